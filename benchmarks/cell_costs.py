@@ -34,23 +34,21 @@ from typing import Any
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import ModelCheckpoint
 
-from lightning_app.ablation import program, run, run_cell
-from lightning_app.ablation.cells import cell_tree, combinations
-from lightning_app.ablation.grid_spec import GridSpec, read_spec
-from lightning_app.ablation.run import Run
-from lightning_app.ablation.supervision.process import Job, run_rank
-from lightning_app.ablation.supervision.slots import Slot
-from lightning_app.ablation.supervision.workers import cell_environment, share_cores
-from lightning_app.callbacks.csv_logger import Curves
-from lightning_app.callbacks.image_logger import Pictures
-from lightning_app.callbacks.tensorboard_logger import Events
-from lightning_app.datamodule import TextDataModule
-from lightning_app.module import TransformerModule
-from lightning_app.run_folder import RunFolder
+from lightning_app.config.grid import GridSpec, read_spec
+from lightning_app.grids import program
+from lightning_app.grids.cells import cell_tree, combinations
+from lightning_app.grids.slots import Slot
+from lightning_app.grids.workers import Job, cell_environment, run_rank, share_cores
+from lightning_app.runs.folder import RunFolder
 from lightning_app.tasks.translation import TranslationRows
+from lightning_app.training import run
+from lightning_app.training.callbacks.loggers import Curves, Events, Pictures
+from lightning_app.training.datamodule import TextDataModule
+from lightning_app.training.module import TransformerModule
+from lightning_app.training.run import Run
 
 FORK = multiprocessing.get_context("fork")
-SERVER = "import lightning_app.ablation.program, lightning_app.ablation.supervision.process"
+SERVER = "import lightning_app.grids.program, lightning_app.grids.workers"
 GRID = """
 import json, time
 from pathlib import Path
@@ -140,7 +138,7 @@ def instrument(clock: Clock) -> None:
         "trainer, model and callbacks made", TransformerModule, "setup", "configure_optimizers"
     )
     clock.watch("data", TextDataModule, "setup", "train_dataloader", "val_dataloader")
-    clock.watch("data", run_cell, "data_module")
+    clock.watch("data", run, "data_module")
     clock.watch("data", TranslationRows, "__getitem__", "sampler", "targets")
     clock.watch("checkpoints", ModelCheckpoint, "on_validation_end", "on_train_epoch_end")
     clock.watch("logging", Events, "log_metrics", "save", "finalize")

@@ -7,7 +7,7 @@ Simulated grids: variants x warm-up {0, reference} x seeds. The loss of a run is
 shared(seed) + own(run)`, in nats: pairing removes the shared part (sd 0.1); a run's own noise has
 sd 0.06 without warm-up and 0.03 with it. Both are normal, heavy-tailed (Student's t with 4 degrees
 of freedom) or skewed (lognormal, log-sd 0.5: skewness 1.75), scaled to the same sd. The functions
-are those of the report (`lightning_app/analysis/statistics.py`). `false_labels.py` measures false
+are those of the report (`lightning_app/report/statistics.py`). `false_labels.py` measures false
 labels.
 
 Coverage: the share of intervals that contain the true value, over all variants of all grids;
@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
-from lightning_app.analysis.statistics import (
+from lightning_app.report.statistics import (
     FEW_SEEDS,
     LEVEL,
     POWER,

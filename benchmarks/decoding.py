@@ -23,14 +23,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_app.blocks.block_config import BlockConfig
+from lightning_app.blocks.config import BlockConfig
 from lightning_app.blocks.masks import causal_mask
-from lightning_app.data.token_batching import global_batches
+from lightning_app.data.prepare import global_batches
 from lightning_app.data.tokenizer import PAD
-from lightning_app.datamodule import TextDataModule
 from lightning_app.models import heads, search
-from lightning_app.models.transformer import Memory
+from lightning_app.models.stack import Memory
 from lightning_app.tasks.translation import MARKS, TranslationRows
+from lightning_app.training.datamodule import TextDataModule
 
 GOAL = 5.0
 

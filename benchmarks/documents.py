@@ -16,10 +16,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from lightning_app.bench.learners import Setting, batch_of, causal, learner, work
-from lightning_app.bench.measure import Clock, Spread, ratios, rounds
-from lightning_app.blocks.block_config import BlockConfig
-from lightning_app.hardware import keep_freed_blocks
+from lightning_app.blocks.config import BlockConfig
+from lightning_app.lab.bench.learners import Setting, batch_of, causal, learner, work
+from lightning_app.lab.bench.measure import Clock, Spread, ratios, rounds
+from lightning_app.training.hardware import keep_freed_blocks
 
 LENGTHS = (128, 256, 1024)
 DOCUMENTS = 3

@@ -6,7 +6,7 @@
 
 Simulated grids: slices (learning rates) x variants x warm-up {0, reference} x seeds, where no
 variant differs from the baseline. The labels are those of a report
-(`lightning_app/analysis/sensitivity.py`). One grid counts once: if it has any label "more" or
+(`lightning_app/report/warmup.py`). One grid counts once: if it has any label "more" or
 "less" than the baseline (`versus`), if it has any label "helps" or "costs" where the true mean of
 Delta is zero or has the other sign (`own`), and, with several rates, the same of N, the need at the
 best rates (`need`). N counts by its p value alone: in a report a best rate at the edge of those
@@ -36,8 +36,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_app.analysis.pairing import ESCAPED, LEARNED
-from lightning_app.analysis.statistics import (
+from lightning_app.report.pairs import ESCAPED, LEARNED
+from lightning_app.report.statistics import (
     FEW_SEEDS,
     LEVEL,
     Floats,

@@ -19,19 +19,18 @@ from speed_rows import Figure, Row, at_least
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lightning_app.bench.bert_peers import bert_classifier
-from lightning_app.bench.measure import Clock, Spread, Work, ratios, rounds
-from lightning_app.bench.same_library import same_library
-from lightning_app.blocks.block_config import BlockConfig
-from lightning_app.commands.prepare import shipped_data
-from lightning_app.data.prepare import prepare
-from lightning_app.data.token_batching import global_batches
+from lightning_app.blocks.config import BlockConfig
+from lightning_app.commands.run import shipped_data
+from lightning_app.data.prepare import global_batches, prepare
 from lightning_app.data.tokenizer import PAD
-from lightning_app.models.classifier import TextClassifier
+from lightning_app.lab.bench.measure import Clock, Spread, Work, ratios, rounds
+from lightning_app.lab.bench.peers import bert_classifier
+from lightning_app.lab.bench.rates import same_library
+from lightning_app.models.encoder_heads import TextClassifier
 from lightning_app.models.heads import ArchitectureConfig
-from lightning_app.objectives.base import ObjectiveConfig
+from lightning_app.models.loss import ObjectiveConfig
 from lightning_app.tasks.base import Task, build_task
-from lightning_app.tasks.labelled_rows import LabelledBatch, LabelledRows
+from lightning_app.tasks.labelled import LabelledBatch, LabelledRows
 
 WINDOW = 128
 VOCABULARY = 8000

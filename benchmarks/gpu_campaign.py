@@ -31,9 +31,9 @@ from typing import Any
 import torch
 from gpu_sections import ROOT, SECTIONS, Where
 
-from lightning_app.atomic_write import write_whole
-from lightning_app.bench.tables import as_mappings, machine
-from lightning_app.provenance import checkout
+from lightning_app.core.files import write_whole
+from lightning_app.lab.bench.compare import as_mappings, machine
+from lightning_app.runs.provenance import checkout
 
 BUDGET = 570.0
 LEAST = 10.0  # a section is not started with fewer seconds left
@@ -159,7 +159,7 @@ def main() -> int:
         print("torch finds no GPU; --dry-run tries the program on the CPU", file=sys.stderr)
         return 2
     where = Where("cpu" if args.dry_run else "cuda", args.dry_run)
-    multiprocessing.set_forkserver_preload(["lightning_app.bench.sections"])
+    multiprocessing.set_forkserver_preload(["lightning_app.lab.bench.sections"])
     return campaign(where, args.json, args.sections, args.budget)
 
 

@@ -17,15 +17,15 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from lightning_app.bench import sections as comparisons
-from lightning_app.bench.attention import Maps, attention_work, in_form
-from lightning_app.bench.compare import Contender, How, compare
-from lightning_app.bench.learners import Setting, batch_of, learner, preset_work, work
-from lightning_app.bench.measure import Clock, Spread, Work, peak_memory, rounds
-from lightning_app.bench.rates import matmul_rates, rate_in_force
-from lightning_app.blocks import tiling
-from lightning_app.blocks.block_config import BlockConfig
+from lightning_app.blocks.config import BlockConfig
+from lightning_app.blocks.kernels import tiled
 from lightning_app.blocks.presets import PRESETS
+from lightning_app.lab.bench import sections as comparisons
+from lightning_app.lab.bench.attention import Maps, attention_work, in_form
+from lightning_app.lab.bench.compare import Contender, How, compare
+from lightning_app.lab.bench.learners import Setting, batch_of, learner, preset_work, work
+from lightning_app.lab.bench.measure import Clock, Spread, Work, peak_memory, rounds
+from lightning_app.lab.bench.rates import matmul_rates, rate_in_force
 
 ROOT = Path(__file__).parents[1]
 TINY = Setting(depth=1, width=16, ff_dim=32, heads=2, vocabulary=50, length=8, tokens=32)
@@ -142,7 +142,9 @@ def compiled(where: Where) -> Found:
 
 
 def against_eager(where: Where, name: str, tokens: int, how: dict[str, Any]) -> dict[str, Any]:
-    from lightning_app.module import compile_blocks  # Lightning, which no other section needs
+    from lightning_app.training.module import (
+        compile_blocks,  # Lightning, which no other section needs
+    )
 
     setting = where.setting(tokens=tokens)
     torch.manual_seed(1)
@@ -189,12 +191,12 @@ def tile_sizes(where: Where) -> Found:
 
 
 def with_tile(name: str, size: int, work: Work) -> None:
-    before = getattr(tiling, name)
-    setattr(tiling, name, size)
+    before = getattr(tiled, name)
+    setattr(tiled, name, size)
     try:
         work.run()
     finally:
-        setattr(tiling, name, before)
+        setattr(tiled, name, before)
 
 
 def slots(where: Where) -> Found:

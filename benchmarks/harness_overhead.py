@@ -20,11 +20,11 @@ import lightning.pytorch as pl
 import torch
 import yaml
 
-from lightning_app.ablation.run import Run
-from lightning_app.config import resolve
-from lightning_app.logging_steps import loss_of
-from lightning_app.optim import build_optimizer, build_schedule
-from lightning_app.parser import data_module, transformer_module
+from lightning_app.models.optim import build_optimizer, build_schedule
+from lightning_app.training.config import resolve
+from lightning_app.training.module import loss_of
+from lightning_app.training.parser import data_module, transformer_module
+from lightning_app.training.run import Run
 
 WARM = 50  # first steps, which are not measured
 BASE = Path(__file__).parent.parent / "ablations/base/synthetic.yaml"

@@ -21,11 +21,11 @@ import argparse
 import torch
 from torch import Tensor
 
-from lightning_app.bench.measure import Clock, ratios, rounds
-from lightning_app.blocks.block_config import BlockConfig
+from lightning_app.blocks.config import BlockConfig
 from lightning_app.blocks.memory import MemorySpec
-from lightning_app.hardware import keep_freed_blocks
+from lightning_app.lab.bench.measure import Clock, ratios, rounds
 from lightning_app.models.heads import ArchitectureConfig, CausalLanguageModel, build_model
+from lightning_app.training.hardware import keep_freed_blocks
 
 VOCABULARY = 2000
 FEW = 32

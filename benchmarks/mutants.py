@@ -85,14 +85,14 @@ PAIRS = at(
     "tasks/test_next_sentence.py",
     "models/test_next_sentence.py",
 )
-QUEUE = at("ablation/test_queue.py", "ablation/test_several.py", "ablation/test_runner.py")
+QUEUE = at("grids/test_queue.py", "grids/test_several.py", "grids/test_runner.py")
 PLUGINS = at("plugins/test_use.py", "plugins/test_loading.py")
 IMPORTS = at("plugins/test_imports.py")
 RULES = at("plugins/test_residual_rules.py")
-FINISHED = at("ablation/test_finished_elsewhere.py")
-STATISTICS = at("analysis/test_statistics.py")
-SENSITIVITY = at("analysis/test_sensitivity.py")
-FINE_TUNING = at("analysis/test_fine_tuning.py")
+FINISHED = at("grids/test_finished_elsewhere.py")
+STATISTICS = at("report/test_statistics.py")
+SENSITIVITY = at("report/test_sensitivity.py")
+FINE_TUNING = at("report/test_fine_tuning.py")
 SCORES = at("scores")
 
 MUTANTS = (
@@ -407,7 +407,7 @@ MUTANTS = (
     ),
     mutant(
         "a perplexity of several streams is compared with published ones",
-        at("analysis/test_published.py"),
+        at("report/test_published.py"),
         'label_smoothing", 0.0), ("data.evaluation_streams", 1))',
         'label_smoothing", 0.0),)',
     ),
@@ -606,7 +606,7 @@ MUTANTS = (
     ),
     mutant(
         "one more sentence of a validation is decoded",
-        at("objectives", "tasks", "callbacks/test_pictures.py", "callbacks/test_image_logger.py"),
+        at("objectives", "tasks", "callbacks/test_pictures.py", "training/test_image_logger.py"),
         "wanted &= batch.index < limit",
         "wanted &= batch.index <= limit",
     ),
@@ -616,7 +616,7 @@ MUTANTS = (
             "objectives",
             "tasks",
             "callbacks/test_pictures.py",
-            "callbacks/test_image_logger.py",
+            "training/test_image_logger.py",
             "test_module.py",
         ),
         "tokenize=how, lowercase=True",
@@ -673,7 +673,7 @@ MUTANTS = (
     ),
     mutant(
         "a grid file beside its plan may be edited",
-        at("analysis/test_packed_grid.py"),
+        at("report/test_packed_grid.py"),
         "if folder is not None and sha256_of(bytes_of(folder / name)) != files[name]:",
         "if folder is None:",
     ),
@@ -855,25 +855,25 @@ MUTANTS = (
     ),
     mutant(
         "a checkpoint of another run is read",
-        at("ablation/test_checkpoint.py"),
+        at("grids/test_checkpoint.py"),
         '    if not named or known.get("id") in (None, named["id"]):',
         '    if not named or known.get("id") != 0:',
     ),
     mutant(
         "a page stays as it is when a result changes",
-        at("analysis/test_report_command.py"),
+        at("report/test_report_command.py"),
         "            files += [cell.folder / name for name in (RESULT, PRUNED, *VOUCHED)]",
         "            files += [cell.folder / name for name in (PRUNED,)]",
     ),
     mutant(
         "a grid file names a folder elsewhere",
-        at("ablation/test_import_allowlist.py"),
+        at("grids/test_import_allowlist.py"),
         'path.is_absolute() or {"..", "~"} & {*path.parts}',
         "path.is_absolute()",
     ),
     mutant(
         "a text is decompressed whole",
-        at("analysis/test_packed_grid.py"),
+        at("report/test_packed_grid.py"),
         "unpacking.decompress(b64decode(text), _LARGEST + 1)",
         "unpacking.decompress(b64decode(text))[:_LARGEST]",
     ),
@@ -977,7 +977,7 @@ MUTANTS = (
     ),
     mutant(
         "dropout does not depend on the step",
-        at("test_module.py", "test_ddp.py", "ablation/test_resume.py"),
+        at("test_module.py", "test_ddp.py", "grids/test_resume.py"),
         "mix(self._seed, self.global_step, batch_idx, self.global_rank)",
         "mix(self._seed, batch_idx, self.global_rank)",
     ),
@@ -1001,7 +1001,7 @@ MUTANTS = (
     ),
     mutant(
         "a NaN of a validation is left out",
-        at("test_module.py", "callbacks/test_divergence.py"),
+        at("test_module.py", "training/test_divergence.py"),
         'SumMetric(nan_strategy="disable")',
         'SumMetric(nan_strategy="ignore")',
     ),
@@ -1109,7 +1109,7 @@ MUTANTS = (
     ),
     mutant(
         "a resumed loader takes its last batch again",
-        BATCHES + " " + at("ablation/test_resume.py"),
+        BATCHES + " " + at("grids/test_resume.py"),
         'begin = self._state["consumed"]',
         'begin = max(0, self._state["consumed"] - 1)',
     ),
@@ -1122,7 +1122,7 @@ MUTANTS = (
     # Checkpoints and going on.
     mutant(
         "other wiring in a checkpoint is let through",
-        at("ablation/test_trial.py"),
+        at("grids/test_trial.py"),
         'parts: Sequence[str] = ("block", "architecture")',
         'parts: Sequence[str] = ("architecture",)',
         '("block", "architecture", *trained)',
@@ -1138,7 +1138,7 @@ MUTANTS = (
     ),
     mutant(
         "a damaged checkpoint is read",
-        at("test_damage.py", "ablation/test_checkpoint.py", "test_records.py"),
+        at("test_damage.py", "grids/test_checkpoint.py", "test_records.py"),
         "if _digest(file, size - _SEAL_SIZE) != seal",
         "if False and _digest(file, size - _SEAL_SIZE) != seal",
     ),
@@ -1148,20 +1148,20 @@ MUTANTS = (
             "test_module.py",
             "models/test_profiling.py",
             "models/test_admin_init.py",
-            "ablation/test_checkpoint.py",
+            "grids/test_checkpoint.py",
         ),
         'self.profiled = checkpoint["profiled"]',
         "self.profiled = False",
     ),
     mutant(
         "tokens of earlier attempts are forgotten",
-        at("callbacks/test_throughput.py"),
+        at("training/test_throughput.py"),
         'self.tokens, self.seconds = state_dict["tokens"], state_dict["seconds"]',
         'self.tokens, self.seconds = 0, state_dict["seconds"]',
     ),
     mutant(
         "a stall is judged by the margin's other side",
-        at("callbacks/test_divergence.py"),
+        at("training/test_divergence.py"),
         "bar = floor - STALL_MARGIN",
         "bar = floor + STALL_MARGIN",
     ),
@@ -1180,25 +1180,25 @@ MUTANTS = (
     ),
     mutant(
         "a lost cell is not put back",
-        at("ablation/test_several.py", "ablation/test_queue.py"),
+        at("grids/test_several.py", "grids/test_queue.py"),
         "self._study.fail_lost()",
         "pass",
     ),
     mutant(
         "a heartbeat on the journal is judged by the clock of this host",
-        at("ablation/test_storages.py"),
+        at("grids/test_storages.py"),
         "return _time_of(now) - _time_of(",
         "return time.time() - _time_of(",
     ),
     mutant(
         "half a line of a killed writer stays in the journal",
-        at("ablation/test_storages.py"),
+        at("grids/test_storages.py"),
         "if _cut_torn_line(self._path):",
         "if False:",
     ),
     mutant(
         "a damaged journal is replaced under the supervisors that use it",
-        at("ablation/test_several.py"),
+        at("grids/test_several.py"),
         "            if not alone:\n                raise UserError(",
         "            if False:\n                raise UserError(",
     ),
@@ -1210,31 +1210,31 @@ MUTANTS = (
     ),
     mutant(
         "a cell starts before its parent is finished",
-        at("ablation/test_parent_grid.py"),
+        at("grids/test_parent_grid.py"),
         'if parent_state(experiments, folder, parent).word == "done":',
         "if folder:",
     ),
     mutant(
         "the first of several parents that match is taken",
-        at("ablation/test_parent_grid.py"),
+        at("grids/test_parent_grid.py"),
         "        if len(found) != 1:\n            values",
         "        if not found:\n            values",
     ),
     mutant(
         "a plan holds after its parent was trained again",
-        at("ablation/test_parent_grid.py"),
+        at("grids/test_parent_grid.py"),
         "not in (None, plan.parents[each]) for",
         "is plan for",
     ),
     mutant(
         "a plan does not take up parents that have finished",
-        at("ablation/test_parent_grid.py"),
+        at("grids/test_parent_grid.py"),
         "valid = valid and not (alone and plan is not None and plan.waiting)",
         "valid = bool(valid)",
     ),
     mutant(
         "a report forgets the cells that wait",
-        at("ablation/test_parent_grid.py"),
+        at("grids/test_parent_grid.py"),
         "{len(states) + waiting} planned cells",
         "{len(states)} planned cells",
     ),
@@ -1246,19 +1246,19 @@ MUTANTS = (
     ),
     mutant(
         "an axis that follows another is combined with it",
-        at("ablation/test_grid.py"),
+        at("grids/test_grid.py"),
         "chosen[axis] = known[key_of(chosen[spec.linked[axis].axis])]",
         "chosen[axis] = spec.axes[axis][0]",
     ),
     mutant(
         "excluded cells are planned",
-        at("ablation/test_plan.py", "ablation/test_grid.py"),
+        at("grids/test_plan.py", "grids/test_grid.py"),
         "tuple(key_of(axes[axis]) for axis in names) in keys",
         "False",
     ),
     mutant(
         "seeds vary fastest",
-        at("ablation/test_plan.py", "ablation/test_runner.py"),
+        at("grids/test_plan.py", "grids/test_runner.py"),
         "key=lambda axis: axis != SEED",
         "key=lambda axis: axis == SEED",
     ),
@@ -1270,25 +1270,25 @@ MUTANTS = (
     ),
     mutant(
         "a warm-up of all steps is accepted",
-        at("test_optim.py", "ablation/test_plan.py"),
+        at("test_optim.py", "grids/test_plan.py"),
         "if 0 < total <= self.warmup_steps:",
         "if 0 < total < self.warmup_steps:",
     ),
     mutant(
         "arms that train the same are planned",
-        at("ablation/test_plan.py"),
+        at("grids/test_plan.py"),
         "if any(arms[one][each] != arms[two][each] for each in both):",
         "if both:",
     ),
     mutant(
         "two rates have one label",
-        at("analysis/test_uneven_grids.py", "ablation/test_plan.py"),
+        at("report/test_uneven_grids.py", "grids/test_plan.py"),
         "return short if float(short) == value and len(short) <= len(exact) else exact",
         "return short",
     ),
     mutant(
         "the same experiment may occur twice in a plan",
-        at("ablation/test_plan.py"),
+        at("grids/test_plan.py"),
         "if other is not cell:",
         "if False:",
     ),
@@ -1326,19 +1326,19 @@ MUTANTS = (
     # Identity and provenance.
     mutant(
         "where data lies is a part of an id",
-        at("identity/test_ids.py"),
+        at("config/test_ids.py"),
         '    "data.root",\n',
         "",
     ),
     mutant(
         "1 and 1.0 are one value of an id",
-        at("identity/test_ids.py"),
+        at("config/test_ids.py"),
         "type(left) is type(right) and left == right",
         "left == right",
     ),
     mutant(
         "limits of the test count where it is not evaluated",
-        at("identity/test_ids.py"),
+        at("config/test_ids.py"),
         'trainer["limit_test_batches"] = None',
         "pass",
     ),
@@ -1399,7 +1399,7 @@ MUTANTS = (
     ),
     mutant(
         "a variant that learned with another warm-up never learned",
-        at("analysis/test_censored.py"),
+        at("report/test_censored.py"),
         "return ELSEWHERE if pairs.learned_with_another_warmup({point[1]}) else NEVER",
         "return NEVER",
     ),
@@ -1719,19 +1719,19 @@ MUTANTS = (
     ),
     mutant(
         "losses of two tokenizers are compared by themselves",
-        at("analysis/test_comparison.py", "test_rulers.py"),
+        at("report/test_comparison.py", "test_rulers.py"),
         '_TOKENIZER = ("data.tokenizer", "data.vocab_size", "data.splits.train")',
         '_TOKENIZER = ("data.splits.train",)',
     ),
     mutant(
         "a comparison asks for a common ruler and goes on without one",
-        at("analysis/test_comparison.py"),
+        at("report/test_comparison.py"),
         "if common is None:\n            return _not_comparable(row, why)",
         "if common is None:\n            common = measure",
     ),
     mutant(
         "runs that became non-finite count as a smaller budget",
-        at("analysis/test_comparison.py"),
+        at("report/test_comparison.py"),
         'if c.outcome != "non_finite"] for cells in (own, other))',
         "if c.outcome] for cells in (own, other))",
     ),
@@ -1823,13 +1823,13 @@ MUTANTS = (
     ),
     mutant(
         "a logger of the config replaces the own ones",
-        at("callbacks/test_added_loggers.py"),
+        at("training/test_added_loggers.py"),
         'if settings["logger"] is not False:',
         'if settings["logger"] is None:',
     ),
     mutant(
         "the run's name replaces the user's",
-        at("callbacks/test_added_loggers.py"),
+        at("training/test_added_loggers.py"),
         "if name in parameters and entry.init_args.get(name) == parameters[name].default:",
         "if name in parameters:",
     ),
@@ -1877,7 +1877,7 @@ MUTANTS = (
     ),
     mutant(
         "text of a console may hold control characters",
-        at("ablation/test_display.py"),
+        at("grids/test_display.py"),
         "yield segment if own else",
         "yield segment if True else",
     ),

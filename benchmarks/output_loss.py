@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lightning_app.bench.measure import Clock, count_calls, peak_memory, ratios, rounds
-from lightning_app.objectives.base import token_sums
-from lightning_app.objectives.chunked_cross_entropy import output_sums
+from lightning_app.lab.bench.measure import Clock, count_calls, peak_memory, ratios, rounds
+from lightning_app.models.loss import token_sums
+from lightning_app.models.output_loss import output_sums
 
 SMOOTHING = 0.1
 

@@ -13,19 +13,18 @@ from functools import partial
 import torch
 from speed_rows import Figure, Row, at_least, at_most, exactly
 
-from lightning_app.bench.bert_peers import bert_peer
-from lightning_app.bench.causal_peers import causal_peer
-from lightning_app.bench.compare import Comparison, Contender, How, Missing, compare
-from lightning_app.bench.learners import Setting, causal, masked, preset_work
-from lightning_app.bench.measure import Work
-from lightning_app.bench.peers import (
+from lightning_app.lab.bench.compare import Comparison, Contender, How, Missing, compare
+from lightning_app.lab.bench.learners import Setting, causal, masked, preset_work
+from lightning_app.lab.bench.measure import Work
+from lightning_app.lab.bench.peers import (
     TorchTranslator,
     XTranslator,
+    bert_peer,
+    causal_peer,
     residual_encoder,
     translation_peer,
 )
-from lightning_app.bench.rates import matmul_rates, rate_in_force
-from lightning_app.bench.same_library import same_library
+from lightning_app.lab.bench.rates import matmul_rates, rate_in_force, same_library
 
 Build = Callable[[], Work]
 ROUNDS = 5

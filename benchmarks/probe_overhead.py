@@ -20,9 +20,9 @@ import lightning.pytorch as pl
 import torch
 import yaml
 
-from lightning_app.callbacks.probes import SignalProbe
-from lightning_app.config import resolve
-from lightning_app.parser import RunCLI
+from lightning_app.training.callbacks.probes import SignalProbe
+from lightning_app.training.config import resolve
+from lightning_app.training.parser import RunCLI
 
 WARM = 10  # first steps, which are not measured
 NEVER = 10**9

@@ -19,13 +19,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lightning_app.bench.measure import Clock, Work, peak_memory, ratios, rounds
-from lightning_app.bench.resident import resident
-from lightning_app.blocks.adaptive_span import AdaptiveSpan, SpanMask
 from lightning_app.blocks.attention import Attention, AttentionSpec, CarryKind, ShapingSpec
 from lightning_app.blocks.masks import causal_mask
-from lightning_app.blocks.window import LocalisedSpan, WindowMasks
-from lightning_app.hardware import keep_freed_blocks
+from lightning_app.blocks.spans import AdaptiveSpan, SpanMask
+from lightning_app.blocks.windows import LocalisedSpan, WindowMasks
+from lightning_app.lab.bench.measure import Clock, Work, peak_memory, ratios, resident, rounds
+from lightning_app.training.hardware import keep_freed_blocks
 
 HEADS, HEAD_DIM = 4, 64
 LOCAL = LocalisedSpan(query_block=128, memory=128)

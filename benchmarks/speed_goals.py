@@ -26,9 +26,8 @@ from fine_tuning_rows import OWN_FINE_TUNING, PEER_FINE_TUNING
 from peer_rows import PEER_ROWS
 from speed_rows import OWN_ROWS, Figure
 
-from lightning_app.bench.compare import Missing
-from lightning_app.bench.tables import machine
-from lightning_app.hardware import keep_freed_blocks
+from lightning_app.lab.bench.compare import Missing, machine
+from lightning_app.training.hardware import keep_freed_blocks
 
 ROWS_OF_OURS = OWN_ROWS | OWN_FINE_TUNING
 ROWS = PEER_ROWS | PEER_FINE_TUNING | ROWS_OF_OURS

@@ -17,24 +17,19 @@ import torch
 import yaml
 from torch import Tensor
 
-from lightning_app.bench import attention
-from lightning_app.bench.attention import AttentionInputs, Maps
-from lightning_app.bench.compare import Contender, How, Missing, Result, compare
-from lightning_app.bench.learners import Setting, preset_work
-from lightning_app.bench.measure import Spread, Work
-from lightning_app.bench.peers import (
-    TorchTranslator,
-    XTranslator,
-    translation_peer,
-)
 from lightning_app.blocks.block import Block, Call, Carries, Sizes
-from lightning_app.blocks.block_config import BlockConfig
+from lightning_app.blocks.config import BlockConfig
 from lightning_app.blocks.masks import Mask, causal_mask, full_mask
 from lightning_app.blocks.residual import Stream
 from lightning_app.blocks.stack import Stack
-from lightning_app.commands.prepare import shipped_data
-from lightning_app.data.prepare import PreparedCorpus, prepare
-from lightning_app.data.token_batching import global_batches
+from lightning_app.commands.run import shipped_data
+from lightning_app.data.prepare import PreparedCorpus, global_batches, prepare
+from lightning_app.lab.bench import attention
+from lightning_app.lab.bench.attention import AttentionInputs, Maps
+from lightning_app.lab.bench.compare import Contender, How, Missing, Result, compare
+from lightning_app.lab.bench.learners import Setting, preset_work
+from lightning_app.lab.bench.measure import Spread, Work
+from lightning_app.lab.bench.peers import TorchTranslator, XTranslator, translation_peer
 from lightning_app.tasks.translation import TranslationRows
 
 HERE = Path(__file__).parent
@@ -328,9 +323,9 @@ def two_workers() -> Iterator[Figure]:
 # By default one worker would have all cores for its threads.
 GRID = """
 from pathlib import Path
-from lightning_app.ablation.run_command import run_command
+from lightning_app.commands.run_grid import run_command
 from lightning_app.ablation.supervision import runner
-from lightning_app.ablation.supervision.options import Options
+from lightning_app.grids.options import Options
 runner.default_workers = lambda: {workers}
 raise SystemExit(run_command({grid!r}, Path({folder!r}), Options(workers={workers})))
 """

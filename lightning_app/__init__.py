@@ -11,16 +11,15 @@ raises `UserError`, whose message is one line.
 
 from typing import TYPE_CHECKING, Any
 
+from lightning_app.core import moved
 from lightning_app.version import __version__
 
 if TYPE_CHECKING:
-    from lightning_app.api.block import Block, BlockState
+    from lightning_app.api.blocks import Block, BlockState, Decoder, Encoder
     from lightning_app.api.fit import RunResult, fit
     from lightning_app.api.grids import compare, results, run_grid
-    from lightning_app.api.stacks import Decoder, Encoder
-    from lightning_app.errors import UserError
-    from lightning_app.trained.run import TrainedRun, load_run
-    from lightning_app.trained.scoring import TextScore
+    from lightning_app.api.trained import TextScore, TrainedRun, load_run
+    from lightning_app.core.errors import UserError
 
 __all__ = [
     "Block",
@@ -40,20 +39,22 @@ __all__ = [
 ]
 
 _MODULES = {
-    "Block": "api.block",
-    "BlockState": "api.block",
-    "Decoder": "api.stacks",
-    "Encoder": "api.stacks",
+    "Block": "api.blocks",
+    "BlockState": "api.blocks",
+    "Decoder": "api.blocks",
+    "Encoder": "api.blocks",
     "RunResult": "api.fit",
-    "TextScore": "trained.scoring",
-    "TrainedRun": "trained.run",
-    "UserError": "errors",
+    "TextScore": "api.trained",
+    "TrainedRun": "api.trained",
+    "UserError": "core.errors",
     "compare": "api.grids",
     "fit": "api.fit",
-    "load_run": "trained.run",
+    "load_run": "api.trained",
     "results": "api.grids",
     "run_grid": "api.grids",
 }
+
+moved.install()
 
 
 def __getattr__(name: str) -> Any:

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from lightning_app.commands.arguments import parse_arguments
-from lightning_app.errors import UserError, printable_output
+from lightning_app.core.errors import UserError, printable_output
 from lightning_app.plugins import load_all
 
 
@@ -54,7 +54,7 @@ def _main(words: Sequence[str]) -> int:
         if args.plugin or args.uses_parts:
             load_all(args.plugin)
         if getattr(args, "threads", None) is not None and args.command != "bench":
-            from lightning_app.commands.threads import use_threads
+            from lightning_app.commands.words import use_threads
 
             use_threads(args.threads)
         return args.call(args)

@@ -188,7 +188,7 @@ SEEN = {
 ELSEWHERE = {
     "pip install .": (".github/workflows/checks.yml", "--constraint constraints.txt dist/*.whl"),
     "ablate probe --theory": (
-        "tests/theory/test_theory.py",
+        "tests/lab/test_theory.py",
         "def test_command_holds_in_under_three_minutes(",
     ),
 }

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from lightning_app.records import SEAL, sealed
+from lightning_app.runs.records import SEAL, sealed
 
 TIMES = {"started": "2026-01-01T10:00:00+00:00", "finished": "2026-01-01T10:00:05+00:00"}
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import lightning.pytorch as pl
 
-from lightning_app.blocks.block_config import BlockConfig
-from lightning_app.datamodule import TextDataModule
+from lightning_app.blocks.config import BlockConfig
 from lightning_app.models.heads import ArchitectureConfig
-from lightning_app.module import TransformerModule
-from lightning_app.objectives.base import ObjectiveConfig
-from lightning_app.optim import OptimizerConfig, ScheduleConfig
-from lightning_app.task_facts import task_facts
+from lightning_app.models.loss import ObjectiveConfig
+from lightning_app.models.optim import OptimizerConfig, ScheduleConfig
+from lightning_app.scores.task_facts import task_facts
+from lightning_app.training.datamodule import TextDataModule
+from lightning_app.training.module import TransformerModule
 
 
 def module(

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import yaml
 
-from lightning_app.ablation.cells import cell_tree
-from lightning_app.ablation.grid_spec import read_spec
-from lightning_app.ablation.plan import expand
-from lightning_app.ablation.run_cell import run_cell
-from lightning_app.config import resolve
-from lightning_app.experiment import identity_of
+from lightning_app.config.experiment import identity_of
+from lightning_app.config.grid import read_spec
+from lightning_app.grids.cells import cell_tree
+from lightning_app.grids.plan import expand
+from lightning_app.training.config import resolve
+from lightning_app.training.run import run_cell
 from tests import questions, tables
 from tests.documents import write_books
 

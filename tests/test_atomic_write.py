@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from lightning_app.atomic_write import is_disk_full, output_folder, write_whole, writing_in
-from lightning_app.errors import UserError
+from lightning_app.core.errors import UserError
+from lightning_app.core.files import is_disk_full, output_folder, write_whole, writing_in
 
 LIMITED = """
 import resource, signal, sys
 from pathlib import Path
-from lightning_app.atomic_write import write_whole
+from lightning_app.core.files import write_whole
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
 try:

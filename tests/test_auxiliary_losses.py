@@ -10,13 +10,13 @@ import torch
 import yaml
 from lightning.pytorch.loggers import CSVLogger
 
-from lightning_app.ablation.size import parameters
 from lightning_app.cli import main
-from lightning_app.config import resolve
-from lightning_app.errors import UserError
-from lightning_app.experiment import cell_id
-from lightning_app.module import TransformerModule
-from lightning_app.parser import transformer_module
+from lightning_app.config.experiment import cell_id
+from lightning_app.core.errors import UserError
+from lightning_app.grids.size import parameters
+from lightning_app.training.config import resolve
+from lightning_app.training.module import TransformerModule
+from lightning_app.training.parser import transformer_module
 from tests.runs import data, module, trainer
 from tests.test_config import changed, tree
 

@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 import yaml
 
-from lightning_app.ablation.grid_spec import read_spec
-from lightning_app.ablation.plan import expand
-from lightning_app.ablation.resolving import resolve_cell
-from lightning_app.config import resolve
-from lightning_app.errors import UserError
-from lightning_app.experiment import identity_of
+from lightning_app.config.experiment import identity_of
+from lightning_app.config.grid import read_spec
+from lightning_app.core.errors import UserError
+from lightning_app.grids.plan import expand
+from lightning_app.training.config import resolve
+from lightning_app.training.resolving import resolve_cell
 
 BASES = Path(__file__).parents[1] / "ablations" / "base"
 HUGE = 10**400

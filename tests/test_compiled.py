@@ -13,7 +13,7 @@ import pytest
 
 LENGTHS = """
 import json, sys, torch
-from lightning_app.module import compile_blocks
+from lightning_app.training.module import compile_blocks
 from tests import tiny
 
 def count(graph, inputs):
@@ -45,14 +45,14 @@ from functools import partial
 from pathlib import Path
 import lightning.pytorch as pl
 import torch
-import lightning_app.module
-from lightning_app.callbacks.probes import SignalProbe
+import lightning_app.training.module
+from lightning_app.training.callbacks.probes import SignalProbe
 from tests.runs import data, module, trainer
 
 torch.set_num_threads(1)
 folder, cache = Path(sys.argv[1]), sys.argv[2]
-compile_blocks = lightning_app.module.compile_blocks
-lightning_app.module.compile_blocks = partial(compile_blocks, backend="eager")
+compile_blocks = lightning_app.training.module.compile_blocks
+lightning_app.training.module.compile_blocks = partial(compile_blocks, backend="eager")
 found = {}
 for start in (None, "none", "blocks"):
     for how in ("none", "blocks"):

@@ -9,15 +9,14 @@ import yaml
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from lightning_app import parser
-from lightning_app.ablation.cells import cell_tree, combinations
-from lightning_app.ablation.grid_spec import read_spec
-from lightning_app.ablation.plan import expand
-from lightning_app.completion import complete_plain
-from lightning_app.config import parse, resolve
-from lightning_app.errors import UserError
-from lightning_app.experiment import identity_of
-from lightning_app.identity.relevant import leaves
+from lightning_app.config.experiment import identity_of
+from lightning_app.config.grid import read_spec
+from lightning_app.config.identity import leaves
+from lightning_app.core.errors import UserError
+from lightning_app.grids.cells import cell_tree, combinations
+from lightning_app.grids.plan import expand
+from lightning_app.training import parser
+from lightning_app.training.config import complete_plain, parse, resolve
 
 BASES = sorted(Path("ablations/base").glob("*.yaml"))
 GRIDS = sorted(Path("ablations").glob("*.yaml"))

@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 import yaml
 
-from lightning_app.config import check_rows, resolve
-from lightning_app.data.corpus import resolved_data
-from lightning_app.data.prepare import prepare
-from lightning_app.errors import UserError
-from lightning_app.experiment import cell_id
+from lightning_app.config.experiment import cell_id
+from lightning_app.core.errors import UserError
+from lightning_app.data.prepare import prepare, resolved_data
+from lightning_app.training.config import check_rows, resolve
 from tests import warm
 
 SYNTHETIC = Path("ablations/base/synthetic.yaml")
@@ -42,7 +41,7 @@ def test_a_resolved_config_is_complete_and_resolves_to_itself() -> None:
 
 
 def test_resolving_leaves_what_was_written_as_it_was() -> None:
-    probe = {"class_path": "lightning_app.callbacks.probes.SignalProbe", "init_args": {}}
+    probe = {"class_path": "lightning_app.training.callbacks.probes.SignalProbe", "init_args": {}}
     tree = {"trainer": {"callbacks": [probe], "max_steps": 5000}}
     before = json.dumps(tree)
     resolve(tree, "mine.yaml")
@@ -209,7 +208,7 @@ def test_what_a_part_refuses_is_reported_with_its_key(key: str, value: Any, mess
 def test_an_unfused_norm_under_autocast_says_nothing() -> None:
     code = (
         "import torch\n"
-        "from lightning_app.parser import config_parser\n"
+        "from lightning_app.training.parser import config_parser\n"
         "config_parser()\n"
         "norm = torch.nn.RMSNorm(8)\n"
         "with torch.autocast('cpu', torch.bfloat16):\n"
@@ -224,8 +223,8 @@ def test_the_id_does_not_depend_on_what_was_imported_before(first: str) -> None:
     """Python keeps one object for both orders of a union, the first one asked for."""
     code = (
         f"from typing import Union; Union[{first}]\n"
-        "import yaml; from lightning_app.config import resolve\n"
-        "from lightning_app.experiment import cell_id\n"
+        "import yaml; from lightning_app.training.config import resolve\n"
+        "from lightning_app.config.experiment import cell_id\n"
         f"tree = yaml.safe_load(open({str(SYNTHETIC)!r}))\n"
         "tree['trainer'] |= {'gradient_clip_val': 1, 'limit_val_batches': 2}\n"
         "config = resolve(tree, 'x')\n"

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from lightning_app.ablation.checkpoint import WholeCheckpoints
-from lightning_app.ablation.run_cell import run_cell
 from lightning_app.cli import main
 from lightning_app.data.config import DataConfig
 from lightning_app.data.prepare import prepare
-from lightning_app.records import sealed
+from lightning_app.runs.records import sealed
+from lightning_app.training.checkpoint import WholeCheckpoints
+from lightning_app.training.run import run_cell
 from tests.bits import flip
 from tests.small import write_config, write_corpus
 

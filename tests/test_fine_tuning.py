@@ -10,13 +10,13 @@ import pytest
 import torch
 import yaml
 
-from lightning_app.ablation.size import parameters
 from lightning_app.cli import main
-from lightning_app.config import parse, resolve
+from lightning_app.config.experiment import cell_id
 from lightning_app.data.prepare import prepare
-from lightning_app.experiment import cell_id
-from lightning_app.parser import data_module, transformer_module
-from lightning_app.saved import read_checkpoint
+from lightning_app.grids.size import parameters
+from lightning_app.runs.saved import read_checkpoint
+from lightning_app.training.config import parse, resolve
+from lightning_app.training.parser import data_module, transformer_module
 from tests import tables, warm
 from tests.tables import changed
 

@@ -1,6 +1,6 @@
 from pathlib import Path
 
-from lightning_app.grid_folder import GridFolder
+from lightning_app.runs.folder import GridFolder
 
 
 def test_strays_are_the_finished_runs_that_are_not_planned(tmp_path: Path) -> None:

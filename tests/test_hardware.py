@@ -7,11 +7,11 @@ import sys
 import pytest
 import torch
 
-from lightning_app.hardware import arithmetic
+from lightning_app.training.hardware import arithmetic
 
 PROGRAM = """
 import ctypes, torch
-from lightning_app.hardware import keep_freed_blocks
+from lightning_app.training.hardware import keep_freed_blocks
 
 
 class MallocInfo(ctypes.Structure):

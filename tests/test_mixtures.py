@@ -4,7 +4,15 @@ from typing import Any
 
 import pytest
 
-from lightning_app.mixtures import UNKNOWN, groups, mixed, others, statements, strangers, unsealed
+from lightning_app.runs.mixtures import (
+    UNKNOWN,
+    groups,
+    mixed,
+    others,
+    statements,
+    strangers,
+    unsealed,
+)
 
 PROVENANCE = {
     "code": "aaaa",

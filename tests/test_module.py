@@ -12,21 +12,21 @@ from lightning.pytorch.loggers import CSVLogger
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lightning_app.blocks.attention import ShapingSpec
-from lightning_app.blocks.auxiliary import AuxiliaryTerms, Term, auxiliary_terms
-from lightning_app.blocks.halting import HaltingSpec
 from lightning_app.blocks.residual import Gain
-from lightning_app.callbacks.divergence import DivergenceMonitor
-from lightning_app.callbacks.probes import GainLogger
-from lightning_app.callbacks.save_on_signal import SaveOnInterrupt
-from lightning_app.callbacks.throughput import Progress, Throughput
-from lightning_app.errors import UserError
-from lightning_app.models.transformer import count_tokens_of, stacks, step_counts
-from lightning_app.module import TransformerModule
-from lightning_app.task_facts import Monitored
+from lightning_app.blocks.spans import AuxiliaryTerms, Term, auxiliary_terms
+from lightning_app.blocks.steps import HaltingSpec
+from lightning_app.core.errors import UserError
+from lightning_app.models.stack import count_tokens_of, stacks, step_counts
+from lightning_app.scores.task_facts import Monitored
 from lightning_app.tasks.base import Task
 from lightning_app.tasks.masked_lm import MaskedBatch
 from lightning_app.tasks.translation import TranslationBatch
-from lightning_app.trainer_limits import training_steps
+from lightning_app.training.callbacks.divergence import DivergenceMonitor
+from lightning_app.training.callbacks.probes import GainLogger
+from lightning_app.training.callbacks.progress import Progress, Throughput
+from lightning_app.training.callbacks.safety import SaveOnInterrupt
+from lightning_app.training.datamodule import training_steps
+from lightning_app.training.module import TransformerModule
 from tests.runs import data, module, trainer
 
 

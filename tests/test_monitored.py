@@ -9,12 +9,12 @@ import pytest
 import torch
 import yaml
 
-from lightning_app.ablation.grid_spec import read_spec
-from lightning_app.analysis.read_results import read_results
 from lightning_app.cli import main
-from lightning_app.errors import UserError
-from lightning_app.task_facts import TASKS, Monitored
-from tests.analysis.conftest import FakeGrid
+from lightning_app.config.grid import read_spec
+from lightning_app.core.errors import UserError
+from lightning_app.report.results import read_results
+from lightning_app.scores.task_facts import TASKS, Monitored
+from tests.report.conftest import FakeGrid
 
 BASE = Path(__file__).parents[1] / "ablations" / "base" / "synthetic_mlm.yaml"
 OTHER = Monitored(metric="val/accuracy", mode="max", loss="val/perplexity", floor="loss of luck")

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import yaml
 
-from lightning_app.ablation.size import parameters
 from lightning_app.cli import main
-from lightning_app.config import parse, resolve
-from lightning_app.errors import UserError
-from lightning_app.experiment import cell_id
+from lightning_app.config.experiment import cell_id
+from lightning_app.core.errors import UserError
+from lightning_app.grids.size import parameters
+from lightning_app.training.config import parse, resolve
 from tests import warm
 from tests.documents import run_tree, write_documents
 
@@ -148,7 +148,7 @@ def test_mistakes_are_one_line(
 
 
 def test_a_grid_on_next_sentences_needs_them(tmp_path: Path, tree: dict[str, Any]) -> None:
-    from lightning_app.ablation.grid_checks import check_metric
+    from lightning_app.config.grid import check_metric
 
     assert check_metric({"name": "val/nsp_nll"}, {}, {}) == ("val/nsp_nll", "min")
     assert check_metric({"name": "val/nsp_accuracy"}, {}, {}) == ("val/nsp_accuracy", "max")

@@ -6,13 +6,12 @@ import math
 import pytest
 import torch
 
-from lightning_app.blocks.block_config import BlockConfig
-from lightning_app.blocks.learned import LearnedScalars
-from lightning_app.errors import UserError
+from lightning_app.blocks.config import BlockConfig
+from lightning_app.blocks.norm import LearnedScalars
+from lightning_app.core.errors import UserError
 from lightning_app.models.heads import ArchitectureConfig, build_model
 from lightning_app.models.initialization import initialize
-from lightning_app.models.transformer import stacks
-from lightning_app.optim import (
+from lightning_app.models.optim import (
     SCHEDULES,
     OptimizerConfig,
     ScheduleConfig,
@@ -20,7 +19,8 @@ from lightning_app.optim import (
     build_schedule,
     parameter_groups,
 )
-from lightning_app.probes.gains import learned_gains
+from lightning_app.models.stack import stacks
+from lightning_app.probes.probe import learned_gains
 from lightning_app.probes.table import Place
 
 

@@ -6,7 +6,7 @@ import os
 import pytest
 import torch
 
-from lightning_app.out_of_memory import is_out_of_memory
+from lightning_app.core.errors import is_out_of_memory
 
 
 def caught(action) -> BaseException:

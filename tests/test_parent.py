@@ -10,19 +10,19 @@ import torch
 import yaml
 from torch import Tensor
 
-from lightning_app.ablation.checkpoint import WholeCheckpoints
-from lightning_app.ablation.grid_spec import read_spec
-from lightning_app.ablation.plan import expand
 from lightning_app.cli import main
-from lightning_app.config import parse, resolve
-from lightning_app.datamodule import TextDataModule
-from lightning_app.errors import UserError
-from lightning_app.experiment import cell_id, identity_of
-from lightning_app.parent import find_parent
-from lightning_app.parser import data_module, transformer_module
-from lightning_app.records import read_result
-from lightning_app.run_folder import RunFolder
-from lightning_app.saved import is_finite, read_checkpoint
+from lightning_app.config.experiment import cell_id, identity_of
+from lightning_app.config.grid import read_spec
+from lightning_app.core.errors import UserError
+from lightning_app.grids.plan import expand
+from lightning_app.runs.folder import RunFolder
+from lightning_app.runs.parent import find_parent
+from lightning_app.runs.records import read_result
+from lightning_app.runs.saved import is_finite, read_checkpoint
+from lightning_app.training.checkpoint import WholeCheckpoints
+from lightning_app.training.config import parse, resolve
+from lightning_app.training.datamodule import TextDataModule
+from lightning_app.training.parser import data_module, transformer_module
 from tests import questions, tables, warm
 from tests.documents import run_tree, write_documents
 from tests.records import reseal
@@ -383,7 +383,7 @@ def test_a_weight_too_many_or_too_few_is_refused(
     tmp_path: Path, tree: dict[str, Any], parents: dict[str, Path]
 ) -> None:
     """The load is strict, also where configs agree; weights of a diverged run are refused."""
-    from lightning_app.ablation.checkpoint import WholeCheckpoints
+    from lightning_app.training.checkpoint import WholeCheckpoints
 
     def edited(name: str, edit: Any) -> dict[str, Any]:
         copy = tmp_path / name

@@ -6,13 +6,8 @@ from pathlib import Path
 import pytest
 
 from lightning_app import fit
-from lightning_app.errors import UserError
-from lightning_app.precheck import (
-    check_launcher,
-    precheck,
-    source_of,
-    written_values,
-)
+from lightning_app.config.precheck import check_launcher, precheck, source_of, written_values
+from lightning_app.core.errors import UserError
 
 BASE = Path("ablations/base/synthetic.yaml")
 

@@ -10,10 +10,9 @@ import torch
 from lightning.pytorch.loggers import CSVLogger
 from torch import Tensor
 
-from lightning_app.callbacks.throughput import Throughput
 from lightning_app.data.tokenizer import PAD
-from lightning_app.objectives.base import Evaluated, LossSums
-from lightning_app.objectives.token_count import TokenCount
+from lightning_app.models.loss import Evaluated, LossSums, TokenCount
+from lightning_app.training.callbacks.progress import Throughput
 from tests.runs import data, module, trainer
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from lightning_app import provenance
-from lightning_app.provenance import (
+from lightning_app.runs import provenance
+from lightning_app.runs.provenance import (
     ABLATION,
     APART,
     checkout,
@@ -78,7 +78,7 @@ def test_digest_of_this_package_is_the_same_under_other_pythons(version: str) ->
         pytest.skip(f"no Python {version} is installed beside this one")
     program = (
         "import sys; from pathlib import Path; sys.path.insert(0, sys.argv[1]);"
-        "from lightning_app.provenance import code_digest;"
+        "from lightning_app.runs.provenance import code_digest;"
         "print(code_digest(Path(sys.argv[1], 'lightning_app')))"
     )
     done = subprocess.run([other, "-Sc", program, ROOT], capture_output=True, text=True, check=True)

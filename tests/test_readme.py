@@ -11,16 +11,15 @@ from typing import Any
 import pytest
 import yaml
 
-from lightning_app.ablation.grid_spec import read_spec
-from lightning_app.blocks.block_config import BlockConfig
+from lightning_app.blocks.config import BlockConfig
 from lightning_app.blocks.presets import PRESETS
 from lightning_app.cli import main
 from lightning_app.commands.arguments import parse_arguments, plugins_of
-from lightning_app.commands.read_config import read_config
-from lightning_app.config import resolve
-from lightning_app.parser import config_parser
+from lightning_app.config.grid import read_spec
+from lightning_app.core.project import PROJECT, read_project
 from lightning_app.plugins import KEY
-from lightning_app.project import PROJECT, read_project
+from lightning_app.training.config import resolve
+from lightning_app.training.parser import config_parser, read_config
 from tests.pages import PAGES, README, ROOT, Fenced, fenced, inline, typed
 from tests.warm import run
 
@@ -186,7 +185,7 @@ def test_the_example_of_a_probe_names_it() -> None:
     (block,) = [each for each in YAML if each.page == "docs/looking-inside.md"]
     resolved = resolve(yaml.safe_load(block.text), "docs")
     (callback,) = resolved["trainer"]["callbacks"]
-    assert callback["class_path"] == "lightning_app.callbacks.probes.SignalProbe"
+    assert callback["class_path"] == "lightning_app.training.callbacks.probes.SignalProbe"
 
 
 PYTHON = sorted({block.page for block in fenced("python")})

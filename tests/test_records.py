@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from lightning_app.records import (
+from lightning_app.runs.folder import RunFolder
+from lightning_app.runs.records import (
     OtherVersion,
     Unsound,
     is_sealed,
@@ -18,7 +19,6 @@ from lightning_app.records import (
     sealed,
     with_file,
 )
-from lightning_app.run_folder import RunFolder
 from tests.records import pruned, result
 
 ID = "a" * 16

@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from lightning_app.cli import main
+from lightning_app.core.errors import UserError
+from lightning_app.core.registry import Registry
 from lightning_app.data.config import CORPORA, DataConfig
 from lightning_app.data.sources import corpus_digest
-from lightning_app.errors import UserError
-from lightning_app.optim import OPTIMIZERS, Groups, OptimizerConfig
+from lightning_app.models.optim import OPTIMIZERS, Groups, OptimizerConfig
 from lightning_app.plugins import unload
-from lightning_app.registry import Registry
 
 BASE = Path(__file__).parents[1] / "ablations" / "base" / "synthetic.yaml"
 
@@ -55,7 +55,7 @@ def test_a_name_is_registered_once() -> None:
 
 PLUGIN = """
 import torch
-from lightning_app.optim import OPTIMIZERS
+from lightning_app.models.optim import OPTIMIZERS
 
 @OPTIMIZERS.register("plain_sgd")
 def plain_sgd(config, groups, *, fused):
@@ -102,7 +102,7 @@ def test_the_wrong_name_of_an_optimizer_is_one_line(outside: Path, capsys) -> No
 
 CORPUS = """
 from lightning_app.data.config import CORPORA
-from lightning_app.data.generated_corpus import GeneratedCorpus
+from lightning_app.data.sources import GeneratedCorpus
 
 LINES = {"source": ["eins zwei", "drei", "vier"] * 40, "target": ["one two", "three", "four"] * 40}
 

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from lightning_app.grid_axes import cell_setting
-from lightning_app.rulers import differences, in_raw_text, names_of, ruler
+from lightning_app.config.rulers import differences, in_raw_text, names_of, ruler
+from lightning_app.config.tree import cell_setting
 
 SETTINGS: dict[str, Any] = {
     "model": {

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from lightning_app.run_folder import RunFolder
+from lightning_app.runs.folder import RunFolder
 
 
 def test_attempts_count_by_their_numbers(tmp_path: Path) -> None:

@@ -7,15 +7,13 @@ from typing import Any
 
 import pytest
 
-from lightning_app.ablation.cells import Cell
-from lightning_app.ablation.counts import describe
-from lightning_app.ablation.grid import Grid
-from lightning_app.ablation.grid_spec import GridSpec
-from lightning_app.ablation.plan import Plan
-from lightning_app.errors import UserError
-from lightning_app.grid_folder import GridFolder
-from lightning_app.run_folder import PRUNED, RESULT, RunFolder
-from lightning_app.run_state import read_progress, read_state
+from lightning_app.config.grid import GridSpec
+from lightning_app.core.errors import UserError
+from lightning_app.grids.cells import Cell
+from lightning_app.grids.display import describe
+from lightning_app.grids.plan import Grid, Plan
+from lightning_app.runs.folder import PRUNED, RESULT, GridFolder, RunFolder
+from lightning_app.runs.records import read_progress, read_state
 from tests.records import pruned, result
 
 CELL = Cell(id="a1", name="post_ln-a1", axes={})

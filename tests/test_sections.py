@@ -4,8 +4,8 @@ import inspect
 from dataclasses import fields
 from typing import Any, get_type_hints
 
-from lightning_app.module import TransformerModule
-from lightning_app.sections import ModelConfig, hints_of
+from lightning_app.config.sections import ModelConfig, hints_of
+from lightning_app.training.module import TransformerModule
 
 
 def test_the_model_section_has_the_arguments_of_its_class() -> None:

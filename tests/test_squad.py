@@ -10,19 +10,18 @@ import pytest
 import torch
 import yaml
 
-from lightning_app.ablation.size import parameters
 from lightning_app.cli import main
-from lightning_app.config import parse, resolve
-from lightning_app.experiment import cell_id
-from lightning_app.objectives.base import Evaluated, ObjectiveConfig
-from lightning_app.parser import data_module, transformer_module
-from lightning_app.probes.probe import probe
-from lightning_app.probes.sharpness import preconditioned_sharpness
+from lightning_app.config.experiment import cell_id
+from lightning_app.grids.size import parameters
+from lightning_app.models.loss import Evaluated, ObjectiveConfig
+from lightning_app.probes.probe import preconditioned_sharpness, probe
 from lightning_app.probes.table import MODEL
-from lightning_app.saved import read_checkpoint
+from lightning_app.runs.saved import read_checkpoint
 from lightning_app.scores.squad import score_v1, score_v2
 from lightning_app.tasks.base import build_task
-from lightning_app.tasks.question_texts import QuestionTexts
+from lightning_app.tasks.questions import QuestionTexts
+from lightning_app.training.config import parse, resolve
+from lightning_app.training.parser import data_module, transformer_module
 from tests import questions, warm
 from tests.tables import changed
 from tests.test_fine_tuning import fit, refused, single_precision

@@ -10,15 +10,15 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_app.ablation.grid_spec import read_spec
-from lightning_app.commands.prepare import read_data
-from lightning_app.config import parse, resolve
-from lightning_app.errors import UserError
-from lightning_app.parent_weights import _data_of
-from lightning_app.precheck import read_tree
-from lightning_app.project import PROJECT, read_project
-from lightning_app.records import Unsound, read_json, read_yaml
-from lightning_app.strict_yaml import dump_yaml, load_yaml, read_yaml_file
+from lightning_app.commands.run import read_data
+from lightning_app.config.grid import read_spec
+from lightning_app.config.parents import _data_of
+from lightning_app.config.precheck import read_tree
+from lightning_app.core.errors import UserError
+from lightning_app.core.project import PROJECT, read_project
+from lightning_app.core.strict_yaml import dump_yaml, load_yaml, read_yaml_file
+from lightning_app.runs.records import Unsound, read_json, read_yaml
+from lightning_app.training.config import parse, resolve
 
 # YAML 1.2.2, section 10.3.2, and texts that YAML 1.1 reads as something else.
 CORE = {

@@ -13,7 +13,7 @@
 9. Shell completion: `tests/commands/test_shell_completion.py`, in which bash completes commands,
    options, grids, presets and runs.
 10. A finished cell found again under another grid's name: here; what is refused in
-    `tests/ablation/test_finished_elsewhere.py`.
+    `tests/grids/test_finished_elsewhere.py`.
 
 All tests here share one grid of four cells, which `run_grid` runs.
 """

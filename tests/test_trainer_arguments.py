@@ -6,7 +6,7 @@ from pathlib import Path
 import lightning.pytorch as pl
 import pytest
 
-from lightning_app.trainer_arguments import TRAINER_DEFAULTS, trainer_arguments
+from lightning_app.config.names import TRAINER_DEFAULTS, trainer_arguments
 
 
 @pytest.mark.parametrize("method", ["__init__", "fit", "validate", "test", "predict"])

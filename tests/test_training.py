@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from lightning_app.blocks.block_config import BlockConfig
+from lightning_app.blocks.config import BlockConfig
 from lightning_app.blocks.presets import PRESETS
 from lightning_app.models.heads import ArchitectureConfig
 from tests import warm

@@ -16,11 +16,10 @@ from unittest import mock
 import lightning.pytorch as pl
 import torch
 
-from lightning_app.blocks.kernels import Form, attention_form
-from lightning_app.logging_steps import loss_of
-from lightning_app.module import TransformerModule
-from lightning_app.objectives.base import LossSums
+from lightning_app.blocks.kernels.choose import Form, attention_form
+from lightning_app.models.loss import LossSums
 from lightning_app.tasks import causal_lm, masked_lm, translation
+from lightning_app.training.module import TransformerModule, loss_of
 from tests import tiny
 from tests.runs import data, module, trainer
 

@@ -32,13 +32,13 @@ from typing import Any, NoReturn
 ROOT = Path(__file__).parents[1]
 cold_spawn = multiprocessing.util.spawnv_passfds
 MODULES = (
-    "lightning_app.parser",
-    "lightning_app.ablation.run_cell",
-    "lightning_app.ablation.run_command",
-    "lightning_app.analysis.report",
+    "lightning_app.training.parser",
+    "lightning_app.training.run",
+    "lightning_app.commands.run_grid",
+    "lightning_app.report.write",
     "lightning_app.cli",
 )
-WITHOUT_TORCH = ("lightning_app.ablation.run_command",)
+WITHOUT_TORCH = ("lightning_app.commands.run_grid",)
 """What a supervisor imports: its forks need a third of the memory, which takes time to copy."""
 SIZE = 1 << 20  # the maximum of bytes of a request
 ROOM = 1 << 15  # bytes for the environment of a process

@@ -5,10 +5,17 @@ from dataclasses import MISSING, fields, is_dataclass, replace
 from types import NoneType
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
-from lightning_app.blocks.block_config import BlockConfig
 from lightning_app.blocks.checked import check_spec
-from lightning_app.errors import UserError, nearest
-from lightning_app.sections import as_written, hints_of, kinds_of, mapping_name, part_of, type_name
+from lightning_app.blocks.config import BlockConfig
+from lightning_app.config.sections import (
+    as_written,
+    hints_of,
+    kinds_of,
+    mapping_name,
+    part_of,
+    type_name,
+)
+from lightning_app.core.errors import UserError, nearest
 
 Wiring = str | Mapping[str, Any] | BlockConfig
 """A preset by name, or a preset with axes: as in the section `model.block` of a config."""

@@ -10,17 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from lightning_app import strict_yaml
-from lightning_app.ablation.config_tree import replaced
-from lightning_app.errors import UserError, named
-from lightning_app.grid_axes import SEED
-from lightning_app.names import SECTIONS
-from lightning_app.precheck import LAUNCH, precheck
-from lightning_app.run_folder import RunFolder
-from lightning_app.trained.run import TrainedRun, load_run, result_of
+from lightning_app.api.trained import TrainedRun, load_run, result_of
+from lightning_app.config.names import SECTIONS
+from lightning_app.config.precheck import LAUNCH, precheck
+from lightning_app.config.tree import SEED, replaced
+from lightning_app.core import strict_yaml
+from lightning_app.core.errors import UserError, named
+from lightning_app.runs.folder import RunFolder
 
 if TYPE_CHECKING:
-    from lightning_app.ablation.run import Run
+    from lightning_app.training.run import Run
 
 
 class RunResult:
@@ -141,7 +140,7 @@ def _fit(file: Path, source: str, ckpt_path: str | Path | None, again: bool) -> 
 
 
 def _run(words: list[str], again: bool) -> "Run":
-    from lightning_app.ablation.run import Run
+    from lightning_app.training.run import Run
 
     before = dict(os.environ)
     try:

@@ -10,13 +10,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lightning_app.ablation.compare_axis import compare_axis
-from lightning_app.ablation.find_results import Found, found_results
-from lightning_app.ablation.supervision.locks import is_held
-from lightning_app.analysis.runs_frame import runs_frame
-from lightning_app.errors import UserError
+from lightning_app.core.errors import UserError
+from lightning_app.grids.find_results import Found, found_results
 from lightning_app.plugins import given, load_given
-from lightning_app.run_folder import RunFolder
+from lightning_app.report.comparisons import compare_axis
+from lightning_app.report.frames import runs_frame
+from lightning_app.runs.folder import RunFolder
+from lightning_app.runs.locks import is_held
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -90,7 +90,7 @@ def compare(
     `estimate` is the mean over seeds of the metric less that of the baseline, `low` and `high` its
     95 % interval by Student's t, `p` and `p_holm` its p value, the latter corrected by Holm over
     the rows of this table alone, `reading` what may be said, `note` what is missing, and `seed N`
-    the difference of each seed. `lightning_app.analysis.comparison` defines them. Seeds at which a
+    the difference of each seed. `lightning_app.report.comparisons` defines them. Seeds at which a
     run did not finish, or has no finite metric, are left out and counted in `seeds` and `note`.
 
     Args:

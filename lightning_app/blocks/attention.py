@@ -8,23 +8,21 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from lightning_app.blocks.adaptive_span import AdaptiveSpan, SoftMask
-from lightning_app.blocks.dynamic_span import build_soft_mask
-from lightning_app.blocks.kernels import (
+from lightning_app.blocks.kernels.choose import (
     QueryKeySums,
     ScoreCarry,
     attend,
     attend_with_carry,
     attend_with_sums,
 )
-from lightning_app.blocks.learned import LearnedScalars
+from lightning_app.blocks.kernels.stored import MapGains
 from lightning_app.blocks.linear import Linear, linear
 from lightning_app.blocks.masks import Mask
-from lightning_app.blocks.norm import Norm, build_norm
+from lightning_app.blocks.norm import LearnedScalars, Norm, build_norm
 from lightning_app.blocks.placed import Placed
 from lightning_app.blocks.residual import Gain, build_gain, select_tokens
-from lightning_app.blocks.stored_maps import MapGains
-from lightning_app.blocks.window import LocalisedSpan, LocalMask, Window
+from lightning_app.blocks.spans import AdaptiveSpan, SoftMask, build_soft_mask
+from lightning_app.blocks.windows import LocalisedSpan, LocalMask, Window
 
 Projection = Literal["full", "identity", "identity_plus", "orthogonal", "orthogonal_plus"]
 QueryInit = Literal["xavier", "zeros"]

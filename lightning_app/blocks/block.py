@@ -9,13 +9,13 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from lightning_app.blocks.attention import Attention, AttentionSpec, Carry
-from lightning_app.blocks.cache import LayerCache
 from lightning_app.blocks.feed_forward import Activation, FeedForward
 from lightning_app.blocks.masks import Mask
+from lightning_app.blocks.memory import LayerCache
 from lightning_app.blocks.norm import Norm
 from lightning_app.blocks.placed import Placed
 from lightning_app.blocks.residual import SUM, Residual, ResidualSpec, Stream, select_tokens
-from lightning_app.blocks.window import LocalMask
+from lightning_app.blocks.windows import LocalMask
 
 Layout = Literal["sequential", "parallel"]
 

@@ -6,7 +6,7 @@ from functools import cache
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from lightning_app.registry import require_known
+from lightning_app.core.registry import require_known
 
 _hints = cache(get_type_hints)
 

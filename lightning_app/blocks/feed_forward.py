@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from lightning_app.blocks.linear import Linear
 from lightning_app.blocks.norm import Norm, build_norm
-from lightning_app.registry import Registry
+from lightning_app.core.registry import Registry
 
 Activation = str
 """A name of `ACTIVATIONS`."""

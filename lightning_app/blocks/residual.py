@@ -9,9 +9,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from lightning_app.blocks.learned import LearnedScalars
-from lightning_app.blocks.norm import Norm, build_norm
-from lightning_app.registry import Registry
+from lightning_app.blocks.norm import LearnedScalars, Norm, build_norm
+from lightning_app.core.registry import Registry
 
 Rule = str
 """A name of `RESIDUAL_RULES`."""

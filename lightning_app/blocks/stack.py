@@ -6,12 +6,10 @@ from typing import Literal
 
 from lightning_app.blocks.attention import AttentionSpec, CarryKind
 from lightning_app.blocks.block import BlockSpec
-from lightning_app.blocks.growth import check_growth
-from lightning_app.blocks.halting import HaltingSpec
 from lightning_app.blocks.memory import MemorySpec
 from lightning_app.blocks.norm import Norm
 from lightning_app.blocks.residual import SUM, ResidualSpec
-from lightning_app.blocks.sharing import check_shared
+from lightning_app.blocks.steps import HaltingSpec, check_growth, check_shared
 
 ResidualAttention = Literal["none", "sum", "mean", "qk_sum"]
 Share = Literal["none", "all"]

@@ -5,13 +5,11 @@ from functools import partial
 
 from lightning_app.blocks.presets import PRESETS
 from lightning_app.blocks.stack import Stack, StackSpec
-from lightning_app.catalogue.draw_stack import stack_drawing
-from lightning_app.catalogue.drawing import Drawing
-from lightning_app.catalogue.folding import Side
-from lightning_app.errors import UserError, nearest
-from lightning_app.models.counting import count_parameters
+from lightning_app.catalogue.parts import Drawing, Side, stack_drawing
+from lightning_app.core.errors import UserError, nearest
 from lightning_app.models.heads import ArchitectureConfig
-from lightning_app.models.transformer import BlockStack
+from lightning_app.models.initialization import count_parameters
+from lightning_app.models.stack import BlockStack
 
 BASELINE = "pre_ln"
 Stacks = Mapping[Side, StackSpec]

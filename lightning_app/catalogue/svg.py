@@ -7,7 +7,7 @@ stream on its right, carried scores and the skip from the bottom on its left.
 from collections.abc import Sequence
 
 from lightning_app.blocks.residual import SUM
-from lightning_app.catalogue.drawing import (
+from lightning_app.catalogue.parts import (
     NAMES,
     Branch,
     Drawing,
@@ -16,8 +16,8 @@ from lightning_app.catalogue.drawing import (
     Part,
     SubLayer,
     Sum,
+    description,
 )
-from lightning_app.catalogue.sentences import description
 from lightning_app.catalogue.sheet import RADIUS, Point, Sheet, signs, text_width
 
 GAP = 15

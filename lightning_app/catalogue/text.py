@@ -1,16 +1,34 @@
-"""A drawing in plain characters, at most 80 columns wide; its words also fit narrower terminals.
+"""Presets as text: the table, and the specification of one.
+
+A drawing in plain characters, at most 80 columns wide; its words also fit narrower terminals.
 
 The stream runs from left to right. A sub-layer is a piece of it: a main line, lines above it
 (carried scores, a second stream) and lines below it (skips).
+
+The resolved specification of stacks as text: equal layers are grouped, defaults omitted.
 """
 
 import re
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from lightning_app.blocks.residual import SUM
-from lightning_app.catalogue.drawing import Branch, Drawing, LayerRun, NormPart, Part, Sum
+from lightning_app.blocks.residual import SUM, ResidualSpec
+from lightning_app.blocks.stack import StackSpec
+from lightning_app.catalogue.parts import (
+    Branch,
+    Drawing,
+    LayerRun,
+    NormPart,
+    Part,
+    Side,
+    Sum,
+    changed_fields,
+    layer_names,
+    phrase,
+    runs_of,
+    used_fields,
+)
 
 WIDTH = 80
 LEAST = 20  # columns; narrower lines would cut words
@@ -204,3 +222,23 @@ def _sum(one: Sum, *, dual: bool) -> Piece:
                 piece.put(lowest + 1, 0, middle.ljust(foot, "-") + "'")
     piece.labels([_label(part) for part in one.norm])
     return piece
+
+
+def specification_lines(stacks: Mapping[Side, StackSpec]) -> list[tuple[int, str]]:
+    """Return lines with their depth: a stack, its layers, a field of their blocks."""
+    lines = []
+    for side, spec in stacks.items():
+        around = ", ".join(changed_fields([spec], range(1), known=("blocks",)))
+        lines.append((0, f"{side}: {around or 'nothing around the layers'}"))
+        for layers, blocks in runs_of(spec.blocks, side):
+            lines.append((1, layer_names(layers[0], layers[-1])))
+            shown = []
+            for used in used_fields(blocks[0], side):
+                parts = [getattr(block, used.name) for block in blocks]
+                plain = isinstance(parts[0], ResidualSpec)  # a block has no default for it
+                default = ResidualSpec() if plain else used.default
+                if any(part != default for part in parts):
+                    words = phrase(parts, default, layers, outer=True)
+                    shown.append((2, f"{used.name}: {words}"))
+            lines += shown or [(2, "defaults")]
+    return lines

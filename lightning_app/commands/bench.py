@@ -7,17 +7,15 @@ from pathlib import Path
 
 import torch
 
-from lightning_app.ablation.display import plain_console
-from lightning_app.bench import sections
-from lightning_app.bench.attention import Maps
-from lightning_app.bench.compare import Comparison, How
-from lightning_app.bench.explain import explained
-from lightning_app.bench.growth import Axis, draw, measure_growth, sized
-from lightning_app.bench.learners import Precision, Setting
-from lightning_app.bench.rates import matmul_rates, rate_in_force
-from lightning_app.bench.tables import machine, rates_line, table, write_json
 from lightning_app.blocks.presets import PRESETS
-from lightning_app.errors import UserError, nearest
+from lightning_app.core.errors import UserError, nearest
+from lightning_app.grids.display import plain_console
+from lightning_app.lab.bench import sections
+from lightning_app.lab.bench.attention import Maps
+from lightning_app.lab.bench.compare import Comparison, How, machine, rates_line, table, write_json
+from lightning_app.lab.bench.learners import Precision, Setting
+from lightning_app.lab.bench.rates import matmul_rates, rate_in_force
+from lightning_app.lab.bench.sections import Axis, draw, explained, measure_growth, sized
 
 GROWTH: dict[Axis, Sequence[int]] = {
     "length": (64, 128, 256, 512, 1024, 2048),

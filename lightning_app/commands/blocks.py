@@ -10,11 +10,9 @@ from pathlib import Path
 from rich import box
 from rich.table import Table
 
-from lightning_app.ablation.display import PlainConsole
-from lightning_app.atomic_write import write_whole
 from lightning_app.blocks.presets import PRESETS, Preset
 from lightning_app.blocks.stack import StackSpec
-from lightning_app.catalogue.folding import Side
+from lightning_app.catalogue.parts import Side
 from lightning_app.catalogue.presets import (
     BASELINE,
     Stacks,
@@ -24,10 +22,11 @@ from lightning_app.catalogue.presets import (
     resolve_preset,
     stack_parameters,
 )
-from lightning_app.catalogue.specification import specification_lines
 from lightning_app.catalogue.svg import picture
-from lightning_app.catalogue.text import WIDTH, text_lines, wrapped_lines
-from lightning_app.errors import UserError
+from lightning_app.catalogue.text import WIDTH, specification_lines, text_lines, wrapped_lines
+from lightning_app.core.errors import UserError
+from lightning_app.core.files import write_whole
+from lightning_app.grids.display import PlainConsole
 
 REGENERATE = "ablate blocks --svg-dir docs/blocks"
 LETTERS = (
@@ -81,8 +80,8 @@ def config_command(
     config: Path, overrides: Sequence[str], *, svg: Path | None, as_json: bool
 ) -> int:
     """Print the stacks of a config with overrides, or write their picture."""
-    from lightning_app.commands.read_config import read_config
-    from lightning_app.sections import model_config
+    from lightning_app.config.sections import model_config
+    from lightning_app.training.resolving import read_config
 
     model = model_config(read_config(config, overrides)["model"])
     decoder: Side = "decoder alone" if model.architecture.kind == "decoder" else "decoder"

@@ -3,8 +3,8 @@
 import argparse
 from pathlib import Path
 
-from lightning_app.errors import UserError
-from lightning_app.project import read_project
+from lightning_app.core.errors import UserError
+from lightning_app.core.project import read_project
 
 PORT = 6006  # of `ablate report --serve`, as TensorBoard has it
 
@@ -32,7 +32,7 @@ def blocks(args: argparse.Namespace) -> int:
 
 
 def lightning(args: argparse.Namespace) -> int:
-    from lightning_app.commands.lightning import lightning_command
+    from lightning_app.commands.run import lightning_command
 
     return lightning_command(
         args.command,
@@ -45,7 +45,7 @@ def lightning(args: argparse.Namespace) -> int:
 
 
 def translate(args: argparse.Namespace) -> int:
-    from lightning_app.commands.named_run import check_saved
+    from lightning_app.commands.recorded import check_saved
 
     # Before the imports, which take seconds.
     run, checkpoint = check_saved(args.command, args.run, args.checkpoint)
@@ -55,10 +55,10 @@ def translate(args: argparse.Namespace) -> int:
 
 
 def generate(args: argparse.Namespace) -> int:
-    from lightning_app.commands.named_run import check_saved
+    from lightning_app.commands.recorded import check_saved
 
     run, checkpoint = check_saved(args.command, args.run, args.checkpoint)
-    from lightning_app.commands.generate import generate_text
+    from lightning_app.commands.translate import generate_text
 
     drawn = {name: vars(args)[name] for name in ("texts", "tokens", "temperature")}
     drawn |= {name: vars(args)[name] for name in ("top_k", "top_p", "seed")}
@@ -72,25 +72,25 @@ def init(args: argparse.Namespace) -> int:
 
 
 def show(args: argparse.Namespace) -> int:
-    from lightning_app.commands.show import show_command
+    from lightning_app.commands.run import show_command
 
     return show_command(args.run, as_json=args.json)
 
 
 def diff(args: argparse.Namespace) -> int:
-    from lightning_app.commands.diff import diff_command
+    from lightning_app.commands.run import diff_command
 
     return diff_command((args.run, args.other), as_json=args.json)
 
 
 def prepare(args: argparse.Namespace) -> int:
-    from lightning_app.commands.prepare import prepare_corpus
+    from lightning_app.commands.run import prepare_corpus
 
     return prepare_corpus(args.data, args.root, args.config)
 
 
 def plan(args: argparse.Namespace) -> int:
-    from lightning_app.ablation.plan_command import plan_command
+    from lightning_app.commands.grid import plan_command
 
     results = read_project().folders_of_results()
     return plan_command(
@@ -99,21 +99,21 @@ def plan(args: argparse.Namespace) -> int:
 
 
 def run(args: argparse.Namespace) -> int:
-    from lightning_app.ablation.run_command import run_command
-    from lightning_app.ablation.supervision.options import Options
+    from lightning_app.commands.run_grid import run_command
+    from lightning_app.grids.options import Options
 
     options = Options.of(vars(args), read_project().folders_of_results())
     return run_command(args.grid, args.experiments, options, as_json=args.json)
 
 
 def status(args: argparse.Namespace) -> int:
-    from lightning_app.ablation.status_command import status_command
+    from lightning_app.commands.grid import status_command
 
     return status_command(args.grid, args.experiments, as_json=args.json)
 
 
 def report(args: argparse.Namespace) -> int:
-    from lightning_app.ablation.report_command import report_command
+    from lightning_app.commands.grid import report_command
 
     if args.port is not None and not args.serve:
         raise UserError("--port: needs --serve")
@@ -146,8 +146,8 @@ def results(args: argparse.Namespace) -> int:
 
 
 def submit(args: argparse.Namespace) -> int:
-    from lightning_app.ablation.submit import run_options, submit_command
-    from lightning_app.ablation.supervision.options import Options
+    from lightning_app.grids.options import Options
+    from lightning_app.grids.submit import run_options, submit_command
 
     Options.of(vars(args))  # refuse wrong values here, not in each job
     return submit_command(
@@ -164,7 +164,7 @@ def submit(args: argparse.Namespace) -> int:
 
 
 def doctor(args: argparse.Namespace) -> int:
-    from lightning_app.ablation.doctor import doctor_command
+    from lightning_app.grids.doctor import doctor_command
 
     return doctor_command(
         args.grid, args.experiments, storage=args.storage, fix=args.fix, seal=args.seal
@@ -173,7 +173,7 @@ def doctor(args: argparse.Namespace) -> int:
 
 def probe(args: argparse.Namespace) -> int:
     if args.theory:
-        from lightning_app.theory.run import run_theory
+        from lightning_app.lab.theory.run import run_theory
 
         others = (args.config, args.run, args.rest, args.checkpoint, args.batches, args.sharpness)
         if any(others):
@@ -181,7 +181,7 @@ def probe(args: argparse.Namespace) -> int:
         return run_theory(args.out or Path("experiments") / "probe" / "theory")
     configs, checkpoint = args.config, args.checkpoint
     if args.run:
-        from lightning_app.commands.named_run import BEST, probed_configs
+        from lightning_app.commands.recorded import BEST, probed_configs
 
         if configs:
             raise UserError(f"--config {configs[0]}: --run names the config already; use one")
@@ -189,7 +189,7 @@ def probe(args: argparse.Namespace) -> int:
         configs = probed_configs(args.run, checkpoint, args.rest)
     if not configs:
         raise UserError("probe: --config FILE is needed, or --run RUN, or --theory")
-    from lightning_app.precheck import precheck
+    from lightning_app.config.precheck import precheck
 
     precheck(configs, args.rest)
     from lightning_app.commands.probe import probe_command

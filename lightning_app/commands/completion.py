@@ -9,9 +9,9 @@ from typing import Any
 
 import shtab
 
-from lightning_app.commands.argument_parser import Parser
-from lightning_app.shipped import shipped_folder
-from lightning_app.trainer_arguments import trainer_arguments
+from lightning_app.commands.words import Parser
+from lightning_app.config.names import trainer_arguments
+from lightning_app.core.project import shipped_folder
 
 _Words = dict[str, Any]  # what shtab calls a CompleteType
 _RUN_FOLDERS = (

@@ -12,8 +12,8 @@ from string import Template
 from textwrap import fill
 from typing import IO
 
-from lightning_app.errors import UserError
-from lightning_app.project import PROJECT
+from lightning_app.core.errors import UserError
+from lightning_app.core.project import PROJECT
 
 LEAST = 200
 """Pairs from which a validation and a test split can be taken."""

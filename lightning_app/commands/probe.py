@@ -16,29 +16,27 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
-from lightning_app.ablation.checkpoint import (
+from lightning_app.config.experiment import cell_id
+from lightning_app.config.run_plugins import require_of
+from lightning_app.core.errors import UserError
+from lightning_app.core.files import output_folder, write_whole
+from lightning_app.grids.display import plain_console
+from lightning_app.models.initialization import needs_profiling, profile
+from lightning_app.models.optim import parameter_groups
+from lightning_app.probes.figures import undrawn_curves, write_probe_figures
+from lightning_app.probes.probe import Sharpness, preconditioned_sharpness, probe
+from lightning_app.probes.table import HEADER, MODEL, Probed, Row, cells
+from lightning_app.tasks.base import to_device
+from lightning_app.training.checkpoint import (
     NAMED,
     Checkpoint,
     check_checkpoint,
     check_data,
     find_checkpoint,
 )
-from lightning_app.ablation.display import plain_console
-from lightning_app.ablation.prepared_run import run_name
-from lightning_app.atomic_write import output_folder, write_whole
-from lightning_app.commands.read_config import read_config
-from lightning_app.errors import UserError
-from lightning_app.experiment import cell_id
-from lightning_app.models.admin_init import needs_profiling, profile
-from lightning_app.module import TransformerModule, mix
-from lightning_app.optim import parameter_groups
-from lightning_app.parser import data_module, transformer_module
-from lightning_app.plugin_copies import require_of
-from lightning_app.probes.figures import undrawn_curves, write_probe_figures
-from lightning_app.probes.probe import probe
-from lightning_app.probes.sharpness import Sharpness, preconditioned_sharpness
-from lightning_app.probes.table import HEADER, MODEL, Probed, Row, cells
-from lightning_app.tasks.base import to_device
+from lightning_app.training.module import TransformerModule, mix
+from lightning_app.training.parser import data_module, read_config, transformer_module
+from lightning_app.training.run import run_name
 
 FOLDER = Path("experiments") / "probe"
 

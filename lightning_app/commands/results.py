@@ -4,17 +4,15 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lightning_app import strict_yaml
-from lightning_app.ablation.compare_axis import compare_axis
-from lightning_app.ablation.find_results import found_results
-from lightning_app.analysis.damaged_files import damaged_files
-from lightning_app.analysis.grid_results import GridResults
-from lightning_app.analysis.metric import titled, why_apart
-from lightning_app.analysis.run_summary import records_of
 from lightning_app.api.grids import frame_of
-from lightning_app.errors import UserError, nearest
-from lightning_app.grid_axes import BLOCK, RATE, SEED, WARMUP
-from lightning_app.mixtures import unsealed
+from lightning_app.config.tree import BLOCK, RATE, SEED, WARMUP
+from lightning_app.core import strict_yaml
+from lightning_app.core.errors import UserError, nearest
+from lightning_app.grids.find_results import found_results
+from lightning_app.report.comparisons import compare_axis, titled, why_apart
+from lightning_app.report.facts import records_of
+from lightning_app.report.results import GridResults, damaged_files
+from lightning_app.runs.mixtures import unsealed
 
 if TYPE_CHECKING:
     import pandas as pd

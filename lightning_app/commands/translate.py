@@ -1,14 +1,18 @@
-"""Translate lines of text with the checkpoint of a run."""
+"""The commands that translate and generate with a trained run.
+
+Translate lines of text with the checkpoint of a run.
+
+Continue a text with the checkpoint of a run.
+"""
 
 import sys
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
-from lightning_app.commands.as_options import as_options
-from lightning_app.errors import UserError
-from lightning_app.trained.run import load_run
-from lightning_app.trained.translating import check_beam
+from lightning_app.api.trained import check_beam, load_run, sampling
+from lightning_app.commands.words import as_options
+from lightning_app.core.errors import UserError
 
 CHUNK = 512  # lines read before the first is written
 
@@ -43,3 +47,31 @@ def input_lines(source: Path | None) -> Iterator[str]:
                 yield line.decode("utf-8").rstrip("\r\n")
             except UnicodeDecodeError as error:
                 raise UserError(f"{name}, line {number}: not valid UTF-8") from error
+
+
+ARGUMENTS = ("texts", "tokens", "temperature", "top_k", "top_p", "prompt")
+
+
+def generate_text(
+    run: Path,
+    prompt: str,
+    *,
+    texts: int,
+    tokens: int,
+    temperature: float,
+    top_k: int,
+    top_p: float,
+    seed: int,
+    checkpoint: Path,
+) -> int:
+    """Print `prompt` with what the model of `run` writes after it, `texts` times."""
+    drawn = {"texts": texts, "tokens": tokens, "temperature": temperature}
+    with as_options("generate", *ARGUMENTS):
+        sampling(**drawn, top_k=top_k, top_p=top_p)  # refuses a mistake before it loads the model
+        trained = load_run(run, checkpoint)
+        found = trained.generate(prompt, **drawn, top_k=top_k, top_p=top_p, seed=seed)
+    for number, text in enumerate(found):
+        if number:
+            print("-" * 20)
+        print(text)
+    return 0

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from lightning_app.task_facts import TASKS
+from lightning_app.scores.task_facts import TASKS
 
 if TYPE_CHECKING:
     from lightning_app.scores.offsets import PieceOffsets

@@ -1,16 +1,104 @@
-"""The `data` section of a config, with every default."""
+"""The section `data` of a config, and what a corpus must give.
 
+The file stems of the splits of a corpus.
+
+The files of a corpus, and its text in memory.
+
+The `data` section of a config, with every default.
+"""
+
+import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from lightning_app.core.errors import UserError
+from lightning_app.core.registry import Registry
 from lightning_app.data.columns import RowKind, row_kind
-from lightning_app.data.source import Source
-from lightning_app.data.splits import DEFAULT_SPLITS, Splits
-from lightning_app.errors import UserError
-from lightning_app.registry import Registry
-from lightning_app.task_facts import DEFAULT_TASK, TASKS
+from lightning_app.scores.task_facts import DEFAULT_TASK, TASKS
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+
+@dataclass(frozen=True, kw_only=True)
+class Splits:
+    """File stem of each split, for local files."""
+
+    train: str = "train"
+    """stem of the training files"""
+    valid: str = "valid"
+    """stem of the validation files"""
+    test: str = "test"
+    """stem of the test files"""
+
+    def items(self) -> list[tuple[str, str]]:
+        """Return (split, stem) in the order train, valid, test."""
+        return [("train", self.train), ("valid", self.valid), ("test", self.test)]
+
+
+DEFAULT_SPLITS = Splits()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """The files of a corpus.
+
+    Attributes:
+        columns: split -> column -> file; the columns are `source` and `target`, or `text`. A
+            local corpus may have no test split.
+        references: split -> file of cased, untokenised target lines, if one is published.
+        notes: a file that describes how a downloaded folder was made, if there is one.
+    """
+
+    columns: dict[str, dict[str, Path]] = field(default_factory=dict)
+    references: dict[str, Path] = field(default_factory=dict)
+    notes: Path | None = None
+
+    def files(self) -> dict[str, Path]:
+        """Return every file by its role, such as `train.source`."""
+        files = {f"{s}.{c}": path for s, of in self.columns.items() for c, path in of.items()}
+        files |= {f"{split}.reference": path for split, path in self.references.items()}
+        return files if self.notes is None else files | {"notes": self.notes}
+
+    def digests(self) -> dict[str, str]:
+        """Return the SHA-256 of every file on disk, by role."""
+        digests = {}
+        for role, path in self.files().items():
+            with path.open("rb") as file:
+                digests[role] = hashlib.file_digest(file, "sha256").hexdigest()
+        return digests
+
+
+@dataclass(frozen=True, kw_only=True)
+class Corpus:
+    """Text in memory.
+
+    Attributes:
+        splits: split -> dataset with the columns `source` and `target`, or `text`.
+        references: split -> cased, untokenised target lines, if they are published.
+        protocol: a description of the splits in one sentence.
+        tokenized: whether words and punctuation are separated by spaces, so that `detokenize`
+            restores plain text.
+        documents: split -> the line at which each document of a running text begins; empty where
+            the corpus has no documents.
+        max_ratio: the largest ratio of the longer to the shorter side, in words, that the protocol
+            allows in a training pair; None without a limit.
+    """
+
+    splits: dict[str, "Dataset"]
+    references: dict[str, list[str]]
+    protocol: str
+    tokenized: bool
+    documents: dict[str, list[int]] = field(default_factory=dict)
+    max_ratio: float | None = None
+
+
+def split_sizes(counts: dict[str, int]) -> str:
+    """Return the number of lines of each split as text, such as ``30,000 / 500 / 500``."""
+    return " / ".join(f"{count:,}" for count in counts.values())
+
 
 CORPORA: Registry[type["CorpusReader"]] = Registry("data.name")
 """The corpora by name; `CORPORA.register` is the decorator that adds one."""
@@ -111,9 +199,9 @@ class DataConfig:
         return row_kind(self.task, next_sentence=self.next_sentence)
 
     def __post_init__(self) -> None:
-        for field, least in _LEAST.items():
-            if getattr(self, field) < least:
-                raise UserError(f"data.{field} is {getattr(self, field)}: at least {least} needed")
+        for name, least in _LEAST.items():
+            if getattr(self, name) < least:
+                raise UserError(f"data.{name} is {getattr(self, name)}: at least {least} needed")
         if not 0 < self.mask_probability < 1:
             raise UserError(
                 f"data.mask_probability is {self.mask_probability}: a number between 0 and 1 needed"
@@ -154,11 +242,11 @@ class DataConfig:
                 f"data.source_language and data.target_language are both "
                 f"'{self.source_language}': two languages needed"
             )
-        for field in ("source_language", "target_language"):
-            if reader.languages and getattr(self, field) not in reader.languages:
+        for side in ("source_language", "target_language"):
+            if reader.languages and getattr(self, side) not in reader.languages:
                 known = " and ".join(map(repr, reader.languages))
                 raise UserError(
-                    f"data.{field} is '{getattr(self, field)}': data.name '{self.name}' has {known}"
+                    f"data.{side} is '{getattr(self, side)}': data.name '{self.name}' has {known}"
                 )
 
     def _check_labels(self, reader: "CorpusReader") -> None:

@@ -1,4 +1,10 @@
-"""Text becomes a folder of memory-mapped token ids, once; everything later only reads it.
+"""A prepared corpus: made once, found again by what it is made of.
+
+Rows into global batches: plain NumPy, so that a corpus can be prepared without loading torch.
+
+The digest of the corpus of a config. Fast to import: without torch and NumPy.
+
+Text becomes a folder of memory-mapped token ids, once; everything later only reads it.
 
 <cache>/<name>-<checksum of what made it>/
     meta.json  tokenizer.model  digests.sha256
@@ -16,26 +22,124 @@ import importlib.metadata
 import importlib.resources
 import inspect
 import json
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
-from functools import cached_property
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from lightning_app.data import moses, sources, token_batching, tokenizer
+from lightning_app.core.errors import UserError
+from lightning_app.core.registry import owners
+from lightning_app.data import sources, tokenizer
 from lightning_app.data.columns import Columns, also_in_train, row_kind, said_of_overlap
-from lightning_app.data.config import CORPORA, DataConfig
-from lightning_app.data.corpus import known_digest
-from lightning_app.data.digests import digest_of, find_damage, write_list
-from lightning_app.data.folders import complete
-from lightning_app.data.source import Corpus, Source, split_sizes
-from lightning_app.errors import UserError
-from lightning_app.parent import find_parent
+from lightning_app.data.config import CORPORA, Corpus, DataConfig, Source, Splits, split_sizes
+from lightning_app.data.sources import (
+    complete,
+    corpus_digest,
+    corpus_stamp,
+    digest_of,
+    find_damage,
+    write_list,
+)
 from lightning_app.plugins import KEY, digests_of
-from lightning_app.registry import owners
-from lightning_app.task_facts import TASKS
+from lightning_app.plugins.own_class import CLASS_FIELDS
+from lightning_app.runs.parent import find_parent
+from lightning_app.scores.task_facts import TASKS
+
+
+def global_batches(
+    source: np.ndarray,
+    target: np.ndarray,
+    tokens_per_batch: int,
+    shuffle: tuple[int, int] | None = None,
+) -> list[np.ndarray]:
+    """Cut all rows into global batches with n * longest side <= tokens_per_batch.
+
+    Rows are sorted by the longer side, then by source - target, alternately in rising and
+    falling order, so that neighbours are similar on both sides. This gives 3.2 % padding on 52,000
+    pairs of IWSLT14 at 4096 tokens, and (source, target) order 6.9 %. A row longer than the budget
+    becomes a separate batch.
+    `shuffle` changes which of several rows of equal lengths go together and the order of the
+    batches, never their number.
+
+    Args:
+        source: (rows,) tokens of each source.
+        target: (rows,) tokens of each target.
+        tokens_per_batch: budget, counted on the longer side with padding.
+        shuffle: (seed, epoch), or None for batches in the order of length.
+    """
+    longer = np.maximum(source, target)
+    difference = np.where(longer % 2, target - source, source - target)
+    ties = np.arange(len(source))
+    random = None
+    if shuffle is not None:
+        random = np.random.default_rng(shuffle)
+        ties = random.permutation(len(source))
+    order = np.lexsort((ties, difference, longer))
+    batches = _cut(order, longer[order], tokens_per_batch)
+    if random is None:
+        return batches
+    return [batches[i] for i in random.permutation(len(batches))]
+
+
+def _cut(order: np.ndarray, longer: np.ndarray, budget: int) -> list[np.ndarray]:
+    batches = []
+    start = 0
+    while start < len(order):
+        ahead = longer[start : start + budget // int(longer[start]) + 1]
+        places = np.maximum.accumulate(ahead) * np.arange(1, len(ahead) + 1)
+        count = max(1, int(np.searchsorted(places, budget, side="right")))
+        batches.append(order[start : start + count])
+        start += count
+    return batches
+
+
+def equal_batches(
+    rows: int, rows_per_batch: int, shuffle: tuple[int, int] | None = None
+) -> list[np.ndarray]:
+    """Cut rows of one length into global batches; the last may be smaller."""
+    order = np.arange(rows)
+    if shuffle is not None:
+        order = np.random.default_rng(shuffle).permutation(rows)
+    return [order[start : start + rows_per_batch] for start in range(0, rows, rows_per_batch)]
+
+
+def share(rows: np.ndarray, rank: int, world_size: int) -> np.ndarray:
+    """Return this rank's rows of a global batch; may be empty."""
+    return rows[rank::world_size]
+
+
+def corpus_of(section: Mapping[str, Any], fetch: bool = True) -> str | None:
+    """Return `known_digest` of a resolved `data` section."""
+    return known_digest(resolved_data(section), fetch)
+
+
+def known_digest(config: DataConfig, fetch: bool = True) -> str | None:
+    """Return the digest of the corpus of `config`, whose files are read once.
+
+    None if it would have to be downloaded and `fetch` is false. Files are read again if their size
+    or time has changed.
+
+    Raises:
+        UserError: if a folder or file is missing.
+    """
+    stamp = corpus_stamp(config, fetch)
+    # One seed for all, so that the cells of a grid share the digest.
+    return None if stamp is None else _digest(replace(config, seed=1), stamp)
+
+
+def resolved_data(section: Mapping[str, Any]) -> DataConfig:
+    """Return the `data` section of a resolved and checked config as an object."""
+    known = {name: value for name, value in section.items() if name not in CLASS_FIELDS}
+    return DataConfig(**{**known, "splits": Splits(**known["splits"])})
+
+
+@lru_cache(maxsize=256)
+def _digest(config: DataConfig, stamp: tuple[Any, ...]) -> str | None:
+    return corpus_digest(config)
+
 
 # The fields of the config that decide what is in the folder, and the code that makes it.
 _KEY = (
@@ -45,20 +149,12 @@ _KEY = (
 _CODE = (
     "columns",
     "config",
-    "token_batching",
-    "digests",
-    "download",
-    "../scores/offsets",
-    "moses",
     "prepare",
-    "sentences",
-    "source",
+    "../scores/offsets",
     "sources",
-    "synthetic/clauses",
+    "synthetic/forms",
     "synthetic/lexicon",
-    "synthetic/morphology",
     "synthetic/sentences",
-    "synthetic/word_order",
     "tokenizer",
 )
 
@@ -311,7 +407,7 @@ def _write_text(
     folder: Path, splits: dict[str, Columns], corpus: Corpus, config: DataConfig
 ) -> None:
     def plain(line: str) -> str:
-        return moses.detokenize(line, config.target_language) if corpus.tokenized else line
+        return tokenizer.detokenize(line, config.target_language) if corpus.tokenized else line
 
     for split in [split for split in splits if split != "train"]:
         texts = config.rows.texts(splits[split], corpus.references.get(split), plain)
@@ -328,7 +424,7 @@ def _save(path: Path, array: np.ndarray) -> None:
 
 
 def _padding_share(source: np.ndarray, target: np.ndarray, tokens_per_batch: int) -> float:
-    batches = token_batching.global_batches(source, target, tokens_per_batch)
+    batches = global_batches(source, target, tokens_per_batch)
     places = sum(len(b) * (int(source[b].max()) + int(target[b].max())) for b in batches)
     return 1 - float(source.sum() + target.sum()) / places
 

@@ -1,30 +1,337 @@
-"""Where text comes from: local files, a download, or a generated corpus.
+"""Where corpora come from: folders, downloads, and a generator.
+
+The digests of a folder's files at the time when the folder was made.
+
+The list is canonical: it can be rendered again from the files and compared byte for byte, so that
+one changed bit in any file is found, the list included.
+
+The sentences of documents, found by one simple rule.
+
+A line is split after each ``.``, ``!`` or ``?`` that white space and a capital letter follow.
+Closing quotes and brackets directly after the mark belong to the sentence, and opening ones may
+precede the capital. The end of a line always ends a sentence, so that a file with one sentence a
+line is read as it is written. An abbreviation before a name splits a sentence in two. Next sentence
+prediction does not mind: it needs contiguous pieces of text, not grammar.
+
+Make a folder so that it appears complete or not at all, with any number of processes.
+
+A folder that is found damaged is renamed and made again.
+
+Download corpora from their public servers, and parquet files from the hub.
+
+Each corpus becomes a folder of plain text files with the names that `sources` expects. The folder
+appears complete or not at all. The hub needs a network; the tests use a replacement of it.
+
+A corpus without files.
+
+Where text comes from: local files, a download, or a generated corpus.
 
 `locate` finds (and, for a corpus without a folder, downloads) the files and names them by digest;
 `read` returns them as `datasets.Dataset` with a sentence that describes the splits exactly.
 """
 
+import errno
 import gzip
 import hashlib
 import json
 import lzma
 import os
 import re
+import shutil
+import sys
+import urllib.error
+import urllib.request
 import zlib
 from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from lightning_app.data import download
-from lightning_app.data.config import CORPORA, CorpusReader, DataConfig
-from lightning_app.data.generated_corpus import GeneratedCorpus
-from lightning_app.data.sentences import sentences_of
-from lightning_app.data.source import Corpus, Source, split_sizes
-from lightning_app.errors import UserError
-from lightning_app.task_facts import TASKS
+from filelock import FileLock
+
+from lightning_app.core.errors import UserError
+from lightning_app.core.files import free_name
+from lightning_app.data.config import CORPORA, Corpus, CorpusReader, DataConfig, Source, split_sizes
+from lightning_app.scores.task_facts import TASKS
 
 if TYPE_CHECKING:
     from datasets import Dataset
+
+
+LIST = "digests.sha256"
+
+
+def write_list(folder: Path) -> None:
+    """Write the list of the files in `folder`."""
+    (folder / LIST).write_bytes(_render(folder))
+
+
+def find_damage(folder: Path) -> str | None:
+    """Return the damage: the first file of `folder` that differs from its list, else None."""
+    try:
+        listed = (folder / LIST).read_bytes()
+    except FileNotFoundError:
+        return f"{LIST} is missing"
+    found = _render(folder)
+    if found == listed:
+        return None
+    lines = set(listed.splitlines())
+    changed = [line.split(b" ")[-1] for line in found.splitlines() if line not in lines]
+    return f"{changed[0].decode() if changed else 'a file'} is not as it was written"
+
+
+def digest_of(folder: Path, without: str) -> str:
+    """Return the SHA-256 of the list of `folder` without the line of the file `without`."""
+    lines = (folder / LIST).read_bytes().splitlines(keepends=True)
+    ending = f" {without}\n".encode()
+    return hashlib.sha256(b"".join(line for line in lines if not line.endswith(ending))).hexdigest()
+
+
+def _render(folder: Path) -> bytes:
+    """Return a line for each file: SHA-256, size and name, ordered by name."""
+    lines = []
+    # A file browser or NFS may add hidden files.
+    for path in sorted(p for p in folder.iterdir() if p.name != LIST and p.name[0] != "."):
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+            lines.append(f"{digest} {file.tell()} {path.name}\n")
+    return "".join(lines).encode()
+
+
+_END = re.compile(r"""[.!?]["'”’»)\]]*\s+(?=["'“‘«(\[]*(\w))""")
+
+
+class Sentences(NamedTuple):
+    """The sentences of a split.
+
+    Attributes:
+        sentences: In the order of the text; none is empty.
+        documents: The sentence at which each document begins, the first one at 0.
+        left_out: The number of lines with text that are no sentences, such as headings.
+    """
+
+    sentences: list[str]
+    documents: list[int]
+    left_out: int
+
+
+def split_sentences(line: str) -> list[str]:
+    """Return the sentences of a line; none for a blank line."""
+    ends = [match.end() for match in _END.finditer(line) if match[1].isupper()]
+    parts = (line[begin:end].strip() for begin, end in pairwise([0, *ends, len(line)]))
+    return [part for part in parts if part]
+
+
+def sentences_of(
+    lines: Sequence[str], begins: Sequence[int], left_out: Callable[[str], bool]
+) -> Sentences:
+    """Return the sentences of the documents that begin at the lines `begins`.
+
+    Lines for which `left_out` is true have none. A document without sentences is no document.
+    """
+    sentences: list[str] = []
+    documents: list[int] = []
+    without = 0
+    for begin, end in pairwise([*begins, len(lines)]):
+        first = len(sentences)
+        for line in filter(str.strip, lines[begin:end]):
+            if left_out(line):
+                without += 1
+            else:
+                sentences += split_sentences(line)
+        if len(sentences) > first:
+            documents.append(first)
+    return Sentences(sentences, documents, without)
+
+
+_NOT_OURS = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST}
+
+
+def complete(
+    folder: Path, make: Callable[[Path], None], find_damage: Callable[[Path], str | None]
+) -> Path:
+    """Return `folder`, made by `make(partial folder)` if it is missing or damaged.
+
+    One process makes it under a lock, the others wait. The next process that holds the lock removes
+    the files that a killed process left.
+
+    Args:
+        folder: The path of the folder.
+        make: Fills an empty folder, which is then renamed to `folder`.
+        find_damage: Describes the damage of an existing folder, None if it is intact.
+
+    Raises:
+        UserError: the folder above cannot be written.
+        OSError: the disk is full; nothing is left behind.
+    """
+    damage = find_damage(folder) if folder.is_dir() else ""
+    if damage is None:
+        return folder
+    above = folder.parent
+    try:
+        above.mkdir(parents=True, exist_ok=True)
+        # in a read-only folder the lock would wait forever
+        probe = above / f".{folder.name}.{os.getpid()}"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        if error.errno not in _NOT_OURS:
+            raise
+        why = f"{folder}: damaged: {damage}; " if damage else ""
+        raise UserError(
+            f"{why}{above}: cannot be written to ({error.strerror}); give another folder as "
+            f"data.cache or LIGHTNING_APP_CACHE"
+        ) from error
+    with FileLock(above / f"{folder.name}.lock"):
+        if folder.is_dir():
+            damage = find_damage(folder)
+            if damage is None:
+                return folder
+            aside = free_name(above / f"{folder.name}.damaged")
+            folder.rename(aside)
+            print(
+                f"{folder}: damaged: {damage}; renamed to {aside.name} and made again",
+                file=sys.stderr,
+                flush=True,
+            )
+        partial = above / f"{folder.name}.partial"
+        if partial.exists():
+            shutil.rmtree(partial)
+        partial.mkdir()
+        try:
+            make(partial)
+            os.replace(partial, folder)
+        finally:
+            if partial.exists():
+                shutil.rmtree(partial)
+    return folder
+
+
+HUB = "hf://"
+HUB_SPLITS = {"train": "train", "valid": "validation", "test": "test"}
+NOTES = "protocol.txt"
+TIMEOUT = 60  # seconds without an answer
+
+
+def place(config: DataConfig, downloads: Path) -> Path:
+    """Return the folder below `downloads` that holds the corpus once it is downloaded.
+
+    Raises:
+        UserError: the corpus has no public download.
+    """
+    return downloads / CORPORA[config.name]().download_name(config)
+
+
+def fetch(config: DataConfig, downloads: Path) -> Path:
+    """Return the folder of the corpus below `downloads`, downloading it the first time.
+
+    `data.root` null takes the public download: the tarball for iwslt14, the hub for wikitext2,
+    one file for tinyshakespeare.
+    `data.root` hf://OWNER/NAME takes parquet files of that hub dataset.
+
+    Raises:
+        UserError: no network, no such file, or not what was expected.
+    """
+
+    def make(partial: Path) -> None:
+        CORPORA[config.name]().download(config, partial)
+        write_list(partial)
+
+    return complete(place(config, downloads), make, _damage)
+
+
+def is_there(config: DataConfig, downloads: Path) -> bool:
+    """Whether the corpus is downloaded and its files are unchanged since."""
+    folder = place(config, downloads)
+    return folder.is_dir() and _damage(folder) is None
+
+
+def _damage(folder: Path) -> str | None:
+    """Return the damage of a download; an old one without digests cannot be checked."""
+    return find_damage(folder) if (folder / LIST).exists() else None
+
+
+def get(config: DataConfig, url: str) -> bytes:
+    """Return what a public server has at `url`.
+
+    Raises:
+        UserError: no answer, or none with a file.
+    """
+    try:
+        with urllib.request.urlopen(url, timeout=TIMEOUT) as response:
+            return response.read()
+    except (urllib.error.URLError, TimeoutError) as error:
+        reason = getattr(error, "reason", error)
+        raise UserError(
+            f"data.name '{config.name}': cannot download {url} ({reason}); give its folder as "
+            f"data.root, or the folder above it as LIGHTNING_APP_DATA"
+        ) from error
+
+
+def hub_name(config: DataConfig, home: str) -> str:
+    """Return the folder of a download from the hub: of `data.root`, or of the public dataset."""
+    return f"{config.name}-{_repository(config, home).replace('/', '--')}"
+
+
+def load_from_hub(
+    config: DataConfig,
+    home: str,
+    name: str | None,
+    revision: str | None,
+    splits: Mapping[str, str] = HUB_SPLITS,
+) -> dict[str, Any]:
+    """Return split -> rows of the hub's dataset: of `data.root`, or of the public dataset.
+
+    Args:
+        config: The `data` section of a run.
+        home: The public dataset, for `data.root` null.
+        name: The configuration of the dataset.
+        revision: Its branch or commit; null for main.
+        splits: The name on the hub of each of our splits.
+
+    Raises:
+        UserError: it cannot be loaded.
+    """
+    # Not tested with the real hub, only with a replacement of `load_dataset`.
+    import datasets
+
+    repository = _repository(config, home)
+    try:
+        loaded: Any = datasets.load_dataset(repository, name=name, revision=revision)
+    except (OSError, ValueError, RuntimeError) as error:
+        raise UserError(
+            f"data.name '{config.name}': cannot load {HUB}{repository} ({error}); give its folder "
+            f"as data.root, or the folder above it as LIGHTNING_APP_DATA"
+        ) from error
+    return {split: loaded[theirs] for split, theirs in splits.items()}
+
+
+def _repository(config: DataConfig, home: str) -> str:
+    return config.root.removeprefix(HUB) if config.root else home
+
+
+def write_lines(path: Path, lines: Iterable[str]) -> None:
+    """Write one line of text for each of `lines`."""
+    with path.open("w", encoding="utf-8", newline="\n") as file:
+        for line in lines:
+            file.write(" ".join(line.split("\n")).strip() + "\n")
+
+
+class GeneratedCorpus(CorpusReader):
+    """A corpus that is generated by code and has no files."""
+
+    needs_root = False
+
+    def generate(self, config: DataConfig) -> dict[str, dict[str, list[str]]]:
+        """Return split -> column -> lines; the columns are `source` and `target`, or `text`."""
+        raise NotImplementedError
+
+    def digest(self, config: DataConfig) -> str:
+        """Return a SHA-256 that changes with the text: it is part of an experiment's id."""
+        text = json.dumps(self.generate(config), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()
+
 
 SUFFIXES = ("", ".gz", ".xz")
 RESERVED = "▁▅"
@@ -77,7 +384,7 @@ def locate(config: DataConfig) -> Source:
         raw = f"{stem}.raw.{config.target_language}"
         if config.pairs and split != "train" and _exists(root, raw):
             references[split] = _find(root, raw)
-    notes = root / download.NOTES
+    notes = root / NOTES
     return Source(columns=columns, references=references, notes=notes if notes.is_file() else None)
 
 
@@ -136,11 +443,11 @@ def corpus_stamp(config: DataConfig, fetch: bool = True) -> tuple[Any, ...] | No
 
 def _is_here(config: DataConfig) -> bool:
     local = _local_root(config) is not None
-    return local or download.is_there(config, _downloads(config))
+    return local or is_there(config, _downloads(config))
 
 
 def _root(config: DataConfig) -> Path:
-    return _local_root(config) or download.fetch(config, _downloads(config))
+    return _local_root(config) or fetch(config, _downloads(config))
 
 
 def _downloads(config: DataConfig) -> Path:
@@ -159,7 +466,7 @@ def _local_root(config: DataConfig) -> Path | None:
 
 def _named_root(config: DataConfig) -> Path | None:
     if config.root is not None:
-        is_public = config.root.startswith(download.HUB)
+        is_public = config.root.startswith(HUB)
         return None if is_public else Path(config.root).expanduser()
     shared = os.environ.get("LIGHTNING_APP_DATA")
     folder = CORPORA[config.name].folder

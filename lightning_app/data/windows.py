@@ -4,10 +4,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from lightning_app.core.errors import UserError
 from lightning_app.data.batching import EpochSampler
-from lightning_app.data.prepare import PreparedCorpus
-from lightning_app.data.token_batching import equal_batches
-from lightning_app.errors import UserError
+from lightning_app.data.prepare import PreparedCorpus, equal_batches
 
 
 class Windows:

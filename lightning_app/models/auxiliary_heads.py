@@ -9,14 +9,14 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from lightning_app.blocks.auxiliary import AuxiliaryTerms, Term
 from lightning_app.blocks.norm import build_norm
 from lightning_app.blocks.residual import Stream
+from lightning_app.blocks.spans import AuxiliaryTerms, Term
 from lightning_app.blocks.stack import StackSpec
-from lightning_app.errors import UserError
+from lightning_app.core.errors import UserError
 from lightning_app.models.embedding import OutputTable
 from lightning_app.models.initialization import initialize
-from lightning_app.models.transformer import end_of_stack, stacks
+from lightning_app.models.stack import end_of_stack, stacks
 
 Loss = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 """Returns the training loss of (states, table, labels, counted), summed over the counted tokens."""

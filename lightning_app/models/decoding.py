@@ -6,11 +6,11 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from lightning_app.blocks.cache import LayerCache
 from lightning_app.blocks.masks import full_mask, mask_of
+from lightning_app.blocks.memory import LayerCache
 from lightning_app.blocks.placed import Places
 from lightning_app.models.embedding import Embedding
-from lightning_app.models.transformer import BlockStack, Memory
+from lightning_app.models.stack import BlockStack, Memory
 
 FEWEST_STEPS = 8  # a moved cache has room for at least this number of steps
 

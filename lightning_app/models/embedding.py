@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from lightning_app.blocks.linear import linear
 from lightning_app.blocks.norm import Norm, build_norm
-from lightning_app.models.positions.base import Positions
+from lightning_app.models.positions import Positions
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from lightning_app.blocks.block import Sizes
-from lightning_app.blocks.block_config import BlockConfig
+from lightning_app.blocks.config import BlockConfig
 from lightning_app.blocks.feed_forward import ACTIVATIONS, Activation
 from lightning_app.blocks.masks import causal_mask, document_mask, padding_mask
 from lightning_app.blocks.memory import Recurrence, SegmentMemory, empty_memory, segment_mask
@@ -20,10 +20,10 @@ from lightning_app.blocks.stack import Stack, StackSpec
 from lightning_app.models.auxiliary_heads import AuxiliaryHeads
 from lightning_app.models.decoding import DecodingState, step
 from lightning_app.models.embedding import Embedding, EmbeddingSpec
+from lightning_app.models.encoder_heads import MaskedLanguageModel
 from lightning_app.models.initialization import initialize
-from lightning_app.models.masked_model import MaskedLanguageModel
 from lightning_app.models.positions import POSITIONS, Positions
-from lightning_app.models.transformer import BlockStack, Memory
+from lightning_app.models.stack import BlockStack, Memory
 
 
 @dataclass(frozen=True, kw_only=True)

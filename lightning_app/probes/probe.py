@@ -1,21 +1,145 @@
-"""Measure a model on a few batches, as rows of numbers. The model is not changed."""
+"""Probes of a model: signals, gradients, gains, attention maps and sharpness.
 
+The gains of a model's blocks, with their names in the config.
+
+Measure a model on a few batches, as rows of numbers. The model is not changed.
+
+The attention maps of one sentence, head by head.
+
+The sharpness under Adam: the top eigenvalue of the preconditioned Hessian.
+"""
+
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.hooks import RemovableHandle
 
+from lightning_app.blocks.attention import AnchoredProjection, Attention
 from lightning_app.blocks.block import Block, Call
-from lightning_app.models.transformer import stacks
+from lightning_app.blocks.kernels.choose import attention_form
+from lightning_app.blocks.kernels.shaped import softmax_map
+from lightning_app.blocks.norm import LearnedScalars
+from lightning_app.blocks.residual import FixedGain, LearnedGain
+from lightning_app.blocks.spans import DynamicSpanMask
+from lightning_app.models.stack import stacks
 from lightning_app.probes import measures
-from lightning_app.probes.activation_hooks import ActivationHooks
-from lightning_app.probes.gains import change_ratios, learned_gains
+from lightning_app.probes.hooks import ActivationHooks, scores
 from lightning_app.probes.table import MODEL, Place, Row, RunningStats, ordered
 from lightning_app.tasks.base import Predictions, Task
+
+
+def layers_by_rank(model: nn.Module) -> list[list[tuple[str, int]]]:
+    """Return (stack, layer) in the order in which layers are chosen where only some can be shown.
+
+    Layers count from 1. The last of each stack comes first, then the first, the middle, the rest.
+    """
+    ranks: list[list[tuple[str, int]]] = []
+    for name, stack in stacks(model).items():
+        depth = stack.spec.depth
+        order = dict.fromkeys([depth, 1, (depth + 1) // 2, *range(1, depth + 1)])
+        for rank, layer in enumerate(order):
+            if rank == len(ranks):
+                ranks.append([])
+            ranks[rank].append((name, layer))
+    return ranks
+
+
+def learned_gains(model: nn.Module) -> Iterator[tuple[Place, Tensor]]:
+    """Yield every learned scalar of the blocks, of any shape.
+
+    A gain that several sub-layers of a layer share is there once, as that of the first; those of a
+    shared block are there for each layer. The two gains of a projection ``a W_0 + b dW`` are in
+    `change_ratios`.
+    """
+    for stack_name, stack in stacks(model).items():
+        for layer, block in stack.layers:
+            for path, part in block.named_modules():
+                if not isinstance(part, LearnedScalars):
+                    continue
+                owner = block.get_submodule(path.rpartition(".")[0])
+                if not isinstance(owner, AnchoredProjection):
+                    for name, value in part.measured():
+                        yield Place(_quantity(path, name), stack_name, layer), value
+
+
+def dynamic_spans(
+    model: nn.Module, over_ranks: Callable[[Tensor], Tensor]
+) -> Iterator[tuple[Place, Tensor]]:
+    """Yield the dynamic spans of every layer: in tokens, the mean of each head over the last batch.
+
+    ``(head, 1, 1)``, after a step of training.
+
+    Args:
+        model: The model of this rank.
+        over_ranks: Returns the sum over all ranks of a tensor, which each of them gives.
+    """
+    for name, stack in stacks(model).items():
+        for layer, block in stack.layers:
+            part = block.self_attention.span
+            if isinstance(part, DynamicSpanMask):
+                spans, tokens = part.sums(layer)
+                *sums, number = over_ranks(torch.cat([spans, tokens[None]])).unbind()
+                yield Place("span", name, layer), (torch.stack(sums) / number)[:, None, None]
+
+
+def _quantity(path: str, parameter: str) -> str:
+    """Return the name under which a parameter of the module at `path` in its block is shown.
+
+    A parameter ``gain`` has the name of its module. Gains around a sub-layer are called as in the
+    config: around_self.branch is attention_branch. Cross-attention's have cross_ in front. Other
+    parameters there keep their whole path, as several parts may have one of the same name.
+    """
+    *owner, module = path.split(".")
+    name = module if parameter == "gain" else parameter
+    match owner:
+        case [around, *inside] if around.startswith("around_"):
+            place = around.removeprefix("around_").replace("self", "attention")
+            last = [] if parameter == "gain" else [parameter]
+            return "_".join([place, *inside, module, *last])
+        case ["cross_attention", *_]:
+            return f"cross_{name}"
+        case _:
+            return name
+
+
+def change_ratios(model: nn.Module) -> Iterator[tuple[Place, Tensor]]:
+    """Yield ``|b / a|`` of each projection ``a W_0 + b dW`` that trains a or b.
+
+    He & Hofmann 2023 (2311.01906, figure 4): the remaining b shows which value or output
+    matrices the model uses. The quantities are ``value_change`` and ``output_change``.
+    """
+    for stack_name, stack in stacks(model).items():
+        for layer, block in stack.layers:
+            for name, attention in block.named_modules():
+                if not isinstance(attention, Attention):
+                    continue
+                for part in ("value", "output"):
+                    projection = getattr(attention, part)
+                    if not isinstance(projection, AnchoredProjection):
+                        continue
+                    gains = (projection.kept, projection.departure)
+                    if any(isinstance(gain, LearnedGain) for gain in gains):
+                        kept, change = (_value(gain, projection.change.weight) for gain in gains)
+                        place = Place(f"{_prefix(name)}{part}_change", stack_name, layer)
+                        yield place, (change / kept).abs()
+
+
+def _prefix(name: str) -> str:
+    return "cross_" if name.startswith("cross_attention") else ""
+
+
+def _value(gain: nn.Module, like: Tensor) -> Tensor:
+    if isinstance(gain, LearnedGain):
+        return gain.gain
+    assert isinstance(gain, FixedGain)
+    return like.new_tensor(gain.value)
+
 
 POSITIONS = 4
 """The number of target positions of a batch whose gradients are measured separately."""
@@ -252,3 +376,185 @@ def update_ratios(model: nn.Module, before: Snapshot, step: int) -> list[Row]:
             ratio = float((moved / whole).sqrt())
             rows.append(Row(step, name, layer, "update_ratio", None, ratio))
     return ordered(rows)
+
+
+@torch.no_grad()
+def attention_maps(model: nn.Module, task: Task, sentence: Any) -> dict[str, Tensor]:
+    """Return the softmax maps of a batch of one row: (layer, head, query, key), float32 on the CPU.
+
+    Named ``encoder``, ``decoder`` and ``cross``. In evaluation mode, before shaping; NaN where a
+    query may not see a key, and of a token that has halted before the layer. The model is not
+    changed. A layer is one call of a block: a shared block has as many layers as steps.
+    """
+    found: dict[str, list[Tensor]] = {}
+    handles = []
+    calls: list[Call] = []
+    for name, stack in stacks(model).items():
+        for block in dict.fromkeys(block for _, block in stack.layers):
+            handles.append(block.register_forward_pre_hook(_note(calls)))
+            watched = {name: block.self_attention}
+            if block.cross_attention is not None:
+                watched["cross"] = block.cross_attention
+            for key, attention in watched.items():
+                hook = _keep(found.setdefault(key, []), calls)
+                handles.append(attention.register_forward_hook(hook, with_kwargs=True))
+    try:
+        with untouched(model):
+            task.logits(model, sentence)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return {name: torch.stack(maps).float().cpu() for name, maps in found.items()}
+
+
+def _note(calls: list[Call]) -> Callable[..., None]:
+    def hook(module: Block, args: tuple[Any, Any, Call]) -> None:
+        calls[:] = [args[2]]
+
+    return hook
+
+
+def _keep(maps: list[Tensor], calls: list[Call]) -> Callable[..., None]:
+    def hook(module: Attention, args: Any, kwargs: Any, output: Any) -> None:
+        mask, _, total = scores(module, args, kwargs, output[1])
+        weights = softmax_map(total, mask, kwargs["divisor"]).masked_fill(~mask.allowed, torch.nan)
+        (call,) = calls
+        if call.running is not None:
+            weights = weights.masked_fill(~call.running[:, None, :, None], torch.nan)
+        maps.append(weights[0])
+
+    return hook
+
+
+TOLERANCE = 1e-2  # for the norm of the residual, relative to the eigenvalue
+ITERATIONS = 200
+SEED = 1  # the seed of the start vector
+
+
+Vector = list[Tensor]
+"""One tensor a parameter; together they are one vector."""
+
+
+class Sharpness(NamedTuple):
+    """The eigenvalue, and whether the iteration converged to `TOLERANCE` within `ITERATIONS`."""
+
+    value: float
+    converged: bool
+
+
+def preconditioned_sharpness(
+    model: nn.Module,
+    task: Task,
+    batch: Any,
+    eps: float,
+    second_moments: Sequence[Tensor] | None = None,
+) -> Sharpness:
+    """Return the largest eigenvalue of ``P^(-1/2) H P^(-1/2)``, H the Hessian of the mean loss.
+
+    It has the eigenvalues of ``P^(-1) H`` (Kalra & Barkeshli 2024, 2406.09405). With P held fixed,
+    Adam diverges on a quadratic if ``eta lambda > (2 + 2 beta1) / (1 - beta1)``, 38 at beta1 = 0.9
+    (Cohen et al. 2022, 2207.14484). P is ``sqrt(v) + eps``: `second_moments` holds v for each
+    parameter, with bias correction; without them v is the squared gradient of this batch, as after
+    the first step of Adam. Then the entries with the smallest gradients dominate, and the value is
+    large. Parameters on which the loss does not depend are left out.
+    """
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    # The fused kernels of attention have no second derivative.
+    with (
+        untouched(model),
+        torch.enable_grad(),
+        sdpa_kernel(SDPBackend.MATH),
+        attention_form("plain"),
+    ):
+        loss = task.mean_loss(task.predictions(model, batch))
+        found = torch.autograd.grad(loss, parameters, create_graph=True, allow_unused=True)
+        used = [i for i, g in enumerate(found) if g is not None and g.requires_grad]
+        gradients, parameters = [found[i] for i in used], [parameters[i] for i in used]
+        if second_moments is None:
+            roots = [gradient.detach().abs() for gradient in gradients]
+        else:
+            roots = [second_moments[i].sqrt() for i in used]
+        scales = [(root + eps).rsqrt() for root in roots]
+
+        def product(v: Vector) -> Vector:
+            scaled = [s * part for s, part in zip(scales, v, strict=True)]
+            curved = torch.autograd.grad(
+                gradients,
+                parameters,
+                grad_outputs=scaled,
+                retain_graph=True,
+                materialize_grads=True,
+            )
+            return [s * part for s, part in zip(scales, curved, strict=True)]
+
+        return top_eigenvalue(product, parameters)
+
+
+def top_eigenvalue(product: Callable[[Vector], Vector], like: Sequence[Tensor]) -> Sharpness:
+    """Return the largest eigenvalue, with its sign, of the symmetric matrix A behind `product`.
+
+    Power iteration made locally optimal (Knyazev 2001, LOBPCG with one vector). Each step takes
+    one product and moves x to the best vector of the span of x, its residual ``A x - lambda x``
+    and the step before. Plain power iteration would find the eigenvalue of largest size, which
+    for this Hessian is as often the most negative one.
+    """
+    generator = torch.Generator().manual_seed(SEED)
+    start = [torch.randn(p.shape, generator=generator, dtype=p.dtype).to(p.device) for p in like]
+    x = orthonormal([(start, start)])[0][0]
+    basis = [(x, product(x))]  # pairs (v, A v), the first of them x
+    value = math.nan
+    for _ in range(ITERATIONS):
+        x, image = basis[0]
+        value = float(inner(x, image))
+        residual = combined([(1.0, image), (-value, x)])
+        distance = float(inner(residual, residual)) ** 0.5
+        # Some eigenvalue is nearer than this distance.
+        if not distance > TOLERANCE * abs(value):
+            return Sharpness(value, math.isfinite(value))
+        direction = orthonormal([*((v, v) for v, _ in basis), (residual, residual)])[-1][0]
+        basis = orthonormal([*basis[:1], (direction, product(direction)), *basis[1:]])
+        if len(basis) == 1:  # vectors that are not finite were dropped
+            break
+        table = torch.tensor(
+            [[float(inner(v, image)) for _, image in basis] for v, _ in basis], dtype=torch.float64
+        )
+        weights = torch.linalg.eigh((table + table.T) / 2).eigenvectors[:, -1].tolist()
+        # The new x, and the part of it that is new; each with its image.
+        best = list(zip(weights, basis, strict=True))
+        terms = [[(w, v) for w, (v, _) in best], [(w, image) for w, (_, image) in best]]
+        x, image = (combined(of) for of in terms)
+        step, step_image = (combined(of[1:]) for of in terms)
+        basis = orthonormal([(x, image), (step, step_image)])
+    return Sharpness(value, False)
+
+
+def orthonormal(pairs: Sequence[tuple[Vector, Vector]]) -> list[tuple[Vector, Vector]]:
+    """Make the first parts orthonormal, in their order; the second parts are combined alike.
+
+    A vector that lies in the span of those before it is dropped.
+    """
+    kept: list[tuple[Vector, Vector]] = []
+    for v, image in pairs:
+        length = float(inner(v, v)) ** 0.5
+        for _ in range(2):  # the second pass removes rounding errors
+            for other, other_image in kept:
+                part = float(inner(v, other))
+                v = combined([(1.0, v), (-part, other)])
+                image = combined([(1.0, image), (-part, other_image)])
+        left = float(inner(v, v)) ** 0.5
+        if left > 1e-5 * length:
+            kept.append((combined([(1 / left, v)]), combined([(1 / left, image)])))
+    return kept
+
+
+def combined(terms: Sequence[tuple[float, Vector]]) -> Vector:
+    """Return the sum of factor times vector."""
+    (factor, vector), *rest = terms
+    total = [factor * part for part in vector]
+    for factor, vector in rest:
+        total = [a + factor * b for a, b in zip(total, vector, strict=True)]
+    return total
+
+
+def inner(a: Vector, b: Vector) -> Tensor:
+    return torch.stack([(x * y).sum() for x, y in zip(a, b, strict=True)]).sum()

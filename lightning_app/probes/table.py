@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lightning_app.tables import Place, probed_values
+from lightning_app.runs.records import Place, probed_values
 
 QUANTILES = {"p5": 0.05, "p25": 0.25, "p50": 0.5, "p75": 0.75, "p95": 0.95}
 """The quantiles of a distribution, for a box with whiskers."""

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 from sentencepiece import SentencePieceProcessor
 
-from lightning_app.errors import UserError
+from lightning_app.core.errors import UserError
 
 SPACE_MARK = "▁"  # how SentencePiece writes a space; in a text it is one too, and may be dropped
 

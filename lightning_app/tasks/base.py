@@ -10,14 +10,14 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from lightning_app.blocks.block_config import BlockConfig
+from lightning_app.blocks.config import BlockConfig
 from lightning_app.data.batching import SplitRows
 from lightning_app.data.config import DataConfig
 from lightning_app.data.prepare import PreparedCorpus
 from lightning_app.data.tokenizer import PAD, unigram_entropy
 from lightning_app.models.heads import ArchitectureConfig, build_model
-from lightning_app.objectives.base import Evaluated, LossSums, ObjectiveConfig, token_sums
-from lightning_app.task_facts import TASKS, TaskFacts
+from lightning_app.models.loss import Evaluated, LossSums, ObjectiveConfig, token_sums
+from lightning_app.scores.task_facts import TASKS, TaskFacts
 
 
 class Predictions(NamedTuple):

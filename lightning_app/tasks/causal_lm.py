@@ -16,13 +16,16 @@ from lightning_app.data.prepare import PreparedCorpus
 from lightning_app.data.tokenizer import PAD, SPECIALS, UNK
 from lightning_app.models.auxiliary_heads import watched
 from lightning_app.models.heads import CausalLanguageModel
-from lightning_app.objectives.auxiliary_sums import sums_of_all_heads
-from lightning_app.objectives.base import Evaluated, LossSums, ObjectiveConfig
-from lightning_app.objectives.chunked_cross_entropy import output_sums
+from lightning_app.models.loss import Evaluated, LossSums, ObjectiveConfig, sums_of_all_heads
+from lightning_app.models.output_loss import output_sums
 from lightning_app.tasks.base import Predictions, Task, task
-from lightning_app.tasks.causal_streams import CausalStreams
-from lightning_app.tasks.causal_windows import CausalBatch, CausalRows
-from lightning_app.tasks.stream_memory import StreamMemory, StreamState
+from lightning_app.tasks.causal_rows import (
+    CausalBatch,
+    CausalRows,
+    CausalStreams,
+    StreamMemory,
+    StreamState,
+)
 
 
 @task("causal_lm")

@@ -9,33 +9,35 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from lightning_app.blocks.block_config import BlockConfig
+from lightning_app.blocks.config import BlockConfig
+from lightning_app.core.errors import UserError
 from lightning_app.data.config import DataConfig
 from lightning_app.data.prepare import PreparedCorpus
 from lightning_app.data.tokenizer import unigram_entropy
-from lightning_app.errors import UserError
-from lightning_app.models.classifier import TextClassifier
+from lightning_app.models.encoder_heads import TextClassifier
 from lightning_app.models.heads import ArchitectureConfig, embedding_of
-from lightning_app.objectives.base import Evaluated, LossSums, ObjectiveConfig, token_sums
-from lightning_app.scores.classification import (
+from lightning_app.models.loss import Evaluated, LossSums, ObjectiveConfig, token_sums
+from lightning_app.scores.glue import (
+    GlueTask,
     accuracy,
     count_pairs,
     f1_of_class_1,
+    glue_task,
     majority_share,
     matthews_correlation,
+    pearson,
+    spearman,
 )
-from lightning_app.scores.correlation import pearson, spearman
-from lightning_app.scores.glue import GlueTask, glue_task
-from lightning_app.task_facts import GLUE_CORPORA
+from lightning_app.scores.task_facts import GLUE_CORPORA
 from lightning_app.tasks.base import Predictions, join_ranks, task
-from lightning_app.tasks.labelled_rows import (
+from lightning_app.tasks.labelled import (
     LabelledBatch,
     LabelledRows,
+    LabelledTask,
     described_cuts,
     one_row,
     random_tokens,
 )
-from lightning_app.tasks.labelled_task import LabelledTask
 
 HALF_LOG_2_PI = 0.5 * math.log(2.0 * math.pi)
 OF_CLASSES = {"f1": f1_of_class_1, "matthews": matthews_correlation}

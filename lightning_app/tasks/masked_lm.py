@@ -10,22 +10,20 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from lightning_app.blocks.block_config import BlockConfig
+from lightning_app.blocks.config import BlockConfig
 from lightning_app.data.batching import Item
 from lightning_app.data.config import DataConfig
 from lightning_app.data.prepare import PreparedCorpus
 from lightning_app.data.tokenizer import EOS, MASK, SPECIALS
 from lightning_app.data.windows import Windows, packed
 from lightning_app.models.auxiliary_heads import watched
+from lightning_app.models.encoder_heads import MaskedLanguageModel, add_next_sentence
 from lightning_app.models.heads import ArchitectureConfig
-from lightning_app.models.masked_model import MaskedLanguageModel
-from lightning_app.models.next_sentence import add_next_sentence
-from lightning_app.objectives.auxiliary_sums import sums_of_all_heads
-from lightning_app.objectives.base import Evaluated, LossSums, ObjectiveConfig
-from lightning_app.objectives.chunked_cross_entropy import output_sums
+from lightning_app.models.loss import Evaluated, LossSums, ObjectiveConfig, sums_of_all_heads
+from lightning_app.models.output_loss import output_sums
 from lightning_app.tasks.base import Predictions, Task, join_ranks, task
 from lightning_app.tasks.masking import MaskedBatch, Masking
-from lightning_app.tasks.sentence_pairs import PairRows, described
+from lightning_app.tasks.next_sentence import PairRows, described
 
 PREDICTED = 0.15
 """The share of a random batch that is predicted."""

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_app.data.token_batching import share
+from lightning_app.data.prepare import share
 from lightning_app.data.tokenizer import BOS, EOS, MASK, PAD, SPECIALS
 
 FIXED_SEED = 0  # of validation and test masks, whatever the seed of the run

@@ -9,26 +9,36 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from lightning_app.blocks.block_config import BlockConfig
+from lightning_app.blocks.config import BlockConfig
+from lightning_app.core.errors import UserError
 from lightning_app.data.config import DataConfig
 from lightning_app.data.prepare import PreparedCorpus
 from lightning_app.data.tokenizer import unigram_entropy
-from lightning_app.errors import UserError
+from lightning_app.models.encoder_heads import SpanPredictor
 from lightning_app.models.heads import ArchitectureConfig, embedding_of
-from lightning_app.models.span_predictor import SpanPredictor
-from lightning_app.objectives.base import Evaluated, LossSums
-from lightning_app.scores.null_threshold import apply_null_threshold, best_threshold
-from lightning_app.scores.squad import Golds, score_v1, score_v2
+from lightning_app.models.loss import Evaluated, LossSums
+from lightning_app.scores.squad import (
+    Golds,
+    apply_null_threshold,
+    best_threshold,
+    score_v1,
+    score_v2,
+)
 from lightning_app.tasks.base import Predictions, join_ranks, task
-from lightning_app.tasks.labelled_rows import (
+from lightning_app.tasks.labelled import (
     LabelledBatch,
+    LabelledTask,
     one_row,
     random_tokens,
     real_tokens,
 )
-from lightning_app.tasks.labelled_task import LabelledTask
-from lightning_app.tasks.question_rows import QuestionRows, check_window, described_windows
-from lightning_app.tasks.question_texts import Answer, QuestionTexts
+from lightning_app.tasks.questions import (
+    Answer,
+    QuestionRows,
+    QuestionTexts,
+    check_window,
+    described_windows,
+)
 
 SPLITS = {"val": "valid", "test": "test"}
 NOTHING = Answer("", math.inf)

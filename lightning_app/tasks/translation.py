@@ -11,15 +11,13 @@ from torch import Tensor
 
 from lightning_app.data.batching import EpochSampler, Item, padded
 from lightning_app.data.config import DataConfig
-from lightning_app.data.prepare import PreparedCorpus
-from lightning_app.data.token_batching import global_batches, share
+from lightning_app.data.prepare import PreparedCorpus, global_batches, share
 from lightning_app.data.tokenizer import BOS, EOS, MASK, PAD, SPECIALS
 from lightning_app.models.auxiliary_heads import watched
 from lightning_app.models.heads import EncoderDecoder
+from lightning_app.models.loss import Evaluated, LossSums, ObjectiveConfig, sums_of_all_heads
+from lightning_app.models.output_loss import output_sums
 from lightning_app.models.search import Marks, SearchConfig, search
-from lightning_app.objectives.auxiliary_sums import sums_of_all_heads
-from lightning_app.objectives.base import Evaluated, LossSums, ObjectiveConfig
-from lightning_app.objectives.chunked_cross_entropy import output_sums
 from lightning_app.tasks.base import Predictions, Task, join_ranks, task
 
 GREEDY = SearchConfig(beam=1)

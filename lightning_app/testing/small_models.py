@@ -5,7 +5,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from lightning_app.blocks.block_config import BlockConfig
+from lightning_app.blocks.config import BlockConfig
 from lightning_app.blocks.masks import Mask, causal_mask
 from lightning_app.blocks.stack import Stack, StackSpec
 from lightning_app.models.heads import (
@@ -16,7 +16,7 @@ from lightning_app.models.heads import (
     build_model,
 )
 from lightning_app.models.initialization import initialize
-from lightning_app.models.transformer import BlockStack
+from lightning_app.models.stack import BlockStack
 
 Model = TypeVar("Model", bound=nn.Module)
 

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from lightning_app import Block, Decoder, Encoder, UserError
-from lightning_app.blocks.block_config import BlockConfig
+from lightning_app.blocks.config import BlockConfig
 from lightning_app.blocks.masks import causal_mask, padding_mask
 from lightning_app.blocks.presets import PRESETS
 from lightning_app.blocks.presets.registry import Preset
 from lightning_app.blocks.residual import Gain, ResidualSpec
 from lightning_app.blocks.stack import Stack, StackSpec, around, same_block
-from lightning_app.models.transformer import BlockStack
+from lightning_app.models.stack import BlockStack
 from tests.tiny import causal_model, masked_model, randomise, translator
 
 SIZES: dict[str, Any] = {"dim": 10, "heads": 2, "ff_dim": 13}

@@ -10,9 +10,9 @@ import pytest
 
 import lightning_app
 from lightning_app import RunResult
-from lightning_app.ablation.grid_spec import read_spec
 from lightning_app.api import grids
-from tests.analysis.conftest import FakeGrid, typical
+from lightning_app.config.grid import read_spec
+from tests.report.conftest import FakeGrid, typical
 
 SHOWN = ("Block", "Encoder", "Decoder", "fit", "run_grid", "results", "compare", "load_run")
 METHODS = ("TrainedRun.translate", "TrainedRun.generate", "TrainedRun.score")

@@ -9,10 +9,10 @@ import pytest
 import yaml
 
 from lightning_app import RunResult, UserError, fit
-from lightning_app.ablation.supervision.locks import run_lock
 from lightning_app.cli import main
-from lightning_app.module import TransformerModule
-from lightning_app.run_folder import RunFolder
+from lightning_app.runs.folder import RunFolder
+from lightning_app.runs.locks import run_lock
+from lightning_app.training.module import TransformerModule
 
 
 def test_it_equals_the_command(translation: RunResult, monkeypatch: pytest.MonkeyPatch) -> None:

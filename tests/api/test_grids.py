@@ -18,12 +18,12 @@ from filelock import FileLock
 from scipy import stats
 
 from lightning_app import UserError, compare, plugins, results, run_grid
-from lightning_app.ablation.grid_spec import read_spec
-from lightning_app.analysis.publish import publish
-from lightning_app.analysis.read_results import read_results
 from lightning_app.cli import main
-from tests.analysis.conftest import BASE, PRESET, SEED, WARMUP, FakeGrid, Outcome, typical
-from tests.analysis.glue_grid import Scores, glue_grid, learned
+from lightning_app.config.grid import read_spec
+from lightning_app.report.results import read_results
+from lightning_app.report.write import publish
+from tests.report.conftest import BASE, PRESET, SEED, WARMUP, FakeGrid, Outcome, typical
+from tests.report.glue_grid import Scores, glue_grid, learned
 
 AXES = {SEED: [1, 2, 3, 4, 5, 6], PRESET: ["post_ln", "pre_ln"], WARMUP: [0, 60]}
 

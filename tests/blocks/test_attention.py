@@ -13,11 +13,11 @@ from lightning_app.blocks.attention import (
     Shaping,
     ShapingSpec,
 )
-from lightning_app.blocks.kernels import QueryKeySums
+from lightning_app.blocks.kernels.choose import QueryKeySums
+from lightning_app.blocks.kernels.stored import StoredScores
 from lightning_app.blocks.masks import Mask, causal_mask, padding_mask
+from lightning_app.blocks.placed import rotate, rotation
 from lightning_app.blocks.residual import Gain
-from lightning_app.blocks.rotary import rotate, rotation
-from lightning_app.blocks.stored_maps import StoredScores
 from tests import reference, tiny
 
 BATCH, LENGTH, HEADS, DIM = 3, 7, 2, 5

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from lightning_app.blocks.auxiliary import AuxiliaryTerms, Term, auxiliary_terms
+from lightning_app.blocks.spans import AuxiliaryTerms, Term, auxiliary_terms
 
 
 class Penalised(nn.Linear, AuxiliaryTerms):

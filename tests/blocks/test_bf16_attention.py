@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightning_app.blocks import bf16_attention
-from lightning_app.blocks.bf16_attention import FEW_KEYS, Bf16Attention
-from lightning_app.blocks.kernels import attend, attention_form
+from lightning_app.blocks.kernels import stored
+from lightning_app.blocks.kernels.choose import attend, attention_form
+from lightning_app.blocks.kernels.stored import FEW_KEYS, Bf16Attention
 from lightning_app.blocks.masks import Mask, causal_mask, full_mask, padding_mask
 
 CPU = torch.device("cpu")
@@ -100,9 +100,7 @@ def test_errors_are_of_the_size_of_those_of_sdpa() -> None:
 def test_when_it_is_used(used, dtype, autocast, keys, grad, monkeypatch) -> None:
     calls = []
     real = Bf16Attention.apply
-    monkeypatch.setattr(
-        bf16_attention.Bf16Attention, "apply", lambda *x: calls.append(x) or real(*x)
-    )
+    monkeypatch.setattr(stored.Bf16Attention, "apply", lambda *x: calls.append(x) or real(*x))
     query, key, value = leaves(keys=keys, dtype=dtype)
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast), torch.set_grad_enabled(grad):
         heads = attend(query, key, value, full_mask(keys, CPU), 0.0)

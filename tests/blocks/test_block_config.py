@@ -8,21 +8,21 @@ from typing import Any
 import pytest
 import torch
 
-from lightning_app.blocks.adaptive_span import AdaptiveSpan
 from lightning_app.blocks.attention import AttentionSpec, ProjectionGains, ShapingSpec
-from lightning_app.blocks.block_config import BlockConfig
-from lightning_app.blocks.halting import HaltingSpec
+from lightning_app.blocks.config import BlockConfig
 from lightning_app.blocks.masks import padding_mask
 from lightning_app.blocks.memory import MemorySpec
 from lightning_app.blocks.presets import PRESETS
 from lightning_app.blocks.residual import Gain
+from lightning_app.blocks.spans import AdaptiveSpan
 from lightning_app.blocks.stack import Stack, StackSpec
-from lightning_app.blocks.window import LocalisedSpan
-from lightning_app.errors import UserError
+from lightning_app.blocks.steps import HaltingSpec
+from lightning_app.blocks.windows import LocalisedSpan
+from lightning_app.core.errors import UserError
 from lightning_app.models.embedding import EmbeddingSpec
 from lightning_app.models.heads import EncoderDecoder
 from lightning_app.models.initialization import initialize
-from lightning_app.models.transformer import BlockStack
+from lightning_app.models.stack import BlockStack
 from tests import tiny
 from tests.noted import noted
 

@@ -10,7 +10,7 @@ import pytest
 from lightning_app import Block, Decoder, Encoder, UserError
 from lightning_app.blocks.attention import AttentionSpec
 from lightning_app.blocks.block import BlockSpec, InitSpec
-from lightning_app.blocks.block_config import BlockConfig
+from lightning_app.blocks.config import BlockConfig
 from lightning_app.blocks.presets import PRESETS, Preset
 from lightning_app.blocks.residual import Gain, ResidualSpec
 from lightning_app.blocks.stack import Stack, StackSpec, around, same_block

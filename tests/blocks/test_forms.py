@@ -9,8 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from lightning_app.blocks import tiling
-from lightning_app.blocks.kernels import (
+from lightning_app.blocks.kernels import tiled
+from lightning_app.blocks.kernels.choose import (
     MOST_SHAPED,
     SHORT,
     Form,
@@ -22,9 +22,9 @@ from lightning_app.blocks.kernels import (
     shape_map,
     stores_map,
 )
+from lightning_app.blocks.kernels.stored import MapGains
+from lightning_app.blocks.kernels.tiled import ReversibleScores
 from lightning_app.blocks.masks import Mask, causal_mask, full_mask, mask_of, padding_mask
-from lightning_app.blocks.reversible_scores import ReversibleScores
-from lightning_app.blocks.stored_maps import MapGains
 
 CPU = torch.device("cpu")
 MAPLESS: tuple[Form, ...] = ("reversible", "blocked")
@@ -39,7 +39,7 @@ Layers = list[tuple[Tensor, Tensor, Tensor]]
 @pytest.fixture(autouse=True)
 def _small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Several tiles a map, and several heads a tile."""
-    monkeypatch.setattr(tiling, "TILE", 40)
+    monkeypatch.setattr(tiled, "TILE", 40)
 
 
 @st.composite

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightning_app.blocks.auxiliary import auxiliary_terms
-from lightning_app.blocks.halting import Halting, HaltingSpec, Pondering
+from lightning_app.blocks.spans import auxiliary_terms
+from lightning_app.blocks.steps import Halting, HaltingSpec, Pondering
 
 pytestmark = pytest.mark.usefixtures("float64")
 DIM = 3

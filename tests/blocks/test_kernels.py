@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from lightning_app.blocks.kernels import (
+from lightning_app.blocks.kernels.choose import (
     PlainScores,
     QueryKeySums,
     attend,
@@ -13,7 +13,7 @@ from lightning_app.blocks.kernels import (
     shape_map,
 )
 from lightning_app.blocks.masks import Mask, causal_mask, full_mask, mask_of, padding_mask
-from lightning_app.blocks.rotary import rotate, rotation
+from lightning_app.blocks.placed import rotate, rotation
 from tests import reference
 
 BATCH, HEADS, QUERIES, KEYS, DIM = 3, 2, 5, 7, 11

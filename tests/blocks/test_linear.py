@@ -5,13 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_app.blocks import linear as module
-from lightning_app.blocks.linear import (
-    Linear,
-    gradient_of_weight,
-    linear,
-    product,
-    takes_onednn,
-)
+from lightning_app.blocks.linear import Linear, gradient_of_weight, linear, product, takes_onednn
 
 SHAPES = [(1, 1, 1), (5, 7, 3), (2, 3, 11, 4), (64, 32, 48), (40, 3, 50)]
 """The last one's gradient by the weight is computed transposed."""

@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lightning_app.blocks import recomputed_norms as module
+from lightning_app.blocks.kernels import norms as module
+from lightning_app.blocks.kernels.norms import NormOutputs, recomputed_norms, saves_memory
 from lightning_app.blocks.norm import Norm, build_norm
 from lightning_app.blocks.presets import PRESETS
-from lightning_app.blocks.recomputed_norms import NormOutputs, recomputed_norms, saves_memory
-from lightning_app.module import compile_blocks
+from lightning_app.training.module import compile_blocks
 from tests import tiny
 
 NORMS: tuple[Norm, ...] = ("layer_norm", "rms_norm")

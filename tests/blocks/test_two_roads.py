@@ -12,16 +12,16 @@ from torch import Tensor, nn
 
 from lightning_app.blocks.attention import Attention, AttentionSpec, ProjectionGains, ShapingSpec
 from lightning_app.blocks.block import Block, BlockSpec, Call, Carries
-from lightning_app.blocks.block_config import BlockConfig
-from lightning_app.blocks.kernels import PlainScores, QueryKeySums
+from lightning_app.blocks.config import BlockConfig
+from lightning_app.blocks.kernels.choose import PlainScores, QueryKeySums
 from lightning_app.blocks.masks import Mask, causal_mask, full_mask, mask_of, padding_mask
 from lightning_app.blocks.norm import build_norm
+from lightning_app.blocks.placed import rotation
 from lightning_app.blocks.presets import PRESETS
 from lightning_app.blocks.residual import Gain, LearnedGain, ResidualSpec, Stream
-from lightning_app.blocks.rotary import rotation
 from lightning_app.blocks.stack import Stack, StackSpec
-from lightning_app.models.admin_init import profile
-from lightning_app.models.transformer import BlockStack
+from lightning_app.models.initialization import profile
+from lightning_app.models.stack import BlockStack
 from tests import tiny
 
 pytestmark = pytest.mark.usefixtures("float64")

@@ -4,10 +4,10 @@ import re
 
 import pytest
 
-from lightning_app.analysis.exports.bibliography import bibliography, cited
 from lightning_app.blocks.presets import PRESETS
 from lightning_app.models.heads import ArchitectureConfig
-from lightning_app.optim import OptimizerConfig, ScheduleConfig
+from lightning_app.models.optim import OptimizerConfig, ScheduleConfig
+from lightning_app.report.bibliography import bibliography, cited
 
 ENTRIES = bibliography()
 NUMBER = re.compile(r"\d{4}\.\d{4,5}")

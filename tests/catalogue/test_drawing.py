@@ -11,23 +11,19 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import pytest
 
-from lightning_app.blocks.adaptive_span import AdaptiveSpan
 from lightning_app.blocks.attention import AttentionSpec, ProjectionGains, ShapingSpec
 from lightning_app.blocks.block import BlockSpec, InitSpec
 from lightning_app.blocks.memory import MemorySpec
 from lightning_app.blocks.norm import NORM_KINDS
 from lightning_app.blocks.residual import RESIDUAL_RULES, Gain, PlainSum, ResidualSpec
+from lightning_app.blocks.spans import AdaptiveSpan
 from lightning_app.blocks.stack import StackSpec
-from lightning_app.blocks.window import LocalisedSpan
-from lightning_app.catalogue import draw_attention, draw_stack
-from lightning_app.catalogue.draw_stack import stack_drawing
-from lightning_app.catalogue.drawing import Factor
-from lightning_app.catalogue.folding import Side, number
-from lightning_app.catalogue.sentences import description
-from lightning_app.catalogue.specification import specification_lines
+from lightning_app.blocks.windows import LocalisedSpan
+from lightning_app.catalogue import parts
+from lightning_app.catalogue.parts import Factor, Side, description, number, stack_drawing
 from lightning_app.catalogue.svg import picture
-from lightning_app.catalogue.text import text_lines
-from lightning_app.registry import registering, remove_parts
+from lightning_app.catalogue.text import specification_lines, text_lines
+from lightning_app.core.registry import registering, remove_parts
 from tests.catalogue.variants import CASES, drawn, stacks, with_blocks
 
 WAYS = ("text", "picture", "sentences", "specification")
@@ -243,13 +239,13 @@ def test_an_unknown_choice_is_shown_by_its_name(part: str, field: str, words: st
 
 def test_every_field_has_a_place_in_a_drawing() -> None:
     known = {
-        StackSpec: draw_stack._STACK,
-        BlockSpec: draw_stack._BLOCK,
-        ResidualSpec: draw_stack._RESIDUAL,
-        Gain: draw_stack._GAIN,
-        InitSpec: ("distribution", *draw_stack._INIT),
-        AttentionSpec: draw_attention._ATTENTION,
-        ShapingSpec: draw_attention._SHAPING,
+        StackSpec: parts._STACK,
+        BlockSpec: parts._BLOCK,
+        ResidualSpec: parts._RESIDUAL,
+        Gain: parts._GAIN,
+        InitSpec: ("distribution", *parts._INIT),
+        AttentionSpec: parts._ATTENTION,
+        ShapingSpec: parts._SHAPING,
     }
     for kind, names in known.items():
         assert {field.name for field in fields(kind)} == set(names)

@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 from lightning_app.blocks.presets import PRESETS
-from lightning_app.catalogue.draw_stack import stack_drawing
+from lightning_app.catalogue.parts import stack_drawing
 from lightning_app.catalogue.text import text_lines
 from tests.catalogue.variants import CASES, VECTOR, drawn, stacks, with_blocks
 

@@ -5,13 +5,11 @@ from dataclasses import replace
 from typing import Any
 
 from lightning_app.blocks.attention import ProjectionGains
-from lightning_app.blocks.halting import HaltingSpec
 from lightning_app.blocks.presets import PRESETS
 from lightning_app.blocks.residual import Gain
 from lightning_app.blocks.stack import Stack, StackSpec, carry_scores
-from lightning_app.catalogue.draw_stack import stack_drawing
-from lightning_app.catalogue.drawing import Drawing
-from lightning_app.catalogue.folding import Side
+from lightning_app.blocks.steps import HaltingSpec
+from lightning_app.catalogue.parts import Drawing, Side, stack_drawing
 
 VECTOR = Gain(value=0.5, learned=True, vector=True, profiled=True)
 

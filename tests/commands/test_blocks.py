@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from lightning_app.blocks.block_config import BlockConfig
+from lightning_app.blocks.config import BlockConfig
 from lightning_app.blocks.presets import PRESETS
 from lightning_app.catalogue.presets import parameter_ratios, resolve_preset, stack_parameters
-from lightning_app.catalogue.specification import specification_lines
 from lightning_app.catalogue.svg import picture
+from lightning_app.catalogue.text import specification_lines
 from lightning_app.cli import main
 from lightning_app.commands.blocks import table_rows
-from lightning_app.commands.read_config import read_config
 from lightning_app.models.heads import ArchitectureConfig
+from lightning_app.training.resolving import read_config
 from tests.catalogue.variants import drawn, stacks
 
 

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+from lightning_app.api.trained import ids_of, text_of
 from lightning_app.cli import main
 from lightning_app.data.prepare import prepare
 from lightning_app.data.tokenizer import EOS, Bytes
-from lightning_app.trained.generating import ids_of, text_of
 from tests.runs import data, module, trainer
 
 

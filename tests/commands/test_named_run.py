@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from lightning_app.ablation.run import Run
 from lightning_app.cli import main
-from lightning_app.commands.named_run import EVALUATION_FLAGS, evaluation_words, find_run
-from lightning_app.commands.threads import VARIABLES
-from lightning_app.errors import UserError
-from lightning_app.parser import config_parser
+from lightning_app.commands.recorded import EVALUATION_FLAGS, evaluation_words, find_run
+from lightning_app.commands.words import VARIABLES
+from lightning_app.core.errors import UserError
+from lightning_app.training.parser import config_parser
+from lightning_app.training.run import Run
 from tests.records import unseal
 
 pytestmark = pytest.mark.xdist_group("trained")

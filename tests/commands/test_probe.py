@@ -14,15 +14,15 @@ import torch
 import yaml
 from torch import Tensor
 
-from lightning_app.ablation.run import Run
 from lightning_app.cli import main
 from lightning_app.commands.arguments import overrides_of
 from lightning_app.commands.probe import build, probe_name, second_moments, variant_names
-from lightning_app.config import resolve
-from lightning_app.datamodule import TextDataModule
-from lightning_app.experiment import cell_id
-from lightning_app.module import TransformerModule
+from lightning_app.config.experiment import cell_id
 from lightning_app.probes.probe import probe
+from lightning_app.training.config import resolve
+from lightning_app.training.datamodule import TextDataModule
+from lightning_app.training.module import TransformerModule
+from lightning_app.training.run import Run
 
 BASE = Path("ablations/base/synthetic.yaml").resolve()
 MLM = Path("ablations/base/synthetic_mlm.yaml").resolve()
@@ -189,7 +189,7 @@ def test_theory_has_its_own_folder(monkeypatch, words: list[str], expected: str)
         asked.append(out)
         return 1
 
-    monkeypatch.setattr("lightning_app.theory.run.run_theory", run_theory)
+    monkeypatch.setattr("lightning_app.lab.theory.run.run_theory", run_theory)
     assert main(["probe", "--theory", *words]) == 1
     assert asked == [Path(expected)]
 

@@ -12,9 +12,8 @@ import pytest
 
 from lightning_app.blocks.presets import PRESETS
 from lightning_app.cli import main
-from lightning_app.commands.arguments import build_parser
+from lightning_app.commands.arguments import SHELLS, build_parser
 from lightning_app.commands.completion import preset_names
-from lightning_app.commands.options import SHELLS
 
 LATER = "mkdir experiments/mine/runs/two"
 OFFERED = {

@@ -9,8 +9,8 @@ import pytest
 import yaml
 
 from lightning_app.cli import main
-from lightning_app.commands.diff import compare_runs, differing
 from lightning_app.commands.recorded import read_run
+from lightning_app.commands.run import compare_runs, differing
 from tests.records import reseal, unseal
 
 pytestmark = pytest.mark.xdist_group("trained")

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from lightning_app.ablation.supervision.workers import most_threads
 from lightning_app.commands.arguments import parse_arguments
-from lightning_app.commands.threads import VARIABLES, use_threads
+from lightning_app.commands.words import VARIABLES, use_threads
+from lightning_app.grids.workers import most_threads
 
 
 @pytest.fixture(autouse=True)

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from lightning_app.data import batching
 from lightning_app.data.batching import EpochSampler, ResumableLoader, padded
-from lightning_app.data.token_batching import equal_batches
+from lightning_app.data.prepare import equal_batches
 from lightning_app.tasks.translation import TranslationBatch
 
 

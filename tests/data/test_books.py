@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 
 from lightning_app.cli import main
+from lightning_app.core.errors import UserError
 from lightning_app.data.config import DataConfig
-from lightning_app.data.corpora import books
+from lightning_app.data.corpora import texts
 from lightning_app.data.prepare import prepare
 from lightning_app.data.sources import locate, read
-from lightning_app.errors import UserError
 from tests.documents import BOOKS, write_books
 
 
@@ -34,9 +34,9 @@ def test_each_book_and_each_article_is_a_document(tmp_path: Path) -> None:
 def test_books_end_at_the_limit(tmp_path: Path, monkeypatch) -> None:
     first = BOOKS[: BOOKS.index("# Title: Two")]
     write_books(tmp_path)
-    monkeypatch.setattr(books, "MOST_BYTES", len(first))
+    monkeypatch.setattr(texts, "MOST_BYTES", len(first))
     assert read(locate(config(tmp_path)), config(tmp_path)).documents["train"] == [0, 3, 5]
-    monkeypatch.setattr(books, "MOST_BYTES", len(first) - 1)
+    monkeypatch.setattr(texts, "MOST_BYTES", len(first) - 1)
     with pytest.raises(UserError, match=r"train\.txt: no book that begins with a line '# Title: "):
         read(locate(config(tmp_path)), config(tmp_path))
 

@@ -2,9 +2,9 @@ from dataclasses import asdict
 
 import pytest
 
+from lightning_app.core.errors import UserError
 from lightning_app.data.config import DataConfig
-from lightning_app.errors import UserError
-from lightning_app.parser import config_parser
+from lightning_app.training.parser import config_parser
 
 
 @pytest.mark.parametrize(

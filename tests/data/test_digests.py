@@ -6,13 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from lightning_app.core.errors import UserError
 from lightning_app.data.config import DataConfig
 from lightning_app.data.corpora import iwslt14
-from lightning_app.data.digests import LIST, find_damage
 from lightning_app.data.prepare import PreparedCorpus, prepare
-from lightning_app.data.sources import corpus_digest, locate
-from lightning_app.datamodule import TextDataModule
-from lightning_app.errors import UserError
+from lightning_app.data.sources import LIST, corpus_digest, find_damage, locate
+from lightning_app.training.datamodule import TextDataModule
 from tests.bits import flip
 
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import datasets
 import pytest
 
+from lightning_app.core.errors import UserError
 from lightning_app.data.config import DataConfig
 from lightning_app.data.corpora import iwslt14
 from lightning_app.data.sources import locate, read
-from lightning_app.errors import UserError
 
 TEST_SETS = ("TED.dev2010", "TEDX.dev2012", "TED.tst2010", "TED.tst2011", "TED.tst2012")
 

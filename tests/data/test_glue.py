@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from lightning_app.core.errors import UserError
 from lightning_app.data.config import CORPORA, DataConfig
 from lightning_app.data.corpora.glue import GlueReader
 from lightning_app.data.prepare import prepare
 from lightning_app.data.sources import locate, read, require_test
-from lightning_app.errors import UserError
 from lightning_app.scores.glue import GLUE_TASKS
-from lightning_app.task_facts import GLUE_CORPORA
+from lightning_app.scores.task_facts import GLUE_CORPORA
 from tests import tables
 
 NAMES = list(GLUE_CORPORA)

@@ -13,19 +13,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lightning_app.data import folders
+from lightning_app.core.errors import UserError
 from lightning_app.data import prepare as module
+from lightning_app.data import sources
 from lightning_app.data.columns import also_in_train, row_kind
-from lightning_app.data.config import DataConfig
+from lightning_app.data.config import DataConfig, Splits
 from lightning_app.data.prepare import PreparedCorpus, corpus_summary, prepare
-from lightning_app.data.splits import Splits
 from lightning_app.data.tokenizer import EOS, sha256, unigram_entropy
-from lightning_app.errors import UserError
 
 PREPARE = """
 import json, sys
 from lightning_app.data.config import DataConfig
-from lightning_app.data.splits import Splits
+from lightning_app.data.config import Splits
 from lightning_app.data.prepare import prepare
 fields = json.loads(sys.argv[1])
 fields["splits"] = Splits(**fields["splits"])
@@ -286,7 +285,7 @@ def test_read_only_cache(write_pairs, text_config, monkeypatch, number: int):
     def refuse(*_: object, **__: object) -> None:
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr(folders.Path, "touch", refuse)
+    monkeypatch.setattr(sources.Path, "touch", refuse)
     with pytest.raises(UserError, match=r"cache: cannot be written to"):
         prepare(text_config(write_pairs()))
 
@@ -294,8 +293,8 @@ def test_read_only_cache(write_pairs, text_config, monkeypatch, number: int):
 def test_prepared_corpus_is_read_from_a_read_only_cache(write_pairs, text_config, monkeypatch):
     config = text_config(write_pairs())
     one = prepare(config)
-    monkeypatch.setattr(folders, "FileLock", lambda *_: pytest.fail("took a lock"))
-    monkeypatch.setattr(folders.Path, "touch", lambda *_: pytest.fail("wrote"))
+    monkeypatch.setattr(sources, "FileLock", lambda *_: pytest.fail("took a lock"))
+    monkeypatch.setattr(sources.Path, "touch", lambda *_: pytest.fail("wrote"))
     assert prepare(config) == one
 
 

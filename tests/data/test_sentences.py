@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from lightning_app.core.errors import UserError
 from lightning_app.data.config import DataConfig
 from lightning_app.data.prepare import PreparedCorpus, corpus_summary, prepare
-from lightning_app.data.sentences import sentences_of, split_sentences
+from lightning_app.data.sources import sentences_of, split_sentences
 from lightning_app.data.tokenizer import EOS
-from lightning_app.errors import UserError
 
 TEXT = (
     "The dog sees. The cat runs.\nAll of it.\n\n# A heading\n\nA house is big! Is it? yes it is\n"

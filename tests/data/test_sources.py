@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from lightning_app.data import download
-from lightning_app.data.config import DataConfig
+from lightning_app.core.errors import UserError
+from lightning_app.data import sources
+from lightning_app.data.config import DataConfig, Splits
 from lightning_app.data.sources import corpus_digest, locate, read, read_lines, require_test
-from lightning_app.data.splits import Splits
-from lightning_app.errors import UserError
 
 
 def load(config: DataConfig):
@@ -197,7 +196,7 @@ def test_digest_knows_which_file_is_which(write_pairs, text_config):
 
 
 def test_digest_downloads_nothing_unless_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(download, "fetch", lambda *_: pytest.fail("downloaded"))
+    monkeypatch.setattr(sources, "fetch", lambda *_: pytest.fail("downloaded"))
     for given in (
         DataConfig(name="iwslt14"),
         DataConfig(name="iwslt14", root="hf://someone/talks"),

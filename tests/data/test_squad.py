@@ -10,12 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lightning_app.data.config import CORPORA, DataConfig
+from lightning_app.core.errors import UserError
+from lightning_app.data.config import CORPORA, DataConfig, Splits
 from lightning_app.data.corpora.squad import SquadReader
 from lightning_app.data.prepare import corpus_summary, prepare
 from lightning_app.data.sources import corpus_digest, locate, read, require_test
-from lightning_app.data.splits import Splits
-from lightning_app.errors import UserError
 from tests import questions
 
 NAMES = list(questions.VERSIONS)

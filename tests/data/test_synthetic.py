@@ -5,7 +5,7 @@ import time
 import pytest
 
 from lightning_app.data.synthetic import sentences
-from lightning_app.data.synthetic.morphology import (
+from lightning_app.data.synthetic.forms import (
     ACC,
     DAT,
     ER,
@@ -19,9 +19,11 @@ from lightning_app.data.synthetic.morphology import (
     Clause,
     Phrase,
     Words,
+    english_clause,
+    german_final,
+    german_second,
 )
 from lightning_app.data.synthetic.sentences import Grammar
-from lightning_app.data.synthetic.word_order import english_clause, german_final, german_second
 
 WORDS = Words()
 NOUNS = {noun.german[0][NOM]: noun for of in WORDS.nouns.values() for noun in of}

@@ -3,8 +3,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_app.data import token_batching
-from lightning_app.data.token_batching import equal_batches, global_batches, share
+from lightning_app.data import prepare
+from lightning_app.data.prepare import equal_batches, global_batches, share
 
 LENGTHS = st.lists(st.tuples(st.integers(1, 40), st.integers(1, 40)), min_size=1, max_size=80)
 
@@ -74,7 +74,7 @@ def test_less_padding_than_in_order_of_source_and_target(budget: int):
         return 1 - (source.sum() + target.sum()) / places
 
     order = np.lexsort((target, source))
-    plain = token_batching._cut(order, np.maximum(source, target)[order], budget)
+    plain = prepare._cut(order, np.maximum(source, target)[order], budget)
     assert padding(global_batches(source, target, budget)) < 0.7 * padding(plain)
 
 

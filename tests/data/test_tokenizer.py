@@ -10,6 +10,7 @@ import sentencepiece
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lightning_app.core.errors import UserError
 from lightning_app.data import tokenizer
 from lightning_app.data.config import TokenizerKind
 from lightning_app.data.tokenizer import (
@@ -25,7 +26,6 @@ from lightning_app.data.tokenizer import (
     unigram_entropy,
     windows_in_train,
 )
-from lightning_app.errors import UserError
 
 LINES = ["the dog sees the cat .", "the cat sleeps , often .", "a small house"] * 5
 

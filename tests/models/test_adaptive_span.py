@@ -8,18 +8,22 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lightning_app.blocks import adaptive_span, fold
-from lightning_app.blocks.adaptive_span import AdaptiveSpan, SpanMask
+from lightning_app.blocks import spans, windows
 from lightning_app.blocks.attention import Attention, ShapingSpec
-from lightning_app.blocks.auxiliary import auxiliary_terms
-from lightning_app.blocks.block_config import BlockConfig
-from lightning_app.blocks.kernels import attention_form
-from lightning_app.blocks.score_map import softmax_map
+from lightning_app.blocks.config import BlockConfig
+from lightning_app.blocks.kernels.choose import attention_form
+from lightning_app.blocks.kernels.shaped import softmax_map
+from lightning_app.blocks.spans import AdaptiveSpan, SpanMask, auxiliary_terms
 from lightning_app.blocks.stack import Stack
-from lightning_app.blocks.window import LocalisedSpan, LocalMask
-from lightning_app.optim import OPTIMIZERS, OptimizerConfig, build_optimizer, parameter_groups
-from lightning_app.probes.activation_hooks import scores
-from lightning_app.probes.gains import learned_gains
+from lightning_app.blocks.windows import LocalisedSpan, LocalMask
+from lightning_app.models.optim import (
+    OPTIMIZERS,
+    OptimizerConfig,
+    build_optimizer,
+    parameter_groups,
+)
+from lightning_app.probes.hooks import scores
+from lightning_app.probes.probe import learned_gains
 from tests import tiny
 from tests.reference import REFERENCE, Reference, predict_masked, predict_next, translate
 from tests.slopes import check_slopes
@@ -35,8 +39,8 @@ NO_CENTRE = ShapingSpec(alpha=1.0, beta=1.0, gamma=None)
 @pytest.fixture(autouse=True)
 def _small_folds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Texts of a few tokens are folded, and windows trimmed to the token."""
-    monkeypatch.setattr(fold, "FEWEST", 1)
-    monkeypatch.setattr(adaptive_span, "TRIM", 1)
+    monkeypatch.setattr(windows, "FEWEST", 1)
+    monkeypatch.setattr(spans, "TRIM", 1)
 
 
 def block(preset: str, **changes: Any) -> BlockConfig:

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightning_app.blocks.block_config import BlockConfig
+from lightning_app.blocks.config import BlockConfig
 from lightning_app.blocks.presets import PRESETS
 from lightning_app.blocks.residual import LearnedGain
-from lightning_app.models.admin_init import needs_profiling, profile
+from lightning_app.models.initialization import needs_profiling, profile
 from tests import reference, tiny
 from tests.reference import Array, Layer, SubLayer
 

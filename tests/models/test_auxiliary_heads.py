@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lightning_app.blocks.auxiliary import at_step, auxiliary_terms
-from lightning_app.errors import UserError
+from lightning_app.blocks.spans import at_step, auxiliary_terms
+from lightning_app.core.errors import UserError
 from lightning_app.models.auxiliary_heads import (
     AuxiliaryHeads,
     AuxiliarySpec,
@@ -20,9 +20,8 @@ from lightning_app.models.auxiliary_heads import (
     after_next,
     watched,
 )
-from lightning_app.objectives.auxiliary_sums import sums_of_all_heads
-from lightning_app.objectives.base import LossSums, ObjectiveConfig
-from lightning_app.objectives.chunked_cross_entropy import output_sums
+from lightning_app.models.loss import LossSums, ObjectiveConfig, sums_of_all_heads
+from lightning_app.models.output_loss import output_sums
 from lightning_app.tasks.masked_lm import MaskedBatch, MaskedLanguageModelling
 from lightning_app.tasks.translation import Translation, TranslationBatch
 from tests import tiny

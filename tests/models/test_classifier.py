@@ -7,15 +7,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lightning_app.bench.bert_peers import bert_classifier
-from lightning_app.bench.peers import linears
-from lightning_app.blocks.block_config import BlockConfig
+from lightning_app.blocks.config import BlockConfig
 from lightning_app.blocks.presets import PRESETS
-from lightning_app.errors import UserError
-from lightning_app.models.classifier import CUT, STD, TextClassifier
-from lightning_app.objectives.base import Evaluated, ObjectiveConfig
+from lightning_app.core.errors import UserError
+from lightning_app.lab.bench.peers import bert_classifier, linears
+from lightning_app.models.encoder_heads import CUT, STD, TextClassifier
+from lightning_app.models.loss import Evaluated, ObjectiveConfig
 from lightning_app.tasks.base import build_task
-from lightning_app.tasks.labelled_rows import LabelledBatch
+from lightning_app.tasks.labelled import LabelledBatch
 from tests import tiny
 
 LENGTHS = (7, 5, 11)

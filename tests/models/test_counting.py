@@ -6,10 +6,10 @@ import sys
 import pytest
 import torch
 
-from lightning_app.blocks.block_config import BlockConfig
+from lightning_app.blocks.config import BlockConfig
 from lightning_app.blocks.presets import PRESETS
-from lightning_app.models.counting import count_parameters
 from lightning_app.models.heads import ArchitectureConfig, build_model
+from lightning_app.models.initialization import count_parameters
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -38,8 +38,8 @@ def test_the_count_is_that_of_the_built_model(preset: str, kind: str) -> None:
 def test_counting_imports_no_compiler() -> None:
     code = (
         "import sys\n"
-        "from lightning_app.blocks.block_config import BlockConfig\n"
-        "from lightning_app.models.counting import count_parameters\n"
+        "from lightning_app.blocks.config import BlockConfig\n"
+        "from lightning_app.models.initialization import count_parameters\n"
         "from lightning_app.models.heads import ArchitectureConfig, build_model\n"
         "count_parameters(lambda: build_model(ArchitectureConfig(), BlockConfig(), 11, 0))\n"
         "sys.exit('torch._dynamo' in sys.modules)\n"

@@ -8,23 +8,23 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightning_app.blocks import fold
-from lightning_app.blocks.adaptive_span import AdaptiveSpan
+from lightning_app.blocks import windows
 from lightning_app.blocks.attention import ShapingSpec
-from lightning_app.blocks.block_config import BlockConfig
-from lightning_app.blocks.halting import HaltingSpec
-from lightning_app.blocks.kernels import attention_form
+from lightning_app.blocks.config import BlockConfig
+from lightning_app.blocks.kernels.choose import attention_form
+from lightning_app.blocks.kernels.shaped import Shape, centred
 from lightning_app.blocks.masks import document_mask
 from lightning_app.blocks.placed import within_documents
 from lightning_app.blocks.presets import PRESETS
-from lightning_app.blocks.shaped import Shape, centred
-from lightning_app.blocks.window import LocalisedSpan
+from lightning_app.blocks.spans import AdaptiveSpan
+from lightning_app.blocks.steps import HaltingSpec
+from lightning_app.blocks.windows import LocalisedSpan
 from lightning_app.models.auxiliary_heads import AuxiliarySpec, add_heads
 from lightning_app.models.heads import CausalLanguageModel
-from lightning_app.objectives.base import ObjectiveConfig
-from lightning_app.probes.maps import attention_maps
+from lightning_app.models.loss import ObjectiveConfig
+from lightning_app.probes.probe import attention_maps
 from lightning_app.tasks.base import build_task
-from lightning_app.tasks.causal_windows import CausalBatch
+from lightning_app.tasks.causal_rows import CausalBatch
 from tests import tiny
 
 pytestmark = [pytest.mark.usefixtures("float64"), pytest.mark.unchecked_shapes]
@@ -151,7 +151,7 @@ def test_spans_and_steps(
 ) -> None:
     if axis == "trimmed span" and preset == "realformer":
         preset = "post_ln"  # residual attention takes no trimming
-    monkeypatch.setattr(fold, "FEWEST", 1 if folds else 99)
+    monkeypatch.setattr(windows, "FEWEST", 1 if folds else 99)
     check(build(BlockConfig(preset=preset, **AXES[axis]), positions="learned", decoder_depth=3))
 
 

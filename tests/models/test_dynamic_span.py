@@ -9,21 +9,25 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lightning_app.blocks import fold
-from lightning_app.blocks.adaptive_span import AdaptiveSpan, SpanMask
+from lightning_app.blocks import windows
 from lightning_app.blocks.attention import Attention, ShapingSpec
-from lightning_app.blocks.auxiliary import auxiliary_terms
-from lightning_app.blocks.block_config import BlockConfig
-from lightning_app.blocks.dynamic_span import Counted, DynamicSpanMask
-from lightning_app.blocks.halting import HaltingSpec
-from lightning_app.blocks.kernels import attention_form
-from lightning_app.blocks.score_map import softmax_map
+from lightning_app.blocks.config import BlockConfig
+from lightning_app.blocks.kernels.choose import attention_form
+from lightning_app.blocks.kernels.shaped import softmax_map
+from lightning_app.blocks.spans import (
+    AdaptiveSpan,
+    Counted,
+    DynamicSpanMask,
+    SpanMask,
+    auxiliary_terms,
+)
 from lightning_app.blocks.stack import Stack
-from lightning_app.blocks.window import LocalisedSpan
-from lightning_app.models.transformer import count_tokens_of, stacks
-from lightning_app.optim import OptimizerConfig, build_optimizer
-from lightning_app.probes.activation_hooks import ActivationHooks, scores
-from lightning_app.probes.gains import dynamic_spans, learned_gains
+from lightning_app.blocks.steps import HaltingSpec
+from lightning_app.blocks.windows import LocalisedSpan
+from lightning_app.models.optim import OptimizerConfig, build_optimizer
+from lightning_app.models.stack import count_tokens_of, stacks
+from lightning_app.probes.hooks import ActivationHooks, scores
+from lightning_app.probes.probe import dynamic_spans, learned_gains
 from lightning_app.probes.table import Place
 from tests import tiny
 from tests.reference import (
@@ -48,7 +52,7 @@ NO_CENTRE = ShapingSpec(alpha=1.0, beta=1.0, gamma=None)
 @pytest.fixture(autouse=True)
 def _small_folds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Texts of a few tokens are folded."""
-    monkeypatch.setattr(fold, "FEWEST", 1)
+    monkeypatch.setattr(windows, "FEWEST", 1)
 
 
 def block(preset: str, span: dict[str, Any] | None = None, **changes: Any) -> BlockConfig:

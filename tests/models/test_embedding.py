@@ -4,11 +4,9 @@ from typing import Any
 import pytest
 import torch
 
-from lightning_app.errors import UserError
+from lightning_app.core.errors import UserError
 from lightning_app.models.embedding import Embedding, EmbeddingSpec
-from lightning_app.models.positions import POSITIONS
-from lightning_app.models.positions.learned import LearnedTable
-from lightning_app.models.positions.sinusoidal import sinusoids
+from lightning_app.models.positions import POSITIONS, LearnedTable, sinusoids
 from tests import reference, tiny
 
 DIM = 10

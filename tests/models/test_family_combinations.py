@@ -10,11 +10,11 @@ from unittest import mock
 import pytest
 import torch
 
-from lightning_app.blocks import window
-from lightning_app.blocks.adaptive_span import AdaptiveSpan
-from lightning_app.blocks.block_config import BlockConfig
-from lightning_app.blocks.halting import HaltingSpec
-from lightning_app.blocks.window import LocalisedSpan
+from lightning_app.blocks import windows
+from lightning_app.blocks.config import BlockConfig
+from lightning_app.blocks.spans import AdaptiveSpan
+from lightning_app.blocks.steps import HaltingSpec
+from lightning_app.blocks.windows import LocalisedSpan
 from lightning_app.models.heads import CausalLanguageModel
 from tests import tiny
 
@@ -91,6 +91,6 @@ def test_every_parameter_learns(preset: str, positions: str, axes: Any) -> None:
 def test_folded_blocks_are_the_dense_mask(preset: str, positions: str) -> None:
     made, tokens = model(preset, positions, LOCAL), tiny.words(2, 90)
     folded = made(tokens)
-    with mock.patch.object(window, "_fold", return_value=None):
+    with mock.patch.object(windows, "_fold", return_value=None):
         dense = made(tokens)
     torch.testing.assert_close(folded, dense, rtol=1e-10, atol=1e-10)

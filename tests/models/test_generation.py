@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from lightning_app.blocks.presets import PRESETS
-from lightning_app.models.generation import Sampling, probabilities, sample_texts
+from lightning_app.models.search import Sampling, probabilities, sample_texts
 from tests.tiny import VOCABULARY, causal_model, randomise
 
 LOGITS = torch.tensor([[0.5, 3.0, -1.0, 2.0, 2.5], [1.0, 1.0, 1.0, 1.0, 9.0]])

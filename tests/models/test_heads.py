@@ -8,8 +8,8 @@ from torch import nn
 
 from lightning_app.blocks.attention import Carry
 from lightning_app.blocks.block import Carries
-from lightning_app.blocks.block_config import BlockConfig
-from lightning_app.blocks.kernels import QueryKeySums
+from lightning_app.blocks.config import BlockConfig
+from lightning_app.blocks.kernels.choose import QueryKeySums
 from lightning_app.blocks.presets import PRESETS
 from lightning_app.blocks.residual import Stream
 from lightning_app.models.heads import ArchitectureConfig

@@ -15,7 +15,7 @@ from lightning_app.blocks.attention import (
     Shaping,
     ShapingSpec,
 )
-from lightning_app.blocks.block_config import BlockConfig
+from lightning_app.blocks.config import BlockConfig
 from lightning_app.blocks.presets import PRESETS
 from lightning_app.blocks.residual import Gain, LearnedGain
 from lightning_app.models.heads import ArchitectureConfig, build_model

@@ -7,17 +7,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lightning_app.blocks import fold
+from lightning_app.blocks import windows
 from lightning_app.blocks.attention import Attention, AttentionSpec, ShapingSpec
-from lightning_app.blocks.block_config import BlockConfig
-from lightning_app.blocks.kernels import attention_form
+from lightning_app.blocks.config import BlockConfig
+from lightning_app.blocks.kernels.choose import attention_form
+from lightning_app.blocks.kernels.shaped import softmax_map
 from lightning_app.blocks.masks import Mask, causal_mask, full_mask, padding_mask
-from lightning_app.blocks.score_map import softmax_map
 from lightning_app.blocks.stack import Stack
-from lightning_app.blocks.window import LocalisedSpan, LocalMask, Window, WindowMasks
+from lightning_app.blocks.windows import LocalisedSpan, LocalMask, Window, WindowMasks
 from lightning_app.models.embedding import EmbeddingSpec
 from lightning_app.models.heads import CausalLanguageModel
-from lightning_app.probes.activation_hooks import ActivationHooks, scores
+from lightning_app.probes.hooks import ActivationHooks, scores
 from tests import tiny
 from tests.reference import REFERENCE, Reference, predict_masked, predict_next, translate
 from tests.slopes import check_slopes
@@ -33,7 +33,7 @@ each_preset = pytest.mark.parametrize("preset", PRESETS)
 @pytest.fixture(autouse=True)
 def _small_folds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Texts of a few tokens are folded too."""
-    monkeypatch.setattr(fold, "FEWEST", 1)
+    monkeypatch.setattr(windows, "FEWEST", 1)
 
 
 def block(preset: str, span: tuple[int, int], **axes: Any) -> BlockConfig:
@@ -150,7 +150,7 @@ def test_a_chain_folds_in_every_form(preset: str, form: Any, carry: Any) -> None
         assert folded(model, lambda: model(tokens)) == 3
         ours = run()
     with pytest.MonkeyPatch.context() as patch, attention_form("plain"):
-        patch.setattr(fold, "FEWEST", 99)
+        patch.setattr(windows, "FEWEST", 99)
         assert folded(model, lambda: model(tokens)) == 0
         whole = run()
     for one, other in zip(ours, whole, strict=True):
@@ -282,7 +282,7 @@ def test_probes_see_whole_maps(carry: Any, monkeypatch: pytest.MonkeyPatch) -> N
     maps: list[list[Tensor]] = []
     tables = []
     for fewest in (1, 99):
-        monkeypatch.setattr(fold, "FEWEST", fewest)
+        monkeypatch.setattr(windows, "FEWEST", fewest)
         seen: list[Tensor] = []
 
         def hook(

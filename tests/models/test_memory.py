@@ -8,14 +8,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightning_app.blocks.adaptive_span import AdaptiveSpan
-from lightning_app.blocks.block_config import BlockConfig
-from lightning_app.blocks.halting import HaltingSpec
-from lightning_app.blocks.kernels import attention_form
+from lightning_app.blocks.config import BlockConfig
+from lightning_app.blocks.kernels.choose import attention_form
 from lightning_app.blocks.memory import MemorySpec, SegmentMemory, segment_mask
 from lightning_app.blocks.placed import Places
 from lightning_app.blocks.presets import PRESETS
-from lightning_app.blocks.window import LocalisedSpan
+from lightning_app.blocks.spans import AdaptiveSpan
+from lightning_app.blocks.steps import HaltingSpec
+from lightning_app.blocks.windows import LocalisedSpan
 from lightning_app.models.heads import CausalLanguageModel
 from tests import tiny
 from tests.reference import REFERENCE, predict_next

@@ -6,14 +6,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightning_app.bench.bert_peers import copy_bert_body
-from lightning_app.bench.peers import linears
-from lightning_app.blocks.auxiliary import auxiliary_terms
-from lightning_app.blocks.block_config import BlockConfig
+from lightning_app.blocks.config import BlockConfig
 from lightning_app.blocks.presets import PRESETS
-from lightning_app.models.masked_model import MaskedLanguageModel
-from lightning_app.models.next_sentence import NEXT, RANDOM, NextSentenceHead, add_next_sentence
-from lightning_app.objectives.base import ObjectiveConfig
+from lightning_app.blocks.spans import auxiliary_terms
+from lightning_app.lab.bench.peers import copy_bert_body, linears
+from lightning_app.models.encoder_heads import (
+    NEXT,
+    RANDOM,
+    MaskedLanguageModel,
+    NextSentenceHead,
+    add_next_sentence,
+)
+from lightning_app.models.loss import ObjectiveConfig
 from lightning_app.tasks.base import build_task
 from lightning_app.tasks.masking import MaskedBatch
 from tests import tiny

@@ -7,16 +7,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightning_app.blocks.block_config import BlockConfig
+from lightning_app.blocks.config import BlockConfig
+from lightning_app.blocks.kernels.shaped import own_scores, softmax_map
 from lightning_app.blocks.masks import Mask, causal_mask, mask_of
 from lightning_app.blocks.placed import Placed
-from lightning_app.blocks.score_map import own_scores, softmax_map
 from lightning_app.blocks.stack import StackSpec
-from lightning_app.errors import UserError
+from lightning_app.core.errors import UserError
 from lightning_app.models.heads import CausalLanguageModel, build_model
-from lightning_app.models.positions import POSITIONS, Places, Positions
-from lightning_app.models.positions.base import Place, Registry
-from lightning_app.probes.activation_hooks import ActivationHooks
+from lightning_app.models.positions import POSITIONS, Place, Places, Positions, Registry
+from lightning_app.probes.hooks import ActivationHooks
 from tests import tiny
 
 pytestmark = pytest.mark.usefixtures("float64")

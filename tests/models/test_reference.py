@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from lightning_app.blocks.attention import ProjectionGains, ShapingSpec
-from lightning_app.blocks.block_config import BlockConfig
+from lightning_app.blocks.config import BlockConfig
 from lightning_app.blocks.presets import PRESETS
 from lightning_app.blocks.residual import Gain
 from tests import tiny

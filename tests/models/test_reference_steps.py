@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightning_app.blocks.block_config import BlockConfig
-from lightning_app.blocks.halting import HaltingSpec
-from lightning_app.models.transformer import count_tokens_of, stacks
+from lightning_app.blocks.config import BlockConfig
+from lightning_app.blocks.steps import HaltingSpec
+from lightning_app.models.stack import count_tokens_of, stacks
 from tests import tiny
 from tests.models.test_reference import Parameters, check_slopes
 from tests.reference import REFERENCE, Reference, predict_masked, predict_next, translate

@@ -5,12 +5,11 @@ from typing import Any
 import pytest
 import torch
 
-from lightning_app.blocks.block_config import BlockConfig
-from lightning_app.blocks.kernels import attention_form
+from lightning_app.blocks.config import BlockConfig
+from lightning_app.blocks.kernels.choose import attention_form
 from lightning_app.blocks.masks import causal_mask
 from lightning_app.models.heads import CausalLanguageModel
-from lightning_app.models.positions import Places
-from lightning_app.models.positions.relative import RelativeTerm, ScoreBiases
+from lightning_app.models.positions import Places, RelativeTerm, ScoreBiases
 from tests import tiny
 
 pytestmark = pytest.mark.usefixtures("float64")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from lightning_app.blocks.block_config import BlockConfig
+from lightning_app.blocks.config import BlockConfig
 from lightning_app.models.heads import ArchitectureConfig, EncoderDecoder, build_model
 from lightning_app.models.search import Marks, SearchConfig, search
 

@@ -10,19 +10,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from lightning_app.blocks.adaptive_span import AdaptiveSpan
-from lightning_app.blocks.auxiliary import auxiliary_terms
-from lightning_app.blocks.block_config import BlockConfig
-from lightning_app.blocks.halting import HaltingSpec
-from lightning_app.blocks.kernels import Form, attention_form
+from lightning_app.blocks.config import BlockConfig
+from lightning_app.blocks.kernels.choose import Form, attention_form
 from lightning_app.blocks.masks import causal_mask
 from lightning_app.blocks.presets import PRESETS
 from lightning_app.blocks.residual import Gain
+from lightning_app.blocks.spans import AdaptiveSpan, auxiliary_terms
 from lightning_app.blocks.stack import Stack
+from lightning_app.blocks.steps import HaltingSpec
 from lightning_app.models.heads import CausalLanguageModel, EncoderDecoder
 from lightning_app.models.positions import Places
 from lightning_app.models.search import Marks, SearchConfig, search
-from lightning_app.models.transformer import BlockStack, count_tokens_of, stacks
+from lightning_app.models.stack import BlockStack, count_tokens_of, stacks
 from tests import tiny
 
 pytestmark = [pytest.mark.usefixtures("float64"), pytest.mark.unchecked_shapes]

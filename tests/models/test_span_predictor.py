@@ -7,13 +7,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lightning_app.bench.bert_peers import bert_like
-from lightning_app.blocks.block_config import BlockConfig
+from lightning_app.blocks.config import BlockConfig
 from lightning_app.blocks.presets import PRESETS
-from lightning_app.models.span_predictor import SpanPredictor
-from lightning_app.objectives.base import ObjectiveConfig
+from lightning_app.lab.bench.peers import bert_like
+from lightning_app.models.encoder_heads import SpanPredictor
+from lightning_app.models.loss import ObjectiveConfig
 from lightning_app.tasks.base import build_task
-from lightning_app.tasks.labelled_rows import LabelledBatch
+from lightning_app.tasks.labelled import LabelledBatch
 from tests import tiny
 from tests.models.test_classifier import BERT, LENGTHS, texts
 

@@ -4,11 +4,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lightning_app.blocks.cache import LayerCache
 from lightning_app.blocks.masks import Mask, causal_mask, full_mask, padding_mask
+from lightning_app.blocks.memory import LayerCache
 from lightning_app.blocks.presets import PRESETS
 from lightning_app.models.positions import Places
-from lightning_app.models.transformer import BlockStack
+from lightning_app.models.stack import BlockStack
 from tests import tiny
 
 pytestmark = pytest.mark.usefixtures("float64")

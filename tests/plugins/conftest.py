@@ -40,18 +40,18 @@ from lightning.pytorch import Callback
 from torch import nn
 
 from lightning_app.blocks.feed_forward import activation
-from lightning_app.blocks.learned import LearnedScalars
+from lightning_app.blocks.norm import LearnedScalars
 from lightning_app.blocks.norm import NORM_KINDS
 from lightning_app.blocks.placed import Placed
 from lightning_app.blocks.presets import preset
 from lightning_app.blocks.residual import RESIDUAL_RULES, ResidualSpec
 from lightning_app.blocks.stack import around, same_block
 from lightning_app.data.config import CORPORA
-from lightning_app.data.generated_corpus import GeneratedCorpus
+from lightning_app.data.sources import GeneratedCorpus
 from lightning_app.models.positions import POSITIONS, Positions
-from lightning_app.optim import OPTIMIZERS, schedule
+from lightning_app.models.optim import OPTIMIZERS, schedule
 from lightning_app.plugins import CALLBACKS
-from lightning_app.task_facts import TASKS, Monitored, QualityMetric, TaskFacts
+from lightning_app.scores.task_facts import TASKS, Monitored, QualityMetric, TaskFacts
 from lightning_app.tasks.base import task
 from lightning_app.tasks.causal_lm import CausalLanguageModelling
 

@@ -19,10 +19,10 @@ from torch.utils.data import RandomSampler
 from lightning_app import plugins
 from lightning_app.blocks.feed_forward import ACTIVATIONS
 from lightning_app.blocks.norm import NORM_KINDS
-from lightning_app.errors import UserError
-from lightning_app.experiment import named_by_content
-from lightning_app.mixtures import mixed, statements
-from lightning_app.plugin_imports import window
+from lightning_app.config.experiment import named_by_content
+from lightning_app.core.errors import UserError
+from lightning_app.plugins.imports import window
+from lightning_app.runs.mixtures import mixed, statements
 from tests.plugins.conftest import PARTS, Write
 from tests.plugins.test_use import config
 
@@ -341,7 +341,7 @@ def test_a_plugin_that_patches_counts_for_every_run(
 
 def test_a_plugin_that_patches_nothing(write: Write) -> None:
     """Also where everything is loaded, as in the process of a cell."""
-    importlib.import_module("lightning_app.ablation.program")
+    importlib.import_module("lightning_app.grids.program")
     assert not plugins.load(str(write(PARTS))).patches
     plugins.check_used({})
 

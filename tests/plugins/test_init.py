@@ -7,11 +7,11 @@ import pytest
 import yaml
 
 from lightning_app import plugins
-from lightning_app.ablation.grid_spec import read_spec
-from lightning_app.ablation.resolving import resolve_cell
 from lightning_app.commands.init import init_command, split_of_line
-from lightning_app.errors import UserError
+from lightning_app.config.grid import read_spec
+from lightning_app.core.errors import UserError
 from lightning_app.testing import CHECKS
+from lightning_app.training.resolving import resolve_cell
 
 PAIRS = [(f"satz {i % 350} von {i % 7}", f"sentence {i % 350} of {i % 7}") for i in range(400)]
 

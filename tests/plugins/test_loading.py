@@ -12,9 +12,9 @@ from lightning_app import plugins
 from lightning_app.blocks.norm import NORM_KINDS
 from lightning_app.cli import main
 from lightning_app.commands.arguments import parse_arguments
-from lightning_app.errors import UserError
-from lightning_app.optim import OPTIMIZERS
-from lightning_app.task_facts import TASKS
+from lightning_app.core.errors import UserError
+from lightning_app.models.optim import OPTIMIZERS
+from lightning_app.scores.task_facts import TASKS
 from lightning_app.tasks.base import task_class
 from tests.plugins.conftest import PARTS, Write
 
@@ -156,7 +156,7 @@ def test_a_module_and_its_package(
 
 
 def test_a_module_that_is_imported_already() -> None:
-    assert "is imported already" in refused("lightning_app.optim")
+    assert "is imported already" in refused("lightning_app.models.optim")
 
 
 def test_a_child_refuses_a_plugin_that_has_changed(write: Write) -> None:

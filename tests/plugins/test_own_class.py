@@ -8,21 +8,21 @@ import pytest
 import yaml
 
 from lightning_app import UserError, fit, load_run, run_grid
-from lightning_app.ablation.grid_spec import GridSpec, read_spec
-from lightning_app.ablation.import_allowlist import check_config
-from lightning_app.ablation.plan import expand
-from lightning_app.config import parse, resolve
-from lightning_app.experiment import cell_id, identity_of, named_by_content
-from lightning_app.parser import data_module, transformer_module
+from lightning_app.config.allowlist import check_config
+from lightning_app.config.experiment import cell_id, identity_of, named_by_content
+from lightning_app.config.grid import GridSpec, read_spec
+from lightning_app.grids.plan import expand
 from lightning_app.plugins import load, unload
+from lightning_app.training.config import parse, resolve
+from lightning_app.training.parser import data_module, transformer_module
 from tests.plugins.conftest import Write
 from tests.small import write_config, write_corpus
 
 CLASSES = '''
 import torch
 
-from lightning_app.datamodule import TextDataModule
-from lightning_app.module import TransformerModule
+from lightning_app.training.datamodule import TextDataModule
+from lightning_app.training.module import TransformerModule
 
 
 class Scaled(TransformerModule):
@@ -185,13 +185,14 @@ def test_classes_without_arguments_of_their_own(tree: dict[str, Any]) -> None:
         (
             "model",
             {"class_path": "mine.Apart"},
-            "model.class_path: 'mine.Apart' does not extend lightning_app.module.TransformerModule,"
-            " from which loss, metrics and checkpoints come",
+            "model.class_path: 'mine.Apart' does not extend "
+            "lightning_app.training.module.TransformerModule, from which loss, metrics and "
+            "checkpoints come",
         ),
         (
             "data",
             {"class_path": "mine.Scaled"},
-            "data.class_path: 'mine.Scaled' does not extend lightning_app.datamodule."
+            "data.class_path: 'mine.Scaled' does not extend lightning_app.training.datamodule."
             "TextDataModule, from which loss, metrics and checkpoints come",
         ),
         (

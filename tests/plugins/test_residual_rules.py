@@ -11,7 +11,7 @@ import torch
 import yaml
 
 from lightning_app import Block, plugins
-from lightning_app.blocks.block_config import BlockConfig
+from lightning_app.blocks.config import BlockConfig
 from lightning_app.blocks.residual import (
     RESIDUAL_RULES,
     Gain,
@@ -21,15 +21,13 @@ from lightning_app.blocks.residual import (
     Stream,
 )
 from lightning_app.blocks.stack import Stack, StackSpec, around, same_block
-from lightning_app.catalogue.draw_stack import stack_drawing
-from lightning_app.catalogue.sentences import description
-from lightning_app.catalogue.specification import specification_lines
+from lightning_app.catalogue.parts import description, stack_drawing
 from lightning_app.catalogue.svg import picture
-from lightning_app.catalogue.text import text_lines
+from lightning_app.catalogue.text import specification_lines, text_lines
 from lightning_app.cli import main
-from lightning_app.errors import UserError
+from lightning_app.core.errors import UserError
 from lightning_app.models.initialization import initialize
-from lightning_app.probes.gains import learned_gains
+from lightning_app.probes.probe import learned_gains
 from lightning_app.testing import check_preset, small_models
 from tests.plugins.conftest import Write
 
@@ -39,7 +37,7 @@ RULES = """
 import torch
 from torch import nn
 
-from lightning_app.blocks.learned import LearnedScalars
+from lightning_app.blocks.norm import LearnedScalars
 from lightning_app.blocks.presets import preset
 from lightning_app.blocks.residual import RESIDUAL_RULES, ResidualSpec
 from lightning_app.blocks.stack import around, same_block

@@ -2,7 +2,7 @@
 
 import pytest
 
-from lightning_app.errors import UserError
+from lightning_app.core.errors import UserError
 from lightning_app.testing import CHECKS, check_preset
 from tests.plugins.conftest import PARTS, Write
 

@@ -11,21 +11,22 @@ import pytest
 import torch
 import yaml
 
-from lightning_app import load_run, plugin_copies, plugins
-from lightning_app.ablation.grid_spec import read_spec
-from lightning_app.ablation.import_allowlist import check_config
-from lightning_app.ablation.plan import made_from
-from lightning_app.ablation.submit import submit_command
+from lightning_app import load_run, plugins
 from lightning_app.blocks.norm import NORM_KINDS
-from lightning_app.config import resolve
+from lightning_app.config import run_plugins
+from lightning_app.config.allowlist import check_config
+from lightning_app.config.experiment import cell_id, named_by_content, stacks_of
+from lightning_app.config.grid import read_spec
+from lightning_app.config.identity import Record, write_record
+from lightning_app.core.errors import UserError
 from lightning_app.data.config import DataConfig
 from lightning_app.data.prepare import prepare
-from lightning_app.errors import UserError
-from lightning_app.experiment import cell_id, named_by_content, stacks_of
-from lightning_app.identity.record import Record, write_record
-from lightning_app.mixtures import mixed
-from lightning_app.provenance import foreign_classes
-from lightning_app.run_folder import RunFolder
+from lightning_app.grids.plan import made_from
+from lightning_app.grids.submit import submit_command
+from lightning_app.runs.folder import RunFolder
+from lightning_app.runs.mixtures import mixed
+from lightning_app.runs.provenance import foreign_classes
+from lightning_app.training.config import resolve
 from tests.plugins.conftest import PARTS, Write
 from tests.records import result as trained_result
 from tests.small import write_corpus
@@ -114,7 +115,7 @@ def test_a_plugin_that_is_loaded_first_owns_its_own_parts_alone(write: Write) ->
     """In a process that has imported no part of the package, as at the start of a command."""
     program = (
         "import sys; from lightning_app import plugins; plugins.load(sys.argv[1]); "
-        "from lightning_app.registry import owners; "
+        "from lightning_app.core.registry import owners; "
         "print(*(owners(f'model.{key}', name) for key, name in ("
         "('block.preset', 'pre_ln'), ('block.norm', 'layer_norm'), ('optimizer.kind', 'adam'), "
         "('architecture.positions', 'rope'), ('objective.kind', 'glue'), "
@@ -180,7 +181,7 @@ def test_a_part_that_no_plugin_registers_is_refused() -> None:
 
 READER = """
 from lightning_app.data.config import CORPORA
-from lightning_app.data.corpora.text import Text
+from lightning_app.data.corpora.texts import Text
 
 from own_reader.cleaning import clean
 
@@ -275,7 +276,7 @@ def kept_run(folder: Path) -> RunFolder:
     """A run's folder as `Run` leaves it, of a cell that uses the plug-in."""
     run, tree = RunFolder(folder), config("model.block.preset", "max_post")
     run.path.mkdir()
-    plugin_copies.keep_copies(run, plugins.used_by(tree, stacks_of(tree)))
+    run_plugins.keep_copies(run, plugins.used_by(tree, stacks_of(tree)))
     write_record(run.path, Record.of(named_by_content(tree), stacks_of(tree), None))
     return run
 
@@ -286,19 +287,19 @@ def test_a_run_says_which_plugin_it_needs(write: Write, tmp_path: Path) -> None:
     run = kept_run(tmp_path / "run")
     copy = run.plugin_copies / "some_parts.py"
     assert copy.read_bytes() == path.read_bytes()
-    plugin_copies.require(run.path)
-    plugin_copies.require_of(run.checkpoint("best"))
+    run_plugins.require(run.path)
+    run_plugins.require_of(run.checkpoint("best"))
     plugins.unload("some_parts")
     for check in (
-        lambda: plugin_copies.require(run.path),
-        lambda: plugin_copies.require_of(run.checkpoint("")),
+        lambda: run_plugins.require(run.path),
+        lambda: run_plugins.require_of(run.checkpoint("")),
     ):
         with pytest.raises(UserError) as caught:
             check()
         line = f"run {run} needs the plug-in some_parts.py (sha256 {plugin.sha256}): pass --plugin"
         assert str(caught.value).startswith(line)
     plugins.load(str(copy))  # by the user's own word
-    plugin_copies.require(run.path)
+    run_plugins.require(run.path)
 
 
 def test_a_checkpoint_of_another_run_needs_the_plugins_of_that_run(
@@ -324,18 +325,18 @@ def test_a_changed_plugin_does_not_serve_a_run(write: Write, tmp_path: Path) -> 
     path.write_text(PARTS + "# changed\n")
     now = plugins.load(str(path))
     with pytest.raises(UserError, match=f"{path} has sha256 {now.sha256}"):
-        plugin_copies.require(run.path)
+        run_plugins.require(run.path)
 
 
 def test_a_run_without_plugins_needs_none(write: Write, tmp_path: Path) -> None:
     plugins.load(str(write(PARTS)))
     run, tree = RunFolder(tmp_path / "run"), config()
     run.path.mkdir()
-    plugin_copies.keep_copies(run, plugins.used_by(tree, stacks_of(tree)))
+    run_plugins.keep_copies(run, plugins.used_by(tree, stacks_of(tree)))
     write_record(run.path, Record.of(named_by_content(tree), stacks_of(tree), None))
     assert not run.plugins.exists()
     plugins.unload("some_parts")
-    plugin_copies.require(run.path)
+    run_plugins.require(run.path)
 
 
 def test_nothing_in_a_run_folder_is_executed(write: Write, tmp_path: Path) -> None:
@@ -344,19 +345,19 @@ def test_nothing_in_a_run_folder_is_executed(write: Write, tmp_path: Path) -> No
     plugins.unload("some_parts")
     (run.plugin_copies / "some_parts.py").write_text(f"open({str(marker)!r}, 'w')\n")
     with pytest.raises(UserError, match="needs the plug-in"):
-        plugin_copies.require(run.path)
+        run_plugins.require(run.path)
     assert not marker.exists()
 
 
 def test_a_mistake_names_the_plugin_that_is_missing(write: Write, tmp_path: Path) -> None:
     plugins.load(str(write(PARTS)))
     run = kept_run(tmp_path / "run")
-    with pytest.raises(UserError, match=r"^a mistake$"), plugin_copies.hinting([run.path]):
+    with pytest.raises(UserError, match=r"^a mistake$"), run_plugins.hinting([run.path]):
         raise UserError("a mistake")
     plugins.unload("some_parts")
     with (
         pytest.raises(UserError, match=r"a mistake; run .* needs"),
-        plugin_copies.hinting([run.path]),
+        run_plugins.hinting([run.path]),
     ):
         raise UserError("a mistake")
 

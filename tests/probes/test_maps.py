@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from lightning_app.blocks.attention import Attention
-from lightning_app.objectives.base import ObjectiveConfig
-from lightning_app.probes.maps import attention_maps
+from lightning_app.models.loss import ObjectiveConfig
+from lightning_app.probes.probe import attention_maps
 from lightning_app.tasks.base import build_task
 from lightning_app.tasks.masked_lm import MaskedBatch
 from lightning_app.tasks.translation import TranslationBatch

@@ -5,7 +5,7 @@ import pytest
 import torch
 from matplotlib import colormaps
 
-from lightning_app.probes.pictures import GAP, HIDDEN, SQUARE, attention_image
+from lightning_app.probes.figures import GAP, HIDDEN, SQUARE, attention_image
 
 
 def colours(image: np.ndarray) -> set[tuple[int, ...]]:

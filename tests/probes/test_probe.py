@@ -12,16 +12,22 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lightning_app.blocks.attention import ProjectionGains, ShapingSpec
-from lightning_app.blocks.block_config import BlockConfig
+from lightning_app.blocks.config import BlockConfig
 from lightning_app.blocks.presets import PRESETS
 from lightning_app.blocks.residual import Gain
-from lightning_app.objectives.base import ObjectiveConfig
-from lightning_app.probes.gains import learned_gains
-from lightning_app.probes.probe import evenly_spaced, probe, snapshot, untouched, update_ratios
+from lightning_app.models.loss import ObjectiveConfig
+from lightning_app.probes.probe import (
+    evenly_spaced,
+    learned_gains,
+    probe,
+    snapshot,
+    untouched,
+    update_ratios,
+)
 from lightning_app.probes.table import MODEL, Place, Row
-from lightning_app.task_facts import STACKS, TASKS
+from lightning_app.scores.task_facts import STACKS, TASKS
 from lightning_app.tasks.base import Task, build_task
-from lightning_app.tasks.causal_windows import CausalBatch
+from lightning_app.tasks.causal_rows import CausalBatch
 from lightning_app.tasks.masked_lm import MaskedBatch
 from lightning_app.tasks.translation import TranslationBatch
 from tests import warm

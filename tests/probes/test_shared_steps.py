@@ -8,12 +8,16 @@ import torch
 from torch import Tensor, nn
 
 from lightning_app.blocks.attention import ShapingSpec
-from lightning_app.blocks.block_config import BlockConfig
-from lightning_app.blocks.halting import HaltingSpec
-from lightning_app.models.transformer import stacks
-from lightning_app.probes.gains import layers_by_rank
-from lightning_app.probes.maps import attention_maps
-from lightning_app.probes.probe import probe, snapshot, update_ratios
+from lightning_app.blocks.config import BlockConfig
+from lightning_app.blocks.steps import HaltingSpec
+from lightning_app.models.stack import stacks
+from lightning_app.probes.probe import (
+    attention_maps,
+    layers_by_rank,
+    probe,
+    snapshot,
+    update_ratios,
+)
 from lightning_app.probes.table import Place, Row
 from tests.probes.test_probe import number, objective, pairs
 from tests.tiny import randomise, translator

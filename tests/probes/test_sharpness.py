@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from lightning_app.blocks.kernels import attention_form
+from lightning_app.blocks.kernels.choose import attention_form
 from lightning_app.blocks.presets import PRESETS
-from lightning_app.probes.sharpness import preconditioned_sharpness, top_eigenvalue
+from lightning_app.probes.probe import preconditioned_sharpness, top_eigenvalue
 from tests.probes.test_probe import losses, objective, pairs
 from tests.tiny import randomise, translator
 

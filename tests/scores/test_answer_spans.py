@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_app.errors import UserError
-from lightning_app.scores.answer_spans import (
+from lightning_app.core.errors import UserError
+from lightning_app.scores.squad import (
     NULL,
     BestSpan,
     ContextWindow,

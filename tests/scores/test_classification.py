@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn import metrics
 
-from lightning_app.errors import UserError
-from lightning_app.scores.classification import (
+from lightning_app.core.errors import UserError
+from lightning_app.scores.glue import (
     Confusion,
     accuracy,
     count_pairs,

@@ -9,8 +9,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from scipy import stats
 
-from lightning_app.errors import UserError
-from lightning_app.scores.correlation import pearson, spearman
+from lightning_app.core.errors import UserError
+from lightning_app.scores.glue import pearson, spearman
 
 BOTH = pytest.mark.parametrize("score", [pearson, spearman])
 

@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_app.errors import UserError
-from lightning_app.scores.null_threshold import apply_null_threshold, best_threshold
-from lightning_app.scores.squad import score_v2
+from lightning_app.core.errors import UserError
+from lightning_app.scores.squad import apply_null_threshold, best_threshold, score_v2
 from tests.scores import naive_squad
 
 Metric = Literal["exact", "f1"]

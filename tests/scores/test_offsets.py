@@ -13,12 +13,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sentencepiece import SentencePieceProcessor
 
+from lightning_app.core.errors import UserError
 from lightning_app.data.config import TokenizerKind
 from lightning_app.data.tokenizer import UNK, train
-from lightning_app.errors import UserError
-from lightning_app.scores.answer_spans import best_span, context_windows, window_label
 from lightning_app.scores.offsets import PieceOffsets, piece_offsets
-from lightning_app.scores.squad import exact_match, score_v1, score_v2
+from lightning_app.scores.squad import (
+    best_span,
+    context_windows,
+    exact_match,
+    score_v1,
+    score_v2,
+    window_label,
+)
 from tests.scores.corpora import folder_of_corpora, read_squad
 
 LINES = ["the cat sat on the mat in japan", "a hat for the cat"] * 20

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_app.errors import UserError
+from lightning_app.core.errors import UserError
 from lightning_app.scores.squad import (
     exact_match,
     f1_v1,

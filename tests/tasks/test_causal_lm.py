@@ -10,18 +10,18 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_app.blocks.block_config import BlockConfig
-from lightning_app.config import resolve
+from lightning_app.blocks.config import BlockConfig
+from lightning_app.config.experiment import cell_id
+from lightning_app.core.errors import UserError
 from lightning_app.data.config import CORPORA, DataConfig
 from lightning_app.data.prepare import PreparedCorpus, prepare
 from lightning_app.data.tokenizer import EOS, PAD, UNK
-from lightning_app.errors import UserError
-from lightning_app.experiment import cell_id
 from lightning_app.models.heads import CausalLanguageModel
-from lightning_app.objectives.base import Evaluated, ObjectiveConfig
+from lightning_app.models.loss import Evaluated, ObjectiveConfig
 from lightning_app.tasks.base import build_task, to_device
 from lightning_app.tasks.causal_lm import CausalLanguageModelling
-from lightning_app.tasks.causal_windows import CausalBatch, CausalRows
+from lightning_app.tasks.causal_rows import CausalBatch, CausalRows
+from lightning_app.training.config import resolve
 from tests import tiny
 
 TEXT = {

@@ -8,20 +8,19 @@ import pytest
 import torch
 import yaml
 
-from lightning_app.blocks.block_config import BlockConfig
+from lightning_app.blocks.config import BlockConfig
 from lightning_app.blocks.memory import MemorySpec
 from lightning_app.cli import main
+from lightning_app.core.errors import UserError
 from lightning_app.data.batching import in_random_order
 from lightning_app.data.config import DataConfig
 from lightning_app.data.prepare import PreparedCorpus, prepare
 from lightning_app.data.tokenizer import EOS, PAD
-from lightning_app.errors import UserError
 from lightning_app.models.heads import CausalLanguageModel, build_model
-from lightning_app.objectives.base import ObjectiveConfig
+from lightning_app.models.loss import ObjectiveConfig
 from lightning_app.tasks.base import build_task
 from lightning_app.tasks.causal_lm import CausalLanguageModelling
-from lightning_app.tasks.causal_streams import CausalStreams
-from lightning_app.tasks.causal_windows import CausalBatch
+from lightning_app.tasks.causal_rows import CausalBatch, CausalStreams
 from tests import tiny
 
 TEXT = {

@@ -9,7 +9,7 @@ import pytest
 from lightning_app.data.config import DataConfig
 from lightning_app.data.prepare import PreparedCorpus, prepare
 from lightning_app.data.tokenizer import BOS, EOS, PAD
-from lightning_app.tasks.labelled_rows import LabelledRows, cut_lengths
+from lightning_app.tasks.labelled import LabelledRows, cut_lengths
 from tests import tables
 
 

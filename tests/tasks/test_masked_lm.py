@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
+from lightning_app.core.errors import UserError
 from lightning_app.data.prepare import PreparedCorpus, prepare
 from lightning_app.data.tokenizer import EOS, MASK, SPECIALS
-from lightning_app.errors import UserError
 from lightning_app.tasks.masked_lm import MaskedBatch, MaskedRows
 
 WINDOW = 20

@@ -9,18 +9,17 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lightning_app.blocks.auxiliary import auxiliary_terms
-from lightning_app.blocks.block_config import BlockConfig
+from lightning_app.blocks.config import BlockConfig
+from lightning_app.blocks.spans import auxiliary_terms
 from lightning_app.data.config import DataConfig
 from lightning_app.data.prepare import prepare
 from lightning_app.data.tokenizer import PAD
 from lightning_app.models.heads import ArchitectureConfig
-from lightning_app.objectives.base import Evaluated, ObjectiveConfig
-from lightning_app.probes.maps import attention_maps
-from lightning_app.probes.probe import probe
+from lightning_app.models.loss import Evaluated, ObjectiveConfig
+from lightning_app.probes.probe import attention_maps, probe
 from lightning_app.tasks.masked_lm import MaskedLanguageModelling
 from lightning_app.tasks.masking import MaskedBatch
-from lightning_app.tasks.sentence_pairs import PairRows
+from lightning_app.tasks.next_sentence import PairRows
 from tests.documents import data_fields, write_documents
 
 FOUND = Evaluated(1.0, 1)

@@ -6,14 +6,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lightning_app.data.config import DataConfig
+from lightning_app.core.errors import UserError
+from lightning_app.data.config import DataConfig, Splits
 from lightning_app.data.prepare import PreparedCorpus, prepare
-from lightning_app.data.splits import Splits
 from lightning_app.data.tokenizer import BOS, EOS, PAD
-from lightning_app.errors import UserError
 from lightning_app.scores.squad import score_v1, score_v2
-from lightning_app.tasks.question_rows import QuestionRows
-from lightning_app.tasks.question_texts import QuestionTexts
+from lightning_app.tasks.questions import QuestionRows, QuestionTexts
 from tests import questions
 
 

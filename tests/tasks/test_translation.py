@@ -9,8 +9,8 @@ import torch
 
 from lightning_app.data.prepare import PreparedCorpus, prepare
 from lightning_app.data.tokenizer import BOS, EOS, PAD
+from lightning_app.models.loss import Evaluated, ObjectiveConfig
 from lightning_app.models.search import Hypothesis
-from lightning_app.objectives.base import Evaluated, ObjectiveConfig
 from lightning_app.tasks.translation import Translation, TranslationBatch, TranslationRows
 
 FOUND = Evaluated(nll=1.0, tokens=1)

@@ -8,22 +8,7 @@ map, C its centre, L the depth of the stack, l or n the layer from 1.
 
 from lightning_app.blocks.presets.registry import ABSENT, PRESETS, Preset, preset
 
-from lightning_app.blocks.presets import norm_places  # isort: skip
-from lightning_app.blocks.presets import post_norm  # isort: skip
-from lightning_app.blocks.presets import small_start  # isort: skip
-from lightning_app.blocks.presets import mixed_norms  # isort: skip
+from lightning_app.blocks.presets import norms  # isort: skip
 from lightning_app.blocks.presets import attention  # isort: skip
-from lightning_app.blocks.presets import simplified  # isort: skip
 
-__all__ = [
-    "ABSENT",
-    "PRESETS",
-    "Preset",
-    "attention",
-    "mixed_norms",
-    "norm_places",
-    "post_norm",
-    "preset",
-    "simplified",
-    "small_start",
-]
+__all__ = ["ABSENT", "PRESETS", "Preset", "attention", "norms", "preset"]

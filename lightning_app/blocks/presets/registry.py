@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from lightning_app.blocks.checked import check_spec
 from lightning_app.blocks.residual import Gain, ResidualSpec
 from lightning_app.blocks.stack import Stack, StackSpec
-from lightning_app.registry import Registry
+from lightning_app.core.registry import Registry
 
 ABSENT = Gain(value=0.0)
 POST = ResidualSpec(norm_sum="layer_norm")

@@ -13,12 +13,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
 
-from lightning_app.data.config import CORPORA, CorpusReader, DataConfig
-from lightning_app.data.download import hub_name, load_from_hub, write_lines
-from lightning_app.data.source import Source, split_sizes
-from lightning_app.errors import UserError
+from lightning_app.core.errors import UserError
+from lightning_app.data.config import CORPORA, CorpusReader, DataConfig, Source, split_sizes
+from lightning_app.data.sources import hub_name, load_from_hub, write_lines
 from lightning_app.scores.glue import WNLI, GlueTask, glue_task
-from lightning_app.task_facts import GLUE_CORPORA
+from lightning_app.scores.task_facts import GLUE_CORPORA
 
 _HUB = "nyu-mll/glue"
 _REVISION = "bcdcba79d07bc864c1c254ccfcedcce55bcc9a8c"

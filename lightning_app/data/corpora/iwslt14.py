@@ -10,11 +10,10 @@ import re
 import tarfile
 from pathlib import Path
 
-from lightning_app.data import moses
-from lightning_app.data.config import CORPORA, CorpusReader, DataConfig
-from lightning_app.data.download import NOTES, get, hub_name, load_from_hub, write_lines
-from lightning_app.data.source import Source, split_sizes
-from lightning_app.errors import UserError
+from lightning_app.core.errors import UserError
+from lightning_app.data import tokenizer
+from lightning_app.data.config import CORPORA, CorpusReader, DataConfig, Source, split_sizes
+from lightning_app.data.sources import NOTES, get, hub_name, load_from_hub, write_lines
 
 IWSLT14_URL = "https://dl.fbaipublicfiles.com/fairseq/data/iwslt14/de-en.tgz"
 IWSLT14_PAIRS = {"train": 160_239, "valid": 7_283, "test": 6_750}
@@ -169,7 +168,7 @@ _SIDES: tuple[str, str] = ("de", "en")
 
 
 def _tokenize(line: str, side: str) -> str:
-    return moses.tokenize(line, side).lower()
+    return tokenizer.tokenize(line, side).lower()
 
 
 def _train_lines(lines: list[str], side: str) -> list[str]:

@@ -18,10 +18,9 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, ClassVar
 
-from lightning_app.data.config import CORPORA, CorpusReader, DataConfig
-from lightning_app.data.download import hub_name, load_from_hub
-from lightning_app.data.source import Source, split_sizes
-from lightning_app.errors import UserError
+from lightning_app.core.errors import UserError
+from lightning_app.data.config import CORPORA, CorpusReader, DataConfig, Source, split_sizes
+from lightning_app.data.sources import hub_name, load_from_hub
 
 _COLUMNS = ("id", "question", "context", "answers", "starts", "article")
 _HUB_SPLITS = {"train": "train", "valid": "validation"}

@@ -1,1 +1,0 @@
-"""Grids of runs: the cells, the queue, and the supervisor that runs what is missing."""

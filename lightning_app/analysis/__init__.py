@@ -1,1 +1,0 @@
-"""What a grid of finished runs says: scores, figures, report, TensorBoard index."""

@@ -1,0 +1,626 @@
+"""Blocks and stacks of any preset as plain torch modules.
+
+The inputs of blocks and stacks: embedded texts, and which of their tokens are there.
+
+One block of a preset as a plain `torch.nn.Module`.
+
+Whole stacks of a preset as plain `torch.nn.Module`s, which take embedded inputs.
+"""
+
+import warnings
+from typing import Any, NamedTuple, final
+
+import torch
+from torch import Tensor, nn
+
+from lightning_app.api.axes import Wiring, refused, wiring
+from lightning_app.blocks.block import Block as WiredBlock
+from lightning_app.blocks.block import BlockSpec, Call, Carries, CrossAttentionInput, Sizes
+from lightning_app.blocks.checked import check_spec
+from lightning_app.blocks.config import BlockConfig
+from lightning_app.blocks.feed_forward import ACTIVATIONS, Activation
+from lightning_app.blocks.masks import Mask
+from lightning_app.blocks.residual import Stream
+from lightning_app.blocks.spans import auxiliary_terms
+from lightning_app.blocks.stack import Stack, StackSpec
+from lightning_app.blocks.windows import WindowMasks
+from lightning_app.core.errors import UserError
+from lightning_app.models.initialization import initialize
+from lightning_app.models.positions import POSITIONS, Positions
+from lightning_app.models.stack import BlockStack, Memory, count_tokens_of
+
+
+def self_mask(x: Tensor, dim: int, present: Tensor | None, *, causal: bool) -> Mask:
+    """Return the keys that each token of `x` may attend to in self-attention.
+
+    Args:
+        x: (batch, token, dim).
+        dim: The width of the stream.
+        present: (batch, token) bool, True at real tokens and False at padding; None without any.
+        causal: Whether a token attends to no later one.
+
+    Raises:
+        UserError: for a wrong shape or type.
+    """
+    _check_states("x", x, dim)
+    _check_present("present", present, x)
+    seen = None if present is None else present[:, None, None, :]
+    return Mask(x.shape[1], x.device, seen=seen, causal=causal)
+
+
+def memory_mask(x: Tensor, memory: Tensor, dim: int, present: Tensor | None) -> Mask:
+    """Return the keys of `memory` that each token of `x` may attend to in cross-attention."""
+    _check_states("memory", memory, dim)
+    if memory.shape[0] != x.shape[0]:
+        raise UserError(f"memory: expected a batch of {x.shape[0]}, as x has, found {len(memory)}")
+    _check_present("memory_present", present, memory)
+    seen = None if present is None else present[:, None, None, :]
+    return Mask(memory.shape[1], memory.device, seen=seen)
+
+
+def check_memory(memory: Tensor | None, present: Tensor | None, *, cross: bool) -> None:
+    """Refuse a memory without cross-attention, and cross-attention without one."""
+    if cross and memory is None:
+        raise UserError("memory: missing; cross=True reads the states of another stack")
+    if not cross and (memory is not None or present is not None):
+        raise UserError("memory: there is no cross-attention; build it with cross=True")
+
+
+def _check_states(name: str, x: Tensor, dim: int) -> None:
+    if x.dim() != 3 or x.shape[2] != dim:
+        found = tuple(x.shape)
+        raise UserError(f"{name}: expected the shape (batch, token, {dim}), found {found}")
+
+
+def _check_present(name: str, present: Tensor | None, x: Tensor) -> None:
+    if present is None:
+        return
+    shape, kind = tuple(present.shape), str(present.dtype).removeprefix("torch.")
+    if shape != x.shape[:2] or kind != "bool":
+        raise UserError(
+            f"{name}: expected bool of the shape {tuple(x.shape[:2])}, True at real tokens and "
+            f"False at padding, found {kind} of the shape {shape}"
+        )
+
+
+DEPTHS = (2, 3, 6, 12, 24)
+"""The depths of stacks that are compared to see whether a block depends on its place."""
+
+
+class BlockState(NamedTuple):
+    """What a block passes to the layer above besides the stream x.
+
+    Attributes:
+        carries: The scores of residual attention, or their queries and keys.
+        total: The second stream r of `dual_stream`, whose stack ends in ``x + N(r)``; else None.
+    """
+
+    carries: Carries
+    total: Tensor | None
+
+
+@final
+class Block(nn.Module):
+    """One block: self-attention, cross-attention if it has one, feed-forward, with their norms.
+
+    ::
+
+        import torch
+        from lightning_app import Block
+
+        block = Block("sas", dim=32, heads=4, depth=6, layer=2)
+        y = block(torch.randn(2, 10, 32), causal=True)      # (batch, token, dim)
+
+    The norms around the whole stack are no part of a block: the one after the last block (as in
+    `pre_ln`), and the one before the first (as in `peri_ln`). `Encoder` and `Decoder` have them.
+
+    **The place in a stack.** Without `depth` and `layer` the block is the only layer of a stack of
+    depth 1. Constants of some presets depend on the place, such as DeepNorm's alpha and the gains
+    of `sas`, whose first layer also differs from the others: without a place these warn.
+
+    **Chains.** A block with residual attention (`realformer`), and one of `dual_stream`, passes
+    more than x to the layer above. A call of such a block is refused, since it would lose the rest
+    silently; `chained` returns both::
+
+        blocks = [Block("realformer", dim=32, heads=4) for _ in range(3)]
+        x, state = torch.randn(2, 10, 32), None
+        for block in blocks:
+            x, state = block.chained(x, state)
+
+    Args:
+        block: A preset that `ablate blocks` lists, or a mapping as in `model.block` of a config.
+        dim: The width of the stream.
+        heads: The number of attention heads; divides `dim`.
+        ff_dim: The inner width of the feed-forward; None: 4 `dim`.
+        depth: The number of blocks of the stack that this one belongs to; None: 1.
+        layer: The place in this stack, from 1; None: 1.
+        cross: Whether the block has a cross-attention, for a call with `memory`.
+        peer_depth: The depth of the stack that this one reads (with `cross`) or that reads this
+            one; 0 without one. Constants such as DeepNorm's depend on it.
+        activation: Between the matrices of the feed-forward.
+        dropout: The fraction of entries dropped from every branch.
+        attention_dropout: The fraction of entries dropped from the softmax map.
+        axes: Any other field of `BlockConfig`, such as ``residual_attention="sum"`` or
+            ``shaped_attention={"alpha": 0.5}``.
+
+    Raises:
+        UserError: for a combination that has no meaning, and for what only a whole stack has:
+            `share`, `step_signal`, `halting`, `memory`, skips of `admin`, dynamic spans.
+    """
+
+    def __init__(
+        self,
+        block: Wiring = "pre_ln",
+        *,
+        dim: int,
+        heads: int,
+        ff_dim: int | None = None,
+        depth: int | None = None,
+        layer: int | None = None,
+        cross: bool = False,
+        peer_depth: int = 0,
+        activation: Activation = "relu",
+        dropout: float = 0.0,
+        attention_dropout: float = 0.0,
+        **axes: Any,
+    ) -> None:
+        super().__init__()
+        config = wiring(block, axes)
+        sizes = sizes_of(dim, heads, ff_dim, activation, dropout, attention_dropout)
+        check_peer(cross, peer_depth)
+        spec, dual = _placed(config, depth, layer, cross=cross, peer_depth=peer_depth)
+        self.dim = dim
+        self.layer = layer
+        self.depth = depth
+        self.block = WiredBlock(spec, sizes, cross=cross)
+        chains = [spec.self_attention, *([spec.cross_attention] if cross else [])]
+        self.passes_state = dual or any(each.carry != "none" for each in chains)
+        """Whether the layer above needs more than the stream, so that `chained` is to be used."""
+        self._dual, self._preset = dual, config.preset
+        place = Stack(depth=depth or 1, peer_depth=peer_depth, causal=True, cross=cross)
+        self._serves_causal = cross or _is_block_of(spec, config, place, layer or 1)
+        initialize(self)
+
+    def forward(
+        self,
+        x: Tensor,
+        *,
+        causal: bool = False,
+        present: Tensor | None = None,
+        memory: Tensor | None = None,
+        memory_present: Tensor | None = None,
+    ) -> Tensor:
+        """Return the stream after the block, (batch, token, dim).
+
+        Args:
+            x: (batch, token, dim), the stream before the block.
+            causal: Whether a token attends to no later one.
+            present: (batch, token) bool, True at real tokens and False at padding.
+            memory: (batch, source, dim), what a cross-attention reads.
+            memory_present: (batch, source) bool, its real tokens.
+        """
+        if self.passes_state:
+            raise UserError(
+                f"{self._preset}: the layer above needs more than the stream; use "
+                "`y, state = block.chained(x, state)`, with the state None in the first layer"
+            )
+        found, _ = self.chained(
+            x, causal=causal, present=present, memory=memory, memory_present=memory_present
+        )
+        return found
+
+    def chained(
+        self,
+        x: Tensor,
+        state: BlockState | None = None,
+        *,
+        causal: bool = False,
+        present: Tensor | None = None,
+        memory: Tensor | None = None,
+        memory_present: Tensor | None = None,
+    ) -> tuple[Tensor, BlockState]:
+        """Return the stream after the block, and what else the layer above needs.
+
+        Args:
+            x: (batch, token, dim), the stream before the block.
+            state: What the layer below has passed; None in the first layer.
+            causal: Whether a token attends to no later one; the same in all layers of a chain.
+            present: (batch, token) bool, True at real tokens and False at padding.
+            memory: (batch, source, dim), what a cross-attention reads.
+            memory_present: (batch, source) bool, its real tokens.
+        """
+        self._check_state(state)
+        if causal and not self._serves_causal:
+            raise UserError(f"{self._preset}: has another block in a causal stack; use Decoder")
+        cross = self.block.cross_attention
+        check_memory(memory, memory_present, cross=cross is not None)
+        mask = self_mask(x, self.dim, present, causal=causal)
+        source = None
+        if cross is not None and memory is not None:
+            seen = memory_mask(x, memory, self.dim, memory_present)
+            source = CrossAttentionInput(*cross.keys_values(memory, None), seen)
+        total = state.total if state is not None else x if self._dual else None
+        stream, carries = self.block(
+            Stream(x, total),
+            Carries() if state is None else state.carries,
+            Call(
+                layer=self.layer or 1,
+                mask=WindowMasks(mask, x.shape[0], None).within(self.block.self_attention.window),
+                source=source,
+            ),
+        )
+        return stream.x, BlockState(carries, stream.total)
+
+    def extra_repr(self) -> str:
+        return f"{self._preset}, {self._place()}"
+
+    def _place(self) -> str:
+        return f"layer {self.layer or 1} of {self.depth or 1}"
+
+    def _check_state(self, state: BlockState | None) -> None:
+        if not self.passes_state or self.layer is None:
+            return
+        if (state is None) != (self.layer == 1):
+            need = "no state" if self.layer == 1 else "the state of the layer below"
+            raise UserError(f"state: {self._place()} of a chain of {self._preset} takes {need}")
+
+
+def sizes_of(
+    dim: int,
+    heads: int,
+    ff_dim: int | None,
+    activation: Activation,
+    dropout: float,
+    attention_dropout: float,
+) -> Sizes:
+    """Return the sizes that blocks share. Raises `UserError` naming the argument."""
+    ff_dim = 4 * dim if ff_dim is None else ff_dim
+    for name, value in (("dim", dim), ("heads", heads), ("ff_dim", ff_dim)):
+        check_whole(name, value, 1)
+    for name, value in (("dropout", dropout), ("attention_dropout", attention_dropout)):
+        refused(lambda name=name, value=value: check_spec(value, float, name))
+        if not 0.0 <= value < 1.0:
+            raise UserError(f"{name} {value}: at least 0 and under 1")
+    _ = ACTIVATIONS.require(activation, "activation")
+    if dim % heads:
+        raise UserError(f"heads {heads}: expected a divisor of dim {dim}")
+    return Sizes(
+        model_dim=dim,
+        ff_dim=ff_dim,
+        num_heads=heads,
+        activation=activation,
+        dropout=dropout,
+        attention_dropout=attention_dropout,
+    )
+
+
+def check_whole(name: str, value: int, least: int) -> None:
+    """Refuse an argument that is no whole number, or too small. Raises `UserError`."""
+    refused(lambda: check_spec(value, int, name))
+    if value < least:
+        raise UserError(f"{name} {value}: at least {least}")
+
+
+def check_peer(cross: bool, peer_depth: int) -> None:
+    """Refuse a cross-attention without the depth of the stack that it reads."""
+    refused(lambda: check_spec(cross, bool, "cross"))
+    refused(lambda: check_spec(peer_depth, int, "peer_depth"))
+    if peer_depth < 0 or (cross and not peer_depth):
+        raise UserError(
+            f"peer_depth {peer_depth}: expected the depth of the other stack, at least "
+            f"{int(cross)}; constants of presets depend on it"
+        )
+
+
+def check_trainable(spec: StackSpec) -> None:
+    """Refuse initial values that are measured on the data of a run."""
+    for block in spec.blocks:
+        gains = (block.around_self.skip, block.around_cross.skip, block.around_ff.skip)
+        if any(gain.profiled for gain in gains):
+            raise UserError(
+                "profiled skips, as in preset admin, start from a pass over the data of a run, "
+                "which only `fit` makes; take gains with a value"
+            )
+
+
+def _placed(
+    config: BlockConfig, depth: int | None, layer: int | None, *, cross: bool, peer_depth: int
+) -> tuple[BlockSpec, bool]:
+    """Return the specification of one layer, and whether its stream has two parts."""
+
+    def resolved(depth: int) -> StackSpec:
+        place = Stack(depth=depth, peer_depth=peer_depth, causal=cross, cross=cross)
+        return _resolved(config, place)
+
+    if (depth is None) != (layer is None):
+        raise UserError("depth and layer: the place of a block needs both, or neither")
+    if depth is not None and layer is not None:
+        check_whole("depth", depth, 1)
+        refused(lambda: check_spec(layer, int, "layer"))
+        if not 1 <= layer <= depth:
+            raise UserError(f"layer {layer}: expected 1 to {depth}, the depth")
+        spec = resolved(depth)
+        return spec.blocks[layer - 1], spec.dual_stream
+    alone, *others = [resolved(each) for each in (1, *DEPTHS)]
+    if any(block != alone.blocks[0] for spec in others for block in spec.blocks):
+        warnings.warn(
+            f"{config.preset}: this block is the only layer of a stack of depth 1, and in a deeper "
+            "one it differs by its place; give depth and layer",
+            stacklevel=3,
+        )
+    return alone.blocks[0], alone.dual_stream
+
+
+def _is_block_of(spec: BlockSpec, config: BlockConfig, place: Stack, layer: int) -> bool:
+    """Whether a stack has this block in one of its layers."""
+    try:
+        return _resolved(config, place).blocks[layer - 1] == spec
+    except UserError:
+        return False
+
+
+def _resolved(config: BlockConfig, place: Stack) -> StackSpec:
+    """Return the specification of a stack of which each block can be used alone."""
+    if config.memory is not None:
+        raise UserError("memory: belongs to a whole model of a text, which `fit` trains")
+    spec = refused(lambda: config.resolve(place))
+    for name in ("share", "step_signal", "halting"):
+        if getattr(spec, name) not in ("none", None):
+            raise UserError(f"{name}: belongs to a whole stack; use Encoder or Decoder")
+    check_trainable(spec)
+    span = spec.blocks[0].self_attention.adaptive_span
+    if span is not None and span.dynamic_bias is not None:
+        raise UserError("adaptive_span.dynamic_bias: belongs to a whole stack; use Encoder")
+    return spec
+
+
+class _Wired(nn.Module):
+    """A stack of blocks with its norms and initial values."""
+
+    def __init__(
+        self,
+        config: BlockConfig,
+        place: Stack,
+        *,
+        dim: int,
+        heads: int,
+        ff_dim: int | None,
+        activation: Activation,
+        dropout: float,
+        attention_dropout: float,
+        positions: str | None,
+        max_positions: int,
+    ) -> None:
+        super().__init__()
+        check_whole("max_positions", max_positions, 1)
+        sizes = sizes_of(dim, heads, ff_dim, activation, dropout, attention_dropout)
+        if config.memory is not None:
+            raise UserError("memory: belongs to a whole model of a text, which `fit` trains")
+        spec = refused(lambda: config.resolve(place))
+        check_trainable(spec)
+        order = None
+        if positions is not None:
+            order = POSITIONS[positions](
+                model_dim=dim, num_heads=heads, max_positions=max_positions
+            )
+            _check_positions(positions, order, spec)
+        self.dim = dim
+        self.stack = BlockStack(spec, sizes, order, cross=place.cross)
+        self._preset = config.preset
+        initialize(self)
+
+    @property
+    def embedding_gain(self) -> float:
+        """The factor on the initial values of the embedding, which is yours: not 1 in `t_fixup`."""
+        return self.stack.spec.embedding_gain
+
+    def auxiliary_losses(self, tokens: int) -> dict[str, Tensor]:
+        """Return the terms of the loss of the last forward pass in training, by name.
+
+        Those are penalties on adaptive spans, and the cost of steps with `halting`; add them to
+        your loss. Each has its weight.
+
+        Args:
+            tokens: The number by which sums over tokens are divided, as your loss is.
+        """
+        return auxiliary_terms(self, torch.tensor(float(tokens)))
+
+    def extra_repr(self) -> str:
+        return f"{self._preset}, depth={self.stack.spec.depth}, dim={self.dim}"
+
+    def _states(
+        self, x: Tensor, mask: Mask, present: Tensor | None, memory: Memory | None = None
+    ) -> Tensor:
+        if self.training:  # steps and spans of padding cost nothing
+            real = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
+            count_tokens_of(self, {"stack": real if present is None else present})
+        return self.stack(x, mask, memory)
+
+
+@final
+class Encoder(_Wired):
+    """`depth` blocks in which every token attends to all tokens, with the norms of the stack.
+
+    ::
+
+        import torch
+        from lightning_app import Encoder
+
+        encoder = Encoder("pre_ln", depth=2, dim=32, heads=4, qk_norm="layer_norm")
+        present = torch.tensor([[True] * 10, [True] * 7 + [False] * 3])
+        states = encoder(torch.randn(2, 10, 32), present=present)    # (batch, token, dim)
+
+    It equals the encoder of the models that `fit` trains: ``encoder.stack.load_state_dict`` takes
+    the weights of their `encoder`. Embedding, positions that are added to it, and dropout of the
+    embedding are yours.
+
+    Args:
+        block: A preset that `ablate blocks` lists, or a mapping as in `model.block` of a config.
+        depth: The number of blocks.
+        dim: The width of the stream.
+        heads: The number of attention heads; divides `dim`.
+        ff_dim: The inner width of the feed-forward; None: 4 `dim`.
+        peer_depth: The depth of the decoder that reads this encoder; 0 for an encoder alone.
+            Constants such as DeepNorm's depend on it.
+        activation: Between the matrices of the feed-forward.
+        dropout: The fraction of entries dropped from every branch.
+        attention_dropout: The fraction of entries dropped from the softmax map.
+        positions: Positions that act inside of the stack, such as `rope` or `relative`; None:
+            without any.
+        max_positions: The length of a learned table of positions.
+        axes: Any other field of `BlockConfig`, such as ``residual_attention="sum"`` or
+            ``shaped_attention={"alpha": 0.5}``.
+
+    Raises:
+        UserError: for a combination that has no meaning.
+    """
+
+    def __init__(
+        self,
+        block: Wiring = "pre_ln",
+        *,
+        depth: int,
+        dim: int,
+        heads: int,
+        ff_dim: int | None = None,
+        peer_depth: int = 0,
+        activation: Activation = "relu",
+        dropout: float = 0.0,
+        attention_dropout: float = 0.0,
+        positions: str | None = None,
+        max_positions: int = 1024,
+        **axes: Any,
+    ) -> None:
+        check_peer(False, peer_depth)
+        check_whole("depth", depth, 1)
+        super().__init__(
+            wiring(block, axes),
+            refused(lambda: Stack(depth=depth, peer_depth=peer_depth)),
+            dim=dim,
+            heads=heads,
+            ff_dim=ff_dim,
+            activation=activation,
+            dropout=dropout,
+            attention_dropout=attention_dropout,
+            positions=positions,
+            max_positions=max_positions,
+        )
+
+    def forward(self, x: Tensor, *, present: Tensor | None = None) -> Tensor:
+        """Return the states of the tokens, (batch, token, dim).
+
+        Args:
+            x: (batch, token, dim), embedded tokens.
+            present: (batch, token) bool, True at real tokens and False at padding.
+        """
+        mask = self_mask(x, self.dim, present, causal=False)
+        return self._states(x, mask, present)
+
+
+@final
+class Decoder(_Wired):
+    """`depth` causal blocks, with cross-attention if `cross` is set, and the norms of the stack.
+
+    ::
+
+        import torch
+        from lightning_app import Decoder
+
+        decoder = Decoder("sas", depth=2, dim=32, heads=4)                # alone, as in GPT
+        states = decoder(torch.randn(2, 10, 32))                          # (batch, token, dim)
+
+        reader = Decoder("post_ln", depth=2, dim=32, heads=4, cross=True, peer_depth=2)
+        states = reader(torch.randn(2, 10, 32), memory=torch.randn(2, 7, 32))
+
+    It equals the decoder of the models that `fit` trains: ``decoder.stack.load_state_dict`` takes
+    the weights of their `decoder`. Each call reads whole texts.
+
+    Args:
+        block: A preset that `ablate blocks` lists, or a mapping as in `model.block` of a config.
+        depth: The number of blocks.
+        dim: The width of the stream, and of `memory`.
+        heads: The number of attention heads; divides `dim`.
+        ff_dim: The inner width of the feed-forward; None: 4 `dim`.
+        cross: Whether each block has a cross-attention, which reads `memory`.
+        peer_depth: With `cross` the depth of the encoder that it reads; constants such as
+            DeepNorm's depend on it.
+        activation: Between the matrices of the feed-forward.
+        dropout: The fraction of entries dropped from every branch.
+        attention_dropout: The fraction of entries dropped from the softmax map.
+        positions: Positions that act inside of the stack, such as `rope` or `relative`; None:
+            without any.
+        max_positions: The length of a learned table of positions.
+        axes: Any other field of `BlockConfig`, such as ``residual_attention="sum"``.
+
+    Raises:
+        UserError: for a combination that has no meaning.
+    """
+
+    def __init__(
+        self,
+        block: Wiring = "pre_ln",
+        *,
+        depth: int,
+        dim: int,
+        heads: int,
+        ff_dim: int | None = None,
+        cross: bool = False,
+        peer_depth: int = 0,
+        activation: Activation = "relu",
+        dropout: float = 0.0,
+        attention_dropout: float = 0.0,
+        positions: str | None = None,
+        max_positions: int = 1024,
+        **axes: Any,
+    ) -> None:
+        check_peer(cross, peer_depth)
+        check_whole("depth", depth, 1)
+        if peer_depth and not cross:
+            raise UserError(f"peer_depth {peer_depth}: a decoder without cross=True reads no stack")
+        super().__init__(
+            wiring(block, axes),
+            refused(lambda: Stack(depth=depth, peer_depth=peer_depth, causal=True, cross=cross)),
+            dim=dim,
+            heads=heads,
+            ff_dim=ff_dim,
+            activation=activation,
+            dropout=dropout,
+            attention_dropout=attention_dropout,
+            positions=positions,
+            max_positions=max_positions,
+        )
+        self._cross = cross
+
+    def forward(
+        self,
+        x: Tensor,
+        *,
+        present: Tensor | None = None,
+        memory: Tensor | None = None,
+        memory_present: Tensor | None = None,
+    ) -> Tensor:
+        """Return the states of the tokens, (batch, token, dim).
+
+        Args:
+            x: (batch, token, dim), embedded tokens.
+            present: (batch, token) bool, True at real tokens and False at padding; not needed for
+                padding on the right, which no real token sees.
+            memory: (batch, source, dim), the states of an encoder.
+            memory_present: (batch, source) bool, its real tokens.
+        """
+        check_memory(memory, memory_present, cross=self._cross)
+        mask = self_mask(x, self.dim, present, causal=True)
+        read = None
+        if memory is not None:
+            seen = memory_mask(x, memory, self.dim, memory_present)
+            read = self.stack.remember(memory, seen)
+        return self._states(x, mask, present, read)
+
+
+def _check_positions(name: str, order: Positions, spec: StackSpec) -> None:
+    """Refuse positions that would do nothing in a stack, or have no meaning there."""
+    refused(order.check)
+    refused(lambda: order.check_stack(spec))
+    inside = order.placing(spec) is not None or bool(order.layer_tables(spec.depth))
+    if not inside and spec.step_signal == "none":
+        raise UserError(f"positions {name}: are added to the embedding, which is yours; add to x")

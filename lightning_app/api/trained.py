@@ -1,0 +1,487 @@
+"""A trained run: its model translates, generates and scores.
+
+Translate lines of text with a trained model.
+
+Continue a text with a trained model.
+
+The negative log-likelihood of texts, read as an evaluation reads a split.
+
+A finished run, opened to use its model: for the commands that work with text, and for Python.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+import torch
+from torch.nn.utils.rnn import pad_sequence
+
+from lightning_app.config.run_plugins import require, require_of
+from lightning_app.core.errors import UserError
+from lightning_app.data.config import DataConfig
+from lightning_app.data.prepare import PreparedCorpus, resolved_data
+from lightning_app.data.tokenizer import BOS, EOS, MASK, PAD, UNK, Tokenizer, load_tokenizer, sha256
+from lightning_app.models.heads import CausalLanguageModel, EncoderDecoder
+from lightning_app.models.search import Sampling, SearchConfig, sample_texts, search
+from lightning_app.plugins.own_class import named_class
+from lightning_app.runs.folder import NAMED, RunFolder
+from lightning_app.runs.records import Unsound, read_result, read_yaml
+from lightning_app.runs.saved import data_state, read_checkpoint
+from lightning_app.scores.task_facts import task_facts
+from lightning_app.tasks.base import Task, task_class, to_device
+from lightning_app.tasks.translation import MARKS
+
+TOKENS = 4096  # source tokens translated at once, including padding
+
+
+def check_beam(beam: int | None, vocabulary: int | None = None) -> None:
+    """Refuse a width of the search that has no meaning. None is that of the run's config."""
+    if beam is not None and beam < 1:
+        raise UserError(f"beam {beam}: expected at least 1, which is greedy search")
+    if beam is not None and vocabulary is not None and beam > vocabulary:
+        raise UserError(f"beam {beam}: expected at most the vocabulary, {vocabulary}")
+
+
+def translate(
+    model: EncoderDecoder,
+    tokenizer: Tokenizer,
+    lines: Sequence[str],
+    how: SearchConfig,
+    device: torch.device,
+) -> list[str]:
+    """Return the translation of each line; an empty line stays empty."""
+    sources = [[*tokenizer.encode(line), EOS] for line in lines]
+    translations = [""] * len(sources)
+    # Sorted by length; a source with only its end mark has nothing to translate.
+    order = sorted((i for i, s in enumerate(sources) if len(s) > 1), key=lambda i: len(sources[i]))
+    while order:
+        longest = len(sources[order[-1]])
+        count = max(1, TOKENS // (longest * how.beam))
+        rows, order = order[-count:], order[:-count]
+        batch = [torch.tensor(sources[i], device=device) for i in rows]
+        batch = pad_sequence(batch, batch_first=True, padding_value=PAD)
+        for i, hypothesis in zip(rows, search(model, batch, MARKS, how), strict=True):
+            translations[i] = tokenizer.decode(hypothesis.tokens)
+    return translations
+
+
+NEVER = (PAD, UNK, BOS, MASK)  # no text
+
+
+def sampling(*, texts: int, tokens: int, temperature: float, top_k: int, top_p: float) -> Sampling:
+    """Return how tokens are drawn. Raises `UserError` naming the argument."""
+    for name, value in (("texts", texts), ("tokens", tokens)):
+        if value < 1:
+            raise UserError(f"{name} {value}: expected at least 1")
+    try:
+        return Sampling(temperature=temperature, top_k=top_k, top_p=top_p)
+    except ValueError as error:
+        raise UserError(str(error)) from error
+
+
+def continue_text(
+    model: CausalLanguageModel,
+    tokenizer: Tokenizer,
+    prompt: str,
+    how: Sampling,
+    device: torch.device,
+    *,
+    texts: int,
+    tokens: int,
+    seed: int,
+) -> list[str]:
+    """Return `prompt` with `tokens` tokens that the model writes after it, `texts` times.
+
+    Raises:
+        UserError: for a prompt with text outside of the vocabulary, and for too many tokens.
+    """
+    given = ids_of(prompt, tokenizer)
+    if UNK in given:
+        raise UserError(f"prompt {prompt!r}: has text outside the run's vocabulary")
+    if len(given) + tokens - 1 > model.longest:
+        raise UserError(
+            f"tokens {tokens}: with a prompt of {len(given)} tokens at most "
+            f"{max(0, int(model.longest) - len(given) + 1)}: the model has {int(model.longest)} "
+            "learned positions"
+        )
+    found = sample_texts(
+        model,
+        given,
+        texts=texts,
+        tokens=tokens,
+        how=how,
+        never=NEVER,
+        generator=torch.Generator(device).manual_seed(seed),
+    )
+    return [text_of([*given[1:], *row], tokenizer) for row in found.tolist()]
+
+
+def ids_of(text: str, tokenizer: Tokenizer) -> list[int]:
+    """Return the ids of a text of several lines, after the end of a line."""
+    ids = [EOS]
+    for number, line in enumerate(text.split("\n")):
+        ids += [EOS] * (number > 0) + tokenizer.encode(line)
+    return ids
+
+
+def text_of(ids: list[int], tokenizer: Tokenizer) -> str:
+    """Return the lines of `ids`, each ended by EOS."""
+    ends = [-1, *(place for place, token in enumerate(ids) if token == EOS), len(ids)]
+    return "\n".join(tokenizer.decode(ids[a + 1 : b]) for a, b in pairwise(ends))
+
+
+SPLIT = "given"
+
+
+class TextScore(NamedTuple):
+    """What a model gives a text.
+
+    Attributes:
+        nll: The sum of ``-ln p`` over the predicted tokens, in nats, without label smoothing.
+        tokens: The number of predicted tokens, with the end mark of each line.
+        unknown: How many of them mean text outside of the vocabulary. A text with such tokens is
+            not to be compared: it costs less to predict that a token is unknown than to predict
+            what it spells.
+    """
+
+    nll: float
+    tokens: int
+    unknown: int
+
+    @property
+    def nll_per_token(self) -> float:
+        """Nats a predicted token, which compares only under one tokenizer."""
+        return self.nll / self.tokens
+
+    @property
+    def perplexity(self) -> float:
+        """``exp(nll / tokens)``."""
+        return math.exp(self.nll_per_token)
+
+
+class GivenCorpus:
+    """Texts with what tasks read of a `PreparedCorpus`: one split, each column as rows of ids."""
+
+    def __init__(self, columns: Mapping[str, Sequence[Sequence[int]]]) -> None:
+        self._columns = columns
+        self.meta: dict[str, Any] = {"text": {SPLIT: {}}}
+
+    def ids(self, split: str, column: str) -> np.ndarray:
+        """Return all token ids of a column, int32."""
+        rows = self._columns[column]
+        return np.array([token for row in rows for token in row], dtype=np.int32)
+
+    def offsets(self, split: str, column: str) -> np.ndarray:
+        """Return where each row begins, int64, (rows + 1,)."""
+        return np.cumsum([0, *map(len, self._columns[column])])
+
+    def documents(self, split: str) -> np.ndarray:
+        """Return the place of the first token of each document: each text is one."""
+        return np.zeros(1, dtype=np.int64)
+
+
+def score_pairs(
+    task: Task,
+    model: Any,
+    tokenizer: Tokenizer,
+    sources: Sequence[str],
+    targets: Sequence[str],
+    data: DataConfig,
+    device: torch.device,
+) -> list[TextScore]:
+    """Return the score of each target line, given its source line."""
+    columns = {
+        "source": [[*tokenizer.encode(line), EOS] for line in sources],
+        "target": [[*tokenizer.encode(line), EOS] for line in targets],
+    }
+    nll, tokens = _sums_by_row(task, model, GivenCorpus(columns), data, device)
+    return [
+        TextScore(float(nll[row]), int(tokens[row]), ids.count(UNK))
+        for row, ids in enumerate(columns["target"])
+    ]
+
+
+def score_text(
+    task: Task,
+    model: Any,
+    tokenizer: Tokenizer,
+    text: str,
+    data: DataConfig,
+    device: torch.device,
+) -> TextScore:
+    """Return the score of a text of one or several lines, read from its start."""
+    ids = [token for line in text.split("\n") for token in (*tokenizer.encode(line), EOS)]
+    corpus = GivenCorpus({"text": [ids]})
+    nll, tokens = _sums_by_row(task, model, corpus, replace(data, evaluation_streams=1), device)
+    return TextScore(float(nll.sum()), int(tokens.sum()), ids.count(UNK))
+
+
+@torch.no_grad()
+def _sums_by_row(
+    task: Task, model: Any, corpus: GivenCorpus, data: DataConfig, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the sum of nll and the predicted tokens of each row of an evaluation."""
+    read = cast(PreparedCorpus, corpus)  # its own reader would need files
+    rows = task_class(task.config.kind).rows(read, SPLIT, data, None)
+    nll = torch.zeros(len(rows), dtype=torch.float64)
+    tokens = torch.zeros(len(rows), dtype=torch.float64)
+    for item in rows.sampler(data.tokens_per_batch):
+        batch = to_device(rows[item], device)
+        by_token = task.sums(model, batch).by_token
+        assert by_token is not None
+        row, (found, counted) = task.rows_of(batch).cpu(), by_token.double().cpu()
+        real = row >= 0
+        nll.index_add_(0, row[real], found[real])
+        tokens.index_add_(0, row[real], counted[real])
+    return nll, tokens
+
+
+class TrainedRun:
+    """A trained model with the tokenizer of its run, in evaluation mode, on a GPU if there is one.
+
+    `load_run` makes it. A method that the task of the run does not have raises `UserError`.
+
+    Attributes:
+        folder: The folder of the run.
+        checkpoint: The file that the weights are from.
+        model: The model, a plain `torch.nn.Module`.
+        task: Its task: loss, batches, decoding.
+        tokenizer: The tokenizer of its data.
+        vocab_size: The size of the vocabulary.
+        device: Where the model is.
+    """
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        checkpoint: Path,
+        task: Task,
+        model: Any,
+        tokenizer: Tokenizer,
+        vocab_size: int,
+        device: torch.device,
+    ) -> None:
+        self.folder = folder.path
+        self.checkpoint = checkpoint
+        self.model = model
+        self.task = task
+        self.tokenizer = tokenizer
+        self.vocab_size = vocab_size
+        self.device = device
+        self._files = folder
+
+    def __repr__(self) -> str:
+        return f"TrainedRun({str(self.folder)!r}, checkpoint={str(self.checkpoint)!r})"
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        """The config of the run with every default, as `config.yaml` holds it."""
+        path = self._files.config
+        try:
+            return read_yaml(path)
+        except FileNotFoundError as error:
+            raise UserError(f"{path}: is missing; a finished run has it") from error
+        except Unsound as error:
+            raise UserError(f"{path}: {error}") from error
+
+    @property
+    def metrics(self) -> dict[str, float | None]:
+        """The metrics at the end of the run by name, None where one was not finite.
+
+        They belong to its last step, whichever checkpoint is loaded.
+        """
+        return dict(result_of(self._files)["metrics"])
+
+    def translate(self, lines: Sequence[str], *, beam: int | None = None) -> list[str]:
+        """Return the translation of each line; an empty line stays empty.
+
+        ::
+
+            load_run("experiments/fit/runs/RUN").translate(["vielen dank ."])
+
+        Args:
+            lines: Lines in the form of the run's corpus: tokenised and lower-cased for IWSLT14.
+            beam: The width of the search, 1 for greedy; None for that of the run's config.
+        """
+        check_beam(beam, self.vocab_size)
+        self._needs("translation")
+        _check_lines("lines", lines)
+        how = self.task.config.search(beam)
+        return translate(self.model, self.tokenizer, lines, how, self.device)
+
+    def generate(
+        self,
+        prompt: str = "",
+        *,
+        tokens: int = 200,
+        texts: int = 1,
+        temperature: float = 1.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        seed: int = 1,
+    ) -> list[str]:
+        """Return `prompt` with what the model writes after it, `texts` times.
+
+        ::
+
+            load_run("experiments/fit/runs/RUN").generate("the", tokens=30, top_p=0.9)
+
+        Args:
+            prompt: The begin of the text.
+            tokens: The number of new tokens.
+            texts: The number of texts.
+            temperature: 0 for the likeliest token.
+            top_k: Only the likeliest `top_k` tokens are drawn; 0 for all.
+            top_p: Only the likeliest tokens that have this probability together are drawn.
+            seed: Of the draws.
+        """
+        how = sampling(
+            texts=texts, tokens=tokens, temperature=temperature, top_k=top_k, top_p=top_p
+        )
+        self._needs("causal_lm")
+        return continue_text(
+            self.model,
+            self.tokenizer,
+            prompt,
+            how,
+            self.device,
+            texts=texts,
+            tokens=tokens,
+            seed=seed,
+        )
+
+    def score(self, lines: Sequence[str], targets: Sequence[str] | None = None) -> list[TextScore]:
+        """Return the negative log-likelihood of each text, in nats, and its number of tokens.
+
+        ::
+
+            load_run("experiments/fit/runs/RUN").score(["the dog sees the cat ."])
+
+        and of a translation model::
+
+            load_run("experiments/fit/runs/RUN").score(["der hund ."], ["the dog ."])
+
+        A text is read as an evaluation reads a split: nll is ``-sum ln p(token)`` over every token
+        of the text and the end mark of each of its lines, without label smoothing and in the
+        precision of the weights. Over the rows of a split, ``sum nll / sum tokens`` is the `nll` of
+        an evaluation of these weights.
+
+        - Causal language model: each text is a text alone, whose first token is predicted from the
+          end of a line; it may have several lines. It is cut into windows of `data.window` tokens
+          that begin every `data.evaluation_stride` tokens, as in an evaluation; with
+          `model.block.memory` the segments are those of one stream. To get the loss of a split,
+          give it as one text.
+        - Translation: each target line given its source line.
+
+        Args:
+            lines: Texts; of a translation model the source lines.
+            targets: Of a translation model, the target lines.
+        """
+        kind = self.task.config.kind
+        if kind not in ("translation", "causal_lm"):
+            raise UserError(
+                f"score: {self.folder} holds a model for {task_facts(kind).title}, which gives no "
+                "probability of a text"
+            )
+        _check_lines("lines", lines)
+        if kind == "causal_lm":
+            if targets is not None:
+                raise UserError("targets: of a model for translation alone")
+            return [
+                score_text(self.task, self.model, self.tokenizer, text, self._data, self.device)
+                for text in lines
+            ]
+        if targets is None or isinstance(targets, str) or len(targets) != len(lines):
+            found = "none" if targets is None else len(targets)
+            raise UserError(f"targets: expected a line for each of {len(lines)}, found {found}")
+        for name, each in (("lines", lines), ("targets", targets)):
+            if any("\n" in line for line in each):
+                raise UserError(f"{name}: a pair is two lines, and one of them has a line break")
+        if not lines:
+            return []
+        return score_pairs(
+            self.task, self.model, self.tokenizer, lines, targets, self._data, self.device
+        )
+
+    @property
+    def _data(self) -> DataConfig:
+        return resolved_data(self.config["data"])
+
+    def _needs(self, kind: str) -> None:
+        if self.task.config.kind != kind:
+            found, wanted = (task_facts(name).title for name in (self.task.config.kind, kind))
+            raise UserError(f"{self.folder} holds a model for {found}, not for {wanted}")
+
+
+def load_run(path: str | Path, checkpoint: str | Path = "best") -> TrainedRun:
+    """Open a finished run with the weights of one of its checkpoints.
+
+    ::
+
+        from lightning_app import load_run
+
+        run = load_run("experiments/fit/runs/RUN", checkpoint="last")
+        run.metrics["val/nll"], run.config["model"]["block"]["preset"]
+
+    Args:
+        path: The folder of a run, of `fit` or of a cell of a grid.
+        checkpoint: `best`, `last`, or the path of a checkpoint of this run.
+
+    Raises:
+        UserError: if a file is missing or damaged, or the checkpoint is of other data.
+    """
+    folder = RunFolder(Path(path))
+    held = str(checkpoint) in NAMED
+    file = folder.checkpoint(str(checkpoint)) if held else Path(checkpoint)
+    for needed in (file, folder.tokenizer):
+        if not needed.is_file():
+            raise UserError(
+                f"{needed} is missing: needed is a finished run's folder whose grid keeps that "
+                "checkpoint (checkpoints: all, last or best)"
+            )
+    require(folder.path)
+    require_of(file)
+    if folder.result.is_file():
+        result_of(folder)  # refuses a run whose files were changed
+    # Lightning is imported here, so that the checks above are fast.
+    from lightning_app.training.module import TransformerModule
+
+    stored = read_checkpoint(file, folder.path)
+    data = data_state(stored)
+    if data is not None and sha256(folder.tokenizer.read_bytes()) != data["tokenizer_sha256"]:
+        raise UserError(f"{folder.tokenizer}: damaged, or not the tokenizer of {file.name}")
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    kind = named_class("model", stored["hyper_parameters"], TransformerModule)
+    module = kind.load_from_checkpoint(file, map_location=device, weights_only=True)
+    assert module.model is not None
+    module.model.eval()
+    tokenizer = load_tokenizer(folder.tokenizer)
+    return TrainedRun(
+        folder, file, module.objective, module.model, tokenizer, module.vocab_size, device
+    )
+
+
+def result_of(folder: RunFolder) -> dict[str, Any]:
+    """Return `result.json` of a finished run.
+
+    Raises:
+        UserError: if it is missing or damaged.
+    """
+    try:
+        tree = read_result(folder.result, None)
+    except Unsound as error:
+        raise UserError(f"{folder.result}: {error}") from error
+    if tree is None:
+        raise UserError(f"{folder.result}: is missing; the run has not finished")
+    return tree
+
+
+def _check_lines(name: str, lines: Sequence[str]) -> None:
+    """Refuse one text, whose characters would each be taken for a line."""
+    if isinstance(lines, str):
+        raise UserError(f"{name}: expected a list of texts, found one text; put it into a list")

@@ -1,0 +1,270 @@
+"""The config of a block: a preset, and single axes that override it."""
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from lightning_app.blocks.attention import AttentionSpec, Projection, ProjectionGains, ShapingSpec
+from lightning_app.blocks.block import BlockSpec, Layout
+from lightning_app.blocks.checked import check_spec
+from lightning_app.blocks.memory import MemorySpec
+from lightning_app.blocks.norm import NORM_KINDS, Norm
+from lightning_app.blocks.presets import ABSENT, PRESETS
+from lightning_app.blocks.residual import RESIDUAL_RULES, Gain, ResidualSpec, Rule
+from lightning_app.blocks.spans import AdaptiveSpan
+from lightning_app.blocks.stack import (
+    ResidualAttention,
+    Share,
+    Stack,
+    StackSpec,
+    StepSignal,
+    carry_scores,
+)
+from lightning_app.blocks.steps import HaltingSpec
+from lightning_app.blocks.windows import LocalisedSpan
+
+Placement = Literal["post", "pre", "peri", "none"]
+PLACES: dict[Placement, tuple[bool, bool, bool]] = {
+    # norm_input, norm_branch, norm_sum
+    "post": (False, False, True),
+    "pre": (True, False, False),
+    "peri": (True, True, False),
+    "none": (False, False, False),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockConfig:
+    """A preset and the axes that override it; an axis that is left out has the preset's value."""
+
+    preset: str = "pre_ln"
+    """A name that `ablate blocks` lists."""
+    norm_placement: Placement | None = None
+    """post: norm(x + f(x)); pre: x + f(norm(x)); peri: x + norm(f(norm(x))); none: x + f(x).
+    With pre and peri a final norm follows the last block."""
+    norm: Norm | None = None
+    """The type of all norms of a stack: layer_norm, rms_norm or another name of `NORM_KINDS`."""
+    residual_rule: Rule | None = None
+    """What joins the output of each sub-layer with the stream: sum, or another name of
+    `RESIDUAL_RULES`, which a plug-in registers."""
+    residual_attention: ResidualAttention | None = None
+    """Carry scores from layer to layer: their sum, or divided by n in layer n (mean); qk_sum
+    carries sums of queries and of keys."""
+    residual_temperature: float | None = None
+    """A further divisor of the carried logits; needs residual attention."""
+    query_key_noise: float | None = None
+    """Experimental, in training only: scale of the normal noise, cut at 2, on queries and keys."""
+    qk_norm: Norm | None = None
+    """The norm of each head of queries and keys, with learned gains."""
+    shaped_attention: ShapingSpec | None = None
+    """The weights of A' = alpha I + beta A - gamma C in self-attention."""
+    value_projection: Projection | None = None
+    """The value projection of self-attention, in every layer."""
+    output_projection: Projection | None = None
+    """The output projection of self-attention, in every layer."""
+    first_value_projection: Projection | None = None
+    """The value projection of the first layer, if it differs from the others."""
+    last_output_projection: Projection | None = None
+    """The output projection of the last layer, if it differs from the others."""
+    value_gains: ProjectionGains | None = None
+    """a and b of V = a W_0 + b dW, for identity_plus and orthogonal_plus."""
+    output_gains: ProjectionGains | None = None
+    """a and b of P = a W_0 + b dW."""
+    tied_projections: bool | None = None
+    """Start P from the transpose of V's orthogonal matrix, so that the two cancel; a first or last
+    layer that is to differ is left out."""
+    layout: Layout | None = None
+    """Self-attention and feed-forward one after the other, or in one sum."""
+    attention_skip: Gain | None = None
+    """The gain of the skip around self-attention; 0 removes it."""
+    ff_skip: Gain | None = None
+    """The gain of the skip around the feed-forward; in the parallel layout, of the one skip."""
+    attention_branch: Gain | None = None
+    """The gain of the self-attention branch."""
+    ff_branch: Gain | None = None
+    """The gain of the feed-forward branch."""
+    localised_span: LocalisedSpan | None = None
+    """Blocks of queries that see themselves and the tokens before them, in self-attention."""
+    adaptive_span: AdaptiveSpan | None = None
+    """A learned span for each head of self-attention."""
+    share_branch_gain: bool | None = None
+    """One learned gain for all branches of a layer instead of one for each branch."""
+    share: Share | None = None
+    """all: one block with one set of parameters serves every layer of a stack (Universal
+    Transformer); a layer is then one step."""
+    step_signal: StepSignal | None = None
+    """Added to the stream before each step, together with the positions, which the embedding then
+    leaves out; needs share all."""
+    halting: HaltingSpec | None = None
+    """Adaptive computation time: each token stops after steps of its own, at most the depth; needs
+    share all."""
+    memory: MemorySpec | None = None
+    """Each layer also reads its inputs in the segments before, as in Transformer-XL; of a decoder
+    alone, needs data.order streams."""
+
+    def __post_init__(self) -> None:
+        if self.norm == "none":
+            raise ValueError("norm none: the type of the norms; norm_placement none removes them")
+        for name in ("norm", "qk_norm"):
+            kind = getattr(self, name)
+            if kind is not None:
+                NORM_KINDS.require(kind, f"model.block.{name}")
+        if self.residual_rule is not None:
+            _ = RESIDUAL_RULES[self.residual_rule]
+
+    def resolve(self, stack: Stack) -> StackSpec:
+        """Return the specification of every layer of `stack`.
+
+        Raises:
+            UserError: for an unknown preset.
+            ValueError: for an invalid combination; the message names the field.
+        """
+        check_spec(self, BlockConfig, "block")
+        spec = PRESETS[self.preset](stack)
+        last = len(spec.blocks) - 1
+        blocks = tuple(
+            self._block(block, first=layer == 0, last=layer == last)
+            for layer, block in enumerate(spec.blocks)
+        )
+        self._check_gains(blocks)
+        final_norm, input_norm = spec.final_norm, spec.input_norm
+        if self.norm_placement is not None and not spec.dual_stream:
+            final_norm = "layer_norm" if self.norm_placement in ("pre", "peri") else "none"
+        if self.norm_placement not in (None, "peri"):
+            input_norm = "none"  # Peri-LN's
+        spec = replace(
+            spec,
+            blocks=blocks,
+            final_norm=self._kind(final_norm),
+            input_norm=self._kind(input_norm),
+        )
+        return replace(
+            self._carried(spec),
+            memory=self._memory(stack),
+            share=self.share or spec.share,
+            step_signal=self.step_signal or spec.step_signal,
+            halting=self.halting or spec.halting,
+        )
+
+    def _memory(self, stack: Stack) -> MemorySpec | None:
+        if self.memory is None or self.memory.is_empty:
+            return None
+        if stack.cross or not stack.causal:
+            raise ValueError(
+                "memory: of a decoder alone, which reads a text from its start (causal_lm); leave "
+                "it out"
+            )
+        return self.memory
+
+    def _check_gains(self, blocks: tuple[BlockSpec, ...]) -> None:
+        for part, gains in (("value", self.value_gains), ("output", self.output_gains)):
+            kinds = {getattr(block.self_attention, part) for block in blocks}
+            if gains is not None and not any(kind.endswith("_plus") for kind in kinds):
+                raise ValueError(
+                    f"{part}_gains without a {part}_projection identity_plus or orthogonal_plus "
+                    "in any layer have nothing to multiply"
+                )
+
+    def _carried(self, spec: StackSpec) -> StackSpec:
+        temperature = 1.0 if self.residual_temperature is None else self.residual_temperature
+        if self.residual_attention is not None:
+            return carry_scores(spec, self.residual_attention, temperature)
+        if self.residual_temperature is None:
+            return spec
+
+        def cooled(attention: AttentionSpec) -> AttentionSpec:
+            return replace(attention, score_divisor=attention.score_divisor * temperature)
+
+        blocks = tuple(
+            replace(
+                block,
+                self_attention=cooled(block.self_attention),
+                cross_attention=cooled(block.cross_attention),
+            )
+            for block in spec.blocks
+        )
+        return replace(spec, blocks=blocks)
+
+    def _block(self, block: BlockSpec, *, first: bool, last: bool) -> BlockSpec:
+        around_self = self._residual(block.around_self, self.attention_skip, self.attention_branch)
+        around_cross = self._residual(block.around_cross, None, None)
+        around_ff = self._residual(block.around_ff, self.ff_skip, self.ff_branch)
+        layout = self.layout or block.layout
+        if layout != block.layout and self.attention_skip is None:
+            # Two skips become one, or one becomes two.
+            skip = ABSENT if layout == "parallel" else block.around_ff.skip
+            around_self = replace(around_self, skip=skip)
+        share = (
+            block.share_branch_gain if self.share_branch_gain is None else self.share_branch_gain
+        )
+        if share:  # the one gain is that of all three branches
+            around_cross = replace(around_cross, branch=around_self.branch)
+        self_attention = self._both(self._self_attention(block.self_attention, first, last))
+        return replace(
+            block,
+            around_self=around_self,
+            around_cross=around_cross,
+            around_ff=around_ff,
+            self_attention=self_attention,
+            cross_attention=self._both(block.cross_attention),
+            ff_norm=self._kind(block.ff_norm),
+            layout=layout,
+            share_branch_gain=share,
+        )
+
+    def _residual(self, residual: ResidualSpec, skip: Gain | None, branch: Gain | None):
+        if self.norm_placement is not None:
+            kinds = ["layer_norm" if here else "none" for here in PLACES[self.norm_placement]]
+            names = ("norm_input", "norm_branch", "norm_sum")
+            residual = replace(residual, **dict(zip(names, kinds, strict=True)))
+            if residual.norm_input == "none":
+                residual = replace(residual, input_scale=1.0)
+        return replace(
+            residual,
+            norm_input=self._kind(residual.norm_input),
+            norm_branch=self._kind(residual.norm_branch),
+            norm_sum=self._kind(residual.norm_sum),
+            skip=skip or residual.skip,
+            branch=branch or residual.branch,
+            rule=self.residual_rule or residual.rule,
+        )
+
+    def _kind(self, norm: Norm) -> Norm:
+        return norm if norm == "none" or self.norm is None else self.norm
+
+    def _both(self, attention: AttentionSpec) -> AttentionSpec:
+        """Return `attention` with the axes that self- and cross-attention share."""
+        noise = self.query_key_noise
+        return replace(
+            attention,
+            qk_norm=self.qk_norm or self._kind(attention.qk_norm),
+            value_norm=self._kind(attention.value_norm),
+            query_key_noise=attention.query_key_noise if noise is None else noise,
+        )
+
+    def _self_attention(self, attention: AttentionSpec, first: bool, last: bool) -> AttentionSpec:
+        shaping, query_init = attention.shaping, attention.query_init
+        if self.shaped_attention is not None:
+            shaping = self.shaped_attention
+            # The centre cancels the map at the start only where the scores are zero.
+            query_init = "zeros" if shaping.centred else "xavier"
+        value = self.value_projection or attention.value
+        output = self.output_projection or attention.output
+        tied = attention.tied if self.tied_projections is None else self.tied_projections
+        if first and self.first_value_projection is not None:
+            value = self.first_value_projection
+            tied = tied and value.startswith("orthogonal")
+        if last and self.last_output_projection is not None:
+            output = self.last_output_projection
+            tied = tied and output.startswith("orthogonal")
+        return replace(
+            attention,
+            shaping=shaping,
+            query_init=query_init,
+            value=value,
+            value_gains=self.value_gains or attention.value_gains,
+            output=output,
+            output_gains=self.output_gains or attention.output_gains,
+            tied=tied,
+            localised_span=self.localised_span or attention.localised_span,
+            adaptive_span=self.adaptive_span or attention.adaptive_span,
+        )

@@ -1,0 +1,1 @@
+"""How attention and norms are computed: which kernel, and what it stores."""

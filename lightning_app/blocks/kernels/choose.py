@@ -1,0 +1,330 @@
+"""The forms in which one attention map is computed, and the choice between them.
+
+Shapes: query ``(batch, head, query, head_dim)``, key and value ``(batch, head, key, head_dim)``,
+scores and maps ``(batch, head, query, key)``.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, Literal, NamedTuple, final
+
+import psutil
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn import functional as F
+
+from lightning_app.blocks.kernels.shaped import Shape, centred, newest
+from lightning_app.blocks.kernels.stored import (
+    MapGains,
+    StoredScores,
+    attend_few_keys,
+    attend_with_stored_maps,
+    few_bf16_keys,
+)
+from lightning_app.blocks.kernels.tiled import (
+    BlockedScores,
+    ReversibleScores,
+    attend_in_blocks,
+    attend_reversibly,
+)
+from lightning_app.blocks.masks import Mask
+
+Queries = Float[Tensor, "batch head query dim"]
+Keys = Float[Tensor, "batch head key dim"]
+Values = Float[Tensor, "batch head key width"]
+Mixed = Float[Tensor, "batch head query width"]
+Form = Literal["plain", "stored", "reversible", "blocked"]
+"""Forms of attention: all exact; they differ in what the backward pass stores."""
+
+MOST_SHAPED = 128
+"""With more keys, a shaped map takes more time than SDPA and the mean of values beside it."""
+SHORT = 128
+"""With fewer queries, maps are so small that storing them costs little."""
+
+_forced: ContextVar[Form | None] = ContextVar("attention_form", default=None)
+
+
+class Choice(NamedTuple):
+    """The chosen form, and the reason."""
+
+    form: Form
+    reason: str
+
+
+@contextmanager
+def attention_form(form: Form) -> Iterator[None]:
+    """Use `form` instead of the policy's choice. ``plain`` uses only PyTorch's own operations:
+    it can be differentiated twice and any part of its backward pass can be run again."""
+    token = _forced.set(form)
+    try:
+        yield
+    finally:
+        _forced.reset(token)
+
+
+def choose(
+    shape: tuple[int, int, int, int],
+    device: torch.device,
+    itemsize: int,
+    *,
+    biased: bool = False,
+) -> Choice:
+    """Return the form of residual attention over maps of ``(batch, head, query, key)``.
+
+    The choice depends only on values that stay the same when a run is resumed: shapes, and the
+    total memory of the device.
+    """
+    if torch.compiler.is_compiling():
+        return Choice("plain", "the compiler fuses it, and cannot follow scores that change")
+    if biased:
+        return Choice("plain", "a bias of the scores has a gradient, which tiles do not give")
+    forced = _forced.get()
+    if forced is not None:
+        return Choice(forced, "asked for")
+    batch, heads, queries, keys = shape
+    if queries < SHORT:
+        form: Form = "stored" if device.type == "cpu" and torch.is_grad_enabled() else "plain"
+        return Choice(form, f"under {SHORT} queries the maps are small")
+    maps, memory = 2 * batch * heads * queries * keys * itemsize, _memory(device)
+    if maps > memory / 2:
+        return Choice("blocked", f"two maps ({maps:.2g} bytes) fill half of {memory:.2g} bytes")
+    return Choice("reversible", "one map of scores serves every layer of the chain")
+
+
+def _memory(device: torch.device) -> int:
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    return psutil.virtual_memory().total
+
+
+@final
+class PlainScores(NamedTuple):
+    """Z_n, which autograd keeps for every layer. Masked cells are far below zero."""
+
+    scores: Float[Tensor, "batch head query key"]
+
+
+ScoreCarry = PlainScores | StoredScores | ReversibleScores | BlockedScores
+"""The state that a chain of residual attention passes from layer to layer."""
+
+
+def product_type(x: Tensor) -> torch.dtype:
+    """Return the type in which a product of `x` is computed here: autocast's, or its own."""
+    device = x.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
+
+
+def stores_map(query: Queries, key: Keys, mask: Mask) -> bool:
+    """Whether a shaped map without carried scores is stored, instead of SDPA and `shape_map`.
+
+    Only to train: without a backward pass SDPA is faster.
+    """
+    if torch.compiler.is_compiling():
+        return False
+    if mask.adds_to_scores:
+        return False
+    forced = _forced.get()
+    if forced is not None:
+        return forced == "stored"
+    return (
+        query.device.type == "cpu"
+        and query.dtype in (torch.float32, torch.float64)
+        and torch.is_grad_enabled()
+        and query.requires_grad
+        and key.shape[2] <= MOST_SHAPED
+    )
+
+
+def attend(
+    query: Queries,
+    key: Keys,
+    value: Values,
+    mask: Mask,
+    dropout: float,
+    gains: MapGains | None = None,
+) -> Mixed:
+    """``softmax(Q K^T / sqrt(d_k) + mask) V`` (Vaswani et al. 2017, equation 1).
+
+    With `gains` the map is shaped: see `shape_map`.
+    """
+    if gains is not None and stores_map(query, key, mask):
+        return attend_with_stored_maps(query, key, value, mask, dropout, gains=gains)[0]
+    if few_bf16_keys(key, product_type(query), mask) and _forced.get() != "plain":
+        heads = attend_few_keys(query, key, value, mask, dropout)
+        return shaped_by(gains, heads, value, mask)
+    how = mask.for_sdpa(query.dtype)
+    heads = F.scaled_dot_product_attention(query, key, value, dropout_p=dropout, **how)
+    return shaped_by(gains, heads, value, mask)
+
+
+def shaped_by(gains: MapGains | None, attended: Mixed, value: Values, mask: Mask) -> Mixed:
+    """Return `shape_map` of `attended`, or `attended` without `gains`."""
+    return attended if gains is None else shape_map(attended, value, mask, *gains)
+
+
+def attend_with_carry(
+    query: Queries,
+    key: Keys,
+    value: Values,
+    mask: Mask,
+    dropout: float,
+    previous: ScoreCarry | None,
+    divisor: float,
+    gains: MapGains | None = None,
+) -> tuple[Mixed, ScoreCarry]:
+    """Residual attention (He et al. 2021, RealFormer, 2012.11747, section 3.2).
+
+    ``Z_n = Q K^T / sqrt(d_k) + B + Z_{n-1}``; the map is ``softmax(Z_n / divisor + mask)``. B is
+    the bias of the positions, if they have one. Weights of keys (`Mask.log_weights`) are part of
+    the mask of one layer.
+
+    Returns the output and the form of ``Z_n``: scaled, a plain sum for any divisor, in
+    float32 at least, since it grows with depth. The first layer of a chain chooses the form.
+    """
+    if previous is None:
+        kept = torch.promote_types(query.dtype, torch.float32)
+        batch, heads, queries, _ = query.shape
+        shape = (batch, heads, queries, key.shape[2])
+        biased = mask.adds_to_scores
+        form = choose(shape, query.device, kept.itemsize, biased=biased).form
+    else:
+        form = _FORM_OF[type(previous)]
+    if form == "stored":
+        assert previous is None or isinstance(previous, StoredScores)
+        return _attend_storing(query, key, value, mask, dropout, previous, divisor, gains)
+    mixed, carry = _FORMS[form](query, key, value, mask, dropout, previous, divisor)
+    return shaped_by(gains, mixed, value, mask), carry
+
+
+def _attend_storing(
+    query: Queries,
+    key: Keys,
+    value: Values,
+    mask: Mask,
+    dropout: float,
+    previous: StoredScores | None,
+    divisor: float,
+    gains: MapGains | None,
+) -> tuple[Mixed, StoredScores]:
+    kept = torch.promote_types(query.dtype, torch.float32)
+    mixed, scores = attend_with_stored_maps(
+        query.to(kept),
+        key.to(kept),
+        value.to(kept),
+        mask,
+        dropout,
+        below=None if previous is None else previous.scores,
+        divisor=divisor,
+        carries=True,
+        gains=gains,
+    )
+    assert scores is not None
+    return mixed.to(value.dtype), StoredScores(scores)
+
+
+def attend_plainly(
+    query: Queries,
+    key: Keys,
+    value: Values,
+    mask: Mask,
+    dropout: float,
+    previous: PlainScores | None,
+    divisor: float,
+) -> tuple[Mixed, PlainScores]:
+    """Residual attention as in its definition; the mask enters the sum at its first layer."""
+    kept = torch.promote_types(query.dtype, torch.float32)
+    shape = (*query.shape[:3], key.shape[2])
+    with torch.autocast(query.device.type, enabled=False):
+        q = query.to(kept).flatten(0, 1) * query.shape[-1] ** -0.5
+        k = key.to(kept).flatten(0, 1).transpose(1, 2)
+        below = mask.bias(kept) if previous is None else previous.scores
+        if below is None:
+            scores = torch.bmm(q, k)
+        else:
+            scores = torch.baddbmm(below.expand(shape).flatten(0, 1), q, k)
+        if mask.score_bias is not None:
+            scores = scores + mask.score_bias.to(kept).expand(shape).flatten(0, 1)
+        logits = scores / divisor if divisor != 1.0 else scores
+        if mask.log_weights is not None:
+            logits = logits + mask.log_weights.to(kept).expand(shape).flatten(0, 1)
+        if divisor < 1.0 and mask.blank is not None:
+            # Masked scores may become -inf here, and the softmax of a row of nothing else is NaN.
+            logits = logits.unflatten(0, shape[:2]).masked_fill(mask.blank, 0.0).flatten(0, 1)
+        weights = F.dropout(logits.softmax(dim=-1), dropout).to(value.dtype)
+        heads = torch.bmm(weights, value.flatten(0, 1)).unflatten(0, shape[:2])
+    if mask.blank is not None:
+        heads = heads.masked_fill(mask.blank, 0.0)
+    return heads, PlainScores(scores.unflatten(0, shape[:2]))
+
+
+_FORMS: dict[Form, Any] = {
+    "plain": attend_plainly,
+    "reversible": attend_reversibly,
+    "blocked": attend_in_blocks,
+}
+_FORM_OF: dict[type[ScoreCarry], Form] = {
+    PlainScores: "plain",
+    StoredScores: "stored",
+    ReversibleScores: "reversible",
+    BlockedScores: "blocked",
+}
+
+
+class QueryKeySums(NamedTuple):
+    """Queries and keys of a position, summed over the layers so far; float32 at least."""
+
+    query: Queries
+    key: Keys
+
+
+def attend_with_sums(
+    query: Queries,
+    key: Keys,
+    value: Values,
+    mask: Mask,
+    dropout: float,
+    previous: QueryKeySums | None,
+    divisor: float,
+    gains: MapGains | None = None,
+) -> tuple[Mixed, QueryKeySums]:
+    """``softmax((sum_i Q_i)(sum_i K_i)^T / (divisor sqrt(d_k)) + mask) V`` over layers i = 1 .. n.
+
+    Su Jianlin's reading of residual attention. It adds the cross terms Q_i K_j^T, i != j, to
+    RealFormer's running sum, and needs no map of the layers below: it carries sums of queries and
+    keys. A bias of the positions enters each layer once.
+    """
+    kept = torch.promote_types(query.dtype, torch.float32)
+    sums = QueryKeySums(query.to(kept), key.to(kept))
+    if previous is not None:
+        sums = QueryKeySums(sums.query + previous.query, sums.key + previous.key)
+    cooled = (sums.query / divisor if divisor != 1.0 else sums.query).to(value.dtype)
+    return attend(cooled, sums.key.to(value.dtype), value, mask, dropout, gains), sums
+
+
+def shape_map(
+    attended: Mixed,
+    value: Values,
+    mask: Mask,
+    alpha: Float[Tensor, "#head 1 1"],
+    beta: Float[Tensor, "#head 1 1"],
+    gamma: Float[Tensor, "#head 1 1"] | None,
+) -> Mixed:
+    """``(alpha I + beta A - gamma C) V`` from ``A V``, without forming the shaped map.
+
+    Without gamma there is no centre: ``(alpha I + beta A) V``, V-SkipInit (equation 4).
+
+    He & Hofmann 2023, equation 6. The identity belongs to the newest queries: in cached decoding
+    query i is key ``keys - queries + i``. Dropout acts on A only; the authors' code drops
+    entries of the whole map, which deletes tokens from the identity part.
+    """
+    if gamma is None:
+        return alpha * newest(value, attended) + beta * attended
+    if mask.score_bias is not None:
+        centre = mask.centre.to(value.dtype) @ value
+        return alpha * newest(value, attended) + beta * attended - gamma * centre
+    if torch.compiler.is_compiling() or _forced.get() == "plain":
+        own = newest(value, attended)
+        return alpha * own + beta * attended - gamma * centred(value, mask)
+    return Shape.apply(attended, value, alpha, beta, gamma, mask)  # pyright: ignore[reportReturnType]

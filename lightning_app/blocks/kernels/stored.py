@@ -1,0 +1,343 @@
+"""Attention whose maps are stored for the backward pass, in float32 part by part or in bfloat16.
+
+The error of backward passes that have no second derivative.
+
+PyTorch's `once_differentiable` raises an error only if the incoming gradient requires a gradient.
+If only a saved tensor requires one, it omits terms without an error. So our backward passes check
+`torch.is_grad_enabled()`, which is true only in a backward pass with `create_graph=True`.
+
+Residual and shaped attention that store their maps: the fastest form where these are small.
+
+One pass computes residual (He et al. 2021, RealFormer, 2012.11747) and shaped attention (He &
+Hofmann 2023, 2311.01906, equation 6), alone or together:
+
+``Z = Q K^T / sqrt(d_k) + Z_below``, ``A = dropout(softmax(Z / divisor + mask))``,
+``M = alpha I + beta A - gamma C``, ``O = M V``
+
+Every product of a batch is one call for each head, of all sentences (or the reverse), which reads
+queries, keys and values where the projections left them. Autograd's own form copies them first.
+
+Attention over few keys in bfloat16 on a CPU.
+
+PyTorch's SDPA multiplies one small matrix after another there, and in bfloat16 its backward pass
+takes longer than in float32. Here the maps of all heads are multiplied at once, and the backward
+pass keeps the maps. The scores and their softmax are computed in float32.
+"""
+
+from typing import Any, NamedTuple, final
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from lightning_app.blocks.masks import Mask
+
+
+def no_second_derivative(what: str) -> RuntimeError:
+    """Return the error that a backward pass raises under `create_graph=True`."""
+    return RuntimeError(
+        f'{what} has no second derivative; take `attention_form("plain")` and `token_sums` of all '
+        "logits"
+    )
+
+
+class MapGains(NamedTuple):
+    """The weights of the shaped map, each of shape ``(head or 1, 1, 1)``; without gamma no C."""
+
+    alpha: Tensor
+    beta: Tensor
+    gamma: Tensor | None
+
+
+@final
+class StoredScores(NamedTuple):
+    """Z_n, the running sum of scores. Masked cells are far below zero."""
+
+    scores: Float[Tensor, "batch head query key"]
+
+
+class _MapPlan(NamedTuple):
+    """Everything of one attention that has no gradient."""
+
+    mask: Mask
+    divisor: float
+    dropout: float
+    carries: bool
+    batch: int
+    heads: int
+
+    @property
+    def by_head(self) -> bool:
+        """Whether a part is one head of all sentences, or all heads of one sentence."""
+        return self.heads <= self.batch
+
+    def parts(self, x: Tensor) -> tuple[Tensor, ...]:
+        """Return the parts ``(other, ...)`` of ``(batch, head, ...)``, each perhaps of 1."""
+        shape = (self.batch, self.heads, *x.shape[2:])
+        return x.expand(shape).unbind(1 if self.by_head else 0)
+
+    def empty(self, like: Tensor, tokens: int, width: int) -> Tensor:
+        """Return an empty ``(part, other, token, width)``."""
+        first, second = self.batch, self.heads
+        if self.by_head:
+            first, second = second, first
+        return like.new_empty(first, second, tokens, width)
+
+    def joined(self, x: Tensor) -> Tensor:
+        """Return ``(part, other, ...)`` as ``(batch, head, ...)``."""
+        return x.transpose(0, 1) if self.by_head else x
+
+    def by_gain(self, found: list[Tensor], like: Tensor) -> Tensor:
+        """Return the sum for each gain of the sums ``(head or 1,)`` of the parts."""
+        by_part = torch.stack(found)  # (head, 1) or (sentence, head)
+        by_head = by_part if self.by_head else by_part.sum(dim=0)[:, None]
+        return by_head[..., None].sum_to_size(like.shape)
+
+
+@final
+class _StoredAttention(torch.autograd.Function):
+    # One part is finished before the next begins, so that its maps stay in the processor's cache.
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        below: Tensor | None,
+        alpha: Tensor | None,
+        beta: Tensor | None,
+        gamma: Tensor | None,
+        plan: _MapPlan,
+    ) -> tuple[Tensor, Tensor | None]:
+        length, width = key.shape[2], value.shape[-1]
+        weights = plan.empty(query, query.shape[2], length)
+        scores = torch.empty_like(weights) if plan.carries else weights
+        kept = None
+        if plan.dropout:
+            kept = torch.empty_like(weights, dtype=torch.bool).bernoulli_(1.0 - plan.dropout)
+        out = plan.empty(query, query.shape[2], width)
+        shape_parts = _shape_parts(alpha, beta, gamma, plan, query)
+        bias = plan.mask.bias(query.dtype) if below is None else below
+        biases = None if bias is None else plan.parts(bias)
+        blank = plan.mask.blank
+        blanks = None if blank is None else plan.parts(blank)
+        scale = query.shape[-1] ** -0.5
+        parts = zip(*map(plan.parts, (query, key, value)), scores, weights, out, strict=True)
+        for i, (q, k, v, z, w, o) in enumerate(parts):
+            if biases is None:
+                torch.baddbmm(z, q, k.transpose(1, 2), beta=0, alpha=scale, out=z)
+            else:
+                torch.baddbmm(biases[i], q, k.transpose(1, 2), alpha=scale, out=z)
+            logits = z if plan.divisor == 1.0 else z / plan.divisor
+            if blanks is not None and plan.divisor < 1.0:
+                # Masked scores may become -inf here, and their softmax is NaN.
+                logits.masked_fill_(blanks[i], 0.0)
+            torch.softmax(logits, dim=-1, out=w)
+            if blanks is not None:
+                w.masked_fill_(blanks[i], 0.0)
+            mapped = w if kept is None else (w * kept[i]).div_(1.0 - plan.dropout)
+            if shape_parts is not None:
+                mapped = torch.addcmul(shape_parts.rest[i], mapped, shape_parts.beta[i])
+            torch.bmm(mapped, v, out=o)
+        ctx.save_for_backward(query, key, value, weights, kept, alpha, beta, gamma)
+        ctx.plan = plan
+        ctx.set_materialize_grads(False)
+        return plan.joined(out), plan.joined(scores) if plan.carries else None
+
+    @staticmethod
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: Any, grad: Tensor | None, grad_scores: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():
+            raise no_second_derivative("attention with stored maps")
+        query, key, value, weights, kept, alpha, beta, gamma = ctx.saved_tensors
+        plan: _MapPlan = ctx.plan
+        upstream = grad
+        if upstream is None:  # only Z is used
+            upstream = value.new_zeros(()).expand(*query.shape[:3], value.shape[-1])
+        shape_parts = _shape_parts(alpha, beta, gamma, plan, query)
+        above = None if grad_scores is None else plan.parts(grad_scores)
+        below = torch.empty_like(weights) if ctx.needs_input_grad[3] else None
+        grads = [plan.empty(x, x.shape[2], x.shape[3]) for x in (query, key, value)]
+        found: list[list[Tensor]] = [[], [], []]
+        offset = key.shape[2] - query.shape[2]
+        scale = query.shape[-1] ** -0.5
+        parts = zip(*map(plan.parts, (query, key, value, upstream)), weights, *grads, strict=True)
+        for i, (q, k, v, g, w, dq, dk, dv) in enumerate(parts):
+            dropped = w if kept is None else (w * kept[i]).div_(1.0 - plan.dropout)
+            mapped = dropped
+            dm = torch.bmm(g, v.transpose(1, 2))
+            if shape_parts is not None:
+                mapped = torch.addcmul(shape_parts.rest[i], dropped, shape_parts.beta[i])
+                found[0].append(_each_head(dm.diagonal(offset, dim1=-2, dim2=-1), plan))
+                found[1].append(_each_head(dm, plan, dropped))
+                if shape_parts.centre is not None:
+                    found[2].append(_each_head(dm, plan, shape_parts.centre[i]).neg_())
+                dm.mul_(shape_parts.beta[i])
+            torch.bmm(mapped.transpose(1, 2), g, out=dv)
+            if kept is not None:
+                dm.mul_(kept[i]).div_(1.0 - plan.dropout)
+            dz = torch.ops.aten._softmax_backward_data(dm, w, -1, w.dtype)
+            if plan.divisor != 1.0:
+                dz.div_(plan.divisor)
+            if above is not None:
+                dz.add_(above[i])
+            if below is not None:
+                below[i].copy_(dz)
+            torch.baddbmm(dq, dz, k, beta=0, alpha=scale, out=dq)
+            torch.baddbmm(dk, dz.transpose(1, 2), q, beta=0, alpha=scale, out=dk)
+        gains = (
+            plan.by_gain(one, like) if one and like is not None else None
+            for one, like in zip(found, (alpha, beta, gamma), strict=True)
+        )
+        return (
+            *map(plan.joined, grads),
+            None if below is None else plan.joined(below),
+            *gains,
+            None,
+        )
+
+
+class _ShapeParts(NamedTuple):
+    """``alpha I - gamma C``, beta and C of each part; None without gamma."""
+
+    rest: tuple[Tensor, ...]
+    beta: tuple[Tensor, ...]
+    centre: tuple[Tensor, ...] | None
+
+
+def _shape_parts(
+    alpha: Tensor | None,
+    beta: Tensor | None,
+    gamma: Tensor | None,
+    plan: _MapPlan,
+    query: Tensor,
+) -> _ShapeParts | None:
+    if alpha is None or beta is None:
+        return None
+    dtype, keys = query.dtype, plan.mask.keys
+    # The queries are the newest keys.
+    rest = alpha * torch.eye(keys, dtype=dtype, device=query.device)[keys - query.shape[2] :]
+    centre = None
+    if gamma is not None:
+        centre = plan.mask.allowed.to(dtype) / plan.mask.count.to(dtype)
+        rest = rest - gamma * centre
+        centre = plan.parts(centre)
+    rest = rest if rest.dim() == 4 else rest[None]
+    return _ShapeParts(plan.parts(rest), plan.parts(beta[None]), centre)
+
+
+def _each_head(x: Tensor, plan: _MapPlan, factor: Tensor | None = None) -> Tensor:
+    """Return the sum of ``x * factor`` over a part ``(other, ...)``: by head if it holds heads."""
+    kept = x.shape[0] if not plan.by_head else 1
+    if factor is None:
+        return x.reshape(kept, -1).sum(dim=-1)
+    return torch.linalg.vecdot(x.reshape(kept, -1), factor.expand(x.shape).reshape(kept, -1))
+
+
+def attend_with_stored_maps(
+    query: Float[Tensor, "batch head query dim"],
+    key: Float[Tensor, "batch head key dim"],
+    value: Float[Tensor, "batch head key width"],
+    mask: Mask,
+    dropout: float,
+    *,
+    below: Float[Tensor, "batch head query key"] | None = None,
+    divisor: float = 1.0,
+    carries: bool = False,
+    gains: MapGains | None = None,
+) -> tuple[Float[Tensor, "batch head query width"], Float[Tensor, "batch head query key"] | None]:
+    """Return O and, if `carries`, Z, of queries, keys and values of one type.
+
+    A mask enters at the first layer of a chain. With shaping, the queries are the newest keys.
+    """
+    batch, heads = query.shape[:2]
+    plan = _MapPlan(mask, divisor, dropout, carries, batch, heads)
+    alpha, beta, gamma = (None, None, None) if gains is None else gains
+    with torch.autocast(query.device.type, enabled=False):
+        return _StoredAttention.apply(query, key, value, below, alpha, beta, gamma, plan)  # pyright: ignore[reportReturnType]
+
+
+FEW_KEYS = 256
+"""With more keys, the maps need more memory than queries, keys and values of several heads."""
+
+
+@final
+class Bf16Attention(torch.autograd.Function):
+    """``dropout(softmax(Q K^T / sqrt(d_k) + mask)) V`` of bfloat16 Q, K and V."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        query: Float[Tensor, "batch head query dim"],
+        key: Float[Tensor, "batch head key dim"],
+        value: Float[Tensor, "batch head key width"],
+        mask: Mask,
+        dropout: float,
+    ) -> Float[Tensor, "batch head query width"]:
+        q, k, v = (x.flatten(0, 1) for x in (query, key, value))
+        maps = (*query.shape[:3], key.shape[2])
+        scale = query.shape[-1] ** -0.5
+        scores = torch.bmm(q.float() * scale, k.float().transpose(1, 2)).view(maps)
+        bias = mask.bias(torch.float32)
+        if bias is not None:
+            scores += bias
+        weights = scores.softmax(dim=-1)
+        if mask.blank is not None:
+            weights.masked_fill_(mask.blank, 0.0)
+        weights = weights.to(value.dtype).flatten(0, 1)
+        kept = None
+        if dropout:
+            kept = torch.empty_like(weights).bernoulli_(1.0 - dropout).div_(1.0 - dropout)
+        ctx.save_for_backward(q, k, v, weights, kept)
+        ctx.scale, ctx.heads = scale, maps[:2]
+        dropped = weights if kept is None else weights * kept
+        return torch.bmm(dropped, v).unflatten(0, ctx.heads)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """dZ = A (dA - sum_k A dA); dQ = dZ K / sqrt(d_k), dK = dZ^T Q / sqrt(d_k), dV = A^T dO."""
+        if torch.is_grad_enabled():
+            raise no_second_derivative("attention in bfloat16")
+        q, k, v, weights, kept = ctx.saved_tensors
+        above = grad.flatten(0, 1)
+        grad_map = torch.bmm(above, v.transpose(1, 2))
+        dropped = weights
+        if kept is not None:
+            grad_map.mul_(kept)
+            dropped = weights * kept
+        grad_scores = torch.ops.aten._softmax_backward_data(grad_map, weights, -1, weights.dtype)
+        grad_query = torch.bmm(grad_scores, k).mul_(ctx.scale)
+        grad_key = torch.bmm(grad_scores.transpose(1, 2), q).mul_(ctx.scale)
+        grad_value = torch.bmm(dropped.transpose(1, 2), above)
+        grads = (x.unflatten(0, ctx.heads) for x in (grad_query, grad_key, grad_value))
+        return *grads, None, None
+
+
+def few_bf16_keys(key: Tensor, narrow: torch.dtype, mask: Mask) -> bool:
+    """Whether products in the type `narrow` with `key` are better computed in the form above.
+
+    Without gradients SDPA is as fast.
+    """
+    return (
+        narrow == torch.bfloat16
+        and key.device.type == "cpu"
+        and key.shape[2] <= FEW_KEYS
+        and not mask.adds_to_scores
+        and torch.is_grad_enabled()
+        and not torch.compiler.is_compiling()
+    )
+
+
+def attend_few_keys(
+    query: Float[Tensor, "batch head query dim"],
+    key: Float[Tensor, "batch head key dim"],
+    value: Float[Tensor, "batch head key width"],
+    mask: Mask,
+    dropout: float,
+) -> Float[Tensor, "batch head query width"]:
+    """``softmax(Q K^T / sqrt(d_k) + mask) V`` in bfloat16."""
+    q, k, v = (x.to(torch.bfloat16) for x in (query, key, value))
+    with torch.autocast(query.device.type, enabled=False):
+        return Bf16Attention.apply(q, k, v, mask, dropout)  # pyright: ignore[reportReturnType]

@@ -1,0 +1,309 @@
+"""Presets that change where norms stand, and how large a branch is at the start.
+
+The same norms at every sub-layer: after the sum, before the branch, or on both sides.
+
+Post-LN that is trainable at depth: by its skips, its initial values, or a second stream.
+
+Branches that are small at the start, with or without a norm.
+
+Norms that differ from layer to layer or from part to part of a block.
+"""
+
+from dataclasses import replace
+
+from lightning_app.blocks.attention import AttentionSpec
+from lightning_app.blocks.block import BlockSpec, InitSpec
+from lightning_app.blocks.presets.registry import POST, PRE, preset
+from lightning_app.blocks.residual import Gain, ResidualSpec
+from lightning_app.blocks.stack import Stack, StackSpec, around, same_block
+
+
+@preset(
+    equation="x' = N(x + f(x))",
+    paper="Vaswani et al. 2017 (1706.03762); Xiong et al. 2020 (2002.04745), table 1",
+    fixes="the original block; needs warm-up",
+)
+def post_ln(stack: Stack) -> StackSpec:
+    """``x' = N(x + f(x))`` for every sub-layer, no norm after the last block.
+
+    BERT's official code has a LayerNorm on the embedding as well; here that is
+    ``model.architecture.embedding_norm: layer_norm``, none by default.
+    """
+    return same_block(stack, around(POST), final_norm="none")
+
+
+@preset(
+    equation="x' = x + f(N(x)); N after the last block",
+    paper="Xiong et al. 2020 (2002.04745), table 1",
+    fixes="gradients near the output that fall as 1/sqrt(depth); stable without warm-up",
+)
+def pre_ln(stack: Stack) -> StackSpec:
+    """``x' = x + f(N(x))`` for every sub-layer, one final norm in each stack."""
+    return same_block(stack, around(PRE), final_norm="layer_norm")
+
+
+@preset(
+    equation="x' = x + N(f(N(x))); N on the embedding and after the last block",
+    paper="Kim et al. 2025, Peri-LN (2502.02732)",
+    fixes="activations of Pre-LN that grow with depth and training",
+)
+def peri_ln(stack: Stack) -> StackSpec:
+    """Norms on both sides of every branch, and one on the input of the stack.
+
+    Known from secondary sources.
+    """
+    return replace(sandwich_ln(stack), input_norm="layer_norm")
+
+
+@preset(
+    equation="x' = x + N(f(N(x))); N after the last block",
+    paper="Ding et al. 2021, CogView (2105.13290)",
+    fixes="overflow of branch outputs in half precision",
+)
+def sandwich_ln(stack: Stack) -> StackSpec:
+    """Norms on both sides of every branch. Known from secondary sources."""
+    block = around(replace(PRE, norm_branch="layer_norm"))
+    return same_block(stack, block, final_norm="layer_norm")
+
+
+@preset(
+    equation="x' = x + N(P concat_h(g_h head_h)), then + W2 N(act(W1 u)); heads and u from N(x)",
+    paper="Shleifer et al. 2021, NormFormer (2110.09456)",
+    fixes="gradients of Pre-LN that are larger in early layers",
+)
+def normformer(stack: Stack) -> StackSpec:
+    """Pre-LN with a learned gain for each head, a norm after each attention and one inside the FF.
+
+    The head gains come before the output projection, as in the paper; the published code applies
+    them after it, although a column there no longer belongs to one head. Cross-attention is treated
+    as self-attention is. The paper's learned vector on the feed-forward's skip, advised for small
+    models, is the axis ``ff_skip: {value: 1, learned: true, vector: true}``.
+    """
+    attention = AttentionSpec(head_gain=True)
+    normed = replace(PRE, norm_branch="layer_norm")
+    block = BlockSpec(
+        around_self=normed,
+        around_cross=normed,
+        around_ff=PRE,
+        self_attention=attention,
+        cross_attention=attention,
+        ff_norm="layer_norm",
+    )
+    return same_block(stack, block, final_norm="layer_norm")
+
+
+def deepnorm_gains(stack: Stack) -> tuple[float, float]:
+    """Return DeepNorm's alpha and beta (2203.00555, table of section 3).
+
+    ===================================  ========================  =========================
+    stack of depth L, peer of depth M    alpha                     beta
+    ===================================  ========================  =========================
+    one stack alone                      (2L)^(1/4)                (8L)^(-1/4)
+    encoder of an encoder-decoder        0.81 (L^4 M)^(1/16)       0.87 (L^4 M)^(-1/16)
+    decoder of an encoder-decoder        (3L)^(1/4)                (12L)^(-1/4)
+    ===================================  ========================  =========================
+    """
+    depth, peer = stack.depth, stack.peer_depth
+    if stack.cross:
+        return (3 * depth) ** 0.25, (12 * depth) ** -0.25
+    if peer == 0:
+        return (2 * depth) ** 0.25, (8 * depth) ** -0.25
+    root = (depth**4 * peer) ** (1 / 16)
+    return 0.81 * root, 0.87 / root
+
+
+@preset(
+    equation="x' = N(alpha x + f(x)), alpha > 1; V, P, W1, W2 start smaller by beta",
+    paper="Wang et al. 2022, DeepNet (2203.00555)",
+    fixes="the size of the first updates of Post-LN, up to a thousand layers",
+)
+def deepnorm(stack: Stack) -> StackSpec:
+    """Post-LN with a larger skip and smaller matrices, by the depth of both stacks.
+
+    Matrices are Xavier normal: gain beta for values, outputs and the feed-forward, gain 1 for
+    queries and keys. The encoder's beta is the paper's 0.87 (L^4 M)^(-1/16); one published
+    implementation has 1.15 there.
+    """
+    alpha, beta = deepnorm_gains(stack)
+    block = replace(
+        around(replace(POST, skip=Gain(value=alpha))),
+        init=InitSpec(distribution="normal", query_key=1.0, value=beta, output=beta, ff=beta),
+    )
+    return same_block(stack, block, final_norm="none")
+
+
+@preset(
+    equation="Post-LN; the layer's input joins its last sum: x' = N(y + FF(y) + x)",
+    paper="Takase et al. 2022, B2T connection (2206.00330)",
+    fixes="gradients of Post-LN that the norms weaken from layer to layer",
+)
+def b2t(stack: Stack) -> StackSpec:
+    """Post-LN with a skip from the bottom of a layer to its last norm.
+
+    Every matrix of a layer starts smaller by 1/sqrt(L), as in the authors' code.
+    """
+    scale = stack.depth**-0.5
+    init = InitSpec(query_key=2**-0.5 * scale, value=2**-0.5 * scale, output=scale, ff=scale)
+    block = replace(around(POST), bottom_to_top=True, init=init)
+    return same_block(stack, block, final_norm="none")
+
+
+@preset(
+    equation="x' = N(omega * x + f(x)), omega_k^2 = 1 + sum_(j<k) Var f_j at the start",
+    paper="Liu et al. 2020, Admin (2004.08249)",
+    fixes="the share of each branch in the sum, which amplifies updates of Post-LN",
+)
+def admin(stack: Stack) -> StackSpec:
+    """Post-LN with a learned vector on each skip, initialised by one profiling pass.
+
+    See `lightning_app.models.initialization`.
+    """
+    skip = Gain(learned=True, vector=True, profiled=True)
+    return same_block(stack, around(replace(POST, skip=skip)), final_norm="none")
+
+
+@preset(
+    equation="o = f(x); r' = r + o; x' = N(x + o); the stack gives x + N(r)",
+    paper="Xie et al. 2023, ResiDual (2304.14802)",
+    fixes="vanishing gradients of Post-LN without the collapse of Pre-LN's deep layers",
+)
+def dual_stream(stack: Stack) -> StackSpec:
+    """A Post-LN stream beside the plain sum of all branches. Not residual attention.
+
+    The authors may scale the sum in half precision, which its norm undoes; in float32 and bfloat16
+    it needs no scale.
+    """
+    return replace(post_ln(stack), dual_stream=True, final_norm="layer_norm")
+
+
+@preset(
+    equation="x' = x + a f(x), one a for each layer, 0 at the start",
+    paper="Bachlechner et al. 2020, ReZero (2003.04887)",
+    fixes="signal through depth without a norm: a layer starts as the identity",
+)
+def rezero(stack: Stack) -> StackSpec:
+    """No norms; the sub-layers of a layer share one gain, as in the authors' code.
+
+    ``share_branch_gain: false`` gives each its own, which is `skipinit`.
+    """
+    spec = skipinit(stack)
+    return same_block(stack, replace(spec.blocks[0], share_branch_gain=True), final_norm="none")
+
+
+@preset(
+    equation="x' = x + a f(x), one a for each sub-layer, 0 at the start",
+    paper="De & Smith 2020, SkipInit (2002.10444)",
+    fixes="the same as ReZero, with one gain for each sub-layer",
+)
+def skipinit(stack: Stack) -> StackSpec:
+    """SkipInit's scalar at the end of every residual branch, carried over from residual networks.
+
+    Known from secondary sources.
+    """
+    gain = Gain(value=0.0, learned=True)
+    return same_block(stack, around(ResidualSpec(branch=gain)), final_norm="none")
+
+
+@preset(
+    equation="x' = x + diag(lambda) f(N(x)), lambda small at the start; N after the last block",
+    paper="Touvron et al. 2021, CaiT (2103.17239)",
+    fixes="deep Pre-LN: every layer starts close to the identity",
+)
+def layer_scale(stack: Stack) -> StackSpec:
+    """Pre-LN with a learned vector on each branch: 0.1 to depth 18, 1e-5 to 24, 1e-6 beyond.
+
+    Known from secondary sources.
+    """
+    start = 0.1 if stack.depth <= 18 else 1e-5 if stack.depth <= 24 else 1e-6
+    gain = Gain(value=start, learned=True, vector=True)
+    return same_block(stack, around(replace(PRE, branch=gain)), final_norm="layer_norm")
+
+
+@preset(
+    equation="x' = x + f(x); embeddings, V, P, W1, W2 start smaller",
+    paper="Huang et al. 2020, T-Fixup (ICML 2020)",
+    fixes="the need for both norm and warm-up, by the initial values alone",
+)
+def t_fixup(stack: Stack) -> StackSpec:
+    """No norm; with N encoder and M decoder layers, over Xavier uniform:
+
+    embeddings times (9N)^(-1/4); values, outputs and feed-forward times 0.67 N^(-1/4) in the
+    encoder and (9M)^(-1/4) in the decoder. The paper does not treat a single stack: here it has the
+    values of an encoder, causal or not, since its blocks have the same two sub-layers. The
+    authors trained it in float32; half precision overflows.
+    """
+    scale = (9 * stack.depth) ** -0.25 if stack.cross else 0.67 * stack.depth**-0.25
+    encoder_depth = stack.peer_depth if stack.cross else stack.depth
+    block = replace(around(ResidualSpec()), init=InitSpec(value=scale, output=scale, ff=scale))
+    spec = same_block(stack, block, final_norm="none")
+    return replace(spec, embedding_gain=(9 * encoder_depth) ** -0.25)
+
+
+@preset(
+    equation="l <= max(1, floor(L/4)): x' = N(x + f(x)); else x + f(N(x)); N after the last block",
+    paper="Li et al. 2024, Mix-LN (2412.13795)",
+    fixes="deep layers of Pre-LN that contribute little",
+)
+def mix_ln(stack: Stack) -> StackSpec:
+    """Post-LN in the first quarter of layers, rounded down, and Pre-LN above.
+
+    In the authors' code the number is set by hand; it runs 3 of 12 and 6 of 24 layers as Post-LN;
+    that the paper rounds down is known from secondary sources. It does not treat fewer than 4
+    layers, where rounding down would leave `pre_ln`: our choice is Post-LN in the first. An encoder
+    and a decoder use their own depths; the authors have one stack.
+    """
+    first = max(1, stack.depth // 4)
+    blocks = (around(POST),) * first + (around(PRE),) * (stack.depth - first)
+    return StackSpec(blocks=blocks, final_norm="layer_norm")
+
+
+@preset(
+    equation="x' = x + f(N(x) / sqrt(l)); N after the last block",
+    paper="Sun et al. 2025, LayerNorm scaling (2502.05795)",
+    fixes="variance of Pre-LN that grows with depth",
+)
+def layer_norm_scaling(stack: Stack) -> StackSpec:
+    """Pre-LN whose norms are divided by the root of their layer; the final one is not.
+
+    Known from secondary sources.
+    """
+    blocks = tuple(
+        around(replace(PRE, input_scale=layer**-0.5)) for layer in range(1, stack.depth + 1)
+    )
+    return StackSpec(blocks=blocks, final_norm="layer_norm")
+
+
+@preset(
+    equation="x' = N(alpha x + f(N(x))), alpha = sub-layers of the stack",
+    paper="Keel (2601.19895)",
+    fixes="Post-LN at great depth: norms no longer weaken the skip",
+)
+def keel(stack: Stack) -> StackSpec:
+    """Norms before the branch and after the sum, and a skip gain equal to the number of sub-layers.
+
+    Known from secondary sources.
+    """
+    residual = ResidualSpec(
+        norm_input="layer_norm", norm_sum="layer_norm", skip=Gain(value=float(stack.sub_layers))
+    )
+    return same_block(stack, around(residual), final_norm="none")
+
+
+@preset(
+    equation="y = N(x + P concat_h(softmax(N(q) N(k)^T / sqrt(d_k)) N(v))); x' = y + FF(y)",
+    paper="Zhuo et al. 2025, HybridNorm (2503.04598)",
+    fixes="unstable attention by norms inside it, with the feed-forward of Post-LN",
+)
+def hybrid_norm(stack: Stack) -> StackSpec:
+    """Norms of queries, keys and values in every head, and one before feed-forward and its skip.
+
+    That norm is on the sum of the last attention: in a decoder, which the paper does not treat,
+    on that of cross-attention, whose heads are normalised as well. A final norm. Known from
+    secondary sources.
+    """
+    attention = AttentionSpec(qk_norm="layer_norm", value_norm="layer_norm")
+    last = "around_cross" if stack.cross else "around_self"
+    block = replace(
+        around(ResidualSpec()), self_attention=attention, cross_attention=attention, **{last: POST}
+    )
+    return same_block(stack, block, final_norm="layer_norm")

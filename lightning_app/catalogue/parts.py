@@ -1,0 +1,596 @@
+"""The drawing of a stack and of its attention, part by part.
+
+Group equal layers, and describe their numbers and other fields in a short text.
+
+The drawing of a stack as data: the parts on its stream, in order.
+
+`draw_stack` makes it from a specification; `text` and `svg` render it.
+
+A drawing in sentences: the description of a picture for readers who cannot see it.
+
+The parts of an attention that its drawing names, in the order of the computation.
+
+Make the drawing of a stack from its specification.
+
+Everything is read from the specification; nothing here knows the name of a preset. Fields that have
+no place in a drawing are listed by name and value below it, so that nothing is left out silently.
+"""
+
+import math
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass, replace
+from itertools import groupby
+from typing import Any, Literal
+
+from lightning_app.blocks.attention import AttentionSpec, CarryKind, Projection, ProjectionGains
+from lightning_app.blocks.block import BlockSpec, InitSpec
+from lightning_app.blocks.norm import Norm
+from lightning_app.blocks.residual import SUM, Gain, ResidualSpec, Rule
+from lightning_app.blocks.stack import StackSpec
+
+Side = Literal["encoder", "decoder", "decoder alone"]
+"""A stack in a model; the decoder alone has no cross-attention."""
+
+
+def runs_of(blocks: Sequence[BlockSpec], side: Side) -> list[tuple[range, list[BlockSpec]]]:
+    """Group consecutive blocks of the same form: (layers counted from 1, blocks) of each group."""
+    runs, layer = [], 1
+    for _, equal in groupby(blocks, key=lambda block: (type(block), *_forms(block, side))):
+        run = list(equal)
+        runs.append((range(layer, layer + len(run)), run))
+        layer += len(run)
+    return runs
+
+
+def used_fields(block: BlockSpec, side: Side) -> list[Field[Any]]:
+    """Return the fields that a stack of `side` uses: only some have cross-attention."""
+    return [field for field in fields(block) if side == "decoder" or "cross" not in field.name]
+
+
+def layer_names(first: int, last: int) -> str:
+    return f"layer {first}" if first == last else f"layers {first}-{last}"
+
+
+def form(part: Any) -> Any:
+    """Return a specification without its numbers, but with the mark of an absent (zero) gain."""
+    if is_dataclass(part):
+        inner = tuple(form(getattr(part, field.name)) for field in fields(part))
+        return type(part), isinstance(part, Gain) and part.absent, *inner
+    return None if isinstance(part, float) else (part is None, part)
+
+
+def _forms(block: BlockSpec, side: Side) -> list[Any]:
+    return [form(getattr(block, field.name)) for field in used_fields(block, side)]
+
+
+def number(values: Sequence[float], layers: range) -> str:
+    """Return a number that may depend on the layer n: ``0.71``, ``n``, ``1/sqrt(n)`` or a list."""
+    if len(set(values)) == 1:
+        return f"{values[0]:.4g}"
+    if all(value == n for value, n in zip(values, layers, strict=True)):
+        return "n"
+    if all(math.isclose(value, n**-0.5) for value, n in zip(values, layers, strict=True)):
+        return "1/sqrt(n)"
+    shown = [f"{value:.4g}" for value in values]
+    return ", ".join(shown if len(shown) <= 3 else [shown[0], "...", shown[-1]])
+
+
+def changed_fields(
+    parts: Sequence[Any], layers: range, known: Collection[str] = (), default: Any = MISSING
+) -> list[str]:
+    """Return `name value` for each field in which parts of one form differ from `default`.
+
+    Fields in `known` are left out: the caller shows them in another form. So a field without its
+    own drawing is still shown. Without a `default`, each field is compared with its own default.
+    """
+    shown = []
+    for field in fields(parts[0]):
+        values = [getattr(part, field.name) for part in parts]
+        own = default is MISSING
+        usual = _default_of(field) if own else getattr(default, field.name, MISSING)
+        if field.name not in known and any(value != usual for value in values):
+            shown.append(f"{field.name} {phrase(values, usual, layers)}")
+    return shown
+
+
+def phrase(parts: Sequence[Any], default: Any, layers: range, *, outer: bool = False) -> str:
+    """Describe a value of the same form in several layers by its differences from `default`."""
+    first = parts[0]
+    if isinstance(first, Gain):
+        flags = ("learned", "vector", "profiled")
+        words = [name for name in flags if getattr(first, name)]
+        words += changed_fields(parts, layers, known=("value", *flags))
+        return " ".join([number([part.value for part in parts], layers), *words])
+    if is_dataclass(first):
+        changed = ", ".join(changed_fields(parts, layers, default=default))
+        return changed if outer else f"({changed})"
+    if isinstance(first, bool):
+        return "yes" if first else "no"
+    return number(parts, layers) if isinstance(first, float) else str(first)
+
+
+def _default_of(field: Field[Any]) -> Any:
+    return field.default if field.default_factory is MISSING else field.default_factory()
+
+
+SubLayer = Literal["SA", "CA", "FF"]
+
+NAMES: dict[SubLayer, str] = {
+    "SA": "self-attention",
+    "CA": "cross-attention",
+    "FF": "feed-forward",
+}
+_NORMS: dict[str, str] = {"layer_norm": "LayerNorm", "rms_norm": "RMSNorm"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class NormPart:
+    """A norm on the stream or on a branch."""
+
+    kind: Norm
+
+    @property
+    def name(self) -> str:
+        return norm_name(self.kind)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Factor:
+    """A gain on the stream or on a branch: its initial value, and how it is trained."""
+
+    value: str
+    notes: tuple[str, ...] = ()
+
+
+Part = NormPart | Factor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inside:
+    """One difference of a sub-layer from the plain one, in the order of the computation."""
+
+    label: str
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Branch:
+    """A sub-layer, with the norms and gains before and after it."""
+
+    kind: SubLayer
+    before: tuple[Part, ...] = ()
+    after: tuple[Part, ...] = ()
+    inside: tuple[Inside, ...] = ()
+    carry: CarryKind = "none"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sum:
+    """One residual formula: branches with one input and one skip.
+
+    `skip` holds the gains on the skip; it is None without a skip. `bottom` adds the layer's
+    input through the same gains. `shared` comes before the branches fork. `rule` joins the skip and
+    the branch: the sum, or a rule of a plug-in, whose name then replaces the plus.
+    """
+
+    branches: tuple[Branch, ...]
+    shared: tuple[Part, ...] = ()
+    skip: tuple[Part, ...] | None = ()
+    bottom: bool = False
+    norm: tuple[Part, ...] = ()
+    rule: Rule = SUM
+
+    @property
+    def joins(self) -> bool:
+        """Whether there is anything to add: a skip or a second branch."""
+        return self.skip is not None or len(self.branches) > 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerRun:
+    """Consecutive layers that differ in numbers only."""
+
+    first: int
+    last: int
+    sums: tuple[Sum, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def label(self) -> str:
+        return layer_names(self.first, self.last)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drawing:
+    """A whole stack: norms before its first layer, its layers, norms after its last layer.
+
+    With `dual`, a second stream sums all branches, and only that stream passes `exit`.
+    """
+
+    side: Side
+    entry: tuple[Part, ...] = ()
+    runs: tuple[LayerRun, ...]
+    exit: tuple[Part, ...] = ()
+    dual: bool = False
+    notes: tuple[str, ...] = ()
+
+    def sums(self) -> list[Sum]:
+        return [one for run in self.runs for one in run.sums]
+
+    def parts(self) -> list[Part]:
+        """Return every norm and gain of the drawing, in any place."""
+        found = [*self.entry, *self.exit]
+        for one in self.sums():
+            found += [*one.shared, *(one.skip or ()), *one.norm]
+            found += [part for branch in one.branches for part in (*branch.before, *branch.after)]
+        return found
+
+
+def norm_name(kind: str) -> str:
+    """Return the name of a norm in a drawing, by default that of its kind."""
+    return _NORMS.get(kind, kind)
+
+
+def formula(one: Sum) -> str:
+    """Return a residual formula as one line, with its operations in words."""
+
+    def through(parts: tuple[Part, ...], inner: str) -> str:
+        for part in parts:
+            if isinstance(part, NormPart):
+                inner = f"{part.name}({inner})"
+            else:
+                inner = f"{' '.join(part.notes)} gain {part.value} times {inner}".strip()
+        return inner
+
+    source = through(one.shared, "x")
+    terms = [] if one.skip is None else [through(one.skip, "x")]
+    terms += [through(one.skip or (), "the layer's input")] * one.bottom
+    for branch in one.branches:
+        inside = f"{NAMES[branch.kind]} of {through(branch.before, source)}"
+        terms.append(through(branch.after, inside))
+    joined = " + ".join(terms) if one.rule == SUM else f"{one.rule}({', '.join(terms)})"
+    return f"x becomes {through(one.norm, joined)}"
+
+
+def description(drawings: Iterable[Drawing]) -> str:
+    """Return the content of the drawings in sentences."""
+    said = []
+    for drawing in drawings:
+        side = drawing.side
+        said += [f"{side}: {part_name(part)} on what enters." for part in drawing.entry]
+        for run in drawing.runs:
+            said.append(f"{side}, {run.label}: {'; '.join(map(formula, run.sums))}.")
+            for branch in (branch for one in run.sums for branch in one.branches):
+                inner = [", ".join((part.label, *part.notes)) for part in branch.inside]
+                said += [f"{NAMES[branch.kind]}: {'; '.join(inner)}."] * bool(inner)
+            said += [f"{note}." for note in run.notes]
+        said += [f"{note}." for note in drawing.notes]
+        said += [f"A second stream adds up all branches of the {side}."] * drawing.dual
+        where = "on the second stream after" if drawing.dual else "after"
+        said += [f"{side}: {part_name(part)} {where} the last layer." for part in drawing.exit]
+    return " ".join(said)
+
+
+def part_name(part: Part) -> str:
+    """Return a part in full words."""
+    if isinstance(part, NormPart):
+        return part.name
+    return " ".join(("gain", part.value, *part.notes))
+
+
+_ATTENTION = (
+    *("carry", "score_divisor", "qk_norm", "value_norm", "head_gain", "query_key_noise", "shaping"),
+    *("value", "value_gains", "output", "output_gains", "tied", "query_init"),
+    *("localised_span", "adaptive_span"),
+)
+_SHAPING = ("alpha", "beta", "gamma", "learned", "per_head")
+# Fields that have a text of their own; a new field is shown by its name.
+
+
+def attention_parts(specs: Sequence[AttentionSpec], layers: range) -> tuple[Inside, ...]:
+    """Return the differences of an attention from ``softmax(q k^T / sqrt(d_k)) v``."""
+    first = specs[0]
+    found = []
+
+    def add(label: str, *notes: str) -> None:
+        found.append(Inside(label=label, notes=notes))
+
+    def value(of: Callable[[AttentionSpec], float]) -> str:
+        return number([of(spec) for spec in specs], layers)
+
+    for shown in changed_fields(specs, layers, known=_ATTENTION):
+        add(shown)
+    if first.query_init != "xavier":
+        zeros = first.query_init == "zeros"
+        add("W_Q = 0 at first" if zeros else f"query_init {first.query_init}")
+    if any(spec.query_key_noise for spec in specs):
+        add(f"q, k + {value(lambda spec: spec.query_key_noise)} noise", "in training alone")
+    # One line for all three, unless a part of V must be drawn between them.
+    together = first.qk_norm == first.value_norm and first.value == "full"
+    if first.qk_norm != "none":
+        add(f"{norm_name(first.qk_norm)} of q, k{', v' if together else ''}", "over each head")
+    if first.carry == "scores":
+        add("Z_n = S_n + Z_(n-1)", "S = q k^T / sqrt(d_k)")
+    elif first.carry == "qk_sum":
+        add("S = (sum q)(sum k)^T / sqrt(d_k)", "sums over layers 1 to n")
+    elif first.carry != "none":
+        add(f"carry {first.carry}")
+    if first.localised_span is not None:
+        block, memory = first.localised_span.query_block, first.localised_span.memory
+        add("a localised span", f"{block} queries a block, and {memory} tokens before it")
+    if first.adaptive_span is not None:
+        names = (field.name for field in fields(first.adaptive_span))
+        shown = (f"{name} {getattr(first.adaptive_span, name)}" for name in names)
+        dynamic = first.adaptive_span.dynamic_bias is not None
+        each = " for each token" if dynamic else ""
+        add(f"a span that each head learns{each}", ", ".join(shown))
+    divisor = value(lambda spec: spec.score_divisor)
+    if divisor != "1":
+        scores = "Z_n" if first.carry == "scores" else "S"
+        add(f"A = softmax({scores} / {divisor})")
+    if first.shaping is not None:
+        _add_shaping(add, specs, layers)
+    _add_projection(add, "V", [(s.value, s.value_gains) for s in specs], layers)
+    if first.value_norm != "none" and not together:
+        add(f"{norm_name(first.value_norm)} of v", "over each head")
+    if first.head_gain:
+        add("* 1 on each head", "learned")
+    _add_projection(add, "P", [(s.output, s.output_gains) for s in specs], layers)
+    if first.tied:
+        add("P = V^T at first")
+    return tuple(found)
+
+
+def _add_shaping(add: Callable[..., None], specs: Sequence[AttentionSpec], layers: range) -> None:
+    shapings = [spec.shaping for spec in specs if spec.shaping is not None]
+    first = shapings[0]
+    starts = [f"alpha {number([one.alpha for one in shapings], layers)}"]
+    starts += [f"beta {number([one.beta for one in shapings], layers)}"]
+    label = "alpha I + beta A"
+    if first.gamma is not None:
+        label += " - gamma C"
+        gammas = [one.gamma for one in shapings if one.gamma is not None]
+        starts += [f"gamma {number(gammas, layers)}"]
+    trained = "learned" if first.learned else "fixed"
+    share = f"{trained}, one {'a head' if first.per_head else 'for all'}"
+    add(label, ", ".join(starts), share, *changed_fields(shapings, layers, known=_SHAPING))
+
+
+def _add_projection(
+    add: Callable[..., None],
+    name: str,
+    projections: list[tuple[Projection, ProjectionGains]],
+    layers: range,
+) -> None:
+    kind, gains = projections[0]
+    match kind:
+        case "full":
+            return
+        case "orthogonal":
+            add(f"{name} orthogonal at first")
+            return
+        case "identity":
+            add(f"{name} = I")
+            return
+        case "identity_plus":
+            initial, notes = "I", ["dW = 0 at first"]
+        case "orthogonal_plus":
+            initial, notes = "W_0", ["W_0 orthogonal, fixed", "dW = 0 at first"]
+        case _:
+            add(f"{name} = {kind}")
+            return
+    notes += changed_fields([gains for _, gains in projections], layers, known=("kept", "change"))
+    if gains == ProjectionGains():
+        add(f"{name} = {initial} + dW", *notes)
+        return
+    for letter, each in (
+        ("a", [gains.kept for _, gains in projections]),
+        ("b", [gains.change for _, gains in projections]),
+    ):
+        trained = "learned" if each[0].learned else "fixed"
+        value = number([gain.value for gain in each], layers)
+        unknown = changed_fields(each, layers, known=("value", "learned", "vector", "profiled"))
+        notes.append(" ".join([f"{letter} = {value} {trained}", *unknown]))
+    add(f"{name} = a {initial} + b dW", *notes)
+
+
+_STACK = (
+    *("blocks", "final_norm", "input_norm", "dual_stream", "embedding_gain"),
+    *("share", "step_signal", "halting", "memory"),
+)
+_BLOCK = (
+    *("around_self", "around_cross", "around_ff", "self_attention", "cross_attention", "ff_norm"),
+    *("layout", "bottom_to_top", "share_branch_gain", "init"),
+)
+_RESIDUAL = ("norm_input", "input_scale", "norm_branch", "norm_sum", "skip", "branch", "rule")
+_GAIN = ("value", "learned", "vector", "profiled")
+_INIT = {"query_key": "q, k", "value": "V", "output": "P", "ff": "FF"}
+# The fields that have a place in the drawing; other fields are listed by name.
+
+
+def stack_drawing(spec: StackSpec, side: Side) -> Drawing:
+    """Return the drawing of a stack; consecutive layers of one form are one run."""
+    runs = [_run(blocks, layers, side) for layers, blocks in runs_of(spec.blocks, side)]
+    gain = number([spec.embedding_gain], range(1))
+    return Drawing(
+        side=side,
+        entry=norm(spec.input_norm),
+        runs=tuple(_merged(list(equal)) for _, equal in groupby(runs, key=_outside)),
+        exit=norm(spec.final_norm),
+        dual=spec.dual_stream,
+        notes=(
+            *(f"start: token embeddings * {gain}",) * (gain != "1"),
+            *_step_notes(spec),
+            *_memory_notes(spec),
+            *changed_fields([spec], range(1), known=_STACK),
+        ),
+    )
+
+
+def _step_notes(spec: StackSpec) -> list[str]:
+    """Return what the layers share, and what happens between them."""
+    notes = ["one block for all layers"] * (spec.share == "all")
+    if spec.step_signal != "none":
+        signal = f"a {spec.step_signal} signal of the layer"
+        notes.append(
+            f"before each layer: + {signal}, and the table of positions where they have one"
+        )
+    if spec.halting is not None:
+        names = (field.name for field in fields(spec.halting))
+        shown = [f"{name} {getattr(spec.halting, name):.4g}" for name in names]
+        notes.append(f"each token halts; the average of its states goes on; {', '.join(shown)}")
+    return notes
+
+
+def _memory_notes(spec: StackSpec) -> list[str]:
+    """Return what the layers read of the segments before."""
+    if spec.memory is None:
+        return []
+    length, evaluation = spec.memory.lengths
+    note = f"keys and values also of the last {length} inputs before a segment"
+    if evaluation != length:
+        note += f", {evaluation} in evaluation"
+    return [note + ", the same number for each token" * spec.memory.same_length]
+
+
+def norm(kind: Norm) -> tuple[Part, ...]:
+    return () if kind == "none" else (NormPart(kind=kind),)
+
+
+def _factor(gains: Iterable[Gain], layers: range, *, shared: bool = False) -> tuple[Part, ...]:
+    gains = list(gains)
+    first = gains[0]
+    if all(gain == Gain() for gain in gains):
+        return ()
+    notes = ["learned vector" if first.vector else "learned"] if first.learned else []
+    notes += ["profiled"] * first.profiled + ["shared in the layer"] * shared
+    notes += changed_fields(gains, layers, known=_GAIN)
+    return (Factor(value=number([g.value for g in gains], layers), notes=tuple(notes)),)
+
+
+def _run(blocks: list[BlockSpec], layers: range, side: Side) -> LayerRun:
+    def each(of: Callable[[BlockSpec], Any]) -> list[Any]:
+        return [of(block) for block in blocks]
+
+    def before(of: Callable[[BlockSpec], ResidualSpec]) -> tuple[Part, ...]:
+        scales = each(lambda block: of(block).input_scale)
+        scale = (Factor(value=number(scales, layers)),) * any(one != 1.0 for one in scales)
+        return norm(of(block).norm_input) + scale
+
+    def after(of: Callable[[BlockSpec], ResidualSpec]) -> tuple[Part, ...]:
+        gains = each(lambda block: of(block).branch)
+        factor = _factor(gains, layers, shared=block.share_branch_gain)
+        return norm(of(block).norm_branch) + factor
+
+    def skip(of: Callable[[BlockSpec], ResidualSpec]) -> tuple[Part, ...] | None:
+        gains = each(lambda block: of(block).skip)
+        return None if gains[0].absent else _factor(gains, layers)
+
+    def attention(kind: SubLayer, of: Callable[[BlockSpec], AttentionSpec]) -> Branch:
+        specs = each(of)
+        return Branch(kind=kind, inside=attention_parts(specs, layers), carry=specs[0].carry)
+
+    def around(branch: Branch, of: Callable[[BlockSpec], ResidualSpec], bottom: bool) -> Sum:
+        whole = replace(branch, before=before(of), after=after(of))
+        over = skip(of)
+        return Sum(
+            branches=(whole,),
+            skip=over,
+            bottom=bottom and over is not None,
+            norm=norm(of(block).norm_sum),
+            rule=of(block).rule,
+        )
+
+    block = blocks[0]
+    own = attention("SA", lambda block: block.self_attention)
+    cross = attention("CA", lambda block: block.cross_attention)
+    inner = () if block.ff_norm == "none" else (Inside(label=f"{norm_name(block.ff_norm)} inside"),)
+    feed = Branch(kind="FF", inside=inner)
+    crossed = around(cross, lambda block: block.around_cross, False)
+    if block.layout == "parallel":
+        joined = Sum(
+            branches=(
+                replace(own, after=after(lambda block: block.around_self)),
+                replace(feed, after=after(lambda block: block.around_ff)),
+            ),
+            shared=before(lambda block: block.around_self),
+            skip=skip(lambda block: block.around_ff),
+        )
+        sums = [joined, crossed]
+    else:
+        sums = [
+            around(own, lambda block: block.around_self, False),
+            crossed,
+            around(feed, lambda block: block.around_ff, block.bottom_to_top),
+        ]
+    if side != "decoder":
+        sums.remove(crossed)
+    notes = [*_starts(each(lambda block: block.init), layers), *_unknown(blocks, layers, side)]
+    return LayerRun(first=layers[0], last=layers[-1], sums=tuple(sums), notes=tuple(notes))
+
+
+def _unknown(blocks: Sequence[BlockSpec], layers: range, side: Side) -> list[str]:
+    """Return name and value of fields without a place in the drawing."""
+    shown = changed_fields(blocks, layers, known=_BLOCK)
+    if blocks[0].layout not in ("sequential", "parallel"):
+        shown.append(f"layout {blocks[0].layout}")
+    for name in ("around_self", "around_cross", "around_ff"):
+        if side == "decoder" or name != "around_cross":
+            around = [getattr(block, name) for block in blocks]
+            shown += [f"{name} {each}" for each in changed_fields(around, layers, known=_RESIDUAL)]
+    return shown
+
+
+def _outside(run: LayerRun) -> tuple[Any, ...]:
+    """Return the parts on the stream of a run, without the parts inside its sub-layers."""
+    bare = [
+        replace(one, branches=tuple(replace(branch, inside=()) for branch in one.branches))
+        for one in run.sums
+    ]
+    return *bare, run.notes
+
+
+def _merged(runs: list[LayerRun]) -> LayerRun:
+    """Merge runs with equal parts on the stream into one, which names the layers of other parts."""
+    sums = []
+    for same in zip(*(run.sums for run in runs), strict=True):
+        branches = [
+            replace(versions[0], inside=_united(runs, [version.inside for version in versions]))
+            for versions in zip(*(one.branches for one in same), strict=True)
+        ]
+        sums.append(replace(same[0], branches=tuple(branches)))
+    return replace(runs[0], last=runs[-1].last, sums=tuple(sums))
+
+
+def _united(runs: list[LayerRun], insides: list[tuple[Inside, ...]]) -> tuple[Inside, ...]:
+    """Return the lines of all runs in order, with their layers if some runs do not have them."""
+    order: list[Inside] = []
+    for lines in insides:
+        place = 0
+        for line in lines:
+            if line not in order:
+                while place < len(order) and order[place] not in lines:
+                    place += 1
+                order.insert(place, line)
+            place = order.index(line) + 1
+    united = []
+    for line in order:
+        where = [run.label for run, lines in zip(runs, insides, strict=True) if line in lines]
+        place = "" if len(where) == len(runs) else f" in {' and '.join(where)}"
+        united.append(replace(line, label=line.label + place))
+    return tuple(united)
+
+
+def _starts(inits: Sequence[InitSpec], layers: range) -> list[str]:
+    """Return the initial distribution of the matrices if it is not the default one."""
+    usual, first = InitSpec(), inits[0]
+    factors: dict[str, list[str]] = {}
+    for name, matrix in _INIT.items():
+        values = [getattr(init, name) for init in inits]
+        if any(value != getattr(usual, name) for value in values):
+            factors.setdefault(number(values, layers), []).append(matrix)
+    shown = [f"gain {gain} of {', '.join(names)}" for gain, names in factors.items()]
+    shown += changed_fields(inits, layers, known=("distribution", *_INIT))
+    if not shown and first.distribution == usual.distribution:
+        return []
+    return ["; ".join([f"start: Xavier {first.distribution}", *shown])]

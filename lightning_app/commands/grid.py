@@ -1,0 +1,590 @@
+"""The commands that read a grid: plan, status and report.
+
+`ablate plan`: the cells of a grid, and their cost in parameters, tokens, time and disk.
+
+`ablate report`: the report of a grid, or of several side by side.
+
+`ablate status`: the state of a grid, read from its folder while it runs and afterwards.
+"""
+
+import json
+import logging
+import os
+import sys
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.table import Table
+
+from lightning_app.config.grid import read_spec
+from lightning_app.config.run_plugins import hinting, require
+from lightning_app.config.tree import RATE, SEED, WARMUP
+from lightning_app.core.errors import UserError, named
+from lightning_app.grids.cells import Cell
+from lightning_app.grids.display import (
+    bar,
+    by_status,
+    clock,
+    describe,
+    document,
+    plain_console,
+    running_table,
+    states_table,
+)
+from lightning_app.grids.find_results import check_same_cells
+from lightning_app.grids.plan import (
+    Grid,
+    expand,
+    load_plan,
+    runs_with_plugins,
+    waiting_document,
+    waiting_lines,
+)
+from lightning_app.grids.plan_checks import axis_cautions, devices_of, most_read
+from lightning_app.grids.slots import default_workers
+from lightning_app.grids.takeover import (
+    FinishedElsewhere,
+    Search,
+    find_finished,
+    lines,
+    origins,
+    refusals,
+)
+from lightning_app.runs.folder import GridFolder
+from lightning_app.runs.locks import is_held, supervisor_lock
+from lightning_app.runs.mixtures import STALE, Groups, others
+from lightning_app.runs.records import OUTCOMES, RunState, fraction, is_sealed, read_progress
+
+if TYPE_CHECKING:
+    from lightning_app.report.results import GridResults
+
+
+_OPTIMIZER_STATES = {"adam": 2, "adamw": 2, "radam": 2, "sgd": 1}  # numbers kept for each parameter
+_KEPT = {  # for each value of `checkpoints`: the number kept of a finished cell, and a sentence
+    "all": (2, "the last and the best checkpoint of a cell are kept"),
+    "last": (1, "the last checkpoint of a cell is kept"),
+    "best": (1, "the best checkpoint of a cell is kept"),
+    "none": (0, "no checkpoint is kept once a cell is done"),
+}
+_RUNNING = 2  # checkpoints of a running cell, for every value of `checkpoints`
+_SAMPLE = 20  # finished runs of a shape whose files are measured
+_FREE = (SEED, WARMUP, RATE)  # axes that do not change the cost of a step
+
+
+@dataclass(kw_only=True)
+class CostGroup:
+    """Cells of one label and equal cost: one model on one corpus for one number of steps."""
+
+    label: str
+    config: dict[str, Any]
+    cells: list[Cell] = field(default_factory=list)
+    runs: list[RunState] = field(default_factory=list)
+    parameters: int = 0
+    step: float | None = None  # measured seconds
+
+    @property
+    def done(self) -> int:
+        return sum(run.state in ("done", "pruned") for run in self.runs)
+
+    @property
+    def checkpoint(self) -> int:
+        """Bytes of one checkpoint: the parameters and what the optimizer keeps for each."""
+        states = _OPTIMIZER_STATES.get(self.config["model"]["optimizer"]["kind"], 2)
+        return 4 * (1 + states) * self.parameters
+
+    @property
+    def tokens(self) -> int | None:
+        """Tokens that one run trains on at most, or None where its steps are not bounded."""
+        return most_read(self.config)[0]
+
+    @property
+    def seconds(self) -> float | None:
+        """Seconds of one run: the mean of the finished ones, else from the measured step."""
+        known = [run.result["seconds"] for run in self.runs if run.result is not None]
+        if known:
+            return sum(known) / len(known)
+        steps = self.config["trainer"]["max_steps"]
+        return None if self.step is None or steps < 1 else self.step * steps
+
+
+def plan_command(
+    grid: str | Path,
+    experiments: Path = Path("experiments"),
+    probe: bool = False,
+    *,
+    results: Iterable[Path] = (),
+    as_json: bool = False,
+) -> int:
+    """Print the size of a grid and the number of finished cells. Trains nothing.
+
+    The plan is written if it does not exist yet; only `ablate run` changes it later. With
+    `probe`, 20 steps of each distinct shape are measured. `results` are further folders in which
+    cells may be finished. Raises `UserError`.
+    """
+    spec = read_spec(grid)  # finds mistakes before torch is imported
+    from lightning_app.config.experiment import identity_of
+    from lightning_app.training.config import check_rows
+    from lightning_app.training.resolving import resolve_cell
+
+    folder = GridFolder(experiments / spec.name)
+    with document("plan", as_json) as tree:
+        with hinting(runs_with_plugins(folder)):
+            identify = partial(identity_of, fetch=False)
+            plan, configs = expand(spec, resolve_cell, identify, experiments)
+        with named(spec.source):
+            for config in configs:
+                check_rows(config)
+        planned = Grid(spec, folder, plan)
+        if load_plan(folder.plan) is None:
+            with supervisor_lock(folder):
+                planned.save()
+        from lightning_app.grids.size import parameters
+
+        search = find_finished(planned, results)
+        found = {each.cell.id: each for each in search.found}
+        shapes = _shapes(planned, configs, found)
+        for shape in shapes:
+            shape.parameters = parameters(shape.config)
+            if probe and shape.done < len(shape.cells):
+                shape.step = _measured(shape.config)
+        tree |= _planned(planned, shapes)
+        strays = folder.strays({cell.name for cell in plan.cells})
+        others = {run.name for run in strays} - {each.folder.name for each in found.values()}
+        tree["waiting"] = waiting_document(plan.waiting, experiments)
+        tree |= {"elsewhere": len(found), **_found_in(search), "others": len(others)}
+        tree["warnings"] = plan.warnings
+        tree["fetched"] = None not in plan.corpora
+        tree["stale"] = _stale(planned, shapes)
+        tree["cautions"] = axis_cautions(spec, plan.cells, configs)
+        _print_plan(tree, _KEPT[spec.checkpoints][1], _elsewhere(search))
+    return 0
+
+
+def _found_in(search: Search) -> dict[str, Any]:
+    """For `--json`: the folder of each run that can be taken over, and the runs that cannot."""
+    return {
+        "found_in": {each.cell.name: each.folder.path for each in search.found},
+        "refused": [
+            {"cell": cell.name, "folder": folder.path, "reason": reason}
+            for cell, folder, reason in search.refused
+        ],
+    }
+
+
+def _elsewhere(search: Search) -> list[str]:
+    lines = []
+    if search.found:
+        under = "finished under another name: `ablate run` takes them over"
+        lines.append(f"{len(search.found)} of them {under}")
+    outside = origins(each for each in search.found if each.is_outside)
+    lines += [f"{count} of these in {grid}: copied from there" for grid, count in outside.items()]
+    return lines + refusals(search.refused)
+
+
+def _measured(config: dict[str, Any]) -> float:
+    from lightning_app.grids.cost import seconds_per_step
+
+    for library in ("lightning.pytorch", "lightning.fabric"):
+        logging.getLogger(library).setLevel(logging.ERROR)
+    return seconds_per_step(config)
+
+
+def _shapes(
+    grid: Grid, configs: list[dict[str, Any]], found: Mapping[str, FinishedElsewhere]
+) -> list[CostGroup]:
+    shapes: dict[str, CostGroup] = {}
+    for cell, config in zip(grid.cells, configs, strict=True):
+        model, data = config["model"], {**config["data"], "seed": None, "init_from": None}
+        kind = model["optimizer"]["kind"]
+        parts = [model["block"], model["architecture"], model["objective"], kind]
+        others = [each for each in cell.axes if each not in _FREE and "model.block." not in each]
+        label = " ".join([grid.variant(cell), *(f"{each}={cell.axes[each]}" for each in others)])
+        key = json.dumps([label, *parts, data, config["trainer"]], sort_keys=True)
+        shape = shapes.setdefault(key, CostGroup(label=label, config=config))
+        shape.cells.append(cell)
+        run = grid.state(cell)
+        if cell.id in found:
+            run = RunState(state="done", attempts=run.attempts, result=found[cell.id].result)
+        shape.runs.append(run)
+    return list(shapes.values())
+
+
+def _stale(grid: Grid, shapes: list[CostGroup]) -> dict[str, Groups]:
+    """The finished cells of other code, data, libraries or devices, by kind."""
+    from lightning_app.training.hardware import here
+
+    pairs = (zip(shape.cells, shape.runs, strict=True) for shape in shapes)
+    runs = {cell.name: run for each in pairs for cell, run in each}
+    records = {name: run.result for name, run in runs.items() if run.result is not None}
+    if not records:
+        return {}
+    accelerator = grid.spec.base_config.get("trainer", {}).get("accelerator", "auto")
+    return others(records, here(grid.data, accelerator))
+
+
+def _planned(grid: Grid, shapes: list[CostGroup]) -> dict[str, Any]:
+    """The printed values in plain numbers: bytes, seconds, tokens; None for unknown values."""
+    states = [run.state for shape in shapes for run in shape.runs]
+    done, pruned, failed = (states.count(each) for each in ("done", "pruned", "failed"))
+    waiting = len(grid.plan.waiting)
+    left = len(grid.cells) - done - pruned
+    counts = [(shape.tokens, len(shape.cells)) for shape in shapes]
+    bounded = all(tokens is not None for tokens, _ in counts)
+    devices = devices_of(grid.spec)
+    kept = _KEPT[grid.spec.checkpoints][0]
+    return {
+        "grid": grid.name,
+        "folder": grid.folder.path,
+        "cells": len(grid.cells) + waiting,
+        "excluded": grid.plan.excluded,
+        "states": {
+            "done": done,
+            "pruned": pruned,
+            "failed": failed,
+            "to_run": left,
+            "waiting": waiting,
+        },
+        "axes": grid.plan.axes,
+        "shapes": [
+            {
+                "label": shape.label,
+                "cells": len(shape.cells),
+                "done": shape.done,
+                "parameters": shape.parameters,
+                "tokens": shape.tokens,
+                "seconds": shape.seconds,
+            }
+            for shape in shapes
+        ],
+        "tokens": sum((tokens or 0) * cells for tokens, cells in counts) if bounded else None,
+        "devices": devices,
+        "workers": min(max(1, default_workers() // devices), left),
+        "seconds_left": _seconds(shapes, max(1, default_workers() // devices)),
+        "probed": any(shape.step is not None for shape in shapes),
+        "bytes": _disk(grid, shapes, kept, default_workers() // devices),
+    }
+
+
+def _print_plan(tree: dict[str, Any], kept: str, elsewhere: Iterable[str]) -> None:
+    console = plain_console()
+    states = tree["states"]
+    ended = f"{states['done']} done"
+    ended += f", {states['pruned']} pruned" if states["pruned"] else ""
+    console.print(
+        f"{tree['grid']}: {tree['cells']} cells, {tree['excluded']} excluded, {ended}, "
+        f"{states['failed']} failed, {states['to_run']} to run"
+        + (f", {states['waiting']} waiting for their parents" if states["waiting"] else "")
+        + f" ({tree['folder']})",
+        markup=False,
+    )
+    for line in waiting_lines(tree["waiting"]):
+        console.print(f"  {line}", markup=False)
+    for line in elsewhere:
+        console.print(f"  {line}", markup=False)
+    if tree["others"]:
+        console.print(f"  {tree['others']} finished runs in the folder are not cells of this grid")
+    if not tree["fetched"]:
+        console.print(
+            "  the corpus is not on this machine: runs that are finished on it cannot be found"
+        )
+    for line in tree["warnings"]:
+        console.print(f"  warning: {line}", markup=False)
+    for line in lines(tree["stale"]):
+        console.print(f"  {line}", markup=False)
+    if any(kind in tree["stale"] for kind in STALE):
+        console.print("  `ablate run --rerun-stale` reruns those of other code, data or libraries")
+    for axis, values in tree["axes"].items():
+        console.print(f"  {axis}: {', '.join(map(json.dumps, values))}", markup=False)
+    for line in tree["cautions"]:
+        console.print(f"  caution: {line}", markup=False)
+    table = Table(box=None, pad_edge=False)
+    table.add_column("variant", overflow="fold")
+    for column in ("cells", "done", "parameters", "tokens a run", "seconds a run"):
+        table.add_column(column, justify="right")
+    for shape in tree["shapes"]:
+        table.add_row(
+            shape["label"],
+            str(shape["cells"]),
+            str(shape["done"]),
+            f"{shape['parameters']:,}",
+            "unbounded" if shape["tokens"] is None else f"{shape['tokens']:,}",
+            "unknown" if shape["seconds"] is None else f"{shape['seconds']:.1f}",
+        )
+    console.print(table)
+    tokens = "unbounded" if tree["tokens"] is None else f"{tree['tokens']:,}"
+    console.print(
+        f"tokens: {tokens} in all{', without the cells that wait' if states['waiting'] else ''}",
+        markup=False,
+    )
+    if tree["devices"] > 1:
+        console.print(f"devices: {tree['devices']} for each cell", markup=False)
+    console.print(f"time: {_time(tree)}", markup=False)
+    console.print(f"disk: about {tree['bytes'] / 1e6:,.0f} MB in all; {kept}", markup=False)
+
+
+def _time(tree: dict[str, Any]) -> str:
+    if not tree["states"]["to_run"]:
+        return "nothing can run now" if tree["waiting"] else "nothing is left to run"
+    if tree["seconds_left"] is None:
+        return "unknown, use --probe"
+    source = "from a probe" if tree["probed"] else "from the cells that are done"
+    return f"about {clock(tree['seconds_left'])} with {tree['workers']} workers, {source}"
+
+
+def _seconds(shapes: list[CostGroup], workers: int) -> float | None:
+    """The estimated seconds of the remaining cells, divided over the workers."""
+    left = [(shape, len(shape.cells) - shape.done) for shape in shapes]
+    cells = sum(count for _, count in left)
+    if not cells:
+        return 0.0
+    known = [shape.seconds for shape in shapes if shape.seconds is not None]
+    if not known:
+        return None
+    mean = sum(known) / len(known)  # for shapes of which none has finished yet
+    total = sum((mean if shape.seconds is None else shape.seconds) * n for shape, n in left)
+    return total / min(workers, cells)
+
+
+def _disk(grid: Grid, shapes: list[CostGroup], kept: int, workers: int) -> float:
+    """Bytes of all finished run folders, and of the checkpoints of running cells.
+
+    Each has `kept` checkpoints; the size of the other files is measured on finished runs.
+    """
+    total = 0.0
+    for shape in shapes:
+        done = [cell for cell, run in zip(shape.cells, shape.runs, strict=True) if run.result]
+        sizes = [_size(grid.run(cell).path) for cell in done[:_SAMPLE]]
+        rest = sum(sizes) / len(sizes) if sizes else 0.0
+        total += len(shape.cells) * (kept * shape.checkpoint + rest)
+    left = sum(len(shape.cells) - shape.done for shape in shapes)
+    largest = max((shape.checkpoint for shape in shapes), default=0)
+    return total + min(max(1, workers), left) * (_RUNNING - kept) * largest
+
+
+def _size(folder: Path) -> int:
+    """Bytes of a run's files except its checkpoints."""
+    files = (path for path in folder.rglob("*") if path.is_file() and path.suffix != ".ckpt")
+    return sum(path.stat().st_size for path in files)
+
+
+_REPORTED = (  # from the run folders
+    *("ok", "diverged", "pruned", "failed", "unfinished", "waiting", "damaged"),
+    "other_data",
+)
+
+
+def report_command(
+    grids: Sequence[str | Path],
+    experiments: Path = Path("experiments"),
+    out: Path | None = None,
+    *,
+    publish_in: Path | None = None,
+    port: int | None = None,
+    as_json: bool = False,
+) -> int:
+    """`ablate report`: tables, figures and `report.html` from run folders alone.
+
+    Several grids get one report, in a folder of its own. A grid may also be the folder of a
+    published study, whose runs are then restored in `experiments`; `publish_in` is where to write
+    such a folder. With a `port` the page is served together with TensorBoard until a signal
+    arrives; port 0 takes a free one. Raises `UserError`.
+    """
+    from lightning_app.grids.find_results import find_planned
+    from lightning_app.report.results import different, read_results, together
+    from lightning_app.report.serve import claim, serve
+    from lightning_app.report.tensorboard import write_index
+    from lightning_app.report.write import publish, write
+
+    if publish_in is not None and len(grids) > 1:
+        raise UserError(f"--publish: takes the results of one grid, found {len(grids)} grids")
+    if publish_in is not None and GridFolder(publish_in).plan.is_file():
+        raise UserError(f"--publish: {publish_in}: is the folder of a grid; name another folder")
+    found = [find_planned(_restored(grid, experiments), experiments) for grid in grids]
+    folders = [folder for folder, _ in found]
+    for run in (run for folder in folders for run in runs_with_plugins(GridFolder(folder))):
+        require(run)  # what is known of a task may come from it
+    with ExitStack() as held, document("report", as_json) as tree:
+        claimed = None if port is None else held.enter_context(claim(port))
+        read = [read_results(folder, file) for folder, file in found]
+        grid = read[0] if len(read) == 1 else together(read)
+        if grid.parts:
+            _check_apart(out or grid.folder)
+        if as_json and out is None and port is None and not _can_write(grid.folder):
+            print(f"{grid.folder}: may only be read: no report.html", file=sys.stderr)
+            page = None
+        else:
+            page = write(grid, out or grid.folder)
+        if publish_in is not None:
+            publish(grid, publish_in)
+        for folder in filter(_can_write, folders):
+            write_index(folder)
+        cells = different(grid)
+        words = Counter(cell.word for cell in cells)
+        words["waiting"] += len(grid.without_parent)
+        tree |= {"grids": [each.name for each in read], "report": page, "cells": words.total()}
+        tree |= {**by_status(words, _REPORTED), **show_headline(grid)}
+        if page is not None:
+            print(f"report: {page}")
+        if page is not None and claimed is not None:
+            serve(page, folders, claimed)
+    return 1 if tree["damaged"] else 0
+
+
+def _can_write(folder: Path) -> bool:
+    there = next(each for each in (folder, *folder.parents) if each.exists())
+    return os.access(there, os.W_OK)
+
+
+def _restored(grid: str | Path, experiments: Path) -> str | Path:
+    """The folder in which a published study was restored; another grid as it was given."""
+    from lightning_app.grids.find_results import published
+    from lightning_app.report.packed import unpack
+
+    if (study := published(grid, experiments)) is None:
+        return grid
+    folder = unpack(study, experiments).path
+    print(f"{study}: read in {folder}, which holds the same runs", file=sys.stderr, flush=True)
+    return folder
+
+
+def _check_apart(out: Path) -> None:
+    """Refuse to overwrite the report of one grid by that of several."""
+    for folder in (out.resolve(), *out.resolve().parents):
+        if GridFolder(folder).plan.is_file():
+            raise UserError(
+                f"--out: {out}: lies in the folder of a grid; a report of several needs its own"
+            )
+
+
+def show_headline(grid: "GridResults") -> dict[str, Any]:
+    """Print the headline of a report, and return it for the document."""
+    from lightning_app.report.comparisons import (
+        comparison_document,
+        comparisons,
+        effects,
+        metrics_document,
+    )
+    from lightning_app.report.facts import records_of
+    from lightning_app.report.headline import findings
+    from lightning_app.report.results import damaged_files
+    from lightning_app.report.tasks import failed_runs, failure_tests, task_scores
+    from lightning_app.report.terminal import headline_document, mixtures, show_report
+    from lightning_app.report.warmup import sensitivity_scores
+
+    found = sensitivity_scores(grid)
+    show_report(plain_console(), grid, found)
+    damaged = damaged_files(grid)
+    for line in damaged:
+        print(line, file=sys.stderr, flush=True)
+    return {
+        "damaged": damaged,
+        "findings": findings(grid, found),
+        "headline": headline_document(found),
+        "effects": [asdict(effect) for effect in effects(grid, found)],
+        "comparisons": [comparison_document(row) for row in comparisons(grid)],
+        "metrics": metrics_document(grid),
+        "failed_runs": [asdict(arm) for arm in failed_runs(grid)],
+        "failure_tests": [asdict(test) for test in failure_tests(grid)],
+        "task_scores": [asdict(score) for score in task_scores(grid)],
+        "mixtures": mixtures(grid),
+        "left_out": dict(grid.strangers),
+        "unsealed": [name for name, each in records_of(grid).items() if not is_sealed(each)],
+    }
+
+
+STATES = ("ok", "diverged", "pruned", "failed", "running", "waiting")
+PROGRESS = ("step", "max_steps", "rate", "loss")  # rate in steps per second, loss in nats
+BAR = 80  # characters at most
+
+
+def status_command(
+    grid: str | Path, experiments: Path = Path("experiments"), *, as_json: bool = False
+) -> int:
+    """Print counts by state and variant, running cells, time left, and errors of failed cells.
+
+    Time left: the mean seconds of finished cells, divided over the cells that run now.
+    """
+    held = GridFolder(Path(grid))
+    spec = read_spec(held.specification if held.plan.is_file() else grid)
+    folder = held if held.plan.is_file() else GridFolder(experiments / spec.name)
+    plan = load_plan(folder.plan)
+    if plan is None:
+        raise UserError(f"{folder}: holds no plan yet; `ablate plan` or `ablate run` makes one")
+    check_same_cells(folder, spec)
+    with document("status", as_json) as tree:
+        tree |= {"grid": plan.name, "folder": folder.path, **_status(Grid(spec, folder, plan))}
+        _print_status(tree)
+    return 0
+
+
+def _status(grid: Grid) -> dict[str, Any]:
+    variants: dict[str, Counter[str]] = {}
+    running, failed, seconds = [], [], []
+    for cell in grid.cells:
+        folder, run = grid.run(cell), grid.state(cell)
+        word = run.word
+        if run.result is not None:
+            seconds.append(run.result["seconds"])
+        elif run.state != "pruned" and is_held(folder.lock):
+            word = "running"
+            running.append((cell.name, read_progress(folder, run.attempts)))
+        elif run.state == "failed":
+            failed.append({"name": cell.name, "error": run.error})
+        elif run.state == "missing":
+            word = "waiting"
+        variants.setdefault(grid.variant(cell), Counter())[word] += 1
+    for cell in grid.plan.waiting:
+        variants.setdefault(grid.variant(cell), Counter())["waiting"] += 1
+    left = None
+    if running and seconds:
+        waiting = sum(words["waiting"] for words in variants.values())
+        cells = waiting + sum(1 - fraction(progress) for _, progress in running)
+        left = cells * sum(seconds) / len(seconds) / len(running)
+    return {
+        "cells": len(grid.cells) + len(grid.plan.waiting),
+        **by_status(sum(variants.values(), Counter()), STATES),
+        "variants": {name: _counted(words) for name, words in variants.items()},
+        "running": [
+            {"name": name, **{key: (progress or {}).get(key) for key in PROGRESS}}
+            for name, progress in running
+        ],
+        "failed": failed,
+        "waiting": waiting_document(grid.plan.waiting, grid.folder.path.parent),
+        "seconds_left": left,
+    }
+
+
+def _counted(words: Counter[str]) -> dict[str, Any]:
+    found = by_status(words, STATES)
+    return {**found["states"], "outcomes": found["outcomes"]}
+
+
+def _words(states: Mapping[str, int], outcomes: Mapping[str, int]) -> dict[str, int]:
+    """Counts by what people read, in the order of the bar."""
+    ended = {word: outcomes[key] for key, word in OUTCOMES.items()}
+    return ended | {state: states[state] for state in STATES if state not in ("ok", "diverged")}
+
+
+def _print_status(tree: dict[str, Any]) -> None:
+    console = plain_console()
+    words, running = Counter(_words(tree["states"], tree["outcomes"])), tree["running"]
+    console.print(f"{tree['grid']}: {tree['cells']} cells: {describe(words)}", markup=False)
+    if console.is_terminal and not console.options.ascii_only:
+        console.print(bar(words, min(console.width, BAR)))
+    variants = {name: _words(each, each["outcomes"]) for name, each in tree["variants"].items()}
+    console.print(states_table(variants, words))
+    if running:
+        begun = [(each["name"], None if each["step"] is None else each) for each in running]
+        console.print(running_table(begun))
+    if tree["seconds_left"] is not None:
+        left = clock(tree["seconds_left"])
+        console.print(f"time left: {left} with {len(running)} workers", markup=False)
+    for line in waiting_lines(tree["waiting"]):
+        console.print(line, markup=False)
+    for each in tree["failed"]:
+        console.print(f"{each['name']}: {each['error']}", markup=False)

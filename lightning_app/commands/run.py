@@ -1,0 +1,350 @@
+"""The commands of a single run.
+
+`ablate diff RUN RUN`: how the configs, what made them and the metrics of two runs differ.
+
+`ablate show RUN`: what a run is, how it ended and what made it.
+
+The command `ablate prepare`.
+
+`ablate fit | validate | test | predict`: the commands of LightningCLI.
+"""
+
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, redirect_stdout
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from lightning_app.commands.recorded import (
+    BEST,
+    Recorded,
+    described_run,
+    evaluation_words,
+    read_run,
+)
+from lightning_app.config.identity import is_irrelevant, leaves
+from lightning_app.config.precheck import located, options_of, precheck
+from lightning_app.config.rulers import differences, ruler
+from lightning_app.config.tree import ROOT, cell_setting, label
+from lightning_app.core import strict_yaml
+from lightning_app.core.errors import UserError, nearest
+from lightning_app.core.project import shipped_folder
+from lightning_app.data.config import CORPORA, DataConfig
+from lightning_app.data.prepare import corpus_summary, prepare, resolved_data
+from lightning_app.grids.display import clock, document, plain_console
+
+_ABSENT = object()
+
+
+def diff_command(given: Sequence[str], *, as_json: bool) -> int:
+    """Print how two runs differ.
+
+    Raises:
+        UserError: if there is no such run, or one of its files is damaged.
+    """
+    with document("diff", as_json) as tree:
+        left, right = map(read_run, given)
+        tree |= compare_runs(left, right)
+    if not as_json:
+        show_difference(plain_console(), tree)
+    return 0
+
+
+def compare_runs(left: Recorded, right: Recorded) -> dict[str, Any]:
+    """Return the differences of two runs.
+
+    `config` and `provenance` hold the fields that differ; `counts` says whether a field of the
+    config can be part of an id. `metrics` holds all, each with right minus left; where it counts
+    other things in the two runs it has no difference, and `unlike` says why.
+    """
+    config = [
+        {**field, "counts": not is_irrelevant(field["field"])}
+        for field in differing(dict(leaves(left.config)), dict(leaves(right.config)))
+    ]
+    both = (left.outcome.get("metrics") or {}, right.outcome.get("metrics") or {})
+    corpora = [run.record.corpus for run in (left, right)]
+    # What the folder holds counts, not where it lies.
+    roots = [{ROOT: corpus} if all(corpora) else {} for corpus in corpora]
+    settings = [
+        cell_setting(root, run.config) for root, run in zip(roots, (left, right), strict=True)
+    ]
+    return {
+        "runs": [str(left.folder), str(right.folder)],
+        "ids": [left.id, right.id],
+        "same_experiment": left.id == right.id,
+        "reason": why_unlike(left, right),
+        "states": [left.state.word, right.state.word],
+        "config": config,
+        "provenance": differing(left.made, right.made),
+        "metrics": {
+            name: _metric(
+                both[0].get(name),
+                both[1].get(name),
+                differences([ruler(setting, name) for setting in settings]),
+            )
+            for name in sorted({*both[0], *both[1]})
+        },
+    }
+
+
+def differing(left: Mapping[str, Any], right: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the fields whose values differ, also in type; an absent one is null."""
+    found = []
+    for name in sorted({*left, *right}):
+        values = [side.get(name, _ABSENT) for side in (left, right)]
+        if _written(values[0]) != _written(values[1]):
+            a, b = (None if value is _ABSENT else value for value in values)
+            found.append({"field": name, "left": a, "right": b})
+    return found
+
+
+def _written(value: Any) -> str:
+    return "" if value is _ABSENT else json.dumps(value, sort_keys=True, default=str)
+
+
+def _metric(left: float | None, right: float | None, unlike: str) -> dict[str, Any]:
+    difference = None if left is None or right is None or unlike else right - left
+    return {"left": left, "right": right, "difference": difference, "unlike": unlike or None}
+
+
+def why_unlike(left: Recorded, right: Recorded) -> str | None:
+    """Return in words why two ids differ, None where they are equal."""
+    return None if left.id == right.id else left.record.difference(right.record)
+
+
+def show_difference(console: Console, tree: Mapping[str, Any]) -> None:
+    """Print the differences as tables, with a sentence about the ids first."""
+
+    def line(text: str) -> None:
+        console.print(Text(text), soft_wrap=True)
+
+    for side, folder, identity, state in zip(
+        ("left", "right"), tree["runs"], tree["ids"], tree["states"], strict=True
+    ):
+        line(f"{side}: {folder}, id {identity}, {state}")
+    if tree["same_experiment"]:
+        line(
+            "The same experiment: the ids are equal, so nothing in config, blocks or corpus that "
+            "can change a result differs. Metrics differ only by what made the runs."
+        )
+    else:
+        why = f": {tree['reason']} (there: left, here: right)" if tree["reason"] else ""
+        line(f"Two experiments: the ids differ{why}.")
+    fields = [
+        (row["field"], label(row["left"]), label(row["right"]), "" if row["counts"] else "no")
+        for row in tree["config"]
+    ]
+    _table(console, "config", ("left", "right", "counts"), fields)
+    made = [(row["field"], _shown(row["left"]), _shown(row["right"])) for row in tree["provenance"]]
+    _table(console, "made by", ("left", "right"), made)
+    metrics = [
+        (name, *(_number(row[side], "") for side in ("left", "right")), _number(row["difference"]))
+        for name, row in tree["metrics"].items()
+    ]
+    _table(console, "metric", ("left", "right", "right - left"), metrics)
+    for why in dict.fromkeys(row["unlike"] for row in tree["metrics"].values() if row["unlike"]):
+        names = [name for name, row in tree["metrics"].items() if row["unlike"] == why]
+        line(f"not comparable: {', '.join(names)}, because {why}")
+
+
+def _table(
+    console: Console, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]
+) -> None:
+    if not rows:
+        console.print(f"{title}: no difference" if title != "metric" else "metric: none recorded")
+        return
+    table = Table(box=None, pad_edge=False)
+    table.add_column(title, overflow="fold")
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        table.add_row(*map(Text, row))
+    console.print(table)
+
+
+def _shown(value: Any) -> str:
+    return "not recorded" if value is None else label(value)
+
+
+def _number(value: float | None, sign: str = "+") -> str:
+    return "-" if value is None else f"{value:{sign}.6g}"
+
+
+COMMIT = 12  # shown characters of a commit
+
+
+def show_command(given: str, *, as_json: bool) -> int:
+    """Print what the folder of a run says about it.
+
+    Raises:
+        UserError: if there is no such run, or one of its files is damaged.
+    """
+    with document("show", as_json) as tree:
+        tree |= described_run(read_run(given))
+    if not as_json:
+        lines = list(lines_of(tree))
+        width = max(len(name) for name, _ in lines)
+        for name, value in lines:
+            print(f"{name:<{width}}  {value}")
+    return 0
+
+
+def lines_of(run: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield the lines of the terminal: a name and a text."""
+    axes = [f"{key}={label(value)}" for key, value in run["block"].items()]
+    yield "run", run["folder"]
+    yield "id", run["id"]
+    yield "task", f"{run['task_title']} ({run['task']})"
+    yield "block", ", ".join([run["preset"], *axes])
+    data = run["data"]
+    sizes = ", ".join(f"{size} {split}" for split, size in (data.get("sizes") or {}).items())
+    vocabulary = data.get("vocab_size")
+    facts = [data["name"], sizes, f"vocabulary {vocabulary}" if vocabulary else ""]
+    yield "data", "; ".join(filter(None, facts))
+    if data.get("protocol"):
+        yield "protocol", data["protocol"]
+    yield "seed", str(run["seed"])
+    rule = run["outcome_rule"]
+    yield "outcome", f"{run['state']} ({rule})" if rule else run["state"]
+    if run["error"]:
+        yield "error", run["error"]
+    if run["steps"] is not None:
+        yield "steps", f"{run['steps']} of at most {run['max_steps']}"
+    elif run["step"] is not None:
+        yield "steps", f"{run['step']} of at most {run['max_steps']} so far"
+    for name, value in run["metrics"].items():
+        yield name, "not finite" if value is None else f"{value:.6g}"
+    if run["tokens"] is not None:
+        yield "tokens", f"{run['tokens']:,}"
+    if run["parameters"] is not None:
+        yield "parameters", f"{run['parameters']:,}"
+    if run["seconds"] is not None:
+        noun = "attempt" if run["attempts"] == 1 else "attempts"
+        yield "time", f"{clock(run['seconds'])} in {run['attempts']} {noun}"
+    if run["device"]:
+        yield "device", f"{run['device']}, precision {run['precision']}"
+    if run["sealed"] is False:
+        yield "seal", "none, as results of earlier versions; a change of its files is not found"
+    yield "checkpoints", ", ".join(run["checkpoints"]) or "none"
+    yield from _made(run["provenance"])
+
+
+def _made(made: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    if not made:
+        yield "made by", "not recorded"
+        return
+    commit = f"commit {made['commit'][:COMMIT]}" if made.get("commit") else "no commit recorded"
+    changed = " with changes" if made.get("dirty") else ""
+    yield "made by", f"version {made.get('package')}, {commit}{changed}, code {made.get('code')}"
+    libraries = made.get("libraries") or {}
+    yield "libraries", ", ".join(f"{name} {version}" for name, version in libraries.items())
+    if made.get("data"):
+        yield "data digest", str(made["data"])
+    if made.get("resumed_from"):
+        yield "resumed", f"{len(made['resumed_from'])} earlier attempts were made by something else"
+    if made.get("command"):
+        yield "command", " ".join(made["command"])
+
+
+def prepare_corpus(name: str | None, root: str | None, config: Path | None) -> int:
+    """Fetch or read, check, tokenise and cache a corpus; print a summary and its folder."""
+    if (name is None) == (config is None):
+        raise UserError("prepare: expected one of --data NAME and --config FILE")
+    if name is not None:
+        if name not in CORPORA:
+            choices = ", ".join(CORPORA)
+            raise UserError(
+                f"prepare: --data '{name}' is not one of {choices}{nearest(name, CORPORA)}"
+            )
+        reader = CORPORA[name]
+        if reader.base:
+            data = shipped_data(name)
+        elif root is None and reader.needs_root:
+            raise UserError(f"prepare: --data {name} needs --root, the folder of its files")
+        else:
+            data = DataConfig(name=name, root=root)
+    else:
+        assert config is not None
+        data = read_data(config)
+    if root is not None:
+        data = replace(data, root=root)
+    print(corpus_summary(prepare(data), data.tokens_per_batch))
+    return 0
+
+
+def shipped_data(name: str) -> DataConfig:
+    """Return the `data` section with which the shipped ablations use a corpus.
+
+    A shipped file needs no parser of whole runs, so a cached corpus is found within a second.
+    """
+    tree, _ = strict_yaml.read_yaml_file(shipped_folder() / "base" / CORPORA[name].base)
+    # Several corpora share a file, which names one of them.
+    return DataConfig(**{**tree["data"], "name": name}, task=tree["model"]["objective"]["kind"])
+
+
+def read_data(config: Path) -> DataConfig:
+    """Return the completed `data` section of a user's config file."""
+    tree, _ = strict_yaml.read_yaml_file(config)
+    from lightning_app.training.config import resolve
+
+    return resolved_data(resolve(tree, str(config))["data"])
+
+
+def lightning_command(
+    command: str,
+    words: Sequence[str],
+    *,
+    run: str | None,
+    checkpoint: str | None,
+    usage: str,
+    again: bool = False,
+) -> int:
+    """Run a command of LightningCLI.
+
+    Args:
+        command: Its name.
+        words: The arguments for LightningCLI.
+        run: The value of ``--run``, in place of a config and a checkpoint; None without it.
+        checkpoint: The value of ``--checkpoint``.
+        usage: The help for the options that LightningCLI does not have.
+        again: Whether `fit` trains a finished run again.
+
+    Raises:
+        UserError: for a mistake in the call, a config or a checkpoint.
+    """
+    if run is not None:
+        words = evaluation_words(run, checkpoint or BEST, words)
+    elif checkpoint is not None:
+        raise UserError(f"--checkpoint {checkpoint}: needs --run RUN; beside --config: --ckpt_path")
+    if "--help" in words or "-h" in words:
+        print(usage)
+    files = [value for name, value in options_of(words) if name == "config" and value is not None]
+    precheck(files, words, command)
+    from lightning_app.training.run import Run
+
+    with ExitStack() as around:
+        if command == "predict":
+            # Its output has the predictions alone: Lightning's bars and tables go elsewhere.
+            around.enter_context(redirect_stdout(sys.stderr))
+        around.enter_context(located(files, words))
+        if run is not None:
+            around.enter_context(_as_typed())
+        done = Run([command, *words], again=again)
+    for line in done.predictions:
+        print(line)
+    return 0
+
+
+@contextmanager
+def _as_typed() -> Iterator[None]:
+    """Name the option of ``--run`` in messages: --checkpoint is passed on as --ckpt_path."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(str(error).replace("--ckpt_path", "--checkpoint")) from error

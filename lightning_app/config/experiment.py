@@ -1,0 +1,322 @@
+"""Identify the experiment of a config, with its blocks resolved and its corpus read.
+
+An id is made of what a config says; `effect_of` is made of what a run reads of it, so that two
+configs whose difference nothing reads have one effect and two ids.
+"""
+
+import hashlib
+import json
+import math
+import struct
+from collections.abc import Mapping
+from dataclasses import asdict, fields, replace
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import nn
+
+from lightning_app.blocks.feed_forward import ACTIVATIONS
+from lightning_app.blocks.stack import StackSpec
+from lightning_app.config.identity import (
+    Identity,
+    identify,
+    is_irrelevant,
+    read_record,
+    relevant_blocks,
+)
+from lightning_app.config.names import TRAINER_DEFAULTS
+from lightning_app.config.sections import ModelConfig, arguments, hints_of
+from lightning_app.core.errors import UserError
+from lightning_app.data.prepare import corpus_of
+from lightning_app.models.heads import ArchitectureConfig
+from lightning_app.models.loss import ObjectiveConfig
+from lightning_app.models.optim import OptimizerConfig, ScheduleConfig, build_optimizer
+from lightning_app.plugins import KEY, digests, used_by, with_plugins
+from lightning_app.runs.parent import FIELD, find_parent, with_parent
+from lightning_app.scores.task_facts import TASKS
+
+Tree = Mapping[str, Any]
+_DENSE = 20_000
+"""Steps from 1 of which each rate is compared; after them about as many are, evenly spread."""
+_PRECISIONS = {"16": "16-mixed", "bf16": "bf16-mixed", "32": "32-true", "64": "64-true"}
+"""The short names that Lightning takes for a precision."""
+
+
+def identity_of(config: Tree, fetch: bool = True) -> Identity:
+    """Return the identity of a resolved config.
+
+    Args:
+        config: The config of a run, with every default.
+        fetch: Whether to download a corpus that is not on this machine. If not, the identity then
+            has no corpus, and its id is not the id of any run.
+
+    Raises:
+        UserError: if files of the corpus are missing.
+    """
+    blocks = _blocks(_wiring(config))
+    found = identify(
+        named_by_content(config), blocks=blocks, corpus=corpus_of(config["data"], fetch)
+    )
+    return replace(found, effect=effect_of(config))
+
+
+def named_by_content(config: Tree) -> dict[str, Any]:
+    """Return a config in which its parent and its plug-ins are named by what they are.
+
+    So a changed checkpoint or plug-in makes another experiment, and a moved one does not.
+
+    Raises:
+        UserError: there is no such parent, or a plug-in of both has changed since.
+    """
+    stacks = stacks_of(config)
+    _check_parts_of_parent(config, stacks)
+    return with_plugins(with_parent(config), stacks)
+
+
+def _check_parts_of_parent(config: Tree, stacks: Tree) -> None:
+    """Refuse a parent with another version of a plug-in: its block may be another one."""
+    given = config["model"]["init_from"]
+    if given is None:
+        return
+    folder = find_parent(given).config.parent
+    record = read_record(folder)
+    known = {} if record is None else record.config
+    for name, digest in used_by(config, stacks).items():
+        there = known.get(f"{KEY}.{name}", digest)
+        if there != digest:
+            raise UserError(
+                f"{FIELD}: {folder}: its plug-in {name} has the sha256 {there[:16]} there and "
+                f"{digest[:16]} here; the version of the parent is needed"
+            )
+
+
+def cell_id(config: Tree) -> str:
+    """Return the id of a resolved config: 16 hexadecimal digits of what can change its result."""
+    return identity_of(config).id
+
+
+def stacks_of(config: Tree) -> dict[str, Any]:
+    """Return the resolved specification of each stack, as plain values."""
+    return _stacks(_wiring(config))
+
+
+def _wiring(config: Tree) -> str:
+    """What sets the wiring, as text: fields of the config, and plug-ins; many cells share it."""
+    parts = {name: config["model"][name] for name in ("architecture", "block")}
+    return json.dumps([parts, digests()], sort_keys=True)
+
+
+@lru_cache(maxsize=1024)
+def _blocks(text: str) -> dict[str, Any]:
+    return relevant_blocks(_stacks(text))
+
+
+@lru_cache(maxsize=1024)
+def _stacks(text: str) -> dict[str, Any]:
+    parts, _ = json.loads(text)
+    hints = {name: hints_of(ModelConfig)[name] for name in parts}
+    model = ModelConfig(**arguments("model", hints, parts))
+    stacks = model.architecture.stacks(model.block)
+    return {side: asdict(spec) for side, spec in stacks.items()}
+
+
+def effect_of(config: Tree) -> tuple[str, str]:
+    """Return what a run of a resolved config reads of it: equal for configs that train the same.
+
+    The optimizer is apart, as its whole section: `optimizer_effect` is slow.
+
+    What is built counts, not the fields that it is built from: the resolved blocks, the arguments
+    of the optimizer, the rate at every step, and what the task reads of the data. A part of a
+    plug-in counts with all fields that it could read.
+    """
+    model, trainer = config["model"], config["trainer"]
+    apart = ("block", "architecture", "objective", "optimizer", "schedule", "compile")
+    task = model["objective"]["kind"]
+    facts = TASKS[task]
+    own = model["class_path"] is not None or config["data"]["class_path"] is not None
+    known = not facts.module and not own  # a class of a plug-in may read any field
+    length = config["data"]["window"] + 2 if known and not facts.pairs else None  # with marks
+    wiring = json.dumps([model["architecture"], model["block"], length, digests()], sort_keys=True)
+    steps, ends = trainer["max_steps"], json.dumps(trainer["max_epochs"])
+    parts = (
+        json.dumps(config["seed_everything"]),
+        _plain({key: value for key, value in model.items() if key not in apart}),
+        _wired(wiring),
+        _scheduled(_plain(model["schedule"]), steps, ends),
+        _aimed(_plain(model["objective"]), known),
+        _fed(_plain(config["data"]), known),
+        _trained(_plain(trainer)),
+    )
+    return "\n".join(parts), _plain(model["optimizer"])
+
+
+def _plain(section: Tree) -> str:
+    return json.dumps(section, sort_keys=True)
+
+
+@lru_cache(maxsize=1024)
+def _wired(text: str) -> str:
+    """What is built of the sections `architecture` and `block`.
+
+    With `length`, the tokens of the longest text, a span that hides no key counts as absent.
+    """
+    architecture, block, length, plugins = json.loads(text)
+    parts = {"architecture": architecture, "block": block}
+    model = ModelConfig(**arguments("model", {n: hints_of(ModelConfig)[n] for n in parts}, parts))
+    sizes, order = asdict(model.architecture.sizes()), model.architecture.order()
+    if not _reads_slope(model.architecture):
+        sizes["activation_slope"] = None
+    positions = asdict(order)
+    if _is_ours(type(order)) and order.longest == math.inf:
+        del positions["max_positions"]
+    stacks = model.architecture.stacks(model.block)
+    cross = model.architecture.kind == "encoder_decoder"
+    built = {
+        side: _built(spec, cross=cross and side == "decoder", causal=side == "decoder", to=length)
+        for side, spec in stacks.items()
+    }
+    around = [sizes, type(order).__qualname__, positions, model.architecture.embedding_norm]
+    return json.dumps([built, around, plugins], sort_keys=True)
+
+
+def _is_ours(kind: Any) -> bool:
+    return kind.__module__.startswith("lightning_app.")
+
+
+def _reads_slope(architecture: ArchitectureConfig) -> bool:
+    sample = torch.linspace(-3.0, 3.0, 13)
+    function = ACTIVATIONS[architecture.activation].function
+    return not torch.equal(function(sample, 0.25), function(sample, 0.5))
+
+
+def _built(spec: StackSpec, *, cross: bool, causal: bool, to: int | None) -> dict[str, Any]:
+    """A stack without what its blocks do not build."""
+    plain = asdict(spec)
+    if spec.memory is not None:
+        plain["memory"]["evaluation_length"] = spec.memory.lengths[1]
+    if len(spec.blocks) == 1:  # no other layer shares its parameters, or takes its scores
+        del plain["share"]
+        for kind in ("self_attention", "cross_attention"):
+            plain["blocks"][0][kind].pop("carry", None)
+    for block, found in zip(spec.blocks, plain["blocks"], strict=True):
+        found["around_ff"] = asdict(block.built_around_ff)
+        if block.layout == "parallel":
+            del found["around_self"]["skip"]
+        if block.share_branch_gain:
+            del found["around_ff"]["branch"]
+        if not cross:
+            del found["around_cross"], found["cross_attention"]
+        attention, kept = block.self_attention, found["self_attention"]
+        for part in ("value", "output"):
+            if not getattr(attention, part).endswith("_plus"):
+                del kept[f"{part}_gains"]
+        if attention.shaping is not None and not attention.shaping.learned:
+            del kept["shaping"]["per_head"]
+        if attention.adaptive_span is not None:
+            del kept["adaptive_span"]["trim"]  # the same numbers, sooner
+        span = attention.localised_span
+        if span is None or to is None or spec.memory is not None:
+            continue
+        if span.window.hides_nothing(to, causal=causal):
+            kept["localised_span"] = None
+    return plain
+
+
+@lru_cache(maxsize=1024)
+def optimizer_effect(text: str) -> str:
+    """Return the fields of a section `optimizer` that are read when it is built, and at a step.
+
+    Builds an optimizer, before the first of which torch imports its compiler.
+    """
+    hints = {"optimizer": OptimizerConfig}
+    config = arguments("model", hints, {"optimizer": json.loads(text)})["optimizer"]
+    read: set[str] = set()
+
+    class Watched(OptimizerConfig):
+        def __getattribute__(self, name: str) -> Any:
+            read.add(name)
+            return super().__getattribute__(name)
+
+    watched = Watched(**asdict(config))
+    read.clear()
+    model = nn.Sequential(nn.Linear(2, 2), nn.LayerNorm(2))
+    optimizer = build_optimizer(watched, model, fused=False)
+    model(torch.ones(1, 2)).square().sum().backward()
+    optimizer.step()
+    kept = {field.name: getattr(config, field.name) for field in fields(config)}
+    if config.kind == "adamw" and not config.weight_decay:
+        kept["kind"] = "adam"  # they differ in what a decay is added to
+    return _plain({name: value for name, value in kept.items() if name in read | {"kind"}})
+
+
+@lru_cache(maxsize=1024)
+def _scheduled(text: str, steps: int, epochs: str) -> str:
+    """The factor of the rate at every step; the fields, where no number of steps is known."""
+    if steps < 1:
+        return text
+    config = ScheduleConfig(**json.loads(text))
+    digest = hashlib.sha256(f"{epochs} {config.ends}".encode())
+    sparse = range(_DENSE, steps + 1, max(1, steps // _DENSE))
+    for step in (*range(1, min(_DENSE, steps + 1)), *sparse):
+        digest.update(struct.pack("d", config.factor(step, steps)))
+    return digest.hexdigest()
+
+
+@lru_cache(maxsize=1024)
+def _aimed(text: str, known: bool) -> str:
+    """The objective without what its task does not read."""
+    tree = json.loads(text)
+    config = ObjectiveConfig(**tree)
+    if not known:
+        return text
+    if not config.intermediate_weight:
+        del tree["auxiliary_tables"]
+    if not TASKS[config.kind].pairs:
+        del tree["validation_bleu"]
+    if not TASKS[config.kind].pairs or not config.evaluate_test:
+        del tree["beam"], tree["length_penalty"]
+    return _plain(tree)
+
+
+@lru_cache(maxsize=1024)
+def _fed(text: str, known: bool) -> str:
+    """The data section without places, and without what its task does not read."""
+    tree = {k: v for k, v in json.loads(text).items() if not is_irrelevant(f"data.{k}")}
+    # Where files lie does not count, and which files do.
+    places = json.loads(text)
+    tree["root"], tree["cache"] = places["root"], places["cache"]
+    facts = TASKS[tree["task"]]
+    if not known:
+        return _plain(tree)
+    reads = {
+        "window": not facts.pairs,
+        "max_length": facts.pairs,
+        "source_language": facts.pairs,
+        "context_stride": facts.labelled == "answers",
+        "mask_probability": facts.masks,
+        "whole_word": facts.masks,
+        "evaluation_streams": tree["order"] == "streams",
+        "document_separator": facts.running_text or tree["next_sentence"],
+        "tokenizer": tree["init_from"] is None,
+        "vocab_size": tree["init_from"] is None,
+    }
+    if tree["evaluation_stride"] is None and facts.running_text:
+        tree["evaluation_stride"] = tree["window"]
+    return _plain({key: value for key, value in tree.items() if reads.get(key, True)})
+
+
+@lru_cache(maxsize=1024)
+def _trained(text: str) -> str:
+    """The fields of the Trainer that can change a number."""
+    tree = json.loads(text)
+    if not tree["gradient_clip_val"]:  # null and 0 clip nothing
+        del tree["gradient_clip_val"], tree["gradient_clip_algorithm"]
+    precision = str(tree["precision"] or TRAINER_DEFAULTS["precision"])
+    tree["precision"] = _PRECISIONS.get(precision, precision)
+    for split in ("train", "val", "test"):  # null is all of it
+        limit = f"limit_{split}_batches"
+        tree[limit] = 1.0 if tree[limit] is None else tree[limit]
+    for name in ("min_steps", "min_epochs", "detect_anomaly"):  # no run ends before its last step
+        tree.pop(name, None)
+    return _plain({k: v for k, v in tree.items() if not is_irrelevant(f"trainer.{k}")})

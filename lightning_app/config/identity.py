@@ -1,0 +1,386 @@
+"""Which experiment a config is: what can change its result, and the id made of it.
+
+The defaults of Lightning's Trainer, for fields that an older Lightning did not have.
+
+What of a run's config can change its result, and the defaults that ids leave out.
+
+The id of an experiment: of its config, its blocks and what its corpus holds.
+
+`identity.json` of a run's folder: what its id is made of, so that two ids can be compared.
+"""
+
+import hashlib
+import inspect
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from lightning_app.core.errors import UserError
+from lightning_app.core.files import write_whole
+from lightning_app.runs.folder import IDENTITY
+from lightning_app.version import BEFORE_STRIKING
+
+
+@cache
+def trainer_defaults() -> Mapping[str, Any]:
+    """Return every argument of the Trainer with its default. Imports Lightning, which is heavy."""
+    import lightning.pytorch as pl
+
+    return {name: each.default for name, each in inspect.signature(pl.Trainer).parameters.items()}
+
+
+Tree = Mapping[str, Any]
+
+_IRRELEVANT = (
+    "trainer.accelerator",
+    "trainer.devices",
+    "trainer.num_nodes",
+    "trainer.logger",
+    "trainer.log_every_n_steps",
+    "trainer.enable_checkpointing",
+    "trainer.enable_progress_bar",
+    "trainer.enable_model_summary",
+    "trainer.profiler",
+    "trainer.barebones",
+    "trainer.enable_autolog_hparams",
+    "trainer.default_root_dir",
+    "trainer.model_registry",
+    "trainer.limit_predict_batches",
+    "model.compile",
+    "data.root",
+    "data.cache",
+    "data.num_workers",
+)
+"""Where, on what and how verbosely a run is executed, with everything inside of these fields.
+
+`data.root` and `data.cache` say where files lie; the corpus counts by what they hold.
+"""
+
+_HARMLESS: Mapping[str, tuple[str, ...]] = {
+    "trainer.callbacks": (
+        *("DeviceStatsMonitor", "LearningRateMonitor", "ModelCheckpoint", "ModelSummary"),
+        *("RichModelSummary", "RichProgressBar", "TQDMProgressBar", "ThroughputMonitor"),
+        *("GainLogger", "Pictures", "Progress", "SignalProbe", "Throughput"),
+    ),
+    "trainer.plugins": (
+        *("AsyncCheckpointIO", "TorchCheckpointIO", "WholeCheckpoints"),
+        *("LightningEnvironment", "SLURMEnvironment", "TorchElasticEnvironment"),
+    ),
+    "trainer.strategy": (
+        *("auto", "ddp", "ddp_spawn", "ddp_fork", "ddp_notebook", "fsdp"),
+        *("ddp_find_unused_parameters_false", "ddp_find_unused_parameters_true"),
+    ),
+}
+"""The callbacks, plugins and strategies that only watch, store or share out the same work."""
+
+_PINS = ("config", "blocks", "added", "added_blocks", "removed")
+_OURS = ("lightning.pytorch.", "lightning.fabric.", "lightning_app.")
+"""The packages whose classes the names above mean."""
+
+
+@cache
+def pins() -> Mapping[str, Mapping[str, Any]]:
+    """Return the pinned defaults: `config` and `blocks` by dotted key, and what came later.
+
+    An id holds only what differs from them, so that a new field at its default changes no id.
+    `added` holds the fields of a config that came after schema 2 was fixed, `added_blocks` those
+    of a stack, and `removed` fields that a config may no longer have. A pin never changes, also
+    where a default does.
+    """
+    tree = json.loads(files("lightning_app.config").joinpath("pins.json").read_text("utf-8"))
+    return {name: tree[name] for name in _PINS}
+
+
+def leaves(tree: Tree, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield (dotted key, value) of every leaf; an empty mapping is a leaf."""
+    for key, value in tree.items():
+        dotted = f"{prefix}{key}"
+        if isinstance(value, Mapping) and value:
+            yield from leaves(value, f"{dotted}.")
+        else:
+            yield dotted, value
+
+
+def relevant(config: Tree) -> dict[str, Any]:
+    """Return the fields of a resolved config that can change a result and differ from their pins.
+
+    Limits of the test split count where the run evaluates it.
+    """
+    known = {**pins()["config"], **pins()["added"], **pins()["removed"]}
+    kept = {key: value for key, value in config.items() if key != "trainer"}
+    trainer = {key: _harmful(f"trainer.{key}", value) for key, value in config["trainer"].items()}
+    if not config["model"]["objective"]["evaluate_test"]:
+        trainer["limit_test_batches"] = None
+    found = _differing({**kept, "trainer": trainer}, known, lambda key: key)
+    return {key: value for key, value in found.items() if not is_irrelevant(key)}
+
+
+def relevant_blocks(stacks: Tree) -> dict[str, Any]:
+    """Return what differs from the pins in the resolved specification of each stack, by layer."""
+    plain = json.loads(json.dumps(stacks))
+    known = {**pins()["blocks"], **pins()["added_blocks"]}
+    found: dict[str, Any] = {}
+    for side, stack in plain.items():
+        around = {key: value for key, value in stack.items() if key != "blocks"}
+        found[side] = _differing(around, known, lambda key: key)
+        for layer, block in enumerate(stack["blocks"]):
+            here = _differing(block, known, lambda key: f"blocks.{key}")
+            found[f"{side}.{layer}"] = here
+    return found
+
+
+def completed(config: Tree) -> dict[str, Any]:
+    """Return a config of an earlier version with the fields of today.
+
+    Raises:
+        UserError: for a field that was removed, with another value than its pin.
+    """
+    found = without_removed(config)
+    for key, value in pins()["added"].items():
+        found = _with_default(found, key.split("."), value)
+    return found
+
+
+def without_removed(config: Tree) -> dict[str, Any]:
+    """Return a config without the fields of earlier versions that say nothing.
+
+    Raises:
+        UserError: for such a field with another value than its pin.
+    """
+    found = dict(config)
+    for key in pins()["removed"]:
+        section, _, name = key.partition(".")
+        part = found.get(section)
+        if not isinstance(part, Mapping) or name not in part:
+            continue
+        check_removed(key, [part[name]])
+        found[section] = {each: part[each] for each in part if each != name}
+    return found
+
+
+def check_removed(key: str, values: Iterable[Any]) -> None:
+    """Refuse a field that was removed with values other than its pin. Raises `UserError`."""
+    removed = pins()["removed"]
+    for value in values if key in removed else ():
+        if not _same(value, removed[key]):
+            raise UserError(
+                f"{key}: expected no such field, or {json.dumps(removed[key])} as earlier runs "
+                f"have it, found {json.dumps(value)}; commit {BEFORE_STRIKING} reads such runs"
+            )
+
+
+def _with_default(tree: Tree, path: list[str], value: Any) -> dict[str, Any]:
+    """Return a tree with a missing value added; a part that is not a mapping is kept."""
+    name, *rest = path
+    if not rest:
+        return {name: value, **tree}
+    part = tree.get(name)
+    if not isinstance(part, Mapping):
+        return dict(tree)
+    return {**tree, name: _with_default(part, rest, value)}
+
+
+def without_evaluation_limits(config: Tree) -> dict[str, Any]:
+    """Return a config that evaluates whole splits, as a limit is no part of which run is meant."""
+    names = ("limit_val_batches", "limit_test_batches", "limit_predict_batches")
+    return {**config, "trainer": {**config["trainer"], **dict.fromkeys(names)}}
+
+
+def _differing(tree: Tree, known: Mapping[str, Any], name: Callable[[str], str]) -> dict[str, Any]:
+    """The leaves that are not as pinned. A mapping where the pin is null counts as being there."""
+    found: dict[str, Any] = {}
+    for key, value in leaves(tree):
+        pinned = name(key)
+        at = key.find(".")
+        while at > 0:
+            if known.get(name(key[:at]), {}) is None:
+                found[key[:at]] = {}
+            at = key.find(".", at + 1)
+        if pinned in known:
+            is_default = _same(value, known[pinned])
+        else:
+            is_default = _is_new_default(pinned, value) or _is_new_slot(pinned, value)
+        if not is_default:
+            found[key] = value
+    return found
+
+
+def _is_new_slot(key: str, value: Any) -> bool:
+    """Whether a field of a block that came after the pins is absent there: null, false or none.
+
+    So a new slot of a block leaves the ids of all blocks that do not use it as they are.
+    """
+    if not key.startswith("blocks.") or value not in (None, False, "none"):
+        return False
+    siblings = key.rpartition(".")[0] + "."
+    return any(pinned.startswith(siblings) for pinned in pins()["blocks"])
+
+
+def _is_new_default(key: str, value: Any) -> bool:
+    """Whether a field of the Trainer that a newer Lightning brings is at its default."""
+    section, _, field = key.partition(".")
+    if section != "trainer" or "." in field:
+        return False
+    defaults = trainer_defaults()
+    return field in defaults and _same(value, defaults[field])
+
+
+def _same(left: Any, right: Any) -> bool:
+    """Whether two values are the same, also in type: 1 and 1.0 batches mean other things."""
+    if isinstance(left, str | int | float | None):
+        return type(left) is type(right) and left == right
+    return json.dumps(left, sort_keys=True) == json.dumps(right, sort_keys=True)
+
+
+def is_irrelevant(key: str) -> bool:
+    """Whether a field of a config says only where, on what or how verbosely a run is executed."""
+    return any(key == name or key.startswith(f"{name}.") for name in _IRRELEVANT)
+
+
+def _harmful(field: str, value: Any) -> Any:
+    """The part of the Trainer's callbacks, plugins or strategy that is not known to be harmless."""
+    if field not in _HARMLESS or value is None:
+        return value
+    entries = value if isinstance(value, list) else [value]
+    left = [entry for entry in entries if not _is_harmless(field, entry)]
+    if field == "trainer.strategy":
+        return left[0] if left else "auto"
+    return left or None
+
+
+def _is_harmless(field: str, entry: Any) -> bool:
+    names = _HARMLESS[field]
+    if isinstance(entry, str):
+        return entry in names or (entry.startswith(_OURS) and entry.rpartition(".")[2] in names)
+    path = entry.get("class_path", "") if isinstance(entry, Mapping) else ""
+    if field == "trainer.strategy":
+        return False  # its arguments may change how gradients are exchanged
+    return path.startswith(_OURS) and path.rpartition(".")[2] in names
+
+
+SCHEMA = 2
+"""Of ids."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Identity:
+    """Which experiment a config is.
+
+    `id`: 16 hexadecimal digits of what can change the result. `corpus`: the digest of what the
+    corpus holds, None where its files are not on this machine. `effect`: what a run reads of the
+    config, by `experiment.effect_of`; None where it was not asked for.
+    """
+
+    id: str
+    corpus: str | None = None
+    effect: tuple[str, str] | None = None
+
+
+def identify(config: Tree, *, blocks: Tree, corpus: str | None) -> Identity:
+    """Return the identity of a resolved config.
+
+    Args:
+        config: The config of a run, every default in it.
+        blocks: What `relevant_blocks` returns of the resolved stacks.
+        corpus: The digest of what the corpus holds.
+    """
+    identity = experiment_id(relevant(config), blocks, corpus)
+    return Identity(id=identity, corpus=corpus)
+
+
+def experiment_id(config: Mapping[str, Any], blocks: Mapping[str, Any], corpus: str | None) -> str:
+    """Return the id made of the parts that can change a result."""
+    return _digest({"schema": SCHEMA, "config": config, "blocks": blocks, "corpus": corpus})
+
+
+def _digest(tree: Mapping[str, Any]) -> str:
+    text = json.dumps(tree, sort_keys=True, ensure_ascii=True, allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+CONTINUED = "continued_from"
+"""The field of a record for the checkpoints of other experiments from which the run went on."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """What can change the result of a run.
+
+    `config` and `blocks` hold the fields that differ from the pinned defaults, `corpus` is the
+    digest of what the corpus holds.
+    """
+
+    config: Mapping[str, Any]
+    blocks: Mapping[str, Any]
+    corpus: str | None
+
+    @classmethod
+    def of(cls, config: Tree, stacks: Tree, corpus: str | None) -> "Record":
+        """Return the record of a resolved config and its resolved blocks."""
+        return cls(config=relevant(config), blocks=relevant_blocks(stacks), corpus=corpus)
+
+    @property
+    def id(self) -> str:
+        """The id of the experiment: 16 hexadecimal digits."""
+        return experiment_id(self.config, self.blocks, self.corpus)
+
+    def with_config(self, fields: Mapping[str, Any]) -> "Record":
+        """Return the record with other values of some fields of the config."""
+        return replace(self, config={**self.config, **fields})
+
+    def apart(self) -> "Record":
+        """Return the record without the checkpoints that the run began with."""
+        rest = {key: value for key, value in self.config.items() if key != CONTINUED}
+        return replace(self, config=rest)
+
+    def going_on(self, there: "Record | None", checkpoint: str) -> "Record":
+        """Return the record of a run that goes on from a checkpoint.
+
+        It is another experiment than a run from step 0, unless the checkpoint is its own: of a run
+        with the same record, in the same folder.
+
+        Args:
+            there: The record of the run in whose folder the checkpoint lies, if there is one.
+            checkpoint: The digest of the checkpoint.
+        """
+        before = [] if there is None else list(there.config.get(CONTINUED, ()))
+        is_own = there is not None and there.apart().id == self.id
+        begun = before if is_own else [*before, checkpoint]
+        return self.with_config({CONTINUED: begun}) if begun else self
+
+    def difference(self, other: "Record") -> str:
+        """Say in words how two records differ, with the first field of the config that does."""
+        known = {**pins()["config"], **pins()["added"]}
+        for key in sorted({*self.config, *other.config}):
+            mine, theirs = (each.config.get(key, known.get(key)) for each in (self, other))
+            if mine != theirs:
+                return f"{key} is {json.dumps(mine)} there and {json.dumps(theirs)} here"
+        if self.corpus != other.corpus:
+            return "it was trained on other files of the corpus"
+        return "its blocks are defined otherwise"
+
+
+def write_record(folder: Path, record: Record) -> None:
+    """Write `identity.json` into a run's folder."""
+    tree = {"schema": SCHEMA, "id": record.id, **asdict(record)}
+    write_whole(folder / IDENTITY, json.dumps(tree, indent=1))
+
+
+def read_record(folder: Path) -> Record | None:
+    """Read `identity.json` of a run's folder, None if it does not exist.
+
+    Raises:
+        UserError: where it is damaged.
+    """
+    path = folder / IDENTITY
+    if not path.is_file():
+        return None
+    try:
+        tree = json.loads(path.read_text(encoding="utf-8"))
+        return Record(config=tree["config"], blocks=tree["blocks"], corpus=tree["corpus"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{path}: damaged; move the run's folder away") from error

@@ -1,0 +1,197 @@
+"""Start a model from the weights of another run: `model.init_from`.
+
+The parent's embedding and stack are taken whole, and its pooler where both have one; its heads are
+left out. What the parent does not have starts as in a run from step 0, except that a new table of
+segments is zero, so that the encoder computes what it did in the parent.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from lightning_app.core.errors import UserError
+from lightning_app.runs.parent import FIELD, Parent, find_parent
+from lightning_app.runs.records import Unsound, read_yaml
+
+_OF_HEADS = ("transform.", "norm.", "output_bias", "output.", "auxiliary.", "next_sentence.output.")
+_POOLER = "pooler."
+_RENAMED = {"next_sentence.pooler.": _POOLER}
+_FREE = {"block": frozenset(), "architecture": frozenset({"dropout", "attention_dropout"})}
+"""The parts of a model that must be the parent's, except for these fields, which have no weights"""
+_MAY_BE = {("block", "residual_attention"): "none"}
+"""Fields that may have this value whatever the parent has: carried scores have no weights either,
+and RealFormer was also fine-tuned without them (He et al. 2020, 2012.11747)."""
+
+
+class NothingToFineTune(Exception):
+    """The parent ended non-finite, so it has no weights to start from. This is a result."""
+
+
+def check_parent(tree: Mapping[str, Any]) -> None:
+    """Refuse a config whose parent has another vocabulary, block or architecture, or diverged.
+
+    Raises:
+        UserError: naming the parent, and the first field that differs.
+    """
+    given = tree["model"]["init_from"]
+    if given is None:
+        return
+    parent = find_parent(given)
+    if parent.non_finite:
+        return  # it gives no weights, and may have no checkpoint
+    stored = _stored(parent)
+    for part, free in _FREE.items():
+        there, here = stored[part], dict(_leaves(tree["model"][part]))
+        for key in sorted((there.keys() | here.keys()) - free):
+            parents = there.get(key)
+            if here.get(key) not in (parents, _MAY_BE.get((part, key), parents)):
+                raise UserError(
+                    f"{FIELD}: {parent.checkpoint}: model.{part}.{key} is {parents} there "
+                    f"and {here.get(key)} in the config; the block and the sizes of the parent "
+                    "are needed"
+                )
+    if not stored["finite"]:
+        raise UserError(
+            f"{FIELD}: {parent.checkpoint}: holds weights that are not finite: its run diverged; "
+            "a checkpoint with finite weights is needed"
+        )
+    if parent.steps not in (None, stored["step"]):
+        raise UserError(
+            f"{FIELD}: {parent.checkpoint}: is of step {stored['step']}, but its run ended at step "
+            f"{parent.steps}; the checkpoint of the end is needed, or name this file itself"
+        )
+    section = _data_of(parent.config)
+    for field in ("tokenizer", "vocab_size"):
+        there, here = section[field], tree["data"][field]
+        if there != here:
+            raise UserError(
+                f"{FIELD}: {parent.config}: data.{field} is {there} there and {here} in the "
+                "config; the vocabulary of the parent is needed"
+            )
+    if stored["tokenizer_sha256"] is None:
+        raise UserError(
+            f"{FIELD}: {parent.checkpoint}: does not record its tokenizer, as a checkpoint of an "
+            "early version; train it again"
+        )
+    found = hashlib.sha256(parent.tokenizer.read_bytes()).hexdigest()
+    if found != stored["tokenizer_sha256"]:
+        raise UserError(
+            f"{FIELD}: {parent.tokenizer}: not the tokenizer of {parent.checkpoint.name}: its "
+            f"SHA-256 is {found[:16]}, that of the checkpoint {stored['tokenizer_sha256'][:16]}"
+        )
+
+
+def load_parent(model: Any, given: str, known: str | None = None) -> None:
+    """Replace the initial values of `model` by the parent's weights.
+
+    Args:
+        model: The model of the child.
+        given: `model.init_from`.
+        known: What the id of the child says of the parent (`Parent.name`); None for a model that is
+            part of no run.
+
+    Raises:
+        NothingToFineTune: if the parent ended non-finite.
+        UserError: a weight of the encoder is missing, left over or of another shape, or the parent
+            is not `known` any more.
+    """
+    import torch
+
+    parent = _unchanged(given, known)
+    if parent.non_finite:
+        raise NothingToFineTune(
+            f"nothing to fine-tune: the parent {parent.config.parent} ended non-finite"
+        )
+    state = _read(parent.checkpoint)["state_dict"]
+    weights: dict[str, Any] = {}
+    for name, value in state.items():
+        if not name.startswith("model."):
+            continue  # sums of an evaluation
+        name = name.removeprefix("model.")
+        for theirs, ours in _RENAMED.items():
+            if name.startswith(theirs):
+                name = ours + name.removeprefix(theirs)
+        if not name.startswith(_OF_HEADS):
+            weights[name] = value
+    own = model.state_dict()
+    if not any(name.startswith(_POOLER) for name in own):
+        weights = {name: value for name, value in weights.items() if not name.startswith(_POOLER)}
+    fresh = {name for name in own if name.startswith("output.")}
+    for optional in (_POOLER, "embedding.segments."):
+        if not any(name.startswith(optional) for name in weights):
+            fresh |= {name for name in own if name.startswith(optional)}
+    expected = own.keys() - fresh
+    for name in sorted(weights.keys() ^ expected):
+        where = "the model" if name in weights else "the parent"
+        raise UserError(f"{FIELD}: {parent.checkpoint}: {where} has no weight '{name}'")
+    for name in sorted(expected):
+        there, here = tuple(weights[name].shape), tuple(own[name].shape)
+        if there != here:
+            raise UserError(
+                f"{FIELD}: {parent.checkpoint}: '{name}' has the shape {there} there and {here} "
+                "in the model"
+            )
+    with torch.no_grad():
+        for name in expected:
+            own[name].copy_(weights[name])
+        if any(name.startswith("embedding.segments.") for name in fresh):
+            model.embedding.segments.weight.zero_()
+    _unchanged(given, known)  # the file may have been replaced while it was read
+
+
+def _unchanged(given: str, known: str | None) -> Parent:
+    """Return the parent; refuse one that was trained again since the child has its id."""
+    parent = find_parent(given)
+    if known is not None and parent.name != known:
+        raise UserError(
+            f"{FIELD}: {parent.checkpoint}: has changed since this run began: its id says {known}, "
+            f"but this is {parent.name}; start the run again"
+        )
+    return parent
+
+
+def _data_of(config: Path) -> Mapping[str, Any]:
+    """Return the section `data` of a run's config."""
+    try:
+        section = read_yaml(config)["data"]
+        return {field: section[field] for field in ("tokenizer", "vocab_size")}
+    except (OSError, Unsound, KeyError, TypeError) as error:
+        raise UserError(f"{FIELD}: {config}: damaged; it holds no section data") from error
+
+
+def _read(path: Path) -> dict[str, Any]:
+    from lightning_app.runs.saved import read_checkpoint
+
+    try:
+        return read_checkpoint(path)
+    except UserError as error:
+        raise UserError(f"{FIELD}: {error}") from error
+
+
+def _stored(parent: Parent) -> Mapping[str, Any]:
+    """Return what a checkpoint says of its model, read once while the file stays as it is."""
+    return _stored_at(parent.checkpoint, parent.digest)
+
+
+@lru_cache(maxsize=1024)
+def _stored_at(path: Path, digest: str) -> Mapping[str, Any]:
+    from lightning_app.runs.saved import data_state, is_finite
+
+    checkpoint = _read(path)
+    parameters = checkpoint["hyper_parameters"]
+    data = data_state(checkpoint) or {}
+    return {
+        **{part: dict(_leaves(parameters[part])) for part in _FREE},
+        "tokenizer_sha256": data.get("tokenizer_sha256"),
+        "finite": is_finite(checkpoint["state_dict"]),
+        "step": checkpoint["global_step"],
+    }
+
+
+def _leaves(tree: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """Return dotted keys with plain values: a tuple of a checkpoint is a list in a config."""
+    from lightning_app.config.identity import leaves
+
+    return [(k, list(v) if isinstance(v, tuple) else v) for k, v in leaves(tree)]

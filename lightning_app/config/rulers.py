@@ -1,0 +1,182 @@
+"""What a metric counts: only values of one ruler are compared, ranked or averaged.
+
+Nats per token of two tokenizers are as unlike as prices in two currencies: the one with more tokens
+a word has the smaller number. A ruler is the unit of a metric and what it is a mean over, as fields
+of a config with their values.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from lightning_app.config.tree import key_of, label
+from lightning_app.scores.task_facts import DEFAULT_TASK, GENERAL, TASKS, QualityMetric, task_facts
+
+_TEXT = (
+    TASKS.field,
+    *("data.class_path", "data.init_args", "data.name", "data.root", "data.train_from_dev"),
+    *("data.source_language", "data.target_language", "data.document_separator"),
+    "trainer.overfit_batches",
+)
+_TOKENIZER = ("data.tokenizer", "data.vocab_size", "data.splits.train")  # which it is trained on
+_TOKENS = (
+    *_TOKENIZER,
+    *("data.window", "data.context_stride", "data.evaluation_stride", "data.evaluation_streams"),
+    *("data.order", "data.intra_document_masking", "data.mask_probability", "data.whole_word"),
+    "model.objective.next_sentence",
+)
+_SEARCH = {
+    "val": ("model.objective.validation_bleu",),
+    "test": ("model.objective.beam", "model.objective.length_penalty"),
+}
+
+RULERS: Mapping[str, tuple[str, ...]] = {
+    "rows": (),
+    "lines": (),
+    "bytes": ("data.evaluation_stride", "data.evaluation_streams"),
+    "tokens": _TOKENS,
+    "speed": _TOKENIZER,
+    "anything": (*_TOKENS, "model.class_path"),
+}
+"""What a metric counts, with the fields of a config that change what that is.
+
+`rows` with labels, `lines` of references, `bytes` (and words) of a text, `tokens` of one tokenizer
+in windows, or those of training for a `speed`; `anything` for a metric of a plug-in that does not
+say it. The fields of the evaluated text count for all of them: `ruler` adds those.
+"""
+
+RAW = ("bytes", "lines")
+"""What is counted in the text itself, so that runs with several tokenizers can be compared."""
+
+EVALUATION = (
+    *("data.evaluation_stride", "data.evaluation_streams", "data.splits.valid", "data.splits.test"),
+    *(f"model.objective.{name}" for name in ("beam", "length_penalty", "validation_bleu")),
+    *("model.objective.evaluate_test", "trainer.limit_val_batches", "trainer.limit_test_batches"),
+    *("trainer.val_check_interval", "trainer.check_val_every_n_epoch"),
+    "trainer.num_sanity_val_steps",
+)
+"""The fields that change what is evaluated and nothing that is trained: no treatment."""
+
+BUDGET = (
+    *("trainer.max_steps", "trainer.max_epochs", "trainer.limit_train_batches"),
+    "data.tokens_per_batch",
+)
+"""The fields that change how much a run reads."""
+
+Setting = Callable[[str], Any]
+"""Gives the value of a dotted field of a resolved config."""
+
+
+def ruler(setting: Setting, metric: str) -> dict[str, Any]:
+    """Return what a metric counts in a run: the fields that it depends on, with their values.
+
+    Values of a metric can be compared, ranked or averaged only between runs with one ruler.
+    """
+    split = "test" if metric.startswith("test/") else "val"
+    limit = f"trainer.limit_{split}_batches"
+    counts = unit_of(setting, metric)
+    fields = [*_TEXT, f"data.splits.{'valid' if split == 'val' else split}", *RULERS[counts]]
+    if counts in ("lines", "anything"):
+        fields += _SEARCH[split]
+    found = {field: setting(field) for field in fields}
+    part = setting(limit)
+    found[limit] = None if isinstance(part, float) and part == 1.0 else part  # all of the split
+    if found[limit] is not None:
+        # It counts batches, and these are as large as the budget of a batch says.
+        found |= {field: setting(field) for field in ("data.tokens_per_batch", "data.window")}
+    return found
+
+
+def in_raw_text(setting: Setting, metric: str) -> list[QualityMetric]:
+    """Return the metrics of a task that compare runs where `metric` counts other tokens.
+
+    Those of the same split come first, and BLEU on plain text before that on tokenised text.
+    """
+    facts = task_facts(setting(TASKS.field) or DEFAULT_TASK)
+    loss = metric in (*GENERAL, facts.monitored.metric, facts.monitored.loss)
+    if not loss or unit_of(setting, metric) not in ("tokens", "anything"):
+        return []
+    scores = [each for each in facts.scores if each.counts in RAW]
+    split = metric.partition("/")[0]
+
+    def order(score: QualityMetric) -> tuple[bool, bool]:
+        return score.metric.endswith("/bleu"), not score.metric.startswith(f"{split}/")
+
+    return sorted((each for each in scores if "perplexity" not in each.metric), key=order)
+
+
+def unit_of(setting: Setting, metric: str) -> str:
+    """Return what a metric of the task of a run counts, a key of `RULERS`."""
+    facts = task_facts(setting(TASKS.field) or DEFAULT_TASK)
+    scores = (*facts.by_corpus.get(str(setting("data.name")), ()), *facts.scores)
+    known = {score.metric: score.counts for score in scores}
+    if metric in known:
+        return known[metric]
+    if metric.startswith("train/"):
+        return "speed"
+    own = metric in GENERAL or metric in (facts.monitored.metric, facts.monitored.loss)
+    return facts.monitored.counts if own else "anything"
+
+
+_SHOWN = "the "
+"""Begins the name of what a result shows of a ruler: a number that is computed."""
+_NEAR = 1e-5  # the relative difference of two computed numbers that are meant to be equal
+
+
+def differences(rulers: Sequence[Mapping[str, Any]]) -> str:
+    """Return the fields in which rulers differ, with their values; empty for one ruler.
+
+    What results show is said where no field of the config says it.
+    """
+    if all(each == rulers[0] for each in rulers):
+        return ""  # as nearly always
+    varied = _varied(rulers)
+    said = []
+    for name in varied:
+        *most, last = (_text(name, value) for value in _distinct(name, rulers))
+        said.append(f"{name} is {', '.join(most)} and {last}")
+    return "; ".join(said)
+
+
+def names_of(rulers: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return a name of each ruler: the fields in which these differ; all "" for one ruler."""
+    if all(each == rulers[0] for each in rulers):
+        return [""] * len(rulers)
+    kinds: list[Mapping[str, Any]] = []
+    places = []
+    for each in rulers:
+        known = (n for n, other in enumerate(kinds) if not differences([each, other]))
+        places.append(next(known, len(kinds)))
+        if places[-1] == len(kinds):
+            kinds.append(each)
+    varied = _varied(kinds)
+    names = [
+        ", ".join(f"{name}={_text(name, kind.get(name))}" for name in varied) for kind in kinds
+    ]
+    return [names[place] for place in places]
+
+
+def _varied(rulers: Sequence[Mapping[str, Any]]) -> list[str]:
+    names = dict.fromkeys(name for each in rulers for name in each)
+    varied = [name for name in names if len(_distinct(name, rulers)) > 1]
+    return [name for name in varied if not name.startswith(_SHOWN)] or varied
+
+
+def _distinct(name: str, rulers: Iterable[Mapping[str, Any]]) -> list[Any]:
+    """The values of a field in the rulers that have it, each once; NaN is no value."""
+    found: list[Any] = []
+    shown = name.startswith(_SHOWN)
+    for value in (ruler[name] for ruler in rulers if name in ruler):
+        if shown and math.isnan(value):
+            continue
+        if not any(_alike(value, other, shown) for other in found):
+            found.append(value)
+    return found
+
+
+def _alike(one: Any, other: Any, shown: bool) -> bool:
+    return math.isclose(one, other, rel_tol=_NEAR) if shown else key_of(one) == key_of(other)
+
+
+def _text(name: str, value: Any) -> str:
+    return f"{value:.6g}" if name.startswith(_SHOWN) and value is not None else label(value)

@@ -1,0 +1,154 @@
+"""Trees of settings: dotted keys, labels of values, and changes.
+
+The axes of a grid: the keys with a special meaning, equal values, names of variants.
+
+Configs as trees of mappings: dotted keys, differences, and a canonical text.
+"""
+
+import json
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from typing import Any
+
+SEED = "seed_everything"
+WARMUP = "model.schedule.warmup_steps"
+RATE = "model.optimizer.lr"
+BLOCK = "model.block."
+PRESET = "model.block.preset"
+CORPUS = "data.name"
+ROOT = "data.root"
+
+Labels = Mapping[str, Mapping[Hashable, str]]
+"""The names of values by axis and `key_of`."""
+
+
+def same(left: Any, right: Any) -> bool:
+    """Whether two values of an axis mean the same setting: 400 and 400.0 do, 1 and true do not."""
+    return key_of(left) == key_of(right)
+
+
+def key_of(value: Any) -> Hashable:
+    """A key that is equal for values of an axis that mean the same setting."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return value  # exact also above 2**53; 400 and 400.0 are equal keys
+    return json.dumps(value, sort_keys=True)
+
+
+def label(value: Any) -> str:
+    """A short text for the value of an axis: text as it is, the rest as compact JSON.
+
+    Different numbers have different texts: six digits, or as many as the number needs.
+    """
+    if isinstance(value, str):
+        return value
+    if isinstance(value, float):
+        short, exact = f"{value:g}", repr(value)
+        return short if float(short) == value and len(short) <= len(exact) else exact
+    return json.dumps(value, separators=(",", ":"), sort_keys=True)
+
+
+def lookup(tree: Any, key: str) -> Any:
+    """The value at a dotted key, or None."""
+    for part in key.split("."):
+        tree = tree.get(part) if isinstance(tree, Mapping) else None
+    return tree
+
+
+def cell_setting(axes: Mapping[str, Any], config: Mapping[str, Any]) -> Callable[[str], Any]:
+    """The values of the dotted fields of a cell: those of its axes, else those of `config`.
+
+    `data.root` is null without an axis of it: it says where files lie, not what they hold.
+    """
+
+    def setting(key: str) -> Any:
+        if key in axes:
+            return axes[key]
+        for axis, value in axes.items():
+            if key.startswith(f"{axis}."):
+                return lookup(value, key.removeprefix(f"{axis}."))
+        found = None if key == ROOT else lookup(config, key)
+        inside = {axis: value for axis, value in axes.items() if axis.startswith(f"{key}.")}
+        return [found, inside] if inside else found
+
+    return setting
+
+
+def variant(
+    axes: Mapping[str, Any],
+    config: Mapping[str, Any],
+    labels: Labels | None = None,
+) -> str:
+    """The values of the block's axes joined by "+": the preset alone, others as `key=value`.
+
+    A value of `labels` has its name there; an empty one is left out. If nothing remains, it is the
+    preset of `config`.
+    """
+    known = labels or {}
+    parts = [label(axes[PRESET])] if PRESET in axes else []
+    for key in axes:
+        if key in known and key.startswith(BLOCK):
+            name = known[key][key_of(axes[key])]
+            parts = [name] if key == PRESET else [*parts, name]
+        elif key.startswith(BLOCK) and key != PRESET:
+            parts.append(f"{key.removeprefix(BLOCK)}={label(axes[key])}")
+    return "+".join(filter(None, parts)) or label(lookup(config, PRESET) or "base")
+
+
+def group_name(axes: Mapping[str, Any], keys: Sequence[str], labels: Labels) -> str:
+    """The values of the axes `keys`, by their names or as `key=value`; "all" without any axis."""
+    parts = [
+        labels.get(key, {}).get(key_of(axes[key])) or f"{key}={label(axes[key])}" for key in keys
+    ]
+    return ", ".join(parts) or "all"
+
+
+def value_name(axis: str, value: Any, labels: Labels) -> str:
+    """The name of a value of an axis, or its label where it has none."""
+    return labels.get(axis, {}).get(key_of(value)) or label(value)
+
+
+def named_values(
+    labels: Mapping[str, Sequence[str]], axes: Mapping[str, Sequence[Any]]
+) -> dict[str, dict[Hashable, str]]:
+    """The names of `labels:` in a grid file, of those that fit the values of `axes`."""
+    return {
+        axis: dict(zip(map(key_of, axes[axis]), names, strict=True))
+        for axis, names in labels.items()
+        if len(axes.get(axis, ())) == len(names)
+    }
+
+
+Tree = Mapping[str, Any]
+
+
+def canonical(value: Any) -> str:
+    """The same text for equal plain values."""
+    return json.dumps(value, sort_keys=True)
+
+
+def changes(old: Tree, new: Tree, prefix: str = "") -> list[tuple[str, Any]]:
+    """Dotted key and new value of every field in which two resolved configs differ."""
+    found = []
+    for key in new:
+        before, after = old[key], new[key]
+        if isinstance(before, dict) and isinstance(after, dict) and before.keys() == after.keys():
+            found += changes(before, after, f"{prefix}{key}.")
+        elif before != after or type(before) is not type(after):
+            found.append((f"{prefix}{key}", after))
+    return found
+
+
+def replaced(tree: Tree, dotted: str, value: Any) -> dict[str, Any]:
+    """A tree with another value at a dotted key; the rest is shared."""
+    key, _, rest = dotted.partition(".")
+    inner = tree.get(key)
+    if rest:
+        value = replaced(inner if isinstance(inner, Mapping) else {}, rest, value)
+    return {**tree, key: value}
+
+
+def keys_of(tree: Tree, prefix: str = "") -> Iterator[str]:
+    """The dotted key of every field, including fields that are mappings."""
+    for key, value in tree.items():
+        yield f"{prefix}{key}"
+        if isinstance(value, Mapping):
+            yield from keys_of(value, f"{prefix}{key}.")

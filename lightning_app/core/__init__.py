@@ -1,0 +1,1 @@
+"""Errors, whole files, registries, strict YAML and facts of tasks; nothing here imports torch."""

@@ -1,0 +1,128 @@
+"""The errors of this program, and too little memory.
+
+The one exception for a user's mistake, and the hint that goes with it.
+
+The memory of a process: its peak, and whether it ran out.
+"""
+
+import difflib
+import re
+import resource
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, TextIO
+
+
+class UserError(Exception):
+    """A mistake of the user, described in one line: file, field, value, and what is right.
+
+    The command line prints it on standard error without a traceback and exits with code 2.
+    """
+
+    def __init__(self, message: str) -> None:
+        line = " ".join(message.split())
+        # Messages may show text from files, which must not control the terminal.
+        super().__init__("".join(c if c.isprintable() else repr(c)[1:-1] for c in line))
+
+
+@contextmanager
+def named(source: str | Path) -> Iterator[None]:
+    """Put the name of a file, or of another source, in front of the mistakes found inside."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"{source}: {error}") from error
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """Return a hint that names the known spelling nearest to `word`, or an empty string.
+
+    A number has none: 50 is no misspelt 0.
+    """
+    with suppress(ValueError):
+        float(word)
+        return ""
+    matches = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
+    return f"; did you mean '{matches[0]}'?" if matches else ""
+
+
+_CONTROL = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+
+
+def printable(text: str) -> str:
+    """Return text with control characters and marks of direction as escapes, except \\n and tabs.
+
+    Names, labels and error lines may be from files, which must not control a terminal.
+    """
+    return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
+
+
+class PrintableStream:
+    """A stream that writes only `printable` text; the rest is that of `stream`."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self.stream = stream
+
+    def write(self, text: str) -> int:
+        self.stream.write(printable(text))
+        return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self.write(line)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+
+@contextmanager
+def printable_output(*, only_terminals: bool = False) -> Iterator[None]:
+    """Let what is written to standard output and standard error be `printable`.
+
+    Args:
+        only_terminals: Whether a file or a pipe gets its text as it is, since the text is data.
+    """
+    streams = sys.stdout, sys.stderr
+    kept = (only_terminals and not each.isatty() for each in streams)
+    sys.stdout, sys.stderr = (  # type: ignore[assignment]
+        each if keep else PrintableStream(each) for each, keep in zip(streams, kept, strict=True)
+    )
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = streams
+
+
+_SAID = (
+    "out of memory",  # CUDA and cuBLAS: "CUDA out of memory", "CUDA error: out of memory"
+    "can't allocate memory",  # torch on a CPU: "DefaultCPUAllocator: can't allocate memory"
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "Cannot allocate memory",  # the system itself, as in fork
+)
+
+
+def peak_resident_bytes() -> int:
+    """The peak resident memory of this process, in bytes."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether a lack of memory, on the host or on a device, caused `error`.
+
+    It is recognized by class and message, so that torch need not be imported.
+    """
+    seen: set[int] = set()
+    link: BaseException | None = error
+    while link is not None and id(link) not in seen:
+        seen.add(id(link))
+        if isinstance(link, MemoryError) or type(link).__name__ == "OutOfMemoryError":
+            return True
+        if isinstance(link, RuntimeError | OSError) and any(word in str(link) for word in _SAID):
+            return True
+        link = link.__cause__ or link.__context__
+    return False

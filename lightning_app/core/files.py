@@ -1,0 +1,251 @@
+"""Whole files: written at once or not at all, and sealed against changes.
+
+Write small files completely or not at all, and explain the errors of a disk.
+
+Seals of records and archives: digests when they are written, checked before they are read.
+
+They find accidents and casual edits. They are no signatures: a process that can write a file can
+also seal it. The seal of a record, a mapping that is written as JSON, is one of its fields.
+
+`torch.save` writes a zip archive. Its seal is the comment that ends it: a part of the same file, so
+that no kill can separate the two, and readers of zip files accept it. The sums in a zip archive do
+not cover its headers and padding; the seal covers every bit.
+"""
+
+import errno
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+import zipfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from io import BufferedRandom, BufferedReader
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from lightning_app.core.errors import UserError
+
+_REFUSED = (
+    *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST),
+    *(errno.ENOENT, errno.ENAMETOOLONG, errno.ELOOP),  # ENOENT: /proc refuses a new name with it
+)
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_LITTLE = 1 << 16  # bytes
+
+
+def write_whole(path: Path, content: str | bytes) -> None:
+    """Write `content` to a temporary file beside `path` and move it there in one step.
+
+    A missing folder is made. Only one process may write at a time; it overwrites the temporary file
+    that a killed one has left.
+
+    Raises:
+        UserError: if the folder cannot be written, or `path` is a folder.
+        OSError: if the disk is full; `path` is then unchanged.
+    """
+    data = content.encode() if isinstance(content, str) else content
+    with writing_in(path.parent):
+        if path.is_dir():
+            raise UserError(f"{path}: cannot be written: it is a folder")
+    # TensorBoard would read a file whose name contains "tfevents".
+    temporary = path.with_name(f".{path.name}.part".replace("tfevents", "index"))
+    try:
+        with writing_in(path.parent):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with temporary.open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+    except (OSError, UserError):
+        with suppress(OSError):
+            temporary.unlink()
+        raise
+
+
+@contextmanager
+def output_folder(folder: Path) -> Iterator[None]:
+    """Make `folder` and check that it can be written, before the work that needs it begins.
+
+    If the work fails, folders that were made and are still empty are removed.
+
+    Raises:
+        UserError: if the folder cannot be written.
+    """
+    made: list[Path] = []
+    try:
+        with writing_in(folder):
+            made += [each for each in (folder, *folder.parents) if not each.exists()]
+            folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile(dir=folder):
+                pass
+        yield
+    except BaseException:
+        for each in made:
+            with suppress(OSError):
+                each.rmdir()
+        raise
+
+
+@contextmanager
+def writing_in(folder: Path) -> Iterator[None]:
+    """Turn an error of writing in `folder` into a `UserError` that names it."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _REFUSED:
+            raise
+        raise UserError(f"{folder}: cannot be written: {error.strerror}") from error
+
+
+def free_name(path: Path) -> Path:
+    """Return `path` or, if it exists, `path` with the first free number from 2 on."""
+    if not os.path.lexists(path):
+        return path
+    numbered = (path.with_name(f"{path.name}.{number}") for number in count(2))
+    return next(each for each in numbered if not os.path.lexists(each))
+
+
+def move(source: Path, target: Path) -> Path:
+    """Rename a file or folder to `target` or, if that exists, to a free name beside it.
+
+    Returns its new path. Raises `UserError` if a folder cannot be written.
+    """
+    target = free_name(target)
+    with writing_in(target.parent):
+        target.parent.mkdir(parents=True, exist_ok=True)
+    with writing_in(source.parent):
+        return source.rename(target)
+
+
+def is_disk_full(error: BaseException) -> bool:
+    """Whether a full disk or an exhausted quota caused `error`.
+
+    `torch.save` reports it as a RuntimeError without an error number.
+    """
+    link: BaseException | None = error
+    while link is not None:
+        if isinstance(link, OSError) and link.errno in _FULL:
+            return True
+        if "No space left on device" in str(link) or "PytorchStreamWriter failed" in str(link):
+            return True
+        link = link.__cause__ or link.__context__
+    return False
+
+
+def disk_full(folder: Path) -> OSError:
+    """The error that stops a grid whose disk is full."""
+    return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
+
+
+def has_no_room(folder: Path) -> bool:
+    return shutil.disk_usage(folder).free < _LITTLE
+
+
+SEAL = "seal"
+"""The field of a record that holds its seal."""
+
+_FIRST = b"PK\x03\x04"
+_LAST = b"PK\x05\x06"  # of the record that ends an archive
+_LAST_SIZE = 22  # bytes of that record, without the comment
+_MARK = b"sha256 "
+_SEAL_SIZE = len(_MARK) + 64
+_CHUNK = 1 << 20
+
+
+class Damaged(Exception):
+    """Something changed after it was written; the message describes the damage."""
+
+
+def with_seal(tree: Mapping[str, Any], files: Mapping[str, str]) -> dict[str, Any]:
+    """A record with its seal, over itself and files with these digests."""
+    body = {key: value for key, value in tree.items() if key != SEAL}
+    return {**body, SEAL: {"sha256": _content_digest(body, files), "files": dict(files)}}
+
+
+def check_seal(tree: Mapping[str, Any]) -> dict[str, str]:
+    """The digests of files in the seal of a record, whose own content is checked.
+
+    Raises:
+        Damaged: if there is no seal, or the record was changed.
+    """
+    seal = tree.get(SEAL)
+    files = seal.get("files") if isinstance(seal, dict) else None
+    if not isinstance(seal, dict) or not isinstance(files, dict):
+        raise Damaged(f"its {SEAL} is missing or damaged")
+    body = {key: value for key, value in tree.items() if key != SEAL}
+    if seal.get("sha256") != _content_digest(body, files):
+        raise Damaged(f"damaged: its content is not what its {SEAL} says; it was changed")
+    return files
+
+
+def sha256_of(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def _content_digest(body: Mapping[str, Any], files: Mapping[str, Any]) -> str:
+    text = json.dumps([body, files], sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return sha256_of(text.encode())
+
+
+def seal(file: BufferedRandom) -> None:
+    """Append the SHA-256 of its content to an archive that is open for reading and writing."""
+    file.seek(-2, os.SEEK_END)  # the position of the comment's length
+    file.write(_SEAL_SIZE.to_bytes(2, "little"))
+    file.write(_MARK + _digest(file, file.tell()).encode())
+
+
+def check_archive(path: Path, contents: bool = True) -> bool:
+    """Check that an archive is complete and, with `contents`, that none of its bytes changed.
+
+    In an archive without a seal the checksums of its parts are checked. Returns whether it has one.
+
+    Raises:
+        Damaged: with a description of the damage.
+    """
+    with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(0)
+        first = file.read(len(_FIRST))
+        file.seek(max(0, size - _LAST_SIZE - _SEAL_SIZE))
+        last = file.read()
+        seal = last[_LAST_SIZE:]
+        # One changed bit cannot make a sealed archive look like one without a seal.
+        is_plain = last[-_LAST_SIZE:].startswith(_LAST)
+        is_sealed = last.startswith(_LAST) and seal.startswith(_MARK)
+        if first != _FIRST or not (is_plain or is_sealed):
+            raise Damaged(f"torn or damaged: not a complete checkpoint ({size:,} bytes)")
+        if not contents:
+            return is_sealed
+        if is_sealed:
+            if _digest(file, size - _SEAL_SIZE) != seal[len(_MARK) :].decode("latin-1"):
+                raise Damaged("damaged: its bytes are not those that were written")
+            return True
+    _check_sums(path)
+    return False
+
+
+def _digest(file: BufferedReader | BufferedRandom, size: int) -> str:
+    digest = hashlib.sha256()
+    file.seek(0)
+    while size > 0:
+        chunk = file.read(min(size, _CHUNK))
+        if not chunk:
+            break
+        digest.update(chunk)
+        size -= len(chunk)
+    return digest.hexdigest()
+
+
+def _check_sums(path: Path) -> None:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            broken = archive.testzip()
+    except Exception as error:
+        # A damaged archive fails in many ways; all of them mean the same.
+        raise Damaged(f"damaged: {' '.join(str(error).split())}") from error
+    if broken is not None:
+        raise Damaged(f"damaged: the sum of its part {broken} is wrong")

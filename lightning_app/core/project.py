@@ -1,0 +1,153 @@
+"""What lies around a run: the user's `ablate.yaml`, and the files that ship with the package.
+
+The file ``ablate.yaml`` of the working folder: a user's plug-ins and folders of results.
+
+Fast to import: without torch.
+
+The files outside of the package that ship with it.
+"""
+
+import os
+import stat
+from collections.abc import Mapping
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from lightning_app.core.errors import UserError, nearest
+
+PROJECT = "ablate.yaml"
+"""The file of a project, in the working folder."""
+
+PLUGINS = "plugins"
+"""Its key for files and modules of code (`plugins`)."""
+
+RESULTS = "results"
+"""Its key for folders in which `ablate plan` and `run` look for finished cells."""
+
+
+class Project(NamedTuple):
+    """What a project's file lists.
+
+    Attributes:
+        path: The file, which may not exist.
+        plugins: The plug-ins as written.
+        results: The folders as written.
+    """
+
+    path: Path
+    plugins: tuple[str, ...] = ()
+    results: tuple[str, ...] = ()
+
+    def folders_of_results(self) -> list[Path]:
+        """Return the folders of results; relative ones are relative to the file.
+
+        Raises:
+            UserError: for one that does not exist.
+        """
+        found = [self.path.parent / Path(each).expanduser() for each in self.results]
+        for folder, written in zip(found, self.results, strict=True):
+            if not folder.is_dir():
+                raise UserError(
+                    f"{self.path}: {RESULTS}: there is no folder {folder} (written '{written}'); "
+                    "list folders of experiments, or of single grids"
+                )
+        return found
+
+
+def read_project(folder: Path | None = None) -> Project:
+    """Read the project's file in a folder, by default the working folder.
+
+    Raises:
+        UserError: naming the file, the key and the value, if the file is not valid or belongs to
+            another user.
+    """
+    path = (folder or Path.cwd()) / PROJECT
+    if path.is_symlink():
+        raise UserError(
+            f"{path}: is a symbolic link, but its plug-ins would be those of this folder; copy the "
+            "file, or work in the folder that it names"
+        )
+    if not path.is_file():
+        return Project(path)
+    check_own(path)
+    # Imported here, since most commands work in a folder without such a file.
+    from lightning_app.core import strict_yaml
+
+    tree = strict_yaml.read_yaml_file(path)[0] or {}
+    known = {PLUGINS, RESULTS}
+    if not isinstance(tree, dict) or set(tree) - known:
+        unknown = next(iter(set(tree) - known), None) if isinstance(tree, dict) else tree
+        raise UserError(
+            f"{path}: expected the keys '{PLUGINS}' and '{RESULTS}', each a list, found {unknown!r}"
+            f"{nearest(str(unknown), known)}"
+        )
+    return Project(
+        path,
+        _listed(path, tree, PLUGINS, "files and modules"),
+        _listed(path, tree, RESULTS, "folders"),
+    )
+
+
+def check_own(path: Path) -> None:
+    """Refuse a file that other users may have written: its code, or that which it names, would run.
+
+    The file, and a link to it, must belong to the user, to root, or to the owner of this program.
+    Others may not write it, nor may its group, unless that is the owner's private one: a group of
+    the owner's name without further members, as with umask 002.
+
+    Raises:
+        UserError: naming the file, and what would be right.
+    """
+    if not hasattr(os, "getuid"):
+        return
+    import grp
+    import pwd
+
+    trusted = {os.getuid(), 0, os.stat(__file__).st_uid}
+    found = path.stat()
+    for owner in (path.lstat().st_uid, found.st_uid):
+        if owner not in trusted:
+            raise UserError(
+                f"{path}: belongs to another user (uid {owner}), whose code `ablate` does not run; "
+                "make the file yours, or work in another folder"
+            )
+    if found.st_mode & stat.S_IWOTH:
+        raise UserError(f"{path}: every user may write it, so its code is not run; chmod o-w")
+    if found.st_mode & stat.S_IWGRP:
+        try:
+            group, owner = grp.getgrgid(found.st_gid), pwd.getpwuid(found.st_uid).pw_name
+        except KeyError:  # a group or a user without a name, as in some containers
+            private = found.st_gid == found.st_uid
+        else:
+            private = group.gr_name == owner and not {*group.gr_mem} - {owner}
+        if not private:
+            raise UserError(
+                f"{path}: the members of its group (gid {found.st_gid}) may write it, so its code "
+                "is not run; chmod g-w"
+            )
+
+
+def _listed(path: Path, tree: Mapping[str, Any], key: str, what: str) -> tuple[str, ...]:
+    listed = tree.get(key)
+    if listed is None:
+        return ()
+    if not isinstance(listed, list) or not all(isinstance(each, str) for each in listed):
+        raise UserError(f"{path}: {key}: expected a list of {what}, found {listed!r}")
+    return tuple(listed)
+
+
+def shipped_folder() -> Path:
+    """Return the folder of the shipped ablations: inside the wheel, or beside it in a checkout."""
+    return _shipped("shipped_ablations", "ablations")
+
+
+def recompute_program() -> Path:
+    """Return the program that computes the numbers of a report again, found in the same way."""
+    return _shipped("analysis/recompute_study.py", "docs/recompute_study.py")
+
+
+def _shipped(in_wheel: str, in_checkout: str) -> Path:
+    package = Path(str(files("lightning_app")))
+    inside = package / in_wheel
+    return inside if inside.exists() else package.parent / in_checkout

@@ -1,0 +1,205 @@
+"""A table of parts that a config can name; a decorator adds parts, also from other packages."""
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, Generic, TypeVar
+
+from lightning_app.core.errors import UserError, nearest
+
+Part = TypeVar("Part")
+Given = TypeVar("Given")
+
+_TABLES: list["Registry[Any]"] = []
+_LOOKUPS: set[tuple[str, str, str]] = set()
+_REGISTERING: ContextVar[str | None] = ContextVar("registering", default=None)
+
+
+class Registry(Mapping[str, Part], Generic[Part]):
+    """The parts that a field of the config may name, in the order of their registration.
+
+    A table remembers the plug-in that registered a part, which tells the cells that use it.
+
+    Args:
+        field: The field, such as ``model.optimizer.kind``; error messages begin with it.
+        slots: The last words of the fields that name a part, also in a resolved block, where more
+            than `field` does.
+        resolved: Whether an id holds what a part makes, so that its code need not be known.
+    """
+
+    def __init__(self, field: str, slots: tuple[str, ...] = (), *, resolved: bool = False) -> None:
+        self.field = field
+        self._slots = slots
+        self._resolved = resolved
+        self._strays: dict[str, str] = {}
+        self._parts: dict[str, Part] = {}
+        self._owners: dict[str, str] = {}
+        _TABLES.append(self)
+
+    def register(self, name: str) -> Callable[[Given], Given]:
+        """Return a decorator that adds a class or a function under `name` and returns it.
+
+        Raises:
+            TypeError: if it is used without a name, and so would add nothing.
+        """
+        if not isinstance(name, str):
+            raise TypeError(f"{self.field}: register needs a name: @register('{name.__name__}')")
+
+        def add(part: Given) -> Given:
+            self.add(name, part)  # pyright: ignore[reportArgumentType]
+            return part
+
+        return add
+
+    def add(self, name: str, part: Part) -> None:
+        """Add a part.
+
+        Raises:
+            ValueError: if another part has this name.
+        """
+        if name in self._parts:
+            raise ValueError(
+                f"{self.field}: '{name}' is already registered; give the new part another name"
+            )
+        self._parts[name] = part
+        owner = _REGISTERING.get()
+        self._strays.pop(name, None)
+        if owner is not None:
+            self._owners[name] = owner
+        elif (module := _registering_module()) is not None:
+            self._strays[name] = module
+
+    def remove_of(self, owner: str) -> None:
+        """Remove the parts that a plug-in has registered."""
+        for name in self.parts_by(owner):
+            del self._parts[name], self._owners[name]
+
+    def owner(self, name: object) -> str | None:
+        """Return the plug-in that registered a part; None for a part of this package."""
+        return self._owners.get(name) if isinstance(name, str) else None
+
+    def stray(self, name: object) -> str | None:
+        """Return the module that registered a part of which no plug-in's digest says what it does.
+
+        None for a part of this package or of a plug-in.
+        """
+        if self._resolved or not isinstance(name, str) or name not in self._parts:
+            return None
+        return self._strays.get(name)
+
+    def serves(self, key: str) -> bool:
+        """Whether a dotted key of a config or of a resolved block names a part of this table."""
+        return key == self.field or key.rpartition(".")[2] in self._slots
+
+    def require(self, name: str, field: str) -> Part:
+        """Return the part that another field names.
+
+        Raises:
+            UserError: naming that field, the known names and the nearest of them.
+        """
+        if name not in self._parts:
+            known = ", ".join(map(repr, self._parts))
+            raise UserError(
+                f"{field}: expected one of {known}, found {name!r}{nearest(name, self._parts)}"
+            )
+        owner = self._owners.get(name)
+        if owner is not None and (caller := _registering_module()) is not None:
+            _LOOKUPS.add((caller, owner, name))
+        return self._parts[name]
+
+    def parts_by(self, owner: str) -> set[str]:
+        """Return the names of the parts that a plug-in has registered."""
+        return {name for name, by in self._owners.items() if by == owner}
+
+    def __getitem__(self, name: str) -> Part:
+        """Return the part of that name.
+
+        Raises:
+            UserError: naming the field, the known names and the nearest of them.
+        """
+        return self.require(name, self.field)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._parts)
+
+    def __len__(self) -> int:
+        return len(self._parts)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._parts
+
+
+@contextmanager
+def registering(plugin: str) -> Iterator[None]:
+    """Note a plug-in as the owner of every part that is registered in this context.
+
+    If it fails, the parts that it has registered are removed again.
+    """
+    token = _REGISTERING.set(plugin)
+    try:
+        yield
+    except BaseException:
+        remove_parts(plugin)
+        raise
+    finally:
+        _REGISTERING.reset(token)
+
+
+def remove_parts(plugin: str) -> None:
+    """Remove the parts that a plug-in has registered from all tables."""
+    for table in _TABLES:
+        table.remove_of(plugin)
+
+
+def parts_by(plugin: str) -> set[str]:
+    """Return the names of the parts that a plug-in has registered, of all tables."""
+    return {name for table in _TABLES for name in table.parts_by(plugin)}
+
+
+def lookups() -> set[tuple[str, str, str]]:
+    """Return which module outside of this package has looked up which part of which plug-in.
+
+    Each as the module, the plug-in and the part.
+    """
+    return {each for each in _LOOKUPS if each[2] in parts_by(each[1])}
+
+
+def require_known(key: str, name: str) -> None:
+    """Refuse a text in a field that names a part of a table, but none that the table has.
+
+    Raises:
+        UserError: naming the field, the known names and the nearest of them.
+    """
+    for table in _TABLES:
+        if table.serves(key):
+            table.require(name, key)
+
+
+def owners(key: str, value: object) -> set[str]:
+    """Return the plug-ins that registered what a field of a config or of a block names."""
+    found = {table.owner(value) for table in _TABLES if table.serves(key)}
+    return {owner for owner in found if owner is not None}
+
+
+def strays(key: str, value: object) -> set[str]:
+    """Return the modules, no plug-ins, that registered what a field of a config or block names."""
+    found = {table.stray(value) for table in _TABLES if table.serves(key)}
+    return {module for module in found if module is not None}
+
+
+def _registering_module() -> str | None:
+    """Return the module that calls from outside of this package; None if a module of it is read."""
+    outside = None
+    frame = inspect.currentframe()
+    while frame is not None:
+        module = str(frame.f_globals.get("__name__"))
+        ours = module.partition(".")[0] == __name__.partition(".")[0]
+        if ours and frame.f_code.co_name == "<module>":
+            return None
+        if outside is None and not ours:
+            outside = module
+        if frame.f_code.co_name == "<module>":
+            break
+        frame = frame.f_back
+    return outside

@@ -1,0 +1,1 @@
+"""Grids of runs: plan, queue, supervisor and workers."""

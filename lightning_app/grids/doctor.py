@@ -1,0 +1,372 @@
+"""`ablate doctor`: find and repair damage in the runs of a grid that `ablate run` refuses.
+
+`--fix` never deletes a result: it renames or moves files and folders. The plan and the queue are
+not examined, since `ablate run` makes both again when they are damaged; `--fix` also makes a
+damaged queue again.
+"""
+
+import importlib
+import json
+from collections.abc import Callable, Collection, Iterator
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lightning_app.config.grid import read_spec
+from lightning_app.config.identity import read_record as read_identity
+from lightning_app.config.run_plugins import require
+from lightning_app.config.tree import keys_of
+from lightning_app.core import strict_yaml
+from lightning_app.core.errors import UserError, named
+from lightning_app.core.files import move, write_whole
+from lightning_app.grids.cells import Cell
+from lightning_app.grids.plan import Grid, expand, load_plan, runs_with_plugins, save_plan
+from lightning_app.grids.queue import mend
+from lightning_app.grids.storages import storage_spec
+from lightning_app.grids.supervisor import PROGRAM
+from lightning_app.grids.takeover import FinishedElsewhere, check_files, find_finished, take_over
+from lightning_app.runs.folder import GridFolder, RunFolder
+from lightning_app.runs.locks import is_held, supervisor_lock
+from lightning_app.runs.mixtures import unsealed
+from lightning_app.runs.records import (
+    OtherVersion,
+    Unsound,
+    check_schema,
+    is_sealed,
+    read_json,
+    read_pruned,
+    read_result,
+    read_yaml,
+    sealed,
+    with_file,
+)
+
+_PASSES = 4  # a repair can reveal further damage, so the runs are examined this often
+_RUNS_AGAIN = "so that the cell runs again"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """Damage in a grid's folder.
+
+    Attributes:
+        path: The damaged file or folder.
+        what: The damage.
+        remedy: What `fix` does or, if it is None, what the user can do.
+        fix: Repairs the damage.
+    """
+
+    path: Path
+    what: str
+    remedy: str = ""
+    fix: Callable[[], object] | None = None
+
+    def __str__(self) -> str:
+        remedy = f"; {'--fix would ' if self.fix else ''}{self.remedy}" if self.remedy else ""
+        return " ".join(f"{self.path}: {self.what}{remedy}".split())
+
+
+def doctor_command(
+    grid: str | Path,
+    experiments: Path = Path("experiments"),
+    *,
+    storage: str | None = None,
+    fix: bool = False,
+    seal: bool = False,
+    program: str = PROGRAM,
+) -> int:
+    """`ablate doctor`: examine the runs of a grid, and print a line for each damage.
+
+    With `fix` the damage is repaired where that is safe. With `seal` the results of an earlier
+    version, which have no seal, get one if nothing is wrong with their runs. Without both nothing
+    is changed, and cells may run meanwhile. Returns 0 if no damage remains, else 1.
+
+    Raises:
+        UserError: if there is no such folder, if a newer version of the program made it or, with
+            `fix` or `seal`, if a supervisor works in it.
+    """
+    spec = read_spec(grid)
+    folder = GridFolder(experiments / spec.name)
+    if not folder.path.is_dir():
+        raise UserError(f"{folder}: no such folder; `ablate run` makes it")
+    for run in runs_with_plugins(folder):  # refuses a plan of a newer version
+        require(run)
+    queue = storage_spec(storage, folder.journal)
+    with supervisor_lock(folder, queue.shown) if fix or seal else nullcontext():
+        module = importlib.import_module(program)  # slow: it resolves configs
+        planned = Grid(spec, folder, expand(spec, module.resolve, module.identify, experiments)[0])
+        doctor = _Doctor(planned, module)
+        fixed = doctor.repair() if fix else 0
+        findings = doctor.examine()
+        if seal:
+            if (held := load_plan(folder.plan)) is not None:  # first: sealed results need one
+                save_plan(folder.plan, held)
+            findings += doctor.seal({each.path for each in findings})
+        if fix and not findings and (queue.journal is None or queue.journal.exists()):
+            for note in mend(planned, queue):
+                print(note, flush=True)
+    for each in findings:
+        print(each)
+    for note in [*doctor.notes, *filter(None, [doctor.without_seal()])]:
+        print(f"note: {note}")
+    said = [f"{len(planned.cells)} cells"]
+    waiting = len(planned.plan.waiting)
+    said += [f"{waiting} more wait for their parents"] if waiting else []
+    said += [f"{doctor.running} running now"] if doctor.running else []
+    said += [f"{fixed} findings fixed"] if fixed else []
+    said += [f"{doctor.sealed} results sealed"] if seal else []
+    easy = sum(each.fix is not None for each in findings)
+    remain = f"; {len(findings)} findings remain, of which --fix repairs {easy}"
+    print(f"{spec.name}: {', '.join(said)}{remain if findings else ': sound'}", flush=True)
+    return 1 if findings else 0
+
+
+class _Doctor:
+    """Examine the runs of a grid; `program` resolves and identifies the config of a cell."""
+
+    def __init__(self, grid: Grid, program: Any) -> None:
+        self._grid = grid
+        self._program = program
+        self._refused: dict[Path, str] = {}  # why a fix failed
+        self.notes: list[str] = []
+        self.running = 0
+        self.sealed = 0
+
+    def repair(self) -> int:
+        """Repair what can be repaired; return the number of repairs."""
+        fixed = 0
+        for _ in range(_PASSES):
+            for each in [each for each in self.examine() if each.fix is not None]:
+                try:
+                    assert each.fix is not None
+                    each.fix()
+                    print(f"{each.path}: {each.what}; fixed: {each.remedy}", flush=True)
+                    fixed += 1
+                except UserError as error:
+                    self._refused[each.path] = str(error)
+        return fixed
+
+    def seal(self, damaged: Collection[Path]) -> list[Finding]:
+        """Seal what has no seal and is sound; return what disagrees with the files beside it."""
+        found = []
+        for cell, path, tree in self._ended():
+            run = self._grid.run(cell)
+            if is_sealed(tree) or {run.path, run.config, path} & {*damaged} or is_held(run.lock):
+                continue
+            try:
+                if path == run.result:
+                    check_files(run, tree, cell)
+                write_whole(path, json.dumps(sealed(tree, run.path), indent=1))
+                self.sealed += 1
+            except Unsound as error:
+                found.append(Finding(path=path, what=f"not sealed: {error}"))
+        return found
+
+    def _ended(self) -> Iterator[tuple[Cell, Path, dict[str, Any]]]:
+        """Every cell that has ended, with its sound `result.json` or `pruned.json`."""
+        for cell in self._grid.cells:
+            run = self._grid.run(cell)
+            readers = {run.result: read_result}
+            readers |= {run.pruned: read_pruned} if self._grid.prunes else {}
+            for path, read in readers.items():
+                with suppress(Unsound):  # a finding
+                    if (tree := read(path, cell.id)) is not None:
+                        yield cell, path, tree
+
+    def without_seal(self) -> str:
+        """The sentence about results that have no seal; empty if all have one."""
+        return unsealed({cell.name: tree for cell, _, tree in self._ended()})
+
+    def examine(self) -> list[Finding]:
+        """All findings: first wrong names of folders, then damage in the folders."""
+        self.notes, self.running = [], 0
+        found = [*self._names(), *self._runs(), *self._metrics()]
+        return [
+            Finding(path=each.path, what=each.what, remedy=f"not repaired: {refused}")
+            if (refused := self._refused.get(each.path))
+            else each
+            for each in found
+        ]
+
+    def _names(self) -> Iterator[Finding]:
+        """Folders of planned runs that do not have the planned name."""
+        grid, taken = self._grid, set()
+        elsewhere = find_finished(grid).found
+        for each in elsewhere:
+            taken.add(each.cell.name)
+            yield self._finished(each)
+        known = {each.folder.path for each in elsewhere}
+        strays = [run for run in grid.folder.all_runs() if run.path not in known]
+        strays = [run for run in strays if all(cell.name != run.name for cell in grid.cells)]
+        unknown = []
+        # Of several folders of one cell, one with a result gets its name.
+        for run in sorted(strays, key=lambda run: not run.result.exists()):
+            if other := _of_other_version(run):
+                yield other
+                continue
+            cell = grid.by_id.get(_identity(run) or "")
+            if cell is None:
+                unknown.append(run.name)
+            elif cell.name in taken or grid.run(cell).path.exists():
+                yield self._aside(run.path, f"a second folder of the cell {cell.name}")
+            else:
+                taken.add(cell.name)
+                yield _misnamed(run.path, grid.run(cell).path)
+        if unknown:
+            count = f"{len(unknown)} names that this grid does not plan (such as {unknown[0]})"
+            self.notes.append(f"{grid.folder.runs}: {count}; left unchanged")
+
+    def _finished(self, found: FinishedElsewhere) -> Finding:
+        return Finding(
+            path=found.folder.path,
+            what=f"is the finished run of the cell {found.cell.name}",
+            remedy="take it over",
+            fix=lambda: take_over(self._grid, [found]),
+        )
+
+    def _aside(self, path: Path, what: str, then: str = "") -> Finding:
+        target = self._grid.folder.aside / path.name
+        return Finding(
+            path=path,
+            what=what,
+            remedy=f"move it to {target.parent.name}/{f', {then}' if then else ''}",
+            fix=lambda: move(path, target),
+        )
+
+    def _runs(self) -> Iterator[Finding]:
+        absent = 0
+        for cell in self._grid.cells:
+            run = self._grid.run(cell)
+            if run.path.is_symlink():
+                yield Finding(
+                    path=run.path,
+                    what=f"is a link to {run.path.resolve()}",
+                    remedy="replace the link by the folder it names, or remove the link",
+                )
+            elif not run.path.exists():
+                absent += 1
+            elif not run.path.is_dir():
+                yield self._aside(run.path, "is not a folder", _RUNS_AGAIN)
+            elif is_held(run.lock):
+                self.running += 1
+            elif other := _of_other_version(run):
+                yield other
+            else:
+                yield from self._contents(run, cell)
+        if absent:
+            self.notes.append(f"{self._grid.folder.runs}: {absent} cells have not started")
+
+    def _contents(self, run: RunFolder, cell: Cell) -> Iterator[Finding]:
+        other, damage = None, ""
+        try:
+            if run.config.exists():
+                other = self._other_id(run, cell)
+            elif run.result.exists() or run.pruned.exists():
+                damage = "missing, although the run has ended"
+        except Unsound as error:
+            damage = str(error)
+        if other is not None:
+            what = f"config.yaml is of another experiment: its id is {other}, not {cell.id}"
+            yield self._aside(run.path, what, _RUNS_AGAIN)
+            return
+        if damage:  # the seal of the result can be judged when the config is there again
+            yield Finding(
+                path=run.config,
+                what=damage,
+                remedy="write it again from the grid file",
+                fix=lambda: self._restore_config(run, cell),
+            )
+            return
+        endings = {run.result: read_result, run.pruned: read_pruned}
+        for path, read in endings.items():
+            try:
+                read(path, cell.id)
+            except Unsound as error:
+                yield _damaged(path, str(error), _RUNS_AGAIN)
+        if run.result.exists() and run.pruned.exists():
+            yield _damaged(run.pruned, f"a pruned run has no {run.result.name}")
+
+    def _other_id(self, run: RunFolder, cell: Cell) -> str | None:
+        """The id of a config of another experiment, None if it is the cell's. Raises `Unsound`."""
+        tree = read_yaml(run.config)
+        try:
+            with named(run.config):
+                identity = self._program.identify(tree).id
+        except (LookupError, TypeError, AttributeError, ValueError) as error:
+            raise Unsound("torn or damaged: not the config of a run") from error
+        if identity == cell.id:
+            return None
+        # A file that is cut off between two lines is valid YAML but lacks fields.
+        if lacking := sorted(set(keys_of(self._resolve(run, cell))) - set(keys_of(tree))):
+            raise Unsound(f"torn or damaged: lacks {lacking[0]}")
+        return identity
+
+    def _resolve(self, run: RunFolder, cell: Cell) -> dict[str, Any]:
+        return self._program.resolve(self._grid.tree(cell), str(run))
+
+    def _restore_config(self, run: RunFolder, cell: Cell) -> None:
+        text = strict_yaml.dump_yaml(self._resolve(run, cell))
+        if run.config.exists():
+            _put_aside(run.config)
+        write_whole(run.config, text)
+        for path in filter(Path.exists, (run.result, run.pruned)):
+            with suppress(Unsound):  # the next examination finds it
+                write_whole(path, json.dumps(with_file(read_json(path), run.config), indent=1))
+
+    def _metrics(self) -> Iterator[Finding]:
+        """Results without the grid's metric: damaged if most have it, else the grid is wrong."""
+        metric, having, lacking = self._grid.plan.metric, 0, []
+        for cell in self._grid.cells:
+            path = self._grid.run(cell).result
+            with suppress(Unsound):
+                result = read_result(path, cell.id)
+                if result is not None and result["status"] == "ok":
+                    having += metric in result["metrics"]
+                    lacking += [] if metric in result["metrics"] else [path]
+        for path in lacking:
+            if having > len(lacking):
+                yield _damaged(path, f"reports no '{metric}', but other runs do", _RUNS_AGAIN)
+            else:
+                remedy = f"set metric.name in {self._grid.spec.source} to a metric of the runs"
+                yield Finding(path=path, what=f"reports no '{metric}'", remedy=remedy)
+
+
+def _put_aside(path: Path) -> Path:
+    return move(path, path.with_name(f"{path.name}.damaged"))
+
+
+def _damaged(path: Path, what: str, then: str = "") -> Finding:
+    remedy = f"move it to {path.name}.damaged{f', {then}' if then else ''}"
+    return Finding(path=path, what=what, remedy=remedy, fix=lambda: _put_aside(path))
+
+
+def _misnamed(path: Path, planned: Path) -> Finding:
+    return Finding(
+        path=path,
+        what=f"is planned under the name {planned.name}",
+        remedy="rename it",
+        fix=lambda: move(path, planned),
+    )
+
+
+def _of_other_version(run: RunFolder) -> Finding | None:
+    """A run of a version of this program that this one cannot read, and must not judge or move."""
+    for path in (run.result, run.pruned):
+        try:
+            check_schema(read_json(path))
+        except OtherVersion as error:
+            return Finding(path=path, what=str(error))
+        except (Unsound, FileNotFoundError):
+            continue  # another check reports it
+    return None
+
+
+def _identity(run: RunFolder) -> str | None:
+    """The id of a run by its `identity.json`, else by its result."""
+    with suppress(UserError):
+        if record := read_identity(run.path):
+            return record.id
+    with suppress(Unsound, FileNotFoundError):
+        return str(read_json(run.result).get("id"))
+    return None

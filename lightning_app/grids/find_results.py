@@ -1,0 +1,116 @@
+"""Find the results of a grid by its name, its file, its folder, or its published study."""
+
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from lightning_app.config.grid import GridSpec, read_spec
+from lightning_app.config.tree import canonical
+from lightning_app.core.errors import UserError
+from lightning_app.report.packed import PACKED, unpack
+from lightning_app.report.papers import read_grid_file, read_plan
+from lightning_app.report.results import GridResults, read_results
+from lightning_app.runs.folder import GridFolder
+
+_CELLS = {"axes": "axes", "base_config": "base configs", "exclude": "exclusions"}
+"""The keys of a grid file that decide its cells, beside the grid that it continues."""
+
+
+class Found(NamedTuple):
+    """The results of a grid, and whether its folder is a temporary one, of a published study."""
+
+    grid: GridResults
+    restored: bool = False
+
+
+@contextmanager
+def found_results(grid: str | Path, experiments: Path) -> Iterator[Found]:
+    """Yield the results of a grid; nothing is written.
+
+    Args:
+        grid: The name of a grid whose folder is in `experiments`, a grid file, the folder of a
+            grid, or the folder of a published study. Its runs are restored in a temporary folder,
+            which is there until the end of the context.
+        experiments: The folder that holds the folders of grids.
+
+    Raises:
+        UserError: if there are no results, or they cannot be read.
+    """
+    if (study := published(grid, experiments)) is not None:
+        with tempfile.TemporaryDirectory(prefix="ablate-results-") as held:
+            yield Found(read_results(unpack(study, Path(held)).path), restored=True)
+    else:
+        yield Found(read_results(*find_planned(grid, experiments)))
+
+
+def published(grid: str | Path, experiments: Path) -> Path | None:
+    """The packed grid if `grid` is the folder of a published study, else None.
+
+    Raises:
+        UserError: if it is also the name of a grid in `experiments`, so that either may be meant.
+    """
+    path, named = Path(grid), GridFolder(experiments / grid)
+    if GridFolder(path).plan.is_file() or not (path / PACKED).is_file():
+        return None
+    if len(path.parts) == 1 and named.plan.is_file() and named.path.resolve() != path.resolve():
+        raise UserError(
+            f"{grid}: is the published study {path / PACKED} and the grid {named}; give the path "
+            f"of one: {path.absolute()} or {named}"
+        )
+    return path / PACKED
+
+
+def find_planned(grid: str | Path, experiments: Path) -> tuple[Path, Mapping[str, Any] | None]:
+    """The folder of a grid by its name, its file or its folder; and the content of a file.
+
+    Raises:
+        UserError: if it does not exist, or holds other cells than those of the file.
+    """
+    path = Path(grid)
+    named = GridFolder(experiments / path)
+    if GridFolder(path).plan.is_file():
+        return path, None
+    try:
+        spec = read_spec(grid)
+    except UserError:
+        if len(path.parts) == 1 and named.plan.is_file():
+            return named.path, None  # of a file that has gone, or lies elsewhere
+        raise
+    folder = GridFolder(experiments / spec.name)
+    if not folder.plan.is_file():
+        raise UserError(f"{folder}: holds no plan yet; `ablate run {grid}` makes one")
+    check_same_cells(folder, spec)
+    return folder.path, spec.tree()
+
+
+def check_same_cells(folder: GridFolder, spec: GridSpec) -> None:
+    """Refuse a grid file that has other cells, or another metric, than the plan in a folder.
+
+    Raises:
+        UserError: naming what differs.
+    """
+    plan, held = read_plan(folder.plan), read_grid_file(folder.specification)
+    differs = "axes" if plan["axes"] != spec.axes else _difference_of_files(held, spec.tree())
+    metric = held.get("metric") or {}
+    known = {key: metric[key] for key in ("name", "mode") if metric.get(key) is not None}
+    if differs is None and not known.items() <= {"name": spec.metric, "mode": spec.mode}.items():
+        differs = "metrics"
+    if differs is not None:
+        raise UserError(
+            f"{folder}: holds another grid than {spec.source}; its {differs} differ; `ablate run` "
+            "plans it again, and its present cells can be read by the path of the folder"
+        )
+
+
+def _difference_of_files(held: Mapping[str, Any], wanted: Mapping[str, Any]) -> str | None:
+    """What decides cells and differs in two grid files, or in those that they continue."""
+    for key, what in _CELLS.items():
+        if canonical(held.get(key) or []) != canonical(wanted.get(key) or []):
+            return what
+    one, other = (tree.get("init_from") or {} for tree in (held, wanted))
+    if one.get("match") != other.get("match"):
+        return "parents"
+    differs = _difference_of_files(one["grid"], other["grid"]) if one else None
+    return differs and f"parents' {differs}"

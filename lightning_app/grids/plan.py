@@ -1,0 +1,643 @@
+"""A planned grid: its cells, its parents, and its folder.
+
+The runs of a parent grid: which of them a cell starts from, and whether it is finished.
+
+The plan of a grid: every cell with its id, resolved and checked; kept in `plan.json`.
+
+The object that commands and the supervisor receive for a grid.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from importlib.metadata import version
+from importlib.resources import files
+from math import prod
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from lightning_app.config.grid import GridSpec, ParentGrid
+from lightning_app.config.identity import Identity
+from lightning_app.config.tree import (
+    SEED,
+    Tree,
+    canonical,
+    changes,
+    key_of,
+    keys_of,
+    label,
+    lookup,
+    named_values,
+    replaced,
+    variant,
+)
+from lightning_app.core import strict_yaml
+from lightning_app.core.errors import UserError, nearest
+from lightning_app.core.files import SEAL, sha256_of, with_seal, write_whole
+from lightning_app.data.prepare import corpus_of
+from lightning_app.grids.cells import (
+    Cell,
+    Waiting,
+    cell_name,
+    cell_tree,
+    combinations,
+    name_without_id,
+)
+from lightning_app.grids.plan_checks import (
+    check_axes,
+    check_baseline,
+    check_budgets,
+    check_devices,
+    check_effects,
+    check_identities,
+    check_ranked,
+    check_reference,
+    check_reported,
+    long_warmups,
+)
+from lightning_app.plugins import digests
+from lightning_app.runs.folder import GridFolder, RunFolder, is_file_name
+from lightning_app.runs.locks import is_held
+from lightning_app.runs.parent import FIELD, find_parent
+from lightning_app.runs.records import (
+    SCHEMA,
+    DamagedRun,
+    OtherVersion,
+    RunState,
+    Unsound,
+    check_plan,
+    read_json,
+    read_state,
+)
+
+
+class ParentState(NamedTuple):
+    """The state of a run that a cell starts from.
+
+    `word` is `done`, `running`, `failed`, `missing`, or `waiting` for its own parent; `error` is
+    the last line of the error of a failed run.
+    """
+
+    word: str
+    error: str | None = None
+
+    def __str__(self) -> str:
+        return f"{self.word}: {self.error}" if self.error else self.word
+
+
+def parent_state(experiments: Path, parent: str, identity: str) -> ParentState:
+    """Read the state of the run in the folder `parent` of `experiments`, by its id.
+
+    Raises:
+        UserError: if its result is damaged or of another run.
+    """
+    if not parent:
+        return ParentState("waiting")
+    folder = RunFolder(experiments / parent)
+    try:
+        run = read_state(folder, identity, prunes=False)
+    except DamagedRun as error:
+        raise UserError(
+            f"{error.path}: {error}; `ablate doctor` repairs the grid that it belongs to"
+        ) from error
+    if run.state != "done" and is_held(folder.lock):
+        return ParentState("running")
+    return ParentState(run.state, run.error)
+
+
+def waiting_document(cells: Iterable[Waiting], experiments: Path) -> list[dict[str, Any]]:
+    """Name, and parent with its state, of each cell that waits, for `--json`."""
+    found = []
+    for cell in cells:
+        state = parent_state(experiments, cell.parent, cell.parent_id)
+        found.append(
+            {
+                "name": cell.name,
+                "parent": cell.parent or None,
+                "state": state.word,
+                "error": state.error,
+            }
+        )
+    return found
+
+
+def waiting_lines(waiting: Iterable[Mapping[str, Any]]) -> list[str]:
+    """A line for each parent that cells wait for, from `waiting_document`."""
+    counts: dict[tuple[Any, ...], int] = {}
+    for each in waiting:
+        key = (each["parent"], each["state"], each["error"])
+        counts[key] = counts.get(key, 0) + 1
+    lines = []
+    for (parent, state, error), count in counts.items():
+        cells = "1 cell waits" if count == 1 else f"{count} cells wait"
+        name = parent or "a run that has no id yet"
+        why = str(ParentState(state, error))
+        ready = "; `ablate run` starts what it can now" if state == "done" else ""
+        lines.append(f"{cells} for {name} ({why}){ready}")
+    return lines
+
+
+def placed(data: Mapping[str, Any], experiments: Path) -> dict[str, Any]:
+    """A data config of a plan, whose parent is named from the folder of experiments."""
+    return {**data, "init_from": str(experiments / data["init_from"])}
+
+
+def parent_name(experiments: Path, parent: str) -> str | None:
+    """What the id of a child says of its parent, None if the parent's folder is gone.
+
+    Empty if the parent cannot be continued now, such as one that is trained again.
+    """
+    folder = experiments / parent
+    if not folder.is_dir():
+        return None
+    try:
+        return find_parent(str(folder)).name
+    except UserError:
+        return ""
+
+
+@dataclass(frozen=True)
+class _PlannedRun:
+    cell: Cell | Waiting
+    folder: str  # in the folder of experiments
+
+
+class ParentCells:
+    """The planned cells of a parent grid, found by their values.
+
+    Args:
+        parent: The grid, and the keys by which cells match.
+        cells: Its planned cells.
+        configs: Their resolved configs, in the same order.
+        source: The file of the child grid, for messages.
+
+    Raises:
+        UserError: if a cell of the parent grid does not have a key.
+    """
+
+    def __init__(
+        self,
+        parent: ParentGrid,
+        cells: Iterable[Cell | Waiting],
+        configs: Iterable[Tree],
+        source: str,
+    ) -> None:
+        self._parent = parent
+        self._source = source
+        self._known: dict[tuple[Hashable, ...], list[_PlannedRun]] = {}
+        runs = GridFolder(Path(parent.spec.name)).runs
+        for cell, config in zip(cells, configs, strict=True):
+            key = self._key(config, f"'{parent.spec.name}'")
+            self._known.setdefault(key, []).append(_PlannedRun(cell, (runs / cell.name).as_posix()))
+
+    def of(self, config: Tree) -> tuple[str, str]:
+        """Folder and id of the run from which a cell with this config starts; empty if it waits.
+
+        Raises:
+            UserError: if no cell of the parent grid matches, or several do.
+        """
+        found = self._known.get(self._key(config, "this grid"), [])
+        if len(found) != 1:
+            values = ", ".join(f"{key}={label(lookup(config, key))}" for key in self._parent.match)
+            said = "no cell" if not found else f"{len(found)} cells"
+            such = f" (such as {found[0].cell.name} and {found[1].cell.name})" if found else ""
+            fix = "add a key that tells them apart" if found else "a cell needs exactly one"
+            raise UserError(
+                f"{self._source}: init_from.match: '{self._parent.spec.name}' has {said} with "
+                f"{values}{such}; {fix}"
+            )
+        cell = found[0].cell
+        return (found[0].folder, cell.id) if isinstance(cell, Cell) else ("", "")
+
+    def _key(self, config: Tree, where: str) -> tuple[Hashable, ...]:
+        known = list(keys_of(config))
+        for key in self._parent.match:
+            if key not in known:
+                raise UserError(
+                    f"{self._source}: init_from.match: a cell of {where} has no "
+                    f"'{key}'{nearest(key, known)}"
+                )
+        return tuple(key_of(lookup(config, key)) for key in self._parent.match)
+
+
+Resolve = Callable[[dict[str, Any], str], dict[str, Any]]
+Identify = Callable[[dict[str, Any]], Identity]
+Corpus = Callable[[Tree], str | None]
+
+_OF_PARENTS = ("parent_data", "parent_corpora")
+
+
+class DamagedPlan(UserError):
+    """`plan.json` cannot be used; `ablate run` makes it again."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """The cells of a grid, and what they were derived from.
+
+    Attributes:
+        name: The grid's name.
+        hash: Identifies the axes, the cells and the metric, and so the study.
+        made_from: Identifies the content of the grid file and the code that resolved it. While it
+            is unchanged, the plan is valid.
+        metric: The metric by which cells are compared.
+        mode: Whether its `min` or `max` is best.
+        axes: The values of each dotted key.
+        excluded: The number of combinations that the grid file excludes.
+        data: The distinct data configs of the cells.
+        cells: The cells that can run, in the order in which they run.
+        corpora: The digest of each corpus of `data`, None if it is not on this machine.
+        waiting: The cells whose parents, runs of another grid, are not finished.
+        parents: For each `Cell.parent`, and for the parents of these runs, what the id of its
+            children says of it (`Parent.name`).
+        parent_data: As `data`, of the parent grid and the grids that it continues.
+        parent_corpora: The digest of each corpus of `parent_data`.
+        warnings: What is allowed and makes comparisons weak, a sentence each.
+    """
+
+    name: str
+    hash: str
+    made_from: str
+    metric: str
+    mode: str
+    axes: Mapping[str, list[Any]]
+    excluded: int
+    data: tuple[Mapping[str, Any], ...]
+    cells: tuple[Cell, ...]
+    corpora: tuple[str | None, ...] = ()
+    waiting: tuple[Waiting, ...] = ()
+    parents: Mapping[str, str] = field(default_factory=dict)
+    parent_data: tuple[Mapping[str, Any], ...] = ()
+    parent_corpora: tuple[str | None, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def study(self) -> str:
+        """The name of the grid's study in a storage."""
+        return f"{self.name}-{self.hash}"
+
+
+def expand(
+    spec: GridSpec,
+    resolve: Resolve,
+    identify: Identify,
+    experiments: Path = Path("experiments"),
+) -> tuple[Plan, list[dict[str, Any]]]:
+    """Return the plan of a grid and the resolved config of every cell, in the same order.
+
+    The parents of its cells are looked for in the folders of `experiments`. Raises `UserError`
+    naming file, field and value.
+    """
+    plan, configs, _ = _expand(spec, resolve, identify, experiments)
+    return plan, configs
+
+
+def _expand(
+    spec: GridSpec, resolve: Resolve, identify: Identify, experiments: Path
+) -> tuple[Plan, list[dict[str, Any]], list[dict[str, Any]]]:
+    """The plan, and the configs of its cells and of those that wait for their parents."""
+    chosen = list(combinations(spec))
+    check_axes(spec, _resolved_base(spec, resolve, chosen))
+    if not chosen:
+        raise UserError(f"{spec.source}: exclude: no cell is left")
+    waiting: list[Waiting] = []
+    without_parent: list[dict[str, Any]] = []
+    folders = [""] * len(chosen)
+    above: Plan | None = None
+    if spec.init_from is not None:
+        above, known = _parent_cells(spec, resolve, identify, experiments)
+        alone = _resolved(spec, resolve, chosen)  # also those that wait are checked now
+        found = [(axes, config, *known.of(config)) for axes, config in alone]
+        chosen, folders = [], []
+        for axes, config, folder, parent in found:
+            if parent_state(experiments, folder, parent).word == "done":
+                chosen.append(axes)
+                folders.append(folder)
+            else:
+                name = name_without_id(spec, axes)
+                waiting.append(Waiting(name=name, axes=axes, parent=folder, parent_id=parent))
+                without_parent.append(config)
+    cells, configs = [], []
+    effects: list[Any] = []
+    corpora: dict[str, str | None] = {}
+    settings = [
+        {**axes, FIELD: str(experiments / folder)} if folder else axes
+        for axes, folder in zip(chosen, folders, strict=True)
+    ]
+    resolved = _resolved(spec, resolve, settings)
+    data: dict[str, dict[str, Any]] = {}
+    for axes, folder, (_, config) in zip(chosen, folders, resolved, strict=True):
+        identity = identify(config)
+        name = cell_name(spec, axes, identity.id)
+        cells.append(Cell(id=identity.id, name=name, axes=axes, parent=folder))
+        configs.append(config)
+        effects.append((identity.effect, folder))
+        section = {**config["data"], "init_from": folder} if folder else config["data"]
+        key = canonical(section)
+        data[key], corpora[key] = section, identity.corpus
+    check_identities(spec, cells)
+    whole = [*configs, *without_parent]
+    effects += [
+        (identify(config).effect, cell.parent)
+        for cell, config in zip(waiting, without_parent, strict=True)
+    ]
+    alike = check_effects(spec, [*cells, *waiting], effects)
+    check_budgets(spec, whole)
+    check_reference(spec, whole)
+    check_devices(spec, whole)
+    check_baseline(spec, [*cells, *waiting])
+    check_reported(spec, whole)
+    check_ranked(spec, cells, configs)
+    plan = Plan(
+        name=spec.name,
+        hash=_hash(spec, cells),
+        made_from=made_from(spec),
+        metric=spec.metric,
+        mode=spec.mode,
+        axes=spec.axes,
+        excluded=_combined(spec) - len(cells) - len(waiting),
+        data=tuple(data.values()),
+        corpora=tuple(corpora[key] for key in data),
+        cells=tuple(cells),
+        waiting=tuple(waiting),
+        parents={
+            **(above.parents if above else {}),
+            **{
+                folder: find_parent(str(experiments / folder)).name
+                for folder in dict.fromkeys(folders)
+                if folder
+            },
+        },
+        parent_data=(*above.parent_data, *above.data) if above else (),
+        parent_corpora=(*above.parent_corpora, *above.corpora) if above else (),
+        warnings=(*long_warmups(whole), *alike),
+    )
+    return plan, configs, without_parent
+
+
+def _resolved_base(
+    spec: GridSpec, resolve: Resolve, chosen: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
+    """The resolved base; of a base that is no run by itself, the first cell, if that is one."""
+    try:
+        return resolve(dict(spec.base_config), spec.base_source or spec.source)
+    except UserError as error:
+        try:
+            # An axis may replace what is refused, such as a warm-up longer than the run.
+            return resolve(cell_tree(spec.base_config, dict(chosen[0])), spec.source)
+        except (UserError, IndexError):
+            raise error from None
+
+
+def _combined(spec: GridSpec) -> int:
+    """The number of combinations of the axes, before any is excluded."""
+    return prod(len(values) for axis, values in spec.axes.items() if axis not in spec.linked)
+
+
+def _parent_cells(
+    spec: GridSpec, resolve: Resolve, identify: Identify, experiments: Path
+) -> tuple[Plan, ParentCells]:
+    """The plan and the cells of the parent grid, which may itself continue another grid."""
+    assert spec.init_from is not None
+    plan, configs, others = _expand(spec.init_from.spec, resolve, identify, experiments)
+    cells = (*plan.cells, *plan.waiting)
+    return plan, ParentCells(spec.init_from, cells, [*configs, *others], spec.source)
+
+
+def made_from(spec: GridSpec) -> str:
+    """A digest of the sources of a plan: the grid with its base, this package, its libraries, and
+    the plug-ins."""
+    digest = hashlib.sha256(canonical(spec.tree()).encode())
+    for name, of in sorted(digests().items()):
+        digest.update(f"{name} {of}".encode())
+    for library in ("torch", "lightning", "jsonargparse"):
+        digest.update(f"{library} {version(library)}".encode())
+    package = Path(str(files("lightning_app")))
+    for path in sorted(package.rglob("*.py")):
+        digest.update(path.relative_to(package).as_posix().encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def is_valid(
+    plan: Plan,
+    spec: GridSpec,
+    corpus: Corpus = corpus_of,
+    experiments: Path = Path("experiments"),
+) -> bool:
+    """Whether this program would make the same plan from the present corpora and parents.
+
+    A parent that is gone counts as unchanged: its finished children are still its children. So does
+    a corpus of the parent grid that is gone; an edited one makes other parents. Nor does it matter
+    that a parent has finished since: `Plan.waiting` has its children.
+    """
+    if plan.made_from != made_from(spec) or plan.hash != _hash(spec, plan.cells):
+        return False
+    if any(cell.name != cell_name(spec, cell.axes, cell.id) for cell in plan.cells):
+        return False  # edited or damaged
+    if any(
+        parent_name(experiments, each) not in (None, plan.parents[each]) for each in plan.parents
+    ):
+        return False
+    if any(
+        _found(corpus, data) not in (None, known)
+        for data, known in zip(plan.parent_data, plan.parent_corpora, strict=True)
+    ):
+        return False
+    return all(corpus(data) == known for data, known in zip(plan.data, plan.corpora, strict=True))
+
+
+def _found(corpus: Corpus, data: Tree) -> str | None:
+    """The digest of a corpus, None if its files are not here."""
+    try:
+        return corpus(data)
+    except UserError:
+        return None
+
+
+def load_plan(path: Path) -> Plan | None:
+    """Read `plan.json`, None if it does not exist.
+
+    Raises:
+        DamagedPlan: if it is damaged.
+        UserError: if it is of a version of this program that this one does not read.
+    """
+    try:
+        tree = read_json(path)
+        check_plan(tree)
+        del tree["schema"]
+        tree.pop(SEAL, None)
+        # Plans of earlier versions also have an id of schema 1 for each cell.
+        known = [{k: v for k, v in each.items() if k != "former"} for each in tree.pop("cells")]
+        cells = tuple(Cell(**cell) for cell in known)
+        data, corpora = tuple(tree["data"]), tuple(tree["corpora"])
+        waiting = tuple(Waiting(**cell) for cell in tree.pop("waiting", ()))
+        found = {"data": data, "corpora": corpora, "cells": cells, "waiting": waiting}
+        found |= {name: tuple(tree.get(name, ())) for name in (*_OF_PARENTS, "warnings")}
+        names = [tree["name"], *(cell.name for cell in (*cells, *waiting))]
+        if (wrong := next((each for each in names if not is_file_name(each)), None)) is not None:
+            raise Unsound(f"name: expected the name of a folder, found {wrong!r}")
+        return Plan(**{**tree, **found})
+    except FileNotFoundError:
+        return None
+    except OtherVersion as error:
+        raise UserError(f"{path}: {error}") from error
+    except (Unsound, KeyError, TypeError, AttributeError) as error:
+        again = "`ablate run` makes it again"
+        raise DamagedPlan(f"{path}: torn or damaged ({error}); {again}") from error
+
+
+def runs_with_plugins(folder: GridFolder) -> list[Path]:
+    """The folders of the planned runs that use a plug-in; none where there is no sound plan."""
+    try:
+        plan = load_plan(folder.plan)
+    except DamagedPlan:
+        return []
+    return [] if plan is None else folder.runs_with_plugins(cell.name for cell in plan.cells)
+
+
+def save_plan(path: Path, plan: Plan) -> None:
+    """Write `plan.json`; what only a grid with a parent grid has, only for such a grid.
+
+    Its seal covers the `grid.yaml` beside it, which names the metric, its mode and the baseline.
+    """
+    beside = GridFolder(path.parent).specification
+    files = {beside.name: sha256_of(beside.read_bytes())} if beside.is_file() else {}
+    tree = {"schema": SCHEMA, **asdict(plan)}
+    tree["cells"] = [_without_empty(cell, "parent") for cell in tree["cells"]]
+    tree = _without_empty(tree, "waiting", "parents", "warnings", *_OF_PARENTS)
+    write_whole(path, json.dumps(with_seal(tree, files), indent=1))
+
+
+def _without_empty(tree: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    return {key: value for key, value in tree.items() if value or key not in names}
+
+
+def _hash(spec: GridSpec, cells: Sequence[Cell]) -> str:
+    identifying = [spec.name, spec.metric, spec.mode, spec.axes, [cell.id for cell in cells]]
+    return hashlib.sha256(canonical(identifying).encode()).hexdigest()[:16]
+
+
+def _resolved(
+    spec: GridSpec, resolve: Resolve, cells: Sequence[dict[str, Any]]
+) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """Yield each of `cells`, its fields by dotted key, with its resolved config.
+
+    No check compares fields of two sections, so each section is resolved separately: each
+    combination of its axes once, on top of the first cell, and its changes are applied to the
+    other cells.
+    """
+
+    def resolved(axes: Mapping[str, Any]) -> dict[str, Any]:
+        where = ", ".join(f"{name}={label(value)}" for name, value in axes.items())
+        return resolve(cell_tree(spec.base_config, axes), f"{spec.source} (cell {where})")
+
+    sections = {section: [] for section in map(_section, cells[0] if cells else ())}
+    for axis in cells[0] if cells else ():
+        sections[_section(axis)].append(axis)
+    first: dict[str, Any] = {}
+    origin: dict[str, Any] = {}
+    known: dict[str, list[tuple[str, Any]]] = {}
+    for axes in cells:
+        if not first:
+            first, origin = axes, resolved(axes)
+        config = origin
+        for section in sections.values():
+            values = {axis: axes[axis] for axis in section}
+            key = canonical(values)
+            if key not in known:
+                known[key] = changes(origin, resolved({**first, **values}))
+            for path, value in known[key]:
+                config = replaced(config, path, value)
+        yield axes, config
+
+
+def _section(axis: str) -> str:
+    """The part of a config to which an axis belongs; no check compares fields of two parts."""
+    if axis == SEED:
+        return "seed"
+    if axis.startswith("model.optimizer."):
+        return "optimizer"
+    return "steps" if axis.startswith(("model.schedule.", "trainer.")) else "model and data"
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The content of the grid file, the grid's folder, and its plan, each read once."""
+
+    spec: GridSpec
+    folder: GridFolder
+    plan: Plan
+
+    @property
+    def name(self) -> str:
+        return self.spec.name
+
+    @property
+    def cells(self) -> tuple[Cell, ...]:
+        return self.plan.cells
+
+    @property
+    def data(self) -> tuple[Mapping[str, Any], ...]:
+        """The distinct data configs of the cells."""
+        if self.spec.init_from is None:
+            return self.plan.data
+        experiments = self.folder.path.parent
+        return tuple(placed(data, experiments) for data in self.plan.data)
+
+    @cached_property
+    def by_id(self) -> dict[str, Cell]:
+        """The cells by their ids."""
+        return {cell.id: cell for cell in self.cells}
+
+    @property
+    def prunes(self) -> bool:
+        """Whether the grid has a pruner."""
+        return self.spec.pruner is not None
+
+    def run(self, cell: Cell) -> RunFolder:
+        """The folder of a cell's run."""
+        return self.folder.run(cell.name)
+
+    def state(self, cell: Cell, *, with_metric: bool = True) -> RunState:
+        """The state of a cell on disk; `with_metric`: a trained run must report the grid's metric.
+
+        Raises:
+            UserError: if its result is damaged, not the cell's, or of another version.
+        """
+        metric = self.plan.metric if with_metric else None
+        try:
+            return read_state(self.run(cell), cell.id, metric, prunes=self.prunes)
+        except DamagedRun as error:
+            fix = (
+                f"; `ablate doctor {self.folder.name} --fix` moves it, so that the cell runs again"
+            )
+            raise UserError(f"{error.path}: {error}{'' if error.other_version else fix}") from error
+
+    def tree(self, cell: Cell) -> dict[str, Any]:
+        """The config of a cell as the grid file gives it: without defaults."""
+        parent = {FIELD: str(self.folder.path.parent / cell.parent)} if cell.parent else {}
+        return cell_tree(self.spec.base_config, {**cell.axes, **parent})
+
+    def variant(self, cell: Cell | Waiting) -> str:
+        """The variant of a cell: the block that its axes describe."""
+        labels = named_values(self.spec.labels, self.spec.axes)
+        return variant(cell.axes, self.spec.base_config, labels)
+
+    def is_saved(self) -> bool:
+        """Whether `grid.yaml` has the content that `save` would write, and `plan.json` seals it."""
+        try:
+            check_plan(read_json(self.folder.plan), self.folder.path)
+            return self.folder.specification.read_text(encoding="utf-8") == self._text()
+        except (OSError, ValueError, Unsound):
+            return False
+
+    def save(self) -> None:
+        """Write `grid.yaml` and `plan.json`, the plan last."""
+        write_whole(self.folder.specification, self._text())
+        save_plan(self.folder.plan, self.plan)
+
+    def _text(self) -> str:
+        return strict_yaml.dump_yaml(self.spec.tree(), allow_unicode=True, width=100)

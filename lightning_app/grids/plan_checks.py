@@ -1,0 +1,381 @@
+"""Checks on all cells of a grid together. Each raises `UserError` naming the field."""
+
+import json
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import Any
+
+from lightning_app.config.bounds import classes_of, long_warmup
+from lightning_app.config.grid import GridSpec
+from lightning_app.config.rulers import EVALUATION, differences, in_raw_text, ruler
+from lightning_app.config.tree import (
+    CORPUS,
+    PRESET,
+    RATE,
+    SEED,
+    WARMUP,
+    Tree,
+    cell_setting,
+    key_of,
+    keys_of,
+    label,
+    lookup,
+    same,
+    value_name,
+    variant,
+)
+from lightning_app.core.errors import UserError, nearest
+from lightning_app.grids.cells import Cell, Waiting
+from lightning_app.plugins import CALLBACKS
+from lightning_app.plugins.own_class import OWN_CLASS
+from lightning_app.scores.task_facts import (
+    DEFAULT_TASK,
+    GENERAL,
+    LOSS,
+    NEXT_SENTENCE,
+    TASKS,
+    task_facts,
+)
+
+_DEVICES = "trainer.devices"
+
+
+def devices_of(spec: GridSpec) -> int:
+    """The number of devices of each cell, from the grid file; `auto` and -1 mean one.
+
+    Raises `UserError` for a list of devices.
+    """
+    axis = spec.axes.get(_DEVICES)
+    return _count(spec, axis[0] if axis else lookup(spec.base_config, _DEVICES))
+
+
+def check_axes(spec: GridSpec, base: Tree) -> None:
+    """Check that every axis names a field of the resolved base, or a part of an empty one."""
+    fields = list(keys_of(base))
+    for axis in spec.axes:
+        parent = lookup(base, axis.rpartition(".")[0])
+        inside = axis.rpartition(".")[0] in fields and (parent is None or parent == {})
+        if axis not in fields and not inside:
+            raise UserError(f"{spec.source}: axes: no field '{axis}'{nearest(axis, fields)}")
+
+
+def check_identities(spec: GridSpec, cells: list[Cell]) -> None:
+    seen: dict[str, Cell] = {}
+    for cell in cells:
+        other = seen.setdefault(cell.id, cell)
+        if other is not cell:
+            axes = [key for key in cell.axes if not same(cell.axes[key], other.axes[key])]
+            values = [f"{key}={label(each.axes[key])}" for each in (other, cell) for key in axes]
+            raise UserError(f"{spec.source}: axes: the same experiment twice: {', '.join(values)}")
+
+
+def check_effects(
+    spec: GridSpec, cells: Sequence[Cell | Waiting], effects: Iterable[tuple[Any, str]]
+) -> tuple[str, ...]:
+    """Refuse an axis of which two values change nothing that a run reads.
+
+    What is compared are the arms of a grid: cells that differ in warm-up, rate and seed alone. Two
+    cells of one arm may not train the same, nor may two arms at each warm-up, rate and seed. Arms
+    that meet in some cells, as two couplings do at the reference step, are named.
+
+    Args:
+        spec: The grid.
+        cells: Its cells.
+        effects: What a run of each reads, None where that is not known, and the run that it starts
+            from, in the same order.
+
+    Returns:
+        A sentence on the cells that train the same in arms that do not.
+
+    Raises:
+        UserError: naming two cells, and the axes in which they differ.
+    """
+    arms: dict[Hashable, dict[Hashable, Any]] = {}
+    seen: dict[Any, Cell | Waiting] = {}
+    pairs: list[tuple[Cell | Waiting, Cell | Waiting]] = []
+    for cell, effect in zip(cells, _with_optimizers(list(effects)), strict=True):
+        if effect is None:
+            continue
+        arm, place = _arm(cell)
+        arms.setdefault(arm, {})[place] = effect
+        if (other := seen.setdefault(effect, cell)) != cell:
+            pairs.append((other, cell))
+    for other, cell in pairs:
+        (one, place), (two, elsewhere) = _arm(other), _arm(cell)
+        if one != two and place == elsewhere:
+            both = arms[one].keys() & arms[two].keys()
+            if any(arms[one][each] != arms[two][each] for each in both):
+                continue
+        raise UserError(
+            f"{spec.source}: axes: {_differing(other, cell)}: the cells {other.name} and "
+            f"{cell.name} train the same, since nothing reads that difference beside their other "
+            "settings; remove a value, or name one of the cells under exclude"
+        )
+    if not pairs:
+        return ()
+    other, cell = pairs[0]
+    count = "1 pair of cells trains" if len(pairs) == 1 else f"{len(pairs)} pairs of cells train"
+    return (f"{count} the same, such as {other.name} and {cell.name}: {_differing(other, cell)}",)
+
+
+def _with_optimizers(effects: list[tuple[Any, str]]) -> list[Any]:
+    """The effects, with what an optimizer reads in place of its section where a grid varies it."""
+    sections = {effect[1] for effect, _ in effects if effect is not None}
+    apart_from_rate = {json.dumps({**json.loads(each), "lr": None}) for each in sections}
+    read = {each: each for each in sections}
+    if len(apart_from_rate) > 1:
+        from lightning_app.config.experiment import optimizer_effect
+
+        read = {each: optimizer_effect(each) for each in sections}
+    return [
+        None if effect is None else (effect[0], read[effect[1]], parent)
+        for effect, parent in effects
+    ]
+
+
+def _arm(cell: Cell | Waiting) -> tuple[Hashable, Hashable]:
+    """The arm of a cell, and its place in the arm."""
+    values = [(key, key_of(value)) for key, value in cell.axes.items()]
+    place = (SEED, WARMUP, RATE)
+    return (
+        tuple(each for each in values if each[0] not in place),
+        tuple(each for each in values if each[0] in place),
+    )
+
+
+def _differing(other: Cell | Waiting, cell: Cell | Waiting) -> str:
+    """The axes in which two cells differ, with both values."""
+    return ", ".join(
+        f"{key} {label(other.axes[key])} and {label(value)}"
+        for key, value in cell.axes.items()
+        if not same(value, other.axes[key])
+    )
+
+
+def check_reference(spec: GridSpec, configs: list[dict[str, Any]]) -> None:
+    schedules = [config["model"]["schedule"] for config in configs]
+    schedules = [each for each in schedules if each["kind"] not in ("constant", "bert")]
+    schedules = [each for each in schedules if each["coupling"] == "decoupled"]
+    longest = max((each["warmup_steps"] for each in schedules), default=0)
+    for each in schedules:
+        if each["reference_steps"] is None or each["reference_steps"] < longest:
+            raise UserError(
+                f"{spec.source_of('model.schedule.reference_steps')}: "
+                f"model.schedule.reference_steps: {each['reference_steps']} is "
+                f"below the largest warm-up of the grid; a decoupled schedule needs {longest} or "
+                f"more, the same for every cell"
+            )
+
+
+def check_budgets(spec: GridSpec, configs: list[dict[str, Any]]) -> None:
+    """Refuse what ends the runs of a grid before the steps that their configs ask for.
+
+    Runs of other lengths are not compared; what ends a run and cannot be seen in its config makes
+    its cell fail.
+    """
+    instead = "`ablate run --max-time` ends a grid in time, and the same command continues it"
+    for config in configs:
+        trainer = config["trainer"]
+        field = "trainer.max_time"
+        if trainer.get("max_time") is not None:
+            raise UserError(
+                f"{spec.source_of(field)}: {field}: {trainer['max_time']} would cut cells short, "
+                f"and only runs of all their steps are compared; {instead}"
+            )
+        field = "trainer.callbacks"
+        for name, arguments in classes_of(trainer.get("callbacks")):
+            if ends := _ends_runs(name, arguments):
+                raise UserError(
+                    f"{spec.source_of(field)}: {field}: {ends} would cut cells short, and only "
+                    f"runs of all their steps are compared; {instead}, and `pruner: median` ends "
+                    "cells without hope"
+                )
+
+
+def _ends_runs(path: str, arguments: Mapping[str, Any]) -> str | None:
+    """The name of a callback of the Trainer, or of a plug-in that extends it, that ends runs."""
+    last = path.rpartition(".")[2]
+    plugins = {f"{kind.__module__}.{kind.__qualname__}": kind for kind in CALLBACKS.values()}
+    names = [each.__name__ for each in plugins[path].__mro__] if path in plugins else [last]
+    if "EarlyStopping" in names or ("Timer" in names and arguments.get("duration") is not None):
+        return last
+    return None
+
+
+def long_warmups(configs: list[dict[str, Any]]) -> tuple[str, ...]:
+    """A line for each warm-up that takes more than half of the steps of its cells."""
+    found = (
+        long_warmup(config["model"]["schedule"]["warmup_steps"], config["trainer"]["max_steps"])
+        for config in configs
+    )
+    return tuple(dict.fromkeys(filter(None, found)))
+
+
+def check_devices(spec: GridSpec, configs: list[dict[str, Any]]) -> None:
+    """Check that each cell runs on one host, and that all use the same number of devices."""
+    devices = {_count(spec, config["trainer"].get("devices")) for config in configs}
+    if len(devices) > 1:
+        found = ", ".join(map(str, sorted(devices)))
+        raise UserError(f"{spec.source}: trainer.devices: {found}; one number for all cells")
+    for config in configs:
+        nodes = config["trainer"].get("num_nodes", 1)
+        if nodes != 1:
+            raise UserError(
+                f"{spec.source}: trainer.num_nodes: {nodes}; each cell of a grid runs on 1 host"
+            )
+
+
+def _count(spec: GridSpec, value: Any) -> int:
+    if value in (None, "auto", -1, "-1"):
+        return 1
+    if isinstance(value, list) or (isinstance(value, str) and "," in value):
+        raise UserError(
+            f"{spec.source}: trainer.devices: {value!r} names devices; the supervisor assigns "
+            f"them, so give the number of devices for each cell"
+        )
+    text = str(value)
+    if not text.isdecimal() or int(text) < 1:
+        raise UserError(f"{spec.source}: trainer.devices: expected 1 or more, found {value!r}")
+    return int(text)
+
+
+def check_baseline(spec: GridSpec, cells: Sequence[Cell | Waiting]) -> None:
+    baseline = spec.sensitivity.get("baseline")
+    if baseline is None or PRESET in spec.axes:
+        return
+    known = list(dict.fromkeys(variant(cell.axes, spec.base_config) for cell in cells))
+    if baseline not in known:
+        raise UserError(
+            f"{spec.source}: sensitivity.baseline: no variant '{baseline}' "
+            f"({', '.join(known)}){nearest(baseline, known)}"
+        )
+
+
+def check_reported(spec: GridSpec, configs: list[dict[str, Any]]) -> None:
+    """Check that every cell reports the grid's metric."""
+    owners = [
+        name
+        for name, task in TASKS.items()
+        if spec.metric in (task.monitored.metric, *(score.metric for score in task.scores))
+    ]
+    for config in configs:
+        objective = config["model"].get("objective", {})
+        known = spec.metric in GENERAL or owners
+        if not known and lookup(config, OWN_CLASS) is None:
+            raise UserError(
+                f"{spec.source}: metric.name: a cell reports '{spec.metric}' only with a class in "
+                f"{OWN_CLASS} that logs it"
+            )
+        kind = objective.get("kind", DEFAULT_TASK)
+        reports = not known or spec.metric in GENERAL or kind in owners
+        conditions = {
+            f"kind: {' or '.join(owners)}": reports,
+            **_conditions(spec.metric, objective),
+        }
+        for condition, holds in conditions.items():
+            if not holds:
+                raise UserError(
+                    f"{spec.source}: metric.name: a cell reports '{spec.metric}' only with "
+                    f"model.objective.{condition}"
+                )
+
+
+def _conditions(metric: str, objective: Mapping[str, Any]) -> dict[str, bool]:
+    """The settings without which no run of its task reports a metric, and whether they hold."""
+    return {
+        "evaluate_test: true": not metric.startswith("test/")
+        or objective.get("evaluate_test", True),
+        "next_sentence: true": metric not in [score.metric for score in NEXT_SENTENCE]
+        or objective.get("next_sentence", False),
+        "validation_bleu: 1 or more": metric != "val/bleu"
+        or objective.get("validation_bleu", 1) > 0,
+    }
+
+
+def check_ranked(spec: GridSpec, cells: Sequence[Cell], configs: list[dict[str, Any]]) -> None:
+    """Check that the pruner ranks cells by a metric that counts the same in all of them."""
+    if spec.pruner is None:
+        return
+    settings = [cell_setting(cell.axes, of) for cell, of in zip(cells, configs, strict=True)]
+    why = differences([ruler(setting, spec.metric) for setting in settings])
+    if why:
+        raise UserError(
+            f"{spec.source}: pruner: ranks cells by '{spec.metric}', which does not count the same "
+            f"in all of them ({why}); a grid with one value each, or without a pruner, is right"
+        )
+
+
+def axis_cautions(
+    spec: GridSpec, cells: Sequence[Cell], configs: list[dict[str, Any]]
+) -> list[str]:
+    """Return what values of an axis cannot be compared by, and which of them read more tokens."""
+    said: dict[str, None] = {}
+    for axis in spec.axes:
+        if axis != SEED and axis not in spec.linked:
+            said |= dict.fromkeys(_cautions_of(spec, axis, cells, configs))
+    return list(said)
+
+
+def _cautions_of(
+    spec: GridSpec, axis: str, cells: Sequence[Cell], configs: list[dict[str, Any]]
+) -> list[str]:
+    if axis in EVALUATION and len(spec.axes[axis]) > 1:
+        return [f"{axis}: changes only the evaluation, so no value of it can be better or worse"]
+    base = spec.compare.get(axis, spec.axes[axis][0])
+    follow = {each for each, (other, _) in spec.linked.items() if other == axis}
+    places: dict[Any, dict[Any, tuple[Cell, Mapping[str, Any]]]] = {}
+    for cell, config in zip(cells, configs, strict=True):
+        others = {k: v for k, v in cell.axes.items() if k not in (axis, SEED, *follow)}
+        at = places.setdefault(label(others), {})
+        at.setdefault(key_of(cell.axes[axis]), (cell, config))
+    found = []
+    for at in places.values():
+        if key_of(base) in at:
+            others = [pair for key, pair in at.items() if key != key_of(base)]
+            for other in others:
+                found += _cautions_of_two(spec, axis, at[key_of(base)], other)
+    return found
+
+
+def _cautions_of_two(
+    spec: GridSpec,
+    axis: str,
+    base: tuple[Cell, Mapping[str, Any]],
+    other: tuple[Cell, Mapping[str, Any]],
+) -> list[str]:
+    """What sets two cells apart that differ in one axis, and in those that follow from it."""
+    found = []
+    (cell, config), (_, config2) = base, other
+    settings = [cell_setting(each.axes, of) for each, of in (base, other)]
+    facts = task_facts(settings[0](TASKS.field) or DEFAULT_TASK)
+    scores = facts.by_corpus.get(str(settings[0](CORPUS)), ())
+    metric = scores[0].metric if scores and spec.metric == LOSS else spec.metric
+    if why := differences([ruler(setting, metric) for setting in settings]):
+        instead = [
+            each.metric
+            for each in in_raw_text(settings[0], metric)
+            if not differences([ruler(setting, each.metric) for setting in settings])
+            and all(
+                all(_conditions(each.metric, of["model"]["objective"]).values())
+                for of in (config, config2)
+            )
+        ]
+        by = f"compared by {instead[0]} if every run has it" if instead else "not compared"
+        found.append(f"{axis}: {metric} does not count the same at its values ({why}): {by}")
+    value, first = (value_name(axis, each.axes[axis], {}) for each in (other[0], cell))
+    for what, (mine, theirs) in zip(
+        ("tokens", "epochs"), zip(most_read(config2), most_read(config), strict=True), strict=True
+    ):
+        if mine and theirs and mine != theirs:
+            times = f"{mine / theirs:.2g} times the {what}"
+            found.append(f"{axis}: a run at {value} reads up to {times} of one at {first}")
+            break
+    return found
+
+
+def most_read(config: Mapping[str, Any]) -> tuple[int | None, int | None]:
+    """Return the tokens that a run reads at most, or its epochs where its steps are not bounded."""
+    trainer = config["trainer"]
+    if trainer["max_steps"] < 1:
+        return None, trainer.get("max_epochs")
+    batches = trainer["max_steps"] * (trainer.get("accumulate_grad_batches") or 1)
+    return batches * config["data"]["tokens_per_batch"], None

@@ -1,0 +1,87 @@
+"""The functions that a grid calls to run cells. Slow to import: only children import it."""
+
+from pydoc import locate
+from typing import Any
+
+import torch
+import torch.utils.tensorboard
+from jsonargparse import set_parsing_settings
+
+from lightning_app.config.allowlist import CLASSES, callback_paths
+from lightning_app.config.experiment import Identity, identity_of
+from lightning_app.config.identity import completed
+from lightning_app.config.sections import PARTS, parts_of
+from lightning_app.data.prepare import find, resolved_data
+from lightning_app.data.prepare import prepare as prepare_corpus
+from lightning_app.grids.workers import Job
+from lightning_app.runs.provenance import software
+from lightning_app.scores.task_facts import TASKS
+from lightning_app.tasks.base import task_class
+from lightning_app.training import run as trainer
+from lightning_app.training.config import check_rows
+from lightning_app.training.hardware import here, join_process_group
+from lightning_app.training.parser import config_parser
+from lightning_app.training.resolving import parse_cell as parse
+from lightning_app.training.resolving import resolve_cell as resolve
+
+__all__ = ["count_devices", "here", "identify", "parse", "prepare", "resolve", "run_cell"]
+
+for name in TASKS:
+    task_class(name)  # imported now: every cell needs one
+config_parser()  # built once: every cell inherits it from the fork server
+software()  # read now: the cells run this code, even if files are edited later
+
+
+def prepare(config: dict[str, Any]) -> bool:
+    """Prepare the corpus of a resolved data config on disk; return whether it was not there."""
+    data = resolved_data(config)
+    before = find(data)
+    prepare_corpus(data)
+    return before is None
+
+
+def _fitting_identity(config: dict[str, Any]) -> Identity:
+    """Return the identity of the config of a run; refuse one that its prepared corpus does not fit.
+
+    Raises:
+        UserError: if rows of the corpus are longer than the positions.
+    """
+    config = completed(config)  # it may come from an earlier version
+    check_rows(config)
+    return identity_of(config)
+
+
+identify = _fitting_identity
+
+
+def count_devices() -> int:
+    """How many accelerators this host offers."""
+    return torch.cuda.device_count()
+
+
+def import_only_known_classes() -> None:
+    """Make the parser of this process refuse every class that a grid file may not name.
+
+    It imports the dataclasses of a config, too, where one is a member of a union.
+    """
+    known = [*map(locate, CLASSES), *set().union(*map(parts_of, PARTS.values()))]
+    defined = [f"{kind.__module__}.{kind.__qualname__}" for kind in known if isinstance(kind, type)]
+    named = [*CLASSES, *callback_paths(), *defined]
+    set_parsing_settings(import_path_denylist=["*"], import_path_allowlist=named)
+
+
+def run_cell(job: Job, rank: int) -> None:
+    """Train a cell as one of its ranks, from the config in its folder."""
+    import_only_known_classes()
+    if job.slot.devices > 1:
+        accelerator = job.tree.get("trainer", {}).get("accelerator", "auto")
+        join_process_group(rank, job.slot.devices, job.record.meeting, accelerator)
+    trainer.run_cell(
+        job.folder.path,
+        job.attempt,
+        rank=rank,
+        pruned_by=job.metric,
+        keep=job.keep,
+        slot=job.slot.record(),
+        command=job.command,
+    )

@@ -1,0 +1,156 @@
+"""Slots for cells on this host: each is a group of devices, which several cells may share."""
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lightning_app.core.errors import UserError
+
+
+def default_workers() -> int:
+    """The number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A place for one cell.
+
+    `group` is the number of its group of devices; `visible` names the devices for CUDA, and is None
+    on a CPU. `devices` processes train the cell, with `threads` each.
+    """
+
+    group: int
+    visible: tuple[str, ...] | None
+    devices: int
+    threads: int
+    sharing: int
+    workers: int
+
+    def record(self) -> dict[str, Any]:
+        """The description for results: the devices, and the number of cells that share them."""
+        return {
+            "devices": list(self.visible or ["cpu"] * self.devices),
+            "cells_per_device": self.sharing,
+            "cells_on_host": self.workers,
+            "threads": self.threads,
+        }
+
+
+class Slots:
+    """The slots of a host, taken and given back."""
+
+    def __init__(self, slots: Sequence[Slot]) -> None:
+        self._free = list(slots)
+        self._taken: list[Slot] = []
+        self._exclusive: set[int] = set()
+
+    def __len__(self) -> int:
+        return len(self._free) + len(self._taken)
+
+    @property
+    def threads(self) -> int:
+        """Threads for each process of a cell."""
+        return (*self._free, *self._taken)[0].threads
+
+    @property
+    def are_full(self) -> bool:
+        """Whether all slots are in use."""
+        return all(slot.group in self._exclusive for slot in self._free)
+
+    def take(self, alone: bool = False) -> Slot | None:
+        """Take the slot whose devices have the fewest cells; None if there is no free slot.
+
+        With `alone`, take only one whose devices have no other cell.
+        """
+        load = {slot.group: 0 for slot in (*self._free, *self._taken)}
+        for slot in self._taken:
+            load[slot.group] += 1
+        fit = [slot for slot in self._free if slot.group not in self._exclusive]
+        if alone:
+            fit = [slot for slot in fit if not load[slot.group]]
+        if not fit:
+            return None
+        slot = min(fit, key=lambda slot: load[slot.group])
+        self._free.remove(slot)
+        self._taken.append(slot)
+        if alone:
+            self._exclusive.add(slot.group)
+        return slot
+
+    def give_back(self, slot: Slot) -> None:
+        self._taken.remove(slot)
+        self._free.append(slot)
+        if slot.group not in {other.group for other in self._taken}:
+            self._exclusive.discard(slot.group)
+
+
+def slots_of(
+    *,
+    cores: int,
+    visible: Sequence[str],
+    devices: int = 1,
+    sharing: int | None = None,
+    workers: int | None = None,
+    cells: int,
+    most_threads: int | None = None,
+) -> Slots:
+    """Divide a host into slots for cells.
+
+    Args:
+        cores: The cores that this process may use.
+        visible: CUDA's names of the accelerators; without any, cells run on the CPU.
+        devices: Number of devices, and so of processes, that train one cell.
+        sharing: The number of cells that share a device; by default one. On a CPU
+            `workers` sets it.
+        workers: The number of cells that run at once; by default as many as fit: on a CPU one
+            process for each core.
+        cells: The number of cells, which limits the number of slots.
+        most_threads: The largest number of threads of a process; by default its share of the cores.
+
+    Raises:
+        UserError: if there are too few devices.
+    """
+
+    def threads(processes: int) -> int:
+        return max(1, min(cores // processes, most_threads or cores))
+
+    if not visible:
+        if sharing is not None:
+            raise UserError(
+                "--slots-per-device: this host has no accelerator; --workers sets how many "
+                "cells share the CPU"
+            )
+        count = max(1, min(workers or cores // devices, cells))
+        return Slots([Slot(0, None, devices, threads(count * devices), count, count)] * count)
+    if devices > len(visible):
+        raise UserError(
+            f"--devices-per-cell: expected at most {len(visible)}, the number of devices of this "
+            f"host, found {devices}"
+        )
+    groups = [tuple(visible[k : k + devices]) for k in range(0, len(visible), devices)]
+    groups = [group for group in groups if len(group) == devices]
+    sharing = sharing or 1
+    places = [(number, group) for _ in range(sharing) for number, group in enumerate(groups)]
+    if workers is not None and workers > len(places):
+        raise UserError(
+            f"--workers: expected at most {len(places)}, {sharing} for each group of {devices} "
+            f"devices, found {workers}; --slots-per-device lets more cells share a device"
+        )
+    places = places[: max(1, min(workers or len(places), cells))]
+    each = threads(len(places) * devices)
+    load = [sum(number == other for other, _ in places) for number, _ in places]
+    return Slots(
+        [
+            Slot(number, group, devices, each, share, len(places))
+            for (number, group), share in zip(places, load, strict=True)
+        ]
+    )
+
+
+def visible_devices(count: int, environment: Mapping[str, str]) -> tuple[str, ...]:
+    """The names by which CUDA_VISIBLE_DEVICES can choose among `count` visible devices."""
+    named = [name for name in environment.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+    return tuple(named[:count]) if len(named) >= count else tuple(map(str, range(count)))

@@ -1,0 +1,597 @@
+"""The supervisor: it starts what is missing, and no run is lost or done twice.
+
+The loop that runs cells of a grid on a host, and records how each of them ended.
+
+`ablate run`: the steps of one supervisor before and after its loop over the missing cells.
+"""
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from math import inf
+from multiprocessing.connection import wait
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+from typing import Any
+
+from optuna.trial import Trial
+
+from lightning_app.config.grid import GridSpec
+from lightning_app.config.run_plugins import hinting
+from lightning_app.core.errors import UserError
+from lightning_app.core.files import disk_full, has_no_room, move, write_whole, writing_in
+from lightning_app.data.prepare import corpus_of
+from lightning_app.grids.cells import combinations
+from lightning_app.grids.display import Display, clock
+from lightning_app.grids.options import Options
+from lightning_app.grids.plan import (
+    Corpus,
+    DamagedPlan,
+    Grid,
+    Plan,
+    is_valid,
+    load_plan,
+    runs_with_plugins,
+)
+from lightning_app.grids.plan_checks import devices_of
+from lightning_app.grids.pruning import Reports
+from lightning_app.grids.queue import Claim, Queue, StorageLost
+from lightning_app.grids.slots import Slot, Slots, default_workers, slots_of, visible_devices
+from lightning_app.grids.storages import storage_spec
+from lightning_app.grids.takeover import find_finished, refusals, supersede, take_over
+from lightning_app.grids.workers import (
+    DISK_FULL,
+    FAILED,
+    HELD,
+    OUT_OF_MEMORY,
+    Job,
+    ask,
+    cell_environment,
+    count_devices,
+    end_marked,
+    kill,
+    look_here,
+    make_plan,
+    most_threads,
+    preload,
+    prepare_data,
+    run_rank,
+    share_cores,
+    start,
+)
+from lightning_app.plugins import given
+from lightning_app.runs.folder import GridFolder
+from lightning_app.runs.locks import Interrupted, Stop, if_free, supervisor_lock, turn
+from lightning_app.runs.provenance import command_line
+from lightning_app.runs.records import RunState, read_progress
+from lightning_app.scores.task_facts import LOSS
+
+MOST_DEATHS = 3  # attempts of a cell that may be killed, run out of memory or hang
+SERVER_ENDED = 255  # multiprocessing's exit code of children whose fork server has ended
+
+_TICK = 0.2  # seconds
+_INDEX_EVERY = 20.0  # seconds
+_ASK_EVERY = 5.0  # seconds between queries about other supervisors
+_STRAGGLERS = 15.0  # seconds that ranks may take to end after the first of them, or the result
+_LOOKS = 1.6  # times `lost_after`: a lost supervisor is found within 1.5 times
+_GRACE = 120.0  # seconds that a cell may take to save its state
+
+
+@dataclass
+class Running:
+    """A running cell: its claim, its processes (one for each rank), and the time of progress."""
+
+    claim: Claim
+    job: Job
+    ranks: list[ForkServerProcess]
+    trial: Trial | None  # what a pruner needs
+    since: float = field(default_factory=time.monotonic)
+    moved: float = field(default_factory=time.monotonic)
+    mark: int = 0  # modification time of its progress file, by the clock of that file system
+    first_end: float | None = None
+    hung: bool = False
+
+    @property
+    def left(self) -> list[ForkServerProcess]:
+        return [rank for rank in self.ranks if rank.exitcode is None]
+
+    def look(self) -> None:
+        """Record progress. Clocks of file systems differ, so only a change of the time counts."""
+        try:
+            mark = self.job.record.progress.stat().st_mtime_ns
+        except FileNotFoundError:
+            return
+        if mark != self.mark:
+            self.mark, self.moved = mark, time.monotonic()
+
+
+class Supervisor:
+    """Start cells in free slots until the queue is empty, a signal arrives or the time is over.
+
+    Args:
+        grid: The grid.
+        queue: Its cells that are to run.
+        slots: The slots for the cells.
+        options: The time limits for cells without progress and for supervisors without heartbeat,
+            and whether to wait while others run cells, which may be lost. Without waiting, this
+            supervisor ends once it knows the cells that are lost by now.
+        stop: The signals that have arrived.
+        program: The module that trains a cell.
+        index: Called with the grid's folder from time to time.
+        until: When the last cell may start (monotonic seconds).
+    """
+
+    def __init__(
+        self,
+        grid: Grid,
+        queue: Queue,
+        slots: Slots,
+        options: Options,
+        stop: Stop,
+        program: str,
+        index: Callable[[Path], object],
+        until: float,
+    ) -> None:
+        self._grid = grid
+        self._queue = queue
+        self._slots = slots
+        self._stop = stop
+        self._program = program
+        self._index_with = index
+        self._until = until
+        self._hang_limit = options.hang_limit
+        self._patience = inf if options.wait else _LOOKS * options.lost_after
+        self._idle = 0.0
+        self._reports = Reports() if grid.prunes else None
+        self._running: list[Running] = []
+        self._pending: Claim | None = None  # a claim that needs a device for itself
+        self._indexed = time.monotonic()
+        self._empty = -inf  # when the queue was last found empty
+        self._looked = -inf  # when others were last found at work
+
+    def run(self, total: int) -> None:
+        """Run cells; `total` is their present number. Raises `Interrupted`."""
+        self._display = Display(self._grid.name, total)
+        try:
+            while not self._over():
+                self._drop(self._queue.tend())
+                self._fill()
+                if not self._running and not self._others_may_lose():
+                    break
+                self._wait()
+            self._put_back()
+        except (FileNotFoundError, StorageLost) as error:
+            if self._grid.folder.plan.is_file():
+                raise
+            raise UserError(
+                f"{self._grid.folder}: was removed while cells ran; give the same command again"
+            ) from error
+        finally:
+            self._save()  # also if the storage is lost
+            for each in self._running:
+                self._end(each)
+            self._display.close()
+        self._index(every=0.0)
+        if self._stop.requested:
+            raise Interrupted
+
+    def _over(self) -> bool:
+        return self._stop.requested or time.monotonic() >= self._until
+
+    # Starting.
+
+    def _fill(self) -> None:
+        while not self._over():
+            claim, self._pending = self._pending, None
+            if claim is None:
+                if self._slots.are_full or not self._may_ask():
+                    return
+                claim = self._queue.pop()
+                if claim is None:
+                    self._empty = time.monotonic()
+                    return
+            slot = self._slots.take(alone=claim.alone)
+            if slot is None:
+                self._pending = claim  # until a device has no other cell
+                return
+            self._start(claim, slot)
+
+    def _may_ask(self) -> bool:
+        """Whether to ask the queue: always if it may have cells, else every few seconds."""
+        return self._queue.has_candidates or time.monotonic() - self._empty >= _ASK_EVERY
+
+    def _start(self, claim: Claim, slot: Slot) -> None:
+        folder = self._grid.run(claim.cell)
+        with writing_in(folder.path):
+            if self._grid.state(claim.cell, with_metric=False).short:
+                move(folder.result, folder.result.with_name(f"{folder.result.name}.short"))
+            attempt = folder.last_attempt() + 1
+            while folder.attempt(attempt).path.exists():  # another supervisor has just begun it
+                attempt += 1
+            folder.attempt(attempt).path.mkdir(parents=True)
+        end_marked(folder.attempt(number).path for number in range(1, attempt))
+        job = self._job(claim, attempt, slot)
+        self._looked = -inf
+        each = Running(claim, job, [], None if self._reports is None else self._queue.trial(claim))
+        self._running.append(each)
+        for rank in range(slot.devices):
+            each.ranks.append(start(run_rank, job, rank))
+
+    def _job(self, claim: Claim, attempt: int, slot: Slot) -> Job:
+        spec = self._grid.spec
+        return Job(
+            program=self._program,
+            folder=self._grid.run(claim.cell),
+            attempt=attempt,
+            tree=self._grid.tree(claim.cell),
+            identity=claim.cell.id,
+            slot=slot,
+            metric=spec.metric if self._grid.prunes else None,
+            keep=spec.checkpoints,
+            command=tuple(command_line()),
+            plugins=given(),
+        )
+
+    def _others_may_lose(self) -> bool:
+        """Whether this supervisor waits for cells that may come back to the queue."""
+        if self._pending is not None or time.monotonic() - self._looked < _ASK_EVERY:
+            return True
+        others = self._queue.elsewhere()
+        if not others:
+            self._empty = -inf
+            return self._queue.settle() > 0
+        now = time.monotonic()
+        if self._looked == -inf:
+            self._display.say(f"{others} cells run elsewhere; waiting to take over lost ones")
+            self._idle = now
+        self._looked = now
+        return now - self._idle < self._patience
+
+    # Watching.
+
+    def _wait(self) -> None:
+        sentinels = [rank.sentinel for each in self._running for rank in each.left]
+        if sentinels:
+            wait(sentinels, timeout=_TICK)
+        else:
+            time.sleep(_TICK)
+        for each in list(self._running):
+            if self._has_ended(each):
+                self._conclude(each)
+                self._forget(each)
+                self._index(every=_INDEX_EVERY)
+            elif self._reports is not None and each.trial is not None:
+                self._queue.patiently(
+                    self._reports.look, each.trial, each.job.folder, each.job.attempt
+                )
+        self._display.update(lambda: [self._look(each) for each in self._running])
+
+    def _has_ended(self, each: Running) -> bool:
+        """Whether all ranks have ended, or must be killed: they hang, or outlive the result."""
+        now = time.monotonic()
+        if not each.left:
+            return True
+        if len(each.left) < len(each.ranks) or each.job.is_over:
+            each.first_end = each.first_end or now
+            return now - each.first_end > _STRAGGLERS
+        each.look()
+        each.hung = now - each.moved > self._hang_limit
+        return each.hung
+
+    def _look(self, each: Running) -> tuple[str, Mapping[str, Any] | None]:
+        return each.claim.cell.name, read_progress(each.job.folder, each.job.attempt)
+
+    def _drop(self, taken: Sequence[Claim]) -> None:
+        """End cells that another supervisor has taken over; it continues from what they saved."""
+        trials = {claim.trial for claim in taken}
+        if self._pending is not None and self._pending.trial in trials:
+            self._pending = None
+        for each in [each for each in self._running if each.claim.trial in trials]:
+            self._display.say(f"{each.claim.cell.name}: taken over by another supervisor")
+            self._end(each)
+            self._forget(each)
+
+    # Ending.
+
+    def _conclude(self, each: Running) -> None:
+        """Record the results on disk of processes that have ended."""
+        codes = [rank.exitcode for rank in each.ranks]  # None: killed by us
+        self._end(each)
+        run = self._grid.state(each.claim.cell, with_metric=False)
+        if run.result is not None or run.pruned is not None:
+            self._enter(each, run)
+        elif DISK_FULL in codes or has_no_room(self._grid.folder.path):
+            each.job.error(0).unlink(missing_ok=True)
+            raise disk_full(self._grid.folder.path)
+        elif each.hung:
+            self._died(each, f"no progress for {clock(self._hang_limit)}")
+        elif killed := [code for code in codes if code is not None and _is_kill(code)]:
+            self._died(each, f"killed ({_name(killed[0])})")
+        elif OUT_OF_MEMORY in codes:
+            self._died(each, "out of memory", alone=each.job.slot.sharing > 1)
+        elif HELD in codes:
+            self._queue.put_back(each.claim, "another process held the run")
+            self._display.say(f"{each.claim.cell.name}: another process holds the run, put back")
+        elif FAILED in codes:
+            self._fail(each, self._first_error(each))
+        else:
+            self._fail(each, f"ended with exit code {codes[0]} and without a result\n")
+
+    def _enter(self, each: Running, run: RunState) -> None:
+        if run.pruned is not None:
+            self._queue.pruned(each.claim, run.pruned)
+            self._say(each, "pruned", f"at step {run.pruned['step']}")
+        elif run.result is not None:
+            self._queue.done(each.claim, run.result)
+            loss = run.result["metrics"].get(LOSS)
+            self._say(each, run.word, f"{LOSS} {'-' if loss is None else f'{loss:.4f}'}")
+
+    def _died(self, each: Running, why: str, alone: bool = False) -> None:
+        """Queue a cell again that did not end by its own error, unless this happened too often."""
+        name, deaths = each.claim.cell.name, each.claim.deaths + 1
+        if self._stop.requested:  # the cells received the signal, too
+            self._queue.put_back(each.claim, "interrupted")
+        elif deaths < MOST_DEATHS:
+            self._queue.put_back(each.claim, why, death=True, alone=alone)
+            self._display.say(f"{name}: {why}, put back")
+        else:
+            self._fail(each, f"{MOST_DEATHS} attempts ended early, the last: {why}\n")
+
+    def _fail(self, each: Running, error: str) -> None:
+        """Write the error into the folder of the attempt, and record it in the queue."""
+        write_whole(each.job.record.error, error)
+        line = error.rstrip().rpartition("\n")[2]
+        self._queue.failed(each.claim, line)
+        self._say(each, "failed", line)
+
+    def _first_error(self, each: Running) -> str:
+        """The error of the rank that failed first; the errors of the others follow from it."""
+        paths = [each.job.error(rank) for rank in range(len(each.ranks))]
+        found = sorted((path for path in paths if path.is_file()), key=lambda p: p.stat().st_mtime)
+        text = found[0].read_text(encoding="utf-8", errors="replace") if found else ""
+        return text or "no message\n"
+
+    def _say(self, each: Running, status: str, detail: str) -> None:
+        seconds = time.monotonic() - each.since
+        self._display.finished(each.claim.cell.name, status, detail, seconds)
+
+    def _end(self, each: Running) -> None:
+        """Kill the remaining processes of an attempt and all that it started."""
+        kill(*each.ranks)
+        end_marked([each.job.record.path])
+        each.job.record.meeting.unlink(missing_ok=True)
+
+    def _forget(self, each: Running) -> None:
+        self._running.remove(each)
+        self._empty = -inf  # the cell may wait in the queue again
+        self._slots.give_back(each.job.slot)
+        if self._reports is not None and each.trial is not None:
+            self._reports.forget(each.trial)
+
+    def _save(self, tend: Callable[[], object] = lambda: None) -> None:
+        """Make the running cells save their state, and wait for them to end, up to a limit."""
+        running = [each for each in self._running if each.left]
+        if running:
+            self._display.say(
+                f"{len(running)} cells save their state (a second signal ends them at once)"
+            )
+        for each in running:
+            for rank in each.left:
+                rank.terminate()  # a suspended process receives it once it continues
+        until = time.monotonic() + _GRACE
+        while any(each.left for each in running) and self._stop.count < 2:
+            if time.monotonic() > until:
+                break
+            tend()
+            time.sleep(_TICK)
+
+    def _put_back(self) -> None:
+        """Kill the running cells and queue them again; results that are complete count."""
+        self._save(self._queue.tend)
+        while self._running:
+            each = self._running[-1]
+            self._end(each)
+            run = self._grid.state(each.claim.cell, with_metric=False)
+            if run.result is not None or run.pruned is not None:
+                self._enter(each, run)
+            else:
+                self._queue.put_back(each.claim, "interrupted")
+            self._forget(each)
+        if self._pending is not None:
+            self._queue.put_back(self._pending, "interrupted")
+
+    def _index(self, every: float) -> None:
+        """Write the index of the runs. One supervisor at a time writes it."""
+        if time.monotonic() - self._indexed >= every:
+            with if_free(self._grid.folder.report_lock) as free:
+                if free:
+                    self._index_with(self._grid.folder.path)
+            self._indexed = time.monotonic()
+
+
+def _is_kill(code: int) -> bool:
+    return code < 0 or code == SERVER_ENDED
+
+
+def _name(code: int) -> str:
+    return "the fork server ended" if code > 0 else signal.Signals(-code).name
+
+
+PROGRAM = "lightning_app.grids.program"
+
+_NVIDIA = Path("/proc/driver/nvidia/version")  # without this file there is no CUDA device
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ending:
+    """How a supervisor ended.
+
+    Attributes:
+        grid: The grid, None if the supervisor was stopped before it was planned.
+        elsewhere: The number of cells that other supervisors run now.
+        cut: The reason why the supervisor stopped early; else empty.
+    """
+
+    grid: Grid | None
+    elsewhere: int = 0
+    cut: str = ""
+
+
+def run_grid(
+    spec: GridSpec,
+    folder: GridFolder,
+    options: Options | None = None,
+    *,
+    program: str = PROGRAM,
+    corpus: Corpus = corpus_of,
+    index: Callable[[Path], object] = lambda folder: None,
+) -> Ending:
+    """Run the missing cells of a grid until all are done, or a signal, time or outage ends it.
+
+    In every case finished cells are kept and no process remains.
+
+    Args:
+        spec: The content of the grid file.
+        folder: The grid's folder, made if it is missing.
+        options: How the supervisor works.
+        program: The module that resolves, prepares and trains.
+        corpus: Returns the digest of the content of a corpus.
+        index: Called with the grid's folder from time to time, to index the runs.
+
+    Raises:
+        UserError: for a mistake in the grid or the options, and for damaged results.
+        OSError: ENOSPC, if the disk is full.
+    """
+    options = options or Options()
+    until = time.monotonic() + options.seconds
+    storage = storage_spec(options.storage, folder.journal)
+    preload(program)
+    grid = None
+    try:
+        with ExitStack() as held:
+            held.enter_context(cell_environment())
+            stop = held.enter_context(Stop().listening())
+            slots = _slots(spec, options, program, stop)
+            fresh = None
+            if not folder.path.exists():  # plan first: a mistake in the grid creates no folder
+                fresh = ask(stop, make_plan, program, spec, folder.path.parent)
+                ask(stop, prepare_data, program, Grid(spec, folder, fresh))
+            why = f"{folder}: another supervisor is starting; waiting for it"
+            with turn(folder.start_lock, lambda: stop.requested, why):
+                lock = supervisor_lock(folder, storage.shown, several=True)
+                alone = held.enter_context(lock)
+                make = partial(ask, stop, make_plan, program, spec, folder.path.parent)
+                with hinting(runs_with_plugins(folder)):
+                    grid = current_grid(
+                        spec, folder, lambda: fresh or make(), alone, corpus, options.results
+                    )
+                if options.rerun_stale:
+                    _rerun_stale(grid, program, stop, alone)
+                queue = Queue(
+                    grid,
+                    storage,
+                    retry_failed=options.retry_failed,
+                    lost_after=options.lost_after,
+                    alone=alone,
+                    stopping=lambda: stop.requested,
+                )
+            held.callback(queue.close)
+            for note in (*queue.notes, *(f"warning: {line}" for line in grid.plan.warnings)):
+                print(note, flush=True)
+            elsewhere = queue.elsewhere()
+            total = max(0, queue.total - elsewhere)
+            if (total or elsewhere) and time.monotonic() < until:
+                print(f"{grid.name}: {total} cells to run; preparing their data", flush=True)
+                if grid.plan is not fresh:
+                    ask(stop, prepare_data, program, grid)
+                supervisor = Supervisor(grid, queue, slots, options, stop, program, index, until)
+                supervisor.run(total)
+            return Ending(grid=grid, elsewhere=queue.elsewhere())
+    except (Interrupted, StorageLost) as why:
+        return Ending(grid=grid, cut=str(why) or "interrupted")
+
+
+def current_grid(
+    spec: GridSpec,
+    folder: GridFolder,
+    make: Callable[[], Plan],
+    alone: bool,
+    corpus: Corpus = corpus_of,
+    results: Iterable[Path] = (),
+) -> Grid:
+    """The grid with its saved plan if that is valid, else with a new one, which is saved.
+
+    The caller holds the start lock. A supervisor that is `alone` also takes over what is finished
+    under other names, in the folders of `results` too.
+    """
+    try:
+        plan = load_plan(folder.plan)
+    except DamagedPlan as error:
+        print(error, flush=True)
+        plan = None
+    valid = plan is not None and is_valid(plan, spec, corpus, folder.path.parent)
+    if not valid and not alone:
+        raise UserError(
+            f"{folder}: other supervisors run this grid from another version of {spec.source}, of "
+            "its corpus or of this program; let them end "
+            "first"
+        )
+    # Parents may have finished since. Beside other supervisors the set of cells stays as it is.
+    valid = valid and not (alone and plan is not None and plan.waiting)
+    grid = Grid(spec, folder, plan if plan is not None and valid else make())
+    if plan is not None and not valid:
+        _refuse_lost_parents(grid, plan)
+    if alone:
+        found, refused = find_finished(grid, results)
+        for line in (*refusals(refused), *take_over(grid, found)):
+            print(line, flush=True)
+    if not valid or (alone and not grid.is_saved()):
+        grid.save()
+    return grid
+
+
+def _refuse_lost_parents(grid: Grid, former: Plan) -> None:
+    """Refuse a new plan without finished cells whose parents are gone: their ids need these."""
+    waiting = {cell.parent for cell in grid.plan.waiting}
+    lost = [
+        cell
+        for cell in former.cells
+        if cell.parent in waiting and grid.run(cell).result.is_file()
+        if not (grid.folder.path.parent / cell.parent).exists()
+    ]
+    if lost:
+        raise UserError(
+            f"{grid.folder}: {len(lost)} finished cells started from runs that are gone, such as "
+            f"{lost[0].parent}; put these back, or move the folder of this grid away"
+        )
+
+
+def _rerun_stale(grid: Grid, program: str, stop: Stop, alone: bool) -> None:
+    if not alone:
+        raise UserError(f"--rerun-stale: other supervisors run {grid.name}; let them end first")
+    ask(stop, prepare_data, program, grid)
+    for line in supersede(grid, ask(stop, look_here, program, grid.data)):
+        print(line, flush=True)
+
+
+def _slots(spec: GridSpec, options: Options, program: str, stop: Stop) -> Slots:
+    """Divide this host over cells, and set the threads that each process of a cell may use."""
+    accelerator = spec.base_config.get("trainer", {}).get("accelerator", "auto")
+    count = 0
+    if accelerator != "cpu" and _NVIDIA.exists():
+        count = ask(stop, count_devices, program)
+    slots = slots_of(
+        cores=default_workers(),
+        visible=visible_devices(count, os.environ),
+        devices=options.devices_per_cell or devices_of(spec),
+        sharing=options.slots_per_device,
+        workers=options.workers,
+        cells=sum(1 for _ in combinations(spec)),
+        most_threads=most_threads(os.environ),
+    )
+    share_cores(slots.threads)
+    return slots

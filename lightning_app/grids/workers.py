@@ -1,0 +1,415 @@
+"""Worker processes: started warm, watched, and ended with all that they started.
+
+End child processes when their supervisor ends.
+
+End all processes of an attempt, also those that outlived it or left its process group.
+
+The first module that the fork server imports: it makes it end exactly when the supervisor ends.
+
+It ignores signals to the whole process group, which a terminal or a scheduler sends to the
+supervisor. It collects no garbage: its imports leave hardly any, and looking for it takes a
+sixth of their time. Its children collect again.
+
+Code of the fork server's children: a rank of a cell, or one call for a supervisor.
+
+Start and end the fork server and its children from the supervisor, which imports no torch.
+
+The fork server imports torch and Lightning once; a cell's process then starts in milliseconds.
+"""
+
+import ctypes
+import faulthandler
+import gc
+import importlib
+import io
+import multiprocessing
+import os
+import signal
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+from typing import Any, NoReturn
+
+import psutil
+from filelock import FileLock, Timeout
+
+from lightning_app.config.grid import GridSpec
+from lightning_app.core import strict_yaml
+from lightning_app.core.errors import UserError, is_out_of_memory
+from lightning_app.core.files import is_disk_full, write_whole
+from lightning_app.grids.plan import Grid, Plan, expand
+from lightning_app.grids.slots import Slot
+from lightning_app.plugins import Given, given, load_given
+from lightning_app.runs.folder import AttemptFolder, RunFolder
+from lightning_app.runs.locks import Interrupted, Stop
+
+_PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent() -> None:
+    """Let the kernel kill this process when its parent thread ends. Linux only."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def bind_to_supervisor() -> None:
+    """End this child of the fork server when the fork server or the supervisor ends.
+
+    The kernel watches the fork server, which `fork_server` binds to the supervisor. On systems
+    other than Linux a thread watches the supervisor.
+    """
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # the fork server ignores both signals
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    sentinel = parent.sentinel
+
+    def watch() -> None:
+        wait([sentinel])
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=watch, daemon=True, name="lifeline").start()
+    die_with_parent()
+    server = sys.modules.get("lightning_app.grids.workers")
+    if server is not None and os.getppid() != server.PID:  # it ended before the call above
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+MARK = "ABLATE_ATTEMPT"
+"""The environment variable that names the attempt to all programs that it executes."""
+
+
+def mark(record: Path) -> None:
+    """Mark this process's future children as an attempt's. `record`: the attempt's folder."""
+    os.environ[MARK] = str(record.resolve())
+
+
+def end_tree(pids: Iterable[int]) -> None:
+    """Kill processes, their groups, and all of their descendants."""
+    for pid in pids:
+        with suppress(psutil.NoSuchProcess):
+            for child in psutil.Process(pid).children(recursive=True):
+                _kill(child)
+        with suppress(ProcessLookupError):  # it has ended, or does not lead a group yet
+            os.killpg(pid, signal.SIGKILL)
+
+
+def end_marked(records: Iterable[Path]) -> None:
+    """Kill processes that finished attempts left on this host, such as a launcher's orphans."""
+    names = {str(record.resolve()) for record in records}
+    for process in psutil.process_iter() if names else ():
+        with suppress(psutil.Error):
+            if process.environ().get(MARK) in names:
+                _kill(process)
+
+
+def _kill(process: psutil.Process) -> None:
+    with suppress(psutil.NoSuchProcess):
+        process.kill()
+
+
+PID = os.getpid()
+
+gc.disable()
+
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+die_with_parent()
+
+
+FAILED = 3  # exit code: the attempt left an error
+DISK_FULL = 4  # exit code: the attempt is void
+HELD = 5  # exit code: another process trains the run
+OUT_OF_MEMORY = 6  # exit code: another attempt may succeed
+
+_OLD_WORKER_GONE = 60.0  # seconds that the worker of a killed supervisor may take to end
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """One attempt of a cell, as its processes receive it.
+
+    Attributes:
+        program: A module with `parse`, `identify` and `run_cell`.
+        folder: The run's folder.
+        attempt: The number of the attempt.
+        tree: The unresolved config of the cell.
+        identity: The planned id of the cell.
+        slot: The devices and threads of the cell.
+        metric: The metric that a pruner compares; None without a pruner.
+        keep: The checkpoints to keep of a finished cell.
+        command: The command line of the supervisor.
+        plugins: The plug-ins of the supervisor.
+    """
+
+    program: str
+    folder: RunFolder
+    attempt: int
+    tree: Mapping[str, Any]
+    identity: str
+    slot: Slot
+    metric: str | None
+    keep: str
+    command: tuple[str, ...] = ()
+    plugins: tuple[Given, ...] = ()
+
+    @property
+    def record(self) -> AttemptFolder:
+        """The folder of the attempt."""
+        return self.folder.attempt(self.attempt)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the run has ended with a result, or by the pruner."""
+        return self.folder.is_over(prunes=self.metric is not None)
+
+    def error(self, rank: int) -> Path:
+        """The file for a rank's error. The supervisor reports the first of several errors."""
+        alone = self.slot.devices == 1
+        return self.record.error if alone else self.record.error_of(rank)
+
+
+def run_rank(job: Job, rank: int) -> None:
+    """Run one rank of an attempt in this process, which then ends.
+
+    Everything printed goes to the rank's log. Rank 0 holds the run's lock and writes the files of
+    the run. The process ends with exit code 0 and a result on disk, with one of the codes above, or
+    by a signal.
+    """
+    _begin()
+    try:
+        job.record.path.mkdir(parents=True, exist_ok=True)
+        _redirect_output(job.record.log(rank))
+        mark(job.record.path)
+        if job.slot.visible is not None:
+            os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(job.slot.visible)
+        if "torch" in sys.modules:
+            sys.modules["torch"].set_num_threads(job.slot.threads)
+        program = importlib.import_module(job.program)
+        load_given(job.plugins)
+        if rank > 0:
+            program.run_cell(job, rank)
+            return
+        with FileLock(job.folder.lock, timeout=_OLD_WORKER_GONE):
+            if not job.is_over:
+                _train(program, job)
+    except Timeout:
+        sys.exit(HELD)
+    except BaseException as error:
+        _end(job.error(rank), error)
+
+
+def answer(
+    channel: Connection,
+    plugins: tuple[Given, ...],
+    function: Callable[..., Any],
+    *arguments: Any,
+) -> None:
+    """Send what `function` returns, or the `UserError` or `OSError` that it raises.
+
+    The plug-ins of the calling process are loaded first.
+    """
+    _begin()
+    try:
+        load_given(plugins)
+        reply = function(*arguments)
+    except (UserError, OSError) as error:
+        reply = error
+    channel.send(reply)
+
+
+def make_plan(program: str, spec: GridSpec, experiments: Path) -> Plan:
+    """The plan of a grid. It is made in a child, because the parser is slow to import."""
+    module = importlib.import_module(program)
+    return expand(spec, module.resolve, module.identify, experiments)[0]
+
+
+def prepare_data(program: str, grid: Grid) -> None:
+    """Prepare every corpus, so that cells only read.
+
+    Cells are checked again where a corpus was not there when they were planned.
+
+    Raises:
+        UserError: for a corpus, or for a cell that it does not fit.
+    """
+    module = importlib.import_module(program)
+    made = [module.prepare(config) for config in grid.data]
+    if any(made):
+        expand(grid.spec, module.resolve, module.identify, grid.folder.path.parent)
+
+
+def count_devices(program: str) -> int:
+    """The number of accelerators. The calling process must not fork afterwards."""
+    return importlib.import_module(program).count_devices()
+
+
+def look_here(program: str, configs: tuple[Mapping[str, Any], ...]) -> Mapping[str, Any]:
+    """The code, libraries, device and data of a run that would start now."""
+    return importlib.import_module(program).here(configs)
+
+
+def _train(program: Any, job: Job) -> None:
+    """Write the config, which every rank reads, and train."""
+    config = program.parse(dict(job.tree), str(job.folder.config))
+    if (found := program.identify(config).id) != job.identity:
+        raise RuntimeError(
+            f"the config's id is {found}, but {job.identity} was planned: the files of the "
+            "corpus or the program have changed since; start the grid again"
+        )
+    write_whole(job.folder.config, strict_yaml.dump_yaml(config))
+    program.run_cell(job, 0)
+    if not job.is_over:
+        raise RuntimeError("the run ended without a result")
+
+
+def _begin() -> None:
+    os.setsid()
+    bind_to_supervisor()
+    gc.freeze()  # the collector need not scan imported modules, which copies their pages
+    gc.enable()
+
+
+def _redirect_output(log: Path) -> None:
+    with log.open("ab") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(line_buffering=True)
+    faulthandler.enable()
+
+
+def _end(path: Path, error: BaseException) -> NoReturn:
+    """Write the error and end this process with the exit code or signal that belongs to it."""
+    if isinstance(error, KeyboardInterrupt) or type(error).__name__ == "SIGTERMException":
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # Lightning turned it into an exception
+        os.kill(os.getpid(), signal.SIGTERM)
+    if is_disk_full(error):
+        sys.exit(DISK_FULL)
+    text = "".join(traceback.format_exception(error))
+    line = " ".join(f"{type(error).__name__}: {error}".split())
+    try:
+        print(text, file=sys.stderr)
+        if is_out_of_memory(error):
+            sys.exit(OUT_OF_MEMORY)
+        write_whole(path, f"{text.rstrip()}\n{line}\n")
+    except OSError as refused:
+        if is_disk_full(refused):
+            sys.exit(DISK_FULL)
+        raise
+    sys.exit(FAILED)
+
+
+_CONTEXT = multiprocessing.get_context("forkserver")
+
+# Only the supervisor opens the storage.
+_SECRETS = ("ABLATE_STORAGE", "PGPASSWORD")
+
+# Variables of a launcher or scheduler would change every cell: another rank,
+# another seed, a port that is taken, automatic requeueing.
+_FOREIGN = ("MASTER_", "TORCHELASTIC_", "SLURM_", "SRUN_", "PMI_", "PMIX_", "OMPI_")
+_FOREIGN_NAMES = ("RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "WORLD_SIZE", "PL_GLOBAL_SEED")
+
+
+@contextmanager
+def cell_environment() -> Iterator[None]:
+    """Clean the environment while the fork server and cells may start."""
+    before = dict(os.environ)
+    for name in before:
+        if name.startswith(_FOREIGN) or name in (*_FOREIGN_NAMES, *_SECRETS):
+            del os.environ[name]
+    # The usual way to count GPUs initialises CUDA, after which no process may be forked.
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+    # The fork server would look for modules in the current folder first, unlike this process.
+    os.environ |= {"PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def most_threads(environment: Mapping[str, str]) -> int | None:
+    """Return the number of threads that the user allows a process, or None.
+
+    OMP_NUM_THREADS may have a number for each level of nested loops; the first one counts.
+    """
+    first = environment.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    return int(first) if first.isdecimal() and int(first) > 0 else None
+
+
+def share_cores(threads: int) -> None:
+    """Limit the threads of libraries in new processes to their share of the cores."""
+    for library in ("OMP", "MKL", "OPENBLAS"):
+        os.environ[f"{library}_NUM_THREADS"] = str(threads)
+
+
+def preload(program: str) -> None:
+    """Set the modules that the fork server imports before its first child."""
+    _CONTEXT.set_forkserver_preload(
+        [
+            "lightning_app.grids.workers",
+            "lightning_app.grids.workers",
+            program,
+        ]
+    )
+
+
+def start(function: Callable[..., None], *arguments: Any) -> ForkServerProcess:
+    """Call `function` in a new child, of a new fork server if the old one has been killed."""
+    for _ in range(3):
+        process = _CONTEXT.Process(target=function, args=arguments)
+        try:
+            process.start()
+            return process
+        except (EOFError, ConnectionError):
+            time.sleep(0.1)  # until waitpid reports the end of the old fork server
+        except OSError as error:
+            if "AF_UNIX" not in str(error):
+                raise
+            raise UserError(
+                f"TMPDIR: {tempfile.gettempdir()} is too long for the socket of a process; "
+                "set it to a shorter path"
+            ) from error
+    raise RuntimeError("the fork server ends right after its start")
+
+
+def kill(*processes: ForkServerProcess) -> None:
+    """Kill children with all processes that they started, and wait until they have ended."""
+    end_tree(process.pid for process in processes if process.pid is not None)
+    for process in processes:
+        process.kill()
+        process.join()
+
+
+def ask(stop: Stop, function: Callable[..., Any], *arguments: Any) -> Any:
+    """Call `function` in a child and return its answer, or raise its `UserError` or `OSError`.
+
+    Raises `Interrupted` when a signal arrives first.
+    """
+    receiver, sender = _CONTEXT.Pipe(duplex=False)
+    process = start(answer, sender, given(), function, *arguments)
+    sender.close()
+    try:
+        while not receiver.poll(0.1):
+            if stop.requested:
+                raise Interrupted
+        reply = receiver.recv()
+    except EOFError as error:
+        process.join()
+        raise RuntimeError(f"{function.__name__} ended with code {process.exitcode}") from error
+    finally:
+        kill(process)
+        receiver.close()
+    if isinstance(reply, Exception):
+        raise reply
+    return reply

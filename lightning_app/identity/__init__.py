@@ -1,1 +1,0 @@
-"""Which experiment a config is: what can change its result, and the id made of it."""

@@ -1,0 +1,1 @@
+"""Beside the program: speed against other libraries, and statements of theory."""

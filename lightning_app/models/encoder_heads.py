@@ -1,0 +1,317 @@
+"""The outputs of an encoder: masked tokens, next sentences, classes and spans.
+
+The head that says whether the second of two texts follows the first (Devlin et al. 2019).
+
+An encoder that predicts masked tokens, and of pairs of texts whether they follow each other.
+
+An encoder whose first state gives the label of one or two texts (Devlin et al. 2019).
+
+An encoder that marks the first and the last token of an answer (Devlin et al. 2019).
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple, final
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lightning_app.blocks.block import Sizes
+from lightning_app.blocks.linear import Linear
+from lightning_app.blocks.masks import Mask, full_mask, padding_mask
+from lightning_app.blocks.norm import build_norm
+from lightning_app.blocks.residual import Stream
+from lightning_app.blocks.spans import AuxiliaryTerms, Term
+from lightning_app.blocks.stack import StackSpec
+from lightning_app.models.auxiliary_heads import AuxiliaryHeads
+from lightning_app.models.embedding import Embedding, EmbeddingSpec, SegmentTable
+from lightning_app.models.initialization import initialize
+from lightning_app.models.stack import BlockStack
+
+NEXT, RANDOM = 0, 1  # the labels of pairs, as in the authors' code
+
+
+class PairScores(NamedTuple):
+    """The scores of pairs in an evaluation: `nll` in nats, and whether the likelier label is right.
+
+    Without gradients.
+    """
+
+    nll: Float[Tensor, " pair"]
+    correct: Bool[Tensor, " pair"]
+
+
+@final
+class NextSentenceHead(nn.Module, AuxiliaryTerms):
+    """``z = W2 tanh(W1 h + b1) + b2`` of the state h of the first token, the mark before the pair.
+
+    z has two entries: NEXT where the second text follows the first in its document, RANDOM where it
+    is of another document. The loss is the mean over pairs of ``-log softmax(z)[label]``, without
+    label smoothing, added to that of masked words with weight 1 (Devlin et al. 2019, 1810.04805,
+    section 3.1 and appendix A.2; google-research/bert, `modeling.py` and `run_pretraining.py`).
+    `tanh(W1 h + b1)` is BERT's pooler. The norm at the end of the stack, if it has one, acts on h.
+
+    A task calls `score` between the model's forward pass and `auxiliary_terms`.
+    """
+
+    def __init__(self, model_dim: int) -> None:
+        super().__init__()
+        self.pooler = Linear(model_dim, model_dim)
+        self.output = Linear(model_dim, 2)
+        self._loss: Tensor | None = None
+        initialize(self)
+
+    def forward(self, first: Float[Tensor, "pair model"]) -> Float[Tensor, "pair 2"]:
+        """Return z for the states of the first tokens."""
+        return self.output(torch.tanh(self.pooler(first)))
+
+    def score(
+        self,
+        first: Float[Tensor, "pair model"],
+        labels: Int[Tensor, " pair"],
+        counted: Bool[Tensor, " pair"],
+        pairs: Int[Tensor, ""],
+        tokens: Int[Tensor, ""],
+    ) -> PairScores:
+        """Return the scores of all pairs; with gradients, leave the loss of those that count.
+
+        Args:
+            first: The states of the first tokens of all pairs.
+            labels: NEXT or RANDOM.
+            counted: Which pairs count in the loss; a blank row does not.
+            pairs: The number of pairs of the global batch.
+            tokens: The tokens that it predicts. A step divides by them, so that the sum over pairs
+                is multiplied by them and divided by `pairs`.
+        """
+        logits = self(first)
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        nll = F.cross_entropy(logits, labels, reduction="none")
+        if torch.is_grad_enabled():
+            self._loss = (nll * counted).sum() * tokens.to(nll) / pairs.to(nll)
+        with torch.no_grad():
+            return PairScores(nll.detach(), logits.argmax(dim=1) == labels)
+
+    def auxiliary_terms(self) -> Mapping[str, Term]:
+        """Return the loss of the pass that was scored last, once."""
+        assert self._loss is not None, "the task scores every batch of training"
+        loss, self._loss = self._loss, None
+        return {"next_sentence": Term(loss, over_tokens=True)}
+
+
+def add_next_sentence(model: Any) -> None:
+    """Give a `MaskedLanguageModel` the head and the table of segments.
+
+    They are drawn after the other initial values, which are those of the model without them.
+    """
+    model.embedding.segments = SegmentTable(model.embedding.model_dim)
+    initialize(model.embedding.segments)
+    model.next_sentence = NextSentenceHead(model.embedding.model_dim)
+
+
+class MaskedStates(NamedTuple):
+    """What the heads read.
+
+    Attributes:
+        predicted: The states that the output layer reads at the masked tokens.
+        first: The state of the first token of each row; None where no head reads it.
+    """
+
+    predicted: Float[Tensor, "predicted model"]
+    first: Float[Tensor, "batch model"] | None
+
+
+@final
+class MaskedLanguageModel(nn.Module):
+    """An encoder that predicts masked tokens (Devlin et al. 2019, 1810.04805).
+
+    The head is ``E N(gelu(W h + b)) + c`` at the predicted positions alone; E is the embedding.
+
+    Rows are windows full of text. After `add_next_sentence` they are pairs of texts instead, with
+    padding on the right, and `segments` says of which text each token is.
+    """
+
+    def __init__(self, encoder: StackSpec, sizes: Sizes, embedding: EmbeddingSpec) -> None:
+        super().__init__()
+        self.pad = embedding.pad
+        self.embedding = Embedding(embedding, sizes.model_dim, sizes.dropout)
+        self.encoder = BlockStack(encoder, sizes, embedding.positions)
+        self.transform = Linear(sizes.model_dim, sizes.model_dim)
+        self.norm = build_norm("layer_norm", sizes.model_dim)
+        self.output_bias = nn.Parameter(torch.zeros(embedding.vocab_size))
+        self.auxiliary: AuxiliaryHeads | None = None  # `add_heads` makes them
+        self.next_sentence: NextSentenceHead | None = None  # `add_next_sentence` makes it
+        initialize(self)
+
+    def present(
+        self,
+        tokens: Int[Tensor, "batch token"],
+        positions: Int[Tensor, " predicted"],
+        segments: Int[Tensor, "batch token"] | None = None,
+    ) -> dict[str, Bool[Tensor, "batch token"]]:
+        """Return which tokens of each stack are no padding, given the inputs of `forward`."""
+        return {"encoder": tokens != self.pad}
+
+    def forward(
+        self,
+        tokens: Int[Tensor, "batch token"],
+        positions: Int[Tensor, " predicted"],
+        segments: Int[Tensor, "batch token"] | None = None,
+    ) -> Float[Tensor, "predicted vocabulary"]:
+        """Return logits at `positions`, flat indices into batch * token."""
+        states = self.encoder(self.embedding(tokens, segments=segments), self._mask(tokens))
+        return self.embedding.logits(self.finished(states, positions)) + self.output_bias
+
+    def states(
+        self,
+        tokens: Int[Tensor, "batch token"],
+        positions: Int[Tensor, " predicted"],
+        seen: list[Stream] | None = None,
+    ) -> Float[Tensor, "predicted model"]:
+        """Return the states that the output layer reads at `positions`: see `states_of_heads`."""
+        return self.states_of_heads(tokens, positions, None, seen).predicted
+
+    def states_of_heads(
+        self,
+        tokens: Int[Tensor, "batch token"],
+        positions: Int[Tensor, " predicted"],
+        segments: Int[Tensor, "batch token"] | None = None,
+        seen: list[Stream] | None = None,
+    ) -> MaskedStates:
+        """Return the states that the output layer reads at `positions`, and the first of each row.
+
+        They are those of `forward`, where each block has the states of all tokens for the hooks of
+        a probe. Here the last one goes on with the tokens alone that a head reads. The stream after
+        each layer is appended to `seen`, with all tokens except after the last one.
+        """
+        rows, width = tokens.shape
+        kept = positions
+        if self.next_sentence is not None:
+            kept = torch.cat([torch.arange(rows, device=tokens.device) * width, positions])
+        x = self.embedding(tokens, segments=segments)
+        (states,) = self.encoder(x, self._mask(tokens), kept=kept, seen=seen)
+        if self.next_sentence is None:
+            return MaskedStates(self._transformed(states), None)
+        return MaskedStates(self._transformed(states[rows:]), states[:rows])
+
+    def finished(
+        self,
+        states: Float[Tensor, "batch token model"],
+        positions: Int[Tensor, " predicted"],
+    ) -> Float[Tensor, "predicted model"]:
+        """Return what the output layer reads at `positions` of a stack's `states`."""
+        return self._transformed(states.flatten(0, 1).index_select(0, positions))
+
+    def _mask(self, tokens: Int[Tensor, "batch token"]) -> Mask:
+        """Windows are full; pairs have padding, which no token sees."""
+        if self.next_sentence is None:
+            return full_mask(tokens.shape[1], tokens.device)
+        return padding_mask(tokens != self.pad)
+
+    def _transformed(
+        self, states: Float[Tensor, "predicted model"]
+    ) -> Float[Tensor, "predicted model"]:
+        return self.norm(F.gelu(self.transform(states)))
+
+
+STD, CUT = 0.02, 2.0
+"""The output layer starts at N(0, STD^2), cut at CUT standard deviations, as in BERT's code."""
+
+
+@final
+class TextClassifier(nn.Module):
+    """``z = W2 D(tanh(W1 h + b1)) + b2``; h is the state of the first token, the mark of the row.
+
+    `tanh(W1 h + b1)` is BERT's pooler, D dropout (Devlin et al. 2019, 1810.04805, section 4.1;
+    google-research/bert, `run_classifier.py`). z has one entry for each class, or one for a score.
+    The norm at the end of the stack, if it has one, acts on h.
+
+    Rows have padding on the right, which no token sees.
+    """
+
+    def __init__(
+        self, encoder: StackSpec, sizes: Sizes, embedding: EmbeddingSpec, outputs: int
+    ) -> None:
+        super().__init__()
+        self.pad = embedding.pad
+        self.embedding = Embedding(embedding, sizes.model_dim, sizes.dropout)
+        self.embedding.segments = SegmentTable(sizes.model_dim)
+        self.encoder = BlockStack(encoder, sizes, embedding.positions)
+        self.pooler = Linear(sizes.model_dim, sizes.model_dim)
+        self.dropout = nn.Dropout(sizes.dropout)
+        self.output = Linear(sizes.model_dim, outputs)
+        initialize(self)
+        nn.init.trunc_normal_(self.output.weight, std=STD, a=-CUT * STD, b=CUT * STD)
+
+    def present(
+        self, tokens: Int[Tensor, "batch token"], segments: Int[Tensor, "batch token"]
+    ) -> dict[str, Bool[Tensor, "batch token"]]:
+        """Return which tokens of each stack are no padding, given the inputs of `forward`."""
+        return {"encoder": tokens != self.pad}
+
+    def forward(
+        self, tokens: Int[Tensor, "batch token"], segments: Int[Tensor, "batch token"]
+    ) -> Float[Tensor, "batch output"]:
+        """Return z of each row; `segments` has 0 or 1 for the text that a token is of."""
+        x = self.embedding(tokens, segments=segments)
+        states = self.encoder(x, padding_mask(tokens != self.pad))
+        return self._read(states[:, 0])
+
+    def outputs(
+        self, tokens: Int[Tensor, "batch token"], segments: Int[Tensor, "batch token"]
+    ) -> Float[Tensor, "batch output"]:
+        """Return z of each row, as `forward` does.
+
+        There each block has the states of all tokens for the hooks of a probe. Here the last one
+        goes on with the first token of each row alone, which is all that the pooler reads.
+        """
+        rows, width = tokens.shape
+        first = torch.arange(rows, device=tokens.device) * width
+        x = self.embedding(tokens, segments=segments)
+        (states,) = self.encoder(x, padding_mask(tokens != self.pad), kept=first)
+        return self._read(states)
+
+    def _read(self, first: Float[Tensor, "batch model"]) -> Float[Tensor, "batch output"]:
+        return self.output(self.dropout(torch.tanh(self.pooler(first))))
+
+
+@final
+class SpanPredictor(nn.Module):
+    """``z_i = W h_i + b``: two logits of token i, for the first and the last one of the answer.
+
+    Devlin et al. 2019, 1810.04805, section 4.2; google-research/bert, `run_squad.py`. W is
+    2 x model, h_i the state of token i; a norm at the end of the stack acts on it.
+
+    Rows have padding on the right, which no token sees and which has the logits -inf. So a row has
+    the same probabilities in every batch, other than in the authors' code, whose softmax has the
+    padding in it.
+    """
+
+    def __init__(self, encoder: StackSpec, sizes: Sizes, embedding: EmbeddingSpec) -> None:
+        super().__init__()
+        self.pad = embedding.pad
+        self.embedding = Embedding(embedding, sizes.model_dim, sizes.dropout)
+        self.embedding.segments = SegmentTable(sizes.model_dim)
+        self.encoder = BlockStack(encoder, sizes, embedding.positions)
+        self.output = Linear(sizes.model_dim, 2)
+        initialize(self)
+        nn.init.trunc_normal_(self.output.weight, std=STD, a=-CUT * STD, b=CUT * STD)
+
+    def present(
+        self, tokens: Int[Tensor, "batch token"], segments: Int[Tensor, "batch token"]
+    ) -> dict[str, Bool[Tensor, "batch token"]]:
+        """Return which tokens of each stack are no padding, given the inputs of `forward`."""
+        return {"encoder": tokens != self.pad}
+
+    def forward(
+        self, tokens: Int[Tensor, "batch token"], segments: Int[Tensor, "batch token"]
+    ) -> Float[Tensor, "batch 2 token"]:
+        """Return the logits of the first and the last token of the answer, at each token.
+
+        `segments` has 0 or 1 for the text that a token is of.
+        """
+        real = tokens != self.pad
+        states = self.encoder(self.embedding(tokens, segments=segments), padding_mask(real))
+        logits = self.output(states).mT
+        return logits.masked_fill(~real[:, None], -math.inf)

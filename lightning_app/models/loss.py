@@ -1,0 +1,257 @@
+"""Losses: what a task sums over the tokens of a batch, and its parts in validation.
+
+A number of tokens, summed over the batches of an evaluation and over all ranks.
+
+The loss of a validation set part by part, from which its sampling error is estimated.
+
+What a task is trained for, and the sums of a batch that say how good a model is at it.
+
+The sums of a batch, with those of the heads that predict beside the output layer.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, final
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from torchmetrics import Metric
+
+from lightning_app.blocks.residual import Stream
+from lightning_app.models.auxiliary_heads import AuxiliarySpec
+from lightning_app.models.search import SearchConfig
+from lightning_app.scores.task_facts import DEFAULT_TASK, TASKS
+
+
+@final
+class TokenCount(Metric):
+    """The sum of counts, an exact integer on every device and with every precision of the model.
+
+    A sum in float32 stops being exact at 2^24, one in bfloat16 at 2^8.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.total: Tensor
+        self.add_state("total", torch.zeros((), dtype=torch.int64), dist_reduce_fx="sum")
+
+    def update(self, count: Int[Tensor, ""]) -> None:
+        self.total += count
+
+    def compute(self) -> Tensor:
+        return self.total
+
+
+PARTS = 50
+
+
+@final
+class PartSums(Metric):
+    """Sums of losses and tokens over `PARTS` parts of a split, each of consecutive rows.
+
+    Neighbouring rows often come from one text, and so are alike. A part of consecutive rows keeps
+    them together, so that the differences between parts show how much another sample of texts
+    would change a mean. With R rows, row r is in part ``r PARTS // R``, whatever the batches and
+    the number of ranks.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sums: Tensor
+        self.add_state("sums", torch.zeros(2, PARTS), dist_reduce_fx="sum")
+
+    def update(
+        self, by_token: Float[Tensor, "2 token"], rows: Int[Tensor, " token"], size: int
+    ) -> None:
+        """Add the tokens of a batch.
+
+        Args:
+            by_token: The loss of each token in nats, and 1 if it counts, else 0; a token that does
+                not count has the loss 0.
+            rows: The row of the split that each token is of; any for tokens that do not count.
+            size: The number of rows of the split.
+        """
+        parts = rows.clamp(min=0) * PARTS // size
+        # Token by token, a float32 sum would not grow any more at 2^24 tokens.
+        self.sums += torch.zeros_like(self.sums).index_add_(1, parts, by_token.to(self.sums))
+
+    def compute(self) -> dict[str, list[Any]]:
+        """Return `nll` and `tokens` of each part that has tokens, in the order of the split."""
+        nll, tokens = self.sums[:, self.sums[1] > 0].tolist()
+        return {"nll": nll, "tokens": [int(count) for count in tokens]}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ObjectiveConfig:
+    """What is trained for and how it is evaluated."""
+
+    kind: str = DEFAULT_TASK
+    """The task: translation needs an encoder_decoder, masked_lm, glue and squad an encoder,
+    causal_lm a decoder."""
+    label_smoothing: float | None = None
+    """Share of the target's probability spread evenly over the vocabulary, in the loss alone. null:
+    0.1, and 0 for causal_lm, glue and squad."""
+    intermediate_weight: float = 0.0
+    """Weight of the losses of layers below the last: layer l of n predicts too until l / (2n) of
+    the steps are done (Al-Rfou et al. 2019: 1); 0 for none."""
+    second_target_weight: float = 0.0
+    """Weight of the prediction of the token after next in a decoder (Al-Rfou et al.: 0.5)."""
+    auxiliary_tables: Literal["tied", "own"] = "tied"
+    """Output tables of intermediate layers: that of the last layer, or one each."""
+    next_sentence: bool = False
+    """Whether masked_lm also predicts if the second of two texts follows the first in its document
+    (BERT); it then reads pairs of texts instead of windows."""
+    glue: str | None = None
+    """Set from data.name: the task of GLUE whose labels are predicted; null for other tasks."""
+    beam: int = 5
+    """Beams of the final test and of `ablate translate`; 1 is greedy search."""
+    length_penalty: float = 1.0
+    """Exponent of the length in a hypothesis' score (fairseq's lenpen)."""
+    validation_bleu: int = 0
+    """Decode this many validation sentences greedily at each validation, for val/bleu."""
+    evaluate_test: bool = True
+    """Evaluate the test split when `fit` ends: test/nll, and for translation both BLEUs."""
+
+    def __post_init__(self) -> None:
+        _ = TASKS[self.kind]
+        if not 0.0 <= self.smoothing < 1.0:
+            raise ValueError(f"label_smoothing {self.label_smoothing}: at least 0 and under 1")
+        self.auxiliary()
+        if self.next_sentence and not TASKS[self.kind].masks:
+            raise ValueError(
+                f"next_sentence true: of kind masked_lm alone; kind {self.kind} takes false"
+            )
+        self._check_labels()
+        if self.validation_bleu < 0:
+            raise ValueError(f"validation_bleu {self.validation_bleu}: at least 0 sentences")
+        if self.beam < 1:
+            raise ValueError(f"beam {self.beam}: at least 1, which is greedy search")
+
+    def _check_labels(self) -> None:
+        if not TASKS[self.kind].labelled:
+            return
+        if not self.auxiliary().absent:
+            raise ValueError(
+                f"intermediate_weight {self.intermediate_weight}, second_target_weight "
+                f"{self.second_target_weight}: of kinds that predict tokens; kind {self.kind} "
+                "takes 0 for both"
+            )
+        if TASKS[self.kind].labelled == "answers" and self.smoothing:
+            raise ValueError(
+                f"label_smoothing {self.smoothing}: kind {self.kind} predicts places in a text, of "
+                "which each row has another number; 0 needed"
+            )
+        if self.glue == "STS-B" and self.smoothing:
+            raise ValueError(
+                f"label_smoothing {self.smoothing}: the labels of STS-B are scores, not classes; 0 "
+                "needed"
+            )
+
+    @property
+    def smoothing(self) -> float:
+        """`label_smoothing`, where it is null that of the task."""
+        if self.label_smoothing is None:
+            return TASKS[self.kind].label_smoothing
+        return self.label_smoothing
+
+    def auxiliary(self) -> AuxiliarySpec:
+        """Return the losses that are trained beside that of the last layer."""
+        return AuxiliarySpec(
+            intermediate=self.intermediate_weight,
+            second_target=self.second_target_weight,
+            own_tables=self.auxiliary_tables == "own",
+        )
+
+    def search(self, beam: int | None = None) -> SearchConfig:
+        """Return how the test is decoded, with another `beam` where one is given."""
+        return SearchConfig(beam=beam or self.beam, length_penalty=self.length_penalty)
+
+
+class LossSums(NamedTuple):
+    """Sums over the predicted tokens of one rank's share of a batch, scalars.
+
+    `loss` is what is trained on, `nll` the unsmoothed negative log-likelihood, both in nats.
+    A training step has no use for the rest, which is there without gradients only: `correct` counts
+    the tokens with the highest probability, `by_token` (2, token) has the `nll` of each token and
+    1 if it counts, else 0.
+    """
+
+    loss: Tensor
+    nll: Tensor
+    correct: Tensor | None
+    tokens: Tensor
+    by_token: Tensor | None = None
+
+
+class Evaluated(NamedTuple):
+    """What the evaluation of a split found: the sum of `nll` in nats, and the tokens predicted."""
+
+    nll: float
+    tokens: int
+
+
+def token_sums(
+    logits: Float[Tensor, "token vocabulary"],
+    labels: Int[Tensor, " token"],
+    counted: Bool[Tensor, " token"],
+    label_smoothing: float,
+) -> LossSums:
+    """Sum the losses of the `counted` tokens.
+
+    ``loss = (1 - e) nll + e mean_v(-log p_v)`` with ``e`` the label smoothing (Szegedy et al.
+    2016, 1512.00567). The plain form, differentiable any number of times; training takes the same
+    sums from `output_sums`, which never holds the logits of a whole batch.
+    """
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    log_probs = logits.log_softmax(dim=-1)
+    nll = -log_probs.gather(1, labels[:, None]).squeeze(1)
+    loss = nll
+    if label_smoothing:
+        loss = (1.0 - label_smoothing) * nll - label_smoothing * log_probs.mean(dim=-1)
+    correct = by_token = None
+    if not torch.is_grad_enabled():
+        correct = ((logits.argmax(dim=-1) == labels) & counted).sum()
+        by_token = torch.stack([nll * counted, counted.to(nll)])
+    return LossSums(
+        loss=(loss * counted).sum(),
+        nll=(nll.detach() * counted).sum(),
+        correct=correct,
+        tokens=counted.sum(),
+        by_token=by_token,
+    )
+
+
+Sums = Callable[[Tensor, Tensor, Tensor, Tensor], LossSums]
+"""Returns the sums of (states, table, labels, counted) of tokens, such as `output_sums`."""
+
+
+def sums_of_all_heads(
+    sums: Sums,
+    model: Any,
+    states: Float[Tensor, "*text model"],
+    labels: Int[Tensor, "*text"],
+    counted: Bool[Tensor, "*text"],
+    seen: list[Stream] | None,
+    finish: Callable[[Tensor], Tensor] | None = None,
+    documents: Int[Tensor, "*text"] | None = None,
+) -> LossSums:
+    """Return the sums of the output layer alone; leave the losses of other heads with the heads.
+
+    Args:
+        sums: What a head is trained on; the same for all heads.
+        model: A model whose output table is that of its embedding.
+        states: What the output layer reads.
+        labels: What it predicts from them, in the order of the text along the last axis.
+        counted: Which of the labels count.
+        seen: The streams after the layers, from `watched`; None where no other head predicts.
+        finish: Turns what a stack gives into states that the output layer reads; None where those
+            are the same.
+        documents: A number for the document of each label; None where a text is one document.
+    """
+    table = model.embedding.tokens.weight
+    if seen is not None:
+        model.auxiliary.score(
+            lambda *of: sums(*of).loss, table, seen, states, labels, counted, finish, documents
+        )
+    return sums(states.flatten(0, -2), table, labels.flatten(), counted.flatten())

@@ -1,0 +1,453 @@
+"""The positions by name: learned, relative, rotary and sinusoidal.
+
+Positions: how the order of tokens enters a model; `model.architecture.positions` selects one.
+
+Positions, one file each; those imported here are registered wherever a model is.
+
+Learned tables of positions: one that is added to the embedding, or one before each layer.
+
+Relative positions with learned biases inside self-attention (Dai et al. 2019, 1901.02860).
+
+Rotary positions inside self-attention.
+
+Sinusoidal positions, added to the embedding.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import ClassVar, final
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from lightning_app.blocks.linear import Linear
+from lightning_app.blocks.norm import LearnedScalars
+from lightning_app.blocks.placed import Placed, Places, Rotation, rotation
+from lightning_app.blocks.stack import StackSpec
+from lightning_app.core.errors import UserError
+from lightning_app.core.registry import Registry
+
+POSITIONS: Registry["type[Positions]"] = Registry("model.architecture.positions")
+"""The positions by name; `POSITIONS.register` is the decorator that adds a class."""
+
+
+class Table(nn.Module, ABC):
+    """Positions that are added to the embedding of each token."""
+
+    @abstractmethod
+    def forward(
+        self, start: int, end: int, device: torch.device
+    ) -> Float[Tensor, "position model"]:
+        """Return the rows of the positions start .. end - 1."""
+
+
+class LayerTable(nn.Module, ABC):
+    """Positions that are added to the stream before one layer."""
+
+    @abstractmethod
+    def forward(self, places: Places) -> Float[Tensor, "*batch #token model"]:
+        """Return the rows of the newest tokens."""
+
+
+Place = Callable[[Places], Placed]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Positions:
+    """One kind of positions; this base ignores order. A subclass overrides what it uses."""
+
+    absolute: ClassVar[bool] = False
+    """Whether a token enters a model with its position in the text."""
+    clamps: ClassVar[bool] = False
+    """Whether `clamp_length` has a meaning."""
+
+    model_dim: int
+    num_heads: int
+    max_positions: int
+    clamp_length: int | None = None
+
+    def check(self) -> None:
+        """Refuse sizes that these positions cannot have.
+
+        Raises:
+            ValueError: naming the field and what would be right.
+        """
+
+    @property
+    def longest(self) -> float:
+        """The largest number of tokens of a text."""
+        return math.inf
+
+    def check_length(self, tokens: int) -> None:
+        """Refuse a text of more tokens than there are positions.
+
+        Raises:
+            UserError: naming the field and both numbers.
+        """
+        if tokens > self.longest:
+            raise UserError(
+                f"model.architecture.max_positions is {self.max_positions}, and a text has "
+                f"{tokens} tokens; learned positions end there"
+            )
+
+    def table(self) -> Table | None:
+        """Return the table that is added to the embedding, or None."""
+        return None
+
+    def layer_tables(self, depth: int) -> list[LayerTable]:
+        """Return the tables that are added to the stream before each layer of a stack, or none."""
+        return []
+
+    def check_stack(self, spec: StackSpec) -> None:
+        """Refuse a stack with which these positions have no meaning.
+
+        Raises:
+            ValueError: naming the field and what would be right.
+        """
+
+    def placing(self, spec: StackSpec) -> Place | None:
+        """Return the term of the scores of self-attention, given the places of a pass.
+
+        A function, or a module where it has parameters; None where positions do not enter there.
+        Each stack has its own, and calls it once for each pass, for all layers.
+        """
+        return None
+
+
+@final
+class LearnedTable(Table):
+    """One vector for each position, initially from N(0, 0.02^2) (Devlin et al. 2019)."""
+
+    def __init__(self, max_positions: int, model_dim: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(max_positions, model_dim))
+        nn.init.normal_(self.weight)
+
+    def forward(
+        self, start: int, end: int, device: torch.device
+    ) -> Float[Tensor, "position model"]:
+        return self.weight[start:end]
+
+
+@final
+class LearnedLayerTable(LayerTable):
+    """One vector for each position before one layer, initially from N(0, 0.02^2)."""
+
+    def __init__(self, max_positions: int, model_dim: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(max_positions, model_dim))
+        nn.init.normal_(self.weight)
+
+    def forward(self, places: Places) -> Float[Tensor, "*batch #token model"]:
+        return nn.functional.embedding(places.absolute, self.weight)
+
+
+@final
+@POSITIONS.register("learned")
+class Learned(Positions):
+    """Devlin et al. 2019, BERT (1810.04805)."""
+
+    absolute = True
+
+    @property
+    def longest(self) -> float:
+        return float(self.max_positions)
+
+    def table(self) -> LearnedTable:
+        return LearnedTable(self.max_positions, self.model_dim)
+
+
+@final
+@POSITIONS.register("learned_per_layer")
+class LearnedPerLayer(Positions):
+    """Al-Rfou et al. 2019 (1808.04444): layer l reads ``x + P_l``, with a table P_l of its own.
+
+    In a dual stream P_l is added to both parts, as positions of the embedding are. No dropout acts
+    on it.
+    """
+
+    absolute = True
+
+    @property
+    def longest(self) -> float:
+        return float(self.max_positions)
+
+    def layer_tables(self, depth: int) -> list[LayerTable]:
+        return [LearnedLayerTable(self.max_positions, self.model_dim) for _ in range(depth)]
+
+
+@final
+class ScoreBiases(LearnedScalars):
+    """u and v, one vector for each head, initially from N(0, 0.02^2)."""
+
+    def __init__(self, num_heads: int, head_dim: int, *, zero: bool) -> None:
+        super().__init__()
+        self.zero = zero
+        self.content = nn.Parameter(torch.empty(num_heads, 1, head_dim))
+        self.position = nn.Parameter(torch.empty(num_heads, 1, head_dim))
+        with torch.no_grad():
+            self.reset()
+
+    def reset(self) -> None:
+        for bias in (self.content, self.position):
+            nn.init.zeros_(bias) if self.zero else nn.init.normal_(bias, std=0.02)
+
+
+@final
+class RelativeTerm(nn.Module):
+    """The scores of Transformer-XL, for every layer of a stack:
+
+    ``S_ij = ((q_i + u) . k_j + (q_i + v) . W r_(i-j)) / sqrt(d_k)``
+
+    with ``r_x = [sin(x w) ; cos(x w)]``, ``w_k = 10000^(-2k/d)``, one W a layer, u and v shared by
+    the layers or one pair a layer. With ``a = W^T (q_i + v)`` in two halves and the angle ``g = i
+    w``, the second product is an inner product with the sinusoids of j alone:
+
+    ``a . r_(i-j) = [-a_s cos g + a_c sin g ; a_s sin g + a_c cos g] . r_j``
+
+    So queries and keys have d features more, and every form of attention takes them as they are.
+
+    With `clamp_length` c distances above c count as c, and in an encoder those below -c as -c, in
+    evaluation alone. They are no difference of positions then, so that the second product is a term
+    for each query and key.
+    """
+
+    def __init__(
+        self,
+        layers: int,
+        model_dim: int,
+        num_heads: int,
+        *,
+        shared: bool,
+        zero: bool,
+        clamp_length: int | None = None,
+    ) -> None:
+        super().__init__()
+        self.clamp_length = clamp_length
+        head_dim, pairs = model_dim // num_heads, 1 if shared else layers
+        self.projections = nn.ModuleList(
+            Linear(model_dim, model_dim, bias=False) for _ in range(layers)
+        )
+        self.biases = nn.ModuleList(
+            ScoreBiases(num_heads, head_dim, zero=zero) for _ in range(pairs)
+        )
+
+    def forward(self, places: Places) -> Placed:
+        if self.clamp_length is None or self.training:
+            return RelativeScores(self, *self.sinusoids(places.newest))
+        most = self.clamp_length
+        # (#batch, #token, key), a later key at a distance below 0
+        distance = places.newest[:, None] - places.keys[:, None]
+        table = torch.cat(self.sinusoids(torch.arange(-most, most + 1)), dim=-1)
+        return ClampedScores(self, distance.clamp(-most, most) + most, table)
+
+    def sinusoids(
+        self, places: Int[Tensor, " place"]
+    ) -> tuple[Float[Tensor, "place half"], Float[Tensor, "place half"]]:
+        """Return the sines and cosines at some places, in the type of the weights."""
+        weight, _ = self.of(1)
+        dim = weight.shape[-1]
+        rate = torch.exp(
+            torch.arange(0, dim, 2, device=weight.device, dtype=torch.float64)
+            * (-math.log(10000.0) / dim)
+        )
+        # From angles of full precision.
+        angle = torch.outer(places.to(weight.device).double(), rate)
+        return angle.sin().to(weight.dtype), angle.cos().to(weight.dtype)
+
+    def of(self, layer: int) -> tuple[Float[Tensor, "head dim model"], ScoreBiases]:
+        """Return W, and u and v, of a layer, counted from 1."""
+        weight = self.projections[layer - 1].weight
+        assert isinstance(weight, Tensor)
+        biases = self.biases[0 if len(self.biases) == 1 else layer - 1]
+        assert isinstance(biases, ScoreBiases)
+        return weight.unflatten(0, (len(biases.content), -1)), biases
+
+
+@final
+@dataclass(frozen=True)
+class RelativeScores(Placed):
+    """The features of the newest tokens of one pass; `at` gives those of a layer."""
+
+    term: RelativeTerm
+    sin: Float[Tensor, "token half"]
+    cos: Float[Tensor, "token half"]
+    layer: int = 1
+
+    def at(self, layer: int) -> "RelativeScores":
+        return replace(self, layer=layer)
+
+    def queries(self, x: Float[Tensor, "batch head token dim"]) -> Tensor:
+        weight, biases = self.term.of(self.layer)
+        a = (x + biases.position) @ weight
+        a_sin, a_cos = a.chunk(2, dim=-1)
+        turned = [a_cos * self.sin - a_sin * self.cos, a_sin * self.sin + a_cos * self.cos]
+        features = torch.cat([x + biases.content, *turned], dim=-1)
+        # Attention divides by the root of the number of features; it is to be that of d_k.
+        return (features * math.sqrt(features.shape[-1] / x.shape[-1])).to(x.dtype)
+
+    def keys(self, x: Float[Tensor, "batch head token dim"]) -> Tensor:
+        sinusoids = torch.cat([self.sin, self.cos], dim=-1).to(x.dtype)
+        return torch.cat([x, sinusoids.expand(*x.shape[:3], -1)], dim=-1)
+
+
+@final
+@dataclass(frozen=True)
+class ClampedScores(Placed):
+    """The scores of one pass where large distances count as one; `at` gives those of a layer.
+
+    `distance` holds the row of `table` of each distance.
+    """
+
+    term: RelativeTerm
+    distance: Int[Tensor, "#batch #token key"]
+    table: Float[Tensor, "distance model"]
+    layer: int = 1
+
+    def at(self, layer: int) -> "ClampedScores":
+        return replace(self, layer=layer)
+
+    def queries(self, x: Float[Tensor, "batch head token dim"]) -> Tensor:
+        return (x + self.term.of(self.layer)[1].content).to(x.dtype)
+
+    def added(self, query: Float[Tensor, "batch head token dim"]) -> Tensor:
+        weight, biases = self.term.of(self.layer)
+        x = query - biases.content + biases.position
+        # (head, dim, model) -> (head, dim, distance)
+        by_distance = x @ (weight @ self.table.T) / math.sqrt(x.shape[-1])
+        # The newest tokens of all beams have one distance to a key.
+        index = self.distance[:, None].expand(*x.shape[:3], -1)
+        return by_distance.gather(3, index).to(query.dtype)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _ByDistance(Positions):
+    """Dai et al. 2019, Transformer-XL (1901.02860), section 3.3."""
+
+    clamps = True
+
+    def check(self) -> None:
+        if self.model_dim % 2:
+            raise ValueError(f"model_dim {self.model_dim}: relative positions need an even width")
+
+    def check_stack(self, spec: StackSpec) -> None:
+        if any(block.self_attention.carry == "qk_sum" for block in spec.blocks):
+            raise ValueError(
+                "positions relative with residual_attention qk_sum: sums over layers would add "
+                "the sinusoids of a key once a layer; take residual_attention mean or sum"
+            )
+        if self.clamp_length is not None:
+            self._check_clamped(spec)
+
+    def _check_clamped(self, spec: StackSpec) -> None:
+        for attention in (block.self_attention for block in spec.blocks):
+            if attention.shaping is not None and attention.shaping.centred:
+                raise ValueError(
+                    f"clamp_length {self.clamp_length} with a shaped_attention gamma: the centre "
+                    "would move with the term of large distances; leave clamp_length out"
+                )
+            if attention.localised_span is not None or attention.adaptive_span is not None:
+                raise ValueError(
+                    f"clamp_length {self.clamp_length} with localised_span or adaptive_span: a "
+                    "span hides large distances already; leave clamp_length out"
+                )
+
+    def _term(self, spec: StackSpec, *, shared: bool) -> RelativeTerm:
+        # With a centre the map has to be uniform at the start, which u and v would disturb.
+        shapings = [block.self_attention.shaping for block in spec.blocks]
+        zero = any(shaping is not None and shaping.centred for shaping in shapings)
+        return RelativeTerm(
+            len(spec.blocks),
+            self.model_dim,
+            self.num_heads,
+            shared=shared,
+            zero=zero,
+            clamp_length=self.clamp_length,
+        )
+
+
+@final
+@POSITIONS.register("relative")
+class Relative(_ByDistance):
+    """u and v are shared by all layers of a stack, as in the authors' code."""
+
+    def placing(self, spec: StackSpec) -> RelativeTerm:
+        return self._term(spec, shared=True)
+
+
+@final
+@POSITIONS.register("relative_untied")
+class RelativeUntied(_ByDistance):
+    """Each layer has u and v of its own."""
+
+    def placing(self, spec: StackSpec) -> RelativeTerm:
+        return self._term(spec, shared=False)
+
+
+@final
+@POSITIONS.register("rope")
+class Rope(Positions):
+    """Su et al. 2021, RoPE (2104.09864): ``(R_i q_i) . (R_j k_j)``, which depends on i - j."""
+
+    def check(self) -> None:
+        head_dim, rest = divmod(self.model_dim, self.num_heads)
+        if not rest and head_dim % 2:
+            raise ValueError(
+                f"positions rope: model_dim / num_heads is {head_dim}, and pairs need an even "
+                "number"
+            )
+
+    def placing(self, spec: StackSpec) -> Place:
+        return self._rotation
+
+    def _rotation(self, places: Places) -> Rotation:
+        return rotation(places.newest, self.model_dim // self.num_heads)
+
+
+def sinusoids(length: int, dim: int, device: torch.device) -> Float[Tensor, "{length} {dim}"]:
+    """``PE(i, 2k) = sin(i / 10000^(2k/d))``, ``PE(i, 2k+1) = cos(same)`` (Vaswani et al. 2017)."""
+    position = torch.arange(length, device=device, dtype=torch.float64)[:, None]
+    rate = torch.exp(
+        torch.arange(0, dim, 2, device=device, dtype=torch.float64) * (-math.log(10000.0) / dim)
+    )
+    angle = position * rate
+    table = torch.stack([angle.sin(), angle.cos()], dim=-1).flatten(1)
+    return table[:, :dim].to(torch.get_default_dtype())
+
+
+@final
+class Sinusoids(Table):
+    """The sinusoids of all positions that were needed so far."""
+
+    def __init__(self, model_dim: int) -> None:
+        super().__init__()
+        self.model_dim = model_dim
+        # Grown on demand: sentences at inference may be longer than any in training.
+        # Not a buffer: distributed training would broadcast tables of different lengths.
+        self.rows = torch.empty(0, model_dim)
+
+    def forward(
+        self, start: int, end: int, device: torch.device
+    ) -> Float[Tensor, "position model"]:
+        if self.rows.shape[0] < end or self.rows.device != device:
+            length = max(end, 2 * self.rows.shape[0], 256)
+            self.rows = sinusoids(length, self.model_dim, device)
+        return self.rows[start:end]
+
+
+@final
+@POSITIONS.register("sinusoidal")
+class Sinusoidal(Positions):
+    """Vaswani et al. 2017 (1706.03762), section 3.5."""
+
+    absolute = True
+
+    def check(self) -> None:
+        if self.model_dim % 2:
+            raise ValueError(f"model_dim {self.model_dim}: sinusoidal positions need an even width")
+
+    def table(self) -> Sinusoids:
+        return Sinusoids(self.model_dim)

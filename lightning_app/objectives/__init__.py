@@ -1,1 +1,0 @@
-"""Losses: what a task sums over the tokens of a batch."""

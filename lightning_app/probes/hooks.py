@@ -1,0 +1,269 @@
+"""Hooks that measure the states and attention maps of a running model without changing them."""
+
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from lightning_app.blocks.attention import Attention, Carry
+from lightning_app.blocks.block import Block, Call, Carries
+from lightning_app.blocks.kernels.choose import QueryKeySums
+from lightning_app.blocks.kernels.shaped import own_scores, softmax_input, softmax_map
+from lightning_app.blocks.masks import Mask
+from lightning_app.blocks.residual import Stream
+from lightning_app.blocks.spans import DynamicSpanMask
+from lightning_app.blocks.windows import LocalMask
+from lightning_app.models.stack import stacks
+from lightning_app.probes import measures
+from lightning_app.probes.table import Place, Row, RunningStats, ordered
+
+Real = Mapping[str, Bool[Tensor, "batch token"]]
+"""For each stack, a mask of the input tokens that count."""
+
+
+class ActivationHooks:
+    """Forward hooks on every stack of `model` inside the context, which may be entered again.
+
+    Before each forward pass, `expect` sets which tokens count. All measurements go to `tally`:
+
+    ======================  ====================================================================
+    quantity                of layer n (0: the input of the first layer)
+    ======================  ====================================================================
+    hidden_norm             ``||x||^2 / d`` of the stream after the layer, mean over tokens
+    sum_norm                the same before the layer's last norm, if it is on the sum:
+                            Xiong et al.'s x^{post,5}; elsewhere equal to hidden_norm
+    token_cosine            mean cosine of the pairs of tokens of a sentence, after the layer
+    token_rank              effective rank of the tokens of a sentence, after the layer
+    attention_entropy       of the softmax map, nats, mean over rows and heads; for each head also
+                            the quantiles ``_p5 .. _p95``
+    attention_free_entropy  the same of the uniform map over the keys that may be seen
+    attention_distance      Jensen-Shannon divergence (bits) from the map of the layer below,
+                            same head; for each head also the mean
+    attention_matched       the same under the best one-to-one matching of heads
+    score_ratio             own scores against the running sum, where scores are carried
+    largest_logit           the largest input of the softmax
+    peaked_rows             share of rows whose largest probability is above 0.99
+    running_tokens          with halting: share of tokens that the layer changes
+    span                    of dynamic spans: tokens, mean over the queries; for each head too
+    ======================  ====================================================================
+
+    A layer is one call of a block: a shared block has as many layers as steps. With halting,
+    everything of a layer is of the tokens that have not halted before it.
+
+    These are of the map before shaping. Rows are the queries of tokens that count and may see two
+    keys or more. A decoder's cross-attention has the same quantities with ``cross_`` in front. A
+    stack's output, after its final norm, has ``output_norm`` and ``output_cosine``.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.tally = RunningStats()
+        self._stacks = stacks(model)
+        self._handles: list[RemovableHandle] = []
+        self._real: Real = {}
+        self._layer = 0
+        self._running: Bool[Tensor, "batch token"] | None = None
+        self._below: dict[tuple[str, str], tuple[Tensor, Tensor]] = {}
+        self._distances: dict[Place, list[tuple[Tensor, int]]] = {}
+
+    def __enter__(self) -> Self:
+        for name, stack in self._stacks.items():
+            for block in dict.fromkeys(block for _, block in stack.layers):
+                self._tap(name, block)
+            self._keep(stack, self._on_output(name))
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        self._below.clear()
+
+    def expect(self, real: Real) -> None:
+        """Announce the next forward pass: the tokens of each stack that count in it."""
+        self._real = real
+        self._below.clear()
+
+    def rows(self, step: int) -> list[Row]:
+        """Return all measurements since the start."""
+        rows = self.tally.rows(step)
+        for place, parts in self._distances.items():
+            items = sum(count for _, count in parts)
+            distance = torch.stack([mean * (count / items) for mean, count in parts]).sum(dim=0)
+            values = {None: float(distance.diagonal().mean())}
+            values |= dict(enumerate(distance.diagonal().tolist()))
+            rows += [
+                Row(step, place.stack, place.layer, place.quantity, head, value)
+                for head, value in values.items()
+            ]
+            matched = place.quantity.replace("distance", "matched")
+            value = measures.matched_distance(distance)
+            rows.append(Row(step, place.stack, place.layer, matched, None, value))
+        return ordered(rows)
+
+    def _keep(self, module: nn.Module, hook: Callable[..., None]) -> None:
+        self._handles.append(module.register_forward_hook(hook, with_kwargs=True))
+
+    def _tap(self, stack: str, block: Block) -> None:
+        self._handles.append(block.register_forward_pre_hook(self._on_entry(stack)))
+        self._keep(block, self._on_block(stack))
+        norm = last_norm(block)
+        if norm is not None:
+            self._keep(norm, self._on_sum(stack))
+        self._keep(block.self_attention, self._on_attention(stack, ""))
+        if block.cross_attention is not None:
+            self._keep(block.cross_attention, self._on_attention(stack, "cross_"))
+
+    def _on_entry(self, stack: str) -> Callable[..., None]:
+        def hook(module: Block, args: tuple[Stream, Carries, Call]) -> None:
+            stream, _, call = args
+            self._layer, self._running = call.layer, call.running
+            if call.layer == 1:
+                self._state(stack, 0, stream.x)
+            if call.running is not None:
+                share = call.running[self._real[stack]].double()
+                self.tally.mean(Place("running_tokens", stack, call.layer), share)
+
+        return hook
+
+    def _on_block(self, stack: str) -> Callable[..., None]:
+        def hook(module: Block, args: Any, kwargs: Any, output: tuple[Stream, Carries]) -> None:
+            stream, _ = output
+            self._state(stack, self._layer, stream.x)
+            if last_norm(module) is None:
+                place = Place("sum_norm", stack, self._layer)
+                self._mean(place, measures.squared_norms, stack, stream.x)
+
+        return hook
+
+    def _on_sum(self, stack: str) -> Callable[..., None]:
+        def hook(module: nn.Module, args: tuple[Tensor], kwargs: Any, output: Tensor) -> None:
+            place = Place("sum_norm", stack, self._layer)
+            self._mean(place, measures.squared_norms, stack, args[0])
+
+        return hook
+
+    def _on_output(self, stack: str) -> Callable[..., None]:
+        def hook(
+            module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor
+        ) -> None:
+            self._running = None
+            self._mean(Place("output_norm", stack), measures.squared_norms, stack, output)
+            self._mean(Place("output_cosine", stack), measures.token_cosines, stack, output)
+
+        return hook
+
+    def _state(self, stack: str, layer: int, x: Tensor) -> None:
+        self._mean(Place("hidden_norm", stack, layer), measures.squared_norms, stack, x)
+        self._mean(Place("token_cosine", stack, layer), measures.token_cosines, stack, x)
+        self._mean(Place("token_rank", stack, layer), measures.token_ranks, stack, x)
+
+    def _mean(
+        self, place: Place, measure: Callable[[Tensor, Tensor], Tensor], stack: str, x: Tensor
+    ) -> None:
+        self.tally.mean(place, measure(x.detach(), self._counted(stack)))
+
+    def _counted(self, stack: str) -> Bool[Tensor, "batch token"]:
+        """Return the tokens of `stack` that count in the present layer."""
+        real = self._real[stack]
+        return real if self._running is None else real & self._running
+
+    def _on_attention(self, stack: str, prefix: str) -> Callable[..., None]:
+        @torch.no_grad()
+        def hook(module: Attention, args: Any, kwargs: Any, output: Any) -> None:
+            layer, divisor = self._layer, kwargs["divisor"]
+            if isinstance(module.span, DynamicSpanMask):
+                self._spans(stack, kwargs["spans"])
+            mask, new, total = scores(module, args, kwargs, output[1])
+            allowed = mask.allowed.expand(total.shape[0], 1, *total.shape[2:])[:, 0]
+            rows = self._counted(stack) & (allowed.sum(dim=-1) > 1)
+            # (batch, head, query, key) -> (row, head, key)
+            seen = allowed[rows][:, None]
+            maps = softmax_map(total, mask, divisor).transpose(1, 2)[rows]
+            logits = softmax_input(total, mask, divisor).transpose(1, 2)[rows]
+            total = total.transpose(1, 2)[rows]
+            if module.spec.carry != "none":
+                cells = seen.expand_as(total)
+                own = new.transpose(1, 2)[rows]
+                ratio = measures.score_ratio(own[cells], total[cells])
+                self.tally.mean(Place(f"{prefix}score_ratio", stack, layer), ratio)
+            self._maps(stack, layer, prefix, maps, seen[:, 0])
+            self._distance(stack, layer, prefix, maps, rows)
+            largest = logits.masked_fill(~seen, torch.finfo(logits.dtype).min)
+            self.tally.largest(Place(f"{prefix}largest_logit", stack, layer), largest)
+
+        return hook
+
+    def _spans(self, stack: str, spans: Float[Tensor, "batch head query 1"]) -> None:
+        """Measure the spans of the tokens that count."""
+        # (batch, head, query, 1) -> (token, head)
+        counted = spans.squeeze(-1).transpose(1, 2)[self._counted(stack)]
+        place = Place("span", stack, self._layer)
+        self.tally.mean(place, counted)
+        for head, own in enumerate(counted.unbind(dim=1)):
+            self.tally.mean(place._replace(head=head), own)
+
+    def _maps(
+        self, stack: str, layer: int, prefix: str, maps: Tensor, seen: Bool[Tensor, "row key"]
+    ) -> None:
+        place = Place(f"{prefix}attention_entropy", stack, layer)
+        entropies = measures.entropies(maps)
+        self.tally.mean(place, entropies)
+        for head in range(maps.shape[1]):
+            self.tally.sample(place._replace(head=head), entropies[:, head])
+        free = Place(f"{prefix}attention_free_entropy", stack, layer)
+        self.tally.mean(free, seen.sum(dim=-1).to(maps.dtype).log())
+        peaked = Place(f"{prefix}peaked_rows", stack, layer)
+        self.tally.mean(peaked, measures.peaked_rows(maps))
+
+    def _distance(
+        self,
+        stack: str,
+        layer: int,
+        prefix: str,
+        maps: Tensor,
+        rows: Bool[Tensor, "batch token"],
+    ) -> None:
+        """Compare the maps of `rows` with those that the layer below has of the same rows."""
+        if layer > 1 and len(maps):
+            below, rows_below = self._below[stack, prefix]
+            distances = Place(f"{prefix}attention_distance", stack, layer)
+            found = measures.head_distances(maps, below[rows[rows_below]])
+            self._distances.setdefault(distances, []).append((found, len(maps)))
+        self._below[stack, prefix] = maps, rows
+
+
+def last_norm(block: Block) -> nn.Module | None:
+    """Return the norm on the sum of the block's last sub-layer, or None."""
+    norm = block.last_residual.norm_sum
+    return None if isinstance(norm, nn.Identity) else norm
+
+
+def scores(
+    module: Attention, args: tuple[Any, ...], kwargs: Mapping[str, Any], carry: Carry | None
+) -> tuple[Mask, Tensor, Tensor]:
+    """Return an attention's mask, its own scores S_n and the input Z_n of its softmax.
+
+    `args` and `kwargs` are those of the call, `carry` is the state that the attention passed on, or
+    None. Z_n is read at once, since it may change in place with the next layer. Scores are not
+    masked: only cells that a query may see are meaningful.
+    """
+    query, keys, _, mask, _ = args
+    local: LocalMask | None = mask if isinstance(mask, LocalMask) else None
+    whole = module.whole_mask(mask, kwargs.get("spans"))
+    new = own_scores(query, keys, whole)
+    if carry is None:
+        return whole, new, new
+    if isinstance(carry, QueryKeySums):
+        total = own_scores(carry.query, carry.key, whole if local is None else local.mask)
+    else:
+        total = carry.scores
+    return whole, new, total if local is None else local.whole_map(total)

@@ -1,0 +1,134 @@
+"""The papers about the methods that a grid used, as BibTeX."""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import Any
+
+from lightning_app.config.tree import BLOCK, PRESET, lookup
+from lightning_app.report.results import GridResults
+
+TEXT = re.compile(r"\\[\"'`^~]?|[{}]")  # TeX markup to remove for plain text
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One entry of the bibliography; `topics` lists the methods for which it is cited."""
+
+    kind: str
+    key: str
+    fields: Mapping[str, str]
+    topics: frozenset[str]
+
+    @property
+    def short(self) -> str:
+        """`Xiong et al. 2020`."""
+        names = [author.split(",")[0] for author in self.fields["author"].split(" and ")]
+        who = (
+            " & ".join(names) if len(names) < 3 and "others" not in names else f"{names[0]} et al."
+        )
+        return TEXT.sub("", f"{who} {self.fields['year']}")
+
+    @property
+    def bibtex(self) -> str:
+        fields = dict(self.fields)
+        if "eprint" in fields:
+            fields["archiveprefix"] = "arXiv"
+        lines = (f"  {name} = {{{value}}},\n" for name, value in fields.items())
+        return f"@{self.kind}{{{self.key},\n{''.join(lines)}}}\n"
+
+
+@cache
+def bibliography() -> Mapping[str, Entry]:
+    """Every entry, by its key."""
+    file = resources.files("lightning_app.catalogue") / "bibliography.bib"
+    entries = {}
+    for kind, key, body in _ENTRY.findall(file.read_text(encoding="utf-8")):
+        fields = dict(_FIELD.findall(body))
+        topics = frozenset(fields.pop("topics").split(", "))
+        entries[key] = Entry(kind=kind, key=key, fields=fields, topics=topics)
+    return entries
+
+
+_ENTRY = re.compile(r"^@(\w+)\{([^,\s]+),\n(.*?)^\}$", re.MULTILINE | re.DOTALL)
+_FIELD = re.compile(r"^  (\w+) = \{(.*)\},$", re.MULTILINE)
+
+
+def cited(topics: Iterable[str]) -> list[str]:
+    """The keys of the entries for some topics, in the order of the topics."""
+    entries = bibliography().values()
+    keys = (entry.key for topic in topics for entry in entries if topic in entry.topics)
+    return list(dict.fromkeys(keys))
+
+
+def references(grid: GridResults) -> str:
+    """`references.bib`: papers about the methods used, and papers whose figures are compared."""
+    entries = bibliography()
+    named = [figure["paper"] for figure in published_of(grid)]
+    keys = dict.fromkeys([*cited(topics_of(grid)), *(key for key in named if key in entries)])
+    return "\n".join(entries[key].bibtex for key in keys)
+
+
+def published_of(grid: GridResults) -> list[Mapping[str, Any]]:
+    """The published figures of a grid, or of all that it joins."""
+    return [figure for part in grid.parts or (grid,) for figure in part.published]
+
+
+def topics_of(grid: GridResults) -> list[str]:
+    """The methods that a grid used, as `kind/value`."""
+    used = ["method/transformer", *(f"preset/{name}" for name in presets_of(grid))]
+    for kind, key in _SETTINGS.items():
+        used += [f"{kind}/{value}" for value in values_of(grid, key)]
+    if any(values_of(grid, "model.objective.label_smoothing")):
+        used.append("method/label_smoothing")
+    if any(any(values_of(grid, f"model.objective.{name}_weight")) for name in AUXILIARY):
+        used.append("method/auxiliary_losses")
+    used.append("method/layer_norm")
+    metrics = {name for cell in grid.finished for name in cell.metrics}
+    used += ["metric/bleu"] * any("bleu" in name for name in metrics)
+    if grid.pruner is None:
+        used += [f"statistic/{name}" for name in ("t", "fieller", "wilson", "holm", "bootstrap")]
+        if len(grid.rates) > 1:
+            used.append("statistic/chosen")
+        used += ["score/rate_sensitivity"] * (len(grid.rates) > 1)
+    versions = (cell.record.get("versions") or {} for cell in grid.finished)
+    return [*used, *dict.fromkeys(f"library/{name}" for each in versions for name in each)]
+
+
+AUXILIARY = ("intermediate", "second_target")
+"""The auxiliary losses, by the first words of their weights."""
+
+_SETTINGS = {
+    "norm": f"{BLOCK}norm",
+    "positions": "model.architecture.positions",
+    "activation": "model.architecture.activation",
+    "objective": "model.objective.kind",
+    "optimizer": "model.optimizer.kind",
+    "schedule": "model.schedule.kind",
+    "coupling": "model.schedule.coupling",
+    "data": "data.name",
+    "tokenizer": "data.tokenizer",
+}
+
+
+def presets_of(grid: GridResults) -> list[str]:
+    return [str(value) for value in values_of(grid, PRESET)]
+
+
+def values_of(grid: GridResults, key: str) -> list[Any]:
+    """The values of a setting over the grid, or over the grids that it joins; empty if not set."""
+    parts = grid.parts or (grid,)
+    return distinct(
+        value for part in parts for value in part.axes.get(key, [lookup(part.config, key)])
+    )
+
+
+def distinct(values: Iterable[Any]) -> list[Any]:
+    """Each value except None once, in order; they need not be hashable."""
+    found: list[Any] = []
+    for value in values:
+        if value is not None and value not in found:
+            found.append(value)
+    return found

@@ -1,0 +1,727 @@
+"""Comparisons on a metric: of variants, of the factors of a design, and of repeated runs.
+
+What a reader judges runs by: means by arm, the best first.
+
+It is the metric that the grid file names, or the task's own score where that is the loss and the
+task has published scores (`GridResults.measure`).
+
+Main effects and interactions of the factors of a grid, on any score that has a value per seed.
+
+A factor is an axis of two values, low and high, in the order of the grid file. With `y` the score
+of a variant and seed, the effect of factors `F` is the mean, over the levels of all other factors,
+of `y` contrasted by each factor of `F`: for one factor `y(high) - y(low)`, for two `(y(high, high)
+- y(high, low)) - (y(low, high) - y(low, low))`, and so on. It is computed seed by seed, with
+Student's t interval over the seeds (Yates 1937, for a full 2^k factorial). An effect has an
+interval and a p value only if each variant of it has, and the largest of their factors `widen`.
+
+What a reader judges runs by, at each value of an axis, compared with the axis' baseline.
+
+For an axis with baseline `b`, a value `v` and a slice, that is one combination of all other axes
+but the seed and those that follow from this one: `C = mean_s [m(v, s) - m(b, s)]`, `m` the metric
+of the grid, or the own score of its task (`GridResults.measure`), as the runs report it, in its own
+unit, over the seeds that finished with a finite value at both. Student's t interval; p is the
+larger of Student's t and the same with the spread pooled over the comparisons of the axis by one
+metric (`statistics.guarded_ps`), corrected by Holm over all comparisons; one whose p is withheld
+counts as 1. There is no interval where some seeds of an arm failed and others did not, and no p
+value from fewer than 5 seeds where the two arms differ in failures (`failed_runs.failed`).
+
+Where `m` counts other things at the two values (`rulers`), bits per byte or BLEU takes its place if
+every run has it; otherwise, and for an axis that changes only the evaluation, the two are *not
+comparable*. Values at which runs have read more or trained longer say how much (`_budget`).
+
+Compare the values of any axis of a grid with a baseline, on any metric that its runs report.
+"""
+
+import itertools
+import math
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from lightning_app.config.grid import check_compare, check_metric
+from lightning_app.config.rulers import EVALUATION
+from lightning_app.config.tree import (
+    CORPUS,
+    PRESET,
+    RATE,
+    SEED,
+    WARMUP,
+    group_name,
+    key_of,
+    label,
+    value_name,
+)
+from lightning_app.core.errors import UserError, nearest
+from lightning_app.report.facts import direction, p_value
+from lightning_app.report.pairs import Score, join_notes
+from lightning_app.report.results import CellResult, GridResults, as_number, scales, unlike
+from lightning_app.report.statistics import (
+    FEW_SEEDS,
+    LEVEL,
+    ended_alike,
+    guarded_ps,
+    holm_values,
+    mean,
+    pooled_spread,
+    seeds_interval,
+    sign_flip_p,
+    t_interval,
+)
+from lightning_app.report.tasks import failed
+from lightning_app.runs.mixtures import made_by
+from lightning_app.scores.task_facts import TASKS, QualityMetric, task_facts
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetricMean:
+    """One arm: mean and t interval over the `runs` finished runs that have its `metric`.
+
+    The values are those of the results, without the cap of the scores. `lacking` runs finished
+    without a finite value. There is no interval if some seeds failed and others did not. `ruler`
+    names what the metric counts in this arm, where it counts other things in others: only arms
+    of one ruler can be compared by it.
+    """
+
+    group: str
+    lr: float | None
+    variant: str
+    warmup: int | None
+    metric: str
+    mode: str
+    mean: float
+    low: float
+    high: float
+    runs: int
+    lacking: int
+    ruler: str = ""
+
+
+def by_metric(grid: GridResults) -> list[MetricMean]:
+    """Every arm with finished runs, the best mean first, arms without a value last.
+
+    Arms of several rulers are not ranked against each other: those of the first one come first.
+    """
+    arms: dict[tuple[Any, ...], list[CellResult]] = {}
+    for cell in grid.finished:
+        arms.setdefault((cell.group, cell.lr, cell.variant, cell.warmup), []).append(cell)
+    found = [
+        MetricMean(group=group, lr=lr, variant=variant, warmup=warmup, **_over_seeds(grid, cells))
+        for (group, lr, variant, warmup), cells in arms.items()
+    ]
+    firsts = [cells[0] for cells in arms.values()]
+    for metric in {arm.metric for arm in found}:
+        own = [place for place, arm in enumerate(found) if arm.metric == metric]
+        names = scales([firsts[place] for place in own], metric)
+        for place, name in zip(own, names, strict=True):
+            found[place] = replace(found[place], ruler=name)
+    order = list(dict.fromkeys((arm.metric, arm.ruler) for arm in found))
+    return sorted(found, key=lambda arm: (order.index((arm.metric, arm.ruler)), _rank(arm)))
+
+
+def _rank(arm: MetricMean) -> tuple[bool, float]:
+    sign = 1 if arm.mode == "min" else -1
+    return math.isnan(arm.mean), sign * arm.mean if arm.runs else 0
+
+
+def titled(grid: GridResults) -> str:
+    """The metric and which way is better: `val/bleu, higher is better`; of several, all."""
+    return "; ".join(f"{each.metric}, {direction(each.mode)}" for each in grid.measures)
+
+
+def why_apart(grid: GridResults) -> str:
+    """Why arms of several groups cannot be compared by their metric; empty where they can."""
+    found = (
+        unlike([cell for cell in grid.finished if grid.measure(cell) == measure], measure.metric)
+        for measure in grid.measures
+    )
+    return "; ".join(filter(None, found))
+
+
+def judged_by(grid: GridResults) -> dict[str, QualityMetric]:
+    """The measure of each group of runs."""
+    return {cell.group: grid.measure(cell) for cell in grid.finished}
+
+
+def slices(grid: GridResults, arms: Sequence[MetricMean]) -> dict[str, dict[str, list[MetricMean]]]:
+    """The arms by rate and group in words, and by variant, in the same order."""
+    several = len({(arm.group, arm.lr) for arm in arms}) > 1
+    found: dict[str, dict[str, list[MetricMean]]] = {}
+    for arm in arms:
+        rate = f"learning rate {label(arm.lr)}" if several and arm.lr is not None else ""
+        where = ", ".join(part for part in (rate, arm.group) if part and part != "all")
+        found.setdefault(where, {}).setdefault(arm.variant, []).append(arm)
+    return found
+
+
+def metrics_document(grid: GridResults) -> list[dict[str, Any]]:
+    """The means for scripts: of each grid that this one joins, or of this one."""
+    return [
+        {
+            "grid": part.name,
+            "metric": part.metric,
+            "mode": part.mode,
+            "arms": [asdict(arm) for arm in by_metric(part)],
+        }
+        for part in grid.parts or (grid,)
+    ]
+
+
+def _over_seeds(grid: GridResults, cells: Sequence[CellResult]) -> dict[str, Any]:
+    measure = grid.measure(cells[0])
+    known = [cell for cell in cells if cell.metrics.get(measure.metric) is not None]
+    values = [float(cell.metrics[measure.metric] or 0.0) for cell in known]
+    low, high, _ = seeds_interval(values, list(map(failed, known)))
+    return {
+        "metric": measure.metric,
+        "mode": measure.mode,
+        "mean": mean(values) if values else math.nan,
+        "low": low,
+        "high": high,
+        "runs": len(known),
+        "lacking": len(cells) - len(known),
+    }
+
+
+MEASURES = ("octaves", "need", "delta", "rate_sensitivity", "steps_saved")
+TESTED = ("need", "delta")  # have a p value of their own, withheld where seeds ended differently
+IN_NATS = ("need", "delta", "rate_sensitivity")  # have no effect between unlike tokens
+TIMES = " x "
+
+Levels = tuple[int, ...]  # 0 is the low level of a factor, 1 the high one
+
+
+@dataclass(frozen=True, kw_only=True)
+class Effect:
+    """One row of `effects.csv`: the effect of `factors` on a `measure`.
+
+    `group` names the values of the axes that are no factor, `lr` is NaN for a score over all rates.
+    `p_holm` is corrected over all effects on the measure. `note` says what is missing or censored.
+    """
+
+    measure: str
+    group: str
+    lr: float
+    factors: str
+    estimate: float = math.nan
+    low: float = math.nan
+    high: float = math.nan
+    p: float = math.nan
+    p_holm: float = math.nan
+    p_sign: float = math.nan
+    seeds: int = 0
+    note: str = ""
+
+
+def effects(grid: GridResults, scores: Sequence[Score]) -> list[Effect]:
+    """The effects of all factors on each measure; none for a grid without factors."""
+    parts = grid.parts or (grid,)
+    return _corrected([row for part in parts if part.factors for row in _of_grid(part, scores)])
+
+
+def _of_grid(grid: GridResults, scores: Sequence[Score]) -> list[Effect]:
+    """The effects of one grid before Holm's correction."""
+    places = _places(grid)
+    tables: dict[tuple[str, str, float], dict[Levels, Score]] = {}
+    for score in scores:
+        if score.score in MEASURES and (score.group, score.variant) in places:
+            rest, levels = places[score.group, score.variant]
+            rate = math.inf if math.isnan(score.lr) else score.lr  # NaN is no key
+            tables.setdefault((score.score, rest, rate), {})[levels] = score
+    order = {name: place for place, name in enumerate(MEASURES)}
+    found: list[Effect] = []
+    for (measure, rest, rate), table in sorted(tables.items(), key=lambda of: order[of[0][0]]):
+        lr = math.nan if math.isinf(rate) else rate
+        arms = {(score.group, score.variant) for score in table.values()}
+        cells = [cell for cell in grid.finished if (cell.group, cell.variant) in arms]
+        why = unlike(cells, grid.monitored.loss) if measure in IN_NATS else ""
+        found += _of_table(list(grid.factors), measure, rest, lr, {} if why else table, why)
+    return found
+
+
+def effects_frame(found: Sequence[Effect]) -> "pd.DataFrame":
+    """The effects as a table, a row each."""
+    import pandas as pd
+
+    return pd.DataFrame([asdict(effect) for effect in found])
+
+
+def _places(grid: GridResults) -> dict[tuple[str, str], tuple[str, Levels]]:
+    """For each group and variant: the other axes in words, and the level of each factor."""
+    known = {axis: [key_of(value) for value in grid.axes[axis]] for axis in grid.factors.values()}
+    found = {}
+    for cell in grid.cells:
+        levels = tuple(known[axis].index(key_of(cell.axes[axis])) for axis in grid.factors.values())
+        found[cell.group, cell.variant] = _rest(cell, grid), levels
+    return found
+
+
+def _rest(cell: CellResult, grid: GridResults) -> str:
+    special = {SEED, WARMUP, RATE, *grid.factors.values()}
+    others = [key for key in cell.axes if key not in special and grid.varies(key)]
+    return group_name(cell.axes, others, grid.labels)
+
+
+def _of_table(
+    names: Sequence[str],
+    measure: str,
+    rest: str,
+    lr: float,
+    table: Mapping[Levels, Score],
+    why: str = "",
+) -> Iterator[Effect]:
+    """Every main effect and interaction on one measure, single factors first.
+
+    Of levels whose losses count other tokens there is no table, and the note says `why`.
+    """
+    corners = list(itertools.product((0, 1), repeat=len(names)))
+    missing = [corner for corner in corners if not (corner in table and table[corner].values)]
+    values = [] if missing else [dict(table[corner].values) for corner in corners]
+    seeds = sorted(set.intersection(*map(set, values))) if values else []
+    known = np.array([[of[seed] for seed in seeds] for of in values])  # [corner, seed]
+    unsure = [corner for corner in corners if not missing and math.isnan(table[corner].low)]
+    tested = not unsure and not missing
+    if measure in TESTED:
+        tested = tested and not any(math.isnan(table[corner].p) for corner in corners)
+    widen = max((table[corner].widen for corner in corners if corner in table), default=1.0)
+    bounds = {table[corner].bound for corner in corners if corner in table} - {""}
+    note = f"censored ({', '.join(sorted(bounds))}) in some variants" if bounds else ""
+    if why:
+        note = f"not comparable: {why}"
+    elif missing:
+        note = f"{len(missing)} of {len(corners)} variants have no value"
+    elif not seeds:
+        note = "no seed has finished every run that it needs"
+    elif unsure and len(seeds) > 1:
+        note = join_notes(note, f"{len(unsure)} of {len(corners)} variants have no interval")
+    for size in range(1, len(names) + 1):
+        for chosen in itertools.combinations(range(len(names)), size):
+            identity = {"measure": measure, "group": rest, "lr": lr, "note": note}
+            text = TIMES.join(names[place] for place in chosen)
+            if not seeds:
+                yield Effect(factors=text, **identity)
+                continue
+            signs = np.array(
+                [math.prod(1 if corner[place] else -1 for place in chosen) for corner in corners]
+            )
+            # The mean over the levels of the factors that are not chosen.
+            each = (signs[:, None] * known).sum(axis=0) / 2 ** (len(names) - size)
+            low, high, p = (math.nan,) * 3 if unsure else t_interval(each.tolist(), widen)
+            yield Effect(
+                factors=text,
+                **identity,
+                estimate=float(each.mean()),
+                low=low,
+                high=high,
+                p=p if tested else math.nan,
+                p_sign=sign_flip_p(each.tolist()),
+                seeds=len(seeds),
+            )
+
+
+def _corrected(found: Sequence[Effect]) -> list[Effect]:
+    """The effects with p values corrected over each measure."""
+    corrected = {}
+    for measure in dict.fromkeys(effect.measure for effect in found):
+        family = [place for place, effect in enumerate(found) if effect.measure == measure]
+        values = holm_values([found[place].p for place in family])
+        corrected |= dict(zip(family, values.tolist(), strict=True))
+    return [
+        Effect(**{**asdict(effect), "p_holm": corrected[place]})
+        for place, effect in enumerate(found)
+    ]
+
+
+BETTER, WORSE, SAME, UNLIKE = "better", "worse", "no difference shown", "not comparable"
+EQUAL = "changes nothing"
+
+MORE = 1.05
+"""From this factor on, other numbers of tokens are said: fewer come from the ends of batches."""
+LONGER = 1.25
+"""From this factor on, another time of training is said, if every run of one arm took longer than
+every run of the other. Two runs of one config that share a machine differ by up to a fifth."""
+_SPEED = "train/tokens_per_second"  # counts the tokens that are read
+FREE, OPTIMIZER = ("model.schedule.", "model.optimizer."), "model.optimizer.kind"
+"""The axes that cannot change the time of a step, except for the kind of the optimizer."""
+
+Place = tuple[tuple[str, Hashable], ...]  # the values of the other axes
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetricDifference:
+    """One row of `comparisons.csv`: `value` of an `axis` less its `baseline`, in one slice.
+
+    `where` names the values of the other axes that vary, `all` if none does. `values` holds seed
+    and difference. `reading` is `better`, `worse`, `no difference shown`, `not comparable`, or
+    `changes nothing` where every run ends with the very numbers of the one at the baseline, and
+    empty without a p value; the metric's `mode` decides the direction. `note` says what is missing,
+    and `withheld` whether the seeds are too few for a p value. `why_unlike` says why the metric of
+    the grid cannot compare the two, and `comparable` whether `metric` can. `tokens_ratio` and
+    `seconds_ratio` are what runs have read and how long they have trained, less than or more than
+    those at the baseline; `budget` says it in words, empty where both are about equal.
+    """
+
+    grid: str
+    axis: str
+    value: str
+    baseline: str
+    where: str
+    metric: str
+    mode: str
+    estimate: float = math.nan
+    low: float = math.nan
+    high: float = math.nan
+    p: float = math.nan
+    p_holm: float = math.nan
+    p_sign: float = math.nan
+    seeds: int = 0
+    note: str = ""
+    withheld: bool = False
+    comparable: bool = True
+    equal: bool = False
+    why_unlike: str = ""
+    tokens_ratio: float = math.nan
+    seconds_ratio: float = math.nan
+    budget: str = ""
+    values: tuple[tuple[int, float], ...] = ()
+
+    @property
+    def value_with_p(self) -> str:
+        return self.value if math.isnan(self.p_holm) else f"{self.value} (p {p_value(self.p_holm)})"
+
+    @property
+    def reading(self) -> str:
+        if not self.comparable:
+            return UNLIKE
+        if self.equal:
+            return EQUAL
+        if math.isnan(self.p_holm):
+            return ""
+        if self.p_holm >= 1 - LEVEL:
+            return SAME
+        return BETTER if (self.estimate < 0) == (self.mode == "min") else WORSE
+
+
+def compared_axes(grid: GridResults) -> dict[str, Any]:
+    """The axes to compare with the baseline of each: those of `compare:` in the grid file.
+
+    Of a task with published scores also the warm-up, with none as the baseline. Without that key
+    and without a question about warm-up it is the preset, or else the first axis but the seed, with
+    the baseline of the grid or the first value.
+    """
+    if grid.scored and grid.varies(WARMUP) and 0 in grid.warmups:
+        return {WARMUP: 0, **grid.compare}
+    if grid.compare or grid.asks_warmup:
+        return dict(grid.compare)
+    several = [axis for axis in grid.axes if axis != SEED and grid.varies(axis)]
+    axis = PRESET if PRESET in several else next(iter(several), None)
+    if axis is None:
+        return {}
+    given = grid.baseline if axis == PRESET and grid.baseline in grid.axes[axis] else None
+    return {axis: grid.axes[axis][0] if given is None else given}
+
+
+def comparisons(grid: GridResults, axes: Mapping[str, Any] | None = None) -> list[MetricDifference]:
+    """Every comparison of a grid, or of the grids that it joins; none where a pruner ended runs.
+
+    Args:
+        grid: The grid.
+        axes: The axes to compare with the baseline of each; None for `compared_axes`.
+    """
+    found = [
+        row
+        for part in grid.parts or (grid,)
+        if part.pruner is None
+        for axis, base in (compared_axes(part) if axes is None else axes).items()
+        for row in _of(part, axis, base)
+    ]
+    family = [1.0 if row.seeds > 1 and math.isnan(row.p) else row.p for row in found]
+    corrected = zip(found, holm_values(family).tolist(), strict=True)
+    return [row if math.isnan(row.p) else replace(row, p_holm=p) for row, p in corrected]
+
+
+def comparisons_frame(rows: Sequence[MetricDifference]) -> "pd.DataFrame":
+    """The comparisons as a table, a row each."""
+    import pandas as pd
+
+    return pd.DataFrame([comparison_document(row) for row in rows])
+
+
+def comparison_document(row: MetricDifference) -> dict[str, Any]:
+    """A comparison for scripts."""
+    tree = asdict(row) | {"reading": row.reading}
+    del tree["values"], tree["withheld"], tree["equal"]
+    return tree
+
+
+def _of(grid: GridResults, axis: str, base: Any) -> list[MetricDifference]:
+    """The comparisons of one axis; p values by the spread pooled over them."""
+    runs: dict[Place, dict[Hashable, dict[int, CellResult]]] = {}
+    words: dict[Place, str] = {}
+    for cell in grid.cells:
+        others = grid.apart_from(axis, cell.axes)
+        place = tuple((key, key_of(value)) for key, value in others.items())
+        shown = [key for key in others if grid.varies(key)]
+        words[place] = group_name(others, shown, grid.labels)
+        if cell.finished:
+            arm = runs.setdefault(place, {}).setdefault(key_of(cell.axes[axis]), {})
+            arm[cell.seed or 0] = cell
+    pairs = [
+        (place, value)
+        for place in words
+        for value in grid.axes[axis]
+        if key_of(value) != key_of(base)
+    ]
+    rows = [
+        _compared(grid, axis, value, base, words[place], runs.get(place, {}))
+        for place, value in pairs
+    ]
+    # Scores of several tasks differ in unit and in spread, as do losses that count other tokens:
+    # only those of one metric and one ruler are pooled.
+    cells = [
+        next(iter(runs.get(place, {}).get(key_of(base), {}).values()), None) for place, _ in pairs
+    ]
+    kinds = _kinds(rows, cells)
+    spreads = {
+        kind: pooled_spread(
+            [[v for _, v in row.values] for row, of in zip(rows, kinds, strict=True) if of == kind]
+        )
+        for kind in set(kinds)
+    }
+    return [
+        replace(row, p=float(guarded_ps([value for _, value in row.values], *spreads[kind])))
+        if not math.isnan(row.low) and not row.withheld
+        else row
+        for row, kind in zip(rows, kinds, strict=True)
+    ]
+
+
+def _kinds(
+    rows: Sequence[MetricDifference], cells: Sequence[CellResult | None]
+) -> list[tuple[str, str]]:
+    """The metric and the ruler of each row, from a run at its baseline."""
+    found = [(row.metric, "") for row in rows]
+    for metric in {row.metric for row in rows}:
+        own = [n for n, row in enumerate(rows) if row.metric == metric and cells[n] is not None]
+        names = scales([cell for n in own if (cell := cells[n]) is not None], metric)
+        for place, name in zip(own, names, strict=True):
+            found[place] = metric, name
+    return found
+
+
+def _compared(
+    grid: GridResults,
+    axis: str,
+    value: Any,
+    base: Any,
+    where: str,
+    arms: Mapping[Hashable, Mapping[int, CellResult]],
+) -> MetricDifference:
+    cells = [cell for arm in arms.values() for cell in arm.values()]
+    measure = next(map(grid.measure, cells), grid.measures[0])
+    row = MetricDifference(
+        grid=grid.name,
+        axis=axis,
+        value=value_name(axis, value, grid.labels),
+        baseline=value_name(axis, base, grid.labels),
+        where=where,
+        metric=measure.metric,
+        mode=measure.mode,
+    )
+    if axis == CORPUS and any(cell.scores for cell in cells):
+        return replace(row, note="scores of two tasks have no difference")
+    own, other = (arms.get(key_of(each), {}) for each in (value, base))
+    if axis in EVALUATION:
+        return _not_comparable(row, f"{axis} changes only the evaluation, not what is trained")
+    instead = ""
+    if own and other:
+        compared = [*own.values(), *other.values()]
+        common, why = grid.common_measure(compared)
+        row = replace(row, why_unlike=why, **_budget(axis, own.values(), other.values()))
+        if common is None:
+            return _not_comparable(row, why)
+        if why:
+            instead = f"by {common.metric}, as {measure.metric} counts other things: {why}"
+        measure = common
+        row = replace(row, metric=measure.metric, mode=measure.mode)
+    both = sorted(own.keys() & other.keys())
+    seeds = [s for s in both if _known(own[s], measure) and _known(other[s], measure)]
+    lacking = len(both) - len(seeds)
+    note = f"{lacking} of {len(both)} pairs lack a finite {measure.metric}" if lacking else ""
+    note = "; ".join(filter(None, [instead, note]))
+    if not seeds:
+        return replace(row, note=note or "no seed has finished with both values")
+    values = [_metric(own[s], measure) - _metric(other[s], measure) for s in seeds]
+    stopped = [[failed(arm[s]) for s in seeds] for arm in (own, other)]
+    low, high, _ = seeds_interval(values, *stopped)
+    mixed = not all(map(ended_alike, stopped))
+    reason = ""
+    if math.isnan(low) and len(seeds) > 1:
+        reason = "some seeds of an arm failed and others did not" if mixed else "no spread"
+    few = len(seeds) < FEW_SEEDS and not mixed and not ended_alike(stopped[0] + stopped[1])
+    if few and len(seeds) > 1:
+        reason = f"one arm failed, and {len(seeds)} seeds are too few to tell it from chance"
+    note = "; ".join(filter(None, [note, reason]))
+    return replace(
+        row,
+        estimate=mean(values),
+        low=low,
+        high=high,
+        p_sign=math.nan if math.isnan(low) else sign_flip_p(values),
+        seeds=len(seeds),
+        note=note,
+        withheld=few,
+        equal=all(_measured(own[s]) == _measured(other[s]) for s in seeds),
+        values=tuple(zip(seeds, values, strict=True)),
+    )
+
+
+def _not_comparable(row: MetricDifference, why: str) -> MetricDifference:
+    note = f"{UNLIKE}, because {why}"
+    return replace(row, note=note, comparable=False, why_unlike=why)
+
+
+def _known(cell: CellResult, measure: QualityMetric) -> bool:
+    return cell.metrics.get(measure.metric) is not None
+
+
+def _metric(cell: CellResult, measure: QualityMetric) -> float:
+    return float(cell.metrics[measure.metric] or 0.0)
+
+
+def _measured(cell: CellResult) -> tuple[Any, dict[str, float | None]]:
+    """What a run has read, and all that was measured of it but its speed."""
+    metrics = {tag: v for tag, v in cell.metrics.items() if not tag.startswith("train/")}
+    return cell.record.get("tokens"), metrics
+
+
+def _budget(
+    axis: str, own: Collection[CellResult], other: Collection[CellResult]
+) -> dict[str, Any]:
+    """What runs at a value have read and how long they have trained, over those at the baseline.
+
+    Runs that became non-finite ended early, whatever their budget, and do not count. Tokens of two
+    tokenizers are counted in the bytes that they spell in the validation text, where that is known.
+    """
+    own, other = ([c for c in cells if c.outcome != "non_finite"] for cells in (own, other))
+    every = [*own, *other]
+    if not own or not other:
+        return {}
+    facts = task_facts(own[0].setting(TASKS.field))
+    read, what = _tokens, "examples" if facts.labelled else "tokens"
+    if unlike(every, own[0].monitored.loss) and all(math.isfinite(_bytes(c)) for c in every):
+        read, what = _bytes, "bytes"
+    tokens, longer = _ratio(own, other, read), math.nan
+    first, second = ([_seconds(cell) for cell in cells] for cells in (own, other))
+    apart = min(first) > max(second) or max(first) < min(second)
+    machines = {made_by(cell.record)["device"] for cell in every}
+    if apart and len(machines) == 1 and (axis == OPTIMIZER or not axis.startswith(FREE)):
+        longer = _ratio(own, other, _seconds)
+    said = []
+    if read is _tokens and unlike(every, _SPEED):
+        said.append(f"has read {_times(tokens)} the {what}, which are those of another tokenizer")
+    elif _differs(tokens, MORE):
+        said.append(f"has {'predicted' if facts.masks else 'read'} {_times(tokens)} the {what}")
+    if _differs(longer, LONGER):
+        said.append(f"has trained {_times(longer)} as long")
+    return {"tokens_ratio": tokens, "seconds_ratio": longer, "budget": " and ".join(said)}
+
+
+def _differs(ratio: float, least: float) -> bool:
+    return ratio >= least or 0 < ratio <= 1 / least
+
+
+def _ratio(
+    own: Collection[CellResult],
+    other: Collection[CellResult],
+    quantity: Callable[[CellResult], float],
+) -> float:
+    """The means over runs of a quantity, one over the other; NaN where it is not recorded."""
+    first, second = (mean([quantity(cell) for cell in cells]) for cells in (own, other))
+    return first / second if second else math.nan
+
+
+def _tokens(cell: CellResult) -> float:
+    return as_number(cell.record.get("tokens"))
+
+
+def _bytes(cell: CellResult) -> float:
+    """The tokens of a run in bytes, as many a token as in the validation text."""
+    nats, bits = (as_number(cell.metrics.get(f"val/{name}")) for name in ("nll", "bits_per_byte"))
+    return _tokens(cell) * nats / (math.log(2) * bits) if bits else math.nan
+
+
+def _seconds(cell: CellResult) -> float:
+    """The seconds of the training steps alone, without evaluations."""
+    speed = as_number(cell.metrics.get(_SPEED))
+    return _tokens(cell) / speed if speed else math.nan
+
+
+def _times(ratio: float) -> str:
+    return f"{ratio:.3g} times" if ratio >= 10 else f"{ratio:.2g} times"
+
+
+def compare_axis(
+    grid: GridResults,
+    axis: str,
+    baseline: Any,
+    *,
+    metric: str | None = None,
+    mode: str | None = None,
+) -> "pd.DataFrame":
+    """Return the table of `comparisons` of one axis, with the difference of each seed.
+
+    Args:
+        grid: The results of a grid.
+        axis: The dotted key of one of its axes.
+        baseline: The value of the axis that the others are compared with.
+        metric: A metric of the runs; None for what the report judges them by: the own score of a
+            task that has published ones, else the metric of the grid.
+        mode: Whether `min` or `max` is best; None for that of the metric.
+
+    Raises:
+        UserError: for an unknown axis, value or metric, for a grid with a pruner, and for a mode
+            without a metric where tasks have scores of their own.
+    """
+    compare = check_compare({axis: baseline}, grid.axes)
+    if not grid.varies(axis):
+        raise UserError(f"compare: {axis}: has one value in {grid.name}; a comparison needs two")
+    if grid.pruner is not None:
+        raise UserError(
+            f"{grid.folder}: pruner: {grid.pruner}: cells that were ended early have no final "
+            "metric, so that the rest is no fair comparison; a grid without a pruner has"
+        )
+    asked: dict[str, Any] = {"name": metric or grid.metric}
+    if mode is not None:
+        asked["mode"] = mode
+    elif metric in (None, grid.metric):
+        asked["mode"] = grid.mode
+    name, best = check_metric(asked, grid.config, grid.axes)
+    _check_reported(grid, name)
+    if metric is None and mode is not None and grid.scored:
+        raise UserError(f"mode: needs a metric; {grid.name} is judged by the scores of its task")
+    asked_for = replace(grid, metric=name, mode=best, asked=metric is not None)
+    return _with_seeds(comparisons(asked_for, compare))
+
+
+def _check_reported(grid: GridResults, metric: str) -> None:
+    """Refuse a metric that no finished run has: every comparison would be empty."""
+    reported = dict.fromkeys(name for cell in grid.finished for name in cell.metrics)
+    if reported and metric not in reported:
+        known = ", ".join(sorted(reported))
+        raise UserError(
+            f"metric: no run of {grid.name} reports '{metric}' ({known}){nearest(metric, reported)}"
+        )
+
+
+def _with_seeds(rows: Iterable[MetricDifference]) -> "pd.DataFrame":
+    """The table of comparisons; a column `seed N` has the difference of that seed."""
+    rows = list(rows)
+    frame = comparisons_frame(rows)
+    for seed in sorted({seed for row in rows for seed, _ in row.values}):
+        frame[f"seed {seed}"] = [dict(row.values).get(seed, float("nan")) for row in rows]
+    return frame

@@ -1,0 +1,390 @@
+"""What was run, in sentences, and how numbers are written.
+
+Numbers as the report writes them, on its page and in its tables.
+
+A summary of the runs of a grid in words: counts, data, settings.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any
+
+from lightning_app.config.tree import PRESET, label
+from lightning_app.report.results import (
+    OTHER_DATA,
+    CellResult,
+    GridResults,
+    different,
+    outcomes,
+    shared,
+)
+from lightning_app.runs.mixtures import SUPERSEDED, UNKNOWN, counted, groups
+from lightning_app.scores.task_facts import STACKS, glue_task_of, task_facts
+
+if TYPE_CHECKING:
+    from lightning_app.report.pairs import Score
+
+
+DASH = "–"
+
+
+def nats(value: float) -> str:
+    """Three digits and a true minus sign; no "−0.000"."""
+    return f"{value:.3f}".replace("-", "−").replace("−0.000", "0.000")
+
+
+def measured(value: float) -> str:
+    """A value of any metric: three digits, those of huge numbers as a power of ten."""
+    return f"{value:,.3f}".replace("-", "−") if abs(value) < 1e9 else f"{value:.3e}"
+
+
+def bounded(score: "Score") -> str:
+    """The estimate of a score in nats, with the sign of its bound: `≥ 2.300`."""
+    sign = {">=": "≥ ", "<=": "≤ "}.get(score.bound, "")
+    return f"{sign}{nats(score.estimate)}{' (?)' if score.bound == '?' else ''}"
+
+
+def interval(low: float, high: float) -> str:
+    """`[low, high]` in nats."""
+    return f"[{nats(low)}, {nats(high)}]"
+
+
+def rate(value: float) -> str:
+    """A learning rate as short as it can be, other rates otherwise; a dash for NaN."""
+    return DASH if math.isnan(value) else label(value)
+
+
+def p_value(value: float) -> str:
+    """Three digits, a dash for NaN."""
+    if math.isnan(value):
+        return DASH
+    return "< 0.001" if value < 0.001 else f"{value:.3f}"
+
+
+def share_of(failed: int, count: int) -> str:
+    """`2 / 5`."""
+    return f"{failed} / {count}"
+
+
+def share_interval(low: float, high: float) -> str:
+    """`[low, high]` of a proportion."""
+    return f"[{low:.2f}, {high:.2f}]"
+
+
+def state_counts(grid: GridResults) -> str:
+    """The number of cells in each state; a cell of several grids counts once."""
+    cells = different(grid)
+    states = [cell.state for cell in cells]
+    ended, waiting = outcomes(cells), len(grid.without_parent)
+    parts = [
+        f"of them {ended}" if ended else "none of them stalled",
+        f"{states.count('pruned')} pruned" if "pruned" in states else "",
+        f"{states.count('failed')} crashed" if "failed" in states else "",
+        f"{states.count('unfinished')} unfinished" if "unfinished" in states else "",
+        f"{states.count('waiting')} not started" if "waiting" in states else "",
+        f"{states.count(OTHER_DATA)} left out, of other data" if OTHER_DATA in states else "",
+        f"{states.count('damaged')} with a damaged result" if "damaged" in states else "",
+        f"{waiting} waiting for the runs that they start from" if waiting else "",
+    ]
+    counted = ", ".join(part for part in parts if part)
+    finished = sum(cell.finished for cell in cells)
+    common = shared(grid)
+    once = f" {common} of them in more than one grid, counted once." if common else ""
+    return f"{finished} of {len(states) + waiting} planned cells finished: {counted}.{once}"
+
+
+def facts(grid: GridResults) -> dict[str, str]:
+    """The settings that are needed to repeat the runs, by name; of several grids, those of each."""
+    if grid.parts:
+        return _facts_of_each(grid)
+    found = {
+        "Variants": ", ".join(grid.variants),
+        "Compared with": grid.baseline or DASH,
+        "Warm-up": _warmups(grid),
+        "Learning rate": ", ".join(label(lr) for lr in grid.rates) or DASH,
+        "Seeds": f"{len(grid.seeds)} ({', '.join(map(str, grid.seeds))})" if grid.seeds else DASH,
+        "Other axes": _other_axes(grid),
+        "Budget of a run": _budget(grid),
+        "Data": _data(grid),
+        "Task": _task(grid),
+        "Model": _model(grid),
+        "Optimizer": _optimizer(grid),
+        "Schedule": _schedule(grid),
+        "Device": ", ".join(_distinct(grid, "device")) or DASH,
+        "Precision": ", ".join(_distinct(grid, "precision")) or DASH,
+        "Code": _code(grid),
+        "Metric of the grid": _metric(grid),
+        "Versions": _versions(grid),
+        "Superseded": superseded(grid),
+    }
+    return {name: value for name, value in found.items() if value}
+
+
+def _facts_of_each(grid: GridResults) -> dict[str, str]:
+    own_facts = {part.name: facts(part) for part in grid.parts}
+    found = {}
+    for name in dict.fromkeys(name for each in own_facts.values() for name in each):
+        values = {each: known.get(name, DASH) for each, known in own_facts.items()}
+        alike = len(set(values.values())) == 1
+        each = (f"{part}: {value}" for part, value in values.items())
+        found[name] = next(iter(values.values())) if alike else " | ".join(each)
+    return found
+
+
+_SPLITS = {"train": "training", "valid": "validation"}
+
+
+def direction(mode: str) -> str:
+    """The metric and its direction, in words."""
+    return "lower is better" if mode == "min" else "higher is better"
+
+
+def _metric(grid: GridResults) -> str:
+    return f"{grid.metric}, {direction(grid.mode)}; what the study of the queue optimises"
+
+
+def _warmups(grid: GridResults) -> str:
+    listed = ", ".join(f"{warmup:,}" for warmup in grid.warmups) + " updates"
+    if grid.reference_warmup is None:
+        return f"{listed}; no reference named"
+    return f"{listed}; reference {grid.reference_warmup:,}, fixed in the grid file"
+
+
+def _other_axes(grid: GridResults) -> str:
+    groups = dict.fromkeys(cell.group for cell in grid.cells)
+    return "" if list(groups) == ["all"] else "; ".join(groups)
+
+
+def _budget(grid: GridResults) -> str:
+    steps, tokens = range_of(grid, "steps"), range_of(grid, "tokens")
+    if not steps:
+        planned = grid.setting("trainer.max_steps")
+        return f"{planned:,} steps planned" if planned else DASH
+    recorded = (cell.record.get("seconds") for cell in grid.finished)
+    seconds = sorted(float(value) for value in recorded if value is not None)
+    middle = f", {seconds[len(seconds) // 2]:,.1f} s of wall time (median)" if seconds else ""
+    return f"{steps} optimizer steps, {tokens} tokens{middle}"
+
+
+def _data(grid: GridResults) -> str:
+    found = {}
+    for cell in grid.finished:
+        data = cell.data
+        sizes = data.get("sizes") or {}
+        listed = ", ".join(f"{split} {count:,}" for split, count in sizes.items())
+        vocabulary = data.get("vocab_size")
+        text = f"{_corpus_name(grid, cell)}: {data.get('protocol') or UNKNOWN}; {listed or UNKNOWN}"
+        found[f"{text}; vocabulary {vocabulary:,}" if vocabulary else text] = None
+    entropies = sorted({round(cell.entropy, 3) for cell in grid.finished})
+    unigram = " to ".join(f"{value:.3f}" for value in dict.fromkeys(entropies[:1] + entropies[-1:]))
+    if not found:
+        return str(grid.setting("data.name") or DASH)
+    return f"{' | '.join(found)}; {grid.monitored.floor} of the validation targets {unigram} nats"
+
+
+def _task(grid: GridResults) -> str:
+    kind = task_facts(grid.setting("model.objective.kind") or DASH).title
+    smooth = any(grid.tried("model.objective.label_smoothing"))
+    amount = _tried(grid, "model.objective.label_smoothing")
+    trained = f", trained with label smoothing {amount}" if smooth else ""
+    others = "".join(f"; {each}" for each in _other_settings(grid, "model.objective"))
+    return f"{kind}{trained}; {grid.monitored.loss} is in unsmoothed nats per target token{others}"
+
+
+def _model(grid: GridResults) -> str:
+    def value(key: str) -> str:
+        found = grid.setting(f"model.architecture.{key}")
+        return "several" if found is None else label(found)
+
+    kind = grid.setting("model.architecture.kind")
+    if kind is None:
+        return DASH
+    depth = " + ".join(value(f"{name}_depth") for name in STACKS.get(kind, ("encoder",)))
+    parts = [
+        f"{kind.replace('_', '-')}, {depth} layers",
+        f"width {value('model_dim')}, feed-forward {value('ff_dim')}, {value('num_heads')} heads",
+        f"dropout {value('dropout')}",
+    ]
+    parts += _other_settings(grid, "model.architecture")
+    parameters = range_of(grid, "parameters")
+    return "; ".join([*parts, f"{parameters} parameters"] if parameters else parts)
+
+
+_SAID = {
+    "model.architecture": (
+        *("kind", "encoder_depth", "decoder_depth", "model_dim", "ff_dim", "num_heads", "dropout"),
+    ),
+    "model.objective": ("kind", "label_smoothing"),
+    "model.schedule": ("kind", "warmup_steps", "coupling", "reference_steps"),
+}
+_USUAL = {
+    "activation": "relu",
+    "activation_slope": 0.01,
+    "positions": "sinusoidal",
+    "max_positions": 1024,
+    "beam": 1,
+    "auxiliary_tables": "tied",
+    "length_penalty": 1.0,
+}
+
+
+def _other_settings(grid: GridResults, section: str) -> list[str]:
+    """Name and value of each setting that no sentence mentions, unless it is the default or off."""
+    known = grid.setting(section)
+    settings = known.items() if isinstance(known, Mapping) else ()
+    return [
+        f"{name} {label(value)}"
+        for name, value in settings
+        if name not in _SAID[section] and f"{section}.{name}" not in grid.axes
+        if value != _USUAL.get(name) and value not in (None, False, 0, "none")
+    ]
+
+
+UNCORRECTED = "no bias correction"
+
+
+def _optimizer(grid: GridResults) -> str:
+    given = grid.setting("model.optimizer") or {}
+    shown = [
+        f"{key} {_tried(grid, f'model.optimizer.{key}')}"
+        for key in given
+        if key not in ("kind", "lr", "bias_correction")
+        and any(grid.tried(f"model.optimizer.{key}"))
+    ]
+    corrected = grid.tried("model.optimizer.bias_correction")
+    if False in corrected:
+        shown.append("with and without bias correction" if True in corrected else UNCORRECTED)
+    clipped = any(grid.tried("trainer.gradient_clip_val"))
+    limits = _tried(grid, "trainer.gradient_clip_val")
+    shown.append(f"gradients clipped at {limits}" if clipped else "no gradient clipping")
+    return "; ".join([_tried(grid, "model.optimizer.kind") or DASH, *shown])
+
+
+def _schedule(grid: GridResults) -> str:
+    reference = _tried(grid, "model.schedule.reference_steps")
+    forms = {
+        ("inverse_sqrt", "paper"): "inverse sqrt, coupled as in Xiong et al. 2020: "
+        "lr · min(t / T_w, √(T_w / t))",
+        ("inverse_sqrt", "decoupled"): "inverse sqrt, decoupled: "
+        f"lr · min(1, t / T_w) · min(1, √(T_ref / t)), T_ref = {reference}",
+        ("linear", "paper"): "linear after a linear warm-up, down from its end",
+        ("linear", "decoupled"): f"linear after a linear warm-up, down from step {reference}",
+        ("cosine", "paper"): "half a cosine after a linear warm-up, down from its end",
+        (
+            "cosine",
+            "decoupled",
+        ): f"half a cosine after a linear warm-up, down from step {reference}",
+        (
+            "bert",
+            "",
+        ): "as in BERT's code: lr · (t-1) / T_w up to step T_w, then lr · (1 - (t-1) / T)",
+    }
+    found = [forms.get(each, f"{each[0]} after a linear warm-up") for each in schedules(grid)]
+    if not found:
+        return DASH
+    return "; ".join([" / ".join(dict.fromkeys(found)), *_other_settings(grid, "model.schedule")])
+
+
+def schedules(grid: GridResults) -> list[tuple[str, str]]:
+    """The kinds of schedule, each with each coupling of warm-up and decay, `paper` or `decoupled`.
+
+    A warm-up moves no decay of a constant rate nor of BERT's schedule, so their coupling is empty.
+    """
+    kinds, couplings = (grid.tried(f"model.schedule.{key}") for key in ("kind", "coupling"))
+    pairs = [
+        (kind, "" if kind in ("constant", "bert") else one) for kind in kinds for one in couplings
+    ]
+    return list(dict.fromkeys(pairs))
+
+
+def _tried(grid: GridResults, key: str) -> str:
+    return " / ".join(map(label, grid.tried(key)))
+
+
+def records_of(grid: GridResults) -> dict[str, Any]:
+    return {cell.name: cell.record for cell in grid.finished}
+
+
+def _code(grid: GridResults) -> str:
+    found = groups(records_of(grid))["code"]
+    return counted(found) if len(found) > 1 else next(iter(found), "")
+
+
+def superseded(grid: GridResults) -> str:
+    """The number of earlier runs that were repeated and are not counted."""
+    folder = grid.folder / SUPERSEDED
+    count = len(list(folder.iterdir())) if folder.is_dir() else 0
+    return f"{count} earlier runs, kept in {SUPERSEDED}/; they are not counted" if count else ""
+
+
+def _versions(grid: GridResults) -> str:
+    found = {}
+    for cell in grid.finished:
+        versions = cell.record.get("versions") or {}
+        shown = [f"{name} {versions[name]}" for name in ("torch", "lightning") if name in versions]
+        found[", ".join(shown)] = None
+    return " | ".join(text for text in found if text)
+
+
+def budget_of(grid: GridResults) -> str:
+    return f"{range_of(grid, 'steps')} steps"
+
+
+def in_short(grid: GridResults) -> str:
+    """Data and budget, short, for a caption."""
+    steps, tokens = range_of(grid, "steps"), range_of(grid, "tokens")
+    return f"Data: {trained_on(grid)}. {steps} steps, {tokens} tokens a run."
+
+
+def setting_of(grid: GridResults) -> str:
+    """Data, model, budget and devices of all runs, said once for all tables and figures."""
+    devices = ", ".join(_distinct(grid, "device")).replace(" 1 threads", " 1 thread")
+    return f"{in_short(grid)} {_size(grid)}Device: {devices}." if grid.finished else ""
+
+
+def _size(grid: GridResults) -> str:
+    """Layers and width, where all runs have the same; else nothing."""
+    stacks = STACKS.get(str(grid.setting("model.architecture.kind")), ())
+    depths = [grid.setting(f"model.architecture.{name}_depth") for name in stacks]
+    width = grid.setting("model.architecture.model_dim")
+    if not depths or None in (*depths, width):
+        return ""
+    return f"Model: {' + '.join(map(str, depths))} layers of width {width}. "
+
+
+def preset_words(grid: GridResults) -> list[str]:
+    """What each preset of the grid is, in a few words: those that the package knows."""
+    file = files("lightning_app.catalogue").joinpath("presets.json")
+    known = json.loads(file.read_text(encoding="utf-8"))
+    used = dict.fromkeys(map(str, grid.tried(PRESET)))
+    return [f"{name}: {known[name]}" for name in used if name in known]
+
+
+def trained_on(grid: GridResults) -> str:
+    found = {}
+    for cell in grid.finished:
+        data = cell.data
+        sizes = data.get("sizes") or {}
+        listed = "".join(f", {count:,} {_SPLITS.get(of, of)}" for of, count in sizes.items())
+        found[_corpus_name(grid, cell) + listed + " examples" * bool(sizes)] = None
+    return " and ".join(found) or str(grid.setting("data.name") or "not known")
+
+
+def _corpus_name(grid: GridResults, cell: CellResult) -> str:
+    name = str(cell.data.get("name") or grid.setting("data.name") or UNKNOWN)
+    return glue_task_of(name) or name
+
+
+def _distinct(grid: GridResults, key: str) -> list[str]:
+    return list(dict.fromkeys(str(cell.record.get(key) or UNKNOWN) for cell in grid.finished))
+
+
+def range_of(grid: GridResults, key: str) -> str:
+    recorded = [cell.record.get(key) for cell in grid.finished]
+    values = [int(value) for value in recorded if value is not None]
+    if not values:
+        return "an unknown number of" if recorded else ""
+    low, high = min(values), max(values)
+    return f"{low:,}" if low == high else f"{low:,} to {high:,}"

@@ -1,0 +1,703 @@
+"""Figures of the need for warm-up: its effect, over rates, and on tasks.
+
+What warm-up gives each variant: Delta with its interval, and Delta during training.
+
+The final loss against the learning rate, a line for each warm-up.
+
+The score of every run of each task, without and with warm-up, and the runs that failed.
+
+Who needs warm-up: the final loss of every run against its warm-up.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from lightning_app.config.tree import label
+from lightning_app.report.figures.sheet import (
+    GRID,
+    INK,
+    MUTED,
+    PAPER,
+    REFERENCE,
+    VALID,
+    Curve,
+    Links,
+    Part,
+    Sketch,
+    arrange,
+    dots,
+    entropy_line,
+    frozen,
+    identity,
+    panels,
+    thin_lines,
+    title,
+    warmup_colours,
+    warmup_of,
+    wrapped,
+)
+from lightning_app.report.pairs import Arm, Paired, Score, arms
+from lightning_app.report.results import CellResult
+from lightning_app.report.statistics import LEVEL, ended_alike, mean, seeds_interval
+from lightning_app.report.tasks import constant_score, failed, median_score
+from lightning_app.report.warmup import delta, need_at_best_rates, octaves
+from lightning_app.scores.task_facts import QualityMetric, task_facts
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+WIDTH = 9.6  # inches
+ROW = 0.34  # inches of a variant
+HEIGHT = 2.4  # inches of the panels, at least
+NAMED = 6  # curves with a name at their end; more would overlap
+
+
+@dataclass(frozen=True, kw_only=True)
+class VariantEffect:
+    """One variant: its Delta, the runs that it compares, and Delta by step."""
+
+    variant: str
+    score: Score
+    pairs: Paired
+    by_step: Mapping[int, float]
+
+
+def warmup_effect(part: Part) -> list[Sketch]:
+    """Delta of each variant with its interval, and the mean of Delta against the step."""
+    import pandas as pd
+    from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
+
+    rows = _rows(part)
+    if not rows:
+        return []
+    lines = [wrapped(row.variant).count("\n") + 1 for row in rows]
+    height = max(HEIGHT, ROW * sum(lines)) + 1.0
+    figure = Figure(figsize=(WIDTH, height))
+    left, right = figure.subplots(1, 2, width_ratios=(1.15, 1.0))
+    links = Links(sum(len(row.pairs.seeds) for row in rows))
+    table = _forest(left, rows, part, links)
+    table += _curves(right, rows, part)
+    dot: dict[str, Any] = {"color": MUTED, "linestyle": "none"}
+    bounded = any(row.score.bound for row in rows)
+    certain = any(math.isfinite(row.score.low) for row in rows)
+    named = f"mean, {LEVEL:.0%} interval" if certain else "mean"
+    handles = [
+        Line2D([], [], marker="o", markersize=4.5, alpha=0.6, label="one seed", **dot),
+        Line2D([], [], marker="D", markersize=5.5, label=named, **dot),
+        Line2D([], [], color=MUTED, linestyle=REFERENCE, label="end of the warm-up"),
+    ]
+    figure.legend(handles=handles, loc="upper center", ncols=3)
+    _place(left, right, height)
+    cells = [cell for row in rows for cell in row.pairs.runs.values()]
+    return [
+        Sketch(
+            figure=figure,
+            table=pd.DataFrame(table),
+            title="What warm-up gives each variant",
+            text="Left: Δ, the final loss without warm-up minus that with it; the t interval is "
+            "left out with one seed, or if seeds ended differently."
+            f"{' ≥: no run without warm-up trained.' * bounded} Right: its mean over seeds at each "
+            "validation.",
+            limits="Δ belongs to this budget and this rate.",
+            links=links,
+            cells=cells,
+        )
+    ]
+
+
+def _place(left: "Axes", right: "Axes", height: float) -> None:
+    """Set the margins by the widths of the names and numbers beside the axes, in inches."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    figure = left.get_figure(root=True)
+    assert figure is not None
+    renderer = FigureCanvasAgg(figure).get_renderer()
+
+    def beside(axes: "Axes") -> float:
+        found = axes.yaxis.get_tightbbox(renderer)
+        return 0.0 if found is None else math.ceil(10 * found.width / figure.dpi) / 10
+
+    names, numbers = beside(left) + 0.25, beside(right) + 0.1
+    room = WIDTH - names - numbers - 0.4
+    bottom, top = 0.55, 0.4
+    for axes, start, width in (
+        (left, names, 0.53 * room),
+        (right, names + 0.53 * room + numbers, 0.47 * room + 0.2),
+    ):
+        place = (start / WIDTH, bottom / height, width / WIDTH, (height - bottom - top) / height)
+        x, y, wide, high = (round(part, 4) for part in place)
+        axes.set_position((x, y, wide, high))
+
+
+def _rows(part: Part) -> list[VariantEffect]:
+    """The variants with a defined Delta, the largest first."""
+    reference = part.grid.reference_warmup
+    if part.lr is None or not reference or part.grid.pruner is not None:
+        return []
+    found = []
+    for arm in arms(part.grid):
+        if arm.group != part.group or part.lr not in arm.rates:
+            continue
+        score = delta(arm, part.lr, part.grid, (math.nan, 0))
+        if not math.isnan(score.estimate):
+            pairs = arm.at([(0, part.lr), (reference, part.lr)])
+            row = VariantEffect(
+                variant=arm.variant, score=score, pairs=pairs, by_step=_by_step(pairs, part)
+            )
+            found.append(row)
+    return sorted(found, key=lambda row: -row.score.estimate)
+
+
+def _by_step(pairs: Paired, part: Part) -> dict[int, float]:
+    """The mean of Delta at each step at which every run has a validation."""
+    bare, ref = pairs.points
+    curves: list[tuple[Curve, Curve, float]] = []
+    for seed in pairs.seeds:
+        runs = pairs.runs[bare, seed], pairs.runs[ref, seed]
+        logs = [part.logs[run.id][VALID] if run.id in part.logs else {} for run in runs]
+        curves.append((logs[0], logs[1], runs[0].entropy))
+    steps = set.intersection(*({*first} & {*second} for first, second, _ in curves))
+    return {
+        step: mean([min(b[step], top) - min(r[step], top) for b, r, top in curves])
+        for step in sorted(steps)
+        if all(math.isfinite(b[step] + r[step]) for b, r, _ in curves)
+    }
+
+
+def _forest(
+    axes: "Axes", rows: Sequence[VariantEffect], part: Part, links: Links
+) -> list[dict[str, Any]]:
+    table: list[dict[str, Any]] = []
+    axes.axvline(0.0, color=MUTED, linewidth=1.0, zorder=1)
+    for place, row in enumerate(rows):
+        colour, bare = part.colours[row.variant], row.pairs.points[0]
+        identity = {"variant": row.variant, "lr": part.lr}
+        values = list(zip(row.pairs.seeds, _differences(row.pairs), strict=True))
+        points = [(value, place - 0.16) for _, value in values]
+        urls = [
+            links.to(row.pairs.runs[bare, seed], f"Δ {value:.4f} of this seed")
+            for seed, value in values
+        ]
+        dots(axes, points, urls, color=colour, s=20, alpha=0.6, zorder=3)
+        table += [{"mark": "seed", **identity, "seed": s, "value": v} for s, v in values]
+        centre = row.score.estimate
+        if math.isfinite(row.score.low):
+            ends = (row.score.low, row.score.high)
+            axes.plot(ends, (place + 0.16,) * 2, color=INK, linewidth=1.3, zorder=4)
+        diamond: dict[str, Any] = {"color": colour, "edgecolors": INK, "marker": "D", "s": 34}
+        dots(axes, [(centre, place + 0.16)], [None], zorder=5, **diamond)
+        if row.score.bound:
+            place_of = {"xy": (centre, place + 0.16), "xytext": (-8, 0)}
+            axes.annotate("≥", **place_of, textcoords="offset points", ha="right", va="center")
+        mark = {"mark": "mean", **identity, "n": len(values), "value": centre}
+        table.append({**mark, "low": row.score.low, "high": row.score.high})
+    axes.set_yticks(range(len(rows)), [wrapped(row.variant) for row in rows])
+    axes.set_ylim(len(rows) - 0.4, -0.6)
+    axes.margins(x=0.08)
+    low, high = axes.get_xlim()
+    axes.set_xlim(min(low, -0.05 * (high - low)), max(high, 0.05 * (high - low)))
+    axes.grid(axis="x")
+    axes.tick_params(axis="y", length=0)
+    axes.set_xlabel("← warm-up costs     Δ (nats per token)     warm-up helps →")
+    return table
+
+
+def _differences(pairs: Paired) -> list[float]:
+    bare, ref = pairs.points
+    return [b - r for b, r in zip(pairs.losses(bare), pairs.losses(ref), strict=True)]
+
+
+def _curves(axes: "Axes", rows: Sequence[VariantEffect], part: Part) -> list[dict[str, Any]]:
+    drawn = [row for row in rows if len(row.by_step) > 1]
+    axes.axhline(0.0, color=MUTED, linewidth=1.0, zorder=1)
+    if not drawn:
+        axes.text(0.5, 0.6, "no validation curves", ha="center", transform=axes.transAxes)
+        axes.set_axis_off()
+        return []
+    axes.axvline(float(part.grid.reference_warmup or 0), color=MUTED, linestyle=REFERENCE)
+    table: list[dict[str, Any]] = []
+    for row in drawn:
+        steps, values = list(row.by_step), list(row.by_step.values())
+        axes.plot(steps, values, color=part.colours[row.variant], linewidth=1.8, marker=".")
+        identity = {"mark": "curve", "variant": row.variant, "lr": part.lr}
+        table += [{**identity, "step": s, "value": v} for s, v in row.by_step.items()]
+    last = max(max(row.by_step) for row in drawn)
+    axes.set_xlim(0.0, last * (1.3 if len(drawn) <= NAMED else 1.03))
+    if len(drawn) <= NAMED:
+        places = _apart([[*row.by_step.values()][-1] for row in drawn], axes)
+        for row, y in zip(drawn, places, strict=True):
+            name = wrapped(row.variant)
+            axes.text(last * 1.02, y, name, color=INK, fontsize=8.5, va="center")
+    axes.grid(axis="y", color=GRID)
+    axes.set_xlabel("optimizer step")
+    axes.set_ylabel("Δ (nats per token)")
+    return table
+
+
+def _apart(places: Sequence[float], axes: "Axes") -> list[float]:
+    """Places of the names, from the top down, moved so that no two overlap."""
+    low, high = axes.get_ylim()
+    least = 0.075 * (high - low)
+    moved: list[float] = []
+    order = sorted(range(len(places)), key=lambda place: -places[place])
+    found = [0.0] * len(places)
+    for place in order:
+        y = places[place] if not moved else min(places[place], moved[-1] - least)
+        moved.append(y)
+        found[place] = y
+    return found
+
+
+TICKS = 4  # rates with a number at the axis, at most
+LINKED = 400  # runs of one figure with a mark of their own; more are too small to point at
+
+
+def loss_by_rate(part: Part) -> list[Sketch]:
+    """Final loss against the learning rate, one panel for each variant and group."""
+    import pandas as pd
+    from matplotlib.lines import Line2D
+
+    groups = dict.fromkeys(cell.group for cell in part.cells)
+    every = [arm for arm in arms(part.grid) if arm.cells]
+    found = [arm for group in groups for arm in every if arm.group == group]
+    rates = sorted({lr for arm in found for _, lr, _ in arm.cells})
+    if len(rates) < 2:
+        return []
+    cells = [cell for arm in found for cell in arm.cells.values()]
+    warmups = sorted({warmup_of(cell) for cell in cells})
+    colours = warmup_colours(warmups)
+    links = Links(len(cells), LINKED)
+    figure, axes_of = panels(len(found), width=2.7, height=2.5)
+    rows: list[dict[str, Any]] = []
+    for axes, arm in zip(axes_of, found, strict=True):
+        entropy_line(axes, mean([cell.entropy for cell in arm.cells.values()]))
+        for warmup in warmups:
+            rows += _line(axes, arm, warmup, colours[warmup], links)
+        title(axes, arm.variant if len(groups) == 1 else f"{arm.variant}\n{arm.group}")
+        needed = [score for score in _needs(part, arm) if score]
+        axes.text(0.03, 0.03, "\n".join(needed), transform=axes.transAxes, fontsize=8.0)
+    axes = axes_of[0]
+    axes.set_xscale("log", base=2)
+    shown = rates[:: math.ceil(len(rates) / TICKS)]
+    axes.set_xticks(shown, [label(lr) for lr in shown])
+    axes.set_xticks([], minor=True)
+    axes.set_xlim(rates[0] / 1.25, rates[-1] * 1.25)
+    low, high = axes.get_ylim()
+    axes.set_ylim(low - 0.2 * (high - low), high)  # room for the need
+    dot: dict[str, Any] = {"color": MUTED, "linestyle": "none"}
+    handles = [
+        Line2D([], [], color=colours[w], marker="o", markersize=4, label=f"warm-up {w:,}")
+        for w in warmups
+    ]
+    handles += [
+        Line2D([], [], marker="X", markersize=6, label="stalled or non-finite", **dot),
+        Line2D([], [], color=MUTED, linestyle=REFERENCE, label="unigram entropy"),
+    ]
+    arrange(figure, axes_of, "learning rate", "final loss (nats per token)", handles)
+    return [
+        Sketch(
+            figure=figure,
+            table=pd.DataFrame(rows),
+            title="Final loss against the learning rate",
+            text="Dots are runs, lines their means over seeds. N: the loss that warm-up saves if "
+            "each arm has its own best rate, chosen on other seeds. O: by how many octaves it "
+            "raises the largest usable rate; an octave is a factor of 2. In brackets: t intervals.",
+            limits="Rates between and beyond those tried are not known.",
+            links=links,
+            cells=cells,
+        )
+    ]
+
+
+def _line(axes: "Axes", arm: Arm, warmup: int, colour: str, links: Links) -> list[dict[str, Any]]:
+    """The runs at one warm-up and the line of their means; their rows of the table."""
+    runs: dict[float, list[CellResult]] = {}
+    for key in sorted(arm.cells, key=lambda key: key[1:]):
+        if key[0] == warmup:
+            runs.setdefault(key[1], []).append(arm.cells[key])
+    for kind, marker, size in ((False, "o", 12), (True, "X", 34)):
+        marked = [(lr, cell) for lr, of in runs.items() for cell in of if cell.failed == kind]
+        urls = [links.to(cell, f"{cell.loss:.4f}") for _, cell in marked]
+        points = [(lr, cell.loss) for lr, cell in marked]
+        dots(axes, points, urls, color=colour, marker=marker, s=size, alpha=0.55, zorder=3)
+    means = {lr: mean([cell.loss for cell in of]) for lr, of in runs.items()}
+    axes.plot(list(means), list(means.values()), color=colour, linewidth=1.8, zorder=4)
+    rows = [
+        {"mark": "run", "group": arm.group, **identity(cell), "n": 1, "value": cell.loss}
+        for of in runs.values()
+        for cell in of
+    ]
+    who = {"mark": "mean", "group": arm.group, "variant": arm.variant, "warmup": warmup}
+    return rows + [{**who, "lr": lr, "n": len(runs[lr]), "value": y} for lr, y in means.items()]
+
+
+def _needs(part: Part, arm: Arm) -> list[str]:
+    """N and O of a variant with their intervals, where they are defined."""
+    reference = part.grid.reference_warmup
+    if part.grid.pruner is not None:
+        return []  # the runs that it ended would be missing
+    return [
+        _estimate("N", need_at_best_rates(arm, reference), 2),
+        _estimate("O", octaves(arm, reference), 1),
+    ]
+
+
+def _estimate(symbol: str, score: Score, digits: int) -> str:
+    if math.isnan(score.estimate):
+        return ""
+    sign = _BOUNDS[score.bound]
+    ends = ""
+    if math.isfinite(score.low):
+        ends = f" [{score.low:.{digits}f}, {score.high:.{digits}f}]"
+    return f"{symbol} {sign}{score.estimate:.{digits}f}{ends}".replace("-", "−")
+
+
+_BOUNDS: Mapping[str, str] = {"": "= ", ">=": "≥ ", "<=": "≤ ", "?": "≈ "}
+
+
+COLUMNS, MOST = 4, 12  # panels in a row, and of the figure
+TASK_HEIGHT, TASK_WIDTH = 2.4, 11.5  # inches of a row of panels, and of the figure
+
+
+def scores_by_task(part: Part) -> list[Sketch]:
+    """One panel for each task and value of the other axes; nothing without published scores."""
+    import pandas as pd
+    from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
+
+    cells = [cell for cell in part.cells if cell.scores and math.isfinite(_score(part, cell))]
+    groups = list(dict.fromkeys(cell.group for cell in cells))[:MOST]
+    if not groups or part.grid.pruner is not None:
+        return []
+    drawn = [cell for cell in cells if cell.group in groups]
+    warmups = sorted({warmup_of(cell) for cell in drawn})
+    columns = min(COLUMNS, len(groups))
+    rows = math.ceil(len(groups) / columns)
+    figure = Figure(figsize=(TASK_WIDTH, TASK_HEIGHT * rows + 0.6), layout="constrained")
+    every = list(figure.subplots(rows, columns, sharex=True, squeeze=False).flat)
+    for unused in every[len(groups) :]:
+        unused.remove()
+    links = Links(len(drawn))
+    variants = part.variants(drawn)
+    table: list[dict[str, Any]] = []
+    for axes, group in zip(every, groups, strict=False):
+        runs = [cell for cell in drawn if cell.group == group]
+        table += _panel(axes, runs, part, variants, warmups, links)
+    for place, axes in enumerate(every[: len(groups)]):
+        axes.tick_params(labelbottom=place + columns >= len(groups))
+        names = [wrapped(name) for name in variants]
+        axes.set_xticks(range(len(variants)), names, rotation=35, ha="right")
+    dot: dict[str, Any] = {"color": MUTED, "linestyle": "none"}
+    handles = [
+        Line2D([], [], marker="o", markersize=5, label=f"warm-up {warmup:,}", **_look(dot, place))
+        for place, warmup in enumerate(warmups)
+    ]
+    handles += [
+        Line2D([], [], marker="X", markersize=7, label="failed", **dot),
+        Line2D([], [], color=INK, linewidth=1.6, label="median"),
+        Line2D([], [], color=MUTED, linestyle=REFERENCE, label="a constant answer"),
+    ]
+    figure.legend(handles=handles, loc="outside upper center", ncols=min(6, len(handles)))
+    frozen(figure)
+    left = len({cell.group for cell in cells}) - len(groups)
+    absent = len([cell for cell in part.cells if cell.scores]) - len(cells)
+    text = (
+        "Every run at its score of the dev set, by variant and warm-up from left to right; higher "
+        "is better. Crosses failed: they are no better than a constant answer (dashed where it is "
+        "known) or became non-finite; for MRPC and QQP accuracy decides, not F1."
+    )
+    if absent:
+        text += f" Not drawn: {absent} runs without a finite score, which failed too."
+    if left:
+        text += f" Only the first {len(groups)} of {len(groups) + left} panels are drawn."
+    return [
+        Sketch(
+            figure=figure,
+            table=pd.DataFrame(table),
+            title="The score of every run",
+            text=text,
+            limits="Few seeds: the share of failed runs is known only within its Wilson interval.",
+            links=links,
+            cells=drawn,
+        )
+    ]
+
+
+def _panel(
+    axes: "Axes",
+    runs: Sequence[CellResult],
+    part: Part,
+    variants: Sequence[str],
+    warmups: Sequence[int],
+    links: Links,
+) -> list[dict[str, Any]]:
+    measure = part.grid.measure(runs[0])
+    constant = constant_score(runs[0], measure)
+    if math.isfinite(constant):
+        entropy_line(axes, constant)
+    table: list[dict[str, Any]] = []
+    step = 0.7 / len(warmups)
+    for x, variant in enumerate(variants):
+        for place, warmup in enumerate(warmups):
+            arm = [c for c in runs if (c.variant, warmup_of(c)) == (variant, warmup)]
+            if not arm:
+                continue
+            centre = x + (place - (len(warmups) - 1) / 2) * step
+            _marks(axes, arm, part, centre, 0.5 * step, place, links)
+            middle = median_score(arm, measure)
+            ends = (centre - 0.4 * step, centre + 0.4 * step)
+            axes.plot(ends, (middle, middle), color=INK, linewidth=1.6, zorder=4)
+            table += [
+                {"mark": "run", "group": c.group, **identity(c), "failed": failed(c)}
+                | {"metric": measure.metric, "value": _score(part, c)}
+                for c in arm
+            ]
+            table.append(
+                {"mark": "median", "group": arm[0].group, "variant": variant, "warmup": warmup}
+                | {"metric": measure.metric, "value": middle}
+            )
+    axes.grid(axis="y")
+    axes.set_xlim(-0.5, len(variants) - 0.5)
+    axes.set_ylabel(measure.title)
+    title(axes, runs[0].group if runs[0].group != "all" else measure.title)
+    return table
+
+
+def _marks(
+    axes: "Axes",
+    arm: Sequence[CellResult],
+    part: Part,
+    centre: float,
+    width: float,
+    place: int,
+    links: Links,
+) -> None:
+    """The runs of an arm side by side, by seed."""
+    colour = part.colours[arm[0].variant]
+    marks: dict[bool, list[tuple[float, float]]] = {False: [], True: []}
+    urls: dict[bool, list[str | None]] = {False: [], True: []}
+    for number, cell in enumerate(sorted(arm, key=lambda cell: cell.seed or 0)):
+        shift = width * (number / max(1, len(arm) - 1) - 0.5)
+        value = _score(part, cell)
+        marks[failed(cell)].append((centre + shift, value))
+        urls[failed(cell)].append(links.to(cell, f"{value:.4f}"))
+    hollow = {"facecolors": PAPER, "edgecolors": colour, "linewidths": 1.2}
+    look: Mapping[str, Any] = hollow if place == 0 else {"color": colour}
+    dots(axes, marks[False], urls[False], s=24, zorder=3, **look)
+    dots(axes, marks[True], urls[True], s=46, zorder=3, marker="X", color=colour)
+
+
+def _look(dot: Mapping[str, Any], place: int) -> dict[str, Any]:
+    """The mark of the first warm-up is hollow."""
+    return {**dot, "markerfacecolor": "none"} if place == 0 else dict(dot)
+
+
+def _score(part: Part, cell: CellResult) -> float:
+    value = cell.metrics.get(part.grid.measure(cell).metric)
+    return math.nan if value is None else float(value)
+
+
+Value = Callable[[CellResult], float]
+
+
+def final_loss(part: Part) -> list[Sketch]:
+    """Final loss against warm-up, one panel for each variant; for a grid of one rate.
+
+    With several rates `loss_by_rate` shows the same runs.
+    """
+    if len({cell.lr for cell in part.grid.finished if cell.group == part.group}) > 1:
+        return []
+    text = (
+        "Crosses are runs that stalled or were non-finite, at the unigram entropy H (dashed), as "
+        "in the scores; the loss of a run that has not yet learned is capped there, too."
+    )
+    return _by_warmup(
+        part,
+        lambda cell: cell.loss,
+        "Final validation loss against warm-up",
+        "final validation loss (nats per token)",
+        text,
+        entropy=True,
+    )
+
+
+def final_quality(part: Part) -> list[Sketch]:
+    """The score of the task, such as BLEU, against warm-up.
+
+    `scores_by_task` shows the same runs of a task with published scores.
+    """
+    score = None if part.grid.scored else _quality(part)
+    if score is None:
+        return []
+    metric, name = score.metric, score.title
+    text = (
+        f"Crosses are runs that stalled or were non-finite, at the value they ended with. "
+        f"{name} is {metric} in results.csv."
+    )
+    return _by_warmup(
+        part,
+        lambda cell: _number(cell.metrics.get(metric)),
+        f"{name} against warm-up",
+        score.unit,
+        text,
+        entropy=False,
+    )
+
+
+def _quality(part: Part) -> QualityMetric | None:
+    """The metric to draw: the first score of the task that a run has."""
+    for score in task_facts(part.grid.setting("model.objective.kind")).scores:
+        if any(math.isfinite(_number(cell.metrics.get(score.metric))) for cell in part.cells):
+            return score
+    return None
+
+
+def _by_warmup(
+    part: Part, value: Value, name: str, label: str, text: str, *, entropy: bool
+) -> list[Sketch]:
+    """Every seed as a line, and the mean with its t interval if all seeds ended alike."""
+    import pandas as pd
+    from matplotlib.lines import Line2D
+
+    cells = [cell for cell in part.cells if math.isfinite(value(cell))]
+    if not cells:
+        return []
+    warmups = sorted({warmup_of(cell) for cell in cells})
+    variants = part.variants(cells)
+    links = Links(len(cells))
+    figure, axes_of = panels(len(variants), width=1.5 + 0.4 * len(warmups), height=2.8)
+    place = {warmup: x for x, warmup in enumerate(warmups)}
+    rows: list[dict[str, Any]] = []
+    for axes, variant in zip(axes_of, variants, strict=True):
+        runs = [cell for cell in cells if cell.variant == variant]
+        if entropy:
+            entropy_line(axes, mean([cell.entropy for cell in cells]))
+        _seeds(axes, runs, value, place, part.colours[variant], links)
+        means = _means(runs, value, warmups)
+        _draw_means(axes, means, place, part.colours[variant])
+        rows += [{"mark": "run", **identity(c), "n": 1, "value": value(c)} for c in runs]
+        rows += [{"mark": "mean", "variant": variant, "lr": part.lr, **each} for each in means]
+        title(axes, variant)
+        axes.set_xticks(range(len(warmups)), [f"{warmup:,}" for warmup in warmups])
+        axes.set_xlim(-0.45, len(warmups) - 0.4)
+    bars = any(math.isfinite(row.get("low", math.nan)) for row in rows)
+    dot: dict[str, Any] = {"color": MUTED, "linestyle": "none"}
+    averaged = f"mean, {LEVEL:.0%} t interval" if bars else "mean"
+    handles = [
+        Line2D([], [], marker="o", markersize=4.5, alpha=0.6, label="one run", **dot),
+        Line2D([], [], marker="X", markersize=7, label="stalled or non-finite", **dot),
+        Line2D([], [], marker="D", markersize=5.5, label=averaged, **dot),
+    ]
+    if entropy:
+        handles.append(Line2D([], [], color=MUTED, linestyle=REFERENCE, label="unigram entropy"))
+    arrange(figure, axes_of, "warm-up (updates)", label, handles)
+    return [
+        Sketch(
+            figure=figure,
+            table=pd.DataFrame(rows),
+            title=name,
+            text=f"Dots are runs; thin lines join those of one seed. {text} {_of_means(rows)} "
+            f"Warm-ups are evenly spaced, not to scale.{_absent(len(part.cells) - len(cells))}",
+            limits=_LIMITS,
+            links=links,
+            cells=cells,
+        )
+    ]
+
+
+_LIMITS = (
+    "Overlapping intervals do not show that two arms are equal: the scores compare runs in pairs, "
+    "seed by seed. The figure shows one budget; with more steps the order may change."
+)
+
+
+def _absent(count: int) -> str:
+    """A sentence about finished runs without a finite value."""
+    if not count:
+        return ""
+    return f" Not drawn: {count} run{'s' * (count != 1)} that finished without a finite value."
+
+
+def _of_means(rows: Sequence[Mapping[str, Any]]) -> str:
+    means = [row for row in rows if row["mark"] == "mean"]
+    bars = sum(math.isfinite(row["low"]) for row in means)
+    text = "Diamonds are means over seeds"
+    if bars:
+        text += f", with their {LEVEL:.0%} t interval"
+    text += "."
+    if any(row["n"] > 1 and row["status"] == "mixed" for row in means):
+        text += " If some seeds failed and others did not, a t interval is not valid and not drawn."
+    if any(row["n"] == 1 for row in means):
+        text += " A single seed has no interval."
+    return text
+
+
+def _seeds(
+    axes: "Axes",
+    runs: Sequence[CellResult],
+    value: Value,
+    place: Mapping[int, int],
+    colour: str,
+    links: Links,
+) -> None:
+    """The runs of a seed joined by a thin line; a small shift keeps equal values apart."""
+    seeds = sorted({cell.seed or 0 for cell in runs})
+    shift = {s: -0.22 + 0.22 * (i / max(1, len(seeds) - 1)) for i, s in enumerate(seeds)}
+    own: dict[int, list[tuple[float, float]]] = {seed: [] for seed in seeds}
+    marks: dict[bool, list[tuple[float, float]]] = {False: [], True: []}
+    urls: dict[bool, list[str | None]] = {False: [], True: []}
+    for cell in sorted(runs, key=warmup_of):
+        seed, failed = cell.seed or 0, cell.state == "diverged"
+        point = (place[warmup_of(cell)] + shift[seed], value(cell))
+        own[seed].append(point)
+        marks[failed].append(point)
+        urls[failed].append(links.to(cell, f"{value(cell):.4f}"))
+    thin_lines(axes, list(own.values()), color=colour, alpha=0.45, linewidth=0.9)
+    for failed, marker, size, alpha in ((False, "o", 20, 0.6), (True, "X", 49, 0.95)):
+        look: dict[str, Any] = {"marker": marker, "s": size, "alpha": alpha}
+        dots(axes, marks[failed], urls[failed], color=colour, zorder=3, **look)
+
+
+def _means(
+    runs: Sequence[CellResult], value: Value, warmups: Sequence[int]
+) -> list[dict[str, Any]]:
+    """Mean and t interval of each warm-up; no interval if some seeds failed and others did not."""
+    found = []
+    for warmup in warmups:
+        arm = [cell for cell in runs if warmup_of(cell) == warmup]
+        if not arm:
+            continue
+        values, failed = [value(cell) for cell in arm], [cell.failed for cell in arm]
+        low, high, _ = seeds_interval(values, failed)
+        status = arm[0].state if ended_alike(failed) else "mixed"
+        mark = {"warmup": warmup, "status": status, "n": len(arm), "value": mean(values)}
+        found.append({**mark, "low": low, "high": high})
+    return found
+
+
+def _draw_means(
+    axes: "Axes", means: Sequence[Mapping[str, Any]], place: Mapping[int, int], colour: str
+) -> None:
+    for each in means:
+        x, centre = place[each["warmup"]] + 0.18, each["value"]
+        if math.isfinite(each["low"]):
+            ends = [[centre - each["low"]], [each["high"] - centre]]
+            axes.errorbar(x, centre, yerr=ends, color=INK, capsize=3, linewidth=1.2, zorder=4)
+        axes.plot(
+            x,
+            centre,
+            marker="D",
+            markersize=5.5,
+            color=colour,
+            markeredgecolor=INK,
+            markeredgewidth=0.8,
+            zorder=5,
+        )
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None else float(value)

@@ -1,0 +1,273 @@
+"""Where each variant is stable: rates and warm-ups at which its runs did not stall."""
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from lightning_app.config.tree import label
+from lightning_app.report.figures.sheet import (
+    INK,
+    MUTED,
+    PAPER,
+    Links,
+    Part,
+    Sketch,
+    arrange,
+    dots,
+    panels,
+    title,
+)
+from lightning_app.report.pairs import Arm, arms
+from lightning_app.report.results import CellResult
+from lightning_app.report.statistics import mean, wilson_interval
+from lightning_app.report.warmup import largest_rate
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.figure import Figure
+
+
+COLOUR_MAP = "cividis"  # perceptually uniform, also in grey and for colour-blind readers
+BAR = 0.75  # inches for the colour bar
+ON_DARK, ON_LIGHT = "#fafafa", "#181818"  # colours of numbers in a map, the same on a dark page
+
+
+def rate_by_warmup(part: Part) -> list[Sketch]:
+    """Mean loss by rate and warm-up, one map for each variant, with the numbers of stalled runs."""
+    import pandas as pd
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import Normalize
+    from matplotlib.lines import Line2D
+
+    found = _arms(part)
+    losses = {
+        (arm.variant, warmup, lr): [cell.loss for cell in _runs(arm, warmup, lr)]
+        for arm in found
+        for warmup, lr in _points(arm)
+    }
+    means = {place: mean(values) for place, values in losses.items() if values}
+    if not means or not _several_rates(part):
+        return []
+    warmups = sorted({warmup for _, warmup, _ in losses})
+    rates = sorted({lr for *_, lr in losses})
+    top = max(cell.entropy for arm in found for cell in arm.cells.values())
+    low = min(means.values())
+    mappable = ScalarMappable(Normalize(low if low < top else top - 1.0, top), COLOUR_MAP)
+    links = Links(len(losses))
+    width, height = 0.2 + 0.62 * len(warmups), 0.4 + 0.42 * len(rates)
+    figure, axes_of = panels(len(found), width=width, height=height)
+    rows: list[dict[str, Any]] = []
+    for axes, arm in zip(axes_of, found, strict=True):
+        rows += _map(axes, arm, warmups, rates, mappable, links)
+        title(axes, arm.variant)
+    axes_of[0].set_xticks(range(len(warmups)), [f"{warmup:,}" for warmup in warmups])
+    axes_of[0].set_yticks(range(len(rates)), [label(lr) for lr in rates])
+    axes_of[0].set_xlim(-0.5, len(warmups) - 0.5)
+    axes_of[0].set_ylim(-0.5, len(rates) - 0.5)
+    look: dict[str, Any] = {"color": INK, "marker": "x", "linestyle": "none"}
+    cross = Line2D([], [], label="k/n: k of n runs stalled or non-finite", **look)
+    arrange(figure, axes_of, "warm-up (updates)", "learning rate", [cross], below=BAR)
+    _colour_bar(figure, mappable)
+    return [
+        Sketch(
+            figure=figure,
+            table=pd.DataFrame(rows),
+            title="Final loss by learning rate and warm-up",
+            text="One map for each variant: the number is the mean final validation loss over the "
+            "finished runs. A run that stalled or was non-finite counts as the unigram entropy H, "
+            "the top of the common colour scale. × k/n: k of n finished runs stalled or "
+            "non-finite. A dash: no finished run. Rates and warm-ups are evenly spaced, not to "
+            "scale.",
+            limits="The best cell of a map is the smallest of many noisy means and looks better "
+            "than it is. Nothing is known beyond the edges of the maps.",
+            links=links,
+            cells=[cell for arm in found for cell in arm.cells.values()],
+        )
+    ]
+
+
+def _colour_bar(figure: "Figure", mappable: "ScalarMappable") -> None:
+    """The colour scale of the maps, in the space that `arrange` has left below."""
+    width, height = map(float, figure.get_size_inches())
+    length = min(4.0, 0.7 * width)
+    place = ((width - length) / 2 / width, 0.5 / height, length / width, 0.14 / height)
+    bar = figure.colorbar(mappable, cax=figure.add_axes(place), orientation="horizontal")
+    bar.set_label("mean final loss (nats per token)")
+    bar.outline.set_visible(False)  # pyright: ignore[reportCallIssue]
+
+
+def _map(
+    axes: "Axes",
+    arm: Arm,
+    warmups: Sequence[int],
+    rates: Sequence[float],
+    mappable: "ScalarMappable",
+    links: Links,
+) -> list[dict[str, Any]]:
+    """The map of one variant; its rows of the table."""
+    from matplotlib.collections import PatchCollection
+    from matplotlib.patches import Rectangle
+
+    patches: list[Any] = []
+    colours: list[Any] = []
+    urls: list[str | None] = []
+    rows: list[dict[str, Any]] = []
+    for x, warmup in enumerate(warmups):
+        for y, lr in enumerate(rates):
+            runs = _runs(arm, warmup, lr)
+            place = {"variant": arm.variant, "warmup": warmup, "lr": lr, "n": len(runs)}
+            if not runs:
+                axes.text(x, y, "–", ha="center", va="center", color=MUTED, in_layout=False)
+                rows.append({**place, "stalled": 0, "loss": math.nan})
+                continue
+            loss, stalled = mean([cell.loss for cell in runs]), _stalled(runs)
+            colour = mappable.to_rgba(np.array([loss]))[0].tolist()
+            patches.append(Rectangle((x - 0.5, y - 0.5), 1.0, 1.0))
+            colours.append(colour)
+            urls.append(links.about(_words(arm, warmup, lr, runs)))
+            text = f"{loss:.2f}" + (f"\n× {stalled}/{len(runs)}" if stalled else "")
+            ink = ON_DARK if _brightness(colour) < 0.2 else ON_LIGHT
+            look: dict[str, Any] = {"ha": "center", "va": "center", "in_layout": False}
+            axes.text(x, y, text, color=ink, fontsize=8.0, linespacing=1.05, **look)
+            rows.append({**place, "stalled": stalled, "loss": loss})
+    drawn = PatchCollection(patches, facecolors=colours, edgecolors=PAPER, linewidths=1.2)
+    if urls and urls[0] is not None:
+        drawn.set_urls(urls)
+    axes.add_collection(drawn, autolim=False)
+    axes.grid(visible=False)
+    axes.tick_params(length=0)
+    for spine in axes.spines.values():
+        spine.set_visible(False)
+    return rows
+
+
+def frontier(part: Part) -> list[Sketch]:
+    """The largest rate without a stall against warm-up, one panel for each variant."""
+    import pandas as pd
+    from matplotlib.lines import Line2D
+
+    found = [arm for arm in _arms(part) if arm.cells]
+    if not found or not _several_rates(part):
+        return []
+    warmups = sorted({warmup for arm in found for warmup in arm.warmups})
+    rates = sorted({lr for arm in found for lr in arm.rates})
+    links = Links(sum(len(_points(arm)) for arm in found))
+    figure, axes_of = panels(len(found), width=1.5 + 0.4 * len(warmups), height=2.6)
+    rows: list[dict[str, Any]] = []
+    for axes, arm in zip(axes_of, found, strict=True):
+        rows += _frontier(axes, arm, warmups, part.colours[arm.variant], links)
+        title(axes, arm.variant)
+    axes = axes_of[0]
+    axes.set_yscale("log")
+    axes.set_xticks(range(len(warmups)), [f"{warmup:,}" for warmup in warmups])
+    axes.set_xlim(-0.45, len(warmups) - 0.55)
+    axes.set_ylim(rates[0] / 1.4, rates[-1] * 1.4)
+    axes.set_yticks(rates, [label(lr) for lr in rates])
+    axes.set_yticks([], minor=True)
+    dot: dict[str, Any] = {"color": MUTED, "linestyle": "none"}
+    handles = [
+        Line2D([], [], marker="o", markersize=7, color=MUTED, label="largest rate without stall"),
+        Line2D(
+            [],
+            [],
+            marker="o",
+            markersize=7,
+            fillstyle="none",
+            label="at least: the largest tried",
+            **dot,
+        ),
+        Line2D([], [], marker="X", markersize=6, label="some run stalled or non-finite", **dot),
+        Line2D([], [], marker=".", markersize=5, label="no such run", **dot),
+    ]
+    arrange(figure, axes_of, "warm-up (updates)", "learning rate (log scale)", handles)
+    least = min(row["n"] for row in rows if row["mark"] == "tried" and row["n"])
+    most = wilson_interval(0, least)[1]
+    return [
+        Sketch(
+            figure=figure,
+            table=pd.DataFrame(rows),
+            title="Largest stable learning rate against warm-up",
+            text="Large dots: the largest rate of the grid at which no finished run stalled or "
+            "was non-finite, joined over warm-ups. An open dot marks the largest rate tried at "
+            "that warm-up, so that the true limit is there or above. Small dots and crosses: every "
+            "rate tried, without and with such a run. No large dot: every rate has such a run. "
+            "Warm-ups are evenly spaced, not to scale.",
+            limits="The frontier lies between the rates that were tried. No stall in "
+            f"{least} run{'s' * (least != 1)}, the fewest at a point, still allows a share of "
+            f"stalls of up to {most:.0%} (Wilson).",
+            links=links,
+            cells=[cell for arm in found for cell in arm.cells.values()],
+        )
+    ]
+
+
+def _frontier(
+    axes: "Axes", arm: Arm, warmups: Sequence[int], colour: str, links: Links
+) -> list[dict[str, Any]]:
+    place = {warmup: x for x, warmup in enumerate(warmups)}
+    rows: list[dict[str, Any]] = []
+    marks: dict[bool, list[tuple[float, float]]] = {False: [], True: []}
+    urls: dict[bool, list[str | None]] = {False: [], True: []}
+    for warmup, lr in _points(arm):
+        runs = _runs(arm, warmup, lr)
+        row = {"mark": "tried", "variant": arm.variant, "warmup": warmup, "lr": lr}
+        rows.append({**row, "n": len(runs), "stalled": _stalled(runs)})
+        if runs:
+            bad = _stalled(runs) > 0
+            marks[bad].append((place[warmup], lr))
+            urls[bad].append(links.about(_words(arm, warmup, lr, runs)))
+    dots(axes, marks[False], urls[False], color=MUTED, marker="o", s=9, zorder=2)
+    dots(axes, marks[True], urls[True], color=MUTED, marker="X", s=36, zorder=2)
+    line: list[tuple[float, float]] = []
+    for warmup in warmups:
+        score = largest_rate(arm, warmup)
+        line.append((place[warmup], score.estimate))
+        if math.isfinite(score.estimate):
+            highest = score.estimate == max(lr for w, lr, _ in arm.cells if w == warmup)
+            row = {"mark": "frontier", "variant": arm.variant, "warmup": warmup}
+            rows.append({**row, "lr": score.estimate, "at_least": highest, "n": score.cells})
+            look = {"color": PAPER if highest else colour, "edgecolors": colour}
+            point = (place[warmup], score.estimate)
+            dots(axes, [point], [None], s=52, linewidths=1.8, zorder=4, **look)
+    axes.plot([x for x, _ in line], [y for _, y in line], color=colour, linewidth=1.8, zorder=3)
+    return rows
+
+
+def _several_rates(part: Part) -> bool:
+    """Whether there is anything to show. A pruner ends bad runs, so that none would stall."""
+    return len(part.grid.rates) > 1 and part.grid.pruner is None
+
+
+def _arms(part: Part) -> list[Arm]:
+    return [arm for arm in arms(part.grid) if arm.group == part.group]
+
+
+def _points(arm: Arm) -> list[tuple[int, float]]:
+    return sorted({(warmup, lr) for warmup, lr, _ in arm.planned})
+
+
+def _runs(arm: Arm, warmup: int, lr: float) -> list[CellResult]:
+    """The finished runs with a loss at one point, by seed."""
+    return [arm.cells[key] for key in sorted(arm.cells) if key[:2] == (warmup, lr)]
+
+
+def _stalled(runs: Sequence[CellResult]) -> int:
+    return sum(cell.state == "diverged" for cell in runs)
+
+
+def _words(arm: Arm, warmup: int, lr: float, runs: Sequence[CellResult]) -> str:
+    each = "; ".join(
+        f"seed {cell.seed}: {cell.loss:.3f}{'' if cell.word == 'ok' else f' {cell.word}'}"
+        for cell in runs
+    )
+    where = f"{arm.variant}, warm-up {warmup:,}, lr {label(lr)}"
+    return f"{where}, mean {mean([cell.loss for cell in runs]):.3f}; {each}"
+
+
+def _brightness(colour: Sequence[float]) -> float:
+    """Approximate relative luminance in sRGB, to choose dark or light ink."""
+    red, green, blue = (part**2.2 for part in colour[:3])
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue

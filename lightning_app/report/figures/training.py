@@ -1,0 +1,428 @@
+"""Figures of training: losses over steps, and their cost.
+
+The loss during training: against the step, and against the time.
+
+The cost of a variant: parameters, speed, memory.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from lightning_app.report.figures.sheet import (
+    INK,
+    MUTED,
+    REFERENCE,
+    SECONDS,
+    TRAIN,
+    VALID,
+    Curve,
+    Links,
+    Log,
+    Part,
+    Sketch,
+    arrange,
+    cloud,
+    dash,
+    dots,
+    entropy_line,
+    frozen,
+    identity,
+    panels,
+    thin_lines,
+    thinned,
+    title,
+    warmup_colours,
+    warmup_of,
+    wrapped,
+)
+from lightning_app.report.results import CellResult
+from lightning_app.report.statistics import mean
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+MOST_LINKED = 60  # curves of one figure with links: each is a separate node of the SVG
+MEAN_POINTS = 300  # points of one curve of means, at most
+FEWEST = 4  # validations of a run from which their curve shows more than that of the batches
+TIMES = {3600.0: "hours", 60.0: "minutes"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossCurve:
+    """One curve: its points by step, each with the place on the x axis and the loss."""
+
+    cell: CellResult
+    points: Mapping[int, tuple[float, float]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CurveKind:
+    """The quantities on the axes, and the text of the caption."""
+
+    title: str
+    loss: str
+    tag: str
+    cost: str | None = None  # the tag of the x axis, the optimizer step if None
+    beside: bool = False  # whether each panel has the means of the baseline in grey
+    limits: str
+
+
+_EARLY = (
+    "A loss that falls faster at first need not end lower. The mean of several seeds ends where "
+    "the first of them ended."
+)
+TRAINING = CurveKind(
+    title="Training loss during training",
+    loss="training loss (nats per token)",
+    tag=TRAIN,
+    limits=f"Losses of single batches, with dropout where the model has it. {_EARLY}",
+)
+VALIDATION = CurveKind(
+    title="Validation loss during training",
+    loss="validation loss (nats per token)",
+    tag=VALID,
+    limits=_EARLY,
+)
+BY_SECONDS = CurveKind(
+    title="Validation loss against training time",
+    loss="validation loss (nats per token)",
+    tag=VALID,
+    cost=SECONDS,
+    beside=True,
+    limits="Time depends on this machine, this implementation and other programs that ran at the "
+    "same time: it does not show how fast a variant could be.",
+)
+
+
+def during_training(part: Part) -> list[Sketch]:
+    """The validation loss against the step, or the training loss if validations are rare."""
+    validations = max((len(log[VALID]) for log in part.logs.values()), default=0)
+    return training_figures(part, VALIDATION if validations >= FEWEST else TRAINING)
+
+
+def training_figures(part: Part, kind: CurveKind) -> list[Sketch]:
+    """Loss against the step or a cost, one panel for each variant: seeds thin, their mean heavy."""
+    import pandas as pd
+
+    runs = [run for cell in part.cells if len((run := _run(cell, part, kind)).points) > 1]
+    if not runs:
+        return []
+    cells = [run.cell for run in runs]
+    warmups = sorted({warmup_of(cell) for cell in cells})
+    variants = part.variants(cells)
+    furthest = max(x for run in runs for x, _ in run.points.values())
+    unit, scale = _unit(kind, furthest)
+    colours = warmup_colours(warmups)
+    links = Links(len(runs), MOST_LINKED)
+    figure, axes_of = panels(len(variants), width=2.7, height=2.8)
+    means = {
+        (variant, warmup): _mean_of(
+            [r for r in runs if r.cell.variant == variant and warmup_of(r.cell) == warmup]
+        )
+        for variant in variants
+        for warmup in warmups
+    }
+    rows: list[dict[str, Any]] = []
+    for axes, variant in zip(axes_of, variants, strict=True):
+        entropy_line(axes, mean([cell.entropy for cell in cells]))
+        own = [run for run in runs if run.cell.variant == variant]
+        baseline = own[0].cell.baseline
+        for warmup in warmups:
+            style, colour = dash(warmup, warmups), colours[warmup]
+            if kind.beside and baseline != variant:
+                other = means.get((baseline or "", warmup), {})
+                _line(axes, other, scale, color=MUTED, linewidth=1.1, linestyle=style)
+            thin = [run for run in own if warmup_of(run.cell) == warmup]
+            rows += _thin(axes, thin, kind, scale, colour, part.points, links)
+            line = means[variant, warmup]
+            _line(axes, line, scale, color=colour, linewidth=1.9, linestyle=style)
+            who = {"mark": "mean", "variant": variant, "warmup": warmup, "lr": part.lr}
+            rows += [{**who, "step": step, **_named(line[step], kind)} for step in line]
+        title(axes, variant)
+    axes_of[0].set_xlim(0.0, 1.03 * furthest / scale)
+    beside = kind.beside and any(cell.baseline in variants for cell in cells) and len(variants) > 1
+    arrange(figure, axes_of, unit, kind.loss, _legend(warmups, beside))
+    return [
+        Sketch(
+            figure=figure,
+            table=pd.DataFrame(rows),
+            title=kind.title,
+            text=_training_text(kind, beside, cells),
+            limits=kind.limits,
+            links=links,
+            cells=cells,
+        )
+    ]
+
+
+def _thin(
+    axes: "Axes",
+    runs: Sequence[LossCurve],
+    kind: CurveKind,
+    scale: float,
+    colour: str,
+    most: int,
+    links: Links,
+) -> list[dict[str, Any]]:
+    """The single runs of a variant at one warm-up; their rows of the table."""
+    lines, urls = [], []
+    rows: list[dict[str, Any]] = []
+    for run in runs:
+        steps = thinned(list(run.points), most)
+        lines.append([_scaled(run.points[step], scale) for step in steps])
+        urls.append(links.to(run.cell, f"{run.points[steps[-1]][1]:.4f} at the end"))
+        who = {"mark": "run", **identity(run.cell)}
+        rows += [{**who, "step": step, **_named(run.points[step], kind)} for step in steps]
+    thin_lines(axes, lines, urls, color=colour, alpha=0.3, linewidth=0.7)
+    return rows
+
+
+def _run(cell: CellResult, part: Part, kind: CurveKind) -> LossCurve:
+    log = part.logs[cell.id]
+    curve = log[kind.tag]
+    if kind.cost is None:
+        return LossCurve(cell=cell, points={step: (float(step), y) for step, y in curve.items()})
+    return LossCurve(cell=cell, points=_costs(curve, log, kind.cost))
+
+
+def _costs(curve: Curve, log: Log, tag: str) -> dict[int, tuple[float, float]]:
+    """The curve with the cost of each step, linearly interpolated between the logged steps."""
+    cost = log[tag]
+    if not cost:
+        return {}
+    steps = [step for step in curve if min(cost) <= step <= max(cost)]
+    costs = np.interp(steps, list(cost), list(cost.values()))
+    return {step: (float(x), curve[step]) for step, x in zip(steps, costs, strict=True)}
+
+
+def _mean_of(runs: Sequence[LossCurve]) -> dict[int, tuple[float, float]]:
+    """The mean of cost and loss over runs at the steps that all of them have."""
+    if not runs:
+        return {}
+    common = thinned(sorted(set.intersection(*(set(run.points) for run in runs))), MEAN_POINTS)
+    return {
+        step: (
+            mean([run.points[step][0] for run in runs]),
+            mean([run.points[step][1] for run in runs]),
+        )
+        for step in common
+    }
+
+
+def _named(point: tuple[float, float], kind: CurveKind) -> dict[str, float]:
+    x, y = point
+    return ({} if kind.cost is None else {kind.cost: x}) | {kind.tag: y}
+
+
+def _scaled(point: tuple[float, float], scale: float) -> tuple[float, float]:
+    return point[0] / scale, point[1]
+
+
+def _line(
+    axes: "Axes", points: Mapping[int, tuple[float, float]], scale: float, **look: Any
+) -> None:
+    found = [_scaled(point, scale) for point in points.values()]
+    axes.plot([x for x, _ in found], [y for _, y in found], zorder=3, **look)
+
+
+def _unit(kind: CurveKind, largest: float) -> tuple[str, float]:
+    """The label of the x axis, and what its numbers are divided by."""
+    if kind.cost is None:
+        return "optimizer step", 1.0
+    size = next((size for size in TIMES if largest >= 2 * size), 1.0)
+    return f"training time ({TIMES.get(size, 'seconds')})", size
+
+
+def _legend(warmups: Sequence[int], beside: bool) -> list[Any]:
+    from matplotlib.lines import Line2D
+
+    handles = [
+        Line2D([], [], color=c, linewidth=1.9, linestyle=dash(w, warmups), label=f"warm-up {w:,}")
+        for w, c in warmup_colours(warmups).items()
+    ]
+    if beside:
+        handles.append(Line2D([], [], color=MUTED, linewidth=1.1, label="the baseline's mean"))
+    handles.append(
+        Line2D([], [], color=MUTED, linestyle=REFERENCE, linewidth=1, label="unigram entropy")
+    )
+    return handles
+
+
+def _training_text(kind: CurveKind, beside: bool, cells: Sequence[CellResult]) -> str:
+    text = (
+        "One panel for each variant; colour and line style show the warm-up. Thin lines are single "
+        "runs, heavy lines their mean over seeds at the steps that all of them have logged, "
+        "without smoothing or interval. Dashed: the unigram entropy."
+    )
+    if kind.cost is not None:
+        text += (
+            " Seconds are summed over the training steps, without validation, and interpolated "
+            "linearly between two logged steps."
+        )
+    if beside:
+        drawn = {cell.variant for cell in cells}
+        names = ", ".join(sorted({c.baseline for c in cells if c.baseline in drawn}))
+        text += f" Grey: the means of the baseline, {names}."
+    return text
+
+
+SPEED = "train/tokens_per_second"
+COUNTS = {1e9: "billions", 1e6: "millions", 1e3: "thousands"}
+BYTES = {2.0**30: "GiB", 2.0**20: "MiB", 2.0**10: "KiB"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resource:
+    """A number of `result.json`: its axis label, its units by size, and how to read it."""
+
+    name: str
+    label: str
+    units: Mapping[float, str]
+    read: Callable[[CellResult], Any]
+
+
+RESOURCES = (
+    Resource(
+        name="parameters",
+        label="parameters",
+        units=COUNTS,
+        read=lambda cell: cell.record.get("parameters"),
+    ),
+    Resource(
+        name="tokens_per_second",
+        label="tokens per second",
+        units=COUNTS,
+        read=lambda cell: cell.metrics.get(SPEED),
+    ),
+    Resource(
+        name="peak_memory_bytes",
+        label="peak memory",
+        units=BYTES,
+        read=lambda cell: cell.record.get("peak_memory_bytes"),
+    ),
+)
+
+
+def resources(part: Part) -> list[Sketch]:
+    """A panel for each resource, a row for each variant, a dot for each run."""
+    import pandas as pd
+    from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
+
+    shown = [r for r in RESOURCES if any(_value(r, cell) is not None for cell in part.cells)]
+    if not shown:
+        return []
+    variants = part.variants(part.cells)
+    links = Links(len(part.cells) * len(shown))
+    lines = [wrapped(name).count("\n") + 1 for name in variants]
+    size = (2.9 * len(shown) + 1.6, 1.1 + 0.17 * sum(lines) + 0.17 * len(variants))
+    figure = Figure(figsize=size)
+    figure.set_layout_engine("constrained", wspace=0.05)  # between the last and the first number
+    grid = figure.subplots(1, len(shown), sharey=True, squeeze=False)[0]
+    rows: list[dict[str, Any]] = []
+    for resource, axes in zip(shown, grid, strict=True):
+        rows += _panel(axes, resource, part, variants, links)
+    grid[0].set_yticks(range(len(variants)), [wrapped(name) for name in variants])
+    grid[0].set_ylim(len(variants) - 0.4, -0.6)
+    dot: dict[str, Any] = {"color": MUTED, "linestyle": "none"}
+    handles = [
+        Line2D([], [], marker="o", markersize=4, alpha=0.6, label="one run", **dot),
+        Line2D([], [], marker="D", markersize=5.5, label="mean of the runs", **dot),
+    ]
+    figure.legend(handles=handles, loc="outside upper center", ncols=2)
+    frozen(figure)
+    return [
+        Sketch(
+            figure=figure,
+            table=pd.DataFrame(rows),
+            title="Parameters, speed and memory of each variant",
+            text=_resources_text(shown),
+            limits=_limits(shown, part.cells),
+            links=links,
+            cells=part.cells,
+        )
+    ]
+
+
+def _panel(
+    axes: "Axes", resource: Resource, part: Part, variants: Sequence[str], links: Links
+) -> list[dict[str, Any]]:
+    from matplotlib.ticker import MaxNLocator
+
+    found = {cell.id: value for cell in part.cells if (value := _value(resource, cell)) is not None}
+    largest = max(found.values())
+    size = next((size for size in resource.units if largest >= size), 1.0)
+    unit = resource.units.get(size, "bytes" if resource.units is BYTES else "")
+    rows: list[dict[str, Any]] = []
+    for y, variant in enumerate(variants):
+        runs = [cell for cell in part.cells if cell.variant == variant and cell.id in found]
+        values = [found[cell.id] for cell in runs]
+        # Runs with equal values have different heights in the row of their variant.
+        points = [
+            (value / size, y - 0.27 + 0.36 * (turn / max(1, len(runs) - 1)))
+            for turn, value in enumerate(values)
+        ]
+        urls = [links.to(cell, f"{found[cell.id]:,.0f} {_plain_unit(resource)}") for cell in runs]
+        colour = part.colours[variant]
+        look: dict[str, Any] = {"color": colour, "s": 16, "alpha": 0.6}
+        if links.on:
+            dots(axes, points, urls, zorder=3, **look)
+        elif points:
+            cloud(axes, points, **look)
+        rows += [
+            {"mark": "run", "quantity": resource.name, **identity(cell), "n": 1, "value": value}
+            for cell, value in zip(runs, values, strict=True)
+        ]
+        if runs:
+            centre = mean(values)
+            diamond: dict[str, Any] = {"color": colour, "edgecolors": INK, "marker": "D", "s": 30}
+            dots(axes, [(centre / size, y + 0.27)], [None], zorder=5, **diamond)
+            mark = {"mark": "mean", "quantity": resource.name, "variant": variant}
+            rows.append({**mark, "n": len(runs), "value": centre})
+    axes.set_xlabel(f"{resource.label} ({unit})" if unit else resource.label)
+    axes.set_xlim(0.0, 1.06 * largest / size)
+    axes.xaxis.set_major_locator(MaxNLocator(4))
+    axes.grid(axis="x")
+    axes.tick_params(length=3)
+    axes.tick_params(axis="y", length=0)
+    return rows
+
+
+def _plain_unit(resource: Resource) -> str:
+    return "bytes" if resource.units is BYTES else resource.label
+
+
+def _value(resource: Resource, cell: CellResult) -> float | None:
+    value = resource.read(cell)
+    return None if value is None or not math.isfinite(value) or value <= 0 else float(value)
+
+
+def _resources_text(shown: Sequence[Resource]) -> str:
+    names = {resource.name for resource in shown}
+    text = "A dot is a run, a diamond the mean of all runs of a variant, with any warm-up."
+    if "parameters" in names:
+        text += " Parameters are those of the whole model, embeddings included."
+    if "tokens_per_second" in names:
+        text += " Speed is over the training steps of a run, without validation."
+    if "peak_memory_bytes" in names:
+        text += (
+            " Peak memory is that of the tensors on the first device; on a CPU, that of the whole "
+            "process."
+        )
+    return f"{text} Every axis begins at zero."
+
+
+def _limits(shown: Sequence[Resource], cells: Sequence[CellResult]) -> str:
+    if any(resource.name == "tokens_per_second" for resource in shown):
+        text = "Runs that share a machine slow each other down: speed is noisy, not a benchmark."
+    else:
+        text = "A variant with fewer parameters need not be faster."
+    devices = {str(device) for cell in cells if (device := cell.record.get("device"))}
+    if len(devices) > 1:
+        text += f" The runs used {len(devices)} kinds of device, whose speeds differ."
+    return text

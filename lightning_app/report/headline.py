@@ -1,0 +1,405 @@
+"""The headline of a report: what its scores say, in words.
+
+Each variant has two readings. `own_reading` is about the variant alone: does warm-up help it, cost
+it something, or is neither shown; and do its runs stall. `relation` compares it with the baseline.
+A label needs a p value under 5 % after Holm's correction over the whole grid.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from lightning_app.config.tree import WARMUP, label
+from lightning_app.report.comparisons import (
+    BETTER,
+    EQUAL,
+    SAME,
+    UNLIKE,
+    WORSE,
+    MetricDifference,
+    comparisons,
+)
+from lightning_app.report.facts import DASH, budget_of, p_value, rate
+from lightning_app.report.pairs import (
+    ELSEWHERE,
+    IS_BASELINE,
+    NEVER,
+    NOT_YET,
+    Arm,
+    Score,
+    arms,
+    stall_counts,
+    stall_tables,
+)
+from lightning_app.report.results import GridResults, failures
+from lightning_app.report.statistics import LEVEL
+from lightning_app.report.tasks import FailureTest, failure_tests
+from lightning_app.scores.task_facts import glue_task_of
+
+HELPS, COSTS, LOST, UNSHOWN = "helps", "costs", "costs only its lost steps", "not shown"
+EDGE = "open, since a better rate may lie outside"
+MORE, LESS = "more", "less"
+CAPPED = "open, since no run of one trained without it"
+BASELINE = "the baseline"
+STALLS = "stalls w="
+_NAMES = {
+    "delta": "Δ",
+    "relative_delta": "relative Δ",
+    "detectable": "detectable difference",
+    "bleu": "ΔBLEU",
+    "steps_saved": "steps saved",
+    "lost_steps": "lost steps",
+    "stall_difference": "stalls",
+    "rate_sensitivity": "rate sensitivity",
+}
+_VERBS = {
+    "stalled": ("stalls", "stall"),
+    "non-finite": ("becomes non-finite", "become non-finite"),
+}
+OWN = {
+    HELPS: "warm-up helps {}",
+    COSTS: "warm-up makes {} worse",
+    LOST: "warm-up makes {} worse, but only by what the steps at a small rate lose",
+    UNSHOWN: "no effect is shown for {}",
+    EDGE: "nothing is shown for {}, whose best rate may lie outside the rates tried",
+    NEVER: "{} never learned, not even with warm-up",
+    ELSEWHERE: "{} learned, but not with the reference warm-up, so that no difference is defined",
+    NOT_YET: "{} had not yet learned, so that nothing can be said",
+    DASH: "no test is possible for {}",
+}
+COMPARED = {
+    BETTER: "{name} {} is better than {baseline}",
+    WORSE: "{name} {} is worse than {baseline}",
+    SAME: "no difference is shown between {name} {} and {baseline}",
+    UNLIKE: "{name} {} is not comparable with {baseline}",
+    EQUAL: "{name} {} changes nothing: its runs end with the very numbers of {baseline}",
+    "": "no test is possible between {name} {} and {baseline}",
+}
+VERSUS = {
+    MORE: "warm-up helps {} more, or costs it less",
+    LESS: "warm-up helps {} less, or costs it more",
+    SAME: "no difference is shown for {}",
+    CAPPED: "the difference is open for {}, since without warm-up no run of one of the two trained",
+}
+
+
+def own_reading(own: Mapping[str, Score], name: str = "delta") -> str:
+    """Classify `delta` or `need` of one variant by its sign; a dash if it is undefined.
+
+    A cost is only that of the lost steps if the interval of `steps_saved` reaches no further down
+    than the steps of rate that warm-up loses.
+    """
+    score = own[name]
+    for word in (NEVER, ELSEWHERE, NOT_YET):
+        if word in score.note and math.isnan(score.estimate):
+            return word
+    if math.isnan(score.p_holm):
+        return DASH
+    if score.p_holm >= 1 - LEVEL:
+        return UNSHOWN
+    if not shows_sign(score):
+        return EDGE
+    if score.estimate > 0:
+        return HELPS
+    saved, lost = own.get("steps_saved"), own.get("lost_steps")
+    if name == "delta" and saved and lost and saved.low >= -lost.estimate:
+        return LOST
+    return COSTS
+
+
+def relation(own: Mapping[str, Score]) -> str:
+    """Compare Delta of one variant with the baseline's; a dash if it is undefined."""
+    versus = own["interaction"]
+    if versus.note == IS_BASELINE:
+        return BASELINE if not math.isnan(own["delta"].estimate) else DASH
+    if math.isnan(versus.p_holm):
+        return DASH
+    if versus.p_holm >= 1 - LEVEL:
+        return SAME
+    if not shows_sign(versus):
+        return CAPPED
+    return MORE if versus.estimate > 0 else LESS
+
+
+def with_p(words: str, score: Score) -> str:
+    """A label with the p value, corrected by Holm, that decides it: `helps (p 0.012)`."""
+    return words if math.isnan(score.p_holm) else f"{words} (p {p_value(score.p_holm)})"
+
+
+def shows_sign(score: Score) -> bool:
+    """Whether the value behind a censored estimate has its sign in any case."""
+    return score.bound in ("", ">=" if score.estimate > 0 else "<=")
+
+
+def stall_words(own: Mapping[str, Score], reference: int | None) -> str:
+    """`stalls without it (3/3 against 0/3)` where the shares of failed runs differ; else empty."""
+    bare, ref = own.get(f"{STALLS}0"), own.get(f"{STALLS}{reference}")
+    if reference in (None, 0) or bare is None or ref is None or not (bare.cells and ref.cells):
+        return ""
+    if bare.estimate == ref.estimate:
+        return ""
+    first, second = (bare, ref) if bare.estimate > ref.estimate else (ref, bare)
+    where = "without it" if first is bare else "with it"
+    counts = f"{first.diverged}/{first.cells} against {second.diverged}/{second.cells}"
+    return f"stalls {where} ({counts})"
+
+
+def findings(grid: GridResults, scores: Sequence[Score]) -> list[str]:
+    """The headline in sentences, the strongest effect first; empty without a reference warm-up.
+
+    First the variants whose runs stall, over all rates; then those that warm-up helps, by Delta at
+    a single rate, by the need at the best rates where a grid has several. The first sentence of
+    each group of the other axes names the budget. Of tasks with published scores: who fails more
+    often, and whose scores change.
+    """
+    found = []
+    if not grid.parts and not grid.asks_warmup:
+        return _compared(grid)
+    if not grid.parts and grid.scored:
+        return _by_score(grid)
+    for part in grid.parts:  # each has its own budget and baseline
+        groups = {cell.group for cell in part.cells}
+        found += findings(part, [score for score in scores if score.group in groups])
+    if not grid.reference_warmup or grid.parts:
+        return found
+    groups = dict.fromkeys(score.group for score in scores)
+    for group in groups:
+        own: dict[str, dict[str, Score]] = {}
+        for score in scores:
+            if score.group == group:
+                own.setdefault(score.variant, {})[score.score] = score
+        rates = {score.lr for score in scores if score.group == group and not math.isnan(score.lr)}
+        texts = [*_stalling(grid, group, own), *_helped(own, grid, several=len(rates) > 1)]
+        if texts:
+            where = "" if group == "all" else f"{group}: "
+            own_runs = tuple(cell for cell in grid.cells if cell.group == group)
+            budget = budget_of(replace(grid, cells=own_runs))
+            at = f" at learning rate {rate(rates.pop())}" if len(rates) == 1 else ""
+            start = f"Within {budget}{at}{', ' if where else ': '}{where}"
+            found.append(f"{start}{texts[0]}.")
+            for text in texts[1:]:
+                found.append(f"{where}{text}." if where else f"{_capitalized(text, grid)}.")
+    return found
+
+
+def _compared(grid: GridResults) -> list[str]:
+    """What the comparisons of the grid's metric say, a sentence for each axis and slice.
+
+    What else differs is beside a label: what the runs have read, and how long they trained.
+    """
+    read: dict[tuple[str, str, str, str], dict[str, list[MetricDifference]]] = {}
+    for row in comparisons(grid):
+        kinds = read.setdefault((row.axis, row.baseline, row.where, row.metric), {})
+        kinds.setdefault(row.reading, []).append(row)
+    found = []
+    for (axis, baseline, where, metric), kinds in read.items():
+        name = axis.rsplit(".", 1)[-1]
+        parts = []
+        for kind in (each for each in COMPARED if each in kinds):
+            values = _listed([row.value_with_p for row in kinds[kind]])
+            said = [f"{row.value} {row.budget}" for row in kinds[kind] if row.budget]
+            beside = f" ({'; '.join(said)})" if said else ""
+            if kind == UNLIKE:
+                beside = f", because {'; '.join({row.why_unlike: 0 for row in kinds[kind]})}"
+            parts.append(COMPARED[kind].format(values, name=name, baseline=baseline) + beside)
+        at = "" if where == "all" else f", {where}"
+        found.append(f"Within {budget_of(grid)}, by {metric}{at}: {'; '.join(parts)}.")
+    return found
+
+
+def _by_score(grid: GridResults) -> list[str]:
+    """Who needs warm-up by the scores of tasks: failed runs, then the scores themselves.
+
+    Nothing where no warm-up is compared with none. The loss has no sentence here but the last: it
+    is not what a reader of these tasks asks for.
+    """
+    tests = failure_tests(grid)
+    found = [
+        sentence
+        for axis, value, baseline in dict.fromkeys((t.axis, t.value, t.baseline) for t in tests)
+        for sentence in _failing(
+            [t for t in tests if (t.axis, t.value, t.baseline) == (axis, value, baseline)]
+        )
+    ]
+    found += _scores_moved(grid)
+    if found:
+        found[0] = f"Within {budget_of(grid)} on {_listed(_corpora(grid))}: {found[0]}"
+        found.append(
+            f"Δ and the labels of the loss are about {grid.monitored.loss}, not about these scores"
+        )
+    return [f"{_capitalized(text, grid)}." for text in found]
+
+
+def _corpora(grid: GridResults) -> list[str]:
+    names = dict.fromkeys(cell.corpus or "" for cell in grid.scored)
+    return [glue_task_of(name) or name for name in names]
+
+
+def _failing(tests: Sequence[FailureTest]) -> list[str]:
+    """What one value of an axis does to the shares of failed runs, in sentences."""
+    axis, value, baseline = tests[0].axis, tests[0].value, tests[0].baseline
+    name = axis.rpartition(".")[2]
+    first, second = f"with {name} {value}", f"with {name} {baseline}"
+    if axis == WARMUP:
+        first, second = f"with warm-up {value}", "without warm-up"
+    shown: dict[str, list[str]] = {}
+    for test in sorted(tests, key=lambda each: (each.p, each.variant)):
+        own, other = (
+            f"{test.failed} of {test.runs}",
+            f"{test.baseline_failed} of {test.baseline_runs}",
+        )
+        if not test.failed + test.baseline_failed:
+            kind, words = "none", test.variant
+        elif test.p_holm >= 1 - LEVEL:
+            kind, words = "open", f"{test.variant} ({other}, {own})"
+        elif test.difference < 0:
+            kind, words = "base", f"{test.variant} ({other} runs, {own} {first})"
+        else:
+            kind, words = "own", f"{test.variant} ({own} runs, {other} {second})"
+        shown.setdefault(kind, []).append(words)
+    most = {
+        kind: p_value(
+            max(t.p_holm for t in tests if t.p_holm < 1 - LEVEL and (t.difference < 0) == less)
+        )
+        for kind, less in (("base", True), ("own", False))
+        if kind in shown
+    }
+    found = [
+        f"{where}, {_listed(shown[kind])} {'fail' if len(shown[kind]) > 1 else 'fails'} more "
+        f"often: no better than one answer for all rows (exact p {most[kind]}"
+        f"{' or less' * (len(shown[kind]) > 1)})"
+        for kind, where in (("base", second), ("own", first))
+        if kind in shown
+    ]
+    if "open" in shown:
+        found.append(
+            f"no difference in failed runs is shown between runs {second} and {first} for "
+            f"{_listed(shown['open'])}"
+        )
+    if "none" in shown and axis == WARMUP:
+        found.append(f"no run of {_listed(shown['none'])} failed, {second} or {first}")
+    return found
+
+
+def _scores_moved(grid: GridResults) -> list[str]:
+    """What warm-up does to the own score of each task, in a sentence."""
+    rows = [row for row in comparisons(grid) if row.axis == WARMUP]
+    if not rows:
+        return []
+    read: dict[str, list[str]] = {}
+    for row in rows:
+        read.setdefault(row.reading, []).append(f"with {row.value} updates: {row.where}")
+    parts = [
+        f"{word} in {len(read[kind])} of {len(rows)} comparisons"
+        + (f" ({'; '.join(read[kind])})" if kind in (BETTER, WORSE) and len(read[kind]) < 4 else "")
+        for kind, word in ((BETTER, "better"), (WORSE, "worse"), (SAME, "not shown to differ"))
+        if kind in read
+    ]
+    if "" in read:
+        parts.append(f"{len(read[''])} allow no test")
+    return [f"by each task's own score, runs with warm-up are {', '.join(parts)}"]
+
+
+def _stalling(grid: GridResults, group: str, own: Mapping[str, Mapping[str, Score]]) -> list[str]:
+    """The variants whose runs stall more often without warm-up, or with it, in sentences.
+
+    First those whose difference chance does not explain, by the evidence.
+    """
+    found: dict[tuple[bool, bool, tuple[str, str]], list[tuple[Score, str]]] = {}
+    for arm in arms(grid):
+        score = own.get(arm.variant, {}).get("stall_difference")
+        if arm.group != group or score is None or math.isnan(score.estimate) or not score.estimate:
+            continue
+        bare, ref = stall_counts(stall_tables(arm, grid.reference_warmup))
+        by_chance, with_it = score.p_holm >= 1 - LEVEL, score.estimate < 0
+        counts = f"{bare} runs without warm-up, {ref} with it"
+        if with_it:
+            counts = f"{ref} runs with warm-up, {bare} without it"
+        key = by_chance, with_it, _ends(arm, grid.reference_warmup)
+        found.setdefault(key, []).append((score, f"{arm.variant} ({counts})"))
+    sentences = []
+    for (by_chance, with_it, ends), rows in sorted(found.items(), key=lambda item: item[0]):
+        rows.sort(key=lambda row: (row[0].p, -abs(row[0].estimate)))
+        several = len(rows) > 1
+        where = "with warm-up" if with_it else "without warm-up"
+        names = _listed([words for _, words in rows])
+        text = f"{names} {ends[several]} more often {where}"
+        if by_chance:
+            least = p_value(min(score.p_holm for score, _ in rows))
+            text += f", but this may be chance (exact p {least}{' or more' * several})"
+        else:
+            most = p_value(max(score.p_holm for score, _ in rows))
+            text += f" (exact p {most}{' or less' * several})"
+        sentences.append(text)
+    return sentences
+
+
+def _ends(arm: Arm, reference: int | None) -> tuple[str, str]:
+    """How runs of a variant fail, as a verb in the singular and in the plural."""
+    kinds = failures(cell for key, cell in arm.cells.items() if key[0] in (0, reference))
+    found = [_VERBS[kind] for kind in kinds.split(" or ")]
+    one, several = (" or ".join(form) for form in zip(*found, strict=True))
+    return one, several
+
+
+def _helped(
+    own: Mapping[str, Mapping[str, Score]], grid: GridResults, *, several: bool
+) -> list[str]:
+    """What warm-up does to each variant, and how that compares with the baseline."""
+    name = "need" if several else "delta"
+    read: dict[str, list[str]] = {}
+    for variant, of in own.items():
+        reading = own_reading(of, name) if name in of else DASH
+        if reading != DASH or (name in of and not math.isnan(of[name].estimate)):
+            read.setdefault(reading, []).append(with_p(variant, of[name]))
+    at = "at the best rates of each, " if several else ""
+    known = [of[name] for of in own.values() if name in of and not math.isnan(of[name].estimate)]
+    if known and all(score.seeds == 1 for score in known):
+        each = _listed([f"{score.estimate:.2f} for {score.variant}" for score in known])
+        return [f"one seed, so no test is possible: Δ is {each}, in nats per token"]
+    parts = [text.format(_listed(read[kind])) for kind, text in OWN.items() if kind in read]
+    sentences = [at + "; ".join(parts)] if parts else []
+    versus: dict[str, list[str]] = {}
+    if grid.baseline is not None and not several:
+        for variant, of in own.items():
+            if "interaction" in of:
+                words = with_p(variant, of["interaction"])
+                versus.setdefault(relation(of), []).append(words)
+    parts = [text.format(_listed(versus[kind])) for kind, text in VERSUS.items() if kind in versus]
+    if parts:
+        sentences.append(f"compared with {grid.baseline}, {'; '.join(parts)}")
+    return sentences
+
+
+def _capitalized(text: str, grid: GridResults) -> str:
+    """The text with a capital, unless it begins with a variant, whose name has none."""
+    starts = tuple(f"{variant}{end}" for variant in grid.variants for end in (" ", ","))
+    return text if text.startswith(starts) else f"{text[0].upper()}{text[1:]}"
+
+
+def _listed(names: Sequence[str]) -> str:
+    """`a`, `a and b`, `a, b and c`."""
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
+
+
+def by_slice(scores: Sequence[Score]) -> dict[str, dict[str, dict[str, Score]]]:
+    """Scores by slice of the grid (rate and group, in words), variant and name."""
+    several = len({(score.group, score.lr) for score in scores if not math.isnan(score.lr)}) > 1
+    slices: dict[str, dict[str, dict[str, Score]]] = {}
+    for score in scores:
+        rate = "" if math.isnan(score.lr) or not several else f"learning rate {label(score.lr)}"
+        where = ", ".join(part for part in (rate, score.group) if part and part != "all")
+        slices.setdefault(where, {}).setdefault(score.variant, {})[score.score] = score
+    return slices
+
+
+def score_notes(scores: Sequence[Score]) -> list[str]:
+    """The reasons of undefined scores and missing intervals, merged if they are equal."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for where, variants in by_slice(scores).items():
+        for variant, own in variants.items():
+            who = f"{variant}, {where}" if where else variant
+            for name, score in own.items():
+                if score.note and score.note != IS_BASELINE:
+                    found.setdefault((who, score.note), []).append(_NAMES.get(name, name))
+    return [f"{who} ({', '.join(names)}): {note}" for (who, note), names in found.items()]

@@ -1,0 +1,580 @@
+"""Pairs of runs with equal seeds: scores of arms, steps saved, and stalls.
+
+One score of one variant, its row in `sensitivity.csv`, and the notes that go with it.
+
+The runs of each variant, and runs of the same seeds compared at several settings.
+
+Scores of one variant at one rate: shares of stalled runs, and the loss over warm-ups.
+
+The symbols are those of `sensitivity`.
+
+How many steps of training does warm-up save, and how many does it cost by its small rates?
+
+Do runs of a variant stall without warm-up, and not with it? An exact test over all rates.
+"""
+
+import itertools
+import math
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from scipy import special
+
+from lightning_app.config.tree import label
+from lightning_app.core.errors import UserError
+from lightning_app.report.results import LEARNING_RATE, CellResult, GridResults, failures, outcomes
+from lightning_app.report.statistics import (
+    FEW_SEEDS,
+    ended_alike,
+    mean,
+    seeds_interval,
+    t_interval,
+    wilson_interval,
+)
+from lightning_app.runs.records import OUTCOMES
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass(frozen=True, kw_only=True)
+class Score:
+    """One row of `sensitivity.csv`. `lr` is NaN for a score over all rates.
+
+    `p` decides labels (`statistics.guarded_ps`), `p_holm` corrects it over the whole grid, and
+    `p_sign` is the exact p value by sign flips. `bound` is ">=" or "<=" where the estimate is
+    censored, and "?" where it is on both sides.
+
+    `values` holds seed and value of a mean over seeds. `each` holds the same if they are shown:
+    with fewer than 5 seeds, or without an interval because some seeds failed. `bootstrap` holds the
+    ends of the bootstrap-t interval, from 5 seeds on. The table has the last two in the note.
+    `widen` is the factor of the standard error (`statistics.chosen_on_others`).
+    """
+
+    group: str
+    lr: float
+    variant: str
+    score: str
+    estimate: float = math.nan
+    low: float = math.nan
+    high: float = math.nan
+    p: float = math.nan
+    p_holm: float = math.nan
+    p_sign: float = math.nan
+    bound: str = ""
+    seeds: int = 0
+    cells: int = 0
+    diverged: int = 0
+    note: str = ""
+    each: tuple[tuple[int, float], ...] = ()
+    bootstrap: tuple[float, float] | None = None
+    values: tuple[tuple[int, float], ...] = ()
+    widen: float = 1.0
+
+
+def bound_of(at_most: bool, at_least: bool) -> str:
+    """`Score.bound` of an estimate that is censored above, below, on both sides or not at all."""
+    return {(True, False): "<=", (False, True): ">=", (True, True): "?"}.get(
+        (at_most, at_least), ""
+    )
+
+
+def scores_frame(rows: Sequence[Score]) -> "pd.DataFrame":
+    """The scores as a table, one row per group, rate, variant and score."""
+    import pandas as pd
+
+    columns = [column.name for column in fields(Score)][:-4]
+    table = []
+    for row in rows:
+        listed = ", ".join(f"{seed}: {_shown(value)}" for seed, value in row.each)
+        ends = ", ".join(f"{end:.4f}" for end in row.bootstrap or ())
+        note = join_notes(
+            row.note, listed and f"per seed {listed}", ends and f"bootstrap-t [{ends}]"
+        )
+        table.append(asdict(row) | {"note": note})
+    return pd.DataFrame(table, columns=columns)
+
+
+def _shown(value: float) -> str:
+    return "undefined" if math.isnan(value) else f"{value:.4f}"
+
+
+def join_notes(*parts: str) -> str:
+    return "; ".join(part for part in parts if part)
+
+
+NEVER = "never learned"
+ELSEWHERE = "learned only without the reference warm-up"
+IS_BASELINE = "is the baseline"
+NOT_YET = "not yet learned within this budget"
+LEARNED = 0.1  # a variant has learned if its mean loss is this many nats under `H_uni`
+ESCAPED = (
+    1 / 3
+)  # a run has half escaped if it learned under this share of what the best seed learned
+
+Key = tuple[int, float, int]  # warm-up, rate, seed
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arm:
+    """The planned cells of one variant within one group of the other axes.
+
+    `cells` holds the finished ones.
+    """
+
+    group: str
+    variant: str
+    baseline: str | None
+    planned: frozenset[Key]
+    cells: Mapping[Key, CellResult] = field(repr=False)
+
+    @property
+    def rates(self) -> list[float]:
+        return sorted({lr for _, lr, _ in self.planned})
+
+    @property
+    def warmups(self) -> list[int]:
+        return sorted({warmup for warmup, _, _ in self.planned})
+
+    @property
+    def seeds(self) -> list[int]:
+        return sorted({seed for _, _, seed in self.planned})
+
+    def at(self, points: Iterable[tuple[int, float]]) -> "Paired":
+        """The seeds that finished at every one of the (warm-up, rate) points."""
+        points = sorted(set(points))
+        planned = [s for s in self.seeds if all((*point, s) in self.planned for point in points)]
+        seeds = [s for s in planned if all((*point, s) in self.cells for point in points)]
+        return Paired(self.cells, points, seeds, len(planned))
+
+
+class Paired:
+    """Losses of the same seeds at several (warm-up, rate) points."""
+
+    def __init__(
+        self,
+        cells: Mapping[Key, CellResult],
+        points: Sequence[tuple[int, float]],
+        seeds: Sequence[int],
+        planned: int,
+    ) -> None:
+        self.points, self.seeds, self.planned = points, seeds, planned
+        self._cells = cells
+        self.runs = {(point, s): cells[(*point, s)] for point in points for s in seeds}
+
+    def losses(self, point: tuple[int, float]) -> list[float]:
+        return [self.runs[point, seed].loss for seed in self.seeds]
+
+    def mean(self, point: tuple[int, float]) -> float:
+        return mean(self.losses(point))
+
+    @property
+    def entropy(self) -> float:
+        return mean([cell.entropy for cell in self.runs.values()])
+
+    @property
+    def counts(self) -> dict[str, Any]:
+        diverged = sum(cell.state == "diverged" for cell in self.runs.values())
+        return {"seeds": len(self.seeds), "cells": len(self.runs), "diverged": diverged}
+
+    @property
+    def missing(self) -> str:
+        few = len(self.seeds) < FEW_SEEDS  # `mixed` has the note then
+        partly = "" if few else self.partly
+        return join_notes(unfinished("seeds", self.planned, len(self.seeds)), self.early, partly)
+
+    @property
+    def early(self) -> str:
+        """A note on runs that have not yet learned and so count as the unigram entropy."""
+        counted = [
+            f"{capped} of {len(self.seeds)} at warm-up {point[0]}"
+            for point in self.points
+            if (capped := sum(self.runs[point, seed].capped for seed in self.seeds))
+        ]
+        if not counted:
+            return ""
+        return f"not yet learned {' and '.join(counted)}, counted as the unigram entropy"
+
+    def learned_with_another_warmup(self, rates: Container[float]) -> bool:
+        """Whether the finished runs of any warm-up learned, in the mean over seeds at one rate.
+
+        Of the arms of this variant, those outside of the compared points count as well.
+        """
+        margins: dict[tuple[int, float], list[float]] = {}
+        for (warmup, lr, _), cell in self._cells.items():
+            if lr in rates:
+                margins.setdefault((warmup, lr), []).append(cell.entropy - cell.loss)
+        return any(mean(each) >= LEARNED for each in margins.values())
+
+    def failed(self, point: tuple[int, float]) -> list[bool]:
+        return [self.runs[point, seed].state == "diverged" for seed in self.seeds]
+
+    def half_escaped(self, point: tuple[int, float]) -> list[bool]:
+        """Which runs left the plateau at `H_uni` so late that they lag far behind the best seed.
+
+        By chance one seed leaves it early and another late, so their losses have two modes.
+        """
+        every = [cell for key, cell in self._cells.items() if key[:2] == point]
+        best = max((cell.entropy - cell.loss for cell in every), default=0.0)
+        runs = [self.runs[point, seed] for seed in self.seeds]
+        return [
+            best >= LEARNED and run.entropy - run.loss < ESCAPED * best and not run.failed
+            for run in runs
+        ]
+
+    def alike(self, point: tuple[int, float]) -> bool:
+        """Whether the runs of a point ended alike: none stalled or half escaped, or all stalled."""
+        return ended_alike(self.failed(point)).item() and not any(self.half_escaped(point))
+
+    @property
+    def all_alike(self) -> bool:
+        """Whether all runs ended alike, also those of different points."""
+        failed = [flag for point in self.points for flag in self.failed(point)]
+        return ended_alike(failed).item() and all(map(self.alike, self.points))
+
+    @property
+    def mixed(self) -> str:
+        """Why there is no interval over these seeds; empty if there is one.
+
+        Either some failed and others did not, or some of few seeds half escaped.
+        """
+        counted = self._counted(self.failed)
+        if counted:
+            kinds = failures(self.runs.values())
+            return f"{kinds} {counted}, so no interval over seeds"
+        if self.partly and len(self.seeds) < FEW_SEEDS:
+            return f"{self.partly}, so no interval over seeds"
+        return ""
+
+    @property
+    def partly(self) -> str:
+        """A note on runs that half escaped."""
+        counted = self._counted(self.half_escaped)
+        return f"half escaped {counted}" if counted else ""
+
+    def _counted(self, which: Callable[[tuple[int, float]], list[bool]]) -> str:
+        """The numbers of runs at each point where it holds for some and not for all."""
+        return " and ".join(
+            f"{sum(which(point))} of {len(self.seeds)} at warm-up {point[0]}"
+            for point in self.points
+            if not ended_alike(which(point))
+        )
+
+
+def arms(grid: GridResults) -> list[Arm]:
+    """The cells by group and variant."""
+    planned: dict[tuple[str, str], dict[Key, CellResult]] = {}
+    for cell in grid.cells:
+        key = (cell.warmup or 0, cell.lr or 0.0, cell.seed or 0)
+        known = planned.setdefault((cell.group, cell.variant), {})
+        if key in known:
+            raise UserError(
+                f"{grid.folder}: '{cell.variant}' in '{cell.group}' names two settings, of "
+                f"{known[key].name} and {cell.name}; change `labels` in the grid file"
+            )
+        known[key] = cell
+    return [
+        Arm(
+            group=group,
+            variant=variant,
+            baseline=next(iter(cells.values())).baseline,
+            planned=frozenset(cells),
+            cells={key: cell for key, cell in cells.items() if cell.finished},
+        )
+        for (group, variant), cells in planned.items()
+    ]
+
+
+def mean_loss(cells: Sequence[CellResult]) -> tuple[float, float, float]:
+    """The mean loss of the finished runs of one point, and its t interval over seeds."""
+    losses = [cell.loss for cell in cells]
+    low, high, _ = seeds_interval(losses, [cell.failed for cell in cells])
+    return mean(losses), low, high
+
+
+def unfinished(what: str, planned: int, finished: int) -> str:
+    """A note on the planned runs or seeds that have not finished."""
+    missing = planned - finished
+    return f"{missing} of {planned} {what} not finished" if missing else ""
+
+
+def why_nothing(pairs: Paired) -> str:
+    """Why there is no score; empty if there is one."""
+    return "" if pairs.seeds else "no seed has finished every run that it needs"
+
+
+def why_never_learned(pairs: Paired, point: tuple[int, float]) -> str:
+    """Why no score is defined, if the variant did not learn at this point; else empty."""
+    if pairs.seeds and pairs.entropy - pairs.mean(point) >= LEARNED:
+        return ""
+    ends = {pairs.runs[point, seed].outcome for seed in pairs.seeds}
+    if "not_yet_learned" in ends and ends <= {"not_yet_learned", "trained"}:
+        return NOT_YET
+    return ELSEWHERE if pairs.learned_with_another_warmup({point[1]}) else NEVER
+
+
+def score_identity(arm: Arm, lr: float, score: str) -> dict[str, Any]:
+    """The fields that identify a score."""
+    return {"group": arm.group, "lr": lr, "variant": arm.variant, "score": score}
+
+
+def undefined(arm: Arm, lr: float, score: str, reason: str, pairs: Paired | None = None) -> Score:
+    """A score without a value, with the reason in its note."""
+    counts: dict[str, Any] = pairs.counts if pairs else {}
+    return Score(**score_identity(arm, lr, score), **counts, note=reason)
+
+
+def stalls(arm: Arm, lr: float, warmup: int) -> Score:
+    """`stalls w=...`: failed runs / all finished runs at one warm-up; Wilson's interval."""
+    name = f"stalls w={warmup}"
+    runs = [
+        arm.cells[key]
+        for key in sorted(arm.planned)
+        if key in arm.cells and key[:2] == (warmup, lr)
+    ]
+    planned = sum(key[:2] == (warmup, lr) for key in arm.planned)
+    if not planned:
+        return undefined(arm, lr, name, "not in the grid")
+    if not runs:
+        return undefined(arm, lr, name, "no finished run")
+    failed = sum(cell.state == "diverged" for cell in runs)
+    low, high = wilson_interval(failed, len(runs))
+    return Score(
+        **score_identity(arm, lr, name),
+        estimate=failed / len(runs),
+        low=low,
+        high=high,
+        seeds=len(runs),
+        cells=len(runs),
+        diverged=failed,
+        note=join_notes(unfinished("runs", planned, len(runs)), _ends(runs)),
+    )
+
+
+def _ends(runs: Sequence[CellResult]) -> str:
+    """How runs ended, if some have an outcome other than trained or stalled."""
+    words = {cell.word for cell in runs} - {OUTCOMES["trained"], OUTCOMES["stalled"]}
+    return outcomes(runs) if words else ""
+
+
+def flatness(arm: Arm, lr: float) -> Score:
+    """`R_w = (mean_w l_bar - min_w l_bar) / (H_uni - min_w l_bar)`: 0 is flat over the warm-ups.
+
+    Undefined ("never learned") if the denominator is under 0.1 nats. It has no interval, since the
+    minimum of noisy means is biased and is not defined for a single seed.
+    """
+    reason, pairs = _over_warmups(arm, lr)
+    if not reason:
+        best = min(pairs.points, key=pairs.mean)
+        reason = why_never_learned(pairs, best)
+    if reason:
+        return undefined(arm, lr, "R_w", reason, pairs)
+    means = [pairs.mean(point) for point in pairs.points]
+    ratio = (mean(means) - min(means)) / (pairs.entropy - min(means))
+    return Score(
+        **score_identity(arm, lr, "R_w"), estimate=ratio, **pairs.counts, note=pairs.missing
+    )
+
+
+def _over_warmups(arm: Arm, lr: float) -> tuple[str, Paired]:
+    points = {(warmup, rate) for warmup, rate, _ in arm.planned if rate == lr}
+    pairs = arm.at(points)
+    return ("one warm-up only" if len(points) < 2 else why_nothing(pairs)), pairs
+
+
+def steps_saved(arm: Arm, lr: float, reference: int | None) -> list[Score]:
+    """`steps_saved`, tau as a mean over seeds, and `lost_steps`, what warm-up costs by its rates.
+
+    With `l_w(t)` the validation loss after `t` of `T` steps and `t_w(x)` the first step with
+    `l_w <= x`, linear between validations: `tau = T - t_ref(l_0(T))` where warm-up ends ahead, else
+    `-(T - t_0(l_ref(T)))`. Student's t interval over seeds. `>=` where runs without warm-up failed,
+    which would take longer to catch up.
+
+    `lost_steps = T - S_0^-1(S_ref(T))`, `S_w(t)` the sum of the learning rates to step `t`: the
+    number of steps by which a run without warm-up reaches the same area under the rate earlier.
+    """
+    names = ("steps_saved", "lost_steps")
+    if not reference:
+        reason = "no reference warm-up to compare with"
+        return [undefined(arm, lr, name, reason) for name in names]
+    pairs = arm.at([(0, lr), (reference, lr)])
+    reason = why_nothing(pairs) or why_never_learned(pairs, (reference, lr))
+    runs = [(pairs.runs[(0, lr), s], pairs.runs[(reference, lr), s]) for s in pairs.seeds]
+    lost = _lost_steps(arm, lr, pairs, [_lost(bare, ref) for bare, ref in runs])
+    found = [] if reason else [_tau(bare, ref) for bare, ref in runs]
+    if None in found:
+        reason = "fewer than two validations"
+    if reason:
+        return [undefined(arm, lr, "steps_saved", reason, pairs), lost]
+    return [_saved(arm, lr, pairs, [tau for tau in found if tau is not None]), lost]
+
+
+def _saved(arm: Arm, lr: float, pairs: Paired, found: Sequence[tuple[float, bool]]) -> Score:
+    values = [tau for tau, _ in found]
+    early = any(first for _, first in found)
+    low, high, _ = (math.nan,) * 3 if pairs.mixed else t_interval(values)
+    bare, ref = (any(pairs.failed(point)) for point in pairs.points)
+    return Score(
+        **score_identity(arm, lr, "steps_saved"),
+        estimate=mean(values),
+        low=low,
+        high=high,
+        bound=bound_of(at_most=ref, at_least=bare),
+        values=tuple(zip(pairs.seeds, values, strict=True)),
+        **pairs.counts,
+        note=join_notes(
+            "a loss was reached before the first validation" if early else "",
+            pairs.missing,
+            pairs.mixed,
+        ),
+    )
+
+
+def _lost_steps(arm: Arm, lr: float, pairs: Paired, lost: Sequence[float]) -> Score:
+    if not lost or not all(map(math.isfinite, lost)):
+        reason = "no logged learning rates, or runs that ended at different steps"
+        return undefined(arm, lr, "lost_steps", reason, pairs)
+    identity = score_identity(arm, lr, "lost_steps")
+    return Score(**identity, estimate=mean(lost), **pairs.counts, note=pairs.missing)
+
+
+def _tau(bare: CellResult, ref: CellResult) -> tuple[float, bool] | None:
+    """tau of one seed, and whether a loss was reached before the first validation."""
+    tag = bare.monitored.loss
+    without, with_warmup = bare.curve(tag), ref.curve(tag)
+    if len(without) < 2 or len(with_warmup) < 2:
+        return None
+    if ref.loss <= bare.loss:
+        reached, first = _first_step(with_warmup, bare.loss)
+        return max(with_warmup) - reached, first
+    reached, first = _first_step(without, ref.loss)
+    return -(max(without) - reached), first
+
+
+def _first_step(curve: Mapping[int, float], loss: float) -> tuple[float, bool]:
+    """The first step at which the curve is at `loss` or below, linear between its points."""
+    steps = sorted(curve)
+    before = None
+    for step in steps:
+        if curve[step] <= loss:
+            if before is None:
+                return float(step), True
+            share = (curve[before] - loss) / (curve[before] - curve[step])
+            return before + share * (step - before), False
+        before = step
+    return float(steps[-1]), False
+
+
+def _lost(bare: CellResult, ref: CellResult) -> float:
+    rates = [cell.curve(LEARNING_RATE) for cell in (bare, ref)]
+    if any(len(curve) < 2 for curve in rates) or max(rates[0]) != max(rates[1]):
+        return math.nan
+    without, with_warmup = (_area(curve) for curve in rates)
+    target, last = with_warmup[max(with_warmup)], max(without)
+    before = min(without)
+    for step in sorted(without):
+        if without[step] >= target:
+            if step == before:
+                return float(last - step)
+            share = (target - without[before]) / (without[step] - without[before])
+            return last - (before + share * (step - before))
+        before = step
+    return 0.0
+
+
+def _area(curve: Mapping[int, float]) -> dict[int, float]:
+    """The sum of the rates to each logged step, by trapezoids between the logged ones."""
+    steps = sorted(curve)
+    found = {steps[0]: curve[steps[0]] * steps[0]}
+    for before, step in itertools.pairwise(steps):
+        found[step] = found[before] + (curve[before] + curve[step]) / 2 * (step - before)
+    return found
+
+
+class StallTable(NamedTuple):
+    """The runs of one rate: failed and all, without warm-up and with the reference."""
+
+    lr: float
+    failed_bare: int
+    bare: int
+    failed_ref: int
+    ref: int
+
+    @property
+    def difference(self) -> float:
+        return self.failed_bare / self.bare - self.failed_ref / self.ref
+
+    @property
+    def weight(self) -> float:
+        return self.bare * self.ref / (self.bare + self.ref)
+
+    @property
+    def words(self) -> str:
+        return f"{self.failed_bare}/{self.bare} against {self.failed_ref}/{self.ref}"
+
+
+def stratified_p(tables: Sequence[StallTable]) -> float:
+    """The exact two-sided p value of equal chances to fail at each rate (Fisher 1935, in strata).
+
+    Given the failures at each rate, those without warm-up are hypergeometric where warm-up makes no
+    difference; their sum over the rates is the statistic. The p value adds the chances of all sums
+    that are no likelier than the one found. With one table it is Fisher's exact test.
+    """
+    chances, found = np.ones(1), 0
+    for _, failed_bare, bare, failed_ref, ref in tables:
+        failed = failed_bare + failed_ref
+        least, most = max(0, failed - ref), min(bare, failed)
+        counts = np.arange(least, most + 1)
+        own = special.binom(bare, counts) * special.binom(ref, failed - counts)
+        chances = np.convolve(chances, own / own.sum())
+        found += failed_bare - least
+    return min(1.0, float(chances[chances <= chances[found] * (1 + 1e-9)].sum()))
+
+
+def stall_tables(arm: Arm, reference: int | None) -> list[StallTable]:
+    """The counts of each rate with finished runs at both warm-ups."""
+    found = []
+    for lr in arm.rates:
+        runs = [
+            [cell for key, cell in arm.cells.items() if key[:2] == (warmup, lr)]
+            for warmup in (0, reference)
+        ]
+        if all(runs):
+            failed, counts = [sum(cell.failed for cell in of) for of in runs], list(map(len, runs))
+            found.append(StallTable(lr, failed[0], counts[0], failed[1], counts[1]))
+    return found
+
+
+def stall_counts(tables: Sequence[StallTable]) -> tuple[str, str]:
+    """Failed runs of all over the rates, without warm-up and with the reference: `6 of 9`."""
+    _, failed_bare, bare, failed_ref, ref = (sum(column) for column in zip(*tables, strict=True))
+    return f"{failed_bare} of {bare}", f"{failed_ref} of {ref}"
+
+
+def stall_difference(arm: Arm, reference: int | None) -> Score:
+    """`stall_difference`: the share of failed runs without warm-up less that with the reference.
+
+    The mean of the differences at each rate (Mantel and Haenszel 1959): with n_0 and n_1 runs a
+    rate weighs n_0 n_1 / (n_0 + n_1), so that unequal numbers of runs make no difference. p is
+    `stratified_p` over the rates. `lr` is NaN if the variant has several.
+    """
+    lr = arm.rates[0] if len(arm.rates) == 1 else math.nan
+    tables = stall_tables(arm, reference) if reference else []
+    if not tables:
+        reason = "no rate with finished runs both without warm-up and with the reference"
+        return undefined(arm, lr, "stall_difference", reason)
+    _, failed_bare, bare, failed_ref, ref = (sum(column) for column in zip(*tables, strict=True))
+    runs = [cell for key, cell in arm.cells.items() if key[0] in (0, reference)]
+    failing = [table for table in tables if table.failed_bare or table.failed_ref]
+    each = "; ".join(f"{table.words} at {label(table.lr)}" for table in failing)
+    return Score(
+        **score_identity(arm, lr, "stall_difference"),
+        estimate=sum(t.weight * t.difference for t in tables) / sum(t.weight for t in tables),
+        p=stratified_p(tables) if failed_bare + failed_ref else math.nan,
+        seeds=len({key[2] for key in arm.cells}),
+        cells=int(bare + ref),
+        diverged=int(failed_bare + failed_ref),
+        note=join_notes(failures(runs), each) if failed_bare + failed_ref else "",
+    )

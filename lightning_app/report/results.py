@@ -1,0 +1,754 @@
+"""The results of a grid, or of several, as they lie in their folders.
+
+What a grid folder holds: the plan, and every planned cell with its files so far.
+
+The files of finished runs that a report cannot read.
+
+Report finished runs in a grid's folder that are not in its plan and that no score counts.
+
+Join several grids, for example of different data or depth. Each remains a separate group.
+
+No score compares runs of two grids: each has its baseline and its reference warm-up. Only the
+correction of the p values is over all of them. A cell that several grids plan (one id: one
+experiment) is one run, and counts once wherever runs are pooled; a grid that has not finished it
+takes the result of one that has.
+
+Read a grid folder: the plan, and the files of every planned cell so far.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+from lightning_app.config.identity import leaves, read_record, without_removed
+from lightning_app.config.rulers import BUDGET, differences, in_raw_text, names_of, ruler, unit_of
+from lightning_app.config.tree import (
+    BLOCK,
+    CORPUS,
+    PRESET,
+    RATE,
+    SEED,
+    WARMUP,
+    Labels,
+    cell_setting,
+    group_name,
+    key_of,
+    label,
+    lookup,
+    named_values,
+    variant,
+)
+from lightning_app.core.errors import UserError, named
+from lightning_app.report.papers import number_of, read_grid_file, read_plan
+from lightning_app.runs.folder import METRICS, GridFolder, RunFolder
+from lightning_app.runs.mixtures import Groups, strangers
+from lightning_app.runs.records import (
+    CHECKS,
+    OUTCOMES,
+    SEAL,
+    Curve,
+    OtherVersion,
+    Unsound,
+    cut_short,
+    is_sealed,
+    read_curves,
+    read_pruned,
+    read_result,
+    read_yaml,
+)
+from lightning_app.scores.task_facts import (
+    TASKS,
+    Monitored,
+    QualityMetric,
+    glue_task_of,
+    task_facts,
+)
+
+LEARNING_RATE = "train/lr"
+"""The curve of the learning rate in the logs of a run."""
+
+OTHER_DATA = "other_data"
+State = Literal[
+    "ok", "diverged", "pruned", "failed", "unfinished", "waiting", "damaged", "other_data"
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CellResult:
+    """One planned run.
+
+    `state`: `ok` or `diverged` (a result exists), `pruned` (the grid's pruner ended it), `failed`
+    (the last attempt crashed), `unfinished` (an attempt runs or was cut short; files alone cannot
+    tell), `waiting` (never started), `damaged` (what it left at its end cannot be read; `error`
+    says why), `other_data` (finished, but on other data than the cells that it would be compared
+    with: its result counts nowhere). `monitored` is what its task monitors, `corpus` its
+    `data.name`, and `scores` the published scores of the task on that corpus, if it has some.
+    `group` names the values of the axes that are no block, warm-up, rate or seed, and that follow
+    from no other axis. `baseline` is the variant to compare with: the grid's baseline preset with
+    this cell's other block axes. `config` has the settings that no axis varies.
+    """
+
+    id: str
+    name: str
+    folder: Path
+    axes: Mapping[str, Any]
+    variant: str
+    baseline: str | None
+    group: str
+    warmup: int | None
+    lr: float | None
+    seed: int | None
+    state: State
+    result: Mapping[str, Any] | None
+    error: str | None
+    monitored: Monitored
+    corpus: str | None = None
+    scores: tuple[QualityMetric, ...] = ()
+    config: Mapping[str, Any] = field(default_factory=dict)
+    _rulers: dict[str, dict[str, Any]] = field(default_factory=dict, init=False, repr=False)
+
+    @property
+    def finished(self) -> bool:
+        return self.result is not None
+
+    @property
+    def failed(self) -> bool:
+        """Whether the run stalled, or its loss became non-finite."""
+        return self.state == "diverged"
+
+    @property
+    def record(self) -> Mapping[str, Any]:
+        """The fields of `result.json`, none before the run has finished."""
+        return self.result or {}
+
+    @property
+    def outcome(self) -> str | None:
+        """How it ended, a key of `records.OUTCOMES`; None before the run has finished."""
+        return None if self.result is None else self.result["outcome"]
+
+    @property
+    def word(self) -> str:
+        """The displayed state: the ending in the words of `records.OUTCOMES`, else `state`."""
+        return self.state if self.result is None else OUTCOMES[self.result["outcome"]]
+
+    @cached_property
+    def damage(self) -> dict[str, str]:
+        """The damage of the files that a report reads in its folder, by name."""
+        found = {}
+        for name, check in CHECKS.items():
+            path = self.folder / name
+            try:
+                if path.exists():
+                    check(path)
+            except Unsound as error:
+                found[name] = str(error)
+            except OSError as error:
+                found[name] = f"cannot be read: {error.strerror}"
+        return found
+
+    def sound(self, name: str) -> Path | None:
+        """A file of its folder, None if it is missing or damaged."""
+        path = self.folder / name
+        return path if name not in self.damage and path.is_file() else None
+
+    def curves(self, wanted: Callable[[str], bool]) -> dict[str, Curve]:
+        """The `wanted` columns of its `metrics.csv`, none where the file is missing or damaged."""
+        path = self.sound(METRICS)
+        return {} if path is None else read_curves(path, wanted)
+
+    def curve(self, tag: str) -> Curve:
+        """One column of its `metrics.csv`, empty if the column is missing."""
+        return self.curves(tag.__eq__).get(tag, {})
+
+    @property
+    def data(self) -> Mapping[str, Any]:
+        """The training data of the run: name, protocol, sizes."""
+        return self.record.get("data") or {}
+
+    @property
+    def metrics(self) -> Mapping[str, float | None]:
+        """Final metrics by tag, None where not finite; empty before the run has finished."""
+        return self.record.get("metrics") or {}
+
+    def setting(self, key: str) -> Any:
+        """The value of a dotted field in this run."""
+        return cell_setting(self.axes, self.config)(key)
+
+    def ruler(self, metric: str) -> dict[str, Any]:
+        """What a metric counts here (`task_facts.ruler`), with what the result shows of that.
+
+        The floor of the loss follows from the predicted tokens; the bytes that bits per byte are
+        divided by follow from them and the sum of the losses.
+        """
+        if metric not in self._rulers:
+            self._rulers[metric] = self._ruler(metric)
+        return self._rulers[metric]
+
+    def _ruler(self, metric: str) -> dict[str, Any]:
+        found = ruler(self.setting, metric)
+        if metric.startswith("val/") and unit_of(self.setting, metric) in ("tokens", "anything"):
+            found[f"the {self.monitored.floor}"] = self.entropy
+        bits, parts = self.metrics.get(metric), self.record.get("validation_parts")
+        if metric == "val/bits_per_byte" and bits and parts:
+            found["the number of bytes"] = sum(parts["nll"]) / math.log(2) / bits
+        return found
+
+    @property
+    def entropy(self) -> float:
+        """`H_uni` in nats per token, of the run's own validation targets; NaN if not finished."""
+        return float(self.result["unigram_entropy"]) if self.result else math.nan
+
+    @property
+    def loss(self) -> float:
+        """The `l` of every score in nats per token: `H_uni` if diverged, else `min(loss, H_uni)`.
+
+        A stall counts as `H_uni` exactly, also where it ended a little below, so that every failure
+        costs the same. One cap serves all variants: a run that has not yet learned counts as
+        `H_uni` too, and `capped` tells it from a stall. NaN if not finished.
+        """
+        if self.state == "diverged":
+            return self.entropy
+        return min(self._measured, self.entropy)
+
+    @property
+    def _measured(self) -> float:
+        return as_number(self.metrics.get(self.monitored.loss))
+
+    @property
+    def capped(self) -> bool:
+        """Whether the run has not yet learned and its loss counts as the lower `H_uni`."""
+        return self.state == "ok" and self._measured > self.entropy
+
+
+@dataclass(frozen=True, kw_only=True)
+class GridResults:
+    """A grid folder. `cells` holds every planned cell, finished or not, in the order of the plan.
+
+    `config` is the grid's base over the resolved config of one run, which has every default.
+    `metric` is the metric of the grid, and `mode` whether `min` or `max` is best.
+    `pruner` is the rule by which hopeless cells were ended early, if any were. `published`
+    holds the figures of papers to compare with, as the grid file has them. `parts` are the grids
+    that this one joins (`analysis.together`). `strangers` names the cells whose state is
+    `other_data`, by their digest.
+    `without_parent` names the cells that are not planned yet, since the runs of another grid that
+    they start from are not finished. `linked` has the axes whose values follow from another axis,
+    with that one. `asked` says that the metric was asked for, so that no score of a task takes its
+    place.
+    """
+
+    folder: Path
+    name: str
+    question: str
+    config: Mapping[str, Any]
+    axes: Mapping[str, list[Any]]
+    metric: str
+    mode: str
+    reference_warmup: int | None
+    baseline: str | None
+    cells: tuple[CellResult, ...]
+    pruner: str | None = None
+    published: tuple[Mapping[str, Any], ...] = ()
+    parts: tuple["GridResults", ...] = ()
+    strangers: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    damaged_configs: tuple[str, ...] = ()
+    factors: Mapping[str, str] = field(default_factory=dict)
+    compare: Mapping[str, Any] = field(default_factory=dict)
+    labels: Labels = field(default_factory=dict)
+    without_parent: tuple[str, ...] = ()
+    linked: Mapping[str, str] = field(default_factory=dict)
+    asked: bool = False
+
+    @cached_property
+    def finished(self) -> tuple[CellResult, ...]:
+        return tuple(cell for cell in self.cells if cell.finished)
+
+    @cached_property
+    def variants(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(cell.variant for cell in self.cells))
+
+    @cached_property
+    def warmups(self) -> tuple[int, ...]:
+        return tuple(sorted({cell.warmup for cell in self.cells if cell.warmup is not None}))
+
+    @property
+    def asks_warmup(self) -> bool:
+        return WARMUP in self.axes
+
+    @cached_property
+    def rates(self) -> tuple[float, ...]:
+        return tuple(sorted({cell.lr for cell in self.cells if cell.lr is not None}))
+
+    @cached_property
+    def seeds(self) -> tuple[int, ...]:
+        return tuple(sorted({cell.seed for cell in self.cells if cell.seed is not None}))
+
+    @property
+    def monitored(self) -> Monitored:
+        """What the task of the grid monitors."""
+        return task_facts(self.setting(TASKS.field)).monitored
+
+    def measure(self, cell: CellResult) -> QualityMetric:
+        """What a reader judges a run by.
+
+        The first published score of its task and corpus, unless the grid file names a metric other
+        than the loss; without such a score the metric of the grid file.
+        """
+        if cell.scores and self.metric == cell.monitored.metric and not self.asked:
+            return cell.scores[0]
+        return QualityMetric(self.metric, self.metric, "", self.mode)
+
+    @property
+    def measures(self) -> list[QualityMetric]:
+        """The measures of the finished runs, each once; the metric of the grid without a run."""
+        found = list(dict.fromkeys(map(self.measure, self.finished)))
+        return found or [QualityMetric(self.metric, self.metric, "", self.mode)]
+
+    def common_measure(self, cells: Sequence[CellResult]) -> tuple[QualityMetric | None, str]:
+        """The measure that compares some runs, and why it is not their own (`measure`).
+
+        Where theirs counts other things in some of them, it is one that counts the text itself and
+        that all of them have; None without such a one.
+        """
+        own = self.measure(cells[0])
+        why = unlike(cells, own.metric)
+        if not why:
+            return own, ""
+        having = [cell for cell in cells if cell.metrics.get(own.metric) is not None]
+        for other in in_raw_text(cells[0].setting, own.metric):
+            lacking = sum(cell.metrics.get(other.metric) is None for cell in having)
+            if lacking == len(having):
+                continue
+            also = unlike(cells, other.metric)
+            if not lacking and not also:
+                return other, why
+            also = also or f"{lacking} of {len(having)} runs have none"
+            why = f"{why}; nor by {other.metric}: {also}"
+        return None, why
+
+    @property
+    def scored(self) -> tuple[CellResult, ...]:
+        """The finished cells whose task has published scores."""
+        return tuple(cell for cell in self.finished if cell.scores)
+
+    def setting(self, key: str) -> Any:
+        """The value of a dotted field that no axis varies, or None if it is not set."""
+        return None if key in self.axes else lookup(self.config, key)
+
+    def apart_from(self, axis: str, axes: Mapping[str, Any]) -> dict[str, Any]:
+        """Values of axes without `axis`, what follows from it, and the seed."""
+        return {
+            key: value
+            for key, value in axes.items()
+            if key not in (axis, SEED) and self.linked.get(key) != axis
+        }
+
+    def varies(self, key: str) -> bool:
+        """Whether a dotted field is an axis of several values."""
+        return len(self.axes.get(key, ())) > 1
+
+    def tried(self, key: str) -> Sequence[Any]:
+        """The values of a dotted field: those of its axis, else the one that is set, if any."""
+        found = lookup(self.config, key)
+        return self.axes.get(key, [] if found is None else [found])
+
+
+def unlike(cells: Iterable[CellResult], metric: str) -> str:
+    """Why the values of a metric of these runs cannot be compared, in words; empty if they can."""
+    return differences([cell.ruler(metric) for cell in cells])
+
+
+def scales(cells: Sequence[CellResult], metric: str) -> list[str]:
+    """The ruler of a metric in each run, as the fields in which these runs differ; all "" for one.
+
+    Runs of one text can be compared, ranked and averaged by the metric, others cannot.
+    """
+    return names_of([cell.ruler(metric) for cell in cells])
+
+
+def failures(cells: Iterable[CellResult]) -> str:
+    """The kinds of failure of the failed runs, in words: `stalled`, `non-finite` or both."""
+    found = {cell.word for cell in cells if cell.state == "diverged"}
+    return " or ".join(word for word in OUTCOMES.values() if word in found)
+
+
+def outcomes(cells: Iterable[CellResult]) -> str:
+    """The number of runs with each ending other than `ok`: `2 stalled, 1 non-finite`."""
+    words = [cell.word for cell in cells if cell.finished]
+    shown = [word for key, word in OUTCOMES.items() if key != "trained"]
+    return ", ".join(f"{words.count(word)} {word}" for word in shown if word in words)
+
+
+def without_strangers(grid: GridResults) -> GridResults:
+    """The grid without the results that were trained on other data than those beside them.
+
+    So no later comparison of runs includes them.
+    """
+    records = {cell.name: cell.record for cell in grid.finished}
+    found: Groups = strangers(records, {cell.name: cell.axes for cell in grid.finished})
+    state_of = {name: state for state, names in found.items() for name in names}
+    cells = tuple(
+        replace(cell, state=OTHER_DATA, result=None, error=f"trained on {state_of[cell.name]}")
+        if cell.name in state_of and cell.finished
+        else cell
+        for cell in grid.cells
+    )
+    return replace(grid, cells=cells, strangers={**grid.strangers, **found}) if found else grid
+
+
+def as_number(value: Any) -> float:
+    return math.nan if value is None else float(value)
+
+
+def damaged_files(grid: GridResults) -> list[str]:
+    """A line for each file that a report cannot read, with the reason."""
+    lines = {line: None for part in grid.parts or (grid,) for line in part.damaged_configs}
+    for cell in grid.cells:
+        if cell.state == "damaged":
+            lines[f"{cell.folder}/{cell.error}"] = None
+        elif cell.finished:
+            lines |= {f"{cell.folder / name}: {what}": None for name, what in cell.damage.items()}
+    return list(lines)
+
+
+def stray_runs(grid: GridResults) -> str | None:
+    """Return the number of finished runs of other experiments in the folder, in a sentence.
+
+    The cause is that the corpus was edited, or a value of an axis was removed, after they ran.
+    """
+    planned = {cell.name for cell in grid.cells}
+    folders = [run.path for run in GridFolder(grid.folder).strays(planned)]
+    if not folders:
+        return None
+    corpora = {_corpus(cell.folder) for cell in grid.cells} - {None}
+    other = sum(_corpus(folder) not in {None, *corpora} for folder in folders) if corpora else 0
+    where = f", {other} of them on other files of the corpus" if other else ""
+    if len(folders) == 1:
+        where = ", on other files of the corpus" if other else ""
+        return (
+            "1 finished run in this folder is another experiment than the grid plans"
+            f"{where}. It counts nowhere in this report ({folders[0].name})."
+        )
+    return (
+        f"{len(folders)} finished runs in this folder are other experiments than the grid plans"
+        f"{where}. They count nowhere in this report (such as {folders[0].name})."
+    )
+
+
+def _corpus(folder: Path) -> str | None:
+    """The digest of the corpus of a run, None if it is not recorded."""
+    try:
+        record = read_record(folder)
+    except UserError:
+        return None  # the reader of runs reports a damaged folder
+    return None if record is None else record.corpus
+
+
+AXIS = "grid"  # the axis whose values are the names of the grids
+UNSAID = (  # folders of a machine, and what changes no result
+    *("data.root", "data.cache", "data.num_workers", "trainer.default_root_dir"),
+    *("trainer.logger", "trainer.log_every_n_steps"),
+    *("trainer.enable_checkpointing", "trainer.enable_progress_bar"),
+)
+
+
+def together(grids: Sequence[GridResults]) -> GridResults:
+    """One grid with the cells of all; its `parts` are the grids, its groups distinguish them.
+
+    Settings that are not the same in all of them are left out of its `config`; it names all
+    of several baselines, in words. Its folder is beside that of the first and need not exist.
+
+    Raises:
+        UserError: for a grid that is given twice, for two of one name, and for one with a pruner,
+            which has no scores.
+    """
+    _check(grids)
+    first = grids[0]
+    keys = list(dict.fromkeys(key for grid in grids for key in grid.axes))
+    results = {cell.id: cell for grid in reversed(grids) for cell in grid.finished[::-1]}
+    parts = tuple(_part(grid, keys, results) for grid in grids)
+    names = [grid.name for grid in grids]
+    config: Mapping[str, Any] = first.config
+    for grid in grids[1:]:
+        config = _common(config, grid.config)
+    baselines = dict.fromkeys(grid.baseline for grid in grids if grid.baseline)
+    references = {grid.reference_warmup for grid in grids}
+    return GridResults(
+        folder=first.folder.parent / "-vs-".join(names),
+        name=f"{', '.join(names[:-1])} and {names[-1]}",
+        question="\n\n".join(f"{grid.name}: {grid.question}" for grid in grids if grid.question),
+        config=config,
+        axes={AXIS: names} | {key: _values(key, parts) for key in keys},
+        metric=first.metric,
+        mode=first.mode,
+        reference_warmup=first.reference_warmup if len(references) == 1 else None,
+        baseline=" or ".join(baselines) or None,
+        cells=tuple(cell for part in parts for cell in part.cells),
+        parts=parts,
+        strangers=_joined(part.strangers for part in parts),
+        without_parent=tuple(name for part in parts for name in part.without_parent),
+    )
+
+
+def shared(grid: GridResults) -> int:
+    """The number of cells that are in more than one of the parts."""
+    planned = Counter(cell.id for cell in grid.cells)
+    return sum(count > 1 for count in planned.values())
+
+
+def different(grid: GridResults) -> list[CellResult]:
+    """Every cell of the parts once, in the order of the plans."""
+    return list({cell.id: cell for cell in reversed(grid.cells)}.values())[::-1]
+
+
+def differing_settings(grid: GridResults) -> dict[str, list[Any]]:
+    """Settings that no axis varies and that are not the same in all parts: a value for each."""
+    found = {}
+    for key in dict.fromkeys(key for part in grid.parts for key, _ in leaves(part.config)):
+        values = [lookup(part.config, key) for part in grid.parts]
+        if key not in grid.axes and key not in UNSAID and any(v != values[0] for v in values):
+            found[key] = values
+    return found
+
+
+def _check(grids: Sequence[GridResults]) -> None:
+    if len(grids) < 2:
+        raise UserError("a comparison needs two grids or more")
+    folders = [grid.folder.resolve() for grid in grids]
+    for number, grid in enumerate(grids):
+        if folders[number] in folders[:number]:
+            raise UserError(f"{grid.name}: the grid is named twice; name two different ones")
+        if grid.name in [each.name for each in grids[:number]]:
+            raise UserError(f"{grid.folder}: name: another of the grids is called {grid.name} too")
+        if grid.pruner is not None:
+            raise UserError(
+                f"{grid.folder / 'grid.yaml'}: pruner: {grid.pruner}: a grid whose cells were "
+                "ended early has no scores to compare; a grid without a pruner has"
+            )
+
+
+def _part(grid: GridResults, keys: Sequence[str], results: Mapping[str, CellResult]) -> GridResults:
+    """The grid with its name in each group, what any grid varies in each cell, known results."""
+    fixed = {key: lookup(grid.config, key) for key in keys if key not in grid.axes}
+
+    def named(cell: CellResult) -> CellResult:
+        others = "" if cell.group == "all" else f", {cell.group}"
+        return replace(
+            cell if cell.finished else results.get(cell.id, cell),
+            axes={AXIS: grid.name, **fixed, **cell.axes},
+            variant=cell.variant,
+            baseline=cell.baseline,
+            group=f"{AXIS}={label(grid.name)}{others}",
+        )
+
+    return without_strangers(replace(grid, cells=tuple(map(named, grid.cells))))
+
+
+def _values(key: str, parts: Sequence[GridResults]) -> list[Any]:
+    """The values of an axis over all parts, each once. They need not be hashable."""
+    found: list[Any] = []
+    for part in parts:
+        known = part.axes.get(key, [lookup(part.config, key)])
+        found += [value for value in known if value not in found]
+    return found
+
+
+def _joined(of_parts: Iterable[Mapping[str, Sequence[str]]]) -> dict[str, list[str]]:
+    """The names of all parts, by the same keys."""
+    found: dict[str, list[str]] = {}
+    for of in of_parts:
+        for key, names in of.items():
+            found.setdefault(key, []).extend(names)
+    return found
+
+
+def _common(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that are equal in two configs."""
+    found: dict[str, Any] = {}
+    for key, value in one.items():
+        if isinstance(value, Mapping) and isinstance(other.get(key), Mapping):
+            found[key] = _common(value, other[key])
+        elif key in other and other[key] == value:
+            found[key] = value
+    return found
+
+
+SCORED = (SEED, WARMUP, RATE)
+"""The axes over which scores are computed, within each group of runs."""
+
+
+def read_results(folder: Path, file: Mapping[str, Any] | None = None) -> GridResults:
+    """Read `grid.yaml`, `plan.json` and each cell's `result.json`.
+
+    `file` is the content of a grid file of the same cells, which takes the place of `grid.yaml`: a
+    question or a label may be another now. A cell whose result is damaged counts as not finished.
+    Raises `UserError` for a folder that is no grid, for a plan or grid file that cannot be
+    understood, and for what another version made that this one cannot read.
+    """
+    folder = Path(folder)
+    paths = GridFolder(folder)
+    for needed in (paths.specification, paths.plan):
+        if not needed.is_file():
+            raise UserError(f"{folder}: holds no {needed.name}, so it is not the folder of a grid")
+    plan, grid = read_plan(paths.plan), file or read_grid_file(paths.specification)
+    scores, metric = grid.get("sensitivity") or {}, grid.get("metric") or {}
+    factors, compare = grid.get("factors") or {}, grid.get("compare") or {}
+    config, damaged = _config(paths, plan, grid)
+    monitored = task_facts(lookup(config, TASKS.field)).monitored
+    cells = [_cell(paths, entry, config, grid, plan["axes"]) for entry in plan["cells"]]
+    if SEAL not in plan and any(is_sealed(cell.result) for cell in cells if cell.result):
+        raise UserError(
+            f"{paths.plan}: has lost its {SEAL}: results of its cells have one; `ablate run` makes "
+            "the plan again"
+        )
+    found = GridResults(
+        folder=folder,
+        name=plan["name"],
+        question=(grid.get("question") or "").strip(),
+        config=config,
+        axes=plan["axes"],
+        metric=metric.get("name") or monitored.metric,
+        mode=metric.get("mode") or monitored.mode,
+        reference_warmup=scores.get("reference_warmup"),
+        baseline=scores.get("baseline"),
+        cells=tuple(cells),
+        pruner=grid.get("pruner") if any(map(_may_be_pruned, cells)) else None,
+        published=tuple(grid.get("published") or ()),
+        damaged_configs=tuple(damaged),
+        factors={name: axis for name, axis in factors.items() if axis in plan["axes"]},
+        compare={axis: base for axis, base in compare.items() if axis in plan["axes"]},
+        labels=_labels(grid, plan["axes"]),
+        without_parent=tuple(cell["name"] for cell in plan.get("waiting", ())),
+        linked=_linked(grid),
+    )
+    return without_strangers(found)
+
+
+def _config(
+    paths: GridFolder, plan: Mapping[str, Any], grid: Mapping[str, Any]
+) -> tuple[dict[str, Any], list[str]]:
+    """The config of one run under the grid's base, and a line for each damaged one before it."""
+    base, damaged = grid.get("base_config") or {}, []
+    for entry in plan["cells"]:
+        path = paths.run(entry["name"]).config
+        try:
+            with named(path):
+                return _merge(without_removed(read_yaml(path)), without_removed(base)), damaged
+        except FileNotFoundError:
+            continue
+        except Unsound as error:
+            damaged.append(f"{path}: {error}")
+    return dict(base), damaged
+
+
+def _may_be_pruned(cell: CellResult) -> bool:
+    """Whether a pruner ended the cell; without any such cell it has selected nothing."""
+    return cell.state in ("pruned", "damaged")
+
+
+def _merge(under: Any, over: Any) -> Any:
+    if not (isinstance(under, Mapping) and isinstance(over, Mapping)):
+        return over
+    return {**under, **{key: _merge(under.get(key), value) for key, value in over.items()}}
+
+
+def _cell(
+    paths: GridFolder,
+    entry: Mapping[str, Any],
+    config: Mapping[str, Any],
+    grid: Mapping[str, Any],
+    planned: Mapping[str, list[Any]],
+) -> CellResult:
+    axes, run = entry["axes"], paths.run(entry["name"])
+    labels = _labels(grid, planned)
+
+    def value(key: str, kind: Callable[[Any], float]) -> Any:
+        found = axes[key] if key in axes else lookup(config, key)
+        return number_of(paths.plan if key in axes else run.path, key, found, kind)
+
+    metric = (grid.get("metric") or {}).get("name")
+    result, state, error = _outcome(run, entry["id"], metric, grid.get("pruner") is not None)
+    facts = task_facts(axes.get(TASKS.field) or lookup(config, TASKS.field))
+    # An axis that follows from another one says nothing more, unless losses count other things at
+    # its values, or runs have other budgets, and that one is no part of a group's name: then two
+    # variants are of two groups.
+    counts = ruler(cell_setting(axes, config), facts.monitored.loss)
+    followed = [
+        key
+        for key, other in _linked(grid).items()
+        if key not in (*counts, *BUDGET) or not (other in SCORED or other.startswith(BLOCK))
+    ]
+    others = [
+        key
+        for key in axes
+        if key not in (*SCORED, *followed)
+        and not key.startswith(BLOCK)
+        and len(planned.get(key, ())) != 1  # an axis of one value distinguishes nothing
+    ]
+    baseline = (grid.get("sensitivity") or {}).get("baseline")
+    if baseline is not None and PRESET in axes:
+        baseline = variant({**axes, PRESET: baseline}, config, labels)
+    corpus = axes.get(CORPUS) or lookup(config, CORPUS)
+    return CellResult(
+        id=entry["id"],
+        name=entry["name"],
+        folder=run.path,
+        axes=axes,
+        variant=variant(axes, config, labels),
+        baseline=baseline,
+        group=group_name(axes, others, labels),
+        warmup=value(WARMUP, int),
+        lr=value(RATE, float),
+        seed=value(SEED, int),
+        state=state,
+        result=result,
+        error=error,
+        monitored=facts.monitored,
+        corpus=None if corpus is None else str(corpus),
+        scores=facts.by_corpus.get(str(corpus), ()),
+        config=config,
+    )
+
+
+def _linked(grid: Mapping[str, Any]) -> dict[str, str]:
+    """The axes whose values follow from another one, with that one."""
+    axes = grid.get("axes")
+    given = axes.items() if isinstance(axes, Mapping) else ()
+    return {axis: str(next(iter(of))) for axis, of in given if isinstance(of, Mapping) and of}
+
+
+def _labels(grid: Mapping[str, Any], axes: Mapping[str, list[Any]]) -> Labels:
+    """The names of values in the grid file, and the published names of corpora without one."""
+    tasks = {key_of(name): glue_task_of(str(name)) for name in axes.get(CORPUS, ())}
+    corpora = {key: name for key, name in tasks.items() if name}
+    given = named_values(grid.get("labels") or {}, axes)
+    return {CORPUS: corpora} | given if corpora else given
+
+
+def _outcome(
+    run: RunFolder, identity: str, metric: str | None, prunes: bool
+) -> tuple[dict[str, Any] | None, State, str | None]:
+    """Result, state, and the last line of the error of one run folder.
+
+    If the grid no longer `prunes`, a run that was pruned before counts as unfinished.
+    """
+    path = run.result
+    try:
+        if result := read_result(path, identity, metric):
+            why = cut_short(run, result)
+            return (None, "failed", why) if why else (result, result["status"], None)
+        path = run.pruned
+        if prunes and read_pruned(path, identity):
+            return None, "pruned", None
+    except OtherVersion as error:
+        raise UserError(f"{path}: {error}") from error
+    except Unsound as error:
+        return None, "damaged", f"{path.name}: {error}"
+    last = run.last_attempt()
+    if not last:
+        return None, "waiting", None
+    error = run.attempt(last).error_line()
+    return (None, "unfinished", None) if error is None else (None, "failed", error)

@@ -1,0 +1,373 @@
+"""Intervals, tests and power, as plain functions on arrays; no file is read here.
+
+Functions with plural names take arrays whose last axis is the seeds; the others take one list.
+Intervals are two-sided at 95 %; undefined values are NaN. `benchmarks/coverage.py` measures how
+often each interval contains the true value, and the rate of false findings.
+"""
+
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy import special
+
+LEVEL = 0.95
+POWER = 0.8
+FEW_SEEDS = 5  # with fewer: no bootstrap, and no p value where stalls differ
+MOST_FLIPPED = 16  # values whose signs are all flipped: 65,536 choices
+DRAWS = 1999  # of a bootstrap; (DRAWS + 1) * (1 - LEVEL) / 2 is whole
+
+Floats = NDArray[np.float64]
+
+
+def mean(values: Sequence[float]) -> float:
+    try:
+        return math.fsum(values) / len(values)
+    except OverflowError:  # the sum of perplexities can exceed the largest float
+        return math.fsum(value / len(values) for value in values)
+
+
+def t_interval(values: Sequence[float], widen: float = 1.0) -> tuple[float, float, float]:
+    """`t_intervals` of one list: low, high, p."""
+    low, high, p = t_intervals(values, widen)
+    return float(low), float(high), float(p)
+
+
+def t_intervals(values: ArrayLike, widen: float = 1.0) -> tuple[Floats, Floats, Floats]:
+    """Student's t interval of the mean (Student 1908), and the two-sided p value of mean zero.
+
+    `mean +- t_{n-1} * widen * sd / sqrt(n)`. NaN for one value, and if the values do not differ.
+    Paired arms are compared by giving the differences, seed by seed.
+    """
+    found = np.asarray(values, dtype=float)
+    count, centre = found.shape[-1], found.mean(axis=-1)
+    if count < 2:
+        nothing = np.full_like(centre, math.nan)
+        return nothing, nothing, nothing
+    error = np.where(_spread(found), found.std(axis=-1, ddof=1), math.nan)
+    error *= widen / math.sqrt(count)
+    half = t_quantile(count) * error
+    p = 2 * special.stdtr(count - 1, -np.abs(centre) / error)
+    return centre - half, centre + half, p
+
+
+def is_clear(losses: ArrayLike) -> NDArray[np.bool_]:
+    """Whether the best of several choices is sure; `losses` is [.., choice, seed].
+
+    The choice with the second smallest mean is worse than the first, by the 95 % t interval of
+    their difference, seed by seed.
+    """
+    found = np.asarray(losses, dtype=float)
+    order = found.mean(axis=-1).argsort(axis=-1)[..., :2, None]
+    best = np.take_along_axis(found, order, axis=-2)  # [.., 2, seed]
+    worse = best[..., 1, :] - best[..., 0, :]
+    count = worse.shape[-1]
+    half = t_quantile(count) * worse.std(axis=-1, ddof=1) / math.sqrt(count)
+    return np.asarray(worse.mean(axis=-1) > half)
+
+
+def best_on_others(losses: ArrayLike) -> NDArray[np.int_]:
+    """The choice that is best on all other seeds, for each seed; `losses` is [.., choice, seed]."""
+    found = np.asarray(losses, dtype=float)
+    return (found.sum(axis=-1, keepdims=True) - found).argmin(axis=-2)
+
+
+def chosen_on_others(count: int) -> float:
+    """`sqrt(1 + n / (n - 1))`: how much wider the standard error of n values has to be.
+
+    Of values that each depend on a choice made on the other n - 1 seeds, where that choice is not
+    clear: any two of these choices share n - 2 seeds, so that the values are not independent
+    (Nadeau and Bengio 2003, with one value left out at a time). Without this factor N has false
+    labels in up to 59 % of the grids of `benchmarks/false_labels.py`.
+    """
+    return math.sqrt(1 + count / (count - 1))
+
+
+def seeds_interval(values: Sequence[float], *failed: Sequence[bool]) -> tuple[float, float, float]:
+    """`t_interval` of one value per seed; NaN unless the runs of each arm ended alike.
+
+    `failed` says for each arm whether its runs failed (`ended_alike`).
+    """
+    if values and all(ended_alike(arm) for arm in failed):
+        return t_interval(values)
+    return math.nan, math.nan, math.nan
+
+
+def t_quantile(count: int, comparisons: int = 1) -> float:
+    """The half width of a t interval of `count` values in standard errors.
+
+    At `1 - (1 - LEVEL) / comparisons`.
+    """
+    return float(special.stdtrit(count - 1, 1 - (1 - LEVEL) / (2 * comparisons)))
+
+
+def guarded_ps(values: ArrayLike, spread: ArrayLike, freedom: int, widen: float = 1.0) -> Floats:
+    """The p value of mean zero that decides a label: the larger of two, by spread.
+
+    The one is Student's t of the values themselves, `n - 1` degrees of freedom. The other takes
+    the standard deviation `spread`, pooled over the arms of a slice, with its own `freedom`. A few
+    seeds that agree by chance thus make no finding, while other arms show how far seeds differ.
+    `widen` multiplies both standard errors. NaN for one value, and where values or arms do not
+    differ.
+    """
+    found = np.asarray(values, dtype=float)
+    count, centre = found.shape[-1], found.mean(axis=-1)
+    if count < 2 or freedom < 1:
+        return np.full_like(centre, math.nan)
+    own = t_intervals(found, widen)[2]
+    error = widen * np.asarray(spread, dtype=float) / math.sqrt(count)
+    error = np.where(error > 0, error, math.nan)
+    return np.maximum(own, 2 * special.stdtr(freedom, -np.abs(centre) / error))
+
+
+def pooled_spread(arms: Sequence[Sequence[float]]) -> tuple[float, int]:
+    """The standard deviation within arms, over arms, and its degrees of freedom.
+
+    `sqrt(sum_v (n_v - 1) sd_v^2 / sum_v (n_v - 1))`; NaN and 0 without two values in any arm.
+    """
+    freedom = sum(len(arm) - 1 for arm in arms if arm)
+    if freedom < 1:
+        return math.nan, 0
+    squares = math.fsum(float(np.var(arm) * len(arm)) for arm in arms if arm)
+    return math.sqrt(squares / freedom), freedom
+
+
+def sign_flip_p(values: Sequence[float]) -> float:
+    """The exact two-sided p value of mean zero by sign flips (Fisher 1935), at least `2 / 2^n`.
+
+    The share of the `2^n` choices of signs whose sum is at least as far from zero. It needs no form
+    of the noise, only symmetry about zero. NaN for one value, and for more than 16.
+    """
+    count = len(values)
+    if not 2 <= count <= MOST_FLIPPED:
+        return math.nan
+    signs = 1.0 - 2.0 * ((np.arange(2**count)[:, None] >> np.arange(count)) & 1)
+    sums = np.abs(signs @ np.asarray(values, dtype=float))
+    return float((sums >= sums[0] * (1 - 1e-12)).mean())
+
+
+def fieller_interval(
+    numerators: Sequence[float], denominators: Sequence[float]
+) -> tuple[float, float]:
+    """`fieller_intervals` of one list of pairs: low, high."""
+    low, high = fieller_intervals(numerators, denominators)
+    return float(low), float(high)
+
+
+def fieller_intervals(numerators: ArrayLike, denominators: ArrayLike) -> tuple[Floats, Floats]:
+    """Fieller's interval (1954) of `mean(a) / mean(b)` for paired values `a`, `b`.
+
+    The ratios `r` with `(a_bar - r b_bar)^2 <= t^2 var(a - r b) / n`. NaN for one pair, without
+    spread, and if the denominator's interval contains zero (the set is then not an interval).
+    """
+    first, second = np.asarray(numerators, dtype=float), np.asarray(denominators, dtype=float)
+    count, top, bottom = first.shape[-1], first.mean(axis=-1), second.mean(axis=-1)
+    if count < 2:
+        return np.full_like(top, math.nan), np.full_like(top, math.nan)
+    apart, below = first - top[..., None], second - bottom[..., None]
+    square = t_quantile(count) ** 2 / (count * (count - 1))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        bounded = _spread(first - (top / bottom)[..., None] * second)
+        a = bottom**2 - square * (below**2).sum(axis=-1)
+        b = top * bottom - square * (apart * below).sum(axis=-1)
+        c = top**2 - square * (apart**2).sum(axis=-1)
+        root = np.where(bounded & (a > 0), np.sqrt(np.maximum(b * b - a * c, 0.0)), math.nan)
+        return (b - root) / a, (b + root) / a
+
+
+def wilson_interval(failed: int, count: int) -> tuple[float, float]:
+    """`wilson_intervals` of one share: low, high."""
+    low, high = wilson_intervals(failed, count)
+    return float(low), float(high)
+
+
+def wilson_intervals(failed: ArrayLike, count: int) -> tuple[Floats, Floats]:
+    """Wilson's score interval (1927) of a proportion.
+
+    The `p` with `(k/n - p)^2 <= z^2 p (1 - p) / n`. Counts are integers, so the coverage at a given
+    `p` differs from 95 %; its average over all `p` is near 95 %.
+    """
+    found = np.asarray(failed, dtype=float)
+    share, z = found / count, float(special.ndtri((1 + LEVEL) / 2))
+    scale = 1 + z**2 / count
+    centre = (share + z**2 / (2 * count)) / scale
+    half = z * np.sqrt(share * (1 - share) / count + z**2 / (4 * count**2)) / scale
+    low, high = np.where(found > 0, centre - half, 0.0), np.where(found < count, centre + half, 1.0)
+    return low, high
+
+
+def bootstrap_interval(values: Sequence[float]) -> tuple[float, float]:
+    """`bootstrap_intervals` of one list: low, high; NaN from fewer than `FEW_SEEDS` values."""
+    if len(values) < FEW_SEEDS:
+        return math.nan, math.nan
+    low, high = bootstrap_intervals(values)
+    return float(low), float(high)
+
+
+def bootstrap_intervals(values: ArrayLike) -> tuple[Floats, Floats]:
+    """Bootstrap-t interval of the mean (Efron 1981), over resamples of the seeds.
+
+    `[mean - q_hi * sd / sqrt(n), mean - q_lo * sd / sqrt(n)]`, the `q` the 2.5 and 97.5 % quantiles
+    of `(mean* - mean) / (sd* / sqrt(n))`. The resamples are the same each time. In the simulation
+    its coverage is right from 5 seeds on, also for skewed noise; the percentile and BCa intervals
+    (Efron 1987) contain the true value in 82 to 90 % up to 10 seeds, and the symmetric bootstrap-t
+    (Hall 1988) in 98 % at 5. NaN without spread, and if too few values differ for a finite one.
+    """
+    found = np.asarray(values, dtype=float)
+    count, centre = found.shape[-1], found.mean(axis=-1)
+    error = np.where(_spread(found), found.std(axis=-1, ddof=1), math.nan) / math.sqrt(count)
+    rank = round((DRAWS + 1) * (1 - LEVEL) / 2) - 1
+    ranks = [rank, DRAWS - 1 - rank]
+    quantiles = np.partition(bootstrap_t(found), ranks, axis=-1)[..., ranks]
+    finite = np.where(np.isfinite(quantiles).all(axis=-1, keepdims=True), quantiles, math.nan)
+    return centre - finite[..., 1] * error, centre - finite[..., 0] * error
+
+
+def bootstrap_t(values: Floats) -> Floats:
+    """`(mean* - mean) / (sd* / sqrt(n))` of each resample (last axis), +-inf if it is constant."""
+    shares = resamples(values.shape[-1]).T
+    apart = values - values.mean(axis=-1, keepdims=True)
+    shift = apart @ shares
+    variance = (apart**2 @ shares - shift**2) / (values.shape[-1] - 1)  # of the mean
+    constant = variance <= 1e-12 * (apart**2).mean(axis=-1, keepdims=True)
+    error = np.sqrt(np.where(constant, 1.0, variance))
+    return np.where(constant, np.copysign(math.inf, shift), shift / error)
+
+
+@lru_cache(maxsize=16)
+def resamples(count: int) -> Floats:
+    """Resamples of `count` values, as the share that each value has: [DRAWS, count]."""
+    drawn = np.random.default_rng(1987).integers(count, size=(DRAWS, count))
+    return (drawn[:, :, None] == np.arange(count)).mean(axis=1)
+
+
+def holm_values(p: ArrayLike) -> Floats:
+    """Holm's step-down correction (1979) over the last axis; NaN is ignored.
+
+    With `p_(1) <= ... <= p_(m)`: `p_holm_(i) = max_{j <= i} min(1, (m - j + 1) * p_(j))`. It keeps
+    the chance of any false finding in the family under 5 %, also for dependent tests.
+    """
+    given = np.asarray(p, dtype=float)
+    order = np.argsort(given, axis=-1)  # NaN comes last
+    ordered = np.take_along_axis(given, order, axis=-1)
+    tested = (~np.isnan(given)).sum(axis=-1, keepdims=True)
+    steps = np.minimum(1.0, (tested - np.arange(given.shape[-1])) * ordered)
+    corrected = np.empty_like(given)
+    np.put_along_axis(corrected, order, np.maximum.accumulate(steps, axis=-1), axis=-1)
+    return corrected
+
+
+def detectable(spread: float, count: int, comparisons: int = 1) -> float:
+    """The mean difference that a t test of `count` seeds finds with 80 % power, in units of spread.
+
+    `spread * ncp / sqrt(n)`, `ncp` solving `P(|T_{n-1}(ncp)| > t_{n-1, 1 - 0.05 / (2 m)}) = 0.8`
+    with the noncentral t (Johnson and Welch 1940). `spread` is the standard deviation of the
+    paired differences; `m` `comparisons` are Holm's strictest step. NaN for one seed.
+    """
+    if count < 2 or not spread > 0:
+        return math.nan
+    return spread * _detectable_ncp(count, comparisons) / math.sqrt(count)
+
+
+@lru_cache(maxsize=256)
+def _detectable_ncp(count: int, comparisons: int) -> float:
+    low, high = 0.0, 1.0
+    while power(high, count, comparisons) < POWER:
+        low, high = high, 2 * high
+    for _ in range(60):
+        middle = (low + high) / 2
+        below = power(middle, count, comparisons) < POWER
+        low, high = (middle, high) if below else (low, middle)
+    return high
+
+
+def power(ncp: float, count: int, comparisons: int = 1) -> float:
+    """The chance that the two-sided t test of `count` seeds rejects, given its noncentrality.
+
+    `E[Phi(ncp - t u) + Phi(-ncp - t u)]`, `u = sqrt(chi2_{n-1} / (n - 1))` the error of the
+    standard deviation, by Gauss and Legendre over the quantiles of `u`. (`special.nctdtr` of SciPy
+    1.17 is wrong at `n = 3` for the large `ncp` that Holm needs.)
+    """
+    nodes, weights = _quadrature()
+    error = np.sqrt(2 * special.gammaincinv((count - 1) / 2, nodes) / (count - 1))
+    edge = t_quantile(count, comparisons) * error
+    return float(weights @ (special.ndtr(ncp - edge) + special.ndtr(-ncp - edge)))
+
+
+@lru_cache(maxsize=1)
+def _quadrature() -> tuple[Floats, Floats]:
+    """Nodes and weights on (0, 1)."""
+    nodes, weights = np.polynomial.legendre.leggauss(200)
+    return (nodes + 1) / 2, weights / 2
+
+
+class BleuDifference(NamedTuple):
+    """BLEU of two systems on the same sentences, on the 0-100 scale."""
+
+    first: float
+    second: float
+    p: float
+    signature: str
+
+    @property
+    def difference(self) -> float:
+        return self.first - self.second
+
+
+def bleu_difference(
+    first: Sequence[str],
+    second: Sequence[str],
+    references: Sequence[str],
+    *,
+    tokenize: str = "13a",
+    lowercase: bool = True,
+    trials: int = 10_000,
+) -> BleuDifference:
+    """SacreBLEU's paired approximate randomisation (Riezler and Maxwell 2005) of two runs.
+
+    The share of `trials` in which swapping the two outputs of random sentences makes a difference
+    of BLEU larger than the one seen. It covers variation over test sentences, not over seeds (Clark
+    et al. 2011): for differences over several seeds use `t_interval` too.
+    Reproducible: sacreBLEU's own seed (12345, or `SACREBLEU_SEED`). SacreBLEU does not count ties,
+    so two equal outputs would have p = 1 / (trials + 1). This function returns at least
+    `2^(1 - k)`, with `k` the number of sentences whose outputs differ: the share of swaps that
+    change nothing.
+    """
+    from sacrebleu.metrics.bleu import BLEU
+    from sacrebleu.significance import PairedTest, Result
+
+    if not len(first) == len(second) == len(references) > 0:
+        counts = f"{len(first)}, {len(second)} and {len(references)}"
+        raise ValueError(f"expected equal numbers of hypotheses and references, found {counts}")
+    # With `force`, sacreBLEU does not warn about text that is tokenised already.
+    metric = BLEU(tokenize=tokenize, lowercase=lowercase, force=tokenize == "none")
+    systems: list[tuple[str, Sequence[str]]] = [("second", second), ("first", first)]
+    test = PairedTest(systems, {"BLEU": metric}, [list(references)], "ar", n_samples=trials)
+    signatures, found = test()
+    baseline, system = found["BLEU"]
+    assert isinstance(baseline, Result)
+    assert isinstance(system, Result)
+    assert system.p_value is not None
+    differ = sum(one != two for one, two in zip(first, second, strict=True))
+    p = max(system.p_value, min(1.0, 2.0 ** (1 - differ)))
+    return BleuDifference(system.score, baseline.score, p, str(signatures["BLEU"]))
+
+
+def ended_alike(failed: ArrayLike) -> NDArray[np.bool_]:
+    """Whether all of the runs (last axis) failed, or none of them.
+
+    A failure counts as `H_uni`, nats away from the other losses. If some runs fail, t intervals of
+    the mean have too little coverage (64 % at 3 seeds of which 30 % fail); the share of failures
+    has Wilson's interval instead.
+    """
+    found = np.asarray(failed, dtype=bool)
+    return np.asarray(found.all(axis=-1) | ~found.any(axis=-1))
+
+
+def _spread(values: Floats) -> NDArray[np.bool_]:
+    """False if values differ by no more than rounding."""
+    size = np.maximum(1.0, np.abs(values).max(axis=-1))
+    return np.asarray(np.ptp(values, axis=-1) > 1e-12 * size)

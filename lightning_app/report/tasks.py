@@ -1,0 +1,589 @@
+"""Scores of tasks over seeds, and the runs that failed on them.
+
+Runs of fine-tuning that failed: how many, by which definition, and medians over seeds.
+
+A run *failed* if it is non-finite, or if its score is not above that of a constant answer (Mosbach
+et al. 2021, 2006.04884): Matthews correlation 0, the accuracy of the most frequent class,
+correlation 0. Where F1 is the own score, accuracy decides, since F1 rewards a constant answer.
+
+Two narrower descriptions are counted beside it. *One class*: the scores are exactly those of a
+constant answer. *Loss at the floor*: the outcome `stalled`, where the loss ends within 0.05 nats of
+the best constant output or above. The loss does not decide what failed, since it errs both ways: a
+run that overfits has a high loss and right answers, and a score of 60 % on a task of two classes
+can go with a loss within 0.05 nats of the floor.
+
+Scores of tasks by variant, as papers print them: of one setting, of the best one, and theirs.
+
+Two summaries of our runs are side by side. The *mean* is over all seeds of one setting that no
+score has chosen: the reference warm-up, and for every other axis the value of the base config, or
+else its first one. The *best median* is what papers report (RoBERTa, RealFormer): for each task the
+setting with the best median over seeds. It was chosen on the rows that it is scored on, so that it
+is optimistic.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from statistics import median
+from typing import TYPE_CHECKING, Any, Literal
+
+from lightning_app.config.rulers import EVALUATION
+from lightning_app.config.tree import BLOCK, CORPUS, SEED, WARMUP, key_of, lookup, value_name
+from lightning_app.report.bibliography import bibliography
+from lightning_app.report.pairs import StallTable, stratified_p
+from lightning_app.report.results import CellResult, GridResults, unlike
+from lightning_app.report.statistics import holm_values, mean, seeds_interval, wilson_interval
+from lightning_app.scores.glue import GLUE_AVERAGES, GLUE_TASKS, glue_average
+from lightning_app.scores.task_facts import GLUE_CORPORA, TASKS, QualityMetric, glue_task_of
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+ACCURACY, MAJORITY = "val/accuracy", "val/majority_accuracy"
+CONSTANT: Mapping[str, str | float] = {"val/matthews": 0.0, ACCURACY: MAJORITY, "val/pearson": 0.0}
+"""The score of a constant answer, or the metric that holds it; the first score that a task has
+decides whether a run failed."""
+
+NEAR = 1e-6
+"""How far numbers may be apart that are equal: results have scores in single precision."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FailedRuns:
+    """One arm: `failed` of its `runs` with Wilson's interval, and its score over seeds.
+
+    `non_finite`, `one_class` and `loss_at_floor` count runs by the descriptions above, `by_loss`
+    those that were judged by the loss, because their results do not have the score. `constant` is
+    the score of a constant answer. In the median a run without a finite score is the worst one; the
+    mean and its t interval leave out such runs, of which there are `lacking`. The median is NaN
+    if it falls on such a run. There is no interval if some runs failed and others did not.
+    """
+
+    grid: str
+    group: str
+    lr: float | None
+    variant: str
+    warmup: int | None
+    runs: int
+    failed: int
+    low: float
+    high: float
+    non_finite: int
+    one_class: int
+    loss_at_floor: int
+    by_loss: int
+    metric: str
+    mode: str
+    constant: float
+    median: float
+    mean: float
+    mean_low: float
+    mean_high: float
+    lacking: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class FailureTest:
+    """Failed runs of one variant at a `value` of an axis and at the `baseline` of the axis.
+
+    All other axes are strata: `difference` is the mean of the differences of the shares, weighted
+    as by Mantel and Haenszel (1959), and `p` is exact (`stall_test.stratified_p`), corrected by
+    Holm over all tests with a failed run.
+    """
+
+    grid: str
+    axis: str
+    value: str
+    baseline: str
+    variant: str
+    failed: int
+    runs: int
+    low: float
+    high: float
+    baseline_failed: int
+    baseline_runs: int
+    baseline_low: float
+    baseline_high: float
+    difference: float
+    p: float
+    p_holm: float = math.nan
+    strata: int = 0
+
+
+def failed(cell: CellResult) -> bool:
+    """Whether a finished run failed: by its score, or by its loss where there is no such score."""
+    above = above_constant(cell)
+    return cell.failed if above is None else not above
+
+
+def above_constant(cell: CellResult) -> bool | None:
+    """Whether the score of a run is above that of a constant answer.
+
+    False for a non-finite run; None for a task without published scores, and where the result does
+    not have the score.
+    """
+    if not cell.scores:
+        return None
+    if cell.outcome == "non_finite":
+        return False
+    found = _deciding(cell)
+    if found is None:
+        return None
+    score, constant = found
+    return score > constant and not math.isclose(score, constant, rel_tol=1e-9, abs_tol=1e-12)
+
+
+def _deciding(cell: CellResult) -> tuple[float, float] | None:
+    """The score that decides, and that of a constant answer, as the run reports them."""
+    own = {score.metric for score in cell.scores}
+    for metric, floor in CONSTANT.items():
+        if metric in own:
+            score = cell.metrics.get(metric)
+            constant = cell.metrics.get(floor) if isinstance(floor, str) else floor
+            return None if score is None or constant is None else (float(score), float(constant))
+    return None
+
+
+def one_class(cell: CellResult) -> bool:
+    """Whether the scores of a run are exactly those of a constant answer.
+
+    Where accuracy is the only score of the task, other answers can have it by chance.
+    """
+    values = {name: cell.metrics.get(f"val/{name}") for name in ("matthews", "f1", "pearson")}
+    task = GLUE_TASKS.get(glue_task_of(cell.corpus or "") or "")
+    if task is None or not cell.scores:
+        return False
+    if task.classes is None:
+        return values["pearson"] == 0.0
+    accuracy, majority = cell.metrics.get(ACCURACY), cell.metrics.get(MAJORITY)
+    if accuracy is None or majority is None:
+        return False
+    shares = (majority, 1.0 - majority) if task.classes == 2 else (majority,)
+    if not any(math.isclose(accuracy, share, abs_tol=NEAR) for share in shares):
+        return False
+    if values["matthews"] is not None and values["matthews"] != 0.0:
+        return False
+    always = 2 * accuracy / (1 + accuracy)  # F1 if every answer is 1, which accuracy says how often
+    f1 = values["f1"]
+    return f1 is None or f1 == 0.0 or math.isclose(f1, always, abs_tol=NEAR)
+
+
+def constant_score(cell: CellResult, measure: QualityMetric) -> float:
+    """What a constant answer gets by the measure; NaN if it is not known, as for F1."""
+    floor = CONSTANT.get(measure.metric)
+    found = cell.metrics.get(floor) if isinstance(floor, str) else floor
+    return math.nan if found is None or not cell.scores else float(found)
+
+
+def failed_runs(grid: GridResults) -> list[FailedRuns]:
+    """Every arm of a task with published scores, in the order of the plan."""
+    arms: dict[tuple[Any, ...], list[CellResult]] = {}
+    parts = [(part, cell) for part in grid.parts or (grid,) for cell in part.scored]
+    owner = {}
+    for part, cell in parts:
+        key = (part.name, cell.group, cell.lr, cell.variant, cell.warmup)
+        arms.setdefault(key, []).append(cell)
+        owner[key] = part
+    return [_arm(owner[key], cells) for key, cells in arms.items()]
+
+
+def _arm(grid: GridResults, cells: Sequence[CellResult]) -> FailedRuns:
+    first, measure = cells[0], grid.measure(cells[0])
+    flags = list(map(failed, cells))
+    known = [cell for cell in cells if cell.metrics.get(measure.metric) is not None]
+    values = [float(cell.metrics[measure.metric] or 0.0) for cell in known]
+    mean_low, mean_high, _ = seeds_interval(values, list(map(failed, known)))
+    low, high = wilson_interval(sum(flags), len(flags))
+    return FailedRuns(
+        grid=grid.name,
+        group=first.group,
+        lr=first.lr,
+        variant=first.variant,
+        warmup=first.warmup,
+        runs=len(cells),
+        failed=sum(flags),
+        low=low,
+        high=high,
+        non_finite=sum(cell.outcome == "non_finite" for cell in cells),
+        one_class=sum(map(one_class, cells)),
+        loss_at_floor=sum(cell.outcome == "stalled" for cell in cells),
+        by_loss=sum(above_constant(cell) is None for cell in cells),
+        metric=measure.metric,
+        mode=measure.mode,
+        constant=constant_score(first, measure),
+        median=median_score(cells, measure),
+        mean=mean(values) if values else math.nan,
+        mean_low=mean_low,
+        mean_high=mean_high,
+        lacking=len(cells) - len(known),
+    )
+
+
+def median_score(cells: Iterable[CellResult], measure: QualityMetric) -> float:
+    """The median over runs; one without a finite score is the worst. NaN if it is such a run."""
+    worst = -math.inf if measure.mode == "max" else math.inf
+    found = (cell.metrics.get(measure.metric) for cell in cells)
+    middle = median(worst if value is None else float(value) for value in found)
+    return middle if math.isfinite(middle) else math.nan
+
+
+def failure_tests(grid: GridResults) -> list[FailureTest]:
+    """Each value of the warm-up, and of the axes of `compare:`, against its baseline, by variant.
+
+    Axes of the block are left out, as their values are the variants, and those that change only
+    the evaluation, as they train nothing else.
+    """
+    found = []
+    for part in grid.parts or (grid,):
+        if not part.scored or part.pruner is not None:
+            continue
+        axes = {WARMUP: 0} if part.varies(WARMUP) and 0 in part.warmups else {}
+        others = (axis for axis in part.compare if not axis.startswith(BLOCK))
+        axes |= {axis: part.compare[axis] for axis in others if axis not in EVALUATION}
+        found += [row for axis, base in axes.items() for row in _tests(part, axis, base)]
+    corrected = holm_values([row.p for row in found]).tolist() if found else []
+    return [replace(row, p_holm=p) for row, p in zip(found, corrected, strict=True)]
+
+
+def _tests(grid: GridResults, axis: str, base: Any) -> list[FailureTest]:
+    runs: dict[tuple[Any, ...], dict[Any, list[CellResult]]] = {}
+    for cell in grid.scored:
+        others = ((k, key_of(v)) for k, v in grid.apart_from(axis, cell.axes).items())
+        at = runs.setdefault((cell.variant, *others), {})
+        at.setdefault(key_of(cell.axes[axis]), []).append(cell)
+    variants = dict.fromkeys(cell.variant for cell in grid.scored)
+    found = []
+    for value in grid.axes[axis]:
+        if key_of(value) == key_of(base):
+            continue
+        for name in variants:
+            pairs = [
+                (at[key_of(value)], at[key_of(base)])
+                for (variant, *_), at in runs.items()
+                if variant == name and key_of(value) in at and key_of(base) in at
+            ]
+            if pairs:
+                tables = [_table(own, other) for own, other in pairs]
+                names = [value_name(axis, each, grid.labels) for each in (value, base)]
+                found.append(_test(grid, axis, names, name, tables))
+    return found
+
+
+def _table(own: Sequence[CellResult], other: Sequence[CellResult]) -> StallTable:
+    counts = (sum(map(failed, own)), len(own), sum(map(failed, other)), len(other))
+    return StallTable(math.nan, *counts)
+
+
+def _test(
+    grid: GridResults, axis: str, names: Sequence[str], variant: str, tables: Sequence[StallTable]
+) -> FailureTest:
+    _, of, runs, base_of, base_runs = (sum(column) for column in zip(*tables, strict=True))
+    low, high = wilson_interval(int(of), int(runs))
+    base_low, base_high = wilson_interval(int(base_of), int(base_runs))
+    weights = sum(table.weight for table in tables)
+    return FailureTest(
+        grid=grid.name,
+        axis=axis,
+        value=names[0],
+        baseline=names[1],
+        variant=variant,
+        failed=int(of),
+        runs=int(runs),
+        low=low,
+        high=high,
+        baseline_failed=int(base_of),
+        baseline_runs=int(base_runs),
+        baseline_low=base_low,
+        baseline_high=base_high,
+        difference=sum(table.weight * table.difference for table in tables) / weights,
+        p=stratified_p(tables) if of + base_of else math.nan,
+        strata=len(tables),
+    )
+
+
+def failures_table(rows: Sequence[FailedRuns | FailureTest]) -> "pd.DataFrame":
+    """The rows as a table."""
+    import pandas as pd
+
+    return pd.DataFrame([asdict(row) for row in rows])
+
+
+AVERAGE = "average/"
+"""The beginning of the metric of an average over tasks, followed by its name."""
+
+Kind = Literal["mean", "best_median", "published"]
+Setting = tuple[tuple[str, Any], ...]  # values of axes, by `key_of`
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskScore:
+    """The score of one variant on one task: ours (`mean`, `best_median`) or `published`.
+
+    `data` is the corpus, empty for an average over tasks. `value` is in the unit of the results,
+    NaN without one, as for a published run that `diverged`. `low` and `high` are the t interval of
+    a mean. `runs` are those with a finite score, `lacking` those without; in a median
+    these are the worst ones. `setting` names the values of the axes, or the setting of a paper;
+    `settings` is the number of those that the best was chosen from.
+    """
+
+    grid: str
+    kind: Kind
+    variant: str
+    data: str
+    metric: str
+    value: float
+    low: float = math.nan
+    high: float = math.nan
+    runs: int = 0
+    lacking: int = 0
+    setting: str = ""
+    settings: int = 1
+    diverged: bool = False
+    note: str = ""
+
+    @property
+    def average(self) -> str:
+        """The name of the average, empty for the score of one task."""
+        return self.metric.removeprefix(AVERAGE) if self.metric.startswith(AVERAGE) else ""
+
+
+def task_scores(grid: GridResults) -> list[TaskScore]:
+    """Ours by variant, then the published ones; nothing for a task without published scores."""
+    found: list[TaskScore] = []
+    for part in grid.parts or (grid,):
+        if not part.scored or part.pruner is not None:
+            continue
+        for kind in ("mean", "best_median"):
+            for variant in part.variants:
+                rows = [row for cells in _tasks(part, variant) for row in _of(part, kind, cells)]
+                found += [*rows, *_averages(part, kind, variant, rows)]
+        found += [_published(part, figure) for figure in part.published]
+    return found
+
+
+def _tasks(grid: GridResults, variant: str) -> list[list[CellResult]]:
+    """The finished runs of a variant, by corpus."""
+    found: dict[str, list[CellResult]] = {}
+    for cell in grid.scored:
+        if cell.variant == variant:
+            found.setdefault(cell.corpus or "", []).append(cell)
+    return list(found.values())
+
+
+def _of(grid: GridResults, kind: Kind, cells: Sequence[CellResult]) -> list[TaskScore]:
+    """The scores of one variant on one task; none where the fixed setting has no finished run."""
+    by_setting: dict[Setting, list[CellResult]] = {}
+    for cell in cells:
+        by_setting.setdefault(_setting(grid, cell), []).append(cell)
+    chosen = _fixed(grid, cells)
+    if kind == "best_median":
+        chosen = _best(_of_one_ruler(by_setting, chosen))
+    runs = by_setting.get(chosen, [])
+    return [_score(grid, kind, runs, score, len(by_setting)) for score in cells[0].scores if runs]
+
+
+def _setting(grid: GridResults, cell: CellResult) -> Setting:
+    return tuple((axis, key_of(cell.axes[axis])) for axis in _setting_axes(grid))
+
+
+def _setting_axes(grid: GridResults) -> list[str]:
+    others = (CORPUS, SEED)
+    return [axis for axis in grid.axes if axis not in others and not axis.startswith(BLOCK)]
+
+
+def _fixed(grid: GridResults, cells: Sequence[CellResult]) -> Setting:
+    """The reference warm-up, and the base config's value of each other axis, else the first."""
+    planned = [cell for cell in grid.cells if _same_arm(cell, cells[0])]
+    chosen: list[tuple[str, Any]] = []
+    for axis in _setting_axes(grid):
+        known = {key_of(cell.axes[axis]) for cell in planned}
+        wanted = [grid.reference_warmup] if axis == WARMUP else []
+        wanted += [lookup(grid.config, axis), *grid.axes[axis]]
+        chosen.append((axis, next(key_of(value) for value in wanted if key_of(value) in known)))
+    return tuple(chosen)
+
+
+def _same_arm(cell: CellResult, other: CellResult) -> bool:
+    return (cell.variant, cell.corpus) == (other.variant, other.corpus)
+
+
+def _of_one_ruler(
+    by_setting: Mapping[Setting, list[CellResult]], chosen: Setting
+) -> dict[Setting, list[CellResult]]:
+    """The settings whose own score counts what that of the `chosen` one does, or of the first."""
+    usual = by_setting.get(chosen) or next(iter(by_setting.values()))
+    metric = usual[0].scores[0].metric
+    return {
+        setting: cells
+        for setting, cells in by_setting.items()
+        if not unlike([usual[0], cells[0]], metric)
+    }
+
+
+def _best(by_setting: Mapping[Setting, Sequence[CellResult]]) -> Setting:
+    """The setting with the best median, of those with the most finished runs."""
+    most = max(map(len, by_setting.values()))
+
+    def rank(setting: Setting) -> float:
+        cells = by_setting[setting]
+        measure = cells[0].scores[0]
+        found = median_score(cells, measure)
+        worth = found if measure.mode == "max" else -found
+        return -math.inf if math.isnan(found) or len(cells) < most else worth
+
+    return max(by_setting, key=rank)
+
+
+def _score(
+    grid: GridResults, kind: Kind, cells: Sequence[CellResult], score: QualityMetric, settings: int
+) -> TaskScore:
+    known = [cell for cell in cells if cell.metrics.get(score.metric) is not None]
+    values = [float(cell.metrics[score.metric] or 0.0) for cell in known]
+    low, high, value = math.nan, math.nan, median_score(cells, score)
+    if kind == "mean":
+        low, high, _ = seeds_interval(values, list(map(failed, known)))
+        value = mean(values) if values else math.nan
+    return TaskScore(
+        grid=grid.name,
+        kind=kind,
+        variant=cells[0].variant,
+        data=cells[0].corpus or "",
+        metric=score.metric,
+        value=value,
+        low=low,
+        high=high,
+        runs=len(known),
+        lacking=len(cells) - len(known),
+        setting=", ".join(
+            f"{axis.rpartition('.')[2]} {value_name(axis, cells[0].axes[axis], grid.labels)}"
+            for axis in _setting_axes(grid)
+            if grid.varies(axis)
+        ),
+        settings=1 if kind == "mean" else settings,
+    )
+
+
+def _averages(
+    grid: GridResults, kind: Kind, variant: str, rows: Sequence[TaskScore]
+) -> list[TaskScore]:
+    """Each average of GLUE of which every score is there and finite.
+
+    It lacks the runs that its scores lack. A grid may have other tasks beside those of GLUE.
+    """
+    rows = [row for row in rows if glue_task_of(row.data)]
+    known: dict[str, dict[str, float]] = {}
+    for row in rows:
+        if not math.isnan(row.value):
+            split, name = split_of(row.data, row.metric)
+            known.setdefault(split, {})[name] = row.value
+    return [
+        TaskScore(
+            grid=grid.name,
+            kind=kind,
+            variant=variant,
+            data="",
+            metric=f"{AVERAGE}{name}",
+            value=glue_average(name, known),
+            runs=min(row.runs for row in rows),
+            lacking=sum({row.data: row.lacking for row in rows}.values()),
+        )
+        for name in GLUE_AVERAGES
+        if not _lacking(name, known)
+    ]
+
+
+def split_of(corpus: str, metric: str) -> tuple[str, str]:
+    """The evaluation set of GLUE and the name of the score: `MNLI-mm`, `accuracy`.
+
+    For a corpus of another kind its own name.
+    """
+    stage, _, name = metric.partition("/")
+    task = GLUE_TASKS.get(glue_task_of(corpus) or "")
+    if task is None:
+        return corpus, name
+    return task.splits[stage == "test" and len(task.splits) > 1], name
+
+
+def _lacking(name: str, known: Mapping[str, Mapping[str, float]]) -> list[str]:
+    """The sets of an average without one of its scores."""
+    parts = (part for item in GLUE_AVERAGES[name] for part in item)
+    return list(dict.fromkeys(s for s, metric in parts if metric not in known.get(s, {})))
+
+
+def no_averages(grid: GridResults) -> str:
+    """Which tasks every average of GLUE lacks here; empty where there is one, or no task of GLUE.
+
+    A mean over fewer tasks would be another number.
+    """
+    rows = [row for row in task_scores(grid) if row.kind == "mean"]
+    if not any(row.data in GLUE_CORPORA for row in rows) or any(row.average for row in rows):
+        return ""
+    known: dict[str, dict[str, float]] = {}
+    for row in rows:
+        split, name = split_of(row.data, row.metric)
+        known.setdefault(split, {})[name] = row.value
+    lacks = [
+        f"{name} lacks {', '.join(_lacking(name, known)) or 'a variant'}" for name in GLUE_AVERAGES
+    ]
+    return (
+        f"No average of ours, since a mean over fewer tasks is another number: {'; '.join(lacks)}."
+    )
+
+
+def _published(grid: GridResults, figure: Mapping[str, Any]) -> TaskScore:
+    entry = bibliography().get(figure["paper"])
+    value = figure["value"]
+    paper = figure["paper"] if entry is None else entry.short
+    return TaskScore(
+        grid=grid.name,
+        kind="published",
+        variant=figure["variant"],
+        data=figure.get("data") or _only_corpus(grid, figure),
+        metric=figure["metric"],
+        value=math.nan if value == "diverged" else float(value),
+        setting=f"{paper}: {figure['setting']}",
+        diverged=value == "diverged",
+        note=figure.get("note") or "",
+    )
+
+
+def _only_corpus(grid: GridResults, figure: Mapping[str, Any]) -> str:
+    """The corpus of a figure that names none: that of a grid with one; an average has none."""
+    known = {cell.corpus for cell in grid.cells}
+    if figure["metric"].startswith(AVERAGE) or len(known) != 1:
+        return ""
+    return str(*known)
+
+
+def score_facts(corpus: str, metric: str) -> QualityMetric:
+    """Title, unit and scale of a score of a corpus."""
+    for facts in TASKS.values():
+        for score in facts.by_corpus.get(corpus, ()):
+            if score.metric == metric:
+                return score
+    return QualityMetric(metric, metric, "")
+
+
+def columns(rows: Iterable[TaskScore]) -> list[tuple[str, str]]:
+    """The (corpus, metric) pairs of the rows, in the order of the tasks."""
+    order = [
+        (corpus, score.metric)
+        for facts in TASKS.values()
+        for corpus, scores in facts.by_corpus.items()
+        for score in scores
+    ]
+    known = dict.fromkeys((row.data, row.metric) for row in rows if not row.average and row.data)
+    return sorted(known, key=lambda each: order.index(each) if each in order else len(order))
+
+
+def scores_table(rows: Sequence[TaskScore]) -> "pd.DataFrame":
+    """The scores as a table."""
+    import pandas as pd
+
+    return pd.DataFrame([asdict(row) for row in rows])
+
+
+def setting_words(rows: Sequence[TaskScore]) -> str:
+    """The settings of some rows, each once."""
+    return "; ".join(dict.fromkeys(row.setting for row in rows if row.setting))

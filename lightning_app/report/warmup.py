@@ -1,0 +1,656 @@
+"""The sensitivity to warm-up, at one rate and over rates.
+
+Scores of one variant over all learning rates: the need at its own best rates, and tolerance.
+
+The symbols are those of `sensitivity`; `lr` is NaN. A best rate is chosen on other seeds than the
+one whose loss is taken, since the smallest of noisy losses is too small.
+
+Scores of each variant's sensitivity to learning-rate warm-up.
+
+Symbols: `l(w, lr, s)` is the loss of one run in nats per token, where a failure counts as `H_uni`
+(`CellResult.loss`); `w` is the warm-up in updates, `ref` the reference warm-up of the grid, `s` the
+seed, `H_uni` the unigram entropy of the validation targets. A bar is the mean over seeds. Runs are
+compared seed by seed: a score leaves out a seed if one of the runs that it needs has not finished,
+and the note reports it. Intervals are two-sided at 95 %. An undefined score is NaN, with the reason
+in its note.
+
+A failure is nats away from other losses, so an interval needs seeds with the same ending: there is
+no interval if some seeds of an arm failed and others did not, and with fewer than 5 seeds no p
+value if the compared arms differ in failures, or some runs half escaped (`Paired.half_escaped`).
+
+A label needs a `p_holm` under 5 %. The p value is the larger of two (`statistics.guarded_ps`), and
+Holm's correction covers all variants, rates and other axes of the grid that ask the same question.
+`benchmarks/coverage.py` measures how often the intervals hold the true value,
+`benchmarks/false_labels.py` how often a label is false.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from lightning_app.config.tree import label
+from lightning_app.report.pairs import (
+    ELSEWHERE,
+    IS_BASELINE,
+    LEARNED,
+    NEVER,
+    Arm,
+    Paired,
+    Score,
+    arms,
+    bound_of,
+    flatness,
+    join_notes,
+    score_identity,
+    stall_difference,
+    stalls,
+    steps_saved,
+    undefined,
+    unfinished,
+    why_never_learned,
+    why_nothing,
+)
+from lightning_app.report.results import CellResult, GridResults, failures
+from lightning_app.report.statistics import (
+    FEW_SEEDS,
+    POWER,
+    best_on_others,
+    bootstrap_interval,
+    chosen_on_others,
+    detectable,
+    ended_alike,
+    fieller_interval,
+    guarded_ps,
+    holm_values,
+    is_clear,
+    mean,
+    pooled_spread,
+    sign_flip_p,
+    t_interval,
+    t_quantile,
+)
+
+BEST = 0.0  # in place of a rate: the best one of each seed
+TOLERATED = 0.1  # of what the best rate learns may be lost at a tolerated rate
+
+
+def needs(members: Sequence[Arm], reference: int | None) -> list[Score]:
+    """`need` of each variant of a group, with p values by their pooled spread.
+
+    A variant has no p value if the chosen runs of a warm-up did not end alike; with fewer than 5
+    seeds those of both warm-ups have to.
+    """
+    rows = [need_at_best_rates(arm, reference) for arm in members]
+    spread = pooled_spread([_values(row) for row in rows])
+    return [
+        replace(row, p=float(guarded_ps(_values(row), *spread, widen=row.widen)))
+        if row.values and _is_tested(best_runs(arm, reference))
+        else row
+        for arm, row in zip(members, rows, strict=True)
+    ]
+
+
+def _is_tested(runs: Paired) -> bool:
+    few = len(runs.seeds) < FEW_SEEDS
+    return runs.all_alike if few else all(map(runs.alike, runs.points))
+
+
+def _values(row: Score) -> list[float]:
+    return [value for _, value in row.values]
+
+
+def _widening(tables: Iterable["np.ndarray[Any, Any]"]) -> tuple[float, str]:
+    """The factor of the standard error, and a note; `tables` are [seed, rate], one a warm-up."""
+    tables = list(tables)
+    if all(is_clear(losses.T) for losses in tables):
+        return 1.0, ""
+    factor = chosen_on_others(len(tables[0]))
+    return factor, f"the best rate is not clear, so standard error x {factor:.2f}"
+
+
+def need_at_best_rates(arm: Arm, reference: int | None) -> Score:
+    """`need`: `N = mean_s [l(0, r_0(s), s) - l(ref, r_ref(s), s)]`, nats per token, with its sign.
+
+    `r_w(s)` is the rate with the smallest mean loss at warm-up w over the *other* seeds. Student's
+    t interval, wider by `chosen_on_others` where a best rate is not clear; none where some chosen
+    runs of a warm-up failed and others did not. `<=` where a best rate without warm-up is the
+    smallest or largest of the grid, so that a better one may lie outside; `>=` where one with the
+    reference is, or where no chosen run without warm-up trained; `?` where both hold.
+    """
+    reason, pairs, table = _complete(arm, (0, reference))
+    if not reason and len(pairs.seeds) < 2:
+        reason = "one seed: no other seed to choose the rate on"
+    if reason or reference is None:
+        return undefined(arm, math.nan, "need", reason, pairs)
+    entropy = pairs.entropy
+    if entropy - table[reference].mean(axis=0).min() < LEARNED:
+        reason = ELSEWHERE if pairs.learned_with_another_warmup(arm.rates) else NEVER
+        return undefined(arm, math.nan, "need", reason, pairs)
+    rows = np.arange(len(pairs.seeds))
+    chosen = {warmup: chosen_rates(losses) for warmup, losses in table.items()}
+    values = table[0][rows, chosen[0]] - table[reference][rows, chosen[reference]]
+    last = len(arm.rates) - 1
+    edges = {warmup: bool({0, last} & set(of.tolist())) for warmup, of in chosen.items()}
+    runs = best_runs(arm, reference)
+    capped = all(runs.failed(runs.points[0]))
+    widen, wider = _widening(table.values())
+    low, high, _ = t_interval(values.tolist(), widen)
+    if runs.mixed:
+        low = high = math.nan
+    return Score(
+        **score_identity(arm, math.nan, "need"),
+        estimate=float(values.mean()),
+        low=low,
+        high=high,
+        p_sign=sign_flip_p(values.tolist()),
+        bound=bound_of(at_most=edges[0], at_least=edges[reference] or capped),
+        **pairs.counts,
+        note=join_notes(
+            runs.missing,
+            runs.mixed,
+            "no run without warm-up trained at any rate" if capped else "",
+            f"best rates {_listed(arm, chosen[0])} without warm-up, "
+            f"{_listed(arm, chosen[reference])} with it",
+            wider,
+        ),
+        values=_by_seed(pairs, values),
+        widen=widen,
+    )
+
+
+def best_runs(arm: Arm, reference: int | None) -> Paired:
+    """The runs of `need`: of each seed that at its best rate without warm-up, and that with it.
+
+    The rate of both points is `BEST`.
+    """
+    _, pairs, table = _complete(arm, (0, reference))
+    cells = {
+        (warmup, BEST, seed): pairs.runs[(warmup, arm.rates[place]), seed]
+        for warmup, losses in table.items()
+        for seed, place in zip(pairs.seeds, chosen_rates(losses).tolist(), strict=True)
+    }
+    return Paired(cells, [(warmup, BEST) for warmup in table], pairs.seeds, pairs.planned)
+
+
+def chosen_rates(losses: "np.ndarray[Any, Any]") -> "np.ndarray[Any, Any]":
+    """The best rate by seed, chosen on the other seeds; `losses` is [seed, rate]."""
+    return best_on_others(losses.T)
+
+
+def octaves(arm: Arm, reference: int | None) -> Score:
+    """`octaves`: `O = mean_s log2(theta_ref(s) / theta_0(s))`, octaves of rate that warm-up buys.
+
+    `theta_w(s)` is the largest rate, going up from the best one, at which the loss is at most
+    `l* + 0.1 (H_uni - l*)`, with `l*` the smallest loss of that seed and warm-up over the rates; it
+    is interpolated, linear in the loss and in log2 of the rate. A failed run has the loss `H_uni`.
+    `>=` where a rate with the reference warm-up is tolerated up to the largest of the grid, `<=`
+    where one without is, `?` where both are.
+    """
+    reason, pairs, table = _complete(arm, (0, reference))
+    if reason or reference is None:
+        return undefined(arm, math.nan, "octaves", reason, pairs)
+    entropies = _entropies(pairs).tolist()
+    found: dict[int, list[tuple[float, bool]]] = {}
+    for warmup, losses in table.items():
+        rows = zip(losses, entropies, strict=True)
+        found[warmup] = [tolerated(arm.rates, row.tolist(), top) for row, top in rows]
+    if any(math.isnan(theta) for of in found.values() for theta, _ in of):
+        return undefined(arm, math.nan, "octaves", f"a seed {NEVER} at some warm-up", pairs)
+    pairs_of = list(zip(found[reference], found[0], strict=True))
+    values = np.array([ref - bare for (ref, _), (bare, _) in pairs_of])
+    censored = (any(open_ for _, open_ in found[0]), any(open_ for _, open_ in found[reference]))
+    low, high, _ = t_interval(values.tolist())
+    at = {w: ", ".join(f"{2**theta:.3g}" for theta, _ in of) for w, of in found.items()}
+    return Score(
+        **score_identity(arm, math.nan, "octaves"),
+        estimate=float(values.mean()),
+        low=low,
+        high=high,
+        p=t_interval(values.tolist())[2],
+        p_sign=sign_flip_p(values.tolist()),
+        bound=bound_of(*censored),
+        **pairs.counts,
+        note=join_notes(pairs.missing, f"tolerated to {at[0]} without, {at[reference]} with it"),
+        values=_by_seed(pairs, values),
+    )
+
+
+def tolerated(
+    rates: Sequence[float], losses: Sequence[float], entropy: float
+) -> tuple[float, bool]:
+    """log2 of the largest tolerated rate, and whether it is the largest tried.
+
+    NaN where the best loss is not `LEARNED` under the entropy.
+    """
+    best = min(range(len(losses)), key=losses.__getitem__)
+    if entropy - losses[best] < LEARNED:
+        return math.nan, False
+    limit = losses[best] + TOLERATED * (entropy - losses[best])
+    for low, high in zip(range(best, len(rates)), range(best + 1, len(rates)), strict=False):
+        if losses[high] > limit:
+            share = (limit - losses[low]) / (losses[high] - losses[low])
+            return math.log2(rates[low]) + share * math.log2(rates[high] / rates[low]), False
+    return math.log2(rates[-1]), True
+
+
+def rate_sensitivity(arm: Arm, reference: int | None, warmup: int | None = None) -> Score:
+    """`rate_sensitivity w=...`: how much the loss rises over the rates (Wortsman et al. 2023).
+
+    `S(w) = mean over ln(rate) of min(l, H_uni) - l(r_w)`, nats per token, the mean by trapezoids
+    from the smallest to the largest rate, `r_w(s)` the best rate as in `need`; seed by seed, with
+    an interval as for `need`. Without a `warmup`: `rate_sensitivity`, `S(0) - S(ref)`. Undefined
+    where a seed never learned: there no rate loses anything against the best one.
+    """
+    name = "rate_sensitivity" if warmup is None else f"rate_sensitivity w={warmup}"
+    wanted = (0, reference) if warmup is None else (warmup,)
+    reason, pairs, table = _complete(arm, wanted)
+    if not reason and len(pairs.seeds) < 2:
+        reason = "one seed: no other seed to choose the rate on"
+    if reason:
+        return undefined(arm, math.nan, name, reason, pairs)
+    tops = _entropies(pairs)
+    if any((tops - losses.min(axis=1) < LEARNED).any() for losses in table.values()):
+        return undefined(arm, math.nan, name, f"a seed {NEVER} at some warm-up", pairs)
+    found = [_risen(arm, losses) for losses in table.values()]
+    values = found[0] - found[1] if warmup is None else found[0]
+    widen, wider = _widening(table.values())
+    low, high, p = t_interval(values.tolist(), widen)
+    return Score(
+        **score_identity(arm, math.nan, name),
+        estimate=float(values.mean()),
+        low=low,
+        high=high,
+        p=p if warmup is None else math.nan,
+        **pairs.counts,
+        note=join_notes(pairs.missing, wider),
+        values=_by_seed(pairs, values),
+        widen=widen,
+    )
+
+
+def _risen(arm: Arm, losses: "np.ndarray[Any, Any]") -> "np.ndarray[Any, Any]":
+    """S by seed; `losses` is [seed, rate]."""
+    places = np.log(arm.rates)
+    averages = np.trapezoid(losses, places, axis=1) / (places[-1] - places[0])
+    return averages - losses[np.arange(len(losses)), chosen_rates(losses)]
+
+
+def largest_rate(arm: Arm, warmup: int) -> Score:
+    """`eta_max w=...`: the largest rate of the grid at which no finished run failed."""
+    name = f"eta_max w={warmup}"
+    runs: dict[float, list[CellResult]] = {}
+    for key in sorted(arm.planned):
+        if key[0] == warmup and key in arm.cells:
+            runs.setdefault(key[1], []).append(arm.cells[key])
+    finished = [cell for cells in runs.values() for cell in cells]
+    failed = {lr: sum(cell.state == "diverged" for cell in cells) for lr, cells in runs.items()}
+    sound = [lr for lr, count in failed.items() if count == 0]
+    counts: dict[str, Any] = {
+        "seeds": len({key[2] for key in arm.planned if key[0] == warmup and key in arm.cells}),
+        "cells": len(finished),
+        "diverged": sum(failed.values()),
+    }
+    planned = sum(key[0] == warmup for key in arm.planned)
+    if not sound:
+        reason = f"{failures(finished)} at every rate" if runs else "no finished run"
+        return Score(**score_identity(arm, math.nan, name), **counts, note=reason)
+    best = max(sound)
+    note = join_notes(
+        "the largest rate with a finished run: a lower bound" if best == max(runs) else "",
+        _smaller([cell for lr, cells in runs.items() if lr < best for cell in cells]),
+        unfinished("runs", planned, len(finished)),
+    )
+    return Score(**score_identity(arm, math.nan, name), estimate=best, **counts, note=note)
+
+
+def _smaller(cells: Sequence[CellResult]) -> str:
+    failed = failures(cells)
+    return f"a smaller rate {failed}" if failed else ""
+
+
+def _complete(
+    arm: Arm, warmups: Sequence[int | None]
+) -> tuple[str, Paired, Mapping[int, "np.ndarray[Any, Any]"]]:
+    """Why a score over rates is undefined, the seeds with every run, and [seed, rate] losses."""
+    known = [warmup for warmup in warmups if warmup is not None]
+    points = [(warmup, lr) for warmup in known for lr in arm.rates]
+    planned = {key[:2] for key in arm.planned}
+    pairs = arm.at(points)
+    reason = ""
+    if None in warmups or len(set(known)) < len(known):
+        reason = "no reference warm-up to compare with"
+    elif missing := [point for point in points if point not in planned]:
+        reason = f"no arm with warm-up {missing[0][0]} at rate {label(missing[0][1])}"
+    elif len(arm.rates) < 2:
+        reason = "one rate only"
+    elif not pairs.seeds:
+        reason = "no seed has finished every run that it needs"
+    if reason:
+        return reason, pairs, {}
+    table = {
+        warmup: np.array(
+            [[pairs.runs[(warmup, lr), s].loss for lr in arm.rates] for s in pairs.seeds]
+        )
+        for warmup in known
+    }
+    return "", pairs, table
+
+
+def _entropies(pairs: Paired) -> "np.ndarray[Any, Any]":
+    """The unigram entropy of each seed."""
+    return np.array([mean([pairs.runs[p, s].entropy for p in pairs.points]) for s in pairs.seeds])
+
+
+def _listed(arm: Arm, chosen: "np.ndarray[Any, Any]") -> str:
+    return "/".join(f"{label(arm.rates[place])}" for place in dict.fromkeys(chosen.tolist()))
+
+
+def _by_seed(pairs: Paired, values: "np.ndarray[Any, Any]") -> tuple[tuple[int, float], ...]:
+    return tuple(zip(pairs.seeds, values.tolist(), strict=True))
+
+
+CORRECTED = ("delta", "interaction", "stall_difference", "need")  # a family of tests each
+
+
+def sensitivity_scores(grid: GridResults) -> list[Score]:
+    """Every score of every variant, in the order of the plan; none where bad runs were pruned.
+
+    Of a grid that joins several: those of each, with its own reference; p values are corrected
+    over all of them.
+    """
+    rows = [row for part in grid.parts or (grid,) for row in _of_grid(part)]
+    for name in CORRECTED:
+        family = [number for number, row in enumerate(rows) if row.score == name]
+        if name == "stall_difference":  # without any failure no test can find one (Tarone 1990)
+            family = [number for number in family if not math.isnan(rows[number].p)]
+        for number, row in zip(family, holm([rows[i] for i in family]), strict=True):
+            rows[number] = row
+    return rows
+
+
+def _of_grid(grid: GridResults) -> list[Score]:
+    """The scores of one grid before Holm's correction."""
+    if grid.pruner is not None:
+        return []
+    found = arms(grid)
+    rows: list[Score] = []
+    for group in dict.fromkeys(arm.group for arm in found):
+        members = {arm.variant: arm for arm in found if arm.group == group}
+        for lr in sorted({lr for arm in members.values() for lr in arm.rates}):
+            rows += _of_slice(members, lr, grid)
+        rows += [stall_difference(arm, grid.reference_warmup) for arm in members.values()]
+        if len(grid.rates) > 1:
+            rows += _over_rates(list(members.values()), grid)
+    return rows
+
+
+def _of_slice(members: Mapping[str, Arm], lr: float, grid: GridResults) -> list[Score]:
+    """The scores at one rate of the variants of one group."""
+    present = [arm for arm in members.values() if lr in arm.rates]
+    spread = pooled_spread([_deltas(arm, lr, grid) for arm in present])
+    compared = [interaction(a, members.get(a.baseline or ""), lr, grid, spread) for a in present]
+    rows = []
+    for arm, versus in zip(present, compared, strict=True):
+        rows += [delta(arm, lr, grid, spread), relative_delta(arm, lr, grid), versus]
+        rows += [smallest_found(arm, lr, versus, compared)]
+        rows += steps_saved(arm, lr, grid.reference_warmup)
+        rows += [stalls(arm, lr, warmup) for warmup in arm.warmups]
+        rows += [flatness(arm, lr)]
+    return rows
+
+
+def _over_rates(members: Sequence[Arm], grid: GridResults) -> list[Score]:
+    """The scores over all rates of the variants of one group."""
+    ref = grid.reference_warmup
+    rows: list[Score] = list(needs(members, ref))
+    for arm in members:
+        rows += [octaves(arm, ref), rate_sensitivity(arm, ref)]
+        for warmup in arm.warmups:
+            rows += [rate_sensitivity(arm, None, warmup), largest_rate(arm, warmup)]
+    return rows
+
+
+def _deltas(arm: Arm, lr: float, grid: GridResults) -> list[float]:
+    """Delta seed by seed, where it is defined."""
+    reason, pairs, ref = _against_reference(arm, lr, grid)
+    if reason or why_never_learned(pairs, (ref, lr)):
+        return []
+    return _differences(pairs, (0, lr), (ref, lr))
+
+
+def delta(arm: Arm, lr: float, grid: GridResults, spread: tuple[float, int]) -> Score:
+    """`Delta = mean_s [l(0, s) - l(ref, s)]`, nats per token; Student's t interval over seeds.
+
+    `spread` is the standard deviation of Delta over seeds, pooled over the variants of the slice,
+    and its degrees of freedom. Undefined where the variant never learned, with the reference
+    warm-up either. A lower bound where every run without warm-up failed: all count as `H_uni`.
+    """
+    reason, pairs, ref = _against_reference(arm, lr, grid)
+    reason = reason or why_never_learned(pairs, (ref, lr))
+    if reason:
+        return undefined(arm, lr, "delta", reason, pairs)
+    differences = _differences(pairs, (0, lr), (ref, lr))
+    return Score(
+        **score_identity(arm, lr, "delta"),
+        estimate=mean(differences),
+        bound=bound_of(at_most=False, at_least=_capped(pairs, lr)),
+        **pairs.counts,
+        **_tested(
+            differences,
+            spread,
+            alike=pairs.all_alike,
+            over_seeds=_over_seeds(pairs.seeds, differences, pairs.mixed, pairs.missing),
+        ),
+    )
+
+
+def _capped(pairs: Paired, lr: float) -> bool:
+    """Whether Delta is a lower bound, because no run without warm-up trained."""
+    return all(pairs.failed((0, lr)))
+
+
+def _tested(
+    differences: Sequence[float],
+    spread: tuple[float, int],
+    *,
+    alike: bool,
+    over_seeds: Mapping[str, Any],
+) -> dict[str, Any]:
+    """`over_seeds` with the p values of mean zero; none from few seeds that did not end alike."""
+    found: dict[str, Any] = {**over_seeds, "p_sign": sign_flip_p(differences)}
+    if alike or len(differences) >= FEW_SEEDS:
+        found["p"] = float(guarded_ps(differences, *spread))
+    elif len(differences) > 1:
+        few = f"{len(differences)} seeds are too few to tell stalls from chance, so no p value"
+        found["note"] = join_notes(found["note"], few)
+    return found
+
+
+def relative_delta(arm: Arm, lr: float, grid: GridResults) -> Score:
+    """`Delta / (H_uni - l_bar(ref))`: the share of what is learned that is lost without warm-up.
+
+    A ratio of two means over the same seeds; the interval is Fieller's (1954). Undefined where the
+    denominator is under 0.1 nats: the variant never learned, with warm-up either.
+    """
+    reason, pairs, ref = _against_reference(arm, lr, grid)
+    reason = reason or why_never_learned(pairs, (ref, lr))
+    if reason:
+        return undefined(arm, lr, "relative_delta", reason, pairs)
+    lost = _differences(pairs, (0, lr), (ref, lr))
+    learned = [
+        pairs.runs[(ref, lr), s].entropy - pairs.runs[(ref, lr), s].loss for s in pairs.seeds
+    ]
+    low, high = (math.nan, math.nan) if pairs.mixed else fieller_interval(lost, learned)
+    ratios = [a / b if b else math.nan for a, b in zip(lost, learned, strict=True)]
+    return Score(
+        **score_identity(arm, lr, "relative_delta"),
+        estimate=mean(lost) / mean(learned),
+        bound=bound_of(at_most=False, at_least=_capped(pairs, lr)),
+        low=low,
+        high=high,
+        **pairs.counts,
+        note=join_notes(pairs.missing, pairs.mixed or _no_interval(ratios, low)),
+        each=_each(pairs.seeds, ratios, pairs.mixed),
+    )
+
+
+def interaction(
+    arm: Arm, baseline: Arm | None, lr: float, grid: GridResults, spread: tuple[float, int]
+) -> Score:
+    """`Delta_v - Delta_baseline` over the same seeds: does warm-up help it more than the baseline?
+
+    `mean_s [(l_v(0, s) - l_v(ref, s)) - (l_b(0, s) - l_b(ref, s))]`, nats per token; t interval.
+    `spread` as in `delta`: the difference of two Deltas has sqrt(2) times their spread. `>=` where
+    no run of the variant without warm-up trained, `<=` where none of the baseline did.
+    """
+    reason, own, ref = _against_reference(arm, lr, grid)
+    reason = reason or why_never_learned(own, (ref, lr))
+    if arm.baseline is None:
+        reason = "the grid file names no baseline"
+    elif arm.baseline == arm.variant:
+        reason = IS_BASELINE
+    elif baseline is None or lr not in baseline.rates:
+        reason = f"no arm of the baseline {arm.baseline}"
+    if reason or baseline is None:
+        return undefined(arm, lr, "interaction", reason, own)
+    reason, other, _ = _against_reference(baseline, lr, grid)
+    reason = reason or why_never_learned(other, (ref, lr))
+    seeds = [seed for seed in own.seeds if seed in other.seeds]
+    if reason or not seeds:
+        reason = f"baseline: {reason}" if reason else "no seed finished here and in the baseline"
+        return undefined(arm, lr, "interaction", reason, own)
+    points = [(0, lr), (ref, lr)]
+    own = Paired(arm.cells, points, seeds, own.planned)
+    other = Paired(baseline.cells, points, seeds, own.planned)
+    differences = [
+        ours - theirs
+        for ours, theirs in zip(
+            _differences(own, *points), _differences(other, *points), strict=True
+        )
+    ]
+    mixed = join_notes(own.mixed, other.mixed and f"baseline {other.mixed}")
+    alike = all(
+        ended_alike(own.failed(point) + other.failed(point)).item()
+        and own.alike(point)
+        and other.alike(point)
+        for point in points
+    )
+    counts = {name: own.counts[name] + other.counts[name] for name in ("cells", "diverged")}
+    return Score(
+        **score_identity(arm, lr, "interaction"),
+        estimate=mean(differences),
+        bound=bound_of(at_most=_capped(other, lr), at_least=_capped(own, lr)),
+        seeds=len(seeds),
+        **counts,
+        **_tested(
+            differences,
+            (math.sqrt(2) * spread[0], spread[1]),
+            alike=alike,
+            over_seeds=_over_seeds(seeds, differences, mixed, own.missing),
+        ),
+    )
+
+
+def smallest_found(arm: Arm, lr: float, versus: Score, family: Sequence[Score]) -> Score:
+    """`detectable`: the smallest true interaction that a t test finds with 80 % power, in nats.
+
+    Two-sided at 5 %, uncorrected; the note has Holm's strictest step among the variants. A label
+    needs more: the larger of two p values, corrected over the whole grid. The standard deviation of
+    the interaction, seed by seed, is pooled over the variants of the `family` that have intervals:
+    `sqrt(sum_v (n_v - 1) sd_v^2 / sum_v (n_v - 1))`.
+    """
+    if math.isnan(versus.low) or math.isnan(versus.p):
+        reason = versus.note if math.isnan(versus.estimate) else "no interval or p value to find it"
+        return undefined(arm, lr, "detectable", reason)
+    squares, freedom = 0.0, 0
+    for score in family:
+        if not math.isnan(score.low):
+            error = (score.high - score.low) / 2 / t_quantile(score.seeds)
+            squares += (score.seeds - 1) * score.seeds * error**2
+            freedom += score.seeds - 1
+    spread = math.sqrt(squares / freedom)
+    tested = sum(_compared(score) for score in family)
+    strict = detectable(spread, versus.seeds, tested) if tested > 1 else math.nan
+    return Score(
+        **score_identity(arm, lr, "detectable"),
+        estimate=detectable(spread, versus.seeds),
+        seeds=versus.seeds,
+        cells=versus.cells,
+        diverged=versus.diverged,
+        note=join_notes(
+            f"{POWER:.0%} power, sd {spread:.4f} with {freedom} degrees of freedom",
+            "" if math.isnan(strict) else f"{strict:.4f} at Holm's strictest step of {tested}",
+        ),
+    )
+
+
+def holm(rows: Sequence[Score]) -> list[Score]:
+    """The rows with their p values corrected (`holm_values`); they are the family.
+
+    A comparison whose p value is withheld stays in the family, as if it were 1.
+    """
+    values = [1.0 if _compared(row) and math.isnan(row.p) else row.p for row in rows]
+    corrected = zip(rows, holm_values(values), strict=True)
+    return [row if math.isnan(row.p) else replace(row, p_holm=float(p)) for row, p in corrected]
+
+
+def _compared(row: Score) -> bool:
+    return not math.isnan(row.estimate) and row.seeds > 1
+
+
+def _against_reference(arm: Arm, lr: float, grid: GridResults) -> tuple[str, Paired, int]:
+    """Why a score against the reference is undefined ("" if it is not), pairs, reference."""
+    ref = grid.reference_warmup
+    if ref is None:
+        return "the grid file names no reference warm-up", arm.at([]), 0
+    pairs = arm.at([(0, lr), (ref, lr)])
+    if ref == 0:
+        return "the reference is no warm-up itself", pairs, ref
+    points = {key[:2] for key in arm.planned}
+    if (0, lr) not in points:
+        return "no arm without warm-up", pairs, ref
+    if (ref, lr) not in points:
+        return f"no arm with the reference warm-up {ref}", pairs, ref
+    return why_nothing(pairs), pairs, ref
+
+
+def _differences(pairs: Paired, first: tuple[int, float], second: tuple[int, float]) -> list[float]:
+    return [a - b for a, b in zip(pairs.losses(first), pairs.losses(second), strict=True)]
+
+
+def _over_seeds(
+    seeds: Sequence[int], values: Sequence[float], mixed: str, missing: str
+) -> dict[str, Any]:
+    """Interval, note and values of a mean over seeds; no interval where there is a reason."""
+    low, high, _ = t_interval(values)
+    if mixed:
+        low = high = math.nan
+    ends = (math.nan, math.nan) if mixed else bootstrap_interval(values)
+    return {
+        "low": low,
+        "high": high,
+        "note": join_notes(missing, mixed or _no_interval(values, low)),
+        "each": _each(seeds, values, mixed),
+        "values": tuple(zip(seeds, values, strict=True)),
+        "bootstrap": None if math.isnan(ends[0]) else ends,
+    }
+
+
+def _each(
+    seeds: Sequence[int], values: Sequence[float], mixed: str
+) -> tuple[tuple[int, float], ...]:
+    few = len(seeds) < FEW_SEEDS or mixed
+    return tuple(zip(seeds, values, strict=True)) if few else ()
+
+
+def _no_interval(values: Sequence[float], low: float) -> str:
+    """The reason why an interval is missing; empty for a defined interval."""
+    if not math.isnan(low):
+        return ""
+    if len(values) == 1:
+        return "one seed, no interval"
+    spread = not math.isnan(t_interval(values)[0])
+    return "unbounded interval" if spread else "no spread between seeds, no interval"

@@ -1,0 +1,1 @@
+"""What a run leaves: its paths, its strict records, and its provenance."""

@@ -1,0 +1,274 @@
+"""The paths in the folders of a run and of a grid.
+
+The files in the folder of a run, the same for `ablate fit` and for cells of a grid.
+
+The files of a grid's folder, `experiments/NAME`.
+"""
+
+import os
+import re
+import stat
+from collections.abc import Container, Iterable
+from pathlib import Path
+from typing import Any
+
+from lightning_app.core.errors import UserError
+
+RESULT = "result.json"
+PRUNED = "pruned.json"
+CONFIG = "config.yaml"
+IDENTITY = "identity.json"
+BLOCK = "block.json"
+DRAWING = "block.svg"
+ENVIRONMENT = "env.json"
+METRICS = "metrics.csv"
+PROBES = "probes.csv"
+HYPOTHESES = "hypotheses.txt"
+REFERENCES = "references.txt"
+PLUGINS = "plugins.json"
+
+VOUCHED = (CONFIG, IDENTITY, METRICS, PROBES, BLOCK, ENVIRONMENT, HYPOTHESES, REFERENCES, PLUGINS)
+"""The files that the seal of a result covers: those that are read after the run, and written
+before its result."""
+
+NAMED = ("last", "best")
+"""The checkpoints that a run keeps at most."""
+
+
+_OWN = re.compile(
+    r"result\.json|pruned\.json|config\.yaml|identity\.json|plugins\.json|block\.(json|svg)|env\.json"
+    r"|metrics\.csv|probes\.csv|tokenizer\.model|hypotheses\.txt|references\.txt|hparams\.yaml"
+    r"|events\.out\.tfevents\.[\w.-]+|plugins|plugins/[\w.-]+\.py|checkpoints"
+    r"|checkpoints/(last|best)\.ckpt|attempts|attempts/\d+|attempts/\d+/(progress\.json|error\.txt"
+    r"|provenance\.json|metrics\.csv|hparams\.yaml|reports\.jsonl|error-rank\d+\.txt"
+    r"|log(-rank\d+)?\.txt)"
+)
+"""The files and folders that a run writes into its folder."""
+
+
+def _refuse(error: OSError) -> None:
+    raise error
+
+
+class RunFolder:
+    """The paths in the folder of one run.
+
+    Attributes:
+        path: The folder.
+        config: The resolved config, from which the run is trained.
+        identity: The values that the id of the run is computed from (`identity.record`).
+        plugins: The plug-ins that the run uses, if any, with their digests (`plugins`).
+        plugin_copies: The folder of copies of those that are files. They are never executed here.
+        block: The resolved wiring of each stack, written at the end of the run.
+        environment: Interpreter, libraries and device, written at the end of the run.
+        metrics: The curves of all attempts, a row for each step.
+        probes: The measurements of the callback `SignalProbe`.
+        tokenizer: The SentencePiece model of the run's data.
+        hypotheses: One translation a line, of the test split.
+        references: The reference translations in the same order.
+        result: The outcome of the run, written last; only this file shows that it is finished.
+        pruned: The step at which the grid's pruner ended the run, which then has no result.
+        checkpoints: The folder of `last.ckpt` and `best.ckpt`.
+        attempts: The folder of the numbered attempts.
+        added: Below this folder a cell's own loggers and callbacks write.
+        lock: Held by the process that trains the run.
+        holder: Which process of `ablate fit` that is.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config = path / CONFIG
+        self.identity = path / IDENTITY
+        self.plugins = path / PLUGINS
+        self.plugin_copies = path / "plugins"
+        self.block = path / BLOCK
+        self.environment = path / ENVIRONMENT
+        self.metrics = path / METRICS
+        self.probes = path / PROBES
+        self.tokenizer = path / "tokenizer.model"
+        self.hypotheses = path / HYPOTHESES
+        self.references = path / REFERENCES
+        self.result = path / RESULT
+        self.pruned = path / PRUNED
+        self.checkpoints = path / "checkpoints"
+        self.attempts = path / "attempts"
+        self.added = path / "added"
+        self.lock = path / ".lock"
+        self.holder = path / ".holder"
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @property
+    def grid(self) -> str | None:
+        """The name of the grid whose folder holds the run, None outside of ``GRID/runs``."""
+        above = self.path.resolve().parent
+        return above.parent.name if above.name == "runs" else None
+
+    def checkpoint(self, name: str) -> Path:
+        """The path of the checkpoint `last` or `best`."""
+        return self.checkpoints / f"{name}.ckpt"
+
+    def attempt(self, number: int) -> "AttemptFolder":
+        return AttemptFolder(self.attempts / str(number))
+
+    def last_attempt(self) -> int:
+        """The highest number of an attempt, 0 before the first."""
+        if not self.attempts.is_dir():
+            return 0
+        names = (path.name for path in self.attempts.iterdir())
+        return max((int(name) for name in names if name.isdigit()), default=0)
+
+    def is_over(self, prunes: bool) -> bool:
+        """Whether the run has its result, or the pruner of a grid that `prunes` has ended it."""
+        return self.result.is_file() or (prunes and self.pruned.is_file())
+
+    def own_files(self) -> tuple[list[Path], list[Path]]:
+        """The files in the folder that a run writes, and the links and pipes of such names.
+
+        Nothing is followed, and other files are not listed.
+        """
+        files: list[Path] = []
+        others: list[Path] = []
+        for inside, folders, names in os.walk(self.path, onerror=_refuse):
+            for name in (*folders, *names):
+                path = Path(inside, name)
+                if _OWN.fullmatch(path.relative_to(self.path).as_posix()):
+                    mode = path.lstat().st_mode
+                    if stat.S_ISREG(mode):
+                        files.append(path)
+                    elif not stat.S_ISDIR(mode):
+                        others.append(path)
+        return files, others
+
+    def trim_checkpoints(self, keep: str) -> None:
+        """Remove the checkpoints of a finished run that are not to be kept.
+
+        `keep` is `all`, `last`, `best` or `none`.
+        """
+        for name in NAMED:
+            if keep not in ("all", name):
+                self.checkpoint(name).unlink(missing_ok=True)
+
+
+class AttemptFolder:
+    """The paths in the folder of one attempt of a run.
+
+    Attributes:
+        path: The folder.
+        progress: The step, the rate in steps per second and the loss, for displays.
+        provenance: Code, libraries and data of the attempt, written at its start.
+        metrics: The curves of this attempt.
+        reports: A line for each validation, if the grid has a pruner.
+        stop: Written by the supervisor to end the attempt.
+        meeting: The file through which the ranks of a cell find each other.
+        error: The traceback of a crash; its last line is the message.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.progress = path / "progress.json"
+        self.provenance = path / "provenance.json"
+        self.metrics = path / METRICS
+        self.reports = path / "reports.jsonl"
+        self.stop = path / "stop"
+        self.meeting = path / "meeting"
+        self.error = path / "error.txt"
+
+    def log(self, rank: int) -> Path:
+        """The file for the output of a rank."""
+        return self.path / ("log.txt" if rank == 0 else f"log-rank{rank}.txt")
+
+    def error_of(self, rank: int) -> Path:
+        """The file for the error of a rank, if there are several ranks."""
+        return self.path / f"error-rank{rank}.txt"
+
+    def error_line(self) -> str | None:
+        """The last line of the error, None if the attempt left none."""
+        try:
+            text = self.error.read_text(encoding="utf-8", errors="replace")
+        except FileNotFoundError:
+            return None
+        lines = (line.strip() for line in reversed(text.split("\n")))
+        return next(filter(None, lines), "no message")
+
+
+def is_file_name(value: Any) -> bool:
+    """Whether a value names a file or folder in a folder, and nothing outside of it."""
+    return (
+        isinstance(value, str)
+        and value not in ("", ".", "..")
+        and Path(value).name == value
+        and value.isprintable()
+    )
+
+
+class GridFolder:
+    """The paths in the folder of one grid.
+
+    Attributes:
+        path: The folder.
+        specification: `grid.yaml`, the grid file with its base inlined.
+        plan: The cells, with their ids and names.
+        runs: The folder of the runs, one for each cell.
+        journal: The queue, unless `--storage` names another.
+        report: The page that `ablate report` writes.
+        superseded: Earlier runs that `--rerun-stale` has repeated.
+        aside: Folders that `ablate doctor --fix` has moved out of `runs`.
+        token: Ties the folder to its study in another storage.
+        holder: Names the supervisor that works in the folder, or did last.
+        supervisor_lock: Held by the supervisors that work in the folder.
+        start_lock: Held while a supervisor starts, and while the queue is repaired.
+        report_lock: Held while the report or the index of the runs is written.
+        script: The job that `ablate submit` writes for SLURM.
+        logs: The folder of the logs of that job.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.specification = path / "grid.yaml"
+        self.plan = path / "plan.json"
+        self.runs = path / "runs"
+        self.journal = path / "optuna.journal"
+        self.report = path / "report.html"
+        self.superseded = path / "superseded"
+        self.aside = path / "aside"
+        self.token = path / ".study"
+        self.holder = path / ".supervisor.json"
+        self.supervisor_lock = path / ".supervisor.lock"
+        self.start_lock = path / ".start.lock"
+        self.report_lock = path / ".report.lock"
+        self.script = path / "submit.sh"
+        self.logs = path / "slurm"
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    def run(self, name: str) -> RunFolder:
+        """The folder of the run of this name. Raises `UserError` if it would lie elsewhere."""
+        if not is_file_name(name):
+            raise UserError(f"{self.plan}: name: expected the name of a folder, found {name!r}")
+        return RunFolder(self.runs / name)
+
+    def all_runs(self) -> list[RunFolder]:
+        """The folders of all runs, planned or not, by name."""
+        paths = sorted(self.runs.iterdir()) if self.runs.is_dir() else []
+        return [RunFolder(path) for path in paths if not path.name.startswith(".")]
+
+    def runs_with_plugins(self, names: Iterable[str]) -> list[Path]:
+        """The folders of those runs of these names that use a plug-in."""
+        runs = map(self.run, names)
+        return [run.path for run in runs if run.plugins.is_file()]
+
+    def strays(self, planned: Container[str]) -> list[RunFolder]:
+        """The finished runs whose names are not among the `planned` ones."""
+        found = (run for run in self.all_runs() if run.name not in planned)
+        return [run for run in found if run.result.is_file()]

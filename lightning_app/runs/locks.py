@@ -1,0 +1,195 @@
+"""Locks between processes and hosts, and how a process is asked to stop.
+
+Stopping a supervisor: by SIGINT, SIGTERM, or SIGUSR1 from a scheduler.
+
+The locks of a grid's folder, which work on a file system that all hosts share.
+"""
+
+import fcntl
+import json
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from lightning_app.core.errors import UserError
+from lightning_app.core.files import write_whole, writing_in
+from lightning_app.runs.folder import GridFolder, RunFolder
+
+# SLURM sends SIGUSR1 before the time limit of a job.
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+
+
+class Interrupted(Exception):
+    """A signal from the user or the machine stopped the supervisor."""
+
+
+class Stop:
+    """The number of received signals. Handlers only count, so that no write is interrupted."""
+
+    count = 0
+
+    @property
+    def requested(self) -> bool:
+        return self.count > 0
+
+    @contextmanager
+    def listening(self) -> Iterator["Stop"]:
+        """Count the signals that arrive."""
+
+        def note(number: int, frame: object) -> None:
+            self.count += 1
+
+        before = {each: signal.signal(each, note) for each in _SIGNALS}
+        try:
+            yield self
+        finally:
+            for each, handler in before.items():
+                signal.signal(each, handler)
+
+
+_SAY_AFTER = 3.0  # seconds after which a message explains why a command waits
+
+
+@dataclass(frozen=True)
+class Holder:
+    """A supervisor that works in a grid's folder, and the storage of its queue as shown."""
+
+    host: str
+    pid: int
+    storage: str
+
+
+@contextmanager
+def supervisor_lock(folder: GridFolder, storage: str = "", several: bool = False) -> Iterator[bool]:
+    """Lock a grid's folder, made if it is missing; yield whether no other supervisor locks it.
+
+    Without `several` one supervisor locks it alone; with `several` all supervisors with the same
+    `storage` share the lock. Raises `UserError` if another supervisor holds the lock and does not
+    share it, or if the folder cannot be written.
+    """
+    with writing_in(folder.path):
+        folder.path.mkdir(parents=True, exist_ok=True)
+        file = os.open(folder.supervisor_lock, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        alone = _flock(file, fcntl.LOCK_EX)
+        if alone:
+            mine = {"host": socket.gethostname(), "pid": os.getpid(), "storage": storage}
+            write_whole(folder.holder, json.dumps(mine))
+        if not alone or several:
+            holder = _holder(folder.holder)
+            if not several or not _flock(file, fcntl.LOCK_SH):
+                raise UserError(
+                    f"{folder}: process {holder.pid} on {holder.host} is already running this grid"
+                )
+            if holder.storage != storage:
+                raise UserError(
+                    f"--storage: {storage} is not the {holder.storage} of process {holder.pid} on "
+                    f"{holder.host}, which runs this grid"
+                )
+        yield alone
+    finally:
+        os.close(file)
+
+
+@contextmanager
+def turn(lock: Path, stopping: Callable[[], bool], why: str) -> Iterator[None]:
+    """Wait for a lock that others release soon, and hold it; print `why` if the wait is long.
+
+    The folder of the lock is made if it is missing. Raises `Interrupted`.
+    """
+    held = FileLock(lock)
+    said, since = False, time.monotonic()
+    while True:
+        try:
+            with writing_in(lock.parent):
+                lock.parent.mkdir(parents=True, exist_ok=True)
+                held.acquire(timeout=0.2)
+            break
+        except Timeout:
+            if stopping():
+                raise Interrupted from None
+            if not said and time.monotonic() - since > _SAY_AFTER:
+                print(why, flush=True)
+                said = True
+    try:
+        yield
+    finally:
+        held.release()
+
+
+@contextmanager
+def run_lock(folder: RunFolder) -> Iterator[None]:
+    """Hold the lock of a run's folder, made if it is missing, as the process that trains the run.
+
+    Raises:
+        UserError: naming the process that trains it.
+    """
+    with writing_in(folder.path):
+        folder.path.mkdir(parents=True, exist_ok=True)
+        held = FileLock(folder.lock)
+        try:
+            held.acquire(timeout=0)
+        except Timeout:
+            other, until = _holder(folder.holder), time.monotonic() + _SAY_AFTER
+            while not other.pid and time.monotonic() < until:  # it may be about to write its name
+                time.sleep(0.1)
+                other = _holder(folder.holder)
+            process = f"process {other.pid} on {other.host}" if other.pid else "another process"
+            raise UserError(f"{folder}: {process} is training this run") from None
+    try:
+        mine = {"host": socket.gethostname(), "pid": os.getpid(), "storage": ""}
+        write_whole(folder.holder, json.dumps(mine))
+        yield
+        folder.holder.unlink(missing_ok=True)
+    finally:
+        held.release()
+
+
+@contextmanager
+def if_free(lock: Path) -> Iterator[bool]:
+    """Take a lock if it is free, and yield whether it was taken. If not, others do the work."""
+    held = FileLock(lock)
+    try:
+        with writing_in(lock.parent):
+            held.acquire(timeout=0)
+    except Timeout:
+        yield False
+        return
+    try:
+        yield True
+    finally:
+        held.release()
+
+
+def is_held(lock: Path) -> bool:
+    """Whether a living process holds a lock file. The file is only read, never made or changed."""
+    try:
+        file = os.open(lock, os.O_RDONLY | os.O_NONBLOCK)
+    except OSError:
+        return False  # it does not exist, or is another user's and cannot be read
+    try:
+        return not _flock(file, fcntl.LOCK_SH)
+    finally:
+        os.close(file)
+
+
+def _flock(file: int, kind: int) -> bool:
+    try:
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _holder(record: Path) -> Holder:
+    try:
+        return Holder(**json.loads(record.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        return Holder("unknown", 0, "unknown")

@@ -1,0 +1,281 @@
+"""Compare how results were made: version of the code, data, libraries and devices.
+
+This module is fast to import. It reads `result.json` and `pruned.json`, mostly `provenance`.
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from lightning_app.runs.records import is_sealed
+
+Record = Mapping[str, Any]
+Groups = dict[str, list[str]]  # names of runs by their provenance
+
+UNKNOWN = "not recorded"
+DEFAULTS = "defaults"
+
+KINDS = {
+    "code": "versions of the code",
+    "libraries": "sets of library versions",
+    "device": "kinds of device",
+    "threads": "numbers of threads",
+    "precision": "precisions",
+    "plugins": "sets of plug-ins that were loaded without being used",
+    "arithmetic": "settings of arithmetic",
+    "devices": "numbers of devices",
+}
+"""The kinds of differences between results besides the data, in plural words."""
+
+STALE = ("code", "data", "libraries", "unrecorded")
+"""The kinds in `others` that `--rerun-stale` repeats; another device is not a reason."""
+
+SUPERSEDED = "superseded"
+"""The folder of a grid that keeps what `--rerun-stale` has put aside."""
+
+SHOWN = 3  # names of runs in a line
+
+_NO_NUMBERS = ("datasets", "optuna")  # the data has its own digest, the queue moves no number
+
+
+def made_by(record: Record) -> dict[str, str]:
+    """The provenance of a result, of each kind; for a resumed run, of all attempts in order."""
+    made = record.get("provenance") or {}
+    parts = [*(made.get("resumed_from") or ()), made]
+    device = _in_turn(map(_device, parts))
+    devices = [str(each["devices"]) for each in parts if each.get("devices")]
+    return {
+        "code": _in_turn(map(_code, parts)),
+        "libraries": _in_turn(map(_libraries, parts)),
+        "device": str(record.get("device") or UNKNOWN) if device == UNKNOWN else device,
+        "threads": UNKNOWN if made.get("gpus") else str(made.get("threads") or UNKNOWN),
+        "precision": str(record.get("precision") or UNKNOWN),
+        "arithmetic": _in_turn(map(_arithmetic, parts)),
+        # Each device draws its own dropout masks.
+        "devices": _in_turn(devices) or str(record.get("devices") or UNKNOWN),
+    }
+
+
+def groups(records: Mapping[str, Record]) -> dict[str, Groups]:
+    """The names of the runs by provenance, for each kind.
+
+    Of the plug-ins that runs use, those count for the code of which there are several versions: a
+    plug-in that only some runs use is a difference that was meant.
+    """
+    found: dict[str, Groups] = {kind: {} for kind in KINDS}
+    versions: dict[str, set[str]] = {}
+    for record in records.values():
+        for name, digest in _used(record).items():
+            versions.setdefault(name, set()).add(digest)
+    for name, record in records.items():
+        made = made_by(record)
+        used = [f"{n} {d[:16]}" for n, d in _used(record).items() if len(versions[n]) > 1]
+        made["code"] = "+".join([made["code"], *used])
+        for kind, value in made.items():
+            found[kind].setdefault(value, []).append(name)
+    found["plugins"] = _idle(records)
+    return found
+
+
+def _idle(records: Mapping[str, Record]) -> Groups:
+    """The names of the runs by the versions of plug-ins that they loaded without using them.
+
+    Only plug-ins count of which runs that do not use them loaded several versions, or some none.
+    """
+    loaded = {name: _loaded(record) for name, record in records.items()}
+    states: dict[str, set[str]] = {}
+    for plugin in {each for of in loaded.values() for each in of or ()}:
+        idle = [n for n, of in loaded.items() if of is not None and plugin not in _used(records[n])]
+        states[plugin] = {(loaded[n] or {}).get(plugin, "none") for n in idle}
+    several = sorted(plugin for plugin, of in states.items() if len(of) > 1)
+    found: Groups = {}
+    for name, of in loaded.items():
+        shown = [
+            f"{plugin} {of.get(plugin, 'none')[:16]}"
+            for plugin in several
+            if of is not None and plugin not in _used(records[name])
+        ]
+        found.setdefault(UNKNOWN if of is None else ", ".join(shown) or "all used", []).append(name)
+    return found
+
+
+def _loaded(record: Record) -> Mapping[str, str] | None:
+    """The digests of the plug-ins that were loaded, by name; None where that is not recorded."""
+    made = record.get("provenance") or {}
+    return made.get("plugins") if "plugins_used" in made else None
+
+
+def _used(record: Record) -> Mapping[str, str]:
+    """The digests of the plug-ins that a run uses, by name."""
+    return (record.get("provenance") or {}).get("plugins_used") or {}
+
+
+def mixed(records: Mapping[str, Record]) -> dict[str, Groups]:
+    """The groups of each kind in which the runs differ.
+
+    If only some runs record a value, they differ in the code: the others are of an older version.
+    """
+    return {
+        kind: of
+        for kind, of in groups(records).items()
+        if len(of) > 1 and (kind == "code" or len(of.keys() - {UNKNOWN}) > 1)
+    }
+
+
+def strangers(records: Mapping[str, Record], axes: Mapping[str, Mapping[str, Any]]) -> Groups:
+    """The runs that were trained on other data than most of those planned on the same, by digest.
+
+    `axes` holds the axes of each run: with an axis of the data, other data are intended. Between
+    groups of equal size the latest decides. A run that does not record its data is not listed.
+    """
+    states = {name: _data(record) for name, record in records.items()}
+    planned: dict[str, Groups] = {}
+    for name, state in states.items():
+        if state != UNKNOWN:
+            data = {key: axes[name][key] for key in axes[name] if _names_data(key)}
+            key = json.dumps(data, sort_keys=True, default=str)
+            planned.setdefault(key, {}).setdefault(state, []).append(name)
+
+    def weight(names: list[str]) -> tuple[int, str]:
+        return len(names), max(str(records[name].get("finished")) for name in names)
+
+    found: Groups = {}
+    for by_state in planned.values():
+        usual = max(by_state, key=lambda state: weight(by_state[state]))
+        for state, names in by_state.items():
+            if state != usual or " then " in state:
+                found.setdefault(state, []).extend(names)
+    return found
+
+
+def others(records: Mapping[str, Record], here: Record) -> dict[str, Groups]:
+    """The runs of another `code`, `data`, `libraries` or kind of `device` than `here`, by kind.
+
+    `unrecorded` are runs without a recorded provenance.
+
+    `here` holds `provenance` as a run would record it now, and under `corpora` what describes the
+    data of each corpus of the plan, or None where that is not known.
+    """
+    now = made_by(here)
+    corpora = here.get("corpora")
+    known = {(corpus or {}).get("digest") for corpus in corpora or ()}
+    found: dict[str, Groups] = {}
+    for name, record in records.items():
+        made = made_by(record)
+        values = {kind: made[kind] for kind in ("code", "libraries", "device")}
+        differ = {kind: value for kind, value in values.items() if value != now[kind]}
+        if not record.get("provenance"):
+            differ = {"unrecorded": UNKNOWN}
+        if corpora is not None and (data := _data(record)) not in known:
+            differ["data"] = data
+        for kind, value in differ.items():
+            found.setdefault(kind, {}).setdefault(value, []).append(name)
+    return found
+
+
+def statements(records: Mapping[str, Record]) -> dict[str, str]:
+    """A sentence for each kind in which the runs differ, and for a code that none records."""
+    found = {
+        kind: f"The {len(records)} finished cells are of {_several(of)} {KINDS[kind]} "
+        f"({counted(of)}): differences between cells may come from that."
+        for kind, of in mixed(records).items()
+    }
+    if records and list(groups(records)["code"]) == [UNKNOWN]:
+        found["code"] = (
+            f"The version of the code is not recorded in any of the {len(records)} finished "
+            "cells, so it is unknown whether all are of the same version."
+        )
+    return found
+
+
+def left_out(of: Mapping[str, Sequence[str]]) -> str:
+    """The sentence for runs of other data, empty without such runs."""
+    if not of:
+        return ""
+    total = sum(map(len, of.values()))
+    cells, them = (
+        ("1 finished cell was", "it") if total == 1 else (f"{total} finished cells were", "them")
+    )
+    return (
+        f"{cells} trained on other data than the rest ({counted(of)}; such as {some(of)}) and "
+        f"left out of every score, table and figure; --rerun-stale repeats {them}."
+    )
+
+
+def unsealed(records: Mapping[str, Record]) -> str:
+    """The sentence for results without a seal, empty if all have one."""
+    names = [name for name, record in records.items() if record and not is_sealed(record)]
+    if not names:
+        return ""
+    results = "1 result has" if len(names) == 1 else f"{len(names)} results have"
+    return (
+        f"{results} no seal, from the time before results were sealed ({some({'': names})}): no "
+        "later change of the files would be found; `ablate doctor GRID --seal` adds it."
+    )
+
+
+def counted(of: Mapping[str, Sequence[str]]) -> str:
+    """The number of runs in each group, in one line without the parts that all have in common."""
+    parts = [set(label.split(", ")) for label in of if label != UNKNOWN and " then " not in label]
+    common = set.intersection(*parts) if len(parts) > 1 else set()
+    shown = []
+    for label, names in of.items():
+        kept = [part for part in label.split(", ") if part not in common]
+        shown.append(f"{', '.join(kept)}: {len(names)}")
+    return "; ".join(shown)
+
+
+def some(of: Mapping[str, Sequence[str]]) -> str:
+    """A few names."""
+    names = [name for each in of.values() for name in each]
+    return ", ".join(names[:SHOWN]) + (", ..." if len(names) > SHOWN else "")
+
+
+def _several(of: Groups) -> str:
+    known = len(of.keys() - {UNKNOWN})
+    return f"{known} or more" if UNKNOWN in of else str(known)
+
+
+def _in_turn(values: Iterable[str]) -> str:
+    return " then ".join(dict.fromkeys(values))
+
+
+def _code(made: Record) -> str:
+    if not made.get("code"):
+        return UNKNOWN
+    # Plug-ins do not count here: those that a run uses are part of its identity. An earlier version
+    # wrote its foreign classes under that name.
+    classes = made.get("classes" if "classes" in made else "plugins")
+    return "+".join([made["code"], *map(str, (classes or {}).values())])
+
+
+def _libraries(made: Record) -> str:
+    found = made.get("libraries") or {}
+    names = (name for name in sorted(found) if name not in _NO_NUMBERS)
+    return ", ".join(f"{name} {found[name]}" for name in names) or UNKNOWN
+
+
+def _device(made: Record) -> str:
+    names = dict.fromkeys(made.get("gpus") or [made.get("cpu")])
+    known = [str(each) for each in (*names, made.get("matmul")) if each]
+    return ", ".join(known) if len(known) == len(names) + 1 else UNKNOWN
+
+
+def _arithmetic(made: Record) -> str:
+    return ", ".join(f"{key} {value}" for key, value in (made.get("arithmetic") or {}).items()) or (
+        DEFAULTS
+    )
+
+
+def _names_data(axis: str) -> bool:
+    return axis.startswith("data.") or axis == "model.objective.kind"  # which sets the task
+
+
+def _data(record: Record) -> str:
+    """The digest of the data of a record; of a run that went on with other data, all in order."""
+    description, made = record.get("data") or {}, record.get("provenance") or {}
+    earlier = [each.get("data") for each in made.get("resumed_from") or ()]
+    turns = dict.fromkeys(each for each in (*earlier, made.get("data")) if each)
+    if len(turns) > 1:
+        return _in_turn(turns)
+    return description.get("digest") or next(iter(turns), UNKNOWN)

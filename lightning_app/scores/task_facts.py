@@ -1,0 +1,302 @@
+"""What can be known of a task without torch. `lightning_app.tasks` holds the rest of it."""
+
+from collections.abc import Mapping, MutableMapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+from lightning_app.core.registry import Registry
+from lightning_app.scores.glue import GLUE_TASKS, GlueTask
+
+
+class QualityMetric(NamedTuple):
+    """A metric of quality beside the loss: its name in the results, its title, its unit.
+
+    `mode` says whether `min` or `max` of it is best. `scale` is the factor that papers multiply it
+    by: 100 for a share that they print in percent. `published_with` has fields of a config with the
+    values without which ours cannot be put beside published figures. `counts` is what it is a mean
+    over, a key of `rulers.RULERS`; the default is that of a metric of which nothing is known.
+    """
+
+    metric: str
+    title: str
+    unit: str
+    mode: str = "max"
+    scale: float = 1.0
+    published_with: tuple[tuple[str, Any], ...] = ()
+    counts: str = "anything"
+
+
+LOSS = "val/nll"
+"""The loss without label smoothing (nats a predicted token) that every task reports."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Monitored:
+    """What decides how good a run of a task is.
+
+    Attributes:
+        metric: The metric of the best checkpoint, and of a grid file that names none.
+        mode: Whether `min` or `max` of the metric is best.
+        loss: The loss (nats, lower is better) that judges how a run ended, and that the
+            sensitivity analysis compares.
+        floor: What the loss of a model that ignores its input is called; `Task.floor` computes
+            it, and `unigram_entropy` in `result.json` holds it. A run that ends there has failed.
+        counts: What the metric and the loss are means over, as `QualityMetric.counts`.
+    """
+
+    metric: str = LOSS
+    mode: str = "min"
+    loss: str = LOSS
+    floor: str = "unigram entropy"
+    counts: str = "anything"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskFacts:
+    """What configs, plans and reports ask of a task.
+
+    Attributes:
+        title: The name of the task in running text.
+        architecture: The `model.architecture.kind` that it trains.
+        pairs: Whether its corpus holds pairs of a source and a target line; otherwise it holds
+            lines of one language.
+        running_text: Whether that is a running text, with its blank lines.
+        labelled: What the rows of its corpus are labelled with: `numbers` (one or two texts and a
+            class or a score) or `answers` (a question and the answers in its context); empty for
+            text without labels. Only a task with labels can start from another run
+            (`model.init_from`).
+        label_smoothing: The share of label smoothing where a config has null.
+        length: The field of `data` that bounds the tokens of a text.
+        marks: Tokens that the task adds to such a text: 2 for a begin mark and an end mark.
+        masks: Whether it predicts masked tokens. Only such a task can mask whole words, or predict
+            next sentences.
+        monitored: The metric that is monitored, the loss and its floor.
+        scores: The metrics of quality that a report shows, the first one preferred.
+        by_corpus: The published scores of each corpus, by `data.name`: the first is the one to
+            compare by. A report judges runs by it where the grid file names no other metric than
+            the loss.
+        method: A sentence for the text of the method, with fields of the config in braces.
+        module: Where the class of the task is; empty for ``lightning_app.tasks.<name>``.
+    """
+
+    title: str
+    architecture: str
+    pairs: bool = False
+    running_text: bool = False
+    labelled: Literal["", "numbers", "answers"] = ""
+    label_smoothing: float = 0.1
+    length: str = "window"
+    marks: int = 0
+    masks: bool = False
+    monitored: Monitored = Monitored()
+    scores: tuple[QualityMetric, ...] = ()
+    by_corpus: Mapping[str, tuple[QualityMetric, ...]] = field(default_factory=dict)
+    method: str = ""
+    module: str = ""
+
+
+DEFAULT_TASK = "translation"
+
+STACKS: Mapping[str, tuple[str, ...]] = {
+    "encoder_decoder": ("encoder", "decoder"),
+    "encoder": ("encoder",),
+    "decoder": ("decoder",),
+}
+"""The stacks of each `model.architecture.kind`."""
+
+GENERAL = {
+    **dict.fromkeys((LOSS, "val/perplexity", "test/nll", "test/perplexity"), "min"),
+    **dict.fromkeys(("val/accuracy", "test/accuracy", "train/tokens_per_second"), "max"),
+}
+"""The metrics that every task reports, and whether `min` or `max` of each is best."""
+
+TASKS: Registry[TaskFacts] = Registry("model.objective.kind")
+"""The tasks by name, the values of `model.objective.kind`."""
+
+TASKS.add(
+    DEFAULT_TASK,
+    TaskFacts(
+        title="translation",
+        architecture="encoder_decoder",
+        pairs=True,
+        length="max_length",
+        marks=2,
+        monitored=Monitored(counts="tokens"),
+        scores=tuple(  # the references are lines of the corpus, whatever the tokenizer
+            QualityMetric(name, title, "BLEU (0 to 100)", counts="lines")
+            for name, title in (
+                ("test/bleu", "Test BLEU"),
+                ("val/bleu", "Validation BLEU"),
+                ("test/sacrebleu", "Test sacreBLEU"),
+            )
+        ),
+    ),
+)
+NEXT_SENTENCE = (
+    QualityMetric(
+        "val/nsp_accuracy",
+        "Validation accuracy of next sentences",
+        "accuracy of next sentences",
+        counts="tokens",  # pairs are made up of as many tokens as fit into a window
+    ),
+    QualityMetric(
+        "val/nsp_nll",
+        "Validation loss of next sentences",
+        "nats a pair",
+        "min",
+        counts="tokens",
+    ),
+)
+"""What a masked language model reports only where it predicts next sentences."""
+
+TASKS.add(
+    "masked_lm",
+    TaskFacts(
+        title="masked language modelling",
+        architecture="encoder",
+        masks=True,
+        monitored=Monitored(counts="tokens"),
+        scores=(
+            QualityMetric(
+                "val/accuracy", "Validation accuracy", "accuracy of masked tokens", counts="tokens"
+            ),
+            *NEXT_SENTENCE,
+        ),
+        method="Text is packed into windows of {data.window} tokens, of which a share of "
+        "{data.mask_probability} is predicted.",
+    ),
+)
+
+
+OF_WHOLE_TEXT = (("model.objective.label_smoothing", 0.0), ("data.evaluation_streams", 1))
+"""How published perplexities of words are measured: each stream more begins without a memory."""
+
+TASKS.add(
+    "causal_lm",
+    TaskFacts(
+        title="causal language modelling",
+        architecture="decoder",
+        running_text=True,
+        label_smoothing=0.0,
+        monitored=Monitored(counts="tokens"),
+        scores=(
+            *(
+                QualityMetric(
+                    f"{split}/bits_per_byte",
+                    f"{title} bits per byte",
+                    "bits a byte",
+                    "min",
+                    counts="bytes",
+                )
+                for split, title in (("val", "Validation"), ("test", "Test"))
+            ),
+            *(
+                QualityMetric(
+                    f"{split}/word_perplexity",
+                    f"{title} perplexity a word",
+                    "perplexity",
+                    "min",
+                    published_with=OF_WHOLE_TEXT,
+                    counts="bytes",
+                )
+                for split, title in (("val", "Validation"), ("test", "Test"))
+            ),
+        ),
+        method="Text is packed into windows of {data.window} tokens, whose every token is "
+        "predicted from those before it.",
+    ),
+)
+
+GLUE_CORPORA: Mapping[str, str] = {
+    "cola": "CoLA",
+    "sst2": "SST-2",
+    "mrpc": "MRPC",
+    "stsb": "STS-B",
+    "qqp": "QQP",
+    "mnli": "MNLI",
+    "qnli": "QNLI",
+    "rte": "RTE",
+}
+"""The task of GLUE of each corpus with labels; the keys are values of `data.name`."""
+
+_OF_GLUE = {
+    name: QualityMetric(f"val/{name}", title, unit, scale=100.0, counts="rows")
+    for name, title, unit in (
+        ("accuracy", "accuracy", "accuracy, a fraction"),
+        ("f1", "F1 of class 1", "F1, a fraction"),
+        ("matthews", "Matthews correlation", "Matthews correlation"),
+        ("pearson", "Pearson correlation", "Pearson correlation"),
+        ("spearman", "Spearman correlation", "Spearman correlation"),
+    )
+}
+
+
+def _published_scores(task: GlueTask) -> tuple[QualityMetric, ...]:
+    """The scores of a task of GLUE, its own one first; of a second set after the first one's."""
+    names = (task.own, *(name for name in task.metrics if name != task.own))
+    found = tuple(_OF_GLUE[name] for name in names)
+    if len(task.splits) == 1:
+        return found
+    second = (each._replace(metric=each.metric.replace("val/", "test/")) for each in found)
+    return (*found, *second)
+
+
+TASKS.add(
+    "glue",
+    TaskFacts(
+        title="fine-tuning on GLUE",
+        architecture="encoder",
+        labelled="numbers",
+        label_smoothing=0.0,
+        monitored=Monitored(floor="loss of the best constant output", counts="rows"),
+        scores=tuple(_OF_GLUE[name] for name in ("matthews", "f1", "pearson", "spearman")),
+        by_corpus={
+            corpus: _published_scores(GLUE_TASKS[name]) for corpus, name in GLUE_CORPORA.items()
+        },
+        method="Texts are cut to {data.window} tokens, and rows of similar length make a batch.",
+    ),
+)
+
+_OF_SQUAD = tuple(
+    QualityMetric(name, title, unit, published_with=(("data.train_from_dev", None),), counts="rows")
+    for name, title, unit in (
+        ("val/f1", "F1 of answers", "F1, percent"),
+        ("val/exact_match", "Exact match of answers", "exact match, percent"),
+    )
+)
+
+TASKS.add(
+    "squad",
+    TaskFacts(
+        title="fine-tuning on SQuAD",
+        architecture="encoder",
+        labelled="answers",
+        label_smoothing=0.0,
+        monitored=Monitored(floor="loss of the best constant output", counts="tokens"),
+        scores=_OF_SQUAD,
+        by_corpus={"squad1": _OF_SQUAD, "squad2": _OF_SQUAD},
+        method="Contexts are read in windows, with the question {data.window} tokens long, whose "
+        "starts are {data.context_stride} tokens apart.",
+    ),
+)
+
+
+def glue_task_of(corpus: str) -> str | None:
+    """Return the task of GLUE whose labels a corpus has, None for a corpus of another kind."""
+    return GLUE_CORPORA.get(corpus)
+
+
+def fill_by_task(objective: MutableMapping[str, Any]) -> None:
+    """Replace null in a section `model.objective` by the default of its task."""
+    if objective["label_smoothing"] is None and objective["kind"] in TASKS:
+        objective["label_smoothing"] = TASKS[objective["kind"]].label_smoothing
+
+
+def task_facts(name: object) -> TaskFacts:
+    """Return the facts of a task, also of one whose module is not imported here.
+
+    A report of its runs then shows its name and its losses.
+    """
+    if isinstance(name, str) and name in TASKS:
+        return TASKS[name]
+    return TaskFacts(title=str(name).replace("_", " "), architecture="")

@@ -1,0 +1,268 @@
+"""What tasks with labelled rows share.
+
+Rows of one or two texts with a label, in batches of rows of similar length.
+
+What the fine-tuning tasks share: batches of labelled rows, each scored once.
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple, final
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from lightning_app.data.batching import EpochSampler, Item
+from lightning_app.data.prepare import PreparedCorpus, global_batches, share
+from lightning_app.data.tokenizer import BOS, EOS, PAD, SPECIALS
+from lightning_app.models.loss import ObjectiveConfig
+from lightning_app.tasks.base import Task
+
+
+class LabelledBatch(NamedTuple):
+    """One rank's share of a global batch of rows.
+
+    Attributes:
+        tokens: (batch, token) int64, BOS, the first text, EOS, the second text, EOS, padding; a row
+            of one text ends at its EOS.
+        segments: (batch, token) int64, 1 for the second text and its EOS, else 0.
+        labels: (batch,) float64, the class from 0 on, or the score; (batch, 2) int64, the places of
+            the first and the last token of an answer.
+        index: (batch,) int64, row of the split; -1 for a blank row, which counts nowhere.
+        predicted_tokens: () int64, rows of the global batch on all ranks together: each predicts
+            one label.
+    """
+
+    tokens: Tensor
+    segments: Tensor
+    labels: Tensor
+    index: Tensor  # pyright: ignore[reportIncompatibleMethodOverride]
+    predicted_tokens: Tensor
+
+
+def cut_lengths(first: np.ndarray, second: np.ndarray, longest: int) -> tuple[np.ndarray, ...]:
+    """Return the tokens of both texts after the longer one lost its last, down to `longest`.
+
+    Where both are as long the second one loses a token (google-research/bert,
+    `_truncate_seq_pair`).
+    """
+    over = np.maximum(0, first + second - longest)
+    # First the longer text loses tokens until both are as long, then they take turns.
+    difference = np.minimum(over, np.abs(first - second))
+    turns = over - difference
+    of_first = np.where(first > second, difference, 0) + turns // 2
+    of_second = np.where(first > second, 0, difference) + turns - turns // 2
+    return first - of_first, second - of_second
+
+
+class Texts(NamedTuple):
+    """One text of each row: tokens `starts` to `starts + lengths` of `ids`."""
+
+    ids: np.ndarray
+    starts: np.ndarray
+    lengths: np.ndarray
+
+
+@final
+class MarkedRows:
+    """Rows ``BOS first EOS`` or ``BOS first EOS second EOS``: our BOS and EOS are [CLS] and [SEP].
+
+    Attributes:
+        lengths: The tokens of each row, with its marks.
+    """
+
+    def __init__(self, first: Texts, second: Texts | None) -> None:
+        self._first, self._second = first, second
+        self.lengths = first.lengths + 2
+        if second is not None:
+            self.lengths = self.lengths + second.lengths + 1
+
+    def take(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return tokens (rows, longest) and their segments."""
+        place = np.arange(self.lengths[rows].max())
+        # the places of both EOS
+        end, last = self._first.lengths[rows, None] + 1, self.lengths[rows, None] - 1
+        tokens = np.full((len(rows), len(place)), PAD, dtype=np.int64)
+        tokens[:, 0] = BOS
+        tokens[(place == end) | (place == last)] = EOS
+        _fill(tokens, self._first, rows, (place > 0) & (place < end), place - 1)
+        if self._second is not None:
+            inside = (place > end) & (place < last)
+            _fill(tokens, self._second, rows, inside, place - end - 1)
+        return tokens, ((place > end) & (place <= last)).astype(np.int64)
+
+    def batch(
+        self, rows: np.ndarray, labels: np.ndarray, rank: int, world_size: int
+    ) -> LabelledBatch:
+        """Return the share of a rank in the global batch `rows`; `labels` has those of all rows."""
+        tokens, segments = self.take(rows)
+        mine = share(np.arange(len(rows)), rank, world_size)
+        index = rows[mine].astype(np.int64)
+        if len(mine) == 0:  # a rank without a row reads the first one, which does not count
+            mine, index = np.array([0]), np.array([-1])
+        return LabelledBatch(
+            torch.from_numpy(tokens[mine]),
+            torch.from_numpy(segments[mine]),
+            torch.from_numpy(labels[rows[mine]]),
+            torch.from_numpy(index),
+            torch.tensor(len(rows)),
+        )
+
+
+def _fill(
+    tokens: np.ndarray, texts: Texts, rows: np.ndarray, inside: np.ndarray, at: np.ndarray
+) -> None:
+    tokens[inside] = texts.ids[(texts.starts[rows, None] + at)[inside]]
+
+
+def one_row(batch: LabelledBatch, row: int, length: int) -> LabelledBatch:
+    """Return the first `length` tokens of one row as a batch."""
+    return LabelledBatch(
+        batch.tokens[row : row + 1, :length],
+        batch.segments[row : row + 1, :length],
+        batch.labels[row : row + 1],
+        batch.index[row : row + 1],
+        batch.predicted_tokens.new_ones(()),
+    )
+
+
+def longest_row(batch: LabelledBatch) -> LabelledBatch:
+    """Return the first row with the most tokens as a batch without padding."""
+    lengths = (batch.tokens != PAD).sum(dim=1)
+    row = int(lengths.argmax())
+    return one_row(batch, row, int(lengths[row]))
+
+
+def real_tokens(batch: LabelledBatch) -> Bool[Tensor, "row token"]:
+    """Return every token but padding and blank rows."""
+    return (batch.index >= 0)[:, None] & (batch.tokens != PAD)
+
+
+def random_tokens(rows: int, length: int, vocabulary: int) -> tuple[Tensor, Tensor]:
+    """Return random tokens without padding, whose second half is the second text, and segments."""
+    tokens = torch.randint(SPECIALS, vocabulary, (rows, length))
+    tokens[:, 0] = BOS
+    return tokens, (torch.arange(length) >= length // 2).long().expand(rows, length)
+
+
+@final
+class LabelledRows:
+    """A split: (epoch, rows of a global batch) -> this rank's `LabelledBatch`.
+
+    An epoch has every row once. Rows are sorted into
+    batches of similar length, so that little is padding.
+
+    Args:
+        corpus: A prepared corpus with labels.
+        split: train, valid or test.
+        window: The most tokens of a row, with its marks; longer texts are cut.
+        seed: Of the order of batches; None for the order of length.
+        rank: Of this process.
+        world_size: Number of processes.
+        regression: Whether labels are scores.
+
+    Attributes:
+        labels: The label of each row, float64.
+        cut: The number of rows that lost tokens.
+    """
+
+    def __init__(
+        self,
+        corpus: PreparedCorpus,
+        split: str,
+        *,
+        window: int,
+        seed: int | None,
+        rank: int = 0,
+        world_size: int = 1,
+        regression: bool = False,
+    ) -> None:
+        self.regression = regression
+        self.labels = np.asarray(corpus.labels(split))
+        first = stored_texts(corpus, split, "first")
+        second, marks, lengths = None, 2, np.zeros_like(first.lengths)
+        if (corpus.folder / f"{split}.second.ids.npy").exists():
+            second, marks = stored_texts(corpus, split, "second"), 3
+            lengths = second.lengths
+        assert len(first.lengths) == len(lengths) == len(self.labels)
+        self.cut = int(np.sum(first.lengths + lengths > window - marks))
+        kept, others = cut_lengths(first.lengths, lengths, window - marks)
+        self._texts = MarkedRows(
+            first._replace(lengths=kept),
+            None if second is None else second._replace(lengths=others),
+        )
+        self.lengths = self._texts.lengths
+        self._seed, self._rank, self._world_size = seed, rank, world_size
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def sampler(self, tokens_per_batch: int) -> EpochSampler:
+        """Return the batches of an epoch, of at most that many tokens with padding."""
+        seed, lengths = self._seed, self.lengths
+
+        def batches(epoch: int) -> list[np.ndarray]:
+            shuffle = None if seed is None else (seed, epoch)
+            return global_batches(lengths, lengths, tokens_per_batch, shuffle)
+
+        return EpochSampler(batches)
+
+    def targets(self, rows: np.ndarray | None = None) -> np.ndarray:
+        """Return the labels; only those of `rows`, if they are given."""
+        return self.labels if rows is None else self.labels[rows]
+
+    def __getitem__(self, item: Item) -> LabelledBatch:
+        return self._texts.batch(item[1], self.labels, self._rank, self._world_size)
+
+
+def stored_texts(corpus: PreparedCorpus, split: str, column: str) -> Texts:
+    """Return the texts of a column of a prepared corpus, without the EOS that each ends in."""
+    offsets = np.asarray(corpus.offsets(split, column))
+    return Texts(corpus.ids(split, column), offsets[:-1], np.diff(offsets) - 1)
+
+
+def described_cuts(rows: Mapping[str, LabelledRows]) -> str:
+    """Return how many rows of each split are cut, for the description of the corpus."""
+    cut = " / ".join(f"{of.cut:,}" for of in rows.values())
+    return f"; texts of {cut} rows cut at the end, the longer one first"
+
+
+class LabelledTask(Task):
+    """A task with `LabelledBatch`es, whose scores need all rows of an evaluation.
+
+    `sums` puts what `scores` needs of each row into `last`, where no gradient is computed.
+
+    Attributes:
+        last: By row of the split, of the batch that was evaluated last.
+        scored: The same of all batches of this evaluation, on this rank.
+    """
+
+    def __init__(self, config: ObjectiveConfig) -> None:
+        super().__init__(config)
+        self.last: dict[int, Any] = {}
+        self.scored: dict[int, Any] = {}
+
+    def start_decoding(self) -> None:
+        """Forget the evaluation before."""
+        self.scored = {}
+
+    def decode(self, model: Any, batch: LabelledBatch, stage: str) -> None:
+        """Keep what `sums` found in the batch that was evaluated last, which is this one."""
+        self.scored |= self.last
+
+    def rows_of(self, batch: LabelledBatch) -> Int[Tensor, " token"]:
+        """Return the row of each label, -1 for a blank row."""
+        return batch.index
+
+    def real_tokens(self, batch: LabelledBatch) -> dict[str, Bool[Tensor, "row token"]]:
+        """Return every token but padding and blank rows."""
+        return {"encoder": real_tokens(batch)}
+
+    def longest(self, batch: LabelledBatch) -> LabelledBatch:
+        """Return the first row with the most tokens."""
+        return longest_row(batch)
+
+    def texts(self, batch: LabelledBatch) -> tuple[Int[Tensor, "row token"], ...]:
+        """Return the rows."""
+        return (batch.tokens,)

@@ -1,0 +1,266 @@
+"""Pairs of texts for next sentence prediction (Devlin et al. 2019, 1810.04805, appendix A.2).
+
+The rules are those of google-research/bert, `create_pretraining_data.py`, with three differences:
+a random text is never of the same document (there: after ten draws it may be); the length of each
+pair is drawn on its own (there: once for all pairs of a document, which may be a whole book here);
+and pairs are drawn again in every epoch instead of a fixed number of times before training.
+"""
+
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import NamedTuple, final
+
+import numpy as np
+import torch
+
+from lightning_app.data.batching import EpochSampler, Item
+from lightning_app.data.prepare import PreparedCorpus, share
+from lightning_app.data.tokenizer import BOS, EOS, PAD
+from lightning_app.models.encoder_heads import NEXT, RANDOM
+from lightning_app.tasks.masking import FIXED_SEED, MaskedBatch, Masking
+
+MARKS = 3  # BOS before a pair, EOS after each of its texts
+SHORT = 0.1
+"""The probability of a pair that is shorter than the longest."""
+
+
+class Spans(NamedTuple):
+    """Pairs of texts.
+
+    Attributes:
+        first: (pair, 2) int64, the place of the first token of the first text, and of its last
+            plus 1.
+        second: (pair, 2) int64, those of the second text.
+        random: (pair,) bool, whether the second text is of another document.
+    """
+
+    first: np.ndarray
+    second: np.ndarray
+    random: np.ndarray
+
+    @property
+    def lengths(self) -> tuple[np.ndarray, np.ndarray]:
+        """The tokens of both texts, (pair,) each."""
+        return self.first[:, 1] - self.first[:, 0], self.second[:, 1] - self.second[:, 0]
+
+
+def draw_spans(
+    starts: Sequence[int], documents: Sequence[int], longest: int, random: np.random.Generator
+) -> Spans:
+    """Return the pairs of all documents in their order, before they are cut to `longest` tokens.
+
+    Sentences are gathered until they have the target length: `longest`, or with probability `SHORT`
+    a number drawn from 2 to `longest`. Of n sentences the first text has the first 1 to n - 1. With
+    probability 1/2 the second text is the rest. Otherwise, and always where n = 1, it is text of a
+    random other document from a random sentence on, and the rest is gathered again. So more
+    than half of the pairs are random: P(random) = (1 + P(n = 1)) / 2.
+
+    Args:
+        starts: The place of the first token of each sentence, and the number of all tokens.
+        documents: The first sentence of each document, and the number of all sentences.
+        longest: The most tokens of a pair, without marks.
+        random: The generator.
+    """
+    first: list[tuple[int, int]] = []
+    second: list[tuple[int, int]] = []
+    labels: list[bool] = []
+    others = len(documents) - 2
+    for document, (begin, end) in enumerate(pairwise(documents)):
+        at = begin
+        while at < end:
+            target = longest
+            if random.random() < SHORT:
+                target = int(random.integers(2, longest, endpoint=True))
+            stop = _gathered(starts, at, end, target)
+            cut = at + 1 if stop - at == 1 else int(random.integers(at + 1, stop))
+            is_random = stop - at == 1 or random.random() < 0.5
+            if is_random:
+                other = int(random.integers(others))
+                other += other >= document
+                low, high = documents[other], documents[other + 1]
+                begins = int(random.integers(low, high))
+                wanted = target - (starts[cut] - starts[at])
+                ends = _gathered(starts, begins, high, wanted)
+                second.append((starts[begins], starts[ends]))
+            else:
+                second.append((starts[cut], starts[stop]))
+            first.append((starts[at], starts[cut]))
+            labels.append(is_random)
+            at = cut if is_random else stop
+    return Spans(np.array(first), np.array(second), np.array(labels))
+
+
+def _gathered(starts: Sequence[int], begin: int, end: int, target: int) -> int:
+    """Return the sentence after those from `begin` that have `target` tokens: 1 or more, to `end`.
+
+    All up to `end` where they have fewer.
+    """
+    return min(bisect_left(starts, starts[begin] + target, begin + 1, end + 1), end)
+
+
+def cut_to(spans: Spans, longest: int, random: np.random.Generator) -> Spans:
+    """Drop tokens of the longer text, of the second where both are as long, down to `longest`.
+
+    Each is dropped at the front or at the back, by a fair coin.
+    """
+    one, two = spans.lengths
+    over = np.maximum(0, one + two - longest)
+    # First the longer text loses tokens until both are as long, then they take turns.
+    difference = np.minimum(over, np.abs(one - two))
+    turns = over - difference
+    of_first = np.where(one > two, difference, 0) + turns // 2
+    of_second = np.where(one > two, 0, difference) + turns - turns // 2
+
+    def shortened(text: np.ndarray, dropped: np.ndarray) -> np.ndarray:
+        front = random.binomial(dropped, 0.5)
+        return np.stack([text[:, 0] + front, text[:, 1] - (dropped - front)], axis=1)
+
+    return Spans(shortened(spans.first, of_first), shortened(spans.second, of_second), spans.random)
+
+
+@final
+class PairRows:
+    """A split of pairs: (epoch, pairs of a global batch) -> this rank's `MaskedBatch`.
+
+    A row is BOS, the first text, EOS, the second text, EOS: BERT's [CLS] and [SEP] are our BOS and
+    EOS. A pair of n tokens, marks included, predicts the share `probability` of n.
+
+    An epoch goes through the text once. It has as many batches as epoch 0, which all have as many
+    pairs, to within one: their number is different in each epoch, and so is that of a batch.
+
+    Args:
+        corpus: A prepared corpus of sentences.
+        split: train, valid or test.
+        window: The most tokens of a pair, with its marks.
+        probability: The share of tokens that is predicted, rounded to at least one token.
+        seed: Of pairs, masks and order; None for pairs and masks that are the same in every run and
+            epoch, in the order of the text.
+        rank: Of this process.
+        world_size: Number of processes.
+        word_starts: See `Masking`.
+    """
+
+    def __init__(
+        self,
+        corpus: PreparedCorpus,
+        split: str,
+        *,
+        window: int,
+        probability: float,
+        seed: int | None,
+        rank: int = 0,
+        world_size: int = 1,
+        word_starts: list[bool] | None = None,
+    ) -> None:
+        ids = corpus.ids(split, "text")
+        offsets = np.asarray(corpus.offsets(split, "text"))
+        self.ids = ids[ids != EOS]  # each sentence has one, and a text of several has none inside
+        self._starts = (offsets - np.arange(len(offsets))).tolist()
+        assert self._starts[-1] == len(self.ids)
+        documents = np.searchsorted(offsets, np.asarray(corpus.documents(split)))
+        self._documents = [*documents.tolist(), len(offsets) - 1]
+        self.window = window
+        self._probability = probability
+        self._seed = seed
+        self._rank = rank
+        self._world_size = world_size
+        self._masking = Masking(corpus.meta["vocab_size"], seed, word_starts)
+        first = self._draw(0)
+        self._count, self.random_share = len(first.random), float(first.random.mean())
+        self._drawn = (0, first)
+
+    def __len__(self) -> int:
+        """Return the number of pairs of epoch 0; of every epoch where `seed` is None."""
+        return self._count
+
+    def _draw(self, epoch: int) -> Spans:
+        seed, epoch = (FIXED_SEED, 0) if self._seed is None else (self._seed, epoch)
+        random = np.random.default_rng((seed, epoch, 1))
+        longest = self.window - MARKS
+        return cut_to(draw_spans(self._starts, self._documents, longest, random), longest, random)
+
+    def spans(self, epoch: int) -> Spans:
+        """Return the pairs of an epoch, in the order of the text."""
+        epoch = 0 if self._seed is None else epoch
+        if self._drawn[0] != epoch:
+            self._drawn = (epoch, self._draw(epoch))
+        return self._drawn[1]
+
+    def sampler(self, tokens_per_batch: int) -> EpochSampler:
+        """Return the batches of an epoch; those of epoch 0 have at most that many tokens."""
+        batches_of_all = -(-len(self) // max(1, tokens_per_batch // self.window))
+        seed = self._seed
+
+        def batches(epoch: int) -> list[np.ndarray]:
+            count = len(self.spans(epoch).random)
+            order = np.arange(count)
+            if seed is not None:
+                order = np.random.default_rng((seed, epoch)).permutation(count)
+            # No batch is empty: with one pair a batch, an epoch of fewer pairs repeats some.
+            order = np.resize(order, max(count, batches_of_all))
+            return np.array_split(order, batches_of_all)
+
+        return EpochSampler(batches)
+
+    def take(self, epoch: int, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return tokens (rows, longest), their segments, and the length of each row with marks."""
+        spans = self.spans(epoch)
+        one, two = (of[rows] for of in spans.lengths)
+        lengths = one + two + MARKS
+        place = np.arange(lengths.max())
+        end, last = one[:, None] + 1, lengths[:, None] - 1  # the places of both EOS
+        in_first = (place > 0) & (place < end)
+        in_second = (place > end) & (place < last)
+        from_first = spans.first[rows, :1] + place - 1
+        from_second = spans.second[rows, :1] + place - end - 1
+        source = np.where(in_first, from_first, np.where(in_second, from_second, 0))
+        tokens = np.where(in_first | in_second, self.ids[source], PAD).astype(np.int64)
+        tokens[(place == end) | (place == last)] = EOS
+        tokens[:, 0] = BOS
+        segments = ((place > end) & (place <= last)).astype(np.int64)
+        return tokens, segments, lengths
+
+    def targets(self, rows: np.ndarray | None = None) -> np.ndarray:
+        """Return every token that is predicted in one epoch; where masks change, all of the text.
+
+        Only those in `rows`, if they are given.
+        """
+        if self._seed is not None and rows is None:
+            return self.ids
+        rows = np.arange(len(self)) if rows is None else rows
+        tokens, _, lengths = self.take(0, rows)
+        return tokens[self._masking.choose(0, rows, tokens, self._budgets(lengths))]
+
+    def _budgets(self, lengths: np.ndarray) -> np.ndarray:
+        return np.maximum(1, np.rint(self._probability * lengths)).astype(np.int64)
+
+    def __getitem__(self, item: Item) -> MaskedBatch:
+        epoch, rows = item
+        tokens, segments, lengths = self.take(epoch, rows)
+        budgets = self._budgets(lengths)
+        batch = self._masking.batch(epoch, rows, tokens, budgets, self._rank, self._world_size)
+        mine = share(np.arange(len(rows)), self._rank, self._world_size)
+        labels = np.where(self.spans(epoch).random[rows[mine]], RANDOM, NEXT)
+        if len(mine) == 0:
+            segments, labels, mine = (
+                np.zeros((1, len(segments[0])), np.int64),
+                np.array([NEXT]),
+                [0],
+            )
+        return batch._replace(
+            segments=torch.from_numpy(segments[mine]),
+            follows=torch.from_numpy(labels),
+            pairs=torch.tensor(len(rows)),
+        )
+
+
+def described(rows: Mapping[str, PairRows]) -> str:
+    """Return the numbers of pairs of the splits, for the description of the corpus."""
+    splits = list(rows.values())
+    counts = " / ".join(f"{len(of):,}" for of in splits)
+    shares = " / ".join(f"{100 * of.random_share:.1f}" for of in splits)
+    return (
+        f"; {counts} pairs of texts of at most {splits[0].window} tokens, of which {shares} % have "
+        "a random second text; training pairs are drawn again in every epoch"
+    )

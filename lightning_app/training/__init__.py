@@ -1,0 +1,1 @@
+"""One run: module, data module, checkpoint, and what it records."""

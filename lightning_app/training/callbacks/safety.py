@@ -1,0 +1,454 @@
+"""Callbacks that keep a run whole: checkpoints on signals, pruning, origin, and equal ranks.
+
+Save a checkpoint when a signal stops a run.
+
+Checks of the callbacks of a config: beside our own, and that averages of weights are exact.
+
+A run that a pruner may end early: it reports a metric, and stops when a file appears.
+
+The provenance of a run, which is stored with each attempt and in every checkpoint.
+
+Check that all ranks of a run train the same experiment.
+"""
+
+import json
+import math
+import os
+import signal
+import threading
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from jsonargparse import ArgumentParser
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.callbacks import ModelCheckpoint, WeightAveraging
+from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
+from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities.exceptions import SIGTERMException
+
+from lightning_app.config.bounds import check_callback
+from lightning_app.core.errors import UserError
+from lightning_app.core.files import write_whole
+from lightning_app.runs.folder import NAMED
+from lightning_app.runs.saved import RUN
+from lightning_app.scores.task_facts import TASKS, Monitored
+from lightning_app.training.callbacks.divergence import DivergenceMonitor
+from lightning_app.training.hardware import hardware
+from lightning_app.training.module import is_logged
+
+STOPPING = (
+    "\nablate: stopping after this step, or after the validation that is running, with a "
+    "checkpoint; Ctrl-C again stops at once, without one\n"
+)
+
+
+class SaveOnInterrupt(pl.Callback):
+    """Write a checkpoint to resume from when Ctrl-C or SIGTERM ends the training.
+
+    The handlers only note the signal. The training ends after the current step, which is the same
+    on all ranks, whichever of them received it; a validation that runs or is due is finished first.
+    So the checkpoint is exact: the continued run has the weights of one that was not interrupted.
+
+    Each further Ctrl-C raises `KeyboardInterrupt` at once, and nothing is saved, since the step may
+    be half done. A process that was started with SIGINT ignored, as a shell script starts its
+    background jobs, goes on ignoring it. Before the first step and after the last validation both
+    signals have their usual effect.
+
+    Args:
+        path: The checkpoint; None to stop without one.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self.path = path
+        self._asked = False
+        self._saved = False
+        self._interrupts = 0
+        self._first_rank = True
+        self._before: dict[int, Any] = {}
+
+    @property
+    def asked(self) -> bool:
+        """Whether a signal has asked for the end of the run."""
+        return self._asked
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            return
+        self._first_rank = trainer.is_global_zero
+        # With Lightning's own handler of SIGTERM each rank would stop at once; two ranks at
+        # different steps would then wait for each other without end.
+        self._before[signal.SIGTERM] = signal.signal(signal.SIGTERM, self._note)
+        # KeyboardInterrupt at an arbitrary instruction can leave the queue of TensorBoard's thread
+        # locked, and the end of the run then waits for that thread without end. In a `__del__` or
+        # another callback of the interpreter it is lost.
+        if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+            self._before[signal.SIGINT] = signal.signal(signal.SIGINT, self._note)
+
+    def _note(self, number: int, frame: object) -> None:
+        self._asked = True
+        if number != signal.SIGINT:
+            return
+        self._interrupts += 1
+        if self._interrupts > 1:
+            raise KeyboardInterrupt
+        if self._first_rank:
+            os.write(2, STOPPING.encode())  # `print` fails in a handler that interrupts `print`
+
+    def _is_asked(self, trainer: pl.Trainer) -> bool:
+        """Whether any rank has received a signal; all ranks call this at the same step."""
+        if trainer.world_size == 1:
+            return self._asked
+        flag = torch.tensor(float(self._asked), device=trainer.strategy.root_device)
+        return bool(trainer.strategy.reduce(flag, reduce_op="max"))
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs, batch, batch_idx: int
+    ) -> None:
+        if not self._is_asked(trainer):
+            return
+        # A validation that is due now would be skipped; its own checkpoint is exact, too.
+        self._saved = trainer.enable_validation and _is_validated(trainer, batch_idx)
+        if not self._saved:
+            raise SIGTERMException
+
+    def on_train_batch_start(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch, batch_idx: int
+    ) -> None:
+        if self._saved:
+            raise SIGTERMException
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._restore()
+        # A signal in the last validation has stopped nothing yet. The last step has its checkpoint.
+        if self._is_asked(trainer):
+            self._saved = True
+            raise SIGTERMException
+
+    def on_exception(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
+    ) -> None:
+        unsaved = isinstance(exception, SIGTERMException) and not self._saved
+        try:
+            if unsaved and self.path is not None and trainer.training and trainer.global_step:
+                trainer.save_checkpoint(self.path)
+        finally:
+            self._restore()
+
+    def _restore(self) -> None:
+        while self._before:
+            signal.signal(*self._before.popitem())
+
+
+def _is_validated(trainer: pl.Trainer, batch_idx: int) -> bool:
+    """Whether a validation follows this batch."""
+    every, epochs = trainer.val_check_batch, trainer.check_val_every_n_epoch
+    if every is None:
+        return False
+    if epochs is None:
+        return (trainer.fit_loop.total_batch_idx + 1) % every == 0
+    return (trainer.current_epoch + 1) % epochs == 0 and (batch_idx + 1) % every == 0
+
+
+def check_callbacks(tree: dict[str, Any]) -> None:
+    """Refuse callbacks of a complete config that cannot be used, or not beside our own.
+
+    Raises:
+        UserError: naming the callback, and what would be right.
+    """
+    given = tree["trainer"]["callbacks"]
+    monitored = TASKS[tree["model"]["objective"]["kind"]].monitored
+    _check_callbacks(json.dumps(given if isinstance(given, list) else [given]), monitored)
+
+
+@lru_cache(maxsize=64)  # cells of a grid have the same ones
+def _check_callbacks(given: str, monitored: Monitored) -> None:
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_subclass_arguments(pl.Callback, "callback")
+    own = {
+        ModelCheckpoint(monitor=monitored.metric, mode=monitored.mode).state_key: "best",
+        ModelCheckpoint().state_key: "last",
+    }
+    seen: set[str] = set()
+    for each in json.loads(given):
+        name = str(each["class_path"]).rpartition(".")[2]
+        try:
+            made = parser.instantiate_classes(parser.parse_object({"callback": each}))["callback"]
+        except (MisconfigurationException, ValueError, TypeError) as error:
+            raise UserError(f"trainer.callbacks: {name}: {error}") from error
+        check_callback(name, (kind.__name__ for kind in type(made).__mro__))
+        if type(made).state_dict is pl.Callback.state_dict:
+            continue
+        if isinstance(made, ModelCheckpoint):
+            _check_own_checkpoints(name, each.get("init_args") or {}, own.get(made.state_key))
+        if made.state_key in seen:
+            raise UserError(
+                f"trainer.callbacks: {name}: two of the same settings, of which Lightning stores "
+                "one in a checkpoint; remove one"
+            )
+        seen.add(made.state_key)
+
+
+def _check_own_checkpoints(name: str, given: dict[str, Any], same: str | None) -> None:
+    """Refuse a ModelCheckpoint that is `same`, one of ours, or that writes one of its files."""
+    if same is not None:
+        which = f"monitor: {given.get('monitor') or 'null'}, mode: {given.get('mode')}"
+        raise UserError(
+            f"trainer.callbacks: {name} with {which} and no every_n_train_steps is the callback "
+            f"that already keeps checkpoints/{same}.ckpt of each run; remove it, or give it "
+            "every_n_train_steps or another monitor"
+        )
+    if given.get("dirpath") is None and (given.get("filename") in NAMED or given.get("save_last")):
+        field = "save_last" if given.get("save_last") else f"filename: {given['filename']}"
+        raise UserError(
+            f"trainer.callbacks: {name} with {field} would write checkpoints/best.ckpt or "
+            "last.ckpt, which each run keeps already; remove it, or give it another filename"
+        )
+
+
+def averaging(trainer: pl.Trainer) -> list[WeightAveraging]:
+    """Return the callbacks of a Trainer that average weights."""
+    callbacks: list[Any] = trainer.callbacks  # pyright: ignore[reportAttributeAccessIssue]
+    for callback in callbacks:
+        check_callback(type(callback).__name__, (kind.__name__ for kind in type(callback).__mro__))
+    return [callback for callback in callbacks if isinstance(callback, WeightAveraging)]
+
+
+def check_averaging(trainer: pl.Trainer, checkpoint: Path | None, averaged: bool) -> None:
+    """Refuse averages that would be wrong, before anything is written.
+
+    Args:
+        trainer: With all of its callbacks.
+        checkpoint: The checkpoint from which the run continues, None if it starts at step 0.
+        averaged: Whether the weights of the checkpoint are averages. Only the callback that wrote
+            them finds the raw weights in it.
+
+    Raises:
+        UserError: naming the callback.
+    """
+    found = averaging(trainer)
+    names = " and ".join(type(callback).__name__ for callback in found)
+    if len(found) > 1:
+        raise UserError(f"trainer.callbacks: {names}: expected at most one average of weights")
+    if found and not isinstance(trainer.strategy, SingleDeviceStrategy | DDPStrategy):
+        kind = type(trainer.strategy).__name__
+        raise UserError(
+            f"trainer.callbacks: {names} needs whole models, which {kind} does not have"
+        )
+    if checkpoint is None:
+        return
+    if averaged and not found:
+        raise UserError(
+            f"--ckpt_path {checkpoint}: holds averaged weights, and trainer.callbacks has no "
+            "WeightAveraging to continue with; give the callback of the run that wrote it"
+        )
+    if found and not averaged:
+        raise UserError(
+            f"--ckpt_path {checkpoint}: holds no averaged weights for {names} of "
+            "trainer.callbacks to continue with; a run averages from its start or not at all"
+        )
+
+
+class BeforeAveraging(pl.Callback):
+    """Act before a callback that averages weights; it is the first of all callbacks.
+
+    The model is built before they copy it. Initial weights never count as an average: the first
+    validation, and the end, must come after the first update. The checkpoint of a last step on
+    which no validation falls is written while the model still has its raw weights.
+
+    Args:
+        monitor: Records whether the run has diverged; such a run has no checkpoint of its end.
+        last: That checkpoint.
+    """
+
+    def __init__(self, monitor: DivergenceMonitor, last: Path) -> None:
+        self._monitor = monitor
+        self._last = last
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        module: Any = pl_module
+        module.ensure_built()
+
+    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking:
+            self._check_updated(trainer)
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if self._monitor.divergence is not None or trainer.global_step == 0:
+            return
+        self._check_updated(trainer)
+        validated = int(trainer.callback_metrics.get("step", -1)) == trainer.global_step
+        if trainer.checkpoint_callback is not None and not validated:
+            trainer.save_checkpoint(self._last)
+
+    def _check_updated(self, trainer: pl.Trainer) -> None:
+        for callback in averaging(trainer):
+            if callback.state_dict()["latest_update_step"] == 0:
+                raise UserError(
+                    f"trainer.callbacks: {type(callback).__name__} has averaged nothing by step "
+                    f"{trainer.global_step}, where its average is evaluated; let it begin before"
+                )
+
+
+class Pruned(Exception):
+    """The run was stopped on request after `step`."""
+
+    def __init__(self, step: int) -> None:
+        super().__init__(f"pruned after step {step}")
+        self.step = step
+
+
+class Pruning(pl.Callback):
+    """Report a metric at each validation, and end the training when a file exists.
+
+    A line `{"step", "value"}` is appended to `reports` before the checkpoint of that validation is
+    written, so that every step from which a run can resume has its report; a value that is not
+    finite is null. `stop` is looked for before the first batch after a logged step or a validation,
+    by the first rank; all ranks then raise `Pruned` together. Nothing else changes: a run that is
+    not stopped ends with the same weights as one that does not report.
+
+    Args:
+        metric: The reported metric, such as ``val/bleu``.
+        reports: The file to append to.
+        stop: The file whose existence ends the run.
+    """
+
+    def __init__(self, metric: str, reports: Path, stop: Path) -> None:
+        self.metric = metric
+        self.reports = reports
+        self.stop = stop
+        self._looked = -1
+        self._validated = False
+
+    def on_train_batch_start(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch, batch_idx: int
+    ) -> None:
+        step = trainer.global_step
+        due = self._validated or (step != self._looked and is_logged(trainer, step))
+        if not due:
+            return
+        self._looked, self._validated = step, False
+        stop = torch.tensor(float(trainer.is_global_zero and self.stop.is_file()))
+        if trainer.world_size > 1:
+            stop = stop.to(trainer.strategy.root_device)
+            stop = trainer.strategy.reduce(stop, reduce_op="max")
+        if stop:
+            raise Pruned(step)
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        # A validation after the training is not needed for pruning.
+        if trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking:
+            self._report(trainer)
+
+    def _report(self, trainer: pl.Trainer) -> None:
+        self._validated = True
+        metrics = trainer.callback_metrics
+        if self.metric not in metrics:
+            known = ", ".join(sorted(name for name in metrics if name.startswith("val/")))
+            raise UserError(
+                f"metric.name: validations report no '{self.metric}' ({known}), so the pruner has "
+                f"nothing to go by"
+            )
+        if trainer.is_global_zero:
+            value = float(metrics[self.metric])
+            report = {"step": trainer.global_step, "value": value if math.isfinite(value) else None}
+            with self.reports.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(report) + "\n")
+
+
+_MAKERS = ("code", "plugins", "libraries", "data", "cpu", "gpus", "matmul")
+_LATER = (
+    "classes",
+    "plugins_used",
+    "arithmetic",
+    "devices",
+)  # an earlier version did not write them
+
+
+class Origin(pl.Callback):
+    """Complete and store the `provenance` of a run, before its first step.
+
+    A resumed run lists the earlier provenances under `resumed_from`, from the checkpoint.
+
+    Args:
+        path: The file of this attempt.
+        software: The version of the code, libraries and command line.
+        resumed: Whether the run continues from a checkpoint.
+        run: What each checkpoint says of the run that wrote it: its id, its seed, its parent's id.
+    """
+
+    def __init__(
+        self, path: Path, software: Mapping[str, Any], resumed: bool, run: Mapping[str, Any]
+    ) -> None:
+        self._path = path
+        self._run = dict(run)
+        self.record: dict[str, Any] = dict(software)
+        # A checkpoint without a record was written by an earlier version.
+        self.record["resumed_from"] = [dict.fromkeys(_MAKERS)] if resumed else []
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        if stage == "fit":
+            data: Mapping[str, Any] = getattr(trainer, "datamodule", None).description  # pyright: ignore[reportOptionalMemberAccess]
+            ids = getattr(trainer, "device_ids", [0])
+            self.record["data"] = data["digest"]
+            self.record |= hardware(trainer.strategy.root_device, ids)
+            self.record["devices"] = trainer.world_size
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        makers = [*state_dict["resumed_from"], _makers(state_dict)]
+        own = _makers(self.record)
+        found: list[dict[str, Any]] = []
+        for each in makers:
+            if each != own and each not in found:
+                found.append(each)
+        self.record["resumed_from"] = found
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**_makers(self.record), "resumed_from": self.record["resumed_from"]}
+
+    def on_save_checkpoint(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        checkpoint[RUN] = self._run
+
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if trainer.is_global_zero:
+            write_whole(self._path, json.dumps(self.record, indent=1))
+
+
+def _makers(record: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of a provenance that says by what the numbers were made."""
+    made = {key: record[key] for key in _MAKERS}
+    return {**made, **{key: record[key] for key in _LATER if key in record}}
+
+
+class Agreement(pl.Callback):
+    """Refuse to train if the config, the starting step or the data differ between ranks.
+
+    Such ranks would average gradients of different models if the shapes happen to be equal.
+
+    Args:
+        identity: The id of the run's config, hexadecimal.
+    """
+
+    def __init__(self, identity: str) -> None:
+        self.identity = identity
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if trainer.world_size == 1:
+            return
+        data = trainer.datamodule.description["digest"]  # pyright: ignore[reportAttributeAccessIssue]
+        # 60 bits, which fit into a signed number of 64 bits.
+        identity, digest = (int(text[:15], 16) for text in (self.identity, data))
+        mine = torch.tensor([identity, trainer.global_step, digest])
+        mine = mine.to(trainer.strategy.root_device)
+        everyone = trainer.strategy.all_gather(mine)
+        others = (everyone != mine).any(dim=0).tolist()
+        for what, differs in zip(("configs", "starting steps", "data"), others, strict=True):
+            if differs:
+                raise RuntimeError(
+                    f"rank {trainer.global_rank}: the ranks' {what} differ; nothing was trained"
+                )

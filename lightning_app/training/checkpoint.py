@@ -1,0 +1,217 @@
+"""Checkpoints: find one, check that it fits the run, and write one."""
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from io import BufferedRandom
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from lightning.pytorch.plugins import CheckpointIO, TorchCheckpointIO
+from lightning.pytorch.utilities import rank_zero_only
+
+from lightning_app.config.identity import leaves
+from lightning_app.config.sections import as_written
+from lightning_app.core.errors import UserError
+from lightning_app.core.files import move, seal
+from lightning_app.plugins.own_class import CLASS_FIELDS
+from lightning_app.runs.folder import NAMED, RunFolder
+from lightning_app.runs.saved import RUN, SEALED, OtherRun, data_state, other_run, read_checkpoint
+from lightning_app.training.datamodule import TextDataModule
+
+OF_EVALUATION: Mapping[str, frozenset[str]] = {
+    "block": frozenset({"memory.evaluation_length"}),
+    "architecture": frozenset({"clamp_length"}),
+}
+"""The fields, by part of the model, that training does not read."""
+
+
+class Checkpoint(NamedTuple):
+    """A checkpoint that was verified.
+
+    Attributes:
+        path: Its file.
+        step: The step after which it was written.
+        vocab_size: Of its model.
+        data: The record of the data of its run; None in old checkpoints, which have no record.
+        averaged: Whether its weights are averages, with the raw weights beside them.
+        run: The run that wrote it, by `id`, `seed` and `parent`; None in old checkpoints.
+    """
+
+    path: Path
+    step: int
+    vocab_size: int
+    data: Mapping[str, Any] | None
+    averaged: bool
+    run: Mapping[str, Any] | None = None
+
+
+class WholeCheckpoints(TorchCheckpointIO):
+    """Writes a sealed checkpoint to a temporary file beside its place and renames it.
+
+    It says that it is sealed: one that was changed and saved again by `torch.save` has no seal.
+
+    Lightning writes it to the folder of temporary files. If that is on another file system than the
+    experiments, the move is a copy, and a kill during the copy leaves neither the old checkpoint
+    nor the new one.
+    """
+
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None
+    ) -> None:
+        with _replacing(Path(path)) as file:
+            torch.save({**checkpoint, SEALED: True}, file)
+            seal(file)
+
+
+def with_whole_checkpoints(plugins: Any) -> list[Any]:
+    """Return a Trainer's plugins with `WholeCheckpoints`, unless they have a `CheckpointIO`."""
+    plugins = list(plugins) if isinstance(plugins, list | tuple) else [plugins]
+    plugins = [plugin for plugin in plugins if plugin is not None]
+    if not any(isinstance(plugin, CheckpointIO) for plugin in plugins):
+        plugins.append(WholeCheckpoints())
+    return plugins
+
+
+def copy_whole(source: Path, target: Path) -> None:
+    """Copy a file so that `target` is never half of one."""
+    with source.open("rb") as original, _replacing(target) as file:
+        shutil.copyfileobj(original, file)
+
+
+@contextmanager
+def _replacing(path: Path) -> Iterator[BufferedRandom]:
+    """Yield a file that replaces `path` once it is complete and on the disk."""
+    temporary = path.with_name(f".{path.name}.part")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with temporary.open("w+b") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        with suppress(OSError):
+            temporary.unlink()
+        raise
+
+
+def find_checkpoint(given: str, folder: Path) -> Path:
+    """Return the file that ``--ckpt_path`` means: a path, or ``last`` or ``best`` of a run folder.
+
+    Raises:
+        UserError: if there is no such file.
+    """
+    path = RunFolder(folder).checkpoint(given) if given in NAMED else Path(given)
+    if not path.is_file():
+        raise UserError(f"--ckpt_path {given}: there is no file {path}")
+    return path
+
+
+def checkpoint_of_cell(
+    folder: RunFolder,
+    identity: str,
+    model: Mapping[str, Any],
+    data: TextDataModule,
+    rank: int = 0,
+) -> Checkpoint | None:
+    """Return the checkpoint from which the cell with this id continues, None if from step 0.
+
+    If the checkpoint is damaged, of another run or of other data, the first rank renames it, and
+    the cell is trained again.
+    """
+    path = folder.checkpoint("last")
+    if not path.is_file():
+        return None
+    ending = ".damaged"
+    try:
+        checkpoint = check_checkpoint(path, model)
+        if checkpoint.run is not None and checkpoint.run["id"] != identity:
+            raise OtherRun(other_run(path, checkpoint.run, identity))
+        ending = ".other-data"
+        check_data(checkpoint, data)
+    except UserError as error:
+        ending = ".other-run" if isinstance(error, OtherRun) else ending
+        if rank == 0:
+            aside = move(path, path.with_suffix(ending))
+            _say(f"{error}; renamed to {aside.name}, the cell starts at step 0")
+        return None
+    if checkpoint.run is None and rank == 0:
+        _say(f"{path}: does not name its run, as of an earlier version; assumed to be of this one")
+    return checkpoint
+
+
+def check_checkpoint(
+    path: Path,
+    model: Mapping[str, Any],
+    parts: Sequence[str] = ("block", "architecture"),
+    *,
+    evaluates: bool = False,
+) -> Checkpoint:
+    """Verify that a checkpoint is undamaged and that the `parts` of its config are the model's.
+
+    With `evaluates` the fields of `OF_EVALUATION` may differ.
+
+    Raises:
+        UserError: naming the file, and the first field that differs.
+    """
+    try:
+        checkpoint = read_checkpoint(path)
+    except UserError as error:
+        raise type(error)(f"--ckpt_path {error}") from error
+    stored = checkpoint["hyper_parameters"]
+    for field in CLASS_FIELDS:
+        if stored.get(field) != model.get(field):
+            raise UserError(
+                f"--ckpt_path {path}: model.{field} is {as_written(str(stored.get(field)))} there "
+                f"and {as_written(str(model.get(field)))} in the config"
+            )
+    for part in parts:
+        # Of a tuple the config has a list.
+        known = json.loads(json.dumps(stored[part]))
+        there, here = dict(leaves(known)), dict(leaves(dict(model[part])))
+        free = OF_EVALUATION.get(part, frozenset()) if evaluates else set()
+        for key in sorted((there.keys() | here.keys()) - free):
+            if there.get(key) != here.get(key):
+                raise UserError(
+                    f"--ckpt_path {path}: model.{part}.{key} is {there.get(key)} there and "
+                    f"{here.get(key)} in the config"
+                )
+    return Checkpoint(
+        path,
+        checkpoint["global_step"],
+        checkpoint["vocab_size"],
+        data_state(checkpoint),
+        "averaging_state" in checkpoint,
+        checkpoint.get(RUN),
+    )
+
+
+def check_data(checkpoint: Checkpoint, data: TextDataModule) -> None:
+    """Refuse a checkpoint of other data; print a note if it does not record its data.
+
+    Raises:
+        UserError: naming the file and both digests.
+    """
+    path, here = checkpoint.path, data.corpus.meta["vocab_size"]
+    if checkpoint.data is not None:
+        try:
+            data.load_state_dict(checkpoint.data)
+        except UserError as error:
+            raise UserError(f"--ckpt_path {path}: {error}") from error
+    elif checkpoint.vocab_size != here:
+        raise UserError(
+            f"--ckpt_path {path}: is of other data: its vocabulary has {checkpoint.vocab_size} "
+            f"tokens, that of this run's data has {here}"
+        )
+    else:
+        _say(f"{path}: does not record its data; assumed to be of the config's data")
+
+
+@rank_zero_only
+def _say(what: str) -> None:
+    print(what, file=sys.stderr, flush=True)

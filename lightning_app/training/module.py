@@ -1,0 +1,377 @@
+"""The LightningModule of all models.
+
+Which optimizer steps are logged.
+
+The one LightningModule: a thin system around a plain model and its objective.
+"""
+
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict
+from typing import Any, Literal
+
+import lightning.pytorch as pl
+import numpy as np
+import torch
+from torch import Tensor
+from torchmetrics import SumMetric
+
+from lightning_app.blocks.block import Block
+from lightning_app.blocks.config import BlockConfig
+from lightning_app.blocks.spans import AuxiliaryTerms, at_step, auxiliary_terms
+from lightning_app.config.bounds import check_accumulation
+from lightning_app.config.parents import load_parent
+from lightning_app.models.auxiliary_heads import add_heads
+from lightning_app.models.heads import ArchitectureConfig
+from lightning_app.models.initialization import needs_profiling, profile
+from lightning_app.models.loss import Evaluated, LossSums, ObjectiveConfig, PartSums, TokenCount
+from lightning_app.models.optim import (
+    OptimizerConfig,
+    ScheduleConfig,
+    build_optimizer,
+    build_schedule,
+)
+from lightning_app.models.stack import BlockStack, count_tokens_of, step_counts
+from lightning_app.runs.saved import is_finite
+from lightning_app.tasks.base import build_task, join_ranks
+from lightning_app.training.datamodule import training_steps
+from lightning_app.training.hardware import keep_freed_blocks
+
+
+def is_logged(trainer: pl.Trainer, step: int) -> bool:
+    """Whether optimizer step `step`, from 1, is logged: the first, then every n-th."""
+    interval: int = trainer.log_every_n_steps  # pyright: ignore[reportAttributeAccessIssue]
+    return step == 1 or step % interval == 0
+
+
+def loss_of(outputs: Any) -> Tensor:
+    """Return the training loss that Lightning passes to callbacks after a step."""
+    return outputs["loss"].detach()
+
+
+def nll_of(outputs: Any) -> Tensor:
+    """Return the training loss without label smoothing."""
+    return outputs["nll"]
+
+
+def mix(*numbers: int) -> int:
+    """Return a seed of 64 bits in which every bit of `numbers` counts."""
+    return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0])
+
+
+def seed_draws(device: torch.device, seed: int) -> None:
+    """Seed only the generators of the CPU and of `device`.
+
+    `torch.manual_seed` visits every kind of accelerator, and without any keeps a formatted
+    stack of the call each time: half a millisecond.
+    """
+    torch.default_generator.manual_seed(seed)
+    if device.type != "cpu":
+        torch.get_device_module(device).manual_seed(seed)
+
+
+def compile_blocks(model: torch.nn.Module, **how: Any) -> None:
+    """Compile the forward pass of every block in place, so that names of parameters stay.
+
+    Lengths are symbols from the first batch on: a batch of other lengths needs no new compilation.
+
+    Args:
+        model: The model whose blocks are compiled.
+        how: Further arguments of `torch.compile`.
+    """
+    for part in model.modules():
+        if isinstance(part, Block):
+            part.compile(dynamic=True, **how)
+        elif isinstance(part, BlockStack):
+            part.recomputes_norms = False
+
+
+class TransformerModule(pl.LightningModule):
+    """A Transformer with the wiring `block`, trained for `objective`.
+
+    The model is built when the data is known, since the vocabulary sets its size. Gradients are
+    those of the sum of token losses over the global batch divided by its number of predicted
+    tokens, for any number of devices: each rank divides its share by tokens / world, and
+    DDP averages. A step has one global batch: gradients are not accumulated over several.
+
+    After a validation `validation_parts` has its loss part by part (`PartSums`), and after
+    `Trainer.predict` `predicted` has the text of every row of the split, on every rank.
+
+    Args:
+        block: The wiring: a preset and single axes on top of it.
+        architecture: The sizes.
+        objective: The task, such as translation, and how it is evaluated.
+        optimizer: The optimizer.
+        schedule: The learning-rate schedule.
+        compile: `blocks` trains with every block compiled by `torch.compile`, meant for GPUs;
+            evaluation, decoding and probes are not compiled. Not part of a run's identity.
+        init_from: The run that a fine-tuned model starts from: the folder of a finished run, which
+            means its `checkpoints/last.ckpt`, or a checkpoint file. Weights and tokenizer are the
+            parent's, and block and sizes must be; heads start fresh. null: from initial values.
+        class_path: The subclass that the config names, for its checkpoints; null for this class.
+        init_args: The arguments of that subclass that are not listed here.
+    """
+
+    def __init__(
+        self,
+        block: BlockConfig = BlockConfig(),
+        architecture: ArchitectureConfig = ArchitectureConfig(),
+        objective: ObjectiveConfig = ObjectiveConfig(),
+        optimizer: OptimizerConfig = OptimizerConfig(),
+        schedule: ScheduleConfig = ScheduleConfig(),
+        compile: Literal["none", "blocks"] = "none",
+        init_from: str | None = None,
+        class_path: str | None = None,
+        init_args: dict[str, Any] | None = None,
+    ) -> None:
+        super().__init__()
+        parts = {
+            "block": block,
+            "architecture": architecture,
+            "objective": objective,
+            "optimizer": optimizer,
+            "schedule": schedule,
+        }
+        # Plain values, so that a checkpoint loads with weights_only=True; Lightning rebuilds the
+        # module from them through the named instantiator.
+        hyperparameters: dict[str, Any] = {name: asdict(part) for name, part in parts.items()}
+        hyperparameters["_instantiator"] = "lightning.pytorch.cli.instantiate_module"
+        if class_path is not None:
+            named = {"class_path": class_path, "init_args": init_args}
+            hyperparameters |= {**named, **(init_args or {})}
+        self.save_hyperparameters(hyperparameters, logger=False)
+        self.block = block
+        self.architecture = architecture
+        self.schedule = schedule
+        self.optimizer = optimizer
+        self.compilation = compile
+        self.init_from = init_from
+        self.parent_name: str | None = None  # what the id of the run says of its parent
+        self.objective = build_task(objective)
+        self.model: torch.nn.Module | None = None
+        self.vocab_size = 0
+        self.profiled = False
+        self.total_steps = 0  # of the run, fixed when it starts
+        self._has_terms = True  # until the fit has looked for them
+        self._seed = 0
+        # Keep a NaN: by default it would be left out of the sum, and the loss would be 0.
+        self.total_nll = SumMetric(nan_strategy="disable")
+        self.total_correct, self.total_tokens = TokenCount(), TokenCount()
+        self.part_sums = PartSums()
+        self.validation_parts: dict[str, list[Any]] = {}
+        self.predicted: dict[int, Any] = {}
+
+    def ensure_built(self) -> None:
+        """Build the model for the Trainer's data, if it does not exist yet."""
+        if self.model is None:
+            self.build(self.trainer.datamodule.vocab_size)  # pyright: ignore[reportAttributeAccessIssue]
+
+    def setup(self, stage: str) -> None:
+        self.ensure_built()
+        if stage == "fit" and self.compilation == "blocks":
+            assert self.model is not None
+            compile_blocks(self.model)
+
+    def build(self, vocab_size: int) -> None:
+        """Build the model for `vocab_size` tokens, with its initial values."""
+        self.vocab_size = vocab_size
+        self.model = self.objective.build_model(self.architecture, self.block, vocab_size)
+        add_heads(self.model, self.objective.config.auxiliary())
+        if self.init_from is not None:
+            load_parent(self.model, self.init_from, self.parent_name)
+            self.profiled = True  # its skips were, at the start of the parent
+
+    def forward(self, batch: Any) -> torch.Tensor:
+        return self.objective.logits(self.model, batch)
+
+    def on_fit_start(self) -> None:
+        self._seed = torch.initial_seed()
+        # Looked for once: at each step it would take a hundredth of a small model's time.
+        self._has_terms = any(isinstance(part, AuxiliaryTerms) for part in self.modules())
+        if self.device.type == "cpu":
+            keep_freed_blocks()
+
+    def on_train_start(self) -> None:
+        """Fix the steps of the run at its start; one that goes on has those of its checkpoint."""
+        if self._has_terms and not (self.global_step and self.total_steps):
+            self.total_steps = training_steps(self.trainer)
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        """Seed the batch's draws; profile the skips that require it (Admin), once, on all ranks.
+
+        Dropout depends only on (seed, step, batch, rank), so that a run resumed from a
+        checkpoint draws the same numbers as an uninterrupted run.
+        """
+        assert self.model is not None
+        check_accumulation(self.trainer.accumulate_grad_batches)  # a callback may have changed it
+        seed_draws(self.device, mix(self._seed, self.global_step, batch_idx, self.global_rank))
+        if not self.profiled and needs_profiling(self.model):
+            strategy = self.trainer.strategy
+            profile(self.model, lambda: self(batch), lambda x: strategy.reduce(x, reduce_op="sum"))  # pyright: ignore[reportArgumentType]
+        self.profiled = True
+        if self._has_terms:
+            at_step(self.model, self.global_step, self.total_steps)
+
+    def training_step(self, batch: Any, batch_idx: int) -> dict[str, torch.Tensor]:
+        assert self.model is not None
+        if self._has_terms:
+            reduce = self.trainer.strategy.reduce
+            count_tokens_of(
+                self.model,
+                self.objective.real_tokens(batch),
+                lambda number: reduce(number, reduce_op="mean"),  # pyright: ignore[reportArgumentType, reportReturnType]
+            )
+        sums = self.objective.sums(self.model, batch)
+        # The mean of the ranks' gradients is then that of the mean over the global batch.
+        normalizer = batch.predicted_tokens.to(sums.loss.dtype) / self.trainer.world_size
+        loss, nll = sums.loss / normalizer, sums.nll / normalizer
+        terms = auxiliary_terms(self.model, normalizer) if self._has_terms else {}
+        for term in terms.values():
+            loss = loss + term
+        step = self.global_step + 1
+        if is_logged(self.trainer, step):
+            parts = {"train/loss": loss, "train/nll": nll}
+            parts |= {f"train/aux/{name}": term for name, term in terms.items()}
+            self._log_training(parts, step)
+            self._log_steps(step)
+        return {"loss": loss, "nll": nll}
+
+    def _log_training(self, parts: dict[str, torch.Tensor], step: int) -> None:
+        # The mean over ranks of (share / (tokens / world)) is the global loss.
+        stacked = torch.stack([part.detach() for part in parts.values()])
+        values = self.trainer.strategy.reduce(stacked, reduce_op="mean").tolist()  # pyright: ignore[reportAttributeAccessIssue]
+        rate = self.trainer.optimizers[0].param_groups[0]["lr"]
+        logged = {**dict(zip(parts, values, strict=True)), "train/lr": rate}
+        for logger in self.loggers:
+            logger.log_metrics(logged, step=step)
+
+    def _log_steps(self, step: int) -> None:
+        """Log the mean steps a token, and the share of tokens at the maximum, of all ranks."""
+        assert self.model is not None
+        for name, counts in step_counts(self.model).items():
+            sums = torch.stack(counts).to(torch.float64)
+            totals = self.trainer.strategy.reduce(sums, reduce_op="sum")  # pyright: ignore[reportArgumentType]
+            steps, at_limit, tokens = totals.tolist()  # pyright: ignore[reportAttributeAccessIssue]
+            logged = {f"train/steps/{name}": steps / tokens}
+            logged[f"train/steps_at_limit/{name}"] = at_limit / tokens
+            for logger in self.loggers:
+                logger.log_metrics(logged, step=step)
+
+    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+        step = self.global_step + 1
+        if is_logged(self.trainer, step):
+            # In float32 at least, also for gradients in bfloat16.
+            gradients = [
+                p.grad.to(torch.promote_types(p.grad.dtype, torch.float32))
+                for p in self.parameters()
+                if p.grad is not None
+            ]
+            norm = torch.nn.utils.get_total_norm(gradients)
+            for logger in self.loggers:
+                logger.log_metrics({"train/grad_norm": float(norm)}, step=step)
+
+    def on_validation_epoch_start(self) -> None:
+        self._start_evaluation()
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        size = len(self.trainer.val_dataloaders.dataset)  # pyright: ignore[reportOptionalMemberAccess]
+        with self._eager():
+            sums = self.objective.sums(self.model, batch)
+            self._add(sums)
+            assert sums.by_token is not None
+            self.part_sums.update(sums.by_token, self.objective.rows_of(batch), size)
+            self.objective.decode(self.model, batch, "val")
+
+    def on_validation_epoch_end(self) -> None:
+        self._log_evaluation("val")
+        self.validation_parts = self.part_sums.compute()
+        self.part_sums.reset()
+
+    def on_test_epoch_start(self) -> None:
+        self._start_evaluation()
+
+    def test_step(self, batch: Any, batch_idx: int) -> None:
+        with self._eager():
+            self._add(self.objective.sums(self.model, batch))
+            self.objective.decode(self.model, batch, "test")
+
+    def on_test_epoch_end(self) -> None:
+        self._log_evaluation("test")
+
+    def on_predict_epoch_start(self) -> None:
+        self.predicted = {}
+
+    def predict_step(self, batch: Any, batch_idx: int) -> Any:
+        with self._eager():
+            found = self.objective.predict(self.model, batch, self.trainer.datamodule)  # pyright: ignore[reportAttributeAccessIssue]
+        self.predicted |= dict(found)
+        return found
+
+    def on_predict_epoch_end(self) -> None:
+        datamodule = self.trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue]
+        self.predicted = self.objective.answers(join_ranks(self.predicted), datamodule)
+
+    def _eager(self) -> AbstractContextManager[Any]:
+        """Do not use compiled blocks: a search has other shapes at each of its steps."""
+        if self.compilation == "none":
+            return nullcontext()
+        return torch.compiler.set_stance("force_eager")
+
+    def _start_evaluation(self) -> None:
+        """With `bf16-true` sums of losses are turned to bfloat16 too, which keeps 8 bits."""
+        for sums in (self.total_nll, self.part_sums):
+            sums.set_dtype(torch.promote_types(sums.dtype, torch.float32))
+        self.objective.start_decoding()
+
+    def _add(self, sums: LossSums) -> None:
+        self.total_nll.update(sums.nll)
+        assert sums.correct is not None
+        self.total_correct.update(sums.correct)
+        self.total_tokens.update(sums.tokens)
+
+    def _log_evaluation(self, stage: str) -> None:
+        nll = float(self.total_nll.compute())
+        correct, tokens = int(self.total_correct.compute()), int(self.total_tokens.compute())
+        for total in (self.total_nll, self.total_correct, self.total_tokens):
+            total.reset()
+        mean = nll / tokens
+        metrics = {
+            f"{stage}/nll": mean,
+            f"{stage}/perplexity": float(torch.tensor(mean).exp()),
+        }
+        if self.objective.classifies:
+            metrics[f"{stage}/accuracy"] = correct / tokens
+        datamodule = self.trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue]
+        metrics |= self.objective.scores(stage, datamodule, Evaluated(nll, tokens))
+        # The same number on every rank: its parts were summed or gathered before.
+        self.log_dict({**metrics, "step": float(self.global_step)}, rank_zero_only=False)
+
+    def configure_optimizers(self) -> Any:
+        assert self.model is not None
+        # Lightning refuses to clip gradients of a fused optimizer in bf16-mixed.
+        clipped = self.trainer.precision == "bf16-mixed" and bool(self.trainer.gradient_clip_val)
+        fused = self.trainer.precision != "16-mixed" and not clipped
+        optimizer = build_optimizer(self.optimizer, self.model, fused=fused)
+        schedule = build_schedule(self.schedule, optimizer, training_steps(self.trainer))
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": {"scheduler": schedule, "interval": "step"},
+        }
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["vocab_size"] = self.vocab_size
+        checkpoint["profiled"] = self.profiled
+        if self._has_terms:
+            checkpoint["total_steps"] = self.total_steps
+        checkpoint["finite"] = is_finite(checkpoint["state_dict"])
+        if streams := join_ranks(self.objective.streams()):
+            checkpoint["streams"] = streams
+        # A run that is killed after this resumes here: its logged values must be on disk by then.
+        for logger in self.loggers:
+            logger.save()
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        if self.model is None:
+            self.build(checkpoint["vocab_size"])
+        self.profiled = checkpoint["profiled"]
+        self.total_steps = checkpoint.get("total_steps", 0)
+        self.objective.load_streams(checkpoint.get("streams", {}))

@@ -1,0 +1,737 @@
+"""One run: prepared, trained, and recorded.
+
+Check that the folder of a run holds no other experiment.
+
+A run before its training: config, folder, checkpoint and data, found and checked.
+
+One run: LightningCLI with a run folder, for `ablate fit` and for the cells of a grid.
+
+A cell of a grid as a run: from the config in its folder, and from its last checkpoint.
+"""
+
+import hashlib
+import math
+import shutil
+import warnings
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.callbacks import ModelCheckpoint, ModelSummary
+from lightning.pytorch.utilities import rank_zero_only, rank_zero_warn
+from lightning.pytorch.utilities.exceptions import SIGTERMException
+
+from lightning_app.config.allowlist import place_below
+from lightning_app.config.bounds import long_warmup
+from lightning_app.config.experiment import cell_id, named_by_content, stacks_of
+from lightning_app.config.identity import (
+    Record,
+    leaves,
+    read_record,
+    without_evaluation_limits,
+    write_record,
+)
+from lightning_app.config.parents import NothingToFineTune
+from lightning_app.config.precheck import written_values
+from lightning_app.config.run_plugins import keep_copies, require_of
+from lightning_app.config.sections import model_config
+from lightning_app.core import strict_yaml
+from lightning_app.core.errors import UserError
+from lightning_app.core.files import write_whole, writing_in
+from lightning_app.data.prepare import corpus_of
+from lightning_app.data.sources import require_test
+from lightning_app.plugins import KEY, check_used, digests, used_by
+from lightning_app.plugins.imports import window
+from lightning_app.runs.folder import RunFolder
+from lightning_app.runs.locks import run_lock
+from lightning_app.runs.parent import FIELD, origin_of
+from lightning_app.runs.provenance import PACKAGES, command_line, foreign_classes, software
+from lightning_app.runs.records import CUT_SHORT, SCHEMA, SIGNATURES, last_report, words_of_short
+from lightning_app.scores.task_facts import TASKS, Monitored
+from lightning_app.training.callbacks.divergence import DivergenceMonitor, Outcome
+from lightning_app.training.callbacks.loggers import (
+    Curves,
+    Events,
+    Hyperparameters,
+    Labels,
+    Pictures,
+    added_loggers,
+    close_loggers,
+    label_loggers,
+)
+from lightning_app.training.callbacks.probes import GainLogger
+from lightning_app.training.callbacks.progress import (
+    ParameterCount,
+    Progress,
+    Throughput,
+    Unprofiled,
+    WallClock,
+)
+from lightning_app.training.callbacks.safety import (
+    Agreement,
+    BeforeAveraging,
+    Origin,
+    Pruned,
+    Pruning,
+    SaveOnInterrupt,
+    check_averaging,
+)
+from lightning_app.training.checkpoint import (
+    Checkpoint,
+    check_checkpoint,
+    check_data,
+    checkpoint_of_cell,
+    copy_whole,
+    find_checkpoint,
+    with_whole_checkpoints,
+)
+from lightning_app.training.config import check, check_rows
+from lightning_app.training.datamodule import TextDataModule, check_limits, check_ranks, steps_asked
+from lightning_app.training.parser import RunCLI, config_parser, data_module, keep_numbers
+from lightning_app.training.run_output import (
+    device_name,
+    join_metrics,
+    peak_memory_bytes,
+    write_pruned,
+    write_result,
+)
+
+
+def check_folder(
+    folder: RunFolder, record: Record, tree: Mapping[str, Any], resumed: bool
+) -> Record | None:
+    """Refuse the folder of another experiment: of another config, block or corpus.
+
+    Args:
+        folder: The folder of the new run.
+        record: The values that its id is computed from.
+        tree: Its resolved config.
+        resumed: Whether it continues from a checkpoint; it may then train more steps.
+
+    Returns:
+        The record of the run that the folder holds, None if it holds none.
+
+    Raises:
+        UserError: naming the first difference, or the damaged file.
+    """
+    if not folder.config.exists():
+        return None
+    found = read_record(folder.path)
+    if found is None:
+        raise UserError(
+            f"{folder.identity}: missing, so that nothing says which run the folder holds; move "
+            "the folder away"
+        )
+    there, here = found.apart(), record
+    if resumed:
+        steps = {"trainer.max_steps": tree["trainer"]["max_steps"]}
+        there, here = there.with_config(steps), here.with_config(steps)
+    if there.id != here.id:
+        raise UserError(
+            f"{folder}: holds another run ({there.difference(here)}; its id is {there.id}, the id "
+            f"of this run is {here.id}); set trainer.default_root_dir to another folder"
+        )
+    return found
+
+
+def with_checkpoint(
+    record: Record, there: Record | None, checkpoint: Path, folder: RunFolder
+) -> Record:
+    """The record of a run that starts from a checkpoint; one of another run is part of its id.
+
+    `there` is the record of the run that the folder holds.
+    """
+    own = checkpoint.resolve().parent == folder.checkpoints.resolve()
+    with checkpoint.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return record.going_on(there if own else None, digest[:16])
+
+
+class PreparedRun(RunCLI):
+    """LightningCLI that finds and checks what a run needs before its folder is made.
+
+    Args:
+        args: Command-line arguments, or a config tree where `run` is False.
+        folder: The run folder; None means ``trainer.default_root_dir`` or, without it, a folder
+            under ``experiments/fit/runs`` whose name is made from the config.
+        attempt: The number of this attempt; None for the next number in the folder.
+        checkpoint: The checkpoint from which a run from a config tree continues; a command line
+            has ``--ckpt_path`` for it.
+        data: The data of a run from a config tree, if they are already open.
+        pruned_by: The metric that is reported at validations; None without a pruner.
+        slot: The devices and threads that a supervisor gave the run, for the result.
+        command: The command line that started the run; None for that of this process.
+        again: Whether to train a finished run again, whose result is then replaced.
+
+    Attributes:
+        predictions: What `predict` has predicted, one a row in the order of the split; on the first
+            rank alone.
+    """
+
+    def __init__(
+        self,
+        args: Any,
+        *,
+        folder: Path | None = None,
+        attempt: int | None = None,
+        checkpoint: Checkpoint | None = None,
+        data: TextDataModule | None = None,
+        pruned_by: str | None = None,
+        slot: Mapping[str, Any] | None = None,
+        command: Sequence[str] | None = None,
+        again: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        self._again = again
+        self._software = {**software(), "command": command_line(command)}
+        self._given = folder
+        self._pruned_by = pruned_by
+        self._slot = slot
+        self._checkpoint = checkpoint
+        self._data = data
+        self._attempt = attempt
+        self.predictions: list[str] = []
+        words = args if isinstance(args, list) else []
+        self._written = dict(leaves(args)) if isinstance(args, dict) else written_values(words)
+        self._command = args[0] if isinstance(args, list) and args else None
+        super().__init__(args, **kwargs)
+
+    def subcommands(self) -> dict[str, set[str]]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Return the given command alone: to build the parser of each takes a while."""
+        known = RunCLI.subcommands()
+        return {name: known[name] for name in [self._command] if name in known} or known
+
+    def setup_parser(
+        self,
+        add_subcommands: bool,
+        main_kwargs: dict[str, Any],
+        subparser_kwargs: dict[str, Any],
+    ) -> None:
+        """Without a subcommand use the parser that the fork server has built."""
+        if add_subcommands:
+            super().setup_parser(add_subcommands, main_kwargs, subparser_kwargs)
+        else:
+            self.parser = config_parser()
+
+    def before_instantiate_classes(self) -> None:
+        """Find all mistakes that can be found before a folder is created."""
+        super().before_instantiate_classes()
+        keep_numbers(self._written, self.tree)
+        check(self.tree, trains=self._trains)
+        self.monitored = TASKS[self.tree["model"]["objective"]["kind"]].monitored
+        corpus = corpus_of(self.tree["data"])
+        stacks = stacks_of(self.tree)
+        self.used = used_by(self.tree, stacks)
+        check_used(self.used)
+        self.record = Record.of(named_by_content(self.tree), stacks, corpus)
+        self.id = self.record.id
+        root = self.tree["trainer"]["default_root_dir"]
+        usual = Path("experiments/fit/runs") / run_name(self.tree)
+        path = self._given or (Path(root) if root else usual)
+        self.folder = RunFolder(path)
+        self.attempt: int = self._attempt or self.folder.last_attempt() + 1
+        self.attempt_folder = self.folder.attempt(self.attempt)
+        self._find_checkpoint()
+        self._open_data()
+        if self.subcommand == "fit":  # a cell has its own folder and checkpoint
+            there = check_folder(self.folder, self.record, self.tree, self.resumed)
+            if self._checkpoint is not None:
+                path = self._checkpoint.path
+                self.record = with_checkpoint(self.record, there, path, self.folder)
+                self.id = self.record.id
+            self._refuse_finished()
+        if self.subcommand is None:  # a cell
+            place_below(self.folder.added, self._get(self.config, "trainer"))
+        if self._trains:
+            label_loggers(self._get(self.config, "trainer.logger"), self._labels())
+
+    def _refuse_finished(self) -> None:
+        """Refuse to train a finished run from step 0, which would remove its result."""
+        if self.folder.result.is_file() and not self.resumed and not self._again:
+            raise UserError(
+                f"{self.folder}: holds the finished run of this config; --again (again=True in "
+                "Python) trains it again and replaces its result"
+            )
+
+    def _labels(self) -> Labels:
+        model = self.tree["model"]
+        tags = {
+            "preset": model["block"]["preset"],
+            "task": model["objective"]["kind"],
+            "data": self.tree["data"]["name"],
+            "warmup": model["schedule"]["warmup_steps"],
+            "seed": self.tree["seed_everything"],
+            "id": self.id,
+        }
+        return Labels(
+            name=self.folder.name,
+            group=self.folder.grid,
+            attempt=self.attempt,
+            tags={name: str(value) for name, value in tags.items()},
+        )
+
+    @property
+    def resumed(self) -> bool:
+        """Whether the run continues from a checkpoint."""
+        return self._checkpoint is not None
+
+    @property
+    def _trains(self) -> bool:
+        return self.subcommand in (None, "fit")
+
+    def _find_checkpoint(self) -> None:
+        given = self._get(self.config, "ckpt_path")
+        if given is not None:
+            path = find_checkpoint(given, self.folder.path)
+            require_of(path)
+            model = self.tree["model"]
+            # Lightning restores the optimizer from the checkpoint, with its constants.
+            trained = ("optimizer",) if self._trains else ()
+            parts = ("block", "architecture", *trained)
+            self._checkpoint = check_checkpoint(path, model, parts, evaluates=not self._trains)
+            most, step = self.tree["trainer"]["max_steps"], self._checkpoint.step
+            if self._trains and 0 < most < step:
+                raise UserError(
+                    f"--ckpt_path {path}: is of step {step}, after which trainer.max_steps {most} "
+                    f"trains nothing; {step + 1} or more is right"
+                )
+            self.config[str(self.subcommand)]["ckpt_path"] = str(path)
+        elif self._checkpoint is None and not self._trains:
+            raise UserError(f"{self.subcommand}: --ckpt_path is needed: a file, 'last' or 'best'")
+        self.resumed_step = 0 if self._checkpoint is None else self._checkpoint.step
+
+    def _open_data(self) -> None:
+        """Prepare and verify the data, in every rank; refuse a checkpoint of other data."""
+        if self._data is None:
+            self._data = data_module(self.tree["data"])
+            self._data.check_floor()
+            if self.subcommand in ("test", "predict"):
+                require_test(self._data.config)
+            if self._checkpoint is not None:
+                check_data(self._checkpoint, self._data)
+        self.corpus = self._data.corpus
+        check_rows(self.tree, self.corpus)
+        trainer = self.tree["trainer"]
+        if self._trains and (trainer["max_epochs"] or 0) > 0:
+            # How many steps the epochs have is known now.
+            steps = steps_asked(trainer, len(self._data.train_dataloader()))
+            model_config(self.tree["model"]).schedule.check(steps)
+
+
+def run_name(tree: Mapping[str, Any]) -> str:
+    """Return the folder name of a run outside a grid: preset, warm-up, seed, short id."""
+    model = tree["model"]
+    preset = model["block"]["preset"]
+    warmup = model["schedule"]["warmup_steps"]
+    # Evaluating a part of a split evaluates the run that was trained without that limit.
+    identity = cell_id(without_evaluation_limits(tree))
+    return f"{preset}-w{warmup}-s{tree['seed_everything']}-{identity[:8]}"
+
+
+class CutShort(UserError):
+    """The training ended before the steps that its config asks for."""
+
+
+def _status(outcome: Outcome) -> str:
+    if outcome.name == CUT_SHORT:
+        return CUT_SHORT
+    return "ok" if outcome.divergence is None else "diverged"
+
+
+class Run(PreparedRun):
+    """LightningCLI with a run folder: loggers, checkpoints and callbacks point into it.
+
+    It takes the arguments of `PreparedRun`.
+    """
+
+    def after_instantiate_classes(self) -> None:
+        super().after_instantiate_classes()
+        if self.subcommand is not None:  # the supervisor starts the ranks of a cell
+            check_ranks(self.trainer)
+        self.datamodule.corpus = self.corpus
+        if self._trains:
+            self.model.parent_name = self.record.config.get(FIELD)
+            path, averaged = None, False
+            if self._checkpoint is not None:
+                path, averaged = self._checkpoint.path, self._checkpoint.averaged
+            check_averaging(self.trainer, path, averaged)
+            if self.subcommand is not None and self.trainer.is_global_zero:
+                self._held.enter_context(run_lock(self.folder))
+                self._refuse_finished()  # it may have finished since
+            self._prepare_folder()
+            steps = steps_asked(self.tree["trainer"], len(self.datamodule.train_dataloader()))
+            if warning := long_warmup(self.model.schedule.warmup_steps, steps):
+                rank_zero_warn(warning)
+            stacks = self.model.architecture.stacks(self.model.block)
+            if any(block.keeps_skip_of_identity for s in stacks.values() for block in s.blocks):
+                rank_zero_warn(
+                    "identity value or output projections combined with an attention skip: He & "
+                    "Hofmann 2023 (2311.01906, figure 20) found that this trains worse"
+                )
+
+    @rank_zero_only
+    def _prepare_folder(self) -> None:
+        """Reserve the folder for this run; a run from step 0 removes earlier curves."""
+        if self.folder.config.exists():
+            self.folder.result.unlink(missing_ok=True)
+            if not self.resumed:
+                for old in self.folder.path.glob("events.out.tfevents.*"):
+                    old.unlink()
+                for old in self.folder.checkpoints.glob("*.ckpt"):
+                    shutil.rmtree(old) if old.is_dir() else old.unlink()
+        with writing_in(self.folder.path):
+            self.attempt_folder.path.mkdir(parents=True, exist_ok=True)
+        keep_copies(self.folder, self.used)
+        write_record(self.folder.path, self.record)
+        write_whole(self.folder.config, strict_yaml.dump_yaml(self.tree))
+
+    def before_instantiate_classes(self) -> None:
+        self._held = ExitStack()
+        super().before_instantiate_classes()
+
+    def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
+        self.divergence = DivergenceMonitor(self.monitored)
+        self.throughput = Throughput()
+        self.clock = WallClock()
+        self._best: ModelCheckpoint | None = None
+        callbacks: list[pl.Callback] = []
+        settings = dict(self._get(self.config_init, "trainer"))
+        settings |= {k: v for k, v in self.tree["trainer"].items() if type(v) in (int, float)}
+        given = settings["callbacks"] or []
+        given = given if isinstance(given, list) else [given]
+        if self._trains:
+            progress = Progress(self.attempt_folder.progress)
+            code: dict[str, Any] = {KEY: digests(), f"{KEY}_used": self.used}
+            code["classes"] = foreign_classes(self.tree, apart=digests())
+            made = {**self._software, **code, **origin_of(self.tree)}
+            named = {"id": self.id, "seed": self.tree["seed_everything"]}
+            named["parent"] = made.get("parent", {}).get("id")
+            self.origin = Origin(self.attempt_folder.provenance, made, self.resumed, named)
+            callbacks += [self.origin, self.divergence, self.throughput, self.clock]
+            callbacks += [GainLogger(), progress]
+            callbacks += [Agreement(self.id), Pictures()]
+            before = BeforeAveraging(self.divergence, self.folder.checkpoint("last"))
+            settings["callbacks"] = [before, *given]
+            if self._pruned_by is not None:
+                files = (self.attempt_folder.reports, self.attempt_folder.stop)
+                callbacks.append(Pruning(self._pruned_by, *files))
+            saves = settings["enable_checkpointing"] is not False
+            if saves:
+                self._best, last = checkpoints(self.folder.path, self.monitored)
+                callbacks += [self._best, last]
+            self._interrupts = SaveOnInterrupt(self.folder.checkpoint("last") if saves else None)
+            callbacks.append(self._interrupts)
+            self._added = added_loggers(settings["logger"])
+            callbacks.append(Hyperparameters(self._added, {**self.tree, "id": self.id}))
+            if settings["logger"] is not False:
+                # The steps after the checkpoint are logged again.
+                purge = self.resumed_step + 1 if self.resumed else None
+                settings["logger"] = [
+                    Events(self.folder.path, purge),
+                    Curves(self.attempt_folder.path, name="", version=""),
+                    *self._added,
+                ]
+            summarised = any(isinstance(each, ModelSummary) for each in given)
+            if settings["enable_model_summary"] is not False and not summarised:
+                callbacks.append(ParameterCount())
+        else:
+            # The callbacks of training are not needed here, and nothing is saved.
+            warnings.filterwarnings("ignore", message="Be aware that when using `ckpt_path`")
+            if not any(isinstance(each, ModelCheckpoint) for each in given):
+                settings["enable_checkpointing"] = False
+            if settings["logger"] is None:
+                settings["logger"] = False
+        settings["profiler"] = settings["profiler"] or Unprofiled()
+        settings["plugins"] = with_whole_checkpoints(settings["plugins"])
+        # An evaluation leaves the folder of its run as it is.
+        root = str(self.folder) if self._trains else None
+        settings |= {**kwargs, "default_root_dir": root}
+        try:
+            return self._instantiate_trainer(settings, callbacks)
+        except (MisconfigurationException, ValueError, ZeroDivisionError) as error:
+            raise UserError(f"trainer: {error}") from error
+
+    def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:
+        # Our checkpoints hold plain values, and a foreign checkpoint must not run code.
+        return {**super()._prepare_subcommand_kwargs(subcommand), "weights_only": True}
+
+    def fit(self, model: Any, datamodule: Any, ckpt_path: str | None = None, **kwargs: Any) -> None:
+        """Train, decide the outcome, evaluate the test split, and write the files of the run."""
+        corpus = filter(None, (self.tree["data"][name] for name in ("root", "cache")))
+        with self._held, window("run", [self.folder.path, self.corpus.folder, *corpus]):
+            self._fit(model, datamodule, ckpt_path, **kwargs)
+
+    def _fit(self, model: Any, datamodule: Any, ckpt_path: str | None, **kwargs: Any) -> None:
+        trainer = self.trainer
+        started = datetime.now(UTC)
+        try:
+            trainer.fit(model, datamodule=datamodule, ckpt_path=ckpt_path, **kwargs)
+        except Pruned as pruned:
+            self._check_plugins()
+            self._leave_pruned(pruned.step, started)
+            return
+        except SystemExit as ending:
+            if isinstance(ending, SIGTERMException) or not self._was_ended_from_inside():
+                raise
+            # Lightning gives no model back that could be evaluated.
+            raise CutShort(self._shortness(self._asked(datamodule))) from ending
+        except NothingToFineTune as why:
+            self.origin.setup(trainer, model, "fit")  # another callback may have built the model
+            outcome = self.divergence.never_began(str(why))
+            self._leave(self._result(outcome, {}, model, datamodule, started), model, datamodule)
+            return
+        if trainer.global_step == 0:
+            limits = ("max_steps", "max_epochs", "max_time", "limit_train_batches")
+            values = {name: self.tree["trainer"][name] for name in limits}
+            given = ", ".join(f"{k} {v}" for k, v in values.items() if v is not None)
+            raise UserError(f"trainer: no step was trained ({given}); a result needs at least 1")
+        asked = self._asked(datamodule)
+        finite = self.divergence.divergence is None
+        short = finite and 0 <= trainer.global_step < asked
+        if short and self.subcommand is None:
+            raise CutShort(self._shortness(asked))  # no result of a grid
+        if trainer.global_step >= self._most(asked):
+            raise UserError(
+                f"trainer: {trainer.global_step} steps were trained, but the config asks for "
+                f"{asked}{self._callbacks()}"
+            )
+        metrics: dict[str, Any] = dict(trainer.callback_metrics)
+        if finite and int(metrics.get("step", -1)) != trainer.global_step:
+            metrics |= self._validate_end(model, datamodule)
+        outcome = self.divergence.judge(
+            float(metrics[self.monitored.loss]) if finite else math.nan,
+            datamodule.floor,
+            datamodule.training_floor,
+            trainer.global_step,
+        )
+        if short:
+            why = f"{self._shortness(asked)}; {outcome.rule}"
+            outcome = Outcome(CUT_SHORT, why)
+        if finite and model.objective.config.evaluate_test:
+            metrics |= trainer.test(model, datamodule=datamodule, verbose=False)[0]
+        check_limits(trainer, self.tree["trainer"], self._callbacks())
+        metrics = {k: float(v) for k, v in metrics.items() if k.startswith(("val/", "test/"))}
+        metrics["train/tokens_per_second"] = self.throughput.rate
+        self._leave(self._result(outcome, metrics, model, datamodule, started), model, datamodule)
+
+    def _asked(self, datamodule: Any) -> int:
+        """The steps that the config asks for, whatever a callback has set since; -1 without end."""
+        return steps_asked(self.tree["trainer"], len(datamodule.train_dataloader()))
+
+    def _most(self, asked: int) -> float:
+        """The number of steps from which a run did too many.
+
+        A module that steps several optimizers itself may exceed `max_steps` by some of them; one
+        that continues a checkpoint of a longer run trains nothing.
+        """
+        limited = asked == self.tree["trainer"]["max_steps"] > self.resumed_step
+        return asked + len(self.trainer.optimizers) if limited else math.inf
+
+    def _was_ended_from_inside(self) -> bool:
+        """Whether a callback or a module, not a user, has ended the process in its training."""
+        steps = self.trainer.global_step
+        return steps > self.resumed_step and not self._interrupts.asked
+
+    def _shortness(self, asked: int) -> str:
+        short = words_of_short(self.trainer.global_step, asked)
+        limit = self.tree["trainer"]["max_time"]
+        if limit is not None:
+            return f"{short} by trainer.max_time {limit} or by a callback{self._callbacks()}"
+        return f"{short} by a callback or a module{self._callbacks()}"
+
+    def _callbacks(self) -> str:
+        """The callbacks of the config, for messages."""
+        given = [str(each["class_path"]).rpartition(".")[2] for each in self._given_callbacks()]
+        return f" (trainer.callbacks: {', '.join(given)})" if given else ""
+
+    def _given_callbacks(self) -> list[Any]:
+        given = self.tree["trainer"]["callbacks"] or []
+        return given if isinstance(given, list) else [given]
+
+    def _result(
+        self,
+        outcome: Outcome,
+        metrics: Mapping[str, float],
+        model: Any,
+        datamodule: Any,
+        started: datetime,
+    ) -> dict[str, Any]:
+        """The content of `result.json`."""
+        trainer, failure = self.trainer, outcome.divergence
+        return {
+            "schema": SCHEMA,
+            "id": self.id,
+            "name": self.folder.name,
+            "status": _status(outcome),
+            "outcome": outcome.name,
+            "outcome_rule": outcome.rule,
+            "diverged": None if failure is None else asdict(failure),
+            "metrics": {k: v if math.isfinite(v) else None for k, v in sorted(metrics.items())},
+            "unigram_entropy": datamodule.floor,
+            "validation_parts": None if outcome.name == "non_finite" else model.validation_parts,
+            "steps": trainer.global_step,
+            "steps_asked": None if (asked := self._asked(datamodule)) < 0 else asked,
+            "tokens": self.throughput.tokens,
+            "parameters": sum(p.numel() for p in model.parameters()),
+            "seconds": self.clock.seconds,
+            "device": device_name(trainer),
+            "devices": trainer.world_size,
+            "peak_memory_bytes": peak_memory_bytes(trainer),
+            "slot": self._slot,
+            "precision": str(trainer.precision),
+            "versions": {name: self._software["libraries"][name] for name in PACKAGES},
+            "provenance": self.origin.record,
+            "data": datamodule.description,
+            **dict.fromkeys(SIGNATURES),
+            **model.objective.signatures,
+            "attempt": self.attempt,
+            "started": started.isoformat(),
+            "finished": datetime.now(UTC).isoformat(),
+        }
+
+    def _validate_end(self, model: Any, datamodule: Any) -> dict[str, float]:
+        """Validate after the last step if no validation was due, and keep it if it is the best."""
+        last, best = map(self.folder.checkpoint, ("last", "best"))
+        metrics = dict(self.trainer.validate(model, datamodule=datamodule, verbose=False)[0])
+        if self._best is not None and self.trainer.is_global_zero:
+            score, sign = self._best.best_model_score, 1 if self.monitored.mode == "min" else -1
+            if score is None or sign * metrics[self.monitored.metric] < sign * float(score):
+                copy_whole(last, best)
+        return metrics
+
+    def _check_plugins(self) -> None:
+        """Refuse a result of code that its id does not name; on every rank, if on one."""
+        said = ""
+        try:
+            check_used(self.used)
+        except UserError as error:
+            said = str(error)
+        if not self.trainer.strategy.reduce_boolean_decision(not said, all=True):
+            raise UserError(said or "plug-ins: refused on another rank of this run")
+
+    def _leave(self, result: dict[str, Any], model: Any, datamodule: Any) -> None:
+        self._check_plugins()
+        self._write(result, model, datamodule)
+
+    @rank_zero_only
+    def _write(self, result: dict[str, Any], model: Any, datamodule: Any) -> None:
+        self._join_logs()
+        write_result(self.folder, result, model, datamodule)
+        close_loggers(self._added)
+
+    @rank_zero_only
+    def _leave_pruned(self, step: int, started: datetime) -> None:
+        pruned = {
+            "schema": SCHEMA,
+            "id": self.id,
+            "name": self.folder.name,
+            "status": "pruned",
+            "step": step,
+            "metric": self._pruned_by,
+            "value": last_report(self.folder),
+            "attempt": self.attempt,
+            "provenance": self.origin.record,
+            "seconds": self.clock.seconds,
+            "started": started.isoformat(),
+            "finished": datetime.now(UTC).isoformat(),
+        }
+        self._join_logs()
+        write_pruned(self.folder, pruned)
+        close_loggers(self._added)
+
+    def _join_logs(self) -> None:
+        """Write the curves of all attempts of the run."""
+        first = 1 if self.resumed else self.attempt
+        attempts = map(self.folder.attempt, range(first, self.attempt + 1))
+        write_whole(self.folder.metrics, join_metrics([each.metrics for each in attempts]))
+
+    def predict(self, model: Any, datamodule: Any, **kwargs: Any) -> None:
+        """Keep one prediction for each row, in the order of the split, on the first rank."""
+        self.trainer.predict(model, datamodule=datamodule, **kwargs)
+        if self.trainer.is_global_zero:
+            self.predictions = [text for _, text in sorted(model.predicted.items())]
+
+
+def checkpoints(folder: Path, monitored: Monitored) -> tuple[ModelCheckpoint, ModelCheckpoint]:
+    """Keep ``checkpoints/best.ckpt``, by what the task monitors, and ``checkpoints/last.ckpt``.
+
+    Each has its own callback: with `save_last`, Lightning writes the last only if it is the best.
+    The best comes first, since the last checkpoint contains its score.
+    """
+    where = {"dirpath": folder / "checkpoints", "enable_version_counter": False}
+    best = ModelCheckpoint(
+        filename="best",
+        monitor=monitored.metric,
+        mode=monitored.mode,
+        auto_insert_metric_name=False,
+        **where,
+    )
+    return best, ModelCheckpoint(filename="last", **where)
+
+
+def run_cell(
+    run_dir: Path,
+    attempt: int,
+    *,
+    rank: int = 0,
+    pruned_by: str | None = None,
+    keep: str = "all",
+    slot: Mapping[str, Any] | None = None,
+    command: Sequence[str] | None = None,
+) -> None:
+    """Train the config in `run_dir` and write `result.json`, or `pruned.json` if it was pruned.
+
+    Continues from the last checkpoint of an attempt that was cut short, to the same weights as an
+    uninterrupted run. Runs in a separate process. Raises the error of a run that crashed.
+
+    Args:
+        run_dir: The run's folder, with the cell's config.
+        attempt: The number of this attempt.
+        rank: The rank of this process in the run; only rank 0 writes files.
+        pruned_by: The metric to report at validations, for a pruner; None without a pruner.
+        keep: The checkpoints to keep of a finished run: all, last, best or none.
+        slot: The devices and threads of the run, for its result; `devices` has one for each rank.
+        command: The command line that started the run; None for that of this process.
+    """
+    folder = RunFolder(run_dir)
+    # Lightning was imported in the fork server, before this process had a rank.
+    rank_zero_only.rank = rank  # pyright: ignore[reportFunctionMemberAccess]
+    if not folder.is_over(prunes=pruned_by is not None):
+        tree = strict_yaml.load_yaml(folder.config.read_text(encoding="utf-8"))
+        tree["trainer"] |= {"enable_progress_bar": False, "enable_model_summary": False}
+        tree["trainer"] |= _devices(tree["trainer"], slot)
+        data = data_module(tree["data"])
+        checkpoint = checkpoint_of_cell(folder, cell_id(tree), tree["model"], data, rank)
+        run = Run(
+            tree,
+            folder=run_dir,
+            attempt=attempt,
+            checkpoint=checkpoint,
+            data=data,
+            pruned_by=pruned_by,
+            slot=slot,
+            command=command,
+            run=False,
+        )
+        resumed = None if checkpoint is None else str(checkpoint.path)
+        run.fit(run.model, run.datamodule, ckpt_path=resumed, weights_only=True)
+    if rank == 0:
+        folder.trim_checkpoints(keep)
+
+
+def _devices(trainer: Mapping[str, Any], slot: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The Trainer's arguments for the devices of a cell, and for its strategy."""
+    count = trainer["devices"]
+    if slot is not None:
+        count = len(slot["devices"])
+    elif count == "auto":
+        count = 1
+    if count in (1, "1"):
+        return {"devices": count, "strategy": "auto"}
+    strategy = trainer["strategy"]
+    return {"devices": count, "strategy": "ddp" if strategy == "auto" else strategy}

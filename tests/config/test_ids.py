@@ -1,0 +1,285 @@
+"""Ids: what changes one, what does not, and how new fields and defaults leave old ids alone."""
+
+import json
+from collections.abc import Mapping
+from copy import deepcopy
+from dataclasses import replace
+from functools import reduce
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from lightning_app.blocks import presets
+from lightning_app.blocks.stack import Stack, StackSpec
+from lightning_app.config import identity as relevance
+from lightning_app.config.experiment import cell_id, identity_of, stacks_of
+from lightning_app.config.identity import (
+    Record,
+    completed,
+    experiment_id,
+    identify,
+    leaves,
+    pins,
+    read_record,
+    relevant,
+    relevant_blocks,
+    trainer_defaults,
+    without_evaluation_limits,
+    write_record,
+)
+from lightning_app.config.precheck import read_tree
+from lightning_app.core import strict_yaml
+from lightning_app.core.errors import UserError
+from lightning_app.training.config import parse, resolve
+from lightning_app.training.parser import RunCLI
+
+BASE = {"model": {"architecture": {"encoder_depth": 2, "decoder_depth": 2}}}
+STOPPING = {
+    "class_path": "lightning.pytorch.callbacks.EarlyStopping",
+    "init_args": {"monitor": "val/nll"},
+}
+PROBE = {"class_path": "lightning_app.training.callbacks.probes.SignalProbe"}
+BAR = {"class_path": "lightning.pytorch.callbacks.TQDMProgressBar"}
+CSV = {"class_path": "lightning.pytorch.loggers.CSVLogger", "init_args": {"save_dir": "x"}}
+OTHER_CSV = {"class_path": "lightning.pytorch.loggers.CSVLogger", "init_args": {"save_dir": "y"}}
+
+
+def config(**fields: Any) -> dict[str, Any]:
+    """A resolved config with fields set by dotted keys, `__` for the dot."""
+    tree: dict[str, Any] = deepcopy(BASE)
+    for key, value in fields.items():
+        *above, last = key.split("__")
+        reduce(lambda part, name: part.setdefault(name, {}), above, tree)[last] = value
+    return resolve(tree, "x.yaml")
+
+
+@pytest.fixture(scope="module")
+def plain() -> str:
+    return cell_id(config())
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"trainer__callbacks": [STOPPING]},
+        {"trainer__callbacks": [PROBE, STOPPING]},
+        {"trainer__plugins": {"class_path": "lightning.pytorch.plugins.DoublePrecision"}},
+        {"trainer__strategy": "deepspeed"},
+        {"trainer__strategy": {"class_path": "lightning.pytorch.strategies.DDPStrategy"}},
+        {"trainer__limit_val_batches": 2},
+        {"trainer__limit_test_batches": 2},
+        {"trainer__gradient_clip_val": 1.0},
+        {"model__block__shaped_attention": {}},
+        {"model__block__share": "all"},
+        {"model__block__share": "all", "model__block__step_signal": "learned"},
+        {"model__block__share": "all", "model__block__halting": {}},
+        {"model__block__adaptive_span": {"longest": 32, "dynamic_bias": -4.0}},
+        {"model__architecture__activation": "gelu"},
+        {"data__window": 64},
+        {"data__splits": {"train": "other"}},
+    ],
+    ids=str,
+)
+def test_what_can_change_a_result_changes_the_id(fields: dict[str, Any], plain: str) -> None:
+    assert cell_id(config(**fields)) != plain
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"trainer__callbacks": [PROBE]},
+        {"trainer__callbacks": [BAR, PROBE]},
+        {"trainer__callbacks": []},
+        {"trainer__plugins": "lightning.pytorch.plugins.TorchCheckpointIO"},
+        {"trainer__strategy": "ddp"},
+        {"trainer__devices": 4},
+        {"trainer__logger": False},
+        {"trainer__logger": CSV},
+        {"trainer__logger": [CSV, OTHER_CSV]},
+        {"trainer__profiler": "simple"},
+        {"trainer__limit_predict_batches": 2},
+        {"model__compile": "blocks"},
+        {"data__cache": "/somewhere"},
+        {"data__num_workers": 2},
+    ],
+    ids=str,
+)
+def test_what_cannot_change_a_result_leaves_the_id(fields: dict[str, Any], plain: str) -> None:
+    assert cell_id(config(**fields)) == plain
+
+
+def test_a_number_of_batches_is_no_share_of_them() -> None:
+    """For the Trainer 1 is one batch and 1.0 is all; a pinned default keeps its type."""
+    whole = relevance.relevant(config(seed_everything=1))
+    changed = relevance.relevant({**config(), "seed_everything": 1.0})
+    assert changed == {**whole, "seed_everything": 1.0}
+    some, share = (cell_id(config(trainer__limit_train_batches=n)) for n in (1, 1.0))
+    assert some != share
+
+
+def test_a_limit_of_the_test_split_counts_where_it_is_evaluated() -> None:
+    without = {"model__objective__evaluate_test": False}
+    limited = config(**without, trainer__limit_test_batches=2)
+    assert cell_id(limited) == cell_id(config(**without))
+    assert without_evaluation_limits(limited) == config(**without)
+
+
+def test_another_definition_of_a_preset_is_another_experiment(
+    plain: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    same = presets.PRESETS["pre_ln"]
+
+    def redefined(stack: Stack) -> StackSpec:
+        return replace(same(stack), embedding_gain=2.0)
+
+    written = config()
+    stacks = stacks_of(written)
+    assert identity_of(written).id == plain
+    parts = {**presets.PRESETS, "pre_ln": redefined}
+    monkeypatch.setattr(presets.PRESETS, "_parts", parts)
+    sizes = config(model__architecture__max_positions=1025)  # nothing of it was resolved before
+    assert stacks_of(sizes) != stacks
+    corpus = identity_of(written).corpus
+    assert identify(written, blocks=relevant_blocks(stacks_of(sizes)), corpus=corpus).id != plain
+
+
+def test_an_edited_corpus_is_another_experiment_and_a_moved_one_is_not(tmp_path: Path) -> None:
+    def write(folder: Path, last: str = "drei\n") -> str:
+        folder.mkdir(exist_ok=True)
+        for split in ("train", "valid", "test"):
+            (folder / f"{split}.de").write_text("eins\nzwei\n" + last)
+            (folder / f"{split}.en").write_text("one\ntwo\nthree\n")
+        return cell_id(config(data__name="text", data__root=str(folder)))
+
+    here = write(tmp_path / "here")
+    assert write(tmp_path / "there") == here
+    assert write(tmp_path / "here", "vier\n") != here
+    assert write(tmp_path / "here") == here
+
+
+def test_every_field_of_today_has_a_pin() -> None:
+    """A new field needs one: its value that stands for what was before, under `added`.
+
+    A new slot of a block needs none where it is absent by default: no id holds it then.
+    """
+    known = {**pins()["config"], **pins()["added"]}
+    assert [key for key, _ in leaves(config()) if key not in known] == []
+    full = config(
+        model__block__preset="sas",
+        model__block__shaped_attention={"alpha": 1.0},
+        model__block__attention_skip={"value": 0.5},
+        model__block__value_gains={"kept": {"learned": True}},
+    )
+    assert [key for key, _ in leaves(full["model"], "model.") if key not in known] == []
+    blocks = {**pins()["blocks"], **pins()["added_blocks"]}
+    for side in stacks_of(full).values():
+        around = {key: value for key, value in side.items() if key != "blocks"}
+        first = dict(leaves(json.loads(json.dumps(side["blocks"][0])), "blocks."))
+        assert [key for key in around if key not in blocks] == []
+        unpinned = {key: value for key, value in first.items() if key not in blocks}
+        assert [key for key, value in unpinned.items() if value not in (None, False, "none")] == []
+
+
+def test_a_new_field_at_its_default_changes_no_id(monkeypatch: pytest.MonkeyPatch) -> None:
+    written = config()
+    blocks = relevant_blocks(stacks_of(written))
+    before = identify(written, blocks=blocks, corpus="c")
+    wider = deepcopy(written)
+    wider["model"]["architecture"]["memory"] = 0
+    wider["trainer"]["newest"] = "off"
+    defaults = {**trainer_defaults(), "newest": "off"}
+    monkeypatch.setattr(relevance, "trainer_defaults", lambda: defaults)
+    added = {**pins(), "added": {**pins()["added"], "model.architecture.memory": 0}}
+    monkeypatch.setattr(relevance, "pins", lambda: added)
+    assert identify(wider, blocks=blocks, corpus="c").id == before.id
+    wider["model"]["architecture"]["memory"] = 1
+    assert identify(wider, blocks=blocks, corpus="c").id != before.id
+    wider["model"]["architecture"]["memory"] = 0
+    wider["trainer"]["newest"] = "on"
+    assert identify(wider, blocks=blocks, corpus="c").id != before.id
+
+
+def test_a_removed_field_at_its_pin_is_read_and_changes_nothing(tmp_path: Path) -> None:
+    """As `config.yaml` of earlier runs have it; another value means another run, and is refused."""
+    plain = config()
+    old = {**plain, "model": {**plain["model"], "rounding": 0}}
+    assert relevant(old) == relevant(plain)
+    assert cell_id(old) == cell_id(plain)
+    assert completed(old) == plain
+    assert resolve(old, "x") == parse(old, "x") == plain
+    path = tmp_path / "config.yaml"
+    path.write_text(strict_yaml.dump_yaml(old))
+    assert read_tree(path) == plain
+    assert RunCLI(["--config", str(path)], run=False).tree == plain
+    other = {**plain, "model": {**plain["model"], "rounding": 1}}
+    for read in (completed, lambda tree: resolve(tree, "x")):
+        with pytest.raises(UserError, match=r"model\.rounding: .* found 1; commit \w{7} "):
+            read(other)
+
+
+def the_demo_of_then() -> dict[str, Any]:
+    """The base of the demo, which validated every 100 steps when the ids below were written."""
+    demo = yaml.safe_load(Path("ablations/base/synthetic.yaml").read_text())
+    demo["trainer"]["val_check_interval"] = 100
+    return demo
+
+
+def test_ids_of_schema_2_stay_as_they_are() -> None:
+    """Pinned: a change here is another schema, and orphans every finished run."""
+    assert experiment_id({"a": 1}, {"encoder": {}}, "c") == "0a73a8977a01d14b"
+    assert cell_id(config()) == "d1b3919c43aedd92"
+    assert cell_id(config(model__block__preset="sas", seed_everything=2)) == "4aa4506fdfb2ff21"
+    demo = the_demo_of_then()
+    assert cell_id(resolve(demo, "x")) == "6a95e08dd3579078"
+    spans = config(model__block__adaptive_span={"longest": 32})  # before spans could be dynamic
+    assert cell_id(spans) == "81c99c0a6af8f554"
+
+
+def test_a_record_says_how_two_runs_differ(tmp_path: Path) -> None:
+    def record(corpus: str = "c", **fields: Any) -> Record:
+        tree = config(model__schedule__warmup_steps=0, **fields)
+        return Record.of(tree, stacks_of(tree), corpus)
+
+    mine = record()
+    write_record(tmp_path, mine)
+    assert read_record(tmp_path) == mine
+    assert (
+        mine.id
+        == identify(config(model__schedule__warmup_steps=0), blocks=mine.blocks, corpus="c").id
+    )
+    assert mine.difference(record("d")) == "it was trained on other files of the corpus"
+    other = record(trainer__max_steps=7)
+    assert mine.difference(other) == "trainer.max_steps is 20000 there and 7 here"
+    assert mine.with_config({"trainer.max_steps": 7}).id == other.id
+    defined: Mapping[str, Any] = {**mine.blocks, "encoder": {"embedding_gain": 2.0}}
+    assert mine.difference(replace(mine, blocks=defined)) == "its blocks are defined otherwise"
+    assert read_record(tmp_path / "nowhere") is None
+
+
+def test_a_run_from_the_checkpoint_of_another_is_another_experiment() -> None:
+    def record(**fields: Any) -> Record:
+        tree = config(model__schedule__warmup_steps=0, **fields)
+        return Record.of(tree, stacks_of(tree), "c")
+
+    short, long = record(trainer__max_steps=4), record(trainer__max_steps=6)
+    assert short.going_on(short, "x") == short  # its own checkpoint
+    extended = long.going_on(short, "x")
+    assert extended.id not in (short.id, long.id)
+    assert extended.apart() == long
+    assert long.going_on(extended, "y") == extended  # cut short and gone on with
+    assert long.going_on(None, "z").id not in (long.id, extended.id)
+    longer = record(trainer__max_steps=8).going_on(extended, "y")
+    assert longer.config["continued_from"] == ["x", "y"]
+
+
+@pytest.mark.parametrize("absent", [None, False, "none"])
+def test_a_new_slot_changes_no_id_of_blocks_without_it(absent: Any) -> None:
+    block = {"around_self": {"norm_input": "layer_norm"}, "layout": "sequential"}
+    before = relevant_blocks({"encoder": {"blocks": [block]}})
+    around = {"norm_input": "layer_norm", "new_gate": absent}
+    after = {"around_self": around, "layout": "sequential", "new_slot": absent}
+    assert relevant_blocks({"encoder": {"blocks": [after]}}) == before
+    used = relevant_blocks({"encoder": {"blocks": [{**after, "new_slot": "conv"}]}})
+    assert used["encoder.0"] == {**before["encoder.0"], "new_slot": "conv"}

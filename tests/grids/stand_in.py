@@ -1,0 +1,257 @@
+"""A program for the grid runner that trains nothing, and misbehaves if its config says so.
+
+Run as a script it is the supervisor: `stand_in.py GRID FOLDER WORKERS [retry] [seconds=N]`.
+"""
+
+import errno
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import yaml
+
+from lightning_app.config.identity import Identity
+from lightning_app.core.errors import UserError
+from lightning_app.core.files import write_whole
+from lightning_app.grids.workers import Job
+from lightning_app.runs.folder import RunFolder
+from lightning_app.runs.parent import with_parent
+
+BASE = {
+    "seed_everything": 1,
+    "trainer": {"max_steps": 4, "devices": 1},
+    "model": {
+        "block": {"preset": "post_ln", "norm": None, "shaped_attention": None},
+        "optimizer": {"kind": "adam", "lr": 0.1},
+        "schedule": {
+            "kind": "inverse_sqrt",
+            "coupling": "decoupled",
+            "warmup_steps": 0,
+            "reference_steps": 60,
+        },
+        "init_from": None,
+    },
+    # delay: seconds for each step
+    "data": {"name": "synthetic", "seed": 1, "delay": 0.02, "behaviour": "ok", "init_from": None},
+}
+
+
+def resolve(tree: dict, source: str) -> dict:
+    def fill(given: dict, default: dict, where: str) -> dict:
+        for key in given:
+            if key not in default:
+                raise UserError(f"{source}: unknown key '{where}{key}'")
+        filled = {}
+        for key, value in default.items():
+            if isinstance(value, dict):
+                filled[key] = fill(given.get(key, {}), value, f"{where}{key}.")
+            else:
+                filled[key] = given.get(key, value)
+        return filled
+
+    config = fill(tree, BASE, "")
+    if config["model"]["block"]["preset"] == "sas" and config["model"]["block"]["norm"] == "none":
+        raise UserError(f"{source}: model.block.norm: 'none' is impossible with sas")
+    config["data"]["seed"] = config["seed_everything"]
+    config["data"]["init_from"] = config["model"]["init_from"]
+    return config
+
+
+CORPUS = "0" * 64
+
+
+def identify(config: dict) -> Identity:
+    return Identity(id=cell_id(config), corpus=CORPUS)
+
+
+def parse(tree: dict, source: str) -> dict:
+    """The config of a cell; it differs from the planned one if the config says so."""
+    config = resolve(tree, source)
+    if config["data"]["behaviour"] == "parsed otherwise":
+        config["data"]["delay"] *= 2
+    return config
+
+
+def cell_id(config: dict) -> str:
+    if (config.get("model") or {}).get("init_from"):
+        config = with_parent(config)
+    relevant = {**config, "trainer": {**config["trainer"], "devices": None}}
+    return hashlib.sha256(json.dumps(relevant, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def prepare(config: dict) -> None:
+    if config["name"] == "missing":
+        raise UserError("data.root: no such folder: nowhere")
+    note("prepare", config["name"])
+
+
+def note(*words: object) -> None:
+    """Append a complete line to the ledger: an event, independent of the runner."""
+    line = " ".join(map(str, words)) + "\n"
+    ledger = os.open(os.environ["LEDGER"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    os.write(ledger, line.encode())
+    os.close(ledger)
+
+
+def provenance() -> dict:
+    made = {"code": os.environ.get("CODE", "a"), "libraries": {"torch": "2"}, "cpu": "this"}
+    return made | {"gpus": [], "matmul": "MKL", "threads": 1, "data": "ab", "resumed_from": []}
+
+
+def here(configs: tuple) -> dict:
+    return {"provenance": provenance(), "corpora": [{"digest": "ab"}] * len(configs)}
+
+
+def count_devices() -> int:
+    return 0
+
+
+def run_cell(job: Job, rank: int) -> None:
+    run_dir, attempt = job.folder.path, job.attempt
+    config = yaml.safe_load((run_dir / "config.yaml").read_text())
+    steps, behaviour = config["trainer"]["max_steps"], config["data"]["behaviour"]
+    note("start", run_dir.name, attempt, os.getpid())
+    print("training", run_dir.name)
+    record = run_dir / "attempts" / str(attempt)
+    started = time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime())
+    for step in range(steps):
+        progress = {"step": step, "max_steps": steps, "rate": 50.0, "loss": 3.0}
+        write_whole(record / "progress.json", json.dumps(progress))
+        time.sleep(config["data"]["delay"])
+        misbehave(behaviour, run_dir, attempt)
+        if job.metric is not None and is_told_to_stop(job, config, step + 1):
+            leave_pruned(job, config, step + 1, started)
+            return
+    seed, warmup = config["seed_everything"], config["model"]["schedule"]["warmup_steps"]
+    diverged = behaviour in ("stall", "not finite")
+    nll = 9.0 if diverged else 3.0 + seed / 10 - warmup / 100
+    nll += 1.0 if provenance()["code"] == "b" else 0.0
+    result = {
+        "schema": 2,
+        "id": cell_id(config),
+        "name": run_dir.name,
+        "status": "diverged" if diverged else "ok",
+        "outcome": {"stall": "stalled", "not finite": "non_finite"}.get(behaviour, "trained"),
+        "diverged": {"step": 4, "rule": "stall", "last_finite_loss": 9.0} if diverged else None,
+        "metrics": {"val/nll": None if behaviour == "not finite" else nll, "val/bleu": 10.0},
+        "unigram_entropy": 6.0,
+        "steps": steps,
+        "seconds": steps * config["data"]["delay"],
+        "provenance": provenance(),
+        "attempt": attempt,
+        "started": started,
+        "finished": time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime()),
+    }
+    leave_weights(job.folder, result["id"], text=run_dir.name)
+    write_whole(run_dir / "result.json", json.dumps(result))
+    note("end", run_dir.name, attempt)
+    if behaviour == "crash after the result":
+        raise RuntimeError("too late to matter")
+
+
+def leave_weights(run: RunFolder, identity: str, text: str) -> None:
+    """Write what a child of a run reads."""
+    run.checkpoints.mkdir(parents=True, exist_ok=True)
+    write_whole(run.checkpoint("last"), text)
+    write_whole(run.tokenizer, "a tokenizer")
+    write_whole(run.identity, json.dumps({"id": identity}))
+
+
+def is_told_to_stop(job: Job, config: dict, step: int) -> bool:
+    """Report the learning rate like a loss, and check whether the supervisor stops the run."""
+    value = config["model"]["optimizer"]["lr"]
+    with job.record.reports.open("a") as file:
+        file.write(json.dumps({"step": step, "value": value}) + "\n")
+    return job.record.stop.exists()
+
+
+def leave_pruned(job: Job, config: dict, step: int, started: str) -> None:
+    pruned = {
+        "schema": 2,
+        "id": cell_id(config),
+        "name": job.folder.name,
+        "status": "pruned",
+        "step": step,
+        "metric": job.metric,
+        "value": config["model"]["optimizer"]["lr"],
+        "attempt": job.attempt,
+        "seconds": 0.1,
+        "started": started,
+        "finished": time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime()),
+    }
+    write_whole(job.folder.pruned, json.dumps(pruned))
+    note("pruned", job.folder.name, job.attempt)
+
+
+def misbehave(behaviour: str, run_dir: Path, attempt: int) -> None:
+    if behaviour == "crash":
+        raise ValueError("a bad\nday")
+    if behaviour == "crash once" and attempt == 1:
+        raise ValueError("once")
+    if behaviour == "leave":
+        sys.exit(0)
+    if behaviour == "die" or (behaviour == "die once" and attempt == 1):
+        os.kill(os.getpid(), signal.SIGKILL)
+    if behaviour == "full disk":
+        raise RuntimeError("while saving") from OSError(errno.ENOSPC, "No space left on device")
+    if behaviour == "fill":
+        with (run_dir / "attempts" / str(attempt) / "big").open("ab") as file:
+            file.write(b"x" * (1 << 20))
+    if behaviour == "child":
+        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    if behaviour == "environment":
+        names = ("RANK", "MASTER_PORT", "SLURM_JOB_ID", "PL_GLOBAL_SEED", "OMP_NUM_THREADS")
+        print("environment", {name: os.environ.get(name) for name in names})
+
+
+def main() -> int:
+    from lightning_app.config.grid import read_spec
+    from lightning_app.grids.options import Options
+    from lightning_app.grids.supervisor import run_grid
+    from lightning_app.runs.folder import GridFolder
+
+    grid, folder, workers, *rest = sys.argv[1:]
+    words: dict[str, str] = {}
+    for word in rest:
+        key, _, value = word.partition("=")
+        words[key] = value
+    options = Options(
+        workers=int(workers),
+        seconds=float(words.get("seconds", "inf")),
+        retry_failed="retry" in words,
+        rerun_stale="rerun" in words,
+        storage=words.get("storage"),
+        lost_after=float(words.get("lost_after", 120)),
+        hang_limit=float(words.get("hang_limit", 1800)),
+        devices_per_cell=int(words["devices"]) if "devices" in words else None,
+        wait="nowait" not in words,
+    )
+    try:
+        ending = run_grid(
+            read_spec(grid),
+            GridFolder(Path(folder)),
+            options,
+            program="stand_in",
+            corpus=lambda data: CORPUS,
+        )
+    except UserError as error:
+        print(f"ablate: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        print(f"ablate: {error}", file=sys.stderr)
+        return 1
+    if ending.cut:
+        print(f"ablate: {ending.cut}", file=sys.stderr)
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

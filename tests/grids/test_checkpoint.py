@@ -1,0 +1,214 @@
+"""A checkpoint on disk is always complete, however its writer ends."""
+
+import hashlib
+import json
+import os
+import random
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from lightning.pytorch.plugins import TorchCheckpointIO
+
+from lightning_app.core.errors import UserError
+from lightning_app.core.files import Damaged, check_archive
+from lightning_app.runs.saved import OtherRun, read_checkpoint
+from lightning_app.training.checkpoint import WholeCheckpoints, copy_whole, with_whole_checkpoints
+from tests import warm
+from tests.bits import flip
+
+CONTENTS = {
+    "hyper_parameters": {"block": {}, "architecture": {}},
+    "global_step": 7,
+    "vocab_size": 5,
+    "finite": True,
+    "state_dict": {"a": torch.arange(300.0), "b": torch.ones(3, 5)},
+    "optimizer_states": [{"state": {0: {"step": torch.tensor(7.0)}}}],
+}
+
+WRITER = """
+import sys, torch
+from lightning_app.training.checkpoint import WholeCheckpoints
+number = 0
+while True:
+    number += 1
+    weights = torch.full((3_000_000,), float(number))
+    WholeCheckpoints().save_checkpoint({"number": number, "weights": weights}, sys.argv[1])
+    print(number, flush=True)
+"""
+
+
+def test_a_killed_writer_leaves_a_whole_checkpoint(tmp_path: Path) -> None:
+    path = tmp_path / "last.ckpt"
+    for delay in (0.0, 0.01, 0.02, 0.03):
+        writer = warm.start(["-c", WRITER, str(path)])
+        while "1\n" not in writer.printed():
+            assert writer.poll() is None, writer.communicate()
+            time.sleep(0.001)
+        time.sleep(delay)  # wherever it then is
+        writer.kill()
+        writer.communicate()
+        assert writer.returncode == -signal.SIGKILL
+        kept = torch.load(path, weights_only=True)
+        assert (kept["weights"] == kept["number"]).all()
+
+
+def test_a_disk_that_takes_no_more_leaves_the_checkpoint_before(tmp_path: Path) -> None:
+    """A limit on the size of files simulates a full disk."""
+    path = tmp_path / "last.ckpt"
+    WholeCheckpoints().save_checkpoint({"number": 1}, path)
+    code = WRITER.replace("while True", "for _ in range(1)")
+
+    little = """
+import resource, signal
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
+"""
+    done = warm.run(["-c", little + code, str(path)])
+    assert done.returncode == 1
+    assert "Error" in done.stderr
+    assert torch.load(path, weights_only=True)["number"] == 1
+    assert [each.name for each in tmp_path.iterdir()] == ["last.ckpt"]
+
+
+def test_a_copy_takes_the_place_of_what_was_there(tmp_path: Path) -> None:
+    (tmp_path / "last.ckpt").write_bytes(os.urandom(1000))
+    (tmp_path / "best.ckpt").write_bytes(b"old")
+    copy_whole(tmp_path / "last.ckpt", tmp_path / "best.ckpt")
+    assert (tmp_path / "best.ckpt").read_bytes() == (tmp_path / "last.ckpt").read_bytes()
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+@pytest.mark.parametrize("given", [None, []])
+def test_a_trainer_writes_so_by_default(given: object) -> None:
+    (plugin,) = with_whole_checkpoints(given)
+    assert isinstance(plugin, WholeCheckpoints)
+    own = TorchCheckpointIO()
+    assert with_whole_checkpoints(own) == [own]
+    assert with_whole_checkpoints([own]) == [own]
+
+
+@pytest.fixture
+def sealed(tmp_path: Path) -> Path:
+    path = tmp_path / "last.ckpt"
+    WholeCheckpoints().save_checkpoint(CONTENTS, path)
+    return path
+
+
+def test_a_sealed_checkpoint_is_read_by_torch_and_by_us(sealed: Path) -> None:
+    copy_whole(sealed, sealed.with_name("best.ckpt"))
+    for path in (sealed, sealed.with_name("best.ckpt")):
+        for found in (read_checkpoint(path), torch.load(path, weights_only=True)):
+            assert found["global_step"] == 7
+            assert torch.equal(found["state_dict"]["a"], torch.arange(300.0))
+
+
+def test_one_flipped_bit_anywhere_in_a_checkpoint_is_found(sealed: Path) -> None:
+    """200 of them: in weights, headers, padding, the directory of the archive, its seal."""
+    whole, chance = sealed.read_bytes(), random.Random(13)
+    for _ in range(200):
+        flip(sealed, chance)
+        with pytest.raises(UserError, match=r"last\.ckpt: .*damaged: "):
+            read_checkpoint(sealed)
+        sealed.write_bytes(whole)
+        assert read_checkpoint(sealed)["global_step"] == 7
+
+
+def test_every_bit_of_the_end_of_a_checkpoint_counts(sealed: Path) -> None:
+    """Where an archive ends, one bit decides whether it has a seal."""
+    whole = sealed.read_bytes()
+    for place in range(8 * (len(whole) - 100), 8 * len(whole)):
+        data = bytearray(whole)
+        data[place // 8] ^= 1 << place % 8
+        sealed.write_bytes(data)
+        with pytest.raises(Damaged):
+            check_archive(sealed)
+
+
+def test_a_checkpoint_without_a_seal_has_the_sums_of_its_parts(tmp_path: Path) -> None:
+    """As this program wrote them before, and as a Trainer's own plugin does."""
+    path = tmp_path / "last.ckpt"
+    torch.save(CONTENTS, path)
+    read_checkpoint(path)
+    data = bytearray(path.read_bytes())
+    data[data.index(torch.arange(300.0).numpy().tobytes()) + 600] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(UserError, match=r"damaged: the sum of its part .* is wrong"):
+        read_checkpoint(path)
+
+
+def test_a_checkpoint_that_was_edited_and_saved_again_is_found(sealed: Path) -> None:
+    """`torch.save` writes sound sums, so only the lost seal tells it from what a run wrote."""
+    edited = torch.load(sealed, weights_only=True)
+    edited["state_dict"]["a"].zero_()
+    torch.save(edited, sealed)
+    with pytest.raises(UserError, match=r"last\.ckpt: damaged: .*lost its seal"):
+        read_checkpoint(sealed)
+
+
+@pytest.mark.parametrize("cut", [0, 1, 3, 70, 93, 94, 500])
+def test_a_checkpoint_that_is_cut_short_is_found(sealed: Path, cut: int) -> None:
+    whole = sealed.read_bytes()
+    sealed.write_bytes(whole[:cut])
+    with pytest.raises(UserError, match=r"torn or damaged"):
+        read_checkpoint(sealed)
+    if cut:
+        sealed.write_bytes(whole[:-cut])
+        with pytest.raises(UserError, match=r"torn or damaged"):
+            read_checkpoint(sealed)
+
+
+@pytest.mark.parametrize(
+    ("record", "is_refused"),
+    [
+        ({"finite": True}, True),
+        ({"finite": False}, False),
+        ({"callbacks": {"DivergenceMonitor": {"first_bad": 0}}}, True),
+        ({"callbacks": {"DivergenceMonitor": {"first_bad": 3}}}, False),
+    ],
+)
+def test_weights_are_finite_where_the_run_was(
+    tmp_path: Path, record: dict, is_refused: bool
+) -> None:
+    path = tmp_path / "last.ckpt"
+    contents = {name: value for name, value in CONTENTS.items() if name != "finite"} | record
+    contents["state_dict"] = {"a": torch.tensor([1.0, float("nan")])}
+    WholeCheckpoints().save_checkpoint(contents, path)
+    if is_refused:
+        with pytest.raises(UserError, match="weights that are not finite, as its run's were"):
+            read_checkpoint(path)
+    else:
+        assert read_checkpoint(path)["global_step"] == 7
+
+
+def in_run(folder: Path, identity: dict, named: dict | None) -> Path:
+    """A checkpoint that says `named` of its run, in the folder of a run."""
+    (folder / "checkpoints").mkdir(parents=True)
+    (folder / "identity.json").write_text(json.dumps(identity))
+    path = folder / "checkpoints" / "last.ckpt"
+    WholeCheckpoints().save_checkpoint({**CONTENTS, **({"run": named} if named else {})}, path)
+    return path
+
+
+def test_a_checkpoint_is_read_in_the_folder_of_its_run_alone(tmp_path: Path) -> None:
+    """Another seed has the same shapes, so nothing else would notice."""
+    mine = {"id": "a" * 16, "seed": 1, "parent": None}
+    path = in_run(tmp_path / "mine", {"id": "a" * 16}, mine)
+    assert read_checkpoint(path)["run"] == mine
+    other = in_run(tmp_path / "other", {"id": "b" * 16}, mine)
+    with pytest.raises(OtherRun, match=r"last\.ckpt: is of another run .*seed 1"):
+        read_checkpoint(other)
+    with pytest.raises(OtherRun):
+        read_checkpoint(path, tmp_path / "other")
+    old = in_run(tmp_path / "old", {"id": "b" * 16}, None)
+    assert read_checkpoint(old)["global_step"] == 7
+
+
+def test_a_run_goes_on_from_the_checkpoints_that_its_identity_lists(tmp_path: Path) -> None:
+    path = in_run(tmp_path / "mine", {"id": "b" * 16}, {"id": "a" * 16, "seed": 1, "parent": None})
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+    identity = {"id": "b" * 16, "config": {"continued_from": ["0" * 16, digest]}}
+    (tmp_path / "mine" / "identity.json").write_text(json.dumps(identity))
+    assert read_checkpoint(path)["global_step"] == 7

@@ -1,0 +1,369 @@
+from pathlib import Path
+
+import pytest
+import yaml
+
+from lightning_app.config.grid import find_grid, read_spec
+from lightning_app.config.tree import same
+from lightning_app.core.errors import UserError
+from lightning_app.grids.cells import combinations
+
+GRID = {
+    "name": "tiny",
+    "base_config": {"seed_everything": 1},
+    "axes": {"model.block.preset": ["post_ln", "pre_ln"], "model.schedule.warmup_steps": [0, 60]},
+    "exclude": [{"model.block.preset": "pre_ln", "model.schedule.warmup_steps": 60}],
+    "metric": {"name": "val/nll", "mode": "min"},
+    "sensitivity": {"reference_warmup": 60, "baseline": "pre_ln"},
+}
+
+
+def write(folder: Path, **changes: object) -> Path:
+    path = folder / "tiny.yaml"
+    path.write_text(yaml.safe_dump(GRID | changes, sort_keys=False))
+    return path
+
+
+def test_reads_a_grid_with_its_question_and_base(tmp_path: Path) -> None:
+    (tmp_path / "base").mkdir()
+    (tmp_path / "base" / "run.yaml").write_text("model: {optimizer: {lr: 5e-4}}\n")
+    path = tmp_path / "grid.yaml"
+    path.write_text(
+        "# Which one?\n# 4 cells.\n\n# no question\nname: a.b-c\nbase: base/run.yaml\n"
+        "axes: {model.optimizer.lr: [1e-3, 2.0e-3]}\n"
+    )
+    grid = read_spec(path)
+    assert grid.question == "Which one?\n4 cells."
+    assert grid.base_config == {"model": {"optimizer": {"lr": 0.0005}}}
+    assert grid.axes == {"model.optimizer.lr": [0.001, 0.002]}
+    assert (grid.metric, grid.mode, grid.sensitivity) == ("val/nll", "min", {})
+
+
+@pytest.mark.parametrize(
+    ("name", "mode"),
+    [("val/nll", "min"), ("test/perplexity", "min"), ("val/bleu", "max"), ("val/accuracy", "max")],
+)
+def test_a_metric_without_a_mode_has_its_own(tmp_path: Path, name: str, mode: str) -> None:
+    """Where it was always `min`, a grid of BLEU called its worst run the best."""
+    path = tmp_path / "mine.yaml"
+    tree = {"name": "mine", "base_config": {}, "axes": {"seed_everything": [1]}}
+    path.write_text(yaml.safe_dump({**tree, "metric": {"name": name}}))
+    assert read_spec(path).mode == mode
+    path.write_text(yaml.safe_dump({**tree, "metric": {"name": name, "mode": "max"}}))
+    assert read_spec(path).mode == "max"
+
+
+def test_what_is_written_reads_back_as_the_same_grid(tmp_path: Path) -> None:
+    grid = read_spec(write(tmp_path, question="Does it?"))
+    copy = tmp_path / "grid.yaml"
+    copy.write_text(yaml.safe_dump(grid.tree()))
+    assert read_spec(copy).tree() == grid.tree()
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"exlude": []}, "unknown key 'exlude'; did you mean 'exclude'?"),
+        ({"name": "../up"}, "name: expected letters"),
+        ({"name": ".."}, "name: expected letters"),
+        ({"name": 7}, "name: expected letters"),
+        ({"base": "base.yaml"}, "expected one of 'base' (a file) and 'base_config'"),
+        ({"base_config": [1]}, "base_config: expected a mapping"),
+        ({"axes": {}}, "at least one axis"),
+        ({"axes": {"model.block.preset": "pre_ln"}}, "preset: expected a list of values"),
+        ({"axes": {"seed_everything": [1, 2, 1.0]}}, "seed_everything: value 1 is given twice"),
+        ({"axes": {"model.optimizer.lr": [float("nan")]}}, "lr: nan is not a finite number"),
+        ({"axes": {"model": [{}], "model.block": [{}]}}, "model.block lies inside of"),
+        (
+            {"axes": {f"trainer.x{n}": list(range(1000)) for n in range(3)}, "exclude": []},
+            "axes: come to 1,000,000,000 cells",
+        ),
+        (
+            {"axes": {f"trainer.x{n}": list(range(10)) for n in range(5000)}, "exclude": []},
+            "axes: come to about 10^5000 cells",
+        ),
+        (
+            {
+                "axes": {"seed_everything": list(range(50_000))}
+                | {f"trainer.x{n}": [1] for n in range(12)},
+                "exclude": [
+                    {f"trainer.x{n}": 1 for n in range(12) if 1 << n & bits}
+                    for bits in range(1, 4096)
+                ],
+            },
+            "exclude: names 4,095 sets of axes",
+        ),
+        ({"exclude": [{"model.block.prest": "sas"}]}, "did you mean 'model.block.preset'?"),
+        ({"exclude": [{"model.block.preset": "pre_nl"}]}, "did you mean 'pre_ln'?"),
+        ({"exclude": [{}]}, "would exclude every cell"),
+        (
+            {"metric": {"name": "val/nl"}},
+            "metric.name: no metric 'val/nl'; did you mean 'val/nll'?",
+        ),
+        ({"metric": {"name": ["val/nll"]}}, "metric.name: no metric ['val/nll']"),
+        ({"metric": {"name": "val/nll", "mode": "least"}}, "expected 'min' or 'max'"),
+        ({"metric": {"nmae": "val/nll"}}, "metric: unknown key 'nmae'; did you mean 'name'?"),
+        ({"sensitivity": {"reference_warmup": 50}}, "reference_warmup: 50 is not on the axis"),
+        ({"sensitivity": {"reference_warmup": "60"}}, "expected a whole number, found '60'"),
+        ({"sensitivity": {"baseline": "preln"}}, "did you mean 'pre_ln'?"),
+        ({"question": 3}, "question: expected text"),
+        ({"checkpoints": "lst"}, "checkpoints: expected one of all, last, best, none, found 'lst'"),
+        ({"checkpoints": ["last"]}, "checkpoints: expected one of"),
+        ({"pruner": "medain"}, "expected median or hyperband, found 'medain'; did you mean"),
+        ({"pruner": {"kind": "median"}}, "pruner: expected median or hyperband"),
+        (
+            {"pruner": "median"},
+            "cannot be combined with 'sensitivity': a pruned run has no",
+        ),
+    ],
+)
+def test_a_mistake_names_file_field_and_what_is_near(
+    tmp_path: Path, changes: dict, said: str
+) -> None:
+    path = write(tmp_path, **changes)
+    with pytest.raises(UserError) as error:
+        read_spec(path)
+    assert str(error.value).startswith(str(path))
+    assert said in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+TWO = {
+    "model.block.preset": ["pre_ln", "post_ln"],
+    "model.block.norm": ["layer_norm", "rms_norm"],
+    "model.block.qk_norm": [False, True],
+    "model.optimizer.lr": [1e-3, 2e-3],
+    "model.optimizer.kind": ["adam", "sgd"],
+    "seed_everything": [1, 2, 3],
+}
+
+
+def test_labels_and_factors_are_kept(tmp_path: Path) -> None:
+    given = {
+        "labels": {"model.block.norm": ["", "rms"], "model.optimizer.kind": ["Adam", "SGD"]},
+        "factors": {"placement": "model.block.preset", "norm": "model.block.norm"},
+    }
+    spec = read_spec(write(tmp_path, axes=TWO, sensitivity={}, exclude=[], **given))
+    assert (spec.labels, spec.factors) == (given["labels"], given["factors"])
+    copy = tmp_path / "copy.yaml"
+    copy.write_text(yaml.safe_dump(spec.tree()))
+    again = read_spec(copy)
+    assert (again.labels, again.factors) == (spec.labels, spec.factors)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"labels": {"model.block.nrom": ["a", "b"]}}, "did you mean 'model.block.norm'"),
+        ({"labels": {"model.optimizer.lr": ["a", "b"]}}, "labels: model.optimizer.lr: no axis of"),
+        ({"labels": {"model.optimizer.kind": ["", "b"]}}, "not 'all' and not empty, found ''"),
+        ({"labels": {"model.optimizer.kind": ["a", "b, c"]}}, "without + and comma, not 'all' and"),
+        ({"labels": {"model.optimizer.kind": ["all", "b"]}}, "not empty, found 'all'"),
+        ({"labels": {"model.optimizer.kind": ["a", "b "]}}, "not empty, found 'b '"),
+        ({"labels": {"model.block.preset": ["", "b"]}}, "not empty, found ''"),
+        ({"labels": {"model.block.norm": ["a", "a+b"]}}, "without + and comma, not 'all', found"),
+        (
+            {"labels": {"model.block.norm": ["", "x"], "model.block.qk_norm": ["", "x"]}},
+            "labels: model.block.norm, model.block.qk_norm: 'pre_ln+x' would name 2 variants",
+        ),
+        ({"labels": {"model.block.norm": ["a"]}}, "expected 2 different texts"),
+        ({"labels": {"model.block.norm": ["a", "a"]}}, "expected 2 different texts"),
+        ({"labels": {"model.block.norm": "ab"}}, "expected a list of 2 texts, found 'ab'"),
+        ({"factors": {"norm": "model.block.nrom"}}, "factors: norm: no axis 'model.block.nrom'"),
+        ({"factors": {"rate": "model.optimizer.lr"}}, "has measures of its own"),
+        ({"factors": {"seed": "seed_everything"}}, "has measures of its own"),
+        ({"factors": {"a": "model.block.norm", "b": "model.block.norm"}}, "given twice"),
+        ({"factors": ["model.block.norm"]}, "factors: expected a mapping"),
+    ],
+)
+def test_a_mistake_in_labels_or_factors_is_one_line(tmp_path: Path, given: dict, said: str) -> None:
+    with pytest.raises(UserError) as error:
+        read_spec(write(tmp_path, axes=TWO, sensitivity={}, exclude=[], **given))
+    assert said in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_factor_has_two_values(tmp_path: Path) -> None:
+    axes = {**TWO, "model.block.preset": ["pre_ln", "post_ln", "sas"]}
+    with pytest.raises(UserError, match=r"placement: .* has 3 values; a factor has two"):
+        read_spec(
+            write(
+                tmp_path,
+                axes=axes,
+                sensitivity={},
+                exclude=[],
+                factors={"placement": "model.block.preset"},
+            )
+        )
+
+
+FIGURE = {
+    "paper": "xiong2020layer",
+    "setting": "IWSLT14, 6+6 blocks",
+    "variant": "post_ln",
+    "warmup": 500,
+    "lr": 5e-4,
+    "metric": "test/bleu",
+    "value": 31.16,
+    "note": "section 3.2",
+}
+
+
+def test_figures_of_papers_are_kept(tmp_path: Path) -> None:
+    short = {key: FIGURE[key] for key in ("paper", "setting", "variant", "metric")}
+    figures = [FIGURE, {**short, "value": "diverged", "warmup": None, "lr": None}]
+    grid = read_spec(write(tmp_path, published=figures))
+    assert list(grid.published) == figures
+    (tmp_path / "copy.yaml").write_text(yaml.safe_dump(grid.tree()))
+    assert read_spec(tmp_path / "copy.yaml").published == grid.published
+    assert read_spec(write(tmp_path)).published == ()
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"paper": None}, "'paper' is missing; expected the key of a paper or its citation"),
+        ({"setting": " "}, "setting: expected what was trained and measured there, as text"),
+        ({"variant": 7}, "variant: expected the name of a variant, found 7"),
+        ({"warmup": -1}, "warmup: expected a whole number of updates, or null"),
+        ({"warmup": 1.5}, "warmup: expected a whole number of updates, or null"),
+        ({"warmup": True}, "warmup: expected a whole number of updates, or null"),
+        ({"lr": 0}, "lr: expected a number above 0, or null"),
+        ({"lr": "fast"}, "lr: expected a number above 0, or null"),
+        ({"metric": ["val/nll"]}, "metric: expected the name of a metric"),
+        ({"value": float("nan")}, "value: expected a number, or 'diverged', found nan"),
+        ({"value": "failed"}, "value: expected a number, or 'diverged', found 'failed'"),
+        ({"value": None}, "'value' is missing"),
+        ({"notes": "x"}, "unknown key 'notes'; did you mean 'note'?"),
+    ],
+)
+def test_a_mistake_in_a_figure_names_entry_and_field(
+    tmp_path: Path, change: dict, said: str
+) -> None:
+    path = write(tmp_path, published=[FIGURE, FIGURE | change])
+    with pytest.raises(UserError) as error:
+        read_spec(path)
+    assert str(error.value).startswith(f"{path}: published entry 2: {said}")
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("published", "said"),
+    [
+        ({"paper": "x"}, "published: expected a list of mappings"),
+        (["x"], "published entry 1: expected a mapping with text keys"),
+    ],
+)
+def test_figures_are_a_list_of_mappings(tmp_path: Path, published: object, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        read_spec(write(tmp_path, published=published))
+
+
+RATES = {"axes": {"model.optimizer.lr": [0.1, 0.2]}, "exclude": [], "sensitivity": {}}
+
+
+def test_a_grid_that_looks_for_its_best_cells_may_prune(tmp_path: Path) -> None:
+    plain = read_spec(write(tmp_path, **RATES))
+    assert (plain.pruner, plain.checkpoints) == (None, "all")
+    grid = read_spec(write(tmp_path, **RATES, pruner="hyperband", checkpoints="none"))
+    assert (grid.pruner, grid.checkpoints) == ("hyperband", "none")
+    (tmp_path / "copy.yaml").write_text(yaml.safe_dump(grid.tree()))
+    assert read_spec(tmp_path / "copy.yaml").tree() == grid.tree()
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"axes": GRID["axes"]}, "the axis model.schedule.warmup_steps: a pruned run has no final"),
+        ({"metric": {"name": "test/nll"}}, "'test/nll' is not known; expected one of val/..."),
+    ],
+)
+def test_other_grids_may_not_prune(tmp_path: Path, changes: dict, said: str) -> None:
+    with pytest.raises(UserError, match="pruner: ") as error:
+        read_spec(write(tmp_path, **RATES | {"pruner": "median"} | changes))
+    assert said in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"name: a\nname: b\n", "line 2: key 'name' is given twice"),
+        (b"axes:\n  x: [1]\n  x: [2]\n", "line 3: key 'x' is given twice"),
+        (b"name: [a\n", "line 2:"),
+        (b"- a\n", "expected a mapping"),
+        (b"", "expected a mapping"),
+        (b"1: a\n", "expected a mapping with text keys"),
+        (b"name: \xff\xfe\n", "invalid UTF-8 at byte 6"),
+        (b"name: !!python/object/apply:os.getcwd []\n", "could not determine a constructor"),
+        (b"name: a\nbase: nowhere.yaml\naxes: {a: [1]}\n", "base: no such file"),
+    ],
+)
+def test_a_file_that_is_no_grid(tmp_path: Path, content: bytes, said: str) -> None:
+    path = tmp_path / "grid.yaml"
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=r"grid\.yaml") as error:
+        read_spec(path)
+    assert said in str(error.value)
+
+
+def test_a_mistake_in_the_base_names_the_base(tmp_path: Path) -> None:
+    (tmp_path / "base.yaml").write_text("a: 1\na: 2\n")
+    (tmp_path / "grid.yaml").write_text("name: a\nbase: base.yaml\naxes: {a: [1]}\n")
+    with pytest.raises(UserError, match=r"base\.yaml: line 2: key 'a' is given twice"):
+        read_spec(tmp_path / "grid.yaml")
+
+
+def test_ablations_that_ship_are_found_by_name() -> None:
+    assert find_grid("demo").name == "demo.yaml"
+    with pytest.raises(UserError, match=r"demo_mlm.*did you mean 'demo'\?"):
+        find_grid("dmo")
+    with pytest.raises(UserError, match="no such grid file"):
+        find_grid("nowhere/demo.yaml")
+
+
+def test_values_mean_the_same_or_not() -> None:
+    assert same(400, 400.0)
+    assert same([1, {"a": None}], [1, {"a": None}])
+    assert not same(1, True)
+    assert not same(400.0, 400.001)
+    assert not same("1", 1)
+
+
+STEPS = {"data.name": {"rte": 900, "cola": 2500, "mrpc": 900}}
+FOLLOWS = {"data.name": ["cola", "rte", "mrpc"], "trainer.max_steps": STEPS, "seed_everything": [1]}
+
+
+def test_an_axis_may_follow_another(tmp_path: Path) -> None:
+    spec = read_spec(write(tmp_path, axes=FOLLOWS, sensitivity={}, exclude=[]))
+    assert spec.axes["trainer.max_steps"] == [2500, 900]
+    steps = [(axes["data.name"], axes["trainer.max_steps"]) for axes in combinations(spec)]
+    assert steps == [("cola", 2500), ("rte", 900), ("mrpc", 900)]
+    copy = tmp_path / "copy.yaml"
+    copy.write_text(yaml.safe_dump(spec.tree(), sort_keys=False))
+    assert read_spec(copy).tree() == spec.tree()
+    assert read_spec(copy).linked == spec.linked
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({}, "expected a list of values, or the one axis it follows"),
+        ({"data.nmae": {}}, "follows 'data.nmae', which is no axis with a list of values"),
+        ({"trainer.max_steps": {}}, "follows 'trainer.max_steps', which is no axis with a list"),
+        ({"data.name": [1, 2, 3]}, "data.name: expected a value for each of its values"),
+        ({"data.name": {"rte": 1, "cola": 2}}, "data.name: has no value for 'mrpc'"),
+        (
+            {"data.name": {**STEPS["data.name"], "colla": 2}},
+            "data.name: no value 'colla' on that axis; did you mean 'cola'?",
+        ),
+        ({"data.name": {**STEPS["data.name"], "rte": float("nan")}}, "nan is not a finite number"),
+    ],
+)
+def test_a_mistake_in_an_axis_that_follows_another(tmp_path: Path, given: dict, said: str) -> None:
+    axes = {**FOLLOWS, "trainer.max_steps": given}
+    path = write(tmp_path, axes=axes, sensitivity={}, exclude=[])
+    with pytest.raises(UserError) as error:
+        read_spec(path)
+    assert str(error.value).startswith(f"{path}: axes: trainer.max_steps: ")
+    assert said in str(error.value)
+    assert "\n" not in str(error.value)

@@ -1,0 +1,100 @@
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from lightning_app.core.errors import UserError
+from lightning_app.runs.folder import GridFolder
+from lightning_app.runs.locks import Interrupted, if_free, supervisor_lock, turn
+
+HOLD = """\
+import sys, time
+from pathlib import Path
+from lightning_app.runs.folder import GridFolder
+from lightning_app.runs.locks import supervisor_lock
+with supervisor_lock(GridFolder(Path(sys.argv[1])), sys.argv[2], sys.argv[3] == "several") as alone:
+    print(alone, flush=True)
+    time.sleep(60)
+"""
+
+
+@contextmanager
+def holder(folder: Path, storage: str, kind: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """Another process that holds the folder, and whether it found itself alone."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(folder), storage, kind], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout is not None
+        yield process, process.stdout.readline().strip()
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_one_supervisor_has_the_folder_for_itself(tmp_path: Path) -> None:
+    with holder(tmp_path, "journal", "one") as (process, alone):
+        assert alone == "True"
+        for several in (False, True):
+            with (
+                pytest.raises(UserError, match=f"process {process.pid} on .* is already running"),
+                supervisor_lock(GridFolder(tmp_path), "journal", several),
+            ):
+                pass
+    with supervisor_lock(GridFolder(tmp_path), "journal") as alone:
+        assert alone
+
+
+def test_several_share_a_folder_and_a_storage(tmp_path: Path) -> None:
+    with holder(tmp_path, "postgresql://a", "several") as (process, alone):
+        assert alone == "True"
+        with supervisor_lock(GridFolder(tmp_path), "postgresql://a", several=True) as alone:
+            assert not alone
+        with (
+            pytest.raises(
+                UserError, match=f"postgresql://b is not the postgresql://a of.*{process.pid}"
+            ),
+            supervisor_lock(GridFolder(tmp_path), "postgresql://b", several=True),
+        ):
+            pass
+        with (
+            pytest.raises(UserError, match="is already running this grid"),
+            supervisor_lock(GridFolder(tmp_path), "journal"),
+        ):
+            pass
+        with holder(tmp_path, "postgresql://a", "several") as (_, second):
+            assert second == "False"
+            process.kill()
+            process.wait()
+            with supervisor_lock(GridFolder(tmp_path), "postgresql://a", several=True) as alone:
+                assert not alone  # the second is still there
+    with supervisor_lock(GridFolder(tmp_path), "journal") as alone:
+        assert alone
+
+
+def test_a_stopped_holder_still_holds(tmp_path: Path) -> None:
+    with holder(tmp_path, "journal", "one") as (process, _):
+        os.kill(process.pid, signal.SIGSTOP)
+        with pytest.raises(UserError), supervisor_lock(GridFolder(tmp_path), "journal"):
+            pass
+
+
+def test_a_turn_is_waited_for_and_can_be_given_up(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    lock = tmp_path / ".lock"
+    with turn(lock, lambda: False, "why"):
+        with if_free(lock) as free:
+            assert not free
+        began = time.monotonic()
+        with pytest.raises(Interrupted), turn(lock, lambda: time.monotonic() - began > 4, "why"):
+            pass
+    assert capfd.readouterr().out == "why\n"
+    with if_free(lock) as free:
+        assert free

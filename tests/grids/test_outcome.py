@@ -1,0 +1,245 @@
+"""What a run leaves about how it ended."""
+
+import json
+from itertools import islice
+from math import log
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import yaml
+
+from lightning_app.api.fit import RunResult
+from lightning_app.cli import main
+from lightning_app.commands.recorded import described_run, read_run
+from lightning_app.core.errors import UserError
+from lightning_app.models.loss import ObjectiveConfig
+from lightning_app.runs.folder import RunFolder
+from lightning_app.runs.records import read_state
+from lightning_app.tasks.base import build_task
+from lightning_app.training.config import resolve
+from lightning_app.training.run import Run
+
+
+def run(
+    folder: Path,
+    cache: str,
+    trainer: dict[str, Any] | None = None,
+    warmup: int = 0,
+    **optimizer: Any,
+) -> Run:
+    """A run of twelve steps and a tiny model, not yet trained."""
+    tree = yaml.safe_load(Path("ablations/base/synthetic.yaml").read_text())
+    tree["trainer"] |= {"max_steps": 12, "val_check_interval": 100, "limit_val_batches": 2}
+    tree["trainer"] |= {"enable_progress_bar": False, "enable_model_summary": False}
+    tree["model"]["architecture"] |= {"encoder_depth": 1, "decoder_depth": 1, "model_dim": 16}
+    tree["trainer"] |= trainer or {}
+    tree["model"]["schedule"]["warmup_steps"] = warmup
+    tree["model"]["optimizer"] |= optimizer
+    tree["data"] |= {"cache": cache, "tokens_per_batch": 256}
+    return Run(resolve(tree, "test"), folder=folder, run=False)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "status", "outcome", "words"),
+    [
+        ({}, "ok", "not_yet_learned", "still falls"),
+        ({"lr": 1e-9}, "diverged", "stalled", "less than 0.1"),
+        ({"kind": "sgd", "lr": 1e30}, "diverged", "non_finite", "not finite"),
+    ],
+)
+def test_the_result_tells_how_a_run_did_not_train(
+    tmp_path: Path,
+    cache: str,
+    capsys: pytest.CaptureFixture[str],
+    optimizer: dict[str, Any],
+    status: str,
+    outcome: str,
+    words: str,
+) -> None:
+    ended = run(tmp_path / "run", cache, **optimizer)
+    ended.fit(ended.model, ended.datamodule)
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert (result["status"], result.get("outcome")) == (status, outcome)
+    assert words in result["outcome_rule"]
+    if status == "ok":
+        assert result["diverged"] is None
+        assert result["metrics"]["val/nll"] > result["unigram_entropy"]
+    else:
+        assert result["diverged"]["rule"] == result["outcome_rule"]
+    assert f": {outcome.replace('_', ' ')}, " in capsys.readouterr().out
+
+
+class Early(pl.Callback):
+    """Ends the training after its fifth step, in one of the ways that Lightning offers."""
+
+    def __init__(self, way: str) -> None:
+        self.way = way
+
+    def on_train_batch_end(self, trainer: pl.Trainer, *_: Any, **__: Any) -> None:
+        if trainer.global_step < 5:
+            return
+        match self.way:
+            case "should_stop":
+                trainer.should_stop = True
+            case "max_steps":
+                trainer.fit_loop.epoch_loop.max_steps = 5
+            case "interrupt":
+                raise KeyboardInterrupt
+            case "exit":
+                raise SystemExit(0)
+
+
+WAYS = ("should_stop", "max_steps", "interrupt", "exit")
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_cell_that_a_callback_ends_has_failed(tmp_path: Path, cache: str, way: str) -> None:
+    ended = run(tmp_path / "run", cache)
+    ended.trainer.callbacks.insert(0, Early(way))  # pyright: ignore[reportAttributeAccessIssue]
+    with pytest.raises(UserError, match="5 of 12 steps"):
+        ended.fit(ended.model, ended.datamodule)
+    assert not (tmp_path / "run" / "result.json").exists()
+
+
+def test_a_fit_that_ends_early_is_cut_short(
+    tmp_path: Path, cache: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ended = run(tmp_path / "run", cache)
+    ended.subcommand = "fit"
+    ended.trainer.callbacks.insert(0, Early("should_stop"))  # pyright: ignore[reportAttributeAccessIssue]
+    ended.fit(ended.model, ended.datamodule)
+    folder = RunFolder(tmp_path / "run")
+    result = json.loads(folder.result.read_text())
+    assert (result["status"], result["outcome"]) == ("cut_short", "cut_short")
+    assert (result["steps"], result["steps_asked"]) == (5, 12)
+    assert result["metrics"]["val/nll"] > 0
+    assert "5 of 12 steps" in capsys.readouterr().out
+    state = read_state(folder, result["id"])
+    assert (state.state, state.result) == ("failed", None)
+    assert described_run(read_run(str(folder)))["state"] == "cut short"
+    assert RunResult(folder.path).outcome == "cut_short"
+
+
+@pytest.mark.parametrize(
+    ("limits", "asked"),
+    [
+        ({"max_epochs": 2, "limit_train_batches": 3}, 6),
+        ({"max_steps": -1, "max_epochs": 1, "limit_train_batches": 4}, 4),
+        ({"max_epochs": 3, "limit_train_batches": 40, "min_steps": 2}, 12),
+    ],
+)
+def test_a_run_that_does_what_its_limits_ask_is_whole(
+    tmp_path: Path, cache: str, limits: dict[str, Any], asked: int
+) -> None:
+    ended = run(tmp_path / "run", cache, trainer=limits)
+    ended.fit(ended.model, ended.datamodule)
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert (result["steps"], result["steps_asked"]) == (asked, asked)
+    assert result["status"] != "cut_short"
+
+
+class Changes(pl.Callback):
+    """Sets a field of the Trainer before the batch `at`."""
+
+    def __init__(self, field: str, value: Any, at: int = 0) -> None:
+        self.field, self.value, self.at = field, value, at
+
+    def on_train_batch_start(self, trainer: pl.Trainer, *_: Any, **__: Any) -> None:
+        if trainer.fit_loop.total_batch_idx + 1 >= self.at:
+            setattr(trainer, self.field, self.value)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("limit_val_batches", 1, "trainer.limit_val_batches: 2 .* 1 at the end"),
+        ("limit_train_batches", 0.5, "trainer.limit_train_batches: 1.0 .* 0.5 at the end"),
+        ("accumulate_grad_batches", 4, "trainer.accumulate_grad_batches: 4; must be 1"),
+    ],
+)
+def test_a_callback_may_not_change_what_a_run_reads(
+    tmp_path: Path, cache: str, field: str, value: Any, said: str
+) -> None:
+    """The config would name another budget, or another part of the split, than the result has."""
+    ended = run(tmp_path / "run", cache)
+    ended.trainer.callbacks.insert(0, Changes(field, value, at=3))  # pyright: ignore[reportAttributeAccessIssue]
+    with pytest.raises(UserError, match=said):
+        ended.fit(ended.model, ended.datamodule)
+    assert not (tmp_path / "run" / "result.json").exists()
+
+
+def test_a_run_does_not_go_on_with_fewer_steps_than_it_has(
+    tmp_path: Path, cache: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its result would name the fewer steps, with the weights of more."""
+    folder = RunFolder(tmp_path / "run")
+    ended = run(folder.path, cache)
+    ended.fit(ended.model, ended.datamodule)
+    before = folder.result.read_bytes()
+    words = ["fit", "--config", str(folder.config), "--ckpt_path", "last"]
+    words += ["--trainer.default_root_dir", str(folder), "--trainer.max_steps", "5"]
+    assert main(words) == 2
+    assert "is of step 12, after which trainer.max_steps 5" in capsys.readouterr().err
+    assert folder.result.read_bytes() == before
+
+
+def test_epochs_that_end_early_are_cut_short(tmp_path: Path, cache: str) -> None:
+    limits = {"max_steps": -1, "max_epochs": 2, "limit_train_batches": 4}
+    ended = run(tmp_path / "run", cache, trainer=limits)
+    start = ended.model.on_train_batch_start
+
+    def skip_the_rest(batch: Any, batch_idx: int) -> int | None:
+        start(batch, batch_idx)
+        return -1 if ended.trainer.global_step >= 5 else None
+
+    ended.model.on_train_batch_start = skip_the_rest
+    with pytest.raises(UserError, match="5 of 8 steps"):
+        ended.fit(ended.model, ended.datamodule)
+
+
+def test_a_warmup_longer_than_the_epochs_leaves_no_folder(tmp_path: Path, cache: str) -> None:
+    limits = {"max_steps": -1, "max_epochs": 1, "limit_train_batches": 4}
+    with pytest.raises(UserError, match=r"warmup_steps: 4, .* 4 steps"):
+        run(tmp_path / "run", cache, trainer=limits, warmup=4)
+    assert not (tmp_path / "run").exists()
+
+
+class StopAtOnce(pl.Callback):
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        trainer.should_stop = True
+
+
+def test_a_run_of_no_step_has_failed(tmp_path: Path, cache: str) -> None:
+    ended = run(tmp_path / "run", cache)
+    ended.trainer.callbacks.append(StopAtOnce())  # pyright: ignore[reportAttributeAccessIssue]
+    with pytest.raises(UserError) as caught:
+        ended.fit(ended.model, ended.datamodule)
+    assert str(caught.value) == (
+        "trainer: no step was trained (max_steps 12); a result needs at least 1"
+    )
+    assert not (tmp_path / "run" / "result.json").exists()
+
+
+def test_a_prediction_is_kept_for_each_row(tmp_path: Path, cache: str) -> None:
+    """The command `predict` prints them."""
+    ended = run(tmp_path / "run", cache)
+    ended.model.objective = build_task(ObjectiveConfig(beam=1))
+    ended.trainer.limit_predict_batches = 2  # pyright: ignore[reportAttributeAccessIssue]
+    ended.predict(ended.model, ended.datamodule)
+    source = ended.datamodule.predict_dataloader()
+    rows = sum(len(batch.index) for batch in islice(source, 2))
+    assert len(ended.predictions) == rows > 0
+    assert all(isinstance(text, str) for text in ended.predictions)
+
+
+def test_the_entropy_of_the_training_targets(tmp_path: Path, cache: str) -> None:
+    source = run(tmp_path / "run", cache).datamodule
+    source.setup("fit")
+    counts: dict[int, int] = {}
+    for token in source.corpus.ids("train", "target").tolist():
+        counts[token] = counts.get(token, 0) + 1
+    total = sum(counts.values())
+    expected = -sum(n / total * log(n / total) for n in counts.values())
+    assert source.training_floor() == pytest.approx(expected)

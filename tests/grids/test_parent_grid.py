@@ -1,0 +1,420 @@
+"""A grid whose cells start from the runs of another grid."""
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import stand_in
+import yaml
+from conftest import World
+
+from lightning_app.config.grid import GridSpec, read_spec
+from lightning_app.config.tree import PRESET, SEED, WARMUP
+from lightning_app.core.errors import UserError
+from lightning_app.grids.plan import (
+    Grid,
+    Plan,
+    expand,
+    is_valid,
+    load_plan,
+    waiting_document,
+    waiting_lines,
+)
+from lightning_app.grids.supervisor import current_grid
+from lightning_app.report.facts import state_counts
+from lightning_app.report.results import read_results
+from lightning_app.runs.folder import GridFolder, RunFolder
+from lightning_app.runs.locks import FileLock
+
+MATCH = [PRESET, SEED]
+PARENT: dict[str, Any] = {
+    "name": "parent",
+    "base_config": {"data": {"delay": 0.02}},
+    "axes": {PRESET: ["post_ln", "pre_ln"], SEED: [1, 2]},
+}
+CHILD: dict[str, Any] = {
+    "name": "child",
+    "base_config": {"data": {"delay": 0.01}},
+    "axes": {PRESET: ["post_ln", "pre_ln"], WARMUP: [0, 60], SEED: [1, 2]},
+    "init_from": {"grid": "sub/parent.yaml", "match": MATCH},
+}
+
+
+def write(root: Path, child: dict[str, Any] | None = None, **parent: Any) -> Path:
+    """Write both grid files, with changes; return the child's."""
+    (root / "sub").mkdir(exist_ok=True)
+    (root / "sub" / "parent.yaml").write_text(yaml.safe_dump(PARENT | parent, sort_keys=False))
+    path = root / "child.yaml"
+    path.write_text(yaml.safe_dump(CHILD | (child or {}), sort_keys=False))
+    return path
+
+
+def plan_of(spec: GridSpec, root: Path) -> Plan:
+    return expand(spec, stand_in.resolve, stand_in.identify, root / "experiments")[0]
+
+
+def parents_of(spec: GridSpec, root: Path) -> dict[str, tuple[RunFolder, str]]:
+    """The folders of the parent's cells, by preset and seed, and their ids."""
+    assert spec.init_from is not None
+    found = {}
+    for cell in plan_of(spec.init_from.spec, root).cells:
+        run = RunFolder(root / "experiments" / "parent" / "runs" / cell.name)
+        found[f"{cell.axes[PRESET]} {cell.axes[SEED]}"] = (run, cell.id)
+    return found
+
+
+def finish(run: RunFolder, identity: str, text: str = "weights", loss: float | None = 3.0) -> None:
+    """Leave the files of a finished run, which failed without a loss below 6."""
+    run.path.mkdir(parents=True, exist_ok=True)
+    stand_in.leave_weights(run, identity, text)
+    run.config.write_text("data: {}\n")
+    failed = loss is None or loss > 6.0
+    failure = {"step": 3, "rule": "a rule", "last_finite_loss": 5.0} if failed else None
+    result = {
+        "schema": 2,
+        "id": identity,
+        "name": run.name,
+        "status": "diverged" if failed else "ok",
+        "outcome": "trained" if not failed else "non_finite" if loss is None else "stalled",
+        "diverged": failure,
+        "metrics": {"val/nll": loss},
+        "unigram_entropy": 6.0,
+        "steps": 4,
+        "seconds": 1.0,
+        "attempt": 1,
+        "started": "2026-01-01T00:00:00+00:00",
+        "finished": "2026-01-01T00:00:00+00:00",
+    }
+    run.result.write_text(json.dumps(result))
+
+
+def test_cells_wait_until_their_parents_are_finished(tmp_path: Path) -> None:
+    spec = read_spec(write(tmp_path))
+    experiments, parents = tmp_path / "experiments", parents_of(spec, tmp_path)
+    plan = plan_of(spec, tmp_path)
+    assert plan.cells == ()
+    assert [cell.name for cell in plan.waiting][:2] == [
+        "post_ln-warmup0-seed1",
+        "post_ln-warmup60-seed1",
+    ]
+    assert (len(plan.waiting), plan.excluded) == (8, 0)
+
+    finish(*parents["post_ln 2"])
+    crashed, _ = parents["pre_ln 2"]
+    crashed.attempt(1).path.mkdir(parents=True)
+    crashed.attempt(1).error.write_text("Traceback\nValueError: a bad day\n")
+    running, _ = parents["pre_ln 1"]
+    running.path.mkdir(parents=True)
+    with FileLock(running.lock):
+        plan = plan_of(spec, tmp_path)
+        listed = waiting_document(plan.waiting, experiments)
+        lines = waiting_lines(listed)
+    assert {(cell.axes[PRESET], cell.axes[SEED]) for cell in plan.cells} == {("post_ln", 2)}
+    assert {cell.parent for cell in plan.cells} == {f"parent/runs/{parents['post_ln 2'][0].name}"}
+    assert len({cell.id for cell in plan.cells}) == len(plan.cells) == 2
+    states = [(each["state"], each["error"]) for each in listed]
+    assert states == [
+        *[("missing", None)] * 2,
+        *[("running", None)] * 2,
+        *[("failed", "ValueError: a bad day")] * 2,
+    ]
+    assert (
+        lines[2] == f"2 cells wait for parent/runs/{crashed.name} (failed: ValueError: a bad day)"
+    )
+
+    for run, identity in parents.values():
+        finish(run, identity)
+    assert lines != waiting_lines(waiting_document(plan.waiting, experiments))
+    whole = plan_of(spec, tmp_path)
+    assert (len(whole.cells), whole.waiting) == (8, ())
+    assert {cell.id for cell in plan.cells} < {cell.id for cell in whole.cells}
+    grid = Grid(spec, GridFolder(experiments / "child"), whole)
+    for cell in whole.cells:
+        run, _ = parents[f"{cell.axes[PRESET]} {cell.axes[SEED]}"]
+        assert grid.tree(cell)["model"]["init_from"] == str(run.path)
+    assert {each["init_from"] for each in grid.data} == {
+        str(run.path) for run, _ in parents.values()
+    }
+
+
+def test_a_plan_holds_while_its_parents_are_the_same(tmp_path: Path) -> None:
+    """A retrained parent has other children; a moved folder and a parent that is gone do not."""
+    spec = read_spec(write(tmp_path))
+    for run, identity in parents_of(spec, tmp_path).values():
+        finish(run, identity, text=run.name)
+    plan = plan_of(spec, tmp_path)
+
+    def holds(root: Path) -> bool:
+        return is_valid(plan, spec, lambda data: stand_in.CORPUS, root / "experiments")
+
+    assert holds(tmp_path)
+    (tmp_path / "moved").mkdir()
+    shutil.copytree(tmp_path / "experiments", tmp_path / "moved" / "experiments")
+    assert holds(tmp_path / "moved")
+    assert plan_of(spec, tmp_path / "moved") == plan
+    other, identity = parents_of(spec, tmp_path / "moved")["pre_ln 1"]
+    finish(other, identity, text="trained again")
+    assert not holds(tmp_path / "moved")
+    again = plan_of(spec, tmp_path / "moved")
+    changed = [cell for cell in again.cells if cell.id not in {old.id for old in plan.cells}]
+    assert [(cell.axes[PRESET], cell.axes[SEED]) for cell in changed] == [("pre_ln", 1)] * 2
+    shutil.rmtree(other.path)
+    assert holds(tmp_path / "moved")
+    assert len(plan_of(spec, tmp_path / "moved").waiting) == 2
+
+
+def test_a_plan_ends_with_the_corpus_of_its_parents(tmp_path: Path) -> None:
+    """On an edited corpus the parent grid has other runs, of which the old ones say nothing."""
+    child = {"base_config": {"data": {"name": "rte"}}}
+    spec = read_spec(write(tmp_path, child, base_config={"data": {"name": "books"}}))
+    for run, identity in parents_of(spec, tmp_path).values():
+        finish(run, identity, text=run.name)
+    folder = GridFolder(tmp_path / "experiments" / "child")
+    folder.path.mkdir()
+    Grid(spec, folder, plan_of(spec, tmp_path)).save()
+    plan = load_plan(folder.plan)
+    assert plan == plan_of(spec, tmp_path)
+    assert plan is not None
+    digests = {"books": stand_in.CORPUS, "rte": stand_in.CORPUS}
+
+    def corpus(data: Any) -> str | None:
+        if (found := digests[data["name"]]) == "gone":
+            raise UserError("data.root: not a folder")
+        return found
+
+    def holds() -> bool:
+        return is_valid(plan, spec, corpus, tmp_path / "experiments")
+
+    assert holds()
+    digests["books"] = "1" * 64
+    assert not holds()
+    digests["books"] = "gone"
+    assert holds()
+
+
+def test_a_plan_ends_with_the_parents_of_its_parents(tmp_path: Path) -> None:
+    """A run that was trained again has other children, and so has each of these."""
+    spec = read_spec(write(tmp_path))
+    path = tmp_path / "last.yaml"
+    tree = {**CHILD, "name": "last", "init_from": {"grid": "child.yaml", "match": [*MATCH, WARMUP]}}
+    path.write_text(yaml.safe_dump(tree))
+    last, parents = read_spec(path), parents_of(spec, tmp_path)
+    for run, identity in parents.values():
+        finish(run, identity, text=run.name)
+    for cell in plan_of(spec, tmp_path).cells:
+        finish(RunFolder(tmp_path / "experiments/child/runs" / cell.name), cell.id, text=cell.name)
+    plan = plan_of(last, tmp_path)
+    assert len(plan.cells) == 8
+
+    def holds() -> bool:
+        return is_valid(plan, last, lambda data: stand_in.CORPUS, tmp_path / "experiments")
+
+    assert holds()
+    again, identity = parents["post_ln 2"]
+    finish(again, identity, text="trained again")
+    assert not holds()
+    assert len(plan_of(last, tmp_path).waiting) == 2
+
+
+def test_only_a_supervisor_that_is_alone_takes_up_new_parents(tmp_path: Path) -> None:
+    """Beside others the set of cells stays as it is, so that they share one queue."""
+    spec = read_spec(write(tmp_path))
+    folder, parents = GridFolder(tmp_path / "experiments" / "child"), parents_of(spec, tmp_path)
+    folder.runs.mkdir(parents=True)
+
+    def grid(alone: bool) -> Grid:
+        return current_grid(
+            spec, folder, lambda: plan_of(spec, tmp_path), alone, lambda data: stand_in.CORPUS
+        )
+
+    assert len(grid(alone=True).cells) == 0
+    for run, identity in parents.values():
+        finish(run, identity)
+    assert len(grid(alone=False).cells) == 0
+    assert len(grid(alone=True).cells) == 8
+    saved = load_plan(folder.plan)
+    assert saved == grid(alone=False).plan
+    assert saved is not None
+    assert saved.waiting == ()
+
+    lost = next(cell for cell in saved.cells if cell.axes[PRESET] == "pre_ln")
+    finish(folder.run(lost.name), lost.id)
+    shutil.rmtree(tmp_path / "experiments" / lost.parent)
+    assert grid(alone=True).plan == saved
+    replace_plan = replace(saved, made_from="an earlier program")
+    Grid(spec, folder, replace_plan).save()
+    with pytest.raises(UserError, match=r"1 finished cells started from runs that are gone"):
+        grid(alone=True)
+    assert load_plan(folder.plan) == replace_plan
+
+
+def test_a_cell_waits_again_for_a_parent_that_is_trained_again(tmp_path: Path) -> None:
+    """A parent that has lost its result is missing, running or crashed, as before it had one."""
+    spec = read_spec(write(tmp_path))
+    folder, parents = GridFolder(tmp_path / "experiments" / "child"), parents_of(spec, tmp_path)
+    folder.runs.mkdir(parents=True)
+
+    def grid() -> Grid:
+        return current_grid(
+            spec, folder, lambda: plan_of(spec, tmp_path), True, lambda data: stand_in.CORPUS
+        )
+
+    for run, identity in parents.values():
+        finish(run, identity)
+    before = grid().plan
+    again, identity = parents["pre_ln 1"]
+    again.result.unlink()
+    plan = grid().plan
+    assert {cell.parent for cell in plan.waiting} == {f"parent/runs/{again.name}"}
+    assert (len(plan.cells), len(plan.waiting)) == (6, 2)
+    finish(again, identity)
+    assert grid().plan == before
+
+
+def test_the_steps_of_a_child_may_follow_its_task(tmp_path: Path) -> None:
+    """The steps are in the config and among the axes of each cell, and so in the report."""
+    axes = {
+        "data.name": ["rte", "cola"],
+        "trainer.max_steps": {"data.name": {"cola": 7, "rte": 5}},
+        **{key: PARENT["axes"][key] for key in MATCH},
+    }
+    spec = read_spec(write(tmp_path, {"axes": axes}))
+    for run, identity in parents_of(spec, tmp_path).values():
+        finish(run, identity)
+    experiments = tmp_path / "experiments"
+    plan, configs = expand(spec, stand_in.resolve, stand_in.identify, experiments)
+    assert (len(plan.cells), plan.excluded) == (8, 0)
+    for cell, config in zip(plan.cells, configs, strict=True):
+        steps = {"rte": 5, "cola": 7}[config["data"]["name"]]
+        assert config["trainer"]["max_steps"] == cell.axes["trainer.max_steps"] == steps
+        grid = Grid(spec, GridFolder(experiments / "child"), plan)
+        assert stand_in.resolve(grid.tree(cell), "cell") == config
+    assert is_valid(plan, spec, lambda data: stand_in.CORPUS, experiments)
+
+
+def test_a_report_counts_the_cells_that_wait(tmp_path: Path) -> None:
+    spec = read_spec(write(tmp_path))
+    finish(*parents_of(spec, tmp_path)["pre_ln 1"])
+    folder = GridFolder(tmp_path / "experiments" / "child")
+    grid = Grid(spec, folder, plan_of(spec, tmp_path))
+    grid.save()
+    finish(grid.run(grid.cells[0]), grid.cells[0].id)
+    said = state_counts(read_results(folder.path))
+    assert said.startswith("1 of 8 planned cells finished: ")
+    assert "6 waiting for the runs that they start from" in said
+
+
+def test_a_parent_without_finite_weights_is_a_parent(tmp_path: Path) -> None:
+    """Its children have an id without weights, also where it left no checkpoint."""
+    spec = read_spec(write(tmp_path))
+    for number, (run, identity) in enumerate(parents_of(spec, tmp_path).values()):
+        finish(run, identity, loss=6.1 if number else None)
+        if not number:
+            run.checkpoint("last").unlink()
+    plan = plan_of(spec, tmp_path)
+    assert len(plan.cells) == 8
+    assert [name.endswith("@non_finite") for name in plan.parents.values()] == [True, *[False] * 3]
+
+
+def test_a_grid_may_continue_one_that_continues_another(tmp_path: Path) -> None:
+    spec = read_spec(write(tmp_path))
+    path = tmp_path / "last.yaml"
+    tree = {**CHILD, "name": "last", "init_from": {"grid": "child.yaml", "match": [*MATCH, WARMUP]}}
+    path.write_text(yaml.safe_dump(tree))
+    last = read_spec(path)
+    copy = tmp_path / "grid.yaml"
+    copy.write_text(yaml.safe_dump(last.tree()))
+    assert read_spec(copy).tree() == last.tree()
+    assert waiting_lines(waiting_document(plan_of(last, tmp_path).waiting, tmp_path)) == [
+        "8 cells wait for a run that has no id yet (waiting)"
+    ]
+    for run, identity in parents_of(spec, tmp_path).values():
+        finish(run, identity)
+    waiting = plan_of(last, tmp_path).waiting
+    assert {cell.parent for cell in waiting} == {
+        f"child/runs/{cell.name}" for cell in plan_of(spec, tmp_path).cells
+    }
+
+
+REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
+    ({"init_from": "parent"}, {}, "init_from: expected a mapping"),
+    ({"init_from": {"grid": 3, "match": MATCH}}, {}, "init_from.grid: expected the name or path"),
+    ({"init_from": {"grid": "sub/parent.yaml"}}, {}, "init_from.match: expected a list of"),
+    ({"init_from": {"grid": "sub/parent.yaml", "match": []}}, {}, "init_from.match: expected a"),
+    ({"init_from": {"grid": "sub/nowhere.yaml", "match": MATCH}}, {}, "nowhere.yaml: no such grid"),
+    ({"init_from": {"grid": "child.yaml", "match": MATCH}}, {}, "the grid continues itself"),
+    ({"init_from": {"gird": "child.yaml", "match": MATCH}}, {}, "did you mean 'grid'?"),
+    ({"name": "parent"}, {}, "init_from.grid: has the name of this grid, 'parent'"),
+    ({"base_config": {"model": {"init_from": "x"}}}, {}, "cannot be combined with model.init_from"),
+    ({"axes": {"model.init_from": ["x"]}}, {}, "cannot be combined with model.init_from"),
+    ({}, {"checkpoints": "best"}, "keeps checkpoints: best, but cells start from the last"),
+    ({}, {"pruner": "median"}, "has a pruner, and a pruned run cannot be continued"),
+    (
+        {"init_from": {"grid": "sub/parent.yaml", "match": ["model.block.prest"]}},
+        {},
+        "a cell of 'parent' has no 'model.block.prest'; did you mean 'model.block.preset'?",
+    ),
+    (
+        {"init_from": {"grid": "sub/parent.yaml", "match": [PRESET]}},
+        {},
+        "'parent' has 2 cells with model.block.preset=post_ln (such as post_ln-seed1",
+    ),
+    (
+        {"axes": {PRESET: ["sas"], SEED: [1]}},
+        {},
+        "'parent' has no cell with model.block.preset=sas, seed_everything=1",
+    ),
+]
+
+
+@pytest.mark.parametrize(("child", "parent", "said"), REFUSED)
+def test_a_mistake_is_refused_in_one_line(
+    tmp_path: Path, child: dict[str, Any], parent: dict[str, Any], said: str
+) -> None:
+    path = write(tmp_path, child, **parent)
+    with pytest.raises(UserError) as error:
+        plan_of(read_spec(path), tmp_path)
+    assert str(error.value).startswith(str(path))
+    assert said in str(error.value)
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "experiments").exists()
+
+
+@pytest.mark.slow
+def test_both_grids_may_be_killed_at_any_time(world: World) -> None:
+    """Each cell has one result, and each child started from its own parent.
+
+    One cell at a time, of enough that some are left after each kill.
+    """
+    seeds = {SEED: [1, 2, 3]}
+    child = write(world.root, {"axes": CHILD["axes"] | seeds}, axes=PARENT["axes"] | seeds)
+    parent, folder = world.root / "sub" / "parent.yaml", world.root / "experiments"
+    for grid, cells in ((parent, 6), (child, 12)):
+        world.grid, world.folder = grid, folder / grid.stem
+        seen = 0
+        while seen < 2:
+            supervisor = world.start(workers=1)
+            before = len(world.lines("end"))
+            world.wait_for(lambda before=before: len(world.lines("end")) > before)
+            supervisor.kill()
+            supervisor.wait()
+            seen += 1
+            if grid == parent:
+                other = world.grid, world.folder
+                world.grid, world.folder = child, folder / "child"
+                assert world.run().returncode == 0  # what can start does
+                world.grid, world.folder = other
+        assert world.run().returncode == 0
+        runs = world.runs()
+        assert (len(runs), {run.state for run in runs.values()}) == (cells, {"done"})
+    ends = [line[1] for line in world.lines("end")]
+    assert len(ends) == len(set(ends)) == 18
+    for cell in world.plan().cells:
+        config = yaml.safe_load((world.folder / "runs" / cell.name / "config.yaml").read_text())
+        there = yaml.safe_load((folder / cell.parent / "config.yaml").read_text())
+        assert config["model"]["init_from"] == str(folder / cell.parent)
+        assert config["model"]["block"] == there["model"]["block"]
+        assert config["seed_everything"] == there["seed_everything"]

@@ -1,0 +1,476 @@
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import stand_in  # pyright: ignore[reportMissingImports]
+
+from lightning_app.config.experiment import identity_of
+from lightning_app.config.grid import GridSpec, read_spec
+from lightning_app.config.tree import variant
+from lightning_app.core.errors import UserError
+from lightning_app.grids.cells import cell_tree, combinations
+from lightning_app.grids.plan import DamagedPlan, Grid, Plan, expand, is_valid, load_plan, made_from
+from lightning_app.grids.plan_checks import axis_cautions, devices_of
+from lightning_app.report.papers import read_plan
+from lightning_app.runs.folder import GridFolder
+from lightning_app.training.resolving import resolve_cell
+
+PRESET, WARMUP, SEED = "model.block.preset", "model.schedule.warmup_steps", "seed_everything"
+
+
+def grid(**changes: Any) -> GridSpec:
+    axes = {PRESET: ["post_ln", "pre_ln"], WARMUP: [0, 60], SEED: [1, 2, 3]}
+    values = {"base_config": {}, "axes": axes, "exclude": (), "sensitivity": {}}
+    texts = {"source": "g.yaml", "name": "tiny", "question": "", "metric": "val/nll", "mode": "min"}
+    return GridSpec(**{**texts, **values, **changes})
+
+
+def plan_of(given: GridSpec) -> Plan:
+    return expand(given, stand_in.resolve, stand_in.identify)[0]
+
+
+def test_seeds_are_slowest_then_file_order() -> None:
+    cells = plan_of(grid()).cells
+    assert [cell.axes[SEED] for cell in cells] == [1] * 4 + [2] * 4 + [3] * 4
+    assert [(cell.axes[PRESET], cell.axes[WARMUP]) for cell in cells[:4]] == [
+        ("post_ln", 0),
+        ("post_ln", 60),
+        ("pre_ln", 0),
+        ("pre_ln", 60),
+    ]
+    assert list(cells[0].axes) == [PRESET, WARMUP, SEED]
+
+
+def test_excluded_cells_are_left_out_and_counted() -> None:
+    plan = plan_of(grid(exclude=({PRESET: "pre_ln", WARMUP: 60.0}, {SEED: 3, WARMUP: 0})))
+    assert (plan.excluded, len(plan.cells)) == (5, 7)
+    for cell in plan.cells:
+        assert (cell.axes[PRESET], cell.axes[WARMUP]) != ("pre_ln", 60)
+        assert (cell.axes[SEED], cell.axes[WARMUP]) != (3, 0)
+    with pytest.raises(UserError, match="no cell is left"):
+        plan_of(grid(exclude=({PRESET: "pre_ln"}, {PRESET: "post_ln"})))
+
+
+def test_sections_resolved_apart_give_what_resolving_every_cell_gives() -> None:
+    axes = {
+        PRESET: ["post_ln", "sas"],
+        "model.block.shaped_attention": [None, {"alpha": 1.0}, {"beta": 2.0}],
+        "model.optimizer.lr": [0.1, 0.2],
+        "trainer.max_steps": [4, 5],
+        WARMUP: [0, 60],
+        SEED: [1, 2],
+    }
+    given = grid(axes=axes, exclude=({PRESET: "post_ln", SEED: 1},))
+    plan, configs = expand(given, stand_in.resolve, stand_in.identify)
+    assert len(plan.cells) == 72
+    for cell, config in zip(plan.cells, configs, strict=True):
+        full = stand_in.resolve(cell_tree(given.base_config, cell.axes), "")
+        assert config == full
+        assert cell.id == stand_in.cell_id(full)
+        assert config["data"]["seed"] == cell.axes[SEED]  # a field that the seed reaches
+
+
+def test_thousands_of_cells_take_few_resolutions() -> None:
+    calls = []
+
+    def counted(tree: dict, source: str) -> dict:
+        calls.append(source)
+        return stand_in.resolve(tree, source)
+
+    axes = {PRESET: ["a", "b", "c"], "model.optimizer.lr": [k / 10 for k in range(1, 11)]}
+    given = grid(axes={**axes, WARMUP: [0, 10, 20], SEED: list(range(50))})
+    plan, _ = expand(given, counted, stand_in.identify)
+    assert len(plan.cells) == 4500
+    assert len(calls) <= 2 + 3 + 10 + 3 + 50
+
+
+def test_an_impossible_pair_names_the_cell() -> None:
+    axes = {PRESET: ["post_ln", "sas"], "model.block.norm": ["none", "layer_norm"]}
+    with pytest.raises(UserError, match=r"cell model.block.preset=sas, model.block.norm=none"):
+        plan_of(grid(axes=axes))
+    assert (
+        len(plan_of(grid(axes=axes, exclude=({PRESET: "sas", "model.block.norm": "none"},))).cells)
+        == 3
+    )
+
+
+@pytest.mark.parametrize(
+    ("axes", "said"),
+    [
+        ({"model.optimizer.lrr": [1]}, "no field 'model.optimizer.lrr'; did you mean 'model.opt"),
+        ({"modle.optimizer.lr": [1]}, "did you mean 'model.optimizer.lr'?"),
+        ({"nonsense": [1]}, "g.yaml: axes: no field 'nonsense'"),
+        ({"trainer.devices": [1, 2]}, "the same experiment twice: trainer.devices=1, trainer.devi"),
+        ({"trainer.devices": [[0, 1]]}, "g.yaml: trainer.devices: [0, 1] names devices; the super"),
+        (
+            {"trainer.devices": ["0,"]},
+            "g.yaml: trainer.devices: '0,' names devices; the supervisor",
+        ),
+        ({"trainer.devices": [0]}, "g.yaml: trainer.devices: expected 1 or more, found 0"),
+        ({"trainer.devices": ["two"]}, "trainer.devices: expected 1 or more, found 'two'"),
+        ({WARMUP: [0, 100]}, "reference_steps: 60 is below the largest warm-up"),
+        (
+            {"model.schedule.kind": ["linear"], WARMUP: [0, 100]},
+            "reference_steps: 60 is below the largest warm-up",
+        ),
+    ],
+)
+def test_axes_that_cannot_be(axes: dict, said: str) -> None:
+    with pytest.raises(UserError) as error:
+        plan_of(grid(axes=axes))
+    assert said in str(error.value)
+
+
+@pytest.mark.parametrize(("value", "devices"), [("auto", 1), (-1, 1), (1, 1), ("2", 2), (4, 4)])
+def test_devices_of_a_cell(value: Any, devices: int) -> None:
+    in_base = grid(base_config={"trainer": {"devices": value}})
+    assert devices_of(in_base) == devices_of(grid(axes={"trainer.devices": [value]})) == devices
+    assert len(plan_of(in_base).cells) == 12
+    assert devices_of(grid()) == 1
+
+
+def test_a_list_of_devices_is_refused_before_anything_is_resolved() -> None:
+    with pytest.raises(UserError, match=r"trainer.devices: \[1\] names devices"):
+        devices_of(grid(base_config={"trainer": {"devices": [1]}}))
+
+
+def test_a_cell_runs_on_one_host() -> None:
+    def on_two(tree: dict, source: str) -> dict:
+        config = stand_in.resolve(tree, source)
+        return {**config, "trainer": {**config["trainer"], "num_nodes": 2}}
+
+    with pytest.raises(UserError, match="num_nodes: 2; each cell of a grid runs on 1 host"):
+        expand(grid(), on_two, stand_in.identify)
+
+
+def test_a_coupled_schedule_needs_no_reference() -> None:
+    base = {"model": {"schedule": {"coupling": "paper"}}}
+    assert len(plan_of(grid(base_config=base, axes={WARMUP: [0, 100]})).cells) == 2
+
+
+def test_a_baseline_without_a_preset_axis_is_a_variant() -> None:
+    axes = {"model.block.norm": ["rms_norm", "layer_norm"]}
+    plan_of(grid(axes=axes, sensitivity={"baseline": "norm=rms_norm"}))
+    with pytest.raises(UserError, match=r"did you mean 'norm=rms_norm'\?"):
+        plan_of(grid(axes=axes, sensitivity={"baseline": "norm=rmsnorm"}))
+
+
+def test_names_are_short_sortable_and_stay_in_the_folder() -> None:
+    cell = plan_of(grid()).cells[1]
+    assert cell.name == f"post_ln-warmup60-seed1-{cell.id[:8]}"
+    evil = grid(axes={PRESET: ["../../etc/passwd", "-rf", ".", "a b\n\0c", "x" * 500]})
+    for cell in plan_of(evil).cells:
+        assert "/" not in cell.name
+        assert cell.name[0] not in ".-"
+        assert cell.name.isprintable()
+        assert len(cell.name) < 200
+        assert Path("runs", cell.name).resolve().parent == Path("runs").resolve()
+
+
+def test_a_variant_is_the_blocks_axes_preset_first() -> None:
+    assert variant({"model.block.norm": None, PRESET: "sas", SEED: 1}, {}) == "sas+norm=null"
+    assert variant({"model.block.norm": "rms_norm"}, {}) == "norm=rms_norm"
+    assert variant({SEED: 1}, {"model": {"block": {"preset": "pre_ln"}}}) == "pre_ln"
+    assert variant({SEED: 1}, {}) == "base"
+
+
+def test_a_plan_survives_the_disk_and_holds_while_nothing_changes(tmp_path: Path) -> None:
+    given = grid()
+    plan = plan_of(given)
+    path = tmp_path / "plan.json"
+    assert load_plan(path) is None
+    saved = Grid(given, GridFolder(tmp_path), plan)
+    assert not saved.is_saved()
+    saved.save()
+    assert saved.is_saved()
+    assert load_plan(path) == plan
+    assert is_valid(plan, given, lambda data: stand_in.CORPUS)
+    for wrong in (replace(plan.cells[0], name="other"), replace(plan.cells[0], id="0" * 16)):
+        edited = replace(plan, cells=(wrong, *plan.cells[1:]))
+        assert not is_valid(edited, given, lambda data: stand_in.CORPUS)
+    assert plan.made_from == made_from(given) == made_from(read_spec(tmp_path / "grid.yaml"))
+    assert made_from(replace(given, base_config={"data": {"delay": 1}})) != plan.made_from
+    tree = json.loads((tmp_path / "plan.json").read_text())
+    assert (tree["schema"], tree["name"], tree["excluded"]) == (3, "tiny", 0)
+    assert tree["cells"][0].keys() == {"id", "name", "axes"}
+    (tmp_path / "plan.json").write_text("{")
+    with pytest.raises(DamagedPlan, match=r"plan\.json: torn or damaged .*`ablate run` makes"):
+        load_plan(path)
+    (tmp_path / "plan.json").write_text(json.dumps({**tree, "schema": 99}))
+    with pytest.raises(UserError, match=r"plan\.json: schema 99: .* update the program$"):
+        load_plan(path)
+    for wrong in ({**tree, "cells": 3}, {**tree, "cells": [{"id": 1}]}, {"schema": 2}, []):
+        (tmp_path / "plan.json").write_text(json.dumps(wrong))
+        with pytest.raises(DamagedPlan, match=r"plan\.json: torn or damaged"):
+            load_plan(path)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda tree: tree["cells"][0].update(axes=tree["cells"][-1]["axes"]),
+        lambda tree: tree["cells"][0].update(name="other"),
+        lambda tree: tree.update(metric="val/accuracy"),
+        lambda tree: tree.pop("seal"),
+    ],
+)
+def test_an_edited_plan_is_refused_by_every_reader(
+    tmp_path: Path, change: Callable[[dict], object]
+) -> None:
+    """Otherwise the result of one cell would be shown as that of another."""
+    given = grid()
+    path = tmp_path / "plan.json"
+    Grid(given, GridFolder(tmp_path), plan_of(given)).save()
+    assert read_plan(path)["name"] == given.name
+    tree = json.loads(path.read_text())
+    change(tree)
+    path.write_text(json.dumps(tree))
+    with pytest.raises(UserError, match="seal"):
+        read_plan(path)
+    with pytest.raises(DamagedPlan, match="seal"):
+        load_plan(path)
+
+
+@pytest.mark.parametrize("name", ["../../..", "/tmp/x", "a/b", "", "..", "a\nb"])
+def test_a_plan_names_no_folder_elsewhere(tmp_path: Path, name: str) -> None:
+    """A plan of an earlier version has no seal, and may come from somebody else."""
+    given = grid()
+    path = tmp_path / "plan.json"
+    Grid(given, GridFolder(tmp_path), plan_of(given)).save()
+    whole = json.loads(path.read_text())
+    del whole["seal"]
+    first, *others = whole["cells"]
+    for tree in (
+        {**whole, "schema": 2, "name": name},
+        {**whole, "schema": 2, "cells": [{**first, "name": name}, *others]},
+    ):
+        path.write_text(json.dumps(tree))
+        with pytest.raises(UserError, match="the name of a folder"):
+            read_plan(path)
+        with pytest.raises(DamagedPlan, match="the name of a folder"):
+            load_plan(path)
+    with pytest.raises(UserError, match="the name of a folder"):
+        GridFolder(tmp_path).run(name)
+
+
+def test_the_study_is_another_where_cells_or_metric_are(tmp_path: Path) -> None:
+    plan = plan_of(grid())
+    assert plan.study == f"tiny-{plan.hash}" == plan_of(grid(question="?")).study
+    assert plan_of(grid(mode="max")).study != plan.study
+    assert plan_of(grid(base_config={"data": {"delay": 1}})).study != plan.study
+
+
+def test_combinations_need_no_resolved_config() -> None:
+    assert len(list(combinations(grid(exclude=({SEED: 1},))))) == 8
+
+
+SHORT_RUN: dict[str, Any] = {
+    "trainer": {"max_steps": 100, "accelerator": "cpu"},
+    "model": {
+        "architecture": {"encoder_depth": 1, "decoder_depth": 1, "model_dim": 16, "ff_dim": 16},
+        "schedule": {"warmup_steps": 10, "reference_steps": 10},
+    },
+    "data": {"name": "synthetic", "tokenizer": "word", "vocab_size": None},
+}
+MODEL, ORDER = "model.architecture.", "model.architecture.positions"
+SGD = {"model.optimizer.kind": "sgd"}
+LM = {"model.objective.kind": "causal_lm", "model.architecture.kind": "decoder"}
+MLM = {"model.objective.kind": "masked_lm", "model.architecture.kind": "encoder"}
+SHAPED = {"alpha": 1.0, "learned": False}
+STOPPING = {
+    "class_path": "lightning.pytorch.callbacks.EarlyStopping",
+    "init_args": {"monitor": "val/nll"},
+}
+
+
+def spans(*tokens: int) -> list[dict[str, int]]:
+    return [{"query_block": 1, "memory": each} for each in tokens]
+
+
+def planned(axes: dict[str, list[Any]], fields: dict[str, Any] | None = None) -> Plan:
+    """The plan of a real grid with fields of its base changed."""
+    base = cell_tree(SHORT_RUN, fields or {})
+    given = grid(base_config=base, axes=axes, base_source="base.yaml")
+    return expand(given, resolve_cell, partial(identity_of, fetch=False))[0]
+
+
+@pytest.mark.parametrize(
+    ("axis", "values", "fields"),
+    [
+        ("model.optimizer.momentum", [0.0, 0.9], {}),
+        ("model.optimizer.betas", [[0.9, 0.98], [0.9, 0.999]], SGD),
+        ("model.optimizer.eps", [1e-9, 1e-6], SGD),
+        ("model.optimizer.kind", ["adam", "adamw"], {}),  # without a decay
+        ("model.block.residual_temperature", [None, 1.0], {}),
+        ("model.block.norm_placement", [None, "pre"], {}),
+        ("model.block.residual_attention", [None, "sum"], {}),  # of one layer
+        ("model.block.share", [None, "all"], {}),
+        ("model.block.shaped_attention", [SHAPED, {**SHAPED, "per_head": False}], {}),
+        ("model.block.localised_span", spans(200, 300), LM),
+        ("model.schedule.reference_steps", [10, 20], {"model.schedule.coupling": "paper"}),
+        ("model.schedule.reference_steps", [200, 300], {}),
+        ("model.schedule.coupling", ["paper", "decoupled"], {"model.schedule.kind": "constant"}),
+        ("model.schedule.warmup_steps", [0, 1], {}),
+        (f"{MODEL}activation_slope", [0.01, 0.1], {}),
+        (f"{MODEL}max_positions", [64, 128], {ORDER: "rope"}),
+        (f"{MODEL}encoder_depth", [1, 2], LM),
+        (f"{MODEL}decoder_depth", [1, 2], MLM),
+        ("model.objective.beam", [1, 5], LM),
+        ("data.window", [64, 128], {}),
+        ("data.max_length", [64, 128], LM),
+        ("data.mask_probability", [0.1, 0.2], {}),
+        ("data.evaluation_stride", [None, 128], LM),
+        ("data.context_stride", [64, 128], MLM),
+        ("trainer.gradient_clip_algorithm", ["norm", "value"], {}),
+        ("trainer.gradient_clip_val", [None, 0], {}),
+        ("trainer.precision", [None, "32-true"], {}),
+        ("trainer.precision", ["32-true", "32"], {}),
+        ("trainer.limit_train_batches", [None, 1.0], {}),
+        ("trainer.limit_val_batches", [None, 1.0], {}),
+        ("trainer.min_steps", [1, 2], {}),
+    ],
+)
+def test_an_axis_that_changes_nothing_is_refused(
+    axis: str, values: list[Any], fields: dict[str, Any]
+) -> None:
+    with pytest.raises(UserError, match="train the same") as error:
+        planned({axis: values}, fields)
+    assert str(error.value).startswith(f"g.yaml: axes: {axis} ")
+
+
+@pytest.mark.parametrize(
+    ("axis", "values", "fields"),
+    [
+        ("model.optimizer.momentum", [0.0, 0.9], SGD),
+        ("model.optimizer.kind", ["adam", "adamw"], {"model.optimizer.weight_decay": 0.1}),
+        ("model.optimizer.lr", [0.004, 0.00400000001], {}),
+        ("model.block.residual_temperature", [1.0, 2.0], {PRESET: "realformer"}),
+        ("model.block.residual_attention", [None, "sum"], {f"{MODEL}decoder_depth": 2}),
+        ("model.block.share", [None, "all"], {f"{MODEL}encoder_depth": 2}),
+        ("model.block.localised_span", spans(3, 8), LM),
+        (f"{MODEL}activation_slope", [0.01, 0.1], {f"{MODEL}activation": "leaky_relu"}),
+        (f"{MODEL}max_positions", [256, 512], {ORDER: "learned"}),
+        ("model.schedule.reference_steps", [10, 20], {}),
+        ("model.objective.beam", [1, 5], {}),
+        ("data.window", [64, 128], LM),
+        ("data.max_length", [64, 128], {}),
+        ("data.mask_probability", [0.1, 0.2], MLM),
+        ("trainer.gradient_clip_val", [0, 1.0], {}),
+        ("trainer.precision", ["32-true", "bf16-mixed"], {}),
+        ("trainer.limit_train_batches", [1, 0.5], {}),
+    ],
+)
+def test_an_axis_that_changes_something_is_planned(
+    axis: str, values: list[Any], fields: dict[str, Any]
+) -> None:
+    plan = planned({axis: values}, fields)
+    assert len({cell.name.rpartition("-")[0] for cell in plan.cells}) == 2
+    assert not plan.warnings
+
+
+def test_arms_that_meet_at_one_warmup_are_named() -> None:
+    """Two couplings are one schedule where the decay begins with the end of the warm-up."""
+    axes = {"model.schedule.coupling": ["paper", "decoupled"], WARMUP: [0, 10]}
+    (warning,) = planned(axes).warnings
+    assert warning.startswith("1 pair of cells trains the same")
+    with pytest.raises(UserError, match="train the same"):
+        planned({"model.optimizer.kind": ["adam", "sgd"], "model.optimizer.momentum": [0.0, 0.9]})
+
+
+@pytest.mark.parametrize("by_axis", [False, True])
+@pytest.mark.parametrize(
+    ("key", "value"), [("trainer.max_time", "00:00:01:00"), ("trainer.callbacks", [STOPPING])]
+)
+def test_what_cuts_cells_short_is_refused(key: str, value: Any, by_axis: bool) -> None:
+    axes = {SEED: [1, 2], **({key: [None, value]} if by_axis else {})}
+    with pytest.raises(UserError, match="ablate run --max-time") as error:
+        planned(axes, {} if by_axis else {key: value})
+    assert str(error.value).startswith(f"{'g' if by_axis else 'base'}.yaml: {key}: ")
+
+
+@pytest.mark.parametrize("kind", ["inverse_sqrt", "linear", "cosine", "constant", "bert"])
+def test_a_warmup_of_all_steps_is_refused_and_a_long_one_named(kind: str) -> None:
+    fields = {"model.schedule.kind": kind, "model.schedule.reference_steps": 99}
+    with pytest.raises(UserError, match="warmup_steps: 100"):
+        planned({WARMUP: [0, 100]}, fields)
+    (warning,) = planned({WARMUP: [0, 50, 51]}, fields).warnings
+    assert "warmup_steps: 51" in warning
+
+
+def test_values_of_one_name_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "g.yaml"
+    for values in ([4, "4"], [True, "true"], [None, "null"]):
+        tree = {"name": "g", "base_config": {}, "axes": {"model.block.preset": values}}
+        path.write_text(json.dumps(tree))
+        with pytest.raises(UserError, match="one name"):
+            read_spec(path)
+
+
+TASK = {
+    "trainer": {"limit_val_batches": None, "accumulate_grad_batches": 1, "max_steps": 200},
+    "model": {"objective": {"kind": "translation", "beam": 5, "validation_bleu": 0}},
+    "data": {"tokenizer": "word", "vocab_size": 10, "tokens_per_batch": 256},
+}
+
+
+def with_task(tree: dict, source: str) -> dict:
+    """What the stand-in resolves, with the fields of a task."""
+    own = {**tree, "trainer": {}, "data": {}, "model": dict(tree.get("model", {}))}
+    own["model"].pop("objective", None)
+    config = stand_in.resolve({key: value for key, value in own.items() if value}, source)
+    given = tree.get("model", {}).get("objective", {})
+    config["trainer"] |= TASK["trainer"] | tree.get("trainer", {})
+    config["data"] |= TASK["data"] | tree.get("data", {})
+    config["model"]["objective"] = TASK["model"]["objective"] | given
+    return config
+
+
+def cautions_of(given: GridSpec) -> list[str]:
+    plan, configs = expand(given, with_task, stand_in.identify)
+    return axis_cautions(given, plan.cells, configs)
+
+
+def test_a_plan_says_what_its_values_cannot_be_compared_by() -> None:
+    (said,) = cautions_of(grid(axes={"data.vocab_size": [12, 8], PRESET: ["pre_ln", "post_ln"]}))
+    assert said.startswith("data.vocab_size: val/nll")
+    assert "test/sacrebleu" in said
+    untested = {"model": {"objective": {"evaluate_test": False}}}
+    (said,) = cautions_of(grid(base_config=untested, axes={"data.vocab_size": [12, 8]}))
+    assert "not compared" in said
+    text = {"model": {"objective": {"kind": "causal_lm"}}}
+    (said,) = cautions_of(grid(base_config=text, axes={"data.tokenizer": ["word", "char"]}))
+    assert "val/bits_per_byte" in said
+    assert not cautions_of(grid())
+
+
+@pytest.mark.parametrize(
+    ("axis", "values"), [("model.objective.beam", [1, 4]), ("trainer.limit_val_batches", [1, 2])]
+)
+def test_a_plan_says_what_changes_only_the_evaluation(axis: str, values: list[Any]) -> None:
+    (said,) = cautions_of(grid(axes={axis: values, SEED: [1, 2]}))
+    assert said.startswith(f"{axis}: changes only the evaluation")
+
+
+@pytest.mark.parametrize(
+    ("axis", "values", "times"),
+    [
+        ("data.tokens_per_batch", [128, 1024], "8 times the tokens"),
+        ("trainer.accumulate_grad_batches", [1, 4], "4 times the tokens"),
+        ("trainer.max_steps", [200, 100], "0.5 times the tokens"),
+    ],
+)
+def test_a_plan_says_which_runs_read_more(axis: str, values: list[int], times: str) -> None:
+    (said,) = cautions_of(grid(axes={axis: values}))
+    assert times in said
+    assert str(values[1]) in said
+
+
+def test_a_pruner_ranks_cells_of_one_ruler_only() -> None:
+    axes = {"data.vocab_size": [12, 8]}
+    with pytest.raises(UserError, match=r"g.yaml: pruner: .*data.vocab_size is 12 and 8"):
+        expand(grid(axes=axes, pruner="median"), with_task, stand_in.identify)
+    plan_of(grid(axes={PRESET: ["pre_ln", "post_ln"]}, pruner="median"))

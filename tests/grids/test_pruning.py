@@ -1,0 +1,188 @@
+"""Reports are passed to trials, and bad cells are stopped."""
+
+import json
+import math
+from pathlib import Path
+from typing import Literal
+
+import optuna
+import pytest
+from conftest import World
+from optuna.trial import TrialState
+
+from lightning_app.grids.pruning import Reports, make_pruner
+from lightning_app.runs.folder import RunFolder
+
+STEPS = range(10, 100, 10)
+
+
+def study(pruner: str, direction: Literal["minimize", "maximize"] = "minimize") -> optuna.Study:
+    return optuna.create_study(direction=direction, pruner=make_pruner(pruner))
+
+
+def complete(study: optuna.Study, *losses: float) -> None:
+    """Add cells that are complete, each with the same loss at every step."""
+    for loss in losses:
+        values = dict.fromkeys(STEPS, loss)
+        study.add_trial(optuna.create_trial(value=loss, intermediate_values=values))
+
+
+def report(folder: Path, attempt: int, step: int, value: float) -> None:
+    record = folder / "attempts" / str(attempt)
+    record.mkdir(parents=True, exist_ok=True)
+    line = json.dumps({"step": step, "value": value if math.isfinite(value) else None})
+    with (record / "reports.jsonl").open("a") as file:
+        file.write(line + "\n")
+
+
+@pytest.mark.parametrize(("direction", "sign"), [("minimize", 1), ("maximize", -1)])
+def test_the_median_rule_stops_what_is_worse_than_half(
+    tmp_path: Path, direction: Literal["minimize", "maximize"], sign: int
+) -> None:
+    grid, reports = study("median", direction), Reports()
+    complete(grid, *(sign * loss for loss in (1.0, 2.0, 3.0, 4.0, 5.0)))
+    good, bad = grid.ask(), grid.ask()
+    report(tmp_path / "good", 1, 10, sign * 2.9)
+    report(tmp_path / "bad", 1, 10, sign * 3.1)
+    assert not reports.look(good, RunFolder(tmp_path / "good"), 1)
+    assert reports.look(bad, RunFolder(tmp_path / "bad"), 1)
+    assert not (tmp_path / "good" / "attempts" / "1" / "stop").exists()
+    assert (tmp_path / "bad" / "attempts" / "1" / "stop").exists()
+    assert reports.look(bad, RunFolder(tmp_path / "bad"), 1)  # as long as it has not heard
+    values = [trial.intermediate_values for trial in grid.get_trials()[-2:]]
+    assert values == [{10: sign * 2.9}, {10: sign * 3.1}]
+
+
+def test_nothing_is_pruned_before_enough_cells_are_complete(tmp_path: Path) -> None:
+    grid, reports = study("median"), Reports()
+    complete(grid, 1.0, 1.0, 1.0, 1.0)
+    # A fifth one of unknown origin.
+    grid.add_trial(optuna.create_trial(value=1.0))
+    trial = grid.ask()
+    report(tmp_path, 1, 10, 99.0)
+    assert not reports.look(trial, RunFolder(tmp_path), 1)
+    complete(grid, 1.0)
+    report(tmp_path, 1, 20, 99.0)
+    assert reports.look(trial, RunFolder(tmp_path), 1)
+
+
+def test_what_is_not_finite_is_not_reported(tmp_path: Path) -> None:
+    grid, reports = study("median"), Reports()
+    complete(grid, *[1.0] * 5)
+    trial = grid.ask()
+    report(tmp_path, 1, 10, math.nan)
+    report(tmp_path, 1, 20, math.inf)
+    assert not reports.look(trial, RunFolder(tmp_path), 1)
+    assert grid.trials[-1].intermediate_values == {}
+
+
+def test_a_cell_that_goes_on_brings_the_reports_of_its_earlier_attempts(tmp_path: Path) -> None:
+    grid, reports = study("median"), Reports()
+    first = grid.ask()
+    report(tmp_path, 1, 10, 3.0)
+    report(tmp_path, 1, 20, 2.0)
+    assert not reports.look(first, RunFolder(tmp_path), 1)
+    reports.forget(first)
+    grid.tell(first, state=TrialState.FAIL)
+    complete(grid, *[1.0] * 5)
+    second = grid.ask()
+    report(tmp_path, 2, 20, 2.0)  # made again from the checkpoint at step 10
+    assert reports.look(second, RunFolder(tmp_path), 2)
+    assert (tmp_path / "attempts" / "2" / "stop").exists()
+    assert not (tmp_path / "attempts" / "1" / "stop").exists()
+
+
+def test_every_step_is_reported_once_whoever_reports(tmp_path: Path, recwarn) -> None:
+    grid = study("median")
+    trial = grid.ask()
+    for step in STEPS:  # each with a new reader, as after a restart of the supervisor
+        report(tmp_path, 1, step, 1.0)
+        assert not Reports().look(trial, RunFolder(tmp_path), 1)
+    assert list(grid.trials[-1].intermediate_values) == list(STEPS)
+    assert [str(each.message) for each in recwarn] == []
+
+
+def test_a_trial_that_others_have_ended_is_left_alone(tmp_path: Path) -> None:
+    grid, reports = study("median"), Reports()
+    trial = grid.ask()
+    grid.tell(trial.number, state=TrialState.FAIL)
+    report(tmp_path, 1, 10, 1.0)
+    assert not reports.look(trial, RunFolder(tmp_path), 1)
+
+
+def test_hyperband_begins_at_the_first_validation(tmp_path: Path) -> None:
+    """Of nine cells about a third continues; none is pruned before one is complete."""
+    grid, reports = study("hyperband"), Reports()
+    early = grid.ask()
+    report(tmp_path / "early", 1, 10, 99.0)
+    assert not reports.look(early, RunFolder(tmp_path / "early"), 1)
+    complete(grid, 0.5)
+    stopped = []
+    for number in range(27):
+        trial, folder = grid.ask(), tmp_path / str(number)
+        for step in STEPS:
+            report(folder, 1, step, 1.0 + number)  # each worse than the one before
+            if reports.look(trial, RunFolder(folder), 1):
+                stopped.append(step)
+                break
+    assert 18 <= len(stopped) <= 26
+    # Its brackets compare for the first time at 10, 30 and 90 steps.
+    assert set(stopped) <= {10, 30, 90}
+    assert 10 in stopped
+
+
+def test_without_a_pruner_nothing_is_pruned(tmp_path: Path) -> None:
+    grid = optuna.create_study(pruner=make_pruner(None))
+    complete(grid, *[1.0] * 9)
+    trial = grid.ask()
+    report(tmp_path, 1, 10, 99.0)
+    assert not Reports().look(trial, RunFolder(tmp_path), 1)
+
+
+def rates(world: World, *values: float, **changes: object) -> None:
+    """Six seeds of a good rate and a bad one; what the stand-in reports as its loss is the rate."""
+    axes = {
+        "model.block.preset": ["post_ln"],
+        "model.schedule.warmup_steps": [0],
+        "model.optimizer.lr": list(values or (0.1, 9.0)),
+    }
+    world.write(seeds=6, delay=0.05, steps=40, axes=axes, **changes)
+
+
+def test_a_grid_with_a_pruner_ends_bad_cells_early(world: World) -> None:
+    rates(world, pruner="median")
+    done = world.run(workers=2)
+    assert (done.returncode, done.stderr) == (0, "")
+    runs = world.runs()
+    pruned = sorted(name for name, run in runs.items() if run.state == "pruned")
+    assert pruned
+    assert all("lr9" in name for name in pruned)
+    assert {run.state for run in runs.values()} == {"done", "pruned"}
+    assert sorted(line[1] for line in world.lines("pruned")) == pruned
+    # The queue looks at the reports from time to time, so on a busy machine one may come too late.
+    assert any((runs[name].pruned or {})["step"] < 40 for name in pruned)
+    assert world.states() == {"COMPLETE": 12 - len(pruned), "PRUNED": len(pruned)}
+    before = world.lines()
+    again = world.run(workers=2)
+    assert again.returncode == 0
+    assert [line for line in world.lines() if line[0] == "start"] == [
+        line for line in before if line[0] == "start"
+    ]
+
+
+def test_without_the_pruner_the_pruned_cells_go_on(world: World) -> None:
+    rates(world, pruner="median")
+    assert world.run(workers=2).returncode == 0
+    assert any(run.state == "pruned" for run in world.runs().values())
+    rates(world)
+    assert world.run(workers=2).returncode == 0
+    assert {run.state for run in world.runs().values()} == {"done"}
+    assert world.states() == {"COMPLETE": 12}
+
+
+def test_cells_of_a_grid_that_grew_are_judged_by_those_it_had(world: World) -> None:
+    rates(world, 0.1, pruner="median")
+    assert world.run(workers=2).returncode == 0
+    rates(world, pruner="median")  # another study, which knows the first cells from disk
+    assert world.run(workers=2).returncode == 0
+    assert world.states() == {"COMPLETE": 6, "PRUNED": 6}

@@ -1,0 +1,94 @@
+"""`ablate run --rerun-stale`: cells of another code are done again, beside the old runs."""
+
+import json
+from pathlib import Path
+
+import pytest
+from conftest import World
+
+from lightning_app.core.errors import UserError
+from lightning_app.grids.takeover import supersede
+from lightning_app.runs.folder import GridFolder
+from lightning_app.runs.locks import supervisor_lock
+
+CELLS = 4
+
+
+def codes(folder: Path) -> list[str]:
+    results = [json.loads(path.read_text()) for path in folder.glob("*/result.json")]
+    return sorted(result["provenance"]["code"] for result in results)
+
+
+def run(world: World, code: str, *options: str) -> str:
+    world.environment["CODE"] = code
+    done = world.run(*options)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_cells_of_another_code_are_done_again(world: World) -> None:
+    world.write(seeds=1, delay=0, steps=1)
+    runs, old = world.folder / "runs", world.folder / "superseded"
+    run(world, "a")
+    assert "no cell is of another code, data or libraries than now" in run(world, "a", "rerun")
+    run(world, "b")
+    assert codes(runs) == ["a"] * CELLS  # only on request
+
+    said = run(world, "b", "rerun")
+    assert f"{CELLS} runs moved to {old}; their cells run again (code: a: {CELLS})" in said
+    assert (codes(runs), codes(old)) == (["b"] * CELLS, ["a"] * CELLS)
+    assert len(world.lines("end")) == 2 * CELLS
+    trials = world.study().get_trials(deepcopy=False)
+    values = sorted(trial.value or 0 for trial in trials if trial.state.name == "COMPLETE")
+    assert values == pytest.approx([3.5, 3.5, 4.1, 4.1])  # of the new runs alone
+
+    run(world, "c", "rerun")
+    assert codes(runs) == ["c"] * CELLS
+    assert codes(old) == ["a"] * CELLS + ["b"] * CELLS
+    assert sum(path.name.endswith(".2") for path in old.iterdir()) == CELLS
+
+
+def test_what_was_cut_short_by_another_code_starts_again(world: World) -> None:
+    world.write(seeds=1, delay=0, steps=1)
+    run(world, "a")
+    grid = world.value()
+    here = {"provenance": {"code": "a", "libraries": {"torch": "2"}}, "corpora": None}
+    begun, without, lost = (world.folder / "runs" / cell.name for cell in grid.cells[:3])
+    for folder in (begun, without, lost):
+        (folder / "result.json").unlink()
+        (folder / "attempts" / "1" / "provenance.json").write_text('{"code": "old"}')
+    (without / "checkpoints" / "last.ckpt").unlink()
+    for folder in (begun, lost):
+        assert (folder / "checkpoints" / "last.ckpt").is_file()
+    (lost / "attempts" / "1" / "provenance.json").unlink()
+    supersede(grid, here)
+    aside = {path.name for path in (world.folder / "superseded").iterdir()}
+    assert aside == {begun.name, lost.name}
+    assert without.is_dir()
+
+
+def test_a_damaged_result_is_named_and_nothing_is_moved(world: World) -> None:
+    world.write(seeds=1, delay=0, steps=1)
+    run(world, "a")
+    grid = world.value()
+    result = grid.run(grid.cells[-1]).result
+    result.write_bytes(result.read_bytes()[:-9])
+    with pytest.raises(UserError, match=r"result\.json: torn or damaged.*ablate doctor .* --fix"):
+        supersede(grid, {"provenance": {"code": "b"}, "corpora": None})
+    for words in ((), ("rerun",)):  # the cell is entered in the queue, or superseded
+        done = world.run(*words)
+        assert done.returncode == 2
+        assert f"{result}: torn or damaged" in done.stderr
+    assert not (world.folder / "superseded").exists()
+    assert len(world.lines("start")) == CELLS
+
+
+def test_nobody_else_may_be_at_work(world: World) -> None:
+    world.write(seeds=1, delay=0, steps=1)
+    run(world, "a")
+    with supervisor_lock(GridFolder(world.folder)):
+        world.environment["CODE"] = "b"
+        done = world.run("rerun")
+    assert done.returncode == 2
+    assert "is already running this grid" in done.stderr
+    assert codes(world.folder / "runs") == ["a"] * CELLS

@@ -1,0 +1,216 @@
+"""One run and its folder: new, interrupted, continued, and never mixed with another run."""
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from lightning_app.runs.provenance import software
+from lightning_app.training.run_output import join_metrics
+from tests import warm
+
+FIT = ["-m", "lightning_app", "fit"]
+SETTINGS = {
+    "trainer.log_every_n_steps": 1,
+    "trainer.enable_progress_bar": "false",
+    "model.architecture.model_dim": 16,
+    "model.architecture.encoder_depth": 1,
+    "model.architecture.decoder_depth": 1,
+    "model.schedule.warmup_steps": 0,
+    "trainer.limit_val_batches": 1,
+    "trainer.val_check_interval": 100,
+}
+
+
+def command(folder: Path, cache: str, steps: int, *more: str) -> list[str]:
+    settings = {
+        **SETTINGS,
+        "trainer.max_steps": steps,
+        "trainer.default_root_dir": folder / "run",
+        "data.cache": cache,
+    }
+    words = [word for key, value in settings.items() for word in (f"--{key}", str(value))]
+    return [*FIT, "--config", "ablations/base/synthetic.yaml", *words, *more]
+
+
+def fit(folder: Path, cache: str, steps: int, *more: str) -> subprocess.CompletedProcess[str]:
+    return warm.run(command(folder, cache, steps, *more))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_run_goes_on(tmp_path: Path, cache: str, number: signal.Signals) -> None:
+    running = warm.start(command(tmp_path, cache, 100_000))
+    progress = tmp_path / "run" / "attempts" / "1" / "progress.json"
+    until = time.monotonic() + 120
+    while not (progress.is_file() and json.loads(progress.read_text())["step"] > 3):
+        assert running.poll() is None
+        assert time.monotonic() < until
+        time.sleep(0.1)
+    os.kill(running.pid, number)
+    said = running.communicate(timeout=60)[1]
+    assert running.returncode == 130
+    assert "Traceback" not in said
+    assert "interrupted" in said
+    assert not (tmp_path / "run" / "result.json").exists()
+
+    last = json.loads(progress.read_text())["step"]
+    other = fit(tmp_path, cache, 9, "--ckpt_path", "last", "--model.block.preset", "post_ln")
+    assert other.returncode == 2
+    assert "model.block.preset is pre_ln there and post_ln in the config" in other.stderr
+
+    steps = last + 15
+    gone_on = fit(tmp_path, cache, steps, "--ckpt_path", "last")
+    assert gone_on.returncode == 0, gone_on.stderr
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert result["attempt"] == 2
+    assert result["steps"] == steps
+    made_of = json.loads((tmp_path / "run" / "identity.json").read_text())
+    assert made_of["id"] == result["id"]  # no grid takes it for a run of so many steps
+    assert len(made_of["config"]["continued_from"]) == 1
+    with (tmp_path / "run" / "metrics.csv").open() as file:
+        logged = [int(row["step"]) for row in csv.DictReader(file)]
+    assert logged == list(range(1, steps + 1))
+
+
+def test_a_run_in_its_folder_twice_is_the_same_run_twice(tmp_path: Path, cache: str) -> None:
+    results = []
+    for attempt in (1, 2):
+        done = fit(tmp_path, cache, 4, *["--again"] * (attempt - 1))
+        assert done.returncode == 0, done.stderr
+        result = json.loads((tmp_path / "run" / "result.json").read_text())
+        assert f"\n{tmp_path / 'run'}: " in done.stdout
+        assert f"val/nll {result['metrics']['val/nll']:.4f}" in done.stdout
+        assert result["attempt"] == attempt
+        made = result["provenance"]
+        assert made["code"] == software()["code"]
+        assert made["command"][:3] == ["lightning_app", "fit", "--config"]
+        assert made["data"] == result["data"]["digest"]
+        assert made["resumed_from"] == []
+        for path in ("env.json", f"attempts/{attempt}/provenance.json"):
+            written = json.loads((tmp_path / "run" / path).read_text())
+            assert written.get("provenance", written) == made
+        results.append(result)
+    for each in results:
+        del each["metrics"]["train/tokens_per_second"]
+    assert results[0]["metrics"] == results[1]["metrics"]
+    with (tmp_path / "run" / "metrics.csv").open() as file:
+        steps = [row["step"] for row in csv.DictReader(file)]
+    assert steps == ["1", "2", "3", "4"]
+    assert (tmp_path / "run" / "block.json").is_file()
+    assert (tmp_path / "run" / "env.json").is_file()
+
+
+def test_logs_of_attempts_are_joined_by_step(tmp_path: Path) -> None:
+    first, second = tmp_path / "1.csv", tmp_path / "2.csv"
+    first.write_text("step,train/loss\n1,5\n2,4\n3,3\n")
+    second.write_text("step,train/loss,val/nll\n3,3.5,\n3,,9\n4,2,\n")
+    rows = list(csv.DictReader(join_metrics([first, tmp_path / "none", second]).splitlines()))
+    assert [(r["step"], r["train/loss"], r["val/nll"]) for r in rows] == [
+        ("1", "5", ""),
+        ("2", "4", ""),
+        ("3", "3.5", "9"),
+        ("4", "2", ""),
+    ]
+
+
+def test_a_step_that_is_only_evaluated_again_keeps_its_row(tmp_path: Path) -> None:
+    """A run that is interrupted after its last step is completed; a run may end before any log."""
+    first, second, empty = (tmp_path / f"{k}.csv" for k in range(3))
+    first.write_text("step,train/loss,val/nll\n1,5,\n2,4,\n2,,9\n")
+    second.write_text("step,val/nll\n2,9\n")
+    empty.write_text("step,train/loss\n")
+    rows = list(csv.DictReader(join_metrics([first, second, empty]).splitlines()))
+    assert [(r["step"], r["train/loss"], r["val/nll"]) for r in rows] == [
+        ("1", "5", ""),
+        ("2", "4", "9"),
+    ]
+
+
+def test_a_line_that_a_kill_tore_is_left_out(tmp_path: Path) -> None:
+    """A run that is killed at any byte of a row and continued has undisturbed curves."""
+    header = b"epoch,step,train/loss,val/nll\r\n"
+    rows = [b"0,%d,%d.25,\r\n" % (step, 30 - step) for step in range(8, 16)]
+    rows[2:2] = [b"0,9,,7.125\r\n"]  # a validation, after which the checkpoint was saved
+    whole, torn, resumed = (tmp_path / name for name in ("whole.csv", "1.csv", "2.csv"))
+    whole.write_bytes(header + b"".join(rows))
+    undisturbed = join_metrics([whole])
+    for last in range(3, len(rows)):
+        resumed.write_bytes(header + b"".join(rows[3:]))
+        for length in range(len(rows[last]) + 1):
+            torn.write_bytes(header + b"".join(rows[:last]) + rows[last][:length])
+            assert join_metrics([torn, resumed]) == undisturbed, rows[last][:length]
+    for length in range(len(header) + 1):  # killed in the header, before any checkpoint
+        torn.write_bytes(header[:length])
+        assert join_metrics([torn, whole]) == undisturbed, header[:length]
+
+
+@pytest.mark.parametrize("interval", [4, 6, 100])
+def test_the_last_step_is_validated_and_kept(tmp_path: Path, cache: str, interval: int) -> None:
+    """Whether a validation falls on it (6), before it alone (4), or nowhere (100)."""
+    done = fit(tmp_path, cache, 6, "--trainer.val_check_interval", str(interval))
+    assert done.returncode == 0, done.stderr
+    run = tmp_path / "run"
+    last = torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)
+    assert last["global_step"] == 6
+    assert (run / "checkpoints" / "best.ckpt").is_file()
+    with (run / "metrics.csv").open() as file:
+        rows = {row["step"]: row for row in csv.DictReader(file)}
+    result = json.loads((run / "result.json").read_text())
+    assert float(rows["6"]["val/nll"]) == pytest.approx(result["metrics"]["val/nll"])
+
+
+def test_a_saver_of_the_user_does_not_decide_which_weights_are_best(
+    tmp_path: Path, cache: str
+) -> None:
+    """It comes first in the Trainer; the last step, where no validation is due, is far worse."""
+    saver = {
+        "class_path": "lightning.pytorch.callbacks.ModelCheckpoint",
+        "init_args": {"dirpath": str(tmp_path / "mine"), "every_n_train_steps": 1},
+    }
+    rate = ("--model.optimizer.lr", "1.0", "--model.schedule.warmup_steps", "0")
+    own = ("--trainer.callbacks", json.dumps([saver]))
+    done = fit(tmp_path, cache, 6, "--trainer.val_check_interval", "4", *rate, *own)
+    assert done.returncode == 0, done.stderr
+    assert len(list((tmp_path / "mine").iterdir())) > 0
+    with (tmp_path / "run" / "metrics.csv").open() as file:
+        rows = {row["step"]: row["val/nll"] for row in csv.DictReader(file)}
+    assert float(rows["4"]) < float(rows["6"])
+    best = torch.load(tmp_path / "run" / "checkpoints" / "best.ckpt", weights_only=True)
+    assert best["global_step"] == 4
+
+
+def test_another_optimizer_does_not_go_on_from_a_checkpoint(tmp_path: Path, cache: str) -> None:
+    """Lightning would restore the rate of the checkpoint, while the config says the new one."""
+    done = fit(tmp_path, cache, 2)
+    assert done.returncode == 0, done.stderr
+    last = ("--ckpt_path", str(tmp_path / "run" / "checkpoints" / "last.ckpt"))
+    other = ("--trainer.default_root_dir", str(tmp_path / "other"))
+    for setting, value, said in (
+        ("lr", "1e-2", "model.optimizer.lr is 0.004 there and 0.01 in the config"),
+        ("weight_decay", "0.1", "model.optimizer.weight_decay is 0.0 there and 0.1 in the config"),
+    ):
+        refused = fit(tmp_path, cache, 4, *other, *last, f"--model.optimizer.{setting}", value)
+        assert refused.returncode == 2
+        assert said in refused.stderr
+    assert not (tmp_path / "other").exists()
+    assert fit(tmp_path, cache, 4, *other, *last).returncode == 0
+
+
+def test_the_last_checkpoint_is_of_the_last_step_though_others_were_better(
+    tmp_path: Path, cache: str
+) -> None:
+    rate = ("--model.optimizer.lr", "1.0", "--model.schedule.warmup_steps", "0")
+    done = fit(tmp_path, cache, 6, "--trainer.val_check_interval", "2", *rate)
+    assert done.returncode == 0, done.stderr
+    steps = {}
+    for name in ("last", "best"):
+        path = tmp_path / "run" / "checkpoints" / f"{name}.ckpt"
+        steps[name] = torch.load(path, weights_only=True)["global_step"]
+    assert steps["best"] < 6  # a rate of 1 makes it worse
+    assert steps["last"] == 6

@@ -1,0 +1,64 @@
+"""Figures of grid folders written by hand, with what they were drawn from."""
+
+import csv
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from lightning_app.report.figures import write
+from lightning_app.report.figures.sheet import FigureFiles
+from lightning_app.report.results import read_results
+
+
+class Drawn:
+    """The figures of one grid by the stem of their files."""
+
+    def __init__(self, folder: Path, out: Path) -> None:
+        self.out = out
+        self.list = write.write_figures(read_results(folder), out)
+        self.by_name: dict[str, FigureFiles] = {drawing.path.stem: drawing for drawing in self.list}
+
+    @property
+    def names(self) -> list[str]:
+        return [drawing.path.stem for drawing in self.list]
+
+    def svg(self, name: str) -> str:
+        return self.by_name[name].path.read_text(encoding="utf-8")
+
+    def table(self, name: str) -> pd.DataFrame:
+        return pd.read_csv(self.by_name[name].path.with_suffix(".csv"))
+
+
+@pytest.fixture
+def draw(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Drawn]:
+    """`draw(folder)` draws the grid in `folder`; `out` names another folder for the figures.
+
+    Without the fonts of PDF files, which take most of the time, unless `pdf` is asked for.
+    """
+
+    def drawn(folder: Path, out: str = "figures", *, pdf: bool = False) -> Drawn:
+        with monkeypatch.context() as patch:
+            if not pdf:
+                patch.setattr(write, "pdf", lambda figure: b"%PDF")
+            return Drawn(folder, tmp_path / out)
+
+    return drawn
+
+
+def write_csv(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Write a table; missing values of a row are empty."""
+    rows = list(rows)
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, names)
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+@pytest.fixture
+def table() -> Callable[[Path, Iterable[Mapping[str, Any]]], None]:
+    """`table(path, rows)` writes a CSV file."""
+    return write_csv

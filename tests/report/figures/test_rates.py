@@ -1,0 +1,121 @@
+"""The loss against the learning rate, which a grid of several rates opens with."""
+
+import re
+
+import numpy as np
+import pytest
+
+from lightning_app.report.write import write_report
+
+PRESET = "model.block.preset"
+WARMUP = "model.schedule.warmup_steps"
+RATE = "model.optimizer.lr"
+SEED = "seed_everything"
+RATES = [5e-4, 1e-3, 2e-3, 4e-3, 8e-3]
+AXES = {SEED: [1, 2, 3], PRESET: ["post_ln", "pre_ln", "sas"], WARMUP: [0, 60], RATE: RATES}
+
+
+def outcome(axes):
+    """A parabola in the octaves of the rate; warm-up moves that of Post-LN by an octave."""
+    helped = axes[PRESET] == "post_ln" and axes[WARMUP] == 60
+    octaves = np.log2(axes[RATE] / 1e-3) - (1 if helped else 0)
+    loss = 2.0 + 0.25 * octaves**2 + 0.01 * axes[SEED]
+    return 4.5 if loss > 3.5 else loss
+
+
+def test_dots_are_the_losses_of_the_runs_and_lines_their_means(make_grid, draw):
+    fake = make_grid(outcome, AXES, curves=False)
+    drawn = draw(fake.folder)
+    table = drawn.table("loss_by_rate")
+    runs = table[table["mark"] == "run"].set_index("run")
+    assert sorted(runs.index) == sorted(cell["name"] for cell in fake.cells)
+    for cell in fake.cells:
+        assert runs.loc[cell["name"], "value"] == pytest.approx(outcome(cell["axes"]))
+    means = table[table["mark"] == "mean"]
+    assert len(means) == 3 * 2 * 5
+    for _, row in means.iterrows():
+        point = {PRESET: row["variant"], WARMUP: row["warmup"], RATE: row["lr"]}
+        assert row["value"] == pytest.approx(
+            np.mean([outcome({**point, SEED: s}) for s in (1, 2, 3)])
+        )
+
+
+def test_a_panel_names_what_warmup_gives_over_the_rates(make_grid, draw):
+    """Equal best losses: nothing at the best rates, and one octave of rate, for Post-LN alone."""
+    text = draw(make_grid(outcome, AXES, curves=False).folder).svg("loss_by_rate")
+    shown = [line.replace("−", "") for line in re.findall(r"<!-- ([NO] .+?) -->", text)]
+    assert shown == ["N = 0.00", "O = 1.0", *["N = 0.00", "O = 0.0"] * 2]  # all seeds agree
+
+
+@pytest.mark.parametrize("further", [(), ("probe/span/encoder/1/0", "train/steps/encoder")])
+def test_a_grid_of_five_rates_has_at_most_twelve_figures(make_grid, draw, table, further):
+    """With every kind of figure that its runs can have, also of learned spans and halting."""
+    fake = make_grid(outcome, AXES, metrics={"val/bleu": 20.0})
+    for cell in fake.cells:
+        rows = [
+            {"step": step, "stack": "encoder", "layer": layer, "quantity": quantity, "value": 1.0}
+            for step in (1, 10, 100)
+            for layer in (1, 2, 3)
+            for quantity in ("token_cosine", "attention_entropy_p50", "attention_distance")
+        ]
+        for row in rows:
+            row["head"] = 0 if row["quantity"].startswith("attention") else None
+        table(fake.run(cell) / "probes.csv", rows)
+        path = fake.run(cell) / "metrics.csv"
+        lines = path.read_text().splitlines()
+        gains = [f"probe/alpha/encoder/{layer}" for layer in (1, 2, 3)] + [*further]
+        path.write_text(
+            "\n".join(
+                [",".join([lines[0], *gains, "train/seconds"])]
+                + [f"{line}{',1' * len(gains)},2" for line in lines[1:]]
+            )
+            + "\n"
+        )
+    drawn = draw(fake.folder)
+    assert len(drawn.names) <= 12
+    assert {"loss_by_rate", "rate_by_warmup", "warmup_effect", "training"} <= {*drawn.names}
+    assert drawn.names[0] == "loss_by_rate"
+    assert {drawn.by_name[name].lr for name in ("warmup_effect", "training")} == {1e-3}
+    kinds = {re.sub(r"-\d+$", "", name) for name in drawn.names}
+    assert kinds >= {"gains", "probes"}
+    assert kinds >= ({"spans", "halting"} if further else {"attention_entropy"})
+
+
+def test_groups_with_common_rates_share_a_figure(make_grid, draw):
+    """Adam and SGD have rates of their own; the couplings of one optimizer are side by side."""
+    kind, coupling = "model.optimizer.kind", "model.schedule.coupling"
+    axes = {**AXES, PRESET: ["post_ln", "pre_ln"], RATE: [1e-3, 2e-3, 4e-3, 0.5, 1.0]}
+    axes |= {kind: ["adam", "sgd"], coupling: ["decoupled", "paper"]}
+
+    def one(point):
+        if (point[kind] == "sgd") != (point[RATE] > 0.1):
+            return "waiting"  # like cells that `exclude` leaves out
+        if point[RATE] == (4e-3 if point[coupling] == "decoupled" else 1e-3):
+            return "waiting"  # the couplings have only 2e-3 in common
+        return outcome({**point, RATE: point[RATE] / (500 if point[kind] == "sgd" else 1)})
+
+    fake = make_grid(one, axes, curves=False)
+    drawn = draw(fake.folder)
+    assert drawn.names[:2] == ["loss_by_rate-1", "loss_by_rate-2"]
+    for number, optimizer, rates in ((1, "adam", {1e-3, 2e-3, 4e-3}), (2, "sgd", {0.5, 1.0})):
+        table = drawn.table(f"loss_by_rate-{number}")
+        groups = {f"{kind}={optimizer}, {coupling}={each}" for each in axes[coupling]}
+        assert set(table["group"]) == groups
+        assert set(table["lr"]) == rates
+        assert len(table[table["mark"] == "mean"]) == 2 * 2 * 2 * 2
+        text = drawn.svg(f"loss_by_rate-{number}")
+        assert text.count("<!-- post_ln -->") == text.count("<!-- pre_ln -->") == 2
+    page = write_report(fake.folder).read_text(encoding="utf-8")
+    caption = f"n = 3 seeds, 48 finished runs; {kind}=adam, {coupling}=decoupled and {kind}=adam, "
+    assert f"{caption}{coupling}=paper." in page
+    folded = re.findall(r"<summary>The same for ([^<]*)</summary>", page)
+    assert len(set(folded)) == 3
+    unfolded = re.sub(r"<details>.*?</details>", "", page, flags=re.DOTALL)
+    assert 2 <= unfolded.count("<figure") <= 12 < page.count("<figure")
+
+
+def test_one_rate_has_no_such_figure(make_grid, draw):
+    axes = {**AXES, RATE: [1e-3]}
+    names = draw(make_grid(outcome, axes, curves=False).folder).names
+    assert "loss_by_rate" not in names
+    assert names[0] == "warmup_effect"

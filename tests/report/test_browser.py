@@ -1,0 +1,117 @@
+"""The page in a real browser: it works offline, on a phone, in the dark, and for everybody."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+
+from lightning_app.report.write import write_report
+from tests.report.conftest import DEMO, FakeGrid, typical
+
+pytestmark = pytest.mark.xdist_group("browser")  # what they share is made once
+
+PRESET = "model.block.preset"
+WARMUP = "model.schedule.warmup_steps"
+RATE = "model.optimizer.lr"
+SEED = "seed_everything"
+AXES = {SEED: [1, 2], PRESET: ["post_ln", "pre_ln", "sas"], WARMUP: [0, 60], RATE: [0.001, 0.004]}
+RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]
+SLOW = 30_000  # milliseconds until a page of a busy machine is drawn
+LOOKS = [(1440, "light"), (1440, "dark"), (390, "light"), (390, "dark")]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    names = ("chromium", "chromium-browser", "google-chrome")
+    found = next((path for path in map(shutil.which, names) if path), None)
+    if found is None:
+        pytest.skip("there is no Chromium on the PATH")
+    with sync_playwright() as playwright:
+        # In a container there is no user namespace to shut the browser in.
+        browser = playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_report(FakeGrid(tmp_path_factory.mktemp("browser") / "demo", typical, AXES).folder)
+
+
+def opened(browser: Browser, report: Path, width: int = 1440, scheme: Any = "light") -> Page:
+    """The page, with a list of everything that a reader should not meet as `page.trouble`."""
+    page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
+    page.set_default_timeout(SLOW)
+    expect.set_options(timeout=SLOW)
+    trouble: list[str] = []
+    page.on("console", lambda message: trouble.append(f"{message.type}: {message.text}"))
+    page.on("pageerror", lambda error: trouble.append(str(error)))
+    page.on("request", lambda request: trouble.append(request.url))
+    page.goto(report.as_uri())
+    assert trouble == [report.as_uri()]
+    trouble.clear()
+    page.__dict__["trouble"] = trouble
+    return page
+
+
+@pytest.fixture(scope="module")
+def one_rate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_report(FakeGrid(tmp_path_factory.mktemp("one") / "demo", typical, DEMO).folder)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("grid", ["report", "one_rate"])
+def test_the_first_screen_answers(
+    browser: Browser, grid: str, scheme: str, request: pytest.FixtureRequest
+) -> None:
+    """The claim and its figure lie above the fold of a laptop."""
+    page = opened(browser, request.getfixturevalue(grid), 1440, scheme)
+    claim, figure = page.locator("h1"), page.locator("#figure-1 svg")
+    assert "stall" in claim.inner_text()
+    for shown in (claim, figure):
+        box = shown.bounding_box()
+        assert box is not None
+        assert 0 <= box["y"] < box["y"] + box["height"] <= 900
+        assert box["width"] > 600
+    urgent = page.locator("aside li", has_text="version of the code is not recorded")
+    assert page.locator("aside li:visible").count() == 3 + urgent.count() == 4
+    page.locator("aside summary").click()
+    assert page.locator("aside li:visible").count() > 5
+    assert page.__dict__["trouble"] == []
+
+
+def test_a_reader_clicks_through_it(browser: Browser, report: Path) -> None:
+    page = opened(browser, report)
+    links = page.locator("nav a")
+    assert links.count() == 6
+    for link in links.all():
+        link.click()
+        section = page.locator(page.evaluate("location.hash"))
+        expect(section.locator("h2")).to_be_in_viewport()
+    expect(page.locator('#appendix a[href="recompute_study.py"]')).to_be_visible()
+    assert page.__dict__["trouble"] == []
+
+
+def test_a_mark_of_a_figure_leads_to_its_run(browser: Browser, report: Path) -> None:
+    page = opened(browser, report)
+    marks = page.locator("figure svg a")
+    hrefs = {mark.get_attribute("xlink:href") for mark in marks.all()} - {None}
+    folders = {path.name for path in (report.parent / "runs").iterdir()}
+    assert {f"runs/{name}/" for name in folders} == hrefs
+
+
+@pytest.mark.parametrize(("width", "scheme"), LOOKS)
+def test_nothing_sticks_out_and_everybody_can_read_it(
+    browser: Browser, report: Path, width: int, scheme: str
+) -> None:
+    page = opened(browser, report, width, scheme)
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    found = Axe().run(page, options={"runOnly": RULES})
+    violations = found.response["violations"]
+    assert [(rule["id"], rule["nodes"][0]["html"]) for rule in violations] == []
+    assert len(found.response["passes"]) > 10
+    assert page.__dict__["trouble"] == []

@@ -1,0 +1,245 @@
+"""What a report leaves for other programs and for a paper."""
+
+import json
+import re
+import shutil
+import subprocess
+from typing import Any
+
+import pandas as pd
+import pytest
+import yaml
+from matplotlib.mathtext import MathTextParser
+
+from lightning_app.report.bibliography import bibliography, references
+from lightning_app.report.exports import write_exports
+from lightning_app.report.facts import facts, nats, p_value
+from lightning_app.report.results import GridResults, read_results, together
+from lightning_app.report.tables import headline_table, latex, loss_by_warmup, markdown_table, tex
+from lightning_app.report.warmup import sensitivity_scores
+from tests.report.conftest import BASE
+
+PRESET = "model.block.preset"
+WARMUP = "model.schedule.warmup_steps"
+RATE = "model.optimizer.lr"
+SEED = "seed_everything"
+PRESETS = ["post_ln", "pre_ln", "sas"]
+THREE = {SEED: [1, 2, 3], PRESET: PRESETS, WARMUP: [0, 60]}
+
+
+def losses(axes):
+    return 2.0 + 0.5 * (axes[WARMUP] == 0) + 0.1 * axes[SEED] * PRESETS.index(axes[PRESET])
+
+
+GRIDS: dict[str, tuple[Any, dict[str, Any], dict[str, Any] | None]] = {
+    "regular": (losses, THREE, None),
+    "one seed": (losses, {**THREE, SEED: [1]}, None),
+    "several rates": (losses, {**THREE, RATE: [0.001, 0.002]}, None),
+    "another axis": (losses, {**THREE, "data.max_length": [64, 128]}, None),
+    "missing": (lambda a: "failed" if a[SEED] == 2 else losses(a), THREE, None),
+    "all stalled": (lambda a: 4.6, THREE, None),
+    "nothing finite": (lambda a: None, THREE, None),
+    "nothing finished": (lambda a: "waiting", THREE, None),
+    "no scores asked for": (losses, THREE, {}),
+    "no warm-up axis": (lambda a: 2.0, {SEED: [1, 2], PRESET: PRESETS}, None),
+    "no variants": (lambda a: 2.0, {SEED: [1, 2], WARMUP: [0, 60]}, None),
+}
+
+
+@pytest.fixture(params=GRIDS)
+def grid(request, make_grid) -> GridResults:
+    outcome, axes, sensitivity = GRIDS[request.param]
+    return read_results(make_grid(outcome, axes, sensitivity=sensitivity, curves=False).folder)
+
+
+def test_the_files(make_grid, outcome, tmp_path):
+    grid = read_results(make_grid(outcome, THREE).folder)
+    returned = write_exports(grid, sensitivity_scores(grid), tmp_path / "out")
+    left = {str(p.relative_to(tmp_path / "out")) for p in tmp_path.glob("out/**/*") if p.is_file()}
+    tables = {f"tables/{name}.{kind}" for name in FILES for kind in ("md", "tex")}
+    frames = {
+        f"{name}.{kind}" for name in ("results", "validations") for kind in ("csv", "parquet")
+    }
+    assert left == tables | frames | {"sensitivity.csv", "references.bib"}
+    results = pd.read_parquet(tmp_path / "out" / "results.parquet")
+    pd.testing.assert_frame_equal(results, returned, check_dtype=False)
+    assert len(returned) == len(grid.cells)
+    for name in ("results", "validations"):
+        written = pd.read_csv(tmp_path / "out" / f"{name}.csv")
+        same = pd.read_parquet(tmp_path / "out" / f"{name}.parquet")
+        assert list(same) == list(written)
+        assert same["val/nll"].tolist() == pytest.approx(written["val/nll"].tolist())
+
+
+FILES = ("headline", "loss_by_warmup")
+
+
+def test_every_grid_has_every_export(grid, tmp_path):
+    write_exports(grid, sensitivity_scores(grid), tmp_path)
+    listed = set(re.findall(r"^@\w+\{(\w+),$", (tmp_path / "references.bib").read_text(), re.M))
+    assert listed <= set(bibliography())
+    assert (tmp_path / "tables").exists() == bool(grid.finished)
+
+
+def rows_of(table: str) -> list[str]:
+    """The rows of a table in LaTeX, the header first."""
+    inner = table.split(r"\toprule")[1].split(r"\bottomrule")[0]
+    return [line.removesuffix(r" \\") for line in inner.splitlines() if line.endswith(r" \\")]
+
+
+def test_a_table_of_latex_is_well_formed(grid):
+    for table in (
+        headline_table(grid, sensitivity_scores(grid)),
+        loss_by_warmup(grid, sensitivity_scores(grid)),
+    ):
+        text = latex(table)
+        width = len(table.header)
+        (spec,) = re.findall(r"\\begin\{tabular\}\{(\w+)\}", text)
+        assert len(spec) == width
+        for row in rows_of(text):
+            slice_of = row.startswith(rf"\multicolumn{{{width}}}{{l}}{{\emph{{")
+            assert slice_of or len(re.split(r"(?<!\\) ?& ?", row)) == width
+        begun, ended = (re.findall(rf"\\{word}\{{([\w*]+)\}}", text) for word in ("begin", "end"))
+        assert begun == ended[::-1]
+        plain = re.sub(r"\\[{}]", "", text)
+        depth = 0
+        for letter in plain:
+            depth += (letter == "{") - (letter == "}")
+            assert depth >= 0
+        assert depth == 0
+        body = text.split(r"\begin{table*}")[1]
+        for letter in "#_":
+            assert not re.search(rf"(?<!\\)\{letter}", re.sub(r"\$[^$]*\$", "", body)), letter
+        for formula in re.findall(r"(?<!\\)\$[^$]*\$", body):
+            MathTextParser("path").parse(formula)
+        assert len(re.findall(r"(?<!\\)\$", body)) % 2 == 0
+        assert body.isascii()
+
+
+DOCUMENT = r"""\documentclass{article}\usepackage{booktabs,graphicx}\begin{document}
+\input{headline}\input{loss_by_warmup}\nocite{*}\bibliographystyle{plain}\bibliography{../references}
+\end{document}"""
+
+
+@pytest.mark.skipif(
+    not shutil.which("kpsewhich")
+    or subprocess.run(["kpsewhich", "booktabs.sty"], capture_output=True).returncode > 0,
+    reason="needs a TeX with booktabs; the structure of the tables is tested without one",
+)
+@pytest.mark.parametrize("name", ["several rates", "all stalled"])
+def test_tables_and_references_compile(make_grid, tmp_path, name):
+    outcome, axes, _ = GRIDS[name]
+    grid = read_results(make_grid(outcome, axes, curves=False).folder)
+    write_exports(grid, sensitivity_scores(grid), tmp_path)
+    (tmp_path / "tables" / "paper.tex").write_text(DOCUMENT)
+    quietly = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "paper"]
+    for command in (quietly, ["bibtex", "paper"], quietly):
+        done = subprocess.run(command, cwd=tmp_path / "tables", capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout
+        assert "Warning--" not in done.stdout
+        assert "Overfull" not in done.stdout
+    assert (tmp_path / "tables" / "paper.pdf").stat().st_size > 10_000
+
+
+def test_the_same_numbers_stand_in_both_kinds(grid):
+    for table in (
+        headline_table(grid, sensitivity_scores(grid)),
+        loss_by_warmup(grid, sensitivity_scores(grid)),
+    ):
+        piped = [line for line in markdown_table(table).splitlines() if line.startswith("|")][2:]
+        texts = " ".join(rows_of(latex(table))[1:]).replace("$-$", "−")
+        texts = re.sub(r"\\multicolumn\{\d+\}", "", texts)
+        first, second = (re.findall(r"−?\d[.\d]*", text) for text in (" ".join(piped), texts))
+        assert sorted(first) == sorted(second)
+
+
+def test_the_numbers_are_those_of_the_scores(make_grid, outcome):
+    grid = read_results(make_grid(outcome, THREE, curves=False).folder)
+    found = {(score.variant, score.score): score for score in sensitivity_scores(grid)}
+    rows = {row[0]: row for row in headline_table(grid, sensitivity_scores(grid)).bodies[""]}
+    assert list(rows) == PRESETS
+    delta = found["sas", "delta"]
+    assert rows["sas"][3] == f"{nats(delta.estimate)}\n[{nats(delta.low)}, {nats(delta.high)}]"
+    assert rows["post_ln"][1].endswith("stalls without it (3/3 against 0/3)")
+    assert rows["post_ln"][6].split("\n")[0] == "3 / 3"
+    assert rows["pre_ln"][2] == "the baseline"
+    assert rows["pre_ln"][5] == "–"
+    for column, name in ((1, "delta"), (2, "interaction")):
+        assert f"(p {p_value(found['sas', name].p_holm)})" in rows["sas"][column]
+    means = {row[0]: row for row in loss_by_warmup(grid, sensitivity_scores(grid)).bodies[""]}
+    own = [cell.loss for cell in grid.cells if (cell.variant, cell.warmup) == ("sas", 60)]
+    assert means["sas"][2].split("\n")[0] == nats(sum(own) / 3)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("pre_ln", r"pre\_ln"),
+        ("sas_p_no_norm", r"sas\_p\_no\_norm"),
+        (
+            "50 % & #1 {x} $5 ~ ^ a\\b",
+            r"50 \% \& \#1 \{x\} \$5 \textasciitilde{} \textasciicircum{} "
+            r"a\textbackslash{}b",
+        ),
+        ("R_w, S_w", r"$R_{\mathrm{w}}$, $S_{\mathrm{w}}$"),
+        ("T_ref", r"$T_{\mathrm{ref}}$"),
+        ("η_max", r"$\eta_{\mathrm{max}}$"),
+        ("model_X_y", r"model\_X\_y"),
+        ("−0.1 < Δ", r"$-$0.1 $<$ $\Delta$"),
+        ("– “a”", "-- ``a''"),
+    ],
+)
+def test_text_for_latex(text, expected):
+    assert tex(text) == expected
+
+
+def test_markdown_escapes_what_would_break_a_row(make_grid):
+    axes = {SEED: [1], PRESET: ["a|b", "pre_ln"], WARMUP: [0, 60]}
+    grid = read_results(make_grid(lambda a: 2.0, axes, curves=False).folder)
+    assert r"| a\|b |" in markdown_table(headline_table(grid, sensitivity_scores(grid)))
+
+
+def test_references_are_of_what_was_used(make_grid, outcome):
+    fake = make_grid(outcome, {**THREE, "model.optimizer.kind": ["adamw"]}, curves=False)
+    path = fake.folder / "grid.yaml"
+    figures = [
+        {"paper": key, "setting": "x", "variant": "sas", "metric": "val/nll", "value": 1.0}
+        for key in ("huang2020improving", "somebody's thesis")
+    ]
+    path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | {"published": figures}))
+    keys = re.findall(r"^@\w+\{(\w+),$", references(read_results(fake.folder)), re.M)
+    assert len(keys) == len(set(keys))
+    there = {"vaswani2017attention", "xiong2020layer", "he2023simplifying", "huang2020improving"}
+    there |= {"loshchilov2017decoupled", "holm1979simple", "paszke2019pytorch"}
+    assert there <= set(keys)
+    assert not {"he2021realformer", "cettolo2014report", "papineni2002bleu"} & set(keys)
+
+
+def test_an_unknown_variant_has_no_reference_and_no_error(make_grid):
+    axes = {SEED: [1], PRESET: ["home_made"], WARMUP: [0]}
+    grid = read_results(make_grid(lambda a: 2.0, axes, curves=False).folder)
+    assert "home" not in references(grid)
+
+
+def test_several_grids_are_described_one_by_one(make_grid):
+    first = read_results(make_grid(losses, THREE, curves=False, name="a").folder)
+    other = {**THREE, PRESET: ["pre_ln", "sas", "realformer"]}
+    second = make_grid(lambda a: 2.0, other, curves=False, name="b").folder
+    both = together([first, read_results(second)])
+    assert "he2021realformer" in references(both)
+    table = headline_table(both, sensitivity_scores(both))
+    assert list(table.bodies) == ["learning rate 0.004, grid=a", "learning rate 0.004, grid=b"]
+
+
+def test_a_setting_that_no_sentence_mentions_is_shown_by_name_and_value(make_grid):
+    base = json.loads(json.dumps(BASE))
+    for section in ("architecture", "objective", "schedule"):
+        base["model"][section]["mystery"] = 0.75
+    base["model"]["architecture"] |= {"positions": "rope", "attention_dropout": 0.0}
+    base["model"]["optimizer"]["mystery"] = [1, 2]
+    found = facts(read_results(make_grid(losses, THREE, curves=False, base=base).folder))
+    for name in ("Model", "Task", "Schedule"):
+        assert "; mystery 0.75" in found[name], name
+    assert "; mystery [1,2]" in found["Optimizer"]
+    assert "; positions rope" in found["Model"]
+    assert "attention_dropout" not in found["Model"]

@@ -1,0 +1,607 @@
+"""Fine-tuning grids in the report: each task's own score, failed runs, tables of tasks."""
+
+import io
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import yaml
+from rich.console import Console
+
+from lightning_app.blocks.presets import PRESETS
+from lightning_app.config.grid import read_spec
+from lightning_app.core.errors import UserError
+from lightning_app.report.bibliography import bibliography
+from lightning_app.report.comparisons import BETTER, WORSE, by_metric, compare_axis, comparisons
+from lightning_app.report.exports import write_exports
+from lightning_app.report.figures.need import scores_by_task
+from lightning_app.report.figures.sheet import Part
+from lightning_app.report.figures.write import first_figure
+from lightning_app.report.headline import findings
+from lightning_app.report.limits import limits
+from lightning_app.report.page import page
+from lightning_app.report.page_parts import Contents
+from lightning_app.report.published import comparison
+from lightning_app.report.results import GridResults, read_results, together
+from lightning_app.report.tables import latex, markdown_table, task_tables
+from lightning_app.report.tasks import (
+    failed_runs,
+    failure_tests,
+    no_averages,
+    split_of,
+    task_scores,
+)
+from lightning_app.report.terminal import show_report
+from lightning_app.report.warmup import sensitivity_scores
+from lightning_app.scores.glue import GLUE_AVERAGES, GLUE_TASKS, glue_average
+from lightning_app.scores.task_facts import GLUE_CORPORA, TASKS
+from tests.report.glue_grid import (
+    AXES,
+    CORPUS,
+    CORRECTED,
+    FLOOR,
+    GLUE_BASE,
+    MAJORITY,
+    PRESET,
+    SEED,
+    WARMUP,
+    Scores,
+    constant,
+    glue_grid,
+    learned,
+)
+
+SHIPPED = Path(__file__).parents[2] / "ablations/published/glue.yaml"
+
+
+def mixed(axes: Mapping[str, Any]) -> Scores:
+    """Two of five runs of RTE fail without warm-up, one of CoLA is non-finite.
+
+    On RTE, seed 3 has right answers and a loss at the floor.
+    """
+    corpus, seed, bare = axes[CORPUS], axes[SEED], axes[WARMUP] == 0
+    if corpus == "rte":
+        if bare and seed in (1, 2):
+            return constant("rte")
+        return learned("rte", (0.60 if bare else 0.64) + seed / 100, FLOOR if seed == 3 else 0.5)
+    if bare and seed == 5:
+        return {"val/nll": None, "val/matthews": None, "val/accuracy": None}
+    return learned("cola", (0.10 if bare else 0.30) + seed / 100)
+
+
+@pytest.fixture
+def grid(tmp_path: Path) -> GridResults:
+    return read_results(glue_grid(tmp_path / "demo", mixed))
+
+
+def test_every_corpus_with_labels_has_its_own_score_first() -> None:
+    by_corpus = TASKS["glue"].by_corpus
+    assert by_corpus.keys() == GLUE_CORPORA.keys()
+    for corpus, scores in by_corpus.items():
+        task = GLUE_TASKS[GLUE_CORPORA[corpus]]
+        assert scores[0].metric == f"val/{task.own}"
+        assert {score.metric.partition("/")[2] for score in scores} == set(task.metrics)
+        assert {(score.mode, score.scale) for score in scores} == {("max", 100.0)}
+    assert [score.metric for score in by_corpus["mnli"]] == ["val/accuracy", "test/accuracy"]
+    assert split_of("mnli", "test/accuracy") == ("MNLI-mm", "accuracy")
+
+
+def test_groups_have_the_published_names_of_tasks(grid: GridResults) -> None:
+    assert {cell.group for cell in grid.cells} == {"CoLA", "RTE"}
+    assert {cell.group: grid.measure(cell).metric for cell in grid.finished} == {
+        "CoLA": "val/matthews",
+        "RTE": "val/accuracy",
+    }
+
+
+def test_names_of_the_grid_file_come_before_the_published_ones(tmp_path: Path) -> None:
+    folder = glue_grid(tmp_path / "demo", mixed, labels={CORPUS: ["acceptable", "entailed"]})
+    assert {cell.group for cell in read_results(folder).cells} == {"acceptable", "entailed"}
+
+
+def test_a_grid_that_names_a_metric_is_judged_by_it(tmp_path: Path) -> None:
+    folder = glue_grid(tmp_path / "demo", mixed, metric={"name": "val/accuracy", "mode": "max"})
+    assert {arm.metric for arm in by_metric(read_results(folder))} == {"val/accuracy"}
+
+
+def test_the_best_arm_is_the_one_with_the_best_score_not_the_lowest_loss(tmp_path: Path) -> None:
+    """With warm-up the loss is higher and the score is better."""
+
+    def scores(axes: Mapping[str, Any]) -> Scores:
+        bare = axes[WARMUP] == 0
+        return learned("rte", 0.55 if bare else 0.65, 0.4 if bare else 0.6)
+
+    folder = glue_grid(tmp_path / "demo", scores, {**AXES, CORPUS: ["rte"], SEED: [1, 2]})
+    first, second = by_metric(read_results(folder))
+    assert (first.warmup, first.metric, first.mode) == (60, "val/accuracy", "max")
+    assert (first.mean, second.mean) == pytest.approx((0.65, 0.55))
+
+
+def test_failed_runs_by_hand(grid: GridResults) -> None:
+    """Wilson by hand: z = 1.959964, z^2 = 3.841459.
+
+    2 of 5: centre (0.4 + 0.3841459) / 1.7682918 = 0.4434482; half width
+    1.959964 * sqrt(0.048 + 0.03841459) / 1.7682918 = 0.3258276.
+    """
+    arms = {(arm.group, arm.warmup): arm for arm in failed_runs(grid)}
+    bare = arms["RTE", 0]
+    assert (bare.failed, bare.runs, bare.one_class, bare.loss_at_floor) == (2, 5, 2, 3)
+    assert (bare.low, bare.high) == pytest.approx((0.1176207, 0.7692757), abs=1e-6)
+    # 0.5271, 0.5271, 0.63, 0.64, 0.65: the median is that of seed 3.
+    assert bare.median == pytest.approx(0.63)
+    assert bare.mean == pytest.approx((2 * 146 / 277 + 0.63 + 0.64 + 0.65) / 5)
+    assert math.isnan(bare.mean_low)  # some failed and others did not
+    ref = arms["RTE", 60]
+    assert (ref.failed, ref.loss_at_floor, ref.one_class) == (0, 1, 0)  # right at a high loss
+    assert (ref.low, ref.high) == pytest.approx((0.0, 3.841459 / 8.841459), abs=1e-6)
+    # t of 4 degrees of freedom: 2.776445 * sd / sqrt(5), sd = sqrt(0.00025)
+    half = 2.776445 * math.sqrt(0.00025 / 5)
+    assert (ref.mean_low, ref.mean_high) == pytest.approx((0.67 - half, 0.67 + half), abs=1e-6)
+    cola = arms["CoLA", 0]
+    assert (cola.failed, cola.non_finite, cola.one_class, cola.lacking) == (1, 1, 0, 1)
+    assert cola.constant == 0.0
+    # -inf, 0.11, 0.12, 0.13, 0.14: the run without a score is the worst.
+    assert cola.median == pytest.approx(0.12)
+    assert cola.mean == pytest.approx(0.125)
+
+
+@pytest.mark.parametrize(
+    ("corpus", "changes", "failed", "one_class"),
+    [
+        ("rte", {}, 1, 1),
+        ("rte", {"val/accuracy": 1 - MAJORITY["rte"]}, 1, 1),  # always the rarer class
+        ("rte", {"val/accuracy": 0.5}, 1, 0),  # worse than a constant answer
+        ("rte", {"val/accuracy": 147 / 277}, 0, 0),  # one row better
+        ("cola", {"val/matthews": -0.02, "val/accuracy": 0.6}, 1, 0),
+        ("cola", {"val/matthews": 0.02}, 0, 0),  # the accuracy is that of the majority by chance
+        ("mrpc", {}, 1, 1),
+        ("mrpc", {"val/f1": 0.79}, 1, 0),  # the same accuracy with other answers
+        ("mrpc", {"val/f1": 0.80, "val/accuracy": 0.71}, 0, 0),  # F1 under that of a constant
+    ],
+)
+def test_what_failed_means(
+    tmp_path: Path, corpus: str, changes: Scores, failed: int, one_class: int
+) -> None:
+    axes = {SEED: [1], CORPUS: [corpus], PRESET: ["post_ln"], WARMUP: [60]}
+    folder = glue_grid(tmp_path / "demo", lambda _: {**constant(corpus), **changes}, axes)
+    (arm,) = failed_runs(read_results(folder))
+    assert (arm.failed, arm.one_class, arm.loss_at_floor) == (failed, one_class, 1)
+
+
+@pytest.mark.parametrize("answer", [0, 1])
+@pytest.mark.parametrize(
+    ("corpus", "ones", "rows"),
+    [("rte", 131, 277), ("mrpc", 279, 408), ("cola", 721, 1043), ("sst2", 444, 872)],
+)
+def test_one_answer_is_seen_in_the_numbers_of_a_run(
+    tmp_path: Path, corpus: str, ones: int, rows: int, answer: int
+) -> None:
+    """A run reports its scores in single precision; with one row more they are of two answers."""
+    right = ones if answer else rows - ones
+    found: dict[str, float] = {"val/nll": FLOOR, "val/majority_accuracy": max(ones, rows - ones)}
+    found["val/majority_accuracy"] /= rows
+    other = {"cola": {"val/matthews": 0.0}, "mrpc": {"val/f1": 2 * ones / (ones + rows) * answer}}
+    axes = {SEED: [1, 2], CORPUS: [corpus], PRESET: ["post_ln"], WARMUP: [60]}
+
+    def scores(of: Mapping[str, Any]) -> Scores:
+        accuracy = (right - (of[SEED] == 2)) / rows
+        whole = found | {"val/accuracy": accuracy} | other.get(corpus, {})
+        return {name: float(np.float32(value)) for name, value in whole.items()}
+
+    (arm,) = failed_runs(read_results(glue_grid(tmp_path / "demo", scores, axes)))
+    assert (arm.failed, arm.one_class) == (2, 1)
+
+
+def test_a_result_without_the_score_is_judged_by_its_loss_and_counted(tmp_path: Path) -> None:
+    axes = {SEED: [1], CORPUS: ["rte"], PRESET: ["post_ln"], WARMUP: [60]}
+    folder = glue_grid(tmp_path / "demo", lambda _: {"val/nll": FLOOR}, axes)
+    (arm,) = failed_runs(read_results(folder))
+    assert (arm.failed, arm.by_loss, arm.lacking) == (1, 1, 1)
+    assert math.isnan(arm.median)
+    tables = {table.name: table for table in task_tables(read_results(folder))}
+    assert tables["failed_runs"].notes == ("1 runs without such a score were judged by their loss",)
+
+
+def test_shares_are_compared_within_tasks(grid: GridResults) -> None:
+    """RTE 2/5 against 0/5 and CoLA 1/5 against 0/5, by enumeration.
+
+    Given 2 and 1 failures, all three fall on runs without warm-up with the chance
+    (C(5,2) / C(10,2)) * (1/2) = 1/9; the other end has the same, so p = 2/9.
+    """
+    (test,) = failure_tests(grid)
+    assert (test.axis, test.value, test.baseline) == (WARMUP, "60", "0")
+    assert (test.failed, test.runs, test.baseline_failed, test.baseline_runs) == (0, 10, 3, 10)
+    assert (test.p, test.p_holm, test.strata) == pytest.approx((2 / 9, 2 / 9, 2))
+    assert test.difference == pytest.approx(-(0.4 + 0.2) / 2)
+
+
+def test_an_axis_of_compare_has_its_own_test(tmp_path: Path) -> None:
+    def scores(axes: Mapping[str, Any]) -> Scores:
+        lost = not axes[CORRECTED] and axes[WARMUP] == 0
+        return constant("rte") if lost else learned("rte", 0.6 + axes[SEED] / 100)
+
+    axes = {SEED: [1, 2, 3, 4, 5], CORPUS: ["rte"], PRESET: ["post_ln"], WARMUP: [0, 60]}
+    axes[CORRECTED] = [True, False]
+    folder = glue_grid(tmp_path / "demo", scores, axes, compare={CORRECTED: True})
+    warmup, correction = failure_tests(read_results(folder))
+    # One stratum has 5 of 5 against 0 of 5: 1 / C(10, 5) at either end.
+    assert warmup.p == correction.p == pytest.approx(2 / 252)
+    assert (correction.axis, correction.value, correction.baseline) == (CORRECTED, "false", "true")
+    assert correction.difference == pytest.approx(0.5)
+    text, *others = findings(read_results(folder), [])
+    assert text == (
+        "Within 200 steps on RTE: without warm-up, post_ln (5 of 10 runs, 0 of 10 with warm-up 60) "
+        "fails more often: no better than one answer for all rows (exact p 0.016)."
+    )
+    assert others[0].startswith(
+        "With bias_correction false, post_ln (5 of 10 runs, 0 of 10 with bias_correction true)"
+    )
+
+
+def test_the_difference_by_warm_up_is_paired_and_knows_the_direction(tmp_path: Path) -> None:
+    """Warm-up adds 0.05 on CoLA and takes 0.05 on RTE, with a spread over seeds."""
+
+    def scores(axes: Mapping[str, Any]) -> Scores:
+        effect = (0.05 if axes[CORPUS] == "cola" else -0.05) if axes[WARMUP] else 0.0
+        shift = effect + 0.001 * axes[SEED] * (axes[WARMUP] > 0)
+        return learned(axes[CORPUS], 0.6 + 0.03 * axes[SEED] + shift)
+
+    rows = {row.where: row for row in comparisons(read_results(glue_grid(tmp_path / "d", scores)))}
+    cola, rte = rows["CoLA"], rows["RTE"]
+    assert (cola.metric, cola.mode, cola.reading) == ("val/matthews", "max", BETTER)
+    assert (rte.metric, rte.reading) == ("val/accuracy", WORSE)
+    half = 2.776445 * math.sqrt(2.5e-6 / 5)  # of 0.001 to 0.005, the spread of seeds is gone
+    assert cola.estimate == pytest.approx(0.053)
+    assert (cola.low, cola.high) == pytest.approx((0.053 - half, 0.053 + half), abs=1e-8)
+    assert rte.estimate == pytest.approx(-0.047)
+
+
+def test_what_is_asked_for_is_compared_and_nothing_else(tmp_path: Path) -> None:
+    """The loss if it is named, where the score of the task goes the other way; one axis alone."""
+
+    def scores(axes: Mapping[str, Any]) -> Scores:
+        worse, shift = axes[PRESET] == "pre_ln", axes[SEED] / 1000
+        return learned("rte", 0.7 - 0.1 * worse + shift, 0.5 - 0.1 * worse + shift * worse)
+
+    axes = {**AXES, CORPUS: ["rte"], PRESET: ["post_ln", "pre_ln"]}
+    grid = read_results(glue_grid(tmp_path / "demo", scores, axes, compare={PRESET: "pre_ln"}))
+    for metric, mode, shown, estimate in (
+        ("val/nll", None, "min", -0.097),
+        ("val/accuracy", None, "max", -0.1),
+        (None, None, "max", -0.1),
+    ):
+        found = compare_axis(grid, PRESET, "post_ln", metric=metric, mode=mode)
+        assert found["axis"].unique().tolist() == [PRESET]
+        assert found["estimate"].tolist() == pytest.approx([estimate] * 2)
+        assert found["mode"].unique().tolist() == [shown]
+        by_loss = metric == "val/nll"
+        assert found["metric"].unique().tolist() == ["val/nll" if by_loss else "val/accuracy"]
+
+
+def test_no_interval_where_only_some_runs_failed_by_their_score(grid: GridResults) -> None:
+    """The loss says that seed 3 of RTE stalled with and without warm-up; the score decides."""
+    rows = {row.where: row for row in comparisons(grid)}
+    assert math.isnan(rows["RTE"].low)
+    assert "some seeds of an arm failed" in rows["RTE"].note
+    assert rows["CoLA"].seeds == 4
+
+
+def test_a_grid_where_none_failed_says_so(tmp_path: Path) -> None:
+    folder = glue_grid(tmp_path / "demo", lambda axes: learned(axes[CORPUS], 0.6 + axes[SEED] / 50))
+    text, *_ = findings(read_results(folder), [])
+    assert text == (
+        "Within 200 steps on CoLA and RTE: no run of post_ln failed, without warm-up or with "
+        "warm-up 60."
+    )
+
+
+def test_a_difference_that_may_be_chance_is_no_claim(grid: GridResults) -> None:
+    text, *others = findings(grid, sensitivity_scores(grid))
+    assert text == (
+        "Within 200 steps on CoLA and RTE: no difference in failed runs is shown between runs "
+        "without warm-up and with warm-up 60 for post_ln (3 of 10, 0 of 10)."
+    )
+    assert others[-1] == "Δ and the labels of the loss are about val/nll, not about these scores."
+
+
+TWO_SETTINGS = {**AXES, CORRECTED: [True, False]}
+
+
+def of_settings(axes: Mapping[str, Any]) -> Scores:
+    """On RTE warm-up without correction is best by median and worst by mean; on CoLA warm-up."""
+    seed, bare, corrected = axes[SEED], axes[WARMUP] == 0, axes[CORRECTED]
+    if axes[CORPUS] == "cola":
+        return learned("cola", 0.1 + (0.0 if bare else 0.2) + seed / 100)
+    if not bare and not corrected:
+        return learned("rte", 0.70) if seed > 2 else constant("rte")
+    return learned("rte", 0.66 + seed / 1000)
+
+
+def test_the_best_median_stands_beside_the_mean_of_a_fixed_setting(tmp_path: Path) -> None:
+    grid = read_results(glue_grid(tmp_path / "demo", of_settings, TWO_SETTINGS))
+    found = {(row.kind, row.data): row for row in task_scores(grid)}
+    fixed, best = found["mean", "rte"], found["best_median", "rte"]
+    assert fixed.value == pytest.approx(0.663)  # warm-up 60 with correction, the base's value
+    assert (fixed.setting, fixed.settings) == ("warmup_steps 60, bias_correction true", 1)
+    assert best.value == pytest.approx(0.70)  # 0.527, 0.527, 0.7, 0.7, 0.7
+    assert (best.setting, best.settings) == ("warmup_steps 60, bias_correction false", 4)
+    assert found["mean", "cola"].value == pytest.approx(0.33)
+    tables = {table.name: table for table in task_tables(grid)}
+    mean, median = tables["task_scores"].bodies
+    assert mean == (
+        "ours, mean over 5 seeds of one setting (warmup_steps 60, bias_correction true)"
+    )
+    assert median.startswith("ours, OPTIMISTIC: median of the best of 4 settings")
+    ((_, _, shown),) = tables["task_scores"].bodies[median]
+    assert shown == "70.00"
+
+
+def test_an_average_needs_all_of_its_tasks(tmp_path: Path) -> None:
+    grid = read_results(glue_grid(tmp_path / "demo", of_settings, TWO_SETTINGS))
+    assert not any(row.average for row in task_scores(grid))
+    text = no_averages(grid)
+    assert "glue lacks SST-2, MRPC, STS-B, QQP, MNLI-m, MNLI-mm, QNLI" in text
+    assert "cramming lacks" in text
+
+
+@pytest.mark.parametrize("more", [[], ["squad1"]])
+def test_an_average_of_all_tasks_is_the_one_of_its_name(tmp_path: Path, more: list[str]) -> None:
+    """Also beside a task that is not one of GLUE."""
+    values = {corpus: 0.5 + place / 50 for place, corpus in enumerate(GLUE_CORPORA)}
+
+    def scores(axes: Mapping[str, Any]) -> Scores:
+        found = {"val/nll": 0.4, "val/majority_accuracy": 0.4, "test/accuracy": 0.9}
+        if axes[CORPUS] in more:
+            return {"val/nll": 0.4, "val/f1": 61.0, "val/exact_match": 50.0}
+        names = GLUE_TASKS[GLUE_CORPORA[axes[CORPUS]]].metrics
+        return found | {f"val/{name}": values[axes[CORPUS]] for name in names}
+
+    axes = {SEED: [1, 2], CORPUS: [*GLUE_CORPORA, *more], PRESET: ["post_ln"], WARMUP: [0, 60]}
+    grid = read_results(glue_grid(tmp_path / "demo", scores, axes))
+    found = {row.average: row.value for row in task_scores(grid) if row.kind == "mean"}
+    # All but MNLI have the same value in each score; MNLI has 0.6 and 0.9.
+    others = [value for corpus, value in values.items() if corpus != "mnli"]
+    assert found["glue"] == pytest.approx((sum(others) + (values["mnli"] + 0.9) / 2) / 8)
+    nine = (sum(others) + values["mnli"] + 0.9) / 9
+    assert (found["realformer"], found["cramming"]) == pytest.approx((nine, nine))
+    assert no_averages(grid) == ""
+
+
+def test_an_average_says_how_many_runs_it_lacks(tmp_path: Path) -> None:
+    """One run of CoLA diverged: the mean of the others is too good, and so is the average."""
+
+    def scores(axes: Mapping[str, Any]) -> Scores:
+        names = GLUE_TASKS[GLUE_CORPORA[axes[CORPUS]]].metrics
+        if (axes[CORPUS], axes[SEED], axes[WARMUP]) == ("stsb", 2, 60):
+            return {"val/nll": None, **{f"val/{name}": None for name in names}}
+        found = {"val/nll": 0.4, "val/majority_accuracy": 0.4, "test/accuracy": 0.9}
+        return found | {f"val/{name}": 0.5 for name in names}
+
+    axes = {SEED: [1, 2], CORPUS: [*GLUE_CORPORA], PRESET: ["post_ln"], WARMUP: [0, 60]}
+    grid = read_results(glue_grid(tmp_path / "demo", scores, axes))
+    rows = [row for row in task_scores(grid) if row.kind == "mean" and row.average]
+    assert [(row.runs, row.lacking) for row in rows] == [(1, 1)] * 3
+    table = {table.name: table for table in task_tables(grid)}["task_scores"]
+    (row,) = next(iter(table.bodies.values()))
+    assert row[-1].splitlines()[0] == f"{100 * rows[0].value:.2f} (glue, 1 without)"
+
+
+FIGURE = {"paper": "he2021realformer", "setting": "BERT-Large", "variant": "post_ln"}
+
+
+def test_a_published_figure_is_compared_on_its_own_task(tmp_path: Path) -> None:
+    figures = [
+        FIGURE | {"data": "rte", "metric": "val/accuracy", "value": 0.7112},
+        FIGURE | {"data": "qnli", "metric": "val/accuracy", "value": 0.9226},
+        FIGURE | {"metric": "average/realformer", "value": 0.8401},
+    ]
+    grid = read_results(glue_grid(tmp_path / "demo", mixed, published=figures))
+    rte, qnli = comparison(grid).to_dict("records")
+    assert (rte["theirs"], rte["ours"]) == (0.7112, pytest.approx(0.67))
+    assert rte["differences"].startswith("Ours with RTE.")
+    assert (qnli["ours"], qnli["differences"]) == ("–", "No run on QNLI here.")
+    tables = {table.name: table for table in task_tables(grid)}
+    ((name, *cells),) = tables["task_scores"].bodies["published, He et al. 2021: BERT-Large"]
+    assert (name, *cells) == ("post_ln", "–", "92.26", "71.12", "84.01 (realformer)")
+    assert tables["task_scores"].header == (
+        *("variant", "CoLA Matthews correlation", "QNLI accuracy", "RTE accuracy", "average"),
+    )
+
+
+PARTS = [
+    ("squad1", {"train_from_dev": 0.9}, "SQuAD 1.1: NOT the published splits: of dev-v1.1", True),
+    ("squad1", {}, "SQuAD 1.1: 87,599 / 10,570 questions, the published counts", False),
+    ("rte", {}, "GLUE RTE: the published counts; 40 of 277 rows of valid are evaluated", True),
+    ("rte", {}, "GLUE RTE: the published counts; 277 of 277 rows of valid are evaluated", False),
+]
+
+
+@pytest.mark.parametrize(("corpus", "section", "protocol", "is_other"), PARTS)
+def test_scores_of_other_rows_are_not_put_beside_published_ones(
+    tmp_path: Path, corpus: str, section: dict[str, Any], protocol: str, is_other: bool
+) -> None:
+    """A part of SQuAD's dev set is no published set, nor are some batches of one."""
+    kind = "squad" if corpus == "squad1" else "glue"
+    metric = {"squad": "val/f1", "glue": "val/accuracy"}[kind]
+    base = yaml.safe_load(yaml.safe_dump(GLUE_BASE))
+    base["model"]["objective"]["kind"] = kind
+    base["data"] |= {"name": corpus, **section}
+    figure = FIGURE | {"data": corpus, "metric": metric, "value": 91.9}
+    folder = glue_grid(
+        tmp_path / "demo",
+        lambda axes: {"val/nll": 0.5, metric: 0.6 + axes[SEED] / 100},
+        {SEED: [1, 2], PRESET: ["post_ln"], WARMUP: [0, 60]},
+        base_config=base,
+        published=[figure],
+    )
+    for path in folder.glob("runs/*/result.json"):
+        record = json.loads(path.read_text())
+        record["data"] |= {"name": corpus, "protocol": protocol}
+        path.write_text(json.dumps(record))
+    grid = read_results(folder)
+    said = [item for item in limits(grid) if item.startswith("Not the published rows: ")]
+    assert len(said) == is_other
+    (row,) = comparison(grid).to_dict("records")
+    refused = "Not compared: data.train_from_dev is 0.9 in ours, and null is needed."
+    assert (refused in row["differences"]) == bool(section)
+    assert (row["ours"] == "–") == bool(section)
+
+
+def test_the_shipped_figures_are_those_of_the_papers() -> None:
+    """The overall scores of RealFormer follow from its tasks, that of Cramming from its own."""
+    figures = yaml.safe_load(SHIPPED.read_text())
+    rows: dict[tuple[str, str], dict[tuple[str | None, str], float]] = {}
+    for figure in figures:
+        assert figure["paper"] in bibliography()
+        assert figure["variant"] in PRESETS
+        assert figure["note"]
+        assert 0 <= figure["value"] < 1
+        rows.setdefault((figure["setting"], figure["variant"]), {})[
+            figure.get("data"), figure["metric"]
+        ] = figure["value"]
+    checked = []
+    for own in rows.values():
+        known: dict[str, dict[str, float]] = {}
+        for (corpus, metric), value in own.items():
+            if corpus is not None:
+                split, name = split_of(corpus, metric)
+                known.setdefault(split, {})[name] = value
+        if "MNLI-m" in known and len(known) == 8:  # one number for both sets of MNLI
+            known["MNLI-mm"] = known["MNLI-m"]
+        for name in GLUE_AVERAGES:
+            if (None, f"average/{name}") in own and len(known) > 5:
+                found = round(glue_average(name, known), 3 if name == "cramming" else 4)
+                assert found == own[None, f"average/{name}"]
+                checked.append(found)
+    assert checked == [0.8401, 0.8347, 0.8453, 0.455]
+
+
+def test_a_grid_file_may_name_a_file_of_figures(tmp_path: Path) -> None:
+    content = {
+        "name": "g",
+        "base_config": {"data": {"name": "rte"}, "model": {"objective": {"kind": "glue"}}},
+        "axes": {SEED: [1]},
+        "published": "own.yaml",
+    }
+    path = tmp_path / "g.yaml"
+    path.write_text(yaml.safe_dump(content))
+    with pytest.raises(UserError, match=r"g.yaml: published: no such file: .*own.yaml"):
+        read_spec(path)
+    (tmp_path / "own.yaml").write_text(SHIPPED.read_text())
+    figures = read_spec(path).published
+    assert len(figures) == len(yaml.safe_load(SHIPPED.read_text()))
+    assert read_spec(path).tree()["published"] == list(figures)  # the folder has them whole
+    (tmp_path / "own.yaml").write_text("- {paper: a, setting: b, variant: c, metric: d, data: 3}\n")
+    with pytest.raises(UserError, match=r"own.yaml: published entry 1: data: expected a value of"):
+        read_spec(path)
+
+
+def test_cautions_come_first(grid: GridResults) -> None:
+    items = limits(grid)
+    dev = next(item for item in items if item.startswith("Scores are those of the dev set."))
+    # 0 of 5: z^2 / (5 + z^2) = 3.841459 / 8.841459 = 43 %
+    few = next(item for item in items if "up to 43% may fail" in item)
+    ended = next(item for item in items if item.startswith("Every run ended"))
+    assert items.index(dev) < items.index(few) < items.index(ended)
+    assert any("no finite val/matthews, their task's own score" in item for item in items)
+
+
+def test_page_terminal_csv_and_latex(tmp_path: Path) -> None:
+    folder = glue_grid(tmp_path / "demo", mixed, published=yaml.safe_load(SHIPPED.read_text()))
+    grid = read_results(folder)
+    found = sensitivity_scores(grid)
+    contents = Contents(
+        grid=grid,
+        scores=found,
+        results=write_exports(grid, found, folder),
+        drawings=(),
+        published=comparison(grid),
+        out=folder,
+    )
+    text = page(contents)
+    for part in (
+        "Table 1.</b> Failed runs over all tasks",
+        "OPTIMISTIC: median of the best",
+        "not about the scores of the tasks",
+        "CoLA: Matthews correlation, higher is better",
+        "84.01 (realformer)",
+        "UNVERIFIED",
+    ):
+        assert part in text
+    assert text.count("<h1") == 1
+    arms = pd.read_csv(folder / "failed_runs.csv")
+    assert arms.set_index(["group", "warmup"]).loc[("RTE", 0), "failed"] == 2
+    scores = pd.read_csv(folder / "task_scores.csv")
+    assert set(scores["kind"]) == {"mean", "best_median", "published"}
+    assert {path.name for path in (folder / "tables").iterdir()} >= {
+        "failed_runs.tex",
+        "failure_tests.md",
+        "task_scores.tex",
+    }
+    console = Console(file=io.StringIO(), width=400)
+    show_report(console, grid, found)
+    shown: Any = console.file.getvalue()  # pyright: ignore[reportAttributeAccessIssue]
+    assert "2 / 5 [0.12, 0.77]" in shown
+    assert "84.01" not in shown  # papers are on the page
+    for table in task_tables(grid):
+        assert "OPTIMISTIC" in latex(table) or table.name != "task_scores"
+        assert markdown_table(table).count("\n| ") > 2
+
+
+def test_the_first_figure_has_every_run_of_every_task(grid: GridResults) -> None:
+    part = Part(
+        grid=grid,
+        group="all",
+        lr=None,
+        cells=grid.finished,
+        colours={"post_ln": "#0072B2"},
+        logs={},
+        points=1,
+        figures=1,
+    )
+    (sketch,) = scores_by_task(part)
+    assert [axes.get_title() for axes in sketch.figure.axes] == ["CoLA", "RTE"]
+    runs = sketch.table.query("mark == 'run'")
+    assert len(runs) == 19
+    assert "Not drawn: 1 runs without a finite score" in sketch.text
+    assert runs.query("failed")["seed"].tolist() == [1, 2]  # of RTE without warm-up
+    medians = sketch.table.query("mark == 'median' and group == 'RTE'")
+    assert medians["value"].tolist() == pytest.approx([0.63, 0.67])
+    assert first_figure(grid) is not None
+
+
+def test_two_grids_side_by_side_keep_their_tables(tmp_path: Path) -> None:
+    first = read_results(glue_grid(tmp_path / "a", mixed))
+    second = read_results(glue_grid(tmp_path / "b", of_settings, TWO_SETTINGS))
+    joined = together([first, second])
+    assert len(failed_runs(joined)) == 4 + 8
+    assert [test.grid for test in failure_tests(joined)] == ["a", "b"]
+    alone = [row.value for row in task_scores(second)]
+    assert [row.value for row in task_scores(joined) if row.grid == "b"] == pytest.approx(alone)
+
+
+def test_other_tasks_have_none_of_it(make_grid: Any) -> None:
+    grid = read_results(make_grid(lambda axes: 2.0, {SEED: [1], WARMUP: [0, 60]}).folder)
+    assert failed_runs(grid) == failure_tests(grid) == task_scores(grid) == task_tables(grid) == []
+    assert no_averages(grid) == ""
+
+
+def test_evaluated_text_that_is_in_train_is_a_limit(tmp_path: Path) -> None:
+    folder = glue_grid(
+        tmp_path / "demo",
+        lambda axes: {"val/nll": 0.5, "val/accuracy": 0.6},
+        {SEED: [1, 2], PRESET: ["post_ln"], WARMUP: [0, 60]},
+    )
+    assert not any("also in train" in item for item in limits(read_results(folder)))
+    for path in folder.glob("runs/*/result.json"):
+        record = json.loads(path.read_text())
+        said = "a corpus; also in train: 3 of 9 rows of valid, 1 of 2 rows of test; more"
+        record["data"] |= {"name": "rte", "protocol": said}
+        path.write_text(json.dumps(record))
+    (item,) = [item for item in limits(read_results(folder)) if "also in train" in item]
+    assert "(rte): 3 of 9 rows of valid, 1 of 2 rows of test." in item

@@ -1,0 +1,281 @@
+"""A published study gives the report of the runs that it comes from, and refuses what is none."""
+
+import json
+import math
+import re
+import shutil
+import zlib
+from base64 import b64decode, b64encode
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from lightning_app.commands.grid import report_command
+from lightning_app.core.errors import UserError
+from lightning_app.core.files import sha256_of, with_seal
+from lightning_app.grids.find_results import found_results
+from lightning_app.report import packed
+from lightning_app.report.frames import results_frame
+from lightning_app.report.packed import PACKED, unpack
+from lightning_app.report.results import read_results
+from lightning_app.report.write import publish, write_report
+from lightning_app.runs.records import is_sealed, sealed
+
+PRESET = "model.block.preset"
+WARMUP = "model.schedule.warmup_steps"
+RATE = "model.optimizer.lr"
+SEED = "seed_everything"
+AXES = {PRESET: ["post_ln", "pre_ln"], WARMUP: [0, 60], RATE: [0.004, 0.008], SEED: [1, 2, 3]}
+
+
+def mixed(axes: Mapping[str, Any]) -> float | str | None:
+    """One stalled, one non-finite, one failed, one waiting; the others differ by seed."""
+    place = (axes[PRESET], axes[WARMUP], axes[RATE], axes[SEED])
+    odd = {
+        ("post_ln", 0, 0.008, 1): 4.49,
+        ("post_ln", 0, 0.008, 2): None,
+        ("pre_ln", 0, 0.008, 1): "failed",
+        ("pre_ln", 60, 0.008, 2): "waiting",
+    }
+    need = 0.4 * (axes[PRESET] == "post_ln" and axes[WARMUP] == 0)
+    return odd.get(place, 2.0 + need + 0.05 * axes[SEED] + 10 * axes[RATE])
+
+
+@pytest.fixture
+def runs(make_grid: Any) -> Path:
+    """The folder of the runs."""
+    return make_grid(mixed, AXES).folder
+
+
+@pytest.fixture
+def study(runs: Path, tmp_path: Path) -> Path:
+    """The folder of the published study."""
+    publish(read_results(runs), tmp_path / "study")
+    return tmp_path / "study"
+
+
+def test_the_report_of_a_published_study_has_the_numbers_of_its_runs(
+    runs: Path, study: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    experiments = tmp_path / "elsewhere"
+    assert report_command([str(study)], experiments) == 0
+    assert f"report: {experiments / 'demo' / 'report.html'}" in capsys.readouterr().out
+    first, second = tmp_path / "first", experiments / "demo"
+    write_report(runs, first)
+    for name in ("sensitivity.csv", "validations.csv"):
+        text = (second / name).read_text()
+        kept = [line for line in (first / name).read_text().splitlines() if ",failed," not in line]
+        assert text.splitlines() == kept, name
+        assert len(kept) > 40
+    assert (study / "sensitivity.csv").read_text() == (second / "sensitivity.csv").read_text()
+
+
+def test_the_table_of_a_published_study_is_that_of_a_report(runs: Path, study: Path) -> None:
+    table, whole = results_frame(read_results(runs)), pd.read_parquet(study / "results.parquet")
+    pd.testing.assert_frame_equal(whole.loc[:, table.columns], table)
+    finished = whole[whole["result.json"].notna()]
+    assert len(finished) == len(table) - 2  # one failed, one waits
+    for text, loss in zip(finished["result.json"], finished["val/nll"], strict=True):
+        recorded = json.loads(text)["metrics"]["val/nll"]
+        assert recorded == loss or (recorded is None and math.isnan(loss))
+
+
+def test_a_study_is_published_in_the_same_bytes_each_time(
+    runs: Path, study: Path, tmp_path: Path
+) -> None:
+    publish(read_results(runs), tmp_path / "again")
+    names = sorted(path.name for path in study.iterdir())
+    looks = [f"headline-{look}.{kind}" for look in ("dark", "light") for kind in ("png", "svg")]
+    assert names == [*looks, "results.parquet", "sensitivity.csv"]
+    for name in names:
+        assert (study / name).read_bytes() == (tmp_path / "again" / name).read_bytes(), name
+
+
+def test_a_restored_study_is_published_again_from_its_folder(study: Path, tmp_path: Path) -> None:
+    folder = unpack(study / PACKED, tmp_path / "elsewhere")
+    publish(read_results(folder.path), tmp_path / "again")
+    first, second = (pd.read_parquet(at / PACKED) for at in (study, tmp_path / "again"))
+    over = first["result.json"].notna()
+    pd.testing.assert_frame_equal(first.loc[over], second.loc[over])
+
+
+def test_a_folder_that_holds_the_study_is_kept(runs: Path, study: Path, tmp_path: Path) -> None:
+    before = {path: path.read_bytes() for path in runs.rglob("*") if path.is_file()}
+    assert unpack(study / PACKED, runs.parent).path == runs
+    assert before == {path: path.read_bytes() for path in runs.rglob("*") if path.is_file()}
+    assert not list(tmp_path.glob(".unpacking-*"))
+
+
+def test_a_folder_with_other_results_is_not_replaced(runs: Path, study: Path) -> None:
+    result = sorted(runs.rglob("result.json"))[0]
+    result.write_text(result.read_text().replace("204800", "204801"))
+    with pytest.raises(UserError, match=r"demo: runs/.*/result\.json is not the one in .*study"):
+        unpack(study / PACKED, runs.parent)
+    assert "204801" in result.read_text()
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda path: path.write_bytes(path.read_bytes()[:-9]), "cannot be read"),
+        (lambda path: pd.DataFrame({"id": ["a"]}).to_parquet(path), "holds no grid"),
+        (lambda path: changed(path, lambda plan: plan["cells"].pop()), "not the cells of its plan"),
+        (
+            lambda path: changed(path, lambda plan: plan["cells"][0].update(name="../../out")),
+            "the name of a folder",
+        ),
+        (lambda path: changed(path, lambda plan: plan.update(name="../out")), "name: expected"),
+        (lambda path: changed(path, lambda plan: plan.update(schema=99)), "newer version"),
+    ],
+)
+def test_a_file_that_is_no_whole_grid_is_refused(
+    study: Path, tmp_path: Path, damage: Callable[[Path], object], message: str
+) -> None:
+    damage(study / PACKED)
+    with pytest.raises(UserError, match=message):
+        unpack(study / PACKED, tmp_path / "elsewhere")
+    assert not (tmp_path / "elsewhere").exists()
+    assert not (tmp_path / "out").exists()
+
+
+def changed(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """Change the plan of a packed grid."""
+    table = pq.read_table(path)
+    metadata = dict(table.schema.metadata or {})
+    plan = json.loads(zlib.decompress(b64decode(metadata[b"plan.json"])))
+    change(plan)
+    metadata[b"plan.json"] = b64encode(zlib.compress(json.dumps(plan).encode()))
+    pq.write_table(table.replace_schema_metadata(metadata), path)
+
+
+def test_one_grid_is_published_at_a_time(runs: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="--publish: takes the results of one grid, found 2"):
+        report_command(["demo", "demo_mlm"], runs.parent, publish_in=tmp_path / "study")
+    assert not (tmp_path / "study").exists()
+
+
+def seal_all(runs: Path) -> None:
+    for path in (*runs.glob("runs/*/result.json"), *runs.glob("runs/*/pruned.json")):
+        path.write_text(json.dumps(sealed(json.loads(path.read_text()), path.parent), indent=1))
+    plan, file = runs / "plan.json", runs / "grid.yaml"
+    digests = {file.name: sha256_of(file.read_bytes())}
+    plan.write_text(json.dumps(with_seal(json.loads(plan.read_text()), digests)))
+
+
+def test_seals_survive_publishing_restoring_and_publishing_again(
+    runs: Path, tmp_path: Path
+) -> None:
+    """Of the curves only a part is packed; the seal is over that part."""
+    seal_all(runs)
+    grid = read_results(runs)
+    publish(grid, tmp_path / "study")
+    unpack(tmp_path / "study" / PACKED, runs.parent)  # beside the runs that it comes from
+    restored = read_results(unpack(tmp_path / "study" / PACKED, tmp_path / "there").path)
+    states = [
+        {cell.name: cell.state for cell in of.cells if cell.finished} for of in (grid, restored)
+    ]
+    assert states[0] == states[1]
+    assert all(is_sealed(cell.record) for cell in restored.finished)
+    publish(restored, tmp_path / "again")
+    again = read_results(unpack(tmp_path / "again" / PACKED, tmp_path / "elsewhere").path)
+    assert [cell.record for cell in again.cells] == [cell.record for cell in restored.cells]
+
+
+def test_an_edited_grid_file_or_plan_of_sealed_results_is_refused(runs: Path) -> None:
+    """Another direction or baseline would give another answer without a sign of it."""
+    seal_all(runs)
+    plan, file = runs / "plan.json", runs / "grid.yaml"
+    text = file.read_text()
+    assert "mode: min" in text
+    file.write_text(text.replace("mode: min", "mode: max"))
+    with pytest.raises(UserError, match=r"grid\.yaml"):
+        read_results(runs)
+    file.write_text(text)
+    assert read_results(runs).mode == "min"
+    tree = json.loads(plan.read_text())
+    tree["cells"][0]["axes"], tree["cells"][-1]["axes"] = (
+        tree["cells"][-1]["axes"],
+        tree["cells"][0]["axes"],
+    )
+    del tree["seal"]
+    plan.write_text(json.dumps(tree))
+    with pytest.raises(UserError, match=r"plan\.json.* seal"):
+        read_results(runs)
+
+
+@pytest.mark.parametrize("name", ["result.json", "metrics.csv", "config.yaml", "env.json"])
+def test_an_edited_cell_of_a_published_study_is_damaged(
+    runs: Path, tmp_path: Path, name: str
+) -> None:
+    for config in runs.glob("runs/*"):
+        (config / "env.json").write_text('{"threads": 1}')
+    seal_all(runs)
+    grid = read_results(runs)
+    publish(grid, tmp_path / "study")
+    path = tmp_path / "study" / PACKED
+    table = pq.read_table(path)
+    texts = table.column(name).to_pylist()
+    place = next(k for k, text in enumerate(texts) if text and re.search(r"\d", text))
+    last = [found.start() for found in re.finditer(r"\d", texts[place])][
+        20 if name == "result.json" else -1
+    ]
+    digit = "7" if texts[place][last] != "7" else "8"
+    texts[place] = texts[place][:last] + digit + texts[place][last + 1 :]
+    column = table.column_names.index(name)
+    pq.write_table(table.set_column(column, name, pa.array(texts, pa.string())), path)
+    with found_results(tmp_path / "study", tmp_path) as found:
+        damaged = [cell for cell in found.grid.cells if cell.state == "damaged"]
+        assert [cell.id for cell in damaged] == [table.column("id").to_pylist()[place]]
+        assert damaged[0].result is None
+
+
+def test_a_text_that_decompresses_beyond_the_limit_is_refused(
+    study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before it is in memory; also one that all rows of a column share."""
+    monkeypatch.setattr(packed, "_LARGEST", 2**20)
+    path, whole = study / PACKED, pq.read_table(study / PACKED)
+    for name in (b"plan.json", b"grid.yaml"):
+        text = b64encode(zlib.compress(b" " * 2**24, 9))
+        pq.write_table(whole.replace_schema_metadata({**whole.schema.metadata, name: text}), path)
+        with pytest.raises(UserError, match=f"{name.decode()}: holds more than 1 MiB"):
+            unpack(path, tmp_path / "there")
+    for text in (" " * 2**21, " " * 2**17):  # a large one, and one that is large in all rows
+        column = pa.array([text] * whole.num_rows, pa.string())
+        where = whole.column_names.index("config.yaml")
+        pq.write_table(whole.set_column(where, "config.yaml", column), path, compression="zstd")
+        with pytest.raises(UserError, match="holds more than 1 MiB"):
+            unpack(path, tmp_path / "there")
+    assert not (tmp_path / "there").exists()
+
+
+def test_a_linked_file_is_not_published(runs: Path, tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("private: key\n")
+    config = next(iter(sorted(runs.glob("runs/*/result.json")))).with_name("config.yaml")
+    config.unlink(missing_ok=True)
+    config.symlink_to(secret)
+    with pytest.raises(UserError, match="link"):
+        publish(read_results(runs), tmp_path / "study")
+
+
+def test_a_study_and_a_grid_of_its_name_are_not_mixed(
+    runs: Path, study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which of the two a name means is asked; a path says it."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(runs, tmp_path / "experiments" / study.name)
+    with (
+        pytest.raises(UserError, match=r"is the published study .* and the grid"),
+        found_results(study.name, Path("experiments")),
+    ):
+        pass
+    with found_results(Path("experiments") / study.name, Path("experiments")) as found:
+        assert not found.restored
+    with found_results(study, Path("experiments")) as found:
+        assert found.restored

@@ -1,0 +1,444 @@
+"""The report's files: what they hold, that the page is sound HTML, and that odd grids have one."""
+
+import csv
+import errno
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+import pandas as pd
+import pytest
+
+from lightning_app.core.errors import UserError
+from lightning_app.report.facts import p_value
+from lightning_app.report.write import write_report
+
+PRESET = "model.block.preset"
+WARMUP = "model.schedule.warmup_steps"
+RATE = "model.optimizer.lr"
+SEED = "seed_everything"
+VOID = {"meta", "br", "hr", "col"}
+
+
+class Page(HTMLParser):
+    """The page as a reader's program sees it; fails on a tag that is not closed where it should."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.words: list[str] = []
+        self.rows: list[list[str]] = []
+        self.feed(path.read_text(encoding="utf-8"))
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+        if tag == "tr":
+            self.rows.append([])
+        if tag in ("th", "td"):
+            self.rows[-1].append("")
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if not {"style", "script", "pre"} & set(self.open):
+            self.words.append(data)
+        if "td" in self.open or "th" in self.open:
+            self.rows[-1][-1] += data
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.words).split())
+
+    def all(self, tag: str) -> list[dict[str, str | None]]:
+        return [attributes for name, attributes in self.tags if name == tag]
+
+    def row(self, first: str) -> list[str]:
+        return next(row for row in self.rows if row and row[0] == first)
+
+
+def test_the_files_of_a_report(make_grid, outcome):
+    grid = make_grid(outcome)
+    assert write_report(grid.folder) == grid.folder / "report.html"
+    left = {path.name for path in grid.folder.iterdir()}
+    assert left >= {
+        "results.csv",
+        "results.parquet",
+        "sensitivity.csv",
+        "report.html",
+        "figures",
+        "recompute_study.py",
+    }
+    figures = {path.name for path in (grid.folder / "figures").iterdir()}
+    names = ("warmup_effect", "loss_by_warmup", "training", "resources")
+    assert figures >= {f"{name}.{kind}" for name in names for kind in ("svg", "pdf", "csv")}
+    assert len(list(grid.folder.glob("runs/*/events.out.tfevents*"))) == 30
+    table = pd.read_csv(grid.folder / "results.csv")
+    assert len(table) == 30
+    same = pd.read_parquet(grid.folder / "results.parquet")
+    assert list(same) == list(table)
+    assert same["val/nll"].tolist() == table["val/nll"].tolist()
+    with (grid.folder / "sensitivity.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    delta = next(row for row in rows if (row["variant"], row["score"]) == ("post_ln", "delta"))
+    assert float(delta["low"]) < float(delta["estimate"]) < float(delta["high"])
+
+
+def test_the_page(make_grid, outcome):
+    grid = make_grid(outcome)
+    path = write_report(grid.folder)
+    assert path.stat().st_size < 1_500_000  # small enough to mail
+    page = Page(path)
+    assert page.all("html") == [{"lang": "en"}]
+    assert all("src" not in attributes for attributes in page.all("script"))
+    assert all(attributes.get("scope") for attributes in page.all("th"))
+    assert len(page.all("caption")) == len(page.all("table")) == 6
+    figures = len(list((grid.folder / "figures").glob("*.svg")))
+    assert len(page.all("figcaption")) == len(page.all("svg")) == figures
+    assert all(attributes.get("role") == "group" for attributes in page.all("svg"))
+    ids = [attributes["id"] for _, attributes in page.tags if "id" in attributes]
+    assert len(ids) == len(set(ids))
+    questions = ["need", "cost", "stable", "inside", "run", "appendix"]
+    assert [attributes["id"] for attributes in page.all("section")] == questions
+
+
+def test_every_link_leads_somewhere(make_grid, outcome, tmp_path):
+    """To a place in the page, a file of the report or of a run, or TensorBoard on this machine."""
+    grid = make_grid(outcome)
+    for out in (grid.folder, tmp_path / "else" / "where"):
+        page = Page(write_report(grid.folder, out))
+        ids = {attributes["id"] for _, attributes in page.tags if "id" in attributes}
+        links = [
+            value
+            for _, attributes in page.tags
+            for key, value in attributes.items()
+            if key in ("href", "src", "xlink:href")
+        ]
+        assert len(links) > 100
+        for link in links:
+            assert link
+            if link.startswith("#"):
+                assert link[1:] in ids
+            elif not link.startswith("http://localhost:6006/?runFilter="):
+                assert (out / unquote(link)).exists()
+
+
+def test_what_the_page_says(make_grid, outcome):
+    page = Page(write_report(make_grid(outcome).folder))
+    for said in (
+        "Which blocks need warm-up?",
+        "30 of 30 planned cells finished: of them 5 stalled.",
+        "post_ln (5 of 5 runs without warm-up, 0 of 5 with it) stalls more often without warm-up",
+        "Compared with pre_ln, warm-up helps post_ln (p < 0.001) more, or costs it less",
+        "built-in grammar, seed 0; train 30,000, valid 500, test 500",
+        "Every run ended after 200 steps:",
+        "One learning rate, 0.004:",
+        "every run has the decay that begins at step 60",
+        "n = 5 seeds, 30 finished runs; learning rate 0.004.",
+        "Data: synthetic, 30,000 training, 500 validation, 500 test examples. 200 steps,",
+        "layers of width 64. Device: cpu.",
+        "None: every planned cell has a result.",
+        "tensorboard --logdir",
+    ):
+        assert said in page.text
+
+
+def test_the_headline_table_says_what_the_csv_says(make_grid, outcome):
+    folder = make_grid(outcome, curves=False).folder
+    page = Page(write_report(folder))
+    scores = pd.read_csv(folder / "sensitivity.csv")
+    for variant in ("post_ln", "sas"):
+        own = scores[scores["variant"] == variant].set_index("score")
+        start = next(i for i, row in enumerate(page.rows) if row[1:2] == ["Warm-up"])
+        row = next(row for row in page.rows[start:] if row[0] == variant)
+        for cell, name in ((row[3], "delta"), (row[5], "interaction")):
+            shown = [float(x.replace("−", "-")) for x in re.findall(r"[−\d.]+", cell)]
+            estimate = own.loc[name, ["estimate", "low", "high"]].astype(float)
+            assert shown == pytest.approx(estimate.tolist(), abs=6e-4)
+        for cell, name in ((row[1], "delta"), (row[2], "interaction")):
+            assert f"(p {p_value(own.loc[name, 'p_holm'])})" in cell
+        assert row[2].startswith(("more", "less")) == (own.loc["interaction", "p_holm"] < 0.05)
+        assert row[1].startswith(("helps", "costs")) == (own.loc["delta", "p_holm"] < 0.05)
+
+
+def test_every_string_is_escaped(make_grid):
+    nasty = '<script>alert("1")</script> & <b>'
+    axes = {SEED: [1, 2], PRESET: ["pre_ln", "x<i>&$_y"], WARMUP: [0, 60]}
+    ends = {0: 3.0, 60: 2.0}
+
+    def outcome(axes: Mapping[str, Any]) -> float | str:
+        return "failed" if axes[SEED] == 2 else ends[axes[WARMUP]]
+
+    page = Page(write_report(make_grid(outcome, axes, question=nasty, curves=False).folder))
+    assert page.all("i") == []
+    scripts = len(
+        Page(write_report(make_grid(outcome, axes, curves=False, name="b").folder)).all("script")
+    )
+    assert len(page.all("script")) == scripts
+    assert nasty in page.text
+    assert "x<i>&$_y" in page.text
+    assert "RuntimeError: <b>out of</b> memory" in page.text
+
+
+def one_seed(axes: Mapping[str, Any]) -> float:
+    return 2.0 + (axes.get(WARMUP) == 0)
+
+
+def some_missing(axes: Mapping[str, Any]) -> float | str:
+    ends = {2: "failed", 3: "unfinished", 4: "waiting"}
+    return ends[axes[SEED]] if axes[WARMUP] == 0 and axes[SEED] in ends else 2.0 + 0.1 * axes[SEED]
+
+
+SIX = {SEED: [1, 2], PRESET: ["post_ln", "pre_ln"], WARMUP: [0, 60]}
+ODD = {
+    "one seed": (one_seed, {**SIX, SEED: [1]}, ["One seed: differences", "one seed, no interval"]),
+    "missing cells": (
+        some_missing,
+        {**SIX, SEED: [1, 2, 3, 4]},
+        ["2 crashed, 2 unfinished, 2 not started", "6 of 16 cells have no result", "out of"],
+    ),
+    "no baseline arm": (one_seed, {**SIX, PRESET: ["sas"]}, ["no arm of the baseline pre_ln"]),
+    "all stalled": (lambda axes: None, SIX, ["never learned"]),
+    "no warm-up axis": (
+        one_seed,
+        {SEED: [1, 2], PRESET: ["post_ln", "pre_ln"]},
+        ["Which is better?", "val/nll of each value less that of pre_ln"],
+    ),
+    "several rates": (
+        one_seed,
+        {**SIX, RATE: [0.001, 0.01]},
+        ["η_max", "learning rate 0.01", "from 0.001 to 0.01"],
+    ),
+    "extra axes": (
+        one_seed,
+        {**SIX, "data.tokens_per_batch": [512, 1024], "model.block.norm": [None, "rms_norm"]},
+        ["data.tokens_per_batch=512", "post_ln+norm=rms_norm"],
+    ),
+    "one seed finished of three": (
+        lambda axes: one_seed(axes) if axes[SEED] == 1 else "waiting",
+        {**SIX, SEED: [1, 2, 3]},
+        ["One seed: differences", "2 of 3 seeds not finished"],
+    ),
+    "nothing finished": (
+        lambda axes: "waiting",
+        SIX,
+        ["No cell has finished yet, so there are no scores.", "8 not started", "not started"],
+    ),
+    "nothing but crashes": (lambda axes: "failed", SIX, ["No cell has finished yet", "8 crashed"]),
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_odd_grids_have_a_report(make_grid, name):
+    outcome, axes, wanted = ODD[name]
+    page = Page(write_report(make_grid(outcome, axes, curves=name == "one seed").folder))
+    for said in wanted:
+        assert said in page.text
+    assert not re.search(r"\bnan\b|\bNone\b(?!:)|<NA>|\binf\b", page.text)
+
+
+def rewrite(grid: Any, number: int, change: Callable[[dict[str, Any]], None]) -> None:
+    """Change the result of a cell on disk."""
+    path = grid.run(grid.cells[number]) / "result.json"
+    record = json.loads(path.read_text())
+    change(record)
+    path.write_text(json.dumps(record))
+
+
+def test_a_run_that_is_ok_without_a_finite_loss(make_grid):
+    """Somebody edited its result. It counts nowhere, and the page says so."""
+    grid = make_grid(one_seed, {**SIX, SEED: [1, 2, 3]}, curves=False)
+    rewrite(
+        grid, 0, lambda record: record["metrics"].update({"val/nll": None, "val/accuracy": None})
+    )
+    page = Page(write_report(grid.folder))
+    assert "1 of 3 seeds not finished" in page.text
+    assert "11 of 12 planned cells finished" in page.text
+    assert "1 with a damaged result" in page.text
+    said = "result.json: reports no finite 'val/nll', though its status is ok"
+    assert page.text.count(said) == 2  # what may not be concluded, and the missing cells
+    assert not re.search(r"\bnan\b|\bNone\b(?!:)|<NA>|\binf\b", page.text)
+
+
+def test_values_that_no_result_needs(make_grid, outcome):
+    """Those that are missing are shown as not recorded; scores are equal."""
+    grid = make_grid(outcome, SIX, curves=False)
+    write_report(grid.folder)
+    before = pd.read_csv(grid.folder / "sensitivity.csv")
+    kept = {
+        "schema",
+        "id",
+        "name",
+        "status",
+        "outcome",
+        "diverged",
+        "metrics",
+        "unigram_entropy",
+        "steps",
+    }
+    kept |= {"seconds", "attempt", "started", "finished"}
+
+    def forget(record: dict[str, Any]) -> None:
+        for key in record.keys() - kept:
+            del record[key]
+
+    for number in range(len(grid.cells)):
+        rewrite(grid, number, forget)
+    page = Page(write_report(grid.folder))
+    pd.testing.assert_frame_equal(before, pd.read_csv(grid.folder / "sensitivity.csv"))
+    assert "not recorded" in page.text
+    assert not re.search(r"\bnan\b|\bNone\b(?!:)|<NA>|\binf\b", page.text)
+
+
+def test_the_table_of_costs_has_the_means_of_the_runs(make_grid):
+    presets = ["post_ln", "pre_ln", "sas"]  # pre_ln is the baseline
+    grid = make_grid(one_seed, {SEED: [1, 2], PRESET: presets, WARMUP: [0, 60]}, curves=False)
+    for number, cell in enumerate(grid.cells):
+        place = presets.index(cell["axes"][PRESET])
+        took = {"parameters": 1000 * (1 + place), "seconds": 100.0 * (1 + place) + number}
+        took["peak_memory_bytes"] = None if place == 2 else 2**20 * (1 + place)
+        rewrite(grid, number, lambda record, took=took: record.update(took))
+    page = Page(write_report(grid.folder))
+    start = next(i for i, row in enumerate(page.rows) if "parameters" in row)
+    shown = {row[0]: row[1:] for row in page.rows[start + 1 : start + 4]}
+    for place, name in enumerate(presets):
+        numbers = [n for n, cell in enumerate(grid.cells) if cell["axes"][PRESET] == name]
+        seconds = [100.0 * (1 + place) + number for number in numbers]
+        ratio = "" if name == "pre_ln" else f"{(1 + place) / 2:.3f} ×"
+        assert shown[name][0] == f"{1000 * (1 + place):,}{ratio}"
+        assert shown[name][2].startswith(("1", "2", "–")[place])
+        assert shown[name][3].startswith(f"{sum(seconds) / 4:,.0f}")
+        assert shown[name][4:] == [f"{sum(seconds) / 3600:,.2f}", "4"]
+
+
+@pytest.mark.parametrize(("coupling", "said"), [("paper", "Do not read Δ"), ("decoupled", "share")])
+def test_the_coupling_is_named(make_grid, coupling, said):
+    base = {"model": {"schedule": {"kind": "inverse_sqrt", "coupling": coupling}}}
+    page = Page(write_report(make_grid(one_seed, SIX, base=base, curves=False).folder))
+    assert said in page.text
+
+
+def test_settings_that_are_axes_are_named_with_all_their_values(make_grid):
+    """Each coupling has its own caution; the optimizer is not that of the base alone."""
+    schedule = {"kind": "inverse_sqrt", "coupling": "decoupled", "reference_steps": 60}
+    base = {"model": {"schedule": schedule, "optimizer": {"kind": "adam", "lr": 1e-3, "eps": 1e-9}}}
+    axes = {
+        **SIX,
+        "model.schedule.coupling": ["decoupled", "paper"],
+        "model.optimizer.kind": ["adam", "sgd"],
+        "model.optimizer.eps": [1e-9, 1e-6],
+        "trainer.gradient_clip_val": [0.0, 1.0],
+    }
+    text = Page(write_report(make_grid(one_seed, axes, base=base, curves=False).folder)).text
+    assert "Runs with inverse_sqrt, coupling paper: The schedule is coupled" in text
+    assert "Runs with inverse_sqrt, coupling decoupled: Warm-up and decay are decoupled" in text
+    assert "adam / sgd; eps 1e-09 / 1e-06; gradients clipped at 0 / 1" in text
+    assert re.search(r"inverse sqrt, decoupled: .*T_ref = 60 / inverse sqrt, coupled as in", text)
+
+
+def test_a_linear_schedule_has_cautions_of_its_own(make_grid):
+    schedule = {"kind": "linear", "coupling": "decoupled", "reference_steps": 60}
+    axes = {**SIX, "model.schedule.kind": ["linear", "constant"]}
+    axes |= {"model.schedule.coupling": ["decoupled", "paper"]}
+    base = {"model": {"schedule": schedule}}
+    text = Page(write_report(make_grid(one_seed, axes, base=base, curves=False).folder)).text
+    assert "Runs with linear, coupling paper: The schedule is coupled: its decay begins" in text
+    assert "Runs with linear, coupling decoupled: Warm-up and decay" in text
+    assert "Runs with constant" not in text
+    forms = "down from step 60 / linear after a linear warm-up, down from its end / constant after"
+    assert forms in text
+
+
+def test_the_other_schedules_and_an_adam_without_correction_are_named(make_grid):
+    schedule = {"kind": "cosine", "coupling": "decoupled", "reference_steps": 60}
+    axes = {**SIX, "model.schedule.kind": ["cosine", "bert"]}
+    axes |= {"model.optimizer.bias_correction": [True, False]}
+    optimizer = {"kind": "adam", "lr": 1e-3, "bias_correction": True}
+    base = {"model": {"schedule": schedule, "optimizer": optimizer}}
+    text = Page(write_report(make_grid(one_seed, axes, base=base, curves=False).folder)).text
+    assert "Runs with cosine, coupling decoupled: Warm-up and decay are decoupled" in text
+    assert "Runs with bert: The schedule is that of BERT's code" in text
+    assert "half a cosine after a linear warm-up, down from step 60 / as in BERT's code" in text
+    assert "with and without bias correction" in text
+
+
+def test_a_grid_without_bias_correction_says_so(make_grid):
+    base = {"model": {"optimizer": {"kind": "adam", "lr": 1e-3, "bias_correction": False}}}
+    text = Page(write_report(make_grid(one_seed, SIX, base=base, curves=False).folder)).text
+    assert "no bias correction" in text
+
+
+def test_the_same_runs_give_the_same_bytes(make_grid, outcome, tmp_path):
+    grid = make_grid(outcome, SIX)
+    first, second = tmp_path / "first", tmp_path / "second"
+    write_report(grid.folder, first)
+    write_report(grid.folder, second)
+    names = sorted(path.relative_to(first) for path in first.rglob("*") if path.is_file())
+    assert len(names) >= 18
+    for name in names:
+        assert (first / name).read_bytes() == (second / name).read_bytes()
+
+
+def test_a_report_elsewhere_leaves_the_grid_alone(make_grid, outcome, tmp_path):
+    grid = make_grid(outcome, SIX, curves=False)
+    before = sorted(grid.folder.rglob("*"))
+    write_report(grid.folder, tmp_path / "new" / "elsewhere")
+    assert sorted(grid.folder.rglob("*")) == before
+
+
+def test_a_folder_in_the_way_is_named(make_grid, outcome, tmp_path):
+    grid = make_grid(outcome, SIX, curves=False)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"file/out"):
+        write_report(grid.folder, tmp_path / "file" / "out")
+
+
+def test_figures_that_are_too_many_are_said_to_be_missing(make_grid, monkeypatch):
+    monkeypatch.setattr("lightning_app.report.figures.sheet.MOST_PANELS", 12)
+    widths = list(range(100, 104))
+    axes = {SEED: [1], PRESET: list("abcdef"), "model.architecture.model_dim": widths}
+    page = Page(write_report(make_grid(lambda a: 2.0, axes, curves=False).folder))
+    assert "the first 2 of 4 combinations of the other axes" in page.text
+    assert f"model_dim={widths[-1]}" in page.text  # in the tables
+
+
+LIMITED = """
+import resource, signal, sys
+from pathlib import Path
+from lightning_app.report.write import write_report
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+try:
+    write_report(Path(sys.argv[1]))
+except OSError as error:
+    sys.exit(error.errno)
+"""
+
+
+def test_no_room_leaves_the_old_report_whole(make_grid, outcome):
+    """The kernel refuses to make a file longer than 20 kB, as a full disk would."""
+    grid = make_grid(outcome, SIX, curves=False)
+    page = write_report(grid.folder)
+    before = {path: path.read_bytes() for path in page.parent.rglob("*") if path.is_file()}
+    grid.end(grid.cells[0], 3.0)
+    changed = grid.run(grid.cells[0])
+    done = subprocess.run([sys.executable, "-c", LIMITED, str(grid.folder)], check=False)
+    assert done.returncode == errno.EFBIG
+    for path, content in before.items():
+        if changed not in path.parents and path.suffix in (".html", ".svg"):
+            assert path.read_bytes() == content
+    assert not list(page.parent.rglob("*.part"))

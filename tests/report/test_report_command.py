@@ -1,0 +1,165 @@
+"""`ablate report`: of one grid, of several, and for scripts."""
+
+import json
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from lightning_app.commands.grid import plan_command, report_command, status_command
+from lightning_app.core.errors import UserError
+from lightning_app.report.results import read_results
+from lightning_app.report.serve import claim
+from lightning_app.report.write import is_current
+
+PRESET = "model.block.preset"
+WARMUP = "model.schedule.warmup_steps"
+SEED = "seed_everything"
+
+
+@pytest.fixture
+def grids(make_grid: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Two grid files, and the folders that their runs would have left."""
+    monkeypatch.chdir(tmp_path)
+    files = []
+    for name, loss, seeds in (("flat", 2.0, [1, 2]), ("deep", 3.0, [2, 3])):
+        axes = {PRESET: ["sas"], WARMUP: [0, 60], SEED: seeds}
+        named = {"reference_warmup": 60}
+        where = f"experiments/{name}"
+        fake = make_grid(lambda _, at=loss: at, axes, name=where, sensitivity=named)
+        file = tmp_path / f"{name}.yaml"
+        file.write_text((fake.folder / "grid.yaml").read_text())
+        files.append(str(file))
+    return files
+
+
+def test_scripts_read_the_report_as_one_document(
+    grids: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert report_command(grids[:1], as_json=True) == 0
+    out, error = capsys.readouterr()
+    told = json.loads(out, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    assert told["report"] == "experiments/flat/report.html"
+    assert (told["grids"], told["cells"], told["states"]["ok"]) == (["flat"], 4, 4)
+    (row,) = told["headline"]
+    assert row["scores"]["delta"]["estimate"] == 0.0
+    assert row["scores"]["interaction"]["estimate"] is None  # no baseline
+    assert "report: experiments/flat/report.html" in error
+
+
+def documented(command: str) -> set[str]:
+    """The keys that docs/json.md names for a command."""
+    text = (Path(__file__).parents[2] / "docs" / "json.md").read_text(encoding="utf-8")
+    section = text.split(f"\n## {command}\n")[1].split("\n## ")[0]
+    heads = re.findall(r"^- ([^:]+):", section, re.M)
+    return {"schema", "command", *re.findall(r"`(\w+)`", " ".join(heads))}
+
+
+def test_the_documents_have_the_keys_that_are_documented(
+    grids: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    for command, call, given in (
+        ("report", report_command, grids[:1]),
+        ("plan", plan_command, "demo"),
+        ("status", status_command, "demo"),
+    ):
+        assert call(given, as_json=True) == 0  # pyright: ignore[reportArgumentType]
+        told = json.loads(capsys.readouterr().out)
+        assert (set(told), told["command"]) == (documented(command), command)
+
+
+def test_several_grids_have_a_report_of_their_own(
+    grids: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert report_command(grids) == 0
+    assert "report: experiments/flat-vs-deep/report.html" in capsys.readouterr().out
+    page = Path("experiments/flat-vs-deep/report.html").read_text(encoding="utf-8")
+    assert "<h1>flat and deep</h1>" in page
+    assert not list(Path("experiments").glob("*/report.html"))[1:]
+    for out in ("experiments/flat", "experiments/deep/runs/mine"):
+        with pytest.raises(UserError, match=f"--out: {out}: lies in the folder of a grid"):
+            report_command(grids, out=Path(out))
+    with pytest.raises(UserError, match="flat: the grid is named twice"):
+        report_command([grids[0], grids[0]])
+    assert report_command(grids, out=Path("mine")) == 0
+    assert Path("mine/report.html").is_file()
+
+
+def test_a_taken_port_is_reported_before_any_work(grids: list[str]) -> None:
+    with claim(0) as other, pytest.raises(UserError, match=r"--port: .* in use"):
+        report_command(grids[:1], port=other.getsockname()[1])
+    assert not list(Path("experiments").glob("*/report.html"))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda tree: tree["axes"].update({PRESET: ["pre_ln"]}),
+        lambda tree: tree["axes"].update({WARMUP: [0, 60, 4000]}),
+        lambda tree: tree["base_config"].setdefault("trainer", {}).update(max_steps=4000),
+        lambda tree: tree.update(metric={"name": "val/accuracy", "mode": "max"}),
+        lambda tree: tree.update(exclude=[{PRESET: "sas", WARMUP: 60}]),
+    ],
+)
+def test_results_of_other_cells_than_those_of_the_file_are_refused(
+    grids: list[str], change: Callable[[dict], object]
+) -> None:
+    """As `results` does, in one line; and nothing is written."""
+    path = Path(grids[0])
+    tree = yaml.safe_load(path.read_text())
+    change(tree)
+    path.write_text(yaml.safe_dump(tree))
+    with pytest.raises(UserError, match="holds another grid"):
+        report_command(grids[:1])
+    with pytest.raises(UserError, match="holds another grid"):
+        report_command(grids, publish_in=None)
+    assert not Path("experiments/flat/report.html").exists()
+    assert report_command([Path("experiments/flat")]) == 0  # by the path of the folder
+
+
+def test_an_edited_question_is_shown(grids: list[str]) -> None:
+    path = Path(grids[0])
+    tree = yaml.safe_load(path.read_text())
+    path.write_text(yaml.safe_dump({**tree, "question": "Does it matter at all?"}))
+    assert report_command(grids[:1]) == 0
+    assert "Does it matter at all?" in Path("experiments/flat/report.html").read_text()
+
+
+def test_a_page_is_current_by_what_it_is_made_from(grids: list[str]) -> None:
+    """Not by the times of files: they may come from another machine, or a clock was set back."""
+    assert report_command(grids[:1]) == 0
+    folder = Path("experiments/flat")
+    page = folder / "report.html"
+    assert is_current(read_results(folder), page)
+    os.utime(page, (0, 0))
+    assert is_current(read_results(folder), page)
+    os.utime(page, (2**32, 2**32))
+    result = sorted(folder.glob("runs/*/result.json"))[0]
+    before = result.read_text()
+    result.write_text(before.replace('"seconds": ', '"seconds": 1'))
+    assert not is_current(read_results(folder), page)
+    result.write_text(before)
+    assert is_current(read_results(folder), page)
+    tree = yaml.safe_load((folder / "grid.yaml").read_text()) | {"question": "Why?"}
+    (folder / "grid.yaml").write_text(yaml.safe_dump(tree))
+    assert not is_current(read_results(folder), page)
+
+
+def test_a_folder_that_may_only_be_read_gives_its_document(
+    grids: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK)
+    before = sorted(Path().rglob("*"))
+    assert report_command(grids[:1], as_json=True) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["report"], told["cells"]) == (None, 4)
+    assert sorted(Path().rglob("*")) == before
+
+
+def test_a_study_is_not_published_into_the_folder_of_a_grid(grids: list[str]) -> None:
+    with pytest.raises(UserError, match="--publish"):
+        report_command(grids[:1], publish_in=Path("experiments/deep"))

@@ -1,0 +1,309 @@
+"""A grid folder is read as it is: every planned cell has a state, nothing is guessed."""
+
+import json
+import math
+
+import pandas as pd
+import pytest
+import yaml
+
+from lightning_app.config.tree import label
+from lightning_app.core.errors import UserError
+from lightning_app.report.frames import results_frame, validations_frame
+from lightning_app.report.results import damaged_files, read_results, together
+
+PRESET = "model.block.preset"
+WARMUP = "model.schedule.warmup_steps"
+RATE = "model.optimizer.lr"
+SEED = "seed_everything"
+
+
+def test_every_planned_cell_has_a_state(make_grid):
+    ends = dict(enumerate([2.0, 4.6, None, "failed", "unfinished", "waiting"], start=1))
+    grid = read_results(make_grid(lambda axes: ends[axes[SEED]], {SEED: list(ends)}).folder)
+    states = [cell.state for cell in grid.cells]
+    assert states == ["ok", "diverged", "diverged", "failed", "unfinished", "waiting"]
+    assert [cell.loss for cell in grid.finished] == [2.0, 4.5, 4.5]
+    assert grid.cells[3].error == "RuntimeError: <b>out of</b> memory"
+    assert all(math.isnan(cell.loss) for cell in grid.cells[3:])
+
+
+def test_a_crash_followed_by_another_attempt_is_not_a_failure(make_grid):
+    fake = make_grid(lambda axes: "failed", {SEED: [1]})
+    (fake.run(fake.cells[0]) / "attempts" / "10").mkdir()
+    assert read_results(fake.folder).cells[0].state == "unfinished"
+
+
+def test_axes_that_are_not_in_the_grid_come_from_the_config(make_grid):
+    (cell,) = read_results(make_grid(lambda axes: 2.0, {SEED: [3]}).folder).cells
+    assert (cell.variant, cell.warmup, cell.lr, cell.seed) == ("post_ln", 60, 0.004, 3)
+    assert cell.group == "all"
+
+
+def test_defaults_come_from_the_resolved_config_of_a_run(make_grid):
+    base = {"model": {"block": {"preset": "sas"}}}
+    fake = make_grid(lambda axes: 2.0, {SEED: [3]}, base=base)
+    (cell,) = read_results(fake.folder).cells
+    assert (cell.warmup, cell.lr) == (None, None)
+    resolved = "model: {optimizer: {lr: 0.5}, schedule: {warmup_steps: 7}}\n"
+    (fake.run(fake.cells[0]) / "config.yaml").write_text(resolved)
+    (cell,) = read_results(fake.folder).cells
+    assert (cell.variant, cell.warmup, cell.lr) == ("sas", 7, 0.5)
+
+
+def test_variants_put_the_preset_first(make_grid):
+    axes = {
+        "model.block.shaped_attention": [{"alpha": 1.0, "learned": True}, None],
+        SEED: [1],
+        PRESET: ["sas"],
+        "data.window": [64],
+    }
+    grid = read_results(make_grid(lambda axes: 2.0, axes).folder)
+    shaped = '{"alpha":1.0,"learned":true}'
+    expected = (f"sas+shaped_attention={shaped}", "sas+shaped_attention=null")
+    assert grid.variants == expected
+    assert {cell.group for cell in grid.cells} == {"all"}  # an axis of one value names no group
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [("a b", "a b"), (0.001, "0.001"), (1e-9, "1e-09"), (None, "null"), (True, "true"), (3, "3")],
+)
+def test_label(value, text):
+    assert label(value) == text
+
+
+def test_a_row_for_each_planned_cell(make_grid):
+    axes = {SEED: [1, 2, 3], WARMUP: [0, 60], RATE: [0.002], "data.mixed": [1, "a", {"b": [2]}]}
+    metrics = {"test/bleu": 21.5}
+
+    def outcome(axes):
+        return {1: 2.0, 2: None, 3: "failed"}[axes[SEED]]
+
+    frame = results_frame(read_results(make_grid(outcome, axes, metrics=metrics).folder))
+    assert frame["status"].value_counts().to_dict() == {"ok": 6, "diverged": 6, "failed": 6}
+    first, stalled, failed = (frame.iloc[row] for row in (0, 6, -1))
+    assert (first["status"], first["val/nll"], first["test/bleu"]) == ("ok", 2.0, 21.5)
+    assert (first["warmup"], first["lr"], first["seed"]) == (0, 0.002, 1)
+    assert (first["group"], first["baseline"], first["loss"]) == ("data.mixed=1", "pre_ln", 2.0)
+    assert first["reference_warmup"] == 60
+    assert (first["data_train"], first["protocol"]) == (30000, "built-in grammar, seed 0")
+    assert (first["steps"], first["tokens"], first["parameters"]) == (200, 204800, 251904)
+    assert pd.isna(first["peak_memory_bytes"])
+    assert (stalled["status"], stalled["diverged_step"], stalled["loss"]) == ("diverged", 200, 4.5)
+    assert math.isnan(stalled["val/nll"])
+    assert (failed["status"], failed["seed"]) == ("failed", 3)
+    assert pd.isna(failed["loss"])
+    assert pd.isna(failed["steps"])
+    assert set(frame["data.mixed"]) == {"1", "a", '{"b":[2]}'}
+
+
+def test_the_rows_of_several_grids_have_the_reference_of_each(make_grid, outcome):
+    axes = {SEED: [1, 2], PRESET: ["post_ln", "pre_ln"], WARMUP: [0, 60]}
+    first = make_grid(outcome, axes, name="a")
+    second = make_grid(outcome, axes, name="b", sensitivity={"reference_warmup": 0})
+    frame = results_frame(together([read_results(first.folder), read_results(second.folder)]))
+    assert frame.groupby("group")["reference_warmup"].unique().map(list).to_dict() == {
+        "grid=a": [60],
+        "grid=b": [0],
+    }
+
+
+def test_nothing_finished_is_a_table_of_what_is_planned(make_grid):
+    frame = results_frame(read_results(make_grid(lambda axes: "waiting").folder))
+    assert set(frame["status"]) == {"waiting"}
+    assert len(frame) == 30
+    assert frame["val/nll"].dropna().empty
+
+
+def test_a_row_for_each_validation(make_grid):
+    ends = {1: 2.0, 2: None, 3: "failed", 4: "waiting"}
+    fake = make_grid(lambda axes: ends[axes[SEED]], {SEED: [1, 2, 3, 4], WARMUP: [0, 60]})
+    grid = read_results(fake.folder)
+    frame = validations_frame(grid)
+    assert len(frame) == 4 * 4  # four cells with a log, four validations each
+    for cell in grid.cells:
+        own = frame[frame["id"] == cell.id]
+        assert dict(zip(own["step"], own["val/nll"], strict=True)) == cell.curve("val/nll")
+        assert set(own["warmup"]) <= {cell.warmup}
+    assert frame["tokens"].dropna().empty
+
+
+def test_the_tokens_and_seconds_of_a_validation(make_grid):
+    fake = make_grid(lambda axes: 2.0, {SEED: [1]})
+    rows = ["step,train/tokens,train/seconds,val/nll,val/bleu", "50,400,1.5,,", "50,,,3.0,"]
+    rows += ["75,,,2.75,", "100,800,3.0,2.5,7.5", "100,,,2.25,", "120,900,3.5,,", ""]
+    (fake.run(fake.cells[0]) / "metrics.csv").write_text("\n".join(rows))
+    frame = validations_frame(read_results(fake.folder))
+    assert frame["step"].tolist() == [50, 75, 100]
+    assert frame["val/nll"].tolist() == [3.0, 2.75, 2.25]  # of a step logged twice, the last
+    assert frame["tokens"].fillna(-1).tolist() == [400, -1, 800]
+    assert frame["seconds"].fillna(-1).tolist() == [1.5, -1, 3.0]
+    assert frame["val/bleu"].fillna(-1).tolist() == [-1, -1, 7.5]
+
+
+def test_no_validation_is_an_empty_table(make_grid):
+    fake = make_grid(lambda axes: 2.0, {SEED: [1]}, curves=False)
+    (fake.run(fake.cells[0]) / "metrics.csv").write_text("")
+    frame = validations_frame(read_results(fake.folder))
+    assert len(frame) == 0
+    assert {"id", "step", "tokens", "val/nll"} <= set(frame)
+
+
+def test_curve(make_grid):
+    (cell,) = read_results(make_grid(lambda axes: 2.0, {SEED: [1]}).folder).cells
+    curve = cell.curve("val/nll")
+    assert list(curve) == [50, 100, 150, 200]
+    assert curve[200] == 2.0
+    assert list(cell.curve("train/nll"))[:3] == [1, 2, 5]
+    assert cell.curve("no/such") == {}
+
+
+def test_a_folder_that_is_no_grid(tmp_path):
+    with pytest.raises(UserError, match=r"nothing: holds no grid.yaml"):
+        read_results(tmp_path / "nothing")
+    (tmp_path / "grid.yaml").write_text("name: a\n")
+    with pytest.raises(UserError, match=r"holds no plan.json"):
+        read_results(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "message"),
+    [
+        ("plan.json", "{", r"plan.json: torn or damaged: not valid JSON"),
+        ("plan.json", "[]", r"plan.json: expected a JSON object, found list"),
+        ("plan.json", '{"schema": 2, "cells": []}', r"plan.json: field 'name' is missing"),
+        ("grid.yaml", "a: [", r"grid.yaml: torn or damaged: its last line has no end"),
+    ],
+)
+def test_a_broken_file_is_named(make_grid, file, text, message):
+    fake = make_grid(lambda axes: 2.0, {SEED: [1]})
+    (fake.folder / file).write_text(text)
+    with pytest.raises(UserError, match=message) as caught:
+        read_results(fake.folder)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_result_of_another_cell_is_damage(make_grid):
+    fake = make_grid(lambda axes: 2.0, {SEED: [1, 2]})
+    path = fake.run(fake.cells[0]) / "result.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "id": "f" * 16}))
+    grid = read_results(fake.folder)
+    assert [cell.state for cell in grid.cells] == ["damaged", "ok"]
+    assert [cell.name for cell in grid.finished] == [fake.cells[1]["name"]]
+    assert damaged_files(grid) == [
+        f"{path}: id: '{'f' * 16}' is not the planned {fake.cells[0]['id']}"
+    ]
+
+
+def test_what_a_newer_version_made_is_refused(make_grid):
+    fake = make_grid(lambda axes: 2.0, {SEED: [1]})
+    paths = (fake.run(fake.cells[0]) / "result.json", fake.folder / "plan.json")
+    for path in paths:
+        path.write_text(json.dumps({**json.loads(path.read_text()), "schema": 99}))
+        with pytest.raises(UserError, match=f"{path.name}: schema 99: made by a newer version"):
+            read_results(fake.folder)
+
+
+@pytest.mark.parametrize(
+    ("nll", "told", "outcome", "loss", "capped"),
+    [
+        (2.0, None, "trained", 2.0, False),
+        (5.5, "not_yet_learned", "not_yet_learned", 4.5, True),
+        (4.48, "not_yet_learned", "not_yet_learned", 4.48, False),
+        (4.48, None, "stalled", 4.5, False),
+        (None, None, "non_finite", 4.5, False),
+    ],
+)
+def test_how_a_cell_ended(make_grid, nll, told, outcome, loss, capped):
+    fake = make_grid(lambda axes: nll, {SEED: [1]})
+    if told is not None:
+        edit(fake, 0, status="ok", diverged=None, outcome=told)
+    (cell,) = read_results(fake.folder).cells
+    assert (cell.outcome, cell.loss, cell.capped) == (outcome, loss, capped)
+    assert results_frame(read_results(fake.folder)).loc[0, "outcome"] == outcome
+
+
+def edit(fake, number, **changes):
+    path = fake.run(fake.cells[number]) / "result.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "said"),
+    [
+        ("metrics.csv", b"step,val/nll\n1,3x5\n", "damaged: line 2 is not a row of numbers"),
+        ("metrics.csv", b"step,val/nll\n1,3.5\n2,", "torn: its last line has no end"),
+        ("metrics.csv", b"step,val/nll\n1e99,3.5\n", "damaged: line 2 has the step 1e99"),
+        ("metrics.csv", b"step,val/nll\n-1,3.5\n", "damaged: line 2 has the step -1"),
+        ("metrics.csv", b"\x00\xff\n", "torn or damaged: not a table of numbers"),
+        ("probes.csv", b"step\n1\n", "torn or damaged: no column 'quantity'"),
+        (
+            "probes.csv",
+            b"step,quantity,stack,layer,head,value\n1,a,b,x,,2\n",
+            "line 2 is not a row",
+        ),
+        ("probes.csv", b"step,quantity,stack,layer,head,value\n1,a,b\n", "line 2 is not a row"),
+        ("hypotheses.txt", b"\xff\n", "damaged: 'utf-8' codec can't decode"),
+        ("hypotheses.txt", b"ein\nzwei", "torn: its last line has no end"),
+        ("block.json", b'{"encoder": []}', "damaged: encoder is not a stack of blocks"),
+        ("env.json", b"{", "torn or damaged: not valid JSON"),
+    ],
+)
+def test_a_damaged_file_of_a_run_leaves_its_result(make_grid, name, data, said):
+    fake = make_grid(lambda axes: 2.0, {SEED: [1]})
+    path = fake.run(fake.cells[0]) / name
+    path.write_bytes(data)
+    grid = read_results(fake.folder)
+    (line,) = damaged_files(grid)
+    assert line.startswith(f"{path}: ")
+    assert said in line
+    assert grid.finished[0].sound(name) is None
+    if name == "metrics.csv":
+        assert grid.finished[0].curve("val/nll") == {}
+        assert validations_frame(grid).empty
+
+
+@pytest.mark.parametrize(
+    ("file", "changes", "said"),
+    [
+        ("plan.json", {"axes": []}, "axes: expected lists by dotted key, found '[]'"),
+        ("plan.json", {"cells": {}}, "cells: expected a list"),
+        ("plan.json", {"cells": ["a"]}, "cells[0]: expected a cell, found 'a'"),
+        ("plan.json", {"cells": [{"id": "a", "name": "../a"}]}, "cells[0].name: expected the name"),
+        ("plan.json", {"cells": [{"id": "a"}]}, "field 'cells[0].name' is missing"),
+        (
+            "plan.json",
+            {"cells": [{"id": "a", "name": "a", "axes": {"x": 1}}]},
+            "cells[0].axes: expected an axis of the plan, found 'x'",
+        ),
+        (
+            "plan.json",
+            {"cells": [{"id": "a", "name": "a", "axes": {SEED: "one"}}]},
+            "seed_everything: expected a number, found 'one'",
+        ),
+        ("plan.json", {"schema": 99}, "schema 99: made by a newer version"),
+        ("grid.yaml", {"metric": {"mode": "most"}}, "metric.mode: expected 'min' or 'max'"),
+        ("grid.yaml", {"sensitivity": {"reference_warmup": "60"}}, "reference_warmup: expected a"),
+        ("grid.yaml", {"base_config": 3}, "base_config: expected a mapping, found '3'"),
+        ("grid.yaml", {"published": [{"paper": "a"}]}, "published[0]: expected texts for paper"),
+    ],
+)
+def test_a_wrong_field_of_the_plan_or_the_grid_file_is_named(make_grid, file, changes, said):
+    fake = make_grid(lambda axes: 2.0, {SEED: [1]})
+    path = fake.folder / file
+    path.write_text(json.dumps({**yaml.safe_load(path.read_text()), **changes}) + "\n")
+    with pytest.raises(UserError) as caught:
+        read_results(fake.folder)
+    assert str(caught.value).startswith(f"{path}: ")
+    assert said in str(caught.value)
+
+
+def test_a_damaged_config_is_passed_over_for_the_next(make_grid):
+    fake = make_grid(lambda axes: 2.0, {SEED: [1, 2]})
+    path = fake.run(fake.cells[0]) / "config.yaml"
+    path.write_bytes(b"\xff\n")
+    grid = read_results(fake.folder)
+    assert grid.setting("model.schedule.coupling") == "decoupled"
+    (line,) = damaged_files(grid)
+    assert line.startswith(f"{path}: torn or damaged: not valid YAML")

@@ -1,0 +1,234 @@
+"""Intervals, tests and power against SciPy, against enumeration, and against the truth."""
+
+# pyright: reportAttributeAccessIssue=false
+# SciPy's results of tests carry their fields at run time only.
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from sacrebleu.metrics.bleu import BLEU
+from scipy import stats
+
+from benchmarks import coverage
+from lightning_app.report.statistics import (
+    DRAWS,
+    FEW_SEEDS,
+    bleu_difference,
+    bootstrap_interval,
+    bootstrap_intervals,
+    detectable,
+    ended_alike,
+    fieller_interval,
+    fieller_intervals,
+    holm_values,
+    power,
+    t_interval,
+    t_intervals,
+    t_quantile,
+    wilson_interval,
+    wilson_intervals,
+)
+
+
+@pytest.fixture
+def draws() -> np.ndarray:
+    """Fifty lists of seven values."""
+    return np.random.default_rng(3).lognormal(0.2, 0.5, (50, 7))
+
+
+def test_t_is_scipys(draws):
+    low, high, p = t_intervals(draws - 1.2)
+    test = stats.ttest_1samp(draws - 1.2, 0, axis=1)
+    ends = test.confidence_interval(0.95)
+    assert low == pytest.approx(ends.low)
+    assert high == pytest.approx(ends.high)
+    assert p == pytest.approx(test.pvalue)
+    assert t_interval(list(draws[4] - 1.2)) == pytest.approx((low[4], high[4], p[4]))
+
+
+def test_paired_differences_are_scipys_paired_test(draws):
+    other = draws[::-1] + 0.3
+    p = t_intervals(draws - other)[2]
+    assert p == pytest.approx(stats.ttest_rel(draws, other, axis=1).pvalue)
+
+
+def test_wilson_is_scipys():
+    for count in (1, 3, 5, 10, 40):
+        low, high = wilson_intervals(np.arange(count + 1), count)
+        for failed in range(count + 1):
+            ends = stats.binomtest(failed, count).proportion_ci(0.95, "wilson")
+            assert (low[failed], high[failed]) == pytest.approx((ends.low, ends.high))
+            assert wilson_interval(failed, count) == (low[failed], high[failed])
+
+
+def test_fieller_ends_where_the_t_test_turns(draws):
+    below = draws[::-1] + 1.0
+    low, high = fieller_intervals(draws, below)
+    for ends in (low, high):
+        test = stats.ttest_1samp(draws - ends[:, None] * below, 0, axis=1)
+        assert test.pvalue == pytest.approx(0.05)
+    assert (low < draws.mean(axis=1) / below.mean(axis=1)).all()
+    assert fieller_interval(list(draws[0]), list(below[0])) == pytest.approx((low[0], high[0]))
+
+
+def test_holm_is_the_closed_test_of_bonferroni():
+    """Holm 1979: p of a hypothesis is the largest Bonferroni p of all sets that hold it."""
+    draw = np.random.default_rng(5)
+    for _ in range(20):
+        p = draw.uniform(0, 0.6, 5) ** 2
+        sets = [s for size in range(1, 6) for s in itertools.combinations(range(5), size)]
+        closed = [
+            max(min(1.0, len(s) * p[list(s)].min()) for s in sets if i in s) for i in range(5)
+        ]
+        assert holm_values(p) == pytest.approx(closed)
+
+
+def test_holm_leaves_out_what_was_not_tested():
+    rows = [[0.04, math.nan, 0.01, 0.03], [math.nan, math.nan, 0.5, 0.2]]
+    wanted = [[0.06, math.nan, 0.03, 0.06], [math.nan, math.nan, 0.5, 0.4]]
+    assert holm_values(rows) == pytest.approx(np.array(wanted), nan_ok=True)
+    assert np.isnan(holm_values([math.nan, math.nan])).all()
+    assert holm_values([]).size == 0
+
+
+def test_the_bootstrap_is_a_loop_over_resamples(draws):
+    """Against SciPy's t statistic of every resample, the same ones."""
+    values = draws[0]
+    drawn = np.random.default_rng(1987).integers(7, size=(DRAWS, 7))
+    centre, error = values.mean(), stats.sem(values)
+    t = []
+    for rows in drawn:
+        again = values[rows]
+        spread = np.ptp(again) > 0
+        infinite = math.copysign(math.inf, again.mean() - centre)
+        t.append((again.mean() - centre) / stats.sem(again) if spread else infinite)
+    lowest, highest = np.sort(t)[[49, 1949]]
+    wanted = centre - highest * error, centre - lowest * error
+    assert bootstrap_interval(list(values)) == pytest.approx(wanted)
+    several = bootstrap_intervals(draws)
+    assert (several[0][0], several[1][0]) == pytest.approx(wanted)
+
+
+def test_no_bootstrap_from_few_seeds_or_from_none_that_differ():
+    few = [0.1 * i for i in range(FEW_SEEDS - 1)]
+    assert all(math.isnan(end) for end in bootstrap_interval(few))
+    assert all(math.isnan(end) for end in bootstrap_interval([1.0] * 8))
+    # four of five the same: a third of the resamples are constant, no quantile is finite
+    assert all(math.isnan(end) for end in bootstrap_interval([0.0, 0.0, 0.0, 0.0, 1.0]))
+
+
+@pytest.mark.parametrize("count", [2, 3, 5, 10, 30])
+@pytest.mark.parametrize("comparisons", [1, 3, 23])
+def test_power_is_scipys_noncentral_t(count, comparisons):
+    edge = t_quantile(count, comparisons)
+    assert edge == pytest.approx(stats.t.isf(0.025 / comparisons, count - 1))
+    for ncp in (0.5, 2.0, 6.0):
+        far = stats.nct.sf(edge, count - 1, ncp)
+        far += np.nan_to_num(stats.nct.cdf(-edge, count - 1, ncp))  # NaN where it is nothing
+        assert power(ncp, count, comparisons) == pytest.approx(far, abs=1e-4)
+    assert power(0.0, count, comparisons) == pytest.approx(0.05 / comparisons, abs=1e-4)
+    ncp = detectable(0.3, count, comparisons) / 0.3 * math.sqrt(count)
+    assert power(ncp, count, comparisons) == pytest.approx(0.8)
+
+
+def test_detectable_by_simulation():
+    """3 seeds, Holm over 23: where SciPy's own noncentral t gives up."""
+    draw = np.random.default_rng(2)
+    shifted = 2.0 * draw.standard_normal((20_000, 3)) + detectable(2.0, 3, 23)
+    found = (t_intervals(shifted)[2] < 0.05 / 23).mean()
+    assert found == pytest.approx(0.8, abs=0.01)  # 3.5 standard errors
+    assert math.isnan(detectable(1.0, 1))
+    assert math.isnan(detectable(0.0, 5))
+
+
+def test_intervals_that_do_not_exist():
+    assert all(math.isnan(value) for value in t_interval([1.0]))
+    assert all(math.isnan(value) for value in t_interval([0.3, 0.1 + 0.2, 0.3]))
+    assert all(math.isnan(value) for value in fieller_interval([1.0], [2.0]))
+    # A denominator that may be zero: the set of ratios is unbounded.
+    assert all(math.isnan(value) for value in fieller_interval([1.0, 2.0, 3.0], [-1.0, 0.5, 1.0]))
+    assert wilson_interval(0, 1) == pytest.approx((0.0, 0.793450), abs=1e-6)
+
+
+def test_who_ended_alike():
+    assert ended_alike([[True, True], [False, False], [True, False]]).tolist() == [
+        True,
+        True,
+        False,
+    ]
+
+
+SENTENCES = [f"the {a} saw the {b} in the garden" for a in ("dog", "cat") for b in "abcde"]
+
+
+def test_bleu_by_enumeration():
+    """The share of all 2^10 swaps whose difference is larger than the one seen."""
+    first = [text.replace("garden", "park") if i % 3 else text for i, text in enumerate(SENTENCES)]
+    second = [text.replace("saw", "sees a") if i % 2 else text for i, text in enumerate(SENTENCES)]
+    metric = BLEU(lowercase=True)
+
+    def score(texts: list[str]) -> float:
+        return metric.corpus_score(texts, [SENTENCES]).score
+
+    seen = abs(score(first) - score(second))
+    larger = 0
+    for swap in itertools.product((False, True), repeat=10):
+        one = [b if s else a for s, a, b in zip(swap, first, second, strict=True)]
+        two = [a if s else b for s, a, b in zip(swap, first, second, strict=True)]
+        larger += abs(score(one) - score(two)) > seen + 1e-9
+    found = bleu_difference(first, second, SENTENCES, trials=4000)
+    assert (found.first, found.second) == pytest.approx((score(first), score(second)))
+    assert found.difference == pytest.approx(score(first) - score(second))
+    assert found.p == pytest.approx(larger / 1024, abs=0.03)  # about 4 standard errors
+    assert "ar:4000" in found.signature
+    assert found == bleu_difference(first, second, SENTENCES, trials=4000)
+
+
+def test_bleu_of_a_run_against_itself_is_no_finding():
+    found = bleu_difference(SENTENCES, SENTENCES, SENTENCES, trials=100)
+    assert found.difference == 0.0
+    assert found.p == 1.0
+    one = [SENTENCES[0].replace("saw", "heard"), *SENTENCES[1:]]
+    assert bleu_difference(one, SENTENCES, SENTENCES, trials=100).p == 1.0
+    with pytest.raises(ValueError, match="10, 9 and 10"):
+        bleu_difference(SENTENCES, SENTENCES[1:], SENTENCES)
+
+
+def test_coverage_in_short():
+    """The program with 1,000 grids a kind: every interval over seeds, within Monte-Carlo error.
+
+    Tails of 4 standard errors. That of one arm's mean loss is known to hold less under skew.
+    """
+    rng = np.random.default_rng(11)
+    for kind in coverage.KINDS:
+        for seeds in coverage.SEEDS:
+            for row in coverage.intervals(kind, seeds, 1000, rng, rest=False):
+                alone = row.what.startswith("loss of one arm") and kind == "skewed"
+                lowest = 0.90 if alone else coverage.LOW
+                assert lowest - 4 * row.error < row.rate < coverage.HIGH + 4 * row.error, row
+                if kind == "normal" and row.what.endswith(", t"):
+                    assert abs(row.rate - 0.95) < 4 * row.error, row
+
+
+def test_intervals_over_mixed_endings_do_not_hold():
+    whole, alike = coverage.mixtures(5, 0.1, 1000, np.random.default_rng(13))
+    assert whole.rate < 0.5
+    assert alike.holds
+
+
+def test_wilson_holds_on_average_and_not_everywhere():
+    for seeds in coverage.SEEDS:
+        _, exact = coverage.wilson_coverage(seeds)
+        assert 0.95 < exact.mean() < 0.96
+        assert 0.82 < exact.min() < 0.84
+
+
+def test_tokenised_text_is_no_reason_to_warn(caplog):
+    lines = [f"{sentence} ." for sentence in SENTENCES * 10]
+    assert len(lines) >= 100
+    bleu_difference(lines, lines[1:] + lines[:1], lines, tokenize="none", trials=10)
+    assert caplog.messages == []
+    bleu_difference(lines, lines[1:] + lines[:1], lines, tokenize="13a", trials=10)
+    assert "tokenized period" in caplog.text  # here it may be a mistake

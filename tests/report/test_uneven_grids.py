@@ -1,0 +1,273 @@
+"""Grids whose parts have other rates, names or entropies: none is taken for another."""
+
+import json
+import math
+import random
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from lightning_app.config.tree import label
+from lightning_app.core.errors import UserError
+from lightning_app.report.comparisons import comparisons, effects
+from lightning_app.report.facts import state_counts
+from lightning_app.report.figures.need import loss_by_rate
+from lightning_app.report.figures.sheet import Part
+from lightning_app.report.limits import limits
+from lightning_app.report.results import read_results, stray_runs, together
+from lightning_app.report.warmup import sensitivity_scores
+from lightning_app.report.write import write, write_report
+
+PRESET = "model.block.preset"
+WARMUP = "model.schedule.warmup_steps"
+RATE = "model.optimizer.lr"
+KIND = "model.optimizer.kind"
+WIDTH = "model.architecture.model_dim"
+SEED = "seed_everything"
+AXES = {PRESET: ["pre_ln", "post_ln"], WARMUP: [0, 60], SEED: [1, 2, 3]}
+
+
+def loss(axes: Mapping[str, Any]) -> float:
+    return 2.0 + 0.3 * (axes.get(WARMUP) == 0) + random.Random(str(axes)).gauss(0.0, 0.05)
+
+
+def keep(fake: Any, wanted: Callable[[Mapping[str, Any]], bool]) -> None:
+    """Leave cells out of the plan, as `exclude:` does."""
+    path = fake.folder / "plan.json"
+    plan = json.loads(path.read_text())
+    plan["cells"] = [cell for cell in plan["cells"] if wanted(cell["axes"])]
+    path.write_text(json.dumps(plan))
+
+
+def change(fake: Any, **fields: Any) -> None:
+    path = fake.folder / "grid.yaml"
+    path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | fields))
+
+
+@pytest.mark.parametrize("by", [KIND, PRESET])
+def test_one_rate_for_each_group_or_variant(make_grid: Any, by: str) -> None:
+    rates = {"adam": 0.001, "sgd": 0.1, "pre_ln": 0.001, "post_ln": 0.1}
+    axes = {**AXES, KIND: ["adam", "sgd"], RATE: [0.001, 0.1]}
+    fake = make_grid(loss, axes, curves=False)
+    keep(fake, lambda at: at[RATE] == rates[at[by]])
+    page = write_report(fake.folder).read_text(encoding="utf-8")
+    assert "Over all learning rates" not in page
+
+
+def test_two_grids_of_one_rate_each(make_grid: Any, tmp_path: Path) -> None:
+    grids = [
+        read_results(make_grid(loss, {**AXES, RATE: [lr]}, curves=False, name=name).folder)
+        for name, lr in (("one", 0.001), ("two", 0.004))
+    ]
+    joined = together(grids)
+    assert "<h1>" in write(joined, tmp_path / "joined").read_text(encoding="utf-8")
+
+
+def test_a_comparison_in_one_of_two_grids(make_grid: Any) -> None:
+    """Their p values are corrected together, and the other grid's axes are no fault."""
+    wide = make_grid(loss, {**AXES, WIDTH: [64, 128]}, curves=False, name="wide")
+    change(wide, compare={WIDTH: 64})
+    plain = make_grid(loss, AXES, curves=False, name="plain")
+    change(plain, compare={PRESET: "pre_ln"})
+    alone = [comparisons(read_results(fake.folder)) for fake in (wide, plain)]
+    rows = comparisons(together([read_results(fake.folder) for fake in (wide, plain)]))
+    assert [row.estimate for row in rows] == [row.estimate for of in alone for row in of]
+    least = min(rows, key=lambda row: row.p)
+    assert least.p_holm == pytest.approx(min(1.0, len(rows) * least.p))
+
+
+def link(fake: Any, axis: str, other: str, values: Mapping[Any, Any]) -> None:
+    """Let an axis follow from another one, in the grid file and in the plan."""
+    keep(fake, lambda at: at[axis] == values[at[other]])
+    axes = yaml.safe_load((fake.folder / "grid.yaml").read_text())["axes"]
+    change(fake, axes={**axes, axis: {other: dict(values)}})
+
+
+@pytest.mark.parametrize("axis", [RATE, WIDTH])
+def test_an_axis_that_follows_from_the_compared_one_is_a_part_of_its_values(
+    make_grid: Any, axis: str
+) -> None:
+    """Each preset has its own rate or width, and the grid asks which preset is better."""
+    values = {"pre_ln": 64, "post_ln": 128}
+    axes = {PRESET: list(values), axis: [64, 128], SEED: [1, 2, 3, 4, 5]}
+    fake = make_grid(loss, axes, curves=False)
+    link(fake, axis, PRESET, values)
+    (row,) = comparisons(read_results(fake.folder))
+    assert (row.value, row.baseline, row.where, row.seeds) == ("post_ln", "pre_ln", "all", 5)
+    assert row.note == ""
+
+
+def test_what_follows_from_the_variant_or_the_warm_up_makes_no_group(make_grid: Any) -> None:
+    """Otherwise no run without warm-up would have one with it, and no variant a baseline."""
+    for name, other, values in (
+        ("variant", PRESET, {"pre_ln": 64, "post_ln": 128}),
+        ("warmup", WARMUP, {0: 64, 60: 128}),
+    ):
+        fake = make_grid(loss, {**AXES, WIDTH: [64, 128]}, curves=False, name=name)
+        link(fake, WIDTH, other, values)
+        grid = read_results(fake.folder)
+        assert {cell.group for cell in grid.cells} == {"all"}
+        found = {(s.score, s.variant): s for s in sensitivity_scores(grid)}
+        assert found["delta", "post_ln"].seeds == found["interaction", "post_ln"].seeds == 3
+
+
+@pytest.mark.parametrize("axis", ["trainer.max_steps", "data.tokens_per_batch"])
+def test_runs_of_other_budgets_are_of_another_group(make_grid: Any, axis: str) -> None:
+    """No warm-up helps because the runs with it are twice as long."""
+    axes = {WARMUP: [0, 60], axis: [400, 800], SEED: [1, 2, 3]}
+    fake = make_grid(lambda of: 2.0 + of[SEED] / 9 - of[axis] / 999, axes, curves=False)
+    link(fake, axis, WARMUP, {0: 400, 60: 800})
+    grid = read_results(fake.folder)
+    assert len({cell.group for cell in grid.cells}) == 2
+    found = [score for score in sensitivity_scores(grid) if score.score == "delta"]
+    assert all(math.isnan(score.estimate) for score in found)
+
+
+def test_comparisons_use_the_names_of_the_grid_file(make_grid: Any) -> None:
+    fake = make_grid(loss, {**AXES, WIDTH: [64, 128]}, curves=False)
+    names = {PRESET: ["Pre-LN", "Post-LN"], WIDTH: ["narrow", "wide"]}
+    change(fake, compare={PRESET: "pre_ln"}, labels=names)
+    rows = comparisons(read_results(fake.folder))
+    assert {(row.value, row.baseline) for row in rows} == {("Post-LN", "Pre-LN")}
+    assert {row.where.split(", ")[-1] for row in rows} == {"narrow", "wide"}
+
+
+def test_equal_runs_have_no_spread_and_did_not_fail(make_grid: Any) -> None:
+    fake = make_grid(lambda axes: 2.0, {PRESET: ["pre_ln", "post_ln"], SEED: [1, 2]}, curves=False)
+    (row,) = comparisons(read_results(fake.folder))
+    assert (row.note, row.reading) == ("no spread", "changes nothing")
+
+
+def test_a_plan_with_a_removed_axis_is_refused(make_grid: Any) -> None:
+    fake = make_grid(loss, {**AXES, "model.rounding": [0, 1]}, curves=False)
+    with pytest.raises(UserError, match=r"plan\.json: model\.rounding: .* found 1; commit \w{7} "):
+        read_results(fake.folder)
+
+
+def test_joined_grids_keep_effects(make_grid: Any) -> None:
+    fakes = [
+        make_grid(loss, {**AXES, SEED: seeds}, curves=False, name=name)
+        for name, seeds in (("one", [1, 2, 3]), ("two", [4, 5, 6]))
+    ]
+    for fake in fakes:
+        change(fake, factors={"placement": PRESET})
+    grids = [read_results(fake.folder) for fake in fakes]
+    joined = together(grids)
+    found = effects(joined, sensitivity_scores(joined))
+    alone = [row for grid in grids for row in effects(grid, sensitivity_scores(grid))]
+    assert [row.estimate for row in found] == [row.estimate for row in alone]
+
+
+def test_a_shared_cell_that_both_grids_ran_is_a_stray_of_neither(make_grid: Any) -> None:
+    """Each has its own name for the folder of the run."""
+    one, two = (make_grid(loss, AXES, curves=False, name=name) for name in ("one", "two"))
+    path = two.folder / "plan.json"
+    plan = json.loads(path.read_text())
+    for cell in plan["cells"]:
+        (two.folder / "runs" / cell["name"]).rename(two.folder / "runs" / f"x-{cell['name']}")
+        cell["name"] = f"x-{cell['name']}"
+    path.write_text(json.dumps(plan))
+    joined = together([read_results(fake.folder) for fake in (one, two)])
+    assert [stray_runs(part) for part in joined.parts] == [None, None]
+    assert state_counts(joined).startswith("12 of 12 planned cells finished")
+
+
+def test_each_panel_has_the_entropy_of_its_own_runs(make_grid: Any) -> None:
+    axes = {**AXES, "data.name": ["first", "second"], RATE: [0.001, 0.002]}
+    fake = make_grid(loss, axes, curves=False)
+    tops = {"first": 6.5, "second": 4.5}
+    for cell in fake.cells:
+        path = fake.run(cell) / "result.json"
+        record = json.loads(path.read_text())
+        record["unigram_entropy"] = tops[cell["axes"]["data.name"]]
+        record["data"] = record["data"] | {"digest": cell["axes"]["data.name"]}
+        path.write_text(json.dumps(record))
+    grid = read_results(fake.folder)
+    drawn: dict[str, Any] = {"colours": {}, "points": 100, "figures": 12}
+    part = Part(grid=grid, cells=grid.finished, group="all", lr=None, logs={}, **drawn)
+    (sketch,) = loss_by_rate(part)
+    for axes_ in sketch.figure.axes:
+        if axes_.get_title():
+            (top,) = {
+                y
+                for line in axes_.lines
+                if line.get_linestyle() != "-"
+                for y in np.asarray(line.get_ydata(), dtype=float).tolist()
+            }
+            assert top == tops["first" if "first" in axes_.get_title() else "second"]
+    assert any(text.startswith("2 corpora, ") for text in limits(grid))
+
+
+def test_files_are_listed_that_there_are(make_grid: Any) -> None:
+    fake = make_grid(loss, AXES, curves=False)
+    page = write_report(fake.folder).read_text(encoding="utf-8")
+    shown = page.split("Files beside this page")[1].split("</ul>")[0]
+    for name in ("results.csv", "sensitivity.csv", "references.bib", "figures/"):
+        assert name in shown
+    for name in ("effects.csv", "comparisons.csv"):
+        assert name not in shown
+        assert not (fake.folder / name).exists()
+
+
+def test_ranges_of_rates_are_those_of_each_group(make_grid: Any) -> None:
+    axes = {**AXES, KIND: ["adam", "sgd"], RATE: [0.001, 0.01, 0.5, 1.5]}
+    fake = make_grid(loss, axes, curves=False)
+    keep(fake, lambda at: (at[RATE] > 0.1) == (at[KIND] == "sgd"))
+    texts = limits(read_results(fake.folder))
+    said = f"from 0.001 to 0.01 ({KIND}=adam); from 0.5 to 1.5 ({KIND}=sgd); other rates were not"
+    assert any(said in text for text in texts)
+
+
+@pytest.mark.parametrize("references", [{}, {"reference_warmup": 60}])
+def test_warmups_of_one_rate_each(make_grid: Any, references: dict[str, int]) -> None:
+    """No variant has a score over rates, and the page is written."""
+    rates = {0: 0.001, 60: 0.004}
+    fake = make_grid(loss, {**AXES, RATE: [0.001, 0.004]}, curves=False)
+    change(fake, sensitivity=references)
+    keep(fake, lambda at: at[RATE] == rates[at[WARMUP]])
+    assert "<h1>" in write_report(fake.folder).read_text(encoding="utf-8")
+    scores = [s for s in sensitivity_scores(read_results(fake.folder)) if s.variant == "pre_ln"]
+    names = [(s.score, s.lr) for s in scores if math.isnan(s.lr)]
+    assert "rate_sensitivity" in dict(names)
+    assert len(names) == len({name for name, _ in names})
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_pages_of_grids_with_holes(make_grid: Any, seed: int) -> None:
+    draw = random.Random(seed)
+    fake = make_grid(
+        loss, {**AXES, RATE: [0.001, 0.002, 0.004], KIND: ["adam", "sgd"]}, curves=False
+    )
+    left = {
+        (at, warmup, rate, kind)
+        for at in AXES[PRESET]
+        for warmup in AXES[WARMUP]
+        for rate in (0.001, 0.002, 0.004)
+        for kind in ("adam", "sgd")
+        if draw.random() < 0.4
+    }
+    keep(fake, lambda at: (at[PRESET], at[WARMUP], at[RATE], at[KIND]) in left)
+    assert "<h1>" in write_report(fake.folder).read_text(encoding="utf-8")
+
+
+def test_rates_that_print_alike_are_told_apart(make_grid: Any) -> None:
+    """In six digits both are 0.004."""
+    fake = make_grid(loss, {**AXES, RATE: [0.004, 0.00400000001]}, curves=False)
+    page = write_report(fake.folder).read_text(encoding="utf-8")
+    assert page.count("0.00400000001") > 3
+    assert [label(lr) for lr in read_results(fake.folder).rates] == ["0.004", "0.00400000001"]
+
+
+def test_a_run_that_was_cut_short_counts_nowhere(make_grid: Any) -> None:
+    fake = make_grid(loss, AXES, curves=False)
+    path = next(fake.folder.glob("runs/*/result.json"))
+    tree = json.loads(path.read_text())
+    path.write_text(json.dumps({**tree, "steps_asked": tree["steps"] + 1}))
+    grid = read_results(fake.folder)
+    (cell,) = (each for each in grid.cells if not each.finished)
+    assert cell.state == "failed"
+    assert "cut short" in (cell.error or "")

@@ -1,0 +1,228 @@
+"""Averages of weights: of the whole model, evaluated, kept, and gone on with to the last bit."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import torch
+import yaml
+
+from lightning_app.core.errors import UserError
+from lightning_app.training.checkpoint import check_checkpoint
+from lightning_app.training.config import resolve
+from lightning_app.training.module import TransformerModule
+from lightning_app.training.run import Run
+
+DECAY = 0.8
+
+
+def averaging(name: str = "EMAWeightAveraging", **arguments: Any) -> dict[str, Any]:
+    return {"class_path": f"lightning.pytorch.callbacks.{name}", "init_args": arguments}
+
+
+EMA = averaging(decay=DECAY)
+
+
+def run(
+    folder: Path,
+    cache: str,
+    *callbacks: dict[str, Any],
+    steps: int = 9,
+    checkpoint: Path | None = None,
+    **trainer: Any,
+) -> Run:
+    """A run of a tiny model with dropout, which no validation falls on."""
+    tree = yaml.safe_load(Path("ablations/base/synthetic.yaml").read_text())
+    tree["trainer"] |= {"max_steps": steps, "val_check_interval": 100, "limit_val_batches": 2}
+    tree["trainer"] |= {"enable_progress_bar": False, "enable_model_summary": False}
+    tree["trainer"] |= {"callbacks": list(callbacks), **trainer}
+    tree["model"]["architecture"] |= {"encoder_depth": 1, "decoder_depth": 1, "model_dim": 16}
+    tree["model"]["architecture"]["dropout"] = 0.2
+    tree["model"]["schedule"]["warmup_steps"] = 0
+    tree["data"] |= {"cache": cache, "tokens_per_batch": 256}
+    tree = resolve(tree, "test")
+    verified = None if checkpoint is None else check_checkpoint(checkpoint, tree["model"])
+    return Run(tree, folder=folder, checkpoint=verified, run=False)
+
+
+def fit(folder: Path, cache: str, *callbacks: dict[str, Any], **settings: Any) -> Run:
+    given = run(folder, cache, *callbacks, **settings)
+    path = settings.get("checkpoint")
+    given.fit(given.model, given.datamodule, ckpt_path=path, weights_only=True)
+    return given
+
+
+def load(folder: Path, name: str = "last") -> dict[str, Any]:
+    return torch.load(folder / "checkpoints" / f"{name}.ckpt", weights_only=True)
+
+
+class Weights(pl.Callback):
+    """The raw weights after each step, and those of each validation."""
+
+    def __init__(self) -> None:
+        self.raw: list[dict[str, torch.Tensor]] = []
+        self.evaluated: list[dict[str, torch.Tensor]] = []
+
+    @staticmethod
+    def copied(module: pl.LightningModule) -> dict[str, torch.Tensor]:
+        return {name: p.detach().clone() for name, p in module.named_parameters()}
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs, batch, batch_idx: int
+    ) -> None:
+        self.raw.append(self.copied(pl_module))
+
+    def on_validation_batch_start(
+        self, trainer, pl_module, batch, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        self.evaluated.append(self.copied(pl_module))
+
+    def average(self, steps: int) -> dict[str, torch.Tensor]:
+        """The moving average over the first steps, by its equation."""
+        average = self.raw[0]
+        for raw in self.raw[1:steps]:
+            average = {n: DECAY * average[n] + (1 - DECAY) * p for n, p in raw.items()}
+        return average
+
+
+def assert_close(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, msg=name)
+
+
+@pytest.mark.parametrize("interval", [3, 100])
+def test_all_weights_are_averaged_evaluated_and_kept(
+    tmp_path: Path, cache: str, interval: int
+) -> None:
+    """Whether a validation falls on the last step or not."""
+    given = run(tmp_path, cache, EMA, val_check_interval=interval, limit_val_batches=1)
+    weights = Weights()
+    given.trainer.callbacks.append(weights)  # pyright: ignore[reportAttributeAccessIssue]
+    given.fit(given.model, given.datamodule)
+    average, raw = weights.average(9), weights.raw[-1]
+    whole = sum(p.numel() for p in average.values())
+    moved = sum(int((average[name] != raw[name]).sum()) for name in average)
+    assert moved > 0.5 * whole  # embeddings of words that were not seen stay
+    at = [3, 6, 9] if interval == 3 else [9]
+    assert len(weights.evaluated) == len(at)
+    for step, evaluated in zip(at, weights.evaluated, strict=True):
+        assert_close(evaluated, weights.average(step))
+    assert_close(dict(given.model.named_parameters()), average)
+
+    last = load(tmp_path)
+    parameters = dict(given.model.named_parameters())
+    assert parameters.keys() <= last["state_dict"].keys()
+    assert_close(last["state_dict"], average)
+    for name in parameters:
+        assert torch.equal(last["current_model_state"][name], raw[name]), name
+    path = tmp_path / "checkpoints" / "best.ckpt"
+    best = TransformerModule.load_from_checkpoint(path, weights_only=True)
+    assert_close(dict(best.named_parameters()), weights.average(best_step(tmp_path)))
+    result = json.loads((tmp_path / "result.json").read_text())
+    evaluated = run(tmp_path / "again", cache, val_check_interval=interval, limit_val_batches=1)
+    evaluated.model.build(best.vocab_size)
+    evaluated.model.load_state_dict(last["state_dict"])
+    found = evaluated.trainer.validate(evaluated.model, evaluated.datamodule, verbose=False)
+    assert found[0]["val/nll"] == pytest.approx(result["metrics"]["val/nll"], rel=1e-6)
+
+
+def best_step(folder: Path) -> int:
+    return load(folder, "best")["global_step"]
+
+
+class Cut(pl.Callback):
+    def on_train_batch_start(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch, batch_idx: int
+    ) -> None:
+        if trainer.global_step == 7:
+            raise RuntimeError("cut short")
+
+
+@pytest.mark.filterwarnings("ignore:Checkpoint directory")
+def test_a_run_that_goes_on_averages_as_one_without_a_break(tmp_path: Path, cache: str) -> None:
+    """From the checkpoint of a validation, two steps before it was cut short."""
+    whole, part = tmp_path / "whole", tmp_path / "part"
+    fit(whole, cache, EMA, val_check_interval=5)
+    cut = run(part, cache, EMA, val_check_interval=5)
+    cut.trainer.callbacks.append(Cut())  # pyright: ignore[reportAttributeAccessIssue]
+    with pytest.raises(RuntimeError, match="cut short"):
+        cut.fit(cut.model, cut.datamodule)
+    last = part / "checkpoints" / "last.ckpt"
+    assert load(part)["global_step"] == 5
+    fit(part, cache, EMA, val_check_interval=5, checkpoint=last)
+    expected, found = load(whole), load(part)
+    for key in ("state_dict", "current_model_state", "averaging_state"):
+        assert expected[key].keys() == found[key].keys()
+        for name, value in expected[key].items():
+            assert torch.equal(found[key][name], value), (key, name)
+
+
+def test_the_model_is_the_same_whether_a_callback_sees_it_first(tmp_path: Path, cache: str) -> None:
+    """An average that is only watched changes no step."""
+    fit(tmp_path / "with", cache, EMA)
+    fit(tmp_path / "without", cache)
+    raw = load(tmp_path / "with")["current_model_state"]
+    for name, value in load(tmp_path / "without")["state_dict"].items():
+        assert torch.equal(raw[name], value), name
+
+
+@pytest.mark.parametrize(
+    ("callbacks", "settings", "message"),
+    [
+        (
+            [averaging("StochasticWeightAveraging", swa_lrs=0.1, device=None)],
+            {},
+            "test: trainer.callbacks: StochasticWeightAveraging changes the learning rate, and "
+            "validations do not use its average; use WeightAveraging or EMAWeightAveraging",
+        ),
+        (
+            [averaging("WeightAveraging"), EMA],
+            {},
+            "trainer.callbacks: WeightAveraging and EMAWeightAveraging: expected at most one "
+            "average of weights",
+        ),
+    ],
+)
+def test_averages_that_would_not_be_right_are_refused(
+    tmp_path: Path, cache: str, callbacks: list[Any], settings: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UserError) as caught:
+        run(tmp_path / "run", cache, *callbacks, **settings)
+    assert str(caught.value) == message
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_average_that_begins_too_late_is_refused(tmp_path: Path, cache: str) -> None:
+    """Its validation would be of the initial weights."""
+    late = averaging(update_starting_at_step=7)
+    for step, settings in (4, {"val_check_interval": 4}), (6, {"steps": 6}):
+        folder = tmp_path / str(step)
+        with pytest.raises(UserError) as caught:
+            fit(folder, cache, late, **settings)
+        assert str(caught.value) == (
+            f"trainer.callbacks: EMAWeightAveraging has averaged nothing by step {step}, where its "
+            "average is evaluated; let it begin before"
+        )
+        assert not (folder / "result.json").exists()
+        assert not (folder / "checkpoints").exists()
+
+
+def test_a_checkpoint_of_averages_needs_its_callback(tmp_path: Path, cache: str) -> None:
+    fit(tmp_path / "with", cache, EMA, steps=2)
+    fit(tmp_path / "without", cache, steps=2)
+    for source, callbacks, words in (
+        (
+            "with",
+            [],
+            "holds averaged weights, and trainer.callbacks has no WeightAveraging to continue",
+        ),
+        ("without", [EMA], "holds no averaged weights for EMAWeightAveraging of trainer.callbacks"),
+    ):
+        path = tmp_path / source / "checkpoints" / "last.ckpt"
+        before = sorted(tmp_path.rglob("*"))
+        with pytest.raises(UserError) as caught:
+            run(tmp_path / "next", cache, *callbacks, checkpoint=path)
+        assert str(caught.value).startswith(f"--ckpt_path {path}: {words}")
+        assert sorted(tmp_path.rglob("*")) == before
