@@ -2,11 +2,15 @@
 
 import ast
 import graphlib
+import sys
 from collections.abc import Iterator
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 
 import pytest
+
+from lightning_app.core.moved import MOVED
 
 PACKAGE = "lightning_app"
 ROOT = Path(__file__).parents[1]
@@ -141,3 +145,23 @@ def test_this_test_sees_the_imports() -> None:
     heads = ROOT / PACKAGE / "models" / "heads.py"
     assert "lightning_app.models.stack" in ours(heads)
     assert {module_name(path) for path in FILES} >= {PACKAGE, "lightning_app.blocks.block"}
+
+
+@pytest.mark.parametrize("name", MOVED)
+def test_a_former_import_path_names_the_same_module(name: str) -> None:
+    """Plug-ins and configs may name it; a class must not exist twice."""
+    with pytest.warns(DeprecationWarning, match=MOVED[name]):
+        former = import_module(f"{PACKAGE}.{name}")
+    present = import_module(f"{PACKAGE}.{MOVED[name]}")
+    assert former is present
+    assert former.__spec__ is not None
+    assert former.__spec__.name == f"{PACKAGE}.{MOVED[name]}"
+    del sys.modules[f"{PACKAGE}.{name}"]
+
+
+def test_a_module_inside_of_a_former_package_is_found() -> None:
+    with pytest.warns(DeprecationWarning, match=r"training\.callbacks\.probes"):
+        former = import_module(f"{PACKAGE}.callbacks.probes")
+    assert former is import_module(f"{PACKAGE}.training.callbacks.probes")
+    with pytest.raises(ModuleNotFoundError):
+        import_module(f"{PACKAGE}.callbacks.nothing")

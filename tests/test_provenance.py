@@ -9,7 +9,6 @@ import pytest
 
 from lightning_app.runs import provenance
 from lightning_app.runs.provenance import (
-    ABLATION,
     APART,
     checkout,
     code_digest,
@@ -41,7 +40,7 @@ def show(x, w, y=-0.0, z=1e-5, *rest):
         case Shape(size=1) | None:
             return
 '''
-DIGEST = "6b1bf56cca64a3d2"  # as 3.11, 3.12 and 3.13 have it
+DIGEST = "6987938838364897"  # as 3.11, 3.12 and 3.13 have it
 
 
 @pytest.fixture
@@ -49,9 +48,9 @@ def package(tmp_path: Path) -> Path:
     folder = tmp_path / "package"
     for name in (
         "blocks/norm.py",
-        "ablation/run.py",
-        "ablation/status_command.py",
-        "analysis/bleu.py",
+        "training/run.py",
+        "grids/plan.py",
+        "report/texts.py",
     ):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(SYNTAX, encoding="utf-8")
@@ -102,8 +101,8 @@ def test_words_and_layout_are_no_other_version(package: Path, old: str, new: str
 
 def test_files_that_change_no_number_are_no_other_version(package: Path) -> None:
     before = code_digest(package)
-    assert edit(package, "2**20", "2**21", "ablation/status_command.py") == before
-    assert edit(package, "2**20", "2**21", "analysis/bleu.py") == before
+    assert edit(package, "2**20", "2**21", "grids/plan.py") == before
+    assert edit(package, "2**20", "2**21", "report/texts.py") == before
     (package / "blocks" / "notes.md").write_text("words")
     assert code_digest(package) == before
 
@@ -126,13 +125,47 @@ def test_constants_and_expressions_are_another_version(package: Path, old: str, 
     assert edit(package, old, new) != before
 
 
-def test_new_files_and_names_are_another_version(package: Path) -> None:
-    digests = [code_digest(package), edit(package, "2**20", "2**21", "ablation/run.py")]
+def test_new_code_is_another_version(package: Path) -> None:
+    digests = [code_digest(package), edit(package, "2**20", "2**21", "training/run.py")]
     (package / "averaging.py").write_text("decay = 0.9\n")
     digests.append(code_digest(package))
-    (package / "averaging.py").rename(package / "blocks" / "averaging.py")
+    (package / "averaging.py").write_text("decay = 0.9\ndecay = 0.9\n")
     digests.append(code_digest(package))
     assert len(set(digests)) == 4
+
+
+def test_a_definition_may_move(package: Path) -> None:
+    """Into another file, with its imports; another definition of its name is another version."""
+    head = "from lightning_app.{} import half\n\n"
+    user = (
+        "def use(x):\n    from lightning_app.blocks.parts import other\n    return half(other(x))\n"
+    )
+    half, other = "def half(x):\n    return x / 2\n", "def other(x):\n    return x\n"
+    (package / "blocks" / "parts.py").write_text(half + other)
+    (package / "models.py").write_text(head.format("blocks.parts") + user)
+    before = code_digest(package)
+    (package / "blocks" / "parts.py").write_text(other)
+    (package / "blocks" / "halves.py").write_text(half)
+    (package / "models.py").write_text(head.format("blocks.halves") + user)
+    assert code_digest(package) == before
+    (package / "blocks" / "halves.py").write_text(half.replace("2", "3"))
+    assert code_digest(package) != before
+
+
+def test_which_of_two_definitions_is_imported_counts(tmp_path: Path) -> None:
+    package = tmp_path / "lightning_app"
+    (package / "blocks").mkdir(parents=True)
+    for name in ("one", "two"):
+        (package / "blocks" / f"{name}.py").write_text(
+            f"def f(x):\n    return x + len('{name}s')\n"
+        )
+    (package / "blocks" / "two.py").write_text("def f(x):\n    return x\n")
+    user = "from lightning_app.blocks.{} import f\n\ndef g(x):\n    return f(x)\n"
+    digests = set()
+    for name in ("one", "two"):
+        (package / "user.py").write_text(user.format(name))
+        digests.add(code_digest(package))
+    assert len(digests) == 2
 
 
 def test_code_that_cannot_be_parsed_counts_as_it_is(package: Path) -> None:
@@ -144,7 +177,7 @@ def test_what_trains_counts() -> None:
     """Whatever a run imports of this package is in the digest, or known to change no number."""
     files = {module_name(path): path for path in (ROOT / PACKAGE).rglob("*.py")}
     seen: set[str] = set()
-    left = [f"{PACKAGE}.ablation.run_cell"]
+    left = [f"{PACKAGE}.training.run"]
     while left:
         name = left.pop()
         if name in files and name not in seen:
@@ -152,26 +185,18 @@ def test_what_trains_counts() -> None:
             left += imports(files[name])
     names = {files[name].relative_to(ROOT / PACKAGE).as_posix() for name in seen}
     counted = {name for name in names if provenance.counts(name)}
-    assert {"blocks/attention.py", "optim.py", "ablation/run.py"} <= counted
-    harmless = {"__init__.py", "errors.py", "atomic_write.py", "hardware.py", "out_of_memory.py"}
-    harmless |= {"provenance.py", "version.py", "ablation/__init__.py", "ablation/reports.py"}
-    harmless |= {"grid_axes.py", "grid_folder.py", "run_folder.py", "run_state.py"}
+    assert {"blocks/attention.py", "models/optim.py", "training/run.py"} <= counted
+    harmless = {"__init__.py", "version.py", "probes/figures.py", "training/resolving.py"}
     harmless |= {
-        "ablation/run_identity.py",
-        "ablation/import_allowlist.py",
-        "shipped.py",
-        "probes/pictures.py",
+        f"core/{name}.py" for name in ("errors", "files", "moved", "project", "strict_yaml")
     }
-    harmless |= {"archive.py", "experiment.py", "saved.py", "records.py", "names.py"}
-    harmless |= {"bounds.py", "importing.py", "tables.py", "plugin_copies.py", "precheck.py"}
-    harmless |= {"plugin_imports.py", "plugin_files.py", "plugin_patches.py", "project.py"}
-    harmless |= {"ablation/supervision/locks.py", "ablation/supervision/stopping.py"}
-    parts = ("catalogue/", "analysis/", "identity/")  # they draw and name
-    assert {name for name in names - counted if not name.startswith(parts)} <= harmless
+    names = {name for name in names - counted if not name.startswith(("plugins/", "runs/"))}
+    parts = ("catalogue/", "report/", "config/", "grids/")  # they draw, name and supervise
+    assert {name for name in names if not name.startswith(parts)} <= harmless
 
 
 def test_what_is_named_exists() -> None:
-    for name in (*APART, *(f"ablation/{each}" for each in ABLATION)):
+    for name in APART:
         assert (ROOT / PACKAGE / name).exists(), name
 
 

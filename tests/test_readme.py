@@ -19,7 +19,8 @@ from lightning_app.config.grid import read_spec
 from lightning_app.core.project import PROJECT, read_project
 from lightning_app.plugins import KEY
 from lightning_app.training.config import resolve
-from lightning_app.training.parser import config_parser, read_config
+from lightning_app.training.parser import config_parser
+from lightning_app.training.resolving import read_config
 from tests.pages import PAGES, README, ROOT, Fenced, fenced, inline, typed
 from tests.warm import run
 

@@ -35,7 +35,8 @@ from lightning_app.training.checkpoint import (
     find_checkpoint,
 )
 from lightning_app.training.module import TransformerModule, mix
-from lightning_app.training.parser import data_module, read_config, transformer_module
+from lightning_app.training.parser import data_module, transformer_module
+from lightning_app.training.resolving import read_config
 from lightning_app.training.run import run_name
 
 FOLDER = Path("experiments") / "probe"

@@ -50,8 +50,8 @@ class _Present(Loader):
         self._name = name
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        warnings.warn(f"{spec.name} is {self._name} now", DeprecationWarning, stacklevel=2)
         module = import_module(self._name)
+        warnings.warn(f"{spec.name} is {self._name} now", DeprecationWarning, stacklevel=2)
         self._spec = module.__spec__
         return module
 

@@ -16,9 +16,8 @@ from lightning_app.report.figures.sheet import darken, png, save, styled
 from lightning_app.report.figures.write import first_figure, write_figures
 from lightning_app.report.frames import results_frame
 from lightning_app.report.packed import PACKED, pack
-from lightning_app.report.page import page
+from lightning_app.report.page import RECOMPUTE, page
 from lightning_app.report.page_parts import Contents
-from lightning_app.report.page_sections import RECOMPUTE
 from lightning_app.report.published import comparison
 from lightning_app.report.results import GridResults, read_results, stray_runs
 from lightning_app.report.tensorboard import write_index
