@@ -147,21 +147,25 @@ def test_this_test_sees_the_imports() -> None:
     assert {module_name(path) for path in FILES} >= {PACKAGE, "lightning_app.blocks.block"}
 
 
-@pytest.mark.parametrize("name", MOVED)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("name", [*MOVED, "callbacks.probes"])
 def test_a_former_import_path_names_the_same_module(name: str) -> None:
     """Plug-ins and configs may name it; a class must not exist twice."""
-    with pytest.warns(DeprecationWarning, match=MOVED[name]):
-        former = import_module(f"{PACKAGE}.{name}")
-    present = import_module(f"{PACKAGE}.{MOVED[name]}")
-    assert former is present
+    former = import_module(f"{PACKAGE}.{name}")
+    now = MOVED.get(name, f"training.{name}")
+    assert former is import_module(f"{PACKAGE}.{now}")
     assert former.__spec__ is not None
-    assert former.__spec__.name == f"{PACKAGE}.{MOVED[name]}"
+    assert former.__spec__.name == f"{PACKAGE}.{now}"
     del sys.modules[f"{PACKAGE}.{name}"]
 
 
-def test_a_module_inside_of_a_former_package_is_found() -> None:
-    with pytest.warns(DeprecationWarning, match=r"training\.callbacks\.probes"):
-        former = import_module(f"{PACKAGE}.callbacks.probes")
-    assert former is import_module(f"{PACKAGE}.training.callbacks.probes")
+def test_a_former_import_path_is_deprecated() -> None:
+    sys.modules.pop(f"{PACKAGE}.errors", None)
+    with pytest.warns(DeprecationWarning, match=r"core\.errors"):
+        import_module(f"{PACKAGE}.errors")
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_no_module_is_invented() -> None:
     with pytest.raises(ModuleNotFoundError):
         import_module(f"{PACKAGE}.callbacks.nothing")
