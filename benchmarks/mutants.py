@@ -808,8 +808,8 @@ MUTANTS = (
     mutant(
         "the id of another folder's run is not made again",
         FINISHED,
-        "if record is None or record.id != cell.id:",
-        "if record is None:",
+        "    if record.id != cell.id:",
+        "    if False:",
     ),
     mutant(
         "a config beside another identity is taken",
@@ -1670,12 +1670,6 @@ MUTANTS = (
         "replaced(under, key, given[key]), (), dict(tree))",
     ),
     mutant(
-        "a table of runs leaves reruns out",
-        API_GRIDS,
-        "    cells = grid.cells + grid.reruns\n    frame",
-        "    cells = grid.cells\n    frame",
-    ),
-    mutant(
         "a table of runs takes a running cell for one cut short",
         API_GRIDS,
         'and runs_now(cell.folder):\n        return "running"',
@@ -1808,12 +1802,6 @@ MUTANTS = (
         at("commands/test_show.py"),
         "else right - left",
         "else left - right",
-    ),
-    mutant(
-        "two runs without an id are the same experiment",
-        at("commands/test_show.py"),
-        "None if None in (left.id, right.id) else left.id == right.id",
-        "left.id == right.id",
     ),
     mutant(
         "values of another type are equal",
