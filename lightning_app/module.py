@@ -1,8 +1,9 @@
 """The one LightningModule: a thin system around a plain model and its objective."""
 
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import lightning.pytorch as pl
 import numpy as np
@@ -13,6 +14,7 @@ from lightning_app.blocks.auxiliary import AuxiliaryTerms, at_step, auxiliary_te
 from lightning_app.blocks.block import Block
 from lightning_app.blocks.block_config import BlockConfig
 from lightning_app.bounds import check_accumulation
+from lightning_app.config.schema import read
 from lightning_app.hardware import keep_freed_blocks
 from lightning_app.logging_steps import is_logged
 from lightning_app.models.admin_init import needs_profiling, profile
@@ -85,7 +87,8 @@ class TransformerModule(pl.LightningModule):
     `Trainer.predict` `predicted` has the text of every row of the split, on every rank.
 
     Args:
-        block: The wiring: a preset and single axes on top of it.
+        block: The wiring: a preset and single axes on top of it. This and the other parts may be
+            mappings, as in a config.
         architecture: The sizes.
         objective: The task, such as translation, and how it is evaluated.
         optimizer: The optimizer.
@@ -104,11 +107,11 @@ class TransformerModule(pl.LightningModule):
 
     def __init__(
         self,
-        block: BlockConfig = BlockConfig(),
-        architecture: ArchitectureConfig = ArchitectureConfig(),
-        objective: ObjectiveConfig = ObjectiveConfig(),
-        optimizer: OptimizerConfig = OptimizerConfig(),
-        schedule: ScheduleConfig = ScheduleConfig(),
+        block: BlockConfig | Mapping[str, Any] = BlockConfig(),
+        architecture: ArchitectureConfig | Mapping[str, Any] = ArchitectureConfig(),
+        objective: ObjectiveConfig | Mapping[str, Any] = ObjectiveConfig(),
+        optimizer: OptimizerConfig | Mapping[str, Any] = OptimizerConfig(),
+        schedule: ScheduleConfig | Mapping[str, Any] = ScheduleConfig(),
         compile: Literal["none", "blocks"] = "none",
         rounding: int = 0,
         init_from: str | None = None,
@@ -116,30 +119,31 @@ class TransformerModule(pl.LightningModule):
         init_args: dict[str, Any] | None = None,
     ) -> None:
         super().__init__()
-        parts = {
-            "block": block,
-            "architecture": architecture,
-            "objective": objective,
-            "optimizer": optimizer,
-            "schedule": schedule,
+        parts: dict[str, Any] = {
+            name: read(kind, given, at=f"model.{name}") if isinstance(given, Mapping) else given
+            for name, kind, given in (
+                ("block", BlockConfig, block),
+                ("architecture", ArchitectureConfig, architecture),
+                ("objective", ObjectiveConfig, objective),
+                ("optimizer", OptimizerConfig, optimizer),
+                ("schedule", ScheduleConfig, schedule),
+            )
         }
-        # Plain values, so that a checkpoint loads with weights_only=True; Lightning rebuilds the
-        # module from them through the named instantiator.
+        # Plain values, so that a checkpoint loads with weights_only=True.
         hyperparameters: dict[str, Any] = {name: asdict(part) for name, part in parts.items()}
-        hyperparameters["_instantiator"] = "lightning.pytorch.cli.instantiate_module"
         if class_path is not None:
             named = {"class_path": class_path, "init_args": init_args}
             hyperparameters |= {**named, **(init_args or {})}
         self.save_hyperparameters(hyperparameters, logger=False)
-        self.block = block
-        self.architecture = architecture
-        self.schedule = schedule
-        self.optimizer = optimizer
+        self.block: BlockConfig = parts["block"]
+        self.architecture: ArchitectureConfig = parts["architecture"]
+        self.schedule: ScheduleConfig = parts["schedule"]
+        self.optimizer: OptimizerConfig = parts["optimizer"]
         self.compilation = compile
         self.rounding = rounding
         self.init_from = init_from
         self.parent_name: str | None = None  # what the id of the run says of its parent
-        self.objective = build_task(objective)
+        self.objective = build_task(parts["objective"])
         self.model: torch.nn.Module | None = None
         self.vocab_size = 0
         self.profiled = False
@@ -152,6 +156,27 @@ class TransformerModule(pl.LightningModule):
         self.part_sums = PartSums()
         self.validation_parts: dict[str, list[Any]] = {}
         self.predicted: dict[int, Any] = {}
+
+    @classmethod
+    def load_from_checkpoint(  # pyright: ignore[reportIncompatibleMethodOverride]
+        cls, checkpoint_path: Any, map_location: Any = None, **changed: Any
+    ) -> Self:
+        """Return the module of a checkpoint, also of one that names LightningCLI's instantiator.
+
+        Args:
+            checkpoint_path: The file.
+            map_location: Where the weights go; None: where they were.
+            changed: Arguments of the module in place of those in the checkpoint. Only plain values
+                are read, whatever `weights_only` says.
+        """
+        changed.pop("weights_only", None)
+        saved = torch.load(checkpoint_path, map_location=map_location, weights_only=True)
+        arguments = {k: v for k, v in saved["hyper_parameters"].items() if k != "_instantiator"}
+        module = cls(**{**arguments, **changed})
+        module.on_load_checkpoint(saved)
+        module.load_state_dict(saved["state_dict"])
+        devices = (value.device for value in saved["state_dict"].values())
+        return module.to(next(devices, torch.device("cpu")))
 
     def ensure_built(self) -> None:
         """Build the model for the Trainer's data, if it does not exist yet."""

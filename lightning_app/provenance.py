@@ -35,19 +35,18 @@ APART = (
     *("__init__.py", "__main__.py", "archive.py", "atomic_write.py", "bounds.py", "cli.py"),
     *("errors.py", "experiment.py", "grid_axes.py", "grid_folder.py", "hardware.py"),
     *(
-        "importing.py",
+        "launcher.py",
         "mixtures.py",
-        "names.py",
         "out_of_memory.py",
         "plugin_copies.py",
         "plugin_files.py",
         "plugin_imports.py",
         "plugin_patches.py",
-        "precheck.py",
         "project.py",
     ),
     *("provenance.py", "records.py", "run_folder.py", "run_state.py", "saved.py"),
     *("shipped.py", "tables.py", "version.py"),
+    *("config/__init__.py", "config/schema.py", "config/sources.py"),
     *("probes/figures.py", "probes/pictures.py"),
 )
 """Folders and files of the package that cannot change a number of a run. All others count, so that

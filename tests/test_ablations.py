@@ -12,7 +12,7 @@ from lightning_app.ablation.cells import cell_tree
 from lightning_app.ablation.grid_spec import read_spec
 from lightning_app.ablation.plan import expand
 from lightning_app.ablation.run_cell import run_cell
-from lightning_app.config import resolve
+from lightning_app.config.config import resolve
 from lightning_app.experiment import identity_of
 from tests import questions, tables
 from tests.documents import write_books

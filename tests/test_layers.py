@@ -16,6 +16,9 @@ MODEL = {"blocks", "models", "objectives", "optim"}
 RUN = {*MODEL, "data", "tasks", "datamodule", "probes", "callbacks", "module"}
 IDENTITY = {"identity", "experiment"}
 FOLDERS = {"grid_axes", "grid_folder", "records", "run_folder", "run_state", "tables"}
+CONFIG = {
+    f"config.{name}" for name in ("classes", "config", "schema", "sources", "trainer", "callbacks")
+}
 ORIGIN = {"provenance", "hardware", "mixtures"}
 # What each part may import besides itself; all but the blocks may import `errors`.
 ALLOWED: dict[str, set[str]] = {
@@ -24,7 +27,6 @@ ALLOWED: dict[str, set[str]] = {
     "errors": set(),
     "atomic_write": set(),
     "registry": set(),
-    "own_class": {"plugins"},
     "strict_yaml": {"bounds"},
     "project": {"strict_yaml"},
     "plugin_files": set(),
@@ -46,12 +48,11 @@ ALLOWED: dict[str, set[str]] = {
     "provenance": {"version"},
     "hardware": {"blocks", "provenance"},
     "mixtures": {"records"},
-    "importing": set(),
     "bounds": set(),
     "scores": set(),
     "blocks": {"registry"},
     "models": {"blocks", "registry"},
-    "data": {"atomic_write", "own_class", "parent", "plugins", "registry", "scores", "task_facts"},
+    "data": {"atomic_write", "parent", "plugins", "registry", "scores", "task_facts"},
     "objectives": {"blocks", "models", "task_facts"},
     "tasks": {"blocks", "models", "objectives", "data", "scores", "task_facts"},
     "trainer_limits": set(),
@@ -63,6 +64,7 @@ ALLOWED: dict[str, set[str]] = {
     "module": {
         *MODEL,
         "bounds",
+        "config.schema",
         "hardware",
         "tasks",
         "parent_weights",
@@ -75,6 +77,7 @@ ALLOWED: dict[str, set[str]] = {
     "callbacks": {
         *MODEL,
         "bounds",
+        "config.classes",
         "tasks",
         "logging_steps",
         "probes",
@@ -85,51 +88,29 @@ ALLOWED: dict[str, set[str]] = {
         "task_facts",
         "run_folder",
     },
-    "trainer_arguments": set(),
-    "names": {"identity", "sections", "task_facts", "trainer_arguments"},
-    "sections": {*MODEL, "data", "own_class"},
-    "completion": {"names", "parser", "sections", "task_facts", "trainer_arguments"},
-    "parser": {
-        *RUN,
-        "bounds",
-        "grid_axes",
-        "identity",
-        "importing",
-        "names",
-        "own_class",
-        "run_folder",
-        "sections",
-        "strict_yaml",
-        "task_facts",
-        "trainer_arguments",
+    "config": set(),
+    "config.schema": set(),
+    "config.trainer": set(),
+    "config.arguments": {"config.schema"},
+    "config.classes": {"bounds", "config.arguments", "config.trainer", "plugins"},
+    "config.callbacks": {"bounds", "config.classes", "run_folder", "task_facts"},
+    "config.sources": {
+        *("bounds", "config.schema", "config.trainer", "grid_axes", "identity"),
+        *("plugin_copies", "strict_yaml", "task_facts"),
     },
-    "config": {
-        "callbacks",
-        "bounds",
-        "completion",
-        "data",
-        "names",
-        "own_class",
-        "parent_weights",
-        "parser",
-        "sections",
-        "task_facts",
+    "config.config": {
+        *MODEL,
+        *(f"config.{name}" for name in ("callbacks", "classes", "schema", "sources", "trainer")),
+        *("bounds", "data", "parent_weights", "task_facts"),
     },
-    "precheck": {
-        "blocks",
-        "identity",
-        "names",
-        "plugin_copies",
-        "strict_yaml",
-        "trainer_arguments",
-    },
+    "launcher": set(),
     "catalogue": {"blocks", "models", "atomic_write"},
     "shipped": set(),
-    "identity": {"atomic_write", "run_folder"},
+    "identity": {"atomic_write", "config.trainer", "run_folder"},
     "experiment": {
         *MODEL,
-        *("data", "identity", "parent", "plugins", "sections", "task_facts"),
-        "trainer_arguments",
+        *("data", "identity", "parent", "plugins", "task_facts"),
+        *("config.config", "config.schema", "config.trainer"),
     },
     "analysis": {
         *("task_facts", "scores", "atomic_write", "identity", "mixtures", "rulers", "version"),
@@ -141,23 +122,17 @@ ALLOWED: dict[str, set[str]] = {
         *ORIGIN,
         "archive",
         "bounds",
-        "config",
+        *CONFIG,
         "atomic_write",
-        "importing",
         "out_of_memory",
-        "own_class",
-        "names",
         "parent",
         "parent_weights",
-        "parser",
         "plugin_copies",
         "plugin_imports",
         "plugins",
-        "precheck",
         "project",
         "rulers",
         *FOLDERS,
-        "sections",
         "saved",
         "shipped",
         "strict_yaml",
@@ -176,21 +151,21 @@ ALLOWED: dict[str, set[str]] = {
         "ablation",
     },
     "trained": {"blocks", "models", "data", "tasks", "datamodule", "module", "records"}
-    | {"own_class", "plugin_copies", "run_folder", "saved", "task_facts"},
+    | {"config.classes", "plugin_copies", "run_folder", "saved", "task_facts"},
     "api": {
-        *("blocks", "models", "sections"),
-        *("ablation", "analysis", "grid_axes", "names", "plugins", "precheck", "run_folder"),
+        *("blocks", "models", *CONFIG),
+        *("ablation", "analysis", "grid_axes", "launcher", "plugins", "run_folder"),
         *("strict_yaml", "trained"),
     },
     "commands": {
-        *("api", "precheck", "trained"),
+        *("api", "launcher", "trained", *CONFIG),
         *RUN,
         *IDENTITY,
         *FOLDERS,
-        *("ablation", "analysis", "atomic_write", "bench", "catalogue", "config", "parser"),
-        *("names", "plugin_copies", "plugins", "project", "rulers", "saved", "sections"),
+        *("ablation", "analysis", "atomic_write", "bench", "catalogue"),
+        *("plugin_copies", "plugins", "project", "rulers", "saved"),
         *("mixtures", "shipped", "strict_yaml"),
-        *("task_facts", "theory", "trainer_arguments", "version"),
+        *("task_facts", "theory", "version"),
     },
     "cli": {"commands", "plugins"},
     "testing": {"blocks", "models", "plugins"},
@@ -207,8 +182,12 @@ NAMES = {module_name(path) for path in FILES}
 
 
 def part_of(module: str) -> str:
-    """Return the folder or file directly inside the package that holds `module`."""
-    return module.partition(".")[2].partition(".")[0]
+    """Return the folder or file directly inside the package that holds `module`.
+
+    Each module of `config` is a part: some are below the models, and some above them.
+    """
+    inside = module.partition(".")[2]
+    return inside if inside.startswith("config.") else inside.partition(".")[0]
 
 
 def imports(path: Path) -> Iterator[str]:
@@ -269,10 +248,10 @@ def test_plain_parts_do_not_know_lightning(part: str) -> None:
     assert not known & {"lightning", "jsonargparse", "optuna"}
 
 
-@pytest.mark.parametrize("part", ["trainer_arguments", "names", "sections", "completion"])
+@pytest.mark.parametrize("part", ["schema", "trainer", "sources"])
 def test_light_parts_do_not_import_lightning(part: str) -> None:
-    known = {name.partition(".")[0] for name in imports(ROOT / PACKAGE / f"{part}.py")}
-    assert not known & {"lightning", "jsonargparse"}
+    known = {name.partition(".")[0] for name in imports(ROOT / PACKAGE / f"config/{part}.py")}
+    assert not known & {"lightning", "torch"}
 
 
 def test_analysis_needs_no_torch() -> None:

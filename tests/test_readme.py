@@ -17,8 +17,9 @@ from lightning_app.blocks.presets import PRESETS
 from lightning_app.cli import main
 from lightning_app.commands.arguments import parse_arguments, plugins_of
 from lightning_app.commands.read_config import read_config
-from lightning_app.config import resolve
-from lightning_app.parser import config_parser
+from lightning_app.config.config import Config, linked, resolve
+from lightning_app.config.schema import read
+from lightning_app.config.sources import FIELDS_OF, Written
 from lightning_app.plugins import KEY
 from lightning_app.project import PROJECT, read_project
 from tests.pages import PAGES, README, ROOT, Fenced, fenced, inline, typed
@@ -53,7 +54,8 @@ def test_a_command_is_understood(command: str) -> None:
     assert args.command == plugins_of(words)[1][0]
     if args.call.__name__ == "lightning":
         rest = [word for word in args.rest if word not in ("--ckpt_path", "last")]
-        assert config_parser().parse_args(rest).trainer.max_steps > 0
+        written = Written(rest, FIELDS_OF[args.command])
+        assert read(Config, linked(written.typed(Config))).trainer.max_steps > 0
     elif getattr(args, "config", None):
         for config in [args.config] if isinstance(args.config, Path) else args.config:
             if config.name not in OF_PAGES:

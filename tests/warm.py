@@ -32,7 +32,7 @@ from typing import Any, NoReturn
 ROOT = Path(__file__).parents[1]
 cold_spawn = multiprocessing.util.spawnv_passfds
 MODULES = (
-    "lightning_app.parser",
+    "lightning_app.config.config",
     "lightning_app.ablation.run_cell",
     "lightning_app.ablation.run_command",
     "lightning_app.analysis.report",

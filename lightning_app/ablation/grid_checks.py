@@ -8,6 +8,7 @@ from itertools import product
 from typing import Any, NamedTuple
 
 from lightning_app.bounds import check_numbers, check_seed
+from lightning_app.config.classes import OWN_CLASS
 from lightning_app.errors import UserError, named, nearest
 from lightning_app.grid_axes import (
     BLOCK,
@@ -23,7 +24,6 @@ from lightning_app.grid_axes import (
     same,
     variant,
 )
-from lightning_app.own_class import OWN_CLASS
 from lightning_app.task_facts import DEFAULT_TASK, GENERAL, TASKS, task_facts
 
 PRUNERS = ("median", "hyperband")

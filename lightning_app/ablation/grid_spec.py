@@ -25,7 +25,7 @@ from lightning_app.ablation.grid_checks import (
     check_sensitivity,
     mapping,
 )
-from lightning_app.ablation.import_allowlist import check_imports
+from lightning_app.ablation.grid_classes import check_grid
 from lightning_app.errors import UserError, named, nearest
 from lightning_app.grid_axes import lookup
 from lightning_app.parent import FIELD
@@ -168,8 +168,8 @@ def _spec(
         check_cells(axes, linked, exclude)
         metric, mode = check_metric(tree.get("metric"), base_config, axes)
         sensitivity = check_sensitivity(tree.get("sensitivity"), axes)
-        check_imports(base_config, axes)
         check_config_numbers(base_config, axes)
+        check_grid(base_config, axes)
         return GridSpec(
             source=source,
             name=name,

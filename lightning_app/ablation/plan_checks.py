@@ -8,6 +8,7 @@ from lightning_app.ablation.cells import Cell, Waiting
 from lightning_app.ablation.config_tree import Tree, keys_of
 from lightning_app.ablation.grid_spec import GridSpec
 from lightning_app.bounds import classes_of, long_warmup
+from lightning_app.config.classes import OWN_CLASS
 from lightning_app.errors import UserError, nearest
 from lightning_app.grid_axes import (
     CORPUS,
@@ -23,7 +24,6 @@ from lightning_app.grid_axes import (
     value_name,
     variant,
 )
-from lightning_app.own_class import OWN_CLASS
 from lightning_app.plugins import CALLBACKS
 from lightning_app.rulers import EVALUATION, differences, in_raw_text, ruler
 from lightning_app.task_facts import DEFAULT_TASK, GENERAL, LOSS, NEXT_SENTENCE, TASKS, task_facts

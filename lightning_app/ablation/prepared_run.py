@@ -1,56 +1,96 @@
 """A run before its training: config, folder, checkpoint and data, found and checked."""
 
+import logging
+import shutil
+import warnings
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
+import lightning.pytorch as pl
+from lightning.pytorch.utilities import rank_zero_only
+
+from lightning_app import strict_yaml
 from lightning_app.ablation.checkpoint import (
     Checkpoint,
     check_checkpoint,
     check_data,
     find_checkpoint,
 )
-from lightning_app.ablation.import_allowlist import place_below
+from lightning_app.ablation.grid_classes import place_below
 from lightning_app.ablation.run_identity import check_folder, with_checkpoint
+from lightning_app.atomic_write import write_whole, writing_in
 from lightning_app.callbacks.added_loggers import Labels, label_loggers
-from lightning_app.config import check, check_rows
+from lightning_app.config.config import check_rows, data_module, model_config
 from lightning_app.data.corpus import corpus_of
 from lightning_app.data.sources import require_test
 from lightning_app.datamodule import TextDataModule
 from lightning_app.errors import UserError
 from lightning_app.experiment import cell_id, named_by_content, stacks_of
-from lightning_app.identity.record import Record
-from lightning_app.identity.relevant import leaves, without_evaluation_limits
-from lightning_app.parser import (
-    RunCLI,
-    config_parser,
-    data_module,
-    keep_numbers,
-)
-from lightning_app.plugin_copies import require_of
+from lightning_app.identity.record import Record, write_record
+from lightning_app.identity.relevant import without_evaluation_limits
+from lightning_app.plugin_copies import keep_copies, require_of
 from lightning_app.plugins import check_used, used_by
-from lightning_app.precheck import written_values
 from lightning_app.provenance import command_line, software
 from lightning_app.run_folder import RunFolder
-from lightning_app.sections import model_config
 from lightning_app.task_facts import TASKS
 from lightning_app.trainer_limits import steps_asked
 
+_NEEDLESS = (
+    ".*does not have many workers",  # batches come from memory-mapped ids: workers do not help
+    ".*smaller than the logging interval",  # we log by optimizer step, across epochs
+    "Experiment logs directory .* is not empty",  # it belongs to the same attempt
+    "Checkpoint directory .* exists and is not empty",  # it belongs to the same run
+    ".*srun. command is available on your system but is not used",  # the supervisor uses it
+    ".*recommended to use `self.log.*sync_dist=True",  # metrics are equal on every rank before
+    ".*is deprecated, use `isinstance.treespec",  # Lightning's own call of torch
+    "You're using the WeightAveraging callback, but loading",  # the averaged weights are evaluated
+    # RMSNorm under autocast has a weight of 32 bits, so torch uses its exact, unfused form.
+    "Mismatch dtype between input and weight.*Cannot dispatch to fused implementation",
+)
+"""Warnings of Lightning and torch that do not apply to this program."""
 
-class PreparedRun(RunCLI):
-    """LightningCLI that finds and checks what a run needs before its folder is made.
+
+class _Advertisement(logging.Filter):
+    """Leave out Lightning's tips, which recommend other products of its makers."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return "Tip: " not in record.getMessage()
+
+
+_NO_TIPS = _Advertisement()
+
+
+def quiet() -> None:
+    """Leave out what Lightning says beside the point, and all but warnings until a run begins."""
+    for message in _NEEDLESS:
+        warnings.filterwarnings("ignore", message=message)
+    logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(_NO_TIPS)
+    set_chatter(logging.WARNING)
+
+
+def set_chatter(level: int) -> None:
+    """Set how much Lightning says."""
+    for name in ("lightning.pytorch", "lightning.fabric"):
+        logging.getLogger(name).setLevel(level)
+
+
+class PreparedRun:
+    """What a run needs, found and checked before its folder is made.
 
     Args:
-        args: Command-line arguments, or a config tree where `run` is False.
+        tree: The complete config.
+        command: `fit`, `validate`, `test` or `predict` on the command line; None for a cell.
+        ckpt_path: The checkpoint that the command names: a file, ``last`` or ``best``.
         folder: The run folder; None means ``trainer.default_root_dir`` or, without it, a folder
             under ``experiments/fit/runs`` whose name is made from the config.
         attempt: The number of this attempt; None for the next number in the folder.
-        checkpoint: The checkpoint from which a run from a config tree continues; a command line
-            has ``--ckpt_path`` for it.
-        data: The data of a run from a config tree, if they are already open.
+        checkpoint: The checkpoint from which a cell continues.
+        data: The data of a cell, if they are already open.
         pruned_by: The metric that is reported at validations; None without a pruner.
         slot: The devices and threads that a supervisor gave the run, for the result.
-        command: The command line that started the run; None for that of this process.
+        words: The command line that started the run; None for that of this process.
         again: Whether to train a finished run again, whose result is then replaced.
 
     Attributes:
@@ -60,81 +100,57 @@ class PreparedRun(RunCLI):
 
     def __init__(
         self,
-        args: Any,
+        tree: dict[str, Any],
         *,
+        command: str | None = None,
+        ckpt_path: str | None = None,
         folder: Path | None = None,
         attempt: int | None = None,
         checkpoint: Checkpoint | None = None,
         data: TextDataModule | None = None,
         pruned_by: str | None = None,
         slot: Mapping[str, Any] | None = None,
-        command: Sequence[str] | None = None,
+        words: Sequence[str] | None = None,
         again: bool = False,
-        **kwargs: Any,
     ) -> None:
+        quiet()
+        self.tree = tree
+        self.command = command
         self._again = again
-        self._software = {**software(), "command": command_line(command)}
-        self._given = folder
+        self._software = {**software(), "command": command_line(words)}
         self._pruned_by = pruned_by
         self._slot = slot
         self._checkpoint = checkpoint
         self._data = data
-        self._attempt = attempt
         self.predictions: list[str] = []
-        words = args if isinstance(args, list) else []
-        self._written = dict(leaves(args)) if isinstance(args, dict) else written_values(words)
-        self._command = args[0] if isinstance(args, list) and args else None
-        super().__init__(args, **kwargs)
-
-    def subcommands(self) -> dict[str, set[str]]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Return the given command alone: to build the parser of each takes a while."""
-        known = RunCLI.subcommands()
-        return {name: known[name] for name in [self._command] if name in known} or known
-
-    def setup_parser(
-        self,
-        add_subcommands: bool,
-        main_kwargs: dict[str, Any],
-        subparser_kwargs: dict[str, Any],
-    ) -> None:
-        """Without a subcommand use the parser that the fork server has built."""
-        if add_subcommands:
-            super().setup_parser(add_subcommands, main_kwargs, subparser_kwargs)
-        else:
-            self.parser = config_parser()
-
-    def before_instantiate_classes(self) -> None:
-        """Find all mistakes that can be found before a folder is created."""
-        super().before_instantiate_classes()
-        keep_numbers(self._written, self.tree)
-        check(self.tree, trains=self._trains)
-        self.monitored = TASKS[self.tree["model"]["objective"]["kind"]].monitored
-        corpus = corpus_of(self.tree["data"])
-        stacks = stacks_of(self.tree)
-        self.used = used_by(self.tree, stacks)
+        pl.seed_everything(tree["seed_everything"], workers=True)
+        self.monitored = TASKS[tree["model"]["objective"]["kind"]].monitored
+        corpus = corpus_of(tree["data"])
+        stacks = stacks_of(tree)
+        self.used = used_by(tree, stacks)
         check_used(self.used)
-        self.record = Record.of(named_by_content(self.tree), stacks, corpus)
+        self.record = Record.of(named_by_content(tree), stacks, corpus)
         self.id = self.record.id
-        root = self.tree["trainer"]["default_root_dir"]
-        usual = Path("experiments/fit/runs") / run_name(self.tree)
-        path = self._given or (Path(root) if root else usual)
-        self.folder = RunFolder(path)
-        self.attempt: int = self._attempt or self.folder.last_attempt() + 1
+        root = tree["trainer"]["default_root_dir"]
+        usual = Path("experiments/fit/runs") / run_name(tree)
+        self.folder = RunFolder(folder or (Path(root) if root else usual))
+        self.attempt: int = attempt or self.folder.last_attempt() + 1
         self.attempt_folder = self.folder.attempt(self.attempt)
-        self._find_checkpoint()
+        self._find_checkpoint(ckpt_path)
         self._open_data()
-        if self.subcommand == "fit":  # a cell has its own folder and checkpoint
+        if command == "fit":  # a cell has its own folder and checkpoint
             checksum = self.corpus.meta["checksum"]
-            there = check_folder(self.folder, self.record, self.tree, checksum, self.resumed)
+            there = check_folder(self.folder, self.record, tree, checksum, self.resumed)
             if self._checkpoint is not None:
                 path = self._checkpoint.path
                 self.record = with_checkpoint(self.record, there, path, self.folder)
                 self.id = self.record.id
             self._refuse_finished()
-        if self.subcommand is None:  # a cell
-            place_below(self.folder.added, self._get(self.config, "trainer"))
+        self._section = deepcopy(tree["trainer"])  # of the Trainer; config.yaml keeps the tree
+        if command is None:  # a cell
+            place_below(self.folder.added, self._section)
         if self._trains:
-            label_loggers(self._get(self.config, "trainer.logger"), self._labels())
+            label_loggers(self._section["logger"], self._labels())
 
     def _refuse_finished(self) -> None:
         """Refuse to train a finished run from step 0, which would remove its result."""
@@ -168,10 +184,9 @@ class PreparedRun(RunCLI):
 
     @property
     def _trains(self) -> bool:
-        return self.subcommand in (None, "fit")
+        return self.command in (None, "fit")
 
-    def _find_checkpoint(self) -> None:
-        given = self._get(self.config, "ckpt_path")
+    def _find_checkpoint(self, given: str | None) -> None:
         if given is not None:
             path = find_checkpoint(given, self.folder.path)
             require_of(path)
@@ -186,9 +201,8 @@ class PreparedRun(RunCLI):
                     f"--ckpt_path {path}: model.rounding {model['rounding']} changes initial "
                     "values, which this checkpoint of another run replaces; 0 is right"
                 )
-            self.config[str(self.subcommand)]["ckpt_path"] = str(path)
         elif self._checkpoint is None and not self._trains:
-            raise UserError(f"{self.subcommand}: --ckpt_path is needed: a file, 'last' or 'best'")
+            raise UserError(f"{self.command}: --ckpt_path is needed: a file, 'last' or 'best'")
         self.resumed_step = 0 if self._checkpoint is None else self._checkpoint.step
 
     def _open_data(self) -> None:
@@ -196,7 +210,7 @@ class PreparedRun(RunCLI):
         if self._data is None:
             self._data = data_module(self.tree["data"])
             self._data.check_floor()
-            if self.subcommand in ("test", "predict"):
+            if self.command in ("test", "predict"):
                 require_test(self._data.config)
             if self._checkpoint is not None:
                 check_data(self._checkpoint, self._data)
@@ -207,6 +221,22 @@ class PreparedRun(RunCLI):
             # How many steps the epochs have is known now.
             steps = steps_asked(trainer, len(self._data.train_dataloader()))
             model_config(self.tree["model"]).schedule.check(steps)
+
+    @rank_zero_only
+    def _prepare_folder(self) -> None:
+        """Reserve the folder for this run; a run from step 0 removes earlier curves."""
+        if self.folder.config.exists():
+            self.folder.result.unlink(missing_ok=True)
+            if not self.resumed:
+                for old in self.folder.path.glob("events.out.tfevents.*"):
+                    old.unlink()
+                for old in self.folder.checkpoints.glob("*.ckpt"):
+                    shutil.rmtree(old) if old.is_dir() else old.unlink()
+        with writing_in(self.folder.path):
+            self.attempt_folder.path.mkdir(parents=True, exist_ok=True)
+        keep_copies(self.folder, self.used)
+        write_record(self.folder.path, self.record)
+        write_whole(self.folder.config, strict_yaml.dump_yaml(self.tree))
 
 
 def run_name(tree: Mapping[str, Any]) -> str:

@@ -1,35 +1,27 @@
 """The functions that a grid calls to run cells. Slow to import: only children import it."""
 
-from pydoc import locate
 from typing import Any
 
 import torch
 import torch.utils.tensorboard  # the logger would import it in every cell
-from jsonargparse import set_parsing_settings
 
 from lightning_app.ablation import run_cell as trainer
 from lightning_app.ablation.here import here
-from lightning_app.ablation.import_allowlist import CLASSES, callback_paths
-from lightning_app.ablation.resolving import parse_cell as parse
-from lightning_app.ablation.resolving import resolve_cell as resolve
 from lightning_app.ablation.supervision.distributed import join_process_group
 from lightning_app.ablation.supervision.process import Job
-from lightning_app.config import check_rows
+from lightning_app.config.config import check_rows, resolve
 from lightning_app.data.corpus import resolved_data
 from lightning_app.data.prepare import find
 from lightning_app.data.prepare import prepare as prepare_corpus
 from lightning_app.experiment import Identity, identity_of, of_today
-from lightning_app.parser import config_parser
 from lightning_app.provenance import software
-from lightning_app.sections import PARTS, parts_of
 from lightning_app.task_facts import TASKS
 from lightning_app.tasks.base import task_class
 
-__all__ = ["count_devices", "here", "identify", "parse", "prepare", "resolve", "run_cell"]
+__all__ = ["count_devices", "here", "identify", "prepare", "resolve", "run_cell"]
 
 for name in TASKS:
     task_class(name)  # imported now: every cell needs one
-config_parser()  # built once: every cell inherits it from the fork server
 software()  # read now: the cells run this code, even if files are edited later
 
 
@@ -59,20 +51,8 @@ def count_devices() -> int:
     return torch.cuda.device_count()
 
 
-def import_only_known_classes() -> None:
-    """Make the parser of this process refuse every class that a grid file may not name.
-
-    It imports the dataclasses of a config, too, where one is a member of a union.
-    """
-    known = [*map(locate, CLASSES), *set().union(*map(parts_of, PARTS.values()))]
-    defined = [f"{kind.__module__}.{kind.__qualname__}" for kind in known if isinstance(kind, type)]
-    named = [*CLASSES, *callback_paths(), *defined]
-    set_parsing_settings(import_path_denylist=["*"], import_path_allowlist=named)
-
-
 def run_cell(job: Job, rank: int) -> None:
     """Train a cell as one of its ranks, from the config in its folder."""
-    import_only_known_classes()
     if job.slot.devices > 1:
         accelerator = job.tree.get("trainer", {}).get("accelerator", "auto")
         join_process_group(rank, job.slot.devices, job.record.meeting, accelerator)

@@ -1,13 +1,12 @@
-"""One run: LightningCLI with a run folder, for `ablate fit` and for the cells of a grid."""
+"""One run in its folder, for `ablate fit` and for the cells of a grid."""
 
+import logging
 import math
-import shutil
 import warnings
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import asdict
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
@@ -16,9 +15,8 @@ from lightning.pytorch.callbacks import ModelCheckpoint, ModelSummary
 from lightning.pytorch.utilities import rank_zero_only, rank_zero_warn
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
-from lightning_app import strict_yaml
-from lightning_app.ablation.checkpoint import copy_whole, with_whole_checkpoints
-from lightning_app.ablation.prepared_run import PreparedRun
+from lightning_app.ablation.checkpoint import checkpoints, copy_whole, with_whole_checkpoints
+from lightning_app.ablation.prepared_run import PreparedRun, set_chatter
 from lightning_app.ablation.reports import last_report
 from lightning_app.ablation.run_output import (
     device_name,
@@ -28,7 +26,7 @@ from lightning_app.ablation.run_output import (
     write_result,
 )
 from lightning_app.ablation.supervision.locks import run_lock
-from lightning_app.atomic_write import write_whole, writing_in
+from lightning_app.atomic_write import write_whole
 from lightning_app.bounds import long_warmup
 from lightning_app.callbacks.added_loggers import Hyperparameters, added_loggers, close_loggers
 from lightning_app.callbacks.averaging import BeforeAveraging, check_averaging
@@ -44,17 +42,16 @@ from lightning_app.callbacks.rank_consistency import Agreement
 from lightning_app.callbacks.save_on_signal import SaveOnInterrupt
 from lightning_app.callbacks.tensorboard_logger import Events
 from lightning_app.callbacks.throughput import Progress, Throughput, WallClock
+from lightning_app.config.classes import made_fields
+from lightning_app.config.config import data_module, transformer_module
 from lightning_app.errors import UserError
-from lightning_app.identity.record import write_record
 from lightning_app.parent import FIELD, origin_of
 from lightning_app.parent_weights import NothingToFineTune
-from lightning_app.plugin_copies import keep_copies
 from lightning_app.plugin_imports import window
 from lightning_app.plugins import KEY, check_used, digests
 from lightning_app.provenance import PACKAGES, foreign_classes
 from lightning_app.records import CUT_SHORT, SCHEMA, SIGNATURES
 from lightning_app.run_state import words_of_short
-from lightning_app.task_facts import Monitored
 from lightning_app.trainer_limits import check_ranks, steps_asked
 
 
@@ -69,64 +66,53 @@ def _status(outcome: Outcome) -> str:
 
 
 class Run(PreparedRun):
-    """LightningCLI with a run folder: loggers, checkpoints and callbacks point into it.
+    """A run with its module, its data and its Trainer, whose files all lie in its folder.
 
     It takes the arguments of `PreparedRun`.
     """
 
-    def after_instantiate_classes(self) -> None:
-        super().after_instantiate_classes()
-        if self.subcommand is not None:  # the supervisor starts the ranks of a cell
+    def __init__(self, tree: dict[str, Any], **how: Any) -> None:
+        self._held = ExitStack()
+        super().__init__(tree, **how)
+        self.datamodule = data_module(tree["data"])
+        self.model = transformer_module(tree["model"])
+        self.trainer = self._make_trainer()
+        set_chatter(logging.INFO)
+        if self.command is not None:  # the supervisor starts the ranks of a cell
             check_ranks(self.trainer)
         self.datamodule.corpus = self.corpus
         if self._trains:
-            self.model.parent_name = self.record.config.get(FIELD)
-            path, averaged = None, False
-            if self._checkpoint is not None:
-                path, averaged = self._checkpoint.path, self._checkpoint.averaged
-            check_averaging(self.trainer, path, averaged)
-            if self.subcommand is not None and self.trainer.is_global_zero:
-                self._held.enter_context(run_lock(self.folder))
-                self._refuse_finished()  # it may have finished since
-            self._prepare_folder()
-            steps = steps_asked(self.tree["trainer"], len(self.datamodule.train_dataloader()))
-            if warning := long_warmup(self.model.schedule.warmup_steps, steps):
-                rank_zero_warn(warning)
-            stacks = self.model.architecture.stacks(self.model.block)
-            if any(block.keeps_skip_of_identity for s in stacks.values() for block in s.blocks):
-                rank_zero_warn(
-                    "identity value or output projections combined with an attention skip: He & "
-                    "Hofmann 2023 (2311.01906, figure 20) found that this trains worse"
-                )
+            self._begin()
 
-    @rank_zero_only
-    def _prepare_folder(self) -> None:
-        """Reserve the folder for this run; a run from step 0 removes earlier curves."""
-        if self.folder.config.exists():
-            self.folder.result.unlink(missing_ok=True)
-            if not self.resumed:
-                for old in self.folder.path.glob("events.out.tfevents.*"):
-                    old.unlink()
-                for old in self.folder.checkpoints.glob("*.ckpt"):
-                    shutil.rmtree(old) if old.is_dir() else old.unlink()
-        with writing_in(self.folder.path):
-            self.attempt_folder.path.mkdir(parents=True, exist_ok=True)
-        keep_copies(self.folder, self.used)
-        write_record(self.folder.path, self.record)
-        write_whole(self.folder.config, strict_yaml.dump_yaml(self.tree))
+    def _begin(self) -> None:
+        """Check what needs the Trainer, and take the folder."""
+        self.model.parent_name = self.record.config.get(FIELD)
+        path, averaged = None, False
+        if self._checkpoint is not None:
+            path, averaged = self._checkpoint.path, self._checkpoint.averaged
+        check_averaging(self.trainer, path, averaged)
+        if self.command is not None and self.trainer.is_global_zero:
+            self._held.enter_context(run_lock(self.folder))
+            self._refuse_finished()  # it may have finished since
+        self._prepare_folder()
+        steps = steps_asked(self.tree["trainer"], len(self.datamodule.train_dataloader()))
+        if warning := long_warmup(self.model.schedule.warmup_steps, steps):
+            rank_zero_warn(warning)
+        stacks = self.model.architecture.stacks(self.model.block)
+        if any(block.keeps_skip_of_identity for s in stacks.values() for block in s.blocks):
+            rank_zero_warn(
+                "identity value or output projections combined with an attention skip: He & "
+                "Hofmann 2023 (2311.01906, figure 20) found that this trains worse"
+            )
 
-    def before_instantiate_classes(self) -> None:
-        self._held = ExitStack()
-        super().before_instantiate_classes()
-
-    def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
+    def _make_trainer(self) -> pl.Trainer:
         self.divergence = DivergenceMonitor(self.monitored)
         self.throughput = Throughput()
         self.clock = WallClock()
         self._best: ModelCheckpoint | None = None
         callbacks: list[pl.Callback] = []
-        settings = dict(self._get(self.config_init, "trainer"))
-        settings |= {k: v for k, v in self.tree["trainer"].items() if type(v) in (int, float)}
+        # Classes in no table were imported when the config was completed.
+        settings = made_fields(self._section, imports=True)
         given = settings["callbacks"] or []
         given = given if isinstance(given, list) else [given]
         if self._trains:
@@ -141,7 +127,7 @@ class Run(PreparedRun):
             callbacks += [GainLogger(), progress]
             callbacks += [Agreement(self.id), Pictures()]
             before = BeforeAveraging(self.divergence, self.folder.checkpoint("last"))
-            settings["callbacks"] = [before, *given]
+            given = [before, *given]
             if self._pruned_by is not None:
                 files = (self.attempt_folder.reports, self.attempt_folder.stop)
                 callbacks.append(Pruning(self._pruned_by, *files))
@@ -174,28 +160,55 @@ class Run(PreparedRun):
         settings["profiler"] = settings["profiler"] or Unprofiled()
         settings["plugins"] = with_whole_checkpoints(settings["plugins"])
         # An evaluation leaves the folder of its run as it is.
-        root = str(self.folder) if self._trains else None
-        settings |= {**kwargs, "default_root_dir": root}
+        settings["default_root_dir"] = str(self.folder) if self._trains else None
+        settings["callbacks"] = [*given, *callbacks]
         try:
-            return self._instantiate_trainer(settings, callbacks)
+            return pl.Trainer(**settings)
         except (MisconfigurationException, ValueError, ZeroDivisionError) as error:
             raise UserError(f"trainer: {error}") from error
 
-    def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:
-        # Our checkpoints hold plain values, and a foreign checkpoint must not run code.
-        return {**super()._prepare_subcommand_kwargs(subcommand), "weights_only": True}
-
-    def fit(self, model: Any, datamodule: Any, ckpt_path: str | None = None, **kwargs: Any) -> None:
+    def fit(self) -> None:
         """Train, decide the outcome, evaluate the test split, and write the files of the run."""
         corpus = filter(None, (self.tree["data"][name] for name in ("root", "cache")))
         with self._held, window("run", [self.folder.path, self.corpus.folder, *corpus]):
-            self._fit(model, datamodule, ckpt_path, **kwargs)
+            self._fit(self.model, self.datamodule)
 
-    def _fit(self, model: Any, datamodule: Any, ckpt_path: str | None, **kwargs: Any) -> None:
+    def evaluate(self, *, verbose: bool = True) -> None:
+        """Evaluate the checkpoint: the validation split, or the test split for `test`."""
+        evaluate = self.trainer.test if self.command == "test" else self.trainer.validate
+        evaluate(
+            self.model,
+            datamodule=self.datamodule,
+            ckpt_path=self._checkpoint_file(),
+            verbose=verbose,
+            weights_only=True,
+        )
+
+    def predict(self) -> None:
+        """Keep one prediction for each row, in the order of the split, on the first rank."""
+        self.trainer.predict(
+            self.model,
+            datamodule=self.datamodule,
+            ckpt_path=self._checkpoint_file(),
+            weights_only=True,
+        )
+        if self.trainer.is_global_zero:
+            self.predictions = [text for _, text in sorted(self.model.predicted.items())]
+
+    def _checkpoint_file(self) -> str | None:
+        return None if self._checkpoint is None else str(self._checkpoint.path)
+
+    def _fit(self, model: Any, datamodule: Any) -> None:
         trainer = self.trainer
         started = datetime.now(UTC)
         try:
-            trainer.fit(model, datamodule=datamodule, ckpt_path=ckpt_path, **kwargs)
+            # Our checkpoints hold plain values, and a foreign checkpoint must not run code.
+            trainer.fit(
+                model,
+                datamodule=datamodule,
+                ckpt_path=self._checkpoint_file(),
+                weights_only=True,
+            )
         except Pruned as pruned:
             self._check_plugins()
             self._leave_pruned(pruned.step, started)
@@ -218,7 +231,7 @@ class Run(PreparedRun):
         asked = self._asked(datamodule)
         finite = self.divergence.divergence is None
         short = finite and 0 <= trainer.global_step < asked
-        if short and self.subcommand is None:
+        if short and self.command is None:
             raise CutShort(self._shortness(asked))  # no result of a grid
         if trainer.global_step >= self._most(asked):
             raise UserError(
@@ -373,26 +386,3 @@ class Run(PreparedRun):
         first = 1 if self.resumed else self.attempt
         attempts = map(self.folder.attempt, range(first, self.attempt + 1))
         write_whole(self.folder.metrics, join_metrics([each.metrics for each in attempts]))
-
-    def predict(self, model: Any, datamodule: Any, **kwargs: Any) -> None:
-        """Keep one prediction for each row, in the order of the split, on the first rank."""
-        self.trainer.predict(model, datamodule=datamodule, **kwargs)
-        if self.trainer.is_global_zero:
-            self.predictions = [text for _, text in sorted(model.predicted.items())]
-
-
-def checkpoints(folder: Path, monitored: Monitored) -> tuple[ModelCheckpoint, ModelCheckpoint]:
-    """Keep ``checkpoints/best.ckpt``, by what the task monitors, and ``checkpoints/last.ckpt``.
-
-    Each has its own callback: with `save_last`, Lightning writes the last only if it is the best.
-    The best comes first, since the last checkpoint contains its score.
-    """
-    where = {"dirpath": folder / "checkpoints", "enable_version_counter": False}
-    best = ModelCheckpoint(
-        filename="best",
-        monitor=monitored.metric,
-        mode=monitored.mode,
-        auto_insert_metric_name=False,
-        **where,
-    )
-    return best, ModelCheckpoint(filename="last", **where)

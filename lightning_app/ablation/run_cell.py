@@ -9,8 +9,8 @@ from lightning.pytorch.utilities import rank_zero_only
 from lightning_app import strict_yaml
 from lightning_app.ablation.checkpoint import checkpoint_of_cell
 from lightning_app.ablation.run import Run
+from lightning_app.config.config import data_module
 from lightning_app.experiment import cell_id
-from lightning_app.parser import data_module
 from lightning_app.run_folder import RunFolder
 
 
@@ -55,11 +55,9 @@ def run_cell(
             data=data,
             pruned_by=pruned_by,
             slot=slot,
-            command=command,
-            run=False,
+            words=command,
         )
-        resumed = None if checkpoint is None else str(checkpoint.path)
-        run.fit(run.model, run.datamodule, ckpt_path=resumed, weights_only=True)
+        run.fit()
     if rank == 0:
         folder.trim_checkpoints(keep)
 

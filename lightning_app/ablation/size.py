@@ -8,13 +8,13 @@ from typing import Any
 from torch import nn
 
 from lightning_app.blocks.block_config import BlockConfig
+from lightning_app.config.config import model_config
 from lightning_app.data.corpus import resolved_data
 from lightning_app.data.prepare import prepare
 from lightning_app.models.auxiliary_heads import add_heads
 from lightning_app.models.counting import count_parameters
 from lightning_app.models.heads import ArchitectureConfig
 from lightning_app.objectives.base import ObjectiveConfig
-from lightning_app.sections import model_config
 from lightning_app.tasks.base import build_task
 
 

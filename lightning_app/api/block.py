@@ -5,8 +5,14 @@ from typing import Any, NamedTuple, final
 
 from torch import Tensor, nn
 
-from lightning_app.api.axes import Wiring, refused, wiring
-from lightning_app.api.inputs import check_memory, memory_mask, self_mask
+from lightning_app.api.inputs import (
+    Wiring,
+    check_memory,
+    memory_mask,
+    refused,
+    self_mask,
+    wiring,
+)
 from lightning_app.blocks.block import Block as WiredBlock
 from lightning_app.blocks.block import BlockSpec, Call, Carries, CrossAttentionInput, Sizes
 from lightning_app.blocks.block_config import BlockConfig

@@ -5,9 +5,15 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from lightning_app.api.axes import Wiring, refused, wiring
 from lightning_app.api.block import check_peer, check_trainable, check_whole, sizes_of
-from lightning_app.api.inputs import check_memory, memory_mask, self_mask
+from lightning_app.api.inputs import (
+    Wiring,
+    check_memory,
+    memory_mask,
+    refused,
+    self_mask,
+    wiring,
+)
 from lightning_app.blocks.auxiliary import auxiliary_terms
 from lightning_app.blocks.block_config import BlockConfig
 from lightning_app.blocks.feed_forward import Activation

@@ -26,7 +26,7 @@ from lightning_app.commands.options import (
     add_translate,
 )
 from lightning_app.errors import UserError, nearest
-from lightning_app.names import SECTIONS
+from lightning_app.grid_axes import SECTIONS
 from lightning_app.version import __version__
 
 LIGHTNING = {

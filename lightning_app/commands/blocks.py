@@ -82,7 +82,7 @@ def config_command(
 ) -> int:
     """Print the stacks of a config with overrides, or write their picture."""
     from lightning_app.commands.read_config import read_config
-    from lightning_app.sections import model_config
+    from lightning_app.config.config import model_config
 
     model = model_config(read_config(config, overrides)["model"])
     decoder: Side = "decoder alone" if model.architecture.kind == "decoder" else "decoder"

@@ -204,9 +204,14 @@ def probe(args: argparse.Namespace) -> int:
         configs = probed_configs(args.run, checkpoint, args.rest)
     if not configs:
         raise UserError("probe: --config FILE is needed, or --run RUN, or --theory")
-    from lightning_app.precheck import precheck
+    from lightning_app.config.sources import Written
 
-    precheck(configs, args.rest)
+    for config in configs:
+        Written(["--config", str(config), *args.rest])  # finds mistakes before torch is imported
+    from lightning_app.commands.read_config import read_config
+
+    for config in configs:
+        read_config(config, args.rest)  # finds mistakes before Lightning is imported
     from lightning_app.commands.probe import probe_command
 
     return probe_command(

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from lightning_app.config.sources import options_of
 from lightning_app.errors import UserError, named, nearest
 from lightning_app.plugin_copies import require
-from lightning_app.precheck import options_of
 from lightning_app.records import Unsound, read_result, read_yaml
 from lightning_app.run_folder import NAMED, RunFolder
 
@@ -144,7 +144,7 @@ def checked_config_of(folder: RunFolder) -> Path:
 
     The folder may come from somebody else. Raises `UserError`.
     """
-    from lightning_app.ablation.import_allowlist import check_config
+    from lightning_app.ablation.grid_classes import check_config
 
     path = config_of(folder)
     require(folder.path)

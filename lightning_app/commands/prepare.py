@@ -50,6 +50,6 @@ def shipped_data(name: str) -> DataConfig:
 def read_data(config: Path) -> DataConfig:
     """Return the completed `data` section of a user's config file."""
     tree, _ = strict_yaml.read_yaml_file(config)
-    from lightning_app.config import resolve
+    from lightning_app.config.config import resolve
 
     return resolved_data(resolve(tree, str(config))["data"])

@@ -27,12 +27,12 @@ from lightning_app.ablation.display import plain_console
 from lightning_app.ablation.prepared_run import run_name
 from lightning_app.atomic_write import output_folder, write_whole
 from lightning_app.commands.read_config import read_config
+from lightning_app.config.config import data_module, transformer_module
 from lightning_app.errors import UserError
 from lightning_app.experiment import cell_id
 from lightning_app.models.admin_init import needs_profiling, profile
 from lightning_app.module import TransformerModule, mix
 from lightning_app.optim import parameter_groups
-from lightning_app.parser import data_module, transformer_module
 from lightning_app.plugin_copies import require_of
 from lightning_app.probes.figures import undrawn_curves, write_probe_figures
 from lightning_app.probes.probe import probe

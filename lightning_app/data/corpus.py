@@ -1,14 +1,13 @@
 """The digest of the corpus of a config. Fast to import: without torch and NumPy."""
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import lru_cache
 from typing import Any
 
 from lightning_app.data.config import DataConfig
 from lightning_app.data.sources import corpus_digest, corpus_stamp
 from lightning_app.data.splits import Splits
-from lightning_app.own_class import CLASS_FIELDS
 
 
 def corpus_of(section: Mapping[str, Any], fetch: bool = True) -> str | None:
@@ -32,7 +31,8 @@ def known_digest(config: DataConfig, fetch: bool = True) -> str | None:
 
 def resolved_data(section: Mapping[str, Any]) -> DataConfig:
     """Return the `data` section of a resolved and checked config as an object."""
-    known = {name: value for name, value in section.items() if name not in CLASS_FIELDS}
+    names = {field.name for field in fields(DataConfig)}
+    known = {name: value for name, value in section.items() if name in names}
     return DataConfig(**{**known, "splits": Splits(**known["splits"])})
 
 

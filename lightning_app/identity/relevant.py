@@ -2,13 +2,21 @@
 
 import json
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields
 from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from lightning_app.identity.trainer import trainer_defaults
+from lightning_app.config.trainer import TrainerConfig
 
 Tree = Mapping[str, Any]
+
+
+@cache
+def trainer_defaults() -> Mapping[str, Any]:
+    """Return every argument of the Trainer with its default: an older Lightning lacks some."""
+    return {field.name: field.default for field in fields(TrainerConfig)}
+
 
 _IRRELEVANT = (
     "trainer.accelerator",

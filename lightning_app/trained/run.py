@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
+from lightning_app.config.classes import named_class
 from lightning_app.data.config import DataConfig
 from lightning_app.data.corpus import resolved_data
 from lightning_app.data.tokenizer import Tokenizer, load_tokenizer, sha256
 from lightning_app.errors import UserError
-from lightning_app.own_class import named_class
 from lightning_app.plugin_copies import require, require_of
 from lightning_app.records import Unsound, read_result, read_yaml
 from lightning_app.run_folder import NAMED, RunFolder
@@ -230,15 +230,13 @@ def load_run(path: str | Path, checkpoint: str | Path = "best") -> TrainedRun:
     require_of(file)
     if folder.result.is_file():
         result_of(folder)  # refuses a run whose files were changed
-    # Lightning is imported here, so that the checks above are fast.
-    from lightning_app.module import TransformerModule
-
     stored = read_checkpoint(file, folder.path)
     data = data_state(stored)
     if data is not None and sha256(folder.tokenizer.read_bytes()) != data["tokenizer_sha256"]:
         raise UserError(f"{folder.tokenizer}: damaged, or not the tokenizer of {file.name}")
+    # Lightning is imported here, so that the checks above are fast.
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    kind = named_class("model", stored["hyper_parameters"], TransformerModule)
+    kind = named_class("model", stored["hyper_parameters"])
     module = kind.load_from_checkpoint(file, map_location=device, weights_only=True)
     assert module.model is not None
     module.model.eval()

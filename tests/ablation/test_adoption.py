@@ -19,7 +19,7 @@ from lightning_app.ablation.plan_command import plan_command
 from lightning_app.ablation.status_command import status_command
 from lightning_app.ablation.supervision.runner import current_grid
 from lightning_app.analysis.read_results import read_results as read_folder
-from lightning_app.config import resolve
+from lightning_app.config.config import resolve
 from lightning_app.data.corpus import resolved_data
 from lightning_app.data.prepare import prepare
 from lightning_app.errors import UserError

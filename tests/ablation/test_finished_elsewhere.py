@@ -23,7 +23,7 @@ from lightning_app.ablation.plan_command import plan_command
 from lightning_app.ablation.supervision.locks import supervisor_lock, turn
 from lightning_app.ablation.supervision.runner import current_grid
 from lightning_app.cli import main
-from lightning_app.config import resolve
+from lightning_app.config.config import resolve
 from lightning_app.experiment import identity_of, stacks_of
 from lightning_app.grid_folder import GridFolder
 from lightning_app.identity.record import Record, write_record

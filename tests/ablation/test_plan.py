@@ -13,8 +13,8 @@ from lightning_app.ablation.grid import Grid
 from lightning_app.ablation.grid_spec import GridSpec, read_spec
 from lightning_app.ablation.plan import DamagedPlan, Plan, expand, is_valid, load_plan, made_from
 from lightning_app.ablation.plan_checks import axis_cautions, devices_of
-from lightning_app.ablation.resolving import resolve_cell
 from lightning_app.analysis.papers import read_plan
+from lightning_app.config.config import resolve
 from lightning_app.errors import UserError
 from lightning_app.experiment import identity_of
 from lightning_app.grid_axes import variant
@@ -296,7 +296,7 @@ def planned(axes: dict[str, list[Any]], fields: dict[str, Any] | None = None) ->
     """The plan of a real grid with fields of its base changed."""
     base = cell_tree(SHORT_RUN, fields or {})
     given = grid(base_config=base, axes=axes, base_source="base.yaml")
-    return expand(given, resolve_cell, partial(identity_of, fetch=False))[0]
+    return expand(given, resolve, partial(identity_of, fetch=False))[0]
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,7 @@ import torch
 import yaml
 
 from lightning_app.ablation.checkpoint import WholeCheckpoints, checkpoint_of_cell
-from lightning_app.config import resolve
-from lightning_app.parser import data_module
+from lightning_app.config.config import data_module, resolve
 from lightning_app.run_folder import RunFolder
 from lightning_app.saved import read_checkpoint
 from tests import warm

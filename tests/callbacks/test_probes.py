@@ -26,7 +26,7 @@ from lightning_app.callbacks.probes import (
     tag,
 )
 from lightning_app.callbacks.tensorboard_logger import Events
-from lightning_app.config import resolve
+from lightning_app.config.config import resolve
 from lightning_app.experiment import cell_id
 from lightning_app.logging_steps import loss_of
 from lightning_app.models.heads import ArchitectureConfig, build_model

@@ -31,7 +31,7 @@ from lightning_app.ablation.grid_spec import read_spec
 from lightning_app.ablation.plan import expand
 from lightning_app.analysis.packed_grid import unpack
 from lightning_app.cli import main
-from lightning_app.config import resolve
+from lightning_app.config.config import resolve
 from lightning_app.experiment import identity_of
 from tests import questions, tables
 from tests.documents import write_books

@@ -24,9 +24,8 @@ import torch
 import yaml
 
 from lightning_app.blocks.presets import PRESETS
-from lightning_app.config import resolve
+from lightning_app.config.config import data_module, resolve, transformer_module
 from lightning_app.logging_steps import loss_of
-from lightning_app.parser import data_module, transformer_module
 from lightning_app.task_facts import TASKS
 
 FOLDER = Path(__file__).parent

@@ -13,13 +13,18 @@ import yaml
 
 from lightning_app.blocks import presets
 from lightning_app.blocks.stack import Stack, StackSpec
-from lightning_app.config import resolve
+from lightning_app.config.config import resolve
 from lightning_app.experiment import cell_id, identity_of, stacks_of
 from lightning_app.identity import relevant as relevance
 from lightning_app.identity.ids import experiment_id, former_id, identify
 from lightning_app.identity.record import Record, read_record, write_record
-from lightning_app.identity.relevant import leaves, pins, relevant_blocks, without_evaluation_limits
-from lightning_app.identity.trainer import trainer_defaults
+from lightning_app.identity.relevant import (
+    leaves,
+    pins,
+    relevant_blocks,
+    trainer_defaults,
+    without_evaluation_limits,
+)
 
 BASE = {"model": {"architecture": {"encoder_depth": 2, "decoder_depth": 2}}}
 STOPPING = {
@@ -38,7 +43,7 @@ def config(**fields: Any) -> dict[str, Any]:
     for key, value in fields.items():
         *above, last = key.split("__")
         reduce(lambda part, name: part.setdefault(name, {}), above, tree)[last] = value
-    return resolve(tree, "x.yaml")
+    return resolve(tree, "x.yaml", imports=True)
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +83,7 @@ def test_what_can_change_a_result_changes_the_id(fields: dict[str, Any], plain: 
         {"trainer__callbacks": [PROBE]},
         {"trainer__callbacks": [BAR, PROBE]},
         {"trainer__callbacks": []},
-        {"trainer__plugins": "lightning.pytorch.plugins.TorchCheckpointIO"},
+        {"trainer__plugins": {"class_path": "lightning.pytorch.plugins.TorchCheckpointIO"}},
         {"trainer__strategy": "ddp"},
         {"trainer__devices": 4},
         {"trainer__logger": False},

@@ -12,12 +12,12 @@ import torch
 import yaml
 
 from lightning_app import load_run, plugin_copies, plugins
+from lightning_app.ablation.grid_classes import check_config
 from lightning_app.ablation.grid_spec import read_spec
-from lightning_app.ablation.import_allowlist import check_config
 from lightning_app.ablation.plan import made_from
 from lightning_app.ablation.submit import submit_command
 from lightning_app.blocks.norm import NORM_KINDS
-from lightning_app.config import resolve
+from lightning_app.config.config import resolve
 from lightning_app.data.config import DataConfig
 from lightning_app.data.prepare import prepare
 from lightning_app.errors import UserError
@@ -48,7 +48,7 @@ def config(field: str = "", value: Any = None, more: Mapping[str, Any] | None = 
         for name in above:
             inner = inner.setdefault(name, {})
         inner[last] = of
-    return resolve(tree, "a test")
+    return resolve(tree, "a test", imports=True)
 
 
 DECODER = {"model.architecture.kind": "decoder"}
@@ -227,7 +227,7 @@ def test_a_callback_counts_and_a_grid_may_name_it(write: Write) -> None:
         check_config(trainer)
     plugin = plugins.load(str(write(PARTS)))
     check_config(trainer)
-    with pytest.raises(UserError, match="may only import listed classes"):
+    with pytest.raises(UserError, match="may only name listed classes"):
         check_config({"trainer": {"callbacks": [{"class_path": "some_parts.Callback"}]}})
     tree = {**config(), "trainer": {**config()["trainer"], "callbacks": [callback]}}
     assert plugins.used_by(tree, stacks_of(tree)) == {"some_parts": plugin.sha256}

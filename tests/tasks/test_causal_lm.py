@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from lightning_app.blocks.block_config import BlockConfig
-from lightning_app.config import resolve
+from lightning_app.config.config import resolve
 from lightning_app.data.config import CORPORA, DataConfig
 from lightning_app.data.prepare import PreparedCorpus, prepare
 from lightning_app.data.tokenizer import EOS, PAD, UNK
