@@ -1,18 +1,21 @@
 """Check that a grid with random kills and stops ends like an undisturbed grid.
 
     python benchmarks/chaos.py --seeds 1 2 3
-    python benchmarks/chaos.py --short --storage journal
+    python benchmarks/chaos.py --short
 
 Runs two grids of tiny trainings, one of single processes and one of two ranks each: first without
 any disturbance, then with faults that a seeded process injects from outside. Two supervisors of two
-workers share a PostgreSQL; with `--storage journal` there is one. If this user may make namespaces
-(root on Linux), each host is a set of network, process and mount namespaces; otherwise it is a
-process group with its own home and temporary folders.
+workers share the journal in the folder of the grid, whose last line is torn now and then, as by the
+power cut of a host that writes it. If this user may make namespaces (root on Linux), each host is a
+set of network, process and mount namespaces; otherwise it is a process group with its own home and
+temporary folders.
 
 Prints a line of JSON for each seed: the faults by kind, the attempts, the attempts without result,
 the seconds. The exit code is 1 if a cell has no result or two, if a result differs in one bit from
 the undisturbed one, or if a process, a file in a temporary folder or a listener other than loopback
-remains. The folder is then kept, and its name printed.
+remains. The folder is then kept, and its name printed. A supervisor that refuses its grid (exit
+code 2) is started again only where a fault can be the reason; without faults it is a problem at
+once.
 """
 
 import argparse
@@ -24,8 +27,6 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,7 @@ from typing import Any
 import yaml
 from chaos_checks import attempts_of, grid_problems, planned
 from chaos_faults import Faults, draw, kinds_for, sample_listeners, tear
-from chaos_hosts import SERVER, Host, Job, has_namespaces, open_hosts, wait_until_gone
+from chaos_hosts import Host, Job, has_namespaces, open_hosts, wait_until_gone
 
 PRESETS = ("post_ln", "pre_ln", "normformer", "rezero")
 WORKERS = 2
@@ -44,13 +45,10 @@ MOST_STARTS = 50  # starts of one supervisor on one grid
 
 _TRIALS = """
 import json, sys, optuna
-from optuna.storages import JournalStorage, RDBStorage
+from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 where, name = sys.argv[1:]
-if "://" in where:
-    storage = RDBStorage(where.replace("postgresql://", "postgresql+psycopg://"))
-else:
-    storage = JournalStorage(JournalFileBackend(where))
+storage = JournalStorage(JournalFileBackend(where))
 study = optuna.load_study(study_name=name, storage=storage)
 trials = [(t.state.name, t.user_attrs.get("cell")) for t in study.get_trials(deepcopy=False)]
 print("trials", json.dumps(trials))
@@ -100,53 +98,6 @@ def write_grid(root: Path, name: str, cells: int, devices: int) -> GridFile:
     return GridFile(path, cells, devices)
 
 
-class Database:
-    """`ablate storage serve` on a host, which can be ended and started again on the same port."""
-
-    def __init__(self, host: Host, folder: Path, port: int) -> None:
-        self._host = host
-        self._folder = folder
-        self._port = port
-        self._log = folder.with_suffix(".log")
-        self._again: float | None = None
-        self._job = self._start()
-        until = time.monotonic() + 60
-        while "storage: " not in self._log.read_text():
-            if time.monotonic() > until or self._job.poll() is not None:
-                raise RuntimeError(f"the database did not start:\n{self._log.read_text()}")
-            time.sleep(0.1)
-        shown = self._log.read_text().split("storage: ")[1].split()[0]
-        self.url = shown
-        self._port = int(shown.partition("@")[2].partition("/")[0].rpartition(":")[2])
-
-    def _start(self) -> Job:
-        command = [sys.executable, "-m", "lightning_app", "storage", "serve"]
-        command += ["--dir", str(self._folder), "--host", self._host.address]
-        return self._host.start([*command, "--port", str(self._port)], self._log)
-
-    def interrupt(self, how: str) -> None:
-        """End the database, `restarted` or `killed`; `tick` starts it again some seconds later."""
-        if how == "restarted":
-            self._job.send(signal.SIGTERM)
-        else:
-            self._host.kill_all()
-        self._again = time.monotonic() + 4.0
-
-    def tick(self) -> None:
-        if self._again is not None and time.monotonic() > self._again:
-            if self._job.poll() is None:
-                return
-            self._again = None
-            self._job = self._start()
-        elif self._again is None and self._job.poll() is not None:
-            raise RuntimeError(f"the database ended:\n{self._log.read_text()[-2000:]}")
-
-    def close(self) -> None:
-        self._job.send(signal.SIGTERM)
-        if self._job.wait(60) != 0:
-            raise RuntimeError(f"the database did not end well:\n{self._log.read_text()[-2000:]}")
-
-
 @dataclass
 class Turn:
     """A supervisor on a host, which is started again until its grid is finished."""
@@ -163,27 +114,19 @@ class Turn:
 class Stage:
     """A grid in a folder, the supervisors that run it, and the observed problems."""
 
-    def __init__(
-        self, root: Path, grid: GridFile, hosts: dict[str, Host], database: Database | None
-    ) -> None:
+    def __init__(self, root: Path, grid: GridFile, hosts: dict[str, Host]) -> None:
         self.folder = root / "experiments" / grid.name
         self.problems: dict[str, None] = {}  # in the order of observation
         self.torn = 0
         self.sockets = 0  # of killed supervisors, left in temporary folders
         self._grid = grid
-        self._database = database
-        self._hosts = hosts
         self.turns = {
-            name: Turn(host, root / f"{name}-{grid.name}.log")
-            for name, host in hosts.items()
-            if name != SERVER
+            name: Turn(host, root / f"{name}-{grid.name}.log") for name, host in hosts.items()
         }
         command = [sys.executable, "-m", "lightning_app", "run", str(grid.path)]
         command += ["--experiments", str(root / "experiments"), "--workers", str(WORKERS)]
         if grid.devices > 1:
             command += ["--devices-per-cell", str(grid.devices)]
-        if database is not None:
-            command += ["--storage", database.url]
         command += ["--lost-after", str(LOST_AFTER), "--hang-limit", "00:00:30"]
         self._command = command
         self._plots = root.parent / "matplotlib"
@@ -195,9 +138,7 @@ class Stage:
         while not all(turn.done for turn in self.turns.values()):
             now = time.monotonic()
             for turn in self.turns.values():
-                self._tend(turn, chance)
-            if self._database is not None:
-                self._database.tick()
+                self._tend(turn, chance, disturbed=faults is not None)
             count = sum(1 for _ in (self.folder / "runs").glob("*/result.json"))
             if count != finished:
                 finished, changed = count, now
@@ -217,12 +158,13 @@ class Stage:
         self._look_round()
         return seconds
 
-    def _tend(self, turn: Turn, chance: random.Random) -> None:
+    def _tend(self, turn: Turn, chance: random.Random, disturbed: bool) -> None:
         """Start a supervisor like a scheduler, again if it was ended."""
         now = time.monotonic()
         if turn.job is None and not turn.done and now >= turn.next_start:
-            if turn.starts and self._database is None:
-                self.torn += tear(self.folder / "optuna.journal", chance)
+            if turn.starts and disturbed:
+                alone = all(each.job is None for each in self.turns.values())
+                self.torn += tear(self.folder / "optuna.journal", chance, alone)
             turn.job = turn.host.start(self._command, turn.log, MPLCONFIGDIR=str(self._plots))
             turn.starts += 1
         code = None if turn.job is None else turn.job.poll()
@@ -232,7 +174,8 @@ class Stage:
         turn.codes[code] += 1
         turn.done = code == 0
         turn.next_start = now + chance.uniform(0.2, 2.0)
-        if code == 1 or turn.starts >= MOST_STARTS:
+        refused = code == 2 and not disturbed
+        if code == 1 or refused or turn.starts >= MOST_STARTS:
             end = turn.log.read_text()[-1500:]
             self.problems[f"{turn.log}: exit code {code} at start {turn.starts}:\n{end}"] = None
             turn.done = True
@@ -264,8 +207,6 @@ class Stage:
         """State and cell of every trial of the study, read by Optuna alone."""
         plan = json.loads((self.folder / "plan.json").read_text())
         where = str(self.folder / "optuna.journal")
-        if self._database is not None:
-            where = self._database.url
         log = self.folder.parent.parent / f"trials-{self._grid.name}.log"
         name = f"{plan['name']}-{plan['hash']}"
         host.start([sys.executable, "-W", "ignore", "-c", _TRIALS, where, name], log).wait(120)
@@ -289,28 +230,24 @@ class Round:
         self._faults: Counter[str] = Counter()
         self._missed: Counter[str] = Counter()
         self._counts: Counter[str] = Counter()
-        self.found: dict[str, Any] = {"seed": seed, "storage": args.storage, "problems": []}
+        self.found: dict[str, Any] = {"seed": seed, "problems": []}
 
     def run(self, grids: list[GridFile], hosts: dict[str, Host], whole: Path) -> None:
-        server = hosts[SERVER]
         seconds = 0.0
-        with database(server, self._root.name, self._args.storage, self._namespaces) as served:
-            for grid in grids:
-                stage = Stage(self._root, grid, hosts, served)
-                seconds += self._disturb(grid, stage, served)
-                undisturbed = whole / "experiments" / grid.name
-                trials = stage.trials(hosts["first"])
-                self.found["problems"] += [
-                    *stage.problems,
-                    *grid_problems(undisturbed, stage.folder, trials),
-                ]
-        left = wait_until_gone(server, 10.0)
-        self.found["problems"] += [f"{SERVER}: a process is left: {each}" for each in left]
+        for grid in grids:
+            stage = Stage(self._root, grid, hosts)
+            seconds += self._disturb(grid, stage)
+            undisturbed = whole / "experiments" / grid.name
+            trials = stage.trials(hosts["first"])
+            self.found["problems"] += [
+                *stage.problems,
+                *grid_problems(undisturbed, stage.folder, trials),
+            ]
         cells = sum(grid.cells for grid in grids)
         self.found |= {
             "hosts": "namespaces" if self._namespaces else "process groups",
             "cells": {grid.name: grid.cells for grid in grids},
-            "supervisors": len(hosts) - 1,
+            "supervisors": len(hosts),
             "workers_each": WORKERS,
             **self._counts,
             "wasted_attempts": self._counts["attempts"] - cells,
@@ -319,13 +256,12 @@ class Round:
             "seconds": round(seconds, 1),
         }
 
-    def _disturb(self, grid: GridFile, stage: Stage, served: Database | None) -> float:
-        kinds = kinds_for(grid.cells, grid.devices, self._args.storage, self._args.short)
+    def _disturb(self, grid: GridFile, stage: Stage) -> float:
+        kinds = kinds_for(grid.cells, grid.devices, self._args.short)
         faults = Faults(
             draw(kinds, grid.cells, self._chance),
             {name: turn.host for name, turn in stage.turns.items()},
             lambda name: stage.turns[name].job,
-            served.interrupt if served else None,
             self._chance,
         )
         seconds = stage.run(faults, self._chance)
@@ -342,14 +278,13 @@ def chaos(root: Path, args: argparse.Namespace) -> bool:
     sizes = {"single": (args.cells, 1), "ranks": (args.ddp_cells, 2)}
     grids = [write_grid(root, name, *size) for name, size in sizes.items() if size[0]]
     namespaces = not args.no_namespaces and has_namespaces()
-    supervisors = ["first", "second"] if args.storage == "postgresql" else ["first"]
     whole = root / "undisturbed"
     whole.mkdir()
     well = True
-    with open_hosts(root / "hosts", [SERVER, *supervisors], namespaces) as hosts:
+    with open_hosts(root / "hosts", ["first", "second"], namespaces) as hosts:
         seconds = 0.0
         for grid in grids:
-            stage = Stage(whole, grid, {"first": hosts["first"]}, None)
+            stage = Stage(whole, grid, {"first": hosts["first"]})
             seconds += stage.run(None, random.Random())
             if stage.problems:
                 print(json.dumps({"problems": list(stage.problems)}))
@@ -365,23 +300,11 @@ def chaos(root: Path, args: argparse.Namespace) -> bool:
     return well
 
 
-@contextmanager
-def database(host: Host, name: str, storage: str, namespaces: bool) -> Iterator[Database | None]:
-    """A PostgreSQL on a host while the grids need it; None for the journal."""
-    if storage == "journal":
-        yield None
-        return
-    served = Database(host, host.home / f"postgres-{name}", 5433 if namespaces else 0)
-    yield served
-    served.close()
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description="A grid that is killed and stopped at random.")
     parser.add_argument("--cells", type=int, help="of one process (default: 160, short 8)")
     parser.add_argument("--ddp-cells", type=int, help="of two ranks (default: 40, short 4)")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1], help="a round for each")
-    parser.add_argument("--storage", choices=("postgresql", "journal"), default="postgresql")
     parser.add_argument("--short", action="store_true", help="few cells, no fault that takes long")
     parser.add_argument(
         "--folder", type=Path, help="the working folder (default: a temporary folder)"
@@ -393,7 +316,6 @@ def main() -> int:
     if args.cells % len(PRESETS) or args.ddp_cells % len(PRESETS):
         parser.error(f"--cells, --ddp-cells: expected multiples of {len(PRESETS)}")
     root = Path(tempfile.mkdtemp(prefix="chaos-", dir=args.folder))
-    root.chmod(0o755)  # the database runs as another user
     if not chaos(root, args):
         print(f"kept: {root}", file=sys.stderr)
         return 1

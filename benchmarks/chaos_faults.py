@@ -13,6 +13,7 @@ from pathlib import Path
 
 import psutil
 from chaos_hosts import Host, Job
+from filelock import FileLock
 
 MOST_DEATHS = 2  # a cell fails when it is killed a third time, which is correct
 
@@ -57,7 +58,6 @@ class Faults:
         due: Kinds of faults, and how many finished cells each waits for.
         place: The hosts with a supervisor, by name.
         job: Returns the supervisor that runs on a host, or None.
-        server: Stops the database in the given way; None without a database.
         chance: The random generator of all decisions.
     """
 
@@ -66,14 +66,12 @@ class Faults:
         due: list[tuple[int, str]],
         place: dict[str, Host],
         job: Callable[[str], Job | None],
-        server: Callable[[str], None] | None,
         chance: random.Random,
     ) -> None:
         self.counts: Counter[str] = Counter()
         self._due = due
         self._place = place
         self._job = job
-        self._server = server
         self._chance = chance
         self._deaths: Counter[str] = Counter()
         self._later: list[tuple[float, Job, signal.Signals]] = []
@@ -106,10 +104,6 @@ class Faults:
 
     def _inject(self, kind: str) -> bool:
         what, _, how = kind.partition(" ")
-        if what == "server":
-            assert self._server is not None
-            self._server(how)
-            return True
         for name in self._chance.sample(sorted(self._place), len(self._place)):
             workers = workers_of(self._place[name])
             job = self._job(name)
@@ -153,25 +147,27 @@ class Faults:
             self._later.append((time.monotonic() + self._chance.uniform(2.0, 20.0), job, number))
 
 
-def tear(journal: Path, chance: random.Random) -> bool:
-    """Damage a journal like a power cut: keep half of its last line, or append half a line."""
+def tear(journal: Path, chance: random.Random, alone: bool) -> bool:
+    """Damage a journal like a power cut: keep half of its last line, or append half a line.
+
+    A host that is cut off holds the lock meanwhile. Only where no other works (`alone`), the line
+    may be one that is complete now: others would have read it.
+    """
     if not journal.is_file():
         return False
-    text = journal.read_bytes()
-    lines = text.splitlines(keepends=True)
-    if not lines:
-        return False
-    part = lines[-1][: chance.randrange(1, len(lines[-1]))]
-    with journal.open("rb+") as file:
-        if chance.random() < 0.5:
-            file.truncate(len(text) - len(lines[-1]) + len(part))
-        else:
-            file.seek(0, os.SEEK_END)
-            file.write(part)
+    with FileLock(journal.with_name(f".{journal.name}.lock")), journal.open("rb+") as file:
+        lines = file.read().splitlines(keepends=True)
+        if not lines or len(lines[-1]) < 2:
+            return False
+        part = lines[-1][: chance.randrange(1, len(lines[-1]))]
+        if alone and chance.random() < 0.5:
+            file.seek(-len(lines[-1]), os.SEEK_END)
+            file.truncate()
+        file.write(part)
     return True
 
 
-def kinds_for(cells: int, devices: int, storage: str, short: bool) -> dict[str, int]:
+def kinds_for(cells: int, devices: int, short: bool) -> dict[str, int]:
     """How many faults of each kind a grid of so many cells meets."""
     who = "worker" if devices == 1 else "rank"
     kinds = {
@@ -187,8 +183,6 @@ def kinds_for(cells: int, devices: int, storage: str, short: bool) -> dict[str, 
             "supervisor stopped and killed": 1,
             f"{who} stopped": 1,
         }
-    if storage == "postgresql":
-        kinds["server restarted" if devices == 1 else "server killed"] = 1
     return kinds
 
 

@@ -18,8 +18,6 @@ from pathlib import Path
 
 import psutil
 
-SERVER = "server"
-
 _NAMESPACES = ["--net", "--uts", "--pid", "--mount"]
 _SUBNET = "10.77.0"
 _BRIDGE = "hub"
@@ -70,15 +68,12 @@ class Job:
 class Host:
     """A host that runs commands and lists its processes."""
 
-    def __init__(self, name: str, root: Path, address: str, init: int | None) -> None:
+    def __init__(self, name: str, root: Path, init: int | None) -> None:
         self.name = name
-        self.address = address
         self.home = root / name / "home"
         self.temporary = root / name / "tmp"
         for folder in (self.home, self.temporary):
             folder.mkdir(parents=True)
-        # The server runs as another user, who needs access to the folder.
-        self.temporary.chmod(0o1777)
         self._init = init
         self._namespace = "" if init is None else os.readlink(f"/proc/{init}/ns/pid")
         self._mark = uuid.uuid4().hex
@@ -114,9 +109,7 @@ class Host:
         if self._init is not None:
             here = os.readlink(f"/proc/{process.pid}/ns/pid") == self._namespace
             return here and process.pid != self._init
-        # PostgreSQL runs in a separate environment, in our folder.
-        marked = process.environ().get("HOST_MARK") == self._mark
-        return marked or Path(process.cwd()).is_relative_to(self.home)
+        return process.environ().get("HOST_MARK") == self._mark
 
     def open_listeners(self) -> set[str]:
         """The addresses, other than loopback, at which a process of this host listens."""
@@ -139,14 +132,13 @@ class Host:
 
 @contextmanager
 def open_hosts(root: Path, names: list[str], namespaces: bool) -> Iterator[dict[str, Host]]:
-    """Make a host for each name, the first for the database; end all of them at the end."""
+    """Make a host for each name; end all of them at the end."""
     with ExitStack() as stack:
         hosts: dict[str, Host] = {}
         inits: list[int] = []
         for name in names:
             init = stack.enter_context(_namespace(name)) if namespaces else None
-            address = f"{_SUBNET}.{len(hosts) + 1}" if namespaces else "127.0.0.1"
-            hosts[name] = Host(name, root, address, init)
+            hosts[name] = Host(name, root, init)
             stack.callback(hosts[name].kill_all)
             inits += [init] if init is not None else []
         if namespaces:

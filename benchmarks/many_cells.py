@@ -1,7 +1,7 @@
 """The time and memory of commands and of a supervisor on a grid of 5,000 cells.
 
     python benchmarks/many_cells.py
-    python benchmarks/many_cells.py --seeds 1 --storage postgresql://ablate@127.0.0.1:5433/ablate
+    python benchmarks/many_cells.py --seeds 1 --storage sqlite:////tmp/queue.db
 
 Trains one cell, writes similar files with other numbers for every other cell (checkpoints are
 sparse files of the real size), and times the real commands as whole processes: on a grid that is

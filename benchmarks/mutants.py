@@ -1185,6 +1185,24 @@ MUTANTS = (
         "pass",
     ),
     mutant(
+        "a heartbeat on the journal is judged by the clock of this host",
+        at("ablation/test_storages.py"),
+        "return _time_of(now) - _time_of(",
+        "return time.time() - _time_of(",
+    ),
+    mutant(
+        "half a line of a killed writer stays in the journal",
+        at("ablation/test_storages.py"),
+        "if _cut_torn_line(self._path):",
+        "if False:",
+    ),
+    mutant(
+        "a damaged journal is replaced under the supervisors that use it",
+        at("ablation/test_several.py"),
+        "            if not alone:\n                raise UserError(",
+        "            if False:\n                raise UserError(",
+    ),
+    mutant(
         "cells that are over run again",
         QUEUE,
         'if run.state in ("missing", "failed"):',

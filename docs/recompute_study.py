@@ -1,10 +1,18 @@
-"""Recompute every number of a published study from its `results.parquet`, and compare.
+"""Recompute the numbers of a study or a report from the records of its runs, and compare.
 
-`python docs/recompute_study.py FOLDER [FOLDER ...]` computes the scores of each folder from the
-losses and curves of its runs, and compares them with `sensitivity.csv`, `effects.csv` and
-`text_sampling.csv`. It has the definitions of the package and none of its code, and prefers plain
-loops and enumeration. The exit code is 0 if all numbers agree to a relative 1e-9 (near zero: an
-absolute 1e-12), else 1.
+    python docs/recompute_study.py STUDY                    # a published study
+    python recompute_study.py . [GRID ...]                  # beside a report, in its folder
+
+A study has the records of its runs in `results.parquet`; those of a report lie in the folders of
+its grids, by default in that of the report. The program computes every score from the losses and
+curves of the runs, and compares them with `sensitivity.csv` and `effects.csv`, and the mean losses
+with `tables/loss_by_warmup.md` where that is. It has the definitions of the package and none of its
+code, and prefers plain loops and enumeration. The exit code is 0 if all numbers agree to a relative
+1e-9 (near zero: an absolute 1e-12; `detectable`, an integral: 1e-6; a printed table: its digits),
+else 1.
+
+Not recomputed: bootstrap-t intervals, which depend on the resamples drawn; p values over test
+sentences, which need the translations; the tables of other questions than warm-up.
 """
 
 import base64
@@ -12,11 +20,12 @@ import csv
 import io
 import json
 import math
+import re
 import sys
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import cache
 from itertools import accumulate, combinations, pairwise, product
 from pathlib import Path
@@ -39,6 +48,8 @@ MEASURES = ("octaves", "need", "delta", "rate_sensitivity", "steps_saved")  # wi
 SPECIAL = ("seed_everything", "model.schedule.warmup_steps", "model.optimizer.lr")
 NUMBERS = ("estimate", "low", "high", "p", "p_holm", "p_sign", "seeds")
 
+INTEGRAL = 1e-6  # relative: the package takes the integral of a power by another rule
+
 Curve = list[tuple[int, float]]  # step, value
 Who = tuple[str, str]  # group, variant
 Key = tuple[str, float | None, str, str]  # group, rate (None: all), variant or factors, score
@@ -53,7 +64,6 @@ class Run:
     failed: bool
     validations: Curve
     rates: Curve
-    parts: list[tuple[float, int]] = field(default_factory=list)  # loss and tokens of each
     bleu: float = NAN  # of the test split
     late: bool = False  # half escaped
 
@@ -110,12 +120,15 @@ class Paired:
     def __init__(
         self, arm: Arm, warmups: Sequence[int], rates: Sequence[float], seeds: Sequence[int] = ()
     ) -> None:
+        warmups = [*dict.fromkeys(warmups)]
         self.rates, points = rates, [*product(warmups, rates)]
         every = seeds or sorted({seed for _, _, seed in arm.planned})
         self.seeds = [s for s in every if all((*point, s) in arm.runs for point in points)]
         self.at = [[arm.runs[*point, s] for s in self.seeds] for point in points]
         self.runs = [run for runs in self.at for run in runs]
-        self.tops = {s: fmean(arm.runs[*point, s].top for point in points) for s in self.seeds}
+        self.tops = {
+            s: fmean(arm.runs[*point, s].top for point in points) for s in self.seeds if points
+        }
         of = product(warmups, self.seeds)
         self.losses = {(w, s): [arm.runs[w, rate, s].loss for rate in rates] for w, s in of}
 
@@ -287,20 +300,27 @@ def bound(least: bool, most: bool = False) -> str:
 
 def saved(pairs: Paired) -> dict[int, float]:
     """Delta by seed; empty for a variant that did not learn with the reference warm-up either."""
+    if not pairs.seeds or len(pairs.at) < 2:
+        return {}
     bare, warm = ([run.loss for run in runs] for runs in pairs.at)
-    if not pairs.seeds or pairs.learned(warm) < LEARNED:
+    if pairs.learned(warm) < LEARNED:
         return {}
     return {s: a - b for s, a, b in zip(pairs.seeds, bare, warm, strict=True)}
 
 
-def contrast(arms: Sequence[Arm], rate: float, ref: int, sd: tuple[float, int]) -> Row:
+def ends(ref: int | None) -> tuple[int, ...]:
+    """The warm-ups that are compared; none without a reference."""
+    return () if ref is None else (0, ref)
+
+
+def contrast(arms: Sequence[Arm], rate: float, ref: int | None, sd: tuple[float, int]) -> Row:
     """`delta` of one arm; `interaction` of two: Delta less that of the baseline, by seed."""
-    alone = [Paired(arm, (0, ref), [rate]) for arm in arms]
+    alone = [Paired(arm, ends(ref), [rate]) for arm in arms]
     own, *others = map(saved, alone)
     seeds = [seed for seed in own if all(seed in other for other in others)]
     if not seeds:
         return alone[0].row()
-    pairs = [Paired(arm, (0, ref), [rate], seeds) for arm in arms]
+    pairs = [Paired(arm, ends(ref), [rate], seeds) for arm in arms]
     runs = [run for each in pairs for run in each.runs]
     row = Row(seeds=len(seeds), cells=len(runs), diverged=failures(runs))
     interval, sure = endings(*pairs)
@@ -375,10 +395,10 @@ def flatness(arm: Arm, rate: float) -> Row:
     return row
 
 
-def stall_difference(arm: Arm, ref: int) -> Row:
+def stall_difference(arm: Arm, ref: int | None) -> Row:
     """The share of failed runs without warm-up less that with it, over the rates with both."""
-    tables, seeds = [], set()
-    for rate in arm.rates:
+    tables = []
+    for rate in arm.rates if ref else ():
         bare, warm = (
             {s: run for (w, r, s), run in arm.runs.items() if (w, r) == (warmup, rate)}
             for warmup in (0, ref)
@@ -386,14 +406,13 @@ def stall_difference(arm: Arm, ref: int) -> Row:
         if bare and warm:
             failed = [failures(runs.values()) for runs in (bare, warm)]
             tables.append((failed[0], len(bare), failed[1], len(warm)))
-            seeds |= bare.keys() | warm.keys()
     if not tables:
         return Row()
     weights = [n * m / (n + m) for _, n, _, m in tables]
     parts = [w * (k / n - j / m) for w, (k, n, j, m) in zip(weights, tables, strict=True)]
     k, n, j, m = map(sum, zip(*tables, strict=True))
     p = strata_p(tables) if k + j else NAN
-    estimate = sum(parts) / sum(weights)
+    estimate, seeds = sum(parts) / sum(weights), {seed for _, _, seed in arm.runs}
     return Row(estimate, p=p, seeds=len(seeds), cells=n + m, diverged=k + j)
 
 
@@ -512,9 +531,11 @@ def largest_rate(arm: Arm, warmup: int) -> Row:
     return Row(max(sound, default=NAN), seeds=len(seeds), cells=len(runs), diverged=len(bad))
 
 
-def slice_rows(arms: Mapping[str, Arm], rate: float, ref: int) -> Iterator[tuple[str, str, Row]]:
+def slice_rows(
+    arms: Mapping[str, Arm], rate: float, ref: int | None
+) -> Iterator[tuple[str, str, Row]]:
     """The scores of the variants of a group at one rate: variant, score, row."""
-    pairs = {name: Paired(arm, (0, ref), [rate]) for name, arm in arms.items()}
+    pairs = {name: Paired(arm, ends(ref), [rate]) for name, arm in arms.items()}
     sd, versus = pooled(saved(each).values() for each in pairs.values()), {}
     for name, arm in arms.items():
         base = arms.get(arm.baseline or "", arm)
@@ -528,15 +549,18 @@ def slice_rows(arms: Mapping[str, Arm], rate: float, ref: int) -> Iterator[tuple
             found = Row(size, seeds=own.seeds, cells=own.cells, diverged=own.diverged)
         rows = {"delta": delta, "relative_delta": relative(pairs[name], delta)}
         rows |= {"interaction": own, "detectable": found, "R_w": flatness(arm, rate)}
-        rows |= {"steps_saved": steps_saved(pairs[name]), "lost_steps": lost_steps(pairs[name])}
+        rows["steps_saved"] = steps_saved(pairs[name]) if ref else Row()
+        rows["lost_steps"] = lost_steps(pairs[name]) if ref else Row()
         for warmup in arm.warmups:
             runs = [run for (w, r, _), run in arm.runs.items() if (w, r) == (warmup, rate)]
             rows[f"stalls w={warmup}"] = stalls(runs)
         yield from ((name, score, row) for score, row in rows.items())
 
 
-def bleu_gain(arm: Arm, rate: float, ref: int) -> Row | None:
+def bleu_gain(arm: Arm, rate: float, ref: int | None) -> Row | None:
     """`bleu`: test BLEU with the reference warm-up less that without, by seed."""
+    if not ref:
+        return None
     pairs = Paired(arm, (0, ref), [rate])
     both = zip(pairs.seeds, *pairs.at, strict=True)
     kept = [(s, a, b) for s, a, b in both if not math.isnan(a.bleu - b.bleu)]
@@ -550,11 +574,14 @@ def bleu_gain(arm: Arm, rate: float, ref: int) -> Row | None:
     return row
 
 
-def rate_rows(arm: Arm, ref: int) -> dict[str, Row]:
+def rate_rows(arm: Arm, ref: int | None) -> dict[str, Row]:
     """The scores of a variant over all rates."""
-    pairs = Paired(arm, (0, ref), arm.rates)
-    rows = {"need": need(pairs, ref), "octaves": octaves(pairs, ref)}
-    rows["rate_sensitivity"] = rise(pairs, 0, ref)
+    pairs = Paired(arm, (0, ref or 0), arm.rates)
+    names = ("need", "octaves", "rate_sensitivity")
+    rows = {name: pairs.row() for name in names}
+    if ref:
+        found = need(pairs, ref), octaves(pairs, ref), rise(pairs, 0, ref)
+        rows |= zip(names, found, strict=True)
     for warmup in arm.warmups:
         alone = Paired(arm, [warmup], arm.rates)
         rows[f"rate_sensitivity w={warmup}"] = rise(alone, warmup)
@@ -562,8 +589,8 @@ def rate_rows(arm: Arm, ref: int) -> dict[str, Row]:
     return rows
 
 
-def sensitivity(arms: Mapping[Who, Arm], ref: int) -> dict[Key, Row]:
-    """Every row of `sensitivity.csv`."""
+def sensitivity(arms: Mapping[Who, Arm], ref: int | None) -> dict[Key, Row]:
+    """Every row of `sensitivity.csv` of one grid, before Holm's correction."""
     rows: dict[Key, Row] = {}
     several = len({rate for arm in arms.values() for rate in arm.rates}) > 1
     for group in {group for group, _ in arms}:
@@ -585,19 +612,23 @@ def sensitivity(arms: Mapping[Who, Arm], ref: int) -> dict[Key, Row]:
         for row in needs:
             found = [*row.values.values()]
             row.p = larger_p(found, *sd, wide=row.wide) if row.tested else NAN
-    for name in FAMILIES:  # what is compared over seeds; of stalls, what has a test
-        family = [row for key, row in rows.items() if key[3] == name]
-        holm(row for row in family if not math.isnan(row.p) or len(row.values) > 1)
     return rows
+
+
+def correct(scores: Mapping[Key, Row]) -> None:
+    """Put in Holm's p values: of what is compared over seeds; of stalls, what has a test."""
+    for name in FAMILIES:
+        family = [row for key, row in scores.items() if key[3] == name]
+        holm(row for row in family if not math.isnan(row.p) or len(row.values) > 1)
 
 
 def effects(
     scores: Mapping[Key, Row], factors: Sequence[str], places: Mapping[Who, tuple[str, list[int]]]
 ) -> dict[Key, Row]:
-    """Every row of `effects.csv`: differences along the chosen factors, means along the others."""
+    """The effects of one grid: differences along the chosen factors, means along the others."""
     tables: dict[tuple[str, float | None, str], dict[tuple[int, ...], Row]] = {}
     for (group, rate, variant, score), row in scores.items():
-        if score in MEASURES:
+        if score in MEASURES and (group, variant) in places:
             rest, levels = places[group, variant]
             tables.setdefault((rest, rate, score), {})[*levels] = row
     axes, corners = range(len(factors)), [*product((0, 1), repeat=len(factors))]
@@ -622,60 +653,6 @@ def effects(
                 wide = max(cell.wide for cell in cells)
                 found, row.seeds = row.fill(values, interval=sure, wide=wide), len(values)
                 row.p, row.p_sign = t_test(found, wide)[2] if tested else NAN, sign_flips(found)
-    for name in MEASURES:
-        holm(row for key, row in rows.items() if key[3] == name and not math.isnan(row.p))
-    return rows
-
-
-@dataclass
-class Sampled:
-    """A row of `text_sampling.csv`."""
-
-    estimate: float
-    over_texts: float
-    over_seeds: float
-    parts: int
-    seeds: int
-
-
-def without(parts: Sequence[tuple[float, int]], left_out: int) -> float:
-    """The mean loss of a run without one part of the text."""
-    kept = [part for place, part in enumerate(parts) if place != left_out]
-    return math.fsum(nll for nll, _ in kept) / sum(count for _, count in kept)
-
-
-def sampled(arms: Mapping[Who, Arm], scores: Mapping[Key, Row], ref: int) -> dict[Key, Sampled]:
-    """Every row of `text_sampling.csv`: of differences whose runs all have the same parts."""
-    rows: dict[Key, Sampled] = {}
-    for (group, rate, variant, score), row in scores.items():
-        if score not in ("delta", "interaction", "need") or not row.values:
-            continue
-        arm = arms[group, variant]
-        terms: list[tuple[Run, int]] = []
-        if score == "need":
-            pairs = Paired(arm, (0, ref), arm.rates)
-            for warmup, sign in ((0, 1), (ref, -1)):
-                best = best_rates(pairs, warmup)
-                terms += [(arm.runs[warmup, arm.rates[best[s]], s], sign) for s in row.values]
-        else:
-            assert rate is not None
-            others = [arms[group, arm.baseline or ""]] if score == "interaction" else []
-            for of, sign in zip([arm, *others], (1, -1), strict=False):
-                terms += [(of.runs[0, rate, s], sign) for s in row.values]
-                terms += [(of.runs[ref, rate, s], -sign) for s in row.values]
-        sizes = [[count for _, count in run.parts] for run, _ in terms]
-        if len(sizes[0]) < 2 or any(size != sizes[0] for size in sizes):
-            continue
-        n, g = len(row.values), len(sizes[0])
-        found = [math.fsum(c * without(run.parts, k) for run, c in terms) / n for k in range(g)]
-        values = [*row.values.values()]
-        rows[group, rate, variant, score] = Sampled(
-            estimate=row.estimate,
-            over_texts=math.sqrt((g - 1) ** 2 / g * variance(found)),
-            over_seeds=row.wide * stdev(values) / math.sqrt(n) if n > 1 else NAN,
-            parts=g,
-            seeds=n,
-        )
     return rows
 
 
@@ -685,13 +662,14 @@ def word(axis: str, value: Any, axes: Mapping[str, list[Any]], names: Mapping[st
         return name
     if not isinstance(value, str):
         compact = json.dumps(value, separators=(",", ":"))
-        value = f"{value:g}" if isinstance(value, float) else compact
+        short = f"{value:g}" if isinstance(value, float) else compact
+        value = short if not isinstance(value, float) or float(short) == value else repr(value)
     return f"{axis}={value}"
 
 
-def same(found: float, given: float) -> bool:
+def same(found: float, given: float, rel_tol: float = 1e-9) -> bool:
     both = math.isnan(found) and math.isnan(given)
-    return both or math.isclose(found, given, rel_tol=1e-9, abs_tol=1e-12)
+    return both or math.isclose(found, given, rel_tol=rel_tol, abs_tol=1e-12)
 
 
 def read_run(row: Mapping[Any, Any], wrong: list[str]) -> Run:
@@ -706,66 +684,168 @@ def read_run(row: Mapping[Any, Any], wrong: list[str]) -> Run:
     loss = top if failed else min(record["metrics"]["val/nll"], top)
     if not (same(row["loss"], loss) and same(row["unigram_entropy"], top)):
         wrong.append(f"{row['name']}: loss {row['loss']} in the table, {loss} in its record")
-    counted = not failed and record["metrics"]["val/nll"] <= top
-    parts = record.get("validation_parts") or {}
-    pairs = list(zip(parts.get("nll", ()), parts.get("tokens", ()), strict=True))
-    if pairs and not math.isclose(without(pairs, -1), record["metrics"]["val/nll"], rel_tol=1e-4):
-        wrong.append(f"{row['name']}: the losses of its parts do not give its val/nll")
-    curves = curve("val/nll"), curve("train/lr")
+    if (parts := record.get("validation_parts")) and not failed:
+        mean = math.fsum(parts["nll"]) / sum(parts["tokens"])
+        if not math.isclose(mean, record["metrics"]["val/nll"], rel_tol=1e-4):
+            wrong.append(f"{row['name']}: the losses of its parts do not give its val/nll")
     bleu = record["metrics"].get("test/bleu")
-    run = Run(row["loss"], row["unigram_entropy"], failed, *curves, pairs if counted else [])
+    curves = curve("val/nll"), curve("train/lr")
+    run = Run(row["loss"], row["unigram_entropy"], failed, *curves)
     run.bleu = NAN if bleu is None else bleu
     return run
 
 
-def compare(path: Path, names: Sequence[str], rows: Mapping[Key, Any], wrong: list[str]) -> None:
-    """Compare a table with the recomputed rows: print the extent, note what disagrees."""
-    count, largest, missing = 0, 0.0, {*rows}
+def compare(
+    path: Path, names: Sequence[str], rows: Sequence[tuple[Key, Row]], wrong: list[str]
+) -> list[Key]:
+    """Compare a table with the recomputed rows; its keys. Of equal keys the order decides."""
+    count, largest, keys = 0, 0.0, []
+    left: dict[Key, list[Row]] = {}
+    for key, row in rows:
+        left.setdefault(key, []).append(row)
     with path.open(newline="") as file:
         given = list(csv.DictReader(file))
     for line in given:
         rate = float(line["lr"]) if line["lr"] else None
         key = line["group"], rate, line[names[0]], line[names[1]]
-        if key not in missing:
-            wrong.append(f"{key}: {'there twice' if key in rows else 'not recomputed'}")
+        keys.append(key)
+        if not left.get(key):
+            wrong.append(f"{key}: {'there twice' if key in left else 'not recomputed'}")
             continue
-        missing.remove(key)
+        row = left[key].pop(0)
+        if (line.get("note") or "").startswith("not comparable"):
+            row = Row()  # of texts that count other tokens there is no effect
         for name in names[2:]:
-            found, value = getattr(rows[key], name), line[name]
+            found, value = getattr(row, name), line[name]
             agree = found == value
             if name != "bound":
                 found, value, count = float(found), float(value or NAN), count + 1
-                agree = same(found, value)
+                agree = same(found, value, INTEGRAL if key[3] == "detectable" else 1e-9)
                 largest = max(largest, 0.0 if math.isnan(found - value) else abs(found - value))
             if not agree:
                 wrong.append(f"{key} {name}: {found!r} recomputed, {value!r} in the table")
-    wrong += [f"{key}: not in the table" for key in missing]
+    wrong += [f"{key}: not in the table" for key, rest in left.items() for _ in rest]
     print(f"{path}: {len(given)} rows, {count} numbers, largest difference {largest:.2g}")
+    return keys
 
 
-def check(folder: Path) -> list[str]:
-    """Recompute one study; what disagrees."""
-    path, wrong = folder / "results.parquet", []
+def compare_means(
+    path: Path,
+    keys: Sequence[Key],
+    arms: Mapping[Who, Arm],
+    scores: Mapping[Key, Row],
+    wrong: list[str],
+) -> None:
+    """Compare the Markdown table of mean losses with their intervals, a row for each R_w.
+
+    `keys` are those of `sensitivity.csv` in its order, which is that of the rows.
+    """
+    lines = [line for line in path.read_text("utf-8").splitlines() if line.startswith("|")]
+    table = [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines]
+    warmups = [int(cell.split()[1].replace(",", "")) for cell in table[0][1:-1]]
+    rows, count = [row for row in table[2:] if not row[0].startswith("**")], 0
+    several = len({key[:2] for key in keys}) > 1
+    slices: dict[tuple[str, float | None], list[Key]] = {}  # in the order of their headings
+    for key in (key for key in keys if key[3] == "R_w"):
+        slices.setdefault(key[:2] if several else ("", None), []).append(key)
+    ordered = [key for of in slices.values() for key in of]
+    if len(ordered) != len(rows):
+        wrong.append(f"{path}: {len(rows)} rows, {len(ordered)} of R_w in sensitivity.csv")
+        return
+    for key, (name, *cells) in zip(ordered, rows, strict=True):
+        group, rate, variant, _ = key
+        if re.sub(r"\\(.)", r"\1", name) != variant:
+            wrong.append(f"{path}: {name} in the place of {variant}")
+        for warmup, cell in zip((*warmups, None), cells, strict=True):
+            runs = arms[group, variant].runs.items()
+            own = [run for (w, lr, _), run in runs if (w, lr) == (warmup, rate)]
+            found = [fmean(run.loss for run in own)] if own else []
+            if warmup is None and not math.isnan(scores[key].estimate):
+                found = [scores[key].estimate]
+            if own and one(run.failed for run in own):
+                low, high, _ = t_test([run.loss for run in own])
+                found += [] if math.isnan(low) else [low, high]
+            given = [float(x.replace("−", "-")) for x in re.findall(r"[−\d.]+", cell)]
+            count += len(found)
+            if len(given) != len(found) or any(
+                abs(a - b) > 5e-4 + 1e-9 for a, b in zip(given, found, strict=True)
+            ):
+                at = "R_w" if warmup is None else f"warm-up {warmup}"
+                wrong.append(f"{path}: {variant}, {at}: {found} recomputed, not {cell}")
+    print(f"{path}: {len(rows)} rows, {count} numbers")
+
+
+@dataclass
+class Grid:
+    """A grid: its plan, its grid file, and the rows of its cells, with the records of their runs.
+
+    `name` is that by which a report tells it from others, empty where it is the only one.
+    """
+
+    plan: Mapping[str, Any]
+    file: Mapping[str, Any]
+    rows: list[dict[Any, Any]]
+    name: str = ""
+
+    @property
+    def reference(self) -> int | None:
+        return (self.file.get("sensitivity") or {}).get("reference_warmup")
+
+    @property
+    def factors(self) -> dict[str, str]:
+        axes = self.plan["axes"]
+        return {k: axis for k, axis in (self.file.get("factors") or {}).items() if axis in axes}
+
+    @property
+    def pruned(self) -> bool:
+        """Whether a pruner ended runs, so that there are no scores."""
+        ended = any(row["status"] in ("pruned", "damaged") for row in self.rows)
+        return bool(self.file.get("pruner")) and ended
+
+
+def read_grids(path: Path, folders: Sequence[Path]) -> list[Grid]:
+    """The grids of a study, or of a report whose grids lie in `folders`."""
+    table = pd.read_parquet(path).astype(object)
+    rows = table.where(table.notna(), None).to_dict("records")
     held = pq.read_schema(path).metadata
-    plan, grid = (zlib.decompress(base64.b64decode(held[k])) for k in (b"plan.json", b"grid.yaml"))
-    plan, grid = json.loads(plan), yaml.safe_load(grid)
-    ref, axes = (grid.get("sensitivity") or {}).get("reference_warmup"), plan["axes"]
-    if not ref or grid.get("pruner"):
-        return [f"{path}: no reference warm-up, or pruned runs: not covered"]
-    factors = {k: axis for k, axis in (grid.get("factors") or {}).items() if axis in axes}
+    if b"plan.json" in held:
+        texts = (zlib.decompress(base64.b64decode(held[k])) for k in (b"plan.json", b"grid.yaml"))
+        return [Grid(json.loads(next(texts)), yaml.safe_load(next(texts)), rows)]
+    grids, runs = [], {}
+    for folder in folders:
+        plan = json.loads((folder / "plan.json").read_text("utf-8"))
+        for cell in plan["cells"]:  # one run of an id, whatever grids have it
+            run = folder / "runs" / cell["name"]
+            if cell["id"] not in runs and (run / "result.json").is_file():
+                runs[cell["id"]] = run
+        name = f"grid={plan['name']}" if len(folders) > 1 else ""
+        own = [row for row in rows if f"{row['group']}, ".startswith(f"{name}, ") or not name]
+        grid = yaml.safe_load((folder / "grid.yaml").read_text("utf-8"))
+        grids.append(Grid(plan, grid, own, name))
+    for row in rows:
+        for name in ("result.json", "metrics.csv"):
+            file = runs[row["id"]] / name if row["id"] in runs else None
+            row[name] = file.read_text("utf-8") if file and file.is_file() else None
+    return grids
+
+
+def read_arms(
+    grid: Grid, wrong: list[str]
+) -> tuple[dict[Who, Arm], dict[Who, tuple[str, list[int]]]]:
+    """The runs of each variant, and the other axes in words with the levels of its factors."""
+    axes, factors = grid.plan["axes"], grid.factors
     known = {*SPECIAL, *factors.values()}
     others = [axis for axis in axes if axis not in known and len(axes[axis]) > 1]
     arms: dict[Who, Arm] = {}
     places: dict[Who, tuple[str, list[int]]] = {}
-    table = pd.read_parquet(path).astype(object)
-    rows = table.where(table.notna(), None).to_dict("records")
-    for cell, row in zip(plan["cells"], rows, strict=True):
-        at, who = cell["axes"], (row["group"], row["variant"])
-        words = [word(axis, at[axis], axes, grid.get("labels") or {}) for axis in others]
+    values = {cell["id"]: cell["axes"] for cell in grid.plan["cells"]}
+    for row in grid.rows:
+        at, who = values[row["id"]], (row["group"], row["variant"])
+        words = [word(axis, at[axis], axes, grid.file.get("labels") or {}) for axis in others]
         rest = ", ".join(words) or "all"
         places[who] = rest, [axes[axis].index(at[axis]) for axis in factors.values()]
         arm = arms.setdefault(who, Arm(row["baseline"]))
-        key = row["warmup"], row["lr"], row["seed"]
+        key = row["warmup"] or 0, row["lr"] or 0.0, row["seed"] or 0
         arm.planned.add(key)
         if row["status"] in ("ok", "diverged"):
             arm.runs[key] = read_run(row, wrong)
@@ -774,22 +854,36 @@ def check(folder: Path) -> list[str]:
             gains = [each.top - each.loss for of, each in arm.runs.items() if of[:2] == key[:2]]
             late = run.top - run.loss < ESCAPED * max(gains) and not run.failed
             run.late = late and max(gains) >= LEARNED
-    scores = sensitivity(arms, ref)
+    return arms, places
+
+
+def check(folder: Path, grids: Sequence[Path] = ()) -> list[str]:
+    """Recompute one study, or the report in a folder; what disagrees."""
+    wrong: list[str] = []
+    every: dict[Who, Arm] = {}
+    scores: dict[Key, Row] = {}
+    changes: list[tuple[Key, Row]] = []
+    for grid in read_grids(folder / "results.parquet", grids or [folder]):
+        arms, places = read_arms(grid, wrong)
+        found = {} if grid.pruned else sensitivity(arms, grid.reference)
+        every, scores = every | arms, scores | found
+        if grid.factors:
+            changes += effects(found, [*grid.factors], places).items()
+    correct(scores)
+    for name in MEASURES:
+        holm(row for key, row in changes if key[3] == name and not math.isnan(row.p))
     names = ("variant", "score", *NUMBERS, "bound", "cells", "diverged")
-    compare(folder / "sensitivity.csv", names, scores, wrong)
-    texts = sampled(arms, scores, ref)
-    if texts or (folder / "text_sampling.csv").exists():
-        names = ("variant", "score", *(each.name for each in fields(Sampled)))
-        compare(folder / "text_sampling.csv", names, texts, wrong)
-    if factors:
-        names = ("factors", "measure", *NUMBERS)
-        compare(folder / "effects.csv", names, effects(scores, [*factors], places), wrong)
+    keys = compare(folder / "sensitivity.csv", names, [*scores.items()], wrong)
+    if changes or (folder / "effects.csv").exists():
+        compare(folder / "effects.csv", ("factors", "measure", *NUMBERS), changes, wrong)
+    if (means := folder / "tables" / "loss_by_warmup.md").exists():
+        compare_means(means, keys, every, scores, wrong)
     return [f"{folder}: {text}" for text in wrong]
 
 
 if __name__ == "__main__":
     if len(sys.argv) < 2:
         sys.exit(__doc__)
-    found = [text for folder in sys.argv[1:] for text in check(Path(folder))]
+    found = check(Path(sys.argv[1]), [Path(each) for each in sys.argv[2:]])
     print("\n".join(found) or "everything agrees")
     sys.exit(bool(found))

@@ -70,10 +70,10 @@ def seal(file: BufferedRandom) -> None:
     file.write(_MARK + _digest(file, file.tell()).encode())
 
 
-def check_archive(path: Path, contents: bool = True) -> None:
+def check_archive(path: Path, contents: bool = True) -> bool:
     """Check that an archive is complete and, with `contents`, that none of its bytes changed.
 
-    In an archive without a seal the checksums of its parts are checked.
+    In an archive without a seal the checksums of its parts are checked. Returns whether it has one.
 
     Raises:
         Damaged: with a description of the damage.
@@ -91,12 +91,13 @@ def check_archive(path: Path, contents: bool = True) -> None:
         if first != _FIRST or not (is_plain or is_sealed):
             raise Damaged(f"torn or damaged: not a complete checkpoint ({size:,} bytes)")
         if not contents:
-            return
+            return is_sealed
         if is_sealed:
             if _digest(file, size - _SEAL_SIZE) != seal[len(_MARK) :].decode("latin-1"):
                 raise Damaged("damaged: its bytes are not those that were written")
-            return
+            return True
     _check_sums(path)
+    return False
 
 
 def _digest(file: BufferedReader | BufferedRandom, size: int) -> str:

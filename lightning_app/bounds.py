@@ -19,9 +19,6 @@ _PACKAGES = {  # imported by the constructors of Lightning's loggers
 }
 
 
-_OTHER_PARAMETERS = ("16-true", "bf16-true", "64-true", "64", 64)
-"""Values of `trainer.precision` with which parameters are not in float32."""
-
 REFUSED_CALLBACKS: Mapping[str, str] = {
     "StochasticWeightAveraging": "changes the learning rate, and validations do not use its "
     "average; use WeightAveraging or EMAWeightAveraging",
@@ -66,14 +63,6 @@ def check_bounds(tree: Mapping[str, Any]) -> None:
     """
     check_numbers(tree)
     check_seed(tree["seed_everything"])
-    if (rounding := tree["model"]["rounding"]) < 0:
-        raise UserError(f"model.rounding: expected a whole number from 0, found {rounding}")
-    precision = tree["trainer"]["precision"]
-    if rounding and precision in _OTHER_PARAMETERS:
-        raise UserError(
-            f"model.rounding: {rounding} changes the last bit of float32 parameters, which "
-            f"trainer.precision {precision} does not have; use 32-true or a mixed precision"
-        )
     _check_length(tree["trainer"])
     _check_loggers(tree["trainer"]["logger"])
     _check_callbacks(tree["trainer"]["callbacks"])

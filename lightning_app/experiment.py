@@ -25,7 +25,7 @@ from lightning_app.data.corpus import corpus_of
 from lightning_app.errors import UserError
 from lightning_app.identity.ids import Identity, identify
 from lightning_app.identity.record import read_record
-from lightning_app.identity.relevant import completed, is_irrelevant, relevant_blocks
+from lightning_app.identity.relevant import is_irrelevant, relevant_blocks
 from lightning_app.models.heads import ArchitectureConfig
 from lightning_app.objectives.base import ObjectiveConfig
 from lightning_app.optim import OptimizerConfig, ScheduleConfig, build_optimizer
@@ -55,7 +55,7 @@ def identity_of(config: Tree, fetch: bool = True) -> Identity:
     found = identify(
         named_by_content(config), blocks=blocks, corpus=corpus_of(config["data"], fetch)
     )
-    return replace(found, effect=effect_of(of_today(config)))
+    return replace(found, effect=effect_of(config))
 
 
 def named_by_content(config: Tree) -> dict[str, Any]:
@@ -73,7 +73,7 @@ def named_by_content(config: Tree) -> dict[str, Any]:
 
 def _check_parts_of_parent(config: Tree, stacks: Tree) -> None:
     """Refuse a parent with another version of a plug-in: its block may be another one."""
-    given = config["model"].get("init_from")
+    given = config["model"]["init_from"]
     if given is None:
         return
     folder = find_parent(given).config.parent
@@ -98,15 +98,9 @@ def stacks_of(config: Tree) -> dict[str, Any]:
     return _stacks(_wiring(config))
 
 
-def of_today(config: Tree) -> Tree:
-    """The config with every field; one of an earlier version lacks some."""
-    return config if "class_path" in config["model"] else completed(dict(config))
-
-
 def _wiring(config: Tree) -> str:
     """What sets the wiring, as text: fields of the config, and plug-ins; many cells share it."""
-    model = completed(config)["model"]  # the config may come from an earlier version
-    parts = {name: model[name] for name in ("architecture", "block")}
+    parts = {name: config["model"][name] for name in ("architecture", "block")}
     return json.dumps([parts, digests()], sort_keys=True)
 
 

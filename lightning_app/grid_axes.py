@@ -14,7 +14,6 @@ BLOCK = "model.block."
 PRESET = "model.block.preset"
 CORPUS = "data.name"
 ROOT = "data.root"
-ROUNDING = "model.rounding"  # over 0 a rerun, which no score includes
 
 Labels = Mapping[str, Mapping[Hashable, str]]
 """The names of values by axis and `key_of`."""

@@ -26,11 +26,11 @@ class GridFolder:
         specification: `grid.yaml`, the grid file with its base inlined.
         plan: The cells, with their ids and names.
         runs: The folder of the runs, one for each cell.
-        journal: The queue of a grid that runs on one host.
+        journal: The queue, unless `--storage` names another.
         report: The page that `ablate report` writes.
         superseded: Earlier runs that `--rerun-stale` has repeated.
         aside: Folders that `ablate doctor --fix` has moved out of `runs`.
-        token: Ties the folder to its study in a database.
+        token: Ties the folder to its study in another storage.
         holder: Names the supervisor that works in the folder, or did last.
         supervisor_lock: Held by the supervisors that work in the folder.
         start_lock: Held while a supervisor starts, and while the queue is repaired.

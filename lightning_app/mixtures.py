@@ -128,7 +128,7 @@ def strangers(records: Mapping[str, Record], axes: Mapping[str, Mapping[str, Any
     `axes` holds the axes of each run: with an axis of the data, other data are intended. Between
     groups of equal size the latest decides. A run that does not record its data is not listed.
     """
-    states = _states(records)
+    states = {name: _data(record) for name, record in records.items()}
     planned: dict[str, Groups] = {}
     for name, state in states.items():
         if state != UNKNOWN:
@@ -158,8 +158,7 @@ def others(records: Mapping[str, Record], here: Record) -> dict[str, Groups]:
     """
     now = made_by(here)
     corpora = here.get("corpora")
-    known = [{"data": corpus} for corpus in corpora or ()]
-    states = _states(records)
+    known = {(corpus or {}).get("digest") for corpus in corpora or ()}
     found: dict[str, Groups] = {}
     for name, record in records.items():
         made = made_by(record)
@@ -167,8 +166,8 @@ def others(records: Mapping[str, Record], here: Record) -> dict[str, Groups]:
         differ = {kind: value for kind, value in values.items() if value != now[kind]}
         if not record.get("provenance"):
             differ = {"unrecorded": UNKNOWN}
-        if corpora is not None and not any(_same_data(record, each) for each in known):
-            differ["data"] = states[name]
+        if corpora is not None and (data := _data(record)) not in known:
+            differ["data"] = data
         for kind, value in differ.items():
             found.setdefault(kind, {}).setdefault(value, []).append(name)
     return found
@@ -272,33 +271,11 @@ def _names_data(axis: str) -> bool:
     return axis.startswith("data.") or axis == "model.objective.kind"  # which sets the task
 
 
-def _data(record: Record) -> tuple[str | None, list[str]]:
-    """The digest of a result's data, and everything that identifies it, older forms too."""
+def _data(record: Record) -> str:
+    """The digest of the data of a record; of a run that went on with other data, all in order."""
     description, made = record.get("data") or {}, record.get("provenance") or {}
     earlier = [each.get("data") for each in made.get("resumed_from") or ()]
-    turns = [each for each in (*earlier, made.get("data")) if each]
-    if len(set(turns)) > 1:
-        return None, [_in_turn(turns)]
-    digest = description.get("digest")
-    known = (digest, description.get("checksum"), made.get("data"))
-    return digest, [each for each in known if each]
-
-
-def _same_data(one: Record, other: Record) -> bool:
-    (digest, ids), (digest2, ids2) = _data(one), _data(other)
-    return digest == digest2 if digest and digest2 else bool(set(ids) & set(ids2))
-
-
-def _states(records: Mapping[str, Record]) -> dict[str, str]:
-    """The data of each run, by its digest if that run or a similar one records it."""
-    found = {name: _data(record) for name, record in records.items()}
-    digests: dict[str, set[str]] = {}
-    for digest, ids in found.values():
-        for each in ids if digest else ():
-            digests.setdefault(each, set()).add(str(digest))
-
-    def state(digest: str | None, ids: list[str]) -> str:
-        alike = set().union(*(digests.get(each, set()) for each in ids))
-        return digest or (alike.pop() if len(alike) == 1 else next(iter(ids), UNKNOWN))
-
-    return {name: state(*each) for name, each in found.items()}
+    turns = dict.fromkeys(each for each in (*earlier, made.get("data")) if each)
+    if len(turns) > 1:
+        return _in_turn(turns)
+    return description.get("digest") or next(iter(turns), UNKNOWN)

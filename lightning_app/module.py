@@ -63,18 +63,6 @@ def compile_blocks(model: torch.nn.Module, **how: Any) -> None:
             part.recomputes_norms = False
 
 
-@torch.no_grad()
-def perturb_rounding(model: torch.nn.Module, draw: int) -> None:
-    """Multiply each parameter by `1 + eps u`, `eps` its unit of rounding, `u` of -1, 0 and 1.
-
-    The draws come from a generator of their own, so that all others are the same without it.
-    """
-    generator = torch.Generator().manual_seed(mix(draw))
-    for parameter in model.parameters():
-        shifts = torch.randint(-1, 2, parameter.shape, generator=generator)
-        parameter.mul_(1 + torch.finfo(parameter.dtype).eps * shifts.to(parameter))
-
-
 class TransformerModule(pl.LightningModule):
     """A Transformer with the wiring `block`, trained for `objective`.
 
@@ -95,9 +83,6 @@ class TransformerModule(pl.LightningModule):
         schedule: The learning-rate schedule.
         compile: `blocks` trains with every block compiled by `torch.compile`, meant for GPUs;
             evaluation, decoding and probes are not compiled. Not part of a run's identity.
-        rounding: A rerun under perturbed rounding: with n > 0 each initial value changes by one
-            unit of rounding or stays, drawn by n. Runs that differ only here show how much of the
-            difference between seeds any other order of operations would give as well.
         init_from: The run that a fine-tuned model starts from: the folder of a finished run, which
             means its `checkpoints/last.ckpt`, or a checkpoint file. Weights and tokenizer are the
             parent's, and block and sizes must be; heads start fresh. null: from initial values.
@@ -113,7 +98,6 @@ class TransformerModule(pl.LightningModule):
         optimizer: OptimizerConfig | Mapping[str, Any] = OptimizerConfig(),
         schedule: ScheduleConfig | Mapping[str, Any] = ScheduleConfig(),
         compile: Literal["none", "blocks"] = "none",
-        rounding: int = 0,
         init_from: str | None = None,
         class_path: str | None = None,
         init_args: dict[str, Any] | None = None,
@@ -140,7 +124,6 @@ class TransformerModule(pl.LightningModule):
         self.schedule: ScheduleConfig = parts["schedule"]
         self.optimizer: OptimizerConfig = parts["optimizer"]
         self.compilation = compile
-        self.rounding = rounding
         self.init_from = init_from
         self.parent_name: str | None = None  # what the id of the run says of its parent
         self.objective = build_task(parts["objective"])
@@ -197,8 +180,6 @@ class TransformerModule(pl.LightningModule):
         if self.init_from is not None:
             load_parent(self.model, self.init_from, self.parent_name)
             self.profiled = True  # its skips were, at the start of the parent
-        if self.rounding:
-            perturb_rounding(self.model, self.rounding)
 
     def forward(self, batch: Any) -> torch.Tensor:
         return self.objective.logits(self.model, batch)
@@ -215,9 +196,6 @@ class TransformerModule(pl.LightningModule):
         if self._has_terms and not (self.global_step and self.total_steps):
             self.total_steps = training_steps(self.trainer)
 
-    def on_train_epoch_start(self) -> None:
-        check_accumulation(self.trainer.accumulate_grad_batches)
-
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         """Seed the batch's draws; profile the skips that require it (Admin), once, on all ranks.
 
@@ -225,6 +203,7 @@ class TransformerModule(pl.LightningModule):
         checkpoint draws the same numbers as an uninterrupted run.
         """
         assert self.model is not None
+        check_accumulation(self.trainer.accumulate_grad_batches)  # a callback may have changed it
         seed_draws(self.device, mix(self._seed, self.global_step, batch_idx, self.global_rank))
         if not self.profiled and needs_profiling(self.model):
             strategy = self.trainer.strategy

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lightning_app.errors import UserError
-from lightning_app.records import Unsound, outcome, read_result
+from lightning_app.records import Unsound, read_result
 from lightning_app.run_folder import RunFolder
 
 FIELD = "model.init_from"
@@ -26,6 +26,7 @@ class Parent(NamedTuple):
         config: Its config.
         id: The id of its experiment.
         non_finite: Whether the run ended non-finite, so that no weights can be taken.
+        steps: The step at which the run ended, where its folder is named; its checkpoint is of it.
     """
 
     checkpoint: Path
@@ -33,6 +34,7 @@ class Parent(NamedTuple):
     config: Path
     id: str
     non_finite: bool = False
+    steps: int | None = None
 
     @property
     def digest(self) -> str:
@@ -78,15 +80,15 @@ def find_parent(given: str) -> Parent:
         raise UserError(f"{FIELD}: there is no run folder or checkpoint {path}")
     _check_beside(folder)
     identity = _id(folder.identity)
-    non_finite = False
+    non_finite, steps = False, None
     if path.is_dir():
-        non_finite = _is_non_finite(folder.result, identity)
+        non_finite, steps = _ending(folder.result, identity)
         if not checkpoint.is_file() and not non_finite:
             raise UserError(
                 f"{FIELD}: {path} keeps no {checkpoint.relative_to(path)}; name another of its "
                 "checkpoint files, or train it with checkpoints: last"
             )
-    return Parent(checkpoint, folder.tokenizer, folder.config, identity, non_finite)
+    return Parent(checkpoint, folder.tokenizer, folder.config, identity, non_finite, steps)
 
 
 def _check_beside(folder: RunFolder) -> None:
@@ -100,10 +102,13 @@ def _check_beside(folder: RunFolder) -> None:
             )
 
 
-def _is_non_finite(file: Path, identity: str) -> bool:
+def _ending(file: Path, identity: str) -> tuple[bool, int | None]:
+    """Whether a run ended non-finite, and at which step it ended."""
     try:
         result = read_result(file, identity)
-        return result is not None and outcome(result) == "non_finite"
+        if result is None:
+            return False, None
+        return result["outcome"] == "non_finite", result["steps"]
     except Unsound as error:
         raise UserError(f"{FIELD}: {file}: {error}") from error
 

@@ -57,6 +57,11 @@ def check_parent(tree: Mapping[str, Any]) -> None:
             f"{FIELD}: {parent.checkpoint}: holds weights that are not finite: its run diverged; "
             "a checkpoint with finite weights is needed"
         )
+    if parent.steps not in (None, stored["step"]):
+        raise UserError(
+            f"{FIELD}: {parent.checkpoint}: is of step {stored['step']}, but its run ended at step "
+            f"{parent.steps}; the checkpoint of the end is needed, or name this file itself"
+        )
     section = _data_of(parent.config)
     for field in ("tokenizer", "vocab_size"):
         there, here = section[field], tree["data"][field]
@@ -181,6 +186,7 @@ def _stored_at(path: Path, digest: str) -> Mapping[str, Any]:
         **{part: dict(_leaves(parameters[part])) for part in _FREE},
         "tokenizer_sha256": data.get("tokenizer_sha256"),
         "finite": is_finite(checkpoint["state_dict"]),
+        "step": checkpoint["global_step"],
     }
 
 

@@ -13,16 +13,16 @@ from lightning_app.archive import SEAL, Damaged, check_seal, sha256_of, with_sea
 from lightning_app.errors import UserError
 from lightning_app.run_folder import CONFIG, IDENTITY, METRICS, VOUCHED
 from lightning_app.task_facts import LOSS
+from lightning_app.version import BEFORE_STRIKING
 
 SCHEMA = 3
-"""The schema of `result.json` and `pruned.json`, which have a seal. Two earlier ones can also be
-read: schema 2, without a seal, and schema 1, whose id covers only the config."""
+"""The schema of `result.json`, `pruned.json` and `plan.json`, which have a seal. Schema 2, without
+one, can also be read."""
+
+_OLDEST = 2
 
 _NEEDED = (CONFIG, IDENTITY, METRICS)
 """The sealed files without which a result is damaged. A published study leaves others out."""
-
-PLAN_SCHEMA = 3
-"""The schema of `plan.json`, which has a seal. Schemas 1 and 2, without one, can also be read."""
 
 SIGNATURES = ("bleu_signature", "sacrebleu_signature")
 """How the scores of the test split were computed; null in the result of a task without them."""
@@ -46,13 +46,16 @@ class Unsound(Exception):
     """A file does not have the expected content; the message names the problem."""
 
 
-class Newer(Unsound):
-    """A file of a newer version of this program, which this version must not change."""
+class OtherVersion(Unsound):
+    """A file that only another version of this program reads, and that this one must not change."""
 
     def __init__(self, schema: int) -> None:
-        super().__init__(
-            f"schema {schema}: made by a newer version of this program; update the program"
+        newer = f"schema {schema}: made by a newer version of this program; update the program"
+        older = (
+            f"schema {schema}: made by an early version of this program, which commit "
+            f"{BEFORE_STRIKING} is the last to read; move its folder away, and its cells run again"
         )
+        super().__init__(newer if schema > SCHEMA else older)
 
 
 def read_result(
@@ -226,22 +229,22 @@ def bytes_of(path: Path) -> bytes:
         raise Unsound(f"cannot be read: {error.strerror}") from error
 
 
-def check_schema(tree: Mapping[str, Any], newest: int = SCHEMA) -> None:
-    """Refuse a record without a known schema. Raises `Unsound`, or `Newer` above `newest`."""
+def check_schema(tree: Mapping[str, Any]) -> None:
+    """Refuse a record without a known schema. Raises `Unsound`, or `OtherVersion`."""
     if "schema" not in tree:
         raise Unsound("field 'schema' is missing")
     schema = tree["schema"]
     if not is_count(schema) or schema < 1:
-        raise Unsound(f"schema: expected a number up to {newest}, found {str(schema)[:40]!r}")
-    if schema > newest:
-        raise Newer(schema)
+        raise Unsound(f"schema: expected a number up to {SCHEMA}, found {str(schema)[:40]!r}")
+    if not _OLDEST <= schema <= SCHEMA:
+        raise OtherVersion(schema)
 
 
 def check_plan(tree: Mapping[str, Any], folder: Path | None = None) -> None:
     """Refuse a plan of no known schema, or one that was changed; with its folder also if
-    `grid.yaml`, which its seal covers, was changed. Raises `Unsound`, or `Newer`."""
-    check_schema(tree, PLAN_SCHEMA)
-    files = _digests(tree) if SEAL in tree or tree["schema"] == PLAN_SCHEMA else {}
+    `grid.yaml`, which its seal covers, was changed. Raises `Unsound`, or `OtherVersion`."""
+    check_schema(tree)
+    files = _digests(tree) if SEAL in tree or tree["schema"] == SCHEMA else {}
     for name in files:
         if folder is not None and sha256_of(bytes_of(folder / name)) != files[name]:
             raise Unsound(f"its {SEAL} is of another {name}; `ablate run` writes both again")
@@ -256,7 +259,7 @@ def check_result(tree: Mapping[str, Any], identity: str, metric: str | None = No
     status, metrics = tree["status"], tree["metrics"]
     if (status == "diverged") != (tree["diverged"] is not None):
         raise Unsound(f"status '{status}' and the field diverged contradict each other")
-    if outcome(tree) not in _OUTCOMES_OF.get(status, (CUT_SHORT,)):
+    if tree["outcome"] not in _OUTCOMES_OF.get(status, (CUT_SHORT,)):
         raise Unsound(f"status '{status}' and outcome '{tree['outcome']}' contradict each other")
     if status == "ok" and metrics.get(LOSS) is None:
         raise Unsound(f"reports no finite '{LOSS}', though its status is ok")
@@ -267,17 +270,6 @@ def check_result(tree: Mapping[str, Any], identity: str, metric: str | None = No
 def check_pruned(tree: Mapping[str, Any], identity: str) -> None:
     """Check the content of `pruned.json` of the cell with this id. Raises `Unsound`."""
     _check(tree, _PRUNED, identity)
-
-
-def outcome(result: Mapping[str, Any]) -> str:
-    """How a finished run ended, a key of `OUTCOMES`; for old results without it, it is derived."""
-    recorded = result.get("outcome")
-    if recorded is not None:
-        return recorded
-    if result["status"] == "ok":
-        return "trained"
-    unmeasured = result["metrics"].get(LOSS) is None
-    return "non_finite" if unmeasured or "not finite" in result["diverged"]["rule"] else "stalled"
 
 
 def is_count(value: Any) -> bool:
@@ -355,6 +347,7 @@ _COMMON: _Fields = {
 _RESULT: _Fields = {
     **_COMMON,
     "status": (lambda value: value in (*_OUTCOMES_OF, CUT_SHORT), "ok or diverged"),
+    "outcome": (lambda value: value in (*OUTCOMES, CUT_SHORT), " or ".join(OUTCOMES)),
     "diverged": (_is_divergence, "null or step, rule and last_finite_loss"),
     "metrics": (
         lambda value: _maps(value, lambda each: each is None or _is_number(each)),
@@ -365,7 +358,6 @@ _RESULT: _Fields = {
     "steps": (is_count, "a whole number from 0"),
 }
 _OPTIONAL: _Fields = {  # some versions do not write them
-    "outcome": (lambda value: value in (*OUTCOMES, CUT_SHORT), " or ".join(OUTCOMES)),
     **dict.fromkeys(
         ("tokens", "parameters", "devices", "peak_memory_bytes", "steps_asked"),
         (is_count, "a whole number from 0"),

@@ -38,7 +38,13 @@ class Registry(Mapping[str, Part], Generic[Part]):
         _TABLES.append(self)
 
     def register(self, name: str) -> Callable[[Given], Given]:
-        """Return a decorator that adds a class or a function under `name` and returns it."""
+        """Return a decorator that adds a class or a function under `name` and returns it.
+
+        Raises:
+            TypeError: if it is used without a name, and so would add nothing.
+        """
+        if not isinstance(name, str):
+            raise TypeError(f"{self.field}: register needs a name: @register('{name.__name__}')")
 
         def add(part: Given) -> Given:
             self.add(name, part)  # pyright: ignore[reportArgumentType]

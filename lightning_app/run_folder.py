@@ -10,6 +10,7 @@ PRUNED = "pruned.json"
 CONFIG = "config.yaml"
 IDENTITY = "identity.json"
 BLOCK = "block.json"
+DRAWING = "block.svg"
 ENVIRONMENT = "env.json"
 METRICS = "metrics.csv"
 PROBES = "probes.csv"
@@ -26,7 +27,7 @@ NAMED = ("last", "best")
 
 
 _OWN = re.compile(
-    r"result\.json|pruned\.json|config\.yaml|identity\.json|plugins\.json|block\.json|env\.json"
+    r"result\.json|pruned\.json|config\.yaml|identity\.json|plugins\.json|block\.(json|svg)|env\.json"
     r"|metrics\.csv|probes\.csv|tokenizer\.model|hypotheses\.txt|references\.txt|hparams\.yaml"
     r"|events\.out\.tfevents\.[\w.-]+|plugins|plugins/[\w.-]+\.py|checkpoints"
     r"|checkpoints/(last|best)\.ckpt|attempts|attempts/\d+|attempts/\d+/(progress\.json|error\.txt"

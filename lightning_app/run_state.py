@@ -10,9 +10,8 @@ from lightning_app.errors import UserError
 from lightning_app.records import (
     CUT_SHORT,
     OUTCOMES,
-    Newer,
+    OtherVersion,
     Unsound,
-    outcome,
     read_pruned,
     read_result,
 )
@@ -25,13 +24,13 @@ class DamagedRun(Exception):
 
     Attributes:
         path: The file.
-        newer: Whether a newer version of this program wrote it.
+        other_version: Whether another version of this program wrote it, which this one cannot read.
     """
 
     def __init__(self, path: Path, reason: Unsound) -> None:
         super().__init__(str(reason))
         self.path = path
-        self.newer = isinstance(reason, Newer)
+        self.other_version = isinstance(reason, OtherVersion)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +58,7 @@ class RunState:
     @property
     def word(self) -> str:
         """How a finished run ended, in the words of `OUTCOMES`, else the state."""
-        return self.state if self.result is None else OUTCOMES[outcome(self.result)]
+        return self.state if self.result is None else OUTCOMES[self.result["outcome"]]
 
 
 def read_state(
@@ -74,7 +73,7 @@ def read_state(
         prunes: Whether the grid has a pruner. If not, a run that was pruned must continue.
 
     Raises:
-        DamagedRun: if a result is damaged, belongs to another cell, or is of a newer version.
+        DamagedRun: if a result is damaged, belongs to another cell, or is of another version.
     """
     attempts = folder.last_attempt()
     path = folder.result
@@ -100,7 +99,7 @@ def cut_short(folder: RunFolder, result: Mapping[str, Any]) -> str | None:
     Earlier versions recorded the steps of a run and not those that were asked for: these are the
     `max_steps` of its config, unless its epochs may have been fewer.
     """
-    if outcome(result) == "non_finite":
+    if result["outcome"] == "non_finite":
         return None
     asked = result.get("steps_asked")
     if asked is None and result["status"] != CUT_SHORT:

@@ -24,6 +24,10 @@ RUN = "run"
 """The entry of a checkpoint that names the run that wrote it: its id, its seed, its parent's id."""
 
 
+SEALED = "sealed"
+"""The entry of a checkpoint that was written with a seal, so that one without it was changed."""
+
+
 class OtherRun(UserError):
     """A checkpoint names another run than the one in whose folder it lies."""
 
@@ -40,11 +44,13 @@ def read_checkpoint(path: Path, folder: Path | None = None) -> dict[str, Any]:
         UserError: naming the file, if it is damaged or not a checkpoint of this program.
     """
     try:
-        check_archive(path)
+        is_sealed = check_archive(path)
         checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         _ = checkpoint["hyper_parameters"]["block"], checkpoint["hyper_parameters"]["architecture"]
         _ = checkpoint["global_step"], checkpoint["vocab_size"]
         finite = is_finite(checkpoint["state_dict"])
+        if checkpoint.get(SEALED) and not is_sealed:
+            raise Damaged("damaged: it was changed after it was written, as it has lost its seal")
     except Damaged as error:
         raise UserError(f"{path}: {error}") from error
     except Exception as error:

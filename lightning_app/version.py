@@ -1,3 +1,5 @@
 """The version of the package."""
 
 __version__ = "0.1.0"
+BEFORE_STRIKING = "8b5dd6a"
+"""The last commit that has `model.rounding` and reads records of schema 1."""

@@ -143,12 +143,8 @@ SEEN = {
     "--sharpness": Seen(r"sharpness \d.*numbers: ", "experiments/probe/post_ln-*/probes.csv"),
     # Many workers and hosts
     "ablate run demo --workers 4": replace(DEMO, fresh="experiments/demo"),
-    "ablate storage serve --dir ~/queue --host 0.0.0.0": Seen(
-        r"storage: (postgresql://\S+)", more=OPEN
-    ),
-    "export ABLATE_STORAGE='postgresql://ablate@thathost:5433/ablate"
-    "?passfile=/home/me/queue/pgpass'": Seen(""),
-    "ablate submit demo --array 8 --partition gpu --time 12:00:00": Seen(
+    "ablate run demo --storage sqlite:///queue.db": replace(DEMO, fresh="experiments/demo"),
+    "ablate submit demo --array 8 -- --partition gpu --time 12:00:00": Seen(
         "job 4242: tasks 0-7 of ", "experiments/demo/submit.sh"
     ),
     # Your own block

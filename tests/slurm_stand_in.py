@@ -180,11 +180,13 @@ def options(
 ) -> tuple[dict[str, str | None], list[str]]:
     """Read long options until the first other word, as getopt does with `+`."""
     found: dict[str, str | None] = {}
-    for at, word in enumerate(words):
-        if not word.startswith("-"):
-            return found, words[at:]
+    rest = list(words)
+    while rest and rest[0].startswith("-"):
+        word = rest.pop(0)
         key, given, value = word.removeprefix("--").partition("=")
         form = known.get(key) or OPTIONAL.get(key)
+        if form is not None and not given and key not in OPTIONAL and rest:
+            given, value = "=", rest.pop(0)
         if not word.startswith("--") or (key not in known and form is None):
             fail(f"{command}: unrecognized option '{word}'\nTry \"{command} --help\"")
         if form is None and given:
@@ -194,7 +196,7 @@ def options(
         if form is not None and given and not re.fullmatch(form, value):
             fail(f"{command}: error: Invalid --{key} specification")
         found[key] = value if given else None
-    return found, []
+    return found, rest
 
 
 def directives(script: Path) -> list[str]:

@@ -10,11 +10,9 @@ import re
 import shlex
 import shutil
 import signal
-import socket
 import subprocess
 import time
 import urllib.request
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -25,7 +23,6 @@ from tests.pages import PAGES, ROOT, bash_lines, typed
 from tests.scores.corpora import folder_of_corpora
 
 TIMEOUT = 300.0
-STORAGE = "ABLATE_STORAGE"
 
 
 class Reader:
@@ -52,13 +49,11 @@ class Reader:
     def read(self, page: str) -> None:
         """Type the commands of a page, after those that it takes for granted."""
         self.runs: dict[str, str] = {}  # the folder of a run by the command that made it
-        self.storage = ""
-        with ExitStack() as self.until_the_end:
-            for line in [*NEEDED.get(page, ()), *bash_lines(page)]:
-                again = re.search(" (run|fit) ", line) or self.storage
-                if line not in ELSEWHERE and (again or line not in self.worked):
-                    self.type(line, SEEN[line])
-                    self.worked.add(line)
+        for line in [*NEEDED.get(page, ()), *bash_lines(page)]:
+            again = re.search(" (run|fit) ", line)
+            if line not in ELSEWHERE and (again or line not in self.worked):
+                self.type(line, SEEN[line])
+                self.worked.add(line)
 
     def type(self, line: str, seen: Seen) -> None:
         """Run a command and compare what it does with what must be seen."""
@@ -67,10 +62,7 @@ class Reader:
             shutil.rmtree(self.checkout / seen.fresh, ignore_errors=True)
         before = self.times(seen.writes)
         filled = self.fill(line, seen)
-        serving = " --serve" in line or line.startswith(("tensorboard ", "ablate storage serve "))
-        if line.startswith("export "):
-            self.export(filled)
-            return
+        serving = " --serve" in line or line.startswith("tensorboard ")
         print(f"$ {filled}")  # pytest shows it for a test that fails
         out = self.serve(filled, seen.prints) if serving else self.run(filled)
         assert re.search(seen.prints, out, re.M | re.S), (
@@ -97,8 +89,7 @@ class Reader:
             line = re.sub(rf"\bfit/{place}\b", f"fit/{Path(folder).name}", line)
             line = re.sub(rf" {place}\b", f" {folder}", line)
         assert not re.search(r"\b(RUN|OTHER)\b", line), line
-        line = line.replace(" ~/", f" {self.environment['HOME']}/")
-        return f"{line} {seen.more}".strip().replace("--host 0.0.0.0", "--host 127.0.0.1")
+        return f"{line} {seen.more}".strip()
 
     def run(self, line: str) -> str:
         """Run a command to its end; return what it prints, errors last."""
@@ -114,16 +105,12 @@ class Reader:
             )
         else:
             place = {"folder": self.checkout, "root": self.checkout}
-            variables = self.environment | ({STORAGE: self.storage} if self.storage else {})
-            done = warm.run(arguments(line), **place, environment=variables, timeout=TIMEOUT)
+            done = warm.run(arguments(line), **place, environment=self.environment, timeout=TIMEOUT)
         assert done.returncode == 0, f"{line}\n{done.stdout}\n{done.stderr}"
         return done.stdout + done.stderr
 
     def serve(self, line: str, address: str) -> str:
-        """Start a server, look whether it answers at the address, and press Ctrl-C.
-
-        A database serves until the page has been read.
-        """
+        """Start a server, look whether it answers at the address, and press Ctrl-C."""
         process = warm.start(
             arguments(line),
             folder=self.checkout,
@@ -135,29 +122,11 @@ class Reader:
             assert process.poll() is None, said(process)
             assert time.monotonic() < ends, said(process)
             time.sleep(0.1)
-        if found[0].startswith("storage"):
-            self.url = found[1]
-            self.until_the_end.callback(interrupt, process)
-            host, port = self.url.partition("@")[2].partition("/")[0].split(":")
-            socket.create_connection((host, int(port)), TIMEOUT).close()
-        else:
-            url = found[0].partition(" ")[2] if "serving" in found[0] else found[0].split()[-1]
-            with urllib.request.urlopen(url, timeout=TIMEOUT) as answer:
-                assert b"<html" in answer.read()
-            interrupt(process)
+        url = found[0].partition(" ")[2] if "serving" in found[0] else found[0].split()[-1]
+        with urllib.request.urlopen(url, timeout=TIMEOUT) as answer:
+            assert b"<html" in answer.read()
+        interrupt(process)
         return said(process)
-
-    def export(self, line: str) -> None:
-        """Take the address that the page shows, for the server of the page, on this machine."""
-        shown = shlex.split(line)[1].removeprefix(f"{STORAGE}=")
-        port = self.url.partition("/ablate?")[0].rpartition(":")[2]
-        folder = f"{self.environment['HOME']}/queue/"
-        mine = shown.replace("thathost:5433", f"127.0.0.1:{port}").replace(
-            "/home/me/queue/", folder
-        )
-        assert mine == self.url
-        self.storage = mine
-        shutil.rmtree(self.checkout / "experiments/demo")  # or the grid would be finished already
 
 
 def arguments(line: str) -> list[str]:

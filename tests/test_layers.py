@@ -35,7 +35,7 @@ ALLOWED: dict[str, set[str]] = {
     "plugins": {"plugin_files", "plugin_imports", "plugin_patches", "project", "registry"},
     "plugin_copies": {"atomic_write", "identity", "plugins", "run_folder"},
     "task_facts": {"registry", "scores"},
-    "records": {"archive", "run_folder", "strict_yaml", "task_facts"},
+    "records": {"archive", "run_folder", "strict_yaml", "task_facts", "version"},
     "tables": {"records", "run_folder"},
     "grid_axes": set(),
     "rulers": {"grid_axes", "task_facts"},
@@ -101,20 +101,20 @@ ALLOWED: dict[str, set[str]] = {
     "config.config": {
         *MODEL,
         *(f"config.{name}" for name in ("callbacks", "classes", "schema", "sources", "trainer")),
-        *("bounds", "data", "parent_weights", "task_facts"),
+        *("bounds", "data", "identity", "parent_weights", "task_facts"),
     },
     "launcher": set(),
     "catalogue": {"blocks", "models", "atomic_write"},
     "shipped": set(),
-    "identity": {"atomic_write", "config.trainer", "run_folder"},
+    "identity": {"atomic_write", "config.trainer", "run_folder", "version"},
     "experiment": {
         *MODEL,
         *("data", "identity", "parent", "plugins", "task_facts"),
         *("config.config", "config.schema", "config.trainer"),
     },
     "analysis": {
-        *("task_facts", "scores", "atomic_write", "identity", "mixtures", "rulers", "version"),
-        *FOLDERS,
+        *("task_facts", "scores", "atomic_write", "identity", "mixtures", "rulers", "shipped"),
+        *("version", *FOLDERS),
     },
     "ablation": {
         *RUN,

@@ -112,10 +112,10 @@ AT_ONCE = [
     Case("translate --run . --beam 2", "has neither config.yaml nor checkpoints"),
     Case("probe --run nowhere", "--run nowhere"),
     Case("submit demo --array 0", "--array"),
-    Case("storage serve --dir q --port 99999", "--port: expected 0 to 65535"),
+    Case("report demo --serve --port 99999", "--port: expected 0 to 65535"),
+    Case("submit demo --partition gpu", "options of sbatch belong after --"),
     Case("", "the following arguments are required: COMMAND"),
     Case("tarin", "did you mean 'fit'?"),
-    Case("storage serv", "storage: argument ACTION: invalid choice: 'serv'"),
     Case("init", "init: the following arguments are required: DIR"),
     Case("plan demo --worker 2", "plan: unknown argument '--worker'"),
     # runs
@@ -246,8 +246,8 @@ ATTACKS = [
         {"run.yaml": config(), "x.ckpt": b"cos\nsystem\n(S'touch sprung'\ntR."},
     ),
     Case(
-        "submit demo --sbatch wrap=touch",
-        "--sbatch",
+        "submit demo -- --wrap=touch",
+        "--wrap",
     ),
     Case("run demo --storage postgresql://u:secret@host/db", "password"),
 ]

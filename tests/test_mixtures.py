@@ -118,21 +118,13 @@ def test_data_that_an_axis_varies_is_planned() -> None:
     assert strangers(records, axes) == {}
 
 
-def test_old_checksums_and_new_digests_of_one_corpus_agree() -> None:
-    records = {"one": OLD, "two": record(), "three": record("c1", None)}
-    assert strangers(records, AXES) == {}
-    records["four"] = OLD | {"data": {"checksum": "c2"}}
-    assert strangers(records, AXES) == {"c2": ["four"]}
-    assert strangers({"one": OLD, "two": {}}, AXES) == {}  # not recorded
-
-
 def test_a_run_on_two_corpora_is_always_a_stranger() -> None:
     both = record(resumed_from=[{**PROVENANCE, "data": "d0"}])
     assert strangers({"one": both, "two": both}, AXES) == {"d0 then d1": ["one", "two"]}
 
 
 def test_others_than_here_and_now() -> None:
-    here = {"provenance": PROVENANCE, "corpora": [{"checksum": "c1", "digest": "d1"}]}
+    here = {"provenance": PROVENANCE, "corpora": [{"digest": "d1"}]}
     records = {
         "same": record(),
         "code": record(code="bbbb"),
@@ -142,7 +134,7 @@ def test_others_than_here_and_now() -> None:
     }
     assert others(records, here) == {
         "code": {"bbbb": ["code"]},
-        "data": {"d2": ["data"]},
+        "data": {"d2": ["data"], UNKNOWN: ["old"]},
         "device": {"Xeon, oneDNN (AVX512)": ["device"]},
         "unrecorded": {UNKNOWN: ["old"]},
     }

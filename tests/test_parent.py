@@ -208,6 +208,25 @@ def test_the_checkpoint_of_another_run_is_refused_in_a_parent(
         refused(changed(tree, model__init_from=str(given)), tmp_path, capsys, "another run")
 
 
+def test_an_earlier_checkpoint_in_place_of_the_last_one_is_refused_in_a_parent(
+    tmp_path: Path,
+    tree: dict[str, Any],
+    parents: dict[str, Path],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """It is of the same run and seed, and has done fewer steps. As a file it may be named."""
+    other = tmp_path / "other"
+    shutil.copytree(parents["pairs"], other)
+    last = other / "checkpoints" / "last.ckpt"
+    earlier = torch.load(last, weights_only=True)
+    steps, earlier["global_step"] = earlier["global_step"], 1
+    WholeCheckpoints().save_checkpoint(earlier, last)
+    said = f"is of step 1, but its run ended at step {steps}"
+    refused(changed(tree, model__init_from=str(other)), tmp_path, capsys, said)
+    complete = resolve(changed(tree, model__init_from=str(last)), "child.yaml")
+    assert complete["model"]["init_from"] == str(last)
+
+
 def test_a_parent_that_changes_while_its_child_begins_is_refused(
     tmp_path: Path,
     tree: dict[str, Any],

@@ -87,8 +87,6 @@ def test_a_command_of_another_program_names_what_is_there(command: str) -> None:
             check_extras(" ".join(wanted))
         case ["tensorboard", "--logdir", folder]:
             assert folder.startswith("experiments/")
-        case ["export", setting]:
-            assert setting.startswith("ABLATE_STORAGE=postgresql://")
         case ["echo", _]:
             pass
         case _:
@@ -129,7 +127,7 @@ def test_the_commands_within_lines_name_what_is_there(capsys) -> None:
     for page, command in found:
         name, *rest = shlex.split(command)[1:]
         assert re.search(rf"^ +{name}\b", help_of(), re.M), (page, command)
-        if name not in LIGHTNING and name != "storage":
+        if name not in LIGHTNING:
             for word in rest:
                 if word.startswith("--") and "." not in word:
                     assert word.partition("=")[0] in help_of(name), (page, command)

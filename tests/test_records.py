@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 
 from lightning_app.records import (
-    Newer,
+    OtherVersion,
     Unsound,
     is_sealed,
-    outcome,
     read_json,
     read_pruned,
     read_result,
@@ -51,6 +50,7 @@ def test_a_sound_result_is_what_was_written(path: Path) -> None:
         ({"status": ["ok"]}, "status: expected ok or diverged"),
         ({"status": "diverged", "diverged": None}, "contradict each other"),
         ({"outcome": "perfect"}, "outcome: expected trained or not_yet_learned or stalled or"),
+        ({"outcome": "gone"}, "field 'outcome' is missing"),
         ({"outcome": ["ok"]}, "outcome: expected trained"),
         ({"outcome": "stalled"}, "status 'ok' and outcome 'stalled' contradict each other"),
         ({"metrics": {}}, "reports no finite 'val/nll', though its status is ok"),
@@ -87,7 +87,7 @@ def test_a_trained_run_has_reported_the_metric_of_the_grid(path: Path) -> None:
 def test_a_newer_schema_is_recognised_whatever_else_has_changed(path: Path, read) -> None:
     path.write_text(json.dumps({"schema": 99}))
     words = "schema 99: made by a newer version of this program; update the program"
-    with pytest.raises(Newer, match=f"^{words}$"):
+    with pytest.raises(OtherVersion, match=f"^{words}$"):
         read(path, ID)
 
 
@@ -154,30 +154,6 @@ def test_a_file_without_the_right_to_read_it(path: Path) -> None:
     path.chmod(0)
     with pytest.raises(Unsound, match=r"^cannot be read: Permission denied$"):
         read_json(path)
-
-
-@pytest.mark.parametrize(
-    ("changes", "expected"),
-    [
-        ({}, "trained"),
-        ({"outcome": None}, "trained"),
-        ({"outcome": "not_yet_learned", "nll": 8.0}, "not_yet_learned"),
-        ({"status": "diverged", "nll": 5.99}, "stalled"),
-        ({"status": "diverged", "nll": None}, "non_finite"),
-        ({"status": "diverged", "nll": 7.0, "outcome": "non_finite"}, "non_finite"),
-    ],
-)
-def test_how_a_run_ended(path: Path, changes: dict, expected: str) -> None:
-    path.write_text(json.dumps(result(ID, **changes)))
-    tree = read_result(path, ID)
-    assert tree is not None
-    assert outcome(tree) == expected
-
-
-def test_an_earlier_result_says_by_its_rule_that_it_was_not_finite() -> None:
-    for rule in ("training loss is not finite", "final val/nll is not finite"):
-        told = {"step": 3, "rule": rule, "last_finite_loss": 7.0}
-        assert outcome(result(ID, "diverged", 7.0, diverged=told)) == "non_finite"
 
 
 @pytest.fixture

@@ -29,6 +29,13 @@ def test_parts_are_found_by_name_in_their_order() -> None:
     assert dict(table) == {"two": 2, "one": 1}
 
 
+def test_a_decorator_without_a_name_adds_nothing_silently() -> None:
+    table: Registry[type] = Registry("a.b")
+    with pytest.raises(TypeError, match=r"a\.b: .*@register\('Registry'\)"):
+        table.register(Registry)  # pyright: ignore[reportArgumentType]
+    assert len(table) == 0
+
+
 def test_an_unknown_name_is_one_line_with_the_nearest_one() -> None:
     table: Registry[int] = Registry("a.b")
     table.add("first", 1)

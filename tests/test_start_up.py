@@ -7,7 +7,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 BASE = ROOT / "ablations/base/synthetic.yaml"
-FORMER = ROOT / "tests/ablation/made_at_b91519c/former/runs"
+FORMER = ROOT / "tests/ablation/made_at_4ea995c/former/runs"
 
 START = """
 import contextlib, io, json, sys

@@ -67,11 +67,9 @@ def _take(grid: Grid, each: FinishedElsewhere) -> None:
 def _rename(
     folder: RunFolder, target: RunFolder, each: FinishedElsewhere, result: Mapping[str, Any]
 ) -> None:
-    """Write the cell's name and id into a result, and then give its folder the cell's name."""
-    former = {"former_id": result["id"]} if result["id"] != each.cell.id else {}
-    came = {"taken_from": each.origin}
-    named = {**result, "id": each.cell.id, "name": target.name, **former, **came}
-    if is_sealed(result):  # it was checked, and its id, name and places are set here
+    """Write the cell's name into a result, and then give its folder the cell's name."""
+    named = {**result, "name": target.name, "taken_from": each.origin}
+    if is_sealed(result):  # it was checked, and its name and places are set here
         named = sealed(named, folder.path)
     write_whole(folder.result, json.dumps(named, indent=1))
     os.rename(folder.path, target.path)

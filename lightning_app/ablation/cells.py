@@ -18,15 +18,13 @@ _LONGEST = 120  # characters of a run's name before its id; file systems allow 2
 class Cell:
     """One run of a grid: `axes` maps each dotted key to this cell's value, in the file's order.
 
-    `former` is its id of schema 1, empty if that schema could not describe the cell. `parent` is
-    the folder of the run of a parent grid that it starts from, `GRID/runs/NAME` in the folder of
-    experiments; empty without a parent grid.
+    `parent` is the folder of the run of a parent grid that it starts from, `GRID/runs/NAME` in the
+    folder of experiments; empty without a parent grid.
     """
 
     id: str
     name: str
     axes: Mapping[str, Any]
-    former: str = ""
     parent: str = ""
 
 

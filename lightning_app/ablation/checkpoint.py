@@ -23,7 +23,7 @@ from lightning_app.datamodule import TextDataModule
 from lightning_app.errors import UserError
 from lightning_app.identity.relevant import leaves
 from lightning_app.run_folder import NAMED, RunFolder
-from lightning_app.saved import RUN, OtherRun, data_state, other_run, read_checkpoint
+from lightning_app.saved import RUN, SEALED, OtherRun, data_state, other_run, read_checkpoint
 from lightning_app.task_facts import Monitored
 
 OF_EVALUATION: Mapping[str, frozenset[str]] = {
@@ -56,6 +56,8 @@ class Checkpoint(NamedTuple):
 class WholeCheckpoints(TorchCheckpointIO):
     """Writes a sealed checkpoint to a temporary file beside its place and renames it.
 
+    It says that it is sealed: one that was changed and saved again by `torch.save` has no seal.
+
     Lightning writes it to the folder of temporary files. If that is on another file system than the
     experiments, the move is a copy, and a kill during the copy leaves neither the old checkpoint
     nor the new one.
@@ -65,7 +67,7 @@ class WholeCheckpoints(TorchCheckpointIO):
         self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None
     ) -> None:
         with _replacing(Path(path)) as file:
-            torch.save(checkpoint, file)
+            torch.save({**checkpoint, SEALED: True}, file)
             seal(file)
 
 

@@ -27,13 +27,13 @@ from lightning_app.ablation.queue.storages import storage_spec
 from lightning_app.ablation.supervision.locks import is_held, supervisor_lock
 from lightning_app.ablation.supervision.runner import PROGRAM
 from lightning_app.atomic_write import move, write_whole
-from lightning_app.errors import UserError
+from lightning_app.errors import UserError, named
 from lightning_app.grid_folder import GridFolder
 from lightning_app.identity.record import read_record as read_identity
 from lightning_app.mixtures import unsealed
 from lightning_app.plugin_copies import require
 from lightning_app.records import (
-    Newer,
+    OtherVersion,
     Unsound,
     check_schema,
     is_sealed,
@@ -107,7 +107,7 @@ def doctor_command(
             if (held := load_plan(folder.plan)) is not None:  # first: sealed results need one
                 save_plan(folder.plan, held)
             findings += doctor.seal({each.path for each in findings})
-        if fix and not findings and (queue.kind != "journal" or folder.journal.exists()):
+        if fix and not findings and (queue.journal is None or queue.journal.exists()):
             for note in mend(planned, queue):
                 print(note, flush=True)
     for each in findings:
@@ -160,7 +160,7 @@ class _Doctor:
                 continue
             try:
                 if path == run.result:
-                    check_files(run, tree, cell, self._grid)
+                    check_files(run, tree, cell)
                 write_whole(path, json.dumps(sealed(tree, run.path), indent=1))
                 self.sealed += 1
             except Unsound as error:
@@ -206,7 +206,10 @@ class _Doctor:
         unknown = []
         # Of several folders of one cell, one with a result gets its name.
         for run in sorted(strays, key=lambda run: not run.result.exists()):
-            cell = None if _newer(run) else grid.by_id.get(_identity(run) or "")
+            if other := _of_other_version(run):
+                yield other
+                continue
+            cell = grid.by_id.get(_identity(run) or "")
             if cell is None:
                 unknown.append(run.name)
             elif cell.name in taken or grid.run(cell).path.exists():
@@ -251,8 +254,8 @@ class _Doctor:
                 yield self._aside(run.path, "is not a folder", _RUNS_AGAIN)
             elif is_held(run.lock):
                 self.running += 1
-            elif newer := _newer(run):
-                yield newer
+            elif other := _of_other_version(run):
+                yield other
             else:
                 yield from self._contents(run, cell)
         if absent:
@@ -292,7 +295,8 @@ class _Doctor:
         """The id of a config of another experiment, None if it is the cell's. Raises `Unsound`."""
         tree = read_yaml(run.config)
         try:
-            identity = self._program.identify(tree).id
+            with named(run.config):
+                identity = self._program.identify(tree).id
         except (LookupError, TypeError, AttributeError, ValueError) as error:
             raise Unsound("torn or damaged: not the config of a run") from error
         if identity == cell.id:
@@ -350,12 +354,12 @@ def _misnamed(path: Path, planned: Path) -> Finding:
     )
 
 
-def _newer(run: RunFolder) -> Finding | None:
-    """A run of a newer version of this program, which this one must not judge or move."""
+def _of_other_version(run: RunFolder) -> Finding | None:
+    """A run of a version of this program that this one cannot read, and must not judge or move."""
     for path in (run.result, run.pruned):
         try:
             check_schema(read_json(path))
-        except Newer as error:
+        except OtherVersion as error:
             return Finding(path=path, what=str(error))
         except (Unsound, FileNotFoundError):
             continue  # another check reports it

@@ -6,23 +6,19 @@ Nothing is taken from the folder's name: the id is computed again from what the 
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from lightning_app.ablation.cells import Cell
 from lightning_app.ablation.grid import Grid
-from lightning_app.data.config import DataConfig
-from lightning_app.data.corpus import resolved_data
 from lightning_app.errors import UserError
 from lightning_app.grid_axes import lookup
-from lightning_app.identity.ids import identify
 from lightning_app.identity.record import CONTINUED, read_record
-from lightning_app.identity.relevant import completed, relevant, relevant_blocks
+from lightning_app.identity.relevant import relevant, relevant_blocks
 from lightning_app.parent import FIELD
 from lightning_app.plugin_copies import needed_by
 from lightning_app.plugins import KEY
-from lightning_app.records import Unsound, outcome, read_json, read_result, read_yaml
+from lightning_app.records import Unsound, read_json, read_result, read_yaml
 from lightning_app.run_folder import BLOCK, ENVIRONMENT, METRICS, NAMED, RESULT, RunFolder
 from lightning_app.run_state import cut_short
 from lightning_app.tables import CHECKS, read_curves
@@ -48,18 +44,17 @@ def check_finished(folder: RunFolder, cell: Cell, grid: Grid, *, is_copied: bool
     if is_copied:
         _check_links(folder)
     result = _result(folder, cell, grid)
-    if not is_copied and result["id"] == cell.id:
+    if not is_copied:
         return result  # under its planned name, too, this grid would count it by its result alone
-    check_files(folder, result, cell, grid)
-    if is_copied:
-        try:
-            _check_kept(folder, result, cell, grid)
-        except _DAMAGED as error:
-            raise Unsound(f"damaged: {folder.config.name}") from error
+    check_files(folder, result, cell)
+    try:
+        _check_kept(folder, result, cell, grid)
+    except _DAMAGED as error:
+        raise Unsound(f"damaged: {folder.config.name}") from error
     return result
 
 
-def check_files(folder: RunFolder, result: Mapping[str, Any], cell: Cell, grid: Grid) -> None:
+def check_files(folder: RunFolder, result: Mapping[str, Any], cell: Cell) -> None:
     """Check that the files of a run agree with each other, and with its result and the cell.
 
     Raises:
@@ -73,10 +68,7 @@ def check_files(folder: RunFolder, result: Mapping[str, Any], cell: Cell, grid: 
             _about(path, check)
     config = _about(folder.config, read_yaml)
     try:
-        if folder.identity.is_file():
-            _check_record(folder, config, result, cell)
-        else:
-            _check_without_record(folder, config, result, cell, grid)
+        _check_record(folder, config, result, cell)
         _check_last_loss(folder, config, result)
     except _DAMAGED as error:
         raise Unsound(f"damaged: {folder.config.name} and its other files do not agree") from error
@@ -103,13 +95,11 @@ def _about(path: Path, read: Callable[[Path], Any]) -> Any:
 
 
 def _result(folder: RunFolder, cell: Cell, grid: Grid) -> dict[str, Any]:
-    """The sound result of a run with the id of the cell, now or by schema 1."""
+    """The sound result of a run with the id of the cell."""
     if not folder.result.is_file():
         ended = "was ended by the pruner of its grid" if folder.pruned.is_file() else "not finished"
         raise Unsound(f"{ended}: has no {RESULT}")
-    given = _about(folder.result, read_json).get("id")
-    known = cell.former if cell.former and given == cell.former else cell.id
-    result = _about(folder.result, lambda path: read_result(path, known, grid.plan.metric))
+    result = _about(folder.result, lambda path: read_result(path, cell.id, grid.plan.metric))
     if why := cut_short(folder, result):
         raise Unsound(why)
     return result
@@ -124,7 +114,9 @@ def _check_record(
         record = read_record(folder.path)
     except UserError as error:
         raise Unsound(f"{name}: damaged") from error
-    if record is None or record.id != cell.id:
+    if record is None:
+        raise Unsound(f"has no {name}")
+    if record.id != cell.id:
         raise Unsound(f"{name} is of another experiment than {RESULT}")
     made = relevant(config)
     if (FIELD in made) != (FIELD in record.config):
@@ -160,49 +152,6 @@ def _json(value: Any) -> str:
     return json.dumps(value, sort_keys=True)
 
 
-def _check_without_record(
-    folder: RunFolder,
-    config: Mapping[str, Any],
-    result: Mapping[str, Any],
-    cell: Cell,
-    grid: Grid,
-) -> None:
-    """Compare a run of schema 1, which left no `identity.json`, with the cell.
-
-    Its id left out the callbacks, plugins and strategy, the definition of the blocks and the
-    corpus. All of these are compared: by the run's config, by its `block.json`, and by the checksum
-    of its tokens.
-    """
-    other = Unsound("is another experiment, which an id of an earlier schema did not tell apart")
-    try:
-        blocks = relevant_blocks(read_json(folder.block))
-        checksum = result["data"]["checksum"]
-        corpora = dict(zip(grid.plan.corpora, grid.plan.data, strict=True))
-        alike = (
-            corpus
-            for corpus in corpora
-            if identify(config, blocks=blocks, corpus=corpus).id == cell.id
-        )
-        corpus = next(alike, None)
-        if corpus is None:
-            raise other
-        # With the data settings of the run: an axis may give each cell another vocabulary.
-        places = {key: corpora[corpus][key] for key in ("root", "cache")}
-        data = resolved_data({**completed(config)["data"], **places})
-    except UserError as error:
-        raise other from error
-    if checksum != _checksum(data, corpus):
-        raise other
-
-
-@lru_cache(maxsize=256)
-def _checksum(config: DataConfig, corpus: str) -> str:
-    """Prepare a corpus and return the checksum of its tokens; `corpus` is its digest."""
-    from lightning_app.data.prepare import prepare
-
-    return prepare(config).meta["checksum"]
-
-
 def _check_last_loss(
     folder: RunFolder, config: Mapping[str, Any], result: Mapping[str, Any]
 ) -> None:
@@ -221,7 +170,7 @@ def _check_kept(folder: RunFolder, result: Mapping[str, Any], cell: Cell, grid: 
     """Check that this grid has not put the run aside, and that it has what a cell here keeps."""
     if _is_superseded(result, cell, grid):
         raise Unsound("this grid has superseded it (--rerun-stale)")
-    if outcome(result) == "non_finite":
+    if result["outcome"] == "non_finite":
         return  # such a run may have left no checkpoint
     tree, keep = grid.tree(cell), grid.spec.checkpoints
     saves = lookup(tree, "trainer.enable_checkpointing") is not False

@@ -2,7 +2,7 @@
 
 Such a run is in the folder of its grid, from the time before a value or an axis was added or
 removed, or in the folder of another grid or of `ablate fit`: in the same folder of experiments, or
-in one that the user's ``ablate.yaml`` lists under ``results``. Its id may be one of schema 1.
+in one that the user's ``ablate.yaml`` lists under ``results``.
 """
 
 import os
@@ -85,7 +85,7 @@ def find_finished(grid: Grid, results: Iterable[Path] = ()) -> Search:
     folders = _runs_by_suffix(grid.folder, results) if missing else {}
     for cell in missing:
         refused = []
-        for folder in _candidates(cell, folders):
+        for folder in folders.get(cell.id[:_SUFFIX], ()):
             path, experiments = folder.path, grid.folder.path.parent
             is_copied = path.parent != grid.folder.runs or path.is_symlink()
             try:
@@ -159,8 +159,3 @@ def _reading(folder: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise UserError(f"{folder}: cannot be read: {error.strerror}") from error
-
-
-def _candidates(cell: Cell, folders: Mapping[str, list[RunFolder]]) -> Iterator[RunFolder]:
-    for identity in filter(None, (cell.id, cell.former)):
-        yield from folders.get(identity[:_SUFFIX], ())

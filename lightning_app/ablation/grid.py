@@ -62,7 +62,7 @@ class Grid:
         """The state of a cell on disk; `with_metric`: a trained run must report the grid's metric.
 
         Raises:
-            UserError: if its result is damaged, not the cell's, or of a newer version.
+            UserError: if its result is damaged, not the cell's, or of another version.
         """
         metric = self.plan.metric if with_metric else None
         try:
@@ -71,7 +71,7 @@ class Grid:
             fix = (
                 f"; `ablate doctor {self.folder.name} --fix` moves it, so that the cell runs again"
             )
-            raise UserError(f"{error.path}: {error}{'' if error.newer else fix}") from error
+            raise UserError(f"{error.path}: {error}{'' if error.other_version else fix}") from error
 
     def tree(self, cell: Cell) -> dict[str, Any]:
         """The config of a cell as the grid file gives it: without defaults."""

@@ -14,7 +14,6 @@ from lightning_app.grid_axes import (
     BLOCK,
     PRESET,
     RATE,
-    ROUNDING,
     SEED,
     WARMUP,
     key_of,
@@ -260,7 +259,7 @@ def check_labels(labels: Any, axes: Mapping[str, list[Any]]) -> dict[str, list[s
     of a group of runs. Both must be another for each setting.
     """
     found = {} if labels is None else mapping(labels, "labels")
-    known = [axis for axis in axes if axis not in (SEED, WARMUP, RATE, ROUNDING)]
+    known = [axis for axis in axes if axis not in (SEED, WARMUP, RATE)]
     for axis, names in found.items():
         if axis not in known:
             raise UserError(

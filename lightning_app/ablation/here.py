@@ -25,4 +25,4 @@ def _corpus(section: Mapping[str, Any]) -> Mapping[str, Any] | None:
         found = find(resolved_data(section))
     except UserError:  # its files are missing, so its digest is unknown here
         return None
-    return None if found is None else {"digest": found.digest, "checksum": found.meta["checksum"]}
+    return None if found is None else {"digest": found.digest}

@@ -42,7 +42,7 @@ from lightning_app.grid_folder import GridFolder, is_file_name
 from lightning_app.identity.ids import Identity
 from lightning_app.parent import FIELD, find_parent
 from lightning_app.plugins import digests
-from lightning_app.records import PLAN_SCHEMA, Newer, Unsound, check_plan, read_json
+from lightning_app.records import SCHEMA, OtherVersion, Unsound, check_plan, read_json
 
 Resolve = Callable[[dict[str, Any], str], dict[str, Any]]
 Identify = Callable[[dict[str, Any]], Identity]
@@ -153,8 +153,7 @@ def _expand(
     for axes, folder, (_, config) in zip(chosen, folders, resolved, strict=True):
         identity = identify(config)
         name = cell_name(spec, axes, identity.id)
-        former = identity.former
-        cells.append(Cell(id=identity.id, name=name, axes=axes, former=former, parent=folder))
+        cells.append(Cell(id=identity.id, name=name, axes=axes, parent=folder))
         configs.append(config)
         effects.append((identity.effect, folder))
         section = {**config["data"], "init_from": folder} if folder else config["data"]
@@ -285,16 +284,17 @@ def load_plan(path: Path) -> Plan | None:
 
     Raises:
         DamagedPlan: if it is damaged.
-        UserError: if a newer version of this program made it.
+        UserError: if it is of a version of this program that this one does not read.
     """
     try:
         tree = read_json(path)
         check_plan(tree)
         del tree["schema"]
         tree.pop(SEAL, None)
-        cells = tuple(Cell(**cell) for cell in tree.pop("cells"))
-        data = tuple(tree["data"])
-        corpora = tuple(tree.get("corpora") or [None] * len(data))
+        # Plans of earlier versions also have an id of schema 1 for each cell.
+        known = [{k: v for k, v in each.items() if k != "former"} for each in tree.pop("cells")]
+        cells = tuple(Cell(**cell) for cell in known)
+        data, corpora = tuple(tree["data"]), tuple(tree["corpora"])
         waiting = tuple(Waiting(**cell) for cell in tree.pop("waiting", ()))
         found = {"data": data, "corpora": corpora, "cells": cells, "waiting": waiting}
         found |= {name: tuple(tree.get(name, ())) for name in (*_OF_PARENTS, "warnings")}
@@ -304,9 +304,9 @@ def load_plan(path: Path) -> Plan | None:
         return Plan(**{**tree, **found})
     except FileNotFoundError:
         return None
-    except Newer as error:
+    except OtherVersion as error:
         raise UserError(f"{path}: {error}") from error
-    except (Unsound, KeyError, TypeError) as error:
+    except (Unsound, KeyError, TypeError, AttributeError) as error:
         again = "`ablate run` makes it again"
         raise DamagedPlan(f"{path}: torn or damaged ({error}); {again}") from error
 
@@ -327,7 +327,7 @@ def save_plan(path: Path, plan: Plan) -> None:
     """
     beside = GridFolder(path.parent).specification
     files = {beside.name: sha256_of(beside.read_bytes())} if beside.is_file() else {}
-    tree = {"schema": PLAN_SCHEMA, **asdict(plan)}
+    tree = {"schema": SCHEMA, **asdict(plan)}
     tree["cells"] = [_without_empty(cell, "parent") for cell in tree["cells"]]
     tree = _without_empty(tree, "waiting", "parents", "warnings", *_OF_PARENTS)
     write_whole(path, json.dumps(with_seal(tree, files), indent=1))

@@ -139,8 +139,7 @@ class PreparedRun:
         self._find_checkpoint(ckpt_path)
         self._open_data()
         if command == "fit":  # a cell has its own folder and checkpoint
-            checksum = self.corpus.meta["checksum"]
-            there = check_folder(self.folder, self.record, tree, checksum, self.resumed)
+            there = check_folder(self.folder, self.record, tree, self.resumed)
             if self._checkpoint is not None:
                 path = self._checkpoint.path
                 self.record = with_checkpoint(self.record, there, path, self.folder)
@@ -195,11 +194,11 @@ class PreparedRun:
             trained = ("optimizer",) if self._trains else ()
             parts = ("block", "architecture", *trained)
             self._checkpoint = check_checkpoint(path, model, parts, evaluates=not self._trains)
-            own = path.resolve().is_relative_to(self.folder.path.resolve())
-            if self._trains and model["rounding"] and not own:
+            most, step = self.tree["trainer"]["max_steps"], self._checkpoint.step
+            if self._trains and 0 < most < step:
                 raise UserError(
-                    f"--ckpt_path {path}: model.rounding {model['rounding']} changes initial "
-                    "values, which this checkpoint of another run replaces; 0 is right"
+                    f"--ckpt_path {path}: is of step {step}, after which trainer.max_steps {most} "
+                    f"trains nothing; {step + 1} or more is right"
                 )
         elif self._checkpoint is None and not self._trains:
             raise UserError(f"{self.command}: --ckpt_path is needed: a file, 'last' or 'best'")

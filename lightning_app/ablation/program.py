@@ -13,7 +13,8 @@ from lightning_app.config.config import check_rows, resolve
 from lightning_app.data.corpus import resolved_data
 from lightning_app.data.prepare import find
 from lightning_app.data.prepare import prepare as prepare_corpus
-from lightning_app.experiment import Identity, identity_of, of_today
+from lightning_app.experiment import Identity, identity_of
+from lightning_app.identity.relevant import completed
 from lightning_app.provenance import software
 from lightning_app.task_facts import TASKS
 from lightning_app.tasks.base import task_class
@@ -34,12 +35,13 @@ def prepare(config: dict[str, Any]) -> bool:
 
 
 def _fitting_identity(config: dict[str, Any]) -> Identity:
-    """Return the identity of a resolved config; refuse one that its prepared corpus does not fit.
+    """Return the identity of the config of a run; refuse one that its prepared corpus does not fit.
 
     Raises:
         UserError: if rows of the corpus are longer than the positions.
     """
-    check_rows(of_today(config))
+    config = completed(config)  # it may come from an earlier version
+    check_rows(config)
     return identity_of(config)
 
 

@@ -52,7 +52,7 @@ from lightning_app.plugins import KEY, check_used, digests
 from lightning_app.provenance import PACKAGES, foreign_classes
 from lightning_app.records import CUT_SHORT, SCHEMA, SIGNATURES
 from lightning_app.run_state import words_of_short
-from lightning_app.trainer_limits import check_ranks, steps_asked
+from lightning_app.trainer_limits import check_limits, check_ranks, steps_asked
 
 
 class CutShort(UserError):
@@ -252,6 +252,7 @@ class Run(PreparedRun):
             outcome = Outcome(CUT_SHORT, why)
         if finite and model.objective.config.evaluate_test:
             metrics |= trainer.test(model, datamodule=datamodule, verbose=False)[0]
+        check_limits(trainer, self.tree["trainer"], self._callbacks())
         metrics = {k: float(v) for k, v in metrics.items() if k.startswith(("val/", "test/"))}
         metrics["train/tokens_per_second"] = self.throughput.rate
         self._leave(self._result(outcome, metrics, model, datamodule, started), model, datamodule)

@@ -6,14 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from lightning_app.errors import UserError
-from lightning_app.experiment import stacks_of
 from lightning_app.identity.record import Record, read_record
-from lightning_app.records import Unsound, read_json, read_yaml
 from lightning_app.run_folder import RunFolder
 
 
 def check_folder(
-    folder: RunFolder, record: Record, tree: Mapping[str, Any], checksum: str, resumed: bool
+    folder: RunFolder, record: Record, tree: Mapping[str, Any], resumed: bool
 ) -> Record | None:
     """Refuse the folder of another experiment: of another config, block or corpus.
 
@@ -21,7 +19,6 @@ def check_folder(
         folder: The folder of the new run.
         record: The values that its id is computed from.
         tree: Its resolved config.
-        checksum: The checksum of the tokens of its data.
         resumed: Whether it continues from a checkpoint; it may then train more steps.
 
     Returns:
@@ -32,7 +29,12 @@ def check_folder(
     """
     if not folder.config.exists():
         return None
-    found = read_record(folder.path) or _former_record(folder, record, tree, checksum)
+    found = read_record(folder.path)
+    if found is None:
+        raise UserError(
+            f"{folder.identity}: missing, so that nothing says which run the folder holds; move "
+            "the folder away"
+        )
     there, here = found.apart(), record
     if resumed:
         steps = {"trainer.max_steps": tree["trainer"]["max_steps"]}
@@ -56,24 +58,3 @@ def with_checkpoint(
     with checkpoint.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     return record.going_on(there if own else None, digest[:16])
-
-
-def _former_record(
-    folder: RunFolder, record: Record, tree: Mapping[str, Any], checksum: str
-) -> Record:
-    """The record of a run of schema 1, which wrote only its config and, if it ended, its results.
-
-    Its blocks and its corpus are read from `block.json` and `result.json`.
-    """
-    path = folder.config
-    try:
-        config = read_yaml(path)
-        path = folder.block
-        stacks = read_json(path) if path.exists() else stacks_of(tree)
-        path = folder.result
-        known = read_json(path)["data"]["checksum"] if path.exists() else checksum
-        corpus = record.corpus if known == checksum else f"tokens {known}"
-        return Record.of(config, stacks, corpus)
-    except (Unsound, LookupError, TypeError, AttributeError, ValueError) as error:
-        reason = str(error) if isinstance(error, Unsound) else "damaged"
-        raise UserError(f"{path}: {reason}; move the run's folder away") from error

@@ -5,7 +5,6 @@ The job holds no state: whatever ends it, another job continues the grid.
 
 import argparse
 import os
-import re
 import shlex
 import shutil
 import subprocess
@@ -16,7 +15,7 @@ from string import Template
 from urllib.parse import urlsplit
 
 from lightning_app.ablation.grid_spec import find_grid, read_spec
-from lightning_app.ablation.queue.storages import VARIABLE, StorageSpec, storage_spec
+from lightning_app.ablation.queue.storages import VARIABLE, storage_spec
 from lightning_app.atomic_write import write_whole, writing_in
 from lightning_app.errors import UserError
 from lightning_app.grid_folder import GridFolder
@@ -45,12 +44,17 @@ _SCRIPT = Template("""\
 #SBATCH --open-mode=append
 #SBATCH --signal=USR1@180
 #SBATCH --$requeue
-$asked
+#
+# Submitted by: $submitted
+
 set -u
 $needs$command
 code=$$?
 ${again}exit "$$code"
 """)
+
+# srun does not take this option from the job.
+_STEP = "srun --nodes=1 --ntasks=1 ${SLURM_CPUS_PER_TASK:+--cpus-per-task=$SLURM_CPUS_PER_TASK}"
 
 _AGAIN = """\
 if [ "$code" -eq 130 ] || [ "$code" -eq 138 ]; then
@@ -62,11 +66,7 @@ fi
 # Options of sbatch that the template or an option of this command sets.
 _OURS = ("job-name", "array", "nodes", "ntasks", "chdir", "output", "open-mode", "signal")
 _OURS += ("requeue", "no-requeue", "wrap", "parsable", "test-only")
-
-# Options whose environment variables, which override a script, have other names.
-_VARIABLES = {"array": "ARRAY_INX", "mem": "MEM_PER_NODE", "time": "TIMELIMIT"}
-
-_SHORTEST = 4  # minutes: a job saves its state in its last 3, and SLURM may end it 1 minute early
+_SHORT = ("-J", "-a", "-N", "-n", "-D", "-o")  # the short forms of some of these
 
 # Settings of the cluster: a job that submits another job passes them on.
 _OF_THE_CLUSTER = frozenset({"SLURM_CONF", "SLURM_CLUSTERS", "SLURM_DEBUG_FLAGS", "SLURM_UMASK"})
@@ -89,14 +89,6 @@ def submit_command(
     *,
     array: int = 1,
     concurrent: int | None = None,
-    partition: str | None = None,
-    time: str | None = None,
-    account: str | None = None,
-    qos: str | None = None,
-    constraint: str | None = None,
-    gpus: str | None = None,
-    cpus: int | None = None,
-    mem: str | None = None,
     sbatch: Sequence[str] = (),
     storage: str | None = None,
     run_options: Sequence[str] = (),
@@ -108,18 +100,9 @@ def submit_command(
     Args:
         grid: The grid, as for `ablate run`.
         experiments: Where the grid's folder lies.
-        array: Supervisors, one for each task of the array. Several need a storage for several
-            hosts.
+        array: Supervisors, one for each task of the array.
         concurrent: How many of them run at once, None for all.
-        partition: sbatch's option of this name; so are the options up to `mem`.
-        time: The time limit. MM:SS is refused, since users who write it mean hours and minutes.
-        account: sbatch's option.
-        qos: sbatch's option.
-        constraint: sbatch's option.
-        gpus: GPUs of a task, such as 2 or a100:2.
-        cpus: CPUs of a task.
-        mem: Memory of a task, such as 32G.
-        sbatch: Further options of sbatch, ``KEY=VALUE`` or ``KEY``; sbatch checks them.
+        sbatch: Further words for sbatch, which checks them, such as ``--partition gpu``.
         storage: As for `ablate run`.
         run_options: Further words for every `ablate run`.
         requeue: Whether a task that reached its time limit is queued again.
@@ -129,53 +112,41 @@ def submit_command(
         0, or 1 if sbatch refuses the script; sbatch prints the reason.
 
     Raises:
-        UserError: for values that SLURM would misunderstand, and if SLURM is not installed.
+        UserError: for options of sbatch that this command sets, and if SLURM is not installed.
     """
     file = find_grid(grid).resolve()
     name = read_spec(grid).name
     folder = GridFolder(experiments.resolve() / name)
     spec = storage_spec(storage, folder.journal)
-    _check_storage(spec, array)
-    _check_time(time)
-    for option, number in (("--array", array), ("--concurrent", concurrent), ("--cpus", cpus)):
+    if urlsplit(spec.shown).hostname in ("localhost", "127.0.0.1", "::1"):
+        print(
+            f"note: {spec.shown} is on this host, and other hosts cannot reach it", file=sys.stderr
+        )
+    for option, number in (("--array", array), ("--concurrent", concurrent)):
         if number is not None and number < 1:
             raise UserError(f"{option}: expected 1 or more, found {number}")
     if "\\" in str(folder):
         raise UserError(f"--experiments: SLURM cannot write logs below a '\\': {folder}")
+    _check_words(sbatch)
     tasks = f"0-{array - 1}" + (f"%{concurrent}" if concurrent else "")
-    asked = {
-        "partition": partition,
-        "time": time,
-        "account": account,
-        "qos": qos,
-        "constraint": constraint,
-        "gpus-per-node": gpus,
-        "cpus-per-task": cpus,
-        "mem": mem,
-    }
-    options = [f"{key}={value}" for key, value in asked.items() if value is not None]
-    options += _further(sbatch, asked)
-    step = ["srun", "--nodes=1", "--ntasks=1"]
-    step += [f"--cpus-per-task={cpus}"] if cpus else []  # srun does not take it from the job
     named = [word for each in given() for word in ("--plugin", each.source)]
     command = [sys.executable, "-m", "lightning_app", *named, "run", str(file)]
     words = ["--experiments", str(experiments.resolve()), "--no-wait"]
     words += ["--storage", storage] if storage is not None else []
-    parts = [step, command, [*words, *run_options]]
     text = _fill(
         name=f"ablate-{name}",
         array=tasks,
         here=str(Path.cwd()),
         logs=str(folder.logs).replace("%", "%%"),
         requeue=requeue,
-        options=options,
-        command=parts,
-        needs=storage is None and spec.kind != "journal",
+        submitted=["sbatch", *sbatch, str(folder.script)],
+        command=[command, [*words, *run_options]],
+        needs=storage is None and spec.journal != folder.journal,
     )
     if dry_run:
         print(text, end="")
         return 0
-    job = _submit(text, folder, [option.partition("=")[0] for option in options])
+    job = _submit(text, folder, sbatch)
     if job is None:
         print(f"ablate: sbatch refused {folder.script}", file=sys.stderr)
         return 1
@@ -187,37 +158,12 @@ def submit_command(
     return 0
 
 
-def _check_time(text: str | None) -> None:
-    if text is None:
-        return
-    match = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d\d))?(?::(\d\d))?", text)
-    if match is None:
-        raise UserError(f"--time: expected minutes, HH:MM:SS or D-HH:MM:SS, found '{text}'")
-    days, first, second, third = (None if part is None else int(part) for part in match.groups())
-    first = first or 0
-    if days is None and second is not None and third is None:
-        raise UserError(
-            f"--time: SLURM reads '{text}' as minutes and seconds; write {text}:00 for hours and "
-            f"minutes, or {first} for minutes"
-        )
-    if days is not None:
-        minutes = 60 * (24 * days + first) + (second or 0)
-    else:
-        minutes = first if second is None else 60 * first + second
-    if minutes <= _SHORTEST and (minutes or third or days):  # 0 alone asks for no limit
-        raise UserError(
-            f"--time: '{text}' is too short: a job uses its last {_SHORTEST} minutes to save its "
-            "state"
-        )
-
-
-def _further(options: Iterable[str], asked: Iterable[str]) -> list[str]:
-    """Check that no further option for sbatch overrides one that the script sets."""
-    found = [option.strip().removeprefix("--") for option in options]
-    for key in (option.partition("=")[0] for option in found):
-        if key in _OURS or key in asked:
-            raise UserError(f"--sbatch: {key}: `ablate submit` sets it; see its options")
-    return found
+def _check_words(words: Iterable[str]) -> None:
+    """Check that no word for sbatch overrides an option that the script sets."""
+    for word in words:
+        key = word.partition("=")[0]
+        if (key.removeprefix("--") in _OURS and key.startswith("--")) or word[:2] in _SHORT:
+            raise UserError(f"submit: {key}: `ablate submit` sets it; see its options")
 
 
 def _fill(
@@ -227,7 +173,7 @@ def _fill(
     here: str,
     logs: str,
     requeue: bool,
-    options: Sequence[str],
+    submitted: Sequence[str],
     command: Sequence[Sequence[str]],
     needs: bool,
 ) -> str:
@@ -235,13 +181,9 @@ def _fill(
 
     `needs`: whether the job reads its storage from the environment.
     """
-    for word in (here, logs, *options, *(word for part in command for word in part)):
+    for word in (here, logs, *submitted, *(word for part in command for word in part)):
         if not word.isprintable():
             raise UserError(f"submit: {word!r}: line breaks and control characters cannot be used")
-    quoted = (option.partition("=") for option in options)
-    lines = (
-        f"#SBATCH --{key}{equal}{shlex.quote(v) if equal else ''}\n" for key, equal, v in quoted
-    )
     variable = f': "${{{VARIABLE}:?the environment of this job does not hold it}}"\n'
     return _SCRIPT.substitute(
         name=name,
@@ -249,26 +191,26 @@ def _fill(
         here=shlex.quote(here),
         logs=shlex.quote(logs),
         requeue="requeue" if requeue else "no-requeue",
-        asked="".join(lines),
+        submitted=shlex.join(submitted),
         needs=variable if needs else "",
         again=_AGAIN if requeue else "",
-        command=" \\\n    ".join(map(shlex.join, command)),
+        command=" \\\n    ".join([_STEP, *map(shlex.join, command)]),
     )
 
 
-def _submit(text: str, folder: GridFolder, keys: Iterable[str]) -> str | None:
-    """Write the script, give it to sbatch, and return the job, None if sbatch refuses.
+def _submit(text: str, folder: GridFolder, words: Sequence[str]) -> str | None:
+    """Write the script, give it to sbatch after `words`, and return the job, None if it refuses.
 
-    Variables of the environment are removed if they would override options of the script (ours and
-    those of `keys`), or describe the job in which this process runs.
+    Variables of the environment are removed if they would override options of the script, or
+    describe the job in which this process runs.
     """
     if shutil.which("sbatch") is None:
         raise UserError("submit: no sbatch on the PATH; submit from a host that has SLURM")
     write_whole(folder.script, text)
     with writing_in(folder.path):
         folder.logs.mkdir(exist_ok=True)  # without it SLURM fails without a message
-    names = (_VARIABLES.get(key, key.upper().replace("-", "_")) for key in (*_OURS, *keys))
-    overruling = {f"SBATCH_{name}" for name in names}
+    overruling = {f"SBATCH_{key.upper().replace('-', '_')}" for key in _OURS}
+    overruling.add("SBATCH_ARRAY_INX")  # the variable of --array
     in_a_job = "SLURM_JOB_ID" in os.environ
     environment = {
         key: value
@@ -277,7 +219,7 @@ def _submit(text: str, folder: GridFolder, keys: Iterable[str]) -> str | None:
         and not (in_a_job and key.startswith("SLURM_") and key not in _OF_THE_CLUSTER)
     }
     done = subprocess.run(
-        ["sbatch", "--parsable", str(folder.script)],
+        ["sbatch", "--parsable", *words, str(folder.script)],
         env=environment,
         stdout=subprocess.PIPE,
         text=True,
@@ -285,15 +227,3 @@ def _submit(text: str, folder: GridFolder, keys: Iterable[str]) -> str | None:
     )
     # The name of the cluster may follow the number of the job.
     return done.stdout.strip().partition(";")[0] if done.returncode == 0 else None
-
-
-def _check_storage(spec: StorageSpec, array: int) -> None:
-    if array > 1 and not spec.several:
-        raise UserError(
-            f"--array {array}: several hosts need one database, and {spec.shown} is for one "
-            "supervisor; give --storage postgresql://... (`ablate storage serve` starts one)"
-        )
-    if spec.several and urlsplit(spec.url).hostname in ("localhost", "127.0.0.1", "::1"):
-        print(
-            f"note: {spec.shown} is on this host, and other hosts cannot reach it", file=sys.stderr
-        )

@@ -42,7 +42,6 @@ from lightning_app.analysis.statistics import (
 from lightning_app.grid_axes import (
     CORPUS,
     PRESET,
-    ROUNDING,
     SEED,
     WARMUP,
     group_name,
@@ -137,7 +136,7 @@ def compared_axes(grid: GridResults) -> dict[str, Any]:
         return {WARMUP: 0, **grid.compare}
     if grid.compare or grid.asks_warmup:
         return dict(grid.compare)
-    several = [axis for axis in grid.axes if axis not in (SEED, ROUNDING) and grid.varies(axis)]
+    several = [axis for axis in grid.axes if axis != SEED and grid.varies(axis)]
     axis = PRESET if PRESET in several else next(iter(several), None)
     if axis is None:
         return {}
@@ -185,7 +184,7 @@ def _of(grid: GridResults, axis: str, base: Any) -> list[MetricDifference]:
     for cell in grid.cells:
         others = grid.apart_from(axis, cell.axes)
         place = tuple((key, key_of(value)) for key, value in others.items())
-        shown = [key for key in others if key != ROUNDING and grid.varies(key)]
+        shown = [key for key in others if grid.varies(key)]
         words[place] = group_name(others, shown, grid.labels)
         if cell.finished:
             arm = runs.setdefault(place, {}).setdefault(key_of(cell.axes[axis]), {})

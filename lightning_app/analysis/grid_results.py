@@ -18,7 +18,6 @@ from lightning_app.mixtures import Groups, strangers
 from lightning_app.records import (
     OUTCOMES,
     Unsound,
-    outcome,
 )
 from lightning_app.rulers import differences, in_raw_text, names_of, ruler, unit_of
 from lightning_app.run_folder import METRICS
@@ -85,12 +84,12 @@ class CellResult:
     @property
     def outcome(self) -> str | None:
         """How it ended, a key of `records.OUTCOMES`; None before the run has finished."""
-        return None if self.result is None else outcome(self.result)
+        return None if self.result is None else self.result["outcome"]
 
     @property
     def word(self) -> str:
         """The displayed state: the ending in the words of `records.OUTCOMES`, else `state`."""
-        return self.state if self.result is None else OUTCOMES[outcome(self.result)]
+        return self.state if self.result is None else OUTCOMES[self.result["outcome"]]
 
     @cached_property
     def damage(self) -> dict[str, str]:
@@ -190,7 +189,7 @@ class GridResults:
     `pruner` is the rule by which hopeless cells were ended early, if any were. `published`
     holds the figures of papers to compare with, as the grid file has them. `parts` are the grids
     that this one joins (`analysis.together`). `strangers` names the cells whose state is
-    `other_data`, by their digest. `reruns` has the cells under perturbed rounding; `cells` has not.
+    `other_data`, by their digest.
     `without_parent` names the cells that are not planned yet, since the runs of another grid that
     they start from are not finished. `linked` has the axes whose values follow from another axis,
     with that one. `asked` says that the metric was asked for, so that no score of a task takes its
@@ -214,7 +213,6 @@ class GridResults:
     damaged_configs: tuple[str, ...] = ()
     factors: Mapping[str, str] = field(default_factory=dict)
     compare: Mapping[str, Any] = field(default_factory=dict)
-    reruns: tuple[CellResult, ...] = ()
     labels: Labels = field(default_factory=dict)
     without_parent: tuple[str, ...] = ()
     linked: Mapping[str, str] = field(default_factory=dict)

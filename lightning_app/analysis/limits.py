@@ -43,13 +43,12 @@ def limits(grid: GridResults) -> list[str]:
     elif rates:
         items.append(f"Learning rates {_rates(grid)}; other rates were not tried.")
     seeds = len({cell.seed for cell in grid.finished})
-    # Runs of older versions have no digest.
     corpora = len({cell.data.get("digest") for cell in grid.finished} - {None})
     one = f"{f'{corpora} corpora' if corpora > 1 else 'One corpus'}, "
     over = "intervals are over seeds only, not over" if seeds > 1 else "nothing is said about other"
     items.append(
-        f"{one}{range_of(grid, 'parameters')} parameters: {over} corpora, languages, depths or "
-        "widths."
+        f"{one}{range_of(grid, 'parameters')} parameters: {over} validation "
+        "texts, corpora, languages, depths or widths."
     )
     if seeds < 2:
         items.append(

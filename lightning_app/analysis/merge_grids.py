@@ -57,7 +57,6 @@ def together(grids: Sequence[GridResults]) -> GridResults:
         baseline=" or ".join(baselines) or None,
         cells=tuple(cell for part in parts for cell in part.cells),
         parts=parts,
-        reruns=tuple(cell for part in parts for cell in part.reruns),
         strangers=_joined(part.strangers for part in parts),
         without_parent=tuple(name for part in parts for name in part.without_parent),
     )
@@ -114,8 +113,7 @@ def _part(grid: GridResults, keys: Sequence[str], results: Mapping[str, CellResu
             group=f"{AXIS}={label(grid.name)}{others}",
         )
 
-    cells, reruns = (tuple(map(named, of)) for of in (grid.cells, grid.reruns))
-    return without_strangers(replace(grid, cells=cells, reruns=reruns))
+    return without_strangers(replace(grid, cells=tuple(map(named, grid.cells))))
 
 
 def _values(key: str, parts: Sequence[GridResults]) -> list[Any]:

@@ -5,8 +5,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from lightning_app.errors import UserError
+from lightning_app.errors import UserError, named
 from lightning_app.grid_folder import is_file_name
+from lightning_app.identity.relevant import check_removed
 from lightning_app.records import (
     Unsound,
     check_plan,
@@ -30,6 +31,9 @@ def read_plan(path: Path) -> dict[str, Any]:
     check = _Checker(path)
     check("name", tree, is_file_name, "the name of a folder")
     axes = check("axes", tree, lambda value: _is_mapping(value, _is_list), "lists by dotted key")
+    with named(path):
+        for key, values in axes.items():
+            check_removed(key, values)
     cells = check("cells", tree, _is_list, "a list")
     for number, cell in enumerate(cells):
         check.within = f"cells[{number}]."

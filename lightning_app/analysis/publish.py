@@ -1,6 +1,5 @@
 """A study as a small folder to keep: what its numbers come from, its scores and its figure."""
 
-from dataclasses import replace
 from pathlib import Path
 
 from lightning_app.analysis.bleu import bleu_scores
@@ -23,8 +22,7 @@ def publish(grid: GridResults, out: Path) -> None:
     The test of differences in BLEU over sentences needs the translations, which are not packed: its
     p values are in `sensitivity.csv` alone.
     """
-    whole = replace(grid, cells=grid.cells + grid.reruns)
-    pack(whole, results_frame(whole), out / PACKED)
+    pack(grid, results_frame(grid), out / PACKED)
     write_scores(grid, [*sensitivity_scores(grid), *bleu_scores(grid)], out)
     for old in out.glob("headline-*"):
         old.unlink()

@@ -6,13 +6,12 @@ from typing import Any
 
 from lightning_app.analysis.grid_results import CellResult, GridResults, State, without_strangers
 from lightning_app.analysis.papers import number_of, read_grid_file, read_plan
-from lightning_app.errors import UserError
+from lightning_app.errors import UserError, named
 from lightning_app.grid_axes import (
     BLOCK,
     CORPUS,
     PRESET,
     RATE,
-    ROUNDING,
     SEED,
     WARMUP,
     Labels,
@@ -24,9 +23,10 @@ from lightning_app.grid_axes import (
     variant,
 )
 from lightning_app.grid_folder import GridFolder
+from lightning_app.identity.relevant import without_removed
 from lightning_app.records import (
     SEAL,
-    Newer,
+    OtherVersion,
     Unsound,
     is_sealed,
     read_pruned,
@@ -38,7 +38,7 @@ from lightning_app.run_folder import RunFolder
 from lightning_app.run_state import cut_short
 from lightning_app.task_facts import TASKS, glue_task_of, task_facts
 
-SCORED = (SEED, WARMUP, RATE, ROUNDING)
+SCORED = (SEED, WARMUP, RATE)
 """The axes over which scores are computed, within each group of runs."""
 
 
@@ -48,7 +48,7 @@ def read_results(folder: Path, file: Mapping[str, Any] | None = None) -> GridRes
     `file` is the content of a grid file of the same cells, which takes the place of `grid.yaml`: a
     question or a label may be another now. A cell whose result is damaged counts as not finished.
     Raises `UserError` for a folder that is no grid, for a plan or grid file that cannot be
-    understood, and for what a newer version made.
+    understood, and for what another version made that this one cannot read.
     """
     folder = Path(folder)
     paths = GridFolder(folder)
@@ -76,8 +76,7 @@ def read_results(folder: Path, file: Mapping[str, Any] | None = None) -> GridRes
         mode=metric.get("mode") or monitored.mode,
         reference_warmup=scores.get("reference_warmup"),
         baseline=scores.get("baseline"),
-        cells=tuple(cell for cell in cells if not cell.axes.get(ROUNDING)),
-        reruns=tuple(cell for cell in cells if cell.axes.get(ROUNDING)),
+        cells=tuple(cells),
         pruner=grid.get("pruner") if any(map(_may_be_pruned, cells)) else None,
         published=tuple(grid.get("published") or ()),
         damaged_configs=tuple(damaged),
@@ -98,7 +97,8 @@ def _config(
     for entry in plan["cells"]:
         path = paths.run(entry["name"]).config
         try:
-            return _merge(read_yaml(path), base), damaged
+            with named(path):
+                return _merge(without_removed(read_yaml(path)), without_removed(base)), damaged
         except FileNotFoundError:
             continue
         except Unsound as error:
@@ -205,7 +205,7 @@ def _outcome(
         path = run.pruned
         if prunes and read_pruned(path, identity):
             return None, "pruned", None
-    except Newer as error:
+    except OtherVersion as error:
         raise UserError(f"{path}: {error}") from error
     except Unsound as error:
         return None, "damaged", f"{path.name}: {error}"

@@ -7,6 +7,7 @@ from lightning_app.analysis.bleu import bleu_scores
 from lightning_app.analysis.exports.write import write_exports
 from lightning_app.analysis.figures.write import write_figures
 from lightning_app.analysis.grid_results import GridResults
+from lightning_app.analysis.page.appendix import RECOMPUTE
 from lightning_app.analysis.page.contents import Contents
 from lightning_app.analysis.page.document import page
 from lightning_app.analysis.published import comparison
@@ -18,6 +19,7 @@ from lightning_app.analysis.tensorboard import write_index
 from lightning_app.atomic_write import write_whole
 from lightning_app.grid_folder import GridFolder
 from lightning_app.run_folder import PRUNED, RESULT, VOUCHED
+from lightning_app.shipped import recompute_program
 
 _HEAD = 1000  # characters of a page that hold the digest of its inputs
 
@@ -50,6 +52,7 @@ def write(grid: GridResults, out: Path) -> Path:
         out=out,
         made_from=inputs_digest(grid),
     )
+    write_whole(out / RECOMPUTE, recompute_program().read_bytes())
     write_whole(out / "report.html", page(contents))
     return out / "report.html"
 
@@ -70,7 +73,7 @@ def inputs_digest(grid: GridResults) -> str:
     for part in grid.parts or (grid,):
         folder = GridFolder(part.folder)
         files = [folder.plan, folder.specification]
-        for cell in part.cells + part.reruns:
+        for cell in part.cells:
             files += [cell.folder / name for name in (RESULT, PRUNED, *VOUCHED)]
             digest.update(f"{cell.name} {cell.state} {cell.error}\n".encode())
         for path in filter(Path.is_file, files):

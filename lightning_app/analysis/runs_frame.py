@@ -1,7 +1,6 @@
-"""Every planned run of a grid as a row, finished or not, with reruns and folders."""
+"""Every planned run of a grid as a row, finished or not, with folders."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,7 +21,7 @@ def runs_frame(
     *,
     restored: bool = False,
 ) -> "pd.DataFrame":
-    """One row for each planned run, the reruns under other rounding included.
+    """One row for each planned run.
 
     The columns are those of `results_frame`, with these besides: each axis by its dotted key (seed,
     warm-up and rate, too), `error` (the last line of the error of a failed run, or what is damaged)
@@ -34,13 +33,12 @@ def runs_frame(
         runs_now: Whether a process trains the run in this folder.
         restored: Whether the folders of the runs will be removed, so that none is named.
     """
-    cells = grid.cells + grid.reruns
-    frame = results_frame(replace(grid, cells=cells, reruns=()))
-    frame["status"] = [_status(cell, runs_now) for cell in cells]
+    frame = results_frame(grid)
+    frame["status"] = [_status(cell, runs_now) for cell in grid.cells]
     for axis in (each for each in grid.axes if each in SHORT):
         frame.insert(list(frame.columns).index("reference_warmup"), axis, frame[SHORT[axis]])
-    frame["error"] = [cell.error for cell in cells]
-    frame["folder"] = [None if restored else str(cell.folder) for cell in cells]
+    frame["error"] = [cell.error for cell in grid.cells]
+    frame["folder"] = [None if restored else str(cell.folder) for cell in grid.cells]
     return frame
 
 

@@ -1,9 +1,10 @@
 """Serve a report and the TensorBoard of its grids together, to this machine only.
 
-One server on 127.0.0.1: `/tensorboard/NAME/` is the TensorBoard of the grid in the folder NAME; any
-other address is a file in the folder of the report or of a grid. Its path is relative to their
-common folder, so that the relative links of a page lead to the same files as without a server. The
-`html` element of a served page gets the class `served`.
+One server on 127.0.0.1: `/tensorboard/NAME/` is the TensorBoard of the grid in the folder NAME, and
+`runs/` below it the folders of its runs, to which its texts link. Any other address is a file in
+the folder of the report or of a grid. Its path is relative to their common folder, so that the
+relative links of a page lead to the same files as without a server. The `html` element of a served
+page gets the class `served`.
 """
 
 import io
@@ -79,6 +80,11 @@ class Site:
         self._roots = [self._page.parent, *(folder.resolve() for folder in folders)]
         self._top = Path(os.path.commonpath(self._roots))
         self._boards = boards
+        places = {folder: folder.resolve().relative_to(self._top) for folder in folders}
+        self._runs = {
+            f"{tensorboard_path(folder)}runs/": "/".join(("", *place.parts, "runs/"))
+            for folder, place in places.items()
+        }
 
     def __call__(self, environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
         from werkzeug.sansio.utils import host_is_trusted
@@ -87,24 +93,28 @@ class Site:
         if not host_is_trusted(environ.get("HTTP_HOST"), NAMES):
             return Response("wrong host name\n", status=403)(environ, start)
         request = Request(environ)
+        for prefix, runs in self._runs.items():
+            if request.path.startswith(prefix):
+                asked = runs + request.path.removeprefix(prefix)
+                return self._file(request, asked)(environ, start)
         for prefix, board in self._boards.items():
             if f"{request.path}/".startswith(prefix):
                 return board(environ, start)
-        return self._file(request)(environ, start)
+        return self._file(request, request.path)(environ, start)
 
-    def _file(self, request: "Request") -> "Response":
+    def _file(self, request: "Request", asked: str) -> "Response":
         from werkzeug.utils import redirect, send_file
         from werkzeug.wrappers import Response
 
         if request.method not in ("GET", "HEAD"):
             return Response("read-only\n", status=405)
-        if request.path == "/":
+        if asked == "/":
             return redirect(self._address(self._page))
-        path = self._inside(request.path)
+        path = self._inside(asked)
         if path is None:
             return Response("no such file in the report or its grids\n", status=404)
         if path.is_dir():
-            if not request.path.endswith("/"):
+            if not asked.endswith("/"):
                 return redirect(f"{self._address(path)}/")
             return Response(_listing(path), mimetype="text/html")
         if path.name == self._page.name:

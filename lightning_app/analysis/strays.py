@@ -13,11 +13,11 @@ def stray_runs(grid: GridResults) -> str | None:
 
     The cause is that the corpus was edited, or a value of an axis was removed, after they ran.
     """
-    planned = {cell.name for cell in grid.cells + grid.reruns}
+    planned = {cell.name for cell in grid.cells}
     folders = [run.path for run in GridFolder(grid.folder).strays(planned)]
     if not folders:
         return None
-    corpora = {_corpus(cell.folder) for cell in grid.cells + grid.reruns} - {None}
+    corpora = {_corpus(cell.folder) for cell in grid.cells} - {None}
     other = sum(_corpus(folder) not in {None, *corpora} for folder in folders) if corpora else 0
     where = f", {other} of them on other files of the corpus" if other else ""
     if len(folders) == 1:

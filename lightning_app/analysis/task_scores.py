@@ -19,7 +19,6 @@ from lightning_app.analysis.statistics import mean, seeds_interval
 from lightning_app.grid_axes import (
     BLOCK,
     CORPUS,
-    ROUNDING,
     SEED,
     WARMUP,
     key_of,
@@ -111,7 +110,7 @@ def _setting(grid: GridResults, cell: CellResult) -> Setting:
 
 
 def _setting_axes(grid: GridResults) -> list[str]:
-    others = (CORPUS, SEED, ROUNDING)
+    others = (CORPUS, SEED)
     return [axis for axis in grid.axes if axis not in others and not axis.startswith(BLOCK)]
 
 

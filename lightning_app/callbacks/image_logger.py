@@ -1,6 +1,7 @@
-"""The images of a run in TensorBoard: its block and its attention maps."""
+"""The pictures of a run: its block as SVG, and its attention maps in TensorBoard."""
 
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
@@ -8,31 +9,36 @@ import torch
 from lightning.pytorch.strategies import FSDPStrategy
 from torch import nn
 
+from lightning_app.atomic_write import write_whole
 from lightning_app.callbacks.tensorboard_logger import event_files, log_image
 from lightning_app.catalogue.draw_stack import stack_drawing
-from lightning_app.catalogue.raster import image
+from lightning_app.catalogue.svg import picture
 from lightning_app.probes.maps import attention_maps
 from lightning_app.probes.pictures import attention_image
+from lightning_app.run_folder import DRAWING
 from lightning_app.tasks.base import Task
 
-BLOCK, ATTENTION = "block", "attention"
+ATTENTION = "attention"
 LONG, LOOKED_AT = 12, 20
 """The wanted length of the example in tokens, and the number of batches to search for it."""
 
 
 class Pictures(pl.Callback):
-    """Draw the block as training starts, and the attention maps of an `example` as it ends.
+    """Draw the block as training starts (`block.svg`, to which the Text tab links), and the
+    attention maps of an `example` as it ends.
 
     Nothing is drawn if no event file is written. Training is not affected: the maps are computed in
     evaluation mode, and the state of the RNG is restored.
     """
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        if trainer.global_step == 0 and any(event_files(trainer)):
-            module: Any = pl_module
+        if trainer.global_step > 0:
+            return
+        module: Any = pl_module
+        for logger in event_files(trainer):
             stacks = module.architecture.stacks(module.block)
             drawings = [stack_drawing(spec, side) for side, spec in stacks.items()]
-            log_image(trainer, BLOCK, image(module.block.preset, drawings), 0)
+            write_whole(Path(logger.log_dir) / DRAWING, picture(module.block.preset, drawings))
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         # One rank cannot run a model that is sharded over all of them.

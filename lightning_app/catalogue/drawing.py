@@ -1,6 +1,6 @@
 """The drawing of a stack as data: the parts on its stream, in order.
 
-`draw_stack` makes it from a specification; `text`, `svg` and `raster` render it.
+`draw_stack` makes it from a specification; `text` and `svg` render it.
 """
 
 from dataclasses import dataclass

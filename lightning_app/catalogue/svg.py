@@ -1,23 +1,33 @@
-"""Drawings as one SVG document.
+"""Drawings as one SVG document: where the parts of a stack lie.
 
-Its colours follow the reader's light or dark setting. No font is loaded: boxes are wide enough for
-all common fonts. SVG counts heights from the top, so `Sheet` negates them.
+The stream runs upwards, as in the figures of the papers. Branches are on it, skips and a second
+stream on its right, carried scores and the skip from the bottom on its left.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from html import escape
 
-from lightning_app.catalogue.drawing import Drawing
-from lightning_app.catalogue.sentences import description
-from lightning_app.catalogue.stack_layout import lay_out
-from lightning_app.catalogue.surface import LINES, QUIET, RADIUS, SHAPES, SIZES, WORDS, Line, Point
-
-_FIXED = (
-    "text{font-family:Helvetica,Arial,sans-serif;text-anchor:middle}.left{text-anchor:start}"
-    ".name,.side{font-weight:bold}path{fill:none;stroke-width:1.4}.carry{stroke-dasharray:5 2}"
-    ".halo{stroke-width:5}"
+from lightning_app.blocks.residual import SUM
+from lightning_app.catalogue.drawing import (
+    NAMES,
+    Branch,
+    Drawing,
+    LayerRun,
+    NormPart,
+    Part,
+    SubLayer,
+    Sum,
 )
+from lightning_app.catalogue.sentences import description
+from lightning_app.catalogue.sheet import RADIUS, Point, Sheet, signs, text_width
+
+GAP = 15
+"""Length of the line between two things on the stream."""
+LINE = 15
+"""Height of a line of text."""
+MARGIN = 12
+LANE = 17
+"""Distance between parallel lines."""
+_CARRIED = {"scores": "Z", "qk_sum": "Σq, Σk"}
 
 
 def picture(name: str, drawings: Sequence[Drawing]) -> str:
@@ -28,88 +38,274 @@ def picture(name: str, drawings: Sequence[Drawing]) -> str:
     return sheet.written(size, title, description(drawings))
 
 
-@dataclass
-class Sheet:
-    """The elements drawn so far. Lines are below boxes, and frames below everything."""
-
-    frames: list[str] = field(default_factory=list)
-    lines: list[str] = field(default_factory=list)
-    shapes: list[str] = field(default_factory=list)
-
-    def line(self, *points: Point, kind: Line = "stream", head: bool = False) -> None:
-        path = "M" + "L".join(f"{x:g} {-y:g}" for x, y in points)
-        marker = f' marker-end="url(#{kind})"' if head else ""
-        if kind == "carry":
-            self.lines.append(f'<path class="halo" d="{path}"/>')
-        self.lines.append(f'<path class="{kind}" d="{path}"{marker}/>')
-
-    def box(self, x: float, y: float, size: Point, kind: str, radius: float = 4) -> None:
-        """Draw a box whose lower left corner is at `x` and `y`."""
-        width, height = size
-        (self.frames if kind == "frame" else self.shapes).append(
-            f'<rect class="{kind}" x="{x:g}" y="{-y - height:g}" width="{width:g}" '
-            f'height="{height:g}" rx="{radius:g}"/>'
-        )
-
-    def text(self, x: float, y: float, text: str, kind: str = "", *, left: bool = False) -> None:
-        names = " ".join([kind] * bool(kind) + ["left"] * left)
-        shown = f' class="{names}"' if names else ""
-        text = escape(text, quote=False)
-        self.shapes.append(f'<text{shown} x="{x:g}" y="{-y:g}">{text}</text>')
-
-    def dot(self, x: float, y: float) -> None:
-        self.shapes.append(f'<circle class="dot" cx="{x:g}" cy="{-y:g}" r="2.5"/>')
-
-    def plus(self, x: float, y: float) -> None:
-        cross = f"M{x - 4:g} {-y:g}h8M{x:g} {-y - 4:g}v8"
-        self.shapes.append(f'<circle class="sum" cx="{x:g}" cy="{-y:g}" r="{RADIUS}"/>')
-        self.shapes.append(f'<path class="stream" d="{cross}"/>')
-
-    def written(self, size: Point, title: str, description: str) -> str:
-        """Return the document: the elements on a page of `size`."""
-        width, height = size
-        heads = "".join(
-            f'<marker id="{kind}" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" '
-            f'markerHeight="7" orient="auto"><path class="{kind}head" d="M0 .8L7 4L0 7.2z"/>'
-            "</marker>"
-            for kind in LINES
-        )
-        return "\n".join(
-            [
-                f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:g}" height="{height:g}" '
-                f'viewBox="0 {-height:g} {width:g} {height:g}" role="img" '
-                'aria-labelledby="title desc">',
-                f'<title id="title">{escape(title)}</title>',
-                f'<desc id="desc">{escape(description)}</desc>',
-                f"<style>{_style()}</style>",
-                f"<defs>{heads}</defs>",
-                f'<rect class="page" x="0.5" y="{0.5 - height:g}" width="{width - 1:g}" '
-                f'height="{height - 1:g}" rx="6"/>',
-                *self.frames,
-                *self.lines,
-                *self.shapes,
-                "</svg>\n",
-            ]
-        )
+def lay_out(sheet: Sheet, name: str, drawings: Sequence[Drawing]) -> Point:
+    """Draw the drawings side by side with their name above, and return the total size."""
+    x, top = float(MARGIN), 0.0
+    for drawing in drawings:
+        column = Column(sheet, drawing, x)
+        top = max(top, column.draw(MARGIN))
+        x += column.width + MARGIN
+    size = max(x, text_width(name, "name") + 2 * MARGIN), top + 2.5 * LINE
+    sheet.text(size[0] / 2, size[1] - 1.5 * LINE, name, "name")
+    return size
 
 
-def _style() -> str:
-    sizes = "".join(
-        f"{f'.{kind}' if kind else 'text'}{{font-size:{size:g}px}}" for kind, size in SIZES.items()
-    )
-    light, dark = (_colours(mode) for mode in (0, 1))
-    return f"{_FIXED}{sizes}{light}@media(prefers-color-scheme:dark){{{dark}}}"
+def part_lines(part: Part) -> list[str]:
+    """Return the lines of text in the box of a norm or a gain."""
+    if isinstance(part, NormPart):
+        return [part.name]
+    return [signs(f"* {part.value}"), *part.notes]
 
 
-def _colours(mode: int) -> str:
-    rules = [
-        f".{kind}{{fill:{colours[2 * mode]};stroke:{colours[2 * mode + 1]}}}"
-        for kind, colours in SHAPES.items()
-    ]
-    for kind, colours in LINES.items():
-        rules.append(f".{kind}{{stroke:{colours[mode]}}}.{kind}head{{fill:{colours[mode]}}}")
-    rules += [
-        f".halo{{stroke:{SHAPES['frame'][2 * mode]}}}.dot{{fill:{LINES['stream'][mode]}}}",
-        f"text{{fill:{WORDS[mode]}}}.small,.tiny{{fill:{QUIET[mode]}}}",
-    ]
-    return "".join(rules)
+def part_size(part: Part) -> tuple[float, float]:
+    first, *notes = part_lines(part)
+    width = max([text_width(first), *(text_width(note, "tiny") for note in notes)])
+    least = 82.0 if isinstance(part, NormPart) else 40.0
+    return max(least, width + 14), 22.0 + 12 * len(notes)
+
+
+def card_lines(branch: Branch) -> list[tuple[str, str]]:
+    """Return the lines of text in a sub-layer, from the top, each with its kind."""
+    lines = [(NAMES[branch.kind], "")]
+    if branch.kind == "CA":
+        lines.append(("to the encoder's output", "tiny"))
+    for part in branch.inside:
+        lines.append((signs(part.label), "small"))
+        lines += [(signs(note), "tiny") for note in part.notes]
+    return lines
+
+
+def card_size(branch: Branch) -> tuple[float, float]:
+    lines = card_lines(branch)
+    width = max(text_width(text, kind) for text, kind in lines)
+    return max(86.0, width + 14), 15.0 + LINE * len(lines)
+
+
+def carried_name(branch: Branch) -> str:
+    """Return the label of what an attention carries to the layer above."""
+    return _CARRIED.get(branch.carry, branch.carry)
+
+
+def reach(one: Sum) -> float:
+    """Return how far the boxes on the stream extend to either side of it."""
+    parts = [*one.shared, *one.norm]
+    parts += [part for branch in one.branches for part in (*branch.before, *branch.after)]
+    widest = max((part_size(part)[0] for part in parts), default=0.0)
+    joined = sum(branch_width(b) + GAP for b in one.branches) - GAP
+    return max(joined, widest, 2 * sum_radius(one)) / 2
+
+
+def sum_radius(one: Sum) -> float:
+    """Return half the width of what joins a skip and a branch: a plus, or the name of a rule."""
+    return RADIUS if one.rule == SUM else text_width(one.rule) / 2 + 7
+
+
+def branch_width(branch: Branch) -> float:
+    parts = [part_size(part)[0] for part in (*branch.before, *branch.after)]
+    return max([card_size(branch)[0], *parts])
+
+
+class Column:
+    """One stack, drawn from the bottom up."""
+
+    def __init__(self, sheet: Sheet, drawing: Drawing, left: float) -> None:
+        self.sheet = sheet
+        self.drawing = drawing
+        self.edge = left
+        sums = drawing.sums()
+        half = max(46.0, *(reach(one) for one in sums))
+        over = [part_size(part)[0] for one in sums for part in one.skip or ()]
+        side = max([LANE, *(width / 2 + 8 for width in over)])
+        # From the stream to the left: carried scores of each attention, then the bottom's skip.
+        carried: dict[SubLayer, float] = {}
+        before = half
+        for branch in (branch for one in sums for branch in one.branches):
+            if branch.carry != "none" and branch.kind not in carried:
+                before += max(LANE, text_width(carried_name(branch), "small") + 8)
+                carried[branch.kind] = before
+        bottom = before + side if any(one.bottom for one in sums) else before
+        before = bottom + side if bottom > before else before + MARGIN
+        # To the right: skips, then the second stream.
+        after = half + side
+        total = after + side
+        if drawing.dual:
+            after = total + 46.0
+        elif any(one.skip is not None for one in sums):
+            after += side
+        else:
+            after = half + MARGIN
+        notes = [text_width(note, "tiny") for note in self._notes()]
+        spare = max(0.0, max(notes, default=0.0) - before - after)
+        self.width = before + after + spare
+        self.centre = left + before + spare / 2
+        self.carried = {kind: self.centre - lane for kind, lane in carried.items()}
+        self.bottom = self.centre - bottom
+        self.skip = self.centre + half + side
+        self.total = self.centre + total
+        self.drawn_to = 0.0
+        """The height up to which the line of the stream is drawn."""
+        self.leaving: dict[SubLayer, tuple[float, float, str]] = {}
+        """The start and the name of each carried line in the present frame."""
+
+    def _notes(self) -> list[str]:
+        """Return the notes below the stack; they name their layers if layers differ."""
+        several = len(self.drawing.runs) > 1
+        notes = list(self.drawing.notes)
+        for run in self.drawing.runs:
+            notes += [f"{run.label}, {note}" if several else note for note in run.notes]
+        return [line for note in notes for line in signs(note).split("; ")]
+
+    def draw(self, y: float) -> float:
+        """Draw the stack from height `y` up, and return its top."""
+        sheet, drawing, centre = self.sheet, self.drawing, self.centre
+        for note in reversed(self._notes()):
+            sheet.text(self.edge + self.width / 2, y, note, "tiny")
+            y += LINE - 2
+        sheet.text(centre, y, "embedding", "small")
+        y += LINE - 4
+        self.drawn_to = y
+        for part in drawing.entry:
+            y = self._part(centre, y + GAP, part)
+        if drawing.dual:
+            y += GAP
+            sheet.dot(centre, y)
+        foot = y
+        for run in drawing.runs:
+            y = self._run(run, y + GAP)
+        if drawing.dual:
+            y = self._join_total(foot, y)
+        else:
+            for part in drawing.exit:
+                y = self._part(centre, y + GAP, part)
+        y += GAP + 6
+        sheet.line((centre, self.drawn_to), (centre, y), head=True)
+        sheet.text(centre, y + 6, drawing.side, "side")
+        return y + LINE
+
+    def _join_total(self, foot: float, y: float) -> float:
+        """Draw the second stream from `foot` up, and its sum with the first stream above `y`."""
+        sheet, centre = self.sheet, self.centre
+        top = y
+        for part in self.drawing.exit:
+            top = self._part(self.total, top + GAP, part)
+        sheet.line((centre, foot), (self.total, foot), (self.total, y + GAP))
+        y = top + GAP + RADIUS
+        sheet.line((self.total, top), (self.total, y), (centre + RADIUS, y), head=True)
+        sheet.plus(centre, y)
+        return y + RADIUS
+
+    def _part(self, x: float, y: float, part: Part) -> float:
+        """Draw a norm or a gain from `y` up, and return its top."""
+        width, height = part_size(part)
+        kind, radius = ("norm", 4) if isinstance(part, NormPart) else ("gain", 10)
+        self.sheet.box(x - width / 2, y, (width, height), kind, radius)
+        first, *notes = part_lines(part)
+        self.sheet.text(x, y + height - 15, first)
+        for place, note in enumerate(notes, start=1):
+            self.sheet.text(x, y + height - 15 - 12 * place, note, "tiny")
+        return y + height
+
+    def _run(self, run: LayerRun, y: float) -> float:
+        """Draw one layer of the run in a frame, and return its top."""
+        sheet, foot = self.sheet, y
+        y = foot + 4
+        self.leaving = {}
+        for one in run.sums:
+            y = self._sum(one, y, foot, follows=run.last > 1)
+        sheet.text(self.centre + 8, y + 8, run.label.replace("-", "–"), "small", left=True)
+        top = y + 8 + LINE
+        for kind, (card, start, name) in self.leaving.items():
+            lane = self.carried[kind]
+            sheet.line((card, start), (lane, start), (lane, top + 7), kind="carry", head=True)
+            sheet.text(lane + 5, top - 15, name, "small", left=True)
+        if self.drawing.dual:
+            sheet.text(self.total + 6, top - 15, "r", "small", left=True)
+        sheet.box(self.edge, foot, (self.width, top - foot), "frame", 8)
+        return top
+
+    def _sum(self, one: Sum, y: float, foot: float, *, follows: bool) -> float:
+        """Draw a formula from `y` up, in the frame that starts at `foot`; return its top."""
+        sheet, centre = self.sheet, self.centre
+        y += GAP - 4
+        start = y
+        if one.skip is not None:
+            sheet.dot(centre, start)
+        for part in one.shared:
+            y = self._part(centre, y + GAP, part)
+        if len(one.branches) == 1:
+            y = self._branch(one.branches[0], centre, y, foot, follows=follows)
+        else:
+            y = self._fork(one.branches, y, foot, follows=follows)
+        if self.drawing.dual:
+            y += GAP
+            sheet.dot(centre, y)
+            sheet.line((centre, y), (self.total - RADIUS, y), head=True)
+            sheet.plus(self.total, y)
+        if one.joins:
+            tallest = max((part_size(part)[1] for part in one.skip or ()), default=0.0)
+            y = max(y + GAP + RADIUS, start + tallest + GAP)
+            rim = sum_radius(one)
+            if one.rule == SUM:
+                sheet.plus(centre, y)
+            else:
+                sheet.box(centre - rim, y - RADIUS, (2 * rim, 2 * RADIUS), "sum", RADIUS)
+                sheet.text(centre, y - 4, one.rule)
+            if one.skip is not None:
+                self._over(self.skip, start, (centre + rim, y), one.skip)
+            if one.bottom:
+                self._over(self.bottom, foot + GAP, (centre - rim, y), one.skip or ())
+            y += RADIUS
+        for part in one.norm:
+            y = self._part(centre, y + GAP, part)
+        return y
+
+    def _over(self, x: float, start: float, end: Point, parts: tuple[Part, ...]) -> None:
+        """Draw a skip along `x` from the stream at `start` to the rim of the sum at `end`."""
+        self.sheet.line((self.centre, start), (x, start), (x, end[1]), end, head=True)
+        for part in parts:
+            self._part(x, (start + end[1] - part_size(part)[1]) / 2, part)
+
+    def _fork(self, branches: tuple[Branch, ...], y: float, foot: float, *, follows: bool) -> float:
+        """Draw branches side by side up to their sum; return the lowest height of that sum."""
+        sheet, centre = self.sheet, self.centre
+        sheet.line((centre, self.drawn_to), (centre, y + GAP))
+        y += GAP
+        widths = [branch_width(branch) for branch in branches]
+        x = centre - (sum(widths) + GAP * (len(widths) - 1)) / 2
+        places, tops = [], []
+        for branch, width in zip(branches, widths, strict=True):
+            places.append(x + width / 2)
+            sheet.line((centre, y), (places[-1], y), (places[-1], y + GAP))
+            tops.append(self._branch(branch, places[-1], y, foot, follows=follows))
+            x += width + GAP
+        meet = max(tops) + GAP
+        self.drawn_to = end = meet + GAP + RADIUS
+        for place, top in zip(places[:-1], tops[:-1], strict=True):
+            sheet.line((place, top), (place, end), (centre - RADIUS, end), head=True)
+        last = places[-1]
+        corner = (centre, meet), (centre, end - RADIUS)
+        sheet.line((last, tops[-1]), (last, meet), *corner, head=True)
+        return meet
+
+    def _branch(self, branch: Branch, x: float, y: float, foot: float, *, follows: bool) -> float:
+        """Draw a sub-layer with the norms and gains before and after it; return its top."""
+        sheet = self.sheet
+        for part in branch.before:
+            y = self._part(x, y + GAP, part)
+        sheet.line((x, y), (x, y + GAP), head=True)
+        y += GAP
+        width, height = card_size(branch)
+        sheet.box(x - width / 2, y, (width, height), branch.kind)
+        for place, (text, kind) in enumerate(card_lines(branch)):
+            sheet.text(x, y + height - 19 - LINE * place, text, kind)
+        if branch.carry != "none":
+            card, lane = x - width / 2, self.carried[branch.kind]
+            if follows:
+                low = y + 0.25 * height
+                sheet.line((lane, foot), (lane, low), (card, low), kind="carry", head=True)
+            self.leaving[branch.kind] = card, y + 0.75 * height, carried_name(branch)
+        y += height
+        for part in branch.after:
+            sheet.line((x, y), (x, y + GAP))
+            y = self._part(x, y + GAP, part)
+        return y

@@ -20,7 +20,6 @@ from lightning_app.commands.options import (
     add_results,
     add_run,
     add_storage,
-    add_storage_commands,
     add_submit,
     add_threads,
     add_translate,
@@ -184,10 +183,6 @@ def build_parser() -> Parser:
     command.add_argument(
         "--seal", action="store_true", help="seal sound results of earlier versions, without a seal"
     )
-    command = add(
-        "storage", calls.storage, "serve a database: the queue for a grid on several hosts"
-    )
-    add_storage_commands(command)
 
     command = add("probe", calls.probe, "signals and gradients of a block, as numbers and figures")
     command.add_argument(
@@ -230,7 +225,7 @@ def build_parser() -> Parser:
 def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     """Parse the arguments of `ablate`; those of LightningCLI stay unparsed in `rest`."""
     parser = build_parser()
-    grids = ["plan", "run", "status", "report", "results", "submit", "doctor", "storage"]
+    grids = ["plan", "run", "status", "report", "results", "submit", "doctor"]
     runs = ["translate", "generate", "show", "diff"]
     others = ["init", "prepare", "probe", "bench", "completion"]
     known = ["blocks", *LIGHTNING, *runs, *grids, *others]
@@ -245,6 +240,9 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     if first in ("probe", "blocks"):
         # A word that begins like a section of the config is an override, as for fit.
         overrides, arguments = overrides_of(arguments)
+    elif first == "submit" and "--" in arguments:
+        at = arguments.index("--")
+        overrides, arguments = list(arguments[at + 1 :]), arguments[:at]
     args, unread = parser.parse_known_args(arguments)
     if first in LIGHTNING:
         overrides, unread = unread, []
@@ -253,7 +251,10 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
         raise UserError(f"--plugin: belongs before the command: ablate --plugin FILE {first} ...")
     if unread:
         options = re.findall(r"--[a-z-]+", args.parser.format_help())
-        raise UserError(f"{first}: unknown argument '{unread[0]}'{nearest(unread[0], options)}")
+        hint = nearest(unread[0], options)
+        if first == "submit":
+            hint += " (options of sbatch belong after --: ablate submit GRID -- --partition gpu)"
+        raise UserError(f"{first}: unknown argument '{unread[0]}'{hint}")
     return args
 
 

@@ -155,15 +155,7 @@ def submit(args: argparse.Namespace) -> int:
         args.experiments,
         array=args.array,
         concurrent=args.concurrent,
-        partition=args.partition,
-        time=args.time,
-        account=args.account,
-        qos=args.qos,
-        constraint=args.constraint,
-        gpus=args.gpus,
-        cpus=args.cpus,
-        mem=args.mem,
-        sbatch=args.sbatch,
+        sbatch=args.rest,
         storage=args.storage,
         run_options=run_options(args),
         requeue=args.requeue,
@@ -177,13 +169,6 @@ def doctor(args: argparse.Namespace) -> int:
     return doctor_command(
         args.grid, args.experiments, storage=args.storage, fix=args.fix, seal=args.seal
     )
-
-
-def storage(args: argparse.Namespace) -> int:
-    from lightning_app.ablation.queue.server import serve_command
-
-    check_port(args.port)
-    return serve_command(args.dir, args.host, args.port)
 
 
 def probe(args: argparse.Namespace) -> int:

@@ -44,7 +44,7 @@ def compare_runs(left: Recorded, right: Recorded) -> dict[str, Any]:
         for field in differing(dict(leaves(left.config)), dict(leaves(right.config)))
     ]
     both = (left.outcome.get("metrics") or {}, right.outcome.get("metrics") or {})
-    corpora = [run.record.corpus if run.record else None for run in (left, right)]
+    corpora = [run.record.corpus for run in (left, right)]
     # What the folder holds counts, not where it lies.
     roots = [{ROOT: corpus} if all(corpora) else {} for corpus in corpora]
     settings = [
@@ -53,7 +53,7 @@ def compare_runs(left: Recorded, right: Recorded) -> dict[str, Any]:
     return {
         "runs": [str(left.folder), str(right.folder)],
         "ids": [left.id, right.id],
-        "same_experiment": None if None in (left.id, right.id) else left.id == right.id,
+        "same_experiment": left.id == right.id,
         "reason": why_unlike(left, right),
         "states": [left.state.word, right.state.word],
         "config": config,
@@ -90,10 +90,8 @@ def _metric(left: float | None, right: float | None, unlike: str) -> dict[str, A
 
 
 def why_unlike(left: Recorded, right: Recorded) -> str | None:
-    """Return in words why two ids differ, None where they are equal or their parts not recorded."""
-    if left.id == right.id or left.record is None or right.record is None:
-        return None
-    return left.record.difference(right.record)
+    """Return in words why two ids differ, None where they are equal."""
+    return None if left.id == right.id else left.record.difference(right.record)
 
 
 def show_difference(console: Console, tree: Mapping[str, Any]) -> None:
@@ -105,14 +103,12 @@ def show_difference(console: Console, tree: Mapping[str, Any]) -> None:
     for side, folder, identity, state in zip(
         ("left", "right"), tree["runs"], tree["ids"], tree["states"], strict=True
     ):
-        line(f"{side}: {folder}, id {identity or 'not recorded'}, {state}")
+        line(f"{side}: {folder}, id {identity}, {state}")
     if tree["same_experiment"]:
         line(
             "The same experiment: the ids are equal, so nothing in config, blocks or corpus that "
             "can change a result differs. Metrics differ only by what made the runs."
         )
-    elif tree["same_experiment"] is None:
-        line("An id is not recorded, so it is unknown whether this is the same experiment.")
     else:
         why = f": {tree['reason']} (there: left, here: right)" if tree["reason"] else ""
         line(f"Two experiments: the ids differ{why}.")

@@ -134,8 +134,9 @@ def add_storage(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--storage",
         metavar="URL",
-        help="the queue: journal, postgresql://user@host/db or sqlite:///FILE "
-        "(default: ABLATE_STORAGE, else a journal in the grid's folder)",
+        help="the queue: the path of a journal, or the URL of a database, as Optuna takes it, such "
+        "as postgresql://user@host/db (default: ABLATE_STORAGE, else a journal in the grid's "
+        "folder)",
     )
 
 
@@ -179,7 +180,8 @@ def add_run(command: argparse.ArgumentParser) -> None:
 
 
 def add_submit(command: argparse.ArgumentParser) -> None:
-    """Add the options for SLURM, and those of `ablate run` for each supervisor."""
+    """Add the options of the array, and those of `ablate run` for each supervisor."""
+    command.epilog = "Words after -- go to sbatch: ablate submit GRID -- -p gpu -t 12:00:00"
     add = command.add_argument
     add(
         "--array",
@@ -189,21 +191,6 @@ def add_submit(command: argparse.ArgumentParser) -> None:
         help="supervisors, one for each job (default: 1)",
     )
     add("--concurrent", type=int, metavar="M", help="at most M of them at once")
-    add("--partition", metavar="NAME", help="partition (default: the cluster's)")
-    add("--time", metavar="LIMIT", help="of a job: minutes, HH:MM:SS or D-HH:MM:SS")
-    add("--account", metavar="NAME", help="which pays")
-    add("--qos", metavar="NAME", help="quality of service")
-    add("--constraint", metavar="LIST", help="features of the host")
-    add("--gpus", metavar="[TYPE:]N", help="GPUs of a job")
-    add("--cpus", type=int, metavar="N", help="CPUs of a job")
-    add("--mem", metavar="SIZE", help="memory of a job, such as 32G")
-    add(
-        "--sbatch",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="any further option of sbatch; may be repeated",
-    )
     add(
         "--no-requeue",
         dest="requeue",
@@ -212,18 +199,6 @@ def add_submit(command: argparse.ArgumentParser) -> None:
     )
     add("--dry-run", action="store_true", help="print the script; write and submit nothing")
     add_run(command)
-
-
-def add_storage_commands(command: argparse.ArgumentParser) -> None:
-    """Add `storage serve`."""
-    parts = command.add_subparsers(dest="action", metavar="ACTION", required=True)
-    text = "start a PostgreSQL server for the queue; Ctrl-C ends it and keeps its data"
-    serve = parts.add_parser("serve", help=text, description=text, allow_abbrev=False)
-    serve.add_argument("--dir", type=Path, required=True, metavar="DIR", help="its folder")
-    serve.add_argument("--host", default="127.0.0.1", help="address to listen on (loopback)")
-    serve.add_argument(
-        "--port", type=int, default=5433, help="port (default: 5433; 0: any free one)"
-    )
 
 
 def add_bench(command: argparse.ArgumentParser) -> None:

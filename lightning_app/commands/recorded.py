@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from lightning_app.commands.named_run import find_run
-from lightning_app.errors import UserError
+from lightning_app.errors import UserError, named
 from lightning_app.grid_axes import BLOCK, PRESET
 from lightning_app.identity.record import Record, read_record
 from lightning_app.identity.relevant import completed, leaves, relevant
@@ -28,15 +28,15 @@ class Recorded(NamedTuple):
     Attributes:
         folder: Its folder.
         config: Its config, with the fields that later versions have added at their defaults.
-        id: The id of its experiment; None for a run of an old version that has not ended.
-        record: What the id is made of; None for a run of an old version.
+        id: The id of its experiment.
+        record: What the id is made of.
         state: How far it is, and its result.
     """
 
     folder: RunFolder
     config: Mapping[str, Any]
-    id: str | None
-    record: Record | None
+    id: str
+    record: Record
     state: RunState
 
     @property
@@ -66,13 +66,12 @@ def read_run(given: str) -> Recorded:
     record = read_record(folder.path)
     path = folder.config
     try:
-        config = completed(read_yaml(path))
+        with named(path):
+            config = completed(read_yaml(path))
         found_in_config = relevant(config)
-        found = None
-        for path in (folder.identity, folder.result, folder.pruned):
-            if found is None and path.is_file():
-                found = read_json(path).get("id")
-        state = read_state(folder, str(found))
+        path = folder.identity
+        identity = str(read_json(path).get("id"))
+        state = read_state(folder, identity)
     except FileNotFoundError as error:
         raise UserError(f"{folder}: {path.name} is missing") from error
     except Unsound as error:
@@ -81,16 +80,17 @@ def read_run(given: str) -> Recorded:
         raise UserError(f"{error.path}: {error}") from error
     except (LookupError, TypeError, AttributeError) as error:
         raise UserError(f"{path}: damaged: not the config of a run") from error
-    trained = {} if record is None else record.config
+    assert record is not None  # its file was read
+    trained = record.config
     # What is at its default is in no record, and in the config with the rest.
     whole = {key: value for key, value in leaves(config) if key in trained}
-    for key, value in {**whole, **found_in_config}.items() if record is not None else ():
+    for key, value in {**whole, **found_in_config}.items():
         if not key.endswith(PARENT) and trained.get(key) != json.loads(json.dumps(value)):
             raise UserError(
                 f"{folder.config}: {key} was changed after the run: {folder.identity} says that it "
                 "was trained otherwise"
             )
-    return Recorded(folder, config, None if found is None else str(found), record, state)
+    return Recorded(folder, config, identity, record, state)
 
 
 def described_run(run: Recorded) -> dict[str, Any]:

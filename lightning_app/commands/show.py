@@ -31,7 +31,7 @@ def lines_of(run: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield the lines of the terminal: a name and a text."""
     axes = [f"{key}={label(value)}" for key, value in run["block"].items()]
     yield "run", run["folder"]
-    yield "id", run["id"] or "not recorded"
+    yield "id", run["id"]
     yield "task", f"{run['task_title']} ({run['task']})"
     yield "block", ", ".join([run["preset"], *axes])
     data = run["data"]

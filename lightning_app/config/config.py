@@ -16,6 +16,7 @@ from lightning_app.data.corpus import resolved_data
 from lightning_app.data.prepare import PreparedCorpus, find
 from lightning_app.data.sources import require_test
 from lightning_app.errors import UserError, named
+from lightning_app.identity.relevant import without_removed
 from lightning_app.models.heads import ArchitectureConfig
 from lightning_app.objectives.base import ObjectiveConfig
 from lightning_app.optim import OptimizerConfig, ScheduleConfig
@@ -33,7 +34,6 @@ class ModelConfig(OwnClass):
     optimizer: OptimizerConfig = OptimizerConfig()
     schedule: ScheduleConfig = ScheduleConfig()
     compile: Literal["none", "blocks"] = "none"
-    rounding: int = 0
     init_from: str | None = None
 
 
@@ -92,7 +92,7 @@ def resolve(tree: Mapping[str, Any], source: str, *, imports: bool = False) -> d
     if not isinstance(tree, dict):
         raise UserError(f"{source}: expected a mapping of sections, found {tree!r}")
     with named(source):
-        tree = nested(tree)
+        tree = without_removed(nested(tree))
         check_links(tree)
         return _complete(tree, imports=imports)
 

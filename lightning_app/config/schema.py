@@ -193,10 +193,11 @@ class _Mistake:
 
 
 def _line(kind: Any, errors: Any, at: str) -> str:
-    """Describe the mistake that helps most: an unknown key, or the deepest one of a union."""
+    """Describe the mistake that helps most: an unknown key, a wrong value, what is missing."""
     mistakes = [_mistake(kind, error) for error in errors]
     unknown = [each for each in mistakes if each.type == "unexpected_keyword_argument"]
-    first = (unknown or mistakes)[0]
+    wrong = [each for each in mistakes if each.type != "missing"]
+    first = (unknown or wrong or mistakes)[0]
     within = [each for each in mistakes if each.path[: len(first.path)] == first.path]
     if not unknown:
         first = max(within, key=lambda each: len(each.path))
@@ -207,7 +208,7 @@ def _line(kind: Any, errors: Any, at: str) -> str:
         return _unknown(path, hints)
     if first.type == "value_error":
         return f"{key}: {first.text.removeprefix('Value error, ')}"
-    if first.type in ("missing", "missing_argument"):
+    if first.type == "missing":
         return f"{key}: no value is given, and there is no default"
     words = [str(word) for each in kinds_of(first.hint) for word in get_args(each)]
     hint = nearest(first.value, words) if isinstance(first.value, str) and words else ""
@@ -218,7 +219,11 @@ def _mistake(kind: Any, error: Any) -> _Mistake:
     """Follow the place of a mistake along the types; the names of union members are no keys."""
     path: list[str] = []
     hint, whole = kind, kind
-    for part in error["loc"]:
+    kept, place = error["type"], list(error["loc"])
+    if kept == "missing" and isinstance(place[-1], int):  # a list with too few values
+        kept = "too_short"
+        place.pop()
+    for part in place:
         members = [each for each in kinds_of(hint) if each is not NoneType]
         if len(members) > 1:
             hint = next((each for each in members if _tag(each) == part), None)
@@ -238,7 +243,7 @@ def _mistake(kind: Any, error: Any) -> _Mistake:
                 hint = (get_args(member) or (Any,))[-1]
         whole = hint
     return _Mistake(
-        type=error["type"], path=tuple(path), hint=whole, value=error["input"], text=error["msg"]
+        type=kept, path=tuple(path), hint=whole, value=error["input"], text=error["msg"]
     )
 
 

@@ -19,7 +19,7 @@ from lightning_app.config.schema import check_keys, hint_at, kinds_of, part_of, 
 from lightning_app.config.trainer import TrainerConfig
 from lightning_app.errors import UserError, named, nearest
 from lightning_app.grid_axes import SECTIONS, lookup
-from lightning_app.identity.relevant import leaves
+from lightning_app.identity.relevant import leaves, without_removed
 from lightning_app.plugin_copies import require
 from lightning_app.task_facts import glue_task_of
 
@@ -164,7 +164,7 @@ class Written:
                 top = str(key).partition(".")[0]
                 if top not in self._known:
                     raise UserError(f"unknown key '{key}'{nearest(str(key), self._known)}")
-            found = nested(tree)
+            found = without_removed(nested(tree))
             check_links(found)
         for key in [each for each in found if each not in SECTIONS]:
             self.fields[key] = found.pop(key)
@@ -223,7 +223,8 @@ def read_tree(file: str | Path) -> dict[str, Any]:
     tree, _ = strict_yaml.read_yaml_file(Path(file))
     if not isinstance(tree, dict | None):
         raise UserError(f"{file}: expected a mapping of sections, found {tree!r}")
-    return tree or {}
+    with named(file):
+        return without_removed(tree or {})
 
 
 def nested(tree: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,13 +1,15 @@
 """What of a run's config can change its result, and the defaults that ids leave out."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields
 from functools import cache
 from importlib.resources import files
 from typing import Any
 
 from lightning_app.config.trainer import TrainerConfig
+from lightning_app.errors import UserError
+from lightning_app.version import BEFORE_STRIKING
 
 Tree = Mapping[str, Any]
 
@@ -60,6 +62,7 @@ _HARMLESS: Mapping[str, tuple[str, ...]] = {
 }
 """The callbacks, plugins and strategies that only watch, store or share out the same work."""
 
+_PINS = ("config", "blocks", "added", "added_blocks", "removed")
 _OURS = ("lightning.pytorch.", "lightning.fabric.", "lightning_app.")
 """The packages whose classes the names above mean."""
 
@@ -70,10 +73,11 @@ def pins() -> Mapping[str, Mapping[str, Any]]:
 
     An id holds only what differs from them, so that a new field at its default changes no id.
     `added` holds the fields of a config that came after schema 2 was fixed, `added_blocks` those
-    of a stack. A pin never changes, also where a default does.
+    of a stack, and `removed` fields that a config may no longer have. A pin never changes, also
+    where a default does.
     """
     tree = json.loads(files("lightning_app.identity").joinpath("pins.json").read_text("utf-8"))
-    return {name: tree[name] for name in ("config", "blocks", "added", "added_blocks")}
+    return {name: tree[name] for name in _PINS}
 
 
 def leaves(tree: Tree, prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -91,7 +95,7 @@ def relevant(config: Tree) -> dict[str, Any]:
 
     Limits of the test split count where the run evaluates it.
     """
-    known = {**pins()["config"], **pins()["added"]}
+    known = {**pins()["config"], **pins()["added"], **pins()["removed"]}
     kept = {key: value for key, value in config.items() if key != "trainer"}
     trainer = {key: _harmful(f"trainer.{key}", value) for key, value in config["trainer"].items()}
     if not config["model"]["objective"]["evaluate_test"]:
@@ -115,11 +119,43 @@ def relevant_blocks(stacks: Tree) -> dict[str, Any]:
 
 
 def completed(config: Tree) -> dict[str, Any]:
-    """Return a config of an earlier version with the fields that came later, as `added` says."""
-    found = dict(config)
+    """Return a config of an earlier version with the fields of today.
+
+    Raises:
+        UserError: for a field that was removed, with another value than its pin.
+    """
+    found = without_removed(config)
     for key, value in pins()["added"].items():
         found = _with_default(found, key.split("."), value)
     return found
+
+
+def without_removed(config: Tree) -> dict[str, Any]:
+    """Return a config without the fields of earlier versions that say nothing.
+
+    Raises:
+        UserError: for such a field with another value than its pin.
+    """
+    found = dict(config)
+    for key in pins()["removed"]:
+        section, _, name = key.partition(".")
+        part = found.get(section)
+        if not isinstance(part, Mapping) or name not in part:
+            continue
+        check_removed(key, [part[name]])
+        found[section] = {each: part[each] for each in part if each != name}
+    return found
+
+
+def check_removed(key: str, values: Iterable[Any]) -> None:
+    """Refuse a field that was removed with values other than its pin. Raises `UserError`."""
+    removed = pins()["removed"]
+    for value in values if key in removed else ():
+        if not _same(value, removed[key]):
+            raise UserError(
+                f"{key}: expected no such field, or {json.dumps(removed[key])} as earlier runs "
+                f"have it, found {json.dumps(value)}; commit {BEFORE_STRIKING} reads such runs"
+            )
 
 
 def _with_default(tree: Tree, path: list[str], value: Any) -> dict[str, Any]:

@@ -100,7 +100,7 @@ def provenance() -> dict:
 
 
 def here(configs: tuple) -> dict:
-    return {"provenance": provenance(), "corpora": [{"checksum": "ab"}] * len(configs)}
+    return {"provenance": provenance(), "corpora": [{"digest": "ab"}] * len(configs)}
 
 
 def count_devices() -> int:
@@ -128,10 +128,11 @@ def run_cell(job: Job, rank: int) -> None:
     nll = 9.0 if diverged else 3.0 + seed / 10 - warmup / 100
     nll += 1.0 if provenance()["code"] == "b" else 0.0
     result = {
-        "schema": 1,
+        "schema": 2,
         "id": cell_id(config),
         "name": run_dir.name,
         "status": "diverged" if diverged else "ok",
+        "outcome": {"stall": "stalled", "not finite": "non_finite"}.get(behaviour, "trained"),
         "diverged": {"step": 4, "rule": "stall", "last_finite_loss": 9.0} if diverged else None,
         "metrics": {"val/nll": None if behaviour == "not finite" else nll, "val/bleu": 10.0},
         "unigram_entropy": 6.0,
@@ -167,7 +168,7 @@ def is_told_to_stop(job: Job, config: dict, step: int) -> bool:
 
 def leave_pruned(job: Job, config: dict, step: int, started: str) -> None:
     pruned = {
-        "schema": 1,
+        "schema": 2,
         "id": cell_id(config),
         "name": job.folder.name,
         "status": "pruned",

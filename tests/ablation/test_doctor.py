@@ -18,7 +18,6 @@ from lightning_app.analysis.damaged_files import damaged_files
 from lightning_app.analysis.read_results import read_results as read_folder
 from lightning_app.errors import UserError
 from lightning_app.records import read_result, sealed
-from tests.postgres import serve
 
 pytestmark = pytest.mark.xdist_group("doctor")  # what they share is made once
 
@@ -325,48 +324,48 @@ def test_a_killed_supervisor_leaves_what_mends_itself(
 
 def test_a_study_in_a_database_is_rebuilt(world: World, capsys: pytest.CaptureFixture[str]) -> None:
     world.write(seeds=1, delay=0, steps=1)
-    with serve(world.root / "database") as server:
-        assert world.run(f"storage={server.url}").returncode == 0
-        assert examine(world, storage=server.url) == 0
-        assert "sound" in capsys.readouterr().out
-        name = world.plan().study
+    url = f"sqlite:///{world.root}/queue.db"
+    spec = storage_spec(url, Path("journal"))
+    assert world.run(f"storage={url}").returncode == 0
+    assert examine(world, storage=url) == 0
+    assert "sound" in capsys.readouterr().out
+    name = world.plan().study
 
-        def complete() -> int:
-            storage = open_storage(storage_spec(server.url, Path("journal")), 60.0)
-            try:
-                study = optuna.load_study(study_name=name, storage=storage)
-                return len(study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,)))
-            finally:
-                close_storage(storage)
+    def complete() -> int:
+        storage = open_storage(spec, 60.0)
+        try:
+            study = optuna.load_study(study_name=name, storage=storage)
+            return len(study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,)))
+        finally:
+            close_storage(storage)
 
-        storage = open_storage(storage_spec(server.url, Path("journal")), 60.0)
-        optuna.delete_study(study_name=name, storage=storage)
-        close_storage(storage)
-        assert examine(world, fix=True, storage=server.url) == 0
-        assert complete() == CELLS
+    storage = open_storage(spec, 60.0)
+    optuna.delete_study(study_name=name, storage=storage)
+    close_storage(storage)
+    assert examine(world, fix=True, storage=url) == 0
+    assert complete() == CELLS
 
-        moved = world.root / "moved" / "tiny"
-        shutil.copytree(world.folder, moved)
-        (moved / ".study").unlink()
-        world.folder = moved
-        refused = world.run(f"storage={server.url}")
-        assert refused.returncode == 2
-        assert "ablate doctor tiny --fix --storage URL" in refused.stderr
-        storage = open_storage(storage_spec(server.url, Path("journal")), 60.0)
-        running = storage.create_new_trial(storage.get_study_id_from_name(name))
-        with pytest.raises(UserError, match="1 of its cells seem to run"):
-            examine(world, fix=True, storage=server.url)
-        storage.set_trial_state_values(running, state=TrialState.FAIL)
-        close_storage(storage)
-        capsys.readouterr()
-        assert examine(world, fix=True, storage=server.url) == 0
-        out = capsys.readouterr().out
-        assert "the study was of another folder; made again from this one" in out
-        assert server.password not in out
-        assert complete() == CELLS
-        starts = len(world.lines("start"))
-        assert world.run(f"storage={server.url}").returncode == 0
-        assert len(world.lines("start")) == starts
+    moved = world.root / "moved" / "tiny"
+    shutil.copytree(world.folder, moved)
+    (moved / ".study").unlink()
+    world.folder = moved
+    refused = world.run(f"storage={url}")
+    assert refused.returncode == 2
+    assert "ablate doctor tiny --fix --storage URL" in refused.stderr
+    storage = open_storage(spec, 60.0)
+    running = storage.create_new_trial(storage.get_study_id_from_name(name))
+    with pytest.raises(UserError, match="1 of its cells seem to run"):
+        examine(world, fix=True, storage=url)
+    storage.set_trial_state_values(running, state=TrialState.FAIL)
+    close_storage(storage)
+    capsys.readouterr()
+    assert examine(world, fix=True, storage=url) == 0
+    out = capsys.readouterr().out
+    assert "the study was of another folder; made again from this one" in out
+    assert complete() == CELLS
+    starts = len(world.lines("start"))
+    assert world.run(f"storage={url}").returncode == 0
+    assert len(world.lines("start")) == starts
 
 
 def test_a_pruned_run_is_over_where_the_grid_prunes(

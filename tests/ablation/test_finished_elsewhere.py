@@ -5,7 +5,7 @@ import json
 import os
 import shutil
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,52 +24,37 @@ from lightning_app.ablation.supervision.locks import supervisor_lock, turn
 from lightning_app.ablation.supervision.runner import current_grid
 from lightning_app.cli import main
 from lightning_app.config.config import resolve
-from lightning_app.experiment import identity_of, stacks_of
+from lightning_app.experiment import identity_of
 from lightning_app.grid_folder import GridFolder
-from lightning_app.identity.record import Record, write_record
-from lightning_app.optim import ScheduleConfig
 from lightning_app.project import read_project
 from lightning_app.records import is_sealed, read_result, sealed
 from lightning_app.run_folder import RunFolder
 
-FORMER = Path(__file__).parent / "made_at_b91519c"
+FORMER = Path(__file__).parent / "made_at_4ea995c"
 Edit = Callable[[dict[str, Any]], object]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def unchecked_warmups() -> Iterator[None]:
-    """The runs of that version have 2 steps, and warm-ups that are longer."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ScheduleConfig, "check", lambda self, total: None)
-        yield
-
-
 @pytest.fixture(scope="module")
-def made(unchecked_warmups: None, tmp_path_factory: pytest.TempPathFactory) -> Grid:
-    """A grid of two cells that are finished: trained by an early version, with today's records."""
+def made(tmp_path_factory: pytest.TempPathFactory) -> Grid:
+    """A grid of two cells that are finished: trained at commit 4ea995c."""
     root = tmp_path_factory.mktemp("made")
     tree = yaml.safe_load((FORMER / "former.yaml").read_text()) | {"name": "source"}
-    tree["axes"]["model.schedule.warmup_steps"] = [60]
+    tree["axes"]["model.schedule.warmup_steps"] = [2]
     (root / "source.yaml").write_text(yaml.safe_dump(tree))
     spec = read_spec(root / "source.yaml")
     folder = GridFolder(root / "experiments" / "source")
-    plan, configs = expand(spec, resolve, identity_of)
+    plan = expand(spec, resolve, identity_of)[0]
     grid = Grid(spec, folder, plan)
-    for cell, config in zip(grid.cells, configs, strict=True):
+    for cell in grid.cells:
         run = grid.run(cell)
-        (early,) = (FORMER / "former" / "runs").glob(f"*-{cell.former[:8]}")
-        shutil.copytree(early, run.path)
-        run.config.write_text(yaml.safe_dump(config))
-        write_record(run.path, Record.of(config, stacks_of(config), plan.corpora[0]))
-        run.block.write_text(json.dumps(stacks_of(config)))
+        shutil.copytree(FORMER / "former" / "runs" / cell.name, run.path)
         run.tokenizer.write_text("a tokenizer")
         run.checkpoints.mkdir()
         for name in ("last", "best"):
             run.checkpoint(name).write_text(name)
         result = json.loads(run.result.read_text())
         made = {"code": "a", "libraries": {"torch": "2"}, "plugins_used": {}}
-        result |= {"schema": 2, "id": cell.id, "name": cell.name, "provenance": made}
-        run.result.write_text(json.dumps(result | {"outcome": "stalled"}))
+        run.result.write_text(json.dumps(result | {"provenance": made}))
     grid.save()
     return grid
 
@@ -204,7 +189,7 @@ REFUSED = {
     "damaged identity": (rewrite("identity.json", "{", "["), "identity.json: damaged"),
     "other steps": (
         edited("config.yaml", lambda t: t["trainer"].update(max_steps=200)),
-        "cut short at 2 of 200 steps",
+        "cut short at 4 of 200 steps",
     ),
     "other callbacks": (
         edited("config.yaml", lambda t: t["trainer"].update(callbacks=[{"class_path": "x.Y"}])),

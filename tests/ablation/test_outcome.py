@@ -12,6 +12,7 @@ import yaml
 
 from lightning_app.ablation.run import Run
 from lightning_app.api.fit import RunResult
+from lightning_app.cli import main
 from lightning_app.commands.recorded import described_run, read_run
 from lightning_app.config.config import resolve
 from lightning_app.errors import UserError
@@ -137,6 +138,51 @@ def test_a_run_that_does_what_its_limits_ask_is_whole(
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert (result["steps"], result["steps_asked"]) == (asked, asked)
     assert result["status"] != "cut_short"
+
+
+class Changes(pl.Callback):
+    """Sets a field of the Trainer before the batch `at`."""
+
+    def __init__(self, field: str, value: Any, at: int = 0) -> None:
+        self.field, self.value, self.at = field, value, at
+
+    def on_train_batch_start(self, trainer: pl.Trainer, *_: Any, **__: Any) -> None:
+        if trainer.fit_loop.total_batch_idx + 1 >= self.at:
+            setattr(trainer, self.field, self.value)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("limit_val_batches", 1, "trainer.limit_val_batches: 2 .* 1 at the end"),
+        ("limit_train_batches", 0.5, "trainer.limit_train_batches: 1.0 .* 0.5 at the end"),
+        ("accumulate_grad_batches", 4, "trainer.accumulate_grad_batches: 4; must be 1"),
+    ],
+)
+def test_a_callback_may_not_change_what_a_run_reads(
+    tmp_path: Path, cache: str, field: str, value: Any, said: str
+) -> None:
+    """The config would name another budget, or another part of the split, than the result has."""
+    ended = run(tmp_path / "run", cache)
+    ended.trainer.callbacks.insert(0, Changes(field, value, at=3))  # pyright: ignore[reportAttributeAccessIssue]
+    with pytest.raises(UserError, match=said):
+        ended.fit(ended.model, ended.datamodule)
+    assert not (tmp_path / "run" / "result.json").exists()
+
+
+def test_a_run_does_not_go_on_with_fewer_steps_than_it_has(
+    tmp_path: Path, cache: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its result would name the fewer steps, with the weights of more."""
+    folder = RunFolder(tmp_path / "run")
+    ended = run(folder.path, cache)
+    ended.fit(ended.model, ended.datamodule)
+    before = folder.result.read_bytes()
+    words = ["fit", "--config", str(folder.config), "--ckpt_path", "last"]
+    words += ["--trainer.default_root_dir", str(folder), "--trainer.max_steps", "5"]
+    assert main(words) == 2
+    assert "is of step 12, after which trainer.max_steps 5" in capsys.readouterr().err
+    assert folder.result.read_bytes() == before
 
 
 def test_epochs_that_end_early_are_cut_short(tmp_path: Path, cache: str) -> None:

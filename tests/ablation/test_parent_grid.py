@@ -73,6 +73,7 @@ def finish(run: RunFolder, identity: str, text: str = "weights", loss: float | N
         "id": identity,
         "name": run.name,
         "status": "diverged" if failed else "ok",
+        "outcome": "trained" if not failed else "non_finite" if loss is None else "stalled",
         "diverged": failure,
         "metrics": {"val/nll": loss},
         "unigram_entropy": 6.0,

@@ -197,14 +197,14 @@ def test_a_plan_survives_the_disk_and_holds_while_nothing_changes(tmp_path: Path
     assert made_from(replace(given, base_config={"data": {"delay": 1}})) != plan.made_from
     tree = json.loads((tmp_path / "plan.json").read_text())
     assert (tree["schema"], tree["name"], tree["excluded"]) == (3, "tiny", 0)
-    assert tree["cells"][0].keys() == {"id", "name", "axes", "former"}
+    assert tree["cells"][0].keys() == {"id", "name", "axes"}
     (tmp_path / "plan.json").write_text("{")
     with pytest.raises(DamagedPlan, match=r"plan\.json: torn or damaged .*`ablate run` makes"):
         load_plan(path)
     (tmp_path / "plan.json").write_text(json.dumps({**tree, "schema": 99}))
     with pytest.raises(UserError, match=r"plan\.json: schema 99: .* update the program$"):
         load_plan(path)
-    for wrong in ({**tree, "cells": 3}, {**tree, "cells": [{"id": 1}]}, {"schema": 1}, []):
+    for wrong in ({**tree, "cells": 3}, {**tree, "cells": [{"id": 1}]}, {"schema": 2}, []):
         (tmp_path / "plan.json").write_text(json.dumps(wrong))
         with pytest.raises(DamagedPlan, match=r"plan\.json: torn or damaged"):
             load_plan(path)

@@ -11,10 +11,8 @@ import pytest
 import torch
 import yaml
 from conftest import HERE, World  # pyright: ignore[reportMissingImports]
-from optuna.storages import RDBStorage
 
 from tests import warm
-from tests.postgres import serve
 
 pytestmark = pytest.mark.xdist_group("ranks")  # what they share is made once
 
@@ -134,18 +132,13 @@ def ranks(tmp_path: Path, cache: str):
         supervisor.communicate()
 
 
-def test_both_ranks_train_the_cell_that_was_claimed(ranks: Ranks, tmp_path: Path) -> None:
+def test_both_ranks_train_the_cell_that_was_claimed(ranks: Ranks) -> None:
     """Where each rank asked the shared queue itself, they trained two cells into one."""
     ranks.write_training(seeds=2, rates=(1e-2, 3e-2))
-    with serve(tmp_path / "server") as server:
-        supervisors = [ranks.start(f"storage={server.url}") for _ in range(2)]
-        for supervisor in supervisors:
-            finish(supervisor)
-        storage = RDBStorage(server.url.replace("postgresql://", "postgresql+psycopg://"))
-        (study,) = storage.get_all_studies()
-        trials = storage.get_all_trials(study._study_id)
-        storage.remove_session()
-        storage.engine.dispose()
+    supervisors = [ranks.start() for _ in range(2)]
+    for supervisor in supervisors:
+        finish(supervisor)
+    trials = ranks.study().get_trials()
     assert [trial.state.name for trial in trials] == ["COMPLETE"] * 4
     ended = set()
     for run in ranks.cells():

@@ -1,9 +1,9 @@
-"""Several supervisors at once on one host: starts, losses, disagreements."""
+"""Several supervisors at once on one folder: starts, losses, disagreements."""
 
+import signal
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import optuna
 import pytest
@@ -16,22 +16,17 @@ from lightning_app.ablation.queue.storages import (
     open_storage,
     storage_spec,
 )
-from tests.postgres import Server, serve
 
-pytestmark = pytest.mark.xdist_group("several")  # what they share is made once
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with serve(tmp_path_factory.mktemp("database") / "pg") as server:
-        yield server
+EITHER = pytest.mark.parametrize("spec", ["journal", "sqlite"], indirect=True)
 
 
 @pytest.fixture
-def spec(server: Server, world: World) -> StorageSpec:
-    """The server's database, for a grid that no other test has."""
-    world.grid.write_text(world.grid.read_text().replace("name: tiny", f"name: {world.mark}"))
-    return storage_spec(server.url, Path("journal"), {})
+def spec(request: pytest.FixtureRequest, world: World) -> StorageSpec:
+    """The storage that the supervisors share: the journal of the folder, or a database."""
+    given = None
+    if getattr(request, "param", "journal") == "sqlite":
+        given = world.environment["ABLATE_STORAGE"] = f"sqlite:///{world.root}/queue.db"
+    return storage_spec(given, world.folder / "optuna.journal", {})
 
 
 @contextmanager
@@ -57,19 +52,10 @@ def assert_one_result_a_cell(world: World, spec: StorageSpec) -> None:
     world.assert_nothing_left()
 
 
-def test_of_two_that_start_at_once_on_a_journal_one_runs_the_grid(world: World) -> None:
-    pair = [world.start(), world.start()]
-    ended = [process.communicate(timeout=60) for process in pair]
-    assert {process.returncode for process in pair} == {0, 2}
-    assert "Traceback" not in "".join(err for _, err in ended)
-    world.assert_finished()
-
-
-def test_two_that_start_at_once_on_a_database_share_the_grid(
-    world: World, server: Server, spec: StorageSpec
-) -> None:
-    world.write(seeds=3, delay=0.1, name=world.mark)
-    pair = [world.start(f"storage={server.url}", workers=1) for _ in range(2)]
+@EITHER
+def test_two_that_start_at_once_share_the_grid(world: World, spec: StorageSpec) -> None:
+    world.write(seeds=3, delay=0.1)
+    pair = [world.start(workers=1) for _ in range(2)]
     for process in pair:
         out, err = process.communicate(timeout=90)
         assert (process.returncode, err) == (0, ""), out
@@ -77,12 +63,13 @@ def test_two_that_start_at_once_on_a_database_share_the_grid(
     assert {trial.state.name for trial in trials(world, spec)} == {"COMPLETE"}
 
 
+@EITHER
 @pytest.mark.parametrize("wait", ["wait", "nowait"])
 def test_the_cells_of_a_lost_supervisor_are_run_by_the_other(
-    world: World, server: Server, spec: StorageSpec, wait: str
+    world: World, spec: StorageSpec, wait: str
 ) -> None:
-    world.write(seeds=1, delay=0.5, name=world.mark)
-    options = [f"storage={server.url}", "lost_after=2", *(["nowait"] if wait == "nowait" else [])]
+    world.write(seeds=1, delay=0.5)
+    options = ["lost_after=2", *(["nowait"] if wait == "nowait" else [])]
     first = world.start(*options, workers=2)
     world.wait_for(lambda: len(world.lines("start")) == 2)
     second = world.start(*options, workers=2)
@@ -94,25 +81,23 @@ def test_the_cells_of_a_lost_supervisor_are_run_by_the_other(
 
 
 def test_after_the_only_supervisor_is_killed_the_next_goes_on_at_once(
-    world: World, server: Server, spec: StorageSpec
+    world: World, spec: StorageSpec
 ) -> None:
-    world.write(seeds=1, delay=0.2, name=world.mark)
-    first = world.start(f"storage={server.url}", workers=2)
+    world.write(seeds=1, delay=0.2)
+    first = world.start(workers=2)
     world.wait_for(lambda: len(world.lines("start")) == 2)
     first.kill()
     first.communicate()
     world.assert_nothing_left()
-    again = world.run(f"storage={server.url}", "nowait")  # lost_after is 120 seconds
+    again = world.run("nowait")  # lost_after is 120 seconds
     assert (again.returncode, again.stderr) == (0, ""), again.stdout
     assert_one_result_a_cell(world, spec)
 
 
-def test_a_trial_too_many_does_not_make_a_second_result(
-    world: World, server: Server, spec: StorageSpec
-) -> None:
+def test_a_trial_too_many_does_not_make_a_second_result(world: World, spec: StorageSpec) -> None:
     """As one is made where a database takes a trial and its answer is lost."""
-    world.write(seeds=1, delay=0.3, name=world.mark)
-    first = world.start(f"storage={server.url}", workers=1)
+    world.write(seeds=1, delay=0.3)
+    first = world.start(workers=1)
     world.wait_for(lambda: len(world.lines("start")) == 1)
     waiting = [trial for trial in trials(world, spec) if trial.state.name == "WAITING"]
     assert len(waiting) == 3
@@ -127,20 +112,18 @@ def test_a_trial_too_many_does_not_make_a_second_result(
                     user_attrs=trial.user_attrs,
                 )
             )
-    second = world.start(f"storage={server.url}", workers=2)
+    second = world.start(workers=2)
     for process in (first, second):
         out, err = process.communicate(timeout=90)
         assert (process.returncode, err) == (0, ""), out
     assert_one_result_a_cell(world, spec)
 
 
-def test_another_idea_of_when_one_is_lost_is_refused(
-    world: World, server: Server, spec: StorageSpec
-) -> None:
-    world.write(seeds=1, delay=1.0, name=world.mark)
-    first = world.start(f"storage={server.url}", "lost_after=30", workers=2)
+def test_another_idea_of_when_one_is_lost_is_refused(world: World, spec: StorageSpec) -> None:
+    world.write(seeds=1, delay=1.0)
+    first = world.start("lost_after=30", workers=2)
     world.wait_for(lambda: len(world.lines("start")) == 2)
-    second = world.run(f"storage={server.url}", "lost_after=3")
+    second = world.run("lost_after=3")
     assert second.returncode == 2
     assert "--lost-after: 3 here and 30 for the supervisors that run this grid" in second.stderr
     assert first.wait(timeout=60) == 0
@@ -148,24 +131,59 @@ def test_another_idea_of_when_one_is_lost_is_refused(
     assert_one_result_a_cell(world, spec)
 
 
-@pytest.mark.parametrize(
-    "url", ["postgresql://127.0.0.1:1/x", "postgresql://nobody@{address}/ablate"]
-)
-def test_a_wrong_address_is_refused_not_waited_for(world: World, server: Server, url: str) -> None:
-    result = world.run("storage=" + url.format(address=f"127.0.0.1:{server.port}"))
+def test_a_stopped_supervisor_loses_its_cells_and_goes_on(world: World, spec: StorageSpec) -> None:
+    """Its heartbeats are files, whose locks the kernel would not have released."""
+    world.write(seeds=1, delay=0.5)
+    first = world.start("lost_after=2", workers=2)
+    world.wait_for(lambda: len(world.lines("start")) == 2)
+    first.send_signal(signal.SIGSTOP)
+    second = world.start("lost_after=2", workers=2)
+    out, err = second.communicate(timeout=60)
+    assert (second.returncode, err) == (0, ""), out
+    first.send_signal(signal.SIGCONT)
+    out, err = first.communicate(timeout=60)
+    assert (first.returncode, err) == (0, ""), out
+    assert {run.state for run in world.runs().values()} == {"done"}
+    states = Counter(trial.state.name for trial in trials(world, spec))
+    assert states["COMPLETE"] == len(world.runs())
+    assert states.keys() <= {"COMPLETE", "FAIL"}
+    world.assert_nothing_left()
+
+
+@pytest.mark.parametrize("url", ["sqlite:////nowhere/x.db", "postgresql://127.0.0.1:1/x"])
+def test_a_wrong_address_is_refused_not_waited_for(world: World, url: str) -> None:
+    result = world.run(f"storage={url}")
     assert result.returncode == 2
-    assert result.stderr.startswith("ablate: postgresql://")
+    assert result.stderr.startswith(f"ablate: {url}: ")
     assert result.stderr.count("\n") == 1
 
 
-def test_sqlite_serves_one_worker_alone(world: World, tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path}/queue.db"
-    refused = world.run(f"storage={url}", workers=2)
-    assert refused.returncode == 2
-    assert "SQLite can give one cell to several workers" in refused.stderr
-    assert not world.folder.exists()
-    assert world.run(f"storage={url}", workers=1).returncode == 0
-    assert_one_result_a_cell(world, storage_spec(url, Path("journal"), {}))
+def test_another_storage_than_that_of_the_others_is_refused(world: World) -> None:
+    world.write(seeds=1, delay=0.5)
+    first = world.start()
+    world.wait_for(lambda: len(world.lines("start")) == 2)
+    second = world.run(f"storage={world.root}/queue")
+    assert second.returncode == 2
+    assert f"--storage: {world.root}/queue is not the {world.folder}/optuna.jour" in second.stderr
+    first.communicate(timeout=60)
+    world.assert_finished()
+
+
+def test_a_damaged_journal_is_left_alone_while_others_work(world: World) -> None:
+    world.write(seeds=1, delay=0.5)
+    first = world.start()
+    world.wait_for(lambda: len(world.lines("start")) == 2)
+    with (world.folder / "optuna.journal").open("r+b") as journal:
+        whole = journal.read()
+        journal.seek(200)
+        journal.write(b"\0" * 50)
+    second = world.run()
+    assert (second.returncode, second.stderr.count("\n")) == (2, 1), second.stderr
+    assert "optuna.journal: damaged; let the other supervisors" in second.stderr
+    with (world.folder / "optuna.journal").open("r+b") as journal:
+        journal.write(whole[:250])
+    first.communicate(timeout=60)
+    world.assert_finished()
 
 
 def test_a_queue_larger_than_a_batch_is_run_to_its_end(world: World) -> None:

@@ -90,7 +90,7 @@ def test_a_run_in_its_folder_twice_is_the_same_run_twice(tmp_path: Path, cache: 
         made = result["provenance"]
         assert made["code"] == software()["code"]
         assert made["command"][:3] == ["lightning_app", "fit", "--config"]
-        assert made["data"] == result["data"].get("digest", result["data"]["checksum"])
+        assert made["data"] == result["data"]["digest"]
         assert made["resumed_from"] == []
         for path in ("env.json", f"attempts/{attempt}/provenance.json"):
             written = json.loads((tmp_path / "run" / path).read_text())
@@ -198,9 +198,6 @@ def test_another_optimizer_does_not_go_on_from_a_checkpoint(tmp_path: Path, cach
         refused = fit(tmp_path, cache, 4, *other, *last, f"--model.optimizer.{setting}", value)
         assert refused.returncode == 2
         assert said in refused.stderr
-    refused = fit(tmp_path, cache, 4, *other, *last, "--model.rounding", "1")
-    assert refused.returncode == 2
-    assert "model.rounding 1 changes initial values" in refused.stderr
     assert not (tmp_path / "other").exists()
     assert fit(tmp_path, cache, 4, *other, *last).returncode == 0
 

@@ -60,7 +60,7 @@ DATA = {
     "sizes": {"train": 30000, "valid": 500, "test": 500},
     "vocab_size": 900,
     "tokenizer_sha256": "0" * 64,
-    "checksum": "1" * 64,
+    "digest": "1" * 64,
 }
 
 Outcome = float | str | None  # final val/nll (stalled near the entropy), a state, or not finite
@@ -105,7 +105,7 @@ class FakeGrid:
             "sensitivity": sensitivity,
         }
         plan = {
-            "schema": 1,
+            "schema": 2,
             "name": folder.name,
             "hash": "abcd",
             "axes": axes,
@@ -175,10 +175,11 @@ class FakeGrid:
         diverged = loss is None or loss >= ENTROPY - 0.05
         rule = "val/nll >= unigram entropy - 0.05"
         record = {
-            "schema": 1,
+            "schema": 2,
             "id": cell["id"],
             "name": cell["name"],
             "status": "diverged" if diverged else "ok",
+            "outcome": "trained" if not diverged else "non_finite" if loss is None else "stalled",
             "diverged": {"step": 200, "rule": rule, "last_finite_loss": loss} if diverged else None,
             "metrics": {
                 "val/nll": loss,

@@ -32,7 +32,7 @@ def change(grid: Any, number: int, **fields: Any) -> str:
 
 
 def other_data(grid: Any, number: int) -> str:
-    return change(grid, number, data={"name": "synthetic", "checksum": "2" * 64})
+    return change(grid, number, data={"name": "synthetic", "digest": "2" * 64})
 
 
 def test_results_of_other_data_are_never_pooled(
@@ -80,7 +80,7 @@ def test_other_data_does_not_come_back_through_another_grid(
     joined = together([read_results(first.folder), read_results(second.folder)])
     assert stranger in joined.strangers["2" * 64]
     for part in joined.parts:
-        assert len({cell.data["checksum"] for cell in part.finished}) == 1
+        assert len({cell.data["digest"] for cell in part.finished}) == 1
 
 
 def test_every_other_mixture_is_stated(

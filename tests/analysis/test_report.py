@@ -75,7 +75,14 @@ def test_the_files_of_a_report(make_grid, outcome):
     grid = make_grid(outcome)
     assert write_report(grid.folder) == grid.folder / "report.html"
     left = {path.name for path in grid.folder.iterdir()}
-    assert left >= {"results.csv", "results.parquet", "sensitivity.csv", "report.html", "figures"}
+    assert left >= {
+        "results.csv",
+        "results.parquet",
+        "sensitivity.csv",
+        "report.html",
+        "figures",
+        "recompute_study.py",
+    }
     figures = {path.name for path in (grid.folder / "figures").iterdir()}
     names = ("warmup_effect", "loss_by_warmup", "training", "resources")
     assert figures >= {f"{name}.{kind}" for name in names for kind in ("svg", "pdf", "csv")}
@@ -93,7 +100,9 @@ def test_the_files_of_a_report(make_grid, outcome):
 
 def test_the_page(make_grid, outcome):
     grid = make_grid(outcome)
-    page = Page(write_report(grid.folder))
+    path = write_report(grid.folder)
+    assert path.stat().st_size < 1_500_000  # small enough to mail
+    page = Page(path)
     assert page.all("html") == [{"lang": "en"}]
     assert all("src" not in attributes for attributes in page.all("script"))
     assert all(attributes.get("scope") for attributes in page.all("th"))
@@ -103,7 +112,7 @@ def test_the_page(make_grid, outcome):
     assert all(attributes.get("role") == "group" for attributes in page.all("svg"))
     ids = [attributes["id"] for _, attributes in page.tags if "id" in attributes]
     assert len(ids) == len(set(ids))
-    questions = ["need", "cost", "stable", "inside", "explore", "run", "appendix"]
+    questions = ["need", "cost", "stable", "inside", "run", "appendix"]
     assert [attributes["id"] for attributes in page.all("section")] == questions
 
 
@@ -265,12 +274,22 @@ def test_a_run_that_is_ok_without_a_finite_loss(make_grid):
     assert not re.search(r"\bnan\b|\bNone\b(?!:)|<NA>|\binf\b", page.text)
 
 
-def test_a_run_of_an_older_schema(make_grid, outcome):
-    """Values that an earlier version did not write are shown as not recorded; scores are equal."""
+def test_values_that_no_result_needs(make_grid, outcome):
+    """Those that are missing are shown as not recorded; scores are equal."""
     grid = make_grid(outcome, SIX, curves=False)
     write_report(grid.folder)
     before = pd.read_csv(grid.folder / "sensitivity.csv")
-    kept = {"schema", "id", "name", "status", "diverged", "metrics", "unigram_entropy", "steps"}
+    kept = {
+        "schema",
+        "id",
+        "name",
+        "status",
+        "outcome",
+        "diverged",
+        "metrics",
+        "unigram_entropy",
+        "steps",
+    }
     kept |= {"seconds", "attempt", "started", "finished"}
 
     def forget(record: dict[str, Any]) -> None:
@@ -283,6 +302,27 @@ def test_a_run_of_an_older_schema(make_grid, outcome):
     pd.testing.assert_frame_equal(before, pd.read_csv(grid.folder / "sensitivity.csv"))
     assert "not recorded" in page.text
     assert not re.search(r"\bnan\b|\bNone\b(?!:)|<NA>|\binf\b", page.text)
+
+
+def test_the_table_of_costs_has_the_means_of_the_runs(make_grid):
+    presets = ["post_ln", "pre_ln", "sas"]  # pre_ln is the baseline
+    grid = make_grid(one_seed, {SEED: [1, 2], PRESET: presets, WARMUP: [0, 60]}, curves=False)
+    for number, cell in enumerate(grid.cells):
+        place = presets.index(cell["axes"][PRESET])
+        took = {"parameters": 1000 * (1 + place), "seconds": 100.0 * (1 + place) + number}
+        took["peak_memory_bytes"] = None if place == 2 else 2**20 * (1 + place)
+        rewrite(grid, number, lambda record, took=took: record.update(took))
+    page = Page(write_report(grid.folder))
+    start = next(i for i, row in enumerate(page.rows) if "parameters" in row)
+    shown = {row[0]: row[1:] for row in page.rows[start + 1 : start + 4]}
+    for place, name in enumerate(presets):
+        numbers = [n for n, cell in enumerate(grid.cells) if cell["axes"][PRESET] == name]
+        seconds = [100.0 * (1 + place) + number for number in numbers]
+        ratio = "" if name == "pre_ln" else f"{(1 + place) / 2:.3f} ×"
+        assert shown[name][0] == f"{1000 * (1 + place):,}{ratio}"
+        assert shown[name][2].startswith(("1", "2", "–")[place])
+        assert shown[name][3].startswith(f"{sum(seconds) / 4:,.0f}")
+        assert shown[name][4:] == [f"{sum(seconds) / 3600:,.2f}", "4"]
 
 
 @pytest.mark.parametrize(("coupling", "said"), [("paper", "Do not read Δ"), ("decoupled", "share")])

@@ -174,7 +174,7 @@ def test_a_folder_that_is_no_grid(tmp_path):
     [
         ("plan.json", "{", r"plan.json: torn or damaged: not valid JSON"),
         ("plan.json", "[]", r"plan.json: expected a JSON object, found list"),
-        ("plan.json", '{"schema": 1, "cells": []}', r"plan.json: field 'name' is missing"),
+        ("plan.json", '{"schema": 2, "cells": []}', r"plan.json: field 'name' is missing"),
         ("grid.yaml", "a: [", r"grid.yaml: torn or damaged: its last line has no end"),
     ],
 )

@@ -108,6 +108,15 @@ def test_what_lies_outside_is_not_there(client: Client, path: str) -> None:
     assert "secret" not in answer.text
 
 
+def test_a_text_of_tensorboard_links_to_the_files_of_its_run(client: Client) -> None:
+    board_path = tensorboard_path(Path("demo"))
+    drawing = f"{board_path}runs/pre_ln-1/config.yaml"
+    assert client.get(drawing, buffered=True).text == "a: 1\n"
+    assert client.get(f"{board_path}runs/pre_ln-1/out.txt").status_code == 404
+    assert client.get(f"{board_path}runs/../../secret.txt").status_code == 404
+    assert client.get(f"{board_path}data/runs").text == f"board {board_path}data/runs"
+
+
 def test_of_folders_apart_only_these_are_served(tmp_path: Path, folder: Path) -> None:
     out = tmp_path / "elsewhere" / "out"
     out.mkdir(parents=True)

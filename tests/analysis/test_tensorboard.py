@@ -250,6 +250,7 @@ def test_the_text_has_question_config_and_block(make_grid):
     other = {"norm": {"kind": "none"}, "carry": None}
     block = {"encoder": {"blocks": [same, same, other], "final_norm": "layer_norm"}}
     (done / "block.json").write_text(json.dumps(block))
+    (done / "block.svg").write_text("<svg/>")
     write_index(grid.folder)
 
     def rows(page: str) -> list[list[str]]:
@@ -266,6 +267,8 @@ def test_the_text_has_question_config_and_block(make_grid):
         assert "<p>Two paragraphs.</p>" in page
         assert "max_steps: 200" in page
     assert "Resolved block" not in shown[running]
+    drawing = f'href="runs/{done.name}/block.svg"'
+    assert [drawing in shown[run] for run in (done, running)] == [True, False]
     assert rows(shown[done]) == [
         ["field", "layers 1-2", "layer 3"],
         ["norm.kind", "pre", "none"],

@@ -1,4 +1,4 @@
-"""Grids whose parts have other rates, names, entropies or reruns: none is taken for another."""
+"""Grids whose parts have other rates, names or entropies: none is taken for another."""
 
 import json
 import math
@@ -12,7 +12,6 @@ import pytest
 import yaml
 
 from lightning_app.analysis.comparison import comparisons
-from lightning_app.analysis.damaged_files import damaged_files
 from lightning_app.analysis.factors import effects
 from lightning_app.analysis.figures.drawing import Part
 from lightning_app.analysis.figures.rates import loss_by_rate
@@ -20,10 +19,10 @@ from lightning_app.analysis.limits import limits
 from lightning_app.analysis.merge_grids import together
 from lightning_app.analysis.read_results import read_results
 from lightning_app.analysis.report import write, write_report
-from lightning_app.analysis.reruns import rerun_components
 from lightning_app.analysis.run_summary import state_counts
 from lightning_app.analysis.sensitivity import sensitivity_scores
 from lightning_app.analysis.strays import stray_runs
+from lightning_app.errors import UserError
 from lightning_app.grid_axes import label
 
 PRESET = "model.block.preset"
@@ -31,7 +30,6 @@ WARMUP = "model.schedule.warmup_steps"
 RATE = "model.optimizer.lr"
 KIND = "model.optimizer.kind"
 WIDTH = "model.architecture.model_dim"
-ROUNDING = "model.rounding"
 SEED = "seed_everything"
 AXES = {PRESET: ["pre_ln", "post_ln"], WARMUP: [0, 60], SEED: [1, 2, 3]}
 
@@ -147,37 +145,21 @@ def test_equal_runs_have_no_spread_and_did_not_fail(make_grid: Any) -> None:
     assert (row.note, row.reading) == ("no spread", "changes nothing")
 
 
-def test_a_rerun_is_no_value_to_compare(make_grid: Any) -> None:
-    axes = {ROUNDING: [0, 1], WIDTH: [64, 128], SEED: [1, 2, 3]}
-    grid = read_results(make_grid(loss, axes, curves=False).folder)
-    assert [(row.axis, row.value) for row in comparisons(grid)] == [(WIDTH, "128")]
+def test_a_plan_with_a_removed_axis_is_refused(make_grid: Any) -> None:
+    fake = make_grid(loss, {**AXES, "model.rounding": [0, 1]}, curves=False)
+    with pytest.raises(UserError, match=r"plan\.json: model\.rounding: .* found 1; commit \w{7} "):
+        read_results(fake.folder)
 
 
-def test_reruns_are_planned_cells(make_grid: Any) -> None:
-    def crashed(axes: Mapping[str, Any]) -> float | str:
-        return "failed" if axes[ROUNDING] else loss(axes)
-
-    axes = {**AXES, ROUNDING: [0, 1]}
-    grid = read_results(make_grid(loss, axes, curves=False, name="sound").folder)
-    assert stray_runs(grid) is None
-    fake = make_grid(crashed, axes, curves=False, name="crashed")
-    page = write_report(fake.folder).read_text(encoding="utf-8")
-    assert page.count("RuntimeError: &lt;b&gt;out of") == 12
-    damaged = next(cell for cell in fake.cells if cell["axes"][ROUNDING])
-    (fake.run(damaged) / "result.json").write_text("{")
-    assert len(damaged_files(read_results(fake.folder))) == 1
-
-
-def test_joined_grids_keep_reruns_and_effects(make_grid: Any) -> None:
+def test_joined_grids_keep_effects(make_grid: Any) -> None:
     fakes = [
-        make_grid(loss, {**AXES, ROUNDING: [0, 1], SEED: seeds}, curves=False, name=name)
+        make_grid(loss, {**AXES, SEED: seeds}, curves=False, name=name)
         for name, seeds in (("one", [1, 2, 3]), ("two", [4, 5, 6]))
     ]
     for fake in fakes:
         change(fake, factors={"placement": PRESET})
     grids = [read_results(fake.folder) for fake in fakes]
     joined = together(grids)
-    assert len(rerun_components(joined)) == sum(len(rerun_components(grid)) for grid in grids) == 8
     found = effects(joined, sensitivity_scores(joined))
     alone = [row for grid in grids for row in effects(grid, sensitivity_scores(grid))]
     assert [row.estimate for row in found] == [row.estimate for row in alone]
@@ -229,7 +211,7 @@ def test_files_are_listed_that_there_are(make_grid: Any) -> None:
     shown = page.split("Files beside this page")[1].split("</ul>")[0]
     for name in ("results.csv", "sensitivity.csv", "references.bib", "figures/"):
         assert name in shown
-    for name in ("effects.csv", "reruns.csv", "text_sampling.csv", "comparisons.csv"):
+    for name in ("effects.csv", "comparisons.csv"):
         assert name not in shown
         assert not (fake.folder / name).exists()
 

@@ -19,7 +19,6 @@ from scipy import stats
 
 from lightning_app import UserError, compare, plugins, results, run_grid
 from lightning_app.ablation.grid_spec import read_spec
-from lightning_app.analysis.frames import results_frame
 from lightning_app.analysis.publish import publish
 from lightning_app.analysis.read_results import read_results
 from lightning_app.cli import main
@@ -78,17 +77,6 @@ def test_a_run_that_a_process_trains_is_running(grid: FakeGrid) -> None:
         found = results(grid.folder)
     running = found.loc[found["status"] == "running", "name"]
     assert list(running) == [cell["name"]]
-
-
-def test_reruns_are_rows_too(tmp_path: Path) -> None:
-    """The tables of a report leave them out."""
-    axes = {SEED: [1, 2], "model.rounding": [0, 1]}
-    folder = FakeGrid(tmp_path / "mine", lambda axes: 2.0 + axes["model.rounding"], axes).folder
-    assert len(results_frame(read_results(folder))) == 2
-    frame = results(folder)
-    assert sorted(zip(frame["model.rounding"], frame["val/nll"], strict=True)) == [
-        *((0, 2.0), (0, 2.0), (1, 3.0), (1, 3.0))
-    ]
 
 
 def test_a_grid_is_found_by_name_path_and_publication(

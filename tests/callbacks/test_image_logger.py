@@ -15,6 +15,8 @@ from lightning_app.callbacks.image_logger import Pictures, example
 from lightning_app.callbacks.probes import GainLogger, SignalProbe
 from lightning_app.callbacks.tensorboard_logger import Events
 from lightning_app.callbacks.throughput import Throughput
+from lightning_app.catalogue.draw_stack import stack_drawing
+from lightning_app.catalogue.svg import picture
 from lightning_app.module import TransformerModule
 from lightning_app.objectives.base import ObjectiveConfig
 from tests.analysis.conftest import FakeGrid
@@ -65,8 +67,12 @@ def test_pictures_and_histograms_change_no_bit_of_a_loss(
     assert plain.consumed == watched.consumed
     assert watched.hooks == [0] * 6
     assert tags(tmp_path / "plain")["images"] == []
+    assert not (tmp_path / "plain" / "block.svg").exists()
+    svg = (tmp_path / "drawn" / "block.svg").read_text(encoding="utf-8")
+    stacks: Any = right.architecture.stacks(right.block)
+    assert svg == picture("sas", [stack_drawing(spec, side) for side, spec in stacks.items()])
     found = tags(tmp_path / "drawn")
-    assert found["images"] == ["block", "attention"]
+    assert found["images"] == ["attention"]
     assert found["histograms"] == ["gains/alpha", "gains/beta", "gains/gamma"]
 
 
@@ -119,6 +125,6 @@ def test_a_run_has_forty_tags_at_most(tmp_path: Path, cache: str, preset: str) -
     found = tags(run)
     assert {"val/bleu", "test/nll", "test/sacrebleu", "delta", "train/nll"} <= {*found["scalars"]}
     assert "run" in found["tensors"]
-    assert found["images"] == ["block", "attention"]
+    assert found["images"] == ["attention"]
     whole = [tag for kind in found.values() for tag in kind]
     assert len(whole) == len(set(whole)) <= 40, whole

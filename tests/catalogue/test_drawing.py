@@ -23,10 +23,8 @@ from lightning_app.catalogue import draw_attention, draw_stack
 from lightning_app.catalogue.draw_stack import stack_drawing
 from lightning_app.catalogue.drawing import Factor
 from lightning_app.catalogue.folding import Side, number
-from lightning_app.catalogue.raster import Raster
 from lightning_app.catalogue.sentences import description
 from lightning_app.catalogue.specification import specification_lines
-from lightning_app.catalogue.stack_layout import lay_out
 from lightning_app.catalogue.svg import picture
 from lightning_app.catalogue.text import text_lines
 from lightning_app.registry import registering, remove_parts
@@ -197,26 +195,11 @@ def test_a_field_that_no_drawing_knows_is_shown_by_name_and_value(case: str) -> 
     spec, words = unknown_fields()[case]
     for way, text in zip(WAYS, shown(spec, "decoder"), strict=True):
         assert words in plain(text), way
-    raster = Words()
-    lay_out(raster, "stack", [stack_drawing(spec, "decoder")])
-    assert any(words in text for text in raster.texts)
 
 
 def plain(text: str) -> str:
     """Return text without elements of SVG, line breaks and the colon after a field of a block."""
     return " ".join(re.sub(r"<[^>]*>", " ", text).replace(":", "").split())
-
-
-class Words(Raster):
-    """Pixels, and the texts that were written on them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.texts: list[str] = []
-
-    def text(self, x: float, y: float, text: str, kind: str = "", *, left: bool = False) -> None:
-        super().text(x, y, text, kind, left=left)
-        self.texts.append(text)
 
 
 def test_layers_with_other_values_of_an_unknown_field_are_no_one_run() -> None:
@@ -393,7 +376,7 @@ def test_drawings_know_no_preset() -> None:
         "draw_attention",
         "folding",
         "text",
-        "stack_layout",
+        "sheet",
         "svg",
     ):
         source = Path(f"lightning_app/catalogue/{name}.py").read_text(encoding="utf-8")

@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 import pytest
 
 from lightning_app.blocks.presets import PRESETS
-from lightning_app.catalogue.surface import RADIUS, text_width
+from lightning_app.catalogue.sheet import RADIUS, text_width
 from lightning_app.catalogue.svg import picture
 from lightning_app.commands.blocks import gallery_page
 from tests.catalogue.variants import CASES, drawn, stacks

@@ -14,7 +14,6 @@ from lightning_app.commands.recorded import read_run
 from tests.records import reseal, unseal
 
 pytestmark = pytest.mark.xdist_group("trained")
-FORMER = Path("tests/ablation/made_at_b91519c/former/runs").resolve()
 
 
 @pytest.fixture(autouse=True)
@@ -56,7 +55,9 @@ def test_a_run_is_described_as_its_files_say(capsys) -> None:
 def test_the_block_names_the_axes_that_differ_from_the_defaults(capsys, tmp_path: Path) -> None:
     run = copy(tmp_path)
     change(run / "config.yaml", {"norm": "rms_norm"})
-    (run / "identity.json").unlink()  # as in a run of an early version
+    record = json.loads((run / "identity.json").read_text())
+    record["config"]["model.block.norm"] = "rms_norm"
+    (run / "identity.json").write_text(json.dumps(record))
     unseal(run / "result.json")
     assert parsed(capsys, "show", str(run))["block"] == {"norm": "rms_norm"}
     assert "pre_ln, norm=rms_norm" in shown(capsys, "show", str(run))
@@ -94,13 +95,6 @@ def test_a_run_that_has_not_ended_says_so(capsys, tmp_path: Path) -> None:
     (run / "attempts/1/error.txt").write_text("Traceback\nValueError: boom\n")
     tree = parsed(capsys, "show", str(run))
     assert (tree["state"], tree["error"]) == ("failed", "ValueError: boom")
-
-
-def test_a_run_of_an_early_version_is_shown(capsys) -> None:
-    tree = parsed(capsys, "show", str(FORMER / "pre_ln-warmup60-36682dce"))
-    assert tree["id"].startswith("36682dce")
-    assert tree["provenance"] == {}
-    assert "not recorded" in shown(capsys, "show", str(FORMER / "pre_ln-warmup60-36682dce"))
 
 
 def copy(tmp_path: Path) -> Path:
@@ -164,12 +158,11 @@ def test_equal_ids_are_said_plainly(capsys, tmp_path: Path) -> None:
     assert "config: no difference" in text
 
 
-def test_a_run_without_an_id_is_not_called_the_same(capsys, tmp_path: Path) -> None:
+def test_a_run_without_an_identity_is_refused(capsys, tmp_path: Path) -> None:
     run = copy(tmp_path)
-    for name in ("identity.json", "result.json"):
-        (run / name).unlink()
-    assert parsed(capsys, "diff", str(run), str(run))["same_experiment"] is None
-    assert "it is unknown whether" in shown(capsys, "diff", "mine/one", str(run))
+    (run / "identity.json").unlink()
+    assert main(["diff", "mine/one", str(run)]) == 2
+    assert "identity.json is missing" in capsys.readouterr().err
 
 
 def test_values_that_are_equal_but_of_another_type_differ() -> None:

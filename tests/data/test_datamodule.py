@@ -220,7 +220,7 @@ def test_synthetic_is_detokenized(synthetic_cache: str):
 
 def test_the_protocol_of_the_synthetic_corpus_is_that_of_earlier_results(synthetic_cache: str):
     """With another wording, a report of old and new cells would name two protocols."""
-    earlier = Path("tests/ablation/made_at_b91519c/former/runs").glob("*/result.json")
+    earlier = Path("tests/ablation/made_at_4ea995c/former/runs").glob("*/result.json")
     recorded = {
         json.loads(path.read_text(encoding="utf-8"))["data"]["protocol"] for path in earlier
     }

@@ -11,16 +11,21 @@ from typing import Any
 import pytest
 import yaml
 
+from lightning_app import strict_yaml
 from lightning_app.blocks import presets
 from lightning_app.blocks.stack import Stack, StackSpec
-from lightning_app.config.config import resolve
+from lightning_app.config.config import load_config, resolve
+from lightning_app.config.sources import Written, read_tree
+from lightning_app.errors import UserError
 from lightning_app.experiment import cell_id, identity_of, stacks_of
 from lightning_app.identity import relevant as relevance
-from lightning_app.identity.ids import experiment_id, former_id, identify
+from lightning_app.identity.ids import experiment_id, identify
 from lightning_app.identity.record import Record, read_record, write_record
 from lightning_app.identity.relevant import (
+    completed,
     leaves,
     pins,
+    relevant,
     relevant_blocks,
     trainer_defaults,
     without_evaluation_limits,
@@ -192,6 +197,24 @@ def test_a_new_field_at_its_default_changes_no_id(monkeypatch: pytest.MonkeyPatc
     assert identify(wider, blocks=blocks, corpus="c").id != before.id
 
 
+def test_a_removed_field_at_its_pin_is_read_and_changes_nothing(tmp_path: Path) -> None:
+    """As `config.yaml` of earlier runs have it; another value means another run, and is refused."""
+    plain = config()
+    old = {**plain, "model": {**plain["model"], "rounding": 0}}
+    assert relevant(old) == relevant(plain)
+    assert cell_id(old) == cell_id(plain)
+    assert completed(old) == plain
+    assert resolve(old, "x") == plain
+    path = tmp_path / "config.yaml"
+    path.write_text(strict_yaml.dump_yaml(old))
+    assert read_tree(path) == plain
+    assert load_config(Written(["--config", str(path)])) == plain
+    other = {**plain, "model": {**plain["model"], "rounding": 1}}
+    for read in (completed, lambda tree: resolve(tree, "x")):
+        with pytest.raises(UserError, match=r"model\.rounding: .* found 1; commit \w{7} "):
+            read(other)
+
+
 def the_demo_of_then() -> dict[str, Any]:
     """The base of the demo, which validated every 100 steps when the ids below were written."""
     demo = yaml.safe_load(Path("ablations/base/synthetic.yaml").read_text())
@@ -208,17 +231,6 @@ def test_ids_of_schema_2_stay_as_they_are() -> None:
     assert cell_id(resolve(demo, "x")) == "6a95e08dd3579078"
     spans = config(model__block__adaptive_span={"longest": 32})  # before spans could be dynamic
     assert cell_id(spans) == "81c99c0a6af8f554"
-
-
-def test_former_ids_are_those_of_b91519c() -> None:
-    demo = the_demo_of_then()
-    demo["model"]["block"] = {"preset": "post_ln"}
-    demo["model"]["schedule"]["warmup_steps"] = 0
-    assert former_id(resolve(demo, "x")) == "4c1558dc8f39ef80"
-    demo["model"]["architecture"]["embedding_norm"] = "none"
-    assert former_id(resolve(demo, "x")) == "4c1558dc8f39ef80"
-    demo["model"]["schedule"]["kind"] = "linear"
-    assert former_id(resolve(demo, "x")) == ""  # another schedule by the same name
 
 
 def test_a_record_says_how_two_runs_differ(tmp_path: Path) -> None:

@@ -22,7 +22,6 @@ from lightning_app.blocks.residual import (
 )
 from lightning_app.blocks.stack import Stack, StackSpec, around, same_block
 from lightning_app.catalogue.draw_stack import stack_drawing
-from lightning_app.catalogue.raster import image
 from lightning_app.catalogue.sentences import description
 from lightning_app.catalogue.specification import specification_lines
 from lightning_app.catalogue.svg import picture
@@ -277,7 +276,6 @@ def test_a_drawing_names_the_rule_in_place_of_the_plus(rules: Path) -> None:
     svg = picture("highway_post", [drawing])
     assert svg.count(">highway</text>") == 2
     assert 'r="8"' not in svg  # the circle of a plus
-    image("highway_post", [drawing])
     specification = str(specification_lines({"encoder": resolved("highway_post")}))
     assert specification.count("rule highway") == 2
 

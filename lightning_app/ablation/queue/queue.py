@@ -1,7 +1,7 @@
 """The queue of a grid: the cells to run, their supervisors, and the return of lost cells.
 
-One supervisor uses a journal, under the grid's lock. Several share a database: each cell is claimed
-by one of them, and the cells of a lost one go back to the queue by Optuna's heartbeats.
+Several supervisors share it: each cell is claimed by one of them, and the cells of one that sends
+no heartbeat go back to the queue.
 """
 
 import math
@@ -21,9 +21,10 @@ from lightning_app.ablation.queue.storages import (
     LOST_AFTER,
     StorageSpec,
     close_storage,
+    fail_lost,
     open_storage,
 )
-from lightning_app.ablation.queue.study import AnotherFolder, Study, attributes, without_advice
+from lightning_app.ablation.queue.study import AnotherFolder, Study, attributes
 from lightning_app.ablation.supervision.locks import if_free
 from lightning_app.errors import UserError
 from lightning_app.run_state import RunState
@@ -81,7 +82,6 @@ class Queue:
         self._claims: dict[int, Claim] = {}
         self._candidates: deque[FrozenTrial] = deque()
         self._beaten = self._reclaimed = time.monotonic()
-        self._several = spec.several
         self.patiently = Patience(spec, stopping, self._hurry)
         self._study = self.patiently(Study, grid, spec, lost_after, alone)
         runs = {cell.id: grid.state(cell) for cell in grid.cells}
@@ -167,8 +167,6 @@ class Queue:
         """
         now = time.monotonic()
         taken: list[Claim] = []
-        if not self._several:
-            return taken
         if now - self._beaten >= self._lost_after / 4:
             for claim in list(self._claims.values()):
                 if self.patiently(self._study.is_running, claim.trial):
@@ -345,8 +343,7 @@ def mend(grid: Grid, spec: StorageSpec) -> list[str]:
     except AnotherFolder:
         storage = open_storage(spec)
         study = optuna.load_study(study_name=grid.plan.study, storage=storage)
-        with without_advice():
-            optuna.storages.fail_stale_trials(study)
+        fail_lost(study, storage)
         if alive := len(study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))):
             close_storage(storage)
             raise UserError(

@@ -1,7 +1,7 @@
 """Repeat calls of a storage while its database restarts, for a limited time."""
 
-import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_delay, wait_fixed
@@ -69,8 +69,8 @@ class Patience:
             print(f"{self._spec.shown}: answers again", flush=True)
             self._away = False
             self._returned()
-        if self._journal is None and self._spec.kind == "journal":
-            self._journal = _file_of(self._spec)
+        if self._journal is None:
+            self._journal = _file_of(self._spec.journal)
         return answer
 
     def _check_journal(self, cause: BaseException | None = None) -> None:
@@ -78,7 +78,7 @@ class Patience:
 
         Optuna would make a new one, without the trials that this supervisor holds.
         """
-        if self._journal is not None and _file_of(self._spec) != self._journal:
+        if self._journal is not None and _file_of(self._spec.journal) != self._journal:
             raise StorageLost(f"{self._spec.shown}: was removed or replaced") from cause
 
     def _note(self, state: RetryCallState) -> None:
@@ -88,10 +88,12 @@ class Patience:
             self._away = True
 
 
-def _file_of(spec: StorageSpec) -> tuple[int, int] | None:
+def _file_of(journal: Path | None) -> tuple[int, int] | None:
     """The identity of the journal's file: device and inode."""
+    if journal is None:
+        return None
     try:
-        status = os.stat(spec.url)
+        status = journal.stat()
     except FileNotFoundError:
         return None
     return status.st_dev, status.st_ino

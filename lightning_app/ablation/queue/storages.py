@@ -1,6 +1,6 @@
-"""The storage of a grid's study: read its URL, open it, and recognize outages of its database.
+"""The storage of a grid's study: a journal in a shared folder, or any database that Optuna opens.
 
-A URL that is shown, logged or passed on never contains a password.
+A URL that is shown or logged never contains a password.
 """
 
 import math
@@ -8,46 +8,32 @@ import os
 import random
 import time
 import warnings
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
 
 import optuna
-from optuna.storages import BaseStorage, JournalStorage, RDBStorage
-from optuna.storages.journal import JournalFileBackend
-from sqlalchemy import event, exc
-from sqlalchemy.engine import URL, make_url
+from filelock import FileLock, Timeout
+from optuna.exceptions import UpdateFinishedTrialError
+from optuna.storages import JournalStorage, RDBStorage
+from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
+from optuna.trial import TrialState
+from sqlalchemy import exc
+from sqlalchemy.engine import make_url
 
+from lightning_app.atomic_write import writing_in
 from lightning_app.errors import UserError
-
-Kind = Literal["journal", "sqlite", "postgresql"]
 
 VARIABLE = "ABLATE_STORAGE"
 LOST_AFTER = 120.0  # seconds without a heartbeat
 
-_SCHEMES: dict[str, Kind] = {
-    "postgresql": "postgresql",
-    "postgres": "postgresql",
-    "postgresql+psycopg": "postgresql",
-    "sqlite": "sqlite",
-}
-_SECRETS = ("password", "sslpassword")  # parameters of libpq
+_EXPECTED = "expected 'journal', a path, or a URL such as postgresql://user@host:port/database"
 _WHERE_PASSWORDS_GO = (
     f"give it in a file named by ?passfile=, in ~/.pgpass, or in PGPASSWORD or {VARIABLE}"
 )
-# How long to wait for a server that does not answer before the connection counts as lost.
-_LINK = {
-    "connect_timeout": 10,  # seconds
-    "keepalives_idle": 30,  # seconds
-    "keepalives_interval": 10,  # seconds
-    "keepalives_count": 3,
-    "tcp_user_timeout": 60_000,  # milliseconds
-}
-# Optuna's heartbeats have no time zone and use that of the session. The timeout releases the locks
-# of a process that has stopped.
-_SESSION = "SET TIME ZONE 'UTC'; SET idle_in_transaction_session_timeout = '60s'"
-_FIRST_USE_TRIES = 12
+_TRIES = 3  # to open a database, whose tables another grid may be creating
+_LOCK_TIMEOUT = 10.0  # seconds
 
 
 @dataclass(frozen=True)
@@ -55,21 +41,14 @@ class StorageSpec:
     """A storage of Optuna.
 
     Attributes:
-        kind: Its kind.
-        url: Its address, or the path of a journal; without a password.
         shown: Its name in messages; without a password.
-        parameters: Further parameters of libpq, perhaps a password; not in the printed form.
+        journal: The path of a journal; None for a database.
+        url: The URL of a database, perhaps with a password; not in the printed form.
     """
 
-    kind: Kind
-    url: str
     shown: str
-    parameters: Mapping[str, str] = field(default_factory=dict, repr=False)
-
-    @property
-    def several(self) -> bool:
-        """Whether several supervisors may use it at once."""
-        return self.kind == "postgresql"
+    journal: Path | None = None
+    url: str = field(default="", repr=False)
 
 
 def storage_spec(
@@ -78,34 +57,108 @@ def storage_spec(
     """Read the storage from `--storage`, else from ABLATE_STORAGE; by default the `journal`.
 
     Raises:
-        UserError: for a URL that is malformed or of an unknown kind, for a password on the command
-            line, and for a password file that libpq would not read.
+        UserError: for a URL that cannot be read, for a password on the command line, and for a
+            journal in a folder that does not exist.
     """
     source = "--storage" if text is not None else VARIABLE
     given = environment.get(VARIABLE, "") if text is None else text
+    if text == "":
+        raise UserError(f"--storage: {_EXPECTED}, found nothing")
     if given in ("", "journal"):
-        if text == "":
-            raise UserError("--storage: expected a URL or 'journal', found nothing")
-        return StorageSpec("journal", str(journal), str(journal))
-    scheme = given.partition("://")[0]
-    if "://" not in given or scheme not in _SCHEMES:
-        word = scheme if "://" in given or "@" not in given else "something else"
+        return StorageSpec(str(journal), journal)
+    if "://" in given:
+        return _database(source, given, environment, on_command_line=text is not None)
+    if ":" in given.partition("@")[0] and "@" in given:
+        raise UserError(f"{source}: {_EXPECTED}, found none of them")  # perhaps with a password
+    path = Path(given).absolute()
+    if not path.parent.is_dir() or path.is_dir():
+        problem = "is a folder" if path.is_dir() else f"there is no folder {path.parent}"
+        raise UserError(f"{source}: {_EXPECTED}, found '{given}', but {problem}")
+    return StorageSpec(str(path), path)
+
+
+def _database(
+    source: str, text: str, environment: Mapping[str, str], on_command_line: bool
+) -> StorageSpec:
+    """Read a URL. Error messages do not quote it, since any part may be a password."""
+    try:
+        url = make_url(text)
+    except (ValueError, exc.ArgumentError) as error:
         raise UserError(
-            f"{source}: expected journal, postgresql://user@host:port/database or "
-            f"sqlite:///FILE, found '{word}'"
+            f"{source}: a URL that cannot be read; expected the form kind://user@host:port/database"
+        ) from error
+    if "@" in (url.host or ""):
+        raise UserError(f"{source}: an '@' in a user name or password must be written %40")
+    if on_command_line and (url.password or any("password" in key for key in url.query)):
+        raise UserError(
+            f"{source}: holds a password, which every user of this machine can read in the "
+            f"list of processes; {_WHERE_PASSWORDS_GO}"
         )
-    kind = _SCHEMES[scheme]
-    url = _parse(source, kind, given)
-    if kind == "sqlite":
-        return _sqlite(source, url)
-    spec = _postgresql(source, url, on_command_line=text is not None)
-    if "PGPASSWORD" not in environment or "password" in spec.parameters:
-        return spec
-    # Kept in the spec, so that no process of a cell has it in its environment.
-    return replace(spec, parameters={**spec.parameters, "password": environment["PGPASSWORD"]})
+    shown = url._replace(password=None, query={}).render_as_string()
+    if url.drivername in ("postgresql", "postgres"):
+        url = url.set(drivername="postgresql+psycopg")  # SQLAlchemy's default is psycopg2
+        # Kept here, because no process of a cell has it in its environment.
+        if url.password is None and "PGPASSWORD" in environment:
+            url = url.set(password=environment["PGPASSWORD"])
+    return StorageSpec(shown, url=url.render_as_string(hide_password=False))
 
 
-def open_storage(spec: StorageSpec, lost_after: float = LOST_AFTER) -> BaseStorage:
+class Journal(JournalStorage):
+    """Optuna's journal in a folder that several hosts may share, with heartbeats.
+
+    A heartbeat sets the time of a file beside the journal, and is compared with that of another
+    file there: only the clock of the file system counts.
+    """
+
+    def __init__(self, path: Path, lost_after: float) -> None:
+        self._lost_after = lost_after
+        self._beats = path.with_name(f".{path.name}.beats")
+        with writing_in(path.parent):
+            self._beats.mkdir(exist_ok=True)
+            super().__init__(JournalFileBackend(str(path), _JournalLock(path)))
+
+    def record_heartbeat(self, trial_id: int) -> None:
+        (self._beats / str(trial_id)).touch()
+
+    def is_silent(self, trial_id: int) -> bool:
+        """Whether a running trial has had no heartbeat for too long."""
+        now = self._beats / "now"
+        now.touch()
+        try:
+            return _time_of(now) - _time_of(self._beats / str(trial_id)) > self._lost_after
+        except FileNotFoundError:
+            return True
+
+    def set_trial_state_values(
+        self, trial_id: int, state: TrialState, values: Sequence[float] | None = None
+    ) -> bool:
+        changed = super().set_trial_state_values(trial_id, state, values)
+        if state.is_finished():
+            (self._beats / str(trial_id)).unlink(missing_ok=True)
+        return changed
+
+
+class _JournalLock(JournalFileOpenLock):
+    """A lock that the kernel releases when its process is killed, unlike Optuna's.
+
+    The next holder removes the last line of a writer that was killed in the middle of it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._held = FileLock(path.with_name(f".{path.name}.lock"), timeout=_LOCK_TIMEOUT)
+
+    def acquire(self) -> bool:
+        self._held.acquire(poll_interval=0.01)
+        if _cut_torn_line(self._path):
+            print(f"{self._path}: a torn last line was removed", flush=True)
+        return True
+
+    def release(self) -> None:
+        self._held.release()
+
+
+def open_storage(spec: StorageSpec, lost_after: float = LOST_AFTER) -> Journal | RDBStorage:
     """Open a storage, making the tables of an empty database.
 
     Args:
@@ -118,16 +171,50 @@ def open_storage(spec: StorageSpec, lost_after: float = LOST_AFTER) -> BaseStora
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        if spec.kind == "journal":
-            return JournalStorage(JournalFileBackend(spec.url))
-        return _open_database(spec, lost_after)
+        if spec.journal is not None:
+            return Journal(spec.journal, lost_after)
+        for last in (attempt == _TRIES - 1 for attempt in range(_TRIES)):
+            try:
+                return RDBStorage(
+                    spec.url,
+                    {"pool_pre_ping": True},
+                    heartbeat_interval=max(1, int(lost_after / 4)),
+                    grace_period=max(1, math.ceil(lost_after)),
+                )
+            except ImportError as error:
+                missing = f": {error.__cause__}" if error.__cause__ else ""
+                raise UserError(
+                    f"{spec.shown}: the driver of this database is not installed{missing} "
+                    "(PostgreSQL: pip install 'transformer-ablations[postgres]')"
+                ) from error
+            except (exc.SQLAlchemyError, optuna.exceptions.StorageInternalError) as error:
+                if last:
+                    raise UserError(f"{spec.shown}: cannot be used: {reason(error)}") from error
+                time.sleep(random.uniform(0.2, 0.5))
+            except (RuntimeError, LookupError, ValueError, TypeError) as error:
+                # Tables of another version of Optuna, or options that the driver does not have.
+                raise UserError(f"{spec.shown}: cannot be used: {_first_line(error)}") from error
+    raise AssertionError("the loop returns or raises")
 
 
-def close_storage(storage: BaseStorage) -> None:
+def close_storage(storage: Journal | RDBStorage) -> None:
     """Close the connections of a storage; the next call would open them again."""
     if isinstance(storage, RDBStorage):
         storage.remove_session()
         storage.engine.dispose()
+
+
+def fail_lost(study: optuna.Study, storage: Journal | RDBStorage) -> None:
+    """End the trials whose supervisors have sent no heartbeat for too long."""
+    if isinstance(storage, RDBStorage):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            optuna.storages.fail_stale_trials(study)
+        return
+    for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+        if storage.is_silent(trial._trial_id):
+            with suppress(UpdateFinishedTrialError):  # it has just ended
+                storage.set_trial_state_values(trial._trial_id, TrialState.FAIL)
 
 
 def is_outage(error: BaseException) -> bool:
@@ -145,153 +232,31 @@ def reason(error: BaseException) -> str:
     return _first_line(error)
 
 
-def _parse(source: str, kind: Kind, text: str) -> URL:
-    """Read a URL. Error messages do not quote it, since any part may be a password."""
-    try:
-        url = make_url(text)
-    except (ValueError, exc.ArgumentError) as error:
-        raise UserError(
-            f"{source}: a {kind} URL that cannot be read; "
-            "expected the form kind://user@host:port/database"
-        ) from error
-    if "@" in (url.host or ""):
-        raise UserError(f"{source}: an '@' in a user name or password must be written %40")
-    return url
-
-
-def _sqlite(source: str, url: URL) -> StorageSpec:
-    if not url.database or url.database == ":memory:" or url.host or url.query:
-        raise UserError(f"{source}: expected sqlite:///FILE and nothing else")
-    if not Path(url.database).parent.is_dir():
-        raise UserError(f"{source}: {Path(url.database).parent}: no such folder")
-    shown = URL.create("sqlite", database=url.database).render_as_string()
-    return StorageSpec("sqlite", shown, shown)
-
-
-def _postgresql(source: str, url: URL, on_command_line: bool) -> StorageSpec:
-    parameters: dict[str, str] = {}
-    for key, value in url.query.items():
-        if not isinstance(value, str):
-            raise UserError(f"{source}: '{key}' is given twice")
-        parameters[key] = value
-    if url.password is not None:
-        parameters["password"] = str(url.password)
-    if on_command_line and any(key in parameters for key in _SECRETS):
-        raise UserError(
-            f"{source}: holds a password, which every user of this machine can read in the "
-            f"list of processes; {_WHERE_PASSWORDS_GO}"
-        )
-    if "passfile" in parameters:
-        parameters["passfile"] = str(_password_file(source, Path(parameters["passfile"])))
-    bare = URL.create(
-        "postgresql", username=url.username, host=url.host, port=url.port, database=url.database
-    )
-    shown = bare.render_as_string()
-    return StorageSpec("postgresql", shown, shown, parameters)
-
-
-def _password_file(source: str, path: Path) -> Path:
-    """The absolute path of a password file; libpq ignores a file that other users can read."""
-    path = path.expanduser().absolute()
-    try:
-        mode = path.stat().st_mode
-    except OSError as error:
-        raise UserError(f"{source}: passfile {path}: {error.strerror}") from error
-    if not path.is_file() or not os.access(path, os.R_OK):
-        raise UserError(f"{source}: passfile {path}: not a file that can be read")
-    if mode & 0o077:
-        raise UserError(
-            f"{source}: passfile {path}: other users can access it; run chmod 600 on it"
-        )
-    return path
-
-
-def _open_database(spec: StorageSpec, lost_after: float) -> RDBStorage:
-    """Open a database, even while other processes create its tables."""
-    for attempt in range(_FIRST_USE_TRIES):
-        try:
-            return _connect(spec, lost_after)
-        except UserError:
-            raise
-        except ImportError as error:
-            raise _extra_missing(spec) from error
-        except (exc.SQLAlchemyError, optuna.exceptions.StorageInternalError) as error:
-            if not _may_pass(error) or attempt == _FIRST_USE_TRIES - 1:
-                raise UserError(f"{spec.shown}: cannot be used: {reason(error)}") from error
-            # Wait a random time, to not collide with the same process again.
-            time.sleep(random.uniform(0.1, 0.2) * (attempt + 1))
-        except RuntimeError as error:  # tables of another version of Optuna
-            raise UserError(f"{spec.shown}: {_first_line(error)}") from error
-    raise AssertionError("the loop returns or raises")
-
-
-def _connect(spec: StorageSpec, lost_after: float) -> RDBStorage:
-    url = spec.url.replace("{", "{{").replace("}", "}}")  # Optuna treats URLs as templates
-    if spec.kind == "sqlite":
-        return _made(url, {"connect_args": {"timeout": 30}})
-    storage = _made(
-        url.replace("postgresql:", "postgresql+psycopg:", 1),
-        {
-            "connect_args": {**_LINK, **spec.parameters},
-            "pool_pre_ping": True,
-            "pool_size": 1,
-            "max_overflow": 2,
-        },
-        heartbeat_interval=max(1, int(lost_after / 4)),
-        grace_period=max(1, math.ceil(lost_after)),
-    )
-    event.listen(storage.engine, "connect", _set_up_session)
-    close_storage(storage)  # what was opened without it
-    return storage
-
-
-def _made(url: str, engine: dict[str, Any], **options: Any) -> RDBStorage:
-    """Make a database's tables and the object for it, which keeps no connection if that fails."""
-    storage = RDBStorage.__new__(RDBStorage)
-    try:
-        storage.__init__(url, engine, **options)
-    except Exception:
-        if hasattr(storage, "scoped_session"):
-            close_storage(storage)
-        raise
-    return storage
-
-
-def _set_up_session(connection: Any, _: object) -> None:
-    # As statements, since a client's PGTZ overrides the options of the connection.
-    connection.execute(_SESSION)
-    connection.commit()
-
-
-def _extra_missing(spec: StorageSpec) -> UserError:
-    return UserError(
-        f"{spec.shown}: needs more packages: pip install 'transformer-ablations[postgres]'"
-    )
-
-
-def _may_pass(error: BaseException) -> bool:
-    """Whether a retry may open it: its tables are being created, or its server is starting."""
-    for each in _causes(error):
-        if isinstance(each, exc.IntegrityError):
-            return True
-        if isinstance(each, exc.DBAPIError):
-            state = getattr(each.orig, "sqlstate", None)
-            # Another process made the table, object or row first, or there was a deadlock with it.
-            if state in ("42P07", "42710", "23505", "40P01", "57P03"):
-                return True
-            return "starting up" in str(each.orig) or "shutting down" in str(each.orig)
-    return False
-
-
 def _is_lost_link(error: BaseException) -> bool:
-    if isinstance(error, exc.PendingRollbackError):  # the link broke inside a transaction
-        return True
+    if isinstance(error, exc.PendingRollbackError | Timeout):
+        return True  # the link broke inside a transaction; another process holds the journal
     if isinstance(error, exc.DBAPIError):
-        if type(error.orig).__module__.startswith("sqlite3"):
-            return "locked" in str(error.orig)
         lost = isinstance(error, exc.OperationalError | exc.InterfaceError)
         return lost or error.connection_invalidated
     return False
+
+
+def _cut_torn_line(journal: Path) -> bool:
+    """Remove a last line without its end: the next line would continue it."""
+    with journal.open("rb+") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - 1))
+        if file.read(1) in (b"", b"\n"):
+            return False
+        file.seek(0)
+        file.truncate(file.read().rfind(b"\n") + 1)
+    return True
+
+
+def _time_of(path: Path) -> float:
+    """The time of a file, in seconds; opened, so that a network file system asks its server."""
+    with path.open("rb") as file:
+        return os.fstat(file.fileno()).st_mtime
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
@@ -303,8 +268,3 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 def _first_line(message: object) -> str:
     lines = str(message).strip().splitlines()
     return lines[0] if lines else type(message).__name__
-
-
-def bracketed(host: str) -> str:
-    """A host in the form that URLs use."""
-    return f"[{host}]" if ":" in host else host

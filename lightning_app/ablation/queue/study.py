@@ -6,32 +6,34 @@ The study is only an index: it can always be made again from the run folders.
 import json
 import math
 import secrets
-import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from datetime import datetime
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import optuna
 from optuna.exceptions import UpdateFinishedTrialError
-from optuna.storages import BaseStorage, RDBStorage
+from optuna.storages import RDBStorage
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from lightning_app.ablation.cells import Cell
 from lightning_app.ablation.grid import Grid
 from lightning_app.ablation.queue.pruning import make_pruner
-from lightning_app.ablation.queue.storages import StorageSpec, close_storage, open_storage
+from lightning_app.ablation.queue.storages import (
+    Journal,
+    StorageSpec,
+    close_storage,
+    fail_lost,
+    open_storage,
+)
 from lightning_app.ablation.reports import read_reports
 from lightning_app.atomic_write import move, write_whole
 from lightning_app.errors import UserError
-from lightning_app.records import outcome
 from lightning_app.run_state import RunState
 from lightning_app.task_facts import LOSS
 
 FOLDER = "folder"
-"""The attribute of a study in a database that holds the token of its folder."""
+"""The attribute of a study outside of its folder that holds the token of the folder."""
 
 _LOST_AFTER = "lost_after"  # the study's attribute
 
@@ -70,14 +72,14 @@ class Study:
             for axis, values in grid.plan.axes.items()
         }
         self.notes: list[str] = []
-        self._storage, self._study = self._open()
-        if spec.several:
-            try:
+        self._storage, self._study = self._open(alone)
+        try:
+            if spec.journal != grid.folder.journal:
                 self._check_folder()
-                self._agree(alone)
-            except UserError:
-                self.close()
-                raise
+            self._agree(alone)
+        except UserError:
+            self.close()
+            raise
         self._id = cache(self._find_id)
 
     def close(self) -> None:
@@ -139,13 +141,11 @@ class Study:
 
     def beat(self, number: int) -> None:
         """Record a heartbeat of the supervisor that runs a trial."""
-        if isinstance(self._storage, RDBStorage) and self._spec.several:
-            self._storage.record_heartbeat(self._id(number))
+        self._storage.record_heartbeat(self._id(number))
 
     def fail_lost(self) -> None:
         """End the trials whose supervisors have sent no heartbeat for too long."""
-        with without_advice():
-            optuna.storages.fail_stale_trials(self._study)
+        fail_lost(self._study, self._storage)
 
     def add(self, cell: Cell, state: TrialState, run: RunState | None = None, **marks: Any) -> None:
         """Add a trial with its parameters, so that waiting cells show theirs too.
@@ -215,26 +215,26 @@ class Study:
         study = self._storage.get_study_id_from_name(self._grid.plan.study)
         return self._storage.get_trial_id_from_study_id_trial_number(study, number)
 
-    def _open(self) -> tuple[BaseStorage, optuna.Study]:
-        """Open or make the study, and note the repairs."""
-        if self._spec.kind != "journal":
+    def _open(self, alone: bool) -> tuple[Journal | RDBStorage, optuna.Study]:
+        """Open or make the study, and note the repair of a damaged journal."""
+        try:
             storage = open_storage(self._spec, self._lost_after)
             return storage, self._create(storage)
-        journal = Path(self._spec.url)
-        journal.with_name(f"{journal.name}.lock").unlink(missing_ok=True)  # of a killed supervisor
-        if _cut_torn_line(journal):
-            self.notes.append(f"{journal}: a torn last line was removed")
-        try:
-            storage = open_storage(self._spec)
-            return storage, self._create(storage)
-        except (ValueError, LookupError, TypeError, AttributeError, AssertionError):
-            damaged = move(journal, journal.with_name(f"{journal.name}.damaged"))
+        except (ValueError, LookupError, TypeError, AttributeError, AssertionError) as error:
+            journal = self._spec.journal
+            if journal is None:
+                raise
+            if not alone:
+                raise UserError(
+                    f"{journal}: damaged; let the other supervisors of this grid end first"
+                ) from error
+        damaged = move(journal, journal.with_name(f"{journal.name}.damaged"))
         made = "a new one was made from the runs"
         self.notes.append(f"{journal}: damaged, kept as {damaged.name}; {made}")
-        storage = open_storage(self._spec)
+        storage = open_storage(self._spec, self._lost_after)
         return storage, self._create(storage)
 
-    def _create(self, storage: BaseStorage) -> optuna.Study:
+    def _create(self, storage: Journal | RDBStorage) -> optuna.Study:
         study = optuna.create_study(
             storage=storage,
             study_name=self._grid.plan.study,
@@ -277,7 +277,7 @@ class Study:
 
 def attributes(result: Mapping[str, Any]) -> dict[str, Any]:
     """The user attributes of a complete trial."""
-    marks = {"diverged": result["status"] == "diverged", "outcome": outcome(result)}
+    marks = {"diverged": result["status"] == "diverged", "outcome": result["outcome"]}
     return {
         **marks,
         "seconds": result["seconds"],
@@ -286,25 +286,6 @@ def attributes(result: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-@contextmanager
-def without_advice() -> Iterator[None]:
-    """Silence Optuna's warning that an experimental function may change."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        yield
-
-
 def _primitive(value: Any) -> Any:
     """A value in a form that Optuna's categories can hold: lists and mappings become JSON."""
     return json.dumps(value, sort_keys=True) if isinstance(value, list | dict) else value
-
-
-def _cut_torn_line(journal: Path) -> bool:
-    """Remove a last line without its end: the next line would continue it."""
-    if not journal.is_file():
-        return False
-    with journal.open("rb+") as file:
-        data = file.read()
-        whole = data.rfind(b"\n") + 1
-        file.truncate(whole)
-    return whole < len(data)

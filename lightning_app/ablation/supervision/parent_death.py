@@ -11,10 +11,10 @@ from multiprocessing.connection import wait
 _PR_SET_PDEATHSIG = 1
 
 
-def die_with_parent(by: int = signal.SIGKILL) -> None:
-    """Let the kernel send signal `by` to this process when its parent thread ends. Linux only."""
+def die_with_parent() -> None:
+    """Let the kernel kill this process when its parent thread ends. Linux only."""
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, by)
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def bind_to_supervisor() -> None:

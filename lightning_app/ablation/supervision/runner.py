@@ -24,7 +24,7 @@ from lightning_app.ablation.plan import (
 from lightning_app.ablation.plan_checks import devices_of
 from lightning_app.ablation.queue.queue import Queue
 from lightning_app.ablation.queue.retry import StorageLost
-from lightning_app.ablation.queue.storages import StorageSpec, storage_spec
+from lightning_app.ablation.queue.storages import storage_spec
 from lightning_app.ablation.superseding import supersede
 from lightning_app.ablation.supervision.locks import supervisor_lock, turn
 from lightning_app.ablation.supervision.options import Options
@@ -109,14 +109,13 @@ def run_grid(
             held.enter_context(cell_environment())
             stop = held.enter_context(Stop().listening())
             slots = _slots(spec, options, program, stop)
-            _check_slots(storage, slots)
             fresh = None
             if not folder.path.exists():  # plan first: a mistake in the grid creates no folder
                 fresh = ask(stop, make_plan, program, spec, folder.path.parent)
                 ask(stop, prepare_data, program, Grid(spec, folder, fresh))
             why = f"{folder}: another supervisor is starting; waiting for it"
             with turn(folder.start_lock, lambda: stop.requested, why):
-                lock = supervisor_lock(folder, storage.shown, storage.several)
+                lock = supervisor_lock(folder, storage.shown, several=True)
                 alone = held.enter_context(lock)
                 make = partial(ask, stop, make_plan, program, spec, folder.path.parent)
                 with hinting(runs_with_plugins(folder)):
@@ -229,11 +228,3 @@ def _slots(spec: GridSpec, options: Options, program: str, stop: Stop) -> Slots:
     )
     share_cores(slots.threads)
     return slots
-
-
-def _check_slots(storage: StorageSpec, slots: Slots) -> None:
-    if storage.kind == "sqlite" and len(slots) > 1:
-        raise UserError(
-            "--storage: SQLite can give one cell to several workers; give --workers 1, or use "
-            "the journal or PostgreSQL"
-        )

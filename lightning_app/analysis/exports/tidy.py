@@ -10,10 +10,8 @@ from lightning_app.analysis.factors import effects, effects_frame
 from lightning_app.analysis.failed_runs import failed_runs, failure_tests, failures_table
 from lightning_app.analysis.frames import results_frame, validations_frame
 from lightning_app.analysis.grid_results import GridResults
-from lightning_app.analysis.reruns import rerun_components, reruns_frame
 from lightning_app.analysis.score import Score, scores_frame
 from lightning_app.analysis.task_scores import scores_table, task_scores
-from lightning_app.analysis.text_sampling import text_sampling, text_sampling_frame
 from lightning_app.atomic_write import write_whole
 
 if TYPE_CHECKING:
@@ -33,15 +31,11 @@ def write_tidy(grid: GridResults, out: Path) -> "pd.DataFrame":
 def write_scores(grid: GridResults, scores: Sequence[Score], out: Path) -> None:
     """Write `sensitivity.csv`, and the tables of other questions if they have rows.
 
-    Those are `effects`, `reruns`, `text_sampling`, `comparisons`, `failed_runs`, `failure_tests`
-    and `task_scores.csv`.
+    Those are `effects`, `comparisons`, `failed_runs`, `failure_tests` and `task_scores.csv`.
     """
     write_whole(out / "sensitivity.csv", scores_frame(scores).to_csv(index=False))
     _write_if(out / "effects.csv", effects(grid, scores), effects_frame)
-    repeated, compared = rerun_components(grid), comparisons(grid)
-    sampled = text_sampling(grid, scores)
-    _write_if(out / "reruns.csv", repeated, reruns_frame)
-    _write_if(out / "text_sampling.csv", sampled, text_sampling_frame)
+    compared = comparisons(grid)
     _write_if(out / "comparisons.csv", compared, comparisons_frame)
     _write_if(out / "failed_runs.csv", failed_runs(grid), failures_table)
     _write_if(out / "failure_tests.csv", failure_tests(grid), failures_table)

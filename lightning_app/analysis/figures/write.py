@@ -33,7 +33,6 @@ from lightning_app.atomic_write import write_whole
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-FORMER = ("training_train", "training_valid", "loss_by_tokens")  # of earlier versions
 POINTS = 300  # points of one curve, at most
 ALL_POINTS, FEWEST_POINTS = 60_000, 20  # of all single curves of one loss, and at least of each
 FIGURES = 3  # figures of a kind with one for each variant; each takes a second
@@ -251,7 +250,7 @@ def _write(path: Path, question: Question, part: Part, sketch: Sketch) -> Figure
 
 def _remove_others(folder: Path, kept: set[str]) -> None:
     """Remove the files of figures that only an earlier report had."""
-    names = "|".join([*(kind.name for kind in KINDS), *FORMER])
+    names = "|".join(kind.name for kind in KINDS)
     ours = re.compile(rf"(?:{names})(?:-\d+)*\.(?:svg|pdf|csv)")
     for path in folder.glob("*"):
         if ours.fullmatch(path.name) and path.stem not in kept:

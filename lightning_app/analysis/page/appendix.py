@@ -1,25 +1,28 @@
-"""The appendix: definitions of the scores, and code to compute them again."""
+"""The appendix: definitions of the scores, and the program that computes them again."""
 
-from lightning_app.analysis.exports.appendix import NOT_COVERED, notebook
+import os
+import shlex
+from pathlib import Path
+
 from lightning_app.analysis.grid_results import GridResults
 from lightning_app.analysis.markup import Markup, element, join_markup
 from lightning_app.analysis.page.contents import Contents
 from lightning_app.analysis.page.parts import section
 from lightning_app.analysis.pairing import LEARNED
 
+RECOMPUTE = "recompute_study.py"
 FILES = {
     "results.csv, results.parquet": "a row for each cell: axes, state, metrics, time and memory",
     "validations.csv, validations.parquet": "a row for each cell and validation",
     "sensitivity.csv": "a row for each variant and score, with interval, p value and note",
     "effects.csv": "a row for each effect of the factors of the grid",
-    "reruns.csv": "a row for each arm of which runs were repeated under perturbed rounding",
-    "text_sampling.csv": "a row for each difference, with its standard errors over texts and seeds",
     "comparisons.csv": "a row for each comparison of the grid's metric",
     "failed_runs.csv": "a row for each arm: failed runs by each definition, medians and means",
     "failure_tests.csv": "a row for each exact test of shares of failed runs",
     "task_scores.csv": "a row for each score of a task by variant, ours and published",
     "figures/": "every figure as SVG and PDF, and its data as CSV",
     "tables/": "the headline, losses by warm-up, tasks: for LaTeX (booktabs) and Markdown",
+    RECOMPUTE: "a program that computes the scores again",
     "references.bib": "the papers to cite",
 }
 
@@ -71,34 +74,24 @@ def _formulas(grid: GridResults) -> Markup:
             "S": "mean over ln(rate) of l − l at the best rate, as in N (Wortsman et al. 2023)",
             "η_max": "largest rate of the grid at which no finished run stalled or was non-finite",
         }
-    if any(cell.record.get("validation_parts") for cell in grid.finished):
-        terms["error over texts"] = (
-            "√((G − 1) / G · Σ (D_g − mean D_g)²), D_g the difference of losses without the g-th "
-            "of G parts of the validation text, left out of every run (delete-a-group jackknife); "
-            "for N with the best rates of the whole text"
-        )
     rows = (join_markup([element("dt", name), element("dd", text)]) for name, text in terms.items())
     return element("dl", *rows, class_="formulas")
 
 
 def _again(contents: Contents) -> Markup:
-    """The cells of a notebook; a test runs them and compares."""
-    cells = notebook(contents.grid, contents.scores)
-    if not cells:
-        return Markup("")
-    text = (
-        "Cells of a notebook that compute the scores again from results.parquet, beside this "
-        f"page. {NOT_COVERED}"
+    """How to compute the numbers again; a test types it."""
+    grids = [part.folder for part in contents.grid.parts or (contents.grid,)]
+    folders = [Path(os.path.relpath(folder, contents.out)).as_posix() for folder in grids]
+    words = [RECOMPUTE, ".", *(folders if folders != ["."] else ())]
+    return element(
+        "p",
+        element("a", RECOMPUTE, href=RECOMPUTE),
+        " shares no code with this program. It computes every score again from the records of the "
+        "runs, and compares it with sensitivity.csv, effects.csv and the table of mean losses. In "
+        "the folder of this page: ",
+        element("code", f"python {shlex.join(words)}"),
+        " (exit code 0 if all numbers agree). Its first lines say what it leaves out.",
     )
-    shown = (
-        [
-            element("h4", f"{number}. {cell.title}"),
-            element("pre", element("code", cell.code), tabindex="0"),
-        ]
-        for number, cell in enumerate(cells, start=1)
-    )
-    inner = [element("summary", "Recompute them"), element("p", text), *shown]
-    return element("details", *inner)
 
 
 def _files(contents: Contents) -> Markup:

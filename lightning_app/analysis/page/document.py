@@ -11,7 +11,6 @@ from lightning_app.analysis.page.appendix import appendix
 from lightning_app.analysis.page.comparison import comparison_table
 from lightning_app.analysis.page.contents import Contents
 from lightning_app.analysis.page.cost import cost
-from lightning_app.analysis.page.explorer import explorer
 from lightning_app.analysis.page.figure import figures, headline_figure
 from lightning_app.analysis.page.inside import inside
 from lightning_app.analysis.page.metric import metric_table
@@ -64,7 +63,6 @@ def _sections(contents: Contents) -> list[Markup]:
         drawn = (figures(contents, question) for question in ("need", "cost", "stable", "inside"))
         return [
             section("figures", "How did the runs go?", metric_table(contents), *drawn),
-            explorer(contents),
             what_was_run(contents),
         ]
     if grid.parts or grid.asks_warmup:
@@ -74,7 +72,6 @@ def _sections(contents: Contents) -> list[Markup]:
     return [
         *first,
         inside(contents),
-        explorer(contents),
         what_was_run(contents),
         appendix(contents),
     ]

@@ -32,8 +32,6 @@ from lightning_app.analysis.page.parts import (
     section,
     stalled_share,
 )
-from lightning_app.analysis.page.reruns import rerun_table
-from lightning_app.analysis.page.text_sampling import sampling_note
 from lightning_app.analysis.score import Score
 from lightning_app.analysis.statistics import LEVEL, POWER
 
@@ -56,9 +54,7 @@ def need(contents: Contents) -> Markup:
         "Who needs warm-up?",
         *tables,
         by_rate,
-        sampling_note(contents),
         comparison_table(contents),
-        rerun_table(contents),
         metric_table(contents),
         figures(contents, "need"),
     )
@@ -77,8 +73,6 @@ def _by_score(contents: Contents) -> list[Markup]:
         figures(contents, "need"),
         element("h3", "The loss"),
         element("p", text),
-        sampling_note(contents),
-        rerun_table(contents),
     ]
 
 

@@ -146,14 +146,13 @@ def _value(key: str, value: Any) -> Child:
 
 def _unfinished(contents: Contents) -> Markup:
     grid = contents.grid
-    every_cell = grid.cells + grid.reruns
-    absent = [cell for cell in every_cell if not cell.finished and cell.state != "pruned"]
+    absent = [cell for cell in grid.cells if not cell.finished and cell.state != "pruned"]
     heading = element("h3", "Failed and missing cells")
     waiting = len(grid.without_parent)
     if not absent and waiting:
         return Markup(heading + element("p", _waiting(waiting)))
     if not absent:
-        pruned = any(cell.state == "pruned" for cell in every_cell)
+        pruned = any(cell.state == "pruned" for cell in grid.cells)
         every = "every planned cell has a result" + " or was pruned" * pruned
         return Markup(heading + element("p", f"None: {every}."))
     says = {

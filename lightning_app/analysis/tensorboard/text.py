@@ -1,13 +1,15 @@
-"""The text of a run in the Text tab: the grid's question, the config, the resolved block."""
+"""The text of a run in the Text tab: the grid's question, the config, the block."""
 
 from collections.abc import Iterator, Mapping
 from itertools import groupby
 from typing import Any
+from urllib.parse import quote
 
 from lightning_app.analysis.grid_results import CellResult, GridResults
 from lightning_app.analysis.papers import read_mapping
 from lightning_app.grid_axes import label
 from lightning_app.rulers import differences, ruler
+from lightning_app.run_folder import DRAWING
 
 FENCE = "```"
 
@@ -24,12 +26,18 @@ def question_of(grid: GridResults) -> str:
 
 
 def run_text(cell: CellResult, question: str) -> str:
-    """One Markdown text. A run that has not ended has no block yet."""
+    """One Markdown text. A run that has not ended has no resolved block yet.
+
+    `serve.Site` answers the link to the drawing; a TensorBoard of its own shows only its path.
+    """
     parts = [f"# {cell.name}", question]
     config = cell.folder / "config.yaml"
     if config.is_file():
         text = config.read_text(encoding="utf-8", errors="replace").strip()
         parts += ["## Config", f"{FENCE}yaml\n{text}\n{FENCE}"]
+    if (cell.folder / DRAWING).is_file():
+        path = f"runs/{cell.folder.name}/{DRAWING}"
+        parts.append(f"Drawing of the block: [{path}]({quote(path)})")
     block = cell.sound("block.json")
     if block is not None:
         parts.append("## Resolved block")

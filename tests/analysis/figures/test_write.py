@@ -69,7 +69,7 @@ def test_figures_that_are_no_more_are_removed(make_grid, draw, outcome):
     axes = {SEED: [1, 2], WARMUP: [0, 60], RATE: [1e-3, 4e-3]}
     first = draw(make_grid(outcome, axes).folder)
     (first.out / "loss_by_warmup_mine.svg").write_text("mine")
-    (first.out / "training_train-3.svg").write_text("of an earlier version")
+    (first.out / "training-3.svg").write_text("of an earlier version")
     axes[RATE] = [1e-3]
     second = draw(make_grid(outcome, axes, name="one_rate").folder)
     wanted = {f"{name}{suffix}" for name in second.names for suffix in (".svg", ".pdf", ".csv")}

@@ -1,0 +1,236 @@
+"""Reports of odd grids: `docs/recompute_study.py` computes their numbers again, beside them."""
+
+import html
+import importlib.util
+import json
+import random
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from lightning_app.analysis.bleu import bleu_scores
+from lightning_app.analysis.exports.write import write_exports
+from lightning_app.analysis.grid_results import GridResults
+from lightning_app.analysis.merge_grids import together
+from lightning_app.analysis.read_results import read_results
+from lightning_app.analysis.report import write, write_report
+from lightning_app.analysis.sensitivity import sensitivity_scores
+
+RECOMPUTE = Path(__file__).parents[2] / "docs" / "recompute_study.py"
+PRESET = "model.block.preset"
+WARMUP = "model.schedule.warmup_steps"
+RATE = "model.optimizer.lr"
+SEED = "seed_everything"
+NUMBERS = ["estimate", "low", "high", "p", "p_holm"]
+PRESETS = ["post_ln", "pre_ln", "sas", "realformer"]
+
+
+def noise(axes: Mapping[str, Any], spread: float = 0.1) -> float:
+    return random.Random(str(sorted(axes.items()))).gauss(0.0, spread)
+
+
+def regular(axes):
+    return 2.0 + 0.4 * (axes[PRESET] == "post_ln" and axes[WARMUP] == 0) + noise(axes)
+
+
+def mixed(axes):
+    """Some runs of Post-LN stall without warm-up, one of RealFormer's with any warm-up."""
+    if axes[PRESET] == "post_ln" and axes[WARMUP] == 0 and axes[SEED] % 2:
+        return 4.49
+    return 4.6 if axes[PRESET] == "realformer" and axes[SEED] == 1 else regular(axes)
+
+
+def missing(axes):
+    preset, warmup, seed = axes[PRESET], axes[WARMUP], axes[SEED]
+    if preset in ("sas", "pre_ln") and warmup == 60 and seed == 2:
+        return "waiting"
+    if preset == "post_ln" and warmup == 20 and seed == 1:
+        return None
+    return "failed" if preset == "realformer" and warmup == 20 else regular(axes)
+
+
+def at_rates(axes):
+    if axes[RATE] > 0.003 and axes[WARMUP] == 0 and axes[PRESET] != "pre_ln":
+        return 4.5
+    return regular(axes) + 100 * abs(axes[RATE] - 0.002)
+
+
+def never(axes):
+    return 4.43 + noise(axes, 0.001) if axes[PRESET] == "post_ln" else regular(axes)
+
+
+def axes_of(seeds: int, *warmups: int) -> dict[str, list[Any]]:
+    return {SEED: list(range(1, seeds + 1)), PRESET: PRESETS, WARMUP: list(warmups)}
+
+
+GRIDS = {
+    "regular": (regular, axes_of(3, 0, 60)),
+    "many seeds": (mixed, axes_of(6, 0, 60)),
+    "mixed stalls": (mixed, axes_of(3, 0, 20, 60)),
+    "missing runs": (missing, axes_of(4, 0, 20, 60)),
+    "one seed": (regular, axes_of(1, 0, 60)),
+    "several rates": (at_rates, axes_of(3, 0, 20, 60) | {RATE: [0.001, 0.002, 0.004]}),
+    "another axis": (regular, axes_of(3, 0, 60) | {"model.architecture.model_dim": [64, 128]}),
+    "one variant never learned": (never, axes_of(3, 0, 60)),
+    "all stall without warm-up": (
+        lambda axes: regular(axes) if axes[WARMUP] else 4.7,
+        axes_of(3, 0, 60),
+    ),
+    "nothing learned": (lambda axes: 4.7, axes_of(3, 0, 60)),
+    "nothing finite": (lambda axes: None, axes_of(2, 0, 60)),
+    "no warm-up axis": (lambda axes: 2 + noise(axes), {SEED: [1, 2, 3], PRESET: PRESETS}),
+    "no arm without warm-up": (regular, axes_of(3, 20, 60)),
+    "no seed axis": (regular, {PRESET: PRESETS, WARMUP: [0, 60]}),
+}
+
+
+@pytest.fixture(scope="module")
+def oracle() -> ModuleType:
+    """The program as a module: a process for each grid would import pandas again."""
+    spec = importlib.util.spec_from_file_location("recompute_study", RECOMPUTE)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # its dataclasses look for it
+    spec.loader.exec_module(module)
+    return module
+
+
+def written(grid: GridResults, out: Path | None = None) -> Path:
+    """The tables of a report, without its figures."""
+    out = out or grid.folder
+    write_exports(grid, [*sensitivity_scores(grid), *bleu_scores(grid)], out)
+    return out
+
+
+@pytest.mark.parametrize("name", GRIDS)
+def test_every_score_and_mean_of_a_report_is_recomputed(
+    make_grid: Any, oracle: ModuleType, name: str
+) -> None:
+    folder = written(read_results(make_grid(*GRIDS[name]).folder))
+    assert oracle.check(folder) == []
+
+
+def test_these_grids_have_every_score_and_number(make_grid: Any) -> None:
+    frames = []
+    for name in ("regular", "several rates"):
+        folder = written(read_results(make_grid(*GRIDS[name], name=name).folder))
+        frames.append(pd.read_csv(folder / "sensitivity.csv").dropna(subset="estimate"))
+        assert (folder / "tables" / "loss_by_warmup.md").is_file()
+    defined = pd.concat(frames)
+    assert {score.split()[0] for score in defined["score"]} == {
+        *(
+            "delta",
+            "relative_delta",
+            "interaction",
+            "detectable",
+            "stalls",
+            "steps_saved",
+            "lost_steps",
+        ),
+        *("R_w", "eta_max", "need", "octaves", "rate_sensitivity", "stall_difference"),
+    }
+    assert all(len(defined[number].dropna()) > 2 for number in NUMBERS)
+
+
+@pytest.mark.parametrize("reference", [None, 0])
+def test_a_grid_without_a_reference_is_recomputed(
+    make_grid: Any, oracle: ModuleType, reference: int | None
+) -> None:
+    asks = {} if reference is None else {"reference_warmup": reference, "baseline": "pre_ln"}
+    for name in ("regular", "several rates"):
+        fake = make_grid(*GRIDS[name], sensitivity=asks, name=name)
+        folder = written(read_results(fake.folder))
+        assert oracle.check(folder) == []
+        defined = pd.read_csv(folder / "sensitivity.csv").dropna(subset="estimate")["score"]
+        assert {"stalls", "R_w"} <= {score.split()[0] for score in defined}
+
+
+@pytest.mark.parametrize("prunes", [False, True])
+def test_a_grid_without_scores_has_nothing_to_recompute(
+    make_grid: Any, oracle: ModuleType, prunes: bool
+) -> None:
+    fake = make_grid(lambda axes: 2.0 if prunes else "waiting", {SEED: [1, 2]})
+    if prunes:
+        fake.prune(0)
+    assert oracle.check(written(read_results(fake.folder))) == []
+
+
+def test_several_grids_keep_their_references(
+    make_grid: Any, oracle: ModuleType, tmp_path: Path
+) -> None:
+    """Two references and baselines; cells that both plan, some of which only one has trained."""
+    axes = axes_of(3, 0, 20, 60)
+    first = make_grid(regular, axes, name="a")
+    other = {"reference_warmup": 20, "baseline": "sas"}
+    second = make_grid(at_rates, axes | {RATE: [0.001, 0.004]}, name="b", sensitivity=other)
+    third = make_grid(missing, axes, name="a, with gaps")
+    folders = [fake.folder for fake in (first, second, third)]
+    both = written(together([read_results(folder) for folder in folders]), tmp_path / "both")
+    assert oracle.check(both, folders) == []
+    groups = set(pd.read_csv(both / "sensitivity.csv")["group"])
+    assert groups == {"grid=a", "grid=b", "grid=a, with gaps"}
+
+
+@pytest.mark.parametrize("name", ["mixed stalls", "missing runs", "one seed", "another axis"])
+def test_every_bleu_difference_is_recomputed(make_grid: Any, oracle: ModuleType, name: str) -> None:
+    fake = make_grid(*GRIDS[name], curves=False)
+    for cell in fake.cells:
+        path = fake.run(cell) / "result.json"
+        if path.is_file() and cell["axes"][PRESET] != "sas":
+            result = json.loads(path.read_text())
+            result["metrics"]["test/bleu"] = 30 + noise(cell["axes"], 2.0)
+            path.write_text(json.dumps(result))
+    folder = written(read_results(fake.folder))
+    assert oracle.check(folder) == []
+    table = pd.read_csv(folder / "sensitivity.csv")
+    assert len(set(table[table["score"] == "bleu"]["variant"])) == 3
+
+
+def test_one_changed_digit_of_any_table_is_found(make_grid: Any, oracle: ModuleType) -> None:
+    folder = written(read_results(make_grid(*GRIDS["missing runs"]).folder))
+    for name in ("sensitivity.csv", "tables/loss_by_warmup.md"):
+        path = folder / name
+        kept = path.read_text(encoding="utf-8")
+        places = [match.start(1) for match in re.finditer(r"[|,] ?\d\.\d(\d)", kept)]
+        assert len(places) > 10
+        for place in places[:: len(places) // 10]:
+            digit = str((int(kept[place]) + 5) % 10)
+            path.write_text(kept[:place] + digit + kept[place + 1 :], encoding="utf-8")
+            assert oracle.check(folder), kept[place - 20 : place + 20]
+        path.write_text(kept, encoding="utf-8")
+    table = (folder / "sensitivity.csv").read_text().splitlines(keepends=True)
+    for changed in (table[:-1], [*table, table[-1]]):
+        (folder / "sensitivity.csv").write_text("".join(changed))
+        assert len(oracle.check(folder)) == 1
+
+
+def test_a_report_brings_the_program_and_says_how_to_run_it(make_grid: Any, tmp_path: Path) -> None:
+    """From the folder of the report, as its page says, for one grid, elsewhere, and for two."""
+    first, second = (make_grid(*GRIDS["no seed axis"], name=name).folder for name in ("a", "b"))
+    both = together([read_results(first), read_results(second)])
+    pages = [
+        write_report(first),
+        write_report(first, tmp_path / "else where"),
+        write(both, both.folder),
+    ]
+    for page in pages:
+        text = page.read_text(encoding="utf-8")
+        assert 'href="recompute_study.py"' in text
+        (shown,) = re.findall(r"<code>python (recompute_study.py [^<]*)", text)
+        command = f"{sys.executable} {html.unescape(shown)}"
+        done = subprocess.run(
+            command, shell=True, cwd=page.parent, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    path = first / "sensitivity.csv"
+    path.write_text(path.read_text().replace(",0.", ",1.", 1))
+    command = [sys.executable, "recompute_study.py", "."]
+    assert subprocess.run(command, cwd=first, capture_output=True, check=False).returncode == 1
