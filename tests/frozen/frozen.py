@@ -48,6 +48,8 @@ STUDIES = {
 }
 STRUCK = ("text_sampling.csv",)
 """Documents of a study that the program made when the set was frozen, and makes no more."""
+STRUCK_FIELDS = ("rounding", "former")
+"""Fields of a config and of a record that are no more, at any depth, and in the text of effects."""
 OF_CODE = ("code",)
 """What `plan` calls stale as soon as any file that counts is another than that of the runs. To be
 compared again once the digest of code goes by definitions."""
@@ -67,11 +69,19 @@ def expected() -> dict[str, Any]:
 
 def _compared(documents: dict[str, Any]) -> dict[str, Any]:
     """The documents without those that were struck, and without what any change of code changes."""
-    kept = {key: value for key, value in documents.items() if key not in STRUCK}
+    kept = {key: _kept(value) for key, value in documents.items() if key not in STRUCK}
     if "plan.json" in kept:
         stale = kept["plan.json"]["stale"]
         kept["plan.json"] |= {"stale": {key: stale[key] for key in stale if key not in OF_CODE}}
     return kept
+
+
+def _kept(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _kept(part) for key, part in value.items() if key not in STRUCK_FIELDS}
+    if isinstance(value, list):
+        return [_kept(part) for part in value]
+    return value.replace(', "rounding": 0', "") if isinstance(value, str) else value
 
 
 def write_corpora(folder: Path) -> None:
