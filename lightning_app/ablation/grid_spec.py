@@ -26,6 +26,7 @@ from lightning_app.ablation.grid_checks import (
     mapping,
 )
 from lightning_app.ablation.grid_classes import check_grid
+from lightning_app.config.schema import hints_of
 from lightning_app.errors import UserError, named, nearest
 from lightning_app.grid_axes import lookup
 from lightning_app.parent import FIELD
@@ -33,9 +34,43 @@ from lightning_app.plugins import KEY
 from lightning_app.project import PROJECT
 from lightning_app.shipped import shipped_folder
 
-_KEYS = ("name", "question", "base", "base_config", "axes", "exclude", "metric", "sensitivity")
-_KEYS += ("pruner", "checkpoints", "published", "labels", "factors", "compare", "init_from")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GridFile:
+    """What may be in a grid file."""
+
+    name: str
+    """The name of the grid, and of its folder below the folder of experiments."""
+    question: str | None = None
+    """What the grid asks; null: the comment at the top of the file."""
+    base: str | None = None
+    """The file of the config under the axes, beside this one; instead of base_config."""
+    base_config: dict[str, Any] | None = None
+    """The config under the axes, inlined."""
+    axes: dict[str, list[Any] | dict[str, Any]] = field(default_factory=dict)
+    """The values of dotted keys of a config; {other: {value: value}} for one that follows."""
+    exclude: list[dict[str, Any]] | None = None
+    """Cells that are left out: those that agree with all of one entry."""
+    metric: dict[str, Any] | None = None
+    """The name and the mode (min or max) of what decides which run is best."""
+    sensitivity: dict[str, Any] | None = None
+    """reference_warmup and baseline of the sensitivity to warm-up."""
+    pruner: str | None = None
+    """median or hyperband: end hopeless cells early."""
+    checkpoints: str | None = None
+    """Which checkpoints of a finished cell are kept: all, last, best or none."""
+    published: str | list[dict[str, Any]] | None = None
+    """Figures of papers for the report, or the file of a list of them."""
+    labels: dict[str, list[str]] | None = None
+    """The names of the values of axes in the report."""
+    factors: dict[str, str] | None = None
+    """Axes of two values whose effects the report contrasts, by name."""
+    compare: dict[str, Any] | None = None
+    """Axes whose values the report compares, with the baseline of each."""
+    init_from: dict[str, Any] | None = None
+    """grid and match: the grid whose runs the cells start from."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -238,8 +273,8 @@ def _name(tree: Mapping[str, Any]) -> str:
                 f"{KEY}: a grid file may not name code, since a grid file from elsewhere would run "
                 f"it; pass --plugin FILE, or list it in {PROJECT} of the working folder"
             )
-        if key not in _KEYS:
-            raise UserError(f"unknown key '{key}'{nearest(key, _KEYS)}")
+        if key not in hints_of(GridFile):
+            raise UserError(f"unknown key '{key}'{nearest(key, hints_of(GridFile))}")
     name = tree.get("name")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise UserError(

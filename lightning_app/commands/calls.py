@@ -216,3 +216,9 @@ def bench(args: argparse.Namespace) -> int:
     return bench_command(
         BenchOptions(**{name: given[name] for name in BenchOptions.__dataclass_fields__})
     )
+
+
+def schema(args: argparse.Namespace) -> int:
+    from lightning_app.commands.schema import schema_command
+
+    return schema_command(args.kind)
