@@ -131,9 +131,8 @@ class Marks(pl.Callback):
 
 def instrument(clock: Clock) -> None:
     """Count what a cell does in this process by part."""
-    clock.watch("config and identity", program, "import_only_known_classes", "parse", "identify")
-    clock.watch("config and identity", Run, "parse_arguments", "before_instantiate_classes")
-    clock.watch("trainer, model and callbacks made", Run, "instantiate_classes")
+    clock.watch("config and identity", program, "resolve", "identify")
+    clock.watch("trainer, model and callbacks made", Run, "_make_trainer")
     clock.watch(
         "trainer, model and callbacks made", TransformerModule, "setup", "configure_optimizers"
     )

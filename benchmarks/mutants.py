@@ -703,7 +703,7 @@ MUTANTS = (
     ),
     mutant(
         "a rank without a launcher is trained",
-        at("test_precheck.py"),
+        at("config/test_sources.py"),
         "if given and not any(all(name in environment for name in each) for each in _LAUNCHERS):",
         "if False:",
     ),
@@ -867,7 +867,7 @@ MUTANTS = (
     ),
     mutant(
         "a grid file names a folder elsewhere",
-        at("grids/test_import_allowlist.py"),
+        at("grids/test_grid_classes.py"),
         'path.is_absolute() or {"..", "~"} & {*path.parts}',
         "path.is_absolute()",
     ),
@@ -1818,7 +1818,7 @@ MUTANTS = (
     mutant(
         "the run's name replaces the user's",
         at("training/test_added_loggers.py"),
-        "if name in parameters and entry.init_args.get(name) == parameters[name].default:",
+        "if name in parameters and given.get(name) == parameters[name].default:",
         "if name in parameters:",
     ),
     mutant(
@@ -1829,7 +1829,7 @@ MUTANTS = (
     ),
     mutant(
         "a value of the command line is blamed on the file",
-        at("test_precheck.py"),
+        at("config/test_sources.py"),
         "return holding[-1]",
         "return holding[0]",
     ),

@@ -29,12 +29,11 @@ from torch.func import functional_call, grad, stack_module_state, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lightning_app.blocks.linear import mkl_products
+from lightning_app.config.config import data_module, resolve, transformer_module
 from lightning_app.data.tokenizer import PAD
 from lightning_app.models.loss import token_sums
 from lightning_app.models.optim import build_optimizer
-from lightning_app.training.config import resolve
 from lightning_app.training.module import TransformerModule
-from lightning_app.training.parser import data_module, transformer_module
 
 BASE = Path(__file__).parent.parent / "ablations/base/synthetic.yaml"
 STEPS = 10  # of each cell in a round

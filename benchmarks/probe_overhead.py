@@ -20,9 +20,9 @@ import lightning.pytorch as pl
 import torch
 import yaml
 
+from lightning_app.config.classes import made_fields
+from lightning_app.config.config import data_module, resolve, transformer_module
 from lightning_app.training.callbacks.probes import SignalProbe
-from lightning_app.training.config import resolve
-from lightning_app.training.parser import RunCLI
 
 WARM = 10  # first steps, which are not measured
 NEVER = 10**9
@@ -65,12 +65,14 @@ def step_seconds(config: dict[str, Any], steps: int, probe: SignalProbe) -> dict
             "enable_model_summary": False,
             "default_root_dir": folder,
         }
-        run = RunCLI({**config, "trainer": trainer}, run=False)
         for library in ("lightning.pytorch", "lightning.fabric"):
             logging.getLogger(library).setLevel(logging.ERROR)
+        pl.seed_everything(config["seed_everything"], workers=True)
+        made = made_fields(trainer, imports=False)
         # The clock comes last, so that a step includes its probing.
-        run.trainer.callbacks += [probe, switch]  # pyright: ignore[reportAttributeAccessIssue]
-        run.trainer.fit(run.model, datamodule=run.datamodule)
+        made["callbacks"] = [*(made["callbacks"] or []), probe, switch]
+        module, data = transformer_module(config["model"]), data_module(config["data"])
+        pl.Trainer(**made).fit(module, datamodule=data)
     return switch.seconds
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import yaml
 
-from lightning_app.training.config import resolve
+from lightning_app.config.config import resolve
 
 BASE = Path("ablations/base/synthetic.yaml").resolve()
 GERMAN = ["der hund sieht die katze .", "die katze schläft .", "ein haus ist groß ."]

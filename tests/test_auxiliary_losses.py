@@ -11,12 +11,11 @@ import yaml
 from lightning.pytorch.loggers import CSVLogger
 
 from lightning_app.cli import main
+from lightning_app.config.config import resolve, transformer_module
 from lightning_app.config.experiment import cell_id
 from lightning_app.core.errors import UserError
 from lightning_app.grids.size import parameters
-from lightning_app.training.config import resolve
 from lightning_app.training.module import TransformerModule
-from lightning_app.training.parser import transformer_module
 from tests.runs import data, module, trainer
 from tests.test_config import changed, tree
 
@@ -137,7 +136,7 @@ def test_epochs_may_set_the_number_of_steps_and_time_may_not(tmp_path: Path, cac
     [
         ({"objective.intermediate_weight": -1.0}, "intermediate_weight -1.0: a weight of at least"),
         ({"objective.second_target_weight": -0.5}, "second_target_weight -0.5: a weight of at"),
-        ({"objective.intermediate_weight": float("nan")}, "intermediate_weight nan"),
+        ({"objective.intermediate_weight": float("nan")}, "intermediate_weight: nan"),
         ({"objective.auxiliary_tables": "own"}, "auxiliary_tables own: of intermediate layers"),
         ({"objective.auxiliary_tables": "shared"}, "found 'shared'"),
         (

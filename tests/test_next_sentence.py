@@ -9,10 +9,10 @@ import pytest
 import yaml
 
 from lightning_app.cli import main
+from lightning_app.config.config import resolve
 from lightning_app.config.experiment import cell_id
 from lightning_app.core.errors import UserError
 from lightning_app.grids.size import parameters
-from lightning_app.training.config import parse, resolve
 from tests import warm
 from tests.documents import run_tree, write_documents
 
@@ -88,7 +88,7 @@ def test_parser_and_plain_completion_agree(tree: dict[str, Any]) -> None:
         given["data"].pop("next_sentence", None)
         complete = resolve(given, "a")
         assert complete["data"]["next_sentence"] is value
-        assert parse(given, "a") == complete
+        assert resolve(given, "a") == complete
 
 
 def test_a_run_with_the_defaults_has_the_id_it_had(tree: dict[str, Any]) -> None:
@@ -169,7 +169,7 @@ def test_a_grid_on_next_sentences_needs_them(tmp_path: Path, tree: dict[str, Any
 
 def test_a_complete_config_is_read_again(tree: dict[str, Any]) -> None:
     complete = resolve(tree, "a")
-    assert parse(complete, "a") == complete
+    assert resolve(complete, "a") == complete
     del complete["model"]["objective"]["next_sentence"]
     with pytest.raises(UserError, match=r"data\.next_sentence: set from model\.objective"):
         resolve(complete, "a")

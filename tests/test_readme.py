@@ -15,12 +15,12 @@ from lightning_app.blocks.config import BlockConfig
 from lightning_app.blocks.presets import PRESETS
 from lightning_app.cli import main
 from lightning_app.commands.arguments import parse_arguments, plugins_of
+from lightning_app.config.config import Config, linked, read_config, resolve
 from lightning_app.config.grid import read_spec
+from lightning_app.config.schema import read
+from lightning_app.config.sources import FIELDS_OF, Written
 from lightning_app.core.project import PROJECT, read_project
 from lightning_app.plugins import KEY
-from lightning_app.training.config import resolve
-from lightning_app.training.parser import config_parser
-from lightning_app.training.resolving import read_config
 from tests.pages import PAGES, README, ROOT, Fenced, fenced, inline, typed
 from tests.warm import run
 
@@ -53,7 +53,8 @@ def test_a_command_is_understood(command: str) -> None:
     assert args.command == plugins_of(words)[1][0]
     if args.call.__name__ == "lightning":
         rest = [word for word in args.rest if word not in ("--ckpt_path", "last")]
-        assert config_parser().parse_args(rest).trainer.max_steps > 0
+        written = Written(rest, FIELDS_OF[args.command])
+        assert read(Config, linked(written.typed(Config))).trainer.max_steps > 0
     elif getattr(args, "config", None):
         for config in [args.config] if isinstance(args.config, Path) else args.config:
             if config.name not in OF_PAGES:

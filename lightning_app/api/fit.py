@@ -1,22 +1,18 @@
 """`fit`: one run, as `ablate fit` makes it, and its result."""
 
 import os
-import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import cached_property, reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
 from lightning_app.api.trained import TrainedRun, load_run, result_of
-from lightning_app.config.names import SECTIONS
-from lightning_app.config.precheck import LAUNCH, precheck
-from lightning_app.config.tree import SEED, replaced
-from lightning_app.core import strict_yaml
-from lightning_app.core.errors import UserError, named
+from lightning_app.config.sources import CHECKPOINT, FIELDS_OF, Written, read_tree
+from lightning_app.config.tree import SECTIONS, SEED, replaced
+from lightning_app.core.errors import UserError
 from lightning_app.runs.folder import RunFolder
+from lightning_app.training.launcher import LAUNCH, check_launcher
 
 if TYPE_CHECKING:
     from lightning_app.training.run import Run
@@ -105,33 +101,19 @@ def fit(
     """
     given = {**(overrides or {}), **settings}
     _check_overrides(overrides or {}, settings)
-    if not given and not isinstance(config, Mapping):
-        return _fit(Path(config), str(config), ckpt_path, again)
-    source = "config" if isinstance(config, Mapping) else str(config)
-    tree = config if isinstance(config, Mapping) else strict_yaml.read_yaml_file(Path(config))[0]
-    if not isinstance(tree, Mapping):
-        raise UserError(f"{source}: expected a mapping of sections, found {tree!r}")
-    tree = reduce(lambda under, key: replaced(under, key, given[key]), given, dict(tree))
-    with tempfile.TemporaryDirectory(prefix="ablate-fit-") as held:
-        file = Path(held) / "config.yaml"
-        try:
-            file.write_text(strict_yaml.dump_yaml(tree), encoding="utf-8")
-        except yaml.YAMLError as error:
-            raise UserError(
-                f"{source}: holds a value that is no text, number, list or mapping ({error})"
-            ) from error
-        return _fit(file, f"{source} with overrides" if given else source, ckpt_path, again)
+    if isinstance(config, Mapping):
+        tree, source = dict(config), "config"
+    else:
+        tree, source = read_tree(config), str(config)
+    tree = reduce(lambda under, key: replaced(under, key, given[key]), given, tree)
+    check_launcher(os.environ)
+    written = Written.of(tree, f"{source} with overrides" if given else source, FIELDS_OF["fit"])
+    checkpoint = written.fields.get(CHECKPOINT) if ckpt_path is None else str(ckpt_path)
+    from lightning_app.config.config import load_config
 
-
-def _fit(file: Path, source: str, ckpt_path: str | Path | None, again: bool) -> RunResult:
-    words = ["--config", str(file)]
-    words += [] if ckpt_path is None else ["--ckpt_path", str(ckpt_path)]
-    try:
-        precheck([file], words, "fit")
-        with named(file):
-            run = _run(words, again)
-    except UserError as error:
-        raise UserError(str(error).replace(str(file), source)) from error
+    complete = load_config(written)
+    with written.located():
+        run = _run(complete, checkpoint, again)
     result = RunResult(run.folder.path)
     if run.trainer.is_global_zero:
         with suppress(UserError):  # raised again where it is used
@@ -139,12 +121,14 @@ def _fit(file: Path, source: str, ckpt_path: str | Path | None, again: bool) -> 
     return result
 
 
-def _run(words: list[str], again: bool) -> "Run":
+def _run(tree: dict[str, Any], checkpoint: str | None, again: bool) -> "Run":
     from lightning_app.training.run import Run
 
     before = dict(os.environ)
     try:
-        return Run(["fit", *words], again=again)
+        run = Run(tree, command="fit", ckpt_path=checkpoint, again=again)
+        run.fit()
+        return run
     except SystemExit as ending:
         # Lightning ends the process on Ctrl-C and on SIGTERM, which a caller does not expect.
         raise KeyboardInterrupt('interrupted; fit(..., ckpt_path="last") continues') from ending

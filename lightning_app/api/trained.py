@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
+from lightning_app.config.classes import named_class
 from lightning_app.config.run_plugins import require, require_of
 from lightning_app.core.errors import UserError
 from lightning_app.data.config import DataConfig
@@ -28,7 +29,6 @@ from lightning_app.data.prepare import PreparedCorpus, resolved_data
 from lightning_app.data.tokenizer import BOS, EOS, MASK, PAD, UNK, Tokenizer, load_tokenizer, sha256
 from lightning_app.models.heads import CausalLanguageModel, EncoderDecoder
 from lightning_app.models.search import Sampling, SearchConfig, sample_texts, search
-from lightning_app.plugins.own_class import named_class
 from lightning_app.runs.folder import NAMED, RunFolder
 from lightning_app.runs.records import Unsound, read_result, read_yaml
 from lightning_app.runs.saved import data_state, read_checkpoint
@@ -448,15 +448,13 @@ def load_run(path: str | Path, checkpoint: str | Path = "best") -> TrainedRun:
     require_of(file)
     if folder.result.is_file():
         result_of(folder)  # refuses a run whose files were changed
-    # Lightning is imported here, so that the checks above are fast.
-    from lightning_app.training.module import TransformerModule
-
     stored = read_checkpoint(file, folder.path)
     data = data_state(stored)
     if data is not None and sha256(folder.tokenizer.read_bytes()) != data["tokenizer_sha256"]:
         raise UserError(f"{folder.tokenizer}: damaged, or not the tokenizer of {file.name}")
+    # Lightning is imported here, so that the checks above are fast.
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    kind = named_class("model", stored["hyper_parameters"], TransformerModule)
+    kind = named_class("model", stored["hyper_parameters"])
     module = kind.load_from_checkpoint(file, map_location=device, weights_only=True)
     assert module.model is not None
     module.model.eval()

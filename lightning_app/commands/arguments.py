@@ -12,7 +12,7 @@ from pathlib import Path
 
 from lightning_app.commands import calls
 from lightning_app.commands.words import Parser
-from lightning_app.config.names import SECTIONS
+from lightning_app.config.tree import SECTIONS
 from lightning_app.core.errors import UserError, nearest
 from lightning_app.version import __version__
 
@@ -453,6 +453,8 @@ def build_parser() -> Parser:
         "bench", calls.bench, "speed and memory of presets, forms of attention and other libraries"
     )
     add_bench(command)
+    command = add("schema", calls.schema, "the JSON Schema of configs or grid files, for an editor")
+    command.add_argument("kind", choices=("config", "grid"), help="of which files")
     add_completion(add("completion", completion, "a script that completes words in a shell"))
     return parser
 
@@ -462,7 +464,7 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     parser = build_parser()
     grids = ["plan", "run", "status", "report", "results", "submit", "doctor"]
     runs = ["translate", "generate", "show", "diff"]
-    others = ["init", "prepare", "probe", "bench", "completion"]
+    others = ["init", "prepare", "probe", "bench", "schema", "completion"]
     known = ["blocks", *LIGHTNING, *runs, *grids, *others]
     named, arguments = plugins_of(arguments)
     first = arguments[0] if arguments else ""

@@ -80,8 +80,7 @@ def config_command(
     config: Path, overrides: Sequence[str], *, svg: Path | None, as_json: bool
 ) -> int:
     """Print the stacks of a config with overrides, or write their picture."""
-    from lightning_app.config.sections import model_config
-    from lightning_app.training.resolving import read_config
+    from lightning_app.config.config import model_config, read_config
 
     model = model_config(read_config(config, overrides)["model"])
     decoder: Side = "decoder alone" if model.architecture.kind == "decoder" else "decoder"

@@ -189,9 +189,14 @@ def probe(args: argparse.Namespace) -> int:
         configs = probed_configs(args.run, checkpoint, args.rest)
     if not configs:
         raise UserError("probe: --config FILE is needed, or --run RUN, or --theory")
-    from lightning_app.config.precheck import precheck
+    from lightning_app.config.sources import Written
 
-    precheck(configs, args.rest)
+    for config in configs:
+        Written(["--config", str(config), *args.rest])  # finds mistakes before torch is imported
+    from lightning_app.config.config import read_config
+
+    for config in configs:
+        read_config(config, args.rest)  # finds mistakes before Lightning is imported
     from lightning_app.commands.probe import probe_command
 
     return probe_command(
@@ -211,3 +216,9 @@ def bench(args: argparse.Namespace) -> int:
     return bench_command(
         BenchOptions(**{name: given[name] for name in BenchOptions.__dataclass_fields__})
     )
+
+
+def schema(args: argparse.Namespace) -> int:
+    from lightning_app.commands.schema import schema_command
+
+    return schema_command(args.kind)

@@ -10,7 +10,8 @@ from typing import Any
 import shtab
 
 from lightning_app.commands.words import Parser
-from lightning_app.config.names import trainer_arguments
+from lightning_app.config.schema import hints_of
+from lightning_app.config.trainer import TrainerConfig
 from lightning_app.core.project import shipped_folder
 
 _Words = dict[str, Any]  # what shtab calls a CompleteType
@@ -63,7 +64,7 @@ def _add_options_of_lightning(command: argparse.ArgumentParser) -> None:
     add("--print_config", action="store_true", help="print the whole config and end")
     add("--ckpt_path", metavar="best|last|FILE", help="a checkpoint")
     add("--seed_everything", metavar="N", help="the seed")
-    for name in trainer_arguments() or ():
+    for name in hints_of(TrainerConfig):
         add(f"--trainer.{name}", metavar="VALUE", help=f"{name} of Lightning's Trainer")
 
 

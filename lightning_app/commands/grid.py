@@ -127,15 +127,14 @@ def plan_command(
     cells may be finished. Raises `UserError`.
     """
     spec = read_spec(grid)  # finds mistakes before torch is imported
+    from lightning_app.config.config import check_rows, resolve
     from lightning_app.config.experiment import identity_of
-    from lightning_app.training.config import check_rows
-    from lightning_app.training.resolving import resolve_cell
 
     folder = GridFolder(experiments / spec.name)
     with document("plan", as_json) as tree:
         with hinting(runs_with_plugins(folder)):
             identify = partial(identity_of, fetch=False)
-            plan, configs = expand(spec, resolve_cell, identify, experiments)
+            plan, configs = expand(spec, resolve, identify, experiments)
         with named(spec.source):
             for config in configs:
                 check_rows(config)

@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
+from lightning_app.config.config import data_module, read_config, transformer_module
 from lightning_app.config.experiment import cell_id
 from lightning_app.config.run_plugins import require_of
 from lightning_app.core.errors import UserError
@@ -35,8 +36,6 @@ from lightning_app.training.checkpoint import (
     find_checkpoint,
 )
 from lightning_app.training.module import TransformerModule, mix
-from lightning_app.training.parser import data_module, transformer_module
-from lightning_app.training.resolving import read_config
 from lightning_app.training.run import run_name
 
 FOLDER = Path("experiments") / "probe"

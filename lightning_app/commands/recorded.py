@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lightning_app.config.identity import Record, completed, leaves, read_record, relevant
-from lightning_app.config.precheck import options_of
 from lightning_app.config.run_plugins import require
+from lightning_app.config.sources import options_of
 from lightning_app.config.tree import BLOCK, PRESET
 from lightning_app.core.errors import UserError, named, nearest
 from lightning_app.runs.folder import NAMED, RunFolder
@@ -164,7 +164,7 @@ def checked_config_of(folder: RunFolder) -> Path:
 
     The folder may come from somebody else. Raises `UserError`.
     """
-    from lightning_app.config.allowlist import check_config
+    from lightning_app.config.grid import check_config
 
     path = config_of(folder)
     require(folder.path)

@@ -6,10 +6,11 @@
 
 The command `ablate prepare`.
 
-`ablate fit | validate | test | predict`: the commands of LightningCLI.
+`ablate fit | validate | test | predict`: one run by Lightning's Trainer.
 """
 
 import json
+import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stdout
@@ -29,8 +30,8 @@ from lightning_app.commands.recorded import (
     read_run,
 )
 from lightning_app.config.identity import is_irrelevant, leaves
-from lightning_app.config.precheck import located, options_of, precheck
 from lightning_app.config.rulers import differences, ruler
+from lightning_app.config.sources import CHECKPOINT, FIELDS_OF, Written
 from lightning_app.config.tree import ROOT, cell_setting, label
 from lightning_app.core import strict_yaml
 from lightning_app.core.errors import UserError, nearest
@@ -38,6 +39,7 @@ from lightning_app.core.project import shipped_folder
 from lightning_app.data.config import CORPORA, DataConfig
 from lightning_app.data.prepare import corpus_summary, prepare, resolved_data
 from lightning_app.grids.display import clock, document, plain_console
+from lightning_app.training.launcher import check_launcher
 
 _ABSENT = object()
 
@@ -291,7 +293,7 @@ def shipped_data(name: str) -> DataConfig:
 def read_data(config: Path) -> DataConfig:
     """Return the completed `data` section of a user's config file."""
     tree, _ = strict_yaml.read_yaml_file(config)
-    from lightning_app.training.config import resolve
+    from lightning_app.config.config import resolve
 
     return resolved_data(resolve(tree, str(config))["data"])
 
@@ -305,14 +307,14 @@ def lightning_command(
     usage: str,
     again: bool = False,
 ) -> int:
-    """Run a command of LightningCLI.
+    """Run a command.
 
     Args:
         command: Its name.
-        words: The arguments for LightningCLI.
+        words: The options of a config, as `Written` reads them.
         run: The value of ``--run``, in place of a config and a checkpoint; None without it.
         checkpoint: The value of ``--checkpoint``.
-        usage: The help for the options that LightningCLI does not have.
+        usage: The help for the other options.
         again: Whether `fit` trains a finished run again.
 
     Raises:
@@ -322,23 +324,56 @@ def lightning_command(
         words = evaluation_words(run, checkpoint or BEST, words)
     elif checkpoint is not None:
         raise UserError(f"--checkpoint {checkpoint}: needs --run RUN; beside --config: --ckpt_path")
-    if "--help" in words or "-h" in words:
-        print(usage)
-    files = [value for name, value in options_of(words) if name == "config" and value is not None]
-    precheck(files, words, command)
+    check_launcher(os.environ)
+    written = Written(words, FIELDS_OF[command])
+    if "help" in written.asked:
+        from lightning_app.commands.config_help import config_help
+
+        print(config_help(command, usage, written.asked["help"]))
+        return 0
+    if "print_config" not in written.asked:
+        _check_checkpoint(command, written)
+    # The config of a run from elsewhere names no code; that of --config is the user's own.
+    tree = _loaded(command, written, imports=run is None)
+    if "print_config" in written.asked:
+        from lightning_app.config.config import without_links
+
+        print(strict_yaml.dump_yaml(without_links(tree), allow_unicode=True), end="")
+        return 0
     from lightning_app.training.run import Run
 
     with ExitStack() as around:
         if command == "predict":
             # Its output has the predictions alone: Lightning's bars and tables go elsewhere.
             around.enter_context(redirect_stdout(sys.stderr))
-        around.enter_context(located(files, words))
+        around.enter_context(written.located())
         if run is not None:
             around.enter_context(_as_typed())
-        done = Run([command, *words], again=again)
+        done = Run(tree, command=command, ckpt_path=written.fields.get(CHECKPOINT), again=again)
+        if command == "fit":
+            done.fit()
+        elif command == "predict":
+            done.predict()
+        else:
+            done.evaluate(verbose=written.fields.get("verbose", True))
     for line in done.predictions:
         print(line)
     return 0
+
+
+def _loaded(command: str, written: Written, *, imports: bool) -> dict[str, Any]:
+    from lightning_app.config.config import load_config
+
+    return load_config(written, imports=imports, trains=command == "fit")
+
+
+def _check_checkpoint(command: str, written: Written) -> None:
+    """Refuse a checkpoint that the call does not name or that does not exist, as the run would."""
+    given = written.fields.get(CHECKPOINT)
+    if command != "fit" and given is None:
+        raise UserError(f"{command}: --ckpt_path is needed: a file, 'last' or 'best'")
+    if given not in (None, "last", "best") and not Path(given).is_file():
+        raise UserError(f"--ckpt_path {given}: there is no file {given}")
 
 
 @contextmanager

@@ -1,1 +1,1 @@
-"""Settings: their names and types, grid files, and the id of an experiment."""
+"""The config of one run: its schema, how files and a command line are read, and its checks."""

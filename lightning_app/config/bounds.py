@@ -127,16 +127,22 @@ def classes_of(given: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 def _check_callbacks(callbacks: Any) -> None:
     for path, arguments in classes_of(callbacks):
+        check_named_callback(path)
         name = path.rpartition(".")[2]
-        check_callback(name, (_EXTENDING.get(name, name),))
         if name == "GradientAccumulationScheduler":
-            for epoch, batches in arguments["scheduling"].items():
+            for epoch, batches in (arguments.get("scheduling") or {}).items():
                 if batches != 1:
                     raise UserError(
                         f"trainer.callbacks: GradientAccumulationScheduler with scheduling "
                         f"{{{epoch}: {batches}}}; every factor must be 1: the batch of a step is "
                         f"data.tokens_per_batch, so make data.tokens_per_batch larger instead"
                     )
+
+
+def check_named_callback(path: str) -> None:
+    """Refuse a callback of Lightning by its path: see `check_callback`."""
+    name = path.rpartition(".")[2]
+    check_callback(name, (_EXTENDING.get(name, name),))
 
 
 def check_callback(name: str, kinds: Iterable[str]) -> None:

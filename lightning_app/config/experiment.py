@@ -18,6 +18,7 @@ from torch import nn
 
 from lightning_app.blocks.feed_forward import ACTIVATIONS
 from lightning_app.blocks.stack import StackSpec
+from lightning_app.config.config import model_config
 from lightning_app.config.identity import (
     Identity,
     identify,
@@ -25,8 +26,8 @@ from lightning_app.config.identity import (
     read_record,
     relevant_blocks,
 )
-from lightning_app.config.names import TRAINER_DEFAULTS
-from lightning_app.config.sections import ModelConfig, arguments, hints_of
+from lightning_app.config.schema import read
+from lightning_app.config.trainer import OWN_DEFAULTS
 from lightning_app.core.errors import UserError
 from lightning_app.data.prepare import corpus_of
 from lightning_app.models.heads import ArchitectureConfig
@@ -115,8 +116,7 @@ def _blocks(text: str) -> dict[str, Any]:
 @lru_cache(maxsize=1024)
 def _stacks(text: str) -> dict[str, Any]:
     parts, _ = json.loads(text)
-    hints = {name: hints_of(ModelConfig)[name] for name in parts}
-    model = ModelConfig(**arguments("model", hints, parts))
+    model = model_config(parts)
     stacks = model.architecture.stacks(model.block)
     return {side: asdict(spec) for side, spec in stacks.items()}
 
@@ -163,7 +163,7 @@ def _wired(text: str) -> str:
     """
     architecture, block, length, plugins = json.loads(text)
     parts = {"architecture": architecture, "block": block}
-    model = ModelConfig(**arguments("model", {n: hints_of(ModelConfig)[n] for n in parts}, parts))
+    model = model_config(parts)
     sizes, order = asdict(model.architecture.sizes()), model.architecture.order()
     if not _reads_slope(model.architecture):
         sizes["activation_slope"] = None
@@ -229,17 +229,16 @@ def optimizer_effect(text: str) -> str:
 
     Builds an optimizer, before the first of which torch imports its compiler.
     """
-    hints = {"optimizer": OptimizerConfig}
-    config = arguments("model", hints, {"optimizer": json.loads(text)})["optimizer"]
-    read: set[str] = set()
+    config = read(OptimizerConfig, json.loads(text), at="model.optimizer")
+    seen: set[str] = set()
 
     class Watched(OptimizerConfig):
         def __getattribute__(self, name: str) -> Any:
-            read.add(name)
+            seen.add(name)
             return super().__getattribute__(name)
 
     watched = Watched(**asdict(config))
-    read.clear()
+    seen.clear()
     model = nn.Sequential(nn.Linear(2, 2), nn.LayerNorm(2))
     optimizer = build_optimizer(watched, model, fused=False)
     model(torch.ones(1, 2)).square().sum().backward()
@@ -247,7 +246,7 @@ def optimizer_effect(text: str) -> str:
     kept = {field.name: getattr(config, field.name) for field in fields(config)}
     if config.kind == "adamw" and not config.weight_decay:
         kept["kind"] = "adam"  # they differ in what a decay is added to
-    return _plain({name: value for name, value in kept.items() if name in read | {"kind"}})
+    return _plain({name: value for name, value in kept.items() if name in seen | {"kind"}})
 
 
 @lru_cache(maxsize=1024)
@@ -312,7 +311,7 @@ def _trained(text: str) -> str:
     tree = json.loads(text)
     if not tree["gradient_clip_val"]:  # null and 0 clip nothing
         del tree["gradient_clip_val"], tree["gradient_clip_algorithm"]
-    precision = str(tree["precision"] or TRAINER_DEFAULTS["precision"])
+    precision = str(tree["precision"] or OWN_DEFAULTS["precision"])
     tree["precision"] = _PRECISIONS.get(precision, precision)
     for split in ("train", "val", "test"):  # null is all of it
         limit = f"limit_{split}_batches"

@@ -1,25 +1,42 @@
 """A grid file: what it says, strictly read.
 
+The classes that a grid file may name, and where they may write.
+
+A grid file, and the config of a run, may come from somebody else. Nothing is imported and no file
+is read because they name it: classes are looked up in the tables of `config.classes`.
+
 The fields of a grid file that need checks of their own. Each check raises `UserError`.
 
 The grid file: where it lies, and what it says. Every check here needs no resolved config.
 """
 
+import dataclasses
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import product
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
-from lightning_app.config.allowlist import check_imports
 from lightning_app.config.bounds import check_numbers, check_seed
+from lightning_app.config.classes import (
+    CLASS_FIELDS,
+    FIELDS,
+    OWN_CLASS,
+    known_path,
+    refusal,
+    require_plugin,
+)
+from lightning_app.config.schema import hints_of, read
+from lightning_app.config.sources import merged, nested
+from lightning_app.config.trainer import ClassSpec, TrainerConfig
 from lightning_app.config.tree import (
     BLOCK,
     PRESET,
     RATE,
+    SECTIONS,
     SEED,
     WARMUP,
     key_of,
@@ -33,9 +50,157 @@ from lightning_app.core import strict_yaml
 from lightning_app.core.errors import UserError, named, nearest
 from lightning_app.core.project import PROJECT, shipped_folder
 from lightning_app.plugins import KEY
-from lightning_app.plugins.own_class import OWN_CLASS
 from lightning_app.runs.parent import FIELD
 from lightning_app.scores.task_facts import DEFAULT_TASK, GENERAL, TASKS, task_facts
+
+_WORDS: Mapping[str, tuple[str, ...]] = {
+    "accelerator": ("auto", "cpu", "cuda", "gpu", "mps", "tpu"),
+    "profiler": ("advanced", "pytorch", "simple"),
+    "strategy": (
+        "auto",
+        "ddp",
+        "ddp_find_unused_parameters_false",
+        "ddp_find_unused_parameters_true",
+        "fsdp",
+    ),
+}
+"""Fields of the Trainer that take a class or a word, and the words of a grid file."""
+
+_TEXT = ("api_key", "artifact_location", "checkpoint_name", "comment", "dir", "dirpath")
+_TEXT += ("experiment_name", "filename", "filename_suffix", "monitor", "name", "prefix", "project")
+_TEXT += ("run_name", "save_dir", "sub_dir", "tracking_uri", "version", "workspace")
+"""Arguments of classes that may be any text; others are one word, and no path."""
+
+_FOLDERS = ("dir", "dirpath", "save_dir", "sub_dir")
+"""Those of them that name a folder: in a cell it lies below the folder of the run."""
+
+_ADDRESSES = ("artifact_location", "tracking_uri")
+_ADDRESS = re.compile(r"(?!file:|sqlite:)[a-z][a-z0-9+.-]*://[^/]")
+_WORD = re.compile(r"[\w:=-]*")
+
+
+def check_grid(base: Mapping[str, Any], axes: Mapping[str, list[Any]]) -> None:
+    """Refuse a grid with a class that is in no table, or that writes elsewhere than in the folder
+    of its run: see `check_config`.
+
+    Raises:
+        UserError: naming the field and its value.
+    """
+    check_config(base)
+    _check_places(base)
+    for axis, values in axes.items():
+        for value in values if axis.partition(".")[0] not in ("model", "data") else values[:1]:
+            tree = merged(base, nested({axis: value}))
+            check_config(tree)
+            _check_places(tree)
+
+
+def check_config(config: Mapping[str, Any]) -> None:
+    """Refuse a config, as written or resolved, with an unknown section, or a class in no table.
+
+    Raises:
+        UserError: naming the field and its value.
+    """
+    for key, value in config.items():
+        if key not in SECTIONS:
+            hint = nearest(str(key), SECTIONS)
+            raise UserError(f"unknown key '{key}'; a config has {', '.join(SECTIONS)}{hint}")
+        if key != "seed_everything" and not isinstance(value, Mapping):
+            raise UserError(f"{key}: expected a mapping, found {value!r}")
+    tree = nested(config)
+    trainer = read(TrainerConfig, tree.get("trainer", {}), at="trainer")
+    for name in FIELDS:
+        value = getattr(trainer, name)
+        words = _WORDS.get(name, ())
+        if isinstance(value, str) and value not in words:
+            raise UserError(
+                f"trainer.{name}: expected one of {', '.join(words)}, or a mapping "
+                f"{{class_path, init_args}}, found {value!r}{nearest(value, words)}"
+            )
+        for spec in value if isinstance(value, list) else [value]:
+            if isinstance(spec, ClassSpec):
+                _check_class(f"trainer.{name}", spec)
+    for name in ("model", "data"):
+        section = tree.get(name, {})
+        path = section.get("class_path")
+        if isinstance(path, str):
+            require_plugin(name, path)
+        elif path is not None:
+            raise UserError(f"{name}.class_path: expected a text or null, found {path!r}")
+        _check_data(f"{name}.init_args", section.get("init_args"), text=False)
+
+
+def _check_class(field: str, spec: ClassSpec) -> None:
+    if known_path(spec.class_path) is None:
+        raise UserError(f"{field}.class_path: {refusal(spec.class_path)}")
+    if spec.dict_kwargs is not None:
+        raise UserError(
+            f"{field}: unknown key 'dict_kwargs'; expected {' and '.join(CLASS_FIELDS)}"
+        )
+    for name, value in (spec.init_args or {}).items():
+        _check_data(f"{field}.init_args.{name}", value, text=name in _TEXT)
+
+
+def _check_data(field: str, value: Any, *, text: bool) -> None:
+    """Refuse an argument that names a class, or unless `text` is allowed a path or code."""
+    if isinstance(value, Mapping):
+        for key, part in value.items():
+            if key in CLASS_FIELDS:
+                raise UserError(f"{field}: a grid file may not have the key '{key}' there")
+            _check_data(f"{field}.{key}", part, text=text)
+    elif isinstance(value, list):
+        for part in value:
+            _check_data(field, part, text=text)
+    elif isinstance(value, str) and not text and not _WORD.fullmatch(value):
+        raise UserError(f"{field}: a grid file may not name files or code there, found {value!r}")
+
+
+def place_below(folder: Path, trainer: dict[str, Any]) -> None:
+    """Let the classes of a complete section `trainer` write below `folder`, where they name one.
+
+    Relative to the working folder they could replace the files of another run.
+    """
+    for field in FIELDS:
+        for _, arguments in _arguments_of(field, trainer.get(field)):
+            for key in _FOLDERS:
+                if isinstance(arguments.get(key), str):
+                    arguments[key] = str(folder / arguments[key])
+
+
+def _check_places(config: Mapping[str, Any]) -> None:
+    for field, arguments in _arguments_of("trainer", nested(config).get("trainer")):
+        for name, value in arguments.items():
+            _check_place(f"{field}.{name}", name, value)
+
+
+def _arguments_of(field: str, value: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The arguments of each class in the value of a field."""
+    if isinstance(value, list):
+        for part in value:
+            yield from _arguments_of(field, part)
+    elif isinstance(value, Mapping):
+        for key, part in value.items():
+            if key == "init_args" and isinstance(part, dict):
+                yield f"{field}.{key}", part
+            else:
+                yield from _arguments_of(f"{field}.{key}", part)
+
+
+def _check_place(field: str, name: str, value: Any) -> None:
+    """Refuse an argument by which a class would write outside of the folder of its run."""
+    if not isinstance(value, str) or not value:
+        return
+    if name in _ADDRESSES:
+        if _ADDRESS.match(value):
+            return
+        wanted = "an address such as https://..."
+    else:
+        path = PurePath(value)
+        if name not in _TEXT or not (path.is_absolute() or {"..", "~"} & {*path.parts}):
+            return
+        wanted = "a name or a path below the folder of the run"
+    raise UserError(f"{field}: expected {wanted} in a grid file, found {value!r}")
+
 
 PRUNERS = ("median", "hyperband")
 CHECKPOINTS = ("all", "last", "best", "none")
@@ -411,9 +576,43 @@ def _fields(field: str, value: Any, known: tuple[str, ...]) -> dict[str, Any]:
     return value
 
 
-_KEYS = ("name", "question", "base", "base_config", "axes", "exclude", "metric", "sensitivity")
-_KEYS += ("pruner", "checkpoints", "published", "labels", "factors", "compare", "init_from")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GridFile:
+    """What may be in a grid file."""
+
+    name: str
+    """The name of the grid, and of its folder below the folder of experiments."""
+    question: str | None = None
+    """What the grid asks; null: the comment at the top of the file."""
+    base: str | None = None
+    """The file of the config under the axes, beside this one; instead of base_config."""
+    base_config: dict[str, Any] | None = None
+    """The config under the axes, inlined."""
+    axes: dict[str, list[Any] | dict[str, Any]] = dataclasses.field(default_factory=dict)
+    """The values of dotted keys of a config; {other: {value: value}} for one that follows."""
+    exclude: list[dict[str, Any]] | None = None
+    """Cells that are left out: those that agree with all of one entry."""
+    metric: dict[str, Any] | None = None
+    """The name and the mode (min or max) of what decides which run is best."""
+    sensitivity: dict[str, Any] | None = None
+    """reference_warmup and baseline of the sensitivity to warm-up."""
+    pruner: str | None = None
+    """median or hyperband: end hopeless cells early."""
+    checkpoints: str | None = None
+    """Which checkpoints of a finished cell are kept: all, last, best or none."""
+    published: str | list[dict[str, Any]] | None = None
+    """Figures of papers for the report, or the file of a list of them."""
+    labels: dict[str, list[str]] | None = None
+    """The names of the values of axes in the report."""
+    factors: dict[str, str] | None = None
+    """Axes of two values whose effects the report contrasts, by name."""
+    compare: dict[str, Any] | None = None
+    """Axes whose values the report compares, with the baseline of each."""
+    init_from: dict[str, Any] | None = None
+    """grid and match: the grid whose runs the cells start from."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -454,11 +653,11 @@ class GridSpec:
     pruner: str | None = None
     checkpoints: str = "all"
     published: tuple[Mapping[str, Any], ...] = ()
-    labels: Mapping[str, list[str]] = field(default_factory=dict)
-    factors: Mapping[str, str] = field(default_factory=dict)
-    compare: Mapping[str, Any] = field(default_factory=dict)
+    labels: Mapping[str, list[str]] = dataclasses.field(default_factory=dict)
+    factors: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    compare: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     init_from: ParentGrid | None = None
-    linked: Mapping[str, Linked] = field(default_factory=dict)
+    linked: Mapping[str, Linked] = dataclasses.field(default_factory=dict)
     base_source: str = ""
 
     def source_of(self, key: str) -> str:
@@ -546,8 +745,8 @@ def _spec(
         check_cells(axes, linked, exclude)
         metric, mode = check_metric(tree.get("metric"), base_config, axes)
         sensitivity = check_sensitivity(tree.get("sensitivity"), axes)
-        check_imports(base_config, axes)
         check_config_numbers(base_config, axes)
+        check_grid(base_config, axes)
         return GridSpec(
             source=source,
             name=name,
@@ -616,8 +815,8 @@ def _name(tree: Mapping[str, Any]) -> str:
                 f"{KEY}: a grid file may not name code, since a grid file from elsewhere would run "
                 f"it; pass --plugin FILE, or list it in {PROJECT} of the working folder"
             )
-        if key not in _KEYS:
-            raise UserError(f"unknown key '{key}'{nearest(key, _KEYS)}")
+        if key not in hints_of(GridFile):
+            raise UserError(f"unknown key '{key}'{nearest(key, hints_of(GridFile))}")
     name = tree.get("name")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise UserError(

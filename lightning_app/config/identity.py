@@ -1,7 +1,5 @@
 """Which experiment a config is: what can change its result, and the id made of it.
 
-The defaults of Lightning's Trainer, for fields that an older Lightning did not have.
-
 What of a run's config can change its result, and the defaults that ids leave out.
 
 The id of an experiment: of its config, its blocks and what its corpus holds.
@@ -10,30 +8,28 @@ The id of an experiment: of its config, its blocks and what its corpus holds.
 """
 
 import hashlib
-import inspect
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from lightning_app.config.trainer import TrainerConfig
 from lightning_app.core.errors import UserError
 from lightning_app.core.files import write_whole
 from lightning_app.runs.folder import IDENTITY
 from lightning_app.version import BEFORE_STRIKING
 
+Tree = Mapping[str, Any]
+
 
 @cache
 def trainer_defaults() -> Mapping[str, Any]:
-    """Return every argument of the Trainer with its default. Imports Lightning, which is heavy."""
-    import lightning.pytorch as pl
+    """Return every argument of the Trainer with its default: an older Lightning lacks some."""
+    return {field.name: field.default for field in fields(TrainerConfig)}
 
-    return {name: each.default for name, each in inspect.signature(pl.Trainer).parameters.items()}
-
-
-Tree = Mapping[str, Any]
 
 _IRRELEVANT = (
     "trainer.accelerator",

@@ -10,6 +10,9 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
 SEED = "seed_everything"
+SECTIONS = (SEED, "trainer", "model", "data")
+"""The sections of the config of a run."""
+
 WARMUP = "model.schedule.warmup_steps"
 RATE = "model.optimizer.lr"
 BLOCK = "model.block."

@@ -23,7 +23,7 @@ import importlib.resources
 import inspect
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
@@ -44,7 +44,6 @@ from lightning_app.data.sources import (
     write_list,
 )
 from lightning_app.plugins import KEY, digests_of
-from lightning_app.plugins.own_class import CLASS_FIELDS
 from lightning_app.runs.parent import find_parent
 from lightning_app.scores.task_facts import TASKS
 
@@ -132,7 +131,8 @@ def known_digest(config: DataConfig, fetch: bool = True) -> str | None:
 
 def resolved_data(section: Mapping[str, Any]) -> DataConfig:
     """Return the `data` section of a resolved and checked config as an object."""
-    known = {name: value for name, value in section.items() if name not in CLASS_FIELDS}
+    names = {field.name for field in fields(DataConfig)}
+    known = {name: value for name, value in section.items() if name in names}
     return DataConfig(**{**known, "splits": Splits(**known["splits"])})
 
 

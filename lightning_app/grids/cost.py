@@ -8,7 +8,9 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 
-from lightning_app.training.parser import RunCLI
+from lightning_app.config.classes import entries, made_fields
+from lightning_app.config.config import data_module, transformer_module
+from lightning_app.training.run import quiet
 
 
 class _StepTimer(pl.Callback):
@@ -35,6 +37,7 @@ def seconds_per_step(config: dict[str, Any], steps: int = 20) -> float:
     It uses one thread, like a cell on a host with one worker for each core.
     """
     torch.set_num_threads(1)
+    quiet()
     trainer = dict(config["trainer"])
     trainer |= {
         "limit_val_batches": 0,
@@ -45,8 +48,11 @@ def seconds_per_step(config: dict[str, Any], steps: int = 20) -> float:
     }
     with tempfile.TemporaryDirectory() as folder:
         trainer["default_root_dir"] = str(Path(folder))
-        run = RunCLI({**config, "trainer": trainer}, run=False)
+        trainer["callbacks"] = [*entries(trainer["callbacks"])]
+        made = made_fields(trainer, imports=False)
         clock = _StepTimer(steps)
-        run.trainer.callbacks.append(clock)  # pyright: ignore[reportAttributeAccessIssue]
-        run.trainer.fit(run.model, datamodule=run.datamodule)
+        pl.seed_everything(config["seed_everything"], workers=True)
+        made["callbacks"] += [clock]
+        module, data = transformer_module(config["model"]), data_module(config["data"])
+        pl.Trainer(**made).fit(module, datamodule=data)
     return sorted(clock.seconds)[len(clock.seconds) // 2]

@@ -5,6 +5,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 from lightning_app.config.bounds import classes_of, long_warmup
+from lightning_app.config.classes import OWN_CLASS
 from lightning_app.config.grid import GridSpec
 from lightning_app.config.rulers import EVALUATION, differences, in_raw_text, ruler
 from lightning_app.config.tree import (
@@ -26,7 +27,6 @@ from lightning_app.config.tree import (
 from lightning_app.core.errors import UserError, nearest
 from lightning_app.grids.cells import Cell, Waiting
 from lightning_app.plugins import CALLBACKS
-from lightning_app.plugins.own_class import OWN_CLASS
 from lightning_app.scores.task_facts import (
     DEFAULT_TASK,
     GENERAL,

@@ -1,16 +1,13 @@
 """The functions that a grid calls to run cells. Slow to import: only children import it."""
 
-from pydoc import locate
 from typing import Any
 
 import torch
 import torch.utils.tensorboard
-from jsonargparse import set_parsing_settings
 
-from lightning_app.config.allowlist import CLASSES, callback_paths
+from lightning_app.config.config import check_rows, resolve
 from lightning_app.config.experiment import Identity, identity_of
 from lightning_app.config.identity import completed
-from lightning_app.config.sections import PARTS, parts_of
 from lightning_app.data.prepare import find, resolved_data
 from lightning_app.data.prepare import prepare as prepare_corpus
 from lightning_app.grids.workers import Job
@@ -18,17 +15,12 @@ from lightning_app.runs.provenance import software
 from lightning_app.scores.task_facts import TASKS
 from lightning_app.tasks.base import task_class
 from lightning_app.training import run as trainer
-from lightning_app.training.config import check_rows
 from lightning_app.training.hardware import here, join_process_group
-from lightning_app.training.parser import config_parser
-from lightning_app.training.resolving import parse_cell as parse
-from lightning_app.training.resolving import resolve_cell as resolve
 
-__all__ = ["count_devices", "here", "identify", "parse", "prepare", "resolve", "run_cell"]
+__all__ = ["count_devices", "here", "identify", "prepare", "resolve", "run_cell"]
 
 for name in TASKS:
     task_class(name)  # imported now: every cell needs one
-config_parser()  # built once: every cell inherits it from the fork server
 software()  # read now: the cells run this code, even if files are edited later
 
 
@@ -59,20 +51,8 @@ def count_devices() -> int:
     return torch.cuda.device_count()
 
 
-def import_only_known_classes() -> None:
-    """Make the parser of this process refuse every class that a grid file may not name.
-
-    It imports the dataclasses of a config, too, where one is a member of a union.
-    """
-    known = [*map(locate, CLASSES), *set().union(*map(parts_of, PARTS.values()))]
-    defined = [f"{kind.__module__}.{kind.__qualname__}" for kind in known if isinstance(kind, type)]
-    named = [*CLASSES, *callback_paths(), *defined]
-    set_parsing_settings(import_path_denylist=["*"], import_path_allowlist=named)
-
-
 def run_cell(job: Job, rank: int) -> None:
     """Train a cell as one of its ranks, from the config in its folder."""
-    import_only_known_classes()
     if job.slot.devices > 1:
         accelerator = job.tree.get("trainer", {}).get("accelerator", "auto")
         join_process_group(rank, job.slot.devices, job.record.meeting, accelerator)

@@ -139,7 +139,7 @@ class Job:
     """One attempt of a cell, as its processes receive it.
 
     Attributes:
-        program: A module with `parse`, `identify` and `run_cell`.
+        program: A module with `resolve`, `identify` and `run_cell`.
         folder: The run's folder.
         attempt: The number of the attempt.
         tree: The unresolved config of the cell.
@@ -228,7 +228,7 @@ def answer(
 
 
 def make_plan(program: str, spec: GridSpec, experiments: Path) -> Plan:
-    """The plan of a grid. It is made in a child, because the parser is slow to import."""
+    """The plan of a grid. It is made in a child, because torch is slow to import."""
     module = importlib.import_module(program)
     return expand(spec, module.resolve, module.identify, experiments)[0]
 
@@ -259,7 +259,7 @@ def look_here(program: str, configs: tuple[Mapping[str, Any], ...]) -> Mapping[s
 
 def _train(program: Any, job: Job) -> None:
     """Write the config, which every rank reads, and train."""
-    config = program.parse(dict(job.tree), str(job.folder.config))
+    config = program.resolve(dict(job.tree), str(job.folder.config))
     if (found := program.identify(config).id) != job.identity:
         raise RuntimeError(
             f"the config's id is {found}, but {job.identity} was planned: the files of the "

@@ -35,10 +35,9 @@ APART = (
     *("__init__.py", "__main__.py", "cli.py", "version.py"),
     *("core/errors.py", "core/files.py", "core/moved.py", "core/project.py"),
     *("core/strict_yaml.py", "runs"),
-    *("config/__init__.py", "config/allowlist.py", "config/bounds.py", "config/experiment.py"),
-    *("config/grid.py", "config/identity.py", "config/names.py", "config/precheck.py"),
-    *("config/rulers.py", "config/run_plugins.py", "config/tree.py"),
-    *("probes/figures.py", "training/resolving.py"),
+    *("config/__init__.py", "config/bounds.py", "config/experiment.py", "config/grid.py"),
+    *("config/identity.py", "config/rulers.py", "config/run_plugins.py", "config/schema.py"),
+    *("config/sources.py", "config/tree.py", "probes/figures.py", "training/launcher.py"),
 )
 """Folders and files of the package that cannot change a number of a run. All others count, so that
 a new file counts until it is listed here."""

@@ -11,16 +11,18 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.plugins import CheckpointIO, TorchCheckpointIO
 from lightning.pytorch.utilities import rank_zero_only
 
+from lightning_app.config.classes import CLASS_FIELDS
 from lightning_app.config.identity import leaves
-from lightning_app.config.sections import as_written
+from lightning_app.config.schema import as_written
 from lightning_app.core.errors import UserError
 from lightning_app.core.files import move, seal
-from lightning_app.plugins.own_class import CLASS_FIELDS
 from lightning_app.runs.folder import NAMED, RunFolder
 from lightning_app.runs.saved import RUN, SEALED, OtherRun, data_state, other_run, read_checkpoint
+from lightning_app.scores.task_facts import Monitored
 from lightning_app.training.datamodule import TextDataModule
 
 OF_EVALUATION: Mapping[str, frozenset[str]] = {
@@ -167,8 +169,8 @@ def check_checkpoint(
     for field in CLASS_FIELDS:
         if stored.get(field) != model.get(field):
             raise UserError(
-                f"--ckpt_path {path}: model.{field} is {as_written(str(stored.get(field)))} there "
-                f"and {as_written(str(model.get(field)))} in the config"
+                f"--ckpt_path {path}: model.{field} is {as_written(stored.get(field))} there "
+                f"and {as_written(model.get(field))} in the config"
             )
     for part in parts:
         # Of a tuple the config has a list.
@@ -215,3 +217,20 @@ def check_data(checkpoint: Checkpoint, data: TextDataModule) -> None:
 @rank_zero_only
 def _say(what: str) -> None:
     print(what, file=sys.stderr, flush=True)
+
+
+def checkpoints(folder: Path, monitored: Monitored) -> tuple[ModelCheckpoint, ModelCheckpoint]:
+    """Keep ``checkpoints/best.ckpt``, by what the task monitors, and ``checkpoints/last.ckpt``.
+
+    Each has its own callback: with `save_last`, Lightning writes the last only if it is the best.
+    The best comes first, since the last checkpoint contains its score.
+    """
+    where = {"dirpath": folder / "checkpoints", "enable_version_counter": False}
+    best = ModelCheckpoint(
+        filename="best",
+        monitor=monitored.metric,
+        mode=monitored.mode,
+        auto_insert_metric_name=False,
+        **where,
+    )
+    return best, ModelCheckpoint(filename="last", **where)

@@ -5,9 +5,10 @@ Which optimizer steps are logged.
 The one LightningModule: a thin system around a plain model and its objective.
 """
 
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import lightning.pytorch as pl
 import numpy as np
@@ -20,6 +21,7 @@ from lightning_app.blocks.config import BlockConfig
 from lightning_app.blocks.spans import AuxiliaryTerms, at_step, auxiliary_terms
 from lightning_app.config.bounds import check_accumulation
 from lightning_app.config.parents import load_parent
+from lightning_app.config.schema import read
 from lightning_app.models.auxiliary_heads import add_heads
 from lightning_app.models.heads import ArchitectureConfig
 from lightning_app.models.initialization import needs_profiling, profile
@@ -97,7 +99,8 @@ class TransformerModule(pl.LightningModule):
     `Trainer.predict` `predicted` has the text of every row of the split, on every rank.
 
     Args:
-        block: The wiring: a preset and single axes on top of it.
+        block: The wiring: a preset and single axes on top of it. This and the other parts may be
+            mappings, as in a config.
         architecture: The sizes.
         objective: The task, such as translation, and how it is evaluated.
         optimizer: The optimizer.
@@ -113,40 +116,41 @@ class TransformerModule(pl.LightningModule):
 
     def __init__(
         self,
-        block: BlockConfig = BlockConfig(),
-        architecture: ArchitectureConfig = ArchitectureConfig(),
-        objective: ObjectiveConfig = ObjectiveConfig(),
-        optimizer: OptimizerConfig = OptimizerConfig(),
-        schedule: ScheduleConfig = ScheduleConfig(),
+        block: BlockConfig | Mapping[str, Any] = BlockConfig(),
+        architecture: ArchitectureConfig | Mapping[str, Any] = ArchitectureConfig(),
+        objective: ObjectiveConfig | Mapping[str, Any] = ObjectiveConfig(),
+        optimizer: OptimizerConfig | Mapping[str, Any] = OptimizerConfig(),
+        schedule: ScheduleConfig | Mapping[str, Any] = ScheduleConfig(),
         compile: Literal["none", "blocks"] = "none",
         init_from: str | None = None,
         class_path: str | None = None,
         init_args: dict[str, Any] | None = None,
     ) -> None:
         super().__init__()
-        parts = {
-            "block": block,
-            "architecture": architecture,
-            "objective": objective,
-            "optimizer": optimizer,
-            "schedule": schedule,
+        parts: dict[str, Any] = {
+            name: read(kind, given, at=f"model.{name}") if isinstance(given, Mapping) else given
+            for name, kind, given in (
+                ("block", BlockConfig, block),
+                ("architecture", ArchitectureConfig, architecture),
+                ("objective", ObjectiveConfig, objective),
+                ("optimizer", OptimizerConfig, optimizer),
+                ("schedule", ScheduleConfig, schedule),
+            )
         }
-        # Plain values, so that a checkpoint loads with weights_only=True; Lightning rebuilds the
-        # module from them through the named instantiator.
+        # Plain values, so that a checkpoint loads with weights_only=True.
         hyperparameters: dict[str, Any] = {name: asdict(part) for name, part in parts.items()}
-        hyperparameters["_instantiator"] = "lightning.pytorch.cli.instantiate_module"
         if class_path is not None:
             named = {"class_path": class_path, "init_args": init_args}
             hyperparameters |= {**named, **(init_args or {})}
         self.save_hyperparameters(hyperparameters, logger=False)
-        self.block = block
-        self.architecture = architecture
-        self.schedule = schedule
-        self.optimizer = optimizer
+        self.block: BlockConfig = parts["block"]
+        self.architecture: ArchitectureConfig = parts["architecture"]
+        self.schedule: ScheduleConfig = parts["schedule"]
+        self.optimizer: OptimizerConfig = parts["optimizer"]
         self.compilation = compile
         self.init_from = init_from
         self.parent_name: str | None = None  # what the id of the run says of its parent
-        self.objective = build_task(objective)
+        self.objective = build_task(parts["objective"])
         self.model: torch.nn.Module | None = None
         self.vocab_size = 0
         self.profiled = False
@@ -159,6 +163,27 @@ class TransformerModule(pl.LightningModule):
         self.part_sums = PartSums()
         self.validation_parts: dict[str, list[Any]] = {}
         self.predicted: dict[int, Any] = {}
+
+    @classmethod
+    def load_from_checkpoint(  # pyright: ignore[reportIncompatibleMethodOverride]
+        cls, checkpoint_path: Any, map_location: Any = None, **changed: Any
+    ) -> Self:
+        """Return the module of a checkpoint, also of one that names LightningCLI's instantiator.
+
+        Args:
+            checkpoint_path: The file.
+            map_location: Where the weights go; None: where they were.
+            changed: Arguments of the module in place of those in the checkpoint. Only plain values
+                are read, whatever `weights_only` says.
+        """
+        changed.pop("weights_only", None)
+        saved = torch.load(checkpoint_path, map_location=map_location, weights_only=True)
+        arguments = {k: v for k, v in saved["hyper_parameters"].items() if k != "_instantiator"}
+        module = cls(**{**arguments, **changed})
+        module.on_load_checkpoint(saved)
+        module.load_state_dict(saved["state_dict"])
+        devices = (value.device for value in saved["state_dict"].values())
+        return module.to(next(devices, torch.device("cpu")))
 
     def ensure_built(self) -> None:
         """Build the model for the Trainer's data, if it does not exist yet."""

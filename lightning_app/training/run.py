@@ -4,17 +4,19 @@ Check that the folder of a run holds no other experiment.
 
 A run before its training: config, folder, checkpoint and data, found and checked.
 
-One run: LightningCLI with a run folder, for `ablate fit` and for the cells of a grid.
+One run in its folder, for `ablate fit` and for the cells of a grid.
 
 A cell of a grid as a run: from the config in its folder, and from its last checkpoint.
 """
 
 import hashlib
+import logging
 import math
 import shutil
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from copy import deepcopy
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -26,20 +28,19 @@ from lightning.pytorch.callbacks import ModelCheckpoint, ModelSummary
 from lightning.pytorch.utilities import rank_zero_only, rank_zero_warn
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
-from lightning_app.config.allowlist import place_below
 from lightning_app.config.bounds import long_warmup
+from lightning_app.config.classes import made_fields
+from lightning_app.config.config import check_rows, data_module, model_config, transformer_module
 from lightning_app.config.experiment import cell_id, named_by_content, stacks_of
+from lightning_app.config.grid import place_below
 from lightning_app.config.identity import (
     Record,
-    leaves,
     read_record,
     without_evaluation_limits,
     write_record,
 )
 from lightning_app.config.parents import NothingToFineTune
-from lightning_app.config.precheck import written_values
 from lightning_app.config.run_plugins import keep_copies, require_of
-from lightning_app.config.sections import model_config
 from lightning_app.core import strict_yaml
 from lightning_app.core.errors import UserError
 from lightning_app.core.files import write_whole, writing_in
@@ -52,7 +53,7 @@ from lightning_app.runs.locks import run_lock
 from lightning_app.runs.parent import FIELD, origin_of
 from lightning_app.runs.provenance import PACKAGES, command_line, foreign_classes, software
 from lightning_app.runs.records import CUT_SHORT, SCHEMA, SIGNATURES, last_report, words_of_short
-from lightning_app.scores.task_facts import TASKS, Monitored
+from lightning_app.scores.task_facts import TASKS
 from lightning_app.training.callbacks.divergence import DivergenceMonitor, Outcome
 from lightning_app.training.callbacks.loggers import (
     Curves,
@@ -86,13 +87,12 @@ from lightning_app.training.checkpoint import (
     check_checkpoint,
     check_data,
     checkpoint_of_cell,
+    checkpoints,
     copy_whole,
     find_checkpoint,
     with_whole_checkpoints,
 )
-from lightning_app.training.config import check, check_rows
 from lightning_app.training.datamodule import TextDataModule, check_limits, check_ranks, steps_asked
-from lightning_app.training.parser import RunCLI, config_parser, data_module, keep_numbers
 from lightning_app.training.run_output import (
     device_name,
     join_metrics,
@@ -152,20 +152,60 @@ def with_checkpoint(
     return record.going_on(there if own else None, digest[:16])
 
 
-class PreparedRun(RunCLI):
-    """LightningCLI that finds and checks what a run needs before its folder is made.
+_NEEDLESS = (
+    ".*does not have many workers",  # batches come from memory-mapped ids: workers do not help
+    ".*smaller than the logging interval",  # we log by optimizer step, across epochs
+    "Experiment logs directory .* is not empty",  # it belongs to the same attempt
+    "Checkpoint directory .* exists and is not empty",  # it belongs to the same run
+    ".*srun. command is available on your system but is not used",  # the supervisor uses it
+    ".*recommended to use `self.log.*sync_dist=True",  # metrics are equal on every rank before
+    ".*is deprecated, use `isinstance.treespec",  # Lightning's own call of torch
+    "You're using the WeightAveraging callback, but loading",  # the averaged weights are evaluated
+    # RMSNorm under autocast has a weight of 32 bits, so torch uses its exact, unfused form.
+    "Mismatch dtype between input and weight.*Cannot dispatch to fused implementation",
+)
+"""Warnings of Lightning and torch that do not apply to this program."""
+
+
+class _Advertisement(logging.Filter):
+    """Leave out Lightning's tips, which recommend other products of its makers."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return "Tip: " not in record.getMessage()
+
+
+_NO_TIPS = _Advertisement()
+
+
+def quiet() -> None:
+    """Leave out what Lightning says beside the point, and all but warnings until a run begins."""
+    for message in _NEEDLESS:
+        warnings.filterwarnings("ignore", message=message)
+    logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(_NO_TIPS)
+    set_chatter(logging.WARNING)
+
+
+def set_chatter(level: int) -> None:
+    """Set how much Lightning says."""
+    for name in ("lightning.pytorch", "lightning.fabric"):
+        logging.getLogger(name).setLevel(level)
+
+
+class PreparedRun:
+    """What a run needs, found and checked before its folder is made.
 
     Args:
-        args: Command-line arguments, or a config tree where `run` is False.
+        tree: The complete config.
+        command: `fit`, `validate`, `test` or `predict` on the command line; None for a cell.
+        ckpt_path: The checkpoint that the command names: a file, ``last`` or ``best``.
         folder: The run folder; None means ``trainer.default_root_dir`` or, without it, a folder
             under ``experiments/fit/runs`` whose name is made from the config.
         attempt: The number of this attempt; None for the next number in the folder.
-        checkpoint: The checkpoint from which a run from a config tree continues; a command line
-            has ``--ckpt_path`` for it.
-        data: The data of a run from a config tree, if they are already open.
+        checkpoint: The checkpoint from which a cell continues.
+        data: The data of a cell, if they are already open.
         pruned_by: The metric that is reported at validations; None without a pruner.
         slot: The devices and threads that a supervisor gave the run, for the result.
-        command: The command line that started the run; None for that of this process.
+        words: The command line that started the run; None for that of this process.
         again: Whether to train a finished run again, whose result is then replaced.
 
     Attributes:
@@ -175,80 +215,56 @@ class PreparedRun(RunCLI):
 
     def __init__(
         self,
-        args: Any,
+        tree: dict[str, Any],
         *,
+        command: str | None = None,
+        ckpt_path: str | None = None,
         folder: Path | None = None,
         attempt: int | None = None,
         checkpoint: Checkpoint | None = None,
         data: TextDataModule | None = None,
         pruned_by: str | None = None,
         slot: Mapping[str, Any] | None = None,
-        command: Sequence[str] | None = None,
+        words: Sequence[str] | None = None,
         again: bool = False,
-        **kwargs: Any,
     ) -> None:
+        quiet()
+        self.tree = tree
+        self.command = command
         self._again = again
-        self._software = {**software(), "command": command_line(command)}
-        self._given = folder
+        self._software = {**software(), "command": command_line(words)}
         self._pruned_by = pruned_by
         self._slot = slot
         self._checkpoint = checkpoint
         self._data = data
-        self._attempt = attempt
         self.predictions: list[str] = []
-        words = args if isinstance(args, list) else []
-        self._written = dict(leaves(args)) if isinstance(args, dict) else written_values(words)
-        self._command = args[0] if isinstance(args, list) and args else None
-        super().__init__(args, **kwargs)
-
-    def subcommands(self) -> dict[str, set[str]]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Return the given command alone: to build the parser of each takes a while."""
-        known = RunCLI.subcommands()
-        return {name: known[name] for name in [self._command] if name in known} or known
-
-    def setup_parser(
-        self,
-        add_subcommands: bool,
-        main_kwargs: dict[str, Any],
-        subparser_kwargs: dict[str, Any],
-    ) -> None:
-        """Without a subcommand use the parser that the fork server has built."""
-        if add_subcommands:
-            super().setup_parser(add_subcommands, main_kwargs, subparser_kwargs)
-        else:
-            self.parser = config_parser()
-
-    def before_instantiate_classes(self) -> None:
-        """Find all mistakes that can be found before a folder is created."""
-        super().before_instantiate_classes()
-        keep_numbers(self._written, self.tree)
-        check(self.tree, trains=self._trains)
-        self.monitored = TASKS[self.tree["model"]["objective"]["kind"]].monitored
-        corpus = corpus_of(self.tree["data"])
-        stacks = stacks_of(self.tree)
-        self.used = used_by(self.tree, stacks)
+        pl.seed_everything(tree["seed_everything"], workers=True)
+        self.monitored = TASKS[tree["model"]["objective"]["kind"]].monitored
+        corpus = corpus_of(tree["data"])
+        stacks = stacks_of(tree)
+        self.used = used_by(tree, stacks)
         check_used(self.used)
-        self.record = Record.of(named_by_content(self.tree), stacks, corpus)
+        self.record = Record.of(named_by_content(tree), stacks, corpus)
         self.id = self.record.id
-        root = self.tree["trainer"]["default_root_dir"]
-        usual = Path("experiments/fit/runs") / run_name(self.tree)
-        path = self._given or (Path(root) if root else usual)
-        self.folder = RunFolder(path)
-        self.attempt: int = self._attempt or self.folder.last_attempt() + 1
+        root = tree["trainer"]["default_root_dir"]
+        usual = Path("experiments/fit/runs") / run_name(tree)
+        self.folder = RunFolder(folder or (Path(root) if root else usual))
+        self.attempt: int = attempt or self.folder.last_attempt() + 1
         self.attempt_folder = self.folder.attempt(self.attempt)
-        self._find_checkpoint()
+        self._find_checkpoint(ckpt_path)
         self._open_data()
-        if self.subcommand == "fit":  # a cell has its own folder and checkpoint
-            there = check_folder(self.folder, self.record, self.tree, self.resumed)
+        if command == "fit":  # a cell has its own folder and checkpoint
+            there = check_folder(self.folder, self.record, tree, self.resumed)
             if self._checkpoint is not None:
                 path = self._checkpoint.path
                 self.record = with_checkpoint(self.record, there, path, self.folder)
                 self.id = self.record.id
             self._refuse_finished()
-        if self.subcommand is None:  # a cell
-            place_below(self.folder.added, self._get(self.config, "trainer"))
+        self._section = deepcopy(tree["trainer"])  # of the Trainer; config.yaml keeps the tree
+        if command is None:  # a cell
+            place_below(self.folder.added, self._section)
         if self._trains:
-            label_loggers(self._get(self.config, "trainer.logger"), self._labels())
+            label_loggers(self._section["logger"], self._labels())
 
     def _refuse_finished(self) -> None:
         """Refuse to train a finished run from step 0, which would remove its result."""
@@ -282,10 +298,9 @@ class PreparedRun(RunCLI):
 
     @property
     def _trains(self) -> bool:
-        return self.subcommand in (None, "fit")
+        return self.command in (None, "fit")
 
-    def _find_checkpoint(self) -> None:
-        given = self._get(self.config, "ckpt_path")
+    def _find_checkpoint(self, given: str | None) -> None:
         if given is not None:
             path = find_checkpoint(given, self.folder.path)
             require_of(path)
@@ -300,9 +315,8 @@ class PreparedRun(RunCLI):
                     f"--ckpt_path {path}: is of step {step}, after which trainer.max_steps {most} "
                     f"trains nothing; {step + 1} or more is right"
                 )
-            self.config[str(self.subcommand)]["ckpt_path"] = str(path)
         elif self._checkpoint is None and not self._trains:
-            raise UserError(f"{self.subcommand}: --ckpt_path is needed: a file, 'last' or 'best'")
+            raise UserError(f"{self.command}: --ckpt_path is needed: a file, 'last' or 'best'")
         self.resumed_step = 0 if self._checkpoint is None else self._checkpoint.step
 
     def _open_data(self) -> None:
@@ -310,7 +324,7 @@ class PreparedRun(RunCLI):
         if self._data is None:
             self._data = data_module(self.tree["data"])
             self._data.check_floor()
-            if self.subcommand in ("test", "predict"):
+            if self.command in ("test", "predict"):
                 require_test(self._data.config)
             if self._checkpoint is not None:
                 check_data(self._checkpoint, self._data)
@@ -321,6 +335,22 @@ class PreparedRun(RunCLI):
             # How many steps the epochs have is known now.
             steps = steps_asked(trainer, len(self._data.train_dataloader()))
             model_config(self.tree["model"]).schedule.check(steps)
+
+    @rank_zero_only
+    def _prepare_folder(self) -> None:
+        """Reserve the folder for this run; a run from step 0 removes earlier curves."""
+        if self.folder.config.exists():
+            self.folder.result.unlink(missing_ok=True)
+            if not self.resumed:
+                for old in self.folder.path.glob("events.out.tfevents.*"):
+                    old.unlink()
+                for old in self.folder.checkpoints.glob("*.ckpt"):
+                    shutil.rmtree(old) if old.is_dir() else old.unlink()
+        with writing_in(self.folder.path):
+            self.attempt_folder.path.mkdir(parents=True, exist_ok=True)
+        keep_copies(self.folder, self.used)
+        write_record(self.folder.path, self.record)
+        write_whole(self.folder.config, strict_yaml.dump_yaml(self.tree))
 
 
 def run_name(tree: Mapping[str, Any]) -> str:
@@ -344,64 +374,53 @@ def _status(outcome: Outcome) -> str:
 
 
 class Run(PreparedRun):
-    """LightningCLI with a run folder: loggers, checkpoints and callbacks point into it.
+    """A run with its module, its data and its Trainer, whose files all lie in its folder.
 
     It takes the arguments of `PreparedRun`.
     """
 
-    def after_instantiate_classes(self) -> None:
-        super().after_instantiate_classes()
-        if self.subcommand is not None:  # the supervisor starts the ranks of a cell
+    def __init__(self, tree: dict[str, Any], **how: Any) -> None:
+        self._held = ExitStack()
+        super().__init__(tree, **how)
+        self.datamodule = data_module(tree["data"])
+        self.model = transformer_module(tree["model"])
+        self.trainer = self._make_trainer()
+        set_chatter(logging.INFO)
+        if self.command is not None:  # the supervisor starts the ranks of a cell
             check_ranks(self.trainer)
         self.datamodule.corpus = self.corpus
         if self._trains:
-            self.model.parent_name = self.record.config.get(FIELD)
-            path, averaged = None, False
-            if self._checkpoint is not None:
-                path, averaged = self._checkpoint.path, self._checkpoint.averaged
-            check_averaging(self.trainer, path, averaged)
-            if self.subcommand is not None and self.trainer.is_global_zero:
-                self._held.enter_context(run_lock(self.folder))
-                self._refuse_finished()  # it may have finished since
-            self._prepare_folder()
-            steps = steps_asked(self.tree["trainer"], len(self.datamodule.train_dataloader()))
-            if warning := long_warmup(self.model.schedule.warmup_steps, steps):
-                rank_zero_warn(warning)
-            stacks = self.model.architecture.stacks(self.model.block)
-            if any(block.keeps_skip_of_identity for s in stacks.values() for block in s.blocks):
-                rank_zero_warn(
-                    "identity value or output projections combined with an attention skip: He & "
-                    "Hofmann 2023 (2311.01906, figure 20) found that this trains worse"
-                )
+            self._begin()
 
-    @rank_zero_only
-    def _prepare_folder(self) -> None:
-        """Reserve the folder for this run; a run from step 0 removes earlier curves."""
-        if self.folder.config.exists():
-            self.folder.result.unlink(missing_ok=True)
-            if not self.resumed:
-                for old in self.folder.path.glob("events.out.tfevents.*"):
-                    old.unlink()
-                for old in self.folder.checkpoints.glob("*.ckpt"):
-                    shutil.rmtree(old) if old.is_dir() else old.unlink()
-        with writing_in(self.folder.path):
-            self.attempt_folder.path.mkdir(parents=True, exist_ok=True)
-        keep_copies(self.folder, self.used)
-        write_record(self.folder.path, self.record)
-        write_whole(self.folder.config, strict_yaml.dump_yaml(self.tree))
+    def _begin(self) -> None:
+        """Check what needs the Trainer, and take the folder."""
+        self.model.parent_name = self.record.config.get(FIELD)
+        path, averaged = None, False
+        if self._checkpoint is not None:
+            path, averaged = self._checkpoint.path, self._checkpoint.averaged
+        check_averaging(self.trainer, path, averaged)
+        if self.command is not None and self.trainer.is_global_zero:
+            self._held.enter_context(run_lock(self.folder))
+            self._refuse_finished()  # it may have finished since
+        self._prepare_folder()
+        steps = steps_asked(self.tree["trainer"], len(self.datamodule.train_dataloader()))
+        if warning := long_warmup(self.model.schedule.warmup_steps, steps):
+            rank_zero_warn(warning)
+        stacks = self.model.architecture.stacks(self.model.block)
+        if any(block.keeps_skip_of_identity for s in stacks.values() for block in s.blocks):
+            rank_zero_warn(
+                "identity value or output projections combined with an attention skip: He & "
+                "Hofmann 2023 (2311.01906, figure 20) found that this trains worse"
+            )
 
-    def before_instantiate_classes(self) -> None:
-        self._held = ExitStack()
-        super().before_instantiate_classes()
-
-    def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
+    def _make_trainer(self) -> pl.Trainer:
         self.divergence = DivergenceMonitor(self.monitored)
         self.throughput = Throughput()
         self.clock = WallClock()
         self._best: ModelCheckpoint | None = None
         callbacks: list[pl.Callback] = []
-        settings = dict(self._get(self.config_init, "trainer"))
-        settings |= {k: v for k, v in self.tree["trainer"].items() if type(v) in (int, float)}
+        # Classes in no table were imported when the config was completed.
+        settings = made_fields(self._section, imports=True)
         given = settings["callbacks"] or []
         given = given if isinstance(given, list) else [given]
         if self._trains:
@@ -416,7 +435,7 @@ class Run(PreparedRun):
             callbacks += [GainLogger(), progress]
             callbacks += [Agreement(self.id), Pictures()]
             before = BeforeAveraging(self.divergence, self.folder.checkpoint("last"))
-            settings["callbacks"] = [before, *given]
+            given = [before, *given]
             if self._pruned_by is not None:
                 files = (self.attempt_folder.reports, self.attempt_folder.stop)
                 callbacks.append(Pruning(self._pruned_by, *files))
@@ -449,28 +468,55 @@ class Run(PreparedRun):
         settings["profiler"] = settings["profiler"] or Unprofiled()
         settings["plugins"] = with_whole_checkpoints(settings["plugins"])
         # An evaluation leaves the folder of its run as it is.
-        root = str(self.folder) if self._trains else None
-        settings |= {**kwargs, "default_root_dir": root}
+        settings["default_root_dir"] = str(self.folder) if self._trains else None
+        settings["callbacks"] = [*given, *callbacks]
         try:
-            return self._instantiate_trainer(settings, callbacks)
+            return pl.Trainer(**settings)
         except (MisconfigurationException, ValueError, ZeroDivisionError) as error:
             raise UserError(f"trainer: {error}") from error
 
-    def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:
-        # Our checkpoints hold plain values, and a foreign checkpoint must not run code.
-        return {**super()._prepare_subcommand_kwargs(subcommand), "weights_only": True}
-
-    def fit(self, model: Any, datamodule: Any, ckpt_path: str | None = None, **kwargs: Any) -> None:
+    def fit(self) -> None:
         """Train, decide the outcome, evaluate the test split, and write the files of the run."""
         corpus = filter(None, (self.tree["data"][name] for name in ("root", "cache")))
         with self._held, window("run", [self.folder.path, self.corpus.folder, *corpus]):
-            self._fit(model, datamodule, ckpt_path, **kwargs)
+            self._fit(self.model, self.datamodule)
 
-    def _fit(self, model: Any, datamodule: Any, ckpt_path: str | None, **kwargs: Any) -> None:
+    def evaluate(self, *, verbose: bool = True) -> None:
+        """Evaluate the checkpoint: the validation split, or the test split for `test`."""
+        evaluate = self.trainer.test if self.command == "test" else self.trainer.validate
+        evaluate(
+            self.model,
+            datamodule=self.datamodule,
+            ckpt_path=self._checkpoint_file(),
+            verbose=verbose,
+            weights_only=True,
+        )
+
+    def predict(self) -> None:
+        """Keep one prediction for each row, in the order of the split, on the first rank."""
+        self.trainer.predict(
+            self.model,
+            datamodule=self.datamodule,
+            ckpt_path=self._checkpoint_file(),
+            weights_only=True,
+        )
+        if self.trainer.is_global_zero:
+            self.predictions = [text for _, text in sorted(self.model.predicted.items())]
+
+    def _checkpoint_file(self) -> str | None:
+        return None if self._checkpoint is None else str(self._checkpoint.path)
+
+    def _fit(self, model: Any, datamodule: Any) -> None:
         trainer = self.trainer
         started = datetime.now(UTC)
         try:
-            trainer.fit(model, datamodule=datamodule, ckpt_path=ckpt_path, **kwargs)
+            # Our checkpoints hold plain values, and a foreign checkpoint must not run code.
+            trainer.fit(
+                model,
+                datamodule=datamodule,
+                ckpt_path=self._checkpoint_file(),
+                weights_only=True,
+            )
         except Pruned as pruned:
             self._check_plugins()
             self._leave_pruned(pruned.step, started)
@@ -493,7 +539,7 @@ class Run(PreparedRun):
         asked = self._asked(datamodule)
         finite = self.divergence.divergence is None
         short = finite and 0 <= trainer.global_step < asked
-        if short and self.subcommand is None:
+        if short and self.command is None:
             raise CutShort(self._shortness(asked))  # no result of a grid
         if trainer.global_step >= self._most(asked):
             raise UserError(
@@ -650,29 +696,6 @@ class Run(PreparedRun):
         attempts = map(self.folder.attempt, range(first, self.attempt + 1))
         write_whole(self.folder.metrics, join_metrics([each.metrics for each in attempts]))
 
-    def predict(self, model: Any, datamodule: Any, **kwargs: Any) -> None:
-        """Keep one prediction for each row, in the order of the split, on the first rank."""
-        self.trainer.predict(model, datamodule=datamodule, **kwargs)
-        if self.trainer.is_global_zero:
-            self.predictions = [text for _, text in sorted(model.predicted.items())]
-
-
-def checkpoints(folder: Path, monitored: Monitored) -> tuple[ModelCheckpoint, ModelCheckpoint]:
-    """Keep ``checkpoints/best.ckpt``, by what the task monitors, and ``checkpoints/last.ckpt``.
-
-    Each has its own callback: with `save_last`, Lightning writes the last only if it is the best.
-    The best comes first, since the last checkpoint contains its score.
-    """
-    where = {"dirpath": folder / "checkpoints", "enable_version_counter": False}
-    best = ModelCheckpoint(
-        filename="best",
-        monitor=monitored.metric,
-        mode=monitored.mode,
-        auto_insert_metric_name=False,
-        **where,
-    )
-    return best, ModelCheckpoint(filename="last", **where)
-
 
 def run_cell(
     run_dir: Path,
@@ -715,11 +738,9 @@ def run_cell(
             data=data,
             pruned_by=pruned_by,
             slot=slot,
-            command=command,
-            run=False,
+            words=command,
         )
-        resumed = None if checkpoint is None else str(checkpoint.path)
-        run.fit(run.model, run.datamodule, ckpt_path=resumed, weights_only=True)
+        run.fit()
     if rank == 0:
         folder.trim_checkpoints(keep)
 

@@ -74,7 +74,6 @@ def test_axes_are_those_of_a_config(axes: dict[str, Any]) -> None:
 
 
 def _config(tree: dict[str, Any]) -> BlockConfig:
-    from lightning_app.api.axes import wiring
 
     return wiring(tree, {})
 

@@ -15,8 +15,8 @@ from lightning_app.catalogue.svg import picture
 from lightning_app.catalogue.text import specification_lines
 from lightning_app.cli import main
 from lightning_app.commands.blocks import table_rows
+from lightning_app.config.config import read_config
 from lightning_app.models.heads import ArchitectureConfig
-from lightning_app.training.resolving import read_config
 from tests.catalogue.variants import drawn, stacks
 
 

@@ -12,8 +12,10 @@ import yaml
 from lightning_app.cli import main
 from lightning_app.commands.recorded import EVALUATION_FLAGS, evaluation_words, find_run
 from lightning_app.commands.words import VARIABLES
+from lightning_app.config.config import Config, load_config
+from lightning_app.config.schema import hint_at
+from lightning_app.config.sources import FIELDS_OF, Written
 from lightning_app.core.errors import UserError
-from lightning_app.training.parser import config_parser
 from lightning_app.training.run import Run
 from tests.records import unseal
 
@@ -78,7 +80,10 @@ def test_predict_writes_a_line_for_each_row_and_nothing_else(capfd, unchanged: N
 
 def test_the_last_checkpoint_has_the_metrics_of_the_result(unchanged: None) -> None:
     words = evaluation_words("mine/one", "last", [])
-    found = Run(["validate", *words]).trainer.callback_metrics
+    written = Written(words, FIELDS_OF["validate"])
+    run = Run(load_config(written), command="validate", ckpt_path=written.fields["ckpt_path"])
+    run.evaluate(verbose=False)
+    found = run.trainer.callback_metrics
     result = json.loads((ONE / "result.json").read_text())
     assert float(found["val/nll"]) == pytest.approx(result["metrics"]["val/nll"], rel=1e-6)
 
@@ -91,9 +96,8 @@ def test_a_checkpoint_file_is_evaluated_with_the_config_of_the_run(tmp_path: Pat
 
 
 def test_every_flag_of_evaluation_is_one_of_the_parser() -> None:
-    known = set(config_parser().get_defaults().keys())
-    known |= {"model.block.memory.evaluation_length", "verbose"}
-    assert set(EVALUATION_FLAGS) <= known
+    for flag in EVALUATION_FLAGS:
+        assert flag == "verbose" or hint_at(Config, flag.split(".")) is not None
 
 
 def test_a_folder_comes_before_the_short_name(tmp_path: Path, monkeypatch) -> None:

@@ -17,9 +17,9 @@ from torch import Tensor
 from lightning_app.cli import main
 from lightning_app.commands.arguments import overrides_of
 from lightning_app.commands.probe import build, probe_name, second_moments, variant_names
+from lightning_app.config.config import resolve
 from lightning_app.config.experiment import cell_id
 from lightning_app.probes.probe import probe
-from lightning_app.training.config import resolve
 from lightning_app.training.datamodule import TextDataModule
 from lightning_app.training.module import TransformerModule
 from lightning_app.training.run import Run
@@ -60,9 +60,9 @@ def table(path: Path) -> list[dict[str, str]]:
 def train(tree: dict[str, Any], run: Path, *callbacks: pl.Callback) -> Run:
     """Train as a cell of a grid does."""
     complete = resolve(tree, "test")
-    fitter = Run(complete, folder=run.resolve(), attempt=1, run=False)
+    fitter = Run(complete, folder=run.resolve(), attempt=1)
     fitter.trainer.callbacks += list(callbacks)  # pyright: ignore[reportAttributeAccessIssue]
-    fitter.fit(fitter.model, fitter.datamodule)
+    fitter.fit()
     return fitter
 
 

@@ -14,6 +14,7 @@ import yaml
 from lightning_app.blocks import presets
 from lightning_app.blocks.stack import Stack, StackSpec
 from lightning_app.config import identity as relevance
+from lightning_app.config.config import load_config, resolve
 from lightning_app.config.experiment import cell_id, identity_of, stacks_of
 from lightning_app.config.identity import (
     Record,
@@ -29,11 +30,9 @@ from lightning_app.config.identity import (
     without_evaluation_limits,
     write_record,
 )
-from lightning_app.config.precheck import read_tree
+from lightning_app.config.sources import Written, read_tree
 from lightning_app.core import strict_yaml
 from lightning_app.core.errors import UserError
-from lightning_app.training.config import parse, resolve
-from lightning_app.training.parser import RunCLI
 
 BASE = {"model": {"architecture": {"encoder_depth": 2, "decoder_depth": 2}}}
 STOPPING = {
@@ -52,7 +51,7 @@ def config(**fields: Any) -> dict[str, Any]:
     for key, value in fields.items():
         *above, last = key.split("__")
         reduce(lambda part, name: part.setdefault(name, {}), above, tree)[last] = value
-    return resolve(tree, "x.yaml")
+    return resolve(tree, "x.yaml", imports=True)
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +91,7 @@ def test_what_can_change_a_result_changes_the_id(fields: dict[str, Any], plain: 
         {"trainer__callbacks": [PROBE]},
         {"trainer__callbacks": [BAR, PROBE]},
         {"trainer__callbacks": []},
-        {"trainer__plugins": "lightning.pytorch.plugins.TorchCheckpointIO"},
+        {"trainer__plugins": {"class_path": "lightning.pytorch.plugins.TorchCheckpointIO"}},
         {"trainer__strategy": "ddp"},
         {"trainer__devices": 4},
         {"trainer__logger": False},
@@ -208,11 +207,11 @@ def test_a_removed_field_at_its_pin_is_read_and_changes_nothing(tmp_path: Path) 
     assert relevant(old) == relevant(plain)
     assert cell_id(old) == cell_id(plain)
     assert completed(old) == plain
-    assert resolve(old, "x") == parse(old, "x") == plain
+    assert resolve(old, "x") == plain
     path = tmp_path / "config.yaml"
     path.write_text(strict_yaml.dump_yaml(old))
     assert read_tree(path) == plain
-    assert RunCLI(["--config", str(path)], run=False).tree == plain
+    assert load_config(Written(["--config", str(path)])) == plain
     other = {**plain, "model": {**plain["model"], "rounding": 1}}
     for read in (completed, lambda tree: resolve(tree, "x")):
         with pytest.raises(UserError, match=r"model\.rounding: .* found 1; commit \w{7} "):

@@ -2,9 +2,10 @@ from dataclasses import asdict
 
 import pytest
 
+from lightning_app.config.config import DataSection
+from lightning_app.config.schema import docs_of
 from lightning_app.core.errors import UserError
 from lightning_app.data.config import DataConfig
-from lightning_app.training.parser import config_parser
 
 
 @pytest.mark.parametrize(
@@ -28,16 +29,7 @@ def test_meaningless_values_are_refused(wrong: dict, message: str):
         DataConfig(**wrong)
 
 
-def test_the_parser_offers_every_field_with_its_default():
-    wanted = asdict(DataConfig())
-    for name in ("task", "next_sentence", "init_from", "seed"):  # they are set from other fields
-        del wanted[name]
-    own_class = {"class_path": None, "init_args": None}
-    assert config_parser().get_defaults().data.as_dict() == wanted | own_class
-
-
-def test_every_field_is_documented_in_the_help():
-    text = " ".join(config_parser().format_help().split())
-    for field in ("tokens_per_batch", "mask_probability", "source_language", "num_workers"):
-        _, _, after = text.partition(f" --data.{field} {field.upper()} ")
-        assert len(after.partition("(type:")[0]) > 20
+def test_every_field_is_documented():
+    docs = docs_of(DataSection)
+    assert docs.keys() >= asdict(DataConfig()).keys()
+    assert {name for name, text in docs.items() if len(text) < 15} == set()

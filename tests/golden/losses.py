@@ -24,10 +24,9 @@ import torch
 import yaml
 
 from lightning_app.blocks.presets import PRESETS
+from lightning_app.config.config import data_module, resolve, transformer_module
 from lightning_app.scores.task_facts import TASKS
-from lightning_app.training.config import resolve
 from lightning_app.training.module import loss_of
-from lightning_app.training.parser import data_module, transformer_module
 
 FOLDER = Path(__file__).parent
 TOLERANCE = 1e-4

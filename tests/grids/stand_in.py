@@ -42,6 +42,8 @@ BASE = {
 
 
 def resolve(tree: dict, source: str) -> dict:
+    """The complete config; in the run it differs from the planned one if the config says so."""
+
     def fill(given: dict, default: dict, where: str) -> dict:
         for key in given:
             if key not in default:
@@ -59,6 +61,8 @@ def resolve(tree: dict, source: str) -> dict:
         raise UserError(f"{source}: model.block.norm: 'none' is impossible with sas")
     config["data"]["seed"] = config["seed_everything"]
     config["data"]["init_from"] = config["model"]["init_from"]
+    if config["data"]["behaviour"] == "resolved otherwise" and source.endswith("config.yaml"):
+        config["data"]["delay"] *= 2
     return config
 
 
@@ -67,14 +71,6 @@ CORPUS = "0" * 64
 
 def identify(config: dict) -> Identity:
     return Identity(id=cell_id(config), corpus=CORPUS)
-
-
-def parse(tree: dict, source: str) -> dict:
-    """The config of a cell; it differs from the planned one if the config says so."""
-    config = resolve(tree, source)
-    if config["data"]["behaviour"] == "parsed otherwise":
-        config["data"]["delay"] *= 2
-    return config
 
 
 def cell_id(config: dict) -> str:

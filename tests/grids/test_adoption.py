@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from lightning_app.commands.grid import plan_command, status_command
+from lightning_app.config.config import resolve
 from lightning_app.config.experiment import identity_of
 from lightning_app.config.grid import read_spec
 from lightning_app.core.errors import UserError
@@ -19,7 +20,6 @@ from lightning_app.grids.supervisor import current_grid
 from lightning_app.grids.takeover import Search, find_finished, take_over
 from lightning_app.report.results import read_results as read_folder
 from lightning_app.runs.folder import GridFolder
-from lightning_app.training.config import resolve
 
 FORMER = Path(__file__).parent / "made_at_4ea995c"
 Edit = Callable[[dict[str, Any]], object]

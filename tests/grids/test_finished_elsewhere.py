@@ -15,6 +15,7 @@ import yaml
 
 from lightning_app.cli import main
 from lightning_app.commands.grid import plan_command
+from lightning_app.config.config import resolve
 from lightning_app.config.experiment import identity_of
 from lightning_app.config.grid import read_spec
 from lightning_app.core.project import read_project
@@ -25,7 +26,6 @@ from lightning_app.grids.takeover import find_finished, refusals, take_over
 from lightning_app.runs.folder import GridFolder, RunFolder
 from lightning_app.runs.locks import supervisor_lock, turn
 from lightning_app.runs.records import is_sealed, read_result, sealed
-from lightning_app.training.config import resolve
 
 FORMER = Path(__file__).parent / "made_at_4ea995c"
 Edit = Callable[[dict[str, Any]], object]

@@ -13,12 +13,12 @@ import yaml
 from lightning_app.api.fit import RunResult
 from lightning_app.cli import main
 from lightning_app.commands.recorded import described_run, read_run
+from lightning_app.config.config import resolve
 from lightning_app.core.errors import UserError
 from lightning_app.models.loss import ObjectiveConfig
 from lightning_app.runs.folder import RunFolder
 from lightning_app.runs.records import read_state
 from lightning_app.tasks.base import build_task
-from lightning_app.training.config import resolve
 from lightning_app.training.run import Run
 
 
@@ -38,7 +38,7 @@ def run(
     tree["model"]["schedule"]["warmup_steps"] = warmup
     tree["model"]["optimizer"] |= optimizer
     tree["data"] |= {"cache": cache, "tokens_per_batch": 256}
-    return Run(resolve(tree, "test"), folder=folder, run=False)
+    return Run(resolve(tree, "test"), folder=folder)
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_the_result_tells_how_a_run_did_not_train(
     words: str,
 ) -> None:
     ended = run(tmp_path / "run", cache, **optimizer)
-    ended.fit(ended.model, ended.datamodule)
+    ended.fit()
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert (result["status"], result.get("outcome")) == (status, outcome)
     assert words in result["outcome_rule"]
@@ -99,7 +99,7 @@ def test_a_cell_that_a_callback_ends_has_failed(tmp_path: Path, cache: str, way:
     ended = run(tmp_path / "run", cache)
     ended.trainer.callbacks.insert(0, Early(way))  # pyright: ignore[reportAttributeAccessIssue]
     with pytest.raises(UserError, match="5 of 12 steps"):
-        ended.fit(ended.model, ended.datamodule)
+        ended.fit()
     assert not (tmp_path / "run" / "result.json").exists()
 
 
@@ -107,9 +107,9 @@ def test_a_fit_that_ends_early_is_cut_short(
     tmp_path: Path, cache: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ended = run(tmp_path / "run", cache)
-    ended.subcommand = "fit"
+    ended.command = "fit"
     ended.trainer.callbacks.insert(0, Early("should_stop"))  # pyright: ignore[reportAttributeAccessIssue]
-    ended.fit(ended.model, ended.datamodule)
+    ended.fit()
     folder = RunFolder(tmp_path / "run")
     result = json.loads(folder.result.read_text())
     assert (result["status"], result["outcome"]) == ("cut_short", "cut_short")
@@ -134,7 +134,7 @@ def test_a_run_that_does_what_its_limits_ask_is_whole(
     tmp_path: Path, cache: str, limits: dict[str, Any], asked: int
 ) -> None:
     ended = run(tmp_path / "run", cache, trainer=limits)
-    ended.fit(ended.model, ended.datamodule)
+    ended.fit()
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert (result["steps"], result["steps_asked"]) == (asked, asked)
     assert result["status"] != "cut_short"
@@ -196,7 +196,7 @@ def test_epochs_that_end_early_are_cut_short(tmp_path: Path, cache: str) -> None
 
     ended.model.on_train_batch_start = skip_the_rest
     with pytest.raises(UserError, match="5 of 8 steps"):
-        ended.fit(ended.model, ended.datamodule)
+        ended.fit()
 
 
 def test_a_warmup_longer_than_the_epochs_leaves_no_folder(tmp_path: Path, cache: str) -> None:
@@ -215,7 +215,7 @@ def test_a_run_of_no_step_has_failed(tmp_path: Path, cache: str) -> None:
     ended = run(tmp_path / "run", cache)
     ended.trainer.callbacks.append(StopAtOnce())  # pyright: ignore[reportAttributeAccessIssue]
     with pytest.raises(UserError) as caught:
-        ended.fit(ended.model, ended.datamodule)
+        ended.fit()
     assert str(caught.value) == (
         "trainer: no step was trained (max_steps 12); a result needs at least 1"
     )
@@ -227,7 +227,7 @@ def test_a_prediction_is_kept_for_each_row(tmp_path: Path, cache: str) -> None:
     ended = run(tmp_path / "run", cache)
     ended.model.objective = build_task(ObjectiveConfig(beam=1))
     ended.trainer.limit_predict_batches = 2  # pyright: ignore[reportAttributeAccessIssue]
-    ended.predict(ended.model, ended.datamodule)
+    ended.predict()
     source = ended.datamodule.predict_dataloader()
     rows = sum(len(batch.index) for batch in islice(source, 2))
     assert len(ended.predictions) == rows > 0

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import stand_in  # pyright: ignore[reportMissingImports]
 
+from lightning_app.config.config import resolve
 from lightning_app.config.experiment import identity_of
 from lightning_app.config.grid import GridSpec, read_spec
 from lightning_app.config.tree import variant
@@ -17,7 +18,6 @@ from lightning_app.grids.plan import DamagedPlan, Grid, Plan, expand, is_valid, 
 from lightning_app.grids.plan_checks import axis_cautions, devices_of
 from lightning_app.report.papers import read_plan
 from lightning_app.runs.folder import GridFolder
-from lightning_app.training.resolving import resolve_cell
 
 PRESET, WARMUP, SEED = "model.block.preset", "model.schedule.warmup_steps", "seed_everything"
 
@@ -295,7 +295,7 @@ def planned(axes: dict[str, list[Any]], fields: dict[str, Any] | None = None) ->
     """The plan of a real grid with fields of its base changed."""
     base = cell_tree(SHORT_RUN, fields or {})
     given = grid(base_config=base, axes=axes, base_source="base.yaml")
-    return expand(given, resolve_cell, partial(identity_of, fetch=False))[0]
+    return expand(given, resolve, partial(identity_of, fetch=False))[0]
 
 
 @pytest.mark.parametrize(

@@ -15,11 +15,10 @@ import pytest
 import torch
 import yaml
 
+from lightning_app.config.config import data_module, resolve
 from lightning_app.runs.folder import RunFolder
 from lightning_app.runs.saved import read_checkpoint
 from lightning_app.training.checkpoint import WholeCheckpoints, checkpoint_of_cell
-from lightning_app.training.config import resolve
-from lightning_app.training.parser import data_module
 from tests import warm
 
 STEPS = 60

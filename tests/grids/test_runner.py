@@ -176,7 +176,7 @@ def test_a_crash_fails_one_cell_and_only_a_retry_runs_it_again(world: World) -> 
 
 
 def test_a_cell_that_the_parser_takes_for_another_than_the_plan_fails(world: World) -> None:
-    world.write(seeds=1, steps=1, axes={"data.behaviour": ["ok", "parsed otherwise"]})
+    world.write(seeds=1, steps=1, axes={"data.behaviour": ["ok", "resolved otherwise"]})
     assert world.run().returncode == 0
     runs = world.runs()
     failed = {name: run.error for name, run in runs.items() if run.state == "failed"}

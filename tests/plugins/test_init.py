@@ -8,10 +8,10 @@ import yaml
 
 from lightning_app import plugins
 from lightning_app.commands.init import init_command, split_of_line
+from lightning_app.config.config import resolve
 from lightning_app.config.grid import read_spec
 from lightning_app.core.errors import UserError
 from lightning_app.testing import CHECKS
-from lightning_app.training.resolving import resolve_cell
 
 PAIRS = [(f"satz {i % 350} von {i % 7}", f"sentence {i % 350} of {i % 7}") for i in range(400)]
 
@@ -61,7 +61,7 @@ def test_a_project_of_a_corpus(
         "model.schedule.warmup_steps": 2,
         "seed_everything": 3,
     }
-    complete = resolve_cell(dict(spec.base_config), "grid.yaml")
+    complete = resolve(dict(spec.base_config), "grid.yaml")
     assert complete["model"]["schedule"]["reference_steps"] == 100
     assert complete["data"]["source_language"] == "de"
 
@@ -70,7 +70,7 @@ def test_the_block_of_a_project_is_sound(tmp_path: Path) -> None:
     assert init_command(tmp_path, None) == 0
     plugins.load(str(tmp_path / "blocks.py"))
     assert yaml.safe_load((tmp_path / "ablate.yaml").read_text()) == {"plugins": ["blocks.py"]}
-    resolve_cell(yaml.safe_load((tmp_path / "config.yaml").read_text()), "config.yaml")
+    resolve(yaml.safe_load((tmp_path / "config.yaml").read_text()), "config.yaml")
     for check in CHECKS:
         if "initial_value" in check.name:
             check("my_block")

@@ -14,9 +14,9 @@ import yaml
 from lightning_app import load_run, plugins
 from lightning_app.blocks.norm import NORM_KINDS
 from lightning_app.config import run_plugins
-from lightning_app.config.allowlist import check_config
+from lightning_app.config.config import resolve
 from lightning_app.config.experiment import cell_id, named_by_content, stacks_of
-from lightning_app.config.grid import read_spec
+from lightning_app.config.grid import check_config, read_spec
 from lightning_app.config.identity import Record, write_record
 from lightning_app.core.errors import UserError
 from lightning_app.data.config import DataConfig
@@ -26,7 +26,6 @@ from lightning_app.grids.submit import submit_command
 from lightning_app.runs.folder import RunFolder
 from lightning_app.runs.mixtures import mixed
 from lightning_app.runs.provenance import foreign_classes
-from lightning_app.training.config import resolve
 from tests.plugins.conftest import PARTS, Write
 from tests.records import result as trained_result
 from tests.small import write_corpus
@@ -49,7 +48,7 @@ def config(field: str = "", value: Any = None, more: Mapping[str, Any] | None = 
         for name in above:
             inner = inner.setdefault(name, {})
         inner[last] = of
-    return resolve(tree, "a test")
+    return resolve(tree, "a test", imports=True)
 
 
 DECODER = {"model.architecture.kind": "decoder"}
@@ -228,7 +227,7 @@ def test_a_callback_counts_and_a_grid_may_name_it(write: Write) -> None:
         check_config(trainer)
     plugin = plugins.load(str(write(PARTS)))
     check_config(trainer)
-    with pytest.raises(UserError, match="may only import listed classes"):
+    with pytest.raises(UserError, match="may only name listed classes"):
         check_config({"trainer": {"callbacks": [{"class_path": "some_parts.Callback"}]}})
     tree = {**config(), "trainer": {**config()["trainer"], "callbacks": [callback]}}
     assert plugins.used_by(tree, stacks_of(tree)) == {"some_parts": plugin.sha256}

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from lightning_app.blocks.config import BlockConfig
+from lightning_app.config.config import resolve
 from lightning_app.config.experiment import cell_id
 from lightning_app.core.errors import UserError
 from lightning_app.data.config import CORPORA, DataConfig
@@ -21,7 +22,6 @@ from lightning_app.models.loss import Evaluated, ObjectiveConfig
 from lightning_app.tasks.base import build_task, to_device
 from lightning_app.tasks.causal_lm import CausalLanguageModelling
 from lightning_app.tasks.causal_rows import CausalBatch, CausalRows
-from lightning_app.training.config import resolve
 from tests import tiny
 
 TEXT = {

@@ -9,9 +9,9 @@ import pytest
 import torch
 import yaml
 
+from lightning_app.config.config import resolve
 from lightning_app.core.errors import UserError
 from lightning_app.training.checkpoint import check_checkpoint
-from lightning_app.training.config import resolve
 from lightning_app.training.module import TransformerModule
 from lightning_app.training.run import Run
 
@@ -44,13 +44,12 @@ def run(
     tree["data"] |= {"cache": cache, "tokens_per_batch": 256}
     tree = resolve(tree, "test")
     verified = None if checkpoint is None else check_checkpoint(checkpoint, tree["model"])
-    return Run(tree, folder=folder, checkpoint=verified, run=False)
+    return Run(tree, folder=folder, checkpoint=verified)
 
 
 def fit(folder: Path, cache: str, *callbacks: dict[str, Any], **settings: Any) -> Run:
     given = run(folder, cache, *callbacks, **settings)
-    path = settings.get("checkpoint")
-    given.fit(given.model, given.datamodule, ckpt_path=path, weights_only=True)
+    given.fit()
     return given
 
 
@@ -100,7 +99,7 @@ def test_all_weights_are_averaged_evaluated_and_kept(
     given = run(tmp_path, cache, EMA, val_check_interval=interval, limit_val_batches=1)
     weights = Weights()
     given.trainer.callbacks.append(weights)  # pyright: ignore[reportAttributeAccessIssue]
-    given.fit(given.model, given.datamodule)
+    given.fit()
     average, raw = weights.average(9), weights.raw[-1]
     whole = sum(p.numel() for p in average.values())
     moved = sum(int((average[name] != raw[name]).sum()) for name in average)
@@ -148,7 +147,7 @@ def test_a_run_that_goes_on_averages_as_one_without_a_break(tmp_path: Path, cach
     cut = run(part, cache, EMA, val_check_interval=5)
     cut.trainer.callbacks.append(Cut())  # pyright: ignore[reportAttributeAccessIssue]
     with pytest.raises(RuntimeError, match="cut short"):
-        cut.fit(cut.model, cut.datamodule)
+        cut.fit()
     last = part / "checkpoints" / "last.ckpt"
     assert load(part)["global_step"] == 5
     fit(part, cache, EMA, val_check_interval=5, checkpoint=last)

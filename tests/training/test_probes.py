@@ -17,6 +17,7 @@ from lightning_app.blocks.attention import ProjectionGains
 from lightning_app.blocks.config import BlockConfig
 from lightning_app.blocks.residual import Gain
 from lightning_app.blocks.spans import AdaptiveSpan, SpanMask
+from lightning_app.config.config import resolve
 from lightning_app.config.experiment import cell_id
 from lightning_app.models.heads import ArchitectureConfig, build_model
 from lightning_app.probes.hooks import ActivationHooks
@@ -31,7 +32,6 @@ from lightning_app.training.callbacks.probes import (
     shown,
     tag,
 )
-from lightning_app.training.config import resolve
 from lightning_app.training.module import TransformerModule, loss_of
 from tests import warm
 from tests.runs import data, module, trainer

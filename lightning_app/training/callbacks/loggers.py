@@ -32,6 +32,7 @@ from torch import nn
 
 from lightning_app.catalogue.parts import stack_drawing
 from lightning_app.catalogue.svg import picture
+from lightning_app.config.classes import entries
 from lightning_app.core.files import write_whole
 from lightning_app.probes.figures import attention_image
 from lightning_app.probes.probe import attention_maps
@@ -223,21 +224,22 @@ def label_loggers(written: Any, labels: Labels) -> None:
     """Set what a config leaves at its default in the loggers of ``trainer.logger``.
 
     Args:
-        written: The parsed value of the field, not yet instantiated; it is changed.
+        written: The complete value of the field; it is changed.
         labels: What the loggers shall say about the run.
     """
-    for entry in written if isinstance(written, list) else [written]:
-        path = getattr(entry, "class_path", "")
+    for entry in entries(written):
+        path = entry["class_path"]
         label = LABELLED.get(path.rpartition(".")[2])
         if label is None:
             continue
         own, passed_on = label(labels)
         parameters = inspect.signature(locate(path)).parameters  # pyright: ignore[reportArgumentType]
         for name, value in own.items():
-            if name in parameters and entry.init_args.get(name) == parameters[name].default:
-                entry.init_args[name] = value
+            given = entry.setdefault("init_args", {})
+            if name in parameters and given.get(name) == parameters[name].default:
+                given[name] = value
         if passed_on:
-            entry["dict_kwargs"] = {**passed_on, **dict(entry.get("dict_kwargs") or {})}
+            entry["dict_kwargs"] = {**passed_on, **(entry.get("dict_kwargs") or {})}
 
 
 def added_loggers(value: Any) -> list[Logger]:

@@ -2,7 +2,7 @@
 
 Save a checkpoint when a signal stops a run.
 
-Checks of the callbacks of a config: beside our own, and that averages of weights are exact.
+Checks that averages of weights are exact.
 
 A run that a pruner may end early: it reports a metric, and stops when a file appears.
 
@@ -17,15 +17,12 @@ import os
 import signal
 import threading
 from collections.abc import Mapping
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
 import torch
-from jsonargparse import ArgumentParser
-from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning.pytorch.callbacks import ModelCheckpoint, WeightAveraging
+from lightning.pytorch.callbacks import WeightAveraging
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.exceptions import SIGTERMException
@@ -33,9 +30,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning_app.config.bounds import check_callback
 from lightning_app.core.errors import UserError
 from lightning_app.core.files import write_whole
-from lightning_app.runs.folder import NAMED
 from lightning_app.runs.saved import RUN
-from lightning_app.scores.task_facts import TASKS, Monitored
 from lightning_app.training.callbacks.divergence import DivergenceMonitor
 from lightning_app.training.hardware import hardware
 from lightning_app.training.module import is_logged
@@ -151,62 +146,6 @@ def _is_validated(trainer: pl.Trainer, batch_idx: int) -> bool:
     if epochs is None:
         return (trainer.fit_loop.total_batch_idx + 1) % every == 0
     return (trainer.current_epoch + 1) % epochs == 0 and (batch_idx + 1) % every == 0
-
-
-def check_callbacks(tree: dict[str, Any]) -> None:
-    """Refuse callbacks of a complete config that cannot be used, or not beside our own.
-
-    Raises:
-        UserError: naming the callback, and what would be right.
-    """
-    given = tree["trainer"]["callbacks"]
-    monitored = TASKS[tree["model"]["objective"]["kind"]].monitored
-    _check_callbacks(json.dumps(given if isinstance(given, list) else [given]), monitored)
-
-
-@lru_cache(maxsize=64)  # cells of a grid have the same ones
-def _check_callbacks(given: str, monitored: Monitored) -> None:
-    parser = ArgumentParser(exit_on_error=False)
-    parser.add_subclass_arguments(pl.Callback, "callback")
-    own = {
-        ModelCheckpoint(monitor=monitored.metric, mode=monitored.mode).state_key: "best",
-        ModelCheckpoint().state_key: "last",
-    }
-    seen: set[str] = set()
-    for each in json.loads(given):
-        name = str(each["class_path"]).rpartition(".")[2]
-        try:
-            made = parser.instantiate_classes(parser.parse_object({"callback": each}))["callback"]
-        except (MisconfigurationException, ValueError, TypeError) as error:
-            raise UserError(f"trainer.callbacks: {name}: {error}") from error
-        check_callback(name, (kind.__name__ for kind in type(made).__mro__))
-        if type(made).state_dict is pl.Callback.state_dict:
-            continue
-        if isinstance(made, ModelCheckpoint):
-            _check_own_checkpoints(name, each.get("init_args") or {}, own.get(made.state_key))
-        if made.state_key in seen:
-            raise UserError(
-                f"trainer.callbacks: {name}: two of the same settings, of which Lightning stores "
-                "one in a checkpoint; remove one"
-            )
-        seen.add(made.state_key)
-
-
-def _check_own_checkpoints(name: str, given: dict[str, Any], same: str | None) -> None:
-    """Refuse a ModelCheckpoint that is `same`, one of ours, or that writes one of its files."""
-    if same is not None:
-        which = f"monitor: {given.get('monitor') or 'null'}, mode: {given.get('mode')}"
-        raise UserError(
-            f"trainer.callbacks: {name} with {which} and no every_n_train_steps is the callback "
-            f"that already keeps checkpoints/{same}.ckpt of each run; remove it, or give it "
-            "every_n_train_steps or another monitor"
-        )
-    if given.get("dirpath") is None and (given.get("filename") in NAMED or given.get("save_last")):
-        field = "save_last" if given.get("save_last") else f"filename: {given['filename']}"
-        raise UserError(
-            f"trainer.callbacks: {name} with {field} would write checkpoints/best.ckpt or "
-            "last.ckpt, which each run keeps already; remove it, or give it another filename"
-        )
 
 
 def averaging(trainer: pl.Trainer) -> list[WeightAveraging]:

@@ -2,25 +2,17 @@
 
 import importlib
 import json
-import os
-import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from jsonargparse import Namespace
 
-from lightning_app.blocks.config import BlockConfig
 from lightning_app.cli import main
-from lightning_app.config.allowlist import place_below
-from lightning_app.config.grid import read_spec
-from lightning_app.config.sections import hints_of, part_of
+from lightning_app.config.grid import place_below, read_spec
 from lightning_app.core.errors import UserError
-from tests import warm
 
 TRAP = (
     "import pathlib\n"
@@ -290,69 +282,29 @@ def test_known_classes_stay_possible(capsys, folder: Path) -> None:
 
 
 def test_every_listed_class_exists_and_stands_in_a_field_of_the_trainer() -> None:
-    from lightning_app.config.allowlist import CLASSES
+    from lightning_app.config.classes import CLASSES
 
     for name in CLASSES:
         module, _, last = name.rpartition(".")
         assert isinstance(getattr(importlib.import_module(module), last), type), name
 
 
-def test_what_a_cell_may_import_is_the_parsers_own_list(folder: Path) -> None:
-    """The process of a cell: a class that is not listed is refused by the parser itself."""
-    code = (
-        "import sys; from lightning_app.ablation import program\n"
-        "program.import_only_known_classes()\n"
-        "from lightning_app.training.parser import config_parser\n"
-        "tree = {'trainer': {'callbacks': [{'class_path': sys.argv[1]}]}}\n"
-        "print(config_parser().parse_object(tree).trainer.callbacks[0].class_path)\n"
-    )
-    environment = {**os.environ, "PYTHONPATH": f"{folder}{os.pathsep}{Path(__file__).parents[2]}"}
+def test_only_a_config_of_the_command_line_may_name_classes_of_the_user(folder: Path) -> None:
+    """Nothing is imported for a config that may be somebody else's."""
+    from lightning_app.config.config import resolve
 
-    def parse(name: str) -> subprocess.CompletedProcess[str]:
-        return warm.run(["-c", code, name], environment=environment)
-
-    assert parse(f"{CALLBACKS}.LearningRateMonitor").returncode == 0
-    refusal = parse("trap.Trap")
-    assert refusal.returncode == 1
-    assert "UserError" in refusal.stderr
-
-
-def test_a_cell_may_have_every_part_of_a_config() -> None:
-    """A mapping that the config itself defines, such as that of shaped attention, is no import."""
-    code = (
-        "import json, sys; from lightning_app.ablation import program\n"
-        "program.import_only_known_classes()\n"
-        "from lightning_app.training.parser import parse_config\n"
-        "block = parse_config({'model': {'block': json.loads(sys.argv[1])}})['model']['block']\n"
-        "print(json.dumps(block))\n"
-    )
-    gain = {"value": 0.5, "learned": True}
-    block: dict[str, Any] = {"shaped_attention": {"alpha": 0.5}, "ff_skip": gain}
-    block |= {"value_projection": "identity_plus", "value_gains": {"kept": gain}}
-    parts = {
-        field.name
-        for field in fields(BlockConfig)
-        if part_of(hints_of(BlockConfig)[field.name]) is not None
-    }
-    assert {"shaped_attention", "ff_skip", "value_gains"} <= parts
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    done = warm.run(["-c", code, json.dumps(block)], environment=environment)
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert found["shaped_attention"]["alpha"] == 0.5
-    assert gain.items() <= found["ff_skip"].items()
-    assert gain.items() <= found["value_gains"]["kept"].items()
-
-
-def test_fit_may_name_classes_of_the_user(capsys, folder: Path) -> None:
-    """Its config is the user's own command line."""
     (folder / "own.py").write_text(
-        "import lightning.pytorch as pl\nclass Own(pl.Callback):\n    pass\n"
+        "import lightning.pytorch as pl\n"
+        "class Own(pl.Callback):\n"
+        "    def __init__(self, pace: int = 3) -> None:\n"
+        "        self.pace = pace\n"
     )
-    from lightning_app.training.config import resolve
-
-    config = resolve(trainer(callbacks=[{"class_path": "own.Own"}]), "own.yaml")
-    assert config["trainer"]["callbacks"] == [{"class_path": "own.Own"}]
+    own = trainer(callbacks=[{"class_path": "own.Own"}])
+    with pytest.raises(UserError, match=r"trainer\.callbacks\.class_path: .*'own\.Own'"):
+        resolve(own, "own.yaml")
+    assert "own" not in sys.modules
+    found = resolve(own, "own.yaml", imports=True)["trainer"]["callbacks"]
+    assert found == [{"class_path": "own.Own", "init_args": {"pace": 3}}]
     del sys.modules["own"]
 
 
@@ -403,16 +355,16 @@ def test_addresses_of_servers_stay_possible(folder: Path) -> None:
 
 
 def test_folders_of_a_cells_classes_are_below_its_own(tmp_path: Path) -> None:
-    parsed = Namespace(
-        logger=[
-            Namespace(class_path="A", init_args=Namespace(save_dir="logs", name="x")),
-            Namespace(class_path="B", init_args=Namespace(save_dir=None)),
+    section: dict[str, Any] = {
+        "logger": [
+            {"class_path": "A", "init_args": {"save_dir": "logs", "name": "x"}},
+            {"class_path": "B", "init_args": {"save_dir": None}},
         ],
-        callbacks=Namespace(class_path="C", init_args=Namespace(dirpath="a/b.c")),
-        profiler="simple",
-        strategy="auto",
-    )
-    place_below(tmp_path, parsed)
-    assert parsed.logger[0].init_args.save_dir == str(tmp_path / "logs")
-    assert parsed.logger[1].init_args.save_dir is None
-    assert parsed.callbacks.init_args.dirpath == str(tmp_path / "a/b.c")
+        "callbacks": {"class_path": "C", "init_args": {"dirpath": "a/b.c"}},
+        "profiler": "simple",
+        "strategy": "auto",
+    }
+    place_below(tmp_path, section)
+    assert section["logger"][0]["init_args"]["save_dir"] == str(tmp_path / "logs")
+    assert section["logger"][1]["init_args"]["save_dir"] is None
+    assert section["callbacks"]["init_args"]["dirpath"] == str(tmp_path / "a/b.c")

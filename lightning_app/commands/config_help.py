@@ -1,0 +1,83 @@
+"""`ablate fit --help` and `--help SECTION`: the fields of a config, from their dataclasses."""
+
+import inspect
+from collections.abc import Iterator
+from dataclasses import MISSING, Field, fields, is_dataclass
+from textwrap import wrap
+from typing import Any
+
+from lightning_app.config.schema import (
+    as_plain,
+    as_written,
+    docs_of,
+    expected,
+    hint_at,
+    hints_of,
+    part_of,
+)
+from lightning_app.config.sources import FIELDS_OF
+from lightning_app.config.trainer import TrainerConfig
+from lightning_app.config.tree import SECTIONS
+from lightning_app.core.errors import UserError, nearest
+
+_WIDTH = 88
+_OVERVIEW = """
+config:
+  -c, --config FILE     a config in YAML; several are merged, later ones over earlier ones
+  --a.b VALUE           a field, as YAML: files first, overrides last
+  --a '{b: 1, c: 2}'    several fields at once
+  --print_config        print the whole config, with every default, and end
+  --help SECTION        the fields of a section, such as trainer, model.block or data
+
+sections:
+  seed_everything       the seed of initial values, batches and dropout
+  trainer               every argument of Lightning's Trainer, by its name
+  model                 what is trained: model.block (the wiring), model.architecture (sizes),
+                        model.objective (the task), model.optimizer, model.schedule
+  data                  the corpus and its batches
+"""
+
+
+def config_help(command: str, usage: str, section: str | None) -> str:
+    """Return the help of a command, or that of a section of the config.
+
+    Args:
+        command: Its name.
+        usage: The help of the options that are no part of a config.
+        section: The dotted name of a section.
+
+    Raises:
+        UserError: if there is no such section.
+    """
+    if section is None:
+        others = ", ".join(f"--{name}" for name in FIELDS_OF[command])
+        return f"{usage}{_OVERVIEW}\nbeside the sections: {others}"
+    kind: Any = TrainerConfig
+    if section != "trainer":  # the others need torch
+        from lightning_app.config.config import Config
+
+        kind = part_of(hint_at(Config, section.split(".")))
+    if kind is None:
+        raise UserError(f"--help {section}: no section of a config{nearest(section, SECTIONS)}")
+    return "\n".join(_lines(kind, section))
+
+
+def _lines(kind: type, section: str) -> Iterator[str]:
+    docs, hints = docs_of(kind), hints_of(kind)
+    yield f"{section}:"
+    yield from (inspect.getdoc(kind) or "").splitlines()
+    for field in fields(kind):
+        name, part = f"{section}.{field.name}", part_of(hints[field.name])
+        yield ""
+        yield f"  --{name}  {expected(hints[field.name])}{_default(field)}"
+        yield from wrap(
+            docs.get(field.name, ""), _WIDTH, initial_indent="      ", subsequent_indent="      "
+        )
+        if is_dataclass(part) and part.__name__ != "ClassSpec":  # pyright: ignore[reportAttributeAccessIssue]
+            yield f"      fields: --help {name}"
+
+
+def _default(field: "Field[Any]") -> str:
+    if field.default is MISSING or is_dataclass(field.default):
+        return ""
+    return f" (default: {as_written(as_plain(field.default))})"

@@ -1,0 +1,496 @@
+"""The classes that a config names: looked up in tables, and made with checked arguments.
+
+The arguments of a class that a config names: their types, defaults and checked values.
+
+The classes that a config names: looked up in tables, and made with checked arguments.
+
+Only `arguments.import_named` imports what a config names, and only for a config that a user passes
+by ``--config`` or to `fit`: a grid file, and the config of a run, may come from somebody else.
+"""
+
+import inspect
+import json
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from pydoc import ErrorDuringImport
+from pydoc import locate as find_object
+from types import NoneType
+from typing import Any, get_type_hints
+
+from lightning_app.config.bounds import check_named_callback
+from lightning_app.config.schema import as_plain, as_written, expected, kinds_of, part_of, read
+from lightning_app.config.trainer import ClassSpec, TrainerConfig
+from lightning_app.core.errors import UserError, nearest
+from lightning_app.plugins import CALLBACKS, loaded
+
+_PASSED_ON: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "DDPStrategy": ("torch.nn.parallel.DistributedDataParallel", ("module", "device_ids")),
+    "EMAWeightAveraging": ("torch.optim.swa_utils.AveragedModel", ("model", "avg_fn")),
+    "PyTorchProfiler": ("torch.profiler.profile", ()),
+}
+"""Where a class passes other arguments on: to what, and the arguments that it gives itself."""
+
+
+def import_named(field: str, path: str) -> Any:
+    """Import what a config of the user's own command line names.
+
+    This is the one place of the program that imports a module because a config names it.
+
+    Raises:
+        UserError: if there is no such object, or its module cannot be imported.
+    """
+    names = [path]
+    if "." not in path:  # a class of Lightning by its last word
+        parts = ("callbacks", "loggers", "strategies", "plugins", "profilers", "accelerators")
+        names = [f"lightning.pytorch.{part}.{path}" for part in parts]
+    try:
+        found = next((each for name in names if (each := find_object(name)) is not None), None)
+    except ErrorDuringImport as error:
+        raise UserError(f"{field}: {path!r} cannot be imported: {error.value}") from error
+    if found is None:
+        raise UserError(f"{field}: there is no {path!r}; a class by its import path, module.Name")
+    return found
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """The arguments of a constructor: their types and defaults by name.
+
+    `open` says whether it takes others, of which nothing is known.
+    """
+
+    hints: Mapping[str, Any]
+    defaults: Mapping[str, Any]
+    open: bool
+
+    @staticmethod
+    def of(kind: type) -> "Arguments":
+        """Return the arguments of a class, with those that it passes on to another one."""
+        hints, defaults, is_open = _signature(kind)
+        inner = _PASSED_ON.get(kind.__name__)
+        if inner is not None and is_open:
+            others, more, _ = _signature(find_object(inner[0]))
+            others = {name: hint for name, hint in others.items() if name not in inner[1]}
+            hints, defaults = {**others, **hints}, {**more, **defaults}
+        return Arguments(hints, defaults, is_open)
+
+    def complete(self, key: str, given: Mapping[str, Any], *, imports: bool) -> dict[str, Any]:
+        """Return plain arguments with every default, checked.
+
+        Raises:
+            UserError: for an unknown or a missing argument, and for a value of another type.
+        """
+        for name in given:
+            if name not in self.hints and not self.open:
+                raise UserError(f"unknown key '{key}.{name}'{nearest(name, self.hints)}")
+        found = {}
+        for name, hint in self.hints.items():
+            if name in given:
+                found[name] = _plain_value(f"{key}.{name}", hint, given[name], imports=imports)
+            elif name in self.defaults:
+                found[name] = _plain_default(f"{key}.{name}", self.defaults[name])
+            else:
+                raise UserError(f"{key}.{name}: no value is given, and there is no default")
+        return {**found, **{name: given[name] for name in given if name not in found}}
+
+    def values(self, key: str, given: Mapping[str, Any], *, imports: bool) -> dict[str, Any]:
+        """Return complete arguments as the constructor takes them; defaults are left out."""
+        return {
+            name: _value(f"{key}.{name}", self.hints.get(name, Any), value, imports=imports)
+            for name, value in given.items()
+            if name not in self.defaults or not _is_default(value, self.defaults[name])
+        }
+
+
+def _signature(kind: Any) -> tuple[dict[str, Any], dict[str, Any], bool]:
+    """Return types and defaults of the arguments of a class, and whether it takes others."""
+    try:
+        known = get_type_hints(kind.__init__)
+    except (NameError, TypeError):
+        known = {}
+    hints, defaults, is_open = {}, {}, False
+    for name, each in inspect.signature(kind).parameters.items():
+        if each.kind is each.VAR_KEYWORD:
+            is_open = True
+        elif each.kind is not each.VAR_POSITIONAL:
+            hints[name] = known.get(name, Any if each.annotation is each.empty else each.annotation)
+            if each.default is not each.empty:
+                defaults[name] = each.default
+    return hints, defaults, is_open
+
+
+def _plain_default(key: str, value: Any) -> Any:
+    value = as_plain(value)
+    if isinstance(value, timedelta | Path):
+        return str(value)
+    try:
+        return json.loads(json.dumps(value))
+    except (TypeError, ValueError) as error:
+        raise UserError(
+            f"{key}: its default {value!r} cannot be written to config.yaml, which holds only "
+            "text, numbers, lists and mappings; give it a value"
+        ) from error
+
+
+def _is_default(value: Any, default: Any) -> bool:
+    try:
+        return type(value) is type(written := _plain_default("", default)) and value == written
+    except UserError:
+        return False
+
+
+def _plain_value(key: str, hint: Any, value: Any, *, imports: bool) -> Any:
+    """Return a value as the config holds it: a number as the type has it, the rest as written."""
+    found = _value(key, hint, value, imports=imports)
+    return found if isinstance(value, int | float) and isinstance(found, int | float) else value
+
+
+def _value(key: str, hint: Any, value: Any, *, imports: bool) -> Any:
+    """Return a plain value as an argument of a type.
+
+    Raises:
+        UserError: if it has another type.
+    """
+    from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
+
+    if imports and isinstance(value, Mapping) and "class_path" in value:
+        kind = import_named(key, value["class_path"])
+        given = value.get("init_args") or {}
+        return kind(**Arguments.of(kind).values(key, given, imports=imports))
+    kinds, part = kinds_of(hint), part_of(hint)
+    if part is not None and isinstance(value, Mapping):
+        return read(part, value, at=key)
+    if imports and isinstance(value, str) and any(_is_code(kind) for kind in kinds):
+        return import_named(key, value)
+    if timedelta in kinds and isinstance(value, str):
+        return _duration(key, value)
+    try:
+        strict = ConfigDict(strict=True, arbitrary_types_allowed=True)
+        adapter = TypeAdapter(hint, config=strict)
+    except PydanticUserError:  # a dataclass, or a type of which pydantic knows nothing
+        return value
+    try:
+        return adapter.validate_json(json.dumps(value))
+    except ValidationError as error:
+        said = " or ".join(expected(kind) for kind in kinds if kind is not NoneType)
+        raise UserError(f"{key}: expected {said}, found {as_written(value)}") from error
+
+
+def _is_code(kind: Any) -> bool:
+    origin = getattr(kind, "__origin__", kind)
+    return origin is Callable or getattr(origin, "__name__", "") in ("Callable", "type")
+
+
+def _duration(key: str, text: str) -> timedelta:
+    days, _, clock = text.rpartition(" day")
+    words = clock.removeprefix("s").removeprefix(", ").split(":")
+    try:
+        hours, minutes, seconds = words
+        return timedelta(
+            days=int(days or 0), hours=int(hours), minutes=int(minutes), seconds=float(seconds)
+        )
+    except ValueError as error:
+        raise UserError(f"{key}: expected a time HH:MM:SS, found {text!r}") from error
+
+
+CLASSES = (
+    "lightning_app.training.callbacks.probes.SignalProbe",
+    "lightning.pytorch.callbacks.DeviceStatsMonitor",
+    "lightning.pytorch.callbacks.EMAWeightAveraging",
+    "lightning.pytorch.callbacks.EarlyStopping",
+    "lightning.pytorch.callbacks.GradientAccumulationScheduler",
+    "lightning.pytorch.callbacks.LearningRateMonitor",
+    "lightning.pytorch.callbacks.ModelCheckpoint",
+    "lightning.pytorch.callbacks.ModelSummary",
+    "lightning.pytorch.callbacks.OnExceptionCheckpoint",
+    "lightning.pytorch.callbacks.SpikeDetection",
+    "lightning.pytorch.callbacks.StochasticWeightAveraging",
+    "lightning.pytorch.callbacks.Timer",
+    "lightning.pytorch.callbacks.WeightAveraging",
+    "lightning.pytorch.loggers.CSVLogger",
+    "lightning.pytorch.loggers.CometLogger",
+    "lightning.pytorch.loggers.MLFlowLogger",
+    "lightning.pytorch.loggers.TensorBoardLogger",
+    "lightning.pytorch.loggers.WandbLogger",
+    "lightning.pytorch.plugins.DoublePrecision",
+    "lightning.pytorch.plugins.HalfPrecision",
+    "lightning.pytorch.plugins.MixedPrecision",
+    "lightning.pytorch.plugins.TorchSyncBatchNorm",
+    "lightning.pytorch.profilers.AdvancedProfiler",
+    "lightning.pytorch.profilers.PassThroughProfiler",
+    "lightning.pytorch.profilers.PyTorchProfiler",
+    "lightning.pytorch.profilers.SimpleProfiler",
+    "lightning.pytorch.strategies.DDPStrategy",
+    "lightning.pytorch.strategies.FSDPStrategy",
+    "lightning.pytorch.strategies.SingleDeviceStrategy",
+)
+"""The classes that every config may name, also that of a grid. With the callbacks of plug-ins."""
+
+FIELDS = ("accelerator", "strategy", "logger", "callbacks", "profiler", "plugins")
+"""The fields of the Trainer that take classes."""
+
+CLASS_FIELDS = ("class_path", "init_args")
+"""The fields of a section that say which class is made of it."""
+
+OWN_CLASS = "model.class_path"
+"""The field that names a LightningModule of a plug-in."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnClass:
+    """The class that is made of the section `model` or `data`.
+
+    It extends `TransformerModule` or `TextDataModule`, whose arguments are the other fields of the
+    section, and passes them on: ``def __init__(self, mine: float = 0.5, **others)``.
+    """
+
+    class_path: str | None = None
+    """The class of a plug-in, such as my_module.Mine; null for the class of the package."""
+    init_args: dict[str, Any] | None = None
+    """The arguments of that class which the class of the package does not have."""
+
+
+Entry = dict[str, Any]
+"""A class as a config has it: `class_path`, `init_args`, and `dict_kwargs`."""
+
+
+def entries(value: Any) -> list[Any]:
+    """Return the classes that a field of a complete section `trainer` names."""
+    listed = value if isinstance(value, list) else [value]
+    return [each for each in listed if isinstance(each, Mapping) and "class_path" in each]
+
+
+def complete_classes(trainer: TrainerConfig, *, imports: bool) -> dict[str, Any]:
+    """Return the section with every argument of the classes that it names.
+
+    Args:
+        trainer: The section.
+        imports: Whether it may name classes that are in no table: see `import_named`.
+
+    Raises:
+        UserError: naming the class or the argument.
+    """
+    found = {}
+    for name, value in vars(trainer).items():
+        if isinstance(value, ClassSpec):
+            value = _completed(f"trainer.{name}", value, imports=imports)
+        elif name in FIELDS and isinstance(value, list):
+            value = [_completed(f"trainer.{name}", each, imports=imports) for each in value]
+        found[name] = value
+    return found
+
+
+def _completed(field: str, spec: ClassSpec, *, imports: bool) -> Entry:
+    # As a text, since cells of a grid have the same ones.
+    given = json.dumps([spec.init_args, spec.dict_kwargs])
+    plugins = tuple(CALLBACKS.values())
+    return json.loads(_complete(field, spec.class_path, given, imports, plugins))
+
+
+@cache
+def _complete(field: str, path: str, given: str, imports: bool, _: tuple[type, ...]) -> str:
+    kind, known = class_of(field, path, imports=imports)
+    arguments, passed_on = json.loads(given)
+    found = Arguments.of(kind).complete(f"{field}.init_args", arguments or {}, imports=imports)
+    entry: Entry = {"class_path": known}
+    if found:
+        entry["init_args"] = found
+    if passed_on:
+        entry["dict_kwargs"] = passed_on
+    return json.dumps(entry)
+
+
+def made_object(field: str, entry: Mapping[str, Any], *, imports: bool) -> Any:
+    """Return the object of a complete class.
+
+    Raises:
+        UserError: for arguments that its constructor refuses.
+    """
+    from lightning.fabric.utilities.exceptions import MisconfigurationException
+
+    kind, _ = class_of(field, entry["class_path"], imports=imports)
+    arguments = Arguments.of(kind).values(
+        f"{field}.init_args", entry.get("init_args") or {}, imports=imports
+    )
+    try:
+        return kind(**arguments, **(entry.get("dict_kwargs") or {}))
+    except (MisconfigurationException, ValueError, TypeError) as error:
+        raise UserError(f"{field}: {kind.__name__}: {error}") from error
+
+
+def made_fields(trainer: Mapping[str, Any], *, imports: bool) -> dict[str, Any]:
+    """Return the arguments of the Trainer of a complete section, with its classes made."""
+
+    def make(name: str, value: Any) -> Any:
+        if isinstance(value, list):
+            return [make(name, each) for each in value]
+        if isinstance(value, Mapping) and "class_path" in value:
+            return made_object(f"trainer.{name}", value, imports=imports)
+        return value
+
+    return {name: make(name, value) if name in FIELDS else value for name, value in trainer.items()}
+
+
+def callback_paths() -> list[str]:
+    """Return the import paths of the callbacks that plug-ins have registered."""
+    return [_path(kind) for kind in CALLBACKS.values()]
+
+
+def class_of(field: str, path: str, *, imports: bool) -> tuple[type, str]:
+    """Return the class that a field of the Trainer names, and its path in the tables.
+
+    Raises:
+        UserError: if it is in no table and may not be imported, or of another kind.
+    """
+    known = known_path(path)
+    own = next((kind for kind in CALLBACKS.values() if _path(kind) == known), None)
+    if own is not None:
+        return own, path
+    check_named_callback(path)
+    if known is not None:
+        kind = _listed(known)
+    elif imports:
+        kind = import_named(f"{field}.class_path", path)
+    else:
+        raise UserError(f"{field}.class_path: {refusal(path)}")
+    bases = _bases(field.rpartition(".")[2])
+    if not isinstance(kind, type) or not issubclass(kind, bases):
+        names = " or ".join(f"{base.__module__}.{base.__name__}" for base in bases)
+        raise UserError(
+            f"{field}.class_path: expected a class that extends {names}, found {path!r}"
+        )
+    if known is None:
+        known = next((each for each in CLASSES if _ends_alike(each, kind)), path)
+    return kind, known
+
+
+def known_path(path: str) -> str | None:
+    """Return the path of a class in the tables, of which `path` may be the last word."""
+    if path in CLASSES or path in callback_paths():
+        return path
+    return next((each for each in CLASSES if each.rpartition(".")[2] == path), None)
+
+
+def refusal(path: Any) -> str:
+    """Say that a class is in no table."""
+    short = [known.rpartition(".")[2] for known in CLASSES]
+    last = str(path).rpartition(".")[2]
+    hint = f"; did you mean '{CLASSES[short.index(last)]}'?" if last in short else ""
+    return (
+        "a grid file may only name listed classes of lightning.pytorch, SignalProbe and the "
+        f"callbacks that a plug-in registers (--plugin FILE), found {path!r}{hint}"
+    )
+
+
+@cache
+def _listed(path: str) -> Any:
+    module, _, name = path.rpartition(".")
+    return getattr(import_module(module), name)
+
+
+def _ends_alike(path: str, kind: type) -> bool:
+    return path.rpartition(".")[2] == kind.__name__ and _listed(path) is kind
+
+
+def _path(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+@cache
+def _bases(name: str) -> tuple[type, ...]:
+    """The classes of Lightning that a field of the Trainer takes."""
+    import lightning.pytorch as pl
+    from lightning.fabric.plugins import CheckpointIO, ClusterEnvironment
+    from lightning.pytorch.accelerators import Accelerator
+    from lightning.pytorch.loggers import Logger
+    from lightning.pytorch.plugins import LayerSync, Precision
+    from lightning.pytorch.profilers import Profiler
+    from lightning.pytorch.strategies import Strategy
+
+    return {
+        "accelerator": (Accelerator,),
+        "strategy": (Strategy,),
+        "logger": (Logger,),
+        "callbacks": (pl.Callback,),
+        "profiler": (Profiler,),
+        "plugins": (Precision, ClusterEnvironment, CheckpointIO, LayerSync),
+    }[name]
+
+
+_SECTION_CLASSES: Mapping[str, str] = {
+    "model": "lightning_app.training.module.TransformerModule",
+    "data": "lightning_app.training.datamodule.TextDataModule",
+}
+"""The class of a section that names none, which those of plug-ins extend. Slow to import."""
+
+
+def named_class(section: str, fields: Mapping[str, Any]) -> Any:
+    """Return the class that the fields of a section name; that of the package if they name none.
+
+    Only a plug-in that is loaded is looked into: nothing is imported because a config names it.
+
+    Raises:
+        UserError: if no loaded plug-in has that class, or it does not extend that of the package.
+    """
+    base = _listed(_SECTION_CLASSES[section])
+    path = fields.get("class_path")
+    if path is None:
+        return base
+    require_plugin(section, path)
+    said = f"{section}.class_path: '{path}'"
+    module, _, name = path.rpartition(".")
+    package = module.partition(".")[0]
+    found = vars(sys.modules[module]).get(name) if module in sys.modules else None
+    if not isinstance(found, type):
+        known = [
+            key for key, value in vars(sys.modules[package]).items() if isinstance(value, type)
+        ]
+        raise UserError(f"{said} is not in the plug-in '{package}'{nearest(name, known)}")
+    if not issubclass(found, base):
+        raise UserError(
+            f"{said} does not extend {base.__module__}.{base.__name__}, from which loss, metrics "
+            "and checkpoints come"
+        )
+    return found
+
+
+def require_plugin(section: str, path: str) -> None:
+    """Refuse a class that is in no loaded plug-in: no digest would say what it does.
+
+    Raises:
+        UserError: naming the class.
+    """
+    if path.partition(".")[0] not in {plugin.package for plugin in loaded().values()}:
+        raise UserError(
+            f"{section}.class_path: '{path}' is in no plug-in that is loaded; name its file with "
+            "--plugin FILE, or in ablate.yaml"
+        )
+
+
+def own_arguments(section: str, fields: Mapping[str, Any]) -> tuple[Any, Entry]:
+    """Return the class of a complete section `model` or `data`, and its arguments of its own.
+
+    Raises:
+        UserError: naming the field, and what would be right.
+    """
+    key, given = f"{section}.init_args", fields.get("init_args")
+    kind = named_class(section, fields)
+    if fields.get("class_path") is None:
+        if given is not None:
+            raise UserError(f"{key}: needs {section}.class_path, which is null")
+        return kind, {}
+    given = given or {}
+    for name in given:
+        if name in fields:
+            raise UserError(f"{key}.{name}: belongs to {section}.{name}")
+    known = Arguments.of(kind)
+    apart = {name: hint for name, hint in known.hints.items() if name not in fields}
+    own = Arguments(apart, known.defaults, False)
+    if given and not apart:
+        raise UserError(f"unknown key '{key}.{next(iter(given))}'; the class has no arguments")
+    return kind, own.values(key, own.complete(key, given, imports=False), imports=False)

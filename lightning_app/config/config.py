@@ -1,0 +1,313 @@
+"""The config of one run as objects: read, completed and checked. Without Lightning.
+
+The config of one run as objects: read, completed and checked. Without Lightning.
+
+Read the config of a command line: a file, and overrides after it.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from lightning_app.blocks.config import BlockConfig
+from lightning_app.config.bounds import check_accumulation, check_bounds, check_numbers, check_seed
+from lightning_app.config.classes import CLASS_FIELDS, OwnClass, complete_classes, own_arguments
+from lightning_app.config.identity import without_removed
+from lightning_app.config.parents import check_parent
+from lightning_app.config.schema import as_plain, check_keys, read
+from lightning_app.config.sources import Written, check_links, nested
+from lightning_app.config.trainer import TrainerConfig
+from lightning_app.core.errors import UserError, named
+from lightning_app.data.config import DataConfig
+from lightning_app.data.prepare import PreparedCorpus, find, resolved_data
+from lightning_app.data.sources import require_test
+from lightning_app.models.heads import ArchitectureConfig
+from lightning_app.models.loss import ObjectiveConfig
+from lightning_app.models.optim import OptimizerConfig, ScheduleConfig
+from lightning_app.scores.task_facts import TASKS, fill_by_task, glue_task_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig(OwnClass):
+    """The `model` section of a run: the arguments of `TransformerModule`, documented there."""
+
+    block: BlockConfig = BlockConfig()
+    architecture: ArchitectureConfig = ArchitectureConfig()
+    objective: ObjectiveConfig = ObjectiveConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    schedule: ScheduleConfig = ScheduleConfig()
+    compile: Literal["none", "blocks"] = "none"
+    init_from: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataSection(DataConfig, OwnClass):
+    """The `data` section of a run: the arguments of `TextDataModule`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """The config of a run."""
+
+    seed_everything: int = 1
+    """The seed of initial values, batches and dropout."""
+    trainer: TrainerConfig = field(default_factory=TrainerConfig)
+    """The arguments of Lightning's Trainer."""
+    model: ModelConfig = ModelConfig()
+    """What is trained, and how."""
+    data: DataSection = field(default_factory=DataSection)
+    """The corpus, and its batches."""
+
+
+_LINKED = {
+    "data": ("task", "next_sentence", "init_from", "seed"),
+    "objective": ("glue",),
+}
+"""The fields that are set from others; they come last in their sections of `config.yaml`."""
+
+
+def load_config(written: Written, *, imports: bool = True, trains: bool = True) -> dict[str, Any]:
+    """Return the complete config of files and overrides, like `resolve`.
+
+    Args:
+        written: What the files and the command line say.
+        trains: Whether the run is trained; a schedule that is only read may be an earlier one.
+        imports: Whether it may name classes that are in no table, which are then imported.
+
+    Raises:
+        UserError: naming the file, the field, what is expected and what was found.
+    """
+    with written.located():
+        return _complete(written.typed(Config), imports=imports, trains=trains)
+
+
+def resolve(tree: Mapping[str, Any], source: str, *, imports: bool = False) -> dict[str, Any]:
+    """Return the complete config of a run: every default filled in, every pair checked.
+
+    Args:
+        tree: The config as a user wrote it.
+        source: The name of the config in error messages: the file, and the cell of a grid.
+        imports: Whether it may name classes that are in no table, which are then imported.
+
+    Raises:
+        UserError: for an unknown key, a wrong type, or an impossible pair.
+    """
+    if not isinstance(tree, dict):
+        raise UserError(f"{source}: expected a mapping of sections, found {tree!r}")
+    with named(source):
+        tree = without_removed(nested(tree))
+        check_links(tree)
+        return _complete(tree, imports=imports)
+
+
+def _complete(tree: dict[str, Any], *, imports: bool, trains: bool = True) -> dict[str, Any]:
+    check_numbers(tree)
+    if "seed_everything" in tree:
+        check_seed(tree["seed_everything"])
+    config = _sections(linked(tree))
+    found = tree_of(config, imports=imports)
+    check(found, config, trains=trains)
+    return found
+
+
+def _sections(tree: Mapping[str, Any]) -> Config:
+    """Read one section after the other, so that a mistake is that of the first section with one."""
+    check_keys(Config, tree)
+    kinds = {"trainer": TrainerConfig, "model": ModelConfig, "data": DataSection}
+    parts: dict[str, Any] = {
+        name: read(kind, tree.get(name, {}), at=name) for name, kind in kinds.items()
+    }
+    return Config(seed_everything=tree.get("seed_everything", Config.seed_everything), **parts)
+
+
+def linked(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a config with the fields that are set from others, before anything is checked."""
+    found = dict(tree)
+    model = _section(found, "model")
+    data = _section(found, "data")
+    objective = None if model is None else _section(model, "objective")
+    if model is None or data is None or objective is None:
+        return found
+    # A default is a class attribute of a dataclass.
+    kind = objective.setdefault("kind", ObjectiveConfig.kind)
+    data["task"], data["init_from"] = kind, model.get("init_from")
+    data["next_sentence"] = objective.get("next_sentence", False)
+    data["seed"] = found.get("seed_everything", Config.seed_everything)
+    name = data.get("name", DataSection.name)
+    objective["glue"] = glue_task_of(name) if isinstance(name, str) else None
+    objective.setdefault("label_smoothing", None)
+    if isinstance(kind, str):
+        fill_by_task(objective)
+    return found
+
+
+def _section(tree: dict[str, Any], name: str) -> dict[str, Any] | None:
+    """Return a section as a copy that is in the tree; None if it is no mapping."""
+    part = tree.get(name, {})
+    if not isinstance(part, dict):
+        return None
+    tree[name] = dict(part)
+    return tree[name]
+
+
+def tree_of(config: Config, *, imports: bool = False) -> dict[str, Any]:
+    """Return a config as `config.yaml` holds it: plain values, every default."""
+    model, data = as_plain(config.model), as_plain(config.data)
+    model["objective"] = _last(model["objective"], _LINKED["objective"])
+    return {
+        "seed_everything": config.seed_everything,
+        "trainer": as_plain(complete_classes(config.trainer, imports=imports)),
+        "model": _last(model, CLASS_FIELDS),
+        "data": _last(data, _LINKED["data"]),
+    }
+
+
+def _last(tree: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
+    rest = {name: value for name, value in tree.items() if name not in names}
+    return {**rest, **{name: tree[name] for name in names}}
+
+
+def without_links(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a complete config without the fields that are set from others."""
+    model, data = tree["model"], tree["data"]
+    objective = {k: v for k, v in model["objective"].items() if k not in _LINKED["objective"]}
+    data = {k: v for k, v in data.items() if k not in _LINKED["data"]}
+    return {**tree, "model": {**model, "objective": objective}, "data": data}
+
+
+def model_config(section: Mapping[str, Any]) -> ModelConfig:
+    """Return a complete `model` section as an object. Raises `UserError`."""
+    return read(ModelConfig, section, at="model")
+
+
+def check(tree: dict[str, Any], config: Config, *, trains: bool) -> None:
+    """Refuse a complete config whose parts do not go together, before anything is loaded.
+
+    Without `trains` its schedule may be one that an earlier version took.
+    """
+    model, corpus = config.model, config.data
+    check_bounds(tree)
+    _check_classes(tree)
+    try:
+        stacks = model.architecture.stacks(model.block)
+        model.architecture.sizes()
+    except ValueError as error:
+        raise UserError(f"model: {error}") from error
+    objective, kind = tree["model"]["objective"]["kind"], tree["model"]["architecture"]["kind"]
+    task = TASKS[objective]
+    if task.architecture != kind:
+        raise UserError(
+            f"model.architecture.kind: '{kind}' cannot serve model.objective.kind '{objective}'; "
+            f"use '{task.architecture}'"
+        )
+    trainer = tree["trainer"]
+    if trainer["val_check_interval"] == 0:
+        raise UserError("trainer.val_check_interval: 0 is no interval; at least 1 step")
+    interval = trainer["val_check_interval"]
+    if isinstance(interval, float) and trainer["check_val_every_n_epoch"] is None:
+        raise UserError(
+            f"trainer.val_check_interval: expected a whole number of steps, found {interval}; a "
+            "share of an epoch needs trainer.check_val_every_n_epoch"
+        )
+    if trainer["max_steps"] == -1 and not (trainer["max_epochs"] or trainer["max_time"]):
+        raise UserError("trainer.max_steps: -1 never ends; set it, max_epochs or max_time")
+    if trainer["use_distributed_sampler"]:
+        raise UserError("trainer.use_distributed_sampler: must be false; our samplers share out")
+    check_accumulation(trainer["accumulate_grad_batches"])
+    if model.schedule.ends and trainer["max_steps"] < 1:
+        raise UserError(
+            f"trainer.max_steps: the {model.schedule.kind} schedule needs a number of steps"
+        )
+    if trains:
+        model.schedule.check(trainer["max_steps"])
+    bounded = max(trainer["max_steps"], trainer["max_epochs"] or 0) >= 1
+    predicting = model.architecture.predicting
+    model.objective.auxiliary().check(predicting, stacks[predicting], bounded=bounded)
+    architecture, length = model.architecture, tree["data"][task.length]
+    if architecture.order().longest < (needed := length + task.marks):
+        raise UserError(
+            f"model.architecture.max_positions: {architecture.max_positions} "
+            f"{architecture.positions} positions are too few for data.{task.length} {length}; "
+            f"at least {needed}"
+        )
+    if corpus.intra_document_masking:
+        try:
+            for spec in stacks.values():
+                spec.check_documents()
+        except ValueError as error:
+            raise UserError(f"data.{error}") from error
+    if stacks[predicting].memory is not None and corpus.order != "streams":
+        raise UserError(
+            f"data.order: '{corpus.order}' with model.block.memory, which needs the segments of a "
+            "text one after another; use 'streams'"
+        )
+    check_parent(tree)
+    if tree["model"]["objective"]["evaluate_test"]:
+        require_test(corpus)
+
+
+def check_rows(tree: Mapping[str, Any], corpus: PreparedCorpus | None = None) -> None:
+    """Refuse a complete config whose positions end before a row of any split does.
+
+    `check` compares them with the length of windows and training sentences. Of pairs, no row of
+    valid and test is left out or cut.
+
+    Args:
+        tree: The config.
+        corpus: Its corpus; None to look for it, and to check nothing where it is not prepared.
+
+    Raises:
+        UserError: naming the field, the row and both numbers.
+    """
+    architecture = model_config(tree["model"]).architecture
+    longest = architecture.order().longest
+    if longest == math.inf or not TASKS[tree["model"]["objective"]["kind"]].pairs:
+        return
+    corpus = corpus or find(resolved_data(tree["data"]))
+    if corpus is None:
+        return
+    for split in corpus.meta["sizes"]:
+        for column in corpus.meta["tokens"][split]:
+            lengths = corpus.lengths(split, column)
+            if (needed := int(lengths.max())) > longest:
+                raise UserError(
+                    f"model.architecture.max_positions: {architecture.max_positions} "
+                    f"{architecture.positions} positions are too few for row "
+                    f"{int(lengths.argmax()) + 1} of the {split} split, whose {column} has "
+                    f"{needed} tokens; at least {needed}"
+                )
+
+
+def transformer_module(section: Mapping[str, Any]) -> Any:
+    """Return the module of a complete `model` section, its model not yet built."""
+    kind, own = own_arguments("model", section)
+    return kind(**vars(model_config(section)), **own)
+
+
+def data_module(section: Mapping[str, Any]) -> Any:
+    """Return the data module of a complete `data` section."""
+    kind, own = own_arguments("data", section)
+    named = {name: section.get(name) for name in CLASS_FIELDS}
+    return kind(**vars(resolved_data(section)), **named, **own)
+
+
+def _check_classes(tree: dict[str, Any]) -> None:
+    """Check the classes that a config names; Lightning is imported only if it names one."""
+    for section in ("model", "data"):
+        if any(tree[section][name] is not None for name in CLASS_FIELDS):
+            own_arguments(section, tree[section])
+    if tree["trainer"]["callbacks"]:
+        from lightning_app.config.callbacks import check_callbacks
+
+        check_callbacks(tree)
+
+
+def read_config(path: Path, overrides: Sequence[str], *, imports: bool = True) -> dict[str, Any]:
+    """Return the complete config of a file with overrides, read like `ablate fit`.
+
+    Raises:
+        UserError: for a mistake in either.
+    """
+    return load_config(Written(["--config", str(path), *overrides]), imports=imports)

@@ -1,0 +1,315 @@
+"""What the files and the command line of a call say, with the source of each value.
+
+Fast to import: without torch, so that most mistakes are answered at once.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import NoneType
+from typing import Any, get_origin
+
+from yaml import YAMLError
+
+from lightning_app.config.bounds import check_seed
+from lightning_app.config.identity import leaves, without_removed
+from lightning_app.config.run_plugins import require
+from lightning_app.config.schema import check_keys, hint_at, kinds_of, part_of, read
+from lightning_app.config.trainer import TrainerConfig
+from lightning_app.config.tree import SECTIONS, lookup
+from lightning_app.core import strict_yaml
+from lightning_app.core.errors import UserError, named, nearest
+from lightning_app.scores.task_facts import glue_task_of
+
+COMMAND_LINE = "command line"
+CHECKPOINT = "ckpt_path"
+FIELDS_OF: Mapping[str, tuple[str, ...]] = {
+    "fit": (CHECKPOINT, "weights_only"),
+    "validate": (CHECKPOINT, "verbose", "weights_only"),
+    "test": (CHECKPOINT, "verbose", "weights_only"),
+    "predict": ("return_predictions", CHECKPOINT, "weights_only"),
+}
+"""What each command of Lightning takes beside the sections. Of a checkpoint only plain values are
+read, whatever `weights_only` says."""
+
+_OPTIONS = ("config", "help", "print_config")  # every command that reads a config has these
+_FIELD = re.compile(rf"(?:unknown key ')?((?:{'|'.join(SECTIONS)})(?:\.\w+)*)\b")
+_FREE = ("init_args", "dict_kwargs")
+"""What these hold are arguments of a class, whose keys may have dots."""
+
+_LINKS = {
+    "data.next_sentence": ("model.objective.next_sentence", lambda given: given),
+    "data.init_from": ("model.init_from", lambda given: given),
+    "model.objective.glue": ("data.name", lambda name: glue_task_of(str(name))),
+}
+"""Fields that are set from another one, and how; another value would be replaced."""
+
+
+class Written:
+    """What files and a command line say, later sources over earlier ones.
+
+    Args:
+        words: The options of the call: ``--config FILE``, ``--a.b VALUE``, ``--a '{...}'``.
+        fields: The keys beside the sections of a config that may be given, such as ``ckpt_path``.
+
+    Attributes:
+        tree: The sections of the config.
+        fields: The values of those other keys.
+        asked: ``help`` or ``print_config`` if the call asks for them, with their values.
+
+    Raises:
+        UserError: for a file that cannot be read, an unknown key of a section, and a wrong value in
+            the section `trainer`.
+    """
+
+    def __init__(self, words: Sequence[str], fields: Sequence[str] = ()) -> None:
+        self.tree: dict[str, Any] = {}
+        self.fields: dict[str, Any] = {}
+        self.asked: dict[str, str | None] = {}
+        self._known = (*SECTIONS, *fields)
+        self._texts: dict[str, str] = {}
+        self._sources: list[tuple[str, list[str]]] = []
+        for name, value in options_of(words):
+            self._take(name, value)
+        self._check()
+
+    @classmethod
+    def of(cls, tree: Mapping[str, Any], source: str, fields: Sequence[str] = ()) -> "Written":
+        """Return what a tree says that is not in a file."""
+        written = cls((), fields)
+        written._add(source, tree)
+        written._check()
+        return written
+
+    def typed(self, kind: type) -> dict[str, Any]:
+        """Return the tree, in which values of the command line are texts where a field is one."""
+        tree = self.tree
+        for name, text in self._texts.items():
+            hint = hint_at(kind, name.split("."))
+            value = _value(name, text)
+            if str in kinds_of(hint) and not _may_be(hint, value) and lookup(tree, name) == value:
+                tree = merged(tree, nested({name: text}))
+        return tree
+
+    @contextmanager
+    def located(self) -> Iterator[None]:
+        """Put the source of the value in front of mistakes found inside."""
+        try:
+            yield
+        except UserError as error:
+            raise UserError(f"{self.source_of(str(error))}: {error}") from error
+
+    def source_of(self, mistake: str) -> str:
+        """Return where the field that a message begins with is set.
+
+        For a value it is the last source that sets it, for a mapping every source that sets a part
+        of it. Without a field, or if no source sets it, it is all files, or the command line.
+        """
+        files = dict.fromkeys(source for source, _ in self._sources if source != COMMAND_LINE)
+        everything = ", ".join(files) or COMMAND_LINE
+        match = _FIELD.match(mistake)
+        if match is None:
+            return everything
+        field = match[1]
+        # A part of a config says "model.optimizer: lr -1.0: ...".
+        part = re.match(r": (\w+)", mistake[match.end() :])
+        for each in ([f"{field}.{part[1]}"] if part else []) + [field]:
+            holding = [
+                source
+                for source, names in self._sources
+                if any(f"{each}.".startswith(f"{name}.") for name in names)
+            ]
+            if holding:
+                return holding[-1]
+        # "model" alone begins messages about several fields.
+        inside = dict.fromkeys(
+            source
+            for source, names in self._sources
+            if any(name.startswith(f"{field}.") for name in names)
+        )
+        return ", ".join(inside) if inside and "." in field else everything
+
+    def _take(self, name: str, text: str | None) -> None:
+        """Take an option of the command line."""
+        if name in ("help", "print_config"):
+            self.asked[name] = text
+            return
+        if name.endswith("+"):
+            raise UserError(f"{COMMAND_LINE}: --{name}: appends nothing; give the whole list")
+        top = name.partition(".")[0]
+        if top not in self._known and name != "config":
+            known = (*self._known, *_OPTIONS)
+            raise UserError(f"{COMMAND_LINE}: unknown key '{name}'{nearest(name, known)}")
+        if text is None:
+            raise UserError(f"{COMMAND_LINE}: --{name}: expected a value")
+        if name == "config":
+            self._add(text, read_tree(text))
+            return
+        with named(COMMAND_LINE), named(f"--{name}"):
+            value = _value(name, text)
+        if name in SECTIONS and isinstance(value, str) and Path(value).is_file():
+            self._add(value, {name: read_tree(value)})
+            return
+        self._add(COMMAND_LINE, {name: value})
+        if name == CHECKPOINT and value is not None:
+            self.fields[name] = text
+        elif not isinstance(value, str):
+            self._texts[name] = text
+
+    def _add(self, source: str, tree: Mapping[str, Any]) -> None:
+        with named(source):
+            for key in tree:
+                top = str(key).partition(".")[0]
+                if top not in self._known:
+                    raise UserError(f"unknown key '{key}'{nearest(str(key), self._known)}")
+            found = without_removed(nested(tree))
+            check_links(found)
+        for key in [each for each in found if each not in SECTIONS]:
+            self.fields[key] = found.pop(key)
+        self.tree = merged(self.tree, found)
+        self._sources.append((source, [name for name, _ in leaves(found)]))
+
+    def _check(self) -> None:
+        """Refuse what can be refused without torch."""
+        for name, value in self.fields.items():
+            kinds = (str, NoneType) if name == CHECKPOINT else (bool, NoneType)
+            if not isinstance(value, kinds):
+                wanted = "a text" if name == CHECKPOINT else "true or false"
+                raise UserError(f"{name}: expected {wanted}, found {value!r}")
+        with self.located():
+            trainer = self.typed(_Early).get("trainer", {})
+            if isinstance(trainer, Mapping):
+                check_keys(TrainerConfig, trainer, "trainer")
+            read(TrainerConfig, trainer, at="trainer")
+            if "seed_everything" in self.tree:
+                check_seed(self.tree["seed_everything"])
+
+
+@dataclass
+class _Early:
+    """The section that needs no torch."""
+
+    trainer: TrainerConfig
+
+
+def options_of(words: Sequence[str]) -> Iterator[tuple[str, str | None]]:
+    """Yield each option and its value, None if it seems to have none; -c is short for --config.
+
+    Raises:
+        UserError: for a word that is neither.
+    """
+    words = list(words)
+    while words:
+        word = words.pop(0)
+        follows = bool(words) and not words[0].startswith("--")
+        if word in ("-h", "--help"):
+            yield "help", words.pop(0) if follows else None
+        elif word.startswith("-c"):
+            inside = word.removeprefix("-c").removeprefix("=")
+            yield "config", inside or (words.pop(0) if follows else None)
+        elif word.startswith("--") and word != "--":
+            name, equals, value = word.removeprefix("--").partition("=")
+            takes = follows and not equals and name != "print_config"
+            yield name, words.pop(0) if takes else value if equals else None
+        else:
+            raise UserError(f"{COMMAND_LINE}: unexpected {word!r}; expected --NAME VALUE")
+
+
+def read_tree(file: str | Path) -> dict[str, Any]:
+    """Return the mapping in a config file, and the plug-ins of a run beside it."""
+    require(Path(file).parent)
+    tree, _ = strict_yaml.read_yaml_file(Path(file))
+    if not isinstance(tree, dict | None):
+        raise UserError(f"{file}: expected a mapping of sections, found {tree!r}")
+    with named(file):
+        return without_removed(tree or {})
+
+
+def nested(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a config in which a dotted key is a mapping.
+
+    Raises:
+        UserError: if a key is given twice, dotted and nested.
+    """
+    found: dict[str, Any] = {}
+    try:
+        for key, value in tree.items():
+            if isinstance(value, Mapping) and key not in _FREE:
+                value = nested(value)
+            _insert(found, str(key), value)
+    except RecursionError as error:
+        raise UserError("the config is nested too deeply") from error
+    return found
+
+
+def _insert(tree: dict[str, Any], key: str, value: Any) -> None:
+    name, _, rest = key.partition(".")
+    if rest:
+        part = tree.setdefault(name, {})
+        if not isinstance(part, dict):
+            raise UserError(f"key '{name}' is given twice, dotted and nested, as {key}; keep one")
+        _insert(part, rest, value)
+    elif name in tree:
+        if not (isinstance(value, Mapping) and isinstance(tree[name], dict)):
+            raise UserError(f"key '{name}' is given twice, dotted and nested; keep one")
+        for inner, part in value.items():
+            if inner in tree[name] and not isinstance(part, Mapping):
+                raise UserError(f"key '{name}.{inner}' is given twice, dotted and nested; keep one")
+            _insert(tree[name], inner, part)
+    else:
+        tree[name] = value
+
+
+def merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Return one tree over another; another class takes the place of a class."""
+    found = dict(under)
+    for key, value in over.items():
+        below = found.get(key)
+        if isinstance(below, Mapping) and isinstance(value, Mapping):
+            kind = below.get("class_path")
+            value = merged(below, value) if value.get("class_path", kind) == kind else value
+        found[key] = value
+    return found
+
+
+def check_links(tree: Mapping[str, Any]) -> None:
+    """Refuse a field that is set from another one where they do not fit.
+
+    Raises:
+        UserError: naming both.
+    """
+    written = dict(leaves(tree))
+    for key, (source, linked) in _LINKS.items():
+        if key not in written:
+            continue
+        if source not in written:
+            raise UserError(f"{key}: set from {source}, which is not there; set that instead")
+        if written[key] != (wanted := linked(written[source])):
+            raise UserError(
+                f"{key}: set from {source}, so it is {wanted} and not {written[key]}; leave it out"
+            )
+
+
+def _value(name: str, text: str) -> Any:
+    """Return a value of the command line, as YAML; text such as `{a}` and `a:` stays text."""
+    try:
+        value = strict_yaml.load_yaml_value(text)
+    except YAMLError:
+        return text
+    if isinstance(value, dict) and not any(each is not None for each in value.values()):
+        return value if value == {} else text
+    return value
+
+
+def _may_be(hint: Any, value: Any) -> bool:
+    """Whether a value of the command line fits a type that a text fits, too."""
+    kinds = kinds_of(hint)
+    if isinstance(value, Mapping):
+        return part_of(hint) is not None or any(get_origin(kind) is dict for kind in kinds)
+    if isinstance(value, list):
+        return any(get_origin(kind) in (list, tuple) for kind in kinds)
+    if isinstance(value, int) and not isinstance(value, bool):
+        return int in kinds or float in kinds
+    return (NoneType if value is None else type(value)) in kinds

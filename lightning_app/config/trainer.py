@@ -1,0 +1,129 @@
+"""The section `trainer` of a config: every flag of Lightning's Trainer. Fast to import."""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassSpec:
+    """A class by its import path, and the arguments that it is made with."""
+
+    class_path: str
+    """Such as lightning.pytorch.callbacks.LearningRateMonitor; the last word does for a known
+    class."""
+    init_args: dict[str, Any] | None = None
+    """The arguments of its constructor; others have their defaults."""
+    dict_kwargs: dict[str, Any] | None = None
+    """Arguments that it passes on, and that its signature does not name."""
+
+
+Classes = ClassSpec | list[ClassSpec] | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainerConfig:
+    """The arguments of Lightning's Trainer, by its names.
+
+    The defaults are Lightning's, except `OWN_DEFAULTS`.
+    """
+
+    accelerator: str | ClassSpec = "auto"
+    """auto, cpu, gpu, cuda, mps or tpu."""
+    strategy: str | ClassSpec = "auto"
+    """How several devices share the work: auto, ddp, fsdp, or a class with its arguments."""
+    devices: list[int] | str | int = "auto"
+    """The number of devices, their numbers, or auto."""
+    num_nodes: int = 1
+    """Hosts of a distributed run."""
+    precision: (
+        Literal[64, 32, 16]
+        | Literal["transformer-engine", "transformer-engine-float16"]
+        | Literal["16-true", "16-mixed", "bf16-true", "bf16-mixed", "32-true", "64-true"]
+        | Literal["64", "32", "16", "bf16"]
+        | None
+    ) = "32-true"
+    """32-true, bf16-mixed, 16-mixed, or another form of Lightning's."""
+    logger: bool | ClassSpec | list[ClassSpec] | None = None
+    """Loggers beside those of every run (TensorBoard and CSV); false: none at all."""
+    callbacks: Classes = None
+    """Callbacks beside those of every run."""
+    fast_dev_run: int | bool = False
+    """Must be false: such a run leaves no result."""
+    max_epochs: int | None = None
+    """End after this many epochs; -1 or null: no limit."""
+    min_epochs: int | None = None
+    """Train at least this many epochs."""
+    max_steps: int = 20000
+    """End after this many optimizer steps; -1: no limit."""
+    min_steps: int | None = None
+    """Train at least this many steps."""
+    max_time: str | dict[str, int] | None = None
+    """End after this time, as 'DD:HH:MM:SS' in quotes."""
+    limit_train_batches: int | float | None = None
+    """Batches of an epoch: their number, or a share up to 1.0."""
+    limit_val_batches: int | float | None = None
+    """Batches of a validation: their number, or a share up to 1.0."""
+    limit_test_batches: int | float | None = None
+    """Batches of the test: their number, or a share up to 1.0."""
+    limit_predict_batches: int | float | None = None
+    """Batches of a prediction: their number, or a share up to 1.0."""
+    overfit_batches: int | float = 0.0
+    """Must be 0: it would replace the samplers of batches."""
+    val_check_interval: int | float | str | dict[str, int] | None = 1000
+    """Steps between validations; a share of an epoch needs check_val_every_n_epoch."""
+    check_val_every_n_epoch: int | None = None
+    """Epochs between validations; null: validations are counted in steps, across epochs."""
+    num_sanity_val_steps: int | None = 0
+    """Batches that are validated before the training."""
+    log_every_n_steps: int | None = 50
+    """Steps between logged values."""
+    enable_checkpointing: bool | None = None
+    """Whether last.ckpt and best.ckpt are written; null: yes."""
+    enable_progress_bar: bool | None = None
+    """Whether a bar shows the progress; null: yes."""
+    enable_model_summary: bool | None = None
+    """Whether a table of the model is printed; null: yes."""
+    accumulate_grad_batches: int = 1
+    """Must be 1: data.tokens_per_batch is the batch of a step."""
+    gradient_clip_val: int | float | None = None
+    """The largest norm, or value, of the gradient; null or 0: not clipped."""
+    gradient_clip_algorithm: str | None = None
+    """norm or value; null: norm."""
+    deterministic: bool | Literal["warn"] | None = None
+    """Whether only deterministic operations of torch are used; warn: a warning for others."""
+    benchmark: bool | None = None
+    """torch.backends.cudnn.benchmark; null: as torch has it."""
+    inference_mode: bool = True
+    """Whether evaluations run in torch.inference_mode; false: in torch.no_grad."""
+    use_distributed_sampler: bool = False
+    """Must be false: our samplers divide the data between ranks."""
+    profiler: str | ClassSpec | None = None
+    """simple, advanced, pytorch, or a class with its arguments."""
+    detect_anomaly: bool = False
+    """Whether torch looks for anomalies in the backward pass."""
+    barebones: bool = False
+    """Whether Lightning leaves out all that costs time beside the training."""
+    plugins: Classes = None
+    """Plug-ins of Lightning: of precision, of checkpoints, of a cluster."""
+    sync_batchnorm: bool = False
+    """Whether batch norms are synchronised between ranks."""
+    reload_dataloaders_every_n_epochs: int = 0
+    """Epochs after which the loaders are made again."""
+    default_root_dir: str | None = None
+    """The folder of the run; null: one in experiments/fit/runs, named by the config."""
+    enable_autolog_hparams: bool = True
+    """Whether Lightning logs hyperparameters by itself."""
+    model_registry: str | None = None
+    """The name of the model in Lightning's registry."""
+
+
+OWN_DEFAULTS = {
+    "max_steps": 20000,
+    "precision": "32-true",
+    "log_every_n_steps": 50,
+    "val_check_interval": 1000,
+    "check_val_every_n_epoch": None,  # count validations in steps, across epochs
+    "num_sanity_val_steps": 0,
+    "use_distributed_sampler": False,  # our samplers share batches out themselves
+}
+"""Where a run's defaults are not those of Lightning."""

@@ -1,0 +1,39 @@
+"""Which process of a run this one is: what launchers of processes set. Fast to import."""
+
+from collections.abc import Mapping
+
+from lightning_app.core.errors import UserError
+
+_RANKS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "SLURM_PROCID", "JSM_NAMESPACE_RANK")
+"""Where Lightning reads which process of a run this one is."""
+
+_LAUNCHERS = (
+    ("TORCHELASTIC_RUN_ID", "RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
+    ("KUBERNETES_PORT", "RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
+    ("LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),  # Lightning's own
+    ("SLURM_PROCID", "SLURM_JOB_ID", "SLURM_NTASKS"),
+    ("JSM_NAMESPACE_RANK", "LSB_JOBID"),
+)
+"""What each launcher of processes sets: torchrun, Kubeflow, Lightning, SLURM, LSF."""
+
+LAUNCH = {"LOCAL_RANK", "NODE_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
+"""What Lightning sets when it starts the processes of a run."""
+
+
+def check_launcher(environment: Mapping[str, str]) -> None:
+    """Refuse a rank in the environment that no launcher of processes has set.
+
+    Such a process would train as one of several, and keep no result.
+
+    Raises:
+        UserError: naming the variable.
+    """
+    given = [name for name in _RANKS if name in environment]
+    for name in given:
+        if not environment[name].isdecimal():
+            raise UserError(f"{name}: expected a whole number, found {environment[name]!r}")
+    if given and not any(all(name in environment for name in each) for each in _LAUNCHERS):
+        raise UserError(
+            f"{given[0]}={environment[given[0]]} is set, but no launcher of processes such as "
+            f"torchrun or srun: unset {' '.join(given)}"
+        )

@@ -1,0 +1,54 @@
+"""`ablate schema` and `ablate fit --help`: what a config may hold, from its dataclasses."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lightning_app.cli import main
+from lightning_app.config.schema import hints_of
+from lightning_app.config.trainer import TrainerConfig
+from lightning_app.core.strict_yaml import read_yaml_file
+
+FILES = [*Path("ablations").glob("*.yaml"), *Path("ablations/base").glob("*.yaml")]
+
+
+def follow(schema: dict[str, Any], whole: dict[str, Any]) -> dict[str, Any]:
+    """The object of a schema, which may be named elsewhere, or beside null."""
+    for each in schema.get("anyOf", []):
+        if each.get("type") != "null":
+            schema = each
+    name = schema.get("$ref", "").rpartition("/")[2]
+    return whole["$defs"][name] if name else schema
+
+
+def check(tree: dict[str, Any], schema: dict[str, Any], whole: dict[str, Any]) -> None:
+    """Every key of a file is known to the schema, and has a text for an editor."""
+    for key, value in tree.items():
+        known = schema["properties"][key]
+        if isinstance(value, dict) and (inner := follow(known, whole)).get("properties"):
+            check(value, inner, whole)
+
+
+@pytest.mark.parametrize("kind", ["config", "grid"])
+def test_the_schema_knows_every_key_of_the_shipped_files(kind: str, capsys) -> None:
+    assert main(["schema", kind]) == 0
+    whole = json.loads(capsys.readouterr().out)
+    assert whole["additionalProperties"] is False
+    assert all("description" in each or "$ref" in each for each in whole["properties"].values())
+    for path in FILES:
+        if (path.parent.name == "base") == (kind == "config"):
+            check(read_yaml_file(path)[0], whole, whole)
+
+
+def test_the_help_of_fit_is_short_and_leads_to_the_sections(capsys) -> None:
+    assert main(["fit", "--help"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) <= 60
+    assert main(["fit", "--help", "trainer"]) == 0
+    shown = capsys.readouterr().out
+    assert all(f"--trainer.{name} " in shown for name in hints_of(TrainerConfig))
+    assert main(["validate", "--help", "model.block.ff_skip"]) == 0
+    assert "--model.block.ff_skip.value " in capsys.readouterr().out
+    assert main(["fit", "--help", "modl"]) == 2
+    assert "did you mean 'model'?" in capsys.readouterr().err

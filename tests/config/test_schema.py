@@ -1,0 +1,164 @@
+"""Every field of every dataclass of a config refuses what is wrong in one line that names it."""
+
+from collections.abc import Iterator
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from types import NoneType
+from typing import Any, Literal, get_origin
+
+import pytest
+
+from lightning_app.config.config import Config
+from lightning_app.config.schema import (
+    as_plain,
+    as_written,
+    docs_of,
+    expected,
+    hints_of,
+    kinds_of,
+    part_of,
+    parts_of,
+    read,
+)
+from lightning_app.config.trainer import ClassSpec
+from lightning_app.core.errors import UserError
+
+
+def places(kind: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Yield the dotted key, the type and the dataclass of every field, at any depth."""
+    for each in fields(kind):
+        key, hint = f"{path}{each.name}", hints_of(kind)[each.name]
+        yield key, hint, kind
+        if (part := part_of(hint)) is not None and part is not ClassSpec:
+            yield from places(part, f"{key}.")
+
+
+PLACES = list(places(Config))
+VALUES: list[Any] = [None, True, 3, 2.5, "a word that nothing is called", [[]], {"no such": 1}]
+
+
+def nested(key: str, value: Any) -> dict[str, Any]:
+    for name in reversed(key.split(".")):
+        value = {name: value}
+    return value
+
+
+def fits(hint: Any, value: Any) -> bool:
+    """Whether a value may be read as a type; a mapping and a list count whatever they hold."""
+    kinds = kinds_of(hint)
+    if value is None:
+        return NoneType in kinds
+    if isinstance(value, dict):
+        return any(is_dataclass(kind) or get_origin(kind) is dict for kind in kinds)
+    if isinstance(value, list):
+        return any(get_origin(kind) in (list, tuple) for kind in kinds)
+    if isinstance(value, int) and not isinstance(value, bool):
+        return int in kinds or float in kinds
+    return type(value) in kinds
+
+
+def refused(tree: Any) -> str:
+    with pytest.raises(UserError) as error:
+        read(Config, tree, "mine.yaml")
+    said = str(error.value)
+    assert said.startswith("mine.yaml: ")
+    assert "\n" not in said
+    return said.removeprefix("mine.yaml: ")
+
+
+@pytest.mark.parametrize(
+    ("key", "hint"), [place[:2] for place in PLACES], ids=[p[0] for p in PLACES]
+)
+def test_a_value_of_another_type_names_field_type_and_value(key: str, hint: Any) -> None:
+    wrong = [value for value in VALUES if not fits(hint, value)]
+    assert wrong
+    for value in wrong:
+        said = refused(nested(key, value))
+        assert said.startswith(f"{key}: expected {expected(hint)}, found {as_written(value)}"), said
+
+
+@pytest.mark.parametrize("kind", sorted({place[2] for place in PLACES}, key=str), ids=str)
+def test_an_unknown_key_names_the_nearest(kind: type) -> None:
+    for key, _, owner in PLACES:
+        above, _, name = key.rpartition(".")
+        if owner is not kind or len(name) < 4:
+            continue
+        wrong = f"{above}.{name}z" if above else f"{name}z"
+        said = refused(nested(wrong, 1))
+        assert said == f"unknown key '{wrong}'; did you mean '{name}'?"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inner:
+    needed: int
+    other: Literal["one", "two"] = "one"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outer:
+    inner: Inner
+    several: list[Inner] = field(default_factory=list)
+    pair: tuple[float, float] = (0.5, 1.0)
+    by_name: dict[str, Inner] = field(default_factory=dict)
+    either: Inner | list[Inner] | None = None
+
+
+@pytest.mark.parametrize(
+    ("tree", "said"),
+    [
+        ({}, "inner: no value is given, and there is no default"),
+        ({"inner": {}}, "inner.needed: no value is given, and there is no default"),
+        ({"inner": {"needed": "1"}}, "inner.needed: expected a whole number, found '1'"),
+        ({"inner": {"needed": 1.0}}, "inner.needed: expected a whole number, found 1.0"),
+        ({"inner": {"needed": True}}, "inner.needed: expected a whole number, found true"),
+        (
+            {"inner": {"needed": 1, "other": "tow"}},
+            "inner.other: expected 'one' or 'two', found 'tow'; did you mean 'two'?",
+        ),
+        (
+            {"inner": {"needed": 1}, "several": [{"needed": None}]},
+            "several.needed: expected a whole number, found null",
+        ),
+        (
+            {"inner": {"needed": 1}, "pair": [1]},
+            "pair: expected a list of 2 values, found [1]",
+        ),
+        (
+            {"inner": {"needed": 1}, "by_name": {"x": {"needed": "a"}}},
+            "by_name.x.needed: expected a whole number, found 'a'",
+        ),
+        ({"inner": {"needed": 1}, "either": [{"need": 1}]}, "unknown key 'either.need'; did you"),
+        ({"inner": {"needed": 1}, "either": {"needed": []}}, "either.needed: expected a whole"),
+        ([], "the file: expected a mapping {inner, several, pair, by_name, either}, found []"),
+        ({"inner": object()}, "the config holds a value that is no text, number, list or mapping"),
+    ],
+)
+def test_what_is_missing_or_inside_of_lists_and_mappings(tree: Any, said: str) -> None:
+    with pytest.raises(UserError) as error:
+        read(Outer, tree)
+    assert str(error.value).startswith(said)
+
+
+def test_what_is_right_is_read_as_it_is_written() -> None:
+    tree = {"inner": {"needed": 2}, "pair": [1, 0.25], "either": [{"needed": 3}]}
+    found = read(Outer, tree)
+    assert found == Outer(inner=Inner(needed=2), pair=(1.0, 0.25), either=[Inner(needed=3)])
+    assert type(found.pair[0]) is float
+    assert as_plain(found)["pair"] == [1.0, 0.25]
+
+
+def test_the_defaults_are_read_as_themselves() -> None:
+    for kind in parts_of(Config):
+        given = {}
+        for each in fields(kind):
+            made = each.default if each.default_factory is MISSING else each.default_factory()
+            if made is not MISSING:
+                given[each.name] = as_plain(made)
+        if kind is not Config and len(given) == len(fields(kind)):
+            assert as_plain(read(kind, given)) == given
+
+
+def test_every_field_of_the_trainer_and_of_a_section_is_documented() -> None:
+    for kind in (Config, *(part_of(hint) for hint in hints_of(Config).values() if part_of(hint))):
+        names = {each.name for each in fields(kind)}
+        missing = names - docs_of(kind).keys()
+        assert kind.__name__ == "ModelConfig" or not missing, (kind, missing)
