@@ -146,14 +146,14 @@ def instrument(clock: Clock) -> None:
     clock.watch("result and files", run, "write_result")
     clock.watch("result and files", Run, "_join_logs", "_prepare_folder")
     clock.watch("Lightning's loop and callbacks", pl.Trainer, "fit")
-    made = Run.instantiate_trainer
+    made = Run._make_trainer
 
-    def with_marks(self: Run, **kwargs: Any) -> pl.Trainer:
-        trainer = made(self, **kwargs)
+    def with_marks(self: Run) -> pl.Trainer:
+        trainer = made(self)
         trainer.callbacks.append(Marks(clock))  # pyright: ignore[reportAttributeAccessIssue]
         return trainer
 
-    Run.instantiate_trainer = with_marks
+    Run._make_trainer = with_marks
 
 
 def cell(job: Job, sender: Any, profile: bool) -> None:

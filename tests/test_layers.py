@@ -49,12 +49,8 @@ NAMES = {module_name(path) for path in FILES}
 
 
 def part_of(module: str) -> str:
-    """Return the folder or file directly inside the package that holds `module`.
-
-    Each module of `config` is a part: some are below the models, and some above them.
-    """
-    inside = module.partition(".")[2]
-    return inside if inside.startswith("config.") else inside.partition(".")[0]
+    """Return the folder or file directly inside the package that holds `module`."""
+    return module.partition(".")[2].partition(".")[0]
 
 
 def imports(path: Path) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Positions inside of attention: where queries and keys stand, and rotations of both.
+"""Positions inside of attention: of queries and of keys, and rotations of both.
 
 The effect of positions on the scores of self-attention in one pass through a stack.
 

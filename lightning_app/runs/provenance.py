@@ -66,8 +66,8 @@ def software() -> dict[str, Any]:
 def code_digest(package: Path) -> str:
     """Return the digest of all definitions in a package's folder that can change numbers.
 
-    Comments, docstrings and layout do not count, nor do the version of Python and the file in which
-    a definition stands, so that a definition may move. What a definition imports from the package
+    Comments, docstrings and layout do not count, nor do the version of Python and the file of a
+    definition, so that a definition may move. What a definition imports from the package
     counts where the name is of several definitions.
     """
     paths = [path for path in package.rglob("*.py") if counts(path.relative_to(package).as_posix())]

@@ -74,6 +74,7 @@ def test_axes_are_those_of_a_config(axes: dict[str, Any]) -> None:
 
 
 def _config(tree: dict[str, Any]) -> BlockConfig:
+    from lightning_app.api.blocks import wiring
 
     return wiring(tree, {})
 

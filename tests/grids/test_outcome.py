@@ -166,7 +166,7 @@ def test_a_callback_may_not_change_what_a_run_reads(
     ended = run(tmp_path / "run", cache)
     ended.trainer.callbacks.insert(0, Changes(field, value, at=3))  # pyright: ignore[reportAttributeAccessIssue]
     with pytest.raises(UserError, match=said):
-        ended.fit(ended.model, ended.datamodule)
+        ended.fit()
     assert not (tmp_path / "run" / "result.json").exists()
 
 
@@ -176,7 +176,7 @@ def test_a_run_does_not_go_on_with_fewer_steps_than_it_has(
     """Its result would name the fewer steps, with the weights of more."""
     folder = RunFolder(tmp_path / "run")
     ended = run(folder.path, cache)
-    ended.fit(ended.model, ended.datamodule)
+    ended.fit()
     before = folder.result.read_bytes()
     words = ["fit", "--config", str(folder.config), "--ckpt_path", "last"]
     words += ["--trainer.default_root_dir", str(folder), "--trainer.max_steps", "5"]

@@ -7,10 +7,10 @@ from typing import Any
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from lightning_app.grids import program
-from lightning_app.grids.program import count_devices, identify, parse, prepare, resolve
+from lightning_app.grids.program import count_devices, here, identify, prepare, resolve
 from lightning_app.grids.workers import Job
 
-__all__ = ["count_devices", "identify", "parse", "prepare", "resolve", "run_cell"]
+__all__ = ["count_devices", "here", "identify", "prepare", "resolve", "run_cell"]
 
 
 def run_cell(job: Job, rank: int) -> None:

@@ -1,4 +1,4 @@
-"""Presets that change where norms stand, and how large a branch is at the start.
+"""Presets that change the places of norms, and how large a branch is at the start.
 
 The same norms at every sub-layer: after the sum, before the branch, or on both sides.
 
