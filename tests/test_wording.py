@@ -43,6 +43,6 @@ def test_no_archaic_words() -> None:
     modules = [
         module
         for module in (ROOT / "lightning_app").rglob("*.py")
-        if "lexicon" not in module.name and module.parts[-2:] != ("corpora", "synthetic.py")
+        if "lexicon" not in module.name and module.parts[-2:] != ("corpora", "texts.py")
     ]
     assert [line for path in sorted(modules + pages) for line in found(path)] == []

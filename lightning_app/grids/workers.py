@@ -1,14 +1,6 @@
 """Worker processes: started warm, watched, and ended with all that they started.
 
-End child processes when their supervisor ends.
-
 End all processes of an attempt, also those that outlived it or left its process group.
-
-The first module that the fork server imports: it makes it end exactly when the supervisor ends.
-
-It ignores signals to the whole process group, which a terminal or a scheduler sends to the
-supervisor. It collects no garbage: its imports leave hardly any, and looking for it takes a
-sixth of their time. Its children collect again.
 
 Code of the fork server's children: a rank of a cell, or one call for a supervisor.
 
@@ -17,7 +9,6 @@ Start and end the fork server and its children from the supervisor, which import
 The fork server imports torch and Lightning once; a cell's process then starts in milliseconds.
 """
 
-import ctypes
 import faulthandler
 import gc
 import importlib
@@ -27,13 +18,12 @@ import os
 import signal
 import sys
 import tempfile
-import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any, NoReturn
@@ -45,43 +35,12 @@ from lightning_app.config.grid import GridSpec
 from lightning_app.core import strict_yaml
 from lightning_app.core.errors import UserError, is_out_of_memory
 from lightning_app.core.files import is_disk_full, write_whole
+from lightning_app.grids.parent_death import bind_to_supervisor
 from lightning_app.grids.plan import Grid, Plan, expand
 from lightning_app.grids.slots import Slot
 from lightning_app.plugins import Given, given, load_given
 from lightning_app.runs.folder import AttemptFolder, RunFolder
 from lightning_app.runs.locks import Interrupted, Stop
-
-_PR_SET_PDEATHSIG = 1
-
-
-def die_with_parent() -> None:
-    """Let the kernel kill this process when its parent thread ends. Linux only."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
-def bind_to_supervisor() -> None:
-    """End this child of the fork server when the fork server or the supervisor ends.
-
-    The kernel watches the fork server, which `fork_server` binds to the supervisor. On systems
-    other than Linux a thread watches the supervisor.
-    """
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # the fork server ignores both signals
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    sentinel = parent.sentinel
-
-    def watch() -> None:
-        wait([sentinel])
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    threading.Thread(target=watch, daemon=True, name="lifeline").start()
-    die_with_parent()
-    server = sys.modules.get("lightning_app.grids.workers")
-    if server is not None and os.getppid() != server.PID:  # it ended before the call above
-        os.kill(os.getpid(), signal.SIGKILL)
-
 
 MARK = "ABLATE_ATTEMPT"
 """The environment variable that names the attempt to all programs that it executes."""
@@ -114,16 +73,6 @@ def end_marked(records: Iterable[Path]) -> None:
 def _kill(process: psutil.Process) -> None:
     with suppress(psutil.NoSuchProcess):
         process.kill()
-
-
-PID = os.getpid()
-
-gc.disable()
-
-signal.signal(signal.SIGINT, signal.SIG_IGN)
-signal.signal(signal.SIGTERM, signal.SIG_IGN)
-signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-die_with_parent()
 
 
 FAILED = 3  # exit code: the attempt left an error
@@ -357,7 +306,7 @@ def preload(program: str) -> None:
     """Set the modules that the fork server imports before its first child."""
     _CONTEXT.set_forkserver_preload(
         [
-            "lightning_app.grids.workers",
+            "lightning_app.grids.fork_server",
             "lightning_app.grids.workers",
             program,
         ]

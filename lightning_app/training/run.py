@@ -17,7 +17,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from copy import deepcopy
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -35,14 +35,16 @@ from lightning_app.config.experiment import cell_id, named_by_content, stacks_of
 from lightning_app.config.grid import place_below
 from lightning_app.config.identity import (
     Record,
+    completed,
     read_record,
+    relevant,
     without_evaluation_limits,
     write_record,
 )
 from lightning_app.config.parents import NothingToFineTune
 from lightning_app.config.run_plugins import keep_copies, require_of
 from lightning_app.core import strict_yaml
-from lightning_app.core.errors import UserError
+from lightning_app.core.errors import UserError, named
 from lightning_app.core.files import write_whole, writing_in
 from lightning_app.data.prepare import corpus_of
 from lightning_app.data.sources import require_test
@@ -52,7 +54,15 @@ from lightning_app.runs.folder import RunFolder
 from lightning_app.runs.locks import run_lock
 from lightning_app.runs.parent import FIELD, origin_of
 from lightning_app.runs.provenance import PACKAGES, command_line, foreign_classes, software
-from lightning_app.runs.records import CUT_SHORT, SCHEMA, SIGNATURES, last_report, words_of_short
+from lightning_app.runs.records import (
+    CUT_SHORT,
+    SCHEMA,
+    SIGNATURES,
+    Unsound,
+    last_report,
+    read_yaml,
+    words_of_short,
+)
 from lightning_app.scores.task_facts import TASKS
 from lightning_app.training.callbacks.divergence import DivergenceMonitor, Outcome
 from lightning_app.training.callbacks.loggers import (
@@ -121,12 +131,7 @@ def check_folder(
     """
     if not folder.config.exists():
         return None
-    found = read_record(folder.path)
-    if found is None:
-        raise UserError(
-            f"{folder.identity}: missing, so that nothing says which run the folder holds; move "
-            "the folder away"
-        )
+    found = read_record(folder.path) or _of_config_alone(folder, record)
     there, here = found.apart(), record
     if resumed:
         steps = {"trainer.max_steps": tree["trainer"]["max_steps"]}
@@ -150,6 +155,21 @@ def with_checkpoint(
     with checkpoint.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     return record.going_on(there if own else None, digest[:16])
+
+
+def _of_config_alone(folder: RunFolder, record: Record) -> Record:
+    """The record of a folder with a `config.yaml` and no run, which a user may have put there."""
+    if folder.result.exists() or folder.last_attempt():
+        raise UserError(
+            f"{folder.identity}: missing, so that nothing says which run the folder holds; move "
+            "the folder away"
+        )
+    try:
+        with named(folder.config):
+            return replace(record, config=relevant(completed(read_yaml(folder.config))))
+    except (Unsound, LookupError, TypeError, AttributeError) as error:
+        reason = str(error) if isinstance(error, Unsound) else "damaged"
+        raise UserError(f"{folder.config}: {reason}; move the run's folder away") from error
 
 
 _NEEDLESS = (

@@ -196,7 +196,7 @@ def test_penalties_of_a_stack_are_offered() -> None:
         (lambda: Block("pre_lm", **SIZES), "did you mean 'pre_ln'"),
         (
             lambda: Block("pre_ln", nrom="rms_norm", **SIZES),
-            "unknown axis 'nrom'; did you mean 'norm'",
+            "unknown key 'nrom'; did you mean 'norm'",
         ),
         (
             lambda: Block("pre_ln", norm="rms", **SIZES),
@@ -204,7 +204,7 @@ def test_penalties_of_a_stack_are_offered() -> None:
         ),
         (
             lambda: Block({"preset": "pre_ln", "norm": 3}, **SIZES),
-            "block.norm: expected a text, found 3",
+            "block.norm: expected a text or null, found 3",
         ),
         (
             lambda: Block("pre_ln", shaped_attention={"alpha": "x"}, **SIZES),
@@ -212,9 +212,12 @@ def test_penalties_of_a_stack_are_offered() -> None:
         ),
         (
             lambda: Block("pre_ln", localised_span={"memory": 3, "block": 1}, **SIZES),
-            "unknown axis 'localised_span.block'",
+            "unknown key 'localised_span.block'",
         ),
-        (lambda: Block("pre_ln", share_branch_gain=1, **SIZES), "share_branch_gain: expected bool"),
+        (
+            lambda: Block("pre_ln", share_branch_gain=1, **SIZES),
+            "share_branch_gain: expected true or false",
+        ),
         (
             lambda: Block("pre_ln", attention_skip={"value": 0.0}, **SIZES),
             "attention_skip 0 without",

@@ -92,7 +92,7 @@ def test_it_goes_on_from_a_checkpoint(translation: RunResult, tmp_path: Path) ->
         ({}, {"trainer": {"max_steps": 1}}, "trainer: would replace a whole section"),
         ({"seed_everything": 1}, {"seed_everything": 2}, "seed_everything: is given twice"),
         ({"model.block.norm": None, "model.block": {}}, {}, "model.block.norm: lies inside of"),
-        ({"data.root": object()}, {}, "config: holds a value that is no text"),
+        ({"data.root": object()}, {}, "data holds a value that is no text"),
         ({}, {"sed_everything": 2}, "unknown key .*did you mean 'seed_everything'"),
     ],
 )

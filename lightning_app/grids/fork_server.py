@@ -1,0 +1,21 @@
+"""The first module that the fork server imports: it makes it end exactly when the supervisor ends.
+
+It ignores signals to the whole process group, which a terminal or a scheduler sends to the
+supervisor. It collects no garbage: its imports leave hardly any, and looking for it takes a
+sixth of their time. Its children collect again.
+"""
+
+import gc
+import os
+import signal
+
+from lightning_app.grids.parent_death import die_with_parent
+
+PID = os.getpid()
+
+gc.disable()
+
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+die_with_parent()
