@@ -32,7 +32,7 @@ import numpy as np
 
 from lightning_app.core.errors import UserError
 from lightning_app.core.registry import owners
-from lightning_app.data import sources, tokenizer
+from lightning_app.data import moses, sources, tokenizer
 from lightning_app.data.columns import Columns, also_in_train, row_kind, said_of_overlap
 from lightning_app.data.config import CORPORA, Corpus, DataConfig, Source, Splits, split_sizes
 from lightning_app.data.sources import (
@@ -149,6 +149,7 @@ _KEY = (
 _CODE = (
     "columns",
     "config",
+    "moses",
     "prepare",
     "../scores/offsets",
     "sources",
@@ -407,7 +408,7 @@ def _write_text(
     folder: Path, splits: dict[str, Columns], corpus: Corpus, config: DataConfig
 ) -> None:
     def plain(line: str) -> str:
-        return tokenizer.detokenize(line, config.target_language) if corpus.tokenized else line
+        return moses.detokenize(line, config.target_language) if corpus.tokenized else line
 
     for split in [split for split in splits if split != "train"]:
         texts = config.rows.texts(splits[split], corpus.references.get(split), plain)

@@ -1,16 +1,10 @@
-"""Tokenizers, and the words of Moses that BLEU counts.
-
-What fairseq did to IWSLT14 with Moses' scripts (Koehn et al. 2007), and the way back.
-
-Text to ids and back: pieces of SentencePiece, or bytes. The special ids live here.
-"""
+"""Text to ids and back: pieces of SentencePiece, or bytes. The special ids live here."""
 
 import hashlib
 import io
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import cache
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,31 +16,6 @@ from lightning_app.data.config import TokenizerKind
 
 if TYPE_CHECKING:
     from lightning_app.scores.offsets import PieceOffsets
-
-
-_LAST_STOP = re.compile(r"(?<=[^\s.])\.$")
-
-
-@cache
-def _tools(language: str) -> tuple[Any, Any]:
-    from sacremoses import MosesDetokenizer, MosesTokenizer
-
-    return MosesTokenizer(language), MosesDetokenizer(language)
-
-
-def tokenize(text: str, language: str) -> str:
-    """Return the tokens of `text`, separated by single spaces and escaped.
-
-    sacremoses keeps the stop of an abbreviation at the end of a line ("U.S."); the script that
-    made the published splits took it off.
-    """
-    tokens = _tools(language)[0].tokenize(text, return_str=True)
-    return _LAST_STOP.sub(" .", tokens)
-
-
-def detokenize(text: str, language: str) -> str:
-    """Return plain text: entities undone, punctuation and contractions attached to their words."""
-    return _tools(language)[1].detokenize(text.split())
 
 
 PAD, UNK, BOS, EOS, MASK = range(5)

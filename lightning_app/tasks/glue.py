@@ -17,17 +17,16 @@ from lightning_app.data.tokenizer import unigram_entropy
 from lightning_app.models.encoder_heads import TextClassifier
 from lightning_app.models.heads import ArchitectureConfig, embedding_of
 from lightning_app.models.loss import Evaluated, LossSums, ObjectiveConfig, token_sums
-from lightning_app.scores.glue import (
-    GlueTask,
+from lightning_app.scores.classification import (
     accuracy,
     count_pairs,
     f1_of_class_1,
-    glue_task,
     majority_share,
     matthews_correlation,
     pearson,
     spearman,
 )
+from lightning_app.scores.glue import GlueTask, glue_task
 from lightning_app.scores.task_facts import GLUE_CORPORA
 from lightning_app.tasks.base import Predictions, join_ranks, task
 from lightning_app.tasks.labelled import (

@@ -16,7 +16,7 @@ import torch
 from lightning.pytorch.utilities import rank_zero_only
 
 from lightning_app.core.errors import UserError
-from lightning_app.data import tokenizer
+from lightning_app.data import moses
 from lightning_app.data.batching import (
     Batch,
     EpochSampler,
@@ -229,7 +229,7 @@ class TextDataModule(pl.LightningDataModule):
         """Return target text of this corpus as plain text, the form of `references`."""
         if not self.tokenized:
             return text
-        return tokenizer.detokenize(text, self.config.target_language)
+        return moses.detokenize(text, self.config.target_language)
 
     def train_dataloader(self) -> ResumableLoader:
         return self._loader("train")

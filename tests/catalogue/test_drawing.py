@@ -367,10 +367,7 @@ def test_every_field_was_changed(seen) -> None:
 
 def test_drawings_know_no_preset() -> None:
     for name in (
-        "drawing",
-        "draw_stack",
-        "draw_attention",
-        "folding",
+        "parts",
         "text",
         "sheet",
         "svg",

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from lightning_app.data import tokenizer
+from lightning_app.data import moses
 
 
 @pytest.mark.parametrize(
@@ -17,7 +17,7 @@ from lightning_app.data import tokenizer
     ],
 )
 def test_tokenize(language: str, plain: str, tokens: str):
-    assert tokenizer.tokenize(plain, language) == tokens
+    assert moses.tokenize(plain, language) == tokens
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ def test_tokenize(language: str, plain: str, tokens: str):
     ],
 )
 def test_detokenize_undoes_tokenize(language: str, plain: str):
-    assert tokenizer.detokenize(tokenizer.tokenize(plain, language), language) == plain
+    assert moses.detokenize(moses.tokenize(plain, language), language) == plain
 
 
 @pytest.mark.parametrize("language", ["de", "en"])
@@ -41,5 +41,5 @@ def test_equals_the_published_test_set(shared_data: Path, language: str):
 
     raw, published = lines("test.raw"), lines("test")
     assert len(raw) == 6750
-    ours = [tokenizer.tokenize(line.replace("’", "'"), language).lower() for line in raw]
+    ours = [moses.tokenize(line.replace("’", "'"), language).lower() for line in raw]
     assert ours == published

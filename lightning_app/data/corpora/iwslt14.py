@@ -11,7 +11,7 @@ import tarfile
 from pathlib import Path
 
 from lightning_app.core.errors import UserError
-from lightning_app.data import tokenizer
+from lightning_app.data import moses
 from lightning_app.data.config import CORPORA, CorpusReader, DataConfig, Source, split_sizes
 from lightning_app.data.sources import NOTES, get, hub_name, load_from_hub, write_lines
 
@@ -168,7 +168,7 @@ _SIDES: tuple[str, str] = ("de", "en")
 
 
 def _tokenize(line: str, side: str) -> str:
-    return tokenizer.tokenize(line, side).lower()
+    return moses.tokenize(line, side).lower()
 
 
 def _train_lines(lines: list[str], side: str) -> list[str]:
