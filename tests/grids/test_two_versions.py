@@ -62,6 +62,8 @@ def test_every_command_names_both(
     copy = tmp_path / "copy"
     shutil.copytree(ROOT / "lightning_app", copy / "lightning_app")
     edit(copy / "lightning_app" / "blocks" / "norm.py", "Normalization", "The norm")
+    (copy / "docs").mkdir()
+    shutil.copy(ROOT / "docs" / "recompute_study.py", copy / "docs")  # a report has a copy of it
     (copy / "tests").mkdir()
     (copy / "tests" / "test_norm.py").write_text("assert 1 + 1 == 2\n")
     assert code_digest(copy / "lightning_app") == ours

@@ -53,16 +53,16 @@ def test_a_step_trains_and_passes_alone_do_not(setting: Setting) -> None:
 
 
 def test_a_form_is_forced_while_the_work_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    from lightning_app.blocks.kernels import choose
+    from lightning_app.blocks.kernels import choose as kernels
 
     seen = []
-    choose = choose.choose
+    choose = kernels.choose
 
     def watched(*args, **kwargs):
         seen.append(choose(*args, **kwargs))
         return seen[-1]
 
-    monkeypatch.setattr(choose, "choose", watched)
+    monkeypatch.setattr(kernels, "choose", watched)
     setting = replace(masked(TINY), step=False)
     preset_work(setting, "realformer").run()
     assert {choice.reason for choice in seen} != {"asked for"}
