@@ -11,7 +11,8 @@ from lightning.pytorch.loggers import CSVLogger
 from torch import Tensor
 
 from lightning_app.data.tokenizer import PAD
-from lightning_app.models.loss import Evaluated, LossSums, TokenCount
+from lightning_app.models.loss import Evaluated, LossSums
+from lightning_app.models.metrics import TokenCount
 from lightning_app.training.callbacks.progress import Throughput
 from tests.runs import data, module, trainer
 

@@ -1,8 +1,4 @@
-"""Losses: what a task sums over the tokens of a batch, and its parts in validation.
-
-A number of tokens, summed over the batches of an evaluation and over all ranks.
-
-The loss of a validation set part by part, from which its sampling error is estimated.
+"""Losses: what a task sums over the tokens of a batch.
 
 What a task is trained for, and the sums of a batch that say how good a model is at it.
 
@@ -11,75 +7,16 @@ The sums of a batch, with those of the heads that predict beside the output laye
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, final
+from typing import Any, Literal, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
-from torchmetrics import Metric
 
 from lightning_app.blocks.residual import Stream
 from lightning_app.models.auxiliary_heads import AuxiliarySpec
 from lightning_app.models.search import SearchConfig
 from lightning_app.scores.task_facts import DEFAULT_TASK, TASKS
-
-
-@final
-class TokenCount(Metric):
-    """The sum of counts, an exact integer on every device and with every precision of the model.
-
-    A sum in float32 stops being exact at 2^24, one in bfloat16 at 2^8.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.total: Tensor
-        self.add_state("total", torch.zeros((), dtype=torch.int64), dist_reduce_fx="sum")
-
-    def update(self, count: Int[Tensor, ""]) -> None:
-        self.total += count
-
-    def compute(self) -> Tensor:
-        return self.total
-
-
-PARTS = 50
-
-
-@final
-class PartSums(Metric):
-    """Sums of losses and tokens over `PARTS` parts of a split, each of consecutive rows.
-
-    Neighbouring rows often come from one text, and so are alike. A part of consecutive rows keeps
-    them together, so that the differences between parts show how much another sample of texts
-    would change a mean. With R rows, row r is in part ``r PARTS // R``, whatever the batches and
-    the number of ranks.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.sums: Tensor
-        self.add_state("sums", torch.zeros(2, PARTS), dist_reduce_fx="sum")
-
-    def update(
-        self, by_token: Float[Tensor, "2 token"], rows: Int[Tensor, " token"], size: int
-    ) -> None:
-        """Add the tokens of a batch.
-
-        Args:
-            by_token: The loss of each token in nats, and 1 if it counts, else 0; a token that does
-                not count has the loss 0.
-            rows: The row of the split that each token is of; any for tokens that do not count.
-            size: The number of rows of the split.
-        """
-        parts = rows.clamp(min=0) * PARTS // size
-        # Token by token, a float32 sum would not grow any more at 2^24 tokens.
-        self.sums += torch.zeros_like(self.sums).index_add_(1, parts, by_token.to(self.sums))
-
-    def compute(self) -> dict[str, list[Any]]:
-        """Return `nll` and `tokens` of each part that has tokens, in the order of the split."""
-        nll, tokens = self.sums[:, self.sums[1] > 0].tolist()
-        return {"nll": nll, "tokens": [int(count) for count in tokens]}
 
 
 @dataclass(frozen=True, kw_only=True)

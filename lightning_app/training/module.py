@@ -25,7 +25,8 @@ from lightning_app.config.schema import read
 from lightning_app.models.auxiliary_heads import add_heads
 from lightning_app.models.heads import ArchitectureConfig
 from lightning_app.models.initialization import needs_profiling, profile
-from lightning_app.models.loss import Evaluated, LossSums, ObjectiveConfig, PartSums, TokenCount
+from lightning_app.models.loss import Evaluated, LossSums, ObjectiveConfig
+from lightning_app.models.metrics import PartSums, TokenCount
 from lightning_app.models.optim import (
     OptimizerConfig,
     ScheduleConfig,
