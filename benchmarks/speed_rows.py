@@ -22,7 +22,7 @@ from lightning_app.blocks.config import BlockConfig
 from lightning_app.blocks.masks import Mask, causal_mask, full_mask
 from lightning_app.blocks.residual import Stream
 from lightning_app.blocks.stack import Stack
-from lightning_app.commands.run import shipped_data
+from lightning_app.commands.prepare import shipped_data
 from lightning_app.data.prepare import PreparedCorpus, global_batches, prepare
 from lightning_app.lab.bench import attention
 from lightning_app.lab.bench.attention import AttentionInputs, Maps

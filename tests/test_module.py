@@ -195,10 +195,11 @@ def test_tf32_is_off_unless_asked_for() -> None:
 
 
 def test_dropout_draws_new_numbers_at_each_step_batch_and_rank(
-    cache: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, cache: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A second epoch has the same batches at other steps; two ranks have different shares."""
     trained = module(dropout=0.3)
+    trained.trainer = trainer(tmp_path)
     corpus = data(cache)
     corpus.prepare_data()
     corpus.setup("fit")

@@ -84,7 +84,7 @@ def diff(args: argparse.Namespace) -> int:
 
 
 def prepare(args: argparse.Namespace) -> int:
-    from lightning_app.commands.run import prepare_corpus
+    from lightning_app.commands.prepare import prepare_corpus
 
     return prepare_corpus(args.data, args.root, args.config)
 

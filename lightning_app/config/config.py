@@ -21,7 +21,8 @@ from lightning_app.config.sources import Written, check_links, nested
 from lightning_app.config.trainer import TrainerConfig
 from lightning_app.core.errors import UserError, named
 from lightning_app.data.config import DataConfig
-from lightning_app.data.prepare import PreparedCorpus, find, resolved_data
+from lightning_app.data.corpus import resolved_data
+from lightning_app.data.prepare import PreparedCorpus, find
 from lightning_app.data.sources import require_test
 from lightning_app.models.heads import ArchitectureConfig
 from lightning_app.models.loss import ObjectiveConfig

@@ -2,8 +2,6 @@
 
 Rows into global batches: plain NumPy, so that a corpus can be prepared without loading torch.
 
-The digest of the corpus of a config. Fast to import: without torch and NumPy.
-
 Text becomes a folder of memory-mapped token ids, once; everything later only reads it.
 
 <cache>/<name>-<checksum of what made it>/
@@ -22,9 +20,9 @@ import importlib.metadata
 import importlib.resources
 import inspect
 import json
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, fields, replace
-from functools import cached_property, lru_cache
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -34,11 +32,10 @@ from lightning_app.core.errors import UserError
 from lightning_app.core.registry import owners
 from lightning_app.data import moses, sources, tokenizer
 from lightning_app.data.columns import Columns, also_in_train, row_kind, said_of_overlap
-from lightning_app.data.config import CORPORA, Corpus, DataConfig, Source, Splits, split_sizes
+from lightning_app.data.config import CORPORA, Corpus, DataConfig, Source, split_sizes
+from lightning_app.data.corpus import known_digest
 from lightning_app.data.sources import (
     complete,
-    corpus_digest,
-    corpus_stamp,
     digest_of,
     find_damage,
     write_list,
@@ -108,37 +105,6 @@ def equal_batches(
 def share(rows: np.ndarray, rank: int, world_size: int) -> np.ndarray:
     """Return this rank's rows of a global batch; may be empty."""
     return rows[rank::world_size]
-
-
-def corpus_of(section: Mapping[str, Any], fetch: bool = True) -> str | None:
-    """Return `known_digest` of a resolved `data` section."""
-    return known_digest(resolved_data(section), fetch)
-
-
-def known_digest(config: DataConfig, fetch: bool = True) -> str | None:
-    """Return the digest of the corpus of `config`, whose files are read once.
-
-    None if it would have to be downloaded and `fetch` is false. Files are read again if their size
-    or time has changed.
-
-    Raises:
-        UserError: if a folder or file is missing.
-    """
-    stamp = corpus_stamp(config, fetch)
-    # One seed for all, so that the cells of a grid share the digest.
-    return None if stamp is None else _digest(replace(config, seed=1), stamp)
-
-
-def resolved_data(section: Mapping[str, Any]) -> DataConfig:
-    """Return the `data` section of a resolved and checked config as an object."""
-    names = {field.name for field in fields(DataConfig)}
-    known = {name: value for name, value in section.items() if name in names}
-    return DataConfig(**{**known, "splits": Splits(**known["splits"])})
-
-
-@lru_cache(maxsize=256)
-def _digest(config: DataConfig, stamp: tuple[Any, ...]) -> str | None:
-    return corpus_digest(config)
 
 
 # The fields of the config that decide what is in the folder, and the code that makes it.

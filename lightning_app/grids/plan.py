@@ -36,7 +36,7 @@ from lightning_app.config.tree import (
 from lightning_app.core import strict_yaml
 from lightning_app.core.errors import UserError, nearest
 from lightning_app.core.files import SEAL, sha256_of, with_seal, write_whole
-from lightning_app.data.prepare import corpus_of
+from lightning_app.data.corpus import corpus_of
 from lightning_app.grids.cells import (
     Cell,
     Waiting,

@@ -9,7 +9,8 @@ from torch import nn
 
 from lightning_app.blocks.config import BlockConfig
 from lightning_app.config.config import model_config
-from lightning_app.data.prepare import prepare, resolved_data
+from lightning_app.data.corpus import resolved_data
+from lightning_app.data.prepare import prepare
 from lightning_app.models.auxiliary_heads import add_heads
 from lightning_app.models.heads import ArchitectureConfig
 from lightning_app.models.initialization import count_parameters

@@ -24,7 +24,7 @@ from lightning_app.config.grid import GridSpec
 from lightning_app.config.run_plugins import hinting
 from lightning_app.core.errors import UserError
 from lightning_app.core.files import disk_full, has_no_room, move, write_whole, writing_in
-from lightning_app.data.prepare import corpus_of
+from lightning_app.data.corpus import corpus_of
 from lightning_app.grids.cells import combinations
 from lightning_app.grids.display import Display, clock
 from lightning_app.grids.options import Options

@@ -171,7 +171,7 @@ def sums_of_all_heads(
     counted: Bool[Tensor, "*text"],
     seen: list[Stream] | None,
     finish: Callable[[Tensor], Tensor] | None = None,
-    documents: Int[Tensor, "*text"] | None = None,
+    documents: Int[Tensor, "batch row"] | None = None,
 ) -> LossSums:
     """Return the sums of the output layer alone; leave the losses of other heads with the heads.
 
