@@ -2,11 +2,14 @@
 
 import hashlib
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from lightning_app.errors import UserError
+from lightning_app.errors import UserError, named
 from lightning_app.identity.record import Record, read_record
+from lightning_app.identity.relevant import completed, relevant
+from lightning_app.records import Unsound, read_yaml
 from lightning_app.run_folder import RunFolder
 
 
@@ -29,12 +32,7 @@ def check_folder(
     """
     if not folder.config.exists():
         return None
-    found = read_record(folder.path)
-    if found is None:
-        raise UserError(
-            f"{folder.identity}: missing, so that nothing says which run the folder holds; move "
-            "the folder away"
-        )
+    found = read_record(folder.path) or _of_config_alone(folder, record)
     there, here = found.apart(), record
     if resumed:
         steps = {"trainer.max_steps": tree["trainer"]["max_steps"]}
@@ -58,3 +56,18 @@ def with_checkpoint(
     with checkpoint.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     return record.going_on(there if own else None, digest[:16])
+
+
+def _of_config_alone(folder: RunFolder, record: Record) -> Record:
+    """The record of a folder with a `config.yaml` and no run, which a user may have put there."""
+    if folder.result.exists() or folder.last_attempt():
+        raise UserError(
+            f"{folder.identity}: missing, so that nothing says which run the folder holds; move "
+            "the folder away"
+        )
+    try:
+        with named(folder.config):
+            return replace(record, config=relevant(completed(read_yaml(folder.config))))
+    except (Unsound, LookupError, TypeError, AttributeError) as error:
+        reason = str(error) if isinstance(error, Unsound) else "damaged"
+        raise UserError(f"{folder.config}: {reason}; move the run's folder away") from error
