@@ -1666,8 +1666,8 @@ MUTANTS = (
     mutant(
         "overrides of fit are lost",
         at("api/test_fit.py"),
-        "replaced(under, key, given[key]), given, dict(tree))",
-        "replaced(under, key, given[key]), (), dict(tree))",
+        "replaced(under, key, given[key]), given, tree)",
+        "replaced(under, key, given[key]), (), tree)",
     ),
     mutant(
         "a table of runs takes a running cell for one cut short",
