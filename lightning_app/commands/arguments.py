@@ -22,7 +22,7 @@ SHELLS = ("bash", "zsh", "fish")
 
 
 def add_evaluated(command: argparse.ArgumentParser) -> None:
-    """Add the run that is evaluated; LightningCLI's options remain possible without it."""
+    """Add the run that is evaluated; the fields of a config remain possible without it."""
     what = f"{RUN}; only flags of evaluation may follow"
     command.add_argument("--run", metavar="RUN", help=what)
     add_checkpoint(command, None, "best with --run")
@@ -339,7 +339,7 @@ def build_parser() -> Parser:
     command.add_argument("--json", action="store_true", help="the specification of NAME as JSON")
 
     for name, text in LIGHTNING.items():
-        # LightningCLI has a parser for all other options, which also handles --help.
+        # All other words are fields of a config, and --help says which.
         command = commands.add_parser(
             name, help=text, description=text, add_help=False, allow_abbrev=False
         )
@@ -460,7 +460,7 @@ def build_parser() -> Parser:
 
 
 def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
-    """Parse the arguments of `ablate`; those of LightningCLI stay unparsed in `rest`."""
+    """Parse the arguments of `ablate`; fields of a config stay unparsed in `rest`."""
     parser = build_parser()
     grids = ["plan", "run", "status", "report", "results", "submit", "doctor"]
     runs = ["translate", "generate", "show", "diff"]

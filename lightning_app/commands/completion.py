@@ -27,9 +27,9 @@ def completion_script(parser: Parser, shell: str, lightning: Iterable[str]) -> s
     """Return the script for `shell`, made from the parser; it runs no Python when it completes.
 
     Args:
-        parser: The parser of `ablate`, which gets the options of LightningCLI.
+        parser: The parser of `ablate`, which gets the fields of a config as options.
         shell: ``bash``, ``zsh`` or ``fish``.
-        lightning: The commands whose options LightningCLI reads.
+        lightning: The commands that take fields of a config.
     """
     for command in lightning:
         _add_options_of_lightning(parser.commands[command])

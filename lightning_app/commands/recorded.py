@@ -130,7 +130,7 @@ def check_saved(command: str, run: str | Path, checkpoint: str) -> tuple[RunFold
 
 
 def evaluation_words(run: str | Path, checkpoint: str, words: Sequence[str]) -> list[str]:
-    """Return the arguments with which LightningCLI evaluates a checkpoint of a run.
+    """Return the arguments with which `test` and the like evaluate a checkpoint of a run.
 
     The run's loggers are left out: an evaluation is not part of the training that they show.
 

@@ -412,7 +412,7 @@ def made_from(spec: GridSpec) -> str:
     digest = hashlib.sha256(canonical(spec.tree()).encode())
     for name, of in sorted(digests().items()):
         digest.update(f"{name} {of}".encode())
-    for library in ("torch", "lightning", "jsonargparse"):
+    for library in ("torch", "lightning", "pydantic"):
         digest.update(f"{library} {version(library)}".encode())
     package = Path(str(files("lightning_app")))
     for path in sorted(package.rglob("*.py")):
