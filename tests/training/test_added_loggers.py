@@ -6,7 +6,7 @@ are not installed.
 
 import csv
 from argparse import Namespace
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -15,6 +15,7 @@ import pytest
 import yaml
 from lightning.pytorch.loggers import Logger
 
+from lightning_app.config import classes
 from lightning_app.config.config import resolve
 from lightning_app.config.experiment import cell_id
 from lightning_app.core.errors import UserError
@@ -92,7 +93,8 @@ class MLFlowLogger(StandIn):
 
 
 @pytest.fixture(autouse=True)
-def loggers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def loggers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    classes._listed.cache_clear()  # another test may have looked Lightning's classes up
     for kind in (WandbLogger, MLFlowLogger):
         monkeypatch.setattr(f"{LOGGERS}.{kind.__name__}", kind)
     for name in ("wandb", "mlflow"):
@@ -102,6 +104,8 @@ def loggers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(StandIn, "made", [])
     write_corpus(tmp_path)
     write_config(tmp_path)
+    yield
+    classes._listed.cache_clear()
 
 
 def config(*loggers: tuple[str, dict[str, Any]]) -> dict[str, Any]:
