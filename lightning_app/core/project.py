@@ -144,7 +144,7 @@ def shipped_folder() -> Path:
 
 def recompute_program() -> Path:
     """Return the program that computes the numbers of a report again, found in the same way."""
-    return _shipped("analysis/recompute_study.py", "docs/recompute_study.py")
+    return _shipped("report/recompute_study.py", "docs/recompute_study.py")
 
 
 def _shipped(in_wheel: str, in_checkout: str) -> Path:

@@ -92,13 +92,29 @@ def _parsed(path: Path) -> ast.Module | str:
 
 
 def _definitions(tree: ast.Module | str) -> Iterator[tuple[str, str]]:
-    """Yield the names and the meanings of the statements of a module that are no imports."""
+    """Yield the names and the meanings of the statements of a module that are no imports.
+
+    A meaning holds what the imported names are that the statement uses.
+    """
     if isinstance(tree, str):
         yield "", tree
         return
+    given: dict[str, str] = {}  # what each imported name is; of the package its own name only
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            own = isinstance(node, ast.ImportFrom) and _is_own(node)
+            module = "" if own else getattr(node, "module", "") or ""
+            for alias in node.names:
+                given[alias.asname or alias.name.partition(".")[0]] = f"{module}:{alias.name}"
     for node in tree.body:
         if not isinstance(node, ast.Import | ast.ImportFrom) and not _is_idle(node):
-            yield getattr(node, "name", ""), _canonical(_WithoutOwn().visit(copy.deepcopy(node)))
+            used = {name.id for name in ast.walk(node) if isinstance(name, ast.Name)}
+            text = _canonical(_WithoutOwn().visit(copy.deepcopy(node)))
+            yield (
+                getattr(node, "name", ""),
+                f"{text} {sorted(used & given.keys())} "
+                + " ".join(given[name] for name in sorted(used & given.keys())),
+            )
 
 
 class _WithoutOwn(ast.NodeTransformer):
