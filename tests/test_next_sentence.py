@@ -148,10 +148,13 @@ def test_mistakes_are_one_line(
 
 
 def test_a_grid_on_next_sentences_needs_them(tmp_path: Path, tree: dict[str, Any]) -> None:
-    from lightning_app.config.grid import check_metric
+    from lightning_app.config.grid import MetricChoice, check_metric
 
-    assert check_metric({"name": "val/nsp_nll"}, {}, {}) == ("val/nsp_nll", "min")
-    assert check_metric({"name": "val/nsp_accuracy"}, {}, {}) == ("val/nsp_accuracy", "max")
+    assert check_metric(MetricChoice(name="val/nsp_nll"), {}, {}) == ("val/nsp_nll", "min")
+    assert check_metric(MetricChoice(name="val/nsp_accuracy"), {}, {}) == (
+        "val/nsp_accuracy",
+        "max",
+    )
     grid = {
         "name": "mine",
         "base_config": changed(tree, model__objective__next_sentence=False),

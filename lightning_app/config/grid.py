@@ -1,13 +1,7 @@
-"""A grid file: what it says, strictly read.
+"""A grid file, strictly read: every check that needs no resolved config.
 
-The classes that a grid file may name, and where they may write.
-
-A grid file, and the config of a run, may come from somebody else. Nothing is imported and no file
-is read because they name it: classes are looked up in the tables of `config.classes`.
-
-The fields of a grid file that need checks of their own. Each check raises `UserError`.
-
-The grid file: where it lies, and what it says. Every check here needs no resolved config.
+A grid file may come from somebody else. Nothing is imported and no file is read because it names
+one: classes are looked up in the tables of `config.classes`.
 """
 
 import dataclasses
@@ -18,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path, PurePath
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from lightning_app.config.bounds import check_numbers, check_seed
 from lightning_app.config.classes import (
@@ -29,7 +23,7 @@ from lightning_app.config.classes import (
     refusal,
     require_plugin,
 )
-from lightning_app.config.schema import hints_of, read
+from lightning_app.config.schema import read
 from lightning_app.config.sources import merged, nested
 from lightning_app.config.trainer import ClassSpec, TrainerConfig
 from lightning_app.config.tree import (
@@ -202,8 +196,128 @@ def _check_place(field: str, name: str, value: Any) -> None:
     raise UserError(f"{field}: expected {wanted} in a grid file, found {value!r}")
 
 
-PRUNERS = ("median", "hyperband")
-CHECKPOINTS = ("all", "last", "best", "none")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetricChoice:
+    """What decides which run of a grid is best."""
+
+    name: str | None = None
+    """A metric, such as val/nll; null: the one that the task monitors."""
+    mode: Literal["min", "max"] | None = None
+    """Which value is best; null: as the metric has it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sensitivity:
+    """What the sensitivity to warm-up is measured against."""
+
+    reference_warmup: int | None = None
+    """The warm-up, in optimizer steps, that is enough for every arm."""
+    baseline: str | None = None
+    """The preset that the others are compared with."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class InitFrom:
+    """The grid whose runs the cells start from."""
+
+    grid: str | dict[str, Any]
+    """Its name, its file beside this one, or the whole grid."""
+    match: list[str]
+    """The dotted keys of a config by whose values a cell finds its parent."""
+
+    def __post_init__(self) -> None:
+        if not self.grid:
+            raise ValueError("grid: expected the name or the path of a grid, found an empty one")
+        if not self.match or len(set(self.match)) < len(self.match):
+            raise ValueError(
+                "match: expected a list of different dotted keys of a config, such as "
+                f"[{PRESET}, {SEED}], found {self.match!r}"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublishedFigure:
+    """A figure of a paper, which the report puts beside ours."""
+
+    paper: str
+    """The key of a paper in the bibliography, or its citation."""
+    setting: str
+    """What was trained and measured there."""
+    variant: str
+    """The name of a variant."""
+    metric: str
+    """The name of a metric, such as test/bleu."""
+    value: float | Literal["diverged"]
+    """The figure, or diverged."""
+    data: str | None = None
+    """A value of data.name; null if the grid has one task."""
+    warmup: int | None = None
+    """Optimizer steps; null if the paper does not state them."""
+    lr: float | None = None
+    """The peak rate; null if the paper does not state it."""
+    note: str | None = None
+    """Where in the paper the figure is."""
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if isinstance(value, str) and not value.strip():
+                raise ValueError(f"{name}: expected a text, found an empty one")
+            if isinstance(value, float) and not math.isfinite(value):
+                raise ValueError(f"{name}: expected a finite number, found {value}")
+        if self.warmup is not None and self.warmup < 0:
+            raise ValueError(f"warmup: expected at least 0, found {self.warmup}")
+        if self.lr is not None and self.lr <= 0:
+            raise ValueError(f"lr: expected a number above 0, found {self.lr}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GridFile:
+    """What may be in a grid file."""
+
+    name: str
+    """The name of the grid, and of its folder below the folder of experiments."""
+    question: str | None = None
+    """What the grid asks; null: the comment at the top of the file."""
+    base: str | None = None
+    """The file of the config under the axes, beside this one; instead of base_config."""
+    base_config: dict[str, Any] | None = None
+    """The config under the axes, inlined."""
+    axes: dict[str, list[Any] | dict[str, Any]] = dataclasses.field(default_factory=dict)
+    """The values of dotted keys of a config; {other: {value: value}} for one that follows."""
+    exclude: list[dict[str, Any]] | None = None
+    """Cells that are left out: those that agree with all of one entry."""
+    metric: MetricChoice | None = None
+    """The name and the mode (min or max) of what decides which run is best."""
+    sensitivity: Sensitivity | None = None
+    """reference_warmup and baseline of the sensitivity to warm-up."""
+    pruner: Literal["median", "hyperband"] | None = None
+    """Ends hopeless cells early; null: none does."""
+    checkpoints: Literal["all", "last", "best", "none"] | None = None
+    """Which checkpoints of a finished cell are kept; null: all."""
+    published: str | list[PublishedFigure] | None = None
+    """Figures of papers for the report, or the file of a list of them."""
+    labels: dict[str, list[str]] | None = None
+    """The names of the values of axes in the report."""
+    factors: dict[str, str] | None = None
+    """Axes of two values whose effects the report contrasts, by name."""
+    compare: dict[str, Any] | None = None
+    """Axes whose values the report compares, with the baseline of each."""
+    init_from: InitFrom | None = None
+    """grid and match: the grid whose runs the cells start from."""
+
+    def __post_init__(self) -> None:
+        if not _NAME.fullmatch(self.name):
+            raise ValueError(
+                "name: expected letters, digits, '_', '-' and '.' (at most 64, a letter or digit "
+                f"first), found {self.name!r}"
+            )
+        if (self.base is None) == (self.base_config is None):
+            raise ValueError("expected one of 'base' (a file) and 'base_config' (a mapping)")
+
+
 CELLS = 100_000
 """The most cells of a grid, before any is excluded."""
 
@@ -318,64 +432,41 @@ def check_config_numbers(base: Mapping[str, Any], axes: Mapping[str, list[Any]])
             check_seed(seed)
 
 
-def check_exclude(exclude: Any, axes: Mapping[str, list[Any]]) -> tuple[dict[str, Any], ...]:
-    if exclude is None:
-        return ()
-    if not isinstance(exclude, list):
-        raise UserError(f"exclude: expected a list of mappings, found {exclude!r}")
-    known = {axis: set(map(key_of, values)) for axis, values in axes.items()}
+def check_exclude(exclude: Sequence[Any], axes: Mapping[str, list[Any]]) -> tuple[Any, ...]:
+    values_of = {axis: set(map(key_of, values)) for axis, values in axes.items()}
     for entry in exclude:
-        if not mapping(entry, "exclude"):
+        if not entry:
             raise UserError("exclude: an empty entry would exclude every cell")
         for axis, value in entry.items():
             if axis not in axes:
-                raise UserError(f"exclude: no axis '{axis}'{nearest(axis, axes)}")
-            if key_of(value) not in known[axis]:
+                raise UserError(f"exclude: no axis '{axis}'{nearest(str(axis), axes)}")
+            if key_of(value) not in values_of[axis]:
                 hint = nearest(str(value), [str(each) for each in axes[axis]])
                 raise UserError(f"exclude: {axis}: no value {value!r} on the axis{hint}")
     return tuple(exclude)
 
 
-def check_init_from(given: Any) -> tuple[str | dict[str, Any], tuple[str, ...]] | None:
-    """The parent grid, as its name, path or whole tree, and the keys by which cells match."""
-    if given is None:
-        return None
-    fields = _fields("init_from", given, ("grid", "match"))
-    grid, match = fields.get("grid"), fields.get("match")
-    if not isinstance(grid, dict) and not (isinstance(grid, str) and grid):
-        raise UserError(f"init_from.grid: expected the name or path of a grid, found {grid!r}")
-    texts = isinstance(match, list) and all(isinstance(key, str) for key in match)
-    if not texts or not match or len(set(match)) < len(match):
-        raise UserError(
-            "init_from.match: expected a list of different dotted keys of a config, such as "
-            f"[{PRESET}, {SEED}], found {match!r}"
-        )
-    return grid, tuple(match)
-
-
 def check_metric(
-    metric: Any, base: Mapping[str, Any], axes: Mapping[str, list[Any]]
+    metric: MetricChoice | None, base: Mapping[str, Any], axes: Mapping[str, list[Any]]
 ) -> tuple[str, str]:
     """The metric, by default the one that the task monitors, and its direction."""
-    metric = {} if metric is None else _fields("metric", metric, ("name", "mode"))
+    metric = metric or MetricChoice()
     kinds = axes.get(TASKS.field) or [lookup(base, TASKS.field) or DEFAULT_TASK]
     monitored, *others = dict.fromkeys(task_facts(kind).monitored for kind in kinds)
-    if others and "name" not in metric:
+    if others and metric.name is None:
         raise UserError(f"metric.name: missing; the tasks of {TASKS.field} do not agree")
-    name = metric.get("name", monitored.metric)
-    logged = str(name).startswith(("val/", "test/")) and _has_own_class(base, axes)
+    name = monitored.metric if metric.name is None else metric.name
+    logged = name.startswith(("val/", "test/")) and _has_own_class(base, axes)
     scores = {score.metric: score.mode for task in TASKS.values() for score in task.scores}
     best = GENERAL | scores | {monitored.metric: monitored.mode}
-    if not isinstance(name, str) or (name not in best and not logged):
-        raise UserError(f"metric.name: no metric {name!r}{nearest(str(name), best)}")
-    if name not in best and "mode" not in metric:
+    if name not in best and not logged:
+        raise UserError(f"metric.name: no metric {name!r}{nearest(name, best)}")
+    mode = metric.mode or best.get(name)
+    if mode is None:
         raise UserError(
             f"metric.mode: missing; only {OWN_CLASS} knows whether min or max of {name!r} is best"
             f"{nearest(name, best)}"
         )
-    mode = metric.get("mode", best.get(name))
-    if mode not in ("min", "max"):
-        raise UserError(f"metric.mode: expected 'min' or 'max', found {mode!r}")
     return name, mode
 
 
@@ -384,38 +475,31 @@ def _has_own_class(base: Mapping[str, Any], axes: Mapping[str, list[Any]]) -> bo
     return any(each is not None for each in axes.get(OWN_CLASS, [lookup(base, OWN_CLASS)]))
 
 
-def check_sensitivity(sensitivity: Any, axes: Mapping[str, list[Any]]) -> dict[str, Any]:
-    if sensitivity is None:
-        return {}
-    sensitivity = _fields("sensitivity", sensitivity, ("reference_warmup", "baseline"))
+def check_sensitivity(given: Sensitivity | None, axes: Mapping[str, list[Any]]) -> dict[str, Any]:
+    """The values of both fields that are set, each a value of its axis where there is one."""
+    chosen = given or Sensitivity()
+    found = {key: value for key, value in vars(chosen).items() if value is not None}
     for key, axis in (("reference_warmup", WARMUP), ("baseline", PRESET)):
-        if key not in sensitivity:
+        if key not in found or axis not in axes:
             continue
-        value, kind = sensitivity[key], int if key == "reference_warmup" else str
-        if not isinstance(value, kind) or isinstance(value, bool):
-            what = "a whole number" if kind is int else "text"
-            raise UserError(f"sensitivity.{key}: expected {what}, found {value!r}")
-        if axis in axes and not any(same(value, known) for known in axes[axis]):
-            known = [str(value) for value in axes[axis]]
+        if not any(same(found[key], value) for value in axes[axis]):
+            values = [str(value) for value in axes[axis]]
             raise UserError(
-                f"sensitivity.{key}: {value!r} is not on the axis {axis} "
-                f"({', '.join(known)}){nearest(str(value), known)}"
+                f"sensitivity.{key}: {found[key]!r} is not on the axis {axis} "
+                f"({', '.join(values)}){nearest(str(found[key]), values)}"
             )
-    return sensitivity
+    return found
 
 
 def check_pruner(
-    pruner: Any,
+    pruner: str | None,
     axes: Mapping[str, list[Any]],
     metric: str,
     sensitivity: Mapping[str, Any],
-) -> str | None:
-    """The pruner, which only a grid that looks for its best cells can have."""
+) -> None:
+    """Refuse a pruner in a grid that needs the final losses of all of its cells."""
     if pruner is None:
-        return None
-    if pruner not in PRUNERS:
-        hint = nearest(str(pruner), PRUNERS)
-        raise UserError(f"pruner: expected {' or '.join(PRUNERS)}, found {pruner!r}{hint}")
+        return
     reason = "a pruned run has no final loss, so no sensitivity could be reported"
     if sensitivity:
         raise UserError(f"pruner: cannot be combined with 'sensitivity': {reason}")
@@ -426,16 +510,16 @@ def check_pruner(
             f"pruner: judges cells by metric.name at each validation, where '{metric}' is "
             f"not known; expected one of val/..."
         )
-    return pruner
 
 
-def check_labels(labels: Any, axes: Mapping[str, list[Any]]) -> dict[str, list[str]]:
+def check_labels(
+    found: dict[str, list[str]], axes: Mapping[str, list[Any]]
+) -> dict[str, list[str]]:
     """The names of the values of axes in a report; an empty one of the block is left out.
 
     Names of the block's axes are joined to the name of a variant, those of other axes to the name
     of a group of runs. Both must be another for each setting.
     """
-    found = {} if labels is None else mapping(labels, "labels")
     known = [axis for axis in axes if axis not in (SEED, WARMUP, RATE)]
     for axis, names in found.items():
         if axis not in known:
@@ -444,8 +528,6 @@ def check_labels(labels: Any, axes: Mapping[str, list[Any]]) -> dict[str, list[s
                 f"{nearest(axis, known)}"
             )
         count = len(axes[axis])
-        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-            raise UserError(f"labels: {axis}: expected a list of {count} texts, found {names!r}")
         if len(names) != count or len(set(names)) != count:
             raise UserError(
                 f"labels: {axis}: expected {count} different texts, one for each value, found "
@@ -472,12 +554,11 @@ def check_labels(labels: Any, axes: Mapping[str, list[Any]]) -> dict[str, list[s
     return found
 
 
-def check_compare(compare: Any, axes: Mapping[str, list[Any]]) -> dict[str, Any]:
+def check_compare(found: dict[str, Any], axes: Mapping[str, list[Any]]) -> dict[str, Any]:
     """The axes whose values the report compares, on the grid's metric, by axis the baseline."""
-    found = {} if compare is None else mapping(compare, "compare")
     for axis, baseline in found.items():
         if axis not in axes:
-            hint = nearest(axis, axes) or f"; the axes are {', '.join(axes)}"
+            hint = nearest(str(axis), axes) or f"; the axes are {', '.join(axes)}"
             raise UserError(f"compare: no axis {axis!r}{hint}")
         if axis == SEED:
             raise UserError(f"compare: {axis}: seeds are what differences are averaged over")
@@ -489,12 +570,11 @@ def check_compare(compare: Any, axes: Mapping[str, list[Any]]) -> dict[str, Any]
     return found
 
 
-def check_factors(factors: Any, axes: Mapping[str, list[Any]]) -> dict[str, str]:
+def check_factors(found: dict[str, str], axes: Mapping[str, list[Any]]) -> dict[str, str]:
     """The axes of two values whose effects the report contrasts, by the name of the factor."""
-    found = {} if factors is None else mapping(factors, "factors")
     for name, axis in found.items():
         if axis not in axes:
-            raise UserError(f"factors: {name}: no axis {axis!r}{nearest(str(axis), axes)}")
+            raise UserError(f"factors: {name}: no axis {axis!r}{nearest(axis, axes)}")
         if axis in (SEED, WARMUP, RATE):
             raise UserError(f"factors: {name}: {axis} has measures of its own and is no factor")
         if len(axes[axis]) != 2:
@@ -504,115 +584,6 @@ def check_factors(factors: Any, axes: Mapping[str, list[Any]]) -> dict[str, str]
     if len(set(found.values())) < len(found):
         raise UserError("factors: an axis is given twice")
     return found
-
-
-def check_checkpoints(checkpoints: Any) -> str:
-    if checkpoints is None:
-        return "all"
-    if checkpoints not in CHECKPOINTS:
-        hint = nearest(str(checkpoints), CHECKPOINTS)
-        known = ", ".join(CHECKPOINTS)
-        raise UserError(f"checkpoints: expected one of {known}, found {checkpoints!r}{hint}")
-    return checkpoints
-
-
-def check_published(published: Any) -> tuple[dict[str, Any], ...]:
-    """Figures of papers: whose, in what setting, of which variant, on which data, the number."""
-    if published is None:
-        return ()
-    if not isinstance(published, list):
-        raise UserError(
-            f"published: expected a list of mappings, or the path of a file that holds one, found "
-            f"{published!r}"
-        )
-    return tuple(_figure(f"published entry {n}", entry) for n, entry in enumerate(published, 1))
-
-
-def _figure(field: str, entry: Any) -> dict[str, Any]:
-    for key, (what, holds) in _FIGURE.items():
-        given = _fields(field, entry, tuple(_FIGURE)).get(key)
-        needed = key not in ("data", "warmup", "lr", "note")
-        if given is None and needed:
-            raise UserError(f"{field}: '{key}' is missing; expected {what}")
-        if given is not None and not holds(given):
-            raise UserError(f"{field}: {key}: expected {what}, found {given!r}")
-    return dict(entry)
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str) and bool(value.strip())
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-_FIGURE = {
-    "paper": ("the key of a paper or its citation", _is_text),
-    "setting": ("what was trained and measured there, as text", _is_text),
-    "variant": ("the name of a variant", _is_text),
-    "data": ("a value of data.name, or null if the grid has one task", _is_text),
-    "warmup": (
-        "a whole number of updates, or null if the paper does not say it",
-        lambda value: isinstance(value, int) and _is_number(value) and value >= 0,
-    ),
-    "lr": (
-        "a number above 0, or null if the paper does not say it",
-        lambda value: _is_number(value) and value > 0,
-    ),
-    "metric": ("the name of a metric, such as test/bleu", _is_text),
-    "value": (
-        "a number, or 'diverged'",
-        lambda value: _is_number(value) or value == "diverged",
-    ),
-    "note": ("text", _is_text),
-}
-
-
-def _fields(field: str, value: Any, known: tuple[str, ...]) -> dict[str, Any]:
-    for key in mapping(value, field):
-        if key not in known:
-            raise UserError(f"{field}: unknown key '{key}'{nearest(key, known)}")
-    return value
-
-
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
-
-
-@dataclass(frozen=True, kw_only=True)
-class GridFile:
-    """What may be in a grid file."""
-
-    name: str
-    """The name of the grid, and of its folder below the folder of experiments."""
-    question: str | None = None
-    """What the grid asks; null: the comment at the top of the file."""
-    base: str | None = None
-    """The file of the config under the axes, beside this one; instead of base_config."""
-    base_config: dict[str, Any] | None = None
-    """The config under the axes, inlined."""
-    axes: dict[str, list[Any] | dict[str, Any]] = dataclasses.field(default_factory=dict)
-    """The values of dotted keys of a config; {other: {value: value}} for one that follows."""
-    exclude: list[dict[str, Any]] | None = None
-    """Cells that are left out: those that agree with all of one entry."""
-    metric: dict[str, Any] | None = None
-    """The name and the mode (min or max) of what decides which run is best."""
-    sensitivity: dict[str, Any] | None = None
-    """reference_warmup and baseline of the sensitivity to warm-up."""
-    pruner: str | None = None
-    """median or hyperband: end hopeless cells early."""
-    checkpoints: str | None = None
-    """Which checkpoints of a finished cell are kept: all, last, best or none."""
-    published: str | list[dict[str, Any]] | None = None
-    """Figures of papers for the report, or the file of a list of them."""
-    labels: dict[str, list[str]] | None = None
-    """The names of the values of axes in the report."""
-    factors: dict[str, str] | None = None
-    """Axes of two values whose effects the report contrasts, by name."""
-    compare: dict[str, Any] | None = None
-    """Axes whose values the report compares, with the baseline of each."""
-    init_from: dict[str, Any] | None = None
-    """grid and match: the grid whose runs the cells start from."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -721,71 +692,91 @@ def _read(path: Path, children: tuple[Path, ...]) -> GridSpec:
     """Read a grid file. `children` are the files that name it as their parent grid."""
     if path.resolve() in children:
         raise UserError(f"{path}: init_from.grid: the grid continues itself")
-    content, text = strict_yaml.read_yaml_file(path)
-    with named(path):
-        tree = mapping(content, "the file")
+    tree, text = strict_yaml.read_yaml_file(path)
     return _spec(path, tree, text, (*children, path.resolve()))
 
 
-def _spec(
-    path: Path, tree: Mapping[str, Any], text: str, files: tuple[Path, ...], source: str = ""
-) -> GridSpec:
+def _spec(path: Path, tree: Any, text: str, files: tuple[Path, ...], source: str = "") -> GridSpec:
     """Check the tree of a grid in the file `path`; `source` is its place there."""
     source = source or str(path)
+    if isinstance(tree, Mapping) and KEY in tree:
+        raise UserError(
+            f"{source}: {KEY}: a grid file may not name code, since a grid file from elsewhere "
+            f"would run it; pass --plugin FILE, or list it in {PROJECT} of the working folder"
+        )
+    file = read(GridFile, tree, source)
+    published = file.published
+    # Values as the file has them: the reader takes them as JSON, whose keys are texts.
+    listed = tree.get("published")
+    if isinstance(published, str):
+        with named(source):
+            listed = _beside(path, "published", published)
+        read(list[PublishedFigure], listed, str(path.parent / published))
+    base_config: Any = tree.get("base_config")
+    base_source = source
+    if file.base is not None:
+        with named(source):
+            base_config = _beside(path, "base", file.base)
+        base_source = str(path.parent / file.base)
+        with named(base_source):
+            mapping(base_config, "the file")
+    parent = _parent(path, file.init_from, tree, files, source)
     with named(source):
-        name = _name(tree)
-    base_config, base_source = _base(path, tree, source)
-    published = _published(path, tree.get("published"))
-    parent = _parent(path, tree, files, source)
-    with named(source):
-        _check_parent(name, base_config, tree.get("axes"), parent)
-        axes, linked = check_linked(tree.get("axes"))
-        axes = check_axis_values(axes)
-        exclude = check_exclude(tree.get("exclude"), axes)
+        _check_parent(file.name, base_config, file.axes, parent)
+        axes, linked = check_linked(tree.get("axes", {}))
+        check_axis_values(axes)
+        exclude = check_exclude(tree.get("exclude") or (), axes)
         check_cells(axes, linked, exclude)
-        metric, mode = check_metric(tree.get("metric"), base_config, axes)
-        sensitivity = check_sensitivity(tree.get("sensitivity"), axes)
+        metric, mode = check_metric(file.metric, base_config, axes)
+        sensitivity = check_sensitivity(file.sensitivity, axes)
+        check_pruner(file.pruner, axes, metric, sensitivity)
         check_config_numbers(base_config, axes)
         check_grid(base_config, axes)
         return GridSpec(
             source=source,
-            name=name,
-            question=_question(tree.get("question"), text),
+            name=file.name,
+            question=_question(text) if file.question is None else file.question,
             base_config=base_config,
             axes=axes,
             exclude=exclude,
             metric=metric,
             mode=mode,
             sensitivity=sensitivity,
-            pruner=check_pruner(tree.get("pruner"), axes, metric, sensitivity),
-            checkpoints=check_checkpoints(tree.get("checkpoints")),
-            published=published,
-            labels=check_labels(tree.get("labels"), axes),
-            factors=check_factors(tree.get("factors"), axes),
-            compare=check_compare(tree.get("compare"), axes),
+            pruner=file.pruner,
+            checkpoints=file.checkpoints or "all",
+            published=tuple(listed or ()),
+            labels=check_labels(file.labels or {}, axes),
+            factors=check_factors(file.factors or {}, axes),
+            compare=check_compare(tree.get("compare") or {}, axes),
             init_from=parent,
             linked=linked,
             base_source=base_source,
         )
 
 
+def _beside(path: Path, field: str, name: str) -> Any:
+    """The content of a YAML file that a grid file names."""
+    file = path.parent / name
+    if not file.is_file():
+        raise UserError(f"{field}: no such file: {file}")
+    return strict_yaml.read_yaml_file(file)[0]
+
+
 def _parent(
-    path: Path, tree: Mapping[str, Any], files: tuple[Path, ...], source: str
+    path: Path, given: InitFrom | None, tree: Any, files: tuple[Path, ...], source: str
 ) -> ParentGrid | None:
     """The parent grid: one that ships, a file beside this one, or a whole grid as a mapping."""
-    with named(source):
-        given = check_init_from(tree.get("init_from"))
     if given is None:
         return None
-    grid, match = given
-    if isinstance(grid, Mapping):
-        spec = _spec(path, grid, "", files, f"{source}: init_from.grid")
-    else:
+    grid = given.grid
+    if isinstance(grid, str):
         is_path = grid.endswith((".yaml", ".yml")) or len(Path(grid).parts) != 1
         with named(f"{source}: init_from.grid"):
             found = find_grid(path.parent / grid if is_path else grid)
         spec = _read(found, files)
-    return ParentGrid(spec=spec, match=match)
+    else:
+        spec = _spec(path, tree["init_from"]["grid"], "", files, f"{source}: init_from.grid")
+    return ParentGrid(spec=spec, match=tuple(given.match))
 
 
 def _check_parent(name: str, base: Mapping[str, Any], axes: Any, parent: ParentGrid | None) -> None:
@@ -808,61 +799,8 @@ def _check_parent(name: str, base: Mapping[str, Any], axes: Any, parent: ParentG
         )
 
 
-def _name(tree: Mapping[str, Any]) -> str:
-    for key in tree:
-        if key == KEY:
-            raise UserError(
-                f"{KEY}: a grid file may not name code, since a grid file from elsewhere would run "
-                f"it; pass --plugin FILE, or list it in {PROJECT} of the working folder"
-            )
-        if key not in hints_of(GridFile):
-            raise UserError(f"unknown key '{key}'{nearest(key, hints_of(GridFile))}")
-    name = tree.get("name")
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise UserError(
-            "name: expected letters, digits, '_', '-' and '.' (at most 64, a letter or digit "
-            f"first), found {name!r}"
-        )
-    return name
-
-
-def _base(path: Path, tree: Mapping[str, Any], source: str) -> tuple[dict[str, Any], str]:
-    """The config under the axes, inlined in the grid file or from one beside it, and its file."""
-    with named(source):
-        if ("base" in tree) == ("base_config" in tree):
-            raise UserError("expected one of 'base' (a file) and 'base_config' (a mapping)")
-        if "base_config" in tree:
-            return mapping(tree["base_config"], "base_config"), source
-        if not isinstance(tree["base"], str):
-            raise UserError(f"base: expected the path of a YAML file, found {tree['base']!r}")
-        base = path.parent / tree["base"]
-        if not base.is_file():
-            raise UserError(f"base: no such file: {base}")
-    content, _ = strict_yaml.read_yaml_file(base)
-    with named(base):
-        return mapping(content, "the file"), str(base)
-
-
-def _published(path: Path, given: Any) -> tuple[dict[str, Any], ...]:
-    """The figures of papers, inlined in the grid file or a list in a file beside it."""
-    if not isinstance(given, str):
-        with named(path):
-            return check_published(given)
-    file = path.parent / given
-    with named(path):
-        if not file.is_file():
-            raise UserError(f"published: no such file: {file}")
-    content, _ = strict_yaml.read_yaml_file(file)
-    with named(file):
-        return check_published(content)
-
-
-def _question(question: Any, text: str) -> str:
-    """The opening comment block, unless the file says it in a field."""
-    if question is not None:
-        if not isinstance(question, str):
-            raise UserError(f"question: expected text, found {question!r}")
-        return question
+def _question(text: str) -> str:
+    """The comment at the top of a grid file."""
     lines = []
     for line in text.splitlines():
         if not line.startswith("#"):

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+_ENTRY = " entry "
 _LONGEST = 200
 """The most characters of a value in a message."""
 
@@ -202,12 +203,12 @@ def _line(kind: Any, errors: Any, at: str) -> str:
     if not unknown:
         first = max(within, key=lambda each: len(each.path))
     path = [*filter(None, [at]), *first.path]
-    key = ".".join(path) or "the file"
+    key = _key(path) or "the file"
     if unknown:
-        hints = hints_of(part_of(hint_at(kind, list(first.path[:-1]))) or first.hint)
-        return _unknown(path, hints)
-    if first.type == "value_error":
-        return f"{key}: {first.text.removeprefix('Value error, ')}"
+        return _unknown(path, hints_of(first.hint))
+    if first.type == "value_error":  # names its field
+        text = first.text.removeprefix("Value error, ")
+        return f"{key}: {text}" if path else text
     if first.type == "missing":
         return f"{key}: no value is given, and there is no default"
     words = [str(word) for each in kinds_of(first.hint) for word in get_args(each)]
@@ -232,6 +233,7 @@ def _mistake(kind: Any, error: Any) -> _Mistake:
             continue
         (member,) = members
         if isinstance(part, int):
+            path.append(f"{_ENTRY}{part + 1}")
             inner = get_args(member) or (Any,)
             hint = inner[min(part, len(inner) - 1)]
             hint = inner[0] if hint is Ellipsis else hint
@@ -244,6 +246,13 @@ def _mistake(kind: Any, error: Any) -> _Mistake:
         whole = hint
     return _Mistake(
         type=kept, path=tuple(path), hint=whole, value=error["input"], text=error["msg"]
+    )
+
+
+def _key(path: list[str]) -> str:
+    """Write a path as messages have it: `data.columns`, `published entry 2.warmup`."""
+    return "".join(part if part.startswith(_ENTRY) else f".{part}" for part in path).removeprefix(
+        "."
     )
 
 
@@ -260,4 +269,4 @@ def _tag(kind: Any) -> str:
 
 def _unknown(path: list[str], known: Mapping[str, Any]) -> str:
     # Suggest only keys of the same section: a similar key of another section would mislead.
-    return f"unknown key '{'.'.join(path)}'{nearest(path[-1], known)}"
+    return f"unknown key '{_key(path)}'{nearest(path[-1], known)}"

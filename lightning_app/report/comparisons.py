@@ -40,8 +40,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lightning_app.config.grid import check_compare, check_metric
+from lightning_app.config.grid import MetricChoice, check_compare, check_metric
 from lightning_app.config.rulers import EVALUATION
+from lightning_app.config.schema import read
 from lightning_app.config.tree import (
     CORPUS,
     PRESET,
@@ -695,11 +696,8 @@ def compare_axis(
             f"{grid.folder}: pruner: {grid.pruner}: cells that were ended early have no final "
             "metric, so that the rest is no fair comparison; a grid without a pruner has"
         )
-    asked: dict[str, Any] = {"name": metric or grid.metric}
-    if mode is not None:
-        asked["mode"] = mode
-    elif metric in (None, grid.metric):
-        asked["mode"] = grid.mode
+    best = grid.mode if mode is None and metric in (None, grid.metric) else mode
+    asked = read(MetricChoice, {"name": metric or grid.metric, "mode": best}, at="metric")
     name, best = check_metric(asked, grid.config, grid.axes)
     _check_reported(grid, name)
     if metric is None and mode is not None and grid.scored:

@@ -8,6 +8,7 @@ from typing import Any, Literal, get_origin
 import pytest
 
 from lightning_app.config.config import Config
+from lightning_app.config.grid import GridFile, InitFrom, PublishedFigure
 from lightning_app.config.schema import (
     as_plain,
     as_written,
@@ -32,7 +33,19 @@ def places(kind: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
             yield from places(part, f"{key}.")
 
 
-PLACES = list(places(Config))
+ROOTS: dict[type, dict[str, Any]] = {
+    Config: {},
+    GridFile: {"name": "mine", "base": "base.yaml"},
+    InitFrom: {"grid": "parent", "match": ["seed_everything"]},
+    PublishedFigure: {"paper": "p", "setting": "s", "variant": "v", "metric": "m", "value": 1.5},
+}
+"""The kinds of files and of entries in their lists, each with the fields that it needs."""
+PLACES = [
+    (root, *place)
+    for root in ROOTS
+    for place in places(root)
+    if root is not GridFile or not place[0].startswith("init_from.")  # is a root of its own
+]
 VALUES: list[Any] = [None, True, 3, 2.5, "a word that nothing is called", [[]], {"no such": 1}]
 
 
@@ -56,9 +69,9 @@ def fits(hint: Any, value: Any) -> bool:
     return type(value) in kinds
 
 
-def refused(tree: Any) -> str:
+def refused(root: type, tree: dict[str, Any]) -> str:
     with pytest.raises(UserError) as error:
-        read(Config, tree, "mine.yaml")
+        read(root, ROOTS[root] | tree, "mine.yaml")
     said = str(error.value)
     assert said.startswith("mine.yaml: ")
     assert "\n" not in said
@@ -66,25 +79,38 @@ def refused(tree: Any) -> str:
 
 
 @pytest.mark.parametrize(
-    ("key", "hint"), [place[:2] for place in PLACES], ids=[p[0] for p in PLACES]
+    ("root", "key", "hint"),
+    [place[:3] for place in PLACES],
+    ids=[f"{root.__name__}-{key}" for root, key, *_ in PLACES],
 )
-def test_a_value_of_another_type_names_field_type_and_value(key: str, hint: Any) -> None:
+def test_a_value_of_another_type_names_field_type_and_value(
+    root: type, key: str, hint: Any
+) -> None:
     wrong = [value for value in VALUES if not fits(hint, value)]
     assert wrong
     for value in wrong:
-        said = refused(nested(key, value))
+        said = refused(root, nested(key, value))
         assert said.startswith(f"{key}: expected {expected(hint)}, found {as_written(value)}"), said
 
 
-@pytest.mark.parametrize("kind", sorted({place[2] for place in PLACES}, key=str), ids=str)
+@pytest.mark.parametrize("kind", sorted({place[3] for place in PLACES}, key=str), ids=str)
 def test_an_unknown_key_names_the_nearest(kind: type) -> None:
-    for key, _, owner in PLACES:
+    for root, key, _, owner in PLACES:
         above, _, name = key.rpartition(".")
         if owner is not kind or len(name) < 4:
             continue
         wrong = f"{above}.{name}z" if above else f"{name}z"
-        said = refused(nested(wrong, 1))
+        said = refused(root, nested(wrong, 1))
         assert said == f"unknown key '{wrong}'; did you mean '{name}'?"
+
+
+@pytest.mark.parametrize("root", [root for root in ROOTS if root is not Config], ids=str)
+def test_a_missing_field_is_named(root: type) -> None:
+    for key in ROOTS[root].keys() - {"base"}:
+        tree = {name: value for name, value in ROOTS[root].items() if name != key}
+        with pytest.raises(UserError) as error:
+            read(root, tree, "mine.yaml")
+        assert str(error.value).startswith(f"mine.yaml: {key}: ")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,7 +142,7 @@ class Outer:
         ),
         (
             {"inner": {"needed": 1}, "several": [{"needed": None}]},
-            "several.needed: expected a whole number, found null",
+            "several entry 1.needed: expected a whole number, found null",
         ),
         (
             {"inner": {"needed": 1}, "pair": [1]},
@@ -126,7 +152,10 @@ class Outer:
             {"inner": {"needed": 1}, "by_name": {"x": {"needed": "a"}}},
             "by_name.x.needed: expected a whole number, found 'a'",
         ),
-        ({"inner": {"needed": 1}, "either": [{"need": 1}]}, "unknown key 'either.need'; did you"),
+        (
+            {"inner": {"needed": 1}, "either": [{"need": 1}]},
+            "unknown key 'either entry 1.need'; did you",
+        ),
         ({"inner": {"needed": 1}, "either": {"needed": []}}, "either.needed: expected a whole"),
         ([], "the file: expected a mapping {inner, several, pair, by_name, either}, found []"),
         ({"inner": object()}, "the config holds a value that is no text, number, list or mapping"),

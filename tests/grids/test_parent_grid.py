@@ -341,9 +341,13 @@ def test_a_grid_may_continue_one_that_continues_another(tmp_path: Path) -> None:
 
 REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"init_from": "parent"}, {}, "init_from: expected a mapping"),
-    ({"init_from": {"grid": 3, "match": MATCH}}, {}, "init_from.grid: expected the name or path"),
-    ({"init_from": {"grid": "sub/parent.yaml"}}, {}, "init_from.match: expected a list of"),
-    ({"init_from": {"grid": "sub/parent.yaml", "match": []}}, {}, "init_from.match: expected a"),
+    ({"init_from": {"grid": "", "match": MATCH}}, {}, "init_from: grid: expected the name or"),
+    ({"init_from": {"grid": "sub/parent.yaml", "match": []}}, {}, "init_from: match: expected a"),
+    (
+        {"init_from": {"grid": "sub/parent.yaml", "match": [*MATCH, *MATCH]}},
+        {},
+        "init_from: match: expected a list of different dotted keys",
+    ),
     ({"init_from": {"grid": "sub/nowhere.yaml", "match": MATCH}}, {}, "nowhere.yaml: no such grid"),
     ({"init_from": {"grid": "child.yaml", "match": MATCH}}, {}, "the grid continues itself"),
     ({"init_from": {"gird": "child.yaml", "match": MATCH}}, {}, "did you mean 'grid'?"),

@@ -206,7 +206,6 @@ def test_an_empty_comparison_says_why(make_grid: Any) -> None:
             r"compare: model.block.preset: expected one of its values \(sas, pre_ln",
         ),
         ({SEED: 1}, "compare: seed_everything: seeds are what"),
-        (["sas"], "compare: expected a mapping"),
     ],
 )
 def test_a_mistake_in_the_grid_file_is_named(compare: Any, message: str) -> None:
