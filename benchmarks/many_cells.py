@@ -36,8 +36,8 @@ from typing import IO, Any
 import yaml
 
 from lightning_app.blocks.presets import PRESETS
-from lightning_app.grids.cells import Cell
-from lightning_app.grids.plan import Plan, load_plan
+from lightning_app.grids.plan import load_plan
+from lightning_app.runs.records import Cell, Plan
 
 BASE = Path(__file__).parents[1] / "ablations" / "base" / "synthetic.yaml"
 WARMUPS = [0, 20, 60]

@@ -17,9 +17,9 @@ from lightning_app.cli import main
 from lightning_app.commands.arguments import parse_arguments, plugins_of
 from lightning_app.config.config import Config, linked, read_config, resolve
 from lightning_app.config.grid import read_spec
-from lightning_app.config.schema import read
 from lightning_app.config.sources import FIELDS_OF, Written
 from lightning_app.core.project import PROJECT, read_project
+from lightning_app.core.schema import read
 from lightning_app.plugins import KEY
 from tests.pages import PAGES, README, ROOT, Fenced, fenced, inline, typed
 from tests.warm import run

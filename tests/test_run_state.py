@@ -9,11 +9,10 @@ import pytest
 
 from lightning_app.config.grid import GridSpec
 from lightning_app.core.errors import UserError
-from lightning_app.grids.cells import Cell
 from lightning_app.grids.display import describe
-from lightning_app.grids.plan import Grid, Plan
+from lightning_app.grids.plan import Grid
 from lightning_app.runs.folder import PRUNED, RESULT, GridFolder, RunFolder
-from lightning_app.runs.records import read_progress, read_state
+from lightning_app.runs.records import Cell, Plan, read_progress, read_state
 from tests.records import pruned, result
 
 CELL = Cell(id="a1", name="post_ln-a1", axes={})

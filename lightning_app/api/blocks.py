@@ -25,8 +25,8 @@ from lightning_app.blocks.residual import Stream
 from lightning_app.blocks.spans import auxiliary_terms
 from lightning_app.blocks.stack import Stack, StackSpec
 from lightning_app.blocks.windows import WindowMasks
-from lightning_app.config.schema import as_plain, as_written, check_keys, hints_of, read
 from lightning_app.core.errors import UserError
+from lightning_app.core.schema import as_plain, as_written, check_keys, hints_of, read
 from lightning_app.models.initialization import initialize
 from lightning_app.models.positions import POSITIONS, Positions
 from lightning_app.models.stack import BlockStack, Memory, count_tokens_of

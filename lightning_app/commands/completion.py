@@ -10,9 +10,9 @@ from typing import Any
 import shtab
 
 from lightning_app.commands.words import Parser
-from lightning_app.config.schema import hints_of
 from lightning_app.config.trainer import TrainerConfig
 from lightning_app.core.project import shipped_folder
+from lightning_app.core.schema import hints_of
 
 _Words = dict[str, Any]  # what shtab calls a CompleteType
 _RUN_FOLDERS = (

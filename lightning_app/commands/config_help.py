@@ -6,7 +6,11 @@ from dataclasses import MISSING, Field, fields, is_dataclass
 from textwrap import wrap
 from typing import Any
 
-from lightning_app.config.schema import (
+from lightning_app.config.sources import FIELDS_OF
+from lightning_app.config.trainer import TrainerConfig
+from lightning_app.config.tree import SECTIONS
+from lightning_app.core.errors import UserError, nearest
+from lightning_app.core.schema import (
     as_plain,
     as_written,
     docs_of,
@@ -15,10 +19,6 @@ from lightning_app.config.schema import (
     hints_of,
     part_of,
 )
-from lightning_app.config.sources import FIELDS_OF
-from lightning_app.config.trainer import TrainerConfig
-from lightning_app.config.tree import SECTIONS
-from lightning_app.core.errors import UserError, nearest
 
 _WIDTH = 88
 _OVERVIEW = """

@@ -25,7 +25,6 @@ from lightning_app.config.grid import read_spec
 from lightning_app.config.run_plugins import hinting, require
 from lightning_app.config.tree import RATE, SEED, WARMUP
 from lightning_app.core.errors import UserError, named
-from lightning_app.grids.cells import Cell
 from lightning_app.grids.display import (
     bar,
     by_status,
@@ -58,7 +57,7 @@ from lightning_app.grids.takeover import (
 from lightning_app.runs.folder import GridFolder
 from lightning_app.runs.locks import is_held, supervisor_lock
 from lightning_app.runs.mixtures import STALE, Groups, others
-from lightning_app.runs.records import OUTCOMES, RunState, fraction, is_sealed, read_progress
+from lightning_app.runs.records import OUTCOMES, Cell, RunState, fraction, is_sealed, read_progress
 
 if TYPE_CHECKING:
     from lightning_app.report.results import GridResults

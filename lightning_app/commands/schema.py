@@ -5,7 +5,7 @@ from typing import Any
 
 from lightning_app.config.config import Config
 from lightning_app.config.grid import GridFile
-from lightning_app.config.schema import adapter, docs_of, parts_of
+from lightning_app.core.schema import adapter, docs_of, parts_of
 
 
 def schema_command(kind: str) -> int:

@@ -23,9 +23,9 @@ from types import NoneType
 from typing import Any, get_type_hints
 
 from lightning_app.config.bounds import check_named_callback
-from lightning_app.config.schema import as_plain, as_written, expected, kinds_of, part_of, read
 from lightning_app.config.trainer import ClassSpec, TrainerConfig
 from lightning_app.core.errors import UserError, nearest
+from lightning_app.core.schema import as_plain, as_written, expected, kinds_of, part_of, read
 from lightning_app.plugins import CALLBACKS, loaded
 
 _PASSED_ON: Mapping[str, tuple[str, tuple[str, ...]]] = {

@@ -16,10 +16,10 @@ from lightning_app.config.bounds import check_accumulation, check_bounds, check_
 from lightning_app.config.classes import CLASS_FIELDS, OwnClass, complete_classes, own_arguments
 from lightning_app.config.identity import without_removed
 from lightning_app.config.parents import check_parent
-from lightning_app.config.schema import as_plain, check_keys, read
 from lightning_app.config.sources import Written, check_links, nested
 from lightning_app.config.trainer import TrainerConfig
 from lightning_app.core.errors import UserError, named
+from lightning_app.core.schema import as_plain, check_keys, read
 from lightning_app.data.config import DataConfig
 from lightning_app.data.corpus import resolved_data
 from lightning_app.data.prepare import PreparedCorpus, find

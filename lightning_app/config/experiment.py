@@ -26,9 +26,9 @@ from lightning_app.config.identity import (
     read_record,
     relevant_blocks,
 )
-from lightning_app.config.schema import read
 from lightning_app.config.trainer import OWN_DEFAULTS
 from lightning_app.core.errors import UserError
+from lightning_app.core.schema import read
 from lightning_app.data.corpus import corpus_of
 from lightning_app.models.heads import ArchitectureConfig
 from lightning_app.models.loss import ObjectiveConfig

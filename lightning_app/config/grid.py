@@ -23,7 +23,6 @@ from lightning_app.config.classes import (
     refusal,
     require_plugin,
 )
-from lightning_app.config.schema import read
 from lightning_app.config.sources import merged, nested
 from lightning_app.config.trainer import ClassSpec, TrainerConfig
 from lightning_app.config.tree import (
@@ -43,6 +42,7 @@ from lightning_app.config.tree import (
 from lightning_app.core import strict_yaml
 from lightning_app.core.errors import UserError, named, nearest
 from lightning_app.core.project import PROJECT, shipped_folder
+from lightning_app.core.schema import read
 from lightning_app.plugins import KEY
 from lightning_app.runs.parent import FIELD
 from lightning_app.scores.task_facts import DEFAULT_TASK, GENERAL, TASKS, task_facts

@@ -16,11 +16,11 @@ from yaml import YAMLError
 from lightning_app.config.bounds import check_seed
 from lightning_app.config.identity import leaves, without_removed
 from lightning_app.config.run_plugins import require
-from lightning_app.config.schema import check_keys, hint_at, kinds_of, part_of, read
 from lightning_app.config.trainer import TrainerConfig
 from lightning_app.config.tree import SECTIONS, lookup
 from lightning_app.core import strict_yaml
 from lightning_app.core.errors import UserError, named, nearest
+from lightning_app.core.schema import check_keys, hint_at, kinds_of, part_of, read
 from lightning_app.scores.task_facts import glue_task_of
 
 COMMAND_LINE = "command line"

@@ -1,32 +1,31 @@
 """What lies around a run: the user's `ablate.yaml`, and the files that ship with the package.
 
-The file ``ablate.yaml`` of the working folder: a user's plug-ins and folders of results.
-
 Fast to import: without torch.
-
-The files outside of the package that ship with it.
 """
 
 import os
 import stat
-from collections.abc import Mapping
+from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, NamedTuple
 
-from lightning_app.core.errors import UserError, nearest
+from lightning_app.core.errors import UserError
 
 PROJECT = "ablate.yaml"
 """The file of a project, in the working folder."""
-
-PLUGINS = "plugins"
-"""Its key for files and modules of code (`plugins`)."""
 
 RESULTS = "results"
 """Its key for folders in which `ablate plan` and `run` look for finished cells."""
 
 
-class Project(NamedTuple):
+@dataclass(frozen=True, kw_only=True)
+class _ProjectFile:
+    plugins: list[str] | None = None
+    results: list[str] | None = None
+
+
+@dataclass(frozen=True)
+class Project:
     """What a project's file lists.
 
     Attributes:
@@ -73,20 +72,10 @@ def read_project(folder: Path | None = None) -> Project:
     check_own(path)
     # Imported here, since most commands work in a folder without such a file.
     from lightning_app.core import strict_yaml
+    from lightning_app.core.schema import read
 
-    tree = strict_yaml.read_yaml_file(path)[0] or {}
-    known = {PLUGINS, RESULTS}
-    if not isinstance(tree, dict) or set(tree) - known:
-        unknown = next(iter(set(tree) - known), None) if isinstance(tree, dict) else tree
-        raise UserError(
-            f"{path}: expected the keys '{PLUGINS}' and '{RESULTS}', each a list, found {unknown!r}"
-            f"{nearest(str(unknown), known)}"
-        )
-    return Project(
-        path,
-        _listed(path, tree, PLUGINS, "files and modules"),
-        _listed(path, tree, RESULTS, "folders"),
-    )
+    file = read(_ProjectFile, strict_yaml.read_yaml_file(path)[0] or {}, str(path))
+    return Project(path, tuple(file.plugins or ()), tuple(file.results or ()))
 
 
 def check_own(path: Path) -> None:
@@ -126,15 +115,6 @@ def check_own(path: Path) -> None:
                 f"{path}: the members of its group (gid {found.st_gid}) may write it, so its code "
                 "is not run; chmod g-w"
             )
-
-
-def _listed(path: Path, tree: Mapping[str, Any], key: str, what: str) -> tuple[str, ...]:
-    listed = tree.get(key)
-    if listed is None:
-        return ()
-    if not isinstance(listed, list) or not all(isinstance(each, str) for each in listed):
-        raise UserError(f"{path}: {key}: expected a list of {what}, found {listed!r}")
-    return tuple(listed)
 
 
 def shipped_folder() -> Path:

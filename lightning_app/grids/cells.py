@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Hashable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import reduce
 from itertools import product
 from typing import Any
@@ -11,34 +10,6 @@ from lightning_app.config.grid import GridSpec
 from lightning_app.config.tree import BLOCK, SEED, WARMUP, Tree, key_of, label, replaced, variant
 
 _LONGEST = 120  # characters of a run's name before its id; file systems allow 255
-
-
-@dataclass(frozen=True, kw_only=True)
-class Cell:
-    """One run of a grid: `axes` maps each dotted key to this cell's value, in the file's order.
-
-    `parent` is the folder of the run of a parent grid that it starts from, `GRID/runs/NAME` in the
-    folder of experiments; empty without a parent grid.
-    """
-
-    id: str
-    name: str
-    axes: Mapping[str, Any]
-    parent: str = ""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Waiting:
-    """A cell that cannot start, since the run that it starts from is not finished.
-
-    It has no id yet, since an id covers the weights that a run starts from. `parent` is as of
-    `Cell`, and `parent_id` the id of that run; both are empty if that run waits itself.
-    """
-
-    name: str
-    axes: Mapping[str, Any]
-    parent: str
-    parent_id: str
 
 
 def combinations(spec: GridSpec) -> Iterator[dict[str, Any]]:

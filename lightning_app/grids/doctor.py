@@ -20,8 +20,7 @@ from lightning_app.config.tree import keys_of
 from lightning_app.core import strict_yaml
 from lightning_app.core.errors import UserError, named
 from lightning_app.core.files import move, write_whole
-from lightning_app.grids.cells import Cell
-from lightning_app.grids.plan import Grid, expand, load_plan, runs_with_plugins, save_plan
+from lightning_app.grids.plan import Grid, expand, load_plan, runs_with_plugins
 from lightning_app.grids.queue import mend
 from lightning_app.grids.storages import storage_spec
 from lightning_app.grids.supervisor import PROGRAM
@@ -30,6 +29,7 @@ from lightning_app.runs.folder import GridFolder, RunFolder
 from lightning_app.runs.locks import is_held, supervisor_lock
 from lightning_app.runs.mixtures import unsealed
 from lightning_app.runs.records import (
+    Cell,
     OtherVersion,
     Unsound,
     check_schema,
@@ -38,6 +38,7 @@ from lightning_app.runs.records import (
     read_pruned,
     read_result,
     read_yaml,
+    save_plan,
     sealed,
     with_file,
 )

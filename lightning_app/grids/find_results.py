@@ -10,9 +10,9 @@ from lightning_app.config.grid import GridSpec, read_spec
 from lightning_app.config.tree import canonical
 from lightning_app.core.errors import UserError
 from lightning_app.report.packed import PACKED, unpack
-from lightning_app.report.papers import read_grid_file, read_plan
-from lightning_app.report.results import GridResults, read_results
+from lightning_app.report.results import GridResults, read_grid_file, read_results
 from lightning_app.runs.folder import GridFolder
+from lightning_app.runs.records import read_plan
 
 _CELLS = {"axes": "axes", "base_config": "base configs", "exclude": "exclusions"}
 """The keys of a grid file that decide its cells, beside the grid that it continues."""
@@ -92,7 +92,7 @@ def check_same_cells(folder: GridFolder, spec: GridSpec) -> None:
         UserError: naming what differs.
     """
     plan, held = read_plan(folder.plan), read_grid_file(folder.specification)
-    differs = "axes" if plan["axes"] != spec.axes else _difference_of_files(held, spec.tree())
+    differs = "axes" if plan.axes != spec.axes else _difference_of_files(held, spec.tree())
     metric = held.get("metric") or {}
     known = {key: metric[key] for key in ("name", "mode") if metric.get(key) is not None}
     if differs is None and not known.items() <= {"name": spec.metric, "mode": spec.mode}.items():

@@ -1,16 +1,8 @@
-"""A planned grid: its cells, its parents, and its folder.
-
-The runs of a parent grid: which of them a cell starts from, and whether it is finished.
-
-The plan of a grid: every cell with its id, resolved and checked; kept in `plan.json`.
-
-The object that commands and the supervisor receive for a grid.
-"""
+"""The plan of a grid: its cells, resolved and checked, their parents, and the grid's folder."""
 
 import hashlib
-import json
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import version
 from importlib.resources import files
@@ -35,11 +27,9 @@ from lightning_app.config.tree import (
 )
 from lightning_app.core import strict_yaml
 from lightning_app.core.errors import UserError, nearest
-from lightning_app.core.files import SEAL, sha256_of, with_seal, write_whole
+from lightning_app.core.files import write_whole
 from lightning_app.data.corpus import corpus_of
 from lightning_app.grids.cells import (
-    Cell,
-    Waiting,
     cell_name,
     cell_tree,
     combinations,
@@ -58,18 +48,19 @@ from lightning_app.grids.plan_checks import (
     long_warmups,
 )
 from lightning_app.plugins import digests
-from lightning_app.runs.folder import GridFolder, RunFolder, is_file_name
+from lightning_app.runs.folder import GridFolder, RunFolder
 from lightning_app.runs.locks import is_held
 from lightning_app.runs.parent import FIELD, find_parent
 from lightning_app.runs.records import (
-    SCHEMA,
+    Cell,
+    DamagedPlan,
     DamagedRun,
-    OtherVersion,
+    Plan,
     RunState,
-    Unsound,
-    check_plan,
-    read_json,
+    Waiting,
+    read_plan,
     read_state,
+    save_plan,
 )
 
 
@@ -226,58 +217,6 @@ Resolve = Callable[[dict[str, Any], str], dict[str, Any]]
 Identify = Callable[[dict[str, Any]], Identity]
 Corpus = Callable[[Tree], str | None]
 
-_OF_PARENTS = ("parent_data", "parent_corpora")
-
-
-class DamagedPlan(UserError):
-    """`plan.json` cannot be used; `ablate run` makes it again."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Plan:
-    """The cells of a grid, and what they were derived from.
-
-    Attributes:
-        name: The grid's name.
-        hash: Identifies the axes, the cells and the metric, and so the study.
-        made_from: Identifies the content of the grid file and the code that resolved it. While it
-            is unchanged, the plan is valid.
-        metric: The metric by which cells are compared.
-        mode: Whether its `min` or `max` is best.
-        axes: The values of each dotted key.
-        excluded: The number of combinations that the grid file excludes.
-        data: The distinct data configs of the cells.
-        cells: The cells that can run, in the order in which they run.
-        corpora: The digest of each corpus of `data`, None if it is not on this machine.
-        waiting: The cells whose parents, runs of another grid, are not finished.
-        parents: For each `Cell.parent`, and for the parents of these runs, what the id of its
-            children says of it (`Parent.name`).
-        parent_data: As `data`, of the parent grid and the grids that it continues.
-        parent_corpora: The digest of each corpus of `parent_data`.
-        warnings: What is allowed and makes comparisons weak, a sentence each.
-    """
-
-    name: str
-    hash: str
-    made_from: str
-    metric: str
-    mode: str
-    axes: Mapping[str, list[Any]]
-    excluded: int
-    data: tuple[Mapping[str, Any], ...]
-    cells: tuple[Cell, ...]
-    corpora: tuple[str | None, ...] = ()
-    waiting: tuple[Waiting, ...] = ()
-    parents: Mapping[str, str] = field(default_factory=dict)
-    parent_data: tuple[Mapping[str, Any], ...] = ()
-    parent_corpora: tuple[str | None, ...] = ()
-    warnings: tuple[str, ...] = ()
-
-    @property
-    def study(self) -> str:
-        """The name of the grid's study in a storage."""
-        return f"{self.name}-{self.hash}"
-
 
 def expand(
     spec: GridSpec,
@@ -356,7 +295,7 @@ def _expand(
         made_from=made_from(spec),
         metric=spec.metric,
         mode=spec.mode,
-        axes=spec.axes,
+        axes=dict(spec.axes),
         excluded=_combined(spec) - len(cells) - len(waiting),
         data=tuple(data.values()),
         corpora=tuple(corpora[key] for key in data),
@@ -458,35 +397,15 @@ def _found(corpus: Corpus, data: Tree) -> str | None:
 
 
 def load_plan(path: Path) -> Plan | None:
-    """Read `plan.json`, None if it does not exist.
+    """Read `plan.json`, whatever `grid.yaml` is beside it; None if it does not exist.
 
     Raises:
-        DamagedPlan: if it is damaged.
-        UserError: if it is of a version of this program that this one does not read.
+        UserError: see `read_plan`.
     """
     try:
-        tree = read_json(path)
-        check_plan(tree)
-        del tree["schema"]
-        tree.pop(SEAL, None)
-        # Plans of earlier versions also have an id of schema 1 for each cell.
-        known = [{k: v for k, v in each.items() if k != "former"} for each in tree.pop("cells")]
-        cells = tuple(Cell(**cell) for cell in known)
-        data, corpora = tuple(tree["data"]), tuple(tree["corpora"])
-        waiting = tuple(Waiting(**cell) for cell in tree.pop("waiting", ()))
-        found = {"data": data, "corpora": corpora, "cells": cells, "waiting": waiting}
-        found |= {name: tuple(tree.get(name, ())) for name in (*_OF_PARENTS, "warnings")}
-        names = [tree["name"], *(cell.name for cell in (*cells, *waiting))]
-        if (wrong := next((each for each in names if not is_file_name(each)), None)) is not None:
-            raise Unsound(f"name: expected the name of a folder, found {wrong!r}")
-        return Plan(**{**tree, **found})
+        return read_plan(path, beside=False)
     except FileNotFoundError:
         return None
-    except OtherVersion as error:
-        raise UserError(f"{path}: {error}") from error
-    except (Unsound, KeyError, TypeError, AttributeError) as error:
-        again = "`ablate run` makes it again"
-        raise DamagedPlan(f"{path}: torn or damaged ({error}); {again}") from error
 
 
 def runs_with_plugins(folder: GridFolder) -> list[Path]:
@@ -496,23 +415,6 @@ def runs_with_plugins(folder: GridFolder) -> list[Path]:
     except DamagedPlan:
         return []
     return [] if plan is None else folder.runs_with_plugins(cell.name for cell in plan.cells)
-
-
-def save_plan(path: Path, plan: Plan) -> None:
-    """Write `plan.json`; what only a grid with a parent grid has, only for such a grid.
-
-    Its seal covers the `grid.yaml` beside it, which names the metric, its mode and the baseline.
-    """
-    beside = GridFolder(path.parent).specification
-    files = {beside.name: sha256_of(beside.read_bytes())} if beside.is_file() else {}
-    tree = {"schema": SCHEMA, **asdict(plan)}
-    tree["cells"] = [_without_empty(cell, "parent") for cell in tree["cells"]]
-    tree = _without_empty(tree, "waiting", "parents", "warnings", *_OF_PARENTS)
-    write_whole(path, json.dumps(with_seal(tree, files), indent=1))
-
-
-def _without_empty(tree: Mapping[str, Any], *names: str) -> dict[str, Any]:
-    return {key: value for key, value in tree.items() if value or key not in names}
 
 
 def _hash(spec: GridSpec, cells: Sequence[Cell]) -> str:
@@ -629,9 +531,9 @@ class Grid:
     def is_saved(self) -> bool:
         """Whether `grid.yaml` has the content that `save` would write, and `plan.json` seals it."""
         try:
-            check_plan(read_json(self.folder.plan), self.folder.path)
+            read_plan(self.folder.plan)
             return self.folder.specification.read_text(encoding="utf-8") == self._text()
-        except (OSError, ValueError, Unsound):
+        except (OSError, ValueError, UserError):
             return False
 
     def save(self) -> None:

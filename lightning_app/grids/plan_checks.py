@@ -25,8 +25,8 @@ from lightning_app.config.tree import (
     variant,
 )
 from lightning_app.core.errors import UserError, nearest
-from lightning_app.grids.cells import Cell, Waiting
 from lightning_app.plugins import CALLBACKS
+from lightning_app.runs.records import Cell, Waiting
 from lightning_app.scores.task_facts import (
     DEFAULT_TASK,
     GENERAL,

@@ -32,7 +32,6 @@ from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_de
 
 from lightning_app.core.errors import UserError
 from lightning_app.core.files import move, write_whole
-from lightning_app.grids.cells import Cell
 from lightning_app.grids.plan import Grid
 from lightning_app.grids.pruning import make_pruner
 from lightning_app.grids.storages import (
@@ -46,7 +45,7 @@ from lightning_app.grids.storages import (
     reason,
 )
 from lightning_app.runs.locks import Interrupted, if_free
-from lightning_app.runs.records import RunState, read_reports
+from lightning_app.runs.records import Cell, RunState, read_reports
 from lightning_app.scores.task_facts import LOSS
 
 _PATIENCE = 600.0  # seconds that a database may be unavailable

@@ -28,15 +28,7 @@ from lightning_app.data.corpus import corpus_of
 from lightning_app.grids.cells import combinations
 from lightning_app.grids.display import Display, clock
 from lightning_app.grids.options import Options
-from lightning_app.grids.plan import (
-    Corpus,
-    DamagedPlan,
-    Grid,
-    Plan,
-    is_valid,
-    load_plan,
-    runs_with_plugins,
-)
+from lightning_app.grids.plan import Corpus, Grid, is_valid, load_plan, runs_with_plugins
 from lightning_app.grids.plan_checks import devices_of
 from lightning_app.grids.pruning import Reports
 from lightning_app.grids.queue import Claim, Queue, StorageLost
@@ -67,7 +59,7 @@ from lightning_app.plugins import given
 from lightning_app.runs.folder import GridFolder
 from lightning_app.runs.locks import Interrupted, Stop, if_free, supervisor_lock, turn
 from lightning_app.runs.provenance import command_line
-from lightning_app.runs.records import RunState, read_progress
+from lightning_app.runs.records import DamagedPlan, Plan, RunState, read_progress
 from lightning_app.scores.task_facts import LOSS
 
 MOST_DEATHS = 3  # attempts of a cell that may be killed, run out of memory or hang

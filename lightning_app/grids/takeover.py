@@ -32,7 +32,6 @@ from lightning_app.config.tree import lookup, replaced
 from lightning_app.core import strict_yaml
 from lightning_app.core.errors import UserError
 from lightning_app.core.files import disk_full, is_disk_full, move, write_whole, writing_in
-from lightning_app.grids.cells import Cell
 from lightning_app.grids.plan import Grid
 from lightning_app.plugins import KEY
 from lightning_app.runs.folder import (
@@ -48,6 +47,7 @@ from lightning_app.runs.mixtures import STALE, Groups, counted, others, some
 from lightning_app.runs.parent import FIELD
 from lightning_app.runs.records import (
     CHECKS,
+    Cell,
     Unsound,
     cut_short,
     is_sealed,

@@ -36,11 +36,12 @@ from lightning_app.core import strict_yaml
 from lightning_app.core.errors import UserError, is_out_of_memory
 from lightning_app.core.files import is_disk_full, write_whole
 from lightning_app.grids.parent_death import bind_to_supervisor
-from lightning_app.grids.plan import Grid, Plan, expand
+from lightning_app.grids.plan import Grid, expand
 from lightning_app.grids.slots import Slot
 from lightning_app.plugins import Given, given, load_given
 from lightning_app.runs.folder import AttemptFolder, RunFolder
 from lightning_app.runs.locks import Interrupted, Stop
+from lightning_app.runs.records import Plan
 
 MARK = "ABLATE_ATTEMPT"
 """The environment variable that names the attempt to all programs that it executes."""

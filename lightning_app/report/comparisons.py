@@ -42,7 +42,6 @@ import numpy as np
 
 from lightning_app.config.grid import MetricChoice, check_compare, check_metric
 from lightning_app.config.rulers import EVALUATION
-from lightning_app.config.schema import read
 from lightning_app.config.tree import (
     CORPUS,
     PRESET,
@@ -55,6 +54,7 @@ from lightning_app.config.tree import (
     value_name,
 )
 from lightning_app.core.errors import UserError, nearest
+from lightning_app.core.schema import read
 from lightning_app.report.facts import direction, p_value
 from lightning_app.report.pairs import Score, join_notes
 from lightning_app.report.results import CellResult, GridResults, as_number, scales, unlike

@@ -21,8 +21,7 @@ from typing import TYPE_CHECKING, Any
 from lightning_app.core.errors import UserError
 from lightning_app.core.files import output_folder, write_whole
 from lightning_app.report.frames import SUMS
-from lightning_app.report.papers import read_grid_file, read_plan
-from lightning_app.report.results import LEARNING_RATE, CellResult, GridResults
+from lightning_app.report.results import LEARNING_RATE, CellResult, GridResults, read_grid_file
 from lightning_app.runs.folder import (
     BLOCK,
     CONFIG,
@@ -34,7 +33,7 @@ from lightning_app.runs.folder import (
     VOUCHED,
     GridFolder,
 )
-from lightning_app.runs.records import SEAL, is_sealed, sealed_with
+from lightning_app.runs.records import SEAL, is_sealed, read_plan, sealed_with
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -82,12 +81,12 @@ def unpack(path: Path, experiments: Path) -> GridFolder:
             (made.path / name).write_bytes(content)
         plan = read_plan(made.plan)
         read_grid_file(made.specification)
-        if {cell["id"] for cell in plan["cells"]} != runs.keys():
+        if {cell.id for cell in plan.cells} != runs.keys():
             raise UserError(f"{path}: its rows are not the cells of its plan")
-        there = GridFolder(experiments / plan["name"])
-        for cell in plan["cells"]:
-            folder = made.run(cell["name"]).path
-            for name, text in runs[cell["id"]].items():
+        there = GridFolder(experiments / plan.name)
+        for cell in plan.cells:
+            folder = made.run(cell.name).path
+            for name, text in runs[cell.id].items():
                 folder.mkdir(parents=True, exist_ok=True)
                 (folder / name).write_bytes(text.encode())
         if there.path.exists():

@@ -24,7 +24,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from lightning_app.config.identity import leaves, read_record, without_removed
+from lightning_app.config.grid import GridFile
+from lightning_app.config.identity import check_removed, leaves, read_record, without_removed
 from lightning_app.config.rulers import BUDGET, differences, in_raw_text, names_of, ruler, unit_of
 from lightning_app.config.tree import (
     BLOCK,
@@ -43,19 +44,23 @@ from lightning_app.config.tree import (
     variant,
 )
 from lightning_app.core.errors import UserError, named
-from lightning_app.report.papers import number_of, read_grid_file, read_plan
+from lightning_app.core.schema import read
 from lightning_app.runs.folder import METRICS, GridFolder, RunFolder
 from lightning_app.runs.mixtures import Groups, strangers
 from lightning_app.runs.records import (
     CHECKS,
     OUTCOMES,
     SEAL,
+    Cell,
     Curve,
     OtherVersion,
+    Plan,
     Unsound,
     cut_short,
     is_sealed,
     read_curves,
+    read_json,
+    read_plan,
     read_pruned,
     read_result,
     read_yaml,
@@ -576,6 +581,8 @@ def _common(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
+_LARGEST = 2**63  # the limit of a column of 64-bit integers
+
 SCORED = (SEED, WARMUP, RATE)
 """The axes over which scores are computed, within each group of runs."""
 
@@ -594,22 +601,25 @@ def read_results(folder: Path, file: Mapping[str, Any] | None = None) -> GridRes
         if not needed.is_file():
             raise UserError(f"{folder}: holds no {needed.name}, so it is not the folder of a grid")
     plan, grid = read_plan(paths.plan), file or read_grid_file(paths.specification)
+    with named(paths.plan):
+        for key, values in plan.axes.items():
+            check_removed(key, values)
     scores, metric = grid.get("sensitivity") or {}, grid.get("metric") or {}
     factors, compare = grid.get("factors") or {}, grid.get("compare") or {}
     config, damaged = _config(paths, plan, grid)
     monitored = task_facts(lookup(config, TASKS.field)).monitored
-    cells = [_cell(paths, entry, config, grid, plan["axes"]) for entry in plan["cells"]]
-    if SEAL not in plan and any(is_sealed(cell.result) for cell in cells if cell.result):
+    cells = [_cell(paths, cell, config, grid, plan.axes) for cell in plan.cells]
+    if plan.seal is None and any(is_sealed(cell.result) for cell in cells if cell.result):
         raise UserError(
             f"{paths.plan}: has lost its {SEAL}: results of its cells have one; `ablate run` makes "
             "the plan again"
         )
     found = GridResults(
         folder=folder,
-        name=plan["name"],
+        name=plan.name,
         question=(grid.get("question") or "").strip(),
         config=config,
-        axes=plan["axes"],
+        axes=plan.axes,
         metric=metric.get("name") or monitored.metric,
         mode=metric.get("mode") or monitored.mode,
         reference_warmup=scores.get("reference_warmup"),
@@ -618,22 +628,22 @@ def read_results(folder: Path, file: Mapping[str, Any] | None = None) -> GridRes
         pruner=grid.get("pruner") if any(map(_may_be_pruned, cells)) else None,
         published=tuple(grid.get("published") or ()),
         damaged_configs=tuple(damaged),
-        factors={name: axis for name, axis in factors.items() if axis in plan["axes"]},
-        compare={axis: base for axis, base in compare.items() if axis in plan["axes"]},
-        labels=_labels(grid, plan["axes"]),
-        without_parent=tuple(cell["name"] for cell in plan.get("waiting", ())),
+        factors={name: axis for name, axis in factors.items() if axis in plan.axes},
+        compare={axis: base for axis, base in compare.items() if axis in plan.axes},
+        labels=_labels(grid, plan.axes),
+        without_parent=tuple(cell.name for cell in plan.waiting),
         linked=_linked(grid),
     )
     return without_strangers(found)
 
 
 def _config(
-    paths: GridFolder, plan: Mapping[str, Any], grid: Mapping[str, Any]
+    paths: GridFolder, plan: Plan, grid: Mapping[str, Any]
 ) -> tuple[dict[str, Any], list[str]]:
     """The config of one run under the grid's base, and a line for each damaged one before it."""
     base, damaged = grid.get("base_config") or {}, []
-    for entry in plan["cells"]:
-        path = paths.run(entry["name"]).config
+    for cell in plan.cells:
+        path = paths.run(cell.name).config
         try:
             with named(path):
                 return _merge(without_removed(read_yaml(path)), without_removed(base)), damaged
@@ -657,20 +667,20 @@ def _merge(under: Any, over: Any) -> Any:
 
 def _cell(
     paths: GridFolder,
-    entry: Mapping[str, Any],
+    cell: Cell,
     config: Mapping[str, Any],
     grid: Mapping[str, Any],
     planned: Mapping[str, list[Any]],
 ) -> CellResult:
-    axes, run = entry["axes"], paths.run(entry["name"])
+    axes, run = cell.axes, paths.run(cell.name)
     labels = _labels(grid, planned)
 
     def value(key: str, kind: Callable[[Any], float]) -> Any:
         found = axes[key] if key in axes else lookup(config, key)
-        return number_of(paths.plan if key in axes else run.path, key, found, kind)
+        return _number(paths.plan if key in axes else run.path, key, found, kind)
 
     metric = (grid.get("metric") or {}).get("name")
-    result, state, error = _outcome(run, entry["id"], metric, grid.get("pruner") is not None)
+    result, state, error = _outcome(run, cell.id, metric, grid.get("pruner") is not None)
     facts = task_facts(axes.get(TASKS.field) or lookup(config, TASKS.field))
     # An axis that follows from another one says nothing more, unless losses count other things at
     # its values, or runs have other budgets, and that one is no part of a group's name: then two
@@ -693,8 +703,8 @@ def _cell(
         baseline = variant({**axes, PRESET: baseline}, config, labels)
     corpus = axes.get(CORPUS) or lookup(config, CORPUS)
     return CellResult(
-        id=entry["id"],
-        name=entry["name"],
+        id=cell.id,
+        name=cell.name,
         folder=run.path,
         axes=axes,
         variant=variant(axes, config, labels),
@@ -711,6 +721,35 @@ def _cell(
         scores=facts.by_corpus.get(str(corpus), ()),
         config=config,
     )
+
+
+def read_grid_file(path: Path) -> dict[str, Any]:
+    """Read the `grid.yaml` of a grid's folder. Raises `UserError` naming the field."""
+    tree = read_mapping(path)
+    read(GridFile, tree, str(path))
+    return tree
+
+
+def read_mapping(path: Path) -> dict[str, Any]:
+    """A JSON or YAML file that holds a mapping. Raises `UserError` naming the file otherwise."""
+    try:
+        return read_json(path) if path.suffix == ".json" else read_yaml(path)
+    except Unsound as error:
+        raise UserError(f"{path}: {error}") from error
+
+
+def _number(path: Path, key: str, value: Any, kind: Callable[[Any], float]) -> Any:
+    """A value of a config as a number of the given kind, None for null.
+
+    YAML reads `1e-3` as text. Raises `UserError`.
+    """
+    try:
+        found = None if value is None or isinstance(value, bool) else kind(value)
+        if value is None or (found is not None and abs(found) < _LARGEST):
+            return found
+    except (TypeError, ValueError, OverflowError):
+        pass  # the error is raised below
+    raise UserError(f"{path}: {key}: expected a number, found {str(value)[:40]!r}")
 
 
 def _linked(grid: Mapping[str, Any]) -> dict[str, str]:

@@ -54,8 +54,7 @@ from lightning_app.config.rulers import differences, names_of, ruler
 from lightning_app.config.tree import label
 from lightning_app.core.files import write_whole
 from lightning_app.report.comparisons import titled
-from lightning_app.report.papers import read_mapping
-from lightning_app.report.results import CellResult, GridResults, read_results
+from lightning_app.report.results import CellResult, GridResults, read_mapping, read_results
 from lightning_app.runs.folder import DRAWING, METRICS
 from lightning_app.runs.records import OUTCOMES, column_names
 from lightning_app.scores.task_facts import LOSS, task_facts

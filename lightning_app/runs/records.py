@@ -1,27 +1,21 @@
-"""The records of a run, strictly read: result, identity, state, and tables of numbers.
-
-The records that a run writes at its end: their schema and a strict reader, used by all.
-
-Read and check the other files of a run: tables of numbers by step, and texts.
-
-The state of a run, read from its folder. The folder is the record; the queue is an index.
-
-The reports of running cells for a pruner: `reports.jsonl` of each attempt.
-"""
+"""The records of a run and of a grid, strictly read: result, plan, state, tables of numbers."""
 
 import csv
 import json
 import math
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar
+
+from annotated_types import Ge, Gt, Lt
 
 from lightning_app.core import strict_yaml
 from lightning_app.core.errors import UserError
-from lightning_app.core.files import SEAL, Damaged, check_seal, sha256_of, with_seal
+from lightning_app.core.files import SEAL, Damaged, check_seal, sha256_of, with_seal, write_whole
+from lightning_app.core.schema import read
 from lightning_app.core.strict_yaml import load_yaml
 from lightning_app.runs.folder import (
     BLOCK,
@@ -33,10 +27,14 @@ from lightning_app.runs.folder import (
     PROBES,
     REFERENCES,
     VOUCHED,
+    GridFolder,
     RunFolder,
+    is_file_name,
 )
 from lightning_app.scores.task_facts import LOSS
 from lightning_app.version import BEFORE_STRIKING
+
+T = TypeVar("T")
 
 SCHEMA = 3
 """The schema of `result.json`, `pruned.json` and `plan.json`, which have a seal. Schema 2, without
@@ -257,162 +255,270 @@ def check_schema(tree: Mapping[str, Any]) -> None:
     if "schema" not in tree:
         raise Unsound("field 'schema' is missing")
     schema = tree["schema"]
-    if not is_count(schema) or schema < 1:
+    if type(schema) is not int or schema < 1:
         raise Unsound(f"schema: expected a number up to {SCHEMA}, found {str(schema)[:40]!r}")
     if not _OLDEST <= schema <= SCHEMA:
         raise OtherVersion(schema)
 
 
-def check_plan(tree: Mapping[str, Any], folder: Path | None = None) -> None:
-    """Refuse a plan of no known schema, or one that was changed; with its folder also if
-    `grid.yaml`, which its seal covers, was changed. Raises `Unsound`, or `OtherVersion`."""
-    check_schema(tree)
-    files = _digests(tree) if SEAL in tree or tree["schema"] == SCHEMA else {}
-    for name in files:
-        if folder is not None and sha256_of(bytes_of(folder / name)) != files[name]:
-            raise Unsound(f"its {SEAL} is of another {name}; `ablate run` writes both again")
-
-
 def check_result(tree: Mapping[str, Any], identity: str, metric: str | None = None) -> None:
     """Check the content of `result.json` of the cell with this id. Raises `Unsound`."""
-    _check(tree, _RESULT, identity)
-    for name, (is_right, wanted) in _OPTIONAL.items():
-        if tree.get(name) is not None and not is_right(tree[name]):
-            raise _unexpected(tree, name, wanted)
-    status, metrics = tree["status"], tree["metrics"]
-    if (status == "diverged") != (tree["diverged"] is not None):
-        raise Unsound(f"status '{status}' and the field diverged contradict each other")
-    if tree["outcome"] not in _OUTCOMES_OF.get(status, (CUT_SHORT,)):
-        raise Unsound(f"status '{status}' and outcome '{tree['outcome']}' contradict each other")
-    if status == "ok" and metrics.get(LOSS) is None:
+    result = _checked(ResultRecord, tree, identity)
+    if (result.status == "diverged") != (result.diverged is not None):
+        raise Unsound(f"status '{result.status}' and the field diverged contradict each other")
+    if result.outcome not in _OUTCOMES_OF.get(result.status, (CUT_SHORT,)):
+        raise Unsound(
+            f"status '{result.status}' and outcome '{result.outcome}' contradict each other"
+        )
+    if result.status == "ok" and result.metrics.get(LOSS) is None:
         raise Unsound(f"reports no finite '{LOSS}', though its status is ok")
-    if status == "ok" and metric is not None and metric not in metrics:
+    if result.status == "ok" and metric is not None and metric not in result.metrics:
         raise Unsound(f"reports no '{metric}', the metric of the grid")
 
 
 def check_pruned(tree: Mapping[str, Any], identity: str) -> None:
     """Check the content of `pruned.json` of the cell with this id. Raises `Unsound`."""
-    _check(tree, _PRUNED, identity)
+    _checked(PrunedRecord, tree, identity)
 
 
-def is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
-
-
-def is_text(value: Any) -> bool:
-    return isinstance(value, str)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _is_time(value: Any) -> bool:
-    try:
-        return datetime.fromisoformat(value).tzinfo is not None
-    except (TypeError, ValueError):
-        return False
-
-
-def _maps(value: Any, is_right: Callable[[Any], bool]) -> bool:
-    return isinstance(value, dict) and all(map(is_right, value.values()))
-
-
-def _is_divergence(value: Any) -> bool:
-    if value is None:
-        return True
-    if not isinstance(value, dict) or not {"step", "rule", "last_finite_loss"} <= value.keys():
-        return False
-    loss = value["last_finite_loss"]
-    return (
-        is_count(value["step"])
-        and isinstance(value["rule"], str)
-        and (loss is None or _is_number(loss))
-    )
-
-
-def _is_data(value: Any) -> bool:
-    if not isinstance(value, dict):
-        return False
-    texts = (value.get(key) for key in ("name", "protocol"))
-    vocabulary, sizes = value.get("vocab_size"), value.get("sizes")
-    return (
-        all(text is None or is_text(text) for text in texts)
-        and (vocabulary is None or is_count(vocabulary))
-        and (sizes is None or _maps(sizes, is_count))
-    )
-
-
-def _is_parts(value: Any) -> bool:
-    if value is None:
-        return True
-    nll, tokens = (
-        (value.get(key) for key in ("nll", "tokens")) if isinstance(value, dict) else (0, 0)
-    )
-    return (
-        isinstance(nll, list)
-        and isinstance(tokens, list)
-        and len(nll) == len(tokens)
-        and all(map(_is_number, nll))
-        and all(is_count(count) and count > 0 for count in tokens)
-    )
-
-
-# The fields that other code relies on: for each a check, and the words for what is expected.
-_Fields = Mapping[str, tuple[Callable[[Any], bool], str]]
-_COMMON: _Fields = {
-    "name": (is_text, "text"),
-    "seconds": (lambda value: _is_number(value) and 0 <= value < _LARGEST, "a number from 0"),
-    "attempt": (lambda value: is_count(value) and value > 0, "a whole number from 1"),
-    "started": (_is_time, "a time with its zone"),
-    "finished": (_is_time, "a time with its zone"),
-}
-_RESULT: _Fields = {
-    **_COMMON,
-    "status": (lambda value: value in (*_OUTCOMES_OF, CUT_SHORT), "ok or diverged"),
-    "outcome": (lambda value: value in (*OUTCOMES, CUT_SHORT), " or ".join(OUTCOMES)),
-    "diverged": (_is_divergence, "null or step, rule and last_finite_loss"),
-    "metrics": (
-        lambda value: _maps(value, lambda each: each is None or _is_number(each)),
-        "numbers by name",
-    ),
-    # A vocabulary of 2**63 tokens has 44 nats.
-    "unigram_entropy": (lambda value: _is_number(value) and 0 < value < 64, "a number of nats"),
-    "steps": (is_count, "a whole number from 0"),
-}
-_OPTIONAL: _Fields = {  # some versions do not write them
-    **dict.fromkeys(
-        ("tokens", "parameters", "devices", "peak_memory_bytes", "steps_asked"),
-        (is_count, "a whole number from 0"),
-    ),
-    **dict.fromkeys(("device", "precision", *SIGNATURES), (is_text, "text")),
-    "versions": (lambda value: _maps(value, is_text), "texts by name"),
-    "provenance": (lambda value: isinstance(value, dict), "what made the run, by name"),
-    "validation_parts": (_is_parts, "null or equally many numbers and counts in nll and tokens"),
-    "data": (_is_data, "name, protocol, sizes and vocab_size of a corpus"),
-}
-_PRUNED: _Fields = {
-    **_COMMON,
-    "status": (lambda value: value == "pruned", "pruned"),
-    "step": (is_count, "a whole number from 0"),
-    "value": (lambda value: value is None or _is_number(value), "a number or null"),
-}
-
-
-def _check(tree: Mapping[str, Any], fields: _Fields, identity: str) -> None:
+def _checked(kind: type[T], tree: Mapping[str, Any], identity: str) -> T:
     check_schema(tree)
     if tree.get("id") != identity:
         raise Unsound(f"id: {str(tree.get('id'))[:40]!r} is not the planned {identity}")
-    for name in fields:
-        if name not in tree:
-            raise Unsound(f"field '{name}' is missing")
-    for name, (is_right, wanted) in fields.items():
-        if not is_right(tree[name]):
-            raise _unexpected(tree, name, wanted)
+    return _read_record(kind, tree)
 
 
-def _unexpected(tree: Mapping[str, Any], name: str, wanted: str) -> Unsound:
-    return Unsound(f"{name}: expected {wanted}, found {str(tree[name])[:40]!r}")
+def _read_record(kind: type[T], tree: Mapping[str, Any]) -> T:
+    try:
+        return read(kind, tree)
+    except UserError as error:
+        raise Unsound(str(error)) from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class _OpenRecord:
+    """A part of a file that a program has written: it may also have other fields."""
+
+    EXTRA: ClassVar = "ignore"
+
+
+Count = Annotated[int, Ge(0)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ended(_OpenRecord):
+    """What `result.json` and `pruned.json` say of the end of a run."""
+
+    name: str
+    seconds: Annotated[float, Ge(0), Lt(_LARGEST)]
+    attempt: Annotated[int, Ge(1)]
+    started: str
+    finished: str
+
+    def __post_init__(self) -> None:
+        for name, value in (("started", self.started), ("finished", self.finished)):
+            try:
+                if datetime.fromisoformat(value).tzinfo is not None:
+                    continue
+            except ValueError:
+                pass  # refused below
+            raise ValueError(f"{name}: expected a time with its zone, found {value[:40]!r}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DivergenceRecord(_OpenRecord):
+    """When a run diverged, by which rule."""
+
+    step: Count
+    rule: str
+    last_finite_loss: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ValidationParts(_OpenRecord):
+    """The loss of each part of the validation split, in nats a token, and its tokens."""
+
+    nll: list[float]
+    tokens: list[Annotated[int, Ge(1)]]
+
+    def __post_init__(self) -> None:
+        if len(self.nll) != len(self.tokens):
+            raise ValueError("nll and tokens: expected equally many numbers")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CorpusFacts(_OpenRecord):
+    """The corpus of a run."""
+
+    name: str | None = None
+    protocol: str | None = None
+    vocab_size: Count | None = None
+    sizes: dict[str, Count] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResultRecord(Ended):
+    """The fields of `result.json` that other code relies on; some versions leave some out."""
+
+    status: Literal["ok", "diverged", "cut_short"]
+    outcome: Literal["trained", "not_yet_learned", "stalled", "non_finite", "cut_short"]
+    diverged: DivergenceRecord | None
+    metrics: dict[str, float | None]
+    # In nats; those of a vocabulary of 2**63 tokens are 44.
+    unigram_entropy: Annotated[float, Gt(0), Lt(64)]
+    steps: Count
+    steps_asked: Count | None = None
+    tokens: Count | None = None
+    parameters: Count | None = None
+    devices: Count | None = None
+    peak_memory_bytes: Count | None = None
+    device: str | None = None
+    precision: str | None = None
+    bleu_signature: str | None = None
+    sacrebleu_signature: str | None = None
+    versions: dict[str, str] | None = None
+    provenance: dict[str, Any] | None = None
+    validation_parts: ValidationParts | None = None
+    data: CorpusFacts | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrunedRecord(Ended):
+    """The fields of `pruned.json`."""
+
+    status: Literal["pruned"]
+    step: Count
+    value: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell(_OpenRecord):
+    """One run of a grid: `axes` maps each dotted key to this cell's value, in the file's order.
+
+    `parent` is the folder of the run of a parent grid that it starts from, `GRID/runs/NAME` in the
+    folder of experiments; empty without a parent grid.
+    """
+
+    id: str
+    name: str
+    axes: dict[str, Any]
+    parent: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Waiting(_OpenRecord):
+    """A cell that cannot start, since the run that it starts from is not finished.
+
+    It has no id yet, since an id covers the weights that a run starts from. `parent` is as of
+    `Cell`, and `parent_id` the id of that run; both are empty if that run waits itself.
+    """
+
+    name: str
+    axes: dict[str, Any]
+    parent: str
+    parent_id: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan(_OpenRecord):
+    """The cells of a grid, and what they were derived from.
+
+    Attributes:
+        name: The grid's name.
+        hash: Identifies the axes, the cells and the metric, and so the study.
+        made_from: Identifies the content of the grid file and the code that resolved it. While it
+            is unchanged, the plan is valid.
+        metric: The metric by which cells are compared.
+        mode: Whether its `min` or `max` is best.
+        axes: The values of each dotted key.
+        excluded: The number of combinations that the grid file excludes.
+        data: The distinct data configs of the cells.
+        cells: The cells that can run, in the order in which they run.
+        corpora: The digest of each corpus of `data`, None if it is not on this machine.
+        waiting: The cells whose parents, runs of another grid, are not finished.
+        parents: For each `Cell.parent`, and for the parents of these runs, what the id of its
+            children says of it (`Parent.name`).
+        parent_data: As `data`, of the parent grid and the grids that it continues.
+        parent_corpora: The digest of each corpus of `parent_data`.
+        warnings: What is allowed and makes comparisons weak, a sentence each.
+        seal: The seal that it was read with.
+    """
+
+    name: str
+    hash: str
+    made_from: str
+    metric: str
+    mode: str
+    axes: dict[str, list[Any]]
+    excluded: int
+    data: tuple[dict[str, Any], ...]
+    cells: tuple[Cell, ...]
+    corpora: tuple[str | None, ...] = ()
+    waiting: tuple[Waiting, ...] = ()
+    parents: dict[str, str] = field(default_factory=dict)
+    parent_data: tuple[dict[str, Any], ...] = ()
+    parent_corpora: tuple[str | None, ...] = ()
+    warnings: tuple[str, ...] = ()
+    seal: dict[str, Any] | None = field(default=None, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        for name in (self.name, *(cell.name for cell in (*self.cells, *self.waiting))):
+            if not is_file_name(name):
+                raise ValueError(f"name: expected the name of a folder, found {name!r}")
+        for cell in self.cells:
+            if others := cell.axes.keys() - self.axes.keys():
+                raise ValueError(f"cells: {cell.name} has {sorted(others)[0]!r}, which is no axis")
+
+    @property
+    def study(self) -> str:
+        """The name of the grid's study in a storage."""
+        return f"{self.name}-{self.hash}"
+
+
+class DamagedPlan(UserError):
+    """`plan.json` cannot be used; `ablate run` makes it again."""
+
+
+def read_plan(path: Path, *, beside: bool = True) -> Plan:
+    """Read a plan, and unless `beside` is false check that the `grid.yaml` beside it is its own.
+
+    Raises:
+        DamagedPlan: if one of them was changed, or is not complete.
+        UserError: if it is of a version of this program that this one does not read.
+        FileNotFoundError: if there is no such file.
+    """
+    try:
+        tree = read_json(path)
+        check_schema(tree)
+        files = _digests(tree) if SEAL in tree or tree["schema"] == SCHEMA else {}
+        for name in files if beside else ():
+            if sha256_of(bytes_of(path.parent / name)) != files[name]:
+                raise Unsound(f"its {SEAL} is of another {name}")
+        return _read_record(Plan, tree)
+    except OtherVersion as error:
+        raise UserError(f"{path}: {error}") from error
+    except Unsound as error:
+        again = "`ablate run` makes it again"
+        raise DamagedPlan(f"{path}: torn or damaged ({error}); {again}") from error
+
+
+def save_plan(path: Path, plan: Plan) -> None:
+    """Write `plan.json`; what only a grid with a parent grid has, only for such a grid.
+
+    Its seal covers the `grid.yaml` beside it, which names the metric, its mode and the baseline.
+    """
+    beside = GridFolder(path.parent).specification
+    files = {beside.name: sha256_of(beside.read_bytes())} if beside.is_file() else {}
+    tree = {"schema": SCHEMA, **asdict(plan)}
+    tree["cells"] = [_without_empty(cell, "parent") for cell in tree["cells"]]
+    tree = _without_empty(
+        tree, "waiting", "parents", "warnings", "parent_data", "parent_corpora", SEAL
+    )
+    write_whole(path, json.dumps(with_seal(tree, files), indent=1))
+
+
+def _without_empty(tree: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    return {key: value for key, value in tree.items() if value or key not in names}
 
 
 PROBED = ("step", "quantity", "stack", "layer", "head", "value")

@@ -17,9 +17,9 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from lightning_app.config.classes import CLASS_FIELDS
 from lightning_app.config.identity import leaves
-from lightning_app.config.schema import as_written
 from lightning_app.core.errors import UserError
 from lightning_app.core.files import move, seal
+from lightning_app.core.schema import as_written
 from lightning_app.runs.folder import NAMED, RunFolder
 from lightning_app.runs.saved import RUN, SEALED, OtherRun, data_state, other_run, read_checkpoint
 from lightning_app.scores.task_facts import Monitored

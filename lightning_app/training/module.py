@@ -21,7 +21,7 @@ from lightning_app.blocks.config import BlockConfig
 from lightning_app.blocks.spans import AuxiliaryTerms, at_step, auxiliary_terms
 from lightning_app.config.bounds import check_accumulation
 from lightning_app.config.parents import load_parent
-from lightning_app.config.schema import read
+from lightning_app.core.schema import read
 from lightning_app.models.auxiliary_heads import add_heads
 from lightning_app.models.heads import ArchitectureConfig
 from lightning_app.models.initialization import needs_profiling, profile

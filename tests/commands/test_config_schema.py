@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from lightning_app.cli import main
-from lightning_app.config.schema import hints_of
 from lightning_app.config.trainer import TrainerConfig
+from lightning_app.core.schema import hints_of
 from lightning_app.core.strict_yaml import read_yaml_file
 
 FILES = [*Path("ablations").glob("*.yaml"), *Path("ablations/base").glob("*.yaml")]

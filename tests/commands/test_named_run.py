@@ -13,9 +13,9 @@ from lightning_app.cli import main
 from lightning_app.commands.recorded import EVALUATION_FLAGS, evaluation_words, find_run
 from lightning_app.commands.words import VARIABLES
 from lightning_app.config.config import Config, load_config
-from lightning_app.config.schema import hint_at
 from lightning_app.config.sources import FIELDS_OF, Written
 from lightning_app.core.errors import UserError
+from lightning_app.core.schema import hint_at
 from lightning_app.training.run import Run
 from tests.records import unseal
 

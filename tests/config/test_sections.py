@@ -7,8 +7,8 @@ from typing import Any, get_type_hints
 import lightning.pytorch as pl
 
 from lightning_app.config.config import ModelConfig
-from lightning_app.config.schema import hints_of, kinds_of
 from lightning_app.config.trainer import OWN_DEFAULTS, TrainerConfig
+from lightning_app.core.schema import hints_of, kinds_of
 from lightning_app.training.module import TransformerModule
 
 

@@ -3,8 +3,8 @@ from dataclasses import asdict
 import pytest
 
 from lightning_app.config.config import DataSection
-from lightning_app.config.schema import docs_of
 from lightning_app.core.errors import UserError
+from lightning_app.core.schema import docs_of
 from lightning_app.data.config import DataConfig
 
 

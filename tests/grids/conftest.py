@@ -16,9 +16,9 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 
 from lightning_app.config.grid import read_spec
-from lightning_app.grids.plan import Grid, Plan, load_plan
+from lightning_app.grids.plan import Grid, load_plan
 from lightning_app.runs.folder import GridFolder
-from lightning_app.runs.records import RunState
+from lightning_app.runs.records import Plan, RunState
 from tests import warm
 
 HERE = Path(__file__).parent

@@ -15,11 +15,12 @@ from lightning_app.config.experiment import identity_of
 from lightning_app.config.grid import read_spec
 from lightning_app.core.errors import UserError
 from lightning_app.grids.doctor import doctor_command
-from lightning_app.grids.plan import Grid, Plan, expand, load_plan
+from lightning_app.grids.plan import Grid, expand, load_plan
 from lightning_app.grids.supervisor import current_grid
 from lightning_app.grids.takeover import Search, find_finished, take_over
 from lightning_app.report.results import read_results as read_folder
 from lightning_app.runs.folder import GridFolder
+from lightning_app.runs.records import Plan
 
 FORMER = Path(__file__).parent / "made_at_4ea995c"
 Edit = Callable[[dict[str, Any]], object]

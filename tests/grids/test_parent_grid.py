@@ -16,7 +16,6 @@ from lightning_app.config.tree import PRESET, SEED, WARMUP
 from lightning_app.core.errors import UserError
 from lightning_app.grids.plan import (
     Grid,
-    Plan,
     expand,
     is_valid,
     load_plan,
@@ -28,6 +27,7 @@ from lightning_app.report.facts import state_counts
 from lightning_app.report.results import read_results
 from lightning_app.runs.folder import GridFolder, RunFolder
 from lightning_app.runs.locks import FileLock
+from lightning_app.runs.records import Plan
 
 MATCH = [PRESET, SEED]
 PARENT: dict[str, Any] = {

@@ -14,10 +14,10 @@ from lightning_app.config.grid import GridSpec, read_spec
 from lightning_app.config.tree import variant
 from lightning_app.core.errors import UserError
 from lightning_app.grids.cells import cell_tree, combinations
-from lightning_app.grids.plan import DamagedPlan, Grid, Plan, expand, is_valid, load_plan, made_from
+from lightning_app.grids.plan import Grid, expand, is_valid, load_plan, made_from
 from lightning_app.grids.plan_checks import axis_cautions, devices_of
-from lightning_app.report.papers import read_plan
 from lightning_app.runs.folder import GridFolder
+from lightning_app.runs.records import DamagedPlan, Plan, read_plan
 
 PRESET, WARMUP, SEED = "model.block.preset", "model.schedule.warmup_steps", "seed_everything"
 
@@ -225,7 +225,7 @@ def test_an_edited_plan_is_refused_by_every_reader(
     given = grid()
     path = tmp_path / "plan.json"
     Grid(given, GridFolder(tmp_path), plan_of(given)).save()
-    assert read_plan(path)["name"] == given.name
+    assert read_plan(path).name == given.name
     tree = json.loads(path.read_text())
     change(tree)
     path.write_text(json.dumps(tree))

@@ -10,11 +10,11 @@ from optuna.storages.journal import JournalFileBackend
 
 from lightning_app.config.grid import GridSpec
 from lightning_app.core.errors import UserError
-from lightning_app.grids.cells import Cell
-from lightning_app.grids.plan import Grid, Plan
+from lightning_app.grids.plan import Grid
 from lightning_app.grids.queue import Queue
 from lightning_app.grids.storages import storage_spec
 from lightning_app.runs.folder import GridFolder
+from lightning_app.runs.records import Cell, Plan
 from tests.records import result as a_result
 
 AXES = {"model.block.shaped_attention": [None, {"alpha": 1.0}, [1, 2]], "seed_everything": [1]}

@@ -188,14 +188,10 @@ def test_an_option_takes_the_place_of_the_project(tmp_path: Path, write: Write) 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        (
-            "plugin: [a.py]\n",
-            "expected the keys 'plugins' and 'results', each a list, found 'plugin'",
-        ),
-        ("plugins: a.py\n", "plugins: expected a list of files and modules, found 'a.py'"),
-        ("- a.py\n", "expected the keys 'plugins' and 'results'"),
-        ("results: ../other\n", "results: expected a list of folders, found '../other'"),
-        ("results: [1]\n", "results: expected a list of folders, found [1]"),
+        ("plugin: [a.py]\n", "unknown key 'plugin'; did you mean 'plugins'?"),
+        ("plugins: a.py\n", "plugins: expected a list or null, found 'a.py'"),
+        ("- a.py\n", "expected a mapping {plugins, results}, found ["),
+        ("results: [1]\n", "results entry 1: expected a text, found 1"),
         ("plugins: [a.py\n", "ablate.yaml: line 2"),
     ],
 )

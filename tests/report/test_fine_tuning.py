@@ -497,7 +497,7 @@ def test_a_grid_file_may_name_a_file_of_figures(tmp_path: Path) -> None:
     assert len(figures) == len(yaml.safe_load(SHIPPED.read_text()))
     assert read_spec(path).tree()["published"] == list(figures)  # the folder has them whole
     (tmp_path / "own.yaml").write_text("- {paper: a, setting: b, variant: c, metric: d, data: 3}\n")
-    with pytest.raises(UserError, match=r"own.yaml: published entry 1: data: expected a value of"):
+    with pytest.raises(UserError, match=r"own.yaml: entry 1.data: expected"):
         read_spec(path)
 
 

@@ -74,7 +74,7 @@ GRIDS = {
     "mixed stalls": (mixed, axes_of(3, 0, 20, 60)),
     "missing runs": (missing, axes_of(4, 0, 20, 60)),
     "one seed": (regular, axes_of(1, 0, 60)),
-    "several rates": (at_rates, axes_of(3, 0, 20, 60) | {RATE: [0.001, 0.002, 0.004]}),
+    "several-rates": (at_rates, axes_of(3, 0, 20, 60) | {RATE: [0.001, 0.002, 0.004]}),
     "another axis": (regular, axes_of(3, 0, 60) | {"model.architecture.model_dim": [64, 128]}),
     "one variant never learned": (never, axes_of(3, 0, 60)),
     "all stall without warm-up": (
@@ -118,7 +118,7 @@ def test_every_score_and_mean_of_a_report_is_recomputed(
 
 def test_these_grids_have_every_score_and_number(make_grid: Any) -> None:
     frames = []
-    for name in ("regular", "several rates"):
+    for name in ("regular", "several-rates"):
         folder = written(read_results(make_grid(*GRIDS[name], name=name).folder))
         frames.append(pd.read_csv(folder / "sensitivity.csv").dropna(subset="estimate"))
         assert (folder / "tables" / "loss_by_warmup.md").is_file()
@@ -143,7 +143,7 @@ def test_a_grid_without_a_reference_is_recomputed(
     make_grid: Any, oracle: ModuleType, reference: int | None
 ) -> None:
     asks = {} if reference is None else {"reference_warmup": reference, "baseline": "pre_ln"}
-    for name in ("regular", "several rates"):
+    for name in ("regular", "several-rates"):
         fake = make_grid(*GRIDS[name], sensitivity=asks, name=name)
         folder = written(read_results(fake.folder))
         assert oracle.check(folder) == []
@@ -169,12 +169,12 @@ def test_several_grids_keep_their_references(
     first = make_grid(regular, axes, name="a")
     other = {"reference_warmup": 20, "baseline": "sas"}
     second = make_grid(at_rates, axes | {RATE: [0.001, 0.004]}, name="b", sensitivity=other)
-    third = make_grid(missing, axes, name="a, with gaps")
+    third = make_grid(missing, axes, name="a-with-gaps")
     folders = [fake.folder for fake in (first, second, third)]
     both = written(together([read_results(folder) for folder in folders]), tmp_path / "both")
     assert oracle.check(both, folders) == []
     groups = set(pd.read_csv(both / "sensitivity.csv")["group"])
-    assert groups == {"grid=a", "grid=b", "grid=a, with gaps"}
+    assert groups == {"grid=a", "grid=b", "grid=a-with-gaps"}
 
 
 @pytest.mark.parametrize("name", ["mixed stalls", "missing runs", "one seed", "another axis"])

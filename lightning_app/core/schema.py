@@ -34,7 +34,8 @@ def read(kind: type[T], tree: object, source: str = "", at: str = "") -> T:
     serves as a float, and a list as a tuple.
 
     Args:
-        kind: A dataclass, whose fields may be dataclasses.
+        kind: A dataclass, whose fields may be dataclasses. Unknown keys are refused, unless its
+            attribute `EXTRA` is "ignore".
         tree: The values: a mapping as JSON or YAML has it.
         source: The file for messages; empty where the caller names it.
         at: The dotted key of the tree, for messages.
@@ -65,9 +66,9 @@ def adapter(kind: type) -> "TypeAdapter[Any]":
     """Return the reader of a dataclass, made once."""
     from pydantic import ConfigDict, TypeAdapter
 
-    strict = ConfigDict(extra="forbid", strict=True)
     for part in parts_of(kind):
-        part.__pydantic_config__ = strict  # pyright: ignore[reportAttributeAccessIssue]
+        config = ConfigDict(extra=getattr(part, "EXTRA", "forbid"), strict=True)
+        part.__pydantic_config__ = config  # pyright: ignore[reportAttributeAccessIssue]
     return TypeAdapter(kind)
 
 
@@ -211,6 +212,9 @@ def _line(kind: Any, errors: Any, at: str) -> str:
         return f"{key}: {text}" if path else text
     if first.type == "missing":
         return f"{key}: no value is given, and there is no default"
+    if first.type.startswith(("greater_than", "less_than")):
+        limit = first.text.removeprefix("Input should be ")
+        return f"{key}: expected {expected(first.hint)} {limit}, found {as_written(first.value)}"
     words = [str(word) for each in kinds_of(first.hint) for word in get_args(each)]
     hint = nearest(first.value, words) if isinstance(first.value, str) and words else ""
     return f"{key}: expected {expected(first.hint)}, found {as_written(first.value)}{hint}"
