@@ -141,7 +141,7 @@ AT_ONCE = [
     Case("blocks --plugin a.py", "belongs before the command", {"a.py": ""}),
     Case("--plugin", "expected a file NAME.py or a module, found nothing"),
     Case("status demo", "did you mean 'plugins'?", {"ablate.yaml": "plugin: [a.py]\n"}),
-    Case("status demo", "expected a list of files", {"ablate.yaml": "plugins: a.py\n"}),
+    Case("status demo", "plugins: expected a list", {"ablate.yaml": "plugins: a.py\n"}),
     Case("status demo", "ablate.yaml: ", {"ablate.yaml": "plugins: [a.py]\n"}),
     Case("status demo", "ablate.yaml: line 2", {"ablate.yaml": "plugins: [\n"}),
     # a new project

@@ -50,9 +50,8 @@ STRUCK = ("text_sampling.csv",)
 """Documents of a study that the program made when the set was frozen, and makes no more."""
 STRUCK_FIELDS = ("rounding", "former")
 """Fields of a config and of a record that are no more, at any depth, and in the text of effects."""
-OF_CODE = ("code",)
-"""What `plan` calls stale as soon as any file that counts is another than that of the runs. To be
-compared again once the digest of code goes by definitions."""
+ELSEWHERE = ("code", "device", "libraries")
+"""What `plan` calls stale on another machine, or after a change of any counted definition."""
 _EXPECTED = Path(__file__).with_name("expected.json.xz")
 _BOOKS = "A book. It has two sentences.\nA line.\n-------\nAnother book. It has a line.\n" * 2
 _MOST = (
@@ -72,7 +71,7 @@ def _compared(documents: dict[str, Any]) -> dict[str, Any]:
     kept = {key: _kept(value) for key, value in documents.items() if key not in STRUCK}
     if "plan.json" in kept:
         stale = kept["plan.json"]["stale"]
-        kept["plan.json"] |= {"stale": {key: stale[key] for key in stale if key not in OF_CODE}}
+        kept["plan.json"] |= {"stale": {key: stale[key] for key in stale if key not in ELSEWHERE}}
     return kept
 
 

@@ -583,8 +583,8 @@ def test_a_plan_says_what_is_finished_elsewhere(
     [
         ("[nowhere]", "results: there is no folder {}/nowhere (written 'nowhere')"),
         ("[a_file]", "results: there is no folder {}/a_file"),
-        ("theirs", "results: expected a list of folders, found 'theirs'"),
-        ("[theirs, 3]", "results: expected a list of folders, found ['theirs', 3]"),
+        ("theirs", "results: expected a list or null, found 'theirs'"),
+        ("[theirs, 3]", "results entry 2: expected a text, found 3"),
     ],
 )
 def test_a_wrong_list_is_one_line(
