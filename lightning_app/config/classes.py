@@ -1,12 +1,7 @@
 """The classes that a config names: looked up in tables, and made with checked arguments.
 
-The arguments of a class that a config names: their types, defaults and checked values.
-
-The classes that a config names: looked up in tables, and made with checked arguments.
-
-Only `arguments.import_named` imports what a config names, and only for a config that a user passes
-by ``--config`` or to `fit`: a grid file, and the config of a run, may come from somebody else.
-"""
+Only `import_named` imports what a config names, and only for a config that a user passes by
+``--config`` or to `fit`: a grid file, and the config of a run, may come from somebody else."""
 
 import inspect
 import json

@@ -1,9 +1,4 @@
-"""The config of one run as objects: read, completed and checked. Without Lightning.
-
-The config of one run as objects: read, completed and checked. Without Lightning.
-
-Read the config of a command line: a file, and overrides after it.
-"""
+"""The config of one run as objects: read, completed and checked. Without Lightning."""
 
 import math
 from collections.abc import Mapping, Sequence

@@ -1,11 +1,4 @@
-"""Which experiment a config is: what can change its result, and the id made of it.
-
-What of a run's config can change its result, and the defaults that ids leave out.
-
-The id of an experiment: of its config, its blocks and what its corpus holds.
-
-`identity.json` of a run's folder: what its id is made of, so that two ids can be compared.
-"""
+"""Which experiment a config is: what can change its result, its id, and `identity.json`."""
 
 import hashlib
 import json

@@ -1,9 +1,4 @@
-"""Trees of settings: dotted keys, labels of values, and changes.
-
-The axes of a grid: the keys with a special meaning, equal values, names of variants.
-
-Configs as trees of mappings: dotted keys, differences, and a canonical text.
-"""
+"""Trees of settings: dotted keys, differences, labels of values and names of variants."""
 
 import json
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence

@@ -1,11 +1,4 @@
-"""What a grid shows while it runs.
-
-Counts of cells by state, for people and for `--json`.
-
-`--json`: print one document on standard output, and everything else on standard error.
-
-Progress of a grid: a live table on a terminal, otherwise one line for each finished cell.
-"""
+"""What a grid shows while it runs: counts of cells, a live table or lines, or one JSON document."""
 
 import json
 import math

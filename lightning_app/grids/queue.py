@@ -1,16 +1,8 @@
-"""The queue of a grid: an Optuna study that hosts share.
-
-Repeat calls of a storage while its database restarts, for a limited time.
-
-The Optuna study of a grid: a trial for each attempt to run one of its cells.
-
-The study is only an index: it can always be made again from the run folders.
-
-The queue of a grid: the cells to run, their supervisors, and the return of lost cells.
+"""The queue of a grid: an Optuna study with a trial for each attempt to run one of its cells.
 
 Several supervisors share it: each cell is claimed by one of them, and the cells of one that sends
-no heartbeat go back to the queue.
-"""
+no heartbeat go back to the queue. The study is only an index: it can always be made again from the
+run folders."""
 
 import json
 import math

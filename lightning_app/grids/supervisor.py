@@ -1,9 +1,6 @@
-"""The supervisor: it starts what is missing, and no run is lost or done twice.
+"""`ablate run`: a supervisor starts the missing cells of a grid and records how each of them ended.
 
-The loop that runs cells of a grid on a host, and records how each of them ended.
-
-`ablate run`: the steps of one supervisor before and after its loop over the missing cells.
-"""
+No run is lost or done twice."""
 
 import os
 import signal

@@ -1,19 +1,9 @@
-"""Finished cells of other grids: found, checked, copied, or put aside.
+"""Finished runs of planned cells in other folders: found, checked, copied, renamed or put aside.
 
-Check that a run in another folder is the finished run of a planned cell, with all of its files.
-
-Nothing is taken from the folder's name: the id is computed again from what the run has recorded.
-
-List and move away finished cells of another code, data or libraries.
-
-Find finished runs of planned cells in other folders: equal ids mean equal experiments.
-
-Such a run is in the folder of its grid, from the time before a value or an axis was added or
-removed, or in the folder of another grid or of `ablate fit`: in the same folder of experiments, or
-in one that the user's ``ablate.yaml`` lists under ``results``.
-
-Give finished runs from other folders the place of planned cells: renamed, or copied whole.
-"""
+Equal ids mean equal experiments. Such a run is in the folder of its grid, from the time before a
+value or an axis was added or removed, or in the folder of another grid or of `ablate fit`: in the
+same folder of experiments, or in one that the user's ``ablate.yaml`` lists under ``results``.
+Nothing is taken from the folder's name: the id is computed again from what the run has recorded."""
 
 import json
 import os

@@ -1,13 +1,7 @@
-"""Worker processes: started warm, watched, and ended with all that they started.
+"""Worker processes: started warm by a fork server, watched, and ended with all that they started.
 
-End all processes of an attempt, also those that outlived it or left its process group.
-
-Code of the fork server's children: a rank of a cell, or one call for a supervisor.
-
-Start and end the fork server and its children from the supervisor, which imports no torch.
-
-The fork server imports torch and Lightning once; a cell's process then starts in milliseconds.
-"""
+The fork server imports torch and Lightning once; a cell's process then starts in milliseconds. The
+supervisor itself imports neither."""
 
 import faulthandler
 import gc

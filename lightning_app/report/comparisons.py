@@ -1,22 +1,16 @@
 """Comparisons on a metric: of variants, of the factors of a design, and of repeated runs.
 
-What a reader judges runs by: means by arm, the best first.
+A reader judges runs by the metric that the grid file names, or by the task's own score where that
+is the loss and the task has published scores (`GridResults.measure`).
 
-It is the metric that the grid file names, or the task's own score where that is the loss and the
-task has published scores (`GridResults.measure`).
-
-Main effects and interactions of the factors of a grid, on any score that has a value per seed.
-
-A factor is an axis of two values, low and high, in the order of the grid file. With `y` the score
+Effects of factors. A factor is an axis of two values, low and high, in the order of the grid file. With `y` the score
 of a variant and seed, the effect of factors `F` is the mean, over the levels of all other factors,
 of `y` contrasted by each factor of `F`: for one factor `y(high) - y(low)`, for two `(y(high, high)
 - y(high, low)) - (y(low, high) - y(low, low))`, and so on. It is computed seed by seed, with
 Student's t interval over the seeds (Yates 1937, for a full 2^k factorial). An effect has an
 interval and a p value only if each variant of it has, and the largest of their factors `widen`.
 
-What a reader judges runs by, at each value of an axis, compared with the axis' baseline.
-
-For an axis with baseline `b`, a value `v` and a slice, that is one combination of all other axes
+Comparisons. For an axis with baseline `b`, a value `v` and a slice, that is one combination of all other axes
 but the seed and those that follow from this one: `C = mean_s [m(v, s) - m(b, s)]`, `m` the metric
 of the grid, or the own score of its task (`GridResults.measure`), as the runs report it, in its own
 unit, over the seeds that finished with a finite value at both. Student's t interval; p is the
@@ -29,7 +23,6 @@ Where `m` counts other things at the two values (`rulers`), bits per byte or BLE
 every run has it; otherwise, and for an axis that changes only the evaluation, the two are *not
 comparable*. Values at which runs have read more or trained longer say how much (`_budget`).
 
-Compare the values of any axis of a grid with a baseline, on any metric that its runs report.
 """
 
 import itertools

@@ -1,9 +1,4 @@
-"""The files of a report for other programs and for a paper.
-
-Tidy tables of a grid: a row per cell, per cell and validation, per score and per effect.
-
-Write all files of a report except its page and figures.
-"""
+"""The tidy tables of a report, for other programs and for a paper."""
 
 import io
 from collections.abc import Callable, Sequence

@@ -1,9 +1,4 @@
-"""What was run, in sentences, and how numbers are written.
-
-Numbers as the report writes them, on its page and in its tables.
-
-A summary of the runs of a grid in words: counts, data, settings.
-"""
+"""What was run, in sentences, and how numbers are written."""
 
 import json
 import math

@@ -1,9 +1,4 @@
-"""The results of a grid as tables of pandas.
-
-The tables of a grid as data frames: a row for each cell, a row for each validation.
-
-Every planned run of a grid as a row, finished or not, with folders.
-"""
+"""The results of a grid as data frames: a row for each cell, and a row for each validation."""
 
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path

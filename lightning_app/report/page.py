@@ -1,11 +1,4 @@
-"""The page of a report: one HTML file that needs no network.
-
-The section "What was run?".
-
-The appendix: definitions of the scores, and the program that computes them again.
-
-The page with its sections: who needs warm-up, what it costs, where training is stable, why.
-"""
+"""The page of a report: one HTML file that needs no network, and what was run."""
 
 import os
 import re

@@ -1,11 +1,4 @@
-"""The parts of which every section of the page is made.
-
-The contents of a page.
-
-Tables, notes and estimates as HTML, for all sections.
-
-The figures of a section, drawn inside the page, each with caption and files.
-"""
+"""The parts of which every section of the page is made: tables, notes, estimates and figures."""
 
 import itertools
 import math

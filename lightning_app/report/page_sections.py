@@ -1,21 +1,4 @@
-"""The sections of the page, one for each question.
-
-Where is each variant stable?
-
-What happened inside?
-
-What warm-up gives each variant over all learning rates.
-
-What does it cost, in loss, in time and in memory?
-
-The metric of the grid file, a table for each grid.
-
-The effects of the factors of a grid, as a table.
-
-The comparisons of the grid's own metric, as a table.
-
-Who needs warm-up?
-"""
+"""The sections of the page, one for each question."""
 
 import math
 from collections.abc import Iterable, Sequence

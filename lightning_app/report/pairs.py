@@ -1,17 +1,6 @@
 """Pairs of runs with equal seeds: scores of arms, steps saved, and stalls.
 
-One score of one variant, its row in `sensitivity.csv`, and the notes that go with it.
-
-The runs of each variant, and runs of the same seeds compared at several settings.
-
-Scores of one variant at one rate: shares of stalled runs, and the loss over warm-ups.
-
-The symbols are those of `sensitivity`.
-
-How many steps of training does warm-up save, and how many does it cost by its small rates?
-
-Do runs of a variant stall without warm-up, and not with it? An exact test over all rates.
-"""
+The symbols are those of `lightning_app.report.warmup`."""
 
 import itertools
 import math

@@ -1,20 +1,9 @@
 """The results of a grid, or of several, as they lie in their folders.
 
-What a grid folder holds: the plan, and every planned cell with its files so far.
-
-The files of finished runs that a report cannot read.
-
-Report finished runs in a grid's folder that are not in its plan and that no score counts.
-
-Join several grids, for example of different data or depth. Each remains a separate group.
-
 No score compares runs of two grids: each has its baseline and its reference warm-up. Only the
 correction of the p values is over all of them. A cell that several grids plan (one id: one
 experiment) is one run, and counts once wherever runs are pooled; a grid that has not finished it
-takes the result of one that has.
-
-Read a grid folder: the plan, and the files of every planned cell so far.
-"""
+takes the result of one that has."""
 
 import math
 from collections import Counter

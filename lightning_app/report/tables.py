@@ -1,11 +1,4 @@
-"""The tables for a paper, in LaTeX and Markdown.
-
-The first tables of the report for a paper: LaTeX (booktabs) and Markdown.
-
-Tables of tasks with published scores: failed runs, and scores by variant in the form of papers.
-
-Each is laid out once, for the page, LaTeX and Markdown.
-"""
+"""The tables for a paper, each laid out once for the page, LaTeX (booktabs) and Markdown."""
 
 import math
 import re

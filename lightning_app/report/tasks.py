@@ -1,7 +1,5 @@
 """Scores of tasks over seeds, and the runs that failed on them.
 
-Runs of fine-tuning that failed: how many, by which definition, and medians over seeds.
-
 A run *failed* if it is non-finite, or if its score is not above that of a constant answer (Mosbach
 et al. 2021, 2006.04884): Matthews correlation 0, the accuracy of the most frequent class,
 correlation 0. Where F1 is the own score, accuracy decides, since F1 rewards a constant answer.
@@ -11,8 +9,6 @@ constant answer. *Loss at the floor*: the outcome `stalled`, where the loss ends
 the best constant output or above. The loss does not decide what failed, since it errs both ways: a
 run that overfits has a high loss and right answers, and a score of 60 % on a task of two classes
 can go with a loss within 0.05 nats of the floor.
-
-Scores of tasks by variant, as papers print them: of one setting, of the best one, and theirs.
 
 Two summaries of our runs are side by side. The *mean* is over all seeds of one setting that no
 score has chosen: the reference warm-up, and for every other axis the value of the base config, or

@@ -1,19 +1,5 @@
 """The TensorBoard index of a grid: one HParams table with all cells, three custom-scalars pages.
 
-Addresses that open TensorBoard with one run.
-
-Summaries of TensorBoard's plugins, and the one file of a folder that holds them.
-
-The text of a run in the Text tab: the grid's question, the config, the block.
-
-The custom-scalars pages "Warm-up", "Health" and "Inside the blocks".
-
-The HParams table: its columns, and the row of each cell.
-
-Write the event files of the index when they are out of date.
-
-The TensorBoard index of a grid: one HParams table with all cells, three custom-scalars pages.
-
 The trainer's event files hold the curves, the pictures and the histograms. This package adds one
 event file in each run folder: the cell's parameters and status, and a text with the question, the
 config and the resolved block; once finished also its final metrics, at its last step, and its loss

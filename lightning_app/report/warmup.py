@@ -1,12 +1,5 @@
 """The sensitivity to warm-up, at one rate and over rates.
 
-Scores of one variant over all learning rates: the need at its own best rates, and tolerance.
-
-The symbols are those of `sensitivity`; `lr` is NaN. A best rate is chosen on other seeds than the
-one whose loss is taken, since the smallest of noisy losses is too small.
-
-Scores of each variant's sensitivity to learning-rate warm-up.
-
 Symbols: `l(w, lr, s)` is the loss of one run in nats per token, where a failure counts as `H_uni`
 (`CellResult.loss`); `w` is the warm-up in updates, `ref` the reference warm-up of the grid, `s` the
 seed, `H_uni` the unigram entropy of the validation targets. A bar is the mean over seeds. Runs are
@@ -22,6 +15,9 @@ A label needs a `p_holm` under 5 %. The p value is the larger of two (`statistic
 Holm's correction covers all variants, rates and other axes of the grid that ask the same question.
 `benchmarks/coverage.py` measures how often the intervals hold the true value,
 `benchmarks/false_labels.py` how often a label is false.
+
+In scores over all rates `lr` is NaN. A best rate is chosen on other seeds than the one whose loss is
+taken, since the smallest of noisy losses is too small.
 """
 
 import math

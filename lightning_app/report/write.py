@@ -1,9 +1,4 @@
-"""Writing a report and publishing a study.
-
-A study as a small folder to keep: what its numbers come from, its scores and its figure.
-
-The report of a grid: tables, figures, and one HTML page that opens offline.
-"""
+"""Write the report of a grid, and publish a study as a small folder."""
 
 import hashlib
 from pathlib import Path

@@ -1,13 +1,4 @@
-"""Figures of attention heads: entropies, spans and steps.
-
-A quantity of every attention head by layer: a dot for each head, a line through the means.
-
-Entropy and distance of attention maps by layer, as in RealFormer's analysis (He et al. 2021).
-
-The learned spans of attention heads by layer.
-
-The steps after which tokens halt, while the runs train.
-"""
+"""Figures of attention heads: entropies, distances, learned spans, and steps of halting tokens."""
 
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -1,9 +1,4 @@
-"""Figures of gains, and of twins that differ in one setting.
-
-The learned gains of the blocks while the runs train.
-
-Inside a run that stalled, and inside its twin that did not.
-"""
+"""Figures of learned gains, and of a run that stalled beside its twin that did not."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any

@@ -1,13 +1,4 @@
-"""Figures of the need for warm-up: its effect, over rates, and on tasks.
-
-What warm-up gives each variant: Delta with its interval, and Delta during training.
-
-The final loss against the learning rate, a line for each warm-up.
-
-The score of every run of each task, without and with warm-up, and the runs that failed.
-
-Who needs warm-up: the final loss of every run against its warm-up.
-"""
+"""Figures of the need for warm-up: losses against warm-up and rate, its effect, and task scores."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence

@@ -1,25 +1,6 @@
-"""What all figures share: style, layout, slices, links and files.
+"""What all figures share: style, layout, the choice of runs, links, and files.
 
-The look of every figure. Nothing here touches matplotlib's global state.
-
-The curves of a run, from the `metrics.csv` in its folder.
-
-Select the runs that share a figure.
-
-Marks of a figure link to the folder of their run, and show a text on hovering.
-
-A figure in the colours of a dark page.
-
-Write figures as files that are identical for the same runs.
-
-The data of a figure: its files on disk, and the figure before it is written.
-
-Panels, their layout, and the marks in them, for all figures.
-
-The choice of runs and the look of layers in all figures of the inside of blocks.
-
-The measurements inside a run: its `probes.csv`, and the gains among its logged curves.
-"""
+Files are identical for the same runs. Nothing here touches matplotlib's global state."""
 
 import io
 import math

@@ -1,9 +1,4 @@
-"""Figures of training: losses over steps, and their cost.
-
-The loss during training: against the step, and against the time.
-
-The cost of a variant: parameters, speed, memory.
-"""
+"""Figures of training: the loss against step and time, and the cost of each variant."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
