@@ -3,21 +3,22 @@
 A reader judges runs by the metric that the grid file names, or by the task's own score where that
 is the loss and the task has published scores (`GridResults.measure`).
 
-Effects of factors. A factor is an axis of two values, low and high, in the order of the grid file. With `y` the score
-of a variant and seed, the effect of factors `F` is the mean, over the levels of all other factors,
-of `y` contrasted by each factor of `F`: for one factor `y(high) - y(low)`, for two `(y(high, high)
-- y(high, low)) - (y(low, high) - y(low, low))`, and so on. It is computed seed by seed, with
-Student's t interval over the seeds (Yates 1937, for a full 2^k factorial). An effect has an
-interval and a p value only if each variant of it has, and the largest of their factors `widen`.
+Effects of factors. A factor is an axis of two values, low and high, in the order of the grid file.
+With `y` the score of a variant and seed, the effect of factors `F` is the mean, over the levels of
+all other factors, of `y` contrasted by each factor of `F`: for one factor `y(high) - y(low)`, for
+two `(y(high, high) - y(high, low)) - (y(low, high) - y(low, low))`, and so on. It is computed seed
+by seed, with Student's t interval over the seeds (Yates 1937, for a full 2^k factorial). An effect
+has an interval and a p value only if each variant of it has, and the largest of their factors
+`widen`.
 
-Comparisons. For an axis with baseline `b`, a value `v` and a slice, that is one combination of all other axes
-but the seed and those that follow from this one: `C = mean_s [m(v, s) - m(b, s)]`, `m` the metric
-of the grid, or the own score of its task (`GridResults.measure`), as the runs report it, in its own
-unit, over the seeds that finished with a finite value at both. Student's t interval; p is the
-larger of Student's t and the same with the spread pooled over the comparisons of the axis by one
-metric (`statistics.guarded_ps`), corrected by Holm over all comparisons; one whose p is withheld
-counts as 1. There is no interval where some seeds of an arm failed and others did not, and no p
-value from fewer than 5 seeds where the two arms differ in failures (`failed_runs.failed`).
+Comparisons. For an axis with baseline `b`, a value `v` and a slice, that is one combination of all
+other axes but the seed and those that follow from this one: `C = mean_s [m(v, s) - m(b, s)]`, `m`
+the metric of the grid, or the own score of its task (`GridResults.measure`), as the runs report it,
+in its own unit, over the seeds that finished with a finite value at both. Student's t interval; p
+is the larger of Student's t and the same with the spread pooled over the comparisons of the axis by
+one metric (`statistics.guarded_ps`), corrected by Holm over all comparisons; one whose p is
+withheld counts as 1. There is no interval where some seeds of an arm failed and others did not, and
+no p value from fewer than 5 seeds where the two arms differ in failures (`failed_runs.failed`).
 
 Where `m` counts other things at the two values (`rulers`), bits per byte or BLEU takes its place if
 every run has it; otherwise, and for an axis that changes only the evaluation, the two are *not

@@ -16,8 +16,8 @@ Holm's correction covers all variants, rates and other axes of the grid that ask
 `benchmarks/coverage.py` measures how often the intervals hold the true value,
 `benchmarks/false_labels.py` how often a label is false.
 
-In scores over all rates `lr` is NaN. A best rate is chosen on other seeds than the one whose loss is
-taken, since the smallest of noisy losses is too small.
+In scores over all rates `lr` is NaN. A best rate is chosen on other seeds than the one whose loss
+is taken, since the smallest of noisy losses is too small.
 """
 
 import math
