@@ -14,6 +14,7 @@ import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from threading import get_ident
 from typing import Any, NamedTuple
@@ -320,7 +321,8 @@ def used_by(config: Mapping[str, Any], stacks: Mapping[str, Any]) -> dict[str, s
         UserError: for a part that a module has registered which was not loaded as a plug-in.
     """
     names = {name for name, each in _LOADED.items() if each.patches}
-    for key, value in (*_leaves(config), *_leaves(stacks)):
+    texts = dict.fromkeys(chain(_texts(config), _texts(stacks)))  # most blocks are alike
+    for key, value in texts:
         names |= owners(key, value)
         for module in strays(key, value):
             raise UserError(
@@ -328,7 +330,7 @@ def used_by(config: Mapping[str, Any], stacks: Mapping[str, Any]) -> dict[str, s
                 "id would tell its versions apart; put it into a file and load that with "
                 f"--plugin FILE, {PROJECT} or lightning_app.plugins.load"
             )
-        if isinstance(value, str) and _names_code(key, value):
+        if _names_code(key, value):
             package = value.partition(".")[0]
             names |= {name for name, each in _LOADED.items() if each.package == package}
     return digests_of(names)
@@ -387,13 +389,16 @@ def _names_code(key: str, value: str) -> bool:
     return last == "class_path" or ("init_args" in (*above, last) and "." in value)
 
 
-def _leaves(tree: Any, key: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the dotted key and the value of every leaf; entries of a list have the list's key."""
+def _texts(tree: Any, key: str = "") -> Iterator[tuple[str, str]]:
+    """Yield the dotted key of every text; entries of a list have the list's key.
+
+    Only texts name parts and code.
+    """
     if isinstance(tree, Mapping):
         for name, value in tree.items():
-            yield from _leaves(value, f"{key}.{name}" if key else name)
+            yield from _texts(value, f"{key}.{name}" if key else name)
     elif isinstance(tree, list | tuple):
         for value in tree:
-            yield from _leaves(value, key)
-    else:
+            yield from _texts(value, key)
+    elif isinstance(tree, str):
         yield key, tree
