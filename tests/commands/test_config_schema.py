@@ -1,6 +1,7 @@
 """`ablate schema` and `ablate fit --help`: what a config may hold, from its dataclasses."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -34,12 +35,20 @@ def check(tree: dict[str, Any], schema: dict[str, Any], whole: dict[str, Any]) -
 @pytest.mark.parametrize("kind", ["config", "grid"])
 def test_the_schema_knows_every_key_of_the_shipped_files(kind: str, capsys) -> None:
     assert main(["schema", kind]) == 0
-    whole = json.loads(capsys.readouterr().out)
+    written = capsys.readouterr().out
+    # Made again by `ablate schema KIND > ablations/schema/KIND.json`.
+    assert Path(f"ablations/schema/{kind}.json").read_text(encoding="utf-8") == written
+    whole = json.loads(written)
     assert whole["additionalProperties"] is False
     assert all("description" in each or "$ref" in each for each in whole["properties"].values())
     for path in FILES:
         if (path.parent.name == "base") == (kind == "config"):
-            check(read_yaml_file(path)[0], whole, whole)
+            tree, text = read_yaml_file(path)
+            check(tree, whole, whole)
+            (named,) = re.findall(r"^# yaml-language-server: \$schema=(.*)$", text, re.MULTILINE)
+            assert (path.parent / named).resolve() == Path(
+                f"ablations/schema/{kind}.json"
+            ).resolve()
 
 
 def test_the_help_of_fit_is_short_and_leads_to_the_sections(capsys) -> None:
