@@ -45,7 +45,7 @@ import json, multiprocessing, os, resource, statistics, sys, time
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from lightning_app import cli
-from lightning_app.ablation import program  # imports what a run needs
+from lightning_app.grids import program  # imports what a run needs
 
 fork = multiprocessing.get_context("fork")
 folder, arguments = sys.argv[1], ["fit", *sys.argv[2:]]

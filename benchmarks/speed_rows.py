@@ -324,10 +324,9 @@ def two_workers() -> Iterator[Figure]:
 GRID = """
 from pathlib import Path
 from lightning_app.commands.run_grid import run_command
-from lightning_app.ablation.supervision import runner
-from lightning_app.grids.options import Options
-runner.default_workers = lambda: {workers}
-raise SystemExit(run_command({grid!r}, Path({folder!r}), Options(workers={workers})))
+from lightning_app.grids import supervisor
+supervisor.default_workers = lambda: {workers}
+raise SystemExit(run_command({grid!r}, Path({folder!r}), workers={workers}))
 """
 
 

@@ -1,15 +1,222 @@
-"""The command `ablate`: parse, call, print. Slow imports wait until a command needs them."""
+"""The command `ablate`: the table of commands, and the way from the words of a call to its work.
 
+A call imports only the module of its command, whose slow imports wait until the work begins.
+"""
+
+import argparse
 import codecs
 import errno
 import locale
 import os
+import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from importlib import import_module
+from typing import NamedTuple
 
-from lightning_app.commands.arguments import parse_arguments
-from lightning_app.core.errors import UserError, printable_output
+from lightning_app.commands.options import Parser, use_threads
+from lightning_app.config.tree import SECTIONS
+from lightning_app.core.errors import UserError, nearest, printable_output
 from lightning_app.plugins import load_all
+from lightning_app.version import __version__
+
+
+class Command(NamedTuple):
+    """A command.
+
+    Attributes:
+        adds: A function in `commands`. It adds the arguments and, as the default of `call`, the
+            function that does the work, which takes them by name and returns the exit code.
+        help: What it does, in one line.
+        takes: The parameter of `call` for what argparse does not read: `words`, all that it does
+            not know; `overrides`, words that begin like a section of a config; `sbatch`, words
+            after ``--``; or `parser`, the parser of all commands.
+        uses_parts: Whether it loads the plug-ins of the project, and not only those of `--plugin`.
+    """
+
+    adds: str
+    help: str
+    takes: str = ""
+    uses_parts: bool = True
+
+
+COMMANDS = {
+    "blocks": Command(
+        "blocks.add_blocks",
+        "table of the presets; with NAME its drawing and specification",
+        "overrides",
+    ),
+    "fit": Command(
+        "run.add_fit",
+        "train one run: --config FILE, then overrides; every Trainer flag by Lightning's name",
+        "words",
+    ),
+    "validate": Command(
+        "run.add_evaluation", "evaluate a run's checkpoint on the validation split", "words"
+    ),
+    "test": Command(
+        "run.add_evaluation",
+        "evaluate a run's checkpoint on the test split, with BLEU for translation",
+        "words",
+    ),
+    "predict": Command(
+        "run.add_evaluation",
+        "print the predictions of a run's checkpoint on the test split",
+        "words",
+    ),
+    "translate": Command("translate.add_translate", "translate lines of text with a trained run"),
+    "generate": Command("translate.add_generate", "continue a text with a trained run"),
+    # A project may be begun in a folder whose plug-in is broken.
+    "init": Command(
+        "init.add_init",
+        "write a small project: a plug-in, its test, a config and a grid",
+        uses_parts=False,
+    ),
+    "show": Command("run.add_show", "what a run is, how it ended and what made it"),
+    "diff": Command("run.add_diff", "how two runs differ: config, what made them, metrics"),
+    "prepare": Command("prepare.add_prepare", "fetch or read, check, tokenise and cache a corpus"),
+    "plan": Command(
+        "grid.add_plan", "the cells of a grid, how many are done, and the cost of the rest"
+    ),
+    "run": Command("run_grid.add_run", "run the missing cells of a grid; resumes by itself"),
+    "status": Command("grid.add_status", "counts by state, running cells, time left, failures"),
+    "report": Command(
+        "grid.add_report", "tables, figures and report.html of a grid, or of several"
+    ),
+    "results": Command("results.add_results", "the runs of a grid as a table; any axis compared"),
+    "submit": Command(
+        "run_grid.add_submit", "run a grid on a SLURM cluster: an array of supervisors", "sbatch"
+    ),
+    "doctor": Command(
+        "run_grid.add_doctor", "find damage in the folders of a grid; --fix repairs it"
+    ),
+    "probe": Command(
+        "run.add_probe", "signals and gradients of a block, as numbers and figures", "overrides"
+    ),
+    "bench": Command(
+        "bench.add_bench", "speed and memory of presets, forms of attention and other libraries"
+    ),
+    "schema": Command(
+        "config_help.add_schema", "the JSON Schema of configs or grid files, for an editor"
+    ),
+    # A shell starts with a completion, in any folder.
+    "completion": Command(
+        "completion.add_completion",
+        "a script that completes words in a shell",
+        "parser",
+        uses_parts=False,
+    ),
+}
+"""The commands in the order of the documentation."""
+
+OTHER_NAMES = {
+    **dict.fromkeys(("train", "continue", "resume"), "fit"),
+    **dict.fromkeys(("evaluate", "eval", "score"), "validate"),
+    **dict.fromkeys(("decode", "infer"), "predict"),
+    **dict.fromkeys(("sample", "complete"), "generate"),
+    **dict.fromkeys(("info", "describe", "inspect"), "show"),
+    **dict.fromkeys(("compare", "difference"), "diff"),
+    **dict.fromkeys(("presets", "variants", "list"), "blocks"),
+}
+"""Words that other programs have for a command, for the hint after an unknown one."""
+
+_OF_LIGHTNING = ("fit", "validate", "test")
+"""Commands whose progress bars write escape sequences."""
+_OF_TEXT = ("predict", "translate", "generate", "completion")
+"""Commands whose output is data."""
+
+
+def build_parser(whole: Iterable[str] = tuple(COMMANDS)) -> Parser:
+    """Return the parser of `ablate`; only the commands in `whole` have their arguments."""
+    parser = Parser(
+        prog="ablate",
+        description="Which wiring of a Transformer block needs learning-rate warm-up?",
+        epilog="exit codes: 0 done, 1 a run failed, 2 a mistake in the call, 130 interrupted",
+    )
+    parser.add(
+        "--plugin FILE",
+        "load parts of your own first: a file NAME.py, or a module; may be repeated",
+        action="append",
+        type=str,
+        default=[],
+    )
+    parser.add_argument("--version", action="version", version=f"ablate {__version__}")
+    group = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name, (adds, text, takes, _) in COMMANDS.items():
+        command = group.add_parser(
+            name,
+            help=text,
+            description=text,
+            add_help=takes != "words",  # --help may name a section of the config
+            allow_abbrev=False,
+        )
+        if name in whole:
+            module, _, function = adds.rpartition(".")
+            getattr(import_module(f"lightning_app.commands.{module}"), function)(command)
+    return parser
+
+
+def parse_arguments(words: Sequence[str]) -> argparse.Namespace:
+    """Parse the arguments of `ablate`; what argparse does not read is in `rest`."""
+    plugins, words = plugins_of(words)
+    name = words[0] if words else ""
+    if name and not name.startswith("-") and name not in COMMANDS:
+        hint = nearest(name, [*COMMANDS, *OTHER_NAMES])
+        for other, ours in OTHER_NAMES.items():
+            hint = hint.replace(f"'{other}'", f"'{ours}'")
+        raise UserError(f"unknown command '{name}'{hint}")
+    takes = COMMANDS[name].takes if name in COMMANDS else ""
+    parser = build_parser() if takes == "parser" else build_parser([name])
+    rest: list[str] = []
+    if takes == "overrides":
+        rest, words = overrides_of(words)
+    elif takes == "sbatch" and "--" in words:
+        at = words.index("--")
+        words, rest = words[:at], words[at + 1 :]
+    args, unread = parser.parse_known_args(words)
+    if takes == "words":
+        rest, unread = unread, []
+    args.rest, args.plugin = rest, plugins
+    if unread and unread[0].partition("=")[0] == "--plugin":
+        raise UserError(f"--plugin: belongs before the command: ablate --plugin FILE {name} ...")
+    if unread:
+        options = re.findall(r"--[a-z-]+", parser.commands[name].format_help())
+        hint = nearest(unread[0], options)
+        if takes == "sbatch":
+            hint += " (options of sbatch belong after --: ablate submit GRID -- --partition gpu)"
+        raise UserError(f"{name}: unknown argument '{unread[0]}'{hint}")
+    if takes:
+        setattr(args, takes, parser if takes == "parser" else rest)
+    return args
+
+
+def plugins_of(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Split the options `--plugin` in front of a command from the rest of the arguments."""
+    named, rest = [], list(words)
+    while rest and rest[0].partition("=")[0] == "--plugin":
+        _, equals, value = rest.pop(0).partition("=")
+        if not equals:
+            value = rest.pop(0) if rest else ""
+        if not value:
+            raise UserError("--plugin: expected a file NAME.py or a module, found nothing")
+        named.append(value)
+    return named, rest
+
+
+def overrides_of(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Split arguments into overrides of a config with their values, and the rest.
+
+    A word that begins like a section of the config is an override, as for `ablate fit`.
+    """
+    overrides: list[str] = []
+    rest: list[str] = []
+    taken = rest
+    for word in words:
+        if word.startswith("--"):
+            name = word.removeprefix("--").partition("=")[0].partition(".")[0]
+            taken = overrides if name.rstrip("+") in SECTIONS else rest
+        taken.append(word)
+    return overrides, rest
 
 
 def interrupted() -> int:
@@ -31,12 +238,6 @@ def use_utf8() -> None:
     os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 
-_OF_LIGHTNING = ("fit", "validate", "test")
-"""Commands whose progress bars write escape sequences."""
-_OF_TEXT = ("predict", "translate", "generate", "completion")
-"""Commands whose output is data."""
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run `ablate` and return its exit code."""
     if arguments is None:
@@ -50,14 +251,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _main(words: Sequence[str]) -> int:
     try:
-        args = parse_arguments(words)
-        if args.plugin or args.uses_parts:
-            load_all(args.plugin)
-        if getattr(args, "threads", None) is not None and args.command != "bench":
-            from lightning_app.commands.words import use_threads
-
-            use_threads(args.threads)
-        return args.call(args)
+        values = vars(parse_arguments(words))
+        command, plugins, call = (values.pop(key) for key in ("command", "plugin", "call"))
+        del values["rest"]
+        if plugins or COMMANDS[command].uses_parts:
+            load_all(plugins)
+        if command != "bench":  # which sets the threads of its measurements
+            use_threads(values.pop("threads", None))
+        return call(**values)
     except UserError as mistake:
         print(f"ablate: {mistake}", file=sys.stderr)
         return 2

@@ -1,5 +1,6 @@
 """The command line: what it answers, and how it tells a user's mistake."""
 
+import inspect
 import subprocess
 import sys
 from pathlib import Path
@@ -8,8 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from lightning_app.cli import main
-from lightning_app.commands.arguments import parse_arguments
+from lightning_app.cli import COMMANDS, build_parser, main, parse_arguments
 
 BASE = Path("ablations/base/synthetic.yaml").resolve()
 
@@ -64,6 +64,14 @@ def test_help_lists_the_commands_in_order() -> None:
     names = order.split(" ")
     places = [done.stdout.index(f"\n    {name}") for name in names]
     assert places == sorted(places)
+
+
+def test_a_command_takes_its_arguments_by_name() -> None:
+    for name, parser in build_parser().commands.items():
+        names = {argument.dest for argument in parser.arguments} - {"help"}
+        names -= set() if name == "bench" else {"threads"}
+        names |= {COMMANDS[name].takes} - {""}
+        inspect.signature(parser.get_default("call")).bind(**dict.fromkeys(names))
 
 
 def test_help_imports_nothing_heavy() -> None:

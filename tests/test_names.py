@@ -8,14 +8,12 @@ PACKAGE = Path(__file__).parents[1] / "lightning_app"
 FILES = sorted(PACKAGE.rglob("*.py"))
 MOST_LINES = 900
 
-COMMANDS = "the function that reads the arguments of a command, and the work of that command"
 PROTOCOL = "what the grid runner asks of a program, and the function that does it"
 PYTHON = "what the interface from Python offers under the name that its user expects"
 SHARED: dict[str, str] = {
-    **dict.fromkeys(("prepare", "probe", "translate"), COMMANDS),
     "read": "the one reader of what a user writes, and that of a corpus",
-    **dict.fromkeys(("Block", "compare", "results", "run_grid"), PYTHON),
-    **dict.fromkeys(("count_devices", "run_cell"), PROTOCOL),
+    **dict.fromkeys(("Block", "compare", "run_grid"), PYTHON),
+    **dict.fromkeys(("count_devices", "prepare", "run_cell"), PROTOCOL),
 }
 """Names that several modules define, each with a reason."""
 

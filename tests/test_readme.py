@@ -13,8 +13,7 @@ import yaml
 
 from lightning_app.blocks.config import BlockConfig
 from lightning_app.blocks.presets import PRESETS
-from lightning_app.cli import main
-from lightning_app.commands.arguments import parse_arguments, plugins_of
+from lightning_app.cli import main, parse_arguments, plugins_of
 from lightning_app.config.config import Config, linked, read_config, resolve
 from lightning_app.config.grid import read_spec
 from lightning_app.config.sources import FIELDS_OF, Written
@@ -51,7 +50,7 @@ def test_a_command_is_understood(command: str) -> None:
     words = shlex.split(command)[1:]
     args = parse_arguments(words)
     assert args.command == plugins_of(words)[1][0]
-    if args.call.__name__ == "lightning":
+    if args.command in LIGHTNING:
         rest = [word for word in args.rest if word not in ("--ckpt_path", "last")]
         written = Written(rest, FIELDS_OF[args.command])
         assert read(Config, linked(written.typed(Config))).trainer.max_steps > 0

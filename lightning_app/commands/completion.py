@@ -9,11 +9,12 @@ from typing import Any
 
 import shtab
 
-from lightning_app.commands.words import Parser
+from lightning_app.commands.options import Parser
 from lightning_app.config.trainer import TrainerConfig
 from lightning_app.core.project import shipped_folder
 from lightning_app.core.schema import hints_of
 
+SHELLS = ("bash", "zsh", "fish")
 _Words = dict[str, Any]  # what shtab calls a CompleteType
 _RUN_FOLDERS = (
     "find experiments -mindepth 3 -maxdepth 3 -path '*/runs/*' -type d "
@@ -23,23 +24,29 @@ _RUN_FOLDERS = (
 have these characters; others, of folders from elsewhere, could mean something to a shell."""
 
 
-def completion_script(parser: Parser, shell: str, lightning: Iterable[str]) -> str:
-    """Return the script for `shell`, made from the parser; it runs no Python when it completes.
+def add_completion(parser: Parser) -> None:
+    parser.add("shell", "the shell that reads the script", choices=SHELLS)
+    parser.set_defaults(call=completion_command)
+
+
+def completion_command(shell: str, parser: Parser) -> int:
+    """Print the script for `shell`, which runs no Python when it completes.
 
     Args:
+        shell: One of `SHELLS`.
         parser: The parser of `ablate`, which gets the fields of a config as options.
-        shell: ``bash``, ``zsh`` or ``fish``.
-        lightning: The commands that take fields of a config.
     """
-    for command in lightning:
-        _add_options_of_lightning(parser.commands[command])
+    for command in parser.commands.values():
+        if not command.add_help:  # its words are fields of a config
+            _add_options_of_lightning(command)
     for _, action in parser.all_arguments():
         complete = _complete(action)
         if complete is not None:
             action.complete = complete  # pyright: ignore[reportAttributeAccessIssue]
     script = shtab.complete(parser, shell=shell)
     # shtab 1.13 has zsh complete only the first of several grids: "(*):" is one argument there.
-    return script.replace('"(*):', '"*:') if shell == "zsh" else script
+    print(script.replace('"(*):', '"*:') if shell == "zsh" else script)
+    return 0
 
 
 def preset_names() -> list[str]:
@@ -58,14 +65,13 @@ def _registers(decorator: ast.expr) -> bool:
     return isinstance(made_by, ast.Name) and made_by.id == "preset"
 
 
-def _add_options_of_lightning(command: argparse.ArgumentParser) -> None:
-    add = command.add_argument
-    add("--config", action="append", metavar="FILE", help="a config; later ones change it")
-    add("--print_config", action="store_true", help="print the whole config and end")
-    add("--ckpt_path", metavar="best|last|FILE", help="a checkpoint")
-    add("--seed_everything", metavar="N", help="the seed")
+def _add_options_of_lightning(parser: Parser) -> None:
+    parser.add("--config FILE", "a config; later ones change it", action="append")
+    parser.add("--print_config", "print the whole config and end")
+    parser.add("--ckpt_path best|last|FILE", "a checkpoint")
+    parser.add("--seed_everything N", "the seed")
     for name in hints_of(TrainerConfig):
-        add(f"--trainer.{name}", metavar="VALUE", help=f"{name} of Lightning's Trainer")
+        parser.add(f"--trainer.{name} VALUE", f"{name} of Lightning's Trainer")
 
 
 def _complete(action: argparse.Action) -> _Words | None:

@@ -1,16 +1,19 @@
-"""`ablate fit --help` and `--help SECTION`: the fields of a config, from their dataclasses."""
+"""The fields of configs, from their dataclasses: `ablate fit --help`, and `ablate schema`."""
 
 import inspect
+import json
 from collections.abc import Iterator
 from dataclasses import MISSING, Field, fields, is_dataclass
 from textwrap import wrap
 from typing import Any
 
+from lightning_app.commands.options import Parser
 from lightning_app.config.sources import FIELDS_OF
 from lightning_app.config.trainer import TrainerConfig
 from lightning_app.config.tree import SECTIONS
 from lightning_app.core.errors import UserError, nearest
 from lightning_app.core.schema import (
+    adapter,
     as_plain,
     as_written,
     docs_of,
@@ -18,6 +21,7 @@ from lightning_app.core.schema import (
     hint_at,
     hints_of,
     part_of,
+    parts_of,
 )
 
 _WIDTH = 88
@@ -81,3 +85,37 @@ def _default(field: "Field[Any]") -> str:
     if field.default is MISSING or is_dataclass(field.default):
         return ""
     return f" (default: {as_written(as_plain(field.default))})"
+
+
+def add_schema(parser: Parser) -> None:
+    parser.add("kind", "of which files", choices=("config", "grid"))
+    parser.set_defaults(call=schema_command)
+
+
+def schema_command(kind: str) -> int:
+    """Print the JSON Schema of a config, or of a grid file."""
+    print(json.dumps(json_schema(kind), indent=1))
+    return 0
+
+
+def json_schema(kind: str) -> dict[str, Any]:
+    """Return the JSON Schema of a ``config`` or of a ``grid`` file, with the text of each field."""
+    from lightning_app.config.config import Config
+    from lightning_app.config.grid import GridFile
+
+    config = _described(Config)
+    if kind == "config":
+        return config
+    grid = _described(GridFile)
+    grid["properties"]["base_config"] = {"$ref": "#/$defs/Config"}
+    parts = config.pop("$defs")
+    return {**grid, "$defs": {**grid.get("$defs", {}), **parts, "Config": config}}
+
+
+def _described(kind: Any) -> dict[str, Any]:
+    tree = adapter(kind).json_schema()
+    for part in parts_of(kind):
+        found = tree if part is kind else tree["$defs"][part.__name__]
+        for name, text in docs_of(part).items():
+            found["properties"].get(name, {})["description"] = text
+    return tree

@@ -1,11 +1,4 @@
-"""The commands that read a grid: plan, status and report.
-
-`ablate plan`: the cells of a grid, and their cost in parameters, tokens, time and disk.
-
-`ablate report`: the report of a grid, or of several side by side.
-
-`ablate status`: the state of a grid, read from its folder while it runs and afterwards.
-"""
+"""The commands that read a grid: `plan`, `report` and `status`."""
 
 import json
 import logging
@@ -21,10 +14,19 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
+from lightning_app.commands.options import (
+    EXPERIMENTS,
+    GRID,
+    Parser,
+    add_experiments,
+    add_grid,
+    add_json,
+)
 from lightning_app.config.grid import read_spec
 from lightning_app.config.run_plugins import hinting, require
 from lightning_app.config.tree import RATE, SEED, WARMUP
 from lightning_app.core.errors import UserError, named
+from lightning_app.core.project import read_project
 from lightning_app.grids.display import (
     bar,
     by_status,
@@ -35,7 +37,7 @@ from lightning_app.grids.display import (
     running_table,
     states_table,
 )
-from lightning_app.grids.find_results import check_same_cells
+from lightning_app.grids.find_results import check_same_cells, find_planned, published
 from lightning_app.grids.plan import (
     Grid,
     expand,
@@ -111,20 +113,22 @@ class CostGroup:
         return None if self.step is None or steps < 1 else self.step * steps
 
 
+def add_plan(parser: Parser) -> None:
+    add_grid(parser)
+    parser.add("--probe", "measure 20 steps of each distinct shape")
+    add_json(parser)
+    parser.set_defaults(call=plan_command)
+
+
 def plan_command(
-    grid: str | Path,
-    experiments: Path = Path("experiments"),
-    probe: bool = False,
-    *,
-    results: Iterable[Path] = (),
-    as_json: bool = False,
+    grid: str | Path, experiments: Path = EXPERIMENTS, *, probe: bool = False, as_json: bool = False
 ) -> int:
     """Print the size of a grid and the number of finished cells. Trains nothing.
 
     The plan is written if it does not exist yet; only `ablate run` changes it later. With
-    `probe`, 20 steps of each distinct shape are measured. `results` are further folders in which
-    cells may be finished. Raises `UserError`.
+    `probe`, 20 steps of each distinct shape are measured. Raises `UserError`.
     """
+    results = read_project().folders_of_results()
     spec = read_spec(grid)  # finds mistakes before torch is imported
     from lightning_app.config.config import check_rows, resolve
     from lightning_app.config.experiment import identity_of
@@ -376,12 +380,27 @@ _REPORTED = (  # from the run folders
 )
 
 
+def add_report(parser: Parser) -> None:
+    text = f"{GRID}, or the folder of a published study; several are compared"
+    parser.add("grids GRID", text, nargs="+")
+    add_experiments(parser)
+    text = "the report's folder (default: the grid's; of several, A-vs-B beside it)"
+    parser.add("--out DIR", text)
+    text = "also write the study into DIR: its results as one file, scores and headline figure"
+    parser.add("--publish DIR", text, dest="publish_in")
+    parser.add("--serve", "then serve it together with TensorBoard, to this machine only")
+    parser.add("--port N", "of --serve (default: 6006; 0: any free one)")
+    add_json(parser)
+    parser.set_defaults(call=report_command)
+
+
 def report_command(
     grids: Sequence[str | Path],
-    experiments: Path = Path("experiments"),
+    experiments: Path = EXPERIMENTS,
     out: Path | None = None,
     *,
     publish_in: Path | None = None,
+    serve: bool = False,
     port: int | None = None,
     as_json: bool = False,
 ) -> int:
@@ -389,12 +408,17 @@ def report_command(
 
     Several grids get one report, in a folder of its own. A grid may also be the folder of a
     published study, whose runs are then restored in `experiments`; `publish_in` is where to write
-    such a folder. With a `port` the page is served together with TensorBoard until a signal
-    arrives; port 0 takes a free one. Raises `UserError`.
+    such a folder. With `serve` the page is served together with TensorBoard until a signal
+    arrives, at `port` or 6006; port 0 takes a free one. Raises `UserError`.
     """
-    from lightning_app.grids.find_results import find_planned
+    if port is not None and not serve:
+        raise UserError("--port: needs --serve")
+    if port is not None and not 0 <= port < 1 << 16:
+        raise UserError(f"--port: expected 0 to 65535, found {port}")
+    if serve and as_json:
+        raise UserError("--serve: runs until it is stopped; --json needs a command that ends")
+    from lightning_app.report import serve as server
     from lightning_app.report.results import different, read_results, together
-    from lightning_app.report.serve import claim, serve
     from lightning_app.report.tensorboard import write_index
     from lightning_app.report.write import publish, write
 
@@ -407,12 +431,13 @@ def report_command(
     for run in (run for folder in folders for run in runs_with_plugins(GridFolder(folder))):
         require(run)  # what is known of a task may come from it
     with ExitStack() as held, document("report", as_json) as tree:
-        claimed = None if port is None else held.enter_context(claim(port))
+        port = 6006 if port is None else port  # as TensorBoard has it
+        claimed = held.enter_context(server.claim(port)) if serve else None
         read = [read_results(folder, file) for folder, file in found]
         grid = read[0] if len(read) == 1 else together(read)
         if grid.parts:
             _check_apart(out or grid.folder)
-        if as_json and out is None and port is None and not _can_write(grid.folder):
+        if as_json and out is None and not _can_write(grid.folder):
             print(f"{grid.folder}: may only be read: no report.html", file=sys.stderr)
             page = None
         else:
@@ -429,7 +454,7 @@ def report_command(
         if page is not None:
             print(f"report: {page}")
         if page is not None and claimed is not None:
-            serve(page, folders, claimed)
+            server.serve(page, folders, claimed)
     return 1 if tree["damaged"] else 0
 
 
@@ -440,7 +465,6 @@ def _can_write(folder: Path) -> bool:
 
 def _restored(grid: str | Path, experiments: Path) -> str | Path:
     """The folder in which a published study was restored; another grid as it was given."""
-    from lightning_app.grids.find_results import published
     from lightning_app.report.packed import unpack
 
     if (study := published(grid, experiments)) is None:
@@ -500,8 +524,14 @@ PROGRESS = ("step", "max_steps", "rate", "loss")  # rate in steps per second, lo
 BAR = 80  # characters at most
 
 
+def add_status(parser: Parser) -> None:
+    add_grid(parser)
+    add_json(parser)
+    parser.set_defaults(call=status_command)
+
+
 def status_command(
-    grid: str | Path, experiments: Path = Path("experiments"), *, as_json: bool = False
+    grid: str | Path, experiments: Path = EXPERIMENTS, *, as_json: bool = False
 ) -> int:
     """Print counts by state and variant, running cells, time left, and errors of failed cells.
 

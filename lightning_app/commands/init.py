@@ -1,4 +1,4 @@
-"""The command `ablate init`: a small project with a plug-in, its test, a config and a grid."""
+"""`ablate init`: a small project with a plug-in, its test, a config and a grid."""
 
 import gzip
 import hashlib
@@ -12,6 +12,7 @@ from string import Template
 from textwrap import fill
 from typing import IO
 
+from lightning_app.commands.options import Parser
 from lightning_app.core.errors import UserError
 from lightning_app.core.project import PROJECT
 
@@ -61,6 +62,13 @@ class ProjectSizes:
     def reference(self) -> int:
         """The largest warm-up: a fifth of the run, as there."""
         return self.steps // 5
+
+
+def add_init(parser: Parser) -> None:
+    parser.add("folder DIR", "a new folder, or one of yours")
+    text = "two text files, such as my.de my.en, line by line in translation"
+    parser.add("--data FILE", text, nargs=2)
+    parser.set_defaults(call=init_command)
 
 
 def init_command(folder: Path, data: Sequence[Path] | None) -> int:

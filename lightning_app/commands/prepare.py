@@ -1,39 +1,43 @@
-"""The command `ablate prepare`."""
+"""`ablate prepare`: fetch or read, check, tokenise and cache a corpus."""
 
 from dataclasses import replace
 from pathlib import Path
 
+from lightning_app.commands.options import Parser
 from lightning_app.core import strict_yaml
 from lightning_app.core.errors import UserError, nearest
 from lightning_app.core.project import shipped_folder
 from lightning_app.data.config import CORPORA, DataConfig
-from lightning_app.data.corpus import resolved_data
-from lightning_app.data.prepare import corpus_summary, prepare
 
 
-def prepare_corpus(name: str | None, root: str | None, config: Path | None) -> int:
-    """Fetch or read, check, tokenise and cache a corpus; print a summary and its folder."""
-    if (name is None) == (config is None):
+def add_prepare(parser: Parser) -> None:
+    names = "iwslt14, wikitext2, tinyshakespeare, books, text or synthetic"
+    parser.add("--data NAME", names)
+    parser.add("--root DIR", "the folder that holds the corpus", type=str)
+    parser.add("--config FILE", "take `data` from this config")
+    parser.set_defaults(call=prepare_corpus)
+
+
+def prepare_corpus(data: str | None, root: str | None, config: Path | None) -> int:
+    """Prepare a corpus; print a summary and its folder."""
+    if (data is None) == (config is None):
         raise UserError("prepare: expected one of --data NAME and --config FILE")
-    if name is not None:
-        if name not in CORPORA:
-            choices = ", ".join(CORPORA)
-            raise UserError(
-                f"prepare: --data '{name}' is not one of {choices}{nearest(name, CORPORA)}"
-            )
-        reader = CORPORA[name]
-        if reader.base:
-            data = shipped_data(name)
-        elif root is None and reader.needs_root:
-            raise UserError(f"prepare: --data {name} needs --root, the folder of its files")
-        else:
-            data = DataConfig(name=name, root=root)
+    if config is not None:
+        settings = read_data(config)
+    elif data is None or data not in CORPORA:
+        hint = nearest(str(data), CORPORA)
+        raise UserError(f"prepare: --data '{data}' is not one of {', '.join(CORPORA)}{hint}")
+    elif CORPORA[data].base:
+        settings = shipped_data(data)
+    elif root is None and CORPORA[data].needs_root:
+        raise UserError(f"prepare: --data {data} needs --root, the folder of its files")
     else:
-        assert config is not None
-        data = read_data(config)
+        settings = DataConfig(name=data, root=root)
     if root is not None:
-        data = replace(data, root=root)
-    print(corpus_summary(prepare(data), data.tokens_per_batch))
+        settings = replace(settings, root=root)
+    from lightning_app.data.prepare import corpus_summary, prepare
+
+    print(corpus_summary(prepare(settings), settings.tokens_per_batch))
     return 0
 
 
@@ -51,5 +55,6 @@ def read_data(config: Path) -> DataConfig:
     """Return the completed `data` section of a user's config file."""
     tree, _ = strict_yaml.read_yaml_file(config)
     from lightning_app.config.config import resolve
+    from lightning_app.data.corpus import resolved_data
 
     return resolved_data(resolve(tree, str(config))["data"])

@@ -1,4 +1,4 @@
-"""`ablate probe`: build models like `ablate fit`, measure them, and write tables and figures."""
+"""The work of `ablate probe`: build models as `ablate fit` does, measure them, and draw."""
 
 import csv
 import hashlib
@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
-from lightning_app.config.config import data_module, read_config, transformer_module
+from lightning_app.config.config import data_module, transformer_module
 from lightning_app.config.experiment import cell_id
 from lightning_app.config.run_plugins import require_of
 from lightning_app.core.errors import UserError
@@ -68,25 +68,32 @@ class Subject(NamedTuple):
     second_moments: list[Tensor] | None
 
 
-def probe_command(
+def probe_models(
     configs: Sequence[Path],
-    overrides: Sequence[str],
-    *,
-    checkpoint: str | None = None,
+    trees: Sequence[dict[str, Any]],
+    checkpoint: str | None,
     batches: int,
-    sharpness: bool = False,
-    out: Path | None = None,
+    *,
+    sharpness: bool,
+    out: Path | None,
 ) -> int:
     """Probe the model of each config: print a table, write ``probes.csv`` and figures.
 
+    Args:
+        configs: The files of the configs, for messages.
+        trees: What they hold, with overrides.
+        checkpoint: ``best``, ``last`` or a file; None for models at initialisation.
+        batches: Of the validation split.
+        sharpness: Whether to measure it, too.
+        out: The folder to write; None for one that the models name.
+
     Raises:
-        UserError: for a mistake in a config, an override or a checkpoint.
+        UserError: for a mistake in a checkpoint or a number.
     """
     if batches < 1:
         raise UserError(f"probe: --batches {batches}: expected at least 1")
     for library in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(library).setLevel(logging.ERROR)
-    trees = [read_config(config, overrides) for config in configs]
     names = variant_names(configs, trees)
     checkpoints = [
         None if checkpoint is None else checkpoint_of(checkpoint, config, tree)

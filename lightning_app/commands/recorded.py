@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from lightning_app.commands.options import EXPERIMENTS
 from lightning_app.config.identity import Record, completed, leaves, read_record, relevant
 from lightning_app.config.run_plugins import require
 from lightning_app.config.sources import options_of
@@ -29,7 +30,6 @@ from lightning_app.runs.records import (
 )
 from lightning_app.scores.task_facts import task_facts
 
-EXPERIMENTS = Path("experiments")
 BEST = "best"
 """The checkpoint that is used without ``--checkpoint``."""
 

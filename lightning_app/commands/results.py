@@ -4,32 +4,41 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lightning_app.api.grids import frame_of
+from lightning_app.commands.options import GRID, Parser, add_experiments
 from lightning_app.config.tree import BLOCK, RATE, SEED, WARMUP
 from lightning_app.core import strict_yaml
 from lightning_app.core.errors import UserError, nearest
-from lightning_app.grids.find_results import found_results
-from lightning_app.report.comparisons import compare_axis, titled, why_apart
-from lightning_app.report.facts import records_of
-from lightning_app.report.results import GridResults, damaged_files
-from lightning_app.runs.mixtures import unsealed
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from lightning_app.report.results import GridResults
 
 _IN_WORDS = ("comparable", "why_unlike", "tokens_ratio", "seconds_ratio")
 """The columns of a comparison that `reading`, `note` and `budget` say in words."""
 
 
+def add_results(parser: Parser) -> None:
+    parser.add("grid GRID", f"{GRID}, the folder of a grid, or of a published study")
+    add_experiments(parser)
+    parser.add("--query CONDITION", "only these runs, such as \"variant == 'sas'\"")
+    parser.add("--compare AXIS=BASELINE", "instead compare the values of an axis")
+    parser.add("--metric NAME", "of --compare (default: the grid's)")
+    text = "which is best (default: known of the metric)"
+    parser.add("--mode", text, choices=("min", "max"))
+    parser.add("--csv", "print all columns as CSV")
+    parser.set_defaults(call=results_command)
+
+
 def results_command(
-    grid: str | Path,
-    experiments: Path = Path("experiments"),
+    grid: str,
+    experiments: Path,
     *,
-    query: str | None = None,
-    compare: str | None = None,
-    metric: str | None = None,
-    mode: str | None = None,
-    csv: bool = False,
+    query: str | None,
+    compare: str | None,
+    metric: str | None,
+    mode: str | None,
+    csv: bool,
 ) -> int:
     """Print a row for each planned run, or for each comparison; all columns with `csv`.
 
@@ -40,6 +49,13 @@ def results_command(
     if compare is not None and query is not None:
         raise UserError("--query: selects runs of the table, not of --compare; give one of the two")
     pair = _pair(compare) if compare is not None else None
+    from lightning_app.api.grids import frame_of
+    from lightning_app.grids.find_results import found_results
+    from lightning_app.report.comparisons import compare_axis, titled, why_apart
+    from lightning_app.report.facts import records_of
+    from lightning_app.report.results import damaged_files
+    from lightning_app.runs.mixtures import unsealed
+
     with found_results(grid, experiments) as found:
         damaged = damaged_files(found.grid)
         without_seal = unsealed(records_of(found.grid))
@@ -90,7 +106,7 @@ def select(frame: "pd.DataFrame", query: str) -> "pd.DataFrame":
     return frame.loc[holds.fillna(False).astype(bool)]
 
 
-def _short(grid: GridResults, frame: "pd.DataFrame") -> "pd.DataFrame":
+def _short(grid: "GridResults", frame: "pd.DataFrame") -> "pd.DataFrame":
     """The columns that tell the runs of a grid apart, and how they ended."""
     axes = [axis for axis in grid.axes if not axis.startswith(BLOCK)]
     axes = [axis for axis in axes if axis not in (SEED, WARMUP, RATE) and grid.varies(axis)]

@@ -1,17 +1,11 @@
-"""The commands of a single run.
-
-`ablate diff RUN RUN`: how the configs, what made them and the metrics of two runs differ.
-
-`ablate show RUN`: what a run is, how it ended and what made it.
-
-`ablate fit | validate | test | predict`: one run by Lightning's Trainer.
-"""
+"""The commands of single runs: `fit`, `validate`, `test`, `predict`, `show`, `diff` and `probe`."""
 
 import json
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stdout
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +13,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from lightning_app.commands.options import RUN, Parser, add_checkpoint, add_json, add_threads
 from lightning_app.commands.recorded import (
     BEST,
     Recorded,
     described_run,
     evaluation_words,
+    probed_configs,
     read_run,
 )
 from lightning_app.config.identity import is_irrelevant, leaves
@@ -38,14 +34,21 @@ from lightning_app.training.launcher import check_launcher
 _ABSENT = object()
 
 
-def diff_command(given: Sequence[str], *, as_json: bool) -> int:
+def add_diff(parser: Parser) -> None:
+    parser.add("run RUN", RUN)
+    parser.add("other RUN", "the run to compare it with")
+    add_json(parser)
+    parser.set_defaults(call=diff_command)
+
+
+def diff_command(run: str, other: str, *, as_json: bool) -> int:
     """Print how two runs differ.
 
     Raises:
         UserError: if there is no such run, or one of its files is damaged.
     """
     with document("diff", as_json) as tree:
-        left, right = map(read_run, given)
+        left, right = read_run(run), read_run(other)
         tree |= compare_runs(left, right)
     if not as_json:
         show_difference(plain_console(), tree)
@@ -175,14 +178,20 @@ def _number(value: float | None, sign: str = "+") -> str:
 COMMIT = 12  # shown characters of a commit
 
 
-def show_command(given: str, *, as_json: bool) -> int:
+def add_show(parser: Parser) -> None:
+    parser.add("run RUN", RUN)
+    add_json(parser)
+    parser.set_defaults(call=show_command)
+
+
+def show_command(run: str, *, as_json: bool) -> int:
     """Print what the folder of a run says about it.
 
     Raises:
         UserError: if there is no such run, or one of its files is damaged.
     """
     with document("show", as_json) as tree:
-        tree |= described_run(read_run(given))
+        tree |= described_run(read_run(run))
     if not as_json:
         lines = list(lines_of(tree))
         width = max(len(name) for name, _ in lines)
@@ -248,28 +257,41 @@ def _made(made: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "command", " ".join(made["command"])
 
 
+def add_fit(parser: Parser) -> None:
+    parser.add("--again", "train a finished run again, and replace its result")
+    add_threads(parser)
+    parser.set_defaults(call=partial(lightning_command, parser))
+
+
+def add_evaluation(parser: Parser) -> None:
+    """Add a run in place of a config and a checkpoint; the fields of a config remain possible."""
+    parser.add("--run RUN", f"{RUN}; only flags of evaluation may follow")
+    add_checkpoint(parser, None, "best with --run")
+    add_threads(parser)
+    parser.set_defaults(call=partial(lightning_command, parser))
+
+
 def lightning_command(
-    command: str,
+    parser: Parser,
     words: Sequence[str],
     *,
-    run: str | None,
-    checkpoint: str | None,
-    usage: str,
+    run: str | None = None,
+    checkpoint: str | None = None,
     again: bool = False,
 ) -> int:
-    """Run a command.
+    """Run a command by Lightning's Trainer.
 
     Args:
-        command: Its name.
-        words: The options of a config, as `Written` reads them.
+        parser: That of the command, for its name and help.
+        words: The fields of a config, as `Written` reads them.
         run: The value of ``--run``, in place of a config and a checkpoint; None without it.
         checkpoint: The value of ``--checkpoint``.
-        usage: The help for the other options.
         again: Whether `fit` trains a finished run again.
 
     Raises:
         UserError: for a mistake in the call, a config or a checkpoint.
     """
+    command = parser.command
     if run is not None:
         words = evaluation_words(run, checkpoint or BEST, words)
     elif checkpoint is not None:
@@ -279,7 +301,7 @@ def lightning_command(
     if "help" in written.asked:
         from lightning_app.commands.config_help import config_help
 
-        print(config_help(command, usage, written.asked["help"]))
+        print(config_help(command, parser.format_help(), written.asked["help"]))
         return 0
     if "print_config" not in written.asked:
         _check_checkpoint(command, written)
@@ -333,3 +355,57 @@ def _as_typed() -> Iterator[None]:
         yield
     except UserError as error:
         raise UserError(str(error).replace("--ckpt_path", "--checkpoint")) from error
+
+
+def add_probe(parser: Parser) -> None:
+    text = "a run's config; several give one curve each; overrides may follow, as for fit"
+    parser.add("--config FILE", text, action="append")
+    parser.add("--run RUN", f"instead of --config: {RUN}", action="append")
+    add_checkpoint(parser, None, "best with --run; with --config at initialisation")
+    add_threads(parser)
+    parser.add("--batches N", "validation batches (default: 4)")
+    text = "also the top eigenvalue of the Hessian preconditioned by Adam"
+    parser.add("--sharpness", text)
+    parser.add("--theory", "instead test the lemmas and the theorem of Xiong et al.")
+    parser.add("--out DIR", "where to write (default: a folder in experiments/probe)")
+    parser.set_defaults(call=probe_command)
+
+
+def probe_command(
+    config: Sequence[Path] | None,
+    run: Sequence[str] | None,
+    overrides: Sequence[str],
+    *,
+    checkpoint: str | None,
+    batches: int | None,
+    sharpness: bool,
+    theory: bool,
+    out: Path | None,
+) -> int:
+    """Probe the models of configs or runs, or test the theory; mistakes end it before the work.
+
+    Raises:
+        UserError: for a mistake in the call, a config or a checkpoint.
+    """
+    if theory:
+        from lightning_app.lab.theory.run import run_theory
+
+        if any((config, run, overrides, checkpoint, batches, sharpness)):
+            raise UserError("probe: --theory has its own setting and takes only --out")
+        return run_theory(out or Path("experiments") / "probe" / "theory")
+    if run and config:
+        raise UserError(f"--config {config[0]}: --run names the config already; use one")
+    if run:
+        checkpoint = checkpoint or BEST
+        config = probed_configs(run, checkpoint, overrides)
+    if not config:
+        raise UserError("probe: --config FILE is needed, or --run RUN, or --theory")
+    for file in config:
+        Written(["--config", str(file), *overrides])  # finds mistakes before torch is imported
+    from lightning_app.config.config import read_config
+
+    trees = [read_config(file, overrides) for file in config]  # and these before Lightning is
+    from lightning_app.commands.probe import probe_models
+
+    batches = 4 if batches is None else batches
+    return probe_models(config, trees, checkpoint, batches, sharpness=sharpness, out=out)

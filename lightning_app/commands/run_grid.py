@@ -1,4 +1,4 @@
-"""`ablate run`: run the missing cells of a grid, and write its report."""
+"""The commands that work on the cells of a grid: `run`, `submit` and `doctor`."""
 
 from collections import Counter
 from functools import partial
@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from lightning_app.commands.grid import show_headline
+from lightning_app.commands.options import EXPERIMENTS, Parser, add_grid, add_json, add_threads
 from lightning_app.config.grid import GridSpec, read_spec
+from lightning_app.core.project import read_project
 from lightning_app.grids.display import by_status, describe, document
 from lightning_app.grids.options import Options
 from lightning_app.grids.plan import Grid, waiting_document, waiting_lines
-from lightning_app.grids.supervisor import run_grid
 from lightning_app.runs.folder import GridFolder
 from lightning_app.runs.locks import turn
 
@@ -18,19 +19,84 @@ INTERRUPTED = 130
 _STATES = ("ok", "diverged", "pruned", "failed", "missing", "waiting")
 
 
+def _add_storage(parser: Parser) -> None:
+    parser.add(
+        "--storage URL",
+        "the queue: the path of a journal, or the URL of a database, as Optuna takes it, such as "
+        "postgresql://user@host/db (default: ABLATE_STORAGE, else a journal in the grid's folder)",
+    )
+
+
+def _add_supervisor(parser: Parser) -> None:
+    """Add the options of one supervisor, as `Options.of` reads them."""
+    parser.add("--workers N", "cells at once (default: as many as fit)")
+    text = "devices, and so processes, for each cell (default: trainer.devices)"
+    parser.add("--devices-per-cell N", text)
+    parser.add("--slots-per-device N", "cells that share a GPU (default: 1)")
+    _add_storage(parser)
+    text = "seconds without heartbeat until a supervisor's cells are taken over (default: 120)"
+    parser.add("--lost-after SECONDS", text, default=120.0)
+    text = "kill a cell without progress for this time (default: 00:30)"
+    parser.add("--hang-limit HH:MM[:SS]", text, default="00:30")
+    text = "stop and queue the running cells again after this time"
+    parser.add("--max-time HH:MM[:SS]", text)
+    parser.add("--retry-failed", "also run cells that crashed before")
+    text = "do not wait for cells of other supervisors, except to find lost ones"
+    parser.add("--no-wait", text, dest="wait", action="store_false")
+
+
+def add_run(parser: Parser) -> None:
+    add_grid(parser)
+    _add_supervisor(parser)
+    add_threads(parser, "of each process that trains a cell")
+    text = "rerun cells of other code, data or library versions; the old runs are kept"
+    parser.add("--rerun-stale", text)
+    add_json(parser)
+    parser.set_defaults(call=run_command)
+
+
+def add_submit(parser: Parser) -> None:
+    parser.epilog = "Words after -- go to sbatch: ablate submit GRID -- -p gpu -t 12:00:00"
+    add_grid(parser)
+    parser.add("--array N", "supervisors, one for each job (default: 1)", default=1)
+    parser.add("--concurrent N", "at most N of them at once")
+    text = "do not queue an interrupted job again"
+    parser.add("--no-requeue", text, dest="requeue", action="store_false")
+    parser.add("--dry-run", "print the script; write and submit nothing")
+    _add_supervisor(parser)
+    parser.set_defaults(call=_submit)
+
+
+def add_doctor(parser: Parser) -> None:
+    add_grid(parser)
+    _add_storage(parser)
+    parser.add("--fix", "repair what can be repaired safely")
+    parser.add("--seal", "seal sound results of earlier versions, without a seal")
+    parser.set_defaults(call=_doctor)
+
+
+def _submit(**values: Any) -> int:
+    from lightning_app.grids.submit import submit_command
+
+    return submit_command(**values)
+
+
+def _doctor(**values: Any) -> int:
+    from lightning_app.grids.doctor import doctor_command
+
+    return doctor_command(**values)
+
+
 def run_command(
-    grid: str | Path,
-    experiments: Path = Path("experiments"),
-    options: Options | None = None,
-    *,
-    as_json: bool = False,
+    grid: str | Path, experiments: Path = EXPERIMENTS, *, as_json: bool = False, **words: Any
 ) -> int:
     """`ablate run`: run the missing cells, write the report, and return the exit code.
 
     0 when every cell is done, or waits for a run of its parent grid; 1 when cells failed; 130 when
-    a signal, the time limit or the loss of the storage ended it early. Raises `UserError`, and
-    `OSError` (ENOSPC) when the disk is full.
+    a signal, the time limit or the loss of the storage ended it early. `words` are read by
+    `Options.of`. Raises `UserError`, and `OSError` (ENOSPC) when the disk is full.
     """
+    options = Options.of(words, read_project().folders_of_results())
     spec = read_spec(grid)
     folder = GridFolder(experiments / spec.name)
     with document("run", as_json) as tree:
@@ -44,8 +110,9 @@ def run_command(
     return tree["exit_code"]
 
 
-def _run(spec: GridSpec, folder: GridFolder, options: Options | None, tree: dict[str, Any]) -> int:
+def _run(spec: GridSpec, folder: GridFolder, options: Options, tree: dict[str, Any]) -> int:
     """Run, report, fill the document, and return the exit code."""
+    from lightning_app.grids.supervisor import run_grid
     from lightning_app.report.tensorboard import write_index
 
     ending = run_grid(spec, folder, options, index=partial(write_index, only_new=True))

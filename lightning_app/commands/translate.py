@@ -1,32 +1,40 @@
-"""The commands that translate and generate with a trained run.
-
-Translate lines of text with the checkpoint of a run.
-
-Continue a text with the checkpoint of a run.
-"""
+"""`ablate translate` and `ablate generate`: text from a trained run."""
 
 import sys
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
-from lightning_app.api.trained import check_beam, load_run, sampling
-from lightning_app.commands.words import as_options
+from lightning_app.commands.options import RUN, Parser, add_checkpoint, add_threads, as_options
+from lightning_app.commands.recorded import check_saved
 from lightning_app.core.errors import UserError
 
 CHUNK = 512  # lines read before the first is written
 
 
-def translate_lines(run: Path, source: Path | None, beam: int | None, checkpoint: Path) -> int:
-    """Print a translation on a line for each line of `source`, or of standard input if None.
+def add_translate(parser: Parser) -> None:
+    parser.add("--run RUN", RUN, required=True)
+    parser.add("--input FILE", "its lines (default: those of standard input)")
+    parser.add("--beam N", "beams (default: as the run's config says)")
+    add_checkpoint(parser)
+    add_threads(parser)
+    parser.set_defaults(call=translate_lines)
+
+
+def translate_lines(run: str, input: Path | None, beam: int | None, checkpoint: str) -> int:
+    """Print a translation on a line for each line of `input`, or of standard input if None.
 
     The input must have the form of the run's corpus: tokenised and lower-cased for IWSLT14.
     """
+    folder, file = check_saved("translate", run, checkpoint)  # before imports that take seconds
+    from lightning_app.api.trained import check_beam, load_run
+
     with as_options("translate", "beam"):
         check_beam(beam)
-        trained = load_run(run, checkpoint)
+        trained = load_run(folder.path, file)
         trained.translate([], beam=beam)  # refuses another task before it waits for input
-        lines = input_lines(source)
+        lines = input_lines(input)
         while chunk := list(islice(lines, CHUNK)):
             for translation in trained.translate(chunk, beam=beam):
                 print(translation)
@@ -49,28 +57,32 @@ def input_lines(source: Path | None) -> Iterator[str]:
                 raise UserError(f"{name}, line {number}: not valid UTF-8") from error
 
 
-ARGUMENTS = ("texts", "tokens", "temperature", "top_k", "top_p", "prompt")
+def add_generate(parser: Parser) -> None:
+    parser.add("--run RUN", RUN, required=True)
+    parser.add("--prompt TEXT", "the text to continue (default: none)", default="")
+    parser.add("--tokens N", "tokens to draw (default: 200)", default=200)
+    parser.add("--texts N", "texts to draw (default: 1)", default=1)
+    parser.add("--temperature X", "0: greedy (default: 1)", default=1.0)
+    parser.add("--top-k N", "draw only the N likeliest tokens", default=0)
+    parser.add("--top-p P", "draw only the likeliest P of them", default=1.0)
+    parser.add("--seed N", "seed of the draws (default: 1)", default=1)
+    add_checkpoint(parser)
+    add_threads(parser)
+    parser.set_defaults(call=generate_text)
 
 
-def generate_text(
-    run: Path,
-    prompt: str,
-    *,
-    texts: int,
-    tokens: int,
-    temperature: float,
-    top_k: int,
-    top_p: float,
-    seed: int,
-    checkpoint: Path,
-) -> int:
-    """Print `prompt` with what the model of `run` writes after it, `texts` times."""
-    drawn = {"texts": texts, "tokens": tokens, "temperature": temperature}
-    with as_options("generate", *ARGUMENTS):
-        sampling(**drawn, top_k=top_k, top_p=top_p)  # refuses a mistake before it loads the model
-        trained = load_run(run, checkpoint)
-        found = trained.generate(prompt, **drawn, top_k=top_k, top_p=top_p, seed=seed)
-    for number, text in enumerate(found):
+def generate_text(run: str, prompt: str, texts: int, seed: int, checkpoint: str, **how: Any) -> int:
+    """Print `prompt` with what the model of `run` writes after it, `texts` times.
+
+    `how` are the other arguments of `TrainedRun.generate`.
+    """
+    folder, file = check_saved("generate", run, checkpoint)
+    from lightning_app.api.trained import load_run, sampling
+
+    with as_options("generate", "texts", "prompt", *how):
+        sampling(texts=texts, **how)  # refuses a mistake before it loads the model
+        drawn = load_run(folder.path, file).generate(prompt, texts=texts, seed=seed, **how)
+    for number, text in enumerate(drawn):
         if number:
             print("-" * 20)
         print(text)

@@ -1,4 +1,4 @@
-"""The options of a supervisor, which `ablate run` sets."""
+"""The options of a supervisor, which `ablate run` and `ablate submit` set."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -41,23 +41,14 @@ class Options:
         Raises:
             UserError: naming the option, the value, and what would be right.
         """
+        given = {name: value for name, value in words.items() if value is not None}
         for name in ("workers", "devices_per_cell", "slots_per_device", "lost_after"):
-            if words[name] is not None:
-                check_count(f"--{name.replace('_', '-')}", words[name])
-        end = words["max_time"]
-        return cls(
-            workers=words["workers"],
-            devices_per_cell=words["devices_per_cell"],
-            slots_per_device=words["slots_per_device"],
-            storage=words["storage"],
-            lost_after=words["lost_after"],
-            hang_limit=parse_time("--hang-limit", words["hang_limit"]),
-            seconds=inf if end is None else parse_time("--max-time", end),
-            retry_failed=words["retry_failed"],
-            rerun_stale=words.get("rerun_stale", False),
-            wait=words["wait"],
-            results=tuple(results),
-        )
+            if name in given:
+                check_count(f"--{name.replace('_', '-')}", given[name])
+        for name, field in (("hang_limit", "hang_limit"), ("max_time", "seconds")):
+            if name in given:
+                given[field] = parse_time(f"--{name.replace('_', '-')}", given.pop(name))
+        return cls(**given, results=tuple(results))
 
 
 def check_count(option: str, value: float) -> None:

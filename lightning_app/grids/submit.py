@@ -3,7 +3,6 @@
 The job holds no state: whatever ends it, another job continues the grid.
 """
 
-import argparse
 import os
 import shlex
 import shutil
@@ -12,18 +11,20 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from string import Template
+from typing import Any
 from urllib.parse import urlsplit
 
 from lightning_app.config.grid import find_grid, read_spec
 from lightning_app.core.errors import UserError
 from lightning_app.core.files import write_whole, writing_in
+from lightning_app.grids.options import Options, check_count
 from lightning_app.grids.storages import VARIABLE, storage_spec
 from lightning_app.plugins import given
 from lightning_app.runs.folder import GridFolder
 
 DEFAULT = Path("experiments")
 
-# Options of `ablate run` that `ablate submit` passes on, by their names in a parsed command line.
+# Options of `ablate run` that `ablate submit` passes on, by their names for `Options.of`.
 RUN_OPTIONS = (
     *("workers", "devices_per_cell", "slots_per_device"),
     *("lost_after", "hang_limit", "max_time", "retry_failed"),
@@ -72,17 +73,6 @@ _SHORT = ("-J", "-a", "-N", "-n", "-D", "-o")  # the short forms of some of thes
 _OF_THE_CLUSTER = frozenset({"SLURM_CONF", "SLURM_CLUSTERS", "SLURM_DEBUG_FLAGS", "SLURM_UMASK"})
 
 
-def run_options(args: argparse.Namespace) -> list[str]:
-    """The options of `ablate run` in `args`, as words of a command line."""
-    words: list[str] = []
-    for name in RUN_OPTIONS:
-        value = getattr(args, name, None)
-        if value is not None and value is not False:
-            words.append(f"--{name.replace('_', '-')}")
-            words += [] if value is True else [str(value)]
-    return words
-
-
 def submit_command(
     grid: str | Path,
     experiments: Path = DEFAULT,
@@ -91,9 +81,9 @@ def submit_command(
     concurrent: int | None = None,
     sbatch: Sequence[str] = (),
     storage: str | None = None,
-    run_options: Sequence[str] = (),
     requeue: bool = True,
     dry_run: bool = False,
+    **options: Any,
 ) -> int:
     """`ablate submit`: write `submit.sh` into the grid's folder, and submit it with sbatch.
 
@@ -104,9 +94,9 @@ def submit_command(
         concurrent: How many of them run at once, None for all.
         sbatch: Further words for sbatch, which checks them, such as ``--partition gpu``.
         storage: As for `ablate run`.
-        run_options: Further words for every `ablate run`.
         requeue: Whether a task that reached its time limit is queued again.
         dry_run: Print the script; write and submit nothing.
+        options: Those of every `ablate run`, as `Options.of` reads them.
 
     Returns:
         0, or 1 if sbatch refuses the script; sbatch prints the reason.
@@ -114,6 +104,7 @@ def submit_command(
     Raises:
         UserError: for options of sbatch that this command sets, and if SLURM is not installed.
     """
+    Options.of(options)  # refuses wrong values here, not in each job
     file = find_grid(grid).resolve()
     name = read_spec(grid).name
     folder = GridFolder(experiments.resolve() / name)
@@ -123,8 +114,8 @@ def submit_command(
             f"note: {spec.shown} is on this host, and other hosts cannot reach it", file=sys.stderr
         )
     for option, number in (("--array", array), ("--concurrent", concurrent)):
-        if number is not None and number < 1:
-            raise UserError(f"{option}: expected 1 or more, found {number}")
+        if number is not None:
+            check_count(option, number)
     if "\\" in str(folder):
         raise UserError(f"--experiments: SLURM cannot write logs below a '\\': {folder}")
     _check_words(sbatch)
@@ -133,6 +124,10 @@ def submit_command(
     command = [sys.executable, "-m", "lightning_app", *named, "run", str(file)]
     words = ["--experiments", str(experiments.resolve()), "--no-wait"]
     words += ["--storage", storage] if storage is not None else []
+    for option, value in ((each, options.get(each)) for each in RUN_OPTIONS):
+        if value is not None and value is not False:
+            words.append(f"--{option.replace('_', '-')}")
+            words += [] if value is True else [str(value)]
     text = _fill(
         name=f"ablate-{name}",
         array=tasks,
@@ -140,7 +135,7 @@ def submit_command(
         logs=str(folder.logs).replace("%", "%%"),
         requeue=requeue,
         submitted=["sbatch", *sbatch, str(folder.script)],
-        command=[command, [*words, *run_options]],
+        command=[command, words],
         needs=storage is None and spec.journal != folder.journal,
     )
     if dry_run:

@@ -11,8 +11,7 @@ import torch
 
 from lightning_app import RunResult, TextScore, UserError, fit, load_run
 from lightning_app.api.trained import TrainedRun
-from lightning_app.cli import main
-from lightning_app.commands.arguments import parse_arguments
+from lightning_app.cli import main, parse_arguments
 from lightning_app.data.tokenizer import EOS
 from tests.api.conftest import TEXT, causal_config
 from tests.small import ENGLISH, GERMAN

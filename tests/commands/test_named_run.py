@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 from lightning_app.cli import main
+from lightning_app.commands.options import VARIABLES
 from lightning_app.commands.recorded import EVALUATION_FLAGS, evaluation_words, find_run
-from lightning_app.commands.words import VARIABLES
 from lightning_app.config.config import Config, load_config
 from lightning_app.config.sources import FIELDS_OF, Written
 from lightning_app.core.errors import UserError

@@ -14,8 +14,7 @@ import torch
 import yaml
 from torch import Tensor
 
-from lightning_app.cli import main
-from lightning_app.commands.arguments import overrides_of
+from lightning_app.cli import main, overrides_of
 from lightning_app.commands.probe import build, probe_name, second_moments, variant_names
 from lightning_app.config.config import resolve
 from lightning_app.config.experiment import cell_id

@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 from lightning_app.blocks.presets import PRESETS
-from lightning_app.cli import main
-from lightning_app.commands.arguments import SHELLS, build_parser
-from lightning_app.commands.completion import preset_names
+from lightning_app.cli import build_parser, main
+from lightning_app.commands.completion import SHELLS, preset_names
 
 LATER = "mkdir experiments/mine/runs/two"
 OFFERED = {

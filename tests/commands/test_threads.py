@@ -6,8 +6,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from lightning_app.commands.arguments import parse_arguments
-from lightning_app.commands.words import VARIABLES, use_threads
+from lightning_app.cli import parse_arguments
+from lightning_app.commands.options import VARIABLES, use_threads
 from lightning_app.grids.workers import most_threads
 
 

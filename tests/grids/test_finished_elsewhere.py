@@ -553,7 +553,11 @@ def test_a_copy_names_corpus_and_parent_where_they_are_here(
 
 
 def test_a_plan_says_what_is_finished_elsewhere(
-    made: Grid, results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    made: Grid,
+    results: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     first, second = runs_in(results)
     first.block.unlink()
@@ -561,14 +565,16 @@ def test_a_plan_says_what_is_finished_elsewhere(
     (tmp_path / "mine.yaml").write_text(yaml.safe_dump(tree))
     before = files(results)
     where = (tmp_path / "mine.yaml", tmp_path / "experiments")
-    assert plan_command(*where, results=[results], as_json=True) == 0
+    monkeypatch.chdir(tmp_path)
+    Path("ablate.yaml").write_text(f"results: [{results}]\n")
+    assert plan_command(*where, as_json=True) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["elsewhere"] == document["states"]["done"] == 1
     assert document["found_in"] == {second.name: str(second)}
     assert document["refused"] == [
         {"cell": first.name, "folder": str(first), "reason": "has no block.json"}
     ]
-    assert plan_command(*where, results=[results]) == 0
+    assert plan_command(*where) == 0
     text = capsys.readouterr().out
     assert "1 of them finished under another name: `ablate run` takes them over" in text
     assert f"1 of these in {results / 'source'}: copied from there" in text

@@ -80,7 +80,8 @@ def test_slurm_gets_every_word(slurm: Path, grid: Path, tmp_path: Path, capfd) -
         concurrent=8,
         sbatch=words,
         storage=DATABASE,
-        run_options=["--workers", "2", "--hang-limit", "00:30"],
+        workers=2,
+        hang_limit="00:30",
     )
     assert code == 0
     folder = tmp_path / "experiments" / "tiny"
@@ -164,7 +165,7 @@ def test_dry_run_prints_what_would_be_submitted(
         ({"storage": "postgresql://me:secret@host/ablate"}, "password"),
         ({"storage": "nowhere/queue"}, "--storage"),
         ({"sbatch": ["--partition", "gpu\n#SBATCH --uid=0"]}, "line breaks"),
-        ({"run_options": ["--workers", "2\n"]}, "line breaks"),
+        ({"workers": 0}, "--workers: expected 1 or more"),
         ({"sbatch": ["--array=0-9"]}, "--array: `ablate submit` sets it"),
         ({"sbatch": ["--time=5", "-a0-9"]}, "-a0-9: `ablate submit` sets it"),
         ({"sbatch": ["--output", "x.log"]}, "--output: `ablate submit` sets it"),

@@ -10,8 +10,7 @@ import pytest
 
 from lightning_app import plugins
 from lightning_app.blocks.norm import NORM_KINDS
-from lightning_app.cli import main
-from lightning_app.commands.arguments import parse_arguments
+from lightning_app.cli import main, parse_arguments
 from lightning_app.core.errors import UserError
 from lightning_app.models.optim import OPTIMIZERS
 from lightning_app.scores.task_facts import TASKS

@@ -91,7 +91,7 @@ def test_several_grids_have_a_report_of_their_own(
 
 def test_a_taken_port_is_reported_before_any_work(grids: list[str]) -> None:
     with claim(0) as other, pytest.raises(UserError, match=r"--port: .* in use"):
-        report_command(grids[:1], port=other.getsockname()[1])
+        report_command(grids[:1], serve=True, port=other.getsockname()[1])
     assert not list(Path("experiments").glob("*/report.html"))
 
 
