@@ -113,7 +113,7 @@ def preset_table(encoder_depth: int, decoder_depth: int, *, wide: bool) -> Table
         fixes = preset.fixes if wide else f"fixes: {preset.fixes}"
         if preset.difference:
             fixes += f"\ndiffers: {preset.difference}"
-        cells = [cell.replace("[", r"\[") for cell in (preset.equation, fixes, preset.paper)]
+        cells = (preset.equation, fixes, preset.paper)
         shown.add_row(name, *(cells if wide else ["\n".join(cells)]), f"{shares[name]:.3f}")
     return shown
 

@@ -43,12 +43,7 @@ sections:
 
 
 def config_help(command: str, usage: str, section: str | None) -> str:
-    """Return the help of a command, or that of a section of the config.
-
-    Args:
-        command: Its name.
-        usage: The help of the options that are no part of a config.
-        section: The dotted name of a section.
+    """Return the help of a command beside `usage`, its own options, or that of a dotted section.
 
     Raises:
         UserError: if there is no such section.
@@ -93,23 +88,18 @@ def add_schema(parser: Parser) -> None:
 
 
 def schema_command(kind: str) -> int:
-    """Print the JSON Schema of a config, or of a grid file."""
-    print(json.dumps(json_schema(kind), indent=1))
-    return 0
-
-
-def json_schema(kind: str) -> dict[str, Any]:
-    """Return the JSON Schema of a ``config`` or of a ``grid`` file, with the text of each field."""
+    """Print the JSON Schema of a ``config`` or of a ``grid`` file, with the text of each field."""
     from lightning_app.config.config import Config
     from lightning_app.config.grid import GridFile
 
-    config = _described(Config)
-    if kind == "config":
-        return config
-    grid = _described(GridFile)
-    grid["properties"]["base_config"] = {"$ref": "#/$defs/Config"}
-    parts = config.pop("$defs")
-    return {**grid, "$defs": {**grid.get("$defs", {}), **parts, "Config": config}}
+    tree = config = _described(Config)
+    if kind == "grid":
+        tree = _described(GridFile)
+        tree["properties"]["base_config"] = {"$ref": "#/$defs/Config"}
+        parts = config.pop("$defs")
+        tree["$defs"] = {**tree.get("$defs", {}), **parts, "Config": config}
+    print(json.dumps(tree, indent=1))
+    return 0
 
 
 def _described(kind: Any) -> dict[str, Any]:

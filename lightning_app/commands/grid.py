@@ -7,12 +7,10 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from rich.table import Table
 
 from lightning_app.commands.options import (
     EXPERIMENTS,
@@ -24,13 +22,13 @@ from lightning_app.commands.options import (
 )
 from lightning_app.config.grid import read_spec
 from lightning_app.config.run_plugins import hinting, require
-from lightning_app.config.tree import RATE, SEED, WARMUP
 from lightning_app.core.errors import UserError, named
 from lightning_app.core.project import read_project
 from lightning_app.grids.display import (
     bar,
     by_status,
     clock,
+    counts_table,
     describe,
     document,
     plain_console,
@@ -46,10 +44,8 @@ from lightning_app.grids.plan import (
     waiting_document,
     waiting_lines,
 )
-from lightning_app.grids.plan_checks import axis_cautions, devices_of, most_read
-from lightning_app.grids.slots import default_workers
+from lightning_app.grids.plan_checks import axis_cautions
 from lightning_app.grids.takeover import (
-    FinishedElsewhere,
     Search,
     find_finished,
     lines,
@@ -58,59 +54,11 @@ from lightning_app.grids.takeover import (
 )
 from lightning_app.runs.folder import GridFolder
 from lightning_app.runs.locks import is_held, supervisor_lock
-from lightning_app.runs.mixtures import STALE, Groups, others
-from lightning_app.runs.records import OUTCOMES, Cell, RunState, fraction, is_sealed, read_progress
+from lightning_app.runs.mixtures import STALE
+from lightning_app.runs.records import OUTCOMES, fraction, is_sealed, read_progress
 
 if TYPE_CHECKING:
     from lightning_app.report.results import GridResults
-
-
-_OPTIMIZER_STATES = {"adam": 2, "adamw": 2, "radam": 2, "sgd": 1}  # numbers kept for each parameter
-_KEPT = {  # for each value of `checkpoints`: the number kept of a finished cell, and a sentence
-    "all": (2, "the last and the best checkpoint of a cell are kept"),
-    "last": (1, "the last checkpoint of a cell is kept"),
-    "best": (1, "the best checkpoint of a cell is kept"),
-    "none": (0, "no checkpoint is kept once a cell is done"),
-}
-_RUNNING = 2  # checkpoints of a running cell, for every value of `checkpoints`
-_SAMPLE = 20  # finished runs of a shape whose files are measured
-_FREE = (SEED, WARMUP, RATE)  # axes that do not change the cost of a step
-
-
-@dataclass(kw_only=True)
-class CostGroup:
-    """Cells of one label and equal cost: one model on one corpus for one number of steps."""
-
-    label: str
-    config: dict[str, Any]
-    cells: list[Cell] = field(default_factory=list)
-    runs: list[RunState] = field(default_factory=list)
-    parameters: int = 0
-    step: float | None = None  # measured seconds
-
-    @property
-    def done(self) -> int:
-        return sum(run.state in ("done", "pruned") for run in self.runs)
-
-    @property
-    def checkpoint(self) -> int:
-        """Bytes of one checkpoint: the parameters and what the optimizer keeps for each."""
-        states = _OPTIMIZER_STATES.get(self.config["model"]["optimizer"]["kind"], 2)
-        return 4 * (1 + states) * self.parameters
-
-    @property
-    def tokens(self) -> int | None:
-        """Tokens that one run trains on at most, or None where its steps are not bounded."""
-        return most_read(self.config)[0]
-
-    @property
-    def seconds(self) -> float | None:
-        """Seconds of one run: the mean of the finished ones, else from the measured step."""
-        known = [run.result["seconds"] for run in self.runs if run.result is not None]
-        if known:
-            return sum(known) / len(known)
-        steps = self.config["trainer"]["max_steps"]
-        return None if self.step is None or steps < 1 else self.step * steps
 
 
 def add_plan(parser: Parser) -> None:
@@ -145,37 +93,33 @@ def plan_command(
         if load_plan(folder.plan) is None:
             with supervisor_lock(folder):
                 planned.save()
-        from lightning_app.grids.size import parameters
+        from lightning_app.grids.size import KEPT, plan_document, shapes_of, stale_cells
 
         search = find_finished(planned, results)
         found = {each.cell.id: each for each in search.found}
-        shapes = _shapes(planned, configs, found)
+        shapes = shapes_of(planned, configs, found)
         for shape in shapes:
-            shape.parameters = parameters(shape.config)
             if probe and shape.done < len(shape.cells):
                 shape.step = _measured(shape.config)
-        tree |= _planned(planned, shapes)
+        tree |= plan_document(planned, shapes)
         strays = folder.strays({cell.name for cell in plan.cells})
         others = {run.name for run in strays} - {each.folder.name for each in found.values()}
         tree["waiting"] = waiting_document(plan.waiting, experiments)
-        tree |= {"elsewhere": len(found), **_found_in(search), "others": len(others)}
-        tree["warnings"] = plan.warnings
-        tree["fetched"] = None not in plan.corpora
-        tree["stale"] = _stale(planned, shapes)
-        tree["cautions"] = axis_cautions(spec, plan.cells, configs)
-        _print_plan(tree, _KEPT[spec.checkpoints][1], _elsewhere(search))
+        tree |= {
+            "elsewhere": len(found),
+            "found_in": {each.cell.name: each.folder.path for each in search.found},
+            "refused": [
+                {"cell": cell.name, "folder": run.path, "reason": reason}
+                for cell, run, reason in search.refused
+            ],
+            "others": len(others),
+            "warnings": plan.warnings,
+            "fetched": None not in plan.corpora,
+            "stale": stale_cells(planned, shapes),
+            "cautions": axis_cautions(spec, plan.cells, configs),
+        }
+        _print_plan(tree, KEPT[spec.checkpoints][1], _elsewhere(search))
     return 0
-
-
-def _found_in(search: Search) -> dict[str, Any]:
-    """For `--json`: the folder of each run that can be taken over, and the runs that cannot."""
-    return {
-        "found_in": {each.cell.name: each.folder.path for each in search.found},
-        "refused": [
-            {"cell": cell.name, "folder": folder.path, "reason": reason}
-            for cell, folder, reason in search.refused
-        ],
-    }
 
 
 def _elsewhere(search: Search) -> list[str]:
@@ -196,137 +140,49 @@ def _measured(config: dict[str, Any]) -> float:
     return seconds_per_step(config)
 
 
-def _shapes(
-    grid: Grid, configs: list[dict[str, Any]], found: Mapping[str, FinishedElsewhere]
-) -> list[CostGroup]:
-    shapes: dict[str, CostGroup] = {}
-    for cell, config in zip(grid.cells, configs, strict=True):
-        model, data = config["model"], {**config["data"], "seed": None, "init_from": None}
-        kind = model["optimizer"]["kind"]
-        parts = [model["block"], model["architecture"], model["objective"], kind]
-        others = [each for each in cell.axes if each not in _FREE and "model.block." not in each]
-        label = " ".join([grid.variant(cell), *(f"{each}={cell.axes[each]}" for each in others)])
-        key = json.dumps([label, *parts, data, config["trainer"]], sort_keys=True)
-        shape = shapes.setdefault(key, CostGroup(label=label, config=config))
-        shape.cells.append(cell)
-        run = grid.state(cell)
-        if cell.id in found:
-            run = RunState(state="done", attempts=run.attempts, result=found[cell.id].result)
-        shape.runs.append(run)
-    return list(shapes.values())
-
-
-def _stale(grid: Grid, shapes: list[CostGroup]) -> dict[str, Groups]:
-    """The finished cells of other code, data, libraries or devices, by kind."""
-    from lightning_app.training.hardware import here
-
-    pairs = (zip(shape.cells, shape.runs, strict=True) for shape in shapes)
-    runs = {cell.name: run for each in pairs for cell, run in each}
-    records = {name: run.result for name, run in runs.items() if run.result is not None}
-    if not records:
-        return {}
-    accelerator = grid.spec.base_config.get("trainer", {}).get("accelerator", "auto")
-    return others(records, here(grid.data, accelerator))
-
-
-def _planned(grid: Grid, shapes: list[CostGroup]) -> dict[str, Any]:
-    """The printed values in plain numbers: bytes, seconds, tokens; None for unknown values."""
-    states = [run.state for shape in shapes for run in shape.runs]
-    done, pruned, failed = (states.count(each) for each in ("done", "pruned", "failed"))
-    waiting = len(grid.plan.waiting)
-    left = len(grid.cells) - done - pruned
-    counts = [(shape.tokens, len(shape.cells)) for shape in shapes]
-    bounded = all(tokens is not None for tokens, _ in counts)
-    devices = devices_of(grid.spec)
-    kept = _KEPT[grid.spec.checkpoints][0]
-    return {
-        "grid": grid.name,
-        "folder": grid.folder.path,
-        "cells": len(grid.cells) + waiting,
-        "excluded": grid.plan.excluded,
-        "states": {
-            "done": done,
-            "pruned": pruned,
-            "failed": failed,
-            "to_run": left,
-            "waiting": waiting,
-        },
-        "axes": grid.plan.axes,
-        "shapes": [
-            {
-                "label": shape.label,
-                "cells": len(shape.cells),
-                "done": shape.done,
-                "parameters": shape.parameters,
-                "tokens": shape.tokens,
-                "seconds": shape.seconds,
-            }
-            for shape in shapes
-        ],
-        "tokens": sum((tokens or 0) * cells for tokens, cells in counts) if bounded else None,
-        "devices": devices,
-        "workers": min(max(1, default_workers() // devices), left),
-        "seconds_left": _seconds(shapes, max(1, default_workers() // devices)),
-        "probed": any(shape.step is not None for shape in shapes),
-        "bytes": _disk(grid, shapes, kept, default_workers() // devices),
-    }
-
-
 def _print_plan(tree: dict[str, Any], kept: str, elsewhere: Iterable[str]) -> None:
     console = plain_console()
-    states = tree["states"]
-    ended = f"{states['done']} done"
-    ended += f", {states['pruned']} pruned" if states["pruned"] else ""
-    console.print(
-        f"{tree['grid']}: {tree['cells']} cells, {tree['excluded']} excluded, {ended}, "
-        f"{states['failed']} failed, {states['to_run']} to run"
-        + (f", {states['waiting']} waiting for their parents" if states["waiting"] else "")
-        + f" ({tree['folder']})",
-        markup=False,
-    )
-    for line in waiting_lines(tree["waiting"]):
-        console.print(f"  {line}", markup=False)
-    for line in elsewhere:
-        console.print(f"  {line}", markup=False)
+    states, stale = tree["states"], tree["stale"]
+    head = f"{tree['grid']}: {tree['cells']} cells, {tree['excluded']} excluded, "
+    head += f"{states['done']} done, "
+    head += f"{states['pruned']} pruned, " if states["pruned"] else ""
+    head += f"{states['failed']} failed, {states['to_run']} to run"
+    head += f", {states['waiting']} waiting for their parents" if states["waiting"] else ""
+    notes = [*waiting_lines(tree["waiting"]), *elsewhere]
     if tree["others"]:
-        console.print(f"  {tree['others']} finished runs in the folder are not cells of this grid")
+        notes.append(f"{tree['others']} finished runs in the folder are not cells of this grid")
     if not tree["fetched"]:
-        console.print(
-            "  the corpus is not on this machine: runs that are finished on it cannot be found"
-        )
-    for line in tree["warnings"]:
-        console.print(f"  warning: {line}", markup=False)
-    for line in lines(tree["stale"]):
-        console.print(f"  {line}", markup=False)
-    if any(kind in tree["stale"] for kind in STALE):
-        console.print("  `ablate run --rerun-stale` reruns those of other code, data or libraries")
+        where = "the corpus is not on this machine"
+        notes.append(f"{where}: runs that are finished on it cannot be found")
+    notes += [f"warning: {line}" for line in tree["warnings"]]
+    notes += lines(stale)
+    if any(kind in stale for kind in STALE):
+        notes.append("`ablate run --rerun-stale` reruns those of other code, data or libraries")
     for axis, values in tree["axes"].items():
-        console.print(f"  {axis}: {', '.join(map(json.dumps, values))}", markup=False)
-    for line in tree["cautions"]:
-        console.print(f"  caution: {line}", markup=False)
-    table = Table(box=None, pad_edge=False)
-    table.add_column("variant", overflow="fold")
-    for column in ("cells", "done", "parameters", "tokens a run", "seconds a run"):
-        table.add_column(column, justify="right")
+        notes.append(f"{axis}: {', '.join(map(json.dumps, values))}")
+    notes += [f"caution: {line}" for line in tree["cautions"]]
+    console.print("\n  ".join([f"{head} ({tree['folder']})", *notes]))
+    table = counts_table("variant", "cells", "done", "parameters", "tokens a run", "seconds a run")
     for shape in tree["shapes"]:
         table.add_row(
             shape["label"],
             str(shape["cells"]),
             str(shape["done"]),
             f"{shape['parameters']:,}",
-            "unbounded" if shape["tokens"] is None else f"{shape['tokens']:,}",
+            _count(shape["tokens"]),
             "unknown" if shape["seconds"] is None else f"{shape['seconds']:.1f}",
         )
     console.print(table)
-    tokens = "unbounded" if tree["tokens"] is None else f"{tree['tokens']:,}"
-    console.print(
-        f"tokens: {tokens} in all{', without the cells that wait' if states['waiting'] else ''}",
-        markup=False,
-    )
+    left_out = ", without the cells that wait" if states["waiting"] else ""
+    console.print(f"tokens: {_count(tree['tokens'])} in all{left_out}")
     if tree["devices"] > 1:
-        console.print(f"devices: {tree['devices']} for each cell", markup=False)
-    console.print(f"time: {_time(tree)}", markup=False)
-    console.print(f"disk: about {tree['bytes'] / 1e6:,.0f} MB in all; {kept}", markup=False)
+        console.print(f"devices: {tree['devices']} for each cell")
+    console.print(f"time: {_time(tree)}")
+    console.print(f"disk: about {tree['bytes'] / 1e6:,.0f} MB in all; {kept}")
+
+
+def _count(tokens: int | None) -> str:
+    return "unbounded" if tokens is None else f"{tokens:,}"
 
 
 def _time(tree: dict[str, Any]) -> str:
@@ -336,42 +192,6 @@ def _time(tree: dict[str, Any]) -> str:
         return "unknown, use --probe"
     source = "from a probe" if tree["probed"] else "from the cells that are done"
     return f"about {clock(tree['seconds_left'])} with {tree['workers']} workers, {source}"
-
-
-def _seconds(shapes: list[CostGroup], workers: int) -> float | None:
-    """The estimated seconds of the remaining cells, divided over the workers."""
-    left = [(shape, len(shape.cells) - shape.done) for shape in shapes]
-    cells = sum(count for _, count in left)
-    if not cells:
-        return 0.0
-    known = [shape.seconds for shape in shapes if shape.seconds is not None]
-    if not known:
-        return None
-    mean = sum(known) / len(known)  # for shapes of which none has finished yet
-    total = sum((mean if shape.seconds is None else shape.seconds) * n for shape, n in left)
-    return total / min(workers, cells)
-
-
-def _disk(grid: Grid, shapes: list[CostGroup], kept: int, workers: int) -> float:
-    """Bytes of all finished run folders, and of the checkpoints of running cells.
-
-    Each has `kept` checkpoints; the size of the other files is measured on finished runs.
-    """
-    total = 0.0
-    for shape in shapes:
-        done = [cell for cell, run in zip(shape.cells, shape.runs, strict=True) if run.result]
-        sizes = [_size(grid.run(cell).path) for cell in done[:_SAMPLE]]
-        rest = sum(sizes) / len(sizes) if sizes else 0.0
-        total += len(shape.cells) * (kept * shape.checkpoint + rest)
-    left = sum(len(shape.cells) - shape.done for shape in shapes)
-    largest = max((shape.checkpoint for shape in shapes), default=0)
-    return total + min(max(1, workers), left) * (_RUNNING - kept) * largest
-
-
-def _size(folder: Path) -> int:
-    """Bytes of a run's files except its checkpoints."""
-    files = (path for path in folder.rglob("*") if path.is_file() and path.suffix != ".ckpt")
-    return sum(path.stat().st_size for path in files)
 
 
 _REPORTED = (  # from the run folders
@@ -601,7 +421,7 @@ def _words(states: Mapping[str, int], outcomes: Mapping[str, int]) -> dict[str, 
 def _print_status(tree: dict[str, Any]) -> None:
     console = plain_console()
     words, running = Counter(_words(tree["states"], tree["outcomes"])), tree["running"]
-    console.print(f"{tree['grid']}: {tree['cells']} cells: {describe(words)}", markup=False)
+    console.print(f"{tree['grid']}: {tree['cells']} cells: {describe(words)}")
     if console.is_terminal and not console.options.ascii_only:
         console.print(bar(words, min(console.width, BAR)))
     variants = {name: _words(each, each["outcomes"]) for name, each in tree["variants"].items()}
@@ -611,8 +431,8 @@ def _print_status(tree: dict[str, Any]) -> None:
         console.print(running_table(begun))
     if tree["seconds_left"] is not None:
         left = clock(tree["seconds_left"])
-        console.print(f"time left: {left} with {len(running)} workers", markup=False)
+        console.print(f"time left: {left} with {len(running)} workers")
     for line in waiting_lines(tree["waiting"]):
-        console.print(line, markup=False)
+        console.print(line)
     for each in tree["failed"]:
-        console.print(f"{each['name']}: {each['error']}", markup=False)
+        console.print(f"{each['name']}: {each['error']}")

@@ -49,8 +49,6 @@ class ProjectSizes:
 
     width: int
     depth: int
-    vocabulary: int
-    batch: int
     steps: int
 
     @property
@@ -91,8 +89,6 @@ def init_command(folder: Path, data: Sequence[Path] | None) -> int:
         "width": str(sizes.width),
         "ff": str(2 * sizes.width),
         "depth": str(sizes.depth),
-        "vocabulary": str(sizes.vocabulary),
-        "batch": str(sizes.batch),
         "steps": str(sizes.steps),
         "interval": str(sizes.steps // 10),
         "reference": str(sizes.reference),
@@ -201,7 +197,7 @@ def _split(source: Path, target: Path) -> tuple[PairedText, dict[str, str]]:
 
 
 def _synthetic() -> tuple[ProjectSizes, dict[str, str]]:
-    sizes = ProjectSizes(width=64, depth=2, vocabulary=0, batch=1024, steps=300)
+    sizes = ProjectSizes(width=64, depth=2, steps=300)
     said = (
         "# The corpus is the built-in German-English grammar, which needs no download. Sizes are\n"
         "# small, so that a run takes seconds; `ablate init DIR --data my.de my.en` chooses them\n"
@@ -219,7 +215,7 @@ def _of_corpus(corpus: PairedText, paths: Sequence[str]) -> tuple[ProjectSizes, 
     vocabulary = min(10_000, max(500, corpus.distinct // 4)) // 100 * 100
     steps = corpus.longer * _PIECES * _PASSES / batch
     steps = min(20_000, max(500, round(steps / 100) * 100))
-    sizes = ProjectSizes(width=width, depth=depth, vocabulary=vocabulary, batch=batch, steps=steps)
+    sizes = ProjectSizes(width=width, depth=depth, steps=steps)
     passes = steps * batch / (corpus.longer * _PIECES)
     lines = corpus.lines
     said = [

@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
+from lightning_app.commands.options import EXPERIMENTS
 from lightning_app.config.config import data_module, transformer_module
 from lightning_app.config.experiment import cell_id
 from lightning_app.config.run_plugins import require_of
@@ -25,7 +26,7 @@ from lightning_app.grids.display import plain_console
 from lightning_app.models.initialization import needs_profiling, profile
 from lightning_app.models.optim import parameter_groups
 from lightning_app.probes.figures import undrawn_curves, write_probe_figures
-from lightning_app.probes.probe import Sharpness, preconditioned_sharpness, probe
+from lightning_app.probes.probe import preconditioned_sharpness, probe
 from lightning_app.probes.table import HEADER, MODEL, Probed, Row, cells
 from lightning_app.tasks.base import to_device
 from lightning_app.training.checkpoint import (
@@ -37,8 +38,6 @@ from lightning_app.training.checkpoint import (
 )
 from lightning_app.training.module import TransformerModule, mix
 from lightning_app.training.run import run_name
-
-FOLDER = Path("experiments") / "probe"
 
 COLUMNS = {
     "norm": "sum_norm",
@@ -79,19 +78,9 @@ def probe_models(
 ) -> int:
     """Probe the model of each config: print a table, write ``probes.csv`` and figures.
 
-    Args:
-        configs: The files of the configs, for messages.
-        trees: What they hold, with overrides.
-        checkpoint: ``best``, ``last`` or a file; None for models at initialisation.
-        batches: Of the validation split.
-        sharpness: Whether to measure it, too.
-        out: The folder to write; None for one that the models name.
-
-    Raises:
-        UserError: for a mistake in a checkpoint or a number.
+    `trees` are the contents of `configs` with overrides. Raises `UserError` for a mistake in a
+    checkpoint.
     """
-    if batches < 1:
-        raise UserError(f"probe: --batches {batches}: expected at least 1")
     for library in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(library).setLevel(logging.ERROR)
     names = variant_names(configs, trees)
@@ -100,7 +89,7 @@ def probe_models(
         for config, tree in zip(configs, trees, strict=True)
     ]
     when = "" if checkpoint is None else f"-{Path(checkpoint).stem[:60]}"
-    folder = out or FOLDER / f"{probe_name(names, trees)}{when}"
+    folder = out or EXPERIMENTS / "probe" / f"{probe_name(names, trees)}{when}"
     console = plain_console()
     probed = []
     with output_folder(folder):
@@ -239,14 +228,9 @@ def look(subject: Subject, tree: dict[str, Any], *, sharpness: bool) -> Probed:
     if sharpness:
         eps = float(tree["model"]["optimizer"]["eps"])
         found = preconditioned_sharpness(module.model, module.objective, batches[0], eps, moments)
-        rows.append(sharpness_row(found, step))
+        value = found.value if found.converged else float("nan")
+        rows.append(Row(step, MODEL, None, "preconditioned_sharpness", None, value))
     return Probed(name, rows)
-
-
-def sharpness_row(found: Sharpness, step: int) -> Row:
-    """Return the row; NaN if the iteration did not converge."""
-    value = found.value if found.converged else float("nan")
-    return Row(step, MODEL, None, "preconditioned_sharpness", None, value)
 
 
 def csv_of(probed: Sequence[Probed]) -> str:

@@ -1,9 +1,4 @@
-"""A run that a command names, and what is recorded of it.
-
-What ``--run RUN`` means: the folder of a run, and one of its checkpoints. Fast to import.
-
-What the folder of a run says about it, for `ablate show` and `ablate diff`. Needs no torch.
-"""
+"""A run that a command names: its folder, its checkpoints, and what is recorded of it."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -51,14 +46,10 @@ _ASKING = ("help", "print_config")
 
 
 def find_run(given: str | Path, option: str = "--run") -> RunFolder:
-    """Return the run that `given` names: its folder, or GRID/NAME in the folder of experiments.
-
-    Args:
-        given: As the user wrote it. An existing folder comes first.
-        option: The name of the argument, for messages.
+    """Return the run that `given` names: its folder, which comes first, or GRID/NAME.
 
     Raises:
-        UserError: if there is no such run.
+        UserError: if there is no such run; `option` is the name of the argument.
     """
     path = Path(given)
     short = None
@@ -132,12 +123,8 @@ def check_saved(command: str, run: str | Path, checkpoint: str) -> tuple[RunFold
 def evaluation_words(run: str | Path, checkpoint: str, words: Sequence[str]) -> list[str]:
     """Return the arguments with which `test` and the like evaluate a checkpoint of a run.
 
-    The run's loggers are left out: an evaluation is not part of the training that they show.
-
-    Args:
-        run: The value of ``--run``.
-        checkpoint: The value of ``--checkpoint``.
-        words: The further arguments.
+    `words` are further ones. The run's loggers are left out: an evaluation is not part of the
+    training that they show.
 
     Raises:
         UserError: if there is no such run or checkpoint, or for an argument that is not one of
@@ -166,7 +153,9 @@ def checked_config_of(folder: RunFolder) -> Path:
     """
     from lightning_app.config.grid import check_config
 
-    path = config_of(folder)
+    path = folder.config
+    if not path.is_file():
+        raise UserError(f"--run {folder}: {path} is missing")
     require(folder.path)
     with named(f"--run {folder}"):
         try:
@@ -177,19 +166,8 @@ def checked_config_of(folder: RunFolder) -> Path:
     return path
 
 
-def config_of(folder: RunFolder) -> Path:
-    """Return the config of a run. Raises `UserError` if it is missing."""
-    if not folder.config.is_file():
-        raise UserError(f"--run {folder}: {folder.config} is missing")
-    return folder.config
-
-
 def check_flags(words: Sequence[str]) -> None:
-    """Refuse arguments beside ``--run`` that say more than how to evaluate.
-
-    Raises:
-        UserError: naming the argument, and what to use instead.
-    """
+    """Refuse arguments beside ``--run`` that say more than how to evaluate. Raises `UserError`."""
     for name, value in options_of(words):
         if name == "config":
             raise UserError(f"--config {value}: --run names the config already; use one of them")

@@ -11,9 +11,15 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
-from lightning_app.commands.options import RUN, Parser, add_checkpoint, add_json, add_threads
+from lightning_app.commands.options import (
+    EXPERIMENTS,
+    RUN,
+    Parser,
+    add_checkpoint,
+    add_json,
+    add_threads,
+)
 from lightning_app.commands.recorded import (
     BEST,
     Recorded,
@@ -60,7 +66,8 @@ def compare_runs(left: Recorded, right: Recorded) -> dict[str, Any]:
 
     `config` and `provenance` hold the fields that differ; `counts` says whether a field of the
     config can be part of an id. `metrics` holds all, each with right minus left; where it counts
-    other things in the two runs it has no difference, and `unlike` says why.
+    other things in the two runs it has no difference, and `unlike` says why. `reason` says in words
+    why the ids differ.
     """
     config = [
         {**field, "counts": not is_irrelevant(field["field"])}
@@ -77,7 +84,7 @@ def compare_runs(left: Recorded, right: Recorded) -> dict[str, Any]:
         "runs": [str(left.folder), str(right.folder)],
         "ids": [left.id, right.id],
         "same_experiment": left.id == right.id,
-        "reason": why_unlike(left, right),
+        "reason": None if left.id == right.id else left.record.difference(right.record),
         "states": [left.state.word, right.state.word],
         "config": config,
         "provenance": differing(left.made, right.made),
@@ -112,17 +119,9 @@ def _metric(left: float | None, right: float | None, unlike: str) -> dict[str, A
     return {"left": left, "right": right, "difference": difference, "unlike": unlike or None}
 
 
-def why_unlike(left: Recorded, right: Recorded) -> str | None:
-    """Return in words why two ids differ, None where they are equal."""
-    return None if left.id == right.id else left.record.difference(right.record)
-
-
 def show_difference(console: Console, tree: Mapping[str, Any]) -> None:
     """Print the differences as tables, with a sentence about the ids first."""
-
-    def line(text: str) -> None:
-        console.print(Text(text), soft_wrap=True)
-
+    line = partial(console.print, soft_wrap=True)
     for side, folder, identity, state in zip(
         ("left", "right"), tree["runs"], tree["ids"], tree["states"], strict=True
     ):
@@ -163,7 +162,7 @@ def _table(
     for column in columns:
         table.add_column(column, overflow="fold")
     for row in rows:
-        table.add_row(*map(Text, row))
+        table.add_row(*row)
     console.print(table)
 
 
@@ -279,17 +278,10 @@ def lightning_command(
     checkpoint: str | None = None,
     again: bool = False,
 ) -> int:
-    """Run a command by Lightning's Trainer.
+    """Run a command by Lightning's Trainer, with `words` as the fields of its config.
 
-    Args:
-        parser: That of the command, for its name and help.
-        words: The fields of a config, as `Written` reads them.
-        run: The value of ``--run``, in place of a config and a checkpoint; None without it.
-        checkpoint: The value of ``--checkpoint``.
-        again: Whether `fit` trains a finished run again.
-
-    Raises:
-        UserError: for a mistake in the call, a config or a checkpoint.
+    `run` takes the place of a config and a checkpoint; with `again` a finished run is trained
+    again. Raises `UserError` for a mistake in the call, a config or a checkpoint.
     """
     command = parser.command
     if run is not None:
@@ -305,11 +297,11 @@ def lightning_command(
         return 0
     if "print_config" not in written.asked:
         _check_checkpoint(command, written)
-    # The config of a run from elsewhere names no code; that of --config is the user's own.
-    tree = _loaded(command, written, imports=run is None)
-    if "print_config" in written.asked:
-        from lightning_app.config.config import without_links
+    from lightning_app.config.config import load_config, without_links
 
+    # The config of a run from elsewhere names no code; that of --config is the user's own.
+    tree = load_config(written, imports=run is None, trains=command == "fit")
+    if "print_config" in written.asked:
         print(strict_yaml.dump_yaml(without_links(tree), allow_unicode=True), end="")
         return 0
     from lightning_app.training.run import Run
@@ -331,12 +323,6 @@ def lightning_command(
     for line in done.predictions:
         print(line)
     return 0
-
-
-def _loaded(command: str, written: Written, *, imports: bool) -> dict[str, Any]:
-    from lightning_app.config.config import load_config
-
-    return load_config(written, imports=imports, trains=command == "fit")
 
 
 def _check_checkpoint(command: str, written: Written) -> None:
@@ -382,17 +368,16 @@ def probe_command(
     theory: bool,
     out: Path | None,
 ) -> int:
-    """Probe the models of configs or runs, or test the theory; mistakes end it before the work.
+    """Probe the models of configs or runs, or test the theory.
 
-    Raises:
-        UserError: for a mistake in the call, a config or a checkpoint.
+    Raises `UserError` for a mistake in the call, a config or a checkpoint, before slow imports.
     """
     if theory:
-        from lightning_app.lab.theory.run import run_theory
-
         if any((config, run, overrides, checkpoint, batches, sharpness)):
             raise UserError("probe: --theory has its own setting and takes only --out")
-        return run_theory(out or Path("experiments") / "probe" / "theory")
+        from lightning_app.lab.theory.run import run_theory
+
+        return run_theory(out or EXPERIMENTS / "probe" / "theory")
     if run and config:
         raise UserError(f"--config {config[0]}: --run names the config already; use one")
     if run:
@@ -400,6 +385,9 @@ def probe_command(
         config = probed_configs(run, checkpoint, overrides)
     if not config:
         raise UserError("probe: --config FILE is needed, or --run RUN, or --theory")
+    batches = 4 if batches is None else batches
+    if batches < 1:
+        raise UserError(f"probe: --batches {batches}: expected at least 1")
     for file in config:
         Written(["--config", str(file), *overrides])  # finds mistakes before torch is imported
     from lightning_app.config.config import read_config
@@ -407,5 +395,4 @@ def probe_command(
     trees = [read_config(file, overrides) for file in config]  # and these before Lightning is
     from lightning_app.commands.probe import probe_models
 
-    batches = 4 if batches is None else batches
     return probe_models(config, trees, checkpoint, batches, sharpness=sharpness, out=out)

@@ -189,13 +189,19 @@ def bar(states: Mapping[str, int], width: int) -> Text:
     return text
 
 
+def counts_table(name: str, *columns: str) -> Table:
+    """A table of numbers, with names in the first column."""
+    table = Table(box=None, pad_edge=False)
+    table.add_column(name, overflow="fold")
+    for column in columns:
+        table.add_column(column, justify="right")
+    return table
+
+
 def states_table(variants: Mapping[str, Mapping[str, int]], states: Mapping[str, int]) -> Table:
     """One row for each variant: the number of its cells in each state."""
     there = [state for state, count in states.items() if count]
-    table = Table(box=None, pad_edge=False)
-    table.add_column("variant", overflow="fold")
-    for state in there:
-        table.add_column(state, justify="right")
+    table = counts_table("variant", *there)
     for name, counts in variants.items():
         table.add_row(Text(name), *(str(counts[state]) for state in there))
     return table

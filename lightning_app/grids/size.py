@@ -1,21 +1,41 @@
-"""How many parameters a cell trains."""
+"""The size of a grid: its parameters, tokens, time and disk."""
 
 import json
-from dataclasses import replace
-from functools import cache
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache, cached_property
+from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 from lightning_app.blocks.config import BlockConfig
 from lightning_app.config.config import model_config
+from lightning_app.config.tree import RATE, SEED, WARMUP
 from lightning_app.data.corpus import resolved_data
 from lightning_app.data.prepare import prepare
+from lightning_app.grids.plan import Grid
+from lightning_app.grids.plan_checks import devices_of, most_read
+from lightning_app.grids.slots import default_workers
+from lightning_app.grids.takeover import FinishedElsewhere
 from lightning_app.models.auxiliary_heads import add_heads
 from lightning_app.models.heads import ArchitectureConfig
 from lightning_app.models.initialization import count_parameters
 from lightning_app.models.loss import ObjectiveConfig
+from lightning_app.runs.mixtures import Groups, others
+from lightning_app.runs.records import Cell, RunState
 from lightning_app.tasks.base import build_task
+
+_OPTIMIZER_STATES = {"adam": 2, "adamw": 2, "radam": 2, "sgd": 1}  # numbers kept for each parameter
+KEPT = {  # for each value of `checkpoints`: the number kept of a finished cell, and a sentence
+    "all": (2, "the last and the best checkpoint of a cell are kept"),
+    "last": (1, "the last checkpoint of a cell is kept"),
+    "best": (1, "the best checkpoint of a cell is kept"),
+    "none": (0, "no checkpoint is kept once a cell is done"),
+}
+_RUNNING = 2  # checkpoints of a running cell, for every value of `checkpoints`
+_SAMPLE = 20  # finished runs of a shape whose files are measured
+_FREE = (SEED, WARMUP, RATE)  # axes that do not change the cost of a step
 
 
 def parameters(config: dict[str, Any]) -> int:
@@ -48,3 +68,155 @@ def _count(
 def _words(data: str) -> int:
     """The words of a corpus, whose config is given as JSON."""
     return prepare(resolved_data(json.loads(data))).meta["vocab_size"]
+
+
+@dataclass(kw_only=True)
+class CostGroup:
+    """Cells of one label and equal cost: one model on one corpus for one number of steps."""
+
+    label: str
+    config: dict[str, Any]
+    cells: list[Cell] = field(default_factory=list)
+    runs: list[RunState] = field(default_factory=list)
+    step: float | None = None  # measured seconds
+
+    @cached_property
+    def parameters(self) -> int:
+        return parameters(self.config)
+
+    @property
+    def done(self) -> int:
+        return sum(run.state in ("done", "pruned") for run in self.runs)
+
+    @property
+    def checkpoint(self) -> int:
+        """Bytes of one checkpoint: the parameters and what the optimizer keeps for each."""
+        states = _OPTIMIZER_STATES.get(self.config["model"]["optimizer"]["kind"], 2)
+        return 4 * (1 + states) * self.parameters
+
+    @property
+    def tokens(self) -> int | None:
+        """Tokens that one run trains on at most, or None where its steps are not bounded."""
+        return most_read(self.config)[0]
+
+    @property
+    def seconds(self) -> float | None:
+        """Seconds of one run: the mean of the finished ones, else from the measured step."""
+        known = [run.result["seconds"] for run in self.runs if run.result is not None]
+        if known:
+            return sum(known) / len(known)
+        steps = self.config["trainer"]["max_steps"]
+        return None if self.step is None or steps < 1 else self.step * steps
+
+
+def shapes_of(
+    grid: Grid, configs: list[dict[str, Any]], found: Mapping[str, FinishedElsewhere]
+) -> list[CostGroup]:
+    """The cells of a plan in groups of equal cost; those in `found` count as done."""
+    shapes: dict[str, CostGroup] = {}
+    for cell, config in zip(grid.cells, configs, strict=True):
+        model, data = config["model"], {**config["data"], "seed": None, "init_from": None}
+        kind = model["optimizer"]["kind"]
+        parts = [model["block"], model["architecture"], model["objective"], kind]
+        others = [each for each in cell.axes if each not in _FREE and "model.block." not in each]
+        label = " ".join([grid.variant(cell), *(f"{each}={cell.axes[each]}" for each in others)])
+        key = json.dumps([label, *parts, data, config["trainer"]], sort_keys=True)
+        shape = shapes.setdefault(key, CostGroup(label=label, config=config))
+        shape.cells.append(cell)
+        run = grid.state(cell)
+        if cell.id in found:
+            run = RunState(state="done", attempts=run.attempts, result=found[cell.id].result)
+        shape.runs.append(run)
+    return list(shapes.values())
+
+
+def stale_cells(grid: Grid, shapes: list[CostGroup]) -> dict[str, Groups]:
+    """The finished cells of other code, data, libraries or devices, by kind."""
+    from lightning_app.training.hardware import here
+
+    pairs = (zip(shape.cells, shape.runs, strict=True) for shape in shapes)
+    runs = {cell.name: run for each in pairs for cell, run in each}
+    records = {name: run.result for name, run in runs.items() if run.result is not None}
+    if not records:
+        return {}
+    accelerator = grid.spec.base_config.get("trainer", {}).get("accelerator", "auto")
+    return others(records, here(grid.data, accelerator))
+
+
+def plan_document(grid: Grid, shapes: list[CostGroup]) -> dict[str, Any]:
+    """The printed values in plain numbers: bytes, seconds, tokens; None for unknown values."""
+    states = [run.state for shape in shapes for run in shape.runs]
+    done, pruned, failed = (states.count(each) for each in ("done", "pruned", "failed"))
+    waiting = len(grid.plan.waiting)
+    left = len(grid.cells) - done - pruned
+    counts = [(shape.tokens, len(shape.cells)) for shape in shapes]
+    bounded = all(tokens is not None for tokens, _ in counts)
+    devices = devices_of(grid.spec)
+    kept = KEPT[grid.spec.checkpoints][0]
+    return {
+        "grid": grid.name,
+        "folder": grid.folder.path,
+        "cells": len(grid.cells) + waiting,
+        "excluded": grid.plan.excluded,
+        "states": {
+            "done": done,
+            "pruned": pruned,
+            "failed": failed,
+            "to_run": left,
+            "waiting": waiting,
+        },
+        "axes": grid.plan.axes,
+        "shapes": [
+            {
+                "label": shape.label,
+                "cells": len(shape.cells),
+                "done": shape.done,
+                "parameters": shape.parameters,
+                "tokens": shape.tokens,
+                "seconds": shape.seconds,
+            }
+            for shape in shapes
+        ],
+        "tokens": sum((tokens or 0) * cells for tokens, cells in counts) if bounded else None,
+        "devices": devices,
+        "workers": min(max(1, default_workers() // devices), left),
+        "seconds_left": _seconds(shapes, max(1, default_workers() // devices)),
+        "probed": any(shape.step is not None for shape in shapes),
+        "bytes": _disk(grid, shapes, kept, default_workers() // devices),
+    }
+
+
+def _seconds(shapes: list[CostGroup], workers: int) -> float | None:
+    """The estimated seconds of the remaining cells, divided over the workers."""
+    left = [(shape, len(shape.cells) - shape.done) for shape in shapes]
+    cells = sum(count for _, count in left)
+    if not cells:
+        return 0.0
+    known = [shape.seconds for shape in shapes if shape.seconds is not None]
+    if not known:
+        return None
+    mean = sum(known) / len(known)  # for shapes of which none has finished yet
+    total = sum((mean if shape.seconds is None else shape.seconds) * n for shape, n in left)
+    return total / min(workers, cells)
+
+
+def _disk(grid: Grid, shapes: list[CostGroup], kept: int, workers: int) -> float:
+    """Bytes of all finished run folders, and of the checkpoints of running cells.
+
+    Each has `kept` checkpoints; the size of the other files is measured on finished runs.
+    """
+    total = 0.0
+    for shape in shapes:
+        done = [cell for cell, run in zip(shape.cells, shape.runs, strict=True) if run.result]
+        sizes = [_size(grid.run(cell).path) for cell in done[:_SAMPLE]]
+        rest = sum(sizes) / len(sizes) if sizes else 0.0
+        total += len(shape.cells) * (kept * shape.checkpoint + rest)
+    left = sum(len(shape.cells) - shape.done for shape in shapes)
+    largest = max((shape.checkpoint for shape in shapes), default=0)
+    return total + min(max(1, workers), left) * (_RUNNING - kept) * largest
+
+
+def _size(folder: Path) -> int:
+    """Bytes of a run's files except its checkpoints."""
+    files = (path for path in folder.rglob("*") if path.is_file() and path.suffix != ".ckpt")
+    return sum(path.stat().st_size for path in files)
