@@ -132,6 +132,7 @@ def build_parser(whole: Iterable[str] = tuple(COMMANDS)) -> Parser:
         prog="ablate",
         description="Which wiring of a Transformer block needs learning-rate warm-up?",
         epilog="exit codes: 0 done, 1 a run failed, 2 a mistake in the call, 130 interrupted",
+        allow_abbrev=False,
     )
     parser.add(
         "--plugin FILE",
@@ -157,9 +158,12 @@ def build_parser(whole: Iterable[str] = tuple(COMMANDS)) -> Parser:
 
 
 def parse_arguments(words: Sequence[str]) -> argparse.Namespace:
-    """Parse the arguments of `ablate`; what argparse does not read is in `rest`."""
+    """Parse the arguments of `ablate`; what argparse does not read has the name that it `takes`."""
     plugins, words = plugins_of(words)
     name = words[0] if words else ""
+    options = ("--help", "--version", "--plugin")
+    if name.startswith("-") and name not in ("-h", *options):
+        raise UserError(f"unknown argument '{name}'{nearest(name, options)}")
     if name and not name.startswith("-") and name not in COMMANDS:
         hint = nearest(name, [*COMMANDS, *OTHER_NAMES])
         for other, ours in OTHER_NAMES.items():
@@ -176,7 +180,7 @@ def parse_arguments(words: Sequence[str]) -> argparse.Namespace:
     args, unread = parser.parse_known_args(words)
     if takes == "words":
         rest, unread = unread, []
-    args.rest, args.plugin = rest, plugins
+    args.plugin = plugins
     if unread and unread[0].partition("=")[0] == "--plugin":
         raise UserError(f"--plugin: belongs before the command: ablate --plugin FILE {name} ...")
     if unread:
@@ -253,7 +257,6 @@ def _main(words: Sequence[str]) -> int:
     try:
         values = vars(parse_arguments(words))
         command, plugins, call = (values.pop(key) for key in ("command", "plugin", "call"))
-        del values["rest"]
         if plugins or COMMANDS[command].uses_parts:
             load_all(plugins)
         if command != "bench":  # which sets the threads of its measurements

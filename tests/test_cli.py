@@ -91,6 +91,9 @@ def test_help_imports_nothing_heavy() -> None:
     [
         (["pln"], "did you mean 'plan'"),
         ([], "COMMAND"),
+        (["--versoin", "fit", "--config", BASE], "did you mean '--version'"),
+        (["--plug", "a.py", "blocks"], "did you mean '--plugin'"),
+        (["--", "blocks"], "unknown argument '--'"),
         (["run", "demo", "--worker", "2"], "did you mean '--workers'"),
         (["run", "demo", "--workers", "two"], "--workers"),
         (["run", "demo", "--workers", "0"], "--workers"),
@@ -184,7 +187,7 @@ def test_a_broken_grid_is_one_line(capsys, folder: Path, changes, expected: list
 
 def test_the_arguments_of_lightning_are_left_to_it() -> None:
     args = parse_arguments(["fit", "--config", "x.yaml", "--trainer.max_steps", "3", "--help"])
-    assert args.rest == ["--config", "x.yaml", "--trainer.max_steps", "3", "--help"]
+    assert args.words == ["--config", "x.yaml", "--trainer.max_steps", "3", "--help"]
 
 
 @pytest.mark.parametrize(

@@ -51,13 +51,13 @@ def test_a_command_is_understood(command: str) -> None:
     args = parse_arguments(words)
     assert args.command == plugins_of(words)[1][0]
     if args.command in LIGHTNING:
-        rest = [word for word in args.rest if word not in ("--ckpt_path", "last")]
+        rest = [word for word in args.words if word not in ("--ckpt_path", "last")]
         written = Written(rest, FIELDS_OF[args.command])
         assert read(Config, linked(written.typed(Config))).trainer.max_steps > 0
     elif getattr(args, "config", None):
         for config in [args.config] if isinstance(args.config, Path) else args.config:
             if config.name not in OF_PAGES:
-                assert read_config(config, getattr(args, "rest", ()))["model"]
+                assert read_config(config, getattr(args, "overrides", ()))["model"]
     for grid in getattr(args, "grids", [args.grid] if hasattr(args, "grid") else []):
         if Path(grid).is_dir():  # a published study
             assert Path(grid, "results.parquet").is_file()

@@ -300,7 +300,7 @@ def test_an_installed_package_is_loaded(
 def test_the_option_stands_before_the_command() -> None:
     args = parse_arguments(["--plugin", "a.py", "--plugin=b.c", "blocks", "pre_ln"])
     assert args.plugin == ["a.py", "b.c"]
-    assert parse_arguments(["--plugin", "a.py", "fit", "--config", "c.yaml"]).rest[0] == "--config"
+    assert parse_arguments(["--plugin", "a.py", "fit", "--config", "c.yaml"]).words[0] == "--config"
     with pytest.raises(UserError, match="--plugin: expected a file"):
         parse_arguments(["--plugin"])
 
