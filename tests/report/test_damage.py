@@ -15,7 +15,6 @@ import yaml
 from lightning_app.commands.grid import report_command
 from lightning_app.core.errors import UserError
 from lightning_app.report.comparisons import metrics_document
-from lightning_app.report.exports import write_exports
 from lightning_app.report.facts import facts, state_counts
 from lightning_app.report.figures.sheet import has_probes, last_probes, read_gains, read_log
 from lightning_app.report.headline import findings
@@ -26,7 +25,7 @@ from lightning_app.report.tensorboard import write_index
 from lightning_app.report.terminal import headline_document
 from lightning_app.report.texts import bleu_scores
 from lightning_app.report.warmup import sensitivity_scores
-from lightning_app.report.write import write_report
+from lightning_app.report.write import write_exports, write_report
 
 SEED = "seed_everything"
 WARMUP = "model.schedule.warmup_steps"

@@ -12,11 +12,11 @@ import yaml
 from matplotlib.mathtext import MathTextParser
 
 from lightning_app.report.bibliography import bibliography, references
-from lightning_app.report.exports import write_exports
 from lightning_app.report.facts import facts, nats, p_value
 from lightning_app.report.results import GridResults, read_results, together
 from lightning_app.report.tables import headline_table, latex, loss_by_warmup, markdown_table, tex
 from lightning_app.report.warmup import sensitivity_scores
+from lightning_app.report.write import write_exports
 from tests.report.conftest import BASE
 
 PRESET = "model.block.preset"

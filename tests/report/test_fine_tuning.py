@@ -18,7 +18,6 @@ from lightning_app.config.grid import read_spec
 from lightning_app.core.errors import UserError
 from lightning_app.report.bibliography import bibliography
 from lightning_app.report.comparisons import BETTER, WORSE, by_metric, compare_axis, comparisons
-from lightning_app.report.exports import write_exports
 from lightning_app.report.figures.need import scores_by_task
 from lightning_app.report.figures.sheet import Part
 from lightning_app.report.figures.write import first_figure
@@ -38,6 +37,7 @@ from lightning_app.report.tasks import (
 )
 from lightning_app.report.terminal import show_report
 from lightning_app.report.warmup import sensitivity_scores
+from lightning_app.report.write import write_exports
 from lightning_app.scores.glue import GLUE_AVERAGES, GLUE_TASKS, glue_average
 from lightning_app.scores.task_facts import GLUE_CORPORA, TASKS
 from tests.report.glue_grid import (

@@ -15,11 +15,10 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from lightning_app.report.exports import write_exports
 from lightning_app.report.results import GridResults, read_results, together
 from lightning_app.report.texts import bleu_scores
 from lightning_app.report.warmup import sensitivity_scores
-from lightning_app.report.write import write, write_report
+from lightning_app.report.write import write, write_exports, write_report
 
 RECOMPUTE = Path(__file__).parents[2] / "docs" / "recompute_study.py"
 PRESET = "model.block.preset"
