@@ -728,8 +728,8 @@ MUTANTS = (
     mutant(
         "a part of a resolved block does not count",
         PLUGINS,
-        "for key, value in (*_leaves(config), *_leaves(stacks)):",
-        "for key, value in _leaves(config):",
+        "texts = dict.fromkeys(chain(_texts(config), _texts(stacks)))",
+        "texts = dict.fromkeys(_texts(config))",
     ),
     mutant(
         "a rule that only a preset names does not count",
