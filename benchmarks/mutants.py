@@ -1617,15 +1617,14 @@ MUTANTS = (
     mutant(
         "a block from Python ignores its padding",
         API_BLOCKS,
-        "    seen = None if present is None else present[:, None, None, :]\n"
-        "    return Mask(x.shape[1], x.device, seen=seen, causal=causal)",
-        "    seen = None\n    return Mask(x.shape[1], x.device, seen=seen, causal=causal)",
+        "return Mask(x.shape[1], x.device, seen=present[:, None, None, :], causal=causal)",
+        "return Mask(x.shape[1], x.device, causal=causal)",
     ),
     mutant(
         "a block from Python always sees later tokens",
         API_BLOCKS,
-        "return Mask(x.shape[1], x.device, seen=seen, causal=causal)",
-        "return Mask(x.shape[1], x.device, seen=seen)",
+        '_mask("x", x, self.dim, present, causal=causal)',
+        '_mask("x", x, self.dim, present)',
     ),
     mutant(
         "a chain of blocks loses its scores",
@@ -1654,20 +1653,20 @@ MUTANTS = (
     mutant(
         "a score leaves the end mark out",
         at("api/test_load_run.py"),
-        '"target": [[*tokenizer.encode(line), EOS] for line in targets],',
-        '"target": [tokenizer.encode(line) for line in targets],',
+        "rows = [self._row(line) for line in targets]",
+        "rows = [self.tokenizer.encode(line) for line in targets]",
     ),
     mutant(
         "a text is scored from training's windows",
         at("api/test_load_run.py"),
-        ".rows(read, SPLIT, data, None)",
-        ".rows(read, SPLIT, data, 1)",
+        ".rows(corpus, SPLIT, data, None)",
+        ".rows(corpus, SPLIT, data, 1)",
     ),
     mutant(
         "overrides of fit are lost",
         at("api/test_fit.py"),
-        "replaced(under, key, given[key]), given, tree)",
-        "replaced(under, key, given[key]), (), tree)",
+        "replaced(under, key, over[key]), over, tree)",
+        "replaced(under, key, over[key]), (), tree)",
     ),
     mutant(
         "a table of runs takes a running cell for one cut short",

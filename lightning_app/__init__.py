@@ -16,8 +16,7 @@ from lightning_app.version import __version__
 
 if TYPE_CHECKING:
     from lightning_app.api.blocks import Block, BlockState, Decoder, Encoder
-    from lightning_app.api.fit import RunResult, fit
-    from lightning_app.api.grids import compare, results, run_grid
+    from lightning_app.api.runs import RunResult, compare, fit, results, run_grid
     from lightning_app.api.trained import TextScore, TrainedRun, load_run
     from lightning_app.core.errors import UserError
 
@@ -43,15 +42,15 @@ _MODULES = {
     "BlockState": "api.blocks",
     "Decoder": "api.blocks",
     "Encoder": "api.blocks",
-    "RunResult": "api.fit",
+    "RunResult": "api.runs",
     "TextScore": "api.trained",
     "TrainedRun": "api.trained",
     "UserError": "core.errors",
-    "compare": "api.grids",
-    "fit": "api.fit",
+    "compare": "api.runs",
+    "fit": "api.runs",
     "load_run": "api.trained",
-    "results": "api.grids",
-    "run_grid": "api.grids",
+    "results": "api.runs",
+    "run_grid": "api.runs",
 }
 
 moved.install()

@@ -1,16 +1,10 @@
-"""Blocks and stacks of any preset as plain torch modules.
-
-What a call gives to blocks and stacks: their wiring, embedded texts, and which tokens count.
-
-One block of a preset as a plain `torch.nn.Module`.
-
-Whole stacks of a preset as plain `torch.nn.Module`s, which take embedded inputs.
-"""
+"""One block, an encoder or a decoder of any preset as a plain `torch.nn.Module`."""
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import is_dataclass, replace
-from typing import Any, NamedTuple, TypeVar, final
+from typing import Any, NamedTuple, final
 
 import torch
 from torch import Tensor, nn
@@ -26,15 +20,13 @@ from lightning_app.blocks.spans import auxiliary_terms
 from lightning_app.blocks.stack import Stack, StackSpec
 from lightning_app.blocks.windows import WindowMasks
 from lightning_app.core.errors import UserError
-from lightning_app.core.schema import as_plain, as_written, check_keys, hints_of, read
+from lightning_app.core.schema import as_plain, as_written, hints_of, read
 from lightning_app.models.initialization import initialize
-from lightning_app.models.positions import POSITIONS, Positions
-from lightning_app.models.stack import BlockStack, Memory, count_tokens_of
+from lightning_app.models.positions import POSITIONS
+from lightning_app.models.stack import BlockStack, count_tokens_of
 
 Wiring = str | Mapping[str, Any] | BlockConfig
 """A preset by name, or a preset with axes: as in the section `model.block` of a config."""
-
-Found = TypeVar("Found")
 
 
 def wiring(block: Wiring, axes: Mapping[str, Any]) -> BlockConfig:
@@ -45,87 +37,145 @@ def wiring(block: Wiring, axes: Mapping[str, Any]) -> BlockConfig:
     """
     if isinstance(block, str):
         block = {"preset": block}
-    if isinstance(block, BlockConfig):
-        config = block
-    elif isinstance(block, Mapping):
-        config = _read(block, "block")
-    else:
+    if not isinstance(block, Mapping | BlockConfig):
         raise UserError(f"block: expected a preset or a mapping, found {as_written(block)}")
-    refused(lambda: check_spec(config, BlockConfig, "block"))
+    config = block if isinstance(block, BlockConfig) else _read(block, "block")
+    with _one_line():
+        check_spec(config, BlockConfig, "block")
     given = _read(axes, "")
     return replace(config, **{name: getattr(given, name) for name in axes})
 
 
-def refused(call: Callable[[], Found]) -> Found:
-    """Return what `call` returns; a `ValueError` of a specification is a mistake in the call."""
+def _read(values: Mapping[str, Any], at: str) -> BlockConfig:
+    """Read axes as a config has them, of which some may be specifications already."""
+    hints = hints_of(BlockConfig)
+    for name, value in values.items():
+        if is_dataclass(value) and name in hints:
+            with _one_line():
+                check_spec(value, hints[name], name)
+    return read(BlockConfig, as_plain(values), at=at)
+
+
+@contextmanager
+def _one_line() -> Iterator[None]:
+    """Turn the `ValueError` of a specification into the `UserError` of a call."""
     try:
-        return call()
+        yield
     except ValueError as error:
         raise UserError(str(error)) from error
 
 
-def _read(values: Mapping[str, Any], at: str) -> BlockConfig:
-    """Read axes as a config has them, of which some may be specifications already."""
-    check_keys(BlockConfig, values, at)
+def _check_whole(least: int, **values: int | None) -> None:
+    """Refuse an argument that is not a whole number, or too small."""
     for name, value in values.items():
-        if is_dataclass(value):
-            refused(
-                lambda name=name, value=value: check_spec(value, hints_of(BlockConfig)[name], name)
+        with _one_line():
+            check_spec(value, int, name)
+        if value < least:  # pyright: ignore[reportOptionalOperand]
+            raise UserError(f"{name} {value}: at least {least}")
+
+
+def _check_peer(cross: bool, peer_depth: int) -> None:
+    """Refuse a cross-attention without the depth of the stack that it reads."""
+    with _one_line():
+        check_spec(cross, bool, "cross")
+        check_spec(peer_depth, int, "peer_depth")
+    if peer_depth < 0 or (cross and not peer_depth):
+        raise UserError(
+            f"peer_depth {peer_depth}: expected the depth of the other stack, at least "
+            f"{int(cross)}; constants of presets depend on it"
+        )
+
+
+def _sizes(
+    dim: int,
+    heads: int,
+    ff_dim: int | None,
+    activation: Activation,
+    dropout: float,
+    attention_dropout: float,
+) -> Sizes:
+    """Return the sizes that blocks share."""
+    ff_dim = 4 * dim if ff_dim is None else ff_dim
+    _check_whole(1, dim=dim, heads=heads, ff_dim=ff_dim)
+    for name, value in (("dropout", dropout), ("attention_dropout", attention_dropout)):
+        with _one_line():
+            check_spec(value, float, name)
+        if not 0.0 <= value < 1.0:
+            raise UserError(f"{name} {value}: at least 0 and under 1")
+    _ = ACTIVATIONS.require(activation, "activation")
+    if dim % heads:
+        raise UserError(f"heads {heads}: expected a divisor of dim {dim}")
+    return Sizes(
+        model_dim=dim,
+        ff_dim=ff_dim,
+        num_heads=heads,
+        activation=activation,
+        dropout=dropout,
+        attention_dropout=attention_dropout,
+    )
+
+
+def _resolved(config: BlockConfig, place: Stack) -> StackSpec:
+    """Return the specification of a stack that needs no data of a run."""
+    if config.memory is not None:
+        raise UserError("memory: belongs to a whole model of a text, which `fit` trains")
+    with _one_line():
+        spec = config.resolve(place)
+    for block in spec.blocks:
+        gains = (block.around_self.skip, block.around_cross.skip, block.around_ff.skip)
+        if any(gain.profiled for gain in gains):
+            raise UserError(
+                "profiled skips, as in preset admin, start from a pass over the data of a run, "
+                "which only `fit` makes; take gains with a value"
             )
-    return read(BlockConfig, as_plain(values), at=at)
+    return spec
 
 
-def self_mask(x: Tensor, dim: int, present: Tensor | None, *, causal: bool) -> Mask:
-    """Return the keys that each token of `x` may attend to in self-attention.
+def _mask(
+    name: str,
+    x: Tensor,
+    dim: int,
+    present: Tensor | None,
+    *,
+    batch: int | None = None,
+    causal: bool = False,
+) -> Mask:
+    """Return the tokens of `x`, the argument `name`, that may be attended to.
 
     Args:
+        name: x or memory.
         x: (batch, token, dim).
         dim: The width of the stream.
         present: (batch, token) bool, True at real tokens and False at padding; None without any.
+        batch: The size of the batch, if it is fixed.
         causal: Whether a token attends to no later one.
 
     Raises:
         UserError: for a wrong shape or type.
     """
-    _check_states("x", x, dim)
-    _check_present("present", present, x)
-    seen = None if present is None else present[:, None, None, :]
-    return Mask(x.shape[1], x.device, seen=seen, causal=causal)
+    if x.dim() != 3 or x.shape[2] != dim:
+        shape = tuple(x.shape)
+        raise UserError(f"{name}: expected the shape (batch, token, {dim}), found {shape}")
+    if batch not in (None, len(x)):
+        raise UserError(f"{name}: expected a batch of {batch}, as x has, found {len(x)}")
+    if present is None:
+        return Mask(x.shape[1], x.device, causal=causal)
+    shape, kind = tuple(present.shape), str(present.dtype).removeprefix("torch.")
+    if shape != x.shape[:2] or kind != "bool":
+        raise UserError(
+            f"{'present' if name == 'x' else f'{name}_present'}: expected bool of the shape "
+            f"{tuple(x.shape[:2])}, True at real tokens and False at padding, found {kind} of the "
+            f"shape {shape}"
+        )
+    return Mask(x.shape[1], x.device, seen=present[:, None, None, :], causal=causal)
 
 
-def memory_mask(x: Tensor, memory: Tensor, dim: int, present: Tensor | None) -> Mask:
-    """Return the keys of `memory` that each token of `x` may attend to in cross-attention."""
-    _check_states("memory", memory, dim)
-    if memory.shape[0] != x.shape[0]:
-        raise UserError(f"memory: expected a batch of {x.shape[0]}, as x has, found {len(memory)}")
-    _check_present("memory_present", present, memory)
-    seen = None if present is None else present[:, None, None, :]
-    return Mask(memory.shape[1], memory.device, seen=seen)
-
-
-def check_memory(memory: Tensor | None, present: Tensor | None, *, cross: bool) -> None:
+def _check_memory(memory: Tensor | None, present: Tensor | None, *, cross: bool) -> None:
     """Refuse a memory without cross-attention, and cross-attention without one."""
     if cross and memory is None:
         raise UserError("memory: missing; cross=True reads the states of another stack")
     if not cross and (memory is not None or present is not None):
         raise UserError("memory: there is no cross-attention; build it with cross=True")
-
-
-def _check_states(name: str, x: Tensor, dim: int) -> None:
-    if x.dim() != 3 or x.shape[2] != dim:
-        found = tuple(x.shape)
-        raise UserError(f"{name}: expected the shape (batch, token, {dim}), found {found}")
-
-
-def _check_present(name: str, present: Tensor | None, x: Tensor) -> None:
-    if present is None:
-        return
-    shape, kind = tuple(present.shape), str(present.dtype).removeprefix("torch.")
-    if shape != x.shape[:2] or kind != "bool":
-        raise UserError(
-            f"{name}: expected bool of the shape {tuple(x.shape[:2])}, True at real tokens and "
-            f"False at padding, found {kind} of the shape {shape}"
-        )
 
 
 DEPTHS = (2, 3, 6, 12, 24)
@@ -211,8 +261,8 @@ class Block(nn.Module):
     ) -> None:
         super().__init__()
         config = wiring(block, axes)
-        sizes = sizes_of(dim, heads, ff_dim, activation, dropout, attention_dropout)
-        check_peer(cross, peer_depth)
+        sizes = _sizes(dim, heads, ff_dim, activation, dropout, attention_dropout)
+        _check_peer(cross, peer_depth)
         spec, dual = _placed(config, depth, layer, cross=cross, peer_depth=peer_depth)
         self.dim = dim
         self.layer = layer
@@ -237,12 +287,7 @@ class Block(nn.Module):
     ) -> Tensor:
         """Return the stream after the block, (batch, token, dim).
 
-        Args:
-            x: (batch, token, dim), the stream before the block.
-            causal: Whether a token attends to no later one.
-            present: (batch, token) bool, True at real tokens and False at padding.
-            memory: (batch, source, dim), what a cross-attention reads.
-            memory_present: (batch, source) bool, its real tokens.
+        The arguments are those of `chained`; a block that passes more than the stream is refused.
         """
         if self.passes_state:
             raise UserError(
@@ -278,11 +323,11 @@ class Block(nn.Module):
         if causal and not self._serves_causal:
             raise UserError(f"{self._preset}: has another block in a causal stack; use Decoder")
         cross = self.block.cross_attention
-        check_memory(memory, memory_present, cross=cross is not None)
-        mask = self_mask(x, self.dim, present, causal=causal)
+        _check_memory(memory, memory_present, cross=cross is not None)
+        mask = _mask("x", x, self.dim, present, causal=causal)
         source = None
         if cross is not None and memory is not None:
-            seen = memory_mask(x, memory, self.dim, memory_present)
+            seen = _mask("memory", memory, self.dim, memory_present, batch=len(x))
             source = CrossAttentionInput(*cross.keys_values(memory, None), seen)
         total = state.total if state is not None else x if self._dual else None
         stream, carries = self.block(
@@ -310,64 +355,6 @@ class Block(nn.Module):
             raise UserError(f"state: {self._place()} of a chain of {self._preset} takes {need}")
 
 
-def sizes_of(
-    dim: int,
-    heads: int,
-    ff_dim: int | None,
-    activation: Activation,
-    dropout: float,
-    attention_dropout: float,
-) -> Sizes:
-    """Return the sizes that blocks share. Raises `UserError` naming the argument."""
-    ff_dim = 4 * dim if ff_dim is None else ff_dim
-    for name, value in (("dim", dim), ("heads", heads), ("ff_dim", ff_dim)):
-        check_whole(name, value, 1)
-    for name, value in (("dropout", dropout), ("attention_dropout", attention_dropout)):
-        refused(lambda name=name, value=value: check_spec(value, float, name))
-        if not 0.0 <= value < 1.0:
-            raise UserError(f"{name} {value}: at least 0 and under 1")
-    _ = ACTIVATIONS.require(activation, "activation")
-    if dim % heads:
-        raise UserError(f"heads {heads}: expected a divisor of dim {dim}")
-    return Sizes(
-        model_dim=dim,
-        ff_dim=ff_dim,
-        num_heads=heads,
-        activation=activation,
-        dropout=dropout,
-        attention_dropout=attention_dropout,
-    )
-
-
-def check_whole(name: str, value: int, least: int) -> None:
-    """Refuse an argument that is no whole number, or too small. Raises `UserError`."""
-    refused(lambda: check_spec(value, int, name))
-    if value < least:
-        raise UserError(f"{name} {value}: at least {least}")
-
-
-def check_peer(cross: bool, peer_depth: int) -> None:
-    """Refuse a cross-attention without the depth of the stack that it reads."""
-    refused(lambda: check_spec(cross, bool, "cross"))
-    refused(lambda: check_spec(peer_depth, int, "peer_depth"))
-    if peer_depth < 0 or (cross and not peer_depth):
-        raise UserError(
-            f"peer_depth {peer_depth}: expected the depth of the other stack, at least "
-            f"{int(cross)}; constants of presets depend on it"
-        )
-
-
-def check_trainable(spec: StackSpec) -> None:
-    """Refuse initial values that are measured on the data of a run."""
-    for block in spec.blocks:
-        gains = (block.around_self.skip, block.around_cross.skip, block.around_ff.skip)
-        if any(gain.profiled for gain in gains):
-            raise UserError(
-                "profiled skips, as in preset admin, start from a pass over the data of a run, "
-                "which only `fit` makes; take gains with a value"
-            )
-
-
 def _placed(
     config: BlockConfig, depth: int | None, layer: int | None, *, cross: bool, peer_depth: int
 ) -> tuple[BlockSpec, bool]:
@@ -375,13 +362,14 @@ def _placed(
 
     def resolved(depth: int) -> StackSpec:
         place = Stack(depth=depth, peer_depth=peer_depth, causal=cross, cross=cross)
-        return _resolved(config, place)
+        return _resolved_for_block(config, place)
 
     if (depth is None) != (layer is None):
         raise UserError("depth and layer: the place of a block needs both, or neither")
     if depth is not None and layer is not None:
-        check_whole("depth", depth, 1)
-        refused(lambda: check_spec(layer, int, "layer"))
+        _check_whole(1, depth=depth)
+        with _one_line():
+            check_spec(layer, int, "layer")
         if not 1 <= layer <= depth:
             raise UserError(f"layer {layer}: expected 1 to {depth}, the depth")
         spec = resolved(depth)
@@ -399,59 +387,98 @@ def _placed(
 def _is_block_of(spec: BlockSpec, config: BlockConfig, place: Stack, layer: int) -> bool:
     """Whether a stack has this block in one of its layers."""
     try:
-        return _resolved(config, place).blocks[layer - 1] == spec
+        return _resolved_for_block(config, place).blocks[layer - 1] == spec
     except UserError:
         return False
 
 
-def _resolved(config: BlockConfig, place: Stack) -> StackSpec:
+def _resolved_for_block(config: BlockConfig, place: Stack) -> StackSpec:
     """Return the specification of a stack of which each block can be used alone."""
-    if config.memory is not None:
-        raise UserError("memory: belongs to a whole model of a text, which `fit` trains")
-    spec = refused(lambda: config.resolve(place))
+    spec = _resolved(config, place)
     for name in ("share", "step_signal", "halting"):
         if getattr(spec, name) not in ("none", None):
             raise UserError(f"{name}: belongs to a whole stack; use Encoder or Decoder")
-    check_trainable(spec)
     span = spec.blocks[0].self_attention.adaptive_span
     if span is not None and span.dynamic_bias is not None:
         raise UserError("adaptive_span.dynamic_bias: belongs to a whole stack; use Encoder")
     return spec
 
 
-class _Wired(nn.Module):
+class _Stacked(nn.Module):
     """A stack of blocks with its norms and initial values."""
+
+    _causal: bool
 
     def __init__(
         self,
-        config: BlockConfig,
-        place: Stack,
+        block: Wiring = "pre_ln",
         *,
+        depth: int,
         dim: int,
         heads: int,
-        ff_dim: int | None,
-        activation: Activation,
-        dropout: float,
-        attention_dropout: float,
-        positions: str | None,
-        max_positions: int,
+        ff_dim: int | None = None,
+        cross: bool = False,
+        peer_depth: int = 0,
+        activation: Activation = "relu",
+        dropout: float = 0.0,
+        attention_dropout: float = 0.0,
+        positions: str | None = None,
+        max_positions: int = 1024,
+        **axes: Any,
     ) -> None:
+        """Build the stack with its initial values.
+
+        Args:
+            block: A preset that `ablate blocks` lists, or a mapping as in `model.block` of a
+                config.
+            depth: The number of blocks.
+            dim: The width of the stream, and of `memory`.
+            heads: The number of attention heads; divides `dim`.
+            ff_dim: The inner width of the feed-forward; None: 4 `dim`.
+            cross: Whether each block has a cross-attention, which reads `memory`; only of a
+                decoder.
+            peer_depth: The depth of the other stack: of the decoder that reads this encoder, or
+                of the encoder that this decoder reads with `cross`; 0 without one. Constants such
+                as DeepNorm's depend on it.
+            activation: Between the matrices of the feed-forward.
+            dropout: The fraction of entries dropped from every branch.
+            attention_dropout: The fraction of entries dropped from the softmax map.
+            positions: Positions that act inside of the stack, such as `rope` or `relative`; None:
+                without any.
+            max_positions: The length of a learned table of positions.
+            axes: Any other field of `BlockConfig`, such as ``residual_attention="sum"`` or
+                ``shaped_attention={"alpha": 0.5}``.
+
+        Raises:
+            UserError: for a combination that has no meaning.
+        """
         super().__init__()
-        check_whole("max_positions", max_positions, 1)
-        sizes = sizes_of(dim, heads, ff_dim, activation, dropout, attention_dropout)
-        if config.memory is not None:
-            raise UserError("memory: belongs to a whole model of a text, which `fit` trains")
-        spec = refused(lambda: config.resolve(place))
-        check_trainable(spec)
-        order = None
+        if cross and not self._causal:
+            raise UserError("cross: an encoder reads no other stack; use Decoder")
+        _check_peer(cross, peer_depth)
+        if peer_depth and self._causal and not cross:
+            raise UserError(f"peer_depth {peer_depth}: a decoder without cross=True reads no stack")
+        _check_whole(1, depth=depth, max_positions=max_positions)
+        config = wiring(block, axes)
+        sizes = _sizes(dim, heads, ff_dim, activation, dropout, attention_dropout)
+        with _one_line():
+            place = Stack(depth=depth, peer_depth=peer_depth, causal=self._causal, cross=cross)
+        spec, order = _resolved(config, place), None
         if positions is not None:
             order = POSITIONS[positions](
                 model_dim=dim, num_heads=heads, max_positions=max_positions
             )
-            _check_positions(positions, order, spec)
+            with _one_line():
+                order.check()
+                order.check_stack(spec)
+            inside = order.placing(spec) is not None or bool(order.layer_tables(depth))
+            if not inside and spec.step_signal == "none":
+                raise UserError(
+                    f"positions {positions}: are added to the embedding, which is yours; add to x"
+                )
         self.dim = dim
-        self.stack = BlockStack(spec, sizes, order, cross=place.cross)
-        self._preset = config.preset
+        self.stack = BlockStack(spec, sizes, order, cross=cross)
+        self._cross, self._preset = cross, config.preset
         initialize(self)
 
     @property
@@ -474,16 +501,26 @@ class _Wired(nn.Module):
         return f"{self._preset}, depth={self.stack.spec.depth}, dim={self.dim}"
 
     def _states(
-        self, x: Tensor, mask: Mask, present: Tensor | None, memory: Memory | None = None
+        self,
+        x: Tensor,
+        present: Tensor | None,
+        memory: Tensor | None = None,
+        memory_present: Tensor | None = None,
     ) -> Tensor:
+        """Return the states of the tokens, with the checks of the arguments of a call."""
+        _check_memory(memory, memory_present, cross=self._cross)
+        mask, read = _mask("x", x, self.dim, present, causal=self._causal), None
+        if memory is not None:
+            seen = _mask("memory", memory, self.dim, memory_present, batch=len(x))
+            read = self.stack.remember(memory, seen)
         if self.training:  # steps and spans of padding cost nothing
             real = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
             count_tokens_of(self, {"stack": real if present is None else present})
-        return self.stack(x, mask, memory)
+        return self.stack(x, mask, read)
 
 
 @final
-class Encoder(_Wired):
+class Encoder(_Stacked):
     """`depth` blocks in which every token attends to all tokens, with the norms of the stack.
 
     ::
@@ -498,58 +535,9 @@ class Encoder(_Wired):
     It equals the encoder of the models that `fit` trains: ``encoder.stack.load_state_dict`` takes
     the weights of their `encoder`. Embedding, positions that are added to it, and dropout of the
     embedding are yours.
-
-    Args:
-        block: A preset that `ablate blocks` lists, or a mapping as in `model.block` of a config.
-        depth: The number of blocks.
-        dim: The width of the stream.
-        heads: The number of attention heads; divides `dim`.
-        ff_dim: The inner width of the feed-forward; None: 4 `dim`.
-        peer_depth: The depth of the decoder that reads this encoder; 0 for an encoder alone.
-            Constants such as DeepNorm's depend on it.
-        activation: Between the matrices of the feed-forward.
-        dropout: The fraction of entries dropped from every branch.
-        attention_dropout: The fraction of entries dropped from the softmax map.
-        positions: Positions that act inside of the stack, such as `rope` or `relative`; None:
-            without any.
-        max_positions: The length of a learned table of positions.
-        axes: Any other field of `BlockConfig`, such as ``residual_attention="sum"`` or
-            ``shaped_attention={"alpha": 0.5}``.
-
-    Raises:
-        UserError: for a combination that has no meaning.
     """
 
-    def __init__(
-        self,
-        block: Wiring = "pre_ln",
-        *,
-        depth: int,
-        dim: int,
-        heads: int,
-        ff_dim: int | None = None,
-        peer_depth: int = 0,
-        activation: Activation = "relu",
-        dropout: float = 0.0,
-        attention_dropout: float = 0.0,
-        positions: str | None = None,
-        max_positions: int = 1024,
-        **axes: Any,
-    ) -> None:
-        check_peer(False, peer_depth)
-        check_whole("depth", depth, 1)
-        super().__init__(
-            wiring(block, axes),
-            refused(lambda: Stack(depth=depth, peer_depth=peer_depth)),
-            dim=dim,
-            heads=heads,
-            ff_dim=ff_dim,
-            activation=activation,
-            dropout=dropout,
-            attention_dropout=attention_dropout,
-            positions=positions,
-            max_positions=max_positions,
-        )
+    _causal = False
 
     def forward(self, x: Tensor, *, present: Tensor | None = None) -> Tensor:
         """Return the states of the tokens, (batch, token, dim).
@@ -558,12 +546,11 @@ class Encoder(_Wired):
             x: (batch, token, dim), embedded tokens.
             present: (batch, token) bool, True at real tokens and False at padding.
         """
-        mask = self_mask(x, self.dim, present, causal=False)
-        return self._states(x, mask, present)
+        return self._states(x, present)
 
 
 @final
-class Decoder(_Wired):
+class Decoder(_Stacked):
     """`depth` causal blocks, with cross-attention if `cross` is set, and the norms of the stack.
 
     ::
@@ -579,62 +566,9 @@ class Decoder(_Wired):
 
     It equals the decoder of the models that `fit` trains: ``decoder.stack.load_state_dict`` takes
     the weights of their `decoder`. Each call reads whole texts.
-
-    Args:
-        block: A preset that `ablate blocks` lists, or a mapping as in `model.block` of a config.
-        depth: The number of blocks.
-        dim: The width of the stream, and of `memory`.
-        heads: The number of attention heads; divides `dim`.
-        ff_dim: The inner width of the feed-forward; None: 4 `dim`.
-        cross: Whether each block has a cross-attention, which reads `memory`.
-        peer_depth: With `cross` the depth of the encoder that it reads; constants such as
-            DeepNorm's depend on it.
-        activation: Between the matrices of the feed-forward.
-        dropout: The fraction of entries dropped from every branch.
-        attention_dropout: The fraction of entries dropped from the softmax map.
-        positions: Positions that act inside of the stack, such as `rope` or `relative`; None:
-            without any.
-        max_positions: The length of a learned table of positions.
-        axes: Any other field of `BlockConfig`, such as ``residual_attention="sum"``.
-
-    Raises:
-        UserError: for a combination that has no meaning.
     """
 
-    def __init__(
-        self,
-        block: Wiring = "pre_ln",
-        *,
-        depth: int,
-        dim: int,
-        heads: int,
-        ff_dim: int | None = None,
-        cross: bool = False,
-        peer_depth: int = 0,
-        activation: Activation = "relu",
-        dropout: float = 0.0,
-        attention_dropout: float = 0.0,
-        positions: str | None = None,
-        max_positions: int = 1024,
-        **axes: Any,
-    ) -> None:
-        check_peer(cross, peer_depth)
-        check_whole("depth", depth, 1)
-        if peer_depth and not cross:
-            raise UserError(f"peer_depth {peer_depth}: a decoder without cross=True reads no stack")
-        super().__init__(
-            wiring(block, axes),
-            refused(lambda: Stack(depth=depth, peer_depth=peer_depth, causal=True, cross=cross)),
-            dim=dim,
-            heads=heads,
-            ff_dim=ff_dim,
-            activation=activation,
-            dropout=dropout,
-            attention_dropout=attention_dropout,
-            positions=positions,
-            max_positions=max_positions,
-        )
-        self._cross = cross
+    _causal = True
 
     def forward(
         self,
@@ -653,19 +587,4 @@ class Decoder(_Wired):
             memory: (batch, source, dim), the states of an encoder.
             memory_present: (batch, source) bool, its real tokens.
         """
-        check_memory(memory, memory_present, cross=self._cross)
-        mask = self_mask(x, self.dim, present, causal=True)
-        read = None
-        if memory is not None:
-            seen = memory_mask(x, memory, self.dim, memory_present)
-            read = self.stack.remember(memory, seen)
-        return self._states(x, mask, present, read)
-
-
-def _check_positions(name: str, order: Positions, spec: StackSpec) -> None:
-    """Refuse positions that would do nothing in a stack, or have no meaning there."""
-    refused(order.check)
-    refused(lambda: order.check_stack(spec))
-    inside = order.placing(spec) is not None or bool(order.layer_tables(spec.depth))
-    if not inside and spec.step_signal == "none":
-        raise UserError(f"positions {name}: are added to the embedding, which is yours; add to x")
+        return self._states(x, present, memory, memory_present)

@@ -1,17 +1,8 @@
-"""A trained run: its model translates, generates and scores.
-
-Translate lines of text with a trained model.
-
-Continue a text with a trained model.
-
-The negative log-likelihood of texts, read as an evaluation reads a split.
-
-A finished run, opened to use its model: for the commands that work with text, and for Python.
-"""
+"""A finished run, opened to use its model: it translates, continues and scores texts."""
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -28,8 +19,7 @@ from lightning_app.data.config import DataConfig
 from lightning_app.data.corpus import resolved_data
 from lightning_app.data.prepare import PreparedCorpus
 from lightning_app.data.tokenizer import BOS, EOS, MASK, PAD, UNK, Tokenizer, load_tokenizer, sha256
-from lightning_app.models.heads import CausalLanguageModel, EncoderDecoder
-from lightning_app.models.search import Sampling, SearchConfig, sample_texts, search
+from lightning_app.models.search import Sampling, sample_texts, search
 from lightning_app.runs.folder import NAMED, RunFolder
 from lightning_app.runs.records import Unsound, read_result, read_yaml
 from lightning_app.runs.saved import data_state, read_checkpoint
@@ -38,6 +28,8 @@ from lightning_app.tasks.base import Task, task_class, to_device
 from lightning_app.tasks.translation import MARKS
 
 TOKENS = 4096  # source tokens translated at once, including padding
+NEVER = (PAD, UNK, BOS, MASK)  # no text
+SPLIT = "given"
 
 
 def check_beam(beam: int | None, vocabulary: int | None = None) -> None:
@@ -46,32 +38,6 @@ def check_beam(beam: int | None, vocabulary: int | None = None) -> None:
         raise UserError(f"beam {beam}: expected at least 1, which is greedy search")
     if beam is not None and vocabulary is not None and beam > vocabulary:
         raise UserError(f"beam {beam}: expected at most the vocabulary, {vocabulary}")
-
-
-def translate(
-    model: EncoderDecoder,
-    tokenizer: Tokenizer,
-    lines: Sequence[str],
-    how: SearchConfig,
-    device: torch.device,
-) -> list[str]:
-    """Return the translation of each line; an empty line stays empty."""
-    sources = [[*tokenizer.encode(line), EOS] for line in lines]
-    translations = [""] * len(sources)
-    # Sorted by length; a source with only its end mark has nothing to translate.
-    order = sorted((i for i, s in enumerate(sources) if len(s) > 1), key=lambda i: len(sources[i]))
-    while order:
-        longest = len(sources[order[-1]])
-        count = max(1, TOKENS // (longest * how.beam))
-        rows, order = order[-count:], order[:-count]
-        batch = [torch.tensor(sources[i], device=device) for i in rows]
-        batch = pad_sequence(batch, batch_first=True, padding_value=PAD)
-        for i, hypothesis in zip(rows, search(model, batch, MARKS, how), strict=True):
-            translations[i] = tokenizer.decode(hypothesis.tokens)
-    return translations
-
-
-NEVER = (PAD, UNK, BOS, MASK)  # no text
 
 
 def sampling(*, texts: int, tokens: int, temperature: float, top_k: int, top_p: float) -> Sampling:
@@ -83,43 +49,6 @@ def sampling(*, texts: int, tokens: int, temperature: float, top_k: int, top_p: 
         return Sampling(temperature=temperature, top_k=top_k, top_p=top_p)
     except ValueError as error:
         raise UserError(str(error)) from error
-
-
-def continue_text(
-    model: CausalLanguageModel,
-    tokenizer: Tokenizer,
-    prompt: str,
-    how: Sampling,
-    device: torch.device,
-    *,
-    texts: int,
-    tokens: int,
-    seed: int,
-) -> list[str]:
-    """Return `prompt` with `tokens` tokens that the model writes after it, `texts` times.
-
-    Raises:
-        UserError: for a prompt with text outside of the vocabulary, and for too many tokens.
-    """
-    given = ids_of(prompt, tokenizer)
-    if UNK in given:
-        raise UserError(f"prompt {prompt!r}: has text outside the run's vocabulary")
-    if len(given) + tokens - 1 > model.longest:
-        raise UserError(
-            f"tokens {tokens}: with a prompt of {len(given)} tokens at most "
-            f"{max(0, int(model.longest) - len(given) + 1)}: the model has {int(model.longest)} "
-            "learned positions"
-        )
-    found = sample_texts(
-        model,
-        given,
-        texts=texts,
-        tokens=tokens,
-        how=how,
-        never=NEVER,
-        generator=torch.Generator(device).manual_seed(seed),
-    )
-    return [text_of([*given[1:], *row], tokenizer) for row in found.tolist()]
 
 
 def ids_of(text: str, tokenizer: Tokenizer) -> list[int]:
@@ -134,9 +63,6 @@ def text_of(ids: list[int], tokenizer: Tokenizer) -> str:
     """Return the lines of `ids`, each ended by EOS."""
     ends = [-1, *(place for place, token in enumerate(ids) if token == EOS), len(ids)]
     return "\n".join(tokenizer.decode(ids[a + 1 : b]) for a, b in pairwise(ends))
-
-
-SPLIT = "given"
 
 
 class TextScore(NamedTuple):
@@ -186,62 +112,7 @@ class GivenCorpus:
         return np.zeros(1, dtype=np.int64)
 
 
-def score_pairs(
-    task: Task,
-    model: Any,
-    tokenizer: Tokenizer,
-    sources: Sequence[str],
-    targets: Sequence[str],
-    data: DataConfig,
-    device: torch.device,
-) -> list[TextScore]:
-    """Return the score of each target line, given its source line."""
-    columns = {
-        "source": [[*tokenizer.encode(line), EOS] for line in sources],
-        "target": [[*tokenizer.encode(line), EOS] for line in targets],
-    }
-    nll, tokens = _sums_by_row(task, model, GivenCorpus(columns), data, device)
-    return [
-        TextScore(float(nll[row]), int(tokens[row]), ids.count(UNK))
-        for row, ids in enumerate(columns["target"])
-    ]
-
-
-def score_text(
-    task: Task,
-    model: Any,
-    tokenizer: Tokenizer,
-    text: str,
-    data: DataConfig,
-    device: torch.device,
-) -> TextScore:
-    """Return the score of a text of one or several lines, read from its start."""
-    ids = [token for line in text.split("\n") for token in (*tokenizer.encode(line), EOS)]
-    corpus = GivenCorpus({"text": [ids]})
-    nll, tokens = _sums_by_row(task, model, corpus, replace(data, evaluation_streams=1), device)
-    return TextScore(float(nll.sum()), int(tokens.sum()), ids.count(UNK))
-
-
-@torch.no_grad()
-def _sums_by_row(
-    task: Task, model: Any, corpus: GivenCorpus, data: DataConfig, device: torch.device
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the sum of nll and the predicted tokens of each row of an evaluation."""
-    read = cast(PreparedCorpus, corpus)  # its own reader would need files
-    rows = task_class(task.config.kind).rows(read, SPLIT, data, None)
-    nll = torch.zeros(len(rows), dtype=torch.float64)
-    tokens = torch.zeros(len(rows), dtype=torch.float64)
-    for item in rows.sampler(data.tokens_per_batch):
-        batch = to_device(rows[item], device)
-        by_token = task.sums(model, batch).by_token
-        assert by_token is not None
-        row, (found, counted) = task.rows_of(batch).cpu(), by_token.double().cpu()
-        real = row >= 0
-        nll.index_add_(0, row[real], found[real])
-        tokens.index_add_(0, row[real], counted[real])
-    return nll, tokens
-
-
+@dataclass(eq=False, repr=False, kw_only=True)
 class TrainedRun:
     """A trained model with the tokenizer of its run, in evaluation mode, on a GPU if there is one.
 
@@ -257,24 +128,13 @@ class TrainedRun:
         device: Where the model is.
     """
 
-    def __init__(
-        self,
-        folder: RunFolder,
-        checkpoint: Path,
-        task: Task,
-        model: Any,
-        tokenizer: Tokenizer,
-        vocab_size: int,
-        device: torch.device,
-    ) -> None:
-        self.folder = folder.path
-        self.checkpoint = checkpoint
-        self.model = model
-        self.task = task
-        self.tokenizer = tokenizer
-        self.vocab_size = vocab_size
-        self.device = device
-        self._files = folder
+    folder: Path
+    checkpoint: Path
+    model: Any
+    task: Task
+    tokenizer: Tokenizer
+    vocab_size: int
+    device: torch.device
 
     def __repr__(self) -> str:
         return f"TrainedRun({str(self.folder)!r}, checkpoint={str(self.checkpoint)!r})"
@@ -282,7 +142,7 @@ class TrainedRun:
     @cached_property
     def config(self) -> dict[str, Any]:
         """The config of the run with every default, as `config.yaml` holds it."""
-        path = self._files.config
+        path = RunFolder(self.folder).config
         try:
             return read_yaml(path)
         except FileNotFoundError as error:
@@ -296,7 +156,7 @@ class TrainedRun:
 
         They belong to its last step, whichever checkpoint is loaded.
         """
-        return dict(result_of(self._files)["metrics"])
+        return dict(result_of(self.folder)["metrics"])
 
     def translate(self, lines: Sequence[str], *, beam: int | None = None) -> list[str]:
         """Return the translation of each line; an empty line stays empty.
@@ -313,7 +173,20 @@ class TrainedRun:
         self._needs("translation")
         _check_lines("lines", lines)
         how = self.task.config.search(beam)
-        return translate(self.model, self.tokenizer, lines, how, self.device)
+        sources = [self._row(line) for line in lines]
+        translations = [""] * len(sources)
+        # Sorted by length; a source with only its end mark has nothing to translate.
+        order = [i for i, source in enumerate(sources) if len(source) > 1]
+        order.sort(key=lambda i: len(sources[i]))
+        while order:
+            longest = len(sources[order[-1]])
+            count = max(1, TOKENS // (longest * how.beam))
+            rows, order = order[-count:], order[:-count]
+            batch = [torch.tensor(sources[i], device=self.device) for i in rows]
+            batch = pad_sequence(batch, batch_first=True, padding_value=PAD)
+            for i, found in zip(rows, search(self.model, batch, MARKS, how), strict=True):
+                translations[i] = self.tokenizer.decode(found.tokens)
+        return translations
 
     def generate(
         self,
@@ -340,21 +213,35 @@ class TrainedRun:
             top_k: Only the likeliest `top_k` tokens are drawn; 0 for all.
             top_p: Only the likeliest tokens that have this probability together are drawn.
             seed: Of the draws.
+
+        Raises:
+            UserError: for a prompt with text outside of the vocabulary, and for too many tokens.
         """
         how = sampling(
             texts=texts, tokens=tokens, temperature=temperature, top_k=top_k, top_p=top_p
         )
         self._needs("causal_lm")
-        return continue_text(
+        given = ids_of(prompt, self.tokenizer)
+        if UNK in given:
+            raise UserError(f"prompt {prompt!r}: has text outside the run's vocabulary")
+        longest = self.model.longest
+        if len(given) + tokens - 1 > longest:
+            raise UserError(
+                f"tokens {tokens}: with a prompt of {len(given)} tokens at most "
+                f"{max(0, int(longest) - len(given) + 1)}: the model has {int(longest)} learned "
+                "positions"
+            )
+        generator = torch.Generator(self.device).manual_seed(seed)
+        found = sample_texts(
             self.model,
-            self.tokenizer,
-            prompt,
-            how,
-            self.device,
+            given,
             texts=texts,
             tokens=tokens,
-            seed=seed,
+            how=how,
+            never=NEVER,
+            generator=generator,
         )
+        return [text_of([*given[1:], *row], self.tokenizer) for row in found.tolist()]
 
     def score(self, lines: Sequence[str], targets: Sequence[str] | None = None) -> list[TextScore]:
         """Return the negative log-likelihood of each text, in nats, and its number of tokens.
@@ -393,10 +280,7 @@ class TrainedRun:
         if kind == "causal_lm":
             if targets is not None:
                 raise UserError("targets: of a model for translation alone")
-            return [
-                score_text(self.task, self.model, self.tokenizer, text, self._data, self.device)
-                for text in lines
-            ]
+            return [self._score_text(text) for text in lines]
         if targets is None or isinstance(targets, str) or len(targets) != len(lines):
             found = "none" if targets is None else len(targets)
             raise UserError(f"targets: expected a line for each of {len(lines)}, found {found}")
@@ -405,9 +289,42 @@ class TrainedRun:
                 raise UserError(f"{name}: a pair is two lines, and one of them has a line break")
         if not lines:
             return []
-        return score_pairs(
-            self.task, self.model, self.tokenizer, lines, targets, self._data, self.device
-        )
+        rows = [self._row(line) for line in targets]
+        columns = {"source": [self._row(line) for line in lines], "target": rows}
+        nll, tokens = self._sums_by_row(columns, self._data)
+        return [
+            TextScore(float(nll[row]), int(tokens[row]), ids.count(UNK))
+            for row, ids in enumerate(rows)
+        ]
+
+    def _score_text(self, text: str) -> TextScore:
+        """Return the score of a text of one or several lines, read from its start."""
+        ids = [token for line in text.split("\n") for token in self._row(line)]
+        nll, tokens = self._sums_by_row({"text": [ids]}, replace(self._data, evaluation_streams=1))
+        return TextScore(float(nll.sum()), int(tokens.sum()), ids.count(UNK))
+
+    @torch.no_grad()
+    def _sums_by_row(
+        self, columns: Mapping[str, Sequence[Sequence[int]]], data: DataConfig
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the sum of nll and the predicted tokens of each row of an evaluation."""
+        corpus = cast(PreparedCorpus, GivenCorpus(columns))  # its own reader would need files
+        rows = task_class(self.task.config.kind).rows(corpus, SPLIT, data, None)
+        nll = torch.zeros(len(rows), dtype=torch.float64)
+        tokens = torch.zeros(len(rows), dtype=torch.float64)
+        for item in rows.sampler(data.tokens_per_batch):
+            batch = to_device(rows[item], self.device)
+            by_token = self.task.sums(self.model, batch).by_token
+            assert by_token is not None
+            row, (found, counted) = self.task.rows_of(batch).cpu(), by_token.double().cpu()
+            real = row >= 0
+            nll.index_add_(0, row[real], found[real])
+            tokens.index_add_(0, row[real], counted[real])
+        return nll, tokens
+
+    def _row(self, line: str) -> list[int]:
+        """Return the ids of a line with its end mark."""
+        return [*self.tokenizer.encode(line), EOS]
 
     @property
     def _data(self) -> DataConfig:
@@ -448,7 +365,7 @@ def load_run(path: str | Path, checkpoint: str | Path = "best") -> TrainedRun:
     require(folder.path)
     require_of(file)
     if folder.result.is_file():
-        result_of(folder)  # refuses a run whose files were changed
+        result_of(folder.path)  # refuses a run whose files were changed
     stored = read_checkpoint(file, folder.path)
     data = data_state(stored)
     if data is not None and sha256(folder.tokenizer.read_bytes()) != data["tokenizer_sha256"]:
@@ -459,24 +376,30 @@ def load_run(path: str | Path, checkpoint: str | Path = "best") -> TrainedRun:
     module = kind.load_from_checkpoint(file, map_location=device, weights_only=True)
     assert module.model is not None
     module.model.eval()
-    tokenizer = load_tokenizer(folder.tokenizer)
     return TrainedRun(
-        folder, file, module.objective, module.model, tokenizer, module.vocab_size, device
+        folder=folder.path,
+        checkpoint=file,
+        model=module.model,
+        task=module.objective,
+        tokenizer=load_tokenizer(folder.tokenizer),
+        vocab_size=module.vocab_size,
+        device=device,
     )
 
 
-def result_of(folder: RunFolder) -> dict[str, Any]:
+def result_of(folder: Path) -> dict[str, Any]:
     """Return `result.json` of a finished run.
 
     Raises:
         UserError: if it is missing or damaged.
     """
+    path = RunFolder(folder).result
     try:
-        tree = read_result(folder.result, None)
+        tree = read_result(path, None)
     except Unsound as error:
-        raise UserError(f"{folder.result}: {error}") from error
+        raise UserError(f"{path}: {error}") from error
     if tree is None:
-        raise UserError(f"{folder.result}: is missing; the run has not finished")
+        raise UserError(f"{path}: is missing; the run has not finished")
     return tree
 
 

@@ -49,7 +49,7 @@ def results_command(
     if compare is not None and query is not None:
         raise UserError("--query: selects runs of the table, not of --compare; give one of the two")
     pair = _pair(compare) if compare is not None else None
-    from lightning_app.api.grids import frame_of
+    from lightning_app.api.runs import frame_of
     from lightning_app.grids.find_results import found_results
     from lightning_app.report.comparisons import compare_axis, titled, why_apart
     from lightning_app.report.facts import records_of

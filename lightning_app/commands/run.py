@@ -35,7 +35,7 @@ from lightning_app.config.tree import ROOT, cell_setting, label
 from lightning_app.core import strict_yaml
 from lightning_app.core.errors import UserError
 from lightning_app.grids.display import clock, document, plain_console
-from lightning_app.training.launcher import check_launcher
+from lightning_app.training.launcher import check_launcher, run_written
 
 _ABSENT = object()
 
@@ -295,31 +295,22 @@ def lightning_command(
 
         print(config_help(command, parser.format_help(), written.asked["help"]))
         return 0
-    if "print_config" not in written.asked:
-        _check_checkpoint(command, written)
-    from lightning_app.config.config import load_config, without_links
-
     # The config of a run from elsewhere names no code; that of --config is the user's own.
-    tree = load_config(written, imports=run is None, trains=command == "fit")
+    imports = run is None
     if "print_config" in written.asked:
+        from lightning_app.config.config import load_config, without_links
+
+        tree = load_config(written, imports=imports, trains=command == "fit")
         print(strict_yaml.dump_yaml(without_links(tree), allow_unicode=True), end="")
         return 0
-    from lightning_app.training.run import Run
-
+    _check_checkpoint(command, written)
     with ExitStack() as around:
         if command == "predict":
             # Its output has the predictions alone: Lightning's bars and tables go elsewhere.
             around.enter_context(redirect_stdout(sys.stderr))
-        around.enter_context(written.located())
         if run is not None:
             around.enter_context(_as_typed())
-        done = Run(tree, command=command, ckpt_path=written.fields.get(CHECKPOINT), again=again)
-        if command == "fit":
-            done.fit()
-        elif command == "predict":
-            done.predict()
-        else:
-            done.evaluate(verbose=written.fields.get("verbose", True))
+        done = run_written(command, written, imports=imports, again=again)
     for line in done.predictions:
         print(line)
     return 0

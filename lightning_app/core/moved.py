@@ -11,6 +11,8 @@ from types import ModuleType
 _PACKAGE = __name__.partition(".")[0]
 MOVED = {
     "api.block": "api.blocks",
+    "api.fit": "api.runs",
+    "api.grids": "api.runs",
     "api.stacks": "api.blocks",
     "blocks.block_config": "blocks.config",
     "callbacks": "training.callbacks",

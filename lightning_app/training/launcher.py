@@ -1,8 +1,13 @@
-"""Which process of a run this one is: what launchers of processes set. Fast to import."""
+"""The start of a run, and which of its processes this one is. Fast to import."""
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
+from lightning_app.config.sources import CHECKPOINT, Written
 from lightning_app.core.errors import UserError
+
+if TYPE_CHECKING:
+    from lightning_app.training.run import Run
 
 _RANKS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "SLURM_PROCID", "JSM_NAMESPACE_RANK")
 """Where Lightning reads which process of a run this one is."""
@@ -37,3 +42,33 @@ def check_launcher(environment: Mapping[str, str]) -> None:
             f"{given[0]}={environment[given[0]]} is set, but no launcher of processes such as "
             f"torchrun or srun: unset {' '.join(given)}"
         )
+
+
+def run_written(
+    command: str, written: Written, *, imports: bool = True, again: bool = False
+) -> "Run":
+    """Complete the config of a call and run it, for the command line and for Python.
+
+    Args:
+        command: fit, validate, test or predict.
+        written: What the call says.
+        imports: Whether the config may name classes that are in no table, which are then imported.
+        again: Whether `fit` trains a finished run again.
+
+    Raises:
+        UserError: for a mistake in the config or its checkpoint, with the source of the value.
+    """
+    from lightning_app.config.config import load_config
+
+    tree = load_config(written, imports=imports, trains=command == "fit")
+    from lightning_app.training.run import Run  # Lightning, after the checks of the config
+
+    with written.located():
+        run = Run(tree, command=command, ckpt_path=written.fields.get(CHECKPOINT), again=again)
+        if command == "fit":
+            run.fit()
+        elif command == "predict":
+            run.predict()
+        else:
+            run.evaluate(verbose=written.fields.get("verbose", True))
+    return run

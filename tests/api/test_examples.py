@@ -10,7 +10,7 @@ import pytest
 
 import lightning_app
 from lightning_app import RunResult
-from lightning_app.api import grids
+from lightning_app.api import runs
 from lightning_app.config.grid import read_spec
 from tests.report.conftest import FakeGrid, typical
 
@@ -55,7 +55,7 @@ def folder(
     (tmp_path / "experiments" / "fit" / "runs").mkdir(parents=True)
     for run in (translation, causal):
         (tmp_path / run.folder.parent.name.rstrip("0123456789")).symlink_to(run.folder)
-    monkeypatch.setattr(grids, "_ablate", lambda words, environment: (0, ""))
+    monkeypatch.setattr(runs, "_ablate", lambda words, environment: (0, ""))
     monkeypatch.setenv("LIGHTNING_APP_CACHE", cache)
     monkeypatch.chdir(tmp_path)
     return tmp_path

@@ -10,7 +10,7 @@ import lightning.pytorch as pl
 import pytest
 import yaml
 
-from lightning_app.api.fit import RunResult
+from lightning_app.api.runs import RunResult
 from lightning_app.cli import main
 from lightning_app.commands.recorded import described_run, read_run
 from lightning_app.config.config import resolve
