@@ -1,9 +1,4 @@
-"""States of earlier segments and of earlier tokens that a layer attends to.
-
-Segment recurrence: a layer also reads the inputs that it had in the segments before.
-
-Keys and values that one self-attention keeps between the steps of cached decoding.
-"""
+"""The inputs of earlier segments, and the keys and values of earlier tokens, that a layer reads."""
 
 from dataclasses import dataclass
 from typing import NamedTuple, final

@@ -1,9 +1,4 @@
-"""The norms by name, and the parameters that learn at a rate of their own.
-
-Learned scalars: trained factors of a block, besides its matrices.
-
-Normalization over the model dimension.
-"""
+"""The norms over the model dimension, and learned scalars: trained factors beside the matrices."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator

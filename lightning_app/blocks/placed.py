@@ -1,9 +1,4 @@
-"""Positions inside of attention: of queries and of keys, and rotations of both.
-
-The effect of positions on the scores of self-attention in one pass through a stack.
-
-Rotary positions: queries and keys are rotated by their positions.
-"""
+"""What positions do inside of attention: biases of scores, and rotations of queries and keys."""
 
 from dataclasses import dataclass
 from typing import NamedTuple, final

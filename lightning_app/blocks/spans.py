@@ -1,11 +1,4 @@
-"""Spans of attention that are learned, and the losses that keep them short.
-
-Terms that a part of a model adds to the loss, such as a penalty on its parameters.
-
-Self-attention whose heads learn how far back they look.
-
-Spans of self-attention that depend on the token.
-"""
+"""Spans that heads of self-attention learn, and the terms that parts of a model add to the loss."""
 
 import math
 from abc import ABC, abstractmethod

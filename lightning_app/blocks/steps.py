@@ -1,11 +1,4 @@
-"""Layers as steps: when they halt, how the stream grows, and which of them share weights.
-
-Adaptive computation time: each token stops after a number of steps of its own.
-
-The growth of a stream at initialisation, and its upper bound.
-
-One block for every layer of a stack: what its layers must have in common.
-"""
+"""Layers as steps: when they halt, how the stream grows, and what shared layers have in common."""
 
 import math
 from collections.abc import Iterator, Sequence

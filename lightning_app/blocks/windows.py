@@ -1,11 +1,8 @@
-"""Attention within a window, and the folding of rows that computes it.
+"""Self-attention within a window of keys around each query, folded into blocks of queries.
 
-Blocks of queries as sentences of a batch, each with the keys around it alone.
-
-With T tokens, blocks of c queries and windows of W keys, maps have ``T W`` cells instead of
-``T^2``, and every form of attention computes them as it computes those of short sentences.
-
-Self-attention within a window of keys around each query.
+A block is one sentence of a larger batch, with only the keys around it. With T tokens, blocks of c
+queries and windows of W keys, maps have ``T W`` cells instead of ``T^2``, and every form of
+attention computes them as it computes those of short sentences.
 """
 
 from collections.abc import Iterator

@@ -1,9 +1,4 @@
-"""The errors of this program, and too little memory.
-
-The one exception for a user's mistake, and the hint that goes with it.
-
-The memory of a process: its peak, and whether it ran out.
-"""
+"""The one exception for a user's mistake, text for a terminal, and the memory of a process."""
 
 import difflib
 import re

@@ -1,12 +1,7 @@
-"""Whole files: written at once or not at all, and sealed against changes.
+"""Files that are written whole or not at all, and seals that show later changes.
 
-Write small files completely or not at all, and explain the errors of a disk.
-
-Seals of records and archives: digests when they are written, checked before they are read.
-
-They find accidents and casual edits. They are no signatures: a process that can write a file can
+Seals find accidents and casual edits. They are no signatures: a process that can write a file can
 also seal it. The seal of a record, a mapping that is written as JSON, is one of its fields.
-
 `torch.save` writes a zip archive. Its seal is the comment that ends it: a part of the same file, so
 that no kill can separate the two, and readers of zip files accept it. The sums in a zip archive do
 not cover its headers and padding; the seal covers every bit.

@@ -1,11 +1,4 @@
-"""The section `data` of a config, and what a corpus must give.
-
-The file stems of the splits of a corpus.
-
-The files of a corpus, and its text in memory.
-
-The `data` section of a config, with every default.
-"""
+"""The section `data` of a config, with every default, and the files and the text of a corpus."""
 
 import hashlib
 from collections.abc import Sequence

@@ -1,8 +1,4 @@
-"""A prepared corpus: made once, found again by what it is made of.
-
-Rows into global batches: plain NumPy, so that a corpus can be prepared without loading torch.
-
-Text becomes a folder of memory-mapped token ids, once; everything later only reads it.
+"""A prepared corpus: text as a folder of memory-mapped token ids, made once; needs no torch.
 
 <cache>/<name>-<checksum of what made it>/
     meta.json  tokenizer.model  digests.sha256

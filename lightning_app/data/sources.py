@@ -1,33 +1,17 @@
-"""Where corpora come from: folders, downloads, and a generator.
-
-The digests of a folder's files at the time when the folder was made.
-
-The list is canonical: it can be rendered again from the files and compared byte for byte, so that
-one changed bit in any file is found, the list included.
-
-The sentences of documents, found by one simple rule.
-
-A line is split after each ``.``, ``!`` or ``?`` that white space and a capital letter follow.
-Closing quotes and brackets directly after the mark belong to the sentence, and opening ones may
-precede the capital. The end of a line always ends a sentence, so that a file with one sentence a
-line is read as it is written. An abbreviation before a name splits a sentence in two. Next sentence
-prediction does not mind: it needs contiguous pieces of text, not grammar.
-
-Make a folder so that it appears complete or not at all, with any number of processes.
-
-A folder that is found damaged is renamed and made again.
-
-Download corpora from their public servers, and parquet files from the hub.
-
-Each corpus becomes a folder of plain text files with the names that `sources` expects. The folder
-appears complete or not at all. The hub needs a network; the tests use a replacement of it.
-
-A corpus without files.
-
-Where text comes from: local files, a download, or a generated corpus.
+"""Where text comes from: local files, a download from a public server or the hub, or a generator.
 
 `locate` finds (and, for a corpus without a folder, downloads) the files and names them by digest;
-`read` returns them as `datasets.Dataset` with a sentence that describes the splits exactly.
+`read` returns them as `datasets.Dataset` with a sentence that describes the splits exactly. A
+folder appears complete or not at all, with any number of processes; one that is damaged is renamed
+and made again. Its list of digests is canonical: it can be rendered again from the files and
+compared byte for byte, so that one changed bit in any file is found, the list included. The hub
+needs a network; the tests use a replacement of it.
+
+Documents are split into sentences after each ``.``, ``!`` or ``?`` that white space and a capital
+letter follow. Closing quotes and brackets directly after the mark belong to the sentence, and
+opening ones may precede the capital. The end of a line always ends a sentence, so that a file with
+one sentence per line is read as it is written. An abbreviation before a name splits a sentence in
+two. Next sentence prediction does not mind: it needs contiguous pieces of text, not grammar.
 """
 
 import errno

@@ -1,13 +1,4 @@
-"""The outputs of an encoder: masked tokens, next sentences, classes and spans.
-
-The head that says whether the second of two texts follows the first (Devlin et al. 2019).
-
-An encoder that predicts masked tokens, and of pairs of texts whether they follow each other.
-
-An encoder whose first state gives the label of one or two texts (Devlin et al. 2019).
-
-An encoder that marks the first and the last token of an answer (Devlin et al. 2019).
-"""
+"""Encoders that predict masked tokens and next sentences, classify texts, and mark answers."""
 
 import math
 from collections.abc import Mapping
@@ -219,28 +210,22 @@ STD, CUT = 0.02, 2.0
 """The output layer starts at N(0, STD^2), cut at CUT standard deviations, as in BERT's code."""
 
 
-@final
-class TextClassifier(nn.Module):
-    """``z = W2 D(tanh(W1 h + b1)) + b2``; h is the state of the first token, the mark of the row.
-
-    `tanh(W1 h + b1)` is BERT's pooler, D dropout (Devlin et al. 2019, 1810.04805, section 4.1;
-    google-research/bert, `run_classifier.py`). z has one entry for each class, or one for a score.
-    The norm at the end of the stack, if it has one, acts on h.
+class _TextEncoder(nn.Module):
+    """An encoder of rows of one or two texts, whose subclass has the layer `output`.
 
     Rows have padding on the right, which no token sees.
     """
 
-    def __init__(
-        self, encoder: StackSpec, sizes: Sizes, embedding: EmbeddingSpec, outputs: int
-    ) -> None:
+    output: Linear
+
+    def __init__(self, encoder: StackSpec, sizes: Sizes, embedding: EmbeddingSpec) -> None:
         super().__init__()
         self.pad = embedding.pad
         self.embedding = Embedding(embedding, sizes.model_dim, sizes.dropout)
         self.embedding.segments = SegmentTable(sizes.model_dim)
         self.encoder = BlockStack(encoder, sizes, embedding.positions)
-        self.pooler = Linear(sizes.model_dim, sizes.model_dim)
-        self.dropout = nn.Dropout(sizes.dropout)
-        self.output = Linear(sizes.model_dim, outputs)
+
+    def _initialize(self) -> None:
         initialize(self)
         nn.init.trunc_normal_(self.output.weight, std=STD, a=-CUT * STD, b=CUT * STD)
 
@@ -249,6 +234,25 @@ class TextClassifier(nn.Module):
     ) -> dict[str, Bool[Tensor, "batch token"]]:
         """Return which tokens of each stack are no padding, given the inputs of `forward`."""
         return {"encoder": tokens != self.pad}
+
+
+@final
+class TextClassifier(_TextEncoder):
+    """``z = W2 D(tanh(W1 h + b1)) + b2``; h is the state of the first token, the mark of the row.
+
+    `tanh(W1 h + b1)` is BERT's pooler, D dropout (Devlin et al. 2019, 1810.04805, section 4.1;
+    google-research/bert, `run_classifier.py`). z has one entry for each class, or one for a score.
+    The norm at the end of the stack, if it has one, acts on h.
+    """
+
+    def __init__(
+        self, encoder: StackSpec, sizes: Sizes, embedding: EmbeddingSpec, outputs: int
+    ) -> None:
+        super().__init__(encoder, sizes, embedding)
+        self.pooler = Linear(sizes.model_dim, sizes.model_dim)
+        self.dropout = nn.Dropout(sizes.dropout)
+        self.output = Linear(sizes.model_dim, outputs)
+        self._initialize()
 
     def forward(
         self, tokens: Int[Tensor, "batch token"], segments: Int[Tensor, "batch token"]
@@ -277,32 +281,20 @@ class TextClassifier(nn.Module):
 
 
 @final
-class SpanPredictor(nn.Module):
+class SpanPredictor(_TextEncoder):
     """``z_i = W h_i + b``: two logits of token i, for the first and the last one of the answer.
 
     Devlin et al. 2019, 1810.04805, section 4.2; google-research/bert, `run_squad.py`. W is
     2 x model, h_i the state of token i; a norm at the end of the stack acts on it.
 
-    Rows have padding on the right, which no token sees and which has the logits -inf. So a row has
-    the same probabilities in every batch, other than in the authors' code, whose softmax has the
-    padding in it.
+    Padding has the logits -inf. So a row has the same probabilities in every batch, other than in
+    the authors' code, whose softmax has the padding in it.
     """
 
     def __init__(self, encoder: StackSpec, sizes: Sizes, embedding: EmbeddingSpec) -> None:
-        super().__init__()
-        self.pad = embedding.pad
-        self.embedding = Embedding(embedding, sizes.model_dim, sizes.dropout)
-        self.embedding.segments = SegmentTable(sizes.model_dim)
-        self.encoder = BlockStack(encoder, sizes, embedding.positions)
+        super().__init__(encoder, sizes, embedding)
         self.output = Linear(sizes.model_dim, 2)
-        initialize(self)
-        nn.init.trunc_normal_(self.output.weight, std=STD, a=-CUT * STD, b=CUT * STD)
-
-    def present(
-        self, tokens: Int[Tensor, "batch token"], segments: Int[Tensor, "batch token"]
-    ) -> dict[str, Bool[Tensor, "batch token"]]:
-        """Return which tokens of each stack are no padding, given the inputs of `forward`."""
-        return {"encoder": tokens != self.pad}
+        self._initialize()
 
     def forward(
         self, tokens: Int[Tensor, "batch token"], segments: Int[Tensor, "batch token"]

@@ -1,11 +1,4 @@
-"""How weights start.
-
-Count the trained parameters of a model without memory or random numbers for them.
-
-Every initial value, in one function.
-
-The profiling pass over one batch that initialises Admin's skips.
-"""
+"""Every initial value, the pass that starts Admin's skips, and counts of parameters."""
 
 from collections.abc import Callable, Mapping
 from typing import Any

@@ -1,9 +1,4 @@
-"""Losses: what a task sums over the tokens of a batch.
-
-What a task is trained for, and the sums of a batch that say how good a model is at it.
-
-The sums of a batch, with those of the heads that predict beside the output layer.
-"""
+"""What a task is trained for, and the sums of a batch, with those of heads beside the output."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -146,9 +141,19 @@ def token_sums(
     loss = nll
     if label_smoothing:
         loss = (1.0 - label_smoothing) * nll - label_smoothing * log_probs.mean(dim=-1)
+    return counted_sums(loss, nll, counted, lambda: logits.argmax(dim=-1) == labels)
+
+
+def counted_sums(
+    loss: Float[Tensor, " token"],
+    nll: Float[Tensor, " token"],
+    counted: Bool[Tensor, " token"],
+    right: Callable[[], Bool[Tensor, " token"]],
+) -> LossSums:
+    """Return the sums over the `counted` tokens; `right` is asked where there are no gradients."""
     correct = by_token = None
     if not torch.is_grad_enabled():
-        correct = ((logits.argmax(dim=-1) == labels) & counted).sum()
+        correct = (right() & counted).sum()
         by_token = torch.stack([nll * counted, counted.to(nll)])
     return LossSums(
         loss=(loss * counted).sum(),

@@ -1,9 +1,4 @@
-"""What a validation sums over batches and processes. Slow to import: torchmetrics.
-
-A number of tokens, summed over the batches of an evaluation and over all ranks.
-
-The loss of a validation set part by part, from which its sampling error is estimated.
-"""
+"""What a validation sums over batches and ranks. Slow to import: torchmetrics."""
 
 from typing import Any, final
 

@@ -1,17 +1,4 @@
-"""The positions by name: learned, relative, rotary and sinusoidal.
-
-Positions: how the order of tokens enters a model; `model.architecture.positions` selects one.
-
-Positions, one file each; those imported here are registered wherever a model is.
-
-Learned tables of positions: one that is added to the embedding, or one before each layer.
-
-Relative positions with learned biases inside self-attention (Dai et al. 2019, 1901.02860).
-
-Rotary positions inside self-attention.
-
-Sinusoidal positions, added to the embedding.
-"""
+"""How the order of tokens enters a model; `model.architecture.positions` selects one by name."""
 
 import math
 from abc import ABC, abstractmethod

@@ -1,9 +1,4 @@
-"""Search and sampling with a trained model.
-
-Greedy and beam search over cached decoding.
-
-Continue a text with a causal language model, token by token, from its caches.
-"""
+"""Greedy and beam search, and sampled texts, by decoding with caches."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,9 +1,4 @@
-"""Stacks of blocks, the models built of them, and what their steps report.
-
-Signals of position and step, added to the stream before each step of a shared block.
-
-A stack of blocks as a module: it carries scores from layer to layer and applies its norms.
-"""
+"""A stack of blocks as a module, and the signals added before each step of a shared block."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext

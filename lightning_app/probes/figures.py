@@ -1,10 +1,6 @@
-"""Figures of what probes measured, and pictures of attention maps.
-
-The figures of `ablate probe`, in the form of the papers: one curve a variant over the layers.
+"""The figures of `ablate probe`, one curve per variant, and attention maps as images.
 
 Nothing here touches matplotlib's global state, and the same rows give the same files.
-
-Attention maps as one image: a square for each layer and head, the deepest layer on top.
 """
 
 import math

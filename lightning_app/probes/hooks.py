@@ -1,7 +1,6 @@
 """Hooks that measure the states and attention maps of a running model without changing them."""
 
 from collections.abc import Callable, Mapping
-from types import TracebackType
 from typing import Any, Self
 
 import torch
@@ -76,12 +75,7 @@ class ActivationHooks:
             self._keep(stack, self._on_output(name))
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()

@@ -1,18 +1,8 @@
-"""Probes of a model: signals, gradients, gains, attention maps and sharpness.
-
-The gains of a model's blocks, with their names in the config.
-
-Measure a model on a few batches, as rows of numbers. The model is not changed.
-
-The attention maps of one sentence, head by head.
-
-The sharpness under Adam: the top eigenvalue of the preconditioned Hessian.
-"""
+"""Probes of a model on a few batches: signals, gradients, gains, attention maps and sharpness."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -269,12 +259,7 @@ class Gradients:
                 self._handles.append(block.register_forward_hook(self._after))
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()

@@ -1,9 +1,4 @@
-"""The paths in the folders of a run and of a grid.
-
-The files in the folder of a run, the same for `ablate fit` and for cells of a grid.
-
-The files of a grid's folder, `experiments/NAME`.
-"""
+"""The paths in the folders of a run and of a grid, `experiments/NAME`."""
 
 import os
 import re

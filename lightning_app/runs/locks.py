@@ -1,9 +1,4 @@
-"""Locks between processes and hosts, and how a process is asked to stop.
-
-Stopping a supervisor: by SIGINT, SIGTERM, or SIGUSR1 from a scheduler.
-
-The locks of a grid's folder, which work on a file system that all hosts share.
-"""
+"""Locks of runs and grids on a file system that hosts share, and how a supervisor is stopped."""
 
 import fcntl
 import json

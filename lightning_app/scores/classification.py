@@ -1,9 +1,4 @@
-"""Scores of classes and of numbers. Slower to import than `glue`: NumPy.
-
-Counts of a confusion matrix, which ranks may sum, and the scores that follow from them.
-
-Pearson's and Spearman's correlation of predictions and labels, 0 where they are undefined.
-"""
+"""Scores of classes from counts that ranks may sum, and correlations of numbers. Needs NumPy."""
 
 import math
 from dataclasses import dataclass
@@ -189,12 +184,7 @@ def pearson(labels: ArrayLike, predictions: ArrayLike) -> float:
 def spearman(labels: ArrayLike, predictions: ArrayLike) -> float:
     """Pearson's correlation of the ranks, ties with their mean rank; 0 where one side is constant.
 
-    Args:
-        labels: the true value of each example.
-        predictions: the predicted value of each example.
-
-    Raises:
-        UserError: lengths differ, no values, or a value that is not finite.
+    Arguments and errors are those of `pearson`.
     """
     from scipy import stats  # costs 50 MB and a second, so only where it is needed
 

@@ -1,19 +1,13 @@
-"""The scores of SQuAD, the best spans of answers, and the threshold of no answer.
+"""Windows, answers and scores of SQuAD 1.1 and 2.0 (Rajpurkar et al. 2016, 2018).
 
-Windows over long contexts, labels of answers, and answers from logits, as BERT's run_squad.py.
+A window is [CLS] question [SEP] part of the context [SEP], as in BERT's `run_squad.py` (Devlin et
+al. 2019, 1810.04805); position 0 is [CLS] and means "no answer". Spans name their first and last
+token, both inside. Exact match and F1, in percent, follow the published scripts `evaluate-v1.1.py`
+and `evaluate-v2.0.py`.
 
-Devlin et al. 2019 (arXiv 1810.04805). A window is [CLS] question [SEP] part of the context [SEP],
-position 0 is [CLS] and means "no answer". Spans name their first and last token, both inside.
-
-Exact match and F1 of answers to SQuAD (1.1: Rajpurkar et al. 2016, 2.0: 2018), in percent.
-
-The rules are those of the published scripts `evaluate-v1.1.py` and `evaluate-v2.0.py`.
-
-Answers and null scores of SQuAD 2.0: when no answer is given, and the best such threshold.
-
-difference = null score - score of the best answer; the answer is "" where difference > threshold.
-Devlin et al. 2019 (arXiv 1810.04805), section 4.3. The threshold is 0 unless something else chose
-it; the best one on the set that it is scored on is optimistic, so report it as `best_f1` only.
+Of version 2.0 (section 4.3) difference = null score - score of the best answer, and the answer is
+"" where difference > threshold. The threshold is 0 unless something else chose it; the best one on
+the set that it is scored on is optimistic, so report it as `best_f1` only.
 """
 
 import math

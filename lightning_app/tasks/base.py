@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypedDict, TypeVar, Unpack
 
 import numpy as np
 import torch
@@ -25,6 +25,14 @@ class Predictions(NamedTuple):
 
     logits: Float[Tensor, "token vocabulary"]
     labels: Int[Tensor, " token"]
+
+
+class Reading(TypedDict):
+    """What one process reads of a split, as `Task.rows` has it."""
+
+    seed: int | None
+    rank: int
+    world_size: int
 
 
 class Task(ABC):
@@ -50,7 +58,6 @@ class Task(ABC):
     # Data
 
     @classmethod
-    @abstractmethod
     def rows(
         cls,
         corpus: PreparedCorpus,
@@ -61,6 +68,14 @@ class Task(ABC):
         world_size: int = 1,
     ) -> SplitRows:
         """Return the rows of a split as batches; `seed` None: the same in every epoch and run."""
+        return cls._rows(corpus, split, data, seed=seed, rank=rank, world_size=world_size)
+
+    @classmethod
+    def _rows(
+        cls, corpus: PreparedCorpus, split: str, data: DataConfig, **part: Unpack[Reading]
+    ) -> SplitRows:
+        """Return the rows of `rows`, for a task that does not define those itself."""
+        raise NotImplementedError
 
     @classmethod  # noqa: B027
     def check(cls, corpus: PreparedCorpus, data: DataConfig) -> None:

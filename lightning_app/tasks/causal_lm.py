@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, final
+from typing import Any, Unpack, final
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from lightning_app.models.auxiliary_heads import watched
 from lightning_app.models.heads import CausalLanguageModel
 from lightning_app.models.loss import Evaluated, LossSums, ObjectiveConfig, sums_of_all_heads
 from lightning_app.models.output_loss import output_sums
-from lightning_app.tasks.base import Predictions, Task, task
+from lightning_app.tasks.base import Predictions, Reading, Task, task
 from lightning_app.tasks.causal_rows import (
     CausalBatch,
     CausalRows,
@@ -42,18 +42,12 @@ class CausalLanguageModelling(Task):
         self._training, self._evaluation = StreamMemory(), StreamMemory()
 
     @classmethod
-    def rows(
-        cls,
-        corpus: PreparedCorpus,
-        split: str,
-        data: DataConfig,
-        seed: int | None,
-        rank: int = 0,
-        world_size: int = 1,
+    def _rows(
+        cls, corpus: PreparedCorpus, split: str, data: DataConfig, **part: Unpack[Reading]
     ) -> CausalRows | CausalStreams:
         """Return a split of windows, for an evaluation where `seed` is None."""
+        whole = part["seed"] is None
         if data.order == "streams":
-            whole = seed is None
             streams = max(1, data.tokens_per_batch // data.window)
             return CausalStreams(
                 corpus,
@@ -61,12 +55,12 @@ class CausalLanguageModelling(Task):
                 data.window,
                 data.evaluation_streams if whole else streams,
                 whole=whole,
-                rank=rank,
-                world_size=world_size,
+                rank=part["rank"],
+                world_size=part["world_size"],
             )
-        stride = data.evaluation_stride if seed is None else None
+        stride = data.evaluation_stride if whole else None
         masked = data.intra_document_masking
-        return CausalRows(corpus, split, data.window, stride, seed, rank, world_size, masked=masked)
+        return CausalRows(corpus, split, data.window, stride, **part, masked=masked)
 
     @classmethod
     def describe(cls, rows: Mapping[str, CausalRows | CausalStreams]) -> str:

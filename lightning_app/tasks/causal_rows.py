@@ -1,11 +1,4 @@
-"""Rows of a causal language model: windows, streams, and the memory between segments.
-
-A running text in windows: those of a batch in any order, each of which is a text alone.
-
-A running text in contiguous streams: each batch goes on where the batch before it ended.
-
-The memory of the streams of text that one process reads, from batch to batch.
-"""
+"""Rows of a running text, as windows or as streams, and the memory between segments."""
 
 from collections.abc import Mapping
 from typing import NamedTuple, final
@@ -53,6 +46,11 @@ def blank_batch(predicted: int, documents: Tensor | None = None) -> CausalBatch:
         predicted_tokens=torch.tensor(predicted),
         documents=documents,
     )
+
+
+def _tokens_at(ids: np.ndarray, places: np.ndarray) -> np.ndarray:
+    """Return the tokens at `places`, int64; any tokens at places outside the text."""
+    return ids.take(places, mode="clip").astype(np.int64)
 
 
 @final
@@ -162,8 +160,8 @@ class CausalRows:
         width = self.window if 0 in rows else self.stride
         seen_before = (np.arange(self.window) < self.window - self.stride) & (mine[:, None] > 0)
         after = places >= len(self.ids)
-        labels = np.where(after | seen_before, PAD, self._take(places))
-        tokens = np.where(after, PAD, np.where(places == 0, EOS, self._take(places - 1)))
+        labels = np.where(after | seen_before, PAD, _tokens_at(self.ids, places))
+        tokens = np.where(after, PAD, np.where(places == 0, EOS, _tokens_at(self.ids, places - 1)))
         return CausalBatch(
             tokens=torch.from_numpy(tokens),
             labels=torch.from_numpy(labels[:, self.window - width :]),
@@ -182,10 +180,6 @@ class CausalRows:
         """Return the place of the first token that a window predicts, and of the last, plus 1."""
         end = row * self.stride + self.window
         return (end - self.stride if row else 0), min(end, len(self.ids))
-
-    def _take(self, places: np.ndarray) -> np.ndarray:
-        """Return the tokens at `places`, int64; any tokens at places outside the text."""
-        return self.ids.take(places, mode="clip").astype(np.int64)
 
 
 @final
@@ -272,8 +266,8 @@ class CausalStreams:
         if len(mine) == 0:
             return blank_batch(predicted)
         places, real = self._places(mine)
-        labels = np.where(real, self._take(places), PAD)
-        tokens = np.where(real, np.where(places == 0, EOS, self._take(places - 1)), PAD)
+        labels = np.where(real, _tokens_at(self.ids, places), PAD)
+        tokens = np.where(real, np.where(places == 0, EOS, _tokens_at(self.ids, places - 1)), PAD)
         return CausalBatch(
             tokens=torch.from_numpy(tokens),
             labels=torch.from_numpy(labels),
@@ -287,10 +281,6 @@ class CausalStreams:
         segment, stream = rows[:, None] // self.streams, rows[:, None] % self.streams
         places = self._starts[stream] + segment * self.window + np.arange(self.window)
         return places, places < self._ends[stream]
-
-    def _take(self, places: np.ndarray) -> np.ndarray:
-        """Return the tokens at `places`, int64; any tokens at places outside the text."""
-        return self.ids.take(places, mode="clip").astype(np.int64)
 
 
 StreamState = tuple[int, Tensor]

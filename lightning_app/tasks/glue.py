@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, final
+from typing import Any, Unpack, final
 
 import numpy as np
 import torch
@@ -16,7 +16,13 @@ from lightning_app.data.prepare import PreparedCorpus
 from lightning_app.data.tokenizer import unigram_entropy
 from lightning_app.models.encoder_heads import TextClassifier
 from lightning_app.models.heads import ArchitectureConfig, embedding_of
-from lightning_app.models.loss import Evaluated, LossSums, ObjectiveConfig, token_sums
+from lightning_app.models.loss import (
+    Evaluated,
+    LossSums,
+    ObjectiveConfig,
+    counted_sums,
+    token_sums,
+)
 from lightning_app.scores.classification import (
     accuracy,
     count_pairs,
@@ -28,7 +34,7 @@ from lightning_app.scores.classification import (
 )
 from lightning_app.scores.glue import GlueTask, glue_task
 from lightning_app.scores.task_facts import GLUE_CORPORA
-from lightning_app.tasks.base import Predictions, join_ranks, task
+from lightning_app.tasks.base import Predictions, Reading, join_ranks, task
 from lightning_app.tasks.labelled import (
     LabelledBatch,
     LabelledRows,
@@ -73,25 +79,12 @@ class Glue(LabelledTask):
         return TextClassifier(stacks["encoder"], architecture.sizes(), embedding, outputs)
 
     @classmethod
-    def rows(
-        cls,
-        corpus: PreparedCorpus,
-        split: str,
-        data: DataConfig,
-        seed: int | None,
-        rank: int = 0,
-        world_size: int = 1,
+    def _rows(
+        cls, corpus: PreparedCorpus, split: str, data: DataConfig, **part: Unpack[Reading]
     ) -> LabelledRows:
         """Return a split as batches of rows of similar length."""
-        return LabelledRows(
-            corpus,
-            split,
-            window=data.window,
-            seed=seed,
-            rank=rank,
-            world_size=world_size,
-            regression=glue_task(GLUE_CORPORA[data.name]).classes is None,
-        )
+        regression = glue_task(GLUE_CORPORA[data.name]).classes is None
+        return LabelledRows(corpus, split, window=data.window, regression=regression, **part)
 
     @classmethod
     def describe(cls, rows: Mapping[str, Any]) -> str:
@@ -222,14 +215,4 @@ def squared_sums(
     """Sum ``loss = (z - y)^2`` and ``nll = loss / 2 + ln(2 pi) / 2`` over the `counted` rows."""
     loss = (outputs - labels.to(outputs)) ** 2
     nll = 0.5 * loss.detach() + HALF_LOG_2_PI
-    correct = by_token = None
-    if not torch.is_grad_enabled():
-        correct = torch.zeros((), dtype=torch.int64, device=loss.device)  # no output is right
-        by_token = torch.stack([nll * counted, counted.to(nll)])
-    return LossSums(
-        loss=(loss * counted).sum(),
-        nll=(nll * counted).sum(),
-        correct=correct,
-        tokens=counted.sum(),
-        by_token=by_token,
-    )
+    return counted_sums(loss, nll, counted, lambda: torch.zeros_like(counted))  # none is right

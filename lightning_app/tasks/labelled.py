@@ -1,9 +1,4 @@
-"""What tasks with labelled rows share.
-
-Rows of one or two texts with a label, in batches of rows of similar length.
-
-What the fine-tuning tasks share: batches of labelled rows, each scored once.
-"""
+"""Rows of one or two texts with a label, in batches of similar length, and their tasks."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple, final
@@ -92,19 +87,52 @@ class MarkedRows:
             _fill(tokens, self._second, rows, inside, place - end - 1)
         return tokens, ((place > end) & (place <= last)).astype(np.int64)
 
-    def batch(
-        self, rows: np.ndarray, labels: np.ndarray, rank: int, world_size: int
-    ) -> LabelledBatch:
-        """Return the share of a rank in the global batch `rows`; `labels` has those of all rows."""
-        tokens, segments = self.take(rows)
-        mine = share(np.arange(len(rows)), rank, world_size)
+
+class LabelledSplit:
+    """A split of `MarkedRows`: (epoch, rows of a global batch) -> this rank's `LabelledBatch`.
+
+    Args:
+        texts: The rows.
+        labels: The label of each.
+        seed: Of the order of batches; None for the order of length.
+        rank: Of this process.
+        world_size: Number of processes.
+    """
+
+    def __init__(
+        self, texts: MarkedRows, labels: np.ndarray, seed: int | None, rank: int, world_size: int
+    ) -> None:
+        self.texts, self.labels, self.lengths = texts, labels, texts.lengths
+        self._seed, self._rank, self._world_size = seed, rank, world_size
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def sampler(self, tokens_per_batch: int) -> EpochSampler:
+        """Return the batches of an epoch, of at most that many tokens with padding."""
+        seed, lengths = self._seed, self.lengths
+
+        def batches(epoch: int) -> list[np.ndarray]:
+            shuffle = None if seed is None else (seed, epoch)
+            return global_batches(lengths, lengths, tokens_per_batch, shuffle)
+
+        return EpochSampler(batches)
+
+    def targets(self, rows: np.ndarray | None = None) -> np.ndarray:
+        """Return the labels; only those of `rows`, if they are given."""
+        return self.labels if rows is None else self.labels[rows]
+
+    def __getitem__(self, item: Item) -> LabelledBatch:
+        rows = item[1]
+        tokens, segments = self.texts.take(rows)
+        mine = share(np.arange(len(rows)), self._rank, self._world_size)
         index = rows[mine].astype(np.int64)
         if len(mine) == 0:  # a rank without a row reads the first one, which does not count
             mine, index = np.array([0]), np.array([-1])
         return LabelledBatch(
             torch.from_numpy(tokens[mine]),
             torch.from_numpy(segments[mine]),
-            torch.from_numpy(labels[rows[mine]]),
+            torch.from_numpy(self.labels[rows[mine]]),
             torch.from_numpy(index),
             torch.tensor(len(rows)),
         )
@@ -127,18 +155,6 @@ def one_row(batch: LabelledBatch, row: int, length: int) -> LabelledBatch:
     )
 
 
-def longest_row(batch: LabelledBatch) -> LabelledBatch:
-    """Return the first row with the most tokens as a batch without padding."""
-    lengths = (batch.tokens != PAD).sum(dim=1)
-    row = int(lengths.argmax())
-    return one_row(batch, row, int(lengths[row]))
-
-
-def real_tokens(batch: LabelledBatch) -> Bool[Tensor, "row token"]:
-    """Return every token but padding and blank rows."""
-    return (batch.index >= 0)[:, None] & (batch.tokens != PAD)
-
-
 def random_tokens(rows: int, length: int, vocabulary: int) -> tuple[Tensor, Tensor]:
     """Return random tokens without padding, whose second half is the second text, and segments."""
     tokens = torch.randint(SPECIALS, vocabulary, (rows, length))
@@ -147,11 +163,11 @@ def random_tokens(rows: int, length: int, vocabulary: int) -> tuple[Tensor, Tens
 
 
 @final
-class LabelledRows:
-    """A split: (epoch, rows of a global batch) -> this rank's `LabelledBatch`.
+class LabelledRows(LabelledSplit):
+    """One or two texts with a class or a score.
 
-    An epoch has every row once. Rows are sorted into
-    batches of similar length, so that little is padding.
+    An epoch has every row once. Rows are sorted into batches of similar length, so that little is
+    padding.
 
     Args:
         corpus: A prepared corpus with labels.
@@ -179,41 +195,20 @@ class LabelledRows:
         regression: bool = False,
     ) -> None:
         self.regression = regression
-        self.labels = np.asarray(corpus.labels(split))
+        labels = np.asarray(corpus.labels(split))
         first = stored_texts(corpus, split, "first")
         second, marks, lengths = None, 2, np.zeros_like(first.lengths)
         if (corpus.folder / f"{split}.second.ids.npy").exists():
             second, marks = stored_texts(corpus, split, "second"), 3
             lengths = second.lengths
-        assert len(first.lengths) == len(lengths) == len(self.labels)
+        assert len(first.lengths) == len(lengths) == len(labels)
         self.cut = int(np.sum(first.lengths + lengths > window - marks))
         kept, others = cut_lengths(first.lengths, lengths, window - marks)
-        self._texts = MarkedRows(
+        texts = MarkedRows(
             first._replace(lengths=kept),
             None if second is None else second._replace(lengths=others),
         )
-        self.lengths = self._texts.lengths
-        self._seed, self._rank, self._world_size = seed, rank, world_size
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def sampler(self, tokens_per_batch: int) -> EpochSampler:
-        """Return the batches of an epoch, of at most that many tokens with padding."""
-        seed, lengths = self._seed, self.lengths
-
-        def batches(epoch: int) -> list[np.ndarray]:
-            shuffle = None if seed is None else (seed, epoch)
-            return global_batches(lengths, lengths, tokens_per_batch, shuffle)
-
-        return EpochSampler(batches)
-
-    def targets(self, rows: np.ndarray | None = None) -> np.ndarray:
-        """Return the labels; only those of `rows`, if they are given."""
-        return self.labels if rows is None else self.labels[rows]
-
-    def __getitem__(self, item: Item) -> LabelledBatch:
-        return self._texts.batch(item[1], self.labels, self._rank, self._world_size)
+        super().__init__(texts, labels, seed, rank, world_size)
 
 
 def stored_texts(corpus: PreparedCorpus, split: str, column: str) -> Texts:
@@ -257,11 +252,13 @@ class LabelledTask(Task):
 
     def real_tokens(self, batch: LabelledBatch) -> dict[str, Bool[Tensor, "row token"]]:
         """Return every token but padding and blank rows."""
-        return {"encoder": real_tokens(batch)}
+        return {"encoder": (batch.index >= 0)[:, None] & (batch.tokens != PAD)}
 
     def longest(self, batch: LabelledBatch) -> LabelledBatch:
-        """Return the first row with the most tokens."""
-        return longest_row(batch)
+        """Return the first row with the most tokens, without padding."""
+        lengths = (batch.tokens != PAD).sum(dim=1)
+        row = int(lengths.argmax())
+        return one_row(batch, row, int(lengths[row]))
 
     def texts(self, batch: LabelledBatch) -> tuple[Int[Tensor, "row token"], ...]:
         """Return the rows."""

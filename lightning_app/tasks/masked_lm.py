@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, final
+from typing import Any, Unpack, final
 
 import numpy as np
 import torch
@@ -11,18 +11,18 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from lightning_app.blocks.config import BlockConfig
-from lightning_app.data.batching import Item
+from lightning_app.core.errors import UserError
+from lightning_app.data.batching import EpochSampler
 from lightning_app.data.config import DataConfig
-from lightning_app.data.prepare import PreparedCorpus
-from lightning_app.data.tokenizer import EOS, MASK, SPECIALS
-from lightning_app.data.windows import Windows, packed
+from lightning_app.data.prepare import PreparedCorpus, equal_batches
+from lightning_app.data.tokenizer import MASK, SPECIALS
 from lightning_app.models.auxiliary_heads import watched
 from lightning_app.models.encoder_heads import MaskedLanguageModel, add_next_sentence
 from lightning_app.models.heads import ArchitectureConfig
 from lightning_app.models.loss import Evaluated, LossSums, ObjectiveConfig, sums_of_all_heads
 from lightning_app.models.output_loss import output_sums
-from lightning_app.tasks.base import Predictions, Task, join_ranks, task
-from lightning_app.tasks.masking import MaskedBatch, Masking
+from lightning_app.tasks.base import Predictions, Reading, Task, join_ranks, task
+from lightning_app.tasks.masking import MaskedBatch, MaskedSplit
 from lightning_app.tasks.next_sentence import PairRows, described
 
 PREDICTED = 0.15
@@ -30,58 +30,49 @@ PREDICTED = 0.15
 
 
 @final
-class MaskedRows(Windows):
-    """A split of windows: (epoch, windows of a global batch) -> this rank's `MaskedBatch`.
+class MaskedRows(MaskedSplit):
+    """Windows of packed text, which are full: sentences follow each other, each ended by EOS.
 
-    Tokens are masked when a batch is made (Devlin et al. 2019, section 3.1).
-
-    Args:
-        corpus: A prepared corpus of one language.
-        split: train, valid or test.
-        window: Tokens in a window.
-        probability: Share of a window's tokens that is predicted, rounded to at least one token.
-        seed: Of the masks and of the order; None for masks that are the same in every run and
-            epoch, and windows in the order of the text.
-        rank: Of this process.
-        world_size: Number of processes.
-        word_starts: See `Masking`.
+    Tokens are masked as in Devlin et al. 2019, section 3.1. The last tokens of the split, which
+    fill no window, are dropped: `remainder` of them.
     """
 
-    def __init__(
-        self,
-        corpus: PreparedCorpus,
-        split: str,
-        *,
-        window: int,
-        probability: float,
-        seed: int | None,
-        rank: int = 0,
-        world_size: int = 1,
-        word_starts: list[bool] | None = None,
-    ) -> None:
-        super().__init__(corpus, split, window, seed, rank, world_size)
-        self._predicted = max(1, round(probability * window))
-        self._masking = Masking(corpus.meta["vocab_size"], seed, word_starts)
+    def _read(self, corpus: PreparedCorpus, split: str) -> None:
+        self.ids = corpus.ids(split, "text")
+        count, self.remainder = divmod(len(self.ids), self.window)
+        if count == 0:
+            raise UserError(
+                f"data.window is {self.window}, but the {split} split has {len(self.ids)} tokens "
+                "in all"
+            )
+        self._windows = self.ids[: count * self.window].reshape(count, self.window)
 
-    def targets(self, rows: np.ndarray | None = None) -> np.ndarray:
-        """Return every token that is predicted in one epoch; where masks change, all but EOS.
+    def __len__(self) -> int:
+        return len(self._windows)
 
-        Only those in `rows`, if they are given.
-        """
-        if self.seed is not None and rows is None:
-            return self.ids[self.ids != EOS]
-        rows = np.arange(len(self)) if rows is None else rows
-        tokens = self.take(rows)
-        return tokens[self._masking.choose(0, rows, tokens, self._budgets(rows))]
+    def sampler(self, tokens_per_batch: int) -> EpochSampler:
+        """Return the batches of an epoch, all with the same number of windows but the last."""
+        count, per_batch, seed = len(self), max(1, tokens_per_batch // self.window), self._seed
 
-    def __getitem__(self, item: Item) -> MaskedBatch:
-        epoch, rows = item
-        tokens, budgets = self.take(rows), self._budgets(rows)
-        return self._masking.batch(epoch, rows, tokens, budgets, self.rank, self.world_size)
+        def batches(epoch: int) -> list[np.ndarray]:
+            return equal_batches(count, per_batch, None if seed is None else (seed, epoch))
 
-    def _budgets(self, rows: np.ndarray) -> np.ndarray:
-        """Return how many tokens each window predicts, unless it has fewer."""
-        return np.full(len(rows), self._predicted)
+        return EpochSampler(batches)
+
+    def _whole(self, epoch: int, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        predicted = max(1, round(self._probability * self.window))
+        return self._windows[rows].astype(np.int64), np.full(len(rows), predicted)
+
+
+def packed(rows: Mapping[str, MaskedRows]) -> str:
+    """Return the numbers of windows of the splits, for the description of the corpus."""
+    splits = list(rows.values())
+    counts = " / ".join(f"{len(of):,}" for of in splits)
+    dropped = " / ".join(str(of.remainder) for of in splits)
+    return (
+        f"; packed into {counts} windows of {splits[0].window} tokens, the last {dropped} tokens "
+        "left out"
+    )
 
 
 @task("masked_lm")
@@ -110,14 +101,8 @@ class MaskedLanguageModelling(Task):
         return model
 
     @classmethod
-    def rows(
-        cls,
-        corpus: PreparedCorpus,
-        split: str,
-        data: DataConfig,
-        seed: int | None,
-        rank: int = 0,
-        world_size: int = 1,
+    def _rows(
+        cls, corpus: PreparedCorpus, split: str, data: DataConfig, **part: Unpack[Reading]
     ) -> MaskedRows | PairRows:
         """Return a split of windows or of pairs, masked with `data.mask_probability`."""
         kind = PairRows if data.next_sentence else MaskedRows
@@ -126,10 +111,8 @@ class MaskedLanguageModelling(Task):
             split,
             window=data.window,
             probability=data.mask_probability,
-            seed=seed,
-            rank=rank,
-            world_size=world_size,
             word_starts=corpus.tokenizer.word_starts() if data.whole_word else None,
+            **part,
         )
 
     @classmethod

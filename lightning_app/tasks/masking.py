@@ -1,12 +1,14 @@
 """Which tokens of a row are masked, and what the model reads in their place."""
 
+from abc import ABC, abstractmethod
 from typing import NamedTuple, final
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_app.data.prepare import share
+from lightning_app.data.batching import Item
+from lightning_app.data.prepare import PreparedCorpus, share
 from lightning_app.data.tokenizer import BOS, EOS, MASK, PAD, SPECIALS
 
 FIXED_SEED = 0  # of validation and test masks, whatever the seed of the run
@@ -160,3 +162,74 @@ def _mix(x: np.ndarray) -> np.ndarray:
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))
+
+
+class MaskedSplit(ABC):
+    """A split whose tokens are masked when a batch is made.
+
+    (epoch, rows of a global batch) -> this rank's `MaskedBatch`.
+
+    Args:
+        corpus: A prepared corpus of one language.
+        split: train, valid or test.
+        window: The most tokens of a row, with its marks.
+        probability: The share of the tokens of a row that is predicted, rounded to at least one.
+        seed: Of the rows, their masks and their order; None for rows and masks that are the same in
+            every run and epoch, in the order of the text.
+        rank: Of this process.
+        world_size: Number of processes.
+        word_starts: See `Masking`.
+
+    Attributes:
+        ids: Every token of the split, int32.
+    """
+
+    ids: np.ndarray
+
+    def __init__(
+        self,
+        corpus: PreparedCorpus,
+        split: str,
+        *,
+        window: int,
+        probability: float,
+        seed: int | None,
+        rank: int = 0,
+        world_size: int = 1,
+        word_starts: list[bool] | None = None,
+    ) -> None:
+        self.window, self._probability = window, probability
+        self._seed, self._rank, self._world_size = seed, rank, world_size
+        self._masking = Masking(corpus.meta["vocab_size"], seed, word_starts)
+        self._read(corpus, split)
+
+    @abstractmethod
+    def _read(self, corpus: PreparedCorpus, split: str) -> None:
+        """Cut the text of a split into rows."""
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def _whole(self, epoch: int, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the tokens of rows before masking, and how many of each are predicted."""
+
+    def targets(self, rows: np.ndarray | None = None) -> np.ndarray:
+        """Return every token that is predicted in one epoch; where masks change, all but EOS.
+
+        Only those in `rows`, if they are given.
+        """
+        if self._seed is not None and rows is None:
+            return self.ids[self.ids != EOS]
+        rows = np.arange(len(self)) if rows is None else rows
+        tokens, budgets = self._whole(0, rows)
+        return tokens[self._masking.choose(0, rows, tokens, budgets)]
+
+    def __getitem__(self, item: Item) -> MaskedBatch:
+        epoch, rows = item
+        return self._masked(epoch, rows, *self._whole(epoch, rows))
+
+    def _masked(
+        self, epoch: int, rows: np.ndarray, tokens: np.ndarray, budgets: np.ndarray
+    ) -> MaskedBatch:
+        return self._masking.batch(epoch, rows, tokens, budgets, self._rank, self._world_size)

@@ -16,9 +16,10 @@ import torch
 
 from lightning_app.data.batching import EpochSampler, Item
 from lightning_app.data.prepare import PreparedCorpus, share
-from lightning_app.data.tokenizer import BOS, EOS, PAD
+from lightning_app.data.tokenizer import EOS
 from lightning_app.models.encoder_heads import NEXT, RANDOM
-from lightning_app.tasks.masking import FIXED_SEED, MaskedBatch, Masking
+from lightning_app.tasks.labelled import MarkedRows, Texts, cut_lengths
+from lightning_app.tasks.masking import FIXED_SEED, MaskedBatch, MaskedSplit
 
 MARKS = 3  # BOS before a pair, EOS after each of its texts
 SHORT = 0.1
@@ -105,54 +106,28 @@ def cut_to(spans: Spans, longest: int, random: np.random.Generator) -> Spans:
     Each is dropped at the front or at the back, by a fair coin.
     """
     one, two = spans.lengths
-    over = np.maximum(0, one + two - longest)
-    # First the longer text loses tokens until both are as long, then they take turns.
-    difference = np.minimum(over, np.abs(one - two))
-    turns = over - difference
-    of_first = np.where(one > two, difference, 0) + turns // 2
-    of_second = np.where(one > two, 0, difference) + turns - turns // 2
+    kept = cut_lengths(one, two, longest)
 
     def shortened(text: np.ndarray, dropped: np.ndarray) -> np.ndarray:
         front = random.binomial(dropped, 0.5)
         return np.stack([text[:, 0] + front, text[:, 1] - (dropped - front)], axis=1)
 
-    return Spans(shortened(spans.first, of_first), shortened(spans.second, of_second), spans.random)
+    first, second = shortened(spans.first, one - kept[0]), shortened(spans.second, two - kept[1])
+    return Spans(first, second, spans.random)
 
 
 @final
-class PairRows:
-    """A split of pairs: (epoch, pairs of a global batch) -> this rank's `MaskedBatch`.
+class PairRows(MaskedSplit):
+    """Pairs of texts.
 
     A row is BOS, the first text, EOS, the second text, EOS: BERT's [CLS] and [SEP] are our BOS and
     EOS. A pair of n tokens, marks included, predicts the share `probability` of n.
 
     An epoch goes through the text once. It has as many batches as epoch 0, which all have as many
     pairs, to within one: their number is different in each epoch, and so is that of a batch.
-
-    Args:
-        corpus: A prepared corpus of sentences.
-        split: train, valid or test.
-        window: The most tokens of a pair, with its marks.
-        probability: The share of tokens that is predicted, rounded to at least one token.
-        seed: Of pairs, masks and order; None for pairs and masks that are the same in every run and
-            epoch, in the order of the text.
-        rank: Of this process.
-        world_size: Number of processes.
-        word_starts: See `Masking`.
     """
 
-    def __init__(
-        self,
-        corpus: PreparedCorpus,
-        split: str,
-        *,
-        window: int,
-        probability: float,
-        seed: int | None,
-        rank: int = 0,
-        world_size: int = 1,
-        word_starts: list[bool] | None = None,
-    ) -> None:
+    def _read(self, corpus: PreparedCorpus, split: str) -> None:
         ids = corpus.ids(split, "text")
         offsets = np.asarray(corpus.offsets(split, "text"))
         self.ids = ids[ids != EOS]  # each sentence has one, and a text of several has none inside
@@ -160,12 +135,6 @@ class PairRows:
         assert self._starts[-1] == len(self.ids)
         documents = np.searchsorted(offsets, np.asarray(corpus.documents(split)))
         self._documents = [*documents.tolist(), len(offsets) - 1]
-        self.window = window
-        self._probability = probability
-        self._seed = seed
-        self._rank = rank
-        self._world_size = world_size
-        self._masking = Masking(corpus.meta["vocab_size"], seed, word_starts)
         first = self._draw(0)
         self._count, self.random_share = len(first.random), float(first.random.mean())
         self._drawn = (0, first)
@@ -206,31 +175,16 @@ class PairRows:
     def take(self, epoch: int, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return tokens (rows, longest), their segments, and the length of each row with marks."""
         spans = self.spans(epoch)
-        one, two = (of[rows] for of in spans.lengths)
-        lengths = one + two + MARKS
-        place = np.arange(lengths.max())
-        end, last = one[:, None] + 1, lengths[:, None] - 1  # the places of both EOS
-        in_first = (place > 0) & (place < end)
-        in_second = (place > end) & (place < last)
-        from_first = spans.first[rows, :1] + place - 1
-        from_second = spans.second[rows, :1] + place - end - 1
-        source = np.where(in_first, from_first, np.where(in_second, from_second, 0))
-        tokens = np.where(in_first | in_second, self.ids[source], PAD).astype(np.int64)
-        tokens[(place == end) | (place == last)] = EOS
-        tokens[:, 0] = BOS
-        segments = ((place > end) & (place <= last)).astype(np.int64)
-        return tokens, segments, lengths
+        first, second = (
+            Texts(self.ids, of[rows, 0], of[rows, 1] - of[rows, 0])
+            for of in (spans.first, spans.second)
+        )
+        texts = MarkedRows(first, second)
+        return *texts.take(np.arange(len(rows))), texts.lengths
 
-    def targets(self, rows: np.ndarray | None = None) -> np.ndarray:
-        """Return every token that is predicted in one epoch; where masks change, all of the text.
-
-        Only those in `rows`, if they are given.
-        """
-        if self._seed is not None and rows is None:
-            return self.ids
-        rows = np.arange(len(self)) if rows is None else rows
-        tokens, _, lengths = self.take(0, rows)
-        return tokens[self._masking.choose(0, rows, tokens, self._budgets(lengths))]
+    def _whole(self, epoch: int, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        tokens, _, lengths = self.take(epoch, rows)
+        return tokens, self._budgets(lengths)
 
     def _budgets(self, lengths: np.ndarray) -> np.ndarray:
         return np.maximum(1, np.rint(self._probability * lengths)).astype(np.int64)
@@ -238,16 +192,11 @@ class PairRows:
     def __getitem__(self, item: Item) -> MaskedBatch:
         epoch, rows = item
         tokens, segments, lengths = self.take(epoch, rows)
-        budgets = self._budgets(lengths)
-        batch = self._masking.batch(epoch, rows, tokens, budgets, self._rank, self._world_size)
+        batch = self._masked(epoch, rows, tokens, self._budgets(lengths))
         mine = share(np.arange(len(rows)), self._rank, self._world_size)
         labels = np.where(self.spans(epoch).random[rows[mine]], RANDOM, NEXT)
         if len(mine) == 0:
-            segments, labels, mine = (
-                np.zeros((1, len(segments[0])), np.int64),
-                np.array([NEXT]),
-                [0],
-            )
+            segments, labels, mine = np.zeros_like(segments[:1]), np.array([NEXT]), [0]
         return batch._replace(
             segments=torch.from_numpy(segments[mine]),
             follows=torch.from_numpy(labels),

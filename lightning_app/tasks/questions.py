@@ -1,9 +1,4 @@
-"""Questions and their contexts as rows of tokens.
-
-The texts of the questions of an evaluated split, and answers from logits of their windows.
-
-Questions with the windows of their contexts, in batches of windows of similar length.
-"""
+"""Questions with the windows of their contexts as rows, and the answers that windows give."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -13,8 +8,8 @@ from typing import NamedTuple, final
 import numpy as np
 
 from lightning_app.core.errors import UserError
-from lightning_app.data.batching import EpochSampler, Item
-from lightning_app.data.prepare import PreparedCorpus, global_batches
+from lightning_app.data.batching import EpochSampler
+from lightning_app.data.prepare import PreparedCorpus
 from lightning_app.scores.offsets import PieceOffsets
 from lightning_app.scores.squad import (
     NULL,
@@ -24,7 +19,7 @@ from lightning_app.scores.squad import (
     context_windows,
     window_label,
 )
-from lightning_app.tasks.labelled import LabelledBatch, MarkedRows, Texts, stored_texts
+from lightning_app.tasks.labelled import LabelledSplit, MarkedRows, Texts, stored_texts
 
 CONTEXTS = 4
 """Contexts whose tokens are kept: the questions of a context follow each other."""
@@ -85,8 +80,8 @@ MAX_QUESTION = 64
 
 
 @final
-class QuestionRows:
-    """A split: (epoch, rows of a global batch) -> this rank's `LabelledBatch`. A row is a window.
+class QuestionRows(LabelledSplit):
+    """Windows of contexts with the places of an answer. A row is a window.
 
     A row is ``BOS question EOS window EOS``. Its label is the places of the first and the last
     token of the first gold answer; (0, 0), which is BOS, where the window does not hold all of it
@@ -143,7 +138,7 @@ class QuestionRows:
         question = np.repeat(np.arange(len(counts)), counts)
         places = np.array([(w.start, w.length) for of in self.windows for w in of])
         spans = np.asarray(corpus.labels(split)).astype(np.int64)
-        self.labels = np.array(
+        labels = np.array(
             [
                 window_label(w, None if first < 0 else (first, last))
                 for of, (first, last) in zip(self.windows, spans.tolist(), strict=True)
@@ -152,37 +147,22 @@ class QuestionRows:
             dtype=np.int64,
         )
         starts = contexts.starts[self.holders][question] + places[:, 0]
-        self._texts = MarkedRows(
+        texts = MarkedRows(
             Texts(asked.ids, asked.starts[question], asked.lengths[question]),
             Texts(contexts.ids, starts, places[:, 1]),
         )
-        self.lengths = self._texts.lengths
+        super().__init__(texts, labels, seed, rank, world_size)
         self.window, self.stride = window, stride
-        self._seed, self._rank, self._world_size = seed, rank, world_size
-
-    def __len__(self) -> int:
-        return len(self.labels)
 
     def sampler(self, tokens_per_batch: int) -> EpochSampler:
         """Return the batches of an epoch, of at most that many tokens with padding.
 
         In an evaluation the windows of one question may have more.
         """
-        seed, lengths = self._seed, self.lengths
-
-        def batches(epoch: int) -> list[np.ndarray]:
-            if seed is None:
-                return whole_questions(lengths, self.first_rows, tokens_per_batch)
-            return global_batches(lengths, lengths, tokens_per_batch, (seed, epoch))
-
-        return EpochSampler(batches)
-
-    def targets(self, rows: np.ndarray | None = None) -> np.ndarray:
-        """Return the labels; only those of `rows`, if they are given."""
-        return self.labels if rows is None else self.labels[rows]
-
-    def __getitem__(self, item: Item) -> LabelledBatch:
-        return self._texts.batch(item[1], self.labels, self._rank, self._world_size)
+        if self._seed is not None:
+            return super().sampler(tokens_per_batch)
+        batches = whole_questions(self.lengths, self.first_rows, tokens_per_batch)
+        return EpochSampler(lambda _: batches)
 
     def without_answer(self) -> int:
         """Return the number of rows with the label of no answer."""

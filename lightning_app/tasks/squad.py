@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from typing import Any, final
+from typing import Any, Unpack, final
 
 import numpy as np
 import torch
@@ -13,10 +13,10 @@ from lightning_app.blocks.config import BlockConfig
 from lightning_app.core.errors import UserError
 from lightning_app.data.config import DataConfig
 from lightning_app.data.prepare import PreparedCorpus
-from lightning_app.data.tokenizer import unigram_entropy
+from lightning_app.data.tokenizer import PAD, unigram_entropy
 from lightning_app.models.encoder_heads import SpanPredictor
 from lightning_app.models.heads import ArchitectureConfig, embedding_of
-from lightning_app.models.loss import Evaluated, LossSums
+from lightning_app.models.loss import Evaluated, LossSums, counted_sums
 from lightning_app.scores.squad import (
     Golds,
     apply_null_threshold,
@@ -24,13 +24,12 @@ from lightning_app.scores.squad import (
     score_v1,
     score_v2,
 )
-from lightning_app.tasks.base import Predictions, join_ranks, task
+from lightning_app.tasks.base import Predictions, Reading, join_ranks, task
 from lightning_app.tasks.labelled import (
     LabelledBatch,
     LabelledTask,
     one_row,
     random_tokens,
-    real_tokens,
 )
 from lightning_app.tasks.questions import (
     Answer,
@@ -75,25 +74,11 @@ class SQuAD(LabelledTask):
         return SpanPredictor(stacks["encoder"], architecture.sizes(), embedding)
 
     @classmethod
-    def rows(
-        cls,
-        corpus: PreparedCorpus,
-        split: str,
-        data: DataConfig,
-        seed: int | None,
-        rank: int = 0,
-        world_size: int = 1,
+    def _rows(
+        cls, corpus: PreparedCorpus, split: str, data: DataConfig, **part: Unpack[Reading]
     ) -> QuestionRows:
         """Return a split as batches of windows of similar length."""
-        return QuestionRows(
-            corpus,
-            split,
-            window=data.window,
-            stride=data.context_stride,
-            seed=seed,
-            rank=rank,
-            world_size=world_size,
-        )
+        return QuestionRows(corpus, split, window=data.window, stride=data.context_stride, **part)
 
     @classmethod
     def check(cls, corpus: PreparedCorpus, data: DataConfig) -> None:
@@ -155,7 +140,8 @@ class SQuAD(LabelledTask):
             split: valid or test.
             datamodule: Holds the corpus.
         """
-        rows = self.rows(datamodule.corpus, split, datamodule.config, None)
+        everything = Reading(seed=None, rank=0, world_size=1)
+        rows = self._rows(datamodule.corpus, split, datamodule.config, **everything)
         texts = QuestionTexts(datamodule.corpus, split)
         found: dict[int, Answer | None] = {}
         for number, windows in enumerate(rows.windows):
@@ -215,7 +201,7 @@ class SQuAD(LabelledTask):
 def logits_by_row(logits: Tensor, batch: LabelledBatch) -> dict[int, np.ndarray]:
     """Return (2, token) of each row that counts, without padding."""
     wide = logits.detach().to(torch.promote_types(logits.dtype, torch.float32)).cpu().numpy()
-    lengths = real_tokens(batch).sum(dim=1).tolist()
+    lengths = (batch.tokens != PAD).sum(dim=1).tolist()
     rows = zip(batch.index.tolist(), wide, lengths, strict=True)
     return {row: of[:, :length].copy() for row, of, length in rows if row >= 0}
 
@@ -228,17 +214,7 @@ def span_sums(
     """Sum ``(CE_start + CE_end) / 2`` over the `counted` rows; right are rows with both places."""
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     nll = -logits.log_softmax(dim=2).gather(2, labels[:, :, None]).squeeze(2).mean(dim=1)
-    correct = by_token = None
-    if not torch.is_grad_enabled():
-        correct = ((logits.argmax(dim=2) == labels).all(dim=1) & counted).sum()
-        by_token = torch.stack([nll * counted, counted.to(nll)])
-    return LossSums(
-        loss=(nll * counted).sum(),
-        nll=(nll.detach() * counted).sum(),
-        correct=correct,
-        tokens=counted.sum(),
-        by_token=by_token,
-    )
+    return counted_sums(nll, nll, counted, lambda: (logits.argmax(dim=2) == labels).all(dim=1))
 
 
 def scores_v1(golds: Golds, answers: Mapping[str, Answer]) -> dict[str, float]:

@@ -1,7 +1,7 @@
 """Translation: pairs of sentences, cross-entropy in training, search and BLEU in evaluation."""
 
 from functools import partial
-from typing import Any, NamedTuple, final
+from typing import Any, NamedTuple, Unpack, final
 
 import numpy as np
 import sacrebleu
@@ -18,7 +18,7 @@ from lightning_app.models.heads import EncoderDecoder
 from lightning_app.models.loss import Evaluated, LossSums, ObjectiveConfig, sums_of_all_heads
 from lightning_app.models.output_loss import output_sums
 from lightning_app.models.search import Marks, SearchConfig, search
-from lightning_app.tasks.base import Predictions, Task, join_ranks, task
+from lightning_app.tasks.base import Predictions, Reading, Task, join_ranks, task
 
 GREEDY = SearchConfig(beam=1)
 MARKS = Marks(bos=BOS, eos=EOS, mask=MASK)
@@ -120,17 +120,11 @@ class Translation(Task):
         self._hypotheses: dict[int, list[int]] = {}
 
     @classmethod
-    def rows(
-        cls,
-        corpus: PreparedCorpus,
-        split: str,
-        data: DataConfig,
-        seed: int | None,
-        rank: int = 0,
-        world_size: int = 1,
+    def _rows(
+        cls, corpus: PreparedCorpus, split: str, data: DataConfig, **part: Unpack[Reading]
     ) -> TranslationRows:
         """Return a split of pairs."""
-        return TranslationRows(corpus, split, seed, rank, world_size)
+        return TranslationRows(corpus, split, **part)
 
     def logits(self, model: EncoderDecoder, batch: TranslationBatch) -> Tensor:
         """Return the logits of target tokens 1.., ``(batch, target - 1, vocabulary)``."""

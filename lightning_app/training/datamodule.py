@@ -1,9 +1,4 @@
-"""The LightningDataModule of all tasks, and how many batches a Trainer takes from it.
-
-How many batches and steps the limits of a Trainer allow, and which of its ranks this is.
-
-The LightningDataModule of every corpus and every task.
-"""
+"""The LightningDataModule of every corpus and task, and what a Trainer's limits make of it."""
 
 import os
 from collections.abc import Mapping

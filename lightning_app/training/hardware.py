@@ -1,11 +1,4 @@
-"""The hardware of a run: its devices, its ranks, and its arithmetic.
-
-The hardware of a run: its name, since results depend on it, and the memory of a CPU.
-
-The process group of one cell: one process for each device, all on this host.
-
-The provenance of a run on this machine now, to compare with that of finished runs.
-"""
+"""The devices of a run, their process group, and the provenance that this machine records."""
 
 import ctypes
 import os

@@ -1,9 +1,4 @@
-"""The LightningModule of all models.
-
-Which optimizer steps are logged.
-
-The one LightningModule: a thin system around a plain model and its objective.
-"""
+"""The one LightningModule: a thin system around a plain model and its objective."""
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext

@@ -1,13 +1,4 @@
-"""One run: prepared, trained, and recorded.
-
-Check that the folder of a run holds no other experiment.
-
-A run before its training: config, folder, checkpoint and data, found and checked.
-
-One run in its folder, for `ablate fit` and for the cells of a grid.
-
-A cell of a grid as a run: from the config in its folder, and from its last checkpoint.
-"""
+"""One run in its folder, for `ablate fit` and for the cells of a grid."""
 
 import hashlib
 import logging

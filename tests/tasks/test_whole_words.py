@@ -2,7 +2,7 @@
 
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -144,11 +144,9 @@ def test_a_word_of_a_word_tokenizer_is_one_piece(tmp_path: Path, text_config) ->
 def test_the_config_asks_for_whole_words(corpus: PreparedCorpus, text_config) -> None:
     fields: dict[str, Any] = {"tokenizer": "bpe", "vocab_size": 40, "task": "masked_lm"}
     fields |= {"window": WINDOW, "mask_probability": 0.3}
-    root = corpus.folder
+    root, task_rows = corpus.folder, cast(Any, MaskedLanguageModelling.rows)
     rows = {
-        whole: MaskedLanguageModelling.rows(
-            corpus, "train", text_config(root, whole_word=whole, **fields), 1
-        )
+        whole: task_rows(corpus, "train", text_config(root, whole_word=whole, **fields), 1)
         for whole in (False, True)
     }
     batches = [of[0, np.arange(40)] for of in rows.values()]

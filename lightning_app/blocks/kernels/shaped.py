@@ -1,14 +1,11 @@
-"""Shaped attention, and where its map is cut into parts.
+"""Attention from scores to weights by the definition, and shaped attention without its map.
 
-The shaped map without any map: ``(alpha I + beta A - gamma C) V`` from ``A V`` and V.
+The definition is the reference of every fast form, and what probes use. The fast forms are
+PyTorch's `scaled_dot_product_attention` and `attend_plainly` in `kernels`, and `tiling.Softmax`
+for maps that are never stored whole.
 
-He & Hofmann 2023 (2311.01906, equation 6). ``C V`` is a mean of V, so that time and memory are
-linear in the length.
-
-From scores to weights by the definition: the reference of every fast form, used by probes.
-
-The fast forms are PyTorch's `scaled_dot_product_attention` and `attend_plainly` in `kernels`, and
-`tiling.Softmax` for maps that are never stored whole.
+``(alpha I + beta A - gamma C) V`` comes from ``A V`` and V (He & Hofmann 2023, 2311.01906, equation
+6). ``C V`` is a mean of V, so that time and memory are linear in the length.
 """
 
 from typing import Any, final

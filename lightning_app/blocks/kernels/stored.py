@@ -1,15 +1,7 @@
 """Attention whose maps are stored for the backward pass, in float32 part by part or in bfloat16.
 
-The error of backward passes that have no second derivative.
-
-PyTorch's `once_differentiable` raises an error only if the incoming gradient requires a gradient.
-If only a saved tensor requires one, it omits terms without an error. So our backward passes check
-`torch.is_grad_enabled()`, which is true only in a backward pass with `create_graph=True`.
-
-Residual and shaped attention that store their maps: the fastest form where these are small.
-
 One pass computes residual (He et al. 2021, RealFormer, 2012.11747) and shaped attention (He &
-Hofmann 2023, 2311.01906, equation 6), alone or together:
+Hofmann 2023, 2311.01906, equation 6), alone or together, the fastest form where maps are small:
 
 ``Z = Q K^T / sqrt(d_k) + Z_below``, ``A = dropout(softmax(Z / divisor + mask))``,
 ``M = alpha I + beta A - gamma C``, ``O = M V``
@@ -17,11 +9,13 @@ Hofmann 2023, 2311.01906, equation 6), alone or together:
 Every product of a batch is one call for each head, of all sentences (or the reverse), which reads
 queries, keys and values where the projections left them. Autograd's own form copies them first.
 
-Attention over few keys in bfloat16 on a CPU.
+Over few keys in bfloat16 on a CPU, PyTorch's SDPA multiplies one small matrix after another, and
+its backward pass takes longer than in float32. Here the maps of all heads are multiplied at once,
+and the backward pass keeps the maps. The scores and their softmax are computed in float32.
 
-PyTorch's SDPA multiplies one small matrix after another there, and in bfloat16 its backward pass
-takes longer than in float32. Here the maps of all heads are multiplied at once, and the backward
-pass keeps the maps. The scores and their softmax are computed in float32.
+PyTorch's `once_differentiable` raises an error only if the incoming gradient requires a gradient.
+If only a saved tensor requires one, it omits terms without an error. So our backward passes check
+`torch.is_grad_enabled()`, which is true only in a backward pass with `create_graph=True`.
 """
 
 from typing import Any, NamedTuple, final

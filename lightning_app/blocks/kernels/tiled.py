@@ -1,18 +1,14 @@
-"""Attention in tiles, whose scores are computed again in the backward pass.
+"""Attention in tiles that fit a processor's cache; the backward pass computes scores again.
 
-Attention maps in tiles that stay in a processor's cache, forward and backward.
+A chain of residual attention keeps one map of scores for all of its layers: the running sum
+``Z_n = Z_{n-1} + S_n`` of He et al. 2021 (RealFormer, 2012.11747) can be undone. The backward pass
+makes the softmax again from Z_n and then subtracts ``S_n = Q_n K_n^T`` to have Z_{n-1}. With the
+gradient of Z that makes two maps in total, for any depth. Both are in float32 at least, so that the
+subtraction costs no accuracy.
 
-Residual attention that keeps one map of scores for a whole chain of layers.
-
-The running sum ``Z_n = Z_{n-1} + S_n`` of He et al. 2021 (RealFormer, 2012.11747) can be undone:
-the backward pass makes the softmax again from Z_n and then subtracts ``S_n = Q_n K_n^T`` to have
-Z_{n-1}. With the gradient of Z that makes two maps in total, for any depth. Both are in float32 at
-least, so that the subtraction costs no accuracy.
-
-Residual attention that stores no map: scores are recomputed and summed, tile by tile.
-
-``Z_n = sum_i Q_i K_i^T / sqrt(d_k)`` over the layers i = 1 .. n (an exact identity: the scores of
-concatenated heads). Memory is linear in the length; time grows with the square of the depth.
+Or it stores no map: ``Z_n = sum_i Q_i K_i^T / sqrt(d_k)`` over the layers i = 1 .. n (an exact
+identity: the scores of concatenated heads), summed tile by tile. Memory is linear in the length;
+time grows with the square of the depth.
 """
 
 from collections.abc import Iterator

@@ -1,9 +1,4 @@
-"""Presets that change what attention computes, and the simplified blocks.
-
-Changes inside attention.
-
-Parallel and simplified blocks: one sum, no attention skip, no values, no norms.
-"""
+"""Presets that change what attention computes, and parallel and simplified blocks."""
 
 from dataclasses import replace
 from typing import Literal

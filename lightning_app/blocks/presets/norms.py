@@ -1,13 +1,4 @@
-"""Presets that change the places of norms, and how large a branch is at the start.
-
-The same norms at every sub-layer: after the sum, before the branch, or on both sides.
-
-Post-LN that is trainable at depth: by its skips, its initial values, or a second stream.
-
-Branches that are small at the start, with or without a norm.
-
-Norms that differ from layer to layer or from part to part of a block.
-"""
+"""Presets that change the places of norms, skips, and how large a branch is at the start."""
 
 from dataclasses import replace
 

@@ -1,15 +1,4 @@
-"""Corpora of text: books, a generated one, files of one's own, tinyshakespeare, WikiText-2.
-
-The corpus of the synthetic grammar: German-English pairs without a download.
-
-Text files of the user.
-
-Tiny Shakespeare: a million characters of plays (Karpathy 2015), in nanoGPT's split.
-
-WikiText-2: English articles, word level (Merity et al. 2017, 1609.07843).
-
-Books in the public domain and the articles of WikiText-2, for pretraining with documents.
-"""
+"""Corpora of text: files of a user, the synthetic grammar, plays, WikiText-2 and books."""
 
 import hashlib
 import re

@@ -1,8 +1,4 @@
-"""The forms of German and English words, and their order.
-
-The forms of German and English words, and what a phrase and a clause hold.
-
-The order of words in a German and in an English clause.
+"""The forms of German and English words, what a phrase and a clause hold, and the order of both.
 
 German order: first place, finite verb, pronouns, subject, dative, time, frequency, accusative,
 nicht, manner, company, place, rest of the verb. English order: time if it is first in German,

@@ -1,8 +1,4 @@
-"""Clauses and sentence pairs of the synchronous grammar.
-
-Draws noun phrases and clauses.
-
-A synchronous grammar: German and English sentences with the same meaning, without a download.
+"""A synchronous grammar: German and English sentences with the same meaning, without a download.
 
 It has what makes German-English word order hard: the finite verb in second place after several
 kinds of first constituent, verbs at the end of subordinate and relative clauses, separable verbs,

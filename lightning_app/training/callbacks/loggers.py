@@ -1,12 +1,4 @@
-"""The loggers of a run.
-
-The TensorBoard logger: at most about forty tags for a run, since more make it slow.
-
-The pictures of a run: its block as SVG, and its attention maps in TensorBoard.
-
-The curves of an attempt as a table that a kill cannot empty.
-
-Loggers that a config adds to those of every run: their names, groups, tags and hyperparameters.
+"""The loggers of a run: curves, TensorBoard, pictures, and those that a config adds.
 
 They only observe: `trainer.logger` is part of no id.
 """

@@ -1,11 +1,4 @@
-"""Callbacks that count: tokens per second, and parameters.
-
-The speed and the progress of a run.
-
-The number of parameters in one line, in place of Lightning's table of modules.
-
-The profiler of runs without profiling.
-"""
+"""Callbacks that count and show: tokens per second, steps, the clock, the number of parameters."""
 
 import json
 import os

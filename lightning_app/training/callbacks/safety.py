@@ -1,15 +1,4 @@
-"""Callbacks that keep a run whole: checkpoints on signals, pruning, origin, and equal ranks.
-
-Save a checkpoint when a signal stops a run.
-
-Checks that averages of weights are exact.
-
-A run that a pruner may end early: it reports a metric, and stops when a file appears.
-
-The provenance of a run, which is stored with each attempt and in every checkpoint.
-
-Check that all ranks of a run train the same experiment.
-"""
+"""Callbacks that keep a run whole: signals, pruning, provenance, equal ranks, exact averages."""
 
 import json
 import math
