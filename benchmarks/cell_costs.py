@@ -36,7 +36,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 
 from lightning_app.config.grid import GridSpec, read_spec
 from lightning_app.grids import program
-from lightning_app.grids.cells import cell_tree, combinations
+from lightning_app.grids.plan import cell_tree, combinations
 from lightning_app.grids.slots import Slot
 from lightning_app.grids.workers import Job, cell_environment, run_rank, share_cores
 from lightning_app.runs.folder import RunFolder

@@ -11,8 +11,7 @@ import yaml
 from lightning_app.config.config import resolve
 from lightning_app.config.experiment import identity_of
 from lightning_app.config.grid import read_spec
-from lightning_app.grids.cells import cell_tree
-from lightning_app.grids.plan import expand
+from lightning_app.grids.plan import cell_tree, expand
 from lightning_app.training.run import run_cell
 from tests import questions, tables
 from tests.documents import write_books

@@ -12,8 +12,8 @@ import yaml
 from lightning_app.config.config import check_rows, resolve
 from lightning_app.config.experiment import cell_id
 from lightning_app.core.errors import UserError
-from lightning_app.data.corpus import resolved_data
 from lightning_app.data.prepare import prepare
+from lightning_app.data.sources import resolved_data
 from tests import warm
 
 SYNTHETIC = Path("ablations/base/synthetic.yaml")

@@ -16,8 +16,8 @@ from lightning_app.config.classes import named_class
 from lightning_app.config.run_plugins import require, require_of
 from lightning_app.core.errors import UserError
 from lightning_app.data.config import DataConfig
-from lightning_app.data.corpus import resolved_data
 from lightning_app.data.prepare import PreparedCorpus
+from lightning_app.data.sources import resolved_data
 from lightning_app.data.tokenizer import BOS, EOS, MASK, PAD, UNK, Tokenizer, load_tokenizer, sha256
 from lightning_app.models.search import Sampling, sample_texts, search
 from lightning_app.runs.folder import NAMED, RunFolder

@@ -55,6 +55,6 @@ def read_data(config: Path) -> DataConfig:
     """Return the completed `data` section of a user's config file."""
     tree, _ = strict_yaml.read_yaml_file(config)
     from lightning_app.config.config import resolve
-    from lightning_app.data.corpus import resolved_data
+    from lightning_app.data.sources import resolved_data
 
     return resolved_data(resolve(tree, str(config))["data"])

@@ -16,9 +16,8 @@ from lightning_app.config.trainer import TrainerConfig
 from lightning_app.core.errors import UserError, named
 from lightning_app.core.schema import as_plain, check_keys, read
 from lightning_app.data.config import DataConfig
-from lightning_app.data.corpus import resolved_data
 from lightning_app.data.prepare import PreparedCorpus, find
-from lightning_app.data.sources import require_test
+from lightning_app.data.sources import require_test, resolved_data
 from lightning_app.models.heads import ArchitectureConfig
 from lightning_app.models.loss import ObjectiveConfig
 from lightning_app.models.optim import OptimizerConfig, ScheduleConfig

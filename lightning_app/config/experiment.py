@@ -29,7 +29,7 @@ from lightning_app.config.identity import (
 from lightning_app.config.trainer import OWN_DEFAULTS
 from lightning_app.core.errors import UserError
 from lightning_app.core.schema import read
-from lightning_app.data.corpus import corpus_of
+from lightning_app.data.sources import corpus_of
 from lightning_app.models.heads import ArchitectureConfig
 from lightning_app.models.loss import ObjectiveConfig
 from lightning_app.models.optim import OptimizerConfig, ScheduleConfig, build_optimizer

@@ -28,6 +28,8 @@ import urllib.request
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import fields, replace
+from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -36,7 +38,15 @@ from filelock import FileLock
 
 from lightning_app.core.errors import UserError
 from lightning_app.core.files import free_name
-from lightning_app.data.config import CORPORA, Corpus, CorpusReader, DataConfig, Source, split_sizes
+from lightning_app.data.config import (
+    CORPORA,
+    Corpus,
+    CorpusReader,
+    DataConfig,
+    Source,
+    Splits,
+    split_sizes,
+)
 from lightning_app.scores.task_facts import TASKS
 
 if TYPE_CHECKING:
@@ -639,3 +649,34 @@ def _datasets(lines: dict[str, dict[str, list[str]]]) -> dict[str, "Dataset"]:
     from datasets import Dataset
 
     return {split: Dataset.from_dict(columns) for split, columns in lines.items()}
+
+
+def corpus_of(section: Mapping[str, Any], fetch: bool = True) -> str | None:
+    """Return `known_digest` of a resolved `data` section."""
+    return known_digest(resolved_data(section), fetch)
+
+
+def known_digest(config: DataConfig, fetch: bool = True) -> str | None:
+    """Return the digest of the corpus of `config`, whose files are read once.
+
+    None if it would have to be downloaded and `fetch` is false. Files are read again if their size
+    or time has changed.
+
+    Raises:
+        UserError: if a folder or file is missing.
+    """
+    stamp = corpus_stamp(config, fetch)
+    # One seed for all, so that the cells of a grid share the digest.
+    return None if stamp is None else _digest(replace(config, seed=1), stamp)
+
+
+def resolved_data(section: Mapping[str, Any]) -> DataConfig:
+    """Return the `data` section of a resolved and checked config as an object."""
+    names = {field.name for field in fields(DataConfig)}
+    known = {name: value for name, value in section.items() if name in names}
+    return DataConfig(**{**known, "splits": Splits(**known["splits"])})
+
+
+@lru_cache(maxsize=256)
+def _digest(config: DataConfig, stamp: tuple[Any, ...]) -> str | None:
+    return corpus_digest(config)

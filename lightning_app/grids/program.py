@@ -8,9 +8,9 @@ import torch.utils.tensorboard
 from lightning_app.config.config import check_rows, resolve
 from lightning_app.config.experiment import Identity, identity_of
 from lightning_app.config.identity import completed
-from lightning_app.data.corpus import resolved_data
 from lightning_app.data.prepare import find
 from lightning_app.data.prepare import prepare as prepare_corpus
+from lightning_app.data.sources import resolved_data
 from lightning_app.grids.workers import Job
 from lightning_app.runs.provenance import software
 from lightning_app.scores.task_facts import TASKS

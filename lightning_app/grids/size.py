@@ -12,8 +12,8 @@ from torch import nn
 from lightning_app.blocks.config import BlockConfig
 from lightning_app.config.config import model_config
 from lightning_app.config.tree import RATE, SEED, WARMUP
-from lightning_app.data.corpus import resolved_data
 from lightning_app.data.prepare import prepare
+from lightning_app.data.sources import resolved_data
 from lightning_app.grids.plan import Grid
 from lightning_app.grids.plan_checks import devices_of, most_read
 from lightning_app.grids.slots import default_workers

@@ -21,11 +21,17 @@ from lightning_app.config.grid import GridSpec
 from lightning_app.config.run_plugins import hinting
 from lightning_app.core.errors import UserError
 from lightning_app.core.files import disk_full, has_no_room, move, write_whole, writing_in
-from lightning_app.data.corpus import corpus_of
-from lightning_app.grids.cells import combinations
+from lightning_app.data.sources import corpus_of
 from lightning_app.grids.display import Display, clock
 from lightning_app.grids.options import Options
-from lightning_app.grids.plan import Corpus, Grid, is_valid, load_plan, runs_with_plugins
+from lightning_app.grids.plan import (
+    Corpus,
+    Grid,
+    combinations,
+    is_valid,
+    load_plan,
+    runs_with_plugins,
+)
 from lightning_app.grids.plan_checks import devices_of
 from lightning_app.grids.pruning import Reports
 from lightning_app.grids.queue import Claim, Queue, StorageLost

@@ -13,8 +13,8 @@ from torch import distributed
 
 from lightning_app.blocks.linear import float32_library
 from lightning_app.core.errors import UserError
-from lightning_app.data.corpus import resolved_data
 from lightning_app.data.prepare import find
+from lightning_app.data.sources import resolved_data
 from lightning_app.runs.provenance import cpu_model, software
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of malloc.h

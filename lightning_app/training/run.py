@@ -37,8 +37,7 @@ from lightning_app.config.run_plugins import keep_copies, require_of
 from lightning_app.core import strict_yaml
 from lightning_app.core.errors import UserError, named
 from lightning_app.core.files import write_whole, writing_in
-from lightning_app.data.corpus import corpus_of
-from lightning_app.data.sources import require_test
+from lightning_app.data.sources import corpus_of, require_test
 from lightning_app.plugins import KEY, check_used, digests, used_by
 from lightning_app.plugins.imports import window
 from lightning_app.runs.folder import RunFolder

@@ -366,12 +366,7 @@ def test_every_field_was_changed(seen) -> None:
 
 
 def test_drawings_know_no_preset() -> None:
-    for name in (
-        "parts",
-        "text",
-        "sheet",
-        "svg",
-    ):
+    for name in ("parts", "text", "svg"):
         source = Path(f"lightning_app/catalogue/{name}.py").read_text(encoding="utf-8")
         assert not re.search(r"import.*PRESETS|\.presets import", source), name
 

@@ -10,8 +10,7 @@ import pytest
 
 from lightning_app.blocks.presets import PRESETS
 from lightning_app.catalogue.presets import gallery_page
-from lightning_app.catalogue.sheet import RADIUS, text_width
-from lightning_app.catalogue.svg import picture
+from lightning_app.catalogue.svg import RADIUS, picture, text_width
 from tests.catalogue.variants import CASES, drawn, stacks
 
 SVG = "{http://www.w3.org/2000/svg}"

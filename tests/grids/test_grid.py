@@ -6,7 +6,7 @@ import yaml
 from lightning_app.config.grid import find_grid, read_spec
 from lightning_app.config.tree import same
 from lightning_app.core.errors import UserError
-from lightning_app.grids.cells import combinations
+from lightning_app.grids.plan import combinations
 
 GRID = {
     "name": "tiny",

@@ -13,8 +13,15 @@ from lightning_app.config.experiment import identity_of
 from lightning_app.config.grid import GridSpec, read_spec
 from lightning_app.config.tree import variant
 from lightning_app.core.errors import UserError
-from lightning_app.grids.cells import cell_tree, combinations
-from lightning_app.grids.plan import Grid, expand, is_valid, load_plan, made_from
+from lightning_app.grids.plan import (
+    Grid,
+    cell_tree,
+    combinations,
+    expand,
+    is_valid,
+    load_plan,
+    made_from,
+)
 from lightning_app.grids.plan_checks import axis_cautions, devices_of
 from lightning_app.runs.folder import GridFolder
 from lightning_app.runs.records import DamagedPlan, Plan, read_plan
