@@ -410,9 +410,11 @@ class Claim:
 
 
 class Queue:
-    """The cells still to run, first in, first out, as the waiting trials of a study.
+    """The cells still to run, in the order of the plan, as the waiting trials of a study.
 
-    A cell has at most one trial that waits, runs or is complete; failed trials are its history.
+    A grid that is stopped and goes on so has the cells of its first seeds first. A cell whose
+    attempt has died, or that needs a device for itself, comes after the others. A cell has at most
+    one trial that waits, runs or is complete; failed trials are its history.
     A process that creates a queue, or adds cells to it, holds the grid's start lock.
 
     Args:
@@ -441,6 +443,7 @@ class Queue:
         self._lost_after = lost_after
         self._claims: dict[int, Claim] = {}
         self._candidates: deque[FrozenTrial] = deque()
+        self._place = {cell.id: place for place, cell in enumerate(grid.cells)}
         self._beaten = self._reclaimed = time.monotonic()
         self.patiently = Patience(spec, stopping, self._hurry)
         self._study = self.patiently(Study, grid, spec, lost_after, alone)
@@ -562,7 +565,9 @@ class Queue:
     def _pop(self) -> Claim | None:
         while True:
             if not self._candidates:
-                self._candidates.extend(self._study.trials(TrialState.WAITING))
+                self._candidates.extend(
+                    sorted(self._study.trials(TrialState.WAITING), key=self._turn)
+                )
             if not self._candidates:
                 return None
             trial = self._candidates.popleft()
@@ -579,6 +584,12 @@ class Queue:
             if run.state in ("missing", "failed"):  # a failed one was queued to be retried
                 return claim
             self._finish(claim, run)
+
+    def _turn(self, trial: FrozenTrial) -> tuple[int, bool, int]:
+        """When a waiting trial is to run: the least first."""
+        marks = trial.user_attrs
+        alone = marks.get("alone", False)
+        return marks.get("deaths", 0), alone, self._place.get(marks.get("cell", ""), -1)
 
     def _hold(self, claim: Claim) -> Claim:
         self._claims[claim.trial] = claim
@@ -658,6 +669,7 @@ class Queue:
         marks: dict[str, Any] = {"deaths": deaths} if deaths else {}
         marks |= {"alone": True} if alone else {}
         self._study.add(cell, TrialState.WAITING, **marks)
+        self._candidates.clear()  # the cell may be due before them
         self._retried.discard(cell.id)
 
     def _finish(self, claim: Claim, run: RunState) -> None:

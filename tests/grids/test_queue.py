@@ -75,14 +75,29 @@ def test_waiting_cells_show_their_parameters_and_come_in_order(tmp_path: Path) -
     assert set(study(tmp_path).trials_dataframe()["state"]) == {"COMPLETE"}
 
 
-def test_what_was_put_back_comes_again_at_the_end(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("marks", "order"),
+    [
+        ({}, ["cell0", "cell1", "cell2"]),
+        ({"death": True}, ["cell1", "cell2", "cell0"]),
+        ({"alone": True}, ["cell1", "cell2", "cell0"]),
+    ],
+)
+@pytest.mark.parametrize("again", [False, True])
+def test_interrupted_cells_go_on_in_the_order_of_the_plan(
+    tmp_path: Path, marks: dict[str, bool], order: list[str], again: bool
+) -> None:
+    """Otherwise a grid that is stopped and goes on has parts of all seeds, and no seed whole."""
     queue = queue_of(tmp_path)
     claim = queue.pop() or pytest.fail("empty")
-    queue.put_back(claim, "killed: SIGKILL")
+    queue.put_back(claim, "killed: SIGKILL", **marks)
+    if again:
+        queue.close()
+        queue = queue_of(tmp_path)
     names = []
     while (popped := queue.pop()) is not None:
         names.append(popped.cell.name)
-    assert names == ["cell1", "cell2", "cell0"]
+    assert names == order
     failed = study(tmp_path).get_trials(states=(optuna.trial.TrialState.FAIL,))
     assert [trial.user_attrs["error"] for trial in failed] == ["killed: SIGKILL"]
 
