@@ -2,6 +2,9 @@
 
 import csv
 import json
+import socket
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -221,3 +224,46 @@ def test_two_processes_print_the_predictions_of_the_split_in_order(
         printed.append(done.stdout.splitlines())
     assert len(printed[0]) == len(splits()["test"])
     assert printed[1] == printed[0]
+
+
+@pytest.mark.slow
+def test_two_hosts_under_torchrun_give_what_one_gives(tmp_path: Path, cache: str) -> None:
+    """Two agents of one process each, as on two hosts, which meet on loopback."""
+    overrides = {
+        "trainer.max_steps": 4,
+        "trainer.val_check_interval": 4,
+        "trainer.precision": "64-true",
+        "data.cache": cache,
+    }
+    _, single = fit(tmp_path / "one", "synthetic.yaml", 1, overrides)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    hosts = ["--nnodes", "2", "--nproc-per-node", "1", "--master-addr", "127.0.0.1"]
+    words = ["-m", "lightning_app", "fit", "--config", "ablations/base/synthetic.yaml"]
+    settings = {
+        **overrides,
+        "trainer.devices": 1,
+        "trainer.num_nodes": 2,
+        "trainer.accelerator": "cpu",
+        "trainer.strategy": "ddp",
+        "trainer.log_every_n_steps": 1,
+        "trainer.enable_progress_bar": "false",
+        "trainer.default_root_dir": tmp_path / "two",
+        "model.objective.evaluate_test": "true",
+        "model.schedule.warmup_steps": 0,
+    }
+    words += [word for key, value in settings.items() for word in (f"--{key}", str(value))]
+    agents = [
+        subprocess.Popen(
+            [
+                *(sys.executable, "-m", "torch.distributed.run", *hosts),
+                *("--node-rank", str(rank), "--master-port", str(port), *words),
+            ]
+        )
+        for rank in (0, 1)
+    ]
+    assert [agent.wait(timeout=300) for agent in agents] == [0, 0]
+    double = json.loads((tmp_path / "two" / "result.json").read_text())
+    assert (double["id"], double["devices"]) == (single["id"], 2)
+    assert double["metrics"]["val/nll"] == pytest.approx(single["metrics"]["val/nll"], abs=1e-10)

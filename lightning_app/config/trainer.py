@@ -34,7 +34,7 @@ class TrainerConfig:
     devices: list[int] | str | int = "auto"
     """The number of devices, their numbers, or auto."""
     num_nodes: int = 1
-    """Hosts of a distributed run."""
+    """Hosts of a distributed run; srun or torchrun starts it on each of them."""
     precision: (
         Literal[64, 32, 16]
         | Literal["transformer-engine", "transformer-engine-float16"]

@@ -1,5 +1,6 @@
 """The start of a run, and which of its processes this one is. Fast to import."""
 
+import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -44,6 +45,26 @@ def check_launcher(environment: Mapping[str, str]) -> None:
         )
 
 
+def check_hosts(hosts: int, environment: Mapping[str, str]) -> None:
+    """Refuse a run on several hosts of which nothing has started one process each: it would wait.
+
+    Args:
+        hosts: `trainer.num_nodes`.
+        environment: The variables of this process.
+
+    Raises:
+        UserError: naming what starts the others.
+    """
+    by_hand = ("NODE_RANK", "MASTER_ADDR", "MASTER_PORT")  # as Lightning documents for any cluster
+    if hosts > 1 and not any(
+        all(name in environment for name in each) for each in (*_LAUNCHERS, by_hand)
+    ):
+        raise UserError(
+            f"trainer.num_nodes: {hosts}, but no launcher has started this process on each host; "
+            f"call it by srun or torchrun, or on each host with {', '.join(by_hand)} set"
+        )
+
+
 def run_written(
     command: str, written: Written, *, imports: bool = True, again: bool = False
 ) -> "Run":
@@ -61,6 +82,8 @@ def run_written(
     from lightning_app.config.config import load_config
 
     tree = load_config(written, imports=imports, trains=command == "fit")
+    with written.located():
+        check_hosts(tree["trainer"]["num_nodes"], os.environ)
     from lightning_app.training.run import Run  # Lightning, after the checks of the config
 
     with written.located():

@@ -9,7 +9,7 @@ from lightning_app import fit
 from lightning_app.config.config import load_config
 from lightning_app.config.sources import FIELDS_OF, Written, read_tree
 from lightning_app.core.errors import UserError
-from lightning_app.training.launcher import check_launcher
+from lightning_app.training.launcher import check_hosts, check_launcher
 
 BASE = Path("ablations/base/synthetic.yaml")
 
@@ -193,6 +193,19 @@ def test_the_ranks_of_a_launcher_pass() -> None:
     check_launcher(TORCHRUN)
     check_launcher({name: TORCHRUN[name] for name in TORCHRUN if "ELASTIC" not in name})
     check_launcher({"SLURM_PROCID": "1", "SLURM_JOB_ID": "7", "SLURM_NTASKS": "2"})
+
+
+def test_a_run_on_several_hosts_needs_a_launcher() -> None:
+    """It would wait for the others for ever."""
+    for alone in ({}, {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}):
+        with pytest.raises(UserError, match=r"^trainer\.num_nodes: 2, but"):
+            check_hosts(2, alone)
+        check_hosts(1, alone)
+    check_hosts(2, TORCHRUN)
+    check_hosts(2, {"SLURM_PROCID": "1", "SLURM_JOB_ID": "7", "SLURM_NTASKS": "2"})
+    check_hosts(2, {"NODE_RANK": "1", "MASTER_ADDR": "a", "MASTER_PORT": "1"})
+    with pytest.raises(UserError, match=r"trainer\.num_nodes: 2, but"):
+        fit(BASE, {"trainer.num_nodes": 2, "trainer.accelerator": "cpu"})
 
 
 def test_a_launcher_of_more_processes_than_the_trainer_has(
