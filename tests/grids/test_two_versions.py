@@ -61,7 +61,7 @@ def test_every_command_names_both(
     ours = code_digest(ROOT / "lightning_app")
     copy = tmp_path / "copy"
     shutil.copytree(ROOT / "lightning_app", copy / "lightning_app")
-    edit(copy / "lightning_app" / "blocks" / "norm.py", "Normalization", "The norm")
+    edit(copy / "lightning_app" / "blocks" / "norm.py", "The norms over", "Norms over")
     (copy / "docs").mkdir()
     shutil.copy(ROOT / "docs" / "recompute_study.py", copy / "docs")  # a report has a copy of it
     (copy / "tests").mkdir()
