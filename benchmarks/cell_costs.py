@@ -45,7 +45,7 @@ from lightning_app.training import run
 from lightning_app.training.callbacks.loggers import Curves, Events, Pictures
 from lightning_app.training.datamodule import TextDataModule
 from lightning_app.training.module import TransformerModule
-from lightning_app.training.run import Run
+from lightning_app.training.run import TrainingRun
 
 FORK = multiprocessing.get_context("fork")
 SERVER = "import lightning_app.grids.program, lightning_app.grids.workers"
@@ -132,7 +132,7 @@ class Marks(pl.Callback):
 def instrument(clock: Clock) -> None:
     """Count what a cell does in this process by part."""
     clock.watch("config and identity", program, "resolve", "identify")
-    clock.watch("trainer, model and callbacks made", Run, "_make_trainer")
+    clock.watch("trainer, model and callbacks made", TrainingRun, "_make_trainer")
     clock.watch(
         "trainer, model and callbacks made", TransformerModule, "setup", "configure_optimizers"
     )
@@ -144,16 +144,16 @@ def instrument(clock: Clock) -> None:
     clock.watch("logging", Curves, "log_metrics", "save", "finalize")
     clock.watch("pictures", Pictures, "on_train_start", "on_train_end")
     clock.watch("result and files", run, "write_result")
-    clock.watch("result and files", Run, "_join_logs", "_prepare_folder")
+    clock.watch("result and files", TrainingRun, "_join_logs", "_prepare_folder")
     clock.watch("Lightning's loop and callbacks", pl.Trainer, "fit")
-    made = Run._make_trainer
+    made = TrainingRun._make_trainer
 
-    def with_marks(self: Run) -> pl.Trainer:
+    def with_marks(self: TrainingRun) -> pl.Trainer:
         trainer = made(self)
         trainer.callbacks.append(Marks(clock))  # pyright: ignore[reportAttributeAccessIssue]
         return trainer
 
-    Run._make_trainer = with_marks
+    TrainingRun._make_trainer = with_marks
 
 
 def cell(job: Job, sender: Any, profile: bool) -> None:

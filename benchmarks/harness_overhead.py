@@ -23,7 +23,7 @@ import yaml
 from lightning_app.config.config import data_module, resolve, transformer_module
 from lightning_app.models.optim import build_optimizer, build_schedule
 from lightning_app.training.module import loss_of
-from lightning_app.training.run import Run
+from lightning_app.training.run import TrainingRun
 
 WARM = 50  # first steps, which are not measured
 BASE = Path(__file__).parent.parent / "ablations/base/synthetic.yaml"
@@ -47,7 +47,7 @@ class Clock(pl.Callback):
 def harness(config: dict[str, Any]) -> tuple[float, float]:
     """Return the CPU milliseconds of a step in a run, and its last loss."""
     with tempfile.TemporaryDirectory() as folder:
-        run = Run(config, folder=Path(folder), attempt=1)
+        run = TrainingRun(config, folder=Path(folder), attempt=1)
         clock = Clock()
         run.trainer.callbacks.append(clock)  # pyright: ignore[reportAttributeAccessIssue]
         run.trainer.fit(run.model, datamodule=run.datamodule)

@@ -12,7 +12,8 @@ from lightning_app.core.errors import UserError
 from lightning_app.grids.display import describe
 from lightning_app.grids.plan import Grid
 from lightning_app.runs.folder import PRUNED, RESULT, GridFolder, RunFolder
-from lightning_app.runs.records import Cell, Plan, read_progress, read_state
+from lightning_app.runs.records import Cell, Plan
+from lightning_app.runs.run import Run, read_progress
 from tests.records import pruned, result
 
 CELL = Cell(id="a1", name="post_ln-a1", axes={})
@@ -47,19 +48,19 @@ def leave(path: Path, content: dict) -> None:
 
 def test_a_pruned_run_is_over_but_has_no_result(folder: Path) -> None:
     there = RunFolder(folder)
-    assert read_state(there, CELL.id).state == "missing"
+    assert Run(there, CELL.id).state.state == "missing"
     there.attempt(1).error.write_text("ValueError: bad\n")
-    assert read_state(there, CELL.id).state == "failed"
+    assert Run(there, CELL.id).state.state == "failed"
     leave(there.pruned, pruned(CELL.id, step=4))
-    run = read_state(there, CELL.id)
+    run = Run(there, CELL.id).state
     assert (run.state, run.word, run.result) == ("pruned", "pruned", None)
     assert run.pruned is not None
     assert run.pruned["step"] == 4
-    assert read_state(there, CELL.id, prunes=False).state == "failed"
+    assert Run(there, CELL.id, prunes=False).state.state == "failed"
     assert there.is_over(prunes=True)
     assert not there.is_over(prunes=False)
     leave(there.result, result(CELL.id, "diverged"))
-    run = read_state(there, CELL.id)
+    run = Run(there, CELL.id).state
     assert (run.state, run.pruned) == ("done", None)
     assert there.is_over(prunes=False)
 
@@ -101,7 +102,7 @@ def test_a_run_of_a_newer_version_is_refused_without_advice_to_move_it(
 )
 def test_how_a_run_ended_in_words(folder: Path, content: dict, word: str) -> None:
     leave(folder / RESULT, content)
-    assert read_state(RunFolder(folder), CELL.id).word == word
+    assert Run(RunFolder(folder), CELL.id).state.word == word
 
 
 @pytest.mark.parametrize("content", ["[]", "\xff", "{", ""])
@@ -141,6 +142,6 @@ def test_a_result_of_fewer_steps_than_its_config_is_cut_short(
 ) -> None:
     (folder / "config.yaml").write_text(f"trainer: {trainer}\n")
     leave(folder / RESULT, result(CELL.id, **record))
-    state = read_state(RunFolder(folder), CELL.id)
+    state = Run(RunFolder(folder), CELL.id).state
     assert (state.state, state.result is None) == (("failed", True) if short else ("done", False))
     assert (state.error or "").startswith("cut short at 4 of 9 steps" if short else "")

@@ -20,6 +20,7 @@ from lightning_app.report.comparisons import compare_axis
 from lightning_app.report.frames import runs_frame
 from lightning_app.runs.folder import RunFolder
 from lightning_app.runs.locks import is_held
+from lightning_app.runs.run import Run
 from lightning_app.training.launcher import LAUNCH, check_launcher, run_written
 
 if TYPE_CHECKING:
@@ -51,9 +52,7 @@ class RunResult:
         Raises:
             UserError: if it is missing or damaged.
         """
-        from lightning_app.api.trained import result_of
-
-        return result_of(self.folder)
+        return Run(self.folder).finished
 
     @property
     def id(self) -> str:

@@ -21,7 +21,7 @@ from lightning_app.data.sources import resolved_data
 from lightning_app.data.tokenizer import BOS, EOS, MASK, PAD, UNK, Tokenizer, load_tokenizer, sha256
 from lightning_app.models.search import Sampling, sample_texts, search
 from lightning_app.runs.folder import NAMED, RunFolder
-from lightning_app.runs.records import Unsound, read_result, read_yaml
+from lightning_app.runs.run import Run
 from lightning_app.runs.saved import data_state, read_checkpoint
 from lightning_app.scores.task_facts import task_facts
 from lightning_app.tasks.base import Task, task_class, to_device
@@ -140,15 +140,14 @@ class TrainedRun:
         return f"TrainedRun({str(self.folder)!r}, checkpoint={str(self.checkpoint)!r})"
 
     @cached_property
+    def run(self) -> Run:
+        """The run as its folder holds it."""
+        return Run(self.folder)
+
+    @property
     def config(self) -> dict[str, Any]:
         """The config of the run with every default, as `config.yaml` holds it."""
-        path = RunFolder(self.folder).config
-        try:
-            return read_yaml(path)
-        except FileNotFoundError as error:
-            raise UserError(f"{path}: is missing; a finished run has it") from error
-        except Unsound as error:
-            raise UserError(f"{path}: {error}") from error
+        return self.run.config
 
     @property
     def metrics(self) -> dict[str, float | None]:
@@ -156,7 +155,7 @@ class TrainedRun:
 
         They belong to its last step, whichever checkpoint is loaded.
         """
-        return dict(result_of(self.folder)["metrics"])
+        return dict(self.run.finished["metrics"])
 
     def translate(self, lines: Sequence[str], *, beam: int | None = None) -> list[str]:
         """Return the translation of each line; an empty line stays empty.
@@ -365,7 +364,7 @@ def load_run(path: str | Path, checkpoint: str | Path = "best") -> TrainedRun:
     require(folder.path)
     require_of(file)
     if folder.result.is_file():
-        result_of(folder.path)  # refuses a run whose files were changed
+        _ = Run(folder).finished  # refuses a run whose files were changed
     stored = read_checkpoint(file, folder.path)
     data = data_state(stored)
     if data is not None and sha256(folder.tokenizer.read_bytes()) != data["tokenizer_sha256"]:
@@ -385,22 +384,6 @@ def load_run(path: str | Path, checkpoint: str | Path = "best") -> TrainedRun:
         vocab_size=module.vocab_size,
         device=device,
     )
-
-
-def result_of(folder: Path) -> dict[str, Any]:
-    """Return `result.json` of a finished run.
-
-    Raises:
-        UserError: if it is missing or damaged.
-    """
-    path = RunFolder(folder).result
-    try:
-        tree = read_result(path, None)
-    except Unsound as error:
-        raise UserError(f"{path}: {error}") from error
-    if tree is None:
-        raise UserError(f"{path}: is missing; the run has not finished")
-    return tree
 
 
 def _check_lines(name: str, lines: Sequence[str]) -> None:

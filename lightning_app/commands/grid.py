@@ -55,7 +55,8 @@ from lightning_app.grids.takeover import (
 from lightning_app.runs.folder import GridFolder
 from lightning_app.runs.locks import is_held, supervisor_lock
 from lightning_app.runs.mixtures import STALE
-from lightning_app.runs.records import OUTCOMES, fraction, is_sealed, read_progress
+from lightning_app.runs.records import OUTCOMES, is_sealed
+from lightning_app.runs.run import fraction, read_progress
 
 if TYPE_CHECKING:
     from lightning_app.report.results import GridResults

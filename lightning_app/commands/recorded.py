@@ -12,17 +12,8 @@ from lightning_app.config.sources import options_of
 from lightning_app.config.tree import BLOCK, PRESET
 from lightning_app.core.errors import UserError, named, nearest
 from lightning_app.runs.folder import NAMED, RunFolder
-from lightning_app.runs.records import (
-    DamagedRun,
-    RunState,
-    Unsound,
-    is_sealed,
-    read_json,
-    read_progress,
-    read_result,
-    read_state,
-    read_yaml,
-)
+from lightning_app.runs.records import Unsound, is_sealed, read_json, read_yaml
+from lightning_app.runs.run import DamagedRun, Run, RunState, read_progress
 from lightning_app.scores.task_facts import task_facts
 
 BEST = "best"
@@ -158,11 +149,12 @@ def checked_config_of(folder: RunFolder) -> Path:
         raise UserError(f"--run {folder}: {path} is missing")
     require(folder.path)
     with named(f"--run {folder}"):
+        run = Run(folder)
         try:
-            read_result(folder.result, None)  # an unfinished run has none
-            check_config(read_yaml(path))
-        except Unsound as error:
+            _ = run.result  # an unfinished run has none
+        except DamagedRun as error:
             raise UserError(str(error)) from error
+        check_config(run.config)
     return path
 
 
@@ -241,7 +233,7 @@ def read_run(given: str) -> Recorded:
         found_in_config = relevant(config)
         path = folder.identity
         identity = str(read_json(path).get("id"))
-        state = read_state(folder, identity)
+        state = Run(folder, identity).state
     except FileNotFoundError as error:
         raise UserError(f"{folder}: {path.name} is missing") from error
     except Unsound as error:

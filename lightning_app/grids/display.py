@@ -18,7 +18,8 @@ from rich.table import Table
 from rich.text import Text
 
 from lightning_app.core.errors import printable
-from lightning_app.runs.records import OUTCOMES, fraction
+from lightning_app.runs.records import OUTCOMES
+from lightning_app.runs.run import fraction
 
 
 def by_status(words: Counter[str], states: Sequence[str]) -> dict[str, dict[str, int]]:

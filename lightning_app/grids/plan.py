@@ -49,17 +49,8 @@ from lightning_app.plugins import digests
 from lightning_app.runs.folder import GridFolder, RunFolder
 from lightning_app.runs.locks import is_held
 from lightning_app.runs.parent import FIELD, find_parent
-from lightning_app.runs.records import (
-    Cell,
-    DamagedPlan,
-    DamagedRun,
-    Plan,
-    RunState,
-    Waiting,
-    read_plan,
-    read_state,
-    save_plan,
-)
+from lightning_app.runs.records import Cell, DamagedPlan, Plan, Waiting, read_plan, save_plan
+from lightning_app.runs.run import DamagedRun, Run, RunState
 
 _LONGEST = 120  # characters of a run's name before its id; file systems allow 255
 
@@ -141,7 +132,7 @@ def parent_state(experiments: Path, parent: str, identity: str) -> ParentState:
         return ParentState("waiting")
     folder = RunFolder(experiments / parent)
     try:
-        run = read_state(folder, identity, prunes=False)
+        run = Run(folder, identity, prunes=False).state
     except DamagedRun as error:
         raise UserError(
             f"{error.path}: {error}; `ablate doctor` repairs the grid that it belongs to"
@@ -564,7 +555,7 @@ class Grid:
         """
         metric = self.plan.metric if with_metric else None
         try:
-            return read_state(self.run(cell), cell.id, metric, prunes=self.prunes)
+            return Run(self.run(cell), cell.id, metric, prunes=self.prunes).state
         except DamagedRun as error:
             fix = (
                 f"; `ablate doctor {self.folder.name} --fix` moves it, so that the cell runs again"

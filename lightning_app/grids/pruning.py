@@ -14,7 +14,7 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 
 from lightning_app.core.files import write_whole
 from lightning_app.runs.folder import RunFolder
-from lightning_app.runs.records import ReportReader
+from lightning_app.runs.run import ReportReader
 
 _STARTUP = 5  # complete cells that have reported at a step before the median rule prunes there
 

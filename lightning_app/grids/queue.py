@@ -37,7 +37,8 @@ from lightning_app.grids.storages import (
     reason,
 )
 from lightning_app.runs.locks import Interrupted, if_free
-from lightning_app.runs.records import Cell, RunState, read_reports
+from lightning_app.runs.records import Cell
+from lightning_app.runs.run import RunState, read_reports
 from lightning_app.scores.task_facts import LOSS
 
 _PATIENCE = 600.0  # seconds that a database may be unavailable

@@ -23,7 +23,8 @@ from lightning_app.models.heads import ArchitectureConfig
 from lightning_app.models.initialization import count_parameters
 from lightning_app.models.loss import ObjectiveConfig
 from lightning_app.runs.mixtures import Groups, others
-from lightning_app.runs.records import Cell, RunState
+from lightning_app.runs.records import Cell
+from lightning_app.runs.run import RunState
 from lightning_app.tasks.base import build_task
 
 _OPTIMIZER_STATES = {"adam": 2, "adamw": 2, "radam": 2, "sgd": 1}  # numbers kept for each parameter

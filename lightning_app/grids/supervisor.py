@@ -62,7 +62,8 @@ from lightning_app.plugins import given
 from lightning_app.runs.folder import GridFolder
 from lightning_app.runs.locks import Interrupted, Stop, if_free, supervisor_lock, turn
 from lightning_app.runs.provenance import command_line
-from lightning_app.runs.records import DamagedPlan, Plan, RunState, read_progress
+from lightning_app.runs.records import DamagedPlan, Plan
+from lightning_app.runs.run import RunState, read_progress
 from lightning_app.scores.task_facts import LOSS
 
 MOST_DEATHS = 3  # attempts of a cell that may be killed, run out of memory or hang

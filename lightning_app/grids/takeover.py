@@ -39,14 +39,13 @@ from lightning_app.runs.records import (
     CHECKS,
     Cell,
     Unsound,
-    cut_short,
     is_sealed,
     read_curves,
     read_json,
-    read_result,
     read_yaml,
     sealed,
 )
+from lightning_app.runs.run import DamagedRun, Run
 from lightning_app.scores.task_facts import LOSS
 
 _BY_CONTENT = (FIELD, "data.init_from", KEY, CONTINUED)
@@ -124,10 +123,13 @@ def _result(folder: RunFolder, cell: Cell, grid: Grid) -> dict[str, Any]:
     if not folder.result.is_file():
         ended = "was ended by the pruner of its grid" if folder.pruned.is_file() else "not finished"
         raise Unsound(f"{ended}: has no {RESULT}")
-    result = _about(folder.result, lambda path: read_result(path, cell.id, grid.plan.metric))
-    if why := cut_short(folder, result):
-        raise Unsound(why)
-    return result
+    try:
+        state = Run(folder, cell.id, grid.plan.metric).state
+    except DamagedRun as error:
+        raise Unsound(f"{error.path.name}: {error}") from error
+    if state.result is None:
+        raise Unsound(state.error)
+    return dict(state.result)
 
 
 def _check_record(

@@ -96,7 +96,7 @@ def _kinds(columns: Iterable[str]) -> dict[str, str]:
 
 def _validations(cell: CellResult) -> dict[int, dict[str, float]]:
     """The values of each validation of a run, by step."""
-    curves = cell.curves(lambda name: name.startswith("val/") or name in SUMS)
+    curves = cell.run.curves(lambda name: name.startswith("val/") or name in SUMS)
     found: dict[int, dict[str, float]] = {}
     for name, curve in curves.items():
         if name not in SUMS:

@@ -210,7 +210,7 @@ def _texts(cell: CellResult) -> dict[str, str]:
 
 
 def _text(cell: CellResult, name: str) -> str | None:
-    path = cell.sound(name)
+    path = cell.run.sound(name)
     if path is None:
         return None
     if path.is_symlink():

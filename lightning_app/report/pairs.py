@@ -432,7 +432,7 @@ def _lost_steps(arm: Arm, lr: float, pairs: Paired, lost: Sequence[float]) -> Sc
 def _tau(bare: CellResult, ref: CellResult) -> tuple[float, bool] | None:
     """tau of one seed, and whether a loss was reached before the first validation."""
     tag = bare.monitored.loss
-    without, with_warmup = bare.curve(tag), ref.curve(tag)
+    without, with_warmup = bare.run.curve(tag), ref.run.curve(tag)
     if len(without) < 2 or len(with_warmup) < 2:
         return None
     if ref.loss <= bare.loss:
@@ -457,7 +457,7 @@ def _first_step(curve: Mapping[int, float], loss: float) -> tuple[float, bool]:
 
 
 def _lost(bare: CellResult, ref: CellResult) -> float:
-    rates = [cell.curve(LEARNING_RATE) for cell in (bare, ref)]
+    rates = [cell.run.curve(LEARNING_RATE) for cell in (bare, ref)]
     if any(len(curve) < 2 for curve in rates) or max(rates[0]) != max(rates[1]):
         return math.nan
     without, with_warmup = (_area(curve) for curve in rates)

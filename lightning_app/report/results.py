@@ -34,26 +34,20 @@ from lightning_app.config.tree import (
 )
 from lightning_app.core.errors import UserError, named
 from lightning_app.core.schema import read
-from lightning_app.runs.folder import METRICS, GridFolder, RunFolder
+from lightning_app.runs.folder import GridFolder
 from lightning_app.runs.mixtures import Groups, strangers
 from lightning_app.runs.records import (
-    CHECKS,
     OUTCOMES,
     SEAL,
     Cell,
-    Curve,
-    OtherVersion,
     Plan,
     Unsound,
-    cut_short,
     is_sealed,
-    read_curves,
     read_json,
     read_plan,
-    read_pruned,
-    read_result,
     read_yaml,
 )
+from lightning_app.runs.run import DamagedRun, Run
 from lightning_app.scores.task_facts import (
     TASKS,
     Monitored,
@@ -88,7 +82,7 @@ class CellResult:
 
     id: str
     name: str
-    folder: Path
+    run: Run
     axes: Mapping[str, Any]
     variant: str
     baseline: str | None
@@ -104,6 +98,11 @@ class CellResult:
     scores: tuple[QualityMetric, ...] = ()
     config: Mapping[str, Any] = field(default_factory=dict)
     _rulers: dict[str, dict[str, Any]] = field(default_factory=dict, init=False, repr=False)
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the run."""
+        return self.run.folder.path
 
     @property
     def finished(self) -> bool:
@@ -128,35 +127,6 @@ class CellResult:
     def word(self) -> str:
         """The displayed state: the ending in the words of `records.OUTCOMES`, else `state`."""
         return self.state if self.result is None else OUTCOMES[self.result["outcome"]]
-
-    @cached_property
-    def damage(self) -> dict[str, str]:
-        """The damage of the files that a report reads in its folder, by name."""
-        found = {}
-        for name, check in CHECKS.items():
-            path = self.folder / name
-            try:
-                if path.exists():
-                    check(path)
-            except Unsound as error:
-                found[name] = str(error)
-            except OSError as error:
-                found[name] = f"cannot be read: {error.strerror}"
-        return found
-
-    def sound(self, name: str) -> Path | None:
-        """A file of its folder, None if it is missing or damaged."""
-        path = self.folder / name
-        return path if name not in self.damage and path.is_file() else None
-
-    def curves(self, wanted: Callable[[str], bool]) -> dict[str, Curve]:
-        """The `wanted` columns of its `metrics.csv`, none where the file is missing or damaged."""
-        path = self.sound(METRICS)
-        return {} if path is None else read_curves(path, wanted)
-
-    def curve(self, tag: str) -> Curve:
-        """One column of its `metrics.csv`, empty if the column is missing."""
-        return self.curves(tag.__eq__).get(tag, {})
 
     @property
     def data(self) -> Mapping[str, Any]:
@@ -404,7 +374,9 @@ def damaged_files(grid: GridResults) -> list[str]:
         if cell.state == "damaged":
             lines[f"{cell.folder}/{cell.error}"] = None
         elif cell.finished:
-            lines |= {f"{cell.folder / name}: {what}": None for name, what in cell.damage.items()}
+            lines |= {
+                f"{cell.folder / name}: {what}": None for name, what in cell.run.damage.items()
+            }
     return list(lines)
 
 
@@ -661,15 +633,16 @@ def _cell(
     grid: Mapping[str, Any],
     planned: Mapping[str, list[Any]],
 ) -> CellResult:
-    axes, run = cell.axes, paths.run(cell.name)
+    axes, folder = cell.axes, paths.run(cell.name)
     labels = _labels(grid, planned)
 
     def value(key: str, kind: Callable[[Any], float]) -> Any:
         found = axes[key] if key in axes else lookup(config, key)
-        return _number(paths.plan if key in axes else run.path, key, found, kind)
+        return _number(paths.plan if key in axes else folder.path, key, found, kind)
 
     metric = (grid.get("metric") or {}).get("name")
-    result, state, error = _outcome(run, cell.id, metric, grid.get("pruner") is not None)
+    run = Run(folder, cell.id, metric, prunes=grid.get("pruner") is not None)
+    result, state, error = _outcome(run)
     facts = task_facts(axes.get(TASKS.field) or lookup(config, TASKS.field))
     # An axis that follows from another one says nothing more, unless losses count other things at
     # its values, or runs have other budgets, and that one is no part of a group's name: then two
@@ -694,7 +667,7 @@ def _cell(
     return CellResult(
         id=cell.id,
         name=cell.name,
-        folder=run.path,
+        run=run,
         axes=axes,
         variant=variant(axes, config, labels),
         baseline=baseline,
@@ -756,27 +729,16 @@ def _labels(grid: Mapping[str, Any], axes: Mapping[str, list[Any]]) -> Labels:
     return {CORPUS: corpora} | given if corpora else given
 
 
-def _outcome(
-    run: RunFolder, identity: str, metric: str | None, prunes: bool
-) -> tuple[dict[str, Any] | None, State, str | None]:
-    """Result, state, and the last line of the error of one run folder.
-
-    If the grid no longer `prunes`, a run that was pruned before counts as unfinished.
-    """
-    path = run.result
+def _outcome(run: Run) -> tuple[Mapping[str, Any] | None, State, str | None]:
+    """Result, state, and the last line of the error of one run."""
     try:
-        if result := read_result(path, identity, metric):
-            why = cut_short(run, result)
-            return (None, "failed", why) if why else (result, result["status"], None)
-        path = run.pruned
-        if prunes and read_pruned(path, identity):
-            return None, "pruned", None
-    except OtherVersion as error:
-        raise UserError(f"{path}: {error}") from error
-    except Unsound as error:
-        return None, "damaged", f"{path.name}: {error}"
-    last = run.last_attempt()
-    if not last:
-        return None, "waiting", None
-    error = run.attempt(last).error_line()
-    return (None, "unfinished", None) if error is None else (None, "failed", error)
+        state = run.state
+    except DamagedRun as damage:
+        if damage.other_version:
+            raise UserError(f"{damage.path}: {damage}") from damage
+        return None, "damaged", f"{damage.path.name}: {damage}"
+    if state.result is not None:
+        return state.result, state.result["status"], None
+    if state.state == "missing":
+        return None, "unfinished" if state.attempts else "waiting", None
+    return None, "pruned" if state.state == "pruned" else "failed", state.error

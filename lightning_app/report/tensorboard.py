@@ -156,7 +156,7 @@ def run_text(cell: CellResult, question: str) -> str:
     if (cell.folder / DRAWING).is_file():
         path = f"runs/{cell.folder.name}/{DRAWING}"
         parts.append(f"Drawing of the block: [{path}]({quote(path)})")
-    block = cell.sound("block.json")
+    block = cell.run.sound("block.json")
     if block is not None:
         parts.append("## Resolved block")
         parts += [part for side, spec in read_mapping(block).items() for part in _stack(side, spec)]
@@ -510,7 +510,7 @@ def _events(
 
 
 def _thinned(cell: CellResult, tag: str) -> list[tuple[int, float]]:
-    points = [point for point in cell.curve(tag).items() if math.isfinite(point[1])]
+    points = [point for point in cell.run.curve(tag).items() if math.isfinite(point[1])]
     stride = math.ceil(len(points) / POINTS) or 1
     return points[::-1][::stride][::-1]
 

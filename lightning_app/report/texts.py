@@ -96,7 +96,7 @@ def _over_sentences(first: CellResult, second: CellResult) -> float | None:
     if signatures[0] != signatures[1] or "tok" not in signatures[0]:
         return None
     lines = [
-        [_lines(cell.sound(f"{name}.txt")) for name in ("hypotheses", "references")]
+        [_lines(cell.run.sound(f"{name}.txt")) for name in ("hypotheses", "references")]
         for cell in (first, second)
     ]
     (ours, references), (theirs, others) = lines

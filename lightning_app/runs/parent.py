@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from lightning_app.core.errors import UserError
 from lightning_app.runs.folder import RunFolder
-from lightning_app.runs.records import Unsound, read_result
+from lightning_app.runs.run import DamagedRun, Run
 
 FIELD = "model.init_from"
 
@@ -82,7 +82,7 @@ def find_parent(given: str) -> Parent:
     identity = _id(folder.identity)
     non_finite, steps = False, None
     if path.is_dir():
-        non_finite, steps = _ending(folder.result, identity)
+        non_finite, steps = _ending(Run(folder, identity))
         if not checkpoint.is_file() and not non_finite:
             raise UserError(
                 f"{FIELD}: {path} keeps no {checkpoint.relative_to(path)}; name another of its "
@@ -102,15 +102,13 @@ def _check_beside(folder: RunFolder) -> None:
             )
 
 
-def _ending(file: Path, identity: str) -> tuple[bool, int | None]:
+def _ending(run: Run) -> tuple[bool, int | None]:
     """Whether a run ended non-finite, and at which step it ended."""
     try:
-        result = read_result(file, identity)
-        if result is None:
-            return False, None
-        return result["outcome"] == "non_finite", result["steps"]
-    except Unsound as error:
-        raise UserError(f"{FIELD}: {file}: {error}") from error
+        result = run.result
+    except DamagedRun as error:
+        raise UserError(f"{FIELD}: {error.path}: {error}") from error
+    return (False, None) if result is None else (result["outcome"] == "non_finite", result["steps"])
 
 
 def _id(file: Path) -> str:

@@ -8,7 +8,7 @@ from lightning_app.config.sources import CHECKPOINT, Written
 from lightning_app.core.errors import UserError
 
 if TYPE_CHECKING:
-    from lightning_app.training.run import Run
+    from lightning_app.training.run import TrainingRun
 
 _RANKS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "SLURM_PROCID", "JSM_NAMESPACE_RANK")
 """Where Lightning reads which process of a run this one is."""
@@ -67,7 +67,7 @@ def check_hosts(hosts: int, environment: Mapping[str, str]) -> None:
 
 def run_written(
     command: str, written: Written, *, imports: bool = True, again: bool = False
-) -> "Run":
+) -> "TrainingRun":
     """Complete the config of a call and run it, for the command line and for Python.
 
     Args:
@@ -84,10 +84,12 @@ def run_written(
     tree = load_config(written, imports=imports, trains=command == "fit")
     with written.located():
         check_hosts(tree["trainer"]["num_nodes"], os.environ)
-    from lightning_app.training.run import Run  # Lightning, after the checks of the config
+    from lightning_app.training.run import TrainingRun  # Lightning, after the checks of the config
 
     with written.located():
-        run = Run(tree, command=command, ckpt_path=written.fields.get(CHECKPOINT), again=again)
+        run = TrainingRun(
+            tree, command=command, ckpt_path=written.fields.get(CHECKPOINT), again=again
+        )
         if command == "fit":
             run.fit()
         elif command == "predict":

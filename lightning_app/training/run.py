@@ -44,15 +44,8 @@ from lightning_app.runs.folder import RunFolder
 from lightning_app.runs.locks import run_lock
 from lightning_app.runs.parent import FIELD, origin_of
 from lightning_app.runs.provenance import PACKAGES, command_line, foreign_classes, software
-from lightning_app.runs.records import (
-    CUT_SHORT,
-    SCHEMA,
-    SIGNATURES,
-    Unsound,
-    last_report,
-    read_yaml,
-    words_of_short,
-)
+from lightning_app.runs.records import CUT_SHORT, SCHEMA, SIGNATURES, Unsound, read_yaml
+from lightning_app.runs.run import last_report, words_of_short
 from lightning_app.scores.task_facts import TASKS
 from lightning_app.training.callbacks.divergence import DivergenceMonitor, Outcome
 from lightning_app.training.callbacks.loggers import (
@@ -383,7 +376,7 @@ def _status(outcome: Outcome) -> str:
     return "ok" if outcome.divergence is None else "diverged"
 
 
-class Run(PreparedRun):
+class TrainingRun(PreparedRun):
     """A run with its module, its data and its Trainer, whose files all lie in its folder.
 
     It takes the arguments of `PreparedRun`.
@@ -740,7 +733,7 @@ def run_cell(
         tree["trainer"] |= _devices(tree["trainer"], slot)
         data = data_module(tree["data"])
         checkpoint = checkpoint_of_cell(folder, cell_id(tree), tree["model"], data, rank)
-        run = Run(
+        run = TrainingRun(
             tree,
             folder=run_dir,
             attempt=attempt,

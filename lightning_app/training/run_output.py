@@ -16,7 +16,8 @@ import torch
 from lightning_app.core.errors import peak_resident_bytes
 from lightning_app.core.files import write_whole
 from lightning_app.runs.folder import RunFolder
-from lightning_app.runs.records import CUT_SHORT, sealed, words_of_short
+from lightning_app.runs.records import CUT_SHORT, sealed
+from lightning_app.runs.run import words_of_short
 
 
 def write_result(folder: RunFolder, result: Mapping[str, Any], model: Any, data: Any) -> None:

@@ -16,7 +16,7 @@ from lightning_app.config.config import Config, load_config
 from lightning_app.config.sources import FIELDS_OF, Written
 from lightning_app.core.errors import UserError
 from lightning_app.core.schema import hint_at
-from lightning_app.training.run import Run
+from lightning_app.training.run import TrainingRun
 from tests.records import unseal
 
 pytestmark = pytest.mark.xdist_group("trained")
@@ -81,7 +81,9 @@ def test_predict_writes_a_line_for_each_row_and_nothing_else(capfd, unchanged: N
 def test_the_last_checkpoint_has_the_metrics_of_the_result(unchanged: None) -> None:
     words = evaluation_words("mine/one", "last", [])
     written = Written(words, FIELDS_OF["validate"])
-    run = Run(load_config(written), command="validate", ckpt_path=written.fields["ckpt_path"])
+    run = TrainingRun(
+        load_config(written), command="validate", ckpt_path=written.fields["ckpt_path"]
+    )
     run.evaluate(verbose=False)
     found = run.trainer.callback_metrics
     result = json.loads((ONE / "result.json").read_text())

@@ -21,7 +21,7 @@ from lightning_app.config.experiment import cell_id
 from lightning_app.probes.probe import probe
 from lightning_app.training.datamodule import TextDataModule
 from lightning_app.training.module import TransformerModule
-from lightning_app.training.run import Run
+from lightning_app.training.run import TrainingRun
 
 BASE = Path("ablations/base/synthetic.yaml").resolve()
 MLM = Path("ablations/base/synthetic_mlm.yaml").resolve()
@@ -56,10 +56,10 @@ def table(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def train(tree: dict[str, Any], run: Path, *callbacks: pl.Callback) -> Run:
+def train(tree: dict[str, Any], run: Path, *callbacks: pl.Callback) -> TrainingRun:
     """Train as a cell of a grid does."""
     complete = resolve(tree, "test")
-    fitter = Run(complete, folder=run.resolve(), attempt=1)
+    fitter = TrainingRun(complete, folder=run.resolve(), attempt=1)
     fitter.trainer.callbacks += list(callbacks)  # pyright: ignore[reportAttributeAccessIssue]
     fitter.fit()
     return fitter

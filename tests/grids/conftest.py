@@ -18,7 +18,8 @@ from optuna.storages.journal import JournalFileBackend
 from lightning_app.config.grid import read_spec
 from lightning_app.grids.plan import Grid, load_plan
 from lightning_app.runs.folder import GridFolder
-from lightning_app.runs.records import Plan, RunState
+from lightning_app.runs.records import Plan
+from lightning_app.runs.run import RunState
 from tests import warm
 
 HERE = Path(__file__).parent

@@ -17,9 +17,9 @@ from lightning_app.config.config import resolve
 from lightning_app.core.errors import UserError
 from lightning_app.models.loss import ObjectiveConfig
 from lightning_app.runs.folder import RunFolder
-from lightning_app.runs.records import read_state
+from lightning_app.runs.run import Run
 from lightning_app.tasks.base import build_task
-from lightning_app.training.run import Run
+from lightning_app.training.run import TrainingRun
 
 
 def run(
@@ -28,7 +28,7 @@ def run(
     trainer: dict[str, Any] | None = None,
     warmup: int = 0,
     **optimizer: Any,
-) -> Run:
+) -> TrainingRun:
     """A run of twelve steps and a tiny model, not yet trained."""
     tree = yaml.safe_load(Path("ablations/base/synthetic.yaml").read_text())
     tree["trainer"] |= {"max_steps": 12, "val_check_interval": 100, "limit_val_batches": 2}
@@ -38,7 +38,7 @@ def run(
     tree["model"]["schedule"]["warmup_steps"] = warmup
     tree["model"]["optimizer"] |= optimizer
     tree["data"] |= {"cache": cache, "tokens_per_batch": 256}
-    return Run(resolve(tree, "test"), folder=folder)
+    return TrainingRun(resolve(tree, "test"), folder=folder)
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_a_fit_that_ends_early_is_cut_short(
     assert (result["steps"], result["steps_asked"]) == (5, 12)
     assert result["metrics"]["val/nll"] > 0
     assert "5 of 12 steps" in capsys.readouterr().out
-    state = read_state(folder, result["id"])
+    state = Run(folder, result["id"]).state
     assert (state.state, state.result) == ("failed", None)
     assert described_run(read_run(str(folder)))["state"] == "cut short"
     assert RunResult(folder.path).outcome == "cut_short"

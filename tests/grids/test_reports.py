@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from lightning_app.runs.folder import RunFolder
-from lightning_app.runs.records import ReportReader, last_report, read_reports
+from lightning_app.runs.run import ReportReader, last_report, read_reports
 
 
 @pytest.fixture

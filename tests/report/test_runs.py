@@ -124,7 +124,7 @@ def test_a_row_for_each_validation(make_grid):
     assert len(frame) == 4 * 4  # four cells with a log, four validations each
     for cell in grid.cells:
         own = frame[frame["id"] == cell.id]
-        assert dict(zip(own["step"], own["val/nll"], strict=True)) == cell.curve("val/nll")
+        assert dict(zip(own["step"], own["val/nll"], strict=True)) == cell.run.curve("val/nll")
         assert set(own["warmup"]) <= {cell.warmup}
     assert frame["tokens"].dropna().empty
 
@@ -152,11 +152,11 @@ def test_no_validation_is_an_empty_table(make_grid):
 
 def test_curve(make_grid):
     (cell,) = read_results(make_grid(lambda axes: 2.0, {SEED: [1]}).folder).cells
-    curve = cell.curve("val/nll")
+    curve = cell.run.curve("val/nll")
     assert list(curve) == [50, 100, 150, 200]
     assert curve[200] == 2.0
-    assert list(cell.curve("train/nll"))[:3] == [1, 2, 5]
-    assert cell.curve("no/such") == {}
+    assert list(cell.run.curve("train/nll"))[:3] == [1, 2, 5]
+    assert cell.run.curve("no/such") == {}
 
 
 def test_a_folder_that_is_no_grid(tmp_path):
@@ -262,9 +262,9 @@ def test_a_damaged_file_of_a_run_leaves_its_result(make_grid, name, data, said):
     (line,) = damaged_files(grid)
     assert line.startswith(f"{path}: ")
     assert said in line
-    assert grid.finished[0].sound(name) is None
+    assert grid.finished[0].run.sound(name) is None
     if name == "metrics.csv":
-        assert grid.finished[0].curve("val/nll") == {}
+        assert grid.finished[0].run.curve("val/nll") == {}
         assert validations_frame(grid).empty
 
 

@@ -19,7 +19,7 @@ from lightning_app.config import classes
 from lightning_app.config.config import resolve
 from lightning_app.config.experiment import cell_id
 from lightning_app.core.errors import UserError
-from lightning_app.training.run import Run
+from lightning_app.training.run import TrainingRun
 from tests.small import write_config, write_corpus
 
 LOGGERS = "lightning.pytorch.loggers"
@@ -117,7 +117,7 @@ def config(*loggers: tuple[str, dict[str, Any]]) -> dict[str, Any]:
 
 def fit(tree: dict[str, Any], name: str) -> Path:
     folder = Path("experiments/mine/runs").resolve() / name
-    run = Run(tree, folder=folder, attempt=1)
+    run = TrainingRun(tree, folder=folder, attempt=1)
     run.fit()
     return folder
 
@@ -159,7 +159,7 @@ def test_they_are_named_after_the_run_and_the_own_files_stay() -> None:
 def test_what_the_user_writes_stays() -> None:
     args = {"name": "chosen"}
     tree = config(("WandbLogger", args), ("MLFlowLogger", {"experiment_name": "theirs"}))
-    Run(tree, folder=Path("runs/one").resolve(), attempt=1)
+    TrainingRun(tree, folder=Path("runs/one").resolve(), attempt=1)
     wandb, mlflow = StandIn.made
     assert wandb.given["name"] == "chosen"
     assert wandb.given["group"] is None or wandb.given["group"] == Path().resolve().name

@@ -13,7 +13,7 @@ from lightning_app.config.config import resolve
 from lightning_app.core.errors import UserError
 from lightning_app.training.checkpoint import check_checkpoint
 from lightning_app.training.module import TransformerModule
-from lightning_app.training.run import Run
+from lightning_app.training.run import TrainingRun
 
 DECAY = 0.8
 
@@ -32,7 +32,7 @@ def run(
     steps: int = 9,
     checkpoint: Path | None = None,
     **trainer: Any,
-) -> Run:
+) -> TrainingRun:
     """A run of a tiny model with dropout, which no validation falls on."""
     tree = yaml.safe_load(Path("ablations/base/synthetic.yaml").read_text())
     tree["trainer"] |= {"max_steps": steps, "val_check_interval": 100, "limit_val_batches": 2}
@@ -44,10 +44,10 @@ def run(
     tree["data"] |= {"cache": cache, "tokens_per_batch": 256}
     tree = resolve(tree, "test")
     verified = None if checkpoint is None else check_checkpoint(checkpoint, tree["model"])
-    return Run(tree, folder=folder, checkpoint=verified)
+    return TrainingRun(tree, folder=folder, checkpoint=verified)
 
 
-def fit(folder: Path, cache: str, *callbacks: dict[str, Any], **settings: Any) -> Run:
+def fit(folder: Path, cache: str, *callbacks: dict[str, Any], **settings: Any) -> TrainingRun:
     given = run(folder, cache, *callbacks, **settings)
     given.fit()
     return given

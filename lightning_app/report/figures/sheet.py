@@ -123,7 +123,7 @@ def logs(cell: CellResult, start: str) -> bool:
 
 def finite_curves(cell: CellResult, wanted: Callable[[str], bool]) -> dict[str, Curve]:
     """The finite values of the `wanted` columns; none if the file is damaged."""
-    curves = cell.curves(wanted).items()
+    curves = cell.run.curves(wanted).items()
     return {
         name: {step: value for step, value in curve.items() if step > 0 and math.isfinite(value)}
         for name, curve in curves
@@ -621,7 +621,7 @@ ENDS_OF_GAINS = ("_skip", "_branch", "head_gain", "_change")
 
 
 def has_probes(cell: CellResult) -> bool:
-    return cell.sound(PROBES) is not None
+    return cell.run.sound(PROBES) is not None
 
 
 def read_probes(cell: CellResult, quantities: Container[str]) -> dict[Place, Curve]:
@@ -641,7 +641,7 @@ def last_probes(cell: CellResult, quantities: Container[str]) -> dict[Place, flo
 
 
 def _rows(cell: CellResult, quantities: Container[str]) -> list[tuple[int, Place, float]]:
-    path = cell.sound(PROBES)
+    path = cell.run.sound(PROBES)
     rows = [] if path is None else probed_values(path)
     return [row for row in rows if row[1].quantity in quantities]
 

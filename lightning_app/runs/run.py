@@ -1,0 +1,285 @@
+"""A run, read from its folder: the one reader of its files. The folder is the record."""
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+from lightning_app.core.errors import UserError
+from lightning_app.core.strict_yaml import load_yaml
+from lightning_app.runs.folder import METRICS, RunFolder
+from lightning_app.runs.records import (
+    CHECKS,
+    CUT_SHORT,
+    OUTCOMES,
+    Curve,
+    OtherVersion,
+    Unsound,
+    read_curves,
+    read_pruned,
+    read_result,
+    read_yaml,
+)
+
+
+class DamagedRun(Exception):
+    """`result.json` or `pruned.json` cannot be used.
+
+    Attributes:
+        path: The file.
+        other_version: Whether another version of this program wrote it, which this one cannot read.
+    """
+
+    def __init__(self, path: Path, reason: Unsound) -> None:
+        super().__init__(str(reason))
+        self.path = path
+        self.other_version = isinstance(reason, OtherVersion)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunState:
+    """The state of a run on disk.
+
+    Attributes:
+        state: `done` (there is a result), `pruned` (the grid's pruner ended it), `failed` (the last
+            attempt left an error, or its result is of a run that was cut short) or `missing` (none
+            of these, even after other attempts).
+        attempts: The number of attempts so far.
+        result: The content of `result.json`.
+        pruned: The content of `pruned.json`.
+        error: The last line of the error.
+        short: The content of `result.json` of a run that was cut short.
+    """
+
+    state: Literal["done", "pruned", "failed", "missing"]
+    attempts: int
+    result: Mapping[str, Any] | None = None
+    pruned: Mapping[str, Any] | None = None
+    error: str | None = None
+    short: Mapping[str, Any] | None = None
+
+    @property
+    def word(self) -> str:
+        """How a finished run ended, in the words of `OUTCOMES`, else the state."""
+        return self.state if self.result is None else OUTCOMES[self.result["outcome"]]
+
+
+class Run:
+    """A run in a folder, which may not exist; each file is checked once, when it is first read.
+
+    Args:
+        folder: The folder of the run.
+        identity: The id that its result must have; None for any.
+        metric: The metric of its grid, which a trained run must have reported.
+        prunes: Whether the grid has a pruner. If not, a run that was pruned must continue.
+    """
+
+    def __init__(
+        self,
+        folder: RunFolder | Path,
+        identity: str | None = None,
+        metric: str | None = None,
+        *,
+        prunes: bool = True,
+    ) -> None:
+        self.folder = folder if isinstance(folder, RunFolder) else RunFolder(folder)
+        self._identity = identity
+        self._metric = metric
+        self._prunes = prunes
+
+    @cached_property
+    def result(self) -> dict[str, Any] | None:
+        """The content of `result.json`, None before the run has finished.
+
+        Raises:
+            DamagedRun: if it is damaged, belongs to another cell, or is of another version.
+        """
+        with _damaging(self.folder.result):
+            return read_result(self.folder.result, self._identity, self._metric)
+
+    @cached_property
+    def state(self) -> RunState:
+        """How far the run is.
+
+        Raises:
+            DamagedRun: if a result is damaged, belongs to another cell, or is of another version.
+        """
+        folder, attempts = self.folder, self.folder.last_attempt()
+        if result := self.result:
+            if why := cut_short(folder, result):
+                return RunState(state="failed", attempts=attempts, error=why, short=result)
+            return RunState(state="done", attempts=attempts, result=result)
+        with _damaging(folder.pruned):
+            # Without a pruner such a run goes on, and the files beside it change.
+            pruned = read_pruned(folder.pruned, self._identity, beside=self._prunes)
+        if pruned and self._prunes:
+            return RunState(state="pruned", attempts=attempts, pruned=pruned)
+        if error := folder.attempt(attempts).error_line():
+            return RunState(state="failed", attempts=attempts, error=error)
+        return RunState(state="missing", attempts=attempts)
+
+    @property
+    def finished(self) -> dict[str, Any]:
+        """The content of `result.json` of a run that must have one.
+
+        Raises:
+            UserError: if it is missing or damaged.
+        """
+        path = self.folder.result
+        try:
+            result = self.result
+        except DamagedRun as error:
+            raise UserError(f"{path}: {error}") from error
+        if result is None:
+            raise UserError(f"{path}: is missing; the run has not finished")
+        return result
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        """The content of `config.yaml`.
+
+        Raises:
+            UserError: if it is missing or damaged.
+        """
+        path = self.folder.config
+        try:
+            return read_yaml(path)
+        except FileNotFoundError as error:
+            raise UserError(f"{path}: is missing; a finished run has it") from error
+        except Unsound as error:
+            raise UserError(f"{path}: {error}") from error
+
+    @cached_property
+    def damage(self) -> dict[str, str]:
+        """The damage of the files that are read beside the result, by name."""
+        found = {}
+        for name, check in CHECKS.items():
+            path = self.folder.path / name
+            try:
+                if path.exists():
+                    check(path)
+            except Unsound as error:
+                found[name] = str(error)
+            except OSError as error:
+                found[name] = f"cannot be read: {error.strerror}"
+        return found
+
+    def sound(self, name: str) -> Path | None:
+        """A file of the folder, None if it is missing or damaged."""
+        path = self.folder.path / name
+        return path if name not in self.damage and path.is_file() else None
+
+    def curves(self, wanted: Callable[[str], bool]) -> dict[str, Curve]:
+        """The `wanted` columns of `metrics.csv`, none where the file is missing or damaged."""
+        path = self.sound(METRICS)
+        return {} if path is None else read_curves(path, wanted)
+
+    def curve(self, tag: str) -> Curve:
+        """One column of `metrics.csv`, empty if the column is missing."""
+        return self.curves(tag.__eq__).get(tag, {})
+
+    def progress(self) -> Mapping[str, Any] | None:
+        """`progress.json` of the last attempt as it is now, None if it does not exist yet."""
+        return read_progress(self.folder, self.folder.last_attempt())
+
+
+@contextmanager
+def _damaging(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except Unsound as error:
+        raise DamagedRun(path, error) from error
+
+
+def cut_short(folder: RunFolder, result: Mapping[str, Any]) -> str | None:
+    """Say how a run was cut short, None if it did all its steps, or was ended by our own rules.
+
+    Earlier versions recorded the steps of a run and not those that were asked for: these are the
+    `max_steps` of its config, unless its epochs may have been fewer.
+    """
+    if result["outcome"] == "non_finite":
+        return None
+    asked = result.get("steps_asked")
+    if asked is None and result["status"] != CUT_SHORT:
+        asked = _steps_of(folder)
+    if result["status"] == CUT_SHORT or (asked is not None and result["steps"] < asked):
+        return words_of_short(result["steps"], asked)
+    return None
+
+
+def words_of_short(steps: int, asked: int | None) -> str:
+    """How messages name a run that was cut short."""
+    return f"cut short at {steps} of {asked} steps"
+
+
+def _steps_of(folder: RunFolder) -> int | None:
+    """The steps that `max_steps` alone asks for; other checks say what is wrong with the config."""
+    try:
+        tree: Any = load_yaml(folder.config.read_text(encoding="utf-8"))
+        trainer = tree["trainer"]
+        steps, epochs = trainer["max_steps"], trainer.get("max_epochs")
+    except (OSError, ValueError, UserError, LookupError, TypeError):
+        return None
+    counts = isinstance(steps, int) and steps > 0 and epochs in (None, -1)
+    return steps if counts else None
+
+
+def read_progress(folder: RunFolder, attempt: int) -> Mapping[str, Any] | None:
+    """`progress.json` of an attempt, or None if it does not exist yet."""
+    try:
+        progress = json.loads(folder.attempt(attempt).progress.read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):
+        return None
+    return progress if isinstance(progress, dict) else None
+
+
+def fraction(progress: Mapping[str, Any] | None) -> float:
+    """The fraction of a run's steps that are done, between 0 and 1."""
+    return min(1.0, progress["step"] / max(1, progress["max_steps"])) if progress else 0.0
+
+
+@dataclass
+class ReportReader:
+    """Read the reports of one run; keeps the steps yielded and the bytes read of each file."""
+
+    steps: set[int] = field(default_factory=set)
+    read: dict[Path, int] = field(default_factory=dict)
+
+    def new(self, folder: RunFolder, attempt: int) -> Iterator[tuple[int, float]]:
+        """Yield (step, value) of an attempt's new complete lines with a finite value.
+
+        A line counts as yielded once the caller asks for the next one; otherwise it is repeated.
+        """
+        path = folder.attempt(attempt).reports
+        start = self.read.get(path, 0)
+        try:
+            with path.open("rb") as file:
+                file.seek(start)
+                data = file.read()
+        except FileNotFoundError:
+            return
+        whole = data.rfind(b"\n") + 1
+        for line in data[:whole].splitlines():
+            try:
+                report = json.loads(line)
+            except ValueError:
+                continue  # a power loss can leave zeros; one report is lost
+            if report["value"] is not None and report["step"] not in self.steps:
+                yield report["step"], report["value"]
+                self.steps.add(report["step"])
+        self.read[path] = start + whole
+
+
+def read_reports(folder: RunFolder) -> dict[int, float]:
+    """Every step and value that a run has reported, in all its attempts."""
+    reader, attempts = ReportReader(), range(1, folder.last_attempt() + 1)
+    return {step: value for attempt in attempts for step, value in reader.new(folder, attempt)}
+
+
+def last_report(folder: RunFolder) -> float | None:
+    """The value of the last step that a run has reported, None before the first report."""
+    reports = read_reports(folder)
+    return reports[max(reports)] if reports else None
