@@ -5,8 +5,10 @@ from typing import Any
 import pytest
 
 from lightning_app.runs.mixtures import (
+    SAME_CODE,
     UNKNOWN,
     groups,
+    made_by,
     mixed,
     others,
     statements,
@@ -100,6 +102,17 @@ def test_old_results_record_no_code() -> None:
     assert "The version of the code is not recorded" in statements({"one": OLD, "two": OLD})["code"]
     assert set(mixed({"one": OLD, "two": record()})) == {"code", "device"}
     assert "1 or more versions of the code" in statements({"one": OLD, "two": record()})["code"]
+
+
+def test_code_of_another_form_that_computes_the_same_is_no_other_code() -> None:
+    for former, present in SAME_CODE.items():
+        runs = {"one": record(code=former), "two": record(code=present)}
+        assert mixed(runs) == {}
+        here = {"provenance": PROVENANCE | {"code": present}, "corpora": None}
+        assert others(runs, here) == {}
+        resumed = record(code=present, resumed_from=[PROVENANCE | {"code": former}])
+        assert made_by(resumed)["code"] == present
+        assert set(mixed(runs | {"three": record(code="bbbb")})) == {"code"}
 
 
 def test_only_the_libraries_that_differ_are_named() -> None:
