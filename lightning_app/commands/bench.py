@@ -1,4 +1,4 @@
-"""`ablate bench`: measure speed and memory."""
+"""`ablate bench`: only its arguments, since the work in `lab.bench.run` imports torch."""
 
 from pathlib import Path
 from typing import Any
