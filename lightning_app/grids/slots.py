@@ -3,7 +3,10 @@
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from math import inf
+from pathlib import Path
 from typing import Any
 
 from lightning_app.core.errors import UserError
@@ -11,7 +14,39 @@ from lightning_app.core.errors import UserError
 
 def default_workers() -> int:
     """The number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    if sys.platform != "linux":
+        return os.cpu_count() or 1
+    return max(1, int(min(len(os.sched_getaffinity(0)), cpu_quota())))
+
+
+def cpu_quota(proc: Path = Path("/proc"), mounted: Path = Path("/sys/fs/cgroup")) -> float:
+    """The cores whose time the control groups of this process may use, inf without a limit.
+
+    A container or a batch system limits the time of all cores together, which the affinity does
+    not show. A group can use no more than any group above it.
+    """
+    found = inf
+    with suppress(OSError):
+        for line in (proc / "self" / "cgroup").read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            if controllers and "cpu" not in controllers.split(","):
+                continue
+            top = mounted / "cpu" if controllers else mounted  # versions 1 and 2
+            # In a container the path may be that of the host: what is visible there is the top.
+            for group in ((own := top / path.strip("/")), *own.parents):
+                if group.is_relative_to(top):
+                    found = min(found, _quota_of(group))
+    return found
+
+
+def _quota_of(group: Path) -> float:
+    for names in (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")):
+        with suppress(OSError, ValueError):  # no such file; "max" and -1 are no limit
+            words = " ".join((group / name).read_text() for name in names).split()
+            quota, period = map(int, words)
+            if quota > 0 and period > 0:
+                return quota / period
+    return inf
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ import pytest
 import yaml
 from conftest import World  # pyright: ignore[reportMissingImports]
 
+from lightning_app.grids.slots import default_workers
 from tests import warm
 
 
@@ -312,8 +313,7 @@ def test_cells_get_a_clean_environment_and_their_share_of_the_cores(world: World
     name = next(iter(world.runs()))
     log = (world.folder / "runs" / name / "attempts" / "1" / "log.txt").read_text()
     seen = yaml.safe_load(log.partition("environment ")[2].replace("None", "null"))
-    cores = len(os.sched_getaffinity(0))
-    assert seen == {**dict.fromkeys(foreign), "OMP_NUM_THREADS": str(cores)}
+    assert seen == {**dict.fromkeys(foreign), "OMP_NUM_THREADS": str(default_workers())}
 
 
 def mount(world: World, *options: str) -> None:

@@ -1,3 +1,5 @@
+from math import inf
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -5,7 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_app.core.errors import UserError
-from lightning_app.grids.slots import Slot, Slots, slots_of, visible_devices
+from lightning_app.grids import slots
+from lightning_app.grids.slots import (
+    Slot,
+    Slots,
+    cpu_quota,
+    default_workers,
+    slots_of,
+    visible_devices,
+)
 from lightning_app.grids.workers import most_threads
 
 
@@ -51,6 +61,50 @@ def test_a_user_limits_the_threads(written: str, most: int | None) -> None:
         assert alone.threads == (4 if most is None else most)
     assert slots_of(cores=2, visible=(), cells=9, most_threads=found).threads == 1
     assert most_threads({}) is None
+
+
+V1 = "5:cpuset:/\n4:cpu,cpuacct:{}\n0::/\n"
+
+
+@pytest.mark.parametrize(
+    ("groups", "files", "expected"),
+    [
+        ("0::/\n", {"cpu.max": "400000 100000\n"}, 4.0),  # a container sees its group as the top
+        ("0::/\n", {"cpu.max": "max 100000\n"}, inf),
+        ("0::/\n", {}, inf),
+        ("0::/a/b\n", {"a/cpu.max": "150000 100000", "a/b/cpu.max": "max 100000"}, 1.5),
+        ("0::/a/b\n", {"a/cpu.max": "300000 100000", "a/b/cpu.max": "200000 100000"}, 2.0),
+        ("0::/../../b\n", {"cpu.max": "100000 50000"}, 2.0),  # above the visible top
+        (V1.format("/pod/1"), {"cpu/cpu.cfs_quota_us": "50000"}, 0.5),
+        (V1.format("/job"), {"cpu/job/cpu.cfs_quota_us": "700000"}, 7.0),
+        (V1.format("/"), {"cpu/cpu.cfs_quota_us": "-1"}, inf),
+        (V1.format("/"), {"cpuset/cpu.cfs_quota_us": "100000"}, inf),
+        (None, {"cpu.max": "400000 100000"}, inf),  # no control groups
+    ],
+)
+def test_the_limit_of_a_container_is_read(
+    tmp_path: Path, groups: str | None, files: dict[str, str], expected: float
+) -> None:
+    mounted = tmp_path / "cgroup"
+    for name, text in files.items():
+        file = mounted / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+        if file.name == "cpu.cfs_quota_us":
+            file.with_name("cpu.cfs_period_us").write_text("100000\n")
+    if groups is not None:
+        (tmp_path / "self").mkdir()
+        (tmp_path / "self" / "cgroup").write_text(groups)
+    assert cpu_quota(tmp_path, mounted) == expected
+
+
+@pytest.mark.parametrize(("quota", "expected"), [(0.5, 1), (1.9, 1), (2.0, 2), (inf, 64)])
+def test_a_container_gets_the_workers_of_its_limit(
+    monkeypatch: pytest.MonkeyPatch, quota: float, expected: int
+) -> None:
+    monkeypatch.setattr(slots, "cpu_quota", lambda: quota)
+    monkeypatch.setattr(slots.os, "sched_getaffinity", lambda pid: set(range(64)))
+    assert default_workers() == expected
 
 
 def test_no_more_slots_than_cells() -> None:
