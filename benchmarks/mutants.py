@@ -704,7 +704,7 @@ MUTANTS = (
     mutant(
         "a rank without a launcher is trained",
         at("config/test_sources.py"),
-        "if given and not any(all(name in environment for name in each) for each in _LAUNCHERS):",
+        "if given and not any(all(name in environment for name in each) for each in launchers):",
         "if False:",
     ),
     mutant(

@@ -15,12 +15,15 @@ _RANKS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "SLURM_PROCID", "JSM_NAMESPACE_RAN
 
 _LAUNCHERS = (
     ("TORCHELASTIC_RUN_ID", "RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
-    ("KUBERNETES_PORT", "RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
     ("LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),  # Lightning's own
     ("SLURM_PROCID", "SLURM_JOB_ID", "SLURM_NTASKS"),
     ("JSM_NAMESPACE_RANK", "LSB_JOBID"),
 )
-"""What each launcher of processes sets: torchrun, Kubeflow, Lightning, SLURM, LSF."""
+"""What each launcher of processes sets: torchrun, Lightning, SLURM, LSF."""
+
+_KUBEFLOW = ("KUBERNETES_PORT", "RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+"""What Kubeflow sets. Lightning does not read it: each of several hosts would take itself for the
+first. So it serves a run on one host; one on several calls torchrun there."""
 
 LAUNCH = {"LOCAL_RANK", "NODE_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
 """What Lightning sets when it starts the processes of a run."""
@@ -38,7 +41,8 @@ def check_launcher(environment: Mapping[str, str]) -> None:
     for name in given:
         if not environment[name].isdecimal():
             raise UserError(f"{name}: expected a whole number, found {environment[name]!r}")
-    if given and not any(all(name in environment for name in each) for each in _LAUNCHERS):
+    launchers = (*_LAUNCHERS, _KUBEFLOW)
+    if given and not any(all(name in environment for name in each) for each in launchers):
         raise UserError(
             f"{given[0]}={environment[given[0]]} is set, but no launcher of processes such as "
             f"torchrun or srun: unset {' '.join(given)}"

@@ -208,6 +208,17 @@ def test_a_run_on_several_hosts_needs_a_launcher() -> None:
         fit(BASE, {"trainer.num_nodes": 2, "trainer.accelerator": "cpu"})
 
 
+def test_kubeflow_serves_one_host_and_several_by_torchrun() -> None:
+    """Lightning does not read its RANK: every host would be the first, and wait for the others."""
+    kubeflow = {"KUBERNETES_PORT": "tcp://10.0.0.1:443", "RANK": "0", "WORLD_SIZE": "2"}
+    kubeflow |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+    check_launcher(kubeflow)
+    check_hosts(1, kubeflow)
+    with pytest.raises(UserError, match=r"^trainer\.num_nodes: 2, but"):
+        check_hosts(2, kubeflow)
+    check_hosts(2, kubeflow | TORCHRUN)
+
+
 def test_a_launcher_of_more_processes_than_the_trainer_has(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
