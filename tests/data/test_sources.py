@@ -258,3 +258,19 @@ def test_half_a_test_split_is_a_mistake(write_pairs, text_config):
     require_test(text_config(root))
     with pytest.raises(UserError, match=r"has no file test\.en"):
         load(text_config(root))
+
+
+def test_a_process_of_the_same_number_in_another_container(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It checks the same shared folder at the same time, by a file of the same name."""
+    touch = Path.touch
+
+    def touch_while_the_other_removes(path: Path) -> None:
+        touch(path)
+        path.unlink()
+
+    monkeypatch.setattr(Path, "touch", touch_while_the_other_removes)
+    made = sources.complete(tmp_path / "made", lambda folder: None, lambda folder: None)
+    assert made.is_dir()
+    assert [path.name for path in tmp_path.glob(".*")] == []
