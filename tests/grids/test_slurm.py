@@ -279,6 +279,34 @@ def test_an_option_of_sbatch_before_the_dashes_is_refused(grid: Path, capsys) ->
     assert "ablate submit GRID -- --partition" in said
 
 
+RECIPE = Path("docs/recipes/slurm_array.sh").resolve()
+
+
+def test_the_script_to_edit_is_that_of_submit(
+    slurm: Path, grid: Path, tmp_path: Path, capsys
+) -> None:
+    """But for the names that `ablate submit` fills in, and the command, which is on the PATH.
+
+    Other tests run the script of `ablate submit`.
+    """
+    submit_command(grid, array=4, dry_run=True)
+    command = shlex.join([sys.executable, "-m", "lightning_app", "run", str(grid)])
+    experiments = str(tmp_path / "experiments")
+
+    def edited(script: str) -> str:
+        script = script.replace("ablate run /shared/grid.yaml", command)
+        return script.replace("/shared/experiments", experiments)
+
+    def lines(script: str) -> list[str]:
+        ours = r"# |#$|#SBATCH --(job-name|chdir|output)="
+        return [line for line in script.splitlines() if line and not re.match(ours, line)]
+
+    script = RECIPE.read_text()
+    assert lines(edited(script)) == lines(capsys.readouterr().out)
+    subprocess.run(["sbatch", str(RECIPE)], check=True, capture_output=True)
+    assert (options(slurm)["array"], options(slurm)["signal"]) == ("0-3", "USR1@180")
+
+
 class Task:
     """One task of the array: the script, run as SLURM runs it, and all that it has started."""
 
