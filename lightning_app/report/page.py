@@ -1,15 +1,19 @@
-"""The page of a report: one HTML file that needs no network, and what was run."""
+"""The page of a report: one HTML file that needs no network."""
 
+import itertools
+import math
 import os
 import re
 import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from lightning_app.config.tree import BLOCK, label
+from lightning_app.config.tree import label
 from lightning_app.report.facts import (
-    DASH,
     direction,
     facts,
     nats,
@@ -17,231 +21,34 @@ from lightning_app.report.facts import (
     setting_of,
     state_counts,
 )
-from lightning_app.report.headline import findings
+from lightning_app.report.figures.sheet import FigureFiles, drawn_slices, has_probes, slices_of
+from lightning_app.report.headline import by_slice, findings
 from lightning_app.report.limits import SHORT, limits, urgent
-from lightning_app.report.markup import Child, Markup, element, join_markup
-from lightning_app.report.page_parts import (
-    Contents,
-    column,
-    figures,
-    head,
-    headline_figure,
-    html_table,
-    paper_table,
-    section,
-)
-from lightning_app.report.page_sections import (
+from lightning_app.report.pairs import LEARNED, Score
+from lightning_app.report.results import GridResults
+from lightning_app.report.statistics import LEVEL, POWER
+from lightning_app.report.table import ReportTable
+from lightning_app.report.tables import (
+    bleu_table,
+    cell_table,
     comparison_table,
-    cost,
-    inside,
+    cost_table,
+    factor_table,
+    headline_table,
+    largest_rates,
+    loss_by_warmup,
     metric_table,
-    need,
-    stable,
+    missing_table,
+    over_rates,
+    published_table,
+    task_tables,
 )
-from lightning_app.report.pairs import LEARNED
-from lightning_app.report.published import our_settings
-from lightning_app.report.results import OTHER_DATA, GridResults
-from lightning_app.report.serve import tensorboard_path
-from lightning_app.report.tables import task_tables
-from lightning_app.report.tensorboard import run_url
-from lightning_app.runs.records import OUTCOMES
 from lightning_app.version import __version__
 
-TEXT = frozenset({"variant", "outcome", "diverged_rule"})
-
-
-def cautions(grid: GridResults) -> Markup:
-    """What may not be concluded: what is urgent and three lines in view, the rest folded."""
-    items = [element("li", item) for item in limits(grid)]
-    shown = SHORT + (0 if grid.parts else len(urgent(grid)))
-    folded = [element("ul", *items[shown:])] if items[shown:] else []
-    rest = [element("summary", f"{len(items) - shown} more limits, and how the labels are made")]
-    return element(
-        "aside",
-        element("h2", "What may not be concluded"),
-        element("ul", *items[:shown]),
-        *([element("details", *rest, *folded)] if folded else []),
-        class_="caution",
-        aria_label="What may not be concluded",
-    )
-
-
-def what_was_run(contents: Contents) -> Markup:
-    grid = contents.grid
-    parts = [_facts(grid)]
-    if grid.finished:
-        parts += [_published(contents), _all_cells(contents)]
-    return section("run", "What was run?", *parts, _unfinished(contents), _tensorboard(grid))
-
-
-def _facts(grid: GridResults) -> Markup:
-    rows = [
-        element("tr", element("th", name, scope="row"), element("td", value))
-        for name, value in facts(grid).items()
-    ]
-    inner = element(
-        "table",
-        element("caption", "The whole grid; values that are not axes are the same for all cells."),
-        element("tbody", *rows),
-        class_="facts",
-    )
-    return element("div", inner, class_="scroll", tabindex="0", role="region", aria_label="Setting")
-
-
-def _published(contents: Contents) -> Markup:
-    """Figures of papers beside ours, with the differences between the two."""
-    frame = contents.published
-    if frame.empty:
-        return Markup("")
-    wide = {"paper", "setting", "differences", "note"}
-    names = [str(name) for name in frame.columns]
-    columns = [column(name.replace("_", " "), text=name in wide) for name in names]
-    rows = []
-    for record in frame.to_dict("records"):
-        values = [_value(name, record[name]) for name in names]
-        cells = [
-            element("td", value, class_="text wrap" if name in wide else None)
-            for name, value in list(zip(names, values, strict=True))[1:]
-        ]
-        rows.append(element("tr", element("th", values[0], scope="row", class_="wrap"), *cells))
-    caption = (
-        "Published figures and ours. They are not the same experiment: read the differences "
-        f"before the numbers. Ours: {' '.join(our_settings(contents.grid))}"
-    )
-    return html_table(contents.next_table(), caption, columns, [element("tbody", *rows)])
-
-
-def _all_cells(contents: Contents) -> Markup:
-    grid, results = contents.grid, contents.results
-    shown = {"variant": "variant", "warmup": "warm-up", "lr": "lr", "seed": "seed"}
-    axes = [key for key in grid.axes if key in results and not key.startswith(BLOCK)]
-    shown |= {key: key for key in axes} | {"outcome": "outcome"}
-    shown |= {key: key for key in results if "/" in key}
-    if any(cell.state == "diverged" for cell in grid.finished):
-        shown |= {"diverged_step": "at step", "diverged_rule": "rule"}
-    shown |= {"seconds": "seconds"}
-    columns = [column(title, text=key in TEXT) for key, title in shown.items()]
-    columns.append(column("run", text=True))
-    records = {(r["id"], r["group"]): r for r in results.to_dict("records")}
-    rows = []
-    for cell in grid.finished:
-        record = records[cell.id, cell.group]
-        values = [
-            element("td", _value(key, record[key]), class_=_classes(key, record))
-            for key in list(shown)[1:]
-        ]
-        folder = element(
-            "a", "folder", href=contents.link(cell), aria_label=f"folder of {cell.name}"
-        )
-        curves = element(
-            "a",
-            "curves",
-            href=run_url("http://localhost:6006/", cell),
-            data_tensorboard=run_url(tensorboard_path(cell.folder.parent.parent), cell),
-            aria_label=f"curves of {cell.name} in TensorBoard",
-        )
-        rows.append(
-            element(
-                "tr",
-                head(str(record["variant"])),
-                *values,
-                element("td", folder, " ", curves, class_="text"),
-            )
-        )
-    caption = (
-        "Every finished cell, as in results.csv (which has more columns). “curves” links to "
-        "TensorBoard if it runs (see below). "
-    )
-    return html_table(contents.next_table(), caption, columns, [element("tbody", *rows)])
-
-
-def _classes(key: str, record: dict[Any, Any]) -> str | None:
-    kinds = ["text"] if key in TEXT else []
-    if key == "outcome" and record["status"] != "ok":
-        kinds.append("bad")
-    return " ".join(kinds) or None
-
-
-def _value(key: str, value: Any) -> Child:
+if TYPE_CHECKING:
     import pandas as pd
-
-    if value is None or value is pd.NA or value != value:
-        return DASH
-    if key == "outcome":
-        return OUTCOMES[value]
-    if key == "lr":
-        return label(value)
-    if isinstance(value, float):
-        return f"{value:,.1f}" if abs(value) >= 1000 or key == "seconds" else nats(value)
-    return str(value)
-
-
-def _unfinished(contents: Contents) -> Markup:
-    grid = contents.grid
-    absent = [cell for cell in grid.cells if not cell.finished and cell.state != "pruned"]
-    heading = element("h3", "Failed and missing cells")
-    waiting = len(grid.without_parent)
-    if not absent and waiting:
-        return Markup(heading + element("p", _waiting(waiting)))
-    if not absent:
-        pruned = any(cell.state == "pruned" for cell in grid.cells)
-        every = "every planned cell has a result" + " or was pruned" * pruned
-        return Markup(heading + element("p", f"None: {every}."))
-    says = {
-        "failed": "crashed",
-        "unfinished": "running or interrupted",
-        "waiting": "not started",
-        OTHER_DATA: "trained on other data, left out",
-        "damaged": "damaged result",
-    }
-    columns = [column(title, text=True) for title in ("Variant", "run", "state", "last message")]
-    rows = [
-        element(
-            "tr",
-            head(cell.variant),
-            element("td", element("code", cell.name), class_="text"),
-            element("td", says[cell.state], class_="text bad" if cell.error else "text"),
-            element("td", cell.error or DASH, class_="text wrap"),
-        )
-        for cell in absent
-    ]
-    caption = "Planned cells without a result. Scores are without them and note their number."
-    again = element(
-        "p",
-        "The same ",
-        element("code", "ablate run"),
-        " continues with them; crashed cells need ",
-        element("code", "--retry-failed"),
-        ".",
-    )
-    body = [element("tbody", *rows)]
-    table = html_table(contents.next_table(), caption, columns, body)
-    return Markup(heading + table + again + (element("p", _waiting(waiting)) if waiting else ""))
-
-
-def _waiting(count: int) -> str:
-    cells = "1 cell waits" if count == 1 else f"{count} cells wait"
-    return f"{cells} for runs of another grid to start from; ablate plan names them."
-
-
-def _tensorboard(grid: GridResults) -> Markup:
-    grids = grid.parts or (grid,)
-    alone = [element("code", f"tensorboard --logdir {part.folder}") for part in grids]
-    return Markup(
-        element("h3", "Curves in TensorBoard")
-        + element(
-            "p",
-            element("code", f"ablate report --serve {' '.join(part.name for part in grids)}"),
-            " shows this page and TensorBoard together; ",
-            *((code, ", ") for code in alone[:-1]),
-            alone[-1],
-            " TensorBoard alone, to which the table links. HPARAMS lists all cells "
-            "with parameters, final metrics and status. CUSTOM SCALARS has a chart for each "
-            "variant with its curves by warm-up, the health of all runs, and the inside of the "
-            "blocks.",
-        )
-    )
-
+    from jinja2 import Environment
+    from markupsafe import Markup
 
 RECOMPUTE = "recompute_study.py"
 FILES = {
@@ -260,180 +67,174 @@ FILES = {
 }
 
 
-def appendix(contents: Contents) -> Markup:
-    return section(
-        "appendix",
-        "How are the numbers computed?",
-        _formulas(contents.grid),
-        _again(contents),
-        _files(contents),
-    )
+@dataclass(frozen=True, kw_only=True)
+class Shown:
+    """A figure on the page: its number, its SVG with the page's colours, and its setting."""
+
+    number: int
+    drawing: FigureFiles
+    svg: "Markup"
+    setting: str
 
 
-def _formulas(grid: GridResults) -> Markup:
-    reference = "the reference" if grid.reference_warmup is None else f"{grid.reference_warmup:,}"
-    terms = {
-        "l": f"final {grid.monitored.loss} of a run in nats per token, at most H; H for a run "
-        "that stalled or was non-finite",
-        "H": f"{grid.monitored.floor} of the validation targets: the loss of a model that "
-        "knows how often each token occurs and nothing else",
-        "stalled": "the run ended within 0.05 nats of H, or above, and was not learning; "
-        "non-finite: its loss was not finite any more. Both count as H, the same for every variant",
-        "not yet learned": "the run was learning when its budget ended, above that bar. It did not "
-        "fail, but the same cap holds: its l is H if its loss is above H",
-        "Δ": f"mean over seeds of l(warm-up 0) − l(warm-up {reference}), seed by seed",
-        "relative Δ": "Δ / (H − l at the reference); undefined if the denominator is under "
-        f"{LEARNED:g} nats (“never learned”)",
-        "interaction": "Δ of the variant − Δ of the baseline, the same seeds in all four arms",
-        "p": "the larger of two: Student's t of the values over seeds, and the same with the "
-        "spread between seeds pooled over the variants of the slice; Holm's correction covers the "
-        "whole grid",
-        "steps saved": "τ = T − the step at which the run with warm-up reached the final loss of "
-        "the run without, or minus the same the other way round; seed by seed",
-        "lost steps": "T − the step at which the sum of the rates without warm-up reaches the sum "
-        "with warm-up over all T steps",
-        "R_w": "(mean over warm-ups of l − smallest l) / (H − smallest l), l averaged over seeds",
-    }
-    if len(grid.rates) > 1:
-        terms |= {
-            "N": "mean over seeds of l(0, best rate) − l(reference, best rate); the best rate of "
-            "a warm-up is that of the smallest mean loss over the other seeds",
-            "√(1 + n / (n − 1))": "factor of the standard errors of N and S, n seeds, where the "
-            "second best rate of a warm-up is not worse by the t interval of its difference: the "
-            "choices are not independent then (Nadeau and Bengio 2003)",
-            "O": "mean over seeds of log2(θ(reference) / θ(0)); θ is the largest rate, going up "
-            "from the best one, with l at most l* + 0.1 (H − l*), l* the smallest l of that seed "
-            "and warm-up",
-            "S": "mean over ln(rate) of l − l at the best rate, as in N (Wortsman et al. 2023)",
-            "η_max": "largest rate of the grid at which no finished run stalled or was non-finite",
-        }
-    rows = (join_markup([element("dt", name), element("dd", text)]) for name, text in terms.items())
-    return element("dl", *rows, class_="formulas")
+def page(
+    grid: GridResults,
+    scores: Sequence[Score],
+    *,
+    results: "pd.DataFrame",
+    drawings: Sequence[FigureFiles],
+    out: Path,
+    made_from: str = "",
+) -> str:
+    """The whole document.
 
-
-def _again(contents: Contents) -> Markup:
-    """How to compute the numbers again; a test types it."""
-    grids = [part.folder for part in contents.grid.parts or (contents.grid,)]
-    folders = [Path(os.path.relpath(folder, contents.out)).as_posix() for folder in grids]
-    words = [RECOMPUTE, ".", *(folders if folders != ["."] else ())]
-    return element(
-        "p",
-        element("a", RECOMPUTE, href=RECOMPUTE),
-        " shares no code with this program. It computes every score again from the records of the "
-        "runs, and compares it with sensitivity.csv, effects.csv and the table of mean losses. In "
-        "the folder of this page: ",
-        element("code", f"python {shlex.join(words)}"),
-        " (exit code 0 if all numbers agree). Its first lines say what it leaves out.",
-    )
-
-
-def _files(contents: Contents) -> Markup:
-    """The files that there are: the page is written after them."""
-    there = {name: contents.out / name.split(",")[0] for name in FILES}
-    items = (
-        element("li", element("code", name), f": {FILES[name]}")
-        for name, path in there.items()
-        if path.exists()
-    )
-    return element("div", element("h3", "Files beside this page"), element("ul", *items))
-
-
-NAMED = 4  # presets with their words in view
-SERVED = (
-    'if (document.documentElement.classList.contains("served")) '
-    'document.querySelectorAll("[data-tensorboard]")'
-    ".forEach((link) => { link.href = link.dataset.tensorboard; });"
-)
-
-
-def page(contents: Contents) -> str:
-    """The whole document."""
-    grid = contents.grid
-    css = resources.files("lightning_app.report") / "page.css"
-    head = element(
-        "head",
-        element("meta", charset="utf-8"),
-        element("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        element("meta", name="made-from", content=contents.made_from),
-        element("meta", name="color-scheme", content="light dark"),
-        element("title", f"{grid.name}: {_kind(grid)}"),
-        element("style", Markup(css.read_text(encoding="utf-8"))),
-    )
-    sections = _sections(contents)
-    # Joined here directly: each nested call would copy the megabytes of the figures again.
-    first = [_opening(contents), Markup("<main>"), headline_figure(contents), cautions(grid)]
-    body = [*first, _question(grid), _contents(sections), *sections]
-    body += [Markup("</main>"), _closing(grid), element("script", Markup(SERVED))]
-    parts = ["<!DOCTYPE html>\n", '<html lang="en">', head, "<body>", *body, "</body></html>\n"]
-    return "".join(parts)
-
-
-def _sections(contents: Contents) -> list[Markup]:
-    grid = contents.grid
-    if not grid.finished:
-        nothing = "No cell has finished yet, so there are no scores."
-        return [
-            section("need", "Who needs warm-up?", element("p", element("strong", nothing))),
-            what_was_run(contents),
-        ]
-    if grid.pruner is not None:
-        drawn = (figures(contents, question) for question in ("need", "cost", "stable", "inside"))
-        return [
-            section("figures", "How did the runs go?", metric_table(contents), *drawn),
-            what_was_run(contents),
-        ]
-    if grid.parts or grid.asks_warmup:
-        first = [need(contents), cost(contents), stable(contents)]
-    else:
-        first = [better(contents), cost(contents)]
-    return [
-        *first,
-        inside(contents),
-        what_was_run(contents),
-        appendix(contents),
-    ]
-
-
-def better(contents: Contents) -> Markup:
-    """The first section of a grid that does not ask about warm-up."""
-    tables = (paper_table(contents, table) for table in task_tables(contents.grid))
-    shown = [comparison_table(contents), *tables, metric_table(contents)]
-    return section("need", "Which is better?", *shown, figures(contents, "need"))
-
-
-def _opening(contents: Contents) -> Markup:
-    """The answer in one sentence, the other findings, and the setting of all runs."""
-    grid = contents.grid
-    found = findings(grid, contents.scores)
+    Args:
+        grid: The grid.
+        scores: Its scores.
+        results: A row for each cell.
+        drawings: The figures that were written.
+        out: The folder of the page, which holds every other file of the report already.
+        made_from: The digest of all inputs.
+    """
+    warmup = bool(grid.parts) or grid.asks_warmup
+    found = findings(grid, scores)
     claim, *others = found if found and not grid.parts else [_unanswered(grid), *found]
-    summary = [state_counts(grid), setting_of(grid)]
+    figures = [_shown(grid, drawing, n) for n, drawing in enumerate(drawings, start=1)]
+    first = figures[0] if figures and figures[0].drawing.question == "need" else None
+    rates = grid.rates
+    return render(
+        "page.html",
+        grid=grid,
+        parts=grid.parts or (grid,),
+        kind="warm-up sensitivity" if warmup else "ablation",
+        warmup=warmup,
+        made_from=made_from,
+        css=(resources.files("lightning_app.report") / "page.css").read_text(encoding="utf-8"),
+        next_number=itertools.count(1).__next__,
+        claim=claim,
+        findings=others,
+        summary=_summary(grid),
+        presets=preset_words(grid),
+        limits=limits(grid),
+        shown_limits=SHORT + (0 if grid.parts else len(urgent(grid))),
+        question=[" ".join(text.split()) for text in re.split(r"\n\s*\n", grid.question.strip())]
+        if grid.question.strip()
+        else [],
+        sections=_sections(grid, warmup=warmup),
+        tables=_tables(grid, scores, results, out, warmup=warmup),
+        detectable=_detectable(scores),
+        alpha=f"{1 - LEVEL:.0%}",
+        power=f"{POWER:.0%}",
+        first=first,
+        drawn={
+            question: _by_group(
+                [each for each in figures if each.drawing.question == question and each != first]
+            )
+            for question in ("need", "cost", "stable", "inside")
+        },
+        left_out=_left_out(grid),
+        only_rate=f", {label(rates[0])}" if rates else "",
+        probed=any(has_probes(cell) for cell in grid.finished),
+        facts=facts(grid),
+        waiting=len(grid.without_parent),
+        pruned=any(cell.state == "pruned" for cell in grid.cells),
+        learned=f"{LEARNED:g}",
+        recompute=RECOMPUTE,
+        again=_again(grid, out),
+        files={name: t for name, t in FILES.items() if (out / name.split(",")[0]).exists()},
+        version=__version__,
+        last=max((str(cell.record.get("finished") or "") for cell in grid.finished), default=""),
+    )
+
+
+def render(template: str, **values: Any) -> str:
+    """A page from its template; every value is escaped."""
+    return _templates().get_template(template).render(values)
+
+
+@cache
+def _templates() -> "Environment":
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    return Environment(
+        loader=PackageLoader("lightning_app.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+
+
+def _sections(grid: GridResults, *, warmup: bool) -> dict[str, str]:
+    """The titles of the sections, by their ids."""
+    first = "Who needs warm-up?" if warmup or not grid.finished else "Which is better?"
+    titles = {
+        "need": first,
+        "figures": "How did the runs go?",
+        "cost": "What does it cost?",
+        "stable": "Where is each variant stable?",
+        "inside": "What happened inside?",
+        "run": "What was run?",
+        "appendix": "How are the numbers computed?",
+    }
+    if not grid.finished:
+        shown = {"need", "run"}
+    elif grid.pruner is not None:
+        shown = {"figures", "run"}
+    else:
+        shown = titles.keys() - {"figures", *([] if warmup else ["stable"])}
+    return {name: title for name, title in titles.items() if name in shown}
+
+
+def _tables(
+    grid: GridResults, scores: Sequence[Score], results: "pd.DataFrame", out: Path, *, warmup: bool
+) -> dict[str, list[ReportTable]]:
+    """The tables of each part of the page, without those that have no row."""
+    parts = [part for part in grid.parts or (grid,) if part.finished]
+    metrics = [metric_table(part, named=bool(grid.parts)) for part in parts]
+    found: dict[str, list[ReportTable]] = {
+        "score": metrics,
+        "need": [],
+        "by_rate": [],
+        "cost": [],
+        "stable": [],
+        "run": [],
+        "missing": [missing_table(grid)],
+    }
+    if grid.finished:
+        found["run"] = [published_table(grid), cell_table(grid, results, out)]
+    if grid.finished and grid.pruner is None:
+        compared, tasks = comparison_table(grid), task_tables(grid)
+        found["score"] = [*tasks, compared, *metrics] if warmup else [compared, *tasks, *metrics]
+        found["cost"] = [bleu_table(scores), cost_table(grid)]
+        if warmup:
+            found["need"] = [over_rates(grid, scores), factor_table(grid, scores)]
+            found["by_rate"] = [headline_table(grid, scores), loss_by_warmup(grid, scores)]
+            found["stable"] = [largest_rates(grid, scores)] if len(grid.rates) > 1 else []
+    return {part: [table for table in tables if table.bodies] for part, tables in found.items()}
+
+
+def _summary(grid: GridResults) -> str:
+    """How many runs ended how, the setting of all of them, and how they are judged."""
+    texts = [state_counts(grid), setting_of(grid)]
     if grid.scored:
-        words = "; ".join(
-            dict.fromkeys(f"{each.title}, {direction(each.mode)}" for each in grid.measures)
-        )
-        summary.append(
-            f"Runs are judged by {words}. “Stalled” is about the loss, which ended at its floor; "
-            "whether a run failed is judged by its score. Losses are in nats per row, lower is "
-            "better."
+        judged = dict.fromkeys(f"{each.title}, {direction(each.mode)}" for each in grid.measures)
+        texts.append(
+            f"Runs are judged by {'; '.join(judged)}. “Stalled” is about the loss, which ended at "
+            "its floor; whether a run failed is judged by its score. Losses are in nats per row, "
+            "lower is better."
         )
     elif grid.finished:
-        summary.append(
+        texts.append(
             "Losses are in nats per token: lower is better, and 0.1 less is about 10 % less "
             "perplexity."
         )
     if grid.finished and len(grid.warmups) > 1 and 0 in grid.warmups:
-        summary.append(
+        texts.append(
             f"Warm-up {grid.warmups[-1]:,}: the learning rate rises linearly over the first "
             f"{grid.warmups[-1]:,} steps; warm-up 0: the full rate from step 1."
         )
-    return element(
-        "header",
-        element("p", f"{grid.name} · {_kind(grid)} report", class_="kicker"),
-        element("h1", claim),
-        *(element("p", text, class_="finding") for text in others),
-        element("p", " ".join(summary), class_="summary"),
-        _presets(grid),
-    )
+    return " ".join(texts)
 
 
 def _unanswered(grid: GridResults) -> str:
@@ -442,47 +243,76 @@ def _unanswered(grid: GridResults) -> str:
     return grid.name if sentence is None or grid.parts else sentence[0]
 
 
-def _presets(grid: GridResults) -> Markup:
-    """What the names of the presets mean: a line for few of them, folded for many."""
-    words = preset_words(grid)
-    if not words:
-        return Markup("")
-    text = " · ".join(words)
-    if len(words) <= NAMED:
-        return element("p", text, class_="summary")
-    folded = element("summary", f"What the names of the {len(words)} wirings mean")
-    return element("details", folded, element("p", text), class_="summary")
+def _detectable(scores: Sequence[Score]) -> list[str]:
+    """The differences that the grid could have found, for each group and rate."""
+    found = {}
+    for where, variants in by_slice(scores).items():
+        for own in variants.values():
+            score = own.get("detectable")
+            if score is not None and not math.isnan(score.estimate):
+                at = f", {where}" if where else ""
+                size = f"{nats(score.estimate)} nats with {score.seeds} seeds"
+                found[f"{size}{at} ({score.note})"] = None
+    return list(found)
 
 
-def _question(grid: GridResults) -> Markup:
-    """The question of the grid file, the first paragraph in view."""
-    texts = [" ".join(text.split()) for text in re.split(r"\n\s*\n", grid.question)]
-    first, *rest = [text for text in texts if text] or [""]
-    if not first:
-        return Markup("")
-    shown = [element("p", first, class_="lead")]
-    if rest:
-        paragraphs = (element("p", text) for text in rest)
-        shown.append(element("details", element("summary", "More from the grid file"), *paragraphs))
-    return element("div", *shown, class_="question")
+def _again(grid: GridResults, out: Path) -> str:
+    """The command that computes the numbers again; a test types it."""
+    folders = [os.path.relpath(part.folder, out) for part in grid.parts or (grid,)]
+    words = ["python", RECOMPUTE, ".", *(folders if folders != ["."] else ())]
+    return shlex.join(Path(word).as_posix() for word in words)
 
 
-def _kind(grid: GridResults) -> str:
-    return "warm-up sensitivity" if grid.parts or grid.asks_warmup else "ablation"
+# Ink, paper and rules of a figure follow the page, which may be dark.
+THEME = {"#222222": "var(--ink)", "#707070": "var(--muted)", "#e6e6e6": "var(--hair)"}
 
 
-def _contents(sections: list[Markup]) -> Markup:
-    """Links to the sections, by their questions."""
-    found = [re.match(r'<section id="([a-z]+)"><h2>(.*?)</h2>', text) for text in sections]
-    links = [
-        element("li", element("a", Markup(match[2]), href=f"#{match[1]}"))
-        for match in found
-        if match
-    ]
-    return element("nav", element("ol", *links), aria_label="Contents")
+def _shown(grid: GridResults, drawing: FigureFiles, number: int) -> Shown:
+    """The SVG without its prolog, with unique ids and with the page's links and colours."""
+    from markupsafe import Markup, escape
+
+    text = drawing.path.read_text(encoding="utf-8")
+    text = text[text.index("<svg") :]
+    text = re.sub(r'\bid="', f'id="f{number}-', text)
+    text = re.sub(r'(xlink:href="#|url\(#)', rf"\1f{number}-", text)
+    text = text.replace('xlink:href="../', 'xlink:href="')
+    for colour, variable in THEME.items():
+        text = text.replace(colour, variable)
+    text = text.replace("fill: #ffffff", "fill: none")
+    named = f'role="group"><title>Figure {number}. {escape(drawing.title)}</title>'
+    svg = re.sub(r"<svg([^>]*)>", lambda found: f"<svg{found[1]} {named}", text, count=1)
+    return Shown(number=number, drawing=drawing, svg=Markup(svg), setting=_setting(grid, drawing))
 
 
-def _closing(grid: GridResults) -> Markup:
-    ends = [str(cell.record.get("finished") or "") for cell in grid.finished]
-    last = f" The last cell finished at {max(ends)}." if any(ends) else ""
-    return element("footer", element("p", f"lightning_app {__version__}.{last}"))
+def _setting(grid: GridResults, drawing: FigureFiles) -> str:
+    seeds = len({cell.seed for cell in drawing.cells})
+    parts = [f"n = {seeds} seed{'s' * (seeds != 1)}, {len(drawing.cells)} finished runs"]
+    groups = list(dict.fromkeys(cell.group for cell in drawing.cells))
+    parts += [] if groups == ["all"] else [" and ".join(groups)]
+    several = len({cell.lr for cell in grid.finished if cell.group in groups}) > 1
+    if drawing.lr is not None:
+        best = any((group, drawing.lr) in drawn_slices(grid) for group in groups)
+        why = ", where the runs learn best" if several and best else ""
+        parts.append(f"learning rate {label(drawing.lr)}{why}")
+    return f"{'; '.join(parts)}."
+
+
+def _by_group(figures: Sequence[Shown]) -> dict[str, list[Shown]]:
+    """The figures of all runs and of the first group at "", then those of the other groups."""
+    groups = [group for group in dict.fromkeys(f.drawing.group for f in figures) if group != "all"]
+    found: dict[str, list[Shown]] = {}
+    for figure in sorted(figures, key=lambda each: each.drawing.group != "all"):
+        group = figure.drawing.group
+        found.setdefault("" if group in ("all", *groups[:1]) else group, []).append(figure)
+    return found
+
+
+def _left_out(grid: GridResults) -> str:
+    drawn = {group for group, _ in drawn_slices(grid)}
+    there = {group for group, _ in slices_of(grid)}
+    if len(drawn) == len(there):
+        return ""
+    return (
+        f"Only the first {len(drawn)} of {len(there)} combinations of the other axes are drawn; "
+        "the tables and results.csv have all."
+    )

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from lightning_app.core.errors import UserError
-from lightning_app.report.markup import element
+from lightning_app.report.page import render
+from lightning_app.report.tensorboard import tensorboard_path
 
 if TYPE_CHECKING:
     from werkzeug.wrappers import Request, Response
@@ -29,7 +30,6 @@ Application = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 
 HOST = "127.0.0.1"
 NAMES = ("127.0.0.1", "localhost")  # a request for another host name comes from another site
-TENSORBOARD = "/tensorboard"
 PAGE, SERVED = b'<html lang="en">', b'<html lang="en" class="served">'
 TEXT = frozenset({".yaml", ".jsonl", ".tex", ".bib", ".md", ".csv"})  # the browser shows these
 
@@ -66,11 +66,6 @@ def serve(page: Path, folders: Sequence[Path], claimed: socket.socket) -> None:
         for path in boards:
             print(f"curves: http://{HOST}:{port}{path}", flush=True)
         server.serve_forever()
-
-
-def tensorboard_path(folder: Path) -> str:
-    """The path below the server's root at which TensorBoard serves the grid of a folder."""
-    return f"{TENSORBOARD}/{quote(folder.resolve().name)}/"
 
 
 class Site:
@@ -144,13 +139,8 @@ class Site:
 def _listing(folder: Path) -> str:
     """A page with links to the files of a folder, without hidden ones."""
     names = sorted(path.name + "/" * path.is_dir() for path in folder.iterdir())
-    links = [
-        element("li", element("a", name, href=quote(name)))
-        for name in ("../", *(name for name in names if not name.startswith(".")))
-    ]
-    head = element("head", element("meta", charset="utf-8"), element("title", folder.name))
-    body = element("body", element("h1", folder.name), element("ul", *links))
-    return f"<!DOCTYPE html>\n{element('html', head, body, lang='en')}\n"
+    shown = ["../", *(name for name in names if not name.startswith("."))]
+    return render("listing.html", folder=folder.name, names=shown)
 
 
 def _tensorboard(folder: Path) -> Application:

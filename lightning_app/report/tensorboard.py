@@ -46,6 +46,11 @@ from lightning_app.runs.records import OUTCOMES, column_names
 from lightning_app.scores.task_facts import LOSS, task_facts
 
 
+def tensorboard_path(folder: Path) -> str:
+    """The path below the server's root at which TensorBoard serves the grid of a folder."""
+    return f"/tensorboard/{quote(folder.resolve().name)}/"
+
+
 def run_url(base: str, cell: CellResult) -> str:
     """The address that opens TensorBoard with this run alone.
 

@@ -16,11 +16,9 @@ from lightning_app.report.figures.write import first_figure, write_figures
 from lightning_app.report.frames import results_frame, validations_frame
 from lightning_app.report.packed import PACKED, pack
 from lightning_app.report.page import RECOMPUTE, page
-from lightning_app.report.page_parts import Contents
 from lightning_app.report.pairs import Score, scores_frame
-from lightning_app.report.published import comparison
 from lightning_app.report.results import GridResults, read_results, stray_runs
-from lightning_app.report.tables import task_tables, write_table, write_tables
+from lightning_app.report.tables import write_tables
 from lightning_app.report.tasks import (
     failed_runs,
     failure_tests,
@@ -81,17 +79,16 @@ def write(grid: GridResults, out: Path) -> Path:
     found = [*sensitivity_scores(grid), *bleu_scores(grid)]
     results = write_exports(grid, found, out)
     drawings = write_figures(grid, out / "figures")
-    contents = Contents(
-        grid=grid,
-        scores=found,
+    write_whole(out / RECOMPUTE, recompute_program().read_bytes())
+    text = page(
+        grid,
+        found,
         results=results,
         drawings=drawings,
-        published=comparison(grid),
         out=out,
         made_from=inputs_digest(grid),
     )
-    write_whole(out / RECOMPUTE, recompute_program().read_bytes())
-    write_whole(out / "report.html", page(contents))
+    write_whole(out / "report.html", text)
     return out / "report.html"
 
 
@@ -173,7 +170,5 @@ def write_exports(grid: GridResults, scores: Sequence[Score], out: Path) -> "pd.
     results = write_tidy(grid, out)
     write_scores(grid, scores, out)
     write_tables(grid, scores, out / "tables")
-    for table in task_tables(grid):
-        write_table(table, out / "tables")
     write_whole(out / "references.bib", references(grid))
     return results

@@ -14,7 +14,8 @@ from matplotlib.mathtext import MathTextParser
 from lightning_app.report.bibliography import bibliography, references
 from lightning_app.report.facts import facts, nats, p_value
 from lightning_app.report.results import GridResults, read_results, together
-from lightning_app.report.tables import headline_table, latex, loss_by_warmup, markdown_table, tex
+from lightning_app.report.table import ReportTable, latex, markdown, tex
+from lightning_app.report.tables import headline_table, loss_by_warmup
 from lightning_app.report.warmup import sensitivity_scores
 from lightning_app.report.write import write_exports
 from tests.report.conftest import BASE
@@ -93,7 +94,7 @@ def test_a_table_of_latex_is_well_formed(grid):
         loss_by_warmup(grid, sensitivity_scores(grid)),
     ):
         text = latex(table)
-        width = len(table.header)
+        width = len(table.on("paper"))
         (spec,) = re.findall(r"\\begin\{tabular\}\{(\w+)\}", text)
         assert len(spec) == width
         for row in rows_of(text):
@@ -146,29 +147,39 @@ def test_the_same_numbers_stand_in_both_kinds(grid):
         headline_table(grid, sensitivity_scores(grid)),
         loss_by_warmup(grid, sensitivity_scores(grid)),
     ):
-        piped = [line for line in markdown_table(table).splitlines() if line.startswith("|")][2:]
+        piped = [line for line in markdown(table).splitlines() if line.startswith("|")][2:]
         texts = " ".join(rows_of(latex(table))[1:]).replace("$-$", "−")
         texts = re.sub(r"\\multicolumn\{\d+\}", "", texts)
         first, second = (re.findall(r"−?\d[.\d]*", text) for text in (" ".join(piped), texts))
         assert sorted(first) == sorted(second)
 
 
+def by_name(table: ReportTable, where: str = "") -> dict[str, dict[str, str]]:
+    """The cells of a slice by the names of row and column, an interval after a line break."""
+    return {
+        row[0].text: {
+            column.title: "\n".join((row[n].text, *row[n].below)) for n, column in table.on("page")
+        }
+        for row in table.bodies[where]
+    }
+
+
 def test_the_numbers_are_those_of_the_scores(make_grid, outcome):
     grid = read_results(make_grid(outcome, THREE, curves=False).folder)
     found = {(score.variant, score.score): score for score in sensitivity_scores(grid)}
-    rows = {row[0]: row for row in headline_table(grid, sensitivity_scores(grid)).bodies[""]}
+    rows = by_name(headline_table(grid, sensitivity_scores(grid)))
     assert list(rows) == PRESETS
     delta = found["sas", "delta"]
-    assert rows["sas"][3] == f"{nats(delta.estimate)}\n[{nats(delta.low)}, {nats(delta.high)}]"
-    assert rows["post_ln"][1].endswith("stalls without it (3/3 against 0/3)")
-    assert rows["post_ln"][6].split("\n")[0] == "3 / 3"
-    assert rows["pre_ln"][2] == "the baseline"
-    assert rows["pre_ln"][5] == "–"
-    for column, name in ((1, "delta"), (2, "interaction")):
+    assert rows["sas"]["Δ"] == f"{nats(delta.estimate)}\n[{nats(delta.low)}, {nats(delta.high)}]"
+    assert rows["post_ln"]["warm-up"].endswith("stalls without it (3/3 against 0/3)")
+    assert rows["post_ln"]["stalled, warm-up 0"].split("\n")[0] == "3 / 3"
+    assert rows["pre_ln"]["against pre_ln"] == "the baseline"
+    assert rows["pre_ln"]["interaction"] == "–"
+    for column, name in (("warm-up", "delta"), ("against pre_ln", "interaction")):
         assert f"(p {p_value(found['sas', name].p_holm)})" in rows["sas"][column]
-    means = {row[0]: row for row in loss_by_warmup(grid, sensitivity_scores(grid)).bodies[""]}
+    means = by_name(loss_by_warmup(grid, sensitivity_scores(grid)))
     own = [cell.loss for cell in grid.cells if (cell.variant, cell.warmup) == ("sas", 60)]
-    assert means["sas"][2].split("\n")[0] == nats(sum(own) / 3)
+    assert means["sas"]["warm-up 60"].split("\n")[0] == nats(sum(own) / 3)
 
 
 @pytest.mark.parametrize(
@@ -196,7 +207,7 @@ def test_text_for_latex(text, expected):
 def test_markdown_escapes_what_would_break_a_row(make_grid):
     axes = {SEED: [1], PRESET: ["a|b", "pre_ln"], WARMUP: [0, 60]}
     grid = read_results(make_grid(lambda a: 2.0, axes, curves=False).folder)
-    assert r"| a\|b |" in markdown_table(headline_table(grid, sensitivity_scores(grid)))
+    assert r"| a\|b |" in markdown(headline_table(grid, sensitivity_scores(grid)))
 
 
 def test_references_are_of_what_was_used(make_grid, outcome):

@@ -24,10 +24,10 @@ from lightning_app.report.figures.write import first_figure
 from lightning_app.report.headline import findings
 from lightning_app.report.limits import limits
 from lightning_app.report.page import page
-from lightning_app.report.page_parts import Contents
 from lightning_app.report.published import comparison
 from lightning_app.report.results import GridResults, read_results, together
-from lightning_app.report.tables import latex, markdown_table, task_tables
+from lightning_app.report.table import latex, markdown
+from lightning_app.report.tables import comparison_table, signed, task_tables
 from lightning_app.report.tasks import (
     failed_runs,
     failure_tests,
@@ -338,7 +338,7 @@ def test_the_best_median_stands_beside_the_mean_of_a_fixed_setting(tmp_path: Pat
     )
     assert median.startswith("ours, OPTIMISTIC: median of the best of 4 settings")
     ((_, _, shown),) = tables["task_scores"].bodies[median]
-    assert shown == "70.00"
+    assert shown.text == "70.00"
 
 
 def test_an_average_needs_all_of_its_tasks(tmp_path: Path) -> None:
@@ -388,7 +388,7 @@ def test_an_average_says_how_many_runs_it_lacks(tmp_path: Path) -> None:
     assert [(row.runs, row.lacking) for row in rows] == [(1, 1)] * 3
     table = {table.name: table for table in task_tables(grid)}["task_scores"]
     (row,) = next(iter(table.bodies.values()))
-    assert row[-1].splitlines()[0] == f"{100 * rows[0].value:.2f} (glue, 1 without)"
+    assert row[-1].text == f"{100 * rows[0].value:.2f} (glue, 1 without)"
 
 
 FIGURE = {"paper": "he2021realformer", "setting": "BERT-Large", "variant": "post_ln"}
@@ -406,11 +406,32 @@ def test_a_published_figure_is_compared_on_its_own_task(tmp_path: Path) -> None:
     assert rte["differences"].startswith("Ours with RTE.")
     assert (qnli["ours"], qnli["differences"]) == ("–", "No run on QNLI here.")
     tables = {table.name: table for table in task_tables(grid)}
-    ((name, *cells),) = tables["task_scores"].bodies["published, He et al. 2021: BERT-Large"]
-    assert (name, *cells) == ("post_ln", "–", "92.26", "71.12", "84.01 (realformer)")
-    assert tables["task_scores"].header == (
-        *("variant", "CoLA Matthews correlation", "QNLI accuracy", "RTE accuracy", "average"),
-    )
+    (row,) = tables["task_scores"].bodies["published, He et al. 2021: BERT-Large"]
+    titles = [column.title for column in tables["task_scores"].columns]
+    assert dict(zip(titles, (cell.text for cell in row), strict=True)) == {
+        "variant": "post_ln",
+        "CoLA Matthews correlation": "–",
+        "QNLI accuracy": "92.26",
+        "RTE accuracy": "71.12",
+        "average": "84.01 (realformer)",
+    }
+
+
+def test_a_comparison_stands_once_under_its_own_metric(tmp_path: Path) -> None:
+    """Two tasks with scores of their own: each heading has the rows of its metric and no other."""
+    grid = read_results(glue_grid(tmp_path / "demo", mixed))
+    table = comparison_table(grid)
+    found = {
+        heading: [(row[1].text, row[3].text) for row in rows]
+        for heading, rows in table.bodies.items()
+    }
+    wanted: dict[str, list[tuple[str, str]]] = {}
+    for row in comparisons(grid):
+        wanted.setdefault(row.metric, []).append((row.where, signed(row.estimate)))
+    assert len(wanted) == len(found) == 2
+    for metric, rows in wanted.items():
+        (heading,) = [each for each in found if f"{metric} of each value" in each]
+        assert found[heading] == rows
 
 
 PARTS = [
@@ -515,15 +536,8 @@ def test_page_terminal_csv_and_latex(tmp_path: Path) -> None:
     folder = glue_grid(tmp_path / "demo", mixed, published=yaml.safe_load(SHIPPED.read_text()))
     grid = read_results(folder)
     found = sensitivity_scores(grid)
-    contents = Contents(
-        grid=grid,
-        scores=found,
-        results=write_exports(grid, found, folder),
-        drawings=(),
-        published=comparison(grid),
-        out=folder,
-    )
-    text = page(contents)
+    results = write_exports(grid, found, folder)
+    text = page(grid, found, results=results, drawings=(), out=folder)
     for part in (
         "Table 1.</b> Failed runs over all tasks",
         "OPTIMISTIC: median of the best",
@@ -550,7 +564,7 @@ def test_page_terminal_csv_and_latex(tmp_path: Path) -> None:
     assert "84.01" not in shown  # papers are on the page
     for table in task_tables(grid):
         assert "OPTIMISTIC" in latex(table) or table.name != "task_scores"
-        assert markdown_table(table).count("\n| ") > 2
+        assert markdown(table).count("\n| ") > 2
 
 
 def test_the_first_figure_has_every_run_of_every_task(grid: GridResults) -> None:

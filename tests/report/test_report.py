@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable, Mapping
 from html.parser import HTMLParser
 from pathlib import Path
@@ -17,8 +18,10 @@ import pytest
 
 from lightning_app.core.errors import UserError
 from lightning_app.report.facts import p_value
+from lightning_app.report.page import _templates
 from lightning_app.report.write import write_report
 
+ROOT = Path(__file__).parents[2]
 PRESET = "model.block.preset"
 WARMUP = "model.schedule.warmup_steps"
 RATE = "model.optimizer.lr"
@@ -98,6 +101,23 @@ def test_the_files_of_a_report(make_grid, outcome):
     assert float(delta["low"]) < float(delta["estimate"]) < float(delta["high"])
 
 
+def test_the_wheel_has_the_templates():
+    """They are files of the package, which the wheel has whole, and git ignores none of them."""
+    target = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]
+    assert target["targets"]["wheel"]["packages"] == ["lightning_app"]
+    assert "exclude" not in target["targets"]["wheel"]
+    names = [path.name for path in (ROOT / "lightning_app/report/templates").iterdir()]
+    assert sorted(names) == sorted(_templates().list_templates())
+    ignored = subprocess.run(
+        ["git", "check-ignore", "--stdin"],
+        cwd=ROOT,
+        input="\n".join(f"lightning_app/report/templates/{name}" for name in names),
+        text=True,
+        capture_output=True,
+    )
+    assert ignored.stdout == ""
+
+
 def test_the_page(make_grid, outcome):
     grid = make_grid(outcome)
     path = write_report(grid.folder)
@@ -163,7 +183,7 @@ def test_the_headline_table_says_what_the_csv_says(make_grid, outcome):
     scores = pd.read_csv(folder / "sensitivity.csv")
     for variant in ("post_ln", "sas"):
         own = scores[scores["variant"] == variant].set_index("score")
-        start = next(i for i, row in enumerate(page.rows) if row[1:2] == ["Warm-up"])
+        start = next(i for i, row in enumerate(page.rows) if row[1:2] == ["warm-up"])
         row = next(row for row in page.rows[start:] if row[0] == variant)
         for cell, name in ((row[3], "delta"), (row[5], "interaction")):
             shown = [float(x.replace("−", "-")) for x in re.findall(r"[−\d.]+", cell)]

@@ -54,7 +54,7 @@ def test_a_pipe_gets_the_numbers_of_the_runs_as_plain_text(make_grid: Make, outc
         delta = fmean(a - b for a, b in zip(without, with_, strict=True))
         row = next(line for line in text.splitlines() if line.startswith(variant))
         assert f" {delta:.3f} [" in row, row
-    assert re.search(r"^post_ln +helps \(p .*\) +more \(p .*\) .* 5/5 +0/5$", text, re.M)
+    assert re.search(r"^post_ln +helps \(p .*\) +more \(p .*\) .* 5 / 5 +0 / 5$", text, re.M)
     for sentence in findings(grid, sensitivity_scores(grid)):
         assert sentence in text
 
@@ -102,11 +102,11 @@ def test_no_color_means_no_colour(
         (lambda a: "waiting", {PRESET: ["post_ln"], SEED: [1]}, "No cell has finished yet"),
         (lambda a: "failed", {PRESET: ["post_ln"], SEED: [1]}, "No cell has finished yet"),
         (lambda a: 4.5, {PRESET: ["pre_ln", "sas"], WARMUP: [0, 60], SEED: [1, 2]}, "never learn"),
-        (lambda a: None, {PRESET: ["pre_ln", "sas"], WARMUP: [0, 60], SEED: [1]}, "1/1"),
+        (lambda a: None, {PRESET: ["pre_ln", "sas"], WARMUP: [0, 60], SEED: [1]}, "1 / 1"),
         (lambda a: 2.0, {PRESET: ["sas"], WARMUP: [0, 60], SEED: [1, 2]}, "sas +- "),
         (lambda a: 2.0, {PRESET: ["pre_ln", "sas"], SEED: [1, 2]}, "pre_ln +- "),
         (lambda a: 2.0, {PRESET: ["pre_ln"]}, "pre_ln +- "),
-        (lambda a: 2.0 if a[SEED] < 3 else "failed", {WARMUP: [0, 60], SEED: [1, 2, 3]}, "0/2"),
+        (lambda a: 2.0 if a[SEED] < 3 else "failed", {WARMUP: [0, 60], SEED: [1, 2, 3]}, "0 / 2"),
     ],
 )
 def test_grids_with_little_to_tell(make_grid: Make, outcome: Any, axes: Any, expected: str) -> None:
