@@ -45,6 +45,7 @@ from lightning_app.report.headline import (
     stall_words,
     with_p,
 )
+from lightning_app.report.messages import say
 from lightning_app.report.pairs import Score, mean_loss
 from lightning_app.report.published import comparison, our_settings
 from lightning_app.report.results import OTHER_DATA, CellResult, GridResults, failures
@@ -159,11 +160,9 @@ def headline_table(grid: GridResults, scores: Sequence[Score]) -> ReportTable:
     return ReportTable(
         name="headline",
         title=f"The effect of no warm-up [{LEVEL:.0%}]",
-        caption="The effect of no warm-up: Δ is the loss without warm-up minus that with the "
-        f"reference{of}, in nats per token, seed by seed; relative Δ is its share of what is "
-        f"learned; interaction Δ minus that of {baseline}. In brackets: {LEVEL:.0%} intervals (t "
-        "over seeds, Fieller for the ratio, Wilson for shares of runs); p of a label by Holm. "
-        f"{in_short(grid)}",
+        caption=say(
+            "captions.headline", of=of, baseline=baseline, level=LEVEL, data=in_short(grid)
+        ),
         page_caption="Below them: the values of the seeds. " * any(len(s.each) > 1 for s in shown)
         + "Bootstrap-t intervals are in sensitivity.csv." * any(s.bootstrap for s in shown),
         columns=(
@@ -211,10 +210,7 @@ def loss_by_warmup(grid: GridResults, scores: Sequence[Score]) -> ReportTable:
 
     return ReportTable(
         name="loss_by_warmup",
-        caption="Final validation loss by warm-up, in nats per token: mean over the finished "
-        f"seeds, failures counted as the unigram entropy, with its {LEVEL:.0%} t interval where "
-        "all seeds of an arm end alike. R_w: how flat the loss is over the warm-ups (0 is flat). "
-        f"{in_short(grid)}",
+        caption=say("captions.loss_by_warmup", level=LEVEL, data=in_short(grid)),
         columns=(
             NAME,
             *(Heading(f"warm-up {w:,}", f"{grid.monitored.loss}, nats") for w in grid.warmups),
@@ -249,12 +245,7 @@ def over_rates(grid: GridResults, scores: Sequence[Score]) -> ReportTable:
 
     return ReportTable(
         name="over_rates",
-        caption="Over all learning rates. N: loss without warm-up minus loss with it, each at its "
-        "own best rate, which is chosen on the other seeds. O: log2 of the largest tolerated rate "
-        "with warm-up over that without. S: how much the loss rises over the rates. ≥ and ≤: a "
-        "best or a tolerated rate is at the edge of those tried, or no run without warm-up "
-        "trained; (?): both directions are open. "
-        f"Rates: {', '.join(label(lr) for lr in grid.rates)}.",
+        caption=say("captions.over_rates", rates=", ".join(map(label, grid.rates))),
         columns=(
             NAME,
             Heading("warm-up", "at the best rates", words=True),
@@ -280,9 +271,7 @@ def largest_rates(grid: GridResults, scores: Sequence[Score]) -> ReportTable:
 
     return ReportTable(
         name="largest_rates",
-        caption="η_max: the largest learning rate of the grid at which no finished run stalled or "
-        f"was non-finite. Rates: {', '.join(label(lr) for lr in grid.rates)}; nothing is known "
-        "between them or outside.",
+        caption=say("captions.largest_rates", rates=", ".join(map(label, grid.rates))),
         columns=(NAME, *(Heading("η_max", f"warm-up {warmup:,}") for warmup in grid.warmups)),
         bodies=_by_variant(shown, row),
         notes=tuple(score_notes(shown)),
@@ -294,10 +283,7 @@ def bleu_table(scores: Sequence[Score]) -> ReportTable:
     shown = [score for score in scores if score.score == "bleu"]
     return ReportTable(
         name="bleu",
-        caption="The gain of test BLEU by warm-up: with the reference warm-up minus without, seed "
-        "by seed, with the t interval over seeds. The notes have, for each seed, the p value over "
-        "test sentences: paired approximate randomisation (Riezler and Maxwell 2005, as in "
-        "sacreBLEU), not corrected for the number of tests.",
+        caption=say("captions.bleu"),
         columns=(NAME, Heading("ΔBLEU", "0-100"), Heading("seeds")),
         bodies=_by_variant(
             shown,
@@ -345,10 +331,7 @@ def cost_table(grid: GridResults) -> ReportTable:
 
     return ReportTable(
         name="cost",
-        caption="Time and memory: means over all finished runs of a variant; below them the ratio "
-        f"to the baseline{f' {grid.baseline}' if grid.baseline else ''}. Seconds include "
-        "validation and start. If several cells shared a machine, the speeds depend on that and "
-        "are no measure of the block: ablate bench measures it.",
+        caption=say("captions.cost", baseline=f" {grid.baseline}" if grid.baseline else ""),
         columns=(
             NAME,
             *(Heading("parameters"), Heading("tokens per second"), Heading("peak memory", "MiB")),
@@ -392,10 +375,7 @@ def metric_table(grid: GridResults, *, named: bool) -> ReportTable:
     return ReportTable(
         name="metric",
         title=f"{grid.name}: {titled(grid)}, mean over runs [{LEVEL:.0%}]",
-        caption=f"{what}, the best variant first. Means of the values that the runs reported; the "
-        "loss of a failed run is not replaced by the unigram entropy. In brackets: "
-        f"{LEVEL:.0%} t intervals over seeds, none where only some seeds stalled. n: the number of "
-        "runs; one without a finite value is left out.",
+        caption=say("captions.metric", what=what, level=LEVEL),
         columns=(
             NAME,
             *(Heading(f"warm-up {w:,}", "own score" if others else first.metric) for w in warmups),
@@ -437,10 +417,7 @@ def factor_table(grid: GridResults, scores: Sequence[Score]) -> ReportTable:
     )
     return ReportTable(
         name="factors",
-        caption=f"Effects of the factors ({levels}) on what warm-up gives. A main effect is the "
-        "mean difference between the second value of a factor and the first, over all values of "
-        f"the other factors; an interaction (a{TIMES}b) is how much the effect of a changes with "
-        f"b. In brackets: {LEVEL:.0%} t intervals over seeds.",
+        caption=say("captions.factors", levels=levels, times=TIMES, level=LEVEL),
         columns=(
             Heading("effect", words=True),
             *(Heading("estimate"), Heading("p"), Heading("p", "Holm"), Heading("seeds")),
@@ -466,17 +443,10 @@ def _effect(effect: Effect) -> Row:
 
 def comparison_table(grid: GridResults) -> ReportTable:
     """A row for each comparison, a body for each axis and metric."""
-    what = "The metric of the grid file"
-    if grid.scored:
-        what = (
-            "What warm-up and other settings do to the task's own score (not to the loss, whose Δ "
-            "is below)"
-        )
+    what = say("captions.own_scores") if grid.scored else "The metric of the grid file"
     return ReportTable(
         name="comparisons",
-        caption=f"{what}, compared seed by seed, with every other axis equal. In brackets: "
-        f"{LEVEL:.0%} t intervals over seeds. A reading needs p under {1 - LEVEL:.0%} after Holm's "
-        "correction over all rows.",
+        caption=say("captions.comparisons", what=what, level=LEVEL, alpha=1 - LEVEL),
         columns=(
             *(Heading(title, words=True) for title in ("value", "at", "reads")),
             *(Heading("difference"), Heading("p", "Holm"), Heading("seeds")),
@@ -516,8 +486,7 @@ def published_table(grid: GridResults) -> ReportTable:
     names = [str(name) for name in frame.columns]
     return ReportTable(
         name="published",
-        caption="Published figures and ours. They are not the same experiment: read the "
-        f"differences before the numbers. Ours: {' '.join(our_settings(grid))}",
+        caption=say("captions.published", settings=" ".join(our_settings(grid))),
         columns=tuple(Heading(name.replace("_", " "), words=name in wide) for name in names),
         bodies=_grouped(
             ("", tuple(Datum(_plain(name, record[name]), wrap=name in wide) for name in names))
@@ -559,8 +528,7 @@ def cell_table(grid: GridResults, results: "pd.DataFrame", out: Path) -> ReportT
 
     return ReportTable(
         name="cells",
-        caption="Every finished cell, as in results.csv (which has more columns). “curves” links "
-        "to TensorBoard if it runs (see below).",
+        caption=say("captions.cells"),
         columns=(
             *(Heading(titles.get(key, key), words=key in words) for key in keys),
             Heading("run", words=True),
@@ -596,7 +564,7 @@ def missing_table(grid: GridResults) -> ReportTable:
     """The planned cells without a result."""
     return ReportTable(
         name="missing",
-        caption="Planned cells without a result. Scores are without them and note their number.",
+        caption=say("captions.missing"),
         columns=(
             NAME,
             *(Heading(title, words=True) for title in ("run", "state", "last message")),
@@ -615,13 +583,6 @@ def missing_table(grid: GridResults) -> ReportTable:
             if not cell.finished and cell.state != "pruned"
         ),
     )
-
-
-FAILED = (
-    "A run failed if it is non-finite, or if its score is not above that of a constant answer: "
-    "Matthews and other correlations 0, else the accuracy of the most frequent class (for MRPC and "
-    "QQP too, since their F1 rewards a constant answer)."
-)
 
 
 def task_tables(grid: GridResults, *, theirs: bool = True) -> list[ReportTable]:
@@ -654,9 +615,7 @@ def test_table(tests: Sequence[FailureTest]) -> ReportTable:
     return ReportTable(
         name="failure_tests",
         title="Failed runs over all tasks: no better than a constant answer [95% Wilson]",
-        caption=f"Failed runs over all tasks and settings. {FAILED} In brackets: {LEVEL:.0%} "
-        "Wilson intervals, as if all runs had one chance to fail; the difference weighs each task "
-        "and setting, and p is exact within them (Holm: over all rows).",
+        caption=say("captions.failure_tests", failed=say("captions.failed"), level=LEVEL),
         columns=(
             NAME,
             *(Heading("failed"), Heading("failed at baseline"), Heading("difference")),
@@ -697,12 +656,7 @@ def arm_table(arms: Sequence[FailedRuns]) -> ReportTable:
     return ReportTable(
         name="failed_runs",
         title="Failed runs of each arm [95% Wilson], median and mean over seeds",
-        caption=f"Failed runs of each arm, with {LEVEL:.0%} Wilson intervals. {FAILED} Of the "
-        "runs, one class: the scores are exactly those of a constant answer; loss at the floor: "
-        "the loss ended within 0.05 nats of the best constant output or above (elsewhere "
-        "“stalled”), which a run with right answers can do too; non-finite. Median over seeds, "
-        "where a run without a finite score is the worst; mean with its t interval, none where "
-        "only some runs failed.",
+        caption=say("captions.failed_runs", failed=say("captions.failed"), level=LEVEL),
         columns=(NAME, *map(Heading, titles)),
         bodies=_grouped((heading(arm), row(arm)) for arm in arms),
         notes=(f"{by_loss} runs without such a score were judged by their loss",) * bool(by_loss),
@@ -724,11 +678,7 @@ def score_table(grid: GridResults, scores: Sequence[TaskScore]) -> ReportTable:
     return ReportTable(
         name="task_scores",
         title="Tasks by variant, dev set, in percent",
-        caption="Tasks by variant, in the form of the published tables: scores of the dev set, "
-        "shares in percent. The best setting was chosen on the rows that it is scored on, so its "
-        "median is OPTIMISTIC; the mean over all seeds of a setting that no score has chosen is "
-        f"not. In brackets: {LEVEL:.0%} t intervals over seeds, none where only some runs failed. "
-        "An average has the name of its rule; averages of two names are not comparable.",
+        caption=say("captions.task_scores", level=LEVEL),
         columns=(
             NAME,
             *(Heading(f"{split_of(*column)[0]} {score_facts(*column).title}") for column in shown),

@@ -20,17 +20,19 @@ from lightning_app.report.figures.sheet import (
     finite_curves,
     has_probes,
     identity,
+    key,
     last_probes,
     log_steps,
     logs,
     panels,
-    thin_lines,
-    thinned,
+    runs_and_mean,
+    sketch,
     title,
     warmup_of,
     where,
     which,
 )
+from lightning_app.report.messages import say
 from lightning_app.report.results import CellResult
 from lightning_app.report.statistics import mean
 from lightning_app.runs.records import Curve, Place
@@ -67,10 +69,8 @@ class Heads:
     quantity: str  # of a head
     line: str  # of all heads
     free: str = ""
-    title: str
+    name: str  # of the texts of its figure
     label: str
-    text: str
-    limits: str
 
 
 Read = Callable[[CellResult, Container[str]], Mapping[Place, float]]
@@ -92,17 +92,14 @@ def heads_by_layer(part: Part, runs: Sequence[CellResult], kind: Heads, read: Re
         chosen += own[:MOST_RUNS]
     names = {kind.quantity, kind.line, kind.free} - {""}
     wanted = names | {f"cross_{name}" for name in names}
-    sketch = _sketch(part, [(cell, read(cell, wanted)) for cell in chosen], kind)
-    return [] if sketch is None else [sketch]
+    drawn = _sketch(part, [(cell, read(cell, wanted)) for cell in chosen], kind)
+    return [] if drawn is None else [drawn]
 
 
 def _sketch(
     part: Part, found: Sequence[tuple[CellResult, Mapping[Place, float]]], kind: Heads
 ) -> Sketch | None:
     """A panel for each variant: a dot for each head of a run, lines through the means of layers."""
-    import pandas as pd
-    from matplotlib.lines import Line2D
-
     found = [(cell, places) for cell, places in found if any(_heads(places, kind, m) for m in MAPS)]
     if not found:
         return None
@@ -124,21 +121,13 @@ def _sketch(
     axes_of[0].set_xticks(ticks, [str(layer) for layer in ticks])
     axes_of[0].set_xlim(min(layers) - 0.5, max(layers) + 0.5)
     handles = [
-        Line2D([], [], color=m.colour, marker=m.marker, markersize=4.5, label=m.name) for m in maps
+        key(m.name, color=m.colour, marker=m.marker, markersize=4.5, linestyle="-") for m in maps
     ]
     if kind.free:
-        most = {"color": MUTED, "marker": "_", "markersize": 9, "linestyle": "none"}
-        handles.append(Line2D([], [], label="uniform map", **most))
+        handles.append(key("uniform map", marker="_", markersize=9))
     arrange(figure, axes_of, "layer", kind.label, handles)
-    return Sketch(
-        figure=figure,
-        table=pd.DataFrame(rows),
-        title=kind.title,
-        text=f"{kind.text} {which(cells)} At most {MOST_RUNS} runs a variant, by seed.",
-        limits=kind.limits,
-        links=links,
-        cells=cells,
-    )
+    made = sketch(kind.name, figure, rows, links, cells, which=which(cells))
+    return replace(made, text=made.text + say("figures.all.most_runs", runs=MOST_RUNS))
 
 
 def _map_heads(
@@ -201,30 +190,18 @@ def _heads(places: Mapping[Place, float], kind: Heads, shown: Map) -> dict[Place
     }
 
 
-PROBED = "At the last step that was probed, on one fixed validation batch."
 ENTROPY = Heads(
     quantity="attention_entropy_p50",
     line="attention_entropy",
     free="attention_free_entropy",
-    title="Entropy of the attention maps by layer",
+    name="attention_entropy",
     label="entropy of the map (nats)",
-    text="How widely the heads attend (He et al. 2021, section 4.1.3): the entropy of the "
-    "softmax map. A small mark is the median over the rows of one head of one run, a line the "
-    "mean over rows, heads and runs. A grey bar is the entropy of the uniform map, the maximum. "
-    f"{PROBED}",
-    limits="A head may attend widely and still contribute little: entropy does not measure the "
-    "values.",
 )
 DISTANCE = Heads(
     quantity="attention_distance",
     line="attention_distance",
-    title="Distance of the attention maps to the layer below",
+    name="attention_distance",
     label="Jensen-Shannon divergence (bits)",
-    text="How far the map of each head is from that of the same head in the layer below: the "
-    "Jensen-Shannon divergence, 0 for equal maps, 1 for maps that share no key (He et al. "
-    f"2021). A small mark is a head of one run, a line the mean over heads and runs. {PROBED}",
-    limits="Without residual scores a head is not related to the head of the same number below: "
-    "the distance is then that of two random heads.",
 )
 
 
@@ -235,24 +212,13 @@ def attention_figures(part: Part, kind: Heads) -> list[Sketch]:
 
 
 LOGGED = "probe/span/"
-SPANS = Heads(
-    quantity="span",
-    line="span",
-    title="Learned spans of the attention heads by layer",
-    label="span (tokens)",
-    text="How far back the heads have learned to look (Sukhbaatar et al. 2019): the span z of a "
-    "head, at the last logged step. Weights fall from 1 at distance z to 0 at z + R. A span that "
-    "depends on the token is the mean over the tokens of that step's batch. A small mark is a head "
-    "of one run, a line the mean over heads and runs.",
-    limits="A span is the distance that a head may look back, not the distance at which its "
-    "weights lie. Spans move slowly: after few steps they show the start more than the data.",
-)
+SPANS = Heads(quantity="span", line="span", name="spans", label="span (tokens)")
 
 
 def span_figures(part: Part) -> list[Sketch]:
     """The spans of every head, one panel for each variant that learns them."""
     runs = [cell for cell in part.cells if logs(cell, LOGGED)]
-    return [_with_numbers(sketch) for sketch in heads_by_layer(part, runs, SPANS, last_spans)]
+    return [_with_numbers(each) for each in heads_by_layer(part, runs, SPANS, last_spans)]
 
 
 def last_spans(cell: CellResult, quantities: Container[str]) -> dict[Place, float]:
@@ -270,27 +236,22 @@ def _place(tag: str) -> Place:
     return Place(quantity, stack, int(layer), int(head[0]) if head else None)
 
 
-def _with_numbers(sketch: Sketch) -> Sketch:
+def _with_numbers(drawn: Sketch) -> Sketch:
     """The sketch with a sentence about the spans of all heads."""
-    spans = list(sketch.table.loc[sketch.table["mark"] == "head", "value"])
-    found = (
-        f"The {len(spans):,} spans drawn lie between {min(spans):.1f} and {max(spans):.1f} tokens, "
-        f"their median is {median(spans):.1f}."
-    )
-    return replace(sketch, text=f"{sketch.text} {found}")
+    spans = list(drawn.table.loc[drawn.table["mark"] == "head", "value"])
+    values = {"low": min(spans), "high": max(spans), "middle": median(spans)}
+    text = say("figures.spans.drawn", count=len(spans), **values)
+    return replace(drawn, text=drawn.text + text)
 
 
 STEPS, AT_LIMIT = "train/steps/", "train/steps_at_limit/"
-RUN_POINTS, MEAN_POINTS = 100, 200  # points of one curve
+POINTS = 100, 200  # of the curve of a run, and of a mean, at most
 STACK_COLOURS = {each.stack: each.colour for each in MAPS if not each.prefix}
 Curves = Mapping[str, Curve]
 
 
 def halting_figures(part: Part) -> list[Sketch]:
     """The mean number of steps of a token, one panel for each variant that halts."""
-    import pandas as pd
-    from matplotlib.lines import Line2D
-
     runs = at_best_rate([cell for cell in part.cells if logs(cell, STEPS)])
     found = [(cell, curves) for cell in runs if (curves := _curves(cell, STEPS))]
     if not found:
@@ -310,30 +271,27 @@ def halting_figures(part: Part) -> list[Sketch]:
                     for cell, curves in found
                     if (cell.variant, warmup_of(cell)) == (variant, warmup) and curves.get(stack)
                 ]
-                rows += _lines(axes, own, stack, dash(warmup, warmups), links)
+                look = {"color": STACK_COLOURS[stack], "linestyle": dash(warmup, warmups)}
+                rows += runs_and_mean(
+                    axes,
+                    own,
+                    links,
+                    f"{stack}, {{:.2f}} steps at the end",
+                    {"stack": stack},
+                    POINTS,
+                    look | {"alpha": 0.45, "linewidth": 0.9},
+                    lambda _, look=look: look | {"linewidth": 1.8},
+                )
         title(axes, variant)
     steps = [step for _, curves in found for curve in curves.values() for step in curve]
     log_steps(axes_of[0], min(steps), max(steps))
-    handles = [Line2D([], [], color=STACK_COLOURS[s], linewidth=1.8, label=s) for s in stacks]
+    handles = [key(s, color=STACK_COLOURS[s], linewidth=1.8) for s in stacks]
     handles += [
-        Line2D([], [], color=INK, linestyle=dash(w, warmups), linewidth=1.8, label=f"warm-up {w:,}")
-        for w in warmups
+        key(f"warm-up {w:,}", color=INK, linestyle=dash(w, warmups), linewidth=1.8) for w in warmups
     ]
     arrange(figure, axes_of, "optimizer step (log scale)", "steps of a token (mean)", handles)
-    return [
-        Sketch(
-            figure=figure,
-            table=pd.DataFrame(rows),
-            title="Steps after which tokens halt, during training",
-            text="Adaptive computation time (Graves 2016): the mean number of steps of the tokens "
-            "of a training batch, one panel for each variant. Thin lines are single runs, heavy "
-            f"lines their mean. {_ends(found)} {which(cells)}",
-            limits="A mean does not show which tokens take more steps. The number depends on the "
-            "weight of the ponder cost as much as on the wiring.",
-            links=links,
-            cells=cells,
-        )
-    ]
+    words = {"ends": _ends(found), "which": which(cells)}
+    return [sketch("halting", figure, rows, links, cells, **words)]
 
 
 def _curves(cell: CellResult, start: str) -> Curves:
@@ -342,41 +300,12 @@ def _curves(cell: CellResult, start: str) -> Curves:
     return {tag.removeprefix(start): curve for tag, curve in curves.items() if curve}
 
 
-def _lines(
-    axes: "Axes",
-    own: Sequence[tuple[CellResult, Curve]],
-    stack: str,
-    style: Any,
-    links: Links,
-) -> list[dict[str, Any]]:
-    """The runs of one stack and warm-up thin, their mean heavy; their rows of the table."""
-    if not own:
-        return []
-    rows: list[dict[str, Any]] = []
-    lines, urls = [], []
-    for cell, curve in own:
-        kept = thinned(list(curve), RUN_POINTS)
-        lines.append([(float(step), curve[step]) for step in kept])
-        urls.append(links.to(cell, f"{stack}, {curve[kept[-1]]:.2f} steps at the end"))
-        mark = {"mark": "run", **identity(cell), "stack": stack}
-        rows += [{**mark, "step": step, "value": curve[step]} for step in kept]
-    colour = STACK_COLOURS[stack]
-    thin_lines(axes, lines, urls, color=colour, linestyle=style, alpha=0.45, linewidth=0.9)
-    common = thinned(sorted(set.intersection(*(set(curve) for _, curve in own))), MEAN_POINTS)
-    means = {step: mean([curve[step] for _, curve in own]) for step in common}
-    axes.plot(common, list(means.values()), color=colour, linestyle=style, linewidth=1.8, zorder=3)
-    first = own[0][0]
-    mark = {"mark": "mean", "variant": first.variant, "warmup": first.warmup, "lr": first.lr}
-    return rows + [{**mark, "stack": stack, "step": s, "value": v} for s, v in means.items()]
-
-
 def _ends(found: Sequence[tuple[CellResult, Curves]]) -> str:
     """A sentence about the last logged steps of the runs."""
     last = [curve[max(curve)] for _, curves in found for curve in curves.values()]
-    text = f"At the last logged step the mean of a run is {min(last):.1f} to {max(last):.1f} steps"
     limits = [_curves(cell, AT_LIMIT) for cell, _ in found]
-    shares = [curve[max(curve)] for curves in limits for curve in curves.values()]
+    shares = [100 * curve[max(curve)] for curves in limits for curve in curves.values()]
+    text = ""
     if shares:
-        low, high = 100 * min(shares), 100 * max(shares)
-        text += f", and {low:.0f} to {high:.0f} % of its tokens take as many as there are"
-    return f"{text}."
+        text = say("figures.halting.at_limit", low=min(shares), high=max(shares))
+    return say("figures.halting.ends", low=min(last), high=max(last), limits=text)

@@ -14,6 +14,7 @@ from lightning_app.report.figures.sheet import (
     frozen,
     has_probes,
     identity,
+    key,
     layer_legend,
     layer_look,
     log_steps,
@@ -21,21 +22,21 @@ from lightning_app.report.figures.sheet import (
     panels,
     read_gains,
     read_probes,
-    thin_lines,
-    thinned,
+    runs_and_mean,
+    sketch,
     warmup_of,
     where,
     which,
 )
+from lightning_app.report.messages import say
 from lightning_app.report.results import CellResult
-from lightning_app.report.statistics import mean
 from lightning_app.runs.records import Curve, Place
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+    pass
 
 
-RUN_POINTS, MEAN_POINTS = 60, 150  # points of one curve
+POINTS = 60, 150  # of the curve of a run, and of a mean, at most
 
 
 def gain_figures(part: Part) -> list[Sketch]:
@@ -53,9 +54,6 @@ def gain_figures(part: Part) -> list[Sketch]:
 
 def _gains(found: Sequence[tuple[CellResult, Mapping[Place, Curve]]], colour: str) -> Sketch:
     """A panel for each quantity and stack; markers show layers, line styles show warm-ups."""
-    import pandas as pd
-    from matplotlib.lines import Line2D
-
     cells = [cell for cell, _ in found]
     warmups = sorted({warmup_of(cell) for cell in cells})
     warmups = list(dict.fromkeys((warmups[0], warmups[-1])))
@@ -78,76 +76,41 @@ def _gains(found: Sequence[tuple[CellResult, Mapping[Place, Curve]]], colour: st
                     for cell, curves in found
                     if warmup_of(cell) == warmup and place in curves
                 ]
-                look = {"color": colour, "linestyle": dash(warmup, warmups)}
-                rows += _gain(axes, place, own, look | layer_look(layer, layers), links)
+                look = {"color": colour, "linestyle": dash(warmup, warmups), "linewidth": 1.6}
+                look |= {"markersize": 4, **layer_look(layer, layers)}
+                rows += runs_and_mean(
+                    axes,
+                    own,
+                    links,
+                    f"layer {layer}, {{:.4f}} at the end",
+                    where(place),
+                    POINTS,
+                    {"color": colour, "alpha": 0.3, "linewidth": 0.7},
+                    lambda count, look=look: look | {"markevery": max(1, count // 5)},
+                )
         axes.set_title(f"{quantity.replace('_', ' ')}, {stack}", fontsize=9.5)
         log_steps(axes, min(steps), max(steps))
     figure.supxlabel("optimizer step (log scale)", fontsize=9.5)
     figure.supylabel("value of the gain, mean over its heads", fontsize=9.5)
     lines = [
-        Line2D([], [], color=INK, linestyle=dash(w, warmups), linewidth=1.6, label=f"warm-up {w:,}")
-        for w in warmups
+        key(f"warm-up {w:,}", color=INK, linestyle=dash(w, warmups), linewidth=1.6) for w in warmups
     ]
     layer_legend(figure, layers, colour, lines)
     frozen(figure)
     drawn = [cell for cell in cells if warmup_of(cell) in warmups]
-    return Sketch(
-        figure=figure,
-        table=pd.DataFrame(rows),
-        title=f"Learned gains of {cells[0].variant} during training",
-        text="One panel for each gain and stack, one marker for each layer, counted from 1; deeper "
-        "layers are more opaque. Heavy lines are means over the runs, thin lines the runs. "
-        f"{which(drawn)} {_gain_words(columns)}",
-        limits="A gain is the weight of a part of a block, not the size of that part: a small gain "
-        "before a large map may matter more than its value suggests.",
-        links=links,
-        cells=drawn,
-    )
-
-
-def _gain(
-    axes: "Axes",
-    place: Place,
-    own: Sequence[tuple[CellResult, Curve]],
-    look: Mapping[str, Any],
-    links: Links,
-) -> list[dict[str, Any]]:
-    """The runs of one layer and warm-up thin, their mean heavy; their rows of the table."""
-    if not own:
-        return []
-    rows: list[dict[str, Any]] = []
-    lines, urls = [], []
-    for cell, curve in own:
-        kept = thinned(list(curve), RUN_POINTS)
-        lines.append([(float(step), curve[step]) for step in kept])
-        urls.append(links.to(cell, f"layer {place.layer}, {curve[kept[-1]]:.4f} at the end"))
-        mark = {"mark": "run", **identity(cell), **where(place)}
-        rows += [{**mark, "step": step, "value": curve[step]} for step in kept]
-    thin_lines(axes, lines, urls, color=look["color"], alpha=0.3, linewidth=0.7)
-    common = thinned(sorted(set.intersection(*(set(curve) for _, curve in own))), MEAN_POINTS)
-    means = {step: mean([curve[step] for _, curve in own]) for step in common}
-    every = max(1, len(common) // 5)
-    axes.plot(
-        common, list(means.values()), linewidth=1.6, markersize=4, markevery=every, zorder=3, **look
-    )
-    first = own[0][0]
-    mark = {"mark": "mean", "variant": first.variant, "warmup": first.warmup, "lr": first.lr}
-    rows += [{**mark, **where(place), "step": step, "value": means[step]} for step in common]
-    return rows
+    words = {"variant": cells[0].variant, "which": which(drawn), "meanings": _gain_words(columns)}
+    return sketch("gains", figure, rows, links, drawn, **words)
 
 
 def _gain_words(columns: Iterable[tuple[str, str]]) -> str:
     names = {quantity for quantity, _ in columns}
-    sentences = []
-    if names & {"alpha", "beta", "gamma"}:
-        sentences.append("alpha I + beta A − gamma C is the shaped map.")
-    if any(name.endswith(("_skip", "_branch")) for name in names):
-        sentences.append("A skip weighs the stream, a branch weighs the output of a sub-layer.")
-    if any(name.endswith("head_gain") for name in names):
-        sentences.append("A head gain weighs the output of each head.")
-    if any(name.endswith("_change") for name in names):
-        sentences.append("A change is |b / a| of a projection a W₀ + b ΔW.")
-    return " ".join(sentences)
+    shown = {
+        "shaped": names & {"alpha", "beta", "gamma"},
+        "skip": any(name.endswith(("_skip", "_branch")) for name in names),
+        "head_gain": any(name.endswith("head_gain") for name in names),
+        "change": any(name.endswith("_change") for name in names),
+    }
+    return " ".join(say(f"figures.gains.{name}") for name, there in shown.items() if there)
 
 
 SIGNALS = {
@@ -163,7 +126,7 @@ def twins(part: Part) -> list[Sketch]:
     pairs = [pair for name in part.variants(part.cells) if (pair := _pair(part, name))]
     drawn, rest = pairs[: part.figures], pairs[part.figures :]
     found = [_twins(pair, part.colours[pair[0].variant]) for pair in drawn]
-    sketches = [sketch for sketch in found if sketch is not None]
+    sketches = [each for each in found if each is not None]
     return naming_the_rest(sketches, [stalled.variant for stalled, _ in rest])
 
 
@@ -182,7 +145,6 @@ def _pair(part: Part, variant: str) -> tuple[CellResult, CellResult] | None:
 
 def _twins(pair: tuple[CellResult, CellResult], colour: str) -> Sketch | None:
     """Two rows of panels, the stalled run above; one column for each quantity and stack."""
-    import pandas as pd
     from matplotlib.figure import Figure
 
     found = [read_probes(cell, SIGNALS) for cell in pair]
@@ -237,32 +199,11 @@ def _twins(pair: tuple[CellResult, CellResult], colour: str) -> Sketch | None:
     stalled, other = pair
     end = (stalled.record.get("diverged") or {}).get("step")
     when = "" if end is None else f" (found at step {end:,})"
-    return Sketch(
-        figure=figure,
-        table=pd.DataFrame(rows),
-        title=f"Inside a run of {stalled.variant} that ended {stalled.word}, and its twin that "
-        "did not",
-        text=f"Above: warm-up {warmup_of(stalled):,}, which ended {stalled.word}{when}; below: "
-        f"warm-up {warmup_of(other):,}, which did not; otherwise equal, seed {stalled.seed}. "
-        f"{_meanings(columns)} Layers count from 1, deeper layers are more opaque; 0 is the input "
-        "of the first layer. Measured on one fixed validation batch after the marked steps.",
-        limits=f"Two runs, chosen because one ended {stalled.word}: they show an example, not how "
-        "often it happens or what causes it.",
-        links=links,
-        cells=pair,
-    )
-
-
-def _meanings(columns: Iterable[tuple[str, str]]) -> str:
-    meaning = {
-        "token_cosine": "Cosine: mean over the pairs of tokens of a sentence; at 1 all tokens have "
-        "the same direction.",
-        "w2_gradient": "Gradient: Frobenius norm of the loss's gradient by the second matrix of "
-        "the feed-forward.",
-        "output_information": "Output information: mean divergence of the predictions from their "
-        "average; at 0 the model predicts the same at every position.",
-    }
-    return " ".join(meaning[quantity] for quantity in dict.fromkeys(name for name, _ in columns))
+    quantities = dict.fromkeys(name for name, _ in columns)
+    words = {"variant": stalled.variant, "word": stalled.word, "when": when, "seed": stalled.seed}
+    words |= {"warmup": warmup_of(stalled), "other": warmup_of(other)}
+    words["meanings"] = " ".join(say(f"figures.probes.{name}") for name in quantities)
+    return sketch("probes", figure, rows, links, pair, **words)
 
 
 def _ending(cell: CellResult) -> str:

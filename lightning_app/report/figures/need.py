@@ -22,13 +22,17 @@ from lightning_app.report.figures.sheet import (
     entropy_line,
     frozen,
     identity,
+    key,
     panels,
+    sketch,
     thin_lines,
     title,
+    two_kinds,
     warmup_colours,
     warmup_of,
     wrapped,
 )
+from lightning_app.report.messages import say
 from lightning_app.report.pairs import Arm, Paired, Score, arms
 from lightning_app.report.results import CellResult
 from lightning_app.report.statistics import LEVEL, ended_alike, mean, seeds_interval
@@ -58,9 +62,7 @@ class VariantEffect:
 
 def warmup_effect(part: Part) -> list[Sketch]:
     """Delta of each variant with its interval, and the mean of Delta against the step."""
-    import pandas as pd
     from matplotlib.figure import Figure
-    from matplotlib.lines import Line2D
 
     rows = _rows(part)
     if not rows:
@@ -72,32 +74,19 @@ def warmup_effect(part: Part) -> list[Sketch]:
     links = Links(sum(len(row.pairs.seeds) for row in rows))
     table = _forest(left, rows, part, links)
     table += _curves(right, rows, part)
-    dot: dict[str, Any] = {"color": MUTED, "linestyle": "none"}
     bounded = any(row.score.bound for row in rows)
     certain = any(math.isfinite(row.score.low) for row in rows)
     named = f"mean, {LEVEL:.0%} interval" if certain else "mean"
     handles = [
-        Line2D([], [], marker="o", markersize=4.5, alpha=0.6, label="one seed", **dot),
-        Line2D([], [], marker="D", markersize=5.5, label=named, **dot),
-        Line2D([], [], color=MUTED, linestyle=REFERENCE, label="end of the warm-up"),
+        key("one seed", marker="o", markersize=4.5, alpha=0.6),
+        key(named, marker="D", markersize=5.5),
+        key("end of the warm-up", linestyle=REFERENCE),
     ]
     figure.legend(handles=handles, loc="upper center", ncols=3)
     _place(left, right, height)
     cells = [cell for row in rows for cell in row.pairs.runs.values()]
-    return [
-        Sketch(
-            figure=figure,
-            table=pd.DataFrame(table),
-            title="What warm-up gives each variant",
-            text="Left: Δ, the final loss without warm-up minus that with it; the t interval is "
-            "left out with one seed, or if seeds ended differently."
-            f"{' ≥: no run without warm-up trained.' * bounded} Right: its mean over seeds at each "
-            "validation.",
-            limits="Δ belongs to this budget and this rate.",
-            links=links,
-            cells=cells,
-        )
-    ]
+    text = say("figures.warmup_effect.bounded") if bounded else ""
+    return [sketch("warmup_effect", figure, table, links, cells, bounded=text)]
 
 
 def _place(left: "Axes", right: "Axes", height: float) -> None:
@@ -249,9 +238,6 @@ LINKED = 400  # runs of one figure with a mark of their own; more are too small 
 
 def loss_by_rate(part: Part) -> list[Sketch]:
     """Final loss against the learning rate, one panel for each variant and group."""
-    import pandas as pd
-    from matplotlib.lines import Line2D
-
     groups = dict.fromkeys(cell.group for cell in part.cells)
     every = [arm for arm in arms(part.grid) if arm.cells]
     found = [arm for group in groups for arm in every if arm.group == group]
@@ -279,42 +265,33 @@ def loss_by_rate(part: Part) -> list[Sketch]:
     axes.set_xlim(rates[0] / 1.25, rates[-1] * 1.25)
     low, high = axes.get_ylim()
     axes.set_ylim(low - 0.2 * (high - low), high)  # room for the need
-    dot: dict[str, Any] = {"color": MUTED, "linestyle": "none"}
     handles = [
-        Line2D([], [], color=colours[w], marker="o", markersize=4, label=f"warm-up {w:,}")
-        for w in warmups
-    ]
-    handles += [
-        Line2D([], [], marker="X", markersize=6, label="stalled or non-finite", **dot),
-        Line2D([], [], color=MUTED, linestyle=REFERENCE, label="unigram entropy"),
+        *(
+            key(f"warm-up {w:,}", color=colours[w], marker="o", markersize=4, linestyle="-")
+            for w in warmups
+        ),
+        key("stalled or non-finite", marker="X", markersize=6),
+        key("unigram entropy", linestyle=REFERENCE),
     ]
     arrange(figure, axes_of, "learning rate", "final loss (nats per token)", handles)
-    return [
-        Sketch(
-            figure=figure,
-            table=pd.DataFrame(rows),
-            title="Final loss against the learning rate",
-            text="Dots are runs, lines their means over seeds. N: the loss that warm-up saves if "
-            "each arm has its own best rate, chosen on other seeds. O: by how many octaves it "
-            "raises the largest usable rate; an octave is a factor of 2. In brackets: t intervals.",
-            limits="Rates between and beyond those tried are not known.",
-            links=links,
-            cells=cells,
-        )
-    ]
+    return [sketch("loss_by_rate", figure, rows, links, cells)]
 
 
 def _line(axes: "Axes", arm: Arm, warmup: int, colour: str, links: Links) -> list[dict[str, Any]]:
     """The runs at one warm-up and the line of their means; their rows of the table."""
     runs: dict[float, list[CellResult]] = {}
-    for key in sorted(arm.cells, key=lambda key: key[1:]):
-        if key[0] == warmup:
-            runs.setdefault(key[1], []).append(arm.cells[key])
-    for kind, marker, size in ((False, "o", 12), (True, "X", 34)):
-        marked = [(lr, cell) for lr, of in runs.items() for cell in of if cell.failed == kind]
-        urls = [links.to(cell, f"{cell.loss:.4f}") for _, cell in marked]
-        points = [(lr, cell.loss) for lr, cell in marked]
-        dots(axes, points, urls, color=colour, marker=marker, s=size, alpha=0.55, zorder=3)
+    for place in sorted(arm.cells, key=lambda each: each[1:]):
+        if place[0] == warmup:
+            runs.setdefault(place[1], []).append(arm.cells[place])
+    marks = [
+        (cell.failed, (lr, cell.loss), links.to(cell, f"{cell.loss:.4f}"))
+        for kind in (False, True)
+        for lr, of in runs.items()
+        for cell in of
+        if cell.failed == kind
+    ]
+    look: dict[str, Any] = {"color": colour, "alpha": 0.55, "zorder": 3}
+    two_kinds(axes, marks, look | {"marker": "o", "s": 12}, look | {"marker": "X", "s": 34})
     means = {lr: mean([cell.loss for cell in of]) for lr, of in runs.items()}
     axes.plot(list(means), list(means.values()), color=colour, linewidth=1.8, zorder=4)
     rows = [
@@ -356,9 +333,7 @@ TASK_HEIGHT, TASK_WIDTH = 2.4, 11.5  # inches of a row of panels, and of the fig
 
 def scores_by_task(part: Part) -> list[Sketch]:
     """One panel for each task and value of the other axes; nothing without published scores."""
-    import pandas as pd
     from matplotlib.figure import Figure
-    from matplotlib.lines import Line2D
 
     cells = [cell for cell in part.cells if cell.scores and math.isfinite(_score(part, cell))]
     groups = list(dict.fromkeys(cell.group for cell in cells))[:MOST]
@@ -382,40 +357,31 @@ def scores_by_task(part: Part) -> list[Sketch]:
         axes.tick_params(labelbottom=place + columns >= len(groups))
         names = [wrapped(name) for name in variants]
         axes.set_xticks(range(len(variants)), names, rotation=35, ha="right")
-    dot: dict[str, Any] = {"color": MUTED, "linestyle": "none"}
     handles = [
-        Line2D([], [], marker="o", markersize=5, label=f"warm-up {warmup:,}", **_look(dot, place))
-        for place, warmup in enumerate(warmups)
-    ]
-    handles += [
-        Line2D([], [], marker="X", markersize=7, label="failed", **dot),
-        Line2D([], [], color=INK, linewidth=1.6, label="median"),
-        Line2D([], [], color=MUTED, linestyle=REFERENCE, label="a constant answer"),
+        *(
+            key(
+                f"warm-up {w:,}",
+                marker="o",
+                markersize=5,
+                **({"markerfacecolor": "none"} if place == 0 else {}),
+            )
+            for place, w in enumerate(warmups)
+        ),
+        key("failed", marker="X", markersize=7),
+        key("median", color=INK, linewidth=1.6),
+        key("a constant answer", linestyle=REFERENCE),
     ]
     figure.legend(handles=handles, loc="outside upper center", ncols=min(6, len(handles)))
     frozen(figure)
-    left = len({cell.group for cell in cells}) - len(groups)
+    count = len({cell.group for cell in cells})
     absent = len([cell for cell in part.cells if cell.scores]) - len(cells)
-    text = (
-        "Every run at its score of the dev set, by variant and warm-up from left to right; higher "
-        "is better. Crosses failed: they are no better than a constant answer (dashed where it is "
-        "known) or became non-finite; for MRPC and QQP accuracy decides, not F1."
-    )
-    if absent:
-        text += f" Not drawn: {absent} runs without a finite score, which failed too."
-    if left:
-        text += f" Only the first {len(groups)} of {len(groups) + left} panels are drawn."
-    return [
-        Sketch(
-            figure=figure,
-            table=pd.DataFrame(table),
-            title="The score of every run",
-            text=text,
-            limits="Few seeds: the share of failed runs is known only within its Wilson interval.",
-            links=links,
-            cells=drawn,
-        )
-    ]
+    words = {
+        "absent": say("figures.scores_by_task.absent", runs=absent) if absent else "",
+        "left": say("figures.scores_by_task.left", drawn=len(groups), panels=count)
+        if count > len(groups)
+        else "",
+    }
+    return [sketch("scores_by_task", figure, table, links, drawn, **words)]
 
 
 def _panel(
@@ -469,22 +435,15 @@ def _marks(
 ) -> None:
     """The runs of an arm side by side, by seed."""
     colour = part.colours[arm[0].variant]
-    marks: dict[bool, list[tuple[float, float]]] = {False: [], True: []}
-    urls: dict[bool, list[str | None]] = {False: [], True: []}
+    marks: list[tuple[bool, tuple[float, float], str | None]] = []
     for number, cell in enumerate(sorted(arm, key=lambda cell: cell.seed or 0)):
         shift = width * (number / max(1, len(arm) - 1) - 0.5)
         value = _score(part, cell)
-        marks[failed(cell)].append((centre + shift, value))
-        urls[failed(cell)].append(links.to(cell, f"{value:.4f}"))
+        marks.append((failed(cell), (centre + shift, value), links.to(cell, f"{value:.4f}")))
     hollow = {"facecolors": PAPER, "edgecolors": colour, "linewidths": 1.2}
     look: Mapping[str, Any] = hollow if place == 0 else {"color": colour}
-    dots(axes, marks[False], urls[False], s=24, zorder=3, **look)
-    dots(axes, marks[True], urls[True], s=46, zorder=3, marker="X", color=colour)
-
-
-def _look(dot: Mapping[str, Any], place: int) -> dict[str, Any]:
-    """The mark of the first warm-up is hollow."""
-    return {**dot, "markerfacecolor": "none"} if place == 0 else dict(dot)
+    cross = {"s": 46, "zorder": 3, "marker": "X", "color": colour}
+    two_kinds(axes, marks, {"s": 24, "zorder": 3, **look}, cross)
 
 
 def _score(part: Part, cell: CellResult) -> float:
@@ -502,16 +461,12 @@ def final_loss(part: Part) -> list[Sketch]:
     """
     if len({cell.lr for cell in part.grid.finished if cell.group == part.group}) > 1:
         return []
-    text = (
-        "Crosses are runs that stalled or were non-finite, at the unigram entropy H (dashed), as "
-        "in the scores; the loss of a run that has not yet learned is capped there, too."
-    )
     return _by_warmup(
         part,
         lambda cell: cell.loss,
         "Final validation loss against warm-up",
         "final validation loss (nats per token)",
-        text,
+        say("figures.by_warmup.loss"),
         entropy=True,
     )
 
@@ -525,16 +480,12 @@ def final_quality(part: Part) -> list[Sketch]:
     if score is None:
         return []
     metric, name = score.metric, score.title
-    text = (
-        f"Crosses are runs that stalled or were non-finite, at the value they ended with. "
-        f"{name} is {metric} in results.csv."
-    )
     return _by_warmup(
         part,
         lambda cell: _number(cell.metrics.get(metric)),
         f"{name} against warm-up",
         score.unit,
-        text,
+        say("figures.by_warmup.quality", name=name, metric=metric),
         entropy=False,
     )
 
@@ -551,9 +502,6 @@ def _by_warmup(
     part: Part, value: Value, name: str, label: str, text: str, *, entropy: bool
 ) -> list[Sketch]:
     """Every seed as a line, and the mean with its t interval if all seeds ended alike."""
-    import pandas as pd
-    from matplotlib.lines import Line2D
-
     cells = [cell for cell in part.cells if math.isfinite(value(cell))]
     if not cells:
         return []
@@ -576,55 +524,30 @@ def _by_warmup(
         axes.set_xticks(range(len(warmups)), [f"{warmup:,}" for warmup in warmups])
         axes.set_xlim(-0.45, len(warmups) - 0.4)
     bars = any(math.isfinite(row.get("low", math.nan)) for row in rows)
-    dot: dict[str, Any] = {"color": MUTED, "linestyle": "none"}
-    averaged = f"mean, {LEVEL:.0%} t interval" if bars else "mean"
     handles = [
-        Line2D([], [], marker="o", markersize=4.5, alpha=0.6, label="one run", **dot),
-        Line2D([], [], marker="X", markersize=7, label="stalled or non-finite", **dot),
-        Line2D([], [], marker="D", markersize=5.5, label=averaged, **dot),
+        key("one run", marker="o", markersize=4.5, alpha=0.6),
+        key("stalled or non-finite", marker="X", markersize=7),
+        key(f"mean, {LEVEL:.0%} t interval" if bars else "mean", marker="D", markersize=5.5),
     ]
     if entropy:
-        handles.append(Line2D([], [], color=MUTED, linestyle=REFERENCE, label="unigram entropy"))
+        handles.append(key("unigram entropy", linestyle=REFERENCE))
     arrange(figure, axes_of, "warm-up (updates)", label, handles)
-    return [
-        Sketch(
-            figure=figure,
-            table=pd.DataFrame(rows),
-            title=name,
-            text=f"Dots are runs; thin lines join those of one seed. {text} {_of_means(rows)} "
-            f"Warm-ups are evenly spaced, not to scale.{_absent(len(part.cells) - len(cells))}",
-            limits=_LIMITS,
-            links=links,
-            cells=cells,
-        )
-    ]
-
-
-_LIMITS = (
-    "Overlapping intervals do not show that two arms are equal: the scores compare runs in pairs, "
-    "seed by seed. The figure shows one budget; with more steps the order may change."
-)
-
-
-def _absent(count: int) -> str:
-    """A sentence about finished runs without a finite value."""
-    if not count:
-        return ""
-    return f" Not drawn: {count} run{'s' * (count != 1)} that finished without a finite value."
+    left = len(part.cells) - len(cells)
+    runs = f"{left} run{'s' * (left != 1)}"
+    absent = say("figures.by_warmup.absent", runs=runs) if left else ""
+    words = {"name": name, "what": text, "means": _of_means(rows), "absent": absent}
+    return [sketch("by_warmup", figure, rows, links, cells, **words)]
 
 
 def _of_means(rows: Sequence[Mapping[str, Any]]) -> str:
     means = [row for row in rows if row["mark"] == "mean"]
-    bars = sum(math.isfinite(row["low"]) for row in means)
-    text = "Diamonds are means over seeds"
-    if bars:
-        text += f", with their {LEVEL:.0%} t interval"
-    text += "."
-    if any(row["n"] > 1 and row["status"] == "mixed" for row in means):
-        text += " If some seeds failed and others did not, a t interval is not valid and not drawn."
-    if any(row["n"] == 1 for row in means):
-        text += " A single seed has no interval."
-    return text
+    shown = {
+        "bars": any(math.isfinite(row["low"]) for row in means),
+        "mixed": any(row["n"] > 1 and row["status"] == "mixed" for row in means),
+        "single": any(row["n"] == 1 for row in means),
+    }
+    texts = {k: say(f"figures.by_warmup.{k}", level=LEVEL) if on else "" for k, on in shown.items()}
+    return say("figures.by_warmup.means", **texts)
 
 
 def _seeds(
@@ -639,18 +562,16 @@ def _seeds(
     seeds = sorted({cell.seed or 0 for cell in runs})
     shift = {s: -0.22 + 0.22 * (i / max(1, len(seeds) - 1)) for i, s in enumerate(seeds)}
     own: dict[int, list[tuple[float, float]]] = {seed: [] for seed in seeds}
-    marks: dict[bool, list[tuple[float, float]]] = {False: [], True: []}
-    urls: dict[bool, list[str | None]] = {False: [], True: []}
+    marks: list[tuple[bool, tuple[float, float], str | None]] = []
     for cell in sorted(runs, key=warmup_of):
-        seed, failed = cell.seed or 0, cell.state == "diverged"
+        seed = cell.seed or 0
         point = (place[warmup_of(cell)] + shift[seed], value(cell))
         own[seed].append(point)
-        marks[failed].append(point)
-        urls[failed].append(links.to(cell, f"{value(cell):.4f}"))
+        marks.append((cell.failed, point, links.to(cell, f"{value(cell):.4f}")))
     thin_lines(axes, list(own.values()), color=colour, alpha=0.45, linewidth=0.9)
-    for failed, marker, size, alpha in ((False, "o", 20, 0.6), (True, "X", 49, 0.95)):
-        look: dict[str, Any] = {"marker": marker, "s": size, "alpha": alpha}
-        dots(axes, marks[failed], urls[failed], color=colour, zorder=3, **look)
+    look: dict[str, Any] = {"color": colour, "zorder": 3}
+    cross = look | {"marker": "X", "s": 49, "alpha": 0.95}
+    two_kinds(axes, marks, look | {"marker": "o", "s": 20, "alpha": 0.6}, cross)
 
 
 def _means(

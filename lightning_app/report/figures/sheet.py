@@ -16,6 +16,7 @@ from xml.sax.saxutils import escape
 
 from lightning_app.config.tree import label
 from lightning_app.core.files import write_whole
+from lightning_app.report.messages import say
 from lightning_app.report.results import CellResult, GridResults
 from lightning_app.report.statistics import mean
 from lightning_app.runs.folder import METRICS, PROBES
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
 
 
 # The first four are Okabe and Ito's (2008); the others maximise the smallest distance between any
@@ -341,6 +343,39 @@ class Sketch:
     cells: Sequence[CellResult]
 
 
+def sketch(
+    name: str,
+    figure: "Figure",
+    rows: Sequence[Mapping[str, Any]],
+    links: Links,
+    cells: Sequence[CellResult],
+    /,
+    *,
+    text: str | None = None,
+    **values: Any,
+) -> Sketch:
+    """A figure with the texts of this name, of which `text` is another one, and their values."""
+    import pandas as pd
+
+    return Sketch(
+        figure=figure,
+        table=pd.DataFrame(rows),
+        title=say(f"figures.{name}.title", **values),
+        text=say(f"figures.{text or name}.text", **values),
+        limits=say(f"figures.{name}.limits", **values),
+        links=links,
+        cells=cells,
+    )
+
+
+def key(label: str, **look: Any) -> "Line2D":
+    """An entry of a legend; a grey mark without a line, unless its look says otherwise."""
+    from matplotlib.lines import Line2D
+
+    marked = {"linestyle": "none"} if "marker" in look and "linestyle" not in look else {}
+    return Line2D([], [], **{"color": MUTED, "label": label, **marked, **look})
+
+
 def warmup_of(cell: CellResult) -> int:
     """The warm-up in updates; 0 for a schedule without warm-up."""
     return cell.warmup or 0
@@ -509,6 +544,52 @@ def thin_lines(
     axes.update_datalim([point for line in lines for point in line])
 
 
+def runs_and_mean(
+    axes: "Axes",
+    own: Sequence[tuple[CellResult, Curve]],
+    links: Links,
+    words: str,
+    who: Mapping[str, Any],
+    points: tuple[int, int],
+    thin: Mapping[str, Any],
+    heavy: Callable[[int], Mapping[str, Any]],
+) -> list[dict[str, Any]]:
+    """The curves of some runs thin, their mean at the steps of all heavy; the rows of their table.
+
+    `words` describe a run by its last value, `who` are more columns of the table, `points` the most
+    points of a run and of the mean, and `heavy` is the look of the mean, by its number of points.
+    """
+    if not own:
+        return []
+    rows: list[dict[str, Any]] = []
+    lines, urls = [], []
+    for cell, curve in own:
+        kept = thinned(list(curve), points[0])
+        lines.append([(float(step), curve[step]) for step in kept])
+        urls.append(links.to(cell, words.format(curve[kept[-1]])))
+        mark = {"mark": "run", **identity(cell), **who}
+        rows += [{**mark, "step": step, "value": curve[step]} for step in kept]
+    thin_lines(axes, lines, urls, **thin)
+    common = thinned(sorted(set.intersection(*(set(curve) for _, curve in own))), points[1])
+    means = {step: mean([curve[step] for _, curve in own]) for step in common}
+    axes.plot(common, list(means.values()), zorder=3, **heavy(len(common)))
+    first = own[0][0]
+    mark = {"mark": "mean", "variant": first.variant, "warmup": first.warmup, "lr": first.lr}
+    return rows + [{**mark, **who, "step": s, "value": v} for s, v in means.items()]
+
+
+def two_kinds(
+    axes: "Axes",
+    marks: Sequence[tuple[bool, Point, str | None]],
+    sound: Mapping[str, Any],
+    bad: Mapping[str, Any],
+) -> None:
+    """Marks with their addresses, each with the look of its kind."""
+    for kind, look in ((False, sound), (True, bad)):
+        own = [(point, url) for is_bad, point, url in marks if is_bad == kind]
+        dots(axes, [point for point, _ in own], [url for _, url in own], **look)
+
+
 def entropy_line(axes: "Axes", entropy: float) -> None:
     axes.axhline(entropy, color=MUTED, linewidth=1.1, linestyle=REFERENCE, zorder=1)
 
@@ -576,14 +657,11 @@ def at_best_rate(cells: Sequence[CellResult]) -> list[CellResult]:
 def which(cells: Sequence[CellResult]) -> str:
     """A sentence about the runs that `at_best_rate` has chosen."""
     if all(cell.state == "diverged" for cell in cells):
-        return "All of these runs stalled or were non-finite."
+        return say("figures.all.all_failed")
     rates = {cell.lr for cell in cells}
     at = "" if None in rates else f" at the learning rate {label(min(r for r in rates if r))}"
-    return f"The runs{at} that did not stall, with warm-up {_listed(map(warmup_of, cells))}."
-
-
-def _listed(warmups: Iterable[int]) -> str:
-    return " and ".join(f"{warmup:,}" for warmup in sorted(set(warmups)))
+    warmups = " and ".join(f"{warmup:,}" for warmup in sorted({*map(warmup_of, cells)}))
+    return say("figures.all.which", at=at, warmups=warmups)
 
 
 def naming_the_rest(sketches: Sequence[Sketch], rest: Iterable[str]) -> list[Sketch]:
@@ -591,7 +669,7 @@ def naming_the_rest(sketches: Sequence[Sketch], rest: Iterable[str]) -> list[Ske
     names = ", ".join(rest)
     if not names or not sketches:
         return list(sketches)
-    text = f"{sketches[-1].text} Not drawn, to keep the report short: {names}."
+    text = sketches[-1].text + say("figures.all.not_drawn", names=names)
     return [*sketches[:-1], replace(sketches[-1], text=text)]
 
 

@@ -16,8 +16,11 @@ from lightning_app.report.figures.sheet import (
     Sketch,
     arrange,
     dots,
+    key,
     panels,
+    sketch,
     title,
+    two_kinds,
 )
 from lightning_app.report.pairs import Arm, arms
 from lightning_app.report.results import CellResult
@@ -37,10 +40,8 @@ ON_DARK, ON_LIGHT = "#fafafa", "#181818"  # colours of numbers in a map, the sam
 
 def rate_by_warmup(part: Part) -> list[Sketch]:
     """Mean loss by rate and warm-up, one map for each variant, with the numbers of stalled runs."""
-    import pandas as pd
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import Normalize
-    from matplotlib.lines import Line2D
 
     found = _arms(part)
     losses = {
@@ -67,26 +68,10 @@ def rate_by_warmup(part: Part) -> list[Sketch]:
     axes_of[0].set_yticks(range(len(rates)), [label(lr) for lr in rates])
     axes_of[0].set_xlim(-0.5, len(warmups) - 0.5)
     axes_of[0].set_ylim(-0.5, len(rates) - 0.5)
-    look: dict[str, Any] = {"color": INK, "marker": "x", "linestyle": "none"}
-    cross = Line2D([], [], label="k/n: k of n runs stalled or non-finite", **look)
+    cross = key("k/n: k of n runs stalled or non-finite", color=INK, marker="x")
     arrange(figure, axes_of, "warm-up (updates)", "learning rate", [cross], below=BAR)
     _colour_bar(figure, mappable)
-    return [
-        Sketch(
-            figure=figure,
-            table=pd.DataFrame(rows),
-            title="Final loss by learning rate and warm-up",
-            text="One map for each variant: the number is the mean final validation loss over the "
-            "finished runs. A run that stalled or was non-finite counts as the unigram entropy H, "
-            "the top of the common colour scale. × k/n: k of n finished runs stalled or "
-            "non-finite. A dash: no finished run. Rates and warm-ups are evenly spaced, not to "
-            "scale.",
-            limits="The best cell of a map is the smallest of many noisy means and looks better "
-            "than it is. Nothing is known beyond the edges of the maps.",
-            links=links,
-            cells=[cell for arm in found for cell in arm.cells.values()],
-        )
-    ]
+    return [sketch("rate_by_warmup", figure, rows, links, _cells(found))]
 
 
 def _colour_bar(figure: "Figure", mappable: "ScalarMappable") -> None:
@@ -146,9 +131,6 @@ def _map(
 
 def frontier(part: Part) -> list[Sketch]:
     """The largest rate without a stall against warm-up, one panel for each variant."""
-    import pandas as pd
-    from matplotlib.lines import Line2D
-
     found = [arm for arm in _arms(part) if arm.cells]
     if not found or not _several_rates(part):
         return []
@@ -167,41 +149,16 @@ def frontier(part: Part) -> list[Sketch]:
     axes.set_ylim(rates[0] / 1.4, rates[-1] * 1.4)
     axes.set_yticks(rates, [label(lr) for lr in rates])
     axes.set_yticks([], minor=True)
-    dot: dict[str, Any] = {"color": MUTED, "linestyle": "none"}
     handles = [
-        Line2D([], [], marker="o", markersize=7, color=MUTED, label="largest rate without stall"),
-        Line2D(
-            [],
-            [],
-            marker="o",
-            markersize=7,
-            fillstyle="none",
-            label="at least: the largest tried",
-            **dot,
-        ),
-        Line2D([], [], marker="X", markersize=6, label="some run stalled or non-finite", **dot),
-        Line2D([], [], marker=".", markersize=5, label="no such run", **dot),
+        key("largest rate without stall", marker="o", markersize=7, linestyle="-"),
+        key("at least: the largest tried", marker="o", markersize=7, fillstyle="none"),
+        key("some run stalled or non-finite", marker="X", markersize=6),
+        key("no such run", marker=".", markersize=5),
     ]
     arrange(figure, axes_of, "warm-up (updates)", "learning rate (log scale)", handles)
     least = min(row["n"] for row in rows if row["mark"] == "tried" and row["n"])
-    most = wilson_interval(0, least)[1]
-    return [
-        Sketch(
-            figure=figure,
-            table=pd.DataFrame(rows),
-            title="Largest stable learning rate against warm-up",
-            text="Large dots: the largest rate of the grid at which no finished run stalled or "
-            "was non-finite, joined over warm-ups. An open dot marks the largest rate tried at "
-            "that warm-up, so that the true limit is there or above. Small dots and crosses: every "
-            "rate tried, without and with such a run. No large dot: every rate has such a run. "
-            "Warm-ups are evenly spaced, not to scale.",
-            limits="The frontier lies between the rates that were tried. No stall in "
-            f"{least} run{'s' * (least != 1)}, the fewest at a point, still allows a share of "
-            f"stalls of up to {most:.0%} (Wilson).",
-            links=links,
-            cells=[cell for arm in found for cell in arm.cells.values()],
-        )
-    ]
+    words = {"runs": f"{least} run{'s' * (least != 1)}", "most": wilson_interval(0, least)[1]}
+    return [sketch("frontier", figure, rows, links, _cells(found), **words)]
 
 
 def _frontier(
@@ -209,18 +166,16 @@ def _frontier(
 ) -> list[dict[str, Any]]:
     place = {warmup: x for x, warmup in enumerate(warmups)}
     rows: list[dict[str, Any]] = []
-    marks: dict[bool, list[tuple[float, float]]] = {False: [], True: []}
-    urls: dict[bool, list[str | None]] = {False: [], True: []}
+    marks: list[tuple[bool, tuple[float, float], str | None]] = []
     for warmup, lr in _points(arm):
         runs = _runs(arm, warmup, lr)
         row = {"mark": "tried", "variant": arm.variant, "warmup": warmup, "lr": lr}
         rows.append({**row, "n": len(runs), "stalled": _stalled(runs)})
         if runs:
-            bad = _stalled(runs) > 0
-            marks[bad].append((place[warmup], lr))
-            urls[bad].append(links.about(_words(arm, warmup, lr, runs)))
-    dots(axes, marks[False], urls[False], color=MUTED, marker="o", s=9, zorder=2)
-    dots(axes, marks[True], urls[True], color=MUTED, marker="X", s=36, zorder=2)
+            url = links.about(_words(arm, warmup, lr, runs))
+            marks.append((_stalled(runs) > 0, (place[warmup], lr), url))
+    grey: dict[str, Any] = {"color": MUTED, "zorder": 2}
+    two_kinds(axes, marks, grey | {"marker": "o", "s": 9}, grey | {"marker": "X", "s": 36})
     line: list[tuple[float, float]] = []
     for warmup in warmups:
         score = largest_rate(arm, warmup)
@@ -243,6 +198,10 @@ def _several_rates(part: Part) -> bool:
 
 def _arms(part: Part) -> list[Arm]:
     return [arm for arm in arms(part.grid) if arm.group == part.group]
+
+
+def _cells(found: Sequence[Arm]) -> list[CellResult]:
+    return [cell for arm in found for cell in arm.cells.values()]
 
 
 def _points(arm: Arm) -> list[tuple[int, float]]:

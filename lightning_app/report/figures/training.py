@@ -26,7 +26,9 @@ from lightning_app.report.figures.sheet import (
     entropy_line,
     frozen,
     identity,
+    key,
     panels,
+    sketch,
     thin_lines,
     thinned,
     title,
@@ -34,6 +36,7 @@ from lightning_app.report.figures.sheet import (
     warmup_of,
     wrapped,
 )
+from lightning_app.report.messages import say
 from lightning_app.report.results import CellResult
 from lightning_app.report.statistics import mean
 
@@ -57,40 +60,23 @@ class LossCurve:
 
 @dataclass(frozen=True, kw_only=True)
 class CurveKind:
-    """The quantities on the axes, and the text of the caption."""
+    """The quantities on the axes, and the name of the texts."""
 
-    title: str
+    name: str
     loss: str
     tag: str
     cost: str | None = None  # the tag of the x axis, the optimizer step if None
     beside: bool = False  # whether each panel has the means of the baseline in grey
-    limits: str
 
 
-_EARLY = (
-    "A loss that falls faster at first need not end lower. The mean of several seeds ends where "
-    "the first of them ended."
-)
-TRAINING = CurveKind(
-    title="Training loss during training",
-    loss="training loss (nats per token)",
-    tag=TRAIN,
-    limits=f"Losses of single batches, with dropout where the model has it. {_EARLY}",
-)
-VALIDATION = CurveKind(
-    title="Validation loss during training",
-    loss="validation loss (nats per token)",
-    tag=VALID,
-    limits=_EARLY,
-)
+TRAINING = CurveKind(name="training", loss="training loss (nats per token)", tag=TRAIN)
+VALIDATION = CurveKind(name="validation", loss="validation loss (nats per token)", tag=VALID)
 BY_SECONDS = CurveKind(
-    title="Validation loss against training time",
+    name="by_seconds",
     loss="validation loss (nats per token)",
     tag=VALID,
     cost=SECONDS,
     beside=True,
-    limits="Time depends on this machine, this implementation and other programs that ran at the "
-    "same time: it does not show how fast a variant could be.",
 )
 
 
@@ -102,8 +88,6 @@ def during_training(part: Part) -> list[Sketch]:
 
 def training_figures(part: Part, kind: CurveKind) -> list[Sketch]:
     """Loss against the step or a cost, one panel for each variant: seeds thin, their mean heavy."""
-    import pandas as pd
-
     runs = [run for cell in part.cells if len((run := _run(cell, part, kind)).points) > 1]
     if not runs:
         return []
@@ -142,17 +126,13 @@ def training_figures(part: Part, kind: CurveKind) -> list[Sketch]:
     axes_of[0].set_xlim(0.0, 1.03 * furthest / scale)
     beside = kind.beside and any(cell.baseline in variants for cell in cells) and len(variants) > 1
     arrange(figure, axes_of, unit, kind.loss, _legend(warmups, beside))
-    return [
-        Sketch(
-            figure=figure,
-            table=pd.DataFrame(rows),
-            title=kind.title,
-            text=_training_text(kind, beside, cells),
-            limits=kind.limits,
-            links=links,
-            cells=cells,
-        )
-    ]
+    drawn = {cell.variant for cell in cells}
+    names = ", ".join(sorted({c.baseline for c in cells if c.baseline in drawn}))
+    words = {
+        "cost": say("figures.curves.cost") if kind.cost else "",
+        "beside": say("figures.curves.beside", names=names) if beside else "",
+    }
+    return [sketch(kind.name, figure, rows, links, cells, text="curves", **words)]
 
 
 def _thin(
@@ -234,36 +214,14 @@ def _unit(kind: CurveKind, largest: float) -> tuple[str, float]:
 
 
 def _legend(warmups: Sequence[int], beside: bool) -> list[Any]:
-    from matplotlib.lines import Line2D
-
-    handles = [
-        Line2D([], [], color=c, linewidth=1.9, linestyle=dash(w, warmups), label=f"warm-up {w:,}")
-        for w, c in warmup_colours(warmups).items()
+    return [
+        *(
+            key(f"warm-up {w:,}", color=c, linewidth=1.9, linestyle=dash(w, warmups))
+            for w, c in warmup_colours(warmups).items()
+        ),
+        *([key("the baseline's mean", linewidth=1.1)] if beside else []),
+        key("unigram entropy", linestyle=REFERENCE, linewidth=1),
     ]
-    if beside:
-        handles.append(Line2D([], [], color=MUTED, linewidth=1.1, label="the baseline's mean"))
-    handles.append(
-        Line2D([], [], color=MUTED, linestyle=REFERENCE, linewidth=1, label="unigram entropy")
-    )
-    return handles
-
-
-def _training_text(kind: CurveKind, beside: bool, cells: Sequence[CellResult]) -> str:
-    text = (
-        "One panel for each variant; colour and line style show the warm-up. Thin lines are single "
-        "runs, heavy lines their mean over seeds at the steps that all of them have logged, "
-        "without smoothing or interval. Dashed: the unigram entropy."
-    )
-    if kind.cost is not None:
-        text += (
-            " Seconds are summed over the training steps, without validation, and interpolated "
-            "linearly between two logged steps."
-        )
-    if beside:
-        drawn = {cell.variant for cell in cells}
-        names = ", ".join(sorted({c.baseline for c in cells if c.baseline in drawn}))
-        text += f" Grey: the means of the baseline, {names}."
-    return text
 
 
 SPEED = "train/tokens_per_second"
@@ -271,7 +229,7 @@ COUNTS = {1e9: "billions", 1e6: "millions", 1e3: "thousands"}
 BYTES = {2.0**30: "GiB", 2.0**20: "MiB", 2.0**10: "KiB"}
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Resource:
     """A number of `result.json`: its axis label, its units by size, and how to read it."""
 
@@ -282,32 +240,22 @@ class Resource:
 
 
 RESOURCES = (
+    Resource("parameters", "parameters", COUNTS, lambda cell: cell.record.get("parameters")),
     Resource(
-        name="parameters",
-        label="parameters",
-        units=COUNTS,
-        read=lambda cell: cell.record.get("parameters"),
+        "tokens_per_second", "tokens per second", COUNTS, lambda cell: cell.metrics.get(SPEED)
     ),
     Resource(
-        name="tokens_per_second",
-        label="tokens per second",
-        units=COUNTS,
-        read=lambda cell: cell.metrics.get(SPEED),
-    ),
-    Resource(
-        name="peak_memory_bytes",
-        label="peak memory",
-        units=BYTES,
-        read=lambda cell: cell.record.get("peak_memory_bytes"),
+        "peak_memory_bytes",
+        "peak memory",
+        BYTES,
+        lambda cell: cell.record.get("peak_memory_bytes"),
     ),
 )
 
 
 def resources(part: Part) -> list[Sketch]:
     """A panel for each resource, a row for each variant, a dot for each run."""
-    import pandas as pd
     from matplotlib.figure import Figure
-    from matplotlib.lines import Line2D
 
     shown = [r for r in RESOURCES if any(_value(r, cell) is not None for cell in part.cells)]
     if not shown:
@@ -324,24 +272,21 @@ def resources(part: Part) -> list[Sketch]:
         rows += _panel(axes, resource, part, variants, links)
     grid[0].set_yticks(range(len(variants)), [wrapped(name) for name in variants])
     grid[0].set_ylim(len(variants) - 0.4, -0.6)
-    dot: dict[str, Any] = {"color": MUTED, "linestyle": "none"}
     handles = [
-        Line2D([], [], marker="o", markersize=4, alpha=0.6, label="one run", **dot),
-        Line2D([], [], marker="D", markersize=5.5, label="mean of the runs", **dot),
+        key("one run", marker="o", markersize=4, alpha=0.6),
+        key("mean of the runs", marker="D", markersize=5.5),
     ]
     figure.legend(handles=handles, loc="outside upper center", ncols=2)
     frozen(figure)
-    return [
-        Sketch(
-            figure=figure,
-            table=pd.DataFrame(rows),
-            title="Parameters, speed and memory of each variant",
-            text=_resources_text(shown),
-            limits=_limits(shown, part.cells),
-            links=links,
-            cells=part.cells,
-        )
-    ]
+    names = [resource.name for resource in shown]
+    speed = "shared" if "tokens_per_second" in names else "no_speed"
+    devices = len({str(device) for cell in part.cells if (device := cell.record.get("device"))})
+    words = {
+        "shown": "".join(say(f"figures.resources.{name}") for name in names),
+        "speed": say(f"figures.resources.{speed}"),
+        "devices": say("figures.resources.devices", devices=devices) if devices > 1 else "",
+    }
+    return [sketch("resources", figure, rows, links, part.cells, **words)]
 
 
 def _panel(
@@ -395,29 +340,3 @@ def _plain_unit(resource: Resource) -> str:
 def _value(resource: Resource, cell: CellResult) -> float | None:
     value = resource.read(cell)
     return None if value is None or not math.isfinite(value) or value <= 0 else float(value)
-
-
-def _resources_text(shown: Sequence[Resource]) -> str:
-    names = {resource.name for resource in shown}
-    text = "A dot is a run, a diamond the mean of all runs of a variant, with any warm-up."
-    if "parameters" in names:
-        text += " Parameters are those of the whole model, embeddings included."
-    if "tokens_per_second" in names:
-        text += " Speed is over the training steps of a run, without validation."
-    if "peak_memory_bytes" in names:
-        text += (
-            " Peak memory is that of the tensors on the first device; on a CPU, that of the whole "
-            "process."
-        )
-    return f"{text} Every axis begins at zero."
-
-
-def _limits(shown: Sequence[Resource], cells: Sequence[CellResult]) -> str:
-    if any(resource.name == "tokens_per_second" for resource in shown):
-        text = "Runs that share a machine slow each other down: speed is noisy, not a benchmark."
-    else:
-        text = "A variant with fewer parameters need not be faster."
-    devices = {str(device) for cell in cells if (device := cell.record.get("device"))}
-    if len(devices) > 1:
-        text += f" The runs used {len(devices)} kinds of device, whose speeds differ."
-    return text

@@ -1,0 +1,54 @@
+"""The sentences of a report: each is used, and has its name and its numbers for a program."""
+
+import re
+from pathlib import Path
+from string import Formatter
+
+import pytest
+
+from lightning_app.report.limits import limits
+from lightning_app.report.messages import Message, say, texts
+from lightning_app.report.results import read_results
+from tests.report.conftest import PRESET, SEED, WARMUP
+
+REPORT = Path(__file__).parents[2] / "lightning_app/report"
+
+
+def test_every_text_is_used_and_every_name_has_a_text() -> None:
+    code = "".join(path.read_text() for path in sorted(REPORT.rglob("*.py")))
+    named = set(re.findall(r'"((?:limits|captions|figures)\.[\w.]+)"', code))
+    assert named <= texts().keys()
+    # A name may be put together; its last part, or that of the figure, is in the code then.
+    lost = [name for name in texts() if name not in named and not _is_made(name, code)]
+    assert lost == []
+
+
+def _is_made(name: str, code: str) -> bool:
+    *above, last = name.split(".")
+    figure = above[-1]
+    of_figure = f'sketch("{figure}"' in code or f'name="{figure}"' in code or figure == "curves"
+    return (last in ("title", "text", "limits") and of_figure) or f'"{last}"' in code
+
+
+@pytest.mark.parametrize("name", sorted(texts()))
+def test_a_value_that_is_missing_is_an_error(name: str) -> None:
+    fields = {field for _, field, *_ in Formatter().parse(texts()[name]) if field}
+    if fields:
+        with pytest.raises(KeyError):
+            say(name)
+
+
+def test_limits_have_their_numbers(make_grid) -> None:
+    axes = {SEED: [1, 2, 3, 4], PRESET: ["post_ln", "pre_ln"], WARMUP: [0, 60]}
+    fake = make_grid(lambda a: "failed" if a[SEED] == 4 else 2.0 + a[SEED] / 10, axes)
+    found = {
+        each.name: each.values
+        for each in limits(read_results(fake.folder))
+        if isinstance(each, Message)
+    }
+    assert found["limits.missing"] == {"missing": 4, "cells": 16}
+    assert found["limits.seeds"]["seeds"] == 3
+    assert found["limits.false_labels"]["least"] == pytest.approx(2 / 2**3)
+    assert found["limits.one_rate"] == {"rate": "0.004"}
+    assert found["limits.decoupled"] == {"begins": "at step 60"}
+    assert "limits.early" not in found
