@@ -238,13 +238,6 @@ def _of_grid(grid: GridResults, scores: Sequence[Score]) -> list[Effect]:
     return found
 
 
-def effects_frame(found: Sequence[Effect]) -> "pd.DataFrame":
-    """The effects as a table, a row each."""
-    import pandas as pd
-
-    return pd.DataFrame([asdict(effect) for effect in found])
-
-
 def _places(grid: GridResults) -> dict[tuple[str, str], tuple[str, Levels]]:
     """For each group and variant: the other axes in words, and the level of each factor."""
     known = {axis: [key_of(value) for value in grid.axes[axis]] for axis in grid.factors.values()}
@@ -437,13 +430,6 @@ def comparisons(grid: GridResults, axes: Mapping[str, Any] | None = None) -> lis
     family = [1.0 if row.seeds > 1 and math.isnan(row.p) else row.p for row in found]
     corrected = zip(found, holm_values(family).tolist(), strict=True)
     return [row if math.isnan(row.p) else replace(row, p_holm=p) for row, p in corrected]
-
-
-def comparisons_frame(rows: Sequence[MetricDifference]) -> "pd.DataFrame":
-    """The comparisons as a table, a row each."""
-    import pandas as pd
-
-    return pd.DataFrame([comparison_document(row) for row in rows])
 
 
 def comparison_document(row: MetricDifference) -> dict[str, Any]:
@@ -712,8 +698,10 @@ def _check_reported(grid: GridResults, metric: str) -> None:
 
 def _with_seeds(rows: Iterable[MetricDifference]) -> "pd.DataFrame":
     """The table of comparisons; a column `seed N` has the difference of that seed."""
+    import pandas as pd
+
     rows = list(rows)
-    frame = comparisons_frame(rows)
+    frame = pd.DataFrame([comparison_document(row) for row in rows])
     for seed in sorted({seed for row in rows for seed, _ in row.values}):
         frame[f"seed {seed}"] = [dict(row.values).get(seed, float("nan")) for row in rows]
     return frame

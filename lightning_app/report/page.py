@@ -7,12 +7,13 @@ import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lightning_app.config.tree import label
+from lightning_app.report.comparisons import Effect, MetricDifference, comparisons, effects
 from lightning_app.report.facts import (
     direction,
     facts,
@@ -22,6 +23,7 @@ from lightning_app.report.facts import (
     state_counts,
 )
 from lightning_app.report.figures.sheet import FigureFiles, drawn_slices, has_probes, slices_of
+from lightning_app.report.frames import results_frame
 from lightning_app.report.headline import by_slice, findings
 from lightning_app.report.limits import SHORT, limits, urgent
 from lightning_app.report.pairs import LEARNED, Score
@@ -43,6 +45,14 @@ from lightning_app.report.tables import (
     published_table,
     task_tables,
 )
+from lightning_app.report.tasks import (
+    FailedRuns,
+    FailureTest,
+    TaskScore,
+    failed_runs,
+    failure_tests,
+    task_scores,
+)
 from lightning_app.version import __version__
 
 if TYPE_CHECKING:
@@ -51,20 +61,6 @@ if TYPE_CHECKING:
     from markupsafe import Markup
 
 RECOMPUTE = "recompute_study.py"
-FILES = {
-    "results.csv, results.parquet": "a row for each cell: axes, state, metrics, time and memory",
-    "validations.csv, validations.parquet": "a row for each cell and validation",
-    "sensitivity.csv": "a row for each variant and score, with interval, p value and note",
-    "effects.csv": "a row for each effect of the factors of the grid",
-    "comparisons.csv": "a row for each comparison of the grid's metric",
-    "failed_runs.csv": "a row for each arm: failed runs by each definition, medians and means",
-    "failure_tests.csv": "a row for each exact test of shares of failed runs",
-    "task_scores.csv": "a row for each score of a task by variant, ours and published",
-    "figures/": "every figure as SVG and PDF, and its data as CSV",
-    "tables/": "the headline, losses by warm-up, tasks: for LaTeX (booktabs) and Markdown",
-    RECOMPUTE: "a program that computes the scores again",
-    "references.bib": "the papers to cite",
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,31 +73,58 @@ class Shown:
     setting: str
 
 
-def page(
-    grid: GridResults,
-    scores: Sequence[Score],
-    *,
-    results: "pd.DataFrame",
-    drawings: Sequence[FigureFiles],
-    out: Path,
-    made_from: str = "",
-) -> str:
-    """The whole document.
+@dataclass(frozen=True)
+class Report:
+    """A grid, its scores, and the folder `out` of the report; what they give is computed once."""
+
+    grid: GridResults
+    scores: Sequence[Score]
+    out: Path
+
+    @cached_property
+    def results(self) -> "pd.DataFrame":
+        """A row for each planned cell."""
+        return results_frame(self.grid)
+
+    @cached_property
+    def effects(self) -> list[Effect]:
+        return effects(self.grid, self.scores)
+
+    @cached_property
+    def comparisons(self) -> list[MetricDifference]:
+        return comparisons(self.grid)
+
+    @cached_property
+    def failed_runs(self) -> list[FailedRuns]:
+        return failed_runs(self.grid)
+
+    @cached_property
+    def failure_tests(self) -> list[FailureTest]:
+        return failure_tests(self.grid)
+
+    @cached_property
+    def task_scores(self) -> list[TaskScore]:
+        return task_scores(self.grid)
+
+    def task_tables(self) -> list[ReportTable]:
+        """The tables of a grid with published scores; none of another grid."""
+        return task_tables(self.grid, self.failure_tests, self.failed_runs, self.task_scores)
+
+
+def page(report: Report, drawings: Sequence[FigureFiles], made_from: str = "") -> str:
+    """The whole document, to be written when every other file of the report is there.
 
     Args:
-        grid: The grid.
-        scores: Its scores.
-        results: A row for each cell.
+        report: What the page is about.
         drawings: The figures that were written.
-        out: The folder of the page, which holds every other file of the report already.
         made_from: The digest of all inputs.
     """
+    grid, rates = report.grid, report.grid.rates
     warmup = bool(grid.parts) or grid.asks_warmup
-    found = findings(grid, scores)
+    found = findings(grid, report.scores)
     claim, *others = found if found and not grid.parts else [_unanswered(grid), *found]
     figures = [_shown(grid, drawing, n) for n, drawing in enumerate(drawings, start=1)]
     first = figures[0] if figures and figures[0].drawing.question == "need" else None
-    rates = grid.rates
     return render(
         "page.html",
         grid=grid,
@@ -117,12 +140,12 @@ def page(
         presets=preset_words(grid),
         limits=limits(grid),
         shown_limits=SHORT + (0 if grid.parts else len(urgent(grid))),
-        question=[" ".join(text.split()) for text in re.split(r"\n\s*\n", grid.question.strip())]
-        if grid.question.strip()
-        else [],
+        question=[
+            " ".join(text.split()) for text in re.split(r"\n\s*\n", grid.question) if text.strip()
+        ],
         sections=_sections(grid, warmup=warmup),
-        tables=_tables(grid, scores, results, out, warmup=warmup),
-        detectable=_detectable(scores),
+        tables=_tables(report, warmup=warmup),
+        detectable=_detectable(report.scores),
         alpha=f"{1 - LEVEL:.0%}",
         power=f"{POWER:.0%}",
         first=first,
@@ -139,9 +162,8 @@ def page(
         waiting=len(grid.without_parent),
         pruned=any(cell.state == "pruned" for cell in grid.cells),
         learned=f"{LEARNED:g}",
-        recompute=RECOMPUTE,
-        again=_again(grid, out),
-        files={name: t for name, t in FILES.items() if (out / name.split(",")[0]).exists()},
+        again=_again(grid, report.out),
+        files=[path.name for path in report.out.iterdir()],
         version=__version__,
         last=max((str(cell.record.get("finished") or "") for cell in grid.finished), default=""),
     )
@@ -186,29 +208,22 @@ def _sections(grid: GridResults, *, warmup: bool) -> dict[str, str]:
     return {name: title for name, title in titles.items() if name in shown}
 
 
-def _tables(
-    grid: GridResults, scores: Sequence[Score], results: "pd.DataFrame", out: Path, *, warmup: bool
-) -> dict[str, list[ReportTable]]:
+def _tables(report: Report, *, warmup: bool) -> dict[str, list[ReportTable]]:
     """The tables of each part of the page, without those that have no row."""
+    grid, scores = report.grid, report.scores
     parts = [part for part in grid.parts or (grid,) if part.finished]
     metrics = [metric_table(part, named=bool(grid.parts)) for part in parts]
-    found: dict[str, list[ReportTable]] = {
-        "score": metrics,
-        "need": [],
-        "by_rate": [],
-        "cost": [],
-        "stable": [],
-        "run": [],
-        "missing": [missing_table(grid)],
-    }
+    found: dict[str, list[ReportTable]] = {"need": [], "by_rate": [], "cost": [], "stable": []}
+    found |= {"score": metrics, "run": [], "missing": [missing_table(grid)]}
     if grid.finished:
-        found["run"] = [published_table(grid), cell_table(grid, results, out)]
+        found["run"] = [published_table(grid), cell_table(grid, report.results, report.out)]
     if grid.finished and grid.pruner is None:
-        compared, tasks = comparison_table(grid), task_tables(grid)
-        found["score"] = [*tasks, compared, *metrics] if warmup else [compared, *tasks, *metrics]
+        compared, tasks = [comparison_table(grid, report.comparisons)], report.task_tables()
+        found["score"] = [*tasks, *compared] if warmup else [*compared, *tasks]
+        found["score"] += metrics
         found["cost"] = [bleu_table(scores), cost_table(grid)]
         if warmup:
-            found["need"] = [over_rates(grid, scores), factor_table(grid, scores)]
+            found["need"] = [over_rates(grid, scores), factor_table(grid, report.effects)]
             found["by_rate"] = [headline_table(grid, scores), loss_by_warmup(grid, scores)]
             found["stable"] = [largest_rates(grid, scores)] if len(grid.rates) > 1 else []
     return {part: [table for table in tables if table.bodies] for part, tables in found.items()}

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from lightning_app.config.tree import BLOCK, label, value_name
-from lightning_app.core.files import write_whole
 from lightning_app.report.comparisons import (
     MEASURES,
     TIMES,
@@ -16,8 +15,6 @@ from lightning_app.report.comparisons import (
     MetricDifference,
     MetricMean,
     by_metric,
-    comparisons,
-    effects,
     judged_by,
     slices,
     titled,
@@ -58,21 +55,16 @@ from lightning_app.report.table import (
     Output,
     ReportTable,
     Row,
-    latex,
-    markdown,
 )
 from lightning_app.report.tasks import (
     FailedRuns,
     FailureTest,
     TaskScore,
     columns,
-    failed_runs,
-    failure_tests,
     no_averages,
     score_facts,
     setting_words,
     split_of,
-    task_scores,
 )
 from lightning_app.report.tensorboard import run_url, tensorboard_path
 from lightning_app.runs.records import OUTCOMES
@@ -405,9 +397,8 @@ _EFFECTS_ON = {
 }
 
 
-def factor_table(grid: GridResults, scores: Sequence[Score]) -> ReportTable:
+def factor_table(grid: GridResults, found: Sequence[Effect]) -> ReportTable:
     """Main effects and interactions on each measure."""
-    found = effects(grid, scores)
     # Scores at single rates are in effects.csv where those over all rates say more.
     all_rates = any(math.isnan(effect.lr) for effect in found)
     shown = [effect for effect in found if math.isnan(effect.lr) or not all_rates]
@@ -441,7 +432,7 @@ def _effect(effect: Effect) -> Row:
     return _row(f"{effect.factors}{rest}", shown, *ps, str(effect.seeds))
 
 
-def comparison_table(grid: GridResults) -> ReportTable:
+def comparison_table(grid: GridResults, found: Sequence[MetricDifference]) -> ReportTable:
     """A row for each comparison, a body for each axis and metric."""
     what = say("captions.own_scores") if grid.scored else "The metric of the grid file"
     return ReportTable(
@@ -457,7 +448,7 @@ def comparison_table(grid: GridResults) -> ReportTable:
                 f"less that of {row.baseline} ({direction(row.mode)})",
                 _difference(row),
             )
-            for row in comparisons(grid)
+            for row in found
         ),
     )
 
@@ -585,19 +576,14 @@ def missing_table(grid: GridResults) -> ReportTable:
     )
 
 
-def task_tables(grid: GridResults, *, theirs: bool = True) -> list[ReportTable]:
-    """The tables of a grid with published scores; none of another grid.
-
-    Args:
-        grid: The grid.
-        theirs: Whether the scores of papers are beside ours.
-    """
-    scores = [score for score in task_scores(grid) if theirs or score.kind != "published"]
-    found = [
-        test_table(failure_tests(grid)),
-        arm_table(failed_runs(grid)),
-        score_table(grid, scores),
-    ]
+def task_tables(
+    grid: GridResults,
+    tests: Sequence[FailureTest],
+    arms: Sequence[FailedRuns],
+    scores: Sequence[TaskScore],
+) -> list[ReportTable]:
+    """The tables of a grid with published scores; none of another grid."""
+    found = [test_table(tests), arm_table(arms), score_table(grid, scores)]
     return [table for table in found if table.bodies]
 
 
@@ -767,16 +753,3 @@ def _task_mean(
 
 def _task_share(failed: int, runs: int, low: float, high: float) -> Datum:
     return Datum(share_of(failed, runs), (share_interval(low, high),))
-
-
-def write_tables(grid: GridResults, scores: Sequence[Score], folder: Path) -> None:
-    """Write the tables for a paper as `.tex` and `.md`.
-
-    `headline` and `loss_by_warmup` if there are scores, and those of tasks with published ones.
-    """
-    found = task_tables(grid)
-    if scores and grid.finished:
-        found += [headline_table(grid, scores), loss_by_warmup(grid, scores)]
-    for table in found:
-        write_whole(folder / f"{table.name}.tex", latex(table))
-        write_whole(folder / f"{table.name}.md", markdown(table))

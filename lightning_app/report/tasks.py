@@ -19,9 +19,9 @@ is optimistic.
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from statistics import median
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from lightning_app.config.rulers import EVALUATION
 from lightning_app.config.tree import BLOCK, CORPUS, SEED, WARMUP, key_of, lookup, value_name
@@ -31,10 +31,6 @@ from lightning_app.report.results import CellResult, GridResults, unlike
 from lightning_app.report.statistics import holm_values, mean, seeds_interval, wilson_interval
 from lightning_app.scores.glue import GLUE_AVERAGES, GLUE_TASKS, glue_average
 from lightning_app.scores.task_facts import GLUE_CORPORA, TASKS, QualityMetric, glue_task_of
-
-if TYPE_CHECKING:
-    import pandas as pd
-
 
 ACCURACY, MAJORITY = "val/accuracy", "val/majority_accuracy"
 CONSTANT: Mapping[str, str | float] = {"val/matthews": 0.0, ACCURACY: MAJORITY, "val/pearson": 0.0}
@@ -296,13 +292,6 @@ def _test(
         p=stratified_p(tables) if of + base_of else math.nan,
         strata=len(tables),
     )
-
-
-def failures_table(rows: Sequence[FailedRuns | FailureTest]) -> "pd.DataFrame":
-    """The rows as a table."""
-    import pandas as pd
-
-    return pd.DataFrame([asdict(row) for row in rows])
 
 
 AVERAGE = "average/"
@@ -571,13 +560,6 @@ def columns(rows: Iterable[TaskScore]) -> list[tuple[str, str]]:
     ]
     known = dict.fromkeys((row.data, row.metric) for row in rows if not row.average and row.data)
     return sorted(known, key=lambda each: order.index(each) if each in order else len(order))
-
-
-def scores_table(rows: Sequence[TaskScore]) -> "pd.DataFrame":
-    """The scores as a table."""
-    import pandas as pd
-
-    return pd.DataFrame([asdict(row) for row in rows])
 
 
 def setting_words(rows: Sequence[TaskScore]) -> str:

@@ -16,6 +16,7 @@ from lightning_app.report.results import GridResults, different
 from lightning_app.report.statistics import mean
 from lightning_app.report.table import Datum, Heading, ReportTable
 from lightning_app.report.tables import NAME, estimate, headline_table, metric_table, task_tables
+from lightning_app.report.tasks import failed_runs, failure_tests, task_scores
 from lightning_app.runs.mixtures import KINDS, left_out, mixed, unsealed
 
 ROWS = 60  # of a table; its first slice is always whole
@@ -47,7 +48,8 @@ def show_report(console: Console, grid: GridResults, scores: Sequence[Score]) ->
             write.table(_beside(found))
     for part in grid.parts or (grid,):
         write.table(metric_table(part, named=True))
-    for table in task_tables(grid, theirs=False):
+    ours = [score for score in task_scores(grid) if score.kind != "published"]
+    for table in task_tables(grid, failure_tests(grid), failed_runs(grid), ours):
         write.table(table)
     said = (left_out(grid.strangers), mixture_line(grid), unsealed(records_of(grid)))
     for text in [*findings(grid, scores), *said]:

@@ -2,37 +2,26 @@
 
 import hashlib
 import io
-from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import Any
 
 from lightning_app.core.files import write_whole
 from lightning_app.core.project import recompute_program
 from lightning_app.report.bibliography import references
-from lightning_app.report.comparisons import comparisons, comparisons_frame, effects, effects_frame
+from lightning_app.report.comparisons import comparison_document
 from lightning_app.report.facts import superseded
 from lightning_app.report.figures.sheet import darken, png, save, styled
 from lightning_app.report.figures.write import first_figure, write_figures
-from lightning_app.report.frames import results_frame, validations_frame
+from lightning_app.report.frames import validations_frame
 from lightning_app.report.packed import PACKED, pack
-from lightning_app.report.page import RECOMPUTE, page
-from lightning_app.report.pairs import Score, scores_frame
-from lightning_app.report.results import GridResults, read_results, stray_runs
-from lightning_app.report.tables import write_tables
-from lightning_app.report.tasks import (
-    failed_runs,
-    failure_tests,
-    failures_table,
-    scores_table,
-    task_scores,
-)
-from lightning_app.report.tensorboard import write_index
-from lightning_app.report.texts import bleu_scores
-from lightning_app.report.warmup import sensitivity_scores
+from lightning_app.report.page import RECOMPUTE, Report, page
+from lightning_app.report.pairs import scores_frame
+from lightning_app.report.results import GridResults, stray_runs
+from lightning_app.report.table import latex, markdown
+from lightning_app.report.tables import headline_table, loss_by_warmup
+from lightning_app.report.warmup import bleu_scores, sensitivity_scores
 from lightning_app.runs.folder import PRUNED, RESULT, VOUCHED, GridFolder
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 
 def publish(grid: GridResults, out: Path) -> None:
@@ -42,8 +31,9 @@ def publish(grid: GridResults, out: Path) -> None:
     The test of differences in BLEU over sentences needs the translations, which are not packed: its
     p values are in `sensitivity.csv` alone.
     """
-    pack(grid, results_frame(grid), out / PACKED)
-    write_scores(grid, [*sensitivity_scores(grid), *bleu_scores(grid)], out)
+    report = Report(grid, [*sensitivity_scores(grid), *bleu_scores(grid)], out)
+    pack(grid, report.results, out / PACKED)
+    write_scores(report)
     for old in out.glob("headline-*"):
         old.unlink()
     with styled():
@@ -60,34 +50,17 @@ def publish(grid: GridResults, out: Path) -> None:
 _HEAD = 1000  # characters of a page that hold the digest of its inputs
 
 
-def write_report(grid_dir: Path, out_dir: Path | None = None) -> Path:
-    """Write the report of the runs that have finished so far, and return the path of its page.
-
-    Writes `report.html` and the files that its last section lists into `out_dir`. The default is
-    the grid folder, whose TensorBoard index is then updated as well. Raises `UserError` for a
-    folder that does not belong to a grid or cannot be written.
-    """
-    grid = read_results(grid_dir)
-    path = write(grid, grid.folder if out_dir is None else Path(out_dir))
-    if out_dir is None:
-        write_index(grid.folder)
-    return path
-
-
 def write(grid: GridResults, out: Path) -> Path:
-    """Write the report of a grid, which may join several, into a folder."""
-    found = [*sensitivity_scores(grid), *bleu_scores(grid)]
-    results = write_exports(grid, found, out)
-    drawings = write_figures(grid, out / "figures")
+    """Write the report of a grid, which may join several, and return the path of its page.
+
+    Writes `report.html` and the files that its last section lists into the folder `out`. Raises
+    `UserError` for a folder that cannot be written.
+    """
+    report = Report(grid, [*sensitivity_scores(grid), *bleu_scores(grid)], out)
+    write_exports(report)
+    drawings = write_figures(report.grid, out / "figures")
     write_whole(out / RECOMPUTE, recompute_program().read_bytes())
-    text = page(
-        grid,
-        found,
-        results=results,
-        drawings=drawings,
-        out=out,
-        made_from=inputs_digest(grid),
-    )
+    text = page(report, drawings, inputs_digest(report.grid))
     write_whole(out / "report.html", text)
     return out / "report.html"
 
@@ -118,57 +91,48 @@ def inputs_digest(grid: GridResults) -> str:
     return digest.hexdigest()
 
 
-Row = TypeVar("Row")
-
-
-def write_tidy(grid: GridResults, out: Path) -> "pd.DataFrame":
-    """Write `results` and `validations` as `.csv` and `.parquet`; return the rows of the cells."""
-    results = results_frame(grid)
-    _write(results, out / "results")
-    _write(validations_frame(grid), out / "validations")
-    return results
-
-
-def write_scores(grid: GridResults, scores: Sequence[Score], out: Path) -> None:
-    """Write `sensitivity.csv`, and the tables of other questions if they have rows.
-
-    Those are `effects`, `comparisons`, `failed_runs`, `failure_tests` and `task_scores.csv`.
-    """
-    write_whole(out / "sensitivity.csv", scores_frame(scores).to_csv(index=False))
-    _write_if(out / "effects.csv", effects(grid, scores), effects_frame)
-    compared = comparisons(grid)
-    _write_if(out / "comparisons.csv", compared, comparisons_frame)
-    _write_if(out / "failed_runs.csv", failed_runs(grid), failures_table)
-    _write_if(out / "failure_tests.csv", failure_tests(grid), failures_table)
-    _write_if(out / "task_scores.csv", task_scores(grid), scores_table)
-
-
-def _write_if(
-    path: Path, rows: Sequence[Row], frame: Callable[[Sequence[Row]], "pd.DataFrame"]
-) -> None:
-    """Write the table, or remove that of an earlier report if there are no rows now."""
-    if rows:
-        write_whole(path, frame(rows).to_csv(index=False))
-    else:
-        path.unlink(missing_ok=True)
-
-
-def _write(table: "pd.DataFrame", path: Path) -> None:
-    write_whole(path.with_suffix(".csv"), table.to_csv(index=False))
-    parquet = io.BytesIO()
-    table.to_parquet(parquet, index=False)
-    write_whole(path.with_suffix(".parquet"), parquet.getvalue())
-
-
-def write_exports(grid: GridResults, scores: Sequence[Score], out: Path) -> "pd.DataFrame":
-    """Write the exports into a folder; return the rows of `results`, one for each planned cell.
+def write_exports(report: Report) -> None:
+    """Write the exports of a report.
 
     `results` and `validations` as `.csv` and `.parquet`, `sensitivity.csv`, the tables of other
     questions as `.csv` if they have rows (`write_scores`), `tables/*.tex` and `.md`, and
     `references.bib`.
     """
-    results = write_tidy(grid, out)
-    write_scores(grid, scores, out)
-    write_tables(grid, scores, out / "tables")
+    grid, scores, out = report.grid, report.scores, report.out
+    for name, frame in (("results", report.results), ("validations", validations_frame(grid))):
+        write_whole(out / f"{name}.csv", frame.to_csv(index=False))
+        parquet = io.BytesIO()
+        frame.to_parquet(parquet, index=False)
+        write_whole(out / f"{name}.parquet", parquet.getvalue())
+    write_scores(report)
+    tables = report.task_tables()
+    if scores and grid.finished:
+        tables += [headline_table(grid, scores), loss_by_warmup(grid, scores)]
+    for table in tables:
+        write_whole(out / "tables" / f"{table.name}.tex", latex(table))
+        write_whole(out / "tables" / f"{table.name}.md", markdown(table))
     write_whole(out / "references.bib", references(grid))
-    return results
+
+
+def write_scores(report: Report) -> None:
+    """Write `sensitivity.csv`, and the tables of other questions if they have rows.
+
+    Those are `effects`, `comparisons`, `failed_runs`, `failure_tests` and `task_scores.csv`; one
+    of an earlier report is removed if there are no rows now.
+    """
+    import pandas as pd
+
+    write_whole(report.out / "sensitivity.csv", scores_frame(report.scores).to_csv(index=False))
+    found: dict[str, list[dict[str, Any]]] = {
+        "effects": [asdict(row) for row in report.effects],
+        "comparisons": [comparison_document(row) for row in report.comparisons],
+        "failed_runs": [asdict(row) for row in report.failed_runs],
+        "failure_tests": [asdict(row) for row in report.failure_tests],
+        "task_scores": [asdict(row) for row in report.task_scores],
+    }
+    for name, rows in found.items():
+        path = report.out / f"{name}.csv"
+        if rows:
+            write_whole(path, pd.DataFrame(rows).to_csv(index=False))
+        else:
+            path.unlink(missing_ok=True)

@@ -13,6 +13,9 @@ import pytest
 import yaml
 
 from lightning_app.report.figures.sheet import STYLE
+from lightning_app.report.results import read_results
+from lightning_app.report.tensorboard import write_index
+from lightning_app.report.write import write
 from tests.records import pruned
 
 ENTROPY = 4.5
@@ -207,6 +210,14 @@ class FakeGrid:
             "finished": FINISHED,
         }
         (run / "result.json").write_text(json.dumps(record), encoding="utf-8")
+
+
+def write_report(folder: Path, out: Path | None = None) -> Path:
+    """Write the report of a grid, by default into its folder, whose index is updated then."""
+    path = write(read_results(folder), folder if out is None else out)
+    if out is None:
+        write_index(folder)
+    return path
 
 
 @pytest.fixture(autouse=True)

@@ -9,8 +9,7 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
-from lightning_app.report.write import write_report
-from tests.report.conftest import DEMO, FakeGrid, typical
+from tests.report.conftest import DEMO, FakeGrid, typical, write_report
 
 pytestmark = pytest.mark.xdist_group("browser")  # what they share is made once
 

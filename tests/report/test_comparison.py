@@ -20,16 +20,15 @@ from lightning_app.report.comparisons import (
     WORSE,
     MetricDifference,
     compare_axis,
+    comparison_document,
     comparisons,
-    comparisons_frame,
 )
 from lightning_app.report.facts import p_value, rate
 from lightning_app.report.headline import findings
 from lightning_app.report.limits import urgent
 from lightning_app.report.results import GridResults, read_results
 from lightning_app.report.warmup import sensitivity_scores
-from lightning_app.report.write import write_report
-from tests.report.conftest import BASE
+from tests.report.conftest import BASE, write_report
 
 PRESET = "model.block.preset"
 WARMUP = "model.schedule.warmup_steps"
@@ -122,7 +121,8 @@ def test_a_grid_that_does_not_ask_about_warmup_compares_its_variants(make_grid: 
     assert f"<h1>{escape(said[0])}</h1>" in page
     table = (fake.folder / "comparisons.csv").read_text()
     assert table.count("\n") == 5
-    assert comparisons_frame(comparisons(grid))["reading"].tolist().count("worse") == 2
+    readings = [comparison_document(row)["reading"] for row in comparisons(grid)]
+    assert readings.count("worse") == 2
 
 
 def test_a_value_whose_runs_end_with_the_numbers_of_the_baseline_changes_nothing(
@@ -296,7 +296,7 @@ def test_losses_that_count_other_things_have_no_label(
     (said,) = findings(grid, [])
     assert UNLIKE in said
     assert not {"better", "worse"} & set(said.split())
-    assert comparisons_frame([row])["reading"].tolist() == [UNLIKE]
+    assert comparison_document(row)["reading"] == UNLIKE
     assert any(axis in text for text in urgent(grid))
     assert np.isnan(compare_axis(grid, axis, values[0])["estimate"].to_numpy()).all()
 
@@ -368,7 +368,7 @@ def test_what_runs_have_read_stands_beside_a_label(make_grid: Any, ratio: float,
     assert len(cautioned) == bool(said)
     assert said in findings(grid, [])[0]
     assert all(said in text for text in cautioned)
-    assert comparisons_frame([row])["budget"].tolist() == [row.budget]
+    assert comparison_document(row)["budget"] == row.budget
 
 
 def test_runs_that_ended_early_are_no_smaller_budget(make_grid: Any) -> None:

@@ -19,13 +19,14 @@ from lightning_app.report.facts import facts, state_counts
 from lightning_app.report.figures.sheet import has_probes, last_probes, read_gains, read_log
 from lightning_app.report.headline import findings
 from lightning_app.report.limits import limits
+from lightning_app.report.page import Report
 from lightning_app.report.published import comparison
 from lightning_app.report.results import damaged_files, read_results
 from lightning_app.report.tensorboard import write_index
 from lightning_app.report.terminal import headline_document
-from lightning_app.report.texts import bleu_scores
-from lightning_app.report.warmup import sensitivity_scores
-from lightning_app.report.write import write_exports, write_report
+from lightning_app.report.warmup import bleu_scores, sensitivity_scores
+from lightning_app.report.write import write_exports
+from tests.report.conftest import write_report
 
 SEED = "seed_everything"
 WARMUP = "model.schedule.warmup_steps"
@@ -59,7 +60,7 @@ def look(folder: Path) -> list[str]:
     """Read all that a report reads, short of drawing; the damaged files."""
     grid = read_results(folder)
     found = [*sensitivity_scores(grid), *bleu_scores(grid)]
-    write_exports(grid, found, folder.parent / "out")
+    write_exports(Report(grid, found, folder.parent / "out"))
     texts = [state_counts(grid), *facts(grid).values(), *limits(grid), *findings(grid, found)]
     assert all(isinstance(text, str) for text in texts)
     json.dumps([headline_document(found), metrics_document(grid)], default=str)

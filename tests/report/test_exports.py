@@ -13,6 +13,7 @@ from matplotlib.mathtext import MathTextParser
 
 from lightning_app.report.bibliography import bibliography, references
 from lightning_app.report.facts import facts, nats, p_value
+from lightning_app.report.page import Report
 from lightning_app.report.results import GridResults, read_results, together
 from lightning_app.report.table import ReportTable, latex, markdown, tex
 from lightning_app.report.tables import headline_table, loss_by_warmup
@@ -55,7 +56,8 @@ def grid(request, make_grid) -> GridResults:
 
 def test_the_files(make_grid, outcome, tmp_path):
     grid = read_results(make_grid(outcome, THREE).folder)
-    returned = write_exports(grid, sensitivity_scores(grid), tmp_path / "out")
+    report = Report(grid, sensitivity_scores(grid), tmp_path / "out")
+    write_exports(report)
     left = {str(p.relative_to(tmp_path / "out")) for p in tmp_path.glob("out/**/*") if p.is_file()}
     tables = {f"tables/{name}.{kind}" for name in FILES for kind in ("md", "tex")}
     frames = {
@@ -63,8 +65,8 @@ def test_the_files(make_grid, outcome, tmp_path):
     }
     assert left == tables | frames | {"sensitivity.csv", "references.bib"}
     results = pd.read_parquet(tmp_path / "out" / "results.parquet")
-    pd.testing.assert_frame_equal(results, returned, check_dtype=False)
-    assert len(returned) == len(grid.cells)
+    pd.testing.assert_frame_equal(results, report.results, check_dtype=False)
+    assert len(results) == len(grid.cells)
     for name in ("results", "validations"):
         written = pd.read_csv(tmp_path / "out" / f"{name}.csv")
         same = pd.read_parquet(tmp_path / "out" / f"{name}.parquet")
@@ -76,7 +78,7 @@ FILES = ("headline", "loss_by_warmup")
 
 
 def test_every_grid_has_every_export(grid, tmp_path):
-    write_exports(grid, sensitivity_scores(grid), tmp_path)
+    write_exports(Report(grid, sensitivity_scores(grid), tmp_path))
     listed = set(re.findall(r"^@\w+\{(\w+),$", (tmp_path / "references.bib").read_text(), re.M))
     assert listed <= set(bibliography())
     assert (tmp_path / "tables").exists() == bool(grid.finished)
@@ -131,7 +133,7 @@ DOCUMENT = r"""\documentclass{article}\usepackage{booktabs,graphicx}\begin{docum
 def test_tables_and_references_compile(make_grid, tmp_path, name):
     outcome, axes, _ = GRIDS[name]
     grid = read_results(make_grid(outcome, axes, curves=False).folder)
-    write_exports(grid, sensitivity_scores(grid), tmp_path)
+    write_exports(Report(grid, sensitivity_scores(grid), tmp_path))
     (tmp_path / "tables" / "paper.tex").write_text(DOCUMENT)
     quietly = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "paper"]
     for command in (quietly, ["bibtex", "paper"], quietly):

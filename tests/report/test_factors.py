@@ -17,7 +17,7 @@ from scipy import stats
 from lightning_app.report.comparisons import effects
 from lightning_app.report.results import read_results
 from lightning_app.report.warmup import sensitivity_scores
-from lightning_app.report.write import write_report
+from tests.report.conftest import write_report
 
 PRESET, NORM, SEED = "model.block.preset", "model.block.norm", "seed_everything"
 RESIDUAL, WARMUP = "model.block.residual_attention", "model.schedule.warmup_steps"

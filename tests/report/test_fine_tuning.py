@@ -23,11 +23,11 @@ from lightning_app.report.figures.sheet import Part
 from lightning_app.report.figures.write import first_figure
 from lightning_app.report.headline import findings
 from lightning_app.report.limits import limits
-from lightning_app.report.page import page
+from lightning_app.report.page import Report, page
 from lightning_app.report.published import comparison
 from lightning_app.report.results import GridResults, read_results, together
-from lightning_app.report.table import latex, markdown
-from lightning_app.report.tables import comparison_table, signed, task_tables
+from lightning_app.report.table import ReportTable, latex, markdown
+from lightning_app.report.tables import comparison_table, signed
 from lightning_app.report.tasks import (
     failed_runs,
     failure_tests,
@@ -77,6 +77,10 @@ def mixed(axes: Mapping[str, Any]) -> Scores:
 @pytest.fixture
 def grid(tmp_path: Path) -> GridResults:
     return read_results(glue_grid(tmp_path / "demo", mixed))
+
+
+def tables_of(grid: GridResults) -> list[ReportTable]:
+    return Report(grid, (), grid.folder).task_tables()
 
 
 def test_every_corpus_with_labels_has_its_own_score_first() -> None:
@@ -203,7 +207,7 @@ def test_a_result_without_the_score_is_judged_by_its_loss_and_counted(tmp_path: 
     (arm,) = failed_runs(read_results(folder))
     assert (arm.failed, arm.by_loss, arm.lacking) == (1, 1, 1)
     assert math.isnan(arm.median)
-    tables = {table.name: table for table in task_tables(read_results(folder))}
+    tables = {table.name: table for table in tables_of(read_results(folder))}
     assert tables["failed_runs"].notes == ("1 runs without such a score were judged by their loss",)
 
 
@@ -331,7 +335,7 @@ def test_the_best_median_stands_beside_the_mean_of_a_fixed_setting(tmp_path: Pat
     assert best.value == pytest.approx(0.70)  # 0.527, 0.527, 0.7, 0.7, 0.7
     assert (best.setting, best.settings) == ("warmup_steps 60, bias_correction false", 4)
     assert found["mean", "cola"].value == pytest.approx(0.33)
-    tables = {table.name: table for table in task_tables(grid)}
+    tables = {table.name: table for table in tables_of(grid)}
     mean, median = tables["task_scores"].bodies
     assert mean == (
         "ours, mean over 5 seeds of one setting (warmup_steps 60, bias_correction true)"
@@ -386,7 +390,7 @@ def test_an_average_says_how_many_runs_it_lacks(tmp_path: Path) -> None:
     grid = read_results(glue_grid(tmp_path / "demo", scores, axes))
     rows = [row for row in task_scores(grid) if row.kind == "mean" and row.average]
     assert [(row.runs, row.lacking) for row in rows] == [(1, 1)] * 3
-    table = {table.name: table for table in task_tables(grid)}["task_scores"]
+    table = {table.name: table for table in tables_of(grid)}["task_scores"]
     (row,) = next(iter(table.bodies.values()))
     assert row[-1].text == f"{100 * rows[0].value:.2f} (glue, 1 without)"
 
@@ -405,7 +409,7 @@ def test_a_published_figure_is_compared_on_its_own_task(tmp_path: Path) -> None:
     assert (rte["theirs"], rte["ours"]) == (0.7112, pytest.approx(0.67))
     assert rte["differences"].startswith("Ours with RTE.")
     assert (qnli["ours"], qnli["differences"]) == ("–", "No run on QNLI here.")
-    tables = {table.name: table for table in task_tables(grid)}
+    tables = {table.name: table for table in tables_of(grid)}
     (row,) = tables["task_scores"].bodies["published, He et al. 2021: BERT-Large"]
     titles = [column.title for column in tables["task_scores"].columns]
     assert dict(zip(titles, (cell.text for cell in row), strict=True)) == {
@@ -420,7 +424,7 @@ def test_a_published_figure_is_compared_on_its_own_task(tmp_path: Path) -> None:
 def test_a_comparison_stands_once_under_its_own_metric(tmp_path: Path) -> None:
     """Two tasks with scores of their own: each heading has the rows of its metric and no other."""
     grid = read_results(glue_grid(tmp_path / "demo", mixed))
-    table = comparison_table(grid)
+    table = comparison_table(grid, comparisons(grid))
     found = {
         heading: [(row[1].text, row[3].text) for row in rows]
         for heading, rows in table.bodies.items()
@@ -536,8 +540,9 @@ def test_page_terminal_csv_and_latex(tmp_path: Path) -> None:
     folder = glue_grid(tmp_path / "demo", mixed, published=yaml.safe_load(SHIPPED.read_text()))
     grid = read_results(folder)
     found = sensitivity_scores(grid)
-    results = write_exports(grid, found, folder)
-    text = page(grid, found, results=results, drawings=(), out=folder)
+    report = Report(grid, found, folder)
+    write_exports(report)
+    text = page(report, ())
     for part in (
         "Table 1.</b> Failed runs over all tasks",
         "OPTIMISTIC: median of the best",
@@ -562,7 +567,7 @@ def test_page_terminal_csv_and_latex(tmp_path: Path) -> None:
     shown: Any = console.file.getvalue()  # pyright: ignore[reportAttributeAccessIssue]
     assert "2 / 5 [0.12, 0.77]" in shown
     assert "84.01" not in shown  # papers are on the page
-    for table in task_tables(grid):
+    for table in tables_of(grid):
         assert "OPTIMISTIC" in latex(table) or table.name != "task_scores"
         assert markdown(table).count("\n| ") > 2
 
@@ -601,7 +606,7 @@ def test_two_grids_side_by_side_keep_their_tables(tmp_path: Path) -> None:
 
 def test_other_tasks_have_none_of_it(make_grid: Any) -> None:
     grid = read_results(make_grid(lambda axes: 2.0, {SEED: [1], WARMUP: [0, 60]}).folder)
-    assert failed_runs(grid) == failure_tests(grid) == task_scores(grid) == task_tables(grid) == []
+    assert failed_runs(grid) == failure_tests(grid) == task_scores(grid) == tables_of(grid) == []
     assert no_averages(grid) == ""
 
 

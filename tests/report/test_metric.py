@@ -17,7 +17,7 @@ from lightning_app.report.results import read_results
 from lightning_app.report.tensorboard import metric_tags
 from lightning_app.report.terminal import show_report
 from lightning_app.report.warmup import sensitivity_scores
-from lightning_app.report.write import write_report
+from tests.report.conftest import write_report
 
 SEED = "seed_everything"
 PRESET = "model.block.preset"

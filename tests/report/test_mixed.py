@@ -11,7 +11,7 @@ from lightning_app.report.limits import limits
 from lightning_app.report.results import OTHER_DATA, read_results, together
 from lightning_app.report.terminal import mixture_line, mixtures
 from lightning_app.report.warmup import sensitivity_scores
-from lightning_app.report.write import write_report
+from tests.report.conftest import write_report
 
 AXES = {
     "model.block.preset": ["post_ln", "pre_ln"],

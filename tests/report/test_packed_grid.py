@@ -23,8 +23,9 @@ from lightning_app.report import packed
 from lightning_app.report.frames import results_frame
 from lightning_app.report.packed import PACKED, unpack
 from lightning_app.report.results import read_results
-from lightning_app.report.write import publish, write_report
+from lightning_app.report.write import publish
 from lightning_app.runs.records import is_sealed, sealed
+from tests.report.conftest import write_report
 
 PRESET = "model.block.preset"
 WARMUP = "model.schedule.warmup_steps"

@@ -15,10 +15,11 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from lightning_app.report.page import Report
 from lightning_app.report.results import GridResults, read_results, together
-from lightning_app.report.texts import bleu_scores
-from lightning_app.report.warmup import sensitivity_scores
-from lightning_app.report.write import write, write_exports, write_report
+from lightning_app.report.warmup import bleu_scores, sensitivity_scores
+from lightning_app.report.write import write, write_exports
+from tests.report.conftest import write_report
 
 RECOMPUTE = Path(__file__).parents[2] / "docs" / "recompute_study.py"
 PRESET = "model.block.preset"
@@ -103,7 +104,7 @@ def oracle() -> ModuleType:
 def written(grid: GridResults, out: Path | None = None) -> Path:
     """The tables of a report, without its figures."""
     out = out or grid.folder
-    write_exports(grid, [*sensitivity_scores(grid), *bleu_scores(grid)], out)
+    write_exports(Report(grid, [*sensitivity_scores(grid), *bleu_scores(grid)], out))
     return out
 
 

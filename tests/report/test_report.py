@@ -19,7 +19,7 @@ import pytest
 from lightning_app.core.errors import UserError
 from lightning_app.report.facts import p_value
 from lightning_app.report.page import _templates
-from lightning_app.report.write import write_report
+from tests.report.conftest import write_report
 
 ROOT = Path(__file__).parents[2]
 PRESET = "model.block.preset"
@@ -439,11 +439,12 @@ def test_figures_that_are_too_many_are_said_to_be_missing(make_grid, monkeypatch
 LIMITED = """
 import resource, signal, sys
 from pathlib import Path
-from lightning_app.report.write import write_report
+from lightning_app.report.results import read_results
+from lightning_app.report.write import write
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
 try:
-    write_report(Path(sys.argv[1]))
+    write(read_results(Path(sys.argv[1])), Path(sys.argv[1]))
 except OSError as error:
     sys.exit(error.errno)
 """

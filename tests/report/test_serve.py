@@ -19,7 +19,7 @@ from werkzeug.test import Client
 from lightning_app.core.errors import UserError
 from lightning_app.report.serve import PAGE, Site, claim, tensorboard_path
 from lightning_app.report.tensorboard import write_index
-from lightning_app.report.write import write_report
+from tests.report.conftest import write_report
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = """

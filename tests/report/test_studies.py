@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,11 @@ import pytest
 import yaml
 from scipy import stats
 
-from lightning_app.report.comparisons import effects, effects_frame
+from lightning_app.report.comparisons import effects
 from lightning_app.report.packed import FILES, PACKED, unpack
 from lightning_app.report.pairs import scores_frame
 from lightning_app.report.results import GridResults, read_results
-from lightning_app.report.texts import bleu_scores
-from lightning_app.report.warmup import sensitivity_scores
+from lightning_app.report.warmup import bleu_scores, sensitivity_scores
 from lightning_app.report.write import publish
 
 ROOT = Path(__file__).parents[2]
@@ -45,7 +45,7 @@ def test_its_runs_give_its_scores(study: Path, grid: GridResults, tmp_path: Path
     scores = [*sensitivity_scores(grid), *bleu_scores(grid)]
     tables = {"sensitivity.csv": scores_frame(scores)}
     if grid.factors:
-        tables["effects.csv"] = effects_frame(effects(grid, scores))
+        tables["effects.csv"] = pd.DataFrame(map(asdict, effects(grid, scores)))
     for name, table in tables.items():
         table.to_csv(tmp_path / name, index=False)
         again, kept = (pd.read_csv(folder / name) for folder in (tmp_path, study))

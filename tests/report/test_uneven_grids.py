@@ -20,7 +20,8 @@ from lightning_app.report.figures.sheet import Part
 from lightning_app.report.limits import limits
 from lightning_app.report.results import read_results, stray_runs, together
 from lightning_app.report.warmup import sensitivity_scores
-from lightning_app.report.write import write, write_report
+from lightning_app.report.write import write
+from tests.report.conftest import write_report
 
 PRESET = "model.block.preset"
 WARMUP = "model.schedule.warmup_steps"

@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pytest
 
-from lightning_app.report.write import write_report
+from tests.report.conftest import write_report
 
 PRESET = "model.block.preset"
 WARMUP = "model.schedule.warmup_steps"
