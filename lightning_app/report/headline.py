@@ -20,6 +20,7 @@ from lightning_app.report.comparisons import (
     comparisons,
 )
 from lightning_app.report.facts import DASH, budget_of, p_value, rate
+from lightning_app.report.messages import say
 from lightning_app.report.pairs import (
     ELSEWHERE,
     IS_BASELINE,
@@ -56,31 +57,20 @@ _VERBS = {
     "stalled": ("stalls", "stall"),
     "non-finite": ("becomes non-finite", "become non-finite"),
 }
-OWN = {
-    HELPS: "warm-up helps {}",
-    COSTS: "warm-up makes {} worse",
-    LOST: "warm-up makes {} worse, but only by what the steps at a small rate lose",
-    UNSHOWN: "no effect is shown for {}",
-    EDGE: "nothing is shown for {}, whose best rate may lie outside the rates tried",
-    NEVER: "{} never learned, not even with warm-up",
-    ELSEWHERE: "{} learned, but not with the reference warm-up, so that no difference is defined",
-    NOT_YET: "{} had not yet learned, so that nothing can be said",
-    DASH: "no test is possible for {}",
+_OWN = {
+    HELPS: "helps",
+    COSTS: "costs",
+    LOST: "costs_only_its_lost_steps",
+    UNSHOWN: "not_shown",
+    EDGE: "open_at_the_edge",
+    NEVER: "never_learned",
+    ELSEWHERE: "learned_elsewhere",
+    NOT_YET: "not_yet_learned",
+    DASH: "no_test",
 }
-COMPARED = {
-    BETTER: "{name} {} is better than {baseline}",
-    WORSE: "{name} {} is worse than {baseline}",
-    SAME: "no difference is shown between {name} {} and {baseline}",
-    UNLIKE: "{name} {} is not comparable with {baseline}",
-    EQUAL: "{name} {} changes nothing: its runs end with the very numbers of {baseline}",
-    "": "no test is possible between {name} {} and {baseline}",
-}
-VERSUS = {
-    MORE: "warm-up helps {} more, or costs it less",
-    LESS: "warm-up helps {} less, or costs it more",
-    SAME: "no difference is shown for {}",
-    CAPPED: "the difference is open for {}, since without warm-up no run of one of the two trained",
-}
+_COMPARED = {BETTER: "better", WORSE: "worse", SAME: "same", UNLIKE: "unlike", EQUAL: "equal"}
+_COMPARED[""] = "no_test"
+_VERSUS = {MORE: "more", LESS: "less", SAME: "same", CAPPED: "capped"}
 
 
 def own_reading(own: Mapping[str, Score], name: str = "delta") -> str:
@@ -173,12 +163,15 @@ def findings(grid: GridResults, scores: Sequence[Score]) -> list[str]:
         if texts:
             where = "" if group == "all" else f"{group}: "
             own_runs = tuple(cell for cell in grid.cells if cell.group == group)
-            budget = budget_of(replace(grid, cells=own_runs))
-            at = f" at learning rate {rate(rates.pop())}" if len(rates) == 1 else ""
-            start = f"Within {budget}{at}{', ' if where else ': '}{where}"
-            found.append(f"{start}{texts[0]}.")
+            values = {
+                "budget": budget_of(replace(grid, cells=own_runs)),
+                "at": f" at learning rate {rate(rates.pop())}" if len(rates) == 1 else "",
+                "where": "" if group == "all" else f", {group}",
+            }
+            found.append(say("findings.first", **values, text=texts[0]))
             for text in texts[1:]:
-                found.append(f"{where}{text}." if where else f"{_capitalized(text, grid)}.")
+                shown = text if where else _capitalized(text, grid)
+                found.append(say("findings.more", where=where, text=shown, of=text))
     return found
 
 
@@ -193,17 +186,17 @@ def _compared(grid: GridResults) -> list[str]:
         kinds.setdefault(row.reading, []).append(row)
     found = []
     for (axis, baseline, where, metric), kinds in read.items():
-        name = axis.rsplit(".", 1)[-1]
-        parts = []
-        for kind in (each for each in COMPARED if each in kinds):
+        name, parts = axis.rsplit(".", 1)[-1], []
+        for kind in (each for each in _COMPARED if each in kinds):
             values = _listed([row.value_with_p for row in kinds[kind]])
             said = [f"{row.value} {row.budget}" for row in kinds[kind] if row.budget]
-            beside = f" ({'; '.join(said)})" if said else ""
-            if kind == UNLIKE:
-                beside = f", because {'; '.join({row.why_unlike: 0 for row in kinds[kind]})}"
-            parts.append(COMPARED[kind].format(values, name=name, baseline=baseline) + beside)
+            beside = f" ({'; '.join(said)})" if said and kind != UNLIKE else ""
+            why = "; ".join({row.why_unlike: 0 for row in kinds[kind]})
+            words = {"name": name, "values": values, "baseline": baseline, "why": why}
+            parts.append(say(f"findings.value.{_COMPARED[kind]}", **words, beside=beside))
         at = "" if where == "all" else f", {where}"
-        found.append(f"Within {budget_of(grid)}, by {metric}{at}: {'; '.join(parts)}.")
+        words = {"budget": budget_of(grid), "metric": metric, "text": "; ".join(parts)}
+        found.append(say("findings.compared", at=at, **words, of=parts))
     return found
 
 
@@ -223,11 +216,12 @@ def _by_score(grid: GridResults) -> list[str]:
     ]
     found += _scores_moved(grid)
     if found:
-        found[0] = f"Within {budget_of(grid)} on {_listed(_corpora(grid))}: {found[0]}"
-        found.append(
-            f"Δ and the labels of the loss are about {grid.monitored.loss}, not about these scores"
-        )
-    return [f"{_capitalized(text, grid)}." for text in found]
+        tasks = _listed(_corpora(grid))
+        found[0] = say("findings.on_tasks", budget=budget_of(grid), tasks=tasks, text=found[0])
+        found.append(say("findings.not_the_score", loss=grid.monitored.loss))
+    return [
+        say("findings.more", where="", text=_capitalized(text, grid), of=text) for text in found
+    ]
 
 
 def _corpora(grid: GridResults) -> list[str]:
@@ -264,20 +258,19 @@ def _failing(tests: Sequence[FailureTest]) -> list[str]:
         for kind, less in (("base", True), ("own", False))
         if kind in shown
     }
-    found = [
-        f"{where}, {_listed(shown[kind])} {'fail' if len(shown[kind]) > 1 else 'fails'} more "
-        f"often: no better than one answer for all rows (exact p {most[kind]}"
-        f"{' or less' * (len(shown[kind]) > 1)})"
-        for kind, where in (("base", second), ("own", first))
-        if kind in shown
-    ]
+    found: list[str] = []
+    for kind, where in (("base", second), ("own", first)):
+        if kind in shown:
+            several = len(shown[kind]) > 1
+            words = {"where": where, "names": _listed(shown[kind])}
+            words |= {"fail": "fail" if several else "fails"}
+            p = f"{most[kind]}{' or less' * several}"
+            found.append(say("findings.failing", **words, p=p))
+    sides = {"first": first, "second": second}
     if "open" in shown:
-        found.append(
-            f"no difference in failed runs is shown between runs {second} and {first} for "
-            f"{_listed(shown['open'])}"
-        )
+        found.append(say("findings.failing_open", **sides, names=_listed(shown["open"])))
     if "none" in shown and axis == WARMUP:
-        found.append(f"no run of {_listed(shown['none'])} failed, {second} or {first}")
+        found.append(say("findings.failing_none", **sides, names=_listed(shown["none"])))
     return found
 
 
@@ -297,7 +290,7 @@ def _scores_moved(grid: GridResults) -> list[str]:
     ]
     if "" in read:
         parts.append(f"{len(read[''])} allow no test")
-    return [f"by each task's own score, runs with warm-up are {', '.join(parts)}"]
+    return [say("findings.scores_moved", text=", ".join(parts))]
 
 
 def _stalling(grid: GridResults, group: str, own: Mapping[str, Mapping[str, Score]]) -> list[str]:
@@ -321,16 +314,15 @@ def _stalling(grid: GridResults, group: str, own: Mapping[str, Mapping[str, Scor
     for (by_chance, with_it, ends), rows in sorted(found.items(), key=lambda item: item[0]):
         rows.sort(key=lambda row: (row[0].p, -abs(row[0].estimate)))
         several = len(rows) > 1
-        where = "with warm-up" if with_it else "without warm-up"
-        names = _listed([words for _, words in rows])
-        text = f"{names} {ends[several]} more often {where}"
-        if by_chance:
-            least = p_value(min(score.p_holm for score, _ in rows))
-            text += f", but this may be chance (exact p {least}{' or more' * several})"
-        else:
-            most = p_value(max(score.p_holm for score, _ in rows))
-            text += f" (exact p {most}{' or less' * several})"
-        sentences.append(text)
+        p = (min if by_chance else max)(score.p_holm for score, _ in rows)
+        words = {
+            "names": _listed([words for _, words in rows]),
+            "ends": ends[several],
+            "where": "with warm-up" if with_it else "without warm-up",
+            "p": p_value(p) + (" or more" if by_chance else " or less") * several,
+        }
+        name = "stalling_by_chance" if by_chance else "stalling"
+        sentences.append(say(f"findings.{name}", **words))
     return sentences
 
 
@@ -356,19 +348,30 @@ def _helped(
     known = [of[name] for of in own.values() if name in of and not math.isnan(of[name].estimate)]
     if known and all(score.seeds == 1 for score in known):
         each = _listed([f"{score.estimate:.2f} for {score.variant}" for score in known])
-        return [f"one seed, so no test is possible: Δ is {each}, in nats per token"]
-    parts = [text.format(_listed(read[kind])) for kind, text in OWN.items() if kind in read]
-    sentences = [at + "; ".join(parts)] if parts else []
+        return [say("findings.one_seed", each=each)]
+    parts = _said("own", _OWN, read)
+    sentences = []
+    if parts:
+        sentences.append(say("findings.alone", at=at, text="; ".join(parts), of=parts))
     versus: dict[str, list[str]] = {}
     if grid.baseline is not None and not several:
         for variant, of in own.items():
             if "interaction" in of:
                 words = with_p(variant, of["interaction"])
                 versus.setdefault(relation(of), []).append(words)
-    parts = [text.format(_listed(versus[kind])) for kind, text in VERSUS.items() if kind in versus]
-    if parts:
-        sentences.append(f"compared with {grid.baseline}, {'; '.join(parts)}")
+    if parts := _said("versus_baseline", _VERSUS, versus):
+        text = "; ".join(parts)
+        sentences.append(say("findings.against", baseline=grid.baseline, text=text, of=parts))
     return sentences
+
+
+def _said(part: str, kinds: Mapping[str, str], read: Mapping[str, Sequence[str]]) -> list[str]:
+    """A clause for each reading that some variants have, in the order of `kinds`."""
+    return [
+        say(f"findings.{part}.{name}", names=_listed(read[kind]))
+        for kind, name in kinds.items()
+        if kind in read
+    ]
 
 
 def _capitalized(text: str, grid: GridResults) -> str:

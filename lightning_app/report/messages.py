@@ -8,7 +8,10 @@ from typing import Any
 
 
 class Message(str):
-    """A sentence with its name and the values in it, by which programs and tests know it."""
+    """A sentence with its name and its values, by which programs and tests know it.
+
+    Of a sentence that is made from others, the value `of` holds these.
+    """
 
     __slots__ = ("name", "values")
 

@@ -5,7 +5,7 @@ import hashlib
 import itertools
 import json
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from lightning_app.report.figures.sheet import STYLE
+from lightning_app.report.messages import Message
 from lightning_app.report.results import read_results
 from lightning_app.report.tensorboard import write_index
 from lightning_app.report.write import write
@@ -210,6 +211,17 @@ class FakeGrid:
             "finished": FINISHED,
         }
         (run / "result.json").write_text(json.dumps(record), encoding="utf-8")
+
+
+def messages(texts: Iterable[Any]) -> list[tuple[str, Mapping[str, Any]]]:
+    """The names and values of the messages among some texts, each before those inside it."""
+    found = []
+    for text in texts:
+        if isinstance(text, Message):
+            found += [(text.name, text.values), *messages(text.values.values())]
+        elif isinstance(text, list):
+            found += messages(text)
+    return found
 
 
 def write_report(folder: Path, out: Path | None = None) -> Path:

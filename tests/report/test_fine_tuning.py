@@ -40,6 +40,7 @@ from lightning_app.report.warmup import sensitivity_scores
 from lightning_app.report.write import write_exports
 from lightning_app.scores.glue import GLUE_AVERAGES, GLUE_TASKS, glue_average
 from lightning_app.scores.task_facts import GLUE_CORPORA, TASKS
+from tests.report.conftest import messages
 from tests.report.glue_grid import (
     AXES,
     CORPUS,
@@ -469,8 +470,7 @@ def test_scores_of_other_rows_are_not_put_beside_published_ones(
         record["data"] |= {"name": corpus, "protocol": protocol}
         path.write_text(json.dumps(record))
     grid = read_results(folder)
-    said = [item for item in limits(grid) if item.startswith("Not the published rows: ")]
-    assert len(said) == is_other
+    assert ("limits.other_rows" in dict(messages(limits(grid)))) == is_other
     (row,) = comparison(grid).to_dict("records")
     refused = "Not compared: data.train_from_dev is 0.9 in ours, and null is needed."
     assert (refused in row["differences"]) == bool(section)
@@ -527,13 +527,14 @@ def test_a_grid_file_may_name_a_file_of_figures(tmp_path: Path) -> None:
 
 
 def test_cautions_come_first(grid: GridResults) -> None:
-    items = limits(grid)
-    dev = next(item for item in items if item.startswith("Scores are those of the dev set."))
-    # 0 of 5: z^2 / (5 + z^2) = 3.841459 / 8.841459 = 43 %
-    few = next(item for item in items if "up to 43% may fail" in item)
-    ended = next(item for item in items if item.startswith("Every run ended"))
-    assert items.index(dev) < items.index(few) < items.index(ended)
-    assert any("no finite val/matthews, their task's own score" in item for item in items)
+    found = dict(messages(limits(grid)))
+    names = list(found)
+    places = [names.index(f"limits.{name}") for name in ("dev_set", "failures", "budget")]
+    assert places == sorted(places)
+    # 0 of 5: z^2 / (5 + z^2)
+    assert found["limits.failures"]["most"] == pytest.approx(3.841459 / 8.841459)
+    assert found["limits.failures"]["seeds"] == 5
+    assert found["limits.no_metric"]["metric"] == "val/matthews"
 
 
 def test_page_terminal_csv_and_latex(tmp_path: Path) -> None:
@@ -616,11 +617,11 @@ def test_evaluated_text_that_is_in_train_is_a_limit(tmp_path: Path) -> None:
         lambda axes: {"val/nll": 0.5, "val/accuracy": 0.6},
         {SEED: [1, 2], PRESET: ["post_ln"], WARMUP: [0, 60]},
     )
-    assert not any("also in train" in item for item in limits(read_results(folder)))
+    assert "limits.overlap" not in dict(messages(limits(read_results(folder))))
     for path in folder.glob("runs/*/result.json"):
         record = json.loads(path.read_text())
         said = "a corpus; also in train: 3 of 9 rows of valid, 1 of 2 rows of test; more"
         record["data"] |= {"name": "rte", "protocol": said}
         path.write_text(json.dumps(record))
-    (item,) = [item for item in limits(read_results(folder)) if "also in train" in item]
-    assert "(rte): 3 of 9 rows of valid, 1 of 2 rows of test." in item
+    values = dict(messages(limits(read_results(folder))))["limits.overlap"]
+    assert values == {"name": "rte", "protocol": "3 of 9 rows of valid, 1 of 2 rows of test"}

@@ -25,6 +25,7 @@ from lightning_app.report.results import (
     together,
 )
 from lightning_app.report.warmup import sensitivity_scores
+from tests.report.conftest import messages
 
 PRESET = "model.block.preset"
 WARMUP = "model.schedule.warmup_steps"
@@ -96,7 +97,7 @@ def test_a_shared_cell_counts_once_and_stands_in_both(pair: tuple[Any, Any]) -> 
     assert len(grid.cells) == 60
     assert "48 of 48 planned cells finished" in state_counts(grid)
     assert "12 of them in more than one grid, counted once" in state_counts(grid)
-    assert any("12 cells are in more than one grid" in text for text in limits(grid))
+    assert dict(messages(limits(grid)))["limits.shared"] == {"cells": 12}
 
 
 def test_a_cell_takes_the_result_of_the_grid_that_has_one(make_grid: Make, outcome: Any) -> None:
@@ -123,7 +124,7 @@ def test_settings_that_differ_are_listed_and_hold_for_none(pair: tuple[Any, Any]
     assert "deep: encoder-decoder, 12 + 3 layers" in told["Model"]
     assert told["Compared with"] == "flat: pre_ln | deep: post_ln"
     assert told["Optimizer"] == facts(read_results(pair[0].folder))["Optimizer"]
-    assert f"{DEPTH} (3 / 12)" in limits(grid)[0]
+    assert f"{DEPTH} (3 / 12)" in dict(messages(limits(grid)))["limits.between_grids"]["differ"]
     assert not [key for key in UNSAID if not is_irrelevant(key)]
 
 
@@ -154,7 +155,7 @@ def test_a_grid_without_results_says_so_and_spoils_nothing(make_grid: Make, outc
     grid = joined(done, bare)
     found = {(s.group, s.variant): s for s in sensitivity_scores(grid) if s.score == "delta"}
     assert not math.isnan(found["grid=done", "pre_ln"].estimate)
-    assert "18 of 30 cells have no result" in " ".join(limits(grid))
+    assert dict(messages(limits(grid)))["limits.missing"] == {"missing": 18, "cells": 30}
 
 
 def test_what_cannot_be_compared_is_refused(make_grid: Make, outcome: Any) -> None:

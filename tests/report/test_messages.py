@@ -6,17 +6,20 @@ from string import Formatter
 
 import pytest
 
+from lightning_app.report.facts import p_value
+from lightning_app.report.headline import findings, with_p
 from lightning_app.report.limits import limits
-from lightning_app.report.messages import Message, say, texts
+from lightning_app.report.messages import say, texts
 from lightning_app.report.results import read_results
-from tests.report.conftest import PRESET, SEED, WARMUP
+from lightning_app.report.warmup import sensitivity_scores
+from tests.report.conftest import PRESET, SEED, WARMUP, messages
 
 REPORT = Path(__file__).parents[2] / "lightning_app/report"
 
 
 def test_every_text_is_used_and_every_name_has_a_text() -> None:
     code = "".join(path.read_text() for path in sorted(REPORT.rglob("*.py")))
-    named = set(re.findall(r'"((?:limits|captions|figures)\.[\w.]+)"', code))
+    named = set(re.findall(r'"((?:limits|captions|figures|findings)\.[\w.]+)"', code))
     assert named <= texts().keys()
     # A name may be put together; its last part, or that of the figure, is in the code then.
     lost = [name for name in texts() if name not in named and not _is_made(name, code)]
@@ -41,14 +44,31 @@ def test_a_value_that_is_missing_is_an_error(name: str) -> None:
 def test_limits_have_their_numbers(make_grid) -> None:
     axes = {SEED: [1, 2, 3, 4], PRESET: ["post_ln", "pre_ln"], WARMUP: [0, 60]}
     fake = make_grid(lambda a: "failed" if a[SEED] == 4 else 2.0 + a[SEED] / 10, axes)
-    found = {
-        each.name: each.values
-        for each in limits(read_results(fake.folder))
-        if isinstance(each, Message)
-    }
+    found = dict(messages(limits(read_results(fake.folder))))
     assert found["limits.missing"] == {"missing": 4, "cells": 16}
     assert found["limits.seeds"]["seeds"] == 3
     assert found["limits.false_labels"]["least"] == pytest.approx(2 / 2**3)
     assert found["limits.one_rate"] == {"rate": "0.004"}
     assert found["limits.decoupled"] == {"begins": "at step 60"}
     assert "limits.early" not in found
+
+
+def test_findings_have_their_numbers(make_grid, outcome) -> None:
+    grid = read_results(make_grid(outcome).folder)
+    scores = sensitivity_scores(grid)
+    found = dict(messages(findings(grid, scores)))
+    own = {(score.variant, score.score): score for score in scores}
+    assert found["findings.first"]["budget"] == "200 steps"
+    assert found["findings.stalling"] == {
+        "names": "post_ln (5 of 5 runs without warm-up, 0 of 5 with it)",
+        "ends": "stalls",
+        "where": "without warm-up",
+        "p": p_value(own["post_ln", "stall_difference"].p_holm),
+    }
+    helped = " and ".join(with_p(name, own[name, "delta"]) for name in ("post_ln", "pre_ln"))
+    assert found["findings.own.helps"] == {"names": helped}
+    assert found["findings.own.not_shown"] == {"names": with_p("sas", own["sas", "delta"])}
+    assert found["findings.against"]["baseline"] == "pre_ln"
+    less = {"names": with_p("sas", own["sas", "interaction"])}
+    assert found["findings.versus_baseline.less"] == less
+    assert not {"findings.own.costs", "findings.stalling_by_chance"} & found.keys()

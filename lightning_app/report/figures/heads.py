@@ -14,6 +14,7 @@ from lightning_app.report.figures.sheet import (
     Sketch,
     arrange,
     at_best_rate,
+    by_step,
     cloud,
     dash,
     dots,
@@ -267,7 +268,7 @@ def halting_figures(part: Part) -> list[Sketch]:
         for warmup in warmups:
             for stack in stacks:
                 own = [
-                    (cell, curves[stack])
+                    (cell, by_step(curves[stack]))
                     for cell, curves in found
                     if (cell.variant, warmup_of(cell)) == (variant, warmup) and curves.get(stack)
                 ]
@@ -277,10 +278,10 @@ def halting_figures(part: Part) -> list[Sketch]:
                     own,
                     links,
                     f"{stack}, {{:.2f}} steps at the end",
-                    {"stack": stack},
                     POINTS,
                     look | {"alpha": 0.45, "linewidth": 0.9},
                     lambda _, look=look: look | {"linewidth": 1.8},
+                    who={"stack": stack},
                 )
         title(axes, variant)
     steps = [step for _, curves in found for curve in curves.values() for step in curve]

@@ -10,6 +10,7 @@ from lightning_app.report.figures.sheet import (
     Part,
     Sketch,
     at_best_rate,
+    by_step,
     dash,
     frozen,
     has_probes,
@@ -72,7 +73,7 @@ def _gains(found: Sequence[tuple[CellResult, Mapping[Place, Curve]]], colour: st
             for layer in layers:
                 place = Place(quantity, stack, layer, None)
                 own = [
-                    (cell, curves[place])
+                    (cell, by_step(curves[place]))
                     for cell, curves in found
                     if warmup_of(cell) == warmup and place in curves
                 ]
@@ -83,10 +84,10 @@ def _gains(found: Sequence[tuple[CellResult, Mapping[Place, Curve]]], colour: st
                     own,
                     links,
                     f"layer {layer}, {{:.4f}} at the end",
-                    where(place),
                     POINTS,
                     {"color": colour, "alpha": 0.3, "linewidth": 0.7},
                     lambda count, look=look: look | {"markevery": max(1, count // 5)},
+                    who=where(place),
                 )
         axes.set_title(f"{quantity.replace('_', ' ')}, {stack}", fontsize=9.5)
         log_steps(axes, min(steps), max(steps))

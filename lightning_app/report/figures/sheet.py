@@ -544,38 +544,66 @@ def thin_lines(
     axes.update_datalim([point for line in lines for point in line])
 
 
+Points = Mapping[int, Point]  # a curve by step, each point with its place on the x axis
+
+
+def by_step(curve: Curve) -> Points:
+    """A curve against the optimizer step."""
+    return {step: (float(step), value) for step, value in curve.items()}
+
+
+def mean_points(curves: Sequence[Points], most: int) -> Points:
+    """The means of both coordinates at the steps that all curves have, `most` at most."""
+    if not curves:
+        return {}
+    common = thinned(sorted(set.intersection(*(set(curve) for curve in curves))), most)
+    return {
+        step: (mean([c[step][0] for c in curves]), mean([c[step][1] for c in curves]))
+        for step in common
+    }
+
+
 def runs_and_mean(
     axes: "Axes",
-    own: Sequence[tuple[CellResult, Curve]],
+    own: Sequence[tuple[CellResult, Points]],
     links: Links,
     words: str,
-    who: Mapping[str, Any],
-    points: tuple[int, int],
+    most: tuple[int, int],
     thin: Mapping[str, Any],
     heavy: Callable[[int], Mapping[str, Any]],
+    *,
+    who: Mapping[str, Any] | None = None,
+    scale: float = 1.0,
+    named: Callable[[Point], Mapping[str, float]] = lambda point: {"value": point[1]},
 ) -> list[dict[str, Any]]:
     """The curves of some runs thin, their mean at the steps of all heavy; the rows of their table.
 
-    `words` describe a run by its last value, `who` are more columns of the table, `points` the most
-    points of a run and of the mean, and `heavy` is the look of the mean, by its number of points.
+    `words` describe a run by its last value, `most` are the points of a run and of the mean, and
+    `heavy` is the look of the mean, by its number of points. The table has the columns `who`, and
+    those of a point as `named`; the x axis has their places divided by `scale`.
     """
     if not own:
         return []
     rows: list[dict[str, Any]] = []
     lines, urls = [], []
     for cell, curve in own:
-        kept = thinned(list(curve), points[0])
-        lines.append([(float(step), curve[step]) for step in kept])
-        urls.append(links.to(cell, words.format(curve[kept[-1]])))
-        mark = {"mark": "run", **identity(cell), **who}
-        rows += [{**mark, "step": step, "value": curve[step]} for step in kept]
+        kept = thinned(list(curve), most[0])
+        lines.append([(x / scale, y) for x, y in (curve[step] for step in kept)])
+        urls.append(links.to(cell, words.format(curve[kept[-1]][1])))
+        mark = {"mark": "run", **identity(cell), **(who or {})}
+        rows += [{**mark, "step": step, **named(curve[step])} for step in kept]
     thin_lines(axes, lines, urls, **thin)
-    common = thinned(sorted(set.intersection(*(set(curve) for _, curve in own))), points[1])
-    means = {step: mean([curve[step] for _, curve in own]) for step in common}
-    axes.plot(common, list(means.values()), zorder=3, **heavy(len(common)))
+    means = mean_points([curve for _, curve in own], most[1])
+    draw_line(axes, means, scale, **heavy(len(means)))
     first = own[0][0]
     mark = {"mark": "mean", "variant": first.variant, "warmup": first.warmup, "lr": first.lr}
-    return rows + [{**mark, **who, "step": s, "value": v} for s, v in means.items()]
+    mark |= who or {}
+    return rows + [{**mark, "step": step, **named(point)} for step, point in means.items()]
+
+
+def draw_line(axes: "Axes", points: Points, scale: float, **look: Any) -> None:
+    x, y = [x / scale for x, _ in points.values()], [y for _, y in points.values()]
+    axes.plot(x, y, **{"zorder": 3, **look})
 
 
 def two_kinds(

@@ -14,23 +14,25 @@ from lightning_app.report.figures.sheet import (
     SECONDS,
     TRAIN,
     VALID,
-    Curve,
     Links,
     Log,
     Part,
+    Points,
     Sketch,
     arrange,
+    by_step,
     cloud,
     dash,
     dots,
+    draw_line,
     entropy_line,
     frozen,
     identity,
     key,
+    mean_points,
     panels,
+    runs_and_mean,
     sketch,
-    thin_lines,
-    thinned,
     title,
     warmup_colours,
     warmup_of,
@@ -48,14 +50,6 @@ MOST_LINKED = 60  # curves of one figure with links: each is a separate node of 
 MEAN_POINTS = 300  # points of one curve of means, at most
 FEWEST = 4  # validations of a run from which their curve shows more than that of the batches
 TIMES = {3600.0: "hours", 60.0: "minutes"}
-
-
-@dataclass(frozen=True, kw_only=True)
-class LossCurve:
-    """One curve: its points by step, each with the place on the x axis and the loss."""
-
-    cell: CellResult
-    points: Mapping[int, tuple[float, float]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,46 +82,54 @@ def during_training(part: Part) -> list[Sketch]:
 
 def training_figures(part: Part, kind: CurveKind) -> list[Sketch]:
     """Loss against the step or a cost, one panel for each variant: seeds thin, their mean heavy."""
-    runs = [run for cell in part.cells if len((run := _run(cell, part, kind)).points) > 1]
-    if not runs:
+    cells, curves = [], {}
+    for cell in part.cells:
+        curve = _curve(part.logs[cell.id], kind)
+        if len(curve) > 1:
+            cells.append(cell)
+            curves[cell.id] = curve
+    if not cells:
         return []
-    cells = [run.cell for run in runs]
+    furthest = max(x for curve in curves.values() for x, _ in curve.values())
+    unit, scale = _unit(kind, furthest)
     warmups = sorted({warmup_of(cell) for cell in cells})
     variants = part.variants(cells)
-    furthest = max(x for run in runs for x, _ in run.points.values())
-    unit, scale = _unit(kind, furthest)
     colours = warmup_colours(warmups)
-    links = Links(len(runs), MOST_LINKED)
+    links = Links(len(cells), MOST_LINKED)
     figure, axes_of = panels(len(variants), width=2.7, height=2.8)
-    means = {
-        (variant, warmup): _mean_of(
-            [r for r in runs if r.cell.variant == variant and warmup_of(r.cell) == warmup]
-        )
-        for variant in variants
-        for warmup in warmups
-    }
+
+    def runs(variant: str, warmup: int) -> list[tuple[CellResult, Points]]:
+        own = [c for c in cells if (c.variant, warmup_of(c)) == (variant, warmup)]
+        return [(cell, curves[cell.id]) for cell in own]
+
+    def named(point: tuple[float, float]) -> dict[str, float]:
+        return ({} if kind.cost is None else {kind.cost: point[0]}) | {kind.tag: point[1]}
+
     rows: list[dict[str, Any]] = []
     for axes, variant in zip(axes_of, variants, strict=True):
         entropy_line(axes, mean([cell.entropy for cell in cells]))
-        own = [run for run in runs if run.cell.variant == variant]
-        baseline = own[0].cell.baseline
+        baseline = next(cell.baseline for cell in cells if cell.variant == variant)
         for warmup in warmups:
-            style, colour = dash(warmup, warmups), colours[warmup]
+            look = {"color": colours[warmup], "linestyle": dash(warmup, warmups)}
             if kind.beside and baseline != variant:
-                other = means.get((baseline or "", warmup), {})
-                _line(axes, other, scale, color=MUTED, linewidth=1.1, linestyle=style)
-            thin = [run for run in own if warmup_of(run.cell) == warmup]
-            rows += _thin(axes, thin, kind, scale, colour, part.points, links)
-            line = means[variant, warmup]
-            _line(axes, line, scale, color=colour, linewidth=1.9, linestyle=style)
-            who = {"mark": "mean", "variant": variant, "warmup": warmup, "lr": part.lr}
-            rows += [{**who, "step": step, **_named(line[step], kind)} for step in line]
+                other = mean_points([c for _, c in runs(baseline or "", warmup)], MEAN_POINTS)
+                draw_line(axes, other, scale, **look | {"color": MUTED, "linewidth": 1.1})
+            rows += runs_and_mean(
+                axes,
+                runs(variant, warmup),
+                links,
+                "{:.4f} at the end",
+                (part.points, MEAN_POINTS),
+                {"color": colours[warmup], "alpha": 0.3, "linewidth": 0.7},
+                lambda _, look=look: look | {"linewidth": 1.9},
+                scale=scale,
+                named=named,
+            )
         title(axes, variant)
     axes_of[0].set_xlim(0.0, 1.03 * furthest / scale)
     beside = kind.beside and any(cell.baseline in variants for cell in cells) and len(variants) > 1
     arrange(figure, axes_of, unit, kind.loss, _legend(warmups, beside))
-    drawn = {cell.variant for cell in cells}
-    names = ", ".join(sorted({c.baseline for c in cells if c.baseline in drawn}))
+    names = ", ".join(sorted({cell.baseline for cell in cells if cell.baseline in variants}))
     words = {
         "cost": say("figures.curves.cost") if kind.cost else "",
         "beside": say("figures.curves.beside", names=names) if beside else "",
@@ -135,74 +137,17 @@ def training_figures(part: Part, kind: CurveKind) -> list[Sketch]:
     return [sketch(kind.name, figure, rows, links, cells, text="curves", **words)]
 
 
-def _thin(
-    axes: "Axes",
-    runs: Sequence[LossCurve],
-    kind: CurveKind,
-    scale: float,
-    colour: str,
-    most: int,
-    links: Links,
-) -> list[dict[str, Any]]:
-    """The single runs of a variant at one warm-up; their rows of the table."""
-    lines, urls = [], []
-    rows: list[dict[str, Any]] = []
-    for run in runs:
-        steps = thinned(list(run.points), most)
-        lines.append([_scaled(run.points[step], scale) for step in steps])
-        urls.append(links.to(run.cell, f"{run.points[steps[-1]][1]:.4f} at the end"))
-        who = {"mark": "run", **identity(run.cell)}
-        rows += [{**who, "step": step, **_named(run.points[step], kind)} for step in steps]
-    thin_lines(axes, lines, urls, color=colour, alpha=0.3, linewidth=0.7)
-    return rows
-
-
-def _run(cell: CellResult, part: Part, kind: CurveKind) -> LossCurve:
-    log = part.logs[cell.id]
+def _curve(log: Log, kind: CurveKind) -> Points:
+    """The loss against the step, or against the cost, interpolated between the logged steps."""
     curve = log[kind.tag]
     if kind.cost is None:
-        return LossCurve(cell=cell, points={step: (float(step), y) for step, y in curve.items()})
-    return LossCurve(cell=cell, points=_costs(curve, log, kind.cost))
-
-
-def _costs(curve: Curve, log: Log, tag: str) -> dict[int, tuple[float, float]]:
-    """The curve with the cost of each step, linearly interpolated between the logged steps."""
-    cost = log[tag]
+        return by_step(curve)
+    cost = log[kind.cost]
     if not cost:
         return {}
     steps = [step for step in curve if min(cost) <= step <= max(cost)]
     costs = np.interp(steps, list(cost), list(cost.values()))
     return {step: (float(x), curve[step]) for step, x in zip(steps, costs, strict=True)}
-
-
-def _mean_of(runs: Sequence[LossCurve]) -> dict[int, tuple[float, float]]:
-    """The mean of cost and loss over runs at the steps that all of them have."""
-    if not runs:
-        return {}
-    common = thinned(sorted(set.intersection(*(set(run.points) for run in runs))), MEAN_POINTS)
-    return {
-        step: (
-            mean([run.points[step][0] for run in runs]),
-            mean([run.points[step][1] for run in runs]),
-        )
-        for step in common
-    }
-
-
-def _named(point: tuple[float, float], kind: CurveKind) -> dict[str, float]:
-    x, y = point
-    return ({} if kind.cost is None else {kind.cost: x}) | {kind.tag: y}
-
-
-def _scaled(point: tuple[float, float], scale: float) -> tuple[float, float]:
-    return point[0] / scale, point[1]
-
-
-def _line(
-    axes: "Axes", points: Mapping[int, tuple[float, float]], scale: float, **look: Any
-) -> None:
-    found = [_scaled(point, scale) for point in points.values()]
-    axes.plot([x for x, _ in found], [y for _, y in found], zorder=3, **look)
 
 
 def _unit(kind: CurveKind, largest: float) -> tuple[str, float]:
