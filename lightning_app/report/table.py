@@ -1,9 +1,9 @@
 """A table, laid out once for the page, a paper (LaTeX and Markdown) and a terminal."""
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, TypeVar
 
 from lightning_app.report.facts import DASH
 
@@ -52,8 +52,7 @@ class Heading:
     brief: bool = False
 
 
-Row = tuple[Datum, ...]
-Bodies = Mapping[str, Sequence[Row]]
+Bodies = Mapping[str, Sequence[tuple[Datum, ...]]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +75,24 @@ class ReportTable:
     def on(self, output: Output) -> list[tuple[int, Heading]]:
         """The columns of an output, and their places in a row."""
         return [(n, column) for n, column in enumerate(self.columns) if output in column.outputs]
+
+
+Item = TypeVar("Item")
+Columns = Iterable[tuple[Heading, Callable[[Item], Datum | str]]]
+"""The headings of a table, each with the function that gives its datum of a row."""
+
+
+def laid_out(
+    name: str, columns: Columns[Item], rows: Iterable[tuple[str, Item]], **more: Any
+) -> ReportTable:
+    """A table from its columns and from its rows, each with the slice that it belongs to."""
+    columns, bodies = list(columns), dict[str, list[tuple[Datum, ...]]]()
+    for where, item in rows:
+        values = (value(item) for _, value in columns)
+        row = tuple(Datum(each) if isinstance(each, str) else each for each in values)
+        bodies.setdefault(where, []).append(row)
+    headings = tuple(heading for heading, _ in columns)
+    return ReportTable(name=name, columns=headings, bodies=bodies, **more)
 
 
 def _on_paper(table: ReportTable) -> tuple[list[Heading], dict[str, list[list[str]]]]:

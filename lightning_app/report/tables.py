@@ -47,15 +47,7 @@ from lightning_app.report.pairs import Score, mean_loss
 from lightning_app.report.published import comparison, our_settings
 from lightning_app.report.results import OTHER_DATA, CellResult, GridResults, failures
 from lightning_app.report.statistics import LEVEL, mean
-from lightning_app.report.table import (
-    Bodies,
-    Datum,
-    Heading,
-    Link,
-    Output,
-    ReportTable,
-    Row,
-)
+from lightning_app.report.table import Columns, Datum, Heading, Link, Output, ReportTable, laid_out
 from lightning_app.report.tasks import (
     FailedRuns,
     FailureTest,
@@ -77,30 +69,21 @@ Own = Mapping[str, Score]  # the scores of a variant, by name
 NAME = Heading("variant", words=True)
 PAGE: tuple[Output, ...] = ("page",)
 PRINTED: tuple[Output, ...] = ("page", "paper")
-UNDEFINED = "A dash is an undefined score. Notes:"
 
 
-def _row(*cells: Datum | str) -> Row:
-    return tuple(Datum(cell) if isinstance(cell, str) else cell for cell in cells)
+def _of_scores(
+    name: str, shown: Sequence[Score], columns: Columns[Own], caption: str, **more: Any
+) -> ReportTable:
+    """A row for each variant of each slice; the notes of the scores are those of the table."""
+    slices = by_slice(shown).items()
+    named = (NAME, lambda own: next(iter(own.values())).variant)
+    rows = ((where, own) for where, variants in slices for own in variants.values())
+    notes = tuple(score_notes(shown))
+    return laid_out(name, [named, *columns], rows, caption=caption, notes=notes, **more)
 
 
-def _grouped(rows: Iterable[tuple[str, Row]]) -> Bodies:
-    found: dict[str, list[Row]] = {}
-    for where, row in rows:
-        found.setdefault(where, []).append(row)
-    return found
-
-
-def _by_variant(scores: Sequence[Score], row: Callable[[str, Own], Row]) -> Bodies:
-    """A row for each variant of each slice."""
-    return {
-        where: [row(*each) for each in variants.items()]
-        for where, variants in by_slice(scores).items()
-    }
-
-
-def _value(text: str, low: float, high: float, form: Callable[[float, float], str]) -> Datum:
-    return Datum(text) if math.isnan(low) else Datum(text, (form(low, high),))
+def _score(name: str) -> Callable[[Own], Datum]:
+    return lambda own: estimate(own[name])
 
 
 def estimate(score: Score) -> Datum:
@@ -125,52 +108,50 @@ def mean_of(cells: Sequence[CellResult]) -> Datum:
     if not cells:
         return Datum(DASH)
     centre, low, high = mean_loss(cells)
-    return _value(nats(centre), low, high, interval)
+    return Datum(nats(centre), () if math.isnan(low) else (interval(low, high),))
 
 
 def headline_table(grid: GridResults, scores: Sequence[Score]) -> ReportTable:
     """What warm-up does to the loss of each variant, at each rate."""
-    wanted, saved = ("delta", "relative_delta", "interaction"), ("steps_saved", "lost_steps")
-    shown = [score for score in scores if score.score.startswith((*wanted, *saved, STALLS))]
+    wanted = ("delta", "relative_delta", "interaction", "steps_saved", "lost_steps", STALLS)
+    shown = [score for score in scores if score.score.startswith(wanted)]
     reference, baseline = grid.reference_warmup, grid.baseline or "the baseline"
     stalled = failures(grid.finished) or "stalled"
 
-    def row(variant: str, own: Own) -> Row:
-        reads = with_p(own_reading(own), own["delta"])
+    def reads(own: Own) -> Datum:
         stalls = stall_words(own, reference)
-        return _row(
-            variant,
-            Datum(reads, (stalls,) if stalls else ()),
-            with_p(relation(own), own["interaction"]),
-            *(estimate(own[name]) for name in wanted),
-            _steps(own),
-            *(stalled_share(own.get(f"{STALLS}{warmup}")) for warmup in grid.warmups),
-            str(own["delta"].seeds),
-        )
+        return Datum(with_p(own_reading(own), own["delta"]), (stalls,) if stalls else ())
 
-    of = "" if reference is None else f" of {reference:,} updates"
-    return ReportTable(
-        name="headline",
-        title=f"The effect of no warm-up [{LEVEL:.0%}]",
-        caption=say(
-            "captions.headline", of=of, baseline=baseline, level=LEVEL, data=in_short(grid)
+    columns: Columns[Own] = [
+        (Heading("warm-up", words=True, between="; ", brief=True), reads),
+        (
+            Heading(f"against {baseline}", words=True),
+            lambda own: with_p(relation(own), own["interaction"]),
         ),
+        (Heading("Δ", "nats per token"), _score("delta")),
+        (Heading("relative Δ", "of what is learned", outputs=PRINTED), _score("relative_delta")),
+        (Heading("interaction", f"Δ − Δ of {baseline}"), _score("interaction")),
+        (Heading("steps saved", "by warm-up", outputs=PAGE), _steps),
+        *(
+            (
+                Heading(f"{stalled}, warm-up {warmup:,}", brief=True),
+                lambda own, name=f"{STALLS}{warmup}": stalled_share(own.get(name)),
+            )
+            for warmup in grid.warmups
+        ),
+        (Heading("seeds", outputs=PRINTED), lambda own: str(own["delta"].seeds)),
+    ]
+    of = "" if reference is None else f" of {reference:,} updates"
+    words = {"of": of, "baseline": baseline, "level": LEVEL, "data": in_short(grid)}
+    return _of_scores(
+        "headline",
+        shown,
+        columns,
+        say("captions.headline", **words),
+        title=f"The effect of no warm-up [{LEVEL:.0%}]",
         page_caption="Below them: the values of the seeds. " * any(len(s.each) > 1 for s in shown)
         + "Bootstrap-t intervals are in sensitivity.csv." * any(s.bootstrap for s in shown),
-        columns=(
-            NAME,
-            Heading("warm-up", words=True, between="; ", brief=True),
-            Heading(f"against {baseline}", words=True),
-            Heading("Δ", "nats per token"),
-            Heading("relative Δ", "of what is learned", outputs=PRINTED),
-            Heading("interaction", f"Δ − Δ of {baseline}"),
-            Heading("steps saved", "by warm-up", outputs=PAGE),
-            *(Heading(f"{stalled}, warm-up {warmup:,}", brief=True) for warmup in grid.warmups),
-            Heading("seeds", outputs=PRINTED),
-        ),
-        bodies=_by_variant(shown, row),
-        notes=tuple(score_notes(shown)),
-        heading=UNDEFINED,
+        heading="A dash is an undefined score. Notes:",
     )
 
 
@@ -195,22 +176,18 @@ def loss_by_warmup(grid: GridResults, scores: Sequence[Score]) -> ReportTable:
         key = (cell.variant, cell.group, cell.lr or 0.0, cell.warmup)
         arms.setdefault(key, []).append(cell)
 
-    def row(variant: str, own: Own) -> Row:
-        key = (variant, own["R_w"].group, own["R_w"].lr)
-        means = (mean_of(arms.get((*key, warmup), [])) for warmup in grid.warmups)
-        return _row(variant, *means, estimate(own["R_w"]))
+    def loss(warmup: int) -> Callable[[Own], Datum]:
+        def of(own: Own) -> Datum:
+            score = own["R_w"]
+            return mean_of(arms.get((score.variant, score.group, score.lr, warmup), []))
 
-    return ReportTable(
-        name="loss_by_warmup",
-        caption=say("captions.loss_by_warmup", level=LEVEL, data=in_short(grid)),
-        columns=(
-            NAME,
-            *(Heading(f"warm-up {w:,}", f"{grid.monitored.loss}, nats") for w in grid.warmups),
-            Heading("R_w"),
-        ),
-        bodies=_by_variant(shown, row),
-        notes=tuple(score_notes(shown)),
-    )
+        return of
+
+    unit = f"{grid.monitored.loss}, nats"
+    losses = [(Heading(f"warm-up {w:,}", unit), loss(w)) for w in grid.warmups]
+    columns: Columns[Own] = [*losses, (Heading("R_w"), _score("R_w"))]
+    caption = say("captions.loss_by_warmup", level=LEVEL, data=in_short(grid))
+    return _of_scores("loss_by_warmup", shown, columns, caption)
 
 
 def over_rates(grid: GridResults, scores: Sequence[Score]) -> ReportTable:
@@ -222,67 +199,44 @@ def over_rates(grid: GridResults, scores: Sequence[Score]) -> ReportTable:
     several &= {(s.group, s.variant) for s in found if s.score == "need"}
     shown = [score for score in found if (score.group, score.variant) in several]
 
-    def row(variant: str, own: Own) -> Row:
-        stalls = own["stall_difference"]
-        return _row(
-            variant,
-            own_reading(own, "need"),
-            estimate(own["need"]),
-            p_value(own["need"].p_holm),
-            estimate(own["octaves"]),
-            estimate(own["rate_sensitivity"]),
-            DASH if math.isnan(stalls.estimate) else f"{stalls.estimate:.0%}",
-            p_value(stalls.p_holm),
-        )
+    def stalls(own: Own) -> str:
+        share = own["stall_difference"].estimate
+        return DASH if math.isnan(share) else f"{share:.0%}"
 
-    return ReportTable(
-        name="over_rates",
-        caption=say("captions.over_rates", rates=", ".join(map(label, grid.rates))),
-        columns=(
-            NAME,
-            Heading("warm-up", "at the best rates", words=True),
-            Heading("N", "nats per token"),
-            Heading("p", "Holm"),
-            Heading("O", "octaves of rate"),
-            Heading("S(0) − S(ref)", "nats per token"),
-            Heading("runs that stall", "without − with"),
-            Heading("p", "exact, Holm"),
-        ),
-        bodies=_by_variant(shown, row),
-        notes=tuple(score_notes(shown)),
-    )
+    columns: Columns[Own] = [
+        (Heading("warm-up", "at the best rates", words=True), lambda own: own_reading(own, "need")),
+        (Heading("N", "nats per token"), _score("need")),
+        (Heading("p", "Holm"), lambda own: p_value(own["need"].p_holm)),
+        (Heading("O", "octaves of rate"), _score("octaves")),
+        (Heading("S(0) − S(ref)", "nats per token"), _score("rate_sensitivity")),
+        (Heading("runs that stall", "without − with"), stalls),
+        (Heading("p", "exact, Holm"), lambda own: p_value(own["stall_difference"].p_holm)),
+    ]
+    caption = say("captions.over_rates", rates=", ".join(map(label, grid.rates)))
+    return _of_scores("over_rates", shown, columns, caption)
 
 
 def largest_rates(grid: GridResults, scores: Sequence[Score]) -> ReportTable:
     """The largest rate at which each variant is stable, by warm-up."""
     shown = [score for score in scores if score.score.startswith("eta_max")]
 
-    def row(variant: str, own: Own) -> Row:
-        found = (own.get(f"eta_max w={warmup}") for warmup in grid.warmups)
-        return _row(variant, *(DASH if s is None else rate(s.estimate) for s in found))
+    def largest(warmup: int) -> Callable[[Own], str]:
+        name = f"eta_max w={warmup}"
+        return lambda own: rate(own[name].estimate) if name in own else DASH
 
-    return ReportTable(
-        name="largest_rates",
-        caption=say("captions.largest_rates", rates=", ".join(map(label, grid.rates))),
-        columns=(NAME, *(Heading("η_max", f"warm-up {warmup:,}") for warmup in grid.warmups)),
-        bodies=_by_variant(shown, row),
-        notes=tuple(score_notes(shown)),
-    )
+    columns = [(Heading("η_max", f"warm-up {w:,}"), largest(w)) for w in grid.warmups]
+    caption = say("captions.largest_rates", rates=", ".join(map(label, grid.rates)))
+    return _of_scores("largest_rates", shown, columns, caption)
 
 
 def bleu_table(scores: Sequence[Score]) -> ReportTable:
     """The gain of BLEU by warm-up, if the test set was translated."""
     shown = [score for score in scores if score.score == "bleu"]
-    return ReportTable(
-        name="bleu",
-        caption=say("captions.bleu"),
-        columns=(NAME, Heading("ΔBLEU", "0-100"), Heading("seeds")),
-        bodies=_by_variant(
-            shown,
-            lambda variant, own: _row(variant, estimate(own["bleu"]), str(own["bleu"].seeds)),
-        ),
-        notes=tuple(score_notes(shown)),
-    )
+    columns: Columns[Own] = [
+        (Heading("ΔBLEU", "0-100"), _score("bleu")),
+        (Heading("seeds"), lambda own: str(own["bleu"].seeds)),
+    ]
+    return _of_scores("bleu", shown, columns, say("captions.bleu"))
 
 
 _SPEED = "train/tokens_per_second"
@@ -299,41 +253,33 @@ def cost_table(grid: GridResults) -> ReportTable:
         numbers = (math.nan if value is None else float(value) for value in values)
         return [number for number in numbers if math.isfinite(number)]
 
-    def spent(
-        cells: Sequence[CellResult], against: Sequence[CellResult], key: str, scale: float = 1.0
-    ) -> Datum:
-        ours, theirs = of(cells, key), of(against, key)
-        if not ours:
-            return Datum(DASH, title="not recorded")
-        ratio = theirs and mean(theirs) and against is not cells
-        below = (f"{mean(ours) / mean(theirs):.3f} ×",) if ratio else ()
-        return Datum(f"{mean(ours) * scale:,.0f}", below)
+    def spent(key: str, scale: float = 1.0) -> Callable[[list[CellResult]], Datum]:
+        def both(cells: list[CellResult]) -> Datum:
+            against = arms.get((cells[0].group, cells[0].baseline or ""), [])
+            ours, theirs = of(cells, key), of(against, key)
+            if not ours:
+                return Datum(DASH, title="not recorded")
+            ratio = theirs and mean(theirs) and against is not cells
+            below = (f"{mean(ours) / mean(theirs):.3f} ×",) if ratio else ()
+            return Datum(f"{mean(ours) * scale:,.0f}", below)
 
-    def row(group: str, variant: str, cells: Sequence[CellResult]) -> Row:
-        against = arms.get((group, cells[0].baseline or ""), [])
-        return _row(
-            variant,
-            spent(cells, against, "parameters"),
-            spent(cells, against, _SPEED),
-            spent(cells, against, "peak_memory_bytes", 2.0**-20),
-            spent(cells, against, "seconds"),
-            f"{math.fsum(of(cells, 'seconds')) / 3600:,.2f}",
-            str(len(cells)),
-        )
+        return both
 
-    return ReportTable(
-        name="cost",
-        caption=say("captions.cost", baseline=f" {grid.baseline}" if grid.baseline else ""),
-        columns=(
-            NAME,
-            *(Heading("parameters"), Heading("tokens per second"), Heading("peak memory", "MiB")),
-            *(Heading("seconds a run"), Heading("all runs", "hours"), Heading("runs")),
+    columns: Columns[list[CellResult]] = [
+        (NAME, lambda cells: cells[0].variant),
+        (Heading("parameters"), spent("parameters")),
+        (Heading("tokens per second"), spent(_SPEED)),
+        (Heading("peak memory", "MiB"), spent("peak_memory_bytes", 2.0**-20)),
+        (Heading("seconds a run"), spent("seconds")),
+        (
+            Heading("all runs", "hours"),
+            lambda cells: f"{math.fsum(of(cells, 'seconds')) / 3600:,.2f}",
         ),
-        bodies=_grouped(
-            ("" if group == "all" else group, row(group, variant, cells))
-            for (group, variant), cells in arms.items()
-        ),
-    )
+        (Heading("runs"), lambda cells: str(len(cells))),
+    ]
+    rows = (("" if group == "all" else group, cells) for (group, _), cells in arms.items())
+    caption = say("captions.cost", baseline=f" {grid.baseline}" if grid.baseline else "")
+    return laid_out("cost", columns, rows, caption=caption)
 
 
 def metric_table(grid: GridResults, *, named: bool) -> ReportTable:
@@ -344,38 +290,37 @@ def metric_table(grid: GridResults, *, named: bool) -> ReportTable:
         named: Whether the caption has its name, as beside others.
     """
     first, *others = grid.measures
-    warmups = sorted({cell.warmup or 0 for cell in grid.finished})
     judged = judged_by(grid)
 
     def words(measure: QualityMetric) -> str:
         return f"{measure.title}, {direction(measure.mode)}"
 
-    def heading(where: str, variants: Mapping[str, Sequence[MetricMean]]) -> str:
-        arm = next(iter(variants.values()))[0]
-        return f"{where}: {words(judged[arm.group])}" if where and others else where
+    def heading(where: str, arms: Sequence[MetricMean]) -> str:
+        return f"{where}: {words(judged[arms[0].group])}" if where and others else where
 
-    def row(variant: str, arms: Sequence[MetricMean]) -> Row:
-        known = {arm.warmup or 0: arm for arm in arms}
-        return _row(variant, *(_mean(known.get(warmup)) for warmup in warmups))
+    def mean_at(warmup: int) -> Callable[[list[MetricMean]], Datum]:
+        return lambda arms: _mean(next((a for a in arms if (a.warmup or 0) == warmup), None))
 
     of = f" of {grid.name}" if named else ""
     if grid.scored and first.metric != grid.metric:
         what = f"The task's own score{of}, {'named in each part' if others else words(first)}"
     else:
         what = f"The metric of the grid file{of}, {grid.metric}: {direction(grid.mode)}"
-    why = why_apart(grid)
-    return ReportTable(
-        name="metric",
+    unit, why = "own score" if others else first.metric, why_apart(grid)
+    warmups = sorted({cell.warmup or 0 for cell in grid.finished})
+    return laid_out(
+        "metric",
+        [
+            (NAME, lambda arms: arms[0].variant),
+            *((Heading(f"warm-up {w:,}", unit), mean_at(w)) for w in warmups),
+        ],
+        (
+            (heading(where, next(iter(variants.values()))), arms)
+            for where, variants in slices(grid, by_metric(grid)).items()
+            for arms in variants.values()
+        ),
         title=f"{grid.name}: {titled(grid)}, mean over runs [{LEVEL:.0%}]",
         caption=say("captions.metric", what=what, level=LEVEL),
-        columns=(
-            NAME,
-            *(Heading(f"warm-up {w:,}", "own score" if others else first.metric) for w in warmups),
-        ),
-        bodies={
-            heading(where, variants): [row(*each) for each in variants.items()]
-            for where, variants in slices(grid, by_metric(grid)).items()
-        },
         notes=(f"Parts of the table cannot be compared with each other: {why}",) if why else (),
     )
 
@@ -406,64 +351,59 @@ def factor_table(grid: GridResults, found: Sequence[Effect]) -> ReportTable:
         f"{name}: {' to '.join(value_name(axis, value, grid.labels) for value in grid.axes[axis])}"
         for name, axis in grid.factors.items()
     )
-    return ReportTable(
-        name="factors",
-        caption=say("captions.factors", levels=levels, times=TIMES, level=LEVEL),
-        columns=(
-            Heading("effect", words=True),
-            *(Heading("estimate"), Heading("p"), Heading("p", "Holm"), Heading("seeds")),
-        ),
-        bodies=_grouped(
-            (_EFFECTS_ON[measure], _effect(effect))
-            for measure in MEASURES
-            for effect in shown
-            if effect.measure == measure
-        ),
-    )
 
-
-def _effect(effect: Effect) -> Row:
-    rest = "" if effect.group == "all" else f", {effect.group}"
-    shown = Datum(DASH, title=effect.note)
-    if not math.isnan(effect.estimate):
+    def shown_estimate(effect: Effect) -> Datum:
+        if math.isnan(effect.estimate):
+            return Datum(DASH, title=effect.note)
         ends = "" if math.isnan(effect.low) else interval(effect.low, effect.high)
-        shown = Datum(nats(effect.estimate), tuple(filter(None, (ends, effect.note))))
-    ps = (p_value(effect.p), p_value(effect.p_holm))
-    return _row(f"{effect.factors}{rest}", shown, *ps, str(effect.seeds))
+        return Datum(nats(effect.estimate), tuple(filter(None, (ends, effect.note))))
+
+    columns: Columns[Effect] = [
+        (
+            Heading("effect", words=True),
+            lambda effect: effect.factors + ("" if effect.group == "all" else f", {effect.group}"),
+        ),
+        (Heading("estimate"), shown_estimate),
+        (Heading("p"), lambda effect: p_value(effect.p)),
+        (Heading("p", "Holm"), lambda effect: p_value(effect.p_holm)),
+        (Heading("seeds"), lambda effect: str(effect.seeds)),
+    ]
+    rows = ((_EFFECTS_ON[m], effect) for m in MEASURES for effect in shown if effect.measure == m)
+    caption = say("captions.factors", levels=levels, times=TIMES, level=LEVEL)
+    return laid_out("factors", columns, rows, caption=caption)
 
 
 def comparison_table(grid: GridResults, found: Sequence[MetricDifference]) -> ReportTable:
     """A row for each comparison, a body for each axis and metric."""
+
+    def heading(row: MetricDifference) -> str:
+        of = f"{row.grid}: " if grid.parts else ""
+        text = f"{of}{row.axis}, {row.metric} of each value less that of {row.baseline}"
+        return f"{text} ({direction(row.mode)})"
+
+    def reads(row: MetricDifference) -> Datum:
+        return Datum(row.reading or DASH, (row.budget,) if row.budget and row.comparable else ())
+
+    def difference(row: MetricDifference) -> Datum:
+        ends = "" if math.isnan(row.low) else f"[{signed(row.low)}, {signed(row.high)}]"
+        text = DASH if math.isnan(row.estimate) else signed(row.estimate)
+        return Datum(text, tuple(filter(None, (ends, row.note))))
+
+    columns: Columns[MetricDifference] = [
+        (Heading("value", words=True), lambda row: row.value),
+        (
+            Heading("at", words=True),
+            lambda row: Datum("" if row.where == "all" else row.where, wrap=True),
+        ),
+        (Heading("reads", words=True), reads),
+        (Heading("difference"), difference),
+        (Heading("p", "Holm"), lambda row: p_value(row.p_holm)),
+        (Heading("seeds"), lambda row: str(row.seeds)),
+    ]
     what = say("captions.own_scores") if grid.scored else "The metric of the grid file"
-    return ReportTable(
-        name="comparisons",
-        caption=say("captions.comparisons", what=what, level=LEVEL, alpha=1 - LEVEL),
-        columns=(
-            *(Heading(title, words=True) for title in ("value", "at", "reads")),
-            *(Heading("difference"), Heading("p", "Holm"), Heading("seeds")),
-        ),
-        bodies=_grouped(
-            (
-                f"{f'{row.grid}: ' if grid.parts else ''}{row.axis}, {row.metric} of each value "
-                f"less that of {row.baseline} ({direction(row.mode)})",
-                _difference(row),
-            )
-            for row in found
-        ),
-    )
-
-
-def _difference(row: MetricDifference) -> Row:
-    ends = "" if math.isnan(row.low) else f"[{signed(row.low)}, {signed(row.high)}]"
-    estimate = DASH if math.isnan(row.estimate) else signed(row.estimate)
-    return _row(
-        row.value,
-        Datum("" if row.where == "all" else row.where, wrap=True),
-        Datum(row.reading or DASH, (row.budget,) if row.budget and row.comparable else ()),
-        Datum(estimate, tuple(filter(None, (ends, row.note)))),
-        p_value(row.p_holm),
-        str(row.seeds),
-    )
+    caption = say("captions.comparisons", what=what, level=LEVEL, alpha=1 - LEVEL)
+    rows = ((heading(row), row) for row in found)
+    return laid_out("comparisons", columns, rows, caption=caption)
 
 
 def signed(value: float) -> str:
@@ -474,58 +414,52 @@ def published_table(grid: GridResults) -> ReportTable:
     """Figures of papers beside ours, with the differences between the two."""
     frame = comparison(grid)
     wide = ("paper", "setting", "differences", "note")
-    names = [str(name) for name in frame.columns]
-    return ReportTable(
-        name="published",
-        caption=say("captions.published", settings=" ".join(our_settings(grid))),
-        columns=tuple(Heading(name.replace("_", " "), words=name in wide) for name in names),
-        bodies=_grouped(
-            ("", tuple(Datum(_plain(name, record[name]), wrap=name in wide) for name in names))
-            for record in frame.to_dict("records")
-        ),
-    )
+
+    def column(name: str) -> tuple[Heading, Callable[[Mapping[Any, Any]], Datum]]:
+        heading = Heading(name.replace("_", " "), words=name in wide)
+        return heading, lambda row: Datum(_plain(name, row[name]), wrap=name in wide)
+
+    rows = (("", record) for record in frame.to_dict("records"))
+    caption = say("captions.published", settings=" ".join(our_settings(grid)))
+    return laid_out("published", map(column, map(str, frame.columns)), rows, caption=caption)
 
 
 def cell_table(grid: GridResults, results: "pd.DataFrame", out: Path) -> ReportTable:
     """Every finished cell, with links from a page in the folder `out`."""
-    words = ("variant", "outcome", "diverged_rule")
     axes = [key for key in grid.axes if key in results and not key.startswith(BLOCK)]
     keys = ["variant", "warmup", "lr", "seed", *axes, "outcome"]
     keys += [key for key in results if "/" in key]
     if any(cell.state == "diverged" for cell in grid.finished):
         keys += ["diverged_step", "diverged_rule"]
-    keys = list(dict.fromkeys([*keys, "seconds"]))
     titles = {"warmup": "warm-up", "diverged_step": "at step", "diverged_rule": "rule"}
     records = {(r["id"], r["group"]): r for r in results.to_dict("records")}
 
-    def row(cell: CellResult) -> Row:
-        record = records[cell.id, cell.group]
-        values = (
-            Datum(_plain(key, record[key]), bad=key == "outcome" and record["status"] != "ok")
-            for key in keys
-        )
+    def column(key: str) -> tuple[Heading, Callable[[CellResult], Datum]]:
+        def value(cell: CellResult) -> Datum:
+            record = records[cell.id, cell.group]
+            bad = key == "outcome" and record["status"] != "ok"
+            return Datum(_plain(key, record[key]), bad=bad)
+
+        words = key in ("variant", "outcome", "diverged_rule")
+        return Heading(titles.get(key, key), words=words), value
+
+    def links(cell: CellResult) -> Datum:
         folder = quote(Path(os.path.relpath(cell.folder, out)).as_posix())
+        alone = run_url("http://localhost:6006/", cell)
         served = run_url(tensorboard_path(cell.folder.parent.parent), cell)
-        links = (
-            Link(text="folder", href=f"{folder}/", label=f"folder of {cell.name}"),
-            Link(
-                text="curves",
-                href=run_url("http://localhost:6006/", cell),
-                label=f"curves of {cell.name} in TensorBoard",
-                served=served,
+        curves = f"curves of {cell.name} in TensorBoard"
+        return Datum(
+            "",
+            links=(
+                Link(text="folder", href=f"{folder}/", label=f"folder of {cell.name}"),
+                Link(text="curves", href=alone, label=curves, served=served),
             ),
         )
-        return *values, Datum("", links=links)
 
-    return ReportTable(
-        name="cells",
-        caption=say("captions.cells"),
-        columns=(
-            *(Heading(titles.get(key, key), words=key in words) for key in keys),
-            Heading("run", words=True),
-        ),
-        bodies=_grouped(("", row(cell)) for cell in grid.finished),
-    )
+    shown = map(column, dict.fromkeys([*keys, "seconds"]))
+    rows = (("", cell) for cell in grid.finished)
+    columns: Columns[CellResult] = [*shown, (Heading("run", words=True), links)]
+    return laid_out("cells", columns, rows, caption=say("captions.cells"))
 
 
 def _plain(key: str, value: Any) -> str:
@@ -553,27 +487,18 @@ _STATES = {
 
 def missing_table(grid: GridResults) -> ReportTable:
     """The planned cells without a result."""
-    return ReportTable(
-        name="missing",
-        caption=say("captions.missing"),
-        columns=(
-            NAME,
-            *(Heading(title, words=True) for title in ("run", "state", "last message")),
+    columns: Columns[CellResult] = [
+        (NAME, lambda cell: cell.variant),
+        (Heading("run", words=True), lambda cell: cell.name),
+        (
+            Heading("state", words=True),
+            lambda cell: Datum(_STATES[cell.state], bad=bool(cell.error)),
         ),
-        bodies=_grouped(
-            (
-                "",
-                _row(
-                    cell.variant,
-                    cell.name,
-                    Datum(_STATES[cell.state], bad=bool(cell.error)),
-                    Datum(cell.error or DASH, wrap=True),
-                ),
-            )
-            for cell in grid.cells
-            if not cell.finished and cell.state != "pruned"
-        ),
-    )
+        (Heading("last message", words=True), lambda cell: Datum(cell.error or DASH, wrap=True)),
+    ]
+    absent = (cell for cell in grid.cells if not cell.finished and cell.state != "pruned")
+    rows = (("", cell) for cell in absent)
+    return laid_out("missing", columns, rows, caption=say("captions.missing"))
 
 
 def task_tables(
@@ -591,30 +516,29 @@ def test_table(tests: Sequence[FailureTest]) -> ReportTable:
     """Failed runs by variant at the two values of an axis, over all other axes."""
     several = len({test.grid for test in tests}) > 1
 
-    def row(test: FailureTest) -> Row:
-        own = (test.failed, test.runs, test.low, test.high)
-        base = (test.baseline_failed, test.baseline_runs, test.baseline_low, test.baseline_high)
-        difference = f"{test.difference:+.2f}".replace("-", "−")
-        ps = (p_value(test.p), p_value(test.p_holm))
-        return _row(test.variant, _task_share(*own), _task_share(*base), difference, *ps)
+    def heading(test: FailureTest) -> str:
+        of = f"{test.grid}: " if several else ""
+        return f"{of}{test.axis}: {test.value}, baseline {test.baseline}"
 
-    return ReportTable(
-        name="failure_tests",
+    columns: Columns[FailureTest] = [
+        (NAME, lambda test: test.variant),
+        (Heading("failed"), lambda test: _task_share(test.failed, test.runs, test.low, test.high)),
+        (
+            Heading("failed at baseline"),
+            lambda test: _task_share(
+                test.baseline_failed, test.baseline_runs, test.baseline_low, test.baseline_high
+            ),
+        ),
+        (Heading("difference"), lambda test: f"{test.difference:+.2f}".replace("-", "−")),
+        (Heading("p"), lambda test: p_value(test.p)),
+        (Heading("p (Holm)"), lambda test: p_value(test.p_holm)),
+    ]
+    return laid_out(
+        "failure_tests",
+        columns,
+        ((heading(test), test) for test in tests),
         title="Failed runs over all tasks: no better than a constant answer [95% Wilson]",
         caption=say("captions.failure_tests", failed=say("captions.failed"), level=LEVEL),
-        columns=(
-            NAME,
-            *(Heading("failed"), Heading("failed at baseline"), Heading("difference")),
-            *(Heading("p"), Heading("p (Holm)")),
-        ),
-        bodies=_grouped(
-            (
-                f"{f'{test.grid}: ' if several else ''}{test.axis}: {test.value}, baseline "
-                f"{test.baseline}",
-                row(test),
-            )
-            for test in tests
-        ),
     )
 
 
@@ -627,54 +551,60 @@ def arm_table(arms: Sequence[FailedRuns]) -> ReportTable:
         constant = "" if math.isnan(arm.constant) else f", constant answer {measured(arm.constant)}"
         return f"{'' if arm.group == 'all' else f'{arm.group}{at}: '}{arm.metric}{constant}"
 
-    def row(arm: FailedRuns) -> Row:
-        return _row(
-            arm.variant,
-            DASH if arm.warmup is None else f"{arm.warmup:,}",
-            _task_share(arm.failed, arm.runs, arm.low, arm.high),
-            *(str(arm.one_class), str(arm.loss_at_floor), str(arm.non_finite)),
-            DASH if math.isnan(arm.median) else measured(arm.median),
-            _task_mean(arm.mean, arm.mean_low, arm.mean_high, arm.lacking, 1.0),
-        )
-
+    columns: Columns[FailedRuns] = [
+        (NAME, lambda arm: arm.variant),
+        (Heading("warm-up"), lambda arm: DASH if arm.warmup is None else f"{arm.warmup:,}"),
+        (Heading("failed"), lambda arm: _task_share(arm.failed, arm.runs, arm.low, arm.high)),
+        (Heading("one class"), lambda arm: str(arm.one_class)),
+        (Heading("loss at the floor"), lambda arm: str(arm.loss_at_floor)),
+        (Heading("non-finite"), lambda arm: str(arm.non_finite)),
+        (
+            Heading("median"),
+            lambda arm: DASH if math.isnan(arm.median) else measured(arm.median),
+        ),
+        (
+            Heading("mean"),
+            lambda arm: _task_mean(arm.mean, arm.mean_low, arm.mean_high, arm.lacking, 1.0),
+        ),
+    ]
     by_loss = sum(arm.by_loss for arm in arms)
-    titles = ("warm-up", "failed", "one class", "loss at the floor", "non-finite", "median", "mean")
-    return ReportTable(
-        name="failed_runs",
+    return laid_out(
+        "failed_runs",
+        columns,
+        ((heading(arm), arm) for arm in arms),
         title="Failed runs of each arm [95% Wilson], median and mean over seeds",
         caption=say("captions.failed_runs", failed=say("captions.failed"), level=LEVEL),
-        columns=(NAME, *map(Heading, titles)),
-        bodies=_grouped((heading(arm), row(arm)) for arm in arms),
         notes=(f"{by_loss} runs without such a score were judged by their loss",) * bool(by_loss),
     )
 
 
 def score_table(grid: GridResults, scores: Sequence[TaskScore]) -> ReportTable:
     """Tasks by variant: ours twice, then the published rows."""
-    shown = columns(scores)
-    averages = any(score.average for score in scores)
 
-    def row(variant: str, rows: Sequence[TaskScore]) -> Row:
-        known = {(row.data, row.metric): row for row in rows}
-        found, *others = [*filter(None, map(_average, rows)), DASH]
-        mean = (Datum(found, tuple(others[:-1])),) if averages else ()
-        return _row(variant, *(_task_value(known.get(column)) for column in shown), *mean)
+    def column(corpus: str, metric: str) -> tuple[Heading, Callable[[list[TaskScore]], Datum]]:
+        def value(rows: list[TaskScore]) -> Datum:
+            known = {(row.data, row.metric): row for row in rows}
+            return _task_value(known.get((corpus, metric)))
 
-    notes = no_averages(grid) if scores else ""
-    return ReportTable(
-        name="task_scores",
+        return Heading(f"{split_of(corpus, metric)[0]} {score_facts(corpus, metric).title}"), value
+
+    def averages(rows: list[TaskScore]) -> Datum:
+        first, *others = [*filter(None, map(_average, rows))] or [DASH]
+        return Datum(first, tuple(others))
+
+    shown: Columns[list[TaskScore]] = [
+        (NAME, lambda rows: rows[0].variant),
+        *(column(*each) for each in columns(scores)),
+        *([(Heading("average"), averages)] if any(score.average for score in scores) else []),
+    ]
+    lacking = no_averages(grid) if scores else ""
+    return laid_out(
+        "task_scores",
+        shown,
+        ((heading, rows) for (heading, _), rows in _task_rows(grid, scores).items()),
         title="Tasks by variant, dev set, in percent",
         caption=say("captions.task_scores", level=LEVEL),
-        columns=(
-            NAME,
-            *(Heading(f"{split_of(*column)[0]} {score_facts(*column).title}") for column in shown),
-            *([Heading("average")] * averages),
-        ),
-        bodies=_grouped(
-            (heading, row(variant, rows))
-            for (heading, variant), rows in _task_rows(grid, scores).items()
-        ),
-        notes=tuple(filter(None, (notes, *_task_notes(scores)))),
+        notes=tuple(filter(None, (lacking, *_task_notes(scores)))),
     )
 
 

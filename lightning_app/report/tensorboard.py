@@ -200,10 +200,6 @@ def _fields(tree: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, str
             yield f"{above}{key}", label(value)
 
 
-# pyright: reportAttributeAccessIssue=false
-# The generated protocol buffer modules of TensorBoard carry no type information.
-
-
 CURVES = ("train/nll", LOSS)
 HEALTH = {
     "train/grad_norm": "gradient norm",
@@ -276,10 +272,6 @@ def _probed(grid: GridResults) -> list[str]:
         if tag.startswith("probe/") and tag.count("/") > 1
     }
     return [*(name for name in INSIDE if name in found), *sorted(found - INSIDE.keys())]
-
-
-# pyright: reportAttributeAccessIssue=false
-# The generated protocol buffer modules of TensorBoard carry no type information.
 
 
 DELTA = "delta"
@@ -438,10 +430,6 @@ def _short(name: str, names: Iterable[str]) -> str:
     return next((end for end in ends if not any(o.endswith(f".{end}") for o in others)), name)
 
 
-# pyright: reportAttributeAccessIssue=false
-# The generated protocol buffer modules of TensorBoard carry no type information.
-
-
 POINTS = 500  # points of one copied curve, at most
 TEXT = "run"
 WHOLE = ".grid"
@@ -518,6 +506,3 @@ def _thinned(cell: CellResult, tag: str) -> list[tuple[int, float]]:
     points = [point for point in cell.run.curve(tag).items() if math.isfinite(point[1])]
     stride = math.ceil(len(points) / POINTS) or 1
     return points[::-1][::stride][::-1]
-
-
-__all__ = ["metric_tags", "run_url", "write_index"]

@@ -14,7 +14,7 @@ from lightning_app.report.headline import by_slice, findings, own_reading, relat
 from lightning_app.report.pairs import Score
 from lightning_app.report.results import GridResults, different
 from lightning_app.report.statistics import mean
-from lightning_app.report.table import Datum, Heading, ReportTable
+from lightning_app.report.table import Datum, Heading, ReportTable, laid_out
 from lightning_app.report.tables import NAME, estimate, headline_table, metric_table, task_tables
 from lightning_app.report.tasks import failed_runs, failure_tests, task_scores
 from lightning_app.runs.mixtures import KINDS, left_out, mixed, unsealed
@@ -190,23 +190,19 @@ def _shown(cell: Datum, column: Heading, between: str) -> str:
 def _beside(slices: Mapping[str, Variants]) -> ReportTable:
     """Delta of each variant in every slice; a dash if it is undefined."""
     names = dict.fromkeys(name for variants in slices.values() for name in variants)
-    return ReportTable(
-        name="beside",
+
+    def deltas(variants: Variants) -> Callable[[str], Datum]:
+        return lambda name: estimate(variants[name]["delta"]) if name in variants else Datum(DASH)
+
+    return laid_out(
+        "beside",
+        [
+            (NAME, lambda name: name),
+            *((Heading(where), deltas(variants)) for where, variants in slices.items()),
+        ],
+        (("", name) for name in names),
         caption="",
         title="Δ side by side, each compared with its own reference warm-up",
-        columns=(NAME, *map(Heading, slices)),
-        bodies={
-            "": [
-                (
-                    Datum(name),
-                    *(
-                        estimate(variants[name]["delta"]) if name in variants else Datum(DASH)
-                        for variants in slices.values()
-                    ),
-                )
-                for name in names
-            ]
-        },
     )
 
 
