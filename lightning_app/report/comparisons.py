@@ -64,7 +64,7 @@ from lightning_app.report.statistics import (
     sign_flip_p,
     t_interval,
 )
-from lightning_app.report.tasks import failed
+from lightning_app.report.tasks import failed, over_seeds
 from lightning_app.runs.mixtures import made_by
 from lightning_app.scores.task_facts import TASKS, QualityMetric, task_facts
 
@@ -104,10 +104,12 @@ def by_metric(grid: GridResults) -> list[MetricMean]:
     arms: dict[tuple[Any, ...], list[CellResult]] = {}
     for cell in grid.finished:
         arms.setdefault((cell.group, cell.lr, cell.variant, cell.warmup), []).append(cell)
-    found = [
-        MetricMean(group=group, lr=lr, variant=variant, warmup=warmup, **_over_seeds(grid, cells))
-        for (group, lr, variant, warmup), cells in arms.items()
-    ]
+    found = []
+    for (group, lr, variant, warmup), cells in arms.items():
+        metric, mode = grid.measure(cells[0]).metric, grid.measure(cells[0]).mode
+        who = {"group": group, "lr": lr, "variant": variant, "warmup": warmup}
+        values = over_seeds(cells, metric)._asdict()
+        found.append(MetricMean(**who, metric=metric, mode=mode, **values))
     firsts = [cells[0] for cells in arms.values()]
     for metric in {arm.metric for arm in found}:
         own = [place for place, arm in enumerate(found) if arm.metric == metric]
@@ -164,22 +166,6 @@ def metrics_document(grid: GridResults) -> list[dict[str, Any]]:
         }
         for part in grid.parts or (grid,)
     ]
-
-
-def _over_seeds(grid: GridResults, cells: Sequence[CellResult]) -> dict[str, Any]:
-    measure = grid.measure(cells[0])
-    known = [cell for cell in cells if cell.metrics.get(measure.metric) is not None]
-    values = [float(cell.metrics[measure.metric] or 0.0) for cell in known]
-    low, high, _ = seeds_interval(values, list(map(failed, known)))
-    return {
-        "metric": measure.metric,
-        "mode": measure.mode,
-        "mean": mean(values) if values else math.nan,
-        "low": low,
-        "high": high,
-        "runs": len(known),
-        "lacking": len(cells) - len(known),
-    }
 
 
 MEASURES = ("octaves", "need", "delta", "rate_sensitivity", "steps_saved")

@@ -9,8 +9,8 @@ from lightning_app.config.tree import label, lookup
 from lightning_app.report.bibliography import bibliography
 from lightning_app.report.facts import DASH, facts, in_short, share_of
 from lightning_app.report.results import CellResult, GridResults, failures
-from lightning_app.report.statistics import mean, seeds_interval
-from lightning_app.report.tasks import AVERAGE, failed
+from lightning_app.report.statistics import mean
+from lightning_app.report.tasks import AVERAGE, failed, over_seeds
 from lightning_app.scores.task_facts import TASKS, glue_task_of
 
 if TYPE_CHECKING:
@@ -193,12 +193,10 @@ def _ours(
     known = [cell for cell in cells if cell.metrics.get(metric) is not None]
     if not known:
         return nothing, [f"Our runs have no finite {metric}."]
-    values = [float(cell.metrics[metric] or 0.0) for cell in known]
-    stopped = list(map(failed, known))
-    low, high, _ = seeds_interval(values, stopped)
-    said = [f"{lost} of ours {how}."] if any(stopped) else []
+    found = over_seeds(cells, metric)
+    said = [f"{lost} of ours {how}."] if any(map(failed, known)) else []
     if early := sum(cell.outcome == "not_yet_learned" for cell in known):
         said.append(f"{early} of ours not yet learned.")
-    if len(known) < len(cells):
-        said.append(f"{len(cells) - len(known)} of {len(cells)} of ours without a finite {metric}.")
-    return {"ours": mean(values), "low": low, "high": high, "seeds": len(known)}, said
+    if found.lacking:
+        said.append(f"{found.lacking} of {len(cells)} of ours without a finite {metric}.")
+    return {"ours": found.mean, "low": found.low, "high": found.high, "seeds": found.runs}, said

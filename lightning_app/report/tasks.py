@@ -21,7 +21,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from lightning_app.config.rulers import EVALUATION
 from lightning_app.config.tree import BLOCK, CORPUS, SEED, WARMUP, key_of, lookup, value_name
@@ -168,6 +168,28 @@ def constant_score(cell: CellResult, measure: QualityMetric) -> float:
     return math.nan if found is None or not cell.scores else float(found)
 
 
+class OverSeeds(NamedTuple):
+    """The mean of a metric over the `runs` that have a finite value, and its t interval.
+
+    There is no interval if some of them failed and others did not; `lacking` runs have no value.
+    """
+
+    mean: float
+    low: float
+    high: float
+    runs: int
+    lacking: int
+
+
+def over_seeds(cells: Sequence[CellResult], metric: str) -> OverSeeds:
+    """A metric of some finished runs, as they report it."""
+    known = [cell for cell in cells if cell.metrics.get(metric) is not None]
+    values = [float(cell.metrics[metric] or 0.0) for cell in known]
+    low, high, _ = seeds_interval(values, list(map(failed, known)))
+    centre = mean(values) if values else math.nan
+    return OverSeeds(centre, low, high, len(known), len(cells) - len(known))
+
+
 def failed_runs(grid: GridResults) -> list[FailedRuns]:
     """Every arm of a task with published scores, in the order of the plan."""
     arms: dict[tuple[Any, ...], list[CellResult]] = {}
@@ -183,9 +205,7 @@ def failed_runs(grid: GridResults) -> list[FailedRuns]:
 def _arm(grid: GridResults, cells: Sequence[CellResult]) -> FailedRuns:
     first, measure = cells[0], grid.measure(cells[0])
     flags = list(map(failed, cells))
-    known = [cell for cell in cells if cell.metrics.get(measure.metric) is not None]
-    values = [float(cell.metrics[measure.metric] or 0.0) for cell in known]
-    mean_low, mean_high, _ = seeds_interval(values, list(map(failed, known)))
+    found = over_seeds(cells, measure.metric)
     low, high = wilson_interval(sum(flags), len(flags))
     return FailedRuns(
         grid=grid.name,
@@ -205,10 +225,10 @@ def _arm(grid: GridResults, cells: Sequence[CellResult]) -> FailedRuns:
         mode=measure.mode,
         constant=constant_score(first, measure),
         median=median_score(cells, measure),
-        mean=mean(values) if values else math.nan,
-        mean_low=mean_low,
-        mean_high=mean_high,
-        lacking=len(cells) - len(known),
+        mean=found.mean,
+        mean_low=found.low,
+        mean_high=found.high,
+        lacking=found.lacking,
     )
 
 
@@ -423,23 +443,20 @@ def _best(by_setting: Mapping[Setting, Sequence[CellResult]]) -> Setting:
 def _score(
     grid: GridResults, kind: Kind, cells: Sequence[CellResult], score: QualityMetric, settings: int
 ) -> TaskScore:
-    known = [cell for cell in cells if cell.metrics.get(score.metric) is not None]
-    values = [float(cell.metrics[score.metric] or 0.0) for cell in known]
-    low, high, value = math.nan, math.nan, median_score(cells, score)
-    if kind == "mean":
-        low, high, _ = seeds_interval(values, list(map(failed, known)))
-        value = mean(values) if values else math.nan
+    found = over_seeds(cells, score.metric)
+    if kind != "mean":
+        found = found._replace(mean=median_score(cells, score), low=math.nan, high=math.nan)
     return TaskScore(
         grid=grid.name,
         kind=kind,
         variant=cells[0].variant,
         data=cells[0].corpus or "",
         metric=score.metric,
-        value=value,
-        low=low,
-        high=high,
-        runs=len(known),
-        lacking=len(cells) - len(known),
+        value=found.mean,
+        low=found.low,
+        high=found.high,
+        runs=found.runs,
+        lacking=found.lacking,
         setting=", ".join(
             f"{axis.rpartition('.')[2]} {value_name(axis, cells[0].axes[axis], grid.labels)}"
             for axis in _setting_axes(grid)
