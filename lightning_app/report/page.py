@@ -187,25 +187,13 @@ def _templates() -> "Environment":
     )
 
 
-def _sections(grid: GridResults, *, warmup: bool) -> dict[str, str]:
-    """The titles of the sections, by their ids."""
-    first = "Who needs warm-up?" if warmup or not grid.finished else "Which is better?"
-    titles = {
-        "need": first,
-        "figures": "How did the runs go?",
-        "cost": "What does it cost?",
-        "stable": "Where is each variant stable?",
-        "inside": "What happened inside?",
-        "run": "What was run?",
-        "appendix": "How are the numbers computed?",
-    }
+def _sections(grid: GridResults, *, warmup: bool) -> list[str]:
+    """The ids of the sections."""
     if not grid.finished:
-        shown = {"need", "run"}
-    elif grid.pruner is not None:
-        shown = {"figures", "run"}
-    else:
-        shown = titles.keys() - {"figures", *([] if warmup else ["stable"])}
-    return {name: title for name, title in titles.items() if name in shown}
+        return ["need", "run"]
+    if grid.pruner is not None:
+        return ["figures", "run"]
+    return ["need", "cost", *(["stable"] if warmup else []), "inside", "run", "appendix"]
 
 
 def _tables(report: Report, *, warmup: bool) -> dict[str, list[ReportTable]]:
