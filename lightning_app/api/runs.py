@@ -87,6 +87,7 @@ def fit(
     *,
     ckpt_path: str | Path | None = None,
     again: bool = False,
+    name: str | None = None,
     **settings: Any,
 ) -> RunResult:
     """Train one run in this process, as `ablate fit --config FILE` does, and return its result.
@@ -103,16 +104,17 @@ def fit(
         result.outcome, result.metrics["val/nll"], result.folder
 
     The folder, the id and all numbers are those of the command. A run that stalls or diverges is a
-    result too: look at `outcome`. Without `trainer.default_root_dir` the folder is in
-    `experiments/fit/runs`. The folder of a finished run is refused without `again`, and that of a
-    run which another process trains.
+    result too: look at `outcome`. Without `trainer.default_root_dir` the run lies in the store, and
+    `folder` is its link in `experiments/fit/runs`. A finished run is refused without `again`, also
+    one of a grid, and so is a run which another process trains.
 
     Args:
         config: The path of a config, or its content as a mapping.
         overrides: Values by dotted key, as on the axes of a grid: each replaces the value there,
             and a mapping replaces all of a mapping.
         ckpt_path: `last`, `best` or a file to go on from.
-        again: Whether to train a finished run again, whose result is then replaced.
+        again: Whether to train a finished run again; the earlier one is kept in the store.
+        name: The name of the link; None for one that is made from the config.
         settings: Overrides whose key has no dot: ``seed_everything=2``.
 
     Raises:
@@ -131,7 +133,7 @@ def fit(
     written = Written.of(tree, f"{source} with overrides" if over else source, FIELDS_OF["fit"])
     before = dict(os.environ)
     try:
-        run = run_written("fit", written, again=again)
+        run = run_written("fit", written, again=again, name=name)
     except SystemExit as ending:
         # Lightning ends the process on Ctrl-C and on SIGTERM, which a caller does not expect.
         raise KeyboardInterrupt('interrupted; fit(..., ckpt_path="last") continues') from ending

@@ -5,7 +5,7 @@ import logging
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from functools import partial
@@ -24,6 +24,7 @@ from lightning_app.config.grid import read_spec
 from lightning_app.config.run_plugins import hinting, require
 from lightning_app.core.errors import UserError, named
 from lightning_app.core.project import read_project
+from lightning_app.grids.copies import find_elsewhere
 from lightning_app.grids.display import (
     bar,
     by_status,
@@ -39,22 +40,16 @@ from lightning_app.grids.find_results import check_same_cells, find_planned, pub
 from lightning_app.grids.plan import (
     Grid,
     expand,
+    lacking_lines,
     load_plan,
     runs_with_plugins,
     waiting_document,
     waiting_lines,
 )
 from lightning_app.grids.plan_checks import axis_cautions
-from lightning_app.grids.takeover import (
-    Search,
-    find_finished,
-    lines,
-    origins,
-    refusals,
-)
 from lightning_app.runs.folder import GridFolder
 from lightning_app.runs.locks import is_held, supervisor_lock
-from lightning_app.runs.mixtures import STALE
+from lightning_app.runs.mixtures import STALE, Groups, counted, some
 from lightning_app.runs.records import OUTCOMES, is_sealed
 from lightning_app.runs.run import fraction, read_progress
 
@@ -96,41 +91,49 @@ def plan_command(
                 planned.save()
         from lightning_app.grids.size import KEPT, plan_document, shapes_of, stale_cells
 
-        search = find_finished(planned, results)
-        found = {each.cell.id: each for each in search.found}
-        shapes = shapes_of(planned, configs, found)
+        elsewhere = find_elsewhere(planned, results)
+        shapes = shapes_of(planned, configs, elsewhere.found)
         for shape in shapes:
             if probe and shape.done < len(shape.cells):
                 shape.step = _measured(shape.config)
         tree |= plan_document(planned, shapes)
-        strays = folder.strays({cell.name for cell in plan.cells})
-        others = {run.name for run in strays} - {each.folder.name for each in found.values()}
         tree["waiting"] = waiting_document(plan.waiting, experiments)
         tree |= {
-            "elsewhere": len(found),
-            "found_in": {each.cell.name: each.folder.path for each in search.found},
+            "elsewhere": len(elsewhere.found),
+            "found_in": {planned.by_id[each].name: at for each, at in elsewhere.places.items()},
             "refused": [
-                {"cell": cell.name, "folder": run.path, "reason": reason}
-                for cell, run, reason in search.refused
+                {"cell": cell.name, "folder": path, "reason": reason}
+                for cell, path, reason in elsewhere.refused
             ],
-            "others": len(others),
+            "lacking": planned.lacking(
+                {cell.id: run for s in shapes for cell, run in zip(s.cells, s.runs, strict=True)}
+            ),
             "warnings": plan.warnings,
             "fetched": None not in plan.corpora,
             "stale": stale_cells(planned, shapes),
             "cautions": axis_cautions(spec, plan.cells, configs),
         }
-        _print_plan(tree, KEPT[spec.checkpoints][1], _elsewhere(search))
+        _print_plan(tree, KEPT[spec.checkpoints][1], elsewhere.lines())
     return 0
 
 
-def _elsewhere(search: Search) -> list[str]:
-    lines = []
-    if search.found:
-        under = "finished under another name: `ablate run` takes them over"
-        lines.append(f"{len(search.found)} of them {under}")
-    outside = origins(each for each in search.found if each.is_outside)
-    lines += [f"{count} of these in {grid}: copied from there" for grid, count in outside.items()]
-    return lines + refusals(search.refused)
+_WORDS = {
+    "code": "version of the code",
+    "data": "state of the data",
+    "libraries": "set of library versions",
+    "device": "kind of device",
+}
+
+
+def _stale_lines(stale: Mapping[str, Groups]) -> Iterator[str]:
+    """A line for each kind of stale cells."""
+    for kind, of in stale.items():
+        total = sum(map(len, of.values()))
+        cells = "1 finished cell" if total == 1 else f"{total} finished cells"
+        if kind == "unrecorded":
+            yield f"{cells} without a record of the code and libraries that made them: {some(of)}"
+        else:
+            yield f"{cells} of another {_WORDS[kind]} than here and now ({counted(of)}): {some(of)}"
 
 
 def _measured(config: dict[str, Any]) -> float:
@@ -150,13 +153,12 @@ def _print_plan(tree: dict[str, Any], kept: str, elsewhere: Iterable[str]) -> No
     head += f"{states['failed']} failed, {states['to_run']} to run"
     head += f", {states['waiting']} waiting for their parents" if states["waiting"] else ""
     notes = [*waiting_lines(tree["waiting"]), *elsewhere]
-    if tree["others"]:
-        notes.append(f"{tree['others']} finished runs in the folder are not cells of this grid")
+    notes += lacking_lines(tree["lacking"], tree["grid"])
     if not tree["fetched"]:
         where = "the corpus is not on this machine"
         notes.append(f"{where}: runs that are finished on it cannot be found")
     notes += [f"warning: {line}" for line in tree["warnings"]]
-    notes += lines(stale)
+    notes += _stale_lines(stale)
     if any(kind in stale for kind in STALE):
         notes.append("`ablate run --rerun-stale` reruns those of other code, data or libraries")
     for axis, values in tree["axes"].items():

@@ -35,6 +35,7 @@ from lightning_app.config.tree import ROOT, cell_setting, label
 from lightning_app.core import strict_yaml
 from lightning_app.core.errors import UserError
 from lightning_app.grids.display import clock, document, plain_console
+from lightning_app.runs.folder import is_file_name
 from lightning_app.training.launcher import check_launcher, run_written
 
 _ABSENT = object()
@@ -257,7 +258,8 @@ def _made(made: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def add_fit(parser: Parser) -> None:
-    parser.add("--again", "train a finished run again, and replace its result")
+    parser.add("--name NAME", "of the run, in experiments/fit/runs (default: from its config)")
+    parser.add("--again", "train a finished run again; the earlier one is kept in the store")
     add_threads(parser)
     parser.set_defaults(call=partial(lightning_command, parser))
 
@@ -277,17 +279,21 @@ def lightning_command(
     run: str | None = None,
     checkpoint: str | None = None,
     again: bool = False,
+    name: str | None = None,
 ) -> int:
     """Run a command by Lightning's Trainer, with `words` as the fields of its config.
 
     `run` takes the place of a config and a checkpoint; with `again` a finished run is trained
-    again. Raises `UserError` for a mistake in the call, a config or a checkpoint.
+    again, and `name` names it. Raises `UserError` for a mistake in the call, a config or a
+    checkpoint.
     """
     command = parser.command
     if run is not None:
         words = evaluation_words(run, checkpoint or BEST, words)
     elif checkpoint is not None:
         raise UserError(f"--checkpoint {checkpoint}: needs --run RUN; beside --config: --ckpt_path")
+    if name is not None and (not is_file_name(name) or name.startswith(".")):
+        raise UserError(f"--name: expected the name of a folder, found {name!r}")
     check_launcher(os.environ)
     written = Written(words, FIELDS_OF[command])
     if "help" in written.asked:
@@ -310,7 +316,7 @@ def lightning_command(
             around.enter_context(redirect_stdout(sys.stderr))
         if run is not None:
             around.enter_context(_as_typed())
-        done = run_written(command, written, imports=imports, again=again)
+        done = run_written(command, written, imports=imports, again=again, name=name)
     for line in done.predictions:
         print(line)
     return 0

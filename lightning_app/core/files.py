@@ -24,8 +24,13 @@ from typing import Any
 from lightning_app.core.errors import UserError
 
 _REFUSED = (
-    *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST),
-    *(errno.ENOENT, errno.ENAMETOOLONG, errno.ELOOP),  # ENOENT: /proc refuses a new name with it
+    *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.EXDEV),
+    *(
+        errno.ENOENT,
+        errno.ENAMETOOLONG,
+        errno.ELOOP,
+        errno.EXDEV,
+    ),  # ENOENT: /proc refuses a new name with it
 )
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _LITTLE = 1 << 16  # bytes

@@ -15,7 +15,7 @@ PROJECT = "ablate.yaml"
 """The file of a project, in the working folder."""
 
 RESULTS = "results"
-"""Its key for folders in which `ablate plan` and `run` look for finished cells."""
+"""Its key for folders of experiments in which `ablate plan` and `run` look for finished cells."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +49,13 @@ class Project:
             if not folder.is_dir():
                 raise UserError(
                     f"{self.path}: {RESULTS}: there is no folder {folder} (written '{written}'); "
-                    "list folders of experiments, or of single grids"
+                    "list folders of experiments"
+                )
+            if not (folder / ".runs").is_dir():
+                raise UserError(
+                    f"{self.path}: {RESULTS}: {folder} (written '{written}') has no folder .runs, "
+                    "the store of its runs; `ablate doctor GRID --fix --experiments` with that "
+                    "folder makes it from the grids of an earlier version"
                 )
         return found
 

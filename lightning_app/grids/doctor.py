@@ -1,12 +1,15 @@
 """`ablate doctor`: find and repair damage in the runs of a grid that `ablate run` refuses.
 
-`--fix` never deletes a result: it renames or moves files and folders. The plan and the queue are
-not examined, since `ablate run` makes both again when they are damaged; `--fix` also makes a
-damaged queue again.
+`--fix` never deletes a result: it renames or moves files and folders. It also moves runs that lie
+in the grid's folder, as in earlier versions, into the store. The plan and the queue are not
+examined, since `ablate run` makes both again when they are damaged; `--fix` also makes a damaged
+queue again.
 """
 
+import errno
 import importlib
 import json
+import os
 from collections.abc import Callable, Collection, Iterator
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
@@ -19,13 +22,13 @@ from lightning_app.config.run_plugins import require
 from lightning_app.config.tree import keys_of
 from lightning_app.core import strict_yaml
 from lightning_app.core.errors import UserError, named
-from lightning_app.core.files import move, write_whole
+from lightning_app.core.files import move, write_whole, writing_in
+from lightning_app.grids.copies import check_files
 from lightning_app.grids.plan import Grid, expand, load_plan, runs_with_plugins
 from lightning_app.grids.queue import mend
 from lightning_app.grids.storages import storage_spec
 from lightning_app.grids.supervisor import PROGRAM
-from lightning_app.grids.takeover import FinishedElsewhere, check_files, find_finished, take_over
-from lightning_app.runs.folder import GridFolder, RunFolder
+from lightning_app.runs.folder import STORE, GridFolder, RunFolder
 from lightning_app.runs.locks import is_held, supervisor_lock
 from lightning_app.runs.mixtures import unsealed
 from lightning_app.runs.records import (
@@ -42,6 +45,8 @@ from lightning_app.runs.records import (
     sealed,
     with_file,
 )
+from lightning_app.runs.run import DamagedRun, Run
+from lightning_app.runs.store import link_run, put_aside, stored
 
 _PASSES = 4  # a repair can reveal further damage, so the runs are examined this often
 _RUNS_AGAIN = "so that the cell runs again"
@@ -99,6 +104,8 @@ def doctor_command(
         planned = Grid(spec, folder, expand(spec, module.resolve, module.identify, experiments)[0])
         doctor = _Doctor(planned, module)
         fixed = doctor.repair() if fix else 0
+        for cell in planned.cells if fix else ():
+            link_run(folder, cell.name, cell.id)
         findings = doctor.examine()
         if seal:
             if (held := load_plan(folder.plan)) is not None:  # first: sealed results need one
@@ -152,7 +159,7 @@ class _Doctor:
         """Seal what has no seal and is sound; return what disagrees with the files beside it."""
         found = []
         for cell, path, tree in self._ended():
-            run = self._grid.run(cell)
+            run = RunFolder(path.parent)
             if is_sealed(tree) or {run.path, run.config, path} & {*damaged} or is_held(run.lock):
                 continue
             try:
@@ -166,8 +173,7 @@ class _Doctor:
 
     def _ended(self) -> Iterator[tuple[Cell, Path, dict[str, Any]]]:
         """Every cell that has ended, with its sound `result.json` or `pruned.json`."""
-        for cell in self._grid.cells:
-            run = self._grid.run(cell)
+        for cell, run in self._folders():
             readers = {run.result: read_result}
             readers |= {run.pruned: read_pruned} if self._grid.prunes else {}
             for path, read in readers.items():
@@ -180,9 +186,9 @@ class _Doctor:
         return unsealed({cell.name: tree for cell, _, tree in self._ended()})
 
     def examine(self) -> list[Finding]:
-        """All findings: first wrong names of folders, then damage in the folders."""
+        """All findings: first what lies in a wrong place, then damage in the folders of runs."""
         self.notes, self.running = [], 0
-        found = [*self._names(), *self._runs(), *self._metrics()]
+        found = [*self._places(), *self._runs(), *self._metrics()]
         return [
             Finding(path=each.path, what=each.what, remedy=f"not repaired: {refused}")
             if (refused := self._refused.get(each.path))
@@ -190,65 +196,136 @@ class _Doctor:
             for each in found
         ]
 
-    def _names(self) -> Iterator[Finding]:
-        """Folders of planned runs that do not have the planned name."""
-        grid, taken = self._grid, set()
-        elsewhere = find_finished(grid).found
-        for each in elsewhere:
-            taken.add(each.cell.name)
-            yield self._finished(each)
-        known = {each.folder.path for each in elsewhere}
-        strays = [run for run in grid.folder.all_runs() if run.path not in known]
-        strays = [run for run in strays if all(cell.name != run.name for cell in grid.cells)]
-        unknown = []
-        # Of several folders of one cell, one with a result gets its name.
-        for run in sorted(strays, key=lambda run: not run.result.exists()):
-            if other := _of_other_version(run):
-                yield other
+    def _folders(self) -> Iterator[tuple[Cell, RunFolder]]:
+        """The cells with their folders, without those whose links are wrong."""
+        for cell in self._grid.cells:
+            with suppress(UserError):
+                yield cell, self._grid.run(cell)
+
+    def _places(self) -> Iterator[Finding]:
+        """Wrong links, and runs that lie in the grid's folder and not in the store."""
+        folder, planned = self._grid.folder, {cell.name: cell for cell in self._grid.cells}
+        unknown: list[str] = []
+        paths = sorted(folder.runs.iterdir()) if folder.runs.is_dir() else []
+        # Of several folders of one run, one with a result goes into the store.
+        paths.sort(key=lambda path: not RunFolder(path).result.exists())
+        for path in paths:
+            cell = planned.get(path.name)
+            if path.name.startswith("."):
                 continue
-            cell = grid.by_id.get(_identity(run) or "")
-            if cell is None:
-                unknown.append(run.name)
-            elif cell.name in taken or grid.run(cell).path.exists():
-                yield self._aside(run.path, f"a second folder of the cell {cell.name}")
-            else:
-                taken.add(cell.name)
-                yield _misnamed(run.path, grid.run(cell).path)
+            if path.is_symlink():
+                if cell is not None:
+                    yield from self._link(path, cell)
+            elif not path.is_dir():
+                yield self._aside(path)
+            elif is_held(RunFolder(path).lock):
+                self.running += cell is None
+            elif _of_other_version(RunFolder(path)) is None:
+                yield from self._own_folder(path, cell, unknown)
+        earlier = folder.path / "superseded"
+        for path in sorted(earlier.iterdir()) if earlier.is_dir() else []:
+            if identity := _identity(RunFolder(path)):
+                yield self._earlier(path, identity, "was put aside by --rerun-stale")
         if unknown:
             count = f"{len(unknown)} names that this grid does not plan (such as {unknown[0]})"
-            self.notes.append(f"{grid.folder.runs}: {count}; left unchanged")
+            self.notes.append(f"{folder.runs}: {count}; left unchanged")
 
-    def _finished(self, found: FinishedElsewhere) -> Finding:
-        return Finding(
-            path=found.folder.path,
-            what=f"is the finished run of the cell {found.cell.name}",
-            remedy="take it over",
-            fix=lambda: take_over(self._grid, [found]),
-        )
+    def _link(self, path: Path, cell: Cell) -> Iterator[Finding]:
+        def replace() -> None:
+            path.unlink()
+            link_run(self._grid.folder, cell.name, cell.id)
 
-    def _aside(self, path: Path, what: str, then: str = "") -> Finding:
-        target = self._grid.folder.aside / path.name
+        try:
+            stored(self._grid.folder.experiments, cell.id)
+        except UserError as error:
+            yield Finding(path=path, what=str(error))
+            return
+        try:
+            self._grid.run(cell)
+        except UserError:
+            what = f"is a link to {os.readlink(path)}, not to the run {cell.id} in the store"
+            yield Finding(path=path, what=what, remedy="replace the link", fix=replace)
+
+    def _own_folder(self, path: Path, cell: Cell | None, unknown: list[str]) -> Iterator[Finding]:
+        """A run in the grid's folder, where other grids do not have it."""
+        run = RunFolder(path)
+        identity = _identity(run) or (cell.id if cell is not None else "")
+        if not identity:
+            unknown.append(path.name)
+            return
+        place = stored(self._grid.folder.experiments, identity)
+        if not place.exists():
+            yield Finding(
+                path=path,
+                what="lies in the folder of its grid",
+                remedy=f"move it to {place}",
+                fix=lambda: self._move(run, place),
+            )
+            return
+        mine, other = _ending(run), _ending(RunFolder(place))
+        if mine is not None and other is None and not is_held(RunFolder(place).lock):
+            yield Finding(
+                path=path,
+                what=f"is finished, and {place} is not",
+                remedy=f"move it to {place}, and what is there to {place.name}@superseded-N",
+                fix=lambda: (put_aside(place.parent.parent, identity), self._move(run, place)),
+            )
+        elif mine is None or mine == other:
+            yield self._earlier(path, identity, f"is a second folder of {place}")
+        else:
+            self.notes.append(
+                f"{path}: is read here and not in {place}, which has another result of this id"
+            )
+
+    def _move(self, run: RunFolder, place: Path) -> None:
+        """Move a run into the store and leave a link: first all that can fail, then two renames."""
+        grid, path = self._grid.folder, run.path
+        with writing_in(grid.runs):
+            write_whole(run.listed / grid.path.resolve().name, f"{path.name}\n")
+        with suppress(Unsound):  # a finding
+            pruned = read_pruned(run.pruned, None)
+            if pruned is not None and "grid" not in pruned:
+                pruned["grid"] = self._grid.name
+                pruned = sealed(pruned, path) if is_sealed(pruned) else pruned
+                write_whole(run.pruned, json.dumps(pruned, indent=1))
+        link = path.with_name(f".{path.name}.link")
+        link.unlink(missing_ok=True)  # of a process that was killed
+        try:
+            os.symlink(f"../../{STORE}/{place.name}", link, target_is_directory=True)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            if place.exists():  # a rename replaces an empty folder
+                raise FileExistsError(errno.EEXIST, "exists", str(place))
+            os.rename(path, place)
+        except OSError as error:
+            link.unlink(missing_ok=True)
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            raise UserError(f"stays, since it cannot be moved: {error.strerror}") from error
+        os.rename(link, path)
+
+    def _earlier(self, path: Path, identity: str, what: str) -> Finding:
+        experiments = self._grid.folder.experiments
         return Finding(
             path=path,
             what=what,
-            remedy=f"move it to {target.parent.name}/{f', {then}' if then else ''}",
+            remedy=f"move it to {experiments / STORE / identity}@superseded-N",
+            fix=lambda: put_aside(experiments, identity, path),
+        )
+
+    def _aside(self, path: Path) -> Finding:
+        target = self._grid.folder.aside / path.name
+        return Finding(
+            path=path,
+            what="is not a folder",
+            remedy=f"move it to {target.parent.name}/, {_RUNS_AGAIN}",
             fix=lambda: move(path, target),
         )
 
     def _runs(self) -> Iterator[Finding]:
         absent = 0
-        for cell in self._grid.cells:
-            run = self._grid.run(cell)
-            if run.path.is_symlink():
-                yield Finding(
-                    path=run.path,
-                    what=f"is a link to {run.path.resolve()}",
-                    remedy="replace the link by the folder it names, or remove the link",
-                )
-            elif not run.path.exists():
+        for cell, run in self._folders():
+            if not run.path.exists():
                 absent += 1
-            elif not run.path.is_dir():
-                yield self._aside(run.path, "is not a folder", _RUNS_AGAIN)
             elif is_held(run.lock):
                 self.running += 1
             elif other := _of_other_version(run):
@@ -269,7 +346,14 @@ class _Doctor:
             damage = str(error)
         if other is not None:
             what = f"config.yaml is of another experiment: its id is {other}, not {cell.id}"
-            yield self._aside(run.path, what, _RUNS_AGAIN)
+            store, real = self._grid.folder.experiments, run.path.resolve()
+            own = None if real == stored(store, cell.id).resolve() else real
+            yield Finding(
+                path=run.path,
+                what=what,
+                remedy=f"move it to {store / STORE / cell.id}@damaged-N, {_RUNS_AGAIN}",
+                fix=lambda: put_aside(store, cell.id, own, "damaged"),
+            )
             return
         if damage:  # the seal of the result can be judged when the config is there again
             yield Finding(
@@ -318,8 +402,8 @@ class _Doctor:
     def _metrics(self) -> Iterator[Finding]:
         """Results without the grid's metric: damaged if most have it, else the grid is wrong."""
         metric, having, lacking = self._grid.plan.metric, 0, []
-        for cell in self._grid.cells:
-            path = self._grid.run(cell).result
+        for cell, run in self._folders():
+            path = run.result
             with suppress(Unsound):
                 result = read_result(path, cell.id)
                 if result is not None and result["status"] == "ok":
@@ -342,13 +426,13 @@ def _damaged(path: Path, what: str, then: str = "") -> Finding:
     return Finding(path=path, what=what, remedy=remedy, fix=lambda: _put_aside(path))
 
 
-def _misnamed(path: Path, planned: Path) -> Finding:
-    return Finding(
-        path=path,
-        what=f"is planned under the name {planned.name}",
-        remedy="rename it",
-        fix=lambda: move(path, planned),
-    )
+def _ending(run: RunFolder) -> Any:
+    """The outcome and the metrics of a finished run, None for one that is not."""
+    try:
+        result = Run(run).state.result
+    except DamagedRun:
+        return None
+    return result and (result["outcome"], result["metrics"])
 
 
 def _of_other_version(run: RunFolder) -> Finding | None:

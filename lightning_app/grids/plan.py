@@ -46,12 +46,14 @@ from lightning_app.grids.plan_checks import (
     long_warmups,
 )
 from lightning_app.plugins import digests
-from lightning_app.runs.folder import GridFolder, RunFolder
+from lightning_app.runs.folder import NAMED, GridFolder, RunFolder
 from lightning_app.runs.locks import is_held
 from lightning_app.runs.parent import FIELD, find_parent
 from lightning_app.runs.records import Cell, DamagedPlan, Plan, Waiting, read_plan, save_plan
 from lightning_app.runs.run import DamagedRun, Run, RunState
+from lightning_app.runs.store import find_run, place_run
 
+_PROBE = "SignalProbe"
 _LONGEST = 120  # characters of a run's name before its id; file systems allow 255
 
 
@@ -132,7 +134,7 @@ def parent_state(experiments: Path, parent: str, identity: str) -> ParentState:
         return ParentState("waiting")
     folder = RunFolder(experiments / parent)
     try:
-        run = Run(folder, identity, prunes=False).state
+        run = Run(folder, identity, pruner=None).state
     except DamagedRun as error:
         raise UserError(
             f"{error.path}: {error}; `ablate doctor` repairs the grid that it belongs to"
@@ -174,6 +176,15 @@ def waiting_lines(waiting: Iterable[Mapping[str, Any]]) -> list[str]:
     return lines
 
 
+def lacking_lines(lacking: Mapping[str, Sequence[str]], grid: str) -> list[str]:
+    """A line for each file that finished runs lack, from `Grid.lacking`."""
+    return [
+        f"{len(names)} finished cells have no {file}, which this grid keeps, since another grid "
+        f"trained them (such as {names[0]}); `ablate run {grid} --rerun-stale` trains them again"
+        for file, names in lacking.items()
+    ]
+
+
 def placed(data: Mapping[str, Any], experiments: Path) -> dict[str, Any]:
     """A data config of a plan, whose parent is named from the folder of experiments."""
     return {**data, "init_from": str(experiments / data["init_from"])}
@@ -207,6 +218,7 @@ class ParentCells:
         cells: Its planned cells.
         configs: Their resolved configs, in the same order.
         source: The file of the child grid, for messages.
+        experiments: The folder of experiments, which holds the runs.
 
     Raises:
         UserError: if a cell of the parent grid does not have a key.
@@ -218,14 +230,19 @@ class ParentCells:
         cells: Iterable[Cell | Waiting],
         configs: Iterable[Tree],
         source: str,
+        experiments: Path,
     ) -> None:
         self._parent = parent
         self._source = source
         self._known: dict[tuple[Hashable, ...], list[_PlannedRun]] = {}
-        runs = GridFolder(Path(parent.spec.name)).runs
+        grid = GridFolder(experiments / parent.spec.name)
         for cell, config in zip(cells, configs, strict=True):
             key = self._key(config, f"'{parent.spec.name}'")
-            self._known.setdefault(key, []).append(_PlannedRun(cell, (runs / cell.name).as_posix()))
+            path = grid.link(cell.name)
+            if isinstance(cell, Cell):  # its grid may have no link to it yet
+                path = find_run(grid, cell.name, cell.id).path
+            folder = path.relative_to(experiments).as_posix()
+            self._known.setdefault(key, []).append(_PlannedRun(cell, folder))
 
     def of(self, config: Tree) -> tuple[str, str]:
         """Folder and id of the run from which a cell with this config starts; empty if it waits.
@@ -386,7 +403,7 @@ def _parent_cells(
     assert spec.init_from is not None
     plan, configs, others = _expand(spec.init_from.spec, resolve, identify, experiments)
     cells = (*plan.cells, *plan.waiting)
-    return plan, ParentCells(spec.init_from, cells, [*configs, *others], spec.source)
+    return plan, ParentCells(spec.init_from, cells, [*configs, *others], spec.source, experiments)
 
 
 def made_from(spec: GridSpec) -> str:
@@ -458,7 +475,8 @@ def runs_with_plugins(folder: GridFolder) -> list[Path]:
         plan = load_plan(folder.plan)
     except DamagedPlan:
         return []
-    return [] if plan is None else folder.runs_with_plugins(cell.name for cell in plan.cells)
+    runs = [find_run(folder, cell.name, cell.id) for cell in plan.cells] if plan else []
+    return [run.path for run in runs if run.plugins.is_file()]
 
 
 def _hash(spec: GridSpec, cells: Sequence[Cell]) -> str:
@@ -544,8 +562,12 @@ class Grid:
         return self.spec.pruner is not None
 
     def run(self, cell: Cell) -> RunFolder:
-        """The folder of a cell's run."""
-        return self.folder.run(cell.name)
+        """The folder of a cell's run. Raises `UserError`: see `find_run`."""
+        return find_run(self.folder, cell.name, cell.id)
+
+    def place(self, cell: Cell) -> RunFolder:
+        """The folder of a cell's run, made if it is missing."""
+        return place_run(self.folder, cell.name, cell.id)
 
     def state(self, cell: Cell, *, with_metric: bool = True) -> RunState:
         """The state of a cell on disk; `with_metric`: a trained run must report the grid's metric.
@@ -555,12 +577,33 @@ class Grid:
         """
         metric = self.plan.metric if with_metric else None
         try:
-            return Run(self.run(cell), cell.id, metric, prunes=self.prunes).state
+            pruner = self.name if self.prunes else None
+            return Run(self.run(cell), cell.id, metric, pruner=pruner).state
         except DamagedRun as error:
             fix = (
                 f"; `ablate doctor {self.folder.name} --fix` moves it, so that the cell runs again"
             )
             raise UserError(f"{error.path}: {error}{'' if error.other_version else fix}") from error
+
+    def lacking(self, runs: Mapping[str, RunState]) -> dict[str, list[str]]:
+        """The finished cells whose runs do not have what this grid keeps, by what is missing.
+
+        Another grid has trained them, which keeps less. `runs` holds states of runs by cell id.
+        """
+        found: dict[str, list[str]] = {}
+        keep = self.spec.checkpoints
+        for cell in self.cells:
+            result = runs[cell.id].result if cell.id in runs else None
+            if result is None or result["outcome"] == "non_finite":
+                continue  # such a run may have left no checkpoint
+            folder, trainer = self.run(cell), self.tree(cell).get("trainer") or {}
+            saves = trainer.get("enable_checkpointing") is not False
+            kept = [folder.checkpoint(name) for name in NAMED if saves and keep in ("all", name)]
+            probes = f'.{_PROBE}"' in canonical(trainer.get("callbacks"))
+            for path in [*kept, *([folder.probes] if probes else [])]:
+                if not path.is_file():
+                    found.setdefault(path.name, []).append(cell.name)
+        return found
 
     def tree(self, cell: Cell) -> dict[str, Any]:
         """The config of a cell as the grid file gives it: without defaults."""

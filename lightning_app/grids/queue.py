@@ -24,7 +24,7 @@ from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_de
 
 from lightning_app.core.errors import UserError
 from lightning_app.core.files import move, write_whole
-from lightning_app.grids.plan import Grid
+from lightning_app.grids.plan import Grid, lacking_lines
 from lightning_app.grids.pruning import make_pruner
 from lightning_app.grids.storages import (
     LOST_AFTER,
@@ -36,7 +36,7 @@ from lightning_app.grids.storages import (
     open_storage,
     reason,
 )
-from lightning_app.runs.locks import Interrupted, if_free
+from lightning_app.runs.locks import Interrupted, if_free, trained_for_another
 from lightning_app.runs.records import Cell
 from lightning_app.runs.run import RunState, read_reports
 from lightning_app.scores.task_facts import LOSS
@@ -450,6 +450,7 @@ class Queue:
         self._study = self.patiently(Study, grid, spec, lost_after, alone)
         runs = {cell.id: grid.state(cell) for cell in grid.cells}
         self._retried = {cell for cell, run in runs.items() if retry_failed and run.error}
+        self._lacking = grid.lacking(runs)
         # All cells to run, by this supervisor or another.
         self.total = sum(run.state == "missing" for run in runs.values()) + len(self._retried)
         if alone:
@@ -462,8 +463,8 @@ class Queue:
 
     @property
     def notes(self) -> list[str]:
-        """The repairs that were made when the study was opened."""
-        return self._study.notes
+        """The repairs that were made when the study was opened, and what finished runs lack."""
+        return [*self._study.notes, *lacking_lines(self._lacking, self._grid.name)]
 
     @property
     def waiting(self) -> int:
@@ -471,9 +472,12 @@ class Queue:
         return len(self.patiently(self._study.trials, TrialState.WAITING))
 
     def elsewhere(self) -> int:
-        """How many cells other supervisors run."""
-        running = self.patiently(self._study.trials, TrialState.RUNNING)
-        return sum(trial.number not in self._claims for trial in running)
+        """How many cells other supervisors run, for this grid or for another one."""
+        trials = self.patiently(self._study.trials, TrialState.RUNNING, TrialState.WAITING)
+        waiting = (trial for trial in trials if trial.state == TrialState.WAITING)
+        others = sum(map(self._is_busy, waiting))
+        running = (trial for trial in trials if trial.state == TrialState.RUNNING)
+        return others + sum(trial.number not in self._claims for trial in running)
 
     @property
     def has_candidates(self) -> bool:
@@ -563,16 +567,22 @@ class Queue:
         """After an outage all heartbeats are old: renew ours now, and check others much later."""
         self._beaten, self._reclaimed = -math.inf, time.monotonic() + self._lost_after
 
+    def _is_busy(self, trial: FrozenTrial) -> bool:
+        """Whether a supervisor of another grid trains the cell of a waiting trial now."""
+        cell = self._grid.by_id.get(trial.user_attrs.get("cell", ""))
+        return cell is not None and trained_for_another(self._grid.run(cell))
+
     def _pop(self) -> Claim | None:
+        looked = False
         while True:
-            if not self._candidates:
-                self._candidates.extend(
-                    sorted(self._study.trials(TrialState.WAITING), key=self._turn)
-                )
+            if not self._candidates and not looked:
+                waiting = self._study.trials(TrialState.WAITING)
+                self._candidates.extend(sorted(waiting, key=self._turn))
+                looked = True
             if not self._candidates:
                 return None
             trial = self._candidates.popleft()
-            if not self._study.claim(trial.number):
+            if self._is_busy(trial) or not self._study.claim(trial.number):
                 continue
             marks = trial.user_attrs
             cell = self._grid.by_id.get(marks.get("cell", ""))

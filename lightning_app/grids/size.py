@@ -17,7 +17,6 @@ from lightning_app.data.sources import resolved_data
 from lightning_app.grids.plan import Grid
 from lightning_app.grids.plan_checks import devices_of, most_read
 from lightning_app.grids.slots import default_workers
-from lightning_app.grids.takeover import FinishedElsewhere
 from lightning_app.models.auxiliary_heads import add_heads
 from lightning_app.models.heads import ArchitectureConfig
 from lightning_app.models.initialization import count_parameters
@@ -111,7 +110,7 @@ class CostGroup:
 
 
 def shapes_of(
-    grid: Grid, configs: list[dict[str, Any]], found: Mapping[str, FinishedElsewhere]
+    grid: Grid, configs: list[dict[str, Any]], found: Mapping[str, RunState]
 ) -> list[CostGroup]:
     """The cells of a plan in groups of equal cost; those in `found` count as done."""
     shapes: dict[str, CostGroup] = {}
@@ -124,10 +123,7 @@ def shapes_of(
         key = json.dumps([label, *parts, data, config["trainer"]], sort_keys=True)
         shape = shapes.setdefault(key, CostGroup(label=label, config=config))
         shape.cells.append(cell)
-        run = grid.state(cell)
-        if cell.id in found:
-            run = RunState(state="done", attempts=run.attempts, result=found[cell.id].result)
-        shape.runs.append(run)
+        shape.runs.append(found.get(cell.id) or grid.state(cell))
     return list(shapes.values())
 
 

@@ -20,8 +20,9 @@ from optuna.trial import Trial
 from lightning_app.config.grid import GridSpec
 from lightning_app.config.run_plugins import hinting
 from lightning_app.core.errors import UserError
-from lightning_app.core.files import disk_full, has_no_room, move, write_whole, writing_in
+from lightning_app.core.files import disk_full, has_no_room, write_whole, writing_in
 from lightning_app.data.sources import corpus_of
+from lightning_app.grids.copies import copy_found, find_elsewhere
 from lightning_app.grids.display import Display, clock
 from lightning_app.grids.options import Options
 from lightning_app.grids.plan import (
@@ -37,7 +38,6 @@ from lightning_app.grids.pruning import Reports
 from lightning_app.grids.queue import Claim, Queue, StorageLost
 from lightning_app.grids.slots import Slot, Slots, default_workers, slots_of, visible_devices
 from lightning_app.grids.storages import storage_spec
-from lightning_app.grids.takeover import find_finished, refusals, supersede, take_over
 from lightning_app.grids.workers import (
     DISK_FULL,
     FAILED,
@@ -59,11 +59,13 @@ from lightning_app.grids.workers import (
     start,
 )
 from lightning_app.plugins import given
-from lightning_app.runs.folder import GridFolder
+from lightning_app.runs.folder import STORE, GridFolder, RunFolder
 from lightning_app.runs.locks import Interrupted, Stop, if_free, supervisor_lock, turn
+from lightning_app.runs.mixtures import STALE, counted, others
 from lightning_app.runs.provenance import command_line
-from lightning_app.runs.records import DamagedPlan, Plan
+from lightning_app.runs.records import DamagedPlan, Plan, Unsound, read_json
 from lightning_app.runs.run import RunState, read_progress
+from lightning_app.runs.store import drop_links, link_run, put_aside
 from lightning_app.scores.task_facts import LOSS
 
 MOST_DEATHS = 3  # attempts of a cell that may be killed, run out of memory or hang
@@ -201,27 +203,28 @@ class Supervisor:
         return self._queue.has_candidates or time.monotonic() - self._empty >= _ASK_EVERY
 
     def _start(self, claim: Claim, slot: Slot) -> None:
-        folder = self._grid.run(claim.cell)
+        folder = self._grid.place(claim.cell)
         with writing_in(folder.path):
-            if self._grid.state(claim.cell, with_metric=False).short:
-                move(folder.result, folder.result.with_name(f"{folder.result.name}.short"))
             attempt = folder.last_attempt() + 1
-            while folder.attempt(attempt).path.exists():  # another supervisor has just begun it
-                attempt += 1
-            folder.attempt(attempt).path.mkdir(parents=True)
+            while True:
+                try:
+                    folder.attempt(attempt).path.mkdir(parents=True)
+                    break
+                except FileExistsError:  # another supervisor has just begun it
+                    attempt += 1
         end_marked(folder.attempt(number).path for number in range(1, attempt))
-        job = self._job(claim, attempt, slot)
+        job = self._job(claim, folder, attempt, slot)
         self._looked = -inf
         each = Running(claim, job, [], None if self._reports is None else self._queue.trial(claim))
         self._running.append(each)
         for rank in range(slot.devices):
             each.ranks.append(start(run_rank, job, rank))
 
-    def _job(self, claim: Claim, attempt: int, slot: Slot) -> Job:
+    def _job(self, claim: Claim, folder: RunFolder, attempt: int, slot: Slot) -> Job:
         spec = self._grid.spec
         return Job(
             program=self._program,
-            folder=self._grid.run(claim.cell),
+            folder=folder,
             attempt=attempt,
             tree=self._grid.tree(claim.cell),
             identity=claim.cell.id,
@@ -521,8 +524,8 @@ def current_grid(
 ) -> Grid:
     """The grid with its saved plan if that is valid, else with a new one, which is saved.
 
-    The caller holds the start lock. A supervisor that is `alone` also takes over what is finished
-    under other names, in the folders of `results` too.
+    The caller holds the start lock. A supervisor that is `alone` also copies what is finished in
+    the stores of `results`, and links the runs in the store that the plan names, and no others.
     """
     try:
         plan = load_plan(folder.plan)
@@ -542,9 +545,12 @@ def current_grid(
     if plan is not None and not valid:
         _refuse_lost_parents(grid, plan)
     if alone:
-        found, refused = find_finished(grid, results)
-        for line in (*refusals(refused), *take_over(grid, found)):
+        elsewhere = find_elsewhere(grid, results)
+        for line in (*elsewhere.lines(), *copy_found(grid, elsewhere)):
             print(line, flush=True)
+        drop_links(folder, {cell.name for cell in grid.cells})
+        for cell in grid.cells:
+            link_run(folder, cell.name, cell.id)
     if not valid or (alone and not grid.is_saved()):
         grid.save()
     return grid
@@ -570,8 +576,57 @@ def _rerun_stale(grid: Grid, program: str, stop: Stop, alone: bool) -> None:
     if not alone:
         raise UserError(f"--rerun-stale: other supervisors run {grid.name}; let them end first")
     ask(stop, prepare_data, program, grid)
-    for line in supersede(grid, ask(stop, look_here, program, grid.data)):
-        print(line, flush=True)
+    print(rerun_stale(grid, ask(stop, look_here, program, grid.data)), flush=True)
+
+
+def rerun_stale(grid: Grid, here: Mapping[str, Any]) -> str:
+    """Put aside the runs of other code, data or libraries, and those that lack what the grid keeps.
+
+    Their cells then run again. Interrupted runs are put aside too: otherwise two versions would
+    train the same weights. A run that another process trains now stays. Returns a line with their
+    number. Raises `UserError` if a folder cannot be written.
+    """
+    states = {cell.id: grid.state(cell, with_metric=False) for cell in grid.cells}
+    records = {
+        cell.name: record
+        for cell in grid.cells
+        if (record := _record(grid.run(cell), states[cell.id]))
+    }
+    stale = {kind: of for kind, of in others(records, here).items() if kind in STALE}
+    why = [f"{kind}: {counted(of)}" for kind, of in stale.items()]
+    names = dict.fromkeys(name for of in stale.values() for each in of.values() for name in each)
+    for file, lack in grid.lacking(states).items():
+        why.append(f"without {file}: {len(lack)}")
+        names |= dict.fromkeys(lack)
+    moved = 0
+    for cell in (cell for cell in grid.cells if cell.name in names):
+        folder = grid.run(cell)
+        with if_free(folder.lock) as free:
+            if free:
+                own = None if folder.path.resolve().parent.name == STORE else folder.path
+                put_aside(grid.folder.experiments, cell.id, own)
+                moved += 1
+    if not names:
+        return f"{grid.name}: no cell is of another code, data or libraries than now"
+    kept = len(names) - moved
+    held = f"; {kept} others are being trained now and stay" if kept else ""
+    place = grid.folder.experiments / STORE / "ID@superseded-N"
+    return f"{moved} runs moved to {place}; their cells run again ({'; '.join(why)}){held}"
+
+
+def _record(folder: RunFolder, state: RunState) -> Mapping[str, Any] | None:
+    """The provenance of a run, None if it has left nothing that the next attempt would use."""
+    if state.result is not None or state.pruned is not None:
+        return state.result or state.pruned
+    if not folder.checkpoint("last").is_file():
+        return None
+    path = folder.attempt(state.attempts).provenance
+    try:
+        return {"provenance": read_json(path)}
+    except FileNotFoundError:
+        return {"provenance": {}}
+    except Unsound as error:
+        raise UserError(f"{path}: {error}; remove the file") from error
 
 
 def _slots(spec: GridSpec, options: Options, program: str, stop: Stop) -> Slots:

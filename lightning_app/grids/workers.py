@@ -23,19 +23,19 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import psutil
-from filelock import FileLock, Timeout
 
 from lightning_app.config.grid import GridSpec
 from lightning_app.core import strict_yaml
 from lightning_app.core.errors import UserError, is_out_of_memory
-from lightning_app.core.files import is_disk_full, write_whole
+from lightning_app.core.files import is_disk_full, move, write_whole
 from lightning_app.grids.parent_death import bind_to_supervisor
 from lightning_app.grids.plan import Grid, expand
 from lightning_app.grids.slots import Slot
 from lightning_app.plugins import Given, given, load_given
-from lightning_app.runs.folder import AttemptFolder, RunFolder
-from lightning_app.runs.locks import Interrupted, Stop
+from lightning_app.runs.folder import RESULT, AttemptFolder, RunFolder
+from lightning_app.runs.locks import Held, Interrupted, Stop, run_lock
 from lightning_app.runs.records import Plan
+from lightning_app.runs.run import Run
 
 MARK = "ABLATE_ATTEMPT"
 """The environment variable that names the attempt to all programs that it executes."""
@@ -43,7 +43,12 @@ MARK = "ABLATE_ATTEMPT"
 
 def mark(record: Path) -> None:
     """Mark this process's future children as an attempt's. `record`: the attempt's folder."""
-    os.environ[MARK] = str(record.resolve())
+    os.environ[MARK] = _mark(record)
+
+
+def _mark(record: Path) -> str:
+    """The name of an attempt of one grid: a run in the store may have attempts of several."""
+    return str(record.parents[2].resolve().joinpath(*record.parts[-3:]))
 
 
 def end_tree(pids: Iterable[int]) -> None:
@@ -58,7 +63,7 @@ def end_tree(pids: Iterable[int]) -> None:
 
 def end_marked(records: Iterable[Path]) -> None:
     """Kill processes that finished attempts left on this host, such as a launcher's orphans."""
-    names = {str(record.resolve()) for record in records}
+    names = set(map(_mark, records))
     for process in psutil.process_iter() if names else ():
         with suppress(psutil.Error):
             if process.environ().get(MARK) in names:
@@ -114,7 +119,7 @@ class Job:
     @property
     def is_over(self) -> bool:
         """Whether the run has ended with a result, or by the pruner."""
-        return self.folder.is_over(prunes=self.metric is not None)
+        return self.folder.is_over(None if self.metric is None else self.folder.grid or "")
 
     def error(self, rank: int) -> Path:
         """The file for a rank's error. The supervisor reports the first of several errors."""
@@ -143,10 +148,14 @@ def run_rank(job: Job, rank: int) -> None:
         if rank > 0:
             program.run_cell(job, rank)
             return
-        with FileLock(job.folder.lock, timeout=_OLD_WORKER_GONE):
+        with run_lock(job.folder, _OLD_WORKER_GONE):
+            if job.folder.last_attempt() != job.attempt:
+                sys.exit(HELD)  # another grid has begun an attempt, which continues this one
+            if Run(job.folder, job.identity).state.short:
+                move(job.folder.result, job.folder.result.with_name(f"{RESULT}.short"))
             if not job.is_over:
                 _train(program, job)
-    except Timeout:
+    except Held:
         sys.exit(HELD)
     except BaseException as error:
         _end(job.error(rank), error)

@@ -15,7 +15,9 @@ from lightning_app.report.results import (
     outcomes,
     shared,
 )
-from lightning_app.runs.mixtures import SUPERSEDED, UNKNOWN, counted, groups
+from lightning_app.runs.folder import STORE, GridFolder
+from lightning_app.runs.mixtures import UNKNOWN, counted, groups
+from lightning_app.runs.store import superseded
 from lightning_app.scores.task_facts import STACKS, glue_task_of, task_facts
 
 if TYPE_CHECKING:
@@ -112,7 +114,7 @@ def facts(grid: GridResults) -> dict[str, str]:
         "Code": _code(grid),
         "Metric of the grid": _metric(grid),
         "Versions": _versions(grid),
-        "Superseded": superseded(grid),
+        "Superseded": earlier_runs(grid),
     }
     return {name: value for name, value in found.items() if value}
 
@@ -307,11 +309,13 @@ def _code(grid: GridResults) -> str:
     return counted(found) if len(found) > 1 else next(iter(found), "")
 
 
-def superseded(grid: GridResults) -> str:
+def earlier_runs(grid: GridResults) -> str:
     """The number of earlier runs that were repeated and are not counted."""
-    folder = grid.folder / SUPERSEDED
-    count = len(list(folder.iterdir())) if folder.is_dir() else 0
-    return f"{count} earlier runs, kept in {SUPERSEDED}/; they are not counted" if count else ""
+    ids = {cell.id for cell in grid.cells}
+    parts = grid.parts or (grid,)
+    stores = {GridFolder(part.folder).experiments for part in parts}
+    count = sum(len(superseded(store, ids)) for store in stores)
+    return f"{count} earlier runs, kept as {STORE}/ID@superseded-N; not counted" if count else ""
 
 
 def _versions(grid: GridResults) -> str:

@@ -15,7 +15,6 @@ from lightning_app.report.results import (
     damaged_files,
     differing_settings,
     shared,
-    stray_runs,
     unlike,
 )
 from lightning_app.report.statistics import FEW_SEEDS, LEVEL, wilson_interval
@@ -130,7 +129,7 @@ def _of_coupling(grid: GridResults) -> list[str]:
 
 def urgent(grid: GridResults) -> list[str]:
     """What is wrong or missing among the runs of one grid."""
-    items = [text for text in (left_out(grid.strangers), stray_runs(grid)) if text]
+    items = [text] if (text := left_out(grid.strangers)) else []
     items += statements(records_of(grid)).values()
     items += [*_unlike(grid), *_early(grid)]
     if lines := damaged_files(grid):

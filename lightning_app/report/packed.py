@@ -85,7 +85,7 @@ def unpack(path: Path, experiments: Path) -> GridFolder:
             raise UserError(f"{path}: its rows are not the cells of its plan")
         there = GridFolder(experiments / plan.name)
         for cell in plan.cells:
-            folder = made.run(cell.name).path
+            folder = made.link(cell.name)
             for name, text in runs[cell.id].items():
                 folder.mkdir(parents=True, exist_ok=True)
                 (folder / name).write_bytes(text.encode())

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lightning_app.config.grid import GridFile
-from lightning_app.config.identity import check_removed, leaves, read_record, without_removed
+from lightning_app.config.identity import check_removed, leaves, without_removed
 from lightning_app.config.rulers import BUDGET, differences, in_raw_text, names_of, ruler, unit_of
 from lightning_app.config.tree import (
     BLOCK,
@@ -48,6 +48,7 @@ from lightning_app.runs.records import (
     read_yaml,
 )
 from lightning_app.runs.run import DamagedRun, Run
+from lightning_app.runs.store import find_run
 from lightning_app.scores.task_facts import (
     TASKS,
     Monitored,
@@ -380,39 +381,6 @@ def damaged_files(grid: GridResults) -> list[str]:
     return list(lines)
 
 
-def stray_runs(grid: GridResults) -> str | None:
-    """Return the number of finished runs of other experiments in the folder, in a sentence.
-
-    The cause is that the corpus was edited, or a value of an axis was removed, after they ran.
-    """
-    planned = {cell.name for cell in grid.cells}
-    folders = [run.path for run in GridFolder(grid.folder).strays(planned)]
-    if not folders:
-        return None
-    corpora = {_corpus(cell.folder) for cell in grid.cells} - {None}
-    other = sum(_corpus(folder) not in {None, *corpora} for folder in folders) if corpora else 0
-    where = f", {other} of them on other files of the corpus" if other else ""
-    if len(folders) == 1:
-        where = ", on other files of the corpus" if other else ""
-        return (
-            "1 finished run in this folder is another experiment than the grid plans"
-            f"{where}. It counts nowhere in this report ({folders[0].name})."
-        )
-    return (
-        f"{len(folders)} finished runs in this folder are other experiments than the grid plans"
-        f"{where}. They count nowhere in this report (such as {folders[0].name})."
-    )
-
-
-def _corpus(folder: Path) -> str | None:
-    """The digest of the corpus of a run, None if it is not recorded."""
-    try:
-        record = read_record(folder)
-    except UserError:
-        return None  # the reader of runs reports a damaged folder
-    return None if record is None else record.corpus
-
-
 AXIS = "grid"  # the axis whose values are the names of the grids
 UNSAID = (  # folders of a machine, and what changes no result
     *("data.root", "data.cache", "data.num_workers", "trainer.default_root_dir"),
@@ -604,7 +572,7 @@ def _config(
     """The config of one run under the grid's base, and a line for each damaged one before it."""
     base, damaged = grid.get("base_config") or {}, []
     for cell in plan.cells:
-        path = paths.run(cell.name).config
+        path = find_run(paths, cell.name, cell.id).config
         try:
             with named(path):
                 return _merge(without_removed(read_yaml(path)), without_removed(base)), damaged
@@ -633,7 +601,7 @@ def _cell(
     grid: Mapping[str, Any],
     planned: Mapping[str, list[Any]],
 ) -> CellResult:
-    axes, folder = cell.axes, paths.run(cell.name)
+    axes, folder = cell.axes, find_run(paths, cell.name, cell.id)
     labels = _labels(grid, planned)
 
     def value(key: str, kind: Callable[[Any], float]) -> Any:
@@ -641,7 +609,7 @@ def _cell(
         return _number(paths.plan if key in axes else folder.path, key, found, kind)
 
     metric = (grid.get("metric") or {}).get("name")
-    run = Run(folder, cell.id, metric, prunes=grid.get("pruner") is not None)
+    run = Run(folder, cell.id, metric, pruner=paths.name if grid.get("pruner") else None)
     result, state, error = _outcome(run)
     facts = task_facts(axes.get(TASKS.field) or lookup(config, TASKS.field))
     # An axis that follows from another one says nothing more, unless losses count other things at

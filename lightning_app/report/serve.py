@@ -21,6 +21,7 @@ from urllib.parse import quote
 from lightning_app.core.errors import UserError
 from lightning_app.report.page import render
 from lightning_app.report.tensorboard import tensorboard_path
+from lightning_app.runs.folder import STORE, GridFolder
 
 if TYPE_CHECKING:
     from werkzeug.wrappers import Request, Response
@@ -73,7 +74,9 @@ class Site:
 
     def __init__(self, page: Path, folders: Sequence[Path], boards: dict[str, Application]) -> None:
         self._page = page.resolve()
-        self._roots = [self._page.parent, *(folder.resolve() for folder in folders)]
+        self._roots = [self._page.parent]
+        for folder in folders:  # its links lead into the store; no address has a hidden folder
+            self._roots += [folder.resolve(), GridFolder(folder).experiments.resolve() / STORE]
         self._top = Path(os.path.commonpath(self._roots))
         self._boards = boards
         places = {folder: folder.resolve().relative_to(self._top) for folder in folders}
@@ -122,15 +125,16 @@ class Site:
         return found
 
     def _inside(self, asked: str) -> Path | None:
-        """The file or folder at an address, with links resolved, if it is in a served folder."""
+        """The file or folder at an address, if it is in a served folder or in the store of runs."""
         parts = [part for part in asked.split("/") if part]
         if any(part.startswith(".") for part in parts):
             return None
         try:
-            path = self._top.joinpath(*parts).resolve(strict=True)
+            path = self._top.joinpath(*parts)
+            there = path.resolve(strict=True)
         except (OSError, ValueError):  # ValueError: a null byte
             return None
-        return path if any(path.is_relative_to(root) for root in self._roots) else None
+        return path if any(there.is_relative_to(root) for root in self._roots) else None
 
     def _address(self, path: Path) -> str:
         return f"/{quote(path.relative_to(self._top).as_posix())}"

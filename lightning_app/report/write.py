@@ -10,14 +10,14 @@ from lightning_app.core.files import write_whole
 from lightning_app.core.project import recompute_program
 from lightning_app.report.bibliography import references
 from lightning_app.report.comparisons import comparison_document
-from lightning_app.report.facts import superseded
+from lightning_app.report.facts import earlier_runs
 from lightning_app.report.figures.sheet import darken, png, save, styled
 from lightning_app.report.figures.write import first_figure, write_figures
 from lightning_app.report.frames import validations_frame
 from lightning_app.report.packed import PACKED, pack
 from lightning_app.report.page import RECOMPUTE, Report, page
 from lightning_app.report.pairs import scores_frame
-from lightning_app.report.results import GridResults, stray_runs
+from lightning_app.report.results import GridResults
 from lightning_app.report.table import latex, markdown
 from lightning_app.report.tables import headline_table, loss_by_warmup
 from lightning_app.report.warmup import bleu_scores, sensitivity_scores
@@ -86,8 +86,7 @@ def inputs_digest(grid: GridResults) -> str:
             digest.update(f"{cell.name} {cell.state} {cell.error}\n".encode())
         for path in filter(Path.is_file, files):
             digest.update(f"{path.name} {hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
-        # Finished runs that are not planned, and repeated ones, are counted.
-        digest.update(f"{stray_runs(part)} {superseded(part)}\n".encode())
+        digest.update(f"{earlier_runs(part)}\n".encode())
     return digest.hexdigest()
 
 

@@ -1,13 +1,16 @@
-"""The paths in the folders of a run and of a grid, `experiments/NAME`."""
+"""The paths in the folders of a run, `experiments/.runs/ID`, and of a grid, `experiments/NAME`."""
 
+import json
 import os
 import re
 import stat
-from collections.abc import Container, Iterable
 from pathlib import Path
 from typing import Any
 
 from lightning_app.core.errors import UserError
+
+STORE = ".runs"
+"""The folder of all runs, in a folder of experiments."""
 
 RESULT = "result.json"
 PRUNED = "pruned.json"
@@ -66,8 +69,9 @@ class RunFolder:
         checkpoints: The folder of `last.ckpt` and `best.ckpt`.
         attempts: The folder of the numbered attempts.
         added: Below this folder a cell's own loggers and callbacks write.
+        listed: A file for each grid that lists the run, with the name of its link there.
         lock: Held by the process that trains the run.
-        holder: Which process of `ablate fit` that is.
+        holder: Which process that is.
     """
 
     def __init__(self, path: Path) -> None:
@@ -88,6 +92,7 @@ class RunFolder:
         self.checkpoints = path / "checkpoints"
         self.attempts = path / "attempts"
         self.added = path / "added"
+        self.listed = path / "grids"
         self.lock = path / ".lock"
         self.holder = path / ".holder"
 
@@ -100,9 +105,21 @@ class RunFolder:
 
     @property
     def grid(self) -> str | None:
-        """The name of the grid whose folder holds the run, None outside of ``GRID/runs``."""
-        above = self.path.resolve().parent
+        """The name of the grid in whose folder this path lies, None outside of ``GRID/runs``."""
+        above = self.path.absolute().parent
         return above.parent.name if above.name == "runs" else None
+
+    def grids(self) -> dict[str, str]:
+        """The grids that list the run, each with the name of its link; `fit` for single runs."""
+        store = self.path.resolve().parent
+        found = {}
+        for path in sorted(self.listed.iterdir()) if self.listed.is_dir() else ():
+            name = path.read_text(encoding="utf-8").strip()
+            link = store.parent / path.name / "runs" / name
+            # A grid that was removed, or plans other cells now, lists the run no longer.
+            if is_file_name(name) and link.exists() and link.samefile(self.path):
+                found[path.name] = name
+        return found
 
     def checkpoint(self, name: str) -> Path:
         """The path of the checkpoint `last` or `best`."""
@@ -118,9 +135,17 @@ class RunFolder:
         names = (path.name for path in self.attempts.iterdir())
         return max((int(name) for name in names if name.isdigit()), default=0)
 
-    def is_over(self, prunes: bool) -> bool:
-        """Whether the run has its result, or the pruner of a grid that `prunes` has ended it."""
-        return self.result.is_file() or (prunes and self.pruned.is_file())
+    def is_over(self, pruner: str | None) -> bool:
+        """Whether the run has its result, or the pruner of a grid ended it (as of `Run`)."""
+        if self.result.is_file() or pruner is None:
+            return self.result.is_file()
+        try:
+            by = json.loads(self.pruned.read_text(encoding="utf-8")).get("grid", pruner)
+        except FileNotFoundError:
+            return False
+        except (ValueError, AttributeError):
+            return True  # the reader of runs says what is damaged
+        return pruner in ("", by)
 
     def own_files(self) -> tuple[list[Path], list[Path]]:
         """The files in the folder that a run writes, and the links and pipes of such names.
@@ -139,15 +164,6 @@ class RunFolder:
                     elif not stat.S_ISDIR(mode):
                         others.append(path)
         return files, others
-
-    def trim_checkpoints(self, keep: str) -> None:
-        """Remove the checkpoints of a finished run that are not to be kept.
-
-        `keep` is `all`, `last`, `best` or `none`.
-        """
-        for name in NAMED:
-            if keep not in ("all", name):
-                self.checkpoint(name).unlink(missing_ok=True)
 
 
 class AttemptFolder:
@@ -209,10 +225,9 @@ class GridFolder:
         path: The folder.
         specification: `grid.yaml`, the grid file with its base inlined.
         plan: The cells, with their ids and names.
-        runs: The folder of the runs, one for each cell.
+        runs: A link for each cell into the store of runs.
         journal: The queue, unless `--storage` names another.
         report: The page that `ablate report` writes.
-        superseded: Earlier runs that `--rerun-stale` has repeated.
         aside: Folders that `ablate doctor --fix` has moved out of `runs`.
         token: Ties the folder to its study in another storage.
         holder: Names the supervisor that works in the folder, or did last.
@@ -230,7 +245,6 @@ class GridFolder:
         self.runs = path / "runs"
         self.journal = path / "optuna.journal"
         self.report = path / "report.html"
-        self.superseded = path / "superseded"
         self.aside = path / "aside"
         self.token = path / ".study"
         self.holder = path / ".supervisor.json"
@@ -247,23 +261,14 @@ class GridFolder:
     def name(self) -> str:
         return self.path.name
 
-    def run(self, name: str) -> RunFolder:
-        """The folder of the run of this name. Raises `UserError` if it would lie elsewhere."""
+    @property
+    def experiments(self) -> Path:
+        """The folder of experiments, which holds the store beside the grids."""
+        plain = self.path.name not in ("", "..") and not self.path.is_symlink()
+        return (self.path if plain else self.path.resolve()).parent
+
+    def link(self, name: str) -> Path:
+        """The link to the run of this name. Raises `UserError` if it would lie elsewhere."""
         if not is_file_name(name):
             raise UserError(f"{self.plan}: name: expected the name of a folder, found {name!r}")
-        return RunFolder(self.runs / name)
-
-    def all_runs(self) -> list[RunFolder]:
-        """The folders of all runs, planned or not, by name."""
-        paths = sorted(self.runs.iterdir()) if self.runs.is_dir() else []
-        return [RunFolder(path) for path in paths if not path.name.startswith(".")]
-
-    def runs_with_plugins(self, names: Iterable[str]) -> list[Path]:
-        """The folders of those runs of these names that use a plug-in."""
-        runs = map(self.run, names)
-        return [run.path for run in runs if run.plugins.is_file()]
-
-    def strays(self, planned: Container[str]) -> list[RunFolder]:
-        """The finished runs whose names are not among the `planned` ones."""
-        found = (run for run in self.all_runs() if run.name not in planned)
-        return [run for run in found if run.result.is_file()]
+        return self.runs / name

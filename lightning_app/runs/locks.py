@@ -8,7 +8,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -54,11 +54,16 @@ _SAY_AFTER = 3.0  # seconds after which a message explains why a command waits
 
 @dataclass(frozen=True)
 class Holder:
-    """A supervisor that works in a grid's folder, and the storage of its queue as shown."""
+    """A process that holds a lock.
+
+    Of a grid's folder, with the storage of its queue as shown, or of a run, with the grid for which
+    it trains the run.
+    """
 
     host: str
     pid: int
-    storage: str
+    storage: str = ""
+    grid: str = ""
 
 
 @contextmanager
@@ -75,10 +80,10 @@ def supervisor_lock(folder: GridFolder, storage: str = "", several: bool = False
     try:
         alone = _flock(file, fcntl.LOCK_EX)
         if alone:
-            mine = {"host": socket.gethostname(), "pid": os.getpid(), "storage": storage}
-            write_whole(folder.holder, json.dumps(mine))
+            mine = Holder(socket.gethostname(), os.getpid(), storage)
+            write_whole(folder.holder, json.dumps(asdict(mine)))
         if not alone or several:
-            holder = _holder(folder.holder)
+            holder = holder_of(folder.holder)
             if not several or not _flock(file, fcntl.LOCK_SH):
                 raise UserError(
                     f"{folder}: process {holder.pid} on {holder.host} is already running this grid"
@@ -119,28 +124,32 @@ def turn(lock: Path, stopping: Callable[[], bool], why: str) -> Iterator[None]:
         held.release()
 
 
+class Held(UserError):
+    """Another process trains a run."""
+
+
 @contextmanager
-def run_lock(folder: RunFolder) -> Iterator[None]:
+def run_lock(folder: RunFolder, wait: float = 0.0) -> Iterator[None]:
     """Hold the lock of a run's folder, made if it is missing, as the process that trains the run.
 
     Raises:
-        UserError: naming the process that trains it.
+        Held: naming the process that still trains it after `wait` seconds.
     """
     with writing_in(folder.path):
         folder.path.mkdir(parents=True, exist_ok=True)
         held = FileLock(folder.lock)
         try:
-            held.acquire(timeout=0)
+            held.acquire(timeout=wait)
         except Timeout:
-            other, until = _holder(folder.holder), time.monotonic() + _SAY_AFTER
+            other, until = holder_of(folder.holder), time.monotonic() + _SAY_AFTER
             while not other.pid and time.monotonic() < until:  # it may be about to write its name
                 time.sleep(0.1)
-                other = _holder(folder.holder)
+                other = holder_of(folder.holder)
             process = f"process {other.pid} on {other.host}" if other.pid else "another process"
-            raise UserError(f"{folder}: {process} is training this run") from None
+            raise Held(f"{folder}: {process} is training this run") from None
     try:
-        mine = {"host": socket.gethostname(), "pid": os.getpid(), "storage": ""}
-        write_whole(folder.holder, json.dumps(mine))
+        mine = Holder(socket.gethostname(), os.getpid(), grid=folder.grid or "")
+        write_whole(folder.holder, json.dumps(asdict(mine)))
         yield
         folder.holder.unlink(missing_ok=True)
     finally:
@@ -183,7 +192,13 @@ def _flock(file: int, kind: int) -> bool:
     return True
 
 
-def _holder(record: Path) -> Holder:
+def trained_for_another(folder: RunFolder) -> bool:
+    """Whether a living process trains a run for another grid than the one of this path."""
+    return is_held(folder.lock) and holder_of(folder.holder).grid not in ("", folder.grid)
+
+
+def holder_of(record: Path) -> Holder:
+    """The process that a lock's record names; number 0 where that cannot be read."""
     try:
         return Holder(**json.loads(record.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):

@@ -30,9 +30,6 @@ KINDS = {
 STALE = ("code", "data", "libraries", "unrecorded")
 """The kinds in `others` that `--rerun-stale` repeats; another device is not a reason."""
 
-SUPERSEDED = "superseded"
-"""The folder of a grid that keeps what `--rerun-stale` has put aside."""
-
 _PRESENT = "8f37dfc827d452c9"
 SAME_CODE: Mapping[str, str] = dict.fromkeys(("33721b7fbe889387", "dc4f94306fbdd733"), _PRESENT)
 """Digests of code of another form that computes the same numbers, with that of the present form.

@@ -74,7 +74,8 @@ class Run:
         folder: The folder of the run.
         identity: The id that its result must have; None for any.
         metric: The metric of its grid, which a trained run must have reported.
-        prunes: Whether the grid has a pruner. If not, a run that was pruned must continue.
+        pruner: The grid whose pruner may have ended the run, "" for any; None if none counts, so
+            that a run that was pruned must continue.
     """
 
     def __init__(
@@ -83,12 +84,12 @@ class Run:
         identity: str | None = None,
         metric: str | None = None,
         *,
-        prunes: bool = True,
+        pruner: str | None = "",
     ) -> None:
         self.folder = folder if isinstance(folder, RunFolder) else RunFolder(folder)
         self._identity = identity
         self._metric = metric
-        self._prunes = prunes
+        self._pruner = pruner
 
     @cached_property
     def result(self) -> dict[str, Any] | None:
@@ -114,8 +115,8 @@ class Run:
             return RunState(state="done", attempts=attempts, result=result)
         with _damaging(folder.pruned):
             # Without a pruner such a run goes on, and the files beside it change.
-            pruned = read_pruned(folder.pruned, self._identity, beside=self._prunes)
-        if pruned and self._prunes:
+            pruned = read_pruned(folder.pruned, self._identity, beside=self._pruner is not None)
+        if pruned and self._pruner in ("", pruned.get("grid", self._pruner)):
             return RunState(state="pruned", attempts=attempts, pruned=pruned)
         if error := folder.attempt(attempts).error_line():
             return RunState(state="failed", attempts=attempts, error=error)

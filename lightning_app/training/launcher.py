@@ -70,7 +70,12 @@ def check_hosts(hosts: int, environment: Mapping[str, str]) -> None:
 
 
 def run_written(
-    command: str, written: Written, *, imports: bool = True, again: bool = False
+    command: str,
+    written: Written,
+    *,
+    imports: bool = True,
+    again: bool = False,
+    name: str | None = None,
 ) -> "TrainingRun":
     """Complete the config of a call and run it, for the command line and for Python.
 
@@ -79,6 +84,7 @@ def run_written(
         written: What the call says.
         imports: Whether the config may name classes that are in no table, which are then imported.
         again: Whether `fit` trains a finished run again.
+        name: The name that `fit` gives the run; None for one made from its config.
 
     Raises:
         UserError: for a mistake in the config or its checkpoint, with the source of the value.
@@ -91,9 +97,8 @@ def run_written(
     from lightning_app.training.run import TrainingRun  # Lightning, after the checks of the config
 
     with written.located():
-        run = TrainingRun(
-            tree, command=command, ckpt_path=written.fields.get(CHECKPOINT), again=again
-        )
+        checkpoint = written.fields.get(CHECKPOINT)
+        run = TrainingRun(tree, command=command, ckpt_path=checkpoint, again=again, name=name)
         if command == "fit":
             run.fit()
         elif command == "predict":

@@ -40,12 +40,13 @@ from lightning_app.core.files import write_whole, writing_in
 from lightning_app.data.sources import corpus_of, require_test
 from lightning_app.plugins import KEY, check_used, digests, used_by
 from lightning_app.plugins.imports import window
-from lightning_app.runs.folder import RunFolder
+from lightning_app.runs.folder import STORE, GridFolder, RunFolder
 from lightning_app.runs.locks import run_lock
 from lightning_app.runs.parent import FIELD, origin_of
 from lightning_app.runs.provenance import PACKAGES, command_line, foreign_classes, software
 from lightning_app.runs.records import CUT_SHORT, SCHEMA, SIGNATURES, Unsound, read_yaml
 from lightning_app.runs.run import last_report, words_of_short
+from lightning_app.runs.store import find_run, place_run, put_aside, stored, trim_checkpoints
 from lightning_app.scores.task_facts import TASKS
 from lightning_app.training.callbacks.divergence import DivergenceMonitor, Outcome
 from lightning_app.training.callbacks.loggers import (
@@ -201,15 +202,17 @@ class PreparedRun:
         tree: The complete config.
         command: `fit`, `validate`, `test` or `predict` on the command line; None for a cell.
         ckpt_path: The checkpoint that the command names: a file, ``last`` or ``best``.
-        folder: The run folder; None means ``trainer.default_root_dir`` or, without it, a folder
-            under ``experiments/fit/runs`` whose name is made from the config.
+        folder: The run folder; None means ``trainer.default_root_dir`` or, without it, the place of
+            the run in the store, with a link under ``experiments/fit/runs``.
         attempt: The number of this attempt; None for the next number in the folder.
         checkpoint: The checkpoint from which a cell continues.
         data: The data of a cell, if they are already open.
         pruned_by: The metric that is reported at validations; None without a pruner.
         slot: The devices and threads that a supervisor gave the run, for the result.
         words: The command line that started the run; None for that of this process.
-        again: Whether to train a finished run again, whose result is then replaced.
+        again: Whether to train a finished run again. One in the store is kept beside the new one;
+            elsewhere its result is replaced.
+        name: The name of the link; None for one that is made from the config.
 
     Attributes:
         predictions: What `predict` has predicted, one a row in the order of the split; on the first
@@ -230,6 +233,7 @@ class PreparedRun:
         slot: Mapping[str, Any] | None = None,
         words: Sequence[str] | None = None,
         again: bool = False,
+        name: str | None = None,
     ) -> None:
         quiet()
         self.tree = tree
@@ -249,32 +253,67 @@ class PreparedRun:
         check_used(self.used)
         self.record = Record.of(named_by_content(tree), stacks, corpus)
         self.id = self.record.id
-        root = tree["trainer"]["default_root_dir"]
-        usual = Path("experiments/fit/runs") / run_name(tree)
-        self.folder = RunFolder(folder or (Path(root) if root else usual))
-        self.attempt: int = attempt or self.folder.last_attempt() + 1
-        self.attempt_folder = self.folder.attempt(self.attempt)
+        root = folder or tree["trainer"]["default_root_dir"]
+        self._in_store = root is None
+        self._name = name
+        self.folder = self._stored(self.id) if root is None else RunFolder(Path(root))
         self._find_checkpoint(ckpt_path)
         self._open_data()
         if command == "fit":  # a cell has its own folder and checkpoint
-            there = check_folder(self.folder, self.record, tree, self.resumed)
-            if self._checkpoint is not None:
-                path = self._checkpoint.path
-                self.record = with_checkpoint(self.record, there, path, self.folder)
-                self.id = self.record.id
+            self._go_on()
             self._refuse_finished()
+        self.attempt: int = attempt or self.folder.last_attempt() + 1
+        if command == "fit" and self._in_store:  # the link is made when the run begins
+            self.folder = RunFolder(_SINGLE.link(self._link_name()))
+        self.attempt_folder = self.folder.attempt(self.attempt)
         self._section = deepcopy(tree["trainer"])  # of the Trainer; config.yaml keeps the tree
         if command is None:  # a cell
             place_below(self.folder.added, self._section)
         if self._trains:
             label_loggers(self._section["logger"], self._labels())
 
+    def _stored(self, identity: str) -> RunFolder:
+        """A run of `ablate fit` in the store, by its link if there is one."""
+        if self.command != "fit":  # a limit of an evaluation says nothing of which run is meant
+            found = RunFolder(stored(EXPERIMENTS, identity))
+            whole = cell_id(without_evaluation_limits(self.tree))
+            return found if found.path.exists() else RunFolder(stored(EXPERIMENTS, whole))
+        link = _SINGLE.link(self._link_name(identity))
+        if link.is_symlink() and link.readlink().name != identity:
+            other = read_record(link)
+            why = "" if other is None else f": {other.difference(self.record)}"
+            raise UserError(
+                f"{link}: names another run ({link.readlink().name}{why}); choose another --name"
+            )
+        return find_run(_SINGLE, link.name, identity)
+
+    def _link_name(self, identity: str | None = None) -> str:
+        return self._name or f"{run_name(self.tree)}-{(identity or self.id)[:8]}"
+
+    def _go_on(self) -> None:
+        """Find which run a checkpoint continues: its own, or a new one that starts from it."""
+        path = None if self._checkpoint is None else self._checkpoint.path
+        if path is not None and self._in_store:
+            owner = RunFolder(path.resolve().parent.parent)
+            if owner.path != self.folder.path.resolve() and owner.path.parent.name == STORE:
+                begun = read_record(owner.path)
+                if begun is not None and begun.apart().id == self.id:
+                    self.folder = owner  # it began from a checkpoint itself
+        there = check_folder(self.folder, self.record, self.tree, self.resumed)
+        if path is not None:
+            self.record = with_checkpoint(self.record, there, path, self.folder)
+            self.id = self.record.id
+            if self._in_store:
+                self.folder = self._stored(self.id)
+
     def _refuse_finished(self) -> None:
         """Refuse to train a finished run from step 0, which would remove its result."""
-        if self.folder.result.is_file() and not self.resumed and not self._again:
+        if not self.folder.result.is_file() or self.resumed:
+            return
+        if not self._again:
             raise UserError(
                 f"{self.folder}: holds the finished run of this config; --again (again=True in "
-                "Python) trains it again and replaces its result"
+                "Python) trains it again"
             )
 
     def _labels(self) -> Labels:
@@ -356,14 +395,16 @@ class PreparedRun:
         write_whole(self.folder.config, strict_yaml.dump_yaml(self.tree))
 
 
+EXPERIMENTS = Path("experiments")
+_SINGLE = GridFolder(EXPERIMENTS / "fit")
+"""The folder of links to the runs of `ablate fit`."""
+
+
 def run_name(tree: Mapping[str, Any]) -> str:
-    """Return the folder name of a run outside a grid: preset, warm-up, seed, short id."""
+    """Return the name of a run outside a grid, without its short id: preset, warm-up, seed."""
     model = tree["model"]
-    preset = model["block"]["preset"]
     warmup = model["schedule"]["warmup_steps"]
-    # Evaluating a part of a split evaluates the run that was trained without that limit.
-    identity = cell_id(without_evaluation_limits(tree))
-    return f"{preset}-w{warmup}-s{tree['seed_everything']}-{identity[:8]}"
+    return f"{model['block']['preset']}-w{warmup}-s{tree['seed_everything']}"
 
 
 class CutShort(UserError):
@@ -403,6 +444,11 @@ class TrainingRun(PreparedRun):
             path, averaged = self._checkpoint.path, self._checkpoint.averaged
         check_averaging(self.trainer, path, averaged)
         if self.command is not None and self.trainer.is_global_zero:
+            if self._in_store:
+                self.folder = place_run(_SINGLE, self.folder.name, self.id)
+                if self._again and self.folder.result.is_file() and not self.resumed:
+                    with run_lock(self.folder):
+                        put_aside(EXPERIMENTS, self.id)
             self._held.enter_context(run_lock(self.folder))
             self._refuse_finished()  # it may have finished since
         self._prepare_folder()
@@ -679,6 +725,7 @@ class TrainingRun(PreparedRun):
             "schema": SCHEMA,
             "id": self.id,
             "name": self.folder.name,
+            "grid": self.folder.grid,
             "status": "pruned",
             "step": step,
             "metric": self._pruned_by,
@@ -727,7 +774,7 @@ def run_cell(
     folder = RunFolder(run_dir)
     # Lightning was imported in the fork server, before this process had a rank.
     rank_zero_only.rank = rank  # pyright: ignore[reportFunctionMemberAccess]
-    if not folder.is_over(prunes=pruned_by is not None):
+    if not folder.is_over(None if pruned_by is None else folder.grid or ""):
         tree = strict_yaml.load_yaml(folder.config.read_text(encoding="utf-8"))
         tree["trainer"] |= {"enable_progress_bar": False, "enable_model_summary": False}
         tree["trainer"] |= _devices(tree["trainer"], slot)
@@ -745,7 +792,7 @@ def run_cell(
         )
         run.fit()
     if rank == 0:
-        folder.trim_checkpoints(keep)
+        trim_checkpoints(folder, keep)
 
 
 def _devices(trainer: Mapping[str, Any], slot: Mapping[str, Any] | None) -> dict[str, Any]:

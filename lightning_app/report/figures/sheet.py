@@ -207,7 +207,7 @@ class Links:
         title = f"<title>{escape(words)}</title>"
         if cell is None:
             return f"<a>{title}"
-        there = os.path.relpath(cell.folder.resolve(), folder.resolve())
+        there = os.path.relpath(cell.folder.absolute(), folder.absolute())
         return f'<a xlink:href="{quote(Path(there).as_posix())}/">{title}'
 
 

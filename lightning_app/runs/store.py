@@ -1,0 +1,192 @@
+"""The store of runs, `experiments/.runs/ID`: equal ids are the same experiment for every grid.
+
+A grid names its runs by relative links, `experiments/GRID/runs/NAME`, so that what one grid has
+finished is finished for all, and two grids that want a run at once meet at its lock. Where a file
+system has no links, a run lies in the folder of its grid, and other grids do not have it."""
+
+import errno
+import os
+import shutil
+import stat
+from contextlib import suppress
+from itertools import count
+from pathlib import Path
+
+from lightning_app.core.errors import UserError
+from lightning_app.core.files import write_whole, writing_in
+from lightning_app.runs.folder import NAMED, STORE, GridFolder, RunFolder, is_file_name
+from lightning_app.runs.records import Unsound, read_yaml
+
+_NO_LINKS = (errno.EPERM, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EACCES)
+
+
+def stored(experiments: Path, identity: str) -> Path:
+    """The place of a run in the store of a folder of experiments.
+
+    Raises:
+        UserError: if something else than a folder of this user is there.
+    """
+    path = experiments / STORE / identity
+    if not is_file_name(identity):
+        raise UserError(f"{experiments / STORE}: expected the id of a run, found {identity!r}")
+    try:
+        status = path.lstat()
+    except FileNotFoundError:
+        return path
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}") from error
+    if not stat.S_ISDIR(status.st_mode):
+        raise UserError(f"{path}: is not a folder; a run lies in its own folder: move this away")
+    if status.st_uid not in (os.geteuid(), 0, path.parent.lstat().st_uid):
+        raise UserError(
+            f"{path}: belongs to another user (uid {status.st_uid}); `results:` in ablate.yaml "
+            "copies runs of others, with checks"
+        )
+    return path
+
+
+def find_run(grid: GridFolder, name: str, identity: str) -> RunFolder:
+    """The folder of a run of a grid, which need not exist yet.
+
+    It is named by its link, or by its place in the store while this grid has no link to it.
+
+    Raises:
+        UserError: for a link that does not lead to the run in the store, and for a file.
+    """
+    link = grid.link(name)
+    place = stored(grid.experiments, identity)
+    try:
+        mode = link.lstat().st_mode
+    except FileNotFoundError:
+        return RunFolder(place if place.exists() else link)
+    except OSError as error:
+        raise UserError(f"{link}: cannot be read: {error.strerror}") from error
+    if stat.S_ISDIR(mode):
+        return RunFolder(link)
+    if not stat.S_ISLNK(mode):
+        raise UserError(f"{link}: is not a folder; {_mend(grid)}")
+    if (leads := os.readlink(link)) != _target(identity):
+        raise UserError(
+            f"{link}: is a link to {leads}, expected one to {_target(identity)}; {_mend(grid)}"
+        )
+    if not place.parent.is_dir():
+        raise UserError(
+            f"{link}: leads to {place.parent}, which does not exist; copy the folder of a grid "
+            "together with it, or with links followed (cp -rL, rsync -L)"
+        )
+    return RunFolder(link)
+
+
+def _target(identity: str) -> str:
+    return f"../../{STORE}/{identity}"
+
+
+def _mend(grid: GridFolder) -> str:
+    return f"`ablate doctor {grid.name} --fix` replaces it"
+
+
+def place_run(grid: GridFolder, name: str, identity: str) -> RunFolder:
+    """Make the folder of a run that is to start in the store, and this grid's link to it.
+
+    Raises:
+        UserError: as `find_run`, and if a folder cannot be written.
+    """
+    link, place = grid.link(name), stored(grid.experiments, identity)
+    if link.is_dir() and not link.is_symlink():
+        return find_run(grid, name, identity)
+    for folder in (place, grid.runs):
+        with writing_in(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+    link_run(grid, name, identity)
+    folder = find_run(grid, name, identity)
+    if folder.path != link and not any(place.iterdir()):  # there are no links
+        with suppress(OSError):  # another process has begun to fill it
+            place.rmdir()
+            with writing_in(link):
+                link.mkdir(exist_ok=True)
+    return find_run(grid, name, identity)
+
+
+def link_run(grid: GridFolder, name: str, identity: str) -> None:
+    """Link a run in the store into a grid's folder, unless it is there or links are impossible.
+
+    The run's folder lists the grid first, so that no link leads to a run that does not know of it.
+    """
+    link, place = grid.link(name), RunFolder(stored(grid.experiments, identity))
+    if os.path.lexists(link) or not place.path.is_dir():
+        return
+    with writing_in(place.listed):
+        write_whole(place.listed / grid.path.resolve().name, f"{name}\n")
+    with writing_in(grid.runs):
+        grid.runs.mkdir(parents=True, exist_ok=True)
+        try:
+            os.symlink(_target(identity), link, target_is_directory=True)
+        except FileExistsError:
+            return  # another process of this grid has made it
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+            return
+    if not link.exists() or not link.samefile(place.path):  # `runs` lies on another disk
+        link.unlink()
+
+
+def drop_links(grid: GridFolder, planned: set[str]) -> None:
+    """Remove links into the store of runs that a grid no longer plans; the runs stay there."""
+    for link in grid.runs.iterdir() if grid.runs.is_dir() else ():
+        if link.name in planned or not link.is_symlink():
+            continue
+        if os.readlink(link).startswith(f"../../{STORE}/"):
+            link.unlink()
+
+
+def put_aside(
+    experiments: Path, identity: str, folder: Path | None = None, word: str = "superseded"
+) -> Path:
+    """Rename a run in the store to `ID@superseded-N`, and make room for a new one.
+
+    Other grids that list the run list the new one. No process may train the run. With `folder` that
+    folder takes this name instead, and the run in the store stays. `word` says why it is kept.
+
+    Returns:
+        The new path.
+    """
+    place = stored(experiments, identity)
+    names = (f"{identity}@{word}-{number}" for number in count(1))
+    target = next(place.with_name(name) for name in names if not place.with_name(name).exists())
+    with writing_in(target.parent):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        os.rename(folder or place, target)
+        if folder is None:
+            RunFolder(place).listed.mkdir(parents=True)
+        for path in RunFolder(target).listed.glob("*") if folder is None else ():
+            shutil.copyfile(path, RunFolder(place).listed / path.name)
+    return target
+
+
+def superseded(experiments: Path, ids: set[str]) -> list[Path]:
+    """The earlier runs of these ids that were put aside."""
+    store = experiments / STORE
+    paths = sorted(store.iterdir()) if store.is_dir() else []
+    return [path for path in paths if path.name.partition("@superseded-")[0] in ids - {path.name}]
+
+
+def trim_checkpoints(folder: RunFolder, keep: str) -> None:
+    """Remove the checkpoints of a finished run that none of the grids that list it keeps.
+
+    `keep` is what the grid that trained it keeps: `all`, `last`, `best` or `none`.
+    """
+    experiments = folder.path.resolve().parent.parent
+    others = folder.grids().keys() - {folder.grid}
+    wanted = {keep, *(_kept_by(GridFolder(experiments / grid)) for grid in others)}
+    for name in NAMED:
+        if not wanted & {"all", name}:
+            folder.checkpoint(name).unlink(missing_ok=True)
+
+
+def _kept_by(grid: GridFolder) -> str:
+    """What a grid keeps; everything where that cannot be read, as of single runs."""
+    try:
+        return str(read_yaml(grid.specification).get("checkpoints") or "all")
+    except (FileNotFoundError, Unsound):
+        return "all"
