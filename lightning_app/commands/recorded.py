@@ -1,7 +1,9 @@
 """A run that a command names: its folder, its checkpoints, and what is recorded of it."""
 
 import json
+import re
 from collections.abc import Mapping, Sequence
+from glob import escape
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,9 +13,10 @@ from lightning_app.config.run_plugins import require
 from lightning_app.config.sources import options_of
 from lightning_app.config.tree import BLOCK, PRESET
 from lightning_app.core.errors import UserError, named, nearest
-from lightning_app.runs.folder import NAMED, RunFolder
-from lightning_app.runs.records import Unsound, is_sealed, read_json, read_yaml
+from lightning_app.runs.folder import NAMED, STORE, RunFolder
+from lightning_app.runs.records import is_sealed
 from lightning_app.runs.run import DamagedRun, Run, RunState, read_progress
+from lightning_app.runs.store import stored
 from lightning_app.scores.task_facts import task_facts
 
 BEST = "best"
@@ -37,10 +40,13 @@ _ASKING = ("help", "print_config")
 
 
 def find_run(given: str | Path, option: str = "--run") -> RunFolder:
-    """Return the run that `given` names: its folder, which comes first, or GRID/NAME.
+    """Return the run that `given` names.
+
+    It may be its folder, which comes first, GRID/NAME, a name of `ablate fit` or of any grid, an
+    id, or the first digits of one.
 
     Raises:
-        UserError: if there is no such run; `option` is the name of the argument.
+        UserError: if there is no such run, or several; `option` is the name of the argument.
     """
     path = Path(given)
     short = None
@@ -50,6 +56,8 @@ def find_run(given: str | Path, option: str = "--run") -> RunFolder:
     for folder in (path, short):
         if folder is not None and _holds_run(folder):
             return RunFolder(folder)
+    if len(path.parts) == 1 and (known := _by_name(path.name, option)):
+        return known
     for folder in (path, EXPERIMENTS / path):
         if runs := _names(folder / "runs"):
             raise UserError(
@@ -63,11 +71,35 @@ def find_run(given: str | Path, option: str = "--run") -> RunFolder:
     if short is None:
         hint = nearest(path.name, _names(path.parent))
         raise UserError(
-            f"{option} {given}: there is no such folder; a run's folder, or GRID/NAME{hint}"
+            f"{option} {given}: there is no such run; its folder, GRID/NAME, its name or its id"
+            f"{hint}"
         )
     grids = nearest(path.parts[0], _names(EXPERIMENTS)) if not short.parent.is_dir() else ""
     hint = nearest(short.name, _names(short.parent)) or grids
     raise UserError(f"{option} {given}: there is no folder {path} and no folder {short}{hint}")
+
+
+_DIGITS = re.compile(r"[0-9a-f]{4,16}")
+
+
+def _by_name(given: str, option: str) -> RunFolder | None:
+    """The run with a name, an id or an id that begins so; None if there is none."""
+    paths = sorted(EXPERIMENTS.glob(f"*/runs/{escape(given)}"), key=lambda p: p.parts[-3] != "fit")
+    paths = [path for path in paths if _holds_run(path)]
+    if not paths and (EXPERIMENTS / STORE / given).is_dir():
+        paths = [stored(EXPERIMENTS, given)]
+    elif not paths and _DIGITS.fullmatch(given):
+        names = [name for name in _names(EXPERIMENTS / STORE) if name.startswith(given)]
+        paths = [stored(EXPERIMENTS, name) for name in names if "@" not in name]
+    runs = {path.resolve(): RunFolder(path) for path in reversed(paths)}
+    if len(runs) > 1:
+        several = ", ".join(map(str, sorted(paths)[:3]))
+        raise UserError(f"{option} {given}: names {len(runs)} runs (such as {several})")
+    for run in runs.values():
+        for grid, name in run.grids().items() if run.path.parent.name == STORE else ():
+            return RunFolder(EXPERIMENTS / grid / "runs" / name)  # the name that people know
+        return run
+    return None
 
 
 def _names(folder: Path) -> list[str]:
@@ -225,24 +257,19 @@ def read_run(given: str) -> Recorded:
         UserError: if there is no such run, or one of its files is damaged.
     """
     folder = find_run(given, "RUN")
-    record = read_record(folder.path)
-    path = folder.config
+    record, identity = read_record(folder.path), Run(folder).id
+    if record is None or identity is None:
+        raise UserError(f"{folder}: {folder.identity.name} is missing")
+    run = Run(folder, identity)
     try:
-        with named(path):
-            config = completed(read_yaml(path))
+        with named(folder.config):
+            config = completed(run.config)
         found_in_config = relevant(config)
-        path = folder.identity
-        identity = str(read_json(path).get("id"))
-        state = Run(folder, identity).state
-    except FileNotFoundError as error:
-        raise UserError(f"{folder}: {path.name} is missing") from error
-    except Unsound as error:
-        raise UserError(f"{path}: {error}") from error
+        state = run.state
     except DamagedRun as error:
         raise UserError(f"{error.path}: {error}") from error
     except (LookupError, TypeError, AttributeError) as error:
-        raise UserError(f"{path}: damaged: not the config of a run") from error
-    assert record is not None  # its file was read
+        raise UserError(f"{folder.config}: damaged: not the config of a run") from error
     trained = record.config
     # What is at its default is in no record, and in the config with the rest.
     whole = {key: value for key, value in leaves(config) if key in trained}
@@ -265,6 +292,7 @@ def described_run(run: Recorded) -> dict[str, Any]:
         "folder": str(run.folder),
         "name": run.folder.name,
         "grid": run.folder.grid,
+        "grids": run.folder.grids(),
         "id": run.id,
         "task": kind,
         "task_title": task_facts(kind).title,

@@ -205,6 +205,7 @@ def lines_of(run: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     axes = [f"{key}={label(value)}" for key, value in run["block"].items()]
     yield "run", run["folder"]
     yield "id", run["id"]
+    yield "grids", ", ".join(f"{grid}/{name}" for grid, name in run["grids"].items()) or "none"
     yield "task", f"{run['task_title']} ({run['task']})"
     yield "block", ", ".join([run["preset"], *axes])
     data = run["data"]

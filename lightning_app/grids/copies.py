@@ -34,6 +34,7 @@ from lightning_app.runs.records import (
     sealed,
 )
 from lightning_app.runs.run import DamagedRun, Run, RunState
+from lightning_app.runs.store import outside_store
 from lightning_app.scores.task_facts import LOSS
 
 _BY_CONTENT = (FIELD, "data.init_from", KEY, CONTINUED)
@@ -50,21 +51,28 @@ class Elsewhere:
         found: The states of the runs that can be copied, by the ids of their cells.
         places: The folders of these runs, by the ids of their cells.
         refused: The cells and folders of the other runs, with the reasons.
+        unmoved: How many of the other cells have a run in the folder of a grid, by grid.
     """
 
     found: Mapping[str, RunState]
     places: Mapping[str, Path]
     refused: tuple[tuple[Cell, Path, str], ...]
+    unmoved: Mapping[str, int]
 
     def lines(self) -> list[str]:
-        """A line for each store, and for each reason for which runs are not copied."""
+        """A line for each store, for each run that is not copied, and for each former grid."""
         stores = list(dict.fromkeys(path.parent for path in self.places.values()))
         counts = [sum(path.parent == store for path in self.places.values()) for store in stores]
         found = [
             f"{count} cells are finished in {store}: `ablate run` copies them"
             for count, store in zip(counts, stores, strict=True)
         ]
-        return found + [f"{path}: not copied: {why}" for _, path, why in self.refused]
+        found += [f"{path}: not copied: {why}" for _, path, why in self.refused]
+        return found + [
+            f"{count} cells have runs in the folder of the grid {grid}, which only `ablate doctor "
+            f"{grid} --fix` makes known to others"
+            for grid, count in self.unmoved.items()
+        ]
 
 
 def find_elsewhere(grid: Grid, stores: Iterable[Path]) -> Elsewhere:
@@ -75,9 +83,8 @@ def find_elsewhere(grid: Grid, stores: Iterable[Path]) -> Elsewhere:
     """
     found, places, refused = {}, {}, []
     stores = list(stores)
-    for cell in grid.cells if stores else ():
-        if grid.run(cell).path.exists():
-            continue
+    missing = [cell for cell in grid.cells if not grid.run(cell).path.exists()]
+    for cell in missing:
         for store in stores:
             folder = RunFolder(store / STORE / cell.id)
             if not os.path.lexists(folder.path):
@@ -89,7 +96,9 @@ def find_elsewhere(grid: Grid, stores: Iterable[Path]) -> Elsewhere:
                 continue
             found[cell.id], places[cell.id] = state, folder.path
             break
-    return Elsewhere(found=found, places=places, refused=tuple(refused))
+    left = (cell.id for cell in missing if cell.id not in found)
+    unmoved = outside_store(grid.folder.experiments, left)
+    return Elsewhere(found=found, places=places, refused=tuple(refused), unmoved=unmoved)
 
 
 def copy_found(grid: Grid, elsewhere: Elsewhere) -> list[str]:

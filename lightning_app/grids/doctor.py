@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from lightning_app.config.grid import read_spec
-from lightning_app.config.identity import read_record as read_identity
 from lightning_app.config.run_plugins import require
 from lightning_app.config.tree import keys_of
 from lightning_app.core import strict_yaml
@@ -144,6 +143,8 @@ class _Doctor:
     def repair(self) -> int:
         """Repair what can be repaired; return the number of repairs."""
         fixed = 0
+        for link in self._grid.folder.runs.glob(".*.link"):  # of a move that was killed
+            link.unlink()
         for _ in range(_PASSES):
             for each in [each for each in self.examine() if each.fix is not None]:
                 try:
@@ -220,7 +221,10 @@ class _Doctor:
                 yield self._aside(path)
             elif is_held(RunFolder(path).lock):
                 self.running += cell is None
-            elif _of_other_version(RunFolder(path)) is None:
+            elif other := _of_other_version(RunFolder(path)):
+                if cell is None:  # else it is found among the runs
+                    yield other
+            else:
                 yield from self._own_folder(path, cell, unknown)
         earlier = folder.path / "superseded"
         for path in sorted(earlier.iterdir()) if earlier.is_dir() else []:
@@ -450,8 +454,8 @@ def _of_other_version(run: RunFolder) -> Finding | None:
 def _identity(run: RunFolder) -> str | None:
     """The id of a run by its `identity.json`, else by its result."""
     with suppress(UserError):
-        if record := read_identity(run.path):
-            return record.id
+        if identity := Run(run).id:
+            return identity
     with suppress(Unsound, FileNotFoundError):
         return str(read_json(run.result).get("id"))
     return None

@@ -1,5 +1,6 @@
 """Find the results of a grid by its name, its file, its folder, or its published study."""
 
+import os
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -10,9 +11,10 @@ from lightning_app.config.grid import GridSpec, read_spec
 from lightning_app.config.tree import canonical
 from lightning_app.core.errors import UserError
 from lightning_app.report.packed import PACKED, unpack
-from lightning_app.report.results import GridResults, read_grid_file, read_results
-from lightning_app.runs.folder import GridFolder
+from lightning_app.report.results import GridResults, read_grid_file, read_results, read_runs
+from lightning_app.runs.folder import STORE, GridFolder, RunFolder
 from lightning_app.runs.records import read_plan
+from lightning_app.runs.store import find_run, stored
 
 _CELLS = {"axes": "axes", "base_config": "base configs", "exclude": "exclusions"}
 """The keys of a grid file that decide its cells, beside the grid that it continues."""
@@ -31,18 +33,43 @@ def found_results(grid: str | Path, experiments: Path) -> Iterator[Found]:
 
     Args:
         grid: The name of a grid whose folder is in `experiments`, a grid file, the folder of a
-            grid, or the folder of a published study. Its runs are restored in a temporary folder,
+            grid, `fit` for the runs of `ablate fit`, a folder of experiments for all runs in its
+            store, or the folder of a published study. Its runs are restored in a temporary folder,
             which is there until the end of the context.
         experiments: The folder that holds the folders of grids.
 
     Raises:
         UserError: if there are no results, or they cannot be read.
     """
-    if (study := published(grid, experiments)) is not None:
+    if (runs := unplanned_runs(grid, experiments)) is not None:
+        yield Found(read_runs(*runs))
+    elif (study := published(grid, experiments)) is not None:
         with tempfile.TemporaryDirectory(prefix="ablate-results-") as held:
             yield Found(read_results(unpack(study, Path(held)).path), restored=True)
     else:
         yield Found(read_results(*find_planned(grid, experiments)))
+
+
+def unplanned_runs(grid: str | Path, experiments: Path) -> tuple[Path, list[RunFolder]] | None:
+    """The folder and the runs of what is no grid: of `ablate fit`, or of a whole store."""
+    for folder in (Path(grid), experiments / grid):
+        here = GridFolder(folder)
+        if here.plan.is_file() or (folder / PACKED).is_file():
+            return None
+        store = folder if folder.name == STORE else folder / STORE
+        if store.is_dir():
+            names = sorted(name for name in os.listdir(store) if name.isalnum())
+            return folder, [RunFolder(stored(store.parent, name)) for name in names]
+        if here.runs.is_dir():
+            links = sorted(path for path in here.runs.iterdir() if path.exists())
+            return folder, [
+                find_run(here, path.name, path.readlink().name)
+                if path.is_symlink()
+                else RunFolder(path)
+                for path in links
+                if not path.name.startswith(".")
+            ]
+    return None
 
 
 def published(grid: str | Path, experiments: Path) -> Path | None:

@@ -3,6 +3,7 @@
 import hashlib
 import re
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, reduce
 from importlib.metadata import version
@@ -179,7 +180,7 @@ def waiting_lines(waiting: Iterable[Mapping[str, Any]]) -> list[str]:
 def lacking_lines(lacking: Mapping[str, Sequence[str]], grid: str) -> list[str]:
     """A line for each file that finished runs lack, from `Grid.lacking`."""
     return [
-        f"{len(names)} finished cells have no {file}, which this grid keeps, since another grid "
+        f"{len(names)} finished cells have no {file}, which this grid keeps, as when another grid "
         f"trained them (such as {names[0]}); `ablate run {grid} --rerun-stale` trains them again"
         for file, names in lacking.items()
     ]
@@ -471,12 +472,14 @@ def load_plan(path: Path) -> Plan | None:
 
 def runs_with_plugins(folder: GridFolder) -> list[Path]:
     """The folders of the planned runs that use a plug-in; none where there is no sound plan."""
-    try:
+    found = []
+    with suppress(DamagedPlan):
         plan = load_plan(folder.plan)
-    except DamagedPlan:
-        return []
-    runs = [find_run(folder, cell.name, cell.id) for cell in plan.cells] if plan else []
-    return [run.path for run in runs if run.plugins.is_file()]
+        for cell in plan.cells if plan else ():
+            with suppress(UserError):  # a wrong link, which whoever reads the run refuses
+                run = find_run(folder, cell.name, cell.id)
+                found += [run.path] if run.plugins.is_file() else []
+    return found
 
 
 def _hash(spec: GridSpec, cells: Sequence[Cell]) -> str:

@@ -14,7 +14,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lightning_app.config.grid import GridFile
-from lightning_app.config.identity import check_removed, leaves, without_removed
+from lightning_app.config.identity import (
+    check_removed,
+    completed,
+    is_irrelevant,
+    leaves,
+    without_removed,
+)
 from lightning_app.config.rulers import BUDGET, differences, in_raw_text, names_of, ruler, unit_of
 from lightning_app.config.tree import (
     BLOCK,
@@ -34,7 +40,7 @@ from lightning_app.config.tree import (
 )
 from lightning_app.core.errors import UserError, named
 from lightning_app.core.schema import read
-from lightning_app.runs.folder import GridFolder
+from lightning_app.runs.folder import GridFolder, RunFolder
 from lightning_app.runs.mixtures import Groups, strangers
 from lightning_app.runs.records import (
     OUTCOMES,
@@ -566,6 +572,65 @@ def read_results(folder: Path, file: Mapping[str, Any] | None = None) -> GridRes
     return without_strangers(found)
 
 
+_LINKED = ("data.seed", "data.task", "data.next_sentence", "data.init_from", "model.objective.glue")
+"""Fields of a config that follow from others."""
+
+
+def read_runs(folder: Path, runs: Sequence[RunFolder]) -> GridResults:
+    """Read runs that no grid has planned together; what differs in their configs are their axes.
+
+    Runs without a config, which have not begun, are left out, and damaged ones are named.
+    """
+    configs: dict[str, tuple[Run, Mapping[str, Any]]] = {}
+    damaged = []
+    for run in map(Run, runs):
+        if not run.folder.config.exists():
+            continue
+        try:
+            with named(run.folder.config):
+                found = Run(run.folder, run.id)
+                configs[run.folder.name] = found, completed(run.config)
+        except UserError as error:
+            damaged.append(str(error))
+    flat = {name: dict(leaves(config)) for name, (_, config) in configs.items()}
+    keys = dict.fromkeys(key for fields in flat.values() for key in fields)
+    axes = {
+        key: _distinct([fields.get(key) for fields in flat.values()])
+        for key in keys
+        if not is_irrelevant(key) and key not in (*UNSAID, *_LINKED)
+    }
+    axes = {key: values for key, values in axes.items() if len(values) > 1}
+    common: Mapping[str, Any] = {}
+    for number, (_, config) in enumerate(configs.values()):
+        common = _common(common, config) if number else config
+    kinds = _distinct([lookup(config, TASKS.field) for _, config in configs.values()])
+    monitored = task_facts(kinds[0] if len(kinds) == 1 else None).monitored
+    paths, grid = GridFolder(folder), {"metric": {"name": monitored.metric}}
+    cells = []
+    for name, (run, config) in configs.items():
+        values = {key: flat[name].get(key) for key in axes}
+        cell = Cell(id=run.id or "", name=name, axes=values)
+        cells.append(_cell_of(run, paths, cell, config, grid, axes))
+    return GridResults(
+        folder=folder,
+        name=folder.name,
+        question="",
+        config=common,
+        axes=axes,
+        metric=monitored.metric,
+        mode=monitored.mode,
+        reference_warmup=None,
+        baseline=None,
+        cells=tuple(cells),
+        damaged_configs=tuple(damaged),
+    )
+
+
+def _distinct(values: Iterable[Any]) -> list[Any]:
+    """Each value once; they need not be hashable."""
+    return list({key_of(value): value for value in values}.values())
+
+
 def _config(
     paths: GridFolder, plan: Plan, grid: Mapping[str, Any]
 ) -> tuple[dict[str, Any], list[str]]:
@@ -601,15 +666,27 @@ def _cell(
     grid: Mapping[str, Any],
     planned: Mapping[str, list[Any]],
 ) -> CellResult:
-    axes, folder = cell.axes, find_run(paths, cell.name, cell.id)
+    metric = (grid.get("metric") or {}).get("name")
+    pruner = paths.name if grid.get("pruner") else None
+    run = Run(find_run(paths, cell.name, cell.id), cell.id, metric, pruner=pruner)
+    return _cell_of(run, paths, cell, config, grid, planned)
+
+
+def _cell_of(
+    run: Run,
+    paths: GridFolder,
+    cell: Cell,
+    config: Mapping[str, Any],
+    grid: Mapping[str, Any],
+    planned: Mapping[str, list[Any]],
+) -> CellResult:
+    axes, folder = cell.axes, run.folder
     labels = _labels(grid, planned)
 
     def value(key: str, kind: Callable[[Any], float]) -> Any:
         found = axes[key] if key in axes else lookup(config, key)
         return _number(paths.plan if key in axes else folder.path, key, found, kind)
 
-    metric = (grid.get("metric") or {}).get("name")
-    run = Run(folder, cell.id, metric, pruner=paths.name if grid.get("pruner") else None)
     result, state, error = _outcome(run)
     facts = task_facts(axes.get(TASKS.field) or lookup(config, TASKS.field))
     # An axis that follows from another one says nothing more, unless losses count other things at

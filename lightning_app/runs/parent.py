@@ -4,13 +4,12 @@ Fast to import: without torch.
 """
 
 import hashlib
-import json
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lightning_app.core.errors import UserError
+from lightning_app.core.errors import UserError, named
 from lightning_app.runs.folder import RunFolder
 from lightning_app.runs.run import DamagedRun, Run
 
@@ -79,7 +78,8 @@ def find_parent(given: str) -> Parent:
     else:
         raise UserError(f"{FIELD}: there is no run folder or checkpoint {path}")
     _check_beside(folder)
-    identity = _id(folder.identity)
+    with named(FIELD):
+        identity = Run(folder).id or ""
     non_finite, steps = False, None
     if path.is_dir():
         non_finite, steps = _ending(Run(folder, identity))
@@ -109,13 +109,6 @@ def _ending(run: Run) -> tuple[bool, int | None]:
     except DamagedRun as error:
         raise UserError(f"{FIELD}: {error.path}: {error}") from error
     return (False, None) if result is None else (result["outcome"] == "non_finite", result["steps"])
-
-
-def _id(file: Path) -> str:
-    try:
-        return str(json.loads(file.read_text(encoding="utf-8"))["id"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{FIELD}: {file}: damaged; it holds no id of a run") from error
 
 
 def with_parent(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from lightning_app.runs.records import (
     OtherVersion,
     Unsound,
     read_curves,
+    read_json,
     read_pruned,
     read_result,
     read_yaml,
@@ -152,6 +153,21 @@ class Run:
             raise UserError(f"{path}: is missing; a finished run has it") from error
         except Unsound as error:
             raise UserError(f"{path}: {error}") from error
+
+    @cached_property
+    def id(self) -> str | None:
+        """The id in `identity.json`, None without that file.
+
+        Raises:
+            UserError: if it is damaged.
+        """
+        path = self.folder.identity
+        try:
+            return str(read_json(path)["id"])
+        except FileNotFoundError:
+            return None
+        except (Unsound, KeyError) as error:
+            raise UserError(f"{path}: damaged: {error}; it holds no id of a run") from error
 
     @cached_property
     def damage(self) -> dict[str, str]:

@@ -8,6 +8,8 @@ import errno
 import os
 import shutil
 import stat
+from collections import Counter
+from collections.abc import Iterable
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
@@ -126,9 +128,11 @@ def link_run(grid: GridFolder, name: str, identity: str) -> None:
         except OSError as error:
             if error.errno not in _NO_LINKS:
                 raise
-            return
-    if not link.exists() or not link.samefile(place.path):  # `runs` lies on another disk
-        link.unlink()
+    if not link.exists() or not link.samefile(place.path):  # no links, or `runs` is elsewhere
+        link.unlink(missing_ok=True)
+        (place.listed / grid.path.resolve().name).unlink()
+        with suppress(OSError):  # other grids list it
+            place.listed.rmdir()
 
 
 def drop_links(grid: GridFolder, planned: set[str]) -> None:
@@ -138,6 +142,18 @@ def drop_links(grid: GridFolder, planned: set[str]) -> None:
             continue
         if os.readlink(link).startswith(f"../../{STORE}/"):
             link.unlink()
+
+
+def outside_store(experiments: Path, ids: Iterable[str]) -> Counter[str]:
+    """How many of these runs lie in the folders of grids, as in earlier versions, by grid."""
+    wanted = {identity[:8] for identity in ids}
+    found: Counter[str] = Counter()
+    for runs in experiments.glob("*/runs") if wanted else ():
+        with os.scandir(runs) as entries:
+            found[runs.parent.name] += sum(
+                entry.name[-8:] in wanted and not entry.is_symlink() for entry in entries
+            )
+    return +found
 
 
 def put_aside(

@@ -153,7 +153,8 @@ def run_cell(job: Job, rank: int) -> None:
 def leave_weights(run: RunFolder, identity: str, text: str) -> None:
     """Write what a child of a run reads."""
     run.checkpoints.mkdir(parents=True, exist_ok=True)
-    write_whole(run.checkpoint("last"), text)
+    for name in ("last", "best"):
+        write_whole(run.checkpoint(name), text)
     write_whole(run.tokenizer, "a tokenizer")
     write_whole(run.identity, json.dumps({"id": identity}))
 

@@ -36,7 +36,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> World:
 @pytest.fixture
 def sick(world: World, finished: World) -> World:
     """A copy of the finished grid, to be damaged."""
-    shutil.copytree(finished.root, world.root, dirs_exist_ok=True)
+    shutil.copytree(finished.root, world.root, dirs_exist_ok=True, symlinks=True)
     return world
 
 
@@ -67,17 +67,17 @@ def assert_one_result_each(world: World) -> None:
 def test_a_finished_grid_is_sound_and_stays_as_it_is(
     sick: World, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    before = contents(sick.folder)
+    before = contents(sick.folder.parent)
     assert examine(sick) == 0
     assert capsys.readouterr().out.endswith("tiny: 4 cells: sound\n")
-    assert contents(sick.folder) == before
+    assert contents(sick.folder.parent) == before
 
 
 def test_mending_what_is_sound_changes_no_file(sick: World) -> None:
-    before = contents(sick.folder)
+    before = contents(sick.folder.parent)
     assert examine(sick, fix=True) == 0
-    after = contents(sick.folder)
-    for name in (".supervisor.json", "optuna.journal"):  # Optuna notes that it was opened
+    after = contents(sick.folder.parent)
+    for name in ("tiny/.supervisor.json", "tiny/optuna.journal"):  # Optuna notes that it was opened
         del before[name], after[name]
     assert after == before
 
@@ -145,7 +145,7 @@ def prune_as_well(world: World) -> None:
 
 def run_is_a_file(world: World) -> None:
     folder = a_run(world)
-    shutil.rmtree(folder)
+    folder.unlink()
     folder.write_text("no folder")
 
 
@@ -153,8 +153,10 @@ def copy_of_a_run(world: World) -> None:
     shutil.copytree(a_run(world), world.folder / "runs" / "copy of it")
 
 
-def renamed_run(world: World) -> None:
-    a_run(world).rename(world.folder / "runs" / "renamed")
+def in_the_grid(world: World) -> None:
+    link = a_run(world)
+    link.resolve().rename(world.folder / "runs" / "renamed")
+    link.unlink()
 
 
 def edit_plan(world: World) -> None:
@@ -188,8 +190,8 @@ DAMAGES: dict[str, tuple[Callable[[World], None], str]] = {
     "pruned as well": (prune_as_well, "pruned.json: a pruned run has no result.json"),
     "pruned damaged": (write("pruned.json", b"{"), "pruned.json: torn or damaged"),
     "run a file": (run_is_a_file, "is not a folder"),
-    "copy": (copy_of_a_run, "copy of it: a second folder of the cell"),
-    "renamed": (renamed_run, "renamed: is planned under the name"),
+    "copy": (copy_of_a_run, "copy of it: is a second folder of"),
+    "in the grid": (in_the_grid, "renamed: lies in the folder of its grid"),
 }
 
 
@@ -199,15 +201,15 @@ def test_damage_is_found_and_mended(
 ) -> None:
     damage, words = DAMAGES[name]
     damage(sick)
-    before = contents(sick.folder)
+    before = contents(sick.folder.parent)
     assert examine(sick) == 1
     assert words in capsys.readouterr().out
-    assert contents(sick.folder) == before
+    assert contents(sick.folder.parent) == before
     results = {data for name, data in before.items() if "result.json" in name}
 
     assert examine(sick, fix=True) == 0
     assert words in capsys.readouterr().out
-    after = contents(sick.folder)
+    after = contents(sick.folder.parent)
     assert results <= {data for name, data in after.items() if "result.json" in name}
     assert examine(sick) == 0
     assert capsys.readouterr().out.endswith("tiny: 4 cells: sound\n")
@@ -248,29 +250,31 @@ RUN_REPAIRS: dict[str, Callable[[World], None]] = {
 
 @pytest.mark.parametrize("name", RUN_REPAIRS)
 def test_what_run_repairs_needs_no_doctor(sick: World, name: str) -> None:
-    before = contents(sick.folder)
+    before = contents(sick.folder.parent)
     RUN_REPAIRS[name](sick)
     starts = len(sick.lines("start"))
     assert_one_result_each(sick)
     assert len(sick.lines("start")) == starts
-    after = contents(sick.folder)
-    for kept in ("plan.json", "grid.yaml"):
+    after = contents(sick.folder.parent)
+    for kept in ("tiny/plan.json", "tiny/grid.yaml"):
         assert after[kept] == before[kept]
     assert examine(sick) == 0
 
 
-def test_a_link_out_of_the_grid_is_left_to_the_user(
+def test_a_link_out_of_the_store_is_replaced_and_what_it_leads_to_stays(
     sick: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    outside = tmp_path / "outside"
-    a_run(sick).rename(outside)
-    (sick.folder / "runs" / json.loads((outside / "result.json").read_text())["name"]).symlink_to(
-        outside
-    )
+    link, outside = a_run(sick), tmp_path / "outside"
+    link.resolve().rename(outside)
+    link.unlink()
+    link.symlink_to(outside)
     before = contents(outside)
-    assert examine(sick, fix=True) == 1
+    with pytest.raises(UserError, match=f"is a link to {outside}"):
+        status_command(sick.grid, sick.folder.parent)
+    assert examine(sick, fix=True) == 0
     assert f"is a link to {outside}" in capsys.readouterr().out
     assert contents(outside) == before
+    assert sorted(run.state for run in sick.runs().values()) == ["done"] * 3 + ["missing"]
 
 
 def test_folders_of_another_grid_are_a_note(
@@ -285,11 +289,10 @@ def test_folders_of_another_grid_are_a_note(
 def test_a_grid_that_grew_is_planned_again_and_keeps_its_results(
     sick: World, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Names may change with the axes; the id says that a folder is the same experiment."""
+    """Names may change with the axes; a run lies where its id says."""
     sick.write(seeds=2, delay=0, steps=1, axes={"model.optimizer.lr": [0.1, 0.2]})
-    assert examine(sick) == 1
-    assert capsys.readouterr().out.count("is the finished run of the cell") == CELLS
-    assert examine(sick, fix=True) == 0
+    assert examine(sick) == 0
+    assert "12 cells have not started" in capsys.readouterr().out
     starts = len(sick.lines("start"))
     assert sick.run().returncode == 0
     assert {run.state for run in sick.runs().values()} == {"done"}
@@ -298,7 +301,7 @@ def test_a_grid_that_grew_is_planned_again_and_keeps_its_results(
 
 
 def test_unfinished_cells_are_a_note(sick: World, capsys: pytest.CaptureFixture[str]) -> None:
-    shutil.rmtree(a_run(sick))
+    shutil.rmtree(a_run(sick).resolve())
     (sick.folder / "optuna.journal").unlink()
     assert examine(sick, fix=True) == 0
     assert "1 cells have not started" in capsys.readouterr().out
@@ -388,10 +391,10 @@ def test_a_metric_that_no_run_reports_is_a_mistake_of_the_grid(
     sick: World, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sick.write(seeds=1, delay=0, steps=1, metric={"name": "val/accuracy", "mode": "max"})
-    before = {name: data for name, data in contents(sick.folder).items() if "runs/" in name}
+    before = {name: data for name, data in contents(sick.folder.parent).items() if "runs/" in name}
     assert examine(sick, fix=True) == 1
     assert "reports no 'val/accuracy'; set metric.name in" in capsys.readouterr().out
-    assert {n: d for n, d in contents(sick.folder).items() if "runs/" in n} == before
+    assert {n: d for n, d in contents(sick.folder.parent).items() if "runs/" in n} == before
 
 
 def test_no_folder_is_a_mistake(world: World) -> None:
@@ -439,14 +442,14 @@ def damage_at_random(folder: Path, chance: random.Random) -> str:
 def chaos(world: World, finished: World, seed: int, damages: int) -> None:
     """Damage a finished grid, mend it, run it: one result a cell, no result lost on the way."""
     shutil.rmtree(world.root)
-    shutil.copytree(finished.root, world.root)
+    shutil.copytree(finished.root, world.root, symlinks=True)
     chance = random.Random(seed)
     done = [damage_at_random(world.folder, chance) for _ in range(damages)]
     results = {
-        path.read_bytes() for path in world.folder.rglob("result.json*") if path.stat().st_size
+        path.read_bytes() for path in world.root.rglob("result.json*") if path.stat().st_size
     }
     assert examine(world, fix=True) == 0, (seed, done)
-    kept = {path.read_bytes() for path in world.folder.rglob("result.json*")}
+    kept = {path.read_bytes() for path in world.root.rglob("result.json*")}
     assert results <= kept, (seed, done)
     assert examine(world) == 0, (seed, done)
     assert_one_result_each(world)
@@ -492,14 +495,14 @@ def test_a_run_of_a_newer_version_is_left_as_it_is(
 def test_a_plan_of_a_newer_version_is_left_as_it_is(sick: World) -> None:
     path = sick.folder / "plan.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "schema": 99}))
-    before = contents(sick.folder)
+    before = contents(sick.folder.parent)
     with pytest.raises(UserError, match=r"plan\.json: schema 99: made by a newer version"):
         examine(sick, fix=True)
     refused = sick.run()
     assert refused.returncode == 2
     assert "plan.json: schema 99: made by a newer version" in refused.stderr
-    after = contents(sick.folder)
-    del before[".supervisor.json"], after[".supervisor.json"]
+    after = contents(sick.folder.parent)
+    del before["tiny/.supervisor.json"], after["tiny/.supervisor.json"]
     assert after == before
 
 

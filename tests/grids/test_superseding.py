@@ -7,9 +7,9 @@ import pytest
 from conftest import World
 
 from lightning_app.core.errors import UserError
-from lightning_app.grids.takeover import supersede
-from lightning_app.runs.folder import GridFolder
-from lightning_app.runs.locks import supervisor_lock
+from lightning_app.grids.supervisor import rerun_stale
+from lightning_app.runs.folder import STORE, GridFolder
+from lightning_app.runs.locks import run_lock, supervisor_lock
 
 CELLS = 4
 
@@ -28,15 +28,16 @@ def run(world: World, code: str, *options: str) -> str:
 
 def test_cells_of_another_code_are_done_again(world: World) -> None:
     world.write(seeds=1, delay=0, steps=1)
-    runs, old = world.folder / "runs", world.folder / "superseded"
+    runs, store = world.folder / "runs", world.folder.parent / STORE
     run(world, "a")
     assert "no cell is of another code, data or libraries than now" in run(world, "a", "rerun")
     run(world, "b")
     assert codes(runs) == ["a"] * CELLS  # only on request
 
     said = run(world, "b", "rerun")
-    assert f"{CELLS} runs moved to {old}; their cells run again (code: a: {CELLS})" in said
-    assert (codes(runs), codes(old)) == (["b"] * CELLS, ["a"] * CELLS)
+    place = store / "ID@superseded-N"
+    assert f"{CELLS} runs moved to {place}; their cells run again (code: a: {CELLS})" in said
+    assert (codes(runs), codes(store)) == (["b"] * CELLS, ["a"] * CELLS + ["b"] * CELLS)
     assert len(world.lines("end")) == 2 * CELLS
     trials = world.study().get_trials(deepcopy=False)
     values = sorted(trial.value or 0 for trial in trials if trial.state.name == "COMPLETE")
@@ -44,8 +45,8 @@ def test_cells_of_another_code_are_done_again(world: World) -> None:
 
     run(world, "c", "rerun")
     assert codes(runs) == ["c"] * CELLS
-    assert codes(old) == ["a"] * CELLS + ["b"] * CELLS
-    assert sum(path.name.endswith(".2") for path in old.iterdir()) == CELLS
+    assert codes(store) == ["a"] * CELLS + ["b"] * CELLS + ["c"] * CELLS
+    assert sum(path.name.endswith("@superseded-2") for path in store.iterdir()) == CELLS
 
 
 def test_what_was_cut_short_by_another_code_starts_again(world: World) -> None:
@@ -61,10 +62,12 @@ def test_what_was_cut_short_by_another_code_starts_again(world: World) -> None:
     for folder in (begun, lost):
         assert (folder / "checkpoints" / "last.ckpt").is_file()
     (lost / "attempts" / "1" / "provenance.json").unlink()
-    supersede(grid, here)
-    aside = {path.name for path in (world.folder / "superseded").iterdir()}
-    assert aside == {begun.name, lost.name}
-    assert without.is_dir()
+    rerun_stale(grid, here)
+    store = world.folder.parent / STORE
+    aside = {path.name for path in store.iterdir() if "@" in path.name}
+    ids = {cell.name: cell.id for cell in grid.cells}
+    assert aside == {f"{ids[run.name]}@superseded-1" for run in (begun, lost)}
+    assert (without / "attempts").is_dir()
 
 
 def test_a_damaged_result_is_named_and_nothing_is_moved(world: World) -> None:
@@ -74,12 +77,12 @@ def test_a_damaged_result_is_named_and_nothing_is_moved(world: World) -> None:
     result = grid.run(grid.cells[-1]).result
     result.write_bytes(result.read_bytes()[:-9])
     with pytest.raises(UserError, match=r"result\.json: torn or damaged.*ablate doctor .* --fix"):
-        supersede(grid, {"provenance": {"code": "b"}, "corpora": None})
+        rerun_stale(grid, {"provenance": {"code": "b"}, "corpora": None})
     for words in ((), ("rerun",)):  # the cell is entered in the queue, or superseded
         done = world.run(*words)
         assert done.returncode == 2
         assert f"{result}: torn or damaged" in done.stderr
-    assert not (world.folder / "superseded").exists()
+    assert not list((world.folder.parent / STORE).glob("*@*"))
     assert len(world.lines("start")) == CELLS
 
 
@@ -92,3 +95,26 @@ def test_nobody_else_may_be_at_work(world: World) -> None:
     assert done.returncode == 2
     assert "is already running this grid" in done.stderr
     assert codes(world.folder / "runs") == ["a"] * CELLS
+
+
+def test_a_run_that_another_process_trains_stays(world: World) -> None:
+    world.write(seeds=1, delay=0, steps=1)
+    run(world, "a")
+    grid = world.value()
+    with run_lock(grid.run(grid.cells[0])):
+        said = rerun_stale(grid, {"provenance": {"code": "b"}, "corpora": None})
+    assert f"{CELLS - 1} runs moved" in said
+    assert "; 1 others are being trained now and stay" in said
+    assert [grid.state(cell).state for cell in grid.cells] == ["done"] + ["missing"] * (CELLS - 1)
+
+
+def test_what_lacks_what_the_grid_keeps_runs_again(world: World) -> None:
+    world.write(seeds=1, delay=0, steps=1)
+    run(world, "a")
+    grid = world.value()
+    grid.run(grid.cells[1]).checkpoint("best").unlink()
+    assert "1 finished cells have no best.ckpt" in run(world, "a")
+    assert len(world.lines("end")) == CELLS
+    assert "without best.ckpt: 1" in run(world, "a", "rerun")
+    assert len(world.lines("end")) == CELLS + 1
+    assert grid.run(grid.cells[1]).checkpoint("best").is_file()

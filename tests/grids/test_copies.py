@@ -1,10 +1,9 @@
-"""Finished cells in the folders that a project lists: what is copied, and what is refused."""
+"""Finished cells in further stores: what is copied, and what is refused."""
 
 import errno
 import json
 import os
 import shutil
-import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -19,12 +18,10 @@ from lightning_app.config.config import resolve
 from lightning_app.config.experiment import identity_of
 from lightning_app.config.grid import read_spec
 from lightning_app.core.project import read_project
-from lightning_app.grids import takeover
+from lightning_app.grids import copies
+from lightning_app.grids.copies import copy_found, find_elsewhere
 from lightning_app.grids.plan import Grid, expand
-from lightning_app.grids.supervisor import current_grid
-from lightning_app.grids.takeover import find_finished, refusals, take_over
-from lightning_app.runs.folder import GridFolder, RunFolder
-from lightning_app.runs.locks import supervisor_lock, turn
+from lightning_app.runs.folder import STORE, GridFolder, RunFolder
 from lightning_app.runs.records import is_sealed, read_result, sealed
 
 FORMER = Path(__file__).parent / "made_at_4ea995c"
@@ -43,8 +40,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Grid:
     plan = expand(spec, resolve, identity_of)[0]
     grid = Grid(spec, folder, plan)
     for cell in grid.cells:
-        run = grid.run(cell)
-        shutil.copytree(FORMER / "former" / "runs" / cell.name, run.path)
+        run = grid.place(cell)
+        shutil.copytree(FORMER / "former" / "runs" / cell.name, run.path, dirs_exist_ok=True)
         run.tokenizer.write_text("a tokenizer")
         run.checkpoints.mkdir()
         for name in ("last", "best"):
@@ -59,7 +56,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Grid:
 @pytest.fixture
 def results(made: Grid, tmp_path: Path) -> Path:
     """A folder of experiments with that grid, which a test may damage."""
-    return Path(shutil.copytree(made.folder.path.parent, tmp_path / "theirs"))
+    return Path(shutil.copytree(made.folder.path.parent, tmp_path / "theirs", symlinks=True))
 
 
 def mine(made: Grid, root: Path, **changes: Any) -> Grid:
@@ -70,7 +67,7 @@ def mine(made: Grid, root: Path, **changes: Any) -> Grid:
 
 
 def runs_in(results: Path) -> list[RunFolder]:
-    return GridFolder(results / "source").all_runs()
+    return [RunFolder(path) for path in sorted((results / STORE).iterdir())]
 
 
 def files(folder: Path) -> dict[str, tuple[bytes, int]]:
@@ -88,47 +85,49 @@ def states(grid: Grid) -> list[str]:
     return [grid.state(cell).state for cell in grid.cells]
 
 
+def found_in(grid: Grid, *stores: Path) -> list[Path]:
+    return list(find_elsewhere(grid, stores).places.values())
+
+
+def reasons(grid: Grid, store: Path) -> dict[Path, str]:
+    return {path: why for _, path, why in find_elsewhere(grid, [store]).refused}
+
+
+def copy(grid: Grid, store: Path) -> list[str]:
+    return copy_found(grid, find_elsewhere(grid, [store]))
+
+
+def store_of(grid: Grid) -> list[str]:
+    store = grid.folder.experiments / STORE
+    return sorted(path.name for path in store.iterdir()) if store.is_dir() else []
+
+
 def test_a_finished_cell_is_copied_whole_and_the_source_stays(
     made: Grid, results: Path, tmp_path: Path
 ) -> None:
     before = files(results)
     grid = mine(made, tmp_path)
-    found, refused = find_finished(grid, [results])
-    assert refused == []
-    assert take_over(grid, found) == [f"2 cells are finished in {results / 'source'}: taken over"]
+    assert copy(grid, results) == []
     assert states(grid) == ["done", "done"]
     assert files(results) == before
     for cell in grid.cells:
-        copy, source = grid.run(cell), RunFolder(results / "source" / "runs" / cell.name)
+        source = RunFolder(results / STORE / cell.id)
         theirs = {name: content for name, (content, _) in files(source.path).items()}
-        ours = {name: content for name, (content, _) in files(copy.path).items()}
+        ours = {name: content for name, (content, _) in files(grid.run(cell).path).items()}
         record = json.loads(ours.pop("result.json"))
         assert record.pop("taken_from") == str(source.path)
         assert record == json.loads(theirs.pop("result.json"))
+        del theirs["grids/source"]  # these grids list the original
         assert ours == theirs
-    assert [path.name for path in sorted(grid.folder.runs.iterdir())] == sorted(
-        cell.name for cell in grid.cells
-    )
-    assert find_finished(grid, [results]).found == []
+    assert store_of(grid) == sorted(cell.id for cell in grid.cells)
+    assert found_in(grid, results) == []  # only once
 
 
-def test_the_folder_of_one_grid_may_be_named(made: Grid, results: Path, tmp_path: Path) -> None:
-    assert len(find_finished(mine(made, tmp_path), [results / "source"]).found) == 2
-    assert find_finished(mine(made, tmp_path), [tmp_path]).found == []  # one level too high
-
-
-def test_a_run_of_the_same_experiments_is_named_by_its_grid(made: Grid, tmp_path: Path) -> None:
-    shutil.copytree(made.folder.path, tmp_path / "experiments" / "source")
+def test_a_run_that_is_here_is_not_looked_for(made: Grid, results: Path, tmp_path: Path) -> None:
+    """Also one that has not finished: two copies of one run would be trained on."""
     grid = mine(made, tmp_path)
-    # The output root among the results changes nothing.
-    found, refused = find_finished(grid, [tmp_path / "experiments", tmp_path / "experiments"])
-    assert len(found) == 2
-    assert refused == []
-    take_over(grid, found[:1])
-    (tmp_path / "experiments" / "source" / "runs" / grid.cells[1].name / "block.json").unlink()
-    assert len(find_finished(grid, [tmp_path / "experiments"]).refused) == 1
-    record = json.loads(grid.run(grid.cells[0]).result.read_text())
-    assert record["taken_from"] == f"source/{grid.cells[0].name}"
+    grid.place(grid.cells[0])
+    assert found_in(grid, results) == [results / STORE / grid.cells[1].id]
 
 
 def rewrite(name: str, old: str, new: str) -> Callable[[RunFolder], object]:
@@ -229,11 +228,6 @@ REFUSED = {
         not_finite_at_last,
         "metrics.csv has another val/nll at the last step of result.json",
     ),
-    "no tokenizer": (without("tokenizer.model"), "has no tokenizer.model, which this grid keeps"),
-    "no last": (
-        without("checkpoints/last.ckpt"),
-        "has no last.ckpt, which this grid keeps (checkpoints: all)",
-    ),
 }
 
 
@@ -245,107 +239,57 @@ def test_what_is_not_the_finished_cell_is_refused(
     first, second = runs_in(results)
     change(first)
     grid = mine(made, tmp_path)
-    found, refused = find_finished(grid, [results])
-    assert [each.folder.path for each in found] == [second.path]
-    (line,) = refusals(refused)
-    assert line.startswith(f"{first}: not used: ")
-    assert reason in line
-    take_over(grid, found)
+    assert found_in(grid, results) == [second.path]
+    assert list(reasons(grid, results)) == [first.path]
+    assert reason in reasons(grid, results)[first.path]
+    copy(grid, results)
     assert sorted(states(grid)) == ["done", "missing"]
 
 
-def test_runs_that_are_refused_for_one_reason_have_one_line(
-    made: Grid, results: Path, tmp_path: Path
-) -> None:
+def test_a_sound_run_in_a_second_store_is_used(made: Grid, results: Path, tmp_path: Path) -> None:
+    shutil.copytree(results, tmp_path / "others", symlinks=True)
     for run in runs_in(results):
         run.block.unlink()
-    (line,) = refusals(find_finished(mine(made, tmp_path), [results]).refused)
-    runs = results / "source" / "runs"
-    assert line.startswith(f"{runs}: 2 runs not used, such as ")
-    assert line.endswith(": has no block.json")
-
-
-def test_a_second_sound_run_of_a_cell_is_used(made: Grid, results: Path, tmp_path: Path) -> None:
-    shutil.copytree(results / "source", results / "another")
-    for run in runs_in(results):
-        run.block.unlink()
-    found, refused = find_finished(mine(made, tmp_path), [results])
-    assert {each.grid.name for each in found} == {"another"}
-    assert refused == []  # nothing is missing because of the damaged ones
+    found = find_elsewhere(mine(made, tmp_path), [results, tmp_path / "others"])
+    assert {path.parents[1].name for path in found.places.values()} == {"others"}
 
 
 @pytest.mark.parametrize(
-    ("keep", "there", "kept"),
-    [
-        ("last", ["last"], ["last.ckpt"]),
-        ("last", ["best"], None),
-        ("best", ["best", "last"], ["best.ckpt"]),
-        ("best", ["last"], None),
-        ("all", ["best"], None),
-        ("none", ["best", "last"], []),
-        ("none", [], []),
-    ],
+    ("keep", "kept"),
+    [("last", ["last.ckpt"]), ("best", ["best.ckpt"]), ("none", [])],
 )
 def test_a_copy_has_the_checkpoints_that_the_grid_keeps(
-    made: Grid, results: Path, tmp_path: Path, keep: str, there: list[str], kept: list[str] | None
+    made: Grid, results: Path, tmp_path: Path, keep: str, kept: list[str]
 ) -> None:
-    for run in runs_in(results):
-        for name in {"last", "best"} - {*there}:
-            run.checkpoint(name).unlink()
     grid = mine(made, tmp_path, checkpoints=keep)
-    found, refused = find_finished(grid, [results])
-    take_over(grid, found)
-    if kept is None:
-        assert len(refused) == 2
-        assert states(grid) == ["missing", "missing"]
-        return
+    copy(grid, results)
     for cell in grid.cells:
         assert sorted(path.name for path in grid.run(cell).checkpoints.glob("*")) == kept
 
 
-def test_no_checkpoint_is_asked_of_a_run_that_could_not_leave_one(
-    made: Grid, results: Path, tmp_path: Path
-) -> None:
-    for run in runs_in(results):
-        shutil.rmtree(run.checkpoints)
+def test_what_a_finished_run_lacks_is_named(made: Grid, results: Path, tmp_path: Path) -> None:
+    runs_in(results)[0].checkpoint("last").unlink()
     grid = mine(made, tmp_path)
-    assert find_finished(grid, [results]).found == []
-    trainer = {**grid.spec.base_config["trainer"], "enable_checkpointing": False}
-    saving_none = mine(made, tmp_path, base_config={**grid.spec.base_config, "trainer": trainer})
-    assert len(find_finished(saving_none, [results]).found) == 2
-    for run in runs_in(results):
-        edit(run.result, lambda t: t.update(outcome="non_finite", metrics={"val/nll": None}))
-    assert len(find_finished(grid, [results]).found) == 2
+    copy(grid, results)
 
+    def lacking(grid: Grid) -> dict[str, int]:
+        found = grid.lacking({cell.id: grid.state(cell) for cell in grid.cells})
+        return {name: len(cells) for name, cells in found.items()}
 
-def test_a_grid_that_probes_takes_only_runs_with_probes(
-    made: Grid, results: Path, tmp_path: Path
-) -> None:
-    probe = {"class_path": "lightning_app.training.callbacks.probes.SignalProbe"}
+    assert lacking(grid) == {"last.ckpt": 1}
+    assert lacking(mine(made, tmp_path, checkpoints="best")) == {}
     base = made.spec.base_config
-    grid = mine(
-        made, tmp_path, base_config={**base, "trainer": {**base["trainer"], "callbacks": [probe]}}
-    )
-    run, _ = runs_in(results)
-    run.probes.write_text("step,quantity,stack,layer,head,value\n1,cosine,encoder,1,,0.5\n")
-    found, refused = find_finished(grid, [results])
-    assert [each.folder.path for each in found] == [run.path]
-    assert "has no probes.csv" in refused[0].reason
-
-
-def test_what_the_grid_has_superseded_does_not_come_back(
-    made: Grid, results: Path, tmp_path: Path
-) -> None:
-    grid = mine(made, tmp_path)
-    take_over(grid, find_finished(grid, [results]).found)
-    aside = grid.folder.superseded / grid.cells[0].name
-    aside.parent.mkdir()
-    grid.run(grid.cells[0]).path.rename(aside)
-    found, refused = find_finished(grid, [results])
-    assert found == []
-    assert [each.reason for each in refused] == ["this grid has superseded it (--rerun-stale)"]
-    edit(RunFolder(aside).result, lambda t: t.update(finished="2020-01-01T00:00:00+00:00"))
-    assert len(find_finished(grid, [results]).found) == 1  # that was another run of the cell
+    probe = {"class_path": "lightning_app.training.callbacks.probes.SignalProbe"}
+    probing = {**base, "trainer": {**base["trainer"], "callbacks": [probe]}}
+    assert lacking(mine(made, tmp_path, checkpoints="none", base_config=probing)) == {
+        "probes.csv": 2
+    }
+    saving_none = {**base, "trainer": {**base["trainer"], "enable_checkpointing": False}}
+    assert lacking(mine(made, tmp_path, base_config=saving_none)) == {}
+    for cell in grid.cells:  # such a run may have left no checkpoint
+        path = grid.run(cell).result
+        edit(path, lambda t: t.update(outcome="non_finite", metrics={"val/nll": None}))
+    assert lacking(grid) == {}
 
 
 def test_the_folder_of_another_user_may_be_read_only(
@@ -354,8 +298,9 @@ def test_the_folder_of_another_user_may_be_read_only(
     for path in (results, *results.rglob("*")):
         path.chmod(0o555 if path.is_dir() else 0o444)
     grid = mine(made, tmp_path)
-    take_over(grid, find_finished(grid, [results]).found)
-    for path in (grid.folder.path, *grid.folder.path.rglob("*")):
+    copy(grid, results)
+    assert states(grid) == ["done", "done"]
+    for path in (grid.folder.experiments, *grid.folder.experiments.rglob("*")):
         assert path.stat().st_mode & 0o200, path
     for path in (results, *results.rglob("*")):  # so that it can be removed
         path.chmod(0o755 if path.is_dir() else 0o644)
@@ -374,9 +319,8 @@ def test_nothing_is_copied_through_a_link_or_from_a_pipe(
         (run.path / name).rename(tmp_path / "elsewhere")
         (run.path / name).symlink_to(tmp_path / "elsewhere")
     grid = mine(made, tmp_path)
-    found, refused = find_finished(grid, [results])
-    assert [each.folder.path for each in found] == [other.path]
-    assert [name in each.reason for each in refused] == [True]
+    assert found_in(grid, results) == [other.path]
+    assert name in reasons(grid, results)[run.path]
 
 
 def test_files_that_no_run_writes_are_not_copied(made: Grid, results: Path, tmp_path: Path) -> None:
@@ -387,36 +331,35 @@ def test_files_that_no_run_writes_are_not_copied(made: Grid, results: Path, tmp_
         (run.path / "evil.html").write_text("<script>")
         (run.path / "attempts" / "more").symlink_to(tmp_path)
     grid = mine(made, tmp_path)
-    take_over(grid, find_finished(grid, [results]).found)
+    copy(grid, results)
     assert states(grid) == ["done", "done"]
-    copied = {path.name for path in grid.folder.path.rglob("*")}
+    copied = {path.name for path in grid.folder.experiments.rglob("*")}
     assert not copied & {"notes.txt", "evil.html", "more", "secret"}
 
 
 def test_a_linked_run_is_not_copied(made: Grid, results: Path, tmp_path: Path) -> None:
     before = files(results)
-    grid = mine(made, tmp_path)
-    grid.folder.runs.mkdir(parents=True)
+    store = tmp_path / "links" / STORE
+    store.mkdir(parents=True)
     for run in runs_in(results):
-        (grid.folder.runs / f"old-{run.name[-8:]}").symlink_to(run.path)
-    found, refused = find_finished(grid)
-    assert not found
-    assert all("link" in each.reason for each in refused)
+        (store / run.name).symlink_to(run.path)
+    grid = mine(made, tmp_path)
+    assert found_in(grid, tmp_path / "links") == []
+    assert all("link" in why for why in reasons(grid, tmp_path / "links").values())
     assert files(results) == before
 
 
 def test_a_seal_holds_after_a_run_was_copied(made: Grid, results: Path, tmp_path: Path) -> None:
-    """Name, id and places are written anew by this program; one that does not hold is refused."""
+    """Places are written anew by this program; a seal that does not hold is refused."""
     first, second = runs_in(results)
     for run in (first, second):
         run.result.write_text(json.dumps(sealed(json.loads(run.result.read_text()), run.path)))
     second.metrics.write_text(second.metrics.read_text().replace("1", "2", 1))
     grid = mine(made, tmp_path)
-    found, refused = find_finished(grid, [results])
-    take_over(grid, found)
-    copy = grid.folder.run(first.name)
-    assert is_sealed(read_result(copy.result, json.loads(copy.result.read_text())["id"]) or {})
-    assert ["metrics.csv" in each.reason for each in refused] == [True]
+    assert "metrics.csv" in reasons(grid, results)[second.path]
+    copy(grid, results)
+    here = RunFolder(grid.folder.experiments / STORE / first.name)
+    assert is_sealed(read_result(here.result, first.name) or {})
 
 
 def test_a_run_that_changes_while_it_is_copied_is_left(
@@ -424,114 +367,83 @@ def test_a_run_that_changes_while_it_is_copied_is_left(
 ) -> None:
     first, _ = runs_in(results)
     grid = mine(made, tmp_path)
-    found, _ = find_finished(grid, [results])
-    copy = shutil.copyfileobj
+    plain = shutil.copyfileobj
 
     def restarting(source: Any, target: Any) -> None:
-        copy(source, target)
+        plain(source, target)
         first.environment.write_text("{}")  # sound, but of another attempt than the rest
 
     monkeypatch.setattr(shutil, "copyfileobj", restarting)
-    lines = take_over(grid, found)
-    assert lines[0] == f"1 cells are finished in {results / 'source'}: taken over"
-    assert lines[1].startswith(f"{first}: not copied: ")
+    (line,) = copy(grid, results)
+    assert line.startswith(f"{first}: not copied: ")
     assert sorted(states(grid)) == ["done", "missing"]
-    assert len(list(grid.folder.runs.iterdir())) == 1
+    assert len(store_of(grid)) == 1
 
 
 def test_a_run_that_changed_since_the_search_is_checked_again(
     made: Grid, results: Path, tmp_path: Path
 ) -> None:
     grid = mine(made, tmp_path)
-    found, _ = find_finished(grid, [results])
-    first, second = runs_in(results)
-    first.checkpoint("last").unlink()
-    second.block.unlink()
-    said = dict(line.split(": not copied: ") for line in take_over(grid, found))
-    assert said[str(second)] == f"has no block.json; the cell {second.name} runs"
-    assert said[str(first)].startswith("has no last.ckpt, which this grid keeps")
+    found = find_elsewhere(grid, [results])
+    for run in runs_in(results):
+        run.block.unlink()
+    assert all("has no block.json; the cell" in line for line in copy_found(grid, found))
     assert states(grid) == ["missing", "missing"]
-    assert list(grid.folder.runs.glob("*")) == []
+    assert store_of(grid) == []
 
 
 def test_a_copy_that_is_cut_short_is_no_finished_cell(
     made: Grid, results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     grid = mine(made, tmp_path)
-    found, _ = find_finished(grid, [results])
 
     def killed(source: object, target: object) -> None:
         raise SystemExit  # nothing of this process runs afterwards
 
     with monkeypatch.context() as patched:
-        patched.setattr(os, "rename", killed)
+        patched.setattr(Path, "rename", killed)
         patched.setattr(shutil, "rmtree", lambda *_, **__: None)
         with pytest.raises(SystemExit):
-            take_over(grid, found)
-    (left,) = grid.folder.runs.iterdir()
-    assert (left / "result.json").is_file()
+            copy(grid, results)
+    assert len(store_of(grid)) == 1
     assert states(grid) == ["missing", "missing"]
-    assert grid.folder.all_runs() == []
-    assert grid.folder.strays([]) == []
-    (grid.folder.runs / ".of another cell.part").mkdir()
-    take_over(grid, find_finished(grid, [results]).found)
+    copy(grid, results)
     assert states(grid) == ["done", "done"]
-    assert {path.name for path in grid.folder.runs.iterdir()} == {c.name for c in grid.cells}
 
 
 def test_a_full_disk_stops_and_leaves_no_part(
     made: Grid, results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     grid = mine(made, tmp_path)
-    found, _ = find_finished(grid, [results])
 
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(shutil, "copyfileobj", full)
     with pytest.raises(OSError, match="No space left") as caught:
-        take_over(grid, found)
+        copy(grid, results)
     assert caught.value.errno == errno.ENOSPC
-    assert list(grid.folder.runs.iterdir()) == []
+    assert store_of(grid) == []
 
 
-def test_two_supervisors_copy_a_cell_once(
+def test_two_copies_of_one_run_leave_one(
     made: Grid, results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Supervisors of two grids, whose locks are two, may copy the same run at once."""
     grid = mine(made, tmp_path)
-    grid.save()
-    copied: list[str] = []
-    take = takeover.check_finished
+    found = find_elsewhere(grid, [results])
+    plain = copies._set_places
 
-    def noted(folder: RunFolder, *args: Any, **kwargs: Any) -> Any:
-        if not folder.name.startswith("."):  # the check of what was found, not of the copy
-            copied.append(folder.name)
-        return take(folder, *args, **kwargs)
+    def beaten(*arguments: Any) -> None:
+        plain(*arguments)
+        monkeypatch.setattr(copies, "_set_places", plain)
+        assert copy_found(grid, found) == []
 
-    monkeypatch.setattr(takeover, "check_finished", noted)
-    both, seen = threading.Barrier(2), []
-
-    def supervise() -> None:
-        with turn(grid.folder.start_lock, lambda: False, "waiting"):
-            held = supervisor_lock(grid.folder, "a database", several=True)
-            alone = held.__enter__()
-            plan = grid.plan
-            made_here = current_grid(
-                grid.spec, grid.folder, lambda: plan, alone, lambda _: plan.corpora[0], [results]
-            )
-            seen.append((alone, states(made_here)))
-        both.wait(60)
-        held.__exit__(None, None, None)
-
-    # The plan of the second must be valid: both have the same.
-    monkeypatch.setattr("lightning_app.grids.supervisor.is_valid", lambda *_, **__: True)
-    threads = [threading.Thread(target=supervise) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(120)
-    assert sorted(seen) == [(False, ["done", "done"]), (True, ["done", "done"])]
-    assert len(copied) == 2
+    monkeypatch.setattr(copies, "_set_places", beaten)
+    (line,) = copy_found(grid, found)[:1]
+    assert "not copied: " in line
+    assert states(grid) == ["done", "done"]
+    assert store_of(grid) == sorted(cell.id for cell in grid.cells)
 
 
 def test_a_copy_names_corpus_and_parent_where_they_are_here(
@@ -539,14 +451,16 @@ def test_a_copy_names_corpus_and_parent_where_they_are_here(
 ) -> None:
     """The id of a run says what these hold, and its config where they were."""
     grid = mine(made, tmp_path)
-    found, _ = find_finished(grid, [results])
-    each = found[0]
-    edit(each.folder.config, lambda t: t["model"].update(init_from="elsewhere/runs/x"))
-    edit(each.folder.config, lambda t: t["data"].update(root="/of/another/machine"))
-    child = replace(each, cell=replace(each.cell, parent="parents/runs/x"))
-    monkeypatch.setattr(takeover, "check_finished", lambda *_, **__: each.result)
-    take_over(grid, [child])
-    config = yaml.safe_load(grid.run(child.cell).config.read_text())
+    found = find_elsewhere(grid, [results])
+    (cell, _), (run, _) = grid.cells, runs_in(results)
+    cell = next(each for each in grid.cells if each.id == run.name)
+    edit(run.config, lambda t: t["model"].update(init_from="elsewhere/runs/x"))
+    edit(run.config, lambda t: t["data"].update(root="/of/another/machine"))
+    child = replace(cell, parent="parents/runs/x")
+    grid = replace(grid, plan=replace(grid.plan, cells=(child,)))
+    monkeypatch.setattr(copies, "_check", lambda *_: dict(found.found[cell.id].result or {}))
+    assert copy_found(grid, found) == []
+    config = yaml.safe_load(grid.run(child).config.read_text())
     here = str(grid.folder.path.parent / "parents/runs/x")
     assert (config["model"]["init_from"], config["data"]["init_from"]) == (here, here)
     assert config["data"]["root"] is None
@@ -570,15 +484,15 @@ def test_a_plan_says_what_is_finished_elsewhere(
     assert plan_command(*where, as_json=True) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["elsewhere"] == document["states"]["done"] == 1
-    assert document["found_in"] == {second.name: str(second)}
+    names = {cell.id: cell.name for cell in made.cells}
+    assert document["found_in"] == {names[second.name]: str(second)}
     assert document["refused"] == [
-        {"cell": first.name, "folder": str(first), "reason": "has no block.json"}
+        {"cell": names[first.name], "folder": str(first), "reason": "has no block.json"}
     ]
     assert plan_command(*where) == 0
     text = capsys.readouterr().out
-    assert "1 of them finished under another name: `ablate run` takes them over" in text
-    assert f"1 of these in {results / 'source'}: copied from there" in text
-    assert f"{first}: not used: has no block.json" in text
+    assert f"1 cells are finished in {results / STORE}: `ablate run` copies them" in text
+    assert f"{first}: not copied: has no block.json" in text
     assert files(results) == before
     assert not (tmp_path / "experiments" / "mine" / "runs").exists()
 
@@ -589,6 +503,7 @@ def test_a_plan_says_what_is_finished_elsewhere(
     [
         ("[nowhere]", "results: there is no folder {}/nowhere (written 'nowhere')"),
         ("[a_file]", "results: there is no folder {}/a_file"),
+        ("[no_store]", "results: {}/no_store (written 'no_store') has no folder .runs"),
         ("theirs", "results: expected a list or null, found 'theirs'"),
         ("[theirs, 3]", "results entry 2: expected a text, found 3"),
     ],
@@ -604,6 +519,7 @@ def test_a_wrong_list_is_one_line(
     monkeypatch.chdir(tmp_path)
     Path("ablate.yaml").write_text(f"results: {written}\n")
     Path("a_file").touch()
+    Path("no_store").mkdir()
     assert main([command, "demo"]) == 2
     error = capsys.readouterr().err
     assert error.startswith(f"ablate: {tmp_path}/ablate.yaml: ")
