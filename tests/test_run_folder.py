@@ -28,19 +28,6 @@ def test_the_error_of_an_attempt_is_its_last_line(
     assert attempt.error_line() == line
 
 
-@pytest.mark.parametrize(
-    ("keep", "kept"),
-    [("all", ["best", "last"]), ("last", ["last"]), ("best", ["best"]), ("none", [])],
-)
-def test_checkpoints_are_trimmed(tmp_path: Path, keep: str, kept: list[str]) -> None:
-    folder = RunFolder(tmp_path)
-    folder.checkpoints.mkdir()
-    for name in ("best", "last"):
-        folder.checkpoint(name).touch()
-    folder.trim_checkpoints(keep)
-    assert sorted(path.stem for path in folder.checkpoints.iterdir()) == kept
-
-
 def test_the_grid_of_a_run_is_named_by_its_place(tmp_path: Path) -> None:
     assert RunFolder(tmp_path / "mine" / "runs" / "one").grid == "mine"
     assert RunFolder(tmp_path / "mine" / "other" / "one").grid is None

@@ -56,13 +56,17 @@ def test_a_pruned_run_is_over_but_has_no_result(folder: Path) -> None:
     assert (run.state, run.word, run.result) == ("pruned", "pruned", None)
     assert run.pruned is not None
     assert run.pruned["step"] == 4
-    assert Run(there, CELL.id, prunes=False).state.state == "failed"
-    assert there.is_over(prunes=True)
-    assert not there.is_over(prunes=False)
+    assert Run(there, CELL.id, pruner=None).state.state == "failed"
+    assert there.is_over("any")  # as earlier versions name no grid
+    assert not there.is_over(None)
+    leave(there.pruned, pruned(CELL.id, step=4, grid="mine"))
+    states = {by: Run(there, CELL.id, pruner=by).state.state for by in ("mine", "other", "")}
+    assert states == {"mine": "pruned", "other": "failed", "": "pruned"}
+    assert (there.is_over("mine"), there.is_over("other"), there.is_over("")) == (True, False, True)
     leave(there.result, result(CELL.id, "diverged"))
     run = Run(there, CELL.id).state
     assert (run.state, run.pruned) == ("done", None)
-    assert there.is_over(prunes=False)
+    assert there.is_over(None)
 
 
 @pytest.mark.parametrize("name", [RESULT, PRUNED])

@@ -14,7 +14,7 @@ from lightning_app.report.packed import PACKED, unpack
 from lightning_app.report.results import GridResults, read_grid_file, read_results, read_runs
 from lightning_app.runs.folder import STORE, GridFolder, RunFolder
 from lightning_app.runs.records import read_plan
-from lightning_app.runs.store import find_run, stored
+from lightning_app.runs.store import locate_run, stored
 
 _CELLS = {"axes": "axes", "base_config": "base configs", "exclude": "exclusions"}
 """The keys of a grid file that decide its cells, beside the grid that it continues."""
@@ -63,7 +63,7 @@ def unplanned_runs(grid: str | Path, experiments: Path) -> tuple[Path, list[RunF
         if here.runs.is_dir():
             links = sorted(path for path in here.runs.iterdir() if path.exists())
             return folder, [
-                find_run(here, path.name, path.readlink().name)
+                locate_run(here, path.name, path.readlink().name)
                 if path.is_symlink()
                 else RunFolder(path)
                 for path in links

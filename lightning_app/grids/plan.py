@@ -52,7 +52,7 @@ from lightning_app.runs.locks import is_held
 from lightning_app.runs.parent import FIELD, find_parent
 from lightning_app.runs.records import Cell, DamagedPlan, Plan, Waiting, read_plan, save_plan
 from lightning_app.runs.run import DamagedRun, Run, RunState
-from lightning_app.runs.store import find_run, place_run
+from lightning_app.runs.store import locate_run, place_run
 
 _PROBE = "SignalProbe"
 _LONGEST = 120  # characters of a run's name before its id; file systems allow 255
@@ -241,7 +241,7 @@ class ParentCells:
             key = self._key(config, f"'{parent.spec.name}'")
             path = grid.link(cell.name)
             if isinstance(cell, Cell):  # its grid may have no link to it yet
-                path = find_run(grid, cell.name, cell.id).path
+                path = locate_run(grid, cell.name, cell.id).path
             folder = path.relative_to(experiments).as_posix()
             self._known.setdefault(key, []).append(_PlannedRun(cell, folder))
 
@@ -477,7 +477,7 @@ def runs_with_plugins(folder: GridFolder) -> list[Path]:
         plan = load_plan(folder.plan)
         for cell in plan.cells if plan else ():
             with suppress(UserError):  # a wrong link, which whoever reads the run refuses
-                run = find_run(folder, cell.name, cell.id)
+                run = locate_run(folder, cell.name, cell.id)
                 found += [run.path] if run.plugins.is_file() else []
     return found
 
@@ -565,8 +565,8 @@ class Grid:
         return self.spec.pruner is not None
 
     def run(self, cell: Cell) -> RunFolder:
-        """The folder of a cell's run. Raises `UserError`: see `find_run`."""
-        return find_run(self.folder, cell.name, cell.id)
+        """The folder of a cell's run. Raises `UserError`: see `locate_run`."""
+        return locate_run(self.folder, cell.name, cell.id)
 
     def place(self, cell: Cell) -> RunFolder:
         """The folder of a cell's run, made if it is missing."""

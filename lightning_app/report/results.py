@@ -54,7 +54,7 @@ from lightning_app.runs.records import (
     read_yaml,
 )
 from lightning_app.runs.run import DamagedRun, Run
-from lightning_app.runs.store import find_run
+from lightning_app.runs.store import locate_run
 from lightning_app.scores.task_facts import (
     TASKS,
     Monitored,
@@ -637,7 +637,7 @@ def _config(
     """The config of one run under the grid's base, and a line for each damaged one before it."""
     base, damaged = grid.get("base_config") or {}, []
     for cell in plan.cells:
-        path = find_run(paths, cell.name, cell.id).config
+        path = locate_run(paths, cell.name, cell.id).config
         try:
             with named(path):
                 return _merge(without_removed(read_yaml(path)), without_removed(base)), damaged
@@ -668,7 +668,7 @@ def _cell(
 ) -> CellResult:
     metric = (grid.get("metric") or {}).get("name")
     pruner = paths.name if grid.get("pruner") else None
-    run = Run(find_run(paths, cell.name, cell.id), cell.id, metric, pruner=pruner)
+    run = Run(locate_run(paths, cell.name, cell.id), cell.id, metric, pruner=pruner)
     return _cell_of(run, paths, cell, config, grid, planned)
 
 

@@ -117,7 +117,8 @@ class Run:
         with _damaging(folder.pruned):
             # Without a pruner such a run goes on, and the files beside it change.
             pruned = read_pruned(folder.pruned, self._identity, beside=self._pruner is not None)
-        if pruned and self._pruner in ("", pruned.get("grid", self._pruner)):
+        by = self._pruner
+        if pruned and by is not None and by in ("", pruned.get("grid", by)):
             return RunState(state="pruned", attempts=attempts, pruned=pruned)
         if error := folder.attempt(attempts).error_line():
             return RunState(state="failed", attempts=attempts, error=error)

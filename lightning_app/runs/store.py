@@ -47,7 +47,7 @@ def stored(experiments: Path, identity: str) -> Path:
     return path
 
 
-def find_run(grid: GridFolder, name: str, identity: str) -> RunFolder:
+def locate_run(grid: GridFolder, name: str, identity: str) -> RunFolder:
     """The folder of a run of a grid, which need not exist yet.
 
     It is named by its link, or by its place in the store while this grid has no link to it.
@@ -91,22 +91,22 @@ def place_run(grid: GridFolder, name: str, identity: str) -> RunFolder:
     """Make the folder of a run that is to start in the store, and this grid's link to it.
 
     Raises:
-        UserError: as `find_run`, and if a folder cannot be written.
+        UserError: as `locate_run`, and if a folder cannot be written.
     """
     link, place = grid.link(name), stored(grid.experiments, identity)
     if link.is_dir() and not link.is_symlink():
-        return find_run(grid, name, identity)
+        return locate_run(grid, name, identity)
     for folder in (place, grid.runs):
         with writing_in(folder):
             folder.mkdir(parents=True, exist_ok=True)
     link_run(grid, name, identity)
-    folder = find_run(grid, name, identity)
+    folder = locate_run(grid, name, identity)
     if folder.path != link and not any(place.iterdir()):  # there are no links
         with suppress(OSError):  # another process has begun to fill it
             place.rmdir()
             with writing_in(link):
                 link.mkdir(exist_ok=True)
-    return find_run(grid, name, identity)
+    return locate_run(grid, name, identity)
 
 
 def link_run(grid: GridFolder, name: str, identity: str) -> None:

@@ -46,7 +46,7 @@ from lightning_app.runs.parent import FIELD, origin_of
 from lightning_app.runs.provenance import PACKAGES, command_line, foreign_classes, software
 from lightning_app.runs.records import CUT_SHORT, SCHEMA, SIGNATURES, Unsound, read_yaml
 from lightning_app.runs.run import last_report, words_of_short
-from lightning_app.runs.store import find_run, place_run, put_aside, stored, trim_checkpoints
+from lightning_app.runs.store import locate_run, place_run, put_aside, stored, trim_checkpoints
 from lightning_app.scores.task_facts import TASKS
 from lightning_app.training.callbacks.divergence import DivergenceMonitor, Outcome
 from lightning_app.training.callbacks.loggers import (
@@ -285,7 +285,7 @@ class PreparedRun:
             raise UserError(
                 f"{link}: names another run ({link.readlink().name}{why}); choose another --name"
             )
-        return find_run(_SINGLE, link.name, identity)
+        return locate_run(_SINGLE, link.name, identity)
 
     def _link_name(self, identity: str | None = None) -> str:
         return self._name or f"{run_name(self.tree)}-{(identity or self.id)[:8]}"

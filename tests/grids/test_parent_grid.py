@@ -28,6 +28,7 @@ from lightning_app.report.results import read_results
 from lightning_app.runs.folder import GridFolder, RunFolder
 from lightning_app.runs.locks import FileLock
 from lightning_app.runs.records import Plan
+from lightning_app.runs.store import place_run
 
 MATCH = [PRESET, SEED]
 PARENT: dict[str, Any] = {
@@ -241,7 +242,7 @@ def test_only_a_supervisor_that_is_alone_takes_up_new_parents(tmp_path: Path) ->
     assert saved.waiting == ()
 
     lost = next(cell for cell in saved.cells if cell.axes[PRESET] == "pre_ln")
-    finish(folder.run(lost.name), lost.id)
+    finish(place_run(folder, lost.name, lost.id), lost.id)
     shutil.rmtree(tmp_path / "experiments" / lost.parent)
     assert grid(alone=True).plan == saved
     replace_plan = replace(saved, made_from="an earlier program")

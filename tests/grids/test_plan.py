@@ -261,7 +261,7 @@ def test_a_plan_names_no_folder_elsewhere(tmp_path: Path, name: str) -> None:
         with pytest.raises(DamagedPlan, match="the name of a folder"):
             load_plan(path)
     with pytest.raises(UserError, match="the name of a folder"):
-        GridFolder(tmp_path).run(name)
+        GridFolder(tmp_path).link(name)
 
 
 def test_the_study_is_another_where_cells_or_metric_are(tmp_path: Path) -> None:

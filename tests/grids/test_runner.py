@@ -12,6 +12,7 @@ import yaml
 from conftest import World  # pyright: ignore[reportMissingImports]
 
 from lightning_app.grids.slots import default_workers
+from lightning_app.runs.folder import STORE
 from tests import warm
 
 
@@ -275,13 +276,14 @@ def test_a_grid_that_grew_keeps_its_cells(world: World) -> None:
 
 def test_runs_of_another_grid_in_the_same_folder_stay_and_count_nowhere(world: World) -> None:
     world.run()
-    before = {path: path.read_bytes() for path in world.folder.glob("runs/*/result.json")}
+    store = world.folder.parent / STORE
+    before = {path: path.read_bytes() for path in store.glob("*/result.json")}
     world.write(delay=0.01)
     result = world.run()
     assert (result.returncode, result.stderr) == (0, "")
     assert len(before) == len(world.runs()) == 8
     assert {run.state for run in world.runs().values()} == {"done"}
-    assert not {path.parent.name for path in before} & set(world.runs())
+    assert not {path.parent.name for path in before} & {cell.id for cell in world.plan().cells}
     assert {path: path.read_bytes() for path in before} == before
     assert len(world.lines("end")) == 16
 
@@ -317,8 +319,9 @@ def test_cells_get_a_clean_environment_and_their_share_of_the_cores(world: World
 
 
 def mount(world: World, *options: str) -> None:
-    world.folder.mkdir(parents=True)
-    command = ["mount", "-t", "tmpfs", "-o", ",".join(options), "tmpfs", str(world.folder)]
+    experiments = world.folder.parent
+    experiments.mkdir(parents=True)
+    command = ["mount", "-t", "tmpfs", "-o", ",".join(options), "tmpfs", str(experiments)]
     if subprocess.run(command, capture_output=True).returncode != 0:
         pytest.skip("mounting a tmpfs is not allowed here")
 
@@ -339,13 +342,13 @@ def test_a_full_disk_stops_the_grid_and_loses_nothing(world: World) -> None:
         states = Counter(run.state for run in world.runs().values())
         assert states["done"] >= 1
         assert states["failed"] == 0
-        for big in world.folder.rglob("big"):
+        for big in world.folder.parent.rglob("big"):
             big.unlink()
-        subprocess.run(["mount", "-o", "remount,size=100m", str(world.folder)], check=True)
+        subprocess.run(["mount", "-o", "remount,size=100m", str(world.folder.parent)], check=True)
         assert world.run(workers=1).returncode == 0
         world.assert_finished()
     finally:
-        unmount(world.folder)
+        unmount(world.folder.parent)
 
 
 def test_a_disk_that_a_cell_reports_as_full_stops_the_grid(world: World) -> None:
@@ -359,13 +362,13 @@ def test_a_disk_that_a_cell_reports_as_full_stops_the_grid(world: World) -> None
 def test_a_folder_that_is_full_before_anything_is_planned(world: World) -> None:
     mount(world, "size=16k")
     try:
-        (world.folder / "ballast").write_bytes(b"x" * 16384)
+        (world.folder.parent / "ballast").write_bytes(b"x" * 16384)
         result = world.run()
         assert result.returncode == 1
         assert "No space left on device" in result.stderr
         assert not (world.folder / "plan.json").exists()
     finally:
-        unmount(world.folder)
+        unmount(world.folder.parent)
 
 
 def test_a_read_only_folder_is_named(world: World) -> None:
@@ -376,7 +379,7 @@ def test_a_read_only_folder_is_named(world: World) -> None:
         assert f"{world.folder}: cannot be written: Read-only file system" in result.stderr
         assert result.stderr.count("\n") == 1
     finally:
-        unmount(world.folder)
+        unmount(world.folder.parent)
 
 
 def test_a_journal_that_is_removed_under_a_supervisor(world: World) -> None:

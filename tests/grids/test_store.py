@@ -27,8 +27,8 @@ from lightning_app.runs.locks import is_held, run_lock
 from lightning_app.runs.records import Plan
 from lightning_app.runs.store import (
     drop_links,
-    find_run,
     link_run,
+    locate_run,
     place_run,
     put_aside,
     stored,
@@ -226,15 +226,15 @@ def grid(tmp_path: Path) -> GridFolder:
 
 def test_a_run_lies_where_its_id_says_and_has_the_names_of_its_grids(grid: GridFolder) -> None:
     store = grid.experiments / STORE
-    assert find_run(grid, "name", ID).path == grid.runs / "name"  # nothing is there yet
+    assert locate_run(grid, "name", ID).path == grid.runs / "name"  # nothing is there yet
     run = place_run(grid, "name", ID)
     assert run.path == grid.runs / "name"
     assert os.readlink(run.path) == f"../../{STORE}/{ID}"
     assert run.path.resolve() == (store / ID).resolve()
     other = GridFolder(grid.experiments / "other")
-    assert find_run(other, "its name", ID).path == store / ID  # without a link
+    assert locate_run(other, "its name", ID).path == store / ID  # without a link
     link_run(other, "its name", ID)
-    assert find_run(other, "its name", ID).path == other.runs / "its name"
+    assert locate_run(other, "its name", ID).path == other.runs / "its name"
     assert run.grids() == {"grid": "name", "other": "its name"}
     assert (run.grid, RunFolder(store / ID).grid) == ("grid", None)
     shutil.rmtree(other.path)
@@ -267,7 +267,7 @@ def test_what_is_no_link_into_the_store_is_refused(grid: GridFolder, case: str) 
     place = grid.experiments / STORE / ID
     place.parent.mkdir()
     make(grid.runs / "name", place)
-    for use in (find_run, place_run):
+    for use in (locate_run, place_run):
         with pytest.raises(UserError) as caught:
             use(grid, "name", ID)
         assert said in str(caught.value)
@@ -280,9 +280,9 @@ def test_a_run_of_a_foreign_owner_is_refused(grid: GridFolder) -> None:
     place.mkdir(parents=True)
     os.chown(place, 12345, 12345)
     with pytest.raises(UserError, match=r"belongs to another user \(uid 12345\)"):
-        find_run(grid, "name", ID)
+        locate_run(grid, "name", ID)
     os.chown(place.parent, 12345, 12345)  # the owner of the whole store
-    assert find_run(grid, "name", ID).path == place
+    assert locate_run(grid, "name", ID).path == place
 
 
 @pytest.mark.parametrize("name", ["..", "a/b", "", "/etc", f"../{ID}"])
@@ -290,7 +290,7 @@ def test_an_id_or_a_name_leads_nowhere_else(grid: GridFolder, name: str) -> None
     with pytest.raises(UserError, match="expected the id of a run"):
         stored(grid.experiments, name)
     with pytest.raises(UserError, match="expected the name of a folder"):
-        find_run(grid, name, ID)
+        locate_run(grid, name, ID)
 
 
 def test_a_grid_that_was_copied_without_the_store_is_refused(grid: GridFolder) -> None:
@@ -298,10 +298,10 @@ def test_a_grid_that_was_copied_without_the_store_is_refused(grid: GridFolder) -
     elsewhere = grid.experiments.parent / "elsewhere" / "grid"
     shutil.copytree(grid.path, elsewhere, symlinks=True)
     with pytest.raises(UserError, match="copy the folder of a grid together with it"):
-        find_run(GridFolder(elsewhere), "name", ID)
+        locate_run(GridFolder(elsewhere), "name", ID)
     shutil.rmtree(elsewhere)
     shutil.copytree(grid.path, elsewhere)  # with links followed
-    assert find_run(GridFolder(elsewhere), "name", ID).result.is_file()
+    assert locate_run(GridFolder(elsewhere), "name", ID).result.is_file()
 
 
 def test_without_links_a_run_lies_under_its_grid(
@@ -318,7 +318,7 @@ def test_without_links_a_run_lies_under_its_grid(
     assert not (grid.experiments / STORE / ID).exists()
     assert place_run(grid, "name", ID).path == run.path
     run.result.write_text("{}")
-    assert find_run(grid, "name", ID).result.is_file()
+    assert locate_run(grid, "name", ID).result.is_file()
 
 
 def test_a_folder_of_runs_on_another_disk_has_its_own(grid: GridFolder, tmp_path: Path) -> None:
