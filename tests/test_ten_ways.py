@@ -114,8 +114,8 @@ def frame(project: Path) -> Any:
 
 @pytest.fixture(scope="module")
 def trained(project: Path) -> Path:
-    """The same experiment as one of the cells, trained by `fit`."""
-    return fit(config(project), {PRESET: "pre_ln"}, seed_everything=1).folder
+    """The same experiment as one of the cells, trained by `fit`, whichever came first."""
+    return fit(config(project), {PRESET: "pre_ln"}, seed_everything=1, again=True).folder
 
 
 def record(folder: str | Path) -> dict[str, Any]:
@@ -227,9 +227,7 @@ def test_10_a_finished_cell_under_another_grids_name(
     monkeypatch.chdir(second)
     write_grid(Path("other.yaml"), config(project), [1])  # without W&B, which is part of no id
     shutil.copy(project / "my_blocks.py", second)
-    Path("ablate.yaml").write_text(
-        "plugins: [my_blocks.py]\nresults: [../first/experiments/mine]\n"
-    )
+    Path("ablate.yaml").write_text("plugins: [my_blocks.py]\nresults: [../first/experiments]\n")
     theirs = frame[frame["seed"] == 1].set_index("name")
 
     def planned() -> dict[str, Any]:
@@ -250,7 +248,10 @@ def test_10_a_finished_cell_under_another_grids_name(
     assert set(found.index) == set(theirs.index)
     for name, folder in found["folder"].items():
         copy, source = record(folder), record(Path("../first", theirs["folder"][name]))
-        assert Path(copy["taken_from"]).resolve() == project / "experiments/mine/runs" / name
+        assert (
+            Path(copy["taken_from"]).resolve()
+            == (project / "experiments/mine/runs" / name).resolve()
+        )
         assert copy.pop("seal") != source.pop("seal")  # the config names the corpus of this folder
         assert {k: v for k, v in copy.items() if k != "taken_from"} == source
     # Another version of the block is another experiment, and `pre_ln` does not use it.

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from lightning_app.commands.options import EXPERIMENTS
 from lightning_app.config.config import data_module, transformer_module
 from lightning_app.config.experiment import cell_id
+from lightning_app.config.identity import without_evaluation_limits
 from lightning_app.config.run_plugins import require_of
 from lightning_app.core.errors import UserError
 from lightning_app.core.files import output_folder, write_whole
@@ -37,7 +38,7 @@ from lightning_app.training.checkpoint import (
     find_checkpoint,
 )
 from lightning_app.training.module import TransformerModule, mix
-from lightning_app.training.run import run_name
+from lightning_app.training.run import evaluated_run, run_name
 
 COLUMNS = {
     "norm": "sum_norm",
@@ -118,7 +119,7 @@ def variant_names(configs: Sequence[Path], trees: Sequence[dict[str, Any]]) -> l
     if len(set(presets)) == len(presets):
         return presets
     # The config.yaml of a run is named by the run's folder.
-    names = [p.resolve().parent.name if p.name == "config.yaml" else p.stem for p in configs]
+    names = [p.absolute().parent.name if p.name == "config.yaml" else p.stem for p in configs]
     seen: Counter[str] = Counter()
     for place, name in enumerate(names):
         seen[name] += 1
@@ -133,7 +134,7 @@ def probe_name(names: Sequence[str], trees: Sequence[dict[str, Any]]) -> str:
     Variants that differ in an axis of the block or an override get different folders.
     """
     if len(trees) == 1:
-        return run_name(trees[0])
+        return run_name(trees[0], cell_id(without_evaluation_limits(trees[0])))
     identity = hashlib.sha256(" ".join(map(cell_id, trees)).encode()).hexdigest()[:8]
     return f"{'-'.join(names)[:100]}-{identity}"
 
@@ -145,7 +146,7 @@ def checkpoint_of(given: str, config: Path, tree: dict[str, Any]) -> Checkpoint:
     the folder that `ablate fit` makes for this config.
     """
     root = tree["trainer"]["default_root_dir"]
-    folder = Path(root) if root else Path("experiments/fit/runs") / run_name(tree)
+    folder = Path(root) if root else evaluated_run(tree).path
     if config.name == "config.yaml" and (config.parent / "checkpoints").is_dir():
         folder = config.parent
     try:

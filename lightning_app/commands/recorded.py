@@ -71,7 +71,7 @@ def find_run(given: str | Path, option: str = "--run") -> RunFolder:
     if short is None:
         hint = nearest(path.name, _names(path.parent))
         raise UserError(
-            f"{option} {given}: there is no such run; its folder, GRID/NAME, its name or its id"
+            f"{option} {given}: there is no such folder; a run's folder, GRID/NAME, a name or an id"
             f"{hint}"
         )
     grids = nearest(path.parts[0], _names(EXPERIMENTS)) if not short.parent.is_dir() else ""
@@ -83,7 +83,7 @@ _DIGITS = re.compile(r"[0-9a-f]{4,16}")
 
 
 def _by_name(given: str, option: str) -> RunFolder | None:
-    """The run with a name, an id or an id that begins so; None if there is none."""
+    """The run with this name, this id or an id that begins so; None without one."""
     paths = sorted(EXPERIMENTS.glob(f"*/runs/{escape(given)}"), key=lambda p: p.parts[-3] != "fit")
     paths = [path for path in paths if _holds_run(path)]
     if not paths and (EXPERIMENTS / STORE / given).is_dir():
@@ -257,15 +257,15 @@ def read_run(given: str) -> Recorded:
         UserError: if there is no such run, or one of its files is damaged.
     """
     folder = find_run(given, "RUN")
-    record, identity = read_record(folder.path), Run(folder).id
-    if record is None or identity is None:
-        raise UserError(f"{folder}: {folder.identity.name} is missing")
-    run = Run(folder, identity)
     try:
+        written = Run(folder).config
         with named(folder.config):
-            config = completed(run.config)
+            config = completed(written)
+        record, identity = read_record(folder.path), Run(folder).id
+        if record is None or identity is None:
+            raise UserError(f"{folder}: {folder.identity.name} is missing")
         found_in_config = relevant(config)
-        state = run.state
+        state = Run(folder, identity).state
     except DamagedRun as error:
         raise UserError(f"{error.path}: {error}") from error
     except (LookupError, TypeError, AttributeError) as error:

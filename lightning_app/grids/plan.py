@@ -476,7 +476,7 @@ def runs_with_plugins(folder: GridFolder) -> list[Path]:
     with suppress(DamagedPlan):
         plan = load_plan(folder.plan)
         for cell in plan.cells if plan else ():
-            with suppress(UserError):  # a wrong link, which whoever reads the run refuses
+            with suppress(UserError):  # for a wrong link, which the reader of the run refuses
                 run = locate_run(folder, cell.name, cell.id)
                 found += [run.path] if run.plugins.is_file() else []
     return found

@@ -74,10 +74,11 @@ class Site:
 
     def __init__(self, page: Path, folders: Sequence[Path], boards: dict[str, Application]) -> None:
         self._page = page.resolve()
-        self._roots = [self._page.parent]
-        for folder in folders:  # its links lead into the store; no address has a hidden folder
-            self._roots += [folder.resolve(), GridFolder(folder).experiments.resolve() / STORE]
+        self._roots = [self._page.parent, *(folder.resolve() for folder in folders)]
         self._top = Path(os.path.commonpath(self._roots))
+        # Links of the grids lead into the store; no address names a hidden folder.
+        stores = (GridFolder(folder).experiments.resolve() / STORE for folder in folders)
+        self._roots += dict.fromkeys(stores)
         self._boards = boards
         places = {folder: folder.resolve().relative_to(self._top) for folder in folders}
         self._runs = {

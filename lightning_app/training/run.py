@@ -46,7 +46,14 @@ from lightning_app.runs.parent import FIELD, origin_of
 from lightning_app.runs.provenance import PACKAGES, command_line, foreign_classes, software
 from lightning_app.runs.records import CUT_SHORT, SCHEMA, SIGNATURES, Unsound, read_yaml
 from lightning_app.runs.run import last_report, words_of_short
-from lightning_app.runs.store import locate_run, place_run, put_aside, stored, trim_checkpoints
+from lightning_app.runs.store import (
+    link_run,
+    locate_run,
+    place_run,
+    put_aside,
+    stored,
+    trim_checkpoints,
+)
 from lightning_app.scores.task_facts import TASKS
 from lightning_app.training.callbacks.divergence import DivergenceMonitor, Outcome
 from lightning_app.training.callbacks.loggers import (
@@ -274,10 +281,8 @@ class PreparedRun:
 
     def _stored(self, identity: str) -> RunFolder:
         """A run of `ablate fit` in the store, by its link if there is one."""
-        if self.command != "fit":  # a limit of an evaluation says nothing of which run is meant
-            found = RunFolder(stored(EXPERIMENTS, identity))
-            whole = cell_id(without_evaluation_limits(self.tree))
-            return found if found.path.exists() else RunFolder(stored(EXPERIMENTS, whole))
+        if self.command != "fit":
+            return evaluated_run(self.tree)
         link = _SINGLE.link(self._link_name(identity))
         if link.is_symlink() and link.readlink().name != identity:
             other = read_record(link)
@@ -288,7 +293,7 @@ class PreparedRun:
         return locate_run(_SINGLE, link.name, identity)
 
     def _link_name(self, identity: str | None = None) -> str:
-        return self._name or f"{run_name(self.tree)}-{(identity or self.id)[:8]}"
+        return self._name or run_name(self.tree, identity or self.id)
 
     def _go_on(self) -> None:
         """Find which run a checkpoint continues: its own, or a new one that starts from it."""
@@ -311,6 +316,8 @@ class PreparedRun:
         if not self.folder.result.is_file() or self.resumed:
             return
         if not self._again:
+            if self._in_store:  # it may be of a grid, and is one of `fit` from now on
+                link_run(_SINGLE, self._link_name(), self.id)
             raise UserError(
                 f"{self.folder}: holds the finished run of this config; --again (again=True in "
                 "Python) trains it again"
@@ -400,11 +407,21 @@ _SINGLE = GridFolder(EXPERIMENTS / "fit")
 """The folder of links to the runs of `ablate fit`."""
 
 
-def run_name(tree: Mapping[str, Any]) -> str:
-    """Return the name of a run outside a grid, without its short id: preset, warm-up, seed."""
+def run_name(tree: Mapping[str, Any], identity: str) -> str:
+    """Return the name of a run outside a grid: preset, warm-up, seed, short id."""
     model = tree["model"]
     warmup = model["schedule"]["warmup_steps"]
-    return f"{model['block']['preset']}-w{warmup}-s{tree['seed_everything']}"
+    return f"{model['block']['preset']}-w{warmup}-s{tree['seed_everything']}-{identity[:8]}"
+
+
+def evaluated_run(tree: Mapping[str, Any]) -> RunFolder:
+    """The run of `ablate fit` in the store of which an evaluation with this config is.
+
+    A limit of the evaluation says nothing of which run is meant.
+    """
+    found = RunFolder(stored(EXPERIMENTS, cell_id(tree)))
+    whole = cell_id(without_evaluation_limits(tree))
+    return found if found.path.exists() else RunFolder(stored(EXPERIMENTS, whole))
 
 
 class CutShort(UserError):

@@ -31,7 +31,7 @@ def test_it_equals_the_command(translation: RunResult, monkeypatch: pytest.Monke
         "trainer.default_root_dir": None,
     }
     result = fit("config.yaml", overrides, seed_everything=2)
-    assert result.folder == found.parent
+    assert result.folder.samefile(found.parent)
     assert result.id == expected["id"] != translation.id
     assert {k: v for k, v in result.metrics.items() if "/tokens_per" not in k} == {
         k: v for k, v in expected["metrics"].items() if "/tokens_per" not in k

@@ -47,8 +47,9 @@ STUDIES = {
 }
 STRUCK = ("text_sampling.csv",)
 """Documents of a study that the program made when the set was frozen, and makes no more."""
-STRUCK_FIELDS = ("rounding", "former")
-"""Fields of a config and of a record that are no more, at any depth, and in the text of effects."""
+STRUCK_FIELDS = ("rounding", "former", "others", "lacking")
+"""Fields of a config, a record or a document that are no more or are new, at any depth, and in the
+text of effects."""
 ELSEWHERE = ("code", "device", "libraries")
 """What `plan` calls stale on another machine, or after a change of any counted definition."""
 _EXPECTED = Path(__file__).with_name("expected.json.xz")

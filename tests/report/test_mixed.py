@@ -11,6 +11,7 @@ from lightning_app.report.limits import limits
 from lightning_app.report.results import OTHER_DATA, read_results, together
 from lightning_app.report.terminal import mixture_line, mixtures
 from lightning_app.report.warmup import sensitivity_scores
+from lightning_app.runs.folder import STORE
 from tests.report.conftest import messages, write_report
 
 AXES = {
@@ -89,7 +90,7 @@ def test_every_other_mixture_is_stated(
         code = "aaaa" if number % 2 else "bbbb"
         change(made, number, provenance={**MADE, "code": code})
     change(made, 0, provenance={**MADE, "cpu": "Xeon"}, precision="bf16-mixed")
-    (made.folder / "superseded" / "one").mkdir(parents=True)
+    (made.folder.parent / STORE / f"{made.cells[0]['id']}@superseded-1").mkdir(parents=True)
     grid = read_results(made.folder)
     assert len(grid.finished) == len(made.cells)
     assert set(mixtures(grid)) == {"code", "device", "precision"}
@@ -100,7 +101,7 @@ def test_every_other_mixture_is_stated(
     assert "of 2 versions of the code (aaaa: 7; bbbb: 5)" in cautions
     assert "of 2 kinds of device (Xeon: 1; EPYC: 11)" in cautions
     assert facts(grid)["Code"] == "aaaa: 7; bbbb: 5"
-    assert facts(grid)["Superseded"].startswith("1 earlier runs, kept in superseded/")
+    assert facts(grid)["Superseded"].startswith("1 earlier runs, kept as .runs/ID@superseded-N")
 
 
 def test_results_of_the_old_code_say_that_it_is_not_recorded(
