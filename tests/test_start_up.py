@@ -94,7 +94,7 @@ for said, *words in [
     ("did you mean 'last'", "predict", "--run", "saved", "--checkpoint", "lst"),
     ("beside --run only", "test", "--run", "saved", "--seed_everything", "2"),
     ("needs --run RUN", "test", "--checkpoint", "last"),
-    ("config.yaml is missing", "show", "saved"),
+    ("config.yaml: is missing", "show", "saved"),
     ("--threads 0", "fit", "--threads", "0"),
     ("invalid choice", "completion", "csh"),
     ("trainer.yaml: unknown key", "fit", "--config", "trainer.yaml", "--seed_everything", "2"),

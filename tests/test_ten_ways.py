@@ -114,8 +114,9 @@ def frame(project: Path) -> Any:
 
 @pytest.fixture(scope="module")
 def trained(project: Path) -> Path:
-    """The same experiment as one of the cells, trained by `fit`, whichever came first."""
-    return fit(config(project), {PRESET: "pre_ln"}, seed_everything=1, again=True).folder
+    """The same experiment as one of the cells, trained by `fit` outside of the store."""
+    where = {PRESET: "pre_ln", "trainer.default_root_dir": str(project / "apart")}
+    return fit(config(project), where, seed_everything=1).folder
 
 
 def record(folder: str | Path) -> dict[str, Any]:
