@@ -193,9 +193,11 @@ def test_theory_has_its_own_folder(monkeypatch, words: list[str], expected: str)
     assert asked == [Path(expected)]
 
 
-def test_variants_are_named_by_what_tells_them_apart() -> None:
+def test_variants_are_named_by_what_tells_them_apart(tmp_path: Path) -> None:
     trees = [{"model": {"block": {"preset": preset}}} for preset in ("sas", "sas", "sas_p")]
-    files = [Path("a/one/config.yaml"), Path("two.yaml"), Path("b/two.yaml")]
+    (tmp_path / "0123456789abcdef").mkdir()
+    (tmp_path / "one").symlink_to("0123456789abcdef")
+    files = [tmp_path / "one/config.yaml", Path("two.yaml"), Path("b/two.yaml")]
     assert variant_names(files[:1], trees[:1]) == ["sas"]
     assert variant_names(files[1:], trees[1:]) == ["sas", "sas_p"]
     assert variant_names(files, trees) == ["one", "two", "two (2)"]
