@@ -448,13 +448,10 @@ def cell_table(grid: GridResults, results: "pd.DataFrame", out: Path) -> ReportT
         alone = run_url("http://localhost:6006/", cell)
         served = run_url(tensorboard_path(cell.folder.parent.parent), cell)
         curves = f"curves of {cell.name} in TensorBoard"
-        return Datum(
-            "",
-            links=(
-                Link(text="folder", href=f"{folder}/", label=f"folder of {cell.name}"),
-                Link(text="curves", href=alone, label=curves, served=served),
-            ),
-        )
+        shown = [Link(text="folder", href=f"{folder}/", label=f"folder of {cell.name}")]
+        if cell.run.folder.grid:  # TensorBoard finds a run only behind a link of its grid
+            shown.append(Link(text="curves", href=alone, label=curves, served=served))
+        return Datum("", links=tuple(shown))
 
     shown = map(column, dict.fromkeys([*keys, "seconds"]))
     rows = (("", cell) for cell in grid.finished)

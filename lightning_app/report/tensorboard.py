@@ -1,14 +1,18 @@
 """The TensorBoard index of a grid: one HParams table with all cells, three custom-scalars pages.
 
-The trainer's event files hold the curves, the pictures and the histograms. This package adds one
+The trainer's event files hold the curves, the pictures and the histograms. This module adds one
 event file in each run folder: the cell's parameters and status, and a text with the question, the
 config and the resolved block; once finished also its final metrics, at its last step, and its loss
 curves once more under tags that name variant and warm-up. The second copy is needed because a chart
 of the custom-scalars plugin picks tags by a regular expression over all runs and cannot pick runs:
 only through the tag can a chart show one variant.
 
-The columns of the table and the layout of the pages are in the file of the first run that has
-begun. In a file at the root of the grid they would count as one more run, and with more than 40
+Several grids may list one run. Its file has the parts of all of them, and is the same whichever
+writes it: what depends on a grid has the grid's name in its tag, or in the name of the parameter.
+
+The columns of the table and the layout of the pages have a file of their own, in the first run that
+has begun and that no other grid lists, since TensorBoard reads them wherever it finds them. Without
+such a run it lies at the root of the grid. There it counts as one more run, and with more than 40
 TensorBoard shows none in most of its tabs until runs are ticked.
 
 Writing again replaces only files whose content has changed. TensorBoard keeps the first parameters
@@ -22,7 +26,9 @@ import io
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext, suppress
 from datetime import datetime
+from functools import cache
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -38,10 +44,12 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 
 from lightning_app.config.rulers import differences, names_of, ruler
 from lightning_app.config.tree import label
+from lightning_app.core.errors import UserError
 from lightning_app.core.files import write_whole
 from lightning_app.report.comparisons import titled
 from lightning_app.report.results import CellResult, GridResults, read_mapping, read_results
-from lightning_app.runs.folder import DRAWING, METRICS
+from lightning_app.runs.folder import DRAWING, METRICS, STORE, GridFolder
+from lightning_app.runs.locks import if_free, turn
 from lightning_app.runs.records import OUTCOMES, column_names
 from lightning_app.scores.task_facts import LOSS, task_facts
 
@@ -67,17 +75,12 @@ def run_url(base: str, cell: CellResult) -> str:
 # The generated protocol buffer modules of TensorBoard carry no type information.
 
 
-SUFFIX = ".index"
+RUN, WHOLE, EARLIER = ".run", ".grid", ".index"  # ends of names; `EARLIER` of earlier versions
 FIRST, LAST = "0000000000", "9999999999"  # instead of the time in a file name
 
 
 def scalar(tag: str, value: float) -> Summary:
     return Summary(value=[Summary.Value(tag=tag, simple_value=value)])
-
-
-def markdown_summary(tag: str, text: str) -> Summary:
-    """A text of the Text tab."""
-    return tensor(tag, "text", text.encode())
 
 
 def tensor(tag: str, plugin: str, content: bytes, data: bytes = b"") -> Summary:
@@ -95,31 +98,30 @@ def tensor(tag: str, plugin: str, content: bytes, data: bytes = b"") -> Summary:
 
 
 def replace(
-    folder: Path, wall_time: float, events: Iterable[tuple[int, Summary]], mark: str = ""
+    folder: Path, wall_time: float, events: Iterable[tuple[int, Summary]], end: str = RUN
 ) -> None:
-    """Write one index file with these events, ordered by step, and remove all others.
+    """Write one index file with these events, ordered by step, and remove others of this `end`.
 
     The name of the file has a number that grows with each replacement, the digest of its content
-    and `mark`. TensorBoard reads the files of a folder in the order of their names and never
+    and `end`. TensorBoard reads the files of a folder in the order of their names and never
     returns to an earlier one, and a smaller step makes it forget the larger ones. So the file comes
     before that of the trainer while that may grow (no `wall_time`), and after it when the run has
     finished.
     """
-    found = list(folder.glob(f"events.out.tfevents.*{SUFFIX}"))
+    found = list(folder.glob("events.out.tfevents.*"))
     content = _records(wall_time, events)
     digest = hashlib.sha256(content).hexdigest()[:12]
     place = f"events.out.tfevents.{LAST if wall_time else FIRST}."
-    end = f"-{digest}{mark}{SUFFIX}"
-    same = [path for path in found if re.fullmatch(rf"{place}\d+{end}", path.name)]
+    same = [path for path in found if re.fullmatch(rf"{place}\d+-{digest}{end}", path.name)]
     if same:
         kept = max(same)
     else:
-        numbers = [re.search(r"\.(\d+)-[0-9a-f]+\.", path.name) for path in found]
-        number = 1 + max((int(match[1]) for match in numbers if match), default=0)
-        kept = folder / f"{place}{number:06d}{end}"
+        numbers = [re.search(rf"\.({FIRST}|{LAST})\.(\d+)-", path.name) for path in found]
+        number = 1 + max((int(match[2]) for match in numbers if match), default=0)
+        kept = folder / f"{place}{number:06d}-{digest}{end}"
         write_whole(kept, content)
     for old in found:
-        if old != kept:
+        if old != kept and old.name.endswith((end, EARLIER)):
             old.unlink(missing_ok=True)
 
 
@@ -218,16 +220,33 @@ INSIDE = {
 """Titles of probed quantities; a quantity that is missing here is a learned gain."""
 
 
-def layout(grid: GridResults) -> Summary:
+class IndexedGrid:
+    """A grid, with what the index files of its runs have of it."""
+
+    def __init__(self, grid: GridResults) -> None:
+        self.grid = grid
+        self.name = grid.folder.resolve().name  # as in `RunFolder.grids`
+        self.tags, self.compared = metric_tags(grid), reference_cells(grid)
+        self.question = question_of(grid)
+        self.kinds = dict(zip([cell.id for cell in grid.cells], rulers_of(grid), strict=True))
+        self.cells = {cell.id: cell for cell in grid.cells}
+        # TensorBoard does not find a run to which the grid has no link yet.
+        self.begun = [c for c in grid.cells if c.state != "waiting" and c.run.folder.grid]
+        key = hashlib.sha256(self.name.encode()).hexdigest()[:8]  # a name may have any characters
+        self.end = f".{key}{WHOLE}"
+
+
+def layout(part: IndexedGrid) -> Summary:
     """The pages: a chart for each variant and loss, the tags of all runs, and the probed ones."""
-    pages = layout_pb2.Layout()
+    pages, grid = layout_pb2.Layout(), part.grid
     warmup = pages.category.add(title="Warm-up")
-    variants = [cell.variant for cell in grid.cells]
+    variants = dict.fromkeys((cell.variant, part.kinds[cell.id]) for cell in grid.cells)
     for tag in reversed(CURVES):
-        for variant, kind in dict.fromkeys(zip(variants, rulers_of(grid), strict=True)):
+        for variant, kind in variants:
             of = f", {kind}" if kind else ""
             chart = warmup.chart.add(title=f"{variant}{of}: {tag} by warm-up, finished runs")
-            chart.multiline.tag.append(rf"^{re.escape(_curves(variant, kind))}warmup_\d+/{tag}$")
+            curves = re.escape(_curves(part, variant, kind))
+            chart.multiline.tag.append(rf"^{curves}warmup_\d+/{tag}$")
     health = pages.category.add(title="Health")
     for tag, title in HEALTH.items():
         chart = health.chart.add(title=f"{title}, all runs")
@@ -254,13 +273,14 @@ def rulers_of(grid: GridResults) -> list[str]:
     return names_of([ruler(cell.setting, cell.monitored.loss) for cell in grid.cells])
 
 
-def curve_tag(cell: CellResult, tag: str, kind: str) -> str:
+def curve_tag(part: IndexedGrid, cell: CellResult, tag: str) -> str:
     """The tag of the second copy of the curve of a finished run, one of `rulers_of`."""
-    return f"{_curves(cell.variant, kind)}warmup_{cell.warmup or 0}/{tag}"
+    curves = _curves(part, cell.variant, part.kinds[cell.id])
+    return f"{curves}warmup_{cell.warmup or 0}/{tag}"
 
 
-def _curves(variant: str, kind: str) -> str:
-    return f"curves/{variant}/{f'{kind}/' if kind else ''}"
+def _curves(part: IndexedGrid, variant: str, kind: str) -> str:
+    return f"curves/{part.name}/{variant}/{f'{kind}/' if kind else ''}"
 
 
 def _probed(grid: GridResults) -> list[str]:
@@ -324,9 +344,10 @@ def loss_difference(cell: CellResult, reference: CellResult | None) -> float:
     return cell.loss - reference.loss
 
 
-def experiment(grid: GridResults, tags: Sequence[str], question: str) -> Summary:
+def experiment(part: IndexedGrid) -> Summary:
     """The columns of the table, the same for every cell."""
-    described = api_pb2.Experiment(name=grid.name, description=question)
+    grid = part.grid
+    described = api_pb2.Experiment(name=grid.name, description=part.question)
     columns: dict[str, Sequence[Any]] = {"variant": grid.variants, **grid.axes}
     columns["status"] = ("ok", "diverged", "failed", *(["pruned"] if grid.pruner else []))
     columns["status"] += tuple({cell.state for cell in grid.cells} & {"damaged"})
@@ -334,7 +355,7 @@ def experiment(grid: GridResults, tags: Sequence[str], question: str) -> Summary
     for name, values in columns.items():
         present = [value for value in values if value is not None]
         info = described.hparam_infos.add(
-            name=name,
+            name=f"{part.name}/{name}",
             display_name=_short(name, columns),
             type=getattr(api_pb2, f"DATA_TYPE_{_kind(present)}"),
             differs=len(values) > 1,
@@ -343,9 +364,9 @@ def experiment(grid: GridResults, tags: Sequence[str], question: str) -> Summary
             item = info.domain_discrete.values.add()
             setattr(item, FIELDS[_kind(present)], value)
     compared = [] if grid.reference_warmup is None else [DELTA]
-    for tag in [*compared, *tags]:
+    for tag in [*compared, *part.tags]:
         info = described.metric_infos.add(display_name=tag)
-        info.name.tag = tag
+        info.name.tag = f"{DELTA}/{part.name}" if tag == DELTA else tag
         if tag == grid.metric:
             info.display_name = f"{titled(grid)} (the grid's metric)"
     return _hparams(
@@ -353,44 +374,46 @@ def experiment(grid: GridResults, tags: Sequence[str], question: str) -> Summary
     )
 
 
-def started(grid: GridResults, cell: CellResult) -> Summary:
-    """The parameters of a cell in the types of their columns, without missing values."""
-    start = plugin_data_pb2.SessionStartInfo(start_time_secs=_seconds(cell.record.get("started")))
-    start.hparams["variant"].string_value = cell.variant
-    for name, value in cell.axes.items():
-        values = [each for each in grid.axes[name] if each is not None]
-        if value is not None:
-            setattr(start.hparams[name], FIELDS[_kind(values)], _typed(value, values))
-    if cell.state != "unfinished":
-        start.hparams["status"].string_value = cell.state
-    if cell.finished:
-        start.hparams["outcome"].string_value = cell.word
+def started(listed: Sequence[tuple[IndexedGrid, CellResult]]) -> Summary:
+    """The parameters of a run in each grid, in the types of the columns, without missing values."""
+    time = max(_seconds(cell.record.get("started")) for _, cell in listed)
+    start = plugin_data_pb2.SessionStartInfo(start_time_secs=time)
+    for part, cell in listed:
+        start.hparams[f"{part.name}/variant"].string_value = cell.variant
+        for axis, value in cell.axes.items():
+            values = [each for each in part.grid.axes[axis] if each is not None]
+            if value is not None:
+                held = start.hparams[f"{part.name}/{axis}"]
+                setattr(held, FIELDS[_kind(values)], _typed(value, values))
+        if cell.state != "unfinished":
+            start.hparams[f"{part.name}/status"].string_value = cell.state
+        if cell.finished:
+            start.hparams[f"{part.name}/outcome"].string_value = cell.word
     data = plugin_data_pb2.HParamsPluginData(session_start_info=start)
     return _hparams(hparams_metadata.SESSION_START_INFO_TAG, data)
 
 
-def ended(cell: CellResult) -> Summary:
-    """How a cell that no longer runs has ended."""
+def ended(cells: Sequence[CellResult]) -> Summary:
+    """How a run that no longer goes on has ended."""
+    state = next((each for each in _END if each in [cell.state for cell in cells]), "ok")
     end = plugin_data_pb2.SessionEndInfo(
-        status=getattr(api_pb2, f"STATUS_{_END.get(cell.state, 'SUCCESS')}"),
-        end_time_secs=finished_at(cell),
+        status=getattr(api_pb2, f"STATUS_{_END.get(state, 'SUCCESS')}"),
+        end_time_secs=max(map(finished_at, cells)),
     )
     data = plugin_data_pb2.HParamsPluginData(session_end_info=end)
     return _hparams(hparams_metadata.SESSION_END_INFO_TAG, data)
 
 
-def final_metrics(
-    cell: CellResult, tags: Sequence[str], reference: CellResult | None
-) -> dict[str, float]:
+def final_metrics(part: IndexedGrid, cell: CellResult) -> dict[str, float]:
     """The metrics of a finished cell by column: NaN if not finite, omitted if not defined."""
     finals: dict[str, float] = {}
-    for tag in tags:
+    for tag in part.tags:
         if tag in cell.metrics:
             value = cell.metrics[tag]
             finals[tag] = math.nan if value is None else value
-    lost = loss_difference(cell, reference)
+    lost = loss_difference(cell, part.compared.get(cell.id))
     if math.isfinite(lost):
-        finals[DELTA] = lost
+        finals[f"{DELTA}/{part.name}"] = lost
     return finals
 
 
@@ -432,73 +455,99 @@ def _short(name: str, names: Iterable[str]) -> str:
 
 POINTS = 500  # points of one copied curve, at most
 TEXT = "run"
-WHOLE = ".grid"
-"""Marks the file that also has the parts for the whole grid."""
 
 
 def write_index(grid_dir: Path, only_new: bool = False) -> None:
     """Bring the event files of the index up to date with the run folders.
 
-    The file of the first cell that has begun also holds the table's columns and the pages. With
-    `only_new`, other finished cells are skipped if their file is newer than the plan, their result
-    and that of their reference run. This is fast enough for a supervisor.
+    With `only_new`, finished cells are skipped if their file is newer than the plan, their result,
+    that of their reference run and their link, and all are while another grid writes its index.
+    This is fast enough for a supervisor.
     """
-    grid = read_results(grid_dir)
-    tags, compared = metric_tags(grid), reference_cells(grid)
-    question = question_of(grid)
-    kinds = {cell.id: name for cell, name in zip(grid.cells, rulers_of(grid), strict=True)}
-    for old in grid.folder.glob(f"events.out.tfevents.*{SUFFIX}"):  # of earlier versions
-        old.unlink(missing_ok=True)
-    begun = [cell for cell in grid.cells if cell.state != "waiting"]
-    for cell in begun[:1]:
-        whole = [(0, experiment(grid, tags, question)), (0, layout(grid))]
-        events = whole + _events(grid, tags, cell, compared, kinds[cell.id], question)
-        replace(cell.folder, finished_at(cell), events, mark=WHOLE)
-    for cell in begun[1:]:
-        if not (only_new and _is_indexed(grid, cell, compared)):
-            events = _events(grid, tags, cell, compared, kinds[cell.id], question)
-            replace(cell.folder, finished_at(cell), events)
+    store = GridFolder(grid_dir).experiments / STORE
+    lock = store / ".index.lock"
+    why = f"{lock}: another process writes the TensorBoard index of a grid; waiting"
+    taken = if_free(lock) if only_new else turn(lock, lambda: False, why)
+    with taken if store.is_dir() else nullcontext() as free:
+        if free is not False:
+            _write_index(grid_dir, only_new)
 
 
-def _is_indexed(grid: GridResults, cell: CellResult, compared: Mapping[str, CellResult]) -> bool:
+def _write_index(grid_dir: Path, only_new: bool) -> None:
+    @cache
+    def part_of(folder: Path) -> IndexedGrid | None:
+        with suppress(UserError, OSError):  # it is damaged, and shows nothing until it is repaired
+            return IndexedGrid(read_results(folder))
+        return None
+
+    own = IndexedGrid(read_results(grid_dir))
+    for cell in own.begun:
+        folder, above = cell.folder, cell.folder.resolve().parent.parent
+        others = cell.run.folder.grids().keys() - {own.name}
+        wholes = [path for path in folder.glob(f"*{WHOLE}") if not path.name.endswith(own.end)]
+        indexed = only_new and _is_indexed(own, cell)
+        if indexed and not wholes:
+            continue
+        found = {name: part_of(above / name) for name in others} | {own.name: own}
+        parts = [part for _, part in sorted(found.items()) if part and cell.id in part.cells]
+        for path in wholes:  # would show in this grid too, or is of a grid that is gone
+            for part in parts:
+                if path.name.endswith(part.end):
+                    _write_whole(part)
+            path.unlink(missing_ok=True)
+        if not indexed:
+            listed = [(part, part.cells[cell.id]) for part in parts]
+            replace(folder, max(finished_at(each) for _, each in listed), _events(listed))
+    _write_whole(own)
+
+
+def _write_whole(part: IndexedGrid) -> None:
+    """Write the parts for a whole grid where no other grid shows them, and nowhere else."""
+    grid, folders = part.grid, [cell.folder for cell in part.begun]
+    alone = (cell for cell in part.begun if not cell.run.folder.grids().keys() - {part.name})
+    holder = next(alone, None)
+    place = grid.folder if holder is None else holder.folder
+    for folder in {grid.folder, *folders} - {place}:
+        for old in folder.glob("events.out.tfevents.*"):
+            if old.name.endswith((part.end, EARLIER)):
+                old.unlink(missing_ok=True)
+    if folders:
+        whole = [(0, experiment(part)), (0, layout(part))]
+        replace(place, 0.0 if holder is None else finished_at(holder), whole, part.end)
+
+
+def _is_indexed(part: IndexedGrid, cell: CellResult) -> bool:
     """Whether a finished cell has an index file that is newer than all of its sources."""
     if not cell.finished:
         return False
-    sources = [grid.folder / "plan.json", cell.folder / "result.json"]
-    other = compared.get(cell.id)
+    sources = [part.grid.folder / "plan.json", cell.folder / "result.json"]
+    other = part.compared.get(cell.id)
     if other is not None and other.finished:
         sources.append(other.folder / "result.json")
-    newest = max(path.stat().st_mtime for path in sources)
-    files = [
-        path
-        for path in cell.folder.glob(f"events.out.tfevents.{LAST}.*{SUFFIX}")
-        if not path.name.endswith(WHOLE + SUFFIX)  # now an earlier cell has begun
-    ]
+    listed = cell.run.folder.listed / part.name  # else the file is that of other grids
+    newest = max(path.stat().st_mtime for path in (*sources, *filter(Path.exists, [listed])))
+    files = cell.folder.glob(f"events.out.tfevents.{LAST}.*{RUN}")
     return any(path.stat().st_mtime > newest for path in files)
 
 
-def _events(
-    grid: GridResults,
-    tags: Sequence[str],
-    cell: CellResult,
-    compared: Mapping[str, CellResult],
-    kind: str,
-    question: str,
-) -> list[tuple[int, Summary]]:
-    """Parameters, status, text and, once there is a result, curves and metrics of one cell."""
-    events = [(0, started(grid, cell)), (0, markdown_summary(TEXT, run_text(cell, question)))]
-    if cell.state == "unfinished":
+def _events(listed: Sequence[tuple[IndexedGrid, CellResult]]) -> list[tuple[int, Summary]]:
+    """Parameters, status, texts and, once there is a result, curves and metrics of one run."""
+    events = [(0, started(listed))]
+    for part, cell in listed:
+        text = run_text(cell, part.question).encode()
+        events.append((0, tensor(f"{TEXT}/{part.name}", "text", text)))
+    cells = [cell for _, cell in listed]
+    if any(cell.state == "unfinished" for cell in cells):
         return events
-    events.append((0, ended(cell)))
-    if not cell.finished:
-        return events
-    events += [
-        (step, scalar(curve_tag(cell, tag, kind), value))
-        for tag in CURVES
-        for step, value in _thinned(cell, tag)
-    ]
-    last = int(cell.record.get("steps") or 0)
-    finals = final_metrics(cell, tags, compared.get(cell.id))
+    events.append((0, ended(cells)))
+    finals: dict[str, float] = {}
+    for part, cell in listed:
+        if cell.finished:
+            finals |= final_metrics(part, cell)
+            for tag in CURVES:
+                curve = curve_tag(part, cell, tag)
+                events += [(step, scalar(curve, value)) for step, value in _thinned(cell, tag)]
+    last = max(int(cell.record.get("steps") or 0) for cell in cells)
     return events + [(last, scalar(tag, value)) for tag, value in finals.items()]
 
 

@@ -89,7 +89,7 @@ def test_the_files_of_a_report(make_grid, outcome):
     figures = {path.name for path in (grid.folder / "figures").iterdir()}
     names = ("warmup_effect", "loss_by_warmup", "training", "resources")
     assert figures >= {f"{name}.{kind}" for name in names for kind in ("svg", "pdf", "csv")}
-    assert len(list(grid.folder.glob("runs/*/events.out.tfevents*"))) == 30
+    assert len(list(grid.folder.glob("runs/*/events.out.tfevents*.run"))) == 30
     table = pd.read_csv(grid.folder / "results.csv")
     assert len(table) == 30
     same = pd.read_parquet(grid.folder / "results.parquet")

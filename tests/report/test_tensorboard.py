@@ -3,20 +3,24 @@
 # pyright: reportAttributeAccessIssue=false
 # The generated protocol buffer modules of TensorBoard carry no type information.
 
+import hashlib
 import json
 import math
 import re
+import shutil
 import subprocess
 import sys
 import time
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.plugins.custom_scalar import layout_pb2
@@ -24,14 +28,18 @@ from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 from lightning_app.report.results import read_results
 from lightning_app.report.tensorboard import (
+    IndexedGrid,
     curve_tag,
     layout,
     question_of,
-    rulers_of,
     run_url,
     write_index,
 )
-from tests.report.conftest import ENTROPY
+from lightning_app.report.write import write
+from lightning_app.runs.folder import GridFolder
+from lightning_app.runs.locks import if_free
+from lightning_app.runs.store import link_run, stored
+from tests.report.conftest import ENTROPY, FakeGrid
 
 PRESET = "model.block.preset"
 WARMUP = "model.schedule.warmup_steps"
@@ -106,6 +114,12 @@ def complete(ask: Callable[..., Any], count: int) -> dict[str, dict[str, Any]] |
     return rows if full else None
 
 
+def of(grid: str, row: Mapping[str, Any]) -> dict[str, Any]:
+    """The parameters of a row in one grid."""
+    found = {key.partition("/"): value for key, value in row["hparams"].items()}
+    return {key: value for (name, _, key), value in found.items() if name == grid}
+
+
 def columns(ask: Callable[..., Any]) -> tuple[list[str], list[str]]:
     answer = ask("hparams/experiment", {"experimentName": ""})
     names = [info["name"] for info in answer["hparamInfos"]]
@@ -122,13 +136,14 @@ def test_five_restarts_show_the_same_complete_table(make_grid, outcome):
             seen.append((rows, columns(ask), ask("custom_scalars/layout"), ask("scalars/tags")))
     assert all(each == seen[0] for each in seen[1:])
     rows, (hparams, metrics), _, tags = seen[0]
-    assert set(hparams) == {"variant", "status", "outcome", PRESET, WARMUP, SEED}
-    assert metrics == ["delta", "val/nll", "val/perplexity", "val/accuracy"]
+    names = ("variant", "status", "outcome", PRESET, WARMUP, SEED)
+    assert set(hparams) == {f"demo/{name}" for name in names}
+    assert metrics == ["delta/demo", "val/nll", "val/perplexity", "val/accuracy"]
     for cell in grid.cells:
         row, axes = rows[f"runs/{cell['name']}"], cell["axes"]
         stalled = axes[PRESET] == "post_ln" and axes[WARMUP] == 0
         assert row["status"] == "STATUS_SUCCESS"
-        assert row["hparams"] == {
+        assert of("demo", row) == {
             "variant": axes[PRESET],
             "status": "diverged" if stalled else "ok",
             "outcome": "stalled" if stalled else "ok",
@@ -139,10 +154,9 @@ def test_five_restarts_show_the_same_complete_table(make_grid, outcome):
         assert row["metrics"]["val/nll"] == pytest.approx(outcome(axes), rel=1e-6)
         loss, twin = outcome(axes), outcome({**axes, WARMUP: 60})
         lost = (ENTROPY if stalled else loss) - twin
-        assert row["metrics"]["delta"] == pytest.approx(lost, abs=1e-6)
-        assert (
-            f"curves/{axes[PRESET]}/warmup_{axes[WARMUP]}/val/nll" in tags[f"runs/{cell['name']}"]
-        )
+        assert row["metrics"]["delta/demo"] == pytest.approx(lost, abs=1e-6)
+        curve = f"curves/demo/{axes[PRESET]}/warmup_{axes[WARMUP]}/val/nll"
+        assert curve in tags[f"runs/{cell['name']}"]
 
 
 @pytest.mark.parametrize("loader", ["true", "false"])
@@ -173,9 +187,9 @@ def test_an_open_server_follows_a_grid_that_goes_on(make_grid, loader):
         before = until(lambda: (rows := table(ask)) and len(rows) == 3 and rows)
         assert name[waiting["name"]] not in before
         assert before[name[running["name"]]]["status"] == "STATUS_UNKNOWN"
-        assert "status" not in before[name[running["name"]]]["hparams"]
+        assert "status" not in of("demo", before[name[running["name"]]])
         assert before[name[failed["name"]]]["status"] == "STATUS_FAILURE"
-        assert before[name[failed["name"]]]["hparams"]["status"] == "failed"
+        assert of("demo", before[name[failed["name"]]])["status"] == "failed"
         assert before[name[done["name"]]]["status"] == "STATUS_SUCCESS"
         columns_before = columns(ask)
         grid.end(running, 2.25)
@@ -190,7 +204,7 @@ def test_an_open_server_follows_a_grid_that_goes_on(make_grid, loader):
         after = until(followed)
         assert after[name[running["name"]]]["metrics"]["val/nll"] == 2.25
         waited = until(lambda: table(ask).get(name[waiting["name"]]))
-        assert (waited["hparams"]["status"], waited["status"]) == ("diverged", "STATUS_SUCCESS")
+        assert (of("demo", waited)["status"], waited["status"]) == ("diverged", "STATUS_SUCCESS")
         assert columns(ask) == columns_before
 
 
@@ -264,7 +278,7 @@ def test_the_text_has_question_config_and_block(make_grid):
 
     with server(grid.folder) as ask:
         texts = {
-            run: until(lambda run=run: ask(f"text/text?run=runs%2F{run.name}&tag=run"))
+            run: until(lambda run=run: ask(f"text/text?run=runs%2F{run.name}&tag=run/demo"))
             for run in (done, running)
         }
     shown = {run: texts[run][0]["text"] for run in texts}
@@ -301,7 +315,7 @@ def test_one_run_alone_holds_what_is_the_grids(make_grid):
     grid = make_grid(lambda axes: 2.0 if axes[WARMUP] else "waiting", {**SMALL, SEED: [1]})
 
     def holders() -> list[str]:
-        files = grid.folder.rglob("*.index")
+        files = grid.folder.rglob("*tfevents*")
         return [f.parent.name for f in files if b"_hparams_/experiment" in f.read_bytes()]
 
     write_index(grid.folder, only_new=True)
@@ -314,17 +328,21 @@ def test_one_run_alone_holds_what_is_the_grids(make_grid):
     assert holders() == [grid.cells[0]["name"]]
     with server(grid.folder) as ask:
         until(lambda: complete(ask, 3))
-        assert set(columns(ask)[0]) == {"variant", "status", "outcome", SEED, PRESET, WARMUP}
+        names = ("variant", "status", "outcome", SEED, PRESET, WARMUP)
+        assert set(columns(ask)[0]) == {f"demo/{name}" for name in names}
 
 
 def test_an_index_of_an_earlier_version_goes(make_grid):
     grid = make_grid(lambda axes: 2.0, {SEED: [1]})
     run = grid.run(grid.cells[0])
-    for folder, place in ((grid.folder, "0000000000"), (run, "9999999999")):
-        (folder / f"events.out.tfevents.{place}.0123456789ab.index").write_bytes(b"")
-    write_index(grid.folder)
+    names = ("0123456789ab", "000002-0123456789ab", "000003-0123456789ab.grid")
+    for name in names:
+        for folder, place in ((grid.folder, "0000000000"), (run, "9999999999")):
+            (folder / f"events.out.tfevents.{place}.{name}.index").write_bytes(b"")
+    write_index(grid.folder, only_new=True)
     assert list(grid.folder.glob("*tfevents*")) == []
-    assert len(list(run.glob("*tfevents*"))) == 1
+    found = sorted(path.suffix for path in run.glob("*tfevents*"))
+    assert found == [".grid", ".run"]
 
 
 def test_writing_again_changes_no_file(make_grid, outcome):
@@ -336,7 +354,7 @@ def test_writing_again_changes_no_file(make_grid, outcome):
         return {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in found}
 
     first = files()
-    assert len(first) == len(grid.cells)
+    assert len(first) == len(grid.cells) + 1
     write_index(grid.folder)
     assert files() == first
 
@@ -348,8 +366,8 @@ def test_a_cell_that_went_on_leaves_one_index_file(make_grid):
     write_index(grid.folder)
     grid.end(cell, 2.0)
     write_index(grid.folder)
-    assert len(list(grid.run(cell).glob("*tfevents*.index"))) == 1
-    assert len(list(grid.run(cell).glob("*tfevents*"))) == 2
+    assert len(list(grid.run(cell).glob("*tfevents*.run"))) == 1
+    assert len(list(grid.run(cell).glob("*tfevents*"))) == 3
 
 
 def test_columns_have_one_type_and_absent_values_no_cell(make_grid):
@@ -366,7 +384,8 @@ def test_columns_have_one_type_and_absent_values_no_cell(make_grid):
         rows = until(lambda: complete(ask, 16))
         answer = ask("hparams/experiment", {"experimentName": ""})
     kinds = {
-        info["name"]: info["type"].removeprefix("DATA_TYPE_") for info in answer["hparamInfos"]
+        info["name"].removeprefix("demo/"): info["type"].removeprefix("DATA_TYPE_")
+        for info in answer["hparamInfos"]
     }
     assert kinds == {
         "variant": "STRING",
@@ -378,10 +397,11 @@ def test_columns_have_one_type_and_absent_values_no_cell(make_grid):
         "trainer.mixed": "STRING",
         "data.tokens_per_batch": "FLOAT64",
     }
-    shaped = [row["hparams"].get("model.block.shaped_attention") for row in rows.values()]
+    rows = {name: of("demo", row) for name, row in rows.items()}
+    shaped = [row.get("model.block.shaped_attention") for row in rows.values()]
     assert sorted(str(value) for value in shaped) == ["None"] * 8 + ['{"alpha":1.0}'] * 8
-    assert {row["hparams"]["trainer.flag"] for row in rows.values()} == {True, False}
-    assert {row["hparams"]["trainer.mixed"] for row in rows.values()} == {"1", "one"}
+    assert {row["trainer.flag"] for row in rows.values()} == {True, False}
+    assert {row["trainer.mixed"] for row in rows.values()} == {"1", "one"}
 
 
 def test_only_new_leaves_alone_what_is_newer_than_its_result(make_grid):
@@ -406,16 +426,16 @@ def test_what_a_cell_loses_is_logged_once_its_reference_run_has_ended(make_grid)
     write_index(grid.folder)
     with server(grid.folder, "--reload_interval=1") as ask:
         before = until(lambda: (rows := table(ask)) and len(rows) == 4 and rows)
-        assert all("delta" not in row["metrics"] for row in before.values())
+        assert all("delta/demo" not in row["metrics"] for row in before.values())
         grid.end(ends_well, 2.5)
         grid.end(stalls, ENTROPY)
         write_index(grid.folder, only_new=True)
         seen = until(
-            lambda: "delta" in (rows := table(ask))[name[bare["name"]]]["metrics"] and rows
+            lambda: "delta/demo" in (rows := table(ask))[name[bare["name"]]]["metrics"] and rows
         )
-        until(lambda: "delta" in table(ask)[name[ends_well["name"]]]["metrics"])
-    assert seen[name[bare["name"]]]["metrics"]["delta"] == 0.5
-    assert "delta" not in seen[name[other["name"]]]["metrics"]  # its twin learned nothing
+        until(lambda: "delta/demo" in table(ask)[name[ends_well["name"]]]["metrics"])
+    assert seen[name[bare["name"]]]["metrics"]["delta/demo"] == 0.5
+    assert "delta/demo" not in seen[name[other["name"]]]["metrics"]  # its twin learned nothing
 
 
 def test_without_a_reference_warmup_nothing_is_compared(make_grid):
@@ -439,7 +459,7 @@ def test_a_new_plan_makes_every_index_again(make_grid):
 
 
 def index_of(run: Path) -> str:
-    (path,) = run.glob("*.index")
+    (path,) = run.glob("*.run")
     return path.name
 
 
@@ -447,10 +467,10 @@ def test_losses_that_count_other_tokens_share_no_chart(make_grid):
     axes = {SEED: [1], PRESET: ["sas"], "data.tokenizer": ["word", "char"], WARMUP: [0, 60]}
     grid = make_grid(lambda axes: 2.0, axes, question="Which?")
     found = read_results(grid.folder)
-    kinds = rulers_of(found)
-    tags = [curve_tag(cell, "val/nll", kind) for cell, kind in zip(found.cells, kinds, strict=True)]
+    part = IndexedGrid(found)
+    tags = [curve_tag(part, cell, "val/nll") for cell in found.cells]
     pages = layout_pb2.Layout()
-    pages.ParseFromString(layout(found).value[0].tensor.string_val[0])
+    pages.ParseFromString(layout(part).value[0].tensor.string_val[0])
     patterns = [
         chart.multiline.tag[0] for chart in pages.category[0].chart if "val/nll" in chart.title
     ]
@@ -458,3 +478,185 @@ def test_losses_that_count_other_tokens_share_no_chart(make_grid):
     assert [len(each) for each in matched] == [2, 2]
     assert not set(matched[0]) & set(matched[1])
     assert "data.tokenizer is word and char" in question_of(found)
+
+
+def listing(grid: FakeGrid, labels: Mapping[str, list[str]] | None = None) -> FakeGrid:
+    """Move the runs of a grid into the store, where equal configs are one run."""
+    for cell in grid.cells:
+        run = grid.run(cell)
+        cell["id"] = hashlib.sha256((run / "config.yaml").read_bytes()).hexdigest()[:16]
+        if (run / "result.json").exists():
+            record = json.loads((run / "result.json").read_text())
+            (run / "result.json").write_text(json.dumps({**record, "id": cell["id"]}))
+        place = stored(grid.folder.parent, cell["id"])
+        place.parent.mkdir(exist_ok=True)
+        shutil.rmtree(run) if place.exists() else run.rename(place)
+        link_run(GridFolder(grid.folder), cell["name"], cell["id"])
+    for name, change in ("plan.json", {"cells": grid.cells}), ("grid.yaml", {"labels": labels}):
+        tree = yaml.safe_load((grid.folder / name).read_text())
+        text = json.dumps({**tree, **{key: value for key, value in change.items() if value}})
+        (grid.folder / name).write_text(f"{text}\n")
+    return grid
+
+
+def loss_of(axes: Mapping[str, Any]) -> float:
+    """Another loss for each cell, the same in any grid."""
+    return 2.0 + {"post_ln": 0.0, "pre_ln": 0.5, "sas": 1.0}[axes[PRESET]] - axes[WARMUP] / 256
+
+
+MIXED = "trainer.mixed"
+HALVES: dict[str, Any] = {
+    "a.b": {PRESET: ["post_ln", "pre_ln"], WARMUP: [0, 20, 60], MIXED: [1]},
+    "a": {MIXED: [1, "one"], SEED: [1], PRESET: ["pre_ln", "sas"], WARMUP: [0, 20, 60]},
+}
+"""Axes of two grids that share half the runs of the first."""
+REFERENCE = {"a.b": 60, "a": 20}
+LABEL = {"a.b": "pre_ln", "a": "Pre (a)"}
+
+
+def halves(make_grid: Callable[..., FakeGrid], name: str) -> FakeGrid:
+    grid = make_grid(
+        loss_of,
+        HALVES[name],
+        name=name,
+        question=f"Question of {name}?",
+        sensitivity={"reference_warmup": REFERENCE[name]},
+    )
+    return listing(grid, {PRESET: ["Pre (a)", "sas"]} if name == "a" else None)
+
+
+def check_half(grid: FakeGrid, loader: str) -> None:
+    """Check all that TensorBoard shows of one of the two."""
+    name = grid.folder.name
+    with server(grid.folder, f"--load_fast={loader}") as ask:
+        rows = until(lambda: complete(ask, len(grid.cells)))
+        shown, metrics = columns(ask)
+        tags, pages = ask("scalars/tags"), ask("custom_scalars/layout")
+        run = f"runs%2F{grid.cells[-1]['name']}"
+        (text,) = ask(f"text/text?run={run}&tag=run/{name}")
+    assert f"Question of {name}?" in text["text"]
+    names = ("variant", *HALVES[name], "status", "outcome")
+    assert sorted(shown) == sorted(f"{name}/{key}" for key in names)
+    assert metrics == [f"delta/{name}", "val/nll", "val/perplexity", "val/accuracy"]
+    assert set(tags) == set(rows) == {f"runs/{cell['name']}" for cell in grid.cells}
+    for cell in grid.cells:
+        row, axes = rows[f"runs/{cell['name']}"], cell["axes"]
+        typed = {**axes, MIXED: str(axes[MIXED]) if name == "a" else axes[MIXED]}
+        variant = LABEL[name] if axes[PRESET] == "pre_ln" else axes[PRESET]
+        assert of(name, row) == {**typed, "variant": variant, "status": "ok", "outcome": "ok"}
+        assert row["metrics"]["val/nll"] == pytest.approx(loss_of(axes), rel=1e-6)
+        lost = loss_of(axes) - loss_of({**axes, WARMUP: REFERENCE[name]})
+        assert row["metrics"][f"delta/{name}"] == pytest.approx(lost, abs=1e-6)
+    variants = [LABEL[name], "post_ln" if name == "a.b" else "sas"]
+    charts = [chart for chart in pages["category"][0]["chart"] if "val/nll" in chart["title"]]
+    matched = {}
+    for chart in charts:
+        (pattern,) = chart["multiline"]["tag"]
+        of_chart = {run: [tag for tag in tags[run] if re.match(pattern, tag)] for run in tags}
+        assert all(len(each) <= 1 for each in of_chart.values())
+        matched[chart["title"].split(":")[0]] = sum(map(len, of_chart.values()))
+    assert matched == dict.fromkeys(variants, len(grid.cells) // 2)
+    assert list(grid.folder.glob("*tfevents*")) == []
+
+
+@pytest.mark.parametrize("loader", ["true", "false"])
+@pytest.mark.parametrize("order", [("a.b", "a"), ("a", "a.b"), ("a.b", "a", "a.b")])
+def test_each_of_two_grids_that_share_runs_shows_its_own(make_grid, order, loader):
+    grids: dict[str, FakeGrid] = {}
+    for name in order:
+        grids[name] = grids.get(name) or halves(make_grid, name)
+        write_index(grids[name].folder, only_new=True)
+    shared = [{cell["id"] for cell in grid.cells} for grid in grids.values()]
+    assert len(shared[0] & shared[1]) == 3
+    for grid in grids.values():
+        check_half(grid, loader)
+
+
+@pytest.mark.parametrize("order", [("a.b", "a"), ("a", "a.b")])
+def test_whichever_grid_writes_the_file_of_a_shared_run_writes_the_same(make_grid, order):
+    grids = {name: halves(make_grid, name) for name in ("a.b", "a")}
+    written = []
+    for name in order:
+        write_index(grids[name].folder)
+        files = (grids["a"].folder.parent / ".runs").glob("*/*.run")
+        written.append({path.parent.name: (path.name, path.stat().st_mtime_ns) for path in files})
+    shared = {cell["id"] for cell in grids["a"].cells} & {c["id"] for c in grids["a.b"].cells}
+    assert {run: written[0][run] for run in shared} == {run: written[1][run] for run in shared}
+
+
+def wholes(experiments: Path) -> dict[str, list[str]]:
+    """The folders that hold columns, with the grids whose columns they are."""
+    found: dict[str, list[str]] = {}
+    for path in sorted(experiments.rglob("*tfevents*.grid")):
+        names = re.findall(rb"([\w.]+)/variant", path.read_bytes())
+        found.setdefault(path.parent.name, []).extend({name.decode() for name in names})
+    return found
+
+
+def test_the_columns_of_a_grid_move_out_of_a_run_that_another_grid_lists(make_grid):
+    small = listing(make_grid(loss_of, {PRESET: ["pre_ln"], WARMUP: [0, 60]}, name="small"))
+    write_index(small.folder)
+    first, second = (cell["id"] for cell in small.cells)
+    assert wholes(small.folder.parent) == {first: ["small"]}
+    axes = {PRESET: ["pre_ln", "sas"], WARMUP: [0, 60]}
+    large = listing(make_grid(loss_of, axes, name="large"))
+    write_index(large.folder, only_new=True)
+    own = large.cells[2]["id"]
+    assert wholes(small.folder.parent) == {"small": ["small"], own: ["large"]}
+    for grid in (small, large):
+        with server(grid.folder) as ask:
+            until(lambda grid=grid: complete(ask, len(grid.cells)))
+            shown, metrics = columns(ask)
+        assert {name.partition("/")[0] for name in shown} == {grid.folder.name}
+        assert f"delta/{grid.folder.name}" in metrics
+    (large.folder / "runs" / large.cells[1]["name"]).unlink()
+    write_index(small.folder, only_new=True)
+    assert wholes(small.folder.parent) == {second: ["small"], own: ["large"]}
+    shutil.rmtree(small.folder)
+    link_run(GridFolder(large.folder), large.cells[1]["name"], second)
+    write_index(large.folder, only_new=True)
+    assert wholes(large.folder.parent) == {first: ["large"]}
+
+
+def test_a_run_to_which_a_grid_has_no_link_yet_holds_nothing_of_it(make_grid):
+    grid = listing(make_grid(loss_of, {PRESET: ["pre_ln"], WARMUP: [0, 60]}, name="later"))
+    (grid.folder / "runs" / grid.cells[0]["name"]).unlink()
+    write_index(grid.folder)
+    assert wholes(grid.folder.parent) == {grid.cells[1]["id"]: ["later"]}
+
+
+def test_a_grid_that_cannot_be_read_shows_nothing_and_harms_no_other(make_grid):
+    grids = {name: halves(make_grid, name) for name in ("a.b", "a")}
+    write_index(grids["a"].folder)
+    plan = (grids["a"].folder / "plan.json").read_text()
+    (grids["a"].folder / "plan.json").write_text("{")
+    write_index(grids["a.b"].folder)
+    check_half(grids["a.b"], "true")
+    (grids["a"].folder / "plan.json").write_text(plan)
+    write_index(grids["a"].folder, only_new=True)
+    for grid in grids.values():
+        check_half(grid, "true")
+
+
+def test_two_grids_do_not_write_their_indexes_at_once(make_grid):
+    grid = halves(make_grid, "a")
+    lock = grid.folder.parent / ".runs" / ".index.lock"
+    with ThreadPoolExecutor() as pool:
+        with if_free(lock) as free:
+            assert free
+            write_index(grid.folder, only_new=True)
+            waits = pool.submit(write_index, grid.folder)
+            time.sleep(0.5)
+            assert wholes(grid.folder.parent) == {}
+        waits.result(timeout=20)
+    assert list(wholes(grid.folder.parent).values()) == [["a"]]
+
+
+def test_a_report_links_to_no_curves_that_tensorboard_does_not_find(make_grid):
+    grid = halves(make_grid, "a")
+    unlinked, linked = (cell["name"] for cell in grid.cells[:2])
+    (grid.folder / "runs" / unlinked).unlink()
+    page = write(read_results(grid.folder), grid.folder).read_text(encoding="utf-8")
+    shown = re.findall(r'aria-label="curves of (\S+) in', page)
+    assert linked in shown
+    assert unlinked not in shown

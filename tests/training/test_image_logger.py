@@ -122,8 +122,9 @@ def test_a_run_has_forty_tags_at_most(tmp_path: Path, cache: str, preset: str) -
         logger.finalize("success")
     write_index(grid.folder)
     found = tags(run)
-    assert {"val/bleu", "test/nll", "test/sacrebleu", "delta", "train/nll"} <= {*found["scalars"]}
-    assert "run" in found["tensors"]
+    expected = {"val/bleu", "test/nll", "test/sacrebleu", f"delta/{grid.folder.name}", "train/nll"}
+    assert expected <= {*found["scalars"]}
+    assert f"run/{grid.folder.name}" in found["tensors"]
     assert found["images"] == ["attention"]
     whole = [tag for kind in found.values() for tag in kind]
     assert len(whole) == len(set(whole)) <= 40, whole
