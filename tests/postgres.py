@@ -16,7 +16,7 @@ from typing import Any
 
 import psycopg
 
-from lightning_app.grids.parent_death import die_with_parent
+from lightning_app.runs.locks import die_with_parent
 
 PASSWORD = "correct-horse"
 _START = 60.0  # seconds

@@ -9,7 +9,7 @@ import gc
 import os
 import signal
 
-from lightning_app.grids.parent_death import die_with_parent
+from lightning_app.runs.locks import die_with_parent
 
 PID = os.getpid()
 

@@ -2,7 +2,11 @@
 
 Several supervisors share it: each cell is claimed by one of them, and the cells of one that sends
 no heartbeat go back to the queue. The study is only an index: it can always be made again from the
-run folders."""
+run folders.
+
+For a pruner, a cell appends a line to `attempts/<k>/reports.jsonl` at each validation, the
+supervisor passes it to Optuna, and the cell ends when it finds `attempts/<k>/stop`. No process of a
+cell opens the study, so cells of several processes are pruned in the same way as others."""
 
 import json
 import math
@@ -10,7 +14,7 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cache
 from pathlib import Path
@@ -18,6 +22,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import optuna
 from optuna.exceptions import UpdateFinishedTrialError
+from optuna.pruners import BasePruner, HyperbandPruner, MedianPruner, NopPruner
 from optuna.storages import RDBStorage
 from optuna.trial import FrozenTrial, Trial, TrialState
 from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_delay, wait_fixed
@@ -25,7 +30,6 @@ from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_de
 from lightning_app.core.errors import UserError
 from lightning_app.core.files import move, write_whole
 from lightning_app.grids.plan import Grid, lacking_lines
-from lightning_app.grids.pruning import make_pruner
 from lightning_app.grids.storages import (
     LOST_AFTER,
     Journal,
@@ -36,9 +40,10 @@ from lightning_app.grids.storages import (
     open_storage,
     reason,
 )
+from lightning_app.runs.folder import RunFolder
 from lightning_app.runs.locks import Interrupted, if_free, trained_for_another
 from lightning_app.runs.records import Cell
-from lightning_app.runs.run import RunState, read_reports
+from lightning_app.runs.run import ReportReader, RunState, read_reports
 from lightning_app.scores.task_facts import LOSS
 
 _PATIENCE = 600.0  # seconds that a database may be unavailable
@@ -129,6 +134,88 @@ def _file_of(journal: Path | None) -> tuple[int, int] | None:
     except FileNotFoundError:
         return None
     return status.st_dev, status.st_ino
+
+
+_STARTUP = 5  # complete cells that have reported at a step before the median rule prunes there
+
+
+def make_pruner(name: str | None) -> BasePruner:
+    """The pruner of a grid; None never prunes.
+
+    `median` ends a cell whose best value so far is worse than the median of the complete cells at
+    the same step, if there are at least five. `hyperband` compares cells at a few steps, each three
+    times the one before, and lets the best third continue. It prunes none before one is complete.
+    """
+    if name is None:
+        return NopPruner()
+    if name == "median":
+        return MedianPruner(n_startup_trials=_STARTUP, n_min_trials=_STARTUP)
+    return _Hyperband()
+
+
+class _Hyperband(BasePruner):
+    """Optuna's Hyperband, from the first to the last validation of a complete cell.
+
+    Optuna would compare from step 1 on: the first report, after some hundred steps, would then
+    have to win several comparisons at once.
+    """
+
+    def __init__(self) -> None:
+        self._pruner: HyperbandPruner | None = None
+
+    def prune(self, study: optuna.Study, trial: FrozenTrial) -> bool:
+        if self._pruner is None:
+            complete = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+            steps = [step for each in complete for step in each.intermediate_values]
+            if not steps:
+                return False
+            self._pruner = HyperbandPruner(max(1, min(steps)), max(steps))
+        return self._pruner.prune(study, trial)
+
+
+@dataclass
+class _Reader(ReportReader):
+    """Also keeps the steps that are in the storage, whether the pruner has used them or not."""
+
+    reported: set[int] = field(default_factory=set)
+
+
+class Reports:
+    """Copy the reports of running cells to their trials."""
+
+    def __init__(self) -> None:
+        self._readers: dict[int, _Reader] = {}
+
+    def look(self, trial: Trial, folder: RunFolder, attempt: int) -> bool:
+        """Pass on new reports, and write the file that stops the cell if Optuna prunes its trial.
+
+        Returns whether the file exists. Reports of earlier attempts count, since the cell continues
+        from them. A cell may end before it finds the file; the files in its folder then show how
+        it ended. If the storage fails, the next call continues where this one stopped.
+        """
+        stop = folder.attempt(attempt).stop
+        if stop.is_file():
+            return True
+        reader = self._readers.get(trial.number)
+        if reader is None:
+            known = trial.study.get_trials(deepcopy=False)[trial.number].intermediate_values
+            reader = self._readers[trial.number] = _Reader(reported=set(known))
+        try:
+            for each in range(1, attempt + 1):
+                for step, value in reader.new(folder, each):
+                    if step not in reader.reported:
+                        trial.report(value, step)
+                        reader.reported.add(step)
+                    if trial.should_prune():
+                        write_whole(stop, "pruned\n")
+                        return True
+        except UpdateFinishedTrialError:
+            pass  # another supervisor has taken the cell over; ours will notice at `Queue.tend`
+        return False
+
+    def forget(self, trial: Trial) -> None:
+        """Forget the reports of a cell that has ended."""
+        self._readers.pop(trial.number, None)
 
 
 FOLDER = "folder"

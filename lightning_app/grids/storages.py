@@ -211,10 +211,12 @@ def fail_lost(study: optuna.Study, storage: Journal | RDBStorage) -> None:
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
             optuna.storages.fail_stale_trials(study)
         return
+    known = storage.get_study_id_from_name(study.study_name)
     for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
-        if storage.is_silent(trial._trial_id):
+        identity = storage.get_trial_id_from_study_id_trial_number(known, trial.number)
+        if storage.is_silent(identity):
             with suppress(UpdateFinishedTrialError):  # it has just ended
-                storage.set_trial_state_values(trial._trial_id, TrialState.FAIL)
+                storage.set_trial_state_values(identity, TrialState.FAIL)
 
 
 def is_outage(error: BaseException) -> bool:

@@ -34,8 +34,7 @@ from lightning_app.grids.plan import (
     runs_with_plugins,
 )
 from lightning_app.grids.plan_checks import devices_of
-from lightning_app.grids.pruning import Reports
-from lightning_app.grids.queue import Claim, Queue, StorageLost
+from lightning_app.grids.queue import Claim, Queue, Reports, StorageLost
 from lightning_app.grids.slots import Slot, Slots, default_workers, slots_of, visible_devices
 from lightning_app.grids.storages import storage_spec
 from lightning_app.grids.workers import (

@@ -28,12 +28,11 @@ from lightning_app.config.grid import GridSpec
 from lightning_app.core import strict_yaml
 from lightning_app.core.errors import UserError, is_out_of_memory
 from lightning_app.core.files import is_disk_full, move, write_whole
-from lightning_app.grids.parent_death import bind_to_supervisor
 from lightning_app.grids.plan import Grid, expand
 from lightning_app.grids.slots import Slot
 from lightning_app.plugins import Given, given, load_given
 from lightning_app.runs.folder import RESULT, AttemptFolder, RunFolder
-from lightning_app.runs.locks import Held, Interrupted, Stop, run_lock
+from lightning_app.runs.locks import Held, Interrupted, Stop, bind_to_supervisor, run_lock
 from lightning_app.runs.records import Plan
 from lightning_app.runs.run import Run
 

@@ -1,14 +1,20 @@
-"""Locks of runs and grids on a file system that hosts share, and how a supervisor is stopped."""
+"""Locks of runs and grids on a file system that hosts share, and how a supervisor is stopped, with
+all of its children."""
 
+import ctypes
 import fcntl
 import json
+import multiprocessing
 import os
 import signal
 import socket
+import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from multiprocessing.connection import wait
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -47,6 +53,38 @@ class Stop:
         finally:
             for each, handler in before.items():
                 signal.signal(each, handler)
+
+
+_PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent() -> None:
+    """Let the kernel kill this process when its parent thread ends. Linux only."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def bind_to_supervisor() -> None:
+    """End this child of the fork server when the fork server or the supervisor ends.
+
+    The kernel watches the fork server, which `fork_server` binds to the supervisor. On systems
+    other than Linux a thread watches the supervisor.
+    """
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # the fork server ignores both signals
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    sentinel = parent.sentinel
+
+    def watch() -> None:
+        wait([sentinel])
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=watch, daemon=True, name="lifeline").start()
+    die_with_parent()
+    server = sys.modules.get("lightning_app.grids.fork_server")
+    if server is not None and os.getppid() != server.PID:  # it ended before the call above
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 _SAY_AFTER = 3.0  # seconds after which a message explains why a command waits
@@ -129,17 +167,17 @@ class Held(UserError):
 
 
 @contextmanager
-def run_lock(folder: RunFolder, wait: float = 0.0) -> Iterator[None]:
+def run_lock(folder: RunFolder, patience: float = 0.0) -> Iterator[None]:
     """Hold the lock of a run's folder, made if it is missing, as the process that trains the run.
 
     Raises:
-        Held: naming the process that still trains it after `wait` seconds.
+        Held: naming the process that still trains it after `patience` seconds.
     """
     with writing_in(folder.path):
         folder.path.mkdir(parents=True, exist_ok=True)
         held = FileLock(folder.lock)
         try:
-            held.acquire(timeout=wait)
+            held.acquire(timeout=patience)
         except Timeout:
             other, until = holder_of(folder.holder), time.monotonic() + _SAY_AFTER
             while not other.pid and time.monotonic() < until:  # it may be about to write its name
