@@ -89,7 +89,7 @@ QUEUE = at("grids/test_queue.py", "grids/test_several.py", "grids/test_runner.py
 PLUGINS = at("plugins/test_use.py", "plugins/test_loading.py")
 IMPORTS = at("plugins/test_imports.py")
 RULES = at("plugins/test_residual_rules.py")
-FINISHED = at("grids/test_finished_elsewhere.py")
+FINISHED = at("grids/test_copies.py")
 STATISTICS = at("report/test_statistics.py")
 SENSITIVITY = at("report/test_sensitivity.py")
 FINE_TUNING = at("report/test_fine_tuning.py")
@@ -710,8 +710,8 @@ MUTANTS = (
     mutant(
         "a finished run is trained again unasked",
         at("api/test_fit.py"),
-        "if self.folder.result.is_file() and not self.resumed and not self._again:",
-        "if False:",
+        "if not self.folder.result.is_file() or self.resumed:",
+        "if True:",
     ),
     mutant(
         "a corpus of a changed plug-in stays prepared",
@@ -818,9 +818,9 @@ MUTANTS = (
         "if differ := ():",
     ),
     mutant(
-        "a copy lacks a checkpoint that the grid keeps",
+        "a finished run that lacks what the grid keeps is not named",
         FINISHED,
-        "for path in (*kept, folder.tokenizer) if kept else ():",
+        "for path in [*kept, *([folder.probes] if probes else [])]:",
         "for path in ():",
     ),
     mutant(
@@ -884,10 +884,10 @@ MUTANTS = (
         '"arithmetic": DEFAULTS,',
     ),
     mutant(
-        "a superseded run comes back",
-        FINISHED,
-        "    if _is_superseded(result, cell, grid):\n",
-        "    if not result:\n",
+        "a link to another run is followed",
+        at("grids/test_store.py"),
+        "    if (leads := os.readlink(link)) != _target(identity):\n",
+        "    if not (leads := os.readlink(link)):\n",
     ),
     mutant(
         "inverse square root without the root",

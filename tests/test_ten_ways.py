@@ -13,7 +13,7 @@
 9. Shell completion: `tests/commands/test_shell_completion.py`, in which bash completes commands,
    options, grids, presets and runs.
 10. A finished cell found again under another grid's name: here; what is refused in
-    `tests/grids/test_finished_elsewhere.py`.
+    `tests/grids/test_copies.py`.
 
 All tests here share one grid of four cells, which `run_grid` runs.
 """
@@ -115,7 +115,10 @@ def frame(project: Path) -> Any:
 @pytest.fixture(scope="module")
 def trained(project: Path) -> Path:
     """The same experiment as one of the cells, trained by `fit` outside of the store."""
-    where = {PRESET: "pre_ln", "trainer.default_root_dir": str(project / "apart")}
+    where = {
+        PRESET: "pre_ln",
+        "trainer.default_root_dir": str(project / "experiments/fit/runs/apart"),
+    }
     return fit(config(project), where, seed_everything=1).folder
 
 
