@@ -5,8 +5,8 @@
 
 Trains one cell, writes similar files with other numbers for every other cell (checkpoints are
 sparse files of the real size), and times the real commands as whole processes: on a grid that is
-half done and on one that is finished. Then a supervisor starts on the same grid with nothing done
-and is killed after its first cells. Peaks of memory are from the kernel (VmHWM). Other load on the
+half done and on one that is finished, there also beside many runs of other grids in the store. Then
+a supervisor starts on the same grid with nothing done and is killed after its first cells. Peaks of memory are from the kernel (VmHWM). Other load on the
 machine affects wall-clock seconds much more than CPU seconds.
 Linux only. Prints a table, and everything as JSON with --json FILE.
 """
@@ -37,7 +37,9 @@ import yaml
 
 from lightning_app.blocks.presets import PRESETS
 from lightning_app.grids.plan import load_plan
-from lightning_app.runs.records import Cell, Plan
+from lightning_app.runs.folder import GridFolder
+from lightning_app.runs.records import Cell, Plan, sealed
+from lightning_app.runs.store import place_run
 
 BASE = Path(__file__).parents[1] / "ablations" / "base" / "synthetic.yaml"
 WARMUPS = [0, 20, 60]
@@ -200,7 +202,8 @@ class Template:
             "metrics": metrics,
             "seconds": chance.uniform(14, 16),
         }
-        (run / "result.json").write_text(json.dumps(result, indent=1), encoding="utf-8")
+        text = json.dumps(sealed(result, run), indent=1)
+        (run / "result.json").write_text(text, encoding="utf-8")
 
     def _config(self, run: Path, cell: Cell) -> None:
         config = json.loads(json.dumps(self.config))
@@ -233,7 +236,7 @@ def half(template: Template, folder: Path, plan: Plan) -> list[IO[bytes]]:
     """Make a grid that is half done; return the locks of the cells that seem to run."""
     middle, locks = len(plan.cells) // 2, []
     for number, cell in enumerate(plan.cells[: middle + RUNNING + CUT_SHORT]):
-        run = folder / "runs" / cell.name
+        run = place_run(GridFolder(folder), cell.name, cell.id).path
         attempt = run / "attempts" / "1"
         if number < middle and number % FAILED_EVERY:
             template.leave(run, cell)
@@ -251,7 +254,15 @@ def half(template: Template, folder: Path, plan: Plan) -> list[IO[bytes]]:
     return locks
 
 
-def measure(root: Path, seeds: int, storages: list[str]) -> dict[str, Any]:
+def fill_store(experiments: Path, count: int) -> None:
+    """Leave runs of another grid in the store, with links to them."""
+    other = GridFolder(experiments / "other")
+    for number in range(count):
+        run = place_run(other, f"run-{number}", f"{number:016x}")
+        run.result.write_text("{}", encoding="utf-8")
+
+
+def measure(root: Path, seeds: int, storages: list[str], others: int) -> dict[str, Any]:
     """Make the grids in `root` and time every command; return all numbers."""
     presets = list(PRESETS)
     experiments = root / "experiments"
@@ -273,10 +284,13 @@ def measure(root: Path, seeds: int, storages: list[str]) -> dict[str, Any]:
     for lock in locks:
         lock.close()
     for cell in plan.cells:
-        if not (many.folder / "runs" / cell.name / "result.json").is_file():
-            template.leave(many.folder / "runs" / cell.name, cell)
+        run = place_run(GridFolder(many.folder), cell.name, cell.id).path
+        if not (run / "result.json").is_file():
+            template.leave(run, cell)
     for command in ("plan", "status", "report", "report"):
         many.time(f"{command}, finished", command)
+    fill_store(experiments, others)
+    many.time(f"plan, finished, beside {others} runs", "plan")
     (many.folder / "report.html").unlink()
     many.time("run, finished, no study, no report", "run")
     many.time("run, finished", "run")
@@ -288,7 +302,10 @@ def measure(root: Path, seeds: int, storages: list[str]) -> dict[str, Any]:
         name = storage.partition(":")[0] or "journal"
         options = ["--storage", storage] if storage else []
         # A database may know the grid of an earlier call, in another folder.
-        queue = Commands(write_grid(root, f"queue{index}_{os.getpid()}", axes), experiments)
+        # In other experiments: here the store has all its cells.
+        apart = root / f"apart{index}"
+        apart.mkdir()
+        queue = Commands(write_grid(root, f"queue{index}_{os.getpid()}", axes), apart)
         for what in (f"run, all waiting, {name}", f"run, killed before, {name}"):
             starts[what] = queue.first_cells(what, 2, *options)
             print(f"{what}: first cell started after {starts[what]:.1f} s", flush=True)
@@ -310,6 +327,8 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description="Time and memory with a grid of 5,000 cells.")
     parser.add_argument("--seeds", type=int, default=10, help="504 cells each (default: 10)")
+    text = "runs of other grids in the store (default: 20000)"
+    parser.add_argument("--others", type=int, default=20_000, help=text)
     parser.add_argument("--storage", action="append", default=[], metavar="URL", help="besides")
     parser.add_argument("--folder", type=Path, help="made, and kept (default: a temporary one)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all numbers there")
@@ -317,7 +336,7 @@ def main() -> None:
     root = args.folder or Path(tempfile.mkdtemp(prefix="many_cells-"))
     root.mkdir(parents=True, exist_ok=True)
     try:
-        found = measure(root.resolve(), args.seeds, args.storage)
+        found = measure(root.resolve(), args.seeds, args.storage, args.others)
     finally:
         if args.folder is None:
             shutil.rmtree(root)

@@ -314,9 +314,16 @@ class GridFile:
                 "name: expected letters, digits, '_', '-' and '.' (at most 64, a letter or digit "
                 f"first), found {self.name!r}"
             )
+        if self.name in _TAKEN:
+            raise ValueError(
+                f"name: {self.name!r} is a folder of single runs among the experiments; another "
+                "name is right"
+            )
         if (self.base is None) == (self.base_config is None):
             raise ValueError("expected one of 'base' (a file) and 'base_config' (a mapping)")
 
+
+_TAKEN = ("fit", "probe")
 
 CELLS = 100_000
 """The most cells of a grid, before any is excluded."""

@@ -113,12 +113,17 @@ def link_run(grid: GridFolder, name: str, identity: str) -> None:
     """Link a run in the store into a grid's folder, unless it is there or links are impossible.
 
     The run's folder lists the grid first, so that no link leads to a run that does not know of it.
+    A run whose folder was removed, and which begins again behind the same link, lists it again.
     """
     link, place = grid.link(name), RunFolder(stored(grid.experiments, identity))
-    if os.path.lexists(link) or not place.path.is_dir():
+    listing = place.listed / grid.path.resolve().name
+    is_there = os.path.lexists(link)
+    if not place.path.is_dir() or (is_there and (listing.exists() or not link.is_symlink())):
         return
     with writing_in(place.listed):
-        write_whole(place.listed / grid.path.resolve().name, f"{name}\n")
+        write_whole(listing, f"{name}\n")
+    if is_there:
+        return
     with writing_in(grid.runs):
         grid.runs.mkdir(parents=True, exist_ok=True)
         try:
@@ -130,7 +135,7 @@ def link_run(grid: GridFolder, name: str, identity: str) -> None:
                 raise
     if not link.exists() or not link.samefile(place.path):  # no links, or `runs` is elsewhere
         link.unlink(missing_ok=True)
-        (place.listed / grid.path.resolve().name).unlink()
+        listing.unlink()
         with suppress(OSError):  # other grids list it
             place.listed.rmdir()
 

@@ -103,6 +103,7 @@ def test_what_is_written_reads_back_as_the_same_grid(tmp_path: Path) -> None:
             {"pruner": "median"},
             "cannot be combined with 'sensitivity': a pruned run has no",
         ),
+        ({"name": "fit"}, "name: 'fit' is a folder of single runs"),
     ],
 )
 def test_a_mistake_names_file_field_and_what_is_near(
