@@ -74,7 +74,7 @@ def write_grid(root: Path, name: str, cells: int, devices: int) -> GridFile:
     trainer |= {"log_every_n_steps": 1, "accelerator": "cpu"}
     if devices > 1:
         trainer["strategy"] = "ddp"
-    # Each number of devices has another rate: a grid takes over equal experiments of other grids,
+    # Each number of devices has another rate: equal experiments of two grids would be one run,
     # and the number of devices is not part of an experiment.
     rate = 3.0e-2 / devices
     architecture = {"kind": "encoder_decoder", "encoder_depth": 1, "decoder_depth": 1}

@@ -32,10 +32,15 @@ def grid_problems(whole: Path, broken: Path, trials: list[list[str]]) -> Iterato
         yield f"{broken}: another plan than that of {whole}"
         return
     names = {cell["name"] for cell in cells}
-    results = sorted(path.parent for path in broken.rglob("result.json"))
+    results = sorted(path.parent for path in (broken / "runs").glob("*/result.json"))
     for path in results:
-        if path.parent != broken / "runs" or path.name not in names:
+        if path.name not in names:
             yield f"{path}: a result of no cell"
+    plans = broken.parent.glob("*/plan.json")
+    known = {cell["id"] for path in plans for cell in planned(path.parent)}
+    for path in sorted((broken.parent / ".runs").glob("*/result.json")):
+        if path.parent.name not in known:
+            yield f"{path.parent}: a result of no cell"
     complete = Counter(cell for state, cell in trials if state == "COMPLETE")
     for cell in cells:
         run = broken / "runs" / cell["name"]

@@ -17,7 +17,7 @@ from filelock import FileLock
 
 MOST_DEATHS = 2  # a cell fails when it is killed a third time, which is correct
 
-_LOG = re.compile(r"/runs/([^/]+)/attempts/(\d+)/log(?:-rank(\d+))?\.txt$")
+_LOG = re.compile(r"/\.?runs/([^/]+)/attempts/(\d+)/log(?:-rank(\d+))?\.txt$")
 
 
 @dataclass(frozen=True)

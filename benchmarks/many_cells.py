@@ -6,8 +6,9 @@
 Trains one cell, writes similar files with other numbers for every other cell (checkpoints are
 sparse files of the real size), and times the real commands as whole processes: on a grid that is
 half done and on one that is finished, there also beside many runs of other grids in the store. Then
-a supervisor starts on the same grid with nothing done and is killed after its first cells. Peaks of memory are from the kernel (VmHWM). Other load on the
-machine affects wall-clock seconds much more than CPU seconds.
+a supervisor starts on the same grid with nothing done and is killed after its first cells. Peaks of
+memory are from the kernel (VmHWM). Other load on the machine affects wall-clock seconds much more
+than CPU seconds.
 Linux only. Prints a table, and everything as JSON with --json FILE.
 """
 
