@@ -135,7 +135,7 @@ def link_run(grid: GridFolder, name: str, identity: str) -> None:
                 raise
     if not link.exists() or not link.samefile(place.path):  # no links, or `runs` is elsewhere
         link.unlink(missing_ok=True)
-        listing.unlink()
+        listing.unlink(missing_ok=True)  # the run may have been put aside meanwhile
         with suppress(OSError):  # other grids list it
             place.listed.rmdir()
 
@@ -179,7 +179,7 @@ def put_aside(
         target.parent.mkdir(parents=True, exist_ok=True)
         os.rename(folder or place, target)
         if folder is None:
-            RunFolder(place).listed.mkdir(parents=True)
+            RunFolder(place).listed.mkdir(parents=True, exist_ok=True)
         for path in RunFolder(target).listed.glob("*") if folder is None else ():
             shutil.copyfile(path, RunFolder(place).listed / path.name)
     return target
