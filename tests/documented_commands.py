@@ -59,8 +59,8 @@ SEEN = {
     ),
     # Python API
     "ablate results demo --query \"status == 'failed'\"": Seen("^0 runs of demo$"),
-    "ablate results demo --compare model.schedule.warmup_steps=60": Seen(
-        r"^ +0 +60 +model\.block\.preset=pre_ln val/nll .*^2 comparisons of demo"
+    "ablate results demo --compare model.schedule.warmup_steps=0": Seen(
+        r"^ +2 +0 +model\.block\.preset=pre_ln val/nll .*^2 comparisons of demo"
     ),
     # Commands
     "ablate blocks": Seen(EQUATIONS),
