@@ -1,6 +1,7 @@
 """Fixtures that every test folder shares."""
 
 import os
+import resource
 import signal
 from collections.abc import Iterator
 
@@ -11,8 +12,15 @@ import torch
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """Two processes more than there are cores: many tests wait for supervisors and servers."""
-    return (os.cpu_count() or 1) + 2
+    """A process more than there are cores: some tests wait for supervisors and servers."""
+    return (os.cpu_count() or 1) + 1
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print the processor time of all processes that have ended: wall time depends on others."""
+    parts = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    seconds = sum(part.ru_utime + part.ru_stime for part in parts)
+    terminalreporter.write_line(f"processor seconds: {seconds:.0f}")
 
 
 @pytest.fixture(autouse=True, scope="session")

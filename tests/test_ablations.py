@@ -89,7 +89,7 @@ def small_data(tree: dict[str, Any], folder: Path) -> dict[str, Any]:
 def test_the_first_cell_of_a_grid_trains(
     path: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """Two steps of a narrow model, on a small corpus; without its parent if it has one."""
+    """Two steps of a narrow model of two layers, on a small corpus, without a parent."""
     grid = read_spec(path)
     plan, _ = expand(grid, resolve, partial(identity_of, fetch=False))
     tree: dict[str, Any] = cell_tree(grid.base_config, (*plan.cells, *plan.waiting)[0].axes)
@@ -98,8 +98,12 @@ def test_the_first_cell_of_a_grid_trains(
     schedule = {**tree["model"]["schedule"], "reference_steps": 1}
     tree["model"]["schedule"] = schedule | {"warmup_steps": min(1, schedule["warmup_steps"])}
     tree["model"]["objective"] = {**tree["model"]["objective"], "evaluate_test": False}
-    if tree["model"]["architecture"]["model_dim"] > 128:
-        tree["model"]["architecture"] |= {"model_dim": 96, "ff_dim": 96}
+    architecture = tree["model"]["architecture"]
+    depths = [key for key in ("encoder_depth", "decoder_depth") if key in architecture]
+    sizes = {"model_dim": 32, "ff_dim": 32, "num_heads": 4} | {
+        key: min(2, architecture[key]) for key in depths
+    }
+    tree["model"]["architecture"] = {**architecture, **sizes}
     tree["data"] = small_data(tree, tmp_path_factory.getbasetemp())
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(resolve(tree, str(path))))
     run_cell(tmp_path, attempt=1)

@@ -16,6 +16,7 @@ from lightning_app.training.checkpoint import WholeCheckpoints
 from lightning_app.training.run import run_cell
 from tests.bits import flip
 from tests.small import write_config, write_corpus
+from tests.told import told
 
 pytestmark = [
     pytest.mark.xdist_group("damage"),  # the trained cell is made once
@@ -99,7 +100,7 @@ def first_step(run: Path, attempt: int) -> int:
 def test_a_flipped_bit_in_a_checkpoint_is_refused(command: str, folder: Path, capsys) -> None:
     flip(folder / "run" / "checkpoints" / "last.ckpt", random.Random(command))
     line = refused(COMMANDS[command], capsys, folder)
-    assert "last.ckpt: damaged: its bytes are not those that were written" in line
+    assert "last.ckpt: damaged:" in line
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -114,7 +115,7 @@ def test_a_cell_with_a_flipped_bit_in_its_checkpoint_begins_again(folder: Path, 
     flip(run / "checkpoints" / "last.ckpt", random.Random(1))
     spoilt = (run / "checkpoints" / "last.ckpt").read_bytes()
     run_cell(run, 2)
-    assert "renamed to last.damaged, the cell starts at step 0" in capsys.readouterr().err
+    assert told("last.damaged, … 0").search(capsys.readouterr().err)
     assert (run / "checkpoints" / "last.damaged").read_bytes() == spoilt
     assert first_step(run, 2) == 1
     assert json.loads((run / "result.json").read_text())["steps"] == 4
@@ -152,7 +153,7 @@ def test_a_checkpoint_of_other_data_is_refused(command: str, folder: Path, capsy
     there = json.loads((folder / "run" / "result.json").read_text())["data"]["digest"]
     edit(folder)
     line = refused(COMMANDS[command], capsys, folder)
-    assert f"last.ckpt: is of other data: their digest is {there[:16]}, but that of " in line
+    assert told(f"last.ckpt: … data: … {there[:16]}, … ").search(line)
 
 
 def test_a_cell_whose_data_changed_begins_again(folder: Path, capsys) -> None:
@@ -160,7 +161,7 @@ def test_a_cell_whose_data_changed_begins_again(folder: Path, capsys) -> None:
     edit(folder)
     run_cell(run, 2)
     said = capsys.readouterr().err
-    assert "renamed to last.other-run, the cell starts at step 0" in said  # data are in the id
+    assert told("last.other-run, … 0").search(said)  # data are in the id
     assert (run / "checkpoints" / "last.other-run").is_file()
     assert first_step(run, 2) == 1
 
@@ -188,10 +189,10 @@ def test_a_checkpoint_that_knows_no_data_needs_the_vocabulary_at_least(
     WholeCheckpoints().save_checkpoint(stored, path)
     edit(folder)  # a new word
     line = refused(COMMANDS["test"], capsys, folder)
-    assert "is of other data: its vocabulary has 25 tokens, that of this run's data has 26" in line
+    assert told("data: … 25 … 26").search(line)
 
 
 def test_translate_takes_no_other_tokenizer_than_the_run_had(folder: Path, capsys) -> None:
     flip(folder / "run" / "tokenizer.model", random.Random(1))
     line = refused(COMMANDS["translate"], capsys, folder)
-    assert "run/tokenizer.model: damaged, or not the tokenizer of last.ckpt" in line
+    assert told("run/tokenizer.model: … last.ckpt").search(line)

@@ -5,6 +5,7 @@ import json
 import socket
 import subprocess
 import sys
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,30 +14,161 @@ import pytest
 from lightning_app.data.synthetic.sentences import splits
 from tests import warm
 
+pytestmark = pytest.mark.xdist_group("ddp")  # the runs of all cases are made once
 
-def fit(
-    folder: Path, base: str, devices: int, overrides: dict[str, Any], launches: bool = False
-) -> tuple[list[dict[str, str]], dict[str, Any]]:
-    """Train; the processes are started by the test, or `launches`: by Lightning."""
-    command = ["-m", "lightning_app", "fit", "--config", f"ablations/base/{base}"]
+
+@dataclass(frozen=True)
+class Case:
+    """What is trained by one process and by two; in float64, since Adam turns the rounding of a
+    gradient near 0 into a step of full size."""
+
+    base: str
+    steps: int = 5
+    settings: dict[str, Any] = field(default_factory=dict)
+
+
+SHORT = {"model.objective.evaluate_test": "false", "trainer.limit_val_batches": 1}
+CASES = {
+    # Both average the weights and evaluate the average.
+    "masked_lm": Case(
+        "synthetic_mlm.yaml",
+        settings={
+            "model.block.preset": "sas_p",
+            "model.schedule.kind": "constant",
+            "trainer.callbacks": json.dumps(
+                [
+                    {
+                        "class_path": "lightning.pytorch.callbacks.EMAWeightAveraging",
+                        "init_args": {"decay": 0.8},
+                    }
+                ]
+            ),
+        },
+    ),
+    # Windows of an evaluation overlap; the test has all of its tokens, and so bits per byte.
+    "causal_lm": Case(
+        "synthetic_lm.yaml",
+        settings={
+            "data.evaluation_stride": 40,
+            "data.tokenizer": "char",
+            "model.schedule.kind": "cosine",
+            "model.schedule.warmup_steps": 2,
+            "model.schedule.reference_steps": 2,
+        },
+    ),
+    # More than one epoch; one stream of the evaluation is only on the first rank.
+    "streams": Case(
+        "synthetic_lm.yaml",
+        8,
+        {
+            "model.block.preset": "realformer",
+            "model.block.memory.length": 48,
+            "model.architecture.positions": "relative",
+            "model.schedule.warmup_steps": 2,
+            "model.schedule.reference_steps": 2,
+            "data.order": "streams",
+            "data.window": 32,
+            "data.tokens_per_batch": 1000,
+            "trainer.limit_train_batches": 5,
+            "trainer.limit_val_batches": 20,
+            "trainer.limit_test_batches": 5,
+        },
+    ),
+    # Admin's skips start from the batch of both ranks; the same steps follow.
+    "profiled_skips": Case("synthetic.yaml", settings={**SHORT, "model.block.preset": "admin"}),
+    # Of three layers none below the last predicts after two of five steps.
+    "heads": Case(
+        "synthetic.yaml",
+        settings={
+            **SHORT,
+            "model.objective.intermediate_weight": 1.0,
+            "model.objective.second_target_weight": 0.5,
+            "model.objective.auxiliary_tables": "own",
+        },
+    ),
+    # The penalty is of the mean over the tokens of both ranks, and so are the logged spans.
+    "dynamic_spans": Case(
+        "synthetic.yaml",
+        settings={
+            **SHORT,
+            "model.block.adaptive_span": json.dumps(
+                {"longest": 16, "ramp": 4.0, "dynamic_bias": -1.0, "penalty": 0.01}
+            ),
+        },
+    ),
+    # The cost is divided by the tokens of both ranks, also where they stop at other steps.
+    "halting": Case(
+        "synthetic.yaml",
+        settings={
+            **SHORT,
+            "model.block.share": "all",
+            "model.block.step_signal": "learned",
+            "model.block.halting": json.dumps({"ponder_weight": 0.5, "bias": -1.0}),
+        },
+    ),
+    # One or two sentences per batch, an odd number of batches, and more than one epoch.
+    "odd_batches": Case(
+        "synthetic.yaml",
+        20,
+        {"data.name": "text", "data.root": "corpus", "data.tokens_per_batch": 30},
+    ),
+}
+
+
+def arguments(folder: Path, cache: str, case: Case, devices: int) -> list[str]:
+    """The words after `ablate`; the model is narrow, since no sum over ranks depends on that."""
     settings = {
+        "trainer.precision": "64-true",
         "trainer.devices": devices,
         "trainer.accelerator": "cpu",
         "trainer.strategy": "ddp" if devices > 1 else "auto",
+        "trainer.max_steps": case.steps,
+        "trainer.val_check_interval": case.steps,
         "trainer.log_every_n_steps": 1,
         "trainer.enable_progress_bar": "false",
         "trainer.default_root_dir": folder,
+        "model.architecture.model_dim": 16,
+        "model.architecture.ff_dim": 32,
         "model.objective.evaluate_test": "true",
         "model.schedule.warmup_steps": 0,
-        **overrides,
+        "data.cache": cache,
+        **case.settings,
     }
-    for key, value in settings.items():
-        command += [f"--{key}", str(value)]
-    done = warm.run(command) if launches else warm.run_ranks(command, devices)
-    assert done.returncode == 0, done.stderr[-3000:]
-    with (folder / "metrics.csv").open() as file:
+    words = [word for key, value in settings.items() for word in (f"--{key}", str(value))]
+    return ["fit", "--config", f"ablations/base/{case.base}", *words]
+
+
+def write_corpus(folder: Path) -> None:
+    folder.mkdir()
+    pairs = splits()["train"]
+    for split, rows in {"train": pairs[:21], "valid": pairs[21:26], "test": pairs[26:31]}.items():
+        for side, language in enumerate(("de", "en")):
+            text = "".join(f"{pair[side]}\n" for pair in rows)
+            (folder / f"{split}.{language}").write_text(text, encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory, cache: str) -> Path:
+    """The folder with the runs of all cases, NAME/one and NAME/two; two launches train them."""
+    folder = tmp_path_factory.mktemp("ddp")
+    write_corpus(folder / "corpus")
+    for devices, name in ((1, "one"), (2, "two")):
+        calls = []
+        for case, what in CASES.items():
+            own = {"data.root": folder / "corpus"} if "data.root" in what.settings else {}
+            what = Case(what.base, what.steps, what.settings | own)
+            calls.append(arguments(folder / case / name, cache, what, devices))
+        (folder / name).write_text(json.dumps(calls))
+        done = warm.run_ranks(["-m", "tests.fits", str(folder / name)], devices)
+        assert done.returncode == 0, done.stderr[-3000:]
+    return folder
+
+
+def read(run: Path) -> tuple[list[dict[str, str]], dict[str, Any]]:
+    """The rows of a run's table, and its result."""
+    with (run / "metrics.csv").open() as file:
         rows = list(csv.DictReader(file))
-    return rows, json.loads((folder / "result.json").read_text())
+    return rows, json.loads((run / "result.json").read_text())
 
 
 def columns(folder: Path) -> dict[str, list[float]]:
@@ -48,24 +180,9 @@ def columns(folder: Path) -> dict[str, list[float]]:
     }
 
 
-def assert_two_equal_one(
-    folder: Path,
-    cache: str,
-    base: str,
-    steps: int,
-    overrides: dict[str, Any],
-    launches: bool = False,
-) -> dict[str, Any]:
-    """In float64, since Adam turns the rounding of a gradient near 0 into a step of full size."""
-    precision = overrides.setdefault("trainer.precision", "64-true")
-    near = 1e-5 if precision == "32-true" else 1e-10
-    overrides |= {
-        "trainer.max_steps": steps,
-        "trainer.val_check_interval": steps,
-        "data.cache": cache,
-    }
-    one, single = fit(folder / "one", base, 1, overrides)
-    two, double = fit(folder / "two", base, 2, overrides, launches)
+def assert_two_equal_one(folder: Path, steps: int, near: float = 1e-10) -> dict[str, Any]:
+    one, single = read(folder / "one")
+    two, double = read(folder / "two")
     assert [row["step"] for row in one] == [row["step"] for row in two]
     assert len(one) == steps
     for a, b in zip(one, two, strict=True):
@@ -85,140 +202,49 @@ def assert_two_equal_one(
     return single
 
 
-def test_translation(tmp_path: Path, cache: str) -> None:
-    overrides = {"model.objective.validation_bleu": 33, "trainer.limit_test_batches": 3}
-    overrides |= {"trainer.precision": "32-true"}  # as users train
-    result = assert_two_equal_one(tmp_path, cache, "synthetic.yaml", 5, overrides, launches=True)
-    assert {"val/bleu", "test/bleu", "test/sacrebleu"} <= set(result["metrics"])
-    lines = [(tmp_path / run / "hypotheses.txt").read_text() for run in ("one", "two")]
-    assert lines[0] == lines[1]
-    assert lines[0].count("\n") > 100
+@pytest.mark.parametrize("name", CASES)
+def test_two_processes_train_like_one(runs: Path, name: str) -> None:
+    """The first of these takes over 5 s: it waits for all runs, sixteen trainings."""
+    assert_two_equal_one(runs / name, CASES[name].steps)
 
 
-def test_masked_lm(tmp_path: Path, cache: str) -> None:
-    """Both average the weights and evaluate the average."""
-    average = {
-        "class_path": "lightning.pytorch.callbacks.EMAWeightAveraging",
-        "init_args": {"decay": 0.8},
-    }
-    overrides = {
-        "model.block.preset": "sas_p",
-        "model.schedule.kind": "constant",
-        "trainer.callbacks": json.dumps([average]),
-    }
-    assert_two_equal_one(tmp_path, cache, "synthetic_mlm.yaml", 5, overrides)
-
-
-def test_causal_lm(tmp_path: Path, cache: str) -> None:
-    """Windows of an evaluation overlap; the test has all of its tokens, and so bits per byte."""
-    overrides = {"data.evaluation_stride": 40, "model.schedule.kind": "cosine"}
-    overrides |= {"model.schedule.warmup_steps": 2, "model.schedule.reference_steps": 2}
-    overrides |= {"data.tokenizer": "char"}
-    result = assert_two_equal_one(tmp_path, cache, "synthetic_lm.yaml", 5, overrides)
-    assert {"val/bits_per_byte", "test/word_perplexity"} <= set(result["metrics"])
-
-
-def test_streams_with_a_memory(tmp_path: Path, cache: str) -> None:
-    """More than one epoch; one stream of the evaluation is on the first rank alone."""
-    overrides = {
-        "model.block.preset": "realformer",
-        "model.block.memory.length": 48,
-        "model.architecture.positions": "relative",
-        "model.schedule.warmup_steps": 2,
-        "model.schedule.reference_steps": 2,
-        "data.order": "streams",
-        "data.window": 32,
-        "data.tokens_per_batch": 1000,
-        "trainer.limit_train_batches": 5,
-        "trainer.limit_val_batches": 20,
-        "trainer.limit_test_batches": 5,
-    }
-    assert_two_equal_one(tmp_path, cache, "synthetic_lm.yaml", 8, overrides)
-
-
-def test_profiled_skips(tmp_path: Path, cache: str) -> None:
-    """Admin's skips start from the batch of both ranks; the same steps follow."""
-    assert_two_equal_one(tmp_path, cache, "synthetic.yaml", 5, {"model.block.preset": "admin"})
-
-
-def test_heads_that_stop_predicting(tmp_path: Path, cache: str) -> None:
-    """Of three layers none below the last predicts after two of five steps."""
-    overrides = {
-        "model.objective.intermediate_weight": 1.0,
-        "model.objective.second_target_weight": 0.5,
-        "model.objective.auxiliary_tables": "own",
-        "model.objective.evaluate_test": "false",
-        "trainer.limit_val_batches": 1,
-    }
-    assert_two_equal_one(tmp_path, cache, "synthetic.yaml", 5, overrides)
-
-
-def test_dynamic_spans(tmp_path: Path, cache: str) -> None:
-    """Their penalty is of the mean over the tokens of both ranks, and so are the logged spans."""
-    span = {"longest": 16, "ramp": 4.0, "dynamic_bias": -1.0, "penalty": 0.01}
-    overrides = {
-        "model.block.adaptive_span": json.dumps(span),
-        "model.objective.evaluate_test": "false",
-        "trainer.limit_val_batches": 1,
-    }
-    assert_two_equal_one(tmp_path, cache, "synthetic.yaml", 5, overrides)
-    one, two = (columns(tmp_path / run) for run in ("one", "two"))
+def test_what_only_some_cases_report(runs: Path) -> None:
+    metrics = read(runs / "causal_lm" / "two")[1]["metrics"]
+    assert {"val/bits_per_byte", "test/word_perplexity"} <= set(metrics)
+    one, two = (columns(runs / "dynamic_spans" / run) for run in ("one", "two"))
     spans = [name for name in one if name.startswith(("probe/span/", "train/aux/span"))]
     assert len([name for name in spans if name.count("/") == 4]) == (3 + 3) * 4
     for name in spans:
         assert one[name] == pytest.approx(two[name], abs=1e-5), name
         assert len(set(one[name])) == 5, name
-
-
-@pytest.mark.slow
-def test_halting(tmp_path: Path, cache: str) -> None:
-    """The cost is divided by the tokens of both ranks, also where they stop at other steps."""
-    overrides = {
-        "model.block.share": "all",
-        "model.block.step_signal": "learned",
-        "model.block.halting": json.dumps({"ponder_weight": 0.5, "bias": -1.0}),
-        "model.objective.evaluate_test": "false",
-        "trainer.limit_val_batches": 1,
-    }
-    assert_two_equal_one(tmp_path, cache, "synthetic.yaml", 5, overrides)
-    one, two = (columns(tmp_path / run) for run in ("one", "two"))
+    one, two = (columns(runs / "halting" / run) for run in ("one", "two"))
     assert one["train/aux/ponder"] == pytest.approx(two["train/aux/ponder"], abs=1e-10)
     assert len(set(one["train/aux/ponder"])) == 5
 
 
-def test_odd_numbers_of_batches_and_batches_of_one_row(tmp_path: Path, cache: str) -> None:
-    corpus = tmp_path / "corpus"
-    corpus.mkdir()
-    pairs = splits()["train"]
-    for split, rows in {"train": pairs[:21], "valid": pairs[21:26], "test": pairs[26:31]}.items():
-        for side, language in enumerate(("de", "en")):
-            text = "".join(f"{pair[side]}\n" for pair in rows)
-            (corpus / f"{split}.{language}").write_text(text, encoding="utf-8")
-    overrides = {
-        "data.name": "text",
-        "data.root": corpus,
-        "data.tokens_per_batch": 30,  # one or two sentences
-    }
-    # Twenty steps are more than one epoch.
-    assert_two_equal_one(tmp_path, cache, "synthetic.yaml", 20, overrides)
+def test_translation_and_predictions(tmp_path: Path, cache: str) -> None:
+    """Lightning launches the second rank, in float32 as users train; both runs predict alike.
 
+    Takes over 5 s: the second rank starts cold.
+    """
+    settings = {"trainer.precision": "32-true", "model.objective.validation_bleu": 33}
+    settings |= {"trainer.limit_val_batches": 10, "trainer.limit_test_batches": 3}
+    for devices, name in ((1, "one"), (2, "two")):
+        case = Case("synthetic.yaml", 5, settings)
+        words = arguments(tmp_path / name, cache, case, devices)
+        done = warm.run(["-m", "lightning_app", *words])
+        assert done.returncode == 0, done.stderr[-3000:]
+    result = assert_two_equal_one(tmp_path, 5, near=1e-5)
+    assert {"val/bleu", "test/bleu", "test/sacrebleu"} <= set(result["metrics"])
+    lines = [(tmp_path / run / "hypotheses.txt").read_text() for run in ("one", "two")]
+    assert lines[0] == lines[1]
+    assert lines[0].count("\n") > 100
 
-def test_two_processes_print_the_predictions_of_the_split_in_order(
-    tmp_path: Path, cache: str
-) -> None:
-    overrides = {"trainer.max_steps": 1, "trainer.limit_val_batches": 1, "data.cache": cache}
-    fit(
-        tmp_path / "run",
-        "synthetic.yaml",
-        1,
-        overrides | {"model.objective.evaluate_test": "false"},
-    )
     printed = []
     for devices, strategy in ((1, "auto"), (2, "ddp")):
-        command = ["-m", "lightning_app", "predict", "--config", "ablations/base/synthetic.yaml"]
-        command += ["--ckpt_path", str(tmp_path / "run" / "checkpoints" / "last.ckpt")]
-        command += ["--data.cache", cache, "--trainer.devices", str(devices)]
-        command += ["--trainer.accelerator", "cpu", "--trainer.strategy", strategy]
+        command = ["-m", "lightning_app", "predict", "--config", f"{tmp_path}/one/config.yaml"]
+        command += ["--ckpt_path", str(tmp_path / "one" / "checkpoints" / "last.ckpt")]
+        command += ["--trainer.devices", str(devices), "--trainer.strategy", strategy]
         done = warm.run_ranks(command, devices)
         assert done.returncode == 0, done.stderr[-3000:]
         printed.append(done.stdout.splitlines())
@@ -229,41 +255,25 @@ def test_two_processes_print_the_predictions_of_the_split_in_order(
 @pytest.mark.slow
 def test_two_hosts_under_torchrun_give_what_one_gives(tmp_path: Path, cache: str) -> None:
     """Two agents of one process each, as on two hosts, which meet on loopback."""
-    overrides = {
-        "trainer.max_steps": 4,
-        "trainer.val_check_interval": 4,
-        "trainer.precision": "64-true",
-        "data.cache": cache,
-    }
-    _, single = fit(tmp_path / "one", "synthetic.yaml", 1, overrides)
+    one = arguments(tmp_path / "one", cache, Case("synthetic.yaml", 4), 1)
+    done = warm.run(["-m", "lightning_app", *one])
+    assert done.returncode == 0, done.stderr[-3000:]
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     hosts = ["--nnodes", "2", "--nproc-per-node", "1", "--master-addr", "127.0.0.1"]
-    words = ["-m", "lightning_app", "fit", "--config", "ablations/base/synthetic.yaml"]
-    settings = {
-        **overrides,
-        "trainer.devices": 1,
-        "trainer.num_nodes": 2,
-        "trainer.accelerator": "cpu",
-        "trainer.strategy": "ddp",
-        "trainer.log_every_n_steps": 1,
-        "trainer.enable_progress_bar": "false",
-        "trainer.default_root_dir": tmp_path / "two",
-        "model.objective.evaluate_test": "true",
-        "model.schedule.warmup_steps": 0,
-    }
-    words += [word for key, value in settings.items() for word in (f"--{key}", str(value))]
+    nodes = {"trainer.num_nodes": 2, "trainer.strategy": "ddp"}
+    two = arguments(tmp_path / "two", cache, Case("synthetic.yaml", 4, nodes), 1)
     agents = [
         subprocess.Popen(
             [
-                *(sys.executable, "-m", "torch.distributed.run", *hosts),
-                *("--node-rank", str(rank), "--master-port", str(port), *words),
+                *(sys.executable, "-m", "torch.distributed.run", *hosts, "--node-rank", str(rank)),
+                *("--master-port", str(port), "-m", "lightning_app", *two),
             ]
         )
         for rank in (0, 1)
     ]
     assert [agent.wait(timeout=300) for agent in agents] == [0, 0]
-    double = json.loads((tmp_path / "two" / "result.json").read_text())
+    single, double = (read(tmp_path / run)[1] for run in ("one", "two"))
     assert (double["id"], double["devices"]) == (single["id"], 2)
     assert double["metrics"]["val/nll"] == pytest.approx(single["metrics"]["val/nll"], abs=1e-10)

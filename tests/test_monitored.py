@@ -54,7 +54,7 @@ def test_a_grid_without_a_metric_takes_that_of_its_task(tmp_path: Path) -> None:
     assert metric(base_config={}) == ("val/nll", "min")
     axes = {"model.objective.kind": ["translation", "masked_lm"]}
     assert metric(axes=axes, metric={"name": "test/nll"}) == ("test/nll", "min")
-    with pytest.raises(UserError, match=r"metric\.name: missing; the tasks of model\.objective"):
+    with pytest.raises(UserError, match=r"metric\.name:.*model\.objective"):
         metric(axes=axes)
 
 

@@ -100,16 +100,16 @@ def test_cosine_follows_its_formula(coupling, warmup: int, floor: float) -> None
 
 
 def test_a_floor_that_changes_nothing_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"floor 0\.1: of kind cosine alone; kind linear takes 0"):
+    with pytest.raises(ValueError, match=r"floor 0\.1:.*0"):
         ScheduleConfig(kind="linear", floor=0.1)
     for floor in (-0.1, 1.0):
-        with pytest.raises(ValueError, match="at least 0 and under 1"):
+        with pytest.raises(ValueError, match="at least"):
             ScheduleConfig(kind="cosine", floor=floor)
 
 
 def test_cosine_does_not_fit_into_a_run_that_is_over_before() -> None:
     config = ScheduleConfig(kind="cosine", warmup_steps=5, reference_steps=20)
-    with pytest.raises(UserError, match="decoupled cosine decay begins; at least warmup_steps 5"):
+    with pytest.raises(UserError, match="warmup_steps 5"):
         rates(config, 20)
 
 
@@ -207,7 +207,7 @@ def test_a_warmup_of_the_whole_run_is_refused_by_every_schedule(kind, coupling, 
 
 @pytest.mark.parametrize("lr", [5e-324, 1e-320, 9e-31, 2e30, 1e300, 0.0, -1.0])
 def test_a_rate_that_moves_nothing_or_everything_is_refused(lr: float) -> None:
-    with pytest.raises(ValueError, match="a rate from 1e-30 to 1e"):
+    with pytest.raises(ValueError, match="1e-30 to 1e"):
         OptimizerConfig(lr=lr)
 
 
@@ -238,7 +238,7 @@ def test_moments_without_their_correction(kind: str, decay: float, fused: bool) 
 
 
 def test_a_correction_that_cannot_be_left_out() -> None:
-    with pytest.raises(ValueError, match="of kinds adam and adamw; kind sgd takes true"):
+    with pytest.raises(ValueError, match="of kinds adam"):
         OptimizerConfig(kind="sgd", bias_correction=False)
     with pytest.raises(ValueError, match=r"each at most 0\.999999"):
         OptimizerConfig(betas=(0.9, 0.9999999), bias_correction=False)

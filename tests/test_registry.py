@@ -13,6 +13,7 @@ from lightning_app.data.config import CORPORA, DataConfig
 from lightning_app.data.sources import corpus_digest
 from lightning_app.models.optim import OPTIMIZERS, Groups, OptimizerConfig
 from lightning_app.plugins import unload
+from tests.told import told
 
 BASE = Path(__file__).parents[1] / "ablations" / "base" / "synthetic.yaml"
 
@@ -95,7 +96,7 @@ def test_the_wrong_name_of_an_optimizer_is_one_line(outside: Path, capsys) -> No
     assert main([*SHORT, "--model.optimizer.kind", "adamm"]) == 2
     line = capsys.readouterr().err
     assert "model.optimizer.kind: expected one of 'adam', 'adamw'" in line
-    assert "found 'adamm'; did you mean 'adam'?" in line
+    assert told("found 'adamm'; … 'adam'?").search(line)
     assert line.count("\n") == 1
     assert not (outside / "run").exists()
 
@@ -139,7 +140,7 @@ def test_the_wrong_name_of_a_corpus_is_one_line(outside: Path, capsys) -> None:
     line = capsys.readouterr().err
     assert "data.name: expected one of '" in line
     assert all(f"'{name}'" in line for name in CORPORA)
-    assert "found 'wikitext'; did you mean 'wikitext2'?" in line
+    assert told("found 'wikitext'; … 'wikitext2'?").search(line)
     assert line.count("\n") == 1
     assert not (outside / "run").exists()
 

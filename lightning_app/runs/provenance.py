@@ -12,7 +12,7 @@ import platform
 import re
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -72,13 +72,18 @@ def code_digest(package: Path) -> str:
     """
     paths = [path for path in package.rglob("*.py") if counts(path.relative_to(package).as_posix())]
     trees = {path: _parsed(path) for path in sorted(paths)}
+
+    @cache
+    def definitions(path: Path) -> list[tuple[str, str]]:
+        return list(_definitions(trees.get(path) or _parsed(path)))
+
     found: dict[str, list[str]] = {}
-    for tree in trees.values():
-        for name, text in _definitions(tree):
+    for path in trees:
+        for name, text in definitions(path):
             found.setdefault(name, []).append(text)
     entries = [f"{name}\n{text}\n" for name, texts in found.items() for text in texts]
     for path, tree in trees.items():
-        entries += _ambiguous(path, tree, package, found)
+        entries += _ambiguous(path, tree, package, found, definitions)
     return hashlib.sha256("".join(sorted(entries)).encode()).hexdigest()[:16]
 
 
@@ -108,8 +113,11 @@ def _definitions(tree: ast.Module | str) -> Iterator[tuple[str, str]]:
                 given[alias.asname or alias.name.partition(".")[0]] = f"{module}:{alias.name}"
     for node in tree.body:
         if not isinstance(node, ast.Import | ast.ImportFrom) and not _is_idle(node):
-            used = {name.id for name in ast.walk(node) if isinstance(name, ast.Name)}
-            text = _canonical(_WithoutOwn().visit(copy.deepcopy(node)))
+            parts = list(ast.walk(node))
+            used = {name.id for name in parts if isinstance(name, ast.Name)}
+            if any(isinstance(part, ast.ImportFrom) and _is_own(part) for part in parts):
+                node = _WithoutOwn().visit(copy.deepcopy(node))  # a copy takes most of the time
+            text = _canonical(node)
             yield (
                 getattr(node, "name", ""),
                 f"{text} {sorted(used & given.keys())} "
@@ -129,7 +137,11 @@ def _is_own(node: ast.ImportFrom) -> bool:
 
 
 def _ambiguous(
-    path: Path, tree: ast.Module | str, package: Path, found: Mapping[str, Sequence[str]]
+    path: Path,
+    tree: ast.Module | str,
+    package: Path,
+    found: Mapping[str, Sequence[str]],
+    definitions: Callable[[Path], list[tuple[str, str]]],
 ) -> Iterator[str]:
     """Yield what a file imports by a name that several definitions have: which of them it is."""
     if isinstance(tree, str):
@@ -140,8 +152,8 @@ def _ambiguous(
         file = package.parent.joinpath(*(node.module or "").split(".")).with_suffix(".py")
         for alias in node.names:
             if len(found.get(alias.name, ())) > 1 and file.is_file():
-                texts = [text for name, text in _definitions(_parsed(file)) if name == alias.name]
-                users = sorted(name for name, _ in _definitions(tree))
+                texts = [text for name, text in definitions(file) if name == alias.name]
+                users = sorted(name for name, _ in definitions(path))
                 yield f"{users}: {alias.name} {texts}\n"
 
 

@@ -111,5 +111,5 @@ def test_when_it_is_used(used, dtype, autocast, keys, grad, monkeypatch) -> None
 def test_a_second_derivative_is_refused() -> None:
     query, key, value = leaves()
     heads = attend(query, key, value, full_mask(19, CPU), 0.0)
-    with pytest.raises(RuntimeError, match="attention in bfloat16 has no second derivative"):
+    with pytest.raises(RuntimeError, match="bfloat16"):
         torch.autograd.grad(heads.sum(), query, create_graph=True)

@@ -385,12 +385,12 @@ def test_a_second_backward_pass_is_refused_not_wrong() -> None:
     mask = full_mask(5, CPU)
     loss = torch.stack(run("reversible", layers, mask, [1.0] * 3)).sum()
     torch.autograd.grad(loss, leaves, retain_graph=True)
-    with pytest.raises(RuntimeError, match="no second backward pass"):
+    with pytest.raises(RuntimeError, match="no second backward"):
         torch.autograd.grad(loss, leaves)
     # A part of one, up to the second layer: the next finds the scores elsewhere.
     loss = torch.stack(run("reversible", layers, mask, [1.0] * 3)).sum()
     torch.autograd.grad(loss, layers[2], retain_graph=True)
-    with pytest.raises(RuntimeError, match="no part of one"):
+    with pytest.raises(RuntimeError, match="no part of"):
         torch.autograd.grad(loss, leaves)
 
 

@@ -108,8 +108,8 @@ def test_learned_skip_from_zero_is_present() -> None:
         ({"value": math.nan}, "gain value"),
         ({"value": math.inf}, "gain value"),
         ({"value": -math.inf}, "gain value"),
-        ({"vector": True}, "gain vector: true needs learned"),
-        ({"profiled": True}, "gain profiled: true needs learned"),
+        ({"vector": True}, "gain vector: true"),
+        ({"profiled": True}, "gain profiled: true"),
     ],
 )
 def test_gain_without_meaning_is_refused(changes: dict[str, Any], message: str) -> None:

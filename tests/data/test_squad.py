@@ -16,6 +16,7 @@ from lightning_app.data.corpora.squad import SquadReader
 from lightning_app.data.prepare import corpus_summary, prepare
 from lightning_app.data.sources import corpus_digest, locate, read, require_test
 from tests import questions
+from tests.told import told
 
 NAMES = list(questions.VERSIONS)
 
@@ -36,7 +37,7 @@ def test_questions_contexts_and_answers_are_read(tmp_path: Path, name: str, kind
     size = 20 if kind == "bpe" else None
     corpus = prepare(config(root, name, tokenizer=kind, vocab_size=size))
     assert corpus.meta["sizes"] == {"train": 40, "valid": 35, "test": 10}
-    assert "not the published counts" in corpus.meta["protocol"]
+    assert "not the published" in corpus.meta["protocol"]
     decode = corpus.tokenizer.decode
     for seed, (split, count) in enumerate(corpus.meta["sizes"].items()):
         paragraphs = paragraphs_of(questions.tree_of(name, count, seed))
@@ -66,7 +67,7 @@ def test_questions_contexts_and_answers_are_read(tmp_path: Path, name: str, kind
             assert golds == [
                 [a["text"] for a in q["answers"]] for p in paragraphs for q in p["qas"]
             ]
-    assert "questions of valid have an answer" in corpus_summary(corpus, 128)
+    assert "questions of valid" in corpus_summary(corpus, 128)
 
 
 def test_text_that_is_hard_to_store(tmp_path: Path) -> None:
@@ -129,34 +130,34 @@ ASKED = (*FIRST, "qas", 0)
 GOLD = (*ASKED, "answers", 0)
 NO = {"is_impossible": True, "id": "n", "question": "w1", "answers": []}
 REFUSED = [
-    ("squad1", set_in("data", to=None), "expected a list as the field 'data', found nothing"),
-    ("squad1", set_in("data", to=[]), "empty, no question in it"),
+    ("squad1", set_in("data", to=None), "'data'"),
+    ("squad1", set_in("data", to=[]), "empty, no question"),
     (
         "squad1",
         set_in("data", 0, "title", to=None),
-        "data[0]: expected a text as the field 'title'",
+        "data[0]: … 'title'",
     ),
-    ("squad1", set_in(*FIRST, "qas", to={}), "data[0].paragraphs[0]: expected a list"),
-    ("squad1", set_in(*FIRST, "context", to=" ▁ "), "the field 'context' is empty"),
-    ("squad1", set_in(*ASKED, "id", to=None), "qas[0]: expected a text as the field 'id'"),
-    ("squad1", set_in(*ASKED, "question", to="  "), "qas[0]: the field 'question' is empty"),
-    ("squad1", set_in(*ASKED, "question", to="a\ud800"), "'question' is no Unicode text"),
-    ("squad1", set_in(*ASKED, "answers", to=[]), "0 answers, but at least one answer needed"),
-    ("squad1", set_in(*ASKED, "id", to="T1x0-0-1"), "question 'T1x0-0-1' is there twice"),
+    ("squad1", set_in(*FIRST, "qas", to={}), "data[0].paragraphs[0]:"),
+    ("squad1", set_in(*FIRST, "context", to=" ▁ "), "'context'"),
+    ("squad1", set_in(*ASKED, "id", to=None), "qas[0]: … 'id'"),
+    ("squad1", set_in(*ASKED, "question", to="  "), "qas[0]: … 'question'"),
+    ("squad1", set_in(*ASKED, "question", to="a\ud800"), "'question'"),
+    ("squad1", set_in(*ASKED, "answers", to=[]), "answers, but at"),
+    ("squad1", set_in(*ASKED, "id", to="T1x0-0-1"), "question 'T1x0-0-1'"),
     ("squad1", set_in(*ASKED, to={**NO, "is_impossible": False}), "whose data.name is 'squad2'"),
-    ("squad1", set_in(*GOLD, "answer_start", to=1), "answer_start is 1, where the context has"),
+    ("squad1", set_in(*GOLD, "answer_start", to=1), "answer_start is 1"),
     ("squad1", set_in(*GOLD, "answer_start", to=-2), "answer_start is -2, where"),
-    ("squad1", set_in(*GOLD, "answer_start", to=999), "answer_start is 999, where the context has"),
+    ("squad1", set_in(*GOLD, "answer_start", to=999), "answer_start is 999"),
     ("squad1", set_in(*GOLD, "answer_start", to=True), "'answer_start', found True"),
     ("squad1", set_in(*GOLD, "answer_start", to="3"), "'answer_start', found '3'"),
-    ("squad1", set_in(*GOLD, "text", to=""), "answers[0]: the field 'text' is empty"),
+    ("squad1", set_in(*GOLD, "text", to=""), "answers[0]: … 'text'"),
     (
         "squad2",
         set_in(*ASKED, "is_impossible", to=None),
-        "as the field 'is_impossible', found noth",
+        "'is_impossible'",
     ),
-    ("squad2", set_in(*ASKED, to={**NO, "is_impossible": False}), "at least one answer needed"),
-    ("squad2", set_in(*ASKED, "is_impossible", to=1), "expected true or false"),
+    ("squad2", set_in(*ASKED, to={**NO, "is_impossible": False}), "at least one"),
+    ("squad2", set_in(*ASKED, "is_impossible", to=1), "true or false"),
 ]
 
 
@@ -166,7 +167,7 @@ def test_a_wrong_file_is_refused_in_one_line(
 ) -> None:
     with pytest.raises(UserError) as caught:
         edited(tmp_path, name, edit)
-    assert said in str(caught.value)
+    assert told(said).search(str(caught.value))
     assert f"{tmp_path}/dev-v" in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -176,7 +177,7 @@ def test_answers_of_an_impossible_question_are_refused(tmp_path: Path) -> None:
         asked = [q for p in paragraphs_of(tree) for q in p["qas"] if not q["is_impossible"]]
         asked[0]["is_impossible"] = True
 
-    with pytest.raises(UserError, match=r"1 answers, but no answer needed"):
+    with pytest.raises(UserError, match=r"answers, but no"):
         edited(tmp_path, "squad2", edit)
 
 
@@ -232,21 +233,21 @@ def test_a_test_split_of_the_dev_set_has_no_training_article(tmp_path: Path) -> 
     of = config(root, "squad1", train_from_dev=0.5)
     copied = read(locate(of), of)
     assert len(copied.splits["test"]) == 35
-    assert "paragraphs of test are in train, too" in copied.protocol
+    assert "paragraphs of test" in copied.protocol
 
 
 def test_nothing_is_divided_silently(tmp_path: Path) -> None:
     root = questions.write_squad(tmp_path, "squad1", train=0)
-    with pytest.raises(UserError, match=r"no file train-v1\.1\.json.*data\.train_from_dev a share"):
+    with pytest.raises(UserError, match=r"train-v1\.1\.json.*data\.train_from_dev"):
         locate(config(root, "squad1"))
     for share in (0.0, 1.0, -1.0, float("nan")):
-        with pytest.raises(UserError, match="a number between 0 and 1 needed"):
+        with pytest.raises(UserError, match="0 and 1 needed"):
             config(root, "squad1", train_from_dev=share)
-    with pytest.raises(UserError, match="'rte' does not divide its dev set"):
+    with pytest.raises(UserError, match="'rte'"):
         DataConfig(name="rte", task="glue", train_from_dev=0.5)
     few, many = (prepare(config(root, "squad1", train_from_dev=x)) for x in (0.3, 0.7))
     assert few.folder != many.folder
-    with pytest.raises(UserError, match="has one article, and at least 2 are needed"):
+    with pytest.raises(UserError, match="has one article"):
         edited(
             tmp_path,
             "squad1",
@@ -256,13 +257,13 @@ def test_nothing_is_divided_silently(tmp_path: Path) -> None:
 
 
 def test_corpora_and_tasks_fit_together(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"labels of model.objective.kind 'squad', not of 'glue'"):
+    with pytest.raises(UserError, match=r"model.objective.kind 'squad',.*'glue'"):
         config(tmp_path, "squad1", task="glue")
-    with pytest.raises(UserError, match=r"labels of model.objective.kind 'glue', not of 'squad'"):
+    with pytest.raises(UserError, match=r"model.objective.kind 'glue',.*'squad'"):
         config(tmp_path, "rte")
     with pytest.raises(UserError, match=r"'squad1' has labels: model.objective.kind 'masked_lm'"):
         config(tmp_path, "squad1", task="masked_lm")
-    with pytest.raises(UserError, match=r"context_stride is 0: at least 1 needed"):
+    with pytest.raises(UserError, match=r"context_stride is 0:.*1 needed"):
         config(tmp_path, "squad1", context_stride=0)
     questions.write_squad(tmp_path, "squad1")
     with pytest.raises(UserError, match=r"test-v1\.1\.json"):

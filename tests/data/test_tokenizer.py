@@ -90,7 +90,7 @@ def test_training_is_deterministic(kind, size: int):
 
 @pytest.mark.parametrize("kind", ["bpe", "word"])
 def test_too_large_a_vocabulary_names_the_largest(kind, tmp_path: Path):
-    with pytest.raises(UserError, match=r"data\.vocab_size is 5000: .* at most (\d+)") as error:
+    with pytest.raises(UserError, match=r"data\.vocab_size is 5000:.*(\d+)") as error:
         train(lambda: iter(LINES), kind, 5000)
     largest = int(str(error.value).split()[-1])
     path = tmp_path / "model"
@@ -182,7 +182,7 @@ def test_words_with_a_mark_inside_are_no_words_of_the_vocabulary(tmp_path: Path)
 
 
 def test_a_word_that_no_model_can_have_is_refused():
-    with pytest.raises(UserError, match=r"a word of 70,000 bytes, 'x+\.\.\.'"):
+    with pytest.raises(UserError, match=r"70,000 bytes, 'x+\.\.\.'"):
         train(lambda: iter(["a b", "x" * 70_000]), "word", None)
 
 

@@ -47,7 +47,7 @@ def test_plan_run_and_run_again(tmp_path: Path, cache: str) -> None:
 
     planned = ablate("plan", "grid.yaml")
     assert (planned.returncode, planned.stderr) == (0, "")
-    assert "two_steps: 2 cells, 0 excluded, 0 done, 0 failed, 2 to run" in planned.stdout
+    assert "two_steps: 2 cells, 0 excluded, 0 done, 0 failed, 2" in planned.stdout
     assert "time: unknown, use --probe" in planned.stdout
     assert "tokens: 2,048 in all" in planned.stdout
     command = [sys.executable, "-m", "lightning_app", "run", "grid.yaml", "--json"]

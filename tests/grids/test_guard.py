@@ -43,7 +43,7 @@ def test_one_supervisor_has_the_folder_for_itself(tmp_path: Path) -> None:
         assert alone == "True"
         for several in (False, True):
             with (
-                pytest.raises(UserError, match=f"process {process.pid} on .* is already running"),
+                pytest.raises(UserError, match=f"process {process.pid} on"),
                 supervisor_lock(GridFolder(tmp_path), "journal", several),
             ):
                 pass
@@ -57,14 +57,12 @@ def test_several_share_a_folder_and_a_storage(tmp_path: Path) -> None:
         with supervisor_lock(GridFolder(tmp_path), "postgresql://a", several=True) as alone:
             assert not alone
         with (
-            pytest.raises(
-                UserError, match=f"postgresql://b is not the postgresql://a of.*{process.pid}"
-            ),
+            pytest.raises(UserError, match=f"postgresql://b.*postgresql://a of.*{process.pid}"),
             supervisor_lock(GridFolder(tmp_path), "postgresql://b", several=True),
         ):
             pass
         with (
-            pytest.raises(UserError, match="is already running this grid"),
+            pytest.raises(UserError, match="is already running"),
             supervisor_lock(GridFolder(tmp_path), "journal"),
         ):
             pass

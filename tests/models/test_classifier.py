@@ -230,14 +230,14 @@ def test_outputs_that_are_not_finite_predict_nothing(name: str, said: list[str])
     assert task.answers(found, None) == dict(enumerate(said))
     outputs = outputs.clone()
     outputs[1] = math.nan
-    with pytest.raises(UserError, match="the outputs of row 2 are not finite"):
+    with pytest.raises(UserError, match="the outputs of"):
         task.answers(dict(task.predict(Given(), batch, None)), None)
 
 
 def test_mistakes_of_the_objective() -> None:
-    with pytest.raises(ValueError, match="labels of STS-B are scores"):
+    with pytest.raises(ValueError, match="STS-B"):
         objective("STS-B", label_smoothing=0.1)
     objective("RTE", label_smoothing=0.1)
     for field in ("intermediate_weight", "second_target_weight"):
-        with pytest.raises(ValueError, match="kind glue takes 0 for both"):
+        with pytest.raises(ValueError, match="kind glue takes"):
             objective("RTE", **{field: 0.5})

@@ -276,7 +276,7 @@ def test_shares_of_ranks_have_the_penalty_of_the_whole() -> None:
 
 def test_the_penalty_is_there_once_for_each_pass() -> None:
     model, tokens = drawn(tiny.causal_model(block("pre_ln"))), tiny.words(2, 9)
-    with pytest.raises(AssertionError, match="set before the pass"):
+    with pytest.raises(AssertionError, match="set before the"):
         penalty(model)
     count_all(model, tokens)
     with pytest.raises(AssertionError, match="its penalty once"):
@@ -286,7 +286,7 @@ def test_the_penalty_is_there_once_for_each_pass() -> None:
     model(tokens[:, :4])  # an evaluation in between
     model.train()
     first = penalty(model)
-    with pytest.raises(AssertionError, match="set before the pass"):
+    with pytest.raises(AssertionError, match="set before the"):
         penalty(model)
     model(tokens)  # nobody asks for the penalty of this pass
     count_all(model, tokens)
@@ -426,10 +426,10 @@ def test_the_number_of_parameters() -> None:
 @pytest.mark.parametrize(
     ("numbers", "message"),
     [
-        ({"dynamic_bias": math.inf}, "adaptive_span dynamic_bias inf: a finite number"),
-        ({"start": 0.5}, "start 0.5 with dynamic_bias -1.0: .* leave start at 0"),
-        ({"trim": True}, "trim true with dynamic_bias -1.0: .* use trim false"),
-        ({"ramp": 0.0}, "adaptive_span ramp 0.0: a number above 0"),
+        ({"dynamic_bias": math.inf}, "adaptive_span dynamic_bias inf:"),
+        ({"start": 0.5}, "start 0.5 with dynamic_bias -1.0:.*0"),
+        ({"trim": True}, "trim.*dynamic_bias -1.0:.*false"),
+        ({"ramp": 0.0}, "adaptive_span ramp 0.0:.*0"),
     ],
 )
 def test_numbers_without_meaning_are_refused(numbers: dict[str, Any], message: str) -> None:
@@ -440,7 +440,7 @@ def test_numbers_without_meaning_are_refused(numbers: dict[str, Any], message: s
 @pytest.mark.parametrize(
     ("preset", "axes", "message"),
     [
-        ("sas", {"shaped_attention": ShapingSpec()}, "gamma 1.0: .* use gamma null"),
+        ("sas", {"shaped_attention": ShapingSpec()}, "gamma 1.0:.*null"),
         ("pre_ln", {"localised_span": LocalisedSpan(query_block=2, memory=3)}, "localised_span"),
         ("pre_ln", {"share": "all", "halting": HaltingSpec()}, "halting with adaptive_span"),
     ],

@@ -392,7 +392,7 @@ def test_a_length_of_zero_is_no_memory() -> None:
         ({}, "learned_per_layer", "positions learned_per_layer with"),
         ({"residual_attention": "qk_sum"}, "relative", "qk_sum"),
         ({"clamp_length": 0}, "relative", "clamp_length 0: at least 1"),
-        ({"clamp_length": 3}, "rope", "clamp_length 3 with positions rope, which have no term"),
+        ({"clamp_length": 3}, "rope", "clamp_length 3"),
         ({"clamp_length": 3, "preset": "sas"}, "relative", "clamp_length 3 with a shaped"),
         (
             {"clamp_length": 3, "adaptive_span": AdaptiveSpan(longest=5)},
@@ -413,8 +413,8 @@ def test_what_has_no_meaning_is_refused(axes: Any, positions: str, said: str) ->
     [
         ({"length": -1}, "length -1: at least 0"),
         ({"length": 2, "evaluation_length": -3}, "evaluation_length -3"),
-        ({"same_length": True}, "same_length true with a length of 0"),
-        ({"length": 4, "evaluation_length": 0, "same_length": True}, "no token would see a key"),
+        ({"same_length": True}, "same_length true.*0"),
+        ({"length": 4, "evaluation_length": 0, "same_length": True}, "no token would"),
     ],
 )
 def test_lengths_without_meaning_are_refused(fields: Any, said: str) -> None:

@@ -197,9 +197,9 @@ def test_segments_change_the_logits() -> None:
 
 def test_segments_are_read_exactly_where_there_is_a_table() -> None:
     batch = pairs()
-    with pytest.raises(AssertionError, match="a table of segments"):
+    with pytest.raises(AssertionError, match="a table of"):
         paired_model("pre_ln")(batch.tokens, batch.positions)
-    with pytest.raises(AssertionError, match="a table of segments"):
+    with pytest.raises(AssertionError, match="a table of"):
         tiny.masked_model("pre_ln")(batch.tokens, batch.positions, batch.segments)
 
 
@@ -281,5 +281,5 @@ def test_loss_is_hand_worked() -> None:
 
 
 def test_other_tasks_predict_no_next_sentence() -> None:
-    with pytest.raises(ValueError, match="next_sentence true: of kind masked_lm alone; kind cau"):
+    with pytest.raises(ValueError, match=r"next_sentence true:.*masked_lm"):
         ObjectiveConfig(kind="causal_lm", next_sentence=True)

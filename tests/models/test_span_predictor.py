@@ -158,7 +158,7 @@ def test_random_batches_and_initial_values() -> None:
 
 
 def test_mistakes_of_the_objective() -> None:
-    with pytest.raises(ValueError, match="kind squad predicts places in a text"):
+    with pytest.raises(ValueError, match="kind squad predicts"):
         ObjectiveConfig(kind="squad", label_smoothing=0.1)
-    with pytest.raises(ValueError, match="kind squad takes 0 for both"):
+    with pytest.raises(ValueError, match="kind squad takes"):
         ObjectiveConfig(kind="squad", intermediate_weight=0.5)

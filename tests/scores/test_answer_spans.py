@@ -268,7 +268,7 @@ def test_equal_to_the_loops(
         ((3, 0), {}, "context_tokens is 0"),
         ((3, 5), {"stride": 0}, "stride is 0"),
         ((-1, 5), {}, "question_tokens is -1"),
-        ((64, 5), {"max_length": 67}, "max_length is 67.*needs at least 68"),
+        ((64, 5), {"max_length": 67}, "max_length is 67.*68"),
     ],
 )
 def test_mistakes_in_sizes(sizes: tuple[int, int], more: dict, message: str) -> None:
@@ -279,20 +279,20 @@ def test_mistakes_in_sizes(sizes: tuple[int, int], more: dict, message: str) -> 
 def test_mistakes_in_labels_and_logits() -> None:
     windows = context_windows(3, 6)
     logits, visible = logits_of(windows), see_all(windows)
-    with pytest.raises(UserError, match="the answer is 3 to 2"):
+    with pytest.raises(UserError, match="3 to 2"):
         window_label(windows[0], (3, 2))
-    with pytest.raises(UserError, match="the answer is -1 to 2"):
+    with pytest.raises(UserError, match="-1 to 2"):
         window_label(windows[0], (-1, 2))
     with pytest.raises(UserError, match="1 windows, 1 start_logits and 2 end_logits"):
         best_span(windows, logits, logits * 2, visible)
-    with pytest.raises(UserError, match="visible has 5 tokens; the context has 6"):
+    with pytest.raises(UserError, match="visible has"):
         best_span(windows, logits, logits, visible[1:])
-    with pytest.raises(UserError, match=r"start_logits of window 0 has shape \(11,\).*12"):
+    with pytest.raises(UserError, match=r"start_logits.*0.*\(11,\).*12"):
         best_span(windows, [logits[0][1:]], logits, visible)
     with pytest.raises(UserError, match="n_best is 0"):
         best_span(windows, logits, logits, visible, n_best=0)
     for position, value in ((7, math.nan), (7, math.inf), (0, -math.inf)):
         wrong = logits[0].copy()
         wrong[position] = value
-        with pytest.raises(UserError, match="end_logits of window 0 holds NaN or inf"):
+        with pytest.raises(UserError, match=r"end_logits.*0 holds NaN or inf"):
             best_span(windows, logits, [wrong], visible)

@@ -112,10 +112,10 @@ def test_counts_cannot_change_afterwards() -> None:
     ("labels", "predictions", "classes", "message"),
     [
         ([0, 1], [0], 2, "2 labels but 1 predictions"),
-        ([0, -1], [0, 1], 2, r"labels\[1\] is -1; the classes are 0 to 1"),
-        ([0, 1], [0, 3], 3, r"predictions\[1\] is 3; the classes are 0 to 2"),
+        ([0, -1], [0, 1], 2, r"labels\[1\] is -1;.*0 to 1"),
+        ([0, 1], [0, 3], 3, r"predictions\[1\] is 3;.*0 to 2"),
         ([0, 1], [0.2, 0.9], 2, "predictions has type float64"),
-        ([0, 1], [True, False], 2, "predictions has type bool"),
+        ([0, 1], [True, False], 2, "predictions has type"),
         ([0, 1], [[1, 2], [3, 4]], 2, r"predictions has shape \(2, 2\)"),
     ],
 )

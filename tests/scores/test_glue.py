@@ -127,11 +127,11 @@ def test_a_missing_score_is_refused(name: str) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"RTE": {"accuracy": 73.65}}, "RTE accuracy is 73.65; a fraction from 0 to 1"),
+        ({"RTE": {"accuracy": 73.65}}, "RTE.*73.65;.*0 to 1"),
         ({"RTE": {"accuracy": math.nan}}, "RTE accuracy is nan"),
         ({"RTE": {"accuracy": -0.1}}, "RTE accuracy is -0.1"),
-        ({"CoLA": {"matthews": -1.1}}, "CoLA matthews is -1.1; a fraction from -1 to 1"),
-        ({"MNLI": {"accuracy": 0.8}}, "scores of 'MNLI' are unknown.*did you mean 'MNLI-m'"),
+        ({"CoLA": {"matthews": -1.1}}, "CoLA.*-1.1;.*-1 to 1"),
+        ({"MNLI": {"accuracy": 0.8}}, "'MNLI'.*'MNLI-m'"),
         ({"STS-B": {"accuracy": 0.8}}, "STS-B has no score 'accuracy'"),
         ({"WNLI": {"accuracy": 0.56}}, "WNLI is not offered"),
     ],
@@ -153,7 +153,7 @@ def test_a_negative_correlation_counts() -> None:
 def test_unknown_names() -> None:
     with pytest.raises(UserError, match="average 'mean' is unknown"):
         glue_average("mean", {})
-    with pytest.raises(UserError, match=r"task 'SST2' is unknown.*did you mean 'SST-2'"):
+    with pytest.raises(UserError, match=r"task 'SST2'.*'SST-2'"):
         glue_task("SST2")
     with pytest.raises(UserError, match=r"WNLI is not offered.*56\.34"):
         glue_task("WNLI")

@@ -154,10 +154,10 @@ def test_the_pieces_of_an_answer_contain_it(
 @pytest.mark.parametrize(
     ("start", "end", "message"),
     [
-        (3, 3, "characters 3 to 3 of a text of 7"),
+        (3, 3, "characters 3 to 3.*7"),
         (-1, 3, "characters -1 to 3"),
-        (5, 8, "characters 5 to 8 of a text of 7"),
-        (3, 4, "characters 3 to 4 are whitespace"),
+        (5, 8, "characters 5 to 8.*7"),
+        (3, 4, "characters 3 to 4"),
     ],
 )
 def test_mistakes_in_characters(start: int, end: int, message: str) -> None:

@@ -161,12 +161,12 @@ def test_equal_to_the_naive_form(questions: dict[str, tuple[list[str], str | Non
 def test_mistakes() -> None:
     with pytest.raises(UserError, match="golds has 0 questions"):
         score_v1({}, {})
-    with pytest.raises(UserError, match="question 'none' has no gold answer"):
+    with pytest.raises(UserError, match="question 'none'"):
         score_v1({"none": []}, {})
     for score in (score_v1, score_v2):
-        with pytest.raises(UserError, match="prediction of question 'other' has no golds"):
+        with pytest.raises(UserError, match="'other'"):
             score({"q": ["dog"]}, {"other": "dog"})
-        with pytest.raises(UserError, match="golds of question 'q' are 'dog'; a list"):
+        with pytest.raises(UserError, match="'q' are 'dog'"):
             score({"q": "dog"}, {"q": "dog"})
-    with pytest.raises(UserError, match="prediction of question 'q' is None; a text"):
+    with pytest.raises(UserError, match="'q' is None"):
         score_v2({"q": []}, {"q": None})  # pyright: ignore[reportArgumentType]

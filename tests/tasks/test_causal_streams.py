@@ -22,6 +22,7 @@ from lightning_app.tasks.base import build_task
 from lightning_app.tasks.causal_lm import CausalLanguageModelling
 from lightning_app.tasks.causal_rows import CausalBatch, CausalStreams
 from tests import tiny
+from tests.told import told
 
 TEXT = {
     "train": "the dog  sees\n\n  the cat .\nit runs , and runs\n" * 9,
@@ -111,12 +112,12 @@ def test_a_rank_has_the_same_streams_at_each_step(corpus: PreparedCorpus, ranks:
 
 
 def test_what_cannot_be_shared_out_is_refused(corpus: PreparedCorpus) -> None:
-    with pytest.raises(UserError, match="has 2 windows of 5 tokens, but there are 3 processes"):
+    with pytest.raises(UserError, match=r"has 2.*5.*3 processes"):
         CausalStreams(corpus, "train", 5, 2, whole=False, world_size=3)
     blank = CausalStreams(corpus, "valid", 5, 1, whole=True, rank=1, world_size=2)[0, np.array([0])]
     assert blank.index.tolist() == [-1]
     assert int(blank.predicted_tokens) == 5
-    with pytest.raises(UserError, match="the test split has 15 tokens in all"):
+    with pytest.raises(UserError, match="the test split"):
         CausalStreams(corpus, "test", 5, 9, whole=False)
 
 
@@ -127,11 +128,9 @@ def test_how_a_text_is_read_is_said(corpus: PreparedCorpus) -> None:
     }
     said = task().describe(rows)
     tokens = len(rows["train"].ids)
-    assert (
-        f"; read in 4 streams side by side of {tokens // 20} segments of 5 tokens, one after "
-        f"another, {tokens - tokens // 20 * 20} tokens left out; valid: each of 34 tokens is "
-        "predicted once, in 1 stream of 7 segments of 5 tokens, one after another; 34 bytes" in said
-    )
+    left = tokens - tokens // 20 * 20
+    numbers = f"; … 4 … {tokens // 20} … 5 … , {left} … ; valid: … 34 … 1 … 7 … 5 … ; 34 bytes"
+    assert told(numbers).search(said)
 
 
 @torch.no_grad()
@@ -220,13 +219,13 @@ def test_a_memory_of_other_text_is_never_used(corpus: PreparedCorpus) -> None:
     made, ours = model(corpus, length=7), task()
     parts = batches(CausalStreams(corpus, "train", 5, 3, whole=False))
     ours.sums(made, parts[0])
-    with pytest.raises(RuntimeError, match=r"after 10 tokens .* but 5 tokens"):
+    with pytest.raises(RuntimeError, match=r"after 10 tokens.*but 5 tokens"):
         ours.sums(made, parts[2])
     fresh = task()
     with pytest.raises(RuntimeError, match="after 5 tokens"):
         fresh.sums(made, parts[1])
     fresh.load_streams({0: ours.streams()[0], 1: ours.streams()[1]})
-    with pytest.raises(UserError, match=r"after 5 tokens of 2 streams"):
+    with pytest.raises(UserError, match=r"after 5.*2 streams"):
         fresh.sums(made, parts[1])
     ours.sums(made, parts[0])  # a new epoch begins with an empty memory
     ours.sums(made, parts[1])
@@ -235,9 +234,9 @@ def test_a_memory_of_other_text_is_never_used(corpus: PreparedCorpus) -> None:
 @pytest.mark.parametrize(
     ("window", "streams", "said"),
     [
-        (4, 3, "the run goes on after 8 tokens of 3 streams, but .* after 10 tokens of 3 streams"),
-        (5, 2, "the run goes on after 10 tokens of 2 streams, but .* after 10 tokens of 3 streams"),
-        (5, 4, "the run goes on after 10 tokens of 4 streams, but .* after 10 tokens of 3 streams"),
+        (4, 3, "8.*3.*after 10.*3 streams"),
+        (5, 2, "10.*2.*after 10.*3 streams"),
+        (5, 4, "10.*4.*after 10.*3 streams"),
     ],
 )
 def test_a_checkpoint_of_another_reading_is_refused(
@@ -297,7 +296,7 @@ def test_one_checkpoint_is_evaluated_with_several_memories(
     assert len({same, loss(longer, "0"), loss(longer, "64")}) == 3
     assert loss("--model.architecture.clamp_length", "3") != same
     assert main([*words, f"{memory}.length", "16"]) == 2
-    assert "model.block.memory.length is 8 there and 16 in the config" in capsys.readouterr().err
+    assert told("model.block.memory.length is 8 … 16").search(capsys.readouterr().err)
     assert main(["fit", *words[1:], longer, "64"]) == 2
     said = "model.block.memory.evaluation_length is None there and 64 in the config"
     assert said in capsys.readouterr().err

@@ -169,7 +169,7 @@ def test_golds_survive_rows_and_decoding(
     section: dict[str, Any] = {"name": name, "root": str(shared_data / "squad"), "task": "squad"}
     section |= {"cache": cache, "vocab_size": 8000, "splits": Splits(train="dev")}
     corpus = prepare(DataConfig(**section))
-    assert "paragraphs of valid are in train, too" in corpus.meta["protocol"]
+    assert "paragraphs of valid" in corpus.meta["protocol"]
     rows, texts = rows_of(corpus, window=window, stride=stride), QuestionTexts(corpus, "valid")
     golds = dict(zip(texts.ids, texts.golds, strict=True))
     found = {}

@@ -44,4 +44,4 @@ def test_ranks_of_two_runs_do_not_train(
     for code, said in train(tmp_path, cache, ("0123456789abcdef", 175), second):
         assert code == 1, said
         assert "trained 2" not in said
-        assert f"the ranks' {what} differ; nothing was trained" in said
+        assert f"the ranks' {what}" in said
