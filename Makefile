@@ -7,12 +7,13 @@ BIN := .venv/bin
 demo: .venv/installed
 	$(BIN)/ablate run demo
 
-# The types are checked beside the tests; either may fail the whole.
+# The types are checked beside the tests; either may fail the whole. Python keeps what it compiles,
+# which the processes of the tests would each do again.
 test: .venv/installed-test
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
 	@$(BIN)/pyright > .venv/types.log 2>&1 & types=$$!; \
-	$(BIN)/pytest -n auto; tests=$$?; \
+	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n auto; tests=$$?; \
 	wait $$types; failed=$$?; cat .venv/types.log; \
 	exit $$((tests ? tests : failed))
 

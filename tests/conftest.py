@@ -9,11 +9,21 @@ import jaxtyping
 import pytest
 import torch
 
+jaxtyping.config.update("jaxtyping_disable", True)  # while tests are collected
+
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
     """A process more than there are cores: some tests wait for supervisors and servers."""
     return (os.cpu_count() or 1) + 1
+
+
+@pytest.hookimpl(tryfirst=True)  # before the fixtures of the test
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Check shapes at every call where blocks and models are tested; others have too many calls."""
+    checked = item.path.parent.name in ("blocks", "models")
+    off = not checked or item.get_closest_marker("unchecked_shapes") is not None
+    jaxtyping.config.update("jaxtyping_disable", off)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -38,16 +48,6 @@ def interrupts() -> None:
 @pytest.fixture(autouse=True)
 def seed() -> None:
     torch.manual_seed(1)
-
-
-@pytest.fixture(autouse=True)
-def shapes(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Check shapes at every call; this is slow in tests with thousands of calls."""
-    jaxtyping.config.update(
-        "jaxtyping_disable", request.node.get_closest_marker("unchecked_shapes") is not None
-    )
-    yield
-    jaxtyping.config.update("jaxtyping_disable", False)
 
 
 @pytest.fixture

@@ -44,6 +44,7 @@ MODULES = (
     "lightning_app.commands.run_grid",
     "lightning_app.grids.supervisor",
     "lightning_app.report.write",
+    "lightning_app.report.figures.sheet",
     "lightning_app.cli",
 )
 WITHOUT_TORCH = ("lightning_app.commands.run_grid", "lightning_app.grids.supervisor")
@@ -221,6 +222,9 @@ def serve(channel: socket.socket, modules: Iterable[str]) -> None:
     if "lightning_app.config.config" in sys.modules:
         config: Any = sys.modules["lightning_app.config.config"]
         config.resolve(yaml.safe_load(BASE.read_text()), str(BASE))
+    if "lightning_app.report.figures.sheet" in sys.modules:
+        sheet: Any = sys.modules["lightning_app.report.figures.sheet"]
+        sheet.STYLE["pdf.fonttype"] = 3  # fonts take most of the time of a report; see its tests
     gc.collect()
     gc.freeze()
 

@@ -28,7 +28,6 @@ def test_every_preset_trains_differently(task: str) -> None:
     assert len(set(rows)) == len(PRESETS)
 
 
-@pytest.mark.unchecked_shapes
 @pytest.mark.parametrize("preset", PRESETS)
 @pytest.mark.parametrize("task", tasks())
 def test_losses_are_the_golden_ones(task: str, preset: str, cache: str) -> None:

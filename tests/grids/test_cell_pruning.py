@@ -11,7 +11,7 @@ import yaml
 
 from tests import warm
 
-STEPS = 40
+STEPS = 20
 
 
 def grid(folder: Path, cache: str, **changes: Any) -> Path:

@@ -44,7 +44,9 @@ def fit(folder: Path, cache: str, steps: int, *more: str) -> subprocess.Complete
     return warm.run(command(folder, cache, steps, *more))
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM]
+)
 def test_an_interrupted_run_goes_on(tmp_path: Path, cache: str, number: signal.Signals) -> None:
     running = warm.start(command(tmp_path, cache, 100_000))
     progress = tmp_path / "run" / "attempts" / "1" / "progress.json"

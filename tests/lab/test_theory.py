@@ -487,6 +487,7 @@ def test_admin_is_profiled_before_its_gradients_are_taken(monkeypatch: pytest.Mo
     assert profiled.outer["decoder"] != pytest.approx(post.outer["decoder"], rel=0.02)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("preset", "recorded"), [(POST, 1.63), (PRE, 0.67)])
 def test_final_gradient_of_the_real_size(preset: str, recorded: float) -> None:
     """6-6, d = 512, two seeds of the command's three."""
@@ -571,6 +572,7 @@ def test_claims_about_a_decoder_alone_tell_the_mask_from_cross_attention(
     assert not any(one.promised for one in found)
 
 
+@pytest.mark.slow
 def test_gradients_of_the_real_size_grow_by_cross_attention() -> None:
     """6 layers, d = 512, one seed of the command's three; the decoder of 6-6 has 0.81."""
     with seeded(1):

@@ -59,7 +59,6 @@ def evaluate(scored: MaskedLanguageModelling, model: Any, rows: PairRows) -> dic
     return scored.scores("val", None, FOUND)
 
 
-@pytest.mark.unchecked_shapes
 @pytest.mark.parametrize("topics", [True, False])
 def test_documents_of_one_topic_are_learned_and_shuffled_words_are_not(
     tmp_path: Path, topics: bool
@@ -147,7 +146,6 @@ class Waits(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.unchecked_shapes
 def test_a_step_never_waits(tmp_path: Path) -> None:
     rows = rows_of(write_documents(tmp_path, documents=6), "train")
     model, batch = model_of(26, width=12), rows[0, np.arange(9)]
