@@ -3,6 +3,7 @@
 import os
 import resource
 import signal
+import sys
 from collections.abc import Iterator
 
 import jaxtyping
@@ -20,10 +21,15 @@ def pytest_xdist_auto_num_workers() -> int:
 
 @pytest.hookimpl(tryfirst=True)  # before the fixtures of the test
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Check shapes at every call where blocks and models are tested; others have too many calls."""
+    """Check shapes at every call where blocks and models are tested; others have too many calls.
+    Embed fonts only where a test asks for it."""
     checked = item.path.parent.name in ("blocks", "models")
     off = not checked or item.get_closest_marker("unchecked_shapes") is not None
     jaxtyping.config.update("jaxtyping_disable", off)
+    if sheet := sys.modules.get("lightning_app.report.figures.sheet"):
+        # To embed the fonts of the report takes most of the time of a PDF file.
+        kind = 3 if item.get_closest_marker("embedded_fonts") is None else 42
+        sheet.STYLE["pdf.fonttype"] = kind
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

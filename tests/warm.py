@@ -9,7 +9,9 @@ the installed command, use `subprocess` instead.
 
 import atexit
 import ctypes
+import fcntl
 import gc
+import hashlib
 import importlib
 import json
 import multiprocessing.util
@@ -186,33 +188,50 @@ def run_ranks(arguments: Sequence[str], ranks: int) -> subprocess.CompletedProce
 
 @cache
 def _server(modules: tuple[str, ...], root: Path) -> socket.socket:
-    """Start the process to fork, once for each test process; it ends together with this one."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    """Connect to the process to fork; the first test process of a run that needs it starts it.
+
+    It ends when all of them have ended.
+    """
+    run = os.environ.get("PYTEST_XDIST_TESTRUNUID", str(os.getpid()))
+    kind = hashlib.sha256(repr((modules, root)).encode()).hexdigest()[:8]
+    path = os.path.join(tempfile.gettempdir(), f"warm-{run}-{kind}")
+    ours = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SIZE)
-    server = subprocess.Popen(
-        [sys.executable, "-m", "tests.warm", str(theirs.fileno()), *modules],
-        cwd=root,
-        env={
-            **os.environ,
-            **{"OMP_NUM_THREADS": "1", "PYTHONPATH": str(root), "ROOM": " " * ROOM},
-        },
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        pass_fds=[theirs.fileno()],
-        start_new_session=True,
-    )
-    theirs.close()
-
-    def stop() -> None:
-        ours.close()
-        server.wait()
-
-    atexit.register(stop)
+    with open(f"{path}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            ours.connect(path)
+        except OSError:
+            server = _start_server(path, modules, root)
+            ours.connect(path)
+            atexit.register(server.wait)
+    atexit.register(ours.close)
     return ours
 
 
-def serve(channel: socket.socket, modules: Iterable[str]) -> None:
-    """Fork once for each request until the tests end."""
+def _start_server(path: str, modules: tuple[str, ...], root: Path) -> subprocess.Popen[bytes]:
+    with suppress(FileNotFoundError):
+        os.unlink(path)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(path)
+        listener.listen()
+        return subprocess.Popen(
+            [sys.executable, "-m", "tests.warm", str(listener.fileno()), *modules],
+            cwd=root,
+            env={
+                **os.environ,
+                **{"OMP_NUM_THREADS": "1", "PYTHONPATH": str(root), "ROOM": " " * ROOM},
+            },
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            pass_fds=[listener.fileno()],
+            start_new_session=True,
+        )
+
+
+def serve(listener: socket.socket, modules: Iterable[str]) -> None:
+    """Fork once for each request until the test processes have ended."""
+    path = listener.getsockname()
     for module in modules:
         importlib.import_module(module)
     # What takes each fork seconds, and is the same in all: the digest of the code, and what
@@ -237,15 +256,26 @@ def serve(channel: socket.socket, modules: Iterable[str]) -> None:
     signal.signal(signal.SIGCHLD, reap)
     # A shell starts its background jobs, and so these tests, with the signal ignored.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    while True:
-        request, handles, *_ = socket.recv_fds(channel, SIZE, 3)
-        if not request:
-            return
-        if os.fork() == 0:
-            channel.close()
-            attend(json.loads(request), *handles)
-        for handle in handles:
-            os.close(handle)
+    channels = [listener.accept()[0]]
+    while channels:
+        for channel in select.select([listener, *channels], [], [])[0]:
+            if channel is listener:
+                channels.append(listener.accept()[0])
+                continue
+            request, handles, *_ = socket.recv_fds(channel, SIZE, 3)
+            if not request:
+                channels.remove(channel)
+                channel.close()
+                continue
+            if os.fork() == 0:
+                for each in (listener, *channels):
+                    each.close()
+                attend(json.loads(request), *handles)
+            for handle in handles:
+                os.close(handle)
+    for name in (path, f"{path}.lock"):
+        with suppress(FileNotFoundError):
+            os.unlink(name)
 
 
 def attend(request: dict, out: int, err: int, status: int) -> None:

@@ -66,7 +66,7 @@ def results(root: Path) -> dict[str, dict]:
 def test_a_corpus_that_is_edited_in_mid_cell_or_moved(tmp_path: Path) -> None:
     corpus = tmp_path / "corpus"
     write_corpus(corpus)
-    write_grid(tmp_path, corpus, steps=120, seeds=[1])
+    write_grid(tmp_path, corpus, steps=60, seeds=[1])
     running = start(tmp_path, "run", "edited.yaml", "--workers", "1")
     runs = tmp_path / "experiments" / "edited" / "runs"
     until = time.monotonic() + 120
@@ -81,7 +81,7 @@ def test_a_corpus_that_is_edited_in_mid_cell_or_moved(tmp_path: Path) -> None:
     assert results(tmp_path) == {}
 
     write_corpus(corpus, shift=1)
-    write_grid(tmp_path, corpus, steps=120, seeds=[1])
+    write_grid(tmp_path, corpus, steps=60, seeds=[1])
     code, out, error = ablate(tmp_path, "run", "edited.yaml", "--workers", "1")
     assert (code, error) == (0, ""), out
     [(name, result)] = results(tmp_path).items()
@@ -89,7 +89,7 @@ def test_a_corpus_that_is_edited_in_mid_cell_or_moved(tmp_path: Path) -> None:
     assert result["attempt"] == 1
 
     moved = corpus.rename(tmp_path / "elsewhere")
-    write_grid(tmp_path, moved, steps=120, seeds=[1])
+    write_grid(tmp_path, moved, steps=60, seeds=[1])
     stamp = (runs / name / "result.json").stat().st_mtime_ns
     code, out, error = ablate(tmp_path, "run", "edited.yaml", "--workers", "1")
     assert (code, error) == (0, "")

@@ -146,7 +146,7 @@ def rates(world: World, *values: float, **changes: object) -> None:
         "model.schedule.warmup_steps": [0],
         "model.optimizer.lr": list(values or (0.1, 9.0)),
     }
-    world.write(seeds=6, delay=0.05, steps=40, axes=axes, **changes)
+    world.write(seeds=6, delay=0.02, steps=40, axes=axes, **changes)
 
 
 def test_a_grid_with_a_pruner_ends_bad_cells_early(world: World) -> None:

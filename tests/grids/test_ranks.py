@@ -134,12 +134,12 @@ def ranks(tmp_path: Path, cache: str):
 
 def test_both_ranks_train_the_cell_that_was_claimed(ranks: Ranks) -> None:
     """Where each rank asked the shared queue itself, they trained two cells into one."""
-    ranks.write_training(seeds=2, rates=(1e-2, 3e-2))
+    ranks.write_training(rates=(1e-2, 3e-2))
     supervisors = [ranks.start() for _ in range(2)]
     for supervisor in supervisors:
         finish(supervisor)
     trials = ranks.study().get_trials()
-    assert [trial.state.name for trial in trials] == ["COMPLETE"] * 4
+    assert [trial.state.name for trial in trials] == ["COMPLETE"] * 2
     ended = set()
     for run in ranks.cells():
         first, second = (steps(run, 1, rank) for rank in (0, 1))
@@ -150,7 +150,7 @@ def test_both_ranks_train_the_cell_that_was_claimed(ranks: Ranks) -> None:
         assert f"lr{rate:g}" in run.name
         assert max(step.rate for step in first) == pytest.approx(rate)
         ended.add(first[-1].weights)
-    assert len(ended) == 4  # no two cells are the same training
+    assert len(ended) == 2  # no two cells are the same training
     ranks.assert_nothing_left()
 
 
@@ -176,11 +176,11 @@ def test_a_stopped_rank_is_ended_by_the_hang_limit(
     ranks: Ranks, undisturbed: dict[str, Path]
 ) -> None:
     ranks.write_training()
-    supervisor = ranks.start("hang_limit=20")
+    supervisor = ranks.start("hang_limit=6")
     told = ranks.wait_for_training(1)
     os.kill(told[1].pid, signal.SIGSTOP)
     said = finish(supervisor)
-    assert "0:00:20" in said
+    assert "0:00:06" in said
     (run,) = ranks.cells()
     assert_same_weights(undisturbed[run.name], run)
     ranks.assert_nothing_left()

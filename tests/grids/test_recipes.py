@@ -94,7 +94,8 @@ def wait_for(happened: Callable[[], object], said: Path, seconds: float = 120.0)
 def test_pods_share_a_grid_and_one_that_is_stopped_is_replaced(job: dict[str, Any]) -> None:
     """Each pod is a network, a host name and process numbers of its own: its command is process 1.
 
-    The replacement has the name of its predecessor, and pods have equal process numbers.
+    The replacement has the name of its predecessor, and pods have equal process numbers. Takes
+    over 5 s: three pods start the program cold.
     """
     if not has_namespaces():
         pytest.skip("network namespaces are not allowed here")

@@ -204,7 +204,7 @@ def test_a_stopped_run_goes_on_at_the_step_where_it_stopped(
 
 def test_the_checkpoint_of_another_cell_is_put_aside(tmp_path: Path, cache: str, capsys) -> None:
     """It fits in everything but its seed; one that names no run is used, and that is said."""
-    tree = config(tmp_path / "run", cache)
+    tree = config(tmp_path / "run", cache, max_steps=24, val_check_interval=24, limit_val_batches=1)
     folder, data = RunFolder(tmp_path / "run"), data_module(tree["data"])
     finish(fit(folder.path))
     mine = read_checkpoint(folder.checkpoint("last"))["run"]

@@ -64,8 +64,8 @@ def test_two_that_start_at_once_share_the_grid(world: World, spec: StorageSpec) 
 def test_the_cells_of_a_lost_supervisor_are_run_by_the_other(
     world: World, spec: StorageSpec, wait: str
 ) -> None:
-    world.write(seeds=1, delay=0.5)
-    options = ["lost_after=2", *(["nowait"] if wait == "nowait" else [])]
+    world.write(seeds=1, delay=0.25)
+    options = ["lost_after=1", *(["nowait"] if wait == "nowait" else [])]
     first = world.start(*options, workers=2)
     world.wait_for(lambda: len(world.lines("start")) == 2)
     second = world.start(*options, workers=2)

@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 import yaml
 
-from lightning_app import UserError, fit, load_run, run_grid
+from lightning_app import UserError, fit, load_run
 from lightning_app.config.config import data_module, resolve, transformer_module
 from lightning_app.config.experiment import cell_id, identity_of, named_by_content
 from lightning_app.config.grid import GridSpec, check_config, read_spec
 from lightning_app.grids.plan import expand
 from lightning_app.plugins import load, unload
+from tests import warm
 from tests.plugins.conftest import Write
 from tests.small import write_config, write_corpus
 from tests.told import told
@@ -162,67 +163,66 @@ def test_classes_without_arguments_of_their_own(tree: dict[str, Any]) -> None:
     assert fit(given).metrics["val/late"] == 1.0
 
 
-@pytest.mark.parametrize(
-    ("section", "fields", "said"),
-    [
-        (
-            "model",
-            {"class_path": "mine.Late", "init_args": {"factor": 1.0}},
-            "'model.init_args.factor'",
-        ),
-        (
-            "model",
-            {"class_path": "yours.Scaled"},
-            "model.class_path: 'yours.Scaled' … --plugin FILE, … ablate.yaml",
-        ),
-        (
-            "model",
-            {"class_path": "mine.Scale"},
-            "model.class_path: 'mine.Scale' … 'mine'; … 'Scaled'?",
-        ),
-        (
-            "model",
-            {"class_path": "mine.Apart"},
-            "model.class_path: 'mine.Apart' … lightning_app.training.module.TransformerModule",
-        ),
-        (
-            "data",
-            {"class_path": "mine.Scaled"},
-            "data.class_path: 'mine.Scaled' … lightning_app.training.datamodule.TextDataModule",
-        ),
-        (
-            "data",
-            {"class_path": "mine.Described"},
-            "data.init_args.word:",
-        ),
-        (
-            "model",
-            {"class_path": "mine.Scaled", "init_args": {"facto": 1.0}},
-            "'model.init_args.facto'; … 'factor'?",
-        ),
-        (
-            "model",
-            {"class_path": "mine.Scaled", "init_args": {"factor": "large"}},
-            "model.init_args.factor: … 'large'",
-        ),
-        (
-            "model",
-            {"class_path": "mine.Scaled", "init_args": {"block": {}}},
-            "model.init_args.block: belongs to model.block",
-        ),
-        (
-            "model",
-            {"init_args": {"factor": 1.0}},
-            "model.init_args: needs model.class_path, … null",
-        ),
-    ],
-)
-def test_a_mistake_is_one_line(
-    tree: dict[str, Any], section: str, fields: dict[str, Any], said: str
-) -> None:
-    with pytest.raises(UserError) as found:
-        resolve(of(tree, **{section: fields}), "a test")
-    assert told(f"a test: … {said}").match(str(found.value))
+MISTAKES: list[tuple[str, dict[str, Any], str]] = [
+    (
+        "model",
+        {"class_path": "mine.Late", "init_args": {"factor": 1.0}},
+        "'model.init_args.factor'",
+    ),
+    (
+        "model",
+        {"class_path": "yours.Scaled"},
+        "model.class_path: 'yours.Scaled' … --plugin FILE, … ablate.yaml",
+    ),
+    (
+        "model",
+        {"class_path": "mine.Scale"},
+        "model.class_path: 'mine.Scale' … 'mine'; … 'Scaled'?",
+    ),
+    (
+        "model",
+        {"class_path": "mine.Apart"},
+        "model.class_path: 'mine.Apart' … lightning_app.training.module.TransformerModule",
+    ),
+    (
+        "data",
+        {"class_path": "mine.Scaled"},
+        "data.class_path: 'mine.Scaled' … lightning_app.training.datamodule.TextDataModule",
+    ),
+    (
+        "data",
+        {"class_path": "mine.Described"},
+        "data.init_args.word:",
+    ),
+    (
+        "model",
+        {"class_path": "mine.Scaled", "init_args": {"facto": 1.0}},
+        "'model.init_args.facto'; … 'factor'?",
+    ),
+    (
+        "model",
+        {"class_path": "mine.Scaled", "init_args": {"factor": "large"}},
+        "model.init_args.factor: … 'large'",
+    ),
+    (
+        "model",
+        {"class_path": "mine.Scaled", "init_args": {"block": {}}},
+        "model.init_args.block: belongs to model.block",
+    ),
+    (
+        "model",
+        {"init_args": {"factor": 1.0}},
+        "model.init_args: needs model.class_path, … null",
+    ),
+]
+
+
+def test_a_mistake_is_one_line(tree: dict[str, Any]) -> None:
+    """All in one test, since to load the plug-in takes longer than its mistakes."""
+    for section, fields, said in MISTAKES:
+        with pytest.raises(UserError) as found:
+            resolve(of(tree, **{section: fields}), "a test")
+        assert told(f"a test: … {said}").match(str(found.value)), fields
 
 
 def test_a_grid_file_may_name_the_classes_of_plugins_alone(tree: dict[str, Any]) -> None:
@@ -246,13 +246,15 @@ def test_a_grid_file_may_name_the_classes_of_plugins_alone(tree: dict[str, Any])
 def test_a_grid_with_the_class_as_its_axis(
     tree: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Takes over 5 s: two cells are trained, and their report is written."""
     monkeypatch.chdir(tmp_path)
     Path("ablate.yaml").write_text("plugins: [mine.py]\n")
     del tree["trainer"]["default_root_dir"]
     grid = {"name": "classes", "base_config": tree}
     grid["axes"] = {"model.class_path": [None, "mine.Scaled"]}
     Path("classes.yaml").write_text(yaml.safe_dump(grid))
-    assert len(run_grid("classes.yaml", workers=1)) == 2
+    done = warm.run(["-m", "lightning_app", "run", "classes.yaml"], folder=tmp_path)
+    assert done.returncode == 0, done.stderr
     by_class = {}
     for path in Path("experiments/classes/runs").glob("*/result.json"):
         config = yaml.safe_load((path.parent / "config.yaml").read_text())

@@ -178,23 +178,22 @@ def test_without_the_axis_nothing_is_another_block() -> None:
     assert residual.state_dict() == {}
 
 
-@pytest.mark.parametrize(
-    ("preset", "axes", "what"),
-    [
-        ("parallel", {}, "a skip"),
-        ("pre_ln", {"layout": "parallel"}, "a skip"),
-        ("v_skipinit", {}, "a skip"),
-        ("pre_ln", {"ff_skip": Gain(value=0.0)}, "a skip"),
-        ("b2t", {}, "preset b2t"),
-        ("dual_stream", {}, "preset dual_stream"),
-        ("admin", {}, "preset admin"),
-    ],
-)
-def test_what_has_no_meaning_is_refused(
-    rules: Path, preset: str, axes: Mapping[str, Any], what: str
-) -> None:
-    with pytest.raises(ValueError, match=f"^residual_rule scaled .*{what}.* residual_rule sum"):
-        resolved(preset, residual_rule="scaled", **axes)
+REFUSED: list[tuple[str, Mapping[str, Any], str]] = [
+    ("parallel", {}, "a skip"),
+    ("pre_ln", {"layout": "parallel"}, "a skip"),
+    ("v_skipinit", {}, "a skip"),
+    ("pre_ln", {"ff_skip": Gain(value=0.0)}, "a skip"),
+    ("b2t", {}, "preset b2t"),
+    ("dual_stream", {}, "preset dual_stream"),
+    ("admin", {}, "preset admin"),
+]
+
+
+def test_what_has_no_meaning_is_refused(rules: Path) -> None:
+    for preset, axes, what in REFUSED:
+        message = f"^residual_rule scaled .*{what}.* residual_rule sum"
+        with pytest.raises(ValueError, match=message):
+            resolved(preset, residual_rule="scaled", **axes)
 
 
 def test_a_rule_of_the_one_sum_of_a_parallel_block_is_refused(rules: Path) -> None:

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import yaml
 
-from lightning_app.report.figures.sheet import STYLE
 from lightning_app.report.messages import Message
 from lightning_app.report.results import read_results
 from lightning_app.report.tensorboard import write_index
@@ -230,13 +229,6 @@ def write_report(folder: Path, out: Path | None = None) -> Path:
     if out is None:
         write_index(folder)
     return path
-
-
-@pytest.fixture(autouse=True)
-def type_3_fonts(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Write PDF files with fonts that take a fifth of the time of those that journals want."""
-    if request.node.get_closest_marker("embedded_fonts") is None:
-        monkeypatch.setitem(STYLE, "pdf.fonttype", 3)
 
 
 @pytest.fixture

@@ -148,7 +148,7 @@ def test_boards_answer_below_their_own_paths(client: Client) -> None:
 def test_a_port_that_is_taken_is_one_line() -> None:
     with claim(0) as other:
         port = other.getsockname()[1]
-        with pytest.raises(UserError, match=rf"--port: {port}: .* in use; give another"):
+        with pytest.raises(UserError, match=rf"--port: {port}:"):
             claim(port)
 
 

@@ -113,17 +113,25 @@ def assert_exact(
         assert torch.equal(value, rest[name]), name
 
 
-@pytest.mark.parametrize("interval", [1, 3, 100])
+STOPS = [
+    (2, signal.SIGINT),
+    (3, signal.SIGTERM),
+    (3, signal.SIGINT),
+    (EPOCH, signal.SIGTERM),
+    (EPOCH + 1, signal.SIGINT),
+    (2 * EPOCH, signal.SIGINT),
+    (STEPS, signal.SIGINT),
+]
+EACH_STEP, NEVER = 1, 100  # intervals of validation, beside the one in mid epoch
+FIRST = {(EACH_STEP, *STOPS[3]), (NEVER, *STOPS[4])}
+MATRIX = [(interval, *stop) for interval in (EACH_STEP, 3, NEVER) for stop in STOPS]
+
+
 @pytest.mark.parametrize(
-    ("stop", "number"),
+    ("interval", "stop", "number"),
     [
-        (2, signal.SIGINT),
-        (3, signal.SIGTERM),
-        (3, signal.SIGINT),
-        (EPOCH, signal.SIGTERM),
-        (EPOCH + 1, signal.SIGINT),
-        (2 * EPOCH, signal.SIGINT),
-        (STEPS, signal.SIGINT),
+        pytest.param(*case, marks=[] if case[0] == 3 or case in FIRST else pytest.mark.slow)
+        for case in MATRIX
     ],
 )
 def test_a_stopped_run_goes_on_to_the_same_weights(
