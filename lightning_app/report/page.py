@@ -22,7 +22,7 @@ from lightning_app.report.facts import (
     setting_of,
     state_counts,
 )
-from lightning_app.report.figures.sheet import FigureFiles, drawn_slices, has_probes, slices_of
+from lightning_app.report.figures.sheet import FigureFiles, drawn_slices, slices_of
 from lightning_app.report.frames import results_frame
 from lightning_app.report.headline import by_slice, findings
 from lightning_app.report.limits import SHORT, limits, urgent
@@ -53,6 +53,7 @@ from lightning_app.report.tasks import (
     failure_tests,
     task_scores,
 )
+from lightning_app.runs.folder import PROBES
 from lightning_app.version import __version__
 
 if TYPE_CHECKING:
@@ -157,7 +158,7 @@ def page(report: Report, drawings: Sequence[FigureFiles], made_from: str = "") -
         },
         left_out=_left_out(grid),
         only_rate=f", {label(rates[0])}" if rates else "",
-        probed=any(has_probes(cell) for cell in grid.finished),
+        probed=any(cell.run.sound(PROBES) for cell in grid.finished),
         facts=facts(grid),
         waiting=len(grid.without_parent),
         pruned=any(cell.state == "pruned" for cell in grid.cells),

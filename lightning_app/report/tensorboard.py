@@ -16,9 +16,9 @@ such a run it lies at the root of the grid. There it counts as one more run, and
 TensorBoard shows none in most of its tabs until runs are ticked.
 
 Writing again replaces only files whose content has changed. TensorBoard keeps the first parameters
-that it reads of a session, so the `status` column stays
+that it reads of a session, so the `outcome` column stays
 empty until the run has finished (its state is in the session status at all times), and a server
-that was open when a failed cell was run again shows the old status until it is restarted.
+that was open when a failed cell was run again shows the old outcome until it is restarted.
 """
 
 import hashlib
@@ -230,6 +230,12 @@ class IndexedGrid:
         self.question = question_of(grid)
         self.kinds = dict(zip([cell.id for cell in grid.cells], rulers_of(grid), strict=True))
         self.cells = {cell.id: cell for cell in grid.cells}
+        # An axis whose values name the variants would be a second column of the same texts.
+        named = {
+            axis: [label(cell.axes[axis]) == cell.variant for cell in grid.cells]
+            for axis in grid.axes
+        }
+        self.axes = [axis for axis, same in named.items() if not all(same)]
         # TensorBoard does not find a run to which the grid has no link yet.
         self.begun = [c for c in grid.cells if c.state != "waiting" and c.run.folder.grid]
         key = hashlib.sha256(self.name.encode()).hexdigest()[:8]  # a name may have any characters
@@ -348,10 +354,10 @@ def experiment(part: IndexedGrid) -> Summary:
     """The columns of the table, the same for every cell."""
     grid = part.grid
     described = api_pb2.Experiment(name=grid.name, description=part.question)
-    columns: dict[str, Sequence[Any]] = {"variant": grid.variants, **grid.axes}
-    columns["status"] = ("ok", "diverged", "failed", *(["pruned"] if grid.pruner else []))
-    columns["status"] += tuple({cell.state for cell in grid.cells} & {"damaged"})
-    columns["outcome"] = tuple(OUTCOMES.values())
+    columns: dict[str, Sequence[Any]] = {"variant": grid.variants}
+    columns |= {axis: grid.axes[axis] for axis in part.axes}
+    columns["outcome"] = (*OUTCOMES.values(), "failed", *(["pruned"] if grid.pruner else []))
+    columns["outcome"] += tuple({cell.state for cell in grid.cells} & {"damaged"})
     for name, values in columns.items():
         present = [value for value in values if value is not None]
         info = described.hparam_infos.add(
@@ -380,15 +386,14 @@ def started(listed: Sequence[tuple[IndexedGrid, CellResult]]) -> Summary:
     start = plugin_data_pb2.SessionStartInfo(start_time_secs=time)
     for part, cell in listed:
         start.hparams[f"{part.name}/variant"].string_value = cell.variant
-        for axis, value in cell.axes.items():
+        for axis in part.axes:
             values = [each for each in part.grid.axes[axis] if each is not None]
-            if value is not None:
+            if (value := cell.axes[axis]) is not None:
                 held = start.hparams[f"{part.name}/{axis}"]
                 setattr(held, FIELDS[_kind(values)], _typed(value, values))
         if cell.state != "unfinished":
-            start.hparams[f"{part.name}/status"].string_value = cell.state
-        if cell.finished:
-            start.hparams[f"{part.name}/outcome"].string_value = cell.word
+            word = cell.word if cell.finished else cell.state
+            start.hparams[f"{part.name}/outcome"].string_value = word
     data = plugin_data_pb2.HParamsPluginData(session_start_info=start)
     return _hparams(hparams_metadata.SESSION_START_INFO_TAG, data)
 

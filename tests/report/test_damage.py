@@ -16,7 +16,8 @@ from lightning_app.commands.grid import report_command
 from lightning_app.core.errors import UserError
 from lightning_app.report.comparisons import metrics_document
 from lightning_app.report.facts import facts, state_counts
-from lightning_app.report.figures.sheet import has_probes, last_probes, read_gains, read_log
+from lightning_app.report.figures.inside import read_probes
+from lightning_app.report.figures.sheet import read_log
 from lightning_app.report.headline import findings
 from lightning_app.report.limits import limits
 from lightning_app.report.page import Report
@@ -66,10 +67,8 @@ def look(folder: Path) -> list[str]:
     json.dumps([headline_document(found), metrics_document(grid)], default=str)
     comparison(grid)
     for cell in grid.finished:
-        read_log(cell, lambda tag: True)
-        read_gains(cell)
-        if has_probes(cell):
-            last_probes(cell, {"token_cosine"})
+        read_log(cell)
+        read_probes(cell)
     write_index(folder)
     return damaged_files(grid)
 

@@ -136,7 +136,7 @@ def test_five_restarts_show_the_same_complete_table(make_grid, outcome):
             seen.append((rows, columns(ask), ask("custom_scalars/layout"), ask("scalars/tags")))
     assert all(each == seen[0] for each in seen[1:])
     rows, (hparams, metrics), _, tags = seen[0]
-    names = ("variant", "status", "outcome", PRESET, WARMUP, SEED)
+    names = ("variant", "outcome", WARMUP, SEED)  # the preset is the variant
     assert set(hparams) == {f"demo/{name}" for name in names}
     assert metrics == ["delta/demo", "val/nll", "val/perplexity", "val/accuracy"]
     for cell in grid.cells:
@@ -145,9 +145,7 @@ def test_five_restarts_show_the_same_complete_table(make_grid, outcome):
         assert row["status"] == "STATUS_SUCCESS"
         assert of("demo", row) == {
             "variant": axes[PRESET],
-            "status": "diverged" if stalled else "ok",
             "outcome": "stalled" if stalled else "ok",
-            PRESET: axes[PRESET],
             WARMUP: axes[WARMUP],
             SEED: axes[SEED],
         }
@@ -187,9 +185,9 @@ def test_an_open_server_follows_a_grid_that_goes_on(make_grid, loader):
         before = until(lambda: (rows := table(ask)) and len(rows) == 3 and rows)
         assert name[waiting["name"]] not in before
         assert before[name[running["name"]]]["status"] == "STATUS_UNKNOWN"
-        assert "status" not in of("demo", before[name[running["name"]]])
+        assert "outcome" not in of("demo", before[name[running["name"]]])
         assert before[name[failed["name"]]]["status"] == "STATUS_FAILURE"
-        assert of("demo", before[name[failed["name"]]])["status"] == "failed"
+        assert of("demo", before[name[failed["name"]]])["outcome"] == "failed"
         assert before[name[done["name"]]]["status"] == "STATUS_SUCCESS"
         columns_before = columns(ask)
         grid.end(running, 2.25)
@@ -204,7 +202,7 @@ def test_an_open_server_follows_a_grid_that_goes_on(make_grid, loader):
         after = until(followed)
         assert after[name[running["name"]]]["metrics"]["val/nll"] == 2.25
         waited = until(lambda: table(ask).get(name[waiting["name"]]))
-        assert (of("demo", waited)["status"], waited["status"]) == ("diverged", "STATUS_SUCCESS")
+        assert (of("demo", waited)["outcome"], waited["status"]) == ("stalled", "STATUS_SUCCESS")
         assert columns(ask) == columns_before
 
 
@@ -328,7 +326,7 @@ def test_one_run_alone_holds_what_is_the_grids(make_grid):
     assert holders() == [grid.cells[0]["name"]]
     with server(grid.folder) as ask:
         until(lambda: complete(ask, 3))
-        names = ("variant", "status", "outcome", SEED, PRESET, WARMUP)
+        names = ("variant", "outcome", SEED, WARMUP)
         assert set(columns(ask)[0]) == {f"demo/{name}" for name in names}
 
 
@@ -389,7 +387,6 @@ def test_columns_have_one_type_and_absent_values_no_cell(make_grid):
     }
     assert kinds == {
         "variant": "STRING",
-        "status": "STRING",
         "outcome": "STRING",
         SEED: "FLOAT64",
         "model.block.shaped_attention": "STRING",
@@ -535,15 +532,17 @@ def check_half(grid: FakeGrid, loader: str) -> None:
         run = f"runs%2F{grid.cells[-1]['name']}"
         (text,) = ask(f"text/text?run={run}&tag=run/{name}")
     assert f"Question of {name}?" in text["text"]
-    names = ("variant", *HALVES[name], "status", "outcome")
-    assert sorted(shown) == sorted(f"{name}/{key}" for key in names)
+    axes = {*HALVES[name]} - ({PRESET} if name == "a.b" else set())  # there it is the variant
+    assert sorted(shown) == sorted(f"{name}/{key}" for key in ("variant", *axes, "outcome"))
     assert metrics == [f"delta/{name}", "val/nll", "val/perplexity", "val/accuracy"]
     assert set(tags) == set(rows) == {f"runs/{cell['name']}" for cell in grid.cells}
     for cell in grid.cells:
         row, axes = rows[f"runs/{cell['name']}"], cell["axes"]
         typed = {**axes, MIXED: str(axes[MIXED]) if name == "a" else axes[MIXED]}
         variant = LABEL[name] if axes[PRESET] == "pre_ln" else axes[PRESET]
-        assert of(name, row) == {**typed, "variant": variant, "status": "ok", "outcome": "ok"}
+        if name == "a.b":
+            del typed[PRESET]
+        assert of(name, row) == {**typed, "variant": variant, "outcome": "ok"}
         assert row["metrics"]["val/nll"] == pytest.approx(loss_of(axes), rel=1e-6)
         lost = loss_of(axes) - loss_of({**axes, WARMUP: REFERENCE[name]})
         assert row["metrics"][f"delta/{name}"] == pytest.approx(lost, abs=1e-6)

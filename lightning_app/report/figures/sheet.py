@@ -6,9 +6,9 @@ import io
 import math
 import os
 import re
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import quote
@@ -19,8 +19,7 @@ from lightning_app.core.files import write_whole
 from lightning_app.report.messages import say
 from lightning_app.report.results import CellResult, GridResults
 from lightning_app.report.statistics import mean
-from lightning_app.runs.folder import METRICS, PROBES
-from lightning_app.runs.records import Curve, Place, column_names, probed_values
+from lightning_app.runs.records import Curve
 from lightning_app.scores.task_facts import LOSS
 
 if TYPE_CHECKING:
@@ -99,37 +98,16 @@ def warmup_colours(warmups: Sequence[int]) -> dict[int, str]:
 
 
 TRAIN, VALID = "train/nll", LOSS
-SECONDS = "train/seconds"
 
 
-@dataclass(frozen=True)
-class Log:
-    """The logged values of a run, by tag; only finite values, in the order of the steps."""
+def read_log(cell: CellResult) -> dict[str, Curve]:
+    """The finite training and validation losses of a run, each an empty curve if not logged."""
+    curves = cell.run.curves((TRAIN, VALID).__contains__)
 
-    curves: Mapping[str, Curve]
+    def finite(curve: Curve) -> Curve:
+        return {step: y for step, y in curve.items() if step > 0 and math.isfinite(y)}
 
-    def __getitem__(self, tag: str) -> Curve:
-        """The curve, empty if the run has not logged it."""
-        return self.curves.get(tag, {})
-
-
-def read_log(cell: CellResult, wanted: Callable[[str], bool]) -> Log:
-    """Read the columns of `metrics.csv` whose tag is `wanted`."""
-    return Log(finite_curves(cell, wanted))
-
-
-def logs(cell: CellResult, start: str) -> bool:
-    """Whether the run has logged a value under a tag with this start."""
-    return any(tag.startswith(start) for tag in column_names(cell.folder / METRICS))
-
-
-def finite_curves(cell: CellResult, wanted: Callable[[str], bool]) -> dict[str, Curve]:
-    """The finite values of the `wanted` columns; none if the file is damaged."""
-    curves = cell.run.curves(wanted).items()
-    return {
-        name: {step: value for step, value in curve.items() if step > 0 and math.isfinite(value)}
-        for name, curve in curves
-    }
+    return {tag: finite(curves.get(tag, {})) for tag in (TRAIN, VALID)}
 
 
 MOST_PANELS = 40  # panels of one kind of figure: each takes a twentieth of a second to draw
@@ -320,7 +298,7 @@ class Part:
     lr: float | None
     cells: Sequence[CellResult]
     colours: Mapping[str, str]
-    logs: Mapping[str, Log]
+    logs: Mapping[str, Mapping[str, Curve]]
     points: int
     figures: int
 
@@ -400,19 +378,14 @@ LETTERS = 24  # characters of a title in one line of a panel
 Point = tuple[float, float]
 
 
-def panels(
-    count: int, width: float, height: float, *, shared: bool = True
-) -> tuple["Figure", list["Axes"]]:
-    """A figure of `count` panels; `arrange` sets its margins, or `frozen` if not `shared`.
-
-    Panels that are `shared` have the same axes; the others share only the x axis.
-    """
+def panels(count: int, width: float, height: float) -> tuple["Figure", list["Axes"]]:
+    """A figure of `count` panels with the same axes; `arrange` sets its margins."""
     from matplotlib.figure import Figure
 
     columns = min(count, COLUMNS, max(1, int(WIDEST / width)))
     rows = math.ceil(count / columns)
     figure = Figure(figsize=(max(4.4, width * columns + 0.7), height * rows))
-    grid = figure.subplots(rows, columns, sharex=True, sharey=shared, squeeze=False)
+    grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
     found = list(grid.flat)
     for unused in found[count:]:
         unused.remove()
@@ -544,68 +517,6 @@ def thin_lines(
     axes.update_datalim([point for line in lines for point in line])
 
 
-Points = Mapping[int, Point]  # a curve by step, each point with its place on the x axis
-
-
-def by_step(curve: Curve) -> Points:
-    """A curve against the optimizer step."""
-    return {step: (float(step), value) for step, value in curve.items()}
-
-
-def mean_points(curves: Sequence[Points], most: int) -> Points:
-    """The means of both coordinates at the steps that all curves have, `most` at most."""
-    if not curves:
-        return {}
-    common = thinned(sorted(set.intersection(*(set(curve) for curve in curves))), most)
-    return {
-        step: (mean([c[step][0] for c in curves]), mean([c[step][1] for c in curves]))
-        for step in common
-    }
-
-
-def runs_and_mean(
-    axes: "Axes",
-    own: Sequence[tuple[CellResult, Points]],
-    links: Links,
-    words: str,
-    most: tuple[int, int],
-    thin: Mapping[str, Any],
-    heavy: Callable[[int], Mapping[str, Any]],
-    *,
-    who: Mapping[str, Any] | None = None,
-    scale: float = 1.0,
-    named: Callable[[Point], Mapping[str, float]] = lambda point: {"value": point[1]},
-) -> list[dict[str, Any]]:
-    """The curves of some runs thin, their mean at the steps of all heavy; the rows of their table.
-
-    `words` describe a run by its last value, `most` are the points of a run and of the mean, and
-    `heavy` is the look of the mean, by its number of points. The table has the columns `who`, and
-    those of a point as `named`; the x axis has their places divided by `scale`.
-    """
-    if not own:
-        return []
-    rows: list[dict[str, Any]] = []
-    lines, urls = [], []
-    for cell, curve in own:
-        kept = thinned(list(curve), most[0])
-        lines.append([(x / scale, y) for x, y in (curve[step] for step in kept)])
-        urls.append(links.to(cell, words.format(curve[kept[-1]][1])))
-        mark = {"mark": "run", **identity(cell), **(who or {})}
-        rows += [{**mark, "step": step, **named(curve[step])} for step in kept]
-    thin_lines(axes, lines, urls, **thin)
-    means = mean_points([curve for _, curve in own], most[1])
-    draw_line(axes, means, scale, **heavy(len(means)))
-    first = own[0][0]
-    mark = {"mark": "mean", "variant": first.variant, "warmup": first.warmup, "lr": first.lr}
-    mark |= who or {}
-    return rows + [{**mark, "step": step, **named(point)} for step, point in means.items()]
-
-
-def draw_line(axes: "Axes", points: Points, scale: float, **look: Any) -> None:
-    x, y = [x / scale for x, _ in points.values()], [y for _, y in points.values()]
-    axes.plot(x, y, **{"zorder": 3, **look})
-
-
 def two_kinds(
     axes: "Axes",
     marks: Sequence[tuple[bool, Point, str | None]],
@@ -660,117 +571,3 @@ def frozen(figure: "Figure") -> None:
     FigureCanvasAgg(figure)
     figure.draw_without_rendering()
     figure.set_layout_engine("none")
-
-
-STACKS = ("encoder", "decoder", "model")
-MARKERS = ("o", "s", "^", "D", "v", "P")  # of layers, repeated
-
-
-def at_best_rate(cells: Sequence[CellResult]) -> list[CellResult]:
-    """The runs at the rate with the lowest mean final loss, without stalled ones unless all did.
-
-    The figure shows one rate, since otherwise it would mix effects of the rate and the variant.
-    """
-    losses: dict[float | None, list[float]] = {}
-    for cell in cells:
-        if math.isfinite(cell.loss):
-            losses.setdefault(cell.lr, []).append(cell.loss)
-    if not losses:
-        return []
-    best = min(losses, key=lambda lr: mean(losses[lr]))
-    runs = [cell for cell in cells if cell.lr == best]
-    return [cell for cell in runs if cell.state == "ok"] or runs
-
-
-def which(cells: Sequence[CellResult]) -> str:
-    """A sentence about the runs that `at_best_rate` has chosen."""
-    if all(cell.state == "diverged" for cell in cells):
-        return say("figures.all.all_failed")
-    rates = {cell.lr for cell in cells}
-    at = "" if None in rates else f" at the learning rate {label(min(r for r in rates if r))}"
-    warmups = " and ".join(f"{warmup:,}" for warmup in sorted({*map(warmup_of, cells)}))
-    return say("figures.all.which", at=at, warmups=warmups)
-
-
-def naming_the_rest(sketches: Sequence[Sketch], rest: Iterable[str]) -> list[Sketch]:
-    """The sketches; the last one names the variants whose sketch is missing."""
-    names = ", ".join(rest)
-    if not names or not sketches:
-        return list(sketches)
-    text = sketches[-1].text + say("figures.all.not_drawn", names=names)
-    return [*sketches[:-1], replace(sketches[-1], text=text)]
-
-
-def layer_look(layer: int, layers: Sequence[int]) -> dict[str, Any]:
-    """Marker and opacity of a layer, readable without colour; deeper layers are more opaque."""
-    turn = layers.index(layer)
-    depth = turn / max(1, len(layers) - 1)
-    return {"marker": MARKERS[turn % len(MARKERS)], "alpha": 0.4 + 0.6 * depth}
-
-
-def layer_legend(
-    figure: "Figure", layers: Sequence[int], colour: str, before: Sequence[Any] = ()
-) -> None:
-    from matplotlib.lines import Line2D
-
-    handles = [
-        Line2D([], [], color=colour, markersize=4, label=f"layer {n}", **layer_look(n, layers))
-        for n in layers
-    ]
-    handles = [*before, *handles]
-    columns = max(1, int(figure.get_figwidth() // 1.3))
-    figure.legend(handles=handles, loc="outside upper center", ncols=min(columns, len(handles)))
-
-
-GAINS = ("alpha", "beta", "gamma")
-ENDS_OF_GAINS = ("_skip", "_branch", "head_gain", "_change")
-
-
-def has_probes(cell: CellResult) -> bool:
-    return cell.run.sound(PROBES) is not None
-
-
-def read_probes(cell: CellResult, quantities: Container[str]) -> dict[Place, Curve]:
-    """The finite values of each quantity by place and step; the last value of a step counts."""
-    found: dict[Place, Curve] = {}
-    for step, place, value in _rows(cell, quantities):
-        if math.isfinite(value):
-            found.setdefault(place, {})[step] = value
-    return found
-
-
-def last_probes(cell: CellResult, quantities: Container[str]) -> dict[Place, float]:
-    """The quantities by place at the last step that was probed."""
-    rows = _rows(cell, quantities)
-    last = max((step for step, _, _ in rows), default=0)
-    return {place: value for step, place, value in rows if step == last and math.isfinite(value)}
-
-
-def _rows(cell: CellResult, quantities: Container[str]) -> list[tuple[int, Place, float]]:
-    path = cell.run.sound(PROBES)
-    rows = [] if path is None else probed_values(path)
-    return [row for row in rows if row[1].quantity in quantities]
-
-
-def read_gains(cell: CellResult) -> dict[Place, Curve]:
-    """The learned gains that `metrics.csv` has as `probe/<quantity>/<stack>/<layer>`."""
-    curves = finite_curves(cell, lambda tag: _gain(tag) is not None)
-    return {place: c for tag, c in curves.items() if c and (place := _gain(tag)) is not None}
-
-
-def _gain(tag: str) -> Place | None:
-    """The place of a learned gain, None for any other tag."""
-    match tag.split("/"):
-        case ["probe", quantity, stack, layer] if layer.isdecimal():
-            if quantity in GAINS or quantity.endswith(ENDS_OF_GAINS):
-                return Place(quantity, stack, int(layer), None)
-    return None
-
-
-def where(place: Place) -> dict[str, Any]:
-    return {
-        "quantity": place.quantity,
-        "stack": place.stack,
-        "layer": place.layer,
-        "head": place.head,
-    }

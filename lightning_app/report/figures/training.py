@@ -5,34 +5,26 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from lightning_app.report.figures.sheet import (
     INK,
-    MUTED,
     REFERENCE,
-    SECONDS,
     TRAIN,
     VALID,
     Links,
-    Log,
     Part,
-    Points,
     Sketch,
     arrange,
-    by_step,
     cloud,
     dash,
     dots,
-    draw_line,
     entropy_line,
     frozen,
     identity,
     key,
-    mean_points,
     panels,
-    runs_and_mean,
     sketch,
+    thin_lines,
+    thinned,
     title,
     warmup_colours,
     warmup_of,
@@ -49,124 +41,72 @@ if TYPE_CHECKING:
 MOST_LINKED = 60  # curves of one figure with links: each is a separate node of the SVG
 MEAN_POINTS = 300  # points of one curve of means, at most
 FEWEST = 4  # validations of a run from which their curve shows more than that of the batches
-TIMES = {3600.0: "hours", 60.0: "minutes"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class CurveKind:
-    """The quantities on the axes, and the name of the texts."""
+    """The logged loss, the label of its axis, and the name of the texts."""
 
     name: str
     loss: str
     tag: str
-    cost: str | None = None  # the tag of the x axis, the optimizer step if None
-    beside: bool = False  # whether each panel has the means of the baseline in grey
 
 
 TRAINING = CurveKind(name="training", loss="training loss (nats per token)", tag=TRAIN)
 VALIDATION = CurveKind(name="validation", loss="validation loss (nats per token)", tag=VALID)
-BY_SECONDS = CurveKind(
-    name="by_seconds",
-    loss="validation loss (nats per token)",
-    tag=VALID,
-    cost=SECONDS,
-    beside=True,
-)
 
 
 def during_training(part: Part) -> list[Sketch]:
-    """The validation loss against the step, or the training loss if validations are rare."""
+    """The validation loss against the step, or the training loss if validations are rare.
+
+    One panel per variant: thin lines are runs, heavy lines the means over seeds.
+    """
     validations = max((len(log[VALID]) for log in part.logs.values()), default=0)
-    return training_figures(part, VALIDATION if validations >= FEWEST else TRAINING)
-
-
-def training_figures(part: Part, kind: CurveKind) -> list[Sketch]:
-    """Loss against the step or a cost, one panel for each variant: seeds thin, their mean heavy."""
-    cells, curves = [], {}
-    for cell in part.cells:
-        curve = _curve(part.logs[cell.id], kind)
-        if len(curve) > 1:
-            cells.append(cell)
-            curves[cell.id] = curve
+    kind = VALIDATION if validations >= FEWEST else TRAINING
+    curves = {cell.id: part.logs[cell.id][kind.tag] for cell in part.cells}
+    cells = [cell for cell in part.cells if len(curves[cell.id]) > 1]
     if not cells:
         return []
-    furthest = max(x for curve in curves.values() for x, _ in curve.values())
-    unit, scale = _unit(kind, furthest)
     warmups = sorted({warmup_of(cell) for cell in cells})
     variants = part.variants(cells)
     colours = warmup_colours(warmups)
     links = Links(len(cells), MOST_LINKED)
     figure, axes_of = panels(len(variants), width=2.7, height=2.8)
-
-    def runs(variant: str, warmup: int) -> list[tuple[CellResult, Points]]:
-        own = [c for c in cells if (c.variant, warmup_of(c)) == (variant, warmup)]
-        return [(cell, curves[cell.id]) for cell in own]
-
-    def named(point: tuple[float, float]) -> dict[str, float]:
-        return ({} if kind.cost is None else {kind.cost: point[0]}) | {kind.tag: point[1]}
-
     rows: list[dict[str, Any]] = []
     for axes, variant in zip(axes_of, variants, strict=True):
         entropy_line(axes, mean([cell.entropy for cell in cells]))
-        baseline = next(cell.baseline for cell in cells if cell.variant == variant)
         for warmup in warmups:
-            look = {"color": colours[warmup], "linestyle": dash(warmup, warmups)}
-            if kind.beside and baseline != variant:
-                other = mean_points([c for _, c in runs(baseline or "", warmup)], MEAN_POINTS)
-                draw_line(axes, other, scale, **look | {"color": MUTED, "linewidth": 1.1})
-            rows += runs_and_mean(
-                axes,
-                runs(variant, warmup),
-                links,
-                "{:.4f} at the end",
-                (part.points, MEAN_POINTS),
-                {"color": colours[warmup], "alpha": 0.3, "linewidth": 0.7},
-                lambda _, look=look: look | {"linewidth": 1.9},
-                scale=scale,
-                named=named,
-            )
+            own = [c for c in cells if (c.variant, warmup_of(c)) == (variant, warmup)]
+            if not own:
+                continue
+            lines, urls = [], []
+            for cell in own:
+                curve = curves[cell.id]
+                steps = thinned(list(curve), part.points)
+                lines.append([(step, curve[step]) for step in steps])
+                urls.append(links.to(cell, f"{curve[steps[-1]]:.4f} at the end"))
+                mark = {"mark": "run", **identity(cell)}
+                rows += [{**mark, "step": step, kind.tag: curve[step]} for step in steps]
+            colour = colours[warmup]
+            thin_lines(axes, lines, urls, color=colour, alpha=0.3, linewidth=0.7)
+            common = set.intersection(*(set(curves[cell.id]) for cell in own))
+            means = {
+                step: mean([curves[cell.id][step] for cell in own])
+                for step in thinned(sorted(common), MEAN_POINTS)
+            }
+            look = {"color": colour, "linestyle": dash(warmup, warmups), "linewidth": 1.9}
+            axes.plot(list(means), list(means.values()), zorder=3, **look)
+            mark = {"mark": "mean", "variant": variant, "warmup": own[0].warmup, "lr": own[0].lr}
+            rows += [{**mark, "step": step, kind.tag: value} for step, value in means.items()]
         title(axes, variant)
-    axes_of[0].set_xlim(0.0, 1.03 * furthest / scale)
-    beside = kind.beside and any(cell.baseline in variants for cell in cells) and len(variants) > 1
-    arrange(figure, axes_of, unit, kind.loss, _legend(warmups, beside))
-    names = ", ".join(sorted({cell.baseline for cell in cells if cell.baseline in variants}))
-    words = {
-        "cost": say("figures.curves.cost") if kind.cost else "",
-        "beside": say("figures.curves.beside", names=names) if beside else "",
-    }
-    return [sketch(kind.name, figure, rows, links, cells, text="curves", **words)]
-
-
-def _curve(log: Log, kind: CurveKind) -> Points:
-    """The loss against the step, or against the cost, interpolated between the logged steps."""
-    curve = log[kind.tag]
-    if kind.cost is None:
-        return by_step(curve)
-    cost = log[kind.cost]
-    if not cost:
-        return {}
-    steps = [step for step in curve if min(cost) <= step <= max(cost)]
-    costs = np.interp(steps, list(cost), list(cost.values()))
-    return {step: (float(x), curve[step]) for step, x in zip(steps, costs, strict=True)}
-
-
-def _unit(kind: CurveKind, largest: float) -> tuple[str, float]:
-    """The label of the x axis, and what its numbers are divided by."""
-    if kind.cost is None:
-        return "optimizer step", 1.0
-    size = next((size for size in TIMES if largest >= 2 * size), 1.0)
-    return f"training time ({TIMES.get(size, 'seconds')})", size
-
-
-def _legend(warmups: Sequence[int], beside: bool) -> list[Any]:
-    return [
-        *(
-            key(f"warm-up {w:,}", color=c, linewidth=1.9, linestyle=dash(w, warmups))
-            for w, c in warmup_colours(warmups).items()
-        ),
-        *([key("the baseline's mean", linewidth=1.1)] if beside else []),
-        key("unigram entropy", linestyle=REFERENCE, linewidth=1),
+    axes_of[0].set_xlim(0.0, 1.03 * max(max(curves[cell.id]) for cell in cells))
+    handles = [
+        key(f"warm-up {w:,}", color=colours[w], linewidth=1.9, linestyle=dash(w, warmups))
+        for w in warmups
     ]
+    handles.append(key("unigram entropy", linestyle=REFERENCE, linewidth=1))
+    arrange(figure, axes_of, "optimizer step", kind.loss, handles)
+    return [sketch(kind.name, figure, rows, links, cells, text="curves")]
 
 
 SPEED = "train/tokens_per_second"

@@ -2,24 +2,19 @@
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 from lightning_app.core.files import write_whole
-from lightning_app.report.figures import heads, inside, need, stable, training
+from lightning_app.report.figures import inside, need, stable, training
 from lightning_app.report.figures.sheet import (
-    SECONDS,
-    TRAIN,
-    VALID,
     FigureFiles,
     Part,
     Question,
     Sketch,
     colours,
     drawn_slices,
-    has_probes,
     pdf,
     read_log,
     styled,
@@ -35,7 +30,6 @@ POINTS = 300  # points of one curve, at most
 ALL_POINTS, FEWEST_POINTS = 60_000, 20  # of all single curves of one loss, and at least of each
 FIGURES = 3  # figures of a kind with one for each variant; each takes a second
 TOGETHER = 12  # panels of the figure that puts groups with common rates side by side, at most
-LOGGED = {TRAIN, VALID, SECONDS}
 
 
 @dataclass(frozen=True)
@@ -52,9 +46,6 @@ OF_A_RATE = (
     FigureKind("loss_by_warmup", "need", need.final_loss),
     FigureKind("quality_by_warmup", "need", need.final_quality),
     FigureKind("training", "need", training.during_training),
-    FigureKind(
-        "loss_by_seconds", "cost", partial(training.training_figures, kind=training.BY_SECONDS)
-    ),
 )
 OF_TASKS = FigureKind("scores_by_task", "need", need.scores_by_task)
 OF_RATES = FigureKind("loss_by_rate", "need", need.loss_by_rate)
@@ -62,25 +53,14 @@ OF_A_GROUP = (
     FigureKind("rate_by_warmup", "need", stable.rate_by_warmup),
     FigureKind("resources", "cost", training.resources),
     FigureKind("frontier", "stable", stable.frontier),
-    FigureKind("spans", "inside", heads.span_figures),
-    FigureKind("halting", "inside", heads.halting_figures),
     FigureKind("probes", "inside", inside.twins),
-    FigureKind("gains", "inside", inside.gain_figures),
-    FigureKind("attention_entropy", "inside", partial(heads.attention_figures, kind=heads.ENTROPY)),
-    FigureKind(
-        "attention_distance",
-        "inside",
-        partial(heads.attention_figures, kind=heads.DISTANCE),
-    ),
 )
 FIRST = ("scores_by_task", "loss_by_rate", "rate_by_warmup")
 """What a report opens with: scores of tasks, else the loss if there are several rates."""
-OF_SOME = ("spans", "halting")  # of grids with such runs alone
-GIVING_WAY = {
-    "attention_distance": "distances of attention maps to the layer below",
-    "attention_entropy": "entropies of attention maps",
-}
-"""The kinds that are not drawn beside those of `OF_SOME`, one for each of them, in this order."""
+FORMER = (
+    *("loss_by_seconds", "spans", "halting", "gains", "attention_entropy", "attention_distance"),
+)
+"""Kinds that reports no longer have; their files are removed."""
 QUESTIONS: tuple[Question, ...] = get_args(Question)
 KINDS = sorted(
     (OF_TASKS, OF_RATES, *OF_A_GROUP, *OF_A_RATE),
@@ -111,29 +91,11 @@ def write_figures(grid: GridResults, folder: Path) -> list[FigureFiles]:
             drawings[OF_RATES.name] += _draw(OF_RATES, part, folder, suffix)
         for group, suffix in zip(groups, _numbers(len(groups)), strict=True):
             part = _over_rates(grid, [group], _most(grid, len(groups)))
-            for name, drawn in _of_a_group(part, folder, suffix).items():
-                drawings[name] += drawn
+            for kind in OF_A_GROUP:
+                drawings[kind.name] += _draw(kind, part, folder, suffix)
     drawn = [drawing for kind in KINDS for drawing in drawings[kind.name]]
     _remove_others(folder, {drawing.path.stem for drawing in drawn})
     return drawn
-
-
-def _of_a_group(part: Part, folder: Path, suffix: str) -> dict[str, list[FigureFiles]]:
-    """The figures of the inside of some runs give way to others; these say so."""
-    found: dict[str, list[FigureFiles]] = {}
-    given_way: list[str] = []
-    for kind in OF_A_GROUP:
-        if kind.name in given_way:
-            continue
-        found[kind.name] = _draw(kind, part, folder, suffix)
-        if found[kind.name] and kind.name in OF_SOME:
-            name = list(GIVING_WAY)[len(given_way)]
-            given_way.append(name)
-            if any(has_probes(cell) for cell in part.cells):
-                *others, last = found[kind.name]
-                text = f"{last.text} Not drawn, to keep the report short: {GIVING_WAY[name]}."
-                found[kind.name] = [*others, replace(last, text=text)]
-    return found
 
 
 def _most(grid: GridResults, groups: int) -> int:
@@ -209,7 +171,7 @@ def _part(grid: GridResults, group: str, lr: float | None, cells: Sequence[CellR
         lr=lr,
         cells=cells,
         colours=colours(grid.variants),
-        logs={cell.id: read_log(cell, LOGGED.__contains__) for cell in cells},
+        logs={cell.id: read_log(cell) for cell in cells},
         points=most,
         figures=FIGURES,
     )
@@ -246,7 +208,7 @@ def _write(path: Path, question: Question, part: Part, sketch: Sketch) -> Figure
 
 def _remove_others(folder: Path, kept: set[str]) -> None:
     """Remove the files of figures that only an earlier report had."""
-    names = "|".join(kind.name for kind in KINDS)
+    names = "|".join([*(kind.name for kind in KINDS), *FORMER])
     ours = re.compile(rf"(?:{names})(?:-\d+)*\.(?:svg|pdf|csv)")
     for path in folder.glob("*"):
         if ours.fullmatch(path.name) and path.stem not in kept:

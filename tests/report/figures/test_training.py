@@ -49,65 +49,6 @@ def test_the_mean_ends_where_a_run_ends(make_grid, draw, table):
     assert drawn["step"].max() == 100
 
 
-def costs(fake, table):
-    """Runs that have logged seconds at other steps than those of the validations."""
-    for cell in fake.cells:
-        seed = cell["axes"][SEED]
-        rows = [
-            {"step": s, "train/nll": 5, "train/seconds": seed * s / 10} for s in range(20, 201, 20)
-        ]
-        rows += [{"step": s, "val/nll": 4 + seed - s / 100} for s in (10, 50, 110, 190, 201)]
-        table(fake.run(cell) / "metrics.csv", rows)
-
-
-def test_costs_of_a_validation_lie_between_logged_steps(make_grid, draw, table):
-    """Seconds grow evenly here, so that their places are known."""
-    fake = make_grid(lambda a: 2.0, {SEED: [1, 2], WARMUP: [0, 60]}, curves=False)
-    costs(fake, table)
-    drawn = draw(fake.folder)
-    rows = drawn.table("loss_by_seconds")
-    for _, row in rows[rows["mark"] == "run"].iterrows():
-        assert row["train/seconds"] == pytest.approx(row["seed"] / 10 * row["step"])
-        assert row["val/nll"] == pytest.approx(4 + row["seed"] - row["step"] / 100)
-    assert set(rows["step"]) == {50, 110, 190}  # before 20 and after 200 nothing is known
-    means = rows[(rows["mark"] == "mean") & (rows["step"] == 110)]
-    assert list(means["val/nll"]) == pytest.approx([4 + 1.5 - 1.1] * 2)
-    assert list(means["train/seconds"]) == pytest.approx([16.5] * 2)
-    assert drawn.by_name["loss_by_seconds"].question == "cost"
-
-
-def test_older_runs_without_costs_have_no_such_figure(make_grid, draw, outcome):
-    assert "loss_by_seconds" not in draw(make_grid(outcome).folder).names
-
-
-def test_the_baseline_is_beside_the_others(make_grid, draw, table):
-    """The baseline's mean in grey in every panel but its own, and in the text."""
-    axes = {SEED: [1, 2], PRESET: ["pre_ln", "sas", "post_ln"], WARMUP: [0, 60]}
-    fake = make_grid(lambda a: 2.0, axes, curves=False)
-    costs(fake, table)
-    drawn = draw(fake.folder)
-    text = drawn.svg("loss_by_seconds")
-    grey = re.findall(r'<path d="M [^"]+"[^>]*(?:stroke: #707070; stroke-width: 1.1)[^>]*>', text)
-    in_legend, entropies = 1, 3
-    assert len(grey) == 2 * 2 + in_legend + entropies
-    assert "the baseline, pre_ln" in drawn.by_name["loss_by_seconds"].text
-    alone = make_grid(lambda a: 2.0, {SEED: [1], PRESET: ["sas"]}, curves=False, name="alone")
-    costs(alone, table)
-    assert "baseline" not in draw(alone.folder).by_name["loss_by_seconds"].text
-
-
-@pytest.mark.parametrize(
-    ("largest", "label", "scale"),
-    [
-        (5.0, "training time (seconds)", 1),
-        (600.0, "training time (minutes)", 60),
-        (9e4, "training time (hours)", 3600),
-    ],
-)
-def test_time_has_a_unit_that_fits(largest, label, scale):
-    assert training._unit(training.BY_SECONDS, largest) == (label, scale)
-
-
 def test_single_curves_have_fewer_points_where_there_are_many(make_grid, draw, table):
     """A page of thousands of curves stays small; the curve of the mean keeps its points."""
     seeds = ALL_POINTS // POINTS + 100
