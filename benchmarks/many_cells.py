@@ -199,6 +199,7 @@ class Template:
             "id": cell.id,
             "name": cell.name,
             "status": "diverged" if diverged else "ok",
+            "outcome": "stalled" if diverged else "trained",
             "diverged": rule if diverged else None,
             "metrics": metrics,
             "seconds": chance.uniform(14, 16),
