@@ -377,11 +377,11 @@ def _status(grid: Grid) -> dict[str, Any]:
     variants: dict[str, Counter[str]] = {}
     running, failed, seconds = [], [], []
     for cell in grid.cells:
-        folder, run = grid.run(cell), grid.state(cell)
+        run = grid.state(cell)
         word = run.word
         if run.result is not None:
             seconds.append(run.result["seconds"])
-        elif run.state != "pruned" and is_held(folder.lock):
+        elif run.state != "pruned" and is_held((folder := grid.run(cell)).lock):
             word = "running"
             running.append((cell.name, read_progress(folder, run.attempts)))
         elif run.state == "failed":

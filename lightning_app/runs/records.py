@@ -208,9 +208,9 @@ def read_json(path: Path) -> dict[str, Any]:
     level: list[Any] = [tree]
     for _ in range(_DEEPEST):
         level = [each for held in level for each in _inside(held)]
-    if level:
-        raise Unsound(_TOO_DEEP)
-    return tree
+        if not level:
+            return tree
+    raise Unsound(_TOO_DEEP)
 
 
 def _inside(value: Any) -> Iterable[Any]:
