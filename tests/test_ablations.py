@@ -10,8 +10,9 @@ import yaml
 
 from lightning_app.config.config import resolve
 from lightning_app.config.experiment import identity_of
-from lightning_app.config.grid import read_spec
+from lightning_app.config.grid import GridSpec, read_spec
 from lightning_app.grids.plan import cell_tree, expand
+from lightning_app.runs.records import Cell
 from lightning_app.training.run import run_cell
 from tests import questions, tables
 from tests.documents import write_books
@@ -22,8 +23,8 @@ BASES = sorted((ROOT / "ablations/base").glob("*.yaml"))
 BOOKS = "A book. It has two sentences.\nA line.\n-------\nAnother book. It has a line.\n" * 2
 
 
-@pytest.fixture(autouse=True)
-def _corpora_of_a_user(tmp_path_factory: pytest.TempPathFactory, monkeypatch) -> None:
+@pytest.fixture(scope="module")
+def user(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A working directory and a folder of corpora with small texts for all grids."""
     folder = tmp_path_factory.mktemp("user")
     for name in ("books", "pretraining", "corpora/tinyshakespeare", "corpora/iwslt14_deen"):
@@ -36,35 +37,19 @@ def _corpora_of_a_user(tmp_path_factory: pytest.TempPathFactory, monkeypatch) ->
         tables.write_table(folder / "corpora/glue" / published, name)
     for name in ("squad1", "squad2"):
         questions.write_squad(folder / "corpora/squad", name)
-    monkeypatch.setenv("LIGHTNING_APP_DATA", str(folder / "corpora"))
-    monkeypatch.chdir(folder)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def _corpora_of_a_user(user: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LIGHTNING_APP_DATA", str(user / "corpora"))
+    monkeypatch.chdir(user)
 
 
 @pytest.mark.parametrize("path", BASES, ids=lambda path: path.stem)
 def test_a_base_is_a_config_of_its_own(path: Path) -> None:
     resolve(yaml.safe_load(path.read_text()), str(path))
     assert f"ablate fit --config {path.relative_to(ROOT)}" in path.read_text()
-
-
-@pytest.mark.parametrize("path", GRIDS, ids=lambda path: path.stem)
-def test_a_grid_has_the_cells_that_it_states(path: Path) -> None:
-    stated = re.search(r"^# (\d+) cells: (.*)", path.read_text(), re.M)
-    assert stated, "the opening states the number of cells"
-    spec = read_spec(path)
-    plan, _ = expand(spec, resolve, partial(identity_of, fetch=False))
-    cells = sorted((*plan.cells, *plan.waiting), key=lambda cell: cell.axes["seed_everything"])
-    assert plan.name == path.stem
-    assert len(cells) == int(stated[1])
-    assert bool(plan.waiting) == (spec.init_from is not None), "no parent is there"
-    steps = re.search(r"([\d,]+)(?: to ([\d,]+))? steps", stated[2])
-    assert steps
-    key, base = "trainer.max_steps", spec.base_config["trainer"]["max_steps"]
-    found = {cell.axes.get(key, base) for cell in cells}
-    assert {min(found), max(found)} == {
-        int(each.replace(",", "")) for each in steps.groups(steps[1])
-    }
-    # Whole seeds come first, so that an interrupted grid is a complete smaller one.
-    assert cells == [*(plan.cells or plan.waiting)]
 
 
 def small_data(tree: dict[str, Any], folder: Path) -> dict[str, Any]:
@@ -85,14 +70,11 @@ def small_data(tree: dict[str, Any], folder: Path) -> dict[str, Any]:
     return common | {"name": "synthetic"}
 
 
-@pytest.mark.parametrize("path", GRIDS, ids=lambda path: path.stem)
-def test_the_first_cell_of_a_grid_trains(
-    path: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+def first_cell_trains(
+    path: Path, grid: GridSpec, cells: list[Cell], folder: Path, shared: Path
 ) -> None:
     """Two steps of a narrow model of two layers, on a small corpus, without a parent."""
-    grid = read_spec(path)
-    plan, _ = expand(grid, resolve, partial(identity_of, fetch=False))
-    tree: dict[str, Any] = cell_tree(grid.base_config, (*plan.cells, *plan.waiting)[0].axes)
+    tree: dict[str, Any] = cell_tree(grid.base_config, cells[0].axes)
     given = {"max_steps": 2, "val_check_interval": 2, "limit_val_batches": 1}
     tree["trainer"] = {**tree["trainer"], **given}
     schedule = {**tree["model"]["schedule"], "reference_steps": 1}
@@ -104,8 +86,34 @@ def test_the_first_cell_of_a_grid_trains(
         key: min(2, architecture[key]) for key in depths
     }
     tree["model"]["architecture"] = {**architecture, **sizes}
-    tree["data"] = small_data(tree, tmp_path_factory.getbasetemp())
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump(resolve(tree, str(path))))
-    run_cell(tmp_path, attempt=1)
-    assert (tmp_path / "result.json").is_file()
-    assert (tmp_path / "checkpoints" / "last.ckpt").is_file()
+    tree["data"] = small_data(tree, shared)
+    (folder / "config.yaml").write_text(yaml.safe_dump(resolve(tree, str(path))))
+    run_cell(folder, attempt=1)
+    assert (folder / "result.json").is_file()
+    assert (folder / "checkpoints" / "last.ckpt").is_file()
+
+
+@pytest.mark.parametrize("path", GRIDS, ids=lambda path: path.stem)
+def test_a_grid_has_the_cells_that_it_states_and_the_first_one_trains(
+    path: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """One test, since the cells are planned for both. Of some grids it takes over 5 s: they have
+    hundreds of cells, and prepare a corpus."""
+    stated = re.search(r"^# (\d+) cells: (.*)", path.read_text(), re.M)
+    assert stated, "the opening states the number of cells"
+    spec = read_spec(path)
+    plan, _ = expand(spec, resolve, partial(identity_of, fetch=False))
+    cells = sorted((*plan.cells, *plan.waiting), key=lambda cell: cell.axes["seed_everything"])
+    assert plan.name == path.stem
+    assert len(cells) == int(stated[1])
+    assert bool(plan.waiting) == (spec.init_from is not None), "no parent is there"
+    steps = re.search(r"([\d,]+)(?: to ([\d,]+))? steps", stated[2])
+    assert steps
+    key, base = "trainer.max_steps", spec.base_config["trainer"]["max_steps"]
+    found = {cell.axes.get(key, base) for cell in cells}
+    assert {min(found), max(found)} == {
+        int(each.replace(",", "")) for each in steps.groups(steps[1])
+    }
+    # Whole seeds come first, so that an interrupted grid is a complete smaller one.
+    assert cells == [*(plan.cells or plan.waiting)]
+    first_cell_trains(path, spec, cells, tmp_path, tmp_path_factory.getbasetemp())

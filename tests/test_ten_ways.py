@@ -126,6 +126,7 @@ def record(folder: str | Path) -> dict[str, Any]:
     return json.loads((Path(folder) / "result.json").read_text(encoding="utf-8"))
 
 
+# Over 5 s: the grid that all tests here share is run from Python, cold.
 def test_1_a_block_of_ones_own_beside_pre_ln(frame: Any) -> None:
     assert sorted(frame["variant"]) == ["damped", "damped", "pre_ln", "pre_ln"]
     assert set(frame["outcome"]) <= {"trained", "not_yet_learned", "stalled"}
@@ -223,6 +224,7 @@ def test_6_a_variant_against_a_baseline(frame: Any, capsys: pytest.CaptureFixtur
     assert shown["mode"] == "max"
 
 
+# Over 5 s: a second grid is run from Python, cold.
 def test_10_a_finished_cell_under_another_grids_name(
     frame: Any, project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

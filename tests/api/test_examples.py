@@ -61,6 +61,7 @@ def folder(
     return tmp_path
 
 
+# Over 5 s: all examples of all docstrings.
 def test_the_examples_run(folder: Path) -> None:
     run = folder / "experiments" / "fit" / "runs" / "RUN"
     for name in (*SHOWN, *METHODS):

@@ -66,6 +66,7 @@ def train(tree: dict[str, Any], run: Path, *callbacks: pl.Callback) -> TrainingR
     return fitter
 
 
+# Over 5 s: two models are probed with their sharpness.
 def test_variants_stand_in_one_table_and_the_same_figures(capsys, folder: Path) -> None:
     first = config("first.yaml", written(preset="realformer"))
     second = config("second.yaml", written(preset="sas"))

@@ -298,6 +298,7 @@ def test_prepared_corpus_is_read_from_a_read_only_cache(write_pairs, text_config
     assert prepare(config) == one
 
 
+# Over 5 s: 160,239 pairs.
 def test_iwslt14_real(shared_data: Path, tmp_path: Path):
     config = DataConfig(name="iwslt14", root=str(shared_data / "iwslt14_deen"), cache=str(tmp_path))
     began = time.perf_counter()

@@ -49,6 +49,7 @@ def ablate(*words: str) -> str:
         pytest.param(2, id="two_ranks", marks=pytest.mark.slow),
     ],
 )
+# Over 5 s: seven real trainings and their report.
 def test_a_cell_that_does_not_learn_is_ended(tmp_path: Path, cache: str, devices: int) -> None:
     path, experiments = grid(tmp_path, cache, checkpoints="best"), tmp_path / "experiments"
     where = ["--experiments", str(experiments)]

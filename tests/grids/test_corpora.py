@@ -63,6 +63,7 @@ def results(root: Path) -> dict[str, dict]:
     return {path.parent.name: json.loads(path.read_text()) for path in paths}
 
 
+# Over 5 s: three calls of the program, of which two train and two report.
 def test_a_corpus_that_is_edited_in_mid_cell_or_moved(tmp_path: Path) -> None:
     corpus = tmp_path / "corpus"
     write_corpus(corpus)

@@ -149,6 +149,7 @@ def rates(world: World, *values: float, **changes: object) -> None:
     world.write(seeds=6, delay=0.02, steps=40, axes=axes, **changes)
 
 
+# Over 5 s: twelve cells, each of which has to last longer than a look at its reports.
 def test_a_grid_with_a_pruner_ends_bad_cells_early(world: World) -> None:
     rates(world, pruner="median")
     done = world.run(workers=2)
@@ -170,6 +171,7 @@ def test_a_grid_with_a_pruner_ends_bad_cells_early(world: World) -> None:
     ]
 
 
+# Over 5 s: two grids of twelve cells, each of which has to last longer than a look at its reports.
 def test_without_the_pruner_the_pruned_cells_go_on(world: World) -> None:
     rates(world, pruner="median")
     assert world.run(workers=2).returncode == 0

@@ -132,6 +132,7 @@ def ranks(tmp_path: Path, cache: str):
         supervisor.communicate()
 
 
+# Over 5 s: four trainings of sixty steps, of two supervisors.
 def test_both_ranks_train_the_cell_that_was_claimed(ranks: Ranks) -> None:
     """Where each rank asked the shared queue itself, they trained two cells into one."""
     ranks.write_training(rates=(1e-2, 3e-2))
@@ -154,6 +155,7 @@ def test_both_ranks_train_the_cell_that_was_claimed(ranks: Ranks) -> None:
     ranks.assert_nothing_left()
 
 
+# Over 5 s: four attempts of sixty steps, beside two undisturbed runs.
 def test_a_killed_rank_takes_the_other_with_it_and_the_cell_goes_on(
     ranks: Ranks, undisturbed: dict[str, Path]
 ) -> None:
@@ -172,6 +174,7 @@ def test_a_killed_rank_takes_the_other_with_it_and_the_cell_goes_on(
     ranks.assert_nothing_left()
 
 
+# Over 5 s: the limit of 6 s has to pass.
 def test_a_stopped_rank_is_ended_by_the_hang_limit(
     ranks: Ranks, undisturbed: dict[str, Path]
 ) -> None:
@@ -186,6 +189,7 @@ def test_a_stopped_rank_is_ended_by_the_hang_limit(
     ranks.assert_nothing_left()
 
 
+# Over 5 s: two attempts of sixty steps.
 def test_a_pre_empted_cell_keeps_every_step(ranks: Ranks, undisturbed: dict[str, Path]) -> None:
     ranks.write_training()
     supervisor = ranks.start()

@@ -143,6 +143,7 @@ def test_pods_share_a_grid_and_one_that_is_stopped_is_replaced(job: dict[str, An
         assert attempts[-1] == 2
 
 
+# Over 5 s: four cells of 1 s, which are interrupted and run again.
 def test_ray_starts_supervisors_and_stops_them_gently(world: World) -> None:
     """With a stand-in for Ray, in `tests/stand_ins`."""
     world.write(seeds=1, delay=0.1, steps=10)

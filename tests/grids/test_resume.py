@@ -119,6 +119,7 @@ def assert_same(whole: Path, broken: Path) -> None:
 
 
 @pytest.mark.parametrize("memory", [0, pytest.param(24, marks=pytest.mark.slow)])
+# Over 5 s: four processes that train sixty steps.
 def test_a_killed_cell_goes_on_from_its_last_checkpoint(
     tmp_path: Path, cache: str, memory: int
 ) -> None:
@@ -202,6 +203,7 @@ def test_a_stopped_run_goes_on_at_the_step_where_it_stopped(
         assert_same(whole, broken)
 
 
+# Over 5 s: the demo's model is trained.
 def test_the_checkpoint_of_another_cell_is_put_aside(tmp_path: Path, cache: str, capsys) -> None:
     """It fits in everything but its seed; one that names no run is used, and that is said."""
     tree = config(tmp_path / "run", cache, max_steps=24, val_check_interval=24, limit_val_batches=1)

@@ -49,6 +49,7 @@ def assert_one_result_a_cell(world: World, spec: StorageSpec) -> None:
 
 
 @EITHER
+# Over 5 s: twelve cells.
 def test_two_that_start_at_once_share_the_grid(world: World, spec: StorageSpec) -> None:
     world.write(seeds=3, delay=0.1)
     pair = [world.start(workers=1) for _ in range(2)]
@@ -61,6 +62,7 @@ def test_two_that_start_at_once_share_the_grid(world: World, spec: StorageSpec) 
 
 @EITHER
 @pytest.mark.parametrize("wait", ["wait", "nowait"])
+# Over 5 s: a supervisor is lost after 1 s, and its cells run again.
 def test_the_cells_of_a_lost_supervisor_are_run_by_the_other(
     world: World, spec: StorageSpec, wait: str
 ) -> None:
@@ -127,6 +129,7 @@ def test_another_idea_of_when_one_is_lost_is_refused(world: World, spec: Storage
     assert_one_result_a_cell(world, spec)
 
 
+# Over 5 s: a supervisor is lost after 2 s.
 def test_a_stopped_supervisor_loses_its_cells_and_goes_on(world: World, spec: StorageSpec) -> None:
     """Its heartbeats are files, whose locks the kernel would not have released."""
     world.write(seeds=1, delay=0.5)

@@ -21,6 +21,7 @@ def status(world: World, capsys: pytest.CaptureFixture[str]) -> str:
     return capsys.readouterr().out
 
 
+# Over 5 s: twelve cells of 1 s.
 def test_counts_running_cells_and_errors(world: World, capsys: pytest.CaptureFixture[str]) -> None:
     world.write(seeds=1, delay=0.3, axes={"data.behaviour": ["crash", "stall", "ok"]})
     process = world.start()

@@ -437,6 +437,7 @@ def test_a_link_that_breaks_inside_a_transaction_is_an_outage(
     assert [is_outage(each) for each in found] == [True, True]
 
 
+# Over 5 s: PostgreSQL restarts while cells run.
 def test_supervisors_share_a_database_that_restarts_and_leave_no_trace_of_its_password(
     world: World, server: Server
 ) -> None:

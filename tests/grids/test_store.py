@@ -521,6 +521,7 @@ def test_two_grids_train_what_they_share_once(world: World) -> None:
     assert other.states()["COMPLETE"] == world.states()["COMPLETE"] == 8
 
 
+# Over 5 s: two grids of cells that last 2 s.
 def test_a_grid_goes_on_with_what_a_killed_one_has_begun(world: World) -> None:
     other = second_world(world, seeds=1, delay=0.2, steps=10)
     first = world.start(workers=4)

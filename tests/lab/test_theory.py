@@ -241,6 +241,7 @@ def by_claim(statements) -> dict[str, Statement]:
 
 
 @pytest.mark.parametrize("part", ["lemma_2", "lemma_3", "theorem_1", "extension"])
+# Over 5 s: the draws that these tests share.
 def test_promised_statements_hold(draws: Draws, part: str) -> None:
     found = list(getattr(lemmas, part)(draws))
     assert found
@@ -676,6 +677,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("tiny")
+# Over 5 s: seven figures.
 def test_command_writes_tables_and_figures(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -211,6 +211,7 @@ GAIN = pathlib.Path(__file__).with_name("gain.json").read_text()
 """
 
 
+# Over 5 s: a plug-in is loaded ten times, each time with a search for what it patches.
 def test_what_is_declared_is_part_of_the_digest(
     write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

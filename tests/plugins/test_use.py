@@ -111,6 +111,7 @@ def test_a_cell_that_uses_no_part_keeps_its_id(write: Write) -> None:
     assert "plugins" not in named_by_content(config())
 
 
+# Over 5 s: a process starts cold.
 def test_a_plugin_that_is_loaded_first_owns_its_own_parts_alone(write: Write) -> None:
     """In a process that has imported no part of the package, as at the start of a command."""
     program = (

@@ -463,6 +463,7 @@ def test_label_smoothing_is_off_by_default() -> None:
     assert ObjectiveConfig().smoothing == 0.1
 
 
+# Over 5 s: ten million bytes.
 def test_wikitext2_has_the_published_counts(shared_data: Path, tmp_path: Path) -> None:
     """Merity et al. 2017: 2,088,628 / 217,646 / 245,569 tokens, the end of a line one; articles."""
     made = prepare(

@@ -329,6 +329,7 @@ data: {name: synthetic, tokenizer: word, vocab_size: null, tokens_per_batch: 512
 """
 
 
+# Over 5 s: a training with a corpus of its own and figures.
 def test_a_config_names_it(tmp_path: Path, cache: str) -> None:
     (tmp_path / "mine.yaml").write_text(CONFIG)
     run = tmp_path / "run"
