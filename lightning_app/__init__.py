@@ -4,7 +4,7 @@ From Python::
 
     from lightning_app import Block, Encoder, Decoder, fit, run_grid, results, compare, load_run
 
-A name is imported at its first use, so that `import lightning_app` takes no time. `Block`,
+A name is imported on first use, so that `import lightning_app` takes no time. `Block`,
 `Encoder` and `Decoder` are plain torch; `fit` and `load_run` import Lightning. A mistake in a call
 raises `UserError`, whose message is one line.
 """
@@ -57,7 +57,7 @@ moved.install()
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name at its first use (PEP 562)."""
+    """Import a public name on first use (PEP 562)."""
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module

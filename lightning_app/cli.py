@@ -1,6 +1,6 @@
-"""The command `ablate`: the table of commands, and the way from the words of a call to its work.
+"""The command `ablate`: the table of commands, and the dispatch from a call's words to its work.
 
-A call imports only the module of its command, whose slow imports wait until the work begins.
+A call imports only the module of its command; slow imports wait until the work begins.
 """
 
 import argparse
@@ -25,13 +25,13 @@ class Command(NamedTuple):
     """A command.
 
     Attributes:
-        adds: A function in `commands`. It adds the arguments and, as the default of `call`, the
-            function that does the work, which takes them by name and returns the exit code.
-        help: What it does, in one line.
-        takes: The parameter of `call` for what argparse does not read: `words`, all that it does
-            not know; `overrides`, words that begin like a section of a config; `sbatch`, words
+        adds: A function in `commands`. It adds the arguments and sets the default of `call`, the
+            function that does the work: it takes them by name and returns the exit code.
+        help: A one-line description.
+        takes: The parameter of `call` for words that argparse does not parse: `words`, everything
+            it does not know; `overrides`, words that begin like a config section; `sbatch`, words
             after ``--``; or `parser`, the parser of all commands.
-        uses_parts: Whether it loads the plug-ins of the project, and not only those of `--plugin`.
+        uses_parts: Whether it loads the project's plug-ins and not only those of `--plugin`.
     """
 
     adds: str
@@ -66,7 +66,7 @@ COMMANDS = {
     ),
     "translate": Command("translate.add_translate", "translate lines of text with a trained run"),
     "generate": Command("translate.add_generate", "continue a text with a trained run"),
-    # A project may be begun in a folder whose plug-in is broken.
+    # A project may be started in a folder whose plug-in is broken.
     "init": Command(
         "init.add_init",
         "write a small project: a plug-in, its test, a config and a grid",
@@ -99,7 +99,7 @@ COMMANDS = {
     "schema": Command(
         "config_help.add_schema", "the JSON Schema of configs or grid files, for an editor"
     ),
-    # A shell starts with a completion, in any folder.
+    # A shell loads its completion at start-up, in any folder.
     "completion": Command(
         "completion.add_completion",
         "a script that completes words in a shell",
@@ -118,7 +118,7 @@ OTHER_NAMES = {
     **dict.fromkeys(("compare", "difference"), "diff"),
     **dict.fromkeys(("presets", "variants", "list"), "blocks"),
 }
-"""Words that other programs have for a command, for the hint after an unknown one."""
+"""Other programs' names for a command, for the hint after an unknown command."""
 
 _OF_LIGHTNING = ("fit", "validate", "test")
 """Commands whose progress bars write escape sequences."""
@@ -127,7 +127,7 @@ _OF_TEXT = ("predict", "translate", "generate", "completion")
 
 
 def build_parser(whole: Iterable[str] = tuple(COMMANDS)) -> Parser:
-    """Return the parser of `ablate`; only the commands in `whole` have their arguments."""
+    """Return the parser of `ablate`; only the commands in `whole` get their arguments."""
     parser = Parser(
         prog="ablate",
         description="Which wiring of a Transformer block needs learning-rate warm-up?",
@@ -158,7 +158,7 @@ def build_parser(whole: Iterable[str] = tuple(COMMANDS)) -> Parser:
 
 
 def parse_arguments(words: Sequence[str]) -> argparse.Namespace:
-    """Parse the arguments of `ablate`; what argparse does not read has the name that it `takes`."""
+    """Parse the arguments of `ablate`; the rest has the name that its command `takes`."""
     plugins, words = plugins_of(words)
     name = words[0] if words else ""
     options = ("--help", "--version", "--plugin")
@@ -195,7 +195,7 @@ def parse_arguments(words: Sequence[str]) -> argparse.Namespace:
 
 
 def plugins_of(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Split the options `--plugin` in front of a command from the rest of the arguments."""
+    """Split the `--plugin` options before a command from the other arguments."""
     named, rest = [], list(words)
     while rest and rest[0].partition("=")[0] == "--plugin":
         _, equals, value = rest.pop(0).partition("=")
@@ -208,7 +208,7 @@ def plugins_of(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def overrides_of(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Split arguments into overrides of a config with their values, and the rest.
+    """Split arguments into overrides of a config, with their values, and the rest.
 
     A word that begins like a section of the config is an override, as for `ablate fit`.
     """
@@ -224,16 +224,16 @@ def overrides_of(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def interrupted() -> int:
-    """Print that the user ended the command, and return the exit code for it."""
+    """Print that the user interrupted the command, and return the exit code."""
     print("ablate: interrupted; the same command continues a grid, ", end="", file=sys.stderr)
     print("--ckpt_path last continues a fit", file=sys.stderr)
     return 130
 
 
 def use_utf8() -> None:
-    """Start this command again in Python's UTF-8 mode where the shell has another encoding.
+    """Restart this command in Python's UTF-8 mode if the shell uses another encoding.
 
-    Texts and names of files are UTF-8, and libraries open files without saying so.
+    Texts and names of files are UTF-8, but libraries open files without naming an encoding.
     """
     is_utf8 = codecs.lookup(locale.getencoding()).name == "utf-8"
     if is_utf8 or sys.flags.utf8_mode or os.environ.get("PYTHONUTF8") == "1":
@@ -259,7 +259,7 @@ def _main(words: Sequence[str]) -> int:
         command, plugins, call = (values.pop(key) for key in ("command", "plugin", "call"))
         if plugins or COMMANDS[command].uses_parts:
             load_all(plugins)
-        if command != "bench":  # which sets the threads of its measurements
+        if command != "bench":  # it sets the threads of its measurements itself
             use_threads(values.pop("threads", None))
         return call(**values)
     except UserError as mistake:
@@ -273,7 +273,7 @@ def _main(words: Sequence[str]) -> int:
             return interrupted()
         raise
     except BrokenPipeError:
-        # The reader of the pipe has ended; nothing more can be written to it.
+        # The reader of the pipe has exited; nothing more can be written to it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:

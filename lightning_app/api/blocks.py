@@ -26,7 +26,7 @@ from lightning_app.models.positions import POSITIONS
 from lightning_app.models.stack import BlockStack, count_tokens_of
 
 Wiring = str | Mapping[str, Any] | BlockConfig
-"""A preset by name, or a preset with axes: as in the section `model.block` of a config."""
+"""The name of a preset, or a preset with axes, as in the section `model.block` of a config."""
 
 
 def wiring(block: Wiring, axes: Mapping[str, Any]) -> BlockConfig:
@@ -47,7 +47,7 @@ def wiring(block: Wiring, axes: Mapping[str, Any]) -> BlockConfig:
 
 
 def _read(values: Mapping[str, Any], at: str) -> BlockConfig:
-    """Read axes as a config has them, of which some may be specifications already."""
+    """Read axes as a config would; some of them may already be specifications."""
     hints = hints_of(BlockConfig)
     for name, value in values.items():
         if is_dataclass(value) and name in hints:
@@ -66,7 +66,7 @@ def _one_line() -> Iterator[None]:
 
 
 def _check_whole(least: int, **values: int | None) -> None:
-    """Refuse an argument that is not a whole number, or too small."""
+    """Refuse an argument that is not a whole number or is too small."""
     for name, value in values.items():
         with _one_line():
             check_spec(value, int, name)
@@ -116,7 +116,7 @@ def _sizes(
 
 
 def _resolved(config: BlockConfig, place: Stack) -> StackSpec:
-    """Return the specification of a stack that needs no data of a run."""
+    """Return the specification of a stack that needs no data from a run."""
     if config.memory is not None:
         raise UserError("memory: belongs to a whole model of a text, which `fit` trains")
     with _one_line():
@@ -140,15 +140,16 @@ def _mask(
     batch: int | None = None,
     causal: bool = False,
 ) -> Mask:
-    """Return the tokens of `x`, the argument `name`, that may be attended to.
+    """Return a mask of the tokens of `x`, the argument `name`, that may be attended to.
 
     Args:
         name: x or memory.
         x: (batch, token, dim).
         dim: The width of the stream.
-        present: (batch, token) bool, True at real tokens and False at padding; None without any.
+        present: (batch, token) bool, True at real tokens and False at padding; None if nothing is
+            padding.
         batch: The size of the batch, if it is fixed.
-        causal: Whether a token attends to no later one.
+        causal: Whether a token is prevented from attending to later ones.
 
     Raises:
         UserError: for a wrong shape or type.
@@ -179,11 +180,11 @@ def _check_memory(memory: Tensor | None, present: Tensor | None, *, cross: bool)
 
 
 DEPTHS = (2, 3, 6, 12, 24)
-"""The depths of stacks that are compared to see whether a block depends on its place."""
+"""The depths of the stacks that are compared to see whether a block depends on its layer."""
 
 
 class BlockState(NamedTuple):
-    """What a block passes to the layer above besides the stream x.
+    """The state that a block passes to the layer above besides the stream x.
 
     Attributes:
         carries: The scores of residual attention, or their queries and keys.
@@ -206,12 +207,12 @@ class Block(nn.Module):
         block = Block("sas", dim=32, heads=4, depth=6, layer=2)
         y = block(torch.randn(2, 10, 32), causal=True)      # (batch, token, dim)
 
-    The norms around the whole stack are no part of a block: the one after the last block (as in
+    The norms around the whole stack are not part of a block: the one after the last block (as in
     `pre_ln`), and the one before the first (as in `peri_ln`). `Encoder` and `Decoder` have them.
 
-    **The place in a stack.** Without `depth` and `layer` the block is the only layer of a stack of
-    depth 1. Constants of some presets depend on the place, such as DeepNorm's alpha and the gains
-    of `sas`, whose first layer also differs from the others: without a place these warn.
+    **Position in the stack.** Without `depth` and `layer` the block is the only layer of a stack of
+    depth 1. Some presets have constants that depend on it, such as DeepNorm's alpha and the gains
+    of `sas`, whose first layer also differs from the others: without a position these warn.
 
     **Chains.** A block with residual attention (`realformer`), and one of `dual_stream`, passes
     more than x to the layer above. A call of such a block is refused, since it would lose the rest
@@ -225,21 +226,21 @@ class Block(nn.Module):
     Args:
         block: A preset that `ablate blocks` lists, or a mapping as in `model.block` of a config.
         dim: The width of the stream.
-        heads: The number of attention heads; divides `dim`.
+        heads: The number of attention heads; must divide `dim`.
         ff_dim: The inner width of the feed-forward; None: 4 `dim`.
         depth: The number of blocks of the stack that this one belongs to; None: 1.
-        layer: The place in this stack, from 1; None: 1.
-        cross: Whether the block has a cross-attention, for a call with `memory`.
+        layer: The position in this stack, counted from 1; None: 1.
+        cross: Whether the block has a cross-attention; its calls then need `memory`.
         peer_depth: The depth of the stack that this one reads (with `cross`) or that reads this
             one; 0 without one. Constants such as DeepNorm's depend on it.
-        activation: Between the matrices of the feed-forward.
+        activation: The activation between the matrices of the feed-forward.
         dropout: The fraction of entries dropped from every branch.
         attention_dropout: The fraction of entries dropped from the softmax map.
         axes: Any other field of `BlockConfig`, such as ``residual_attention="sum"`` or
             ``shaped_attention={"alpha": 0.5}``.
 
     Raises:
-        UserError: for a combination that has no meaning, and for what only a whole stack has:
+        UserError: for a meaningless combination, and for features that only a whole stack has:
             `share`, `step_signal`, `halting`, `memory`, skips of `admin`, dynamic spans.
     """
 
@@ -270,7 +271,7 @@ class Block(nn.Module):
         self.block = WiredBlock(spec, sizes, cross=cross)
         chains = [spec.self_attention, *([spec.cross_attention] if cross else [])]
         self.passes_state = dual or any(each.carry != "none" for each in chains)
-        """Whether the layer above needs more than the stream, so that `chained` is to be used."""
+        """Whether the layer above needs more than the stream, so that `chained` must be used."""
         self._dual, self._preset = dual, config.preset
         place = Stack(depth=depth or 1, peer_depth=peer_depth, causal=True, cross=cross)
         self._serves_causal = cross or _is_block_of(spec, config, place, layer or 1)
@@ -309,14 +310,14 @@ class Block(nn.Module):
         memory: Tensor | None = None,
         memory_present: Tensor | None = None,
     ) -> tuple[Tensor, BlockState]:
-        """Return the stream after the block, and what else the layer above needs.
+        """Return the stream after the block, and whatever else the layer above needs.
 
         Args:
             x: (batch, token, dim), the stream before the block.
-            state: What the layer below has passed; None in the first layer.
-            causal: Whether a token attends to no later one; the same in all layers of a chain.
+            state: The state passed up by the layer below; None in the first layer.
+            causal: Whether attention is causal; the same in all layers of a chain.
             present: (batch, token) bool, True at real tokens and False at padding.
-            memory: (batch, source, dim), what a cross-attention reads.
+            memory: (batch, source, dim), the states that a cross-attention reads.
             memory_present: (batch, source) bool, its real tokens.
         """
         self._check_state(state)
@@ -385,7 +386,7 @@ def _placed(
 
 
 def _is_block_of(spec: BlockSpec, config: BlockConfig, place: Stack, layer: int) -> bool:
-    """Whether a stack has this block in one of its layers."""
+    """Whether some layer of a stack can be this block."""
     try:
         return _resolved_for_block(config, place).blocks[layer - 1] == spec
     except UserError:
@@ -393,7 +394,7 @@ def _is_block_of(spec: BlockSpec, config: BlockConfig, place: Stack, layer: int)
 
 
 def _resolved_for_block(config: BlockConfig, place: Stack) -> StackSpec:
-    """Return the specification of a stack of which each block can be used alone."""
+    """Return the specification of a stack in which each block can be used on its own."""
     spec = _resolved(config, place)
     for name in ("share", "step_signal", "halting"):
         if getattr(spec, name) not in ("none", None):
@@ -433,24 +434,23 @@ class _Stacked(nn.Module):
                 config.
             depth: The number of blocks.
             dim: The width of the stream, and of `memory`.
-            heads: The number of attention heads; divides `dim`.
+            heads: The number of attention heads; must divide `dim`.
             ff_dim: The inner width of the feed-forward; None: 4 `dim`.
-            cross: Whether each block has a cross-attention, which reads `memory`; only of a
-                decoder.
-            peer_depth: The depth of the other stack: of the decoder that reads this encoder, or
-                of the encoder that this decoder reads with `cross`; 0 without one. Constants such
+            cross: Whether each block has a cross-attention, which reads `memory`; decoders only.
+            peer_depth: The depth of the other stack: the decoder that reads this encoder, or
+                the encoder that this decoder reads with `cross`; 0 without one. Constants such
                 as DeepNorm's depend on it.
-            activation: Between the matrices of the feed-forward.
+            activation: The activation between the matrices of the feed-forward.
             dropout: The fraction of entries dropped from every branch.
             attention_dropout: The fraction of entries dropped from the softmax map.
-            positions: Positions that act inside of the stack, such as `rope` or `relative`; None:
-                without any.
+            positions: Positions that act inside the stack, such as `rope` or `relative`; None:
+                no positions.
             max_positions: The length of a learned table of positions.
             axes: Any other field of `BlockConfig`, such as ``residual_attention="sum"`` or
                 ``shaped_attention={"alpha": 0.5}``.
 
         Raises:
-            UserError: for a combination that has no meaning.
+            UserError: for a meaningless combination.
         """
         super().__init__()
         if cross and not self._causal:
@@ -483,17 +483,18 @@ class _Stacked(nn.Module):
 
     @property
     def embedding_gain(self) -> float:
-        """The factor on the initial values of the embedding, which is yours: not 1 in `t_fixup`."""
+        """The factor for the initial values of your own embedding: 1 except in `t_fixup`."""
         return self.stack.spec.embedding_gain
 
     def auxiliary_losses(self, tokens: int) -> dict[str, Tensor]:
         """Return the terms of the loss of the last forward pass in training, by name.
 
-        Those are penalties on adaptive spans, and the cost of steps with `halting`; add them to
-        your loss. Each has its weight.
+        They are penalties on adaptive spans and the cost of steps with `halting`; add them to
+        your loss. Their weights are already applied.
 
         Args:
-            tokens: The number by which sums over tokens are divided, as your loss is.
+            tokens: The number of tokens by which your loss, and so a sum over tokens, is
+                divided.
         """
         return auxiliary_terms(self, torch.tensor(float(tokens)))
 
@@ -507,7 +508,7 @@ class _Stacked(nn.Module):
         memory: Tensor | None = None,
         memory_present: Tensor | None = None,
     ) -> Tensor:
-        """Return the states of the tokens, with the checks of the arguments of a call."""
+        """Check the arguments of a call and return the states of the tokens."""
         _check_memory(memory, memory_present, cross=self._cross)
         mask, read = _mask("x", x, self.dim, present, causal=self._causal), None
         if memory is not None:
@@ -533,8 +534,8 @@ class Encoder(_Stacked):
         states = encoder(torch.randn(2, 10, 32), present=present)    # (batch, token, dim)
 
     It equals the encoder of the models that `fit` trains: ``encoder.stack.load_state_dict`` takes
-    the weights of their `encoder`. Embedding, positions that are added to it, and dropout of the
-    embedding are yours.
+    the weights of their `encoder`. The embedding, the positions added to it, and the dropout of the
+    embedding are up to you.
     """
 
     _causal = False
@@ -558,14 +559,14 @@ class Decoder(_Stacked):
         import torch
         from lightning_app import Decoder
 
-        decoder = Decoder("sas", depth=2, dim=32, heads=4)                # alone, as in GPT
+        decoder = Decoder("sas", depth=2, dim=32, heads=4)                # on its own, as in GPT
         states = decoder(torch.randn(2, 10, 32))                          # (batch, token, dim)
 
         reader = Decoder("post_ln", depth=2, dim=32, heads=4, cross=True, peer_depth=2)
         states = reader(torch.randn(2, 10, 32), memory=torch.randn(2, 7, 32))
 
     It equals the decoder of the models that `fit` trains: ``decoder.stack.load_state_dict`` takes
-    the weights of their `decoder`. Each call reads whole texts.
+    the weights of their `decoder`. Each call reads complete texts.
     """
 
     _causal = True
@@ -583,7 +584,7 @@ class Decoder(_Stacked):
         Args:
             x: (batch, token, dim), embedded tokens.
             present: (batch, token) bool, True at real tokens and False at padding; not needed for
-                padding on the right, which no real token sees.
+                padding on the right, which real tokens never see.
             memory: (batch, source, dim), the states of an encoder.
             memory_present: (batch, source) bool, its real tokens.
         """

@@ -33,10 +33,10 @@ MISTAKE, INCOMPLETE = 2, 130  # exit codes of `ablate`
 
 
 class RunResult:
-    """The result of a finished run, read from its folder once.
+    """The result of a finished run, read once from its folder.
 
     Attributes:
-        folder: The folder, as `ablate fit` leaves it.
+        folder: The folder of the run, as `ablate fit` leaves it.
     """
 
     def __init__(self, folder: str | Path) -> None:
@@ -47,16 +47,16 @@ class RunResult:
 
     @cached_property
     def record(self) -> dict[str, Any]:
-        """What `result.json` holds: times, device, data, provenance and the rest.
+        """The content of `result.json`: times, device, data, provenance and the rest.
 
         Raises:
-            UserError: if it is missing or damaged.
+            UserError: if the file is missing or damaged.
         """
         return Run(self.folder).finished
 
     @property
     def id(self) -> str:
-        """The id of the experiment; equal ids are equal experiments."""
+        """The id of the experiment; equal ids mean equal experiments."""
         return self.record["id"]
 
     @property
@@ -104,21 +104,21 @@ def fit(
         result.outcome, result.metrics["val/nll"], result.folder
 
     The folder, the id and all numbers are those of the command. A run that stalls or diverges is a
-    result too: look at `outcome`. Without `trainer.default_root_dir` the run lies in the store, and
-    `folder` is its link in `experiments/fit/runs`. A finished run is refused without `again`, also
-    one of a grid, and so is a run which another process trains.
+    result too: look at `outcome`. Without `trainer.default_root_dir` the run is stored in the
+    store, and `folder` is its link in `experiments/fit/runs`. A finished run (also one of a grid)
+    is refused without `again`, and so is a run that another process is training.
 
     Args:
         config: The path of a config, or its content as a mapping.
-        overrides: Values by dotted key, as on the axes of a grid: each replaces the value there,
-            and a mapping replaces all of a mapping.
-        ckpt_path: `last`, `best` or a file to go on from.
+        overrides: Values by dotted key, as on the axes of a grid: each replaces the value at its
+            key, and a mapping replaces the whole mapping there.
+        ckpt_path: The checkpoint to continue from: `last`, `best` or a file.
         again: Whether to train a finished run again; the earlier one is kept in the store.
-        name: The name of the link; None for one that is made from the config.
-        settings: Overrides whose key has no dot: ``seed_everything=2``.
+        name: The name of the link; None for a name derived from the config.
+        settings: Overrides whose keys have no dot: ``seed_everything=2``.
 
     Raises:
-        UserError: for a mistake in the config, in one line.
+        UserError: for a mistake in the config; the message is one line.
         KeyboardInterrupt: if the run was interrupted; ``ckpt_path="last"`` continues it.
     """
     over = _overrides(overrides or {}, settings)
@@ -137,13 +137,13 @@ def fit(
     except SystemExit as ending:
         # Lightning ends the process on Ctrl-C and on SIGTERM, which a caller does not expect.
         raise KeyboardInterrupt('interrupted; fit(..., ckpt_path="last") continues') from ending
-    finally:  # Lightning leaves the variables of the processes that it started
+    finally:  # Lightning leaves behind the variables of the processes that it started
         for name in LAUNCH & os.environ.keys() - before.keys():
             del os.environ[name]
     result = RunResult(run.folder.path)
     if run.trainer.is_global_zero:
-        with suppress(UserError):  # raised again where it is used
-            _ = result.record  # read now: a run that goes on in this folder writes another one
+        with suppress(UserError):  # raised again when `record` is used
+            _ = result.record  # read now: a run that continues in this folder writes another one
     return result
 
 
@@ -161,7 +161,7 @@ def _overrides(overrides: Mapping[str, Any], settings: Mapping[str, Any]) -> dic
 
 
 def results(grid: str | Path, *, experiments: str | Path = EXPERIMENTS) -> "pd.DataFrame":
-    """Return a table with a row for every planned run of a grid, finished or not.
+    """Return a table with one row per planned run of a grid, finished or not.
 
     ::
 
@@ -172,11 +172,11 @@ def results(grid: str | Path, *, experiments: str | Path = EXPERIMENTS) -> "pd.D
         frame[frame.status == "ok"].groupby("variant")["val/nll"].min()
 
     Columns: `id`, `name`, `status`, `variant`, `group`, `baseline`; each axis by its dotted key,
-    and `warmup`, `lr`, `seed` also where no axis varies them; the metrics of finished runs (NaN
-    where one is missing or was not finite); `outcome`; what the run took; `error` and `folder`.
+    and `warmup`, `lr`, `seed` even if no axis varies them; the metrics of finished runs (NaN
+    where one is missing or was not finite); `outcome`; the time and memory used; `error`, `folder`.
 
     `status` is `ok`, `diverged` (stalled or non-finite: see `outcome`), `pruned`, `failed`,
-    `running`, `unfinished` (cut short), `waiting`, `damaged`, or `other_data` (finished on other
+    `running`, `unfinished` (cut short), `waiting`, `damaged`, or `other_data` (finished with other
     data than the rest; its metrics are left out).
 
     Args:
@@ -221,10 +221,10 @@ def compare(
             mode="max",
         )
 
-    A row for each other value of the axis and each combination of the remaining axes (`where`):
-    `estimate` is the mean over seeds of the metric less that of the baseline, `low` and `high` its
+    One row per other value of the axis and combination of the remaining axes (`where`):
+    `estimate` is the mean over seeds of the metric minus that of the baseline, `low` and `high` its
     95 % interval by Student's t, `p` and `p_holm` its p value, the latter corrected by Holm over
-    the rows of this table alone, `reading` what may be said, `note` what is missing, and `seed N`
+    the rows of this table only, `reading` the conclusion, `note` what is missing, and `seed N`
     the difference of each seed. `lightning_app.report.comparisons` defines them. Seeds at which a
     run did not finish, or has no finite metric, are left out and counted in `seeds` and `note`.
 
@@ -232,9 +232,10 @@ def compare(
         grid: As for `results`.
         axis: The dotted key of an axis of the grid.
         baseline: One of its values.
-        metric: A metric that the runs report; None for that of the grid, or the own score of each
-            task where the report judges runs by it.
-        mode: Whether `min` or `max` of it is best; None for what is known of the metric.
+        metric: A metric that the runs report; None for the metric of the grid, or for each task's
+            own score where the report judges runs by it.
+        mode: Whether `min` or `max` of it is best; None for the direction registered for the
+            metric.
         experiments: The folder that holds the folders of grids.
 
     Raises:
@@ -257,7 +258,7 @@ def run_grid(
     retry_failed: bool = False,
     rerun_stale: bool = False,
 ) -> "pd.DataFrame":
-    """Run the missing cells of a grid, write its report, and return `results` of it.
+    """Run the missing cells of a grid, write its report, and return its `results`.
 
     ::
 
@@ -265,7 +266,7 @@ def run_grid(
 
         frame = run_grid("demo", workers=2)
 
-    It starts `ablate run` as a process of its own and shows what that prints, so that it is safe in
+    It starts `ablate run` in a separate process and shows its output, which makes it safe in
     a notebook and in a script: no process that holds torch is forked, and the script is not
     imported again. Plug-ins that this process has loaded are loaded there too. Cells that fail are
     rows with the status `failed`. An interrupt stops the cells as Ctrl-C stops the command, and the
@@ -273,20 +274,20 @@ def run_grid(
 
     Args:
         grid: A grid file, or the name of a shipped ablation.
-        workers: The number of cells that run at once; None: as many as fit.
+        workers: The number of cells that run at the same time; None: as many as fit.
         experiments: The folder that holds the folders of grids.
         devices_per_cell: The number of devices of each cell.
         slots_per_device: The number of cells that share a GPU.
-        storage: The queue, as of `ablate run --storage`.
+        storage: The queue, as for `ablate run --storage`.
         max_time: HH:MM[:SS] after which running cells are stopped and queued again.
-        retry_failed: Whether to run cells again that crashed before.
-        rerun_stale: Whether to run cells again of other code, data or libraries.
+        retry_failed: Whether to rerun cells that crashed before.
+        rerun_stale: Whether to rerun cells from other code, data or libraries.
 
     Raises:
         UserError: for a mistake in the grid or in an option, and for a plug-in that has changed
-            since this process has loaded it.
-        KeyboardInterrupt: if an interrupt ended it. After the time limit, or the loss of the
-            storage, the missing cells are rows with their state.
+            since this process loaded it.
+        KeyboardInterrupt: if an interrupt ended the command. After the time limit or the loss of
+            the storage, the missing cells appear as rows with their status.
     """
     plugins = given()
     load_given(plugins)  # the process reads their files again
@@ -317,7 +318,7 @@ def _ablate(words: list[str], environment: dict[str, str]) -> tuple[int, str]:
     early = stopped = False
 
     def interrupt(*_: Any) -> None:
-        """Pass on each interrupt once, also one that comes while the process starts."""
+        """Pass on each interrupt once, even one that arrives while the process starts."""
         nonlocal early, stopped
         stopped = True
         if process is None:
@@ -357,7 +358,7 @@ def _ablate(words: list[str], environment: dict[str, str]) -> tuple[int, str]:
 
 @contextmanager
 def _handled(handler: Callable[..., None]) -> Iterator[None]:
-    """Let `handler` receive interrupts, which reach the main thread alone."""
+    """Let `handler` receive interrupts, which reach only the main thread."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

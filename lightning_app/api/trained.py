@@ -1,4 +1,4 @@
-"""A finished run, opened to use its model: it translates, continues and scores texts."""
+"""A finished run, opened to use its model: to translate, continue and score texts."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -28,12 +28,12 @@ from lightning_app.tasks.base import Task, task_class, to_device
 from lightning_app.tasks.translation import MARKS
 
 TOKENS = 4096  # source tokens translated at once, including padding
-NEVER = (PAD, UNK, BOS, MASK)  # no text
+NEVER = (PAD, UNK, BOS, MASK)  # tokens that are not text
 SPLIT = "given"
 
 
 def check_beam(beam: int | None, vocabulary: int | None = None) -> None:
-    """Refuse a width of the search that has no meaning. None is that of the run's config."""
+    """Refuse a meaningless search width. None means that of the run's config."""
     if beam is not None and beam < 1:
         raise UserError(f"beam {beam}: expected at least 1, which is greedy search")
     if beam is not None and vocabulary is not None and beam > vocabulary:
@@ -41,7 +41,7 @@ def check_beam(beam: int | None, vocabulary: int | None = None) -> None:
 
 
 def sampling(*, texts: int, tokens: int, temperature: float, top_k: int, top_p: float) -> Sampling:
-    """Return how tokens are drawn. Raises `UserError` naming the argument."""
+    """Return the sampling settings. Raises `UserError` naming the argument."""
     for name, value in (("texts", texts), ("tokens", tokens)):
         if value < 1:
             raise UserError(f"{name} {value}: expected at least 1")
@@ -66,14 +66,14 @@ def text_of(ids: list[int], tokenizer: Tokenizer) -> str:
 
 
 class TextScore(NamedTuple):
-    """What a model gives a text.
+    """The score that a model gives a text.
 
     Attributes:
         nll: The sum of ``-ln p`` over the predicted tokens, in nats, without label smoothing.
         tokens: The number of predicted tokens, with the end mark of each line.
-        unknown: How many of them mean text outside of the vocabulary. A text with such tokens is
-            not to be compared: it costs less to predict that a token is unknown than to predict
-            what it spells.
+        unknown: The number of them that replace text outside the vocabulary. Do not compare texts
+            with such tokens: predicting that a token is unknown costs less than predicting its
+            spelling.
     """
 
     nll: float
@@ -82,7 +82,7 @@ class TextScore(NamedTuple):
 
     @property
     def nll_per_token(self) -> float:
-        """Nats a predicted token, which compares only under one tokenizer."""
+        """Nats per predicted token; comparable only under the same tokenizer."""
         return self.nll / self.tokens
 
     @property
@@ -92,7 +92,7 @@ class TextScore(NamedTuple):
 
 
 class GivenCorpus:
-    """Texts with what tasks read of a `PreparedCorpus`: one split, each column as rows of ids."""
+    """Texts as the part of a `PreparedCorpus` that tasks read: one split of columns of ids."""
 
     def __init__(self, columns: Mapping[str, Sequence[Sequence[int]]]) -> None:
         self._columns = columns
@@ -108,7 +108,7 @@ class GivenCorpus:
         return np.cumsum([0, *map(len, self._columns[column])])
 
     def documents(self, split: str) -> np.ndarray:
-        """Return the place of the first token of each document: each text is one."""
+        """Return the index of the first token of each document; each text is a document."""
         return np.zeros(1, dtype=np.int64)
 
 
@@ -116,16 +116,16 @@ class GivenCorpus:
 class TrainedRun:
     """A trained model with the tokenizer of its run, in evaluation mode, on a GPU if there is one.
 
-    `load_run` makes it. A method that the task of the run does not have raises `UserError`.
+    `load_run` returns it. A method that the run's task does not support raises `UserError`.
 
     Attributes:
         folder: The folder of the run.
-        checkpoint: The file that the weights are from.
+        checkpoint: The file from which the weights were read.
         model: The model, a plain `torch.nn.Module`.
         task: Its task: loss, batches, decoding.
         tokenizer: The tokenizer of its data.
         vocab_size: The size of the vocabulary.
-        device: Where the model is.
+        device: The device that holds the model.
     """
 
     folder: Path
@@ -198,23 +198,23 @@ class TrainedRun:
         top_p: float = 1.0,
         seed: int = 1,
     ) -> list[str]:
-        """Return `prompt` with what the model writes after it, `texts` times.
+        """Return `prompt` with its continuation by the model, `texts` times.
 
         ::
 
             load_run("experiments/fit/runs/RUN").generate("the", tokens=30, top_p=0.9)
 
         Args:
-            prompt: The begin of the text.
-            tokens: The number of new tokens.
+            prompt: The beginning of the text.
+            tokens: The number of tokens to generate.
             texts: The number of texts.
             temperature: 0 for the likeliest token.
-            top_k: Only the likeliest `top_k` tokens are drawn; 0 for all.
-            top_p: Only the likeliest tokens that have this probability together are drawn.
-            seed: Of the draws.
+            top_k: Only the likeliest `top_k` tokens can be drawn; 0 for all.
+            top_p: Only the likeliest tokens that together have this probability can be drawn.
+            seed: The seed of the draws.
 
         Raises:
-            UserError: for a prompt with text outside of the vocabulary, and for too many tokens.
+            UserError: for a prompt with text outside the vocabulary, and for too many tokens.
         """
         how = sampling(
             texts=texts, tokens=tokens, temperature=temperature, top_k=top_k, top_p=top_p
@@ -258,16 +258,16 @@ class TrainedRun:
         precision of the weights. Over the rows of a split, ``sum nll / sum tokens`` is the `nll` of
         an evaluation of these weights.
 
-        - Causal language model: each text is a text alone, whose first token is predicted from the
-          end of a line; it may have several lines. It is cut into windows of `data.window` tokens
-          that begin every `data.evaluation_stride` tokens, as in an evaluation; with
-          `model.block.memory` the segments are those of one stream. To get the loss of a split,
+        - Causal language model: each text is scored separately; its first token is predicted from
+          the end of a line; it may have several lines. It is cut into windows of `data.window`
+          tokens starting every `data.evaluation_stride` tokens, as in an evaluation; with
+          `model.block.memory` the segments form one stream. To get the loss of a split,
           give it as one text.
         - Translation: each target line given its source line.
 
         Args:
-            lines: Texts; of a translation model the source lines.
-            targets: Of a translation model, the target lines.
+            lines: Texts; for a translation model the source lines.
+            targets: For a translation model, the target lines.
         """
         kind = self.task.config.kind
         if kind not in ("translation", "causal_lm"):
@@ -346,11 +346,11 @@ def load_run(path: str | Path, checkpoint: str | Path = "best") -> TrainedRun:
         run.metrics["val/nll"], run.config["model"]["block"]["preset"]
 
     Args:
-        path: The folder of a run, of `fit` or of a cell of a grid.
+        path: The folder of a run, from `fit` or from a cell of a grid.
         checkpoint: `best`, `last`, or the path of a checkpoint of this run.
 
     Raises:
-        UserError: if a file is missing or damaged, or the checkpoint is of other data.
+        UserError: if a file is missing or damaged, or the checkpoint was trained on other data.
     """
     folder = RunFolder(Path(path))
     held = str(checkpoint) in NAMED
@@ -387,6 +387,6 @@ def load_run(path: str | Path, checkpoint: str | Path = "best") -> TrainedRun:
 
 
 def _check_lines(name: str, lines: Sequence[str]) -> None:
-    """Refuse one text, whose characters would each be taken for a line."""
+    """Refuse a single string, each character of which would be taken for a line."""
     if isinstance(lines, str):
         raise UserError(f"{name}: expected a list of texts, found one text; put it into a list")

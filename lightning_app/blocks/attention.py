@@ -44,7 +44,7 @@ class ShapingSpec:
     learned: bool = True
     """Train the weights; they take no weight decay."""
     per_head: bool = True
-    """One weight for each head instead of one for all heads."""
+    """One weight per head instead of one for all heads."""
 
     def __post_init__(self) -> None:
         for name, value in (("alpha", self.alpha), ("beta", self.beta), ("gamma", self.gamma)):
@@ -64,7 +64,7 @@ class ProjectionGains:
     kept: Gain = Gain()
     """a, the gain of the fixed part W_0."""
     change: Gain = Gain()
-    """b, the gain of the part dW, which is trained from zero."""
+    """b, the gain of the part dW, which starts at zero and is trained."""
 
     def __post_init__(self) -> None:
         if self.kept.vector or self.change.vector or self.kept.profiled or self.change.profiled:
@@ -129,7 +129,7 @@ class AttentionSpec:
 
 @final
 class _SplitHeads(torch.autograd.Function):
-    """``(batch, token, part * head * dim)`` as one ``(batch, head, token, dim)`` a part, as views.
+    """``(batch, token, part * head * dim)`` as views ``(batch, head, token, dim)``, one per part.
 
     The backward pass copies each gradient once, from any layout in memory.
     """
@@ -186,7 +186,7 @@ def split_heads(
 
 @final
 class AnchoredProjection(nn.Module):
-    """``u (a W_0 + b dW)``: W_0 is fixed, dW is trained from zero, a and b are gains.
+    """``u (a W_0 + b dW)``: W_0 is fixed, dW starts at zero and is trained, a and b are gains.
 
     W_0 is the identity if `initial` is None, else an orthogonal buffer.
     """
@@ -206,7 +206,7 @@ class AnchoredProjection(nn.Module):
 
 
 def build_projection(kind: Projection, gains: ProjectionGains, dim: int) -> nn.Module:
-    """Return the value or output projection `kind` from and to `dim`."""
+    """Return the value or output projection of type `kind`, ``dim -> dim``."""
     match kind:
         case "full" | "orthogonal":
             return Linear(dim, dim)
@@ -247,7 +247,7 @@ class Shaping(LearnedScalars):
 
 @final
 class HeadGain(LearnedScalars):
-    """``g_h head_h`` before the output projection, g starting at one (NormFormer, 2110.09456)."""
+    """``g_h head_h`` before the output projection; g starts at one (NormFormer, 2110.09456)."""
 
     def __init__(self, num_heads: int) -> None:
         super().__init__()
@@ -297,7 +297,7 @@ class Attention(nn.Module):
         return None if span is None else span.window
 
     def whole_mask(self, mask: Mask | LocalMask, spans: Tensor | None) -> Mask:
-        """Return the mask of this layer's maps of whole texts, for probes."""
+        """Return the mask of this layer's maps over whole texts, for probes."""
         if isinstance(mask, Mask):
             return mask
         return mask.whole if self.span is None else self.span.over_whole(mask, spans)
@@ -326,7 +326,7 @@ class Attention(nn.Module):
         Float[Tensor, "batch head token feature"],
         Float[Tensor, "batch head token dim"],
     ]:
-        """Return queries, keys and values of one text, as one product if all are full."""
+        """Return queries, keys and values of one text, in one product if all are full."""
         query, key, value = project(u, self.num_heads, self.query, self.key, self.value)
         query = self.query_norm(self._disturbed(query))
         key = self.key_norm(self._disturbed(key))
@@ -356,9 +356,9 @@ class Attention(nn.Module):
     ) -> tuple[Float[Tensor, "batch query model"] | Float[Tensor, "1 kept model"], Carry | None]:
         """Return the sub-layer's output and the state that the chain passes to the layer above.
 
-        Logits are divided by `divisor`, None for that of the specification. The output is that of
-        the queries `kept` alone, if given: see `select_tokens`. The state of a chain has the maps
-        that a `LocalMask` computes. `spans` are those of the queries, from `span`.
+        Logits are divided by `divisor`; None means that of the specification. The output is
+        that of the queries `kept` only, unless None: see `select_tokens`. A chain's state has the
+        maps that a `LocalMask` computes. `spans` are the queries' spans, from `span`.
         """
         local = mask if isinstance(mask, LocalMask) else None
         if isinstance(mask, LocalMask):

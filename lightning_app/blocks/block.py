@@ -25,7 +25,7 @@ class InitSpec:
     """Gains of a block's matrices over Xavier's (Glorot & Bengio 2010).
 
     ``uniform``: U(+-gain sqrt(6 / (fan_in + fan_out))); ``normal``: the same variance. Queries,
-    keys and values have 1/sqrt(2): one fused matrix of the three would get it, as in fairseq.
+    keys and values have 1/sqrt(2), as one fused matrix of the three would, as in fairseq.
     """
 
     distribution: Literal["uniform", "normal"] = "uniform"
@@ -51,7 +51,7 @@ class BlockSpec:
 
     `bottom_to_top` adds the block's input to the sum of its last sub-layer (B2T).
     `share_branch_gain` uses one gain for all branches, that of `around_self` (ReZero).
-    `ff_norm` lies between the feed-forward's activation and its second matrix (NormFormer).
+    `ff_norm` sits between the feed-forward's activation and its second matrix (NormFormer).
     """
 
     around_self: ResidualSpec
@@ -99,14 +99,14 @@ class BlockSpec:
 
     @property
     def keeps_skip_of_identity(self) -> bool:
-        """Whether identity projections meet an attention skip: allowed, but worse."""
+        """Whether identity projections are combined with an attention skip: allowed, but worse."""
         skip = self.around_ff.skip if self.layout == "parallel" else self.around_self.skip
         kinds = {self.self_attention.value, self.self_attention.output}
         return "identity" in kinds and not skip.absent
 
     @property
     def built_around_ff(self) -> ResidualSpec:
-        """The `around_ff` that is built: a parallel feed-forward reads the attention's norm."""
+        """The `around_ff` as built: a parallel feed-forward reads the attention's norm."""
         if self.layout == "parallel":
             return replace(self.around_ff, norm_input="none")
         return self.around_ff
@@ -200,21 +200,21 @@ class CrossAttentionInput(NamedTuple):
 
 
 class Earlier(NamedTuple):
-    """The inputs of a block in the segments before, and how they enter the scores."""
+    """The inputs of a block in earlier segments, and how they enter the scores."""
 
     inputs: Float[Tensor, "batch memory model"]
     placed: Placed | None
 
 
 class Call(NamedTuple):
-    """The inputs of a block besides its stream: the layer, and what its queries may attend to.
+    """The inputs of a block besides its stream: the layer, and the keys that queries may see.
 
-    `layer` counts from 1. A block that serves several layers is called once for each, so hooks
+    `layer` counts from 1. A block that serves several layers is called once per layer, so hooks
     identify a layer by its call, and `spec` is the specification of the layer: it differs from the
-    block's in the divisor of scores alone. `running` are the tokens that have not halted before
-    this layer, None for all. `before` is what the layer remembers of earlier segments. `kept` are
-    flat indices into batch * token: after the map of the self-attention, the block goes on with
-    these tokens alone, as one row.
+    block's only in the divisor of scores. `running` are the tokens that have not halted before this
+    layer, None for all. `before` is the layer's memory of earlier segments. `kept` are flat indices
+    into batch * token: after the map of the self-attention, the block continues with only these
+    tokens, as one row.
     """
 
     layer: int

@@ -1,4 +1,4 @@
-"""Check a specification that was written in Python as a section of a config is checked."""
+"""Check a specification written in Python as strictly as a section of a config."""
 
 import math
 from dataclasses import fields, is_dataclass
@@ -14,8 +14,8 @@ _hints = cache(get_type_hints)
 def check_spec(value: Any, kind: Any, key: str) -> None:
     """Refuse a value that is not exactly of a type, at any depth.
 
-    A dataclass must be of that very class: nothing reads the fields that a subclass adds. Numbers
-    are finite, words are those that the type lists, and names are registered.
+    A dataclass must be of exactly that class: nothing reads the fields that a subclass adds.
+    Numbers must be finite, words listed in the type, and names registered.
 
     Raises:
         ValueError: naming the field, the value and what would be right.

@@ -1,4 +1,4 @@
-"""The config of a block: a preset, and single axes that override it."""
+"""The config of a block: a preset and the axes that override it."""
 
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -34,7 +34,7 @@ PLACES: dict[Placement, tuple[bool, bool, bool]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class BlockConfig:
-    """A preset and the axes that override it; an axis that is left out has the preset's value."""
+    """A preset and the axes that override it; an omitted axis keeps the preset's value."""
 
     preset: str = "pre_ln"
     """A name that `ablate blocks` lists."""
@@ -50,9 +50,10 @@ class BlockConfig:
     """Carry scores from layer to layer: their sum, or divided by n in layer n (mean); qk_sum
     carries sums of queries and of keys."""
     residual_temperature: float | None = None
-    """A further divisor of the carried logits; needs residual attention."""
+    """An additional divisor of the carried logits; needs residual attention."""
     query_key_noise: float | None = None
-    """Experimental, in training only: scale of the normal noise, cut at 2, on queries and keys."""
+    """Experimental, training only: scale of the normal noise, truncated at 2, on queries and
+    keys."""
     qk_norm: Norm | None = None
     """The norm of each head of queries and keys, with learned gains."""
     shaped_attention: ShapingSpec | None = None
@@ -71,13 +72,14 @@ class BlockConfig:
     """a and b of P = a W_0 + b dW."""
     tied_projections: bool | None = None
     """Start P from the transpose of V's orthogonal matrix, so that the two cancel; a first or last
-    layer that is to differ is left out."""
+    layer that is configured to differ is skipped."""
     layout: Layout | None = None
     """Self-attention and feed-forward one after the other, or in one sum."""
     attention_skip: Gain | None = None
     """The gain of the skip around self-attention; 0 removes it."""
     ff_skip: Gain | None = None
-    """The gain of the skip around the feed-forward; in the parallel layout, of the one skip."""
+    """The gain of the skip around the feed-forward; in the parallel layout, the gain of the only
+    skip."""
     attention_branch: Gain | None = None
     """The gain of the self-attention branch."""
     ff_branch: Gain | None = None
@@ -85,21 +87,21 @@ class BlockConfig:
     localised_span: LocalisedSpan | None = None
     """Blocks of queries that see themselves and the tokens before them, in self-attention."""
     adaptive_span: AdaptiveSpan | None = None
-    """A learned span for each head of self-attention."""
+    """A learned span per head of self-attention."""
     share_branch_gain: bool | None = None
-    """One learned gain for all branches of a layer instead of one for each branch."""
+    """One learned gain for all branches of a layer instead of one per branch."""
     share: Share | None = None
     """all: one block with one set of parameters serves every layer of a stack (Universal
-    Transformer); a layer is then one step."""
+    Transformer); each layer is then one step."""
     step_signal: StepSignal | None = None
-    """Added to the stream before each step, together with the positions, which the embedding then
-    leaves out; needs share all."""
+    """A signal added to the stream before each step, together with the positions, which the
+    embedding then omits; needs share all."""
     halting: HaltingSpec | None = None
-    """Adaptive computation time: each token stops after steps of its own, at most the depth; needs
-    share all."""
+    """Adaptive computation time: each token stops after its own number of steps, at most the depth;
+    needs share all."""
     memory: MemorySpec | None = None
-    """Each layer also reads its inputs in the segments before, as in Transformer-XL; of a decoder
-    alone, needs data.order streams."""
+    """Each layer also reads its inputs from earlier segments, as in Transformer-XL; only in a
+    decoder-only model with data.order streams."""
 
     def __post_init__(self) -> None:
         if self.norm == "none":
@@ -190,7 +192,7 @@ class BlockConfig:
         around_ff = self._residual(block.around_ff, self.ff_skip, self.ff_branch)
         layout = self.layout or block.layout
         if layout != block.layout and self.attention_skip is None:
-            # Two skips become one, or one becomes two.
+            # The layout changes: two skips become one, or one becomes two.
             skip = ABSENT if layout == "parallel" else block.around_ff.skip
             around_self = replace(around_self, skip=skip)
         share = (

@@ -39,7 +39,8 @@ def activation(name: str, *, gated: bool = False) -> Callable[[Function], Functi
     """Return the decorator that makes a function of inner states and slope the activation `name`.
 
     Raises:
-        ValueError: by the decorator, for a function that takes other arguments than these two.
+        ValueError: raised by the decorator, for a function whose arguments are not exactly these
+            two.
     """
 
     def add(function: Function) -> Function:
@@ -76,7 +77,8 @@ def _leaky_relu(x: Tensor, slope: float) -> Tensor:
 class FeedForward(nn.Module):
     """``W2 N(act(W1 x + b1)) + b2`` (Vaswani et al. 2017, 1706.03762, equation 2).
 
-    N is NormFormer's norm of the inner states (Shleifer et al. 2021, 2110.09456), else nothing.
+    N is NormFormer's norm of the inner states (Shleifer et al. 2021, 2110.09456), otherwise the
+    identity.
     ``geglu`` is ``gelu(W1 x + b1) * (W3 x + b3)``, a third matrix of the same size (Shazeer 2020,
     2002.05202). `slope` is the slope of ``leaky_relu`` below zero.
     """

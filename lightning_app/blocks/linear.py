@@ -1,8 +1,8 @@
 """Linear maps with MKL or oneDNN, depending on which is faster on this processor.
 
 PyTorch computes float32 products on a CPU with MKL, which does not use the 512-bit registers of AMD
-processors. oneDNN, which is part of PyTorch too, uses them: it is 2.2 times as fast on an EPYC with
-AVX-512. Both compute in plain float32 and differ only in rounding. The choice depends only on
+processors. oneDNN, which is also part of PyTorch, uses them: it is 2.2 times as fast on an EPYC
+with AVX-512. Both compute in plain float32 and differ only in rounding. The choice depends only on
 processor, type and size, so that a resumed run computes the same bits on the same machine.
 """
 
@@ -21,9 +21,9 @@ from torch.nn import functional as F
 SMALL = 2**20
 """With fewer multiplications, a call of oneDNN costs more time than it saves."""
 SMALL_TURNED = 2**21
-"""The same limit for an `x` that oneDNN must transpose in memory first, and MKL need not."""
+"""The same limit for an `x` that oneDNN, unlike MKL, must first transpose in memory."""
 SMALL_TURNED_ZEN_4 = 2**26
-"""The same where oneDNN is hardly faster than MKL, because 512 bits are two units of 256 there."""
+"""The same limit where oneDNN is hardly faster, because the 512 bits are two 256-bit units."""
 
 
 _allowed = True
@@ -58,7 +58,7 @@ def _has_onednn() -> bool:
 
 @cache
 def _processor() -> str:
-    """What Linux says of the processors, else nothing."""
+    """Linux's description of the processors; empty on other systems."""
     information = Path("/proc/cpuinfo")
     if not information.is_file():
         return ""
@@ -67,7 +67,7 @@ def _processor() -> str:
 
 @cache
 def _has_wide_units() -> bool:
-    """Whether 512 bits are one unit: from Zen 5 on."""
+    """Whether the processor has true 512-bit units, as AMD's do from Zen 5 on."""
     family = re.search(r"cpu family\s*: (\d+)", _processor())
     return family is not None and int(family[1]) >= 26
 
@@ -129,10 +129,10 @@ def product(
 def gradient_of_weight(
     above: Float[Tensor, "token outer"], x: Float[Tensor, "token inner"]
 ) -> Float[Tensor, "outer inner"]:
-    """``above^T x``, the gradient by W of ``x W^T`` where `above` is that by the product.
+    """``above^T x``, the gradient with respect to W; `above` is that of the product ``x W^T``.
 
     oneDNN copies its first operand if it is transposed, so the transposed gradient is computed
-    where `x` is so much narrower than `above` that turning the gradient back costs less.
+    where `x` is so much narrower than `above` that transposing the gradient back costs less.
     """
     (tokens, outer), inner = above.shape, x.shape[1]
     narrow = tokens * outer > (tokens + outer) * inner

@@ -9,15 +9,15 @@ from torch import Tensor
 
 @final
 class Mask:
-    """The keys that each query may attend to; built once for each batch, as small as possible.
+    """The keys that each query may attend to; built once per batch, as small as possible.
 
     Args:
         keys: The number of keys.
         device: Their device.
         seen: True where attention is allowed; None if it is allowed everywhere.
-        causal: Whether query i sees the keys 0..i alone, of those of `seen`.
-        score_bias: A term added to the scores of each head, such as a slope over the distance of
-            query and key; or None.
+        causal: Whether query i sees only the keys 0..i among those of `seen`.
+        score_bias: A term added to the scores of each head, such as a slope over the distance
+            between query and key; or None.
         log_weights: The logarithm of the weight of each key in the softmax, such as a soft mask;
             or None. It is added to the logits of one layer and never carried to another.
     """
@@ -50,7 +50,7 @@ class Mask:
         return Mask(self.keys, self.device, seen=self.seen, causal=self.causal, score_bias=bias)
 
     def with_log_weights(self, weights: Float[Tensor, "#batch #head #query key"]) -> "Mask":
-        """Return the mask with a weight of each key, given its logarithm."""
+        """Return the mask with a weight per key, passed as its logarithm."""
         found = Mask(
             self.keys,
             self.device,
@@ -98,12 +98,12 @@ class Mask:
         return self._bias
 
     def for_sdpa(self, dtype: torch.dtype) -> dict[str, Any]:
-        """Return arguments of `scaled_dot_product_attention` of queries of `dtype`.
+        """Return arguments for `scaled_dot_product_attention` with queries of type `dtype`.
 
         A mask costs time, so there is no mask if none is needed. SDPA would turn a boolean mask
-        into this one in every layer. -inf, so that rows that see nothing give zeros. Another type
-        than that of the queries is read wrongly on a CPU (torch 2.13, float64 queries and a float32
-        mask).
+        into this one in every layer. It uses -inf, so that rows that see nothing give zeros. A mask
+        of another type than the queries is misread on a CPU (torch 2.13, float64 queries and a
+        float32 mask).
         """
         if self.seen is None and not self.adds_to_scores:
             return {"is_causal": self.causal}
@@ -151,15 +151,15 @@ def padding_mask(present: Bool[Tensor, "batch key"]) -> Mask:
 
 
 def causal_mask(length: int, device: torch.device) -> Mask:
-    """Query i sees the keys 0..i. Padding on the right needs no more: no real token sees it."""
+    """Query i sees the keys 0..i. This suffices for padding on the right: no real token sees it."""
     return Mask(length, device, causal=True)
 
 
 def document_mask(documents: Int[Tensor, "batch token"]) -> Mask:
     """Query i sees the keys 0..i of its own document: intra-document masking.
 
-    `documents` has a number for each token, the same for neighbours of one document (Zhao et al.
-    2024, 2402.13991, section 2).
+    `documents` has a number for each token, equal for neighbouring tokens of one document (Zhao et
+    al. 2024, 2402.13991, section 2).
     """
     same = documents[:, None, :, None] == documents[:, None, None, :]
     return Mask(documents.shape[1], documents.device, seen=same, causal=True)

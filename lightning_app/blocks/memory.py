@@ -20,17 +20,18 @@ class MemorySpec:
 
     ``Q = N(h) W_q``, ``K = N([m ; h]) W_k``, ``V = N([m ; h]) W_v``, ``m' = last M of [m ; h]``
 
-    N is the norm before the sub-layer, if there is one. A token sees the whole memory and the
-    tokens of its segment up to itself. The memory is empty at the start of a text. Read so, a text
-    has the states that it has in one pass with ``localised_span: {query_block: T, memory: M}``,
-    T the length of a segment; the gradients differ.
+    N is the norm before the sub-layer, if any. A token sees the whole memory and the
+    tokens of its segment up to itself. The memory is empty at the start of a text. Read in this
+    way, a text has the states that it has in one pass with
+    ``localised_span: {query_block: T, memory: M}``, where T is the length of a segment; the
+    gradients differ.
     """
 
     length: int = 0
     """M in training, in tokens; 0 for no memory."""
     evaluation_length: int | None = None
-    """M in evaluation, and the number of tokens that a generated token sees before itself, with 0
-    all of them; null for length."""
+    """M in evaluation, and the number of earlier tokens that a generated token sees; 0 shows it
+    all of them; null for the value of length."""
     same_length: bool = False
     """Each token sees the same number of keys, the last M including itself."""
 
@@ -60,7 +61,7 @@ class MemorySpec:
         return self.lengths[0 if training else 1]
 
     def window(self, *, training: bool) -> Window | None:
-        """Return the keys that a segment of one token sees; None for all before it, if M is 0."""
+        """Return the keys that a segment of one token sees; None for all earlier ones if M is 0."""
         tokens = self.tokens(training=training)
         return Window(before=tokens - int(self.same_length)) if tokens else None
 
@@ -82,7 +83,7 @@ class MemorySpec:
 
 @final
 class SegmentMemory(NamedTuple):
-    """The last inputs of each layer, oldest first: as many tokens in every layer."""
+    """The last inputs of each layer, oldest first; the same number of tokens in every layer."""
 
     layers: tuple[Float[Tensor, "batch memory model"], ...]
 
@@ -98,7 +99,7 @@ class SegmentMemory(NamedTuple):
 
 @final
 class Recurrence(NamedTuple):
-    """One pass over a segment: the memory before it, and the inputs of its layers as they come."""
+    """One pass over a segment: the memory before it, and the inputs of its layers so far."""
 
     memory: SegmentMemory
     inputs: list[Tensor]
@@ -112,15 +113,15 @@ def empty_memory(layers: int, x: Float[Tensor, "batch token model"]) -> SegmentM
 def segment_mask(
     tokens: int, memory: int, limit: int | None, device: torch.device
 ) -> tuple[Mask, Places | None]:
-    """Return the keys that each token of a segment sees, and the places of tokens and keys.
+    """Return the keys that each token of a segment sees, and the positions of tokens and keys.
 
     Positions count from the first token of the memory.
 
     Args:
         tokens: The tokens of the segment.
         memory: The tokens of the memory, which are the first keys.
-        limit: The number of keys that a token sees, itself included; None for all.
-        device: That of the segment.
+        limit: The number of keys that a token sees, including itself; None for all.
+        device: The device of the segment.
     """
     if not memory and (limit is None or tokens <= limit):
         return causal_mask(tokens, device), None
@@ -157,7 +158,7 @@ class LayerCache:
         keys: Float[Tensor, "batch head token feature"],
         values: Float[Tensor, "batch head token dim"],
     ) -> tuple[Float[Tensor, "batch head slot feature"], Float[Tensor, "batch head slot dim"]]:
-        """Write the newest keys and values; return those of all tokens.
+        """Append the newest keys and values; return those of all tokens.
 
         The first call creates the slots; later calls need free slots (see `moved`).
         """

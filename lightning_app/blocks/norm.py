@@ -1,4 +1,4 @@
-"""The norms over the model dimension, and learned scalars: trained factors beside the matrices."""
+"""The norms over the model dimension, and learned scalars: trained factors besides the matrices."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
@@ -13,9 +13,9 @@ from lightning_app.core.registry import Registry
 class LearnedScalars(nn.Module, ABC):
     """The base of every module whose parameters are gains, weights of a map, spans and the like.
 
-    Initial values, weight decay, the step of the optimizer, `ablate probe` and the gains that a
-    run logs find them by this class, so a new subclass needs no registration. A probe calls a
-    parameter ``gain`` by its module's name, and another one by its own (see `probes.gains`).
+    Initialisation, weight decay, the optimizer step, `ablate probe` and the log of a run's
+    gains find them by this class, so a new subclass needs no registration. A probe calls a
+    parameter ``gain`` by its module's name, and any other by its own name (see `probes.gains`).
     """
 
     decays: ClassVar[bool] = False
@@ -34,7 +34,7 @@ class LearnedScalars(nn.Module, ABC):
         """Set the parameters to their initial values."""
 
     def after_step(self) -> None:
-        """Bring the parameters back into their range after a step of the optimizer."""
+        """Clamp the parameters to their range after an optimizer step."""
 
 
 @torch.no_grad()
@@ -60,8 +60,8 @@ NORM_KINDS: Registry[Callable[[int], nn.Module]] = Registry(
 )
 """The norms by name; `NORM_KINDS.register` is the decorator that adds a class.
 
-A class is called with the size of the last dimension. Its own parameters belong in a
-`LearnedScalars`, which sets their start and their decay.
+A class is called with the size of the last dimension. Put additional parameters in a
+`LearnedScalars`, which sets their initial values and weight decay.
 """
 
 
@@ -86,6 +86,6 @@ def rms_norm(dim: int) -> nn.Module:
 def build_norm(kind: Norm, dim: int) -> nn.Module:
     """Return the normalization `kind` over the last dimension, of size `dim`.
 
-    Those of this package have ``g = 1``, ``b = 0`` at the start and ``eps = 1e-5``.
+    The norms of this package start at ``g = 1``, ``b = 0`` and use ``eps = 1e-5``.
     """
     return NORM_KINDS[kind](dim)

@@ -1,4 +1,4 @@
-"""What positions do inside of attention: biases of scores, and rotations of queries and keys."""
+"""The effect of positions in attention: biases of scores, rotations of queries and keys."""
 
 from dataclasses import dataclass
 from typing import NamedTuple, final
@@ -14,11 +14,12 @@ class Places(NamedTuple):
     newest: Int[Tensor, " #token"]
     """Positions of the tokens that run through the stack."""
     keys: Int[Tensor, "#batch key"]
-    """Positions of all tokens that these may see: those in the caches, then the newest."""
+    """Positions of all tokens that these may see: first those in the caches, then the newest."""
     start: int
-    """The first of the newest, which follow one another."""
+    """The position of the first of the newest tokens, which are consecutive."""
     in_document: Int[Tensor, "batch token"] | None = None
-    """Positions of the newest from the start of their document; None where a row is one."""
+    """Positions of the newest counted from the start of their document; None if a row is a
+    document."""
 
     @classmethod
     def whole(cls, length: int, device: torch.device) -> "Places":
@@ -28,15 +29,15 @@ class Places(NamedTuple):
 
     @property
     def absolute(self) -> Int[Tensor, "*batch #token"]:
-        """The positions of the newest in a table. Distances are the same by `newest`."""
+        """The rows of a position table for the newest tokens. Distances need only `newest`."""
         return self.newest if self.in_document is None else self.in_document
 
 
 def within_documents(documents: Int[Tensor, "batch token"]) -> Int[Tensor, "batch token"]:
     """Return the positions of tokens within their documents, from 0.
 
-    Neighbours with the same number are of one document; one that begins before its row is counted
-    from the start of the row.
+    Neighbours with the same number belong to one document; if it begins before its row, it is
+    counted from the start of the row.
     """
     places = torch.arange(documents.shape[1], device=documents.device)
     begins = documents[:, 1:] != documents[:, :-1]
@@ -47,8 +48,8 @@ def within_documents(documents: Int[Tensor, "batch token"]) -> Int[Tensor, "batc
 class Placed:
     """How the tokens of one pass enter the scores: ``f(q_i) . g(k_j) / sqrt(d_k) + b_ij``.
 
-    Here f and g are the identity and b is None. A subclass overrides what its positions use. The
-    cache holds g(k); b is computed at each step.
+    Here f and g are the identity and b is None. A subclass overrides the terms that its positions
+    use. The cache holds g(k); b is computed at each step.
     """
 
     bias: Float[Tensor, "#batch #head #query key"] | None = None
@@ -61,7 +62,7 @@ class Placed:
     def added(
         self, query: Float[Tensor, "batch head token feature"]
     ) -> Float[Tensor, "batch head token key"] | None:
-        """Return a further term of the scores, given the features f(q); None without one."""
+        """Return an additional term of the scores for the features f(q); None without one."""
         return None
 
     def queries(

@@ -20,26 +20,26 @@ SUM: Rule = "sum"
 RESIDUAL_RULES: Registry[Callable[[int], nn.Module]] = Registry(
     "model.block.residual_rule", slots=("rule",)
 )
-"""What joins a skip and a branch, by name; `RESIDUAL_RULES.register` is the decorator that adds a
-class.
+"""The rules that join a skip and a branch, by name; `RESIDUAL_RULES.register` is the decorator that
+adds a class.
 
-A class is called with the width of the stream. Its module is called with the skip and the branch,
-their gains applied, and returns the stream before `norm_sum`: three tensors of one shape, (batch,
-token, model), where no token may depend on another. Its own parameters belong in a
-`LearnedScalars`, which sets their start and their decay, and its matrices in a `nn.Linear`.
+A class is called with the width of the stream. Its module is called with the skip and the branch
+after their gains are applied, and returns the stream before `norm_sum`: three tensors of one shape,
+(batch, token, model), where no token may depend on another. Put additional parameters in a
+`LearnedScalars`, which sets their initial values and weight decay, and matrices in an `nn.Linear`.
 """
 
 
 @dataclass(frozen=True, kw_only=True)
 class Gain:
-    """A factor on a skip or a branch. A learned one starts at `value`; it takes no weight decay."""
+    """A factor on a skip or a branch. If learned, it starts at `value` and takes no decay."""
 
     value: float = 1.0
     learned: bool = False
     vector: bool = False
-    """One factor for each dimension of the stream instead of one for all; learned only."""
+    """One factor per dimension of the stream instead of a single one; only if learned."""
     profiled: bool = False
-    """One pass over a batch before training sets the initial value (Admin); learned only."""
+    """One pass over a batch before training sets the initial value (Admin); only if learned."""
 
     def __post_init__(self) -> None:
         if not math.isfinite(self.value):
@@ -95,7 +95,7 @@ class ResidualSpec:
 
 @final
 class LearnedGain(LearnedScalars):
-    """``gain * x``, trained: a scalar or a vector. A module, so that hooks find it."""
+    """``gain * x``, trained: a scalar or a vector. It is a module so that hooks can find it."""
 
     def __init__(self, gain: Gain, model_dim: int) -> None:
         super().__init__()
@@ -153,7 +153,7 @@ class Stream(NamedTuple):
         return Stream(select_tokens(self.x, kept), total)
 
     def plus(self, added: Float[Tensor, "*#batch #token model"]) -> "Stream":
-        """Return the stream with `added` in both of its parts."""
+        """Return the stream with `added` added to both of its parts."""
         return Stream(self.x + added, None if self.total is None else self.total + added)
 
 
@@ -166,9 +166,9 @@ def select_tokens(
 
 @final
 class Residual(nn.Module):
-    """The residual connection of one sub-layer, which is called between the two halves.
+    """The residual connection of one sub-layer, which runs between its two halves.
 
-    ``enter`` gives the branch its input, a call joins the branch's output f with the skip:
+    ``enter`` returns the branch's input; a call joins the branch's output f with the skip:
 
     ``y = norm_sum(skip * x + branch * norm_branch(f))``, or a `rule` in place of the sum.
 

@@ -1,4 +1,4 @@
-"""Spans that heads of self-attention learn, and the terms that parts of a model add to the loss."""
+"""Learned spans of self-attention heads, and the terms that parts of a model add to the loss."""
 
 import math
 from abc import ABC, abstractmethod
@@ -22,7 +22,7 @@ class Term(NamedTuple):
     Attributes:
         value: A scalar with a gradient, from the last forward pass or from parameters only.
         weight: The factor in the loss.
-        over_tokens: Whether `value` is a sum over the tokens of the batch, which is divided like
+        over_tokens: Whether `value` is a sum over the tokens of the batch, to be divided like
             the loss; otherwise it is a penalty, the same on every rank, and is not divided.
     """
 
@@ -32,13 +32,13 @@ class Term(NamedTuple):
 
 
 class AuxiliaryTerms(ABC):
-    """A module that offers terms of the loss. Derive from it beside `nn.Module`."""
+    """A module that offers terms of the loss. Derive from it together with `nn.Module`."""
 
     def at_step(self, done: int, total: int) -> None:  # noqa: B027
-        """Learn before each training step how many steps are `done` of the run's `total`.
+        """Called before each training step with the steps `done` out of the run's `total`.
 
-        `total` is fixed when the run starts, also for the runs that go on from its checkpoints; it
-        is below 1 where it is not known.
+        `total` is fixed when the run starts, also for runs that continue from its checkpoints; it
+        is below 1 if it is unknown.
         """
 
     @abstractmethod
@@ -51,8 +51,8 @@ def auxiliary_terms(
 ) -> dict[str, Float[Tensor, ""]]:
     """Return the terms that all modules of `model` add to the loss, by name.
 
-    Terms of one name are added together. `normalizer` is the number by which sums over tokens are
-    divided.
+    Terms with the same name are added together. `normalizer` is the number by which sums over
+    tokens are divided.
     """
     found: dict[str, Tensor] = {}
     for module in model.modules():
@@ -71,7 +71,7 @@ def at_step(model: nn.Module, done: int, total: int) -> None:
 
 
 TRIM = 64
-"""A trimmed window is rounded up to a multiple of this, so that its size changes seldom."""
+"""A trimmed window is rounded up to a multiple of this, so that its size rarely changes."""
 
 FAINT = 2.0**-60
 """The weight in place of an exact 0 at the end of the ramp. It changes no output: float64 keeps 52
@@ -81,37 +81,37 @@ cannot pass through its logarithm."""
 
 @dataclass(frozen=True, kw_only=True)
 class AdaptiveSpan:
-    """A learned span for each head (Sukhbaatar et al. 2019, 1905.07799, section 2.2).
+    """A learned span per head (Sukhbaatar et al. 2019, 1905.07799, section 2.2).
 
     The weight of a key at distance x is ``m_z(x) exp(s) / sum m_z exp(s)`` with ``m_z(x) =
     clamp((R + z - x) / R, 0, 1)``. ``z = S z'`` is the span of a head in tokens, z' within [0, 1].
     The loss has the penalty ``lambda / H sum_h z_h`` of every layer; with `share` all, where one
-    block and so one set of spans serves every layer of a stack, it has it once for the stack. A
+    block and thus one set of spans serves every layer of a stack, it has it once for the stack. A
     query sees its own key, at distance 0 with weight 1; in the paper it does not. In an encoder x
     is ``|i - j|``.
 
-    A dynamic span depends on the query's token: ``z_t = S sigmoid(v . x_t + b)``, x_t what the
-    layer's queries are projected from, v and b of each head. Its penalty is that of the mean over
+    A dynamic span depends on the query's token: ``z_t = S sigmoid(v . x_t + b)``, where x_t is what
+    the layer's queries are projected from, with v and b per head. Its penalty is the mean over
     tokens.
     """
 
     longest: int
     """S, the largest span in tokens; no key at a larger distance is seen."""
     ramp: float = 32.0
-    """R, the number of tokens over which weights fall from 1 to 0. Texts shorter than it are masked
-    hardly or not at all."""
+    """R, the number of tokens over which weights fall from 1 to 0. Texts shorter than R are hardly
+    masked, or not at all."""
     start: float = 0.0
     """z' at the start, a fraction of S."""
     penalty: float = 2.0e-6
-    """lambda, the weight of the mean span of a layer, in nats for each token of span."""
+    """lambda, the weight of the mean span of a layer, in nats per token of span."""
     lr: float | None = None
     """The peak learning rate of z', or of v and b; null for that of the optimizer. With Adam a span
     z' moves by at most about S times the rate in a step."""
     trim: bool = False
-    """Compute no scores of keys that no head of a layer sees: exact, and faster for short spans."""
+    """Skip the scores of keys that no head of a layer sees: exact, and faster for short spans."""
     dynamic_bias: float | None = None
-    """b at the start of dynamic spans, where v is 0; -4 in the paper, a span of 0.018 S. null: one
-    span for all tokens."""
+    """b at the start of dynamic spans, where v is 0; -4 in the paper, a span of 0.018 S. null: the
+    same span for all tokens."""
 
     def __post_init__(self) -> None:
         if self.longest < 1:
@@ -185,14 +185,14 @@ class SoftMask(LearnedScalars, AuxiliaryTerms):
         """Return z in tokens, for the queries of `u`; in float32 at least."""
 
     def over(self, mask: LocalMask, spans: Tensor | None) -> Mask:
-        """Return the mask of the maps that are computed, with the weight of each key."""
+        """Return the mask of the maps that are computed, with a weight per key."""
         assert spans is not None
         # One span for all queries serves every block of a fold.
         folded = spans if spans.shape[2] == 1 else mask.queries(spans)
         return mask.mask.with_log_weights(self.log_weights(folded, mask.distance))
 
     def over_whole(self, mask: LocalMask, spans: Tensor | None) -> Mask:
-        """Return the same of the maps of whole texts."""
+        """Return the same for the maps of whole texts."""
         assert spans is not None
         return mask.whole.with_log_weights(self.log_weights(spans, mask.whole_distance))
 
@@ -203,8 +203,8 @@ class SoftMask(LearnedScalars, AuxiliaryTerms):
     ) -> Float[Tensor, "#batch head query key"]:
         """Return ``log m_z(x)``, and -finfo.max / 4 instead of the logarithm of 0.
 
-        Finite, so that the row of a padded query, which may see nothing near it, has no NaN. At
-        both ends of the ramp the gradient is that of the ramp, as in the authors' code.
+        It is finite, so that the row of a padded query, which may see nothing near it, has no NaN.
+        At both ends of the ramp the gradient is that of the ramp, as in the authors' code.
         """
         below_one = (spans - distance) / self.spec.ramp
         zero = torch.zeros_like(below_one)
@@ -244,12 +244,12 @@ class SpanMask(SoftMask):
 
     @property
     def window(self) -> Window:
-        """The keys that some head may see: all up to S, or if trimmed up to ``max_h z_h + R``."""
+        """The keys that some head may see: all up to S, or up to ``max_h z_h + R`` if trimmed."""
         reach = self.spec.longest
         if self.spec.trim:
             # A key with x <= z + R has a weight or a gradient.
             most = float(self.tokens.detach().max()) + self.spec.ramp
-            if math.isfinite(most):  # a model that diverged is not trimmed
+            if math.isfinite(most):  # do not trim a diverged model
                 reach = min(reach, TRIM * math.ceil(math.floor(most) / TRIM))
         return Window(before=reach, after=reach)
 
@@ -273,11 +273,11 @@ class Counted(NamedTuple):
 class DynamicSpanMask(SoftMask):
     """``z_t = S sigmoid(v . x_t + b)`` of each head (Sukhbaatar et al. 2019, section 2.2).
 
-    v has the shape ``(head, model)``. The paper gives no start of v; here it is 0, so that the
+    v has the shape ``(head, model)``. The paper gives no initial v; here it is 0, so that the
     spans of all tokens are ``S sigmoid(b)`` at first.
 
-    `count` says before each forward pass of training over which tokens the penalty is the mean. A
-    shared block is called once a step, and has the mean over its steps.
+    `count` sets, before each forward pass of training, the tokens over which the penalty averages.
+    A shared block is called once per step, and its penalty averages over its steps.
     """
 
     def __init__(self, spec: AdaptiveSpan, model_dim: int, num_heads: int) -> None:
@@ -287,7 +287,7 @@ class DynamicSpanMask(SoftMask):
         self.bias = nn.Parameter(torch.full((num_heads,), float(spec.dynamic_bias)))
         self._start = float(spec.dynamic_bias)
         self._counted: Counted | None = None
-        self._pending: list[Tensor] = []  # sums over tokens, one for each call in the pass
+        self._pending: list[Tensor] = []  # sums over tokens, one per call in the pass
         self._sums: list[Tensor] = []  # those of the last pass, without gradients
         self._tokens: Tensor | None = None
 
@@ -296,7 +296,7 @@ class DynamicSpanMask(SoftMask):
         self.bias.fill_(self._start)
 
     def measured(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield nothing: spans are those of tokens, see `sums` and `ActivationHooks`."""
+        """Yield nothing: these spans belong to tokens; see `sums` and `ActivationHooks`."""
         yield from ()
 
     def count(self, counted: Counted) -> None:
@@ -314,7 +314,7 @@ class DynamicSpanMask(SoftMask):
         return spans.unsqueeze(-1)
 
     def auxiliary_terms(self) -> Mapping[str, Term]:
-        """Return the penalty on the mean span of the last forward pass, once."""
+        """Return the penalty on the mean span of the last forward pass; only once per pass."""
         assert self._counted is not None, "the tokens that count are set before the pass"
         assert self._pending, "each pass of training has its penalty once"
         here, number = self._counted
@@ -327,7 +327,7 @@ class DynamicSpanMask(SoftMask):
         """Return the sum of each head's spans in the last pass of training, and the tokens summed.
 
         Args:
-            layer: From 1; it matters in a shared block, which has spans of its own at each step.
+            layer: Counted from 1; it matters in a shared block, whose spans differ between steps.
         """
         assert self._tokens is not None
         return self._sums[min(layer, len(self._sums)) - 1], self._tokens

@@ -52,19 +52,20 @@ class Stack:
 
 @dataclass(frozen=True, kw_only=True)
 class StackSpec:
-    """The resolved specification of a stack, one block a layer, and the parts around them.
+    """The resolved specification of a stack: one block per layer, plus the parts around the blocks.
 
-    With h the sum of embeddings: the first block reads ``input_norm(h)``, and the stack gives
-    ``final_norm(x)``; with `dual_stream` it gives ``x + final_norm(r)``, r the input plus the sum
-    of all branches (ResiDual). `embedding_gain` is a factor on the initial token embeddings, the
-    same in every stack of a model, since they share one table.
+    With h the sum of embeddings: the first block reads ``input_norm(h)``, and the stack returns
+    ``final_norm(x)``; with `dual_stream` it returns ``x + final_norm(r)``, with r the input plus
+    the sum of all branches (ResiDual). `embedding_gain` is a factor on the initial token
+    embeddings, the same in every stack of a model, since they share one table.
 
-    With `share` all, one block with one set of parameters serves every layer, and a layer is a step
-    of the Universal Transformer (Dehghani et al. 2019, 1807.03819). Before each step `step_signal`
-    adds positions and a signal of the step to the stream; with `halting`, each token stops after
-    steps of its own, and the stack gives ``final_norm`` of the average of its states.
+    With `share` all, one block with one set of parameters serves every layer, and each layer is a
+    step of the Universal Transformer (Dehghani et al. 2019, 1807.03819). Before each step
+    `step_signal` adds positions and a signal of the step to the stream; with `halting`, each token
+    stops after its own number of steps, and the stack returns ``final_norm`` of the average of its
+    states.
 
-    With `memory` each layer also reads its inputs in the segments before (Transformer-XL).
+    With `memory` each layer also reads its inputs from earlier segments (Transformer-XL).
     """
 
     blocks: tuple[BlockSpec, ...]
@@ -87,7 +88,7 @@ class StackSpec:
         self._check_dual_stream()
 
     def check_documents(self) -> None:
-        """Refuse blocks whose meaning depends on where a document lies in its row.
+        """Refuse blocks whose effect depends on where a document lies in its row.
 
         Raises:
             ValueError: for blocks of queries, which are cut from the start of the row.
@@ -159,7 +160,7 @@ class StackSpec:
                 self.memory.check(block.self_attention.adaptive_span.longest)
 
     def _check_chain(self) -> None:
-        """A mask enters the carried scores once, so all layers of a chain see the same keys."""
+        """Refuse chains whose layers see different keys: a mask enters carried scores only once."""
         layers = [block.self_attention for block in self.blocks]
         if all(layer.carry == "none" for layer in layers):
             return
@@ -185,7 +186,7 @@ def carry_scores(spec: StackSpec, kind: ResidualAttention, temperature: float = 
     """Return `spec` with residual attention in every chain: encoder self, decoder self, cross.
 
     ``sum`` and ``mean`` carry the sum of scores, ``qk_sum`` sums of queries and of keys. Logits of
-    layer n are divided by n (``mean`` alone) and by `temperature`.
+    layer n are divided by n (only with ``mean``) and by `temperature`.
     """
     carry: CarryKind = {"none": "none", "qk_sum": "qk_sum"}.get(kind, "scores")  # pyright: ignore[reportAssignmentType]
 

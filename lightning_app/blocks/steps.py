@@ -1,4 +1,4 @@
-"""Layers as steps: when they halt, how the stream grows, and what shared layers have in common."""
+"""Layers as steps: when tokens halt, how the stream grows, and what shared layers must share."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -40,9 +40,9 @@ class Pondering(NamedTuple):
 
     Attributes:
         running: The tokens that have not halted.
-        given: ``sum h_n`` over the steps so far, of tokens that run.
-        steps: N, the steps so far.
-        remainder: R, of tokens that halted; 0 of the others.
+        given: ``sum h_n`` over the steps so far, of running tokens.
+        steps: N, the number of steps so far.
+        remainder: R of the halted tokens; 0 for the others.
         average: ``sum p_n s_n`` over the steps so far.
     """
 
@@ -79,7 +79,8 @@ class Halting(nn.Module, AuxiliaryTerms):
         s   = sum_n p_n s_n,  ponder cost of the token: N + R
 
     s_n is the state after step n. A token that has halted keeps its state (Dehghani et al. 2019,
-    1807.03819, section 2.3), which other tokens attend to. N counts as constant in the gradient.
+    1807.03819, section 2.3), which other tokens attend to. N is treated as constant in the
+    gradient.
 
     The ponder cost is a sum over the tokens of `counted`, which the caller sets before each forward
     pass of training; like the loss it is divided by the predicted tokens of the global batch.
@@ -97,11 +98,11 @@ class Halting(nn.Module, AuxiliaryTerms):
     def forward(
         self, before: Pondering, state: Float[Tensor, "batch token model"], *, last: bool
     ) -> Pondering:
-        """Return the state of every token after one more step, which gave `state`.
+        """Return the state of every token after one more step, which returned `state`.
 
         Args:
             before: The state of every token before the step.
-            state: s_n, of halted tokens the state that they keep.
+            state: s_n; for halted tokens the state that they keep.
             last: Whether this is the last step, at which every token halts.
         """
         h = self.unit(state).squeeze(-1).to(before.given.dtype).sigmoid()
@@ -118,13 +119,13 @@ class Halting(nn.Module, AuxiliaryTerms):
         )
 
     def finish(self, pondering: Pondering, limit: int) -> None:
-        """Keep the cost of a pass of training with at most `limit` steps."""
+        """Store the cost of a training pass with at most `limit` steps."""
         if self.training:
             self._cost = pondering.steps + pondering.remainder
             self._steps, self._limit = pondering.steps, limit
 
     def auxiliary_terms(self) -> dict[str, Term]:
-        """Return the ponder cost of the last forward pass, once."""
+        """Return the ponder cost of the last forward pass; only once per pass."""
         assert self.counted is not None, "the tokens that count are set before the pass"
         assert self._cost is not None, "each pass of training has its cost once"
         cost = (self._cost * self.counted).sum()
@@ -144,7 +145,7 @@ class Halting(nn.Module, AuxiliaryTerms):
 
 
 def check_growth(blocks: Sequence[BlockSpec]) -> None:
-    """Refuse streams that explode: added variance or amplification over e along a stack.
+    """Refuse streams that explode: added variance or amplification of more than e along a stack.
 
     SkipInit's 1 / sqrt(depth), ReZero's 0 and T-Fixup's small matrices pass, as do blocks
     without a skip, and any skip where a norm follows the sum.
@@ -163,12 +164,12 @@ def check_growth(blocks: Sequence[BlockSpec]) -> None:
 
 
 def growth(block: BlockSpec, part: Literal["around_self", "around_ff"]) -> float:
-    """Return the variance that a branch adds to the stream at the start, over the stream's.
+    """Return the variance that a branch adds to the stream at the start, relative to the stream's.
 
     ``(branch / skip)^2`` times the squared gains of the branch's two matrices, unless a norm of
-    the branch bounds it, and the ``ln skip^2`` by which a skip over 1 amplifies the stream
+    the branch bounds it, plus the ``ln skip^2`` by which a skip above 1 amplifies the stream
     itself; 0 where a norm of any sum of the block, or a missing skip, bounds the stream, and where
-    a rule of a plug-in joins the two, of which nothing is known.
+    a plug-in's rule joins the two, about which nothing is known.
     """
     residual = block.around_self if part == "around_self" else block.around_ff
     # Both branches of a parallel block join the skip of the feed-forward.
@@ -176,7 +177,7 @@ def growth(block: BlockSpec, part: Literal["around_self", "around_ff"]) -> float
     sums = {block.around_self.norm_sum, block.around_cross.norm_sum, block.around_ff.norm_sum}
     if sums != {"none"} or skip.value == 0.0 or residual.rule != SUM:
         return 0.0
-    # B2T's last sum takes the block's input twice.
+    # B2T's last sum adds the block's input a second time.
     twice = block.bottom_to_top and part == "around_ff"
     kept = abs(skip.value) + (1.0 if twice else 0.0)
     amplified = max(0.0, math.log(kept**2))

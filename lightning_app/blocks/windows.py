@@ -21,10 +21,10 @@ FEWEST = 32
 
 
 def fold_size(multiple: int, around: int) -> int:
-    """Return the number of queries of a block, given the number of keys around it.
+    """Return the number of queries per block for a number of keys around it.
 
-    A multiple of `multiple`. A block of half as many queries as keys around it computes 1.5 times
-    the cells of a sliding window, and copies each key 3 times.
+    It is a multiple of `multiple`. A block of half as many queries as keys around it computes 1.5
+    times the cells of a sliding window, and copies each key 3 times.
     """
     least = max(around // 2, FEWEST)
     return multiple * -(-least // multiple)
@@ -35,7 +35,7 @@ class Fold:
     """Texts of `length` tokens cut into blocks of `size` queries.
 
     The window of a block has the `before` tokens before it, the `after` tokens after it, and its
-    own tokens, in this order: queries are the last keys, as in cached decoding. Places outside of
+    own tokens, in this order: queries are the last keys, as in cached decoding. Positions outside
     the text hold zeros, and must be masked (`keys_at`).
     """
 
@@ -82,7 +82,7 @@ class Fold:
     def unfolded(
         self, x: Float[Tensor, "folded head query dim"]
     ) -> Float[Tensor, "batch head token dim"]:
-        """Return what the queries of all blocks have, in the order of the text."""
+        """Return the values of the queries of all blocks, in the order of the text."""
         whole = x.unflatten(0, (-1, self.blocks)).transpose(1, 2).flatten(2, 3)
         return whole[:, :, : self.length]
 
@@ -116,7 +116,7 @@ class Fold:
 
 
 class Segment(NamedTuple):
-    """Consecutive places of a window: `width` of them, from `at`, hold the tokens from `start`.
+    """Consecutive slots of a window: the `width` slots from `at` hold the tokens from `start`.
 
     `start` counts from the first token of a block.
     """
@@ -126,7 +126,7 @@ class Segment(NamedTuple):
     width: int
 
     def parts(self, most: int) -> "list[Segment]":
-        """Cut the segment into parts of at most `most` places, which blocks do not share."""
+        """Cut the segment into parts of at most `most` slots, which blocks do not share."""
         return [
             Segment(self.at + i, self.start + i, min(most, self.width - i))
             for i in range(0, self.width, most)
@@ -137,16 +137,16 @@ class Segment(NamedTuple):
         return windows[:, :, :, self.at : self.at + self.width]
 
     def inner_blocks(self, fold: Fold) -> tuple[int, int]:
-        """Return the first block whose segment lies within the text, and the end of these."""
+        """Return the first block whose segment lies within the text, and the end of their range."""
         first = min(fold.blocks, max(0, -(self.start // fold.size)))
         end = (fold.length - self.start - self.width) // fold.size + 1
         return first, min(max(first, end), fold.blocks)
 
     def pairs(self, windows: Tensor, x: Tensor, fold: Fold) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield equal parts of `windows` and of `x`, which together are all tokens of the segment.
+        """Yield equal parts of `windows` and `x` that together cover all tokens of the segment.
 
         `windows` are ``(batch, block, head, place, dim)``, `x` are ``(batch, head, token, dim)``.
-        The blocks whose segment lies within the text are one part.
+        All blocks whose segment lies within the text form one part.
         """
         size, here = fold.size, self.of_windows(windows)
         first, last = self.inner_blocks(fold)
@@ -186,7 +186,7 @@ class _Gather(torch.autograd.Function):
 
 @final
 class _Scatter(torch.autograd.Function):
-    """Add what windows hold to the tokens of the text; the gradient is `_Gather`."""
+    """Add the contents of windows to the tokens of the text; the gradient is `_Gather`."""
 
     @staticmethod
     def forward(ctx: Any, windows: Tensor, fold: Fold, segments: list[Segment]) -> Tensor:
@@ -209,7 +209,7 @@ class _Scatter(torch.autograd.Function):
 class Window:
     """The keys that a query at i may see: those near its block of queries.
 
-    ``floor(i / l) l - before <= j < floor(i / l) l + l + after``, l the length of a `block`. A
+    ``floor(i / l) l - before <= j < floor(i / l) l + l + after``, with l the length of a `block`. A
     mask may hide more: in a causal stack a query sees no later key.
     """
 
@@ -261,13 +261,13 @@ class LocalisedSpan:
 
 @final
 class LocalMask:
-    """The keys that queries may see within a window, and the form in which maps are computed.
+    """The keys that queries may see within a window, and how maps are computed.
 
-    The maps of long texts have only the cells around their windows: see `Fold`. Attention computes
+    The maps of long texts hold only the cells around their windows: see `Fold`. Attention computes
     with queries, keys and values that have passed `queries` and `keys`, and with `mask`.
 
     Attributes:
-        whole: The mask of the maps of whole texts.
+        whole: The mask of the maps over whole texts.
         mask: The mask of the maps that are computed.
     """
 
@@ -331,19 +331,19 @@ class LocalMask:
     def unfolded(
         self, x: Float[Tensor, "folded head part dim"]
     ) -> Float[Tensor, "batch head token dim"]:
-        """Return what the queries have, in the order of the text."""
+        """Return the values of the queries, in the order of the text."""
         return x if self._fold is None else self._fold.unfolded(x)
 
     def whole_map(
         self, x: Float[Tensor, "folded head row column"]
     ) -> Float[Tensor, "batch head query key"]:
-        """Return the maps, or scores, of whole texts; zeros where no cell was computed."""
+        """Return the maps, or scores, of whole texts; zero where no cell was computed."""
         return x if self._fold is None else self._fold.unfolded_map(x)
 
     def _folded(self, fold: Fold, batch: int) -> Mask:
         limits, device = self._limits, self._limits.device
         queries, keys = fold.queries_at(device), fold.keys_at(device)
-        # All blocks see the same places of their windows, except those outside of the text.
+        # All blocks see the same slots of their windows, except those outside the text.
         query, key = queries[0, :, None], keys[0]
         near = self._window.visible(query, key)
         near = near & (key <= query) if limits.causal else near
@@ -359,7 +359,7 @@ class LocalMask:
 
 
 def _fold(window: Window, mask: Mask) -> Fold | None:
-    """Return the fold of texts under `mask`; None for those that a map of all cells serves."""
+    """Return the fold of texts under `mask`; None if a full map serves."""
     after = 0 if mask.causal else window.after
     size = fold_size(window.block, window.before + after)
     if mask.keys <= size + window.before + after:
@@ -368,19 +368,19 @@ def _fold(window: Window, mask: Mask) -> Fold | None:
 
 
 def _of_each(x: Tensor, rows: int) -> Tensor:
-    """Return a folded map for each of `rows`, from one for each or one for every text."""
+    """Return a folded map for each of `rows`, from one map per row or one for all texts."""
     return x if len(x) == rows else x.repeat(rows // len(x), 1, 1, 1)
 
 
 @final
 class WindowMasks:
-    """The masks of the layers in one pass through a stack: one for each window, made once.
+    """The masks of the layers in one pass through a stack: one per window, built once.
 
     Args:
         mask: The keys that queries may see if there are no windows.
         batch: The number of texts.
-        places: The positions of queries and keys; None if each text is whole. Only then can its
-            blocks be folded into the batch.
+        places: The positions of queries and keys; None if each text is complete. Blocks can be
+            folded into the batch only then.
     """
 
     def __init__(self, mask: Mask, batch: int, places: Places | None) -> None:

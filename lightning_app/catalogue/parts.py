@@ -1,19 +1,14 @@
 """The drawing of a stack and of its attention, part by part.
 
-Group equal layers, and describe their numbers and other fields in a short text.
+Equal layers are grouped, and their numbers and other fields are described in a short text.
 
-The drawing of a stack as data: the parts on its stream, in order.
+A drawing is data: the parts on the stream of a stack, in order. `draw_stack` builds it from a
+specification; `text` and `svg` render it. It can also be described in sentences, for readers who
+cannot see the picture. The parts of an attention are named in the order of the computation.
 
-`draw_stack` makes it from a specification; `text` and `svg` render it.
-
-A drawing in sentences: the description of a picture for readers who cannot see it.
-
-The parts of an attention that its drawing names, in the order of the computation.
-
-Make the drawing of a stack from its specification.
-
-Everything is read from the specification; nothing here knows the name of a preset. Fields that have
-no place in a drawing are listed by name and value below it, so that nothing is left out silently.
+Everything is read from the specification; nothing here knows the name of a preset. Fields that
+have no place in a drawing are listed by name and value below it, so that nothing is omitted
+silently.
 """
 
 import math
@@ -29,7 +24,7 @@ from lightning_app.blocks.residual import SUM, Gain, ResidualSpec, Rule
 from lightning_app.blocks.stack import StackSpec
 
 Side = Literal["encoder", "decoder", "decoder alone"]
-"""A stack in a model; the decoder alone has no cross-attention."""
+"""A stack in a model; a decoder-only model has no cross-attention."""
 
 
 def runs_of(blocks: Sequence[BlockSpec], side: Side) -> list[tuple[range, list[BlockSpec]]]:
@@ -80,8 +75,9 @@ def changed_fields(
 ) -> list[str]:
     """Return `name value` for each field in which parts of one form differ from `default`.
 
-    Fields in `known` are left out: the caller shows them in another form. So a field without its
-    own drawing is still shown. Without a `default`, each field is compared with its own default.
+    Fields in `known` are left out because the caller shows them in another form. A field without
+    its own drawing is still shown. Without a `default`, each field is compared with its own
+    default.
     """
     shown = []
     for field in fields(parts[0]):
@@ -136,7 +132,7 @@ class NormPart:
 
 @dataclass(frozen=True, kw_only=True)
 class Factor:
-    """A gain on the stream or on a branch: its initial value, and how it is trained."""
+    """A gain on the stream or on a branch: its initial value and how it is trained."""
 
     value: str
     notes: tuple[str, ...] = ()
@@ -166,9 +162,9 @@ class Branch:
 
 @dataclass(frozen=True, kw_only=True)
 class Sum:
-    """One residual formula: branches with one input and one skip.
+    """One residual formula: branches that share an input and a skip.
 
-    `skip` holds the gains on the skip; it is None without a skip. `bottom` adds the layer's
+    `skip` holds the gains on the skip; it is None without one. `bottom` adds the layer's
     input through the same gains. `shared` comes before the branches fork. `rule` joins the skip and
     the branch: the sum, or a rule of a plug-in, whose name then replaces the plus.
     """
@@ -188,7 +184,7 @@ class Sum:
 
 @dataclass(frozen=True, kw_only=True)
 class LayerRun:
-    """Consecutive layers that differ in numbers only."""
+    """Consecutive layers that differ only in numbers."""
 
     first: int
     last: int
@@ -284,7 +280,7 @@ _ATTENTION = (
     *("localised_span", "adaptive_span"),
 )
 _SHAPING = ("alpha", "beta", "gamma", "learned", "per_head")
-# Fields that have a text of their own; a new field is shown by its name.
+# Fields with their own text; a new field is shown by its name.
 
 
 def attention_parts(specs: Sequence[AttentionSpec], layers: range) -> tuple[Inside, ...]:
@@ -443,7 +439,7 @@ def _step_notes(spec: StackSpec) -> list[str]:
 
 
 def _memory_notes(spec: StackSpec) -> list[str]:
-    """Return what the layers read of the segments before."""
+    """Return what the layers read from earlier segments."""
     if spec.memory is None:
         return []
     length, evaluation = spec.memory.lengths
@@ -551,7 +547,7 @@ def _outside(run: LayerRun) -> tuple[Any, ...]:
 
 
 def _merged(runs: list[LayerRun]) -> LayerRun:
-    """Merge runs with equal parts on the stream into one, which names the layers of other parts."""
+    """Merge runs with equal parts on the stream into one that names the layers of other parts."""
     sums = []
     for same in zip(*(run.sums for run in runs), strict=True):
         branches = [
@@ -563,7 +559,7 @@ def _merged(runs: list[LayerRun]) -> LayerRun:
 
 
 def _united(runs: list[LayerRun], insides: list[tuple[Inside, ...]]) -> tuple[Inside, ...]:
-    """Return the lines of all runs in order, with their layers if some runs do not have them."""
+    """Return the lines of all runs in order, with their layers where only some runs have them."""
     order: list[Inside] = []
     for lines in insides:
         place = 0

@@ -91,7 +91,7 @@ def parameter_ratios(
 
 
 def caption(encoder_depth: int, decoder_depth: int) -> str:
-    """Return a sentence that explains the ratios."""
+    """Return a sentence explaining the ratios."""
     usual = ArchitectureConfig()
     depth = "+".join(str(each) for each in (encoder_depth, decoder_depth) if each)
     return (
@@ -102,7 +102,7 @@ def caption(encoder_depth: int, decoder_depth: int) -> str:
 
 
 def preset_table(encoder_depth: int, decoder_depth: int, *, wide: bool) -> Table:
-    """Return the table of presets; if it is not `wide`, their texts share one column."""
+    """Return the table of presets; unless `wide`, their texts share one column."""
     said = ("equation", "what it fixes", "paper")
     columns = said if wide else (", ".join(said),)
     shown = Table("preset", *columns, box=box.SIMPLE, show_lines=True)
@@ -150,7 +150,7 @@ def stack_lines(stacks: Stacks, width: int) -> list[str]:
 
 
 def write_gallery(folder: Path, encoder_depth: int, decoder_depth: int) -> int:
-    """Write a picture of every preset, and a page with all; return their number."""
+    """Write a picture of every preset and a page with all of them; return their number."""
     for name in PRESETS:
         stacks = resolve_preset(name, encoder_depth, decoder_depth)
         write_whole(folder / f"{name}.svg", picture(name, drawings(stacks)))
@@ -197,5 +197,5 @@ def gallery_page(encoder_depth: int, decoder_depth: int) -> str:
 
 
 def _markdown(text: str) -> str:
-    """Return a text in which Markdown sees no tags and no emphasis."""
+    """Return a text in which Markdown finds no tags or emphasis."""
     return escape(text, quote=False).replace("*", r"\*")

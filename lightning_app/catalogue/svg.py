@@ -1,4 +1,4 @@
-"""Drawings as one SVG document: where the parts of a stack lie.
+"""Drawings as one SVG document: positions and lines of the parts of a stack.
 
 The stream runs upwards, as in the figures of the papers. Branches are on it, skips and a second
 stream on its right, carried scores and the skip from the bottom on its left.
@@ -167,7 +167,7 @@ def _colours(mode: int) -> str:
 
 
 GAP = 15
-"""Length of the line between two things on the stream."""
+"""Length of the line between two elements on the stream."""
 LINE = 15
 """Height of a line of text."""
 MARGIN = 12
@@ -228,12 +228,12 @@ def card_size(branch: Branch) -> tuple[float, float]:
 
 
 def carried_name(branch: Branch) -> str:
-    """Return the label of what an attention carries to the layer above."""
+    """Return the label of the state that an attention carries to the layer above."""
     return _CARRIED.get(branch.carry, branch.carry)
 
 
 def reach(one: Sum) -> float:
-    """Return how far the boxes on the stream extend to either side of it."""
+    """Return how far the boxes extend to either side of the stream."""
     parts = [*one.shared, *one.norm]
     parts += [part for branch in one.branches for part in (*branch.before, *branch.after)]
     widest = max((part_size(part)[0] for part in parts), default=0.0)
@@ -242,7 +242,7 @@ def reach(one: Sum) -> float:
 
 
 def sum_radius(one: Sum) -> float:
-    """Return half the width of what joins a skip and a branch: a plus, or the name of a rule."""
+    """Return half the width of the symbol that joins skip and branch: a plus or a rule's name."""
     return RADIUS if one.rule == SUM else text_width(one.rule) / 2 + 7
 
 
@@ -291,10 +291,10 @@ class Column:
         self.drawn_to = 0.0
         """The height up to which the line of the stream is drawn."""
         self.leaving: dict[SubLayer, tuple[float, float, str]] = {}
-        """The start and the name of each carried line in the present frame."""
+        """The start and the name of each carried line in the current frame."""
 
     def _notes(self) -> list[str]:
-        """Return the notes below the stack; they name their layers if layers differ."""
+        """Return the notes below the stack; they name layers if the layers differ."""
         several = len(self.drawing.runs) > 1
         notes = list(self.drawing.notes)
         for run in self.drawing.runs:

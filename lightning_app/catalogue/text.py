@@ -1,11 +1,11 @@
-"""Presets as text: the table, and the specification of one.
+"""Presets as text: the table, and the specification of a single preset.
 
-A drawing in plain characters, at most 80 columns wide; its words also fit narrower terminals.
+Drawings use plain characters and at most 80 columns; their words also fit narrower terminals.
 
 The stream runs from left to right. A sub-layer is a piece of it: a main line, lines above it
 (carried scores, a second stream) and lines below it (skips).
 
-The resolved specification of stacks as text: equal layers are grouped, defaults omitted.
+The resolved specification of stacks groups equal layers and omits defaults.
 """
 
 import re
@@ -31,7 +31,7 @@ from lightning_app.catalogue.parts import (
 )
 
 WIDTH = 80
-LEAST = 20  # columns; narrower lines would cut words
+LEAST = 20  # columns; narrower lines would split words
 SHORT: dict[str, str] = {"layer_norm": "LN", "rms_norm": "RMS"}
 CARRIED: dict[str, str] = {"scores": "Z", "qk_sum": "q,k"}
 LEGEND = {
@@ -67,11 +67,11 @@ class Piece:
             self.put(0, self.width, f" {label} --")
 
     def fill(self, line: int, column: int) -> None:
-        """Continue `line` up to `column`."""
+        """Extend `line` up to `column`."""
         self.lines[line] = self.lines[line].ljust(column, "-")
 
     def add(self, other: "Piece") -> None:
-        """Append `other` at the right."""
+        """Append `other` on the right."""
         start = self.width
         for line, text in other.lines.items():
             self.put(line, start, text)
@@ -235,7 +235,7 @@ def specification_lines(stacks: Mapping[Side, StackSpec]) -> list[tuple[int, str
             shown = []
             for used in used_fields(blocks[0], side):
                 parts = [getattr(block, used.name) for block in blocks]
-                plain = isinstance(parts[0], ResidualSpec)  # a block has no default for it
+                plain = isinstance(parts[0], ResidualSpec)  # blocks have no default for it
                 default = ResidualSpec() if plain else used.default
                 if any(part != default for part in parts):
                     words = phrase(parts, default, layers, outer=True)

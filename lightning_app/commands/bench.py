@@ -1,4 +1,4 @@
-"""`ablate bench`: only its arguments, since the work in `lab.bench.run` imports torch."""
+"""`ablate bench`: only its arguments, because `lab.bench.run` imports torch."""
 
 from pathlib import Path
 from typing import Any

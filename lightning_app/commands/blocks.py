@@ -74,7 +74,7 @@ def blocks_command(
     if svg is not None:
         write_whole(svg, picture(name, drawings(stacks)))
     if as_json:
-        # By the names of the stacks in a model, as in `block.json` of a run.
+        # Keyed by the names of the stacks in a model, as in a run's `block.json`.
         named = {side.partition(" ")[0]: asdict(spec) for side, spec in stacks.items()}
         print(json.dumps(named, indent=1))
     elif svg is None and config is not None:
@@ -85,7 +85,7 @@ def blocks_command(
 
 
 def _stacks_of(config: Path, overrides: Sequence[str]) -> tuple[str, Mapping[Any, Any]]:
-    """Return the preset of a config with overrides, and its stacks."""
+    """Return the preset and the stacks of a config with overrides."""
     from lightning_app.config.config import model_config, read_config
 
     model = model_config(read_config(config, overrides)["model"])

@@ -15,13 +15,13 @@ from lightning_app.core.project import shipped_folder
 from lightning_app.core.schema import hints_of
 
 SHELLS = ("bash", "zsh", "fish")
-_Words = dict[str, Any]  # what shtab calls a CompleteType
+_Words = dict[str, Any]  # a CompleteType in shtab
 _RUN_FOLDERS = (
     "find experiments -mindepth 3 -maxdepth 3 -path '*/runs/*' -type d "
     "! -path '*[!A-Za-z0-9_./,=+@-]*' 2>/dev/null"
 )
-"""No pattern of a shell: one that matches nothing is an error in zsh and in fish. The names of runs
-have these characters; others, of folders from elsewhere, could mean something to a shell."""
+"""Not a shell pattern: one that matches nothing is an error in zsh and fish. Names of runs consist
+of these characters; others, from foreign folders, could be special to a shell."""
 
 
 def add_completion(parser: Parser) -> None:
@@ -30,7 +30,7 @@ def add_completion(parser: Parser) -> None:
 
 
 def completion_command(shell: str, parser: Parser) -> int:
-    """Print the script for `shell`, which runs no Python when it completes.
+    """Print the script for `shell`, which runs no Python during completion.
 
     Args:
         shell: One of `SHELLS`.
@@ -50,7 +50,7 @@ def completion_command(shell: str, parser: Parser) -> int:
 
 
 def preset_names() -> list[str]:
-    """Return the names of the presets, read from their source, since its import takes seconds."""
+    """Return the names of the presets, read from their source, since importing it takes seconds."""
     names = []
     for file in files("lightning_app").joinpath("blocks", "presets").iterdir():
         if file.name.endswith(".py"):
@@ -85,9 +85,9 @@ def _complete(action: argparse.Action) -> _Words | None:
 def _listed(name: str, command: str, also: _Words | None = None) -> _Words:
     """Return the words that a command of the shell prints, and files or folders beside them.
 
-    `shtab.cmd` does not do: in zsh it keeps the words of the first time, and it has no files.
+    `shtab.cmd` is not enough: in zsh it caches the first words, and it does not complete files.
     """
-    # compgen -W would expand the words: a command in the name of a folder would run.
+    # compgen -W would expand the words: a command in a folder's name would run.
     found = 'while IFS= read -r word; do [[ $word == "$1"* ]] && printf \'%s\\n\' "$word"; done'
     bash = f"local word; {found} < <({command})"
     zsh = f'compadd "$@" -- ${{(f)"$({command})"}}'
@@ -128,7 +128,7 @@ _BY_NAME: Mapping[str, Callable[[], _Words]] = {
     "presets": lambda: _listed("presets", _printed(preset_names())),
     "data": _corpora,
 }
-"""Arguments with the metavar NAME; of others, such as a partition, no list is known."""
+"""Arguments with the metavar NAME; there is no list for others, such as a partition."""
 
 _BY_METAVAR: Mapping[str, Callable[[], _Words]] = {
     "FILE": lambda: shtab.FILE,

@@ -43,7 +43,7 @@ sections:
 
 
 def config_help(command: str, usage: str, section: str | None) -> str:
-    """Return the help of a command beside `usage`, its own options, or that of a dotted section.
+    """Return the help of a command besides its options in `usage`, or of a dotted section.
 
     Raises:
         UserError: if there is no such section.
@@ -88,7 +88,7 @@ def add_schema(parser: Parser) -> None:
 
 
 def schema_command(kind: str) -> int:
-    """Print the JSON Schema of a ``config`` or of a ``grid`` file, with the text of each field."""
+    """Print the JSON Schema of a ``config`` or of a ``grid`` file, with the text of every field."""
     from lightning_app.config.config import Config
     from lightning_app.config.grid import GridFile
 

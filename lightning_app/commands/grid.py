@@ -126,7 +126,7 @@ _WORDS = {
 
 
 def _stale_lines(stale: Mapping[str, Groups]) -> Iterator[str]:
-    """A line for each kind of stale cells."""
+    """One line per kind of stale cell."""
     for kind, of in stale.items():
         total = sum(map(len, of.values()))
         cells = "1 finished cell" if total == 1 else f"{total} finished cells"
@@ -197,7 +197,7 @@ def _time(tree: dict[str, Any]) -> str:
     return f"about {clock(tree['seconds_left'])} with {tree['workers']} workers, {source}"
 
 
-_REPORTED = (  # from the run folders
+_REPORTED = (  # read from the run folders
     *("ok", "diverged", "pruned", "failed", "unfinished", "waiting", "damaged"),
     "other_data",
 )
@@ -227,12 +227,12 @@ def report_command(
     port: int | None = None,
     as_json: bool = False,
 ) -> int:
-    """`ablate report`: tables, figures and `report.html` from run folders alone.
+    """`ablate report`: tables, figures and `report.html` from run folders only.
 
-    Several grids get one report, in a folder of its own. A grid may also be the folder of a
-    published study, whose runs are then restored in `experiments`; `publish_in` is where to write
-    such a folder. With `serve` the page is served together with TensorBoard until a signal
-    arrives, at `port` or 6006; port 0 takes a free one. Raises `UserError`.
+    Several grids get one joint report in a separate folder. A grid may also be the folder of a
+    published study, whose runs are then restored in `experiments`; `publish_in` is the place to
+    write such a folder. With `serve` the page is served together with TensorBoard until a signal
+    arrives, at `port` or 6006; port 0 picks a free one. Raises `UserError`.
     """
     if port is not None and not serve:
         raise UserError("--port: needs --serve")
@@ -252,9 +252,9 @@ def report_command(
     found = [find_planned(_restored(grid, experiments), experiments) for grid in grids]
     folders = [folder for folder, _ in found]
     for run in (run for folder in folders for run in runs_with_plugins(GridFolder(folder))):
-        require(run)  # what is known of a task may come from it
+        require(run)  # it may define facts about a task
     with ExitStack() as held, document("report", as_json) as tree:
-        port = 6006 if port is None else port  # as TensorBoard has it
+        port = 6006 if port is None else port  # TensorBoard's default
         claimed = held.enter_context(server.claim(port)) if serve else None
         read = [read_results(folder, file) for folder, file in found]
         grid = read[0] if len(read) == 1 else together(read)
@@ -287,7 +287,7 @@ def _can_write(folder: Path) -> bool:
 
 
 def _restored(grid: str | Path, experiments: Path) -> str | Path:
-    """The folder in which a published study was restored; another grid as it was given."""
+    """The folder in which a published study was restored; any other grid unchanged."""
     from lightning_app.report.packed import unpack
 
     if (study := published(grid, experiments)) is None:
@@ -298,7 +298,7 @@ def _restored(grid: str | Path, experiments: Path) -> str | Path:
 
 
 def _check_apart(out: Path) -> None:
-    """Refuse to overwrite the report of one grid by that of several."""
+    """Refuse to overwrite the report of a single grid with a joint one."""
     for folder in (out.resolve(), *out.resolve().parents):
         if GridFolder(folder).plan.is_file():
             raise UserError(
@@ -307,7 +307,7 @@ def _check_apart(out: Path) -> None:
 
 
 def show_headline(grid: "GridResults") -> dict[str, Any]:
-    """Print the headline of a report, and return it for the document."""
+    """Print the headline of a report, and return it for the JSON document."""
     from lightning_app.report.comparisons import (
         comparison_document,
         comparisons,
@@ -358,7 +358,7 @@ def status_command(
 ) -> int:
     """Print counts by state and variant, running cells, time left, and errors of failed cells.
 
-    Time left: the mean seconds of finished cells, divided over the cells that run now.
+    Time left: the mean seconds of finished cells, divided over the running cells.
     """
     held = GridFolder(Path(grid))
     spec = read_spec(held.specification if held.plan.is_file() else grid)
@@ -416,7 +416,7 @@ def _counted(words: Counter[str]) -> dict[str, Any]:
 
 
 def _words(states: Mapping[str, int], outcomes: Mapping[str, int]) -> dict[str, int]:
-    """Counts by what people read, in the order of the bar."""
+    """Counts by displayed state, in the order of the bar."""
     ended = {word: outcomes[key] for key, word in OUTCOMES.items()}
     return ended | {state: states[state] for state in STATES if state not in ("ok", "diverged")}
 

@@ -19,9 +19,9 @@ from lightning_app.core.project import PROJECT
 LEAST = 200
 """Pairs from which a validation and a test split can be taken."""
 SHARE = 20
-"""One pair in this many is for validation, and as many for the test."""
+"""One pair in this many goes to validation, and one to the test."""
 MOST = 2000
-"""Pairs of such a split, about, where one in `SHARE` are more: enough for a small error."""
+"""The approximate size of a split where one in `SHARE` would be more: enough for a small error."""
 
 _OPEN: Mapping[str, Callable[..., IO[str]]] = {".xz": lzma.open, ".gz": gzip.open}  # pyright: ignore[reportAssignmentType]
 _PIECES = 1.4  # pieces in a word, with punctuation and the mark at the end
@@ -30,9 +30,9 @@ _PASSES = 10
 
 @dataclass(frozen=True, kw_only=True)
 class PairedText:
-    """What was counted in a corpus of pairs: of the training split, after the others were taken.
+    """The counts of a corpus of pairs: those of its training split, after removing the others.
 
-    `words` counts both languages, `longer` the one with more words, `distinct` the different ones.
+    `words` counts both languages, `longer` the one with more words, `distinct` distinct words.
     """
 
     languages: tuple[str, str]
@@ -45,7 +45,7 @@ class PairedText:
 
 @dataclass(frozen=True, kw_only=True)
 class ProjectSizes:
-    """The numbers of a config that were chosen from a corpus."""
+    """The numbers of a config, chosen for a corpus."""
 
     width: int
     depth: int
@@ -58,7 +58,7 @@ class ProjectSizes:
 
     @property
     def reference(self) -> int:
-        """The largest warm-up: a fifth of the run, as there."""
+        """The largest warm-up: a fifth of the run, as in that config."""
         return self.steps // 5
 
 
@@ -70,7 +70,7 @@ def add_init(parser: Parser) -> None:
 
 
 def init_command(folder: Path, data: Sequence[Path] | None) -> int:
-    """Write a project into `folder`; with `data` also the splits of that corpus.
+    """Write a project into `folder`; with `data`, also the splits of that corpus.
 
     Raises:
         UserError: if a file of the project exists already, or the corpus cannot be read. Then
@@ -141,8 +141,8 @@ def _lines(path: Path) -> list[str]:
 def split_of_line(source: str, share: float) -> str:
     """Return the split of a pair by the SHA-256 of its source line.
 
-    Pairs with one source are in one split, so that no source of the test was trained on; the order
-    of the lines does not matter.
+    Pairs with the same source are in the same split, so that the test has no trained source; the
+    order of the lines does not matter.
     """
     place = int.from_bytes(hashlib.sha256(source.encode()).digest()[:8], "big") / 2**64
     if place < share:
@@ -151,7 +151,7 @@ def split_of_line(source: str, share: float) -> str:
 
 
 def _split(source: Path, target: Path) -> tuple[PairedText, dict[str, str]]:
-    """Count a corpus, and return the text of the files of its splits."""
+    """Count a corpus, and return the contents of its split files."""
     languages = (_language(source), _language(target))
     if languages[0] == languages[1]:
         raise UserError(f"init: --data: {source} and {target} end in one language, two are needed")
@@ -208,7 +208,7 @@ def _synthetic() -> tuple[ProjectSizes, dict[str, str]]:
 
 
 def _of_corpus(corpus: PairedText, paths: Sequence[str]) -> tuple[ProjectSizes, dict[str, str]]:
-    """Choose sizes for a corpus, and say why in comments."""
+    """Choose sizes for a corpus, and explain the choice in comments."""
     scales = ((300_000, 128, 2, 1024), (3_000_000, 256, 3, 2048))
     largest = (512, 6, 4096)
     width, depth, batch = next((rest for most, *rest in scales if corpus.words < most), largest)

@@ -1,4 +1,4 @@
-"""What the commands share: the parser, options that several have, and messages that name options.
+"""Code shared by commands: the parser, common options, and messages that name options.
 
 Fast to import.
 """
@@ -23,7 +23,7 @@ _TYPES = {"N": int, "X": float, "P": float, "SECONDS": float, "FILE": Path, "DIR
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse whose mistakes are `UserError`s, and which knows its arguments and its commands."""
+    """An argparse parser that raises `UserError` and knows its arguments and commands."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.arguments: list[argparse.Action] = []
@@ -44,7 +44,7 @@ class Parser(argparse.ArgumentParser):
         return action
 
     def add(self, spelling: str, text: str, **more: Any) -> None:
-        """Add an argument by its spelling in a call: ``--flag``, ``--name METAVAR``, ``name NAME``.
+        """Add an argument as spelled in a call: ``--flag``, ``--name METAVAR``, ``name NAME``.
 
         The metavar determines the type. `text` is the help; `more` is for `add_argument`.
         """
@@ -93,7 +93,7 @@ def add_json(parser: Parser) -> None:
 
 
 def use_threads(count: int | None) -> None:
-    """Let this process and its children use `count` threads; None leaves the environment alone.
+    """Let this process and its children use `count` threads; None leaves the environment unchanged.
 
     Raises:
         UserError: for a number below 1.
@@ -109,7 +109,7 @@ def use_threads(count: int | None) -> None:
 
 @contextmanager
 def as_options(command: str, *names: str) -> Iterator[None]:
-    """Put `command` in front of a mistake; an argument of `names` is shown as an option."""
+    """Prefix a mistake with `command`; an argument in `names` is shown as an option."""
     try:
         yield
     except UserError as error:

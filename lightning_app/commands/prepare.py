@@ -47,7 +47,7 @@ def shipped_data(name: str) -> DataConfig:
     A shipped file needs no parser of whole runs, so a cached corpus is found within a second.
     """
     tree, _ = strict_yaml.read_yaml_file(shipped_folder() / "base" / CORPORA[name].base)
-    # Several corpora share a file, which names one of them.
+    # Several corpora share a file that names only one of them.
     return DataConfig(**{**tree["data"], "name": name}, task=tree["model"]["objective"]["kind"])
 
 

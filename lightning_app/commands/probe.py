@@ -1,4 +1,4 @@
-"""The work of `ablate probe`: build models as `ablate fit` does, measure them, and draw."""
+"""The work of `ablate probe`: build models as `ablate fit` does, measure them, draw figures."""
 
 import csv
 import hashlib
@@ -114,11 +114,11 @@ def probe_models(
 
 
 def variant_names(configs: Sequence[Path], trees: Sequence[dict[str, Any]]) -> list[str]:
-    """Return a name for each variant: its preset if that is unique, else its file."""
+    """Return a name for each variant: its preset if unique, otherwise its file."""
     presets = [str(tree["model"]["block"]["preset"]) for tree in trees]
     if len(set(presets)) == len(presets):
         return presets
-    # The config.yaml of a run is named by the run's folder.
+    # A run's config.yaml takes its name from the run's folder.
     names = [p.absolute().parent.name if p.name == "config.yaml" else p.stem for p in configs]
     seen: Counter[str] = Counter()
     for place, name in enumerate(names):
@@ -129,7 +129,7 @@ def variant_names(configs: Sequence[Path], trees: Sequence[dict[str, Any]]) -> l
 
 
 def probe_name(names: Sequence[str], trees: Sequence[dict[str, Any]]) -> str:
-    """Return the folder name of a probe: for one config that of its run, for several their names.
+    """Return the folder name of a probe: the run's for one config, the names for several.
 
     Variants that differ in an axis of the block or an override get different folders.
     """
@@ -142,7 +142,7 @@ def probe_name(names: Sequence[str], trees: Sequence[dict[str, Any]]) -> str:
 def checkpoint_of(given: str, config: Path, tree: dict[str, Any]) -> Checkpoint:
     """Return the checkpoint of ``--checkpoint`` after checking that it has this config's model.
 
-    ``last`` and ``best`` are those of the run: in the folder of a run's own config.yaml, else in
+    ``last`` and ``best`` belong to the run: in the folder of a run's own config.yaml, otherwise in
     the folder that `ablate fit` makes for this config.
     """
     root = tree["trainer"]["default_root_dir"]

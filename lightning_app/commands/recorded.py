@@ -1,4 +1,4 @@
-"""A run that a command names: its folder, its checkpoints, and what is recorded of it."""
+"""A run that a command names: its folder, its checkpoints and its records."""
 
 import json
 import re
@@ -34,16 +34,16 @@ EVALUATION_FLAGS = (
     *("data.evaluation_stride", "data.evaluation_streams"),
     "verbose",
 )
-"""What may follow ``--run``: how a run is evaluated. The rest says which run it is."""
+"""The options allowed after ``--run``: they set how a run is evaluated. Others identify the run."""
 
 _ASKING = ("help", "print_config")
 
 
 def find_run(given: str | Path, option: str = "--run") -> RunFolder:
-    """Return the run that `given` names.
+    """Return the run that `text` names.
 
-    It may be its folder, which comes first, GRID/NAME, a name of `ablate fit` or of any grid, an
-    id, or the first digits of one.
+    The text may be its folder, which takes precedence, GRID/NAME, a name in `ablate fit` or any
+    grid, an id, or the first digits of one.
 
     Raises:
         UserError: if there is no such run, or several; `option` is the name of the argument.
@@ -83,7 +83,7 @@ _DIGITS = re.compile(r"[0-9a-f]{4,16}")
 
 
 def _by_name(given: str, option: str) -> RunFolder | None:
-    """The run with this name, this id or an id that begins so; None without one."""
+    """The run with this name, this id or this prefix of its id; None without one."""
     paths = sorted(EXPERIMENTS.glob(f"*/runs/{escape(given)}"), key=lambda p: p.parts[-3] != "fit")
     paths = [path for path in paths if _holds_run(path)]
     if not paths and (EXPERIMENTS / STORE / given).is_dir():
@@ -97,7 +97,7 @@ def _by_name(given: str, option: str) -> RunFolder | None:
         raise UserError(f"{option} {given}: names {len(runs)} runs (such as {several})")
     for run in runs.values():
         for grid, name in run.grids().items() if run.path.parent.name == STORE else ():
-            return RunFolder(EXPERIMENTS / grid / "runs" / name)  # the name that people know
+            return RunFolder(EXPERIMENTS / grid / "runs" / name)  # the name that users know
         return run
     return None
 
@@ -144,10 +144,10 @@ def check_saved(command: str, run: str | Path, checkpoint: str) -> tuple[RunFold
 
 
 def evaluation_words(run: str | Path, checkpoint: str, words: Sequence[str]) -> list[str]:
-    """Return the arguments with which `test` and the like evaluate a checkpoint of a run.
+    """Return the arguments with which commands such as `test` evaluate a checkpoint of a run.
 
-    `words` are further ones. The run's loggers are left out: an evaluation is not part of the
-    training that they show.
+    `words` are additional arguments. The run's loggers are left out: an evaluation is not part of
+    the training that they show.
 
     Raises:
         UserError: if there is no such run or checkpoint, or for an argument that is not one of
@@ -170,9 +170,9 @@ def probed_configs(runs: Sequence[str], checkpoint: str, words: Sequence[str]) -
 
 
 def checked_config_of(folder: RunFolder) -> Path:
-    """Return the config of a run after the checks of a grid file: it names no other code.
+    """Return the config of a run after the checks of a grid file: it names no outside code.
 
-    The folder may come from somebody else. Raises `UserError`.
+    The folder may come from someone else. Raises `UserError`.
     """
     from lightning_app.config.grid import check_config
 
@@ -191,7 +191,7 @@ def checked_config_of(folder: RunFolder) -> Path:
 
 
 def check_flags(words: Sequence[str]) -> None:
-    """Refuse arguments beside ``--run`` that say more than how to evaluate. Raises `UserError`."""
+    """Refuse arguments besides ``--run`` that change more than evaluation. Raises `UserError`."""
     for name, value in options_of(words):
         if name == "config":
             raise UserError(f"--config {value}: --run names the config already; use one of them")
@@ -213,7 +213,7 @@ _OF_RESULT = (
     *("device", "devices", "precision", "peak_memory_bytes", "started", "finished"),
 )
 _MADE = ("device", "devices", "precision")
-PARENT = "init_from"  # an id has the digest of the parent in its place
+PARENT = "init_from"  # an id replaces it by the digest of the parent
 
 
 class Recorded(NamedTuple):
@@ -221,10 +221,10 @@ class Recorded(NamedTuple):
 
     Attributes:
         folder: Its folder.
-        config: Its config, with the fields that later versions have added at their defaults.
+        config: Its config, with fields added by later versions at their defaults.
         id: The id of its experiment.
-        record: What the id is made of.
-        state: How far it is, and its result.
+        record: The values that the id is computed from.
+        state: Its progress and its result.
     """
 
     folder: RunFolder
@@ -241,7 +241,7 @@ class Recorded(NamedTuple):
 
     @property
     def made(self) -> dict[str, Any]:
-        """What made the result, by dotted name, without the command line."""
+        """The provenance of the result, by dotted name, without the command line."""
         made = dict(self.outcome.get("provenance") or {})
         made.pop("command", None)
         return {
@@ -271,7 +271,7 @@ def read_run(given: str) -> Recorded:
     except (LookupError, TypeError, AttributeError) as error:
         raise UserError(f"{folder.config}: damaged: not the config of a run") from error
     trained = record.config
-    # What is at its default is in no record, and in the config with the rest.
+    # Values at their defaults are not in the record but are in the config.
     whole = {key: value for key, value in leaves(config) if key in trained}
     for key, value in {**whole, **found_in_config}.items():
         if not key.endswith(PARENT) and trained.get(key) != json.loads(json.dumps(value)):
@@ -283,7 +283,7 @@ def read_run(given: str) -> Recorded:
 
 
 def described_run(run: Recorded) -> dict[str, Any]:
-    """Return what a run is, how it ended and what made it, by name."""
+    """Return a run's identity, its end and its provenance, by name."""
     model, data = run.config["model"], run.config["data"]
     kind = model["objective"]["kind"]
     result = run.outcome

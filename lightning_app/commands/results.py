@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from lightning_app.report.results import GridResults
 
 _IN_WORDS = ("comparable", "why_unlike", "tokens_ratio", "seconds_ratio")
-"""The columns of a comparison that `reading`, `note` and `budget` say in words."""
+"""The columns of a comparison that `reading`, `note` and `budget` put into words."""
 
 
 def add_results(parser: Parser) -> None:
@@ -40,7 +40,7 @@ def results_command(
     mode: str | None,
     csv: bool,
 ) -> int:
-    """Print a row for each planned run, or for each comparison; all columns with `csv`.
+    """Print one row per planned run or per comparison; all columns with `csv`.
 
     Returns 1 if a file of a run is damaged, after the table. Raises `UserError`.
     """
@@ -81,25 +81,25 @@ def results_command(
 
 
 def select(frame: "pd.DataFrame", query: str) -> "pd.DataFrame":
-    """Return the rows for which a condition in pandas' language of queries holds.
+    """Return the rows for which a condition in pandas' query language holds.
 
-    A column whose name is no word is written in backticks. A condition on a missing number does not
-    hold.
+    Write a column whose name is not an identifier in backticks. A condition on a missing number
+    does not hold.
 
     Raises:
-        UserError: if pandas cannot evaluate it, or it is no condition.
+        UserError: if pandas cannot evaluate it, or it is not a condition.
     """
     import pandas as pd
 
     try:
-        # NaN is unlike every number, and then a condition with `!=` or `not` would hold.
+        # NaN differs from every number, so a condition with `!=` or `not` would hold.
         holds = frame.convert_dtypes().eval(query, local_dict={}, global_dict={})
     except pd.errors.UndefinedVariableError as error:
         name = str(error).split("'")[1]
         raise UserError(
             f"--query {query!r}: no column {name!r}{nearest(name, frame.columns)}"
         ) from error
-    except Exception as error:  # pandas raises errors of many kinds for a wrong query
+    except Exception as error:  # pandas raises errors of many kinds for a bad query
         raise UserError(f"--query {query!r}: {error}") from error
     if not isinstance(holds, pd.Series) or not pd.api.types.is_bool_dtype(holds):
         raise UserError(f"--query {query!r}: expected a condition, such as variant == 'sas'")
@@ -107,7 +107,7 @@ def select(frame: "pd.DataFrame", query: str) -> "pd.DataFrame":
 
 
 def _short(grid: "GridResults", frame: "pd.DataFrame") -> "pd.DataFrame":
-    """The columns that tell the runs of a grid apart, and how they ended."""
+    """The columns that distinguish the runs of a grid, and those for how they ended."""
     axes = [axis for axis in grid.axes if not axis.startswith(BLOCK)]
     axes = [axis for axis in axes if axis not in (SEED, WARMUP, RATE) and grid.varies(axis)]
     names = ["variant", *axes, "warmup", "lr", "seed", "status", "outcome", grid.metric, "name"]

@@ -65,10 +65,10 @@ def diff_command(run: str, other: str, *, as_json: bool) -> int:
 def compare_runs(left: Recorded, right: Recorded) -> dict[str, Any]:
     """Return the differences of two runs.
 
-    `config` and `provenance` hold the fields that differ; `counts` says whether a field of the
-    config can be part of an id. `metrics` holds all, each with right minus left; where it counts
-    other things in the two runs it has no difference, and `unlike` says why. `reason` says in words
-    why the ids differ.
+    `config` and `provenance` hold the fields that differ; `counts` tells whether a field of the
+    config can be part of an id. `metrics` holds all metrics, each with right minus left; a metric
+    that counts different things in the two runs has no difference, and `unlike` gives the reason.
+    `reason` states why the ids differ.
     """
     config = [
         {**field, "counts": not is_irrelevant(field["field"])}
@@ -76,7 +76,7 @@ def compare_runs(left: Recorded, right: Recorded) -> dict[str, Any]:
     ]
     both = (left.outcome.get("metrics") or {}, right.outcome.get("metrics") or {})
     corpora = [run.record.corpus for run in (left, right)]
-    # What the folder holds counts, not where it lies.
+    # The content of the folder counts, not its place.
     roots = [{ROOT: corpus} if all(corpora) else {} for corpus in corpora]
     settings = [
         cell_setting(root, run.config) for root, run in zip(roots, (left, right), strict=True)
@@ -101,7 +101,7 @@ def compare_runs(left: Recorded, right: Recorded) -> dict[str, Any]:
 
 
 def differing(left: Mapping[str, Any], right: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the fields whose values differ, also in type; an absent one is null."""
+    """Return the fields whose values differ, or differ in type; an absent field is null."""
     found = []
     for name in sorted({*left, *right}):
         values = [side.get(name, _ABSENT) for side in (left, right)]
@@ -121,7 +121,7 @@ def _metric(left: float | None, right: float | None, unlike: str) -> dict[str, A
 
 
 def show_difference(console: Console, tree: Mapping[str, Any]) -> None:
-    """Print the differences as tables, with a sentence about the ids first."""
+    """Print the differences as tables, after a sentence about the ids."""
     line = partial(console.print, soft_wrap=True)
     for side, folder, identity, state in zip(
         ("left", "right"), tree["runs"], tree["ids"], tree["states"], strict=True
@@ -175,7 +175,7 @@ def _number(value: float | None, sign: str = "+") -> str:
     return "-" if value is None else f"{value:{sign}.6g}"
 
 
-COMMIT = 12  # shown characters of a commit
+COMMIT = 12  # characters of a commit to show
 
 
 def add_show(parser: Parser) -> None:
@@ -185,7 +185,7 @@ def add_show(parser: Parser) -> None:
 
 
 def show_command(run: str, *, as_json: bool) -> int:
-    """Print what the folder of a run says about it.
+    """Print what the folder of a run records about it.
 
     Raises:
         UserError: if there is no such run, or one of its files is damaged.
@@ -266,7 +266,7 @@ def add_fit(parser: Parser) -> None:
 
 
 def add_evaluation(parser: Parser) -> None:
-    """Add a run in place of a config and a checkpoint; the fields of a config remain possible."""
+    """Accept a run in place of a config and a checkpoint; config fields remain possible."""
     parser.add("--run RUN", f"{RUN}; only flags of evaluation may follow")
     add_checkpoint(parser, None, "best with --run")
     add_threads(parser)
@@ -282,10 +282,10 @@ def lightning_command(
     again: bool = False,
     name: str | None = None,
 ) -> int:
-    """Run a command by Lightning's Trainer, with `words` as the fields of its config.
+    """Run a command with Lightning's Trainer; `words` are the fields of its config.
 
-    `run` takes the place of a config and a checkpoint; with `again` a finished run is trained
-    again, and `name` names it. Raises `UserError` for a mistake in the call, a config or a
+    `run` replaces a config and a checkpoint; with `again` a finished run is trained
+    again; `name` is its name. Raises `UserError` for a mistake in the call, a config or a
     checkpoint.
     """
     command = parser.command
@@ -302,7 +302,7 @@ def lightning_command(
 
         print(config_help(command, parser.format_help(), written.asked["help"]))
         return 0
-    # The config of a run from elsewhere names no code; that of --config is the user's own.
+    # The config of a run from elsewhere may not name code; that of --config is the user's own.
     imports = run is None
     if "print_config" in written.asked:
         from lightning_app.config.config import load_config, without_links
@@ -313,7 +313,7 @@ def lightning_command(
     _check_checkpoint(command, written)
     with ExitStack() as around:
         if command == "predict":
-            # Its output has the predictions alone: Lightning's bars and tables go elsewhere.
+            # Standard output is only for predictions: Lightning's bars and tables go elsewhere.
             around.enter_context(redirect_stdout(sys.stderr))
         if run is not None:
             around.enter_context(_as_typed())
@@ -324,7 +324,7 @@ def lightning_command(
 
 
 def _check_checkpoint(command: str, written: Written) -> None:
-    """Refuse a checkpoint that the call does not name or that does not exist, as the run would."""
+    """Refuse a missing or unnamed checkpoint, as the run itself would."""
     given = written.fields.get(CHECKPOINT)
     if command != "fit" and given is None:
         raise UserError(f"{command}: --ckpt_path is needed: a file, 'last' or 'best'")
@@ -334,7 +334,7 @@ def _check_checkpoint(command: str, written: Written) -> None:
 
 @contextmanager
 def _as_typed() -> Iterator[None]:
-    """Name the option of ``--run`` in messages: --checkpoint is passed on as --ckpt_path."""
+    """Name the option of ``--run`` in messages: --checkpoint is passed as --ckpt_path."""
     try:
         yield
     except UserError as error:
@@ -387,10 +387,10 @@ def probe_command(
     if batches < 1:
         raise UserError(f"probe: --batches {batches}: expected at least 1")
     for file in config:
-        Written(["--config", str(file), *overrides])  # finds mistakes before torch is imported
+        Written(["--config", str(file), *overrides])  # find mistakes before importing torch
     from lightning_app.config.config import read_config
 
-    trees = [read_config(file, overrides) for file in config]  # and these before Lightning is
+    trees = [read_config(file, overrides) for file in config]  # before Lightning
     from lightning_app.commands.probe import probe_models
 
     return probe_models(config, trees, checkpoint, batches, sharpness=sharpness, out=out)

@@ -92,8 +92,8 @@ def run_command(
 ) -> int:
     """`ablate run`: run the missing cells, write the report, and return the exit code.
 
-    0 when every cell is done, or waits for a run of its parent grid; 1 when cells failed; 130 when
-    a signal, the time limit or the loss of the storage ended it early. `words` are read by
+    The code is 0 if every cell is done or waits for a run of its parent grid, 1 if cells failed,
+    130 if a signal, the time limit or the loss of the storage ended it early. `words` are parsed by
     `Options.of`. Raises `UserError`, and `OSError` (ENOSPC) when the disk is full.
     """
     options = Options.of(words, read_project().folders_of_results())
@@ -111,7 +111,7 @@ def run_command(
 
 
 def _run(spec: GridSpec, folder: GridFolder, options: Options, tree: dict[str, Any]) -> int:
-    """Run, report, fill the document, and return the exit code."""
+    """Run, write the report, fill the document, and return the exit code."""
     from lightning_app.grids.supervisor import run_grid
     from lightning_app.report.tensorboard import write_index
 
@@ -151,7 +151,7 @@ def _count(grid: Grid, tree: dict[str, Any]) -> Counter[str]:
 
 
 def _report(grid: Grid) -> dict[str, Any]:
-    """Write the report unless it is of the present files; show it, return it for the document."""
+    """Write the report unless it is up to date; show it and return it for the document."""
     from lightning_app.report.results import read_results
     from lightning_app.report.tensorboard import write_index
     from lightning_app.report.write import is_current, write

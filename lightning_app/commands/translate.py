@@ -10,7 +10,7 @@ from lightning_app.commands.options import RUN, Parser, add_checkpoint, add_thre
 from lightning_app.commands.recorded import check_saved
 from lightning_app.core.errors import UserError
 
-CHUNK = 512  # lines read before the first is written
+CHUNK = 512  # lines read before the first output
 
 
 def add_translate(parser: Parser) -> None:
@@ -23,7 +23,7 @@ def add_translate(parser: Parser) -> None:
 
 
 def translate_lines(run: str, input: Path | None, beam: int | None, checkpoint: str) -> int:
-    """Print a translation on a line for each line of `input`, or of standard input if None.
+    """Print one translation per line of `input`, or of standard input if None.
 
     The input must have the form of the run's corpus: tokenised and lower-cased for IWSLT14.
     """
@@ -33,7 +33,7 @@ def translate_lines(run: str, input: Path | None, beam: int | None, checkpoint: 
     with as_options("translate", "beam"):
         check_beam(beam)
         trained = load_run(folder.path, file)
-        trained.translate([], beam=beam)  # refuses another task before it waits for input
+        trained.translate([], beam=beam)  # refuse another task before waiting for input
         lines = input_lines(input)
         while chunk := list(islice(lines, CHUNK)):
             for translation in trained.translate(chunk, beam=beam):
@@ -72,7 +72,7 @@ def add_generate(parser: Parser) -> None:
 
 
 def generate_text(run: str, prompt: str, texts: int, seed: int, checkpoint: str, **how: Any) -> int:
-    """Print `prompt` with what the model of `run` writes after it, `texts` times.
+    """Print `prompt` with its continuation by the model of `run`, `texts` times.
 
     `how` are the other arguments of `TrainedRun.generate`.
     """
@@ -80,7 +80,7 @@ def generate_text(run: str, prompt: str, texts: int, seed: int, checkpoint: str,
     from lightning_app.api.trained import load_run, sampling
 
     with as_options("generate", "texts", "prompt", *how):
-        sampling(texts=texts, **how)  # refuses a mistake before it loads the model
+        sampling(texts=texts, **how)  # refuse mistakes before loading the model
         drawn = load_run(folder.path, file).generate(prompt, texts=texts, seed=seed, **how)
     for number, text in enumerate(drawn):
         if number:

@@ -1,1 +1,1 @@
-"""The config of one run: its schema, how files and a command line are read, and its checks."""
+"""The config of one run: its schema, the reading of files and command lines, its checks."""

@@ -31,21 +31,21 @@ REFUSED_CALLBACKS: Mapping[str, str] = {
     "ModelPruning": "stores other parameters than those of the model, so that no checkpoint of the "
     "run can be read; write a model.class_path instead",
 }
-"""The callbacks of Lightning, with those that extend them, that change the rate, the batch or the
-weights where no config says so, and what to use instead."""
+"""The callbacks of Lightning (and their subclasses) that change the rate, the batch or the
+weights without any config field for it, and what to use instead."""
 _EXTENDING = {"BackboneFinetuning": "BaseFinetuning"}
 
 
 LONG_WARMUP = 0.5
-"""The share of a run's steps above which its warm-up is long. Published ones take 1 % (BERT) to
+"""The share of a run's steps above which its warm-up is long. Published warm-ups take 1 % (BERT) to
 10 % (fine-tuning); up to half, the rate is at its peak or after it for most of the run."""
 
 
 def long_warmup(warmup: int, steps: int) -> str | None:
-    """Say that a warm-up takes more than `LONG_WARMUP` of the steps; None where it does not.
+    """Warn that a warm-up takes more than `LONG_WARMUP` of the steps; None if it does not.
 
-    The rate is then below its peak in most steps, and the mean rate of runs with different
-    warm-ups differs more than what their warm-ups change.
+    The rate is then below its peak in most steps, and the mean rates of runs with different
+    warm-ups differ by more than the effect of the warm-up itself.
     """
     if not 0 < steps * LONG_WARMUP < warmup:
         return None
@@ -56,7 +56,7 @@ def long_warmup(warmup: int, steps: int) -> str | None:
 
 
 def check_bounds(tree: Mapping[str, Any]) -> None:
-    """Refuse a complete config that could not train, or whose result would have no meaning.
+    """Refuse a complete config that could not train or whose result would be meaningless.
 
     Raises:
         UserError: naming field and value.
@@ -77,7 +77,7 @@ def check_numbers(tree: Mapping[str, Any]) -> None:
 
 
 def check_seed(seed: Any) -> None:
-    """Refuse a value that is no seed: for Lightning, true means any seed and false none."""
+    """Refuse a value that is not a seed: to Lightning, true means any seed and false none."""
     if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed <= LARGEST_SEED:
         raise UserError(
             f"seed_everything: expected a whole number from 0 to {LARGEST_SEED}, found {seed!r}"
@@ -150,7 +150,7 @@ def check_callback(name: str, kinds: Iterable[str]) -> None:
 
     Args:
         name: Its class.
-        kinds: The names of that class and of those that it extends.
+        kinds: The names of that class and its base classes.
     """
     for kind in kinds:
         if kind in REFUSED_CALLBACKS:
@@ -177,9 +177,9 @@ def _leaves(value: Any, field: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def check_accumulation(batches: int) -> None:
-    """Refuse steps of several batches, which would average the means of unequal batches.
+    """Refuse gradient accumulation, which would average the means of unequal batches.
 
-    A run could also not continue from a checkpoint in the middle of such a step.
+    Nor could a run continue from a checkpoint in the middle of such a step.
 
     Raises:
         UserError: naming the field and the field to use instead.

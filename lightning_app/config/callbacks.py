@@ -1,4 +1,4 @@
-"""Checks of the callbacks of a config, beside those of every run. Slow to import: Lightning."""
+"""Checks of the callbacks in a config, besides those of every run. Slow to import: Lightning."""
 
 import json
 from functools import lru_cache
@@ -15,7 +15,7 @@ from lightning_app.scores.task_facts import TASKS, Monitored
 
 
 def check_callbacks(tree: dict[str, Any]) -> None:
-    """Refuse callbacks of a complete config that cannot be used, or not beside our own.
+    """Refuse callbacks of a complete config that cannot be used, or not together with ours.
 
     Raises:
         UserError: naming the callback, and what would be right.
@@ -25,7 +25,7 @@ def check_callbacks(tree: dict[str, Any]) -> None:
     _check_callbacks(json.dumps(entries(given)), monitored)
 
 
-@lru_cache(maxsize=64)  # cells of a grid have the same ones
+@lru_cache(maxsize=64)  # cells of a grid share them
 def _check_callbacks(given: str, monitored: Monitored) -> None:
     own = {
         ModelCheckpoint(monitor=monitored.metric, mode=monitored.mode).state_key: "best",
@@ -34,7 +34,7 @@ def _check_callbacks(given: str, monitored: Monitored) -> None:
     seen: set[str] = set()
     for each in json.loads(given):
         name = str(each["class_path"]).rpartition(".")[2]
-        # A class in no table was imported when the config was completed.
+        # A class outside the tables was imported when the config was completed.
         made = made_object("trainer.callbacks", each, imports=True)
         check_callback(name, (kind.__name__ for kind in type(made).__mro__))
         if type(made).state_dict is pl.Callback.state_dict:
@@ -50,7 +50,7 @@ def _check_callbacks(given: str, monitored: Monitored) -> None:
 
 
 def _check_own_checkpoints(name: str, given: dict[str, Any], same: str | None) -> None:
-    """Refuse a ModelCheckpoint that is `same`, one of ours, or that writes one of its files."""
+    """Refuse a ModelCheckpoint that duplicates `same`, one of ours, or writes one of its files."""
     if same is not None:
         which = f"monitor: {given.get('monitor') or 'null'}, mode: {given.get('mode')}"
         raise UserError(

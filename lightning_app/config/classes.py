@@ -1,7 +1,7 @@
-"""The classes that a config names: looked up in tables, and made with checked arguments.
+"""The classes that a config names: looked up in tables and built with checked arguments.
 
-Only `import_named` imports what a config names, and only for a config that a user passes by
-``--config`` or to `fit`: a grid file, and the config of a run, may come from somebody else."""
+Only `import_named` imports what a config names, and only for a config that the user passes by
+``--config`` or to `fit`: a grid file or the config of a run may come from someone else."""
 
 import inspect
 import json
@@ -28,13 +28,14 @@ _PASSED_ON: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "EMAWeightAveraging": ("torch.optim.swa_utils.AveragedModel", ("model", "avg_fn")),
     "PyTorchProfiler": ("torch.profiler.profile", ()),
 }
-"""Where a class passes other arguments on: to what, and the arguments that it gives itself."""
+"""The classes that pass arguments on: to which class, and the arguments that they set
+themselves."""
 
 
 def import_named(field: str, path: str) -> Any:
-    """Import what a config of the user's own command line names.
+    """Import an object named by a config on the user's own command line.
 
-    This is the one place of the program that imports a module because a config names it.
+    This is the only place in the program that imports a module because a config names it.
 
     Raises:
         UserError: if there is no such object, or its module cannot be imported.
@@ -56,7 +57,7 @@ def import_named(field: str, path: str) -> Any:
 class Arguments:
     """The arguments of a constructor: their types and defaults by name.
 
-    `open` says whether it takes others, of which nothing is known.
+    `open` is true if it also takes others, about which nothing is known.
     """
 
     hints: Mapping[str, Any]
@@ -65,7 +66,7 @@ class Arguments:
 
     @staticmethod
     def of(kind: type) -> "Arguments":
-        """Return the arguments of a class, with those that it passes on to another one."""
+        """Return the arguments of a class, including those that it passes on to another."""
         hints, defaults, is_open = _signature(kind)
         inner = _PASSED_ON.get(kind.__name__)
         if inner is not None and is_open:
@@ -75,7 +76,7 @@ class Arguments:
         return Arguments(hints, defaults, is_open)
 
     def complete(self, key: str, given: Mapping[str, Any], *, imports: bool) -> dict[str, Any]:
-        """Return plain arguments with every default, checked.
+        """Check plain arguments and return them with every default.
 
         Raises:
             UserError: for an unknown or a missing argument, and for a value of another type.
@@ -94,7 +95,7 @@ class Arguments:
         return {**found, **{name: given[name] for name in given if name not in found}}
 
     def values(self, key: str, given: Mapping[str, Any], *, imports: bool) -> dict[str, Any]:
-        """Return complete arguments as the constructor takes them; defaults are left out."""
+        """Return complete arguments in the form for the constructor, without defaults."""
         return {
             name: _value(f"{key}.{name}", self.hints.get(name, Any), value, imports=imports)
             for name, value in given.items()
@@ -103,7 +104,7 @@ class Arguments:
 
 
 def _signature(kind: Any) -> tuple[dict[str, Any], dict[str, Any], bool]:
-    """Return types and defaults of the arguments of a class, and whether it takes others."""
+    """Return types and defaults of the arguments of a class, and whether it takes any others."""
     try:
         known = get_type_hints(kind.__init__)
     except (NameError, TypeError):
@@ -140,7 +141,7 @@ def _is_default(value: Any, default: Any) -> bool:
 
 
 def _plain_value(key: str, hint: Any, value: Any, *, imports: bool) -> Any:
-    """Return a value as the config holds it: a number as the type has it, the rest as written."""
+    """Return a value as the config holds it: numbers in the declared type, the rest as written."""
     found = _value(key, hint, value, imports=imports)
     return found if isinstance(value, int | float) and isinstance(found, int | float) else value
 
@@ -167,7 +168,7 @@ def _value(key: str, hint: Any, value: Any, *, imports: bool) -> Any:
     try:
         strict = ConfigDict(strict=True, arbitrary_types_allowed=True)
         adapter = TypeAdapter(hint, config=strict)
-    except PydanticUserError:  # a dataclass, or a type of which pydantic knows nothing
+    except PydanticUserError:  # a dataclass, or a type unknown to pydantic
         return value
     try:
         return adapter.validate_json(json.dumps(value))
@@ -224,13 +225,13 @@ CLASSES = (
     "lightning.pytorch.strategies.FSDPStrategy",
     "lightning.pytorch.strategies.SingleDeviceStrategy",
 )
-"""The classes that every config may name, also that of a grid. With the callbacks of plug-ins."""
+"""The classes that every config may name, including a grid's, with the callbacks of plug-ins."""
 
 FIELDS = ("accelerator", "strategy", "logger", "callbacks", "profiler", "plugins")
 """The fields of the Trainer that take classes."""
 
 CLASS_FIELDS = ("class_path", "init_args")
-"""The fields of a section that say which class is made of it."""
+"""The fields of a section that select the class to build."""
 
 OWN_CLASS = "model.class_path"
 """The field that names a LightningModule of a plug-in."""
@@ -238,7 +239,7 @@ OWN_CLASS = "model.class_path"
 
 @dataclass(frozen=True, kw_only=True)
 class OwnClass:
-    """The class that is made of the section `model` or `data`.
+    """The class built from the section `model` or `data`.
 
     It extends `TransformerModule` or `TextDataModule`, whose arguments are the other fields of the
     section, and passes them on: ``def __init__(self, mine: float = 0.5, **others)``.
@@ -247,11 +248,11 @@ class OwnClass:
     class_path: str | None = None
     """The class of a plug-in, such as my_module.Mine; null for the class of the package."""
     init_args: dict[str, Any] | None = None
-    """The arguments of that class which the class of the package does not have."""
+    """The arguments of that class that the package's class does not have."""
 
 
 Entry = dict[str, Any]
-"""A class as a config has it: `class_path`, `init_args`, and `dict_kwargs`."""
+"""A class as a config writes it: `class_path`, `init_args`, and `dict_kwargs`."""
 
 
 def entries(value: Any) -> list[Any]:
@@ -265,7 +266,7 @@ def complete_classes(trainer: TrainerConfig, *, imports: bool) -> dict[str, Any]
 
     Args:
         trainer: The section.
-        imports: Whether it may name classes that are in no table: see `import_named`.
+        imports: Whether it may name classes outside the tables: see `import_named`.
 
     Raises:
         UserError: naming the class or the argument.
@@ -281,7 +282,7 @@ def complete_classes(trainer: TrainerConfig, *, imports: bool) -> dict[str, Any]
 
 
 def _completed(field: str, spec: ClassSpec, *, imports: bool) -> Entry:
-    # As a text, since cells of a grid have the same ones.
+    # Keyed by text, since cells of a grid share them.
     given = json.dumps([spec.init_args, spec.dict_kwargs])
     plugins = tuple(CALLBACKS.values())
     return json.loads(_complete(field, spec.class_path, given, imports, plugins))
@@ -301,7 +302,7 @@ def _complete(field: str, path: str, given: str, imports: bool, _: tuple[type, .
 
 
 def made_object(field: str, entry: Mapping[str, Any], *, imports: bool) -> Any:
-    """Return the object of a complete class.
+    """Build the object of a complete class.
 
     Raises:
         UserError: for arguments that its constructor refuses.
@@ -319,7 +320,7 @@ def made_object(field: str, entry: Mapping[str, Any], *, imports: bool) -> Any:
 
 
 def made_fields(trainer: Mapping[str, Any], *, imports: bool) -> dict[str, Any]:
-    """Return the arguments of the Trainer of a complete section, with its classes made."""
+    """Return the Trainer arguments of a complete section, with its classes built."""
 
     def make(name: str, value: Any) -> Any:
         if isinstance(value, list):
@@ -337,10 +338,10 @@ def callback_paths() -> list[str]:
 
 
 def class_of(field: str, path: str, *, imports: bool) -> tuple[type, str]:
-    """Return the class that a field of the Trainer names, and its path in the tables.
+    """Return the class that a Trainer field names and its path in the tables.
 
     Raises:
-        UserError: if it is in no table and may not be imported, or of another kind.
+        UserError: if it is in no table and may not be imported, or is of the wrong kind.
     """
     known = known_path(path)
     own = next((kind for kind in CALLBACKS.values() if _path(kind) == known), None)
@@ -365,14 +366,14 @@ def class_of(field: str, path: str, *, imports: bool) -> tuple[type, str]:
 
 
 def known_path(path: str) -> str | None:
-    """Return the path of a class in the tables, of which `path` may be the last word."""
+    """Return the path of a class in the tables, where `path` may be only its last word."""
     if path in CLASSES or path in callback_paths():
         return path
     return next((each for each in CLASSES if each.rpartition(".")[2] == path), None)
 
 
 def refusal(path: Any) -> str:
-    """Say that a class is in no table."""
+    """Report that a class is in no table."""
     short = [known.rpartition(".")[2] for known in CLASSES]
     last = str(path).rpartition(".")[2]
     hint = f"; did you mean '{CLASSES[short.index(last)]}'?" if last in short else ""
@@ -421,16 +422,16 @@ _SECTION_CLASSES: Mapping[str, str] = {
     "model": "lightning_app.training.module.TransformerModule",
     "data": "lightning_app.training.datamodule.TextDataModule",
 }
-"""The class of a section that names none, which those of plug-ins extend. Slow to import."""
+"""The class of a section that names none, which plug-in classes extend. Slow to import."""
 
 
 def named_class(section: str, fields: Mapping[str, Any]) -> Any:
-    """Return the class that the fields of a section name; that of the package if they name none.
+    """Return the class that the fields of a section name; by default the package's.
 
-    Only a plug-in that is loaded is looked into: nothing is imported because a config names it.
+    Only loaded plug-ins are searched: nothing is imported because a config names it.
 
     Raises:
-        UserError: if no loaded plug-in has that class, or it does not extend that of the package.
+        UserError: if no loaded plug-in has that class, or it does not extend the package's.
     """
     base = _listed(_SECTION_CLASSES[section])
     path = fields.get("class_path")
@@ -455,7 +456,7 @@ def named_class(section: str, fields: Mapping[str, Any]) -> Any:
 
 
 def require_plugin(section: str, path: str) -> None:
-    """Refuse a class that is in no loaded plug-in: no digest would say what it does.
+    """Refuse a class that is in no loaded plug-in: no digest would cover its code.
 
     Raises:
         UserError: naming the class.
@@ -468,7 +469,7 @@ def require_plugin(section: str, path: str) -> None:
 
 
 def own_arguments(section: str, fields: Mapping[str, Any]) -> tuple[Any, Entry]:
-    """Return the class of a complete section `model` or `data`, and its arguments of its own.
+    """Return the class of a complete section `model` or `data`, and its additional arguments.
 
     Raises:
         UserError: naming the field, and what would be right.

@@ -51,25 +51,25 @@ class Config:
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
     """The arguments of Lightning's Trainer."""
     model: ModelConfig = ModelConfig()
-    """What is trained, and how."""
+    """The model, its optimisation and its task."""
     data: DataSection = field(default_factory=DataSection)
-    """The corpus, and its batches."""
+    """The corpus and its batches."""
 
 
 _LINKED = {
     "data": ("task", "next_sentence", "init_from", "seed"),
     "objective": ("glue",),
 }
-"""The fields that are set from others; they come last in their sections of `config.yaml`."""
+"""The fields derived from others; they come last in their sections of `config.yaml`."""
 
 
 def load_config(written: Written, *, imports: bool = True, trains: bool = True) -> dict[str, Any]:
     """Return the complete config of files and overrides, like `resolve`.
 
     Args:
-        written: What the files and the command line say.
-        trains: Whether the run is trained; a schedule that is only read may be an earlier one.
-        imports: Whether it may name classes that are in no table, which are then imported.
+        written: The content of the files and the command line.
+        trains: Whether the run is trained; if not, its schedule may be one of an earlier version.
+        imports: Whether it may name classes outside the tables, which are then imported.
 
     Raises:
         UserError: naming the file, the field, what is expected and what was found.
@@ -79,12 +79,12 @@ def load_config(written: Written, *, imports: bool = True, trains: bool = True) 
 
 
 def resolve(tree: Mapping[str, Any], source: str, *, imports: bool = False) -> dict[str, Any]:
-    """Return the complete config of a run: every default filled in, every pair checked.
+    """Return the complete config of a run: every default filled in, every pair of values checked.
 
     Args:
         tree: The config as a user wrote it.
-        source: The name of the config in error messages: the file, and the cell of a grid.
-        imports: Whether it may name classes that are in no table, which are then imported.
+        source: The name of the config in error messages: its file and, in a grid, the cell.
+        imports: Whether it may name classes outside the tables, which are then imported.
 
     Raises:
         UserError: for an unknown key, a wrong type, or an impossible pair.
@@ -108,7 +108,7 @@ def _complete(tree: dict[str, Any], *, imports: bool, trains: bool = True) -> di
 
 
 def _sections(tree: Mapping[str, Any]) -> Config:
-    """Read one section after the other, so that a mistake is that of the first section with one."""
+    """Read the sections in order, so that the first mistake is the one reported."""
     check_keys(Config, tree)
     kinds = {"trainer": TrainerConfig, "model": ModelConfig, "data": DataSection}
     parts: dict[str, Any] = {
@@ -118,7 +118,7 @@ def _sections(tree: Mapping[str, Any]) -> Config:
 
 
 def linked(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a config with the fields that are set from others, before anything is checked."""
+    """Return a config with its derived fields, before anything is checked."""
     found = dict(tree)
     model = _section(found, "model")
     data = _section(found, "data")
@@ -139,7 +139,7 @@ def linked(tree: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _section(tree: dict[str, Any], name: str) -> dict[str, Any] | None:
-    """Return a section as a copy that is in the tree; None if it is no mapping."""
+    """Replace a section of the tree by a copy and return it; None if it is not a mapping."""
     part = tree.get(name, {})
     if not isinstance(part, dict):
         return None
@@ -165,7 +165,7 @@ def _last(tree: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
 
 
 def without_links(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a complete config without the fields that are set from others."""
+    """Return a complete config without its derived fields."""
     model, data = tree["model"], tree["data"]
     objective = {k: v for k, v in model["objective"].items() if k not in _LINKED["objective"]}
     data = {k: v for k, v in data.items() if k not in _LINKED["data"]}
@@ -178,9 +178,9 @@ def model_config(section: Mapping[str, Any]) -> ModelConfig:
 
 
 def check(tree: dict[str, Any], config: Config, *, trains: bool) -> None:
-    """Refuse a complete config whose parts do not go together, before anything is loaded.
+    """Refuse a complete config whose parts are incompatible, before anything is loaded.
 
-    Without `trains` its schedule may be one that an earlier version took.
+    Without `trains` its schedule may be one that an earlier version accepted.
     """
     model, corpus = config.model, config.data
     check_bounds(tree)
@@ -244,14 +244,14 @@ def check(tree: dict[str, Any], config: Config, *, trains: bool) -> None:
 
 
 def check_rows(tree: Mapping[str, Any], corpus: PreparedCorpus | None = None) -> None:
-    """Refuse a complete config whose positions end before a row of any split does.
+    """Refuse a complete config with fewer positions than the longest row of any split.
 
-    `check` compares them with the length of windows and training sentences. Of pairs, no row of
-    valid and test is left out or cut.
+    `check` compares them with the length of windows and training sentences. No pair of
+    valid and test is dropped or cut.
 
     Args:
         tree: The config.
-        corpus: Its corpus; None to look for it, and to check nothing where it is not prepared.
+        corpus: Its corpus; None to look it up, checking nothing if it is not prepared.
 
     Raises:
         UserError: naming the field, the row and both numbers.
@@ -276,7 +276,7 @@ def check_rows(tree: Mapping[str, Any], corpus: PreparedCorpus | None = None) ->
 
 
 def transformer_module(section: Mapping[str, Any]) -> Any:
-    """Return the module of a complete `model` section, its model not yet built."""
+    """Return the module of a complete `model` section, with its model not yet built."""
     kind, own = own_arguments("model", section)
     return kind(**vars(model_config(section)), **own)
 

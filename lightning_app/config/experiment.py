@@ -1,7 +1,7 @@
-"""Identify the experiment of a config, with its blocks resolved and its corpus read.
+"""Identify the experiment of a config, after resolving its blocks and reading its corpus.
 
-An id is made of what a config says; `effect_of` is made of what a run reads of it, so that two
-configs whose difference nothing reads have one effect and two ids.
+An id covers what a config contains; `effect_of` covers only what a run reads from it: two
+configs whose differences are never read have different ids and the same effect.
 """
 
 import hashlib
@@ -39,9 +39,9 @@ from lightning_app.scores.task_facts import TASKS
 
 Tree = Mapping[str, Any]
 _DENSE = 20_000
-"""Steps from 1 of which each rate is compared; after them about as many are, evenly spread."""
+"""The first steps, all of whose rates are compared; about as many later ones are, evenly spaced."""
 _PRECISIONS = {"16": "16-mixed", "bf16": "bf16-mixed", "32": "32-true", "64": "64-true"}
-"""The short names that Lightning takes for a precision."""
+"""The short names that Lightning accepts for a precision."""
 
 
 def identity_of(config: Tree, fetch: bool = True) -> Identity:
@@ -49,8 +49,8 @@ def identity_of(config: Tree, fetch: bool = True) -> Identity:
 
     Args:
         config: The config of a run, with every default.
-        fetch: Whether to download a corpus that is not on this machine. If not, the identity then
-            has no corpus, and its id is not the id of any run.
+        fetch: Whether to download a corpus that is not on this machine. Otherwise the identity then
+            has no corpus, and its id matches no run.
 
     Raises:
         UserError: if files of the corpus are missing.
@@ -63,12 +63,12 @@ def identity_of(config: Tree, fetch: bool = True) -> Identity:
 
 
 def named_by_content(config: Tree) -> dict[str, Any]:
-    """Return a config in which its parent and its plug-ins are named by what they are.
+    """Return a config in which its parent and its plug-ins are named by content.
 
-    So a changed checkpoint or plug-in makes another experiment, and a moved one does not.
+    A changed checkpoint or plug-in therefore makes another experiment; a moved one does not.
 
     Raises:
-        UserError: there is no such parent, or a plug-in of both has changed since.
+        UserError: if there is no such parent, or a plug-in of both has changed since.
     """
     stacks = stacks_of(config)
     _check_parts_of_parent(config, stacks)
@@ -76,7 +76,7 @@ def named_by_content(config: Tree) -> dict[str, Any]:
 
 
 def _check_parts_of_parent(config: Tree, stacks: Tree) -> None:
-    """Refuse a parent with another version of a plug-in: its block may be another one."""
+    """Refuse a parent with another version of a plug-in: its block may differ."""
     given = config["model"]["init_from"]
     if given is None:
         return
@@ -93,7 +93,7 @@ def _check_parts_of_parent(config: Tree, stacks: Tree) -> None:
 
 
 def cell_id(config: Tree) -> str:
-    """Return the id of a resolved config: 16 hexadecimal digits of what can change its result."""
+    """Return the id of a resolved config: 16 hexadecimal digits over what can change its result."""
     return identity_of(config).id
 
 
@@ -103,7 +103,7 @@ def stacks_of(config: Tree) -> dict[str, Any]:
 
 
 def _wiring(config: Tree) -> str:
-    """What sets the wiring, as text: fields of the config, and plug-ins; many cells share it."""
+    """The settings of the wiring, as text: config fields and plug-ins; many cells share them."""
     parts = {name: config["model"][name] for name in ("architecture", "block")}
     return json.dumps([parts, digests()], sort_keys=True)
 
@@ -122,20 +122,20 @@ def _stacks(text: str) -> dict[str, Any]:
 
 
 def effect_of(config: Tree) -> tuple[str, str]:
-    """Return what a run of a resolved config reads of it: equal for configs that train the same.
+    """Return what a run reads from its resolved config: equal for configs that train the same.
 
-    The optimizer is apart, as its whole section: `optimizer_effect` is slow.
+    The optimizer is included as its whole section, because `optimizer_effect` is slow.
 
-    What is built counts, not the fields that it is built from: the resolved blocks, the arguments
-    of the optimizer, the rate at every step, and what the task reads of the data. A part of a
-    plug-in counts with all fields that it could read.
+    The effect consists of what is built, not of the fields that it is built from: the resolved
+    blocks, the arguments of the optimizer, the rate at every step, and the data settings that the
+    task reads. A part of a plug-in contributes all fields that it could read.
     """
     model, trainer = config["model"], config["trainer"]
     apart = ("block", "architecture", "objective", "optimizer", "schedule", "compile")
     task = model["objective"]["kind"]
     facts = TASKS[task]
     own = model["class_path"] is not None or config["data"]["class_path"] is not None
-    known = not facts.module and not own  # a class of a plug-in may read any field
+    known = not facts.module and not own  # a plug-in's class may read any field
     length = config["data"]["window"] + 2 if known and not facts.pairs else None  # with marks
     wiring = json.dumps([model["architecture"], model["block"], length, digests()], sort_keys=True)
     steps, ends = trainer["max_steps"], json.dumps(trainer["max_epochs"])
@@ -157,9 +157,9 @@ def _plain(section: Tree) -> str:
 
 @lru_cache(maxsize=1024)
 def _wired(text: str) -> str:
-    """What is built of the sections `architecture` and `block`.
+    """What the sections `architecture` and `block` build.
 
-    With `length`, the tokens of the longest text, a span that hides no key counts as absent.
+    With `length`, the tokens of the longest text, spans that hide no key count as absent.
     """
     architecture, block, length, plugins = json.loads(text)
     parts = {"architecture": architecture, "block": block}
@@ -191,11 +191,11 @@ def _reads_slope(architecture: ArchitectureConfig) -> bool:
 
 
 def _built(spec: StackSpec, *, cross: bool, causal: bool, to: int | None) -> dict[str, Any]:
-    """A stack without what its blocks do not build."""
+    """A stack without the fields that its blocks do not use."""
     plain = asdict(spec)
     if spec.memory is not None:
         plain["memory"]["evaluation_length"] = spec.memory.lengths[1]
-    if len(spec.blocks) == 1:  # no other layer shares its parameters, or takes its scores
+    if len(spec.blocks) == 1:  # no other layer shares its parameters or receives its scores
         del plain["share"]
         for kind in ("self_attention", "cross_attention"):
             plain["blocks"][0][kind].pop("carry", None)
@@ -214,7 +214,7 @@ def _built(spec: StackSpec, *, cross: bool, causal: bool, to: int | None) -> dic
         if attention.shaping is not None and not attention.shaping.learned:
             del kept["shaping"]["per_head"]
         if attention.adaptive_span is not None:
-            del kept["adaptive_span"]["trim"]  # the same numbers, sooner
+            del kept["adaptive_span"]["trim"]  # same numbers, only faster
         span = attention.localised_span
         if span is None or to is None or spec.memory is not None:
             continue
@@ -225,9 +225,9 @@ def _built(spec: StackSpec, *, cross: bool, causal: bool, to: int | None) -> dic
 
 @lru_cache(maxsize=1024)
 def optimizer_effect(text: str) -> str:
-    """Return the fields of a section `optimizer` that are read when it is built, and at a step.
+    """Return the fields of a section `optimizer` that are read when it is built and at a step.
 
-    Builds an optimizer, before the first of which torch imports its compiler.
+    This builds an optimizer; before the first one torch imports its compiler.
     """
     config = read(OptimizerConfig, json.loads(text), at="model.optimizer")
     seen: set[str] = set()
@@ -245,13 +245,13 @@ def optimizer_effect(text: str) -> str:
     optimizer.step()
     kept = {field.name: getattr(config, field.name) for field in fields(config)}
     if config.kind == "adamw" and not config.weight_decay:
-        kept["kind"] = "adam"  # they differ in what a decay is added to
+        kept["kind"] = "adam"  # they differ only in what the decay is added to
     return _plain({name: value for name, value in kept.items() if name in seen | {"kind"}})
 
 
 @lru_cache(maxsize=1024)
 def _scheduled(text: str, steps: int, epochs: str) -> str:
-    """The factor of the rate at every step; the fields, where no number of steps is known."""
+    """The factor of the rate at every step, or the fields if the number of steps is unknown."""
     if steps < 1:
         return text
     config = ScheduleConfig(**json.loads(text))
@@ -264,7 +264,7 @@ def _scheduled(text: str, steps: int, epochs: str) -> str:
 
 @lru_cache(maxsize=1024)
 def _aimed(text: str, known: bool) -> str:
-    """The objective without what its task does not read."""
+    """The objective without the fields that its task ignores."""
     tree = json.loads(text)
     config = ObjectiveConfig(**tree)
     if not known:
@@ -280,9 +280,9 @@ def _aimed(text: str, known: bool) -> str:
 
 @lru_cache(maxsize=1024)
 def _fed(text: str, known: bool) -> str:
-    """The data section without places, and without what its task does not read."""
+    """The data section without paths and without the fields that its task ignores."""
     tree = {k: v for k, v in json.loads(text).items() if not is_irrelevant(f"data.{k}")}
-    # Where files lie does not count, and which files do.
+    # Only which files are read counts, not where they are.
     places = json.loads(text)
     tree["root"], tree["cache"] = places["root"], places["cache"]
     facts = TASKS[tree["task"]]
@@ -309,13 +309,13 @@ def _fed(text: str, known: bool) -> str:
 def _trained(text: str) -> str:
     """The fields of the Trainer that can change a number."""
     tree = json.loads(text)
-    if not tree["gradient_clip_val"]:  # null and 0 clip nothing
+    if not tree["gradient_clip_val"]:  # neither null nor 0 clips
         del tree["gradient_clip_val"], tree["gradient_clip_algorithm"]
     precision = str(tree["precision"] or OWN_DEFAULTS["precision"])
     tree["precision"] = _PRECISIONS.get(precision, precision)
-    for split in ("train", "val", "test"):  # null is all of it
+    for split in ("train", "val", "test"):  # null means all of it
         limit = f"limit_{split}_batches"
         tree[limit] = 1.0 if tree[limit] is None else tree[limit]
-    for name in ("min_steps", "min_epochs", "detect_anomaly"):  # no run ends before its last step
+    for name in ("min_steps", "min_epochs", "detect_anomaly"):  # no run ends early anyway
         tree.pop(name, None)
     return _plain({k: v for k, v in tree.items() if not is_irrelevant(f"trainer.{k}")})

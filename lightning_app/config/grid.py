@@ -1,7 +1,7 @@
-"""A grid file, strictly read: every check that needs no resolved config.
+"""The strict reader of grid files: every check that needs no resolved config.
 
-A grid file may come from somebody else. Nothing is imported and no file is read because it names
-one: classes are looked up in the tables of `config.classes`.
+A grid file may come from someone else. Nothing is imported and no file is read because it names
+it: classes are looked up in the tables of `config.classes`.
 """
 
 import dataclasses
@@ -58,15 +58,15 @@ _WORDS: Mapping[str, tuple[str, ...]] = {
         "fsdp",
     ),
 }
-"""Fields of the Trainer that take a class or a word, and the words of a grid file."""
+"""Trainer fields that take a class or a word, and the words allowed in a grid file."""
 
 _TEXT = ("api_key", "artifact_location", "checkpoint_name", "comment", "dir", "dirpath")
 _TEXT += ("experiment_name", "filename", "filename_suffix", "monitor", "name", "prefix", "project")
 _TEXT += ("run_name", "save_dir", "sub_dir", "tracking_uri", "version", "workspace")
-"""Arguments of classes that may be any text; others are one word, and no path."""
+"""Class arguments that may be any text; others must be one word and not a path."""
 
 _FOLDERS = ("dir", "dirpath", "save_dir", "sub_dir")
-"""Those of them that name a folder: in a cell it lies below the folder of the run."""
+"""Those of them that name a folder: in a cell it is inside the folder of the run."""
 
 _ADDRESSES = ("artifact_location", "tracking_uri")
 _ADDRESS = re.compile(r"(?!file:|sqlite:)[a-z][a-z0-9+.-]*://[^/]")
@@ -74,7 +74,7 @@ _WORD = re.compile(r"[\w:=-]*")
 
 
 def check_grid(base: Mapping[str, Any], axes: Mapping[str, list[Any]]) -> None:
-    """Refuse a grid with a class that is in no table, or that writes elsewhere than in the folder
+    """Refuse a grid with a class that is in no table or that writes outside the folder
     of its run: see `check_config`.
 
     Raises:
@@ -90,7 +90,7 @@ def check_grid(base: Mapping[str, Any], axes: Mapping[str, list[Any]]) -> None:
 
 
 def check_config(config: Mapping[str, Any]) -> None:
-    """Refuse a config, as written or resolved, with an unknown section, or a class in no table.
+    """Refuse a config, written or resolved, with an unknown section or a class outside the tables.
 
     Raises:
         UserError: naming the field and its value.
@@ -136,7 +136,7 @@ def _check_class(field: str, spec: ClassSpec) -> None:
 
 
 def _check_data(field: str, value: Any, *, text: bool) -> None:
-    """Refuse an argument that names a class, or unless `text` is allowed a path or code."""
+    """Refuse an argument that names a class or, unless `text` is allowed, a path or code."""
     if isinstance(value, Mapping):
         for key, part in value.items():
             if key in CLASS_FIELDS:
@@ -150,9 +150,9 @@ def _check_data(field: str, value: Any, *, text: bool) -> None:
 
 
 def place_below(folder: Path, trainer: dict[str, Any]) -> None:
-    """Let the classes of a complete section `trainer` write below `folder`, where they name one.
+    """Make the classes of a complete section `trainer` write below `folder` if they name a folder.
 
-    Relative to the working folder they could replace the files of another run.
+    Relative to the working folder, they could replace the files of another run.
     """
     for field in FIELDS:
         for _, arguments in _arguments_of(field, trainer.get(field)):
@@ -181,7 +181,7 @@ def _arguments_of(field: str, value: Any) -> Iterator[tuple[str, dict[str, Any]]
 
 
 def _check_place(field: str, name: str, value: Any) -> None:
-    """Refuse an argument by which a class would write outside of the folder of its run."""
+    """Refuse an argument that makes a class write outside the folder of its run."""
     if not isinstance(value, str) or not value:
         return
     if name in _ADDRESSES:
@@ -201,32 +201,32 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 @dataclass(frozen=True, kw_only=True)
 class MetricChoice:
-    """What decides which run of a grid is best."""
+    """The rule for the best run of a grid."""
 
     name: str | None = None
     """A metric, such as val/nll; null: the one that the task monitors."""
     mode: Literal["min", "max"] | None = None
-    """Which value is best; null: as the metric has it."""
+    """Which value is best; null: the metric's own direction."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sensitivity:
-    """What the sensitivity to warm-up is measured against."""
+    """The reference for the sensitivity to warm-up."""
 
     reference_warmup: int | None = None
-    """The warm-up, in optimizer steps, that is enough for every arm."""
+    """A warm-up, in optimizer steps, that suffices for every arm."""
     baseline: str | None = None
-    """The preset that the others are compared with."""
+    """The preset with which the others are compared."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class InitFrom:
-    """The grid whose runs the cells start from."""
+    """The grid from whose runs the cells start."""
 
     grid: str | dict[str, Any]
     """Its name, its file beside this one, or the whole grid."""
     match: list[str]
-    """The dotted keys of a config by whose values a cell finds its parent."""
+    """The dotted config keys whose values match a cell to its parent."""
 
     def __post_init__(self) -> None:
         if not self.grid:
@@ -240,12 +240,12 @@ class InitFrom:
 
 @dataclass(frozen=True, kw_only=True)
 class PublishedFigure:
-    """A figure of a paper, which the report puts beside ours."""
+    """A figure from a paper, which the report shows next to ours."""
 
     paper: str
     """The key of a paper in the bibliography, or its citation."""
     setting: str
-    """What was trained and measured there."""
+    """What the paper trained and measured."""
     variant: str
     """The name of a variant."""
     metric: str
@@ -259,7 +259,7 @@ class PublishedFigure:
     lr: float | None = None
     """The peak rate; null if the paper does not state it."""
     note: str | None = None
-    """Where in the paper the figure is."""
+    """Where the paper states the figure."""
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
@@ -275,38 +275,38 @@ class PublishedFigure:
 
 @dataclass(frozen=True, kw_only=True)
 class GridFile:
-    """What may be in a grid file."""
+    """The content of a grid file."""
 
     name: str
-    """The name of the grid, and of its folder below the folder of experiments."""
+    """The name of the grid and of its folder in the folder of experiments."""
     question: str | None = None
-    """What the grid asks; null: the comment at the top of the file."""
+    """The question that the grid asks; null: the comment at the top of the file."""
     base: str | None = None
-    """The file of the config under the axes, beside this one; instead of base_config."""
+    """The file of the base config, next to this one; instead of base_config."""
     base_config: dict[str, Any] | None = None
-    """The config under the axes, inlined."""
+    """The base config, inlined; the axes override it."""
     axes: dict[str, list[Any] | dict[str, Any]] = dataclasses.field(default_factory=dict)
-    """The values of dotted keys of a config; {other: {value: value}} for one that follows."""
+    """The values of dotted config keys; {other: {value: value}} for a key that follows another."""
     exclude: list[dict[str, Any]] | None = None
-    """Cells that are left out: those that agree with all of one entry."""
+    """Cells to omit: those that match all of an entry."""
     metric: MetricChoice | None = None
-    """The name and the mode (min or max) of what decides which run is best."""
+    """The name and the mode (min or max) of the metric that ranks the runs."""
     sensitivity: Sensitivity | None = None
-    """reference_warmup and baseline of the sensitivity to warm-up."""
+    """reference_warmup and baseline for the sensitivity to warm-up."""
     pruner: Literal["median", "hyperband"] | None = None
-    """Ends hopeless cells early; null: none does."""
+    """The rule that ends hopeless cells early; null: none."""
     checkpoints: Literal["all", "last", "best", "none"] | None = None
     """Which checkpoints of a finished cell are kept; null: all."""
     published: str | list[PublishedFigure] | None = None
-    """Figures of papers for the report, or the file of a list of them."""
+    """Figures from papers for the report, or a file with a list of them."""
     labels: dict[str, list[str]] | None = None
     """The names of the values of axes in the report."""
     factors: dict[str, str] | None = None
     """Axes of two values whose effects the report contrasts, by name."""
     compare: dict[str, Any] | None = None
-    """Axes whose values the report compares, with the baseline of each."""
+    """Axes whose values the report compares, each with its baseline."""
     init_from: InitFrom | None = None
-    """grid and match: the grid whose runs the cells start from."""
+    """grid and match: the grid from whose runs the cells start."""
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
@@ -326,7 +326,7 @@ class GridFile:
 _TAKEN = ("fit", "probe")
 
 CELLS = 100_000
-"""The most cells of a grid, before any is excluded."""
+"""The largest number of cells of a grid, before exclusions."""
 
 
 def mapping(value: Any, field: str) -> dict[str, Any]:
@@ -344,9 +344,9 @@ class Linked(NamedTuple):
 
 
 def check_linked(axes: Any) -> tuple[dict[str, Any], dict[str, Linked]]:
-    """The axes with their distinct values, and those that are linked to another axis.
+    """The axes with their distinct values, and those linked to another axis.
 
-    A linked axis is written `{other: {value of other: value}}`, with each value of the other.
+    A linked axis is written `{other: {value of other: value}}`, with every value of the other.
     """
     axes = mapping(axes, "axes")
     found, linked = dict(axes), {}
@@ -430,7 +430,7 @@ def _check_value(axis: str, value: Any) -> None:
 
 
 def check_config_numbers(base: Mapping[str, Any], axes: Mapping[str, list[Any]]) -> None:
-    """Seeds are whole numbers as they are written, and no number is NaN or infinite."""
+    """Check that seeds are written as whole numbers and no number is NaN or infinite."""
     check_numbers(base)
     if SEED in base:
         check_seed(base[SEED])
@@ -478,12 +478,12 @@ def check_metric(
 
 
 def _has_own_class(base: Mapping[str, Any], axes: Mapping[str, list[Any]]) -> bool:
-    """Whether a grid trains a class of a plug-in, which may log metrics of its own."""
+    """Whether a grid trains a class of a plug-in, which may log its own metrics."""
     return any(each is not None for each in axes.get(OWN_CLASS, [lookup(base, OWN_CLASS)]))
 
 
 def check_sensitivity(given: Sensitivity | None, axes: Mapping[str, list[Any]]) -> dict[str, Any]:
-    """The values of both fields that are set, each a value of its axis where there is one."""
+    """The values of the two fields, where set, each a value of its axis if it has one."""
     chosen = given or Sensitivity()
     found = {key: value for key, value in vars(chosen).items() if value is not None}
     for key, axis in (("reference_warmup", WARMUP), ("baseline", PRESET)):
@@ -522,10 +522,10 @@ def check_pruner(
 def check_labels(
     found: dict[str, list[str]], axes: Mapping[str, list[Any]]
 ) -> dict[str, list[str]]:
-    """The names of the values of axes in a report; an empty one of the block is left out.
+    """The names of the values of axes in a report; an empty name of a block value is omitted.
 
     Names of the block's axes are joined to the name of a variant, those of other axes to the name
-    of a group of runs. Both must be another for each setting.
+    of a group of runs. Both must differ between settings.
     """
     known = [axis for axis in axes if axis not in (SEED, WARMUP, RATE)]
     for axis, names in found.items():
@@ -562,7 +562,7 @@ def check_labels(
 
 
 def check_compare(found: dict[str, Any], axes: Mapping[str, list[Any]]) -> dict[str, Any]:
-    """The axes whose values the report compares, on the grid's metric, by axis the baseline."""
+    """The axes whose values the report compares on the grid's metric: axis -> baseline."""
     for axis, baseline in found.items():
         if axis not in axes:
             hint = nearest(str(axis), axes) or f"; the axes are {', '.join(axes)}"
@@ -578,7 +578,7 @@ def check_compare(found: dict[str, Any], axes: Mapping[str, list[Any]]) -> dict[
 
 
 def check_factors(found: dict[str, str], axes: Mapping[str, list[Any]]) -> dict[str, str]:
-    """The axes of two values whose effects the report contrasts, by the name of the factor."""
+    """The axes of two values whose effects the report contrasts, by factor name."""
     for name, axis in found.items():
         if axis not in axes:
             raise UserError(f"factors: {name}: no axis {axis!r}{nearest(axis, axes)}")
@@ -595,9 +595,9 @@ def check_factors(found: dict[str, str], axes: Mapping[str, list[Any]]) -> dict[
 
 @dataclass(frozen=True, kw_only=True)
 class ParentGrid:
-    """The grid whose runs the cells of another grid start from.
+    """The grid from whose runs the cells of another grid start.
 
-    A cell starts from the run whose values of the dotted keys `match` are its own.
+    A cell starts from the run that has its own values at the dotted keys `match`.
     """
 
     spec: "GridSpec"
@@ -606,17 +606,17 @@ class ParentGrid:
 
 @dataclass(frozen=True, kw_only=True)
 class GridSpec:
-    """What a grid file says, with its base inlined.
+    """The content of a grid file, with its base inlined.
 
     `axes` maps a dotted key of the run's config to its values; the value of a `linked` axis follows
-    from that of another. A cell that agrees with all of one
-    entry of `exclude` is left out. `pruner` is the rule that ends hopeless cells early, None for
-    none; `checkpoints` says which of a cell are kept once it is done. `published` holds figures of
-    papers that the report puts beside ours, in the file or in one that it names. `labels` has the
-    names of the values of axes in the report, `factors` the axes of two values whose effects it
-    contrasts, by name, `compare` the axes whose values it compares on the metric, with the baseline
-    of each. `init_from` is the grid whose runs the cells start from. `source` is the file as
-    messages name it, and `base_source` the one that holds the base.
+    from that of another. A cell that matches all of one entry of `exclude` is omitted. `pruner` is
+    the rule that ends hopeless cells early, None for none; `checkpoints` sets which checkpoints of
+    a cell are kept once it is done. `published` holds figures from papers that the report shows
+    next to ours, from the file or from one that it names. `labels` has the names of axis values in
+    the report, `factors` the axes of two values whose effects it contrasts, by name, `compare` the
+    axes whose values it compares on the metric, each with its baseline. `init_from` is the grid
+    from whose runs the cells start. `source` is the file as messages name it, and `base_source` the
+    one that holds the base.
     """
 
     source: str
@@ -644,7 +644,7 @@ class GridSpec:
         return self.source if by_axis else self.base_source or self.source
 
     def tree(self) -> dict[str, Any]:
-        """What `grid.yaml` in the grid's folder holds. It can be read as a grid file itself."""
+        """The content of `grid.yaml` in the grid's folder, itself a valid grid file."""
         parent = self.init_from
         linked = {
             axis: {other: dict(zip(self.axes[other], values, strict=True))}
@@ -669,9 +669,9 @@ class GridSpec:
 
 
 def find_grid(grid: str | Path) -> Path:
-    """Return the path of a grid file: `grid` is a path, or the name of an ablation that ships.
+    """Return the path of a grid file: `grid` is a path or the name of a shipped ablation.
 
-    Raises `UserError` listing the names where there is neither.
+    Raises `UserError` listing the names if it is neither.
     """
     path = Path(grid)
     if path.suffix in (".yaml", ".yml") or len(path.parts) != 1:
@@ -704,7 +704,7 @@ def _read(path: Path, children: tuple[Path, ...]) -> GridSpec:
 
 
 def _spec(path: Path, tree: Any, text: str, files: tuple[Path, ...], source: str = "") -> GridSpec:
-    """Check the tree of a grid in the file `path`; `source` is its place there."""
+    """Check the tree of a grid in the file `path`; `source` is its place in that file."""
     source = source or str(path)
     if isinstance(tree, Mapping) and KEY in tree:
         raise UserError(
@@ -713,7 +713,7 @@ def _spec(path: Path, tree: Any, text: str, files: tuple[Path, ...], source: str
         )
     file = read(GridFile, tree, source)
     published = file.published
-    # Values as the file has them: the reader takes them as JSON, whose keys are texts.
+    # Values as in the file: the reader treats them as JSON, whose keys are strings.
     listed = tree.get("published")
     if isinstance(published, str):
         with named(source):
@@ -772,7 +772,7 @@ def _beside(path: Path, field: str, name: str) -> Any:
 def _parent(
     path: Path, given: InitFrom | None, tree: Any, files: tuple[Path, ...], source: str
 ) -> ParentGrid | None:
-    """The parent grid: one that ships, a file beside this one, or a whole grid as a mapping."""
+    """The parent grid: a shipped one, a file next to this one, or a whole grid as a mapping."""
     if given is None:
         return None
     grid = given.grid

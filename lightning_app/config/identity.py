@@ -1,4 +1,4 @@
-"""Which experiment a config is: what can change its result, its id, and `identity.json`."""
+"""Which experiment a config is: what can change its result, its id and `identity.json`."""
 
 import hashlib
 import json
@@ -20,7 +20,7 @@ Tree = Mapping[str, Any]
 
 @cache
 def trainer_defaults() -> Mapping[str, Any]:
-    """Return every argument of the Trainer with its default: an older Lightning lacks some."""
+    """Return every argument of the Trainer with its default; an older Lightning lacks some."""
     return {field.name: field.default for field in fields(TrainerConfig)}
 
 
@@ -44,9 +44,9 @@ _IRRELEVANT = (
     "data.cache",
     "data.num_workers",
 )
-"""Where, on what and how verbosely a run is executed, with everything inside of these fields.
+"""Where, on what and how verbosely a run is executed, including everything inside these fields.
 
-`data.root` and `data.cache` say where files lie; the corpus counts by what they hold.
+`data.root` and `data.cache` say where files lie; the corpus counts by its content.
 """
 
 _HARMLESS: Mapping[str, tuple[str, ...]] = {
@@ -64,21 +64,21 @@ _HARMLESS: Mapping[str, tuple[str, ...]] = {
         *("ddp_find_unused_parameters_false", "ddp_find_unused_parameters_true"),
     ),
 }
-"""The callbacks, plugins and strategies that only watch, store or share out the same work."""
+"""The callbacks, plugins and strategies that only watch, store or distribute the same work."""
 
 _PINS = ("config", "blocks", "added", "added_blocks", "removed")
 _OURS = ("lightning.pytorch.", "lightning.fabric.", "lightning_app.")
-"""The packages whose classes the names above mean."""
+"""The packages to which the class names above refer."""
 
 
 @cache
 def pins() -> Mapping[str, Mapping[str, Any]]:
-    """Return the pinned defaults: `config` and `blocks` by dotted key, and what came later.
+    """Return the pinned defaults: `config` and `blocks` by dotted key, and later additions.
 
     An id holds only what differs from them, so that a new field at its default changes no id.
-    `added` holds the fields of a config that came after schema 2 was fixed, `added_blocks` those
-    of a stack, and `removed` fields that a config may no longer have. A pin never changes, also
-    where a default does.
+    `added` holds the config fields added after schema 2 was fixed, `added_blocks` those
+    of a stack, and `removed` fields that a config may no longer have. A pin never changes, even
+    if the default does.
     """
     tree = json.loads(files("lightning_app.config").joinpath("pins.json").read_text("utf-8"))
     return {name: tree[name] for name in _PINS}
@@ -123,10 +123,10 @@ def relevant_blocks(stacks: Tree) -> dict[str, Any]:
 
 
 def completed(config: Tree) -> dict[str, Any]:
-    """Return a config of an earlier version with the fields of today.
+    """Return a config of an earlier version with today's fields.
 
     Raises:
-        UserError: for a field that was removed, with another value than its pin.
+        UserError: for a removed field with a value other than its pin.
     """
     found = without_removed(config)
     for key, value in pins()["added"].items():
@@ -135,10 +135,10 @@ def completed(config: Tree) -> dict[str, Any]:
 
 
 def without_removed(config: Tree) -> dict[str, Any]:
-    """Return a config without the fields of earlier versions that say nothing.
+    """Return a config without removed fields of earlier versions that hold their pins.
 
     Raises:
-        UserError: for such a field with another value than its pin.
+        UserError: for a removed field with a value other than its pin.
     """
     found = dict(config)
     for key in pins()["removed"]:
@@ -174,13 +174,13 @@ def _with_default(tree: Tree, path: list[str], value: Any) -> dict[str, Any]:
 
 
 def without_evaluation_limits(config: Tree) -> dict[str, Any]:
-    """Return a config that evaluates whole splits, as a limit is no part of which run is meant."""
+    """Return a config that evaluates whole splits, since limits do not identify a run."""
     names = ("limit_val_batches", "limit_test_batches", "limit_predict_batches")
     return {**config, "trainer": {**config["trainer"], **dict.fromkeys(names)}}
 
 
 def _differing(tree: Tree, known: Mapping[str, Any], name: Callable[[str], str]) -> dict[str, Any]:
-    """The leaves that are not as pinned. A mapping where the pin is null counts as being there."""
+    """The leaves that are not as pinned. A mapping whose pin is null counts as present."""
     found: dict[str, Any] = {}
     for key, value in leaves(tree):
         pinned = name(key)
@@ -199,9 +199,9 @@ def _differing(tree: Tree, known: Mapping[str, Any], name: Callable[[str], str])
 
 
 def _is_new_slot(key: str, value: Any) -> bool:
-    """Whether a field of a block that came after the pins is absent there: null, false or none.
+    """Whether a block field added after the pins is unused: null, false or none.
 
-    So a new slot of a block leaves the ids of all blocks that do not use it as they are.
+    A new block field thus leaves the ids of all blocks that do not use it unchanged.
     """
     if not key.startswith("blocks.") or value not in (None, False, "none"):
         return False
@@ -210,7 +210,7 @@ def _is_new_slot(key: str, value: Any) -> bool:
 
 
 def _is_new_default(key: str, value: Any) -> bool:
-    """Whether a field of the Trainer that a newer Lightning brings is at its default."""
+    """Whether a Trainer field added by a newer Lightning is at its default."""
     section, _, field = key.partition(".")
     if section != "trainer" or "." in field:
         return False
@@ -219,14 +219,14 @@ def _is_new_default(key: str, value: Any) -> bool:
 
 
 def _same(left: Any, right: Any) -> bool:
-    """Whether two values are the same, also in type: 1 and 1.0 batches mean other things."""
+    """Whether two values are equal, also in type: 1 and 1.0 batches differ in meaning."""
     if isinstance(left, str | int | float | None):
         return type(left) is type(right) and left == right
     return json.dumps(left, sort_keys=True) == json.dumps(right, sort_keys=True)
 
 
 def is_irrelevant(key: str) -> bool:
-    """Whether a field of a config says only where, on what or how verbosely a run is executed."""
+    """Whether a config field only sets where, on what or how verbosely a run is executed."""
     return any(key == name or key.startswith(f"{name}.") for name in _IRRELEVANT)
 
 
@@ -252,16 +252,16 @@ def _is_harmless(field: str, entry: Any) -> bool:
 
 
 SCHEMA = 2
-"""Of ids."""
+"""The version of the id schema."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Identity:
     """Which experiment a config is.
 
-    `id`: 16 hexadecimal digits of what can change the result. `corpus`: the digest of what the
-    corpus holds, None where its files are not on this machine. `effect`: what a run reads of the
-    config, by `experiment.effect_of`; None where it was not asked for.
+    `id`: 16 hexadecimal digits over what can change the result. `corpus`: the digest of the
+    corpus's content, None if its files are not on this machine. `effect`: what a run reads from
+    the config, by `experiment.effect_of`; None if it was not computed.
     """
 
     id: str
@@ -273,16 +273,16 @@ def identify(config: Tree, *, blocks: Tree, corpus: str | None) -> Identity:
     """Return the identity of a resolved config.
 
     Args:
-        config: The config of a run, every default in it.
+        config: The config of a run, with every default.
         blocks: What `relevant_blocks` returns of the resolved stacks.
-        corpus: The digest of what the corpus holds.
+        corpus: The digest of the corpus's content.
     """
     identity = experiment_id(relevant(config), blocks, corpus)
     return Identity(id=identity, corpus=corpus)
 
 
 def experiment_id(config: Mapping[str, Any], blocks: Mapping[str, Any], corpus: str | None) -> str:
-    """Return the id made of the parts that can change a result."""
+    """Return the id computed from the parts that can change a result."""
     return _digest({"schema": SCHEMA, "config": config, "blocks": blocks, "corpus": corpus})
 
 
@@ -292,7 +292,7 @@ def _digest(tree: Mapping[str, Any]) -> str:
 
 
 CONTINUED = "continued_from"
-"""The field of a record for the checkpoints of other experiments from which the run went on."""
+"""The field of a record for the checkpoints of other experiments from which the run continued."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -300,7 +300,7 @@ class Record:
     """What can change the result of a run.
 
     `config` and `blocks` hold the fields that differ from the pinned defaults, `corpus` is the
-    digest of what the corpus holds.
+    digest of the corpus's content.
     """
 
     config: Mapping[str, Any]
@@ -322,18 +322,18 @@ class Record:
         return replace(self, config={**self.config, **fields})
 
     def apart(self) -> "Record":
-        """Return the record without the checkpoints that the run began with."""
+        """Return the record without the checkpoints that the run started from."""
         rest = {key: value for key, value in self.config.items() if key != CONTINUED}
         return replace(self, config=rest)
 
     def going_on(self, there: "Record | None", checkpoint: str) -> "Record":
-        """Return the record of a run that goes on from a checkpoint.
+        """Return the record of a run that continues from a checkpoint.
 
-        It is another experiment than a run from step 0, unless the checkpoint is its own: of a run
-        with the same record, in the same folder.
+        It is a different experiment from a run from step 0, unless the checkpoint is its own: of a
+        run with the same record, in the same folder.
 
         Args:
-            there: The record of the run in whose folder the checkpoint lies, if there is one.
+            there: The record of the run in whose folder the checkpoint lies, if any.
             checkpoint: The digest of the checkpoint.
         """
         before = [] if there is None else list(there.config.get(CONTINUED, ()))
@@ -342,7 +342,7 @@ class Record:
         return self.with_config({CONTINUED: begun}) if begun else self
 
     def difference(self, other: "Record") -> str:
-        """Say in words how two records differ, with the first field of the config that does."""
+        """Describe how two records differ, with the first config field that does."""
         known = {**pins()["config"], **pins()["added"]}
         for key in sorted({*self.config, *other.config}):
             mine, theirs = (each.config.get(key, known.get(key)) for each in (self, other))
@@ -363,7 +363,7 @@ def read_record(folder: Path) -> Record | None:
     """Read `identity.json` of a run's folder, None if it does not exist.
 
     Raises:
-        UserError: where it is damaged.
+        UserError: if it is damaged.
     """
     path = folder / IDENTITY
     if not path.is_file():

@@ -1,7 +1,7 @@
 """Start a model from the weights of another run: `model.init_from`.
 
-The parent's embedding and stack are taken whole, and its pooler where both have one; its heads are
-left out. What the parent does not have starts as in a run from step 0, except that a new table of
+The parent's embedding and stack are copied whole, and its pooler if both have one; its heads are
+left out. Parts that the parent lacks start as in a run from step 0, except that a new table of
 segments is zero, so that the encoder computes what it did in the parent.
 """
 
@@ -19,14 +19,15 @@ _OF_HEADS = ("transform.", "norm.", "output_bias", "output.", "auxiliary.", "nex
 _POOLER = "pooler."
 _RENAMED = {"next_sentence.pooler.": _POOLER}
 _FREE = {"block": frozenset(), "architecture": frozenset({"dropout", "attention_dropout"})}
-"""The parts of a model that must be the parent's, except for these fields, which have no weights"""
+"""The parts of a model that must match the parent's, except in these fields, which have no
+weights"""
 _MAY_BE = {("block", "residual_attention"): "none"}
-"""Fields that may have this value whatever the parent has: carried scores have no weights either,
+"""Fields that may have this value whatever the parent's is: carried scores have no weights either,
 and RealFormer was also fine-tuned without them (He et al. 2020, 2012.11747)."""
 
 
 class NothingToFineTune(Exception):
-    """The parent ended non-finite, so it has no weights to start from. This is a result."""
+    """The parent ended non-finite, so it has no usable weights. This is a result."""
 
 
 def check_parent(tree: Mapping[str, Any]) -> None:
@@ -40,7 +41,7 @@ def check_parent(tree: Mapping[str, Any]) -> None:
         return
     parent = find_parent(given)
     if parent.non_finite:
-        return  # it gives no weights, and may have no checkpoint
+        return  # it provides no weights and may have no checkpoint
     stored = _stored(parent)
     for part, free in _FREE.items():
         there, here = stored[part], dict(_leaves(tree["model"][part]))
@@ -89,13 +90,13 @@ def load_parent(model: Any, given: str, known: str | None = None) -> None:
     Args:
         model: The model of the child.
         given: `model.init_from`.
-        known: What the id of the child says of the parent (`Parent.name`); None for a model that is
-            part of no run.
+        known: The parent as recorded in the child's id (`Parent.name`); None for a model that is
+            not part of a run.
 
     Raises:
         NothingToFineTune: if the parent ended non-finite.
-        UserError: a weight of the encoder is missing, left over or of another shape, or the parent
-            is not `known` any more.
+        UserError: if an encoder weight is missing, left over or of another shape, or the parent
+            is no longer `known`.
     """
     import torch
 
@@ -142,7 +143,7 @@ def load_parent(model: Any, given: str, known: str | None = None) -> None:
 
 
 def _unchanged(given: str, known: str | None) -> Parent:
-    """Return the parent; refuse one that was trained again since the child has its id."""
+    """Return the parent; refuse one that was retrained after the child's id was computed."""
     parent = find_parent(given)
     if known is not None and parent.name != known:
         raise UserError(
@@ -153,7 +154,7 @@ def _unchanged(given: str, known: str | None) -> Parent:
 
 
 def _data_of(config: Path) -> Mapping[str, Any]:
-    """Return the section `data` of a run's config."""
+    """Return the `data` section of a run's config."""
     try:
         section = read_yaml(config)["data"]
         return {field: section[field] for field in ("tokenizer", "vocab_size")}
@@ -171,7 +172,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _stored(parent: Parent) -> Mapping[str, Any]:
-    """Return what a checkpoint says of its model, read once while the file stays as it is."""
+    """Return what a checkpoint records about its model, cached until the file changes."""
     return _stored_at(parent.checkpoint, parent.digest)
 
 
@@ -191,7 +192,7 @@ def _stored_at(path: Path, digest: str) -> Mapping[str, Any]:
 
 
 def _leaves(tree: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    """Return dotted keys with plain values: a tuple of a checkpoint is a list in a config."""
+    """Return dotted keys with plain values: a tuple in a checkpoint is a list in a config."""
     from lightning_app.config.identity import leaves
 
     return [(k, list(v) if isinstance(v, tuple) else v) for k, v in leaves(tree)]

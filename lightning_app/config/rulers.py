@@ -1,8 +1,8 @@
-"""What a metric counts: only values of one ruler are compared, ranked or averaged.
+"""What a metric counts: only values with the same ruler are compared, ranked or averaged.
 
-Nats per token of two tokenizers are as unlike as prices in two currencies: the one with more tokens
-a word has the smaller number. A ruler is the unit of a metric and what it is a mean over, as fields
-of a config with their values.
+Nats per token under two tokenizers are as different as prices in two currencies: the tokenizer with
+more tokens per word has the smaller number. A ruler is the unit of a metric and what it averages
+over, as config fields with their values.
 """
 
 import math
@@ -18,7 +18,7 @@ _TEXT = (
     *("data.source_language", "data.target_language", "data.document_separator"),
     "trainer.overfit_batches",
 )
-_TOKENIZER = ("data.tokenizer", "data.vocab_size", "data.splits.train")  # which it is trained on
+_TOKENIZER = ("data.tokenizer", "data.vocab_size", "data.splits.train")  # which trains it
 _TOKENS = (
     *_TOKENIZER,
     *("data.window", "data.context_stride", "data.evaluation_stride", "data.evaluation_streams"),
@@ -38,15 +38,15 @@ RULERS: Mapping[str, tuple[str, ...]] = {
     "speed": _TOKENIZER,
     "anything": (*_TOKENS, "model.class_path"),
 }
-"""What a metric counts, with the fields of a config that change what that is.
+"""What a metric counts, and the config fields that change it.
 
 `rows` with labels, `lines` of references, `bytes` (and words) of a text, `tokens` of one tokenizer
-in windows, or those of training for a `speed`; `anything` for a metric of a plug-in that does not
-say it. The fields of the evaluated text count for all of them: `ruler` adds those.
+in windows, or those of training for a `speed`; `anything` for a plug-in's metric that does not
+declare it. The fields of the evaluated text apply to all of them: `ruler` adds those.
 """
 
 RAW = ("bytes", "lines")
-"""What is counted in the text itself, so that runs with several tokenizers can be compared."""
+"""Units counted in the text itself, so that runs with different tokenizers can be compared."""
 
 EVALUATION = (
     *("data.evaluation_stride", "data.evaluation_streams", "data.splits.valid", "data.splits.test"),
@@ -55,7 +55,7 @@ EVALUATION = (
     *("trainer.val_check_interval", "trainer.check_val_every_n_epoch"),
     "trainer.num_sanity_val_steps",
 )
-"""The fields that change what is evaluated and nothing that is trained: no treatment."""
+"""The fields that change what is evaluated but nothing that is trained, so are not a treatment."""
 
 BUDGET = (
     *("trainer.max_steps", "trainer.max_epochs", "trainer.limit_train_batches"),
@@ -64,13 +64,13 @@ BUDGET = (
 """The fields that change how much a run reads."""
 
 Setting = Callable[[str], Any]
-"""Gives the value of a dotted field of a resolved config."""
+"""Returns the value of a dotted field of a resolved config."""
 
 
 def ruler(setting: Setting, metric: str) -> dict[str, Any]:
     """Return what a metric counts in a run: the fields that it depends on, with their values.
 
-    Values of a metric can be compared, ranked or averaged only between runs with one ruler.
+    Values of a metric can be compared, ranked or averaged only between runs with the same ruler.
     """
     split = "test" if metric.startswith("test/") else "val"
     limit = f"trainer.limit_{split}_batches"
@@ -80,17 +80,17 @@ def ruler(setting: Setting, metric: str) -> dict[str, Any]:
         fields += _SEARCH[split]
     found = {field: setting(field) for field in fields}
     part = setting(limit)
-    found[limit] = None if isinstance(part, float) and part == 1.0 else part  # all of the split
+    found[limit] = None if isinstance(part, float) and part == 1.0 else part  # the whole split
     if found[limit] is not None:
-        # It counts batches, and these are as large as the budget of a batch says.
+        # The limit counts batches, whose size depends on the token budget.
         found |= {field: setting(field) for field in ("data.tokens_per_batch", "data.window")}
     return found
 
 
 def in_raw_text(setting: Setting, metric: str) -> list[QualityMetric]:
-    """Return the metrics of a task that compare runs where `metric` counts other tokens.
+    """Return the task's metrics that can compare runs for which `metric` counts other tokens.
 
-    Those of the same split come first, and BLEU on plain text before that on tokenised text.
+    Metrics of the same split come first, and BLEU on plain text before BLEU on tokenised text.
     """
     facts = task_facts(setting(TASKS.field) or DEFAULT_TASK)
     loss = metric in (*GENERAL, facts.monitored.metric, facts.monitored.loss)
@@ -119,14 +119,14 @@ def unit_of(setting: Setting, metric: str) -> str:
 
 
 _SHOWN = "the "
-"""Begins the name of what a result shows of a ruler: a number that is computed."""
+"""The prefix of ruler entries taken from a result: computed numbers."""
 _NEAR = 1e-5  # the relative difference of two computed numbers that are meant to be equal
 
 
 def differences(rulers: Sequence[Mapping[str, Any]]) -> str:
-    """Return the fields in which rulers differ, with their values; empty for one ruler.
+    """Return the fields in which rulers differ, with their values; empty if they agree.
 
-    What results show is said where no field of the config says it.
+    Entries taken from results are named only if no config field explains the difference.
     """
     if all(each == rulers[0] for each in rulers):
         return ""  # as nearly always
@@ -139,7 +139,7 @@ def differences(rulers: Sequence[Mapping[str, Any]]) -> str:
 
 
 def names_of(rulers: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return a name of each ruler: the fields in which these differ; all "" for one ruler."""
+    """Return a name for each ruler from the fields that differ; "" if there is only one."""
     if all(each == rulers[0] for each in rulers):
         return [""] * len(rulers)
     kinds: list[Mapping[str, Any]] = []
@@ -163,7 +163,7 @@ def _varied(rulers: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _distinct(name: str, rulers: Iterable[Mapping[str, Any]]) -> list[Any]:
-    """The values of a field in the rulers that have it, each once; NaN is no value."""
+    """The distinct values of a field in the rulers that have it; NaN does not count."""
     found: list[Any] = []
     shown = name.startswith(_SHOWN)
     for value in (ruler[name] for ruler in rulers if name in ruler):

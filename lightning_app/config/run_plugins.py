@@ -1,4 +1,4 @@
-"""The plug-ins of a run: its folder names those that it needs and keeps copies of the files.
+"""The plug-ins of a run: its folder names the ones it needs and keeps copies of their files.
 
 Nothing in the folder is executed: a message names the plug-in that must be loaded.
 """
@@ -39,7 +39,7 @@ def needed_by(folder: Path) -> dict[str, str]:
 
 
 def missing(folder: Path) -> str:
-    """Say which plug-in of a run is not loaded, or has changed; empty if all are there."""
+    """Name a plug-in of a run that is not loaded or has changed; empty otherwise."""
     for name, digest in needed_by(folder).items():
         copy = RunFolder(folder).plugin_copies / f"{name}.py"
         shown = copy.name if copy.is_file() else name
@@ -56,7 +56,7 @@ def missing(folder: Path) -> str:
 
 
 def require(folder: Path) -> None:
-    """Refuse a run whose plug-ins are not loaded, or have changed. No code of it is executed.
+    """Refuse a run whose plug-ins are not loaded or have changed. None of its code is executed.
 
     Raises:
         UserError: naming the plug-in, its digest and what to do.
@@ -66,14 +66,14 @@ def require(folder: Path) -> None:
 
 
 def require_of(checkpoint: Path) -> None:
-    """Do the same for the run of a checkpoint, in whose folder it lies or which it lies beside."""
+    """Do the same for the run of a checkpoint inside or next to its folder."""
     parent = checkpoint.parent
     require(parent.parent if parent.name == "checkpoints" else parent)
 
 
 @contextmanager
 def hinting(folders: Iterable[Path]) -> Iterator[None]:
-    """Add to a mistake that the runs in some folders need a plug-in that is not loaded."""
+    """Add to a mistake that runs in these folders need a plug-in that is not loaded."""
     try:
         yield
     except UserError as error:

@@ -1,6 +1,6 @@
-"""What the files and the command line of a call say, with the source of each value.
+"""The values from the files and the command line of a call, each with its source.
 
-Fast to import: without torch, so that most mistakes are answered at once.
+Fast to import: without torch, so that most mistakes are reported at once.
 """
 
 import re
@@ -31,28 +31,28 @@ FIELDS_OF: Mapping[str, tuple[str, ...]] = {
     "test": (CHECKPOINT, "verbose", "weights_only"),
     "predict": ("return_predictions", CHECKPOINT, "weights_only"),
 }
-"""What each command of Lightning takes beside the sections. Of a checkpoint only plain values are
-read, whatever `weights_only` says."""
+"""The keys that each Lightning command takes besides the sections. Only plain values are read from
+a checkpoint, whatever `weights_only` is."""
 
 _OPTIONS = ("config", "help", "print_config")  # every command that reads a config has these
 _FIELD = re.compile(rf"(?:unknown key ')?((?:{'|'.join(SECTIONS)})(?:\.\w+)*)\b")
 _FREE = ("init_args", "dict_kwargs")
-"""What these hold are arguments of a class, whose keys may have dots."""
+"""Fields that hold the arguments of a class, whose keys may contain dots."""
 
 _LINKS = {
     "data.next_sentence": ("model.objective.next_sentence", lambda given: given),
     "data.init_from": ("model.init_from", lambda given: given),
     "model.objective.glue": ("data.name", lambda name: glue_task_of(str(name))),
 }
-"""Fields that are set from another one, and how; another value would be replaced."""
+"""Derived fields and how they are set; any other value would be replaced."""
 
 
 class Written:
-    """What files and a command line say, later sources over earlier ones.
+    """The values from files and a command line; later sources override earlier ones.
 
     Args:
         words: The options of the call: ``--config FILE``, ``--a.b VALUE``, ``--a '{...}'``.
-        fields: The keys beside the sections of a config that may be given, such as ``ckpt_path``.
+        fields: The keys that may be passed besides the sections of a config, such as ``ckpt_path``.
 
     Attributes:
         tree: The sections of the config.
@@ -77,7 +77,7 @@ class Written:
 
     @classmethod
     def of(cls, tree: Mapping[str, Any], source: str, fields: Sequence[str] = ()) -> "Written":
-        """Return what a tree says that is not in a file."""
+        """Return a view of a tree that is not in a file."""
         written = cls((), fields)
         written._add(source, tree)
         written._check()
@@ -95,17 +95,17 @@ class Written:
 
     @contextmanager
     def located(self) -> Iterator[None]:
-        """Put the source of the value in front of mistakes found inside."""
+        """Prefix mistakes raised inside with the source of the value."""
         try:
             yield
         except UserError as error:
             raise UserError(f"{self.source_of(str(error))}: {error}") from error
 
     def source_of(self, mistake: str) -> str:
-        """Return where the field that a message begins with is set.
+        """Return where the field at the beginning of a message is set.
 
         For a value it is the last source that sets it, for a mapping every source that sets a part
-        of it. Without a field, or if no source sets it, it is all files, or the command line.
+        of it. Without a field, or if no source sets it, it is all files or the command line.
         """
         files = dict.fromkeys(source for source, _ in self._sources if source != COMMAND_LINE)
         everything = ", ".join(files) or COMMAND_LINE
@@ -113,7 +113,7 @@ class Written:
         if match is None:
             return everything
         field = match[1]
-        # A part of a config says "model.optimizer: lr -1.0: ...".
+        # A part of a config raises "model.optimizer: lr -1.0: ...".
         part = re.match(r": (\w+)", mistake[match.end() :])
         for each in ([f"{field}.{part[1]}"] if part else []) + [field]:
             holding = [
@@ -132,7 +132,7 @@ class Written:
         return ", ".join(inside) if inside and "." in field else everything
 
     def _take(self, name: str, text: str | None) -> None:
-        """Take an option of the command line."""
+        """Read an option of the command line."""
         if name in ("help", "print_config"):
             self.asked[name] = text
             return
@@ -189,13 +189,13 @@ class Written:
 
 @dataclass
 class _Early:
-    """The section that needs no torch."""
+    """The only section that needs no torch."""
 
     trainer: TrainerConfig
 
 
 def options_of(words: Sequence[str]) -> Iterator[tuple[str, str | None]]:
-    """Yield each option and its value, None if it seems to have none; -c is short for --config.
+    """Yield each option and its value, None if it appears to have none; -c is short for --config.
 
     Raises:
         UserError: for a word that is neither.
@@ -228,10 +228,10 @@ def read_tree(file: str | Path) -> dict[str, Any]:
 
 
 def nested(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a config in which a dotted key is a mapping.
+    """Return a config with dotted keys expanded into mappings.
 
     Raises:
-        UserError: if a key is given twice, dotted and nested.
+        UserError: if a key occurs twice, dotted and nested.
     """
     found: dict[str, Any] = {}
     try:
@@ -263,7 +263,7 @@ def _insert(tree: dict[str, Any], key: str, value: Any) -> None:
 
 
 def merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Return one tree over another; another class takes the place of a class."""
+    """Merge one tree over another; a different class replaces a class entirely."""
     found = dict(under)
     for key, value in over.items():
         below = found.get(key)
@@ -275,7 +275,7 @@ def merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_links(tree: Mapping[str, Any]) -> None:
-    """Refuse a field that is set from another one where they do not fit.
+    """Refuse a derived field that contradicts its source.
 
     Raises:
         UserError: naming both.

@@ -6,15 +6,15 @@ from typing import Any, Literal
 
 @dataclass(frozen=True, kw_only=True)
 class ClassSpec:
-    """A class by its import path, and the arguments that it is made with."""
+    """A class by its import path, and its arguments."""
 
     class_path: str
-    """Such as lightning.pytorch.callbacks.LearningRateMonitor; the last word does for a known
-    class."""
+    """The path, such as lightning.pytorch.callbacks.LearningRateMonitor; the last word suffices for
+    a known class."""
     init_args: dict[str, Any] | None = None
-    """The arguments of its constructor; others have their defaults."""
+    """The arguments of its constructor; others keep their defaults."""
     dict_kwargs: dict[str, Any] | None = None
-    """Arguments that it passes on, and that its signature does not name."""
+    """Arguments that it passes on without naming them in its signature."""
 
 
 Classes = ClassSpec | list[ClassSpec] | None
@@ -22,7 +22,7 @@ Classes = ClassSpec | list[ClassSpec] | None
 
 @dataclass(frozen=True, kw_only=True)
 class TrainerConfig:
-    """The arguments of Lightning's Trainer, by its names.
+    """The arguments of Lightning's Trainer, under its names.
 
     The defaults are Lightning's, except `OWN_DEFAULTS`.
     """
@@ -34,7 +34,7 @@ class TrainerConfig:
     devices: list[int] | str | int = "auto"
     """The number of devices, their numbers, or auto."""
     num_nodes: int = 1
-    """Hosts of a distributed run; srun or torchrun starts it on each of them."""
+    """The number of hosts of a distributed run; srun or torchrun starts it on each of them."""
     precision: (
         Literal[64, 32, 16]
         | Literal["transformer-engine", "transformer-engine-float16"]
@@ -42,11 +42,11 @@ class TrainerConfig:
         | Literal["64", "32", "16", "bf16"]
         | None
     ) = "32-true"
-    """32-true, bf16-mixed, 16-mixed, or another form of Lightning's."""
+    """32-true, bf16-mixed, 16-mixed, or another precision of Lightning."""
     logger: bool | ClassSpec | list[ClassSpec] | None = None
-    """Loggers beside those of every run (TensorBoard and CSV); false: none at all."""
+    """Loggers in addition to those of every run (TensorBoard and CSV); false: none at all."""
     callbacks: Classes = None
-    """Callbacks beside those of every run."""
+    """Callbacks in addition to those of every run."""
     fast_dev_run: int | bool = False
     """Must be false: such a run leaves no result."""
     max_epochs: int | None = None
@@ -60,13 +60,13 @@ class TrainerConfig:
     max_time: str | dict[str, int] | None = None
     """End after this time, as 'DD:HH:MM:SS' in quotes."""
     limit_train_batches: int | float | None = None
-    """Batches of an epoch: their number, or a share up to 1.0."""
+    """Batches per epoch: a number, or a share up to 1.0."""
     limit_val_batches: int | float | None = None
-    """Batches of a validation: their number, or a share up to 1.0."""
+    """Batches per validation: a number, or a share up to 1.0."""
     limit_test_batches: int | float | None = None
-    """Batches of the test: their number, or a share up to 1.0."""
+    """Batches of the test: a number, or a share up to 1.0."""
     limit_predict_batches: int | float | None = None
-    """Batches of a prediction: their number, or a share up to 1.0."""
+    """Batches of a prediction: a number, or a share up to 1.0."""
     overfit_batches: int | float = 0.0
     """Must be 0: it would replace the samplers of batches."""
     val_check_interval: int | float | str | dict[str, int] | None = 1000
@@ -74,13 +74,13 @@ class TrainerConfig:
     check_val_every_n_epoch: int | None = None
     """Epochs between validations; null: validations are counted in steps, across epochs."""
     num_sanity_val_steps: int | None = 0
-    """Batches that are validated before the training."""
+    """Batches to validate before training."""
     log_every_n_steps: int | None = 50
     """Steps between logged values."""
     enable_checkpointing: bool | None = None
     """Whether last.ckpt and best.ckpt are written; null: yes."""
     enable_progress_bar: bool | None = None
-    """Whether a bar shows the progress; null: yes."""
+    """Whether a progress bar is shown; null: yes."""
     enable_model_summary: bool | None = None
     """Whether a table of the model is printed; null: yes."""
     accumulate_grad_batches: int = 1
@@ -92,7 +92,7 @@ class TrainerConfig:
     deterministic: bool | Literal["warn"] | None = None
     """Whether only deterministic operations of torch are used; warn: a warning for others."""
     benchmark: bool | None = None
-    """torch.backends.cudnn.benchmark; null: as torch has it."""
+    """torch.backends.cudnn.benchmark; null: torch's own setting."""
     inference_mode: bool = True
     """Whether evaluations run in torch.inference_mode; false: in torch.no_grad."""
     use_distributed_sampler: bool = False
@@ -102,13 +102,13 @@ class TrainerConfig:
     detect_anomaly: bool = False
     """Whether torch looks for anomalies in the backward pass."""
     barebones: bool = False
-    """Whether Lightning leaves out all that costs time beside the training."""
+    """Whether Lightning skips everything that costs time besides training."""
     plugins: Classes = None
-    """Plug-ins of Lightning: of precision, of checkpoints, of a cluster."""
+    """Lightning's plug-ins for precision, checkpoints or a cluster."""
     sync_batchnorm: bool = False
     """Whether batch norms are synchronised between ranks."""
     reload_dataloaders_every_n_epochs: int = 0
-    """Epochs after which the loaders are made again."""
+    """The number of epochs after which the loaders are rebuilt."""
     default_root_dir: str | None = None
     """The folder of the run; null: one in experiments/fit/runs, named by the config."""
     enable_autolog_hparams: bool = True
@@ -124,6 +124,6 @@ OWN_DEFAULTS = {
     "val_check_interval": 1000,
     "check_val_every_n_epoch": None,  # count validations in steps, across epochs
     "num_sanity_val_steps": 0,
-    "use_distributed_sampler": False,  # our samplers share batches out themselves
+    "use_distributed_sampler": False,  # our samplers distribute batches themselves
 }
-"""Where a run's defaults are not those of Lightning."""
+"""The fields whose defaults differ from Lightning's."""

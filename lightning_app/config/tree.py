@@ -20,21 +20,21 @@ Labels = Mapping[str, Mapping[Hashable, str]]
 
 
 def same(left: Any, right: Any) -> bool:
-    """Whether two values of an axis mean the same setting: 400 and 400.0 do, 1 and true do not."""
+    """Whether two values of an axis are the same setting: 400 and 400.0 are, 1 and true are not."""
     return key_of(left) == key_of(right)
 
 
 def key_of(value: Any) -> Hashable:
     """A key that is equal for values of an axis that mean the same setting."""
     if isinstance(value, int | float) and not isinstance(value, bool):
-        return value  # exact also above 2**53; 400 and 400.0 are equal keys
+        return value  # exact even above 2**53; 400 and 400.0 are equal keys
     return json.dumps(value, sort_keys=True)
 
 
 def label(value: Any) -> str:
     """A short text for the value of an axis: text as it is, the rest as compact JSON.
 
-    Different numbers have different texts: six digits, or as many as the number needs.
+    Different numbers have different texts: six digits, or more if needed.
     """
     if isinstance(value, str):
         return value
@@ -54,7 +54,7 @@ def lookup(tree: Any, key: str) -> Any:
 def cell_setting(axes: Mapping[str, Any], config: Mapping[str, Any]) -> Callable[[str], Any]:
     """The values of the dotted fields of a cell: those of its axes, else those of `config`.
 
-    `data.root` is null without an axis of it: it says where files lie, not what they hold.
+    `data.root` is null unless it is an axis: it is the location of files, not their content.
     """
 
     def setting(key: str) -> Any:
@@ -75,9 +75,9 @@ def variant(
     config: Mapping[str, Any],
     labels: Labels | None = None,
 ) -> str:
-    """The values of the block's axes joined by "+": the preset alone, others as `key=value`.
+    """The values of the block's axes joined by "+": the preset as it is, others as `key=value`.
 
-    A value of `labels` has its name there; an empty one is left out. If nothing remains, it is the
+    A value in `labels` uses its name there; an empty name is omitted. If nothing remains, it is the
     preset of `config`.
     """
     known = labels or {}
@@ -92,7 +92,7 @@ def variant(
 
 
 def group_name(axes: Mapping[str, Any], keys: Sequence[str], labels: Labels) -> str:
-    """The values of the axes `keys`, by their names or as `key=value`; "all" without any axis."""
+    """The values of the axes `keys`, by their names or as `key=value`; "all" without any."""
     parts = [
         labels.get(key, {}).get(key_of(axes[key])) or f"{key}={label(axes[key])}" for key in keys
     ]
@@ -100,14 +100,14 @@ def group_name(axes: Mapping[str, Any], keys: Sequence[str], labels: Labels) -> 
 
 
 def value_name(axis: str, value: Any, labels: Labels) -> str:
-    """The name of a value of an axis, or its label where it has none."""
+    """The name of a value of an axis, or its label if it has none."""
     return labels.get(axis, {}).get(key_of(value)) or label(value)
 
 
 def named_values(
     labels: Mapping[str, Sequence[str]], axes: Mapping[str, Sequence[Any]]
 ) -> dict[str, dict[Hashable, str]]:
-    """The names of `labels:` in a grid file, of those that fit the values of `axes`."""
+    """The names of `labels:` in a grid file, for the values of `axes`."""
     return {
         axis: dict(zip(map(key_of, axes[axis]), names, strict=True))
         for axis, names in labels.items()

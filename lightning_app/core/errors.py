@@ -11,7 +11,7 @@ from typing import Any, TextIO
 
 
 class UserError(Exception):
-    """A mistake of the user, described in one line: file, field, value, and what is right.
+    """A mistake of the user, described in one line: file, field, value, and what would be right.
 
     The command line prints it on standard error without a traceback and exits with code 2.
     """
@@ -24,7 +24,7 @@ class UserError(Exception):
 
 @contextmanager
 def named(source: str | Path) -> Iterator[None]:
-    """Put the name of a file, or of another source, in front of the mistakes found inside."""
+    """Prefix mistakes raised inside with the name of a file or another source."""
     try:
         yield
     except UserError as error:
@@ -34,7 +34,7 @@ def named(source: str | Path) -> Iterator[None]:
 def nearest(word: str, known: Iterable[str]) -> str:
     """Return a hint that names the known spelling nearest to `word`, or an empty string.
 
-    A number has none: 50 is no misspelt 0.
+    A number has none: 50 is not a misspelt 0.
     """
     with suppress(ValueError):
         float(word)
@@ -51,7 +51,7 @@ _CONTROL = re.compile(
 def printable(text: str) -> str:
     """Return text with control characters and marks of direction as escapes, except \\n and tabs.
 
-    Names, labels and error lines may be from files, which must not control a terminal.
+    Names, labels and error lines may come from files, which must not control a terminal.
     """
     return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
@@ -76,10 +76,10 @@ class PrintableStream:
 
 @contextmanager
 def printable_output(*, only_terminals: bool = False) -> Iterator[None]:
-    """Let what is written to standard output and standard error be `printable`.
+    """Make everything written to standard output and standard error `printable`.
 
     Args:
-        only_terminals: Whether a file or a pipe gets its text as it is, since the text is data.
+        only_terminals: Whether files and pipes receive the text unchanged, since it is data.
     """
     streams = sys.stdout, sys.stderr
     kept = (only_terminals and not each.isatty() for each in streams)

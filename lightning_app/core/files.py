@@ -1,8 +1,8 @@
-"""Files that are written whole or not at all, and seals that show later changes.
+"""Files that are written completely or not at all, and seals that reveal later changes.
 
-Seals find accidents and casual edits. They are no signatures: a process that can write a file can
-also seal it. The seal of a record, a mapping that is written as JSON, is one of its fields.
-`torch.save` writes a zip archive. Its seal is the comment that ends it: a part of the same file, so
+Seals find accidents and casual edits. They are not signatures: a process that can write a file can
+also seal it. The seal of a record, a mapping written as JSON, is one of its fields.
+`torch.save` writes a zip archive. Its seal is the comment at its end: part of the same file, so
 that no kill can separate the two, and readers of zip files accept it. The sums in a zip archive do
 not cover its headers and padding; the seal covers every bit.
 """
@@ -39,8 +39,8 @@ _LITTLE = 1 << 16  # bytes
 def write_whole(path: Path, content: str | bytes) -> None:
     """Write `content` to a temporary file beside `path` and move it there in one step.
 
-    A missing folder is made. Only one process may write at a time; it overwrites the temporary file
-    that a killed one has left.
+    A missing folder is created. Only one process may write at a time; it overwrites the temporary
+    file of a killed process.
 
     Raises:
         UserError: if the folder cannot be written, or `path` is a folder.
@@ -68,9 +68,9 @@ def write_whole(path: Path, content: str | bytes) -> None:
 
 @contextmanager
 def output_folder(folder: Path) -> Iterator[None]:
-    """Make `folder` and check that it can be written, before the work that needs it begins.
+    """Create `folder` and check that it is writable, before the work that needs it begins.
 
-    If the work fails, folders that were made and are still empty are removed.
+    If the work fails, created folders that are still empty are removed.
 
     Raises:
         UserError: if the folder cannot be written.
@@ -92,7 +92,7 @@ def output_folder(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def writing_in(folder: Path) -> Iterator[None]:
-    """Turn an error of writing in `folder` into a `UserError` that names it."""
+    """Turn an error while writing in `folder` into a `UserError` that names it."""
     try:
         yield
     except OSError as error:
@@ -102,7 +102,7 @@ def writing_in(folder: Path) -> Iterator[None]:
 
 
 def free_name(path: Path) -> Path:
-    """Return `path` or, if it exists, `path` with the first free number from 2 on."""
+    """Return `path` or, if it exists, `path` with the first free number, from 2."""
     if not os.path.lexists(path):
         return path
     numbered = (path.with_name(f"{path.name}.{number}") for number in count(2))
@@ -157,17 +157,17 @@ _CHUNK = 1 << 20
 
 
 class Damaged(Exception):
-    """Something changed after it was written; the message describes the damage."""
+    """A file changed after it was written; the message describes the damage."""
 
 
 def with_seal(tree: Mapping[str, Any], files: Mapping[str, str]) -> dict[str, Any]:
-    """A record with its seal, over itself and files with these digests."""
+    """A record with its seal over itself and over files with these digests."""
     body = {key: value for key, value in tree.items() if key != SEAL}
     return {**body, SEAL: {"sha256": _content_digest(body, files), "files": dict(files)}}
 
 
 def check_seal(tree: Mapping[str, Any]) -> dict[str, str]:
-    """The digests of files in the seal of a record, whose own content is checked.
+    """Check the content of a sealed record, and return the digests of files in its seal.
 
     Raises:
         Damaged: if there is no seal, or the record was changed.
@@ -199,7 +199,7 @@ def seal(file: BufferedRandom) -> None:
 
 
 def check_archive(path: Path, contents: bool = True) -> bool:
-    """Check that an archive is complete and, with `contents`, that none of its bytes changed.
+    """Check that an archive is complete and, with `contents`, that no byte changed.
 
     In an archive without a seal the checksums of its parts are checked. Returns whether it has one.
 

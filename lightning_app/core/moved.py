@@ -1,4 +1,4 @@
-"""Import paths that documents of earlier versions name, and where their modules are now."""
+"""Import paths named in documents of earlier versions, and where their modules are now."""
 
 import sys
 import warnings
@@ -26,7 +26,7 @@ MOVED = {
     "trained": "api",
     "trained.run": "api.trained",
 }
-"""Earlier and present modules, without the name of the package."""
+"""Earlier and current modules, without the name of the package."""
 
 
 class _FormerNames(MetaPathFinder):
@@ -46,7 +46,7 @@ class _FormerNames(MetaPathFinder):
 
 
 class _Present(Loader):
-    """Loads the module of the present name, so that both names have the same classes."""
+    """Loads the module under its current name, so that both names share the same classes."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -58,9 +58,9 @@ class _Present(Loader):
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        module.__spec__ = self._spec  # which the import has replaced
+        module.__spec__ = self._spec  # the import has replaced it
 
 
 def install() -> None:
-    """Let imports of earlier names find the present modules."""
+    """Make imports of earlier names find the current modules."""
     sys.meta_path.insert(0, _FormerNames())

@@ -1,4 +1,4 @@
-"""What lies around a run: the user's `ablate.yaml`, and the files that ship with the package.
+"""The surroundings of a run: the user's `ablate.yaml` and the files shipped with the package.
 
 Fast to import: without torch.
 """
@@ -15,7 +15,7 @@ PROJECT = "ablate.yaml"
 """The file of a project, in the working folder."""
 
 RESULTS = "results"
-"""Its key for folders of experiments in which `ablate plan` and `run` look for finished cells."""
+"""The key of folders of experiments in which `ablate plan` and `run` look for finished cells."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +26,7 @@ class _ProjectFile:
 
 @dataclass(frozen=True)
 class Project:
-    """What a project's file lists.
+    """The content of a project's file.
 
     Attributes:
         path: The file, which may not exist.
@@ -42,7 +42,7 @@ class Project:
         """Return the folders of results; relative ones are relative to the file.
 
         Raises:
-            UserError: for one that does not exist.
+            UserError: for a folder that does not exist.
         """
         found = [self.path.parent / Path(each).expanduser() for each in self.results]
         for folder, written in zip(found, self.results, strict=True):
@@ -85,11 +85,11 @@ def read_project(folder: Path | None = None) -> Project:
 
 
 def check_own(path: Path) -> None:
-    """Refuse a file that other users may have written: its code, or that which it names, would run.
+    """Refuse a file that other users may have written, since code that it names would run.
 
     The file, and a link to it, must belong to the user, to root, or to the owner of this program.
-    Others may not write it, nor may its group, unless that is the owner's private one: a group of
-    the owner's name without further members, as with umask 002.
+    It must not be writable by others, nor by its group unless that is the owner's private group:
+    one with the owner's name and no other members, as with umask 002.
 
     Raises:
         UserError: naming the file, and what would be right.
@@ -124,12 +124,12 @@ def check_own(path: Path) -> None:
 
 
 def shipped_folder() -> Path:
-    """Return the folder of the shipped ablations: inside the wheel, or beside it in a checkout."""
+    """Return the folder of the shipped ablations: inside the wheel or next to it in a checkout."""
     return _shipped("shipped_ablations", "ablations")
 
 
 def recompute_program() -> Path:
-    """Return the program that computes the numbers of a report again, found in the same way."""
+    """Return the program that recomputes the numbers of a report, located in the same way."""
     return _shipped("report/recompute_study.py", "docs/recompute_study.py")
 
 

@@ -17,15 +17,15 @@ _REGISTERING: ContextVar[str | None] = ContextVar("registering", default=None)
 
 
 class Registry(Mapping[str, Part], Generic[Part]):
-    """The parts that a field of the config may name, in the order of their registration.
+    """The parts that a field of the config may name, in order of registration.
 
-    A table remembers the plug-in that registered a part, which tells the cells that use it.
+    A table remembers the plug-in that registered a part, which identifies the cells that use it.
 
     Args:
         field: The field, such as ``model.optimizer.kind``; error messages begin with it.
-        slots: The last words of the fields that name a part, also in a resolved block, where more
-            than `field` does.
-        resolved: Whether an id holds what a part makes, so that its code need not be known.
+        slots: The last words of the fields that name a part, also in a resolved block, if other
+            fields than `field` do so.
+        resolved: Whether an id contains what a part builds, so that its code need not be known.
     """
 
     def __init__(self, field: str, slots: tuple[str, ...] = (), *, resolved: bool = False) -> None:
@@ -41,7 +41,7 @@ class Registry(Mapping[str, Part], Generic[Part]):
         """Return a decorator that adds a class or a function under `name` and returns it.
 
         Raises:
-            TypeError: if it is used without a name, and so would add nothing.
+            TypeError: if it is used without a name and would therefore add nothing.
         """
         if not isinstance(name, str):
             raise TypeError(f"{self.field}: register needs a name: @register('{name.__name__}')")
@@ -80,7 +80,7 @@ class Registry(Mapping[str, Part], Generic[Part]):
         return self._owners.get(name) if isinstance(name, str) else None
 
     def stray(self, name: object) -> str | None:
-        """Return the module that registered a part of which no plug-in's digest says what it does.
+        """Return the module that registered a part whose code no plug-in's digest covers.
 
         None for a part of this package or of a plug-in.
         """
@@ -113,7 +113,7 @@ class Registry(Mapping[str, Part], Generic[Part]):
         return {name for name, by in self._owners.items() if by == owner}
 
     def __getitem__(self, name: str) -> Part:
-        """Return the part of that name.
+        """Return the part with that name.
 
         Raises:
             UserError: naming the field, the known names and the nearest of them.
@@ -132,9 +132,9 @@ class Registry(Mapping[str, Part], Generic[Part]):
 
 @contextmanager
 def registering(plugin: str) -> Iterator[None]:
-    """Note a plug-in as the owner of every part that is registered in this context.
+    """Record a plug-in as the owner of every part registered in this context.
 
-    If it fails, the parts that it has registered are removed again.
+    If it fails, the parts it registered are removed again.
     """
     token = _REGISTERING.set(plugin)
     try:
@@ -147,26 +147,26 @@ def registering(plugin: str) -> Iterator[None]:
 
 
 def remove_parts(plugin: str) -> None:
-    """Remove the parts that a plug-in has registered from all tables."""
+    """Remove a plug-in's parts from all tables."""
     for table in _TABLES:
         table.remove_of(plugin)
 
 
 def parts_by(plugin: str) -> set[str]:
-    """Return the names of the parts that a plug-in has registered, of all tables."""
+    """Return the names of a plug-in's parts in all tables."""
     return {name for table in _TABLES for name in table.parts_by(plugin)}
 
 
 def lookups() -> set[tuple[str, str, str]]:
-    """Return which module outside of this package has looked up which part of which plug-in.
+    """Return which modules outside this package have looked up which parts of which plug-ins.
 
-    Each as the module, the plug-in and the part.
+    Each entry is (module, plug-in, part).
     """
     return {each for each in _LOOKUPS if each[2] in parts_by(each[1])}
 
 
 def require_known(key: str, name: str) -> None:
-    """Refuse a text in a field that names a part of a table, but none that the table has.
+    """Refuse a text in a field of a table if the table has no part with that name.
 
     Raises:
         UserError: naming the field, the known names and the nearest of them.
@@ -177,19 +177,19 @@ def require_known(key: str, name: str) -> None:
 
 
 def owners(key: str, value: object) -> set[str]:
-    """Return the plug-ins that registered what a field of a config or of a block names."""
+    """Return the plug-ins that registered the parts named by a field of a config or block."""
     found = {table.owner(value) for table in _TABLES if table.serves(key)}
     return {owner for owner in found if owner is not None}
 
 
 def strays(key: str, value: object) -> set[str]:
-    """Return the modules, no plug-ins, that registered what a field of a config or block names."""
+    """Return the modules other than plug-ins that registered the parts named by such a field."""
     found = {table.stray(value) for table in _TABLES if table.serves(key)}
     return {module for module in found if module is not None}
 
 
 def _registering_module() -> str | None:
-    """Return the module that calls from outside of this package; None if a module of it is read."""
+    """Return the calling module outside this package; None while a module of it is loading."""
     outside = None
     frame = inspect.currentframe()
     while frame is not None:

@@ -1,6 +1,6 @@
-"""Read plain values into dataclasses, strictly: the one reader of what a user writes.
+"""Read plain values into dataclasses, strictly: the single reader for user input.
 
-Fast to import: without torch, and pydantic only where something is read.
+Fast to import: without torch, and pydantic only once something is read.
 """
 
 import ast
@@ -24,24 +24,24 @@ T = TypeVar("T")
 
 _ENTRY = " entry "
 _LONGEST = 200
-"""The most characters of a value in a message."""
+"""The largest number of characters of a value in a message."""
 
 
 def read(kind: type[T], tree: object, source: str = "", at: str = "") -> T:
     """Return plain values as a dataclass; values that are left out have their defaults.
 
-    A type must be right as it is written: "1" is no number, and 1 no text. A whole number also
+    Types are not converted: "1" is not a number, and 1 is not text. A whole number also
     serves as a float, and a list as a tuple.
 
     Args:
         kind: A dataclass, whose fields may be dataclasses. Unknown keys are refused, unless its
             attribute `EXTRA` is "ignore".
-        tree: The values: a mapping as JSON or YAML has it.
-        source: The file for messages; empty where the caller names it.
+        tree: The values: a mapping as in JSON or YAML.
+        source: The file for messages; empty if the caller adds it.
         at: The dotted key of the tree, for messages.
 
     Raises:
-        UserError: in one line: the source, the dotted field, what is expected, what was found.
+        UserError: in one line: the source, the dotted field, the expected and the actual value.
     """
     from pydantic import ValidationError
 
@@ -53,7 +53,7 @@ def read(kind: type[T], tree: object, source: str = "", at: str = "") -> T:
 
 
 def as_plain(value: Any) -> Any:
-    """Return a dataclass, and what is inside of it, as plain values."""
+    """Return a dataclass and everything inside it as plain values."""
     if is_dataclass(value) and not isinstance(value, type):
         value = asdict(value)
     if isinstance(value, Mapping):
@@ -63,7 +63,7 @@ def as_plain(value: Any) -> Any:
 
 @cache
 def adapter(kind: type) -> "TypeAdapter[Any]":
-    """Return the reader of a dataclass, made once."""
+    """Return the reader of a dataclass, built once."""
     from pydantic import ConfigDict, TypeAdapter
 
     for part in parts_of(kind):
@@ -80,7 +80,7 @@ def hints_of(kind: type) -> Mapping[str, Any]:
 
 @cache
 def docs_of(kind: type) -> Mapping[str, str]:
-    """Return the text below each field of a dataclass, and of those that it extends."""
+    """Return the text below each field of a dataclass and of its base classes."""
     found: dict[str, str] = {}
     for owner in reversed(kind.__mro__):
         if not is_dataclass(owner):
@@ -113,7 +113,7 @@ def parts_of(kind: Any) -> set[type]:
 
 
 def hint_at(kind: Any, path: list[str]) -> Any:
-    """Return the type of the field at a path, None where no dataclass has it."""
+    """Return the type of the field at a path, None if no dataclass has it."""
     for name in path:
         part = part_of(kind)
         kind = None if part is None else hints_of(part).get(name)
@@ -138,7 +138,7 @@ def check_keys(kind: Any, tree: Mapping[str, Any], at: str = "") -> None:
 
 
 def as_written(value: Any) -> str:
-    """Show a value as a file has it."""
+    """Format a value as in a file."""
     if isinstance(value, str):
         return repr(value)[:_LONGEST]
     try:
@@ -185,7 +185,7 @@ def _json(tree: object, at: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class _Mistake:
-    """A mistake that pydantic has found: where, by names of fields, and what may be there."""
+    """A mistake reported by pydantic: its place, as field names, and what is allowed there."""
 
     type: str
     path: tuple[str, ...]
@@ -195,7 +195,7 @@ class _Mistake:
 
 
 def _line(kind: Any, errors: Any, at: str) -> str:
-    """Describe the mistake that helps most: an unknown key, a wrong value, what is missing."""
+    """Describe the most helpful mistake: an unknown key, a wrong value, a missing key."""
     mistakes = [_mistake(kind, error) for error in errors]
     unknown = [each for each in mistakes if each.type == "unexpected_keyword_argument"]
     wrong = [each for each in mistakes if each.type != "missing"]
@@ -207,7 +207,7 @@ def _line(kind: Any, errors: Any, at: str) -> str:
     key = _key(path) or "the file"
     if unknown:
         return _unknown(path, hints_of(first.hint))
-    if first.type == "value_error":  # names its field
+    if first.type == "value_error":  # its message names the field
         text = first.text.removeprefix("Value error, ")
         return f"{key}: {text}" if path else text
     if first.type == "missing":
@@ -221,7 +221,7 @@ def _line(kind: Any, errors: Any, at: str) -> str:
 
 
 def _mistake(kind: Any, error: Any) -> _Mistake:
-    """Follow the place of a mistake along the types; the names of union members are no keys."""
+    """Follow the place of a mistake along the types; the names of union members are not keys."""
     path: list[str] = []
     hint, whole = kind, kind
     kept, place = error["type"], list(error["loc"])
@@ -254,14 +254,14 @@ def _mistake(kind: Any, error: Any) -> _Mistake:
 
 
 def _key(path: list[str]) -> str:
-    """Write a path as messages have it: `data.columns`, `published entry 2.warmup`."""
+    """Write a path as in messages: `data.columns`, `published entry 2.warmup`."""
     return "".join(part if part.startswith(_ENTRY) else f".{part}" for part in path).removeprefix(
         "."
     )
 
 
 def _tag(kind: Any) -> str:
-    """Return how pydantic names a dataclass, a list or a mapping that is a member of a union."""
+    """Return pydantic's name for a dataclass, list or mapping in a union."""
     if is_dataclass(kind):
         return getattr(kind, "__name__", "")
     origin = get_origin(kind)

@@ -1,8 +1,8 @@
-"""The one reader and writer of YAML: the core schema of YAML 1.2, strictly.
+"""The only reader and writer of YAML: a strict form of the core schema of YAML 1.2.
 
-``010`` is 10, ``1e-3`` a number, and ``1:30``, ``1_000``, ``yes`` and dates are text. A key that is
-given twice, a value that contains itself, and a file that its anchors or merge keys (``<<``) would
-write out beyond a limit are refused before anything of it is in memory. Fast to import.
+``010`` is 10, ``1e-3`` is a number, and ``1:30``, ``1_000``, ``yes`` and dates are text. A key that
+occurs twice, a value that contains itself, and a file that its anchors or merge keys (``<<``) would
+expand beyond a limit are refused before any of it is in memory. Fast to import.
 """
 
 import math
@@ -15,8 +15,8 @@ import yaml
 
 from lightning_app.core.errors import UserError, named
 
-_LEVELS = 100  # of nesting, far more than a config has; some more would crash the C parser
-_VALUES = 1_000_000  # in a file with its anchors written out
+_LEVELS = 100  # of nesting, far more than a config needs; a few more would crash the C parser
+_VALUES = 1_000_000  # in a file with its anchors expanded
 
 _TAG = "tag:yaml.org,2002:"
 _MERGE = f"{_TAG}merge"
@@ -33,11 +33,11 @@ _CORE = {  # YAML 1.2.2, section 10.3.2, in its order, and the merge keys of YAM
     f"{_TAG}float": (_FLOAT, list("-+.0123456789")),
     _MERGE: (re.compile("<<$"), ["<"]),
 }
-_PARSER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # 6 times as fast where it is built
+_PARSER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # 6 times as fast if available
 
 
 class _Loader(_PARSER):
-    """The safe types of JSON alone: no sets, no dates, no classes."""
+    """Only the safe types of JSON: no sets, no dates, no classes."""
 
     bounded = True
     yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012
@@ -57,7 +57,7 @@ class _Loader(_PARSER):
             value = int(text, base)
             if self.bounded:
                 check_size("a value", value)
-        except ValueError as error:  # Python reads at most some thousand digits
+        except ValueError as error:  # Python reads at most a few thousand digits
             raise _problem(node, f"a number of {len(text)} digits is too large") from error
         except UserError as error:
             raise _problem(node, str(error)) from error
@@ -76,7 +76,7 @@ class _Loader(_PARSER):
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes text that YAML 1.1 or 1.2 takes for a number or a word: both read it as text."""
+    """Quotes text that YAML 1.1 or 1.2 would read as a number or keyword, so both read text."""
 
 
 for _tag, (_form, _letters) in _CORE.items():
@@ -91,7 +91,7 @@ def _problem(node: Any, what: str) -> yaml.constructor.ConstructorError:
 
 
 def read_yaml_file(path: Path) -> tuple[Any, str]:
-    """Return what a file holds, and its text. Raises `UserError` naming file and line."""
+    """Return the content of a file and its text. Raises `UserError` naming file and line."""
     with named(path):
         try:
             text = path.read_text(encoding="utf-8-sig")
@@ -105,7 +105,7 @@ def read_yaml_file(path: Path) -> tuple[Any, str]:
 
 
 def load_yaml(text: str, *, bounded: bool = True) -> Any:
-    """Return what a text holds.
+    """Return the content of a text.
 
     Raises:
         UserError: naming the line; if `bounded`, also for a whole number of more than 64 bits.
@@ -123,11 +123,11 @@ def load_yaml(text: str, *, bounded: bool = True) -> Any:
 
 
 def load_yaml_value(text: str, *, bounded: bool = False) -> Any:
-    """Return what a text holds, such as a value of the command line.
+    """Return the content of a text, such as a value on the command line.
 
     Raises:
-        UserError: for a key that is given twice, or a text that is too deep or too large.
-        yaml.YAMLError: for a text that is no YAML otherwise.
+        UserError: for a key that occurs twice, or a text that is too deep or too large.
+        yaml.YAMLError: for a text that is otherwise not YAML.
     """
     loader = _Loader(text)
     loader.bounded = bounded
@@ -149,11 +149,11 @@ def dump_yaml(tree: Any, **options: Any) -> str:
 
 
 def _check_extent(text: str) -> None:
-    """Refuse a text that contains itself, or is too deep or too large with its anchors written out.
+    """Refuse a text that contains itself or is too deep or too large with its anchors expanded.
 
-    The parser's events have the aliases as they are written, so that nothing is in memory yet.
+    The parser's events contain the aliases unexpanded, so nothing is in memory yet.
     """
-    opened: list[tuple[str | None, int, int]] = []  # anchor, values and levels until now
+    opened: list[tuple[str | None, int, int]] = []  # anchor, values and levels so far
     known: dict[str, tuple[int, int] | None] = {}
     for event in yaml.parse(text, Loader=_Loader):
         if isinstance(event, yaml.CollectionStartEvent):
@@ -167,7 +167,7 @@ def _check_extent(text: str) -> None:
             if anchor is not None:
                 known[anchor] = values, levels
         elif isinstance(event, yaml.AliasEvent):
-            found = known.get(event.anchor, (1, 0))  # the loader knows what an unknown one is
+            found = known.get(event.anchor, (1, 0))  # the loader reports unknown ones
             if found is None:
                 raise UserError(f"{_line(event)}a value contains itself by its anchor")
             values, levels = found
@@ -207,7 +207,7 @@ def _mappings(root: Any) -> Iterator[Any]:
 
 
 def _check_keys(loader: Any, mapping: Any) -> None:
-    """Refuse keys that are equal: as values, so that 1, 0x1, 1.0 and true are one key."""
+    """Refuse keys that are equal as values: 1, 0x1, 1.0 and true are the same key."""
     seen: set[Any] = set()
     for node, _ in mapping.value:
         if not isinstance(node, yaml.ScalarNode):

@@ -1,1 +1,1 @@
-"""How attention and norms are computed: which kernel, and what it stores."""
+"""How attention and norms are computed: which kernel runs, and what it stores."""

@@ -36,10 +36,10 @@ Keys = Float[Tensor, "batch head key dim"]
 Values = Float[Tensor, "batch head key width"]
 Mixed = Float[Tensor, "batch head query width"]
 Form = Literal["plain", "stored", "reversible", "blocked"]
-"""Forms of attention: all exact; they differ in what the backward pass stores."""
+"""Forms of attention. All are exact; they differ in what they store for the backward pass."""
 
 MOST_SHAPED = 128
-"""With more keys, a shaped map takes more time than SDPA and the mean of values beside it."""
+"""With more keys, a shaped map takes more time than SDPA plus the mean of values."""
 SHORT = 128
 """With fewer queries, maps are so small that storing them costs little."""
 
@@ -119,7 +119,7 @@ def product_type(x: Tensor) -> torch.dtype:
 def stores_map(query: Queries, key: Keys, mask: Mask) -> bool:
     """Whether a shaped map without carried scores is stored, instead of SDPA and `shape_map`.
 
-    Only to train: without a backward pass SDPA is faster.
+    Only in training: without a backward pass SDPA is faster.
     """
     if torch.compiler.is_compiling():
         return False
@@ -250,7 +250,7 @@ def attend_plainly(
         if mask.log_weights is not None:
             logits = logits + mask.log_weights.to(kept).expand(shape).flatten(0, 1)
         if divisor < 1.0 and mask.blank is not None:
-            # Masked scores may become -inf here, and the softmax of a row of nothing else is NaN.
+            # Masked scores may become -inf here, and the softmax of a row of only -inf is NaN.
             logits = logits.unflatten(0, shape[:2]).masked_fill(mask.blank, 0.0).flatten(0, 1)
         weights = F.dropout(logits.softmax(dim=-1), dropout).to(value.dtype)
         heads = torch.bmm(weights, value.flatten(0, 1)).unflatten(0, shape[:2])

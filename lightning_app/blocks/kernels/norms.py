@@ -1,8 +1,8 @@
-"""Outputs of norms that the backward pass computes again instead of keeping them.
+"""Norm outputs that the backward pass recomputes instead of keeping.
 
 A linear map keeps its input for the gradient of its weight. Where that input is the output of a
 norm, autograd keeps two tensors of the size of the stream, input and output of the norm, although
-the second one is a cheap pass over the first. The result is the same to the last bit.
+the output can be recomputed by one cheap pass over the input. The result is bit-identical.
 """
 
 import weakref
@@ -16,11 +16,12 @@ from torch import Tensor, nn
 from lightning_app.blocks.norm import NORMS
 
 LEAST = 2**18
-"""With fewer entries in the stream, following the norms takes longer than the memory is worth."""
+"""With fewer entries in the stream, tracking the norms takes more time than the saved memory is
+worth."""
 
 
 class _Again(NamedTuple):
-    """What a norm's output is computed from, and the shape in which it was kept."""
+    """The inputs from which a norm's output is recomputed, and the shape in which it was kept."""
 
     norm: nn.Module
     input: Tensor
@@ -35,7 +36,7 @@ class NormOutputs:
         self._known: dict[int, tuple[weakref.ref[Tensor], nn.Module, Tensor]] = {}
 
     def follow(self, norm: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        """Note an output; a forward hook."""
+        """Record an output; a forward hook."""
         (x,) = inputs
         if output.dtype == x.dtype:
             self._known[_address(output)] = (weakref.ref(output), norm, x.detach())
@@ -46,7 +47,7 @@ class NormOutputs:
         if found is None:
             return saved
         output, norm, x = found
-        # Memory of an output that is gone may hold something else now.
+        # The memory of a freed output may hold something else by now.
         alive = output()
         if alive is None or saved.shape.numel() != alive.numel() or not saved.is_contiguous():
             return saved
@@ -54,11 +55,11 @@ class NormOutputs:
 
     @staticmethod
     def unpack(packed: Tensor | _Again) -> Tensor:
-        """Return what was saved; autograd itself connects it to the graph."""
+        """Return the saved tensor; autograd itself connects it to the graph."""
         if isinstance(packed, Tensor):
             return packed
         with torch.no_grad():
-            # Without the hooks of the module, which have seen this output.
+            # Bypass the module's hooks, which have already seen this output.
             return packed.norm.forward(packed.input).view(packed.shape)
 
     def forget(self) -> None:
@@ -71,9 +72,9 @@ def _address(x: Tensor) -> int:
 
 
 def saves_memory(x: Tensor) -> bool:
-    """Whether norms of a stream `x` are worth computing again: in training, on a CPU.
+    """Whether recomputing the norms of a stream `x` pays off: in training, on a CPU.
 
-    Autocast is left alone, where a linear map keeps another tensor than the norm's output.
+    Not under autocast, where a linear map keeps another tensor than the norm's output.
     """
     return (
         x.device.type == "cpu"
@@ -86,10 +87,10 @@ def saves_memory(x: Tensor) -> bool:
 
 @contextmanager
 def recomputed_norms(stack: nn.Module) -> Iterator[None]:
-    """Let the backward pass of this context compute the outputs of the norms of `stack` again."""
+    """Let backward passes in this context recompute the outputs of the norms of `stack`."""
     outputs = NormOutputs()
     norms = [part for part in stack.modules() if isinstance(part, NORMS)]
-    # Before other hooks, which may return another output than that of the norm.
+    # Must run before other hooks, which may replace the norm's output.
     handles = [norm.register_forward_hook(outputs.follow, prepend=True) for norm in norms]
     try:
         with torch.autograd.graph.saved_tensors_hooks(outputs.pack, outputs.unpack):

@@ -1,6 +1,6 @@
-"""Attention from scores to weights by the definition, and shaped attention without its map.
+"""Attention weights from scores by definition, and shaped attention without forming its map.
 
-The definition is the reference of every fast form, and what probes use. The fast forms are
+The definition is the reference for every fast form, and probes use it. The fast forms are
 PyTorch's `scaled_dot_product_attention` and `attend_plainly` in `kernels`, and `tiling.Softmax`
 for maps that are never stored whole.
 
@@ -43,7 +43,7 @@ def centred(
 def spread(
     grad: Float[Tensor, "batch head query dim"], mask: Mask
 ) -> Float[Tensor, "batch head #key dim"]:
-    """Return ``C^T grad``, the gradient with respect to V of ``C V``; one row if all are equal."""
+    """Return ``C^T grad``, the gradient of ``C V`` with respect to V; one row if all are equal."""
     kept = torch.promote_types(grad.dtype, torch.float32)
     with torch.autocast(grad.device.type, enabled=False):
         share = grad.to(kept)
@@ -60,7 +60,7 @@ def spread(
 
 
 def _running(mask: Mask) -> bool:
-    """Whether query i sees all keys 0..i, of those that any query of its row sees."""
+    """Whether query i sees all keys 0..i among those that any query of its row sees."""
     return mask.causal and (mask.seen is None or mask.seen.shape[2] == 1)
 
 

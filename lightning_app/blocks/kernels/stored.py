@@ -1,13 +1,14 @@
 """Attention whose maps are stored for the backward pass, in float32 part by part or in bfloat16.
 
 One pass computes residual (He et al. 2021, RealFormer, 2012.11747) and shaped attention (He &
-Hofmann 2023, 2311.01906, equation 6), alone or together, the fastest form where maps are small:
+Hofmann 2023, 2311.01906, equation 6), separately or combined. It is the fastest form for small
+maps:
 
 ``Z = Q K^T / sqrt(d_k) + Z_below``, ``A = dropout(softmax(Z / divisor + mask))``,
 ``M = alpha I + beta A - gamma C``, ``O = M V``
 
-Every product of a batch is one call for each head, of all sentences (or the reverse), which reads
-queries, keys and values where the projections left them. Autograd's own form copies them first.
+Each product over a batch is one call per head for all sentences (or the reverse). It reads
+queries, keys and values where the projections left them. Plain autograd copies them first.
 
 Over few keys in bfloat16 on a CPU, PyTorch's SDPA multiplies one small matrix after another, and
 its backward pass takes longer than in float32. Here the maps of all heads are multiplied at once,
@@ -51,7 +52,7 @@ class StoredScores(NamedTuple):
 
 
 class _MapPlan(NamedTuple):
-    """Everything of one attention that has no gradient."""
+    """The non-differentiable inputs of one attention call."""
 
     mask: Mask
     divisor: float
@@ -62,11 +63,11 @@ class _MapPlan(NamedTuple):
 
     @property
     def by_head(self) -> bool:
-        """Whether a part is one head of all sentences, or all heads of one sentence."""
+        """Whether a part is one head of all sentences rather than all heads of one sentence."""
         return self.heads <= self.batch
 
     def parts(self, x: Tensor) -> tuple[Tensor, ...]:
-        """Return the parts ``(other, ...)`` of ``(batch, head, ...)``, each perhaps of 1."""
+        """Return the parts ``(other, ...)`` of ``(batch, head, ...)``; dimensions may be 1."""
         shape = (self.batch, self.heads, *x.shape[2:])
         return x.expand(shape).unbind(1 if self.by_head else 0)
 
@@ -82,7 +83,7 @@ class _MapPlan(NamedTuple):
         return x.transpose(0, 1) if self.by_head else x
 
     def by_gain(self, found: list[Tensor], like: Tensor) -> Tensor:
-        """Return the sum for each gain of the sums ``(head or 1,)`` of the parts."""
+        """Return, per gain, the sum over the parts of their sums ``(head or 1,)``."""
         by_part = torch.stack(found)  # (head, 1) or (sentence, head)
         by_head = by_part if self.by_head else by_part.sum(dim=0)[:, None]
         return by_head[..., None].sum_to_size(like.shape)
@@ -310,7 +311,7 @@ class Bf16Attention(torch.autograd.Function):
 
 
 def few_bf16_keys(key: Tensor, narrow: torch.dtype, mask: Mask) -> bool:
-    """Whether products in the type `narrow` with `key` are better computed in the form above.
+    """Whether products in the type `narrow` with `key` are faster in the form above.
 
     Without gradients SDPA is as fast.
     """

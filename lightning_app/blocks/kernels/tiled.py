@@ -1,14 +1,14 @@
-"""Attention in tiles that fit a processor's cache; the backward pass computes scores again.
+"""Attention in tiles that fit a processor's cache; the backward pass recomputes the scores.
 
 A chain of residual attention keeps one map of scores for all of its layers: the running sum
 ``Z_n = Z_{n-1} + S_n`` of He et al. 2021 (RealFormer, 2012.11747) can be undone. The backward pass
-makes the softmax again from Z_n and then subtracts ``S_n = Q_n K_n^T`` to have Z_{n-1}. With the
-gradient of Z that makes two maps in total, for any depth. Both are in float32 at least, so that the
+recomputes the softmax from Z_n, then subtracts ``S_n = Q_n K_n^T`` to obtain Z_{n-1}. With the
+gradient of Z this takes two maps in total, at any depth. Both are in float32 at least, so that the
 subtraction costs no accuracy.
 
-Or it stores no map: ``Z_n = sum_i Q_i K_i^T / sqrt(d_k)`` over the layers i = 1 .. n (an exact
-identity: the scores of concatenated heads), summed tile by tile. Memory is linear in the length;
-time grows with the square of the depth.
+The other form stores no map: ``Z_n = sum_i Q_i K_i^T / sqrt(d_k)`` over the layers i = 1 .. n (an
+exact identity: the scores of concatenated heads), summed tile by tile. Memory is linear in the
+length; time grows with the square of the depth.
 """
 
 from collections.abc import Iterator
@@ -45,7 +45,7 @@ class Tile(NamedTuple):
         return x[self.batch, self.heads, self.keys]
 
     def of_map(self, x: Tensor) -> Tensor:
-        """Return the tile's part of ``(batch, head, query, key)``, each but `key` perhaps of 1."""
+        """Return the tile's part of ``(batch, head, query, key)``; all but `key` may be 1."""
         batch = self.batch if x.shape[0] > 1 else 0
         heads = self.heads if x.shape[1] > 1 else slice(None)
         rows = self.rows if x.shape[2] > 1 else slice(None)
@@ -100,7 +100,7 @@ class Softmax:
         return torch.Generator(device).manual_seed(self.seed)
 
     def weights(self, scores: Tensor, tile: Tile) -> Tensor:
-        """Return ``softmax(Z / divisor)``; the mask is in Z (`Mask.bias`), except blank rows."""
+        """Return ``softmax(Z / divisor)``; the mask is in Z (`Mask.bias`) except in blank rows."""
         logits = scores if self.divisor == 1.0 else scores / self.divisor
         weights = logits.softmax(dim=-1)
         blank = self.mask.blank
@@ -109,7 +109,7 @@ class Softmax:
         return weights
 
     def kept(self, like: Tensor, generator: torch.Generator | None) -> Tensor | None:
-        """Return 1 / (1 - dropout) where an entry stays and 0 where it is dropped."""
+        """Return 1 / (1 - dropout) where an entry is kept and 0 where it is dropped."""
         if generator is None:
             return None
         stay = 1.0 - self.dropout
@@ -236,7 +236,7 @@ class ReversibleScores(NamedTuple):
 
     @property
     def scores(self) -> Float[Tensor, "batch head query key"]:
-        """The present Z, that of the last layer that ran. Masked cells are far below zero."""
+        """The current Z, that of the last layer that ran. Masked cells are far below zero."""
         return self.chain.at(self.chain.layers)
 
 

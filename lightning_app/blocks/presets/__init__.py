@@ -1,7 +1,7 @@
-"""The named variants: one pure function each, from a stack to its specification.
+"""The named variants: each is a pure function from a stack to its specification.
 
-A new combination of existing parts is one function in the file of its family, or in a new file that
-is imported here; the order of the imports is that of every list of presets. Letters: x the stream,
+A new combination of existing parts is one function in the file of its family, or in a new file
+imported here; presets are listed in the order of the imports. Letters: x the stream,
 f a sub-layer, N a norm, SA self-attention, CA cross-attention, FF the feed-forward, A the attention
 map, C its centre, L the depth of the stack, l or n the layer from 1.
 """

@@ -17,7 +17,7 @@ from lightning_app.blocks.stack import Stack, StackSpec, around, carry_scores, s
     fixes="logits of attention that grow until a row is one-hot",
 )
 def qk_norm(stack: Stack) -> StackSpec:
-    """Pre-LN with a norm over each head of queries and keys, gains learned."""
+    """Pre-LN with a norm over each head of queries and keys, with learned gains."""
     attention = AttentionSpec(qk_norm="layer_norm")
     block = replace(around(PRE), self_attention=attention, cross_attention=attention)
     return same_block(stack, block, final_norm="layer_norm")
@@ -31,9 +31,10 @@ def qk_norm(stack: Stack) -> StackSpec:
 def realformer(stack: Stack) -> StackSpec:
     """Post-LN with residual attention in three chains.
 
-    The running mean in models of two stacks and the running sum in a single stack, as the authors
-    trained translation and BERT. Their BERT has a LayerNorm on the embedding as well; here that is
-    ``model.architecture.embedding_norm: layer_norm``, none by default.
+    Uses the running mean in models of two stacks and the running sum in a single stack, as the
+    authors trained translation and BERT. Their BERT also has a LayerNorm on the embedding; here
+    that is
+    ``model.architecture.embedding_norm: layer_norm``; by default there is no such norm.
     """
     kind = "mean" if stack.peer_depth else "sum"
     return carry_scores(post_ln(stack), kind)
@@ -63,7 +64,7 @@ LEARNED_VALUE_GAINS = "value_gains: {kept: {learned: true}, change: {learned: tr
 def _skipless(stack: Stack, attention: AttentionSpec, *, ff_skip: Gain) -> BlockSpec:
     """Return a Pre-LN block without an attention skip (He & Hofmann 2023, 2311.01906).
 
-    The branch gains are trained, the feed-forward's from 0.1 sqrt(18 / L), the authors' 0.1 at
+    The branch gains are trained; the feed-forward's starts at 0.1 sqrt(18 / L), the authors' 0.1 at
     depth 18. Cross-attention, which the paper does not have, stays an ordinary Pre-LN sub-layer.
     """
     ff_gain = Gain(value=0.1 * (18 / stack.depth) ** 0.5, learned=True)
@@ -83,9 +84,9 @@ def _skipless(stack: Stack, attention: AttentionSpec, *, ff_skip: Gain) -> Block
     matched_by=LEARNED_FF_SKIP,
 )
 def v_skipinit(stack: Stack) -> StackSpec:
-    """Value-SkipInit: alpha = 1, beta = 0 a head, trained; V and P free, at first orthogonal.
+    """Value-SkipInit: alpha = 1, beta = 0 per head, trained; V and P free, initially orthogonal.
 
-    The authors' script for it leaves the centre C and queries of zero on, which are not in equation
+    The authors' script also keeps the centre C and zero queries, which are not in equation
     4.
     """
     shaping = ShapingSpec(alpha=1.0, beta=0.0, gamma=None)
@@ -99,7 +100,7 @@ def _simplified(
 ) -> StackSpec:
     """Skipless shaped attention with identity values and projections (He & Hofmann 2023).
 
-    alpha = beta = gamma = 1 a head and trained, W_Q = 0, V = P = I except for the first layer's
+    alpha = beta = gamma = 1 per head, trained; W_Q = 0, V = P = I except for the first layer's
     V = I + W.
     """
     attention = AttentionSpec(

@@ -1,4 +1,4 @@
-"""Presets that change the places of norms, skips, and how large a branch is at the start."""
+"""Presets that change the positions of norms, the skips, and the initial size of a branch."""
 
 from dataclasses import replace
 
@@ -15,10 +15,10 @@ from lightning_app.blocks.stack import Stack, StackSpec, around, same_block
     fixes="the original block; needs warm-up",
 )
 def post_ln(stack: Stack) -> StackSpec:
-    """``x' = N(x + f(x))`` for every sub-layer, no norm after the last block.
+    """``x' = N(x + f(x))`` for every sub-layer, with no norm after the last block.
 
-    BERT's official code has a LayerNorm on the embedding as well; here that is
-    ``model.architecture.embedding_norm: layer_norm``, none by default.
+    BERT's official code also has a LayerNorm on the embedding; here that is
+    ``model.architecture.embedding_norm: layer_norm``; by default there is no such norm.
     """
     return same_block(stack, around(POST), final_norm="none")
 
@@ -29,7 +29,7 @@ def post_ln(stack: Stack) -> StackSpec:
     fixes="gradients near the output that fall as 1/sqrt(depth); stable without warm-up",
 )
 def pre_ln(stack: Stack) -> StackSpec:
-    """``x' = x + f(N(x))`` for every sub-layer, one final norm in each stack."""
+    """``x' = x + f(N(x))`` for every sub-layer, with a final norm in each stack."""
     return same_block(stack, around(PRE), final_norm="layer_norm")
 
 
@@ -41,7 +41,7 @@ def pre_ln(stack: Stack) -> StackSpec:
 def peri_ln(stack: Stack) -> StackSpec:
     """Norms on both sides of every branch, and one on the input of the stack.
 
-    Known from secondary sources.
+    Based on secondary sources.
     """
     return replace(sandwich_ln(stack), input_norm="layer_norm")
 
@@ -52,7 +52,7 @@ def peri_ln(stack: Stack) -> StackSpec:
     fixes="overflow of branch outputs in half precision",
 )
 def sandwich_ln(stack: Stack) -> StackSpec:
-    """Norms on both sides of every branch. Known from secondary sources."""
+    """Norms on both sides of every branch. Based on secondary sources."""
     block = around(replace(PRE, norm_branch="layer_norm"))
     return same_block(stack, block, final_norm="layer_norm")
 
@@ -63,7 +63,7 @@ def sandwich_ln(stack: Stack) -> StackSpec:
     fixes="gradients of Pre-LN that are larger in early layers",
 )
 def normformer(stack: Stack) -> StackSpec:
-    """Pre-LN with a learned gain for each head, a norm after each attention and one inside the FF.
+    """Pre-LN with a learned gain per head, a norm after each attention and one inside the FF.
 
     The head gains come before the output projection, as in the paper; the published code applies
     them after it, although a column there no longer belongs to one head. Cross-attention is treated
@@ -89,7 +89,7 @@ def deepnorm_gains(stack: Stack) -> tuple[float, float]:
     ===================================  ========================  =========================
     stack of depth L, peer of depth M    alpha                     beta
     ===================================  ========================  =========================
-    one stack alone                      (2L)^(1/4)                (8L)^(-1/4)
+    single stack                         (2L)^(1/4)                (8L)^(-1/4)
     encoder of an encoder-decoder        0.81 (L^4 M)^(1/16)       0.87 (L^4 M)^(-1/16)
     decoder of an encoder-decoder        (3L)^(1/4)                (12L)^(-1/4)
     ===================================  ========================  =========================
@@ -113,7 +113,7 @@ def deepnorm(stack: Stack) -> StackSpec:
 
     Matrices are Xavier normal: gain beta for values, outputs and the feed-forward, gain 1 for
     queries and keys. The encoder's beta is the paper's 0.87 (L^4 M)^(-1/16); one published
-    implementation has 1.15 there.
+    implementation uses 1.15 instead.
     """
     alpha, beta = deepnorm_gains(stack)
     block = replace(
@@ -131,7 +131,7 @@ def deepnorm(stack: Stack) -> StackSpec:
 def b2t(stack: Stack) -> StackSpec:
     """Post-LN with a skip from the bottom of a layer to its last norm.
 
-    Every matrix of a layer starts smaller by 1/sqrt(L), as in the authors' code.
+    Every matrix of a layer is initially scaled by 1/sqrt(L), as in the authors' code.
     """
     scale = stack.depth**-0.5
     init = InitSpec(query_key=2**-0.5 * scale, value=2**-0.5 * scale, output=scale, ff=scale)
@@ -159,9 +159,9 @@ def admin(stack: Stack) -> StackSpec:
     fixes="vanishing gradients of Post-LN without the collapse of Pre-LN's deep layers",
 )
 def dual_stream(stack: Stack) -> StackSpec:
-    """A Post-LN stream beside the plain sum of all branches. Not residual attention.
+    """A Post-LN stream alongside the plain sum of all branches. Not residual attention.
 
-    The authors may scale the sum in half precision, which its norm undoes; in float32 and bfloat16
+    The authors may scale the sum in half precision, which its norm cancels; in float32 and bfloat16
     it needs no scale.
     """
     return replace(post_ln(stack), dual_stream=True, final_norm="layer_norm")
@@ -175,7 +175,7 @@ def dual_stream(stack: Stack) -> StackSpec:
 def rezero(stack: Stack) -> StackSpec:
     """No norms; the sub-layers of a layer share one gain, as in the authors' code.
 
-    ``share_branch_gain: false`` gives each its own, which is `skipinit`.
+    ``share_branch_gain: false`` gives each its own gain, which is `skipinit`.
     """
     spec = skipinit(stack)
     return same_block(stack, replace(spec.blocks[0], share_branch_gain=True), final_norm="none")
@@ -187,9 +187,9 @@ def rezero(stack: Stack) -> StackSpec:
     fixes="the same as ReZero, with one gain for each sub-layer",
 )
 def skipinit(stack: Stack) -> StackSpec:
-    """SkipInit's scalar at the end of every residual branch, carried over from residual networks.
+    """SkipInit's scalar at the end of every residual branch, adapted from residual networks.
 
-    Known from secondary sources.
+    Based on secondary sources.
     """
     gain = Gain(value=0.0, learned=True)
     return same_block(stack, around(ResidualSpec(branch=gain)), final_norm="none")
@@ -201,9 +201,9 @@ def skipinit(stack: Stack) -> StackSpec:
     fixes="deep Pre-LN: every layer starts close to the identity",
 )
 def layer_scale(stack: Stack) -> StackSpec:
-    """Pre-LN with a learned vector on each branch: 0.1 to depth 18, 1e-5 to 24, 1e-6 beyond.
+    """Pre-LN with a learned vector on each branch: 0.1 up to depth 18, 1e-5 up to 24, 1e-6 beyond.
 
-    Known from secondary sources.
+    Based on secondary sources.
     """
     start = 0.1 if stack.depth <= 18 else 1e-5 if stack.depth <= 24 else 1e-6
     gain = Gain(value=start, learned=True, vector=True)
@@ -216,11 +216,11 @@ def layer_scale(stack: Stack) -> StackSpec:
     fixes="the need for both norm and warm-up, by the initial values alone",
 )
 def t_fixup(stack: Stack) -> StackSpec:
-    """No norm; with N encoder and M decoder layers, over Xavier uniform:
+    """No norms; with N encoder and M decoder layers, relative to Xavier uniform:
 
     embeddings times (9N)^(-1/4); values, outputs and feed-forward times 0.67 N^(-1/4) in the
-    encoder and (9M)^(-1/4) in the decoder. The paper does not treat a single stack: here it has the
-    values of an encoder, causal or not, since its blocks have the same two sub-layers. The
+    encoder and (9M)^(-1/4) in the decoder. The paper does not treat a single stack: here it uses
+    the values of an encoder, causal or not, since its blocks have the same two sub-layers. The
     authors trained it in float32; half precision overflows.
     """
     scale = (9 * stack.depth) ** -0.25 if stack.cross else 0.67 * stack.depth**-0.25
@@ -236,11 +236,11 @@ def t_fixup(stack: Stack) -> StackSpec:
     fixes="deep layers of Pre-LN that contribute little",
 )
 def mix_ln(stack: Stack) -> StackSpec:
-    """Post-LN in the first quarter of layers, rounded down, and Pre-LN above.
+    """Post-LN in the first quarter of the layers, rounded down, and Pre-LN above.
 
-    In the authors' code the number is set by hand; it runs 3 of 12 and 6 of 24 layers as Post-LN;
-    that the paper rounds down is known from secondary sources. It does not treat fewer than 4
-    layers, where rounding down would leave `pre_ln`: our choice is Post-LN in the first. An encoder
+    In the authors' code the number is set by hand; it uses Post-LN in 3 of 12 and 6 of 24 layers;
+    that the paper rounds down is taken from secondary sources. It does not cover fewer than 4
+    layers, where rounding down would leave `pre_ln`: we use Post-LN in the first layer. An encoder
     and a decoder use their own depths; the authors have one stack.
     """
     first = max(1, stack.depth // 4)
@@ -254,9 +254,9 @@ def mix_ln(stack: Stack) -> StackSpec:
     fixes="variance of Pre-LN that grows with depth",
 )
 def layer_norm_scaling(stack: Stack) -> StackSpec:
-    """Pre-LN whose norms are divided by the root of their layer; the final one is not.
+    """Pre-LN with each norm divided by the square root of its layer, except the final norm.
 
-    Known from secondary sources.
+    Based on secondary sources.
     """
     blocks = tuple(
         around(replace(PRE, input_scale=layer**-0.5)) for layer in range(1, stack.depth + 1)
@@ -272,7 +272,7 @@ def layer_norm_scaling(stack: Stack) -> StackSpec:
 def keel(stack: Stack) -> StackSpec:
     """Norms before the branch and after the sum, and a skip gain equal to the number of sub-layers.
 
-    Known from secondary sources.
+    Based on secondary sources.
     """
     residual = ResidualSpec(
         norm_input="layer_norm", norm_sum="layer_norm", skip=Gain(value=float(stack.sub_layers))
@@ -286,11 +286,11 @@ def keel(stack: Stack) -> StackSpec:
     fixes="unstable attention by norms inside it, with the feed-forward of Post-LN",
 )
 def hybrid_norm(stack: Stack) -> StackSpec:
-    """Norms of queries, keys and values in every head, and one before feed-forward and its skip.
+    """Norms of queries, keys and values in every head, and one before feed-forward and skip.
 
-    That norm is on the sum of the last attention: in a decoder, which the paper does not treat,
-    on that of cross-attention, whose heads are normalised as well. A final norm. Known from
-    secondary sources.
+    That norm applies to the sum of the last attention: in a decoder, which the paper does not
+    cover, to that of cross-attention, whose heads are normalised as well. With a final norm. Based
+    on secondary sources.
     """
     attention = AttentionSpec(qk_norm="layer_norm", value_norm="layer_norm")
     last = "around_cross" if stack.cross else "around_self"

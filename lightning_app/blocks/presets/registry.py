@@ -25,15 +25,16 @@ class Preset:
     fixes: str
     build: Callable[[Stack], StackSpec]
     differs: str = ""
-    """Parameters that the authors' code trains and ours does not."""
+    """Parameters that the authors' code trains, but ours does not."""
     matched_by: str = ""
-    """The axes of the block, in the form of a config, that train these parameters here too."""
+    """The axes of the block, in the form of a config, that make these parameters trainable here
+    too."""
 
     def __call__(self, stack: Stack) -> StackSpec:
         """Return the specification of a stack, checked like a section of a config.
 
         Raises:
-            ValueError: for a combination without a meaning, and for a mistake in the preset of a
+            ValueError: for a meaningless combination, and for a mistake in the preset of a
                 plug-in, with its file and line.
         """
         try:
@@ -50,7 +51,7 @@ class Preset:
         return spec
 
     def _place(self, error: BaseException) -> str:
-        """Return the file of the preset, and the line in it where an error arose."""
+        """Return the file of the preset, and the line in it that raised an error."""
         code = getattr(inspect.unwrap(self.build), "__code__", None)
         if code is None:
             return self.build.__module__
@@ -63,7 +64,7 @@ class Preset:
 
     @property
     def difference(self) -> str:
-        """The difference from the authors' code, and the axes that remove it; empty without one."""
+        """The difference from the authors' code, and the axes that remove it; empty if none."""
         if not self.differs:
             return ""
         axes = f"model.block: {{{self.matched_by}}}"
