@@ -12,7 +12,6 @@ from lightning_app.config.config import resolve
 from lightning_app.config.experiment import identity_of
 from lightning_app.config.grid import GridSpec, read_spec
 from lightning_app.grids.plan import cell_tree, expand
-from lightning_app.runs.records import Cell
 from lightning_app.training.run import run_cell
 from tests import questions, tables
 from tests.documents import write_books
@@ -71,10 +70,10 @@ def small_data(tree: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def first_cell_trains(
-    path: Path, grid: GridSpec, cells: list[Cell], folder: Path, shared: Path
+    path: Path, grid: GridSpec, axes: dict[str, Any], folder: Path, shared: Path
 ) -> None:
     """Two steps of a narrow model of two layers, on a small corpus, without a parent."""
-    tree: dict[str, Any] = cell_tree(grid.base_config, cells[0].axes)
+    tree: dict[str, Any] = cell_tree(grid.base_config, axes)
     given = {"max_steps": 2, "val_check_interval": 2, "limit_val_batches": 1}
     tree["trainer"] = {**tree["trainer"], **given}
     schedule = {**tree["model"]["schedule"], "reference_steps": 1}
@@ -116,4 +115,4 @@ def test_a_grid_has_the_cells_that_it_states_and_the_first_one_trains(
     }
     # Whole seeds come first, so that an interrupted grid is a complete smaller one.
     assert cells == [*(plan.cells or plan.waiting)]
-    first_cell_trains(path, spec, cells, tmp_path, tmp_path_factory.getbasetemp())
+    first_cell_trains(path, spec, cells[0].axes, tmp_path, tmp_path_factory.getbasetemp())
