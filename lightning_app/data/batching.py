@@ -1,8 +1,8 @@
 """Token-budget batches, the same list on every rank, and a loader that resumes in mid-epoch.
 
-A global batch is the batch of one step whatever the number of devices; rank r of n takes its rows
-r, r + n, r + 2n, ... Every rank builds the same list of global batches from lengths, seed and epoch
-alone, so all ranks take the same number of steps.
+A global batch is the batch of one step, whatever the number of devices; rank r of n takes its rows
+r, r + n, r + 2n, ... Every rank builds the same list of global batches from only the lengths, the
+seed and the epoch, so all ranks take the same number of steps.
 """
 
 from collections import deque
@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 Item = tuple[int, np.ndarray]  # (epoch, rows of a global batch)
 
 AHEAD = 2
-"""The number of batches that are made and pinned in advance while a GPU computes."""
+"""The number of batches that are built and pinned in advance while a GPU computes."""
 
 
 class Batch(Protocol):
@@ -26,7 +26,7 @@ class Batch(Protocol):
 
     Attributes:
         index: (batch,) int64, row of the split; -1 for a blank row, which predicts nothing.
-        predicted_tokens: () int64, tokens that the global batch predicts on all ranks together.
+        predicted_tokens: () int64, tokens that the global batch predicts over all ranks.
     """
 
     @property
@@ -39,7 +39,7 @@ class Batch(Protocol):
 
 
 class Rows(Protocol):
-    """Makes batches for one rank."""
+    """Builds batches for one rank."""
 
     def __getitem__(self, item: Item, /) -> Batch:
         """Return this rank's share of the global batch (epoch, rows)."""
@@ -52,22 +52,22 @@ class SplitRows(Rows, Protocol):
     def __len__(self) -> int: ...
 
     def sampler(self, tokens_per_batch: int) -> "EpochSampler":
-        """Return the global batches of each epoch, with that many tokens at most."""
+        """Return the global batches of each epoch, each with at most that many tokens."""
         ...
 
     def targets(self, rows: np.ndarray | None = None) -> np.ndarray:
-        """Return every token that is predicted in one epoch; in `rows` if they are given."""
+        """Return every token that is predicted in one epoch; only those in `rows`, unless None."""
         ...
 
 
 def padded(
     ids: np.ndarray, offsets: np.ndarray, rows: np.ndarray, fill: int, bos: int | None = None
 ) -> torch.Tensor:
-    """Return rows of flat ids as one padded matrix, (rows, longest) int64, after `bos` if given."""
+    """Return rows of flat ids as one padded matrix, (rows, longest) int64, each after any `bos`."""
     starts = offsets[rows]
     lengths = offsets[rows + 1] - starts
     places = np.arange(lengths.max())
-    # only little is padding, so reading too much and overwriting it is the fastest way
+    # there is little padding, so reading too much and overwriting it is fastest
     taken = ids.take(starts[:, None] + places, mode="clip")
     lead = 0 if bos is None else 1
     out = np.empty((len(rows), len(places) + lead), dtype=np.int64)
@@ -78,11 +78,11 @@ def padded(
 
 
 class EpochSampler:
-    """Yield the batches of an epoch, which Lightning sets by `set_epoch` before its first batch.
+    """Yield the batches of an epoch, which Lightning sets with `set_epoch` before the first one.
 
     Args:
         batches: the global batches of an epoch; always the same number of them.
-        in_order: whether a batch needs those before it.
+        in_order: whether a batch depends on earlier ones.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class EpochSampler:
         self._length = len(self._cut[1])
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch of the next pass, which determines its order."""
+        """Set the epoch of the next pass, which determines the order."""
         self.epoch = epoch
 
     def __len__(self) -> int:
@@ -112,8 +112,8 @@ class EpochSampler:
 def in_random_order(sampler: EpochSampler) -> EpochSampler:
     """Return the batches of an evaluation in a random order, the same in every run.
 
-    Sorted by length, the first ones are the shortest sentences alone: no sample of the split.
-    Batches that need those before them stay in their order.
+    Sorted by length, the first batches would hold only the shortest sentences, which is not a
+    sample of the split. Batches that depend on earlier ones keep their order.
     """
     if sampler.in_order:
         return sampler
@@ -123,7 +123,7 @@ def in_random_order(sampler: EpochSampler) -> EpochSampler:
 
 
 def pinned_ahead(rows: Rows, items: Iterable[Item], device: torch.device) -> Iterator[Batch]:
-    """Yield the batches of `items` in pinned memory; a thread makes `AHEAD` of them in advance.
+    """Yield the batches of `items` in pinned memory; a thread builds `AHEAD` of them in advance.
 
     Neither the host nor `device`, a GPU, waits for the copy of such a batch.
     """
@@ -132,7 +132,7 @@ def pinned_ahead(rows: Rows, items: Iterable[Item], device: torch.device) -> Ite
         batch: Any = rows[item]
         return batch._make(None if part is None else part.pin_memory() for part in batch)
 
-    # By default a new thread would use the first GPU, not that of this process.
+    # By default a new thread uses the first GPU instead of this process's.
     with ThreadPoolExecutor(1, initializer=torch.cuda.set_device, initargs=(device,)) as maker:
         todo = iter(items)
         pending = deque(maker.submit(make, item) for item in islice(todo, AHEAD))
@@ -143,18 +143,18 @@ def pinned_ahead(rows: Rows, items: Iterable[Item], device: torch.device) -> Ite
 
 
 class ResumableLoader:
-    """Batches of one rank, epoch after epoch; its state counts the batches that it has yielded.
+    """Batches of one rank, epoch after epoch; its state counts the batches yielded so far.
 
     Lightning stores `state_dict` in a checkpoint, calls `load_state_dict` on resume, and calls
     `set_epoch` on `sampler`. It is not a `torch.utils.data.DataLoader`, so that Lightning does not
-    shard it. Batches that workers or the thread for a GPU made in advance are not counted, so that
+    shard it. Batches built in advance by workers or the GPU thread are not counted, so that
     no batch is skipped on resume.
 
     Args:
-        rows: makes a batch; `dataset`, as the loaders of torch name it.
-        sampler: says of which rows.
-        num_workers: processes that make batches; 0 for this one.
-        gpu: whose copies the batches are pinned for; None where there is no GPU.
+        rows: builds a batch; torch's loaders call it `dataset`.
+        sampler: selects its rows.
+        num_workers: processes that build batches; 0 to use this one.
+        gpu: the GPU for which batches are pinned; None without a GPU.
     """
 
     batch_sampler = None
@@ -186,7 +186,7 @@ class ResumableLoader:
         self._resume = True
 
     def __iter__(self) -> Iterator[Batch]:
-        # A generator starts at its first `next`: Lightning makes the iterator before it sets the
+        # A generator starts at its first `next`: Lightning creates the iterator before it sets the
         # epoch.
         items = list(self.sampler)
         epoch = self.sampler.epoch

@@ -1,4 +1,4 @@
-"""What a row of a corpus is: a line, a pair of lines, texts with a label, or a question."""
+"""The kinds of rows of a corpus: a line, a pair of lines, texts with a label, or a question."""
 
 import json
 import re
@@ -15,22 +15,23 @@ if TYPE_CHECKING:
 Columns = dict[str, list[Any]]
 Dropped = dict[str, int]
 LEAST_WORDS = 5
-"""The words of a line that is looked for in train; shorter ones, such as headings, occur often."""
+"""The least words of a line that is looked up in train; shorter ones, such as headings, recur
+often."""
 
-Share = tuple[int, int]  # how many of how many
+Share = tuple[int, int]  # (number, total)
 
 
 class RowKind:
-    """Lines of one language, in the column `text`; a subclass is of another kind.
+    """Lines of one language, in the column `text`; subclasses are other kinds.
 
     Attributes:
-        unit: What the rows are called.
+        unit: The name of the rows.
         predicted: The column whose tokens are predicted.
-        unused: Fields of the config that change nothing in a prepared folder.
-        budgets: The tokens of a batch for which the share of padding is written down; windows of
+        unused: Config fields that do not affect a prepared folder.
+        budgets: The batch sizes in tokens for which the share of padding is recorded; windows of
             packed text have none.
-        strips: Whether lines lose the white space around them.
-        beside: The columns that no model reads: labels, and what scores need.
+        strips: Whether the white space around lines is stripped.
+        beside: The columns that no model reads: labels and data for scores.
     """
 
     unit: ClassVar[str] = "lines"
@@ -41,22 +42,22 @@ class RowKind:
     beside: ClassVar[Sequence[str]] = ()
 
     def languages(self, source: str, target: str) -> list[str]:
-        """Return those that are read."""
+        """Return the columns to read."""
         return [target]
 
     def usable(self, rows: Columns, split: str, max_ratio: float | None) -> tuple[Columns, Dropped]:
-        """Leave out rows that cannot be used, counted by reason; `max_ratio` is of `Corpus`."""
+        """Drop unusable rows, counting them by reason; `max_ratio` is `Corpus.max_ratio`."""
         kept = [line for line in rows["text"] if line]
         return {"text": kept}, {"empty": len(rows["text"]) - len(kept)}
 
     def short(self, rows: Columns, max_length: int) -> tuple[Columns, Dropped]:
-        """Leave out tokenised training rows of more than `max_length` tokens, EOS not counted."""
+        """Drop tokenised training rows of more than `max_length` tokens, not counting EOS."""
         return rows, {}
 
     def texts(
         self, rows: Columns, reference: Sequence[str] | None, plain: Callable[[str], str]
     ) -> Mapping[str, Sequence[str]]:
-        """Return the texts of an evaluated split that are kept beside its tokens, by kind.
+        """Return the texts of an evaluated split to keep in addition to its tokens, by kind.
 
         `reference` holds published plain target lines; `plain` turns a target line into one.
         """
@@ -72,27 +73,27 @@ class RowKind:
         return None
 
     def comparable(self, rows: Columns) -> Mapping[str, Iterable[Any]]:
-        """Return what is looked for in the rows of train, by what it is called."""
+        """Return the texts to look up in the rows of train, by name."""
         words = f"lines of at least {LEAST_WORDS} words"
         return {words: (line for line in rows["text"] if len(line.split()) >= LEAST_WORDS)}
 
     def left_out(self, dropped: Mapping[str, Dropped]) -> str:
-        """Return what the description of a corpus says of the rows that `usable` left out."""
+        """Return the description's text about the rows dropped by `usable`."""
         return "; blank lines left out" if any(of["empty"] for of in dropped.values()) else ""
 
     def counts(self, rows: Columns, *, every_space: bool) -> Mapping[str, int]:
-        """Return what the scores of a split are divided by, beside its tokens."""
+        """Return the counts besides tokens by which the scores of a split are divided."""
         return {}
 
 
 class RunningText(RowKind):
-    """The lines of a running text, blank ones too, in their order and with their white space."""
+    """The lines of a running text in order, including blank ones, with their white space."""
 
     strips = False
     unused = ("source_language", "max_length")
 
     def usable(self, rows: Columns, split: str, max_ratio: float | None) -> tuple[Columns, Dropped]:
-        """Leave out nothing."""
+        """Drop nothing."""
         return rows, {}
 
     def left_out(self, dropped: Mapping[str, Dropped]) -> str:
@@ -102,16 +103,16 @@ class RunningText(RowKind):
     def counts(self, rows: Columns, *, every_space: bool) -> Mapping[str, int]:
         """Return the bytes (UTF-8) and the words of the text that the tokens spell.
 
-        The end of a line counts as a byte and, as in the published counts of WikiText, as a word.
-        Without `every_space` the tokens have runs of spaces as one space and none at the ends of a
-        line, and those are not counted either.
+        Each line end counts as a byte and, as in the published counts of WikiText, as a word.
+        Unless `every_space`, the tokens hold runs of spaces as one space and none at the ends of a
+        line, and spaces are counted accordingly.
         """
         lines: list[str] = rows["text"]
         if not every_space:
             lines = [re.sub(" +", " ", line).strip(" ") for line in lines]
         return {
             "bytes": sum(len(line.encode()) + 1 for line in lines),
-            # as `len(line.split())`, which would need the memory of all words of a long line
+            # like `len(line.split())`, but without the memory for all words of a long line
             "words": sum(sum(1 for _ in re.finditer(r"\S+", line)) + 1 for line in lines),
         }
 
@@ -136,7 +137,7 @@ class SentencePairs(RowKind):
         return [source, target]
 
     def usable(self, rows: Columns, split: str, max_ratio: float | None) -> tuple[Columns, Dropped]:
-        """Leave out training pairs with an empty side, or one much longer than the other.
+        """Drop training pairs with an empty side or with one side much longer than the other.
 
         Validation and test pairs are all kept, so that scores stay comparable.
         """
@@ -160,11 +161,11 @@ class SentencePairs(RowKind):
         return {"pairs": pairs, "source sides": rows["source"]}
 
     def left_out(self, dropped: Mapping[str, Dropped]) -> str:
-        """Return nothing: the readers of pairs say what they leave out."""
+        """Return nothing: the readers of pairs describe what they drop."""
         return ""
 
     def short(self, rows: Columns, max_length: int) -> tuple[Columns, Dropped]:
-        """Leave out pairs with a side of more than `max_length` tokens."""
+        """Drop pairs with a side of more than `max_length` tokens."""
         pairs = list(zip(rows["source"], rows["target"], strict=True))
         kept = [pair for pair in pairs if max(map(len, pair)) <= max_length + 1]
         return _columns(kept), {"too_long": len(pairs) - len(kept)}
@@ -172,7 +173,7 @@ class SentencePairs(RowKind):
     def texts(
         self, rows: Columns, reference: Sequence[str] | None, plain: Callable[[str], str]
     ) -> Mapping[str, Sequence[str]]:
-        """Return both sides, and the target as plain text, which is published or made here."""
+        """Return both sides, and the target as plain text, either published or derived here."""
         if reference is None:
             reference = [plain(line) for line in rows["target"]]
         return {**rows, "reference": reference}
@@ -181,22 +182,22 @@ class SentencePairs(RowKind):
 class LabelledTexts(RowKind):
     """One or two texts, in the columns `first` and `second`, and the number in `label`.
 
-    A label is a class from 0 on, or a score. No row is left out, so that scores are of whole
+    A label is a class, from 0, or a score. No row is dropped, so that scores cover whole
     splits.
     """
 
     unit = "rows"
     predicted = "first"
     unused = ("source_language", "max_length", "document_separator")
-    strips = False  # a table may have empty columns at the end of a line
+    strips = False  # a table row may end in empty columns
     beside = ("label",)
 
     def usable(self, rows: Columns, split: str, max_ratio: float | None) -> tuple[Columns, Dropped]:
-        """Leave out nothing."""
+        """Drop nothing."""
         return rows, {}
 
     def comparable(self, rows: Columns) -> Mapping[str, Iterable[Any]]:
-        """Return the texts of each row, whatever its label is."""
+        """Return the texts of each row, whatever its label."""
         texts = [column for name, column in rows.items() if name not in self.beside]
         return {"rows, without their labels,": zip(*texts, strict=True)}
 
@@ -215,7 +216,7 @@ class Questions(RowKind):
     """A `question` on a `context`, with its `id`, the texts of its `answers`, and its `article`.
 
     `starts` holds the character of the context at which each answer begins. A context is stored
-    with the first of its questions alone; the next ones have an empty one. No row is left out.
+    only with the first of its questions; the next ones have an empty one. No row is dropped.
     """
 
     unit = "questions"
@@ -225,13 +226,13 @@ class Questions(RowKind):
     beside = ("id", "answers", "starts", "article")
 
     def usable(self, rows: Columns, split: str, max_ratio: float | None) -> tuple[Columns, Dropped]:
-        """Leave out nothing."""
+        """Drop nothing."""
         return rows, {}
 
     def texts(
         self, rows: Columns, reference: Sequence[str] | None, plain: Callable[[str], str]
     ) -> Mapping[str, Sequence[str]]:
-        """Return what answers are cut from and compared with, as JSON: a text may have lines."""
+        """Return the texts from which answers are cut and with which they are compared, as JSON."""
         kept = ("id", "context", "answers")
         return {name: [json.dumps(x, ensure_ascii=False) for x in rows[name]] for name in kept}
 
@@ -263,7 +264,7 @@ class Questions(RowKind):
 
 
 def row_kind(task: str, *, next_sentence: bool = False) -> RowKind:
-    """Return what a row of the corpus of a task is."""
+    """Return the kind of rows of a task's corpus."""
     facts = TASKS[task]
     if next_sentence:
         return SentencesOfDocuments()
@@ -275,7 +276,7 @@ def row_kind(task: str, *, next_sentence: bool = False) -> RowKind:
 
 
 def also_in_train(kind: RowKind, splits: Mapping[str, Columns]) -> dict[str, dict[str, Share]]:
-    """Return for each evaluated split how much of what is `comparable` occurs in train as well."""
+    """Return for each evaluated split the share of `comparable` texts that also occur in train."""
     found: dict[str, dict[str, Share]] = {split: {} for split in splits if split != "train"}
     train = kind.comparable(splits["train"])
     for what in train:
@@ -287,7 +288,7 @@ def also_in_train(kind: RowKind, splits: Mapping[str, Columns]) -> dict[str, dic
 
 
 def said_of_overlap(overlap: Mapping[str, Mapping[str, Share]]) -> str:
-    """Return what the description of a corpus says of evaluated rows that are in train."""
+    """Return the description's text about evaluated rows that also occur in train."""
     found = [
         f"{count:,} of {total:,} {what} of {split}"
         for split, of in overlap.items()

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Splits:
-    """File stem of each split, for local files."""
+    """The file stem of each split, for local files."""
 
     train: str = "train"
     """stem of the training files"""
@@ -42,7 +42,7 @@ class Source:
         columns: split -> column -> file; the columns are `source` and `target`, or `text`. A
             local corpus may have no test split.
         references: split -> file of cased, untokenised target lines, if one is published.
-        notes: a file that describes how a downloaded folder was made, if there is one.
+        notes: a file that describes how a downloaded folder was built, if any.
     """
 
     columns: dict[str, dict[str, Path]] = field(default_factory=dict)
@@ -74,10 +74,10 @@ class Corpus:
         protocol: a description of the splits in one sentence.
         tokenized: whether words and punctuation are separated by spaces, so that `detokenize`
             restores plain text.
-        documents: split -> the line at which each document of a running text begins; empty where
+        documents: split -> the line at which each document of a running text begins; empty if
             the corpus has no documents.
         max_ratio: the largest ratio of the longer to the shorter side, in words, that the protocol
-            allows in a training pair; None without a limit.
+            allows in a training pair; None for no limit.
     """
 
     splits: dict[str, "Dataset"]
@@ -97,9 +97,9 @@ CORPORA: Registry[type["CorpusReader"]] = Registry("data.name")
 """The corpora by name; `CORPORA.register` is the decorator that adds one."""
 TokenizerKind = Literal["bpe", "word", "char", "byte"]
 LEAST_PAIR = 5
-"""The tokens of the shortest pair of texts: one each, a mark before them and one after each."""
+"""The tokens of the shortest pair of texts: one per text, a mark before them and one after each."""
 EVERYTHING = ("word", "char", "byte")
-"""The tokenizers whose vocabulary can be whatever the training split has."""
+"""The tokenizers whose vocabulary may consist of whatever the training split contains."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +107,7 @@ class DataConfig:
     """The `data` section of a run.
 
     Raises:
-        UserError: a value without meaning, or two values that contradict each other.
+        UserError: for a meaningless value, or two values that contradict each other.
     """
 
     name: str = "synthetic"
@@ -117,10 +117,10 @@ class DataConfig:
     root: str | None = None
     """Folder of the corpus. null: $LIGHTNING_APP_DATA/iwslt14_deen, .../wikitext-2,
     .../tinyshakespeare, .../glue/RTE, .../squad or, for books, that folder, if that variable is
-    set, else the corpus is downloaded once.
+    set; otherwise the corpus is downloaded once.
     ``hf://OWNER/NAME``: the parquet files of that dataset on the hub."""
     cache: str | None = None
-    """Folder of prepared corpora and downloads. null: $LIGHTNING_APP_CACHE, else the user's
+    """Folder of prepared corpora and downloads. null: $LIGHTNING_APP_CACHE, otherwise the user's
     cache."""
     task: str = DEFAULT_TASK
     """Set from model.objective.kind."""
@@ -129,57 +129,57 @@ class DataConfig:
     init_from: str | None = None
     """Set from model.init_from: the run whose tokenizer is used; null to train one."""
     tokens_per_batch: int = 4096
-    """Budget of the global batch of one step, whatever the number of devices: in tokens of the
+    """Budget of the global batch of one step, whatever the number of devices, in tokens of the
     longer side, with padding."""
     tokenizer: TokenizerKind = "bpe"
     """bpe (SentencePiece), word (text between spaces), char (characters) or byte (of UTF-8)."""
     vocab_size: int | None = 10000
-    """Number of ids, shared by both languages; null for every word or character of the training
-    split, which char and byte always have."""
+    """Number of ids, shared by both languages; null: every word or character of the training
+    split, as always for char and byte."""
     window: int = 128
-    """Tokens in a window of packed text (masked_lm, causal_lm), and the most tokens of a row, marks
-    included, where next sentences are predicted and in glue, which cuts longer texts, and squad,
+    """Tokens in a window of packed text (masked_lm, causal_lm), or the maximum of a row, marks
+    included, if next sentences are predicted and in glue, which cuts longer texts, and squad,
     which reads a long context in several windows."""
     context_stride: int = 128
-    """Tokens from the start of a window of a context to the start of the next one (squad), as
+    """Tokens from the start of one window of a context to the start of the next (squad), as
     doc_stride of BERT's code. Hugging Face's tokenizers call the overlap of windows stride."""
     train_from_dev: float | None = None
-    """For squad1 and squad2 without their training set: the share of the articles of the dev set
-    that train. Only the other articles are evaluated, and protocol in a result says so, since such
-    scores are not the published ones; null for the training set."""
+    """For squad1 and squad2 without their training set: the share of the dev set's articles
+    to train on. Only the other articles are evaluated, and protocol in a result says so, because
+    such scores are not the published ones; null: use the training set."""
     evaluation_stride: int | None = None
-    """Tokens from the start of a window to that of the next one in an evaluation, where each window
-    predicts what the one before it did not; null for window, which is no overlap (causal_lm)."""
+    """Tokens from the start of one window to the next in an evaluation, where each window
+    predicts what the previous ones did not; null: window, so no overlap (causal_lm)."""
     intra_document_masking: bool = False
-    """Whether a token sees only tokens of its own document, whose positions begin at 0. false:
-    documents that follow each other in a window are one text (causal_lm)."""
+    """Whether a token sees only its own document, whose positions begin at 0. false:
+    consecutive documents in a window form one text (causal_lm)."""
     document_separator: str = ""
-    """The line between two documents, by default a blank one (text, in causal_lm, and in masked_lm
-    where next sentences are predicted)."""
+    """The line between two documents, by default a blank line (for text in causal_lm, and in
+    masked_lm if next sentences are predicted)."""
     order: Literal["shuffled", "streams"] = "shuffled"
-    """shuffled: windows in random order, each a text of its own; streams: the text is cut into as
-    many contiguous streams as a batch has windows, and a batch goes on where the last one ended
-    (causal_lm), which model.block.memory needs."""
+    """shuffled: windows in random order, each a separate text; streams: the text is cut into as
+    many contiguous streams as a batch has windows, and each batch continues the previous one
+    (causal_lm); needed for model.block.memory."""
     evaluation_streams: int = 1
-    """The number of streams that an evaluation reads side by side, each from an empty memory; the
-    loss depends on it. Only used with order streams."""
+    """The number of streams that an evaluation reads in parallel, each from an empty memory; the
+    loss depends on it. Only with order streams."""
     mask_probability: float = 0.15
-    """Share of a window that is predicted (masked_lm)."""
+    """Share of a window to predict (masked_lm)."""
     whole_word: bool = False
-    """Whether all pieces of a word are masked together; a word with more pieces than are left of
+    """Whether all pieces of a word are masked together; a word with more pieces than remain in
     the share is skipped (masked_lm with tokenizer bpe or word)."""
     max_length: int = 175
     """Longest training sentence in tokens; longer pairs are dropped (translation)."""
     source_language: str = "de"
     """Suffix of the source files (translation)."""
     target_language: str = "en"
-    """Suffix of the target files; the one language of a corpus without pairs."""
+    """Suffix of the target files; the language of a corpus without pairs."""
     splits: Splits = DEFAULT_SPLITS
     """File stem of each split."""
     num_workers: int = 0
     """Processes that build batches; 0 builds them in the training process, which is fast enough."""
     seed: int = 1
-    """Of the order of batches and of the masks; set from seed_everything."""
+    """The seed of batch order and masks; set from seed_everything."""
 
     @property
     def pairs(self) -> bool:
@@ -188,7 +188,7 @@ class DataConfig:
 
     @property
     def rows(self) -> RowKind:
-        """What a row of the corpus is."""
+        """The kind of rows of the corpus."""
         return row_kind(self.task, next_sentence=self.next_sentence)
 
     def __post_init__(self) -> None:
@@ -371,18 +371,18 @@ class DataConfig:
 
 
 class CorpusReader:
-    """Find and read one corpus: files of lines, unless it is a `GeneratedCorpus`.
+    """Finds and reads one corpus: files of lines, unless it is a `GeneratedCorpus`.
 
     Register a subclass with `CORPORA.register`.
 
     Attributes:
-        languages: The languages that it has; empty where any file suffix will do.
-        pairs: Whether it can give pairs of a source and a target line.
+        languages: Its languages; empty if any file suffix is allowed.
+        pairs: Whether it can provide pairs of a source and a target line.
         needs_root: Whether `data.root` must name its folder, since it has no public download.
-        folder: The name of its folder below $LIGHTNING_APP_DATA; empty where it has none there.
+        folder: The name of its folder below $LIGHTNING_APP_DATA; empty if it has none there.
         parallel: Whether line n of one file of a split belongs to line n of the others.
         tokenized: Whether words and punctuation are separated by spaces.
-        separated: Whether `data.document_separator` says where its documents end.
+        separated: Whether `data.document_separator` marks the ends of its documents.
         labels_of: The task whose labels its rows have; empty for text without labels.
         divides_dev: Whether `data.train_from_dev` can divide its dev set.
         base: The shipped config whose `data` section `ablate prepare --data NAME` uses.
@@ -410,7 +410,7 @@ class CorpusReader:
         """Return the name of the folder of the download.
 
         Raises:
-            UserError: the corpus has no public download.
+            UserError: if the corpus has no public download.
         """
         raise UserError(
             f"data.root is '{config.root}': data.name '{config.name}' reads local folders only"
@@ -420,7 +420,7 @@ class CorpusReader:
         """Write the files of the corpus into an empty folder.
 
         Raises:
-            UserError: no network, no such file, or not what was expected.
+            UserError: for no network, a missing file, or unexpected content.
         """
         raise NotImplementedError
 
@@ -432,7 +432,7 @@ class CorpusReader:
             path: The first of the files, for messages.
 
         Raises:
-            UserError: naming the file and the line that is no row.
+            UserError: naming the file and the line that is not a row.
         """
         return columns
 
@@ -443,22 +443,22 @@ class CorpusReader:
 
         Args:
             config: The `data` section of a run.
-            splits: The columns of each split but train, which was not read.
+            splits: The columns of each split except train, which was not read.
 
         Raises:
-            UserError: the dev set cannot be divided.
+            UserError: if the dev set cannot be divided.
         """
         raise NotImplementedError
 
     def documents(self, config: DataConfig, lines: Sequence[str]) -> list[int] | None:
         """Return the lines at which the documents of a running text begin, the first one at 0.
 
-        None for a corpus without documents, also where there are no lines.
+        None for a corpus without documents, even if there are no lines.
         """
         return None
 
     def left_out(self, config: DataConfig, line: str) -> bool:
-        """Return whether a line of a document has no sentence: a heading, or a separator."""
+        """Return whether a line of a document is not text: a heading or a separator."""
         return False
 
     def max_ratio(self, config: DataConfig) -> float | None:

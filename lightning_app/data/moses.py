@@ -1,4 +1,4 @@
-"""What fairseq did to IWSLT14 with Moses' scripts (Koehn et al. 2007), and the way back."""
+"""Moses' tokenisation of IWSLT14, as in fairseq (Koehn et al. 2007), and its inverse."""
 
 import re
 from functools import cache
@@ -17,13 +17,13 @@ def _tools(language: str) -> tuple[Any, Any]:
 def tokenize(text: str, language: str) -> str:
     """Return the tokens of `text`, separated by single spaces and escaped.
 
-    sacremoses keeps the stop of an abbreviation at the end of a line ("U.S."); the script that
-    made the published splits took it off.
+    sacremoses keeps the full stop of an abbreviation at the end of a line ("U.S."); the script
+    behind the published splits removed it.
     """
     tokens = _tools(language)[0].tokenize(text, return_str=True)
     return _LAST_STOP.sub(" .", tokens)
 
 
 def detokenize(text: str, language: str) -> str:
-    """Return plain text: entities undone, punctuation and contractions attached to their words."""
+    """Return plain text: entities decoded, punctuation and contractions attached to their words."""
     return _tools(language)[1].detokenize(text.split())

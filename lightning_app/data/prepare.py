@@ -1,14 +1,14 @@
-"""A prepared corpus: text as a folder of memory-mapped token ids, made once; needs no torch.
+"""A prepared corpus: text as a folder of memory-mapped token ids, built once; needs no torch.
 
 <cache>/<name>-<checksum of what made it>/
     meta.json  tokenizer.model  digests.sha256
     <split>.<column>.{ids,offsets}.npy      row i is ids[offsets[i]:offsets[i + 1]], ends in EOS
     <split>.labels.npy                      the label of each row, where rows have labels: a
                                             number, or the first and last token of an answer
-    <split>.documents.npy                   places of ids at which documents begin, where known;
-                                            a row is a sentence where next sentences are predicted
+    <split>.documents.npy                   indices of ids at which documents begin, if known;
+                                            a row is a sentence if next sentences are predicted
     <split>.{source,target,reference}.txt   valid and test of a translation corpus
-    <split>.{id,context,answers}.txt        valid and test of questions: JSON, one a line
+    <split>.{id,context,answers}.txt        valid and test of questions: JSON, one per line
 """
 
 import hashlib
@@ -51,16 +51,16 @@ def global_batches(
 
     Rows are sorted by the longer side, then by source - target, alternately in rising and
     falling order, so that neighbours are similar on both sides. This gives 3.2 % padding on 52,000
-    pairs of IWSLT14 at 4096 tokens, and (source, target) order 6.9 %. A row longer than the budget
-    becomes a separate batch.
-    `shuffle` changes which of several rows of equal lengths go together and the order of the
+    pairs of IWSLT14 at 4096 tokens, against 6.9 % in (source, target) order. A row longer than the
+    budget becomes a separate batch.
+    `shuffle` changes which rows of equal length go together and the order of the
     batches, never their number.
 
     Args:
         source: (rows,) tokens of each source.
         target: (rows,) tokens of each target.
         tokens_per_batch: budget, counted on the longer side with padding.
-        shuffle: (seed, epoch), or None for batches in the order of length.
+        shuffle: (seed, epoch), or None for batches ordered by length.
     """
     longer = np.maximum(source, target)
     difference = np.where(longer % 2, target - source, source - target)
@@ -91,7 +91,7 @@ def _cut(order: np.ndarray, longer: np.ndarray, budget: int) -> list[np.ndarray]
 def equal_batches(
     rows: int, rows_per_batch: int, shuffle: tuple[int, int] | None = None
 ) -> list[np.ndarray]:
-    """Cut rows of one length into global batches; the last may be smaller."""
+    """Cut rows of equal length into global batches; the last may be smaller."""
     order = np.arange(rows)
     if shuffle is not None:
         order = np.random.default_rng(shuffle).permutation(rows)
@@ -99,11 +99,11 @@ def equal_batches(
 
 
 def share(rows: np.ndarray, rank: int, world_size: int) -> np.ndarray:
-    """Return this rank's rows of a global batch; may be empty."""
+    """Return this rank's rows of a global batch; it may be empty."""
     return rows[rank::world_size]
 
 
-# The fields of the config that decide what is in the folder, and the code that makes it.
+# The config fields that determine the content of the folder, and the code that builds it.
 _KEY = (
     *("name", "task", "tokenizer", "vocab_size", "source_language", "target_language", "splits"),
     *("document_separator", "next_sentence", "train_from_dev"),
@@ -130,12 +130,12 @@ class PreparedCorpus:
 
     @cached_property
     def meta(self) -> dict[str, Any]:
-        """What `meta.json` says: sizes, drops, tokens, rates, protocol, digests."""
+        """The content of `meta.json`: sizes, drops, tokens, rates, protocol, digests."""
         return json.loads((self.folder / "meta.json").read_text(encoding="utf-8"))
 
     @cached_property
     def digest(self) -> str:
-        """The SHA-256 over all that training and evaluation read."""
+        """The SHA-256 over everything that training and evaluation read."""
         return digest_of(self.folder, without="meta.json")
 
     @property
@@ -161,26 +161,26 @@ class PreparedCorpus:
         return np.diff(self.offsets(split, column))
 
     def labels(self, split: str) -> np.ndarray:
-        """Return the label of each row, float64: a class from 0 on, a score, or (row, 2) tokens.
+        """Return the label of each row, float64: a class from 0, a score, or (row, 2) tokens.
 
         Those are the first and the last token of an answer in its context, -1 for no answer.
         """
         return np.load(self.folder / f"{split}.labels.npy", mmap_mode="r")
 
     def documents(self, split: str) -> np.ndarray:
-        """Return the place of the first token of each document of a running text, int64."""
+        """Return the index of the first token of each document of a running text, int64."""
         return np.load(self.folder / f"{split}.documents.npy", mmap_mode="r")
 
     def lines(self, split: str, kind: str) -> list[str]:
-        """Return the lines of a kind of text: those of `RowKind.texts`."""
-        # Reading as text would turn a carriage return inside a line to the end of a line.
+        """Return the lines of one kind of text from `RowKind.texts`."""
+        # Reading as text would turn a carriage return inside a line into a line end.
         text = (self.folder / f"{split}.{kind}.txt").read_bytes().decode("utf-8")
         lines = text.split("\n")[:-1]
         assert len(lines) == self.meta["sizes"][split]
         return lines
 
     def padding_share(self, tokens_per_batch: int, split: str = "train") -> float:
-        """Return the share of padding among all places of the batches of an epoch, both sides."""
+        """Return the share of padding among all positions of an epoch's batches, both sides."""
         return _padding_share(
             self.lengths(split, "source"), self.lengths(split, "target"), tokens_per_batch
         )
@@ -189,12 +189,12 @@ class PreparedCorpus:
 def prepare(config: DataConfig) -> PreparedCorpus:
     """Read, check, tokenise and cache a corpus; a second call finds it and verifies its files.
 
-    A folder in which a file is not as it was written is put aside and made again. Safe with
+    A folder in which a file has changed is put aside and rebuilt. Safe with
     several processes at once, and after a kill: the folder appears whole or not at all.
 
     Raises:
-        UserError: something is wrong with the files, the config, or the rights of the cache.
-        OSError: the disk is full.
+        UserError: for a mistake in the files or the config, or missing rights to the cache.
+        OSError: if the disk is full.
     """
     source = sources.locate(config)
 
@@ -206,10 +206,10 @@ def prepare(config: DataConfig) -> PreparedCorpus:
 
 
 def find(config: DataConfig) -> PreparedCorpus | None:
-    """Return a prepared corpus, None where it is not prepared yet. Fetches and writes nothing.
+    """Return a prepared corpus, None if it is not prepared yet. Fetches and writes nothing.
 
     Raises:
-        UserError: something is wrong with the files or the config.
+        UserError: for a mistake in the files or the config.
     """
     if known_digest(config, fetch=False) is None:
         return None
@@ -232,7 +232,7 @@ def _folder(config: DataConfig, source: Source) -> Path:
         "tokenizer": _given_tokenizer(config),
         "sentencepiece": importlib.metadata.version("sentencepiece"),
     }
-    # Not the file alone in which the reader is, and as it was when it was loaded.
+    # The whole source of the reader, not only its file, and as it was when it was loaded.
     own = owners(CORPORA.field, config.name) | owners(TASKS.field, config.task)
     made_of |= {KEY: digests_of(own)} if own else {}
     text = json.dumps(made_of, sort_keys=True)
@@ -241,7 +241,7 @@ def _folder(config: DataConfig, source: Source) -> Path:
 
 
 def _given_tokenizer(config: DataConfig) -> str | None:
-    """The digest of the tokenizer of another run, if it is used."""
+    """The digest of the tokenizer of another run, if one is used."""
     if config.init_from is None:
         return None
     return tokenizer.sha256(find_parent(config.init_from).tokenizer.read_bytes())
@@ -380,7 +380,7 @@ def _write_text(
 
 
 def _save(path: Path, array: np.ndarray) -> None:
-    # np.save loses the errno of a full disk, which tells it from other failures
+    # np.save loses the errno that distinguishes a full disk from other failures
     with path.open("wb") as file:
         np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(array))
         file.write(array.data)
@@ -403,7 +403,7 @@ def _label_counts(labels: np.ndarray) -> str:
 
 
 def corpus_summary(corpus: PreparedCorpus, tokens_per_batch: int) -> str:
-    """Return what `ablate prepare` prints: pairs, drops, tokens, unknown rate, padding, place."""
+    """Return the output of `ablate prepare`: pairs, drops, tokens, unknown rate, padding, path."""
     meta = corpus.meta
     kind = row_kind(meta["task"], next_sentence=meta["next_sentence"])
     rows = [

@@ -1,14 +1,14 @@
-"""Where text comes from: local files, a download from a public server or the hub, or a generator.
+"""The sources of text: local files, a download from a public server or the hub, or a generator.
 
 `locate` finds (and, for a corpus without a folder, downloads) the files and names them by digest;
 `read` returns them as `datasets.Dataset` with a sentence that describes the splits exactly. A
-folder appears complete or not at all, with any number of processes; one that is damaged is renamed
-and made again. Its list of digests is canonical: it can be rendered again from the files and
-compared byte for byte, so that one changed bit in any file is found, the list included. The hub
-needs a network; the tests use a replacement of it.
+folder appears complete or not at all, with any number of processes; a damaged one is renamed
+and rebuilt. Its list of digests is canonical: it can be regenerated from the files and
+compared byte for byte, so that a changed bit in any file, including the list, is detected. The hub
+needs a network; the tests replace it.
 
-Documents are split into sentences after each ``.``, ``!`` or ``?`` that white space and a capital
-letter follow. Closing quotes and brackets directly after the mark belong to the sentence, and
+Documents are split into sentences after each ``.``, ``!`` or ``?`` followed by white space and a
+capital letter. Closing quotes and brackets directly after the mark belong to the sentence, and
 opening ones may precede the capital. The end of a line always ends a sentence, so that a file with
 one sentence per line is read as it is written. An abbreviation before a name splits a sentence in
 two. Next sentence prediction does not mind: it needs contiguous pieces of text, not grammar.
@@ -62,7 +62,7 @@ def write_list(folder: Path) -> None:
 
 
 def find_damage(folder: Path) -> str | None:
-    """Return the damage: the first file of `folder` that differs from its list, else None."""
+    """Return the damage: the first file of `folder` that differs from its list; None if intact."""
     try:
         listed = (folder / LIST).read_bytes()
     except FileNotFoundError:
@@ -83,7 +83,7 @@ def digest_of(folder: Path, without: str) -> str:
 
 
 def _render(folder: Path) -> bytes:
-    """Return a line for each file: SHA-256, size and name, ordered by name."""
+    """Return one line per file: SHA-256, size and name, ordered by name."""
     lines = []
     # A file browser or NFS may add hidden files.
     for path in sorted(p for p in folder.iterdir() if p.name != LIST and p.name[0] != "."):
@@ -102,7 +102,7 @@ class Sentences(NamedTuple):
     Attributes:
         sentences: In the order of the text; none is empty.
         documents: The sentence at which each document begins, the first one at 0.
-        left_out: The number of lines with text that are no sentences, such as headings.
+        left_out: The number of text lines that are not sentences, such as headings.
     """
 
     sentences: list[str]
@@ -122,7 +122,7 @@ def sentences_of(
 ) -> Sentences:
     """Return the sentences of the documents that begin at the lines `begins`.
 
-    Lines for which `left_out` is true have none. A document without sentences is no document.
+    Lines for which `left_out` is true have none. Documents without sentences are dropped.
     """
     sentences: list[str] = []
     documents: list[int] = []
@@ -145,19 +145,19 @@ _NOT_OURS = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST
 def complete(
     folder: Path, make: Callable[[Path], None], find_damage: Callable[[Path], str | None]
 ) -> Path:
-    """Return `folder`, made by `make(partial folder)` if it is missing or damaged.
+    """Return `folder`, built by `make(partial folder)` if it is missing or damaged.
 
-    One process makes it under a lock, the others wait. The next process that holds the lock removes
-    the files that a killed process left.
+    One process builds it under a lock, the others wait. The next process that holds the lock
+    removes the files left by a killed process.
 
     Args:
         folder: The path of the folder.
         make: Fills an empty folder, which is then renamed to `folder`.
-        find_damage: Describes the damage of an existing folder, None if it is intact.
+        find_damage: Describes the damage of an existing folder, None if intact.
 
     Raises:
-        UserError: the folder above cannot be written.
-        OSError: the disk is full; nothing is left behind.
+        UserError: if the parent folder cannot be written.
+        OSError: if the disk is full; nothing is left behind.
     """
     damage = find_damage(folder) if folder.is_dir() else ""
     if damage is None:
@@ -168,7 +168,7 @@ def complete(
         # in a read-only folder the lock would wait forever
         probe = above / f".{folder.name}.{os.getpid()}"
         probe.touch()
-        probe.unlink(missing_ok=True)  # containers that share the folder number processes alike
+        probe.unlink(missing_ok=True)  # containers sharing the folder use the same process ids
     except OSError as error:
         if error.errno not in _NOT_OURS:
             raise
@@ -212,7 +212,7 @@ def place(config: DataConfig, downloads: Path) -> Path:
     """Return the folder below `downloads` that holds the corpus once it is downloaded.
 
     Raises:
-        UserError: the corpus has no public download.
+        UserError: if the corpus has no public download.
     """
     return downloads / CORPORA[config.name]().download_name(config)
 
@@ -225,7 +225,7 @@ def fetch(config: DataConfig, downloads: Path) -> Path:
     `data.root` hf://OWNER/NAME takes parquet files of that hub dataset.
 
     Raises:
-        UserError: no network, no such file, or not what was expected.
+        UserError: for no network, a missing file, or unexpected content.
     """
 
     def make(partial: Path) -> None:
@@ -236,7 +236,7 @@ def fetch(config: DataConfig, downloads: Path) -> Path:
 
 
 def is_there(config: DataConfig, downloads: Path) -> bool:
-    """Whether the corpus is downloaded and its files are unchanged since."""
+    """Whether the corpus is downloaded and its files have not changed since."""
     folder = place(config, downloads)
     return folder.is_dir() and _damage(folder) is None
 
@@ -247,10 +247,10 @@ def _damage(folder: Path) -> str | None:
 
 
 def get(config: DataConfig, url: str) -> bytes:
-    """Return what a public server has at `url`.
+    """Return the file that a public server has at `url`.
 
     Raises:
-        UserError: no answer, or none with a file.
+        UserError: for no answer, or an answer without a file.
     """
     try:
         with urllib.request.urlopen(url, timeout=TIMEOUT) as response:
@@ -264,7 +264,7 @@ def get(config: DataConfig, url: str) -> bytes:
 
 
 def hub_name(config: DataConfig, home: str) -> str:
-    """Return the folder of a download from the hub: of `data.root`, or of the public dataset."""
+    """Return the folder of a download from the hub: from `data.root` or the public dataset."""
     return f"{config.name}-{_repository(config, home).replace('/', '--')}"
 
 
@@ -275,7 +275,7 @@ def load_from_hub(
     revision: str | None,
     splits: Mapping[str, str] = HUB_SPLITS,
 ) -> dict[str, Any]:
-    """Return split -> rows of the hub's dataset: of `data.root`, or of the public dataset.
+    """Return split -> rows of the hub's dataset: from `data.root` or the public dataset.
 
     Args:
         config: The `data` section of a run.
@@ -285,7 +285,7 @@ def load_from_hub(
         splits: The name on the hub of each of our splits.
 
     Raises:
-        UserError: it cannot be loaded.
+        UserError: if it cannot be loaded.
     """
     # Not tested with the real hub, only with a replacement of `load_dataset`.
     import datasets
@@ -322,15 +322,15 @@ class GeneratedCorpus(CorpusReader):
         raise NotImplementedError
 
     def digest(self, config: DataConfig) -> str:
-        """Return a SHA-256 that changes with the text: it is part of an experiment's id."""
+        """Return a SHA-256 that changes with the text and is part of an experiment's id."""
         text = json.dumps(self.generate(config), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
 
 SUFFIXES = ("", ".gz", ".xz")
 RESERVED = "▁▅"
-"""Characters that no text of SentencePiece may have: it reads the first one as a space, and leaves
-lines with the second one out of its training."""
+"""Characters that text for SentencePiece must not contain: it reads the first as a space, and drops
+lines with the second from its training."""
 _NO_TEXT = re.compile("[\0\ud800-\udfff]")
 _NO_PIECES = re.compile(f"[\0\ud800-\udfff{RESERVED}]")
 _NOTED = {
@@ -357,7 +357,7 @@ def locate(config: DataConfig) -> Source:
     """Find the files of the corpus; download them if no folder is configured.
 
     Raises:
-        UserError: a folder or file is missing, or the download fails.
+        UserError: if a folder or file is missing, or the download fails.
     """
     reader = CORPORA[config.name]()
     if isinstance(reader, GeneratedCorpus):
@@ -400,7 +400,7 @@ def require_test(config: DataConfig) -> None:
 
 
 def corpus_digest(config: DataConfig, fetch: bool = True) -> str | None:
-    """Return the SHA-256 of the content of a corpus, independent of the place of its files.
+    """Return the SHA-256 of the content of a corpus, independent of the location of its files.
 
     It covers each file on disk, by role, but not the notes of a download.
 
@@ -410,7 +410,7 @@ def corpus_digest(config: DataConfig, fetch: bool = True) -> str | None:
             returned for it.
 
     Raises:
-        UserError: a folder or file is missing, or the download fails.
+        UserError: if a folder or file is missing, or the download fails.
     """
     reader = CORPORA[config.name]()
     if isinstance(reader, GeneratedCorpus):
@@ -423,7 +423,7 @@ def corpus_digest(config: DataConfig, fetch: bool = True) -> str | None:
 
 
 def corpus_stamp(config: DataConfig, fetch: bool = True) -> tuple[Any, ...] | None:
-    """Return path, size and time of each file of a corpus. If they changed, it is read again.
+    """Return path, size and time of each file of a corpus. If they change, it is read again.
 
     Empty for the built-in corpus, and None if the corpus must be downloaded and `fetch` is false.
     """
@@ -468,7 +468,7 @@ def _named_root(config: DataConfig) -> Path | None:
 
 
 def _has_test(root: Path, config: DataConfig) -> bool:
-    """Whether any file of the test split exists; without one, the split is left out."""
+    """Whether any file of the test split exists; if not, there is no such split."""
     names = CORPORA[config.name]().file_names(config, config.splits.test).values()
     return any(_exists(root, name) for of in names for name in of)
 
@@ -490,13 +490,13 @@ def _find(root: Path, *names: str, hint: str = "") -> Path:
 
 
 def read_lines(path: Path, *, strips: bool = True) -> list[str]:
-    """Return the lines of a text file, plain, .gz or .xz, without outer white space.
+    """Return the lines of a text file, plain, .gz or .xz, without surrounding white space.
 
-    Lines end only at "\\n": a line separator of Unicode is part of a line. Unless it `strips`, a
+    Lines end only at "\\n": Unicode line separators are part of a line. Unless it `strips`, a
     line loses only a carriage return at its end.
 
     Raises:
-        UserError: the file is damaged or not UTF-8; names the line.
+        UserError: if the file is damaged or not UTF-8, naming the line.
     """
     opener = {".gz": gzip.open, ".xz": lzma.open}.get(path.suffix, open)
     try:
@@ -524,7 +524,7 @@ def read(source: Source, config: DataConfig) -> Corpus:
     """Read the located files.
 
     Raises:
-        UserError: a file is empty, damaged or not UTF-8, or two sides differ in length.
+        UserError: if a file is empty, damaged or not UTF-8, or two sides differ in length.
     """
     reader = CORPORA[config.name]()
     if isinstance(reader, GeneratedCorpus):
@@ -579,10 +579,10 @@ def _read_split(
 
 
 def _check_text(lines: dict[str, dict[str, list[Any]]], source: Source, config: DataConfig) -> str:
-    """Return what the description of a corpus says of unusual characters inside its lines.
+    """Return the description's text about unusual characters inside the lines of a corpus.
 
     Raises:
-        UserError: for a character that no text or, with pieces, no tokenizer can have.
+        UserError: for a character that text, or a tokenizer with pieces, cannot contain.
     """
     pieces = config.tokenizer != "byte"
     refused = _NO_PIECES if pieces else _NO_TEXT
@@ -595,7 +595,7 @@ def _check_text(lines: dict[str, dict[str, list[Any]]], source: Source, config: 
                 continue
             for number, row in enumerate(rows, start=1):
                 if row.isascii() and row.isprintable() and "<" not in row:
-                    continue  # the most
+                    continue  # the largest
                 if match := refused.search(row):
                     where = files.get(column) or next(iter(files.values()), f"{split} split")
                     other = ", or data.tokenizer 'byte'" if match[0] in RESERVED else ""
@@ -617,7 +617,7 @@ def _sentences(
     """Return the sentences and the documents of each split, and a description.
 
     Raises:
-        UserError: a split has fewer than two documents.
+        UserError: if a split has fewer than two documents.
     """
     found = {}
     for split, of in lines.items():
@@ -666,7 +666,7 @@ def known_digest(config: DataConfig, fetch: bool = True) -> str | None:
         UserError: if a folder or file is missing.
     """
     stamp = corpus_stamp(config, fetch)
-    # One seed for all, so that the cells of a grid share the digest.
+    # The same seed for all, so that the cells of a grid share the digest.
     return None if stamp is None else _digest(replace(config, seed=1), stamp)
 
 

@@ -19,20 +19,20 @@ if TYPE_CHECKING:
 
 
 PAD, UNK, BOS, EOS, MASK = range(5)
-SPECIALS = 5  # ids below are no pieces of text
+SPECIALS = 5  # smaller ids are not pieces of text
 MASK_PIECE = "<mask>"
-_SPECIAL_PIECES = ("<pad>", "<unk>", "<s>", "</s>", MASK_PIECE)  # in a text they are UNK
+_SPECIAL_PIECES = ("<pad>", "<unk>", "<s>", "</s>", MASK_PIECE)  # in text they become UNK
 _SPACE = "▁"  # how SentencePiece writes a space
 _LONGEST = 1 << 24  # bytes of a line; SentencePiece leaves longer ones out of its training
-_PLACES, _PRIME = 1 << 22, 0x9E3779B97F4A7C15  # of `windows_in_train`
-_LONGEST_WORD = 65_535  # bytes; SentencePiece fails somewhat above it
+_PLACES, _PRIME = 1 << 22, 0x9E3779B97F4A7C15  # for `windows_in_train`
+_LONGEST_WORD = 65_535  # bytes; SentencePiece fails slightly above this
 THREADS = 1  # the model's bytes depend on it, so it is pinned
 _EVERY_SPACE: dict[str, Any] = {"add_dummy_prefix": False, "remove_extra_whitespaces": False}
 _BYTES = b"bytes of UTF-8\n"  # the file of a tokenizer that has no model
 
 
 class Tokenizer(ABC):
-    """Turns lines of text into ids and back. `load_tokenizer` reads one from its file."""
+    """Turns lines of text into ids and back. `load_tokenizer` reads one from a file."""
 
     @property
     @abstractmethod
@@ -57,13 +57,13 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def decode(self, ids: Iterable[int]) -> str:
-        """Return the text of `ids`; special ids other than UNK leave no trace."""
+        """Return the text of `ids`; special ids other than UNK are dropped."""
 
 
 class Pieces(Tokenizer):
     """A trained SentencePiece model, lossless up to unknown pieces; `char` keeps every space.
 
-    Unknown words or characters side by side are one UNK. Pieces and words lose runs of spaces and
+    Adjacent unknown words or characters are one UNK. Pieces and words lose repeated spaces and
     those at the ends of a line.
 
     Args:
@@ -85,25 +85,25 @@ class Pieces(Tokenizer):
         return self._model.encode(text)
 
     def encode_lines(self, lines: list[str]) -> list[list[int]]:
-        """Return the ids of each line, each ended by EOS; long lines need memory only by part."""
+        """Return the ids of each line, each ended by EOS; long lines are encoded in parts."""
         if not any(map(_is_long, lines)):
             return self._model.encode(lines, add_eos=True, num_threads=THREADS)
         return [[*self._encode_long(line), EOS] for line in lines]
 
     def _encode_long(self, line: str) -> list[int]:
         ids: list[int] = []
-        keeps_spaces = bool(self._model.encode(" "))  # only then a part has no mark at its begin
+        keeps_spaces = bool(self._model.encode(" "))  # only then parts start without a mark
         for part in _parts(line, inside_words=keeps_spaces) if _is_long(line) else [line]:
             found = self._model.encode(part)
             if ids and found and ids[-1] == found[0] == UNK:
-                del found[0]  # unknown ones side by side are one UNK
+                del found[0]  # adjacent unknown pieces are one UNK
             ids += found
         return ids
 
     def word_starts(self) -> list[bool]:
-        """Return for each id whether it begins a word: a piece does with the mark of a space.
+        """Return for each id whether it begins a word: pieces with a space mark do.
 
-        UNK is a part of the word around it, unless every piece is a whole word.
+        UNK is part of the word around it, unless every piece is a whole word.
         """
         pieces = [self._model.id_to_piece(id_) for id_ in range(SPECIALS, self.vocab_size)]
         begin = [piece.startswith(_SPACE) for piece in pieces]
@@ -118,12 +118,12 @@ class Pieces(Tokenizer):
         return piece_offsets(self._model, text)
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Return the text of `ids`; special ids other than UNK leave no trace."""
+        """Return the text of `ids`; special ids other than UNK are dropped."""
         return self._model.decode([int(i) for i in ids if i == UNK or i >= SPECIALS])
 
 
 class Bytes(Tokenizer):
-    """The bytes of the text in UTF-8, each an id of its own: nothing is trained or unknown."""
+    """The bytes of the text in UTF-8, each with its own id: nothing is trained or unknown."""
 
     @property
     def vocab_size(self) -> int:
@@ -139,11 +139,11 @@ class Bytes(Tokenizer):
         return [[*self.encode(line), EOS] for line in lines]
 
     def word_starts(self) -> list[bool]:
-        """Return true for each id: a byte is no piece of a word that could be found."""
+        """Return true for each id: bytes are never grouped into words."""
         return [True] * self.vocab_size
 
     def offsets(self, text: str) -> "PieceOffsets":
-        """Return the ids of `encode`; each byte covers the character that it is a part of."""
+        """Return the ids of `encode`; each byte covers the character it belongs to."""
         from lightning_app.scores.offsets import PieceOffsets
 
         begins = np.array(
@@ -153,12 +153,12 @@ class Bytes(Tokenizer):
         return PieceOffsets(text, np.array(self.encode(text), dtype=np.int64), begins, begins + 1)
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Return the text of `ids`, with U+FFFD where bytes are no UTF-8."""
+        """Return the text of `ids`, with U+FFFD where bytes are not UTF-8."""
         return bytes(int(i) - SPECIALS for i in ids if i >= SPECIALS).decode(errors="replace")
 
 
 def load_tokenizer(path: Path) -> Tokenizer:
-    """Return the tokenizer of a file that `train` has made."""
+    """Return the tokenizer in a file written by `train`."""
     return Bytes() if path.read_bytes() == _BYTES else Pieces(path)
 
 
@@ -166,12 +166,13 @@ def train(lines: Callable[[], Iterator[str]], kind: TokenizerKind, vocab_size: i
     """Train a tokenizer and return its model file; the same lines give the same bytes.
 
     Args:
-        lines: gives the training lines, afresh at each call.
+        lines: returns the training lines, from the start at each call.
         kind: `bpe` (byte-pair encoding), `word` (the text between two spaces), `char` or `byte`.
         vocab_size: number of ids with the five special ones; None for every word or character.
 
     Raises:
-        UserError: the corpus allows no such vocabulary; names the nearest size that works.
+        UserError: if the corpus does not allow such a vocabulary; names the nearest size that
+            works.
     """
     if kind == "byte":
         return _BYTES
@@ -210,13 +211,13 @@ def train(lines: Callable[[], Iterator[str]], kind: TokenizerKind, vocab_size: i
 def _train_on_all(
     lines: Callable[[], Iterator[str]], model_type: str, vocab_size: int, **more: Any
 ) -> bytes:
-    """Train on every character, the rarest ones of a large text too.
+    """Train on every character, even the rarest ones of a large text.
 
-    SentencePiece adds up their shares in 32 bits, and stops at 1.0: of a text of more than some
-    million characters it leaves the last ones out, and then fails for words, but not for `char`.
+    SentencePiece adds up their shares in 32 bits and stops at 1.0: in texts of more than a few
+    million characters it drops the last ones, and then fails for words but not for `char`.
 
     Raises:
-        UserError: SentencePiece cannot be trained on this text.
+        UserError: if SentencePiece cannot be trained on this text.
     """
     try:
         model = _train(lines(), model_type, vocab_size, **more)
@@ -235,7 +236,7 @@ def _train_on_all(
 
 
 def _characters(lines: Iterator[str]) -> set[str]:
-    """Return all characters, a space among them: SentencePiece writes it as "▁"."""
+    """Return all characters, including a space, which SentencePiece writes as "▁"."""
     return set().union(*lines) - {" "} | {_SPACE}
 
 
@@ -314,7 +315,7 @@ def sha256(data: bytes) -> str:
 def unigram_entropy(ids: np.ndarray) -> float:
     """H = -sum_v p(v) ln p(v), in nats, with p the relative frequency of each id in `ids`.
 
-    It is the loss of the best model that knows no context, so a run that ends near it has stalled.
+    It is the loss of the best model without context, so a run that ends near it has stalled.
     """
     counts = np.unique(ids, return_counts=True)[1]
     p = counts / counts.sum()
@@ -330,10 +331,10 @@ def flatten(rows: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def windows_in_train(other: np.ndarray, train: np.ndarray, window: int) -> tuple[int, int]:
-    """Return how many windows of `other`, one after the other, are in train anywhere; of how many.
+    """Return how many consecutive windows of `other` occur anywhere in train, and their total.
 
-    They are compared by a hash of 64 bits, sum over j of (ids[j] + 1) p^(window - 1 - j). That of
-    2 w tokens is made of two of w tokens, so that `window` is a power of 2.
+    They are compared by a 64-bit hash, sum over j of (ids[j] + 1) p^(window - 1 - j). That of
+    2 w tokens is computed from two of w tokens, so `window` must be a power of 2.
     """
 
     def hashes(ids: np.ndarray) -> np.ndarray:
@@ -348,7 +349,7 @@ def windows_in_train(other: np.ndarray, train: np.ndarray, window: int) -> tuple
     wanted = hashes(other)[::window]
     order = np.unique(wanted)
     there = np.zeros(len(order), dtype=bool)
-    for begin in range(0, len(train), _PLACES):  # in parts, since hashes have twice the size of ids
+    for begin in range(0, len(train), _PLACES):  # in parts, since hashes are twice the size of ids
         part = train[begin : begin + _PLACES + window - 1]
         if len(part) >= window:
             of_train = hashes(part)

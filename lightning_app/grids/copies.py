@@ -1,7 +1,8 @@
-"""Finished runs of planned cells in further stores, which `results:` of ablate.yaml lists: they are
-checked and copied once into the store of this folder of experiments.
+"""Finished runs of planned cells in further stores, listed under `results:` of ablate.yaml.
 
-Nothing is taken from a folder's name: the id is computed again from what the run has recorded."""
+They are checked and copied once into the store of this folder of experiments.
+
+A folder's name is never trusted: the id is recomputed from the run's own records."""
 
 import json
 import os
@@ -38,9 +39,15 @@ from lightning_app.runs.store import outside_store
 from lightning_app.scores.task_facts import LOSS
 
 _BY_CONTENT = (FIELD, "data.init_from", KEY, CONTINUED)
-"""The fields that `config.yaml` names by their place, or not at all, and an id by their content."""
+"""The fields that `config.yaml` stores as paths, or not at all, but that an id covers by
+content."""
 
-_DAMAGED = (LookupError, TypeError, AttributeError, ValueError)  # of a tree of another form
+_DAMAGED = (
+    LookupError,
+    TypeError,
+    AttributeError,
+    ValueError,
+)  # from trees of another layout
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +58,7 @@ class Elsewhere:
         found: The states of the runs that can be copied, by the ids of their cells.
         places: The folders of these runs, by the ids of their cells.
         refused: The cells and folders of the other runs, with the reasons.
-        unmoved: How many of the other cells have a run in the folder of a grid, by grid.
+        unmoved: The number of other cells whose run is in the folder of a grid, by grid.
     """
 
     found: Mapping[str, RunState]
@@ -60,7 +67,7 @@ class Elsewhere:
     unmoved: Mapping[str, int]
 
     def lines(self) -> list[str]:
-        """A line for each store, for each run that is not copied, and for each former grid."""
+        """One line per store, per run that is not copied, and per former grid."""
         stores = list(dict.fromkeys(path.parent for path in self.places.values()))
         counts = [sum(path.parent == store for path in self.places.values()) for store in stores]
         found = [
@@ -76,7 +83,7 @@ class Elsewhere:
 
 
 def find_elsewhere(grid: Grid, stores: Iterable[Path]) -> Elsewhere:
-    """Look for the cells of a grid that have no run here, by their ids, in further stores.
+    """Look up the cells of a grid that have no run here in further stores, by id.
 
     Raises:
         UserError: if a store cannot be read.
@@ -102,7 +109,7 @@ def find_elsewhere(grid: Grid, stores: Iterable[Path]) -> Elsewhere:
 
 
 def copy_found(grid: Grid, elsewhere: Elsewhere) -> list[str]:
-    """Copy the runs that were found into the store; return a line for each that could not be.
+    """Copy these runs into the store; return one line per run that could not be copied.
 
     Raises:
         OSError: ENOSPC, if the disk is full. No part of a run remains.
@@ -119,7 +126,7 @@ def copy_found(grid: Grid, elsewhere: Elsewhere) -> list[str]:
         copy = RunFolder(part)
         try:
             _copy(RunFolder(place), copy, grid.spec.checkpoints)
-            result = _check(copy, cell)  # the run may have changed since it was found
+            result = _check(copy, cell)  # the run may have changed since the look-up
             _set_places(copy, cell, grid)
             taken = {**result, "taken_from": str(place.absolute())}
             write_whole(
@@ -127,7 +134,7 @@ def copy_found(grid: Grid, elsewhere: Elsewhere) -> list[str]:
                 json.dumps(sealed(taken, part) if is_sealed(result) else taken, indent=1),
             )
             part.chmod(0o755)
-            part.rename(store / cell.id)  # fails if another process has just made this run
+            part.rename(store / cell.id)  # fails if another process has just created this run
         except Unsound as why:
             lines.append(f"{place}: not copied: {why}; the cell {cell.name} runs")
         except OSError as error:
@@ -141,7 +148,7 @@ def copy_found(grid: Grid, elsewhere: Elsewhere) -> list[str]:
 
 
 def _check(folder: RunFolder, cell: Cell) -> dict[str, Any]:
-    """The sound result of a run, which has ended with one. Raises `Unsound`."""
+    """The sound result of a finished run. Raises `Unsound`."""
     _check_links(folder)
     if not folder.result.is_file():
         ended = "was ended by the pruner of its grid" if folder.pruned.is_file() else "not finished"
@@ -157,10 +164,10 @@ def _check(folder: RunFolder, cell: Cell) -> dict[str, Any]:
 
 
 def check_files(folder: RunFolder, result: Mapping[str, Any], cell: Cell) -> None:
-    """Check that the files of a run agree with each other, and with its result and the cell.
+    """Check that the files of a run agree with each other, with its result and with the cell.
 
     Raises:
-        Unsound: naming what does not.
+        Unsound: naming what does not agree.
     """
     for name, check in CHECKS.items():
         path = folder.path / name
@@ -177,7 +184,7 @@ def check_files(folder: RunFolder, result: Mapping[str, Any], cell: Cell) -> Non
 
 
 def _check_links(folder: RunFolder) -> None:
-    """Refuse links and pipes: what they lead to may be another's, and private."""
+    """Refuse links and pipes: their target may be private to someone else."""
     try:
         links = [folder.path] if folder.path.is_symlink() else folder.own_files()[1]
     except OSError as error:
@@ -187,7 +194,7 @@ def _check_links(folder: RunFolder) -> None:
 
 
 def _about(path: Path, read: Callable[[Path], Any]) -> Any:
-    """What `read` returns of a file. Raises `Unsound` that names the file."""
+    """Read a file with `read`. Raises `Unsound` naming the file."""
     try:
         return read(path)
     except FileNotFoundError as error:
@@ -225,7 +232,7 @@ def _check_record(
 
 
 def _plain(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields that `config.yaml` and `identity.json` write alike."""
+    """The fields that `config.yaml` and `identity.json` store in the same form."""
     return {
         key: value
         for key, value in fields.items()
@@ -252,21 +259,21 @@ def _check_last_loss(
         return  # without loggers a run leaves no curves
     curves = read_curves(folder.metrics, lambda name: name == LOSS)
     last = curves.get(LOSS, {}).get(result["steps"])
-    if last is None or not abs(last - loss) <= 1e-6 * abs(loss):  # also where it is not finite
+    if last is None or not abs(last - loss) <= 1e-6 * abs(loss):  # also if it is not finite
         found = "no" if last is None else "another"
         raise Unsound(f"{METRICS} has {found} {LOSS} at the last step of {RESULT}")
 
 
 def _copy(source: RunFolder, copy: RunFolder, keep: str) -> None:
-    """Copy the files of a run, all written to the disk, without those that a cell does not keep.
+    """Copy the files of a run and sync them to disk, without those that a cell does not keep.
 
-    Only what a run writes is copied, and nothing that is behind a link. Neither modes nor owners
+    Only files that a run writes are copied, and nothing behind a link. Neither modes nor owners
     are copied: the folder of another user may be read-only.
 
     Raises:
-        Unsound: if the run has changed meanwhile.
+        Unsound: if the run changes meanwhile.
     """
-    without = {source.lock, source.pruned}  # a result counts, and `pruned.json` beside it does not
+    without = {source.lock, source.pruned}  # a result takes precedence over `pruned.json`
     without |= {source.checkpoint(name) for name in NAMED if keep not in ("all", name)}
     before = _files(source)
     for path in before:
@@ -274,7 +281,7 @@ def _copy(source: RunFolder, copy: RunFolder, keep: str) -> None:
             target = copy.path / path.relative_to(source.path)
             with writing_in(copy.path):
                 target.parent.mkdir(parents=True, exist_ok=True)
-            # A link, or a pipe, may have taken the place of the file meanwhile.
+            # A link, or a pipe, may have replaced the file meanwhile.
             opened = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
             with open(opened, "rb") as original, target.open("wb") as file:
                 shutil.copyfileobj(original, file)
@@ -291,9 +298,9 @@ def _files(source: RunFolder) -> dict[Path, tuple[int, int]]:
 
 
 def _set_places(copy: RunFolder, cell: Cell, grid: Grid) -> None:
-    """Name corpus and parent in a copy's config by their places here.
+    """Set the paths of corpus and parent in a copy's config to those on this machine.
 
-    An id covers what they hold, and not where they are, which may be on another machine.
+    An id covers their content, not their paths, which may be on another machine.
     """
     tree = grid.tree(cell)
     here = {key: lookup(tree, key) for key in ("data.root", "data.cache", FIELD)}

@@ -1,4 +1,4 @@
-"""Measure the seconds of a cell's training step. This module is slow to import: it trains."""
+"""Measure the seconds of a cell's training step. Slow to import, since it trains."""
 
 import tempfile
 import time
@@ -32,9 +32,9 @@ class _StepTimer(pl.Callback):
 
 
 def seconds_per_step(config: dict[str, Any], steps: int = 20) -> float:
-    """Train `steps` steps and return the median seconds of a step, without the first.
+    """Train `steps` steps and return the median seconds per step, without the first.
 
-    It uses one thread, like a cell on a host with one worker for each core.
+    It uses one thread, like a cell on a host with one worker per core.
     """
     torch.set_num_threads(1)
     quiet()

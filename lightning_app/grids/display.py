@@ -1,4 +1,4 @@
-"""What a grid shows while it runs: counts of cells, a live table or lines, or one JSON document."""
+"""The display of a running grid: counts of cells, a live table or lines, or one JSON document."""
 
 import json
 import math
@@ -58,7 +58,7 @@ def document(command: str, as_json: bool) -> Iterator[dict[str, Any]]:
 
 
 def _plain(value: Any) -> Any:
-    """The value as JSON has it: numbers that are not finite are null, paths are strings."""
+    """The value in JSON: numbers that are not finite become null, paths become strings."""
     if isinstance(value, Mapping):
         return {str(key): _plain(each) for key, each in value.items()}
     if isinstance(value, (list, tuple)):
@@ -88,10 +88,10 @@ def clock(seconds: float) -> str:
 
 
 class PlainConsole(Console):
-    """A console to which text is text: without markup, emoji, and control characters in it."""
+    """A console that prints text literally: no markup, emoji or control characters."""
 
     def __init__(self, **options: Any) -> None:
-        # Its own escape sequences, those of colours, are not for the filter of the stream.
+        # Its own escape sequences, for colours, must bypass the filter of the stream.
         stream = getattr(sys.stdout, "stream", None)
         super().__init__(file=stream, highlight=False, markup=False, emoji=False, **options)
 
@@ -159,7 +159,7 @@ class Display:
 
 
 def running_table(running: Sequence[tuple[str, Mapping[str, Any] | None]]) -> Table:
-    """One row for each running cell: name, step, steps per second, loss."""
+    """One row per running cell: name, step, steps per second, loss."""
     table = Table("running", "step", "steps/s", "loss", box=None, pad_edge=False)
     for name, progress in running:
         if progress is None:
@@ -200,7 +200,7 @@ def counts_table(name: str, *columns: str) -> Table:
 
 
 def states_table(variants: Mapping[str, Mapping[str, int]], states: Mapping[str, int]) -> Table:
-    """One row for each variant: the number of its cells in each state."""
+    """One row per variant: the number of its cells in each state."""
     there = [state for state, count in states.items() if count]
     table = counts_table("variant", *there)
     for name, counts in variants.items():

@@ -1,9 +1,9 @@
 """`ablate doctor`: find and repair damage in the runs of a grid that `ablate run` refuses.
 
-`--fix` never deletes a result: it renames or moves files and folders. It also moves runs that lie
+`--fix` never deletes a result: it renames or moves files and folders. It also moves runs that are
 in the grid's folder, as in earlier versions, into the store. The plan and the queue are not
-examined, since `ablate run` makes both again when they are damaged; `--fix` also makes a damaged
-queue again.
+examined, since `ablate run` rebuilds both when they are damaged; `--fix` also rebuilds a damaged
+queue.
 """
 
 import errno
@@ -47,7 +47,7 @@ from lightning_app.runs.records import (
 from lightning_app.runs.run import DamagedRun, Run
 from lightning_app.runs.store import link_run, put_aside, stored
 
-_PASSES = 4  # a repair can reveal further damage, so the runs are examined this often
+_PASSES = 4  # a repair can reveal further damage, so the runs are examined up to this often
 _RUNS_AGAIN = "so that the cell runs again"
 
 
@@ -58,7 +58,7 @@ class Finding:
     Attributes:
         path: The damaged file or folder.
         what: The damage.
-        remedy: What `fix` does or, if it is None, what the user can do.
+        remedy: The effect of `fix` or, if that is None, what the user can do.
         fix: Repairs the damage.
     """
 
@@ -81,11 +81,11 @@ def doctor_command(
     seal: bool = False,
     program: str = PROGRAM,
 ) -> int:
-    """`ablate doctor`: examine the runs of a grid, and print a line for each damage.
+    """`ablate doctor`: examine the runs of a grid and print one line per damage.
 
-    With `fix` the damage is repaired where that is safe. With `seal` the results of an earlier
-    version, which have no seal, get one if nothing is wrong with their runs. Without both nothing
-    is changed, and cells may run meanwhile. Returns 0 if no damage remains, else 1.
+    With `fix` damage is repaired where that is safe. With `seal` the results of an earlier
+    version, which have no seal, get one if their runs are intact. Without either, nothing
+    is changed, and cells may run meanwhile. Returns 0 if no damage remains, otherwise 1.
 
     Raises:
         UserError: if there is no such folder, if a newer version of the program made it or, with
@@ -95,7 +95,7 @@ def doctor_command(
     folder = GridFolder(experiments / spec.name)
     if not folder.path.is_dir():
         raise UserError(f"{folder}: no such folder; `ablate run` makes it")
-    for run in runs_with_plugins(folder):  # refuses a plan of a newer version
+    for run in runs_with_plugins(folder):  # refuses a newer version's plan
         require(run)
     queue = storage_spec(storage, folder.journal)
     with supervisor_lock(folder, queue.shown) if fix or seal else nullcontext():
@@ -107,7 +107,7 @@ def doctor_command(
             link_run(folder, cell.name, cell.id)
         findings = doctor.examine()
         if seal:
-            if (held := load_plan(folder.plan)) is not None:  # first: sealed results need one
+            if (held := load_plan(folder.plan)) is not None:  # first, since sealed results need one
                 save_plan(folder.plan, held)
             findings += doctor.seal({each.path for each in findings})
         if fix and not findings and (queue.journal is None or queue.journal.exists()):
@@ -135,7 +135,7 @@ class _Doctor:
     def __init__(self, grid: Grid, program: Any) -> None:
         self._grid = grid
         self._program = program
-        self._refused: dict[Path, str] = {}  # why a fix failed
+        self._refused: dict[Path, str] = {}  # reasons for failed fixes
         self.notes: list[str] = []
         self.running = 0
         self.sealed = 0
@@ -143,7 +143,7 @@ class _Doctor:
     def repair(self) -> int:
         """Repair what can be repaired; return the number of repairs."""
         fixed = 0
-        for link in self._grid.folder.runs.glob(".*.link"):  # of a move that was killed
+        for link in self._grid.folder.runs.glob(".*.link"):  # left by a killed move
             link.unlink()
         for _ in range(_PASSES):
             for each in [each for each in self.examine() if each.fix is not None]:
@@ -157,7 +157,7 @@ class _Doctor:
         return fixed
 
     def seal(self, damaged: Collection[Path]) -> list[Finding]:
-        """Seal what has no seal and is sound; return what disagrees with the files beside it."""
+        """Seal sound results without a seal; return those that contradict files next to them."""
         found = []
         for cell, path, tree in self._ended():
             run = RunFolder(path.parent)
@@ -178,7 +178,7 @@ class _Doctor:
             readers = {run.result: read_result}
             readers |= {run.pruned: read_pruned} if self._grid.prunes else {}
             for path, read in readers.items():
-                with suppress(Unsound):  # a finding
+                with suppress(Unsound):  # reported as a finding
                     if (tree := read(path, cell.id)) is not None:
                         yield cell, path, tree
 
@@ -187,7 +187,7 @@ class _Doctor:
         return unsealed({cell.name: tree for cell, _, tree in self._ended()})
 
     def examine(self) -> list[Finding]:
-        """All findings: first what lies in a wrong place, then damage in the folders of runs."""
+        """All findings: first misplaced runs, then damage in the folders of runs."""
         self.notes, self.running = [], 0
         found = [*self._places(), *self._runs(), *self._metrics()]
         return [
@@ -204,11 +204,11 @@ class _Doctor:
                 yield cell, self._grid.run(cell)
 
     def _places(self) -> Iterator[Finding]:
-        """Wrong links, and runs that lie in the grid's folder and not in the store."""
+        """Wrong links, and runs in the grid's folder instead of the store."""
         folder, planned = self._grid.folder, {cell.name: cell for cell in self._grid.cells}
         unknown: list[str] = []
         paths = sorted(folder.runs.iterdir()) if folder.runs.is_dir() else []
-        # Of several folders of one run, one with a result goes into the store.
+        # If a run has several folders, one with a result goes into the store.
         paths.sort(key=lambda path: not RunFolder(path).result.exists())
         for path in paths:
             cell = planned.get(path.name)
@@ -222,7 +222,7 @@ class _Doctor:
             elif is_held(RunFolder(path).lock):
                 self.running += cell is None
             elif other := _of_other_version(RunFolder(path)):
-                if cell is None:  # else it is found among the runs
+                if cell is None:  # otherwise it is found among the runs
                     yield other
             else:
                 yield from self._own_folder(path, cell, unknown)
@@ -251,7 +251,7 @@ class _Doctor:
             yield Finding(path=path, what=what, remedy="replace the link", fix=replace)
 
     def _own_folder(self, path: Path, cell: Cell | None, unknown: list[str]) -> Iterator[Finding]:
-        """A run in the grid's folder, where other grids do not have it."""
+        """A run in the grid's folder, which other grids cannot use."""
         run = RunFolder(path)
         identity = _identity(run) or (cell.id if cell is not None else "")
         if not identity:
@@ -282,18 +282,18 @@ class _Doctor:
             )
 
     def _move(self, run: RunFolder, place: Path) -> None:
-        """Move a run into the store and leave a link: first all that can fail, then two renames."""
+        """Move a run into the store and leave a link: first what can fail, then two renames."""
         grid, path = self._grid.folder, run.path
         with writing_in(grid.runs):
             write_whole(run.listed / grid.path.resolve().name, f"{path.name}\n")
-        with suppress(Unsound):  # a finding
+        with suppress(Unsound):  # reported as a finding
             pruned = read_pruned(run.pruned, None)
             if pruned is not None and "grid" not in pruned:
                 pruned["grid"] = self._grid.name
                 pruned = sealed(pruned, path) if is_sealed(pruned) else pruned
                 write_whole(run.pruned, json.dumps(pruned, indent=1))
         link = path.with_name(f".{path.name}.link")
-        link.unlink(missing_ok=True)  # of a process that was killed
+        link.unlink(missing_ok=True)  # left by a killed process
         try:
             os.symlink(f"../../{STORE}/{place.name}", link, target_is_directory=True)
             place.parent.mkdir(parents=True, exist_ok=True)
@@ -359,7 +359,7 @@ class _Doctor:
                 fix=lambda: put_aside(store, cell.id, own, "damaged"),
             )
             return
-        if damage:  # the seal of the result can be judged when the config is there again
+        if damage:  # the result's seal can be judged once the config is back
             yield Finding(
                 path=run.config,
                 what=damage,
@@ -377,7 +377,7 @@ class _Doctor:
             yield _damaged(run.pruned, f"a pruned run has no {run.result.name}")
 
     def _other_id(self, run: RunFolder, cell: Cell) -> str | None:
-        """The id of a config of another experiment, None if it is the cell's. Raises `Unsound`."""
+        """The id of the config if it differs from the cell's, otherwise None. Raises `Unsound`."""
         tree = read_yaml(run.config)
         try:
             with named(run.config):
@@ -400,11 +400,11 @@ class _Doctor:
             _put_aside(run.config)
         write_whole(run.config, text)
         for path in filter(Path.exists, (run.result, run.pruned)):
-            with suppress(Unsound):  # the next examination finds it
+            with suppress(Unsound):  # the next pass reports it
                 write_whole(path, json.dumps(with_file(read_json(path), run.config), indent=1))
 
     def _metrics(self) -> Iterator[Finding]:
-        """Results without the grid's metric: damaged if most have it, else the grid is wrong."""
+        """Results without the grid's metric: damaged if most have it, or else a wrong grid."""
         metric, having, lacking = self._grid.plan.metric, 0, []
         for cell, run in self._folders():
             path = run.result
@@ -431,7 +431,7 @@ def _damaged(path: Path, what: str, then: str = "") -> Finding:
 
 
 def _ending(run: RunFolder) -> Any:
-    """The outcome and the metrics of a finished run, None for one that is not."""
+    """The outcome and the metrics of a finished run; None for others."""
     try:
         result = Run(run).state.result
     except DamagedRun:
@@ -440,7 +440,7 @@ def _ending(run: RunFolder) -> Any:
 
 
 def _of_other_version(run: RunFolder) -> Finding | None:
-    """A run of a version of this program that this one cannot read, and must not judge or move."""
+    """A run from another version of this program, which this one must not judge or move."""
     for path in (run.result, run.pruned):
         try:
             check_schema(read_json(path))
@@ -452,7 +452,7 @@ def _of_other_version(run: RunFolder) -> Finding | None:
 
 
 def _identity(run: RunFolder) -> str | None:
-    """The id of a run by its `identity.json`, else by its result."""
+    """The id of a run from its `identity.json`, otherwise from its result."""
     with suppress(UserError):
         if identity := Run(run).id:
             return identity

@@ -17,11 +17,11 @@ from lightning_app.runs.records import read_plan
 from lightning_app.runs.store import locate_run, stored
 
 _CELLS = {"axes": "axes", "base_config": "base configs", "exclude": "exclusions"}
-"""The keys of a grid file that decide its cells, beside the grid that it continues."""
+"""The keys of a grid file that determine its cells, besides the grid that it continues."""
 
 
 class Found(NamedTuple):
-    """The results of a grid, and whether its folder is a temporary one, of a published study."""
+    """The results of a grid, and whether its folder is temporary, as for a published study."""
 
     grid: GridResults
     restored: bool = False
@@ -35,7 +35,7 @@ def found_results(grid: str | Path, experiments: Path) -> Iterator[Found]:
         grid: The name of a grid whose folder is in `experiments`, a grid file, the folder of a
             grid, `fit` for the runs of `ablate fit`, a folder of experiments for all runs in its
             store, or the folder of a published study. Its runs are restored in a temporary folder,
-            which is there until the end of the context.
+            which exists until the end of the context.
         experiments: The folder that holds the folders of grids.
 
     Raises:
@@ -51,7 +51,7 @@ def found_results(grid: str | Path, experiments: Path) -> Iterator[Found]:
 
 
 def unplanned_runs(grid: str | Path, experiments: Path) -> tuple[Path, list[RunFolder]] | None:
-    """The folder and the runs of what is no grid: of `ablate fit`, or of a whole store."""
+    """The folder and the runs of `ablate fit` or of a whole store, which are not grids."""
     for folder in (Path(grid), experiments / grid):
         here = GridFolder(folder)
         if here.plan.is_file() or (folder / PACKED).is_file():
@@ -76,7 +76,7 @@ def published(grid: str | Path, experiments: Path) -> Path | None:
     """The packed grid if `grid` is the folder of a published study, else None.
 
     Raises:
-        UserError: if it is also the name of a grid in `experiments`, so that either may be meant.
+        UserError: if it is also the name of a grid in `experiments`, which makes it ambiguous.
     """
     path, named = Path(grid), GridFolder(experiments / grid)
     if GridFolder(path).plan.is_file() or not (path / PACKED).is_file():
@@ -90,10 +90,10 @@ def published(grid: str | Path, experiments: Path) -> Path | None:
 
 
 def find_planned(grid: str | Path, experiments: Path) -> tuple[Path, Mapping[str, Any] | None]:
-    """The folder of a grid by its name, its file or its folder; and the content of a file.
+    """The folder of a grid from its name, its file or its folder, and the content of the file.
 
     Raises:
-        UserError: if it does not exist, or holds other cells than those of the file.
+        UserError: if it does not exist, or holds cells other than those of the file.
     """
     path = Path(grid)
     named = GridFolder(experiments / path)
@@ -103,7 +103,7 @@ def find_planned(grid: str | Path, experiments: Path) -> tuple[Path, Mapping[str
         spec = read_spec(grid)
     except UserError:
         if len(path.parts) == 1 and named.plan.is_file():
-            return named.path, None  # of a file that has gone, or lies elsewhere
+            return named.path, None  # its file is gone or elsewhere
         raise
     folder = GridFolder(experiments / spec.name)
     if not folder.plan.is_file():
@@ -132,7 +132,7 @@ def check_same_cells(folder: GridFolder, spec: GridSpec) -> None:
 
 
 def _difference_of_files(held: Mapping[str, Any], wanted: Mapping[str, Any]) -> str | None:
-    """What decides cells and differs in two grid files, or in those that they continue."""
+    """The keys that determine cells and differ in two grid files or the grids they continue."""
     for key, what in _CELLS.items():
         if canonical(held.get(key) or []) != canonical(wanted.get(key) or []):
             return what

@@ -1,8 +1,8 @@
-"""The first module that the fork server imports: it makes it end exactly when the supervisor ends.
+"""The first module that the fork server imports: it ties its life to the supervisor's.
 
 It ignores signals to the whole process group, which a terminal or a scheduler sends to the
-supervisor. It collects no garbage: its imports leave hardly any, and looking for it takes a
-sixth of their time. Its children collect again.
+supervisor. It does not collect garbage: its imports leave hardly any, and the search would take a
+sixth of their time. Its children collect garbage again.
 """
 
 import gc

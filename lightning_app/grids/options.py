@@ -14,12 +14,12 @@ from lightning_app.core.errors import UserError
 class Options:
     """How a supervisor works. None selects a value that fits the host and the grid.
 
-    `workers` cells run at once, each on `devices_per_cell` devices; `slots_per_device` cells share
-    a device. After `seconds` the running cells are stopped and queued again. `lost_after`: seconds
-    without a heartbeat after which a supervisor counts as lost; `hang_limit`: seconds without
-    progress after which a cell is killed. `rerun_stale`: whether cells of another code, data or
-    libraries run again. `wait`: whether to wait while other supervisors run cells. `results`:
-    folders in which cells may be finished already.
+    `workers` cells run at the same time, each on `devices_per_cell` devices; `slots_per_device`
+    cells share a device. After `seconds` the running cells are stopped and queued again.
+    `lost_after`: seconds without a heartbeat after which a supervisor counts as lost; `hang_limit`:
+    seconds without progress after which a cell is killed. `rerun_stale`: whether cells from other
+    code, data or libraries are rerun. `wait`: whether to wait while other supervisors run cells.
+    `results`: folders that may contain finished cells.
     """
 
     workers: int | None = None

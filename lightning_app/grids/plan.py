@@ -59,7 +59,7 @@ _LONGEST = 120  # characters of a run's name before its id; file systems allow 2
 
 
 def combinations(spec: GridSpec) -> Iterator[dict[str, Any]]:
-    """Yield the axes' values of every cell that is not excluded: seeds slowest, then file order."""
+    """Yield the axis values of every cell not excluded: seeds vary slowest, then file order."""
     excluded: dict[tuple[str, ...], set[tuple[Hashable, ...]]] = {}
     for entry in spec.exclude:
         excluded.setdefault(tuple(entry), set()).add(tuple(map(key_of, entry.values())))
@@ -81,12 +81,12 @@ def combinations(spec: GridSpec) -> Iterator[dict[str, Any]]:
 
 
 def cell_tree(base_config: Tree, axes: Mapping[str, Any]) -> dict[str, Any]:
-    """The unresolved config of a cell: the grid's base with the values of the axes set."""
+    """The unresolved config of a cell: the grid's base with its axis values."""
     return reduce(lambda tree, key: replaced(tree, key, axes[key]), axes, dict(base_config))
 
 
 def cell_name(spec: GridSpec, axes: Mapping[str, Any], identity: str) -> str:
-    """`<variant>-<short axes>-<id8>`, of characters that every file system takes."""
+    """`<variant>-<short axes>-<id8>`, in characters that every file system accepts."""
     return f"{name_without_id(spec, axes)}-{identity[:8]}".lstrip(".-")
 
 
@@ -126,10 +126,10 @@ class ParentState(NamedTuple):
 
 
 def parent_state(experiments: Path, parent: str, identity: str) -> ParentState:
-    """Read the state of the run in the folder `parent` of `experiments`, by its id.
+    """Read the state of the run with this id in the folder `parent` of `experiments`.
 
     Raises:
-        UserError: if its result is damaged or of another run.
+        UserError: if its result is damaged or belongs to another run.
     """
     if not parent:
         return ParentState("waiting")
@@ -162,7 +162,7 @@ def waiting_document(cells: Iterable[Waiting], experiments: Path) -> list[dict[s
 
 
 def waiting_lines(waiting: Iterable[Mapping[str, Any]]) -> list[str]:
-    """A line for each parent that cells wait for, from `waiting_document`."""
+    """One line per parent that cells wait for, from `waiting_document`."""
     counts: dict[tuple[Any, ...], int] = {}
     for each in waiting:
         key = (each["parent"], each["state"], each["error"])
@@ -178,7 +178,7 @@ def waiting_lines(waiting: Iterable[Mapping[str, Any]]) -> list[str]:
 
 
 def lacking_lines(lacking: Mapping[str, Sequence[str]], grid: str) -> list[str]:
-    """A line for each file that finished runs lack, from `Grid.lacking`."""
+    """One line per file that finished runs lack, from `Grid.lacking`."""
     return [
         f"{len(names)} finished cells have no {file}, which this grid keeps, as when another grid "
         f"trained them (such as {names[0]}); `ablate run {grid} --rerun-stale` trains them again"
@@ -187,14 +187,14 @@ def lacking_lines(lacking: Mapping[str, Sequence[str]], grid: str) -> list[str]:
 
 
 def placed(data: Mapping[str, Any], experiments: Path) -> dict[str, Any]:
-    """A data config of a plan, whose parent is named from the folder of experiments."""
+    """A data config of a plan, with its parent's path resolved in the folder of experiments."""
     return {**data, "init_from": str(experiments / data["init_from"])}
 
 
 def parent_name(experiments: Path, parent: str) -> str | None:
-    """What the id of a child says of its parent, None if the parent's folder is gone.
+    """The parent as recorded in the id of a child; None if the parent's folder is gone.
 
-    Empty if the parent cannot be continued now, such as one that is trained again.
+    Empty if the parent cannot be continued now, for example because it is being retrained.
     """
     folder = experiments / parent
     if not folder.is_dir():
@@ -208,11 +208,11 @@ def parent_name(experiments: Path, parent: str) -> str | None:
 @dataclass(frozen=True)
 class _PlannedRun:
     cell: Cell | Waiting
-    folder: str  # in the folder of experiments
+    folder: str  # relative to the folder of experiments
 
 
 class ParentCells:
-    """The planned cells of a parent grid, found by their values.
+    """The planned cells of a parent grid, looked up by their values.
 
     Args:
         parent: The grid, and the keys by which cells match.
@@ -240,7 +240,7 @@ class ParentCells:
         for cell, config in zip(cells, configs, strict=True):
             key = self._key(config, f"'{parent.spec.name}'")
             path = grid.link(cell.name)
-            if isinstance(cell, Cell):  # its grid may have no link to it yet
+            if isinstance(cell, Cell):  # its grid may not have linked it yet
                 path = locate_run(grid, cell.name, cell.id).path
             folder = path.relative_to(experiments).as_posix()
             self._known.setdefault(key, []).append(_PlannedRun(cell, folder))
@@ -288,7 +288,7 @@ def expand(
 ) -> tuple[Plan, list[dict[str, Any]]]:
     """Return the plan of a grid and the resolved config of every cell, in the same order.
 
-    The parents of its cells are looked for in the folders of `experiments`. Raises `UserError`
+    The parents of its cells are looked up in the folders of `experiments`. Raises `UserError`
     naming file, field and value.
     """
     plan, configs, _ = _expand(spec, resolve, identify, experiments)
@@ -298,7 +298,7 @@ def expand(
 def _expand(
     spec: GridSpec, resolve: Resolve, identify: Identify, experiments: Path
 ) -> tuple[Plan, list[dict[str, Any]], list[dict[str, Any]]]:
-    """The plan, and the configs of its cells and of those that wait for their parents."""
+    """The plan, and the configs of its cells and of the cells that wait for their parents."""
     chosen = list(combinations(spec))
     check_axes(spec, _resolved_base(spec, resolve, chosen))
     if not chosen:
@@ -309,7 +309,7 @@ def _expand(
     above: Plan | None = None
     if spec.init_from is not None:
         above, known = _parent_cells(spec, resolve, identify, experiments)
-        alone = _resolved(spec, resolve, chosen)  # also those that wait are checked now
+        alone = _resolved(spec, resolve, chosen)  # cells that wait are also checked now
         found = [(axes, config, *known.of(config)) for axes, config in alone]
         chosen, folders = [], []
         for axes, config, folder, parent in found:
@@ -381,19 +381,19 @@ def _expand(
 def _resolved_base(
     spec: GridSpec, resolve: Resolve, chosen: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """The resolved base; of a base that is no run by itself, the first cell, if that is one."""
+    """The resolved base or, if it is not a valid run by itself, the first valid cell."""
     try:
         return resolve(dict(spec.base_config), spec.base_source or spec.source)
     except UserError as error:
         try:
-            # An axis may replace what is refused, such as a warm-up longer than the run.
+            # An axis may replace the refused value, such as a warm-up longer than the run.
             return resolve(cell_tree(spec.base_config, dict(chosen[0])), spec.source)
         except (UserError, IndexError):
             raise error from None
 
 
 def _combined(spec: GridSpec) -> int:
-    """The number of combinations of the axes, before any is excluded."""
+    """The number of combinations of the axes, before exclusions."""
     return prod(len(values) for axis, values in spec.axes.items() if axis not in spec.linked)
 
 
@@ -408,7 +408,7 @@ def _parent_cells(
 
 
 def made_from(spec: GridSpec) -> str:
-    """A digest of the sources of a plan: the grid with its base, this package, its libraries, and
+    """A digest of the sources of a plan: the grid with its base, this package, its libraries and
     the plug-ins."""
     digest = hashlib.sha256(canonical(spec.tree()).encode())
     for name, of in sorted(digests().items()):
@@ -428,11 +428,11 @@ def is_valid(
     corpus: Corpus = corpus_of,
     experiments: Path = Path("experiments"),
 ) -> bool:
-    """Whether this program would make the same plan from the present corpora and parents.
+    """Whether this program would make the same plan from the current corpora and parents.
 
-    A parent that is gone counts as unchanged: its finished children are still its children. So does
-    a corpus of the parent grid that is gone; an edited one makes other parents. Nor does it matter
-    that a parent has finished since: `Plan.waiting` has its children.
+    A missing parent counts as unchanged: its finished children are still its children. So does
+    a missing corpus of the parent grid; an edited one makes other parents. Nor does it matter
+    if a parent has finished since: `Plan.waiting` holds its children.
     """
     if plan.made_from != made_from(spec) or plan.hash != _hash(spec, plan.cells):
         return False
@@ -451,7 +451,7 @@ def is_valid(
 
 
 def _found(corpus: Corpus, data: Tree) -> str | None:
-    """The digest of a corpus, None if its files are not here."""
+    """The digest of a corpus, None if its files are not on this machine."""
     try:
         return corpus(data)
     except UserError:
@@ -471,12 +471,12 @@ def load_plan(path: Path) -> Plan | None:
 
 
 def runs_with_plugins(folder: GridFolder) -> list[Path]:
-    """The folders of the planned runs that use a plug-in; none where there is no sound plan."""
+    """The folders of the planned runs that use a plug-in; none without a sound plan."""
     found = []
     with suppress(DamagedPlan):
         plan = load_plan(folder.plan)
         for cell in plan.cells if plan else ():
-            with suppress(UserError):  # for a wrong link, which the reader of the run refuses
+            with suppress(UserError):  # a wrong link, which the reader of the run refuses
                 run = locate_run(folder, cell.name, cell.id)
                 found += [run.path] if run.plugins.is_file() else []
     return found
@@ -490,9 +490,9 @@ def _hash(spec: GridSpec, cells: Sequence[Cell]) -> str:
 def _resolved(
     spec: GridSpec, resolve: Resolve, cells: Sequence[dict[str, Any]]
 ) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-    """Yield each of `cells`, its fields by dotted key, with its resolved config.
+    """Yield each of `cells` (its fields by dotted key) with its resolved config.
 
-    No check compares fields of two sections, so each section is resolved separately: each
+    No check compares fields of two sections, so each section is resolved separately: every
     combination of its axes once, on top of the first cell, and its changes are applied to the
     other cells.
     """
@@ -565,18 +565,18 @@ class Grid:
         return self.spec.pruner is not None
 
     def run(self, cell: Cell) -> RunFolder:
-        """The folder of a cell's run. Raises `UserError`: see `locate_run`."""
+        """The folder of a cell's run. Raises `UserError`: as `locate_run`."""
         return locate_run(self.folder, cell.name, cell.id)
 
     def place(self, cell: Cell) -> RunFolder:
-        """The folder of a cell's run, made if it is missing."""
+        """The folder of a cell's run, created if missing."""
         return place_run(self.folder, cell.name, cell.id)
 
     def state(self, cell: Cell, *, with_metric: bool = True) -> RunState:
         """The state of a cell on disk; `with_metric`: a trained run must report the grid's metric.
 
         Raises:
-            UserError: if its result is damaged, not the cell's, or of another version.
+            UserError: if its result is damaged, not the cell's, or from another version.
         """
         metric = self.plan.metric if with_metric else None
         try:
@@ -589,16 +589,16 @@ class Grid:
             raise UserError(f"{error.path}: {error}{'' if error.other_version else fix}") from error
 
     def lacking(self, runs: Mapping[str, RunState]) -> dict[str, list[str]]:
-        """The finished cells whose runs do not have what this grid keeps, by what is missing.
+        """The finished cells whose runs lack files that this grid keeps, by missing file.
 
-        Another grid has trained them, which keeps less. `runs` holds states of runs by cell id.
+        They were trained by another grid, which keeps less. `runs` holds run states by cell id.
         """
         found: dict[str, list[str]] = {}
         keep = self.spec.checkpoints
         for cell in self.cells:
             result = runs[cell.id].result if cell.id in runs else None
             if result is None or result["outcome"] == "non_finite":
-                continue  # such a run may have left no checkpoint
+                continue  # such a run may have no checkpoint
             folder, trainer = self.run(cell), self.tree(cell).get("trainer") or {}
             saves = trainer.get("enable_checkpointing") is not False
             kept = [folder.checkpoint(name) for name in NAMED if saves and keep in ("all", name)]
@@ -609,12 +609,12 @@ class Grid:
         return found
 
     def tree(self, cell: Cell) -> dict[str, Any]:
-        """The config of a cell as the grid file gives it: without defaults."""
+        """The config of a cell as in the grid file: without defaults."""
         parent = {FIELD: str(self.folder.path.parent / cell.parent)} if cell.parent else {}
         return cell_tree(self.spec.base_config, {**cell.axes, **parent})
 
     def variant(self, cell: Cell | Waiting) -> str:
-        """The variant of a cell: the block that its axes describe."""
+        """The variant of a cell: the block described by its axes."""
         labels = named_values(self.spec.labels, self.spec.axes)
         return variant(cell.axes, self.spec.base_config, labels)
 

@@ -40,7 +40,7 @@ _DEVICES = "trainer.devices"
 
 
 def devices_of(spec: GridSpec) -> int:
-    """The number of devices of each cell, from the grid file; `auto` and -1 mean one.
+    """The number of devices of each cell, from the grid file; `auto` and -1 mean 1.
 
     Raises `UserError` for a list of devices.
     """
@@ -49,7 +49,7 @@ def devices_of(spec: GridSpec) -> int:
 
 
 def check_axes(spec: GridSpec, base: Tree) -> None:
-    """Check that every axis names a field of the resolved base, or a part of an empty one."""
+    """Check that every axis names a field of the resolved base, or a part of an empty field."""
     fields = list(keys_of(base))
     for axis in spec.axes:
         parent = lookup(base, axis.rpartition(".")[0])
@@ -71,20 +71,20 @@ def check_identities(spec: GridSpec, cells: list[Cell]) -> None:
 def check_effects(
     spec: GridSpec, cells: Sequence[Cell | Waiting], effects: Iterable[tuple[Any, str]]
 ) -> tuple[str, ...]:
-    """Refuse an axis of which two values change nothing that a run reads.
+    """Refuse an axis with two values that do not differ in anything that a run reads.
 
-    What is compared are the arms of a grid: cells that differ in warm-up, rate and seed alone. Two
-    cells of one arm may not train the same, nor may two arms at each warm-up, rate and seed. Arms
-    that meet in some cells, as two couplings do at the reference step, are named.
+    The arms of a grid are compared: cells that differ only in warm-up, rate and seed. Two
+    cells of one arm must not train the same, nor may two arms at every warm-up, rate and seed.
+    Arms that coincide in some cells, as two couplings do at the reference step, are named.
 
     Args:
         spec: The grid.
         cells: Its cells.
-        effects: What a run of each reads, None where that is not known, and the run that it starts
+        effects: What a run of each cell reads, None if unknown, and the run that it starts
             from, in the same order.
 
     Returns:
-        A sentence on the cells that train the same in arms that do not.
+        A sentence about cells that train the same in arms that otherwise differ.
 
     Raises:
         UserError: naming two cells, and the axes in which they differ.
@@ -118,7 +118,7 @@ def check_effects(
 
 
 def _with_optimizers(effects: list[tuple[Any, str]]) -> list[Any]:
-    """The effects, with what an optimizer reads in place of its section where a grid varies it."""
+    """The effects, where a varied optimizer section is replaced by what the optimizer reads."""
     sections = {effect[1] for effect, _ in effects if effect is not None}
     apart_from_rate = {json.dumps({**json.loads(each), "lr": None}) for each in sections}
     read = {each: each for each in sections}
@@ -133,7 +133,7 @@ def _with_optimizers(effects: list[tuple[Any, str]]) -> list[Any]:
 
 
 def _arm(cell: Cell | Waiting) -> tuple[Hashable, Hashable]:
-    """The arm of a cell, and its place in the arm."""
+    """The arm of a cell and its position in the arm."""
     values = [(key, key_of(value)) for key, value in cell.axes.items()]
     place = (SEED, WARMUP, RATE)
     return (
@@ -167,10 +167,10 @@ def check_reference(spec: GridSpec, configs: list[dict[str, Any]]) -> None:
 
 
 def check_budgets(spec: GridSpec, configs: list[dict[str, Any]]) -> None:
-    """Refuse what ends the runs of a grid before the steps that their configs ask for.
+    """Refuse settings that end the runs of a grid before the number of steps in their configs.
 
-    Runs of other lengths are not compared; what ends a run and cannot be seen in its config makes
-    its cell fail.
+    Runs of different lengths are not compared; a run that ends early for a reason outside its
+    config makes its cell fail.
     """
     instead = "`ablate run --max-time` ends a grid in time, and the same command continues it"
     for config in configs:
@@ -192,7 +192,7 @@ def check_budgets(spec: GridSpec, configs: list[dict[str, Any]]) -> None:
 
 
 def _ends_runs(path: str, arguments: Mapping[str, Any]) -> str | None:
-    """The name of a callback of the Trainer, or of a plug-in that extends it, that ends runs."""
+    """The name of a Trainer callback, or a plug-in's subclass of one, that ends runs."""
     last = path.rpartition(".")[2]
     plugins = {f"{kind.__module__}.{kind.__qualname__}": kind for kind in CALLBACKS.values()}
     names = [each.__name__ for each in plugins[path].__mro__] if path in plugins else [last]
@@ -202,7 +202,7 @@ def _ends_runs(path: str, arguments: Mapping[str, Any]) -> str | None:
 
 
 def long_warmups(configs: list[dict[str, Any]]) -> tuple[str, ...]:
-    """A line for each warm-up that takes more than half of the steps of its cells."""
+    """One line per warm-up that takes more than half of the steps of its cells."""
     found = (
         long_warmup(config["model"]["schedule"]["warmup_steps"], config["trainer"]["max_steps"])
         for config in configs
@@ -280,7 +280,7 @@ def check_reported(spec: GridSpec, configs: list[dict[str, Any]]) -> None:
 
 
 def _conditions(metric: str, objective: Mapping[str, Any]) -> dict[str, bool]:
-    """The settings without which no run of its task reports a metric, and whether they hold."""
+    """The settings needed for a run of its task to report a metric, and whether they hold."""
     return {
         "evaluate_test: true": not metric.startswith("test/")
         or objective.get("evaluate_test", True),
@@ -292,7 +292,7 @@ def _conditions(metric: str, objective: Mapping[str, Any]) -> dict[str, bool]:
 
 
 def check_ranked(spec: GridSpec, cells: Sequence[Cell], configs: list[dict[str, Any]]) -> None:
-    """Check that the pruner ranks cells by a metric that counts the same in all of them."""
+    """Check that the pruner's metric counts the same things in all cells."""
     if spec.pruner is None:
         return
     settings = [cell_setting(cell.axes, of) for cell, of in zip(cells, configs, strict=True)]
@@ -307,7 +307,7 @@ def check_ranked(spec: GridSpec, cells: Sequence[Cell], configs: list[dict[str, 
 def axis_cautions(
     spec: GridSpec, cells: Sequence[Cell], configs: list[dict[str, Any]]
 ) -> list[str]:
-    """Return what values of an axis cannot be compared by, and which of them read more tokens."""
+    """Return the metrics that cannot compare an axis's values, and those that read more tokens."""
     said: dict[str, None] = {}
     for axis in spec.axes:
         if axis != SEED and axis not in spec.linked:
@@ -342,7 +342,7 @@ def _cautions_of_two(
     base: tuple[Cell, Mapping[str, Any]],
     other: tuple[Cell, Mapping[str, Any]],
 ) -> list[str]:
-    """What sets two cells apart that differ in one axis, and in those that follow from it."""
+    """The differences of two cells that differ in one axis and the axes linked to it."""
     found = []
     (cell, config), (_, config2) = base, other
     settings = [cell_setting(each.axes, of) for each, of in (base, other)]
@@ -373,7 +373,7 @@ def _cautions_of_two(
 
 
 def most_read(config: Mapping[str, Any]) -> tuple[int | None, int | None]:
-    """Return the tokens that a run reads at most, or its epochs where its steps are not bounded."""
+    """Return the maximum tokens that a run reads, or its epochs if its steps are unbounded."""
     trainer = config["trainer"]
     if trainer["max_steps"] < 1:
         return None, trainer.get("max_epochs")

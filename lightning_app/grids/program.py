@@ -1,4 +1,4 @@
-"""The functions that a grid calls to run cells. Slow to import: only children import it."""
+"""The functions that a grid calls to run cells. Slow to import, so only children import it."""
 
 from typing import Any
 
@@ -21,12 +21,12 @@ from lightning_app.training.hardware import here, join_process_group
 __all__ = ["count_devices", "here", "identify", "prepare", "resolve", "run_cell"]
 
 for name in TASKS:
-    task_class(name)  # imported now: every cell needs one
+    task_class(name)  # imported now, since every cell needs one
 software()  # read now: the cells run this code, even if files are edited later
 
 
 def prepare(config: dict[str, Any]) -> bool:
-    """Prepare the corpus of a resolved data config on disk; return whether it was not there."""
+    """Prepare the corpus of a resolved data config on disk; return whether it was missing."""
     data = resolved_data(config)
     before = find(data)
     prepare_corpus(data)
@@ -34,12 +34,12 @@ def prepare(config: dict[str, Any]) -> bool:
 
 
 def _fitting_identity(config: dict[str, Any]) -> Identity:
-    """Return the identity of the config of a run; refuse one that its prepared corpus does not fit.
+    """Return the identity of the config of a run; refuse one that does not fit its corpus.
 
     Raises:
-        UserError: if rows of the corpus are longer than the positions.
+        UserError: if rows of the corpus exceed the positions.
     """
-    config = completed(config)  # it may come from an earlier version
+    config = completed(config)  # it may be from an earlier version
     check_rows(config)
     return identity_of(config)
 
@@ -48,7 +48,7 @@ identify = _fitting_identity
 
 
 def count_devices() -> int:
-    """How many accelerators this host offers."""
+    """The number of accelerators on this host."""
     return torch.cuda.device_count()
 
 

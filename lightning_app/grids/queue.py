@@ -1,8 +1,8 @@
-"""The queue of a grid: an Optuna study with a trial for each attempt to run one of its cells.
+"""The queue of a grid: an Optuna study with one trial per attempt to run a cell.
 
-Several supervisors share it: each cell is claimed by one of them, and the cells of one that sends
-no heartbeat go back to the queue. The study is only an index: it can always be made again from the
-run folders.
+Several supervisors share it: each cell is claimed by one of them, and cells of a supervisor that
+sends no heartbeat return to the queue. The study is only an index: it can always be rebuilt from
+the run folders.
 
 For a pruner, a cell appends a line to `attempts/<k>/reports.jsonl` at each validation, the
 supervisor passes it to Optuna, and the cell ends when it finds `attempts/<k>/stop`. No process of a
@@ -47,7 +47,7 @@ from lightning_app.runs.run import ReportReader, RunState, read_reports
 from lightning_app.scores.task_facts import LOSS
 
 _PATIENCE = 600.0  # seconds that a database may be unavailable
-_HURRY = 20.0  # the same if the supervisor is to stop
+_HURRY = 20.0  # the same while the supervisor is asked to stop
 _RETRY = 1.0  # seconds
 
 P = ParamSpec("P")
@@ -63,7 +63,7 @@ class Patience:
 
     Args:
         spec: The storage, for messages.
-        stopping: Whether the supervisor is to stop.
+        stopping: Whether the supervisor is asked to stop.
         returned: Called when the database answers again after an outage.
     """
 
@@ -77,13 +77,13 @@ class Patience:
         self._journal: tuple[int, int] | None = None  # the identity of its file once it is open
 
     def __call__(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Return the result of `call` when it succeeds.
+        """Return the result of `call` once it succeeds.
 
         The call may be repeated, since its answer can be lost.
 
         Raises:
             StorageLost: if the database stays unavailable, or the journal was removed.
-            Interrupted: if the database is unavailable while the supervisor is to stop.
+            Interrupted: if the database is unavailable while the supervisor is asked to stop.
         """
         self._check_journal()
         retrying = Retrying(
@@ -113,7 +113,7 @@ class Patience:
     def _check_journal(self, cause: BaseException | None = None) -> None:
         """Raise `StorageLost` if the journal was removed or replaced by another one.
 
-        Optuna would make a new one, without the trials that this supervisor holds.
+        Optuna would create a new one without the trials that this supervisor holds.
         """
         if self._journal is not None and _file_of(self._spec.journal) != self._journal:
             raise StorageLost(f"{self._spec.shown}: was removed or replaced") from cause
@@ -136,15 +136,16 @@ def _file_of(journal: Path | None) -> tuple[int, int] | None:
     return status.st_dev, status.st_ino
 
 
-_STARTUP = 5  # complete cells that have reported at a step before the median rule prunes there
+_STARTUP = 5  # complete cells that must have reported at a step before the median rule prunes there
 
 
 def make_pruner(name: str | None) -> BasePruner:
-    """The pruner of a grid; None never prunes.
+    """The pruner of a grid; with None it never prunes.
 
     `median` ends a cell whose best value so far is worse than the median of the complete cells at
     the same step, if there are at least five. `hyperband` compares cells at a few steps, each three
-    times the one before, and lets the best third continue. It prunes none before one is complete.
+    times the one before, and lets the best third continue. It prunes nothing before one is
+    complete.
     """
     if name is None:
         return NopPruner()
@@ -156,8 +157,8 @@ def make_pruner(name: str | None) -> BasePruner:
 class _Hyperband(BasePruner):
     """Optuna's Hyperband, from the first to the last validation of a complete cell.
 
-    Optuna would compare from step 1 on: the first report, after some hundred steps, would then
-    have to win several comparisons at once.
+    Optuna would compare from step 1: the first report, after a few hundred steps, would then
+    need to win several comparisons at once.
     """
 
     def __init__(self) -> None:
@@ -175,7 +176,7 @@ class _Hyperband(BasePruner):
 
 @dataclass
 class _Reader(ReportReader):
-    """Also keeps the steps that are in the storage, whether the pruner has used them or not."""
+    """Also keeps the steps in the storage, whether the pruner has used them or not."""
 
     reported: set[int] = field(default_factory=set)
 
@@ -210,16 +211,16 @@ class Reports:
                         write_whole(stop, "pruned\n")
                         return True
         except UpdateFinishedTrialError:
-            pass  # another supervisor has taken the cell over; ours will notice at `Queue.tend`
+            pass  # another supervisor has taken over the cell; `Queue.tend` will notice
         return False
 
     def forget(self, trial: Trial) -> None:
-        """Forget the reports of a cell that has ended."""
+        """Drop the reports of a cell that has ended."""
         self._readers.pop(trial.number, None)
 
 
 FOLDER = "folder"
-"""The attribute of a study outside of its folder that holds the token of the folder."""
+"""The attribute that holds the token of the folder in a study outside the folder."""
 
 _LOST_AFTER = "lost_after"  # the study's attribute
 
@@ -231,20 +232,20 @@ class AnotherFolder(UserError):
 
 
 class Study:
-    """The trials of a grid, called by their numbers.
+    """The trials of a grid, identified by their numbers.
 
     A trial has its parameters from the start and the user attributes `cell` (an id) and `name`;
-    one that waits may have `deaths` and `alone`.
+    a waiting trial may have `deaths` and `alone`.
 
     Args:
         grid: The grid.
         spec: The storage.
         lost_after: Seconds without a heartbeat after which the supervisor of a trial is lost.
-        alone: Whether no other supervisor works on this grid now.
+        alone: Whether no other supervisor works on this grid.
 
     Raises:
-        AnotherFolder: for a study of another folder.
-        UserError: for a storage that cannot be used, and if the other supervisors have another
+        AnotherFolder: for a study that belongs to another folder.
+        UserError: for a storage that cannot be used, and if the other supervisors have a different
             `lost_after`.
     """
 
@@ -318,7 +319,7 @@ class Study:
 
     def claim(self, number: int) -> bool:
         """Take a waiting trial. Of several supervisors that try, one succeeds."""
-        # The heartbeat comes first: if the supervisor dies now, the old heartbeat shows it.
+        # The heartbeat comes first: if the supervisor dies now, the old heartbeat reveals it.
         self.beat(number)
         try:
             return self._storage.set_trial_state_values(self._id(number), TrialState.RUNNING)
@@ -334,7 +335,7 @@ class Study:
         fail_lost(self._study, self._storage)
 
     def add(self, cell: Cell, state: TrialState, run: RunState | None = None, **marks: Any) -> None:
-        """Add a trial with its parameters, so that waiting cells show theirs too.
+        """Add a trial with its parameters, so that waiting cells show theirs as well.
 
         `run`: the files of a finished cell.
         """
@@ -342,7 +343,7 @@ class Study:
         if run is not None and run.result is not None:
             ended, value = run.result, self.value(run.result)
             marks |= attributes(run.result)
-            if self._grid.prunes:  # a pruner compares others with the reports of complete cells
+            if self._grid.prunes:  # pruners compare with the reports of complete cells
                 reports = read_reports(self._grid.run(cell))
         elif run is not None and run.pruned is not None:
             ended, value = run.pruned, run.pruned["value"]
@@ -364,7 +365,7 @@ class Study:
     def end(
         self, number: int, state: TrialState, marks: Mapping[str, Any], value: float | None = None
     ) -> None:
-        """End a trial unless it has ended, by another supervisor or an earlier try of this call."""
+        """End a trial unless another supervisor, or an earlier try of this call, has done so."""
         trial = self._id(number)
         try:
             for key, each in marks.items():
@@ -374,13 +375,13 @@ class Study:
             return
 
     def value(self, result: Mapping[str, Any]) -> float:
-        """The metric, never NaN. A run that failed counts as a model that ignores the context.
+        """The metric, never NaN. A failed run counts as a model that ignores the context.
 
-        If the metric of such a model is not known, a run without the metric is worse than all
+        If the metric of such a model is unknown, a run without the metric is worse than all
         others.
 
         Raises:
-            UserError: if results do not have the metric.
+            UserError: if results lack the metric.
         """
         name, entropy = self._grid.plan.metric, result["unigram_entropy"]
         diverged = result["status"] == "diverged"
@@ -389,7 +390,7 @@ class Study:
             raise UserError(f"{self._grid.name}: metric.name: runs report no '{name}' ({known})")
         value = result["metrics"].get(name)
         if self._grid.plan.mode == "max":
-            # A correlation is 0 where the context is ignored, and no share is below 0.
+            # A correlation is 0 if the context is ignored, and no share is below 0.
             return 0.0 if value is None else value
         worst = math.inf if value is None else value
         if diverged and name in _LOWER_IS_BETTER_CAPS:
@@ -402,7 +403,7 @@ class Study:
         return self._storage.get_trial_id_from_study_id_trial_number(study, number)
 
     def _open(self, alone: bool) -> tuple[Journal | RDBStorage, optuna.Study]:
-        """Open or make the study, and note the repair of a damaged journal."""
+        """Open or create the study, and record the repair of a damaged journal."""
         try:
             storage = open_storage(self._spec, self._lost_after)
             return storage, self._create(storage)
@@ -429,7 +430,7 @@ class Study:
             pruner=self._pruner,
             load_if_exists=True,
         )
-        study.get_trials(deepcopy=False)  # reads a journal to its end
+        study.get_trials(deepcopy=False)  # reads the journal to its end
         return study
 
     def _check_folder(self) -> None:
@@ -450,7 +451,7 @@ class Study:
             )
 
     def _agree(self, alone: bool) -> None:
-        """Refuse a `lost_after` that differs from that of the running supervisors."""
+        """Refuse a `lost_after` that differs from the running supervisors'."""
         known = self._study.user_attrs.get(_LOST_AFTER)
         if alone or known is None:
             self._study.set_user_attr(_LOST_AFTER, self._lost_after)
@@ -473,22 +474,22 @@ def attributes(result: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _primitive(value: Any) -> Any:
-    """A value in a form that Optuna's categories can hold: lists and mappings become JSON."""
+    """A value in a form that Optuna's categories accept: lists and mappings become JSON."""
     return json.dumps(value, sort_keys=True) if isinstance(value, list | dict) else value
 
 
-_BATCH = 256  # cells that are queued at once: thousands take a database long
+_BATCH = 256  # cells queued at once: thousands take a database a long time
 
 
 @dataclass(frozen=True)
 class Claim:
-    """A cell that this supervisor is to run.
+    """A cell that this supervisor has claimed.
 
     Attributes:
         cell: The cell.
         trial: The number of the trial that represents this attempt in the study.
         deaths: The number of attempts that ended early.
-        alone: Whether the cell needs a device for itself.
+        alone: Whether the cell needs a device to itself.
     """
 
     cell: Cell
@@ -498,23 +499,24 @@ class Claim:
 
 
 class Queue:
-    """The cells still to run, in the order of the plan, as the waiting trials of a study.
+    """The remaining cells, in plan order, as the waiting trials of a study.
 
-    A grid that is stopped and goes on so has the cells of its first seeds first. A cell whose
-    attempt has died, or that needs a device for itself, comes after the others. A cell has at most
+    A grid that is stopped and continued thus has the cells of its first seeds first. A cell whose
+    attempt has died, or that needs a device to itself, comes after the others. A cell has at most
     one trial that waits, runs or is complete; failed trials are its history.
-    A process that creates a queue, or adds cells to it, holds the grid's start lock.
+    A process that creates a queue or adds cells to it holds the grid's start lock.
 
     Args:
         grid: The grid.
         spec: The storage of the study.
-        retry_failed: Whether cells that crashed run again.
+        retry_failed: Whether to rerun crashed cells.
         lost_after: Seconds without a heartbeat after which another supervisor's cell is lost.
-        alone: Whether no other supervisor works on this grid now.
-        stopping: Whether this supervisor is to stop.
+        alone: Whether no other supervisor works on this grid.
+        stopping: Whether this supervisor is asked to stop.
 
     Raises:
-        UserError: for a storage that cannot be used, and for a study of another folder.
+        UserError: for a storage that cannot be used, and for a study that belongs to another
+            folder.
     """
 
     def __init__(
@@ -538,12 +540,12 @@ class Queue:
         runs = {cell.id: grid.state(cell) for cell in grid.cells}
         self._retried = {cell for cell, run in runs.items() if retry_failed and run.error}
         self._lacking = grid.lacking(runs)
-        # All cells to run, by this supervisor or another.
+        # All cells to be run by this supervisor or others.
         self.total = sum(run.state == "missing" for run in runs.values()) + len(self._retried)
         if alone:
             self.patiently(self._mend, runs)
             self.patiently(self._take_all_back, runs)
-        self._more = False  # whether some cells to run have no trial in the study yet
+        self._more = False  # whether some of these cells have no trial yet
         self.patiently(self._settle)
 
     # Queries of the supervisor.
@@ -555,11 +557,11 @@ class Queue:
 
     @property
     def waiting(self) -> int:
-        """How many cells wait in the study."""
+        """The number of cells that wait in the study."""
         return len(self.patiently(self._study.trials, TrialState.WAITING))
 
     def elsewhere(self) -> int:
-        """How many cells other supervisors run, for this grid or for another one."""
+        """The number of cells that other supervisors run, for this grid or another."""
         trials = self.patiently(self._study.trials, TrialState.RUNNING, TrialState.WAITING)
         waiting = (trial for trial in trials if trial.state == TrialState.WAITING)
         others = sum(map(self._is_busy, waiting))
@@ -572,7 +574,7 @@ class Queue:
         return bool(self._candidates)
 
     def pop(self) -> Claim | None:
-        """Claim the next cell that has to run; None if no cell waits."""
+        """Claim the next cell to run; None if no cell waits."""
         claim = self.patiently(self._pop)
         if claim is None and self._more and self.settle():
             claim = self.patiently(self._pop)
@@ -582,8 +584,8 @@ class Queue:
         """The trial of a claim, for a pruner."""
         return self.patiently(self._study.trial, claim.trial)
 
-    # Reports of the supervisor. If it sent no heartbeat for too long, others have taken its trials:
-    # then a report changes nothing, and the others find the files of the cell on disk.
+    # Reports of the supervisor. If it sent no heartbeat for too long, others have taken its trials;
+    # then reports change nothing, and the others find the files of the cell on disk.
 
     def done(self, claim: Claim, result: Mapping[str, Any]) -> None:
         """Record a result: COMPLETE with a finite value, even if the run diverged."""
@@ -615,9 +617,9 @@ class Queue:
         self._end(claim, TrialState.FAIL, {"error": why})
 
     def tend(self) -> list[Claim]:
-        """Record heartbeats, and queue the cells of lost supervisors again, each when it is due.
+        """Record heartbeats, and requeue the cells of lost supervisors when due.
 
-        Returns the claims that others have taken because this supervisor sent no heartbeat for too
+        Returns the claims that others took because this supervisor sent no heartbeat for too
         long. This queue drops them.
         """
         now = time.monotonic()
@@ -637,7 +639,7 @@ class Queue:
         return taken
 
     def settle(self) -> int:
-        """Queue more cells that have no trial yet; return how many wait."""
+        """Queue more cells that have no trial yet; return the number of waiting cells."""
         with if_free(self._grid.folder.start_lock) as free:
             if free:
                 self.patiently(self._settle)
@@ -647,7 +649,7 @@ class Queue:
         """Close the connections to a database."""
         self._study.close()
 
-    # The steps below may be repeated, since the answer of a database can be lost. This can add a
+    # The steps below may be repeated, since a database's answer can be lost. This can add a
     # second trial of a cell, which finds the cell's result and ends.
 
     def _hurry(self) -> None:
@@ -655,7 +657,7 @@ class Queue:
         self._beaten, self._reclaimed = -math.inf, time.monotonic() + self._lost_after
 
     def _is_busy(self, trial: FrozenTrial) -> bool:
-        """Whether a supervisor of another grid trains the cell of a waiting trial now."""
+        """Whether a supervisor of another grid is training the cell of a waiting trial."""
         cell = self._grid.by_id.get(trial.user_attrs.get("cell", ""))
         return cell is not None and trained_for_another(self._grid.run(cell))
 
@@ -679,12 +681,12 @@ class Queue:
             deaths, alone = marks.get("deaths", 0), marks.get("alone", False)
             claim = self._hold(Claim(cell, trial.number, deaths, alone))
             run = self._grid.state(cell)
-            if run.state in ("missing", "failed"):  # a failed one was queued to be retried
+            if run.state in ("missing", "failed"):  # a failed cell was queued for a retry
                 return claim
             self._finish(claim, run)
 
     def _turn(self, trial: FrozenTrial) -> tuple[int, bool, int]:
-        """When a waiting trial is to run: the least first."""
+        """The sort key of waiting trials: the smallest runs first."""
         marks = trial.user_attrs
         alone = marks.get("alone", False)
         return marks.get("deaths", 0), alone, self._place.get(marks.get("cell", ""), -1)
@@ -694,7 +696,7 @@ class Queue:
         return claim
 
     def _reclaim(self) -> None:
-        """Put back the claims of lost supervisors. The caller holds the start lock."""
+        """Requeue the claims of lost supervisors. The caller holds the start lock."""
         running = {trial.number: trial for trial in self._study.trials(TrialState.RUNNING)}
         others = running.keys() - self._claims.keys()
         if others:
@@ -708,9 +710,9 @@ class Queue:
             self._study.clear()
 
     def _settle(self, only: Iterable[str] | None = None) -> None:
-        """Bring the study into agreement with the disk.
+        """Make the study agree with the disk.
 
-        At most a batch of cells is queued; `_more` says whether there are others.
+        At most a batch of cells is queued; `_more` is set if there are more.
         """
         chosen = set(self._grid.by_id if only is None else only)
         if not chosen:
@@ -736,7 +738,7 @@ class Queue:
         return run.state == "missing" or (run.state == "failed" and cell.id in self._retried)
 
     def _take_all_back(self, runs: Mapping[str, RunState]) -> None:
-        """End the trials of supervisors that have ended. No other supervisor works now."""
+        """End the trials of supervisors that have ended. No other supervisor may be at work."""
         for cell, trials in self._study.trials_of_cells().items():
             waits = any(trial.state == TrialState.WAITING for trial in trials)
             for trial in trials:
@@ -746,7 +748,7 @@ class Queue:
                     self._take_back(claim, runs[cell], waits)
 
     def _take_back(self, claim: Claim, run: RunState, waits: bool) -> None:
-        """End one of these trials. `waits`: whether its cell has already been queued again."""
+        """End one of these trials. `waits`: whether its cell has already been requeued."""
         if not self._is_runnable(claim.cell, run):
             self._finish(claim, run)
         elif waits:
@@ -780,10 +782,10 @@ class Queue:
             self.failed(claim, run.error or "no message")
 
     def _has_another_trial(self, claim: Claim) -> bool:
-        """Whether another trial of the cell has its result, or is the one that will get it.
+        """Whether another trial of the cell has its result or will get it.
 
-        Of several that run, the first gets it, so all supervisors that ask at once agree. If that
-        trial is lost, the supervisor that queues the cell again finds the result on disk.
+        If several run, the first gets it, so that all supervisors agree. If that
+        trial is lost, the supervisor that requeues the cell finds the result on disk.
         """
         under_way = self._study.trials(TrialState.COMPLETE, TrialState.RUNNING)
         return any(
@@ -800,9 +802,9 @@ class Queue:
 
 
 def mend(grid: Grid, spec: StorageSpec) -> list[str]:
-    """Make a grid's study agree with its run folders. No supervisor may work in the folder.
+    """Make a grid's study agree with its run folders. No supervisor may be at work in the folder.
 
-    A study of another folder is made again. Returns the repairs.
+    A study of another folder is rebuilt. Returns the repairs.
 
     Raises:
         UserError: if supervisors of the other folder are at work.
@@ -829,7 +831,7 @@ def mend(grid: Grid, spec: StorageSpec) -> list[str]:
 
 
 def _deaths(run: RunState, trials: list[FrozenTrial]) -> int:
-    """How often the attempts of a missing cell have ended early, by its last trial."""
+    """The number of early ends of a missing cell's attempts, from its last trial."""
     if run.state != "missing" or not trials:
         return 0
     return max(trials, key=lambda trial: trial.number).user_attrs.get("deaths", 0)

@@ -26,15 +26,15 @@ from lightning_app.runs.records import Cell
 from lightning_app.runs.run import RunState
 from lightning_app.tasks.base import build_task
 
-_OPTIMIZER_STATES = {"adam": 2, "adamw": 2, "radam": 2, "sgd": 1}  # numbers kept for each parameter
-KEPT = {  # for each value of `checkpoints`: the number kept of a finished cell, and a sentence
+_OPTIMIZER_STATES = {"adam": 2, "adamw": 2, "radam": 2, "sgd": 1}  # numbers kept per parameter
+KEPT = {  # by value of `checkpoints`: the number kept per finished cell, and a sentence
     "all": (2, "the last and the best checkpoint of a cell are kept"),
     "last": (1, "the last checkpoint of a cell is kept"),
     "best": (1, "the best checkpoint of a cell is kept"),
     "none": (0, "no checkpoint is kept once a cell is done"),
 }
 _RUNNING = 2  # checkpoints of a running cell, for every value of `checkpoints`
-_SAMPLE = 20  # finished runs of a shape whose files are measured
+_SAMPLE = 20  # finished runs per shape whose files are measured
 _FREE = (SEED, WARMUP, RATE)  # axes that do not change the cost of a step
 
 
@@ -44,7 +44,7 @@ def parameters(config: dict[str, Any]) -> int:
     vocab_size = config["data"]["vocab_size"]
     if vocab_size is None:  # every word of the corpus is a token
         vocab_size = _words(json.dumps(config["data"]))
-    # Dropout has no parameters, and may be an axis of many values.
+    # Dropout has no parameters and may be an axis with many values.
     architecture = replace(said.architecture, dropout=0.0, attention_dropout=0.0)
     return _count(architecture, said.block, said.objective, vocab_size)
 
@@ -66,7 +66,7 @@ def _count(
 
 @cache
 def _words(data: str) -> int:
-    """The words of a corpus, whose config is given as JSON."""
+    """The words of a corpus, whose config is passed as JSON."""
     return prepare(resolved_data(json.loads(data))).meta["vocab_size"]
 
 
@@ -90,18 +90,18 @@ class CostGroup:
 
     @property
     def checkpoint(self) -> int:
-        """Bytes of one checkpoint: the parameters and what the optimizer keeps for each."""
+        """Bytes of one checkpoint: the parameters and the optimizer's state for each."""
         states = _OPTIMIZER_STATES.get(self.config["model"]["optimizer"]["kind"], 2)
         return 4 * (1 + states) * self.parameters
 
     @property
     def tokens(self) -> int | None:
-        """Tokens that one run trains on at most, or None where its steps are not bounded."""
+        """The maximum tokens that one run trains on; None if its steps are unbounded."""
         return most_read(self.config)[0]
 
     @property
     def seconds(self) -> float | None:
-        """Seconds of one run: the mean of the finished ones, else from the measured step."""
+        """Seconds of one run: the mean of the finished ones, otherwise from the measured step."""
         known = [run.result["seconds"] for run in self.runs if run.result is not None]
         if known:
             return sum(known) / len(known)
@@ -128,7 +128,7 @@ def shapes_of(
 
 
 def stale_cells(grid: Grid, shapes: list[CostGroup]) -> dict[str, Groups]:
-    """The finished cells of other code, data, libraries or devices, by kind."""
+    """The finished cells from other code, data, libraries or devices, by kind."""
     from lightning_app.training.hardware import here
 
     pairs = (zip(shape.cells, shape.runs, strict=True) for shape in shapes)
@@ -184,7 +184,7 @@ def plan_document(grid: Grid, shapes: list[CostGroup]) -> dict[str, Any]:
 
 
 def _seconds(shapes: list[CostGroup], workers: int) -> float | None:
-    """The estimated seconds of the remaining cells, divided over the workers."""
+    """The estimated seconds of the remaining cells, divided among the workers."""
     left = [(shape, len(shape.cells) - shape.done) for shape in shapes]
     cells = sum(count for _, count in left)
     if not cells:
@@ -192,7 +192,7 @@ def _seconds(shapes: list[CostGroup], workers: int) -> float | None:
     known = [shape.seconds for shape in shapes if shape.seconds is not None]
     if not known:
         return None
-    mean = sum(known) / len(known)  # for shapes of which none has finished yet
+    mean = sum(known) / len(known)  # for shapes without a finished run
     total = sum((mean if shape.seconds is None else shape.seconds) * n for shape, n in left)
     return total / min(workers, cells)
 
@@ -200,7 +200,7 @@ def _seconds(shapes: list[CostGroup], workers: int) -> float | None:
 def _disk(grid: Grid, shapes: list[CostGroup], kept: int, workers: int) -> float:
     """Bytes of all finished run folders, and of the checkpoints of running cells.
 
-    Each has `kept` checkpoints; the size of the other files is measured on finished runs.
+    Each run has `kept` checkpoints; the size of the other files is measured on finished runs.
     """
     total = 0.0
     for shape in shapes:

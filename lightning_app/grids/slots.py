@@ -20,10 +20,10 @@ def default_workers() -> int:
 
 
 def cpu_quota(proc: Path = Path("/proc"), mounted: Path = Path("/sys/fs/cgroup")) -> float:
-    """The cores whose time the control groups of this process may use, inf without a limit.
+    """The number of cores that this process's control groups may use; inf without a limit.
 
-    A container or a batch system limits the time of all cores together, which the affinity does
-    not show. A group can use no more than any group above it.
+    A container or a batch system limits the total time of all cores, which the affinity does
+    not show. A group is also limited by every group above it.
     """
     found = inf
     with suppress(OSError):
@@ -32,7 +32,7 @@ def cpu_quota(proc: Path = Path("/proc"), mounted: Path = Path("/sys/fs/cgroup")
             if controllers and "cpu" not in controllers.split(","):
                 continue
             top = mounted / "cpu" if controllers else mounted  # versions 1 and 2
-            # In a container the path may be that of the host: what is visible there is the top.
+            # In a container the path may be the host's; then the visible root is the top group.
             for group in ((own := top / path.strip("/")), *own.parents):
                 if group.is_relative_to(top):
                     found = min(found, _quota_of(group))
@@ -53,7 +53,7 @@ def _quota_of(group: Path) -> float:
 class Slot:
     """A place for one cell.
 
-    `group` is the number of its group of devices; `visible` names the devices for CUDA, and is None
+    `group` is the number of its group of devices; `visible` names the devices for CUDA and is None
     on a CPU. `devices` processes train the cell, with `threads` each.
     """
 
@@ -65,7 +65,7 @@ class Slot:
     workers: int
 
     def record(self) -> dict[str, Any]:
-        """The description for results: the devices, and the number of cells that share them."""
+        """The description for results: the devices and the number of cells that share them."""
         return {
             "devices": list(self.visible or ["cpu"] * self.devices),
             "cells_per_device": self.sharing,
@@ -75,7 +75,7 @@ class Slot:
 
 
 class Slots:
-    """The slots of a host, taken and given back."""
+    """The slots of a host, which cells take and return."""
 
     def __init__(self, slots: Sequence[Slot]) -> None:
         self._free = list(slots)
@@ -87,7 +87,7 @@ class Slots:
 
     @property
     def threads(self) -> int:
-        """Threads for each process of a cell."""
+        """Threads per process of a cell."""
         return (*self._free, *self._taken)[0].threads
 
     @property
@@ -96,9 +96,9 @@ class Slots:
         return all(slot.group in self._exclusive for slot in self._free)
 
     def take(self, alone: bool = False) -> Slot | None:
-        """Take the slot whose devices have the fewest cells; None if there is no free slot.
+        """Take the slot whose devices have the fewest cells; None if no slot is free.
 
-        With `alone`, take only one whose devices have no other cell.
+        With `alone`, take only a slot whose devices have no other cell.
         """
         load = {slot.group: 0 for slot in (*self._free, *self._taken)}
         for slot in self._taken:
@@ -135,13 +135,13 @@ def slots_of(
     """Divide a host into slots for cells.
 
     Args:
-        cores: The cores that this process may use.
+        cores: The number of cores that this process may use.
         visible: CUDA's names of the accelerators; without any, cells run on the CPU.
-        devices: Number of devices, and so of processes, that train one cell.
+        devices: The number of devices, and so of processes, that train one cell.
         sharing: The number of cells that share a device; by default one. On a CPU
             `workers` sets it.
-        workers: The number of cells that run at once; by default as many as fit: on a CPU one
-            process for each core.
+        workers: The number of cells that run at the same time; by default as many as fit: on a CPU
+            one process per core.
         cells: The number of cells, which limits the number of slots.
         most_threads: The largest number of threads of a process; by default its share of the cores.
 
@@ -186,6 +186,6 @@ def slots_of(
 
 
 def visible_devices(count: int, environment: Mapping[str, str]) -> tuple[str, ...]:
-    """The names by which CUDA_VISIBLE_DEVICES can choose among `count` visible devices."""
+    """The names with which CUDA_VISIBLE_DEVICES selects among `count` visible devices."""
     named = [name for name in environment.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
     return tuple(named[:count]) if len(named) >= count else tuple(map(str, range(count)))

@@ -1,4 +1,4 @@
-"""The storage of a grid's study: a journal in a shared folder, or any database that Optuna opens.
+"""The storage of a grid's study: a journal in a shared folder, or any database supported by Optuna.
 
 A URL that is shown or logged never contains a password.
 """
@@ -41,7 +41,7 @@ class StorageSpec:
     """A storage of Optuna.
 
     Attributes:
-        shown: Its name in messages; without a password.
+        shown: Its name in messages, without a password.
         journal: The path of a journal; None for a database.
         url: The URL of a database, perhaps with a password; not in the printed form.
     """
@@ -54,7 +54,7 @@ class StorageSpec:
 def storage_spec(
     text: str | None, journal: Path, environment: Mapping[str, str] = os.environ
 ) -> StorageSpec:
-    """Read the storage from `--storage`, else from ABLATE_STORAGE; by default the `journal`.
+    """Read the storage from `--storage` or ABLATE_STORAGE; by default the `journal`.
 
     Raises:
         UserError: for a URL that cannot be read, for a password on the command line, and for a
@@ -97,7 +97,7 @@ def _database(
     shown = url._replace(password=None, query={}).render_as_string()
     if url.drivername in ("postgresql", "postgres"):
         url = url.set(drivername="postgresql+psycopg")  # SQLAlchemy's default is psycopg2
-        # Kept here, because no process of a cell has it in its environment.
+        # Kept here because the processes of cells do not have it in their environment.
         if url.password is None and "PGPASSWORD" in environment:
             url = url.set(password=environment["PGPASSWORD"])
     return StorageSpec(shown, url=url.render_as_string(hide_password=False))
@@ -106,7 +106,7 @@ def _database(
 class Journal(JournalStorage):
     """Optuna's journal in a folder that several hosts may share, with heartbeats.
 
-    A heartbeat sets the time of a file beside the journal, and is compared with that of another
+    A heartbeat sets the time of a file next to the journal, and is compared with that of another
     file there: only the clock of the file system counts.
     """
 
@@ -141,7 +141,7 @@ class Journal(JournalStorage):
 class _JournalLock(JournalFileOpenLock):
     """A lock that the kernel releases when its process is killed, unlike Optuna's.
 
-    The next holder removes the last line of a writer that was killed in the middle of it.
+    The next holder removes the last line of a writer killed while writing it.
     """
 
     def __init__(self, path: Path) -> None:
@@ -159,7 +159,7 @@ class _JournalLock(JournalFileOpenLock):
 
 
 def open_storage(spec: StorageSpec, lost_after: float = LOST_AFTER) -> Journal | RDBStorage:
-    """Open a storage, making the tables of an empty database.
+    """Open a storage, creating the tables of an empty database.
 
     Args:
         spec: The storage.
@@ -192,7 +192,7 @@ def open_storage(spec: StorageSpec, lost_after: float = LOST_AFTER) -> Journal |
                     raise UserError(f"{spec.shown}: cannot be used: {reason(error)}") from error
                 time.sleep(random.uniform(0.2, 0.5))
             except (RuntimeError, LookupError, ValueError, TypeError) as error:
-                # Tables of another version of Optuna, or options that the driver does not have.
+                # Tables of another version of Optuna, or options unknown to the driver.
                 raise UserError(f"{spec.shown}: cannot be used: {_first_line(error)}") from error
     raise AssertionError("the loop returns or raises")
 
@@ -215,13 +215,13 @@ def fail_lost(study: optuna.Study, storage: Journal | RDBStorage) -> None:
     for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
         identity = storage.get_trial_id_from_study_id_trial_number(known, trial.number)
         if storage.is_silent(identity):
-            with suppress(UpdateFinishedTrialError):  # it has just ended
+            with suppress(UpdateFinishedTrialError):  # the trial has just ended
                 storage.set_trial_state_values(identity, TrialState.FAIL)
 
 
 def is_outage(error: BaseException) -> bool:
     """Whether `error` is a short outage of the storage, so that a retry may succeed."""
-    if isinstance(error, UserError):  # it could not be opened: probably a wrong address
+    if isinstance(error, UserError):  # it could not be opened, probably because of a wrong address
         return False
     return any(_is_lost_link(each) for each in _causes(error))
 
@@ -236,7 +236,7 @@ def reason(error: BaseException) -> str:
 
 def _is_lost_link(error: BaseException) -> bool:
     if isinstance(error, exc.PendingRollbackError | Timeout):
-        return True  # the link broke inside a transaction; another process holds the journal
+        return True  # the connection broke inside a transaction; another process holds the journal
     if isinstance(error, exc.DBAPIError):
         lost = isinstance(error, exc.OperationalError | exc.InterfaceError)
         return lost or error.connection_invalidated
@@ -244,7 +244,7 @@ def _is_lost_link(error: BaseException) -> bool:
 
 
 def _cut_torn_line(journal: Path) -> bool:
-    """Remove a last line without its end: the next line would continue it."""
+    """Remove an unterminated last line, which the next line would continue."""
     with journal.open("rb+") as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(0, size - 1))
@@ -256,7 +256,7 @@ def _cut_torn_line(journal: Path) -> bool:
 
 
 def _time_of(path: Path) -> float:
-    """The time of a file, in seconds; opened, so that a network file system asks its server."""
+    """The time of a file, in seconds; opening it makes a network file system ask its server."""
     with path.open("rb") as file:
         return os.fstat(file.fileno()).st_mtime
 

@@ -1,6 +1,6 @@
-"""`ablate submit`: an array of supervisors for SLURM, each of which takes cells until none is left.
+"""`ablate submit`: an array of supervisors for SLURM; each takes cells until none are left.
 
-The job holds no state: whatever ends it, another job continues the grid.
+The job has no state: whatever ends it, another job continues the grid.
 """
 
 import os
@@ -24,7 +24,7 @@ from lightning_app.runs.folder import GridFolder
 
 DEFAULT = Path("experiments")
 
-# Options of `ablate run` that `ablate submit` passes on, by their names for `Options.of`.
+# The options of `ablate run` that `ablate submit` passes on, by their names in `Options.of`.
 RUN_OPTIONS = (
     *("workers", "devices_per_cell", "slots_per_device"),
     *("lost_after", "hang_limit", "max_time", "retry_failed"),
@@ -32,7 +32,7 @@ RUN_OPTIONS = (
 
 # SLURM sends SIGUSR1 180 seconds before the job's time limit, so that the cells save their state.
 # Exit code 130: the supervisor was interrupted; 138: SIGUSR1 ended it before it was ready. With
-# `Incomplete`, scontrol does not requeue a job that its user has cancelled.
+# `Incomplete`, scontrol does not requeue a job that its user cancelled.
 _SCRIPT = Template("""\
 #!/bin/bash
 # Written by `ablate submit`, which also makes the folder of the logs.
@@ -54,7 +54,7 @@ code=$$?
 ${again}exit "$$code"
 """)
 
-# srun does not take this option from the job.
+# srun does not inherit this option from the job.
 _STEP = "srun --nodes=1 --ntasks=1 ${SLURM_CPUS_PER_TASK:+--cpus-per-task=$SLURM_CPUS_PER_TASK}"
 
 _AGAIN = """\
@@ -89,10 +89,10 @@ def submit_command(
 
     Args:
         grid: The grid, as for `ablate run`.
-        experiments: Where the grid's folder lies.
-        array: Supervisors, one for each task of the array.
-        concurrent: How many of them run at once, None for all.
-        sbatch: Further words for sbatch, which checks them, such as ``--partition gpu``.
+        experiments: The folder that holds the grid's folder.
+        array: The number of supervisors, one per task of the array.
+        concurrent: How many of them run at the same time; None for all.
+        sbatch: Additional words for sbatch, which checks them, such as ``--partition gpu``.
         storage: As for `ablate run`.
         requeue: Whether a task that reached its time limit is queued again.
         dry_run: Print the script; write and submit nothing.
@@ -104,7 +104,7 @@ def submit_command(
     Raises:
         UserError: for options of sbatch that this command sets, and if SLURM is not installed.
     """
-    Options.of(options)  # refuses wrong values here, not in each job
+    Options.of(options)  # refuse wrong values here rather than in each job
     file = find_grid(grid).resolve()
     name = read_spec(grid).name
     folder = GridFolder(experiments.resolve() / name)
@@ -194,18 +194,18 @@ def _fill(
 
 
 def _submit(text: str, folder: GridFolder, words: Sequence[str]) -> str | None:
-    """Write the script, give it to sbatch after `words`, and return the job, None if it refuses.
+    """Write the script, pass it to sbatch after `words`, and return the job; None if refused.
 
-    Variables of the environment are removed if they would override options of the script, or
+    Environment variables are removed if they would override options of the script or
     describe the job in which this process runs.
     """
     if shutil.which("sbatch") is None:
         raise UserError("submit: no sbatch on the PATH; submit from a host that has SLURM")
     write_whole(folder.script, text)
     with writing_in(folder.path):
-        folder.logs.mkdir(exist_ok=True)  # without it SLURM fails without a message
+        folder.logs.mkdir(exist_ok=True)  # without it, SLURM fails without a message
     overruling = {f"SBATCH_{key.upper().replace('-', '_')}" for key in _OURS}
-    overruling.add("SBATCH_ARRAY_INX")  # the variable of --array
+    overruling.add("SBATCH_ARRAY_INX")  # the variable for --array
     in_a_job = "SLURM_JOB_ID" in os.environ
     environment = {
         key: value
@@ -220,5 +220,5 @@ def _submit(text: str, folder: GridFolder, words: Sequence[str]) -> str | None:
         text=True,
         check=False,
     )
-    # The name of the cluster may follow the number of the job.
+    # The job number may be followed by the cluster name.
     return done.stdout.strip().partition(";")[0] if done.returncode == 0 else None

@@ -1,4 +1,4 @@
-"""`ablate run`: a supervisor starts the missing cells of a grid and records how each of them ended.
+"""`ablate run`: a supervisor starts the missing cells of a grid and records how each of them ends.
 
 No run is lost or done twice."""
 
@@ -73,19 +73,19 @@ SERVER_ENDED = 255  # multiprocessing's exit code of children whose fork server 
 _TICK = 0.2  # seconds
 _INDEX_EVERY = 20.0  # seconds
 _ASK_EVERY = 5.0  # seconds between queries about other supervisors
-_STRAGGLERS = 15.0  # seconds that ranks may take to end after the first of them, or the result
-_LOOKS = 1.6  # times `lost_after`: a lost supervisor is found within 1.5 times
+_STRAGGLERS = 15.0  # seconds for ranks to end after the first of them, or after the result
+_LOOKS = 1.6  # times `lost_after`: a lost supervisor is detected within 1.5 times
 _GRACE = 120.0  # seconds that a cell may take to save its state
 
 
 @dataclass
 class Running:
-    """A running cell: its claim, its processes (one for each rank), and the time of progress."""
+    """A running cell: its claim, its processes (one per rank), and the time of progress."""
 
     claim: Claim
     job: Job
     ranks: list[ForkServerProcess]
-    trial: Trial | None  # what a pruner needs
+    trial: Trial | None  # for a pruner
     since: float = field(default_factory=time.monotonic)
     moved: float = field(default_factory=time.monotonic)
     mark: int = 0  # modification time of its progress file, by the clock of that file system
@@ -107,19 +107,19 @@ class Running:
 
 
 class Supervisor:
-    """Start cells in free slots until the queue is empty, a signal arrives or the time is over.
+    """Start cells in free slots until the queue is empty, a signal arrives or the time is up.
 
     Args:
         grid: The grid.
-        queue: Its cells that are to run.
+        queue: Its remaining cells.
         slots: The slots for the cells.
         options: The time limits for cells without progress and for supervisors without heartbeat,
-            and whether to wait while others run cells, which may be lost. Without waiting, this
-            supervisor ends once it knows the cells that are lost by now.
+            and whether to wait while others run cells, in case one is lost. Without waiting, this
+            supervisor ends once it knows which cells are already lost.
         stop: The signals that have arrived.
         program: The module that trains a cell.
-        index: Called with the grid's folder from time to time.
-        until: When the last cell may start (monotonic seconds).
+        index: Called with the grid's folder at intervals.
+        until: The latest start of a cell (monotonic seconds).
     """
 
     def __init__(
@@ -147,11 +147,11 @@ class Supervisor:
         self._running: list[Running] = []
         self._pending: Claim | None = None  # a claim that needs a device for itself
         self._indexed = time.monotonic()
-        self._empty = -inf  # when the queue was last found empty
-        self._looked = -inf  # when others were last found at work
+        self._empty = -inf  # when the queue was last empty
+        self._looked = -inf  # when others were last seen at work
 
     def run(self, total: int) -> None:
-        """Run cells; `total` is their present number. Raises `Interrupted`."""
+        """Run cells; `total` is their current number. Raises `Interrupted`."""
         self._display = Display(self._grid.name, total)
         try:
             while not self._over():
@@ -168,7 +168,7 @@ class Supervisor:
                 f"{self._grid.folder}: was removed while cells ran; give the same command again"
             ) from error
         finally:
-            self._save()  # also if the storage is lost
+            self._save()  # even if the storage is lost
             for each in self._running:
                 self._end(each)
             self._display.close()
@@ -198,7 +198,7 @@ class Supervisor:
             self._start(claim, slot)
 
     def _may_ask(self) -> bool:
-        """Whether to ask the queue: always if it may have cells, else every few seconds."""
+        """Whether to ask the queue: always if it may have cells, otherwise every few seconds."""
         return self._queue.has_candidates or time.monotonic() - self._empty >= _ASK_EVERY
 
     def _start(self, claim: Claim, slot: Slot) -> None:
@@ -209,7 +209,7 @@ class Supervisor:
                 try:
                     folder.attempt(attempt).path.mkdir(parents=True)
                     break
-                except FileExistsError:  # another supervisor has just begun it
+                except FileExistsError:  # another supervisor has just started it
                     attempt += 1
         end_marked(folder.attempt(number).path for number in range(1, attempt))
         job = self._job(claim, folder, attempt, slot)
@@ -235,7 +235,7 @@ class Supervisor:
         )
 
     def _others_may_lose(self) -> bool:
-        """Whether this supervisor waits for cells that may come back to the queue."""
+        """Whether this supervisor waits for cells that may return to the queue."""
         if self._pending is not None or time.monotonic() - self._looked < _ASK_EVERY:
             return True
         others = self._queue.elsewhere()
@@ -269,7 +269,7 @@ class Supervisor:
         self._display.update(lambda: [self._look(each) for each in self._running])
 
     def _has_ended(self, each: Running) -> bool:
-        """Whether all ranks have ended, or must be killed: they hang, or outlive the result."""
+        """Whether all ranks have ended or must be killed, as they hang or outlive the result."""
         now = time.monotonic()
         if not each.left:
             return True
@@ -284,7 +284,7 @@ class Supervisor:
         return each.claim.cell.name, read_progress(each.job.folder, each.job.attempt)
 
     def _drop(self, taken: Sequence[Claim]) -> None:
-        """End cells that another supervisor has taken over; it continues from what they saved."""
+        """End cells that another supervisor has taken over; it continues from their checkpoints."""
         trials = {claim.trial for claim in taken}
         if self._pending is not None and self._pending.trial in trials:
             self._pending = None
@@ -329,9 +329,9 @@ class Supervisor:
             self._say(each, run.word, f"{LOSS} {'-' if loss is None else f'{loss:.4f}'}")
 
     def _died(self, each: Running, why: str, alone: bool = False) -> None:
-        """Queue a cell again that did not end by its own error, unless this happened too often."""
+        """Requeue a cell that did not end by its own error, unless this happened too often."""
         name, deaths = each.claim.cell.name, each.claim.deaths + 1
-        if self._stop.requested:  # the cells received the signal, too
+        if self._stop.requested:  # the cells also received the signal
             self._queue.put_back(each.claim, "interrupted")
         elif deaths < MOST_DEATHS:
             self._queue.put_back(each.claim, why, death=True, alone=alone)
@@ -358,7 +358,7 @@ class Supervisor:
         self._display.finished(each.claim.cell.name, status, detail, seconds)
 
     def _end(self, each: Running) -> None:
-        """Kill the remaining processes of an attempt and all that it started."""
+        """Kill the remaining processes of an attempt and everything it started."""
         kill(*each.ranks)
         end_marked([each.job.record.path])
         each.job.record.meeting.unlink(missing_ok=True)
@@ -371,7 +371,7 @@ class Supervisor:
             self._reports.forget(each.trial)
 
     def _save(self, tend: Callable[[], object] = lambda: None) -> None:
-        """Make the running cells save their state, and wait for them to end, up to a limit."""
+        """Make the running cells save their state, and wait a limited time for them to end."""
         running = [each for each in self._running if each.left]
         if running:
             self._display.say(
@@ -379,7 +379,7 @@ class Supervisor:
             )
         for each in running:
             for rank in each.left:
-                rank.terminate()  # a suspended process receives it once it continues
+                rank.terminate()  # a suspended process receives it once it resumes
         until = time.monotonic() + _GRACE
         while any(each.left for each in running) and self._stop.count < 2:
             if time.monotonic() > until:
@@ -388,7 +388,7 @@ class Supervisor:
             time.sleep(_TICK)
 
     def _put_back(self) -> None:
-        """Kill the running cells and queue them again; results that are complete count."""
+        """Kill the running cells and requeue them; complete results count."""
         self._save(self._queue.tend)
         while self._running:
             each = self._running[-1]
@@ -431,7 +431,7 @@ class Ending:
     Attributes:
         grid: The grid, None if the supervisor was stopped before it was planned.
         elsewhere: The number of cells that other supervisors run now.
-        cut: The reason why the supervisor stopped early; else empty.
+        cut: The reason why the supervisor stopped early, otherwise empty.
     """
 
     grid: Grid | None
@@ -448,17 +448,17 @@ def run_grid(
     corpus: Corpus = corpus_of,
     index: Callable[[Path], object] = lambda folder: None,
 ) -> Ending:
-    """Run the missing cells of a grid until all are done, or a signal, time or outage ends it.
+    """Run the missing cells of a grid until all are done, or a signal, time limit or outage.
 
     In every case finished cells are kept and no process remains.
 
     Args:
         spec: The content of the grid file.
-        folder: The grid's folder, made if it is missing.
+        folder: The grid's folder, created if missing.
         options: How the supervisor works.
         program: The module that resolves, prepares and trains.
         corpus: Returns the digest of the content of a corpus.
-        index: Called with the grid's folder from time to time, to index the runs.
+        index: Called with the grid's folder at intervals, to index the runs.
 
     Raises:
         UserError: for a mistake in the grid or the options, and for damaged results.
@@ -521,10 +521,10 @@ def current_grid(
     corpus: Corpus = corpus_of,
     results: Iterable[Path] = (),
 ) -> Grid:
-    """The grid with its saved plan if that is valid, else with a new one, which is saved.
+    """The grid with its saved plan if valid, otherwise with a new one, which is saved.
 
-    The caller holds the start lock. A supervisor that is `alone` also copies what is finished in
-    the stores of `results`, and links the runs in the store that the plan names, and no others.
+    The caller holds the start lock. A supervisor that is `alone` also copies finished runs from
+    the stores of `results`, and links exactly the stored runs named in the plan.
     """
     try:
         plan = load_plan(folder.plan)
@@ -538,7 +538,8 @@ def current_grid(
             "its corpus or of this program; let them end "
             "first"
         )
-    # Parents may have finished since. Beside other supervisors the set of cells stays as it is.
+    # Parents may have finished since. While other supervisors work, the set of cells stays
+    # unchanged.
     valid = valid and not (alone and plan is not None and plan.waiting)
     grid = Grid(spec, folder, plan if plan is not None and valid else make())
     if plan is not None and not valid:
@@ -556,7 +557,7 @@ def current_grid(
 
 
 def _refuse_lost_parents(grid: Grid, former: Plan) -> None:
-    """Refuse a new plan without finished cells whose parents are gone: their ids need these."""
+    """Refuse a new plan without finished cells whose parents are gone: their ids need them."""
     waiting = {cell.parent for cell in grid.plan.waiting}
     lost = [
         cell
@@ -579,10 +580,10 @@ def _rerun_stale(grid: Grid, program: str, stop: Stop, alone: bool) -> None:
 
 
 def rerun_stale(grid: Grid, here: Mapping[str, Any]) -> str:
-    """Put aside the runs of other code, data or libraries, and those that lack what the grid keeps.
+    """Put aside runs from other code, data or libraries, and those lacking files to keep.
 
-    Their cells then run again. Interrupted runs are put aside too: otherwise two versions would
-    train the same weights. A run that another process trains now stays. Returns a line with their
+    Their cells then run again. Interrupted runs are put aside too; otherwise two versions would
+    train the same weights. A run that another process is training stays. Returns a line with their
     number. Raises `UserError` if a folder cannot be written.
     """
     states = {cell.id: grid.state(cell, with_metric=False) for cell in grid.cells}
@@ -614,7 +615,7 @@ def rerun_stale(grid: Grid, here: Mapping[str, Any]) -> str:
 
 
 def _record(folder: RunFolder, state: RunState) -> Mapping[str, Any] | None:
-    """The provenance of a run, None if it has left nothing that the next attempt would use."""
+    """The provenance of a run, None if it left nothing that the next attempt would use."""
     if state.result is not None or state.pruned is not None:
         return state.result or state.pruned
     if not folder.checkpoint("last").is_file():
@@ -629,7 +630,7 @@ def _record(folder: RunFolder, state: RunState) -> Mapping[str, Any] | None:
 
 
 def _slots(spec: GridSpec, options: Options, program: str, stop: Stop) -> Slots:
-    """Divide this host over cells, and set the threads that each process of a cell may use."""
+    """Divide this host among cells, and set the threads that each process of a cell may use."""
     accelerator = spec.base_config.get("trainer", {}).get("accelerator", "auto")
     count = 0
     if accelerator != "cpu" and _NVIDIA.exists():

@@ -1,4 +1,4 @@
-"""Worker processes: started warm by a fork server, watched, and ended with all that they started.
+"""Worker processes: started warm by a fork server, watched, and ended with everything they started.
 
 The fork server imports torch and Lightning once; a cell's process then starts in milliseconds. The
 supervisor itself imports neither."""
@@ -37,7 +37,7 @@ from lightning_app.runs.records import Plan
 from lightning_app.runs.run import Run
 
 MARK = "ABLATE_ATTEMPT"
-"""The environment variable that names the attempt to all programs that it executes."""
+"""The environment variable that identifies the attempt to all programs it executes."""
 
 
 def mark(record: Path) -> None:
@@ -46,7 +46,7 @@ def mark(record: Path) -> None:
 
 
 def _mark(record: Path) -> str:
-    """The name of an attempt of one grid: a run in the store may have attempts of several."""
+    """The name of an attempt of one grid: a run in the store may have attempts by several grids."""
     return str(record.parents[2].resolve().joinpath(*record.parts[-3:]))
 
 
@@ -56,12 +56,12 @@ def end_tree(pids: Iterable[int]) -> None:
         with suppress(psutil.NoSuchProcess):
             for child in psutil.Process(pid).children(recursive=True):
                 _kill(child)
-        with suppress(ProcessLookupError):  # it has ended, or does not lead a group yet
+        with suppress(ProcessLookupError):  # it has ended or does not lead a group yet
             os.killpg(pid, signal.SIGKILL)
 
 
 def end_marked(records: Iterable[Path]) -> None:
-    """Kill processes that finished attempts left on this host, such as a launcher's orphans."""
+    """Kill processes left on this host by finished attempts, such as a launcher's orphans."""
     names = set(map(_mark, records))
     for process in psutil.process_iter() if names else ():
         with suppress(psutil.Error):
@@ -76,10 +76,10 @@ def _kill(process: psutil.Process) -> None:
 
 FAILED = 3  # exit code: the attempt left an error
 DISK_FULL = 4  # exit code: the attempt is void
-HELD = 5  # exit code: another process trains the run
+HELD = 5  # exit code: another process is training the run
 OUT_OF_MEMORY = 6  # exit code: another attempt may succeed
 
-_OLD_WORKER_GONE = 60.0  # seconds that the worker of a killed supervisor may take to end
+_OLD_WORKER_GONE = 60.0  # seconds for the worker of a killed supervisor to end
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,7 +129,7 @@ class Job:
 def run_rank(job: Job, rank: int) -> None:
     """Run one rank of an attempt in this process, which then ends.
 
-    Everything printed goes to the rank's log. Rank 0 holds the run's lock and writes the files of
+    All output goes to the rank's log. Rank 0 holds the run's lock and writes the files of
     the run. The process ends with exit code 0 and a result on disk, with one of the codes above, or
     by a signal.
     """
@@ -149,7 +149,7 @@ def run_rank(job: Job, rank: int) -> None:
             return
         with run_lock(job.folder, _OLD_WORKER_GONE):
             if job.folder.last_attempt() != job.attempt:
-                sys.exit(HELD)  # another grid has begun an attempt, which continues this one
+                sys.exit(HELD)  # another grid has started an attempt that continues this one
             if Run(job.folder, job.identity).state.short:
                 move(job.folder.result, job.folder.result.with_name(f"{RESULT}.short"))
             if not job.is_over:
@@ -166,7 +166,7 @@ def answer(
     function: Callable[..., Any],
     *arguments: Any,
 ) -> None:
-    """Send what `function` returns, or the `UserError` or `OSError` that it raises.
+    """Send the result of `function`, or the `UserError` or `OSError` that it raises.
 
     The plug-ins of the calling process are loaded first.
     """
@@ -180,7 +180,7 @@ def answer(
 
 
 def make_plan(program: str, spec: GridSpec, experiments: Path) -> Plan:
-    """The plan of a grid. It is made in a child, because torch is slow to import."""
+    """The plan of a grid. It is computed in a child process because torch is slow to import."""
     module = importlib.import_module(program)
     return expand(spec, module.resolve, module.identify, experiments)[0]
 
@@ -188,10 +188,10 @@ def make_plan(program: str, spec: GridSpec, experiments: Path) -> Plan:
 def prepare_data(program: str, grid: Grid) -> None:
     """Prepare every corpus, so that cells only read.
 
-    Cells are checked again where a corpus was not there when they were planned.
+    Cells are checked again if a corpus was missing when they were planned.
 
     Raises:
-        UserError: for a corpus, or for a cell that it does not fit.
+        UserError: for a mistake in a corpus, or a cell that does not fit it.
     """
     module = importlib.import_module(program)
     made = [module.prepare(config) for config in grid.data]
@@ -205,7 +205,7 @@ def count_devices(program: str) -> int:
 
 
 def look_here(program: str, configs: tuple[Mapping[str, Any], ...]) -> Mapping[str, Any]:
-    """The code, libraries, device and data of a run that would start now."""
+    """The code, libraries, device and data of a run started now."""
     return importlib.import_module(program).here(configs)
 
 
@@ -226,7 +226,7 @@ def _train(program: Any, job: Job) -> None:
 def _begin() -> None:
     os.setsid()
     bind_to_supervisor()
-    gc.freeze()  # the collector need not scan imported modules, which copies their pages
+    gc.freeze()  # keep the collector from scanning imported modules, which would copy their pages
     gc.enable()
 
 
@@ -241,7 +241,7 @@ def _redirect_output(log: Path) -> None:
 
 
 def _end(path: Path, error: BaseException) -> NoReturn:
-    """Write the error and end this process with the exit code or signal that belongs to it."""
+    """Write the error and end this process with the matching exit code or signal."""
     if isinstance(error, KeyboardInterrupt) or type(error).__name__ == "SIGTERMException":
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # Lightning turned it into an exception
         os.kill(os.getpid(), signal.SIGTERM)
@@ -266,8 +266,8 @@ _CONTEXT = multiprocessing.get_context("forkserver")
 # Only the supervisor opens the storage.
 _SECRETS = ("ABLATE_STORAGE", "PGPASSWORD")
 
-# Variables of a launcher or scheduler would change every cell: another rank,
-# another seed, a port that is taken, automatic requeueing.
+# Variables of a launcher or scheduler would affect every cell: another rank,
+# another seed, a port in use, automatic requeueing.
 _FOREIGN = ("MASTER_", "TORCHELASTIC_", "SLURM_", "SRUN_", "PMI_", "PMIX_", "OMPI_")
 _FOREIGN_NAMES = ("RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "WORLD_SIZE", "PL_GLOBAL_SEED")
 
@@ -281,7 +281,7 @@ def cell_environment() -> Iterator[None]:
             del os.environ[name]
     # The usual way to count GPUs initialises CUDA, after which no process may be forked.
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
-    # The fork server would look for modules in the current folder first, unlike this process.
+    # The fork server would, unlike this process, look for modules in the current folder first.
     os.environ |= {"PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     try:
         yield
@@ -291,9 +291,9 @@ def cell_environment() -> Iterator[None]:
 
 
 def most_threads(environment: Mapping[str, str]) -> int | None:
-    """Return the number of threads that the user allows a process, or None.
+    """Return the number of threads that the user allows per process, or None.
 
-    OMP_NUM_THREADS may have a number for each level of nested loops; the first one counts.
+    OMP_NUM_THREADS may have one number per level of nested loops; the first counts.
     """
     first = environment.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
     return int(first) if first.isdecimal() and int(first) > 0 else None
@@ -317,7 +317,7 @@ def preload(program: str) -> None:
 
 
 def start(function: Callable[..., None], *arguments: Any) -> ForkServerProcess:
-    """Call `function` in a new child, of a new fork server if the old one has been killed."""
+    """Call `function` in a new child, using a new fork server if the old one was killed."""
     for _ in range(3):
         process = _CONTEXT.Process(target=function, args=arguments)
         try:
@@ -336,7 +336,7 @@ def start(function: Callable[..., None], *arguments: Any) -> ForkServerProcess:
 
 
 def kill(*processes: ForkServerProcess) -> None:
-    """Kill children with all processes that they started, and wait until they have ended."""
+    """Kill children and all processes they started, and wait until they have ended."""
     end_tree(process.pid for process in processes if process.pid is not None)
     for process in processes:
         process.kill()

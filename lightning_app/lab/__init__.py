@@ -1,1 +1,1 @@
-"""Beside the program: speed against other libraries, and statements of theory."""
+"""Beyond the program itself: speed comparisons with other libraries, and tests of theory."""

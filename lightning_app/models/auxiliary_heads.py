@@ -1,4 +1,4 @@
-"""Heads that predict beside the output layer while a model trains (Al-Rfou et al. 2019)."""
+"""Heads that predict alongside the output layer while a model trains (Al-Rfou et al. 2019)."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -29,11 +29,11 @@ STEPS_UNKNOWN = (
 
 @dataclass(frozen=True, kw_only=True)
 class AuxiliarySpec:
-    """Which auxiliary losses are trained; a weight of 0 leaves a loss out.
+    """The auxiliary losses to train; a weight of 0 omits a loss.
 
     `intermediate`: the weight of the losses of the layers below the last. `second_target`: the
     weight of the prediction of the token after next, in every layer that predicts. `own_tables`:
-    whether each head has an output table of its own, as in the paper; otherwise intermediate
+    whether each head has its own output table, as in the paper; otherwise intermediate
     layers share the table of the output layer, and the second targets of all layers share one.
     """
 
@@ -59,7 +59,7 @@ class AuxiliarySpec:
         return not (self.intermediate or self.second_target)
 
     def check(self, stack: str, spec: StackSpec, *, bounded: bool = True) -> None:
-        """Refuse losses that a model which predicts from `stack` cannot have.
+        """Refuse losses that are impossible for a model that predicts from `stack`.
 
         `bounded`: whether the number of steps of the run is known when it starts.
 
@@ -88,26 +88,26 @@ class AuxiliarySpec:
 
 @final
 class AuxiliaryHeads(nn.Module, AuxiliaryTerms):
-    """The heads of the layers below the last, and of second targets; used in training alone.
+    """The heads of the layers below the last, and of second targets; used only in training.
 
     With n layers, L_l the loss of layer l, M_l that of its second target (the token after next)
-    and p the share of the run's steps that are done (Al-Rfou et al. 2019, 1808.04444):
+    and p the completed share of the run's steps (Al-Rfou et al. 2019, 1808.04444):
 
         L = L_n + v M_n + w sum_(l < n, p < l / (2 n)) (L_l + v M_l)
 
     with w the intermediate weight (1 in the paper) and v the second target's (0.5). So layer 1
-    predicts for the shortest time, and none below the last after half of the run. It is a sum, not
-    a mean, over the layers that still predict. L_l is the loss that the output layer is trained
-    with, label smoothing included, and the logits of layer l are
+    predicts for the shortest time, and none below the last after half of the run. The loss is a
+    sum, not a mean, over the layers that still predict. L_l is the loss that the output layer is
+    trained with, label smoothing included, and the logits of layer l are
 
         finish(N_l(x_l)) T_l^T
 
     N_l is a norm of its own where the stack ends in a norm; a dual stream has ``x_l + N_l(r_l)``.
-    `finish` is what follows the stack in the output layer and is shared with it: the transform and
-    the bias of a masked language model. The tables T are tied or own, see `AuxiliarySpec`.
+    `finish` is the part of the output layer that follows the stack, shared with it: the transform
+    and the bias of a masked language model. The tables T are tied or own, see `AuxiliarySpec`.
 
     A task calls `score` between the model's forward pass and `auxiliary_terms`. Where layer l no
-    longer predicts, its head has no gradient; in a distributed run a gradient of zeros, since
+    longer predicts, its head has no gradient, or in a distributed run a gradient of zeros, since
     DistributedDataParallel waits for every parameter.
     """
 
@@ -127,16 +127,16 @@ class AuxiliaryHeads(nn.Module, AuxiliaryTerms):
 
         self.norms = nn.ModuleList(build_norm(stack.final_norm, model_dim) for _ in range(below))
         self.tables = tables(below if spec.own_tables else 0)
-        self.second_tables = tables(seconds)  # of the layers from below; the last one's is last
+        self.second_tables = tables(seconds)  # in layer order, the last layer's last
         self._step = (0, 1)
         self._scored: tuple[Tensor, Tensor] | None = None
         initialize(self)
 
     def at_step(self, done: int, total: int) -> None:
-        """Set the place in the run: `done` of its `total` steps.
+        """Set the progress of the run: `done` of its `total` steps.
 
         Raises:
-            UserError: if the number of steps is not known.
+            UserError: if the number of steps is unknown.
         """
         if self.spec.intermediate and total < 1:
             raise UserError(STEPS_UNKNOWN)
@@ -144,10 +144,10 @@ class AuxiliaryHeads(nn.Module, AuxiliaryTerms):
 
     @property
     def active(self) -> list[int]:
-        """The layers below the last that predict now, from 1: ``done / total < l / (2 n)``."""
+        """The layers below the last that still predict, from 1: ``done / total < l / (2 n)``."""
         done, total = self._step
         layers = range(1, len(self.norms) + 1)
-        # In whole numbers, which are exact where a layer stops.
+        # In whole numbers, so that the step where a layer stops is exact.
         return [layer for layer in layers if 2 * self.depth * done < layer * total]
 
     def score(
@@ -164,15 +164,15 @@ class AuxiliaryHeads(nn.Module, AuxiliaryTerms):
         """Compute the losses of one forward pass in training.
 
         Args:
-            loss: That of the output layer, summed over tokens.
-            table: That of the output layer.
+            loss: The loss of the output layer, summed over tokens.
+            table: The table of the output layer.
             seen: The streams after the layers, from `watched`.
             last: The states that the output layer reads.
-            labels: What it predicts from them; in the order of the text along the last axis.
-            counted: Which of the labels count.
-            finish: Turns what a stack gives into states that the output layer reads; None where
+            labels: The labels to predict, in the order of the text along the last axis.
+            counted: The labels that count.
+            finish: Turns the states of a stack into those that the output layer reads; None if
                 those are the same.
-            documents: A number for the document of each label; None where a text is one document.
+            documents: The number of the document of each label; None if each text is one document.
         """
         assert len(seen) == self.depth
         first = second = labels, counted
@@ -201,10 +201,10 @@ class AuxiliaryHeads(nn.Module, AuxiliaryTerms):
         self._scored = below, ahead
 
     def auxiliary_terms(self) -> Mapping[str, Term]:
-        """Return the terms of the pass that was scored last, once.
+        """Return the terms of the pass scored last; only once per pass.
 
         Raises:
-            UserError: if the task scores none, so that the run would train without them.
+            UserError: if the task scored nothing, so that the run would train without them.
         """
         if self._scored is None:
             raise UserError(
@@ -222,7 +222,7 @@ class AuxiliaryHeads(nn.Module, AuxiliaryTerms):
         return terms
 
     def _zero(self, like: Tensor) -> Tensor:
-        """Return zero, in a distributed run with a gradient by every head that is not active."""
+        """Return zero; in a distributed run with a gradient for every inactive head."""
         zero = like.new_zeros(())
         if torch.distributed.is_initialized():
             for parameter in self._idle():
@@ -255,9 +255,9 @@ def after_next(
 
 
 def watched(heads: AuxiliaryHeads | None) -> list[Stream] | None:
-    """Return the list in which a forward pass of training collects its streams, else None.
+    """Return the list in which a training forward pass collects its streams, otherwise None.
 
-    None also for every evaluation, which never sees auxiliary losses.
+    It is also None in every evaluation, which never uses auxiliary losses.
     """
     if heads is None or not (heads.training and torch.is_grad_enabled()):
         return None
@@ -265,10 +265,10 @@ def watched(heads: AuxiliaryHeads | None) -> list[Stream] | None:
 
 
 def add_heads(model: Any, spec: AuxiliarySpec) -> None:
-    """Give `model` the heads of `spec`, after its own initial values, which stay as they are.
+    """Give `model` the heads of `spec`, after drawing its own initial values, which stay unchanged.
 
     Raises:
-        UserError: if it cannot have them.
+        UserError: if the model cannot have them.
     """
     if spec.absent:
         return

@@ -21,22 +21,22 @@ class EmbeddingSpec:
     pad: int
     positions: Positions
     gain: float = 1.0
-    """Factor on the table's initial values (T-Fixup)."""
+    """The factor on the table's initial values (T-Fixup)."""
     norm: Norm = "none"
     """The norm of the sum of token and position."""
     adds_positions: bool = True
-    """Whether the table of the positions is added here, and not before each step of a stack."""
+    """Whether the position table is added here rather than before each step of a stack."""
 
 
 @final
 class Embedding(nn.Module):
-    """``norm(sqrt(d) E[token] + PE(position) + S[segment])``; E serves every input and the output.
+    """``norm(sqrt(d) E[token] + PE(position) + S[segment])``; E serves inputs and output.
 
     E starts at N(0, 1/d), so that the sum starts with entries of variance one. PE is the table of
-    the positions, zero where they enter attention instead. By default there is no norm; BERT's
+    the positions, zero if they enter attention instead. By default there is no norm; BERT's
     official code has a LayerNorm there, with dropout after it (Devlin et al. 2019,
-    `embedding_postprocessor`). A norm makes the factor sqrt(d), which BERT has not, a weight of the
-    token beside its position. S is there for pairs of texts alone: see `SegmentTable`.
+    `embedding_postprocessor`). A norm turns the factor sqrt(d), which BERT lacks, into a weight of
+    the token relative to its position. S exists only for pairs of texts: see `SegmentTable`.
     """
 
     def __init__(self, spec: EmbeddingSpec, model_dim: int, dropout: float) -> None:
@@ -45,7 +45,7 @@ class Embedding(nn.Module):
         self.model_dim = model_dim
         self.tokens = nn.Embedding(spec.vocab_size, model_dim, padding_idx=spec.pad)
         self.position_table = spec.positions.table() if spec.adds_positions else None
-        self.segments: SegmentTable | None = None  # `add_next_sentence` makes it
+        self.segments: SegmentTable | None = None  # created by `add_next_sentence`
         self.norm = build_norm(spec.norm, model_dim)
         self.dropout = nn.Dropout(dropout)
 
@@ -56,12 +56,12 @@ class Embedding(nn.Module):
         in_document: Int[Tensor, "batch token"] | None = None,
         segments: Int[Tensor, "batch token"] | None = None,
     ) -> Float[Tensor, "batch token model"]:
-        """Embed `tokens`, the first of which has position `start`, or with those `in_document`.
+        """Embed `tokens`, the first at position `start`, or at the positions `in_document`.
 
-        `segments` has 0 or 1 for each token; given exactly where there is a table for it.
+        `segments` has 0 or 1 for each token; passed exactly if there is a table for it.
 
         Raises:
-            UserError: for a text longer than learned tables have positions.
+            UserError: for a text longer than a learned position table.
         """
         end = start + tokens.shape[1]
         self.spec.positions.check_length(end)
@@ -88,9 +88,10 @@ class Embedding(nn.Module):
 
 @final
 class SegmentTable(nn.Module):
-    """One vector for each text of a pair, initially from N(0, 0.02^2) as learned positions are.
+    """One vector per text of a pair, initially from N(0, 0.02^2) like learned positions.
 
-    Devlin et al. 2019 (1810.04805). The authors cut that distribution at two standard deviations.
+    Devlin et al. 2019 (1810.04805). The authors truncate that distribution at two standard
+    deviations.
     """
 
     def __init__(self, model_dim: int) -> None:
@@ -103,7 +104,7 @@ class SegmentTable(nn.Module):
 
 @final
 class OutputTable(nn.Module):
-    """A table of output scores that no input shares; its entries start at N(0, 1/d), as E's do."""
+    """An output table not shared with any input; its entries start at N(0, 1/d), like E's."""
 
     def __init__(self, vocab_size: int, model_dim: int) -> None:
         super().__init__()

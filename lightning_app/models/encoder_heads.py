@@ -38,11 +38,12 @@ class PairScores(NamedTuple):
 class NextSentenceHead(nn.Module, AuxiliaryTerms):
     """``z = W2 tanh(W1 h + b1) + b2`` of the state h of the first token, the mark before the pair.
 
-    z has two entries: NEXT where the second text follows the first in its document, RANDOM where it
-    is of another document. The loss is the mean over pairs of ``-log softmax(z)[label]``, without
-    label smoothing, added to that of masked words with weight 1 (Devlin et al. 2019, 1810.04805,
-    section 3.1 and appendix A.2; google-research/bert, `modeling.py` and `run_pretraining.py`).
-    `tanh(W1 h + b1)` is BERT's pooler. The norm at the end of the stack, if it has one, acts on h.
+    z has two entries: NEXT if the second text follows the first in its document, RANDOM if it
+    comes from another document. The loss is the mean over pairs of ``-log softmax(z)[label]``,
+    without label smoothing, added to the loss of masked words with weight 1 (Devlin et al. 2019,
+    1810.04805, section 3.1 and appendix A.2; google-research/bert, `modeling.py` and
+    `run_pretraining.py`). `tanh(W1 h + b1)` is BERT's pooler. The stack's final norm, if any,
+    applies to h.
 
     A task calls `score` between the model's forward pass and `auxiliary_terms`.
     """
@@ -66,14 +67,14 @@ class NextSentenceHead(nn.Module, AuxiliaryTerms):
         pairs: Int[Tensor, ""],
         tokens: Int[Tensor, ""],
     ) -> PairScores:
-        """Return the scores of all pairs; with gradients, leave the loss of those that count.
+        """Return the scores of all pairs; with gradients, store the loss of those that count.
 
         Args:
             first: The states of the first tokens of all pairs.
             labels: NEXT or RANDOM.
-            counted: Which pairs count in the loss; a blank row does not.
+            counted: The pairs that count in the loss; blank rows do not.
             pairs: The number of pairs of the global batch.
-            tokens: The tokens that it predicts. A step divides by them, so that the sum over pairs
+            tokens: The tokens it predicts. A step divides by them, so the sum over pairs
                 is multiplied by them and divided by `pairs`.
         """
         logits = self(first)
@@ -85,7 +86,7 @@ class NextSentenceHead(nn.Module, AuxiliaryTerms):
             return PairScores(nll.detach(), logits.argmax(dim=1) == labels)
 
     def auxiliary_terms(self) -> Mapping[str, Term]:
-        """Return the loss of the pass that was scored last, once."""
+        """Return the loss of the pass scored last; only once per pass."""
         assert self._loss is not None, "the task scores every batch of training"
         loss, self._loss = self._loss, None
         return {"next_sentence": Term(loss, over_tokens=True)}
@@ -94,7 +95,7 @@ class NextSentenceHead(nn.Module, AuxiliaryTerms):
 def add_next_sentence(model: Any) -> None:
     """Give a `MaskedLanguageModel` the head and the table of segments.
 
-    They are drawn after the other initial values, which are those of the model without them.
+    They are drawn after the other initial values, which equal those of the model without them.
     """
     model.embedding.segments = SegmentTable(model.embedding.model_dim)
     initialize(model.embedding.segments)
@@ -102,11 +103,11 @@ def add_next_sentence(model: Any) -> None:
 
 
 class MaskedStates(NamedTuple):
-    """What the heads read.
+    """The inputs of the heads.
 
     Attributes:
         predicted: The states that the output layer reads at the masked tokens.
-        first: The state of the first token of each row; None where no head reads it.
+        first: The state of the first token of each row; None if no head reads it.
     """
 
     predicted: Float[Tensor, "predicted model"]
@@ -117,10 +118,10 @@ class MaskedStates(NamedTuple):
 class MaskedLanguageModel(nn.Module):
     """An encoder that predicts masked tokens (Devlin et al. 2019, 1810.04805).
 
-    The head is ``E N(gelu(W h + b)) + c`` at the predicted positions alone; E is the embedding.
+    The head is ``E N(gelu(W h + b)) + c`` at the predicted positions only; E is the embedding.
 
     Rows are windows full of text. After `add_next_sentence` they are pairs of texts instead, with
-    padding on the right, and `segments` says of which text each token is.
+    padding on the right, and `segments` gives the text of each token.
     """
 
     def __init__(self, encoder: StackSpec, sizes: Sizes, embedding: EmbeddingSpec) -> None:
@@ -131,8 +132,8 @@ class MaskedLanguageModel(nn.Module):
         self.transform = Linear(sizes.model_dim, sizes.model_dim)
         self.norm = build_norm("layer_norm", sizes.model_dim)
         self.output_bias = nn.Parameter(torch.zeros(embedding.vocab_size))
-        self.auxiliary: AuxiliaryHeads | None = None  # `add_heads` makes them
-        self.next_sentence: NextSentenceHead | None = None  # `add_next_sentence` makes it
+        self.auxiliary: AuxiliaryHeads | None = None  # created by `add_heads`
+        self.next_sentence: NextSentenceHead | None = None  # created by `add_next_sentence`
         initialize(self)
 
     def present(
@@ -141,7 +142,7 @@ class MaskedLanguageModel(nn.Module):
         positions: Int[Tensor, " predicted"],
         segments: Int[Tensor, "batch token"] | None = None,
     ) -> dict[str, Bool[Tensor, "batch token"]]:
-        """Return which tokens of each stack are no padding, given the inputs of `forward`."""
+        """Return which tokens of each stack are not padding, from the inputs of `forward`."""
         return {"encoder": tokens != self.pad}
 
     def forward(
@@ -172,9 +173,9 @@ class MaskedLanguageModel(nn.Module):
     ) -> MaskedStates:
         """Return the states that the output layer reads at `positions`, and the first of each row.
 
-        They are those of `forward`, where each block has the states of all tokens for the hooks of
-        a probe. Here the last one goes on with the tokens alone that a head reads. The stream after
-        each layer is appended to `seen`, with all tokens except after the last one.
+        They equal those of `forward`, where each block has the states of all tokens for the hooks
+        of a probe. Here the last block continues with only the tokens that a head reads. The stream
+        after each layer is appended to `seen`, with all tokens except after the last one.
         """
         rows, width = tokens.shape
         kept = positions
@@ -191,7 +192,7 @@ class MaskedLanguageModel(nn.Module):
         states: Float[Tensor, "batch token model"],
         positions: Int[Tensor, " predicted"],
     ) -> Float[Tensor, "predicted model"]:
-        """Return what the output layer reads at `positions` of a stack's `states`."""
+        """Return the output layer's input at `positions` of a stack's `states`."""
         return self._transformed(states.flatten(0, 1).index_select(0, positions))
 
     def _mask(self, tokens: Int[Tensor, "batch token"]) -> Mask:
@@ -207,7 +208,8 @@ class MaskedLanguageModel(nn.Module):
 
 
 STD, CUT = 0.02, 2.0
-"""The output layer starts at N(0, STD^2), cut at CUT standard deviations, as in BERT's code."""
+"""The output layer starts at N(0, STD^2), truncated at CUT standard deviations, as in BERT's
+code."""
 
 
 class _TextEncoder(nn.Module):
@@ -232,7 +234,7 @@ class _TextEncoder(nn.Module):
     def present(
         self, tokens: Int[Tensor, "batch token"], segments: Int[Tensor, "batch token"]
     ) -> dict[str, Bool[Tensor, "batch token"]]:
-        """Return which tokens of each stack are no padding, given the inputs of `forward`."""
+        """Return which tokens of each stack are not padding, from the inputs of `forward`."""
         return {"encoder": tokens != self.pad}
 
 
@@ -241,8 +243,8 @@ class TextClassifier(_TextEncoder):
     """``z = W2 D(tanh(W1 h + b1)) + b2``; h is the state of the first token, the mark of the row.
 
     `tanh(W1 h + b1)` is BERT's pooler, D dropout (Devlin et al. 2019, 1810.04805, section 4.1;
-    google-research/bert, `run_classifier.py`). z has one entry for each class, or one for a score.
-    The norm at the end of the stack, if it has one, acts on h.
+    google-research/bert, `run_classifier.py`). z has one entry per class, or a single one for a
+    score. The stack's final norm, if any, applies to h.
     """
 
     def __init__(
@@ -257,7 +259,7 @@ class TextClassifier(_TextEncoder):
     def forward(
         self, tokens: Int[Tensor, "batch token"], segments: Int[Tensor, "batch token"]
     ) -> Float[Tensor, "batch output"]:
-        """Return z of each row; `segments` has 0 or 1 for the text that a token is of."""
+        """Return z of each row; `segments` has 0 or 1 for the text of each token."""
         x = self.embedding(tokens, segments=segments)
         states = self.encoder(x, padding_mask(tokens != self.pad))
         return self._read(states[:, 0])
@@ -267,8 +269,8 @@ class TextClassifier(_TextEncoder):
     ) -> Float[Tensor, "batch output"]:
         """Return z of each row, as `forward` does.
 
-        There each block has the states of all tokens for the hooks of a probe. Here the last one
-        goes on with the first token of each row alone, which is all that the pooler reads.
+        In `forward` each block has the states of all tokens for the hooks of a probe. Here the last
+        block continues with only the first token of each row, which is all that the pooler reads.
         """
         rows, width = tokens.shape
         first = torch.arange(rows, device=tokens.device) * width
@@ -282,13 +284,13 @@ class TextClassifier(_TextEncoder):
 
 @final
 class SpanPredictor(_TextEncoder):
-    """``z_i = W h_i + b``: two logits of token i, for the first and the last one of the answer.
+    """``z_i = W h_i + b``: two logits of token i, for the first and the last token of the answer.
 
     Devlin et al. 2019, 1810.04805, section 4.2; google-research/bert, `run_squad.py`. W is
-    2 x model, h_i the state of token i; a norm at the end of the stack acts on it.
+    2 x model, h_i the state of token i; the stack's final norm, if any, applies to it.
 
-    Padding has the logits -inf. So a row has the same probabilities in every batch, other than in
-    the authors' code, whose softmax has the padding in it.
+    Padding has the logits -inf, so a row has the same probabilities in every batch, unlike in
+    the authors' code, whose softmax includes the padding.
     """
 
     def __init__(self, encoder: StackSpec, sizes: Sizes, embedding: EmbeddingSpec) -> None:
@@ -301,7 +303,7 @@ class SpanPredictor(_TextEncoder):
     ) -> Float[Tensor, "batch 2 token"]:
         """Return the logits of the first and the last token of the answer, at each token.
 
-        `segments` has 0 or 1 for the text that a token is of.
+        `segments` has 0 or 1 for the text of each token.
         """
         real = tokens != self.pad
         states = self.encoder(self.embedding(tokens, segments=segments), padding_mask(real))

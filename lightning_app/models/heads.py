@@ -1,4 +1,4 @@
-"""The kinds of model: encoder-decoder, encoder with a head for masked tokens, decoder alone."""
+"""The kinds of model: encoder-decoder, encoder with a head for masked tokens, decoder only."""
 
 import math
 from collections.abc import Mapping
@@ -35,12 +35,12 @@ FEWEST_STEPS = 8  # a moved cache has room for at least this number of steps
 
 
 class DecodingState(NamedTuple):
-    """The state of cached decoding between steps, one row for each sentence.
+    """The state of cached decoding between steps, one row per sentence.
 
     The beams of a sentence share its caches: a token's keys and values are written once, into a
-    separate slot, and stay there for all later beams. `beam_ancestry` records which
-    slots hold the prefix of which beam, `places` the positions of their tokens. Steps write into
-    the caches, so a state is stepped once.
+    separate slot, and stay there for all later beams. `beam_ancestry` records which slots hold the
+    prefix of each beam, `places` the positions of their tokens. Steps write into the caches, so a
+    state can be stepped only once.
     """
 
     memory: Memory | None
@@ -74,12 +74,12 @@ class DecodingState(NamedTuple):
         return self._replace(beam_ancestry=self.beam_ancestry.gather(1, every))
 
     def with_room(self, tokens: int, first: int = 0) -> "DecodingState":
-        """Return a state whose caches have room for `tokens` more a sentence.
+        """Return a state whose caches have room for `tokens` more per sentence.
 
-        If there is no room, slots that no beam's prefix holds, and those of positions before
-        `first`, are dropped, and the others move to caches of twice their number. So between two
+        If there is no room, slots that belong to no beam's prefix, and those of positions before
+        `first`, are dropped, and the others move to caches of twice the size. Thus between two
         moves as many slots are written as one move copies, and a search of n tokens reads little
-        more than n slots a sentence instead of beam * n.
+        more than n slots per sentence instead of beam * n.
         """
         filled = self.beam_ancestry.shape[2]
         if not filled or filled + tokens <= self.caches[0].room:
@@ -103,7 +103,7 @@ def step(
     tokens: Int[Tensor, "sentence beam"],
     state: DecodingState,
 ) -> tuple[Float[Tensor, "sentence*beam vocabulary"], DecodingState]:
-    """Append one token to each beam and return the logits of the next, beam after beam."""
+    """Append one token to each beam and return the logits of the next, ordered by beam."""
     sentences, beams = tokens.shape
     state = state.with_room(beams, stack.first_seen(state.length))
     own = torch.eye(beams, dtype=torch.bool, device=tokens.device).expand(sentences, -1, -1)
@@ -121,21 +121,21 @@ def step(
 
 @dataclass(frozen=True, kw_only=True)
 class ArchitectureConfig:
-    """The sizes of a model. The parts inside a block are defined by the block config."""
+    """The sizes of a model. The block config defines the parts inside a block."""
 
     kind: Literal["encoder_decoder", "encoder", "decoder"] = "encoder_decoder"
     """encoder_decoder for translation, encoder for masked language modelling; decoder is one causal
     stack without cross-attention."""
     encoder_depth: int = 6
-    """Blocks in the encoder; not read in a model without one."""
+    """Blocks in the encoder; ignored in a model without one."""
     decoder_depth: int = 6
-    """Blocks in the decoder; not read in a model without one."""
+    """Blocks in the decoder; ignored in a model without one."""
     model_dim: int = 512
     """Width of the stream."""
     ff_dim: int = 1024
     """Inner width of the feed-forward."""
     num_heads: int = 4
-    """Attention heads; divides model_dim."""
+    """Attention heads; must divide model_dim."""
     dropout: float = 0.3
     """The fraction of entries dropped from embeddings and from every branch."""
     attention_dropout: float = 0.0
@@ -144,20 +144,20 @@ class ArchitectureConfig:
     """A name of `ACTIVATIONS`: relu, gelu, leaky_relu or geglu, between the two feed-forward
     matrices; geglu has a third matrix, as large as each."""
     activation_slope: float = 0.01
-    """Slope of leaky_relu below zero; only used by leaky_relu."""
+    """Slope of leaky_relu below zero; only for leaky_relu."""
     positions: str = "sinusoidal"
     """A name of `POSITIONS`. sinusoidal or learned: added to the embedding; learned_per_layer: a
     learned table before every layer; rope: rotations inside self-attention; relative:
-    Transformer-XL's term of the scores, whose biases u and v are shared by the layers of a stack,
-    or in relative_untied are those of a layer."""
+    Transformer-XL's term of the scores, with biases u and v shared by the layers of a stack,
+    or separate per layer in relative_untied."""
     max_positions: int = 1024
-    """Length of a learned table; only used by learned positions."""
+    """Length of a learned table; only for learned positions."""
     clamp_length: int | None = None
-    """c: in evaluation all larger distances count as c, and to later tokens as -c (Transformer-XL,
-    XLNet); of relative positions alone."""
+    """c: in evaluation, larger distances count as c, and to later tokens as -c (Transformer-XL,
+    XLNet); only for relative positions."""
     embedding_norm: Norm = "none"
-    """The norm of the sum of token and position, of an encoder alone. The official code of BERT and
-    of RealFormer has layer_norm there; none is our default."""
+    """The norm of the sum of token and position, only in an encoder. The official code of BERT and
+    RealFormer uses layer_norm here; by default there is no norm."""
 
     def __post_init__(self) -> None:
         for name in ("model_dim", "ff_dim", "num_heads", "max_positions"):
@@ -186,7 +186,7 @@ class ArchitectureConfig:
             )
 
     def sizes(self) -> Sizes:
-        """Return the numbers that blocks share."""
+        """Return the numbers shared by all blocks."""
         return Sizes(
             model_dim=self.model_dim,
             ff_dim=self.ff_dim,
@@ -215,7 +215,7 @@ class ArchitectureConfig:
         """Return the resolved specification of each stack.
 
         Raises:
-            ValueError: if the block has no meaning here; the message names the field.
+            ValueError: if the block is meaningless here; the message names the field.
         """
         both = self.kind == "encoder_decoder"
         stacks: dict[str, StackSpec] = {}
@@ -258,7 +258,7 @@ class ArchitectureConfig:
 class EncoderDecoder(nn.Module):
     """Source tokens to a distribution over the next target token (Vaswani et al. 2017).
 
-    One embedding serves source, target and output: the vocabulary is joint.
+    One embedding serves source, target and output: the vocabulary is shared.
     """
 
     def __init__(
@@ -269,7 +269,7 @@ class EncoderDecoder(nn.Module):
         self.embedding = Embedding(embedding, sizes.model_dim, sizes.dropout)
         self.encoder = BlockStack(encoder, sizes, embedding.positions)
         self.decoder = BlockStack(decoder, sizes, embedding.positions, cross=True)
-        self.auxiliary: AuxiliaryHeads | None = None  # of the decoder; `add_heads` makes them
+        self.auxiliary: AuxiliaryHeads | None = None  # of the decoder; created by `add_heads`
         initialize(self)
 
     @property
@@ -280,7 +280,7 @@ class EncoderDecoder(nn.Module):
     def present(
         self, source: Int[Tensor, "batch source"], target: Int[Tensor, "batch target"]
     ) -> dict[str, Bool[Tensor, "batch token"]]:
-        """Return which tokens of each stack are no padding, given the inputs of `forward`."""
+        """Return which tokens of each stack are not padding, from the inputs of `forward`."""
         return {"encoder": source != self.pad, "decoder": target != self.pad}
 
     def forward(
@@ -308,23 +308,23 @@ class EncoderDecoder(nn.Module):
         return self.decoder.remember(self.encoder(self.embedding(source), mask), mask)
 
     def start(self, source: Int[Tensor, "sentence source"], beams: int = 1) -> DecodingState:
-        """Encode `source`; return the state before the first token of `beams` targets of each."""
+        """Encode `source`; return the state before the first of `beams` targets per source."""
         return DecodingState.start(self.decoder, self._memory(source), len(source), beams)
 
     def step(
         self, tokens: Int[Tensor, "sentence beam"], state: DecodingState
     ) -> tuple[Float[Tensor, "sentence*beam vocabulary"], DecodingState]:
-        """Append one token to each beam and return the logits of the next, beam after beam."""
+        """Append one token to each beam and return the logits of the next, ordered by beam."""
         return step(self.embedding, self.decoder, tokens, state)
 
 
 @final
 class CausalLanguageModel(nn.Module):
-    """Tokens to a distribution over the next one: a causal stack alone, as in GPT.
+    """Tokens to a distribution over the next one: only a causal stack, as in GPT.
 
     One embedding serves input and output. Padding may only be on the right, where no real
-    token sees it. A row is one text; or it has several, of which `documents` holds a number for
-    each token: then a token sees its own document alone, and positions count from its start.
+    token sees it. A row is one text or has several documents; `documents` then holds a number for
+    each token: a token sees only its own document, and positions count from its start.
     """
 
     def __init__(self, decoder: StackSpec, sizes: Sizes, embedding: EmbeddingSpec) -> None:
@@ -332,7 +332,7 @@ class CausalLanguageModel(nn.Module):
         self.pad = embedding.pad
         self.embedding = Embedding(embedding, sizes.model_dim, sizes.dropout)
         self.decoder = BlockStack(decoder, sizes, embedding.positions)
-        self.auxiliary: AuxiliaryHeads | None = None  # `add_heads` makes them
+        self.auxiliary: AuxiliaryHeads | None = None  # created by `add_heads`
         initialize(self)
 
     @property
@@ -345,7 +345,7 @@ class CausalLanguageModel(nn.Module):
         tokens: Int[Tensor, "batch token"],
         documents: Int[Tensor, "batch token"] | None = None,
     ) -> dict[str, Bool[Tensor, "batch token"]]:
-        """Return which tokens of each stack are no padding, given the inputs of `forward`."""
+        """Return which tokens of each stack are not padding, from the inputs of `forward`."""
         return {"decoder": tokens != self.pad}
 
     def forward(
@@ -398,13 +398,13 @@ class CausalLanguageModel(nn.Module):
         return states, before.after(recurrence.inputs, most)
 
     def start(self, texts: int, beams: int = 1) -> DecodingState:
-        """Return the state before the first token of `beams` continuations of each text."""
+        """Return the state before the first token of `beams` continuations per text."""
         return DecodingState.start(self.decoder, None, texts, beams)
 
     def step(
         self, tokens: Int[Tensor, "text beam"], state: DecodingState
     ) -> tuple[Float[Tensor, "text*beam vocabulary"], DecodingState]:
-        """Append one token to each beam and return the logits of the next, beam after beam."""
+        """Append one token to each beam and return the logits of the next, ordered by beam."""
         return step(self.embedding, self.decoder, tokens, state)
 
 

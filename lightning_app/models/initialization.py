@@ -1,4 +1,4 @@
-"""Every initial value, the pass that starts Admin's skips, and counts of parameters."""
+"""Every initial value, the pass that initialises Admin's skips, and parameter counts."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -21,7 +21,7 @@ _DRAWS = (torch.Tensor.normal_, torch.Tensor.uniform_)
 
 
 class _NoValues(TorchFunctionMode):
-    """Skip initial values: on the meta device torch imports its compiler for some of them."""
+    """Skip initial values: on the meta device torch would import its compiler for some of them."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
@@ -56,13 +56,13 @@ def initialize(model: nn.Module) -> None:
                                           transpose of the value's
     dW of ``identity_plus`` and
     ``orthogonal_plus``                   zero
-    biases                                zero, of the halting unit `HaltingSpec.bias`
+    biases                                zero; `HaltingSpec.bias` in the halting unit
     norm gain, norm bias                  one, zero
     embedding                             N(0, 1/d) times the embedding gain of the stack, the
                                           row of the padding zero
     tables of auxiliary heads             N(0, 1/d)
     learned positions, steps, segments    N(0, 0.02^2)
-    learned scalars                       their own start (`LearnedScalars.reset`)
+    learned scalars                       their own values (`LearnedScalars.reset`)
     ====================================  =====================================================
     """
     for module in model.modules():
@@ -102,7 +102,7 @@ def initialize_block(block: Block, init: InitSpec) -> None:
             return
         if init.distribution == "normal":
             nn.init.xavier_normal_(part.weight, gain=gain)
-        elif gain != 1.0:  # at gain 1 the general rule has drawn it already
+        elif gain != 1.0:  # at gain 1 the general rule has already drawn it
             nn.init.xavier_uniform_(part.weight, gain=gain)
 
     for attention in block.modules():
@@ -154,11 +154,11 @@ def profile(
     """Set the profiled skips of `model` while `run` calls it once (Liu et al. 2020, Admin).
 
     In each stack ``omega_1 = 1`` and ``omega_(k+1) = sqrt(Var(omega_k x_k) + Var(f_k))``, k the
-    sub-layer, x its input and f its branch as it joins the sum: with dropout when the model is in
-    training mode, as the authors profile. The variance is over all entries of real tokens.
+    sub-layer, x its input and f its branch as it enters the sum: with dropout if the model is in
+    training mode, as in the authors' profiling. The variance is over all entries of real tokens.
     `total` sums moments over the ranks of a distributed run, so that each sets the same skips.
 
-    Call it once, before the first step: a later pass would overwrite what has been trained.
+    Call it once, before the first step: a later pass would overwrite trained values.
     """
     pass_ = _Pass(total)
     handles = [model.register_forward_pre_hook(pass_.see_inputs)]

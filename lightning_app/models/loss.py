@@ -1,4 +1,4 @@
-"""What a task is trained for, and the sums of a batch, with those of heads beside the output."""
+"""The objective of a task and the sums of a batch, including those of auxiliary heads."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,26 +16,26 @@ from lightning_app.scores.task_facts import DEFAULT_TASK, TASKS
 
 @dataclass(frozen=True, kw_only=True)
 class ObjectiveConfig:
-    """What is trained for and how it is evaluated."""
+    """The training objective and its evaluation."""
 
     kind: str = DEFAULT_TASK
     """The task: translation needs an encoder_decoder, masked_lm, glue and squad an encoder,
     causal_lm a decoder."""
     label_smoothing: float | None = None
-    """Share of the target's probability spread evenly over the vocabulary, in the loss alone. null:
+    """Share of the target's probability spread evenly over the vocabulary, in the loss only. null:
     0.1, and 0 for causal_lm, glue and squad."""
     intermediate_weight: float = 0.0
-    """Weight of the losses of layers below the last: layer l of n predicts too until l / (2n) of
-    the steps are done (Al-Rfou et al. 2019: 1); 0 for none."""
+    """Weight of the losses of layers below the last: layer l of n also predicts until l / (2n) of
+    the steps are done (Al-Rfou et al. 2019: 1); 0: none."""
     second_target_weight: float = 0.0
     """Weight of the prediction of the token after next in a decoder (Al-Rfou et al.: 0.5)."""
     auxiliary_tables: Literal["tied", "own"] = "tied"
-    """Output tables of intermediate layers: that of the last layer, or one each."""
+    """Output tables of intermediate layers: the last layer's, or one per layer."""
     next_sentence: bool = False
-    """Whether masked_lm also predicts if the second of two texts follows the first in its document
-    (BERT); it then reads pairs of texts instead of windows."""
+    """Whether masked_lm also predicts whether the second of two texts follows the first in its
+    document (BERT); it then reads pairs of texts instead of windows."""
     glue: str | None = None
-    """Set from data.name: the task of GLUE whose labels are predicted; null for other tasks."""
+    """Set from data.name: the GLUE task whose labels are predicted; null for other tasks."""
     beam: int = 5
     """Beams of the final test and of `ablate translate`; 1 is greedy search."""
     length_penalty: float = 1.0
@@ -82,13 +82,13 @@ class ObjectiveConfig:
 
     @property
     def smoothing(self) -> float:
-        """`label_smoothing`, where it is null that of the task."""
+        """`label_smoothing`, or the task's if it is null."""
         if self.label_smoothing is None:
             return TASKS[self.kind].label_smoothing
         return self.label_smoothing
 
     def auxiliary(self) -> AuxiliarySpec:
-        """Return the losses that are trained beside that of the last layer."""
+        """Return the losses trained in addition to the last layer's."""
         return AuxiliarySpec(
             intermediate=self.intermediate_weight,
             second_target=self.second_target_weight,
@@ -96,17 +96,17 @@ class ObjectiveConfig:
         )
 
     def search(self, beam: int | None = None) -> SearchConfig:
-        """Return how the test is decoded, with another `beam` where one is given."""
+        """Return how the test is decoded, with another `beam` unless it is None."""
         return SearchConfig(beam=beam or self.beam, length_penalty=self.length_penalty)
 
 
 class LossSums(NamedTuple):
     """Sums over the predicted tokens of one rank's share of a batch, scalars.
 
-    `loss` is what is trained on, `nll` the unsmoothed negative log-likelihood, both in nats.
-    A training step has no use for the rest, which is there without gradients only: `correct` counts
+    `loss` is the training loss, `nll` the unsmoothed negative log-likelihood, both in nats.
+    The rest is not needed in a training step and exists only without gradients: `correct` counts
     the tokens with the highest probability, `by_token` (2, token) has the `nll` of each token and
-    1 if it counts, else 0.
+    1 if it counts, otherwise 0.
     """
 
     loss: Tensor
@@ -117,7 +117,7 @@ class LossSums(NamedTuple):
 
 
 class Evaluated(NamedTuple):
-    """What the evaluation of a split found: the sum of `nll` in nats, and the tokens predicted."""
+    """The evaluation of a split: the sum of `nll` in nats and the number of predicted tokens."""
 
     nll: float
     tokens: int
@@ -132,8 +132,8 @@ def token_sums(
     """Sum the losses of the `counted` tokens.
 
     ``loss = (1 - e) nll + e mean_v(-log p_v)`` with ``e`` the label smoothing (Szegedy et al.
-    2016, 1512.00567). The plain form, differentiable any number of times; training takes the same
-    sums from `output_sums`, which never holds the logits of a whole batch.
+    2016, 1512.00567). This is the plain form, differentiable any number of times; training takes
+    the same sums from `output_sums`, which never holds the logits of a whole batch.
     """
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     log_probs = logits.log_softmax(dim=-1)
@@ -150,7 +150,7 @@ def counted_sums(
     counted: Bool[Tensor, " token"],
     right: Callable[[], Bool[Tensor, " token"]],
 ) -> LossSums:
-    """Return the sums over the `counted` tokens; `right` is asked where there are no gradients."""
+    """Return the sums over the `counted` tokens; `right` is called only without gradients."""
     correct = by_token = None
     if not torch.is_grad_enabled():
         correct = (right() & counted).sum()
@@ -165,7 +165,7 @@ def counted_sums(
 
 
 Sums = Callable[[Tensor, Tensor, Tensor, Tensor], LossSums]
-"""Returns the sums of (states, table, labels, counted) of tokens, such as `output_sums`."""
+"""Returns the sums of (states, table, labels, counted) over tokens, such as `output_sums`."""
 
 
 def sums_of_all_heads(
@@ -178,18 +178,18 @@ def sums_of_all_heads(
     finish: Callable[[Tensor], Tensor] | None = None,
     documents: Int[Tensor, "batch row"] | None = None,
 ) -> LossSums:
-    """Return the sums of the output layer alone; leave the losses of other heads with the heads.
+    """Return the sums of only the output layer; store the losses of other heads in the heads.
 
     Args:
-        sums: What a head is trained on; the same for all heads.
-        model: A model whose output table is that of its embedding.
-        states: What the output layer reads.
-        labels: What it predicts from them, in the order of the text along the last axis.
-        counted: Which of the labels count.
-        seen: The streams after the layers, from `watched`; None where no other head predicts.
-        finish: Turns what a stack gives into states that the output layer reads; None where those
+        sums: The training sums of a head; the same for all heads.
+        model: A model whose output table is its embedding.
+        states: The input of the output layer.
+        labels: The labels to predict, in the order of the text along the last axis.
+        counted: The labels that count.
+        seen: The streams after the layers, from `watched`; None if no other head predicts.
+        finish: Turns the states of a stack into those that the output layer reads; None if those
             are the same.
-        documents: A number for the document of each label; None where a text is one document.
+        documents: The number of the document of each label; None if each text is one document.
     """
     table = model.embedding.tokens.weight
     if seen is not None:

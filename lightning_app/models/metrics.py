@@ -1,4 +1,4 @@
-"""What a validation sums over batches and ranks. Slow to import: torchmetrics."""
+"""The sums of a validation over batches and ranks. Slow to import: torchmetrics."""
 
 from typing import Any, final
 
@@ -10,7 +10,7 @@ from torchmetrics import Metric
 
 @final
 class TokenCount(Metric):
-    """The sum of counts, an exact integer on every device and with every precision of the model.
+    """A sum of counts, an exact integer on every device and in every precision of the model.
 
     A sum in float32 stops being exact at 2^24, one in bfloat16 at 2^8.
     """
@@ -34,7 +34,7 @@ PARTS = 50
 class PartSums(Metric):
     """Sums of losses and tokens over `PARTS` parts of a split, each of consecutive rows.
 
-    Neighbouring rows often come from one text, and so are alike. A part of consecutive rows keeps
+    Neighbouring rows often come from the same text and are alike. A part of consecutive rows keeps
     them together, so that the differences between parts show how much another sample of texts
     would change a mean. With R rows, row r is in part ``r PARTS // R``, whatever the batches and
     the number of ranks.
@@ -51,13 +51,13 @@ class PartSums(Metric):
         """Add the tokens of a batch.
 
         Args:
-            by_token: The loss of each token in nats, and 1 if it counts, else 0; a token that does
-                not count has the loss 0.
-            rows: The row of the split that each token is of; any for tokens that do not count.
+            by_token: The loss of each token in nats, and 1 if it counts, otherwise 0; a token that
+                does not count has the loss 0.
+            rows: The row of the split for each token; arbitrary for tokens that do not count.
             size: The number of rows of the split.
         """
         parts = rows.clamp(min=0) * PARTS // size
-        # Token by token, a float32 sum would not grow any more at 2^24 tokens.
+        # Token by token, a float32 sum would stop growing at 2^24 tokens.
         self.sums += torch.zeros_like(self.sums).index_add_(1, parts, by_token.to(self.sums))
 
     def compute(self) -> dict[str, list[Any]]:

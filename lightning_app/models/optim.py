@@ -22,14 +22,14 @@ SCHEDULES: Registry["ScheduleShape"] = Registry("model.schedule.kind")
 """The schedules by name; `schedule` is the decorator that adds a function."""
 
 UNCORRECTED = ("adam", "adamw")
-"""The optimizers that exist without bias correction."""
+"""The optimizers that can omit bias correction."""
 LATE = 2.0**24
-"""A number of steps after which ``1 - beta^t`` is 1; in float32 the next number is the same."""
+"""A number of steps after which ``1 - beta^t`` is 1; adding 1 to it changes nothing in float32."""
 RATES = (1.0e-30, 1.0e30)
-"""The smallest and the largest rate: beyond them parameters in float32 do not move, or are not
-finite after a step, and no axis of a figure can show them."""
+"""The smallest and the largest rate: beyond them, parameters in float32 do not move or are not
+finite after a step, and no figure axis can show them."""
 HIGHEST = 0.999999
-"""The largest beta of which that holds: the rest is 5e-8 there."""
+"""The largest beta for which that holds: the remainder is then 5e-8."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,17 +42,17 @@ class OptimizerConfig:
     lr: float = 5.0e-4
     """The peak learning rate."""
     betas: tuple[float, float] = (0.9, 0.98)
-    """Decay of the two moments (not sgd)."""
+    """Decay rates of the two moments (not for sgd)."""
     eps: float = 1.0e-9
-    """Added to the root of the second moment (not sgd)."""
+    """Added to the root of the second moment (not for sgd)."""
     weight_decay: float = 0.0
-    """On matrices and embeddings; never on gains, norms and biases."""
+    """Weight decay of matrices and embeddings; never of gains, norms and biases."""
     momentum: float = 0.0
-    """Momentum of sgd."""
+    """The momentum of sgd."""
     bias_correction: bool = True
     """Whether adam and adamw divide their moments by 1 - beta^t. BERT's optimizer does not: its
-    step t is larger by (1 - beta_1^t) / sqrt(1 - beta_2^t), with betas 0.9 and 0.999 6.6 times at
-    t = 12."""
+    step t is larger by (1 - beta_1^t) / sqrt(1 - beta_2^t): 6.6 times at t = 12 for betas 0.9 and
+    0.999."""
 
     def __post_init__(self) -> None:
         _ = OPTIMIZERS[self.kind]
@@ -95,12 +95,12 @@ class ScheduleConfig:
     that ends at floor).
 
     bert is the schedule of BERT's code (Devlin et al. 2019, 1810.04805): its first step has rate 0
-    if there is a warm-up, the rate falls by T_w/T of the peak where the warm-up ends, and the peak
-    is never reached.
+    if there is a warm-up, the rate falls by T_w/T of the peak at the end of the warm-up, and the
+    peak is never reached.
 
-    Decoupled, the warm-up changes the first T_w steps and nothing after them, and the peak is
+    Decoupled, the warm-up changes only the first T_w steps, and the peak is
     reached wherever T_w <= T_ref. In the form of the papers (Vaswani et al. 2017; Xiong et al.
-    2020, 2002.04745, section 3.2) T_w also rescales the whole run: "no warm-up" is then also
+    2020, 2002.04745, section 3.2) T_w also rescales the whole run: "no warm-up" then also means
     almost no learning rate.
     """
 
@@ -108,13 +108,13 @@ class ScheduleConfig:
     """A name of `SCHEDULES`: inverse_sqrt, linear, cosine, constant or bert, the shape after the
     warm-up."""
     warmup_steps: int = 4000
-    """T_w in optimizer steps; 0 is the full rate at step 1 (read as 1 where coupling is paper)."""
+    """T_w in optimizer steps; 0 is the full rate at step 1 (read as 1 if coupling is paper)."""
     coupling: Literal["decoupled", "paper"] = "decoupled"
-    """Whether the warm-up also sets the decay."""
+    """Whether the warm-up also sets the decay (paper) or not (decoupled)."""
     reference_steps: int = 4000
-    """T_ref, where a decoupled decay begins: the largest warm-up that will be compared."""
+    """T_ref, the step where a decoupled decay begins: the largest warm-up to compare."""
     floor: float = 0.0
-    """Where cosine ends, as a share of the peak."""
+    """The end of cosine, as a share of the peak."""
 
     def __post_init__(self) -> None:
         _ = SCHEDULES[self.kind]
@@ -135,8 +135,8 @@ class ScheduleConfig:
     def check(self, total: int) -> None:
         """Refuse a warm-up or a decoupled decay that does not fit into a run of `total` steps.
 
-        A run whose warm-up does not end never has its peak rate: its `lr` is another one. `total`
-        is -1 for a run without a number of steps.
+        A run whose warm-up does not end never reaches its peak rate, so `lr` would be wrong.
+        `total` is -1 for a run without a limit on steps.
 
         Raises:
             UserError: naming the field and what would be right.
@@ -159,7 +159,7 @@ class ScheduleConfig:
         return SCHEDULES[self.kind].factor(self, step, total)
 
     def ramp(self, step: int) -> float:
-        """Return the share of the warm-up that is done at `step`, at most 1."""
+        """Return the completed share of the warm-up at `step`, at most 1."""
         return min(1.0, step / max(self.warmup_steps, 1))
 
     @property
@@ -175,7 +175,7 @@ Factor = Callable[[ScheduleConfig, int, int], float]
 class ScheduleShape:
     """A schedule: `factor` takes the config, the step (from 1) and the last step of the run.
 
-    `ends` says whether it reads that last step, which the run must then have.
+    `ends`: whether it reads that last step, which the run must then know.
     """
 
     factor: Factor
@@ -222,7 +222,7 @@ def _bert(config: ScheduleConfig, step: int, total: int) -> float:
 
 
 def _left(start: int, step: int, total: int) -> float:
-    """Return the share of a decay from step `start` to step `total` that is left."""
+    """Return the remaining share of a decay from step `start` to step `total`."""
     return min(1.0, max(0.0, (total - step + 1) / max(total - start + 1, 1)))
 
 
@@ -230,7 +230,7 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> Groups:
     """Split the parameters into those that decay and those that never do.
 
     Norms, biases and learned scalars take no decay, unless the class of a scalar sets it. Scalars
-    with a learning rate of their own form a group for each rate, without decay.
+    with their own learning rate form one group per rate, without decay.
     """
     decaying, free = [], []
     by_rate: dict[float, list[nn.Parameter]] = {}
@@ -254,7 +254,7 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> Groups:
 
 
 class BuildOptimizer(Protocol):
-    """Builds an optimizer of the parameters in `groups`.
+    """Builds an optimizer for the parameters in `groups`.
 
     `fused` selects the form that updates all parameters in one kernel, if the device has one.
     """
@@ -271,8 +271,8 @@ def _moments(config: OptimizerConfig) -> dict[str, Any]:
 def _corrected(optimizer: torch.optim.Adam, config: OptimizerConfig) -> torch.optim.Optimizer:
     """Return the optimizer, without its bias correction if the config says so.
 
-    Its moments start at zero as ever, but it counts its steps from a number where the correction is
-    1, so that it keeps its fused form and its checkpoints.
+    Its moments start at zero as usual, but it counts its steps from a number at which the
+    correction is 1, so that it keeps its fused form and its checkpoints.
     """
     if not config.bias_correction:
         for group in optimizer.param_groups:
@@ -313,7 +313,7 @@ def radam(config: OptimizerConfig, groups: Groups, *, fused: bool) -> torch.opti
 def build_optimizer(
     config: OptimizerConfig, model: nn.Module, *, fused: bool
 ) -> torch.optim.Optimizer:
-    """Return the optimizer over the parameters of `model`.
+    """Return the optimizer for the parameters of `model`.
 
     After each of its steps it runs `after_step` of the learned scalars of `model`.
     """

@@ -11,9 +11,9 @@ from lightning_app.blocks.kernels.stored import no_second_derivative
 from lightning_app.blocks.linear import linear, product, takes_onednn
 from lightning_app.models.loss import LossSums, token_sums
 
-# Tokens whose logits exist at one time. On a CPU few enough for the cache, yet enough for the pass
-# over the table's gradient that each chunk takes (benchmarks/output_loss.py measures it);
-# elsewhere few launches count for more.
+# The number of tokens whose logits exist at a time: on a CPU few enough for the cache, yet enough
+# for each chunk's pass over the table's gradient (see benchmarks/output_loss.py);
+# elsewhere, few launches matter more.
 CPU_TOKENS = 256
 DEVICE_TOKENS = 4096
 
@@ -27,14 +27,14 @@ def output_sums(
     bias: Float[Tensor, " vocabulary"] | None = None,
     chunk: int | None = None,
 ) -> LossSums:
-    """Return `token_sums` of the logits ``states table^T + bias``, made `chunk` tokens at a time.
+    """Return `token_sums` of the logits ``states table^T + bias``, `chunk` tokens at a time.
 
-    With gradients enabled it is differentiable once: for a second derivative take the
+    With gradients enabled it is differentiable once: for a second derivative, use the
     logits as a whole and `token_sums`.
     """
     longest = chunk or (CPU_TOKENS if states.device.type == "cpu" else DEVICE_TOKENS)
     chunks = max(1, math.ceil(len(states) / longest))
-    size = max(1, math.ceil(len(states) / chunks))  # about the same for all
+    size = max(1, math.ceil(len(states) / chunks))  # nearly equal chunks
     if torch.is_grad_enabled():
         loss, nll = OutputLoss.apply(states, table, bias, labels, counted, label_smoothing, size)
         return LossSums(loss=loss, nll=nll, correct=None, tokens=counted.sum())
@@ -49,28 +49,29 @@ def output_sums(
 
 @final
 class OutputLoss(torch.autograd.Function):
-    """Cross-entropy of the output layer, which takes its gradients on the way forward.
+    """Cross-entropy of the output layer that computes its gradients in the forward pass.
 
     With states x_t, table E of V rows, bias b and labels y_t: ``z_t = E x_t + b`` and
-    ``p_t = softmax(z_t)``. Summed over tokens t, c_t being 1 if t counts, else 0,
+    ``p_t = softmax(z_t)``. Summed over tokens t, with c_t 1 if t counts and 0 otherwise,
 
         nll  = sum_t c_t (-log p_t[y_t])
         loss = (1 - e) nll + e sum_t c_t mean_v(-log p_t[v])
              = nll + e sum_t c_t (z_t[y_t] - mean_v z_t[v])
              = nll + e sum_t c_t ((E[y_t] - mean_v E[v]) x_t + b[y_t] - mean_v b[v])
 
-    with e the label smoothing (Szegedy et al. 2016, 1512.00567). The gradient by z_t is
+    with e the label smoothing (Szegedy et al. 2016, 1512.00567). The gradient with respect to z_t
+    is
     ``c_t (g_t - e / V)`` with ``g_t = p_t - (1 - e) onehot(y_t)``, so that
 
         dx_t = c_t (E^T g_t - e mean_v E[v])
         dE   = sum_t c_t g_t x_t^T - (e / V) 1 (sum_t c_t x_t)^T
         db   = sum_t c_t g_t - (e / V) sum_t c_t
 
-    Each chunk of tokens makes its g and drops it; the backward pass only scales dx, dE and db by
-    the gradient that comes in. Smoothing needs no pass over entries (token, vocabulary): see the
-    last form. Large numbers are subtracted from each other before a small one joins them, so that
-    logits of 1e3 take no digits off a loss of 1. Under autocast the products are taken in its type,
-    and all else, also the sums over chunks, in float32 at least.
+    Each chunk of tokens computes its g and discards it; the backward pass only scales dx, dE and db
+    by the incoming gradient. Smoothing needs no pass over entries (token, vocabulary): see the
+    last form. Large numbers are subtracted from each other before a small one is added, so that
+    logits of 1e3 do not cost a loss of 1 any digits. Under autocast, products use its type,
+    and everything else, including sums over chunks, uses at least float32.
     """
 
     @staticmethod
@@ -93,13 +94,13 @@ class OutputLoss(torch.autograd.Function):
         with torch.autocast(device, enabled=False):
             weights = counted.to(exact)
             matrix, inputs = table.to(narrow), states.to(narrow)
-            # With many tokens, a pass over the table costs less than what it saves in the chunks.
+            # With many tokens, a pass over the table costs less than it saves in the chunks.
             turned = takes_onednn(inputs, matrix) and len(states) > states.shape[1]
             columns = matrix.t().contiguous() if turned else matrix.t()
             seen = inputs * weights[:, None].to(narrow)
             mean, total = table.mean(dim=0, dtype=exact), weights @ states.to(exact)
             bias_mean = None if bias is None else bias.mean(dtype=exact)
-            # What smoothing adds to a row is there from the start.
+            # Start from the contribution of smoothing to a row.
             row = -e / len(table) * total
             if turned:
                 d_table = row[:, None].expand(columns.shape).contiguous().t()
@@ -141,7 +142,7 @@ class OutputLoss(torch.autograd.Function):
                 g = g.to(narrow)
                 dx.copy_(linear(g, columns))
                 add_product(d_table, g.t(), cx)
-                del logits, g  # the next chunk takes their place
+                del logits, g  # free them for the next chunk
             d_states = d_states.sub_(e * mean).mul_(weights[:, None])
             loss, nll = weights @ torch.cat(losses), weights @ torch.cat(nlls)
         d_bias = None if bias is None or d_bias is None else d_bias.to(bias.dtype)
@@ -154,7 +155,7 @@ class OutputLoss(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, d_loss: Tensor, d_nll: None) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Scale what the forward pass has found."""
+        """Scale the gradients of the forward pass."""
         if torch.is_grad_enabled():
             raise no_second_derivative("the loss in chunks")
         d_states, d_table, d_bias = (
@@ -166,7 +167,7 @@ class OutputLoss(torch.autograd.Function):
 def add_product(
     total: Float[Tensor, "row column"], a: Float[Tensor, "row k"], b: Float[Tensor, "k column"]
 ) -> None:
-    """``total += a b``, the sum in the type of `total`."""
+    """``total += a b``, summed in the type of `total`."""
     if total.t().is_contiguous():
         total, a, b = total.t(), b.t(), a.t()
     if a.dtype == total.dtype and not takes_onednn(a, b.t()):

@@ -1,4 +1,4 @@
-"""How the order of tokens enters a model; `model.architecture.positions` selects one by name."""
+"""How token order enters a model; `model.architecture.positions` selects a way by name."""
 
 import math
 from abc import ABC, abstractmethod
@@ -44,12 +44,12 @@ Place = Callable[[Places], Placed]
 
 @dataclass(frozen=True, kw_only=True)
 class Positions:
-    """One kind of positions; this base ignores order. A subclass overrides what it uses."""
+    """One kind of positions; this base ignores order. Subclasses override what they use."""
 
     absolute: ClassVar[bool] = False
-    """Whether a token enters a model with its position in the text."""
+    """Whether tokens enter a model together with their positions."""
     clamps: ClassVar[bool] = False
-    """Whether `clamp_length` has a meaning."""
+    """Whether `clamp_length` applies."""
 
     model_dim: int
     num_heads: int
@@ -57,7 +57,7 @@ class Positions:
     clamp_length: int | None = None
 
     def check(self) -> None:
-        """Refuse sizes that these positions cannot have.
+        """Refuse sizes that these positions do not support.
 
         Raises:
             ValueError: naming the field and what would be right.
@@ -89,24 +89,24 @@ class Positions:
         return []
 
     def check_stack(self, spec: StackSpec) -> None:
-        """Refuse a stack with which these positions have no meaning.
+        """Refuse a stack in which these positions are meaningless.
 
         Raises:
             ValueError: naming the field and what would be right.
         """
 
     def placing(self, spec: StackSpec) -> Place | None:
-        """Return the term of the scores of self-attention, given the places of a pass.
+        """Return the term in the scores of self-attention for the places of a pass.
 
-        A function, or a module where it has parameters; None where positions do not enter there.
-        Each stack has its own, and calls it once for each pass, for all layers.
+        It is a function, or a module if it has parameters; None if positions do not enter there.
+        Each stack has its own and calls it once per pass, for all layers.
         """
         return None
 
 
 @final
 class LearnedTable(Table):
-    """One vector for each position, initially from N(0, 0.02^2) (Devlin et al. 2019)."""
+    """One vector per position, initially from N(0, 0.02^2) (Devlin et al. 2019)."""
 
     def __init__(self, max_positions: int, model_dim: int) -> None:
         super().__init__()
@@ -121,7 +121,7 @@ class LearnedTable(Table):
 
 @final
 class LearnedLayerTable(LayerTable):
-    """One vector for each position before one layer, initially from N(0, 0.02^2)."""
+    """One vector per position before one layer, initially from N(0, 0.02^2)."""
 
     def __init__(self, max_positions: int, model_dim: int) -> None:
         super().__init__()
@@ -150,10 +150,10 @@ class Learned(Positions):
 @final
 @POSITIONS.register("learned_per_layer")
 class LearnedPerLayer(Positions):
-    """Al-Rfou et al. 2019 (1808.04444): layer l reads ``x + P_l``, with a table P_l of its own.
+    """Al-Rfou et al. 2019 (1808.04444): layer l reads ``x + P_l``, with its own table P_l.
 
-    In a dual stream P_l is added to both parts, as positions of the embedding are. No dropout acts
-    on it.
+    In a dual stream P_l is added to both parts, like positions of the embedding. No dropout applies
+    to it.
     """
 
     absolute = True
@@ -168,7 +168,7 @@ class LearnedPerLayer(Positions):
 
 @final
 class ScoreBiases(LearnedScalars):
-    """u and v, one vector for each head, initially from N(0, 0.02^2)."""
+    """u and v, one vector per head each, initially from N(0, 0.02^2)."""
 
     def __init__(self, num_heads: int, head_dim: int, *, zero: bool) -> None:
         super().__init__()
@@ -189,17 +189,17 @@ class RelativeTerm(nn.Module):
 
     ``S_ij = ((q_i + u) . k_j + (q_i + v) . W r_(i-j)) / sqrt(d_k)``
 
-    with ``r_x = [sin(x w) ; cos(x w)]``, ``w_k = 10000^(-2k/d)``, one W a layer, u and v shared by
-    the layers or one pair a layer. With ``a = W^T (q_i + v)`` in two halves and the angle ``g = i
-    w``, the second product is an inner product with the sinusoids of j alone:
+    with ``r_x = [sin(x w) ; cos(x w)]``, ``w_k = 10000^(-2k/d)``, one W per layer, and u and v
+    shared by the layers or one pair per layer. With ``a = W^T (q_i + v)`` in two halves and the
+    angle ``g = i w``, the second product is an inner product with the sinusoids of j only:
 
     ``a . r_(i-j) = [-a_s cos g + a_c sin g ; a_s sin g + a_c cos g] . r_j``
 
-    So queries and keys have d features more, and every form of attention takes them as they are.
+    So queries and keys get d more features, and every form of attention works unchanged.
 
     With `clamp_length` c distances above c count as c, and in an encoder those below -c as -c, in
-    evaluation alone. They are no difference of positions then, so that the second product is a term
-    for each query and key.
+    evaluation only. Distances are then no longer differences of positions, so the second product is
+    a separate term per query and key.
     """
 
     def __init__(
@@ -234,14 +234,14 @@ class RelativeTerm(nn.Module):
     def sinusoids(
         self, places: Int[Tensor, " place"]
     ) -> tuple[Float[Tensor, "place half"], Float[Tensor, "place half"]]:
-        """Return the sines and cosines at some places, in the type of the weights."""
+        """Return the sines and cosines at these positions, in the type of the weights."""
         weight, _ = self.of(1)
         dim = weight.shape[-1]
         rate = torch.exp(
             torch.arange(0, dim, 2, device=weight.device, dtype=torch.float64)
             * (-math.log(10000.0) / dim)
         )
-        # From angles of full precision.
+        # Computed from angles in full precision.
         angle = torch.outer(places.to(weight.device).double(), rate)
         return angle.sin().to(weight.dtype), angle.cos().to(weight.dtype)
 
@@ -257,7 +257,7 @@ class RelativeTerm(nn.Module):
 @final
 @dataclass(frozen=True)
 class RelativeScores(Placed):
-    """The features of the newest tokens of one pass; `at` gives those of a layer."""
+    """The features of the newest tokens of one pass; `at` returns those of a layer."""
 
     term: RelativeTerm
     sin: Float[Tensor, "token half"]
@@ -273,7 +273,8 @@ class RelativeScores(Placed):
         a_sin, a_cos = a.chunk(2, dim=-1)
         turned = [a_cos * self.sin - a_sin * self.cos, a_sin * self.sin + a_cos * self.cos]
         features = torch.cat([x + biases.content, *turned], dim=-1)
-        # Attention divides by the root of the number of features; it is to be that of d_k.
+        # Attention divides by the root of the number of features, but the divisor must be that of
+        # d_k.
         return (features * math.sqrt(features.shape[-1] / x.shape[-1])).to(x.dtype)
 
     def keys(self, x: Float[Tensor, "batch head token dim"]) -> Tensor:
@@ -284,7 +285,7 @@ class RelativeScores(Placed):
 @final
 @dataclass(frozen=True)
 class ClampedScores(Placed):
-    """The scores of one pass where large distances count as one; `at` gives those of a layer.
+    """The scores of one pass with clamped distances; `at` returns those of a layer.
 
     `distance` holds the row of `table` of each distance.
     """
@@ -305,7 +306,7 @@ class ClampedScores(Placed):
         x = query - biases.content + biases.position
         # (head, dim, model) -> (head, dim, distance)
         by_distance = x @ (weight @ self.table.T) / math.sqrt(x.shape[-1])
-        # The newest tokens of all beams have one distance to a key.
+        # The newest tokens of all beams have the same distance to a key.
         index = self.distance[:, None].expand(*x.shape[:3], -1)
         return by_distance.gather(3, index).to(query.dtype)
 
@@ -343,7 +344,7 @@ class _ByDistance(Positions):
                 )
 
     def _term(self, spec: StackSpec, *, shared: bool) -> RelativeTerm:
-        # With a centre the map has to be uniform at the start, which u and v would disturb.
+        # With a centre the map must be uniform at the start, which u and v would break.
         shapings = [block.self_attention.shaping for block in spec.blocks]
         zero = any(shaping is not None and shaping.centred for shaping in shapings)
         return RelativeTerm(
@@ -368,7 +369,7 @@ class Relative(_ByDistance):
 @final
 @POSITIONS.register("relative_untied")
 class RelativeUntied(_ByDistance):
-    """Each layer has u and v of its own."""
+    """Each layer has its own u and v."""
 
     def placing(self, spec: StackSpec) -> RelativeTerm:
         return self._term(spec, shared=False)
@@ -407,7 +408,7 @@ def sinusoids(length: int, dim: int, device: torch.device) -> Float[Tensor, "{le
 
 @final
 class Sinusoids(Table):
-    """The sinusoids of all positions that were needed so far."""
+    """The sinusoids of all positions needed so far."""
 
     def __init__(self, model_dim: int) -> None:
         super().__init__()

@@ -13,11 +13,11 @@ from lightning_app.models.heads import CausalLanguageModel, EncoderDecoder
 
 @dataclass(frozen=True, kw_only=True)
 class SearchConfig:
-    """The settings of the search, and the score of a hypothesis.
+    """The settings of a search and the score of a hypothesis.
 
-    A hypothesis y of n tokens, its end mark included, scores ``log P(y | x) / n^length_penalty``
+    A hypothesis y of n tokens, including its end mark, scores ``log P(y | x) / n^length_penalty``
     (Wu et al. 2016 as in fairseq). It has at most ``length_ratio * |x| + length_extra`` tokens, and
-    no more than a learned table has positions.
+    no more than the positions of a learned table.
     """
 
     beam: int = 5
@@ -39,14 +39,14 @@ class Marks(NamedTuple):
 
 
 class Hypothesis(NamedTuple):
-    """Target tokens without the begin and end marks, and the score they were chosen by."""
+    """Target tokens without begin and end marks, and the score by which they were chosen."""
 
     tokens: list[int]
     score: float
 
 
 class Beams(NamedTuple):
-    """The state of a search between steps, for each sentence, all of it on the device."""
+    """The state of a search between steps, per sentence, all on the device."""
 
     sentence: Int[Tensor, " row"]
     limit: Int[Tensor, " row"]
@@ -88,15 +88,15 @@ class Beams(NamedTuple):
         eos: int,
         length_penalty: float,
     ) -> tuple["Beams", Int[Tensor, "row beam"], Bool[Tensor, " row"]]:
-        """Take the best candidates, best first: a score, the beam that it continues, a token.
+        """Take the best candidates, best first: a score, the beam it continues, a token each.
 
         Returns the beams after `step` tokens, the earlier beam that each one continues, and which
-        sentences are done.
+        sentences are finished.
         """
         width = self.scores.shape[1]
         ends = token == eos
         ending = ends[:, :width] & top[:, :width].isfinite()
-        # All candidates that end now have one length, so the first of them is the best.
+        # All candidates that end now have the same length, so the first of them is the best.
         first = ending.long().argmax(dim=1, keepdim=True)
         score = top.gather(1, first).squeeze(1).double() / step**length_penalty
         better = ending.any(dim=1) & (score > self.best_score)
@@ -140,7 +140,7 @@ def search(
 
     Beam search keeps the `beam` best unfinished prefixes of a sentence. A prefix that ends is
     finished when it is among the best `beam` candidates; a sentence is done when `beam` have
-    finished or its length limit is reached, where every prefix is made to end. Done sentences
+    finished or its length limit is reached, where every prefix is ended. Finished sentences
     leave the batch at once. A beam of 1 is greedy search.
     """
     lengths = (source != model.pad).sum(dim=1)
@@ -181,10 +181,10 @@ class Sampling:
     """How the next token is drawn from ``softmax(logits / temperature)``.
 
     Attributes:
-        temperature: 0 takes the likeliest token, as its limit does.
+        temperature: 0 takes the likeliest token, the limit of small values.
         top_k: Only the `top_k` likeliest tokens are drawn; 0 for all.
-        top_p: Only the likeliest tokens are drawn, as few as have a probability of `top_p` together
-            (Holtzman et al. 2020, 1904.09751); 1 for all. It follows `top_k`.
+        top_p: Only the likeliest tokens are drawn, as few as reach a total probability of `top_p`
+            (Holtzman et al. 2020, 1904.09751); 1 for all. It applies after `top_k`.
     """
 
     temperature: float = 1.0
@@ -211,7 +211,7 @@ def probabilities(
     if how.top_k:
         ordered[:, how.top_k :] = -torch.inf
     p = ordered.softmax(dim=-1)
-    # A token is out where those before it have enough together.
+    # A token is dropped if those before it already have enough probability.
     p = p.masked_fill(p.cumsum(dim=-1) - p >= how.top_p, 0.0)
     p = p / p.sum(dim=-1, keepdim=True)
     return torch.zeros_like(p).scatter_(1, order, p)
@@ -231,13 +231,13 @@ def sample_texts(
     """Return `texts` continuations of `prompt`, each of `tokens` tokens.
 
     Args:
-        model: In evaluation mode.
-        prompt: At least one token.
+        model: The model, in evaluation mode.
+        prompt: The prompt, at least one token.
         texts: The number of continuations.
-        tokens: The number of new tokens of each.
+        tokens: The number of new tokens per text.
         how: How the next token is drawn.
         never: Tokens that are not drawn.
-        generator: Of the draws, on the device of the model.
+        generator: The generator of the draws, on the model's device.
     """
     device = model.embedding.tokens.weight.device
     newest = torch.tensor(prompt, device=device).expand(texts, -1)

@@ -26,8 +26,8 @@ from lightning_app.models.positions import LearnedTable, Positions, Sinusoids
 class StepSignals(nn.Module):
     """``PE(i) + S(n)`` at position i before step n (Dehghani et al. 2019, 1807.03819, section 2.1).
 
-    PE is the table of the positions, nothing where they enter attention. S(n) is the row of the
-    sinusoids at n, from 1, or a learned vector of step n. No embedding adds PE beside them.
+    PE is the table of the positions, absent if they enter attention. S(n) is the row of the
+    sinusoids at n, from 1, or a learned vector of step n. The embedding then does not add PE.
     """
 
     def __init__(self, kind: StepSignal, steps: int, dim: int, positions: Positions | None) -> None:
@@ -51,7 +51,7 @@ class StepSignals(nn.Module):
 
 
 class Memory(NamedTuple):
-    """The input of a stack's cross-attentions: keys and values for each layer."""
+    """The input of a stack's cross-attentions: keys and values per layer."""
 
     layers: list[tuple[Tensor, Tensor]]
     mask: Mask
@@ -64,7 +64,7 @@ class Memory(NamedTuple):
 
 @final
 class BlockStack(nn.Module):
-    """``depth`` blocks, or one block used so often, and the norms of the stack around them."""
+    """``depth`` blocks, or one block used that often, and the norms around the stack."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class BlockStack(nn.Module):
     ) -> None:
         super().__init__()
         self.spec = spec
-        # False where the blocks are compiled, which hooks of their norms would break.
+        # False if the blocks are compiled, since hooks on their norms would break compilation.
         self.recomputes_norms = True
         self.place = None if positions is None else positions.placing(spec)
         tables = [] if positions is None else positions.layer_tables(len(spec.blocks))
@@ -102,7 +102,7 @@ class BlockStack(nn.Module):
 
     @property
     def dynamic_spans(self) -> list[DynamicSpanMask]:
-        """The dynamic spans of the blocks; empty without them."""
+        """The dynamic spans of the blocks; empty if there are no such spans."""
         spans = (block.self_attention.span for _, block in self.layers)
         return list(dict.fromkeys(span for span in spans if isinstance(span, DynamicSpanMask)))
 
@@ -147,10 +147,10 @@ class BlockStack(nn.Module):
             x: The newest tokens.
             mask: The tokens of this stack that each token may attend to.
             memory: The input of cross-attention.
-            caches: One for each layer, with the tokens before `x`; `x` is appended to them.
+            caches: One per layer, with the tokens before `x`; `x` is appended to them.
             places: The positions of the tokens; None if `x` is a whole text.
-            kept: The tokens of which the states are returned, flat indices into batch * token;
-                None for all. The last block computes what follows its map for these alone.
+            kept: The tokens whose states are returned, as flat indices into batch * token;
+                None for all. The last block computes everything after its map for these only.
             seen: A list to which the stream after each layer is appended.
             in_document: `Places.in_document` of a whole text, whose mask separates documents.
             recurrence: The memory of each layer, with the positions before those of `x`. The input
@@ -262,18 +262,18 @@ def count_tokens_of(
     counted: Mapping[str, Bool[Tensor, "batch token"]],
     over_ranks: Callable[[Tensor], Tensor] = lambda number: number,
 ) -> None:
-    """Say which tokens of each stack count in its terms of the loss in the next forward pass.
+    """Set the tokens of each stack that count in its loss terms in the next forward pass.
 
     Args:
-        model: Whose stacks halt or have dynamic spans; others have no such terms.
+        model: A model; only stacks that halt or have dynamic spans have such terms.
         counted: The tokens of this rank, by stack.
-        over_ranks: Returns the mean over all ranks of a number, which each of them gives.
+        over_ranks: Returns the mean over all ranks of a number that each of them passes.
     """
     for name, stack in stacks(model).items():
         if stack.halting is not None:
             stack.halting.counted = counted[name]
         if stack.dynamic_spans:
-            # In float64, so that a mean over ranks is no integer division.
+            # In float64, so that a mean over ranks is not an integer division.
             number = over_ranks(counted[name].sum().to(torch.float64))
             for spans in stack.dynamic_spans:
                 spans.count(Counted(counted[name], number))

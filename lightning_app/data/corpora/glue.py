@@ -1,11 +1,11 @@
 """The tasks of GLUE (Wang et al. 2018, 1804.07461), from the published tables or from the hub.
 
-A table has one row a line, columns between tabs, and no quoting: a quotation mark is text. CoLA has
-no header. The dev set is our validation split. GLUE keeps the labels of its test sets, so a test
-split is read only from a file of your own, `test_labelled.tsv`; that of MNLI is its mismatched dev
-set. A label in words becomes the number that the hub gives it.
+A table has one row per line, tab-separated columns and no quoting: quotation marks are text. CoLA
+has no header. The dev set is our validation split. GLUE keeps the labels of its test sets, so a
+test split is read only from your own file, `test_labelled.tsv`; MNLI's is its mismatched dev
+set. A label in words becomes the hub's number for it.
 
-The hub needs a network; it was not tried, only a replacement of `load_dataset` in tests.
+The hub needs a network; it was not tried: tests only use a replacement of `load_dataset`.
 """
 
 import math
@@ -24,22 +24,22 @@ _REVISION = "bcdcba79d07bc864c1c254ccfcedcce55bcc9a8c"
 _STEMS = {"valid": "dev", "test": "test_labelled"}
 _COLA = ("source", "label", "mark", "sentence")
 LARGEST_SCORE = 5.0
-"""Of STS-B, whose scores begin at 0."""
+"""The largest score of STS-B; the smallest is 0."""
 
 
 class GlueReader(CorpusReader):
-    """Read one task. A subclass says which columns it has.
+    """Reads one task. Subclasses define its columns.
 
     Attributes:
         corpus: Its `data.name`.
         texts: The columns of its one or two texts.
         label: The column of the label.
-        words: The labels in words, class 0 first; empty where labels are numbers.
+        words: The labels in words, class 0 first; empty if labels are numbers.
         header: The names of the columns of a table without a header.
-        leaves_out_short: Whether a line with too few columns is left out, as the published readers
-            of QQP do, instead of refused.
+        leaves_out_short: Whether lines with too few columns are dropped, as the published readers
+            of QQP do, rather than refused.
         published: The rows of the published tables of train, valid and, if it has one, test.
-        hub_texts: The texts' columns on the hub, where they have other names.
+        hub_texts: The texts' columns on the hub, if the names differ.
     """
 
     pairs = False
@@ -58,7 +58,7 @@ class GlueReader(CorpusReader):
 
     @property
     def task(self) -> GlueTask:
-        """What GLUE says of the task."""
+        """GLUE's facts about the task."""
         return glue_task(GLUE_CORPORA[self.corpus])
 
     def file_names(self, config: DataConfig, stem: str) -> dict[str, tuple[str, ...]]:
@@ -69,7 +69,7 @@ class GlueReader(CorpusReader):
         return _STEMS
 
     def parse(self, columns: dict[str, list[str]], path: Path) -> dict[str, list[Any]]:
-        """Return the columns `first`, `second` where there are two texts, and `label`.
+        """Return the columns `first`, `second` if there are two texts, and `label`.
 
         Raises:
             UserError: naming the file and the line of a missing column, an empty text or a label
@@ -133,7 +133,7 @@ class GlueReader(CorpusReader):
         return hub_name(config, _HUB)
 
     def download(self, config: DataConfig, folder: Path) -> None:
-        """Write tables with the columns that are read, from the hub's pinned revision."""
+        """Write tables with only the columns that are read, from the hub's pinned revision."""
         revision = None if config.root else _REVISION
         for split, rows in load_from_hub(
             config, _HUB, self.corpus, revision, self._hub_splits()
@@ -160,8 +160,8 @@ class GlueReader(CorpusReader):
     def _written(self, label: float) -> str:
         classes = self.task.classes
         if classes is None:
-            return f"{label:.3f}"  # the hub has them as float32, the published table with 3 digits
-        if label not in range(classes):  # -1 says there that a row has no label
+            return f"{label:.3f}"  # float32 on the hub, 3 digits in the published table
+        if label not in range(classes):  # there, -1 marks a row without a label
             raise UserError(
                 f"data.name '{self.corpus}': a row of the hub has the label {label}; 0 to "
                 f"{classes - 1} needed"
@@ -171,10 +171,10 @@ class GlueReader(CorpusReader):
     def protocol(
         self, source: Source, lines: dict[str, dict[str, list[str]]], counts: dict[str, int]
     ) -> str:
-        """Return the number of rows, and whether it is that of the published tables."""
+        """Return the number of rows, and whether it matches the published tables."""
         expected = dict(zip(("train", "valid", "test"), self.published, strict=False))
         same = "the published counts" if counts == expected else "not the published counts"
-        # The stem alone: a compressed table has the same rows.
+        # Only the stem: a compressed table has the same rows.
         tables = " / ".join(of["table"].name.partition(".")[0] for of in source.columns.values())
         return f"GLUE {self.task.name}: {split_sizes(counts)} rows of {tables}, {same}"
 
@@ -285,7 +285,7 @@ class RTE(GlueReader):
 
 @CORPORA.register("wnli")
 class WNLIReader(CorpusReader):
-    """Refuses the one task of GLUE that is left out, with the reason."""
+    """Refuses the one unsupported task of GLUE, giving the reason."""
 
     base = "finetune_rte.yaml"
 

@@ -1,6 +1,6 @@
 """IWSLT14 German-English: talks, in fairseq's splits (Cettolo et al. 2014).
 
-The tarball's server needs a network; the tests read a small tarball of the same shape from a local
+The tarball needs a network; the tests read a small tarball with the same layout from a local
 server instead.
 """
 
@@ -34,7 +34,7 @@ _FAIRSEQ_TRAIN_PAIRS = 160_239
 
 @CORPORA.register("iwslt14")
 class IWSLT14(CorpusReader):
-    """From local files, the public tarball or the hub."""
+    """IWSLT14 from local files, the public tarball or the hub."""
 
     languages = ("de", "en")
     needs_root = False
@@ -50,7 +50,7 @@ class IWSLT14(CorpusReader):
         return self.folder if config.root is None else hub_name(config, "")
 
     def download(self, config: DataConfig, folder: Path) -> None:
-        """Make fairseq's splits from the tarball, or write what the hub's dataset has."""
+        """Build fairseq's splits from the tarball, or write the hub's dataset."""
         if config.root is None:
             _unpack(config, IWSLT14_URL, folder)
             return
@@ -73,7 +73,7 @@ class IWSLT14(CorpusReader):
     def protocol(
         self, source: Source, lines: dict[str, dict[str, list[str]]], counts: dict[str, int]
     ) -> str:
-        """Return how the splits were made, by the notes of a download or by checksums."""
+        """Return how the splits were built, from the notes of a download or by checksums."""
         if source.notes is not None:
             return source.notes.read_text(encoding="utf-8").strip()
         published = {digest: name for name, digest in _FAIRSEQ_IWSLT14.items()}

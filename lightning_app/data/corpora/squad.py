@@ -1,14 +1,14 @@
 """SQuAD 1.1 and 2.0 (Rajpurkar et al. 2016, 1606.05250; 2018, 1806.03822), from files or the hub.
 
-A file is JSON: articles with a title, their paragraphs with a context, its questions with answers.
+A file is JSON: articles with a title, paragraphs with a context, questions with answers.
 The dev set is our validation split. Answers of the test set are not published, so a test split is
-read only from a file of your own, such as `test-v1.1.json`.
+read only from your own file, such as `test-v1.1.json`.
 
-With `data.train_from_dev` a share of the articles of the dev set trains and the others are
-evaluated. Articles are in the order of the SHA-256 of their titles, so that the same ones train
-whatever their order in the file, and no paragraph is in both parts.
+With `data.train_from_dev` a share of the dev set's articles is for training and the others are
+evaluated. Articles are ordered by the SHA-256 of their titles, so that the choice does not depend
+on their order in the file, and no paragraph is in both parts.
 
-The hub needs a network; it was not tried, only a replacement of `load_dataset` in tests.
+The hub needs a network; it was not tried: tests only use a replacement of `load_dataset`.
 """
 
 import hashlib
@@ -28,15 +28,15 @@ _SPACE_MARK = "▁"  # a tokenizer reads it as a space
 
 
 class SquadReader(CorpusReader):
-    """Read one version.
+    """Reads one version.
 
     Attributes:
-        version: In the names of its files, and in running text.
-        unanswerable: Whether `is_impossible` says of each question if it has no answer.
+        version: The version in file names and in running text.
+        unanswerable: Whether `is_impossible` marks questions without an answer.
         published: The questions of the published training set and dev set.
         hub: The dataset on the hub.
         hub_config: Its configuration there.
-        revision: The commit that is read.
+        revision: The commit to read.
     """
 
     pairs = False
@@ -60,8 +60,8 @@ class SquadReader(CorpusReader):
         """Return the columns of `columns.Questions`.
 
         Raises:
-            UserError: naming the file and the place of a missing field, an answer that is not in
-                the context where it is said to be, or a question of the other version.
+            UserError: naming the file and the place of a missing field, an answer that is not at
+                its stated position in the context, or a question of the other version.
         """
         try:
             tree = json.loads("\n".join(columns["json"]))
@@ -130,9 +130,9 @@ class SquadReader(CorpusReader):
     def divided(
         self, config: DataConfig, splits: dict[str, dict[str, list[Any]]]
     ) -> dict[str, dict[str, list[Any]]]:
-        """Return the dev set as training articles and evaluated articles.
+        """Return the dev set, split into training articles and evaluated articles.
 
-        A test split that names the file of the dev set has the evaluated articles alone.
+        A test split that names the dev set's file has only the evaluated articles.
         """
         assert config.train_from_dev is not None
         dev = splits["valid"]
@@ -186,7 +186,7 @@ class SquadReader(CorpusReader):
     def protocol(
         self, source: Source, lines: dict[str, dict[str, list[Any]]], counts: dict[str, int]
     ) -> str:
-        """Return the number of questions, and whether they are those of the published files."""
+        """Return the number of questions, and whether they match the published files."""
         contexts = {split: set(of["context"]) - {""} for split, of in lines.items()}
         stems = {split: _stem(of["json"]) for split, of in source.columns.items()}
         said = f"SQuAD {self.version}: "
@@ -212,7 +212,7 @@ class SquadReader(CorpusReader):
 
 def _field(tree: Any, name: str, kind: type, place: str) -> Any:
     value = tree.get(name) if isinstance(tree, dict) else None
-    if type(value) is not kind:  # a bool is no number of a character
+    if type(value) is not kind:  # a bool is not an index
         words = {list: "a list", str: "a text", int: "a whole number", bool: "true or false"}
         found = "nothing" if value is None else f"{value!r:.40}"
         raise UserError(f"{place}: expected {words[kind]} as the field '{name}', found {found}")

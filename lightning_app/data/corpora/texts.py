@@ -1,4 +1,4 @@
-"""Corpora of text: files of a user, the synthetic grammar, plays, WikiText-2 and books."""
+"""Corpora of text: the user's files, the synthetic grammar, plays, WikiText-2 and books."""
 
 import hashlib
 import re
@@ -21,7 +21,7 @@ class Synthetic(GeneratedCorpus):
     base = "synthetic.yaml"
 
     def generate(self, config: DataConfig) -> dict[str, dict[str, list[str]]]:
-        """Return the sides that the config names."""
+        """Return the sides named in the config."""
         sides = {"de": 0, "en": 1}
         wanted = {"text": config.target_language}
         if config.pairs:
@@ -48,7 +48,7 @@ class Synthetic(GeneratedCorpus):
         )
 
 
-_MARKDOWN_HEADING = re.compile("#{1,6} ")  # of Markdown
+_MARKDOWN_HEADING = re.compile("#{1,6} ")  # Markdown's headings
 
 
 @CORPORA.register("text")
@@ -71,10 +71,10 @@ class Text(CorpusReader):
             for place, apart in enumerate(separates)
             if not apart and (place == 0 or separates[place - 1])
         ]
-        return [0, *begins[1:]]  # separators before the first document are a part of it
+        return [0, *begins[1:]]  # separators before the first document belong to it
 
     def left_out(self, config: DataConfig, line: str) -> bool:
-        """Return whether a line is a separator, or a heading of Markdown."""
+        """Return whether a line is a separator, or a Markdown heading."""
         separates = line.strip() == config.document_separator.strip()
         return separates or _MARKDOWN_HEADING.match(line.strip()) is not None
 
@@ -85,12 +85,12 @@ _PUBLISHED = {
     "train": "0c7f7801faf0f6fed809ca8e5b0468ab77d29a6bc45db02e1d723efbafb95bd3",
     "valid": "e6c148291b90ff9e3b132fd2e783786d7876f5bd1faa4776f3ec53f0b2693bf3",
 }
-"""SHA-256 of the lines of nanoGPT's splits, without white space around them."""
+"""SHA-256 of the lines of nanoGPT's splits, stripped of surrounding white space."""
 
 
 @CORPORA.register("tinyshakespeare")
 class TinyShakespeare(CorpusReader):
-    """The first 90 % of the characters train, the rest validates; there is no test split."""
+    """The first 90 % of the characters are train, the rest validation; there is no test split."""
 
     pairs = False
     needs_root = False
@@ -108,7 +108,7 @@ class TinyShakespeare(CorpusReader):
         return self.folder
 
     def download(self, config: DataConfig, folder: Path) -> None:
-        """Cut the public file in two, where nanoGPT does."""
+        """Cut the public file in two where nanoGPT does."""
         text = get(config, _URL).decode("utf-8")
         cut = int(_SHARE * len(text))
         for split, part in (("train", text[:cut]), ("valid", text[cut:])):
@@ -117,7 +117,7 @@ class TinyShakespeare(CorpusReader):
     def protocol(
         self, source: Source, lines: dict[str, dict[str, list[str]]], counts: dict[str, int]
     ) -> str:
-        """Return the number of characters, and whether the text is that of nanoGPT's split."""
+        """Return the number of characters, and whether the text matches nanoGPT's split."""
         texts = {split: "\n".join(of["text"]) for split, of in lines.items()}
         sizes = " / ".join(f"{len(text):,}" for text in texts.values())
         found = {}
@@ -145,7 +145,7 @@ def articles(lines: Sequence[str]) -> list[int]:
         for place, line in enumerate(lines)
         if _WIKITEXT_TITLE.fullmatch(line.strip()) and blank(place - 1) and blank(place + 1)
     ]
-    return [0, *titles[1:]]  # the blank line before the first article is a part of it
+    return [0, *titles[1:]]  # the blank line before the first article belongs to it
 
 
 def is_heading(line: str) -> bool:
@@ -187,7 +187,7 @@ class WikiText2(CorpusReader):
     def protocol(
         self, source: Source, lines: dict[str, dict[str, list[str]]], counts: dict[str, int]
     ) -> str:
-        """Return the number of lines, and whether it is that of the published splits."""
+        """Return the number of lines, and whether it matches the published splits."""
         expected = {split: _LINES[split] for split in counts}
         official = (
             "the official splits" if counts == expected else "not the official splits' counts"
@@ -197,9 +197,9 @@ class WikiText2(CorpusReader):
 
 
 MOST_BYTES = 20_000_000
-"""Of the books in one split: more would take longer to prepare than a small grid to train on."""
+"""The limit of books in one split: more take longer to prepare than a small grid takes to train."""
 _BOOK_TITLE = "# Title: "
-_MARK = "-------"  # the files have one below the title of each book, which is left out
+_MARK = "-------"  # one follows the title of each book in the files; it is dropped
 
 
 @CORPORA.register("books")
@@ -231,10 +231,10 @@ class Books(CorpusReader):
         )
 
     def parse(self, columns: dict[str, list[str]], path: Path) -> dict[str, list[str]]:
-        """Return one text; a line of dashes begins each document, headings are Markdown's.
+        """Return one text; a line of dashes begins each document, headings are as in Markdown.
 
         Raises:
-            UserError: there is no book, or the first book alone is larger than `MOST_BYTES`.
+            UserError: if there is no book, or the first book is already larger than `MOST_BYTES`.
         """
         books = list(_whole_books(columns["books"]))
         if not books:
@@ -280,6 +280,6 @@ def _whole_books(lines: list[str]) -> Iterator[list[str]]:
 
 
 def _articles(lines: list[str]) -> Iterator[list[str]]:
-    """Yield the lines of each article, its headings written as those of the books."""
+    """Yield the lines of each article, with headings written as in the books."""
     for begin, end in pairwise([*articles(lines), len(lines)]):
         yield [f"# {line.strip(' =')}" if is_heading(line) else line for line in lines[begin:end]]

@@ -1,1 +1,1 @@
-"""A synchronous grammar of German and English, and the corpus that it draws."""
+"""A synchronous grammar of German and English, and the corpus drawn from it."""

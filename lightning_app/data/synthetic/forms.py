@@ -1,4 +1,4 @@
-"""The forms of German and English words, what a phrase and a clause hold, and the order of both.
+"""The forms of German and English words, the content of phrases and clauses, and word order.
 
 German order: first place, finite verb, pronouns, subject, dative, time, frequency, accusative,
 nicht, manner, company, place, rest of the verb. English order: time if it is first in German,
@@ -55,7 +55,7 @@ class Verb(NamedTuple):
     object: str
 
     def zu(self) -> str:
-        """Return the infinitive with zu, which a separable prefix takes inside."""
+        """Return the infinitive with zu, which goes after a separable prefix."""
         return f"{self.prefix}zu{self.infinitive}" if self.prefix else f"zu {self.infinitive}"
 
 
@@ -65,11 +65,11 @@ class Phrase(NamedTuple):
     Attributes:
         german: nominative, accusative, dative.
         english: as a subject, as an object.
-        form: of the verb of which it is the subject.
+        form: of the verb, if it is the subject.
         gender: m, f, n, or p for any plural.
         natural: gender of the English pronoun for it.
         kind: of the noun.
-        is_pronoun: whether it goes to the pronouns' place.
+        is_pronoun: whether it goes to the position of pronouns.
         negative: whether it holds the negation of the clause (kein).
         fixed: whether it may come first as an object: its article shows the case, and it is
             neither indefinite nor negative.
@@ -87,7 +87,7 @@ class Phrase(NamedTuple):
 
 
 class Clause(NamedTuple):
-    """What one clause says, before it has an order. Pairs are (German, English)."""
+    """The content of one clause, before it has a word order. Pairs are (German, English)."""
 
     subject: Phrase
     verb: Verb | None  # None for the copula
@@ -251,7 +251,7 @@ _BE = {"present": ("am", "is", "are"), "past": ("was", "was", "were")}
 
 
 def may_stand_first(clause: Clause) -> bool:
-    """Whether the accusative, or else the dative, can come first without being a subject."""
+    """Whether the accusative, failing that the dative, can come first without being a subject."""
     if clause.accusative is not None:
         return clause.accusative.fixed and clause.accusative.gender == "m"
     return clause.dative is not None and clause.dative.fixed
@@ -265,7 +265,7 @@ def _is_negative(clause: Clause) -> bool:
 
 
 def german_verb(clause: Clause) -> tuple[str, list[str], str]:
-    """Return the finite verb of a main clause, what ends that clause, and both as they end a
+    """Return the finite verb of a main clause, the end of that clause, and both as at the end of a
     subordinate clause."""
     verb, form, tense = clause.verb, clause.subject.form, clause.tense
     if tense == "present" or (tense == "past" and verb is None):

@@ -1,7 +1,7 @@
 """The words of the synthetic German-English grammar.
 
 Frequent words come first: the grammar draws the words at the top of a table more often. A letter
-says what kind of thing a noun is: P person, A animal, T thing, X something to read, F food,
+gives the kind of a noun: P person, A animal, T thing, X something to read, F food,
 O place. An adjective or verb lists the kinds it goes with.
 """
 
@@ -71,7 +71,7 @@ NOUNS = {
         Karotten carrot -; Orange f Orangen orange -; Brötchen n Brötchen roll -""",
 }
 
-# The same, after the German and the English preposition of a place.
+# Places: the same columns, after the German and the English preposition.
 PLACES = """
     in in Garten m Gärten garden -; in in Haus n Häuser house -; in in Stadt f Städte city
     cities; in at Schule f Schulen school -; in in Küche f Küchen kitchen -; in in Park m Parks
@@ -190,7 +190,7 @@ WEATHER = """
     regnen regnet geregnet h rain rained W; schneien schneit geschneit h snow snowed W;
     stürmen stürmt gestürmt h storm stormed W"""
 
-# ich and er, wir and sie; English with and without -s; whether it takes do in English.
+# ich and er, wir and sie; English with and without -s; whether it needs do in English.
 MODALS = [
     ("kann", "können", "can", "can", False),
     ("muss", "müssen", "has to", "have to", True),

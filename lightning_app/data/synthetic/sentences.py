@@ -1,6 +1,6 @@
 """A synchronous grammar: German and English sentences with the same meaning, without a download.
 
-It has what makes German-English word order hard: the finite verb in second place after several
+It has the difficulties of German-English word order: the finite verb in second place after several
 kinds of first constituent, verbs at the end of subordinate and relative clauses, separable verbs,
 the brackets of perfect, modal and future, agreement of articles, adjectives and pronouns in case,
 gender and number, weak nouns, nicht and kein against do-support, dative verbs, two objects,
@@ -53,15 +53,16 @@ _POSSESSIVES = [("mein", "my"), ("sein", "his"), ("ihr", "her"), ("unser", "our"
 
 
 class ClauseGrammar:
-    """Draws noun phrases and clauses. The same seed gives the same on every platform and version.
+    """Draws noun phrases and clauses, the same for a seed on every platform and version.
 
-    Only `Random.random` is used: its sequence is guaranteed, that of `choice` or `shuffle` is not.
+    Only `Random.random` is used: its sequence is guaranteed, those of `choice` and `shuffle` are
+    not.
     """
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed).random
         self._words = Words()
-        self._relative_left = 0  # relative clauses that the sentence may still take
+        self._relative_left = 0  # relative clauses still allowed in the sentence
 
     def _chance(self, probability: float) -> bool:
         return self._random() < probability
@@ -70,7 +71,7 @@ class ClauseGrammar:
         return choices[int(len(choices) * self._random())]
 
     def _word(self, choices: Sequence[T]) -> T:
-        """Pick with a preference for the top of the table: density 1 / (2 sqrt(x))."""
+        """Pick an entry, preferring the top of the table: density 1 / (2 sqrt(x))."""
         draw = self._random()
         return choices[int(len(choices) * draw * draw)]
 
@@ -83,9 +84,9 @@ class ClauseGrammar:
 
         Args:
             kinds: letters of the lexicon.
-            negated: with kein.
-            definite: nothing that a negation could not follow.
-            plain: without a relative clause.
+            negated: whether it has kein.
+            definite: whether a negation must be able to follow it.
+            plain: whether it has no relative clause.
         """
         kind = kinds[0] if self._chance(0.4) else self._pick(kinds)
         if kind == "P" and not negated:
@@ -203,9 +204,9 @@ class ClauseGrammar:
         """Draw a clause.
 
         Args:
-            subject: the subject, if it is given.
-            tense: the tense, if it is given.
-            adjuncts: factor on the probability of everything that could be left out.
+            subject: the subject; None to draw one.
+            tense: the tense; None to draw one.
+            adjuncts: factor on the probability of everything optional.
         """
         tense = tense or self._tense()
         negated = self._chance(0.2 * adjuncts)
@@ -267,7 +268,7 @@ class ClauseGrammar:
         return clause
 
     def _adjoin(self, clause: Clause, adjuncts: float) -> Clause:
-        """Add a modal verb and what could be left out."""
+        """Add a modal verb and optional parts."""
         modal = int(len(lexicon.MODALS) * self._random()) if clause.tense == "modal" else 0
         time = frequency = manner = company = place = None
         if self._chance(0.32 * adjuncts):
@@ -341,7 +342,7 @@ class Grammar(ClauseGrammar):
         return finish_pair(german, english, mark=".")
 
     def _statement(self, clause: Clause) -> tuple[str, str]:
-        """Choose what comes first in German; only the time moves in English as well."""
+        """Choose what comes first in German; in English only the time moves, too."""
         first = "subject"
         draw = self._random()
         shown = clause.accusative or clause.dative
@@ -356,7 +357,7 @@ class Grammar(ClauseGrammar):
         return german_second(clause, first), english_clause(clause)
 
     def _subordinate(self, main: Clause) -> tuple[str, str]:
-        """Draw a subordinate clause that goes with `main`, with its conjunction."""
+        """Draw a subordinate clause that fits `main`, with its conjunction."""
         tense: Tense = "past" if main.tense == "past" else "present"
         german, english = self._word(lexicon.SUBORDINATORS)
         if german == "wenn" and tense == "past":
@@ -395,7 +396,7 @@ class Grammar(ClauseGrammar):
         return f"{left[0]} {conjunction[0]} {right[0]}", f"{left[1]} {conjunction[1]} {right[1]}"
 
     def _purpose(self) -> tuple[str, str]:
-        """A main clause and what it is done for: um ... zu, in order to."""
+        """A main clause and its purpose: um ... zu, in order to."""
         main = self._clause(self._phrase("P"), adjuncts=0.5)
         words = self._words
         verb = self._word(words.transitive if self._chance(0.7) else words.dative)

@@ -1,1 +1,1 @@
-"""Speed against other libraries."""
+"""Speed comparisons with other libraries."""

@@ -1,4 +1,4 @@
-"""Time attention maps alone: from queries, keys and values to outputs and gradients."""
+"""Time only attention maps: from queries, keys and values to outputs and gradients."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ from lightning_app.lab.bench.measure import Work
 
 @dataclass(frozen=True, kw_only=True)
 class Maps:
-    """Sizes of a chain of attention maps; `tokens` are those of a batch."""
+    """Sizes of a chain of attention maps; `tokens` counts those of a batch."""
 
     length: int = 512
     tokens: int = 4096
@@ -80,7 +80,7 @@ def drop(leaf: Tensor) -> None:
 
 
 def split(x: Tensor, maps: Maps) -> Tensor:
-    """Return ``(batch, head, token, dim)`` of ``(batch, token, head * dim)``, a view."""
+    """View ``(batch, token, head * dim)`` as ``(batch, head, token, dim)``."""
     return x.unflatten(-1, (maps.heads, -1)).transpose(1, 2)
 
 
@@ -108,7 +108,7 @@ def shaped(layers: list[AttentionInputs], maps: Maps, mask: Mask) -> list[Tensor
 
 
 def shaped_literally(layers: list[AttentionInputs], maps: Maps, mask: Mask) -> list[Tensor]:
-    """The same with the whole shaped map in memory, as in the authors' code."""
+    """The same, but with the whole shaped map in memory, as in the authors' code."""
     outputs = []
     for layer in layers:
         query, key, value = heads(layer, maps)
@@ -132,7 +132,7 @@ def residual(layers: list[AttentionInputs], maps: Maps, mask: Mask) -> list[Tens
 
 
 def residual_literally(layers: list[AttentionInputs], maps: Maps, mask: Mask) -> list[Tensor]:
-    """The same formula literally: autograd keeps every map."""
+    """The same formula, taken literally: autograd keeps every map."""
     outputs, total = [], None
     for layer in layers:
         query, key, value = heads(layer, maps)
@@ -144,7 +144,7 @@ def residual_literally(layers: list[AttentionInputs], maps: Maps, mask: Mask) ->
 
 
 def residual_sums(layers: list[AttentionInputs], maps: Maps, mask: Mask) -> list[Tensor]:
-    """Residual attention by sums of queries and of keys."""
+    """Residual attention through sums of queries and of keys."""
     outputs, carry = [], None
     for layer in layers:
         output, carry = attend_with_sums(*heads(layer, maps), mask, 0.0, carry, 1.0)

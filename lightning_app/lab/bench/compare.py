@@ -1,8 +1,7 @@
 """Comparisons of speed, and their tables.
 
-Compare contenders with the first one: ratios of time and memory, and calls.
-
-Comparisons as tables on the terminal and as JSON.
+Contenders are compared with the first one: ratios of time and memory, and numbers of calls.
+Comparisons are printed as tables and written as JSON.
 """
 
 import json
@@ -38,7 +37,7 @@ class Missing(Exception):
 
 @dataclass(frozen=True)
 class Contender:
-    """A name, and a function that builds the work; it must be picklable for resident memory.
+    """A name and a function that builds the work; it must be picklable for resident memory.
 
     A build may raise `Missing`: the contender is then skipped, and the table gives the reason.
     """
@@ -51,8 +50,8 @@ class Contender:
 class How:
     """The extent of the measurement.
 
-    `resident`: also the memory of a separate process. `rate` is the rate of products (FLOP/s)
-    that shares refer to; without it no share is computed.
+    `resident`: whether to also measure the memory of a separate process. `rate` is the rate of
+    products (FLOP/s) to which shares refer; without it no share is computed.
     """
 
     rounds: int = 5
@@ -121,7 +120,7 @@ def compare(title: str, contenders: Sequence[Contender], how: How) -> Comparison
 def _result(
     contender: Contender, work: Work, seconds: list[float], against: list[float], how: How
 ) -> Result:
-    """Return all measurements except the ratio of memory."""
+    """Measure everything except the ratio of memory."""
     alone = resident(contender.build, torch.get_num_threads()) if how.resident else None
     spread, flops = Spread.of(seconds), product_flops(work.run)
     return Result(
@@ -187,7 +186,7 @@ def _megabytes(size: int) -> str:
 
 
 def machine(device: str) -> dict[str, Any]:
-    """Return the machine and libraries, on which the numbers depend."""
+    """Return the machine and libraries that the numbers depend on."""
     versions = {}
     for package in PACKAGES:
         try:

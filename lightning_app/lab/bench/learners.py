@@ -21,7 +21,7 @@ Precision = Literal["32", "bf16"]
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """The sizes that all contenders share.
+    """The sizes shared by all contenders.
 
     `tokens` is the size of a batch, `length` that of its longest row; both count target tokens if
     there is a target.
@@ -41,14 +41,14 @@ class Setting:
     device: str = "cpu"
     precision: Precision = "32"
     step: bool = True
-    """Whether a step of the optimizer follows the forward and backward pass."""
+    """Whether an optimizer step follows the forward and backward pass."""
 
     @property
     def rows(self) -> int:
         return max(1, self.tokens // self.length)
 
     def architecture(self) -> ArchitectureConfig:
-        """Return the sizes of our model, without dropout, whose places differ between peers."""
+        """Return the sizes of our model, without dropout, whose positions differ between peers."""
         return ArchitectureConfig(
             kind=TASKS[self.task].architecture,  # pyright: ignore[reportArgumentType]
             encoder_depth=self.depth,
@@ -120,7 +120,7 @@ def work(learner: Learner, setting: Setting) -> Work:
 
 
 def preset_work(setting: Setting, preset: str, form: Form | None = None) -> Work:
-    """Return the work of our model with `preset`, with its attention in `form` if given."""
+    """Return the work of our model with `preset`, with attention in `form` unless None."""
     torch.manual_seed(1)
     batch = batch_of(setting)
     free = work(learner(setting, BlockConfig(preset=preset), batch), setting)

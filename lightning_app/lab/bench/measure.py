@@ -1,11 +1,9 @@
 """Measuring time and memory.
 
-Measure time, memory and calls of workloads with little effect of other load on the machine.
-
+Time, memory and calls of workloads are measured with little effect of other load on the machine.
 Compared workloads run in rounds: each round runs every workload once, every second round in reverse
-order, so that drift of the machine affects all equally. Results are ratios within a round.
-
-Peak resident memory of a workload, measured in a separate process.
+order, so that drift of the machine affects all equally. Results are ratios within a round. Peak
+resident memory of a workload is measured in a separate process.
 """
 
 import gc
@@ -30,7 +28,7 @@ Run = Callable[[], object]
 
 
 class Work(NamedTuple):
-    """One workload, and the number of trained parameters of its model."""
+    """A workload and the number of trained parameters of its model."""
 
     run: Run
     parameters: int = 0
@@ -54,7 +52,7 @@ class Spread(NamedTuple):
 class Clock:
     """Seconds of one call on `device`.
 
-    On a CPU with one thread this is processor time, which other load hardly changes; otherwise
+    On a CPU with one thread this is processor time, which other load hardly affects; otherwise
     wall-clock time, on a GPU until it has finished.
     """
 
@@ -110,7 +108,7 @@ class CallCounter(TorchDispatchMode):
 
     @property
     def total(self) -> int:
-        """Calls of ATen operators that compute, without views and marks of the profiler."""
+        """Calls of ATen operators that compute, without views and profiler marks."""
         return sum(
             number
             for func, number in self.calls.items()
@@ -119,14 +117,14 @@ class CallCounter(TorchDispatchMode):
 
 
 def count_calls(run: Run) -> CallCounter:
-    """Return the calls of one `run`, which must have run before."""
+    """Return the calls of one `run`, which must already have run once."""
     with CallCounter() as counter:
         run()
     return counter
 
 
 class LiveMemory(TorchDispatchMode):
-    """Track the bytes of storages that are made in this context, until each is freed.
+    """Track the bytes of storages created in this context until each is freed.
 
     `peak` is the largest sum. Temporary memory inside an operator is not included; `resident`
     includes it.
@@ -189,10 +187,10 @@ PAGE = resource.getpagesize()
 
 
 def resident(build: Callable[[], Work], threads: int) -> int:
-    """Return by how many bytes two runs of the work of `build` raise the peak of a new process.
+    """Return by how many bytes two runs of the work from `build` raise a new process's peak memory.
 
     The peak includes temporary memory of operators and memory that the allocator keeps. `build` is
-    pickled. Only for a CPU; Linux counts in kilobytes.
+    pickled. CPU only; Linux counts in kilobytes.
     """
     context = get_context("forkserver")
     context.set_forkserver_preload([__name__, "lightning_app.lab.bench.learners"])

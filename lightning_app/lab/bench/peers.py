@@ -1,13 +1,10 @@
 """Models of other libraries, to compare speed with.
 
-The same models from other libraries, with the same weights.
-
 Each peer gets the weights of our model if the mathematics is the same, so that a comparison can
 first assert equal outputs. It runs with its fastest setting.
 
-Hugging Face's BERT with our weights, with the heads of its classes.
-
-Decoder-only models of other libraries, with the weights of our `pre_ln`.
+The peers are torch's Transformer, x-transformers, Hugging Face's BERT with the heads of its
+classes, and decoder-only models, which get the weights of our `pre_ln`.
 """
 
 import importlib
@@ -61,7 +58,7 @@ class Projections(NamedTuple):
 
 
 def translation_loss(logits: Tensor, batch: TranslationBatch, label_smoothing: float) -> Tensor:
-    """Return the mean loss of the target tokens, padding left out."""
+    """Return the mean loss of the target tokens, ignoring padding."""
     labels = batch.target[:, 1:].flatten()
     return F.cross_entropy(
         logits.flatten(0, 1), labels, ignore_index=PAD, label_smoothing=label_smoothing
@@ -72,7 +69,7 @@ def translation_loss(logits: Tensor, batch: TranslationBatch, label_smoothing: f
 class TorchTranslator(nn.Module):
     """`torch.nn.Transformer` with embeddings like ours.
 
-    With post-norm, and without its norms after each stack, it is our `post_ln`. With the hint
+    With post-norm and without its norms after each stack, it equals our `post_ln`. With the hint
     `is_causal` attention needs no mask, and then the targets need no padding mask.
     """
 
@@ -137,7 +134,7 @@ class TorchTranslator(nn.Module):
 class XTranslator(nn.Module):
     """x-transformers with embeddings like ours and flash attention.
 
-    With post-norm it is our `post_ln` while the biases that it lacks are zero, as at the start.
+    With post-norm it equals our `post_ln` while the biases that it lacks are zero, as initially.
     """
 
     def __init__(self, ours: EncoderDecoder, setting: Setting) -> None:
@@ -169,7 +166,7 @@ class XTranslator(nn.Module):
 
 
 def x_encoder(ours: BlockStack, setting: Setting) -> nn.Module:
-    """Return x-transformers' encoder with residual attention, which is our `realformer`."""
+    """Return x-transformers' encoder with residual attention, which equals our `realformer`."""
     package = needed("x_transformers", "x-transformers")
     encoder = package.Encoder(
         dim=setting.width,
@@ -197,7 +194,7 @@ def _copy_attention(ours: Attention, theirs: nn.MultiheadAttention) -> None:
 
 @torch.no_grad()
 def _copy_layers(theirs: Any, ours: nn.ModuleList) -> None:
-    """Set the weights of the layers of x-transformers, one layer for each sub-layer."""
+    """Set the weights of the layers of x-transformers, one layer per sub-layer."""
     layers = iter(zip(theirs.layer_types, theirs.layers, strict=True))
     for block in ours:
         part: Any = block
@@ -282,7 +279,7 @@ def bert(
     """Return Hugging Face's BERT of the same sizes, with SDPA.
 
     Its own loss computes the logits of every position; with `predicted_only` its body and its head
-    are combined so that they do not. It is our `post_ln` except for the norm of its embedding,
+    are combined to avoid this. It equals our `post_ln` except for the norm of its embedding,
     which our model gets for the comparison: see `with_embedding_norm`.
     """
     package = needed("transformers", "Hugging Face transformers")
@@ -364,14 +361,14 @@ def copy_bert_body(ours: MaskedLanguageModel | TextClassifier | SpanPredictor, t
 
 
 def bert_like(ours: TextClassifier | SpanPredictor, kind: str, **fields: Any) -> Any:
-    """Return a model of Hugging Face with the embedding and the encoder of ours.
+    """Return a Hugging Face model with our model's embedding and encoder.
 
-    It is our `post_ln` with learned positions, GELU and the norm of the embedding.
+    It equals our `post_ln` with learned positions, GELU and the norm of the embedding.
 
     Args:
-        ours: On the CPU.
-        kind: Its class, such as `BertForQuestionAnswering`, which has as many outputs as ours.
-        fields: Further fields of `BertConfig`; by default attention is SDPA, without dropout.
+        ours: Our model, on the CPU.
+        kind: Its class, such as `BertForQuestionAnswering`, with as many outputs as ours.
+        fields: Additional fields of `BertConfig`; by default attention is SDPA without dropout.
     """
     package = needed("transformers", "Hugging Face transformers")
     block: Any = ours.encoder.blocks[0]
@@ -423,9 +420,9 @@ def bert_peer(setting: Setting, *, predicted_only: bool) -> Work:
 
 
 def gpt2(ours: CausalLanguageModel, setting: Setting) -> Any:
-    """Return Hugging Face's GPT-2 of the same sizes, with SDPA, which is our `pre_ln`.
+    """Return Hugging Face's GPT-2 of the same sizes, with SDPA, which equals our `pre_ln`.
 
-    GPT-2 has no factor sqrt(width) on its embedding, which serves the output too: its table is
+    GPT-2 has no factor sqrt(width) on its embedding, which is also the output layer: its table is
     sqrt(width) times ours, and the final norm makes the states smaller by the same factor.
     """
     package = needed("transformers", "Hugging Face transformers")
@@ -477,7 +474,7 @@ def _copy_gpt2(ours: CausalLanguageModel, theirs: Any) -> None:
 class XCausal(nn.Module):
     """x-transformers' decoder with an embedding like ours and flash attention.
 
-    It is our `pre_ln` while the biases that it lacks are zero, as at the start.
+    It equals our `pre_ln` while the biases that it lacks are zero, as initially.
     """
 
     def __init__(self, ours: CausalLanguageModel, setting: Setting) -> None:
@@ -524,7 +521,7 @@ class XCausal(nn.Module):
 
 
 def causal_loss(logits: Tensor, batch: CausalBatch) -> Tensor:
-    """Return the mean loss of windows that are full."""
+    """Return the mean loss of full windows."""
     return F.cross_entropy(logits.flatten(0, 1), batch.labels.flatten())
 
 

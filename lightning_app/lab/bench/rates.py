@@ -1,12 +1,10 @@
 """The rates of a processor, and whether all products use one library.
 
-Linear maps of two models by one matrix library, so that only the form of the models differs.
-
-How fast this device multiplies matrices, and how many multiplications a workload makes.
-
-The share of the measured rate that a workload reaches says how much of its time is something else
-than products, and can be compared between processors, unlike a ratio to another library whose
-products are computed by another matrix library.
+The linear maps of two models can be computed by one matrix library, so that only the form of the
+models differs. How fast this device multiplies matrices and how many multiplications a workload
+makes give the share of the measured rate that the workload reaches: it shows how much of its time
+goes to something other than products and, unlike a ratio to a library whose products are computed
+by another matrix library, can be compared between processors.
 """
 
 import math
@@ -31,14 +29,14 @@ from lightning_app.lab.bench.measure import Clock, Run, Spread
 
 @contextmanager
 def onednn_everywhere() -> Iterator[None]:
-    """Let the linear maps of the peers choose the library as ours do.
+    """Make the linear maps of the peers choose the library as ours do.
 
     They call `torch.nn.functional.linear`, and in GPT-2 `torch.addmm` with a transposed matrix.
     """
     theirs, added = torch.nn.functional.linear, torch.addmm
 
     def chosen(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        # Our map calls theirs where it does not take oneDNN.
+        # Our map calls theirs if it does not use oneDNN.
         return (linear if takes_onednn(input, weight) else theirs)(input, weight, bias)
 
     def chosen_added(bias: Tensor, x: Tensor, weight: Tensor) -> Tensor:
@@ -54,9 +52,9 @@ def onednn_everywhere() -> Iterator[None]:
 
 
 def same_library() -> dict[str, Callable[[], AbstractContextManager[None]]]:
-    """Return a context for each library that can compute the linear maps of both models, by name.
+    """Return a context per library that can compute the linear maps of both models, by name.
 
-    Empty where our models use the library of the peers.
+    It is empty if our models use the library of the peers.
     """
     if not prefers_onednn():
         return {}
@@ -71,7 +69,7 @@ Sizes = tuple[int, int, int]
 LINEAR_MAP: Sizes = (1024, 512, 1024)
 """As large as the linear maps of a 6+6 model of width 512."""
 LARGE: Sizes = (8192, 8192, 8192)
-"""Large enough for all of a GPU."""
+"""Large enough to occupy a whole GPU."""
 ROUNDS = 9
 FLOAT32, BFLOAT16 = "float32", "bfloat16"
 
@@ -79,11 +77,11 @@ Rates = dict[str, float]
 
 
 def matmul_rates(device: torch.device, sizes: Sizes | None = None) -> Rates:
-    """Return the median rate of a large product (FLOP/s) for each type and library of `device`.
+    """Return the median rate of a large product (FLOP/s) per type and library of `device`.
 
-    On a CPU the keys are ``float32 LIBRARY`` for each library that our models may use here, and
-    ``bfloat16``; on a GPU ``float32`` and ``bfloat16``. The product has `sizes`: by default those
-    of a linear map on a CPU, and large ones on a GPU.
+    On a CPU the keys are ``float32 LIBRARY`` for every library that our models may use here, and
+    ``bfloat16``; on a GPU ``float32`` and ``bfloat16``. The product has the sizes `sizes`: by
+    default those of a linear map on a CPU, and large ones on a GPU.
     """
     sizes = sizes or (LINEAR_MAP if device.type == "cpu" else LARGE)
     rates = {BFLOAT16: _rate(device, torch.bfloat16, sizes)}
@@ -116,8 +114,8 @@ def rate_in_force(rates: Rates, device: str, *, bf16: bool) -> float:
 def product_flops(run: Run) -> int:
     """Return the floating-point operations of all matrix products in one `run`.
 
-    A product of m x k by k x n matrices counts 2 m k n. Attention counts whole maps, also where it
-    is causal, as PyTorch's own counter does, and products that a backward pass computes again count
+    A product of m x k by k x n matrices counts 2 m k n. Attention counts whole maps, even if it
+    is causal, as PyTorch's own counter does, and products that a backward pass recomputes count
     again.
     """
     with FlopCounterMode(display=False, custom_mapping=_MORE) as counter:
@@ -148,7 +146,7 @@ def _attention_backward(
     return 2 * math.prod(query[:-1]) * key[-2] * (3 * query[-1] + 2 * value[-1])
 
 
-# The operators that PyTorch's counter does not know.
+# The operators unknown to PyTorch's counter.
 _MORE: dict[Any, Callable[..., int]] = {
     torch.ops.aten.addmm_: _added_product,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention,

@@ -1,4 +1,4 @@
-"""The work of `ablate bench`: its options, and the comparisons that they select."""
+"""The work of `ablate bench`: its options and the comparisons that they select."""
 
 import gc
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ QUICK_GROWTH: dict[Axis, Sequence[int]] = {"length": (8, 16), "depth": (1, 2), "
 
 @dataclass(frozen=True, kw_only=True)
 class BenchOptions:
-    """The options of the command line; None selects the default of the device."""
+    """The options of the command line; None selects the default for the device."""
 
     presets: list[str] | None = None
     attention: bool = False
@@ -73,7 +73,7 @@ class BenchOptions:
         return self.device or ("cuda" if torch.cuda.is_available() else "cpu")
 
     def setting(self) -> Setting:
-        """Return the sizes: by default those that take minutes, or seconds with `quick`."""
+        """Return the sizes: by default for minutes of work, or for seconds with `quick`."""
         if self.quick:
             usual = Setting(depth=1, width=32, length=16, tokens=64, vocabulary=100)
         elif self.where == "cuda":

@@ -1,10 +1,7 @@
 """The sections of `ablate bench`.
 
-`ablate bench --explain`: the chosen form of attention, and why.
-
-Growth of time and memory with length, depth and width: an encoder's forward and backward.
-
-The comparisons of `ablate bench`: presets, attention maps, peers.
+Comparisons of presets, attention maps and peers; the growth of an encoder's time and memory with
+length, depth and width; and `--explain`: the chosen form of attention, and why.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -92,7 +89,7 @@ class Point(NamedTuple):
 def measure_growth(
     setting: Setting, values: Mapping[Axis, Sequence[int]], how: How
 ) -> Iterator[Point]:
-    """Measure every series along each axis, the other sizes as in `setting`.
+    """Measure every series along each axis, with the other sizes as in `setting`.
 
     The number of tokens is constant, so longer rows mean fewer rows; ff grows with the width.
     """
@@ -117,7 +114,7 @@ def sized(setting: Setting) -> Setting:
 
 
 def draw(points: Sequence[Point], path: Path) -> Path:
-    """Write the figure: time above, memory below, one column an axis, both scales logarithmic."""
+    """Write the figure: time above, memory below, one column per axis, both scales logarithmic."""
     from matplotlib.lines import Line2D
 
     axes_named: list[Axis] = list(dict.fromkeys(point.axis for point in points))
@@ -173,7 +170,7 @@ def said(setting: Setting) -> str:
 
 
 def presets(setting: Setting, names: Sequence[str], how: How) -> Iterator[Comparison]:
-    """Compare presets with the baseline: a training step, then its passes alone."""
+    """Compare presets with the baseline: a training step, then only its passes."""
     others = [name for name in names if name != BASELINE]
     for step in (True, False):
         mine = replace(setting, step=step)
@@ -184,7 +181,7 @@ def presets(setting: Setting, names: Sequence[str], how: How) -> Iterator[Compar
 
 
 def attention(maps: Maps, how: How) -> Iterator[Comparison]:
-    """Compare the forms of one map, causal and not, and of a chain of maps."""
+    """Compare the forms of a single map, causal and not, and of a chain of maps."""
     sizes = f"{maps.rows} x {maps.length} tokens, {maps.heads} heads of {maps.head_dim}"
     for causal in (True, False):
         mine = replace(maps, depth=1, causal=causal)
@@ -197,9 +194,9 @@ def attention(maps: Maps, how: How) -> Iterator[Comparison]:
 def peers(setting: Setting, how: How, rates: Rates) -> Iterator[Comparison]:
     """Compare our models with the same models of other libraries, each with our weights.
 
-    Where our products are computed by another matrix library than theirs, everything is compared
-    again with the linear maps of both by each library: the first ratio is what a user gets, the
-    others what the form of the model gives.
+    If our products use a different matrix library than theirs, everything is compared
+    again with both models' linear maps on each library: the first ratio is what a user gets, the
+    others show the effect of the model's form.
     """
     yield from _peers(setting, how)
     if setting.device != "cpu" or setting.precision != "32":
@@ -207,7 +204,7 @@ def peers(setting: Setting, how: How, rates: Rates) -> Iterator[Comparison]:
     for library, context in same_library().items():
         with context():
             rate = rate_in_force(rates, setting.device, bf16=False)
-            # The process that measures resident memory would use the libraries as they are.
+            # The process that measures resident memory would use the libraries unpatched.
             for comparison in _peers(setting, replace(how, rate=rate, resident=False)):
                 title = f"{comparison.title}; linear maps of both by {library}"
                 yield replace(comparison, title=title)

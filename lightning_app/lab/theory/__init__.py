@@ -1,1 +1,1 @@
-"""Theory and figures of papers about models at initialisation, measured on our blocks."""
+"""Theory and figures from papers about models at initialisation, measured on our blocks."""

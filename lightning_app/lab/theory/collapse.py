@@ -1,4 +1,4 @@
-"""Rank collapse: without a skip around attention, all tokens take the same direction."""
+"""Rank collapse: without a skip around attention, all tokens turn to the same direction."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -106,7 +106,7 @@ def collapse(setting: Skipless) -> dict[str, list[list[float]]]:
 
 
 def rank_collapse(cosines: Mapping[str, Sequence[Sequence[float]]]) -> Iterator[Statement]:
-    """Over 0.95 after 3 layers without a skip, under 0.05 in all layers for shaped maps."""
+    """Above 0.95 after 3 layers without a skip, below 0.05 in all layers for shaped maps."""
     for name, draws in cosines.items():
         if name.startswith("plain"):
             yield Statement(

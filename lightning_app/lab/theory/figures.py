@@ -52,7 +52,8 @@ COLLAPSE: dict[str, dict[str, Any]] = dict(
         strict=True,
     )
 )
-"""The styles of attention without a skip: two curves are equal, so one is thin and one broad."""
+"""The styles of attention without a skip: two curves coincide, so one is thin and the other
+broad."""
 
 
 def write_theory_figures(
@@ -62,7 +63,7 @@ def write_theory_figures(
     prints: Prints,
     alone: Prints,
 ) -> list[Path]:
-    """Write every figure into `folder` and return their paths; `alone` is of decoders alone."""
+    """Write every figure into `folder` and return their paths; `alone` holds lone decoders."""
     with styled():
         return [
             draw_theorem_1(folder, draws),
@@ -104,7 +105,7 @@ def exponent(fit: Fit) -> str:
 
 
 def depth_axis(axes: "Axes", depths: Sequence[int], label: str) -> None:
-    """Make both axes logarithmic, with ticks at the depths of the draws."""
+    """Make both axes logarithmic, with ticks at the measured depths."""
     from matplotlib.ticker import FixedLocator, NullFormatter, ScalarFormatter
 
     axes.set_xscale("log")
@@ -257,7 +258,7 @@ def draw_rank_collapse(folder: Path, cosines: Mapping[str, Sequence[Sequence[flo
 
 
 def draw_figure_3(folder: Path, prints: Prints, alone: Prints) -> Path:
-    """W1 and W2 expected gradients by layer of the 6-6 model and of a decoder alone."""
+    """W1 and W2 expected gradients by layer of the 6-6 model and of a lone decoder."""
     from matplotlib.lines import Line2D
 
     figure, grid = panel_grid(2, 2)

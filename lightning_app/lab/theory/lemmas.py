@@ -1,10 +1,7 @@
 """Statements of papers about models at initialisation, and the draws that test them.
 
-Random encoders in the setting of the theorems of Xiong et al. 2020 (2002.04745), section 3.3.
-
-The letters are those of `lemmas`.
-
-Lemmas 1-3 and theorem 1 of Xiong et al. 2020 (2002.04745), in the setting of section 3.3.
+Lemmas 1-3 and theorem 1 of Xiong et al. 2020 (2002.04745), on random encoders in the setting of
+their section 3.3.
 
 Letters: d the width, n tokens, L the depth, l a layer from 1, x_l the stream after l layers, q_l
 its ``E ||x_l||^2 / d``, W1 and W2 the matrices of a feed-forward. Norms of gradients are Frobenius
@@ -51,7 +48,7 @@ class TheorySetting:
     draws: int = 12
     depths: tuple[int, ...] = (2, 4, 8, 16, 32)
     classes: int = 500
-    """Rows of the output matrix E, of entries N(0, 1/d)."""
+    """Rows of the output matrix E, with entries N(0, 1/d)."""
 
 
 def theoretical_encoder(preset: str, depth: int, dim: int) -> BlockStack:
@@ -79,10 +76,10 @@ class Draw:
     """One random encoder, input and loss."""
 
     squared: list[list[float]]
-    """``||x||^2 / d`` of each token. Pre-LN: of x_0 to x_L. Post-LN: of what the last norm of each
-    layer reads, x^{post,5}_1 to x^{post,5}_L."""
+    """``||x||^2 / d`` of each token. Pre-LN: x_0 to x_L. Post-LN: the input of the last norm of
+    each layer, x^{post,5}_1 to x^{post,5}_L."""
     gradients: list[float]
-    """Norm of the gradient by W2 in each requested layer; the last layer comes last."""
+    """Norm of the gradient with respect to W2 in each requested layer, in layer order."""
     through_norm: float
     """Length of the gradient below the last norm over its length above it."""
 
@@ -90,7 +87,7 @@ class Draw:
 def random_draw(
     preset: str, depth: int, setting: TheorySetting, *, every_layer: bool = False
 ) -> Draw:
-    """Return one draw for the loss of one position: the cross-entropy of its logits ``x E^T``."""
+    """Return a draw for the loss of one position: the cross-entropy of its logits ``x E^T``."""
     encoder = theoretical_encoder(preset, depth, setting.dim)
     x = torch.randn(1, setting.tokens, setting.dim)
     classes = torch.randn(setting.classes, setting.dim) * setting.dim**-0.5
@@ -186,7 +183,7 @@ def pre_ln_growth(depth: int, tokens: int) -> list[float]:
 
 
 def pre_ln_gradient(setting: TheorySetting, depth: int) -> float:
-    """W2's gradient in layer l is near ``sqrt(d / (2 q_l))`` for every L, also in the last layer.
+    """W2's gradient in layer l is near ``sqrt(d / (2 q_l))`` for every L, including the last layer.
 
     It is the product of ``||ReLU||^2 = d/2`` from the forward pass and the gradient from above:
     the final norm divides by ``sqrt(q_L)`` and each block between multiplies by about
@@ -358,7 +355,7 @@ def theorem_1(draws: Draws) -> Iterator[Statement]:
             accepted=within(values[preset], 0.1),
             promised=False,
         )
-    # Their condition with eps = 0.1: they found at most this share of vectors above the bound.
+    # Their condition with eps = 0.1: they report at most this share of vectors above the bound.
     for preset in (POST, PRE):
         last = [q for one in draws.last[preset][depth] for q in one.squared[-1]]
         yield Statement(
@@ -372,7 +369,7 @@ def theorem_1(draws: Draws) -> Iterator[Statement]:
 
 
 def theorem_1_by_width(setting: TheorySetting) -> Iterator[Statement]:
-    """Post-LN's last W2 in d: lemmas 1 and 3 give sqrt(d), under the bound d sqrt(ln d)."""
+    """Post-LN's last W2 in d: lemmas 1 and 3 give sqrt(d), below the bound d sqrt(ln d)."""
     widths = [setting.dim // 8, setting.dim // 4, setting.dim // 2, setting.dim]
     found: dict[int, list[float]] = {}
     for width in widths:
@@ -398,7 +395,7 @@ def downward_factor(gradients: Sequence[float]) -> float:
 
 
 def extension(draws: Draws) -> Iterator[Statement]:
-    """``(2/3)^((L - l) / 2)``, which they derive only from the last norms of the layers above."""
+    """``(2/3)^((L - l) / 2)``, which they derive from only the last norms of the layers above."""
     measured, interval = of_draws([downward_factor(d.gradients) for d in draws.every[POST]])
     yield Statement(
         claim="Post-LN: W2 gradient from a layer to the one below, one position's loss",

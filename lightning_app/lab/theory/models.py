@@ -2,44 +2,45 @@
 
 Figure 3 of Xiong et al. 2020 (2002.04745) in our models, and the gradients of other variants.
 
-Their figure has a third curve, Post-LN after its warm-up, which needs training and is not drawn.
+Their figure has a third curve, Post-LN after its warm-up, which needs training and is not drawn
+here.
 
-A decoder alone: does the causal mask or cross-attention make Post-LN's gradients grow?
+Lone decoders: does the causal mask or cross-attention make Post-LN's gradients grow?
 
-In the 6-6 model the expected gradient of W2 grows from a decoder layer to the next, and is about
-constant in the encoder. The stacks differ by the causal mask and by cross-attention; a language
-model has the mask alone.
+In the 6-6 model the expected gradient of W2 grows from one decoder layer to the next, and is about
+constant in the encoder. The stacks differ in the causal mask and in cross-attention; a language
+model has only the mask.
 
-What the blocks predict. Each sub-layer is ``LN(x + f(x))``. If f adds the variance v to a stream of
-variance 1, the norm divides the gradient by ``sqrt(1 + v)``; if the gradient through f is w times
-as long, squared, skip and branch together multiply it by ``sqrt(1 + w)``.
+Predictions of the blocks. Each sub-layer is ``LN(x + f(x))``. If f adds the variance v to a stream
+of variance 1, the norm divides the gradient by ``sqrt(1 + v)``; if the gradient through f is w
+times as long, squared, skip and branch together multiply it by ``sqrt(1 + w)``.
 
-- Feed-forward: both matrices scale forward as backward, and half of the ReLU passes. v = w, so the
-  factor is 1.
+- Feed-forward: both matrices scale forward and backward passes alike, and half of the ReLU's inputs
+  pass. v = w, so the factor is 1.
 - Self-attention at the start is nearly a mean over the visible tokens, and the value and output
   matrices halve its square: v = m/2, where m is the squared norm of that mean over d; it is 1 if
   the tokens are equal. The rows of the map sum to 1 with and without a causal mask, so the map
-  leaves the sum of the gradients over positions as it is. The loss is a mean over positions, and
+  leaves the sum of the gradients over positions unchanged. The loss is a mean over positions, and
   the expected gradient of W2 is mostly this sum: w = 1/2. The factor is ``sqrt(3 / (2 + m))``,
   which is 1 if tokens are equal.
 - Cross-attention: v = m/2 with the m of the memory's tokens. Its gradient goes to the encoder,
   except for the small part through the queries: w = 0. The factor is ``sqrt(2 / (2 + m))``, which
   is ``sqrt(2/3)`` if the memory's tokens are equal.
 
-So cross-attention makes the growth: a decoder alone has the factor 1, and the decoder of a 6-6
-model has ``sqrt(2/3)`` times that of a decoder alone.
+So cross-attention causes the growth: a lone decoder has the factor 1, and the decoder of a 6-6
+model has ``sqrt(2/3)`` times that of a lone decoder.
 
-All above was written before the measurement, the control without the mask after it. Three seeds
-give 0.807 in the decoder of the 6-6 model, 0.948 (95 % interval 0.936 to 0.961) in a decoder alone
-and 0.964 (0.957 to 0.972) without its mask. In logarithms, cross-attention makes three quarters of
-the growth and the mask a twelfth. The rest is in neither: the prediction 1 misses it, just outside
-its range.
+All of the above was written before the measurement, the control without the mask after it. Three
+seeds give 0.807 in the decoder of the 6-6 model, 0.948 (95 % interval 0.936 to 0.961) in a lone
+decoder and 0.964 (0.957 to 0.972) without its mask. In logarithms, cross-attention accounts for
+three quarters of the growth and the mask for a twelfth. Neither explains the rest: the prediction 1
+misses it, just outside its range.
 
-The final gradient of Pre-LN is no power of the depth here: it falls from 0.92 at 6 layers to 0.61
-at 8 and 0.51 at 14, and the fitted exponent is -0.68 (-0.89 to -0.48). A likely reason, not tested:
-the output shares its table with the embedding, which is a large part of a short stream. A Pre-LN
-decoder alone (seed 1) gives the probability 0.45 to its own input token at 6 layers, 0.23 at 8 and
-0.06 at 14.
+The final gradient of Pre-LN is not a power of the depth here: it falls from 0.92 at 6 layers to
+0.61 at 8 and 0.51 at 14, and the fitted exponent is -0.68 (-0.89 to -0.48). A likely reason, not
+tested: the output shares its table with the embedding, which is a large part of the stream of few
+layers. A lone Pre-LN decoder (seed 1) gives the probability 0.45 to its own input token at 6
+layers, 0.23 at 8 and 0.06 at 14.
 """
 
 import csv
@@ -81,7 +82,7 @@ from lightning_app.report.statistics import mean
 STACKS = ("encoder", "decoder")
 ALONE = "decoder alone"
 Model = EncoderDecoder | CausalLanguageModel
-"""The models of which a fingerprint is taken."""
+"""The models that are fingerprinted."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +106,7 @@ class ZipfCorpus:
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """A fresh model's loss and the norms of its expected gradients, the first layer first."""
+    """A fresh model's loss and the norms of its expected gradients, from the first layer."""
 
     loss: float
     inner: dict[str, list[float]]
@@ -120,9 +121,9 @@ def feed_forwards(model: Model) -> Iterator[tuple[str, FeedForward]]:
 
 
 def logits_of(model: Model, source: Tensor, target: Tensor, *, causal: bool = True) -> Tensor:
-    """Return the logits of ``target[:, 1:]``; a decoder alone has no source.
+    """Return the logits of ``target[:, 1:]``; a lone decoder has no source.
 
-    Without `causal`, each token of a decoder alone sees the whole sentence.
+    Without `causal`, each token of a lone decoder sees the whole sentence.
     """
     before = target[:, :-1]
     if isinstance(model, EncoderDecoder):
@@ -142,11 +143,11 @@ def fingerprint(
     last_only: bool = False,
     causal: bool = True,
 ) -> Fingerprint:
-    """Return the norms of the gradients by W1 and W2, averaged over batches before the norm.
+    """Return the norms of the gradients of W1 and W2, averaged over batches before the norm.
 
-    Xiong et al. 3.4 call this the expected gradient. `last_only`: only of the last decoder layer,
-    which needs little of the backward pass. Label smoothing is 0.1. A decoder alone is given the
-    targets of the corpus, without their sources; without `causal`, also without its mask.
+    Xiong et al. 3.4 call this the expected gradient. `last_only`: only the last decoder layer,
+    which needs little of the backward pass. Label smoothing is 0.1. A lone decoder reads the
+    targets of the corpus, without their sources; without `causal`, it has no mask either.
     """
     model = build_model(architecture, BlockConfig(preset=preset), corpus.vocabulary, 0)
     assert isinstance(model, Model)
@@ -214,7 +215,7 @@ RECORDS = {
     "admin": RecordedNorms(9.7, _ends(1.27, 0.67), _ends(1.06, 0.58)),
     "dual_stream": RecordedNorms(10.6, _ends(3.9, 2.7), _ends(0.80, 2.44)),
 }
-"""The record says "peri" and not whether the embedding was normalised.
+"""The record says "peri" but not whether the embedding was normalised.
 
 Our model gives the recorded numbers of DeepNorm's encoder (0.14) if its value matrices are
 multiplied by 1/sqrt(2): Xavier's gain beta times fairseq's 1/sqrt(2); the paper has only beta.
@@ -226,13 +227,13 @@ NOTE = (
 
 
 FINAL_AT_12 = {POST: 1.87, PRE: 0.50}
-"""Norm of the final decoder layer's W2 gradient that it gave at depth 12."""
+"""Norm of the final decoder layer's W2 gradient that it reported at depth 12."""
 
 
 def recorded_final(preset: str) -> dict[int, float]:
     """Return the recorded W2 gradients of the final decoder layer, by depth.
 
-    At depth 6 another of its runs gave 1.59 for Post-LN and 0.63 for Pre-LN.
+    At depth 6 another of its runs reported 1.59 for Post-LN and 0.63 for Pre-LN.
     """
     final = {DEPTHS[0]: RECORDS[preset].decoder[-1]}
     return {**final, 12: FINAL_AT_12[preset]} if preset in FINAL_AT_12 else final
@@ -300,14 +301,14 @@ XIONG_EXTENSION = "Xiong et al., after theorem 1 (no theorem)"
 
 
 def layer_factors(found: Sequence[Fingerprint], stack: str) -> list[float]:
-    """Return the mean factor of W2's gradient from a layer to the one below, of each seed."""
+    """Return the mean factor of W2's gradient from a layer to the one below, per seed."""
     return [downward_factor(one.outer[stack]) for one in found]
 
 
 def factor_statement(
     claim: str, source: str, predicted: float, factors: Sequence[float]
 ) -> Statement:
-    """Return an unpromised claim about the mean of `factors`, confirmed within 5 %."""
+    """Return an optional claim about the mean of `factors`, confirmed within 5 %."""
     measured, interval = of_draws(factors)
     return Statement(
         claim=claim,
@@ -336,15 +337,15 @@ def depth_exponents(prints: Prints, span: str) -> Iterator[Statement]:
 
 
 def by_layer(found: Sequence[Fingerprint], stack: str, matrix: str) -> list[list[float]]:
-    """Return the norm of each seed, layer by layer."""
+    """Return the norm per seed, layer by layer."""
     parts = [(one.inner if matrix == "W1" else one.outer)[stack] for one in found]
     return [list(values) for values in zip(*parts, strict=True)]
 
 
 def prints_to_csv(prints: Prints, alone: Prints) -> str:
-    """Return every fingerprint at depth 6 and the recorded numbers, one layer on each line.
+    """Return every fingerprint at depth 6 and the recorded numbers, one layer per line.
 
-    Those of `alone` are of decoders alone, of which nothing is recorded.
+    Those of `alone` are of lone decoders, for which nothing is recorded.
     """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -376,7 +377,7 @@ def _numbers_of(draws: Sequence[float]) -> list[str]:
 
 
 def prints_table(prints: Prints) -> Table:
-    """Return W2's expected gradients beside those recorded, with the deviation in percent."""
+    """Return W2's expected gradients next to those recorded, with the deviation in percent."""
     layers = [str(layer) for layer in range(1, DEPTHS[0] + 1)]
     table = Table("preset", "stack", "", "loss", *layers, box=box.SIMPLE_HEAD, pad_edge=False)
     for preset, found in prints.whole.items():
@@ -403,9 +404,9 @@ OURS = "ours: cross-attention returns no gradient to the stream it joins"
 
 
 def without_mask(corpus: ZipfCorpus, seeds: int) -> list[Fingerprint]:
-    """Return the fingerprints of Post-LN decoders alone in which a token sees all others.
+    """Return the fingerprints of lone Post-LN decoders in which a token sees all others.
 
-    At the start the words to predict are independent of those seen, so that this is a control.
+    At initialisation the words to predict are independent of those seen, so this is a control.
     """
     found: list[Fingerprint] = []
     for seed in range(1, seeds + 1):
@@ -421,9 +422,9 @@ def decoder_alone(
     """The factor of the gradient of W2 from a layer to the one below, and its power of the depth.
 
     Args:
-        prints: Of encoder-decoders.
-        alone: Of decoders alone, with the same seeds.
-        unmasked: Of decoders alone without their mask, with the same seeds.
+        prints: The fingerprints of encoder-decoders.
+        alone: Those of lone decoders with the same seeds.
+        unmasked: Those of lone decoders without their mask, with the same seeds.
     """
     expected = math.sqrt(2 / 3)
     factors = layer_factors(alone.whole[POST], "decoder")

@@ -1,8 +1,8 @@
 """`ablate probe --theory`: measure statements of papers about fresh models on our blocks.
 
 These are lemmas 1-3 and theorem 1 of Xiong et al. 2020 (2002.04745) in their setting, the collapse
-of tokens without a skip around attention, and their figure 3 with our models, beside the numbers of
-another implementation with the same initial values, and with decoders alone. It takes about two
+of tokens without a skip around attention, and their figure 3 with our models, next to the numbers
+of another implementation with the same initial values, and with lone decoders. It takes about two
 minutes on one core.
 """
 

@@ -30,7 +30,7 @@ class Statement:
     interval: tuple[float, float] = (math.nan, math.nan)
     """95 % interval of the measurement; NaN if nothing in it is random."""
     promised: bool = True
-    """Whether the claim must hold here. Others are only shown."""
+    """Whether the claim must hold here. Other claims are only shown."""
 
     @property
     def holds(self) -> bool:
@@ -76,14 +76,14 @@ def of_draws(values: Sequence[float]) -> tuple[float, tuple[float, float]]:
 
 @contextmanager
 def seeded(*numbers: int) -> Iterator[None]:
-    """Draw from a separate generator, seeded by `numbers`; the global one does not change."""
+    """Draw from a separate generator, seeded by `numbers`; the global one is untouched."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(sum(number * 1009**place for place, number in enumerate(numbers)))
         yield
 
 
 def statements_to_csv(statements: Sequence[Statement]) -> str:
-    """Return the table of statements, one on each line."""
+    """Return the table of statements, one per line."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     ends = ["low", "high", "accepted_low", "accepted_high"]
