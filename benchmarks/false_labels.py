@@ -20,6 +20,11 @@ tried withholds some of these labels. A rule holds up to 6 %. The noise:
 - `our spreads`: the sd of Delta of each variant is that of our 24 wirings in `placements`
   (`ablations/README.md`), which differ 40-fold; normal and skewed (log-sd 0.5).
 
+N where the loss depends on the rate: `parabola` (0.7 nats per octave squared) and `V` (0.8 nats per
+octave below the best rate, 2.2 above it), six rates one octave apart, the best one at a random
+place between them, and with the reference warm-up some octaves higher (shift); the best losses are
+equal, so that every label is false.
+
 The rule `simple`, to compare with: Student's t over the seeds alone, corrected within each slice.
 
 Power: how often a variant whose Delta is 0.5 nats above the baseline's gets the label "more".
@@ -42,11 +47,11 @@ from lightning_app.report.statistics import (
     LEVEL,
     Floats,
     best_on_others,
-    chosen_on_others,
     ended_alike,
     guarded_ps,
     holm_values,
-    is_clear,
+    influences,
+    lowest,
     t_intervals,
 )
 
@@ -170,6 +175,32 @@ NOISE: dict[str, Draw] = {
 }
 
 
+SHIFTS, SPREAD = (0.0, 0.25, 0.5, 0.75, 1.0), (0.03, 0.06, 0.15)  # octaves; nats
+CURVE_RATES = 6  # one octave apart
+
+
+def over_rates(kind: str, shift: float, scale: float) -> Draw:
+    """Losses whose smallest value is `LOSS` in both arms, at a rate that need not be tried."""
+
+    def draw(shape: Shape, rng: np.random.Generator) -> Floats:
+        grids, rates, variants, warmups, _ = shape
+        best = (rates - 1) / 2 + rng.uniform(-0.5, 0.5, (grids, 1, variants, 1, 1))
+        best = best + shift * (np.arange(warmups)[:, None] - 0.5)
+        away = np.arange(rates)[:, None, None, None] - best
+        risen = 0.7 * away**2 if kind == "parabola" else np.maximum(-0.8 * away, 2.2 * away)
+        return np.minimum(LOSS + risen + scale * rng.standard_normal(shape), ENTROPY)
+
+    return draw
+
+
+CURVES = {
+    f"{kind}, shift {shift:g}, sd {scale:g}": over_rates(kind, shift, scale)
+    for kind in ("parabola", "V")
+    for shift in SHIFTS
+    for scale in SPREAD
+}
+
+
 def labels(losses: Floats, *, need: bool = True) -> Labels:
     """The labels of a report; `losses` is [grid, slice, variant, warm-up, seed]."""
     seeds = losses.shape[-1]
@@ -200,26 +231,35 @@ def labels(losses: Floats, *, need: bool = True) -> Labels:
 
 
 def need_labels(losses: Floats) -> NDArray[np.int_]:
-    """The labels of N, by the runs at the rate that is best for the other seeds."""
+    """The labels of N, by the bounds of the best losses (`report.warmup.needs`)."""
     seeds = losses.shape[-1]
     if losses.shape[1] < 2:
         return np.zeros((len(losses), 0), dtype=int)
+    rates = np.moveaxis(losses, 1, -2)  # [grid, variant, warm-up, rate, seed]
     chosen = at_best(losses)
-    lost = chosen[..., 0, :] - chosen[..., 1, :]
-    pooled = np.sqrt(lost.var(axis=-1, ddof=1).mean(axis=-1, keepdims=True))
-    clear = is_clear(np.moveaxis(losses, 1, -2)).all(axis=-1)  # at both warm-ups
-    freedom = lost.shape[1] * (seeds - 1)
-    p = np.where(
-        clear,
-        guarded_ps(lost, pooled, freedom),
-        guarded_ps(lost, pooled, freedom, chosen_on_others(seeds)),
-    )
-    failed = chosen >= ENTROPY
+    failed, all_failed = chosen >= ENTROPY, rates >= ENTROPY
+    sound = np.asarray(~(all_failed | _late(rates, all_failed)).any(axis=-1))
+    lows, highs = need_bounds(rates, np.arange(losses.shape[1]), sound)
+    pooled = (chosen[..., 0, :] - chosen[..., 1, :]).var(axis=-1, ddof=1)
+    spread, freedom = np.sqrt(pooled.mean(axis=-1, keepdims=True)), lows.shape[1] * (seeds - 1)
+    signs, p = np.zeros(lows.shape[:-1], dtype=int), np.ones(lows.shape[:-1])
+    for values, sign in ((highs, -1), (lows, 1)):
+        clear = np.isfinite(values).all(axis=-1)
+        clear &= sign * np.where(clear, values.mean(axis=-1), 0.0) > 0
+        found = guarded_ps(np.where(clear[..., None], values, 0.0), spread, freedom)
+        signs, p = np.where(clear, sign, signs), np.where(clear, found, p)
     alike = ended_alike(failed).all(axis=-1)
     if seeds < FEW_SEEDS:
         alike = ended_alike(failed.reshape(*failed.shape[:-2], -1))
     p = np.where(alike & ~_late(chosen, failed).any(axis=(-2, -1)), p, 1.0)
-    return np.where(_corrected(p) < 1 - LEVEL, np.sign(lost.mean(axis=-1)), 0).astype(int)
+    return np.where(_corrected(p) < 1 - LEVEL, signs, 0)
+
+
+def need_bounds(rates: Floats, places: Floats, sound: NDArray[np.bool_]) -> tuple[Floats, Floats]:
+    """The bounds of N by seed; `rates` is [.., warm-up, rate, seed]."""
+    least = influences(lambda means: lowest(means, places, sound)[0], rates)
+    most = influences(lambda means: lowest(means, places, sound)[1], rates)
+    return least[..., 0, :] - most[..., 1, :], most[..., 0, :] - least[..., 1, :]
 
 
 def at_best(losses: Floats) -> Floats:
@@ -294,9 +334,23 @@ def rates(
     return Rates(noise, seeds, comparisons, slices, *shares, holds=holds)
 
 
+def of_need(noise: str, seeds: int, grids: int, rng: np.random.Generator) -> Rates:
+    """The labels of N of one variant whose losses depend on the rate."""
+    shape, part, found, drawn = (CURVE_RATES, 1, 2, seeds), 500, 0, 0
+    while drawn < grids:
+        count = min(part, grids - drawn)
+        found += int(need_labels(CURVES[noise]((count, *shape), rng)).any(axis=1).sum())
+        drawn += count
+    share = found / grids
+    return Rates(noise, seeds, 0, CURVE_RATES, np.nan, np.nan, share, np.nan, share <= HOLDS)
+
+
 def simulate(grids: int, seed: int, rule: str) -> Iterator[Rates]:
     """Every row, in the order of the table."""
     rng = np.random.default_rng(seed)
+    for noise in CURVES if rule == "report" else ():
+        for seeds in SEEDS:
+            yield of_need(noise, seeds, grids, rng)
     for noise in NOISE:
         for slices in SLICES:
             for comparisons in FAMILIES:

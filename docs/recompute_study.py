@@ -24,7 +24,7 @@ import re
 import sys
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import accumulate, combinations, pairwise, product
@@ -100,18 +100,36 @@ class Row:
     cells: int = 0
     diverged: int = 0
     tested: bool = True  # whether its seeds allow a p value
-    wide: float = 1.0  # the factor of its standard error
     values: dict[int, float] = field(default_factory=dict)
+    ends: dict[int, tuple[float, float]] = field(default_factory=dict)  # both bounds, by seed
 
-    def fill(
-        self, values: Mapping[int, float], *, interval: bool = True, wide: float = 1.0
-    ) -> list[float]:
+    def fill(self, values: Mapping[int, float], *, interval: bool = True) -> list[float]:
         """Put in the values, their mean and its interval; return the values."""
         self.values, found = dict(values), [*values.values()]
         self.estimate = fmean(found)
-        self.low, self.high = t_test(found, wide)[:2] if interval else (NAN, NAN)
-        self.wide = wide
+        self.low, self.high = t_test(found)[:2] if interval else (NAN, NAN)
         return found
+
+    def between(self, ends: Mapping[int, tuple[float, float]]) -> None:
+        """Put in the bounds of each seed, and the interval from the one to the other."""
+        self.ends = dict(ends)
+        lows, highs = zip(*ends.values(), strict=True)
+        self.low = self.high = NAN
+        if all(map(math.isfinite, [*lows, *highs])):
+            low, high = t_test(lows)[0], t_test(highs)[1]
+            if not (math.isnan(low) and math.isnan(high)):
+                self.low = fmean(lows) if math.isnan(low) else low
+                self.high = fmean(highs) if math.isnan(high) else high
+        self.p_sign = self.of_bounds(sign_flips)
+
+    def of_bounds(self, test: Callable[[Sequence[float]], float]) -> float:
+        """The p value of the bound nearer to zero, 1 where zero lies between both."""
+        lows, highs = zip(*self.ends.values(), strict=True)
+        if all(map(math.isfinite, lows)) and fmean(lows) > 1e-12:
+            return test(lows)
+        if all(map(math.isfinite, highs)) and fmean(highs) < -1e-12:
+            return test(highs)
+        return 1.0
 
 
 class Paired:
@@ -121,7 +139,7 @@ class Paired:
         self, arm: Arm, warmups: Sequence[int], rates: Sequence[float], seeds: Sequence[int] = ()
     ) -> None:
         warmups = [*dict.fromkeys(warmups)]
-        self.rates, points = rates, [*product(warmups, rates)]
+        self.warmups, self.rates, points = warmups, rates, [*product(warmups, rates)]
         every = seeds or sorted({seed for _, _, seed in arm.planned})
         self.seeds = [s for s in every if all((*point, s) in arm.runs for point in points)]
         self.at = [[arm.runs[*point, s] for s in self.seeds] for point in points]
@@ -131,6 +149,12 @@ class Paired:
         }
         of = product(warmups, self.seeds)
         self.losses = {(w, s): [arm.runs[w, rate, s].loss for rate in rates] for w, s in of}
+
+    def trained(self, warmup: int) -> list[bool]:
+        """At which rates no run failed or half escaped."""
+        half = self.warmups.index(warmup) * len(self.rates)
+        runs = self.at[half : half + len(self.rates)]
+        return [not failures(of) and not any(late(of)) for of in runs]
 
     def row(self) -> Row:
         """A row with the numbers of seeds and runs alone."""
@@ -145,34 +169,12 @@ def failures(runs: Iterable[Run]) -> int:
     return sum(run.failed for run in runs)
 
 
-def dependent(pairs: "Paired", *warmups: int) -> float:
-    """The factor of the standard error, for rates chosen on the other seeds.
-
-    1 if at each warm-up the second best rate is worse, by Student's interval over the seeds; else
-    Nadeau and Bengio's factor.
-    """
-    n = len(pairs.seeds)
-    for warmup in warmups:
-        losses = [
-            [pairs.losses[warmup, s][k] for s in pairs.seeds] for k in range(len(pairs.rates))
-        ]
-        best, second = sorted(losses, key=fmean)[:2]
-        worse = [b - a for a, b in zip(best, second, strict=True)]
-        edge = float(stats.t.ppf(0.975, n - 1)) * stdev(worse) / math.sqrt(n)
-        if not fmean(worse) > edge:
-            return math.sqrt(1 + n / (n - 1))
-    return 1.0
-
-
-def t_test(values: Sequence[float], wide: float = 1.0) -> tuple[float, float, float]:
-    """Student's interval and p value; NaN for one value, and for values that do not differ.
-
-    `wide` multiplies the standard error.
-    """
+def t_test(values: Sequence[float]) -> tuple[float, float, float]:
+    """Student's interval and p value; NaN for one value, and for values that do not differ."""
     if len(values) < 2 or max(values) - min(values) <= 1e-12 * max(1, *map(abs, values)):
         return NAN, NAN, NAN
     free, centre = len(values) - 1, fmean(values)
-    error = wide * stdev(values) / math.sqrt(len(values))
+    error = stdev(values) / math.sqrt(len(values))
     half = float(stats.t.ppf(0.975, free)) * error
     return centre - half, centre + half, 2 * float(stats.t.sf(abs(centre) / error, free))
 
@@ -193,12 +195,12 @@ def pooled(arms: Iterable[Iterable[float]]) -> tuple[float, int]:
     return (math.sqrt(squares / free), free) if free else (NAN, 0)
 
 
-def larger_p(values: Sequence[float], spread: float, free: int, wide: float = 1.0) -> float:
+def larger_p(values: Sequence[float], spread: float, free: int) -> float:
     """The larger p value of two: by the spread of the values themselves, and by a pooled one."""
-    own = t_test(values, wide)[2]
+    own = t_test(values)[2]
     if math.isnan(own) or not spread > 0:
         return NAN
-    error = wide * spread / math.sqrt(len(values))
+    error = spread / math.sqrt(len(values))
     return max(own, 2 * float(stats.t.sf(abs(fmean(values)) / error, free)))
 
 
@@ -428,13 +430,16 @@ def best_rates(pairs: Paired, warmup: int) -> dict[int, int]:
 
 def risen(pairs: Paired, warmup: int) -> dict[int, float]:
     """S by seed: the mean loss over ln(rate), less the loss at the best rate."""
-    found, logs = {}, [math.log(rate) for rate in pairs.rates]
-    for seed, best in best_rates(pairs, warmup).items():
-        losses = pairs.losses[warmup, seed]
-        places = pairwise(zip(logs, losses, strict=True))
-        area = math.fsum((b - a) * (y + z) / 2 for (a, y), (b, z) in places)
-        found[seed] = area / (logs[-1] - logs[0]) - losses[best]
-    return found
+    best = best_rates(pairs, warmup)
+    return {s: average(pairs, warmup, s) - pairs.losses[warmup, s][k] for s, k in best.items()}
+
+
+def average(pairs: Paired, warmup: int, seed: int) -> float:
+    """The mean loss of a seed over ln(rate)."""
+    logs = [math.log(rate) for rate in pairs.rates]
+    places = pairwise(zip(logs, pairs.losses[warmup, seed], strict=True))
+    area = math.fsum((b - a) * (y + z) / 2 for (a, y), (b, z) in places)
+    return area / (logs[-1] - logs[0])
 
 
 def tolerated(rates: Sequence[float], losses: list[float], top: float) -> tuple[float, bool]:
@@ -450,6 +455,102 @@ def tolerated(rates: Sequence[float], losses: list[float], top: float) -> tuple[
     return math.log2(rates[-1]), True
 
 
+def lines(xs: Sequence[float], ys: Sequence[float], good: Sequence[bool], k: int) -> list[Any]:
+    """The lines through the two points before and after the gap k, k + 1, where all are good."""
+    found = []
+    for a, b in ((k - 1, k), (k + 1, k + 2)):
+        if a >= 0 and b < len(xs) and good[a] and good[b]:
+            slope = (ys[b] - ys[a]) / (xs[b] - xs[a])
+            found.append((slope, ys[a] - slope * xs[a]))
+    return found
+
+
+def smallest(
+    xs: Sequence[float], ys: Sequence[float], good: Sequence[bool]
+) -> tuple[float, float, int]:
+    """Between what the least value of a convex curve lies, and the place of the least point."""
+    kept = [k for k in range(len(xs)) if good[k]] or [*range(len(xs))]
+    best = min(kept, key=lambda k: ys[k])
+    if best in (0, len(xs) - 1):
+        return -math.inf, ys[best], best
+    low = ys[best]
+    for k in range(len(xs) - 1):
+        if not good[k] and not good[k + 1]:
+            continue
+        of, places = lines(xs, ys, good, k), [xs[k], xs[k + 1]]
+        if len(of) == 2 and of[0][0] != of[1][0]:
+            meet = (of[1][1] - of[0][1]) / (of[0][0] - of[1][0])
+            places.append(min(max(meet, xs[k]), xs[k + 1]))
+        for x in places:
+            low = min(low, max((slope * x + rest for slope, rest in of), default=-math.inf))
+    return low, ys[best], best
+
+
+def passes(
+    xs: Sequence[float], ys: Sequence[float], good: Sequence[bool], best: int, limit: float
+) -> tuple[float, float]:
+    """Between what a convex curve rises over the limit, up from its least point."""
+    shown = [y if ok or not any(good) else math.inf for y, ok in zip(ys, good, strict=True)]
+    over = next((k for k in range(best, len(xs) - 1) if shown[k + 1] > limit), None)
+    if over is None:
+        return xs[-1] if shown[best] <= limit else xs[max(best - 1, 0)], math.inf
+    first, last = xs[over], xs[over + 1]
+    if math.isfinite(shown[over + 1]):
+        first += (limit - shown[over]) / (shown[over + 1] - shown[over]) * (last - first)
+        first = min(max(first, xs[over]), last)
+    ends = [(limit - rest) / slope for slope, rest in lines(xs, ys, good, over) if slope > 0]
+    latest = min([last, *ends])
+    return first if shown[best] <= limit else xs[max(best - 1, 0)], max(latest, xs[over])
+
+
+def jackknife(found: Callable[[Sequence[int]], float], seeds: Sequence[int]) -> list[float]:
+    """A value for each seed: their mean is that of all seeds, their spread the jackknife's."""
+    count, whole = len(seeds), found(seeds)
+    if count < 2:
+        return [whole]
+    without = [found([other for other in seeds if other != seed]) for seed in seeds]
+    for value in (whole, *without):
+        if math.isinf(value):
+            return [value] * count
+    return [whole + (count - 1) * (fmean(without) - value) for value in without]
+
+
+def means_of(pairs: Paired, warmup: int, seeds: Sequence[int]) -> list[float]:
+    return [fmean(each) for each in zip(*(pairs.losses[warmup, s] for s in seeds), strict=True)]
+
+
+def bounds_of(
+    pairs: Paired, seeds: Sequence[int], warmup: int, *, theta: bool = False
+) -> tuple[float, float]:
+    """The bounds of the best loss of some seeds at a warm-up, or of the largest tolerated rate."""
+    xs, ys = np.log2(pairs.rates).tolist(), means_of(pairs, warmup, seeds)
+    low, high, best = smallest(xs, ys, pairs.trained(warmup))
+    if not theta:
+        return low, high
+    top, found = fmean(pairs.tops.values()), []
+    for end, loss in enumerate((low if math.isfinite(low) else high, high)):
+        limit = loss + TOLERATED * (top - loss)
+        found.append(passes(xs, ys, pairs.trained(warmup), best, limit)[end])
+    return found[0], found[1]
+
+
+def apart(
+    pairs: Paired, first: int, second: int, *, theta: bool = False
+) -> dict[int, tuple[float, float]]:
+    """The bounds, by seed, of the value of the first warm-up less that of the second."""
+
+    def end(which: int) -> list[list[float]]:
+        return [
+            jackknife(lambda s, w=w: bounds_of(pairs, s, w, theta=theta)[which], pairs.seeds)
+            for w in (first, second)
+        ]
+
+    (low, other_low), (high, other_high) = end(0), end(1)
+    lows = [a - b for a, b in zip(low, other_high, strict=True)]
+    highs = [a - b for a, b in zip(high, other_low, strict=True)]
+    return dict(zip(pairs.seeds, zip(lows, highs, strict=True), strict=True))
+
+
 def need(pairs: Paired, ref: int) -> Row:
     """N, the need at the best rates; its p value comes later."""
     row, edges = pairs.row(), {0, len(pairs.rates) - 1}
@@ -459,12 +560,11 @@ def need(pairs: Paired, ref: int) -> Row:
             bare, warm = best_rates(pairs, 0), best_rates(pairs, ref)
             at = {s: (pairs.losses[0, s][bare[s]], pairs.losses[ref, s][warm[s]]) for s in bare}
             picked = chosen(pairs, ref)
-            mixed = any(not one(run.failed for run in runs) for runs in picked)
+            row.fill({s: a - b for s, (a, b) in at.items()}, interval=False)
             halves = [late(runs) for runs in picked]
-            mixed |= len(bare) < FEW and not all(map(one, halves))
-            wide = dependent(pairs, 0, ref)
-            found = row.fill({s: a - b for s, (a, b) in at.items()}, interval=not mixed, wide=wide)
-            row.p_sign = sign_flips(found)
+            mixed = any(not one(run.failed for run in runs) for runs in picked)
+            if not mixed and (len(bare) >= FEW or all(map(one, halves))):
+                row.between(apart(pairs, 0, ref))
             ends = [not edges.isdisjoint(of.values()) for of in (warm, bare)]
             row.bound = bound(ends[0] or all(run.failed for run in picked[0]), ends[1])
             row.tested = not any(map(any, halves)) and all(
@@ -473,6 +573,62 @@ def need(pairs: Paired, ref: int) -> Row:
             if len(bare) < FEW:
                 row.tested &= one(run.failed for runs in picked for run in runs)
     return row
+
+
+def saved_at_best(pairs: Paired, ref: int, need: Row) -> Row:
+    """`steps_saved` over all rates: that of warm-up at the best rate of each arm."""
+    row = pairs.row()
+    if math.isnan(need.estimate):
+        return row
+    picked = chosen(pairs, ref)
+    trained = [dict(run.validations) for run in pairs.runs if not run.failed]
+    steps = sorted(set.intersection(*map(set, trained))) if trained else []
+    if len(steps) < 2 or any(max(curve) != steps[-1] for curve in trained):
+        return row
+    if any(len(run.validations) < 2 for runs in picked for run in runs):
+        return row
+    each = [ahead(bare, warm) for bare, warm in zip(*picked, strict=True)]
+    row.fill(dict(zip(pairs.seeds, each, strict=True)), interval=False)
+    if need.ends:
+        lows = jackknife(lambda seeds: earliest(pairs, ref, seeds, steps)[0], pairs.seeds)
+        highs = jackknife(lambda seeds: earliest(pairs, ref, seeds, steps)[1], pairs.seeds)
+        row.between(dict(zip(pairs.seeds, zip(lows, highs, strict=True), strict=True)))
+    return row
+
+
+def earliest(
+    pairs: Paired, ref: int, seeds: Sequence[int], steps: Sequence[int]
+) -> tuple[float, float]:
+    """The bounds of the steps saved, by the mean curves of some seeds at the best rates tried."""
+    curves, lows, highs = [], [], []
+    for half, warmup in enumerate((0, ref)):
+        xs, ys = np.log2(pairs.rates).tolist(), means_of(pairs, warmup, seeds)
+        low, high, best = smallest(xs, ys, pairs.trained(warmup))
+        runs = dict(zip(pairs.seeds, pairs.at[half * len(xs) + best], strict=True))
+        curve = [(t, fmean(loss_at(runs[s], t) for s in seeds)) for t in steps[:-1]]
+        curves.append([*curve, (steps[-1], high)])
+        lows.append(low)
+        highs.append(high)
+
+    def reached(curve: Curve, drop: float, value: float) -> float:
+        lower = [(t, loss - drop) for t, loss in curve]
+        if min(loss for _, loss in lower) > value:
+            return float(steps[-1])
+        return first_step(lower, value)
+
+    def saved(target: float, end: float, drops: tuple[float, float]) -> float:
+        if target >= end:
+            return steps[-1] - reached(curves[1], drops[1], target)
+        return reached(curves[0], drops[0], end) - steps[-1]
+
+    gaps = [high - low for low, high in zip(lows, highs, strict=True)]
+    low = saved(lows[0], highs[1], (gaps[0], 0.0)) if math.isfinite(gaps[0]) else -math.inf
+    return low, saved(highs[0], lows[1], (0.0, gaps[1])) if math.isfinite(gaps[1]) else math.inf
+
+
+def loss_at(run: Run, step: int) -> float:
+    value = dict(run.validations).get(step, NAN)
+    return run.top if run.failed or not math.isfinite(value) else min(value, run.top)
 
 
 def chosen(pairs: Paired, ref: int) -> list[list[Run]]:
@@ -502,8 +658,9 @@ def octaves(pairs: Paired, ref: int) -> Row:
         ends[seed] = [tolerated(pairs.rates, pairs.losses[w, seed], top) for w in (ref, 0)]
     values = {seed: warm[0] - bare[0] for seed, (warm, bare) in ends.items()}
     if values and len(pairs.rates) > 1 and not any(map(math.isnan, values.values())):
-        found = row.fill(values)
-        row.p, row.p_sign = t_test(found)[2], sign_flips(found)
+        row.fill(values)
+        row.between(apart(pairs, ref, 0, theta=True))
+        row.p = row.of_bounds(lambda of: t_test(of)[2])
         row.bound = bound(*(any(of[k][1] for of in ends.values()) for k in (0, 1)))
     return row
 
@@ -516,10 +673,17 @@ def rise(pairs: Paired, *warmups: int) -> Row:
     )
     if learned and len(pairs.rates) > 1 and len(pairs.seeds) > 1:
         first, *others = (risen(pairs, warmup) for warmup in warmups)
-        wide = dependent(pairs, *warmups)
-        values = {s: first[s] - sum(other[s] for other in others) for s in first}
-        found = row.fill(values, wide=wide)
-        row.p = t_test(found, wide)[2] if others else NAN
+        row.fill({s: first[s] - sum(other[s] for other in others) for s in first})
+        found = {s: [0.0, 0.0] for s in pairs.seeds}
+        for sign, warmup in zip((1, -1), warmups, strict=False):
+            for k in (0, 1):  # a larger S has a smaller best loss
+                which = k if sign < 0 else 1 - k
+                best = jackknife(lambda s: bounds_of(pairs, s, warmup)[which], pairs.seeds)  # noqa: B023
+                for seed, value in zip(pairs.seeds, best, strict=True):
+                    found[seed][k] += sign * (average(pairs, warmup, seed) - value)
+        row.between({s: (low, high) for s, (low, high) in found.items()})
+        row.p_sign = NAN
+        row.p = row.of_bounds(lambda of: t_test(of)[2]) if others else NAN
     return row
 
 
@@ -577,11 +741,11 @@ def bleu_gain(arm: Arm, rate: float, ref: int | None) -> Row | None:
 def rate_rows(arm: Arm, ref: int | None) -> dict[str, Row]:
     """The scores of a variant over all rates."""
     pairs = Paired(arm, (0, ref or 0), arm.rates)
-    names = ("need", "octaves", "rate_sensitivity")
+    names = ("need", "octaves", "rate_sensitivity", "steps_saved")
     rows = {name: pairs.row() for name in names}
     if ref:
-        found = need(pairs, ref), octaves(pairs, ref), rise(pairs, 0, ref)
-        rows |= zip(names, found, strict=True)
+        found = [need(pairs, ref), octaves(pairs, ref), rise(pairs, 0, ref)]
+        rows |= zip(names, [*found, saved_at_best(pairs, ref, found[0])], strict=True)
     for warmup in arm.warmups:
         alone = Paired(arm, [warmup], arm.rates)
         rows[f"rate_sensitivity w={warmup}"] = rise(alone, warmup)
@@ -610,8 +774,9 @@ def sensitivity(arms: Mapping[Who, Arm], ref: int | None) -> dict[Key, Row]:
         needs = [row for key, row in rows.items() if key[0] == group and key[3] == "need"]
         sd = pooled(row.values.values() for row in needs)
         for row in needs:
-            found = [*row.values.values()]
-            row.p = larger_p(found, *sd, wide=row.wide) if row.tested else NAN
+            row.p = NAN
+            if row.tested and row.ends:
+                row.p = row.of_bounds(lambda of, sd=sd: larger_p(of, *sd))
     return rows
 
 
@@ -641,18 +806,25 @@ def effects(
             score in ("need", "delta") and any(math.isnan(cell.p) for cell in cells)
         )
         for chosen in (c for n in axes for c in combinations(axes, n + 1)):
-            values = {}
+            values, ends = {}, {}
             for seed in seeds:
-                cube = np.reshape([cell.values[seed] for cell in cells], [2 for _ in axes])
-                for k in reversed(axes):
-                    low, high = cube[..., 0], cube[..., 1]
-                    cube = high - low if k in chosen else (low + high) / 2
-                values[seed] = float(cube)
+                value, low, high = 0.0, 0.0, 0.0
+                for corner, cell in zip(corners, cells, strict=True):
+                    share = (-1) ** sum(not corner[k] for k in chosen)
+                    share /= 2 ** (len(factors) - len(chosen))
+                    sides = cell.ends.get(seed, (cell.values[seed],) * 2)
+                    value += share * cell.values[seed]
+                    low += share * sides[share < 0]
+                    high += share * sides[share > 0]
+                values[seed], ends[seed] = value, (low, high)
             row = rows[rest, rate, " x ".join(factors[k] for k in chosen), score] = Row()
             if values:
-                wide = max(cell.wide for cell in cells)
-                found, row.seeds = row.fill(values, interval=sure, wide=wide), len(values)
-                row.p, row.p_sign = t_test(found, wide)[2] if tested else NAN, sign_flips(found)
+                row.fill(values, interval=False)
+                row.between(ends)
+                row.seeds = len(values)
+                row.p = row.of_bounds(lambda of: t_test(of)[2]) if tested else NAN
+                if not sure:
+                    row.low = row.high = NAN
     return rows
 
 

@@ -8,8 +8,9 @@ With `y` the score of a variant and seed, the effect of factors `F` is the mean,
 all other factors, of `y` contrasted by each factor of `F`: for one factor `y(high) - y(low)`, for
 two `(y(high, high) - y(high, low)) - (y(low, high) - y(low, low))`, and so on. It is computed seed
 by seed, with Student's t interval over the seeds (Yates 1937, for a full 2^k factorial). An effect
-has an interval and a p value only if each variant of it has, and the largest of their factors
-`widen`.
+has an interval and a p value only if each variant of it has. A score between two bounds
+(`Score.ends`) gives an effect between two bounds: the lower one from the lower bounds of the
+variants that it adds and the upper bounds of those that it subtracts.
 
 Comparisons. For an axis with baseline `b`, a value `v` and a slice, that is one combination of all
 other axes but the seed and those that follow from this one: `C = mean_s [m(v, s) - m(b, s)]`, `m`
@@ -50,7 +51,7 @@ from lightning_app.config.tree import (
 from lightning_app.core.errors import UserError, nearest
 from lightning_app.core.schema import read
 from lightning_app.report.facts import direction, p_value
-from lightning_app.report.pairs import Score, join_notes
+from lightning_app.report.pairs import Ends, Score, bounds_interval, bounds_p, join_notes
 from lightning_app.report.results import CellResult, GridResults, as_number, scales, unlike
 from lightning_app.report.statistics import (
     FEW_SEEDS,
@@ -257,11 +258,17 @@ def _of_table(
     values = [] if missing else [dict(table[corner].values) for corner in corners]
     seeds = sorted(set.intersection(*map(set, values))) if values else []
     known = np.array([[of[seed] for seed in seeds] for of in values])  # [corner, seed]
+    ends = [{seed: end for seed, *end in table[corner].ends} for corner in corners if seeds]
+    between = np.array(  # [corner, seed, end]
+        [
+            [end.get(seed, [of[seed]] * 2) for seed in seeds]
+            for of, end in zip(values, ends, strict=True)
+        ]
+    )
     unsure = [corner for corner in corners if not missing and math.isnan(table[corner].low)]
     tested = not unsure and not missing
     if measure in TESTED:
         tested = tested and not any(math.isnan(table[corner].p) for corner in corners)
-    widen = max((table[corner].widen for corner in corners if corner in table), default=1.0)
     bounds = {table[corner].bound for corner in corners if corner in table} - {""}
     note = f"censored ({', '.join(sorted(bounds))}) in some variants" if bounds else ""
     if why:
@@ -283,16 +290,21 @@ def _of_table(
                 [math.prod(1 if corner[place] else -1 for place in chosen) for corner in corners]
             )
             # The mean over the levels of the factors that are not chosen.
-            each = (signs[:, None] * known).sum(axis=0) / 2 ** (len(names) - size)
-            low, high, p = (math.nan,) * 3 if unsure else t_interval(each.tolist(), widen)
+            share = 2 ** (len(names) - size)
+            each = (signs[:, None] * known).sum(axis=0) / share
+            low = np.where(signs[:, None] > 0, between[..., 0], -between[..., 1]).sum(axis=0)
+            high = np.where(signs[:, None] > 0, between[..., 1], -between[..., 0]).sum(axis=0)
+            sides = (low / share).tolist(), (high / share).tolist()
+            found: Ends = tuple(zip(seeds, *sides, strict=True))
+            shown = (math.nan,) * 2 if unsure else bounds_interval(found)
             yield Effect(
                 factors=text,
                 **identity,
                 estimate=float(each.mean()),
-                low=low,
-                high=high,
-                p=p if tested else math.nan,
-                p_sign=sign_flip_p(each.tolist()),
+                low=shown[0],
+                high=shown[1],
+                p=bounds_p(found, lambda of: t_interval(of)[2]) if tested else math.nan,
+                p_sign=bounds_p(found, sign_flip_p),
                 seeds=len(seeds),
             )
 

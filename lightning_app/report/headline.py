@@ -86,7 +86,7 @@ def own_reading(own: Mapping[str, Score], name: str = "delta") -> str:
     if math.isnan(score.p_holm):
         return DASH
     if score.p_holm >= 1 - LEVEL:
-        return UNSHOWN
+        return EDGE if name == "need" and score.bound else UNSHOWN
     if not shows_sign(score):
         return EDGE
     if score.estimate > 0:

@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
+Ends = tuple[tuple[int, float, float], ...]
+"""Seed, lower and upper bound of a value, in this order."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Score:
     """One row of `sensitivity.csv`. `lr` is NaN for a score over all rates.
@@ -39,7 +43,7 @@ class Score:
     `values` holds seed and value of a mean over seeds. `each` holds the same if they are shown:
     with fewer than 5 seeds, or without an interval because some seeds failed. `bootstrap` holds the
     ends of the bootstrap-t interval, from 5 seeds on. The table has the last two in the note.
-    `widen` is the factor of the standard error (`statistics.chosen_on_others`).
+    `ends` holds seed and both bounds of a score between bounds, else nothing.
     """
 
     group: str
@@ -60,7 +64,7 @@ class Score:
     each: tuple[tuple[int, float], ...] = ()
     bootstrap: tuple[float, float] | None = None
     values: tuple[tuple[int, float], ...] = ()
-    widen: float = 1.0
+    ends: Ends = ()
 
 
 def bound_of(at_most: bool, at_least: bool) -> str:
@@ -68,6 +72,30 @@ def bound_of(at_most: bool, at_least: bool) -> str:
     return {(True, False): "<=", (False, True): ">=", (True, True): "?"}.get(
         (at_most, at_least), ""
     )
+
+
+def bounds_interval(ends: Ends) -> tuple[float, float]:
+    """From the lower end of the t interval of the lower bound to the upper end of the other's.
+
+    NaN where a bound is infinite, and where none differs between seeds; one that does not differ,
+    such as a rate that was tried, is its own end.
+    """
+    lows, highs = [low for _, low, _ in ends], [high for *_, high in ends]
+    if not all(map(math.isfinite, [*lows, *highs])):
+        return math.nan, math.nan
+    low, high = t_interval(lows)[0], t_interval(highs)[1]
+    if math.isnan(low) and math.isnan(high):
+        return math.nan, math.nan
+    return mean(lows) if math.isnan(low) else low, mean(highs) if math.isnan(high) else high
+
+
+def bounds_p(ends: Ends, test: Callable[[list[float]], float]) -> float:
+    """The p value of zero by the bound nearer to it, 1 if zero lies between the bounds."""
+    lows, highs = [low for _, low, _ in ends], [high for *_, high in ends]
+    for values, sign in ((lows, 1), (highs, -1)):
+        if all(map(math.isfinite, values)) and sign * mean(values) > ROUNDING:
+            return test(values)
+    return 1.0
 
 
 def scores_frame(rows: Sequence[Score]) -> "pd.DataFrame":
@@ -94,6 +122,7 @@ def join_notes(*parts: str) -> str:
     return "; ".join(part for part in parts if part)
 
 
+ROUNDING = 1e-12  # a mean no further from zero is zero
 NEVER = "never learned"
 ELSEWHERE = "learned only without the reference warm-up"
 IS_BASELINE = "is the baseline"
@@ -392,7 +421,7 @@ def steps_saved(arm: Arm, lr: float, reference: int | None) -> list[Score]:
     reason = why_nothing(pairs) or why_never_learned(pairs, (reference, lr))
     runs = [(pairs.runs[(0, lr), s], pairs.runs[(reference, lr), s]) for s in pairs.seeds]
     lost = _lost_steps(arm, lr, pairs, [_lost(bare, ref) for bare, ref in runs])
-    found = [] if reason else [_tau(bare, ref) for bare, ref in runs]
+    found = [] if reason else [tau(bare, ref) for bare, ref in runs]
     if None in found:
         reason = "fewer than two validations"
     if reason:
@@ -429,7 +458,7 @@ def _lost_steps(arm: Arm, lr: float, pairs: Paired, lost: Sequence[float]) -> Sc
     return Score(**identity, estimate=mean(lost), **pairs.counts, note=pairs.missing)
 
 
-def _tau(bare: CellResult, ref: CellResult) -> tuple[float, bool] | None:
+def tau(bare: CellResult, ref: CellResult) -> tuple[float, bool] | None:
     """tau of one seed, and whether a loss was reached before the first validation."""
     tag = bare.monitored.loss
     without, with_warmup = bare.run.curve(tag), ref.run.curve(tag)

@@ -6,7 +6,7 @@ often each interval contains the true value, and the rate of false findings.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -54,36 +54,152 @@ def t_intervals(values: ArrayLike, widen: float = 1.0) -> tuple[Floats, Floats, 
     return centre - half, centre + half, p
 
 
-def is_clear(losses: ArrayLike) -> NDArray[np.bool_]:
-    """Whether the best of several choices is sure; `losses` is [.., choice, seed].
-
-    The choice with the second smallest mean is worse than the first, by the 95 % t interval of
-    their difference, seed by seed.
-    """
-    found = np.asarray(losses, dtype=float)
-    order = found.mean(axis=-1).argsort(axis=-1)[..., :2, None]
-    best = np.take_along_axis(found, order, axis=-2)  # [.., 2, seed]
-    worse = best[..., 1, :] - best[..., 0, :]
-    count = worse.shape[-1]
-    half = t_quantile(count) * worse.std(axis=-1, ddof=1) / math.sqrt(count)
-    return np.asarray(worse.mean(axis=-1) > half)
-
-
 def best_on_others(losses: ArrayLike) -> NDArray[np.int_]:
     """The choice that is best on all other seeds, for each seed; `losses` is [.., choice, seed]."""
     found = np.asarray(losses, dtype=float)
     return (found.sum(axis=-1, keepdims=True) - found).argmin(axis=-2)
 
 
-def chosen_on_others(count: int) -> float:
-    """`sqrt(1 + n / (n - 1))`: how much wider the standard error of n values has to be.
+def lowest(losses: ArrayLike, places: ArrayLike, sound: ArrayLike) -> tuple[Floats, Floats]:
+    """Bounds of the smallest value of a curve that is known at a few places (last axis).
 
-    Of values that each depend on a choice made on the other n - 1 seeds, where that choice is not
-    clear: any two of these choices share n - 2 seeds, so that the values are not independent
-    (Nadeau and Bengio 2003, with one value left out at a time). Without this factor N has false
-    labels in up to 59 % of the grids of `benchmarks/false_labels.py`.
+    `low` holds for every curve that is convex around its minimum: between two neighbouring places
+    it lies above the lines through the two points on the left and through the two on the right. A
+    line needs two `sound` points: a run that failed says only that its loss is at least `H_uni`,
+    and beyond the first rate with failures none is expected to learn more. `low` is -inf where the
+    smallest value lies at the first or the last place, since a smaller one may lie outside. `high`
+    is the smallest sound value, or the smallest one where none is sound.
     """
-    return math.sqrt(1 + count / (count - 1))
+    y, x, usable = np.asarray(losses, float), np.asarray(places, float), np.asarray(sound, bool)
+    slopes = _slopes(y, x, usable)
+    shown = np.where(usable | ~usable.any(axis=-1, keepdims=True), y, math.inf)
+    high, best, last = shown.min(axis=-1), shown.argmin(axis=-1), y.shape[-1] - 1
+    low = high.copy()
+    for place in range(last):
+        width = x[place + 1] - x[place]
+        left, right = slopes[..., place], slopes[..., place + 2]  # outside of the two points
+        with np.errstate(divide="ignore", invalid="ignore"):
+            meet = (y[..., place + 1] - right * width - y[..., place]) / (left - right)
+        meet = np.where(np.isfinite(meet), np.clip(meet, 0.0, width), 0.0)
+        values = []
+        for at in (0.0, width, meet):
+            rising = np.where(np.isnan(left), -math.inf, y[..., place] + left * at)
+            falling = np.where(np.isnan(right), -math.inf, y[..., place + 1] - right * (width - at))
+            values.append(np.maximum(rising, falling))
+        either = usable[..., place] | usable[..., place + 1]
+        low = np.where(either, np.minimum(low, np.minimum.reduce(values)), low)
+    return np.where((best == 0) | (best == last), -math.inf, low), high
+
+
+def crossing(
+    losses: ArrayLike, places: ArrayLike, sound: ArrayLike, limit: ArrayLike, *, at_most: bool
+) -> Floats:
+    """A bound of the place at which a convex curve rises over `limit`, going up from its minimum.
+
+    The smallest possible place is on the line between the last point under the limit and the first
+    one over it, or the place before the smallest point if that is over it; the largest (`at_most`)
+    is where the lines through the points beside these two meet the limit (`lowest`). Where no point
+    beyond the minimum is over the limit, they are the last place and inf.
+    """
+    y, x, usable = np.asarray(losses, float), np.asarray(places, float), np.asarray(sound, bool)
+    limit = np.asarray(limit, float)
+    slopes = _slopes(y, x, usable)
+    shown = np.where(usable | ~usable.any(axis=-1, keepdims=True), y, math.inf)
+    best = shown.argmin(axis=-1)
+    found = np.full(limit.shape, math.inf if at_most else x[-1])
+    for place in reversed(range(y.shape[-1] - 1)):
+        width, under = x[place + 1] - x[place], shown[..., place]
+        over = shown[..., place + 1]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            if at_most:
+                left, right = slopes[..., place], slopes[..., place + 2]
+                first = np.where(left > 0, (limit - under) / left, width)
+                second = np.where(right > 0, width - (over - limit) / right, width)
+                share = np.fmin(np.fmin(first, second), width)
+            else:
+                share = np.where(np.isinf(over), 0.0, (limit - under) * width / (over - under))
+        at = x[place] + np.clip(np.nan_to_num(share, nan=0.0), 0.0, width)
+        found = np.where((place >= best) & (over > limit), at, found)
+    if at_most:
+        return found
+    # Under all points the minimum lies beside the smallest one, and the place beyond it.
+    smallest = np.take_along_axis(shown, best[..., None], axis=-1)[..., 0]
+    return np.where(smallest > limit, x[np.maximum(best - 1, 0)], found)
+
+
+def _slopes(y: Floats, x: Floats, usable: NDArray[np.bool_]) -> Floats:
+    """The slopes between neighbours, with one NaN before and after; NaN beside an unsound point."""
+    inner = np.where(usable[..., 1:] & usable[..., :-1], np.diff(y) / np.diff(x), math.nan)
+    return np.pad(inner, [(0, 0)] * (y.ndim - 1) + [(1, 1)], constant_values=math.nan)
+
+
+def steps_between(
+    curves: ArrayLike, places: ArrayLike, sound: ArrayLike, steps: ArrayLike
+) -> tuple[Floats, Floats]:
+    """Bounds of the steps that the second of two arms saves at the best places of both.
+
+    `curves` is [.., arm, place, step], the mean loss after each of `steps`, whose last is `T`. With
+    `l*_a` the smallest final loss of an arm and `t_a(x)` the step at which it reaches `x` at its
+    best place: `T - t_1(l*_0)` where the second arm ends lower, else `-(T - t_0(l*_1))`. Between
+    the places an arm may end lower by as much as `lowest` allows, and is then taken to be lower by
+    as much at every step.
+    """
+    y, x, at = np.asarray(curves, float), np.asarray(places, float), np.asarray(steps, float)
+    usable = np.asarray(sound, bool)
+    final, last = y[..., -1], at[-1]
+    least, most = lowest(final, x, usable)
+    shown = np.where(usable | ~usable.any(axis=-1, keepdims=True), final, math.inf)
+    best = shown.argmin(axis=-1)[..., None, None]
+    own = np.take_along_axis(y, best, axis=-2)[..., 0, :]  # [.., arm, step]
+    lower = own - (most - least)[..., None]  # -inf where a bound is open
+
+    def saved(first: Floats, second: Floats, ends: tuple[Floats, Floats]) -> Floats:
+        forward = last - _first(second, at, ends[0])
+        back = _first(first, at, ends[1]) - last
+        return np.where(ends[0] >= ends[1], forward, back)
+
+    low = saved(lower[..., 0, :], own[..., 1, :], (least[..., 0], most[..., 1]))
+    high = saved(own[..., 0, :], lower[..., 1, :], (most[..., 0], least[..., 1]))
+    return (
+        np.where(np.isinf(least[..., 0]), -math.inf, low),
+        np.where(np.isinf(least[..., 1]), math.inf, high),
+    )
+
+
+def _first(curve: Floats, steps: Floats, value: Floats) -> Floats:
+    """The first step at which a curve (last axis) is at the value or below, linear between steps.
+
+    The last step where it never is.
+    """
+    under = curve <= value[..., None]
+    place = np.where(under.any(axis=-1), under.argmax(axis=-1), len(steps) - 1)
+    before = np.maximum(place - 1, 0)
+    high = np.take_along_axis(curve, before[..., None], axis=-1)[..., 0]
+    low = np.take_along_axis(curve, place[..., None], axis=-1)[..., 0]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        share = np.clip(np.nan_to_num((high - value) / (high - low), nan=1.0), 0.0, 1.0)
+    return steps[before] + share * (steps[place] - steps[before])
+
+
+def influences(function: Callable[[Floats], Floats], values: ArrayLike) -> Floats:
+    """A value per seed (last axis) whose mean is `function` of the means over all seeds.
+
+    `f(all) + (n - 1) (mean_s f(without s) - f(without s))` (Efron and Stein 1981): their t interval
+    has the jackknife's standard error. Infinite where `function` is, with or without a seed.
+    """
+    found = np.asarray(values, float)
+    count, whole = found.shape[-1], function(found.mean(axis=-1))
+    if count < 2:
+        return whole[..., None]
+    total = found.sum(axis=-1)
+    without = np.stack(
+        [function((total - found[..., seed]) / (count - 1)) for seed in range(count)], axis=-1
+    )
+    endless = np.where(np.isinf(without), without, 0.0).sum(axis=-1)  # all have the same sign
+    with np.errstate(invalid="ignore"):
+        each = whole[..., None] + (count - 1) * (without.mean(axis=-1, keepdims=True) - without)
+    endless = np.where(np.isinf(whole), whole, endless)
+    return np.where(np.isinf(endless)[..., None], endless[..., None], each)
 
 
 def seeds_interval(values: Sequence[float], *failed: Sequence[bool]) -> tuple[float, float, float]:

@@ -16,7 +16,12 @@ Holm's correction covers all variants, rates and other axes of the grid that ask
 `benchmarks/coverage.py` measures how often the intervals hold the true value,
 `benchmarks/false_labels.py` how often a label is false.
 
-In scores over all rates `lr` is NaN. A best rate is chosen on other seeds than the one whose loss
+In scores over all rates `lr` is NaN. The best rate of an arm need not be one of those tried, and
+the loss there may be far under the smallest one seen. So these scores have two bounds, within which
+every value agrees with the losses at the rates tried if the loss is convex in log2 of the rate
+around its minimum (`statistics.lowest`). The interval runs from the lower end of the t interval of
+the one to the upper end of that of the other, a label needs a bound that differs from zero, and the
+estimate compares the best rates of those tried, each chosen on other seeds than the one whose loss
 is taken, since the smallest of noisy losses is too small.
 
 The cost of no warm-up in BLEU is over seeds and over test sentences, since one interval cannot
@@ -26,7 +31,7 @@ translations of the test set.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -44,12 +49,15 @@ from lightning_app.report.pairs import (
     Score,
     arms,
     bound_of,
+    bounds_interval,
+    bounds_p,
     flatness,
     join_notes,
     score_identity,
     stall_difference,
     stalls,
     steps_saved,
+    tau,
     undefined,
     unfinished,
     why_never_learned,
@@ -62,17 +70,19 @@ from lightning_app.report.statistics import (
     best_on_others,
     bleu_difference,
     bootstrap_interval,
-    chosen_on_others,
+    crossing,
     detectable,
     ended_alike,
     fieller_interval,
     guarded_ps,
     holm_values,
-    is_clear,
+    influences,
+    lowest,
     mean,
     pooled_spread,
     seeds_interval,
     sign_flip_p,
+    steps_between,
     t_interval,
     t_quantile,
 )
@@ -84,13 +94,14 @@ TOLERATED = 0.1  # of what the best rate learns may be lost at a tolerated rate
 def needs(members: Sequence[Arm], reference: int | None) -> list[Score]:
     """`need` of each variant of a group, with p values by their pooled spread.
 
-    A variant has no p value if the chosen runs of a warm-up did not end alike; with fewer than 5
-    seeds those of both warm-ups have to.
+    The p value is that of the bound nearer to zero, and 1 where zero lies between the bounds. A
+    variant has none if the chosen runs of a warm-up did not end alike; with fewer than 5 seeds
+    those of both warm-ups have to.
     """
     rows = [need_at_best_rates(arm, reference) for arm in members]
-    spread = pooled_spread([_values(row) for row in rows])
+    spread = pooled_spread([[value for _, value in row.values] for row in rows])
     return [
-        replace(row, p=float(guarded_ps(_values(row), *spread, widen=row.widen)))
+        replace(row, p=bounds_p(row.ends, lambda values: float(guarded_ps(values, *spread))))
         if row.values and _is_tested(best_runs(arm, reference))
         else row
         for arm, row in zip(members, rows, strict=True)
@@ -102,27 +113,15 @@ def _is_tested(runs: Paired) -> bool:
     return runs.all_alike if few else all(map(runs.alike, runs.points))
 
 
-def _values(row: Score) -> list[float]:
-    return [value for _, value in row.values]
-
-
-def _widening(tables: Iterable["np.ndarray[Any, Any]"]) -> tuple[float, str]:
-    """The factor of the standard error, and a note; `tables` are [seed, rate], one a warm-up."""
-    tables = list(tables)
-    if all(is_clear(losses.T) for losses in tables):
-        return 1.0, ""
-    factor = chosen_on_others(len(tables[0]))
-    return factor, f"the best rate is not clear, so standard error x {factor:.2f}"
-
-
 def need_at_best_rates(arm: Arm, reference: int | None) -> Score:
-    """`need`: `N = mean_s [l(0, r_0(s), s) - l(ref, r_ref(s), s)]`, nats per token, with its sign.
+    """`need`: `N = min_r l_bar(0, r) - min_r l_bar(ref, r)`, nats per token, with its sign.
 
-    `r_w(s)` is the rate with the smallest mean loss at warm-up w over the *other* seeds. Student's
-    t interval, wider by `chosen_on_others` where a best rate is not clear; none where some chosen
-    runs of a warm-up failed and others did not. `<=` where a best rate without warm-up is the
-    smallest or largest of the grid, so that a better one may lie outside; `>=` where one with the
-    reference is, or where no chosen run without warm-up trained; `?` where both hold.
+    The estimate is `mean_s [l(0, r_0(s), s) - l(ref, r_ref(s), s)]`, `r_w(s)` the rate tried with
+    the smallest mean loss at warm-up w over the *other* seeds; the interval is that of the bounds.
+    None where some chosen runs of a warm-up failed and others did not. `<=` where a best rate
+    without warm-up is the smallest or largest of the grid, so that a better one may lie outside;
+    `>=` where one with the reference is, or where no chosen run without warm-up trained; `?` where
+    both hold.
     """
     reason, pairs, table = _complete(arm, (0, reference))
     if not reason and len(pairs.seeds) < 2:
@@ -140,16 +139,13 @@ def need_at_best_rates(arm: Arm, reference: int | None) -> Score:
     edges = {warmup: bool({0, last} & set(of.tolist())) for warmup, of in chosen.items()}
     runs = best_runs(arm, reference)
     capped = all(runs.failed(runs.points[0]))
-    widen, wider = _widening(table.values())
-    low, high, _ = t_interval(values.tolist(), widen)
-    if runs.mixed:
-        low = high = math.nan
+    least, most = best_losses(arm, pairs, table)
+    lows, highs = least[0] - most[1], most[0] - least[1]
+    gap = float(highs.mean() - lows.mean())
     return Score(
         **score_identity(arm, math.nan, "need"),
         estimate=float(values.mean()),
-        low=low,
-        high=high,
-        p_sign=sign_flip_p(values.tolist()),
+        **({} if runs.mixed else _between(pairs, lows, highs)),
         bound=bound_of(at_most=edges[0], at_least=edges[reference] or capped),
         **pairs.counts,
         note=join_notes(
@@ -158,11 +154,44 @@ def need_at_best_rates(arm: Arm, reference: int | None) -> Score:
             "no run without warm-up trained at any rate" if capped else "",
             f"best rates {_listed(arm, chosen[0])} without warm-up, "
             f"{_listed(arm, chosen[reference])} with it",
-            wider,
+            f"by the rates alone N may lie anywhere in {gap:.3f} nats"
+            if math.isfinite(gap)
+            else "",
         ),
         values=_by_seed(pairs, values),
-        widen=widen,
     )
+
+
+def best_losses(
+    arm: Arm, pairs: Paired, table: Mapping[int, "np.ndarray[Any, Any]"]
+) -> tuple["np.ndarray[Any, Any]", "np.ndarray[Any, Any]"]:
+    """The bounds of the best loss of each warm-up, as values per seed: [warm-up, seed] each."""
+    losses, places, sound = _curves(arm, pairs, table)
+    least = influences(lambda means: lowest(means, places, sound)[0], losses)
+    return least, influences(lambda means: lowest(means, places, sound)[1], losses)
+
+
+def _curves(
+    arm: Arm, pairs: Paired, table: Mapping[int, "np.ndarray[Any, Any]"]
+) -> tuple["np.ndarray[Any, Any]", "np.ndarray[Any, Any]", "np.ndarray[Any, Any]"]:
+    """Losses [warm-up, rate, seed], log2 of the rates, and where all runs trained."""
+
+    def trained(point: tuple[int, float]) -> bool:
+        return not any(pairs.failed(point)) and not any(pairs.half_escaped(point))
+
+    sound = [[trained((warmup, lr)) for lr in arm.rates] for warmup in table]
+    losses = np.stack([losses.T for losses in table.values()])
+    return losses, np.log2(arm.rates), np.array(sound)
+
+
+def _between(
+    pairs: Paired, lows: "np.ndarray[Any, Any]", highs: "np.ndarray[Any, Any]"
+) -> dict[str, Any]:
+    """The fields of a score between two bounds, seed by seed; no interval if one is open."""
+    ends = tuple(zip(pairs.seeds, lows.tolist(), highs.tolist(), strict=True))
+    low, high = bounds_interval(ends)
+    nearest = bounds_p(ends, sign_flip_p)
+    return {"low": low, "high": high, "p_sign": nearest, "ends": ends}
 
 
 def best_runs(arm: Arm, reference: int | None) -> Paired:
@@ -185,13 +214,14 @@ def chosen_rates(losses: "np.ndarray[Any, Any]") -> "np.ndarray[Any, Any]":
 
 
 def octaves(arm: Arm, reference: int | None) -> Score:
-    """`octaves`: `O = mean_s log2(theta_ref(s) / theta_0(s))`, octaves of rate that warm-up buys.
+    """`octaves`: `O = log2(theta_ref / theta_0)`, octaves of rate that warm-up buys.
 
-    `theta_w(s)` is the largest rate, going up from the best one, at which the loss is at most
-    `l* + 0.1 (H_uni - l*)`, with `l*` the smallest loss of that seed and warm-up over the rates; it
-    is interpolated, linear in the loss and in log2 of the rate. A failed run has the loss `H_uni`.
-    `>=` where a rate with the reference warm-up is tolerated up to the largest of the grid, `<=`
-    where one without is, `?` where both are.
+    `theta_w` is the largest rate, going up from the best one, at which the loss is at most
+    `l* + 0.1 (H_uni - l*)`, with `l*` the smallest loss over the rates. The estimate is the mean
+    over seeds with the smallest loss of those tried, interpolated, linear in the loss and in log2
+    of the rate; the bounds are those of `statistics.lowest` and `crossing`. A failed run has the
+    loss `H_uni`. `>=` where a rate with the reference warm-up is tolerated up to the largest of
+    the grid, `<=` where one without is, `?` where both are.
     """
     reason, pairs, table = _complete(arm, (0, reference))
     if reason or reference is None:
@@ -206,20 +236,97 @@ def octaves(arm: Arm, reference: int | None) -> Score:
     pairs_of = list(zip(found[reference], found[0], strict=True))
     values = np.array([ref - bare for (ref, _), (bare, _) in pairs_of])
     censored = (any(open_ for _, open_ in found[0]), any(open_ for _, open_ in found[reference]))
-    low, high, _ = t_interval(values.tolist())
     at = {w: ", ".join(f"{2**theta:.3g}" for theta, _ in of) for w, of in found.items()}
+    first, last = tolerated_rates(arm, pairs, table)
+    between = _between(pairs, first[1] - last[0], last[1] - first[0])
     return Score(
         **score_identity(arm, math.nan, "octaves"),
         estimate=float(values.mean()),
-        low=low,
-        high=high,
-        p=t_interval(values.tolist())[2],
-        p_sign=sign_flip_p(values.tolist()),
+        **between,
+        p=bounds_p(between["ends"], lambda of: t_interval(of)[2]),
         bound=bound_of(*censored),
         **pairs.counts,
         note=join_notes(pairs.missing, f"tolerated to {at[0]} without, {at[reference]} with it"),
         values=_by_seed(pairs, values),
     )
+
+
+def tolerated_rates(
+    arm: Arm, pairs: Paired, table: Mapping[int, "np.ndarray[Any, Any]"]
+) -> tuple["np.ndarray[Any, Any]", "np.ndarray[Any, Any]"]:
+    """The bounds of log2 of theta, as values per seed: [warm-up, seed] each."""
+    losses, places, sound = _curves(arm, pairs, table)
+
+    def theta(means: "np.ndarray[Any, Any]", *, at_most: bool) -> "np.ndarray[Any, Any]":
+        least, most = lowest(means, places, sound)
+        best = most if at_most else np.where(np.isfinite(least), least, most)
+        limit = best + TOLERATED * (pairs.entropy - best)
+        return crossing(means, places, sound, limit, at_most=at_most)
+
+    return (
+        influences(lambda means: theta(means, at_most=False), losses),
+        influences(lambda means: theta(means, at_most=True), losses),
+    )
+
+
+def steps_at_best_rates(arm: Arm, reference: int | None) -> Score:
+    """`steps_saved` over all rates: the steps that warm-up saves if each arm has its best rate.
+
+    When does the arm with the reference warm-up, at its best rate, reach the final loss of the one
+    without, at its own (`statistics.steps_between`)? The estimate is the mean over seeds of the
+    steps saved between the runs of `need`.
+    """
+    reason, pairs, table = _complete(arm, (0, reference))
+    if not reason and len(pairs.seeds) < 2:
+        reason = "one seed: no other seed to choose the rate on"
+    if not reason and math.isnan(need_at_best_rates(arm, reference).estimate):
+        reason = "N is not defined"
+    runs, found = best_runs(arm, reference) if not reason else pairs, []
+    if not reason:
+        found = [tau(*(runs.runs[point, seed] for point in runs.points)) for seed in runs.seeds]
+    steps = [] if reason else _common_steps(pairs)
+    if len(steps) < 2 or None in found:
+        reason = reason or "no common steps of validation"
+    if reason:
+        return undefined(arm, math.nan, "steps_saved", reason, pairs)
+    losses, places, sound = _curves(arm, pairs, table)
+    curves = np.array(  # [warm-up, rate, step, seed]
+        [
+            [_over_steps([pairs.runs[(w, lr), s] for s in pairs.seeds], steps) for lr in arm.rates]
+            for w in table
+        ]
+    )
+    curves[:, :, -1] = losses
+    lows, highs = (
+        influences(lambda means, end=end: steps_between(means, places, sound, steps)[end], curves)
+        for end in (0, 1)
+    )
+    values = np.array([saved for saved, _ in filter(None, found)])
+    return Score(
+        **score_identity(arm, math.nan, "steps_saved"),
+        estimate=float(values.mean()),
+        **({} if runs.mixed else _between(pairs, lows, highs)),
+        **pairs.counts,
+        note=join_notes(pairs.missing, runs.mixed),
+        values=_by_seed(pairs, values),
+    )
+
+
+def _common_steps(pairs: Paired) -> list[int]:
+    """The steps at which every run was validated, if the last one is the end of each."""
+    curves = [run.run.curve(run.monitored.loss) for run in pairs.runs.values() if not run.failed]
+    common = sorted(set.intersection(*map(set, curves))) if curves else []
+    return common if common and all(max(of) == common[-1] for of in curves) else []
+
+
+def _over_steps(runs: Sequence[CellResult], steps: Sequence[int]) -> "np.ndarray[Any, Any]":
+    """The losses of some runs [step, seed], none above `H_uni`; that of a failed run is `H_uni`."""
+
+    def loss(run: CellResult, step: int) -> float:
+        value = run.run.curve(run.monitored.loss).get(step, math.nan)
+        return min(value, run.entropy) if math.isfinite(value) else run.entropy
+
+    return np.array([[run.entropy if run.failed else loss(run, t) for run in runs] for t in steps])
 
 
 def tolerated(
@@ -243,10 +350,10 @@ def tolerated(
 def rate_sensitivity(arm: Arm, reference: int | None, warmup: int | None = None) -> Score:
     """`rate_sensitivity w=...`: how much the loss rises over the rates (Wortsman et al. 2023).
 
-    `S(w) = mean over ln(rate) of min(l, H_uni) - l(r_w)`, nats per token, the mean by trapezoids
-    from the smallest to the largest rate, `r_w(s)` the best rate as in `need`; seed by seed, with
-    an interval as for `need`. Without a `warmup`: `rate_sensitivity`, `S(0) - S(ref)`. Undefined
-    where a seed never learned: there no rate loses anything against the best one.
+    `S(w) = mean over ln(rate) of min(l, H_uni) - min_r l_bar(w, r)`, nats per token, the mean by
+    trapezoids from the smallest to the largest rate; estimate and bounds of the smallest loss as in
+    `need`. Without a `warmup`: `rate_sensitivity`, `S(0) - S(ref)`. Undefined where a seed never
+    learned: there no rate loses anything against the best one.
     """
     name = "rate_sensitivity" if warmup is None else f"rate_sensitivity w={warmup}"
     wanted = (0, reference) if warmup is None else (warmup,)
@@ -258,28 +365,27 @@ def rate_sensitivity(arm: Arm, reference: int | None, warmup: int | None = None)
     tops = _entropies(pairs)
     if any((tops - losses.min(axis=1) < LEARNED).any() for losses in table.values()):
         return undefined(arm, math.nan, name, f"a seed {NEVER} at some warm-up", pairs)
-    found = [_risen(arm, losses) for losses in table.values()]
-    values = found[0] - found[1] if warmup is None else found[0]
-    widen, wider = _widening(table.values())
-    low, high, p = t_interval(values.tolist(), widen)
+    logs, rows = np.log(arm.rates), np.arange(len(pairs.seeds))
+    averages = [np.trapezoid(of, logs, axis=1) / (logs[-1] - logs[0]) for of in table.values()]
+    found = [
+        average - losses[rows, chosen_rates(losses)]
+        for average, losses in zip(averages, table.values(), strict=True)
+    ]
+    least, most = best_losses(arm, pairs, table)
+    values, lows, highs = found[0], averages[0] - most[0], averages[0] - least[0]
+    if warmup is None:
+        values = found[0] - found[1]
+        lows, highs = lows - (averages[1] - least[1]), highs - (averages[1] - most[1])
+    between = _between(pairs, lows, highs)
     return Score(
         **score_identity(arm, math.nan, name),
         estimate=float(values.mean()),
-        low=low,
-        high=high,
-        p=p if warmup is None else math.nan,
+        **{**between, "p_sign": math.nan},
+        p=bounds_p(between["ends"], lambda of: t_interval(of)[2]) if warmup is None else math.nan,
         **pairs.counts,
-        note=join_notes(pairs.missing, wider),
+        note=pairs.missing,
         values=_by_seed(pairs, values),
-        widen=widen,
     )
-
-
-def _risen(arm: Arm, losses: "np.ndarray[Any, Any]") -> "np.ndarray[Any, Any]":
-    """S by seed; `losses` is [seed, rate]."""
-    places = np.log(arm.rates)
-    averages = np.trapezoid(losses, places, axis=1) / (places[-1] - places[0])
-    return averages - losses[np.arange(len(losses)), chosen_rates(losses)]
 
 
 def largest_rate(arm: Arm, warmup: int) -> Score:
@@ -411,7 +517,7 @@ def _over_rates(members: Sequence[Arm], grid: GridResults) -> list[Score]:
     ref = grid.reference_warmup
     rows: list[Score] = list(needs(members, ref))
     for arm in members:
-        rows += [octaves(arm, ref), rate_sensitivity(arm, ref)]
+        rows += [octaves(arm, ref), steps_at_best_rates(arm, ref), rate_sensitivity(arm, ref)]
         for warmup in arm.warmups:
             rows += [rate_sensitivity(arm, None, warmup), largest_rate(arm, warmup)]
     return rows

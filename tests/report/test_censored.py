@@ -23,7 +23,6 @@ from lightning_app.report.headline import (
 )
 from lightning_app.report.pairs import ELSEWHERE, NEVER, Score, arms
 from lightning_app.report.results import GridResults, read_results
-from lightning_app.report.statistics import chosen_on_others, is_clear, t_intervals
 from lightning_app.report.warmup import largest_rate, sensitivity_scores
 from tests.told import told
 
@@ -110,7 +109,7 @@ def test_a_best_rate_at_the_edge_makes_no_label_that_a_better_one_could_undo(
     grid = read_results(make_grid(by_rate(bare, warm), FIVE, curves=False).folder)
     found = scores(grid, "pre_ln")
     assert found["need"].bound == bound
-    assert found["need"].p_holm < 0.01
+    assert (found["need"].p_holm < 0.05) == (reads == HELPS)
     assert own_reading(found, "need") == reads
     if reads == EDGE:
         text = " ".join(findings(grid, sensitivity_scores(grid)))
@@ -234,39 +233,35 @@ def test_each_group_names_its_own_budget(make_grid: Any) -> None:
         )
 
 
-def test_a_choice_that_is_not_clear_widens_the_interval(make_grid: Any) -> None:
-    """By Nadeau and Bengio's factor: rates that tie are chosen by the noise of the other seeds."""
-    clear = by_rate([3.0, 2.3, 2.5, 3.0], [3.0, 2.4, 2.0, 2.5])
-    tied = by_rate([3.0, 2.3, 2.301, 3.0], [3.0, 2.4, 2.0, 2.5])
+def test_the_interval_of_the_need_is_that_of_its_bounds(make_grid: Any) -> None:
+    """By hand: lines through the two points on each side of the best rate, seed by seed."""
+    grid = read_results(
+        make_grid(by_rate([3.0, 2.3, 2.5, 3.0], [3.0, 2.4, 2.0, 2.5]), FIVE, curves=False).folder
+    )
+    need = scores(grid, "pre_ln")["need"]
+    lows, highs = (np.array([end[side] for end in need.ends]) for side in (1, 2))
+    # Without noise: 2.1 to 2.3 without warm-up, the line from 2.5 through 2.3 meets the first rate;
+    # with it 1.6 to 2.0, as both 2.4 to 2.0 and 2.5 to 2.0 do not fall any further than that.
+    assert lows.mean() == pytest.approx(2.1 - 2.0, abs=0.05)
+    assert highs.mean() == pytest.approx(2.3 - 1.6, abs=0.05)
+    half = [stats.t.ppf(0.975, 4) * stats.sem(values) for values in (lows, highs)]
+    assert need.low == pytest.approx(lows.mean() - half[0])
+    assert need.high == pytest.approx(highs.mean() + half[1])
+    assert need.p >= stats.ttest_1samp(lows, 0).pvalue - 1e-12
+    assert lows.mean() < need.estimate < highs.mean()
+
+
+def test_rates_that_do_not_determine_the_need_make_no_label(make_grid: Any) -> None:
+    """The same losses at the best rates; in the one grid the curve may fall between the rates."""
+    flat, steep = [2.61, 2.3, 2.6, 3.0], [4.0, 2.3, 2.31, 4.0]
     found = {}
-    for name, outcome in (("clear", clear), ("tied", tied)):
+    for name, bare in (("flat", flat), ("steep", steep)):
+        outcome = by_rate(bare, [3.0, 2.21, 2.2, 2.9])
         grid = read_results(make_grid(outcome, FIVE, curves=False, name=name).folder)
         found[name] = scores(grid, "pre_ln")["need"]
-        values = [value for _, value in found[name].values]
-        half = stats.t.ppf(0.975, 4) * stats.sem(values) * found[name].widen
-        assert found[name].low == pytest.approx(sum(values) / 5 - half)
-        p = 2 * stats.t.sf(sum(values) / 5 / stats.sem(values) / found[name].widen, 4)
-        assert found[name].p == pytest.approx(p, rel=1e-6)
-    assert found["clear"].widen == 1.0
-    assert found["tied"].widen == pytest.approx(math.sqrt(1 + 5 / 4))
-    assert "1.50" in found["tied"].note
-
-
-def test_ties_make_intervals_that_contain_the_truth() -> None:
-    """Six rates that are equal: without the factor 15 % of the intervals leave zero out."""
-    rng = np.random.default_rng(3)
-    losses = rng.normal(0.0, 0.05, (4000, 2, 6, 5))  # [grid, warm-up, rate, seed]
-    places = (losses.sum(axis=-1, keepdims=True) - losses).argmin(axis=2)
-    values = np.take_along_axis(losses, places[:, :, None], axis=2)[:, :, 0]
-    values = values[:, 0] - values[:, 1]
-    sure = is_clear(losses).all(axis=1)
-    assert sure.mean() < 0.02
-    outside = []
-    for widen in (1.0, chosen_on_others(5)):
-        low, high, _ = t_intervals(values, widen)
-        outside.append(float(((low > 0) | (high < 0)).mean()))
-    assert outside[0] > 0.12
-    assert outside[1] < 0.065
+    assert found["flat"].estimate == pytest.approx(found["steep"].estimate, abs=0.02)
+    assert found["steep"].low < -0.5
+    assert found["steep"].p_holm == 1.0
 
 
 def test_runs_that_end_at_different_steps_have_no_lost_steps(make_grid: Any) -> None:

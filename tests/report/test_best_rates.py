@@ -1,0 +1,146 @@
+"""Bounds of best losses, tolerated rates and steps saved, between the rates that were tried."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from benchmarks import coverage, false_labels
+from lightning_app.report.statistics import crossing, influences, lowest, steps_between
+
+ALL = np.ones(6, dtype=bool)
+
+
+def convex_draws(seed: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Places at uneven distances, and convex curves whose minimum is inside."""
+    rng = np.random.default_rng(seed)
+    places = np.cumsum(rng.uniform(0.25, 1.0, (count, 6)), axis=1)
+    slopes = np.sort(rng.uniform(-2.0, 2.0, (count, 5)), axis=1)
+    slopes[:, 0], slopes[:, -1] = -rng.uniform(2, 3, count), rng.uniform(2, 3, count)
+    values = np.concatenate(
+        [np.zeros((count, 1)), np.cumsum(slopes * np.diff(places), axis=1)], axis=1
+    )
+    return places, values
+
+
+def is_convex(places: list[float], values: list[float]) -> bool:
+    slopes = np.diff(values) / np.diff(places)
+    return bool((np.diff(slopes) >= -1e-9).all())
+
+
+def smallest_by_search(places: np.ndarray, values: np.ndarray) -> float:
+    """The smallest value that a point between the others can have so that all are convex."""
+    best = float(values.min())
+    for gap in range(len(places) - 1):
+        for x in np.linspace(places[gap], places[gap + 1], 41)[1:-1]:
+            low, high = best - 20.0, float(max(values))
+            above = [*places[: gap + 1], x, *places[gap + 1 :]]
+            inside = np.interp(x, places, values)
+            for _ in range(60):  # what is convex with a value is convex up to the line between
+                middle = (low + high) / 2
+                found = [*values[: gap + 1], middle, *values[gap + 1 :]]
+                if middle > inside or is_convex(above, found):
+                    high = middle
+                else:
+                    low = middle
+            best = min(best, high)
+    return best
+
+
+def test_the_lower_bound_is_the_smallest_that_convexity_allows() -> None:
+    places, values = convex_draws(1, 12)
+    for x, y in zip(places, values, strict=True):
+        low, high = lowest(y, x, ALL)
+        assert high == pytest.approx(y.min())
+        found = smallest_by_search(x, y)
+        assert float(low) <= found + 1e-6
+        assert float(low) == pytest.approx(found, abs=0.06)  # the search has 40 places in a gap
+
+
+def test_curves_are_bounded_all_at_once() -> None:
+    places, values = convex_draws(2, 5)
+    both = np.stack([values[0], values[1] - 3.0])
+    low, high = lowest(both, places[0], np.stack([ALL, ALL]))
+    for number, curve in enumerate(both):
+        one = lowest(curve, places[0], ALL)
+        assert (low[number], high[number]) == (pytest.approx(one[0]), pytest.approx(one[1]))
+
+
+@pytest.mark.parametrize(
+    ("values", "sound", "low", "high"),
+    [
+        ([3.0, 2.0, 2.5, 4.0], "1111", 1.5, 2.0),  # 2.5 to 2.0 leads to 1.5 at the first place
+        ([2.0, 2.5, 3.0, 4.0], "1111", -math.inf, 2.0),  # the best one is the first
+        ([4.0, 3.0, 2.5, 2.0], "1111", -math.inf, 2.0),  # or the last
+        ([3.0, 2.0, 5.0, 5.0], "1100", -math.inf, 2.0),  # two points before a cliff bound nothing
+        ([4.0, 3.0, 2.5, 5.0], "1110", 2.0, 2.5),  # three do: as far down as the cliff
+        ([5.0, 5.0, 5.0, 5.0], "0000", -math.inf, 5.0),
+    ],
+)
+def test_bounds_by_hand(values: list[float], sound: str, low: float, high: float) -> None:
+    found = lowest(values, [0.0, 1.0, 2.0, 3.0], [each == "1" for each in sound])
+    assert [float(end) for end in found] == [pytest.approx(low), pytest.approx(high)]
+
+
+def test_a_tolerated_rate_lies_between_its_bounds() -> None:
+    """Of parabolas and of V, with the minimum between two of the places."""
+    places = np.arange(6.0)
+    for best in np.linspace(2.0, 3.0, 21):
+        for limit in (0.3, 0.9):
+            for risen, true in (
+                (0.7 * (places - best) ** 2, best + math.sqrt(limit / 0.7)),
+                (np.maximum(-0.8 * (places - best), 2.2 * (places - best)), best + limit / 2.2),
+            ):
+                ends = [float(crossing(risen, places, ALL, limit, at_most=k)) for k in (0, 1)]
+                assert ends[0] - 1e-9 <= true <= ends[1] + 1e-9
+    rising = [3.0, 2.0, 1.9, 1.8, 1.7, 1.6]
+    assert float(crossing(rising, places, ALL, 2.5, at_most=True)) == math.inf
+    assert float(crossing(rising, places, ALL, 2.5, at_most=False)) == 5.0
+
+
+def test_influences_have_the_mean_and_the_error_of_the_jackknife() -> None:
+    values = np.random.default_rng(4).normal(2.0, 0.3, (3, 7))
+
+    def function(means: Any) -> Any:
+        return means[..., 0] * means[..., 1] - means[..., 2] ** 2
+
+    each = influences(function, values)
+    whole = function(values.mean(axis=-1))
+    without = np.array([function(np.delete(values, k, axis=-1).mean(axis=-1)) for k in range(7)])
+    error = math.sqrt(6 / 7 * float(((without - without.mean()) ** 2).sum()))
+    assert each.mean() == pytest.approx(whole)
+    assert stats.sem(each) == pytest.approx(error)
+    linear = influences(lambda means: means[..., 0], values)
+    assert linear == pytest.approx(values[0])
+
+
+def test_steps_saved_by_hand() -> None:
+    """Curves that fall evenly, with the best place among those tried: no bound is loose."""
+    places, steps = np.arange(5.0), np.array([100.0, 200.0, 300.0, 400.0])
+    risen = 3.0 * np.abs(places - 2.0)
+    fall = (400.0 - steps) / 100.0
+    bare = 2.0 + risen[:, None] + fall
+    warm = 1.0 + risen[:, None] + fall
+    sound = np.ones((2, 5), dtype=bool)
+    assert [float(end) for end in steps_between(np.stack([bare, warm]), places, sound, steps)] == [
+        pytest.approx(100.0),
+        pytest.approx(100.0),
+    ]
+    ends = steps_between(np.stack([warm, bare]), places, sound, steps)
+    assert [float(end) for end in ends] == [pytest.approx(-100.0), pytest.approx(-100.0)]
+
+
+@pytest.mark.parametrize("noise", ["V, shift 0.5, sd 0.06", "parabola, shift 0.5, sd 0.06"])
+def test_rates_between_those_tried_make_no_false_labels(noise: str) -> None:
+    """By the best of the rates tried, 41 % (parabola) and 99.7 % (V) would be false."""
+    row = false_labels.of_need(noise, 5, 300, np.random.default_rng(6))
+    assert row.holds
+
+
+def test_intervals_over_rates_cover_in_short() -> None:
+    rng = np.random.default_rng(7)
+    for kind in ("parabola", "V"):
+        for row in coverage.over_rates(kind, 0.5, 0.06, 5, 150, rng):
+            assert row.rate > coverage.LOW - 0.04, row
