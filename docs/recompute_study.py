@@ -44,7 +44,14 @@ ESCAPED = 1 / 3  # of what the best seed learned: a run that learned less has ha
 TOLERATED = 0.1  # of what the best rate learns may be lost at a tolerated rate
 FEW = 5  # with fewer seeds, endings that differ withhold the p value
 FAMILIES = ("delta", "interaction", "need", "stall_difference")  # corrected by Holm, each alone
-MEASURES = ("octaves", "need", "delta", "rate_sensitivity", "steps_saved")  # with effects
+MEASURES = (
+    "octaves",
+    "need",
+    "steps_at_best_rates",
+    "delta",
+    "rate_sensitivity",
+    "steps_saved",
+)  # with effects
 SPECIAL = ("seed_everything", "model.schedule.warmup_steps", "model.optimizer.lr")
 NUMBERS = ("estimate", "low", "high", "p", "p_holm", "p_sign", "seeds")
 
@@ -576,7 +583,7 @@ def need(pairs: Paired, ref: int) -> Row:
 
 
 def saved_at_best(pairs: Paired, ref: int, need: Row) -> Row:
-    """`steps_saved` over all rates: that of warm-up at the best rate of each arm."""
+    """`steps_at_best_rates`: the steps saved by warm-up at the best rate of each arm."""
     row = pairs.row()
     if math.isnan(need.estimate):
         return row
@@ -741,7 +748,7 @@ def bleu_gain(arm: Arm, rate: float, ref: int | None) -> Row | None:
 def rate_rows(arm: Arm, ref: int | None) -> dict[str, Row]:
     """The scores of a variant over all rates."""
     pairs = Paired(arm, (0, ref or 0), arm.rates)
-    names = ("need", "octaves", "rate_sensitivity", "steps_saved")
+    names = ("need", "octaves", "rate_sensitivity", "steps_at_best_rates")
     rows = {name: pairs.row() for name in names}
     if ref:
         found = [need(pairs, ref), octaves(pairs, ref), rise(pairs, 0, ref)]

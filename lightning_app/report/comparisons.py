@@ -169,7 +169,7 @@ def metrics_document(grid: GridResults) -> list[dict[str, Any]]:
     ]
 
 
-MEASURES = ("octaves", "need", "delta", "rate_sensitivity", "steps_saved")
+MEASURES = ("octaves", "need", "steps_at_best_rates", "delta", "rate_sensitivity", "steps_saved")
 TESTED = ("need", "delta")  # have a p value of their own, withheld where seeds ended differently
 IN_NATS = ("need", "delta", "rate_sensitivity")  # have no effect between unlike tokens
 TIMES = " x "

@@ -49,6 +49,7 @@ _NAMES = {
     "detectable": "detectable difference",
     "bleu": "ΔBLEU",
     "steps_saved": "steps saved",
+    "steps_at_best_rates": "steps saved at the best rates",
     "lost_steps": "lost steps",
     "stall_difference": "stalls",
     "rate_sensitivity": "rate sensitivity",

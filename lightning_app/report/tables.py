@@ -86,6 +86,21 @@ def _score(name: str) -> Callable[[Own], Datum]:
     return lambda own: estimate(own[name])
 
 
+def _whole(name: str) -> Callable[[Own], Datum]:
+    """A number of steps with its interval."""
+
+    def of(own: Own) -> Datum:
+        score = own[name]
+        if math.isnan(score.estimate):
+            return Datum(DASH, title=score.note)
+        ends = "" if math.isnan(score.low) else f"[{score.low:,.0f}, {score.high:,.0f}]"
+        texts = (f"{score.estimate:,.0f}", *filter(None, (ends,)))
+        shown = [text.replace("-", "−") for text in texts]
+        return Datum(shown[0], tuple(shown[1:]))
+
+    return of
+
+
 def estimate(score: Score) -> Datum:
     """An estimate, its interval, and the values of the seeds if they are few."""
     if math.isnan(score.estimate):
@@ -192,7 +207,7 @@ def loss_by_warmup(grid: GridResults, scores: Sequence[Score]) -> ReportTable:
 
 def over_rates(grid: GridResults, scores: Sequence[Score]) -> ReportTable:
     """What warm-up does to the variants that have several rates, each at its best ones."""
-    wanted = ("need", "octaves", "rate_sensitivity", "stall_difference")
+    wanted = ("need", "octaves", "steps_at_best_rates", "rate_sensitivity", "stall_difference")
     found = [score for score in scores if score.score in wanted and math.isnan(score.lr)]
     # A variant with one rate has its difference of stalls at that rate, and no other of these.
     several = {(s.group, s.variant) for s in found if s.score == "stall_difference"}
@@ -208,6 +223,7 @@ def over_rates(grid: GridResults, scores: Sequence[Score]) -> ReportTable:
         (Heading("N", "nats per token"), _score("need")),
         (Heading("p", "Holm"), lambda own: p_value(own["need"].p_holm)),
         (Heading("O", "octaves of rate"), _score("octaves")),
+        (Heading("steps saved", "at the best rates"), _whole("steps_at_best_rates")),
         (Heading("S(0) − S(ref)", "nats per token"), _score("rate_sensitivity")),
         (Heading("runs that stall", "without − with"), stalls),
         (Heading("p", "exact, Holm"), lambda own: p_value(own["stall_difference"].p_holm)),
@@ -336,6 +352,7 @@ def _mean(arm: MetricMean | None) -> Datum:
 _EFFECTS_ON = {
     "octaves": "O, octaves of rate that warm-up buys",
     "need": "N, nats that warm-up saves at the best rates",
+    "steps_at_best_rates": "steps saved by warm-up at the best rates",
     "delta": "Δ, nats that warm-up saves",
     "rate_sensitivity": "S(0) − S(reference), nats",
     "steps_saved": "steps saved by warm-up",

@@ -270,7 +270,7 @@ def tolerated_rates(
 
 
 def steps_at_best_rates(arm: Arm, reference: int | None) -> Score:
-    """`steps_saved` over all rates: the steps that warm-up saves if each arm has its best rate.
+    """`steps_at_best_rates`: the steps that warm-up saves if each arm has its best rate.
 
     When does the arm with the reference warm-up, at its best rate, reach the final loss of the one
     without, at its own (`statistics.steps_between`)? The estimate is the mean over seeds of the
@@ -288,7 +288,7 @@ def steps_at_best_rates(arm: Arm, reference: int | None) -> Score:
     if len(steps) < 2 or None in found:
         reason = reason or "no common steps of validation"
     if reason:
-        return undefined(arm, math.nan, "steps_saved", reason, pairs)
+        return undefined(arm, math.nan, "steps_at_best_rates", reason, pairs)
     losses, places, sound = _curves(arm, pairs, table)
     curves = np.array(  # [warm-up, rate, step, seed]
         [
@@ -303,7 +303,7 @@ def steps_at_best_rates(arm: Arm, reference: int | None) -> Score:
     )
     values = np.array([saved for saved, _ in filter(None, found)])
     return Score(
-        **score_identity(arm, math.nan, "steps_saved"),
+        **score_identity(arm, math.nan, "steps_at_best_rates"),
         estimate=float(values.mean()),
         **({} if runs.mixed else _between(pairs, lows, highs)),
         **pairs.counts,

@@ -351,7 +351,7 @@ def test_several_rates(make_grid):
     for lr, lost in ((0.001, 0.1), (0.002, 0.2), (0.004, 4.5 - 2.03)):
         assert by_name(folder, lr=lr)["post_ln", "delta"].estimate == pytest.approx(lost)
     overall = {s.score: s for s in sensitivity_scores(read_results(folder)) if math.isnan(s.lr)}
-    names = ["need", "octaves", "stall_difference", "rate_sensitivity", "steps_saved"]
+    names = ["need", "octaves", "stall_difference", "rate_sensitivity", "steps_at_best_rates"]
     names += [f"{name} w={w}" for name in ("rate_sensitivity", "eta_max") for w in (0, 60)]
     assert set(overall) == set(names)
     assert overall["need"].estimate == pytest.approx(2.43 - 2.03)

@@ -261,15 +261,12 @@ def test_the_outcomes_of_the_predictions_of_warmup_lm() -> None:
     }
     scores: Any = pd.read_csv(folder / "sensitivity.csv")
     need = scores[scores["score"] == "need"].set_index("variant")
-    assert need.loc["post_ln", "high"] < 0.2  # the second was false
-    assert need.loc["pre_ln", "high"] < 0.2
-    assert need.loc["sas", "high"] < 0.2
+    assert need.loc["post_ln", "estimate"] < 0.2  # by the rates tried the second was false
+    assert need.loc["pre_ln", "estimate"] < 0.2
+    assert need["low"].isna().all()  # every arm has a best rate at the edge, at one warm-up
     page = (folder / "README.md").read_text(encoding="utf-8")
-    for name, bound in (("post_ln", "≤ "), ("realformer", "≤ "), ("pre_ln", "≥ "), ("sas", "")):
-        estimate, low, high = (
-            f"{need.loc[name, part]:.2f}" for part in ("estimate", "low", "high")
-        )
-        assert f"{bound}{estimate.replace('-0.00', '0.00')} ({low} to {high})" in page
+    for name, bound in (("post_ln", "≤ "), ("realformer", "≤ "), ("pre_ln", "≥ "), ("sas", "? ")):
+        assert f"| {bound}{need.loc[name, 'estimate']:.2f} (open) |" in page
     means = table.groupby(["variant", "warmup", "lr"])["val/nll"].mean().groupby(level=[0, 1]).min()
     for name in need.index:
         assert f"{means[name, 0]:.3f}, {means[name, 100]:.3f} |" in page
