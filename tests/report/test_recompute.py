@@ -134,6 +134,7 @@ def test_these_grids_have_every_score_and_number(make_grid: Any) -> None:
             "lost_steps",
         ),
         *("R_w", "eta_max", "need", "octaves", "rate_sensitivity", "stall_difference"),
+        "steps_at_best_rates",
     }
     assert all(len(defined[number].dropna()) > 2 for number in NUMBERS)
 

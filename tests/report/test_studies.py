@@ -92,7 +92,7 @@ def test_groups_labels_and_factors_are_recomputed(make_grid: Any, tmp_path: Path
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     table = pd.read_csv(tmp_path / "study" / "effects.csv")
     assert set(table["group"]) == {*names[kind]}
-    assert len(table) == 2 * 3 * (3 + 2 * 3)
+    assert len(table) == 2 * 3 * (4 + 2 * 3)
 
 
 def test_a_changed_number_is_found(study: Path, tmp_path: Path) -> None:
