@@ -185,7 +185,7 @@ def needs(kind: str, seeds: int, grids: int, rng: np.random.Generator) -> Iterat
         runs = runs.reshape(grids, RATES, ARMS, 2, seeds)
         runs[:, np.arange(RATES) != 2] += behind
         rates = np.moveaxis(runs, 1, -2)  # [grid, variant, warm-up, rate, seed]
-        bounds = between(lowest_of(rates, np.arange(RATES)))
+        bounds = between(lowest_of(rates, np.arange(float(RATES))))
         yield covered(f"N, {what}", kind, seeds, bounds, LEVELS[0] - LEVELS[1], least_only=True)
 
 
@@ -223,7 +223,7 @@ def over_rates(
 def between(ends: Bounds) -> Bounds:
     """The interval of values per seed between two bounds; NaN where one of them is open."""
     low, high = ends
-    closed = np.isfinite(low).all(axis=-1) & np.isfinite(high).all(axis=-1)
+    closed = np.asarray(np.isfinite(low).all(axis=-1) & np.isfinite(high).all(axis=-1))
     low, high = (np.where(closed[..., None], end, 0.0) for end in (low, high))
     found = [t_intervals(end)[side] for side, end in enumerate((low, high))]
     shown = [

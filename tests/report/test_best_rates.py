@@ -93,7 +93,9 @@ def test_a_tolerated_rate_lies_between_its_bounds() -> None:
                 (0.7 * (places - best) ** 2, best + math.sqrt(limit / 0.7)),
                 (np.maximum(-0.8 * (places - best), 2.2 * (places - best)), best + limit / 2.2),
             ):
-                ends = [float(crossing(risen, places, ALL, limit, at_most=k)) for k in (0, 1)]
+                ends = [
+                    float(crossing(risen, places, ALL, limit, at_most=k)) for k in (False, True)
+                ]
                 assert ends[0] - 1e-9 <= true <= ends[1] + 1e-9
     rising = [3.0, 2.0, 1.9, 1.8, 1.7, 1.6]
     assert float(crossing(rising, places, ALL, 2.5, at_most=True)) == math.inf
