@@ -888,8 +888,8 @@ MUTANTS = (
     mutant(
         "pairs of an evaluation are kept for the next one",
         PAIRS,
-        '"""Forget the pairs of the evaluation before."""\n        self._scored = {}',
-        '"""Forget the pairs of the evaluation before."""',
+        '"""Discard the pairs of the previous evaluation."""\n        self._scored = {}',
+        '"""Discard the pairs of the previous evaluation."""',
     ),
     mutant(
         "pairs of training are the same in every epoch",
@@ -900,8 +900,8 @@ MUTANTS = (
     mutant(
         "masks of a validation change with the epoch",
         MASKED,
-        'row and place alone."""\n        seed, epoch = (FIXED_SEED, 0)',
-        'row and place alone."""\n        seed, epoch = (FIXED_SEED, epoch)',
+        'row and position."""\n        seed, epoch = (FIXED_SEED, 0)',
+        'row and position."""\n        seed, epoch = (FIXED_SEED, epoch)',
     ),
     mutant(
         "a batch leaves its budget unused",

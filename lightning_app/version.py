@@ -2,4 +2,4 @@
 
 __version__ = "0.1.0"
 BEFORE_STRIKING = "8b5dd6a"
-"""The last commit that has `model.rounding` and reads records of schema 1."""
+"""The last commit with `model.rounding` and support for records of schema 1."""

@@ -1,6 +1,6 @@
-"""Plug-ins: files and modules of a user that register parts. Fast to import: without torch.
+"""Plug-ins: the user's files and modules that register parts. Fast to import: without torch.
 
-A plug-in is loaded only where the user of this machine asks for it: by ``--plugin``, in
+A plug-in is loaded only if the user of this machine asks for it: with ``--plugin``, in
 ``ablate.yaml`` of the working folder, or by installing a package with an entry point.
 """
 
@@ -71,11 +71,11 @@ _TABLES = (
     *("lightning_app.models.positions", "lightning_app.models.optim"),
     *("lightning_app.data.corpora", "lightning_app.scores.task_facts", "lightning_app.tasks.base"),
 )
-"""The modules that register the parts of this package."""
+"""The modules that register this package's parts."""
 
 
 class Given(NamedTuple):
-    """A plug-in as a child process receives it: where it is, and the digest that was loaded."""
+    """A plug-in as a child process receives it: its location and the digest of what was loaded."""
 
     source: str
     sha256: str
@@ -103,7 +103,7 @@ def load_given(plugins: Iterable[Given]) -> None:
     """Load the plug-ins of the parent process.
 
     Raises:
-        UserError: if one has changed since the parent has loaded it.
+        UserError: if one has changed since the parent loaded it.
     """
     for each in plugins:
         plugin = load(each.source)
@@ -115,12 +115,12 @@ def load_given(plugins: Iterable[Given]) -> None:
 
 
 def load_all(asked: Sequence[str], folder: Path | None = None) -> None:
-    """Load the plug-ins of a command: of ``--plugin``, of the project, of installed packages.
+    """Load the plug-ins of a command: from ``--plugin``, the project and installed packages.
 
-    A plug-in of ``--plugin`` takes the place of one with the same name in the project's file.
+    A plug-in from ``--plugin`` replaces one with the same name in the project's file.
 
     Raises:
-        UserError: for one that cannot be loaded, naming file and line.
+        UserError: for a plug-in that cannot be loaded, naming file and line.
     """
     for each in asked:
         load(each)
@@ -131,7 +131,7 @@ def load_all(asked: Sequence[str], folder: Path | None = None) -> None:
                 for file in (
                     [Path(each)] if _is_file(each) else package_files(each.partition(".")[0])
                 ):
-                    if file.exists():  # else `load` says so
+                    if file.exists():  # otherwise `load` reports it
                         check_own(file)
                 load(each)
     for point in importlib.metadata.entry_points(group=ENTRY_POINTS):
@@ -139,7 +139,7 @@ def load_all(asked: Sequence[str], folder: Path | None = None) -> None:
 
 
 def load(source: str) -> Plugin:
-    """Load a plug-in, once: a file that ends in ``.py``, or a module that can be imported.
+    """Load a plug-in, once: a file ending in ``.py``, or an importable module.
 
     Raises:
         UserError: naming the file and the line where it fails.
@@ -148,7 +148,7 @@ def load(source: str) -> Plugin:
 
 
 def unload(name: str) -> None:
-    """Forget a plug-in and the parts that it has registered."""
+    """Remove a plug-in and the parts it registered."""
     package = _LOADED.pop(name).package
     remove_parts(name)
     WATCH.packages = {each.package for each in _LOADED.values()}
@@ -193,7 +193,7 @@ def _load_file(path: Path) -> Plugin:
     code = compiled(content, path)
     sys.modules[name] = module
     with _loading(plugin, path):
-        # What is executed is what was read, also if the file changes now.
+        # Execute exactly what was read, even if the file changes now.
         exec(code, vars(module))
     return _LOADED[name]
 
@@ -224,8 +224,8 @@ def _load_module(name: str) -> Plugin:
 
 @contextmanager
 def _loading(plugin: Plugin, place: Path) -> Iterator[None]:
-    """Register the parts of a plug-in as its own, and say where it fails, in one line."""
-    for module in _TABLES:  # else a plug-in would own the parts of a table that it imports first
+    """Register the parts of a plug-in as its own; report in one line where it fails."""
+    for module in _TABLES:  # or a plug-in would own the parts of tables that it imports first
         importlib.import_module(module)
     WATCH.begin()
     _LOADED[plugin.name], WATCH.needs = plugin, []
@@ -271,7 +271,7 @@ def _loading(plugin: Plugin, place: Path) -> Iterator[None]:
 
 
 def _same(known: Plugin, plugin: Plugin) -> Plugin:
-    """Return the plug-in that is loaded; refuse another of the same name."""
+    """Return the loaded plug-in; refuse a different one with the same name."""
     plugin = replace(plugin, sha256=with_needs(plugin.sha256, known.needs))
     if known.sha256 != plugin.sha256 or (known.content is None) != (plugin.content is None):
         raise UserError(
@@ -282,7 +282,7 @@ def _same(known: Plugin, plugin: Plugin) -> Plugin:
 
 
 def _check_free(path: Path) -> None:
-    """Refuse a file that would hide a module of the same name."""
+    """Refuse a file that would shadow a module of the same name."""
     found = None
     if path.stem not in sys.modules:
         found = importlib.util.find_spec(path.stem)
@@ -300,7 +300,7 @@ def _of_project(folder: Path | None) -> list[str]:
     return [str(paths / each) if _is_file(each) else each for each in project.plugins]
 
 
-# What uses a plug-in
+# Uses of a plug-in
 
 
 def with_plugins(config: Mapping[str, Any], stacks: Mapping[str, Any]) -> dict[str, Any]:
@@ -315,10 +315,10 @@ def with_plugins(config: Mapping[str, Any], stacks: Mapping[str, Any]) -> dict[s
 
 
 def used_by(config: Mapping[str, Any], stacks: Mapping[str, Any]) -> dict[str, str]:
-    """Return the digest of each plug-in of which a config or its blocks use a part, by name.
+    """Return by name the digest of each plug-in whose parts a config or its blocks use.
 
     Raises:
-        UserError: for a part that a module has registered which was not loaded as a plug-in.
+        UserError: for a part registered by a module that was not loaded as a plug-in.
     """
     names = {name for name, each in _LOADED.items() if each.patches}
     texts = dict.fromkeys(chain(_texts(config), _texts(stacks)))  # most blocks are alike
@@ -337,7 +337,7 @@ def used_by(config: Mapping[str, Any], stacks: Mapping[str, Any]) -> dict[str, s
 
 
 def digests_of(names: Iterable[str]) -> dict[str, str]:
-    """Return the digest of some plug-ins, and of those that their code uses, by name."""
+    """Return by name the digests of these plug-ins and of those that their code uses."""
     found: set[str] = set()
     more = {*names}
     while more:
@@ -349,7 +349,7 @@ def digests_of(names: Iterable[str]) -> dict[str, str]:
 
 
 def _uses(user: Plugin, plugin: Plugin) -> bool:
-    """Whether the code of a plug-in names the module of another, or a part of it."""
+    """Whether the code of a plug-in names another's module or a part of it."""
     mentions, package = user.mentions, plugin.package
     if user.package != package and package in mentions.imports:
         return True
@@ -358,10 +358,10 @@ def _uses(user: Plugin, plugin: Plugin) -> bool:
 
 
 def check_used(used: Mapping[str, str]) -> None:
-    """Refuse a run whose plug-ins are not, or no longer, what its id says of them.
+    """Refuse a run whose plug-ins do not, or no longer, match its id.
 
     Raises:
-        UserError: naming what no digest covers, what has changed, or what changes the package.
+        UserError: naming code that no digest covers, that has changed, or that changes the package.
     """
     if not _LOADED:
         return
@@ -384,7 +384,7 @@ def check_used(used: Mapping[str, str]) -> None:
 
 
 def _names_code(key: str, value: str) -> bool:
-    """Whether a text of a config names a class, or may name a function, by its import path."""
+    """Whether a text in a config names a class, or may name a function, by its import path."""
     *above, last = key.split(".")
     return last == "class_path" or ("init_args" in (*above, last) and "." in value)
 

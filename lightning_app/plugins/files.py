@@ -1,8 +1,7 @@
-"""What a plug-in is made of: its files, what it opens, and what it replaces in the package.
+"""The contents of a plug-in: its files, what it opens, and what it replaces in the package.
 
-The files of plug-ins: which there are, their digest, and which files need none.
-
-What a plug-in changes outside of itself: then it counts for every run.
+Lists the files of plug-ins, their digests, and the files that need none. A plug-in that changes
+anything outside itself counts for every run.
 """
 
 import builtins
@@ -22,7 +21,7 @@ from lightning_app.core.errors import UserError, nearest
 
 
 def files_below(folder: Path) -> list[Path]:
-    """Return all files in a folder, also through links to folders, without compiled ones."""
+    """Return all files in a folder, following links to folders, without compiled ones."""
     found, seen = [], set()
     for above, names, files in os.walk(folder, followlinks=True):
         real = os.path.realpath(above)
@@ -41,7 +40,7 @@ def sha256_of_file(path: str | Path) -> str:
 
 @cache
 def _places() -> tuple[tuple[str, ...], str]:
-    """Return the folders of the standard library, and that of this package."""
+    """Return the folders of the standard library and of this package."""
     names = ("stdlib", "platstdlib")
     library = {os.path.realpath(sysconfig.get_path(name)) + os.sep for name in names}
     package = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
@@ -50,10 +49,10 @@ def _places() -> tuple[tuple[str, ...], str]:
 
 @cache
 def _recorded(folder: str) -> tuple[frozenset[str], tuple[str, ...]]:
-    """Return the files that distributions have installed into a folder of `sys.path`.
+    """Return the files that distributions installed into a folder of `sys.path`.
 
-    An editable installation has none there. Distributions of an operating system do not list
-    their files: they own the modules of their names, which come second.
+    An editable installation has none there. Distributions from an operating system do not list
+    their files: they own the modules with their names, returned second.
     """
     files: set[str] = set()
     owned: list[str] = []
@@ -75,7 +74,7 @@ def _recorded(folder: str) -> tuple[frozenset[str], tuple[str, ...]]:
 
 @cache
 def is_known(path: str) -> bool:
-    """Whether a real path is of Python, of this package or of an installed distribution."""
+    """Whether a real path belongs to Python, this package or an installed distribution."""
     library, ours = _places()
     if path.startswith(ours):
         return True
@@ -97,9 +96,9 @@ def is_known(path: str) -> bool:
 
 
 def file_of(module: ModuleType) -> str | None:
-    """Return the real path of a module's file, None of one without.
+    """Return the real path of a module's file; None without a file.
 
-    A package may make modules whose files do not exist: those have the file of the package.
+    A package may create modules whose files do not exist; they count as the package's file.
     """
     spec = getattr(module, "__spec__", None)
     origin = spec.origin if spec is not None and spec.has_location else None
@@ -112,17 +111,17 @@ def file_of(module: ModuleType) -> str | None:
 
 
 def compiled(content: bytes, path: Path) -> CodeType:
-    """Compile a plug-in, before the slow imports of the tables."""
+    """Compile a plug-in before the slow imports of the tables."""
     try:
         return compile(content, str(path), "exec")
     except SyntaxError as error:
         raise UserError(f"{path}, line {error.lineno}: syntax error: {error.msg}") from error
-    except ValueError as error:  # a null byte, in some versions of Python
+    except ValueError as error:  # for a null byte, in some versions of Python
         raise UserError(f"{path}: no source code: {error}") from error
 
 
 def place_of(name: str) -> str | None:
-    """Return the file or folder of a module that no installed distribution has; else None."""
+    """Return the file or folder of a module outside all installed distributions, otherwise None."""
     module = sys.modules.get(name)
     if module is not None and (path := file_of(module)) is not None:
         return None if is_known(path) else path
@@ -143,7 +142,7 @@ def place_of(name: str) -> str | None:
 
 
 def package_files(package: str) -> list[Path]:
-    """Return the files of a module that can be imported, or of a whole package.
+    """Return the files of an importable module or a whole package.
 
     Raises:
         UserError: if there is no such module.
@@ -178,7 +177,7 @@ def code_digest_of(files: Sequence[Path]) -> str:
 
 
 class Need(NamedTuple):
-    """A file, a folder or a variable of the environment that a plug-in reads."""
+    """A file, folder or environment variable that a plug-in reads."""
 
     name: str
     path: Path | None
@@ -191,7 +190,7 @@ class Need(NamedTuple):
         return {os.path.realpath(each): sha256_of_file(each) for each in found}
 
     def line(self) -> str:
-        """Return the line of the digest: a value of the environment is not shown by it."""
+        """Return the line of the digest: the value of a variable cannot be read from it."""
         if self.path is None:
             value = os.environ.get(self.name)
             return f"{self.name}={'unset' if value is None else repr(value)}\n"
@@ -205,7 +204,7 @@ class Need(NamedTuple):
 
 
 def with_needs(sha256: str, needs: Iterable[Need]) -> str:
-    """Return the digest of code and of what it depends on; that of the code alone without."""
+    """Return the digest of code and its dependencies; only of the code if there are no others."""
     lines = sorted(need.line() for need in needs)
     return hashlib.sha256("".join([sha256, *lines]).encode()).hexdigest() if lines else sha256
 
@@ -223,7 +222,7 @@ _NUMERIC += ("torch.utils.data", "torch.utils.checkpoint", "torch.amp", "torch.r
 
 
 def patchable() -> dict[tuple[str, ...], Any]:
-    """Return the attributes of this package and of torch that numbers depend on, by their names."""
+    """Return the attributes of this package and of torch that affect numbers, by name."""
     found: dict[tuple[str, ...], Any] = {}
     for name, module in [*sys.modules.items()]:
         library = name.partition(".")[0] in _LIBRARIES
@@ -233,7 +232,7 @@ def patchable() -> dict[tuple[str, ...], Any]:
             continue
         for key, value in [*vars(module).items()]:
             found[name, key] = value
-            if isinstance(value, dict) and key.startswith("_global_"):  # hooks of torch
+            if isinstance(value, dict) and key.startswith("_global_"):  # torch's hooks
                 found[name, key, "[]"] = _Parts((*value, *value.values()))
             elif name.startswith(OURS) and _is_table(value):
                 found |= {
@@ -254,7 +253,7 @@ def patchable() -> dict[tuple[str, ...], Any]:
 
 
 def _is_table(value: object) -> bool:
-    """Whether a value is a dictionary or a table of parts, whose entries are kept objects."""
+    """Whether a value is a dictionary or a table of parts, whose entries are to be kept."""
     return type(value) is dict or (
         isinstance(value, Mapping) and type(value).__module__.startswith(OURS)
     )
@@ -272,7 +271,7 @@ def _add_code(found: dict[tuple[str, ...], Any], key: tuple[str, ...], value: ob
 
 @dataclass(frozen=True, eq=False)
 class _Parts:
-    """What a function or a container is made of: each must stay the same object."""
+    """The components of a function or container, each of which must stay the same object."""
 
     values: tuple[Any, ...]
 
@@ -290,13 +289,13 @@ def _differs(value: Any, other: Any) -> bool:
 
 
 def steady() -> dict[tuple[str, ...], Any]:
-    """Return the attributes; `_VARIES` in place of those that are other objects at each look."""
+    """Return the attributes; `_VARIES` replaces those that are new objects on each access."""
     first, second = patchable(), patchable()
     return {k: _VARIES if _differs(of, second.get(k)) else of for k, of in first.items()}
 
 
 def changed(before: Mapping[tuple[str, ...], Any]) -> str:
-    """Return the first attribute that has changed; empty if all are as before.
+    """Return the first attribute that has changed; empty if all are unchanged.
 
     Importing a module adds its name to the package around it, which changes nothing.
     """
@@ -319,10 +318,10 @@ def changed(before: Mapping[tuple[str, ...], Any]) -> str:
 _VARIES = object()
 
 _BY_LIGHTNING = (("torch", "compile"), ("torch", "manual_seed"))
-"""What Lightning replaces when it is imported."""
+"""The attributes that Lightning replaces when imported."""
 
 _OWN = ((f"{OURS}.plugins", "_LOADED"), (f"{OURS}.registry", "_LOOKUPS"))
-"""What this package notes while a plug-in is loaded."""
+"""The attributes that this package changes while a plug-in is loaded."""
 
 _BOOKKEEPING = (
     *("__warningregistry__", "__annotations__", "__annotations_cache__", "__annotate__"),
@@ -331,7 +330,7 @@ _BOOKKEEPING = (
 
 
 def planted(files: Container[str], packages: Container[str]) -> str:
-    """Return an attribute of this package, torch or Lightning that is code of a plug-in, or ''."""
+    """Return an attribute of this package, torch or Lightning that is a plug-in's code, or ''."""
     for key, value in patchable().items():
         if "[]" in key:  # a table, to which plug-ins add
             continue

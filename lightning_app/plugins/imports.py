@@ -1,8 +1,8 @@
-"""What a plug-in imports, opens and changes: its digest covers it, or it is refused.
+"""The imports, files and changes of a plug-in: its digest covers them, or they are refused.
 
-One hook hears of every file that is opened while a plug-in is loaded, however that is done: by an
-import statement, `importlib`, `runpy`, `open` or an extension module. What Python holds in
-`sys.modules` is looked at besides, since a module that was there before opens nothing.
+A single hook sees every file opened while a plug-in is loaded, whether through an
+import statement, `importlib`, `runpy`, `open` or an extension module. Modules already in
+`sys.modules` are checked separately, since they no longer open anything.
 """
 
 import ast
@@ -31,7 +31,7 @@ from lightning_app.plugins.files import (
 OURS = __name__.partition(".")[0]
 
 _SYSTEM = ("/proc/", "/sys/", "/dev/", "/etc/", "/usr/")
-"""The folders of the operating system. Their code counts all the same; their data do not."""
+"""The folders of the operating system. Their code still counts; their data do not."""
 
 _CODE = (".py", ".pyc", ".pyw", ".so", ".pyd", ".zip", ".egg")
 
@@ -44,10 +44,10 @@ _WHAT_TO_DO = (
 
 @dataclass(frozen=True, kw_only=True)
 class Mentions:
-    """What Python files name.
+    """The names in Python files.
 
     Attributes:
-        imports: The first names of the modules that they import, also inside of functions.
+        imports: The first names of the modules that they import, also inside functions.
         words: The texts in them.
         patches: The attributes of imported modules or classes that they set, as written.
     """
@@ -58,7 +58,7 @@ class Mentions:
 
 
 def mentions_of(files: Iterable[bytes]) -> Mentions:
-    """Return what Python files name; a file that does not parse is left out."""
+    """Return the names in Python files; a file that does not parse is skipped."""
     imports: set[str] = set()
     words: set[str] = set()
     patches: set[str] = set()
@@ -66,7 +66,7 @@ def mentions_of(files: Iterable[bytes]) -> Mentions:
         try:
             nodes = list(ast.walk(ast.parse(content)))
         except (SyntaxError, ValueError):
-            continue  # of a file that is not imported
+            continue  # a file that is not imported
         bound: dict[str, str] = {}  # the module of each name that an import binds
         for node in nodes:
             if isinstance(node, ast.Import):
@@ -93,7 +93,7 @@ def mentions_of(files: Iterable[bytes]) -> Mentions:
 
 
 def _only_writes(flags: int) -> bool:
-    """Whether a file opened with these flags gives nothing that it held; mode `a+` can read it."""
+    """Whether opening a file with these flags hides its old content; mode `a+` can read it."""
     return flags & (os.O_WRONLY | os.O_RDWR) == os.O_WRONLY or bool(flags & os.O_TRUNC)
 
 
@@ -105,13 +105,13 @@ def _start_of(node: ast.expr) -> str:
 
 
 def _set_attribute(node: ast.AST) -> ast.expr | None:
-    """Return the attribute that a node sets or deletes, or whose owner `setattr` is given."""
+    """Return the attribute that a node sets or deletes, or whose owner is passed to `setattr`."""
     if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store | ast.Del):
         return node
     match node:
         case ast.Call(func=ast.Name(id="setattr" | "delattr"), args=[target, *_]):
             return target
-        case ast.Call(func=ast.Name(id="vars"), args=[target]):  # whose entries may be set
+        case ast.Call(func=ast.Name(id="vars"), args=[target]):  # its entries may be set
             return target
         case ast.Attribute(attr="__dict__", value=target):
             return target
@@ -120,7 +120,7 @@ def _set_attribute(node: ast.AST) -> ast.expr | None:
 
 
 def origins_of(namespace: Mapping[str, Any]) -> set[str]:
-    """Return the first names of the modules from which the values of a module come."""
+    """Return the first names of the modules that a module's values come from."""
     named = (
         getattr(value, "__module__", None) or getattr(value, "__name__", None)
         for value in namespace.values()
@@ -133,16 +133,16 @@ class Plugin:
     """A loaded plug-in.
 
     Attributes:
-        name: The name of its module; of a file, that of the file without ``.py``.
+        name: The name of its module; for a file, its name without ``.py``.
         source: The path of the file, or the name of the module.
         sha256: The digest of the file, or of all files of the module's package, and of what it
             depends on.
-        content: What a file holds, None for a module.
+        content: The content of a file; None for a module.
         files: The digest of each of its files by real path.
-        mentions: What its files name.
-        needs: The files and variables that it depends on, as `depends_on` was given them.
-        needed: The digest of these.
-        patches: An attribute of this package or of torch that it changes; empty without one.
+        mentions: The names in its files.
+        needs: The files and variables that it depends on, as passed to `depends_on`.
+        needed: The digest of `needs`.
+        patches: An attribute of this package or of torch that it changes; empty if it changes none.
     """
 
     name: str
@@ -157,7 +157,7 @@ class Plugin:
 
     @property
     def shown(self) -> str:
-        """The name in messages: that of a file, or of a module."""
+        """The name in messages: the file's or the module's."""
         return self.name if self.content is None else f"{self.name}.py"
 
     @property
@@ -168,18 +168,19 @@ class Plugin:
 
 @dataclass
 class Watch:
-    """Looks at what plug-ins import and open, from the first one on.
+    """Watches what plug-ins import and open, starting with the first one.
 
     Attributes:
-        files: The digest of each file of the plug-ins, and of those that they depend on.
+        files: The digest of each file of the plug-ins and of their dependencies.
         packages: The first names of their modules.
-        before: The modules that were there before the first of them.
-        window: Whether data count too: while a plug-in is loaded, and while a run trains.
-        read: Folders whose data a run may read, as its corpus.
-        needs: What the plug-in that is loaded now has declared; None while none is loaded.
-        loading: The thread that loads a plug-in, and the first name of its module.
-        written: Files that plug-ins have made, or emptied first: what they hold comes from code.
-        refused: What was refused, also where a plug-in goes on after the error.
+        before: The modules loaded before the first plug-in.
+        window: Whether data count too: while a plug-in is loaded and while a run trains.
+        read: Folders whose data a run may read, such as its corpus.
+        needs: The dependencies declared by the plug-in being loaded; None otherwise.
+        loading: The thread that loads a plug-in and the first name of its module.
+        written: Files that plug-ins created or emptied first, so that their content comes from
+            code.
+        refused: Everything refused, even if a plug-in continues after the error.
     """
 
     files: dict[str, str] = field(default_factory=dict)
@@ -194,7 +195,7 @@ class Watch:
     hooked: bool = False
 
     def begin(self) -> None:
-        """Look from now on. A hook cannot be removed; without a plug-in it does nothing."""
+        """Start watching. The hook cannot be removed; without a plug-in it does nothing."""
         if not self.packages:
             self.before, self.refused = set(sys.modules), []
         if not self.hooked:
@@ -202,7 +203,7 @@ class Watch:
             sys.addaudithook(self.hear)
 
     def hear(self, event: str, arguments: tuple[Any, ...]) -> None:
-        """Refuse a file that is opened for a plug-in, and that no digest covers."""
+        """Refuse a file opened for a plug-in that no digest covers."""
         if not self.packages or event not in _EVENTS:
             return
         flags = arguments[2] if event == "open" and isinstance(arguments[2], int) else 0
@@ -222,7 +223,7 @@ class Watch:
         compiled = path.endswith(".pyc") and Path(path).parent.name == "__pycache__"
         source = importlib.util.source_from_cache(path) if compiled else path
         if source in self.files:
-            if compiled:  # may be of another version of the source; Python then reads that
+            if compiled:  # may be outdated; Python then reads the source
                 raise OSError(f"{path}: the source is read")
             if path.endswith(".py") and sha256_of_file(path) != self.files[path]:
                 self._refuse(f"plug-in {plugin}: {path} has changed since it was loaded")
@@ -232,7 +233,7 @@ class Watch:
             self.window
             and path not in self.written
             and not path.startswith((*_SYSTEM, *self.read))
-            and os.path.getsize(path)  # as of a new temporary file, or one to lock
+            and os.path.getsize(path)  # empty, like a new temporary file or a lock file
         ):
             self._refuse(
                 f"plug-in {plugin}: no digest covers the file {path}, which it opens; declare it "
@@ -244,10 +245,10 @@ class Watch:
         raise UserError(message)
 
     def _plugin_that_calls(self) -> str | None:
-        """Return the plug-in for which something is opened now.
+        """Return the plug-in on whose behalf a file is being opened.
 
-        What this package opens in a run, and what another package opens because it is imported, is
-        not the plug-in's, though that may be further up.
+        Files that this package opens in a run, or another package while it is imported, are
+        not the plug-in's, even if the plug-in is further up the stack.
         """
         frame = inspect.currentframe()
         while frame is not None:
@@ -259,7 +260,7 @@ class Watch:
                 "warnings",
                 "traceback",
                 sha256_of_file.__module__,
-            ):  # they show lines of code
+            ):  # they display lines of code
                 return None
             if package == OURS and name != __name__ and self.window != "load":
                 return None
@@ -267,11 +268,11 @@ class Watch:
             if module is not None and vars(module) is frame.f_globals:
                 return None
             frame = frame.f_back
-        # A thread that began while a plug-in is loaded.
+        # A thread started while a plug-in is being loaded.
         return self.loading[1] if self.loading[0] not in (0, get_ident()) else None
 
     def check_names(self, plugin: str, names: Iterable[str]) -> None:
-        """Refuse modules that a plug-in names, also if it has not imported them yet.
+        """Refuse modules that a plug-in names, even if it has not imported them yet.
 
         Raises:
             UserError: naming the module and its file.
@@ -285,7 +286,7 @@ class Watch:
                 )
 
     def check(self) -> None:
-        """Refuse what has been refused before, and modules that Python holds without a digest.
+        """Repeat earlier refusals, and refuse loaded modules without a digest.
 
         Raises:
             UserError: naming the module or the file.
@@ -308,7 +309,7 @@ WATCH = Watch()
 
 
 def depends_on(*files: str | Path, environment: Iterable[str] = ()) -> None:
-    """Declare what a plug-in reads, at any time: its content is part of the plug-in's digest.
+    """Declare what a plug-in reads at any time: the content becomes part of the plug-in's digest.
 
     ::
 
@@ -316,15 +317,15 @@ def depends_on(*files: str | Path, environment: Iterable[str] = ()) -> None:
 
         depends_on("gain.json", environment=["MY_GAIN"])
 
-    It is called where the plug-in is read, outside of functions. Nothing else that a plug-in reads
-    from outside of its own files is part of an id.
+    Call it at module level, outside functions. Nothing else that a plug-in reads
+    from outside its own files is part of an id.
 
     Args:
-        files: Files and folders, relative to the file that calls.
-        environment: Names of variables.
+        files: Files and folders, relative to the calling file.
+        environment: Names of environment variables.
 
     Raises:
-        UserError: there is no such file, or the plug-in is loaded already.
+        UserError: if there is no such file, or the plug-in is already loaded.
     """
     caller = inspect.currentframe()
     caller = None if caller is None else caller.f_back
@@ -338,7 +339,7 @@ def depends_on(*files: str | Path, environment: Iterable[str] = ()) -> None:
         path = folder / each
         if not path.exists():
             raise UserError(f"depends_on: there is no file {path}")
-        # The place of the plug-in does not count.
+        # The location of the plug-in does not count.
         name = os.path.relpath(path, folder)
         need = Need(path.name if name.startswith("..") else Path(name).as_posix(), path)
         WATCH.needs.append(need)
@@ -349,7 +350,7 @@ def depends_on(*files: str | Path, environment: Iterable[str] = ()) -> None:
 
 @contextmanager
 def window(kind: Literal["load", "run"], read: Sequence[str | Path] = ()) -> Iterator[None]:
-    """Let data count that plug-ins open in this context, apart from those below some folders."""
+    """Count data that plug-ins open in this context, except below these folders."""
     before = WATCH.window, WATCH.read
     WATCH.window = kind
     WATCH.read = tuple(os.path.realpath(each) + os.sep for each in read)
@@ -360,7 +361,7 @@ def window(kind: Literal["load", "run"], read: Sequence[str | Path] = ()) -> Ite
 
 
 def check_unchanged(plugin: Plugin) -> None:
-    """Refuse a plug-in of which a file or a variable is not as when it was loaded.
+    """Refuse a plug-in with a file or variable that has changed since it was loaded.
 
     Raises:
         UserError: naming it.

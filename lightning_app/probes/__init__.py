@@ -1,1 +1,1 @@
-"""Measure signals and gradients inside a model by hooks; write tables and figures."""
+"""Measure signals and gradients inside a model with hooks; write tables and figures."""

@@ -41,9 +41,9 @@ COLUMNS = {
 }
 """The columns of a figure: stack, and the prefix of the names of its quantities."""
 ENTROPY_CUTS = (1.5, 4.5)
-"""Nats where RealFormer's figure of entropies changes colour (2012.11747, section 4.1.3)."""
+"""Entropies (nats) at which RealFormer's figure changes colour (2012.11747, section 4.1.3)."""
 DISTANCE_CUTS = (0.25, 0.75)
-"""The same of its figure of Jensen-Shannon divergences, in bits."""
+"""The same for its figure of Jensen-Shannon divergences, in bits."""
 SPREAD = 30.0  # ratio of the largest to the smallest value of a panel with a logarithmic axis
 SHAPING = ("alpha", "beta", "gamma")
 
@@ -91,7 +91,7 @@ LINES = (
 
 
 def write_probe_figures(probed: Sequence[Probed], folder: Path) -> list[Path]:
-    """Write every figure for which there are rows; return the paths."""
+    """Write every figure that has rows; return the paths."""
     paths = []
     names = [figure.name for figure in LINES] + ["gains", "attention_entropy"]
     for old in (folder / f"{name}.svg" for name in names):
@@ -110,7 +110,7 @@ def write_probe_figures(probed: Sequence[Probed], folder: Path) -> list[Path]:
 def undrawn_curves(probed: Sequence[Probed]) -> list[str]:
     """List the measured curves that `write_figures` could not draw, with reasons.
 
-    Quantities that a variant does not have, such as learned gains, are not listed.
+    Quantities that a variant lacks, such as learned gains, are not listed.
     """
     said = []
     for lines in (*LINES, gains_of(probed)):
@@ -132,7 +132,7 @@ def undrawn_curves(probed: Sequence[Probed]) -> list[str]:
 
 
 def drawable(value: float, lines: Lines) -> bool:
-    """Whether `value` has a place on the axis: a gradient of exactly zero has no place."""
+    """Whether `value` can be drawn on the axis: a gradient of exactly zero cannot."""
     return math.isfinite(value) and (value > 0.0 or not lines.log)
 
 
@@ -144,14 +144,14 @@ def gains_of(probed: Sequence[Probed]) -> Lines:
         quantity
         for quantity in found
         if (quantity in SHAPING or quantity.endswith(ends))
-        # cross_head_gain is in the column of cross-attention, under head_gain
+        # cross_head_gain appears in the cross-attention column, under head_gain
         and not (quantity.startswith("cross_") and quantity.removeprefix("cross_") in found)
     )
     return Lines("gains", {quantity: quantity.replace("_", " ") for quantity in gains})
 
 
 def line_figure(lines: Lines, probed: Sequence[Probed]) -> "Figure | None":
-    """Draw quantities by stacks, one curve a variant; None if no variant has any of them."""
+    """Draw quantities by stacks, one curve per variant; None if no variant has any of them."""
     from matplotlib.lines import Line2D
     from matplotlib.ticker import MaxNLocator
 
@@ -198,7 +198,7 @@ def line_figure(lines: Lines, probed: Sequence[Probed]) -> "Figure | None":
 
 
 def entropy_figure(probed: Sequence[Probed]) -> "Figure | None":
-    """Draw a box for each head of each layer, coloured by its median.
+    """Draw a box per head and layer, coloured by its median.
 
     As in RealFormer's figure: a box spans the quartiles over rows, its whiskers 5 % to 95 %. The
     dotted line is the entropy of the uniform map over the visible keys, which is the maximum.
@@ -274,9 +274,9 @@ def entropy_panel(axes: "Axes", variant: Probed, stack: str, prefix: str) -> Non
 
 
 def looks(names: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """Return colour and dash by name: a preset has the same in every figure.
+    """Return colour and dash by name; a preset has the same in every figure.
 
-    Other names take, in their order, those that are not used by a preset among `names`.
+    Other names take, in order, those not used by a preset among `names`.
     """
     names = list(dict.fromkeys(names))
     places = {name: place for place, name in enumerate(PRESETS) if name in names}
@@ -285,7 +285,7 @@ def looks(names: Iterable[str]) -> dict[str, dict[str, Any]]:
 
 
 def curve_style(index: int) -> dict[str, Any]:
-    """Return colour and dash number `index`: no two alike among the first 35."""
+    """Return colour and dash number `index`: the first 35 all differ."""
     turn = index // len(COLOURS) % (len(DASHES) + 1)
     return {
         "color": COLOURS[index % len(COLOURS)],
@@ -294,7 +294,7 @@ def curve_style(index: int) -> dict[str, Any]:
 
 
 def panel_grid(rows: int, columns: int) -> tuple["Figure", list[list["Axes"]]]:
-    """Return a figure of panels, each row with one axis of values."""
+    """Return a figure of panels, with one value axis per row."""
     from matplotlib.figure import Figure
 
     size = (max(4.6, 3.3 * columns + 0.9), 2.3 * rows + 0.9)
@@ -318,10 +318,10 @@ def legend(figure: "Figure", handles: Sequence[Any]) -> None:
 
 
 SQUARE, GAP = 72, 6
-"""Pixels of a map, and between maps."""
+"""Pixels per map and between maps."""
 LINE = 18
 LAYERS, HEADS = 6, 8
-"""The largest number of rows and of columns of squares."""
+"""The largest number of rows and columns of squares."""
 TITLES = {
     "encoder": "encoder, self-attention",
     "decoder": "decoder, self-attention",
@@ -334,8 +334,8 @@ WRITING = (30, 34, 40)
 def attention_image(maps: Mapping[str, Tensor], lines: Sequence[str]) -> Image.Image:
     """Return the maps (layer, head, query, key) of each name side by side, `lines` below them.
 
-    A row of a map is a query, a column a key. The colour is the square root of the weight, from 0
-    to 1, as many weights are small; masked cells and NaN are grey.
+    Rows of a map are queries, columns are keys. The colour is the square root of the weight, from 0
+    to 1, since many weights are small; masked cells and NaN are grey.
     """
     panels = [_panel(TITLES[name], each.numpy()) for name, each in maps.items()]
     width = sum(panel.width + 2 * GAP for panel in panels) + 2 * GAP
@@ -392,7 +392,7 @@ def _scale(picture: Image.Image, on: ImageDraw.ImageDraw, y: int) -> None:
 
 
 def _some(count: int, most: int) -> list[int]:
-    """Return at most `most` of the numbers below `count`, the first and the last among them."""
+    """Return at most `most` of the numbers below `count`, including the first and the last."""
     if count <= most:
         return list(range(count))
     return [round(place * (count - 1) / (most - 1)) for place in range(most)]

@@ -21,40 +21,40 @@ from lightning_app.probes import measures
 from lightning_app.probes.table import Place, Row, RunningStats, ordered
 
 Real = Mapping[str, Bool[Tensor, "batch token"]]
-"""For each stack, a mask of the input tokens that count."""
+"""By stack, a mask of the input tokens that count."""
 
 
 class ActivationHooks:
-    """Forward hooks on every stack of `model` inside the context, which may be entered again.
+    """Forward hooks on every stack of `model` inside the context, which can be re-entered.
 
-    Before each forward pass, `expect` sets which tokens count. All measurements go to `tally`:
+    Before each forward pass, `expect` sets the tokens that count. All measurements go to `tally`:
 
     ======================  ====================================================================
-    quantity                of layer n (0: the input of the first layer)
+    quantity                for layer n (0: the input of the first layer)
     ======================  ====================================================================
     hidden_norm             ``||x||^2 / d`` of the stream after the layer, mean over tokens
-    sum_norm                the same before the layer's last norm, if it is on the sum:
+    sum_norm                the same before the layer's last norm, if that is on the sum:
                             Xiong et al.'s x^{post,5}; elsewhere equal to hidden_norm
-    token_cosine            mean cosine of the pairs of tokens of a sentence, after the layer
-    token_rank              effective rank of the tokens of a sentence, after the layer
-    attention_entropy       of the softmax map, nats, mean over rows and heads; for each head also
+    token_cosine            mean cosine of pairs of tokens in a sentence, after the layer
+    token_rank              effective rank of the tokens in a sentence, after the layer
+    attention_entropy       of the softmax map, nats, mean over rows and heads; also per head, with
                             the quantiles ``_p5 .. _p95``
-    attention_free_entropy  the same of the uniform map over the keys that may be seen
+    attention_free_entropy  the same for the uniform map over the visible keys
     attention_distance      Jensen-Shannon divergence (bits) from the map of the layer below,
-                            same head; for each head also the mean
+                            same head; also the mean per head
     attention_matched       the same under the best one-to-one matching of heads
-    score_ratio             own scores against the running sum, where scores are carried
+    score_ratio             own scores relative to the running sum, if scores are carried
     largest_logit           the largest input of the softmax
     peaked_rows             share of rows whose largest probability is above 0.99
     running_tokens          with halting: share of tokens that the layer changes
-    span                    of dynamic spans: tokens, mean over the queries; for each head too
+    span                    of dynamic spans: tokens, mean over the queries; also per head
     ======================  ====================================================================
 
-    A layer is one call of a block: a shared block has as many layers as steps. With halting,
-    everything of a layer is of the tokens that have not halted before it.
+    A layer is one call of a block; a shared block has as many layers as steps. With halting,
+    every quantity of a layer covers the tokens that have not halted before it.
 
-    These are of the map before shaping. Rows are the queries of tokens that count and may see two
-    keys or more. A decoder's cross-attention has the same quantities with ``cross_`` in front. A
+    Maps are measured before shaping. Rows are the queries of counted tokens that may see two
+    keys or more. A decoder's cross-attention has the same quantities with the prefix ``cross_``. A
     stack's output, after its final norm, has ``output_norm`` and ``output_cosine``.
     """
 
@@ -82,7 +82,7 @@ class ActivationHooks:
         self._below.clear()
 
     def expect(self, real: Real) -> None:
-        """Announce the next forward pass: the tokens of each stack that count in it."""
+        """Announce the next forward pass with the tokens of each stack that count in it."""
         self._real = real
         self._below.clear()
 
@@ -166,7 +166,7 @@ class ActivationHooks:
         self.tally.mean(place, measure(x.detach(), self._counted(stack)))
 
     def _counted(self, stack: str) -> Bool[Tensor, "batch token"]:
-        """Return the tokens of `stack` that count in the present layer."""
+        """Return the tokens of `stack` that count in the current layer."""
         real = self._real[stack]
         return real if self._running is None else real & self._running
 
@@ -226,7 +226,7 @@ class ActivationHooks:
         maps: Tensor,
         rows: Bool[Tensor, "batch token"],
     ) -> None:
-        """Compare the maps of `rows` with those that the layer below has of the same rows."""
+        """Compare the maps of `rows` with those of the layer below for the same rows."""
         if layer > 1 and len(maps):
             below, rows_below = self._below[stack, prefix]
             distances = Place(f"{prefix}attention_distance", stack, layer)
@@ -246,8 +246,8 @@ def scores(
 ) -> tuple[Mask, Tensor, Tensor]:
     """Return an attention's mask, its own scores S_n and the input Z_n of its softmax.
 
-    `args` and `kwargs` are those of the call, `carry` is the state that the attention passed on, or
-    None. Z_n is read at once, since it may change in place with the next layer. Scores are not
+    `args` and `kwargs` belong to the call, `carry` is the state that the attention passed on, or
+    None. Z_n is read immediately, since the next layer may change it in place. Scores are not
     masked: only cells that a query may see are meaningful.
     """
     query, keys, _, mask, _ = args

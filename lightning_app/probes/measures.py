@@ -2,8 +2,8 @@
 
 States are ``(batch, token, model)`` with `real` True where a token counts, ``(batch, token)``.
 Maps are ``(row, head, key)``: a row is one query of one sentence, its entries are probabilities
-that sum to one, masked keys have zero. Each function returns one value an item (a token, a
-sentence, a row and head), so that means over several batches weigh every item alike.
+that sum to one; masked keys have zero. Each function returns one value per item (a token, a
+sentence, a row and head), so that means over several batches weight all items equally.
 """
 
 import math
@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 PEAKED = 0.99
-"""A row whose largest probability is above this attends to practically one key."""
+"""A row whose largest probability is above this attends to practically a single key."""
 
 CHUNK = 512  # rows of a distribution over the vocabulary that are processed together
 
@@ -33,9 +33,9 @@ def squared_norms(
 def token_cosines(
     x: Float[Tensor, "batch token model"], real: Bool[Tensor, "batch token"]
 ) -> Float[Tensor, " sentence"]:
-    """Mean cosine over the pairs of different real tokens, for each sentence that has a pair.
+    """Mean cosine over pairs of different real tokens, per sentence that has a pair.
 
-    With u the states at length one and n of them: ``(||sum u||^2 - n) / (n (n - 1))``. It is 1
+    With u the n states scaled to length one: ``(||sum u||^2 - n) / (n (n - 1))``. It is 1
     when all tokens have the same direction.
     """
     counts = real.sum(dim=1)
@@ -50,11 +50,11 @@ def token_cosines(
 def token_ranks(
     x: Float[Tensor, "batch token model"], real: Bool[Tensor, "batch token"]
 ) -> Float[Tensor, " sentence"]:
-    """Effective rank of the matrix of real tokens, for each sentence that has two or more.
+    """Effective rank of the matrix of real tokens, per sentence with two or more.
 
     ``exp(H(s / sum s))``, the exponential of the entropy of the singular values s (Roy & Vetterli
-    2007, "The effective rank"): n when all are equal, 1 when one direction is left. The values are
-    roots of the eigenvalues of the smaller Gram matrix. NaN where a state is not finite.
+    2007, "The effective rank"): n if all are equal, 1 if only one direction remains. The values are
+    roots of the eigenvalues of the smaller Gram matrix. NaN if a state is not finite.
     """
     kept = real.sum(dim=1) > 1
     rows = precise(x[kept]) * real[kept, :, None]
@@ -77,7 +77,7 @@ def entropies(p: Float[Tensor, "*shape key"]) -> Float[Tensor, "*shape"]:
 def map_distances(
     p: Float[Tensor, "*shape key"], q: Float[Tensor, "*shape key"]
 ) -> Float[Tensor, "*shape"]:
-    """Jensen-Shannon divergence in bits: 0 for equal maps, 1 for maps that share no key.
+    """Jensen-Shannon divergence in bits: 0 for equal maps, 1 for maps without a common key.
 
     ``H((p + q) / 2) - (H(p) + H(q)) / 2`` with logarithms of base 2 (He et al. 2021, RealFormer,
     2012.11747, appendix: their cuts of 0.25 and 0.75 imply the base).
@@ -89,15 +89,15 @@ def map_distances(
 def head_distances(
     maps: Float[Tensor, "row head key"], below: Float[Tensor, "row head key"]
 ) -> Float[Tensor, "head below"]:
-    """Mean distance over the rows between each head of a layer and each head of the one below."""
+    """Mean distance over rows between each head of a layer and each head of the layer below."""
     heads = range(maps.shape[1])
     return torch.stack([map_distances(maps[:, h, None], below).mean(dim=0) for h in heads])
 
 
 def matched_distance(distances: Float[Tensor, "head below"]) -> float:
-    """Mean distance under the one-to-one matching of heads that makes it smallest.
+    """Mean distance under the one-to-one matching of heads that minimises it.
 
-    Without residual scores head i is not related to head i of the layer below, so that the distance
+    Without residual scores, head i is unrelated to head i of the layer below, so the distance
     of the same head is a random baseline; this distance is not.
     """
     from scipy.optimize import linear_sum_assignment
@@ -109,16 +109,16 @@ def matched_distance(distances: Float[Tensor, "head below"]) -> float:
 
 
 def score_ratio(new: Float[Tensor, " cell"], total: Float[Tensor, " cell"]) -> Float[Tensor, ""]:
-    """``r_n = ||S_n||_F / ||Z_n||_F``: a layer's own scores against the running sum with them.
+    """``r_n = ||S_n||_F / ||Z_n||_F``: a layer's own scores relative to the running sum.
 
-    Over the cells that may be seen. 0 is a layer that adds nothing to the carried sum (Su
-    Jianlin's diagnostic for residual attention); NaN where the sum is zero.
+    Taken over the visible cells. 0 means that a layer adds nothing to the carried sum (Su
+    Jianlin's diagnostic for residual attention); NaN if the sum is zero.
     """
     return precise(new).norm() / precise(total).norm()
 
 
 def peaked_rows(maps: Float[Tensor, "*shape key"]) -> Float[Tensor, "*shape"]:
-    """1 where the largest probability of a row is above 0.99, else 0."""
+    """1 if the largest probability of a row is above 0.99, otherwise 0."""
     return (maps.amax(dim=-1) > PEAKED).to(maps.dtype)
 
 
@@ -140,7 +140,7 @@ def output_information(
 ) -> Float[Tensor, ""]:
     """Mean divergence ``KL(p_i || mean_j p_j)`` of the predictions from their average, in nats.
 
-    ``H(mean p) - mean H(p)``, from the sums of `distribution_sums`. It is 0 when the model
+    ``H(mean p) - mean H(p)``, from the sums of `distribution_sums`. It is 0 if the model
     predicts the same at every position: then its states do not distinguish positions.
     """
     return (entropies(total / positions) - entropy / positions).clamp(min=0.0)

@@ -25,7 +25,7 @@ from lightning_app.tasks.base import Predictions, Task
 
 
 def layers_by_rank(model: nn.Module) -> list[list[tuple[str, int]]]:
-    """Return (stack, layer) in the order in which layers are chosen where only some can be shown.
+    """Return (stack, layer) in order of preference for when only some layers can be shown.
 
     Layers count from 1. The last of each stack comes first, then the first, the middle, the rest.
     """
@@ -43,8 +43,8 @@ def layers_by_rank(model: nn.Module) -> list[list[tuple[str, int]]]:
 def learned_gains(model: nn.Module) -> Iterator[tuple[Place, Tensor]]:
     """Yield every learned scalar of the blocks, of any shape.
 
-    A gain that several sub-layers of a layer share is there once, as that of the first; those of a
-    shared block are there for each layer. The two gains of a projection ``a W_0 + b dW`` are in
+    A gain shared by several sub-layers of a layer appears once, as that of the first; gains of a
+    shared block appear in each layer. The two gains of a projection ``a W_0 + b dW`` are in
     `change_ratios`.
     """
     for stack_name, stack in stacks(model).items():
@@ -61,13 +61,13 @@ def learned_gains(model: nn.Module) -> Iterator[tuple[Place, Tensor]]:
 def dynamic_spans(
     model: nn.Module, over_ranks: Callable[[Tensor], Tensor]
 ) -> Iterator[tuple[Place, Tensor]]:
-    """Yield the dynamic spans of every layer: in tokens, the mean of each head over the last batch.
+    """Yield the dynamic spans of every layer in tokens: the mean per head over the last batch.
 
-    ``(head, 1, 1)``, after a step of training.
+    They have the shape ``(head, 1, 1)`` and exist after a training step.
 
     Args:
         model: The model of this rank.
-        over_ranks: Returns the sum over all ranks of a tensor, which each of them gives.
+        over_ranks: Returns the sum over all ranks of a tensor that each of them passes.
     """
     for name, stack in stacks(model).items():
         for layer, block in stack.layers:
@@ -81,9 +81,9 @@ def dynamic_spans(
 def _quantity(path: str, parameter: str) -> str:
     """Return the name under which a parameter of the module at `path` in its block is shown.
 
-    A parameter ``gain`` has the name of its module. Gains around a sub-layer are called as in the
-    config: around_self.branch is attention_branch. Cross-attention's have cross_ in front. Other
-    parameters there keep their whole path, as several parts may have one of the same name.
+    A parameter ``gain`` takes the name of its module. Gains around a sub-layer are named as in the
+    config: around_self.branch is attention_branch. Those of cross-attention have the prefix cross_.
+    Other parameters there keep their whole path, since several parts may share a name.
     """
     *owner, module = path.split(".")
     name = module if parameter == "gain" else parameter
@@ -139,7 +139,7 @@ POSITIONS = 4
 def untouched(model: nn.Module) -> Iterator[None]:
     """Run `model` in evaluation mode and plain eager form; then restore its modes and the RNG.
 
-    A compiled model would not see hooks that came after its compilation.
+    A compiled model would not run hooks added after its compilation.
     """
     modes = [(module, module.training) for module in model.modules()]
     devices = {p.device for p in model.parameters() if p.device.type == "cuda"}
@@ -159,25 +159,25 @@ def probe(
     step: int = 0,
     positions: int = POSITIONS,
 ) -> list[Row]:
-    """Return what `ActivationHooks` measures and, with the loss L a mean over tokens:
+    """Return the quantities of `ActivationHooks` and, with the loss L a mean over tokens:
 
     =====================  =====================================================================
     quantity               meaning
     =====================  =====================================================================
     w1_gradient            ``||dL/dW1||_F`` of the feed-forward's first matrix, mean over batches
-    w2_gradient            the same of its second matrix
+    w2_gradient            the same for its second matrix
     w1_expected_gradient   the norm of the gradient averaged over batches, as Xiong et al. 2020
     w2_expected_gradient   (section 3.4) measure it
-    w1_position_gradient   the norm of the gradient of the loss of one target position, mean over
+    w1_position_gradient   the norm of the gradient of the loss at one target position, mean over
     w2_position_gradient   `positions` of them in each batch
-    loss, nll              of the model, nats a token; loss with label smoothing
+    loss, nll              of the model, in nats per token; loss with label smoothing
     output_information     of the model: mean KL of its predictions from their average, nats
-    (gains)                each learned gain, also for each head; those of projections as the
+    (gains)                each learned gain, also per head; gains of projections as the
                            ratios ``value_change`` and ``output_change``
     =====================  =====================================================================
 
-    In evaluation mode, in the precision of the weights. Gradients are taken by
-    `torch.autograd.grad`, so that no ``.grad`` and no hook of DDP sees them.
+    It runs in evaluation mode and the precision of the weights. Gradients are taken with
+    `torch.autograd.grad`, so that neither ``.grad`` nor DDP hooks see them.
     """
     taps = ActivationHooks(model)
     gradients = Gradients(model, taps.tally)
@@ -201,7 +201,7 @@ def probe(
 
 
 def prediction(task: Task, model: nn.Module, batch: Any, token: int) -> Predictions:
-    """Return one prediction of `batch`, from the one row on which it depends."""
+    """Return one prediction of `batch`, using only the row on which it depends."""
     logits, labels = task.predictions(model, task.alone(batch, token))
     return Predictions(logits[-1:], labels[-1:])
 
@@ -229,7 +229,7 @@ class Outputs:
         """Add the quantities over all tokens."""
         if self._tokens:
             totals, entropies = zip(*self._sums, strict=True)
-            # Positions as classes: what a shorter batch does not have has the probability 0 there.
+            # Treat positions as classes; those missing from a shorter batch have probability 0.
             total = nn.utils.rnn.pad_sequence(list(totals), batch_first=True).sum(dim=0)
             entropy = torch.stack(entropies).sum(dim=0)
             information = measures.output_information(total, entropy, self._tokens)
@@ -239,8 +239,8 @@ class Outputs:
 class Gradients:
     """Norms of the gradients of the feed-forward matrices over several batches.
 
-    Forward passes run inside the context, in which each layer uses a view of its matrices. So a
-    block that serves several layers has the gradient of each layer, not the sum over all of them.
+    Forward passes run inside the context, in which each layer uses a view of its matrices. Thus a
+    block that serves several layers has a gradient per layer instead of their sum.
     """
 
     def __init__(self, model: nn.Module, tally: RunningStats) -> None:
@@ -272,7 +272,7 @@ class Gradients:
             for quantity, linear in _matrices(block):
                 view = linear.weight.view_as(linear.weight)
                 self._views[Place(f"{quantity}_gradient", stack, args[2].layer)] = view
-                # An attribute of the instance, which is found before the parameter of this name.
+                # An instance attribute, which takes precedence over the parameter of this name.
                 object.__setattr__(linear, "weight", view)
 
         return hook
@@ -321,7 +321,7 @@ def evenly_spaced(count: int, wanted: int) -> list[int]:
 
 
 def add_gains(model: nn.Module, tally: RunningStats) -> None:
-    """Add the mean of each learned gain, and each head's own."""
+    """Add the mean of each learned gain and the value of each head."""
     for place, gain in [*learned_gains(model), *change_ratios(model)]:
         tally.mean(place, gain)
         if gain.ndim == 3 and gain.shape[0] > 1:
@@ -330,7 +330,7 @@ def add_gains(model: nn.Module, tally: RunningStats) -> None:
 
 
 Snapshot = Mapping[nn.Parameter, Tensor]
-"""A copy of each matrix of the blocks."""
+"""A copy of every matrix of the blocks."""
 
 
 def snapshot(model: nn.Module) -> Snapshot:
@@ -346,7 +346,7 @@ def snapshot(model: nn.Module) -> Snapshot:
 def update_ratios(model: nn.Module, before: Snapshot, step: int) -> list[Row]:
     """Return ``||W' - W||_F / ||W||_F`` over the matrices of each layer: the size of one update.
 
-    `before` holds W, from `snapshot`; the model holds W'. NaN where all of W was zero.
+    `before` holds W, from `snapshot`; the model holds W'. NaN if W was all zeros.
     """
     rows = []
     for name, stack in stacks(model).items():
@@ -367,9 +367,9 @@ def update_ratios(model: nn.Module, before: Snapshot, step: int) -> list[Row]:
 def attention_maps(model: nn.Module, task: Task, sentence: Any) -> dict[str, Tensor]:
     """Return the softmax maps of a batch of one row: (layer, head, query, key), float32 on the CPU.
 
-    Named ``encoder``, ``decoder`` and ``cross``. In evaluation mode, before shaping; NaN where a
-    query may not see a key, and of a token that has halted before the layer. The model is not
-    changed. A layer is one call of a block: a shared block has as many layers as steps.
+    Named ``encoder``, ``decoder`` and ``cross``. They are taken in evaluation mode, before shaping;
+    NaN where a query may not see a key, and for tokens that halted before the layer. The model is
+    not changed. A layer is one call of a block; a shared block has as many layers as steps.
     """
     found: dict[str, list[Tensor]] = {}
     handles = []
@@ -411,17 +411,17 @@ def _keep(maps: list[Tensor], calls: list[Call]) -> Callable[..., None]:
     return hook
 
 
-TOLERANCE = 1e-2  # for the norm of the residual, relative to the eigenvalue
+TOLERANCE = 1e-2  # of the residual's norm, relative to the eigenvalue
 ITERATIONS = 200
 SEED = 1  # the seed of the start vector
 
 
 Vector = list[Tensor]
-"""One tensor a parameter; together they are one vector."""
+"""One tensor per parameter; together they form one vector."""
 
 
 class Sharpness(NamedTuple):
-    """The eigenvalue, and whether the iteration converged to `TOLERANCE` within `ITERATIONS`."""
+    """The eigenvalue and whether the iteration converged to `TOLERANCE` within `ITERATIONS`."""
 
     value: float
     converged: bool
@@ -440,11 +440,11 @@ def preconditioned_sharpness(
     Adam diverges on a quadratic if ``eta lambda > (2 + 2 beta1) / (1 - beta1)``, 38 at beta1 = 0.9
     (Cohen et al. 2022, 2207.14484). P is ``sqrt(v) + eps``: `second_moments` holds v for each
     parameter, with bias correction; without them v is the squared gradient of this batch, as after
-    the first step of Adam. Then the entries with the smallest gradients dominate, and the value is
-    large. Parameters on which the loss does not depend are left out.
+    the first step of Adam. In that case the entries with the smallest gradients dominate, and the
+    value is large. Parameters that do not affect the loss are left out.
     """
     parameters = [p for p in model.parameters() if p.requires_grad]
-    # The fused kernels of attention have no second derivative.
+    # Fused attention kernels have no second derivative.
     with (
         untouched(model),
         torch.enable_grad(),
@@ -480,8 +480,8 @@ def top_eigenvalue(product: Callable[[Vector], Vector], like: Sequence[Tensor]) 
 
     Power iteration made locally optimal (Knyazev 2001, LOBPCG with one vector). Each step takes
     one product and moves x to the best vector of the span of x, its residual ``A x - lambda x``
-    and the step before. Plain power iteration would find the eigenvalue of largest size, which
-    for this Hessian is as often the most negative one.
+    and the previous step. Plain power iteration would find the eigenvalue of largest magnitude,
+    which for this Hessian is as often the most negative one.
     """
     generator = torch.Generator().manual_seed(SEED)
     start = [torch.randn(p.shape, generator=generator, dtype=p.dtype).to(p.device) for p in like]
@@ -493,18 +493,18 @@ def top_eigenvalue(product: Callable[[Vector], Vector], like: Sequence[Tensor]) 
         value = float(inner(x, image))
         residual = combined([(1.0, image), (-value, x)])
         distance = float(inner(residual, residual)) ** 0.5
-        # Some eigenvalue is nearer than this distance.
+        # Some eigenvalue is within this distance.
         if not distance > TOLERANCE * abs(value):
             return Sharpness(value, math.isfinite(value))
         direction = orthonormal([*((v, v) for v, _ in basis), (residual, residual)])[-1][0]
         basis = orthonormal([*basis[:1], (direction, product(direction)), *basis[1:]])
-        if len(basis) == 1:  # vectors that are not finite were dropped
+        if len(basis) == 1:  # non-finite vectors were dropped
             break
         table = torch.tensor(
             [[float(inner(v, image)) for _, image in basis] for v, _ in basis], dtype=torch.float64
         )
         weights = torch.linalg.eigh((table + table.T) / 2).eigenvectors[:, -1].tolist()
-        # The new x, and the part of it that is new; each with its image.
+        # The new x and its new component, each with its image.
         best = list(zip(weights, basis, strict=True))
         terms = [[(w, v) for w, (v, _) in best], [(w, image) for w, (_, image) in best]]
         x, image = (combined(of) for of in terms)
@@ -514,7 +514,7 @@ def top_eigenvalue(product: Callable[[Vector], Vector], like: Sequence[Tensor]) 
 
 
 def orthonormal(pairs: Sequence[tuple[Vector, Vector]]) -> list[tuple[Vector, Vector]]:
-    """Make the first parts orthonormal, in their order; the second parts are combined alike.
+    """Orthonormalise the first parts in order, combining the second parts in the same way.
 
     A vector that lies in the span of those before it is dropped.
     """

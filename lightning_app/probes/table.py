@@ -1,4 +1,4 @@
-"""Rows of measurements: collected over batches, written as CSV, and read again."""
+"""Rows of measurements: collected over batches, written as CSV and read back."""
 
 import csv
 import io
@@ -18,7 +18,7 @@ QUANTILES = {"p5": 0.05, "p25": 0.25, "p50": 0.5, "p75": 0.75, "p95": 0.95}
 MODEL = "model"
 """The name in column `stack` for quantities of the whole model."""
 
-NO_RANK = 1 << 30  # sorts what belongs to a whole stack, or to all heads, after the rest
+NO_RANK = 1 << 30  # sorts values of a whole stack, or of all heads, last
 
 
 class Row(NamedTuple):
@@ -62,11 +62,11 @@ class RunningStats:
             self._largest[place] = top if old is None else torch.maximum(old, top)
 
     def sample(self, place: Place, values: Tensor) -> None:
-        """Add `values` to the distribution at `place`, of which the quantiles are kept."""
+        """Add `values` to the distribution at `place`, whose quantiles are kept."""
         self._samples.setdefault(place, []).append(values.detach().flatten())
 
     def rows(self, step: int) -> list[Row]:
-        """Return a row for each number, in the order of `ordered`, without empty places."""
+        """Return one row per number, in the order of `ordered`, without empty entries."""
         values: dict[Place, Tensor] = dict(self._largest)
         for place, total in self._sums.items():
             if self._counts[place]:
@@ -87,7 +87,7 @@ class RunningStats:
 
 
 def quantiles(values: Tensor, points: Tensor) -> Tensor:
-    """Return the quantiles at `points`, linear between neighbours. `torch.quantile` has a limit
+    """Return the quantiles at `points`, interpolated linearly. `torch.quantile` has a limit
     of 2^24 values; sorting has no such limit."""
     ranked = values.sort().values
     places = points * (len(ranked) - 1)
@@ -112,7 +112,7 @@ HEADER = ("step", "stack", "layer", "quantity", "head", "value")
 
 
 def to_csv(rows: Sequence[Row]) -> str:
-    """Return `rows` as one CSV table; an empty cell is a missing value."""
+    """Return `rows` as one CSV table; empty cells are missing values."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(HEADER)

@@ -1,1 +1,1 @@
-"""What a run leaves: its paths, its strict records, and its provenance."""
+"""The traces of a run: its paths, its strict records and its provenance."""

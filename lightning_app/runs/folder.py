@@ -10,7 +10,7 @@ from typing import Any
 from lightning_app.core.errors import UserError
 
 STORE = ".runs"
-"""The folder of all runs, in a folder of experiments."""
+"""The folder of all runs inside a folder of experiments."""
 
 RESULT = "result.json"
 PRUNED = "pruned.json"
@@ -26,11 +26,11 @@ REFERENCES = "references.txt"
 PLUGINS = "plugins.json"
 
 VOUCHED = (CONFIG, IDENTITY, METRICS, PROBES, BLOCK, ENVIRONMENT, HYPOTHESES, REFERENCES, PLUGINS)
-"""The files that the seal of a result covers: those that are read after the run, and written
+"""The files covered by the seal of a result: those that are read after the run and written
 before its result."""
 
 NAMED = ("last", "best")
-"""The checkpoints that a run keeps at most."""
+"""The checkpoints that a run may keep."""
 
 
 _OWN = re.compile(
@@ -53,25 +53,26 @@ class RunFolder:
 
     Attributes:
         path: The folder.
-        config: The resolved config, from which the run is trained.
+        config: The resolved config that the run trains.
         identity: The values that the id of the run is computed from (`identity.record`).
         plugins: The plug-ins that the run uses, if any, with their digests (`plugins`).
-        plugin_copies: The folder of copies of those that are files. They are never executed here.
+        plugin_copies: The folder of copies of plug-ins that are files. The copies are never
+            executed.
         block: The resolved wiring of each stack, written at the end of the run.
         environment: Interpreter, libraries and device, written at the end of the run.
-        metrics: The curves of all attempts, a row for each step.
+        metrics: The curves of all attempts, one row per step.
         probes: The measurements of the callback `SignalProbe`.
         tokenizer: The SentencePiece model of the run's data.
-        hypotheses: One translation a line, of the test split.
+        hypotheses: The translations of the test split, one per line.
         references: The reference translations in the same order.
         result: The outcome of the run, written last; only this file shows that it is finished.
         pruned: The step at which the grid's pruner ended the run, which then has no result.
         checkpoints: The folder of `last.ckpt` and `best.ckpt`.
         attempts: The folder of the numbered attempts.
-        added: Below this folder a cell's own loggers and callbacks write.
-        listed: A file for each grid that lists the run, with the name of its link there.
+        added: The folder below which a cell's own loggers and callbacks write.
+        listed: One file per grid that lists the run, with the name of its link there.
         lock: Held by the process that trains the run.
-        holder: Which process that is.
+        holder: The identity of that process.
     """
 
     def __init__(self, path: Path) -> None:
@@ -105,7 +106,7 @@ class RunFolder:
 
     @property
     def grid(self) -> str | None:
-        """The name of the grid in whose folder this path lies, None outside of ``GRID/runs``."""
+        """The name of the grid in whose folder this path lies, None outside ``GRID/runs``."""
         above = self.path.absolute().parent
         return above.parent.name if above.name == "runs" else None
 
@@ -116,7 +117,7 @@ class RunFolder:
         for path in sorted(self.listed.iterdir()) if self.listed.is_dir() else ():
             name = path.read_text(encoding="utf-8").strip()
             link = store.parent / path.name / "runs" / name
-            # A grid that was removed, or plans other cells now, lists the run no longer.
+            # A grid that was removed or now plans other cells no longer lists the run.
             if is_file_name(name) and link.exists() and link.samefile(self.path):
                 found[path.name] = name
         return found
@@ -129,14 +130,14 @@ class RunFolder:
         return AttemptFolder(self.attempts / str(number))
 
     def last_attempt(self) -> int:
-        """The highest number of an attempt, 0 before the first."""
+        """The highest attempt number; 0 before the first."""
         if not self.attempts.is_dir():
             return 0
         names = (path.name for path in self.attempts.iterdir())
         return max((int(name) for name in names if name.isdigit()), default=0)
 
     def is_over(self, pruner: str | None) -> bool:
-        """Whether the run has its result, or the pruner of a grid ended it (as of `Run`)."""
+        """Whether the run has a result or was ended by a grid's pruner (as in `Run`)."""
         if self.result.is_file() or pruner is None:
             return self.result.is_file()
         try:
@@ -144,13 +145,13 @@ class RunFolder:
         except FileNotFoundError:
             return False
         except (ValueError, AttributeError):
-            return True  # the reader of runs says what is damaged
+            return True  # the reader of runs reports the damage
         return pruner in ("", by)
 
     def own_files(self) -> tuple[list[Path], list[Path]]:
-        """The files in the folder that a run writes, and the links and pipes of such names.
+        """The files in the folder that a run writes, and links and pipes with such names.
 
-        Nothing is followed, and other files are not listed.
+        Links are not followed, and other files are not listed.
         """
         files: list[Path] = []
         others: list[Path] = []
@@ -171,10 +172,10 @@ class AttemptFolder:
 
     Attributes:
         path: The folder.
-        progress: The step, the rate in steps per second and the loss, for displays.
+        progress: The step, the rate in steps per second and the loss, for display.
         provenance: Code, libraries and data of the attempt, written at its start.
         metrics: The curves of this attempt.
-        reports: A line for each validation, if the grid has a pruner.
+        reports: One line per validation, if the grid has a pruner.
         stop: Written by the supervisor to end the attempt.
         meeting: The file through which the ranks of a cell find each other.
         error: The traceback of a crash; its last line is the message.
@@ -209,7 +210,7 @@ class AttemptFolder:
 
 
 def is_file_name(value: Any) -> bool:
-    """Whether a value names a file or folder in a folder, and nothing outside of it."""
+    """Whether a value names a file or folder in a folder, and nothing outside it."""
     return (
         isinstance(value, str)
         and value not in ("", ".", "..")
@@ -225,12 +226,12 @@ class GridFolder:
         path: The folder.
         specification: `grid.yaml`, the grid file with its base inlined.
         plan: The cells, with their ids and names.
-        runs: A link for each cell into the store of runs.
+        runs: One link per cell into the store of runs.
         journal: The queue, unless `--storage` names another.
         report: The page that `ablate report` writes.
-        aside: Folders that `ablate doctor --fix` has moved out of `runs`.
+        aside: Folders that `ablate doctor --fix` moved out of `runs`.
         token: Ties the folder to its study in another storage.
-        holder: Names the supervisor that works in the folder, or did last.
+        holder: The supervisor that works in the folder or did so last.
         supervisor_lock: Held by the supervisors that work in the folder.
         start_lock: Held while a supervisor starts, and while the queue is repaired.
         report_lock: Held while the report or the index of the runs is written.
@@ -263,7 +264,7 @@ class GridFolder:
 
     @property
     def experiments(self) -> Path:
-        """The folder of experiments, which holds the store beside the grids."""
+        """The folder of experiments, which holds the store next to the grids."""
         plain = self.path.name not in ("", "..") and not self.path.is_symlink()
         return (self.path if plain else self.path.resolve()).parent
 

@@ -1,5 +1,5 @@
-"""Locks of runs and grids on a file system that hosts share, and how a supervisor is stopped, with
-all of its children."""
+"""Locks of runs and grids on a shared file system, and how a supervisor is stopped together with
+all its children."""
 
 import ctypes
 import fcntl
@@ -59,7 +59,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def die_with_parent() -> None:
-    """Let the kernel kill this process when its parent thread ends. Linux only."""
+    """Make the kernel kill this process when its parent thread ends. Linux only."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
@@ -94,8 +94,8 @@ _SAY_AFTER = 3.0  # seconds after which a message explains why a command waits
 class Holder:
     """A process that holds a lock.
 
-    Of a grid's folder, with the storage of its queue as shown, or of a run, with the grid for which
-    it trains the run.
+    The lock is a grid folder's (with the displayed storage of its queue) or a run's (with the grid
+    for which it trains the run).
     """
 
     host: str
@@ -106,10 +106,10 @@ class Holder:
 
 @contextmanager
 def supervisor_lock(folder: GridFolder, storage: str = "", several: bool = False) -> Iterator[bool]:
-    """Lock a grid's folder, made if it is missing; yield whether no other supervisor locks it.
+    """Lock a grid's folder, created if missing; yield whether no other supervisor has locked it.
 
-    Without `several` one supervisor locks it alone; with `several` all supervisors with the same
-    `storage` share the lock. Raises `UserError` if another supervisor holds the lock and does not
+    Without `several` the lock is exclusive; with `several` all supervisors with the same
+    `storage` share it. Raises `UserError` if another supervisor holds the lock and does not
     share it, or if the folder cannot be written.
     """
     with writing_in(folder.path):
@@ -138,9 +138,9 @@ def supervisor_lock(folder: GridFolder, storage: str = "", several: bool = False
 
 @contextmanager
 def turn(lock: Path, stopping: Callable[[], bool], why: str) -> Iterator[None]:
-    """Wait for a lock that others release soon, and hold it; print `why` if the wait is long.
+    """Wait for a lock that others release soon, then hold it; print `why` if the wait is long.
 
-    The folder of the lock is made if it is missing. Raises `Interrupted`.
+    The folder of the lock is created if missing. Raises `Interrupted`.
     """
     held = FileLock(lock)
     said, since = False, time.monotonic()
@@ -163,15 +163,15 @@ def turn(lock: Path, stopping: Callable[[], bool], why: str) -> Iterator[None]:
 
 
 class Held(UserError):
-    """Another process trains a run."""
+    """Another process is training the run."""
 
 
 @contextmanager
 def run_lock(folder: RunFolder, patience: float = 0.0) -> Iterator[None]:
-    """Hold the lock of a run's folder, made if it is missing, as the process that trains the run.
+    """Hold the lock of a run's folder, created if missing, as the process that trains the run.
 
     Raises:
-        Held: naming the process that still trains it after `patience` seconds.
+        Held: naming the process that is still training it after `patience` seconds.
     """
     with writing_in(folder.path):
         folder.path.mkdir(parents=True, exist_ok=True)
@@ -196,7 +196,7 @@ def run_lock(folder: RunFolder, patience: float = 0.0) -> Iterator[None]:
 
 @contextmanager
 def if_free(lock: Path) -> Iterator[bool]:
-    """Take a lock if it is free, and yield whether it was taken. If not, others do the work."""
+    """Take a lock if it is free; yield whether it was. If not, others are doing the work."""
     held = FileLock(lock)
     try:
         with writing_in(lock.parent):
@@ -211,11 +211,11 @@ def if_free(lock: Path) -> Iterator[bool]:
 
 
 def is_held(lock: Path) -> bool:
-    """Whether a living process holds a lock file. The file is only read, never made or changed."""
+    """Whether a living process holds a lock file, which is only read, never created or changed."""
     try:
         file = os.open(lock, os.O_RDONLY | os.O_NONBLOCK)
     except OSError:
-        return False  # it does not exist, or is another user's and cannot be read
+        return False  # it is missing, or another user's and unreadable
     try:
         return not _flock(file, fcntl.LOCK_SH)
     finally:
@@ -231,12 +231,12 @@ def _flock(file: int, kind: int) -> bool:
 
 
 def trained_for_another(folder: RunFolder) -> bool:
-    """Whether a living process trains a run for another grid than the one of this path."""
+    """Whether a living process trains a run for a grid other than that of this path."""
     return is_held(folder.lock) and holder_of(folder.holder).grid not in ("", folder.grid)
 
 
 def holder_of(record: Path) -> Holder:
-    """The process that a lock's record names; number 0 where that cannot be read."""
+    """The process that a lock's record names; number 0 if it cannot be read."""
     try:
         return Holder(**json.loads(record.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):

@@ -1,4 +1,4 @@
-"""Compare how results were made: version of the code, data, libraries and devices.
+"""Which results share code, data, libraries and devices.
 
 This module is fast to import. It reads `result.json` and `pruned.json`, mostly `provenance`.
 """
@@ -28,23 +28,23 @@ KINDS = {
 """The kinds of differences between results besides the data, in plural words."""
 
 STALE = ("code", "data", "libraries", "unrecorded")
-"""The kinds in `others` that `--rerun-stale` repeats; another device is not a reason."""
+"""The kinds in `others` that `--rerun-stale` repeats; a different device is no reason."""
 
 _PRESENT = "7719a4a49b4f8cee"
 _FORMER = ("33721b7fbe889387", "dc4f94306fbdd733", "8f37dfc827d452c9")
 SAME_CODE: Mapping[str, str] = dict.fromkeys(_FORMER, _PRESENT)
-"""Digests of code of another form that computes the same numbers, with that of the present form.
-On one host with torch 2.13.0, the first two and the present one give equal bits in the 40 cells of
+"""Digests of differently written code that computes the same numbers, each with its current digest.
+On one host with torch 2.13.0, the first two and the current one give equal bits in the 40 cells of
 `demo` and in the losses of ten steps of every preset in each of the five tasks (`tests/golden`);
 the third differs from the second only in how the probe for a writable folder is removed."""
 
 SHOWN = 3  # names of runs in a line
 
-_NO_NUMBERS = ("datasets", "optuna")  # the data has its own digest, the queue moves no number
+_NO_NUMBERS = ("datasets", "optuna")  # data has its own digest; the queue changes no number
 
 
 def made_by(record: Record) -> dict[str, str]:
-    """The provenance of a result, of each kind; for a resumed run, of all attempts in order."""
+    """The provenance of a result by kind; for a resumed run, of all attempts in order."""
     made = record.get("provenance") or {}
     parts = [*(made.get("resumed_from") or ()), made]
     device = _in_turn(map(_device, parts))
@@ -62,10 +62,10 @@ def made_by(record: Record) -> dict[str, str]:
 
 
 def groups(records: Mapping[str, Record]) -> dict[str, Groups]:
-    """The names of the runs by provenance, for each kind.
+    """The names of the runs by kind and provenance.
 
-    Of the plug-ins that runs use, those count for the code of which there are several versions: a
-    plug-in that only some runs use is a difference that was meant.
+    Plug-ins used by runs count as code if there are several versions of them; a
+    plug-in that only some runs use is an intended difference.
     """
     found: dict[str, Groups] = {kind: {} for kind in KINDS}
     versions: dict[str, set[str]] = {}
@@ -83,9 +83,9 @@ def groups(records: Mapping[str, Record]) -> dict[str, Groups]:
 
 
 def _idle(records: Mapping[str, Record]) -> Groups:
-    """The names of the runs by the versions of plug-ins that they loaded without using them.
+    """The names of the runs by versions of plug-ins that they loaded but did not use.
 
-    Only plug-ins count of which runs that do not use them loaded several versions, or some none.
+    Only plug-ins count that non-users loaded in several versions, or that only some loaded.
     """
     loaded = {name: _loaded(record) for name, record in records.items()}
     states: dict[str, set[str]] = {}
@@ -105,7 +105,7 @@ def _idle(records: Mapping[str, Record]) -> Groups:
 
 
 def _loaded(record: Record) -> Mapping[str, str] | None:
-    """The digests of the plug-ins that were loaded, by name; None where that is not recorded."""
+    """The digests of the plug-ins that were loaded, by name; None if not recorded."""
     made = record.get("provenance") or {}
     return made.get("plugins") if "plugins_used" in made else None
 
@@ -118,7 +118,7 @@ def _used(record: Record) -> Mapping[str, str]:
 def mixed(records: Mapping[str, Record]) -> dict[str, Groups]:
     """The groups of each kind in which the runs differ.
 
-    If only some runs record a value, they differ in the code: the others are of an older version.
+    If only some runs record a value, they differ in code: the others are from an older version.
     """
     return {
         kind: of
@@ -128,10 +128,10 @@ def mixed(records: Mapping[str, Record]) -> dict[str, Groups]:
 
 
 def strangers(records: Mapping[str, Record], axes: Mapping[str, Mapping[str, Any]]) -> Groups:
-    """The runs that were trained on other data than most of those planned on the same, by digest.
+    """The runs trained on other data than most runs planned on the same data, by digest.
 
-    `axes` holds the axes of each run: with an axis of the data, other data are intended. Between
-    groups of equal size the latest decides. A run that does not record its data is not listed.
+    `axes` holds the axes of each run: data that differ along an axis are intended. Between
+    groups of equal size the most recent wins. A run that does not record its data is not listed.
     """
     states = {name: _data(record) for name, record in records.items()}
     planned: dict[str, Groups] = {}
@@ -154,12 +154,12 @@ def strangers(records: Mapping[str, Record], axes: Mapping[str, Mapping[str, Any
 
 
 def others(records: Mapping[str, Record], here: Record) -> dict[str, Groups]:
-    """The runs of another `code`, `data`, `libraries` or kind of `device` than `here`, by kind.
+    """The runs whose `code`, `data`, `libraries` or kind of `device` differ from `here`, by kind.
 
     `unrecorded` are runs without a recorded provenance.
 
-    `here` holds `provenance` as a run would record it now, and under `corpora` what describes the
-    data of each corpus of the plan, or None where that is not known.
+    `here` holds `provenance` as a run would record it now, and under `corpora` the description of
+    the data of each corpus in the plan, or None if unknown.
     """
     now = made_by(here)
     corpora = here.get("corpora")
@@ -179,7 +179,7 @@ def others(records: Mapping[str, Record], here: Record) -> dict[str, Groups]:
 
 
 def statements(records: Mapping[str, Record]) -> dict[str, str]:
-    """A sentence for each kind in which the runs differ, and for a code that none records."""
+    """One sentence per kind in which the runs differ, and one if no run records its code."""
     found = {
         kind: f"The {len(records)} finished cells are of {_several(of)} {KINDS[kind]} "
         f"({counted(of)}): differences between cells may come from that."
@@ -194,7 +194,7 @@ def statements(records: Mapping[str, Record]) -> dict[str, str]:
 
 
 def left_out(of: Mapping[str, Sequence[str]]) -> str:
-    """The sentence for runs of other data, empty without such runs."""
+    """The sentence about runs on other data; empty if there are no such runs."""
     if not of:
         return ""
     total = sum(map(len, of.values()))
@@ -208,7 +208,7 @@ def left_out(of: Mapping[str, Sequence[str]]) -> str:
 
 
 def unsealed(records: Mapping[str, Record]) -> str:
-    """The sentence for results without a seal, empty if all have one."""
+    """The sentence about results without a seal; empty if all have one."""
     names = [name for name, record in records.items() if record and not is_sealed(record)]
     if not names:
         return ""
@@ -220,7 +220,7 @@ def unsealed(records: Mapping[str, Record]) -> str:
 
 
 def counted(of: Mapping[str, Sequence[str]]) -> str:
-    """The number of runs in each group, in one line without the parts that all have in common."""
+    """The number of runs in each group, in one line, without the parts common to all."""
     parts = [set(label.split(", ")) for label in of if label != UNKNOWN and " then " not in label]
     common = set.intersection(*parts) if len(parts) > 1 else set()
     shown = []
@@ -248,8 +248,8 @@ def _in_turn(values: Iterable[str]) -> str:
 def _code(made: Record) -> str:
     if not made.get("code"):
         return UNKNOWN
-    # Plug-ins do not count here: those that a run uses are part of its identity. An earlier version
-    # wrote its foreign classes under that name.
+    # Plug-ins do not count here: those used by a run are part of its identity. An earlier version
+    # recorded foreign classes under that name.
     classes = made.get("classes" if "classes" in made else "plugins")
     code = SAME_CODE.get(made["code"], made["code"])
     return "+".join([code, *map(str, (classes or {}).values())])
@@ -274,11 +274,11 @@ def _arithmetic(made: Record) -> str:
 
 
 def _names_data(axis: str) -> bool:
-    return axis.startswith("data.") or axis == "model.objective.kind"  # which sets the task
+    return axis.startswith("data.") or axis == "model.objective.kind"  # it sets the task
 
 
 def _data(record: Record) -> str:
-    """The digest of the data of a record; of a run that went on with other data, all in order."""
+    """The digest of the data of a record; all in order if the run continued with other data."""
     description, made = record.get("data") or {}, record.get("provenance") or {}
     earlier = [each.get("data") for each in made.get("resumed_from") or ()]
     turns = dict.fromkeys(each for each in (*earlier, made.get("data")) if each)

@@ -17,15 +17,15 @@ FIELD = "model.init_from"
 
 
 class Parent(NamedTuple):
-    """The files of a run that another one starts from.
+    """The files of a run from which another run starts.
 
     Attributes:
-        checkpoint: Its checkpoint; there may be none of a run that ended non-finite.
+        checkpoint: Its checkpoint; may be missing for a run that ended non-finite.
         tokenizer: The tokenizer of its data.
         config: Its config.
         id: The id of its experiment.
         non_finite: Whether the run ended non-finite, so that no weights can be taken.
-        steps: The step at which the run ended, where its folder is named; its checkpoint is of it.
+        steps: The step at which the run ended, and its checkpoint's, if its folder was named.
     """
 
     checkpoint: Path
@@ -43,7 +43,7 @@ class Parent(NamedTuple):
 
     @property
     def name(self) -> str:
-        """What the id of a child says of it: its id, and its weights if it has any."""
+        """Its name in the id of a child: its id, and its weights if it has any."""
         return f"{self.id}@{'non_finite' if self.non_finite else self.digest[:16]}"
 
 
@@ -54,10 +54,10 @@ def _digest(path: Path, size: int, time: int) -> str:
 
 
 def find_parent(given: str) -> Parent:
-    """Return the run that `model.init_from` names: the folder of a finished run, or a checkpoint.
+    """Return the run that `model.init_from` names: the folder of a finished run or a checkpoint.
 
-    A folder means its `checkpoints/last.ckpt`, or no weights where the run ended non-finite. The
-    tokenizer, the config and the identity of a checkpoint are in the folder of its run, or beside
+    A folder means its `checkpoints/last.ckpt`, or no weights if the run ended non-finite. The
+    tokenizer, the config and the identity of a checkpoint are in the folder of its run or next to
     it.
 
     Raises:
@@ -92,7 +92,7 @@ def find_parent(given: str) -> Parent:
 
 
 def _check_beside(folder: RunFolder) -> None:
-    """Refuse a parent without what its checkpoint is used with."""
+    """Refuse a parent that lacks files needed to use its checkpoint."""
     for file in (folder.tokenizer, folder.config, folder.identity):
         if not file.is_file():
             raise UserError(
@@ -103,7 +103,7 @@ def _check_beside(folder: RunFolder) -> None:
 
 
 def _ending(run: Run) -> tuple[bool, int | None]:
-    """Whether a run ended non-finite, and at which step it ended."""
+    """Whether a run ended non-finite, and its last step."""
     try:
         result = run.result
     except DamagedRun as error:
@@ -112,12 +112,12 @@ def _ending(run: Run) -> tuple[bool, int | None]:
 
 
 def with_parent(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a config in which the parent is named by what it is, not by where it lies.
+    """Return a config in which the parent is named by content, not by path.
 
-    So a changed checkpoint makes another child, and a moved one does not.
+    A changed checkpoint thus makes another child; a moved one does not.
 
     Raises:
-        UserError: there is no such parent.
+        UserError: if there is no such parent.
     """
     given = config["model"].get("init_from")
     if given is None:
@@ -130,7 +130,7 @@ def with_parent(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def origin_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the provenance of a run says of its parent; nothing where it has none."""
+    """Return the parent's part in the provenance of a run; empty if it has no parent."""
     given = config["model"].get("init_from")
     if given is None:
         return {}

@@ -39,10 +39,10 @@ APART = (
     *("config/identity.py", "config/rulers.py", "config/run_plugins.py", "core/schema.py"),
     *("config/sources.py", "config/tree.py", "probes/figures.py", "training/launcher.py"),
 )
-"""Folders and files of the package that cannot change a number of a run. All others count, so that
+"""Folders and files of the package that cannot change a number of a run. All others count, so
 a new file counts until it is listed here."""
 
-_SECONDS = 10.0  # time limit of a call of git
+_SECONDS = 10.0  # time limit of a git call
 _PASSWORDS = (re.compile(r"(://[^/\s:@]*:)[^/\s]*(@)"), re.compile(r"(password=)[^&\s]*()"))
 
 
@@ -67,8 +67,8 @@ def code_digest(package: Path) -> str:
     """Return the digest of all definitions in a package's folder that can change numbers.
 
     Comments, docstrings and layout do not count, nor do the version of Python and the file of a
-    definition, so that a definition may move. What a definition imports from the package
-    counts where the name is of several definitions.
+    definition, so that a definition may move. A definition's imports from the package
+    count only if several definitions have the same name.
     """
     paths = [path for path in package.rglob("*.py") if counts(path.relative_to(package).as_posix())]
     trees = {path: _parsed(path) for path in sorted(paths)}
@@ -88,23 +88,23 @@ def code_digest(package: Path) -> str:
 
 
 def _parsed(path: Path) -> ast.Module | str:
-    """The syntax of a file, or the digest of its bytes if it has none."""
+    """The syntax of a file, or the digest of its bytes if it does not parse."""
     data = path.read_bytes()
     try:
         return ast.parse(data)
-    except (SyntaxError, ValueError):  # of a newer Python, or half written
+    except (SyntaxError, ValueError):  # for a newer Python, or half written
         return hashlib.sha256(data).hexdigest()
 
 
 def _definitions(tree: ast.Module | str) -> Iterator[tuple[str, str]]:
-    """Yield the names and the meanings of the statements of a module that are no imports.
+    """Yield the names and the meanings of a module's statements other than imports.
 
-    A meaning holds what the imported names are that the statement uses.
+    A meaning includes the origin of each imported name that the statement uses.
     """
     if isinstance(tree, str):
         yield "", tree
         return
-    given: dict[str, str] = {}  # what each imported name is; of the package its own name only
+    given: dict[str, str] = {}  # the origin of each import; within the package only its name
     for node in ast.walk(tree):
         if isinstance(node, ast.Import | ast.ImportFrom):
             own = isinstance(node, ast.ImportFrom) and _is_own(node)
@@ -126,7 +126,7 @@ def _definitions(tree: ast.Module | str) -> Iterator[tuple[str, str]]:
 
 
 class _WithoutOwn(ast.NodeTransformer):
-    """Leaves out what a definition imports from the package: it may move."""
+    """Removes imports from the package inside definitions, since their modules may move."""
 
     def visit_ImportFrom(self, node: ast.ImportFrom) -> ast.AST | None:
         return None if _is_own(node) else node
@@ -143,7 +143,7 @@ def _ambiguous(
     found: Mapping[str, Sequence[str]],
     definitions: Callable[[Path], list[tuple[str, str]]],
 ) -> Iterator[str]:
-    """Yield what a file imports by a name that several definitions have: which of them it is."""
+    """Yield, for each ambiguous name that a file imports, which definition it means."""
     if isinstance(tree, str):
         return
     for node in ast.walk(tree):
@@ -158,10 +158,10 @@ def _ambiguous(
 
 
 def foreign_classes(tree: Any, apart: Iterable[str] = ()) -> dict[str, str | None]:
-    """The digest of the file of every class that a config names outside package and Lightning.
+    """The digest of the file of every config class from outside the package and Lightning.
 
-    Only that file, not what it imports. None if a class is not in a file. Classes of the plug-ins
-    `apart` are left out: those have digests of their own.
+    Only that file counts, not its imports. None if a class is not in a file. Classes of the
+    plug-ins `apart` are omitted: they have their own digests.
     """
     known = {"lightning_app", "lightning", *(name.partition(".")[0] for name in apart)}
     found: dict[str, str | None] = {}
@@ -174,12 +174,12 @@ def foreign_classes(tree: Any, apart: Iterable[str] = ()) -> dict[str, str | Non
 
 
 def checkout(package: Path) -> dict[str, Any]:
-    """`commit` of the git checkout that has the package, and whether the package is `dirty`.
+    """`commit` of the git checkout with the package, and whether the package is `dirty`.
 
-    Both are None outside of a checkout and without git.
+    Both are None outside a checkout and without git.
     """
     unknown = {"commit": None, "dirty": None}
-    # A folder that lies in a checkout by chance, such as .venv, is not part of it.
+    # A folder that merely happens to be in a checkout, such as .venv, is not part of it.
     if not _git(package, "ls-files", "--", "__init__.py"):
         return unknown
     commit = _git(package, "rev-parse", "HEAD")
@@ -190,7 +190,7 @@ def checkout(package: Path) -> dict[str, Any]:
 
 
 def command_line(words: Sequence[str] | None = None) -> list[str]:
-    """A command line as it was given, by default this process's, without passwords and folders
+    """A command line (by default this process's) as typed, without passwords and the folders
     of the program."""
     if words is None:
         program = Path(sys.argv[0])
@@ -200,7 +200,7 @@ def command_line(words: Sequence[str] | None = None) -> list[str]:
 
 
 def without_password(text: str) -> str:
-    """A text with stars in place of the passwords of the URLs in it."""
+    """A text with the passwords in its URLs replaced by stars."""
     for pattern in _PASSWORDS:
         text = pattern.sub(r"\1***\2", text)
     return text
@@ -222,7 +222,7 @@ def cpu_model() -> str:
 
 
 def counts(name: str) -> bool:
-    """Whether a file of the package, named from its folder, can change a number of a run."""
+    """Whether a file, relative to the package's folder, can change a number of a run."""
     return not any(name == each or name.startswith(f"{each}/") for each in APART)
 
 
@@ -233,17 +233,17 @@ def _meaning(path: Path) -> str:
         return hashlib.sha256(data).hexdigest()
     try:
         return _canonical(ast.parse(data))
-    except (SyntaxError, ValueError):  # of a newer Python, or half written
+    except (SyntaxError, ValueError):  # for a newer Python, or half written
         return hashlib.sha256(data).hexdigest()
 
 
 def _canonical(node: Any) -> str:
     """A syntax tree as text: without positions, docstrings and empty fields.
 
-    `ast.dump` and `ast.unparse` differ from one version of Python to the next.
+    `ast.dump` and `ast.unparse` differ between versions of Python.
     """
     if isinstance(node, ast.Constant):
-        return f"Constant({node.value!a})"  # repr depends on the version of Unicode
+        return f"Constant({node.value!a})"  # repr depends on the Unicode version
     if isinstance(node, ast.JoinedStr):
         return f"JoinedStr({','.join(_canonical(each) for each in node.values if _says(each))})"
     if isinstance(node, ast.AST):
@@ -259,7 +259,7 @@ def _canonical(node: Any) -> str:
 
 
 def _says(part: ast.expr) -> bool:
-    """Whether a part of an f-string is not the empty text that Python 3.12 puts between others."""
+    """Whether a part of an f-string is not the empty text that Python 3.12 puts between parts."""
     return not (isinstance(part, ast.Constant) and part.value == "")
 
 
@@ -282,7 +282,7 @@ def _class_paths(tree: Any) -> Iterator[str]:
 
 
 def _file_of(class_path: str) -> Path | None:
-    """The file of the imported module that holds a class."""
+    """The file of the imported module that contains a class."""
     module = class_path
     while "." in module:
         module = module.rpartition(".")[0]
@@ -299,7 +299,7 @@ def _git(folder: Path, *words: str) -> str | None:
 
 
 def _output(*command: str) -> str | None:
-    # A hook or an editor that started us may name another repository.
+    # A git hook or editor that started us may point to another repository.
     environment = {name: value for name, value in os.environ.items() if name[:4] != "GIT_"}
     try:
         done = subprocess.run(

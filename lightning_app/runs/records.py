@@ -1,4 +1,4 @@
-"""The records of a run and of a grid, strictly read: result, plan, state, tables of numbers."""
+"""Strict readers for the records of runs and grids: result, plan, state, tables of numbers."""
 
 import csv
 import json
@@ -35,16 +35,16 @@ from lightning_app.version import BEFORE_STRIKING
 T = TypeVar("T")
 
 SCHEMA = 3
-"""The schema of `result.json`, `pruned.json` and `plan.json`, which have a seal. Schema 2, without
-one, can also be read."""
+"""The schema of `result.json`, `pruned.json` and `plan.json`, all sealed. Schema 2, without
+a seal, can also be read."""
 
 _OLDEST = 2
 
 _NEEDED = (CONFIG, IDENTITY, METRICS)
-"""The sealed files without which a result is damaged. A published study leaves others out."""
+"""The sealed files without which a result is damaged. Published studies omit the others."""
 
 SIGNATURES = ("bleu_signature", "sacrebleu_signature")
-"""How the scores of the test split were computed; null in the result of a task without them."""
+"""How the scores of the test split were computed; null for a task without them."""
 
 OUTCOMES = {
     "trained": "ok",
@@ -52,10 +52,10 @@ OUTCOMES = {
     "stalled": "stalled",
     "non_finite": "non-finite",
 }
-"""How a finished run ended, and the words for it. The first two have the status `ok`."""
+"""The outcomes of a finished run, in words. The first two have the status `ok`."""
 
 _OUTCOMES_OF = {"ok": ("trained", "not_yet_learned"), "diverged": ("stalled", "non_finite")}
-CUT_SHORT = "cut_short"  # status and outcome of a run of fewer steps than its config asks for
+CUT_SHORT = "cut_short"  # status and outcome of a run with fewer steps than its config requests
 _LARGEST = 2**63  # the limit of a column of 64-bit integers
 _DEEPEST = 100  # levels of nested mappings and lists
 _TOO_DEEP = f"damaged: nested more than {_DEEPEST} deep"
@@ -66,7 +66,7 @@ class Unsound(Exception):
 
 
 class OtherVersion(Unsound):
-    """A file that only another version of this program reads, and that this one must not change."""
+    """A file for another version of this program, which this one must not change."""
 
     def __init__(self, schema: int) -> None:
         newer = f"schema {schema}: made by a newer version of this program; update the program"
@@ -82,8 +82,8 @@ def read_result(
 ) -> dict[str, Any] | None:
     """The checked `result.json` of the cell with this id, None if there is no such file.
 
-    Without an id it may be of any cell. With `metric`, a run that trained must have reported it.
-    Raises `Unsound`, also if the result or a file beside it is not what its seal says.
+    Without an id it may belong to any cell. With `metric`, a trained run must have reported it.
+    Raises `Unsound`, also if the result or a file next to it does not match its seal.
     """
     return _read(path, identity, lambda tree, of: check_result(tree, of, metric))
 
@@ -91,7 +91,7 @@ def read_result(
 def read_pruned(path: Path, identity: str | None, *, beside: bool = True) -> dict[str, Any] | None:
     """The checked `pruned.json` of the cell with this id, None if there is no such file.
 
-    Raises `Unsound`, as `read_result` does; without `beside` for its own content alone.
+    Raises `Unsound`, as `read_result` does; without `beside` only for its own content.
     """
     return _read(path, identity, check_pruned, beside)
 
@@ -112,32 +112,32 @@ def _read(
 
 
 def sealed(tree: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """A result with its seal over its content and the files of its run that are read later."""
+    """A result with a seal over its content and the files of its run that are read later."""
     held = {name: folder / name for name in VOUCHED if (folder / name).is_file()}
     return sealed_with(tree, {name: bytes_of(path) for name, path in held.items()})
 
 
 def sealed_with(tree: Mapping[str, Any], files: Mapping[str, bytes]) -> dict[str, Any]:
-    """A result with its seal over files of this content."""
+    """A result with a seal over files with this content."""
     digests = {name: sha256_of(data) for name, data in files.items()}
     return with_seal({**tree, "schema": SCHEMA}, digests)
 
 
 def with_file(tree: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """A record after a sealed file beside it was written again: its seal covers the new one.
+    """A record resealed after a file next to it was rewritten.
 
-    Raises `Unsound` if the record itself is not what was sealed.
+    Raises `Unsound` if the record itself does not match its old seal.
     """
     return with_seal(tree, {**_digests(tree), path.name: sha256_of(bytes_of(path))})
 
 
 def is_sealed(tree: Mapping[str, Any]) -> bool:
-    """Whether a checked result has a seal; those of earlier versions have none."""
+    """Whether a checked result has a seal; those of earlier versions do not."""
     return SEAL in tree
 
 
 def _digests(tree: Mapping[str, Any]) -> Mapping[str, str]:
-    """The digests of files in the seal of a record that has not changed. Raises `Unsound`."""
+    """The digests of files in the seal of an unchanged record. Raises `Unsound`."""
     try:
         return check_seal(tree)
     except Damaged as error:
@@ -145,7 +145,7 @@ def _digests(tree: Mapping[str, Any]) -> Mapping[str, str]:
 
 
 def _check_seal(tree: Mapping[str, Any], folder: Path | None) -> None:
-    """Check that a result and the files of its run are those that were sealed."""
+    """Check that a result and the files of its run match the seal."""
     if SEAL not in tree and not _is_later(tree):
         return
     files = _digests(tree)
@@ -167,7 +167,7 @@ def _check_seal(tree: Mapping[str, Any], folder: Path | None) -> None:
 
 
 def _is_later(tree: Mapping[str, Any]) -> bool:
-    """Whether a record is of a version that seals: then one without a seal has lost it."""
+    """Whether a record is from a version that seals, so that a missing seal was removed."""
     return tree["schema"] >= SCHEMA or "arithmetic" in (tree.get("provenance") or {})
 
 
@@ -295,7 +295,7 @@ def _read_record(kind: type[T], tree: Mapping[str, Any]) -> T:
 
 @dataclass(frozen=True, kw_only=True)
 class _OpenRecord:
-    """A part of a file that a program has written: it may also have other fields."""
+    """Part of a file written by a program; it may have other fields, too."""
 
     EXTRA: ClassVar = "ignore"
 
@@ -305,7 +305,7 @@ Count = Annotated[int, Ge(0)]
 
 @dataclass(frozen=True, kw_only=True)
 class Ended(_OpenRecord):
-    """What `result.json` and `pruned.json` say of the end of a run."""
+    """The fields of `result.json` and `pruned.json` about the end of a run."""
 
     name: str
     seconds: Annotated[float, Ge(0), Lt(_LARGEST)]
@@ -325,7 +325,7 @@ class Ended(_OpenRecord):
 
 @dataclass(frozen=True, kw_only=True)
 class DivergenceRecord(_OpenRecord):
-    """When a run diverged, by which rule."""
+    """When a run diverged and by which rule."""
 
     step: Count
     rule: str
@@ -334,7 +334,7 @@ class DivergenceRecord(_OpenRecord):
 
 @dataclass(frozen=True, kw_only=True)
 class ValidationParts(_OpenRecord):
-    """The loss of each part of the validation split, in nats a token, and its tokens."""
+    """The loss of each part of the validation split, in nats per token, and its tokens."""
 
     nll: list[float]
     tokens: list[Annotated[int, Ge(1)]]
@@ -356,13 +356,13 @@ class CorpusFacts(_OpenRecord):
 
 @dataclass(frozen=True, kw_only=True)
 class ResultRecord(Ended):
-    """The fields of `result.json` that other code relies on; some versions leave some out."""
+    """The fields of `result.json` that other code relies on; some versions omit some of them."""
 
     status: Literal["ok", "diverged", "cut_short"]
     outcome: Literal["trained", "not_yet_learned", "stalled", "non_finite", "cut_short"]
     diverged: DivergenceRecord | None
     metrics: dict[str, float | None]
-    # In nats; those of a vocabulary of 2**63 tokens are 44.
+    # In nats; a vocabulary of 2**63 tokens has 44.
     unigram_entropy: Annotated[float, Gt(0), Lt(64)]
     steps: Count
     steps_asked: Count | None = None
@@ -393,7 +393,7 @@ class PrunedRecord(Ended):
 class Cell(_OpenRecord):
     """One run of a grid: `axes` maps each dotted key to this cell's value, in the file's order.
 
-    `parent` is the folder of the run of a parent grid that it starts from, `GRID/runs/NAME` in the
+    `parent` is the folder of the parent grid's run from which it starts, `GRID/runs/NAME` in the
     folder of experiments; empty without a parent grid.
     """
 
@@ -405,10 +405,10 @@ class Cell(_OpenRecord):
 
 @dataclass(frozen=True, kw_only=True)
 class Waiting(_OpenRecord):
-    """A cell that cannot start, since the run that it starts from is not finished.
+    """A cell that cannot start because its parent run is not finished.
 
-    It has no id yet, since an id covers the weights that a run starts from. `parent` is as of
-    `Cell`, and `parent_id` the id of that run; both are empty if that run waits itself.
+    It has no id yet, since an id covers the weights that a run starts from. `parent` is as in
+    `Cell`, and `parent_id` the id of that run; both are empty if that run is itself waiting.
     """
 
     name: str
@@ -419,7 +419,7 @@ class Waiting(_OpenRecord):
 
 @dataclass(frozen=True, kw_only=True)
 class Plan(_OpenRecord):
-    """The cells of a grid, and what they were derived from.
+    """The cells of a grid and the sources they were derived from.
 
     Attributes:
         name: The grid's name.
@@ -434,12 +434,12 @@ class Plan(_OpenRecord):
         cells: The cells that can run, in the order in which they run.
         corpora: The digest of each corpus of `data`, None if it is not on this machine.
         waiting: The cells whose parents, runs of another grid, are not finished.
-        parents: For each `Cell.parent`, and for the parents of these runs, what the id of its
-            children says of it (`Parent.name`).
-        parent_data: As `data`, of the parent grid and the grids that it continues.
+        parents: For each `Cell.parent`, and for the parents of these runs, its name in the id of
+            its children (`Parent.name`).
+        parent_data: Like `data`, for the parent grid and the grids that it continues.
         parent_corpora: The digest of each corpus of `parent_data`.
-        warnings: What is allowed and makes comparisons weak, a sentence each.
-        seal: The seal that it was read with.
+        warnings: Allowed settings that weaken comparisons, one sentence each.
+        seal: The seal with which it was read.
     """
 
     name: str
@@ -474,15 +474,15 @@ class Plan(_OpenRecord):
 
 
 class DamagedPlan(UserError):
-    """`plan.json` cannot be used; `ablate run` makes it again."""
+    """`plan.json` cannot be used; `ablate run` rebuilds it."""
 
 
 def read_plan(path: Path, *, beside: bool = True) -> Plan:
-    """Read a plan, and unless `beside` is false check that the `grid.yaml` beside it is its own.
+    """Read a plan and, unless `beside` is false, check that the `grid.yaml` next to it is its own.
 
     Raises:
-        DamagedPlan: if one of them was changed, or is not complete.
-        UserError: if it is of a version of this program that this one does not read.
+        DamagedPlan: if one of them was changed or is incomplete.
+        UserError: if it is from a version of this program that this one cannot read.
         FileNotFoundError: if there is no such file.
     """
     try:
@@ -501,9 +501,9 @@ def read_plan(path: Path, *, beside: bool = True) -> Plan:
 
 
 def save_plan(path: Path, plan: Plan) -> None:
-    """Write `plan.json`; what only a grid with a parent grid has, only for such a grid.
+    """Write `plan.json`, with the fields about a parent grid only if there is one.
 
-    Its seal covers the `grid.yaml` beside it, which names the metric, its mode and the baseline.
+    Its seal covers the `grid.yaml` next to it, which names the metric, its mode and the baseline.
     """
     beside = GridFolder(path.parent).specification
     files = {beside.name: sha256_of(beside.read_bytes())} if beside.is_file() else {}
@@ -528,7 +528,7 @@ Curve = dict[int, float]  # by optimizer step
 
 
 def read_curves(path: Path, wanted: Callable[[str], bool]) -> dict[str, Curve]:
-    """The `wanted` columns of a checked `metrics.csv` by name; the last value of a step counts.
+    """The `wanted` columns of a checked `metrics.csv` by name; the last value per step counts.
 
     Steps are optimizer steps from 1, in ascending order.
     """
@@ -544,7 +544,7 @@ def read_curves(path: Path, wanted: Callable[[str], bool]) -> dict[str, Curve]:
 
 
 class Place(NamedTuple):
-    """The place that a probed number describes. Layer 0 is the input of the first layer, 1.
+    """The place that a probed number describes. Layer 0 is the input of the first layer, layer 1.
 
     `layer` is None for a quantity of a stack or of the model, `head` None for all heads.
     """
@@ -655,4 +655,4 @@ CHECKS: Mapping[str, Callable[[Path], object]] = {
     BLOCK: lambda path: _check_block(read_json(path)),
     ENVIRONMENT: read_json,
 }
-"""The check of each file that a report reads beside the result. Each raises `Unsound`."""
+"""The check of each file that a report reads besides the result. Each raises `Unsound`."""

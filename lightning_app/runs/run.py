@@ -1,4 +1,4 @@
-"""A run, read from its folder: the one reader of its files. The folder is the record."""
+"""A run, read from its folder: the only reader of its files. The folder is the record."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -31,7 +31,8 @@ class DamagedRun(Exception):
 
     Attributes:
         path: The file.
-        other_version: Whether another version of this program wrote it, which this one cannot read.
+        other_version: Whether it was written by another version of this program and cannot be read
+            here.
     """
 
     def __init__(self, path: Path, reason: Unsound) -> None:
@@ -46,8 +47,8 @@ class RunState:
 
     Attributes:
         state: `done` (there is a result), `pruned` (the grid's pruner ended it), `failed` (the last
-            attempt left an error, or its result is of a run that was cut short) or `missing` (none
-            of these, even after other attempts).
+            attempt left an error, or its result is that of a run that was cut short) or `missing`
+            (none of these, even after other attempts).
         attempts: The number of attempts so far.
         result: The content of `result.json`.
         pruned: The content of `pruned.json`.
@@ -64,19 +65,19 @@ class RunState:
 
     @property
     def word(self) -> str:
-        """How a finished run ended, in the words of `OUTCOMES`, else the state."""
+        """How a finished run ended, in the words of `OUTCOMES`; otherwise the state."""
         return self.state if self.result is None else OUTCOMES[self.result["outcome"]]
 
 
 class Run:
-    """A run in a folder, which may not exist; each file is checked once, when it is first read.
+    """A run in a folder that may not exist; each file is checked once, when first read.
 
     Args:
         folder: The folder of the run.
-        identity: The id that its result must have; None for any.
+        identity: The id required in its result; None for any.
         metric: The metric of its grid, which a trained run must have reported.
-        pruner: The grid whose pruner may have ended the run, "" for any; None if none counts, so
-            that a run that was pruned must continue.
+        pruner: The grid whose pruner may have ended the run, "" for any; None to ignore pruning, so
+            that a pruned run must continue.
     """
 
     def __init__(
@@ -97,17 +98,17 @@ class Run:
         """The content of `result.json`, None before the run has finished.
 
         Raises:
-            DamagedRun: if it is damaged, belongs to another cell, or is of another version.
+            DamagedRun: if it is damaged, belongs to another cell, or is from another version.
         """
         with _damaging(self.folder.result):
             return read_result(self.folder.result, self._identity, self._metric)
 
     @cached_property
     def state(self) -> RunState:
-        """How far the run is.
+        """The progress of the run.
 
         Raises:
-            DamagedRun: if a result is damaged, belongs to another cell, or is of another version.
+            DamagedRun: if a result is damaged, belongs to another cell, or is from another version.
         """
         folder, attempts = self.folder, self.folder.last_attempt()
         if result := self.result:
@@ -115,7 +116,7 @@ class Run:
                 return RunState(state="failed", attempts=attempts, error=why, short=result)
             return RunState(state="done", attempts=attempts, result=result)
         with _damaging(folder.pruned):
-            # Without a pruner such a run goes on, and the files beside it change.
+            # Without a pruner such a run continues, and the files next to it change.
             pruned = read_pruned(folder.pruned, self._identity, beside=self._pruner is not None)
         by = self._pruner
         if pruned and by is not None and by in ("", pruned.get("grid", by)):
@@ -157,7 +158,7 @@ class Run:
 
     @cached_property
     def id(self) -> str | None:
-        """The id in `identity.json`, None without that file.
+        """The id in `identity.json`; None without that file.
 
         Raises:
             UserError: if it is damaged.
@@ -172,7 +173,7 @@ class Run:
 
     @cached_property
     def damage(self) -> dict[str, str]:
-        """The damage of the files that are read beside the result, by name."""
+        """The damage of the files read besides the result, by name."""
         found = {}
         for name, check in CHECKS.items():
             path = self.folder.path / name
@@ -191,7 +192,7 @@ class Run:
         return path if name not in self.damage and path.is_file() else None
 
     def curves(self, wanted: Callable[[str], bool]) -> dict[str, Curve]:
-        """The `wanted` columns of `metrics.csv`, none where the file is missing or damaged."""
+        """The `wanted` columns of `metrics.csv`, none if the file is missing or damaged."""
         path = self.sound(METRICS)
         return {} if path is None else read_curves(path, wanted)
 
@@ -200,7 +201,7 @@ class Run:
         return self.curves(tag.__eq__).get(tag, {})
 
     def progress(self) -> Mapping[str, Any] | None:
-        """`progress.json` of the last attempt as it is now, None if it does not exist yet."""
+        """The current `progress.json` of the last attempt; None if it does not exist yet."""
         return read_progress(self.folder, self.folder.last_attempt())
 
 
@@ -213,10 +214,10 @@ def _damaging(path: Path) -> Iterator[None]:
 
 
 def cut_short(folder: RunFolder, result: Mapping[str, Any]) -> str | None:
-    """Say how a run was cut short, None if it did all its steps, or was ended by our own rules.
+    """Describe how a run was cut short; None if it did all its steps or was ended by our own rules.
 
-    Earlier versions recorded the steps of a run and not those that were asked for: these are the
-    `max_steps` of its config, unless its epochs may have been fewer.
+    Earlier versions recorded the steps of a run but not the requested ones: these are the
+    `max_steps` of its config, unless its epochs may have meant fewer.
     """
     if result["outcome"] == "non_finite":
         return None
@@ -229,12 +230,12 @@ def cut_short(folder: RunFolder, result: Mapping[str, Any]) -> str | None:
 
 
 def words_of_short(steps: int, asked: int | None) -> str:
-    """How messages name a run that was cut short."""
+    """The name in messages of a run that was cut short."""
     return f"cut short at {steps} of {asked} steps"
 
 
 def _steps_of(folder: RunFolder) -> int | None:
-    """The steps that `max_steps` alone asks for; other checks say what is wrong with the config."""
+    """The steps that `max_steps` alone requests; other checks report mistakes in the config."""
     try:
         tree: Any = load_yaml(folder.config.read_text(encoding="utf-8"))
         trainer = tree["trainer"]
@@ -255,19 +256,19 @@ def read_progress(folder: RunFolder, attempt: int) -> Mapping[str, Any] | None:
 
 
 def fraction(progress: Mapping[str, Any] | None) -> float:
-    """The fraction of a run's steps that are done, between 0 and 1."""
+    """The completed fraction of a run's steps, between 0 and 1."""
     return min(1.0, progress["step"] / max(1, progress["max_steps"])) if progress else 0.0
 
 
 @dataclass
 class ReportReader:
-    """Read the reports of one run; keeps the steps yielded and the bytes read of each file."""
+    """Read the reports of one run; tracks the steps yielded and the bytes read per file."""
 
     steps: set[int] = field(default_factory=set)
     read: dict[Path, int] = field(default_factory=dict)
 
     def new(self, folder: RunFolder, attempt: int) -> Iterator[tuple[int, float]]:
-        """Yield (step, value) of an attempt's new complete lines with a finite value.
+        """Yield (step, value) of an attempt's new complete lines with finite values.
 
         A line counts as yielded once the caller asks for the next one; otherwise it is repeated.
         """
@@ -292,12 +293,12 @@ class ReportReader:
 
 
 def read_reports(folder: RunFolder) -> dict[int, float]:
-    """Every step and value that a run has reported, in all its attempts."""
+    """Every step and value that a run has reported, over all its attempts."""
     reader, attempts = ReportReader(), range(1, folder.last_attempt() + 1)
     return {step: value for attempt in attempts for step, value in reader.new(folder, attempt)}
 
 
 def last_report(folder: RunFolder) -> float | None:
-    """The value of the last step that a run has reported, None before the first report."""
+    """The value of the last step that a run has reported; None before the first report."""
     reports = read_reports(folder)
     return reports[max(reports)] if reports else None

@@ -15,7 +15,7 @@ from lightning_app.runs.folder import IDENTITY
 
 def is_finite(state: Mapping[str, Any]) -> bool:
     """Whether all numbers of a state dict are finite."""
-    # Parts of a tensor that several processes share are left out.
+    # Parts of tensors sharded over several processes are skipped.
     tensors = (value for value in state.values() if type(value) is torch.Tensor)
     return all(bool(torch.isfinite(value).all()) for value in tensors)
 
@@ -25,11 +25,11 @@ RUN = "run"
 
 
 SEALED = "sealed"
-"""The entry of a checkpoint that was written with a seal, so that one without it was changed."""
+"""The entry of a checkpoint written with a seal, so that a missing seal shows a change."""
 
 
 class OtherRun(UserError):
-    """A checkpoint names another run than the one in whose folder it lies."""
+    """A checkpoint names a run other than the one whose folder contains it."""
 
 
 def read_checkpoint(path: Path, folder: Path | None = None) -> dict[str, Any]:
@@ -37,10 +37,10 @@ def read_checkpoint(path: Path, folder: Path | None = None) -> dict[str, Any]:
 
     Args:
         path: The file.
-        folder: The folder of the run that it must be of; None for the one in which it lies.
+        folder: The folder of the run it must belong to; None for the folder that contains it.
 
     Raises:
-        OtherRun: if it names another run than the folder's.
+        OtherRun: if it names a run other than the folder's.
         UserError: naming the file, if it is damaged or not a checkpoint of this program.
     """
     try:
@@ -54,7 +54,7 @@ def read_checkpoint(path: Path, folder: Path | None = None) -> dict[str, Any]:
     except Damaged as error:
         raise UserError(f"{path}: {error}") from error
     except Exception as error:
-        # Other files fail in many ways; the user gets one message for all of them.
+        # Other files fail in many ways, which all get the same message.
         reason = " ".join(str(error).split())
         raise UserError(f"{path}: not a checkpoint of this program ({reason})") from error
     if not finite and _was_finite(checkpoint):
@@ -66,15 +66,15 @@ def read_checkpoint(path: Path, folder: Path | None = None) -> dict[str, Any]:
 
 
 def _check_run(path: Path, named: Any, identity: Path) -> None:
-    """Refuse a checkpoint that names another run than the `identity.json` of a run's folder.
+    """Refuse a checkpoint that names a run other than that in the folder's `identity.json`.
 
-    One without a name was written by an earlier version. A run may also go on from the checkpoints
-    that its identity lists.
+    Checkpoints without a name are from an earlier version. A run may also continue from the
+    checkpoints listed in its identity.
     """
     try:
         known = json.loads(identity.read_text(encoding="utf-8")) if named else {}
     except (OSError, ValueError):
-        return  # the folder of no run, or a damaged file, which its own reader names
+        return  # not a run's folder, or a damaged file, which its own reader reports
     if not named or known.get("id") in (None, named["id"]):
         return
     if begun := known.get("config", {}).get("continued_from"):
@@ -85,7 +85,7 @@ def _check_run(path: Path, named: Any, identity: Path) -> None:
 
 
 def other_run(path: Path, named: Mapping[str, Any], identity: str) -> str:
-    """Say that a checkpoint is of another run than the one with this id."""
+    """Report that a checkpoint belongs to a run other than the one with this id."""
     return (
         f"{path}: is of another run (id {named['id']}, seed {named['seed']}) than this one "
         f"(id {identity})"
@@ -93,9 +93,9 @@ def other_run(path: Path, named: Mapping[str, Any], identity: str) -> str:
 
 
 def data_state(checkpoint: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return what `TextDataModule.state_dict` gave; None in old checkpoints, which have no record.
+    """Return the saved `TextDataModule.state_dict`; None in old checkpoints without one.
 
-    Lightning keeps it under the name of the class, which may be a user's.
+    Lightning stores it under the name of the class, which may be a user's.
     """
     known = {"digest", "tokenizer_sha256"}
     found = (

@@ -1,8 +1,8 @@
 """The store of runs, `experiments/.runs/ID`: equal ids are the same experiment for every grid.
 
-A grid names its runs by relative links, `experiments/GRID/runs/NAME`, so that what one grid has
-finished is finished for all, and two grids that want a run at once meet at its lock. Where a file
-system has no links, a run lies in the folder of its grid, and other grids do not have it."""
+A grid names its runs by relative links, `experiments/GRID/runs/NAME`, so that a run finished by one
+grid is finished for all, and two grids that need a run at the same time meet at its lock. If a file
+system has no links, a run lies in the folder of its grid, and other grids cannot use it."""
 
 import errno
 import os
@@ -23,10 +23,10 @@ _NO_LINKS = (errno.EPERM, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.E
 
 
 def stored(experiments: Path, identity: str) -> Path:
-    """The place of a run in the store of a folder of experiments.
+    """The path of a run in the store of a folder of experiments.
 
     Raises:
-        UserError: if something else than a folder of this user is there.
+        UserError: if anything other than a folder of this user is there.
     """
     path = experiments / STORE / identity
     if not is_file_name(identity):
@@ -50,7 +50,7 @@ def stored(experiments: Path, identity: str) -> Path:
 def locate_run(grid: GridFolder, name: str, identity: str) -> RunFolder:
     """The folder of a run of a grid, which need not exist yet.
 
-    It is named by its link, or by its place in the store while this grid has no link to it.
+    It is named by its link, or by its path in the store while this grid has no link to it.
 
     Raises:
         UserError: for a link that does not lead to the run in the store, and for a file.
@@ -88,10 +88,10 @@ def _mend(grid: GridFolder) -> str:
 
 
 def place_run(grid: GridFolder, name: str, identity: str) -> RunFolder:
-    """Make the folder of a run that is to start in the store, and this grid's link to it.
+    """Create the folder in the store for a run about to start, and this grid's link to it.
 
     Raises:
-        UserError: as `locate_run`, and if a folder cannot be written.
+        UserError: as in `locate_run`, and if a folder cannot be written.
     """
     link, place = grid.link(name), stored(grid.experiments, identity)
     if link.is_dir() and not link.is_symlink():
@@ -101,8 +101,8 @@ def place_run(grid: GridFolder, name: str, identity: str) -> RunFolder:
             folder.mkdir(parents=True, exist_ok=True)
     link_run(grid, name, identity)
     folder = locate_run(grid, name, identity)
-    if folder.path != link and not any(place.iterdir()):  # there are no links
-        with suppress(OSError):  # another process has begun to fill it
+    if folder.path != link and not any(place.iterdir()):  # no support for links
+        with suppress(OSError):  # another process has started to fill it
             place.rmdir()
             with writing_in(link):
                 link.mkdir(exist_ok=True)
@@ -110,10 +110,10 @@ def place_run(grid: GridFolder, name: str, identity: str) -> RunFolder:
 
 
 def link_run(grid: GridFolder, name: str, identity: str) -> None:
-    """Link a run in the store into a grid's folder, unless it is there or links are impossible.
+    """Link a run in the store into a grid's folder, unless it is there or links are unsupported.
 
-    The run's folder lists the grid first, so that no link leads to a run that does not know of it.
-    A run whose folder was removed, and which begins again behind the same link, lists it again.
+    The run's folder lists the grid first, so that every link is known to its run.
+    A run whose folder was removed and which restarts behind the same link lists it again.
     """
     link, place = grid.link(name), RunFolder(stored(grid.experiments, identity))
     listing = place.listed / grid.path.resolve().name
@@ -129,14 +129,14 @@ def link_run(grid: GridFolder, name: str, identity: str) -> None:
         try:
             os.symlink(_target(identity), link, target_is_directory=True)
         except FileExistsError:
-            return  # another process of this grid has made it
+            return  # another process of this grid has created it
         except OSError as error:
             if error.errno not in _NO_LINKS:
                 raise
     if not link.exists() or not link.samefile(place.path):  # no links, or `runs` is elsewhere
         link.unlink(missing_ok=True)
         listing.unlink(missing_ok=True)  # the run may have been put aside meanwhile
-        with suppress(OSError):  # other grids list it
+        with suppress(OSError):  # not empty: other grids list it
             place.listed.rmdir()
 
 
@@ -150,7 +150,7 @@ def drop_links(grid: GridFolder, planned: set[str]) -> None:
 
 
 def outside_store(experiments: Path, ids: Iterable[str]) -> Counter[str]:
-    """How many of these runs lie in the folders of grids, as in earlier versions, by grid."""
+    """The number of these runs in the folders of grids, as in earlier versions, by grid."""
     wanted = {identity[:8] for identity in ids}
     found: Counter[str] = Counter()
     for runs in experiments.glob("*/runs") if wanted else ():
@@ -164,10 +164,11 @@ def outside_store(experiments: Path, ids: Iterable[str]) -> Counter[str]:
 def put_aside(
     experiments: Path, identity: str, folder: Path | None = None, word: str = "superseded"
 ) -> Path:
-    """Rename a run in the store to `ID@superseded-N`, and make room for a new one.
+    """Rename a run in the store to `ID@superseded-N`, to make room for a new one.
 
-    Other grids that list the run list the new one. No process may train the run. With `folder` that
-    folder takes this name instead, and the run in the store stays. `word` says why it is kept.
+    Other grids that list the run then list the new one. No process may be training the run. With
+    `folder`, that folder is renamed instead, and the run in the store stays. `word` is the reason
+    for keeping it.
 
     Returns:
         The new path.
@@ -186,16 +187,16 @@ def put_aside(
 
 
 def superseded(experiments: Path, ids: set[str]) -> list[Path]:
-    """The earlier runs of these ids that were put aside."""
+    """The earlier runs with these ids that were put aside."""
     store = experiments / STORE
     paths = sorted(store.iterdir()) if store.is_dir() else []
     return [path for path in paths if path.name.partition("@superseded-")[0] in ids - {path.name}]
 
 
 def trim_checkpoints(folder: RunFolder, keep: str) -> None:
-    """Remove the checkpoints of a finished run that none of the grids that list it keeps.
+    """Remove the checkpoints of a finished run that are not kept by any grid that lists it.
 
-    `keep` is what the grid that trained it keeps: `all`, `last`, `best` or `none`.
+    `keep` is the setting of the grid that trained it: `all`, `last`, `best` or `none`.
     """
     experiments = folder.path.resolve().parent.parent
     others = folder.grids().keys() - {folder.grid}
@@ -206,7 +207,7 @@ def trim_checkpoints(folder: RunFolder, keep: str) -> None:
 
 
 def _kept_by(grid: GridFolder) -> str:
-    """What a grid keeps; everything where that cannot be read, as of single runs."""
+    """What a grid keeps; everything if that cannot be read, as for single runs."""
     try:
         return str(read_yaml(grid.specification).get("checkpoints") or "all")
     except (FileNotFoundError, Unsound):

@@ -1,1 +1,1 @@
-"""Scores of fine-tuned models as plain functions: GLUE, SQuAD, and the spans of answers."""
+"""Scores of fine-tuned models as plain functions: GLUE, SQuAD and answer spans."""

@@ -1,4 +1,4 @@
-"""Scores of classes from counts that ranks may sum, and correlations of numbers. Needs NumPy."""
+"""Scores of classes from counts summable over ranks, and correlations of numbers. Needs NumPy."""
 
 import math
 from dataclasses import dataclass
@@ -13,14 +13,14 @@ from lightning_app.core.errors import UserError
 class Confusion:
     """counts[i, j] = number of examples of label i with prediction j.
 
-    The counts of several batches or ranks are added with `+`, so each example has to be counted
-    once: a row that a sampler repeats to fill a batch changes the score.
+    The counts of several batches or ranks are added with `+`, so each example must be counted
+    once: a row repeated by a sampler to fill a batch changes the score.
 
     Args:
-        counts: a square matrix of integers, not negative; kept as int64 and read-only.
+        counts: a square matrix of non-negative integers; kept as int64 and read-only.
 
     Raises:
-        UserError: `counts` is not such a matrix.
+        UserError: if `counts` is not such a matrix.
     """
 
     counts: NDArray[np.int64]
@@ -36,7 +36,7 @@ class Confusion:
             raise UserError(f"Confusion: counts has type {given.dtype}; integers are needed")
         if given.min() < 0:
             raise UserError(f"Confusion: counts holds {given.min()}; counts are not negative")
-        own = given.astype(np.int64)  # a copy: the caller may go on changing its array
+        own = given.astype(np.int64)  # a copy, since the caller may keep changing its array
         own.flags.writeable = False
         object.__setattr__(self, "counts", own)
 
@@ -55,7 +55,7 @@ class Confusion:
 
 
 def count_pairs(labels: ArrayLike, predictions: ArrayLike, classes: int) -> Confusion:
-    """Return the confusion matrix of classes 0 to `classes` - 1; no pair gives zeros.
+    """Return the confusion matrix of classes 0 to `classes` - 1; without pairs it is all zeros.
 
     Args:
         labels: the true class of each example, integers.
@@ -63,7 +63,7 @@ def count_pairs(labels: ArrayLike, predictions: ArrayLike, classes: int) -> Conf
         classes: number of classes, at least 2.
 
     Raises:
-        UserError: lengths differ, or a value is not one of the classes.
+        UserError: if lengths differ, or a value is not one of the classes.
     """
     true = _classes("labels", labels, classes)
     predicted = _classes("predictions", predictions, classes)
@@ -78,10 +78,10 @@ def count_pairs(labels: ArrayLike, predictions: ArrayLike, classes: int) -> Conf
 def _classes(name: str, values: ArrayLike, classes: int) -> NDArray[np.int64]:
     array = np.asarray(values)
     if array.size == 0 and array.ndim == 1:
-        return np.zeros(0, dtype=np.int64)  # an empty list has type float64
+        return np.zeros(0, dtype=np.int64)  # an empty list would be float64
     if array.ndim != 1:
         raise UserError(f"scores: {name} has shape {array.shape}; one class an example is needed")
-    # A float would be cut off silently: a logit of 0.9 would become class 0.
+    # A float would be truncated silently: a logit of 0.9 would become class 0.
     if not np.issubdtype(array.dtype, np.integer):
         raise UserError(f"scores: {name} has type {array.dtype}; classes are integers")
     wrong = np.flatnonzero((array < 0) | (array >= classes))
@@ -96,7 +96,7 @@ def accuracy(confusion: Confusion) -> float:
     """sum_i counts[i, i] / total, a fraction.
 
     Raises:
-        UserError: there are no examples.
+        UserError: if there are no examples.
     """
     return int(np.trace(confusion.counts)) / _total(confusion)
 
@@ -104,20 +104,20 @@ def accuracy(confusion: Confusion) -> float:
 def majority_share(confusion: Confusion) -> float:
     """Accuracy of the best constant prediction: the largest count of a label / total.
 
-    A run whose accuracy is this one may have learned nothing (Mosbach et al. 2021, arXiv
-    2006.04884). The labels are those that were evaluated, not those of the training set.
+    A run with this accuracy may have learned nothing (Mosbach et al. 2021, arXiv
+    2006.04884). The labels are the evaluated ones, not those of the training set.
 
     Raises:
-        UserError: there are no examples.
+        UserError: if there are no examples.
     """
     return int(confusion.counts.sum(axis=1).max()) / _total(confusion)
 
 
 def f1_of_class_1(confusion: Confusion) -> float:
-    """F1 = 2 tp / (2 tp + fp + fn) of class 1, a fraction; 0 where the divisor is 0.
+    """F1 = 2 tp / (2 tp + fp + fn) of class 1, a fraction; 0 if the divisor is 0.
 
     Raises:
-        UserError: there are no examples, or not two classes.
+        UserError: if there are no examples, or not two classes.
     """
     _, fp, fn, tp = _two_classes(confusion, "F1 of class 1")
     divisor = 2 * tp + fp + fn
@@ -127,15 +127,15 @@ def f1_of_class_1(confusion: Confusion) -> float:
 def matthews_correlation(confusion: Confusion) -> float:
     """(tp tn - fp fn) / sqrt((tp + fp) (tp + fn) (tn + fp) (tn + fn)), from -1 to 1.
 
-    0 where the root is 0, so for constant predictions too, as in scikit-learn. torchmetrics 1.9
+    0 if the root is 0, so also for constant predictions, as in scikit-learn. torchmetrics 1.9
     returns a limit there instead: 0.026 for a model that accepts every sentence of CoLA's dev set.
     Matthews 1975.
 
     Raises:
-        UserError: there are no examples, or not two classes.
+        UserError: if there are no examples, or not two classes.
     """
     tn, fp, fn, tp = _two_classes(confusion, "the Matthews correlation")
-    # Integers of Python: the product of four counts overflows int64 from 55,000 examples on.
+    # Python integers: the product of four counts overflows int64 from 55,000 examples.
     squared = (tp + fp) * (tp + fn) * (tn + fp) * (tn + fn)
     if not squared:
         return 0.0
@@ -157,14 +157,14 @@ def _two_classes(confusion: Confusion, score: str) -> tuple[int, int, int, int]:
     return tn, fp, fn, tp
 
 
-# Relative spread below which the deviations from the mean are rounding errors of float64.
+# Relative spread below which deviations from the mean are float64 rounding errors.
 ROUNDING = 1e-12
 
 
 def pearson(labels: ArrayLike, predictions: ArrayLike) -> float:
     """r = sum (x - mean x) (y - mean y) / (|x - mean x| |y - mean y|), from -1 to 1.
 
-    0 where one side is constant (up to rounding): SciPy and torchmetrics give NaN there, Cramming
+    0 if one side is constant (up to rounding); SciPy and torchmetrics return NaN there, Cramming
     reports -1.
 
     Args:
@@ -172,7 +172,7 @@ def pearson(labels: ArrayLike, predictions: ArrayLike) -> float:
         predictions: the predicted value of each example.
 
     Raises:
-        UserError: lengths differ, no values, or a value that is not finite.
+        UserError: if lengths differ, there are no values, or a value is not finite.
     """
     x, y = _pairs(labels, predictions)
     if any(np.ptp(side) <= ROUNDING * np.abs(side).max() for side in (x, y)):
@@ -182,11 +182,11 @@ def pearson(labels: ArrayLike, predictions: ArrayLike) -> float:
 
 
 def spearman(labels: ArrayLike, predictions: ArrayLike) -> float:
-    """Pearson's correlation of the ranks, ties with their mean rank; 0 where one side is constant.
+    """Pearson's correlation of the ranks, with mean ranks for ties; 0 if one side is constant.
 
-    Arguments and errors are those of `pearson`.
+    Arguments and errors are as in `pearson`.
     """
-    from scipy import stats  # costs 50 MB and a second, so only where it is needed
+    from scipy import stats  # costs 50 MB and a second, so imported only here
 
     x, y = _pairs(labels, predictions)
     if np.ptp(x) == 0 or np.ptp(y) == 0:
@@ -196,7 +196,7 @@ def spearman(labels: ArrayLike, predictions: ArrayLike) -> float:
 
 def _direction(x: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return (x - mean x) / |x - mean x|."""
-    scaled = x / np.abs(x).max()  # squares of large values overflow
+    scaled = x / np.abs(x).max()  # squares of large values would overflow
     deviations = scaled - scaled.mean()
     return deviations / np.linalg.norm(deviations)
 

@@ -1,6 +1,6 @@
 """The tasks of GLUE (Wang et al. 2018, arXiv 1804.07461), and three ways to average their scores.
 
-Papers average differently, so a mean is comparable only with means of the same name.
+Papers average differently, so a mean is only comparable with means of the same name.
 """
 
 import math
@@ -16,19 +16,20 @@ SIGNED: tuple[GlueMetric, ...] = ("matthews", "pearson", "spearman")  # from -1 
 
 @dataclass(frozen=True, kw_only=True)
 class GlueTask:
-    """One task: its outputs, its inputs and how it is scored."""
+    """One task: its outputs, its inputs and its metrics."""
 
     name: str
     classes: int | None
-    """Number of classes; None is regression of one number."""
+    """Number of classes; None for regression to one number."""
     pair: bool
-    """Whether an input is two texts."""
+    """Whether an input consists of two texts."""
     metrics: tuple[GlueMetric, ...]
-    """In the order of Table 1 of the paper."""
+    """The metrics, in the order of the paper's Table 1."""
     own: GlueMetric
-    """The one to select and compare by. Of two: F1, or Pearson, as Cramming (2212.14034) does."""
+    """The metric to select and compare by. With two metrics: F1 or Pearson, as in Cramming
+    (2212.14034)."""
     splits: tuple[str, ...]
-    """The names of its evaluation sets, each scored on its own."""
+    """The names of its evaluation sets, each scored separately."""
 
 
 def _task(
@@ -69,10 +70,10 @@ WNLI = (
 
 
 def glue_task(name: str) -> GlueTask:
-    """Return the task of that name.
+    """Return the task with this name.
 
     Raises:
-        UserError: there is no such task, or it is WNLI.
+        UserError: if there is no such task, or it is WNLI.
     """
     if name.upper() == "WNLI":
         raise UserError(f"glue: task '{name}': {WNLI}")
@@ -84,7 +85,7 @@ def glue_task(name: str) -> GlueTask:
     return GLUE_TASKS[name]
 
 
-Part = tuple[str, GlueMetric]  # the score of a split by a metric
+Part = tuple[str, GlueMetric]  # a split's score on a metric
 Item = tuple[Part, ...]  # parts of equal weight; an average is the mean over its items
 
 _PAIRS: dict[str, Item] = {
@@ -94,8 +95,8 @@ _PAIRS: dict[str, Item] = {
 _MNLI_TWICE: tuple[Item, ...] = ((("MNLI-m", "accuracy"),), (("MNLI-mm", "accuracy"),))
 
 GLUE_AVERAGES: dict[str, tuple[Item, ...]] = {
-    # The leaderboard's rule: all metrics and both sets of MNLI count within their task. Its own
-    # numbers have WNLI as the ninth task; without it there are eight.
+    # The leaderboard's rule: all metrics and both MNLI sets count within their task. The
+    # leaderboard's numbers include WNLI as the ninth task; without it there are eight.
     "glue": tuple(_PAIRS.values()),
     # He et al. 2021 (arXiv 2012.11747), Table 3, "overall": as above, but MNLI is two items.
     "realformer": (*(item for name, item in _PAIRS.items() if name != "MNLI"), *_MNLI_TWICE),
@@ -112,11 +113,12 @@ def glue_average(name: str, scores: Mapping[str, Mapping[str, float]]) -> float:
 
     Args:
         name: `glue`, `realformer` or `cramming`.
-        scores: by split and metric, such as `scores["MNLI-m"]["accuracy"]`; fractions, no
-            percentages. Metrics that this average does not use may be there too.
+        scores: by split and metric, such as `scores["MNLI-m"]["accuracy"]`; fractions, not
+            percentages. Metrics that this average does not use may be present.
 
     Raises:
-        UserError: a score is missing, unknown, not finite or no fraction; the average is unknown.
+        UserError: if a score is missing, unknown, not finite or not a fraction, or the average is
+            unknown.
     """
     if name not in GLUE_AVERAGES:
         raise UserError(
@@ -157,7 +159,7 @@ def _check_scores(scores: Mapping[str, Mapping[str, float]]) -> None:
                     f"glue: {split} has no score '{metric}'; it has {', '.join(metrics)}"
                 )
             low = -1 if metric in SIGNED else 0
-            if not low <= value <= 1:  # NaN is neither
+            if not low <= value <= 1:  # also refuses NaN
                 raise UserError(
                     f"glue: {split} {metric} is {value}; a fraction from {low} to 1 is needed"
                 )

@@ -8,7 +8,7 @@ from sentencepiece import SentencePieceProcessor
 
 from lightning_app.core.errors import UserError
 
-SPACE_MARK = "▁"  # how SentencePiece writes a space; in a text it is one too, and may be dropped
+SPACE_MARK = "▁"  # SentencePiece's space; in text it also means a space and may be dropped
 
 
 @dataclass(frozen=True, eq=False)
@@ -16,7 +16,7 @@ class PieceOffsets:
     """The pieces of one text: piece i covers the characters begins[i] to ends[i] - 1.
 
     A piece owns the spaces before it. The first one may be a space mark that covers nothing.
-    Unknown characters side by side are one piece.
+    Adjacent unknown characters are one piece.
     """
 
     text: str
@@ -28,14 +28,14 @@ class PieceOffsets:
         return len(self.ids)
 
     def visible(self) -> NDArray[np.bool_]:
-        """Return which pieces cover a character that is no whitespace."""
+        """Return which pieces cover a character other than whitespace."""
         return np.array([bool(self.text_of(i, i)) for i in range(len(self))], dtype=bool)
 
     def text_of(self, first: int, last: int) -> str:
         """Return the characters of the pieces `first` to `last`, without whitespace at the ends.
 
         Raises:
-            UserError: there are no such pieces.
+            UserError: if there are no such pieces.
         """
         if not 0 <= first <= last < len(self):
             raise UserError(
@@ -50,7 +50,7 @@ class PieceOffsets:
         first = min {i: ends[i] > start}, last = max {i: begins[i] < end}.
 
         Raises:
-            UserError: no characters, characters outside the text, or only whitespace.
+            UserError: for no characters, characters outside the text, or only whitespace.
         """
         if not 0 <= start < end <= len(self.text):
             raise UserError(
@@ -69,13 +69,13 @@ class PieceOffsets:
 def piece_offsets(model: SentencePieceProcessor, text: str) -> PieceOffsets:
     """Return the pieces of `text` with their offsets in characters.
 
-    The offsets are checked: without gaps they cover all of the text but spaces at its ends.
-    `return_type="proto"` of SentencePiece gives bytes instead, which are wrong after the first
-    character outside ASCII.
+    The offsets are checked: they cover the text without gaps, except spaces at its ends.
+    `return_type="proto"` of SentencePiece returns byte offsets instead, which are wrong after the
+    first character outside ASCII.
 
     Raises:
-        UserError: the pieces do not cover the text: the model drops characters, or the version
-            of SentencePiece gives other offsets.
+        UserError: if the pieces do not cover the text: the model drops characters, or the version
+            of SentencePiece returns other offsets.
     """
     encoded = model.encode(text, return_type="offset_mapping")
     pairs = np.array(encoded["offsets"], dtype=np.int64).reshape(-1, 2)

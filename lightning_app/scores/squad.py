@@ -5,9 +5,9 @@ al. 2019, 1810.04805); position 0 is [CLS] and means "no answer". Spans name the
 token, both inside. Exact match and F1, in percent, follow the published scripts `evaluate-v1.1.py`
 and `evaluate-v2.0.py`.
 
-Of version 2.0 (section 4.3) difference = null score - score of the best answer, and the answer is
-"" where difference > threshold. The threshold is 0 unless something else chose it; the best one on
-the set that it is scored on is optimistic, so report it as `best_f1` only.
+In version 2.0 (section 4.3), difference = null score - score of the best answer, and the answer is
+"" if difference > threshold. The threshold is 0 unless chosen otherwise; the best one on
+the evaluated set is optimistic, so report it only as `best_f1`.
 """
 
 import math
@@ -25,14 +25,14 @@ from numpy.typing import NDArray
 from lightning_app.core.errors import UserError
 
 SPECIAL_TOKENS = 3  # [CLS] and two [SEP]
-NULL = (0, 0)  # start and end position of no answer
+NULL = (0, 0)  # start and end position for no answer
 
 Floats = NDArray[np.floating]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ContextWindow:
-    """Context tokens `start` to `start + length - 1`, of which the first has position `offset`."""
+    """Context tokens `start` to `start + length - 1`, the first of them at position `offset`."""
 
     start: int
     length: int
@@ -45,7 +45,7 @@ class ContextWindow:
 
     @property
     def positions(self) -> int:
-        """Number of positions with the special tokens, without padding."""
+        """Number of positions including special tokens, without padding."""
         return self.offset + self.length + 1
 
 
@@ -60,15 +60,15 @@ def context_windows(
     """Return the windows of a context, the last of which ends with it.
 
     Args:
-        question_tokens: tokens of the question; those after `max_question` are cut off.
+        question_tokens: tokens of the question; tokens after `max_question` are dropped.
         context_tokens: tokens of the context.
-        max_question: most tokens of a question.
-        max_length: most positions of a window, special tokens included.
+        max_question: maximum tokens of a question.
+        max_length: maximum positions of a window, including special tokens.
         stride: tokens between the STARTS of windows. The `stride` of Hugging Face's tokenizers is
-            the overlap instead, so the same number gives other windows there.
+            the overlap, so the same number means other windows there.
 
     Raises:
-        UserError: no context, no room for it beside the question, or a stride below 1.
+        UserError: for no context, no room for it next to the question, or a stride below 1.
     """
     if context_tokens < 1:
         raise UserError(f"spans: context_tokens is {context_tokens}; at least 1 is needed")
@@ -93,20 +93,20 @@ def context_windows(
         windows.append(ContextWindow(start=start, length=length, offset=question + 2))
         if start + length == context_tokens:
             return windows
-        # A stride longer than the window would leave out tokens between two windows.
+        # A stride longer than the window would skip tokens between two windows.
         start += min(length, stride)
 
 
 def max_context_windows(windows: Sequence[ContextWindow]) -> NDArray[np.int64]:
-    """Return for each context token the window that shows most around it: the start's only window.
+    """Return for each context token the window with most context, the only one where it can start.
 
-    max over windows of min(tokens left, tokens right) + 0.01 length, the first one of equals.
+    max over windows of min(tokens left, tokens right) + 0.01 length, the first one in a tie.
     """
     best = np.full(windows[-1].stop, -math.inf)
     owner = np.zeros(len(best), dtype=np.int64)
     for index, window in enumerate(windows):
         left = np.arange(window.length)
-        # In float64, as the original: rounding decides between a few sums that are equal.
+        # In float64, as in the original: rounding breaks a few ties.
         score = np.minimum(left, left[::-1]) + 0.01 * window.length
         inside = slice(window.start, window.stop)
         owner[inside] = np.where(score > best[inside], index, owner[inside])
@@ -117,14 +117,14 @@ def max_context_windows(windows: Sequence[ContextWindow]) -> NDArray[np.int64]:
 def window_label(window: ContextWindow, span: tuple[int, int] | None) -> tuple[int, int]:
     """Return the start and end position of an answer in a window.
 
-    (0, 0) where the window does not hold the whole answer, or the question has none.
+    It is (0, 0) if the window does not contain the whole answer or there is no answer.
 
     Args:
         window: the window.
         span: first and last context token of the answer; None for no answer.
 
     Raises:
-        UserError: the span ends before it starts, or starts before the context.
+        UserError: if the span ends before it starts, or starts before the context.
     """
     if span is None:
         return NULL
@@ -138,10 +138,10 @@ def window_label(window: ContextWindow, span: tuple[int, int] | None) -> tuple[i
 
 @dataclass(frozen=True, kw_only=True)
 class BestSpan:
-    """The best answer to a question, and what "no answer" scores."""
+    """The best answer to a question, and the score of "no answer"."""
 
     span: tuple[int, int] | None
-    """First and last context token; None where no valid span is among the best starts and ends."""
+    """First and last context token; None if no valid span is among the best starts and ends."""
     score: float
     """Its sum of logits; -inf without a span."""
     null_score: float
@@ -168,22 +168,23 @@ def best_span(
 ) -> BestSpan:
     """max over windows, starts, ends of start[i] + end[j], over the best `n_best` of each.
 
-    Not valid are positions outside the context, a start in a window that is not the max-context
+    Invalid are positions outside the context, a start in a window that is not the max-context
     window of its token, an end before the start, more than `max_answer` tokens, and spans that
-    show no character. Of equal sums the first window, then the better start wins. A question
-    without a valid span has none; the original program fails there in version 2.0.
+    show no character. In a tie the first window wins, then the better start. A question
+    without a valid span has no answer; the original program fails there in version 2.0.
 
     Args:
         windows: all windows of the context.
-        start_logits: one array a window, a logit for each position. Padding may follow and does
-            not count, so that the answer is the same in every batch (the original counts it).
+        start_logits: one array per window, with a logit per position. Padding may follow and does
+            not count, so the answer is the same in every batch (the original counts it).
         end_logits: the same for ends.
-        visible: for each context token whether it shows a character (`PieceOffsets.visible`).
-        n_best: number of starts and of ends that are combined in each window.
-        max_answer: most tokens of an answer.
+        visible: for each context token, whether it shows a character (`PieceOffsets.visible`).
+        n_best: number of starts and of ends to combine in each window.
+        max_answer: maximum tokens of an answer.
 
     Raises:
-        UserError: lengths do not fit, a logit is NaN or +inf, or that of position 0 is not finite.
+        UserError: if lengths do not match, a logit is NaN or +inf, or that of position 0 is not
+            finite.
     """
     if n_best < 1 or max_answer < 1:
         raise UserError(
@@ -199,7 +200,7 @@ def best_span(
             f"spans: visible has {len(visible)} tokens; the context has {windows[-1].stop}"
         )
     owner = max_context_windows(windows)
-    shown = np.concatenate([[0], np.cumsum(visible)])  # characters are shown before token i
+    shown = np.concatenate([[0], np.cumsum(visible)])  # visible tokens before token i
     best, span, null_score = -math.inf, None, math.inf
     for index, window in enumerate(windows):
         starts = _logits("start_logits", index, start_logits[index], window)
@@ -222,12 +223,12 @@ def best_span(
 
 
 def _top(logits: Floats, n: int) -> NDArray[np.int64]:
-    """Return the positions of the n largest logits, the larger first, of equals the earlier."""
+    """Return the positions of the n largest logits, the larger first, in a tie the earlier."""
     return np.argsort(-logits, kind="stable")[:n]
 
 
 def _logits(name: str, index: int, given: Floats, window: ContextWindow) -> Floats:
-    # Sums of float16 would be rounded: starts that differ could give equal sums.
+    # Sums of float16 would be rounded: different starts could have equal sums.
     logits = np.asarray(given, dtype=np.float64)[: window.positions]
     if logits.ndim != 1 or len(logits) < window.positions:
         raise UserError(
@@ -243,7 +244,7 @@ def _logits(name: str, index: int, given: Floats, window: ContextWindow) -> Floa
 
 
 Golds = Mapping[str, Sequence[str]]
-"""The gold answers of each question, by its id; none where version 2.0 has no answer."""
+"""The gold answers of each question, by its id; empty if version 2.0 has no answer."""
 
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
@@ -252,7 +253,7 @@ _ARTICLES = re.compile(r"\b(a|an|the)\b")
 def normalise_answer(text: str) -> str:
     """Lower case, then no ASCII punctuation, then no articles as words, then single spaces.
 
-    The order matters: "the-end" becomes the one word "theend", and "A." an article.
+    The order matters: "the-end" becomes the one word "theend", and "A." becomes an article.
     """
     bare = text.lower().translate(_NO_PUNCTUATION)
     return " ".join(_ARTICLES.sub(" ", bare).split())
@@ -264,7 +265,7 @@ def exact_match(prediction: str, gold: str) -> float:
 
 
 def f1_v1(prediction: str, gold: str) -> float:
-    """2 P R / (P + R) of the two bags of normalised words, a fraction; 0 where they share none.
+    """2 P R / (P + R) of the two bags of normalised words, a fraction; 0 if they share no word.
 
     Two texts without any word, such as "The" and "a", have F1 0 although they match exactly.
     """
@@ -272,7 +273,7 @@ def f1_v1(prediction: str, gold: str) -> float:
 
 
 def f1_v2(prediction: str, gold: str) -> float:
-    """As `f1_v1`, but if either side has no word: 1 if the other has none either, else 0."""
+    """Like `f1_v1`, but if either side has no words: 1 if neither has any, otherwise 0."""
     predicted, true = normalise_answer(prediction).split(), normalise_answer(gold).split()
     return _bag_f1(predicted, true) if predicted and true else float(predicted == true)
 
@@ -294,12 +295,12 @@ class AnswerScores:
     total: int
     """Number of questions."""
     missing: int
-    """Number of those without a prediction, which count 0."""
+    """Number of questions without a prediction, which count 0."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SquadScores:
-    """The scores of version 2.0: of all questions, and of its two kinds of questions."""
+    """The scores of version 2.0: for all questions and for its two kinds of questions."""
 
     every: AnswerScores
     has_answer: AnswerScores | None
@@ -316,7 +317,7 @@ def score_v1(golds: Golds, predictions: Mapping[str, str]) -> AnswerScores:
     """Return the means over all questions of version 1.1; a missing prediction counts 0.
 
     Raises:
-        UserError: no questions, a question without golds, or predictions of other questions.
+        UserError: for no questions, a question without golds, or predictions for other questions.
     """
     _check(golds, predictions)
     for question, texts in golds.items():
@@ -336,13 +337,13 @@ def score_v1(golds: Golds, predictions: Mapping[str, str]) -> AnswerScores:
 
 
 def score_v2(golds: Golds, predictions: Mapping[str, str]) -> SquadScores:
-    """Return the scores of version 2.0; the prediction "" says that there is no answer.
+    """Return the scores of version 2.0; the prediction "" means that there is no answer.
 
-    A gold without any word after normalisation does not count; a question without golds has "".
-    A missing prediction counts 0, for questions without an answer too.
+    A gold without words after normalisation does not count; a question without golds gets "".
+    A missing prediction counts 0, also for questions without an answer.
 
     Raises:
-        UserError: no questions, or predictions of other questions.
+        UserError: for no questions, or predictions for other questions.
     """
     scores = score_each_v2(golds, predictions)
     has = [question for question, texts in golds.items() if texts]
@@ -358,7 +359,7 @@ def score_each_v2(golds: Golds, predictions: Mapping[str, str]) -> ByQuestion:
     """Return exact match and F1 of each predicted question by the rules of version 2.0.
 
     Raises:
-        UserError: no questions, or predictions of other questions.
+        UserError: for no questions, or predictions for other questions.
     """
     _check(golds, predictions)
     scores: ByQuestion = {}
@@ -407,16 +408,16 @@ def _check(golds: Golds, predictions: Mapping[str, str]) -> None:
 def apply_null_threshold(
     answers: Mapping[str, str], differences: Mapping[str, float], threshold: float = 0.0
 ) -> dict[str, str]:
-    """Return the predictions: "" where the difference is above the threshold, else the answer.
+    """Return the predictions: "" if the difference is above the threshold, otherwise the answer.
 
     Args:
-        answers: the best answer that is not empty, by question; "" if no such one exists.
-        differences: null score minus its score; +inf where there is no answer.
+        answers: the best non-empty answer by question; "" if there is no such answer.
+        differences: null score minus its score; +inf if there is no answer.
         threshold: a finite number in units of logits.
 
     Raises:
-        UserError: the two are of other questions, a difference is NaN or -inf, an answer is empty
-            with a finite difference or not empty with +inf, or the threshold is not finite.
+        UserError: if the two cover different questions, a difference is NaN or -inf, an answer is
+            empty with a finite difference or not empty with +inf, or the threshold is not finite.
     """
     _check_answers(answers, differences)
     if not math.isfinite(threshold):
@@ -429,12 +430,12 @@ def apply_null_threshold(
 
 @dataclass(frozen=True, kw_only=True)
 class BestThreshold:
-    """The highest mean over questions that a threshold reaches, and the lowest such threshold."""
+    """The highest mean over questions of any threshold, and the lowest such threshold."""
 
     score: float
     """In percent."""
     threshold: float
-    """In units of logits; the float below all differences where no answer at all is best."""
+    """In units of logits; the float below all differences if answering nothing is best."""
 
 
 def best_threshold(
@@ -445,15 +446,15 @@ def best_threshold(
 ) -> BestThreshold:
     """max over thresholds of the mean score, `best_exact` or `best_f1` of `evaluate-v2.0.py`.
 
-    The thresholds tried are the differences, in rising order, as there. Where the script is
+    The thresholds tried are the differences, in rising order, as in the script. Where that is
     inconsistent this differs, so that the result is always the score of its threshold:
     questions of equal difference change together (the script takes the best of their order in the
-    file); where no answer at all is best the threshold is below all differences (the script says
+    file); if answering nothing is best, the threshold is below all differences (the script returns
     0); an unanswerable question loses nothing by an answer without words, such as "the" (the script
-    takes 1 off); a missing prediction counts 0 (the script leaves it out).
+    takes 1 off); a missing prediction counts 0 (the script skips it).
 
     Raises:
-        UserError: as `apply_null_threshold` and `score_each_v2`; no answers.
+        UserError: as in `apply_null_threshold` and `score_each_v2`, and for no answers.
     """
     _check_answers(answers, differences)
     if not answers:
@@ -467,7 +468,7 @@ def best_threshold(
     threshold = math.nextafter(finite[0][0], -math.inf) if finite else 0.0
     for difference, group in groupby(finite, key=lambda pair: pair[0]):
         total += math.fsum(answered[q][which] - refused[q][which] for _, q in group)
-        # Sums in another order differ in their last bits, which is no better threshold.
+        # Sums in another order differ in the last bits, which does not make a threshold better.
         if total > best + 1e-9:
             best, threshold = total, difference
     return BestThreshold(score=100 * best / len(golds), threshold=threshold)
@@ -483,7 +484,7 @@ def _check_answers(answers: Mapping[str, str], differences: Mapping[str, float])
                 f"squad: the difference of question '{question}' is {difference}; a finite number "
                 f"is needed, or inf where there is no answer"
             )
-        # Predictions to which a threshold was applied before would hide every answer above it.
+        # Predictions that already had a threshold applied would hide every answer above it.
         if (answers[question] == "") != (difference == math.inf):
             raise UserError(
                 f"squad: question '{question}' has the answer '{answers[question]:.40}' with the "

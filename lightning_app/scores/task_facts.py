@@ -1,4 +1,4 @@
-"""What can be known of a task without torch. `lightning_app.tasks` holds the rest of it."""
+"""Facts about a task, without torch. `lightning_app.tasks` holds the rest."""
 
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, field
@@ -9,12 +9,12 @@ from lightning_app.scores.glue import GLUE_TASKS, GlueTask
 
 
 class QualityMetric(NamedTuple):
-    """A metric of quality beside the loss: its name in the results, its title, its unit.
+    """A quality metric besides the loss: its name in the results, its title, its unit.
 
-    `mode` says whether `min` or `max` of it is best. `scale` is the factor that papers multiply it
-    by: 100 for a share that they print in percent. `published_with` has fields of a config with the
-    values without which ours cannot be put beside published figures. `counts` is what it is a mean
-    over, a key of `rulers.RULERS`; the default is that of a metric of which nothing is known.
+    `mode` says whether `min` or `max` is best. `scale` is the factor by which papers multiply it:
+    100 for a share printed in percent. `published_with` has config fields with the values without
+    which ours is not comparable to published figures. `counts` is what it averages over, a key of
+    `rulers.RULERS`; the default is for a metric about which nothing is known.
     """
 
     metric: str
@@ -27,21 +27,21 @@ class QualityMetric(NamedTuple):
 
 
 LOSS = "val/nll"
-"""The loss without label smoothing (nats a predicted token) that every task reports."""
+"""The loss without label smoothing (nats per predicted token), reported by every task."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Monitored:
-    """What decides how good a run of a task is.
+    """The metric that ranks the runs of a task, and related facts.
 
     Attributes:
-        metric: The metric of the best checkpoint, and of a grid file that names none.
+        metric: The metric of the best checkpoint, and the default of a grid file.
         mode: Whether `min` or `max` of the metric is best.
         loss: The loss (nats, lower is better) that judges how a run ended, and that the
             sensitivity analysis compares.
-        floor: What the loss of a model that ignores its input is called; `Task.floor` computes
+        floor: The name of the loss of a model that ignores its input; `Task.floor` computes
             it, and `unigram_entropy` in `result.json` holds it. A run that ends there has failed.
-        counts: What the metric and the loss are means over, as `QualityMetric.counts`.
+        counts: What the metric and the loss average over, as in `QualityMetric.counts`.
     """
 
     metric: str = LOSS
@@ -53,30 +53,30 @@ class Monitored:
 
 @dataclass(frozen=True, kw_only=True)
 class TaskFacts:
-    """What configs, plans and reports ask of a task.
+    """What configs, plans and reports need to know about a task.
 
     Attributes:
         title: The name of the task in running text.
         architecture: The `model.architecture.kind` that it trains.
         pairs: Whether its corpus holds pairs of a source and a target line; otherwise it holds
             lines of one language.
-        running_text: Whether that is a running text, with its blank lines.
-        labelled: What the rows of its corpus are labelled with: `numbers` (one or two texts and a
+        running_text: Whether those lines are a running text, including blank lines.
+        labelled: The labels of its corpus: `numbers` (one or two texts and a
             class or a score) or `answers` (a question and the answers in its context); empty for
             text without labels. Only a task with labels can start from another run
             (`model.init_from`).
-        label_smoothing: The share of label smoothing where a config has null.
-        length: The field of `data` that bounds the tokens of a text.
-        marks: Tokens that the task adds to such a text: 2 for a begin mark and an end mark.
+        label_smoothing: The label smoothing if a config has null.
+        length: The field of `data` that limits the tokens of a text.
+        marks: The number of tokens added to such a text: 2 for a begin mark and an end mark.
         masks: Whether it predicts masked tokens. Only such a task can mask whole words, or predict
             next sentences.
-        monitored: The metric that is monitored, the loss and its floor.
-        scores: The metrics of quality that a report shows, the first one preferred.
+        monitored: The monitored metric, the loss and its floor.
+        scores: The quality metrics that a report shows, the preferred one first.
         by_corpus: The published scores of each corpus, by `data.name`: the first is the one to
-            compare by. A report judges runs by it where the grid file names no other metric than
+            compare by. A report judges runs by it if the grid file names no metric other than
             the loss.
-        method: A sentence for the text of the method, with fields of the config in braces.
-        module: Where the class of the task is; empty for ``lightning_app.tasks.<name>``.
+        method: A sentence for the description of the method, with config fields in braces.
+        module: The module of the task's class; empty for ``lightning_app.tasks.<name>``.
     """
 
     title: str
@@ -122,7 +122,7 @@ TASKS.add(
         length="max_length",
         marks=2,
         monitored=Monitored(counts="tokens"),
-        scores=tuple(  # the references are lines of the corpus, whatever the tokenizer
+        scores=tuple(  # references are lines of the corpus, whatever the tokenizer
             QualityMetric(name, title, "BLEU (0 to 100)", counts="lines")
             for name, title in (
                 ("test/bleu", "Test BLEU"),
@@ -137,7 +137,7 @@ NEXT_SENTENCE = (
         "val/nsp_accuracy",
         "Validation accuracy of next sentences",
         "accuracy of next sentences",
-        counts="tokens",  # pairs are made up of as many tokens as fit into a window
+        counts="tokens",  # pairs hold as many tokens as fit into a window
     ),
     QualityMetric(
         "val/nsp_nll",
@@ -147,7 +147,7 @@ NEXT_SENTENCE = (
         counts="tokens",
     ),
 )
-"""What a masked language model reports only where it predicts next sentences."""
+"""The metrics that a masked language model reports only if it predicts next sentences."""
 
 TASKS.add(
     "masked_lm",
@@ -169,7 +169,7 @@ TASKS.add(
 
 
 OF_WHOLE_TEXT = (("model.objective.label_smoothing", 0.0), ("data.evaluation_streams", 1))
-"""How published perplexities of words are measured: each stream more begins without a memory."""
+"""How published word perplexities are measured: every additional stream starts without memory."""
 
 TASKS.add(
     "causal_lm",
@@ -217,7 +217,7 @@ GLUE_CORPORA: Mapping[str, str] = {
     "qnli": "QNLI",
     "rte": "RTE",
 }
-"""The task of GLUE of each corpus with labels; the keys are values of `data.name`."""
+"""The GLUE task of each labelled corpus; the keys are values of `data.name`."""
 
 _OF_GLUE = {
     name: QualityMetric(f"val/{name}", title, unit, scale=100.0, counts="rows")
@@ -232,7 +232,7 @@ _OF_GLUE = {
 
 
 def _published_scores(task: GlueTask) -> tuple[QualityMetric, ...]:
-    """The scores of a task of GLUE, its own one first; of a second set after the first one's."""
+    """The scores of a GLUE task, its own first; those of a second set follow the first set's."""
     names = (task.own, *(name for name in task.metrics if name != task.own))
     found = tuple(_OF_GLUE[name] for name in names)
     if len(task.splits) == 1:
@@ -282,7 +282,7 @@ TASKS.add(
 
 
 def glue_task_of(corpus: str) -> str | None:
-    """Return the task of GLUE whose labels a corpus has, None for a corpus of another kind."""
+    """Return the GLUE task whose labels a corpus has; None for other corpora."""
     return GLUE_CORPORA.get(corpus)
 
 
@@ -293,7 +293,7 @@ def fill_by_task(objective: MutableMapping[str, Any]) -> None:
 
 
 def task_facts(name: object) -> TaskFacts:
-    """Return the facts of a task, also of one whose module is not imported here.
+    """Return the facts of a task, even if its module is not imported here.
 
     A report of its runs then shows its name and its losses.
     """

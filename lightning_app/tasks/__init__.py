@@ -1,1 +1,1 @@
-"""What a model is trained for: one module a task. `task_facts.TASKS` lists them."""
+"""Training tasks: one module per task. `task_facts.TASKS` lists them."""

@@ -1,4 +1,4 @@
-"""What a task provides: rows of batches, a model, a loss, scores, and views for the probes."""
+"""The interface of a task: rows, batches, a model, a loss, scores, and views for probes."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -21,14 +21,14 @@ from lightning_app.scores.task_facts import TASKS, TaskFacts
 
 
 class Predictions(NamedTuple):
-    """Logits and labels of the tokens of a batch that count, in the order of the batch."""
+    """Logits and labels of the counted tokens of a batch, in batch order."""
 
     logits: Float[Tensor, "token vocabulary"]
     labels: Int[Tensor, " token"]
 
 
 class Reading(TypedDict):
-    """What one process reads of a split, as `Task.rows` has it."""
+    """How one process reads a split: the arguments of `Task.rows`."""
 
     seed: int | None
     rank: int
@@ -40,9 +40,9 @@ class Task(ABC):
 
     Attributes:
         pad: The token that fills short rows.
-        hypotheses: The texts that were decoded from the test split; empty where nothing is.
-        targets: What they are compared with.
-        classifies: Whether an output is right or wrong, so that there is an accuracy.
+        hypotheses: The texts decoded from the test split; empty if nothing is decoded.
+        targets: The texts with which they are compared.
+        classifies: Whether outputs are right or wrong, so that there is an accuracy.
         signatures: How the scores of the test split were computed, by field of `result.json`.
     """
 
@@ -67,19 +67,19 @@ class Task(ABC):
         rank: int = 0,
         world_size: int = 1,
     ) -> SplitRows:
-        """Return the rows of a split as batches; `seed` None: the same in every epoch and run."""
+        """Return the rows of a split as batches; the same each time if `seed` is None."""
         return cls._rows(corpus, split, data, seed=seed, rank=rank, world_size=world_size)
 
     @classmethod
     def _rows(
         cls, corpus: PreparedCorpus, split: str, data: DataConfig, **part: Unpack[Reading]
     ) -> SplitRows:
-        """Return the rows of `rows`, for a task that does not define those itself."""
+        """Return the rows of `rows`, for a task without its own `rows`."""
         raise NotImplementedError
 
     @classmethod  # noqa: B027
     def check(cls, corpus: PreparedCorpus, data: DataConfig) -> None:
-        """Refuse a corpus that cannot be read as `data` says, before a run begins.
+        """Refuse a corpus that cannot be read as configured in `data`, before a run begins.
 
         Raises:
             UserError: naming the field.
@@ -87,15 +87,15 @@ class Task(ABC):
 
     @classmethod
     def describe(cls, rows: Mapping[str, Any]) -> str:
-        """Return what the rows of all splits add to the description of the corpus."""
+        """Return the addition of all splits' rows to the description of the corpus."""
         return ""
 
     @classmethod
     def floor(cls, rows: SplitRows, evaluated: np.ndarray | None = None) -> float:
-        """Return the loss (nats a token) of a model that ignores its input: `Monitored.floor`.
+        """Return the loss (nats per token) of a model that ignores its input: `Monitored.floor`.
 
-        Such a model knows how often each predicted token of `rows` occurs: of those that are
-        `evaluated`, if not all are.
+        Such a model knows how often each predicted token of `rows` occurs, counting only
+        `evaluated` rows unless None.
         """
         return unigram_entropy(rows.targets(evaluated))
 
@@ -111,7 +111,7 @@ class Task(ABC):
 
     @abstractmethod
     def logits(self, model: Any, batch: Any) -> Tensor:
-        """Return the logits of every predicted token, whole, for probes and other readers."""
+        """Return the complete logits of every predicted token, for probes and other readers."""
 
     @abstractmethod
     def sums(self, model: Any, batch: Any) -> LossSums:
@@ -119,71 +119,71 @@ class Task(ABC):
 
     @abstractmethod
     def rows_of(self, batch: Any) -> Int[Tensor, " token"]:
-        """Return the row of the split of each token of `sums`; -1 for a token of a blank row."""
+        """Return the row of the split of each token in `sums`; -1 for blank rows."""
 
     def streams(self) -> Mapping[int, Any]:
-        """Return the state that training keeps for each stream of text of this rank.
+        """Return the training state of each stream of text of this rank.
 
-        Streams have numbers of their own, whatever the number of ranks. The state of all of them is
+        Streams are numbered independently of the number of ranks. The state of all streams is
         part of a checkpoint: tensors and plain values, with the tensors on the CPU.
         """
         return {}
 
     def load_streams(self, streams: Mapping[int, Any]) -> None:  # noqa: B027
-        """Go on from the state of all streams, of which a rank takes its own."""
+        """Restore the state of all streams; each rank takes its own."""
 
     def start_decoding(self) -> None:  # noqa: B027
-        """Forget what an earlier evaluation decoded."""
+        """Discard what an earlier evaluation decoded."""
 
     def decode(self, model: Any, batch: Any, stage: str) -> None:  # noqa: B027
-        """Decode what `stage`, val or test, asks for, and keep it."""
+        """Decode what `stage` (val or test) needs, and keep it."""
 
     def scores(self, stage: str, datamodule: Any, found: Evaluated) -> dict[str, float]:
-        """Return further scores of an evaluation, the same on every rank."""
+        """Return additional scores of an evaluation, the same on every rank."""
         return {}
 
     @abstractmethod
     def predict(self, model: Any, batch: Any, datamodule: Any) -> list[tuple[int, Any]]:
-        """Return (row of the split, text) of each row of `batch`, or what `answers` reads."""
+        """Return (row of the split, text) for each row of `batch`, or the input of `answers`."""
 
     def answers(self, predicted: Mapping[int, Any], datamodule: Any) -> dict[int, str]:
-        """Return the texts of the test split, given what `predict` found on all ranks by row."""
+        """Return the texts of the test split from the results of `predict` on all ranks, by row."""
         return dict(predicted)
 
-    # What probes, pictures and benchmarks ask of a batch
+    # For probes, pictures and benchmarks
 
     @abstractmethod
     def predictions(self, model: Any, batch: Any) -> Predictions:
-        """Return what the model predicts at every token of `batch` that counts."""
+        """Return the model's predictions at every counted token of `batch`."""
 
     @abstractmethod
     def alone(self, batch: Any, token: int) -> Any:
-        """Return the one row on which the prediction of `token` depends, as a batch.
+        """Return the row on which the prediction of `token` depends, as a batch.
 
         `token` counts the predictions of `batch`; the last prediction of the result is that one.
         """
 
     @abstractmethod
     def real_tokens(self, batch: Any) -> dict[str, Bool[Tensor, "row token"]]:
-        """Return which tokens count in each stack: no padding and no blank row.
+        """Return which tokens count in each stack: neither padding nor blank rows.
 
-        In a stack that predicts these are the tokens that predict one.
+        In a stack that predicts, they are the tokens that predict another.
         """
 
     @abstractmethod
     def longest(self, batch: Any) -> Any:
-        """Return the longest row of a batch, the first of those, as a batch without padding."""
+        """Return the (first) longest row of a batch, as a batch without padding."""
 
     @abstractmethod
     def texts(self, batch: Any) -> Sequence[Int[Tensor, "row token"]]:
-        """Return the tokens that a model reads, one tensor a stack; the first has the length."""
+        """Return the tokens that a model reads, one tensor per stack; the first sets the length."""
 
     @abstractmethod
     def random_batch(self, rows: int, length: int, vocabulary: int) -> Any:
-        """Return a batch of random tokens with `length` predicting places a row, for timing."""
+        """Return a batch of random tokens with `length` predictions per row, for timing."""
 
     def mean_loss(self, found: Predictions) -> Tensor:
-        """Return the mean training loss of `found`, in nats a token, differentiable at will."""
+        """Return the mean training loss of `found` in nats per token, freely differentiable."""
         every = torch.ones_like(found.labels, dtype=torch.bool)
         sums = token_sums(found.logits, found.labels, every, self.config.smoothing)
         return sums.loss / len(found.labels)
@@ -198,8 +198,8 @@ def task(name: str, facts: TaskFacts | None = None) -> Callable[[Given], Given]:
 
     Args:
         name: The value of `model.objective.kind`.
-        facts: What is known of a task from outside the package; those of the package are in
-            `TASKS` already, which is read before the class is imported.
+        facts: The facts of a task from outside the package; the package's own are in
+            `TASKS`, which is read before the class is imported.
 
     Raises:
         ValueError: if another task has this name.
@@ -220,7 +220,7 @@ def task_class(name: str) -> type[Task]:
     """Return the class of a task.
 
     Raises:
-        UserError: there is no task of that name.
+        UserError: if there is no such task.
     """
     _ = TASKS[name]
     if name not in _CLASSES:
@@ -240,7 +240,7 @@ def build_task(config: ObjectiveConfig) -> Task:
 
 
 def join_ranks(parts: Mapping[int, Any]) -> dict[int, Any]:
-    """Join what the ranks hold by number, each number once."""
+    """Merge the ranks' values by number, each number once."""
     if not torch.distributed.is_initialized():
         return dict(parts)
     gathered: list[Any] = [None] * torch.distributed.get_world_size()

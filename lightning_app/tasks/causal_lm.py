@@ -31,10 +31,10 @@ from lightning_app.tasks.causal_rows import (
 @task("causal_lm")
 @final
 class CausalLanguageModelling(Task):
-    """The mean negative log-likelihood of every token, given those before it in its window.
+    """The mean negative log-likelihood of every token, given the earlier tokens in its window.
 
-    With `model.block.memory` also given the memory of the segments before, which probes leave out:
-    they read each window as a text of its own.
+    With `model.block.memory` also given the memory of earlier segments, which probes ignore:
+    they read each window as a separate text.
     """
 
     def __init__(self, config: ObjectiveConfig) -> None:
@@ -45,7 +45,7 @@ class CausalLanguageModelling(Task):
     def _rows(
         cls, corpus: PreparedCorpus, split: str, data: DataConfig, **part: Unpack[Reading]
     ) -> CausalRows | CausalStreams:
-        """Return a split of windows, for an evaluation where `seed` is None."""
+        """Return a split of windows, for an evaluation if `seed` is None."""
         whole = part["seed"] is None
         if data.order == "streams":
             streams = max(1, data.tokens_per_batch // data.window)
@@ -64,7 +64,7 @@ class CausalLanguageModelling(Task):
 
     @classmethod
     def describe(cls, rows: Mapping[str, CausalRows | CausalStreams]) -> str:
-        """Say how the text is cut into windows, and what its scores are divided by."""
+        """Describe how the text is cut into windows and what its scores are divided by."""
         train = rows["train"]
         evaluated = {split: of for split, of in rows.items() if split != "train"}
         said = f"; read in {train.reading()}, {train.remainder} tokens left out"
@@ -87,7 +87,7 @@ class CausalLanguageModelling(Task):
         labels, seen = batch.labels, watched(model.auxiliary)
         states = self._states(model, batch, seen)[:, -labels.shape[1] :]
         sums = partial(output_sums, label_smoothing=self.config.smoothing)
-        # Windows of training do not overlap, so that the states of all layers are as many.
+        # Windows of training do not overlap, so all layers have equally many states.
         return sums_of_all_heads(
             sums, model, states, labels, labels != PAD, seen, documents=batch.documents
         )
@@ -95,11 +95,11 @@ class CausalLanguageModelling(Task):
     def _states(
         self, model: CausalLanguageModel, batch: CausalBatch, seen: list[Stream] | None = None
     ) -> Float[Tensor, "window token model"]:
-        """Return the states of a batch after those of its streams, and keep its memory."""
+        """Return the states of a batch given its streams' memory, and update that memory."""
         if model.decoder.spec.memory is None:
             return model.states(batch.tokens, seen, batch.documents)
         rows, streams = batch.index.tolist(), int(batch.streams)
-        if not streams:  # a blank batch, or one that is no part of a text
+        if not streams:  # a blank batch, or one that is not part of a text
             return model.states(batch.tokens, seen)
         memory = self._training if model.training else self._evaluation
         window = batch.tokens.shape[1]
@@ -117,16 +117,16 @@ class CausalLanguageModelling(Task):
         self._training.load(streams)
 
     def rows_of(self, batch: CausalBatch) -> Int[Tensor, " token"]:
-        """Return the window of each predicted token, with those of padding."""
+        """Return the window of each predicted token, including padding."""
         return batch.index.repeat_interleave(batch.labels.shape[1])
 
     def scores(self, stage: str, datamodule: Any, found: Evaluated) -> dict[str, float]:
-        """Return bits per byte and the perplexity of a word, of a split that was read whole.
+        """Return bits per byte and perplexity per word, if the split was read whole.
 
         ``sum nll / (ln 2 * bytes)`` and ``exp(sum nll / words)``, which compare across tokenizers:
-        the sum is over all tokens, and `RunningText.counts` says what bytes and words are. A text
-        with unknown tokens has neither: it costs less to predict that a token is unknown than
-        to predict what it spells.
+        the sum is over all tokens, and `RunningText.counts` defines bytes and words. A text
+        with unknown tokens has neither: predicting that a token is unknown costs less than
+        predicting its spelling.
         """
         corpus = datamodule.corpus
         split = "valid" if stage == "val" else stage
@@ -142,7 +142,7 @@ class CausalLanguageModelling(Task):
     def predict(
         self, model: CausalLanguageModel, batch: CausalBatch, datamodule: Any
     ) -> list[tuple[int, str]]:
-        """Return (number, text) of each window: the likeliest token at each predicted place."""
+        """Return (number, text) of each window: the likeliest token at each predicted position."""
         best = model.embedding.logits(self._states(model, batch))
         best = best[:, -batch.labels.shape[1] :].argmax(dim=-1)
         return [
@@ -157,13 +157,13 @@ class CausalLanguageModelling(Task):
         return Predictions(self.logits(model, batch)[counted], batch.labels[counted])
 
     def alone(self, batch: CausalBatch, token: int) -> CausalBatch:
-        """Return the window of the predicted `token`, cut behind the place that predicts it."""
+        """Return the window of the predicted `token`, cut after the position that predicts it."""
         row, place = (batch.labels != PAD).nonzero()[token].tolist()
         before = batch.tokens.shape[1] - batch.labels.shape[1]
         return _cut(batch, row, before + place + 1)
 
     def real_tokens(self, batch: CausalBatch) -> dict[str, Bool[Tensor, "row token"]]:
-        """Return the tokens that predict one."""
+        """Return the tokens that predict another."""
         real = torch.zeros_like(batch.tokens, dtype=torch.bool)
         real[:, -batch.labels.shape[1] :] = batch.labels != PAD
         return {"decoder": real}
@@ -178,7 +178,7 @@ class CausalLanguageModelling(Task):
         return (batch.tokens,)
 
     def random_batch(self, rows: int, length: int, vocabulary: int) -> CausalBatch:
-        """Return windows of random tokens, each of which is predicted."""
+        """Return windows of random tokens, all of which are predicted."""
         tokens = torch.randint(SPECIALS, vocabulary, (rows, length + 1))
         return CausalBatch(
             tokens=tokens[:, :-1],
@@ -202,12 +202,12 @@ def _cut(batch: CausalBatch, row: int, length: int) -> CausalBatch:
 
 
 def _unknown(ids: np.ndarray) -> int:
-    """Return the number of tokens that mean text outside the vocabulary."""
+    """Return the number of tokens that replace text outside the vocabulary."""
     return int(np.count_nonzero(ids == UNK))
 
 
 def _exp(x: float) -> float:
-    """Return e^x; infinity where it is too large for a float."""
+    """Return e^x; infinity if too large for a float."""
     try:
         return math.exp(x)
     except OverflowError:

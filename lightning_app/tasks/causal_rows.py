@@ -18,15 +18,15 @@ class CausalBatch(NamedTuple):
     """One rank's share of a global batch of windows.
 
     Attributes:
-        tokens: (batch, window) int64, what the model reads.
+        tokens: (batch, window) int64, the model's input.
         labels: (batch, predicted) int64, the tokens after the last `predicted` ones of `tokens`;
-            PAD where none is predicted.
+            PAD where nothing is predicted.
         index: (batch,) int64, number of the window; -1 for a blank row, which predicts nothing.
-        predicted_tokens: () int64, tokens that the global batch predicts on all ranks together.
+        predicted_tokens: () int64, tokens that the global batch predicts over all ranks.
         streams: () int64, the number of streams of the global batch, whose window ``t streams + b``
-            is segment t of stream b; 0 where each window is a text of its own.
+            is segment t of stream b; 0 if each window is a separate text.
         documents: (batch, window) int64, the number of the document of the token after each of
-            `tokens`, which belongs to that document too; None where documents are joined.
+            `tokens`, which belongs to that document too; None if documents are joined.
     """
 
     tokens: Tensor
@@ -38,7 +38,7 @@ class CausalBatch(NamedTuple):
 
 
 def blank_batch(predicted: int, documents: Tensor | None = None) -> CausalBatch:
-    """Return the share of a rank without windows of a batch that predicts `predicted` tokens."""
+    """Return the share of a rank without windows, for a batch that predicts `predicted` tokens."""
     return CausalBatch(
         tokens=torch.full((1, 1), EOS),
         labels=torch.full((1, 1), PAD),
@@ -49,7 +49,7 @@ def blank_batch(predicted: int, documents: Tensor | None = None) -> CausalBatch:
 
 
 def _tokens_at(ids: np.ndarray, places: np.ndarray) -> np.ndarray:
-    """Return the tokens at `places`, int64; any tokens at places outside the text."""
+    """Return the tokens at `places`, int64; arbitrary tokens outside the text."""
     return ids.take(places, mode="clip").astype(np.int64)
 
 
@@ -59,12 +59,12 @@ class CausalRows:
 
     The text is one row of tokens, in which each line ends in EOS; the first is predicted from an
     EOS before it. Window w begins `stride` tokens after window w - 1 and predicts the tokens that
-    no window before it predicts: all of its own without overlap, and otherwise its last `stride`,
-    from at least ``window - stride`` tokens before them. So each token of a split is
+    no earlier window predicts: all of its own without overlap, otherwise its last `stride`,
+    each from at least ``window - stride`` earlier tokens. Thus each token of a split is
     predicted once, except those after the last whole window of training.
 
-    With `masked` documents the EOS at the end of one is the mark before the next: the first token
-    of a document is predicted from that EOS alone, like the first of the text.
+    With `masked` documents the EOS at the end of one document is the mark before the next: the
+    first token of a document is predicted only from that EOS, like the first of the text.
 
     Args:
         corpus: A prepared corpus of running text.
@@ -74,12 +74,12 @@ class CausalRows:
         seed: The seed of the order of windows; None for the order of the text, to its last token.
         rank: The rank of this process.
         world_size: Number of processes.
-        masked: Whether batches say which document a token is of (intra-document masking).
+        masked: Whether batches give the document of each token (intra-document masking).
 
     Attributes:
         ids: Every token of the split, int32.
-        documents: The place of the first token of each document, int64, if they are `masked`.
-        counts: What `RunningText.counts` has counted in the split.
+        documents: The index of the first token of each document, int64, if `masked`.
+        counts: The result of `RunningText.counts` for the split.
         remainder: The number of tokens that no window predicts.
     """
 
@@ -122,9 +122,9 @@ class CausalRows:
         return self._count
 
     def sampler(self, tokens_per_batch: int) -> EpochSampler:
-        """Return the batches of an epoch, all with the same number of windows but the last.
+        """Return the batches of an epoch, all with the same number of windows except the last.
 
-        With overlap the first window, which predicts more than the others, is a separate batch.
+        With overlap the first window, which predicts more than the others, forms a separate batch.
         """
         alone = int(self.stride < self.window)
         count, per_batch = len(self) - alone, max(1, tokens_per_batch // self.window)
@@ -138,13 +138,13 @@ class CausalRows:
         return EpochSampler(batches)
 
     def targets(self, rows: np.ndarray | None = None) -> np.ndarray:
-        """Return every token that is predicted in one epoch; in `rows` if they are given."""
+        """Return every token that is predicted in one epoch; only those in `rows`, unless None."""
         if rows is None:
             return self.ids[: len(self.ids) - self.remainder]
         return np.concatenate([self.ids[slice(*self._predicted(row))] for row in rows])
 
     def reading(self) -> str:
-        """Say how the split is read."""
+        """Describe how the split is read."""
         said = f"windows of {self.window} tokens that begin every {self.stride} tokens"
         if self.documents is None:
             return said
@@ -177,7 +177,7 @@ class CausalRows:
         return torch.from_numpy(np.searchsorted(self.documents, places, side="right") - 1)
 
     def _predicted(self, row: int) -> tuple[int, int]:
-        """Return the place of the first token that a window predicts, and of the last, plus 1."""
+        """Return the index of the first token that a window predicts, and of the last, plus 1."""
         end = row * self.stride + self.window
         return (end - self.stride if row else 0), min(end, len(self.ids))
 
@@ -189,21 +189,21 @@ class CausalStreams:
     The text is cut into B contiguous streams of equal length, and these into segments of one window
     each (Dai et al. 2019, 1901.02860). Window ``t B + b`` is segment t of stream b; a batch has one
     segment of every stream, in the same order at every step and in every epoch. The first token of
-    a stream is predicted from the token before it in the text, that of the text from an EOS.
+    a stream is predicted from the token before it in the text, the first of the text from an EOS.
 
     Args:
         corpus: A prepared corpus of running text.
         split: train, valid or test.
         window: Tokens in a segment.
         streams: B.
-        whole: Read the text to its last token, as an evaluation does; otherwise each stream ends
-            with its last whole segment.
+        whole: Whether to read the text to its last token, as in evaluation; otherwise each stream
+            ends with its last whole segment.
         rank: The rank of this process.
         world_size: Number of processes.
 
     Attributes:
         ids: Every token of the split, int32.
-        counts: What `RunningText.counts` has counted in the split.
+        counts: The result of `RunningText.counts` for the split.
         remainder: The number of tokens that no segment predicts.
     """
 
@@ -246,16 +246,16 @@ class CausalStreams:
         return self.segments * self.streams
 
     def sampler(self, tokens_per_batch: int) -> EpochSampler:
-        """Return the batches of an epoch: one segment of every stream each."""
+        """Return the batches of an epoch: each with one segment of every stream."""
         return EpochSampler(lambda _: equal_batches(len(self), self.streams), in_order=True)
 
     def targets(self, rows: np.ndarray | None = None) -> np.ndarray:
-        """Return every token that is predicted in one epoch; in `rows` if they are given."""
+        """Return every token that is predicted in one epoch; only those in `rows`, unless None."""
         places, real = self._places(np.arange(len(self)) if rows is None else rows)
         return self.ids[places[real]]
 
     def reading(self) -> str:
-        """Say how the split is read."""
+        """Describe how the split is read."""
         streams = "1 stream" if self.streams == 1 else f"{self.streams:,} streams side by side"
         return f"{streams} of {self.segments:,} segments of {self.window} tokens, one after another"
 
@@ -277,21 +277,21 @@ class CausalStreams:
         )
 
     def _places(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the places of the tokens that windows predict, and which are in their stream."""
+        """Return the indices of the tokens that windows predict, and which are in their stream."""
         segment, stream = rows[:, None] // self.streams, rows[:, None] % self.streams
         places = self._starts[stream] + segment * self.window + np.arange(self.window)
         return places, places < self._ends[stream]
 
 
 StreamState = tuple[int, Tensor]
-"""The tokens of a stream that were read, and its memory, (layer, memory, model)."""
+"""The number of tokens read from a stream, and its memory, (layer, memory, model)."""
 
 
 @final
 class StreamMemory:
-    """The memory before the next segment of each stream; outside of the model's buffers.
+    """The memory before the next segment of each stream; kept outside the model's buffers.
 
-    DDP would overwrite buffers by those of rank 0 at every step.
+    DDP would overwrite buffers with those of rank 0 at every step.
     """
 
     def __init__(self) -> None:
@@ -306,14 +306,14 @@ class StreamMemory:
         """Return the memory before a segment of the streams `numbers`; None before the first.
 
         Args:
-            read: The tokens of each stream before the segment.
+            read: The number of tokens of each stream before the segment.
             numbers: The streams of this process.
-            streams: The number of streams of all processes.
-            device: That of the segment.
+            streams: The number of streams over all processes.
+            device: The device of the segment.
 
         Raises:
-            RuntimeError: the memory is of other streams, or of another place in them.
-            UserError: so is the memory of a checkpoint.
+            RuntimeError: if the memory belongs to other streams or another position in them.
+            UserError: if that is true of a checkpoint's memory.
         """
         if read == 0:
             return None
@@ -327,7 +327,7 @@ class StreamMemory:
         return self._memory
 
     def keep(self, read: int, numbers: list[int], memory: SegmentMemory) -> None:
-        """Keep the memory after a segment, which ends after `read` tokens of each stream."""
+        """Store the memory after a segment that ends after `read` tokens of each stream."""
         self._read, self._numbers, self._memory = read, numbers, memory
         self._loaded = {}
 
@@ -342,7 +342,7 @@ class StreamMemory:
         }
 
     def load(self, streams: Mapping[int, StreamState]) -> None:
-        """Go on from the state of all streams; the next batch names those of this process."""
+        """Restore the state of all streams; the next batch names those of this process."""
         self._memory, self._loaded = None, streams
 
     def _take(self, read: int, numbers: list[int], streams: int, device: torch.device) -> None:

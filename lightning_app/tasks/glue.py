@@ -52,13 +52,13 @@ OF_SCORES = {"pearson": pearson, "spearman": spearman}
 @task("glue")
 @final
 class Glue(LabelledTask):
-    """The label of each row from the state of its first token; `data.name` is the task of GLUE.
+    """The label of each row from the state of its first token; `data.name` is the GLUE task.
 
     Classes are trained on the mean cross-entropy in nats. The scores of STS-B, from 0 to 5, are
     trained on the mean squared error: `train/loss` and `val/mse`. There `nll` is the negative
     log-likelihood (y - z)^2 / 2 + ln(2 pi) / 2 of a normal distribution of variance 1 around the
-    output z, in nats: it orders models as the squared error does, and says what `val/nll` says
-    elsewhere. Accuracy is not reported there.
+    output z, in nats: it ranks models like the squared error and has the meaning of `val/nll`
+    elsewhere. Accuracy is not reported for scores.
 
     A row counts as one predicted token in sums, rates and `tokens` of a result. `scored` has the
     label of each row and the answer: a class, or a score.
@@ -73,7 +73,7 @@ class Glue(LabelledTask):
     def build_model(
         self, architecture: ArchitectureConfig, block: BlockConfig, vocab_size: int
     ) -> nn.Module:
-        """Return the model with an output for each class, or one for a score."""
+        """Return the model with one output per class, or one for a score."""
         stacks, outputs = architecture.stacks(block), self.facts.classes or 1
         embedding = embedding_of(architecture, stacks, vocab_size, self.pad)
         return TextClassifier(stacks["encoder"], architecture.sizes(), embedding, outputs)
@@ -88,7 +88,7 @@ class Glue(LabelledTask):
 
     @classmethod
     def describe(cls, rows: Mapping[str, Any]) -> str:
-        """Say how many rows are cut."""
+        """Describe how many rows are cut."""
         return described_cuts(rows)
 
     @classmethod
@@ -121,9 +121,9 @@ class Glue(LabelledTask):
         return found
 
     def _answers(self, outputs: Float[Tensor, "row output"]) -> Float[Tensor, " row"]:
-        """Return the likeliest class of each row, or its score; NaN where outputs are not finite.
+        """Return the likeliest class of each row, or its score; NaN if outputs are not finite.
 
-        Their argmax would be a class, for NaN the first, which is the most frequent one of RTE.
+        Their argmax would be a class: the first for NaN, which is the most frequent in RTE.
         """
         if not self.classifies:
             return outputs[:, 0]
@@ -131,9 +131,9 @@ class Glue(LabelledTask):
         return classes.where(outputs.isfinite().all(dim=1), math.nan)
 
     def scores(self, stage: str, datamodule: Any, found: Evaluated) -> dict[str, float]:
-        """Return the published scores of the task, each row counted once, from all ranks.
+        """Return the published scores of the task over all ranks, each row counted once.
 
-        For classes also the accuracy of the most frequent one, `majority_accuracy`.
+        For classes also `majority_accuracy`, the accuracy of the most frequent one.
         """
         rows = join_ranks(self.scored)
         assert len(rows) == found.tokens, "every row counts once"
@@ -165,7 +165,7 @@ class Glue(LabelledTask):
     def predict(
         self, model: TextClassifier, batch: LabelledBatch, datamodule: Any
     ) -> list[tuple[int, str]]:
-        """Return the likeliest class of each row, or its score; nan where none is finite."""
+        """Return the likeliest class of each row, or its score; nan if not finite."""
         found = self._answers(self.logits(model, batch)).tolist()
         texts = [f"{answer:.{0 if self.classifies else 4}f}" for answer in found]
         rows = zip(batch.index.tolist(), texts, strict=True)
@@ -175,7 +175,7 @@ class Glue(LabelledTask):
         """Return the answers.
 
         Raises:
-            UserError: one is of outputs that are not finite.
+            UserError: if one comes from outputs that are not finite.
         """
         for row, text in sorted(predicted.items()):
             if not math.isfinite(float(text)):
@@ -191,14 +191,14 @@ class Glue(LabelledTask):
         return Predictions(self.logits(model, batch)[real], batch.labels[real].round().long())
 
     def mean_loss(self, found: Predictions) -> Tensor:
-        """Return the mean training loss of `found`, of rounded scores for a regression."""
+        """Return the mean training loss of `found`, with rounded scores for a regression."""
         if self.classifies:
             return super().mean_loss(found)
         every = torch.ones_like(found.labels, dtype=torch.bool)
         return squared_sums(found.logits[:, 0], found.labels, every).loss / len(found.labels)
 
     def alone(self, batch: LabelledBatch, token: int) -> LabelledBatch:
-        """Return the row of the label `token`, which counts rows that are not blank."""
+        """Return the row of the label number `token`, counting rows that are not blank."""
         row = int((batch.index >= 0).nonzero()[token])
         return one_row(batch, row, batch.tokens.shape[1])
 
@@ -215,4 +215,6 @@ def squared_sums(
     """Sum ``loss = (z - y)^2`` and ``nll = loss / 2 + ln(2 pi) / 2`` over the `counted` rows."""
     loss = (outputs - labels.to(outputs)) ** 2
     nll = 0.5 * loss.detach() + HALF_LOG_2_PI
-    return counted_sums(loss, nll, counted, lambda: torch.zeros_like(counted))  # none is right
+    return counted_sums(
+        loss, nll, counted, lambda: torch.zeros_like(counted)
+    )  # none counts as right

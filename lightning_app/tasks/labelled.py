@@ -22,10 +22,10 @@ class LabelledBatch(NamedTuple):
         tokens: (batch, token) int64, BOS, the first text, EOS, the second text, EOS, padding; a row
             of one text ends at its EOS.
         segments: (batch, token) int64, 1 for the second text and its EOS, else 0.
-        labels: (batch,) float64, the class from 0 on, or the score; (batch, 2) int64, the places of
+        labels: (batch,) float64, the class from 0, or the score; (batch, 2) int64, the positions of
             the first and the last token of an answer.
-        index: (batch,) int64, row of the split; -1 for a blank row, which counts nowhere.
-        predicted_tokens: () int64, rows of the global batch on all ranks together: each predicts
+        index: (batch,) int64, row of the split; -1 for a blank row, which is ignored everywhere.
+        predicted_tokens: () int64, rows of the global batch over all ranks: each predicts
             one label.
     """
 
@@ -37,13 +37,13 @@ class LabelledBatch(NamedTuple):
 
 
 def cut_lengths(first: np.ndarray, second: np.ndarray, longest: int) -> tuple[np.ndarray, ...]:
-    """Return the tokens of both texts after the longer one lost its last, down to `longest`.
+    """Return the tokens of both texts after dropping the longer one's last tokens to fit `longest`.
 
-    Where both are as long the second one loses a token (google-research/bert,
+    If both are equally long, the second loses a token (google-research/bert,
     `_truncate_seq_pair`).
     """
     over = np.maximum(0, first + second - longest)
-    # First the longer text loses tokens until both are as long, then they take turns.
+    # First the longer text loses tokens until both are equally long, then they take turns.
     difference = np.minimum(over, np.abs(first - second))
     turns = over - difference
     of_first = np.where(first > second, difference, 0) + turns // 2
@@ -64,7 +64,7 @@ class MarkedRows:
     """Rows ``BOS first EOS`` or ``BOS first EOS second EOS``: our BOS and EOS are [CLS] and [SEP].
 
     Attributes:
-        lengths: The tokens of each row, with its marks.
+        lengths: The tokens of each row, with marks.
     """
 
     def __init__(self, first: Texts, second: Texts | None) -> None:
@@ -76,7 +76,7 @@ class MarkedRows:
     def take(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return tokens (rows, longest) and their segments."""
         place = np.arange(self.lengths[rows].max())
-        # the places of both EOS
+        # the positions of both EOS
         end, last = self._first.lengths[rows, None] + 1, self.lengths[rows, None] - 1
         tokens = np.full((len(rows), len(place)), PAD, dtype=np.int64)
         tokens[:, 0] = BOS
@@ -93,9 +93,9 @@ class LabelledSplit:
 
     Args:
         texts: The rows.
-        labels: The label of each.
-        seed: Of the order of batches; None for the order of length.
-        rank: Of this process.
+        labels: The label of each row.
+        seed: The seed of the order of batches; None to order by length.
+        rank: The rank of this process.
         world_size: Number of processes.
     """
 
@@ -109,7 +109,7 @@ class LabelledSplit:
         return len(self.labels)
 
     def sampler(self, tokens_per_batch: int) -> EpochSampler:
-        """Return the batches of an epoch, of at most that many tokens with padding."""
+        """Return the batches of an epoch, each of at most that many tokens with padding."""
         seed, lengths = self._seed, self.lengths
 
         def batches(epoch: int) -> list[np.ndarray]:
@@ -119,7 +119,7 @@ class LabelledSplit:
         return EpochSampler(batches)
 
     def targets(self, rows: np.ndarray | None = None) -> np.ndarray:
-        """Return the labels; only those of `rows`, if they are given."""
+        """Return the labels; only those of `rows`, unless None."""
         return self.labels if rows is None else self.labels[rows]
 
     def __getitem__(self, item: Item) -> LabelledBatch:
@@ -127,7 +127,7 @@ class LabelledSplit:
         tokens, segments = self.texts.take(rows)
         mine = share(np.arange(len(rows)), self._rank, self._world_size)
         index = rows[mine].astype(np.int64)
-        if len(mine) == 0:  # a rank without a row reads the first one, which does not count
+        if len(mine) == 0:  # a rank without rows reads the first row, which does not count
             mine, index = np.array([0]), np.array([-1])
         return LabelledBatch(
             torch.from_numpy(tokens[mine]),
@@ -166,15 +166,15 @@ def random_tokens(rows: int, length: int, vocabulary: int) -> tuple[Tensor, Tens
 class LabelledRows(LabelledSplit):
     """One or two texts with a class or a score.
 
-    An epoch has every row once. Rows are sorted into batches of similar length, so that little is
-    padding.
+    An epoch contains every row once. Rows are sorted into batches of similar length, so that little
+    is padding.
 
     Args:
         corpus: A prepared corpus with labels.
         split: train, valid or test.
-        window: The most tokens of a row, with its marks; longer texts are cut.
-        seed: Of the order of batches; None for the order of length.
-        rank: Of this process.
+        window: The maximum tokens of a row, with marks; longer texts are cut.
+        seed: The seed of the order of batches; None to order by length.
+        rank: The rank of this process.
         world_size: Number of processes.
         regression: Whether labels are scores.
 
@@ -212,13 +212,13 @@ class LabelledRows(LabelledSplit):
 
 
 def stored_texts(corpus: PreparedCorpus, split: str, column: str) -> Texts:
-    """Return the texts of a column of a prepared corpus, without the EOS that each ends in."""
+    """Return the texts of a column of a prepared corpus, without the EOS at their ends."""
     offsets = np.asarray(corpus.offsets(split, column))
     return Texts(corpus.ids(split, column), offsets[:-1], np.diff(offsets) - 1)
 
 
 def described_cuts(rows: Mapping[str, LabelledRows]) -> str:
-    """Return how many rows of each split are cut, for the description of the corpus."""
+    """Return how many rows of each split are cut, for the corpus description."""
     cut = " / ".join(f"{of.cut:,}" for of in rows.values())
     return f"; texts of {cut} rows cut at the end, the longer one first"
 
@@ -226,11 +226,11 @@ def described_cuts(rows: Mapping[str, LabelledRows]) -> str:
 class LabelledTask(Task):
     """A task with `LabelledBatch`es, whose scores need all rows of an evaluation.
 
-    `sums` puts what `scores` needs of each row into `last`, where no gradient is computed.
+    Without gradients, `sums` stores in `last` what `scores` needs from each row.
 
     Attributes:
-        last: By row of the split, of the batch that was evaluated last.
-        scored: The same of all batches of this evaluation, on this rank.
+        last: By row of the split, for the batch evaluated last.
+        scored: The same for all batches of this evaluation on this rank.
     """
 
     def __init__(self, config: ObjectiveConfig) -> None:
@@ -239,11 +239,11 @@ class LabelledTask(Task):
         self.scored: dict[int, Any] = {}
 
     def start_decoding(self) -> None:
-        """Forget the evaluation before."""
+        """Discard the previous evaluation."""
         self.scored = {}
 
     def decode(self, model: Any, batch: LabelledBatch, stage: str) -> None:
-        """Keep what `sums` found in the batch that was evaluated last, which is this one."""
+        """Keep the values from `sums` for the batch evaluated last, which is this one."""
         self.scored |= self.last
 
     def rows_of(self, batch: LabelledBatch) -> Int[Tensor, " token"]:
@@ -251,7 +251,7 @@ class LabelledTask(Task):
         return batch.index
 
     def real_tokens(self, batch: LabelledBatch) -> dict[str, Bool[Tensor, "row token"]]:
-        """Return every token but padding and blank rows."""
+        """Return every token except padding and blank rows."""
         return {"encoder": (batch.index >= 0)[:, None] & (batch.tokens != PAD)}
 
     def longest(self, batch: LabelledBatch) -> LabelledBatch:

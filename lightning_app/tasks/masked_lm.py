@@ -26,12 +26,12 @@ from lightning_app.tasks.masking import MaskedBatch, MaskedSplit
 from lightning_app.tasks.next_sentence import PairRows, described
 
 PREDICTED = 0.15
-"""The share of a random batch that is predicted."""
+"""The share of a random batch to predict."""
 
 
 @final
 class MaskedRows(MaskedSplit):
-    """Windows of packed text, which are full: sentences follow each other, each ended by EOS.
+    """Full windows of packed text: consecutive sentences, each ended by EOS.
 
     Tokens are masked as in Devlin et al. 2019, section 3.1. The last tokens of the split, which
     fill no window, are dropped: `remainder` of them.
@@ -51,7 +51,7 @@ class MaskedRows(MaskedSplit):
         return len(self._windows)
 
     def sampler(self, tokens_per_batch: int) -> EpochSampler:
-        """Return the batches of an epoch, all with the same number of windows but the last."""
+        """Return the batches of an epoch, all with the same number of windows except the last."""
         count, per_batch, seed = len(self), max(1, tokens_per_batch // self.window), self._seed
 
         def batches(epoch: int) -> list[np.ndarray]:
@@ -65,7 +65,7 @@ class MaskedRows(MaskedSplit):
 
 
 def packed(rows: Mapping[str, MaskedRows]) -> str:
-    """Return the numbers of windows of the splits, for the description of the corpus."""
+    """Return the numbers of windows of the splits, for the corpus description."""
     splits = list(rows.values())
     counts = " / ".join(f"{len(of):,}" for of in splits)
     dropped = " / ".join(str(of.remainder) for of in splits)
@@ -81,20 +81,20 @@ class MaskedLanguageModelling(Task):
     """The mean negative log-likelihood of masked tokens; only their positions are scored.
 
     With `next_sentence` rows are pairs of texts, and `NextSentenceHead` adds its loss to that of
-    the masked tokens, which alone is `train/nll` and `val/nll`. An evaluation reports the mean loss
-    of the pairs in nats, `nsp_nll`, and the share of pairs whose likelier label is right,
-    `nsp_accuracy`. Probes read the predictions of masked tokens.
+    the masked tokens, which is the only part of `train/nll` and `val/nll`. An evaluation reports
+    the mean loss of the pairs in nats, `nsp_nll`, and the share of pairs whose likelier label is
+    right, `nsp_accuracy`. Probes read the predictions of masked tokens.
     """
 
     def __init__(self, config: ObjectiveConfig) -> None:
         super().__init__(config)
-        self._scored: dict[int, tuple[float, bool]] = {}  # of the pairs of an evaluation, by row
-        self._last: dict[int, tuple[float, bool]] = {}  # of the batch before
+        self._scored: dict[int, tuple[float, bool]] = {}  # for the pairs of an evaluation, by row
+        self._last: dict[int, tuple[float, bool]] = {}  # for the previous batch
 
     def build_model(
         self, architecture: ArchitectureConfig, block: BlockConfig, vocab_size: int
     ) -> nn.Module:
-        """Return the model, with the head of next sentences if they are predicted."""
+        """Return the model, with the next-sentence head if those are predicted."""
         model = super().build_model(architecture, block, vocab_size)
         if self.config.next_sentence:
             add_next_sentence(model)
@@ -117,7 +117,7 @@ class MaskedLanguageModelling(Task):
 
     @classmethod
     def describe(cls, rows: Mapping[str, Any]) -> str:
-        """Say how the text is packed into windows, or into pairs."""
+        """Describe how the text is packed into windows or pairs."""
         return described(rows) if isinstance(rows["train"], PairRows) else packed(rows)
 
     def logits(self, model: MaskedLanguageModel, batch: MaskedBatch) -> Tensor:
@@ -137,7 +137,7 @@ class MaskedLanguageModelling(Task):
     def _score(
         self, model: MaskedLanguageModel, first: Float[Tensor, "pair model"], batch: MaskedBatch
     ) -> dict[int, tuple[float, bool]]:
-        """Leave the loss of pairs with the head in training; in an evaluation, return it by row."""
+        """In training, store the loss of pairs in the head; in an evaluation, return it by row."""
         assert model.next_sentence is not None
         assert batch.follows is not None
         assert batch.pairs is not None
@@ -151,15 +151,15 @@ class MaskedLanguageModelling(Task):
         return {row: (nll, correct) for row, nll, correct in rows if row >= 0}
 
     def start_decoding(self) -> None:
-        """Forget the pairs of the evaluation before."""
+        """Discard the pairs of the previous evaluation."""
         self._scored = {}
 
     def decode(self, model: MaskedLanguageModel, batch: MaskedBatch, stage: str) -> None:
-        """Keep the scores of the pairs of the batch that was scored last, which is this one."""
+        """Keep the scores of the pairs in the batch scored last, which is this one."""
         self._scored |= self._last
 
     def scores(self, stage: str, datamodule: Any, found: Evaluated) -> dict[str, float]:
-        """Return the loss and the accuracy of the pairs, each of them counted once."""
+        """Return the loss and the accuracy of the pairs, each counted once."""
         if not self.config.next_sentence:
             return {}
         pairs = join_ranks(self._scored)
@@ -176,7 +176,7 @@ class MaskedLanguageModelling(Task):
     def predict(
         self, model: MaskedLanguageModel, batch: MaskedBatch, datamodule: Any
     ) -> list[tuple[int, str]]:
-        """Return (number, text) of each window, masked tokens filled by the likeliest ones."""
+        """Return (number, text) of each window, with masked tokens filled by the likeliest ones."""
         tokens = batch.tokens.flatten().clone()
         tokens[batch.positions] = self.logits(model, batch).argmax(dim=-1)
         rows = tokens.view_as(batch.tokens).tolist()
@@ -191,14 +191,14 @@ class MaskedLanguageModelling(Task):
         return Predictions(self.logits(model, batch), batch.labels)
 
     def alone(self, batch: MaskedBatch, token: int) -> MaskedBatch:
-        """Return the row of the predicted `token`, which is all that it predicts."""
+        """Return the row of the predicted `token`, with all its predictions."""
         row, place = divmod(int(batch.positions[token]), batch.tokens.shape[1])
         return _row(batch, row, batch.tokens.shape[1])._replace(
             positions=batch.positions.new_tensor([place]), labels=batch.labels[token : token + 1]
         )
 
     def real_tokens(self, batch: MaskedBatch) -> dict[str, Bool[Tensor, "row token"]]:
-        """Return every token of windows, which are full, and of pairs all except padding."""
+        """Return every token of windows, which are full, and all tokens of pairs except padding."""
         return {"encoder": (batch.index >= 0)[:, None] & (batch.tokens != self.pad)}
 
     def longest(self, batch: MaskedBatch) -> MaskedBatch:

@@ -11,7 +11,7 @@ from lightning_app.data.batching import Item
 from lightning_app.data.prepare import PreparedCorpus, share
 from lightning_app.data.tokenizer import BOS, EOS, MASK, PAD, SPECIALS
 
-FIXED_SEED = 0  # of validation and test masks, whatever the seed of the run
+FIXED_SEED = 0  # for validation and test masks, whatever the run's seed
 
 
 class MaskedBatch(NamedTuple):
@@ -22,11 +22,11 @@ class MaskedBatch(NamedTuple):
         positions: (predicted,) int64, flat indices into batch * window, ascending.
         labels: (predicted,) int64, the tokens at these positions before masking.
         index: (batch,) int64, number of the row; -1 for a blank row, which predicts nothing.
-        predicted_tokens: () int64, tokens that the global batch predicts on all ranks together.
-        segments: (batch, window) int64, 0 or 1 for the text of a pair that a token is of, and 0 for
-            padding; None for windows.
+        predicted_tokens: () int64, tokens that the global batch predicts over all ranks.
+        segments: (batch, window) int64, 0 or 1 for the text of a pair that contains the token, 0
+            for padding; None for windows.
         follows: (batch,) int64, `NEXT` or `RANDOM` of `NextSentenceHead`; None for windows.
-        pairs: () int64, pairs of the global batch on all ranks together; None for windows.
+        pairs: () int64, pairs of the global batch over all ranks; None for windows.
     """
 
     tokens: Tensor
@@ -41,18 +41,18 @@ class MaskedBatch(NamedTuple):
 
 @final
 class Masking:
-    """The masks of a split, which depend on seed, epoch, row and place alone.
+    """The masks of a split, which depend only on seed, epoch, row and position.
 
     Devlin et al. 2019 (1810.04805), section 3.1. With `word_starts` all pieces of a word are masked
     together (google-research/bert, whole word masking): words are taken in random order until the
-    budget of the row is spent, and a word with more pieces than are left of it is skipped. Each
-    piece is still replaced by itself. Without it the budget is always spent, if there are as many
+    budget of the row is spent, and a word with more pieces than remain in it is skipped. Each
+    piece is still replaced separately. Without it the budget is always spent if there are enough
     tokens.
 
     Args:
         vocab_size: The number of ids.
-        seed: Of the masks; None for masks that are the same in every run and epoch.
-        word_starts: Whether each id begins a word; None to mask pieces on their own.
+        seed: The seed of the masks; None for masks that are the same in every run and epoch.
+        word_starts: Whether each id begins a word; None to mask pieces separately.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Masking:
     def choose(
         self, epoch: int, rows: np.ndarray, tokens: np.ndarray, budgets: np.ndarray
     ) -> np.ndarray:
-        """Return which places are predicted, (rows, window).
+        """Return which positions are predicted, (rows, window).
 
         Marks and padding never are. A row has `budgets` of them, fewer if it has fewer tokens.
         """
@@ -87,9 +87,10 @@ class Masking:
         rank: int,
         world_size: int,
     ) -> MaskedBatch:
-        """Return this rank's share of the global batch of `rows`, whose tokens are given."""
+        """Return this rank's share of the global batch of `rows` with these tokens."""
         chosen = self.choose(epoch, rows, tokens, budgets)
-        # At least 1: with whole words a small batch may predict none, and a step divides by it.
+        # At least 1: with whole words a small batch may predict none, and a step divides by their
+        # number.
         predicted = torch.tensor(max(1, int(chosen.sum())))
         mine, tokens, chosen = (share(of, rank, world_size) for of in (rows, tokens, chosen))
         if len(mine) == 0:
@@ -120,7 +121,7 @@ class Masking:
         return np.where(die < 8, MASK, np.where(die == 8, piece, tokens))
 
     def _noise(self, epoch: int, rows: np.ndarray, width: int, stream: int) -> np.ndarray:
-        """Return (rows, width) uint64 that depend on seed, epoch, row and place alone."""
+        """Return (rows, width) uint64 that depend only on seed, epoch, row and position."""
         seed, epoch = (FIXED_SEED, 0) if self._seed is None else (self._seed, epoch)
         key = np.array([stream], dtype=np.uint64)
         for part in (seed, epoch):
@@ -132,10 +133,10 @@ class Masking:
 def _whole_words(
     key: np.ndarray, words: np.ndarray, begins: np.ndarray, budgets: np.ndarray
 ) -> np.ndarray:
-    """Return the places of the words that are chosen, in the order of the `key` of their first.
+    """Return the positions of the chosen words, ordered by the `key` of their first pieces.
 
-    `words` is false at marks and padding; the token after one begins a word, also a piece that
-    would go on with a word which begins before the row.
+    `words` is false at marks and padding; the token after one begins a word, even if the piece
+    continues a word that begins before the row.
     """
     before = np.zeros_like(words)
     before[:, 1:] = words[:, :-1]
@@ -157,7 +158,7 @@ def _whole_words(
 
 
 def _mix(x: np.ndarray) -> np.ndarray:
-    """One step of SplitMix64 (Steele et al. 2014): neighbouring inputs give unrelated outputs."""
+    """One step of SplitMix64 (Steele et al. 2014): neighbouring inputs have unrelated outputs."""
     x = x + np.uint64(0x9E3779B97F4A7C15)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -165,18 +166,18 @@ def _mix(x: np.ndarray) -> np.ndarray:
 
 
 class MaskedSplit(ABC):
-    """A split whose tokens are masked when a batch is made.
+    """A split whose tokens are masked when a batch is built.
 
     (epoch, rows of a global batch) -> this rank's `MaskedBatch`.
 
     Args:
         corpus: A prepared corpus of one language.
         split: train, valid or test.
-        window: The most tokens of a row, with its marks.
-        probability: The share of the tokens of a row that is predicted, rounded to at least one.
-        seed: Of the rows, their masks and their order; None for rows and masks that are the same in
+        window: The maximum tokens of a row, with marks.
+        probability: The share of a row's tokens to predict, rounded to at least one.
+        seed: The seed of rows, masks and order; None for rows and masks that are the same in
             every run and epoch, in the order of the text.
-        rank: Of this process.
+        rank: The rank of this process.
         world_size: Number of processes.
         word_starts: See `Masking`.
 
@@ -212,12 +213,12 @@ class MaskedSplit(ABC):
 
     @abstractmethod
     def _whole(self, epoch: int, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the tokens of rows before masking, and how many of each are predicted."""
+        """Return the tokens of rows before masking, and how many of each to predict."""
 
     def targets(self, rows: np.ndarray | None = None) -> np.ndarray:
-        """Return every token that is predicted in one epoch; where masks change, all but EOS.
+        """Return every token that is predicted in one epoch; if masks change, all except EOS.
 
-        Only those in `rows`, if they are given.
+        Only those in `rows`, unless None.
         """
         if self._seed is not None and rows is None:
             return self.ids[self.ids != EOS]

@@ -1,9 +1,9 @@
 """Pairs of texts for next sentence prediction (Devlin et al. 2019, 1810.04805, appendix A.2).
 
 The rules are those of google-research/bert, `create_pretraining_data.py`, with three differences:
-a random text is never of the same document (there: after ten draws it may be); the length of each
-pair is drawn on its own (there: once for all pairs of a document, which may be a whole book here);
-and pairs are drawn again in every epoch instead of a fixed number of times before training.
+a random text is never from the same document (there: after ten draws it may be); the length of each
+pair is drawn separately (there: once for all pairs of a document, which may be a whole book here);
+and pairs are redrawn in every epoch instead of a fixed number of times before training.
 """
 
 from bisect import bisect_left
@@ -23,17 +23,17 @@ from lightning_app.tasks.masking import FIXED_SEED, MaskedBatch, MaskedSplit
 
 MARKS = 3  # BOS before a pair, EOS after each of its texts
 SHORT = 0.1
-"""The probability of a pair that is shorter than the longest."""
+"""The probability of a pair shorter than the maximum."""
 
 
 class Spans(NamedTuple):
     """Pairs of texts.
 
     Attributes:
-        first: (pair, 2) int64, the place of the first token of the first text, and of its last
+        first: (pair, 2) int64, the index of the first token of the first text, and of its last
             plus 1.
-        second: (pair, 2) int64, those of the second text.
-        random: (pair,) bool, whether the second text is of another document.
+        second: (pair, 2) int64, the same for the second text.
+        random: (pair,) bool, whether the second text is from another document.
     """
 
     first: np.ndarray
@@ -42,25 +42,25 @@ class Spans(NamedTuple):
 
     @property
     def lengths(self) -> tuple[np.ndarray, np.ndarray]:
-        """The tokens of both texts, (pair,) each."""
+        """The number of tokens of both texts, (pair,) each."""
         return self.first[:, 1] - self.first[:, 0], self.second[:, 1] - self.second[:, 0]
 
 
 def draw_spans(
     starts: Sequence[int], documents: Sequence[int], longest: int, random: np.random.Generator
 ) -> Spans:
-    """Return the pairs of all documents in their order, before they are cut to `longest` tokens.
+    """Return the pairs of all documents in order, before cutting them to `longest` tokens.
 
     Sentences are gathered until they have the target length: `longest`, or with probability `SHORT`
-    a number drawn from 2 to `longest`. Of n sentences the first text has the first 1 to n - 1. With
-    probability 1/2 the second text is the rest. Otherwise, and always where n = 1, it is text of a
-    random other document from a random sentence on, and the rest is gathered again. So more
-    than half of the pairs are random: P(random) = (1 + P(n = 1)) / 2.
+    a number drawn from 2 to `longest`. Of n sentences the first text gets the first 1 to n - 1.
+    With probability 1/2 the second text is the rest. Otherwise, and always if n = 1, it is text
+    from a random other document, starting at a random sentence, and the rest is gathered again. So
+    more than half of the pairs are random: P(random) = (1 + P(n = 1)) / 2.
 
     Args:
-        starts: The place of the first token of each sentence, and the number of all tokens.
+        starts: The index of the first token of each sentence, and the number of all tokens.
         documents: The first sentence of each document, and the number of all sentences.
-        longest: The most tokens of a pair, without marks.
+        longest: The maximum tokens of a pair, without marks.
         random: The generator.
     """
     first: list[tuple[int, int]] = []
@@ -93,17 +93,17 @@ def draw_spans(
 
 
 def _gathered(starts: Sequence[int], begin: int, end: int, target: int) -> int:
-    """Return the sentence after those from `begin` that have `target` tokens: 1 or more, to `end`.
+    """Return the end of the fewest sentences from `begin` that reach `target` tokens.
 
-    All up to `end` where they have fewer.
+    It is `end` if all sentences have fewer tokens.
     """
     return min(bisect_left(starts, starts[begin] + target, begin + 1, end + 1), end)
 
 
 def cut_to(spans: Spans, longest: int, random: np.random.Generator) -> Spans:
-    """Drop tokens of the longer text, of the second where both are as long, down to `longest`.
+    """Drop tokens of the longer text (the second in a tie) down to `longest`.
 
-    Each is dropped at the front or at the back, by a fair coin.
+    Each is dropped at the front or at the back, decided by a fair coin.
     """
     one, two = spans.lengths
     kept = cut_lengths(one, two, longest)
@@ -121,16 +121,17 @@ class PairRows(MaskedSplit):
     """Pairs of texts.
 
     A row is BOS, the first text, EOS, the second text, EOS: BERT's [CLS] and [SEP] are our BOS and
-    EOS. A pair of n tokens, marks included, predicts the share `probability` of n.
+    EOS. A pair of n tokens, including marks, predicts the share `probability` of n.
 
-    An epoch goes through the text once. It has as many batches as epoch 0, which all have as many
-    pairs, to within one: their number is different in each epoch, and so is that of a batch.
+    An epoch goes through the text once. It has as many batches as epoch 0, all with the same number
+    of pairs, to within one; the number of pairs, and so the size of a batch, differs between
+    epochs.
     """
 
     def _read(self, corpus: PreparedCorpus, split: str) -> None:
         ids = corpus.ids(split, "text")
         offsets = np.asarray(corpus.offsets(split, "text"))
-        self.ids = ids[ids != EOS]  # each sentence has one, and a text of several has none inside
+        self.ids = ids[ids != EOS]  # sentences end in EOS; texts of several have none inside
         self._starts = (offsets - np.arange(len(offsets))).tolist()
         assert self._starts[-1] == len(self.ids)
         documents = np.searchsorted(offsets, np.asarray(corpus.documents(split)))
@@ -140,7 +141,7 @@ class PairRows(MaskedSplit):
         self._drawn = (0, first)
 
     def __len__(self) -> int:
-        """Return the number of pairs of epoch 0; of every epoch where `seed` is None."""
+        """Return the number of pairs of epoch 0; of every epoch if `seed` is None."""
         return self._count
 
     def _draw(self, epoch: int) -> Spans:
@@ -166,7 +167,7 @@ class PairRows(MaskedSplit):
             order = np.arange(count)
             if seed is not None:
                 order = np.random.default_rng((seed, epoch)).permutation(count)
-            # No batch is empty: with one pair a batch, an epoch of fewer pairs repeats some.
+            # No batch is empty: with one pair per batch, an epoch with fewer pairs repeats some.
             order = np.resize(order, max(count, batches_of_all))
             return np.array_split(order, batches_of_all)
 
@@ -205,7 +206,7 @@ class PairRows(MaskedSplit):
 
 
 def described(rows: Mapping[str, PairRows]) -> str:
-    """Return the numbers of pairs of the splits, for the description of the corpus."""
+    """Return the numbers of pairs of the splits, for the corpus description."""
     splits = list(rows.values())
     counts = " / ".join(f"{len(of):,}" for of in splits)
     shares = " / ".join(f"{100 * of.random_share:.1f}" for of in splits)

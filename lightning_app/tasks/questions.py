@@ -1,4 +1,4 @@
-"""Questions with the windows of their contexts as rows, and the answers that windows give."""
+"""Questions with windows of their contexts as rows, and the answers from windows."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -22,11 +22,11 @@ from lightning_app.scores.squad import (
 from lightning_app.tasks.labelled import LabelledSplit, MarkedRows, Texts, stored_texts
 
 CONTEXTS = 4
-"""Contexts whose tokens are kept: the questions of a context follow each other."""
+"""The number of contexts whose tokens are cached: questions about a context are consecutive."""
 
 
 class Answer(NamedTuple):
-    """The best answer that is not empty, or "" without one, and null score - its score."""
+    """The best non-empty answer, or "" if there is no such answer, and null score - its score."""
 
     text: str
     difference: float
@@ -42,7 +42,7 @@ class QuestionTexts:
 
     Attributes:
         ids: The id of each question.
-        golds: The texts of its gold answers; none where it has no answer.
+        golds: The texts of its gold answers; empty if it has no answer.
     """
 
     def __init__(self, corpus: PreparedCorpus, split: str) -> None:
@@ -52,21 +52,21 @@ class QuestionTexts:
         self._offsets = lru_cache(CONTEXTS)(corpus.tokenizer.offsets)
 
     def offsets(self, holder: int) -> PieceOffsets:
-        """Return the tokens of the context that question `holder` holds."""
+        """Return the tokens of the context stored with question `holder`."""
         return self._offsets(self._contexts[holder])
 
     def answer(
         self, holder: int, windows: Sequence[ContextWindow], logits: Sequence[np.ndarray]
     ) -> Answer:
-        """Return the best answer in the context that question `holder` holds.
+        """Return the best answer in the context stored with question `holder`.
 
         Args:
-            holder: The question that holds the context.
+            holder: The question with which the context is stored.
             windows: All windows of the question.
-            logits: (2, token) of each window: of starts and of ends.
+            logits: (2, token) per window: for starts and ends.
 
         Raises:
-            UserError: a logit is not finite.
+            UserError: if a logit is not finite.
         """
         context = self.offsets(holder)
         starts, ends = [of[0] for of in logits], [of[1] for of in logits]
@@ -76,38 +76,39 @@ class QuestionTexts:
 
 
 MAX_QUESTION = 64
-"""The most tokens of a question, as in google-research/bert, `run_squad.py`; the rest is cut."""
+"""The maximum tokens of a question, as in google-research/bert, `run_squad.py`; the rest is cut."""
 
 
 @final
 class QuestionRows(LabelledSplit):
-    """Windows of contexts with the places of an answer. A row is a window.
+    """Windows of contexts with the positions of an answer. A row is a window.
 
-    A row is ``BOS question EOS window EOS``. Its label is the places of the first and the last
-    token of the first gold answer; (0, 0), which is BOS, where the window does not hold all of it
-    or the question has no answer.
+    A row is ``BOS question EOS window EOS``. Its label holds the positions of the first and the
+    last token of the first gold answer; (0, 0), which is BOS, if the window does not contain all of
+    it or the question has no answer.
 
-    An epoch has every window once, in batches of similar length. In an evaluation all windows of a
-    question are in one global batch, so that an evaluation of some batches has whole questions.
+    An epoch contains every window once, in batches of similar length. In an evaluation all windows
+    of a question are in one global batch, so an evaluation of only some batches has whole
+    questions.
 
     Args:
         corpus: A prepared corpus of questions.
         split: train, valid or test.
-        window: The most tokens of a row, with its marks.
+        window: The maximum tokens of a row, with marks.
         stride: Tokens between the starts of two windows.
-        seed: Of the order of batches; None for an evaluation, in the order of length.
-        rank: Of this process.
+        seed: The seed of the order of batches; None for an evaluation, ordered by length.
+        rank: The rank of this process.
         world_size: Number of processes.
 
     Attributes:
         windows: The windows of each question.
         first_rows: The row of the first window of each question, and the number of all rows.
         labels: (row, 2) int64.
-        holders: The question that holds the context of each question.
+        holders: For each question, the question with which its context is stored.
         cut: The number of questions that lost tokens.
 
     Raises:
-        UserError: `window` has no room for a token of the context beside the longest question.
+        UserError: if `window` has no room for a context token next to the longest question.
     """
 
     def __init__(
@@ -155,9 +156,9 @@ class QuestionRows(LabelledSplit):
         self.window, self.stride = window, stride
 
     def sampler(self, tokens_per_batch: int) -> EpochSampler:
-        """Return the batches of an epoch, of at most that many tokens with padding.
+        """Return the batches of an epoch, each of at most that many tokens with padding.
 
-        In an evaluation the windows of one question may have more.
+        In an evaluation the windows of a single question may have more.
         """
         if self._seed is not None:
             return super().sampler(tokens_per_batch)
@@ -165,15 +166,15 @@ class QuestionRows(LabelledSplit):
         return EpochSampler(lambda _: batches)
 
     def without_answer(self) -> int:
-        """Return the number of rows with the label of no answer."""
+        """Return the number of rows labelled with no answer."""
         return int(np.sum((self.labels == NULL).all(axis=1)))
 
 
 def check_window(corpus: PreparedCorpus, split: str, window: int) -> None:
-    """Refuse a window without room for a token of the context beside the longest question.
+    """Refuse a window without room for a context token next to the longest question.
 
     Raises:
-        UserError: naming the split and the window that it needs.
+        UserError: naming the split and the required window.
     """
     longest = min(MAX_QUESTION, int(corpus.lengths(split, "question").max()) - 1)
     if window <= longest + SPECIAL_TOKENS:
@@ -185,16 +186,16 @@ def check_window(corpus: PreparedCorpus, split: str, window: int) -> None:
 
 
 def holders(lengths: np.ndarray) -> np.ndarray:
-    """Return for each question the one that holds its context: the last one with a text."""
+    """Return for each question the one that stores its context: the last one with a text."""
     return np.maximum.accumulate(np.where(lengths > 0, np.arange(len(lengths)), 0))
 
 
 def whole_questions(
     lengths: np.ndarray, first_rows: np.ndarray, tokens_per_batch: int
 ) -> list[np.ndarray]:
-    """Return global batches that hold all rows of each of their questions.
+    """Return global batches that contain all rows of each of their questions.
 
-    Questions are in the order of their longest row. rows * longest <= tokens_per_batch, except for
+    Questions are ordered by their longest row. rows * longest <= tokens_per_batch, except for
     a question that has more.
 
     Args:
@@ -217,7 +218,7 @@ def whole_questions(
 
 
 def described_windows(rows: Mapping[str, QuestionRows]) -> str:
-    """Return the windows of each split, for the description of the corpus."""
+    """Return the windows of each split, for the corpus description."""
     counts, null, cut = (
         " / ".join(f"{count:,}" for count in of)
         for of in zip(*((len(x), x.without_answer(), x.cut) for x in rows.values()), strict=True)

@@ -42,7 +42,7 @@ from lightning_app.tasks.questions import (
 SPLITS = {"val": "valid", "test": "test"}
 NOTHING = Answer("", math.inf)
 WITH_NULL = "squad2"
-"""The corpus in which "" can be the answer."""
+"""The corpus in which "" may be the answer."""
 
 
 @task("squad")
@@ -53,12 +53,12 @@ class SQuAD(LabelledTask):
     A row is a window of a context. Its loss is ``(CE_start + CE_end) / 2`` in nats, each the
     cross-entropy of a softmax over the tokens of the row without padding; `nll` is the same, so
     that `val/nll` is a mean over windows and `val/accuracy` the share of windows whose two most
-    likely places are both right. Where a question has several gold answers, these are of the first.
+    likely places are both right. If a question has several gold answers, these use the first.
 
     `val/exact_match` and `val/f1` are the published scores, in percent and a mean over questions:
-    each answer is the best of all windows of its question, whichever ranks hold them. In version
+    each answer is the best over all windows of its question, whichever ranks hold them. In version
     2.0 the answer is empty if the null score exceeds that of the best span (threshold 0);
-    `best_exact_match` and `best_f1` are those of the best threshold on the same questions,
+    `best_exact_match` and `best_f1` use the best threshold on the same questions,
     which is optimistic.
 
     A row counts as one predicted token in sums, rates and `tokens` of a result. `scored` has the
@@ -88,15 +88,15 @@ class SQuAD(LabelledTask):
 
     @classmethod
     def describe(cls, rows: Mapping[str, Any]) -> str:
-        """Say how many windows there are, and how many questions are cut."""
+        """Describe how many windows there are and how many questions are cut."""
         return described_windows(rows)
 
     @classmethod
     def floor(cls, rows: Any, evaluated: np.ndarray | None = None) -> float:
         """Return the loss of the best constant output: (H(starts) + H(ends)) / 2.
 
-        H is the entropy of the places of starts or ends in their rows, of which (0, 0) is one. A
-        model that answers from the place alone, such as always "no answer", does no better.
+        H is the entropy of the positions of starts or ends in their rows, including (0, 0). A
+        model that answers only by position, such as always "no answer", does no better.
         """
         labels = rows.targets(evaluated)
         return (unigram_entropy(labels[:, 0]) + unigram_entropy(labels[:, 1])) / 2
@@ -113,9 +113,9 @@ class SQuAD(LabelledTask):
         return span_sums(logits, batch.labels, real)
 
     def scores(self, stage: str, datamodule: Any, found: Evaluated) -> dict[str, float]:
-        """Return the published scores, each question counted once, from all ranks.
+        """Return the published scores over all ranks, each question counted once.
 
-        Of version 2.0 also those of questions with and without an answer, those of the best
+        For version 2.0 also those of questions with and without an answer, those of the best
         threshold, and `always_no_answer`, the score of a model that never answers. The scores of a
         model whose logits are not finite are NaN.
         """
@@ -126,17 +126,18 @@ class SQuAD(LabelledTask):
         golds = {texts.ids[number]: texts.golds[number] for number in answers}
         known = {texts.ids[number]: answer or NOTHING for number, answer in answers.items()}
         scored = (scores_v2 if with_null else scores_v1)(golds, known)
-        if None in answers.values():  # a diverged run is a result: it has no score
+        if None in answers.values():  # a diverged run is a result without a score
             scored = dict.fromkeys(scored, math.nan)
         return {f"{stage}/{name}": value for name, value in scored.items()}
 
     def _answers(
         self, logits: Mapping[int, np.ndarray], split: str, datamodule: Any
     ) -> tuple[QuestionTexts, dict[int, Answer | None]]:
-        """Return the texts of a split, and the answer of each question; None without finite logits.
+        """Return the texts of a split and the answer to each question; None without finite logits.
 
         Args:
-            logits: Those of every row, of all ranks; of a part of the split all rows of a question.
+            logits: The logits of every row over all ranks; for part of a split, all rows of its
+                questions.
             split: valid or test.
             datamodule: Holds the corpus.
         """
@@ -148,7 +149,7 @@ class SQuAD(LabelledTask):
             mine = range(rows.first_rows[number], rows.first_rows[number + 1])
             if mine[0] not in logits:
                 continue
-            of = [logits[row] for row in mine]  # a question is evaluated as a whole
+            of = [logits[row] for row in mine]  # a question is always evaluated as a whole
             finite = all(np.isfinite(each).all() for each in of)
             holder = int(rows.holders[number])
             found[number] = texts.answer(holder, windows, of) if finite else None
@@ -161,7 +162,7 @@ class SQuAD(LabelledTask):
         return list(logits_by_row(self.logits(model, batch), batch).items())
 
     def answers(self, predicted: Mapping[int, Any], datamodule: Any) -> dict[int, str]:
-        """Return the answer to each question, in one line; of version 2.0 "" for no answer."""
+        """Return the answer to each question, in one line; in version 2.0 "" for no answer."""
         _, found = self._answers(predicted, "test", datamodule)
         with_null = datamodule.config.name == WITH_NULL
         texts = {}
@@ -184,7 +185,7 @@ class SQuAD(LabelledTask):
         return Predictions(self.logits(model, batch)[counted], batch.labels[counted])
 
     def alone(self, batch: LabelledBatch, token: int) -> LabelledBatch:
-        """Return the row of the place `token`: starts and ends take turns; no row is blank."""
+        """Return the row of position `token`: starts and ends alternate; no row is blank."""
         row = int((batch.index >= 0).nonzero()[token // 2])
         alone = one_row(batch, row, batch.tokens.shape[1])
         labels = alone.labels.clone()
@@ -199,7 +200,7 @@ class SQuAD(LabelledTask):
 
 
 def logits_by_row(logits: Tensor, batch: LabelledBatch) -> dict[int, np.ndarray]:
-    """Return (2, token) of each row that counts, without padding."""
+    """Return (2, token) for each row that counts, without padding."""
     wide = logits.detach().to(torch.promote_types(logits.dtype, torch.float32)).cpu().numpy()
     lengths = (batch.tokens != PAD).sum(dim=1).tolist()
     rows = zip(batch.index.tolist(), wide, lengths, strict=True)
@@ -211,7 +212,7 @@ def span_sums(
     labels: Int[Tensor, "row 2"],
     counted: Bool[Tensor, " row"],
 ) -> LossSums:
-    """Sum ``(CE_start + CE_end) / 2`` over the `counted` rows; right are rows with both places."""
+    """Sum ``(CE_start + CE_end) / 2`` over the `counted` rows; rows with both are right."""
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     nll = -logits.log_softmax(dim=2).gather(2, labels[:, :, None]).squeeze(2).mean(dim=1)
     return counted_sums(nll, nll, counted, lambda: (logits.argmax(dim=2) == labels).all(dim=1))

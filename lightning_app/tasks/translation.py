@@ -23,7 +23,7 @@ from lightning_app.tasks.base import Predictions, Reading, Task, join_ranks, tas
 GREEDY = SearchConfig(beam=1)
 MARKS = Marks(bos=BOS, eos=EOS, mask=MASK)
 SHORTER = 1 / 14
-"""The shortest row of a random batch is shorter by this share, so that 3.6 % of it is padding."""
+"""The share by which the shortest row of a random batch is shorter; 3.6 % of it is padding."""
 
 
 class TranslationBatch(NamedTuple):
@@ -33,7 +33,7 @@ class TranslationBatch(NamedTuple):
         source: (batch, source) int64, each row ended by EOS, padded with PAD.
         target: (batch, target) int64, BOS ... EOS, padded with PAD.
         index: (batch,) int64, row of the split; -1 for a blank row, which predicts nothing.
-        predicted_tokens: () int64, tokens that the global batch predicts on all ranks together.
+        predicted_tokens: () int64, tokens that the global batch predicts over all ranks.
     """
 
     source: Tensor
@@ -49,8 +49,8 @@ class TranslationRows:
     Args:
         corpus: A prepared corpus of pairs.
         split: train, valid or test.
-        seed: Of the order of batches; None for the order of length.
-        rank: Of this process.
+        seed: The seed of the order of batches; None to order by length.
+        rank: The rank of this process.
         world_size: Number of processes.
     """
 
@@ -72,14 +72,14 @@ class TranslationRows:
         return len(self._source[1]) - 1
 
     def targets(self, rows: np.ndarray | None = None) -> np.ndarray:
-        """Return every token that is predicted in one epoch; in `rows` if they are given."""
+        """Return every token that is predicted in one epoch; only those in `rows`, unless None."""
         ids, offsets = self._target
         if rows is None:
             return ids
         return np.concatenate([ids[offsets[row] : offsets[row + 1]] for row in rows])
 
     def sampler(self, tokens_per_batch: int) -> EpochSampler:
-        """Return the batches of an epoch; the tokens of the longer side count, with padding."""
+        """Return the batches of an epoch; the longer side's tokens count, with padding."""
         source, target = np.diff(self._source[1]), np.diff(self._target[1])
         seed = self._seed
 
@@ -92,7 +92,7 @@ class TranslationRows:
     def __getitem__(self, item: Item) -> TranslationBatch:
         _, rows = item
         offsets = self._target[1]
-        # BOS is not predicted, every id after it is
+        # every id after BOS is predicted
         predicted = torch.tensor(int((offsets[rows + 1] - offsets[rows]).sum()))
         mine = share(rows, self._rank, self._world_size)
         if len(mine) == 0:
@@ -131,22 +131,22 @@ class Translation(Task):
         return model(batch.source, batch.target[:, :-1])
 
     def sums(self, model: EncoderDecoder, batch: TranslationBatch) -> LossSums:
-        """Return the sums over the target tokens of `batch`, the begin mark left out."""
+        """Return the sums over the target tokens of `batch`, without the begin mark."""
         labels, seen = batch.target[:, 1:], watched(model.auxiliary)
         states = model.states(batch.source, batch.target[:, :-1], seen)
         sums = partial(output_sums, label_smoothing=self.config.smoothing)
         return sums_of_all_heads(sums, model, states, labels, labels != PAD, seen)
 
     def rows_of(self, batch: TranslationBatch) -> Int[Tensor, " token"]:
-        """Return the row of each target token, the begin mark left out, with those of padding."""
+        """Return the row of each target token, without the begin mark but with padding."""
         return batch.index.repeat_interleave(batch.target.shape[1] - 1)
 
     def start_decoding(self) -> None:
-        """Forget the hypotheses of the evaluation before."""
+        """Discard the hypotheses of the previous evaluation."""
         self._hypotheses = {}
 
     def decode(self, model: EncoderDecoder, batch: TranslationBatch, stage: str) -> None:
-        """Translate what `stage` asks for: all of the test, the first sentences of a validation."""
+        """Translate what `stage` needs: the whole test split, or the first validation sentences."""
         if stage == "val":
             found = self._translate(model, batch, GREEDY, limit=self.config.validation_bleu)
         else:
@@ -170,9 +170,9 @@ class Translation(Task):
         return {row: hypothesis.tokens for row, hypothesis in zip(rows, found, strict=True)}
 
     def scores(self, stage: str, datamodule: Any, found: Evaluated) -> dict[str, float]:
-        """Return BLEU of the hypotheses decoded, on the 0-100 scale, the same on every rank.
+        """Return BLEU of the decoded hypotheses, from 0 to 100, the same on every rank.
 
-        ``bleu``: tokenised and lower-cased, as the papers report it. ``sacrebleu`` (test alone):
+        ``bleu``: tokenised and lower-cased, as reported in papers. ``sacrebleu`` (only test):
         detokenised (Post 2018, 1804.08771). The signatures of both are kept.
         """
         hypotheses = join_ranks(self._hypotheses)
@@ -183,13 +183,13 @@ class Translation(Task):
         texts = [datamodule.tokenizer.decode(hypotheses[row]) for row in rows]
         targets = datamodule.targets(split)
         how = "none" if datamodule.tokenized else "13a"
-        # `force` only leaves out the advice to detokenise, in every validation: this text is
+        # `force` only suppresses the advice to detokenise at every validation: this text is
         # tokenised on purpose.
         bleu = sacrebleu.BLEU(tokenize=how, lowercase=True, force=datamodule.tokenized)
         targets = [targets[row] for row in rows]
         scores = {f"{stage}/bleu": bleu.corpus_score(texts, [targets]).score}
         if stage == "test":
-            # A corpus whose text is lower-cased cannot earn the case of its references.
+            # A lower-cased corpus cannot match the case of its references.
             metric = sacrebleu.BLEU(lowercase=not any(line != line.lower() for line in targets))
             references = datamodule.references(split)
             plain = [datamodule.detokenize(text) for text in texts]
@@ -210,26 +210,26 @@ class Translation(Task):
         return [(row, datamodule.tokenizer.decode(tokens)) for row, tokens in found.items()]
 
     def predictions(self, model: EncoderDecoder, batch: TranslationBatch) -> Predictions:
-        """Return logits and labels of all target tokens, the begin mark left out."""
+        """Return logits and labels of all target tokens, without the begin mark."""
         labels = batch.target[:, 1:]
         counted = labels != PAD
         return Predictions(self.logits(model, batch)[counted], labels[counted])
 
     def alone(self, batch: TranslationBatch, token: int) -> TranslationBatch:
-        """Return the pair of the predicted `token`, its target cut behind that token."""
+        """Return the pair of the predicted `token`, with its target cut after that token."""
         row, place = (batch.target[:, 1:] != PAD).nonzero()[token].tolist()
         return batch._replace(
             source=batch.source[row : row + 1], target=batch.target[row : row + 1, : place + 2]
         )
 
     def real_tokens(self, batch: TranslationBatch) -> dict[str, Bool[Tensor, "row token"]]:
-        """Return the tokens of the source, and the places of the target that predict one."""
+        """Return the tokens of the source, and the target positions that predict a token."""
         rows = (batch.index >= 0)[:, None]
         target = batch.target[:, 1:]
         return {"encoder": rows & (batch.source != PAD), "decoder": rows & (target != PAD)}
 
     def longest(self, batch: TranslationBatch) -> TranslationBatch:
-        """Return the pair with the most tokens, both sides counted."""
+        """Return the pair with the most tokens, counting both sides."""
         lengths = [(text != PAD).sum(dim=1) for text in (batch.source, batch.target)]
         row = int((lengths[0] + lengths[1]).argmax())
         source, target = (int(each[row]) for each in lengths)
@@ -252,7 +252,7 @@ class Translation(Task):
             torch.randint(SPECIALS, vocabulary, (rows, length + extra)) for extra in (0, 1)
         )
         target[:, 0] = BOS
-        # The target has one place more: its last token is predicted and never read.
+        # The target has one more position: its last token is predicted but never read.
         for text, end in ((source, lengths - 1), (target, lengths)):
             here = place[: text.shape[1]]
             text[here == end] = EOS

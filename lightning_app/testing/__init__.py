@@ -1,4 +1,4 @@
-"""Checks for parts of one's own: ``check_preset("mine")`` in a test, after loading a plug-in."""
+"""Checks for your own parts: ``check_preset("mine")`` in a test, after loading a plug-in."""
 
 from lightning_app.testing.conformance import CHECKS, KINDS, Check, check_preset
 

@@ -1,7 +1,7 @@
-"""The promises that every preset keeps; nothing here knows how a preset works.
+"""The guarantees of every preset; nothing here knows how a preset works.
 
-Each check builds small models of a preset, in float64 and from one seed, and raises an
-`AssertionError` that says what does not hold.
+Each check builds small models of a preset, in float64 with a fixed seed, and raises an
+`AssertionError` naming what fails.
 """
 
 import io
@@ -33,14 +33,14 @@ _BUILD: dict[str, Callable[..., nn.Module]] = {
 
 @dataclass(frozen=True)
 class Check:
-    """One promise about models of one kind; call it with the name of a preset."""
+    """One guarantee about models of one kind; call it with the name of a preset."""
 
     name: str
     kind: str
     function: Callable[[str], None]
 
     def __call__(self, preset: str) -> None:
-        """Raise `AssertionError` naming the preset, the kind of model and what does not hold."""
+        """Raise `AssertionError` naming the preset, the kind of model and what fails."""
         with _float64():
             try:
                 self.function(preset)
@@ -58,7 +58,7 @@ Made = Callable[[str], None]
 
 
 def of(kind: str) -> Callable[[Made], Made]:
-    """Return the decorator that makes a function a check of models of that kind."""
+    """Return the decorator that turns a function into a check of models of that kind."""
 
     def add(function: Made) -> Made:
         CHECKS.append(Check(function.__name__, kind, function))
@@ -68,7 +68,7 @@ def of(kind: str) -> Callable[[Made], Made]:
 
 
 def of_each_kind(function: Callable[[str, str], None]) -> Callable[[str, str], None]:
-    """Make a function of a preset and a kind one check for each kind."""
+    """Turn a function of a preset and a kind into one check per kind."""
     for kind in KINDS:
         CHECKS.append(Check(function.__name__, kind, lambda name, kind=kind: function(name, kind)))
     return function
@@ -77,21 +77,21 @@ def of_each_kind(function: Callable[[str, str], None]) -> Callable[[str, str], N
 def check_preset(
     preset: str, *, plugin: str | Path | None = None, kinds: Sequence[str] = KINDS
 ) -> None:
-    """Check the promises that every preset keeps, for models of some kinds.
+    """Check the guarantees of every preset, for models of these kinds.
 
     A later token never changes an earlier output; padding, other rows and their order change
     nothing; cached decoding equals full decoding; gradients are finite and reach every parameter;
     every parameter has an initial value; parameters survive a checkpoint, and their number does not
-    change from one model to the next.
+    change between models.
 
     Args:
         preset: The name of the preset.
         plugin: The plug-in that registers it, if it is not loaded yet: a file, or a module.
-        kinds: The kinds of model for which the preset has a meaning.
+        kinds: The kinds of model that the preset supports.
 
     Raises:
-        AssertionError: naming the preset, the kind of model and what does not hold.
-        UserError: there is no preset or no plug-in of that name.
+        AssertionError: naming the preset, the kind of model and what fails.
+        UserError: if there is no preset or plug-in with that name.
     """
     if plugin is not None:
         load(str(plugin))
@@ -114,7 +114,7 @@ def _float64() -> Iterator[None]:
 
 
 def assert_same(ours: Tensor, theirs: Tensor, where: str = "outputs differ") -> None:
-    """Compare two results of the same sums in another order."""
+    """Compare two results of the same sums in different order."""
     torch.testing.assert_close(
         ours, theirs, rtol=1e-11, atol=1e-11, msg=lambda text: f"{where}: {text}"
     )
@@ -144,7 +144,7 @@ def _check_causality(logits_of: Callable[[Tensor], Tensor], tokens: Tensor) -> N
     logits = logits_of(tokens)
     for i in range(1, tokens.shape[1]):
         other = tokens.clone()
-        other[:, i:] = _other_words(other[:, i:])  # another word at every later place
+        other[:, i:] = _other_words(other[:, i:])  # another word at every later position
         changed = logits_of(other)
         assert_same(changed[:, :i], logits[:, :i], f"token {i} changes an output before it")
         moved = (changed[:, i] - logits[:, i]).abs().amax(-1) > 1e-6
@@ -159,7 +159,7 @@ def a_later_target_token_never_changes_an_earlier_output(preset: str) -> None:
 
 @of("encoder_decoder")
 def every_source_token_counts(preset: str) -> None:
-    """What makes the checks of padding worth something: real tokens do change the output."""
+    """What makes the checks of padding meaningful: real tokens do change the output."""
     model, source, target = _translator(preset), tiny.words(3, 7), tiny.words(3, 11)
     logits = model(source, target)
     for j in range(7):
@@ -180,7 +180,7 @@ def more_padding_changes_nothing(preset: str) -> None:
 
 @of("encoder_decoder")
 def a_row_does_not_depend_on_the_others(preset: str) -> None:
-    """One row alone, cut to its length, is what it is in a batch; a source of one token too."""
+    """A single row, cut to its length, equals itself in a batch; also for a one-token source."""
     model = _translator(preset)
     source, target = tiny.sentences()
     logits = model(source, target)
@@ -199,7 +199,7 @@ def the_order_of_rows_changes_nothing(preset: str) -> None:
 
 @of("encoder_decoder")
 def a_blank_row_is_finite_and_harmless(preset: str) -> None:
-    """A device without a sentence gets a source of EOS alone and a target of padding."""
+    """A device without a sentence gets only EOS as source and padding as target."""
     model = _translator(preset)
     source, target = tiny.sentences()
     blank_source, blank_target = torch.zeros_like(source[:1]), torch.zeros_like(target[:1])
@@ -297,7 +297,7 @@ def gradients_are_finite_and_reach_every_parameter(preset: str, kind: str) -> No
 
 @of_each_kind
 def every_parameter_of_a_stack_has_an_initial_value(preset: str, kind: str) -> None:
-    """A parameter of one's own belongs in a `LearnedScalars`, which also sets its decay."""
+    """Additional parameters belong in a `LearnedScalars`, which also sets their weight decay."""
     model = _BUILD[kind](preset)
     stacks = ("encoder.", "decoder.")
     inside = {name: p for name, p in model.named_parameters() if name.startswith(stacks)}

@@ -1,1 +1,1 @@
-"""One run: module, data module, checkpoint, and what it records."""
+"""One run: module, data module, checkpoints and records."""

@@ -1,4 +1,4 @@
-"""Checkpoints: find one, check that it fits the run, and write one."""
+"""Checkpoints: find, check against the run, and write them."""
 
 import json
 import os
@@ -29,18 +29,18 @@ OF_EVALUATION: Mapping[str, frozenset[str]] = {
     "block": frozenset({"memory.evaluation_length"}),
     "architecture": frozenset({"clamp_length"}),
 }
-"""The fields, by part of the model, that training does not read."""
+"""The fields that training does not read, by part of the model."""
 
 
 class Checkpoint(NamedTuple):
-    """A checkpoint that was verified.
+    """A verified checkpoint.
 
     Attributes:
         path: Its file.
         step: The step after which it was written.
-        vocab_size: Of its model.
+        vocab_size: The vocabulary of its model.
         data: The record of the data of its run; None in old checkpoints, which have no record.
-        averaged: Whether its weights are averages, with the raw weights beside them.
+        averaged: Whether its weights are averages, stored together with the raw weights.
         run: The run that wrote it, by `id`, `seed` and `parent`; None in old checkpoints.
     """
 
@@ -53,13 +53,13 @@ class Checkpoint(NamedTuple):
 
 
 class WholeCheckpoints(TorchCheckpointIO):
-    """Writes a sealed checkpoint to a temporary file beside its place and renames it.
+    """Writes a sealed checkpoint to a temporary file next to its destination and renames it.
 
-    It says that it is sealed: one that was changed and saved again by `torch.save` has no seal.
+    It records that it is sealed: one changed and saved again by `torch.save` lacks the seal.
 
-    Lightning writes it to the folder of temporary files. If that is on another file system than the
-    experiments, the move is a copy, and a kill during the copy leaves neither the old checkpoint
-    nor the new one.
+    Lightning itself writes to the folder for temporary files. If that is on another file system
+    than the experiments, the move is a copy, and a kill during the copy leaves neither the old
+    checkpoint nor the new one.
     """
 
     def save_checkpoint(
@@ -80,14 +80,14 @@ def with_whole_checkpoints(plugins: Any) -> list[Any]:
 
 
 def copy_whole(source: Path, target: Path) -> None:
-    """Copy a file so that `target` is never half of one."""
+    """Copy a file so that `target` is never incomplete."""
     with source.open("rb") as original, _replacing(target) as file:
         shutil.copyfileobj(original, file)
 
 
 @contextmanager
 def _replacing(path: Path) -> Iterator[BufferedRandom]:
-    """Yield a file that replaces `path` once it is complete and on the disk."""
+    """Yield a file that replaces `path` once complete and on disk."""
     temporary = path.with_name(f".{path.name}.part")
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -103,7 +103,7 @@ def _replacing(path: Path) -> Iterator[BufferedRandom]:
 
 
 def find_checkpoint(given: str, folder: Path) -> Path:
-    """Return the file that ``--ckpt_path`` means: a path, or ``last`` or ``best`` of a run folder.
+    """Return the file that ``--ckpt_path`` selects: a path, or a run folder's ``last`` or ``best``.
 
     Raises:
         UserError: if there is no such file.
@@ -121,10 +121,10 @@ def checkpoint_of_cell(
     data: TextDataModule,
     rank: int = 0,
 ) -> Checkpoint | None:
-    """Return the checkpoint from which the cell with this id continues, None if from step 0.
+    """Return the checkpoint from which the cell with this id continues, None to start at step 0.
 
-    If the checkpoint is damaged, of another run or of other data, the first rank renames it, and
-    the cell is trained again.
+    If the checkpoint is damaged or from another run or other data, the first rank renames it, and
+    the cell starts over.
     """
     path = folder.checkpoint("last")
     if not path.is_file():
@@ -154,7 +154,7 @@ def check_checkpoint(
     *,
     evaluates: bool = False,
 ) -> Checkpoint:
-    """Verify that a checkpoint is undamaged and that the `parts` of its config are the model's.
+    """Verify that a checkpoint is undamaged and that the `parts` of its config match the model's.
 
     With `evaluates` the fields of `OF_EVALUATION` may differ.
 
@@ -173,7 +173,7 @@ def check_checkpoint(
                 f"and {as_written(model.get(field))} in the config"
             )
     for part in parts:
-        # Of a tuple the config has a list.
+        # A tuple is a list in the config.
         known = json.loads(json.dumps(stored[part]))
         there, here = dict(leaves(known)), dict(leaves(dict(model[part])))
         free = OF_EVALUATION.get(part, frozenset()) if evaluates else set()
@@ -194,7 +194,7 @@ def check_checkpoint(
 
 
 def check_data(checkpoint: Checkpoint, data: TextDataModule) -> None:
-    """Refuse a checkpoint of other data; print a note if it does not record its data.
+    """Refuse a checkpoint trained on other data; print a note if it does not record its data.
 
     Raises:
         UserError: naming the file and both digests.
@@ -220,10 +220,10 @@ def _say(what: str) -> None:
 
 
 def checkpoints(folder: Path, monitored: Monitored) -> tuple[ModelCheckpoint, ModelCheckpoint]:
-    """Keep ``checkpoints/best.ckpt``, by what the task monitors, and ``checkpoints/last.ckpt``.
+    """Keep ``checkpoints/best.ckpt``, by the monitored metric, and ``checkpoints/last.ckpt``.
 
-    Each has its own callback: with `save_last`, Lightning writes the last only if it is the best.
-    The best comes first, since the last checkpoint contains its score.
+    Each has its own callback: with `save_last`, Lightning writes the last one only if it is also
+    the best. The best comes first, since the last checkpoint contains its score.
     """
     where = {"dirpath": folder / "checkpoints", "enable_version_counter": False}
     best = ModelCheckpoint(

@@ -1,4 +1,4 @@
-"""The LightningDataModule of every corpus and task, and what a Trainer's limits make of it."""
+"""The LightningDataModule of every corpus and task, and the effect of a Trainer's limits."""
 
 import os
 from collections.abc import Mapping
@@ -26,18 +26,18 @@ from lightning_app.tasks.base import task_class, to_device
 
 
 def limited(batches: int, limit: float) -> int:
-    """Return how many batches Lightning takes: `limit` is their number, or a share up to 1.0."""
+    """Return how many batches Lightning uses: `limit` is their number or a share up to 1.0."""
     return min(batches, limit) if isinstance(limit, int) else int(batches * limit)
 
 
 def steps_asked(limits: Mapping[str, Any], batches: int) -> int:
-    """Return the number of steps that `max_steps` and `max_epochs` ask for, whichever is less.
+    """Return the number of steps from `max_steps` and `max_epochs`, whichever is less.
 
-    -1 where neither limits the run, which then only its time ends.
+    -1 if neither limits the run, which then ends only by time.
 
     Args:
-        limits: `max_steps`, `max_epochs` and `limit_train_batches`, as a section `trainer` has
-            them.
+        limits: `max_steps`, `max_epochs` and `limit_train_batches`, as in a section
+            `trainer`.
         batches: The batches of an epoch.
     """
     epochs, steps, limit = (limits[name] for name in ("max_epochs", "max_steps", _LIMIT))
@@ -48,10 +48,10 @@ def steps_asked(limits: Mapping[str, Any], batches: int) -> int:
 
 
 def training_steps(trainer: pl.Trainer) -> int:
-    """Return the number of steps of a run, -1 where only its time is limited.
+    """Return the number of steps of a run, -1 if only its time is limited.
 
     `Trainer.estimated_stepping_batches` would make Lightning read the training data before it
-    restores their place from a checkpoint, and then not restore it.
+    restores their position from a checkpoint, and then not restore it.
     """
     limits = {"max_epochs": trainer.max_epochs, "max_steps": trainer.max_steps}
     if limits["max_epochs"] in (None, -1):
@@ -64,15 +64,15 @@ _LIMIT = "limit_train_batches"
 
 
 def check_limits(trainer: pl.Trainer, limits: Mapping[str, Any], callbacks: str) -> None:
-    """Refuse the result of a run that has read other parts of its splits than its config says.
+    """Refuse the result of a run that read other parts of its splits than configured.
 
     Args:
-        trainer: After the run.
+        trainer: The Trainer after the run.
         limits: The section `trainer` of the config.
-        callbacks: Those of the config, for the message.
+        callbacks: The callbacks of the config, for the message.
 
     Raises:
-        UserError: naming the limit that a callback or a module has changed.
+        UserError: naming the limit that a callback or module changed.
     """
     for name in (_LIMIT, "limit_val_batches", "limit_test_batches"):
         asked = 1.0 if limits[name] is None else limits[name]
@@ -85,10 +85,10 @@ def check_limits(trainer: pl.Trainer, limits: Mapping[str, Any], callbacks: str)
 
 
 def check_ranks(trainer: pl.Trainer) -> None:
-    """Refuse a Trainer that is not the process which the environment says.
+    """Refuse a Trainer whose rank contradicts the environment.
 
     Raises:
-        UserError: naming the variable of the environment.
+        UserError: naming the environment variable.
     """
     expected = {
         "RANK": trainer.global_rank,
@@ -110,7 +110,7 @@ def check_ranks(trainer: pl.Trainer) -> None:
 
 
 class TextDataModule(pl.LightningDataModule):
-    """Make batches of token ids from the text of a corpus.
+    """Builds batches of token ids from the text of a corpus.
 
     After `setup` it has `vocab_size`, `tokenizer`, `floor` (the loss of a model that ignores its
     input, in nats per predicted validation token), and `description`, a part of every result.
@@ -136,13 +136,13 @@ class TextDataModule(pl.LightningDataModule):
 
     @cached_property
     def corpus(self) -> PreparedCorpus:
-        """The corpus, prepared and verified at its first use."""
+        """The corpus, prepared and verified on first use."""
         corpus = prepare(self.config)
         task_class(self.config.task).check(corpus, self.config)
         return corpus
 
     def prepare_data(self) -> None:
-        """Read, tokenise and cache the corpus, unless the cache has it; verify it."""
+        """Read, tokenise and cache the corpus, unless it is cached; verify it."""
         _ = self.corpus
 
     def setup(self, stage: str | None = None) -> None:
@@ -168,10 +168,10 @@ class TextDataModule(pl.LightningDataModule):
         }
 
     def check_floor(self) -> None:
-        """Refuse a validation split on which no loss can be below that of a constant answer.
+        """Refuse a validation split on which no loss can beat a constant answer.
 
         Raises:
-            UserError: saying what is needed.
+            UserError: stating what is needed.
         """
         self._floor(self._rows("valid"))
 
@@ -195,7 +195,7 @@ class TextDataModule(pl.LightningDataModule):
         return {"digest": self.corpus.digest, "tokenizer_sha256": tokenizer}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Refuse to continue with other data than those of the checkpoint.
+        """Refuse to continue with data other than the checkpoint's.
 
         Raises:
             UserError: naming both digests.
@@ -208,7 +208,7 @@ class TextDataModule(pl.LightningDataModule):
             )
 
     def references(self, split: str) -> list[str]:
-        """Return plain target lines of a split, with upper case if the corpus has it."""
+        """Return plain target lines of a split, in original case if the corpus has it."""
         return self.corpus.lines(split, "reference")
 
     def targets(self, split: str) -> list[str]:
@@ -241,7 +241,7 @@ class TextDataModule(pl.LightningDataModule):
     def transfer_batch_to_device(
         self, batch: Batch, device: torch.device, dataloader_idx: int
     ) -> Any:
-        """Move a batch; from pinned memory the copy to a GPU overlaps with work of the host."""
+        """Move a batch; from pinned memory, the copy to a GPU overlaps with work on the host."""
         return to_device(batch, device, non_blocking=device.type == "cuda")
 
     def _rows(self, split: str) -> SplitRows:
@@ -262,15 +262,15 @@ class TextDataModule(pl.LightningDataModule):
         return in_random_order(sampler) if split in self._limits() else sampler
 
     def _evaluated(self, split: str, rows: SplitRows) -> np.ndarray:
-        """The rows of a split of which the Trainer evaluates a part."""
+        """The evaluated rows of a split if the Trainer evaluates only part of it."""
         batches = [part for _, part in self._sampler(split, rows)]
         count = limited(len(batches), self._limits()[split])
-        return np.concatenate(batches[: max(1, count)])  # Lightning refuses a share of no batch
+        return np.concatenate(batches[: max(1, count)])  # Lightning refuses a share below one batch
 
     def _limits(self) -> dict[str, float]:
-        """The limits of the Trainer on evaluation, of the splits that it evaluates in part.
+        """The Trainer's limits on evaluation, for the splits that it evaluates in part.
 
-        A limit of 0 leaves the evaluation out; the number 1 is one batch, the share 1.0 all.
+        A limit of 0 skips the evaluation; the number 1 is one batch, the share 1.0 all.
         """
         if self.trainer is None:
             return {}

@@ -17,16 +17,16 @@ from lightning_app.data.prepare import find
 from lightning_app.data.sources import resolved_data
 from lightning_app.runs.provenance import cpu_model, software
 
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of malloc.h
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # from malloc.h
 KEPT_BYTES = 2**30
 
 
 _LIBRARIES = ("ONEDNN_", "DNNL_", "MKL_", "CUBLAS", "CUDNN_", "NVIDIA_TF32", "ATEN_", "OPENBLAS_")
 _LIBRARIES += ("TORCH_ALLOW_", "TORCH_CUDNN", "HIPBLAS", "ROCBLAS_", "MIOPEN_", "PYTORCH_MPS_")
-"""How the names of environment variables begin that change what libraries compute."""
+"""The prefixes of environment variables that change what libraries compute."""
 
 _NO_NUMBERS = ("VERBOSE", "THREADS", "DYNAMIC", "LOG", "LOGDEST", "LOGINFO", "PROFILE", "CACHE")
-"""How those of them end that do not: they print, or have a record of their own."""
+"""The suffixes of those that do not: they only print, or are recorded elsewhere."""
 
 _SWITCHES: Mapping[str, tuple[Callable[[], Any], Any]] = {
     "float32_matmul_precision": (torch.get_float32_matmul_precision, "highest"),
@@ -52,9 +52,9 @@ _SWITCHES: Mapping[str, tuple[Callable[[], Any], Any]] = {
 
 
 def arithmetic() -> dict[str, str]:
-    """What is set outside of a config and changes arithmetic: variables and switches by name.
+    """Settings outside the config that change arithmetic: variables and switches by name.
 
-    What is at its default is left out, so that runs of earlier versions, which did not record this,
+    Defaults are left out, so that runs of earlier versions, which did not record this,
     count as runs with the defaults.
     """
     found = {
@@ -77,9 +77,9 @@ def arithmetic() -> dict[str, str]:
 def hardware(device: torch.device, ids: Sequence[int] = (0,)) -> dict[str, Any]:
     """Describe the hardware and libraries of `device`: `cpu`, `gpus`, `matmul` and `threads`.
 
-    `gpus` has a name for each of `ids`; it is empty on a CPU. `matmul` is the library that
-    multiplies float32 matrices, and how: rounding differs between them. `arithmetic` has what else
-    changes it.
+    `gpus` has one name per entry of `ids`; it is empty on a CPU. `matmul` is the library that
+    multiplies float32 matrices, and its mode, since rounding differs. `arithmetic` has all other
+    settings that affect it.
     """
     if device.type == "cpu":
         gpus = []
@@ -96,11 +96,11 @@ def hardware(device: torch.device, ids: Sequence[int] = (0,)) -> dict[str, Any]:
 
 
 def keep_freed_blocks() -> None:
-    """Let this process keep the memory of freed tensors for the next ones.
+    """Make this process keep the memory of freed tensors for new ones.
 
     By default glibc returns a large block to the system at once, which must clear its pages before
     the next tensor gets them: a tenth to a sixth of a small training step on a CPU. Without glibc,
-    and where the environment sets its allocator, nothing is done.
+    or if the environment configures the allocator, nothing is done.
     """
     if sys.platform != "linux" or any(name.startswith("MALLOC_") for name in os.environ):
         return
@@ -111,19 +111,19 @@ def keep_freed_blocks() -> None:
 
 
 def default_device(accelerator: str = "auto") -> torch.device:
-    """The kind of device that a trainer with this `accelerator` computes on here."""
+    """The kind of device that a Trainer with this `accelerator` uses here."""
     found = torch.accelerator.current_accelerator(check_available=True)
     return torch.device("cpu") if accelerator == "cpu" or found is None else found
 
 
-_TIMEOUT = timedelta(hours=24)  # the supervisor ends a rank that hangs much earlier
+_TIMEOUT = timedelta(hours=24)  # the supervisor kills a hanging rank much earlier
 
 
 def join_process_group(rank: int, size: int, meeting: Path, accelerator: str) -> None:
     """Make this process rank `rank` of `size`; return when all processes have joined.
 
     They meet through a file and communicate on the loopback interface, so no port is open to other
-    hosts, and no two cells need the same port. Lightning uses the existing group.
+    hosts, and no two cells compete for a port. Lightning uses the existing group.
     """
     os.environ |= {"LOCAL_RANK": str(rank), "NODE_RANK": "0", "WORLD_SIZE": str(size)}
     loopback = "lo0" if sys.platform == "darwin" else "lo"
@@ -141,7 +141,7 @@ def join_process_group(rank: int, size: int, meeting: Path, accelerator: str) ->
 
 
 def here(sections: Iterable[Mapping[str, Any]], accelerator: str = "auto") -> dict[str, Any]:
-    """The `provenance` of a run on this machine now, and the `corpora` of some `data` sections.
+    """The current `provenance` of a run on this machine, and the `corpora` of `data` sections.
 
     The corpora are None if one is not prepared on this machine: nothing is downloaded.
     """

@@ -1,4 +1,4 @@
-"""The start of a run, and which of its processes this one is. Fast to import."""
+"""Start of a run, and the rank of this process in it. Fast to import."""
 
 import os
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from lightning_app.training.run import TrainingRun
 
 _RANKS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "SLURM_PROCID", "JSM_NAMESPACE_RANK")
-"""Where Lightning reads which process of a run this one is."""
+"""The variables from which Lightning reads the rank of this process."""
 
 _LAUNCHERS = (
     ("TORCHELASTIC_RUN_ID", "RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
@@ -19,20 +19,20 @@ _LAUNCHERS = (
     ("SLURM_PROCID", "SLURM_JOB_ID", "SLURM_NTASKS"),
     ("JSM_NAMESPACE_RANK", "LSB_JOBID"),
 )
-"""What each launcher of processes sets: torchrun, Lightning, SLURM, LSF."""
+"""The variables set by each process launcher: torchrun, Lightning, SLURM, LSF."""
 
 _KUBEFLOW = ("KUBERNETES_PORT", "RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-"""What Kubeflow sets. Lightning does not read it: each of several hosts would take itself for the
-first. So it serves a run on one host; one on several calls torchrun there."""
+"""The variables set by Kubeflow, which Lightning ignores: each of several hosts would take itself
+for the first. So they allow a run on one host; a run on several hosts must use torchrun."""
 
 LAUNCH = {"LOCAL_RANK", "NODE_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
-"""What Lightning sets when it starts the processes of a run."""
+"""The variables that Lightning sets when it starts the processes of a run."""
 
 
 def check_launcher(environment: Mapping[str, str]) -> None:
-    """Refuse a rank in the environment that no launcher of processes has set.
+    """Refuse a rank in the environment that was not set by a process launcher.
 
-    Such a process would train as one of several, and keep no result.
+    Such a process would train as one of several and keep no result.
 
     Raises:
         UserError: naming the variable.
@@ -50,14 +50,14 @@ def check_launcher(environment: Mapping[str, str]) -> None:
 
 
 def check_hosts(hosts: int, environment: Mapping[str, str]) -> None:
-    """Refuse a run on several hosts of which nothing has started one process each: it would wait.
+    """Refuse a run on several hosts without a launcher on each: it would wait forever.
 
     Args:
         hosts: `trainer.num_nodes`.
         environment: The variables of this process.
 
     Raises:
-        UserError: naming what starts the others.
+        UserError: naming the launchers that start the others.
     """
     by_hand = ("NODE_RANK", "MASTER_ADDR", "MASTER_PORT")  # as Lightning documents for any cluster
     if hosts > 1 and not any(
@@ -81,10 +81,10 @@ def run_written(
 
     Args:
         command: fit, validate, test or predict.
-        written: What the call says.
-        imports: Whether the config may name classes that are in no table, which are then imported.
-        again: Whether `fit` trains a finished run again.
-        name: The name that `fit` gives the run; None for one made from its config.
+        written: The content of the call.
+        imports: Whether the config may name classes outside the tables, which are then imported.
+        again: Whether `fit` retrains a finished run.
+        name: The name that `fit` gives the run; None to derive it from the config.
 
     Raises:
         UserError: for a mistake in the config or its checkpoint, with the source of the value.
@@ -94,7 +94,7 @@ def run_written(
     tree = load_config(written, imports=imports, trains=command == "fit")
     with written.located():
         check_hosts(tree["trainer"]["num_nodes"], os.environ)
-    from lightning_app.training.run import TrainingRun  # Lightning, after the checks of the config
+    from lightning_app.training.run import TrainingRun  # Lightning, after the checks
 
     with written.located():
         checkpoint = written.fields.get(CHECKPOINT)

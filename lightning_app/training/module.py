@@ -1,4 +1,4 @@
-"""The one LightningModule: a thin system around a plain model and its objective."""
+"""The only LightningModule: a thin system around a plain model and its objective."""
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -52,15 +52,15 @@ def nll_of(outputs: Any) -> Tensor:
 
 
 def mix(*numbers: int) -> int:
-    """Return a seed of 64 bits in which every bit of `numbers` counts."""
+    """Return a 64-bit seed that depends on every bit of `numbers`."""
     return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0])
 
 
 def seed_draws(device: torch.device, seed: int) -> None:
     """Seed only the generators of the CPU and of `device`.
 
-    `torch.manual_seed` visits every kind of accelerator, and without any keeps a formatted
-    stack of the call each time: half a millisecond.
+    `torch.manual_seed` visits every kind of accelerator, and without one keeps a formatted
+    stack trace on every call: half a millisecond.
     """
     torch.default_generator.manual_seed(seed)
     if device.type != "cpu":
@@ -68,13 +68,13 @@ def seed_draws(device: torch.device, seed: int) -> None:
 
 
 def compile_blocks(model: torch.nn.Module, **how: Any) -> None:
-    """Compile the forward pass of every block in place, so that names of parameters stay.
+    """Compile the forward pass of every block in place, so that parameter names stay the same.
 
-    Lengths are symbols from the first batch on: a batch of other lengths needs no new compilation.
+    Lengths are symbolic from the first batch: a batch of other lengths needs no new compilation.
 
     Args:
         model: The model whose blocks are compiled.
-        how: Further arguments of `torch.compile`.
+        how: Additional arguments of `torch.compile`.
     """
     for part in model.modules():
         if isinstance(part, Block):
@@ -86,26 +86,27 @@ def compile_blocks(model: torch.nn.Module, **how: Any) -> None:
 class TransformerModule(pl.LightningModule):
     """A Transformer with the wiring `block`, trained for `objective`.
 
-    The model is built when the data is known, since the vocabulary sets its size. Gradients are
+    The model is built once the data is known, since the vocabulary sets its size. Gradients are
     those of the sum of token losses over the global batch divided by its number of predicted
     tokens, for any number of devices: each rank divides its share by tokens / world, and
-    DDP averages. A step has one global batch: gradients are not accumulated over several.
+    DDP averages. A step uses one global batch: gradients are not accumulated over several.
 
     After a validation `validation_parts` has its loss part by part (`PartSums`), and after
     `Trainer.predict` `predicted` has the text of every row of the split, on every rank.
 
     Args:
-        block: The wiring: a preset and single axes on top of it. This and the other parts may be
+        block: The wiring: a preset and axes on top of it. This and the other parts may be
             mappings, as in a config.
         architecture: The sizes.
-        objective: The task, such as translation, and how it is evaluated.
+        objective: The task, such as translation, and its evaluation.
         optimizer: The optimizer.
         schedule: The learning-rate schedule.
         compile: `blocks` trains with every block compiled by `torch.compile`, meant for GPUs;
             evaluation, decoding and probes are not compiled. Not part of a run's identity.
-        init_from: The run that a fine-tuned model starts from: the folder of a finished run, which
-            means its `checkpoints/last.ckpt`, or a checkpoint file. Weights and tokenizer are the
-            parent's, and block and sizes must be; heads start fresh. null: from initial values.
+        init_from: The run from which a fine-tuned model starts: the folder of a finished run, which
+            means its `checkpoints/last.ckpt`, or a checkpoint file. Weights and tokenizer come from
+            the parent, whose block and sizes must match; heads start fresh. null: from initial
+            values.
         class_path: The subclass that the config names, for its checkpoints; null for this class.
         init_args: The arguments of that subclass that are not listed here.
     """
@@ -133,7 +134,7 @@ class TransformerModule(pl.LightningModule):
                 ("schedule", ScheduleConfig, schedule),
             )
         }
-        # Plain values, so that a checkpoint loads with weights_only=True.
+        # Plain values, so that checkpoints load with weights_only=True.
         hyperparameters: dict[str, Any] = {name: asdict(part) for name, part in parts.items()}
         if class_path is not None:
             named = {"class_path": class_path, "init_args": init_args}
@@ -145,15 +146,15 @@ class TransformerModule(pl.LightningModule):
         self.optimizer: OptimizerConfig = parts["optimizer"]
         self.compilation = compile
         self.init_from = init_from
-        self.parent_name: str | None = None  # what the id of the run says of its parent
+        self.parent_name: str | None = None  # the parent as named in the id of the run
         self.objective = build_task(parts["objective"])
         self.model: torch.nn.Module | None = None
         self.vocab_size = 0
         self.profiled = False
-        self.total_steps = 0  # of the run, fixed when it starts
-        self._has_terms = True  # until the fit has looked for them
+        self.total_steps = 0  # number of steps of the run, fixed when it starts
+        self._has_terms = True  # until fit has checked for them
         self._seed = 0
-        # Keep a NaN: by default it would be left out of the sum, and the loss would be 0.
+        # Keep NaNs: by default they would be dropped from the sum, and the loss would be 0.
         self.total_nll = SumMetric(nan_strategy="disable")
         self.total_correct, self.total_tokens = TokenCount(), TokenCount()
         self.part_sums = PartSums()
@@ -164,13 +165,13 @@ class TransformerModule(pl.LightningModule):
     def load_from_checkpoint(  # pyright: ignore[reportIncompatibleMethodOverride]
         cls, checkpoint_path: Any, map_location: Any = None, **changed: Any
     ) -> Self:
-        """Return the module of a checkpoint, also of one that names LightningCLI's instantiator.
+        """Return the module of a checkpoint, even if it names LightningCLI's instantiator.
 
         Args:
             checkpoint_path: The file.
-            map_location: Where the weights go; None: where they were.
-            changed: Arguments of the module in place of those in the checkpoint. Only plain values
-                are read, whatever `weights_only` says.
+            map_location: The device for the weights; None: where they were.
+            changed: Arguments of the module that replace those in the checkpoint. Only plain values
+                are read, whatever `weights_only` is.
         """
         changed.pop("weights_only", None)
         saved = torch.load(checkpoint_path, map_location=map_location, weights_only=True)
@@ -199,25 +200,25 @@ class TransformerModule(pl.LightningModule):
         add_heads(self.model, self.objective.config.auxiliary())
         if self.init_from is not None:
             load_parent(self.model, self.init_from, self.parent_name)
-            self.profiled = True  # its skips were, at the start of the parent
+            self.profiled = True  # already done, at the start of the parent
 
     def forward(self, batch: Any) -> torch.Tensor:
         return self.objective.logits(self.model, batch)
 
     def on_fit_start(self) -> None:
         self._seed = torch.initial_seed()
-        # Looked for once: at each step it would take a hundredth of a small model's time.
+        # Checked once: at each step it would take a hundredth of a small model's time.
         self._has_terms = any(isinstance(part, AuxiliaryTerms) for part in self.modules())
         if self.device.type == "cpu":
             keep_freed_blocks()
 
     def on_train_start(self) -> None:
-        """Fix the steps of the run at its start; one that goes on has those of its checkpoint."""
+        """Fix the steps of the run at its start; a continued run takes its checkpoint's."""
         if self._has_terms and not (self.global_step and self.total_steps):
             self.total_steps = training_steps(self.trainer)
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        """Seed the batch's draws; profile the skips that require it (Admin), once, on all ranks.
+        """Seed the batch's draws; profile the skips that need it (Admin), once, on all ranks.
 
         Dropout depends only on (seed, step, batch, rank), so that a run resumed from a
         checkpoint draws the same numbers as an uninterrupted run.
@@ -242,7 +243,7 @@ class TransformerModule(pl.LightningModule):
                 lambda number: reduce(number, reduce_op="mean"),  # pyright: ignore[reportArgumentType, reportReturnType]
             )
         sums = self.objective.sums(self.model, batch)
-        # The mean of the ranks' gradients is then that of the mean over the global batch.
+        # The mean of the ranks' gradients then equals the gradient of the global batch's mean.
         normalizer = batch.predicted_tokens.to(sums.loss.dtype) / self.trainer.world_size
         loss, nll = sums.loss / normalizer, sums.nll / normalizer
         terms = auxiliary_terms(self.model, normalizer) if self._has_terms else {}
@@ -266,7 +267,7 @@ class TransformerModule(pl.LightningModule):
             logger.log_metrics(logged, step=step)
 
     def _log_steps(self, step: int) -> None:
-        """Log the mean steps a token, and the share of tokens at the maximum, of all ranks."""
+        """Log the mean steps per token and the share of tokens at the maximum, over all ranks."""
         assert self.model is not None
         for name, counts in step_counts(self.model).items():
             sums = torch.stack(counts).to(torch.float64)
@@ -332,13 +333,13 @@ class TransformerModule(pl.LightningModule):
         self.predicted = self.objective.answers(join_ranks(self.predicted), datamodule)
 
     def _eager(self) -> AbstractContextManager[Any]:
-        """Do not use compiled blocks: a search has other shapes at each of its steps."""
+        """Do not use compiled blocks: shapes change at every step of a search."""
         if self.compilation == "none":
             return nullcontext()
         return torch.compiler.set_stance("force_eager")
 
     def _start_evaluation(self) -> None:
-        """With `bf16-true` sums of losses are turned to bfloat16 too, which keeps 8 bits."""
+        """With `bf16-true`, sums of losses are also cast to bfloat16, which keeps 8 bits."""
         for sums in (self.total_nll, self.part_sums):
             sums.set_dtype(torch.promote_types(sums.dtype, torch.float32))
         self.objective.start_decoding()
@@ -363,7 +364,7 @@ class TransformerModule(pl.LightningModule):
             metrics[f"{stage}/accuracy"] = correct / tokens
         datamodule = self.trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue]
         metrics |= self.objective.scores(stage, datamodule, Evaluated(nll, tokens))
-        # The same number on every rank: its parts were summed or gathered before.
+        # The same number on every rank: its parts were already summed or gathered.
         self.log_dict({**metrics, "step": float(self.global_step)}, rank_zero_only=False)
 
     def configure_optimizers(self) -> Any:
@@ -386,7 +387,7 @@ class TransformerModule(pl.LightningModule):
         checkpoint["finite"] = is_finite(checkpoint["state_dict"])
         if streams := join_ranks(self.objective.streams()):
             checkpoint["streams"] = streams
-        # A run that is killed after this resumes here: its logged values must be on disk by then.
+        # A run killed after this resumes here, so its logged values must be on disk by now.
         for logger in self.loggers:
             logger.save()
 

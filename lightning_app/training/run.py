@@ -106,16 +106,16 @@ from lightning_app.training.run_output import (
 def check_folder(
     folder: RunFolder, record: Record, tree: Mapping[str, Any], resumed: bool
 ) -> Record | None:
-    """Refuse the folder of another experiment: of another config, block or corpus.
+    """Refuse the folder of another experiment: with another config, block or corpus.
 
     Args:
         folder: The folder of the new run.
-        record: The values that its id is computed from.
+        record: The values from which its id is computed.
         tree: Its resolved config.
         resumed: Whether it continues from a checkpoint; it may then train more steps.
 
     Returns:
-        The record of the run that the folder holds, None if it holds none.
+        The record of the run that the folder holds, None if it is empty.
 
     Raises:
         UserError: naming the first difference, or the damaged file.
@@ -138,7 +138,7 @@ def check_folder(
 def with_checkpoint(
     record: Record, there: Record | None, checkpoint: Path, folder: RunFolder
 ) -> Record:
-    """The record of a run that starts from a checkpoint; one of another run is part of its id.
+    """The record of a run that starts from a checkpoint; another run's is part of its id.
 
     `there` is the record of the run that the folder holds.
     """
@@ -149,7 +149,7 @@ def with_checkpoint(
 
 
 def _of_config_alone(folder: RunFolder, record: Record) -> Record:
-    """The record of a folder with a `config.yaml` and no run, which a user may have put there."""
+    """The record of a folder with a `config.yaml` and no run, placed there by a user."""
     if folder.result.exists() or folder.last_attempt():
         raise UserError(
             f"{folder.identity}: missing, so that nothing says which run the folder holds; move "
@@ -164,12 +164,12 @@ def _of_config_alone(folder: RunFolder, record: Record) -> Record:
 
 
 _NEEDLESS = (
-    ".*does not have many workers",  # batches come from memory-mapped ids: workers do not help
+    ".*does not have many workers",  # batches come from memory-mapped ids, so workers do not help
     ".*smaller than the logging interval",  # we log by optimizer step, across epochs
     "Experiment logs directory .* is not empty",  # it belongs to the same attempt
     "Checkpoint directory .* exists and is not empty",  # it belongs to the same run
     ".*srun. command is available on your system but is not used",  # the supervisor uses it
-    ".*recommended to use `self.log.*sync_dist=True",  # metrics are equal on every rank before
+    ".*recommended to use `self.log.*sync_dist=True",  # metrics are already equal on every rank
     ".*is deprecated, use `isinstance.treespec",  # Lightning's own call of torch
     "You're using the WeightAveraging callback, but loading",  # the averaged weights are evaluated
     # RMSNorm under autocast has a weight of 32 bits, so torch uses its exact, unfused form.
@@ -179,7 +179,7 @@ _NEEDLESS = (
 
 
 class _Advertisement(logging.Filter):
-    """Leave out Lightning's tips, which recommend other products of its makers."""
+    """Suppress Lightning's tips, which recommend other products of its makers."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         return "Tip: " not in record.getMessage()
@@ -189,7 +189,7 @@ _NO_TIPS = _Advertisement()
 
 
 def quiet() -> None:
-    """Leave out what Lightning says beside the point, and all but warnings until a run begins."""
+    """Suppress irrelevant messages of Lightning, and all but warnings until a run begins."""
     for message in _NEEDLESS:
         warnings.filterwarnings("ignore", message=message)
     logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(_NO_TIPS)
@@ -197,33 +197,33 @@ def quiet() -> None:
 
 
 def set_chatter(level: int) -> None:
-    """Set how much Lightning says."""
+    """Set Lightning's log level."""
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(level)
 
 
 class PreparedRun:
-    """What a run needs, found and checked before its folder is made.
+    """The prerequisites of a run, checked before its folder is created.
 
     Args:
         tree: The complete config.
         command: `fit`, `validate`, `test` or `predict` on the command line; None for a cell.
         ckpt_path: The checkpoint that the command names: a file, ``last`` or ``best``.
-        folder: The run folder; None means ``trainer.default_root_dir`` or, without it, the place of
+        folder: The run folder; None means ``trainer.default_root_dir`` or, without it, the path of
             the run in the store, with a link under ``experiments/fit/runs``.
         attempt: The number of this attempt; None for the next number in the folder.
         checkpoint: The checkpoint from which a cell continues.
         data: The data of a cell, if they are already open.
-        pruned_by: The metric that is reported at validations; None without a pruner.
-        slot: The devices and threads that a supervisor gave the run, for the result.
-        words: The command line that started the run; None for that of this process.
-        again: Whether to train a finished run again. One in the store is kept beside the new one;
-            elsewhere its result is replaced.
-        name: The name of the link; None for one that is made from the config.
+        pruned_by: The metric to report at validations; None without a pruner.
+        slot: The devices and threads that a supervisor assigned to the run, for the result.
+        words: The command line that started the run; None for this process's.
+        again: Whether to train a finished run again. A run in the store is kept next to the new
+            one; elsewhere its result is replaced.
+        name: The name of the link; None to derive it from the config.
 
     Attributes:
-        predictions: What `predict` has predicted, one a row in the order of the split; on the first
-            rank alone.
+        predictions: The predictions of `predict`, one per row in the order of the split; only on
+            the first rank.
     """
 
     def __init__(
@@ -270,10 +270,10 @@ class PreparedRun:
             self._go_on()
             self._refuse_finished()
         self.attempt: int = attempt or self.folder.last_attempt() + 1
-        if command == "fit" and self._in_store:  # the link is made when the run begins
+        if command == "fit" and self._in_store:  # the link is created when the run begins
             self.folder = RunFolder(_SINGLE.link(self._link_name()))
         self.attempt_folder = self.folder.attempt(self.attempt)
-        self._section = deepcopy(tree["trainer"])  # of the Trainer; config.yaml keeps the tree
+        self._section = deepcopy(tree["trainer"])  # for the Trainer; config.yaml keeps the tree
         if command is None:  # a cell
             place_below(self.folder.added, self._section)
         if self._trains:
@@ -296,14 +296,14 @@ class PreparedRun:
         return self._name or run_name(self.tree, identity or self.id)
 
     def _go_on(self) -> None:
-        """Find which run a checkpoint continues: its own, or a new one that starts from it."""
+        """Determine which run a checkpoint continues: its own, or a new one that starts from it."""
         path = None if self._checkpoint is None else self._checkpoint.path
         if path is not None and self._in_store:
             owner = RunFolder(path.resolve().parent.parent)
             if owner.path != self.folder.path.resolve() and owner.path.parent.name == STORE:
                 begun = read_record(owner.path)
                 if begun is not None and begun.apart().id == self.id:
-                    self.folder = owner  # it began from a checkpoint itself
+                    self.folder = owner  # it started from a checkpoint itself
         there = check_folder(self.folder, self.record, self.tree, self.resumed)
         if path is not None:
             self.record = with_checkpoint(self.record, there, path, self.folder)
@@ -312,11 +312,11 @@ class PreparedRun:
                 self.folder = self._stored(self.id)
 
     def _refuse_finished(self) -> None:
-        """Refuse to train a finished run from step 0, which would remove its result."""
+        """Refuse to train a finished run from step 0, which would delete its result."""
         if not self.folder.result.is_file() or self.resumed:
             return
         if not self._again:
-            if self._in_store:  # it may be of a grid, and is one of `fit` from now on
+            if self._in_store:  # it may belong to a grid; from now on also to `fit`
                 link_run(_SINGLE, self._link_name(), self.id)
             raise UserError(
                 f"{self.folder}: holds the finished run of this config; --again (again=True in "
@@ -354,7 +354,7 @@ class PreparedRun:
             path = find_checkpoint(given, self.folder.path)
             require_of(path)
             model = self.tree["model"]
-            # Lightning restores the optimizer from the checkpoint, with its constants.
+            # Lightning restores the optimizer from the checkpoint, including its constants.
             trained = ("optimizer",) if self._trains else ()
             parts = ("block", "architecture", *trained)
             self._checkpoint = check_checkpoint(path, model, parts, evaluates=not self._trains)
@@ -369,7 +369,7 @@ class PreparedRun:
         self.resumed_step = 0 if self._checkpoint is None else self._checkpoint.step
 
     def _open_data(self) -> None:
-        """Prepare and verify the data, in every rank; refuse a checkpoint of other data."""
+        """Prepare and verify the data, on every rank; refuse a checkpoint trained on other data."""
         if self._data is None:
             self._data = data_module(self.tree["data"])
             self._data.check_floor()
@@ -381,13 +381,13 @@ class PreparedRun:
         check_rows(self.tree, self.corpus)
         trainer = self.tree["trainer"]
         if self._trains and (trainer["max_epochs"] or 0) > 0:
-            # How many steps the epochs have is known now.
+            # The number of steps in the epochs is now known.
             steps = steps_asked(trainer, len(self._data.train_dataloader()))
             model_config(self.tree["model"]).schedule.check(steps)
 
     @rank_zero_only
     def _prepare_folder(self) -> None:
-        """Reserve the folder for this run; a run from step 0 removes earlier curves."""
+        """Reserve the folder for this run; a run from step 0 deletes earlier curves."""
         if self.folder.config.exists():
             self.folder.result.unlink(missing_ok=True)
             if not self.resumed:
@@ -415,9 +415,9 @@ def run_name(tree: Mapping[str, Any], identity: str) -> str:
 
 
 def evaluated_run(tree: Mapping[str, Any]) -> RunFolder:
-    """The run of `ablate fit` in the store of which an evaluation with this config is.
+    """The run of `ablate fit` in the store that an evaluation with this config belongs to.
 
-    A limit of the evaluation says nothing of which run is meant.
+    Limits on the evaluation do not affect which run is meant.
     """
     found = RunFolder(stored(EXPERIMENTS, cell_id(tree)))
     whole = cell_id(without_evaluation_limits(tree))
@@ -425,7 +425,7 @@ def evaluated_run(tree: Mapping[str, Any]) -> RunFolder:
 
 
 class CutShort(UserError):
-    """The training ended before the steps that its config asks for."""
+    """The training ended before the number of steps in its config."""
 
 
 def _status(outcome: Outcome) -> str:
@@ -435,7 +435,7 @@ def _status(outcome: Outcome) -> str:
 
 
 class TrainingRun(PreparedRun):
-    """A run with its module, its data and its Trainer, whose files all lie in its folder.
+    """A run with its module, its data and its Trainer, whose files are all in its folder.
 
     It takes the arguments of `PreparedRun`.
     """
@@ -454,7 +454,7 @@ class TrainingRun(PreparedRun):
             self._begin()
 
     def _begin(self) -> None:
-        """Check what needs the Trainer, and take the folder."""
+        """Run the checks that need the Trainer, and reserve the folder."""
         self.model.parent_name = self.record.config.get(FIELD)
         path, averaged = None, False
         if self._checkpoint is not None:
@@ -467,7 +467,7 @@ class TrainingRun(PreparedRun):
                     with run_lock(self.folder):
                         put_aside(EXPERIMENTS, self.id)
             self._held.enter_context(run_lock(self.folder))
-            self._refuse_finished()  # it may have finished since
+            self._refuse_finished()  # it may have finished meanwhile
         self._prepare_folder()
         steps = steps_asked(self.tree["trainer"], len(self.datamodule.train_dataloader()))
         if warning := long_warmup(self.model.schedule.warmup_steps, steps):
@@ -485,7 +485,7 @@ class TrainingRun(PreparedRun):
         self.clock = WallClock()
         self._best: ModelCheckpoint | None = None
         callbacks: list[pl.Callback] = []
-        # Classes in no table were imported when the config was completed.
+        # Classes outside the tables were imported when the config was completed.
         settings = made_fields(self._section, imports=True)
         given = settings["callbacks"] or []
         given = given if isinstance(given, list) else [given]
@@ -514,7 +514,7 @@ class TrainingRun(PreparedRun):
             self._added = added_loggers(settings["logger"])
             callbacks.append(Hyperparameters(self._added, {**self.tree, "id": self.id}))
             if settings["logger"] is not False:
-                # The steps after the checkpoint are logged again.
+                # Steps after the checkpoint will be logged again.
                 purge = self.resumed_step + 1 if self.resumed else None
                 settings["logger"] = [
                     Events(self.folder.path, purge),
@@ -525,7 +525,7 @@ class TrainingRun(PreparedRun):
             if settings["enable_model_summary"] is not False and not summarised:
                 callbacks.append(ParameterCount())
         else:
-            # The callbacks of training are not needed here, and nothing is saved.
+            # Training callbacks are not needed here, and nothing is saved.
             warnings.filterwarnings("ignore", message="Be aware that when using `ckpt_path`")
             if not any(isinstance(each, ModelCheckpoint) for each in given):
                 settings["enable_checkpointing"] = False
@@ -533,7 +533,7 @@ class TrainingRun(PreparedRun):
                 settings["logger"] = False
         settings["profiler"] = settings["profiler"] or Unprofiled()
         settings["plugins"] = with_whole_checkpoints(settings["plugins"])
-        # An evaluation leaves the folder of its run as it is.
+        # An evaluation leaves the folder of its run unchanged.
         settings["default_root_dir"] = str(self.folder) if self._trains else None
         settings["callbacks"] = [*given, *callbacks]
         try:
@@ -559,7 +559,7 @@ class TrainingRun(PreparedRun):
         )
 
     def predict(self) -> None:
-        """Keep one prediction for each row, in the order of the split, on the first rank."""
+        """Keep one prediction per row, in the order of the split, on the first rank."""
         self.trainer.predict(
             self.model,
             datamodule=self.datamodule,
@@ -576,7 +576,7 @@ class TrainingRun(PreparedRun):
         trainer = self.trainer
         started = datetime.now(UTC)
         try:
-            # Our checkpoints hold plain values, and a foreign checkpoint must not run code.
+            # Our checkpoints hold plain values, and foreign checkpoints must not run code.
             trainer.fit(
                 model,
                 datamodule=datamodule,
@@ -590,7 +590,7 @@ class TrainingRun(PreparedRun):
         except SystemExit as ending:
             if isinstance(ending, SIGTERMException) or not self._was_ended_from_inside():
                 raise
-            # Lightning gives no model back that could be evaluated.
+            # Lightning does not return a model that could be evaluated.
             raise CutShort(self._shortness(self._asked(datamodule))) from ending
         except NothingToFineTune as why:
             self.origin.setup(trainer, model, "fit")  # another callback may have built the model
@@ -606,7 +606,7 @@ class TrainingRun(PreparedRun):
         finite = self.divergence.divergence is None
         short = finite and 0 <= trainer.global_step < asked
         if short and self.command is None:
-            raise CutShort(self._shortness(asked))  # no result of a grid
+            raise CutShort(self._shortness(asked))  # not a valid result for a grid
         if trainer.global_step >= self._most(asked):
             raise UserError(
                 f"trainer: {trainer.global_step} steps were trained, but the config asks for "
@@ -632,20 +632,20 @@ class TrainingRun(PreparedRun):
         self._leave(self._result(outcome, metrics, model, datamodule, started), model, datamodule)
 
     def _asked(self, datamodule: Any) -> int:
-        """The steps that the config asks for, whatever a callback has set since; -1 without end."""
+        """The steps that the config asks for, whatever a callback has set; -1 without a limit."""
         return steps_asked(self.tree["trainer"], len(datamodule.train_dataloader()))
 
     def _most(self, asked: int) -> float:
-        """The number of steps from which a run did too many.
+        """The number of steps from which a run has done too many.
 
-        A module that steps several optimizers itself may exceed `max_steps` by some of them; one
-        that continues a checkpoint of a longer run trains nothing.
+        A module that steps several optimizers itself may exceed `max_steps` by a few steps; one
+        that continues a longer run's checkpoint trains nothing.
         """
         limited = asked == self.tree["trainer"]["max_steps"] > self.resumed_step
         return asked + len(self.trainer.optimizers) if limited else math.inf
 
     def _was_ended_from_inside(self) -> bool:
-        """Whether a callback or a module, not a user, has ended the process in its training."""
+        """Whether a callback or a module, not a user, ended the process during training."""
         steps = self.trainer.global_step
         return steps > self.resumed_step and not self._interrupts.asked
 
@@ -707,7 +707,7 @@ class TrainingRun(PreparedRun):
         }
 
     def _validate_end(self, model: Any, datamodule: Any) -> dict[str, float]:
-        """Validate after the last step if no validation was due, and keep it if it is the best."""
+        """Validate after the last step unless that was due; keep the checkpoint if best."""
         last, best = map(self.folder.checkpoint, ("last", "best"))
         metrics = dict(self.trainer.validate(model, datamodule=datamodule, verbose=False)[0])
         if self._best is not None and self.trainer.is_global_zero:
@@ -717,7 +717,7 @@ class TrainingRun(PreparedRun):
         return metrics
 
     def _check_plugins(self) -> None:
-        """Refuse a result of code that its id does not name; on every rank, if on one."""
+        """Refuse a result from code that its id does not cover; on every rank, if on any."""
         said = ""
         try:
             check_used(self.used)
@@ -776,8 +776,8 @@ def run_cell(
 ) -> None:
     """Train the config in `run_dir` and write `result.json`, or `pruned.json` if it was pruned.
 
-    Continues from the last checkpoint of an attempt that was cut short, to the same weights as an
-    uninterrupted run. Runs in a separate process. Raises the error of a run that crashed.
+    It continues from the last checkpoint of an interrupted attempt, to the same weights as an
+    uninterrupted run. It runs in a separate process and raises the error of a run that crashes.
 
     Args:
         run_dir: The run's folder, with the cell's config.
@@ -786,7 +786,7 @@ def run_cell(
         pruned_by: The metric to report at validations, for a pruner; None without a pruner.
         keep: The checkpoints to keep of a finished run: all, last, best or none.
         slot: The devices and threads of the run, for its result; `devices` has one for each rank.
-        command: The command line that started the run; None for that of this process.
+        command: The command line that started the run; None for this process's.
     """
     folder = RunFolder(run_dir)
     # Lightning was imported in the fork server, before this process had a rank.

@@ -1,4 +1,4 @@
-"""The files that a run writes at its end. `result.json` or `pruned.json`, its outcome, is last."""
+"""The files that a run writes at its end; `result.json` or `pruned.json` comes last."""
 
 import csv
 import json
@@ -77,7 +77,7 @@ def device_name(trainer: pl.Trainer) -> str:
 
 
 def peak_memory_bytes(trainer: pl.Trainer) -> int:
-    """The peak memory of the first rank: on a GPU of its tensors, on a CPU of the whole process."""
+    """The peak memory of the first rank: tensor memory on a GPU, the whole process on a CPU."""
     device = trainer.strategy.root_device
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
@@ -85,9 +85,9 @@ def peak_memory_bytes(trainer: pl.Trainer) -> int:
 
 
 def join_metrics(logs: list[Path]) -> str:
-    """Join the logs of successive attempts into one CSV table with a row for each step.
+    """Join the logs of successive attempts into one CSV table with one row per step.
 
-    If several attempts logged a step, the last one counts. A last line without an end was cut off
+    If several attempts logged a step, the last one counts. An unterminated last line was cut off
     when the process was killed. Its step follows the checkpoint, so a later attempt logs it again.
     """
     rows: dict[int, dict[str, str]] = {}
@@ -106,7 +106,7 @@ def join_metrics(logs: list[Path]) -> str:
         if not seen:
             continue
         first = min(seen)
-        # After an attempt that was interrupted at its last step, only the evaluation is repeated.
+        # After an attempt interrupted at its last step, only the evaluation is repeated.
         seen[first] = rows.get(first, {}) | seen[first]
         rows = {step: row for step, row in rows.items() if step < first} | seen
     lines = [",".join(columns)]

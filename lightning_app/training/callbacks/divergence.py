@@ -17,16 +17,16 @@ from lightning_app.training.module import is_logged, loss_of, nll_of
 STALL_MARGIN = 0.05
 """Nats below the floor: a run that ends higher has learned nothing from its input."""
 CLEAR_FALL = 0.1
-"""The least fall (nats) between two quarters of the trace of a loss that still falls."""
+"""The least fall (nats) between two quarters of the trace for a loss that still falls."""
 PLATEAU = 0.5
-"""The largest distance (nats) above the floor of a loss on the plateau of a stall."""
+"""The largest distance (nats) above the floor of a loss on a stall's plateau."""
 TRACE = 200
-"""Steps at the end of a run whose training losses are kept."""
+"""The number of last steps whose training losses are kept."""
 
 
 @dataclass(frozen=True)
 class Divergence:
-    """When a run diverged, by which rule, and its last finite training loss (nats)."""
+    """When and by which rule a run diverged, and its last finite training loss (nats)."""
 
     step: int
     rule: str
@@ -37,8 +37,8 @@ class Divergence:
 class Outcome:
     """How a run ended, and the rule that decided it, with its numbers.
 
-    `divergence` is set if the run has failed: if it is non-finite or stalled. A run is `cut_short`
-    if it ended before the steps of its config, and was not non-finite; `judge` cannot know.
+    `divergence` is set if the run failed, that is, is non-finite or stalled. A run is `cut_short`
+    if it ended before the steps of its config, without being non-finite; `judge` cannot know this.
     """
 
     name: Literal["trained", "not_yet_learned", "stalled", "non_finite", "cut_short"]
@@ -53,17 +53,18 @@ class DivergenceMonitor(pl.Callback):
     input (`Task.floor`: unless the task says otherwise, the unigram entropy), a run is
 
     - non_finite if its training loss or its final l is NaN or infinite;
-    - trained if its final l is below H of the validation targets less 0.05;
-    - not_yet_learned if it is not trained, but ``train/nll`` is below H of the training targets
-      less 0.05, or still falls: the run is too short, or the two splits differ in distribution;
+    - trained if its final l is more than 0.05 below H of the validation targets;
+    - not_yet_learned if it is not trained, but ``train/nll`` is more than 0.05 below H of the
+      training targets, or still falls: the run is too short, or the two splits differ in
+      distribution;
     - stalled otherwise: it has learned only the frequencies.
 
     Here ``train/nll`` is the mean over the last quarter of the last 200 steps, or of all steps of a
     shorter run. It still falls if it is 0.1 lower than in the quarter before. While it is more than
     0.5 above H, the plateau is not reached, and it is compared with the first quarter instead.
-    All variants have the same bar; the loss at initialisation would differ between them. The loss
-    is read every `log_every_n_steps` steps, so that a GPU does not wait at each step; the recorded
-    step is exact.
+    All variants have the same threshold; the loss at initialisation would differ between them. The
+    loss is read every `log_every_n_steps` steps, so that a GPU does not wait at each step; the
+    recorded step is exact.
 
     Args:
         monitored: What the task of the run monitors.
@@ -75,7 +76,7 @@ class DivergenceMonitor(pl.Callback):
         self._first_bad = 0
         self._last_finite: float | None = None
         self._recent: deque[float] = deque(maxlen=TRACE)
-        # (step, loss, nll) not read yet: they stay on the device until then.
+        # (step, loss, nll) still to be read; they stay on the device until then.
         self._unseen: list[tuple[int, Tensor, Tensor]] = []
 
     def state_dict(self) -> dict[str, Any]:
@@ -88,7 +89,7 @@ class DivergenceMonitor(pl.Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._first_bad, self._last_finite = state_dict["first_bad"], state_dict["last_finite"]
-        # Checkpoints of version 0.1 do not have these two entries.
+        # Checkpoints of version 0.1 lack these two entries.
         self._recent = deque(state_dict.get("recent", []), maxlen=TRACE)
         self._unseen = [
             (step, torch.tensor(loss), torch.tensor(nll))
@@ -144,7 +145,7 @@ class DivergenceMonitor(pl.Callback):
         Args:
             loss: The final loss (nats); ignored if the training loss was not finite.
             floor: The floor of the validation targets (nats).
-            training_floor: Computes that of the training targets; called only if needed.
+            training_floor: Computes the floor of the training targets; called only if needed.
             step: The last step.
         """
         if self.divergence is not None:

@@ -1,6 +1,6 @@
-"""The loggers of a run: curves, TensorBoard, pictures, and those that a config adds.
+"""The loggers of a run: curves, TensorBoard, pictures, and loggers from the config.
 
-They only observe: `trainer.logger` is part of no id.
+They only observe: `trainer.logger` is not part of any id.
 """
 
 import csv
@@ -32,18 +32,19 @@ from lightning_app.runs.folder import DRAWING
 from lightning_app.tasks.base import Task
 
 CSV_ONLY = ("epoch", "train/seconds", "test/perplexity", "test/accuracy")
-"""Only in ``metrics.csv``: other tags contain the same, or TensorBoard counts it."""
+"""Tags only in ``metrics.csv``: other tags contain the same, or TensorBoard counts it itself."""
 
 
 FLUSHED = 10
 """Seconds between two writes. A `KeyboardInterrupt` may come while TensorBoard wakes its thread,
-which then sleeps this long, while the end of the run waits for it. The first Ctrl-C raises none."""
+which then sleeps this long while the end of the run waits for it. The first Ctrl-C raises
+nothing."""
 
 
 class Events(TensorBoardLogger):
     """Write the event files of a run into `folder`, without the tags `CSV_ONLY`.
 
-    A run that goes on from a checkpoint logs its steps from `purge_step` on again.
+    A run that continues from a checkpoint logs its steps from `purge_step` again.
     """
 
     def __init__(self, folder: Path, purge_step: int | None = None) -> None:
@@ -69,25 +70,25 @@ def event_files(trainer: pl.Trainer) -> Iterator[TensorBoardLogger]:
 def tell(
     trainer: pl.Trainer, metrics: Mapping[str, float], shown: Mapping[str, float], step: int
 ) -> None:
-    """Log `metrics`; to event files only those of `shown`."""
+    """Log `metrics`, but only those in `shown` to event files."""
     for logger in trainer.loggers:
         logger.log_metrics(dict(shown if isinstance(logger, TensorBoardLogger) else metrics), step)
 
 
 def log_image(trainer: pl.Trainer, tag: str, image: Image.Image, step: int) -> None:
-    """Put an image into the event files."""
+    """Add an image to the event files."""
     for logger in event_files(trainer):
         logger.experiment.add_image(tag, np.asarray(image), step, dataformats="HWC")
 
 
 ATTENTION = "attention"
 LONG, LOOKED_AT = 12, 20
-"""The wanted length of the example in tokens, and the number of batches to search for it."""
+"""The desired length of the example in tokens, and the number of batches to search for it."""
 
 
 class Pictures(pl.Callback):
-    """Draw the block as training starts (`block.svg`, to which the Text tab links), and the
-    attention maps of an `example` as it ends.
+    """Draw the block when training starts (`block.svg`, linked from the Text tab), and the
+    attention maps of an `example` when it ends.
 
     Nothing is drawn if no event file is written. Training is not affected: the maps are computed in
     evaluation mode, and the state of the RNG is restored.
@@ -103,15 +104,16 @@ class Pictures(pl.Callback):
             write_whole(Path(logger.log_dir) / DRAWING, picture(module.block.preset, drawings))
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        # One rank cannot run a model that is sharded over all of them.
+        # A single rank cannot run a model sharded over all ranks.
         if any(event_files(trainer)) and not isinstance(trainer.strategy, FSDPStrategy):
             show_attention(trainer, pl_module, example(trainer, pl_module))
 
 
 def example(trainer: pl.Trainer, module: pl.LightningModule) -> Any:
-    """Return the longest row of a validation batch, the same at any time, as a batch.
+    """Return the longest row of a validation batch, always the same, as a batch.
 
-    From the first batch that has a row of `LONG` tokens; else from the batch with the longest row.
+    It is from the first batch with a row of `LONG` tokens, or else from the one with the longest
+    row.
     """
     system: Any = module
     task: Task = system.objective
@@ -132,7 +134,7 @@ def example(trainer: pl.Trainer, module: pl.LightningModule) -> Any:
 
 
 def show_attention(trainer: pl.Trainer, module: pl.LightningModule, sentence: Any) -> None:
-    """Write the attention maps of one row to the event files, at the present step."""
+    """Write the attention maps of one row to the event files, at the current step."""
     system: Any = module
     task: Task = system.objective
     model = system.model
@@ -146,9 +148,9 @@ def show_attention(trainer: pl.Trainer, module: pl.LightningModule, sentence: An
 
 
 class Curves(CSVLogger):
-    """`metrics.csv` of an attempt, in which a new column appears together with all earlier rows.
+    """`metrics.csv` of an attempt, in which new columns appear together with all earlier rows.
 
-    Lightning empties the file before it writes a longer header. A kill in between would lose rows
+    Lightning empties the file before writing a longer header. A kill in between would lose rows
     older than the checkpoint, which no later attempt logs again.
     """
 
@@ -170,12 +172,12 @@ class Curves(CSVLogger):
 
 @dataclass(frozen=True, kw_only=True)
 class Labels:
-    """What a logger can say about a run.
+    """The labels of a run for a logger.
 
     Attributes:
         name: The name of the run's folder.
-        group: The name of its grid, None outside of one.
-        attempt: The number of the attempt; each one is a run of its own for a logger.
+        group: The name of its grid, None outside a grid.
+        attempt: The number of the attempt; loggers treat each one as a separate run.
         tags: Short facts, by name.
     """
 
@@ -199,7 +201,7 @@ def _mlflow(labels: Labels) -> tuple[Arguments, Arguments]:
 
 
 def _folders(labels: Labels) -> tuple[Arguments, Arguments]:
-    # A folder for each attempt: Lightning would remove the curves of the attempt before.
+    # One folder per attempt: Lightning would remove the curves of the previous attempt.
     return {"name": labels.group or "", "version": f"{labels.name}/{labels.attempt}"}, {}
 
 
@@ -209,15 +211,15 @@ LABELLED: Mapping[str, Callable[[Labels], tuple[Arguments, Arguments]]] = {
     "CSVLogger": _folders,
     "TensorBoardLogger": _folders,
 }
-"""For Lightning's loggers: arguments of the constructor, and further ones that it passes on."""
+"""For Lightning's loggers: constructor arguments, and additional ones that it passes on."""
 
 
 def label_loggers(written: Any, labels: Labels) -> None:
-    """Set what a config leaves at its default in the loggers of ``trainer.logger``.
+    """Set arguments that a config leaves at their defaults in the loggers of ``trainer.logger``.
 
     Args:
         written: The complete value of the field; it is changed.
-        labels: What the loggers shall say about the run.
+        labels: The labels of the run for the loggers.
     """
     for entry in entries(written):
         path = entry["class_path"]
@@ -242,7 +244,7 @@ def added_loggers(value: Any) -> list[Logger]:
 
 
 class Hyperparameters(pl.Callback):
-    """Give the added loggers the config of the run, with its id, once at the start."""
+    """Pass the config of the run, with its id, to the added loggers once at the start."""
 
     def __init__(self, loggers: Iterable[Logger], config: Mapping[str, Any]) -> None:
         self._loggers = list(loggers)
@@ -254,9 +256,9 @@ class Hyperparameters(pl.Callback):
 
 
 def close_loggers(loggers: Iterable[Logger]) -> None:
-    """End the loggers that end by themselves only when the interpreter does.
+    """Close the loggers that otherwise close only with the interpreter.
 
-    A cell's process is a fork that ends without the functions of `atexit`, by which W&B ends a run.
+    A cell's process is a fork that skips `atexit` functions, with which W&B ends a run.
     """
     for logger in loggers:
         finish = getattr(getattr(logger, "experiment", None), "finish", None)

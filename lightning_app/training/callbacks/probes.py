@@ -29,17 +29,17 @@ LOGGED = ("token_cosine", "w2_gradient", "output_information")
 GAINS, HISTOGRAMS = 10, 3
 """The largest number of tags of gains in an event file, as numbers and as histograms."""
 BINS = 16
-"""Bins of a histogram. TensorFlow's own bins grow by a tenth each, which is too wide."""
+"""Bins of a histogram. TensorFlow's own bins grow by a tenth each, which is too coarse."""
 
 
 def tag(place: Place) -> str:
-    """Return ``probe/<quantity>/<stack>/<layer>/<head>``, without what is None."""
+    """Return ``probe/<quantity>/<stack>/<layer>/<head>``, without the parts that are None."""
     inner = (str(number) for number in (place.layer, place.head) if number is not None)
     return "/".join(["probe", place.quantity, place.stack, *inner])
 
 
 def fires(step: int) -> bool:
-    """Whether `step` is 1, 2 or 5, or a tenfold of one."""
+    """Whether `step` is 1, 2 or 5 times a power of ten."""
     return str(step).rstrip("0") in ("1", "2", "5")
 
 
@@ -51,8 +51,8 @@ def gains(model: nn.Module) -> dict[Place, Tensor]:
 def shown(model: nn.Module, places: Sequence[Place]) -> list[Place]:
     """Return the gains that event files record, `GAINS` at most.
 
-    As many layers of each stack as there is room for: the last, the first, the middle, the rest. A
-    choice is taken whole, except the first, of which the encoder comes first.
+    They cover as many layers of each stack as fit: the last, the first, the middle, the rest. A
+    group is taken as a whole, except the first, where the encoder comes first.
     """
     kept: list[Place] = []
     for layers in layers_by_rank(model):
@@ -66,12 +66,12 @@ def shown(model: nn.Module, places: Sequence[Place]) -> list[Place]:
 class GainLogger(pl.Callback):
     """Log each learned gain, averaged over its heads, as ``probe/<quantity>/<stack>/<layer>``.
 
-    Learned spans are in tokens, dynamic ones the mean over the tokens of the step's batch; that of
-    each head is ``probe/span/<stack>/<layer>/<head>``.
+    Learned spans are in tokens; dynamic ones are means over the tokens of the step's batch. The
+    span of each head is ``probe/span/<stack>/<layer>/<head>``.
 
-    Event files record some layers, and no heads. At those of the logged steps that are 1, 2, 5, 10,
-    20, 50, ... they also record a histogram, over all layers, of each gain that has a value for
-    each head or unit.
+    Event files record only some layers and no heads. At logged steps among 1, 2, 5, 10,
+    20, 50, ... they also record a histogram, over all layers, of each gain with a value per
+    head or unit.
     """
 
     def on_train_batch_end(
@@ -113,16 +113,17 @@ def histograms(found: Mapping[Place, Tensor]) -> dict[str, Tensor]:
 class SignalProbe(pl.Callback):
     """Probe the model after steps 1, 2, 5, 10, 20, 50, ... on the first validation batch.
 
-    Everything that `ablate probe` measures goes to ``probes.csv`` in the run's folder, and with
-    it ``update_ratio``, that step's update relative to the weights, for each layer. Loggers
-    record the token cosine and the W2 gradient of each layer and of the information in the
+    Everything that `ablate probe` measures goes to ``probes.csv`` in the run's folder, together
+    with
+    ``update_ratio``, the step's update relative to the weights, per layer. Loggers
+    record the token cosine and the W2 gradient of each layer and the information in the
     output; event files record only the last layer and an image of the attention maps, as
     `Pictures` draws it at the end. Training is not affected: the probe restores the RNG, takes
     gradients past ``.grad``, and leaves no hook behind. Only the first rank probes, on its share
     of the batch.
 
     Args:
-        steps: optimizer steps to probe after; null for 1, 2, 5 and their tenfolds.
+        steps: the optimizer steps after which to probe; null for 1, 2, 5 times powers of ten.
     """
 
     def __init__(self, steps: list[int] | None = None) -> None:
@@ -137,7 +138,7 @@ class SignalProbe(pl.Callback):
         return fires(step) if self.steps is None else step in self.steps
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Continue the rows of the steps trained before; a new run starts without rows."""
+        """Continue the rows of earlier steps; a new run starts without rows."""
         self._rows, self._before = [], None
         path = table_of(trainer)
         if not trainer.is_global_zero or not path.is_file():
@@ -190,7 +191,7 @@ class SignalProbe(pl.Callback):
 
 
 def at_the_end(model: nn.Module) -> list[Place]:
-    """Return the values of a probing that event files record: only the model's last layer."""
+    """Return the probed values that event files record: only the model's last layer."""
     name, stack = list(stacks(model).items())[-1]
     last = (name, stack.spec.depth)
     cosine, gradient, information = LOGGED

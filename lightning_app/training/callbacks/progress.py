@@ -1,4 +1,4 @@
-"""Callbacks that count and show: tokens per second, steps, the clock, the number of parameters."""
+"""Callbacks that count and display tokens per second, steps, time and parameters."""
 
 import json
 import os
@@ -19,11 +19,11 @@ class Throughput(pl.Callback):
     """Log the tokens and seconds of the run so far, and the speed since the last logged step.
 
     ``train/tokens``, predicted tokens of all devices, and ``train/seconds``, wall-clock seconds of
-    training, are sums over the run and all of its attempts. ``train/tokens_per_second`` and
-    ``train/data_wait_share`` are of the steps since the last: the share of their seconds, from 0 to
-    1, that went by between the end of a step and the start of the next, until its batch was there.
-    Time spent in validation does not count. `tokens` and `seconds` are the sums; they are brought
-    up to date every `log_every_n_steps` steps and at the end.
+    training, are sums over the run and all its attempts. ``train/tokens_per_second`` and
+    ``train/data_wait_share`` cover the steps since the last log: the share of their seconds, from 0
+    to 1, that passed between the end of a step and the start of the next, waiting for its batch.
+    Time spent in validation does not count. `tokens` and `seconds` are the sums; they are
+    updated every `log_every_n_steps` steps and at the end.
     """
 
     def __init__(self) -> None:
@@ -81,7 +81,7 @@ class Throughput(pl.Callback):
         self._take()
 
     def _take(self) -> tuple[float, float]:
-        """Add new tokens and seconds to the sums; return their speed and the share of waiting."""
+        """Add new tokens and seconds to the sums; return the speed and the share of waiting."""
         counted = 0 if self._counted is None else round(float(self._counted))
         elapsed, waited = self._elapsed, self._waited
         self.tokens += counted
@@ -91,7 +91,7 @@ class Throughput(pl.Callback):
 
 
 class WallClock(pl.Callback):
-    """The seconds of a run over all of its attempts, each up to the checkpoint that went on."""
+    """The seconds of a run over all its attempts, each up to the checkpoint that was continued."""
 
     def __init__(self) -> None:
         self._start = time.perf_counter()
@@ -111,7 +111,7 @@ class WallClock(pl.Callback):
 class Progress(pl.Callback):
     """Write ``progress.json`` about once a second, for programs that watch the run from outside.
 
-    It changes in validations and tests too: it shows whether a run hangs.
+    It also changes during validation and test, and thus shows whether a run hangs.
     """
 
     def __init__(self, path: Path) -> None:
@@ -167,7 +167,7 @@ class Progress(pl.Callback):
 
 
 class ParameterCount(ModelSummary):
-    """Print how many parameters a run has when it starts.
+    """Print a run's number of parameters when it starts.
 
     Lightning's table has a row for each metric, and FLOPs, which are 0 without an example input.
     """
@@ -190,7 +190,7 @@ _NOTHING = nullcontext()
 
 @final
 class Unprofiled(PassThroughProfiler):
-    """Do nothing, at less cost than Lightning's own, whose generators run 70 times a step."""
+    """Do nothing, at lower cost than Lightning's own, whose generators run 70 times per step."""
 
     def profile(self, action_name: str) -> AbstractContextManager[Any]:  # pyright: ignore[reportIncompatibleMethodOverride]
         return _NOTHING

@@ -1,4 +1,4 @@
-"""Callbacks that keep a run whole: signals, pruning, provenance, equal ranks, exact averages."""
+"""Callbacks that protect a run: signals, pruning, provenance, equal ranks, exact averages."""
 
 import json
 import math
@@ -33,13 +33,13 @@ STOPPING = (
 class SaveOnInterrupt(pl.Callback):
     """Write a checkpoint to resume from when Ctrl-C or SIGTERM ends the training.
 
-    The handlers only note the signal. The training ends after the current step, which is the same
-    on all ranks, whichever of them received it; a validation that runs or is due is finished first.
-    So the checkpoint is exact: the continued run has the weights of one that was not interrupted.
+    The handlers only record the signal. Training ends after the current step, which is the same
+    on all ranks, whichever of them received it; a running or due validation is finished first.
+    The checkpoint is therefore exact: the continued run has the weights of an uninterrupted one.
 
-    Each further Ctrl-C raises `KeyboardInterrupt` at once, and nothing is saved, since the step may
+    Every further Ctrl-C raises `KeyboardInterrupt` at once, without saving, since the step may
     be half done. A process that was started with SIGINT ignored, as a shell script starts its
-    background jobs, goes on ignoring it. Before the first step and after the last validation both
+    background jobs, keeps ignoring it. Before the first step and after the last validation both
     signals have their usual effect.
 
     Args:
@@ -56,7 +56,7 @@ class SaveOnInterrupt(pl.Callback):
 
     @property
     def asked(self) -> bool:
-        """Whether a signal has asked for the end of the run."""
+        """Whether a signal has requested the end of the run."""
         return self._asked
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -64,10 +64,10 @@ class SaveOnInterrupt(pl.Callback):
             return
         self._first_rank = trainer.is_global_zero
         # With Lightning's own handler of SIGTERM each rank would stop at once; two ranks at
-        # different steps would then wait for each other without end.
+        # different steps would then wait for each other forever.
         self._before[signal.SIGTERM] = signal.signal(signal.SIGTERM, self._note)
         # KeyboardInterrupt at an arbitrary instruction can leave the queue of TensorBoard's thread
-        # locked, and the end of the run then waits for that thread without end. In a `__del__` or
+        # locked, and the end of the run would then wait for that thread forever. In a `__del__` or
         # another callback of the interpreter it is lost.
         if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
             self._before[signal.SIGINT] = signal.signal(signal.SIGINT, self._note)
@@ -94,7 +94,7 @@ class SaveOnInterrupt(pl.Callback):
     ) -> None:
         if not self._is_asked(trainer):
             return
-        # A validation that is due now would be skipped; its own checkpoint is exact, too.
+        # A validation that is due now would be skipped; its own checkpoint is exact as well.
         self._saved = trainer.enable_validation and _is_validated(trainer, batch_idx)
         if not self._saved:
             raise SIGTERMException
@@ -107,7 +107,8 @@ class SaveOnInterrupt(pl.Callback):
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._restore()
-        # A signal in the last validation has stopped nothing yet. The last step has its checkpoint.
+        # A signal in the last validation has not stopped anything, and the last step has its
+        # checkpoint.
         if self._is_asked(trainer):
             self._saved = True
             raise SIGTERMException
@@ -149,10 +150,10 @@ def check_averaging(trainer: pl.Trainer, checkpoint: Path | None, averaged: bool
     """Refuse averages that would be wrong, before anything is written.
 
     Args:
-        trainer: With all of its callbacks.
+        trainer: The Trainer with all its callbacks.
         checkpoint: The checkpoint from which the run continues, None if it starts at step 0.
         averaged: Whether the weights of the checkpoint are averages. Only the callback that wrote
-            them finds the raw weights in it.
+            the averages finds the raw weights in it.
 
     Raises:
         UserError: naming the callback.
@@ -181,15 +182,15 @@ def check_averaging(trainer: pl.Trainer, checkpoint: Path | None, averaged: bool
 
 
 class BeforeAveraging(pl.Callback):
-    """Act before a callback that averages weights; it is the first of all callbacks.
+    """Act before a callback that averages weights; it comes before all other callbacks.
 
-    The model is built before they copy it. Initial weights never count as an average: the first
+    It builds the model before they copy it. Initial weights never count as an average: the first
     validation, and the end, must come after the first update. The checkpoint of a last step on
     which no validation falls is written while the model still has its raw weights.
 
     Args:
-        monitor: Records whether the run has diverged; such a run has no checkpoint of its end.
-        last: That checkpoint.
+        monitor: Records whether the run has diverged; such a run has no final checkpoint.
+        last: The final checkpoint.
     """
 
     def __init__(self, monitor: DivergenceMonitor, last: Path) -> None:
@@ -233,10 +234,10 @@ class Pruning(pl.Callback):
     """Report a metric at each validation, and end the training when a file exists.
 
     A line `{"step", "value"}` is appended to `reports` before the checkpoint of that validation is
-    written, so that every step from which a run can resume has its report; a value that is not
-    finite is null. `stop` is looked for before the first batch after a logged step or a validation,
-    by the first rank; all ranks then raise `Pruned` together. Nothing else changes: a run that is
-    not stopped ends with the same weights as one that does not report.
+    written, so every step from which a run can resume has a report; a value that is not
+    finite is null. The first rank checks for `stop` before the first batch after a logged step or a
+    validation; all ranks then raise `Pruned` together. Nothing else changes: a run that is
+    not stopped ends with the same weights as one without reports.
 
     Args:
         metric: The reported metric, such as ``val/bleu``.
@@ -293,7 +294,7 @@ _LATER = (
     "plugins_used",
     "arithmetic",
     "devices",
-)  # an earlier version did not write them
+)  # earlier versions did not write them
 
 
 class Origin(pl.Callback):
@@ -305,7 +306,7 @@ class Origin(pl.Callback):
         path: The file of this attempt.
         software: The version of the code, libraries and command line.
         resumed: Whether the run continues from a checkpoint.
-        run: What each checkpoint says of the run that wrote it: its id, its seed, its parent's id.
+        run: The run as recorded in each checkpoint: its id, its seed, its parent's id.
     """
 
     def __init__(
@@ -348,7 +349,7 @@ class Origin(pl.Callback):
 
 
 def _makers(record: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of a provenance that says by what the numbers were made."""
+    """The part of a provenance that describes what produced the numbers."""
     made = {key: record[key] for key in _MAKERS}
     return {**made, **{key: record[key] for key in _LATER if key in record}}
 
@@ -356,7 +357,7 @@ def _makers(record: Mapping[str, Any]) -> dict[str, Any]:
 class Agreement(pl.Callback):
     """Refuse to train if the config, the starting step or the data differ between ranks.
 
-    Such ranks would average gradients of different models if the shapes happen to be equal.
+    Such ranks would average gradients of different models if their shapes happened to match.
 
     Args:
         identity: The id of the run's config, hexadecimal.
@@ -369,7 +370,7 @@ class Agreement(pl.Callback):
         if trainer.world_size == 1:
             return
         data = trainer.datamodule.description["digest"]  # pyright: ignore[reportAttributeAccessIssue]
-        # 60 bits, which fit into a signed number of 64 bits.
+        # 60 bits, which fit into a signed 64-bit integer.
         identity, digest = (int(text[:15], 16) for text in (self.identity, data))
         mine = torch.tensor([identity, trainer.global_step, digest])
         mine = mine.to(trainer.strategy.root_device)
