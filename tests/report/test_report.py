@@ -164,7 +164,7 @@ def test_what_the_page_says(make_grid, outcome):
         "Which blocks need warm-up?",
         "30 of 30 planned cells finished: of them 5 stalled.",
         "post_ln (5 of 5 runs without warm-up, 0 of 5 with it) stalls more often without warm-up",
-        "Compared with pre_ln, warm-up helps post_ln (p < 0.001) more, or costs it less",
+        "Compared with pre_ln, warm-up does more for post_ln (p < 0.001)",
         "built-in grammar, seed 0; train 30,000, valid 500, test 500",
         "Every run ended after 200 steps:",
         "One learning rate, 0.004:",
