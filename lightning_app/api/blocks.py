@@ -42,8 +42,8 @@ def wiring(block: Wiring, axes: Mapping[str, Any]) -> BlockConfig:
     config = block if isinstance(block, BlockConfig) else _read(block, "block")
     with _one_line():
         check_spec(config, BlockConfig, "block")
-    given = _read(axes, "")
-    return replace(config, **{name: getattr(given, name) for name in axes})
+    parsed = _read(axes, "")
+    return replace(config, **{name: getattr(parsed, name) for name in axes})
 
 
 def _read(values: Mapping[str, Any], at: str) -> BlockConfig:
@@ -295,10 +295,10 @@ class Block(nn.Module):
                 f"{self._preset}: the layer above needs more than the stream; use "
                 "`y, state = block.chained(x, state)`, with the state None in the first layer"
             )
-        found, _ = self.chained(
+        output, _ = self.chained(
             x, causal=causal, present=present, memory=memory, memory_present=memory_present
         )
-        return found
+        return output
 
     def chained(
         self,

@@ -187,14 +187,14 @@ def results(grid: str | Path, *, experiments: str | Path = EXPERIMENTS) -> "pd.D
     Raises:
         UserError: if there are no results, or they cannot be read.
     """
-    with found_results(grid, Path(experiments)) as found:
-        return frame_of(found)
+    with found_results(grid, Path(experiments)) as planned:
+        return frame_of(planned)
 
 
-def frame_of(found: Found) -> "pd.DataFrame":
+def frame_of(planned: Found) -> "pd.DataFrame":
     """Return the table of `results`."""
     return runs_frame(
-        found.grid, lambda folder: is_held(RunFolder(folder).lock), restored=found.restored
+        planned.grid, lambda folder: is_held(RunFolder(folder).lock), restored=planned.restored
     )
 
 
@@ -242,8 +242,8 @@ def compare(
         UserError: for an unknown axis, value or metric, and for a grid whose pruner
             ended cells.
     """
-    with found_results(grid, Path(experiments)) as found:
-        return compare_axis(found.grid, axis, baseline, metric=metric, mode=mode)
+    with found_results(grid, Path(experiments)) as planned:
+        return compare_axis(planned.grid, axis, baseline, metric=metric, mode=mode)
 
 
 def run_grid(
@@ -301,7 +301,7 @@ def run_grid(
     }
     words += [f"{name}={value}" for name, value in options.items() if value is not None]
     flags = {"--retry-failed": retry_failed, "--rerun-stale": rerun_stale}
-    words += [name for name, given in flags.items() if given]
+    words += [name for name, chosen in flags.items() if chosen]
     # A URL may hold a password, which the list of processes would show.
     environment = {} if storage is None else {"ABLATE_STORAGE": storage}
     code, last = _ablate(words, environment)

@@ -183,8 +183,8 @@ class TrainedRun:
             rows, order = order[-count:], order[:-count]
             batch = [torch.tensor(sources[i], device=self.device) for i in rows]
             batch = pad_sequence(batch, batch_first=True, padding_value=PAD)
-            for i, found in zip(rows, search(self.model, batch, MARKS, how), strict=True):
-                translations[i] = self.tokenizer.decode(found.tokens)
+            for i, hypothesis in zip(rows, search(self.model, batch, MARKS, how), strict=True):
+                translations[i] = self.tokenizer.decode(hypothesis.tokens)
         return translations
 
     def generate(
@@ -220,27 +220,27 @@ class TrainedRun:
             texts=texts, tokens=tokens, temperature=temperature, top_k=top_k, top_p=top_p
         )
         self._needs("causal_lm")
-        given = ids_of(prompt, self.tokenizer)
-        if UNK in given:
+        prefix = ids_of(prompt, self.tokenizer)
+        if UNK in prefix:
             raise UserError(f"prompt {prompt!r}: has text outside the run's vocabulary")
         longest = self.model.longest
-        if len(given) + tokens - 1 > longest:
+        if len(prefix) + tokens - 1 > longest:
             raise UserError(
-                f"tokens {tokens}: with a prompt of {len(given)} tokens at most "
-                f"{max(0, int(longest) - len(given) + 1)}: the model has {int(longest)} learned "
+                f"tokens {tokens}: with a prompt of {len(prefix)} tokens at most "
+                f"{max(0, int(longest) - len(prefix) + 1)}: the model has {int(longest)} learned "
                 "positions"
             )
         generator = torch.Generator(self.device).manual_seed(seed)
-        found = sample_texts(
+        continuations = sample_texts(
             self.model,
-            given,
+            prefix,
             texts=texts,
             tokens=tokens,
             how=how,
             never=NEVER,
             generator=generator,
         )
-        return [text_of([*given[1:], *row], self.tokenizer) for row in found.tolist()]
+        return [text_of([*prefix[1:], *row], self.tokenizer) for row in continuations.tolist()]
 
     def score(self, lines: Sequence[str], targets: Sequence[str] | None = None) -> list[TextScore]:
         """Return the negative log-likelihood of each text, in nats, and its number of tokens.
@@ -281,8 +281,8 @@ class TrainedRun:
                 raise UserError("targets: of a model for translation alone")
             return [self._score_text(text) for text in lines]
         if targets is None or isinstance(targets, str) or len(targets) != len(lines):
-            found = "none" if targets is None else len(targets)
-            raise UserError(f"targets: expected a line for each of {len(lines)}, found {found}")
+            number = "none" if targets is None else len(targets)
+            raise UserError(f"targets: expected a line for each of {len(lines)}, found {number}")
         for name, each in (("lines", lines), ("targets", targets)):
             if any("\n" in line for line in each):
                 raise UserError(f"{name}: a pair is two lines, and one of them has a line break")
@@ -315,9 +315,9 @@ class TrainedRun:
             batch = to_device(rows[item], self.device)
             by_token = self.task.sums(self.model, batch).by_token
             assert by_token is not None
-            row, (found, counted) = self.task.rows_of(batch).cpu(), by_token.double().cpu()
+            row, (losses, counted) = self.task.rows_of(batch).cpu(), by_token.double().cpu()
             real = row >= 0
-            nll.index_add_(0, row[real], found[real])
+            nll.index_add_(0, row[real], losses[real])
             tokens.index_add_(0, row[real], counted[real])
         return nll, tokens
 
@@ -331,8 +331,8 @@ class TrainedRun:
 
     def _needs(self, kind: str) -> None:
         if self.task.config.kind != kind:
-            found, wanted = (task_facts(name).title for name in (self.task.config.kind, kind))
-            raise UserError(f"{self.folder} holds a model for {found}, not for {wanted}")
+            title, wanted = (task_facts(name).title for name in (self.task.config.kind, kind))
+            raise UserError(f"{self.folder} holds a model for {title}, not for {wanted}")
 
 
 def load_run(path: str | Path, checkpoint: str | Path = "best") -> TrainedRun:

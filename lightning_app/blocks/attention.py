@@ -159,7 +159,7 @@ def project(
     """Return each projection of `u`, split into heads; the linear ones are one product.
 
     Their parameters stay separate for checkpoints and initialisation: concatenating the weights
-    side by side costs little beside the product.
+    side by side costs little compared with the product.
     """
     full = [each for each in projections if isinstance(each, nn.Linear)]
     weight = torch.cat([each.weight for each in full])

@@ -179,7 +179,7 @@ class LayerCache:
         return LayerCache(keys, values, self.filled)
 
     def moved(self, slots: Int[Tensor, "batch kept"], room: int) -> "LayerCache":
-        """Return a cache of `room` slots, of which the first hold `slots` of this one."""
+        """Return a cache of `room` slots, the first of which hold `slots` of this one."""
         assert self.keys is not None
         assert self.values is not None
         kept = slots.shape[1]

@@ -1,4 +1,4 @@
-"""The one residual formula, of which every placement of the norm is a special case."""
+"""The residual formula that has every placement of the norm as a special case."""
 
 import math
 from collections.abc import Callable

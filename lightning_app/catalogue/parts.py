@@ -71,11 +71,11 @@ def number(values: Sequence[float], layers: range) -> str:
 
 
 def changed_fields(
-    parts: Sequence[Any], layers: range, known: Collection[str] = (), default: Any = MISSING
+    parts: Sequence[Any], layers: range, handled: Collection[str] = (), default: Any = MISSING
 ) -> list[str]:
     """Return `name value` for each field in which parts of one form differ from `default`.
 
-    Fields in `known` are left out because the caller shows them in another form. A field without
+    Fields in `handled` are left out because the caller shows them in another form. A field without
     its own drawing is still shown. Without a `default`, each field is compared with its own
     default.
     """
@@ -84,7 +84,7 @@ def changed_fields(
         values = [getattr(part, field.name) for part in parts]
         own = default is MISSING
         usual = _default_of(field) if own else getattr(default, field.name, MISSING)
-        if field.name not in known and any(value != usual for value in values):
+        if field.name not in handled and any(value != usual for value in values):
             shown.append(f"{field.name} {phrase(values, usual, layers)}")
     return shown
 
@@ -95,7 +95,7 @@ def phrase(parts: Sequence[Any], default: Any, layers: range, *, outer: bool = F
     if isinstance(first, Gain):
         flags = ("learned", "vector", "profiled")
         words = [name for name in flags if getattr(first, name)]
-        words += changed_fields(parts, layers, known=("value", *flags))
+        words += changed_fields(parts, layers, handled=("value", *flags))
         return " ".join([number([part.value for part in parts], layers), *words])
     if is_dataclass(first):
         changed = ", ".join(changed_fields(parts, layers, default=default))
@@ -215,11 +215,11 @@ class Drawing:
 
     def parts(self) -> list[Part]:
         """Return every norm and gain of the drawing, in any place."""
-        found = [*self.entry, *self.exit]
+        parts = [*self.entry, *self.exit]
         for one in self.sums():
-            found += [*one.shared, *(one.skip or ()), *one.norm]
-            found += [part for branch in one.branches for part in (*branch.before, *branch.after)]
-        return found
+            parts += [*one.shared, *(one.skip or ()), *one.norm]
+            parts += [part for branch in one.branches for part in (*branch.before, *branch.after)]
+        return parts
 
 
 def norm_name(kind: str) -> str:
@@ -250,21 +250,21 @@ def formula(one: Sum) -> str:
 
 def description(drawings: Iterable[Drawing]) -> str:
     """Return the content of the drawings in sentences."""
-    said = []
+    sentences = []
     for drawing in drawings:
         side = drawing.side
-        said += [f"{side}: {part_name(part)} on what enters." for part in drawing.entry]
+        sentences += [f"{side}: {part_name(part)} on what enters." for part in drawing.entry]
         for run in drawing.runs:
-            said.append(f"{side}, {run.label}: {'; '.join(map(formula, run.sums))}.")
+            sentences.append(f"{side}, {run.label}: {'; '.join(map(formula, run.sums))}.")
             for branch in (branch for one in run.sums for branch in one.branches):
                 inner = [", ".join((part.label, *part.notes)) for part in branch.inside]
-                said += [f"{NAMES[branch.kind]}: {'; '.join(inner)}."] * bool(inner)
-            said += [f"{note}." for note in run.notes]
-        said += [f"{note}." for note in drawing.notes]
-        said += [f"A second stream adds up all branches of the {side}."] * drawing.dual
+                sentences += [f"{NAMES[branch.kind]}: {'; '.join(inner)}."] * bool(inner)
+            sentences += [f"{note}." for note in run.notes]
+        sentences += [f"{note}." for note in drawing.notes]
+        sentences += [f"A second stream adds up all branches of the {side}."] * drawing.dual
         where = "on the second stream after" if drawing.dual else "after"
-        said += [f"{side}: {part_name(part)} {where} the last layer." for part in drawing.exit]
-    return " ".join(said)
+        sentences += [f"{side}: {part_name(part)} {where} the last layer." for part in drawing.exit]
+    return " ".join(sentences)
 
 
 def part_name(part: Part) -> str:
@@ -286,15 +286,15 @@ _SHAPING = ("alpha", "beta", "gamma", "learned", "per_head")
 def attention_parts(specs: Sequence[AttentionSpec], layers: range) -> tuple[Inside, ...]:
     """Return the differences of an attention from ``softmax(q k^T / sqrt(d_k)) v``."""
     first = specs[0]
-    found = []
+    inside = []
 
     def add(label: str, *notes: str) -> None:
-        found.append(Inside(label=label, notes=notes))
+        inside.append(Inside(label=label, notes=notes))
 
     def value(of: Callable[[AttentionSpec], float]) -> str:
         return number([of(spec) for spec in specs], layers)
 
-    for shown in changed_fields(specs, layers, known=_ATTENTION):
+    for shown in changed_fields(specs, layers, handled=_ATTENTION):
         add(shown)
     if first.query_init != "xavier":
         zeros = first.query_init == "zeros"
@@ -334,7 +334,7 @@ def attention_parts(specs: Sequence[AttentionSpec], layers: range) -> tuple[Insi
     _add_projection(add, "P", [(s.output, s.output_gains) for s in specs], layers)
     if first.tied:
         add("P = V^T at first")
-    return tuple(found)
+    return tuple(inside)
 
 
 def _add_shaping(add: Callable[..., None], specs: Sequence[AttentionSpec], layers: range) -> None:
@@ -349,7 +349,7 @@ def _add_shaping(add: Callable[..., None], specs: Sequence[AttentionSpec], layer
         starts += [f"gamma {number(gammas, layers)}"]
     trained = "learned" if first.learned else "fixed"
     share = f"{trained}, one {'a head' if first.per_head else 'for all'}"
-    add(label, ", ".join(starts), share, *changed_fields(shapings, layers, known=_SHAPING))
+    add(label, ", ".join(starts), share, *changed_fields(shapings, layers, handled=_SHAPING))
 
 
 def _add_projection(
@@ -375,7 +375,7 @@ def _add_projection(
         case _:
             add(f"{name} = {kind}")
             return
-    notes += changed_fields([gains for _, gains in projections], layers, known=("kept", "change"))
+    notes += changed_fields([gains for _, gains in projections], layers, handled=("kept", "change"))
     if gains == ProjectionGains():
         add(f"{name} = {initial} + dW", *notes)
         return
@@ -385,7 +385,7 @@ def _add_projection(
     ):
         trained = "learned" if each[0].learned else "fixed"
         value = number([gain.value for gain in each], layers)
-        unknown = changed_fields(each, layers, known=("value", "learned", "vector", "profiled"))
+        unknown = changed_fields(each, layers, handled=("value", "learned", "vector", "profiled"))
         notes.append(" ".join([f"{letter} = {value} {trained}", *unknown]))
     add(f"{name} = a {initial} + b dW", *notes)
 
@@ -418,7 +418,7 @@ def stack_drawing(spec: StackSpec, side: Side) -> Drawing:
             *(f"start: token embeddings * {gain}",) * (gain != "1"),
             *_step_notes(spec),
             *_memory_notes(spec),
-            *changed_fields([spec], range(1), known=_STACK),
+            *changed_fields([spec], range(1), handled=_STACK),
         ),
     )
 
@@ -460,7 +460,7 @@ def _factor(gains: Iterable[Gain], layers: range, *, shared: bool = False) -> tu
         return ()
     notes = ["learned vector" if first.vector else "learned"] if first.learned else []
     notes += ["profiled"] * first.profiled + ["shared in the layer"] * shared
-    notes += changed_fields(gains, layers, known=_GAIN)
+    notes += changed_fields(gains, layers, handled=_GAIN)
     return (Factor(value=number([g.value for g in gains], layers), notes=tuple(notes)),)
 
 
@@ -527,13 +527,15 @@ def _run(blocks: list[BlockSpec], layers: range, side: Side) -> LayerRun:
 
 def _unknown(blocks: Sequence[BlockSpec], layers: range, side: Side) -> list[str]:
     """Return name and value of fields without a place in the drawing."""
-    shown = changed_fields(blocks, layers, known=_BLOCK)
+    shown = changed_fields(blocks, layers, handled=_BLOCK)
     if blocks[0].layout not in ("sequential", "parallel"):
         shown.append(f"layout {blocks[0].layout}")
     for name in ("around_self", "around_cross", "around_ff"):
         if side == "decoder" or name != "around_cross":
             around = [getattr(block, name) for block in blocks]
-            shown += [f"{name} {each}" for each in changed_fields(around, layers, known=_RESIDUAL)]
+            shown += [
+                f"{name} {each}" for each in changed_fields(around, layers, handled=_RESIDUAL)
+            ]
     return shown
 
 
@@ -586,7 +588,7 @@ def _starts(inits: Sequence[InitSpec], layers: range) -> list[str]:
         if any(value != getattr(usual, name) for value in values):
             factors.setdefault(number(values, layers), []).append(matrix)
     shown = [f"gain {gain} of {', '.join(names)}" for gain, names in factors.items()]
-    shown += changed_fields(inits, layers, known=("distribution", *_INIT))
+    shown += changed_fields(inits, layers, handled=("distribution", *_INIT))
     if not shown and first.distribution == usual.distribution:
         return []
     return ["; ".join([f"start: Xavier {first.distribution}", *shown])]

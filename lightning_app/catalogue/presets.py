@@ -103,8 +103,8 @@ def caption(encoder_depth: int, decoder_depth: int) -> str:
 
 def preset_table(encoder_depth: int, decoder_depth: int, *, wide: bool) -> Table:
     """Return the table of presets; unless `wide`, their texts share one column."""
-    said = ("equation", "what it fixes", "paper")
-    columns = said if wide else (", ".join(said),)
+    headings = ("equation", "what it fixes", "paper")
+    columns = headings if wide else (", ".join(headings),)
     shown = Table("preset", *columns, box=box.SIMPLE, show_lines=True)
     shown.add_column("parameters", justify="right")
     shown.caption = caption(encoder_depth, decoder_depth)
@@ -123,14 +123,14 @@ def preset_lines(name: str, encoder_depth: int, decoder_depth: int, width: int) 
     stacks = resolve_preset(name, encoder_depth, decoder_depth)
     preset = PRESETS[name]
     share = parameter_ratios([name], encoder_depth, decoder_depth)[name]
-    said = inspect.getdoc(preset.build) or ""
+    description = inspect.getdoc(preset.build) or ""
     lines = [name, ""]
     lines += wrapped_lines(f"equation: {preset.equation}", 0, 10, width)
     lines += wrapped_lines(f"fixes:    {preset.fixes}", 0, 10, width)
     lines += wrapped_lines(f"paper:    {preset.paper}", 0, 10, width)
     if preset.difference:
         lines += wrapped_lines(f"differs:  {preset.difference}", 0, 10, width)
-    for paragraph in said.replace("``", "").split("\n\n"):
+    for paragraph in description.replace("``", "").split("\n\n"):
         lines += ["", *wrapped_lines(" ".join(paragraph.split()), width=width)]
     count = f"{stack_parameters(stacks):,} parameters, {share:.3f} of {BASELINE}'s."
     lines += ["", *wrapped_lines(f"{count} {caption(encoder_depth, decoder_depth)}", width=width)]

@@ -228,7 +228,7 @@ def specification_lines(stacks: Mapping[Side, StackSpec]) -> list[tuple[int, str
     """Return lines with their depth: a stack, its layers, a field of their blocks."""
     lines = []
     for side, spec in stacks.items():
-        around = ", ".join(changed_fields([spec], range(1), known=("blocks",)))
+        around = ", ".join(changed_fields([spec], range(1), handled=("blocks",)))
         lines.append((0, f"{side}: {around or 'nothing around the layers'}"))
         for layers, blocks in runs_of(spec.blocks, side):
             lines.append((1, layer_names(layers[0], layers[-1])))

@@ -14,13 +14,13 @@ from lightning_app.grids.display import PlainConsole
 
 def add_blocks(parser: Parser) -> None:
     parser.add("name NAME", "a preset", nargs="?")
-    parser.add("--encoder-depth N", "0: decoder alone", default=6)
-    parser.add("--decoder-depth N", "0: encoder alone", default=6)
-    text = "instead of NAME the stacks of a run's config; overrides may follow, as for fit"
+    parser.add("--encoder-depth N", "0: decoder only", default=6)
+    parser.add("--decoder-depth N", "0: encoder only", default=6)
+    text = "show the stacks of a run's config instead of NAME; overrides may follow, as for fit"
     parser.add("--config FILE", text)
     parser.add("--svg FILE", "write the drawing of NAME")
-    parser.add("--svg-dir DIR", "write the drawings of all presets, and a page with them")
-    parser.add("--json", "the specification of NAME as JSON", dest="as_json")
+    parser.add("--svg-dir DIR", "write the drawings of all presets and a page with them")
+    parser.add("--json", "print the specification of NAME as JSON", dest="as_json")
     parser.set_defaults(call=blocks_command)
 
 

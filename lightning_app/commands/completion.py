@@ -83,13 +83,13 @@ def _complete(action: argparse.Action) -> _Words | None:
 
 
 def _listed(name: str, command: str, also: _Words | None = None) -> _Words:
-    """Return the words that a command of the shell prints, and files or folders beside them.
+    """Return the words that a command of the shell prints, and files or folders in addition.
 
     `shtab.cmd` is not enough: in zsh it caches the first words, and it does not complete files.
     """
     # compgen -W would expand the words: a command in a folder's name would run.
-    found = 'while IFS= read -r word; do [[ $word == "$1"* ]] && printf \'%s\\n\' "$word"; done'
-    bash = f"local word; {found} < <({command})"
+    loop = 'while IFS= read -r word; do [[ $word == "$1"* ]] && printf \'%s\\n\' "$word"; done'
+    bash = f"local word; {loop} < <({command})"
     zsh = f'compadd "$@" -- ${{(f)"$({command})"}}'
     fish = f"({command})"
     if also is not None:

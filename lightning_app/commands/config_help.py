@@ -83,7 +83,7 @@ def _default(field: "Field[Any]") -> str:
 
 
 def add_schema(parser: Parser) -> None:
-    parser.add("kind", "of which files", choices=("config", "grid"))
+    parser.add("kind", "the kind of file", choices=("config", "grid"))
     parser.set_defaults(call=schema_command)
 
 
@@ -105,7 +105,7 @@ def schema_command(kind: str) -> int:
 def _described(kind: Any) -> dict[str, Any]:
     tree = adapter(kind).json_schema()
     for part in parts_of(kind):
-        found = tree if part is kind else tree["$defs"][part.__name__]
+        schema = tree if part is kind else tree["$defs"][part.__name__]
         for name, text in docs_of(part).items():
-            found["properties"].get(name, {})["description"] = text
+            schema["properties"].get(name, {})["description"] = text
     return tree

@@ -207,12 +207,12 @@ def add_report(parser: Parser) -> None:
     text = f"{GRID}, or the folder of a published study; several are compared"
     parser.add("grids GRID", text, nargs="+")
     add_experiments(parser)
-    text = "the report's folder (default: the grid's; of several, A-vs-B beside it)"
+    text = "the report's folder (default: the grid's; for several grids, A-vs-B next to it)"
     parser.add("--out DIR", text)
     text = "also write the study into DIR: its results as one file, scores and headline figure"
     parser.add("--publish DIR", text, dest="publish_in")
-    parser.add("--serve", "then serve it together with TensorBoard, to this machine only")
-    parser.add("--port N", "of --serve (default: 6006; 0: any free one)")
+    parser.add("--serve", "then serve it with TensorBoard, on this machine only")
+    parser.add("--port N", "the port for --serve (default: 6006; 0: any free one)")
     add_json(parser)
     parser.set_defaults(call=report_command)
 
@@ -249,14 +249,14 @@ def report_command(
         raise UserError(f"--publish: takes the results of one grid, found {len(grids)} grids")
     if publish_in is not None and GridFolder(publish_in).plan.is_file():
         raise UserError(f"--publish: {publish_in}: is the folder of a grid; name another folder")
-    found = [find_planned(_restored(grid, experiments), experiments) for grid in grids]
-    folders = [folder for folder, _ in found]
+    planned = [find_planned(_restored(grid, experiments), experiments) for grid in grids]
+    folders = [folder for folder, _ in planned]
     for run in (run for folder in folders for run in runs_with_plugins(GridFolder(folder))):
         require(run)  # it may define facts about a task
     with ExitStack() as held, document("report", as_json) as tree:
         port = 6006 if port is None else port  # TensorBoard's default
         claimed = held.enter_context(server.claim(port)) if serve else None
-        read = [read_results(folder, file) for folder, file in found]
+        read = [read_results(folder, file) for folder, file in planned]
         grid = read[0] if len(read) == 1 else together(read)
         if grid.parts:
             _check_apart(out or grid.folder)
@@ -321,16 +321,16 @@ def show_headline(grid: "GridResults") -> dict[str, Any]:
     from lightning_app.report.terminal import headline_document, mixtures, show_report
     from lightning_app.report.warmup import sensitivity_scores
 
-    found = sensitivity_scores(grid)
-    show_report(plain_console(), grid, found)
+    scores = sensitivity_scores(grid)
+    show_report(plain_console(), grid, scores)
     damaged = damaged_files(grid)
     for line in damaged:
         print(line, file=sys.stderr, flush=True)
     return {
         "damaged": damaged,
-        "findings": findings(grid, found),
-        "headline": headline_document(found),
-        "effects": [asdict(effect) for effect in effects(grid, found)],
+        "findings": findings(grid, scores),
+        "headline": headline_document(scores),
+        "effects": [asdict(effect) for effect in effects(grid, scores)],
         "comparisons": [comparison_document(row) for row in comparisons(grid)],
         "metrics": metrics_document(grid),
         "failed_runs": [asdict(arm) for arm in failed_runs(grid)],
@@ -411,8 +411,8 @@ def _status(grid: Grid) -> dict[str, Any]:
 
 
 def _counted(words: Counter[str]) -> dict[str, Any]:
-    found = by_status(words, STATES)
-    return {**found["states"], "outcomes": found["outcomes"]}
+    counts = by_status(words, STATES)
+    return {**counts["states"], "outcomes": counts["outcomes"]}
 
 
 def _words(states: Mapping[str, int], outcomes: Mapping[str, int]) -> dict[str, int]:

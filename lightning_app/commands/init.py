@@ -63,8 +63,8 @@ class ProjectSizes:
 
 
 def add_init(parser: Parser) -> None:
-    parser.add("folder DIR", "a new folder, or one of yours")
-    text = "two text files, such as my.de my.en, line by line in translation"
+    parser.add("folder DIR", "a new or existing folder")
+    text = "two parallel text files, such as my.de my.en"
     parser.add("--data FILE", text, nargs=2)
     parser.set_defaults(call=init_command)
 
@@ -134,8 +134,8 @@ def _lines(path: Path) -> list[str]:
     except UnicodeDecodeError as error:
         raise UserError(f"init: --data {path}: invalid UTF-8 at byte {error.start}") from error
     except (OSError, EOFError, lzma.LZMAError) as error:
-        said = getattr(error, "strerror", None) or error
-        raise UserError(f"init: --data {path}: cannot be read: {said}") from error
+        reason = getattr(error, "strerror", None) or error
+        raise UserError(f"init: --data {path}: cannot be read: {reason}") from error
 
 
 def split_of_line(source: str, share: float) -> str:
@@ -198,13 +198,13 @@ def _split(source: Path, target: Path) -> tuple[PairedText, dict[str, str]]:
 
 def _synthetic() -> tuple[ProjectSizes, dict[str, str]]:
     sizes = ProjectSizes(width=64, depth=2, steps=300)
-    said = (
+    comment = (
         "# The corpus is the built-in German-English grammar, which needs no download. Sizes are\n"
         "# small, so that a run takes seconds; `ablate init DIR --data my.de my.en` chooses them\n"
         "# from a corpus of yours.\n"
     )
     data = "{name: synthetic, tokens_per_batch: 1024, tokenizer: word, vocab_size: null}"
-    return sizes, {"data": data, "counted": said}
+    return sizes, {"data": data, "counted": comment}
 
 
 def _of_corpus(corpus: PairedText, paths: Sequence[str]) -> tuple[ProjectSizes, dict[str, str]]:
@@ -218,7 +218,7 @@ def _of_corpus(corpus: PairedText, paths: Sequence[str]) -> tuple[ProjectSizes, 
     sizes = ProjectSizes(width=width, depth=depth, steps=steps)
     passes = steps * batch / (corpus.longer * _PIECES)
     lines = corpus.lines
-    said = [
+    facts = [
         f"Corpus: {' and '.join(paths)}.",
         f"{sum(lines.values()):,} pairs: {lines['train']:,} to train, {lines['valid']:,} to "
         f"validate, {lines['test']:,} to test; {corpus.dropped:,} with an empty line are left out.",
@@ -241,6 +241,6 @@ def _of_corpus(corpus: PairedText, paths: Sequence[str]) -> tuple[ProjectSizes, 
     )
     wrapped = (
         fill(line, 99, initial_indent="# - ", subsequent_indent="#   ", break_long_words=False)
-        for line in said
+        for line in facts
     )
     return sizes, {"data": data, "counted": "".join(f"{each}\n" for each in wrapped)}

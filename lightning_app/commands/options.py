@@ -67,13 +67,13 @@ class Parser(argparse.ArgumentParser):
             yield from parser.all_arguments(f"{name} {command}")
 
 
-def add_checkpoint(parser: Parser, default: str | None = "best", said: str = "best") -> None:
-    text = f"a checkpoint of the run, or a file (default: {said})"
+def add_checkpoint(parser: Parser, default: str | None = "best", shown: str = "best") -> None:
+    text = f"a checkpoint of the run, or a file (default: {shown})"
     parser.add("--checkpoint best|last|FILE", text, default=default)
 
 
 def add_threads(parser: Parser, of: str = "of torch") -> None:
-    text = f"threads {of}, as OMP_NUM_THREADS sets them (default: that, or all cores)"
+    text = f"threads {of}, like OMP_NUM_THREADS (default: its value, or all cores)"
     parser.add("--threads N", text)
 
 

@@ -14,7 +14,7 @@ def add_prepare(parser: Parser) -> None:
     names = "iwslt14, wikitext2, tinyshakespeare, books, text or synthetic"
     parser.add("--data NAME", names)
     parser.add("--root DIR", "the folder that holds the corpus", type=str)
-    parser.add("--config FILE", "take `data` from this config")
+    parser.add("--config FILE", "use `data` from this config")
     parser.set_defaults(call=prepare_corpus)
 
 
@@ -44,7 +44,7 @@ def prepare_corpus(data: str | None, root: str | None, config: Path | None) -> i
 def shipped_data(name: str) -> DataConfig:
     """Return the `data` section with which the shipped ablations use a corpus.
 
-    A shipped file needs no parser of whole runs, so a cached corpus is found within a second.
+    A shipped file needs no parser of whole runs, so a cached corpus takes only a second.
     """
     tree, _ = strict_yaml.read_yaml_file(shipped_folder() / "base" / CORPORA[name].base)
     # Several corpora share a file that names only one of them.

@@ -97,11 +97,11 @@ def probe_models(
         for config, name, tree, start in zip(configs, names, trees, checkpoints, strict=True):
             try:
                 subject = build(name, tree, start, batches)
-                found = look(subject, tree, sharpness=sharpness)
+                measured = look(subject, tree, sharpness=sharpness)
             except UserError as error:
                 raise UserError(f"{config}: {error}") from error
-            probed.append(found)
-            show_probed(console, found, subject)
+            probed.append(measured)
+            show_probed(console, measured, subject)
     console.print(LEGEND, markup=False, soft_wrap=True)
     write_whole(folder / "probes.csv", csv_of(probed))
     drawings = write_probe_figures(probed, folder / "figures")
@@ -139,7 +139,7 @@ def probe_name(names: Sequence[str], trees: Sequence[dict[str, Any]]) -> str:
     return f"{'-'.join(names)[:100]}-{identity}"
 
 
-def checkpoint_of(given: str, config: Path, tree: dict[str, Any]) -> Checkpoint:
+def checkpoint_of(name: str, config: Path, tree: dict[str, Any]) -> Checkpoint:
     """Return the checkpoint of ``--checkpoint`` after checking that it has this config's model.
 
     ``last`` and ``best`` belong to the run: in the folder of a run's own config.yaml, otherwise in
@@ -150,11 +150,11 @@ def checkpoint_of(given: str, config: Path, tree: dict[str, Any]) -> Checkpoint:
     if config.name == "config.yaml" and (config.parent / "checkpoints").is_dir():
         folder = config.parent
     try:
-        path = find_checkpoint(given, folder)
+        path = find_checkpoint(name, folder)
         require_of(path)
         return check_checkpoint(path, tree["model"])
     except UserError as error:
-        hint = "" if given in NAMED else f"; a file, {' or '.join(NAMED)}"
+        hint = "" if name in NAMED else f"; a file, {' or '.join(NAMED)}"
         message = str(error).replace("--ckpt_path", "--checkpoint")
         raise UserError(f"{config}: {message}{hint if 'no file' in message else ''}") from error
 
@@ -211,14 +211,14 @@ def second_moments(states: Sequence[dict[str, Any]], model: nn.Module) -> list[T
     # The optimizer numbers its parameters group by group.
     groups = parameter_groups(model, 0.0)
     order = [parameter for group in groups for parameter in group["params"]]
-    found: dict[Tensor, Tensor] = {}
+    moments: dict[Tensor, Tensor] = {}
     for number, state in states[0]["state"].items():
         if "exp_avg_sq" not in state:
             return None
         beta2 = states[0]["param_groups"][0]["betas"][1]
         corrected = state["exp_avg_sq"] / (1.0 - beta2 ** float(state["step"]))
-        found[order[int(number)]] = corrected
-    return [found[p] if p in found else torch.zeros_like(p) for p in model.parameters()]
+        moments[order[int(number)]] = corrected
+    return [moments[p] if p in moments else torch.zeros_like(p) for p in model.parameters()]
 
 
 def look(subject: Subject, tree: dict[str, Any], *, sharpness: bool) -> Probed:
@@ -228,8 +228,8 @@ def look(subject: Subject, tree: dict[str, Any], *, sharpness: bool) -> Probed:
     rows = probe(module.model, module.objective, batches, step)
     if sharpness:
         eps = float(tree["model"]["optimizer"]["eps"])
-        found = preconditioned_sharpness(module.model, module.objective, batches[0], eps, moments)
-        value = found.value if found.converged else float("nan")
+        top = preconditioned_sharpness(module.model, module.objective, batches[0], eps, moments)
+        value = top.value if top.converged else float("nan")
         rows.append(Row(step, MODEL, None, "preconditioned_sharpness", None, value))
     return Probed(name, rows)
 
@@ -265,9 +265,9 @@ def show_probed(console: Console, probed: Probed, subject: Subject) -> None:
     }
     measured = {row.quantity for row in probed.rows}
     values = {h: probed.number(quantity) for h, quantity in whole.items() if quantity in measured}
-    said = ", ".join(f"{heading} {value:.4g}" for heading, value in values.items())
+    text = ", ".join(f"{heading} {value:.4g}" for heading, value in values.items())
     if "sharpness" in values and values["sharpness"] != values["sharpness"]:
-        said += " (the iteration did not converge)"
+        text += " (the iteration did not converge)"
     count = len(subject.batches)
     noun = "batch" if count == 1 else "batches"
-    console.print(f"{said} (nats; {count} validation {noun})", markup=False, soft_wrap=True)
+    console.print(f"{text} (nats; {count} validation {noun})", markup=False, soft_wrap=True)

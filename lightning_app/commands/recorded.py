@@ -39,7 +39,7 @@ EVALUATION_FLAGS = (
 _ASKING = ("help", "print_config")
 
 
-def find_run(given: str | Path, option: str = "--run") -> RunFolder:
+def find_run(text: str | Path, option: str = "--run") -> RunFolder:
     """Return the run that `text` names.
 
     The text may be its folder, which takes precedence, GRID/NAME, a name in `ablate fit` or any
@@ -48,7 +48,7 @@ def find_run(given: str | Path, option: str = "--run") -> RunFolder:
     Raises:
         UserError: if there is no such run, or several; `option` is the name of the argument.
     """
-    path = Path(given)
+    path = Path(text)
     short = None
     if len(path.parts) == 2 and not path.is_absolute():
         grid, name = path.parts
@@ -56,45 +56,45 @@ def find_run(given: str | Path, option: str = "--run") -> RunFolder:
     for folder in (path, short):
         if folder is not None and _holds_run(folder):
             return RunFolder(folder)
-    if len(path.parts) == 1 and (known := _by_name(path.name, option)):
-        return known
+    if len(path.parts) == 1 and (named := _by_name(path.name, option)):
+        return named
     for folder in (path, EXPERIMENTS / path):
         if runs := _names(folder / "runs"):
             raise UserError(
-                f"{option} {given}: is a grid; expected one of its runs, such as "
+                f"{option} {text}: is a grid; expected one of its runs, such as "
                 f"{folder / 'runs' / runs[0]}"
             )
     if path.is_dir():
-        raise UserError(f"{option} {given}: has neither config.yaml nor checkpoints, so is no run")
+        raise UserError(f"{option} {text}: has neither config.yaml nor checkpoints, so is no run")
     if path.exists():
-        raise UserError(f"{option} {given}: is a file; expected the folder of a run")
+        raise UserError(f"{option} {text}: is a file; expected the folder of a run")
     if short is None:
         hint = nearest(path.name, _names(path.parent))
         raise UserError(
-            f"{option} {given}: there is no such folder; a run's folder, GRID/NAME, a name or an id"
+            f"{option} {text}: there is no such folder; a run's folder, GRID/NAME, a name or an id"
             f"{hint}"
         )
     grids = nearest(path.parts[0], _names(EXPERIMENTS)) if not short.parent.is_dir() else ""
     hint = nearest(short.name, _names(short.parent)) or grids
-    raise UserError(f"{option} {given}: there is no folder {path} and no folder {short}{hint}")
+    raise UserError(f"{option} {text}: there is no folder {path} and no folder {short}{hint}")
 
 
 _DIGITS = re.compile(r"[0-9a-f]{4,16}")
 
 
-def _by_name(given: str, option: str) -> RunFolder | None:
+def _by_name(text: str, option: str) -> RunFolder | None:
     """The run with this name, this id or this prefix of its id; None without one."""
-    paths = sorted(EXPERIMENTS.glob(f"*/runs/{escape(given)}"), key=lambda p: p.parts[-3] != "fit")
+    paths = sorted(EXPERIMENTS.glob(f"*/runs/{escape(text)}"), key=lambda p: p.parts[-3] != "fit")
     paths = [path for path in paths if _holds_run(path)]
-    if not paths and (EXPERIMENTS / STORE / given).is_dir():
-        paths = [stored(EXPERIMENTS, given)]
-    elif not paths and _DIGITS.fullmatch(given):
-        names = [name for name in _names(EXPERIMENTS / STORE) if name.startswith(given)]
+    if not paths and (EXPERIMENTS / STORE / text).is_dir():
+        paths = [stored(EXPERIMENTS, text)]
+    elif not paths and _DIGITS.fullmatch(text):
+        names = [name for name in _names(EXPERIMENTS / STORE) if name.startswith(text)]
         paths = [stored(EXPERIMENTS, name) for name in names if "@" not in name]
     runs = {path.resolve(): RunFolder(path) for path in reversed(paths)}
     if len(runs) > 1:
         several = ", ".join(map(str, sorted(paths)[:3]))
-        raise UserError(f"{option} {given}: names {len(runs)} runs (such as {several})")
+        raise UserError(f"{option} {text}: names {len(runs)} runs (such as {several})")
     for run in runs.values():
         for grid, name in run.grids().items() if run.path.parent.name == STORE else ():
             return RunFolder(EXPERIMENTS / grid / "runs" / name)  # the name that users know
@@ -111,27 +111,27 @@ def _holds_run(folder: Path) -> bool:
     return run.config.is_file() or run.checkpoints.is_dir()
 
 
-def find_checkpoint_of(run: RunFolder, given: str) -> Path:
+def find_checkpoint_of(run: RunFolder, name: str) -> Path:
     """Return the file of a checkpoint: ``best`` or ``last`` of `run`, or a path.
 
     Raises:
         UserError: if there is no such file. Another checkpoint never takes its place.
     """
-    if given not in NAMED:
-        path = Path(given)
+    if name not in NAMED:
+        path = Path(name)
         if not path.is_file():
             raise UserError(
-                f"--checkpoint {given}: there is no such file; "
-                f"{', '.join(NAMED)} or the file of a checkpoint{nearest(given, NAMED)}"
+                f"--checkpoint {name}: there is no such file; "
+                f"{', '.join(NAMED)} or the file of a checkpoint{nearest(name, NAMED)}"
             )
         return path
-    path = run.checkpoint(given)
+    path = run.checkpoint(name)
     if path.is_file():
         return path
-    kept = [name for name in NAMED if run.checkpoint(name).is_file()]
+    kept = [word for word in NAMED if run.checkpoint(word).is_file()]
     instead = f"; the run has --checkpoint {kept[0]}" if kept else ""
     raise UserError(
-        f"--checkpoint {given}: {path} is missing; a finished run has it if its grid keeps it "
+        f"--checkpoint {name}: {path} is missing; a finished run has it if its grid keeps it "
         f"(checkpoints: all, last or best){instead}"
     )
 
@@ -250,13 +250,13 @@ class Recorded(NamedTuple):
         }
 
 
-def read_run(given: str) -> Recorded:
+def read_run(text: str) -> Recorded:
     """Read the folder of a run, as `find_run` finds it.
 
     Raises:
         UserError: if there is no such run, or one of its files is damaged.
     """
-    folder = find_run(given, "RUN")
+    folder = find_run(text, "RUN")
     try:
         written = Run(folder).config
         with named(folder.config):

@@ -22,9 +22,9 @@ def add_results(parser: Parser) -> None:
     parser.add("grid GRID", f"{GRID}, the folder of a grid, or of a published study")
     add_experiments(parser)
     parser.add("--query CONDITION", "only these runs, such as \"variant == 'sas'\"")
-    parser.add("--compare AXIS=BASELINE", "instead compare the values of an axis")
-    parser.add("--metric NAME", "of --compare (default: the grid's)")
-    text = "which is best (default: known of the metric)"
+    parser.add("--compare AXIS=BASELINE", "compare the values of an axis instead")
+    parser.add("--metric NAME", "the metric for --compare (default: the grid's)")
+    text = "the better direction (default: the metric's own)"
     parser.add("--mode", text, choices=("min", "max"))
     parser.add("--csv", "print all columns as CSV")
     parser.set_defaults(call=results_command)
@@ -56,15 +56,15 @@ def results_command(
     from lightning_app.report.results import damaged_files
     from lightning_app.runs.mixtures import unsealed
 
-    with found_results(grid, experiments) as found:
-        damaged = damaged_files(found.grid)
-        without_seal = unsealed(records_of(found.grid))
+    with found_results(grid, experiments) as results:
+        damaged = damaged_files(results.grid)
+        without_seal = unsealed(records_of(results.grid))
         if pair is None:
-            frame = frame_of(found)
+            frame = frame_of(results)
             shown = frame if query is None else select(frame, query)
-            short = _short(found.grid, shown)
+            short = _short(results.grid, shown)
         else:
-            shown = compare_axis(found.grid, *pair, metric=metric, mode=mode)
+            shown = compare_axis(results.grid, *pair, metric=metric, mode=mode)
             short = shown.drop(columns=["grid", "axis", "mode", "p", "p_sign", *_IN_WORDS])
     if csv:
         print(shown.to_csv(index=False), end="")
@@ -72,9 +72,9 @@ def results_command(
         if len(short):
             print(short.to_string(index=False, na_rep="-"))
         what = "runs" if compare is None else "comparisons"
-        print(f"{len(short)} {what} of {found.grid.name}")
-        if pair is None and (why := why_apart(found.grid)):
-            print(f"{titled(found.grid)}: not comparable between all runs, because {why}")
+        print(f"{len(short)} {what} of {results.grid.name}")
+        if pair is None and (why := why_apart(results.grid)):
+            print(f"{titled(results.grid)}: not comparable between all runs, because {why}")
     for line in [*damaged, *filter(None, [without_seal])]:
         print(line, file=sys.stderr)
     return 1 if damaged else 0

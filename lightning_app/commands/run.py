@@ -102,13 +102,13 @@ def compare_runs(left: Recorded, right: Recorded) -> dict[str, Any]:
 
 def differing(left: Mapping[str, Any], right: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the fields whose values differ, or differ in type; an absent field is null."""
-    found = []
+    fields = []
     for name in sorted({*left, *right}):
         values = [side.get(name, _ABSENT) for side in (left, right)]
         if _written(values[0]) != _written(values[1]):
             a, b = (None if value is _ABSENT else value for value in values)
-            found.append({"field": name, "left": a, "right": b})
-    return found
+            fields.append({"field": name, "left": a, "right": b})
+    return fields
 
 
 def _written(value: Any) -> str:
@@ -259,15 +259,15 @@ def _made(made: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def add_fit(parser: Parser) -> None:
-    parser.add("--name NAME", "of the run, in experiments/fit/runs (default: from its config)")
-    parser.add("--again", "train a finished run again; the earlier one is kept in the store")
+    parser.add("--name NAME", "the run's name in experiments/fit/runs (default: from its config)")
+    parser.add("--again", "retrain a finished run; the earlier one is kept in the store")
     add_threads(parser)
     parser.set_defaults(call=partial(lightning_command, parser))
 
 
 def add_evaluation(parser: Parser) -> None:
     """Accept a run in place of a config and a checkpoint; config fields remain possible."""
-    parser.add("--run RUN", f"{RUN}; only flags of evaluation may follow")
+    parser.add("--run RUN", f"{RUN}; only evaluation options may follow")
     add_checkpoint(parser, None, "best with --run")
     add_threads(parser)
     parser.set_defaults(call=partial(lightning_command, parser))
@@ -325,11 +325,11 @@ def lightning_command(
 
 def _check_checkpoint(command: str, written: Written) -> None:
     """Refuse a missing or unnamed checkpoint, as the run itself would."""
-    given = written.fields.get(CHECKPOINT)
-    if command != "fit" and given is None:
+    checkpoint = written.fields.get(CHECKPOINT)
+    if command != "fit" and checkpoint is None:
         raise UserError(f"{command}: --ckpt_path is needed: a file, 'last' or 'best'")
-    if given not in (None, "last", "best") and not Path(given).is_file():
-        raise UserError(f"--ckpt_path {given}: there is no file {given}")
+    if checkpoint not in (None, "last", "best") and not Path(checkpoint).is_file():
+        raise UserError(f"--ckpt_path {checkpoint}: there is no file {checkpoint}")
 
 
 @contextmanager
@@ -345,13 +345,13 @@ def add_probe(parser: Parser) -> None:
     text = "a run's config; several give one curve each; overrides may follow, as for fit"
     parser.add("--config FILE", text, action="append")
     parser.add("--run RUN", f"instead of --config: {RUN}", action="append")
-    add_checkpoint(parser, None, "best with --run; with --config at initialisation")
+    add_checkpoint(parser, None, "best with --run, initial values with --config")
     add_threads(parser)
     parser.add("--batches N", "validation batches (default: 4)")
-    text = "also the top eigenvalue of the Hessian preconditioned by Adam"
+    text = "also measure the top eigenvalue of the Adam-preconditioned Hessian"
     parser.add("--sharpness", text)
-    parser.add("--theory", "instead test the lemmas and the theorem of Xiong et al.")
-    parser.add("--out DIR", "where to write (default: a folder in experiments/probe)")
+    parser.add("--theory", "test the lemmas and the theorem of Xiong et al. instead")
+    parser.add("--out DIR", "output folder (default: one in experiments/probe)")
     parser.set_defaults(call=probe_command)
 
 

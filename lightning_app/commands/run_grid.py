@@ -22,25 +22,25 @@ _STATES = ("ok", "diverged", "pruned", "failed", "missing", "waiting")
 def _add_storage(parser: Parser) -> None:
     parser.add(
         "--storage URL",
-        "the queue: the path of a journal, or the URL of a database, as Optuna takes it, such as "
-        "postgresql://user@host/db (default: ABLATE_STORAGE, else a journal in the grid's folder)",
+        "the queue: the path of a journal, or the URL of a database, as for Optuna, such as "
+        "postgresql://user@host/db (default: ABLATE_STORAGE or a journal in the grid's folder)",
     )
 
 
 def _add_supervisor(parser: Parser) -> None:
     """Add the options of one supervisor, as `Options.of` reads them."""
-    parser.add("--workers N", "cells at once (default: as many as fit)")
-    text = "devices, and so processes, for each cell (default: trainer.devices)"
+    parser.add("--workers N", "cells to run at once (default: as many as fit)")
+    text = "devices, and so processes, per cell (default: trainer.devices)"
     parser.add("--devices-per-cell N", text)
     parser.add("--slots-per-device N", "cells that share a GPU (default: 1)")
     _add_storage(parser)
     text = "seconds without heartbeat until a supervisor's cells are taken over (default: 120)"
     parser.add("--lost-after SECONDS", text, default=120.0)
-    text = "kill a cell without progress for this time (default: 00:30)"
+    text = "kill a cell after this time without progress (default: 00:30)"
     parser.add("--hang-limit HH:MM[:SS]", text, default="00:30")
-    text = "stop and queue the running cells again after this time"
+    text = "stop and requeue running cells after this time"
     parser.add("--max-time HH:MM[:SS]", text)
-    parser.add("--retry-failed", "also run cells that crashed before")
+    parser.add("--retry-failed", "also rerun crashed cells")
     text = "do not wait for cells of other supervisors, except to find lost ones"
     parser.add("--no-wait", text, dest="wait", action="store_false")
 
@@ -58,9 +58,9 @@ def add_run(parser: Parser) -> None:
 def add_submit(parser: Parser) -> None:
     parser.epilog = "Words after -- go to sbatch: ablate submit GRID -- -p gpu -t 12:00:00"
     add_grid(parser)
-    parser.add("--array N", "supervisors, one for each job (default: 1)", default=1)
+    parser.add("--array N", "supervisors, one per job (default: 1)", default=1)
     parser.add("--concurrent N", "at most N of them at once")
-    text = "do not queue an interrupted job again"
+    text = "do not requeue an interrupted job"
     parser.add("--no-requeue", text, dest="requeue", action="store_false")
     parser.add("--dry-run", "print the script; write and submit nothing")
     _add_supervisor(parser)
@@ -71,7 +71,7 @@ def add_doctor(parser: Parser) -> None:
     add_grid(parser)
     _add_storage(parser)
     parser.add("--fix", "repair what can be repaired safely")
-    parser.add("--seal", "seal sound results of earlier versions, without a seal")
+    parser.add("--seal", "seal sound results of earlier versions that have no seal")
     parser.set_defaults(call=_doctor)
 
 

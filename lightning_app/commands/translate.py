@@ -15,8 +15,8 @@ CHUNK = 512  # lines read before the first output
 
 def add_translate(parser: Parser) -> None:
     parser.add("--run RUN", RUN, required=True)
-    parser.add("--input FILE", "its lines (default: those of standard input)")
-    parser.add("--beam N", "beams (default: as the run's config says)")
+    parser.add("--input FILE", "the lines to translate (default: standard input)")
+    parser.add("--beam N", "beams (default: from the run's config)")
     add_checkpoint(parser)
     add_threads(parser)
     parser.set_defaults(call=translate_lines)
@@ -64,7 +64,7 @@ def add_generate(parser: Parser) -> None:
     parser.add("--texts N", "texts to draw (default: 1)", default=1)
     parser.add("--temperature X", "0: greedy (default: 1)", default=1.0)
     parser.add("--top-k N", "draw only the N likeliest tokens", default=0)
-    parser.add("--top-p P", "draw only the likeliest P of them", default=1.0)
+    parser.add("--top-p P", "draw only the likeliest tokens with total probability P", default=1.0)
     parser.add("--seed N", "seed of the draws (default: 1)", default=1)
     add_checkpoint(parser)
     add_threads(parser)

@@ -72,7 +72,7 @@ def load_config(written: Written, *, imports: bool = True, trains: bool = True) 
         imports: Whether it may name classes outside the tables, which are then imported.
 
     Raises:
-        UserError: naming the file, the field, what is expected and what was found.
+        UserError: naming the file, the field, the expected and the actual value.
     """
     with written.located():
         return _complete(written.typed(Config), imports=imports, trains=trains)

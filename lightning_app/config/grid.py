@@ -224,7 +224,7 @@ class InitFrom:
     """The grid from whose runs the cells start."""
 
     grid: str | dict[str, Any]
-    """Its name, its file beside this one, or the whole grid."""
+    """Its name, its file next to this one, or the whole grid."""
     match: list[str]
     """The dotted config keys whose values match a cell to its parent."""
 
@@ -402,7 +402,7 @@ def check_cells(
     linked: Mapping[str, Linked],
     exclude: Sequence[Mapping[str, Any]],
 ) -> None:
-    """Refuse more cells than could be planned, before any of them is made."""
+    """Refuse more cells than could be planned, before any of them is created."""
     count = math.prod(len(values) for axis, values in axes.items() if axis not in linked)
     if count > CELLS:
         shown = f"{count:,}" if count < 10**15 else f"about 10^{math.log10(count):.0f}"

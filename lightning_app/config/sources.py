@@ -218,7 +218,7 @@ def options_of(words: Sequence[str]) -> Iterator[tuple[str, str | None]]:
 
 
 def read_tree(file: str | Path) -> dict[str, Any]:
-    """Return the mapping in a config file, and the plug-ins of a run beside it."""
+    """Return the mapping in a config file, and the plug-ins of a run next to it."""
     require(Path(file).parent)
     tree, _ = strict_yaml.read_yaml_file(Path(file))
     if not isinstance(tree, dict | None):

@@ -31,7 +31,7 @@ def named(source: str | Path) -> Iterator[None]:
         raise UserError(f"{source}: {error}") from error
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
+def nearest(word: str, spellings: Iterable[str]) -> str:
     """Return a hint that names the known spelling nearest to `word`, or an empty string.
 
     A number has none: 50 is not a misspelt 0.
@@ -39,7 +39,7 @@ def nearest(word: str, known: Iterable[str]) -> str:
     with suppress(ValueError):
         float(word)
         return ""
-    matches = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
+    matches = difflib.get_close_matches(word, list(spellings), n=1, cutoff=0.5)
     return f"; did you mean '{matches[0]}'?" if matches else ""
 
 

@@ -37,7 +37,7 @@ _LITTLE = 1 << 16  # bytes
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    """Write `content` to a temporary file beside `path` and move it there in one step.
+    """Write `content` to a temporary file next to `path` and move it there in one step.
 
     A missing folder is created. Only one process may write at a time; it overwrites the temporary
     file of a killed process.
@@ -110,7 +110,7 @@ def free_name(path: Path) -> Path:
 
 
 def move(source: Path, target: Path) -> Path:
-    """Rename a file or folder to `target` or, if that exists, to a free name beside it.
+    """Rename a file or folder to `target` or, if that exists, to a free name next to it.
 
     Returns its new path. Raises `UserError` if a folder cannot be written.
     """

@@ -44,8 +44,8 @@ class Project:
         Raises:
             UserError: for a folder that does not exist.
         """
-        found = [self.path.parent / Path(each).expanduser() for each in self.results]
-        for folder, written in zip(found, self.results, strict=True):
+        folders = [self.path.parent / Path(each).expanduser() for each in self.results]
+        for folder, written in zip(folders, self.results, strict=True):
             if not folder.is_dir():
                 raise UserError(
                     f"{self.path}: {RESULTS}: there is no folder {folder} (written '{written}'); "
@@ -57,7 +57,7 @@ class Project:
                     "the store of its runs; `ablate doctor GRID --fix --experiments` with that "
                     "folder makes it from the grids of an earlier version"
                 )
-        return found
+        return folders
 
 
 def read_project(folder: Path | None = None) -> Project:
@@ -100,25 +100,25 @@ def check_own(path: Path) -> None:
     import pwd
 
     trusted = {os.getuid(), 0, os.stat(__file__).st_uid}
-    found = path.stat()
-    for owner in (path.lstat().st_uid, found.st_uid):
+    status = path.stat()
+    for owner in (path.lstat().st_uid, status.st_uid):
         if owner not in trusted:
             raise UserError(
                 f"{path}: belongs to another user (uid {owner}), whose code `ablate` does not run; "
                 "make the file yours, or work in another folder"
             )
-    if found.st_mode & stat.S_IWOTH:
+    if status.st_mode & stat.S_IWOTH:
         raise UserError(f"{path}: every user may write it, so its code is not run; chmod o-w")
-    if found.st_mode & stat.S_IWGRP:
+    if status.st_mode & stat.S_IWGRP:
         try:
-            group, owner = grp.getgrgid(found.st_gid), pwd.getpwuid(found.st_uid).pw_name
+            group, owner = grp.getgrgid(status.st_gid), pwd.getpwuid(status.st_uid).pw_name
         except KeyError:  # a group or a user without a name, as in some containers
-            private = found.st_gid == found.st_uid
+            private = status.st_gid == status.st_uid
         else:
             private = group.gr_name == owner and not {*group.gr_mem} - {owner}
         if not private:
             raise UserError(
-                f"{path}: the members of its group (gid {found.st_gid}) may write it, so its code "
+                f"{path}: the members of its group (gid {status.st_gid}) may write it, so its code "
                 "is not run; chmod g-w"
             )
 

@@ -81,7 +81,7 @@ def hints_of(kind: type) -> Mapping[str, Any]:
 @cache
 def docs_of(kind: type) -> Mapping[str, str]:
     """Return the text below each field of a dataclass and of its base classes."""
-    found: dict[str, str] = {}
+    docs: dict[str, str] = {}
     for owner in reversed(kind.__mro__):
         if not is_dataclass(owner):
             continue
@@ -89,9 +89,9 @@ def docs_of(kind: type) -> Mapping[str, str]:
         assert isinstance(node, ast.ClassDef)
         for field, text in pairwise(node.body):
             if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr):
-                name, said = ast.unparse(field.target), ast.literal_eval(text.value)
-                found[name] = " ".join(said.split())
-    return found
+                name, doc = ast.unparse(field.target), ast.literal_eval(text.value)
+                docs[name] = " ".join(doc.split())
+    return docs
 
 
 def kinds_of(hint: Any) -> tuple[Any, ...]:
@@ -271,6 +271,6 @@ def _tag(kind: Any) -> str:
     return "any" if kind is Any else getattr(kind, "__name__", "")
 
 
-def _unknown(path: list[str], known: Mapping[str, Any]) -> str:
+def _unknown(path: list[str], allowed: Mapping[str, Any]) -> str:
     # Suggest only keys of the same section: a similar key of another section would mislead.
-    return f"unknown key '{_key(path)}'{nearest(path[-1], known)}"
+    return f"unknown key '{_key(path)}'{nearest(path[-1], allowed)}"

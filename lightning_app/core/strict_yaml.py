@@ -154,27 +154,27 @@ def _check_extent(text: str) -> None:
     The parser's events contain the aliases unexpanded, so nothing is in memory yet.
     """
     opened: list[tuple[str | None, int, int]] = []  # anchor, values and levels so far
-    known: dict[str, tuple[int, int] | None] = {}
+    extents: dict[str, tuple[int, int] | None] = {}
     for event in yaml.parse(text, Loader=_Loader):
         if isinstance(event, yaml.CollectionStartEvent):
             opened.append((event.anchor, 1, 0))
             if event.anchor is not None:
-                known[event.anchor] = None
+                extents[event.anchor] = None
             values, levels = 0, 0
         elif isinstance(event, yaml.CollectionEndEvent):
             anchor, values, levels = opened.pop()
             levels += 1
             if anchor is not None:
-                known[anchor] = values, levels
+                extents[anchor] = values, levels
         elif isinstance(event, yaml.AliasEvent):
-            found = known.get(event.anchor, (1, 0))  # the loader reports unknown ones
-            if found is None:
+            extent = extents.get(event.anchor, (1, 0))  # the loader reports unknown ones
+            if extent is None:
                 raise UserError(f"{_line(event)}a value contains itself by its anchor")
-            values, levels = found
+            values, levels = extent
         elif isinstance(event, yaml.ScalarEvent):
             values, levels = 1, 0
             if event.anchor is not None:
-                known[event.anchor] = values, levels
+                extents[event.anchor] = values, levels
         else:
             continue
         if opened:

@@ -1,4 +1,4 @@
-"""Finished runs of planned cells in further stores, listed under `results:` of ablate.yaml.
+"""Finished runs of planned cells in other stores, listed under `results:` of ablate.yaml.
 
 They are checked and copied once into the store of this folder of experiments.
 
@@ -52,7 +52,7 @@ _DAMAGED = (
 
 @dataclass(frozen=True, kw_only=True)
 class Elsewhere:
-    """The runs of missing cells in further stores: those that can be copied, and the others.
+    """The runs of missing cells in other stores: those that can be copied, and the others.
 
     Attributes:
         found: The states of the runs that can be copied, by the ids of their cells.
@@ -83,7 +83,7 @@ class Elsewhere:
 
 
 def find_elsewhere(grid: Grid, stores: Iterable[Path]) -> Elsewhere:
-    """Look up the cells of a grid that have no run here in further stores, by id.
+    """Look up the cells of a grid that have no run here in other stores, by id.
 
     Raises:
         UserError: if a store cannot be read.

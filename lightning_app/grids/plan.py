@@ -459,7 +459,7 @@ def _found(corpus: Corpus, data: Tree) -> str | None:
 
 
 def load_plan(path: Path) -> Plan | None:
-    """Read `plan.json`, whatever `grid.yaml` is beside it; None if it does not exist.
+    """Read `plan.json`, whatever `grid.yaml` is next to it; None if it does not exist.
 
     Raises:
         UserError: see `read_plan`.

@@ -114,7 +114,7 @@ def load_given(plugins: Iterable[Given]) -> None:
             )
 
 
-def load_all(asked: Sequence[str], folder: Path | None = None) -> None:
+def load_all(sources: Sequence[str], folder: Path | None = None) -> None:
     """Load the plug-ins of a command: from ``--plugin``, the project and installed packages.
 
     A plug-in from ``--plugin`` replaces one with the same name in the project's file.
@@ -122,9 +122,9 @@ def load_all(asked: Sequence[str], folder: Path | None = None) -> None:
     Raises:
         UserError: for a plug-in that cannot be loaded, naming file and line.
     """
-    for each in asked:
+    for each in sources:
         load(each)
-    names = {_name(each) for each in asked}
+    names = {_name(each) for each in sources}
     for each in _of_project(folder):
         if _name(each) not in names:
             with named(PROJECT):
@@ -201,9 +201,9 @@ def _load_file(path: Path) -> Plugin:
 def _load_module(name: str) -> Plugin:
     package = name.partition(".")[0]
     if name in _LOADED:
-        known = _LOADED[name]
-        files = None if known.content is not None else package_files(package)
-        return _same(known, Plugin(name=name, source=name, sha256=code_digest_of(files or [])))
+        loaded = _LOADED[name]
+        files = None if loaded.content is not None else package_files(package)
+        return _same(loaded, Plugin(name=name, source=name, sha256=code_digest_of(files or [])))
     if name in sys.modules or package in ("lightning_app", "lightning", "torch"):
         raise UserError(
             f"plug-in {name}: the module is imported already, so that nothing says "
@@ -270,23 +270,23 @@ def _loading(plugin: Plugin, place: Path) -> Iterator[None]:
         WATCH.needs, WATCH.loading = None, (0, "")
 
 
-def _same(known: Plugin, plugin: Plugin) -> Plugin:
+def _same(loaded: Plugin, plugin: Plugin) -> Plugin:
     """Return the loaded plug-in; refuse a different one with the same name."""
-    plugin = replace(plugin, sha256=with_needs(plugin.sha256, known.needs))
-    if known.sha256 != plugin.sha256 or (known.content is None) != (plugin.content is None):
+    plugin = replace(plugin, sha256=with_needs(plugin.sha256, loaded.needs))
+    if loaded.sha256 != plugin.sha256 or (loaded.content is None) != (plugin.content is None):
         raise UserError(
-            f"{plugin.source}: another plug-in has the name '{known.name}' already: "
-            f"{known.source} (sha256 {known.sha256}); name one of the two"
+            f"{plugin.source}: another plug-in has the name '{loaded.name}' already: "
+            f"{loaded.source} (sha256 {loaded.sha256}); name one of the two"
         )
-    return known
+    return loaded
 
 
 def _check_free(path: Path) -> None:
     """Refuse a file that would shadow a module of the same name."""
-    found = None
+    spec = None
     if path.stem not in sys.modules:
-        found = importlib.util.find_spec(path.stem)
-        if found is None or (found.origin and Path(found.origin).resolve() == path):
+        spec = importlib.util.find_spec(path.stem)
+        if spec is None or (spec.origin and Path(spec.origin).resolve() == path):
             return
     raise UserError(
         f"{path}: a module '{path.stem}' exists already; give the plug-in's file another name"
@@ -338,14 +338,14 @@ def used_by(config: Mapping[str, Any], stacks: Mapping[str, Any]) -> dict[str, s
 
 def digests_of(names: Iterable[str]) -> dict[str, str]:
     """Return by name the digests of these plug-ins and of those that their code uses."""
-    found: set[str] = set()
+    used: set[str] = set()
     more = {*names}
     while more:
-        found |= more
+        used |= more
         users = [*map(_LOADED.__getitem__, more)]
         more = {n for n, each in _LOADED.items() if any(_uses(user, each) for user in users)}
-        more -= found
-    return {name: _LOADED[name].sha256 for name in sorted(found)}
+        more -= used
+    return {name: _LOADED[name].sha256 for name in sorted(used)}
 
 
 def _uses(user: Plugin, plugin: Plugin) -> bool:

@@ -22,14 +22,14 @@ from lightning_app.core.errors import UserError, nearest
 
 def files_below(folder: Path) -> list[Path]:
     """Return all files in a folder, following links to folders, without compiled ones."""
-    found, seen = [], set()
+    paths, seen = [], set()
     for above, names, files in os.walk(folder, followlinks=True):
         real = os.path.realpath(above)
         names[:] = [] if real in seen else [name for name in names if name != "__pycache__"]
         if real not in seen:
-            found += [path for name in files if (path := Path(above, name)).is_file()]
+            paths += [path for name in files if (path := Path(above, name)).is_file()]
         seen.add(real)
-    return sorted(found)
+    return sorted(paths)
 
 
 def sha256_of_file(path: str | Path) -> str:
@@ -102,10 +102,10 @@ def file_of(module: ModuleType) -> str | None:
     """
     spec = getattr(module, "__spec__", None)
     origin = spec.origin if spec is not None and spec.has_location else None
-    found = getattr(module, "__file__", None) or origin
-    if not isinstance(found, str):
+    file = getattr(module, "__file__", None) or origin
+    if not isinstance(file, str):
         return None
-    path = os.path.realpath(found)
+    path = os.path.realpath(file)
     package = os.path.join(os.path.dirname(path), "__init__.py")
     return path if os.path.exists(path) or not os.path.exists(package) else package
 
@@ -158,13 +158,13 @@ def package_files(package: str) -> list[Path]:
             f".py{hint}"
         )
     folders = [Path(each) for each in spec.submodule_search_locations or ()]
-    found = [Path(spec.origin)] if spec.origin and not folders else []
-    found += [path for folder in folders for path in files_below(folder)]
-    if not found or not found[0].is_file():
+    paths = [Path(spec.origin)] if spec.origin and not folders else []
+    paths += [path for folder in folders for path in files_below(folder)]
+    if not paths or not paths[0].is_file():
         raise UserError(
             f"plug-in {package}: has no files that a digest could cover ({spec.origin}); unpack it"
         )
-    return sorted(found)
+    return sorted(paths)
 
 
 def code_digest_of(files: Sequence[Path]) -> str:
@@ -186,8 +186,8 @@ class Need(NamedTuple):
         """Return the digest of each file by real path."""
         if self.path is None:
             return {}
-        found = files_below(self.path) if self.path.is_dir() else [self.path]
-        return {os.path.realpath(each): sha256_of_file(each) for each in found}
+        paths = files_below(self.path) if self.path.is_dir() else [self.path]
+        return {os.path.realpath(each): sha256_of_file(each) for each in paths}
 
     def line(self) -> str:
         """Return the line of the digest: the value of a variable cannot be read from it."""
@@ -196,10 +196,10 @@ class Need(NamedTuple):
             return f"{self.name}={'unset' if value is None else repr(value)}\n"
         if not self.path.is_dir():
             return f"{self.name}\0{sha256_of_file(self.path)}\n"
-        found = (
+        digests = (
             (path.relative_to(self.path), sha256_of_file(path)) for path in files_below(self.path)
         )
-        lines = [f"{name.as_posix()}\0{digest}" for name, digest in found]
+        lines = [f"{name.as_posix()}\0{digest}" for name, digest in digests]
         return "\n".join([f"{self.name}/", *lines, ""])
 
 
@@ -223,7 +223,7 @@ _NUMERIC += ("torch.utils.data", "torch.utils.checkpoint", "torch.amp", "torch.r
 
 def patchable() -> dict[tuple[str, ...], Any]:
     """Return the attributes of this package and of torch that affect numbers, by name."""
-    found: dict[tuple[str, ...], Any] = {}
+    attributes: dict[tuple[str, ...], Any] = {}
     for name, module in [*sys.modules.items()]:
         library = name.partition(".")[0] in _LIBRARIES
         if not _is_patchable(name) or (
@@ -231,25 +231,25 @@ def patchable() -> dict[tuple[str, ...], Any]:
         ):
             continue
         for key, value in [*vars(module).items()]:
-            found[name, key] = value
+            attributes[name, key] = value
             if isinstance(value, dict) and key.startswith("_global_"):  # torch's hooks
-                found[name, key, "[]"] = _Parts((*value, *value.values()))
+                attributes[name, key, "[]"] = _Parts((*value, *value.values()))
             elif name.startswith(OURS) and _is_table(value):
-                found |= {
+                attributes |= {
                     (name, key, "[]", str(each)): of
                     for each, of in dict(value).items()
                     if not isinstance(of, type | FunctionType) or _is_patchable(of.__module__)
                 }
             elif isinstance(value, FunctionType):
-                _add_code(found, (name, key), value)
+                _add_code(attributes, (name, key), value)
             elif isinstance(value, type) and value.__module__ == name:
                 for each, of in [*vars(value).items()]:
-                    found[name, key, each] = of
-                    _add_code(found, (name, key, each), of)
+                    attributes[name, key, each] = of
+                    _add_code(attributes, (name, key, each), of)
     if (torch := sys.modules.get("torch")) is not None:
         for name in ("get_default_dtype", "get_float32_matmul_precision", "is_grad_enabled"):
-            found["torch", f"{name}()"] = _Parts((getattr(torch, name)(),))
-    return found
+            attributes["torch", f"{name}()"] = _Parts((getattr(torch, name)(),))
+    return attributes
 
 
 def _is_table(value: object) -> bool:
@@ -263,10 +263,10 @@ def _is_patchable(module: str) -> bool:
     return module.partition(".")[0] in PATCHABLE
 
 
-def _add_code(found: dict[tuple[str, ...], Any], key: tuple[str, ...], value: object) -> None:
+def _add_code(attributes: dict[tuple[str, ...], Any], key: tuple[str, ...], value: object) -> None:
     if isinstance(value, FunctionType):
         parts = (value.__code__, value.__defaults__, value.__kwdefaults__)
-        found[*key, "()"] = _Parts(parts)
+        attributes[*key, "()"] = _Parts(parts)
 
 
 @dataclass(frozen=True, eq=False)

@@ -207,11 +207,11 @@ class Watch:
         if not self.packages or event not in _EVENTS:
             return
         flags = arguments[2] if event == "open" and isinstance(arguments[2], int) else 0
-        given = arguments[1] if event == "import" else arguments[0]
-        given = os.fsdecode(given) if isinstance(given, bytes) else given
-        if not isinstance(given, str) or (plugin := self._plugin_that_calls()) is None:
+        target = arguments[1] if event == "import" else arguments[0]
+        target = os.fsdecode(target) if isinstance(target, bytes) else target
+        if not isinstance(target, str) or (plugin := self._plugin_that_calls()) is None:
             return
-        path = os.path.realpath(given)
+        path = os.path.realpath(target)
         if flags & os.O_TRUNC or (flags & os.O_CREAT and not os.path.exists(path)):
             self.written.add(path)
         if _only_writes(flags):

@@ -112,7 +112,7 @@ def undrawn_curves(probed: Sequence[Probed]) -> list[str]:
 
     Quantities that a variant lacks, such as learned gains, are not listed.
     """
-    said = []
+    notes = []
     for lines in (*LINES, gains_of(probed)):
         figure = f"{lines.name}.svg"
         if line_figure(lines, probed) is None:
@@ -121,14 +121,14 @@ def undrawn_curves(probed: Sequence[Probed]) -> list[str]:
             reasons: dict[str, list[str]] = {}
             for quantity in lines.quantities:
                 names = {prefix + quantity for _, prefix in COLUMNS.values()}
-                found = [row.value for row in variant.rows if row.quantity in names]
-                if found and not any(drawable(value, lines) for value in found):
-                    zero = any(value == 0.0 for value in found)
+                values = [row.value for row in variant.rows if row.quantity in names]
+                if values and not any(drawable(value, lines) for value in values):
+                    zero = any(value == 0.0 for value in values)
                     why = "0 in every layer, which has no logarithm" if zero else "no finite value"
                     reasons.setdefault(why, []).append(quantity)
             for why, quantities in reasons.items():
-                said.append(f"{figure}: no {', '.join(quantities)} of {variant.name}: {why}")
-    return said
+                notes.append(f"{figure}: no {', '.join(quantities)} of {variant.name}: {why}")
+    return notes
 
 
 def drawable(value: float, lines: Lines) -> bool:
@@ -139,13 +139,13 @@ def drawable(value: float, lines: Lines) -> bool:
 def gains_of(probed: Sequence[Probed]) -> Lines:
     """Return the figure of the learned gains."""
     ends = ("_skip", "_branch", "head_gain", "_change")
-    found = {row.quantity for variant in probed for row in variant.rows}
+    measured = {row.quantity for variant in probed for row in variant.rows}
     gains = sorted(
         quantity
-        for quantity in found
+        for quantity in measured
         if (quantity in SHAPING or quantity.endswith(ends))
         # cross_head_gain appears in the cross-attention column, under head_gain
-        and not (quantity.startswith("cross_") and quantity.removeprefix("cross_") in found)
+        and not (quantity.startswith("cross_") and quantity.removeprefix("cross_") in measured)
     )
     return Lines("gains", {quantity: quantity.replace("_", " ") for quantity in gains})
 
@@ -156,8 +156,8 @@ def line_figure(lines: Lines, probed: Sequence[Probed]) -> "Figure | None":
     from matplotlib.ticker import MaxNLocator
 
     def curve(variant: Probed, quantity: str, stack: str) -> tuple[list[int], list[float]]:
-        found = variant.values(quantity, stack)
-        kept = [(n, v) for n, v in sorted(found.items()) if drawable(v, lines)]
+        by_layer = variant.values(quantity, stack)
+        kept = [(n, v) for n, v in sorted(by_layer.items()) if drawable(v, lines)]
         return [layer for layer, _ in kept], [value for _, value in kept]
 
     panels = {
@@ -339,16 +339,16 @@ def attention_image(maps: Mapping[str, Tensor], lines: Sequence[str]) -> Image.I
     """
     panels = [_panel(TITLES[name], each.numpy()) for name, each in maps.items()]
     width = sum(panel.width + 2 * GAP for panel in panels) + 2 * GAP
-    said = [part for line in lines for part in textwrap.wrap(line, max(40, width // 7))]
+    wrapped = [part for line in lines for part in textwrap.wrap(line, max(40, width // 7))]
     top = max(panel.height for panel in panels) + 2 * GAP
-    picture = Image.new("RGB", (width, top + LINE * (len(said) + 1) + 2 * GAP), "white")
+    picture = Image.new("RGB", (width, top + LINE * (len(wrapped) + 1) + 2 * GAP), "white")
     x = 2 * GAP
     for panel in panels:
         picture.paste(panel, (x, GAP))
         x += panel.width + 2 * GAP
     on = ImageDraw.Draw(picture)
     _scale(picture, on, top)
-    for place, line in enumerate(said, start=1):
+    for place, line in enumerate(wrapped, start=1):
         on.text((2 * GAP, top + LINE * place), line, WRITING, _font(12))
     return picture
 

@@ -45,9 +45,9 @@ class Check:
             try:
                 self.function(preset)
             except AssertionError as error:
-                said = " ".join(str(error).split())
+                reason = " ".join(str(error).split())
                 raise AssertionError(
-                    f"preset '{preset}', {self.kind}: {self.name.replace('_', ' ')}: {said}"
+                    f"preset '{preset}', {self.kind}: {self.name.replace('_', ' ')}: {reason}"
                 ) from error
 
 

@@ -179,7 +179,7 @@ def differentiate_tile(
 def heads_like(like: Tensor, dtype: torch.dtype, dim: int) -> Tensor:
     """Return an empty ``(batch, head, token, dim)`` that lies in memory as (batch, token, ...).
 
-    The heads of a token are then beside each other, as the output projection reads them.
+    The heads of a token are then adjacent, as the output projection reads them.
     """
     batch, heads, tokens, _ = like.shape
     return torch.empty(batch, tokens, heads, dim, dtype=dtype, device=like.device).transpose(1, 2)

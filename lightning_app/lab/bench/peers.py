@@ -202,8 +202,8 @@ def _copy_layers(theirs: Any, ours: nn.ModuleList) -> None:
         if part.cross_attention is not None:
             kinds.insert(1, ("c", "cross_attention", "around_cross"))
         for kind, attention, around in kinds:
-            found, (norms, layer, _) = next(layers)
-            assert found == kind
+            letter, (norms, layer, _) = next(layers)
+            assert letter == kind
             if attention is None:
                 first, second = linears(part.feed_forward)
                 maps = [m for m in layer.modules() if isinstance(m, nn.Linear)]
@@ -375,7 +375,7 @@ def bert_like(ours: TextClassifier | SpanPredictor, kind: str, **fields: Any) ->
     first, _ = linears(block.feed_forward)
     outputs, width = ours.output.weight.shape
     positions: Any = ours.embedding.position_table
-    given = {
+    own = {
         "vocab_size": len(ours.embedding.tokens.weight),
         "hidden_size": width,
         "num_hidden_layers": len(ours.encoder.blocks),
@@ -390,7 +390,7 @@ def bert_like(ours: TextClassifier | SpanPredictor, kind: str, **fields: Any) ->
         "attn_implementation": "sdpa",
         "num_labels": outputs,
     }
-    theirs = getattr(package, kind)(package.BertConfig(**{**given, **fields}))
+    theirs = getattr(package, kind)(package.BertConfig(**{**own, **fields}))
     theirs = theirs.to(ours.output.weight.dtype).train()
     copy_bert_body(ours, theirs.bert)
     return theirs

@@ -80,12 +80,12 @@ class BenchOptions:
             usual = Setting()
         else:
             usual = Setting(width=256, length=128, tokens=1024)
-        asked = {
+        chosen = {
             name: getattr(self, name)
             for name in ("length", "tokens", "depth", "width")
             if getattr(self, name) is not None
         }
-        mine = replace(usual, **asked)
+        mine = replace(usual, **chosen)
         if mine.tokens < mine.length:
             mine = replace(mine, tokens=mine.length)
         return replace(sized(mine), device=self.where, precision=self.precision)

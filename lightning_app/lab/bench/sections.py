@@ -159,7 +159,7 @@ BASELINE = "pre_ln"
 WORK = {True: "training step", False: "forward and backward"}
 
 
-def said(setting: Setting) -> str:
+def sizes_of(setting: Setting) -> str:
     """Return the sizes of `setting` as text."""
     stacks = setting.architecture().stacks(BlockConfig())
     depth = "+".join([str(setting.depth)] * len(stacks))
@@ -177,7 +177,7 @@ def presets(setting: Setting, names: Sequence[str], how: How) -> Iterator[Compar
         contenders = [
             Contender(name, partial(preset_work, mine, name)) for name in (BASELINE, *others)
         ]
-        yield compare(f"Presets, {WORK[step]}: {said(mine)}", contenders, how)
+        yield compare(f"Presets, {WORK[step]}: {sizes_of(mine)}", contenders, how)
 
 
 def attention(maps: Maps, how: How) -> Iterator[Comparison]:
@@ -218,7 +218,7 @@ def _peers(setting: Setting, how: How) -> Iterator[Comparison]:
             Contender("torch.nn.Transformer", partial(translation_peer, mine, TorchTranslator)),
             Contender("x-transformers", partial(translation_peer, mine, XTranslator)),
         ]
-        yield compare(f"Translation, {WORK[step]}: {said(mine)}", contenders, how)
+        yield compare(f"Translation, {WORK[step]}: {sizes_of(mine)}", contenders, how)
     for step in (True, False):
         mine = replace(masked(setting), step=step)
         body = partial(bert_peer, mine, predicted_only=True)
@@ -227,10 +227,12 @@ def _peers(setting: Setting, how: How) -> Iterator[Comparison]:
             Contender("Hugging Face BERT", partial(bert_peer, mine, predicted_only=False)),
             Contender("the same, predicted places alone", body),
         ]
-        yield compare(f"Masked tokens, {WORK[step]}: {said(mine)}", contenders, how)
+        yield compare(f"Masked tokens, {WORK[step]}: {sizes_of(mine)}", contenders, how)
     mine = replace(masked(setting), step=False)
     contenders = [
         Contender("ours, realformer", partial(residual_encoder, mine, ours=True)),
         Contender("x-transformers, residual_attn", partial(residual_encoder, mine, ours=False)),
     ]
-    yield compare(f"Residual attention, {WORK[False]}: encoder of {said(mine)}", contenders, how)
+    yield compare(
+        f"Residual attention, {WORK[False]}: encoder of {sizes_of(mine)}", contenders, how
+    )

@@ -92,17 +92,17 @@ def block_cosines(preset: str, setting: Skipless) -> list[float]:
 
 def collapse(setting: Skipless) -> dict[str, list[list[float]]]:
     """Return the cosines of every draw, by kind of attention."""
-    found: dict[str, list[list[float]]] = {}
+    cosines: dict[str, list[list[float]]] = {}
     for number, (name, spec) in enumerate(SKIPLESS.items()):
-        found[name] = []
+        cosines[name] = []
         for seed in range(setting.draws):
             with seeded(7, number, seed):
-                found[name].append(skipless_cosines(spec, setting))
-    found[SAS] = []
+                cosines[name].append(skipless_cosines(spec, setting))
+    cosines[SAS] = []
     for seed in range(setting.draws):
         with seeded(11, seed):
-            found[SAS].append(block_cosines("sas", setting))
-    return found
+            cosines[SAS].append(block_cosines("sas", setting))
+    return cosines
 
 
 def rank_collapse(cosines: Mapping[str, Sequence[Sequence[float]]]) -> Iterator[Statement]:

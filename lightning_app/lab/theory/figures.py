@@ -80,10 +80,10 @@ def draw_points(
     axes: "Axes", x: Sequence[float], draws: Sequence[Sequence[float]], **style: Any
 ) -> Any:
     """Draw the mean of each group of draws at its x, with the interval of the mean."""
-    found = [of_draws(values) for values in draws]
-    centres = [centre for centre, _ in found]
-    below = [0.0 if math.isnan(low) else centre - low for centre, (low, _) in found]
-    above = [0.0 if math.isnan(high) else high - centre for centre, (_, high) in found]
+    means = [of_draws(values) for values in draws]
+    centres = [centre for centre, _ in means]
+    below = [0.0 if math.isnan(low) else centre - low for centre, (low, _) in means]
+    above = [0.0 if math.isnan(high) else high - centre for centre, (_, high) in means]
     style = {
         "marker": "o",
         "markersize": 4.5,
@@ -131,9 +131,9 @@ def draw_theorem_1(folder: Path, draws: Draws) -> Path:
         PRE: ("$\\sqrt{d/(2 q_L)}$", [pre_ln_gradient(draws.setting, L) for L in every]),
     }
     for preset in (POST, PRE):
-        found = draws.gradients(preset)
-        name = f"{NAMES[preset]}: {exponent(power_law(found))}"
-        groups = list(found.values())
+        gradients = draws.gradients(preset)
+        name = f"{NAMES[preset]}: {exponent(power_law(gradients))}"
+        groups = list(gradients.values())
         bars.append(draw_points(axes, depths, groups, color=COLOUR[preset], label=name))
         formula, values = predicted[preset]
         style: dict[str, Any] = {"color": COLOUR[preset], "linestyle": BROKEN, "linewidth": 1.2}
@@ -272,13 +272,13 @@ def draw_figure_3(folder: Path, prints: Prints, alone: Prints) -> Path:
                     groups = by_layer(alone.whole[preset], stack, matrix)
                     draw_points(axes, layers, groups, color=COLOUR[preset], **WITHOUT_CROSS)
                 if matrix == "W2":
-                    known: Sequence[float] = getattr(RECORDS[preset], stack)
+                    recorded: Sequence[float] = getattr(RECORDS[preset], stack)
                     style: dict[str, Any] = {
                         "linestyle": "none",
                         "marker": "x",
                         "color": COLOUR[preset],
                     }
-                    axes.plot(layers, known, markersize=6, **style)
+                    axes.plot(layers, recorded, markersize=6, **style)
             axes.set_title(f"{stack}, $W_{matrix[1]}$")
             if (matrix, stack) == ("W2", "decoder"):
                 last = of_draws(by_layer(prints.whole[POST], stack, matrix)[-1])[0]
@@ -304,22 +304,22 @@ def figure_3_depth(folder: Path, prints: Prints) -> Path:
     figure.set_size_inches(5.6, 4.0)
     handles: list[Any] = []
     for preset in (POST, PRE):
-        found = prints.final[preset]
-        depths, fit = list(found), power_law(found)
+        gradients = prints.final[preset]
+        depths, fit = list(gradients), power_law(gradients)
         name = f"{NAMES[preset]}: {exponent(fit)}"
         handles.append(
-            draw_points(axes, depths, list(found.values()), color=COLOUR[preset], label=name)
+            draw_points(axes, depths, list(gradients.values()), color=COLOUR[preset], label=name)
         )
         fitted = [math.exp(fit.intercept) * depth**fit.slope for depth in depths]
         axes.plot(depths, fitted, color=COLOUR[preset], linewidth=1.0)
-        known = recorded_final(preset)
+        recorded = recorded_final(preset)
         style: dict[str, Any] = {
             "linestyle": "none",
             "marker": "x",
             "markersize": 7,
             "color": COLOUR[preset],
         }
-        axes.plot(list(known), list(known.values()), **style)
+        axes.plot(list(recorded), list(recorded.values()), **style)
     start = of_draws(prints.final[PRE][DEPTHS[0]])[0]
     falling = [start * (depth / DEPTHS[0]) ** -0.5 for depth in DEPTHS]
     style = {"color": COLOUR[PRE], "linestyle": BROKEN, "label": "predicted: $L^{-1/2}$"}
@@ -343,18 +343,18 @@ def fingerprints(folder: Path, prints: Prints) -> Path:
     figure.set_size_inches(8.0, 4.6)
     styles = looks(prints.whole)
     for axes, stack in zip((left, right), STACKS, strict=True):
-        for preset, found in prints.whole.items():
-            groups = by_layer(found, stack, "W2")
+        for preset, runs in prints.whole.items():
+            groups = by_layer(runs, stack, "W2")
             layers = range(1, len(groups) + 1)
             draw_points(axes, layers, groups, markersize=3.5, **styles[preset])
-            known: Sequence[float] = getattr(RECORDS[preset], stack)
+            recorded: Sequence[float] = getattr(RECORDS[preset], stack)
             marks = {
                 **styles[preset],
                 "linestyle": "none",
                 "marker": "x",
                 "markersize": 6,
             }
-            axes.plot(layers, known, **marks)
+            axes.plot(layers, recorded, **marks)
         axes.set_title(stack)
         axes.set_xlabel("layer")
         axes.set_yscale("log")

@@ -136,7 +136,9 @@ class Draws:
 
     def gradients(self, preset: str) -> dict[int, list[float]]:
         """Return each draw's norm of the last W2's gradient, by depth."""
-        return {L: [one.gradients[-1] for one in found] for L, found in self.last[preset].items()}
+        return {
+            L: [one.gradients[-1] for one in encoders] for L, encoders in self.last[preset].items()
+        }
 
     def squared(self, preset: str) -> list[float]:
         """Return the mean ``||x||^2 / d`` of each layer at the largest depth."""
@@ -207,8 +209,8 @@ def lemma_1(setting: TheorySetting) -> Iterator[Statement]:
         # ReLU is homogeneous: with the same draw both numbers would be equal.
         with seeded(1, setting.dim, number):
             x = s * torch.randn(setting.draws, setting.tokens, setting.dim)
-        found = feed_forward(x).square().mean(dim=(1, 2)) / s**2
-        measured, interval = of_draws(found.tolist())
+        squares = feed_forward(x).square().mean(dim=(1, 2)) / s**2
+        measured, interval = of_draws(squares.tolist())
         yield Statement(
             claim=f"E ||ReLU(X)||^2 / (s^2 d), s = {s:g}",
             source="Xiong et al., lemma 1",
@@ -289,12 +291,12 @@ def lemma_3(draws: Draws) -> Iterator[Statement]:
     for seed, length in enumerate((0.5, 1.0, 5.0, 50.0)):
         with seeded(3, seed):
             x = length * (torch.randn(dim, dtype=torch.float64) + 0.5)
-        found = torch.autograd.functional.jacobian(norm, x)
-        assert isinstance(found, Tensor)
+        jacobian = torch.autograd.functional.jacobian(norm, x)
+        assert isinstance(jacobian, Tensor)
         exact = layer_norm_jacobian(x)
-        apart.append(((found - exact).abs().max() / exact.abs().max()).item())
+        apart.append(((jacobian - exact).abs().max() / exact.abs().max()).item())
         y = x - x.mean()
-        top = torch.linalg.matrix_norm(found, 2)
+        top = torch.linalg.matrix_norm(jacobian, 2)
         spectral.append(abs((top * y.norm() / math.sqrt(dim)).item() - 1))
     yield Statement(
         claim="largest entry of J_LN minus its formula, over the largest of J_LN",
@@ -371,14 +373,14 @@ def theorem_1(draws: Draws) -> Iterator[Statement]:
 def theorem_1_by_width(setting: TheorySetting) -> Iterator[Statement]:
     """Post-LN's last W2 in d: lemmas 1 and 3 give sqrt(d), below the bound d sqrt(ln d)."""
     widths = [setting.dim // 8, setting.dim // 4, setting.dim // 2, setting.dim]
-    found: dict[int, list[float]] = {}
+    norms: dict[int, list[float]] = {}
     for width in widths:
         narrow = TheorySetting(dim=width, tokens=setting.tokens, classes=setting.classes)
-        found[width] = []
+        norms[width] = []
         for seed in range(setting.draws // 2):
             with seeded(5, width, seed):
-                found[width].append(random_draw(POST, setting.depths[0], narrow).gradients[-1])
-    fit = power_law(found)
+                norms[width].append(random_draw(POST, setting.depths[0], narrow).gradients[-1])
+    fit = power_law(norms)
     yield Statement(
         claim=f"Post-LN: exponent of the last W2 gradient in d = {widths[0]}..{widths[-1]}",
         source="lemmas 1 and 3; the bound of theorem 1 is 1, up to the logarithm",

@@ -171,11 +171,11 @@ def fingerprint(
         losses.append(loss.item())
     norms = [(total / corpus.batches).norm().item() for total in sums]
     names = list(stacks(model))
-    found = Fingerprint(mean(losses), {s: [] for s in names}, {s: [] for s in names})
+    result = Fingerprint(mean(losses), {s: [] for s in names}, {s: [] for s in names})
     for (stack, _), inner, outer in zip(parts, norms[::2], norms[1::2], strict=True):
-        found.inner[stack].append(inner)
-        found.outer[stack].append(outer)
-    return found
+        result.inner[stack].append(inner)
+        result.outer[stack].append(outer)
+    return result
 
 
 FINGERPRINTS = (POST, PRE, "peri_ln", "sandwich_ln", "deepnorm", "b2t", "admin", "dual_stream")
@@ -264,14 +264,14 @@ def gather_prints(
         prints.final[preset] = {}
         for depth in DEPTHS if preset in (POST, PRE) else DEPTHS[:1]:
             whole = depth == DEPTHS[0]
-            found: list[Fingerprint] = []
+            runs: list[Fingerprint] = []
             for seed in range(1, seeds + 1):
                 with seeded(seed):
                     sizes = architecture(kind, depth)
-                    found.append(fingerprint(preset, sizes, corpus, last_only=not whole))
+                    runs.append(fingerprint(preset, sizes, corpus, last_only=not whole))
             if whole:
-                prints.whole[preset] = found
-            prints.final[preset][depth] = [one.outer["decoder"][-1] for one in found]
+                prints.whole[preset] = runs
+            prints.final[preset][depth] = [one.outer["decoder"][-1] for one in runs]
     return prints
 
 
@@ -300,9 +300,9 @@ def figure_3(prints: Prints) -> Iterator[Statement]:
 XIONG_EXTENSION = "Xiong et al., after theorem 1 (no theorem)"
 
 
-def layer_factors(found: Sequence[Fingerprint], stack: str) -> list[float]:
+def layer_factors(runs: Sequence[Fingerprint], stack: str) -> list[float]:
     """Return the mean factor of W2's gradient from a layer to the one below, per seed."""
-    return [downward_factor(one.outer[stack]) for one in found]
+    return [downward_factor(one.outer[stack]) for one in runs]
 
 
 def factor_statement(
@@ -336,9 +336,9 @@ def depth_exponents(prints: Prints, span: str) -> Iterator[Statement]:
         )
 
 
-def by_layer(found: Sequence[Fingerprint], stack: str, matrix: str) -> list[list[float]]:
+def by_layer(runs: Sequence[Fingerprint], stack: str, matrix: str) -> list[list[float]]:
     """Return the norm per seed, layer by layer."""
-    parts = [(one.inner if matrix == "W1" else one.outer)[stack] for one in found]
+    parts = [(one.inner if matrix == "W1" else one.outer)[stack] for one in runs]
     return [list(values) for values in zip(*parts, strict=True)]
 
 
@@ -350,23 +350,23 @@ def prints_to_csv(prints: Prints, alone: Prints) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["preset", "stack", "layer", "matrix", "ours", "low", "high", "recorded"])
-    for preset, found in prints.whole.items():
+    for preset, runs in prints.whole.items():
         record = RECORDS[preset]
         writer.writerow(
-            [preset, "model", "", "loss", *_numbers_of([x.loss for x in found]), f"{record.loss:g}"]
+            [preset, "model", "", "loss", *_numbers_of([x.loss for x in runs]), f"{record.loss:g}"]
         )
         for stack in STACKS:
             for matrix in ("W1", "W2"):
-                for layer, values in enumerate(by_layer(found, stack, matrix)):
-                    known: float = getattr(record, stack)[layer] if matrix == "W2" else math.nan
-                    recorded = "" if math.isnan(known) else f"{known:g}"
+                for layer, values in enumerate(by_layer(runs, stack, matrix)):
+                    reference: float = getattr(record, stack)[layer] if matrix == "W2" else math.nan
+                    recorded = "" if math.isnan(reference) else f"{reference:g}"
                     writer.writerow(
                         [preset, stack, layer + 1, matrix, *_numbers_of(values), recorded]
                     )
-    for preset, found in alone.whole.items():
-        writer.writerow([preset, ALONE, "", "loss", *_numbers_of([x.loss for x in found]), ""])
+    for preset, runs in alone.whole.items():
+        writer.writerow([preset, ALONE, "", "loss", *_numbers_of([x.loss for x in runs]), ""])
         for matrix in ("W1", "W2"):
-            for layer, values in enumerate(by_layer(found, "decoder", matrix), 1):
+            for layer, values in enumerate(by_layer(runs, "decoder", matrix), 1):
                 writer.writerow([preset, ALONE, layer, matrix, *_numbers_of(values), ""])
     return text.getvalue()
 
@@ -380,18 +380,18 @@ def prints_table(prints: Prints) -> Table:
     """Return W2's expected gradients next to those recorded, with the deviation in percent."""
     layers = [str(layer) for layer in range(1, DEPTHS[0] + 1)]
     table = Table("preset", "stack", "", "loss", *layers, box=box.SIMPLE_HEAD, pad_edge=False)
-    for preset, found in prints.whole.items():
+    for preset, runs in prints.whole.items():
         table.add_section()
-        record, loss = RECORDS[preset], mean([one.loss for one in found])
+        record, loss = RECORDS[preset], mean([one.loss for one in runs])
         for stack in STACKS:
-            ours = [mean(values) for values in by_layer(found, stack, "W2")]
-            known: tuple[float, ...] = getattr(record, stack)
-            apart = [100 * (a / b - 1) for a, b in zip(ours, known, strict=True)]
+            ours = [mean(values) for values in by_layer(runs, stack, "W2")]
+            reference: tuple[float, ...] = getattr(record, stack)
+            apart = [100 * (a / b - 1) for a, b in zip(ours, reference, strict=True)]
             first = stack == STACKS[0]
             names = (preset if first else "", stack)
             table.add_row(*names, "ours", f"{loss:.1f}" if first else "", *_numbers(ours, ".2f"))
             losses = f"{record.loss:.1f}" if first else ""
-            table.add_row("", "", "recorded", losses, *_numbers(known, ".2f"))
+            table.add_row("", "", "recorded", losses, *_numbers(reference, ".2f"))
             table.add_row("", "", "percent", "", *_numbers(apart, "+.0f"))
     return table
 
@@ -408,12 +408,12 @@ def without_mask(corpus: ZipfCorpus, seeds: int) -> list[Fingerprint]:
 
     At initialisation the words to predict are independent of those seen, so this is a control.
     """
-    found: list[Fingerprint] = []
+    runs: list[Fingerprint] = []
     for seed in range(1, seeds + 1):
         with seeded(seed):
             sizes = architecture("decoder", DEPTHS[0])
-            found.append(fingerprint(POST, sizes, corpus, causal=False))
-    return found
+            runs.append(fingerprint(POST, sizes, corpus, causal=False))
+    return runs
 
 
 def decoder_alone(
