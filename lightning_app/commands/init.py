@@ -4,9 +4,11 @@ import gzip
 import hashlib
 import lzma
 import re
+import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
+from itertools import islice
 from pathlib import Path
 from string import Template
 from textwrap import fill
@@ -26,6 +28,9 @@ MOST = 2000
 _OPEN: Mapping[str, Callable[..., IO[str]]] = {".xz": lzma.open, ".gz": gzip.open}  # pyright: ignore[reportAssignmentType]
 _PIECES = 1.4  # pieces in a word, with punctuation and the mark at the end
 _PASSES = 10
+_LARGEST = 10_000  # the largest vocabulary, unless the characters alone need more
+_SPECIALS = 5  # as in data.tokenizer, which imports numpy
+_LONGEST_PIECE = 16  # of SentencePiece, with the mark of a space
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +38,7 @@ class PairedText:
     """The counts of a corpus of pairs: those of its training split, after removing the others.
 
     `words` counts both languages, `longer` the one with more words, `distinct` distinct words.
+    `smallest` and `safe` are the bounds of a vocabulary for which byte-pair encoding surely works.
     """
 
     languages: tuple[str, str]
@@ -41,6 +47,8 @@ class PairedText:
     words: int
     longer: int
     distinct: int
+    smallest: int
+    safe: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,11 +183,14 @@ def _split(source: Path, target: Path) -> tuple[PairedText, dict[str, str]]:
         raise UserError(f"init: --data: too few different source lines: {empty[0]} would be empty")
     counts = [0, 0]
     distinct: set[str] = set()
+    characters: set[str] = set()
     for pair in splits["train"]:
         for side, line in enumerate(pair):
             words = line.split()
+            characters.update(line)
             counts[side] += len(words)
             distinct.update(words)
+    smallest = len(characters - {" "}) + 1 + _SPECIALS  # a space is a piece in any case
     corpus = PairedText(
         languages=languages,
         lines={name: len(of) for name, of in splits.items()},
@@ -187,6 +198,8 @@ def _split(source: Path, target: Path) -> tuple[PairedText, dict[str, str]]:
         words=sum(counts),
         longer=max(counts),
         distinct=len(distinct),
+        smallest=smallest,
+        safe=smallest + sum(1 for _ in islice(filter(_is_piece, distinct), _LARGEST)),
     )
     texts = {
         f"data/{name}.{language}": "".join(f"{pair[side]}\n" for pair in of)
@@ -194,6 +207,12 @@ def _split(source: Path, target: Path) -> tuple[PairedText, dict[str, str]]:
         for side, language in enumerate(languages)
     }
     return corpus, texts
+
+
+def _is_piece(word: str) -> bool:
+    """Whether byte-pair encoding can merge a word into one piece: short, of one alphabet."""
+    alphabets = {unicodedata.name(each, "").partition(" ")[0] for each in word}
+    return word[0].isalpha() and len(word) < _LONGEST_PIECE and len(alphabets) == 1
 
 
 def _synthetic() -> tuple[ProjectSizes, dict[str, str]]:
@@ -212,7 +231,8 @@ def _of_corpus(corpus: PairedText, paths: Sequence[str]) -> tuple[ProjectSizes, 
     scales = ((300_000, 128, 2, 1024), (3_000_000, 256, 3, 2048))
     largest = (512, 6, 4096)
     width, depth, batch = next((rest for most, *rest in scales if corpus.words < most), largest)
-    vocabulary = min(10_000, max(500, corpus.distinct // 4)) // 100 * 100
+    wanted = min(_LARGEST, max(500, corpus.distinct // 4)) // 100 * 100
+    vocabulary = min(corpus.safe, max(corpus.smallest, wanted))
     steps = corpus.longer * _PIECES * _PASSES / batch
     steps = min(20_000, max(500, round(steps / 100) * 100))
     sizes = ProjectSizes(width=width, depth=depth, steps=steps)
@@ -226,7 +246,9 @@ def _of_corpus(corpus: PairedText, paths: Sequence[str]) -> tuple[ProjectSizes, 
         f"in one split. Each of the two gets about one pair in {SHARE}, or about {MOST:,} where "
         "those are fewer.",
         f"Training has {corpus.words:,} words, {corpus.distinct:,} different ones.",
-        f"Vocabulary {vocabulary:,}: a quarter of the different words, between 500 and 10,000.",
+        f"Vocabulary {vocabulary:,}: a quarter of the different words, between 500 and "
+        f"{_LARGEST:,}; at least the {corpus.smallest:,} that the characters need, and at most "
+        f"{corpus.safe:,}, as many as these words surely allow.",
         f"Width {width}, {depth}+{depth} layers: 128 and 2+2 below 300,000 words, 256 and 3+3 "
         "below 3 million, else those of the IWSLT14 config, as larger ones would overfit.",
         f"{steps:,} steps of {batch:,} tokens: about {passes:.1f} passes, at {_PIECES} pieces a "

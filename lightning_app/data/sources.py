@@ -364,7 +364,7 @@ def locate(config: DataConfig) -> Source:
         return Source()
     root = _root(config)
     if not root.is_dir():
-        raise UserError(f"data.root: {root} is not a folder")
+        raise UserError(f"data.root: {root.absolute()} is not a folder")
     columns: dict[str, dict[str, Path]] = {}
     references = {}
     for split, stem in config.splits.items():

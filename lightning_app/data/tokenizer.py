@@ -262,7 +262,10 @@ def _parts(line: str, *, inside_words: bool) -> Iterator[str]:
 
 
 def _too_large(size: int, largest: int) -> UserError:
-    return UserError(f"data.vocab_size is {size}: the training split allows at most {largest}")
+    return UserError(
+        f"data.vocab_size is {size}: the training split allows at most {largest}; use at most "
+        f"{largest}, or data.tokenizer 'word' with data.vocab_size null"
+    )
 
 
 def _train(

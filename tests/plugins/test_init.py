@@ -11,6 +11,8 @@ from lightning_app.commands.init import init_command, split_of_line
 from lightning_app.config.config import resolve
 from lightning_app.config.grid import read_spec
 from lightning_app.core.errors import UserError
+from lightning_app.data.prepare import prepare
+from lightning_app.data.sources import resolved_data
 from lightning_app.testing import CHECKS
 from tests.told import told
 
@@ -65,6 +67,31 @@ def test_a_project_of_a_corpus(
     complete = resolve(dict(spec.base_config), "grid.yaml")
     assert complete["model"]["schedule"]["reference_steps"] == 100
     assert complete["data"]["source_language"] == "de"
+
+
+WORDS = ("haus baum hund geht", "house tree dog goes")
+SMALL = {
+    "few words": [
+        tuple(" ".join(side.split()[i // 4**k % 4] for k in range(4)) for side in WORDS)
+        for i in range(256)
+    ],
+    "one letter each": [(f"{chr(97 + i % 26)} {chr(97 + i // 26)}", "a b") for i in range(300)],
+    "long numbers": [(f"{i}.{i}", f"{i},{i}") for i in range(10**9, 10**9 + 300)],
+    "many characters": [(chr(0x4E00 + 2 * i) * 20, chr(0x4E01 + 2 * i)) for i in range(600)],
+    "two alphabets in a word": [(f"a{chr(0x430 + i % 30)}b{i % 9}", "ab") for i in range(300)],
+}
+
+
+@pytest.mark.parametrize("corpus", SMALL)
+def test_the_vocabulary_suits_a_small_corpus(
+    corpus: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    init_command(tmp_path / "project", write_pairs(tmp_path, SMALL[corpus]))
+    monkeypatch.chdir(tmp_path / "project")
+    plugins.load_all([])
+    data = resolve(dict(read_spec("grid.yaml").base_config), "grid.yaml")["data"]
+    prepared = prepare(resolved_data({**data, "cache": str(tmp_path / "cache")}))
+    assert prepared.meta["vocab_size"] == data["vocab_size"]
 
 
 def test_the_block_of_a_project_is_sound(tmp_path: Path) -> None:
