@@ -85,6 +85,7 @@ AT_ONCE = [
     Case("plan nowhere.yaml", "no such grid file"),
     Case("status demo", "holds no plan yet"),
     Case("report demo", "demo"),
+    Case("report joint", "results/joint` shows published runs"),
     Case("report demo --port 80", "--port: needs --serve"),
     Case("doctor demo --fx", "did you mean '--fix'?"),
     Case("prepare --data iwslt", "did you mean 'iwslt14'?"),

@@ -8,7 +8,7 @@ import torch
 
 from lightning_app.cli import main
 from lightning_app.core.errors import UserError
-from lightning_app.core.registry import Registry
+from lightning_app.core.registry import OWN, Registry
 from lightning_app.data.config import CORPORA, DataConfig
 from lightning_app.data.sources import corpus_digest
 from lightning_app.models.optim import OPTIMIZERS, Groups, OptimizerConfig
@@ -41,7 +41,7 @@ def test_an_unknown_name_is_one_line_with_the_nearest_one() -> None:
     table: Registry[int] = Registry("a.b")
     table.add("first", 1)
     table.add("second", 2)
-    line = "a.b: expected one of 'first', 'second', found 'frist'; did you mean 'first'?"
+    line = "a.b: expected one of 'first', 'second', found 'frist'; did you mean 'first'?" + OWN
     with pytest.raises(UserError) as caught:
         _ = table["frist"]
     assert str(caught.value) == line

@@ -16,6 +16,7 @@ from lightning_app.catalogue.svg import picture
 from lightning_app.catalogue.text import specification_lines, text_lines, wrapped_lines
 from lightning_app.core.errors import UserError, nearest
 from lightning_app.core.files import write_whole
+from lightning_app.core.registry import OWN
 from lightning_app.models.heads import ArchitectureConfig
 from lightning_app.models.initialization import count_parameters
 from lightning_app.models.stack import BlockStack
@@ -41,7 +42,7 @@ def resolve_preset(name: str, encoder_depth: int, decoder_depth: int) -> Stacks:
         UserError: for an unknown preset or an invalid depth.
     """
     if name not in PRESETS:
-        raise UserError(f"blocks: no preset '{name}'{nearest(name, PRESETS)}")
+        raise UserError(f"blocks: no preset '{name}'{nearest(name, PRESETS)}{OWN}")
     if min(encoder_depth, decoder_depth) < 0 or encoder_depth == decoder_depth == 0:
         raise UserError(
             f"blocks: --encoder-depth {encoder_depth} --decoder-depth {decoder_depth}: at least 1 "

@@ -50,7 +50,7 @@ from lightning_app.grids.plan_checks import axis_cautions
 from lightning_app.runs.folder import GridFolder
 from lightning_app.runs.locks import is_held, supervisor_lock
 from lightning_app.runs.mixtures import STALE, Groups, counted, some
-from lightning_app.runs.records import OUTCOMES, is_sealed
+from lightning_app.runs.records import OUTCOMES, is_sealed, read_plan
 from lightning_app.runs.run import fraction, read_progress
 
 if TYPE_CHECKING:
@@ -360,12 +360,10 @@ def status_command(
 
     Time left: the mean seconds of finished cells, divided over the running cells.
     """
-    held = GridFolder(Path(grid))
-    spec = read_spec(held.specification if held.plan.is_file() else grid)
-    folder = held if held.plan.is_file() else GridFolder(experiments / spec.name)
-    plan = load_plan(folder.plan)
-    if plan is None:
-        raise UserError(f"{folder}: holds no plan yet; `ablate plan` or `ablate run` makes one")
+    path, file = find_planned(grid, experiments)
+    folder = GridFolder(path)
+    spec = read_spec(folder.specification if file is None else grid)
+    plan = read_plan(folder.plan)
     check_same_cells(folder, spec)
     with document("status", as_json) as tree:
         tree |= {"grid": plan.name, "folder": folder.path, **_status(Grid(spec, folder, plan))}

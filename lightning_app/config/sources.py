@@ -105,7 +105,8 @@ class Written:
         """Return where the field at the beginning of a message is set.
 
         For a value it is the last source that sets it, for a mapping every source that sets a part
-        of it. Without a field, or if no source sets it, it is all files or the command line.
+        of it. For a whole section it is every source of a field that the message names. Without a
+        field, or if no source sets it, it is all files or the command line.
         """
         files = dict.fromkeys(source for source, _ in self._sources if source != COMMAND_LINE)
         everything = ", ".join(files) or COMMAND_LINE
@@ -123,7 +124,17 @@ class Written:
             ]
             if holding:
                 return holding[-1]
-        # "model" alone begins messages about several fields.
+        # "model" alone begins messages about several fields, which the message names.
+        words = set(re.findall(r"\w+", mistake))
+        last = {
+            name: source
+            for source, names in self._sources
+            for name in names
+            if name.startswith(f"{field}.") and name.rpartition(".")[2] in words
+        }
+        if last and "." not in field:
+            sources = (source for source, _ in self._sources if source in last.values())
+            return ", ".join(dict.fromkeys(sources))
         inside = dict.fromkeys(
             source
             for source, names in self._sources

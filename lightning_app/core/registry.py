@@ -11,6 +11,9 @@ from lightning_app.core.errors import UserError, nearest
 Part = TypeVar("Part")
 Given = TypeVar("Given")
 
+OWN = "; one of your own needs --plugin FILE or ablate.yaml"
+"""The end of messages about unknown parts: a plug-in that is not loaded is a frequent cause."""
+
 _TABLES: list["Registry[Any]"] = []
 _LOOKUPS: set[tuple[str, str, str]] = set()
 _REGISTERING: ContextVar[str | None] = ContextVar("registering", default=None)
@@ -101,7 +104,7 @@ class Registry(Mapping[str, Part], Generic[Part]):
         if name not in self._parts:
             known = ", ".join(map(repr, self._parts))
             raise UserError(
-                f"{field}: expected one of {known}, found {name!r}{nearest(name, self._parts)}"
+                f"{field}: expected one of {known}, found {name!r}{nearest(name, self._parts)}{OWN}"
             )
         owner = self._owners.get(name)
         if owner is not None and (caller := _registering_module()) is not None:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from lightning_app.config.grid import GridSpec, read_spec
 from lightning_app.config.tree import canonical
 from lightning_app.core.errors import UserError
+from lightning_app.core.project import shipped_folder
 from lightning_app.report.packed import PACKED, unpack
 from lightning_app.report.results import GridResults, read_grid_file, read_results, read_runs
 from lightning_app.runs.folder import STORE, GridFolder, RunFolder
@@ -107,9 +108,19 @@ def find_planned(grid: str | Path, experiments: Path) -> tuple[Path, Mapping[str
         raise
     folder = GridFolder(experiments / spec.name)
     if not folder.plan.is_file():
-        raise UserError(f"{folder}: holds no plan yet; `ablate run {grid}` makes one")
+        study = shipped_folder() / "results" / spec.name
+        there = f"; `ablate report {_short(study)}` shows published runs"
+        raise UserError(
+            f"{folder}: holds no plan yet; `ablate run {grid}` makes one"
+            f"{there if (study / PACKED).is_file() else ''}"
+        )
     check_same_cells(folder, spec)
     return folder.path, spec.tree()
+
+
+def _short(path: Path) -> Path:
+    """The path from the working folder if it is inside."""
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
 def check_same_cells(folder: GridFolder, spec: GridSpec) -> None:

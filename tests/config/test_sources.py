@@ -159,6 +159,8 @@ def test_dotted_keys_of_a_file_are_mappings(tmp_path: Path) -> None:
             ["--model.block.norm", "x"],
             "first.yaml, second.yaml",
         ),
+        ("model: betas 3 with lr 1", ["--model.optimizer.betas=3"], "second.yaml, command line"),
+        ("model: betas 3 is no pair", ["--model.optimizer.betas=3"], "command line"),
         ("experiments/x: holds another run", [], "first.yaml, second.yaml"),
     ],
 )

@@ -40,6 +40,8 @@ def test_counts_running_cells_and_errors(world: World, capsys: pytest.CaptureFix
     text = status(world, capsys)
     assert "tiny: 12 cells: 4 ok, 4 stalled, 4 failed\n" in text
     assert text.count(": ValueError: a bad day\n") == 4
+    assert status_command(world.folder.name, world.folder.parent) == 0  # its file is elsewhere
+    assert capsys.readouterr().out == text
 
 
 def test_scripts_read_the_status_as_one_document(
