@@ -32,6 +32,7 @@ STEPS = {
     "limit_val_batches": 2,
     "limit_test_batches": 2,
 }
+DAMPED = "ablations/damped.yaml"
 DEPTHS = ("encoder_depth", "decoder_depth")
 WIDTHS = {"model_dim": 16, "ff_dim": 16, "num_heads": 2}
 _OPEN: Mapping[str, Callable[..., IO[str]]] = {".xz": lzma.open, ".gz": gzip.open}  # pyright: ignore[reportAssignmentType]
@@ -119,6 +120,9 @@ def write_files_of_the_pages(folder: Path, corpora: Path) -> None:
     (block,) = [each for each in fenced("yaml") if each.text.startswith("# mytext.yaml\n")]
     _write(folder / "mytext.yaml", small_config(yaml.safe_load(block.text)))
     shutil.copytree(corpora / "tinyshakespeare", folder / "mytext")
+    (block,) = [each for each in fenced("yaml") if each.text.startswith(f"# {DAMPED}\n")]
+    grid, ablations = yaml.safe_load(block.text), folder / "ablations"
+    _write(folder / DAMPED, small_grid(grid, _read(ablations / grid["base"])))
     for language in ("de", "en"):
         with (corpora / "iwslt14_deen" / f"train.{language}").open(encoding="utf-8") as file:
             (folder / f"my.{language}").write_text("".join(islice(file, 1000)), encoding="utf-8")

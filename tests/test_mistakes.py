@@ -84,7 +84,6 @@ AT_ONCE = [
     Case("plan demoo", "did you mean 'demo'?"),
     Case("plan nowhere.yaml", "no such grid file"),
     Case("status demo", "holds no plan yet"),
-    Case("report demo", "demo"),
     Case("report joint", "results/joint` shows published runs"),
     Case("report demo --port 80", "--port: needs --serve"),
     Case("doctor demo --fx", "did you mean '--fix'?"),
