@@ -61,7 +61,7 @@ def test_a_command_is_understood(command: str) -> None:
     for grid in getattr(args, "grids", [args.grid] if hasattr(args, "grid") else []):
         if Path(grid).is_dir():  # a published study
             assert Path(grid, "results.parquet").is_file()
-        else:
+        elif Path(grid).name not in OF_PAGES:
             assert read_spec(grid).axes
 
 
