@@ -274,13 +274,18 @@ def _insert(tree: dict[str, Any], key: str, value: Any) -> None:
 
 
 def merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge one tree over another; a different class replaces a class entirely."""
+    """Merge one tree over another; a different class takes none of the arguments of a class.
+
+    The other keys stay: `model` and `data` have fields of their own beside `class_path`.
+    """
     found = dict(under)
     for key, value in over.items():
         below = found.get(key)
         if isinstance(below, Mapping) and isinstance(value, Mapping):
             kind = below.get("class_path")
-            value = merged(below, value) if value.get("class_path", kind) == kind else value
+            if kind is not None and value.get("class_path", kind) != kind:
+                below = {name: each for name, each in below.items() if name not in _FREE}
+            value = merged(below, value)
         found[key] = value
     return found
 

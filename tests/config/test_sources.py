@@ -7,7 +7,7 @@ import pytest
 
 from lightning_app import fit
 from lightning_app.config.config import load_config
-from lightning_app.config.sources import FIELDS_OF, Written, read_tree
+from lightning_app.config.sources import FIELDS_OF, Written, merged, read_tree
 from lightning_app.core.errors import UserError
 from lightning_app.training.launcher import check_hosts, check_launcher
 from tests.told import told
@@ -70,6 +70,14 @@ def test_another_class_takes_the_place_of_a_class(
     assert same.tree["trainer"]["logger"] == {"class_path": "A", "init_args": {"x": 1, "y": 2}}
     other = Written(["-c", "a.yaml", "--trainer.logger", "{class_path: B}"])
     assert other.tree["trainer"]["logger"] == {"class_path": "B"}
+
+
+def test_a_class_for_a_section_keeps_the_fields_of_the_section() -> None:
+    tree = {"model": {"block": {"preset": "sas"}}}
+    for name, arguments in (("A", {"x": 1}), ("B", {"y": 2})):
+        tree = merged(tree, {"model": {"class_path": name, "init_args": arguments}})
+        own = {"class_path": name, "init_args": arguments}
+        assert tree == {"model": {"block": {"preset": "sas"}, **own}}
 
 
 @pytest.mark.parametrize(
