@@ -105,7 +105,7 @@ class RunningText(RowKind):
 
         Each line end counts as a byte and, as in the published counts of WikiText, as a word.
         Unless `every_space`, the tokens hold runs of spaces as one space and none at the ends of a
-        line, and spaces are counted accordingly.
+        line, and dropped spaces are not counted.
         """
         lines: list[str] = rows["text"]
         if not every_space:

@@ -42,12 +42,7 @@ _BY_CONTENT = (FIELD, "data.init_from", KEY, CONTINUED)
 """The fields that `config.yaml` stores as paths, or not at all, but that an id covers by
 content."""
 
-_DAMAGED = (
-    LookupError,
-    TypeError,
-    AttributeError,
-    ValueError,
-)  # from trees of another layout
+_DAMAGED = (LookupError, TypeError, AttributeError, ValueError)  # from trees of another layout
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -307,7 +307,7 @@ def check_ranked(spec: GridSpec, cells: Sequence[Cell], configs: list[dict[str, 
 def axis_cautions(
     spec: GridSpec, cells: Sequence[Cell], configs: list[dict[str, Any]]
 ) -> list[str]:
-    """Return the metrics that cannot compare an axis's values, and those that read more tokens."""
+    """Return cautions: metrics that cannot compare an axis, values that read more tokens."""
     said: dict[str, None] = {}
     for axis in spec.axes:
         if axis != SEED and axis not in spec.linked:

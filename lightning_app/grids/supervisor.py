@@ -448,7 +448,7 @@ def run_grid(
     corpus: Corpus = corpus_of,
     index: Callable[[Path], object] = lambda folder: None,
 ) -> Ending:
-    """Run the missing cells of a grid until all are done, or a signal, time limit or outage.
+    """Run the missing cells of a grid until all are done or a signal, time or outage stops it.
 
     In every case finished cells are kept and no process remains.
 
