@@ -30,16 +30,16 @@ def mean(values: Sequence[float]) -> float:
         return math.fsum(value / len(values) for value in values)
 
 
-def t_interval(values: Sequence[float], widen: float = 1.0) -> tuple[float, float, float]:
+def t_interval(values: Sequence[float]) -> tuple[float, float, float]:
     """`t_intervals` of one list: low, high, p."""
-    low, high, p = t_intervals(values, widen)
+    low, high, p = t_intervals(values)
     return float(low), float(high), float(p)
 
 
-def t_intervals(values: ArrayLike, widen: float = 1.0) -> tuple[Floats, Floats, Floats]:
+def t_intervals(values: ArrayLike) -> tuple[Floats, Floats, Floats]:
     """Student's t interval of the mean (Student 1908), and the two-sided p value of mean zero.
 
-    `mean +- t_{n-1} * widen * sd / sqrt(n)`. NaN for one value, and if the values do not differ.
+    `mean +- t_{n-1} * sd / sqrt(n)`. NaN for one value, and if the values do not differ.
     Paired arms are compared by giving the differences, seed by seed.
     """
     found = np.asarray(values, dtype=float)
@@ -48,7 +48,7 @@ def t_intervals(values: ArrayLike, widen: float = 1.0) -> tuple[Floats, Floats, 
         nothing = np.full_like(centre, math.nan)
         return nothing, nothing, nothing
     error = np.where(_spread(found), found.std(axis=-1, ddof=1), math.nan)
-    error *= widen / math.sqrt(count)
+    error /= math.sqrt(count)
     half = t_quantile(count) * error
     p = 2 * special.stdtr(count - 1, -np.abs(centre) / error)
     return centre - half, centre + half, p
@@ -220,21 +220,20 @@ def t_quantile(count: int, comparisons: int = 1) -> float:
     return float(special.stdtrit(count - 1, 1 - (1 - LEVEL) / (2 * comparisons)))
 
 
-def guarded_ps(values: ArrayLike, spread: ArrayLike, freedom: int, widen: float = 1.0) -> Floats:
+def guarded_ps(values: ArrayLike, spread: ArrayLike, freedom: int) -> Floats:
     """The p value of mean zero that decides a label: the larger of two, by spread.
 
     The one is Student's t of the values themselves, `n - 1` degrees of freedom. The other takes
     the standard deviation `spread`, pooled over the arms of a slice, with its own `freedom`. A few
     seeds that agree by chance thus make no finding, while other arms show how far seeds differ.
-    `widen` multiplies both standard errors. NaN for one value, and where values or arms do not
-    differ.
+    NaN for one value, and where values or arms do not differ.
     """
     found = np.asarray(values, dtype=float)
     count, centre = found.shape[-1], found.mean(axis=-1)
     if count < 2 or freedom < 1:
         return np.full_like(centre, math.nan)
-    own = t_intervals(found, widen)[2]
-    error = widen * np.asarray(spread, dtype=float) / math.sqrt(count)
+    own = t_intervals(found)[2]
+    error = np.asarray(spread, dtype=float) / math.sqrt(count)
     error = np.where(error > 0, error, math.nan)
     return np.maximum(own, 2 * special.stdtr(freedom, -np.abs(centre) / error))
 

@@ -154,12 +154,29 @@ def need_at_best_rates(arm: Arm, reference: int | None) -> Score:
             "no run without warm-up trained at any rate" if capped else "",
             f"best rates {_listed(arm, chosen[0])} without warm-up, "
             f"{_listed(arm, chosen[reference])} with it",
-            f"by the rates alone N may lie anywhere in {gap:.3f} nats"
-            if math.isfinite(gap)
-            else "",
+            f"by the rates only N may lie anywhere in {gap:.3f} nats" if math.isfinite(gap) else "",
+            f"rates {', '.join(_rates_to_try(arm, table))} would tell more",
         ),
         values=_by_seed(pairs, values),
     )
+
+
+def _rates_to_try(arm: Arm, table: Mapping[int, "np.ndarray[Any, Any]"]) -> list[str]:
+    """The rates halfway, in the logarithm, between the best one of each warm-up and its neighbours.
+
+    As far outside where the best one is the smallest or largest.
+    """
+    wanted: set[float] = set()
+    for losses in table.values():
+        best = int(losses.mean(axis=0).argmin())
+        for other in (best - 1, best + 1):
+            if 0 <= other < len(arm.rates):
+                wanted.add(math.sqrt(arm.rates[best] * arm.rates[other]))
+            else:
+                wanted.add(
+                    arm.rates[best] * math.sqrt(arm.rates[best] / arm.rates[2 * best - other])
+                )
+    return [f"{rate:.2g}" for rate in sorted(wanted)]
 
 
 def best_losses(

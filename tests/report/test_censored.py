@@ -3,6 +3,7 @@
 import json
 import math
 import random
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -263,6 +264,8 @@ def test_rates_that_do_not_determine_the_need_make_no_label(make_grid: Any) -> N
     assert found["flat"].estimate == pytest.approx(found["steep"].estimate, abs=0.02)
     assert found["steep"].low < -0.5
     assert found["steep"].p_holm == 1.0
+    tried = re.findall(r"0\.\d+", found["steep"].note.split("rates ")[-1])
+    assert tried == ["0.0014", "0.0028", "0.0057"]  # beside 0.002, and beside 0.004
 
 
 def test_runs_that_end_at_different_steps_have_no_lost_steps(make_grid: Any) -> None:
