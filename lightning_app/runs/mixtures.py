@@ -36,9 +36,8 @@ SAME_CODE: Mapping[str, str] = dict.fromkeys(_FORMER, _PRESENT)
 """Digests of differently written code that computes the same numbers, each with its current digest.
 On one host with torch 2.13.0, the first two and the fourth give equal bits in the 40 cells of
 `demo` and in the losses of ten steps of every preset in each of the five tasks (`tests/golden`).
-The current one, which differs from the fourth in names of variables and in messages, gives equal
-bits in these losses. The third differs from the second only in how the probe for a writable folder
-is removed."""
+The current one differs from the fourth in messages and gives equal bits in these losses. The third
+differs from the second only in how the probe for a writable folder is removed."""
 
 SHOWN = 3  # names of runs in a line
 
