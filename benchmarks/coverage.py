@@ -249,9 +249,11 @@ def tolerated_of(rates: Floats, places: Floats, sound: NDArray[np.bool_]) -> Bou
 
     def theta(means: Floats, at_most: bool) -> Floats:
         least, most = lowest(means, places, sound)
-        best = most if at_most else np.where(np.isfinite(least), least, most)
+        known = np.isfinite(least)
+        best = most if at_most else np.where(known, least, most)
         limit = best + TOLERATED * (ENTROPY - best)
-        return crossing(means, places, sound, limit, at_most=at_most)
+        theta = crossing(means, places, sound, limit, at_most=at_most)
+        return theta if at_most else np.where(known, theta, -np.inf)
 
     first, last = (
         influences(lambda means, end=end: theta(means, end), rates) for end in (False, True)

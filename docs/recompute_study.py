@@ -538,7 +538,7 @@ def bounds_of(
     for end, loss in enumerate((low if math.isfinite(low) else high, high)):
         limit = loss + TOLERATED * (top - loss)
         found.append(passes(xs, ys, pairs.trained(warmup), best, limit)[end])
-    return found[0], found[1]
+    return found[0] if math.isfinite(low) else -math.inf, found[1]
 
 
 def apart(

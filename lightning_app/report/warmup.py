@@ -276,9 +276,11 @@ def tolerated_rates(
 
     def theta(means: "np.ndarray[Any, Any]", *, at_most: bool) -> "np.ndarray[Any, Any]":
         least, most = lowest(means, places, sound)
-        best = most if at_most else np.where(np.isfinite(least), least, most)
+        known = np.isfinite(least)  # else the best rate, and this one, may lie below all
+        best = most if at_most else np.where(known, least, most)
         limit = best + TOLERATED * (pairs.entropy - best)
-        return crossing(means, places, sound, limit, at_most=at_most)
+        theta = crossing(means, places, sound, limit, at_most=at_most)
+        return theta if at_most else np.where(known, theta, -math.inf)
 
     return (
         influences(lambda means: theta(means, at_most=False), losses),
