@@ -37,17 +37,16 @@ from lightning_app.report.statistics import (
     LEVEL,
     POWER,
     Floats,
+    best_by_seed,
     bootstrap_intervals,
     bootstrap_t,
-    crossing,
     detectable,
     ended_alike,
     fieller_intervals,
-    influences,
-    lowest,
     resamples,
-    steps_between,
+    steps_by_seed,
     t_intervals,
+    tolerated_by_seed,
     wilson_intervals,
 )
 
@@ -58,7 +57,6 @@ ENTROPY, LEVELS = 4.5, (2.5, 2.2)  # nats: H_uni; the loss without warm-up and w
 SHARED, OWN = 0.1, (0.06, 0.03)
 RATES, CLEARLY = 6, 0.3  # rates of N; nats between the best one and the others
 STALLED = (0.1, 0.3, 0.5)  # chances of a stall without warm-up
-TOLERATED = 0.1  # as in the report
 LOW, HIGH = 0.93, 0.97  # the limits of coverage
 
 Bounds = tuple[Floats, Floats]
@@ -185,7 +183,8 @@ def needs(kind: str, seeds: int, grids: int, rng: np.random.Generator) -> Iterat
         runs = runs.reshape(grids, RATES, ARMS, 2, seeds)
         runs[:, np.arange(RATES) != 2] += behind
         rates = np.moveaxis(runs, 1, -2)  # [grid, variant, warm-up, rate, seed]
-        bounds = between(lowest_of(rates, np.arange(float(RATES))))
+        sound = np.ones(rates.shape[:-1], dtype=bool)
+        bounds = between(apart(best_by_seed(rates, np.arange(RATES), sound), 0, 1))
         yield covered(f"N, {what}", kind, seeds, bounds, LEVELS[0] - LEVELS[1], least_only=True)
 
 
@@ -212,9 +211,9 @@ def over_rates(
         sound = (final < ENTROPY).all(axis=-1)
         what = f"{kind}, shift {shift:g}, sd {scale:g}, spacing {spacing:g}"
         found = {
-            "N": (between(lowest_of(final, places, sound)), 0.0),
-            "O": (between(tolerated_of(final, places, sound)), shift),
-            "steps saved": (between(saved_of(curves, places, sound, steps)), 0.0),
+            "N": (between(apart(best_by_seed(final, places, sound), 0, 1)), 0.0),
+            "O": (between(apart(tolerated_by_seed(final, places, sound, ENTROPY), 1, 0)), shift),
+            "steps saved": (between(steps_by_seed(curves, places, sound, steps)), 0.0),
         }
         for name, (bounds, truth) in found.items():
             yield covered(f"{name}, {what}", "normal", seeds, bounds, truth, least_only=True)
@@ -234,40 +233,13 @@ def between(ends: Bounds) -> Bounds:
     return (shown[0], shown[1]) if shown[0].ndim > 1 else (shown[0][:, None], shown[1][:, None])
 
 
-def lowest_of(rates: Floats, places: Floats, sound: NDArray[np.bool_] | None = None) -> Bounds:
-    """The bounds of N by seed; `rates` is [.., warm-up, rate, seed]."""
-    usable = np.ones(rates.shape[:-1], dtype=bool) if sound is None else sound
-    least, most = (
-        influences(lambda means, end=end: lowest(means, places, usable)[end], rates)
-        for end in (0, 1)
+def apart(ends: Bounds, first: int, second: int) -> Bounds:
+    """The bounds of the first arm's value less the second's; `ends` are [.., arm, seed]."""
+    low, high = ends
+    return (
+        low[..., first, :] - high[..., second, :],
+        high[..., first, :] - low[..., second, :],
     )
-    return least[..., 0, :] - most[..., 1, :], most[..., 0, :] - least[..., 1, :]
-
-
-def tolerated_of(rates: Floats, places: Floats, sound: NDArray[np.bool_]) -> Bounds:
-    """The bounds of O by seed."""
-
-    def theta(means: Floats, at_most: bool) -> Floats:
-        least, most = lowest(means, places, sound)
-        known = np.isfinite(least)
-        best = most if at_most else np.where(known, least, most)
-        limit = best + TOLERATED * (ENTROPY - best)
-        theta = crossing(means, places, sound, limit, at_most=at_most)
-        return theta if at_most else np.where(known, theta, -np.inf)
-
-    first, last = (
-        influences(lambda means, end=end: theta(means, end), rates) for end in (False, True)
-    )
-    return first[..., 1, :] - last[..., 0, :], last[..., 1, :] - first[..., 0, :]
-
-
-def saved_of(curves: Floats, places: Floats, sound: NDArray[np.bool_], steps: Floats) -> Bounds:
-    """The bounds of the steps saved by seed; `curves` is [.., warm-up, rate, step, seed]."""
-    low, high = (
-        influences(lambda means, end=end: steps_between(means, places, sound, steps)[end], curves)
-        for end in (0, 1)
-    )
-    return low, high
 
 
 def shares(seeds: int, grids: int, rng: np.random.Generator) -> Iterator[Row]:

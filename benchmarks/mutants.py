@@ -124,6 +124,24 @@ MUTANTS = (
         "            scores = logits = logits +",
     ),
     mutant(
+        "a curve falls no further than the smallest point",
+        at("report/test_best_rates.py"),
+        "low = np.where(either, np.minimum(low, np.minimum.reduce(values)), low)",
+        "low = np.where(either, np.minimum(low, high), low)",
+    ),
+    mutant(
+        "a line through a failed point bounds a curve",
+        at("report/test_best_rates.py"),
+        "np.where(usable[..., 1:] & usable[..., :-1], np.diff(y) / np.diff(x), math.nan)",
+        "np.where(usable[..., 1:] | usable[..., :-1], np.diff(y) / np.diff(x), math.nan)",
+    ),
+    mutant(
+        "the error of bounds is that of single seeds",
+        at("report/test_best_rates.py"),
+        "whole[..., None] + (count - 1) * (without.mean(axis=-1, keepdims=True) - without)",
+        "whole[..., None] + (without.mean(axis=-1, keepdims=True) - without)",
+    ),
+    mutant(
         "the penalty is divided by tokens",
         ADAPTIVE,
         "Term(self.tokens.mean(), weight=self.spec.penalty)",

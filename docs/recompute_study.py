@@ -596,6 +596,7 @@ def saved_at_best(pairs: Paired, ref: int, need: Row) -> Row:
         return row
     each = [ahead(bare, warm) for bare, warm in zip(*picked, strict=True)]
     row.fill(dict(zip(pairs.seeds, each, strict=True)), interval=False)
+    row.bound = need.bound
     if need.ends:
         lows = jackknife(lambda seeds: earliest(pairs, ref, seeds, steps)[0], pairs.seeds)
         highs = jackknife(lambda seeds: earliest(pairs, ref, seeds, steps)[1], pairs.seeds)
@@ -685,7 +686,9 @@ def rise(pairs: Paired, *warmups: int) -> Row:
         for sign, warmup in zip((1, -1), warmups, strict=False):
             for k in (0, 1):  # a larger S has a smaller best loss
                 which = k if sign < 0 else 1 - k
-                best = jackknife(lambda s: bounds_of(pairs, s, warmup)[which], pairs.seeds)  # noqa: B023
+                best = jackknife(
+                    lambda s, w=warmup, end=which: bounds_of(pairs, s, w)[end], pairs.seeds
+                )
                 for seed, value in zip(pairs.seeds, best, strict=True):
                     found[seed][k] += sign * (average(pairs, warmup, seed) - value)
         row.between({s: (low, high) for s, (low, high) in found.items()})

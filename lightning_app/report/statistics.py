@@ -18,6 +18,7 @@ LEVEL = 0.95
 POWER = 0.8
 FEW_SEEDS = 5  # with fewer: no bootstrap, and no p value where stalls differ
 MOST_FLIPPED = 16  # values whose signs are all flipped: 65,536 choices
+TOLERATED = 0.1  # of what the best rate learns may be lost at a tolerated rate
 DRAWS = 1999  # of a bootstrap; (DRAWS + 1) * (1 - LEVEL) / 2 is whole
 
 Floats = NDArray[np.float64]
@@ -200,6 +201,47 @@ def influences(function: Callable[[Floats], Floats], values: ArrayLike) -> Float
         each = whole[..., None] + (count - 1) * (without.mean(axis=-1, keepdims=True) - without)
     endless = np.where(np.isinf(whole), whole, endless)
     return np.where(np.isinf(endless)[..., None], endless[..., None], each)
+
+
+def best_by_seed(losses: ArrayLike, places: ArrayLike, sound: ArrayLike) -> tuple[Floats, Floats]:
+    """`lowest` as values per seed; `losses` is [.., place, seed]."""
+    return (
+        influences(lambda means: lowest(means, places, sound)[0], losses),
+        influences(lambda means: lowest(means, places, sound)[1], losses),
+    )
+
+
+def tolerated_by_seed(
+    losses: ArrayLike, places: ArrayLike, sound: ArrayLike, entropy: float
+) -> tuple[Floats, Floats]:
+    """Bounds of the largest place where the loss is at most `l* + 0.1 (entropy - l*)`, per seed.
+
+    `l*` lies between the bounds of `lowest`; where it may lie outside of the places, the lower
+    bound is -inf.
+    """
+
+    def bound(means: Floats, *, at_most: bool) -> Floats:
+        least, most = lowest(means, places, sound)
+        closed = np.isfinite(least)
+        best = most if at_most else np.where(closed, least, most)
+        limit = best + TOLERATED * (entropy - best)
+        place = crossing(means, places, sound, limit, at_most=at_most)
+        return place if at_most else np.where(closed, place, -math.inf)
+
+    return (
+        influences(lambda means: bound(means, at_most=False), losses),
+        influences(lambda means: bound(means, at_most=True), losses),
+    )
+
+
+def steps_by_seed(
+    curves: ArrayLike, places: ArrayLike, sound: ArrayLike, steps: ArrayLike
+) -> tuple[Floats, Floats]:
+    """`steps_between` as values per seed; `curves` is [.., arm, place, step, seed]."""
+    return (
+        influences(lambda means: steps_between(means, places, sound, steps)[0], curves),
+        influences(lambda means: steps_between(means, places, sound, steps)[1], curves),
+    )
 
 
 def seeds_interval(values: Sequence[float], *failed: Sequence[bool]) -> tuple[float, float, float]:

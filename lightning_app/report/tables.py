@@ -94,7 +94,9 @@ def _whole(name: str) -> Callable[[Own], Datum]:
         if math.isnan(score.estimate):
             return Datum(DASH, title=score.note)
         ends = "" if math.isnan(score.low) else f"[{score.low:,.0f}, {score.high:,.0f}]"
-        texts = (f"{score.estimate:,.0f}", *filter(None, (ends,)))
+        sign = {">=": "≥ ", "<=": "≤ "}.get(score.bound, "")
+        open_ = " (?)" if score.bound == "?" else ""
+        texts = (f"{sign}{score.estimate:,.0f}{open_}", *filter(None, (ends,)))
         shown = [text.replace("-", "−") for text in texts]
         return Datum(shown[0], tuple(shown[1:]))
 

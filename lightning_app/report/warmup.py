@@ -67,28 +67,27 @@ from lightning_app.report.results import CellResult, GridResults, failures
 from lightning_app.report.statistics import (
     FEW_SEEDS,
     POWER,
+    TOLERATED,
+    best_by_seed,
     best_on_others,
     bleu_difference,
     bootstrap_interval,
-    crossing,
     detectable,
     ended_alike,
     fieller_interval,
     guarded_ps,
     holm_values,
-    influences,
-    lowest,
     mean,
     pooled_spread,
     seeds_interval,
     sign_flip_p,
-    steps_between,
+    steps_by_seed,
     t_interval,
     t_quantile,
+    tolerated_by_seed,
 )
 
 BEST = 0.0  # in place of a rate: the best one of each seed
-TOLERATED = 0.1  # of what the best rate learns may be lost at a tolerated rate
 
 
 def needs(members: Sequence[Arm], reference: int | None) -> list[Score]:
@@ -139,7 +138,7 @@ def need_at_best_rates(arm: Arm, reference: int | None) -> Score:
     edges = {warmup: bool({0, last} & set(of.tolist())) for warmup, of in chosen.items()}
     runs = best_runs(arm, reference)
     capped = all(runs.failed(runs.points[0]))
-    least, most = best_losses(arm, pairs, table)
+    least, most = best_by_seed(*_curves(arm, pairs, table))
     lows, highs = least[0] - most[1], most[0] - least[1]
     gap = float(highs.mean() - lows.mean())
     return Score(
@@ -177,15 +176,6 @@ def _rates_to_try(arm: Arm, table: Mapping[int, "np.ndarray[Any, Any]"]) -> list
                     arm.rates[best] * math.sqrt(arm.rates[best] / arm.rates[2 * best - other])
                 )
     return [f"{rate:.2g}" for rate in sorted(wanted)]
-
-
-def best_losses(
-    arm: Arm, pairs: Paired, table: Mapping[int, "np.ndarray[Any, Any]"]
-) -> tuple["np.ndarray[Any, Any]", "np.ndarray[Any, Any]"]:
-    """The bounds of the best loss of each warm-up, as values per seed: [warm-up, seed] each."""
-    losses, places, sound = _curves(arm, pairs, table)
-    least = influences(lambda means: lowest(means, places, sound)[0], losses)
-    return least, influences(lambda means: lowest(means, places, sound)[1], losses)
 
 
 def _curves(
@@ -254,7 +244,7 @@ def octaves(arm: Arm, reference: int | None) -> Score:
     values = np.array([ref - bare for (ref, _), (bare, _) in pairs_of])
     censored = (any(open_ for _, open_ in found[0]), any(open_ for _, open_ in found[reference]))
     at = {w: ", ".join(f"{2**theta:.3g}" for theta, _ in of) for w, of in found.items()}
-    first, last = tolerated_rates(arm, pairs, table)
+    first, last = tolerated_by_seed(*_curves(arm, pairs, table), pairs.entropy)
     between = _between(pairs, first[1] - last[0], last[1] - first[0])
     return Score(
         **score_identity(arm, math.nan, "octaves"),
@@ -268,37 +258,18 @@ def octaves(arm: Arm, reference: int | None) -> Score:
     )
 
 
-def tolerated_rates(
-    arm: Arm, pairs: Paired, table: Mapping[int, "np.ndarray[Any, Any]"]
-) -> tuple["np.ndarray[Any, Any]", "np.ndarray[Any, Any]"]:
-    """The bounds of log2 of theta, as values per seed: [warm-up, seed] each."""
-    losses, places, sound = _curves(arm, pairs, table)
-
-    def theta(means: "np.ndarray[Any, Any]", *, at_most: bool) -> "np.ndarray[Any, Any]":
-        least, most = lowest(means, places, sound)
-        known = np.isfinite(least)  # else the best rate, and this one, may lie below all
-        best = most if at_most else np.where(known, least, most)
-        limit = best + TOLERATED * (pairs.entropy - best)
-        theta = crossing(means, places, sound, limit, at_most=at_most)
-        return theta if at_most else np.where(known, theta, -math.inf)
-
-    return (
-        influences(lambda means: theta(means, at_most=False), losses),
-        influences(lambda means: theta(means, at_most=True), losses),
-    )
-
-
-def steps_at_best_rates(arm: Arm, reference: int | None) -> Score:
+def steps_at_best_rates(arm: Arm, reference: int | None, need: Score) -> Score:
     """`steps_at_best_rates`: the steps that warm-up saves if each arm has its best rate.
 
     When does the arm with the reference warm-up, at its best rate, reach the final loss of the one
     without, at its own (`statistics.steps_between`)? The estimate is the mean over seeds of the
-    steps saved between the runs of `need`.
+    steps saved between the runs of `need`, with the bound of `need`: what a better rate would add
+    to N, or take from it, it adds to the steps saved or takes from them.
     """
     reason, pairs, table = _complete(arm, (0, reference))
     if not reason and len(pairs.seeds) < 2:
         reason = "one seed: no other seed to choose the rate on"
-    if not reason and math.isnan(need_at_best_rates(arm, reference).estimate):
+    if not reason and math.isnan(need.estimate):
         reason = "N is not defined"
     runs, found = best_runs(arm, reference) if not reason else pairs, []
     if not reason:
@@ -316,15 +287,13 @@ def steps_at_best_rates(arm: Arm, reference: int | None) -> Score:
         ]
     )
     curves[:, :, -1] = losses
-    lows, highs = (
-        influences(lambda means, end=end: steps_between(means, places, sound, steps)[end], curves)
-        for end in (0, 1)
-    )
+    lows, highs = steps_by_seed(curves, places, sound, steps)
     values = np.array([saved for saved, _ in filter(None, found)])
     return Score(
         **score_identity(arm, math.nan, "steps_at_best_rates"),
         estimate=float(values.mean()),
         **({} if runs.mixed else _between(pairs, lows, highs)),
+        bound=need.bound,
         **pairs.counts,
         note=join_notes(pairs.missing, runs.mixed),
         values=_by_seed(pairs, values),
@@ -390,7 +359,7 @@ def rate_sensitivity(arm: Arm, reference: int | None, warmup: int | None = None)
         average - losses[rows, chosen_rates(losses)]
         for average, losses in zip(averages, table.values(), strict=True)
     ]
-    least, most = best_losses(arm, pairs, table)
+    least, most = best_by_seed(*_curves(arm, pairs, table))
     values, lows, highs = found[0], averages[0] - most[0], averages[0] - least[0]
     if warmup is None:
         values = found[0] - found[1]
@@ -534,9 +503,11 @@ def _of_slice(members: Mapping[str, Arm], lr: float, grid: GridResults) -> list[
 def _over_rates(members: Sequence[Arm], grid: GridResults) -> list[Score]:
     """The scores over all rates of the variants of one group."""
     ref = grid.reference_warmup
-    rows: list[Score] = list(needs(members, ref))
-    for arm in members:
-        rows += [octaves(arm, ref), steps_at_best_rates(arm, ref), rate_sensitivity(arm, ref)]
+    found = needs(members, ref)
+    rows = [*found]
+    for arm, need in zip(members, found, strict=True):
+        rows += [octaves(arm, ref), steps_at_best_rates(arm, ref, need)]
+        rows += [rate_sensitivity(arm, ref)]
         for warmup in arm.warmups:
             rows += [rate_sensitivity(arm, None, warmup), largest_rate(arm, warmup)]
     return rows

@@ -136,7 +136,7 @@ def test_steps_saved_by_hand() -> None:
 
 @pytest.mark.parametrize("noise", ["V, shift 0.5, sd 0.06", "parabola, shift 0.5, sd 0.06"])
 def test_rates_between_those_tried_make_no_false_labels(noise: str) -> None:
-    """By the best of the rates tried, 41 % (parabola) and 99.7 % (V) would be false."""
+    """By the best of the rates tried, 37 % (parabola) and 86 % (V) would be false."""
     row = false_labels.of_need(noise, 5, 300, np.random.default_rng(6))
     assert row.holds
 
