@@ -33,6 +33,7 @@ from lightning_app.grids.slots import Slot
 from lightning_app.plugins import Given, given, load_given
 from lightning_app.runs.folder import RESULT, AttemptFolder, RunFolder
 from lightning_app.runs.locks import Held, Interrupted, Stop, bind_to_supervisor, run_lock
+from lightning_app.runs.provenance import FOREIGN
 from lightning_app.runs.records import Plan
 from lightning_app.runs.run import Run
 
@@ -268,7 +269,6 @@ _SECRETS = ("ABLATE_STORAGE", "PGPASSWORD")
 
 # Variables of a launcher or scheduler would affect every cell: another rank,
 # another seed, a port in use, automatic requeueing.
-_FOREIGN = ("MASTER_", "TORCHELASTIC_", "SLURM_", "SRUN_", "PMI_", "PMIX_", "OMPI_")
 _FOREIGN_NAMES = ("RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "WORLD_SIZE", "PL_GLOBAL_SEED")
 
 
@@ -277,7 +277,7 @@ def cell_environment() -> Iterator[None]:
     """Clean the environment while the fork server and cells may start."""
     before = dict(os.environ)
     for name in before:
-        if name.startswith(_FOREIGN) or name in (*_FOREIGN_NAMES, *_SECRETS):
+        if name.startswith(FOREIGN) or name in (*_FOREIGN_NAMES, *_SECRETS):
             del os.environ[name]
     # The usual way to count GPUs initialises CUDA, after which no process may be forked.
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")

@@ -46,6 +46,15 @@ _SECONDS = 10.0  # time limit of a git call
 _PASSWORDS = (re.compile(r"(://[^/\s:@]*:)[^/\s]*(@)"), re.compile(r"(password=)[^&\s]*()"))
 
 
+FOREIGN = ("MASTER_", "TORCHELASTIC_", "SLURM_", "SRUN_", "PMI_", "PMIX_", "OMPI_")
+"""The beginnings of the variables by which launchers, MPI among them, tell a process its rank."""
+
+
+def is_launched(environment: Mapping[str, str]) -> bool:
+    """Whether a launcher other than Lightning may have started this process."""
+    return any(name.startswith((*FOREIGN, "LSB_")) for name in environment)
+
+
 @cache
 def software() -> dict[str, Any]:
     """The software of this process: `package`, `commit` and `dirty`, `code`, `libraries`.

@@ -3,6 +3,7 @@
 import hashlib
 import logging
 import math
+import os
 import shutil
 import warnings
 from collections.abc import Mapping, Sequence
@@ -14,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
+from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
+from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import ModelCheckpoint, ModelSummary
 from lightning.pytorch.utilities import rank_zero_only, rank_zero_warn
@@ -43,7 +46,13 @@ from lightning_app.plugins.imports import window
 from lightning_app.runs.folder import STORE, GridFolder, RunFolder
 from lightning_app.runs.locks import run_lock
 from lightning_app.runs.parent import FIELD, origin_of
-from lightning_app.runs.provenance import PACKAGES, command_line, foreign_classes, software
+from lightning_app.runs.provenance import (
+    PACKAGES,
+    command_line,
+    foreign_classes,
+    is_launched,
+    software,
+)
 from lightning_app.runs.records import CUT_SHORT, SCHEMA, SIGNATURES, Unsound, read_yaml
 from lightning_app.runs.run import last_report, words_of_short
 from lightning_app.runs.store import (
@@ -532,7 +541,14 @@ class TrainingRun(PreparedRun):
             if settings["logger"] is None:
                 settings["logger"] = False
         settings["profiler"] = settings["profiler"] or Unprofiled()
-        settings["plugins"] = with_whole_checkpoints(settings["plugins"])
+        plugins = with_whole_checkpoints(settings["plugins"])
+        placed = any(isinstance(plugin, ClusterEnvironment) for plugin in plugins)
+        placed = placed or getattr(settings["strategy"], "cluster_environment", None) is not None
+        if not placed and not is_launched(os.environ):
+            # Where mpi4py is installed, Lightning would otherwise start MPI to ask for its size,
+            # and a broken MPI ends the process.
+            plugins.append(LightningEnvironment())
+        settings["plugins"] = plugins
         # An evaluation leaves the folder of its run unchanged.
         settings["default_root_dir"] = str(self.folder) if self._trains else None
         settings["callbacks"] = [*given, *callbacks]

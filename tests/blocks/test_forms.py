@@ -36,10 +36,10 @@ EXAMPLES = settings(deadline=None, suppress_health_check=[HealthCheck.function_s
 Layers = list[tuple[Tensor, Tensor, Tensor]]
 
 
-@pytest.fixture(autouse=True)
-def _small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Several tiles a map, and several heads a tile."""
-    monkeypatch.setattr(tiled, "TILE", 40)
+@pytest.fixture(autouse=True, params=[(40, 1), (200, 3)], ids=["heads", "sentences"])
+def _small_tiles(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several tiles per map and several heads per tile, or, as on a GPU, several sentences."""
+    monkeypatch.setattr(tiled, "tile_limits", lambda query: request.param)
 
 
 @st.composite

@@ -1,6 +1,7 @@
 """What a run leaves about how it ended."""
 
 import json
+import os
 from itertools import islice
 from math import log
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 import yaml
+from lightning.fabric.plugins.environments.mpi import MPIEnvironment
 
 from lightning_app.api.runs import RunResult
 from lightning_app.cli import main
@@ -17,6 +19,7 @@ from lightning_app.config.config import resolve
 from lightning_app.core.errors import UserError
 from lightning_app.models.loss import ObjectiveConfig
 from lightning_app.runs.folder import RunFolder
+from lightning_app.runs.provenance import FOREIGN
 from lightning_app.runs.run import Run
 from lightning_app.tasks.base import build_task
 from lightning_app.training.run import TrainingRun
@@ -70,6 +73,26 @@ def test_the_result_tells_how_a_run_did_not_train(
     else:
         assert result["diverged"]["rule"] == result["outcome_rule"]
     assert f": {outcome.replace('_', ' ')}, " in capsys.readouterr().out
+
+
+def test_a_run_that_mpi_did_not_start_leaves_mpi_alone(
+    tmp_path: Path, cache: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To start MPI ends the process where mpi4py is installed and its MPI is broken."""
+    asked: list[int] = []
+
+    def detect() -> bool:
+        asked.append(1)
+        return False
+
+    monkeypatch.setattr(MPIEnvironment, "detect", detect)
+    for name in [name for name in os.environ if name.startswith(FOREIGN)]:
+        monkeypatch.delenv(name)
+    run(tmp_path / "alone", cache, {"max_steps": 1}).fit()
+    assert not asked
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "1")
+    run(tmp_path / "launched", cache, {"max_steps": 1}).fit()
+    assert asked
 
 
 class Early(pl.Callback):

@@ -24,32 +24,83 @@ from lightning_app.blocks.masks import Mask
 
 # Entries of one tile: 2 MB of float32, a few of which fit a core's share of the cache.
 TILE = 2**19
-# Only large tiles use a GPU fully.
-GPU_TILE = 2**28
+# On a GPU a tile has the rows of many sentences, since it takes large products to fill one.
+GPU_TILE = 2**24
 
 
 class Tile(NamedTuple):
-    """Some rows of the maps of some heads of one sentence, and the keys that they may see."""
+    """Some rows of the maps of some heads of some sentences, and the keys that they may see.
 
-    batch: int
+    Its parts have the sentences and their heads in one dimension, as products of batches of
+    matrices want them.
+    """
+
+    batch: slice
     heads: slice
     rows: slice
     keys: slice
 
     def of_queries(self, x: Tensor) -> Tensor:
         """Return the tile's part of ``(batch, head, query, dim)``."""
-        return x[self.batch, self.heads, self.rows]
+        return x[self.batch, self.heads, self.rows].flatten(0, 1)
 
     def of_keys(self, x: Tensor) -> Tensor:
         """Return the tile's part of ``(batch, head, key, dim)``."""
-        return x[self.batch, self.heads, self.keys]
+        return x[self.batch, self.heads, self.keys].flatten(0, 1)
 
     def of_map(self, x: Tensor) -> Tensor:
+        """Return the tile's part of ``(batch, head, query, key)``, a view."""
+        # Either one sentence or all heads, so that both dimensions are one stride apart.
+        part = x[self.batch, self.heads, self.rows, self.keys]
+        return part.view(part.shape[0] * part.shape[1], *part.shape[2:])
+
+    def split(self, part: Tensor) -> Tensor:
+        """Return a part ``(batch * head, query, ...)`` as ``(batch, head, query, ...)``, a view."""
+        sentences = self.batch.stop - self.batch.start
+        return part.view(sentences, len(part) // sentences, *part.shape[1:])
+
+    def of_bias(self, x: Tensor) -> Tensor:
         """Return the tile's part of ``(batch, head, query, key)``; all but `key` may be 1."""
-        batch = self.batch if x.shape[0] > 1 else 0
+        return self._narrow(x)[..., self.keys]
+
+    def of_blank(self, x: Tensor) -> Tensor:
+        """Return the tile's part of ``(batch, head, query, 1)``; all may be 1."""
+        return self._narrow(x)
+
+    def _narrow(self, x: Tensor) -> Tensor:
+        batch = self.batch if x.shape[0] > 1 else slice(None)
         heads = self.heads if x.shape[1] > 1 else slice(None)
         rows = self.rows if x.shape[2] > 1 else slice(None)
-        return x[batch, heads, rows, self.keys]
+        return x[batch, heads, rows]
+
+    def add_queries(self, total: Tensor, a: Tensor, b: Tensor, scale: float = 1.0) -> None:
+        """``total += scale * a b`` in the tile's part of ``(batch, head, query, dim)``."""
+        _accumulate(total[self.batch, self.heads, self.rows], a, b, scale)
+
+    def add_keys(self, total: Tensor, a: Tensor, b: Tensor, scale: float = 1.0) -> None:
+        """``total += scale * a b`` in the tile's part of ``(batch, head, key, dim)``."""
+        _accumulate(total[self.batch, self.heads, self.keys], a, b, scale)
+
+    def set_queries(self, x: Tensor, part: Tensor) -> None:
+        """Write the tile's part of ``(batch, head, query, dim)``."""
+        target = x[self.batch, self.heads, self.rows]
+        target.copy_(part.view(target.shape))
+
+
+def _accumulate(total: Tensor, a: Tensor, b: Tensor, scale: float) -> None:
+    """``total += scale * a b``, batches of matrices; `total` may be wider than a and b."""
+    if len(total) == 1 and total.dtype == a.dtype:
+        total[0].baddbmm_(a, b, alpha=scale)
+    else:
+        total.add_(torch.bmm(a, b).view(total.shape), alpha=scale)
+
+
+def tile_limits(query: Tensor) -> tuple[int, int]:
+    """Return the most entries and the most sentences of a tile on the device of `query`.
+
+    One sentence on a CPU: more would fill its cache and save little.
+    """
+    return (GPU_TILE, len(query)) if query.is_cuda else (TILE, 1)
 
 
 def tiles(query: Tensor, key: Tensor, causal: bool) -> Iterator[Tile]:
@@ -58,21 +109,22 @@ def tiles(query: Tensor, key: Tensor, causal: bool) -> Iterator[Tile]:
     Causal rows are cut at least once, at half their length, so that unseen keys are skipped.
     """
     batch, heads, queries, _ = query.shape
-    keys = key.shape[2]
-    limit = GPU_TILE if query.is_cuda else TILE
-    rows = max(1, min(queries, limit // max(1, keys)))
+    keys = max(1, key.shape[2])
+    limit, most = tile_limits(query)
+    rows = max(1, min(queries, limit // keys))
     if causal:
         rows = min(rows, max(64, -(-queries // 4)))
-    together = max(1, min(heads, limit // (rows * max(1, keys))))
-    for sentence in range(batch):
+    together = max(1, min(heads, limit // (rows * keys)))
+    sentences = max(1, min(most, limit // (heads * rows * keys)))
+    for sentence in range(0, batch, sentences):
         for head in range(0, heads, together):
             for row in range(0, queries, rows):
                 last = min(row + rows, queries)
                 yield Tile(
-                    sentence,
+                    slice(sentence, min(sentence + sentences, batch)),
                     slice(head, min(head + together, heads)),
                     slice(row, last),
-                    slice(0, last if causal else keys),
+                    slice(0, last if causal else key.shape[2]),
                 )
 
 
@@ -105,7 +157,7 @@ class Softmax:
         weights = logits.softmax(dim=-1)
         blank = self.mask.blank
         if blank is not None:
-            weights.masked_fill_(_rows(blank, tile), 0.0)
+            tile.split(weights).masked_fill_(tile.of_blank(blank), 0.0)
         return weights
 
     def kept(self, like: Tensor, generator: torch.Generator | None) -> Tensor | None:
@@ -125,20 +177,6 @@ class Softmax:
         return grad if self.divisor == 1.0 else grad.div_(self.divisor)
 
 
-def _rows(blank: Tensor, tile: Tile) -> Tensor:
-    """Return the tile's part of ``(batch or 1, 1, query or 1, 1)``."""
-    rows = tile.rows if blank.shape[2] > 1 else slice(None)
-    return blank[tile.batch if len(blank) > 1 else 0, :, rows]
-
-
-def accumulate(total: Tensor, a: Tensor, b: Tensor, scale: float = 1.0) -> None:
-    """``total += scale * a b``, batches of matrices; `total` may be wider than a and b."""
-    if total.dtype == a.dtype:
-        total.baddbmm_(a, b, alpha=scale)
-    else:
-        total.add_(torch.bmm(a, b), alpha=scale)
-
-
 def attend_tile(
     scores: Tensor,
     value: Tensor,
@@ -152,7 +190,7 @@ def attend_tile(
     kept = softmax.kept(weights, generator)
     if kept is not None:
         weights.mul_(kept)
-    tile.of_queries(out).copy_(torch.bmm(weights.to(value.dtype), tile.of_keys(value)))
+    tile.set_queries(out, torch.bmm(weights.to(value.dtype), tile.of_keys(value)))
 
 
 def differentiate_tile(
@@ -169,7 +207,7 @@ def differentiate_tile(
     kept = softmax.kept(weights, generator)
     dropped = weights if kept is None else weights * kept
     above, values = tile.of_queries(grad), tile.of_keys(value)
-    accumulate(tile.of_keys(grad_value), dropped.to(value.dtype).transpose(1, 2), above)
+    tile.add_keys(grad_value, dropped.to(value.dtype).transpose(1, 2), above)
     grad_map = torch.bmm(above, values.transpose(1, 2)).to(weights.dtype)
     if kept is not None:
         grad_map.mul_(kept)
@@ -284,8 +322,8 @@ class _ReversibleLayer(torch.autograd.Function):
             z, dz = tile.of_map(scores), tile.of_map(grad_scores)
             dz.add_(differentiate_tile(z, value, grad, grad_value, tile, softmax, generator))
             q, k = tile.of_queries(query).to(z.dtype), tile.of_keys(key).to(z.dtype)
-            tile.of_queries(grad_query).copy_(torch.bmm(dz, k).mul_(scale))
-            accumulate(tile.of_keys(grad_key), dz.transpose(1, 2), q, scale)
+            tile.set_queries(grad_query, torch.bmm(dz, k).mul_(scale))
+            tile.add_keys(grad_key, dz.transpose(1, 2), q, scale)
             z.baddbmm_(q, k.transpose(1, 2), alpha=-scale)
         chain.layers -= 1
         if chain.layers == 0:
@@ -351,7 +389,7 @@ def _summed(queries: tuple[Tensor, ...], keys: tuple[Tensor, ...], softmax: Soft
     bias = softmax.mask.bias(kept)
     z = torch.zeros(shape, dtype=kept, device=first.device)
     if bias is not None:
-        z.copy_(tile.of_map(bias).expand(shape))
+        tile.split(z).copy_(tile.of_bias(bias))
     for query, key in zip(queries, keys, strict=True):
         q, k = tile.of_queries(query).to(kept), tile.of_keys(key).to(kept)
         z.baddbmm_(q, k.transpose(1, 2), alpha=query.shape[-1] ** -0.5)
@@ -391,8 +429,8 @@ class _RecomputedLayer(torch.autograd.Function):
             for layer in range(layers):
                 q = tile.of_queries(queries[layer]).to(kept)
                 k = tile.of_keys(keys[layer]).to(kept)
-                accumulate(tile.of_queries(totals[layer]), dz, k, scale)
-                accumulate(tile.of_keys(totals[layers + layer]), dz.transpose(1, 2), q, scale)
+                tile.add_queries(totals[layer], dz, k, scale)
+                tile.add_keys(totals[layers + layer], dz.transpose(1, 2), q, scale)
         grads = (total.to(x.dtype) for total, x in zip(totals, inputs, strict=True))
         return grad_value.to(value.dtype), None, *grads
 
