@@ -55,9 +55,10 @@ class Where:
 
 
 def gpu_tests(where: Where) -> Found:
-    """The tests that need a GPU (`pytest -m gpu`); a dry run only collects some of them."""
+    """The tests that need a GPU (`pytest -m gpu`); a dry run only collects them."""
     words = ["-q", "-n0", "-m", "gpu", "-p", "no:cacheprovider"]
-    words += ["--collect-only", "tests/test_out_of_memory.py"] if where.dry else []
+    words += ["tests/test_gpu.py", "tests/test_out_of_memory.py"]
+    words += ["--collect-only"] if where.dry else []
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *words],
         cwd=ROOT,

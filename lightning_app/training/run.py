@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
+import torch
 from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
 from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.fabric.utilities.exceptions import MisconfigurationException
@@ -549,6 +550,8 @@ class TrainingRun(PreparedRun):
             # and a broken MPI ends the process.
             plugins.append(LightningEnvironment())
         settings["plugins"] = plugins
+        # cuDNN builds a plan of half a second for every new shape of a batch.
+        torch.backends.cuda.enable_cudnn_sdp(False)
         # An evaluation leaves the folder of its run unchanged.
         settings["default_root_dir"] = str(self.folder) if self._trains else None
         settings["callbacks"] = [*given, *callbacks]

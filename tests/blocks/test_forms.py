@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from lightning_app.blocks.kernels import choose as kernels
 from lightning_app.blocks.kernels import tiled
 from lightning_app.blocks.kernels.choose import (
     MOST_SHAPED,
@@ -347,6 +348,12 @@ def test_policy_goes_by_shape_and_by_memory() -> None:
     with attention_form("plain"):
         assert choose((8, 4, SHORT, 512), CPU, 4).form == "plain"
     assert choose((8, 4, SHORT, 512), CPU, 4).form == "reversible"
+
+
+def test_a_gpu_stores_small_maps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "memory_of", lambda device: 2**36)
+    forms = [choose((8, 4, n, n), torch.device("cuda"), 4).form for n in (16, 512, 1024, 2**16)]
+    assert forms == ["plain", "plain", "reversible", "blocked"]
 
 
 def test_a_long_chain_takes_the_reversible_form_and_a_compiled_one_the_plain(

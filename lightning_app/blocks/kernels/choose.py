@@ -42,6 +42,9 @@ MOST_SHAPED = 128
 """With more keys, a shaped map takes more time than SDPA plus the mean of values."""
 SHORT = 128
 """With fewer queries, maps are so small that storing them costs little."""
+SMALL_ON_GPU = 2**-10
+"""A map that takes a smaller share of a GPU's memory is stored in every layer: on an H200, 12
+layers take 8 ms with 4 sentences of 1,024 tokens, and 18 ms with one map for all of them."""
 
 _forced: ContextVar[Form | None] = ContextVar("attention_form", default=None)
 
@@ -87,13 +90,16 @@ def choose(
     if queries < SHORT:
         form: Form = "stored" if device.type == "cpu" and torch.is_grad_enabled() else "plain"
         return Choice(form, f"under {SHORT} queries the maps are small")
-    maps, memory = 2 * batch * heads * queries * keys * itemsize, _memory(device)
+    maps, memory = 2 * batch * heads * queries * keys * itemsize, memory_of(device)
+    if device.type == "cuda" and maps / 2 < SMALL_ON_GPU * memory:
+        return Choice("plain", f"a map ({maps / 2:.2g} bytes) is small beside {memory:.2g} bytes")
     if maps > memory / 2:
         return Choice("blocked", f"two maps ({maps:.2g} bytes) fill half of {memory:.2g} bytes")
     return Choice("reversible", "one map of scores serves every layer of the chain")
 
 
-def _memory(device: torch.device) -> int:
+def memory_of(device: torch.device) -> int:
+    """Return the total memory of a GPU, or of the host, in bytes."""
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
     return psutil.virtual_memory().total
