@@ -42,6 +42,7 @@ from lightning_app.grids.plan import (
     expand,
     lacking_lines,
     load_plan,
+    more_lines,
     runs_with_plugins,
     waiting_document,
     waiting_lines,
@@ -152,7 +153,7 @@ def _print_plan(tree: dict[str, Any], kept: str, elsewhere: Iterable[str]) -> No
     head += f"{states['pruned']} pruned, " if states["pruned"] else ""
     head += f"{states['failed']} failed, {states['to_run']} to run"
     head += f", {states['waiting']} waiting for their parents" if states["waiting"] else ""
-    notes = [*waiting_lines(tree["waiting"]), *elsewhere]
+    notes = [*more_lines(tree["more"]), *waiting_lines(tree["waiting"]), *elsewhere]
     notes += lacking_lines(tree["lacking"], tree["grid"])
     if not tree["fetched"]:
         where = "the corpus is not on this machine"
@@ -396,6 +397,7 @@ def _status(grid: Grid) -> dict[str, Any]:
         left = cells * sum(seconds) / len(seconds) / len(running)
     return {
         "cells": len(grid.cells) + len(grid.plan.waiting),
+        "more": grid.plan.more,
         **by_status(sum(variants.values(), Counter()), STATES),
         "variants": {name: _counted(words) for name, words in variants.items()},
         "running": [
@@ -423,6 +425,8 @@ def _print_status(tree: dict[str, Any]) -> None:
     console = plain_console()
     words, running = Counter(_words(tree["states"], tree["outcomes"])), tree["running"]
     console.print(f"{tree['grid']}: {tree['cells']} cells: {describe(words)}")
+    for line in more_lines(tree["more"]):
+        console.print(line)
     if console.is_terminal and not console.options.ascii_only:
         console.print(bar(words, min(console.width, BAR)))
     variants = {name: _words(each, each["outcomes"]) for name, each in tree["variants"].items()}

@@ -23,6 +23,7 @@ from lightning_app.config.classes import (
     refusal,
     require_plugin,
 )
+from lightning_app.config.search import Refine, Search, check_search
 from lightning_app.config.sources import merged, nested
 from lightning_app.config.trainer import ClassSpec, TrainerConfig
 from lightning_app.config.tree import (
@@ -307,6 +308,10 @@ class GridFile:
     """Axes whose values the report compares, each with its baseline."""
     init_from: InitFrom | None = None
     """grid and match: the grid from whose runs the cells start."""
+    search: Search | None = None
+    """Fields that a sampler of Optuna searches in every arm."""
+    refine: Refine | None = None
+    """Further learning rates around the best one of every arm."""
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
@@ -616,7 +621,8 @@ class GridSpec:
     the report, `factors` the axes of two values whose effects it contrasts, by name, `compare` the
     axes whose values it compares on the metric, each with its baseline. `init_from` is the grid
     from whose runs the cells start. `source` is the file as messages name it, and `base_source` the
-    one that holds the base.
+    one that holds the base. With `search` or `refine` the cells follow from results: `asked` has
+    those of the rounds so far, whose values are then in `axes`, and `listed` the axes of the file.
     """
 
     source: str
@@ -637,6 +643,26 @@ class GridSpec:
     init_from: ParentGrid | None = None
     linked: Mapping[str, Linked] = dataclasses.field(default_factory=dict)
     base_source: str = ""
+    search: Search | None = None
+    refine: Refine | None = None
+    asked: tuple[Mapping[str, Any], ...] | None = None
+    listed: Mapping[str, list[Any]] | None = None
+
+    @property
+    def adapts(self) -> bool:
+        """Whether the cells of later rounds depend on the results of earlier ones."""
+        return self.search is not None or self.refine is not None
+
+    def with_cells(self, cells: Sequence[Mapping[str, Any]]) -> "GridSpec":
+        """The grid with the cells of its rounds so far, and their values as its axes."""
+        listed = self.axes if self.listed is None else self.listed
+        fields = (RATE,) if self.search is None else tuple(self.search.fields)
+        axes = dict(listed)
+        for field in fields:
+            values = {key_of(cell[field]): cell[field] for cell in cells}
+            axes[field] = sorted(values.values())
+        asked = tuple({axis: cell[axis] for axis in axes} for cell in cells)
+        return dataclasses.replace(self, axes=axes, asked=asked, listed=listed)
 
     def source_of(self, key: str) -> str:
         """The file that sets a dotted key of the cells' configs, as messages name it."""
@@ -650,11 +676,16 @@ class GridSpec:
             axis: {other: dict(zip(self.axes[other], values, strict=True))}
             for axis, (other, values) in self.linked.items()
         }
+        adapts = {
+            name: dataclasses.asdict(value)
+            for name, value in (("search", self.search), ("refine", self.refine))
+            if value is not None
+        }
         return {
             "name": self.name,
             "question": self.question,
             "base_config": self.base_config,
-            "axes": {**self.axes, **linked},
+            "axes": {**(self.axes if self.listed is None else self.listed), **linked},
             "exclude": list(self.exclude),
             "metric": {"name": self.metric, "mode": self.mode},
             "sensitivity": self.sensitivity,
@@ -665,6 +696,7 @@ class GridSpec:
             "factors": dict(self.factors),
             "compare": dict(self.compare),
             "init_from": parent and {"grid": parent.spec.tree(), "match": list(parent.match)},
+            **adapts,
         }
 
 
@@ -737,8 +769,11 @@ def _spec(path: Path, tree: Any, text: str, files: tuple[Path, ...], source: str
         metric, mode = check_metric(file.metric, base_config, axes)
         sensitivity = check_sensitivity(file.sensitivity, axes)
         check_pruner(file.pruner, axes, metric, sensitivity)
+        check_search(file.search, file.refine, axes, linked, base_config, file.pruner)
         check_config_numbers(base_config, axes)
-        check_grid(base_config, axes)
+        searched = file.search.fields if file.search is not None else {}
+        bounds = {field: [values.low, values.high] for field, values in searched.items()}
+        check_grid(base_config, {**axes, **bounds})
         return GridSpec(
             source=source,
             name=file.name,
@@ -758,6 +793,8 @@ def _spec(path: Path, tree: Any, text: str, files: tuple[Path, ...], source: str
             init_from=parent,
             linked=linked,
             base_source=base_source,
+            search=file.search,
+            refine=file.refine,
         )
 
 
@@ -794,6 +831,11 @@ def _check_parent(name: str, base: Mapping[str, Any], axes: Any, parent: ParentG
         raise UserError(f"init_from: cannot be combined with {FIELD}; give one of them")
     if spec.name == name:
         raise UserError(f"init_from.grid: has the name of this grid, '{name}', and so its folder")
+    if spec.adapts:
+        raise UserError(
+            f"init_from.grid: the runs of '{spec.name}' depend on its search or refinement; list "
+            "the values that it chose as axes of a grid of their own"
+        )
     if spec.checkpoints not in ("all", "last"):
         raise UserError(
             f"init_from.grid: '{spec.name}' keeps checkpoints: {spec.checkpoints}, but cells start "

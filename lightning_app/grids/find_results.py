@@ -18,6 +18,7 @@ from lightning_app.runs.records import read_plan
 from lightning_app.runs.store import locate_run, stored
 
 _CELLS = {"axes": "axes", "base_config": "base configs", "exclude": "exclusions"}
+_CELLS |= {"search": "searches", "refine": "refinements"}
 """The keys of a grid file that determine its cells, besides the grid that it continues."""
 
 
@@ -130,6 +131,8 @@ def check_same_cells(folder: GridFolder, spec: GridSpec) -> None:
         UserError: naming what differs.
     """
     plan, held = read_plan(folder.plan), read_grid_file(folder.specification)
+    if spec.adapts:
+        spec = spec.with_cells([cell.axes for cell in (*plan.cells, *plan.waiting)])
     differs = "axes" if plan.axes != spec.axes else _difference_of_files(held, spec.tree())
     metric = held.get("metric") or {}
     known = {key: metric[key] for key in ("name", "mode") if metric.get(key) is not None}

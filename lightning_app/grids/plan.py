@@ -1,10 +1,11 @@
 """The plan of a grid: its cells, resolved and checked, their parents, and the grid's folder."""
 
 import hashlib
+import math
 import re
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, reduce
 from importlib.metadata import version
 from importlib.resources import files
@@ -46,6 +47,7 @@ from lightning_app.grids.plan_checks import (
     check_reported,
     long_warmups,
 )
+from lightning_app.grids.search import SearchArm, TrialScore, search_arms, wanted
 from lightning_app.plugins import digests
 from lightning_app.runs.folder import NAMED, GridFolder, RunFolder
 from lightning_app.runs.locks import is_held
@@ -53,6 +55,7 @@ from lightning_app.runs.parent import FIELD, find_parent
 from lightning_app.runs.records import Cell, DamagedPlan, Plan, Waiting, read_plan, save_plan
 from lightning_app.runs.run import DamagedRun, Run, RunState
 from lightning_app.runs.store import locate_run, place_run
+from lightning_app.scores.task_facts import LOSS
 
 _PROBE = "SignalProbe"
 _LONGEST = 120  # characters of a run's name before its id; file systems allow 255
@@ -60,6 +63,9 @@ _LONGEST = 120  # characters of a run's name before its id; file systems allow 2
 
 def combinations(spec: GridSpec) -> Iterator[dict[str, Any]]:
     """Yield the axis values of every cell not excluded: seeds vary slowest, then file order."""
+    if spec.asked is not None:
+        yield from map(dict, spec.asked)
+        return
     excluded: dict[tuple[str, ...], set[tuple[Hashable, ...]]] = {}
     for entry in spec.exclude:
         excluded.setdefault(tuple(entry), set()).add(tuple(map(key_of, entry.values())))
@@ -177,6 +183,11 @@ def waiting_lines(waiting: Iterable[Mapping[str, Any]]) -> list[str]:
     return lines
 
 
+def more_lines(more: int) -> list[str]:
+    """One line on the cells of later rounds of a search, if there may be some."""
+    return [f"at most {more} further cells, which the results of these choose"] if more else []
+
+
 def lacking_lines(lacking: Mapping[str, Sequence[str]], grid: str) -> list[str]:
     """One line per file that finished runs lack, from `Grid.lacking`."""
     return [
@@ -291,8 +302,68 @@ def expand(
     The parents of its cells are looked up in the folders of `experiments`. Raises `UserError`
     naming file, field and value.
     """
-    plan, configs, _ = _expand(spec, resolve, identify, experiments)
-    return plan, configs
+    if not spec.adapts:
+        plan, configs, _ = _expand(spec, resolve, identify, experiments)
+        return plan, configs
+    known: dict[str, TrialScore] | None = None
+    listed = list(combinations(spec))
+    while True:
+        asked = search_arms(spec, listed, known or {})
+        current = spec.with_cells(list(wanted(asked)))
+        plan, configs, _ = _expand(current, resolve, identify, experiments)
+        outcomes = outcomes_of(Grid(current, GridFolder(experiments / spec.name), plan))
+        if outcomes == (known or {}):
+            more = sum(arm.more * len(arm.cells) for arm in asked)
+            return replace(plan, more=more), configs
+        known = outcomes
+
+
+def arms_of(grid: "Grid") -> tuple[list[SearchArm], dict[str, TrialScore]]:
+    """The arms of a search or a refinement, and the outcomes of the finished cells."""
+    assert grid.spec.listed is not None
+    known = outcomes_of(grid)
+    spec = replace(grid.spec, axes=grid.spec.listed, asked=None, listed=None)
+    return search_arms(spec, list(combinations(spec)), known), known
+
+
+def outcomes_of(grid: "Grid") -> dict[str, TrialScore]:
+    """What came of the finished cells of a search or a refinement, by `canonical` of their axes."""
+    found = {}
+    for cell in grid.cells:
+        run = grid.state(cell)
+        if run.result is not None:
+            score = score_of(grid.plan, run.result)
+            found[canonical(cell.axes)] = TrialScore(score, run.result["status"] != "diverged")
+        elif run.pruned is not None:
+            value, step = run.pruned["value"], run.pruned["step"]
+            found[canonical(cell.axes)] = TrialScore(value, pruned=step)
+    return found
+
+
+_LOWER_IS_BETTER_CAPS = {LOSS: lambda entropy: entropy, "val/perplexity": math.exp}
+
+
+def score_of(plan: Plan, result: Mapping[str, Any]) -> float:
+    """The metric of a run, never NaN. A failed run counts as a model that ignores the context.
+
+    If the metric of such a model is unknown, a run without the metric is worse than all others.
+
+    Raises:
+        UserError: if results lack the metric.
+    """
+    name, entropy = plan.metric, result["unigram_entropy"]
+    diverged = result["status"] == "diverged"
+    if name not in result["metrics"] and not diverged:
+        known = ", ".join(result["metrics"])
+        raise UserError(f"{plan.name}: metric.name: runs report no '{name}' ({known})")
+    value = result["metrics"].get(name)
+    if plan.mode == "max":
+        # A correlation is 0 if the context is ignored, and no share is below 0.
+        return 0.0 if value is None else value
+    worst = math.inf if value is None else value
+    if diverged and name in _LOWER_IS_BETTER_CAPS:
+        return min(worst, _LOWER_IS_BETTER_CAPS[name](entropy))
+    return worst
 
 
 def _expand(
@@ -393,7 +464,9 @@ def _resolved_base(
 
 
 def _combined(spec: GridSpec) -> int:
-    """The number of combinations of the axes, before exclusions."""
+    """The number of combinations of the axes before exclusions, which asked cells do not have."""
+    if spec.asked is not None:
+        return len(spec.asked)
     return prod(len(values) for axis, values in spec.axes.items() if axis not in spec.linked)
 
 
@@ -434,6 +507,8 @@ def is_valid(
     a missing corpus of the parent grid; an edited one makes other parents. Nor does it matter
     if a parent has finished since: `Plan.waiting` holds its children.
     """
+    if spec.adapts:
+        spec = spec.with_cells([cell.axes for cell in (*plan.cells, *plan.waiting)])
     if plan.made_from != made_from(spec) or plan.hash != _hash(spec, plan.cells):
         return False
     if any(cell.name != cell_name(spec, cell.axes, cell.id) for cell in plan.cells):
@@ -538,6 +613,11 @@ class Grid:
     folder: GridFolder
     plan: Plan
 
+    def __post_init__(self) -> None:
+        if self.spec.adapts and self.spec.asked is None:
+            cells = [cell.axes for cell in (*self.plan.cells, *self.plan.waiting)]
+            object.__setattr__(self, "spec", self.spec.with_cells(cells))
+
     @property
     def name(self) -> str:
         return self.spec.name
@@ -563,6 +643,13 @@ class Grid:
     def prunes(self) -> bool:
         """Whether the grid has a pruner."""
         return self.spec.pruner is not None
+
+    @property
+    def awaits_round(self) -> bool:
+        """Whether all cells of a search have ended, so that its next round can be asked for."""
+        if not self.plan.more or self.plan.waiting:
+            return False
+        return all(self.state(cell).state in ("done", "pruned") for cell in self.cells)
 
     def run(self, cell: Cell) -> RunFolder:
         """The folder of a cell's run. Raises `UserError`: as `locate_run`."""

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
@@ -27,9 +28,11 @@ from optuna.storages import RDBStorage
 from optuna.trial import FrozenTrial, Trial, TrialState
 from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_delay, wait_fixed
 
+from lightning_app.config.tree import label
 from lightning_app.core.errors import UserError
 from lightning_app.core.files import move, write_whole
-from lightning_app.grids.plan import Grid, lacking_lines
+from lightning_app.grids.plan import Grid, arms_of, lacking_lines, score_of
+from lightning_app.grids.search import distributions
 from lightning_app.grids.storages import (
     LOST_AFTER,
     Journal,
@@ -44,7 +47,6 @@ from lightning_app.runs.folder import RunFolder
 from lightning_app.runs.locks import Interrupted, if_free, trained_for_another
 from lightning_app.runs.records import Cell
 from lightning_app.runs.run import ReportReader, RunState, read_reports
-from lightning_app.scores.task_facts import LOSS
 
 _PATIENCE = 600.0  # seconds that a database may be unavailable
 _HURRY = 20.0  # the same while the supervisor is asked to stop
@@ -224,8 +226,6 @@ FOLDER = "folder"
 
 _LOST_AFTER = "lost_after"  # the study's attribute
 
-_LOWER_IS_BETTER_CAPS = {LOSS: lambda entropy: entropy, "val/perplexity": math.exp}
-
 
 class AnotherFolder(UserError):
     """The database has a study of this grid that belongs to another folder."""
@@ -375,27 +375,8 @@ class Study:
             return
 
     def value(self, result: Mapping[str, Any]) -> float:
-        """The metric, never NaN. A failed run counts as a model that ignores the context.
-
-        If the metric of such a model is unknown, a run without the metric is worse than all
-        others.
-
-        Raises:
-            UserError: if results lack the metric.
-        """
-        name, entropy = self._grid.plan.metric, result["unigram_entropy"]
-        diverged = result["status"] == "diverged"
-        if name not in result["metrics"] and not diverged:
-            known = ", ".join(result["metrics"])
-            raise UserError(f"{self._grid.name}: metric.name: runs report no '{name}' ({known})")
-        value = result["metrics"].get(name)
-        if self._grid.plan.mode == "max":
-            # A correlation is 0 if the context is ignored, and no share is below 0.
-            return 0.0 if value is None else value
-        worst = math.inf if value is None else value
-        if diverged and name in _LOWER_IS_BETTER_CAPS:
-            return min(worst, _LOWER_IS_BETTER_CAPS[name](entropy))
-        return worst
+        """The score of a finished run (`score_of`)."""
+        return score_of(self._grid.plan, result)
 
     def _find_id(self, number: int) -> int:
         """The id of a trial in the storage."""
@@ -799,6 +780,48 @@ class Queue:
     ) -> None:
         self.patiently(self._study.end, claim.trial, state, marks, value)
         self._claims.pop(claim.trial, None)
+
+
+def record_search(grid: Grid, spec: StorageSpec) -> None:
+    """Write a study per arm of a search into the storage, for `optuna-dashboard`.
+
+    Its trials are those that have ended for all seeds, in the order asked, with the mean over seeds
+    as value. Nothing reads these studies: the search is a function of the results. The caller holds
+    the start lock.
+    """
+    asked, known = arms_of(grid)
+    storage = open_storage(spec)
+    try:
+        for arm in asked:
+            trials = [
+                optuna.create_trial(
+                    state=TrialState.COMPLETE if outcome.pruned is None else TrialState.PRUNED,
+                    value=outcome.score,
+                    params=values,
+                    distributions=distributions(grid.spec, values),
+                    user_attrs={"sound": outcome.sound},
+                )
+                for values in chain.from_iterable(arm.rounds)
+                if (outcome := arm.outcome(values, known)) is not None
+            ]
+            name = ", ".join([grid.name, *(f"{key}={label(at)}" for key, at in arm.name.items())])
+            study = _study_of_arm(name, grid.plan.mode, storage)
+            before = study.get_trials(deepcopy=False)
+            if [(t.params, t.value) for t in before] != [
+                (t.params, t.value) for t in trials[: len(before)]
+            ]:
+                optuna.delete_study(study_name=name, storage=storage)  # runs have been repeated
+                study, before = _study_of_arm(name, grid.plan.mode, storage), []
+            study.add_trials(trials[len(before) :])
+    finally:
+        close_storage(storage)
+
+
+def _study_of_arm(name: str, mode: str, storage: Journal | RDBStorage) -> optuna.Study:
+    direction = "minimize" if mode == "min" else "maximize"
+    return optuna.create_study(
+        study_name=name, storage=storage, direction=direction, load_if_exists=True
+    )
 
 
 def mend(grid: Grid, spec: StorageSpec) -> list[str]:

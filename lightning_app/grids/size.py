@@ -155,6 +155,7 @@ def plan_document(grid: Grid, shapes: list[CostGroup]) -> dict[str, Any]:
         "folder": grid.folder.path,
         "cells": len(grid.cells) + waiting,
         "excluded": grid.plan.excluded,
+        "more": grid.plan.more,
         "states": {
             "done": done,
             "pruned": pruned,

@@ -6,9 +6,8 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
-from functools import partial
 from math import inf
 from multiprocessing.connection import wait
 from multiprocessing.context import ForkServerProcess
@@ -34,7 +33,7 @@ from lightning_app.grids.plan import (
     runs_with_plugins,
 )
 from lightning_app.grids.plan_checks import devices_of
-from lightning_app.grids.queue import Claim, Queue, Reports, StorageLost
+from lightning_app.grids.queue import Claim, Queue, Reports, StorageLost, record_search
 from lightning_app.grids.slots import Slot, Slots, default_workers, slots_of, visible_devices
 from lightning_app.grids.storages import storage_spec
 from lightning_app.grids.workers import (
@@ -478,37 +477,57 @@ def run_grid(
             if not folder.path.exists():  # plan first: a mistake in the grid creates no folder
                 fresh = ask(stop, make_plan, program, spec, folder.path.parent)
                 ask(stop, prepare_data, program, Grid(spec, folder, fresh))
+
+            def planned() -> Plan:
+                return fresh or ask(stop, make_plan, program, spec, folder.path.parent)
+
             why = f"{folder}: another supervisor is starting; waiting for it"
-            with turn(folder.start_lock, lambda: stop.requested, why):
-                lock = supervisor_lock(folder, storage.shown, several=True)
-                alone = held.enter_context(lock)
-                make = partial(ask, stop, make_plan, program, spec, folder.path.parent)
-                with hinting(runs_with_plugins(folder)):
-                    grid = current_grid(
-                        spec, folder, lambda: fresh or make(), alone, corpus, options.results
+            rounds = 0
+            while True:
+                with turn(folder.start_lock, lambda: stop.requested, why):
+                    if not rounds:
+                        lock = supervisor_lock(folder, storage.shown, several=True)
+                        alone = held.enter_context(lock)
+                    else:
+                        alone = False  # others may have come since
+                    with hinting(runs_with_plugins(folder)):
+                        grid = current_grid(spec, folder, planned, alone, corpus, options.results)
+                    if spec.adapts:
+                        record_search(grid, storage)
+                    if options.rerun_stale and not rounds:
+                        _rerun_stale(grid, program, stop, alone)
+                    queue = Queue(
+                        grid,
+                        storage,
+                        retry_failed=options.retry_failed and not rounds,
+                        lost_after=options.lost_after,
+                        alone=alone,
+                        stopping=lambda: stop.requested,
                     )
-                if options.rerun_stale:
-                    _rerun_stale(grid, program, stop, alone)
-                queue = Queue(
-                    grid,
-                    storage,
-                    retry_failed=options.retry_failed,
-                    lost_after=options.lost_after,
-                    alone=alone,
-                    stopping=lambda: stop.requested,
-                )
-            held.callback(queue.close)
-            for note in (*queue.notes, *(f"warning: {line}" for line in grid.plan.warnings)):
-                print(note, flush=True)
-            elsewhere = queue.elsewhere()
-            total = max(0, queue.total - elsewhere)
-            if (total or elsewhere) and time.monotonic() < until:
-                print(f"{grid.name}: {total} cells to run; preparing their data", flush=True)
-                if grid.plan is not fresh:
-                    ask(stop, prepare_data, program, grid)
-                supervisor = Supervisor(grid, queue, slots, options, stop, program, index, until)
-                supervisor.run(total)
-            return Ending(grid=grid, elsewhere=queue.elsewhere())
+                with closing(queue):
+                    if not rounds:
+                        warned = (f"warning: {line}" for line in grid.plan.warnings)
+                        for note in (*queue.notes, *warned):
+                            print(note, flush=True)
+                    elsewhere = queue.elsewhere()
+                    total = max(0, queue.total - elsewhere)
+                    if (total or elsewhere) and time.monotonic() < until:
+                        print(
+                            f"{grid.name}: {total} cells to run; preparing their data", flush=True
+                        )
+                        if grid.plan is not fresh:
+                            ask(stop, prepare_data, program, grid)
+                        supervisor = Supervisor(
+                            grid, queue, slots, options, stop, program, index, until
+                        )
+                        supervisor.run(total)
+                    elsewhere = queue.elsewhere()
+                rounds, fresh = rounds + 1, None
+                if spec.adapts and not grid.plan.more:
+                    with turn(folder.start_lock, lambda: stop.requested, why):
+                        record_search(grid, storage)
+                if not grid.awaits_round or stop.requested or time.monotonic() >= until:
+                    return Ending(grid=grid, elsewhere=elsewhere)
     except (Interrupted, StorageLost) as why:
         return Ending(grid=grid, cut=str(why) or "interrupted")
 
@@ -539,8 +558,9 @@ def current_grid(
             "first"
         )
     # Parents may have finished since. While other supervisors work, the set of cells stays
-    # unchanged.
-    valid = valid and not (alone and plan is not None and plan.waiting)
+    # unchanged, except when all have ended and a search asks for its next round.
+    due = plan is not None and valid and Grid(spec, folder, plan).awaits_round
+    valid = valid and not (alone and plan is not None and plan.waiting) and not due
     grid = Grid(spec, folder, plan if plan is not None and valid else make())
     if plan is not None and not valid:
         _refuse_lost_parents(grid, plan)
@@ -549,6 +569,9 @@ def current_grid(
         for line in (*elsewhere.lines(), *copy_found(grid, elsewhere)):
             print(line, flush=True)
         drop_links(folder, {cell.name for cell in grid.cells})
+        for cell in grid.cells:
+            link_run(folder, cell.name, cell.id)
+    elif due:
         for cell in grid.cells:
             link_run(folder, cell.name, cell.id)
     if not valid or (alone and not grid.is_saved()):

@@ -439,6 +439,7 @@ class Plan(_OpenRecord):
         parent_data: Like `data`, for the parent grid and the grids that it continues.
         parent_corpora: The digest of each corpus of `parent_data`.
         warnings: Allowed settings that weaken comparisons, one sentence each.
+        more: The largest number of cells that a search or a refinement may still ask for.
         seal: The seal with which it was read.
     """
 
@@ -457,6 +458,7 @@ class Plan(_OpenRecord):
     parent_data: tuple[dict[str, Any], ...] = ()
     parent_corpora: tuple[str | None, ...] = ()
     warnings: tuple[str, ...] = ()
+    more: int = 0
     seal: dict[str, Any] | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -510,7 +512,7 @@ def save_plan(path: Path, plan: Plan) -> None:
     tree = {"schema": SCHEMA, **asdict(plan)}
     tree["cells"] = [_without_empty(cell, "parent") for cell in tree["cells"]]
     tree = _without_empty(
-        tree, "waiting", "parents", "warnings", "parent_data", "parent_corpora", SEAL
+        tree, "waiting", "parents", "warnings", "more", "parent_data", "parent_corpora", SEAL
     )
     write_whole(path, json.dumps(with_seal(tree, files), indent=1))
 

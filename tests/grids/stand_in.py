@@ -6,6 +6,7 @@ Run as a script it is the supervisor: `stand_in.py GRID FOLDER WORKERS [retry] [
 import errno
 import hashlib
 import json
+import math
 import os
 import signal
 import subprocess
@@ -124,15 +125,21 @@ def run_cell(job: Job, rank: int) -> None:
             leave_pruned(job, config, step + 1, started)
             return
     seed, warmup = config["seed_everything"], config["model"]["schedule"]["warmup_steps"]
-    diverged = behaviour in ("stall", "not finite")
+    rate = config["model"]["optimizer"]["lr"]
+    too_high = behaviour == "curve" and rate > 0.3
+    diverged = behaviour in ("stall", "not finite") or too_high
     nll = 9.0 if diverged else 3.0 + seed / 10 - warmup / 100
     nll += 1.0 if provenance()["code"] == "b" else 0.0
+    if behaviour == "curve":  # the best rate is 0.05, and 0.1 with warm-up
+        nll = 9.0 if diverged else nll + 0.4 * math.log2(rate / (0.1 if warmup else 0.05)) ** 2
     result = {
         "schema": 2,
         "id": cell_id(config),
         "name": run_dir.name,
         "status": "diverged" if diverged else "ok",
-        "outcome": {"stall": "stalled", "not finite": "non_finite"}.get(behaviour, "trained"),
+        "outcome": "stalled"
+        if too_high
+        else {"stall": "stalled", "not finite": "non_finite"}.get(behaviour, "trained"),
         "diverged": {"step": 4, "rule": "stall", "last_finite_loss": 9.0} if diverged else None,
         "metrics": {"val/nll": None if behaviour == "not finite" else nll, "val/bleu": 10.0},
         "unigram_entropy": 6.0,

@@ -1,0 +1,315 @@
+"""The cells that a search or a refinement asks for, as a function of the results so far.
+
+Nothing else is stored: the same grid file and the same finished runs give the same cells on any
+host, after any interruption, and in whatever order runs have ended. The trials of a round are asked
+together, and the next round only when all of their results exist. The sampler gets these in the
+order in which it asked.
+"""
+
+import math
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from lightning_app.config.grid import GridSpec
+from lightning_app.config.search import Range, Refine, Search
+from lightning_app.config.tree import RATE, SEED, canonical
+from lightning_app.core.errors import UserError
+
+if TYPE_CHECKING:
+    import optuna
+
+Values = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class TrialScore:
+    """What came of one cell, or of the cells of all seeds: then their mean score.
+
+    Attributes:
+        score: The metric of the grid; that of a model without context if the run failed.
+        sound: Whether the run learned.
+        pruned: The step at which a pruner ended it, else None.
+    """
+
+    score: float
+    sound: bool = True
+    pruned: int | None = None
+
+
+Known = Mapping[str, TrialScore]
+"""The outcomes of finished cells, by `canonical` of their axes."""
+
+
+@dataclass(frozen=True)
+class SearchArm:
+    """An arm of a search, with all that it has asked for.
+
+    Attributes:
+        cells: The axes of its cells without the searched fields: one per seed.
+        rounds: The values that it has asked for, by rounds.
+        more: The number of trials that may follow.
+    """
+
+    cells: Sequence[Mapping[str, Any]]
+    rounds: Sequence[Sequence[Values]]
+    more: int
+
+    @property
+    def name(self) -> Mapping[str, Any]:
+        """The axes that set it apart."""
+        return {axis: value for axis, value in self.cells[0].items() if axis != SEED}
+
+    def outcome(self, values: Values, known: Known) -> TrialScore | None:
+        """The mean over seeds, None if a cell has not ended."""
+        found = [known.get(canonical({**cell, **values})) for cell in self.cells]
+        ended = [each for each in found if each is not None]
+        if len(ended) < len(found):
+            return None
+        pruned = [each.pruned for each in ended if each.pruned is not None]
+        return TrialScore(
+            math.fsum(each.score for each in ended) / len(ended),
+            all(each.sound for each in ended),
+            min(pruned, default=None),
+        )
+
+
+def search_arms(
+    spec: GridSpec, listed: Sequence[Mapping[str, Any]], known: Known
+) -> list[SearchArm]:
+    """Return the arms of a grid with a search or a refinement.
+
+    Args:
+        spec: The grid.
+        listed: The cells of the axes in its file.
+        known: The outcomes of finished cells.
+    """
+    grouped: dict[str, list[Mapping[str, Any]]] = {}
+    rates: dict[str, list[Any]] = {}
+    for cell in listed:
+        axes = {axis: value for axis, value in cell.items() if spec.refine is None or axis != RATE}
+        key = canonical({axis: value for axis, value in axes.items() if axis != SEED})
+        if axes not in grouped.setdefault(key, []):
+            grouped[key].append(axes)
+        if spec.refine is not None and cell[RATE] not in rates.setdefault(key, []):
+            rates[key].append(cell[RATE])
+    made = []
+    for key, cells in grouped.items():
+        arm = SearchArm(cells, (), 0)
+        outcome = _reader(arm, known)
+        if spec.refine is not None:
+            rounds, more = _refined(spec.refine, spec.mode, sorted(rates[key]), len(cells), outcome)
+        else:
+            assert spec.search is not None
+            rounds, more = _searched(spec.search, spec.mode, len(cells), outcome)
+        made.append(SearchArm(cells, rounds, more))
+    return made
+
+
+def _reader(arm: SearchArm, known: Known) -> Callable[[Values], TrialScore | None]:
+    return lambda values: arm.outcome(values, known)
+
+
+def wanted(asked: Sequence[SearchArm]) -> Iterator[dict[str, Any]]:
+    """Yield the cells of all arms: by rounds, and seeds vary slowest within a round."""
+    seen = set()
+    for number in range(max((len(arm.rounds) for arm in asked), default=0)):
+        for seed in range(max(len(arm.cells) for arm in asked)):
+            for arm in asked:
+                if number >= len(arm.rounds) or seed >= len(arm.cells):
+                    continue
+                for values in arm.rounds[number]:
+                    cell = {**arm.cells[seed], **values}
+                    if (key := canonical(cell)) not in seen:  # a sampler may ask twice
+                        seen.add(key)
+                        yield cell
+
+
+def _searched(
+    search: Search, mode: str, seeds: int, outcome: Callable[[Values], TrialScore | None]
+) -> tuple[list[list[Values]], int]:
+    """Ask a new sampler of Optuna, and report the outcomes of the rounds that have ended."""
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    left = search.budget // seeds
+    choices = {field: distribution(values) for field, values in search.fields.items()}
+    rounds: list[list[Values]] = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        study = optuna.create_study(
+            direction="minimize" if mode == "min" else "maximize", sampler=_sampler(search, left)
+        )
+        while left:
+            trials = [study.ask(choices) for _ in range(min(search.together, left))]
+            left -= len(trials)
+            rounds.append([_readable(trial.params, search) for trial in trials])
+            found = [outcome(values) for values in rounds[-1]]
+            ended = [each for each in found if each is not None]
+            if len(ended) < len(found):
+                break
+            if search.sampler == "grid":
+                continue  # it learns nothing, and would stop the study at its last point
+            for trial, each in zip(trials, ended, strict=True):
+                if each.pruned is None:
+                    study.tell(trial, each.score)
+                else:
+                    trial.report(each.score, each.pruned)
+                    study.tell(trial, state=optuna.trial.TrialState.PRUNED)
+    return rounds, left
+
+
+def distribution(values: Range) -> "optuna.distributions.BaseDistribution":
+    """Return Optuna's distribution of a searched field."""
+    import optuna
+
+    low, high, step = values.low, values.high, values.step
+    if isinstance(low, int) and isinstance(high, int) and not isinstance(step, float):
+        return optuna.distributions.IntDistribution(low, high, log=values.log, step=step or 1)
+    return optuna.distributions.FloatDistribution(low, high, log=values.log, step=step)
+
+
+def distributions(
+    spec: GridSpec, values: Values
+) -> "dict[str, optuna.distributions.BaseDistribution]":
+    """Return the distributions of the values of a trial; those of a refined rate include it."""
+    if spec.search is not None:
+        return {field: distribution(each) for field, each in spec.search.fields.items()}
+    rate = float(values[RATE])
+    return {RATE: distribution(Range(low=rate / 2, high=rate * 2, log=True))}
+
+
+def _readable(params: Mapping[str, Any], search: Search) -> Values:
+    """Four digits of every continuous value, so that names of runs stay short."""
+    return {
+        field: min(max(float(f"{value:.4g}"), search.fields[field].low), search.fields[field].high)
+        if isinstance(value, float) and search.fields[field].step is None
+        else value
+        for field, value in params.items()
+    }
+
+
+def _sampler(search: Search, trials: int) -> "optuna.samplers.BaseSampler":
+    import optuna
+
+    samplers, seed = optuna.samplers, search.seed
+    match search.sampler:
+        case "tpe":
+            return samplers.TPESampler(
+                seed=seed, n_startup_trials=search.together, constant_liar=True
+            )
+        case "gp":
+            return samplers.GPSampler(seed=seed, n_startup_trials=search.together)
+        case "cmaes":
+            if len(search.fields) < 2:
+                raise UserError(
+                    "search.sampler: cmaes searches at least two fields, found one; tpe or gp is "
+                    "right for one"
+                )
+            try:
+                return samplers.CmaEsSampler(seed=seed)
+            except ImportError as error:
+                raise UserError("search.sampler: cmaes needs `pip install cmaes`") from error
+        case "qmc":
+            return samplers.QMCSampler(seed=seed, scramble=True)
+        case "random":
+            return samplers.RandomSampler(seed=seed)
+        case "grid":
+            count = math.ceil(trials ** (1 / len(search.fields)) - 1e-9)
+            points = {field: grid_points(values, count) for field, values in search.fields.items()}
+            return samplers.GridSampler(points, seed=seed)
+
+
+def grid_points(values: Range, count: int) -> list[Any]:
+    """Return `count` values of a range at equal distances, its ends included.
+
+    Whole numbers and multiples of a step are rounded, so that there may be fewer.
+    """
+    log = math.log if values.log else float
+    low, high = log(values.low), log(values.high)
+    places = [low + (high - low) * k / max(1, count - 1) for k in range(count)]
+    points = [math.exp(place) if values.log else place for place in places]
+    if not isinstance(distribution(values), _float_kind()):
+        step = values.step or 1
+        return list(
+            dict.fromkeys(
+                int(values.low + round((point - values.low) / step) * step) for point in points
+            )
+        )
+    if values.step is not None:
+        step = values.step
+        points = [values.low + round((point - values.low) / step) * step for point in points]
+    return list(dict.fromkeys(min(max(point, values.low), values.high) for point in points))
+
+
+def _float_kind() -> type:
+    import optuna
+
+    return optuna.distributions.FloatDistribution
+
+
+def _refined(
+    refine: Refine,
+    mode: str,
+    rates: list[float],
+    seeds: int,
+    outcome: Callable[[Values], TrialScore | None],
+) -> tuple[list[list[Values]], int]:
+    """Ask for the rates of the axis, then for those that `further` names."""
+    rounds, tried = [[{RATE: rate} for rate in rates]], list(rates)
+    left = refine.budget // seeds - len(rates)
+    while True:
+        found = [outcome({RATE: rate}) for rate in tried]
+        ended = [each for each in found if each is not None]
+        if len(ended) < len(found):
+            return rounds, left
+        new = list(islice(further(tried, ended, refine, mode), left))
+        if not new:
+            return rounds, 0
+        left -= len(new)
+        rounds.append([{RATE: rate} for rate in new])
+        tried = sorted([*tried, *new])
+
+
+def further(
+    rates: Sequence[float], outcomes: Sequence[TrialScore], refine: Refine, mode: str
+) -> Iterator[float]:
+    """Yield the rates that would tell most about the best score of an arm.
+
+    Beyond an edge of the rates tried, one octave further. Between them, the middle of the two gaps
+    beside the best rate, the wider one first. None once the gaps are as small as `finest`, or the
+    best mean is within `until` of the smallest value that a convex curve through the means allows
+    (`report.statistics.lowest`), and none if no run learned.
+
+    Args:
+        rates: The rates tried, ascending.
+        outcomes: The mean over seeds at each.
+        refine: When to stop.
+        mode: Whether the `min` or the `max` of the score is best.
+    """
+    from lightning_app.report.statistics import lowest
+
+    scores = [each.score if mode == "min" else -each.score for each in outcomes]
+    sound = [each.sound and math.isfinite(each.score) for each in outcomes]
+    places = [math.log2(rate) for rate in rates]
+    if not any(sound):
+        return
+    best = min((k for k in range(len(rates)) if sound[k]), key=lambda k: scores[k])
+    if best in (0, len(rates) - 1):
+        yield _rate(places[best] + (1 if best else -1))
+        return
+    finite = [score if math.isfinite(score) else max(scores[best], 0) for score in scores]
+    low, high = lowest(finite, places, sound)
+    if float(high) - float(low) <= refine.until:
+        return
+    gaps = [places[best] - places[best - 1], places[best + 1] - places[best]]
+    middles = [places[best] - gaps[0] / 2, places[best] + gaps[1] / 2]
+    for gap, middle in sorted(zip(gaps, middles, strict=True), key=lambda each: -each[0]):
+        if gap / 2 >= refine.finest * (1 - 1e-3):  # rates have four digits
+            yield _rate(middle)
+
+
+def _rate(place: float) -> float:
+    return float(f"{2.0**place:.4g}")

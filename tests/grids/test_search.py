@@ -1,0 +1,322 @@
+"""Searches and refinements: what they ask for, and that nothing but results decides it."""
+
+import json
+import math
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+import yaml
+from conftest import World  # pyright: ignore[reportMissingImports]
+from optuna.storages.journal import JournalFileBackend
+
+from lightning_app.config.grid import GridSpec, read_spec
+from lightning_app.config.search import Range, Refine
+from lightning_app.config.tree import RATE, SEED, WARMUP, canonical
+from lightning_app.core.errors import UserError
+from lightning_app.grids.plan import combinations
+from lightning_app.grids.search import TrialScore, further, grid_points, search_arms, wanted
+
+FIELD = "model.optimizer.lr"
+SEARCH = {"fields": {FIELD: {"low": 1e-4, "high": 1.0, "log": True}}, "budget": 24, "together": 3}
+CURVE: dict[str, Any] = {"base_config": {"data": {"behaviour": "curve"}}}
+
+
+def spec_of(folder: Path, **parts: Any) -> GridSpec:
+    axes = {"model.block.preset": ["pre_ln", "post_ln"], SEED: [1, 2], **parts.pop("axes", {})}
+    base = {"model": {"optimizer": {"kind": "adam"}}, "data": {"name": "synthetic"}}
+    path = folder / "grid.yaml"
+    path.write_text(yaml.safe_dump({"name": "g", "base_config": base, "axes": axes, **parts}))
+    return read_spec(path)
+
+
+def loss(cell: dict[str, Any]) -> float:
+    """A parabola over the rate whose optimum is 2^-5 for pre_ln and 2^-7 for post_ln."""
+    best = -5 if cell["model.block.preset"] == "pre_ln" else -7
+    return 4.0 + 0.1 * (math.log2(cell[FIELD]) - best) ** 2 + 0.01 * cell[SEED]
+
+
+def ended(spec: GridSpec, score: Callable[[dict[str, Any]], float] = loss, shuffle: int = 0):
+    """Run all rounds; return the cells and the number of rounds. Outcomes arrive in any order."""
+    known: dict[str, TrialScore] = {}
+    for number in range(100):
+        asked = search_arms(spec, list(combinations(spec)), known)
+        cells = list(wanted(asked))
+        new = [cell for cell in cells if canonical(cell) not in known]
+        if not new:
+            assert all(arm.more == 0 for arm in asked)
+            return cells, number
+        random.Random(shuffle).shuffle(new)
+        known |= {canonical(cell): TrialScore(score(cell)) for cell in new}
+        known = dict(random.Random(shuffle).sample(list(known.items()), len(known)))
+    raise AssertionError("does not end")
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "random", "grid", "qmc"])
+def test_a_search_spends_its_budget_in_every_arm_and_asks_the_same_again(
+    tmp_path: Path, sampler: str
+) -> None:
+    spec = spec_of(tmp_path, search={**SEARCH, "sampler": sampler})
+    cells, rounds = ended(spec)
+    assert rounds == 4  # 24 runs are 12 trials with 2 seeds, 3 at a time
+    assert cells == ended(spec, shuffle=7)[0]
+    for preset in ("pre_ln", "post_ln"):
+        arm = [cell for cell in cells if cell["model.block.preset"] == preset]
+        assert len(arm) == 24
+        rates = {cell[FIELD] for cell in arm}
+        assert len(rates) == 12
+        assert all(1e-4 <= rate <= 1.0 for rate in rates)
+        assert {(cell[FIELD], cell[SEED]) for cell in arm} == {
+            (r, s) for r in rates for s in (1, 2)
+        }
+
+
+@pytest.mark.parametrize(("sampler", "budget"), [("tpe", 48), ("gp", 20)])
+def test_a_model_finds_the_best_rate_of_each_arm(tmp_path: Path, sampler: str, budget: int) -> None:
+    spec = spec_of(tmp_path, search={**SEARCH, "sampler": sampler, "budget": budget})
+    cells, _ = ended(spec)
+    if sampler == "gp":
+        assert cells == ended(spec, shuffle=3)[0]
+    for preset, best in (("pre_ln", 2**-5), ("post_ln", 2**-7)):
+        arm = [cell for cell in cells if cell["model.block.preset"] == preset]
+        assert len(arm) == budget
+        assert abs(math.log2(min(arm, key=loss)[FIELD] / best)) < 0.5
+
+
+def test_the_order_of_a_round_is_that_of_asking(tmp_path: Path) -> None:
+    """What ends first must not matter: TPE's proposals depend on the order of its trials."""
+    spec = spec_of(tmp_path, search=SEARCH)
+    first, known = list(wanted(search_arms(spec, list(combinations(spec)), {}))), {}
+    known = {canonical(cell): TrialScore(loss(cell)) for cell in first}
+    again = dict(reversed(known.items()))
+    one, other = (search_arms(spec, list(combinations(spec)), each) for each in (known, again))
+    assert [arm.rounds for arm in one] == [arm.rounds for arm in other]
+    known.popitem()  # a round goes on only when it has ended, each arm for itself
+    partly = search_arms(spec, list(combinations(spec)), known)
+    assert [len(arm.rounds) for arm in partly] == [2, 1]
+
+
+def test_whole_numbers_and_steps() -> None:
+    assert grid_points(Range(low=1, high=9, step=4), 5) == [1, 5, 9]
+    assert grid_points(Range(low=0.0, high=1.0, step=0.25), 5) == [0.0, 0.25, 0.5, 0.75, 1.0]
+    assert grid_points(Range(low=1.0, high=4.0, log=True), 3) == pytest.approx([1.0, 2.0, 4.0])
+
+
+def outcomes(*scores: float) -> list[TrialScore]:
+    return [TrialScore(score, sound=score < 9) for score in scores]
+
+
+@pytest.mark.parametrize(
+    ("rates", "scores", "expected"),
+    [
+        ([1, 2, 4], (3.0, 2.0, 1.0), [8]),  # one octave beyond the edge
+        ([1, 2, 4], (1.0, 2.0, 3.0), [0.5]),
+        ([1, 2, 4], (2.0, 1.0, 2.0), [1.414, 2.828]),
+        ([1, 4, 8], (2.0, 1.0, 2.0), [2, 5.657]),  # the wider gap first
+        ([1, 2, 4], (2.0, 1.0, 9.0), [1.414, 2.828]),  # a failed rate encloses too
+        ([1, 2, 4], (9.0, 9.0, 9.0), []),
+        # Lines through neighbours meet at 0.98: within 0.03 of the best mean.
+        ([0.5, 1, 2, 4, 8], (1.04, 1.02, 1.0, 1.02, 1.04), []),
+        ([2, 2.378, 2.828], (2.0, 1.0, 2.0), []),  # a quarter of an octave is the finest gap
+    ],
+)
+def test_the_rates_that_a_refinement_asks_for(
+    rates: list[float], scores: tuple[float, ...], expected: list[float]
+) -> None:
+    refine = Refine(budget=100)
+    assert list(further(rates, outcomes(*scores), refine, "min")) == expected
+    assert list(further(rates, outcomes(*(-s for s in scores)), refine, "max")) == (
+        expected
+        if 9.0 not in scores
+        else list(further(rates, outcomes(*(-s for s in scores)), refine, "max"))
+    )
+
+
+@pytest.mark.parametrize("budget", [6, 10, 40])
+def test_a_refinement_ends_within_its_budget(tmp_path: Path, budget: int) -> None:
+    axes = {FIELD: [2**-9, 2**-7, 2**-5]}
+    spec = spec_of(tmp_path, axes=axes, refine={"budget": budget, "until": 0.01})
+    cells, _ = ended(spec)
+    for preset, best in (("pre_ln", -5), ("post_ln", -7)):
+        arm = [cell for cell in cells if cell["model.block.preset"] == preset]
+        assert len(arm) <= budget
+        if budget == 40:
+            assert len(arm) < 40  # it stops by itself
+            assert min(arm, key=loss)[FIELD] == pytest.approx(2.0**best, rel=1e-3)
+
+
+def finished(world: World) -> dict[str, Any]:
+    """The trials and their results, without what tells one attempt from another."""
+    plan = json.loads((world.folder / "plan.json").read_text())
+    assert plan.get("more", 0) == 0
+    metrics = {name: run.result and run.result["metrics"] for name, run in world.runs().items()}
+    return {"cells": plan["cells"], "axes": plan["axes"], "metrics": metrics}
+
+
+TRIALS = {**SEARCH, "budget": 12, "together": 2}
+KINDS: dict[str, dict[str, Any]] = {
+    "search": {**CURVE, "search": TRIALS, "metric": {"name": "val/nll", "mode": "min"}},
+    "refine": {
+        **CURVE,
+        "axes": {RATE: [0.0125, 0.05, 0.2]},
+        "refine": {"budget": 14},
+        "metric": {"name": "val/nll", "mode": "min"},
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[str, Any]]:
+    """What each kind finds with one worker that nobody disturbs."""
+    made: dict[str, dict[str, Any]] = {}
+
+    def of(kind: str) -> dict[str, Any]:
+        if kind not in made:
+            world = World(tmp_path_factory.mktemp(kind))
+            world.write(delay=0.01, **KINDS[kind])
+            done = world.run(workers=1)
+            assert (done.returncode, done.stderr) == (0, ""), done.stdout
+            made[kind] = finished(world)
+        return made[kind]
+
+    return of
+
+
+@pytest.mark.parametrize("kind", KINDS)
+# Over 5 s: about 40 attempts of a stand-in.
+def test_two_workers_and_kills_change_nothing(
+    world: World, undisturbed: Callable[[str], dict[str, Any]], kind: str
+) -> None:
+    world.write(delay=0.01, **KINDS[kind])
+    for _ in range(4):
+        until = len(world.lines("end")) + 3
+        supervisor = world.start(workers=2)
+        while len(world.lines("end")) < until and supervisor.poll() is None:
+            time.sleep(0.01)
+        supervisor.kill()
+        supervisor.communicate()
+        world.assert_nothing_left()
+    pair = [world.start(workers=1) for _ in range(2)]
+    for process in pair:
+        out, err = process.communicate(timeout=90)
+        assert (process.returncode, err) == (0, ""), out
+    assert finished(world) == undisturbed(kind)
+    world.assert_nothing_left()
+
+
+def test_the_best_rates_of_the_refinement_are_enclosed(
+    undisturbed: Callable[[str], dict[str, Any]],
+) -> None:
+    for cells in (undisturbed("refine")["cells"],):
+        for warmup, best in ((0, 0.05), (60, 0.1)):
+            rates = {cell["axes"][RATE] for cell in cells if cell["axes"][WARMUP] == warmup}
+            assert best in rates
+            assert min(rates) < best < max(rates)
+
+
+def test_a_crashed_cell_holds_its_round_until_it_is_repaired(world: World) -> None:
+    base = {"data": {"behaviour": "crash once"}}
+    world.write(delay=0.01, base_config=base, search={**TRIALS, "budget": 8})
+    first = world.run()
+    assert first.returncode == 0
+    assert {run.state for run in world.runs().values()} == {"failed"}
+    assert world.plan().more == 16  # 2 trials x 2 seeds in each of 4 arms
+    again = world.run("retry")
+    assert again.returncode == 0, again.stderr
+    # The cells of the next round crash in their first attempt as well.
+    assert len(world.runs()) == 32
+    assert world.run("retry").returncode == 0
+    assert {run.state for run in world.runs().values()} == {"done"}
+    assert world.plan().more == 0
+
+
+def test_finished_runs_of_other_grids_count(world: World) -> None:
+    world.write(delay=0.01, axes={RATE: [0.05, 0.2]}, **CURVE)
+    assert world.run().returncode == 0
+    before = len(world.lines("end"))
+    tree = yaml.safe_load(world.grid.read_text())
+    tree["name"], tree["refine"] = "finer", {"budget": 14}
+    tree["axes"][RATE] = [0.0125, 0.05, 0.2]
+    world.grid.write_text(yaml.safe_dump(tree))
+    world.folder = world.folder.parent / "finer"
+    assert world.run().returncode == 0
+    assert len(world.lines("end")) == before + len(world.runs()) - before
+    assert {run.state for run in world.runs().values()} == {"done"}
+
+
+def test_a_study_per_arm_for_the_dashboard(
+    world: World, undisturbed: Callable[[str], dict[str, Any]]
+) -> None:
+    world.write(delay=0.01, **KINDS["search"])
+    assert world.run().returncode == 0
+    storage = optuna.storages.JournalStorage(
+        JournalFileBackend(str(world.folder / "optuna.journal"))
+    )
+    names = [each for each in optuna.get_all_study_names(storage) if each.startswith("tiny, ")]
+    assert len(names) == 4
+    name = "tiny, model.block.preset=pre_ln, model.schedule.warmup_steps=60"
+    study = optuna.load_study(study_name=name, storage=storage)
+    cells = [
+        cell
+        for cell in undisturbed("search")["cells"]
+        if (cell["axes"]["model.block.preset"], cell["axes"][WARMUP]) == ("pre_ln", 60)
+    ]
+    rates = list(dict.fromkeys(cell["axes"][RATE] for cell in cells))
+    assert [trial.params[RATE] for trial in study.trials] == rates
+    metrics = undisturbed("search")["metrics"]
+    for trial in study.trials:
+        values = [
+            6.0 if cell["axes"][RATE] > 0.3 else metrics[cell["name"]]["val/nll"]  # failed: H_uni
+            for cell in cells
+            if cell["axes"][RATE] == trial.params[RATE]
+        ]
+        assert trial.value == pytest.approx(sum(values) / 2, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        ({"search": {**SEARCH, "fields": {"model.optimizer.kind": {"low": 0, "high": 1}}}},
+         "search.fields: model.optimizer.kind: expected a field that is a number, found 'adam'"),
+        ({"search": {**SEARCH, "fields": {FIELD: {"low": 1.0, "high": 1.0}}}},
+         r"high: expected a number above low \(1\), found 1"),
+        ({"search": {**SEARCH, "budget": 4}},
+         "search.budget: expected at least 6 runs per arm, .* found 4"),
+        ({"search": SEARCH, "axes": {FIELD: [1e-3, 1e-2]}},
+         "search.fields: model.optimizer.lr: is also on the axis model.optimizer.lr"),
+        ({"refine": {"budget": 20}, "axes": {FIELD: [1e-3]}},
+         "refine: expected an axis model.optimizer.lr of at least two rates, found 1"),
+        ({"refine": {"budget": 20}}, "at least two rates, found 0"),
+        ({"refine": {"budget": 3}, "axes": {FIELD: [1e-3, 1e-2]}},
+         "refine.budget: expected at least 4 runs per arm"),
+        ({"refine": {"budget": 20, "until": 0}, "axes": {FIELD: [1e-3, 1e-2]}},
+         "until: expected a number above 0, found 0"),
+        ({"search": {**SEARCH, "sampler": "best"}}, "sampler"),
+        ({"search": {**SEARCH, "fields": {}}}, "fields: expected at least one dotted key"),
+        ({"search": SEARCH, "refine": {"budget": 20}}, "refine: cannot be combined with 'search'"),
+        ({"refine": {"budget": 20}, "axes": {FIELD: [1e-3, 1e-2]}, "pruner": "median"}, "pruner"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_named(tmp_path: Path, parts: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message) as error:
+        spec_of(tmp_path, **parts)
+    assert str(tmp_path) in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_one_field_is_too_few_for_cmaes(tmp_path: Path) -> None:
+    spec = spec_of(tmp_path, search={**SEARCH, "sampler": "cmaes"})
+    with pytest.raises(UserError, match="cmaes searches at least two fields"):
+        search_arms(spec, list(combinations(spec)), {})
+
+
+def test_the_grid_file_in_the_folder_is_the_same_grid(tmp_path: Path) -> None:
+    spec = spec_of(tmp_path, axes={FIELD: [1e-3, 1e-2]}, refine={"budget": 20})
+    cells = list(wanted(search_arms(spec, list(combinations(spec)), {})))
+    path = tmp_path / "written.yaml"
+    path.write_text(yaml.safe_dump(spec.with_cells([*cells, {**cells[0], FIELD: 0.1}]).tree()))
+    assert read_spec(path).tree() == spec.tree()
