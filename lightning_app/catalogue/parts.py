@@ -23,7 +23,7 @@ from lightning_app.blocks.norm import Norm
 from lightning_app.blocks.residual import SUM, Gain, ResidualSpec, Rule
 from lightning_app.blocks.stack import StackSpec
 
-Side = Literal["encoder", "decoder", "decoder alone"]
+Side = Literal["encoder", "decoder", "decoder only"]
 """A stack in a model; a decoder-only model has no cross-attention."""
 
 
@@ -300,7 +300,7 @@ def attention_parts(specs: Sequence[AttentionSpec], layers: range) -> tuple[Insi
         zeros = first.query_init == "zeros"
         add("W_Q = 0 at first" if zeros else f"query_init {first.query_init}")
     if any(spec.query_key_noise for spec in specs):
-        add(f"q, k + {value(lambda spec: spec.query_key_noise)} noise", "in training alone")
+        add(f"q, k + {value(lambda spec: spec.query_key_noise)} noise", "only in training")
     # One line for all three, unless a part of V must be drawn between them.
     together = first.qk_norm == first.value_norm and first.value == "full"
     if first.qk_norm != "none":

@@ -89,7 +89,7 @@ def _stacks_of(config: Path, overrides: Sequence[str]) -> tuple[str, Mapping[Any
     from lightning_app.config.config import model_config, read_config
 
     model = model_config(read_config(config, overrides)["model"])
-    decoder = "decoder alone" if model.architecture.kind == "decoder" else "decoder"
+    decoder = "decoder only" if model.architecture.kind == "decoder" else "decoder"
     stacks = model.architecture.stacks(model.block)
     sides = {"encoder": "encoder", "decoder": decoder}
     return model.block.preset, {sides[name]: spec for name, spec in stacks.items()}

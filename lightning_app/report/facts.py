@@ -1,4 +1,4 @@
-"""What was run, in sentences, and how numbers are written."""
+"""What was run, in sentences, and the format of numbers."""
 
 import json
 import math
@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
+from lightning_app.config.identity import leaves
 from lightning_app.config.tree import PRESET, label
 from lightning_app.report.results import (
     OTHER_DATA,
@@ -13,9 +14,10 @@ from lightning_app.report.results import (
     GridResults,
     different,
     outcomes,
+    read_mapping,
     shared,
 )
-from lightning_app.runs.folder import STORE, GridFolder
+from lightning_app.runs.folder import BLOCK, STORE, GridFolder
 from lightning_app.runs.mixtures import UNKNOWN, counted, groups
 from lightning_app.runs.store import superseded
 from lightning_app.scores.task_facts import STACKS, glue_task_of, task_facts
@@ -49,7 +51,7 @@ def interval(low: float, high: float) -> str:
 
 
 def rate(value: float) -> str:
-    """A learning rate as short as it can be, other rates otherwise; a dash for NaN."""
+    """A learning rate as short as possible, different for different rates; a dash for NaN."""
     return DASH if math.isnan(value) else label(value)
 
 
@@ -81,19 +83,19 @@ def state_counts(grid: GridResults) -> str:
         f"{states.count('failed')} crashed" if "failed" in states else "",
         f"{states.count('unfinished')} unfinished" if "unfinished" in states else "",
         f"{states.count('waiting')} not started" if "waiting" in states else "",
-        f"{states.count(OTHER_DATA)} left out, of other data" if OTHER_DATA in states else "",
+        f"{states.count(OTHER_DATA)} left out, with other data" if OTHER_DATA in states else "",
         f"{states.count('damaged')} with a damaged result" if "damaged" in states else "",
         f"{waiting} waiting for the runs that they start from" if waiting else "",
     ]
     counted = ", ".join(part for part in parts if part)
     finished = sum(cell.finished for cell in cells)
     common = shared(grid)
-    once = f" {common} of them in more than one grid, counted once." if common else ""
+    once = f" {common} of them are in more than one grid and counted once." if common else ""
     return f"{finished} of {len(states) + waiting} planned cells finished: {counted}.{once}"
 
 
 def facts(grid: GridResults) -> dict[str, str]:
-    """The settings that are needed to repeat the runs, by name; of several grids, those of each."""
+    """The settings needed to repeat the runs, by name; of several grids, those of each."""
     if grid.parts:
         return _facts_of_each(grid)
     found = {
@@ -103,7 +105,7 @@ def facts(grid: GridResults) -> dict[str, str]:
         "Learning rate": ", ".join(label(lr) for lr in grid.rates) or DASH,
         "Seeds": f"{len(grid.seeds)} ({', '.join(map(str, grid.seeds))})" if grid.seeds else DASH,
         "Other axes": _other_axes(grid),
-        "Budget of a run": _budget(grid),
+        "Budget per run": _budget(grid),
         "Data": _data(grid),
         "Task": _task(grid),
         "Model": _model(grid),
@@ -139,7 +141,7 @@ def direction(mode: str) -> str:
 
 
 def _metric(grid: GridResults) -> str:
-    return f"{grid.metric}, {direction(grid.mode)}; what the study of the queue optimises"
+    return f"{grid.metric}, {direction(grid.mode)}; the objective of the queue's study"
 
 
 def _warmups(grid: GridResults) -> str:
@@ -310,7 +312,7 @@ def _code(grid: GridResults) -> str:
 
 
 def earlier_runs(grid: GridResults) -> str:
-    """The number of earlier runs that were repeated and are not counted."""
+    """The number of earlier runs that were repeated and no longer count."""
     ids = {cell.id for cell in grid.cells}
     parts = grid.parts or (grid,)
     stores = {GridFolder(part.folder).experiments for part in parts}
@@ -334,17 +336,17 @@ def budget_of(grid: GridResults) -> str:
 def in_short(grid: GridResults) -> str:
     """Data and budget, short, for a caption."""
     steps, tokens = range_of(grid, "steps"), range_of(grid, "tokens")
-    return f"Data: {trained_on(grid)}. {steps} steps, {tokens} tokens a run."
+    return f"Data: {trained_on(grid)}. {steps} steps, {tokens} tokens per run."
 
 
 def setting_of(grid: GridResults) -> str:
-    """Data, model, budget and devices of all runs, said once for all tables and figures."""
+    """Data, model, budget and devices of all runs, stated once for all tables and figures."""
     devices = ", ".join(_distinct(grid, "device")).replace(" 1 threads", " 1 thread")
     return f"{in_short(grid)} {_size(grid)}Device: {devices}." if grid.finished else ""
 
 
 def _size(grid: GridResults) -> str:
-    """Layers and width, where all runs have the same; else nothing."""
+    """Layers and width if they are the same in all runs, else nothing."""
     stacks = STACKS.get(str(grid.setting("model.architecture.kind")), ())
     depths = [grid.setting(f"model.architecture.{name}_depth") for name in stacks]
     width = grid.setting("model.architecture.model_dim")
@@ -354,11 +356,30 @@ def _size(grid: GridResults) -> str:
 
 
 def preset_words(grid: GridResults) -> list[str]:
-    """What each preset of the grid is, in a few words: those that the package knows."""
+    """What each preset of the grid is, in a few words.
+
+    A preset of a plug-in has the fields of its first layer, and a class of the user its name.
+    """
     file = files("lightning_app.catalogue").joinpath("presets.json")
-    known = json.loads(file.read_text(encoding="utf-8"))
+    words: dict[str, str] = json.loads(file.read_text(encoding="utf-8"))
+    for cell in grid.finished:
+        name, block = cell.setting(PRESET), cell.run.sound(BLOCK)
+        if isinstance(name, str) and name not in words and block is not None:
+            layer = next(iter(read_mapping(block).values()))["blocks"][0]["around_self"]
+            parts = [(key, label(value)) for key, value in leaves(layer)]
+            shown = [f"{key} {value}" for key, value in parts if value not in _PLAIN]
+            source = ", ".join((cell.record.get("provenance") or {}).get("plugins_used") or ())
+            words[name] = (
+                f"preset of the plug-in {source or UNKNOWN}; around self-attention in the first "
+                f"layer: {', '.join(shown) or 'a plain sum'}"
+            )
     used = dict.fromkeys(map(str, grid.tried(PRESET)))
-    return [f"{name}: {known[name]}" for name in used if name in known]
+    classes = dict.fromkeys(filter(None, grid.tried("model.class_path")))
+    texts = [f"{name}: {words[name]}" for name in used if name in words]
+    return [*texts, *(f"{name}: a class of yours that trains the model" for name in classes)]
+
+
+_PLAIN = ("none", "sum", "false", "1")  # values that change nothing in the residual formula
 
 
 def trained_on(grid: GridResults) -> str:

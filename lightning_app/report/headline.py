@@ -1,7 +1,7 @@
 """The headline of a report: what its scores say, in words.
 
-Each variant has two readings. `own_reading` is about the variant alone: does warm-up help it, cost
-it something, or is neither shown; and do its runs stall. `relation` compares it with the baseline.
+Each variant has two readings. `own_reading` is only about the variant: does warm-up help it, cost
+it something, or is neither shown, and do its runs stall? `relation` compares it with the baseline.
 A label needs a p value under 5 % after Holm's correction over the whole grid.
 """
 
@@ -179,7 +179,7 @@ def findings(grid: GridResults, scores: Sequence[Score]) -> list[str]:
 def _compared(grid: GridResults) -> list[str]:
     """What the comparisons of the grid's metric say, a sentence for each axis and slice.
 
-    What else differs is beside a label: what the runs have read, and how long they trained.
+    Beside a label is what else differs: the tokens read and the length of training.
     """
     read: dict[tuple[str, str, str, str], dict[str, list[MetricDifference]]] = {}
     for row in comparisons(grid):
@@ -204,7 +204,7 @@ def _compared(grid: GridResults) -> list[str]:
 def _by_score(grid: GridResults) -> list[str]:
     """Who needs warm-up by the scores of tasks: failed runs, then the scores themselves.
 
-    Nothing where no warm-up is compared with none. The loss has no sentence here but the last: it
+    Empty where no warm-up is compared with none. Only the last sentence mentions the loss: it
     is not what a reader of these tasks asks for.
     """
     tests = failure_tests(grid)
@@ -297,7 +297,7 @@ def _scores_moved(grid: GridResults) -> list[str]:
 def _stalling(grid: GridResults, group: str, own: Mapping[str, Mapping[str, Score]]) -> list[str]:
     """The variants whose runs stall more often without warm-up, or with it, in sentences.
 
-    First those whose difference chance does not explain, by the evidence.
+    Differences that chance does not explain come first, the strongest evidence on top.
     """
     found: dict[tuple[bool, bool, tuple[str, str]], list[tuple[Score, str]]] = {}
     for arm in arms(grid):
@@ -353,7 +353,7 @@ def _helped(
     parts = _said("own", _OWN, read)
     sentences = []
     if parts:
-        sentences.append(say("findings.alone", at=at, text="; ".join(parts), of=parts))
+        sentences.append(say("findings.own_only", at=at, text="; ".join(parts), of=parts))
     versus: dict[str, list[str]] = {}
     if grid.baseline is not None and not several:
         for variant, of in own.items():

@@ -22,14 +22,14 @@ from lightning_app.report.tasks import failed_runs
 from lightning_app.runs.mixtures import left_out, statements, unsealed
 from lightning_app.scores.task_facts import LOSS, glue_task_of
 
-SHORT = 3  # of the other limits are in view on the page, one line each
+SHORT = 3  # other limits that the page shows unfolded, one line each
 
 
 def limits(grid: GridResults) -> list[str]:
     """The limits of a grid, one message each, the `urgent` ones first."""
     if grid.parts:
         return _limits_of_all(grid)
-    items = [*urgent(grid), *_of_scores(grid), *_of_overlap(grid)]
+    items = [*urgent(grid), *_of_scores(grid), *_of_overlap(grid), *_without_spread(grid)]
     items.append(say("limits.budget", budget=budget_of(grid)))
     items += filter(None, [unsealed(records_of(grid))])
     rates = sorted({cell.lr for cell in grid.finished if cell.lr is not None})
@@ -39,10 +39,10 @@ def limits(grid: GridResults) -> list[str]:
         items.append(say("limits.rates", rates=_rates(grid)))
     seeds = len({cell.seed for cell in grid.finished})
     corpora = len({cell.data.get("digest") for cell in grid.finished} - {None})
-    over = "intervals are over seeds only, not over" if seeds > 1 else "nothing is said about other"
-    said = f"{corpora} corpora" if corpora > 1 else "One corpus"
+    over = "intervals cover only seeds, not" if seeds > 1 else "nothing is known about other"
+    corpora_words = f"{corpora} corpora" if corpora > 1 else "One corpus"
     parameters = range_of(grid, "parameters")
-    items.append(say("limits.scope", corpora=said, parameters=parameters, over=over))
+    items.append(say("limits.scope", corpora=corpora_words, parameters=parameters, over=over))
     if seeds < 2:
         items.append(say("limits.one_seed"))
     else:
@@ -74,8 +74,26 @@ def _of_scores(grid: GridResults) -> list[str]:
     ]
 
 
+def _without_spread(grid: GridResults) -> list[str]:
+    """Metrics on which all runs of several variants or warm-ups end with the same value."""
+    runs: dict[tuple[str, str | None], list[CellResult]] = {}
+    for cell in grid.finished:
+        runs.setdefault((grid.measure(cell).metric, cell.corpus), []).append(cell)
+    return [
+        say(
+            "limits.no_spread",
+            metric=metric,
+            corpus=corpus or "all data",
+            value=label(values.pop()),
+        )
+        for (metric, corpus), cells in runs.items()
+        if len(values := {cell.metrics.get(metric) for cell in cells} - {None}) == 1
+        and len({(cell.group, cell.variant, cell.warmup, cell.lr) for cell in cells}) > 1
+    ]
+
+
 def _of_overlap(grid: GridResults) -> list[str]:
-    """What of the evaluated text the runs were trained on, as the protocol of each corpus says."""
+    """Which evaluated text is also training text, according to the protocol of each corpus."""
     found = {
         (str(cell.data.get("name")), match[1])
         for cell in grid.finished
@@ -85,14 +103,14 @@ def _of_overlap(grid: GridResults) -> list[str]:
 
 
 def _is_of_other_rows(protocol: str) -> bool:
-    """Whether an evaluation was of other rows than the published ones, or of a part of them."""
+    """Whether an evaluation used other rows than the published ones, or only a part of them."""
     part = re.search(r"([\d,]+) of ([\d,]+) rows of valid are evaluated", protocol)
     others = ("not the published counts", "NOT the published splits")
     return any(words in protocol for words in others) or (part is not None and part[1] != part[2])
 
 
 def _rates(grid: GridResults) -> str:
-    """The smallest and the largest rate; of each group where groups have others."""
+    """The smallest and the largest rate; per group where groups differ."""
     tried: dict[str, set[float]] = {}
     for cell in grid.finished:
         tried.setdefault(cell.group, set()).add(cell.lr or 0.0)
@@ -114,7 +132,7 @@ _SCHEDULES = {
 
 
 def _of_coupling(grid: GridResults) -> list[str]:
-    """What the coupling of warm-up and decay means for a comparison, for each one of the grid."""
+    """What each coupling of warm-up and decay in the grid means for a comparison."""
     steps = grid.tried("model.schedule.reference_steps")
     begins = f"at step {label(steps[0])}" if len(steps) == 1 else "at its reference step"
     found = schedules(grid)
@@ -179,7 +197,7 @@ def _not_asked(grid: GridResults) -> list[str]:
 
 
 def _unlike(grid: GridResults) -> list[str]:
-    """Metrics that count other things in some runs, and values of axes with other budgets."""
+    """Metrics that count different things in some runs, and axis values with unequal budgets."""
     items = _of_rulers(grid)
     found: dict[str, dict[str, None]] = {}
     for row in () if grid.pruner else comparisons(grid):
@@ -192,7 +210,7 @@ def _unlike(grid: GridResults) -> list[str]:
 
 
 def _of_rulers(grid: GridResults) -> list[str]:
-    """The metrics of which no single ranking of all runs is possible, and why."""
+    """The metrics by which not all runs can be ranked together, and why."""
     items = []
     metrics = [each.metric for each in grid.measures]
     for metric in dict.fromkeys([*metrics, *(cell.monitored.loss for cell in grid.finished)]):

@@ -76,7 +76,7 @@ class Shown:
 
 @dataclass(frozen=True)
 class Report:
-    """A grid, its scores, and the folder `out` of the report; what they give is computed once."""
+    """A grid, its scores, and the folder `out` of the report; derived values are computed once."""
 
     grid: GridResults
     scores: Sequence[Score]
@@ -113,7 +113,7 @@ class Report:
 
 
 def page(report: Report, drawings: Sequence[FigureFiles], made_from: str = "") -> str:
-    """The whole document, to be written when every other file of the report is there.
+    """The whole document, to be written after every other file of the report.
 
     Args:
         report: What the page is about.
@@ -198,7 +198,7 @@ def _sections(grid: GridResults, *, warmup: bool) -> list[str]:
 
 
 def _tables(report: Report, *, warmup: bool) -> dict[str, list[ReportTable]]:
-    """The tables of each part of the page, without those that have no row."""
+    """The tables of each part of the page, without empty ones."""
     grid, scores = report.grid, report.scores
     parts = [part for part in grid.parts or (grid,) if part.finished]
     metrics = [metric_table(part, named=bool(grid.parts)) for part in parts]
@@ -219,13 +219,13 @@ def _tables(report: Report, *, warmup: bool) -> dict[str, list[ReportTable]]:
 
 
 def _summary(grid: GridResults) -> str:
-    """How many runs ended how, the setting of all of them, and how they are judged."""
+    """How runs ended, the setting they share, and how they are judged."""
     texts = [state_counts(grid), setting_of(grid)]
     if grid.scored:
         judged = dict.fromkeys(f"{each.title}, {direction(each.mode)}" for each in grid.measures)
         texts.append(
-            f"Runs are judged by {'; '.join(judged)}. “Stalled” is about the loss, which ended at "
-            "its floor; whether a run failed is judged by its score. Losses are in nats per row, "
+            f"Runs are judged by {'; '.join(judged)}. “Stalled” means that the loss ended at its "
+            "floor; whether a run failed is judged by its score. Losses are in nats per row, "
             "lower is better."
         )
     elif grid.finished:
@@ -248,7 +248,7 @@ def _unanswered(grid: GridResults) -> str:
 
 
 def _detectable(scores: Sequence[Score]) -> list[str]:
-    """The differences that the grid could have found, for each group and rate."""
+    """The differences that the grid could have detected, per group and rate."""
     found = {}
     for where, variants in by_slice(scores).items():
         for own in variants.values():
@@ -261,7 +261,7 @@ def _detectable(scores: Sequence[Score]) -> list[str]:
 
 
 def _again(grid: GridResults, out: Path) -> str:
-    """The command that computes the numbers again; a test types it."""
+    """The command that recomputes the numbers; a test runs it."""
     folders = [os.path.relpath(part.folder, out) for part in grid.parts or (grid,)]
     words = ["python", RECOMPUTE, ".", *(folders if folders != ["."] else ())]
     return shlex.join(Path(word).as_posix() for word in words)

@@ -1,4 +1,4 @@
-"""A table, laid out once for the page, a paper (LaTeX and Markdown) and a terminal."""
+"""A table, laid out once for the page, for papers (LaTeX and Markdown) and for a terminal."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -22,9 +22,10 @@ class Link:
 
 @dataclass(frozen=True)
 class Datum:
-    """A text, and lines `below` it, such as an interval. The page alone has the rest.
+    """A text, and lines `below` it, such as an interval. Only the page shows the rest.
 
-    `aside` holds the values of the seeds, `title` says why there is no value.
+    `aside` holds the values of the seeds, and `title` says why there is no value; a terminal lists
+    these reasons below the table.
     """
 
     text: str
@@ -59,8 +60,8 @@ Bodies = Mapping[str, Sequence[tuple[Datum, ...]]]
 class ReportTable:
     """`bodies` has the rows of each slice of the grid, "" for the only one.
 
-    The first cell of a row is its name. `notes` explain why scores are not defined, or other things
-    to know; `page_caption` is what only the page adds, a terminal shows the `title`.
+    The first cell of a row is its name. `notes` explain why scores are undefined, and other facts;
+    only the page adds `page_caption`, and a terminal shows the `title` instead of a caption.
     """
 
     name: str
@@ -79,13 +80,13 @@ class ReportTable:
 
 Item = TypeVar("Item")
 Columns = Iterable[tuple[Heading, Callable[[Item], Datum | str]]]
-"""The headings of a table, each with the function that gives its datum of a row."""
+"""The headings of a table, each with the function that computes its datum from a row."""
 
 
 def laid_out(
     name: str, columns: Columns[Item], rows: Iterable[tuple[str, Item]], **more: Any
 ) -> ReportTable:
-    """A table from its columns and from its rows, each with the slice that it belongs to."""
+    """A table from its columns and its rows, each with the slice it belongs to."""
     columns, bodies = list(columns), dict[str, list[tuple[Datum, ...]]]()
     for where, item in rows:
         values = (value(item) for _, value in columns)
@@ -96,7 +97,7 @@ def laid_out(
 
 
 def _on_paper(table: ReportTable) -> tuple[list[Heading], dict[str, list[list[str]]]]:
-    """The columns of a paper, and the texts of the cells, whose lines have line breaks."""
+    """The columns shown in a paper, and the cell texts with line breaks between their lines."""
     shown = table.on("paper")
     return [column for _, column in shown], {
         where: [
@@ -117,7 +118,7 @@ def markdown(table: ReportTable) -> str:
             lines.append(_pipe([f"**{_escaped(where)}**", *[""] * (len(columns) - 1)]))
         lines += [_pipe(map(_escaped, row)) for row in rows]
     notes = "".join(f"- {_escaped(note)}\n" for note in table.notes)
-    listed = f"\nA dash is a score that is not defined.\n\n{notes}" if notes else ""
+    listed = f"\nA dash marks an undefined score.\n\n{notes}" if notes else ""
     return "\n".join([*lines, "", _escaped(table.caption), listed])
 
 

@@ -1,4 +1,4 @@
-"""The tables of a report, one function each: every output has them from here."""
+"""The tables of a report, one function each, shared by every output."""
 
 import math
 import os
@@ -74,7 +74,7 @@ PRINTED: tuple[Output, ...] = ("page", "paper")
 def _of_scores(
     name: str, shown: Sequence[Score], columns: Columns[Own], caption: str, **more: Any
 ) -> ReportTable:
-    """A row for each variant of each slice; the notes of the scores are those of the table."""
+    """One row per variant and slice; the table takes over the notes of the scores."""
     slices = by_slice(shown).items()
     named = (NAME, lambda own: next(iter(own.values())).variant)
     rows = ((where, own) for where, variants in slices for own in variants.values())
@@ -104,7 +104,7 @@ def _whole(name: str) -> Callable[[Own], Datum]:
 
 
 def estimate(score: Score) -> Datum:
-    """An estimate, its interval, and the values of the seeds if they are few."""
+    """An estimate, its interval, and the values of the seeds if there are few."""
     if math.isnan(score.estimate):
         return Datum(DASH, title=score.note)
     below = () if math.isnan(score.low) else (interval(score.low, score.high),)
@@ -137,14 +137,16 @@ def headline_table(grid: GridResults, scores: Sequence[Score]) -> ReportTable:
 
     def reads(own: Own) -> Datum:
         stalls = stall_words(own, reference)
-        return Datum(with_p(own_reading(own), own["delta"]), (stalls,) if stalls else ())
+        text = with_p(own_reading(own), own["delta"])
+        return Datum(text, (stalls,) if stalls else (), title=own["delta"].note * (text == DASH))
+
+    def compares(own: Own) -> Datum:
+        text = with_p(relation(own), own["interaction"])
+        return Datum(text, title=own["interaction"].note * (text == DASH))
 
     columns: Columns[Own] = [
         (Heading("warm-up", words=True, between="; ", brief=True), reads),
-        (
-            Heading(f"against {baseline}", words=True),
-            lambda own: with_p(relation(own), own["interaction"]),
-        ),
+        (Heading(f"against {baseline}", words=True), compares),
         (Heading("Δ", "nats per token"), _score("delta")),
         (Heading("relative Δ", "of what is learned", outputs=PRINTED), _score("relative_delta")),
         (Heading("interaction", f"Δ − Δ of {baseline}"), _score("interaction")),
@@ -165,10 +167,11 @@ def headline_table(grid: GridResults, scores: Sequence[Score]) -> ReportTable:
         shown,
         columns,
         say("captions.headline", **words),
-        title=f"The effect of no warm-up [{LEVEL:.0%}]",
+        title=f"The effect of no warm-up [{LEVEL:.0%} intervals per comparison; labels: p values "
+        "corrected for the number of comparisons]",
         page_caption="Below them: the values of the seeds. " * any(len(s.each) > 1 for s in shown)
         + "Bootstrap-t intervals are in sensitivity.csv." * any(s.bootstrap for s in shown),
-        heading="A dash is an undefined score. Notes:",
+        heading="A dash marks an undefined score. Notes:",
     )
 
 
@@ -208,7 +211,7 @@ def loss_by_warmup(grid: GridResults, scores: Sequence[Score]) -> ReportTable:
 
 
 def over_rates(grid: GridResults, scores: Sequence[Score]) -> ReportTable:
-    """What warm-up does to the variants that have several rates, each at its best ones."""
+    """What warm-up does to variants with several rates, each at its best rates."""
     wanted = ("need", "octaves", "steps_at_best_rates", "rate_sensitivity", "stall_difference")
     found = [score for score in scores if score.score in wanted and math.isnan(score.lr)]
     # A variant with one rate has its difference of stalls at that rate, and no other of these.
@@ -288,7 +291,7 @@ def cost_table(grid: GridResults) -> ReportTable:
         (Heading("parameters"), spent("parameters")),
         (Heading("tokens per second"), spent(_SPEED)),
         (Heading("peak memory", "MiB"), spent("peak_memory_bytes", 2.0**-20)),
-        (Heading("seconds a run"), spent("seconds")),
+        (Heading("seconds per run"), spent("seconds")),
         (
             Heading("all runs", "hours"),
             lambda cells: f"{math.fsum(of(cells, 'seconds')) / 3600:,.2f}",
@@ -305,7 +308,7 @@ def metric_table(grid: GridResults, *, named: bool) -> ReportTable:
 
     Args:
         grid: One grid.
-        named: Whether the caption has its name, as beside others.
+        named: Whether the caption names the grid, as next to tables of other grids.
     """
     first, *others = grid.measures
     judged = judged_by(grid)
@@ -363,7 +366,7 @@ _EFFECTS_ON = {
 
 def factor_table(grid: GridResults, found: Sequence[Effect]) -> ReportTable:
     """Main effects and interactions on each measure."""
-    # Scores at single rates are in effects.csv where those over all rates say more.
+    # Where scores over all rates say more, those at single rates are only in effects.csv.
     all_rates = any(math.isnan(effect.lr) for effect in found)
     shown = [effect for effect in found if math.isnan(effect.lr) or not all_rates]
     levels = "; ".join(
@@ -393,7 +396,7 @@ def factor_table(grid: GridResults, found: Sequence[Effect]) -> ReportTable:
 
 
 def comparison_table(grid: GridResults, found: Sequence[MetricDifference]) -> ReportTable:
-    """A row for each comparison, a body for each axis and metric."""
+    """One row per comparison, one body per axis and metric."""
 
     def heading(row: MetricDifference) -> str:
         of = f"{row.grid}: " if grid.parts else ""
@@ -430,7 +433,7 @@ def signed(value: float) -> str:
 
 
 def published_table(grid: GridResults) -> ReportTable:
-    """Figures of papers beside ours, with the differences between the two."""
+    """Published figures next to ours, with the differences between the two."""
     frame = comparison(grid)
     wide = ("paper", "setting", "differences", "note")
 
@@ -464,12 +467,12 @@ def cell_table(grid: GridResults, results: "pd.DataFrame", out: Path) -> ReportT
 
     def links(cell: CellResult) -> Datum:
         folder = quote(Path(os.path.relpath(cell.folder, out)).as_posix())
-        alone = run_url("http://localhost:6006/", cell)
+        local = run_url("http://localhost:6006/", cell)
         served = run_url(tensorboard_path(cell.folder.parent.parent), cell)
         curves = f"curves of {cell.name} in TensorBoard"
         shown = [Link(text="folder", href=f"{folder}/", label=f"folder of {cell.name}")]
         if cell.run.folder.grid:  # TensorBoard finds a run only behind a link of its grid
-            shown.append(Link(text="curves", href=alone, label=curves, served=served))
+            shown.append(Link(text="curves", href=local, label=curves, served=served))
         return Datum("", links=tuple(shown))
 
     shown = map(column, dict.fromkeys([*keys, "seconds"]))
@@ -502,7 +505,7 @@ _STATES = {
 
 
 def missing_table(grid: GridResults) -> ReportTable:
-    """The planned cells without a result."""
+    """Planned cells without a result."""
     columns: Columns[CellResult] = [
         (NAME, lambda cell: cell.variant),
         (Heading("run", words=True), lambda cell: cell.name),
@@ -523,7 +526,7 @@ def task_tables(
     arms: Sequence[FailedRuns],
     scores: Sequence[TaskScore],
 ) -> list[ReportTable]:
-    """The tables of a grid with published scores; none of another grid."""
+    """The tables of a grid with published scores; none for other grids."""
     found = [test_table(tests), arm_table(arms), score_table(grid, scores)]
     return [table for table in found if table.bodies]
 
@@ -588,14 +591,14 @@ def arm_table(arms: Sequence[FailedRuns]) -> ReportTable:
         "failed_runs",
         columns,
         ((heading(arm), arm) for arm in arms),
-        title="Failed runs of each arm [95% Wilson], median and mean over seeds",
+        title="Failed runs per arm [95% Wilson], median and mean over seeds",
         caption=say("captions.failed_runs", failed=say("captions.failed"), level=LEVEL),
-        notes=(f"{by_loss} runs without such a score were judged by their loss",) * bool(by_loss),
+        notes=(f"{by_loss} runs have no such score and were judged by their loss",) * bool(by_loss),
     )
 
 
 def score_table(grid: GridResults, scores: Sequence[TaskScore]) -> ReportTable:
-    """Tasks by variant: ours twice, then the published rows."""
+    """Tasks by variant: our two summaries, then the published rows."""
 
     def column(corpus: str, metric: str) -> tuple[Heading, Callable[[list[TaskScore]], Datum]]:
         def value(rows: list[TaskScore]) -> Datum:
@@ -658,7 +661,7 @@ def _seeds(rows: Iterable[TaskScore]) -> str:
 
 
 def _task_notes(scores: Sequence[TaskScore]) -> list[str]:
-    """The notes of published rows, and the settings that were the best ones."""
+    """The notes of published rows, and the best settings."""
     found: dict[str, list[str]] = {}
     chosen: dict[str, list[str]] = {}
     for row in scores:

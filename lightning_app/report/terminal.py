@@ -19,8 +19,8 @@ from lightning_app.report.tables import NAME, estimate, headline_table, metric_t
 from lightning_app.report.tasks import failed_runs, failure_tests, task_scores
 from lightning_app.runs.mixtures import KINDS, left_out, mixed, unsealed
 
-ROWS = 60  # of a table; its first slice is always whole
-TRACK, LEAST = 60, 16  # characters of the plot's scale: with enough room, and at least
+ROWS = 60  # per table; its first slice is always whole
+TRACK, LEAST = 60, 16  # width of the plot's scale in characters: with enough room, and at least
 SEVERAL = "*"
 FIELDS = ("estimate", "low", "high", "bound", "p", "p_holm", "p_sign")
 FIELDS += ("seeds", "cells", "diverged", "note")
@@ -67,13 +67,13 @@ def mixture_line(grid: GridResults) -> str:
     kinds = [f"{len(of)} {KINDS[kind]}" for kind, of in mixtures(grid).items()]
     if not kinds:
         return ""
-    return f"Mixed: cells of {', '.join(kinds)}; report.html lists invalid conclusions."
+    return f"Mixed: cells from {', '.join(kinds)}; report.html lists invalid conclusions."
 
 
 def headline_document(scores: Sequence[Score]) -> list[dict[str, Any]]:
-    """The headline for scripts: for each group, rate and variant its readings and scores by name.
+    """The headline for scripts: readings and scores by name, per group, rate and variant.
 
-    `reads` is about the variant alone, `versus` compares it with the baseline.
+    `reads` is only about the variant, `versus` compares it with the baseline.
 
     Undefined scores are NaN. Scores over all rates (`lr` NaN) have a row without readings.
     """
@@ -113,26 +113,37 @@ class Writer:
             self.line(note)
 
     def bodies(self, table: ReportTable, after: Callable[[str], None]) -> bool:
-        """The slices of a table with their names, each with what comes `after` it.
+        """Write the slices of a table with their names, each followed by what comes `after` it.
 
-        Returns whether all were written: of many the first ones are.
+        Of many slices only the first ones are written; returns whether all were. A line below
+        them gives the reason of each dash.
         """
         columns, seen = table.on("terminal"), 0
+        written, reasons = 0, dict[str, dict[str, None]]()
         for number, (where, rows) in enumerate(table.bodies.items()):
             seen += len(rows)
             if number and seen > ROWS:
-                self.line(f"{len(table.bodies) - number} more: see report.html.")
-                return False
+                break
             if where:
                 self.line(where, "bold")
             self._rows(columns, rows)
             after(where)
-        return True
+            for row in rows:
+                for n, _ in columns:
+                    if row[n].text == DASH and row[n].title:
+                        reasons.setdefault(row[n].title, {})[row[0].text] = None
+            written = number + 1
+        if reasons:
+            listed = (f"{reason} ({', '.join(names)})" for reason, names in reasons.items())
+            self.line(f"{DASH}: {'; '.join(listed)}")
+        if written < len(table.bodies):
+            self.line(f"{len(table.bodies) - written} more parts are in report.html.")
+        return written == len(table.bodies)
 
     def _rows(
         self, columns: Sequence[tuple[int, Heading]], rows: Sequence[Sequence[Datum]]
     ) -> None:
-        """Rows as a table; on a narrow terminal each row takes a few lines."""
+        """Write rows as a table, or on a narrow terminal as a few lines each."""
         endless = self._console.options.update(width=10_000)
         for between in (" ", "\n"):
             made = Grid(
@@ -152,7 +163,7 @@ class Writer:
                 self.line(f"  {column.title}: {_shown(row[n], column, ' ')}")
 
     def plot(self, grid: GridResults, variants: Variants) -> None:
-        """Loss against warm-up: one row for each variant, one letter for each warm-up."""
+        """Plot loss against warm-up: one row per variant, one letter per warm-up."""
         losses, top = _losses(grid, variants)
         if not losses:
             return
@@ -188,7 +199,7 @@ def _shown(cell: Datum, column: Heading, between: str) -> str:
 
 
 def _beside(slices: Mapping[str, Variants]) -> ReportTable:
-    """Delta of each variant in every slice; a dash if it is undefined."""
+    """Delta of each variant in every slice; a dash where it is undefined."""
     names = dict.fromkeys(name for variants in slices.values() for name in variants)
 
     def deltas(variants: Variants) -> Callable[[str], Datum]:

@@ -106,7 +106,7 @@ ALONE = ["--encoder-depth", "0", "--decoder-depth", "4"]
 def test_a_decoder_alone_has_its_own_constants_and_no_cross_attention(capsys) -> None:
     assert main(["blocks", "deepnorm", *ALONE]) == 0
     shown = capsys.readouterr().out
-    assert "decoder alone:" in shown
+    assert "decoder only:" in shown
     assert "encoder:" not in shown
     assert "cross" not in shown.split("specification")[1]
     assert "at depth 4," in shown
@@ -127,7 +127,7 @@ def test_every_preset_can_be_shown_as_a_decoder_alone(name: str, capsys) -> None
     expected = {side: asdict(spec) for side, spec in trained.items()}
     assert resolved == json.loads(json.dumps(expected))
     drawing = picture(name, drawn(resolve_preset(name, 0, 4)))
-    assert "decoder alone" in drawing
+    assert "decoder only" in drawing
     assert "to the encoder" not in drawing
 
 
@@ -214,7 +214,7 @@ def test_a_config_is_drawn(capsys, tmp_path: Path) -> None:
         "keys and values also of the last 32 inputs before a segment",
         "one block for all layers",
         "a span that each head learns",
-        "decoder alone",
+        "decoder only",
         "layers 1-6",
     ):
         assert said in shown

@@ -178,7 +178,7 @@ def test_a_report_goes_on_without_what_is_damaged(
     assert "7 of 8 planned cells finished" in out
     page = (whole / "report.html").read_text(encoding="utf-8")
     cautions = page.partition("What may not be concluded")[2].partition("</aside>")[0]
-    assert "2 files are damaged, and what they held is missing here" in cautions
+    assert "2 files are damaged, so their content is missing here" in cautions
     assert "metrics.csv: damaged: line 2 is not a row of numbers" in cautions
     assert "damaged result" in page.partition("Failed and missing cells")[2]
 

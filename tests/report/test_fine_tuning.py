@@ -209,7 +209,9 @@ def test_a_result_without_the_score_is_judged_by_its_loss_and_counted(tmp_path: 
     assert (arm.failed, arm.by_loss, arm.lacking) == (1, 1, 1)
     assert math.isnan(arm.median)
     tables = {table.name: table for table in tables_of(read_results(folder))}
-    assert tables["failed_runs"].notes == ("1 runs without such a score were judged by their loss",)
+    assert tables["failed_runs"].notes == (
+        "1 runs have no such score and were judged by their loss",
+    )
 
 
 def test_shares_are_compared_within_tasks(grid: GridResults) -> None:
@@ -547,7 +549,7 @@ def test_page_terminal_csv_and_latex(tmp_path: Path) -> None:
     for part in (
         "Table 1.</b> Failed runs over all tasks",
         "OPTIMISTIC: median of the best",
-        "not about the scores of the tasks",
+        "not the scores of the tasks",
         "CoLA: Matthews correlation, higher is better",
         "84.01 (realformer)",
         "UNVERIFIED",

@@ -17,9 +17,11 @@ import pandas as pd
 import pytest
 
 from lightning_app.core.errors import UserError
-from lightning_app.report.facts import p_value
+from lightning_app.report.facts import p_value, preset_words
+from lightning_app.report.limits import limits
 from lightning_app.report.page import _templates
-from tests.report.conftest import write_report
+from lightning_app.report.results import read_results
+from tests.report.conftest import messages, write_report
 from tests.told import told
 
 ROOT = Path(__file__).parents[2]
@@ -166,9 +168,9 @@ def test_what_the_page_says(make_grid, outcome):
         "post_ln (5 of 5 runs without warm-up, 0 of 5 with it) stalls more often without warm-up",
         "Compared with pre_ln, warm-up does more for post_ln (p < 0.001)",
         "built-in grammar, seed 0; train 30,000, valid 500, test 500",
-        "Every run ended after 200 steps:",
-        "One learning rate, 0.004:",
-        "every run has the decay that begins at step 60",
+        "Every run ended after 200 steps.",
+        "Only one learning rate, 0.004:",
+        "the decay begins at step 60",
         "n = 5 seeds, 30 finished runs; learning rate 0.004.",
         "Data: synthetic, 30,000 training, 500 validation, 500 test examples. 200 steps,",
         "layers of width 64. Device: cpu.",
@@ -464,3 +466,29 @@ def test_no_room_leaves_the_old_report_whole(make_grid, outcome):
         if changed not in path.parents and path.suffix in (".html", ".svg"):
             assert path.read_bytes() == content
     assert not list(page.parent.rglob("*.part"))
+
+
+def test_a_preset_of_a_plugin_is_described_by_its_first_layer(make_grid):
+    axes = {SEED: [1, 2], PRESET: ["damped", "pre_ln"], WARMUP: [0, 60]}
+    fake = make_grid(lambda a: 2.0 + a[SEED], axes, curves=False)
+    branch = {"value": 0.5, "learned": True}
+    layer = {"norm_input": "none", "norm_sum": "layer_norm", "branch": branch, "rule": "highway"}
+    for cell in fake.cells:
+        path = fake.run(cell) / "result.json"
+        record = json.loads(path.read_text())
+        record["provenance"] = {"plugins_used": {"my_blocks": "0" * 64}}
+        path.write_text(json.dumps(record))
+        spec = {"encoder": {"blocks": [{"around_self": layer}]}}
+        (fake.run(cell) / "block.json").write_text(json.dumps(spec))
+    own, shipped = preset_words(read_results(fake.folder))
+    assert own.startswith("damped: ")
+    assert "my_blocks" in own
+    assert own.endswith("norm_sum layer_norm, branch.value 0.5, branch.learned true, rule highway")
+    assert shipped.startswith("pre_ln: ")
+
+
+def test_a_metric_that_tells_no_arms_apart_is_a_limit(make_grid):
+    axes = {SEED: [1, 2], PRESET: ["post_ln", "pre_ln"], WARMUP: [0, 60]}
+    alike = read_results(make_grid(lambda _: 0.25, axes, curves=False).folder)
+    (values,) = (v for n, v in messages(limits(alike)) if n == "limits.no_spread")
+    assert values == {"metric": "val/nll", "corpus": "synthetic", "value": "0.25"}

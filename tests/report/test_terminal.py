@@ -107,6 +107,11 @@ def test_no_color_means_no_colour(
         (lambda a: 2.0, {PRESET: ["sas"], WARMUP: [0, 60], SEED: [1, 2]}, "sas +- "),
         (lambda a: 2.0, {PRESET: ["pre_ln", "sas"], SEED: [1, 2]}, "pre_ln +- "),
         (lambda a: 2.0, {PRESET: ["pre_ln"]}, "pre_ln +- "),
+        (
+            lambda a: 2.0,
+            {PRESET: ["sas"], WARMUP: [0, 60], SEED: [1]},
+            r"(?m)^-: .*one seed.*\(sas\)",
+        ),
         (lambda a: 2.0 if a[SEED] < 3 else "failed", {WARMUP: [0, 60], SEED: [1, 2, 3]}, "0 / 2"),
     ],
 )

@@ -205,7 +205,7 @@ def test_each_panel_has_the_entropy_of_its_own_runs(make_grid: Any) -> None:
 def test_files_are_listed_that_there_are(make_grid: Any) -> None:
     fake = make_grid(loss, AXES, curves=False)
     page = write_report(fake.folder).read_text(encoding="utf-8")
-    shown = page.split("Files beside this page")[1].split("</ul>")[0]
+    shown = page.split("Files next to this page")[1].split("</ul>")[0]
     for name in ("results.csv", "sensitivity.csv", "references.bib", "figures/"):
         assert name in shown
     for name in ("effects.csv", "comparisons.csv"):
