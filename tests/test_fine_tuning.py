@@ -207,7 +207,7 @@ REFUSED = [
     ({"model__architecture__kind": "decoder"}, "cannot serve model.objective.kind 'glue'"),
     ({"model__objective__evaluate_test": True}, "has no file test_labelled.tsv"),
     ({"model__objective__glue": "SST-2"}, "model.objective.glue: set from data.name"),
-    ({"model__objective__next_sentence": True}, "next_sentence true: … masked_lm alone"),
+    ({"model__objective__next_sentence": True}, "next_sentence true: … masked_lm"),
     ({"model__objective__intermediate_weight": 1.0}, "kind glue takes"),
     ({"data__name": "wnli"}, "WNLI is not offered"),
     ({"data__name": "synthetic", "data__root": None}, "'synthetic' has no labels"),

@@ -238,7 +238,7 @@ MISTAKES = [
     ({f"model__architecture__{k}": v for k, v in LEARNED.items()}, "few for data.window 14"),
     ({"model__objective__label_smoothing": 0.1}, "label_smoothing 0.1:"),
     ({"model__objective__evaluate_test": True}, "has no file test-v2.0.json"),
-    ({"data__train_from_dev": 1.5}, "0 and 1 needed"),
+    ({"data__train_from_dev": 1.5}, "between 0 and 1"),
     ({"data__name": "squad1"}, "train-v1.1.json[.gz|.xz]; data.splits names"),
     ({"data__name": "rte", "data__root": None}, "model.objective.kind 'glue'"),
     ({"model__architecture__kind": "decoder"}, "cannot serve model.objective.kind 'squad'"),

@@ -71,7 +71,7 @@ def _check_whole(least: int, **values: int | None) -> None:
         with _one_line():
             check_spec(value, int, name)
         if value < least:  # pyright: ignore[reportOptionalOperand]
-            raise UserError(f"{name} {value}: at least {least}")
+            raise UserError(f"{name} {value}: must be at least {least}")
 
 
 def _check_peer(cross: bool, peer_depth: int) -> None:
@@ -101,7 +101,7 @@ def _sizes(
         with _one_line():
             check_spec(value, float, name)
         if not 0.0 <= value < 1.0:
-            raise UserError(f"{name} {value}: at least 0 and under 1")
+            raise UserError(f"{name} {value}: must be at least 0 and less than 1")
     _ = ACTIVATIONS.require(activation, "activation")
     if dim % heads:
         raise UserError(f"heads {heads}: expected a divisor of dim {dim}")

@@ -278,7 +278,7 @@ class TrainedRun:
         _check_lines("lines", lines)
         if kind == "causal_lm":
             if targets is not None:
-                raise UserError("targets: of a model for translation alone")
+                raise UserError("targets: only a model for translation takes them")
             return [self._score_text(text) for text in lines]
         if targets is None or isinstance(targets, str) or len(targets) != len(lines):
             number = "none" if targets is None else len(targets)

@@ -115,7 +115,9 @@ class AttentionSpec:
         if self.score_divisor != 1.0 and self.carry == "none":
             raise ValueError("residual_temperature: nothing to divide without residual_attention")
         if not 0.0 <= self.query_key_noise < math.inf:
-            raise ValueError(f"query_key_noise {self.query_key_noise}: a number of at least 0")
+            raise ValueError(
+                f"query_key_noise {self.query_key_noise}: must be a number of at least 0"
+            )
         orthogonal = {"orthogonal", "orthogonal_plus"}
         if self.tied and not {self.value, self.output} <= orthogonal:
             raise ValueError(

@@ -37,7 +37,9 @@ class InitSpec:
     def __post_init__(self) -> None:
         for name in ("query_key", "value", "output", "ff"):
             if not 0.0 <= getattr(self, name) < math.inf:
-                raise ValueError(f"init {name} {getattr(self, name)}: a number of at least 0")
+                raise ValueError(
+                    f"init {name} {getattr(self, name)}: must be a number of at least 0"
+                )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +71,7 @@ class BlockSpec:
         if self.cross_attention.shaping is not None:
             raise ValueError(
                 "shaped_attention on cross-attention: the identity needs a square map; "
-                "shape self-attention alone"
+                "shape only self-attention"
             )
         if {self.cross_attention.value, self.cross_attention.output} != {"full"}:
             raise ValueError(
@@ -79,7 +81,7 @@ class BlockSpec:
             if getattr(self.cross_attention, name) is not None:
                 raise ValueError(
                     f"{name} on cross-attention: the tokens of two texts have no distance; limit "
-                    "self-attention alone"
+                    "only self-attention"
                 )
         self._check_rules()
         if self.layout == "parallel":

@@ -152,7 +152,7 @@ class BlockConfig:
             return None
         if stack.cross or not stack.causal:
             raise ValueError(
-                "memory: of a decoder alone, which reads a text from its start (causal_lm); leave "
+                "memory: only for a model with only a decoder, which reads a text from its start "
                 "it out"
             )
         return self.memory

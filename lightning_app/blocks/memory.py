@@ -37,9 +37,11 @@ class MemorySpec:
 
     def __post_init__(self) -> None:
         if self.length < 0:
-            raise ValueError(f"memory length {self.length}: at least 0")
+            raise ValueError(f"memory length {self.length}: must be at least 0")
         if self.evaluation_length is not None and self.evaluation_length < 0:
-            raise ValueError(f"memory evaluation_length {self.evaluation_length}: at least 0")
+            raise ValueError(
+                f"memory evaluation_length {self.evaluation_length}: must be at least 0"
+            )
         if self.same_length and min(self.lengths) == 0:
             raise ValueError(
                 "memory same_length true with a length of 0: no token would see a key; take false"

@@ -72,7 +72,7 @@ class ResidualSpec:
 
     def __post_init__(self) -> None:
         if not 0.0 < self.input_scale < math.inf:
-            raise ValueError(f"input_scale {self.input_scale}: a number above 0")
+            raise ValueError(f"input_scale {self.input_scale}: must be a number above 0")
         _ = RESIDUAL_RULES[self.rule]
         if self.rule == SUM:
             return

@@ -115,23 +115,25 @@ class AdaptiveSpan:
 
     def __post_init__(self) -> None:
         if self.longest < 1:
-            raise ValueError(f"adaptive_span longest {self.longest}: at least 1")
+            raise ValueError(f"adaptive_span longest {self.longest}: must be at least 1")
         if not 0.0 < self.ramp < math.inf:
-            raise ValueError(f"adaptive_span ramp {self.ramp}: a number above 0")
+            raise ValueError(f"adaptive_span ramp {self.ramp}: must be a number above 0")
         if not 0.0 <= self.start <= 1.0:
             raise ValueError(
-                f"adaptive_span start {self.start}: from 0 to 1, a fraction of longest"
+                f"adaptive_span start {self.start}: must be from 0 to 1, a fraction of longest"
             )
         if not 0.0 <= self.penalty < math.inf:
-            raise ValueError(f"adaptive_span penalty {self.penalty}: a number of at least 0")
+            raise ValueError(
+                f"adaptive_span penalty {self.penalty}: must be a number of at least 0"
+            )
         if self.lr is not None and not 0.0 < self.lr < math.inf:
-            raise ValueError(f"adaptive_span lr {self.lr}: a rate above 0")
+            raise ValueError(f"adaptive_span lr {self.lr}: must be a rate above 0")
         if self.dynamic_bias is not None:
             self._check_dynamic(self.dynamic_bias)
 
     def _check_dynamic(self, bias: float) -> None:
         if not math.isfinite(bias):
-            raise ValueError(f"adaptive_span dynamic_bias {bias}: a finite number")
+            raise ValueError(f"adaptive_span dynamic_bias {bias}: must be a finite number")
         if self.start:
             raise ValueError(
                 f"adaptive_span start {self.start} with dynamic_bias {bias}: dynamic spans start "

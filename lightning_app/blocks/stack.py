@@ -80,7 +80,7 @@ class StackSpec:
 
     def __post_init__(self) -> None:
         if not 0.0 < self.embedding_gain < math.inf:
-            raise ValueError(f"embedding_gain {self.embedding_gain}: a number above 0")
+            raise ValueError(f"embedding_gain {self.embedding_gain}: must be a number above 0")
         check_growth(self.blocks)
         self._check_steps()
         self._check_chain()

@@ -28,11 +28,13 @@ class HaltingSpec:
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.ponder_weight < math.inf:
-            raise ValueError(f"halting.ponder_weight {self.ponder_weight}: a number of at least 0")
+            raise ValueError(
+                f"halting.ponder_weight {self.ponder_weight}: must be a number of at least 0"
+            )
         if not 0.0 < self.epsilon < 1.0:
-            raise ValueError(f"halting.epsilon {self.epsilon}: above 0 and under 1")
+            raise ValueError(f"halting.epsilon {self.epsilon}: must be above 0 and less than 1")
         if not math.isfinite(self.bias):
-            raise ValueError(f"halting.bias {self.bias}: a finite number")
+            raise ValueError(f"halting.bias {self.bias}: must be a finite number")
 
 
 class Pondering(NamedTuple):

@@ -250,9 +250,9 @@ class LocalisedSpan:
 
     def __post_init__(self) -> None:
         if self.query_block < 1:
-            raise ValueError(f"localised_span query_block {self.query_block}: at least 1")
+            raise ValueError(f"localised_span query_block {self.query_block}: must be at least 1")
         if self.memory < 0:
-            raise ValueError(f"localised_span memory {self.memory}: at least 0")
+            raise ValueError(f"localised_span memory {self.memory}: must be at least 0")
 
     @property
     def window(self) -> Window:

@@ -162,7 +162,9 @@ def _split(source: Path, target: Path) -> tuple[PairedText, dict[str, str]]:
     """Count a corpus, and return the contents of its split files."""
     languages = (_language(source), _language(target))
     if languages[0] == languages[1]:
-        raise UserError(f"init: --data: {source} and {target} end in one language, two are needed")
+        raise UserError(
+            f"init: --data: {source} and {target} end in the same language; they must differ"
+        )
     sides = (_lines(source), _lines(target))
     if len(sides[0]) != len(sides[1]):
         raise UserError(

@@ -196,10 +196,10 @@ def check_flags(words: Sequence[str]) -> None:
         if name == "config":
             raise UserError(f"--config {value}: --run names the config already; use one of them")
         if name == "ckpt_path":
-            raise UserError(f"--ckpt_path {value}: beside --run the name is --checkpoint")
+            raise UserError(f"--ckpt_path {value}: with --run the option is --checkpoint")
         if name not in (*EVALUATION_FLAGS, *_ASKING):
             raise UserError(
-                f"--{name}: beside --run only flags of evaluation are possible, so that the run "
+                f"--{name}: with --run only evaluation flags are possible, so that the run "
                 f"stays what it was{nearest(_last(name), map(_last, EVALUATION_FLAGS))}"
             )
 

@@ -292,7 +292,9 @@ def lightning_command(
     if run is not None:
         words = evaluation_words(run, checkpoint or BEST, words)
     elif checkpoint is not None:
-        raise UserError(f"--checkpoint {checkpoint}: needs --run RUN; beside --config: --ckpt_path")
+        raise UserError(
+            f"--checkpoint {checkpoint}: needs --run RUN; with --config use --ckpt_path"
+        )
     if name is not None and (not is_file_name(name) or name.startswith(".")):
         raise UserError(f"--name: expected the name of a folder, found {name!r}")
     check_launcher(os.environ)

@@ -199,7 +199,7 @@ def check(tree: dict[str, Any], config: Config, *, trains: bool) -> None:
         )
     trainer = tree["trainer"]
     if trainer["val_check_interval"] == 0:
-        raise UserError("trainer.val_check_interval: 0 is no interval; at least 1 step")
+        raise UserError("trainer.val_check_interval: 0; it must be at least 1 step")
     interval = trainer["val_check_interval"]
     if isinstance(interval, float) and trainer["check_val_every_n_epoch"] is None:
         raise UserError(
@@ -209,7 +209,9 @@ def check(tree: dict[str, Any], config: Config, *, trains: bool) -> None:
     if trainer["max_steps"] == -1 and not (trainer["max_epochs"] or trainer["max_time"]):
         raise UserError("trainer.max_steps: -1 never ends; set it, max_epochs or max_time")
     if trainer["use_distributed_sampler"]:
-        raise UserError("trainer.use_distributed_sampler: must be false; our samplers share out")
+        raise UserError(
+            "trainer.use_distributed_sampler: must be false: our samplers split the data"
+        )
     check_accumulation(trainer["accumulate_grad_batches"])
     if model.schedule.ends and trainer["max_steps"] < 1:
         raise UserError(

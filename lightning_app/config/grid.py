@@ -321,8 +321,8 @@ class GridFile:
             )
         if self.name in _TAKEN:
             raise ValueError(
-                f"name: {self.name!r} is a folder of single runs among the experiments; another "
-                "name is right"
+                f"name: {self.name!r} is a folder of single runs among the experiments; use "
+                "another name"
             )
         if (self.base is None) == (self.base_config is None):
             raise ValueError("expected one of 'base' (a file) and 'base_config' (a mapping)")

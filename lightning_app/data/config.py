@@ -194,24 +194,26 @@ class DataConfig:
     def __post_init__(self) -> None:
         for name, least in _LEAST.items():
             if getattr(self, name) < least:
-                raise UserError(f"data.{name} is {getattr(self, name)}: at least {least} needed")
+                raise UserError(
+                    f"data.{name} is {getattr(self, name)}; it must be at least {least}"
+                )
         if not 0 < self.mask_probability < 1:
             raise UserError(
-                f"data.mask_probability is {self.mask_probability}: a number between 0 and 1 needed"
+                f"data.mask_probability is {self.mask_probability}; it must be between 0 and 1"
             )
         if self.vocab_size is None and self.tokenizer not in EVERYTHING:
             raise UserError(
-                f"data.vocab_size is null: data.tokenizer 'word' needed, not '{self.tokenizer}'"
+                f"data.vocab_size is null: that needs data.tokenizer 'word', not '{self.tokenizer}'"
             )
         if self.vocab_size is not None and self.tokenizer in ("char", "byte"):
             raise UserError(
                 f"data.vocab_size is {self.vocab_size}: data.tokenizer '{self.tokenizer}' has "
-                f"every {self.tokenizer}, so null is needed"
+                f"every {self.tokenizer}, so it must be null"
             )
         self._check_stride()
         self._check_order()
         if self.vocab_size is not None and self.vocab_size < 6:
-            raise UserError(f"data.vocab_size is {self.vocab_size}: at least 6 needed")
+            raise UserError(f"data.vocab_size is {self.vocab_size}; it must be at least 6")
         reader = CORPORA[self.name]()
         self._check_labels(reader)
         self._check_division(reader)
@@ -223,7 +225,7 @@ class DataConfig:
                 f"'{name}'" for name, task in TASKS.items() if not (task.pairs or task.labelled)
             )
             raise UserError(
-                f"data.name '{self.name}' has one language: data.task {fitting} needed, "
+                f"data.name '{self.name}' has one language: data.task must be {fitting}, "
                 f"not '{self.task}'"
             )
         if self.root is None and reader.needs_root:
@@ -233,13 +235,14 @@ class DataConfig:
         if self.pairs and self.source_language == self.target_language:
             raise UserError(
                 f"data.source_language and data.target_language are both "
-                f"'{self.source_language}': two languages needed"
+                f"'{self.source_language}'; they must differ"
             )
         for side in ("source_language", "target_language"):
             if reader.languages and getattr(self, side) not in reader.languages:
                 known = " and ".join(map(repr, reader.languages))
                 raise UserError(
-                    f"data.{side} is '{getattr(self, side)}': data.name '{self.name}' has {known}"
+                    f"data.{side} is '{getattr(self, side)}': data.name '{self.name}' has only "
+                    f"{known}"
                 )
 
     def _check_labels(self, reader: "CorpusReader") -> None:
@@ -258,7 +261,7 @@ class DataConfig:
         if self.init_from is not None and not labelled:
             raise UserError(
                 f"model.init_from is '{self.init_from}': model.objective.kind '{self.task}' trains "
-                "from its own initial values, so null is needed"
+                "from its own initial values, so it must be null"
             )
         if labelled and self.window < LEAST_PAIR:
             raise UserError(
@@ -272,11 +275,11 @@ class DataConfig:
         if not reader.divides_dev:
             raise UserError(
                 f"data.train_from_dev is {self.train_from_dev}: data.name '{self.name}' does not "
-                "divide its dev set, so null is needed"
+                "divide its dev set, so it must be null"
             )
         if not 0 < self.train_from_dev < 1:
             raise UserError(
-                f"data.train_from_dev is {self.train_from_dev}: a number between 0 and 1 needed"
+                f"data.train_from_dev is {self.train_from_dev}; it must be between 0 and 1"
             )
 
     def _check_whole_word(self) -> None:
@@ -284,13 +287,13 @@ class DataConfig:
             return
         if not TASKS[self.task].masks:
             raise UserError(
-                f"data.whole_word is true: data.task '{self.task}' masks no words, so false is "
-                "needed"
+                f"data.whole_word is true: data.task '{self.task}' masks no words, so it "
+                "must be false"
             )
         if self.tokenizer not in ("bpe", "word"):
             raise UserError(
                 f"data.whole_word is true: data.tokenizer '{self.tokenizer}' has no pieces of "
-                "words, so 'bpe' or 'word' is needed"
+                "words; use 'bpe' or 'word'"
             )
 
     def _check_sentences(self, reader: "CorpusReader") -> None:
@@ -299,12 +302,12 @@ class DataConfig:
         if not TASKS[self.task].masks:
             raise UserError(
                 f"data.next_sentence is true: data.task '{self.task}' predicts no next sentence, "
-                "so false is needed"
+                "so it must be false"
             )
         if reader.documents(self, ()) is None:
             raise UserError(
                 f"model.objective.next_sentence is true: data.name '{self.name}' has no documents, "
-                "so false is needed"
+                "so it must be false"
             )
         if self.window < LEAST_PAIR:
             raise UserError(
@@ -317,28 +320,28 @@ class DataConfig:
         if self.document_separator and not (reader.separated and read):
             raise UserError(
                 f"data.document_separator is '{self.document_separator}': data.name '{self.name}' "
-                f"and data.task '{self.task}' have no such line, so '' is needed"
+                f"and data.task '{self.task}' have no such line, so it must be ''"
             )
         if "\n" in self.document_separator:
             raise UserError(
-                f"data.document_separator is {self.document_separator!r}: one line needed"
+                f"data.document_separator is {self.document_separator!r}; it must be one line"
             )
         if not self.intra_document_masking:
             return
         if not TASKS[self.task].running_text:
             raise UserError(
                 f"data.intra_document_masking is true: data.task '{self.task}' does not read "
-                "documents, so false is needed"
+                "documents, so it must be false"
             )
         if self.order == "streams":
             raise UserError(
                 "data.intra_document_masking is true: data.order 'streams' reads a text across "
-                "its documents, as the published memories do, so false is needed"
+                "its documents, as the published memories do, so it must be false"
             )
         if reader.documents(self, ()) is None:
             raise UserError(
                 f"data.intra_document_masking is true: data.name '{self.name}' has no documents, "
-                "so false is needed"
+                "so it must be false"
             )
 
     def _check_stride(self) -> None:
@@ -347,12 +350,12 @@ class DataConfig:
         if not TASKS[self.task].running_text:
             raise UserError(
                 f"data.evaluation_stride is {self.evaluation_stride}: data.task '{self.task}' has "
-                f"no windows that could overlap, so null is needed"
+                f"no windows that could overlap, so it must be null"
             )
         if not 1 <= self.evaluation_stride <= self.window:
             raise UserError(
-                f"data.evaluation_stride is {self.evaluation_stride}: 1 to data.window "
-                f"{self.window} needed"
+                f"data.evaluation_stride is {self.evaluation_stride}; it must be from 1 to "
+                f"data.window {self.window}"
             )
 
     def _check_order(self) -> None:
@@ -361,12 +364,12 @@ class DataConfig:
         if not TASKS[self.task].running_text:
             raise UserError(
                 f"data.order is 'streams': data.task '{self.task}' reads no running text, so "
-                f"'shuffled' is needed"
+                f"it must be 'shuffled'"
             )
         if self.evaluation_stride is not None:
             raise UserError(
                 f"data.evaluation_stride is {self.evaluation_stride}: windows of data.order "
-                f"'streams' follow one another, so null is needed"
+                f"'streams' follow one another, so it must be null"
             )
 
 

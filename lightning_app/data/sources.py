@@ -514,7 +514,7 @@ def read_lines(path: Path, *, strips: bool = True) -> list[str]:
         ) from error
     lines = text.split("\n")
     if "\r" in text and len(lines) == 1:
-        raise UserError(f"{path}: line 1 has carriage returns alone as ends of lines; convert it")
+        raise UserError(f"{path}: line 1 has only carriage returns as line ends; convert it")
     if lines[-1] == "":
         lines.pop()
     return [line.strip() if strips else line.removesuffix("\r") for line in lines]
@@ -628,8 +628,8 @@ def _sentences(
             other = ", or another data.document_separator" if reader.separated else ""
             raise UserError(
                 f"model.objective.next_sentence is true, but the {split} split has {count} "
-                f"document{'' if count == 1 else 's'} with sentences, and a random sentence is of "
-                f"another document: at least 2 needed{other}"
+                f"document{'' if count == 1 else 's'} with sentences; a random sentence comes "
+                f"from another document, so at least 2 are needed{other}"
             )
     counts = split_sizes({split: len(of.sentences) for split, of in found.items()})
     documents = split_sizes({split: len(of.documents) for split, of in found.items()})

@@ -196,8 +196,7 @@ def train(lines: Callable[[], Iterator[str]], kind: TokenizerKind, vocab_size: i
     smallest = len(_characters(lines())) + SPECIALS
     if vocab_size < smallest:
         raise UserError(
-            f"data.vocab_size is {vocab_size}: the characters of the training split alone "
-            f"need {smallest}"
+            f"data.vocab_size is {vocab_size}: the characters of the training split need {smallest}"
         )
     try:
         return _train(lines(), "bpe", vocab_size)

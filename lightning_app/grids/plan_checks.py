@@ -187,7 +187,7 @@ def check_budgets(spec: GridSpec, configs: list[dict[str, Any]]) -> None:
                 raise UserError(
                     f"{spec.source_of(field)}: {field}: {ends} would cut cells short, and only "
                     f"runs of all their steps are compared; {instead}, and `pruner: median` ends "
-                    "cells without hope"
+                    "hopeless cells"
                 )
 
 
@@ -300,7 +300,7 @@ def check_ranked(spec: GridSpec, cells: Sequence[Cell], configs: list[dict[str, 
     if why:
         raise UserError(
             f"{spec.source}: pruner: ranks cells by '{spec.metric}', which does not count the same "
-            f"in all of them ({why}); a grid with one value each, or without a pruner, is right"
+            f"in all of them ({why}); use one value of each, or no pruner"
         )
 
 

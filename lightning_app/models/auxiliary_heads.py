@@ -46,10 +46,10 @@ class AuxiliarySpec:
         weights["second_target_weight"] = self.second_target
         for name, weight in weights.items():
             if not (math.isfinite(weight) and weight >= 0.0):
-                raise ValueError(f"{name} {weight}: a weight of at least 0, and 0 for none")
+                raise ValueError(f"{name} {weight}: must be at least 0; 0 means none")
         if self.own_tables and not self.intermediate:
             raise ValueError(
-                "auxiliary_tables own: of intermediate layers, and intermediate_weight is 0; "
+                "auxiliary_tables own: is for intermediate layers, but intermediate_weight is 0; "
                 "take tied"
             )
 

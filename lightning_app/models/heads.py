@@ -162,10 +162,10 @@ class ArchitectureConfig:
     def __post_init__(self) -> None:
         for name in ("model_dim", "ff_dim", "num_heads", "max_positions"):
             if getattr(self, name) < 1:
-                raise ValueError(f"{name} {getattr(self, name)}: at least 1")
+                raise ValueError(f"{name} {getattr(self, name)}: must be at least 1")
         if self.clamp_length is not None:
             if self.clamp_length < 1:
-                raise ValueError(f"clamp_length {self.clamp_length}: at least 1")
+                raise ValueError(f"clamp_length {self.clamp_length}: must be at least 1")
             if not self.order().clamps:
                 raise ValueError(
                     f"clamp_length {self.clamp_length} with positions {self.positions}, which have "
@@ -173,16 +173,18 @@ class ArchitectureConfig:
                 )
         for name in ("dropout", "attention_dropout"):
             if not 0.0 <= getattr(self, name) < 1.0:
-                raise ValueError(f"{name} {getattr(self, name)}: at least 0 and under 1")
+                raise ValueError(
+                    f"{name} {getattr(self, name)}: must be at least 0 and less than 1"
+                )
         if not math.isfinite(self.activation_slope):
-            raise ValueError(f"activation_slope {self.activation_slope}: a finite number")
+            raise ValueError(f"activation_slope {self.activation_slope}: must be a finite number")
         _ = ACTIVATIONS[self.activation]
         NORM_KINDS.require(self.embedding_norm, "model.architecture.embedding_norm")
         self.order().check()
         if self.embedding_norm != "none" and self.kind != "encoder":
             raise ValueError(
-                f"embedding_norm {self.embedding_norm}: of kind encoder alone, as in BERT; kind "
-                f"{self.kind} takes none"
+                f"embedding_norm {self.embedding_norm}: only kind encoder has one, as in BERT; "
+                f"kind {self.kind} takes none"
             )
 
     def sizes(self) -> Sizes:

@@ -48,17 +48,21 @@ class ObjectiveConfig:
     def __post_init__(self) -> None:
         _ = TASKS[self.kind]
         if not 0.0 <= self.smoothing < 1.0:
-            raise ValueError(f"label_smoothing {self.label_smoothing}: at least 0 and under 1")
+            raise ValueError(
+                f"label_smoothing {self.label_smoothing}: must be at least 0 and less than 1"
+            )
         self.auxiliary()
         if self.next_sentence and not TASKS[self.kind].masks:
             raise ValueError(
-                f"next_sentence true: of kind masked_lm alone; kind {self.kind} takes false"
+                f"next_sentence true: only kind masked_lm has it; kind {self.kind} takes false"
             )
         self._check_labels()
         if self.validation_bleu < 0:
-            raise ValueError(f"validation_bleu {self.validation_bleu}: at least 0 sentences")
+            raise ValueError(
+                f"validation_bleu {self.validation_bleu}: must be at least 0 sentences"
+            )
         if self.beam < 1:
-            raise ValueError(f"beam {self.beam}: at least 1, which is greedy search")
+            raise ValueError(f"beam {self.beam}: must be at least 1, which is greedy search")
 
     def _check_labels(self) -> None:
         if not TASKS[self.kind].labelled:
@@ -66,18 +70,18 @@ class ObjectiveConfig:
         if not self.auxiliary().absent:
             raise ValueError(
                 f"intermediate_weight {self.intermediate_weight}, second_target_weight "
-                f"{self.second_target_weight}: of kinds that predict tokens; kind {self.kind} "
-                "takes 0 for both"
+                f"{self.second_target_weight}: only for kinds that predict tokens; kind "
+                f"{self.kind} takes 0 for both"
             )
         if TASKS[self.kind].labelled == "answers" and self.smoothing:
             raise ValueError(
                 f"label_smoothing {self.smoothing}: kind {self.kind} predicts places in a text, of "
-                "which each row has another number; 0 needed"
+                "which each row has a different number; it must be 0"
             )
         if self.glue == "STS-B" and self.smoothing:
             raise ValueError(
-                f"label_smoothing {self.smoothing}: the labels of STS-B are scores, not classes; 0 "
-                "needed"
+                f"label_smoothing {self.smoothing}: the labels of STS-B are scores, not classes; "
+                "it must be 0"
             )
 
     @property

@@ -58,20 +58,20 @@ class OptimizerConfig:
         _ = OPTIMIZERS[self.kind]
         if not self.bias_correction and self.kind not in UNCORRECTED:
             raise ValueError(
-                f"bias_correction false: of kinds {' and '.join(UNCORRECTED)}; kind {self.kind} "
-                "takes true"
+                f"bias_correction false: only for kinds {' and '.join(UNCORRECTED)}; kind "
+                f"{self.kind} takes true"
             )
         if not self.bias_correction and max(self.betas) > HIGHEST:
             raise ValueError(
-                f"betas {self.betas} with bias_correction false: each at most {HIGHEST}"
+                f"betas {self.betas} with bias_correction false: each must be at most {HIGHEST}"
             )
         low, high = RATES
         if not low <= self.lr <= high:
-            raise ValueError(f"lr {self.lr}: a rate from {low:g} to {high:g}")
+            raise ValueError(f"lr {self.lr}: must be a rate from {low:g} to {high:g}")
         if not all(0.0 <= beta < 1.0 for beta in self.betas):
-            raise ValueError(f"betas {self.betas}: each at least 0 and under 1")
+            raise ValueError(f"betas {self.betas}: each must be at least 0 and less than 1")
         if self.weight_decay < 0.0:
-            raise ValueError(f"weight_decay {self.weight_decay}: at least 0")
+            raise ValueError(f"weight_decay {self.weight_decay}: must be at least 0")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,13 +119,15 @@ class ScheduleConfig:
     def __post_init__(self) -> None:
         _ = SCHEDULES[self.kind]
         if self.warmup_steps < 0:
-            raise ValueError(f"warmup_steps {self.warmup_steps}: at least 0")
+            raise ValueError(f"warmup_steps {self.warmup_steps}: must be at least 0")
         if self.reference_steps < 1:
-            raise ValueError(f"reference_steps {self.reference_steps}: at least 1")
+            raise ValueError(f"reference_steps {self.reference_steps}: must be at least 1")
         if not 0.0 <= self.floor < 1.0:
-            raise ValueError(f"floor {self.floor}: at least 0 and under 1")
+            raise ValueError(f"floor {self.floor}: must be at least 0 and less than 1")
         if self.floor and self.kind != "cosine":
-            raise ValueError(f"floor {self.floor}: of kind cosine alone; kind {self.kind} takes 0")
+            raise ValueError(
+                f"floor {self.floor}: only kind cosine has one; kind {self.kind} takes 0"
+            )
 
     @property
     def ends(self) -> bool:

@@ -27,7 +27,7 @@ class SearchConfig:
 
     def __post_init__(self) -> None:
         if self.beam < 1:
-            raise ValueError(f"beam {self.beam}: at least 1, which is greedy search")
+            raise ValueError(f"beam {self.beam}: must be at least 1, which is greedy search")
 
 
 class Marks(NamedTuple):
@@ -193,11 +193,11 @@ class Sampling:
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.temperature < float("inf"):
-            raise ValueError(f"temperature {self.temperature}: at least 0, which is greedy")
+            raise ValueError(f"temperature {self.temperature}: must be at least 0, which is greedy")
         if self.top_k < 0:
-            raise ValueError(f"top_k {self.top_k}: at least 1, or 0 for all tokens")
+            raise ValueError(f"top_k {self.top_k}: must be at least 1, or 0 for all tokens")
         if not 0.0 < self.top_p <= 1.0:
-            raise ValueError(f"top_p {self.top_p}: above 0 and at most 1")
+            raise ValueError(f"top_p {self.top_p}: must be above 0 and at most 1")
 
 
 def probabilities(

@@ -672,7 +672,7 @@ def compare_axis(
     if grid.pruner is not None:
         raise UserError(
             f"{grid.folder}: pruner: {grid.pruner}: cells that were ended early have no final "
-            "metric, so that the rest is no fair comparison; a grid without a pruner has"
+            "metric, so the rest are no fair comparison; use a grid without a pruner"
         )
     best = grid.mode if mode is None and metric in (None, grid.metric) else mode
     asked = read(MetricChoice, {"name": metric or grid.metric, "mode": best}, at="metric")

@@ -462,11 +462,11 @@ def _check(grids: Sequence[GridResults]) -> None:
         if folders[number] in folders[:number]:
             raise UserError(f"{grid.name}: the grid is named twice; name two different ones")
         if grid.name in [each.name for each in grids[:number]]:
-            raise UserError(f"{grid.folder}: name: another of the grids is called {grid.name} too")
+            raise UserError(f"{grid.folder}: name: another of the grids is also called {grid.name}")
         if grid.pruner is not None:
             raise UserError(
                 f"{grid.folder / 'grid.yaml'}: pruner: {grid.pruner}: a grid whose cells were "
-                "ended early has no scores to compare; a grid without a pruner has"
+                "ended early has no scores to compare; use a grid without a pruner"
             )
 
 
@@ -534,7 +534,7 @@ def read_results(folder: Path, file: Mapping[str, Any] | None = None) -> GridRes
     paths = GridFolder(folder)
     for needed in (paths.specification, paths.plan):
         if not needed.is_file():
-            raise UserError(f"{folder}: holds no {needed.name}, so it is not the folder of a grid")
+            raise UserError(f"{folder}: has no {needed.name}, so it is not the folder of a grid")
     plan, grid = read_plan(paths.plan), file or read_grid_file(paths.specification)
     with named(paths.plan):
         for key, values in plan.axes.items():
@@ -546,8 +546,8 @@ def read_results(folder: Path, file: Mapping[str, Any] | None = None) -> GridRes
     cells = [_cell(paths, cell, config, grid, plan.axes) for cell in plan.cells]
     if plan.seal is None and any(is_sealed(cell.result) for cell in cells if cell.result):
         raise UserError(
-            f"{paths.plan}: has lost its {SEAL}: results of its cells have one; `ablate run` makes "
-            "the plan again"
+            f"{paths.plan}: has lost its {SEAL}, though results of its cells have one; `ablate "
+            "run` makes the plan again"
         )
     found = GridResults(
         folder=folder,

@@ -68,7 +68,7 @@ def find_parent(given: str) -> Parent:
         folder, checkpoint = RunFolder(path), RunFolder(path).checkpoint("last")
         if not folder.result.is_file():
             raise UserError(
-                f"{FIELD}: {path} has no {folder.result.name}: a run that is finished is needed, "
+                f"{FIELD}: {path} has no {folder.result.name}: a finished run is needed, "
                 "or one checkpoint file of a run"
             )
     elif path.is_file():

@@ -29,13 +29,13 @@ class Confusion:
         given = np.asarray(self.counts)
         if given.ndim != 2 or given.shape[0] != given.shape[1] or len(given) < 2:
             raise UserError(
-                f"Confusion: counts has shape {given.shape}; a square matrix of at least 2 x 2 "
-                f"is needed"
+                f"Confusion: counts has shape {given.shape}; it must be a square matrix "
+                f"of at least 2 x 2"
             )
         if not np.issubdtype(given.dtype, np.integer):
-            raise UserError(f"Confusion: counts has type {given.dtype}; integers are needed")
+            raise UserError(f"Confusion: counts has type {given.dtype}; it must hold integers")
         if given.min() < 0:
-            raise UserError(f"Confusion: counts holds {given.min()}; counts are not negative")
+            raise UserError(f"Confusion: counts holds {given.min()}; counts must not be negative")
         own = given.astype(np.int64)  # a copy, since the caller may keep changing its array
         own.flags.writeable = False
         object.__setattr__(self, "counts", own)
@@ -48,8 +48,8 @@ class Confusion:
     def __add__(self, other: "Confusion") -> "Confusion":
         if self.counts.shape != other.counts.shape:
             raise UserError(
-                f"Confusion: {len(self.counts)} classes plus {len(other.counts)} classes; both "
-                f"need the same number"
+                f"Confusion: {len(self.counts)} classes plus {len(other.counts)} classes; the "
+                f"numbers must be equal"
             )
         return Confusion(self.counts + other.counts)
 
@@ -69,7 +69,7 @@ def count_pairs(labels: ArrayLike, predictions: ArrayLike, classes: int) -> Conf
     predicted = _classes("predictions", predictions, classes)
     if len(true) != len(predicted):
         raise UserError(
-            f"scores: {len(true)} labels but {len(predicted)} predictions; each example has both"
+            f"scores: {len(true)} labels but {len(predicted)} predictions; each example needs both"
         )
     cells = np.bincount(true * classes + predicted, minlength=classes * classes)
     return Confusion(cells.reshape(classes, classes))
@@ -80,10 +80,12 @@ def _classes(name: str, values: ArrayLike, classes: int) -> NDArray[np.int64]:
     if array.size == 0 and array.ndim == 1:
         return np.zeros(0, dtype=np.int64)  # an empty list would be float64
     if array.ndim != 1:
-        raise UserError(f"scores: {name} has shape {array.shape}; one class an example is needed")
+        raise UserError(
+            f"scores: {name} has shape {array.shape}; it must hold one class per example"
+        )
     # A float would be truncated silently: a logit of 0.9 would become class 0.
     if not np.issubdtype(array.dtype, np.integer):
-        raise UserError(f"scores: {name} has type {array.dtype}; classes are integers")
+        raise UserError(f"scores: {name} has type {array.dtype}; classes must be integers")
     wrong = np.flatnonzero((array < 0) | (array >= classes))
     if len(wrong):
         raise UserError(
@@ -216,7 +218,9 @@ def _numbers(name: str, values: ArrayLike) -> NDArray[np.float64]:
     array = np.asarray(values)
     # A column (n, 1) against a row (n,) would broadcast to n x n pairs.
     if array.ndim != 1:
-        raise UserError(f"scores: {name} has shape {array.shape}; one number an example is needed")
+        raise UserError(
+            f"scores: {name} has shape {array.shape}; it must hold one number per example"
+        )
     array = array.astype(np.float64)
     wrong = np.flatnonzero(~np.isfinite(array))
     if len(wrong):

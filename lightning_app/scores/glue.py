@@ -136,7 +136,7 @@ def glue_average(name: str, scores: Mapping[str, Mapping[str, float]]) -> float:
     if missing:
         raise UserError(
             f"glue: average '{name}' of {len(items)} items misses {', '.join(missing)}; "
-            f"a mean over fewer is another number"
+            f"a mean over fewer items is a different number"
         )
     means = [math.fsum(scores[split][m] for split, m in item) / len(item) for item in items]
     return math.fsum(means) / len(means)
@@ -160,6 +160,4 @@ def _check_scores(scores: Mapping[str, Mapping[str, float]]) -> None:
                 )
             low = -1 if metric in SIGNED else 0
             if not low <= value <= 1:  # also refuses NaN
-                raise UserError(
-                    f"glue: {split} {metric} is {value}; a fraction from {low} to 1 is needed"
-                )
+                raise UserError(f"glue: {split} {metric} is {value}; it must be from {low} to 1")

@@ -71,9 +71,9 @@ def context_windows(
         UserError: for no context, no room for it next to the question, or a stride below 1.
     """
     if context_tokens < 1:
-        raise UserError(f"spans: context_tokens is {context_tokens}; at least 1 is needed")
+        raise UserError(f"spans: context_tokens is {context_tokens}; it must be at least 1")
     if stride < 1:
-        raise UserError(f"spans: stride is {stride}; at least 1 is needed")
+        raise UserError(f"spans: stride is {stride}; it must be at least 1")
     if question_tokens < 0 or max_question < 0:
         raise UserError(
             f"spans: question_tokens is {question_tokens} and max_question {max_question}; "
@@ -130,7 +130,9 @@ def window_label(window: ContextWindow, span: tuple[int, int] | None) -> tuple[i
         return NULL
     first, last = span
     if not 0 <= first <= last:
-        raise UserError(f"spans: the answer is {first} to {last}; 0 <= first <= last is needed")
+        raise UserError(
+            f"spans: the answer is {first} to {last}; it must hold that 0 <= first <= last"
+        )
     if first < window.start or last >= window.stop:
         return NULL
     return first - window.start + window.offset, last - window.start + window.offset
@@ -188,7 +190,7 @@ def best_span(
     """
     if n_best < 1 or max_answer < 1:
         raise UserError(
-            f"spans: n_best is {n_best} and max_answer {max_answer}; at least 1 is needed"
+            f"spans: n_best is {n_best} and max_answer {max_answer}; both must be at least 1"
         )
     if not len(windows) == len(start_logits) == len(end_logits) or not windows:
         raise UserError(
@@ -421,7 +423,7 @@ def apply_null_threshold(
     """
     _check_answers(answers, differences)
     if not math.isfinite(threshold):
-        raise UserError(f"squad: threshold is {threshold}; a finite number is needed")
+        raise UserError(f"squad: threshold is {threshold}; it must be a finite number")
     return {
         question: "" if differences[question] > threshold else answer
         for question, answer in answers.items()

@@ -372,7 +372,7 @@ class PreparedRun:
             if self._trains and 0 < most < step:
                 raise UserError(
                     f"--ckpt_path {path}: is of step {step}, after which trainer.max_steps {most} "
-                    f"trains nothing; {step + 1} or more is right"
+                    f"trains nothing; it must be at least {step + 1}"
                 )
         elif self._checkpoint is None and not self._trains:
             raise UserError(f"{self.command}: --ckpt_path is needed: a file, 'last' or 'best'")

@@ -223,7 +223,7 @@ def test_penalties_of_a_stack_are_offered() -> None:
             "attention_skip 0 without",
         ),
         (lambda: Block("pre_ln", dim=10, heads=3), "heads 3:.*10"),
-        (lambda: Block("pre_ln", dim=10, heads=2, dropout=1.0), "dropout 1.0: at least 0"),
+        (lambda: Block("pre_ln", dim=10, heads=2, dropout=1.0), "dropout 1.0: must be at least 0"),
         (lambda: Block("pre_ln", depth=3, **SIZES), "needs both"),
         (lambda: Block("pre_ln", depth=3, layer=4, **SIZES), "layer 4: expected 1 to 3"),
         (lambda: Block("pre_ln", cross=True, **SIZES), "peer_depth 0: expected the depth"),
@@ -235,7 +235,7 @@ def test_penalties_of_a_stack_are_offered() -> None:
             "dynamic_bias:",
         ),
         (lambda: Decoder("pre_ln", depth=2, memory={"length": 4}, **SIZES), "memory: belongs to"),
-        (lambda: Encoder("pre_ln", depth=0, **SIZES), "depth 0: at least 1"),
+        (lambda: Encoder("pre_ln", depth=0, **SIZES), "depth 0: must be at least 1"),
         (
             lambda: Encoder("pre_ln", depth=1, positions="learned", **SIZES),
             "are added to",

@@ -116,7 +116,7 @@ def test_a_method_that_a_task_does_not_have_is_refused(
         (lambda: pairs.score("x", ["x"]), "lines: expected a list of texts, found one text"),
         (lambda: pairs.translate("x"), "lines: expected a list of texts, found one text"),
         (lambda: pairs.translate(["x"], beam=0), "beam 0: expected at least 1"),
-        (lambda: text.score(["x"], ["x"]), "targets: of a model for translation alone"),
+        (lambda: text.score(["x"], ["x"]), "targets: only a model for translation"),
         (lambda: text.generate(tokens=0), "tokens 0: expected at least 1"),
         (lambda: load_run(causal.folder, "lst"), "lst is missing"),
         (lambda: load_run(causal.folder / "nowhere"), "best.ckpt is missing"),

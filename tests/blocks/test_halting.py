@@ -207,8 +207,8 @@ def test_sums_are_in_float32_at_least() -> None:
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ({"epsilon": 0.0}, "halting.epsilon 0.0: above 0 and under 1"),
-        ({"epsilon": 1.0}, "halting.epsilon 1.0: above 0 and under 1"),
+        ({"epsilon": 0.0}, "halting.epsilon 0.0: must be above 0 and less than 1"),
+        ({"epsilon": 1.0}, "halting.epsilon 1.0: must be above 0 and less than 1"),
         ({"ponder_weight": -0.1}, "halting.ponder_weight -0.1:.*0"),
         ({"ponder_weight": math.nan}, "halting.ponder_weight nan"),
         ({"bias": math.inf}, "halting.bias inf:"),

@@ -49,9 +49,9 @@ def test_a_seed_gives_a_text_again(run: Path, capsys) -> None:
     [
         (["--tokens", "0"], "--tokens 0: expected at least 1"),
         (["--texts", "-1"], "--texts -1: expected at least 1"),
-        (["--temperature", "-2"], "--temperature -2.0: at least 0"),
-        (["--top-k", "-2"], "--top-k -2: at least 1"),
-        (["--top-p", "2"], "--top-p 2.0: above 0 … 1"),
+        (["--temperature", "-2"], "--temperature -2.0: must be at least 0"),
+        (["--top-k", "-2"], "--top-k -2: must be at least 1"),
+        (["--top-p", "2"], "--top-p 2.0: must be above 0 … 1"),
         (["--prompt", "zebra 😀"], "--prompt 'zebra 😀':"),
         (["--checkpoint", "last"], "last.ckpt is missing"),
     ],

@@ -241,7 +241,7 @@ def test_masked_lm_of_the_english_side(synthetic_cache: str):
 
 
 def test_wikitext2_is_no_translation():
-    with pytest.raises(UserError, match=r"data\.task 'masked_lm' or 'causal_lm' needed"):
+    with pytest.raises(UserError, match=r"data\.task must be 'masked_lm' or 'causal_lm'"):
         TextDataModule(name="wikitext2")
 
 

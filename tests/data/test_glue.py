@@ -192,7 +192,7 @@ def test_a_label_of_the_hub_is_one_of_the_task(
         datasets, "load_dataset", lambda *_, **__: {split: [row] for split in splits}
     )
     given = replace(config(tmp_path, name), root="hf://someone/else")
-    with pytest.raises(UserError, match=f"{label}; 0 to [12] needed"):
+    with pytest.raises(UserError, match=f"{label}; it must be from 0 to [12]"):
         locate(given)
 
 

@@ -341,7 +341,7 @@ def test_spans_survive_a_checkpoint() -> None:
 @pytest.mark.parametrize(
     ("numbers", "message"),
     [
-        ({"longest": 0}, "adaptive_span longest 0: at least 1"),
+        ({"longest": 0}, "adaptive_span longest 0: must be at least 1"),
         ({"ramp": 0.0}, "adaptive_span ramp 0.0:.*0"),
         ({"start": 1.5}, "adaptive_span start 1.5: from 0 to 1"),
         ({"penalty": -1.0}, "adaptive_span penalty -1.0"),

@@ -43,11 +43,11 @@ def test_temperature_zero_is_the_likeliest_token() -> None:
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"temperature": -1.0}, "temperature -1.0: at least 0"),
+        ({"temperature": -1.0}, "temperature -1.0: must be at least 0"),
         ({"temperature": float("nan")}, "temperature nan:.*0"),
-        ({"top_k": -1}, "top_k -1: at least 1"),
-        ({"top_p": 0.0}, "top_p 0.0: above 0"),
-        ({"top_p": 1.5}, "top_p 1.5: above 0.*1"),
+        ({"top_k": -1}, "top_k -1: must be at least 1"),
+        ({"top_p": 0.0}, "top_p 0.0: must be above 0"),
+        ({"top_p": 1.5}, "top_p 1.5: must be above 0.*1"),
     ],
 )
 def test_values_without_meaning_are_refused(fields: dict[str, float], said: str) -> None:

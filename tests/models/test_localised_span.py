@@ -367,8 +367,8 @@ def test_layers_may_have_windows_of_their_own() -> None:
 @pytest.mark.parametrize(
     ("numbers", "message"),
     [
-        ({"query_block": 0, "memory": 3}, "localised_span query_block 0: at least 1"),
-        ({"query_block": 2, "memory": -1}, "localised_span memory -1: at least 0"),
+        ({"query_block": 0, "memory": 3}, "localised_span query_block 0: must be at least 1"),
+        ({"query_block": 2, "memory": -1}, "localised_span memory -1: must be at least 0"),
     ],
 )
 def test_a_window_has_numbers_that_make_sense(numbers: dict[str, int], message: str) -> None:

@@ -391,7 +391,7 @@ def test_a_length_of_zero_is_no_memory() -> None:
         *(({}, name, f"positions {name} with") for name in ("sinusoidal", "learned")),
         ({}, "learned_per_layer", "positions learned_per_layer with"),
         ({"residual_attention": "qk_sum"}, "relative", "qk_sum"),
-        ({"clamp_length": 0}, "relative", "clamp_length 0: at least 1"),
+        ({"clamp_length": 0}, "relative", "clamp_length 0: must be at least 1"),
         ({"clamp_length": 3}, "rope", "clamp_length 3"),
         ({"clamp_length": 3, "preset": "sas"}, "relative", "clamp_length 3 with a shaped"),
         (
@@ -411,7 +411,7 @@ def test_what_has_no_meaning_is_refused(axes: Any, positions: str, said: str) ->
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"length": -1}, "length -1: at least 0"),
+        ({"length": -1}, "length -1: must be at least 0"),
         ({"length": 2, "evaluation_length": -3}, "evaluation_length -3"),
         ({"same_length": True}, "same_length true.*0"),
         ({"length": 4, "evaluation_length": 0, "same_length": True}, "no token would"),

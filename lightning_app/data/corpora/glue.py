@@ -163,8 +163,8 @@ class GlueReader(CorpusReader):
             return f"{label:.3f}"  # float32 on the hub, 3 digits in the published table
         if label not in range(classes):  # there, -1 marks a row without a label
             raise UserError(
-                f"data.name '{self.corpus}': a row of the hub has the label {label}; 0 to "
-                f"{classes - 1} needed"
+                f"data.name '{self.corpus}': a row of the hub has the label {label}; it "
+                f"must be from 0 to {classes - 1}"
             )
         return self.words[int(label)] if self.words else str(int(label))
 
