@@ -127,8 +127,8 @@ def values_of(grid: GridResults, key: str) -> list[Any]:
 
 def distinct(values: Iterable[Any]) -> list[Any]:
     """Each value except None once, in order; they need not be hashable."""
-    found: list[Any] = []
+    unique: list[Any] = []
     for value in values:
-        if value is not None and value not in found:
-            found.append(value)
-    return found
+        if value is not None and value not in unique:
+            unique.append(value)
+    return unique

@@ -105,20 +105,20 @@ def by_metric(grid: GridResults) -> list[MetricMean]:
     arms: dict[tuple[Any, ...], list[CellResult]] = {}
     for cell in grid.finished:
         arms.setdefault((cell.group, cell.lr, cell.variant, cell.warmup), []).append(cell)
-    found = []
+    means = []
     for (group, lr, variant, warmup), cells in arms.items():
         metric, mode = grid.measure(cells[0]).metric, grid.measure(cells[0]).mode
         who = {"group": group, "lr": lr, "variant": variant, "warmup": warmup}
         values = over_seeds(cells, metric)._asdict()
-        found.append(MetricMean(**who, metric=metric, mode=mode, **values))
+        means.append(MetricMean(**who, metric=metric, mode=mode, **values))
     firsts = [cells[0] for cells in arms.values()]
-    for metric in {arm.metric for arm in found}:
-        own = [place for place, arm in enumerate(found) if arm.metric == metric]
+    for metric in {arm.metric for arm in means}:
+        own = [place for place, arm in enumerate(means) if arm.metric == metric]
         names = scales([firsts[place] for place in own], metric)
         for place, name in zip(own, names, strict=True):
-            found[place] = replace(found[place], ruler=name)
-    order = list(dict.fromkeys((arm.metric, arm.ruler) for arm in found))
-    return sorted(found, key=lambda arm: (order.index((arm.metric, arm.ruler)), _rank(arm)))
+            means[place] = replace(means[place], ruler=name)
+    order = list(dict.fromkeys((arm.metric, arm.ruler) for arm in means))
+    return sorted(means, key=lambda arm: (order.index((arm.metric, arm.ruler)), _rank(arm)))
 
 
 def _rank(arm: MetricMean) -> tuple[bool, float]:
@@ -133,11 +133,11 @@ def titled(grid: GridResults) -> str:
 
 def why_apart(grid: GridResults) -> str:
     """Why arms of several groups cannot be compared by their metric; empty where they can."""
-    found = (
+    reasons = (
         unlike([cell for cell in grid.finished if grid.measure(cell) == measure], measure.metric)
         for measure in grid.measures
     )
-    return "; ".join(filter(None, found))
+    return "; ".join(filter(None, reasons))
 
 
 def judged_by(grid: GridResults) -> dict[str, QualityMetric]:
@@ -148,12 +148,12 @@ def judged_by(grid: GridResults) -> dict[str, QualityMetric]:
 def slices(grid: GridResults, arms: Sequence[MetricMean]) -> dict[str, dict[str, list[MetricMean]]]:
     """The arms by rate and group in words, and by variant, in the same order."""
     several = len({(arm.group, arm.lr) for arm in arms}) > 1
-    found: dict[str, dict[str, list[MetricMean]]] = {}
+    by_slice: dict[str, dict[str, list[MetricMean]]] = {}
     for arm in arms:
         rate = f"learning rate {label(arm.lr)}" if several and arm.lr is not None else ""
         where = ", ".join(part for part in (rate, arm.group) if part and part != "all")
-        found.setdefault(where, {}).setdefault(arm.variant, []).append(arm)
-    return found
+        by_slice.setdefault(where, {}).setdefault(arm.variant, []).append(arm)
+    return by_slice
 
 
 def metrics_document(grid: GridResults) -> list[dict[str, Any]]:
@@ -215,24 +215,26 @@ def _of_grid(grid: GridResults, scores: Sequence[Score]) -> list[Effect]:
             rate = math.inf if math.isnan(score.lr) else score.lr  # NaN is no key
             tables.setdefault((score.score, rest, rate), {})[levels] = score
     order = {name: place for place, name in enumerate(MEASURES)}
-    found: list[Effect] = []
+    rows: list[Effect] = []
     for (measure, rest, rate), table in sorted(tables.items(), key=lambda of: order[of[0][0]]):
         lr = math.nan if math.isinf(rate) else rate
         arms = {(score.group, score.variant) for score in table.values()}
         cells = [cell for cell in grid.finished if (cell.group, cell.variant) in arms]
         why = unlike(cells, grid.monitored.loss) if measure in IN_NATS else ""
-        found += _of_table(list(grid.factors), measure, rest, lr, {} if why else table, why)
-    return found
+        rows += _of_table(list(grid.factors), measure, rest, lr, {} if why else table, why)
+    return rows
 
 
 def _places(grid: GridResults) -> dict[tuple[str, str], tuple[str, Levels]]:
     """For each group and variant: the other axes in words, and the level of each factor."""
-    known = {axis: [key_of(value) for value in grid.axes[axis]] for axis in grid.factors.values()}
-    found = {}
+    values = {axis: [key_of(value) for value in grid.axes[axis]] for axis in grid.factors.values()}
+    places = {}
     for cell in grid.cells:
-        levels = tuple(known[axis].index(key_of(cell.axes[axis])) for axis in grid.factors.values())
-        found[cell.group, cell.variant] = _rest(cell, grid), levels
-    return found
+        levels = tuple(
+            values[axis].index(key_of(cell.axes[axis])) for axis in grid.factors.values()
+        )
+        places[cell.group, cell.variant] = _rest(cell, grid), levels
+    return places
 
 
 def _rest(cell: CellResult, grid: GridResults) -> str:
@@ -257,7 +259,7 @@ def _of_table(
     missing = [corner for corner in corners if not (corner in table and table[corner].values)]
     values = [] if missing else [dict(table[corner].values) for corner in corners]
     seeds = sorted(set.intersection(*map(set, values))) if values else []
-    known = np.array([[of[seed] for seed in seeds] for of in values])  # [corner, seed]
+    table_values = np.array([[of[seed] for seed in seeds] for of in values])  # [corner, seed]
     ends = [{seed: end for seed, *end in table[corner].ends} for corner in corners if seeds]
     between = np.array(  # [corner, seed, end]
         [
@@ -291,34 +293,34 @@ def _of_table(
             )
             # The mean over the levels of the factors that are not chosen.
             share = 2 ** (len(names) - size)
-            each = (signs[:, None] * known).sum(axis=0) / share
+            each = (signs[:, None] * table_values).sum(axis=0) / share
             low = np.where(signs[:, None] > 0, between[..., 0], -between[..., 1]).sum(axis=0)
             high = np.where(signs[:, None] > 0, between[..., 1], -between[..., 0]).sum(axis=0)
             sides = (low / share).tolist(), (high / share).tolist()
-            found: Ends = tuple(zip(seeds, *sides, strict=True))
-            shown = (math.nan,) * 2 if unsure else bounds_interval(found)
+            by_seed: Ends = tuple(zip(seeds, *sides, strict=True))
+            shown = (math.nan,) * 2 if unsure else bounds_interval(by_seed)
             yield Effect(
                 factors=text,
                 **identity,
                 estimate=float(each.mean()),
                 low=shown[0],
                 high=shown[1],
-                p=bounds_p(found, lambda of: t_interval(of)[2]) if tested else math.nan,
-                p_sign=bounds_p(found, sign_flip_p),
+                p=bounds_p(by_seed, lambda of: t_interval(of)[2]) if tested else math.nan,
+                p_sign=bounds_p(by_seed, sign_flip_p),
                 seeds=len(seeds),
             )
 
 
-def _corrected(found: Sequence[Effect]) -> list[Effect]:
+def _corrected(rows: Sequence[Effect]) -> list[Effect]:
     """The effects with p values corrected over each measure."""
     corrected = {}
-    for measure in dict.fromkeys(effect.measure for effect in found):
-        family = [place for place, effect in enumerate(found) if effect.measure == measure]
-        values = holm_values([found[place].p for place in family])
+    for measure in dict.fromkeys(effect.measure for effect in rows):
+        family = [place for place, effect in enumerate(rows) if effect.measure == measure]
+        values = holm_values([rows[place].p for place in family])
         corrected |= dict(zip(family, values.tolist(), strict=True))
     return [
         Effect(**{**asdict(effect), "p_holm": corrected[place]})
-        for place, effect in enumerate(found)
+        for place, effect in enumerate(rows)
     ]
 
 
@@ -407,8 +409,8 @@ def compared_axes(grid: GridResults) -> dict[str, Any]:
     axis = PRESET if PRESET in several else next(iter(several), None)
     if axis is None:
         return {}
-    given = grid.baseline if axis == PRESET and grid.baseline in grid.axes[axis] else None
-    return {axis: grid.axes[axis][0] if given is None else given}
+    baseline = grid.baseline if axis == PRESET and grid.baseline in grid.axes[axis] else None
+    return {axis: grid.axes[axis][0] if baseline is None else baseline}
 
 
 def comparisons(grid: GridResults, axes: Mapping[str, Any] | None = None) -> list[MetricDifference]:
@@ -418,15 +420,15 @@ def comparisons(grid: GridResults, axes: Mapping[str, Any] | None = None) -> lis
         grid: The grid.
         axes: The axes to compare with the baseline of each; None for `compared_axes`.
     """
-    found = [
+    rows = [
         row
         for part in grid.parts or (grid,)
         if part.pruner is None
         for axis, base in (compared_axes(part) if axes is None else axes).items()
         for row in _of(part, axis, base)
     ]
-    family = [1.0 if row.seeds > 1 and math.isnan(row.p) else row.p for row in found]
-    corrected = zip(found, holm_values(family).tolist(), strict=True)
+    family = [1.0 if row.seeds > 1 and math.isnan(row.p) else row.p for row in rows]
+    corrected = zip(rows, holm_values(family).tolist(), strict=True)
     return [row if math.isnan(row.p) else replace(row, p_holm=p) for row, p in corrected]
 
 
@@ -483,13 +485,13 @@ def _kinds(
     rows: Sequence[MetricDifference], cells: Sequence[CellResult | None]
 ) -> list[tuple[str, str]]:
     """The metric and the ruler of each row, from a run at its baseline."""
-    found = [(row.metric, "") for row in rows]
+    kinds = [(row.metric, "") for row in rows]
     for metric in {row.metric for row in rows}:
         own = [n for n, row in enumerate(rows) if row.metric == metric and cells[n] is not None]
         names = scales([cell for n in own if (cell := cells[n]) is not None], metric)
         for place, name in zip(own, names, strict=True):
-            found[place] = metric, name
-    return found
+            kinds[place] = metric, name
+    return kinds
 
 
 def _compared(
@@ -600,14 +602,16 @@ def _budget(
     machines = {made_by(cell.record)["device"] for cell in every}
     if apart and len(machines) == 1 and (axis == OPTIMIZER or not axis.startswith(FREE)):
         longer = _ratio(own, other, _seconds)
-    said = []
+    phrases = []
     if read is _tokens and unlike(every, _SPEED):
-        said.append(f"has read {_times(tokens)} the {what}, which are those of another tokenizer")
+        phrases.append(
+            f"has read {_times(tokens)} the {what}, which are those of another tokenizer"
+        )
     elif _differs(tokens, MORE):
-        said.append(f"has {'predicted' if facts.masks else 'read'} {_times(tokens)} the {what}")
+        phrases.append(f"has {'predicted' if facts.masks else 'read'} {_times(tokens)} the {what}")
     if _differs(longer, LONGER):
-        said.append(f"has trained {_times(longer)} as long")
-    return {"tokens_ratio": tokens, "seconds_ratio": longer, "budget": " and ".join(said)}
+        phrases.append(f"has trained {_times(longer)} as long")
+    return {"tokens_ratio": tokens, "seconds_ratio": longer, "budget": " and ".join(phrases)}
 
 
 def _differs(ratio: float, least: float) -> bool:
@@ -675,8 +679,8 @@ def compare_axis(
             "metric, so the rest are no fair comparison; use a grid without a pruner"
         )
     best = grid.mode if mode is None and metric in (None, grid.metric) else mode
-    asked = read(MetricChoice, {"name": metric or grid.metric, "mode": best}, at="metric")
-    name, best = check_metric(asked, grid.config, grid.axes)
+    choice = read(MetricChoice, {"name": metric or grid.metric, "mode": best}, at="metric")
+    name, best = check_metric(choice, grid.config, grid.axes)
     _check_reported(grid, name)
     if metric is None and mode is not None and grid.scored:
         raise UserError(f"mode: needs a metric; {grid.name} is judged by the scores of its task")
@@ -688,9 +692,9 @@ def _check_reported(grid: GridResults, metric: str) -> None:
     """Refuse a metric that no finished run has: every comparison would be empty."""
     reported = dict.fromkeys(name for cell in grid.finished for name in cell.metrics)
     if reported and metric not in reported:
-        known = ", ".join(sorted(reported))
+        names = ", ".join(sorted(reported))
         raise UserError(
-            f"metric: no run of {grid.name} reports '{metric}' ({known}){nearest(metric, reported)}"
+            f"metric: no run of {grid.name} reports '{metric}' ({names}){nearest(metric, reported)}"
         )
 
 

@@ -98,7 +98,7 @@ def facts(grid: GridResults) -> dict[str, str]:
     """The settings needed to repeat the runs, by name; of several grids, those of each."""
     if grid.parts:
         return _facts_of_each(grid)
-    found = {
+    rows = {
         "Variants": ", ".join(grid.variants),
         "Compared with": grid.baseline or DASH,
         "Warm-up": _warmups(grid),
@@ -118,18 +118,18 @@ def facts(grid: GridResults) -> dict[str, str]:
         "Versions": _versions(grid),
         "Superseded": earlier_runs(grid),
     }
-    return {name: value for name, value in found.items() if value}
+    return {name: value for name, value in rows.items() if value}
 
 
 def _facts_of_each(grid: GridResults) -> dict[str, str]:
     own_facts = {part.name: facts(part) for part in grid.parts}
-    found = {}
+    merged = {}
     for name in dict.fromkeys(name for each in own_facts.values() for name in each):
-        values = {each: known.get(name, DASH) for each, known in own_facts.items()}
+        values = {each: own.get(name, DASH) for each, own in own_facts.items()}
         alike = len(set(values.values())) == 1
         each = (f"{part}: {value}" for part, value in values.items())
-        found[name] = next(iter(values.values())) if alike else " | ".join(each)
-    return found
+        merged[name] = next(iter(values.values())) if alike else " | ".join(each)
+    return merged
 
 
 _SPLITS = {"train": "training", "valid": "validation"}
@@ -168,19 +168,19 @@ def _budget(grid: GridResults) -> str:
 
 
 def _data(grid: GridResults) -> str:
-    found = {}
+    texts = {}
     for cell in grid.finished:
         data = cell.data
         sizes = data.get("sizes") or {}
         listed = ", ".join(f"{split} {count:,}" for split, count in sizes.items())
         vocabulary = data.get("vocab_size")
         text = f"{_corpus_name(grid, cell)}: {data.get('protocol') or UNKNOWN}; {listed or UNKNOWN}"
-        found[f"{text}; vocabulary {vocabulary:,}" if vocabulary else text] = None
+        texts[f"{text}; vocabulary {vocabulary:,}" if vocabulary else text] = None
     entropies = sorted({round(cell.entropy, 3) for cell in grid.finished})
     unigram = " to ".join(f"{value:.3f}" for value in dict.fromkeys(entropies[:1] + entropies[-1:]))
-    if not found:
+    if not texts:
         return str(grid.setting("data.name") or DASH)
-    return f"{' | '.join(found)}; {grid.monitored.floor} of the validation targets {unigram} nats"
+    return f"{' | '.join(texts)}; {grid.monitored.floor} of the validation targets {unigram} nats"
 
 
 def _task(grid: GridResults) -> str:
@@ -194,8 +194,8 @@ def _task(grid: GridResults) -> str:
 
 def _model(grid: GridResults) -> str:
     def value(key: str) -> str:
-        found = grid.setting(f"model.architecture.{key}")
-        return "several" if found is None else label(found)
+        setting = grid.setting(f"model.architecture.{key}")
+        return "several" if setting is None else label(setting)
 
     kind = grid.setting("model.architecture.kind")
     if kind is None:
@@ -231,8 +231,8 @@ _USUAL = {
 
 def _other_settings(grid: GridResults, section: str) -> list[str]:
     """Name and value of each setting that no sentence mentions, unless it is the default or off."""
-    known = grid.setting(section)
-    settings = known.items() if isinstance(known, Mapping) else ()
+    section_settings = grid.setting(section)
+    settings = section_settings.items() if isinstance(section_settings, Mapping) else ()
     return [
         f"{name} {label(value)}"
         for name, value in settings
@@ -245,10 +245,10 @@ UNCORRECTED = "no bias correction"
 
 
 def _optimizer(grid: GridResults) -> str:
-    given = grid.setting("model.optimizer") or {}
+    fields = grid.setting("model.optimizer") or {}
     shown = [
         f"{key} {_tried(grid, f'model.optimizer.{key}')}"
-        for key in given
+        for key in fields
         if key not in ("kind", "lr", "bias_correction")
         and any(grid.tried(f"model.optimizer.{key}"))
     ]
@@ -280,10 +280,12 @@ def _schedule(grid: GridResults) -> str:
             "",
         ): "as in BERT's code: lr · (t-1) / T_w up to step T_w, then lr · (1 - (t-1) / T)",
     }
-    found = [forms.get(each, f"{each[0]} after a linear warm-up") for each in schedules(grid)]
-    if not found:
+    formulas = [forms.get(each, f"{each[0]} after a linear warm-up") for each in schedules(grid)]
+    if not formulas:
         return DASH
-    return "; ".join([" / ".join(dict.fromkeys(found)), *_other_settings(grid, "model.schedule")])
+    return "; ".join(
+        [" / ".join(dict.fromkeys(formulas)), *_other_settings(grid, "model.schedule")]
+    )
 
 
 def schedules(grid: GridResults) -> list[tuple[str, str]]:
@@ -307,8 +309,8 @@ def records_of(grid: GridResults) -> dict[str, Any]:
 
 
 def _code(grid: GridResults) -> str:
-    found = groups(records_of(grid))["code"]
-    return counted(found) if len(found) > 1 else next(iter(found), "")
+    versions = groups(records_of(grid))["code"]
+    return counted(versions) if len(versions) > 1 else next(iter(versions), "")
 
 
 def earlier_runs(grid: GridResults) -> str:
@@ -321,12 +323,12 @@ def earlier_runs(grid: GridResults) -> str:
 
 
 def _versions(grid: GridResults) -> str:
-    found = {}
+    texts = {}
     for cell in grid.finished:
         versions = cell.record.get("versions") or {}
         shown = [f"{name} {versions[name]}" for name in ("torch", "lightning") if name in versions]
-        found[", ".join(shown)] = None
-    return " | ".join(text for text in found if text)
+        texts[", ".join(shown)] = None
+    return " | ".join(text for text in texts if text)
 
 
 def budget_of(grid: GridResults) -> str:
@@ -383,13 +385,13 @@ _PLAIN = ("none", "sum", "false", "1")  # values that change nothing in the resi
 
 
 def trained_on(grid: GridResults) -> str:
-    found = {}
+    texts = {}
     for cell in grid.finished:
         data = cell.data
         sizes = data.get("sizes") or {}
         listed = "".join(f", {count:,} {_SPLITS.get(of, of)}" for of, count in sizes.items())
-        found[_corpus_name(grid, cell) + listed + " examples" * bool(sizes)] = None
-    return " and ".join(found) or str(grid.setting("data.name") or "not known")
+        texts[_corpus_name(grid, cell) + listed + " examples" * bool(sizes)] = None
+    return " and ".join(texts) or str(grid.setting("data.name") or "not known")
 
 
 def _corpus_name(grid: GridResults, cell: CellResult) -> str:

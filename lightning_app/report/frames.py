@@ -60,8 +60,8 @@ def validations_frame(grid: GridResults) -> "pd.DataFrame":
 
     rows: list[dict[str, Any]] = []
     for cell in grid.cells:
-        found = _validations(cell)
-        rows += [_identity(cell) | {"step": step} | found[step] for step in sorted(found)]
+        by_step = _validations(cell)
+        rows += [_identity(cell) | {"step": step} | by_step[step] for step in sorted(by_step)]
     logged = dict.fromkeys(key for row in rows for key in row if key.startswith("val/"))
     columns = [*_IDENTITY, "step", "tokens", "seconds", *(sorted(logged) or [LOSS])]
     return pd.DataFrame(rows, columns=columns).astype(_kinds(columns))
@@ -97,15 +97,15 @@ def _kinds(columns: Iterable[str]) -> dict[str, str]:
 def _validations(cell: CellResult) -> dict[int, dict[str, float]]:
     """The values of each validation of a run, by step."""
     curves = cell.run.curves(lambda name: name.startswith("val/") or name in SUMS)
-    found: dict[int, dict[str, float]] = {}
+    by_step: dict[int, dict[str, float]] = {}
     for name, curve in curves.items():
         if name not in SUMS:
             for step, value in curve.items():
-                found.setdefault(step, {})[name] = value
-    for step, values in found.items():
+                by_step.setdefault(step, {})[name] = value
+    for step, values in by_step.items():
         sums = {SUMS[name]: curves[name] for name in SUMS if name in curves}
         values |= {name: curve[step] for name, curve in sums.items() if step in curve}
-    return found
+    return by_step
 
 
 SUMS = {"train/tokens": "tokens", "train/seconds": "seconds"}

@@ -94,12 +94,12 @@ def _without_spread(grid: GridResults) -> list[str]:
 
 def _of_overlap(grid: GridResults) -> list[str]:
     """Which evaluated text is also training text, according to the protocol of each corpus."""
-    found = {
+    overlaps = {
         (str(cell.data.get("name")), match[1])
         for cell in grid.finished
         if (match := re.search("; also in train: ([^;]+)", str(cell.data.get("protocol"))))
     }
-    return [say("limits.overlap", name=name, protocol=text) for name, text in sorted(found)]
+    return [say("limits.overlap", name=name, protocol=text) for name, text in sorted(overlaps)]
 
 
 def _is_of_other_rows(protocol: str) -> bool:
@@ -135,9 +135,9 @@ def _of_coupling(grid: GridResults) -> list[str]:
     """What each coupling of warm-up and decay in the grid means for a comparison."""
     steps = grid.tried("model.schedule.reference_steps")
     begins = f"at step {label(steps[0])}" if len(steps) == 1 else "at its reference step"
-    found = schedules(grid)
-    texts = {each: say(_SCHEDULES[each], begins=begins) for each in found if each in _SCHEDULES}
-    if len(found) == 1:
+    kinds = schedules(grid)
+    texts = {each: say(_SCHEDULES[each], begins=begins) for each in kinds if each in _SCHEDULES}
+    if len(kinds) == 1:
         return [*texts.values()]
     return [
         say("limits.one_schedule", kind=kind, coupling=of and f", coupling {of}", text=text)
@@ -199,13 +199,14 @@ def _not_asked(grid: GridResults) -> list[str]:
 def _unlike(grid: GridResults) -> list[str]:
     """Metrics that count different things in some runs, and axis values with unequal budgets."""
     items = _of_rulers(grid)
-    found: dict[str, dict[str, None]] = {}
+    budgets: dict[str, dict[str, None]] = {}
     for row in () if grid.pruner else comparisons(grid):
         if row.budget and row.comparable:
             text = f"{row.value} {row.budget}, compared with {row.baseline}"
-            found.setdefault(row.axis.rpartition(".")[2], {})[text] = None
+            budgets.setdefault(row.axis.rpartition(".")[2], {})[text] = None
     return items + [
-        say("limits.unequal_budgets", axis=axis, values="; ".join(of)) for axis, of in found.items()
+        say("limits.unequal_budgets", axis=axis, values="; ".join(of))
+        for axis, of in budgets.items()
     ]
 
 
@@ -241,5 +242,5 @@ def _early(grid: GridResults) -> list[str]:
 
 def _named(cells: Sequence[CellResult]) -> str:
     """The number of cells of each variant and warm-up."""
-    found = Counter(f"{cell.variant} at warm-up {cell.warmup or 0:,}" for cell in cells)
-    return ", ".join(f"{count} of {where}" for where, count in found.items())
+    counts = Counter(f"{cell.variant} at warm-up {cell.warmup or 0:,}" for cell in cells)
+    return ", ".join(f"{count} of {where}" for where, count in counts.items())

@@ -110,7 +110,7 @@ def _contents(path: Path) -> tuple[dict[str, bytes], dict[str, dict[str, str]]]:
         held = {name: metadata.get(name.encode()) for name in names}
         if not all(held.values()) or not {*columns} <= {*schema.names}:
             raise UserError(f"{path}: holds no grid; `ablate report GRID --publish DIR` writes one")
-        found = {name: _inflated(path, name, text) for name, text in held.items() if text}
+        texts = {name: _inflated(path, name, text) for name, text in held.items() if text}
         # As dictionaries: a text that all rows share is in memory once.
         file = pq.ParquetFile(path, read_dictionary=columns)
         _check_size(path, sum(_uncompressed(file.metadata)))
@@ -125,7 +125,7 @@ def _contents(path: Path) -> tuple[dict[str, bytes], dict[str, dict[str, str]]]:
         row.pop("id"): {name: text for name, text in row.items() if text is not None}
         for row in packed.to_pylist()
     }
-    return found, runs
+    return texts, runs
 
 
 def _inflated(path: Path, name: str, text: bytes) -> bytes:
@@ -200,13 +200,13 @@ def _packed(path: Path) -> Any:
 
 def _texts(cell: CellResult) -> dict[str, str]:
     """The texts of the files of a run by name; its seal is over what is packed of them."""
-    found = {name: text for name in FILES if (text := _text(cell, name)) is not None}
+    texts = {name: text for name in FILES if (text := _text(cell, name)) is not None}
     for name in (RESULT, PRUNED):
-        tree = json.loads(found.get(name, "{}"))
+        tree = json.loads(texts.get(name, "{}"))
         if is_sealed(tree):
-            beside = {each: found[each].encode() for each in VOUCHED if each in found}
-            found[name] = json.dumps(sealed_with(tree, beside), indent=1)
-    return found
+            beside = {each: texts[each].encode() for each in VOUCHED if each in texts}
+            texts[name] = json.dumps(sealed_with(tree, beside), indent=1)
+    return texts
 
 
 def _text(cell: CellResult, name: str) -> str | None:

@@ -122,8 +122,8 @@ def page(report: Report, drawings: Sequence[FigureFiles], made_from: str = "") -
     """
     grid, rates = report.grid, report.grid.rates
     warmup = bool(grid.parts) or grid.asks_warmup
-    found = findings(grid, report.scores)
-    claim, *others = found if found and not grid.parts else [_unanswered(grid), *found]
+    sentences = findings(grid, report.scores)
+    claim, *others = sentences if sentences and not grid.parts else [_unanswered(grid), *sentences]
     figures = [_shown(grid, drawing, n) for n, drawing in enumerate(drawings, start=1)]
     first = figures[0] if figures and figures[0].drawing.question == "need" else None
     return render(
@@ -202,20 +202,20 @@ def _tables(report: Report, *, warmup: bool) -> dict[str, list[ReportTable]]:
     grid, scores = report.grid, report.scores
     parts = [part for part in grid.parts or (grid,) if part.finished]
     metrics = [metric_table(part, named=bool(grid.parts)) for part in parts]
-    found: dict[str, list[ReportTable]] = {"need": [], "by_rate": [], "cost": [], "stable": []}
-    found |= {"score": metrics, "run": [], "missing": [missing_table(grid)]}
+    by_part: dict[str, list[ReportTable]] = {"need": [], "by_rate": [], "cost": [], "stable": []}
+    by_part |= {"score": metrics, "run": [], "missing": [missing_table(grid)]}
     if grid.finished:
-        found["run"] = [published_table(grid), cell_table(grid, report.results, report.out)]
+        by_part["run"] = [published_table(grid), cell_table(grid, report.results, report.out)]
     if grid.finished and grid.pruner is None:
         compared, tasks = [comparison_table(grid, report.comparisons)], report.task_tables()
-        found["score"] = [*tasks, *compared] if warmup else [*compared, *tasks]
-        found["score"] += metrics
-        found["cost"] = [bleu_table(scores), cost_table(grid)]
+        by_part["score"] = [*tasks, *compared] if warmup else [*compared, *tasks]
+        by_part["score"] += metrics
+        by_part["cost"] = [bleu_table(scores), cost_table(grid)]
         if warmup:
-            found["need"] = [over_rates(grid, scores), factor_table(grid, report.effects)]
-            found["by_rate"] = [headline_table(grid, scores), loss_by_warmup(grid, scores)]
-            found["stable"] = [largest_rates(grid, scores)] if len(grid.rates) > 1 else []
-    return {part: [table for table in tables if table.bodies] for part, tables in found.items()}
+            by_part["need"] = [over_rates(grid, scores), factor_table(grid, report.effects)]
+            by_part["by_rate"] = [headline_table(grid, scores), loss_by_warmup(grid, scores)]
+            by_part["stable"] = [largest_rates(grid, scores)] if len(grid.rates) > 1 else []
+    return {part: [table for table in tables if table.bodies] for part, tables in by_part.items()}
 
 
 def _summary(grid: GridResults) -> str:
@@ -249,15 +249,15 @@ def _unanswered(grid: GridResults) -> str:
 
 def _detectable(scores: Sequence[Score]) -> list[str]:
     """The differences that the grid could have detected, per group and rate."""
-    found = {}
+    lines = {}
     for where, variants in by_slice(scores).items():
         for own in variants.values():
             score = own.get("detectable")
             if score is not None and not math.isnan(score.estimate):
                 at = f", {where}" if where else ""
                 size = f"{nats(score.estimate)} nats with {score.seeds} seeds"
-                found[f"{size}{at} ({score.note})"] = None
-    return list(found)
+                lines[f"{size}{at} ({score.note})"] = None
+    return list(lines)
 
 
 def _again(grid: GridResults, out: Path) -> str:
@@ -304,11 +304,11 @@ def _setting(grid: GridResults, drawing: FigureFiles) -> str:
 def _by_group(figures: Sequence[Shown]) -> dict[str, list[Shown]]:
     """The figures of all runs and of the first group at "", then those of the other groups."""
     groups = [group for group in dict.fromkeys(f.drawing.group for f in figures) if group != "all"]
-    found: dict[str, list[Shown]] = {}
+    by_group: dict[str, list[Shown]] = {}
     for figure in sorted(figures, key=lambda each: each.drawing.group != "all"):
         group = figure.drawing.group
-        found.setdefault("" if group in ("all", *groups[:1]) else group, []).append(figure)
-    return found
+        by_group.setdefault("" if group in ("all", *groups[:1]) else group, []).append(figure)
+    return by_group
 
 
 def _left_out(grid: GridResults) -> str:

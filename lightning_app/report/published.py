@@ -68,11 +68,9 @@ def our_settings(grid: GridResults) -> list[str]:
     """The data and settings of our runs: one text, or one for each grid that is joined."""
     texts = []
     for part in grid.parts or (grid,):
-        known, name = facts(part), f"{part.name}: " if grid.parts else ""
-        wanted = [key for key in ("Model", "Schedule", "Optimizer") if key in known]
-        texts.append(
-            name + " ".join([in_short(part), *(f"{key}: {known[key]}." for key in wanted)])
-        )
+        own, name = facts(part), f"{part.name}: " if grid.parts else ""
+        wanted = [key for key in ("Model", "Schedule", "Optimizer") if key in own]
+        texts.append(name + " ".join([in_short(part), *(f"{key}: {own[key]}." for key in wanted)]))
     return texts
 
 
@@ -104,12 +102,12 @@ def _nearest(grid: GridResults, figure: Mapping[str, Any], group: str) -> Neares
     cells = [cell for cell in grid.finished if cell.variant == name and cell.group == group]
     if not cells:
         return NearestArm(apart=(f"No finished run of {name} here.",))
-    warmup, said = _warmup(grid, cells, figure.get("warmup"))
+    warmup, notes = _warmup(grid, cells, figure.get("warmup"))
     cells = [cell for cell in cells if cell.warmup == warmup]
     if not cells:
-        return NearestArm(apart=(said,))
+        return NearestArm(apart=(notes,))
     lr, also = _rate(grid, cells, figure.get("lr"))
-    apart = tuple(text for text in (said, also) if text)
+    apart = tuple(text for text in (notes, also) if text)
     return NearestArm(cells=[cell for cell in cells if cell.lr == lr], apart=apart)
 
 
@@ -117,15 +115,15 @@ def _warmup(
     grid: GridResults, cells: Sequence[CellResult], theirs: int | None
 ) -> tuple[int | None, str]:
     """The warm-up of ours to compare with, and a sentence about the difference."""
-    known = {cell.warmup for cell in cells if cell.warmup is not None}
+    warmups = {cell.warmup for cell in cells if cell.warmup is not None}
     if theirs is None:
         ours = grid.reference_warmup
         return ours, "Their warm-up is not stated" + (f", ours is {ours:,}." if ours else ".")
     if theirs == 0:
-        return 0, "" if 0 in known else "No finished run without warm-up here."
-    if not known - {0}:
+        return 0, "" if 0 in warmups else "No finished run without warm-up here."
+    if not warmups - {0}:
         return None, "No finished run with warm-up here."
-    ours = min(known - {0}, key=lambda warmup: abs(math.log(warmup / theirs)))
+    ours = min(warmups - {0}, key=lambda warmup: abs(math.log(warmup / theirs)))
     return ours, "" if ours == theirs else f"Warm-up {ours:,} instead of {theirs:,}."
 
 
@@ -133,15 +131,15 @@ def _rate(
     grid: GridResults, cells: Sequence[CellResult], theirs: float | None
 ) -> tuple[float | None, str]:
     """The learning rate of ours to compare with, and a sentence about the difference."""
-    known = sorted({cell.lr for cell in cells if cell.lr})
-    if not known:
+    rates = sorted({cell.lr for cell in cells if cell.lr})
+    if not rates:
         return cells[0].lr, "Our learning rate is not recorded."
     if theirs is None:
-        ours = min(known, key=lambda rate: _cost(grid, [c for c in cells if c.lr == rate]))
+        ours = min(rates, key=lambda rate: _cost(grid, [c for c in cells if c.lr == rate]))
         measure = grid.measure(cells[0]).title if cells[0].scores else "validation loss"
-        best = f", the best of {len(known)} by {measure}" if len(known) > 1 else ""
+        best = f", the best of {len(rates)} by {measure}" if len(rates) > 1 else ""
         return ours, f"Their learning rate is not stated, ours is {label(ours)}{best}."
-    ours = min(known, key=lambda rate: abs(math.log(rate / theirs)))
+    ours = min(rates, key=lambda rate: abs(math.log(rate / theirs)))
     same = math.isclose(ours, theirs)
     return ours, "" if same else f"Learning rate {label(ours)} instead of {label(theirs)}."
 
@@ -150,9 +148,9 @@ def _cost(grid: GridResults, cells: Sequence[CellResult]) -> float:
     """What orders rates, the best one lowest: the mean loss, or the own score of the task."""
     if cells[0].scores:
         measure = grid.measure(cells[0])
-        known = [cell.metrics.get(measure.metric) for cell in cells]
+        scores = [cell.metrics.get(measure.metric) for cell in cells]
         sign = 1.0 if measure.mode == "min" else -1.0
-        values = [sign * value for value in known if value is not None]
+        values = [sign * value for value in scores if value is not None]
     else:
         values = [cell.loss for cell in cells if math.isfinite(cell.loss)]
     return mean(values) if values else math.inf
@@ -167,14 +165,14 @@ def _measured_otherwise(grid: GridResults, cells: Sequence[CellResult], metric: 
         if score.metric == metric
         for field, value in score.published_with
     }
-    said = {
+    reasons = {
         f"Not compared: {field} is {ours} in ours, and {'null' if value is None else value} is "
         "needed."
         for cell in cells
         for field, value in needs.items()
         if (ours := cell.axes.get(field, lookup(grid.config, field))) not in (None, value)
     }
-    return sorted(said)
+    return sorted(reasons)
 
 
 def _ours(

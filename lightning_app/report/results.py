@@ -160,13 +160,13 @@ class CellResult:
         return self._rulers[metric]
 
     def _ruler(self, metric: str) -> dict[str, Any]:
-        found = ruler(self.setting, metric)
+        counts = ruler(self.setting, metric)
         if metric.startswith("val/") and unit_of(self.setting, metric) in ("tokens", "anything"):
-            found[f"the {self.monitored.floor}"] = self.entropy
+            counts[f"the {self.monitored.floor}"] = self.entropy
         bits, parts = self.metrics.get(metric), self.record.get("validation_parts")
         if metric == "val/bits_per_byte" and bits and parts:
-            found["the number of bytes"] = sum(parts["nll"]) / math.log(2) / bits
-        return found
+            counts["the number of bytes"] = sum(parts["nll"]) / math.log(2) / bits
+        return counts
 
     @property
     def entropy(self) -> float:
@@ -275,8 +275,8 @@ class GridResults:
     @property
     def measures(self) -> list[QualityMetric]:
         """The measures of the finished runs, each once; the metric of the grid without a run."""
-        found = list(dict.fromkeys(map(self.measure, self.finished)))
-        return found or [QualityMetric(self.metric, self.metric, "", self.mode)]
+        unique = list(dict.fromkeys(map(self.measure, self.finished)))
+        return unique or [QualityMetric(self.metric, self.metric, "", self.mode)]
 
     def common_measure(self, cells: Sequence[CellResult]) -> tuple[QualityMetric | None, str]:
         """The measure that compares some runs, and why it is not their own (`measure`).
@@ -323,8 +323,8 @@ class GridResults:
 
     def tried(self, key: str) -> Sequence[Any]:
         """The values of a dotted field: those of its axis, else the one that is set, if any."""
-        found = lookup(self.config, key)
-        return self.axes.get(key, [] if found is None else [found])
+        value = lookup(self.config, key)
+        return self.axes.get(key, [] if value is None else [value])
 
 
 def unlike(cells: Iterable[CellResult], metric: str) -> str:
@@ -342,8 +342,8 @@ def scales(cells: Sequence[CellResult], metric: str) -> list[str]:
 
 def failures(cells: Iterable[CellResult]) -> str:
     """The kinds of failure of the failed runs, in words: `stalled`, `non-finite` or both."""
-    found = {cell.word for cell in cells if cell.state == "diverged"}
-    return " or ".join(word for word in OUTCOMES.values() if word in found)
+    words = {cell.word for cell in cells if cell.state == "diverged"}
+    return " or ".join(word for word in OUTCOMES.values() if word in words)
 
 
 def outcomes(cells: Iterable[CellResult]) -> str:
@@ -359,15 +359,17 @@ def without_strangers(grid: GridResults) -> GridResults:
     So no later comparison of runs includes them.
     """
     records = {cell.name: cell.record for cell in grid.finished}
-    found: Groups = strangers(records, {cell.name: cell.axes for cell in grid.finished})
-    state_of = {name: state for state, names in found.items() for name in names}
+    excluded: Groups = strangers(records, {cell.name: cell.axes for cell in grid.finished})
+    state_of = {name: state for state, names in excluded.items() for name in names}
     cells = tuple(
         replace(cell, state=OTHER_DATA, result=None, error=f"trained on {state_of[cell.name]}")
         if cell.name in state_of and cell.finished
         else cell
         for cell in grid.cells
     )
-    return replace(grid, cells=cells, strangers={**grid.strangers, **found}) if found else grid
+    return (
+        replace(grid, cells=cells, strangers={**grid.strangers, **excluded}) if excluded else grid
+    )
 
 
 def as_number(value: Any) -> float:
@@ -446,12 +448,12 @@ def different(grid: GridResults) -> list[CellResult]:
 
 def differing_settings(grid: GridResults) -> dict[str, list[Any]]:
     """Settings that no axis varies and that are not the same in all parts: a value for each."""
-    found = {}
+    settings = {}
     for key in dict.fromkeys(key for part in grid.parts for key, _ in leaves(part.config)):
         values = [lookup(part.config, key) for part in grid.parts]
         if key not in grid.axes and key not in UNSAID and any(v != values[0] for v in values):
-            found[key] = values
-    return found
+            settings[key] = values
+    return settings
 
 
 def _check(grids: Sequence[GridResults]) -> None:
@@ -489,31 +491,31 @@ def _part(grid: GridResults, keys: Sequence[str], results: Mapping[str, CellResu
 
 def _values(key: str, parts: Sequence[GridResults]) -> list[Any]:
     """The values of an axis over all parts, each once. They need not be hashable."""
-    found: list[Any] = []
+    values: list[Any] = []
     for part in parts:
-        known = part.axes.get(key, [lookup(part.config, key)])
-        found += [value for value in known if value not in found]
-    return found
+        own = part.axes.get(key, [lookup(part.config, key)])
+        values += [value for value in own if value not in values]
+    return values
 
 
 def _joined(of_parts: Iterable[Mapping[str, Sequence[str]]]) -> dict[str, list[str]]:
     """The names of all parts, by the same keys."""
-    found: dict[str, list[str]] = {}
+    joined: dict[str, list[str]] = {}
     for of in of_parts:
         for key, names in of.items():
-            found.setdefault(key, []).extend(names)
-    return found
+            joined.setdefault(key, []).extend(names)
+    return joined
 
 
 def _common(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
     """The settings that are equal in two configs."""
-    found: dict[str, Any] = {}
+    equal: dict[str, Any] = {}
     for key, value in one.items():
         if isinstance(value, Mapping) and isinstance(other.get(key), Mapping):
-            found[key] = _common(value, other[key])
+            equal[key] = _common(value, other[key])
         elif key in other and other[key] == value:
-            found[key] = value
-    return found
+            equal[key] = value
+    return equal
 
 
 _LARGEST = 2**63  # the limit of a column of 64-bit integers
@@ -549,7 +551,7 @@ def read_results(folder: Path, file: Mapping[str, Any] | None = None) -> GridRes
             f"{paths.plan}: has lost its {SEAL}, though results of its cells have one; `ablate "
             "run` makes the plan again"
         )
-    found = GridResults(
+    results = GridResults(
         folder=folder,
         name=plan.name,
         question=(grid.get("question") or "").strip(),
@@ -569,7 +571,7 @@ def read_results(folder: Path, file: Mapping[str, Any] | None = None) -> GridRes
         without_parent=tuple(cell.name for cell in plan.waiting),
         linked=_linked(grid),
     )
-    return without_strangers(found)
+    return without_strangers(results)
 
 
 _LINKED = ("data.seed", "data.task", "data.next_sentence", "data.init_from", "model.objective.glue")
@@ -588,8 +590,8 @@ def read_runs(folder: Path, runs: Sequence[RunFolder]) -> GridResults:
             continue
         try:
             with named(run.folder.config):
-                found = Run(run.folder, run.id)
-                configs[run.folder.name] = found, completed(run.config)
+                sound = Run(run.folder, run.id)
+                configs[run.folder.name] = sound, completed(run.config)
         except UserError as error:
             damaged.append(str(error))
     flat = {name: dict(leaves(config)) for name, (_, config) in configs.items()}
@@ -751,9 +753,9 @@ def _number(path: Path, key: str, value: Any, kind: Callable[[Any], float]) -> A
     YAML reads `1e-3` as text. Raises `UserError`.
     """
     try:
-        found = None if value is None or isinstance(value, bool) else kind(value)
-        if value is None or (found is not None and abs(found) < _LARGEST):
-            return found
+        number = None if value is None or isinstance(value, bool) else kind(value)
+        if value is None or (number is not None and abs(number) < _LARGEST):
+            return number
     except (TypeError, ValueError, OverflowError):
         pass  # the error is raised below
     raise UserError(f"{path}: {key}: expected a number, found {str(value)[:40]!r}")
@@ -762,16 +764,16 @@ def _number(path: Path, key: str, value: Any, kind: Callable[[Any], float]) -> A
 def _linked(grid: Mapping[str, Any]) -> dict[str, str]:
     """The axes whose values follow from another one, with that one."""
     axes = grid.get("axes")
-    given = axes.items() if isinstance(axes, Mapping) else ()
-    return {axis: str(next(iter(of))) for axis, of in given if isinstance(of, Mapping) and of}
+    items = axes.items() if isinstance(axes, Mapping) else ()
+    return {axis: str(next(iter(of))) for axis, of in items if isinstance(of, Mapping) and of}
 
 
 def _labels(grid: Mapping[str, Any], axes: Mapping[str, list[Any]]) -> Labels:
     """The names of values in the grid file, and the published names of corpora without one."""
     tasks = {key_of(name): glue_task_of(str(name)) for name in axes.get(CORPUS, ())}
     corpora = {key: name for key, name in tasks.items() if name}
-    given = named_values(grid.get("labels") or {}, axes)
-    return {CORPUS: corpora} | given if corpora else given
+    named = named_values(grid.get("labels") or {}, axes)
+    return {CORPUS: corpora} | named if corpora else named
 
 
 def _outcome(run: Run) -> tuple[Mapping[str, Any] | None, State, str | None]:

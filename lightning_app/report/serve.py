@@ -95,26 +95,26 @@ class Site:
         request = Request(environ)
         for prefix, runs in self._runs.items():
             if request.path.startswith(prefix):
-                asked = runs + request.path.removeprefix(prefix)
-                return self._file(request, asked)(environ, start)
+                address = runs + request.path.removeprefix(prefix)
+                return self._file(request, address)(environ, start)
         for prefix, board in self._boards.items():
             if f"{request.path}/".startswith(prefix):
                 return board(environ, start)
         return self._file(request, request.path)(environ, start)
 
-    def _file(self, request: "Request", asked: str) -> "Response":
+    def _file(self, request: "Request", address: str) -> "Response":
         from werkzeug.utils import redirect, send_file
         from werkzeug.wrappers import Response
 
         if request.method not in ("GET", "HEAD"):
             return Response("read-only\n", status=405)
-        if asked == "/":
+        if address == "/":
             return redirect(self._address(self._page))
-        path = self._inside(asked)
+        path = self._inside(address)
         if path is None:
             return Response("no such file in the report or its grids\n", status=404)
         if path.is_dir():
-            if not asked.endswith("/"):
+            if not address.endswith("/"):
                 return redirect(f"{self._address(path)}/")
             return Response(_listing(path), mimetype="text/html")
         if path.name == self._page.name:

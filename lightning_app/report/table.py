@@ -161,8 +161,8 @@ def tex(text: str) -> str:
     return re.sub(r"(?<![A-Za-z_\\])([A-Z]|\$\\eta\$)\\_(\w+)", _subscript, escaped)
 
 
-def _subscript(found: re.Match[str]) -> str:
-    return rf"${found[1].strip('$')}_{{\mathrm{{{found[2]}}}}}$"
+def _subscript(match: re.Match[str]) -> str:
+    return rf"${match[1].strip('$')}_{{\mathrm{{{match[2]}}}}}$"
 
 
 _LETTERS = {letter: rf"\{letter}" for letter in "&%$#_{}"} | {

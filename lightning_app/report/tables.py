@@ -213,11 +213,11 @@ def loss_by_warmup(grid: GridResults, scores: Sequence[Score]) -> ReportTable:
 def over_rates(grid: GridResults, scores: Sequence[Score]) -> ReportTable:
     """What warm-up does to variants with several rates, each at its best rates."""
     wanted = ("need", "octaves", "steps_at_best_rates", "rate_sensitivity", "stall_difference")
-    found = [score for score in scores if score.score in wanted and math.isnan(score.lr)]
+    wanted_scores = [score for score in scores if score.score in wanted and math.isnan(score.lr)]
     # A variant with one rate has its difference of stalls at that rate, and no other of these.
-    several = {(s.group, s.variant) for s in found if s.score == "stall_difference"}
-    several &= {(s.group, s.variant) for s in found if s.score == "need"}
-    shown = [score for score in found if (score.group, score.variant) in several]
+    several = {(s.group, s.variant) for s in wanted_scores if s.score == "stall_difference"}
+    several &= {(s.group, s.variant) for s in wanted_scores if s.score == "need"}
+    shown = [score for score in wanted_scores if (score.group, score.variant) in several]
 
     def stalls(own: Own) -> str:
         share = own["stall_difference"].estimate
@@ -364,11 +364,11 @@ _EFFECTS_ON = {
 }
 
 
-def factor_table(grid: GridResults, found: Sequence[Effect]) -> ReportTable:
+def factor_table(grid: GridResults, effects: Sequence[Effect]) -> ReportTable:
     """Main effects and interactions on each measure."""
     # Where scores over all rates say more, those at single rates are only in effects.csv.
-    all_rates = any(math.isnan(effect.lr) for effect in found)
-    shown = [effect for effect in found if math.isnan(effect.lr) or not all_rates]
+    all_rates = any(math.isnan(effect.lr) for effect in effects)
+    shown = [effect for effect in effects if math.isnan(effect.lr) or not all_rates]
     levels = "; ".join(
         f"{name}: {' to '.join(value_name(axis, value, grid.labels) for value in grid.axes[axis])}"
         for name, axis in grid.factors.items()
@@ -395,7 +395,7 @@ def factor_table(grid: GridResults, found: Sequence[Effect]) -> ReportTable:
     return laid_out("factors", columns, rows, caption=caption)
 
 
-def comparison_table(grid: GridResults, found: Sequence[MetricDifference]) -> ReportTable:
+def comparison_table(grid: GridResults, differences: Sequence[MetricDifference]) -> ReportTable:
     """One row per comparison, one body per axis and metric."""
 
     def heading(row: MetricDifference) -> str:
@@ -424,7 +424,7 @@ def comparison_table(grid: GridResults, found: Sequence[MetricDifference]) -> Re
     ]
     what = say("captions.own_scores") if grid.scored else "The metric of the grid file"
     caption = say("captions.comparisons", what=what, level=LEVEL, alpha=1 - LEVEL)
-    rows = ((heading(row), row) for row in found)
+    rows = ((heading(row), row) for row in differences)
     return laid_out("comparisons", columns, rows, caption=caption)
 
 
@@ -527,8 +527,8 @@ def task_tables(
     scores: Sequence[TaskScore],
 ) -> list[ReportTable]:
     """The tables of a grid with published scores; none for other grids."""
-    found = [test_table(tests), arm_table(arms), score_table(grid, scores)]
-    return [table for table in found if table.bodies]
+    tables = [test_table(tests), arm_table(arms), score_table(grid, scores)]
+    return [table for table in tables if table.bodies]
 
 
 def test_table(tests: Sequence[FailureTest]) -> ReportTable:
@@ -602,8 +602,8 @@ def score_table(grid: GridResults, scores: Sequence[TaskScore]) -> ReportTable:
 
     def column(corpus: str, metric: str) -> tuple[Heading, Callable[[list[TaskScore]], Datum]]:
         def value(rows: list[TaskScore]) -> Datum:
-            known = {(row.data, row.metric): row for row in rows}
-            return _task_value(known.get((corpus, metric)))
+            by_column = {(row.data, row.metric): row for row in rows}
+            return _task_value(by_column.get((corpus, metric)))
 
         return Heading(f"{split_of(corpus, metric)[0]} {score_facts(corpus, metric).title}"), value
 
@@ -634,7 +634,7 @@ def _task_rows(
     of_kind: dict[tuple[str, str], list[TaskScore]] = {}
     for score in scores:
         of_kind.setdefault((score.grid, score.kind), []).append(score)
-    found: dict[tuple[str, str], list[TaskScore]] = {}
+    by_heading: dict[tuple[str, str], list[TaskScore]] = {}
     for score in scores:
         rows = of_kind[score.grid, score.kind]
         heading = f"{score.grid}: " if len(grid.parts) > 1 else ""
@@ -649,8 +649,8 @@ def _task_rows(
             )
         else:
             heading = f"published, {score.setting}"
-        found.setdefault((heading, score.variant), []).append(score)
-    return found
+        by_heading.setdefault((heading, score.variant), []).append(score)
+    return by_heading
 
 
 def _seeds(rows: Iterable[TaskScore]) -> str:
@@ -662,16 +662,16 @@ def _seeds(rows: Iterable[TaskScore]) -> str:
 
 def _task_notes(scores: Sequence[TaskScore]) -> list[str]:
     """The notes of published rows, and the best settings."""
-    found: dict[str, list[str]] = {}
+    notes: dict[str, list[str]] = {}
     chosen: dict[str, list[str]] = {}
     for row in scores:
         if row.note:
-            found.setdefault(f"{row.setting}: {row.note}", []).append(row.variant)
+            notes.setdefault(f"{row.setting}: {row.note}", []).append(row.variant)
         if row.kind == "best_median" and row.setting and not row.average:
             split, _ = split_of(row.data, row.metric)
             chosen.setdefault(row.setting, []).append(f"{row.variant} on {split}")
     best = [f"best setting {at}: {', '.join(dict.fromkeys(of))}" for at, of in chosen.items()]
-    return [*best, *(f"{', '.join(dict.fromkeys(of))}, {note}" for note, of in found.items())]
+    return [*best, *(f"{', '.join(dict.fromkeys(of))}, {note}" for note, of in notes.items())]
 
 
 def _task_value(row: TaskScore | None) -> Datum:

@@ -119,10 +119,10 @@ def above_constant(cell: CellResult) -> bool | None:
         return None
     if cell.outcome == "non_finite":
         return False
-    found = _deciding(cell)
-    if found is None:
+    pair = _deciding(cell)
+    if pair is None:
         return None
-    score, constant = found
+    score, constant = pair
     return score > constant and not math.isclose(score, constant, rel_tol=1e-9, abs_tol=1e-12)
 
 
@@ -164,8 +164,8 @@ def one_class(cell: CellResult) -> bool:
 def constant_score(cell: CellResult, measure: QualityMetric) -> float:
     """What a constant answer gets by the measure; NaN if it is not known, as for F1."""
     floor = CONSTANT.get(measure.metric)
-    found = cell.metrics.get(floor) if isinstance(floor, str) else floor
-    return math.nan if found is None or not cell.scores else float(found)
+    score = cell.metrics.get(floor) if isinstance(floor, str) else floor
+    return math.nan if score is None or not cell.scores else float(score)
 
 
 class OverSeeds(NamedTuple):
@@ -183,11 +183,11 @@ class OverSeeds(NamedTuple):
 
 def over_seeds(cells: Sequence[CellResult], metric: str) -> OverSeeds:
     """A metric of some finished runs, as they report it."""
-    known = [cell for cell in cells if cell.metrics.get(metric) is not None]
-    values = [float(cell.metrics[metric] or 0.0) for cell in known]
-    low, high, _ = seeds_interval(values, list(map(failed, known)))
+    finite = [cell for cell in cells if cell.metrics.get(metric) is not None]
+    values = [float(cell.metrics[metric] or 0.0) for cell in finite]
+    low, high, _ = seeds_interval(values, list(map(failed, finite)))
     centre = mean(values) if values else math.nan
-    return OverSeeds(centre, low, high, len(known), len(cells) - len(known))
+    return OverSeeds(centre, low, high, len(finite), len(cells) - len(finite))
 
 
 def failed_runs(grid: GridResults) -> list[FailedRuns]:
@@ -205,7 +205,7 @@ def failed_runs(grid: GridResults) -> list[FailedRuns]:
 def _arm(grid: GridResults, cells: Sequence[CellResult]) -> FailedRuns:
     first, measure = cells[0], grid.measure(cells[0])
     flags = list(map(failed, cells))
-    found = over_seeds(cells, measure.metric)
+    summary = over_seeds(cells, measure.metric)
     low, high = wilson_interval(sum(flags), len(flags))
     return FailedRuns(
         grid=grid.name,
@@ -225,18 +225,18 @@ def _arm(grid: GridResults, cells: Sequence[CellResult]) -> FailedRuns:
         mode=measure.mode,
         constant=constant_score(first, measure),
         median=median_score(cells, measure),
-        mean=found.mean,
-        mean_low=found.low,
-        mean_high=found.high,
-        lacking=found.lacking,
+        mean=summary.mean,
+        mean_low=summary.low,
+        mean_high=summary.high,
+        lacking=summary.lacking,
     )
 
 
 def median_score(cells: Iterable[CellResult], measure: QualityMetric) -> float:
     """The median over runs; one without a finite score is the worst. NaN if it is such a run."""
     worst = -math.inf if measure.mode == "max" else math.inf
-    found = (cell.metrics.get(measure.metric) for cell in cells)
-    middle = median(worst if value is None else float(value) for value in found)
+    values = (cell.metrics.get(measure.metric) for cell in cells)
+    middle = median(worst if value is None else float(value) for value in values)
     return middle if math.isfinite(middle) else math.nan
 
 
@@ -246,16 +246,16 @@ def failure_tests(grid: GridResults) -> list[FailureTest]:
     Axes of the block are left out, as their values are the variants, and those that change only
     the evaluation, as they train nothing else.
     """
-    found = []
+    tests = []
     for part in grid.parts or (grid,):
         if not part.scored or part.pruner is not None:
             continue
         axes = {WARMUP: 0} if part.varies(WARMUP) and 0 in part.warmups else {}
         others = (axis for axis in part.compare if not axis.startswith(BLOCK))
         axes |= {axis: part.compare[axis] for axis in others if axis not in EVALUATION}
-        found += [row for axis, base in axes.items() for row in _tests(part, axis, base)]
-    corrected = holm_values([row.p for row in found]).tolist() if found else []
-    return [replace(row, p_holm=p) for row, p in zip(found, corrected, strict=True)]
+        tests += [row for axis, base in axes.items() for row in _tests(part, axis, base)]
+    corrected = holm_values([row.p for row in tests]).tolist() if tests else []
+    return [replace(row, p_holm=p) for row, p in zip(tests, corrected, strict=True)]
 
 
 def _tests(grid: GridResults, axis: str, base: Any) -> list[FailureTest]:
@@ -265,7 +265,7 @@ def _tests(grid: GridResults, axis: str, base: Any) -> list[FailureTest]:
         at = runs.setdefault((cell.variant, *others), {})
         at.setdefault(key_of(cell.axes[axis]), []).append(cell)
     variants = dict.fromkeys(cell.variant for cell in grid.scored)
-    found = []
+    tests = []
     for value in grid.axes[axis]:
         if key_of(value) == key_of(base):
             continue
@@ -278,8 +278,8 @@ def _tests(grid: GridResults, axis: str, base: Any) -> list[FailureTest]:
             if pairs:
                 tables = [_table(own, other) for own, other in pairs]
                 names = [value_name(axis, each, grid.labels) for each in (value, base)]
-                found.append(_test(grid, axis, names, name, tables))
-    return found
+                tests.append(_test(grid, axis, names, name, tables))
+    return tests
 
 
 def _table(own: Sequence[CellResult], other: Sequence[CellResult]) -> StallTable:
@@ -355,25 +355,25 @@ class TaskScore:
 
 def task_scores(grid: GridResults) -> list[TaskScore]:
     """Ours by variant, then the published ones; nothing for a task without published scores."""
-    found: list[TaskScore] = []
+    scores: list[TaskScore] = []
     for part in grid.parts or (grid,):
         if not part.scored or part.pruner is not None:
             continue
         for kind in ("mean", "best_median"):
             for variant in part.variants:
                 rows = [row for cells in _tasks(part, variant) for row in _of(part, kind, cells)]
-                found += [*rows, *_averages(part, kind, variant, rows)]
-        found += [_published(part, figure) for figure in part.published]
-    return found
+                scores += [*rows, *_averages(part, kind, variant, rows)]
+        scores += [_published(part, figure) for figure in part.published]
+    return scores
 
 
 def _tasks(grid: GridResults, variant: str) -> list[list[CellResult]]:
     """The finished runs of a variant, by corpus."""
-    found: dict[str, list[CellResult]] = {}
+    by_corpus: dict[str, list[CellResult]] = {}
     for cell in grid.scored:
         if cell.variant == variant:
-            found.setdefault(cell.corpus or "", []).append(cell)
-    return list(found.values())
+            by_corpus.setdefault(cell.corpus or "", []).append(cell)
+    return list(by_corpus.values())
 
 
 def _of(grid: GridResults, kind: Kind, cells: Sequence[CellResult]) -> list[TaskScore]:
@@ -402,10 +402,12 @@ def _fixed(grid: GridResults, cells: Sequence[CellResult]) -> Setting:
     planned = [cell for cell in grid.cells if _same_arm(cell, cells[0])]
     chosen: list[tuple[str, Any]] = []
     for axis in _setting_axes(grid):
-        known = {key_of(cell.axes[axis]) for cell in planned}
+        planned_values = {key_of(cell.axes[axis]) for cell in planned}
         wanted = [grid.reference_warmup] if axis == WARMUP else []
         wanted += [lookup(grid.config, axis), *grid.axes[axis]]
-        chosen.append((axis, next(key_of(value) for value in wanted if key_of(value) in known)))
+        chosen.append(
+            (axis, next(key_of(value) for value in wanted if key_of(value) in planned_values))
+        )
     return tuple(chosen)
 
 
@@ -433,9 +435,9 @@ def _best(by_setting: Mapping[Setting, Sequence[CellResult]]) -> Setting:
     def rank(setting: Setting) -> float:
         cells = by_setting[setting]
         measure = cells[0].scores[0]
-        found = median_score(cells, measure)
-        worth = found if measure.mode == "max" else -found
-        return -math.inf if math.isnan(found) or len(cells) < most else worth
+        score = median_score(cells, measure)
+        worth = score if measure.mode == "max" else -score
+        return -math.inf if math.isnan(score) or len(cells) < most else worth
 
     return max(by_setting, key=rank)
 
@@ -443,20 +445,20 @@ def _best(by_setting: Mapping[Setting, Sequence[CellResult]]) -> Setting:
 def _score(
     grid: GridResults, kind: Kind, cells: Sequence[CellResult], score: QualityMetric, settings: int
 ) -> TaskScore:
-    found = over_seeds(cells, score.metric)
+    summary = over_seeds(cells, score.metric)
     if kind != "mean":
-        found = found._replace(mean=median_score(cells, score), low=math.nan, high=math.nan)
+        summary = summary._replace(mean=median_score(cells, score), low=math.nan, high=math.nan)
     return TaskScore(
         grid=grid.name,
         kind=kind,
         variant=cells[0].variant,
         data=cells[0].corpus or "",
         metric=score.metric,
-        value=found.mean,
-        low=found.low,
-        high=found.high,
-        runs=found.runs,
-        lacking=found.lacking,
+        value=summary.mean,
+        low=summary.low,
+        high=summary.high,
+        runs=summary.runs,
+        lacking=summary.lacking,
         setting=", ".join(
             f"{axis.rpartition('.')[2]} {value_name(axis, cells[0].axes[axis], grid.labels)}"
             for axis in _setting_axes(grid)
@@ -474,11 +476,11 @@ def _averages(
     It lacks the runs that its scores lack. A grid may have other tasks beside those of GLUE.
     """
     rows = [row for row in rows if glue_task_of(row.data)]
-    known: dict[str, dict[str, float]] = {}
+    by_split: dict[str, dict[str, float]] = {}
     for row in rows:
         if not math.isnan(row.value):
             split, name = split_of(row.data, row.metric)
-            known.setdefault(split, {})[name] = row.value
+            by_split.setdefault(split, {})[name] = row.value
     return [
         TaskScore(
             grid=grid.name,
@@ -486,12 +488,12 @@ def _averages(
             variant=variant,
             data="",
             metric=f"{AVERAGE}{name}",
-            value=glue_average(name, known),
+            value=glue_average(name, by_split),
             runs=min(row.runs for row in rows),
             lacking=sum({row.data: row.lacking for row in rows}.values()),
         )
         for name in GLUE_AVERAGES
-        if not _lacking(name, known)
+        if not _lacking(name, by_split)
     ]
 
 
@@ -507,10 +509,10 @@ def split_of(corpus: str, metric: str) -> tuple[str, str]:
     return task.splits[stage == "test" and len(task.splits) > 1], name
 
 
-def _lacking(name: str, known: Mapping[str, Mapping[str, float]]) -> list[str]:
+def _lacking(name: str, by_split: Mapping[str, Mapping[str, float]]) -> list[str]:
     """The sets of an average without one of its scores."""
     parts = (part for item in GLUE_AVERAGES[name] for part in item)
-    return list(dict.fromkeys(s for s, metric in parts if metric not in known.get(s, {})))
+    return list(dict.fromkeys(s for s, metric in parts if metric not in by_split.get(s, {})))
 
 
 def no_averages(grid: GridResults) -> str:
@@ -521,12 +523,13 @@ def no_averages(grid: GridResults) -> str:
     rows = [row for row in task_scores(grid) if row.kind == "mean"]
     if not any(row.data in GLUE_CORPORA for row in rows) or any(row.average for row in rows):
         return ""
-    known: dict[str, dict[str, float]] = {}
+    by_split: dict[str, dict[str, float]] = {}
     for row in rows:
         split, name = split_of(row.data, row.metric)
-        known.setdefault(split, {})[name] = row.value
+        by_split.setdefault(split, {})[name] = row.value
     lacks = [
-        f"{name} lacks {', '.join(_lacking(name, known)) or 'a variant'}" for name in GLUE_AVERAGES
+        f"{name} lacks {', '.join(_lacking(name, by_split)) or 'a variant'}"
+        for name in GLUE_AVERAGES
     ]
     return (
         f"No average of ours, since a mean over fewer tasks is another number: {'; '.join(lacks)}."
@@ -552,10 +555,10 @@ def _published(grid: GridResults, figure: Mapping[str, Any]) -> TaskScore:
 
 def _only_corpus(grid: GridResults, figure: Mapping[str, Any]) -> str:
     """The corpus of a figure that names none: that of a grid with one; an average has none."""
-    known = {cell.corpus for cell in grid.cells}
-    if figure["metric"].startswith(AVERAGE) or len(known) != 1:
+    corpora = {cell.corpus for cell in grid.cells}
+    if figure["metric"].startswith(AVERAGE) or len(corpora) != 1:
         return ""
-    return str(*known)
+    return str(*corpora)
 
 
 def score_facts(corpus: str, metric: str) -> QualityMetric:
@@ -575,8 +578,8 @@ def columns(rows: Iterable[TaskScore]) -> list[tuple[str, str]]:
         for corpus, scores in facts.by_corpus.items()
         for score in scores
     ]
-    known = dict.fromkeys((row.data, row.metric) for row in rows if not row.average and row.data)
-    return sorted(known, key=lambda each: order.index(each) if each in order else len(order))
+    pairs = dict.fromkeys((row.data, row.metric) for row in rows if not row.average and row.data)
+    return sorted(pairs, key=lambda each: order.index(each) if each in order else len(order))
 
 
 def setting_words(rows: Sequence[TaskScore]) -> str:

@@ -108,19 +108,19 @@ def replace(
     before that of the trainer while that may grow (no `wall_time`), and after it when the run has
     finished.
     """
-    found = list(folder.glob("events.out.tfevents.*"))
+    files = list(folder.glob("events.out.tfevents.*"))
     content = _records(wall_time, events)
     digest = hashlib.sha256(content).hexdigest()[:12]
     place = f"events.out.tfevents.{LAST if wall_time else FIRST}."
-    same = [path for path in found if re.fullmatch(rf"{place}\d+-{digest}{end}", path.name)]
+    same = [path for path in files if re.fullmatch(rf"{place}\d+-{digest}{end}", path.name)]
     if same:
         kept = max(same)
     else:
-        numbers = [re.search(rf"\.({FIRST}|{LAST})\.(\d+)-", path.name) for path in found]
+        numbers = [re.search(rf"\.({FIRST}|{LAST})\.(\d+)-", path.name) for path in files]
         number = 1 + max((int(match[2]) for match in numbers if match), default=0)
         kept = folder / f"{place}{number:06d}-{digest}{end}"
         write_whole(kept, content)
-    for old in found:
+    for old in files:
         if old != kept and old.name.endswith((end, EARLIER)):
             old.unlink(missing_ok=True)
 
@@ -141,13 +141,13 @@ FENCE = "```"
 
 def question_of(grid: GridResults) -> str:
     """The question, and the metrics by which no ranking of all runs is possible."""
-    said = [
+    cautions = [
         f"Do not rank all runs by {metric}: it counts other things where {why}."
         for metric in dict.fromkeys([grid.metric, grid.monitored.loss])
         if (why := differences([ruler(cell.setting, metric) for cell in grid.cells]))
     ]
     question = grid.question or "No question is written in the grid file."
-    return "\n\n".join([question, *said])
+    return "\n\n".join([question, *cautions])
 
 
 def run_text(cell: CellResult, question: str) -> str:
@@ -317,8 +317,10 @@ def metric_tags(grid: GridResults) -> list[str]:
     expected = [LOSS, "val/perplexity", *(["test/nll"] if tested else [])]
     expected += [tag for tag in scores if tested and tag.startswith("test/")]
     expected += [tag for tag in scores if tag in REPORTED]
-    found = {tag for cell in grid.finished for tag in cell.metrics if tag[:4] in ("val/", "test")}
-    tags = [*expected, *sorted(found - {*expected, *LEFT_OUT})]
+    reported = {
+        tag for cell in grid.finished for tag in cell.metrics if tag[:4] in ("val/", "test")
+    }
+    tags = [*expected, *sorted(reported - {*expected, *LEFT_OUT})]
     return list(dict.fromkeys([grid.metric, *tags]))  # the metric of the grid comes first
 
 
@@ -335,8 +337,8 @@ def reference_cells(grid: GridResults) -> dict[str, CellResult]:
     wanted = grid.reference_warmup
     if wanted is None:
         return {}
-    found = {twin(cell): cell for cell in grid.cells if cell.warmup == wanted}
-    return {cell.id: found[twin(cell)] for cell in grid.cells if twin(cell) in found}
+    by_twin = {twin(cell): cell for cell in grid.cells if cell.warmup == wanted}
+    return {cell.id: by_twin[twin(cell)] for cell in grid.cells if twin(cell) in by_twin}
 
 
 def loss_difference(cell: CellResult, reference: CellResult | None) -> float:
@@ -493,8 +495,8 @@ def _write_index(grid_dir: Path, only_new: bool) -> None:
         indexed = only_new and _is_indexed(own, cell)
         if indexed and not wholes:
             continue
-        found = {name: part_of(above / name) for name in others} | {own.name: own}
-        parts = [part for _, part in sorted(found.items()) if part and cell.id in part.cells]
+        by_name = {name: part_of(above / name) for name in others} | {own.name: own}
+        parts = [part for _, part in sorted(by_name.items()) if part and cell.id in part.cells]
         for path in wholes:  # would show in this grid too, or is of a grid that is gone
             for part in parts:
                 if path.name.endswith(part.end):

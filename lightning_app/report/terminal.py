@@ -39,20 +39,20 @@ def show_report(console: Console, grid: GridResults, scores: Sequence[Score]) ->
         pruned = sum(cell.state == "pruned" for cell in grid.cells)
         write.line(f"The pruner ended {pruned} cells early, so there are no scores.")
     write.line(state_counts(grid))
-    found = by_slice([score for score in scores if not math.isnan(score.lr)])
-    if found:
+    slices = by_slice([score for score in scores if not math.isnan(score.lr)])
+    if slices:
         headline = headline_table(grid, scores)
         write.line(headline.title, "bold")
-        whole = write.bodies(headline, lambda where: write.plot(grid, found[where]))
+        whole = write.bodies(headline, lambda where: write.plot(grid, slices[where]))
         if whole and grid.parts:
-            write.table(_beside(found))
+            write.table(_beside(slices))
     for part in grid.parts or (grid,):
         write.table(metric_table(part, named=True))
     ours = [score for score in task_scores(grid) if score.kind != "published"]
     for table in task_tables(grid, failure_tests(grid), failed_runs(grid), ours):
         write.table(table)
-    said = (left_out(grid.strangers), mixture_line(grid), unsealed(records_of(grid)))
-    for text in [*findings(grid, scores), *said]:
+    notes = (left_out(grid.strangers), mixture_line(grid), unsealed(records_of(grid)))
+    for text in [*findings(grid, scores), *notes]:
         if text:
             write.line(text)
 
@@ -220,10 +220,10 @@ def _beside(slices: Mapping[str, Variants]) -> ReportTable:
 def _losses(grid: GridResults, variants: Variants) -> tuple[dict[tuple[str, int], float], float]:
     """Mean losses by variant and warm-up in one slice of the grid, and its unigram entropy."""
     own = next(iter(variants.values()))["delta"]
-    found: dict[tuple[str, int], list[float]] = {}
+    by_point: dict[tuple[str, int], list[float]] = {}
     entropies = []
     for cell in grid.finished:
         if (cell.group, cell.lr or 0.0) == (own.group, own.lr) and math.isfinite(cell.loss):
-            found.setdefault((cell.variant, cell.warmup or 0), []).append(cell.loss)
+            by_point.setdefault((cell.variant, cell.warmup or 0), []).append(cell.loss)
             entropies.append(cell.entropy)
-    return {key: mean(losses) for key, losses in found.items()}, max(entropies, default=math.nan)
+    return {key: mean(losses) for key, losses in by_point.items()}, max(entropies, default=math.nan)

@@ -122,14 +122,14 @@ def write_scores(report: Report) -> None:
     import pandas as pd
 
     write_whole(report.out / "sensitivity.csv", scores_frame(report.scores).to_csv(index=False))
-    found: dict[str, list[dict[str, Any]]] = {
+    tables: dict[str, list[dict[str, Any]]] = {
         "effects": [asdict(row) for row in report.effects],
         "comparisons": [comparison_document(row) for row in report.comparisons],
         "failed_runs": [asdict(row) for row in report.failed_runs],
         "failure_tests": [asdict(row) for row in report.failure_tests],
         "task_scores": [asdict(row) for row in report.task_scores],
     }
-    for name, rows in found.items():
+    for name, rows in tables.items():
         path = report.out / f"{name}.csv"
         if rows:
             write_whole(path, pd.DataFrame(rows).to_csv(index=False))

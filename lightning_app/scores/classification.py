@@ -26,17 +26,17 @@ class Confusion:
     counts: NDArray[np.int64]
 
     def __post_init__(self) -> None:
-        given = np.asarray(self.counts)
-        if given.ndim != 2 or given.shape[0] != given.shape[1] or len(given) < 2:
+        array = np.asarray(self.counts)
+        if array.ndim != 2 or array.shape[0] != array.shape[1] or len(array) < 2:
             raise UserError(
-                f"Confusion: counts has shape {given.shape}; it must be a square matrix "
+                f"Confusion: counts has shape {array.shape}; it must be a square matrix "
                 f"of at least 2 x 2"
             )
-        if not np.issubdtype(given.dtype, np.integer):
-            raise UserError(f"Confusion: counts has type {given.dtype}; it must hold integers")
-        if given.min() < 0:
-            raise UserError(f"Confusion: counts holds {given.min()}; counts must not be negative")
-        own = given.astype(np.int64)  # a copy, since the caller may keep changing its array
+        if not np.issubdtype(array.dtype, np.integer):
+            raise UserError(f"Confusion: counts has type {array.dtype}; it must hold integers")
+        if array.min() < 0:
+            raise UserError(f"Confusion: counts holds {array.min()}; counts must not be negative")
+        own = array.astype(np.int64)  # a copy, since the caller may keep changing its array
         own.flags.writeable = False
         object.__setattr__(self, "counts", own)
 

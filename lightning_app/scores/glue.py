@@ -143,16 +143,16 @@ def glue_average(name: str, scores: Mapping[str, Mapping[str, float]]) -> float:
 
 
 def _check_scores(scores: Mapping[str, Mapping[str, float]]) -> None:
-    known = {split: task for task in GLUE_TASKS.values() for split in task.splits}
+    by_split = {split: task for task in GLUE_TASKS.values() for split in task.splits}
     for split, by_metric in scores.items():
         if split.upper() == "WNLI":
             raise UserError(f"glue: scores of '{split}': {WNLI}")
-        if split not in known:
+        if split not in by_split:
             raise UserError(
-                f"glue: scores of '{split}' are unknown; splits are {', '.join(known)}"
-                f"{nearest(split, known)}"
+                f"glue: scores of '{split}' are unknown; splits are {', '.join(by_split)}"
+                f"{nearest(split, by_split)}"
             )
-        metrics = known[split].metrics
+        metrics = by_split[split].metrics
         for metric, value in by_metric.items():
             if metric not in metrics:
                 raise UserError(

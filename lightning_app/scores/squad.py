@@ -229,9 +229,9 @@ def _top(logits: Floats, n: int) -> NDArray[np.int64]:
     return np.argsort(-logits, kind="stable")[:n]
 
 
-def _logits(name: str, index: int, given: Floats, window: ContextWindow) -> Floats:
+def _logits(name: str, index: int, values: Floats, window: ContextWindow) -> Floats:
     # Sums of float16 would be rounded: different starts could have equal sums.
-    logits = np.asarray(given, dtype=np.float64)[: window.positions]
+    logits = np.asarray(values, dtype=np.float64)[: window.positions]
     if logits.ndim != 1 or len(logits) < window.positions:
         raise UserError(
             f"spans: {name} of window {index} has shape {logits.shape}; one logit for each of at "

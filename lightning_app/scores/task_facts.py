@@ -234,11 +234,11 @@ _OF_GLUE = {
 def _published_scores(task: GlueTask) -> tuple[QualityMetric, ...]:
     """The scores of a GLUE task, its own first; those of a second set follow the first set's."""
     names = (task.own, *(name for name in task.metrics if name != task.own))
-    found = tuple(_OF_GLUE[name] for name in names)
+    metrics = tuple(_OF_GLUE[name] for name in names)
     if len(task.splits) == 1:
-        return found
-    second = (each._replace(metric=each.metric.replace("val/", "test/")) for each in found)
-    return (*found, *second)
+        return metrics
+    second = (each._replace(metric=each.metric.replace("val/", "test/")) for each in metrics)
+    return (*metrics, *second)
 
 
 TASKS.add(

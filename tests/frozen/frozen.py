@@ -180,9 +180,18 @@ def _equal(found: Any, wanted: Any, exactly: bool) -> bool:
     return wanted.count(" ") > 2
 
 
+_PROSE = {"|": r"[^|]", "%": r"\\(?:caption|par)"}
+"""What a caption or a note begins with, by the first character of Markdown and LaTeX."""
+
+
 def _words(table: str) -> list[Any]:
-    """The entries of a table, numbers as such."""
-    return [_number(word) for word in re.split(r"[,\n]| +", table)]
+    """The entries of a table, numbers as such; of captions and notes only the numbers."""
+    prose, words = _PROSE.get(table[:1], r"(?!)"), []
+    for line in table.splitlines():
+        entries = [_number(word) for word in re.split(r",| +", line)]
+        caption = re.match(prose, line)
+        words += [entry for entry in entries if not caption or isinstance(entry, float)]
+    return words
 
 
 def _number(word: str) -> Any:

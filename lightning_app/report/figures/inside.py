@@ -64,22 +64,22 @@ def _twins(pair: tuple[CellResult, CellResult], colour: str) -> Sketch | None:
     """Two rows of panels, the stalled run above; one column for each quantity and stack."""
     from matplotlib.figure import Figure
 
-    found = [read_probes(cell) for cell in pair]
+    curves = [read_probes(cell) for cell in pair]
     columns = [
         (quantity, stack)
         for quantity in SIGNALS
         for stack in STACKS
-        if any((p.quantity, p.stack) == (quantity, stack) for places in found for p in places)
+        if any((p.quantity, p.stack) == (quantity, stack) for places in curves for p in places)
     ]
     if not columns:
         return None
-    layers = sorted({p.layer for places in found for p in places if p.layer is not None})
-    steps = [step for places in found for curve in places.values() for step in curve]
-    links = Links(sum(map(len, found)))
+    layers = sorted({p.layer for places in curves for p in places if p.layer is not None})
+    steps = [step for places in curves for curve in places.values() for step in curve]
+    links = Links(sum(map(len, curves)))
     figure = Figure(figsize=(2.35 * len(columns) + 0.5, 4.6), layout="constrained")
     grid = figure.subplots(2, len(columns), sharex=True, sharey="col", squeeze=False)
     rows: list[dict[str, Any]] = []
-    for cell, places, row in zip(pair, found, grid, strict=True):
+    for cell, places, row in zip(pair, curves, grid, strict=True):
         for (quantity, stack), axes in zip(columns, row, strict=True):
             for place, curve in sorted(_of(places, quantity, stack), key=lambda i: i[0].layer or 0):
                 look = (
@@ -104,7 +104,7 @@ def _twins(pair: tuple[CellResult, CellResult], colour: str) -> Sketch | None:
     for (quantity, stack), axes in zip(columns, grid[0], strict=True):
         axes.set_title(SIGNALS[quantity] + ("" if stack == "model" else f"\n{stack}"), fontsize=9.5)
         values = [
-            v for places in found for _, c in _of(places, quantity, stack) for v in c.values()
+            v for places in curves for _, c in _of(places, quantity, stack) for v in c.values()
         ]
         if quantity == "w2_gradient" and min(values) > 0:
             axes.set_yscale("log")
@@ -155,8 +155,8 @@ def _layer_legend(figure: "Figure", layers: Sequence[int], colour: str) -> None:
 def read_probes(cell: CellResult) -> dict[Place, Curve]:
     """The finite values of `SIGNALS` by place and step; the last value of a step counts."""
     path = cell.run.sound(PROBES)
-    found: dict[Place, Curve] = {}
+    curves: dict[Place, Curve] = {}
     for step, place, value in [] if path is None else probed_values(path):
         if place.quantity in SIGNALS and math.isfinite(value):
-            found.setdefault(place, {})[step] = value
-    return found
+            curves.setdefault(place, {})[step] = value
+    return curves

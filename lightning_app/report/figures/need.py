@@ -98,8 +98,8 @@ def _place(left: "Axes", right: "Axes", height: float) -> None:
     renderer = FigureCanvasAgg(figure).get_renderer()
 
     def beside(axes: "Axes") -> float:
-        found = axes.yaxis.get_tightbbox(renderer)
-        return 0.0 if found is None else math.ceil(10 * found.width / figure.dpi) / 10
+        box = axes.yaxis.get_tightbbox(renderer)
+        return 0.0 if box is None else math.ceil(10 * box.width / figure.dpi) / 10
 
     names, numbers = beside(left) + 0.25, beside(right) + 0.1
     room = WIDTH - names - numbers - 0.4
@@ -118,7 +118,7 @@ def _rows(part: Part) -> list[VariantEffect]:
     reference = part.grid.reference_warmup
     if part.lr is None or not reference or part.grid.pruner is not None:
         return []
-    found = []
+    rows = []
     for arm in arms(part.grid):
         if arm.group != part.group or part.lr not in arm.rates:
             continue
@@ -128,8 +128,8 @@ def _rows(part: Part) -> list[VariantEffect]:
             row = VariantEffect(
                 variant=arm.variant, score=score, pairs=pairs, by_step=_by_step(pairs, part)
             )
-            found.append(row)
-    return sorted(found, key=lambda row: -row.score.estimate)
+            rows.append(row)
+    return sorted(rows, key=lambda row: -row.score.estimate)
 
 
 def _by_step(pairs: Paired, part: Part) -> dict[int, float]:
@@ -224,12 +224,12 @@ def _apart(places: Sequence[float], axes: "Axes") -> list[float]:
     least = 0.075 * (high - low)
     moved: list[float] = []
     order = sorted(range(len(places)), key=lambda place: -places[place])
-    found = [0.0] * len(places)
+    offsets = [0.0] * len(places)
     for place in order:
         y = places[place] if not moved else min(places[place], moved[-1] - least)
         moved.append(y)
-        found[place] = y
-    return found
+        offsets[place] = y
+    return offsets
 
 
 TICKS = 4  # rates with a number at the axis, at most
@@ -240,17 +240,17 @@ def loss_by_rate(part: Part) -> list[Sketch]:
     """Final loss against the learning rate, one panel for each variant and group."""
     groups = dict.fromkeys(cell.group for cell in part.cells)
     every = [arm for arm in arms(part.grid) if arm.cells]
-    found = [arm for group in groups for arm in every if arm.group == group]
-    rates = sorted({lr for arm in found for _, lr, _ in arm.cells})
+    arms_drawn = [arm for group in groups for arm in every if arm.group == group]
+    rates = sorted({lr for arm in arms_drawn for _, lr, _ in arm.cells})
     if len(rates) < 2:
         return []
-    cells = [cell for arm in found for cell in arm.cells.values()]
+    cells = [cell for arm in arms_drawn for cell in arm.cells.values()]
     warmups = sorted({warmup_of(cell) for cell in cells})
     colours = warmup_colours(warmups)
     links = Links(len(cells), LINKED)
-    figure, axes_of = panels(len(found), width=2.7, height=2.5)
+    figure, axes_of = panels(len(arms_drawn), width=2.7, height=2.5)
     rows: list[dict[str, Any]] = []
-    for axes, arm in zip(axes_of, found, strict=True):
+    for axes, arm in zip(axes_of, arms_drawn, strict=True):
         entropy_line(axes, mean([cell.entropy for cell in arm.cells.values()]))
         for warmup in warmups:
             rows += _line(axes, arm, warmup, colours[warmup], links)
@@ -578,7 +578,7 @@ def _means(
     runs: Sequence[CellResult], value: Value, warmups: Sequence[int]
 ) -> list[dict[str, Any]]:
     """Mean and t interval of each warm-up; no interval if some seeds failed and others did not."""
-    found = []
+    points = []
     for warmup in warmups:
         arm = [cell for cell in runs if warmup_of(cell) == warmup]
         if not arm:
@@ -587,8 +587,8 @@ def _means(
         low, high, _ = seeds_interval(values, failed)
         status = arm[0].state if ended_alike(failed) else "mixed"
         mark = {"warmup": warmup, "status": status, "n": len(arm), "value": mean(values)}
-        found.append({**mark, "low": low, "high": high})
-    return found
+        points.append({**mark, "low": low, "high": high})
+    return points
 
 
 def _draw_means(

@@ -386,13 +386,13 @@ def panels(count: int, width: float, height: float) -> tuple["Figure", list["Axe
     rows = math.ceil(count / columns)
     figure = Figure(figsize=(max(4.4, width * columns + 0.7), height * rows))
     grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
-    found = list(grid.flat)
-    for unused in found[count:]:
+    panes = list(grid.flat)
+    for unused in panes[count:]:
         unused.remove()
-    for index, axes in enumerate(found[:count]):
+    for index, axes in enumerate(panes[:count]):
         axes.grid(axis="y")
         axes.tick_params(length=3, labelbottom=index + columns >= count)
-    return figure, found[:count]
+    return figure, panes[:count]
 
 
 def arrange(

@@ -43,10 +43,10 @@ def rate_by_warmup(part: Part) -> list[Sketch]:
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import Normalize
 
-    found = _arms(part)
+    drawn = _arms(part)
     losses = {
         (arm.variant, warmup, lr): [cell.loss for cell in _runs(arm, warmup, lr)]
-        for arm in found
+        for arm in drawn
         for warmup, lr in _points(arm)
     }
     means = {place: mean(values) for place, values in losses.items() if values}
@@ -54,14 +54,14 @@ def rate_by_warmup(part: Part) -> list[Sketch]:
         return []
     warmups = sorted({warmup for _, warmup, _ in losses})
     rates = sorted({lr for *_, lr in losses})
-    top = max(cell.entropy for arm in found for cell in arm.cells.values())
+    top = max(cell.entropy for arm in drawn for cell in arm.cells.values())
     low = min(means.values())
     mappable = ScalarMappable(Normalize(low if low < top else top - 1.0, top), COLOUR_MAP)
     links = Links(len(losses))
     width, height = 0.2 + 0.62 * len(warmups), 0.4 + 0.42 * len(rates)
-    figure, axes_of = panels(len(found), width=width, height=height)
+    figure, axes_of = panels(len(drawn), width=width, height=height)
     rows: list[dict[str, Any]] = []
-    for axes, arm in zip(axes_of, found, strict=True):
+    for axes, arm in zip(axes_of, drawn, strict=True):
         rows += _map(axes, arm, warmups, rates, mappable, links)
         title(axes, arm.variant)
     axes_of[0].set_xticks(range(len(warmups)), [f"{warmup:,}" for warmup in warmups])
@@ -71,7 +71,7 @@ def rate_by_warmup(part: Part) -> list[Sketch]:
     cross = key("k/n: k of n runs stalled or non-finite", color=INK, marker="x")
     arrange(figure, axes_of, "warm-up (updates)", "learning rate", [cross], below=BAR)
     _colour_bar(figure, mappable)
-    return [sketch("rate_by_warmup", figure, rows, links, _cells(found))]
+    return [sketch("rate_by_warmup", figure, rows, links, _cells(drawn))]
 
 
 def _colour_bar(figure: "Figure", mappable: "ScalarMappable") -> None:
@@ -131,15 +131,15 @@ def _map(
 
 def frontier(part: Part) -> list[Sketch]:
     """The largest rate without a stall against warm-up, one panel for each variant."""
-    found = [arm for arm in _arms(part) if arm.cells]
-    if not found or not _several_rates(part):
+    drawn = [arm for arm in _arms(part) if arm.cells]
+    if not drawn or not _several_rates(part):
         return []
-    warmups = sorted({warmup for arm in found for warmup in arm.warmups})
-    rates = sorted({lr for arm in found for lr in arm.rates})
-    links = Links(sum(len(_points(arm)) for arm in found))
-    figure, axes_of = panels(len(found), width=1.5 + 0.4 * len(warmups), height=2.6)
+    warmups = sorted({warmup for arm in drawn for warmup in arm.warmups})
+    rates = sorted({lr for arm in drawn for lr in arm.rates})
+    links = Links(sum(len(_points(arm)) for arm in drawn))
+    figure, axes_of = panels(len(drawn), width=1.5 + 0.4 * len(warmups), height=2.6)
     rows: list[dict[str, Any]] = []
-    for axes, arm in zip(axes_of, found, strict=True):
+    for axes, arm in zip(axes_of, drawn, strict=True):
         rows += _frontier(axes, arm, warmups, part.colours[arm.variant], links)
         title(axes, arm.variant)
     axes = axes_of[0]
@@ -158,7 +158,7 @@ def frontier(part: Part) -> list[Sketch]:
     arrange(figure, axes_of, "warm-up (updates)", "learning rate (log scale)", handles)
     least = min(row["n"] for row in rows if row["mark"] == "tried" and row["n"])
     words = {"runs": f"{least} run{'s' * (least != 1)}", "most": wilson_interval(0, least)[1]}
-    return [sketch("frontier", figure, rows, links, _cells(found), **words)]
+    return [sketch("frontier", figure, rows, links, _cells(drawn), **words)]
 
 
 def _frontier(
@@ -200,8 +200,8 @@ def _arms(part: Part) -> list[Arm]:
     return [arm for arm in arms(part.grid) if arm.group == part.group]
 
 
-def _cells(found: Sequence[Arm]) -> list[CellResult]:
-    return [cell for arm in found for cell in arm.cells.values()]
+def _cells(arms: Sequence[Arm]) -> list[CellResult]:
+    return [cell for arm in arms for cell in arm.cells.values()]
 
 
 def _points(arm: Arm) -> list[tuple[int, float]]:

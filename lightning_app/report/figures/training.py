@@ -179,20 +179,22 @@ def _panel(
 ) -> list[dict[str, Any]]:
     from matplotlib.ticker import MaxNLocator
 
-    found = {cell.id: value for cell in part.cells if (value := _value(resource, cell)) is not None}
-    largest = max(found.values())
+    by_cell = {
+        cell.id: value for cell in part.cells if (value := _value(resource, cell)) is not None
+    }
+    largest = max(by_cell.values())
     size = next((size for size in resource.units if largest >= size), 1.0)
     unit = resource.units.get(size, "bytes" if resource.units is BYTES else "")
     rows: list[dict[str, Any]] = []
     for y, variant in enumerate(variants):
-        runs = [cell for cell in part.cells if cell.variant == variant and cell.id in found]
-        values = [found[cell.id] for cell in runs]
+        runs = [cell for cell in part.cells if cell.variant == variant and cell.id in by_cell]
+        values = [by_cell[cell.id] for cell in runs]
         # Runs with equal values have different heights in the row of their variant.
         points = [
             (value / size, y - 0.27 + 0.36 * (turn / max(1, len(runs) - 1)))
             for turn, value in enumerate(values)
         ]
-        urls = [links.to(cell, f"{found[cell.id]:,.0f} {_plain_unit(resource)}") for cell in runs]
+        urls = [links.to(cell, f"{by_cell[cell.id]:,.0f} {_plain_unit(resource)}") for cell in runs]
         colour = part.colours[variant]
         look: dict[str, Any] = {"color": colour, "s": 16, "alpha": 0.6}
         if links.on:

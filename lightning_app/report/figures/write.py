@@ -124,19 +124,19 @@ def _of_common_rates(grid: GridResults, groups: Sequence[str]) -> list[list[str]
     """
     rulers = scales(grid.finished, grid.monitored.loss)
     counted = {cell.group: name for cell, name in zip(grid.finished, rulers, strict=True)}
-    found: list[tuple[set[float | None], list[str]]] = []
+    shared: list[tuple[set[float | None], list[str]]] = []
     panels: dict[str, int] = {}
     for group in groups:
         cells = [cell for cell in grid.finished if cell.group == group]
         panels[group] = len({cell.variant for cell in cells})
         own, alike = {cell.lr for cell in cells}, [group]
-        same = [each for each in found if counted[each[1][0]] == counted[group]]
+        same = [each for each in shared if counted[each[1][0]] == counted[group]]
         for there in [each for each in same if each[0] & own]:
             own, alike = own | there[0], there[1] + alike
-            found.remove(there)
-        found.append((own, alike))
+            shared.remove(there)
+        shared.append((own, alike))
     parts: list[list[str]] = []
-    for _, alike in found:
+    for _, alike in shared:
         few = sum(panels[group] for group in alike) <= TOGETHER
         parts += [alike] if few else [[group] for group in alike]
     return parts
