@@ -1,6 +1,6 @@
-"""Comparisons on a metric: of variants, of the factors of a design, and of repeated runs.
+"""Comparisons by a metric: between variants, between the factors of a design, and of repeated runs.
 
-A reader judges runs by the metric that the grid file names, or by the task's own score where that
+Runs are judged by the metric that the grid file names, or by the task's own score if that metric
 is the loss and the task has published scores (`GridResults.measure`).
 
 Effects of factors. A factor is an axis of two values, low and high, in the order of the grid file.
@@ -8,7 +8,7 @@ With `y` the score of a variant and seed, the effect of factors `F` is the mean,
 all other factors, of `y` contrasted by each factor of `F`: for one factor `y(high) - y(low)`, for
 two `(y(high, high) - y(high, low)) - (y(low, high) - y(low, low))`, and so on. It is computed seed
 by seed, with Student's t interval over the seeds (Yates 1937, for a full 2^k factorial). An effect
-has an interval and a p value only if each variant of it has. A score between two bounds
+has an interval and a p value only if each of its variants has. A score between two bounds
 (`Score.ends`) gives an effect between two bounds: the lower one from the lower bounds of the
 variants that it adds and the upper bounds of those that it subtracts.
 
@@ -21,9 +21,10 @@ one metric (`statistics.guarded_ps`), corrected by Holm over all comparisons; on
 withheld counts as 1. There is no interval where some seeds of an arm failed and others did not, and
 no p value from fewer than 5 seeds where the two arms differ in failures (`failed_runs.failed`).
 
-Where `m` counts other things at the two values (`rulers`), bits per byte or BLEU takes its place if
-every run has it; otherwise, and for an axis that changes only the evaluation, the two are *not
-comparable*. Values at which runs have read more or trained longer say how much (`_budget`).
+Where `m` counts different things at the two values (`rulers`), bits per byte or BLEU takes its
+place if every run has it; otherwise, and for an axis that changes only the evaluation, the two are
+*not comparable*. `_budget` states how much more the runs at a value have read, or how much longer
+they trained.
 
 """
 
@@ -77,10 +78,10 @@ if TYPE_CHECKING:
 class MetricMean:
     """One arm: mean and t interval over the `runs` finished runs that have its `metric`.
 
-    The values are those of the results, without the cap of the scores. `lacking` runs finished
-    without a finite value. There is no interval if some seeds failed and others did not. `ruler`
-    names what the metric counts in this arm, where it counts other things in others: only arms
-    of one ruler can be compared by it.
+    The values are as reported, without the cap of the scores. `lacking` runs finished without a
+    finite value. There is no interval if some seeds failed and others did not. If the metric does
+    not count the same thing in all arms, `ruler` names what it counts in this one: only arms with
+    the same ruler can be compared.
     """
 
     group: str
@@ -100,7 +101,7 @@ class MetricMean:
 def by_metric(grid: GridResults) -> list[MetricMean]:
     """Every arm with finished runs, the best mean first, arms without a value last.
 
-    Arms of several rulers are not ranked against each other: those of the first one come first.
+    Arms with different rulers are not ranked against each other; those of the first one lead.
     """
     arms: dict[tuple[Any, ...], list[CellResult]] = {}
     for cell in grid.finished:
@@ -157,7 +158,7 @@ def slices(grid: GridResults, arms: Sequence[MetricMean]) -> dict[str, dict[str,
 
 
 def metrics_document(grid: GridResults) -> list[dict[str, Any]]:
-    """The means for scripts: of each grid that this one joins, or of this one."""
+    """The means for scripts, per joined grid."""
     return [
         {
             "grid": part.name,
@@ -328,9 +329,9 @@ BETTER, WORSE, SAME, UNLIKE = "better", "worse", "no difference shown", "not com
 EQUAL = "changes nothing"
 
 MORE = 1.05
-"""From this factor on, other numbers of tokens are said: fewer come from the ends of batches."""
+"""From this ratio on, unequal token counts are reported; smaller ones come from batch ends."""
 LONGER = 1.25
-"""From this factor on, another time of training is said, if every run of one arm took longer than
+"""From this ratio on, unequal training times are reported, if every run of one arm took longer than
 every run of the other. Two runs of one config that share a machine differ by up to a fifth."""
 _SPEED = "train/tokens_per_second"  # counts the tokens that are read
 FREE, OPTIMIZER = ("model.schedule.", "model.optimizer."), "model.optimizer.kind"
@@ -341,16 +342,16 @@ Place = tuple[tuple[str, Hashable], ...]  # the values of the other axes
 
 @dataclass(frozen=True, kw_only=True)
 class MetricDifference:
-    """One row of `comparisons.csv`: `value` of an `axis` less its `baseline`, in one slice.
+    """One row of `comparisons.csv`: `value` of an `axis` minus its `baseline`, in one slice.
 
     `where` names the values of the other axes that vary, `all` if none does. `values` holds seed
     and difference. `reading` is `better`, `worse`, `no difference shown`, `not comparable`, or
-    `changes nothing` where every run ends with the very numbers of the one at the baseline, and
+    `changes nothing` where every run ends with exactly the numbers of the one at the baseline, and
     empty without a p value; the metric's `mode` decides the direction. `note` says what is missing,
     and `withheld` whether the seeds are too few for a p value. `why_unlike` says why the metric of
     the grid cannot compare the two, and `comparable` whether `metric` can. `tokens_ratio` and
-    `seconds_ratio` are what runs have read and how long they have trained, less than or more than
-    those at the baseline; `budget` says it in words, empty where both are about equal.
+    `seconds_ratio` compare the tokens read and the training time with those at the baseline;
+    `budget` states them in words, and is empty where both are about equal.
     """
 
     grid: str
@@ -395,10 +396,10 @@ class MetricDifference:
 
 
 def compared_axes(grid: GridResults) -> dict[str, Any]:
-    """The axes to compare with the baseline of each: those of `compare:` in the grid file.
+    """The axes to compare, each with its baseline: those of `compare:` in the grid file.
 
-    Of a task with published scores also the warm-up, with none as the baseline. Without that key
-    and without a question about warm-up it is the preset, or else the first axis but the seed, with
+    For a task with published scores also the warm-up, with none as the baseline. Without that key
+    and without a question about warm-up, the preset or else the first axis except the seed, with
     the baseline of the grid or the first value.
     """
     if grid.scored and grid.varies(WARMUP) and 0 in grid.warmups:
@@ -461,8 +462,8 @@ def _of(grid: GridResults, axis: str, base: Any) -> list[MetricDifference]:
         _compared(grid, axis, value, base, words[place], runs.get(place, {}))
         for place, value in pairs
     ]
-    # Scores of several tasks differ in unit and in spread, as do losses that count other tokens:
-    # only those of one metric and one ruler are pooled.
+    # Scores of different tasks differ in unit and spread, as do losses over different tokens, so
+    # only rows with the same metric and ruler are pooled.
     cells = [
         next(iter(runs.get(place, {}).get(key_of(base), {}).values()), None) for place, _ in pairs
     ]
@@ -575,7 +576,7 @@ def _metric(cell: CellResult, measure: QualityMetric) -> float:
 
 
 def _measured(cell: CellResult) -> tuple[Any, dict[str, float | None]]:
-    """What a run has read, and all that was measured of it but its speed."""
+    """What a run has read, and all its metrics except speed."""
     metrics = {tag: v for tag, v in cell.metrics.items() if not tag.startswith("train/")}
     return cell.record.get("tokens"), metrics
 
@@ -583,10 +584,10 @@ def _measured(cell: CellResult) -> tuple[Any, dict[str, float | None]]:
 def _budget(
     axis: str, own: Collection[CellResult], other: Collection[CellResult]
 ) -> dict[str, Any]:
-    """What runs at a value have read and how long they have trained, over those at the baseline.
+    """The tokens read and the training time of runs at a value, relative to those at the baseline.
 
-    Runs that became non-finite ended early, whatever their budget, and do not count. Tokens of two
-    tokenizers are counted in the bytes that they spell in the validation text, where that is known.
+    Runs that became non-finite ended early, whatever their budget, and do not count. Tokens of
+    different tokenizers are counted in bytes of the validation text, where these are known.
     """
     own, other = ([c for c in cells if c.outcome != "non_finite"] for cells in (own, other))
     every = [*own, *other]
@@ -633,13 +634,13 @@ def _tokens(cell: CellResult) -> float:
 
 
 def _bytes(cell: CellResult) -> float:
-    """The tokens of a run in bytes, as many a token as in the validation text."""
+    """The tokens of a run in bytes, at the bytes per token of the validation text."""
     nats, bits = (as_number(cell.metrics.get(f"val/{name}")) for name in ("nll", "bits_per_byte"))
     return _tokens(cell) * nats / (math.log(2) * bits) if bits else math.nan
 
 
 def _seconds(cell: CellResult) -> float:
-    """The seconds of the training steps alone, without evaluations."""
+    """The seconds of the training steps, without evaluations."""
     speed = as_number(cell.metrics.get(_SPEED))
     return _tokens(cell) / speed if speed else math.nan
 
@@ -689,7 +690,7 @@ def compare_axis(
 
 
 def _check_reported(grid: GridResults, metric: str) -> None:
-    """Refuse a metric that no finished run has: every comparison would be empty."""
+    """Refuse a metric that no finished run reports: every comparison would be empty."""
     reported = dict.fromkeys(name for cell in grid.finished for name in cell.metrics)
     if reported and metric not in reported:
         names = ", ".join(sorted(reported))

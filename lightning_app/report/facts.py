@@ -35,7 +35,7 @@ def nats(value: float) -> str:
 
 
 def measured(value: float) -> str:
-    """A value of any metric: three digits, those of huge numbers as a power of ten."""
+    """A value of any metric: three digits, with a power of ten for huge numbers."""
     return f"{value:,.3f}".replace("-", "−") if abs(value) < 1e9 else f"{value:.3e}"
 
 
@@ -73,7 +73,7 @@ def share_interval(low: float, high: float) -> str:
 
 
 def state_counts(grid: GridResults) -> str:
-    """The number of cells in each state; a cell of several grids counts once."""
+    """The number of cells per state; a cell shared by several grids counts once."""
     cells = different(grid)
     states = [cell.state for cell in cells]
     ended, waiting = outcomes(cells), len(grid.without_parent)
@@ -291,7 +291,7 @@ def _schedule(grid: GridResults) -> str:
 def schedules(grid: GridResults) -> list[tuple[str, str]]:
     """The kinds of schedule, each with each coupling of warm-up and decay, `paper` or `decoupled`.
 
-    A warm-up moves no decay of a constant rate nor of BERT's schedule, so their coupling is empty.
+    The coupling of a constant rate and of BERT's schedule is empty: no warm-up moves their decay.
     """
     kinds, couplings = (grid.tried(f"model.schedule.{key}") for key in ("kind", "coupling"))
     pairs = [

@@ -1,4 +1,4 @@
-"""The results of a grid as data frames: a row for each cell, and a row for each validation."""
+"""The results of a grid as data frames: one row per cell, and one row per validation."""
 
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path

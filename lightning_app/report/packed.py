@@ -1,9 +1,9 @@
 """A grid in one Parquet file, `results.parquet`: its table of cells and the records of its runs.
 
-A row for each planned cell. After the columns of the table there is a column for each kind of file,
-`result.json` and so on, with its text, null where a run does not have it. Of `metrics.csv` only the
-validations and the learning rates are kept: the losses of single training batches, from which no
-score is computed, would be five sixths of the file. The metadata of the file hold `plan.json` and
+One row per planned cell. After the columns of the table follows one column per kind of file,
+such as `result.json`, with its text, or null where a run lacks it. Of `metrics.csv` only the
+validations and the learning rates are kept: the losses of single training batches, which no score
+uses, would be five sixths of the file. The metadata of the file hold `plan.json` and
 `grid.yaml`, compressed (zlib, base64). Any reader of Parquet gets the table.
 """
 
@@ -51,7 +51,7 @@ _OVER = ("ok", "diverged", "pruned", "other_data")
 
 
 def pack(grid: GridResults, table: "pd.DataFrame", path: Path) -> None:
-    """Write the `table` of a grid, a row for each cell, and the files of the runs that are over."""
+    """Write the `table` of a grid, one row per cell, and the files of the finished runs."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -129,7 +129,7 @@ def _contents(path: Path) -> tuple[dict[str, bytes], dict[str, dict[str, str]]]:
 
 
 def _inflated(path: Path, name: str, text: bytes) -> bytes:
-    """The content of a compressed file, of which no more than the limit is ever in memory."""
+    """The content of a compressed file, never holding more than the limit in memory."""
     unpacking = zlib.decompressobj()
     data = unpacking.decompress(b64decode(text), _LARGEST + 1)
     if len(data) > _LARGEST:
@@ -140,7 +140,7 @@ def _inflated(path: Path, name: str, text: bytes) -> bytes:
 
 
 def _uncompressed(metadata: Any) -> Iterator[int]:
-    """The bytes of each column of a Parquet file in memory, as its footer gives them."""
+    """The size in memory of each column of a Parquet file, according to its footer."""
     for number in range(metadata.num_row_groups):
         group = metadata.row_group(number)
         for place in range(group.num_columns):
@@ -199,7 +199,7 @@ def _packed(path: Path) -> Any:
 
 
 def _texts(cell: CellResult) -> dict[str, str]:
-    """The texts of the files of a run by name; its seal is over what is packed of them."""
+    """The texts of the files of a run by name, with a seal that covers what is packed."""
     texts = {name: text for name in FILES if (text := _text(cell, name)) is not None}
     for name in (RESULT, PRUNED):
         tree = json.loads(texts.get(name, "{}"))

@@ -1,4 +1,4 @@
-"""Published figures beside ours, with the differences between their settings."""
+"""Published figures next to ours, with the differences between their settings."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -38,7 +38,7 @@ def comparison(grid: GridResults) -> "pd.DataFrame":
     warm-up; otherwise the nearest warm-up and rate on a logarithmic scale are taken. If a paper
     does not state its warm-up, our reference warm-up is taken; if it does not state its rate, that
     of our lowest validation loss, or of the best own score of the task. A figure with `data` is
-    compared only with runs on that corpus. Averages over tasks are in the table of tasks alone
+    compared only with runs on that corpus. Averages over tasks are only in the table of tasks
     (`task_scores`). `low` and `high` are the t interval (Student 1908), NaN if some seeds stalled
     and others did not. For the figure "diverged", `ours` is the number of our runs that failed, and
     how. A dash is a value that our runs do not have, or that was measured in another way
@@ -157,7 +157,7 @@ def _cost(grid: GridResults, cells: Sequence[CellResult]) -> float:
 
 
 def _measured_otherwise(grid: GridResults, cells: Sequence[CellResult], metric: str) -> list[str]:
-    """Sentences about why our values of a metric cannot be put beside published ones."""
+    """Sentences on why our values of a metric cannot be compared with published ones."""
     needs = {
         field: value
         for task in TASKS.values()

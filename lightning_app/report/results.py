@@ -1,7 +1,7 @@
-"""The results of a grid, or of several, as they lie in their folders.
+"""The results of one or several grids, read from their folders.
 
-No score compares runs of two grids: each has its baseline and its reference warm-up. Only the
-correction of the p values is over all of them. A cell that several grids plan (one id: one
+No score compares runs of two grids: each has its own baseline and reference warm-up. Only the
+correction of the p values covers all of them. A cell that several grids plan (one id: one
 experiment) is one run, and counts once wherever runs are pooled; a grid that has not finished it
 takes the result of one that has."""
 
@@ -77,11 +77,11 @@ class CellResult:
     """One planned run.
 
     `state`: `ok` or `diverged` (a result exists), `pruned` (the grid's pruner ended it), `failed`
-    (the last attempt crashed), `unfinished` (an attempt runs or was cut short; files alone cannot
-    tell), `waiting` (never started), `damaged` (what it left at its end cannot be read; `error`
-    says why), `other_data` (finished, but on other data than the cells that it would be compared
-    with: its result counts nowhere). `monitored` is what its task monitors, `corpus` its
-    `data.name`, and `scores` the published scores of the task on that corpus, if it has some.
+    (the last attempt crashed), `unfinished` (an attempt is running or was cut short; files do not
+    show which), `waiting` (never started), `damaged` (its files cannot be read; `error` says why),
+    `other_data` (finished, but on other data than the cells it would be compared with, so its
+    result is excluded). `monitored` is what its task monitors, `corpus` its
+    `data.name`, and `scores` the published scores of the task on that corpus, if any.
     `group` names the values of the axes that are no block, warm-up, rate or seed, and that follow
     from no other axis. `baseline` is the variant to compare with: the grid's baseline preset with
     this cell's other block axes. `config` has the settings that no axis varies.
@@ -177,8 +177,8 @@ class CellResult:
     def loss(self) -> float:
         """The `l` of every score in nats per token: `H_uni` if diverged, else `min(loss, H_uni)`.
 
-        A stall counts as `H_uni` exactly, also where it ended a little below, so that every failure
-        costs the same. One cap serves all variants: a run that has not yet learned counts as
+        A stall counts as exactly `H_uni`, even if it ended a little below, so that every failure
+        costs the same. One cap holds for all variants: a run that has not yet learned counts as
         `H_uni` too, and `capped` tells it from a stall. NaN if not finished.
         """
         if self.state == "diverged":
@@ -263,10 +263,10 @@ class GridResults:
         return task_facts(self.setting(TASKS.field)).monitored
 
     def measure(self, cell: CellResult) -> QualityMetric:
-        """What a reader judges a run by.
+        """The measure by which a run is judged.
 
         The first published score of its task and corpus, unless the grid file names a metric other
-        than the loss; without such a score the metric of the grid file.
+        than the loss; without published scores the metric of the grid file.
         """
         if cell.scores and self.metric == cell.monitored.metric and not self.asked:
             return cell.scores[0]
@@ -274,7 +274,7 @@ class GridResults:
 
     @property
     def measures(self) -> list[QualityMetric]:
-        """The measures of the finished runs, each once; the metric of the grid without a run."""
+        """The distinct measures of the finished runs; without runs the metric of the grid."""
         unique = list(dict.fromkeys(map(self.measure, self.finished)))
         return unique or [QualityMetric(self.metric, self.metric, "", self.mode)]
 
@@ -322,7 +322,7 @@ class GridResults:
         return len(self.axes.get(key, ())) > 1
 
     def tried(self, key: str) -> Sequence[Any]:
-        """The values of a dotted field: those of its axis, else the one that is set, if any."""
+        """The values of a dotted field: those of its axis, or the one that is set, if any."""
         value = lookup(self.config, key)
         return self.axes.get(key, [] if value is None else [value])
 
@@ -354,9 +354,9 @@ def outcomes(cells: Iterable[CellResult]) -> str:
 
 
 def without_strangers(grid: GridResults) -> GridResults:
-    """The grid without the results that were trained on other data than those beside them.
+    """The grid without results trained on other data than those they would be compared with.
 
-    So no later comparison of runs includes them.
+    No later comparison of runs includes them.
     """
     records = {cell.name: cell.record for cell in grid.finished}
     excluded: Groups = strangers(records, {cell.name: cell.axes for cell in grid.finished})
@@ -390,7 +390,7 @@ def damaged_files(grid: GridResults) -> list[str]:
 
 
 AXIS = "grid"  # the axis whose values are the names of the grids
-UNSAID = (  # folders of a machine, and what changes no result
+UNSAID = (  # folders of a machine, and settings that change no result
     *("data.root", "data.cache", "data.num_workers", "trainer.default_root_dir"),
     *("trainer.logger", "trainer.log_every_n_steps"),
     *("trainer.enable_checkpointing", "trainer.enable_progress_bar"),
@@ -400,12 +400,12 @@ UNSAID = (  # folders of a machine, and what changes no result
 def together(grids: Sequence[GridResults]) -> GridResults:
     """One grid with the cells of all; its `parts` are the grids, its groups distinguish them.
 
-    Settings that are not the same in all of them are left out of its `config`; it names all
-    of several baselines, in words. Its folder is beside that of the first and need not exist.
+    Settings that differ between them are left out of its `config`; several baselines are joined
+    in words. Its folder is next to that of the first grid and need not exist.
 
     Raises:
-        UserError: for a grid that is given twice, for two of one name, and for one with a pruner,
-            which has no scores.
+        UserError: for a grid that is named twice, for two grids with the same name, and for one
+            with a pruner, which has no scores.
     """
     _check(grids)
     first = grids[0]
@@ -473,7 +473,7 @@ def _check(grids: Sequence[GridResults]) -> None:
 
 
 def _part(grid: GridResults, keys: Sequence[str], results: Mapping[str, CellResult]) -> GridResults:
-    """The grid with its name in each group, what any grid varies in each cell, known results."""
+    """The grid with its name in each group, all varied settings per cell, and shared results."""
     fixed = {key: lookup(grid.config, key) for key in keys if key not in grid.axes}
 
     def named(cell: CellResult) -> CellResult:
@@ -527,10 +527,10 @@ SCORED = (SEED, WARMUP, RATE)
 def read_results(folder: Path, file: Mapping[str, Any] | None = None) -> GridResults:
     """Read `grid.yaml`, `plan.json` and each cell's `result.json`.
 
-    `file` is the content of a grid file of the same cells, which takes the place of `grid.yaml`: a
-    question or a label may be another now. A cell whose result is damaged counts as not finished.
-    Raises `UserError` for a folder that is no grid, for a plan or grid file that cannot be
-    understood, and for what another version made that this one cannot read.
+    `file` is the content of a grid file of the same cells, which replaces `grid.yaml`: its question
+    or labels may have changed. A cell whose result is damaged counts as not finished.
+    Raises `UserError` for a folder that is not a grid, for an invalid plan or grid file, and for
+    files of another version that this one cannot read.
     """
     folder = Path(folder)
     paths = GridFolder(folder)
@@ -579,7 +579,7 @@ _LINKED = ("data.seed", "data.task", "data.next_sentence", "data.init_from", "mo
 
 
 def read_runs(folder: Path, runs: Sequence[RunFolder]) -> GridResults:
-    """Read runs that no grid has planned together; what differs in their configs are their axes.
+    """Read runs that no grid planned together; the differences between their configs become axes.
 
     Runs without a config, which have not begun, are left out, and damaged ones are named.
     """
@@ -651,7 +651,7 @@ def _config(
 
 
 def _may_be_pruned(cell: CellResult) -> bool:
-    """Whether a pruner ended the cell; without any such cell it has selected nothing."""
+    """Whether a pruner may have ended the cell; without such cells it has selected nothing."""
     return cell.state in ("pruned", "damaged")
 
 
@@ -691,9 +691,8 @@ def _cell_of(
 
     result, state, error = _outcome(run)
     facts = task_facts(axes.get(TASKS.field) or lookup(config, TASKS.field))
-    # An axis that follows from another one says nothing more, unless losses count other things at
-    # its values, or runs have other budgets, and that one is no part of a group's name: then two
-    # variants are of two groups.
+    # An axis that follows from another one adds nothing to a group's name, unless its values change
+    # what losses count or the budget of runs, and the other axis is not part of the name either.
     counts = ruler(cell_setting(axes, config), facts.monitored.loss)
     followed = [
         key
@@ -748,7 +747,7 @@ def read_mapping(path: Path) -> dict[str, Any]:
 
 
 def _number(path: Path, key: str, value: Any, kind: Callable[[Any], float]) -> Any:
-    """A value of a config as a number of the given kind, None for null.
+    """A value of a config as a number of this kind, None for null.
 
     YAML reads `1e-3` as text. Raises `UserError`.
     """

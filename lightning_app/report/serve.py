@@ -1,4 +1,4 @@
-"""Serve a report and the TensorBoard of its grids together, to this machine only.
+"""Serve a report and the TensorBoard of its grids together, only on this machine.
 
 One server on 127.0.0.1: `/tensorboard/NAME/` is the TensorBoard of the grid in the folder NAME, and
 `runs/` below it the folders of its runs, to which its texts link. Any other address is a file in

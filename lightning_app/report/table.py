@@ -41,8 +41,8 @@ class Datum:
 class Heading:
     """A column of numbers, or of `words`.
 
-    The page has the `unit` below the title. `between` joins the lines of a cell in a paper, and a
-    `brief` column has only the first of them in a terminal.
+    The page shows the `unit` below the title. `between` joins the lines of a cell in a paper; a
+    `brief` column shows only the first line in a terminal.
     """
 
     title: str
@@ -58,7 +58,7 @@ Bodies = Mapping[str, Sequence[tuple[Datum, ...]]]
 
 @dataclass(frozen=True, kw_only=True)
 class ReportTable:
-    """`bodies` has the rows of each slice of the grid, "" for the only one.
+    """`bodies` has the rows of each slice of the grid; a single slice has the name "".
 
     The first cell of a row is its name. `notes` explain why scores are undefined, and other facts;
     only the page adds `page_caption`, and a terminal shows the `title` instead of a caption.

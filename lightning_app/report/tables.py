@@ -562,7 +562,7 @@ def test_table(tests: Sequence[FailureTest]) -> ReportTable:
 
 
 def arm_table(arms: Sequence[FailedRuns]) -> ReportTable:
-    """Failed runs of each arm, by each definition, beside the median and the mean."""
+    """Failed runs of each arm by each definition, with the median and the mean."""
     rates = len({arm.lr for arm in arms}) > 1
 
     def heading(arm: FailedRuns) -> str:

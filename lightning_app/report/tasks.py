@@ -1,10 +1,10 @@
-"""Scores of tasks over seeds, and the runs that failed on them.
+"""Scores of tasks over seeds, and failed runs.
 
 A run *failed* if it is non-finite, or if its score is not above that of a constant answer (Mosbach
 et al. 2021, 2006.04884): Matthews correlation 0, the accuracy of the most frequent class,
 correlation 0. Where F1 is the own score, accuracy decides, since F1 rewards a constant answer.
 
-Two narrower descriptions are counted beside it. *One class*: the scores are exactly those of a
+Two narrower kinds are counted too. *One class*: the scores are exactly those of a
 constant answer. *Loss at the floor*: the outcome `stalled`, where the loss ends within 0.05 nats of
 the best constant output or above. The loss does not decide what failed, since it errs both ways: a
 run that overfits has a high loss and right answers, and a score of 60 % on a task of two classes
@@ -46,7 +46,7 @@ class FailedRuns:
     """One arm: `failed` of its `runs` with Wilson's interval, and its score over seeds.
 
     `non_finite`, `one_class` and `loss_at_floor` count runs by the descriptions above, `by_loss`
-    those that were judged by the loss, because their results do not have the score. `constant` is
+    those judged by the loss because their results lack the score. `constant` is
     the score of a constant answer. In the median a run without a finite score is the worst one; the
     mean and its t interval leave out such runs, of which there are `lacking`. The median is NaN
     if it falls on such a run. There is no interval if some runs failed and others did not.
@@ -112,8 +112,8 @@ def failed(cell: CellResult) -> bool:
 def above_constant(cell: CellResult) -> bool | None:
     """Whether the score of a run is above that of a constant answer.
 
-    False for a non-finite run; None for a task without published scores, and where the result does
-    not have the score.
+    False for a non-finite run; None for a task without published scores, and where the result lacks
+    the score.
     """
     if not cell.scores:
         return None
@@ -140,7 +140,7 @@ def _deciding(cell: CellResult) -> tuple[float, float] | None:
 def one_class(cell: CellResult) -> bool:
     """Whether the scores of a run are exactly those of a constant answer.
 
-    Where accuracy is the only score of the task, other answers can have it by chance.
+    Where accuracy is the only score of the task, other answers can match it by chance.
     """
     values = {name: cell.metrics.get(f"val/{name}") for name in ("matthews", "f1", "pearson")}
     task = GLUE_TASKS.get(glue_task_of(cell.corpus or "") or "")
@@ -233,7 +233,7 @@ def _arm(grid: GridResults, cells: Sequence[CellResult]) -> FailedRuns:
 
 
 def median_score(cells: Iterable[CellResult], measure: QualityMetric) -> float:
-    """The median over runs; one without a finite score is the worst. NaN if it is such a run."""
+    """The median over runs, those without a finite score the worst; NaN if it is one of them."""
     worst = -math.inf if measure.mode == "max" else math.inf
     values = (cell.metrics.get(measure.metric) for cell in cells)
     middle = median(worst if value is None else float(value) for value in values)
@@ -243,8 +243,8 @@ def median_score(cells: Iterable[CellResult], measure: QualityMetric) -> float:
 def failure_tests(grid: GridResults) -> list[FailureTest]:
     """Each value of the warm-up, and of the axes of `compare:`, against its baseline, by variant.
 
-    Axes of the block are left out, as their values are the variants, and those that change only
-    the evaluation, as they train nothing else.
+    Axes of the block are left out, since their values are the variants, and so are axes that change
+    only the evaluation.
     """
     tests = []
     for part in grid.parts or (grid,):
@@ -354,7 +354,7 @@ class TaskScore:
 
 
 def task_scores(grid: GridResults) -> list[TaskScore]:
-    """Ours by variant, then the published ones; nothing for a task without published scores."""
+    """Our scores by variant, then the published ones; empty for tasks without published scores."""
     scores: list[TaskScore] = []
     for part in grid.parts or (grid,):
         if not part.scored or part.pruner is not None:
@@ -471,9 +471,9 @@ def _score(
 def _averages(
     grid: GridResults, kind: Kind, variant: str, rows: Sequence[TaskScore]
 ) -> list[TaskScore]:
-    """Each average of GLUE of which every score is there and finite.
+    """Each average of GLUE whose scores are all there and finite.
 
-    It lacks the runs that its scores lack. A grid may have other tasks beside those of GLUE.
+    It lacks the runs that its scores lack. A grid may have tasks other than those of GLUE.
     """
     rows = [row for row in rows if glue_task_of(row.data)]
     by_split: dict[str, dict[str, float]] = {}
@@ -516,9 +516,9 @@ def _lacking(name: str, by_split: Mapping[str, Mapping[str, float]]) -> list[str
 
 
 def no_averages(grid: GridResults) -> str:
-    """Which tasks every average of GLUE lacks here; empty where there is one, or no task of GLUE.
+    """Which tasks each average of GLUE lacks; empty if there is an average, or no task of GLUE.
 
-    A mean over fewer tasks would be another number.
+    A mean over fewer tasks would be a different number.
     """
     rows = [row for row in task_scores(grid) if row.kind == "mean"]
     if not any(row.data in GLUE_CORPORA for row in rows) or any(row.average for row in rows):
@@ -531,9 +531,8 @@ def no_averages(grid: GridResults) -> str:
         f"{name} lacks {', '.join(_lacking(name, by_split)) or 'a variant'}"
         for name in GLUE_AVERAGES
     ]
-    return (
-        f"No average of ours, since a mean over fewer tasks is another number: {'; '.join(lacks)}."
-    )
+    why = "since a mean over fewer tasks is a different number"
+    return f"No average of ours, {why}: {'; '.join(lacks)}."
 
 
 def _published(grid: GridResults, figure: Mapping[str, Any]) -> TaskScore:

@@ -60,7 +60,7 @@ def tensorboard_path(folder: Path) -> str:
 
 
 def run_url(base: str, cell: CellResult) -> str:
-    """The address that opens TensorBoard with this run alone.
+    """The address that opens TensorBoard with only this run.
 
     `base` is the address of the server, ``http://127.0.0.1:6006``. The tab Time series uses
     `runFilter`; the other tabs use `regexInput`, which they share. With more than 500 runs
@@ -140,9 +140,9 @@ FENCE = "```"
 
 
 def question_of(grid: GridResults) -> str:
-    """The question, and the metrics by which no ranking of all runs is possible."""
+    """The question, and the metrics by which not all runs can be ranked."""
     cautions = [
-        f"Do not rank all runs by {metric}: it counts other things where {why}."
+        f"Do not rank all runs by {metric}: it counts different things because {why}."
         for metric in dict.fromkeys([grid.metric, grid.monitored.loss])
         if (why := differences([ruler(cell.setting, metric) for cell in grid.cells]))
     ]
@@ -153,7 +153,7 @@ def question_of(grid: GridResults) -> str:
 def run_text(cell: CellResult, question: str) -> str:
     """One Markdown text. A run that has not ended has no resolved block yet.
 
-    `serve.Site` answers the link to the drawing; a TensorBoard of its own shows only its path.
+    `serve.Site` answers the link to the drawing; a separate TensorBoard shows only its path.
     """
     parts = [f"# {cell.name}", question]
     config = cell.folder / "config.yaml"
@@ -171,9 +171,9 @@ def run_text(cell: CellResult, question: str) -> str:
 
 
 def _stack(side: str, spec: Mapping[str, Any]) -> Iterator[str]:
-    """A table of one stack: a row for each field, a column for consecutive equal layers.
+    """A table of one stack: one row per field, one column per range of equal layers.
 
-    An encoder reads no field of cross-attention.
+    An encoder uses no field of cross-attention.
     """
     blocks = [
         {key: value for key, value in block.items() if side == "decoder" or "cross" not in key}
@@ -401,7 +401,7 @@ def started(listed: Sequence[tuple[IndexedGrid, CellResult]]) -> Summary:
 
 
 def ended(cells: Sequence[CellResult]) -> Summary:
-    """How a run that no longer goes on has ended."""
+    """How a run ended that is no longer running."""
     state = next((each for each in _END if each in [cell.state for cell in cells]), "ok")
     end = plugin_data_pb2.SessionEndInfo(
         status=getattr(api_pb2, f"STATUS_{_END.get(state, 'SUCCESS')}"),

@@ -29,7 +29,7 @@ def publish(grid: GridResults, out: Path) -> None:
     figure that the report opens with: `headline-light` and `headline-dark`, `.svg` and `.png`.
 
     The test of differences in BLEU over sentences needs the translations, which are not packed: its
-    p values are in `sensitivity.csv` alone.
+    p values are only in `sensitivity.csv`.
     """
     report = Report(grid, [*sensitivity_scores(grid), *bleu_scores(grid)], out)
     pack(grid, report.results, out / PACKED)

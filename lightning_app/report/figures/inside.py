@@ -1,4 +1,4 @@
-"""Figures of a run that stalled beside its twin that did not."""
+"""Figures of a stalled run next to a twin that did not stall."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -36,7 +36,7 @@ SIGNALS = {
 
 
 def twins(part: Part) -> list[Sketch]:
-    """A run that stalled beside its twin that did not, one pair for each variant."""
+    """A stalled run and a twin that did not stall, one pair per variant."""
     pairs = [pair for name in part.variants(part.cells) if (pair := _pair(part, name))]
     drawn = [_twins(pair, part.colours[pair[0].variant]) for pair in pairs[: part.figures]]
     sketches = [each for each in drawn if each is not None]

@@ -90,7 +90,7 @@ def warmup_effect(part: Part) -> list[Sketch]:
 
 
 def _place(left: "Axes", right: "Axes", height: float) -> None:
-    """Set the margins by the widths of the names and numbers beside the axes, in inches."""
+    """Set the margins from the widths of the names and numbers next to the axes, in inches."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     figure = left.get_figure(root=True)
@@ -332,7 +332,7 @@ TASK_HEIGHT, TASK_WIDTH = 2.4, 11.5  # inches of a row of panels, and of the fig
 
 
 def scores_by_task(part: Part) -> list[Sketch]:
-    """One panel for each task and value of the other axes; nothing without published scores."""
+    """One panel per task and value of the other axes; none without published scores."""
     from matplotlib.figure import Figure
 
     cells = [cell for cell in part.cells if cell.scores and math.isfinite(_score(part, cell))]

@@ -122,10 +122,10 @@ def slices_of(grid: GridResults) -> dict[tuple[str, float | None], list[CellResu
 
 
 def drawn_slices(grid: GridResults) -> dict[tuple[str, float | None], list[CellResult]]:
-    """The slices with figures: of each group the learning rate at which its runs learn best.
+    """The slices with figures: for each group the learning rate at which its runs learn best.
 
-    That is the rate with the smallest mean loss over all finished runs. Of many groups the first,
-    at least one, with no more than `MOST_PANELS` variants in all.
+    That is the rate with the smallest mean loss over all finished runs. Of many groups only the
+    first are drawn: at least one, and at most `MOST_PANELS` variants in total.
     """
     best: dict[str, tuple[float, float | None]] = {}
     slices = slices_of(grid)
@@ -158,7 +158,7 @@ class Links:
         self._marks: list[tuple[CellResult | None, str]] = []
 
     def to(self, cell: CellResult, words: str) -> str | None:
-        """The address to give to the mark of a run, or None."""
+        """The link for the mark of a run, or None."""
         words_of_run = [cell.variant]
         words_of_run += [] if cell.warmup is None else [f"warm-up {cell.warmup:,}"]
         words_of_run += [] if cell.lr is None else [f"lr {label(cell.lr)}"]
@@ -310,7 +310,7 @@ class Part:
 
 @dataclass(frozen=True, kw_only=True)
 class Sketch:
-    """A figure before it is written. `table` holds the data, a row for each mark."""
+    """A figure before it is written. `table` holds the data, one row per mark."""
 
     figure: "Figure"
     table: "pd.DataFrame"
@@ -456,7 +456,7 @@ def title(axes: "Axes", text: str) -> None:
 
 
 def wrapped(name: str) -> str:
-    """Long names, one a line, broken between their parts so that they fit as a panel's title."""
+    """Long names, one per line, broken between their parts to fit into a panel's title."""
     if "\n" in name:
         return "\n".join(map(wrapped, name.split("\n")))
     lines = [""]

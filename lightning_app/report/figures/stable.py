@@ -192,7 +192,7 @@ def _frontier(
 
 
 def _several_rates(part: Part) -> bool:
-    """Whether there is anything to show. A pruner ends bad runs, so that none would stall."""
+    """Whether there is anything to show. A pruner ends bad runs, so none would stall."""
     return len(part.grid.rates) > 1 and part.grid.pruner is None
 
 

@@ -139,7 +139,7 @@ RESOURCES = (
 
 
 def resources(part: Part) -> list[Sketch]:
-    """A panel for each resource, a row for each variant, a dot for each run."""
+    """One panel per resource, one row per variant, one dot per run."""
     from matplotlib.figure import Figure
 
     shown = [r for r in RESOURCES if any(_value(r, cell) is not None for cell in part.cells)]
