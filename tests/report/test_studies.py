@@ -111,7 +111,7 @@ def test_a_changed_number_is_found(study: Path, tmp_path: Path) -> None:
 def test_its_page_is_short_and_names_no_machine(study: Path) -> None:
     page = (study / "README.md").read_text(encoding="utf-8")
     assert page.count("\n") <= MOST_LINES
-    for heading in ("Asked", "Predicted", "Found", "What it does not show"):
+    for heading in ("Question", "Predictions", "Results", "What it does not show"):
         assert f"## {heading}" in page
     assert "headline-light.svg" in page
     packed = pd.read_parquet(study / PACKED)
