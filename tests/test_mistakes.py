@@ -125,7 +125,7 @@ AT_ONCE = [
     Case("show mine", "is a grid; expected one of its runs", RUN),
     Case("translate --run experiments/mine --beam 2", "is a grid; expected one of its", RUN),
     Case("test --run mine/one --checkpoint worst", "last, best or the file", RUN),
-    Case("test --run mine/one --trainer.max_steps 3", "only flags of evaluation", RUN),
+    Case("test --run mine/one --trainer.max_steps 3", "only evaluation flags", RUN),
     Case("predict --run mine/one --config a.yaml", "--run names the config already", RUN),
     # results of a published study
     Case(f"results {STUDY} --query varaint=='sas'", "no column 'varaint'; did you mean 'variant'?"),
@@ -150,7 +150,7 @@ AT_ONCE = [
     Case("init p --data a.de", "init: argument --data: expected 2 arguments", {"a.de": LINES}),
     Case("init p --data a.de a.en", "300 lines and a.en 1;", {"a.de": LINES, "a.en": "a\n"}),
     Case("init p --data a.de a.en", "a.en have 0 pairs", {"a.de": "", "a.en": ""}),
-    Case("init p --data a.txt b.txt", "end in one language", {"a.txt": LINES, "b.txt": LINES}),
+    Case("init p --data a.txt b.txt", "end in the same language", {"a.txt": LINES, "b.txt": LINES}),
     Case("init p --data a.de b.en", "b.en: cannot be read: No such file", {"a.de": LINES}),
     Case("init p --data a.de a.en", "UTF-8 at byte 0", {"a.de": b"\xff\xfe", "a.en": LINES}),
     Case("init p --data a b", "a name that ends in its language", {"a": LINES, "b": LINES}),

@@ -238,9 +238,9 @@ def test_moments_without_their_correction(kind: str, decay: float, fused: bool) 
 
 
 def test_a_correction_that_cannot_be_left_out() -> None:
-    with pytest.raises(ValueError, match="of kinds adam"):
+    with pytest.raises(ValueError, match="for kinds adam"):
         OptimizerConfig(kind="sgd", bias_correction=False)
-    with pytest.raises(ValueError, match=r"each at most 0\.999999"):
+    with pytest.raises(ValueError, match=r"each must be at most 0\.999999"):
         OptimizerConfig(betas=(0.9, 0.9999999), bias_correction=False)
 
 

@@ -92,7 +92,7 @@ for said, *words in [
     ("experiments/a/runs/b", "diff", "a/b", "a/c"),
     ("best.ckpt is missing", "validate", "--run", "saved"),
     ("did you mean 'last'", "predict", "--run", "saved", "--checkpoint", "lst"),
-    ("beside --run only", "test", "--run", "saved", "--seed_everything", "2"),
+    ("with --run only", "test", "--run", "saved", "--seed_everything", "2"),
     ("needs --run RUN", "test", "--checkpoint", "last"),
     ("config.yaml: is missing", "show", "saved"),
     ("--threads 0", "fit", "--threads", "0"),

@@ -316,7 +316,7 @@ def test_a_query_selects_runs(grid: FakeGrid, capsys, query: str, count: int) ->
         (("--metric", "val/nll"), "need --compare"),
         (("--compare", PRESET), "expected AXIS=BASELINE"),
         (("--compare", f"{PRESET}=[", "--metric", "val/nll"), "not valid YAML"),
-        (("--compare", f"{PRESET}=pre_ln", "--query", "seed == 1"), "give one of"),
+        (("--compare", f"{PRESET}=pre_ln", "--query", "seed == 1"), "use one of"),
     ],
 )
 def test_a_mistake_in_the_command_is_one_line(

@@ -122,7 +122,7 @@ def test_corpora_and_tasks_fit_together(tmp_path: Path) -> None:
         config(tmp_path, "text")
     with pytest.raises(UserError, match=r"'rte' has labels: model.objective.kind 'masked_lm'"):
         config(tmp_path, "rte", task="masked_lm")
-    with pytest.raises(UserError, match="so null"):
+    with pytest.raises(UserError, match="must be null"):
         DataConfig(task="masked_lm", init_from="run")
     with pytest.raises(UserError, match="window is 4"):
         config(tmp_path, "rte", window=4)

@@ -343,7 +343,7 @@ def test_spans_survive_a_checkpoint() -> None:
     [
         ({"longest": 0}, "adaptive_span longest 0: must be at least 1"),
         ({"ramp": 0.0}, "adaptive_span ramp 0.0:.*0"),
-        ({"start": 1.5}, "adaptive_span start 1.5: from 0 to 1"),
+        ({"start": 1.5}, "adaptive_span start 1.5: must be from 0 to 1"),
         ({"penalty": -1.0}, "adaptive_span penalty -1.0"),
         ({"lr": 0.0}, "adaptive_span lr 0.0:.*0"),
     ],

@@ -114,7 +114,7 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
 
 def test_a_wrong_corpus_is_one_line(tmp_path: Path) -> None:
     source, target = write_pairs(tmp_path)
-    assert "end in one" in refused(tmp_path, [source, source])
+    assert "end in the same" in refused(tmp_path, [source, source])
     assert "ends in its" in refused(tmp_path, [tmp_path / "nothing", target])
     assert "cannot be read" in refused(tmp_path, [tmp_path / "absent.de", target])
     target.write_text("one line\n")

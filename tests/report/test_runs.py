@@ -161,10 +161,10 @@ def test_curve(make_grid):
 
 
 def test_a_folder_that_is_no_grid(tmp_path):
-    with pytest.raises(UserError, match=r"nothing: holds no grid.yaml"):
+    with pytest.raises(UserError, match=r"nothing: has no grid.yaml"):
         read_results(tmp_path / "nothing")
     (tmp_path / "grid.yaml").write_text("name: a\n")
-    with pytest.raises(UserError, match=r"holds no plan.json"):
+    with pytest.raises(UserError, match=r"has no plan.json"):
         read_results(tmp_path)
 
 

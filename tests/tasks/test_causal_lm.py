@@ -363,7 +363,7 @@ def test_the_number_of_documents_is_said(documents: PreparedCorpus) -> None:
 def test_a_training_split_of_one_document_is_refused(root: Path, text_config) -> None:
     (root / "train.txt").write_text("the dog\nthe cat\n" * 9)
     made = prepare(text_config(root, task="causal_lm"))
-    with pytest.raises(UserError, match=r"true,.*; false"):
+    with pytest.raises(UserError, match=r"true,.*; it must be false"):
         CausalRows(made, "train", 6, seed=1, masked=True)
 
 
@@ -396,10 +396,10 @@ def test_a_training_split_of_one_document_is_refused(root: Path, text_config) ->
         ),
         (
             {"document_separator": "-\n-", "name": "text", "root": "."},
-            r"data\.document_separator is '-\\n-':",
+            r"data\.document_separator is '-\\n-'",
         ),
         ({"evaluation_stride": 0}, r"data\.evaluation_stride is 0; .* 1 to data\.window 128"),
-        ({"evaluation_stride": 129}, r"data\.evaluation_stride is 129: 1 to data\.window 128"),
+        ({"evaluation_stride": 129}, r"data\.evaluation_stride is 129; .* 1 to data\.window 128"),
         (
             {"evaluation_stride": 5, "task": "masked_lm"},
             r"data\.evaluation_stride is 5: data\.task 'masked_lm'",
