@@ -633,7 +633,7 @@ def test_decoder_panels_show_the_decoder_alone(drawn: list[Any]) -> None:
     alone = Prints(dict.fromkeys((POST, PRE), [Fingerprint(9.2, norms, norms)] * 2), {})
     figures.draw_figure_3(Path("x"), prints_of(POST, PRE), alone)
     names = [text.get_text() for text in drawn[0].legends[0].get_texts()]
-    assert names.count("decoder alone") == 1
+    assert names.count("decoder only") == 1
     for axes in drawn[0].axes:
         # Other lines at these heights are the caps of the intervals.
         lines = [line for line in axes.lines if line.get_marker() == "s"]
@@ -690,7 +690,7 @@ def test_command_writes_tables_and_figures(
     broken = [row for row in rows if (row["holds"], row["promised"]) == ("false", "true")]
     assert out.count("does not hold: ") == len(broken)
     layers = table(tmp_path / "out" / "fingerprints.csv")
-    alone = [row for row in layers if row["stack"] == "decoder alone"]
+    alone = [row for row in layers if row["stack"] == "decoder only"]
     assert {row["preset"] for row in layers} == {POST, PRE, "admin"}
     assert {row["preset"] for row in alone} == {POST, PRE}
     assert not any(row["recorded"] for row in alone)

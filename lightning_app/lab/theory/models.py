@@ -80,7 +80,7 @@ from lightning_app.models.stack import stacks
 from lightning_app.report.statistics import mean
 
 STACKS = ("encoder", "decoder")
-ALONE = "decoder alone"
+ALONE = "decoder only"
 Model = EncoderDecoder | CausalLanguageModel
 """The models that are fingerprinted."""
 
@@ -428,17 +428,17 @@ def decoder_alone(
     """
     expected = math.sqrt(2 / 3)
     factors = layer_factors(alone.whole[POST], "decoder")
-    claim = "post_ln, decoder alone of 6: the same, if the causal mask makes the growth"
+    claim = "post_ln, decoder only, 6 layers: the same, if the causal mask makes the growth"
     yield factor_statement(claim, XIONG_EXTENSION, expected, factors)
-    claim = "post_ln, decoder alone of 6: the same, if cross-attention makes the growth"
+    claim = "post_ln, decoder only, 6 layers: the same, if cross-attention makes the growth"
     yield factor_statement(claim, OURS, 1.0, factors)
     crossed = layer_factors(prints.whole[POST], "decoder")
-    claim = "post_ln: the factor in the decoder of 6-6 over that in a decoder alone"
+    claim = "post_ln: the factor in the decoder of 6-6 over that in a decoder-only model"
     yield factor_statement(claim, OURS, expected, _ratios(crossed, factors))
-    claim = "post_ln: the factor in a decoder alone over that without its mask"
+    claim = "post_ln: the factor in a decoder-only model over that without its mask"
     ratios = _ratios(factors, layer_factors(unmasked, "decoder"))
     yield factor_statement(claim, OURS, 1.0, ratios)
-    yield from depth_exponents(alone, "decoder alone of 6 to 14")
+    yield from depth_exponents(alone, "decoder only, 6 to 14 layers")
 
 
 def _ratios(above: Sequence[float], below: Sequence[float]) -> list[float]:

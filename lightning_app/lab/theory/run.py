@@ -73,7 +73,7 @@ def run_theory(out: Path) -> int:
     console.print("gradients of fresh models, 6-6 to 14-14 ...")
     prints = gather_prints(corpus, 3, FINGERPRINTS)
     statements += figure_3(prints)
-    console.print("gradients of fresh decoders alone, 6 to 14 ...")
+    console.print("gradients of fresh decoder-only models, 6 to 14 layers ...")
     alone = gather_prints(corpus, 3, (POST, PRE), "decoder")
     statements += decoder_alone(prints, alone, without_mask(corpus, 3))
 
