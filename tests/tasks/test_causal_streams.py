@@ -258,7 +258,7 @@ def test_a_checkpoint_of_another_reading_is_refused(
         ({"task": "causal_lm", "evaluation_stride": 4}, "data.evaluation_stride is 4"),
         (
             {"task": "causal_lm", "evaluation_streams": 0},
-            "data.evaluation_streams is 0: at least 1",
+            "data.evaluation_streams is 0; it must be at least 1",
         ),
     ],
 )
