@@ -75,10 +75,12 @@ def _of_scores(grid: GridResults) -> list[str]:
 
 
 def _without_spread(grid: GridResults) -> list[str]:
-    """Metrics on which all runs of several variants or warm-ups end with the same value."""
+    """Metrics on which the runs of several arms all end with the same value."""
     runs: dict[tuple[str, str | None], list[CellResult]] = {}
     for cell in grid.finished:
-        runs.setdefault((grid.measure(cell).metric, cell.corpus), []).append(cell)
+        metric = grid.measure(cell).metric
+        if cell.metrics.get(metric) is not None:
+            runs.setdefault((metric, cell.corpus), []).append(cell)
     return [
         say(
             "limits.no_spread",
@@ -87,7 +89,7 @@ def _without_spread(grid: GridResults) -> list[str]:
             value=label(values.pop()),
         )
         for (metric, corpus), cells in runs.items()
-        if len(values := {cell.metrics.get(metric) for cell in cells} - {None}) == 1
+        if len(values := {cell.metrics[metric] for cell in cells}) == 1
         and len({(cell.group, cell.variant, cell.warmup, cell.lr) for cell in cells}) > 1
     ]
 
