@@ -52,15 +52,15 @@ SERVER = "import lightning_app.grids.program, lightning_app.grids.workers"
 GRID = """
 import json, time
 from pathlib import Path
-from lightning_app.commands import run_grid
-report, spent = run_grid._report, []
+from lightning_app.commands import grid
+report, spent = grid._report, []
 def timed(grid):
     start = time.process_time()
     tree = report(grid)
     spent.append(time.process_time() - start)
     return tree
-run_grid._report = timed
-code = run_grid.run_command("demo", Path({folder!r}))
+grid._report = timed
+code = grid.run_command("demo", Path({folder!r}))
 assert not code
 whole = time.process_time()
 print()

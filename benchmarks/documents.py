@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from lightning_app.blocks.config import BlockConfig
-from lightning_app.lab.bench.learners import Setting, batch_of, causal, learner, work
 from lightning_app.lab.bench.measure import Clock, Spread, ratios, rounds
+from lightning_app.lab.bench.peers import Setting, batch_of, causal, learner, work
 from lightning_app.training.hardware import keep_freed_blocks
 
 LENGTHS = (128, 256, 1024)

@@ -20,12 +20,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lightning_app.blocks.config import BlockConfig
-from lightning_app.commands.prepare import shipped_data
+from lightning_app.commands.run import shipped_data
 from lightning_app.data.prepare import global_batches, prepare
 from lightning_app.data.tokenizer import PAD
-from lightning_app.lab.bench.measure import Clock, Spread, Work, ratios, rounds
+from lightning_app.lab.bench.measure import Clock, Spread, Work, ratios, rounds, same_library
 from lightning_app.lab.bench.peers import bert_classifier
-from lightning_app.lab.bench.rates import same_library
 from lightning_app.models.encoder_heads import TextClassifier
 from lightning_app.models.heads import ArchitectureConfig
 from lightning_app.models.loss import ObjectiveConfig

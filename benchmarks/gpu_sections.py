@@ -21,11 +21,18 @@ from lightning_app.blocks.config import BlockConfig
 from lightning_app.blocks.kernels import tiled
 from lightning_app.blocks.presets import PRESETS
 from lightning_app.lab.bench import sections as comparisons
-from lightning_app.lab.bench.attention import Maps, attention_work, in_form
 from lightning_app.lab.bench.compare import Contender, How, compare
-from lightning_app.lab.bench.learners import Setting, batch_of, learner, preset_work, work
-from lightning_app.lab.bench.measure import Clock, Spread, Work, peak_memory, rounds
-from lightning_app.lab.bench.rates import matmul_rates, rate_in_force
+from lightning_app.lab.bench.measure import (
+    Clock,
+    Spread,
+    Work,
+    matmul_rates,
+    peak_memory,
+    rate_in_force,
+    rounds,
+)
+from lightning_app.lab.bench.peers import Setting, batch_of, learner, preset_work, work
+from lightning_app.lab.bench.sections import Maps, attention_work, in_form
 
 ROOT = Path(__file__).parents[1]
 TINY = Setting(depth=1, width=16, ff_dim=32, heads=2, vocabulary=50, length=8, tokens=32)

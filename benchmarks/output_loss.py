@@ -20,8 +20,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lightning_app.lab.bench.measure import Clock, count_calls, peak_memory, ratios, rounds
-from lightning_app.models.loss import token_sums
-from lightning_app.models.output_loss import output_sums
+from lightning_app.models.loss import output_sums, token_sums
 
 SMOOTHING = 0.1
 

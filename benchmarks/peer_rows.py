@@ -14,17 +14,19 @@ import torch
 from speed_rows import Figure, Row, at_least, at_most, exactly
 
 from lightning_app.lab.bench.compare import Comparison, Contender, How, Missing, compare
-from lightning_app.lab.bench.learners import Setting, causal, masked, preset_work
-from lightning_app.lab.bench.measure import Work
+from lightning_app.lab.bench.measure import Work, matmul_rates, rate_in_force, same_library
 from lightning_app.lab.bench.peers import (
+    Setting,
     TorchTranslator,
     XTranslator,
     bert_peer,
+    causal,
     causal_peer,
+    masked,
+    preset_work,
     residual_encoder,
     translation_peer,
 )
-from lightning_app.lab.bench.rates import matmul_rates, rate_in_force, same_library
 
 Build = Callable[[], Work]
 ROUNDS = 5

@@ -22,14 +22,19 @@ from lightning_app.blocks.config import BlockConfig
 from lightning_app.blocks.masks import Mask, causal_mask, full_mask
 from lightning_app.blocks.residual import Stream
 from lightning_app.blocks.stack import Stack
-from lightning_app.commands.prepare import shipped_data
+from lightning_app.commands.run import shipped_data
 from lightning_app.data.prepare import PreparedCorpus, global_batches, prepare
-from lightning_app.lab.bench import attention
-from lightning_app.lab.bench.attention import AttentionInputs, Maps
+from lightning_app.lab.bench import sections as attention
 from lightning_app.lab.bench.compare import Contender, How, Missing, Result, compare
-from lightning_app.lab.bench.learners import Setting, preset_work
 from lightning_app.lab.bench.measure import Spread, Work
-from lightning_app.lab.bench.peers import TorchTranslator, XTranslator, translation_peer
+from lightning_app.lab.bench.peers import (
+    Setting,
+    TorchTranslator,
+    XTranslator,
+    preset_work,
+    translation_peer,
+)
+from lightning_app.lab.bench.sections import AttentionInputs, Maps
 from lightning_app.tasks.translation import TranslationRows
 
 HERE = Path(__file__).parent
@@ -323,7 +328,7 @@ def two_workers() -> Iterator[Figure]:
 # By default one worker would have all cores for its threads.
 GRID = """
 from pathlib import Path
-from lightning_app.commands.run_grid import run_command
+from lightning_app.commands.grid import run_command
 from lightning_app.grids import supervisor
 supervisor.default_workers = lambda: {workers}
 raise SystemExit(run_command({grid!r}, Path({folder!r}), workers={workers}))

@@ -64,8 +64,8 @@ COMMANDS = {
         "print the predictions of a run's checkpoint on the test split",
         "words",
     ),
-    "translate": Command("translate.add_translate", "translate lines of text with a trained run"),
-    "generate": Command("translate.add_generate", "continue a text with a trained run"),
+    "translate": Command("run.add_translate", "translate lines of text with a trained run"),
+    "generate": Command("run.add_generate", "continue a text with a trained run"),
     # A project may be started in a folder whose plug-in is broken.
     "init": Command(
         "init.add_init",
@@ -74,31 +74,27 @@ COMMANDS = {
     ),
     "show": Command("run.add_show", "what a run is, how it ended and what made it"),
     "diff": Command("run.add_diff", "how two runs differ: config, what made them, metrics"),
-    "prepare": Command("prepare.add_prepare", "fetch or read, check, tokenise and cache a corpus"),
+    "prepare": Command("run.add_prepare", "fetch or read, check, tokenise and cache a corpus"),
     "plan": Command(
         "grid.add_plan", "the cells of a grid, how many are done, and the cost of the rest"
     ),
-    "run": Command("run_grid.add_run", "run the missing cells of a grid; resumes by itself"),
+    "run": Command("grid.add_run", "run the missing cells of a grid; resumes by itself"),
     "status": Command("grid.add_status", "counts by state, running cells, time left, failures"),
     "report": Command(
         "grid.add_report", "tables, figures and report.html of a grid, or of several"
     ),
-    "results": Command("results.add_results", "the runs of a grid as a table; any axis compared"),
+    "results": Command("grid.add_results", "the runs of a grid as a table; any axis compared"),
     "submit": Command(
-        "run_grid.add_submit", "run a grid on a SLURM cluster: an array of supervisors", "sbatch"
+        "grid.add_submit", "run a grid on a SLURM cluster: an array of supervisors", "sbatch"
     ),
-    "doctor": Command(
-        "run_grid.add_doctor", "find damage in the folders of a grid; --fix repairs it"
-    ),
+    "doctor": Command("grid.add_doctor", "find damage in the folders of a grid; --fix repairs it"),
     "probe": Command(
         "run.add_probe", "signals and gradients of a block, as numbers and figures", "overrides"
     ),
     "bench": Command(
-        "bench.add_bench", "speed and memory of presets, forms of attention and other libraries"
+        "run.add_bench", "speed and memory of presets, forms of attention and other libraries"
     ),
-    "schema": Command(
-        "config_help.add_schema", "the JSON Schema of configs or grid files, for an editor"
-    ),
+    "schema": Command("run.add_schema", "the JSON Schema of configs or grid files, for an editor"),
     # A shell loads its completion at start-up, in any folder.
     "completion": Command(
         "completion.add_completion",

@@ -15,7 +15,7 @@ from lightning_app.config.config import data_module, resolve, transformer_module
 from lightning_app.config.experiment import cell_id
 from lightning_app.data.prepare import prepare
 from lightning_app.grids.size import parameters
-from lightning_app.runs.saved import read_checkpoint
+from lightning_app.runs.parent import read_checkpoint
 from tests import tables, warm
 from tests.tables import changed
 from tests.told import told

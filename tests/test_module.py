@@ -21,10 +21,9 @@ from lightning_app.scores.task_facts import Monitored
 from lightning_app.tasks.base import Task
 from lightning_app.tasks.masked_lm import MaskedBatch
 from lightning_app.tasks.translation import TranslationBatch
-from lightning_app.training.callbacks.divergence import DivergenceMonitor
+from lightning_app.training.callbacks.loggers import Progress, Throughput
 from lightning_app.training.callbacks.probes import GainLogger
-from lightning_app.training.callbacks.progress import Progress, Throughput
-from lightning_app.training.callbacks.safety import SaveOnInterrupt
+from lightning_app.training.callbacks.safety import DivergenceMonitor, SaveOnInterrupt
 from lightning_app.training.datamodule import training_steps
 from lightning_app.training.module import TransformerModule
 from tests.runs import data, module, trainer

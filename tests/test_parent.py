@@ -17,9 +17,8 @@ from lightning_app.config.grid import read_spec
 from lightning_app.core.errors import UserError
 from lightning_app.grids.plan import expand
 from lightning_app.runs.folder import RunFolder
-from lightning_app.runs.parent import find_parent
+from lightning_app.runs.parent import find_parent, is_finite, read_checkpoint
 from lightning_app.runs.records import read_result
-from lightning_app.runs.saved import is_finite, read_checkpoint
 from lightning_app.training.checkpoint import WholeCheckpoints
 from lightning_app.training.datamodule import TextDataModule
 from tests import questions, tables, warm

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from lightning_app.data.tokenizer import PAD
 from lightning_app.models.loss import Evaluated, LossSums
-from lightning_app.models.metrics import TokenCount
-from lightning_app.training.callbacks.progress import Throughput
+from lightning_app.training.callbacks.loggers import Throughput
+from lightning_app.training.module import TokenCount
 from tests.runs import data, module, trainer
 
 

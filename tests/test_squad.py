@@ -17,10 +17,10 @@ from lightning_app.grids.size import parameters
 from lightning_app.models.loss import Evaluated, ObjectiveConfig
 from lightning_app.probes.probe import preconditioned_sharpness, probe
 from lightning_app.probes.table import MODEL
-from lightning_app.runs.saved import read_checkpoint
+from lightning_app.runs.parent import read_checkpoint
 from lightning_app.scores.squad import score_v1, score_v2
 from lightning_app.tasks.base import build_task
-from lightning_app.tasks.questions import QuestionTexts
+from lightning_app.tasks.squad import QuestionTexts
 from tests import questions, warm
 from tests.tables import changed
 from tests.test_fine_tuning import fit, refused, single_precision

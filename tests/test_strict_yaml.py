@@ -10,7 +10,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_app.commands.prepare import read_data
+from lightning_app.commands.run import read_data
 from lightning_app.config.config import resolve
 from lightning_app.config.grid import read_spec
 from lightning_app.config.parents import _data_of

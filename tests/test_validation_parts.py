@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from lightning_app.data.tokenizer import PAD
-from lightning_app.models.metrics import PARTS, PartSums
+from lightning_app.training.module import PARTS, PartSums
 from tests.runs import data, module, trainer
 
 

@@ -43,13 +43,13 @@ MODULES = (
     "lightning_app.tasks.translation",
     "lightning_app.core.schema",
     "lightning_app.training.run",
-    "lightning_app.commands.run_grid",
+    "lightning_app.commands.grid",
     "lightning_app.grids.supervisor",
     "lightning_app.report.write",
     "lightning_app.report.figures.sheet",
     "lightning_app.cli",
 )
-WITHOUT_TORCH = ("lightning_app.commands.run_grid", "lightning_app.grids.supervisor")
+WITHOUT_TORCH = ("lightning_app.commands.grid", "lightning_app.grids.supervisor")
 """What a supervisor imports: its forks need a third of the memory, which takes time to copy."""
 SIZE = 1 << 20  # the maximum of bytes of a request
 ROOM = 1 << 15  # bytes for the environment of a process

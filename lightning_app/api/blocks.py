@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from lightning_app.blocks.block import Block as WiredBlock
 from lightning_app.blocks.block import BlockSpec, Call, Carries, CrossAttentionInput, Sizes
-from lightning_app.blocks.checked import check_spec
 from lightning_app.blocks.config import BlockConfig
 from lightning_app.blocks.feed_forward import ACTIVATIONS, Activation
 from lightning_app.blocks.masks import Mask
+from lightning_app.blocks.presets.registry import check_spec
 from lightning_app.blocks.residual import Stream
 from lightning_app.blocks.spans import auxiliary_terms
 from lightning_app.blocks.stack import Stack, StackSpec

@@ -21,8 +21,8 @@ from lightning_app.data.sources import resolved_data
 from lightning_app.data.tokenizer import BOS, EOS, MASK, PAD, UNK, Tokenizer, load_tokenizer, sha256
 from lightning_app.models.search import Sampling, sample_texts, search
 from lightning_app.runs.folder import NAMED, RunFolder
+from lightning_app.runs.parent import data_state, read_checkpoint
 from lightning_app.runs.run import Run
-from lightning_app.runs.saved import data_state, read_checkpoint
 from lightning_app.scores.task_facts import task_facts
 from lightning_app.tasks.base import Task, task_class, to_device
 from lightning_app.tasks.translation import MARKS

@@ -5,10 +5,10 @@ from typing import Literal
 
 from lightning_app.blocks.attention import AttentionSpec, Projection, ProjectionGains, ShapingSpec
 from lightning_app.blocks.block import BlockSpec, Layout
-from lightning_app.blocks.checked import check_spec
 from lightning_app.blocks.memory import MemorySpec
 from lightning_app.blocks.norm import NORM_KINDS, Norm
 from lightning_app.blocks.presets import ABSENT, PRESETS
+from lightning_app.blocks.presets.registry import check_spec
 from lightning_app.blocks.residual import RESIDUAL_RULES, Gain, ResidualSpec, Rule
 from lightning_app.blocks.spans import AdaptiveSpan
 from lightning_app.blocks.stack import (

@@ -19,10 +19,13 @@ from lightning_app.commands.options import (
     add_experiments,
     add_grid,
     add_json,
+    add_threads,
 )
-from lightning_app.config.grid import read_spec
+from lightning_app.config.grid import GridSpec, read_spec
 from lightning_app.config.run_plugins import hinting, require
-from lightning_app.core.errors import UserError, named
+from lightning_app.config.tree import BLOCK, RATE, SEED, WARMUP
+from lightning_app.core import strict_yaml
+from lightning_app.core.errors import UserError, named, nearest
 from lightning_app.core.project import read_project
 from lightning_app.grids.copies import find_elsewhere
 from lightning_app.grids.display import (
@@ -48,13 +51,16 @@ from lightning_app.grids.plan import (
     waiting_lines,
 )
 from lightning_app.grids.plan_checks import axis_cautions
+from lightning_app.grids.slots import Options
 from lightning_app.runs.folder import GridFolder
-from lightning_app.runs.locks import is_held, supervisor_lock
+from lightning_app.runs.locks import is_held, supervisor_lock, turn
 from lightning_app.runs.mixtures import STALE, Groups, counted, some
 from lightning_app.runs.records import OUTCOMES, is_sealed, read_plan
 from lightning_app.runs.run import fraction, read_progress
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from lightning_app.report.results import GridResults
 
 
@@ -138,7 +144,7 @@ def _stale_lines(stale: Mapping[str, Groups]) -> Iterator[str]:
 
 
 def _measured(config: dict[str, Any]) -> float:
-    from lightning_app.grids.cost import seconds_per_step
+    from lightning_app.grids.program import seconds_per_step
 
     for library in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(library).setLevel(logging.ERROR)
@@ -441,3 +447,264 @@ def _print_status(tree: dict[str, Any]) -> None:
         console.print(line)
     for each in tree["failed"]:
         console.print(f"{each['name']}: {each['error']}")
+
+
+_IN_WORDS = ("comparable", "why_unlike", "tokens_ratio", "seconds_ratio")
+"""The columns of a comparison that `reading`, `note` and `budget` put into words."""
+
+
+def add_results(parser: Parser) -> None:
+    parser.add("grid GRID", f"{GRID}, the folder of a grid, or of a published study")
+    add_experiments(parser)
+    parser.add("--query CONDITION", "only these runs, such as \"variant == 'sas'\"")
+    parser.add("--compare AXIS=BASELINE", "compare the values of an axis instead")
+    parser.add("--metric NAME", "the metric for --compare (default: the grid's)")
+    text = "the better direction (default: the metric's own)"
+    parser.add("--mode", text, choices=("min", "max"))
+    parser.add("--csv", "print all columns as CSV")
+    parser.set_defaults(call=results_command)
+
+
+def results_command(
+    grid: str,
+    experiments: Path,
+    *,
+    query: str | None,
+    compare: str | None,
+    metric: str | None,
+    mode: str | None,
+    csv: bool,
+) -> int:
+    """Print one row per planned run or per comparison; all columns with `csv`.
+
+    Returns 1 if a file of a run is damaged, after the table. Raises `UserError`.
+    """
+    if compare is None and (metric is not None or mode is not None):
+        raise UserError("--metric and --mode: need --compare AXIS=BASELINE")
+    if compare is not None and query is not None:
+        raise UserError("--query: selects runs of the table, not of --compare; give one of the two")
+    pair = _pair(compare) if compare is not None else None
+    from lightning_app.api.runs import frame_of
+    from lightning_app.grids.find_results import found_results
+    from lightning_app.report.comparisons import compare_axis, titled, why_apart
+    from lightning_app.report.facts import records_of
+    from lightning_app.report.results import damaged_files
+    from lightning_app.runs.mixtures import unsealed
+
+    with found_results(grid, experiments) as results:
+        damaged = damaged_files(results.grid)
+        without_seal = unsealed(records_of(results.grid))
+        if pair is None:
+            frame = frame_of(results)
+            shown = frame if query is None else select(frame, query)
+            short = _short(results.grid, shown)
+        else:
+            shown = compare_axis(results.grid, *pair, metric=metric, mode=mode)
+            short = shown.drop(columns=["grid", "axis", "mode", "p", "p_sign", *_IN_WORDS])
+    if csv:
+        print(shown.to_csv(index=False), end="")
+    else:
+        if len(short):
+            print(short.to_string(index=False, na_rep="-"))
+        what = "runs" if compare is None else "comparisons"
+        print(f"{len(short)} {what} of {results.grid.name}")
+        if pair is None and (why := why_apart(results.grid)):
+            print(f"{titled(results.grid)}: not comparable between all runs, because {why}")
+    for line in [*damaged, *filter(None, [without_seal])]:
+        print(line, file=sys.stderr)
+    return 1 if damaged else 0
+
+
+def select(frame: "pd.DataFrame", query: str) -> "pd.DataFrame":
+    """Return the rows for which a condition in pandas' query language holds.
+
+    Write a column whose name is not an identifier in backticks. A condition on a missing number
+    does not hold.
+
+    Raises:
+        UserError: if pandas cannot evaluate it, or it is not a condition.
+    """
+    import pandas as pd
+
+    try:
+        # NaN differs from every number, so a condition with `!=` or `not` would hold.
+        holds = frame.convert_dtypes().eval(query, local_dict={}, global_dict={})
+    except pd.errors.UndefinedVariableError as error:
+        name = str(error).split("'")[1]
+        raise UserError(
+            f"--query {query!r}: no column {name!r}{nearest(name, frame.columns)}"
+        ) from error
+    except Exception as error:  # pandas raises errors of many kinds for a bad query
+        raise UserError(f"--query {query!r}: {error}") from error
+    if not isinstance(holds, pd.Series) or not pd.api.types.is_bool_dtype(holds):
+        raise UserError(f"--query {query!r}: expected a condition, such as variant == 'sas'")
+    return frame.loc[holds.fillna(False).astype(bool)]
+
+
+def _short(grid: "GridResults", frame: "pd.DataFrame") -> "pd.DataFrame":
+    """The columns that distinguish the runs of a grid, and those for how they ended."""
+    axes = [axis for axis in grid.axes if not axis.startswith(BLOCK)]
+    axes = [axis for axis in axes if axis not in (SEED, WARMUP, RATE) and grid.varies(axis)]
+    names = ["variant", *axes, "warmup", "lr", "seed", "status", "outcome", grid.metric, "name"]
+    return frame.loc[:, [name for name in names if name in frame.columns]]
+
+
+def _pair(text: str) -> tuple[str, object]:
+    axis, equals, value = text.partition("=")
+    if not equals:
+        raise UserError(f"--compare {text}: expected AXIS=BASELINE, such as model.block.norm=null")
+    try:
+        return axis, strict_yaml.load_yaml(value)
+    except UserError as error:
+        raise UserError(f"--compare {text}: {value!r} is not valid YAML: {error}") from error
+
+
+INTERRUPTED = 130
+_STATES = ("ok", "diverged", "pruned", "failed", "missing", "waiting")
+
+
+def _add_storage(parser: Parser) -> None:
+    parser.add(
+        "--storage URL",
+        "the queue: the path of a journal, or the URL of a database, as for Optuna, such as "
+        "postgresql://user@host/db (default: ABLATE_STORAGE or a journal in the grid's folder)",
+    )
+
+
+def _add_supervisor(parser: Parser) -> None:
+    """Add the options of one supervisor, as `Options.of` reads them."""
+    parser.add("--workers N", "cells to run at once (default: as many as fit)")
+    text = "devices, and so processes, per cell (default: trainer.devices)"
+    parser.add("--devices-per-cell N", text)
+    parser.add("--slots-per-device N", "cells that share a GPU (default: 1)")
+    _add_storage(parser)
+    text = "seconds without heartbeat until a supervisor's cells are taken over (default: 120)"
+    parser.add("--lost-after SECONDS", text, default=120.0)
+    text = "kill a cell after this time without progress (default: 00:30)"
+    parser.add("--hang-limit HH:MM[:SS]", text, default="00:30")
+    text = "stop and requeue running cells after this time"
+    parser.add("--max-time HH:MM[:SS]", text)
+    parser.add("--retry-failed", "also rerun crashed cells")
+    text = "do not wait for cells of other supervisors, except to find lost ones"
+    parser.add("--no-wait", text, dest="wait", action="store_false")
+
+
+def add_run(parser: Parser) -> None:
+    add_grid(parser)
+    _add_supervisor(parser)
+    add_threads(parser, "of each process that trains a cell")
+    text = "rerun cells of other code, data or library versions; the old runs are kept"
+    parser.add("--rerun-stale", text)
+    add_json(parser)
+    parser.set_defaults(call=run_command)
+
+
+def add_submit(parser: Parser) -> None:
+    parser.epilog = "Words after -- go to sbatch: ablate submit GRID -- -p gpu -t 12:00:00"
+    add_grid(parser)
+    parser.add("--array N", "supervisors, one per job (default: 1)", default=1)
+    parser.add("--concurrent N", "at most N of them at once")
+    text = "do not requeue an interrupted job"
+    parser.add("--no-requeue", text, dest="requeue", action="store_false")
+    parser.add("--dry-run", "print the script; write and submit nothing")
+    _add_supervisor(parser)
+    parser.set_defaults(call=_submit)
+
+
+def add_doctor(parser: Parser) -> None:
+    add_grid(parser)
+    _add_storage(parser)
+    parser.add("--fix", "repair what can be repaired safely")
+    parser.add("--seal", "seal sound results of earlier versions that have no seal")
+    parser.set_defaults(call=_doctor)
+
+
+def _submit(**values: Any) -> int:
+    from lightning_app.grids.submit import submit_command
+
+    return submit_command(**values)
+
+
+def _doctor(**values: Any) -> int:
+    from lightning_app.grids.doctor import doctor_command
+
+    return doctor_command(**values)
+
+
+def run_command(
+    grid: str | Path, experiments: Path = EXPERIMENTS, *, as_json: bool = False, **words: Any
+) -> int:
+    """`ablate run`: run the missing cells, write the report, and return the exit code.
+
+    The code is 0 if every cell is done or waits for a run of its parent grid, 1 if cells failed,
+    130 if a signal, the time limit or the loss of the storage ended it early. `words` are parsed by
+    `Options.of`. Raises `UserError`, and `OSError` (ENOSPC) when the disk is full.
+    """
+    options = Options.of(words, read_project().folders_of_results())
+    spec = read_spec(grid)
+    folder = GridFolder(experiments / spec.name)
+    with document("run", as_json) as tree:
+        tree |= {"grid": spec.name, "folder": folder.path, "cells": 0, "elsewhere": 0}
+        tree |= by_status(Counter(), _STATES)
+        tree |= {"report": None, **dict.fromkeys(("damaged", "findings", "headline"), ())}
+        of_runs = ("comparisons", "effects", "metrics", "failed_runs", "failure_tests")
+        tree |= {**dict.fromkeys((*of_runs, "task_scores"), ()), "mixtures": {}, "left_out": {}}
+        tree |= {"waiting": (), "unsealed": ()}
+        tree["exit_code"] = _run(spec, folder, options, tree)
+    return tree["exit_code"]
+
+
+def _run(spec: GridSpec, folder: GridFolder, options: Options, tree: dict[str, Any]) -> int:
+    """Run, write the report, fill the document, and return the exit code."""
+    from lightning_app.grids.supervisor import run_grid
+    from lightning_app.report.tensorboard import write_index
+
+    ending = run_grid(spec, folder, options, index=partial(write_index, only_new=True))
+    grid = ending.grid
+    words = Counter[str]() if grid is None else _cells_by_word(grid, tree)
+    if grid is None or ending.cut:
+        print(f"{ending.cut}; finished cells are kept, the same command continues ({folder})")
+        return INTERRUPTED
+    tree["elsewhere"] = ending.elsewhere
+    print(f"{grid.name}: {tree['cells']} cells: {describe(words)}")
+    for line in waiting_lines(tree["waiting"]):
+        print(line)
+    if words["missing"] > ending.elsewhere:
+        print("cells are still missing; the same command continues")
+        return INTERRUPTED
+    if ending.elsewhere:
+        print(f"{ending.elsewhere} cells run elsewhere; the last supervisor writes the report")
+        return 1 if words["failed"] else 0
+    if not grid.cells:
+        print("no cell can start yet; the same command continues")
+        return 0
+    tree |= _report(grid)
+    print(f"report: {tree['report']}")
+    print(f"curves: tensorboard --logdir {folder}")
+    if words["failed"]:
+        print("--retry-failed runs failed cells again; `ablate status` shows their errors")
+    return 1 if words["failed"] else 0
+
+
+def _cells_by_word(grid: Grid, tree: dict[str, Any]) -> Counter[str]:
+    words = Counter(grid.state(cell).word for cell in grid.cells)
+    waiting = waiting_document(grid.plan.waiting, grid.folder.path.parent)
+    words["waiting"] = len(waiting)
+    tree |= {"cells": words.total(), "waiting": waiting, **by_status(words, _STATES)}
+    return words
+
+
+def _report(grid: Grid) -> dict[str, Any]:
+    """Write the report unless it is up to date; show it and return it for the document."""
+    from lightning_app.report.results import read_results
+    from lightning_app.report.tensorboard import write_index
+    from lightning_app.report.write import is_current, write
+
+    folder = grid.folder
+    why = f"{folder.report}: another supervisor writes it; waiting"
+    with turn(folder.report_lock, lambda: False, why):
+        results = read_results(folder.path)
+        if not is_current(results, folder.report):
+            write(results, folder.path)
+            write_index(folder.path)
+    return {"report": folder.report, **show_headline(results)}

@@ -1,12 +1,17 @@
-"""The commands of single runs: `fit`, `validate`, `test`, `predict`, `show`, `diff` and `probe`."""
+"""What a run is given and shows: `fit` and its evaluation, `show`, `diff`, `prepare`, `bench`,
+`translate`, `generate`, and the help of configs."""
 
+import inspect
 import json
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stdout
+from dataclasses import MISSING, Field, fields, is_dataclass, replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
+from textwrap import wrap
 from typing import Any
 
 from rich.console import Console
@@ -19,10 +24,12 @@ from lightning_app.commands.options import (
     add_checkpoint,
     add_json,
     add_threads,
+    as_options,
 )
 from lightning_app.commands.recorded import (
     BEST,
     Recorded,
+    check_saved,
     described_run,
     evaluation_words,
     probed_configs,
@@ -31,9 +38,23 @@ from lightning_app.commands.recorded import (
 from lightning_app.config.identity import is_irrelevant, leaves
 from lightning_app.config.rulers import differences, ruler
 from lightning_app.config.sources import CHECKPOINT, FIELDS_OF, Written
-from lightning_app.config.tree import ROOT, cell_setting, label
+from lightning_app.config.trainer import TrainerConfig
+from lightning_app.config.tree import ROOT, SECTIONS, cell_setting, label
 from lightning_app.core import strict_yaml
-from lightning_app.core.errors import UserError
+from lightning_app.core.errors import UserError, nearest
+from lightning_app.core.project import shipped_folder
+from lightning_app.core.schema import (
+    adapter,
+    as_plain,
+    as_written,
+    docs_of,
+    expected,
+    hint_at,
+    hints_of,
+    part_of,
+    parts_of,
+)
+from lightning_app.data.config import CORPORA, DataConfig
 from lightning_app.grids.display import clock, document, plain_console
 from lightning_app.runs.folder import is_file_name
 from lightning_app.training.launcher import check_launcher, run_written
@@ -300,8 +321,6 @@ def lightning_command(
     check_launcher(os.environ)
     written = Written(words, FIELDS_OF[command])
     if "help" in written.asked:
-        from lightning_app.commands.config_help import config_help
-
         print(config_help(command, parser.format_help(), written.asked["help"]))
         return 0
     # The config of a run from elsewhere may not name code; that of --config is the user's own.
@@ -396,3 +415,252 @@ def probe_command(
     from lightning_app.commands.probe import probe_models
 
     return probe_models(config, trees, checkpoint, batches, sharpness=sharpness, out=out)
+
+
+_WIDTH = 88
+_OVERVIEW = """
+config:
+  -c, --config FILE     a config in YAML; several are merged, later ones over earlier ones
+  --a.b VALUE           a field, as YAML: files first, overrides last
+  --a '{b: 1, c: 2}'    several fields at once
+  --print_config        print the whole config, with every default, and end
+  --help SECTION        the fields of a section, such as trainer, model.block or data
+
+sections:
+  seed_everything       the seed of initial values, batches and dropout
+  trainer               every argument of Lightning's Trainer, by its name
+  model                 what is trained: model.block (the wiring), model.architecture (sizes),
+                        model.objective (the task), model.optimizer, model.schedule
+  data                  the corpus and its batches
+"""
+
+
+def config_help(command: str, usage: str, section: str | None) -> str:
+    """Return the help of a command besides its options in `usage`, or of a dotted section.
+
+    Raises:
+        UserError: if there is no such section.
+    """
+    if section is None:
+        others = ", ".join(f"--{name}" for name in FIELDS_OF[command])
+        return f"{usage}{_OVERVIEW}\nbeside the sections: {others}"
+    kind: Any = TrainerConfig
+    if section != "trainer":  # the others need torch
+        from lightning_app.config.config import Config
+
+        kind = part_of(hint_at(Config, section.split(".")))
+    if kind is None:
+        raise UserError(f"--help {section}: no section of a config{nearest(section, SECTIONS)}")
+    return "\n".join(_lines(kind, section))
+
+
+def _lines(kind: type, section: str) -> Iterator[str]:
+    docs, hints = docs_of(kind), hints_of(kind)
+    yield f"{section}:"
+    yield from (inspect.getdoc(kind) or "").splitlines()
+    for field in fields(kind):
+        name, part = f"{section}.{field.name}", part_of(hints[field.name])
+        yield ""
+        yield f"  --{name}  {expected(hints[field.name])}{_default(field)}"
+        yield from wrap(
+            docs.get(field.name, ""), _WIDTH, initial_indent="      ", subsequent_indent="      "
+        )
+        if is_dataclass(part) and part.__name__ != "ClassSpec":  # pyright: ignore[reportAttributeAccessIssue]
+            yield f"      fields: --help {name}"
+
+
+def _default(field: "Field[Any]") -> str:
+    if field.default is MISSING or is_dataclass(field.default):
+        return ""
+    return f" (default: {as_written(as_plain(field.default))})"
+
+
+def add_schema(parser: Parser) -> None:
+    parser.add("kind", "the kind of file", choices=("config", "grid"))
+    parser.set_defaults(call=schema_command)
+
+
+def schema_command(kind: str) -> int:
+    """Print the JSON Schema of a ``config`` or of a ``grid`` file, with the text of every field."""
+    from lightning_app.config.config import Config
+    from lightning_app.config.grid import GridFile
+
+    tree = config = _described(Config)
+    if kind == "grid":
+        tree = _described(GridFile)
+        tree["properties"]["base_config"] = {"$ref": "#/$defs/Config"}
+        parts = config.pop("$defs")
+        tree["$defs"] = {**tree.get("$defs", {}), **parts, "Config": config}
+    print(json.dumps(tree, indent=1))
+    return 0
+
+
+def _described(kind: Any) -> dict[str, Any]:
+    tree = adapter(kind).json_schema()
+    for part in parts_of(kind):
+        schema = tree if part is kind else tree["$defs"][part.__name__]
+        for name, text in docs_of(part).items():
+            schema["properties"].get(name, {})["description"] = text
+    return tree
+
+
+CHUNK = 512  # lines read before the first output
+
+
+def add_translate(parser: Parser) -> None:
+    parser.add("--run RUN", RUN, required=True)
+    parser.add("--input FILE", "the lines to translate (default: standard input)")
+    parser.add("--beam N", "beams (default: from the run's config)")
+    add_checkpoint(parser)
+    add_threads(parser)
+    parser.set_defaults(call=translate_lines)
+
+
+def translate_lines(run: str, input: Path | None, beam: int | None, checkpoint: str) -> int:
+    """Print one translation per line of `input`, or of standard input if None.
+
+    The input must have the form of the run's corpus: tokenised and lower-cased for IWSLT14.
+    """
+    folder, file = check_saved("translate", run, checkpoint)  # before imports that take seconds
+    from lightning_app.api.trained import check_beam, load_run
+
+    with as_options("translate", "beam"):
+        check_beam(beam)
+        trained = load_run(folder.path, file)
+        trained.translate([], beam=beam)  # refuse another task before waiting for input
+        lines = input_lines(input)
+        while chunk := list(islice(lines, CHUNK)):
+            for translation in trained.translate(chunk, beam=beam):
+                print(translation)
+            sys.stdout.flush()
+    return 0
+
+
+def input_lines(source: Path | None) -> Iterator[str]:
+    """Yield the lines of a file or of standard input, without their ends."""
+    name = "standard input" if source is None else str(source)
+    try:
+        stream = sys.stdin.buffer if source is None else source.open("rb")
+    except OSError as error:
+        raise UserError(f"--input {source}: {error.strerror}") from error
+    with stream:
+        for number, line in enumerate(stream, start=1):
+            try:
+                yield line.decode("utf-8").rstrip("\r\n")
+            except UnicodeDecodeError as error:
+                raise UserError(f"{name}, line {number}: not valid UTF-8") from error
+
+
+def add_generate(parser: Parser) -> None:
+    parser.add("--run RUN", RUN, required=True)
+    parser.add("--prompt TEXT", "the text to continue (default: none)", default="")
+    parser.add("--tokens N", "tokens to draw (default: 200)", default=200)
+    parser.add("--texts N", "texts to draw (default: 1)", default=1)
+    parser.add("--temperature X", "0: greedy (default: 1)", default=1.0)
+    parser.add("--top-k N", "draw only the N likeliest tokens", default=0)
+    parser.add("--top-p P", "draw only the likeliest tokens with total probability P", default=1.0)
+    parser.add("--seed N", "seed of the draws (default: 1)", default=1)
+    add_checkpoint(parser)
+    add_threads(parser)
+    parser.set_defaults(call=generate_text)
+
+
+def generate_text(run: str, prompt: str, texts: int, seed: int, checkpoint: str, **how: Any) -> int:
+    """Print `prompt` with its continuation by the model of `run`, `texts` times.
+
+    `how` are the other arguments of `TrainedRun.generate`.
+    """
+    folder, file = check_saved("generate", run, checkpoint)
+    from lightning_app.api.trained import load_run, sampling
+
+    with as_options("generate", "texts", "prompt", *how):
+        sampling(texts=texts, **how)  # refuse mistakes before loading the model
+        drawn = load_run(folder.path, file).generate(prompt, texts=texts, seed=seed, **how)
+    for number, text in enumerate(drawn):
+        if number:
+            print("-" * 20)
+        print(text)
+    return 0
+
+
+def add_prepare(parser: Parser) -> None:
+    names = "iwslt14, wikitext2, tinyshakespeare, books, text or synthetic"
+    parser.add("--data NAME", names)
+    parser.add("--root DIR", "the folder that holds the corpus", type=str)
+    parser.add("--config FILE", "use `data` from this config")
+    parser.set_defaults(call=prepare_corpus)
+
+
+def prepare_corpus(data: str | None, root: str | None, config: Path | None) -> int:
+    """Prepare a corpus; print a summary and its folder."""
+    if (data is None) == (config is None):
+        raise UserError("prepare: expected one of --data NAME and --config FILE")
+    if config is not None:
+        settings = read_data(config)
+    elif data is None or data not in CORPORA:
+        hint = nearest(str(data), CORPORA)
+        raise UserError(f"prepare: --data '{data}' is not one of {', '.join(CORPORA)}{hint}")
+    elif CORPORA[data].base:
+        settings = shipped_data(data)
+    elif root is None and CORPORA[data].needs_root:
+        raise UserError(f"prepare: --data {data} needs --root, the folder of its files")
+    else:
+        settings = DataConfig(name=data, root=root)
+    if root is not None:
+        settings = replace(settings, root=root)
+    from lightning_app.data.prepare import corpus_summary, prepare
+
+    print(corpus_summary(prepare(settings), settings.tokens_per_batch))
+    return 0
+
+
+def shipped_data(name: str) -> DataConfig:
+    """Return the `data` section with which the shipped ablations use a corpus.
+
+    A shipped file needs no parser of whole runs, so a cached corpus takes only a second.
+    """
+    tree, _ = strict_yaml.read_yaml_file(shipped_folder() / "base" / CORPORA[name].base)
+    # Several corpora share a file that names only one of them.
+    return DataConfig(**{**tree["data"], "name": name}, task=tree["model"]["objective"]["kind"])
+
+
+def read_data(config: Path) -> DataConfig:
+    """Return the completed `data` section of a user's config file."""
+    tree, _ = strict_yaml.read_yaml_file(config)
+    from lightning_app.config.config import resolve
+    from lightning_app.data.sources import resolved_data
+
+    return resolved_data(resolve(tree, str(config))["data"])
+
+
+def add_bench(parser: Parser) -> None:
+    text = "compare these or all presets with pre_ln: a training step, then forward and backward"
+    parser.add("--presets NAME", text, nargs="*")
+    parser.add("--attention", "compare the forms of attention without a model")
+    parser.add("--peers", "compare with the same models of other libraries")
+    parser.add("--growth", "also measure growth with length, depth and width, as a figure")
+    parser.add("--explain", "only show which form of attention is chosen, and why")
+    parser.add("--quick", "tiny sizes, to check in seconds that it works")
+    parser.add("--rounds N", "interleaved rounds (default: 5)")
+    parser.add("--threads N", "torch threads (default: 1)", default=1)
+    text = "where to measure (default: a GPU if there is one)"
+    parser.add("--device", text, choices=("cpu", "cuda"))
+    text = "bf16: autocast (default: 32)"
+    parser.add("--precision", text, choices=("32", "bf16"), default="32")
+    parser.add("--length N", "tokens per row (default: 128)")
+    parser.add("--tokens N", "tokens per batch (default: 1024, GPU: 4096)")
+    parser.add("--depth N", "blocks per stack (default: 6)")
+    parser.add("--width N", "size of the stream (default: 256, GPU: 512)")
+    parser.add("--resident", "also measure the peak memory of each in a separate process")
+    parser.add("--json FILE", "write the numbers")
+    text = "file for the figure of --growth (default: bench-growth.svg)"
+    parser.add("--figure FILE", text, default=Path("bench-growth.svg"))
+    parser.set_defaults(call=bench_command)
+
+
+def bench_command(**options: Any) -> int:
+    """Print and write the comparisons; `options` are the fields of `BenchOptions`."""
+    from lightning_app.lab.bench.sections import BenchOptions, run_bench
+
+    run_bench(BenchOptions(**options), plain_console())
+    return 0

@@ -163,7 +163,7 @@ def _data_of(config: Path) -> Mapping[str, Any]:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    from lightning_app.runs.saved import read_checkpoint
+    from lightning_app.runs.parent import read_checkpoint
 
     try:
         return read_checkpoint(path)
@@ -178,7 +178,7 @@ def _stored(parent: Parent) -> Mapping[str, Any]:
 
 @lru_cache(maxsize=1024)
 def _stored_at(path: Path, digest: str) -> Mapping[str, Any]:
-    from lightning_app.runs.saved import data_state, is_finite
+    from lightning_app.runs.parent import data_state, is_finite
 
     checkpoint = _read(path)
     parameters = checkpoint["hyper_parameters"]

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 from lightning_app.config.grid import find_grid, read_spec
 from lightning_app.core.errors import UserError
 from lightning_app.core.files import write_whole, writing_in
-from lightning_app.grids.options import Options, check_count
+from lightning_app.grids.slots import Options, check_count
 from lightning_app.grids.storages import VARIABLE, storage_spec
 from lightning_app.plugins import given
 from lightning_app.runs.folder import GridFolder

@@ -23,7 +23,6 @@ from lightning_app.core.files import disk_full, has_no_room, write_whole, writin
 from lightning_app.data.sources import corpus_of
 from lightning_app.grids.copies import copy_found, find_elsewhere
 from lightning_app.grids.display import Display, clock
-from lightning_app.grids.options import Options
 from lightning_app.grids.plan import (
     Corpus,
     Grid,
@@ -34,7 +33,14 @@ from lightning_app.grids.plan import (
 )
 from lightning_app.grids.plan_checks import devices_of
 from lightning_app.grids.queue import Claim, Queue, Reports, StorageLost, record_search
-from lightning_app.grids.slots import Slot, Slots, default_workers, slots_of, visible_devices
+from lightning_app.grids.slots import (
+    Options,
+    Slot,
+    Slots,
+    default_workers,
+    slots_of,
+    visible_devices,
+)
 from lightning_app.grids.storages import storage_spec
 from lightning_app.grids.workers import (
     DISK_FULL,

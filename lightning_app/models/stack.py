@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from lightning_app.blocks.block import Block, Call, Carries, CrossAttentionInput, Earlier, Sizes
-from lightning_app.blocks.kernels.norms import recomputed_norms, saves_memory
+from lightning_app.blocks.kernels.choose import recomputed_norms, saves_memory
 from lightning_app.blocks.masks import Mask, mask_of
 from lightning_app.blocks.memory import LayerCache, Recurrence
 from lightning_app.blocks.norm import build_norm

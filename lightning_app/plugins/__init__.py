@@ -30,24 +30,22 @@ from lightning_app.core.registry import (
     remove_parts,
     strays,
 )
-from lightning_app.plugins.files import (
+from lightning_app.plugins.imports import (
+    WATCH,
+    Plugin,
     changed,
+    check_unchanged,
     code_digest_of,
     compiled,
+    depends_on,
+    mentions_of,
+    origins_of,
     package_files,
     planted,
     sha256_of_file,
     steady,
-    with_needs,
-)
-from lightning_app.plugins.imports import (
-    WATCH,
-    Plugin,
-    check_unchanged,
-    depends_on,
-    mentions_of,
-    origins_of,
     window,
+    with_needs,
 )
 
 ENTRY_POINTS = "lightning_app.plugins"

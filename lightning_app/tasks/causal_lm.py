@@ -16,8 +16,13 @@ from lightning_app.data.prepare import PreparedCorpus
 from lightning_app.data.tokenizer import PAD, SPECIALS, UNK
 from lightning_app.models.auxiliary_heads import watched
 from lightning_app.models.heads import CausalLanguageModel
-from lightning_app.models.loss import Evaluated, LossSums, ObjectiveConfig, sums_of_all_heads
-from lightning_app.models.output_loss import output_sums
+from lightning_app.models.loss import (
+    Evaluated,
+    LossSums,
+    ObjectiveConfig,
+    output_sums,
+    sums_of_all_heads,
+)
 from lightning_app.tasks.base import Predictions, Reading, Task, task
 from lightning_app.tasks.causal_rows import (
     CausalBatch,

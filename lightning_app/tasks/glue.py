@@ -23,16 +23,17 @@ from lightning_app.models.loss import (
     counted_sums,
     token_sums,
 )
-from lightning_app.scores.classification import (
+from lightning_app.scores.glue import (
+    GlueTask,
     accuracy,
     count_pairs,
     f1_of_class_1,
+    glue_task,
     majority_share,
     matthews_correlation,
     pearson,
     spearman,
 )
-from lightning_app.scores.glue import GlueTask, glue_task
 from lightning_app.scores.task_facts import GLUE_CORPORA
 from lightning_app.tasks.base import Predictions, Reading, join_ranks, task
 from lightning_app.tasks.labelled import (

@@ -19,11 +19,15 @@ from lightning_app.data.tokenizer import MASK, SPECIALS
 from lightning_app.models.auxiliary_heads import watched
 from lightning_app.models.encoder_heads import MaskedLanguageModel, add_next_sentence
 from lightning_app.models.heads import ArchitectureConfig
-from lightning_app.models.loss import Evaluated, LossSums, ObjectiveConfig, sums_of_all_heads
-from lightning_app.models.output_loss import output_sums
+from lightning_app.models.loss import (
+    Evaluated,
+    LossSums,
+    ObjectiveConfig,
+    output_sums,
+    sums_of_all_heads,
+)
 from lightning_app.tasks.base import Predictions, Reading, Task, join_ranks, task
-from lightning_app.tasks.masking import MaskedBatch, MaskedSplit
-from lightning_app.tasks.next_sentence import PairRows, described
+from lightning_app.tasks.next_sentence import MaskedBatch, MaskedSplit, PairRows, described
 
 PREDICTED = 0.15
 """The share of a random batch to predict."""

@@ -15,8 +15,13 @@ from lightning_app.data.prepare import PreparedCorpus, global_batches, share
 from lightning_app.data.tokenizer import BOS, EOS, MASK, PAD, SPECIALS
 from lightning_app.models.auxiliary_heads import watched
 from lightning_app.models.heads import EncoderDecoder
-from lightning_app.models.loss import Evaluated, LossSums, ObjectiveConfig, sums_of_all_heads
-from lightning_app.models.output_loss import output_sums
+from lightning_app.models.loss import (
+    Evaluated,
+    LossSums,
+    ObjectiveConfig,
+    output_sums,
+    sums_of_all_heads,
+)
 from lightning_app.models.search import Marks, SearchConfig, search
 from lightning_app.tasks.base import Predictions, Reading, Task, join_ranks, task
 

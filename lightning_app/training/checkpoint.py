@@ -21,7 +21,7 @@ from lightning_app.core.errors import UserError
 from lightning_app.core.files import move, seal
 from lightning_app.core.schema import as_written
 from lightning_app.runs.folder import NAMED, RunFolder
-from lightning_app.runs.saved import RUN, SEALED, OtherRun, data_state, other_run, read_checkpoint
+from lightning_app.runs.parent import RUN, SEALED, OtherRun, data_state, other_run, read_checkpoint
 from lightning_app.scores.task_facts import Monitored
 from lightning_app.training.datamodule import TextDataModule
 

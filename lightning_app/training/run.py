@@ -65,29 +65,28 @@ from lightning_app.runs.store import (
     trim_checkpoints,
 )
 from lightning_app.scores.task_facts import TASKS
-from lightning_app.training.callbacks.divergence import DivergenceMonitor, Outcome
 from lightning_app.training.callbacks.loggers import (
     Curves,
     Events,
     Hyperparameters,
     Labels,
+    ParameterCount,
     Pictures,
+    Progress,
+    Throughput,
+    Unprofiled,
+    WallClock,
     added_loggers,
     close_loggers,
     label_loggers,
 )
 from lightning_app.training.callbacks.probes import GainLogger
-from lightning_app.training.callbacks.progress import (
-    ParameterCount,
-    Progress,
-    Throughput,
-    Unprofiled,
-    WallClock,
-)
 from lightning_app.training.callbacks.safety import (
     Agreement,
     BeforeAveraging,
+    DivergenceMonitor,
     Origin,
+    Outcome,
     Pruned,
     Pruning,
     SaveOnInterrupt,

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lightning_app.blocks.kernels import norms as module
-from lightning_app.blocks.kernels.norms import NormOutputs, recomputed_norms, saves_memory
+from lightning_app.blocks.kernels import choose as module
+from lightning_app.blocks.kernels.choose import NormOutputs, recomputed_norms, saves_memory
 from lightning_app.blocks.norm import Norm, build_norm
 from lightning_app.blocks.presets import PRESETS
 from lightning_app.training.module import compile_blocks

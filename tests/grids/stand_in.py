@@ -215,7 +215,7 @@ def misbehave(behaviour: str, run_dir: Path, attempt: int) -> None:
 
 def main() -> int:
     from lightning_app.config.grid import read_spec
-    from lightning_app.grids.options import Options
+    from lightning_app.grids.slots import Options
     from lightning_app.grids.supervisor import run_grid
     from lightning_app.runs.folder import GridFolder
 

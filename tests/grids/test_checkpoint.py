@@ -14,7 +14,7 @@ from lightning.pytorch.plugins import TorchCheckpointIO
 
 from lightning_app.core.errors import UserError
 from lightning_app.core.files import Damaged, check_archive
-from lightning_app.runs.saved import OtherRun, read_checkpoint
+from lightning_app.runs.parent import OtherRun, read_checkpoint
 from lightning_app.training.checkpoint import WholeCheckpoints, copy_whole, with_whole_checkpoints
 from tests import warm
 from tests.bits import flip

@@ -11,7 +11,7 @@ import pytest
 
 from lightning_app.core.errors import UserError
 from lightning_app.grids.display import document
-from lightning_app.grids.options import parse_time
+from lightning_app.grids.slots import parse_time
 from lightning_app.runs.folder import STORE
 from tests import warm
 

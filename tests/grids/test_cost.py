@@ -6,7 +6,7 @@ import torch
 import yaml
 
 from lightning_app.config.config import resolve
-from lightning_app.grids.cost import seconds_per_step
+from lightning_app.grids.program import seconds_per_step
 
 
 def test_a_few_steps_of_a_linear_schedule_are_measured(cache: str) -> None:

@@ -16,7 +16,7 @@ import yaml
 from conftest import World  # pyright: ignore[reportMissingImports]
 
 from benchmarks.chaos_hosts import Host, Job, has_namespaces, open_hosts
-from lightning_app.commands.run_grid import INTERRUPTED
+from lightning_app.commands.grid import INTERRUPTED
 from lightning_app.grids.supervisor import _GRACE
 from tests import warm
 

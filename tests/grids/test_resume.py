@@ -17,7 +17,7 @@ import yaml
 
 from lightning_app.config.config import data_module, resolve
 from lightning_app.runs.folder import RunFolder
-from lightning_app.runs.saved import read_checkpoint
+from lightning_app.runs.parent import read_checkpoint
 from lightning_app.training.checkpoint import WholeCheckpoints, checkpoint_of_cell
 from tests import warm
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from lightning_app.blocks.masks import causal_mask, full_mask
-from lightning_app.lab.bench.attention import (
+from lightning_app.lab.bench.sections import (
     FORMS,
     AttentionInputs,
     Forward,

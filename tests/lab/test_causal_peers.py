@@ -6,8 +6,15 @@ import pytest
 import torch
 
 from lightning_app.blocks.config import BlockConfig
-from lightning_app.lab.bench.learners import Setting, batch_of, causal, learner
-from lightning_app.lab.bench.peers import XCausal, causal_loss, gpt2
+from lightning_app.lab.bench.peers import (
+    Setting,
+    XCausal,
+    batch_of,
+    causal,
+    causal_loss,
+    gpt2,
+    learner,
+)
 from lightning_app.models.heads import CausalLanguageModel
 from lightning_app.models.search import Sampling, sample_texts
 from tests.lab.test_peers import without_biases

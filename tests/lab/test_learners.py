@@ -7,7 +7,7 @@ import torch
 
 from lightning_app.blocks.config import BlockConfig
 from lightning_app.data.tokenizer import BOS, EOS, MASK, PAD, SPECIALS
-from lightning_app.lab.bench.learners import Setting, batch_of, learner, masked, preset_work, work
+from lightning_app.lab.bench.peers import Setting, batch_of, learner, masked, preset_work, work
 
 TINY = Setting(depth=1, width=16, ff_dim=24, heads=2, vocabulary=50, length=28, tokens=84)
 

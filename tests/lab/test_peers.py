@@ -7,12 +7,15 @@ from lightning_app.blocks.config import BlockConfig
 from lightning_app.blocks.masks import full_mask
 from lightning_app.data.tokenizer import PAD
 from lightning_app.lab.bench.compare import Contender, How, Missing, compare
-from lightning_app.lab.bench.learners import Setting, batch_of, learner, masked
 from lightning_app.lab.bench.measure import Work
 from lightning_app.lab.bench.peers import (
+    Setting,
     TorchTranslator,
     XTranslator,
+    batch_of,
     bert,
+    learner,
+    masked,
     needed,
     same_loss,
     translation_learner,

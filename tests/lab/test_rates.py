@@ -8,8 +8,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lightning_app.blocks import linear as module
 from lightning_app.blocks.linear import linear, mkl_products
-from lightning_app.lab.bench.learners import Setting, preset_work
-from lightning_app.lab.bench.rates import matmul_rates, product_flops, rate_in_force
+from lightning_app.lab.bench.measure import matmul_rates, product_flops, rate_in_force
+from lightning_app.lab.bench.peers import Setting, preset_work
 
 CPU = torch.device("cpu")
 SETTING = Setting(depth=2, width=64, ff_dim=128, heads=4, vocabulary=100, length=16, tokens=64)

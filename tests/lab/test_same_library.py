@@ -5,8 +5,8 @@ import torch
 from torch import Tensor, nn
 
 from lightning_app.blocks.linear import prefers_onednn
-from lightning_app.lab.bench import rates as module
-from lightning_app.lab.bench.rates import onednn_everywhere, same_library
+from lightning_app.lab.bench import measure as module
+from lightning_app.lab.bench.measure import onednn_everywhere, same_library
 
 
 def test_linear_maps_of_peers_take_our_choice(monkeypatch: pytest.MonkeyPatch) -> None:

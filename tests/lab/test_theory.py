@@ -17,21 +17,24 @@ from lightning_app.blocks.config import BlockConfig
 from lightning_app.blocks.masks import full_mask
 from lightning_app.blocks.norm import EPSILON
 from lightning_app.core.errors import UserError
-from lightning_app.lab.theory import collapse, figures, lemmas, models, run
+from lightning_app.lab.theory import figures, lemmas, models, run
+from lightning_app.lab.theory import lemmas as collapse
 from lightning_app.lab.theory import lemmas as draws_module
-from lightning_app.lab.theory.collapse import Skipless
-from lightning_app.lab.theory.lemmas import Draw, Draws, TheorySetting
-from lightning_app.lab.theory.models import Fingerprint, Prints, ZipfCorpus
-from lightning_app.lab.theory.statements import (
+from lightning_app.lab.theory.lemmas import (
     POST,
     PRE,
+    Draw,
+    Draws,
+    Skipless,
     Statement,
+    TheorySetting,
     fitted_line,
     power_law,
     seeded,
     statements_table,
     statements_to_csv,
 )
+from lightning_app.lab.theory.models import Fingerprint, Prints, ZipfCorpus
 from lightning_app.models.heads import (
     ArchitectureConfig,
     CausalLanguageModel,

@@ -20,8 +20,7 @@ from lightning_app.models.auxiliary_heads import (
     after_next,
     watched,
 )
-from lightning_app.models.loss import LossSums, ObjectiveConfig, sums_of_all_heads
-from lightning_app.models.output_loss import output_sums
+from lightning_app.models.loss import LossSums, ObjectiveConfig, output_sums, sums_of_all_heads
 from lightning_app.tasks.masked_lm import MaskedBatch, MaskedLanguageModelling
 from lightning_app.tasks.translation import Translation, TranslationBatch
 from tests import tiny

@@ -12,8 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from lightning_app.blocks import linear
 from lightning_app.blocks.config import BlockConfig
-from lightning_app.models.loss import ObjectiveConfig
-from lightning_app.models.output_loss import output_sums
+from lightning_app.models.loss import ObjectiveConfig, output_sums
 from lightning_app.scores.task_facts import TASKS
 from lightning_app.tasks.base import build_task
 from lightning_app.tasks.causal_rows import CausalBatch

@@ -27,7 +27,8 @@ from lightning_app.cli import main
 from lightning_app.core.errors import UserError
 from lightning_app.models.initialization import initialize
 from lightning_app.probes.probe import learned_gains
-from lightning_app.testing import check_preset, small_models
+from lightning_app.testing import check_preset
+from lightning_app.testing import conformance as small_models
 from tests.plugins.conftest import Write
 from tests.told import told
 

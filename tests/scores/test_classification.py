@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from sklearn import metrics
 
 from lightning_app.core.errors import UserError
-from lightning_app.scores.classification import (
+from lightning_app.scores.glue import (
     Confusion,
     accuracy,
     count_pairs,

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from lightning_app.core.errors import UserError
-from lightning_app.scores.classification import pearson, spearman
+from lightning_app.scores.glue import pearson, spearman
 
 BOTH = pytest.mark.parametrize("score", [pearson, spearman])
 

@@ -9,14 +9,17 @@ from pathlib import Path
 import pytest
 
 from lightning_app.core.errors import UserError
-from lightning_app.scores.classification import (
+from lightning_app.scores.glue import (
+    GLUE_AVERAGES,
+    GLUE_TASKS,
     accuracy,
     count_pairs,
     f1_of_class_1,
+    glue_average,
+    glue_task,
     majority_share,
     matthews_correlation,
 )
-from lightning_app.scores.glue import GLUE_AVERAGES, GLUE_TASKS, glue_average, glue_task
 
 Scores = dict[str, dict[str, float]]
 

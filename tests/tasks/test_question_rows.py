@@ -11,7 +11,7 @@ from lightning_app.data.config import DataConfig, Splits
 from lightning_app.data.prepare import PreparedCorpus, prepare
 from lightning_app.data.tokenizer import BOS, EOS, PAD
 from lightning_app.scores.squad import score_v1, score_v2
-from lightning_app.tasks.questions import QuestionRows, QuestionTexts
+from lightning_app.tasks.squad import QuestionRows, QuestionTexts
 from tests import questions
 
 

@@ -12,8 +12,7 @@ from lightning_app.data.prepare import PreparedCorpus, prepare
 from lightning_app.data.tokenizer import BOS, EOS, MASK, PAD
 from lightning_app.models.encoder_heads import RANDOM
 from lightning_app.tasks import next_sentence
-from lightning_app.tasks.masking import MaskedBatch
-from lightning_app.tasks.next_sentence import PairRows, Spans, cut_to, draw_spans
+from lightning_app.tasks.next_sentence import MaskedBatch, PairRows, Spans, cut_to, draw_spans
 
 WINDOW = 32
 DOCUMENTS = {"train": 13, "valid": 7, "test": 2}

@@ -11,8 +11,7 @@ import torch
 from lightning_app.data.prepare import PreparedCorpus, prepare
 from lightning_app.data.tokenizer import BOS, EOS, MASK, PAD, SPECIALS, UNK
 from lightning_app.tasks.masked_lm import MaskedLanguageModelling, MaskedRows
-from lightning_app.tasks.masking import MaskedBatch, Masking
-from lightning_app.tasks.next_sentence import PairRows
+from lightning_app.tasks.next_sentence import MaskedBatch, Masking, PairRows
 
 WINDOW = 24
 

@@ -11,7 +11,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 
 from lightning_app.models.optim import OptimizerConfig
 from lightning_app.scores.task_facts import Monitored
-from lightning_app.training.callbacks.divergence import Divergence, DivergenceMonitor, Outcome
+from lightning_app.training.callbacks.safety import Divergence, DivergenceMonitor, Outcome
 from tests.runs import data, module, trainer
 
 

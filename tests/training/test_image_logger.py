@@ -14,9 +14,8 @@ from lightning_app.catalogue.parts import stack_drawing
 from lightning_app.catalogue.svg import picture
 from lightning_app.models.loss import ObjectiveConfig
 from lightning_app.report.tensorboard import write_index
-from lightning_app.training.callbacks.loggers import Events, Pictures, example
+from lightning_app.training.callbacks.loggers import Events, Pictures, Throughput, example
 from lightning_app.training.callbacks.probes import GainLogger, SignalProbe
-from lightning_app.training.callbacks.progress import Throughput
 from lightning_app.training.module import TransformerModule
 from tests.report.conftest import FakeGrid
 from tests.runs import data, module, trainer

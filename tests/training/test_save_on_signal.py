@@ -12,8 +12,11 @@ import pytest
 import torch
 
 from lightning_app.scores.task_facts import Monitored
-from lightning_app.training.callbacks.divergence import DivergenceMonitor
-from lightning_app.training.callbacks.safety import BeforeAveraging, SaveOnInterrupt
+from lightning_app.training.callbacks.safety import (
+    BeforeAveraging,
+    DivergenceMonitor,
+    SaveOnInterrupt,
+)
 from lightning_app.training.module import TransformerModule
 from lightning_app.training.run import checkpoints
 from tests.runs import data, module, trainer

@@ -11,7 +11,7 @@ import pytest
 from lightning.pytorch.loggers import CSVLogger
 
 from lightning_app.tasks.translation import TranslationBatch
-from lightning_app.training.callbacks.progress import Progress, Throughput, WallClock
+from lightning_app.training.callbacks.loggers import Progress, Throughput, WallClock
 from tests.runs import data, module, trainer
 
 

@@ -4,6 +4,7 @@ Shapes: query ``(batch, head, query, head_dim)``, key and value ``(batch, head, 
 scores and maps ``(batch, head, query, key)``.
 """
 
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -12,7 +13,7 @@ from typing import Any, Literal, NamedTuple, final
 import psutil
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lightning_app.blocks.kernels.shaped import Shape, centred, newest
@@ -30,6 +31,7 @@ from lightning_app.blocks.kernels.tiled import (
     attend_reversibly,
 )
 from lightning_app.blocks.masks import Mask
+from lightning_app.blocks.norm import NORMS
 
 Queries = Float[Tensor, "batch head query dim"]
 Keys = Float[Tensor, "batch head key dim"]
@@ -334,3 +336,89 @@ def shape_map(
         own = newest(value, attended)
         return alpha * own + beta * attended - gamma * centred(value, mask)
     return Shape.apply(attended, value, alpha, beta, gamma, mask)  # pyright: ignore[reportReturnType]
+
+
+LEAST = 2**18
+"""With fewer entries in the stream, tracking the norms takes more time than the saved memory is
+worth."""
+
+
+class _Again(NamedTuple):
+    """The inputs from which a norm's output is recomputed, and the shape in which it was kept."""
+
+    norm: nn.Module
+    input: Tensor
+    shape: torch.Size
+
+
+@final
+class NormOutputs:
+    """The outputs of the norms in one forward pass, by the address of their memory."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[weakref.ref[Tensor], nn.Module, Tensor]] = {}
+
+    def follow(self, norm: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        """Record an output; a forward hook."""
+        (x,) = inputs
+        if output.dtype == x.dtype:
+            self._known[_address(output)] = (weakref.ref(output), norm, x.detach())
+
+    def pack(self, saved: Tensor) -> Tensor | _Again:
+        """Return what autograd keeps instead of `saved`."""
+        found = self._known.get(_address(saved))
+        if found is None:
+            return saved
+        output, norm, x = found
+        # The memory of a freed output may hold something else by now.
+        alive = output()
+        if alive is None or saved.shape.numel() != alive.numel() or not saved.is_contiguous():
+            return saved
+        return _Again(norm, x, saved.shape)
+
+    @staticmethod
+    def unpack(packed: Tensor | _Again) -> Tensor:
+        """Return the saved tensor; autograd itself connects it to the graph."""
+        if isinstance(packed, Tensor):
+            return packed
+        with torch.no_grad():
+            # Bypass the module's hooks, which have already seen this output.
+            return packed.norm.forward(packed.input).view(packed.shape)
+
+    def forget(self) -> None:
+        """Free the inputs that nothing refers to."""
+        self._known.clear()
+
+
+def _address(x: Tensor) -> int:
+    return x.untyped_storage().data_ptr()
+
+
+def saves_memory(x: Tensor) -> bool:
+    """Whether recomputing the norms of a stream `x` pays off: in training, on a CPU.
+
+    Not under autocast, where a linear map keeps another tensor than the norm's output.
+    """
+    return (
+        x.device.type == "cpu"
+        and x.numel() >= LEAST
+        and torch.is_grad_enabled()
+        and not torch.is_autocast_enabled("cpu")
+        and not torch.compiler.is_compiling()
+    )
+
+
+@contextmanager
+def recomputed_norms(stack: nn.Module) -> Iterator[None]:
+    """Let backward passes in this context recompute the outputs of the norms of `stack`."""
+    outputs = NormOutputs()
+    norms = [part for part in stack.modules() if isinstance(part, NORMS)]
+    # Must run before other hooks, which may replace the norm's output.
+    handles = [norm.register_forward_hook(outputs.follow, prepend=True) for norm in norms]
+    try:
+        with torch.autograd.graph.saved_tensors_hooks(outputs.pack, outputs.unpack):
+            yield
+    finally:
+        outputs.forget()
+        for handle in handles:
+            handle.remove()

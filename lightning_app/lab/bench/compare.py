@@ -20,15 +20,16 @@ from rich.table import Table
 from lightning_app.core.files import write_whole
 from lightning_app.lab.bench.measure import (
     Clock,
+    Rates,
     Spread,
     Work,
     count_calls,
     peak_memory,
+    product_flops,
     ratios,
     resident,
     rounds,
 )
-from lightning_app.lab.bench.rates import Rates, product_flops
 
 
 class Missing(Exception):

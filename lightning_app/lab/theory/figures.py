@@ -8,8 +8,21 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lightning_app.lab.theory.collapse import SAS, SKIPLESS
-from lightning_app.lab.theory.lemmas import Draws, post_ln_gradient, pre_ln_gradient, pre_ln_growth
+from lightning_app.lab.theory.lemmas import (
+    NAMES,
+    POST,
+    PRE,
+    SAS,
+    SKIPLESS,
+    Draws,
+    Fit,
+    fitted_line,
+    of_draws,
+    post_ln_gradient,
+    power_law,
+    pre_ln_gradient,
+    pre_ln_growth,
+)
 from lightning_app.lab.theory.models import (
     ALONE,
     DEPTHS,
@@ -18,15 +31,6 @@ from lightning_app.lab.theory.models import (
     Prints,
     by_layer,
     recorded_final,
-)
-from lightning_app.lab.theory.statements import (
-    NAMES,
-    POST,
-    PRE,
-    Fit,
-    fitted_line,
-    of_draws,
-    power_law,
 )
 from lightning_app.probes.figures import looks, panel_grid
 from lightning_app.report.figures.sheet import COLOURS, INK, MUTED, save, styled

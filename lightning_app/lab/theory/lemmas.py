@@ -8,35 +8,143 @@ its ``E ||x_l||^2 / d``, W1 and W2 the matrices of a feed-forward. Norms of grad
 norms, of the loss of one position: a mean over positions has other exponents.
 """
 
+import csv
+import io
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
+from rich import box
+from rich.table import Table
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lightning_app.blocks.attention import Attention
+from lightning_app.blocks.attention import Attention, AttentionSpec, ShapingSpec
 from lightning_app.blocks.block import Sizes
 from lightning_app.blocks.config import BlockConfig
 from lightning_app.blocks.feed_forward import FeedForward
 from lightning_app.blocks.masks import full_mask
 from lightning_app.blocks.norm import EPSILON, build_norm
 from lightning_app.blocks.stack import Stack
-from lightning_app.lab.theory.statements import (
-    NAMES,
-    POST,
-    PRE,
-    Statement,
-    fitted_line,
-    of_draws,
-    power_law,
-    seeded,
-    within,
-)
+from lightning_app.models.initialization import initialize
 from lightning_app.models.stack import BlockStack
-from lightning_app.probes.measures import squared_norms
-from lightning_app.report.statistics import mean
+from lightning_app.probes.hooks import squared_norms, token_cosines
+from lightning_app.report.statistics import mean, t_interval
+
+POST, PRE = "post_ln", "pre_ln"
+NAMES = {POST: "Post-LN", PRE: "Pre-LN"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Statement:
+    """One claim: the prediction, the measurement, and the range that would confirm it."""
+
+    claim: str
+    source: str
+    predicted: float
+    measured: float
+    accepted: tuple[float, float]
+    interval: tuple[float, float] = (math.nan, math.nan)
+    """95 % interval of the measurement; NaN if nothing in it is random."""
+    promised: bool = True
+    """Whether the claim must hold here. Other claims are only shown."""
+
+    @property
+    def holds(self) -> bool:
+        low, high = self.accepted
+        return low <= self.measured <= high
+
+
+class Fit(NamedTuple):
+    """A straight line by least squares, with Student's 95 % interval of its slope."""
+
+    slope: float
+    low: float
+    high: float
+    intercept: float
+    r_squared: float
+
+
+def fitted_line(x: Sequence[float], y: Sequence[float]) -> Fit:
+    """Return the line through the points."""
+    from scipy import stats
+
+    slope, intercept, r, _, error = map(float, stats.linregress(x, y))
+    half = float(stats.t.ppf(0.975, len(x) - 2)) * error
+    return Fit(slope, slope - half, slope + half, intercept, r * r)
+
+
+def power_law(points: Mapping[int, Sequence[float]]) -> Fit:
+    """Return the fit of ``log y = slope log x + intercept`` over every draw at every x."""
+    pairs = [(math.log(x), math.log(y)) for x, values in points.items() for y in values]
+    return fitted_line([x for x, _ in pairs], [y for _, y in pairs])
+
+
+def within(value: float, share: float) -> tuple[float, float]:
+    """The range `value * (1 - share)` to `value * (1 + share)`."""
+    return value * (1 - share), value * (1 + share)
+
+
+def of_draws(values: Sequence[float]) -> tuple[float, tuple[float, float]]:
+    """Return the mean of independent draws and its 95 % interval."""
+    low, high, _ = t_interval(values)
+    return mean(values), (low, high)
+
+
+@contextmanager
+def seeded(*numbers: int) -> Iterator[None]:
+    """Draw from a separate generator, seeded by `numbers`; the global one is untouched."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(sum(number * 1009**place for place, number in enumerate(numbers)))
+        yield
+
+
+def statements_to_csv(statements: Sequence[Statement]) -> str:
+    """Return the table of statements, one per line."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    ends = ["low", "high", "accepted_low", "accepted_high"]
+    names = ["statement", "predicted", "measured", "holds", "promised", *ends, "source"]
+    writer.writerow(names)
+    for one in statements:
+        numbers = (*one.interval, *one.accepted)
+        ends = ["" if math.isnan(number) else f"{number:.6g}" for number in numbers]
+        yes = [str(answer).lower() for answer in (one.holds, one.promised)]
+        row = [one.claim, f"{one.predicted:.6g}", f"{one.measured:.6g}", *yes, *ends, one.source]
+        writer.writerow(row)
+    return text.getvalue()
+
+
+def statements_table(statements: Sequence[Statement]) -> Table:
+    """Return the statements as a table that fits a terminal of 80 columns."""
+    table = Table(
+        *("", "predicted", "measured", "accepted", "holds"),
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        caption="(yes) and (no): shown, not required",
+        caption_justify="left",
+    )
+    for column in table.columns[1:4]:
+        column.justify = "right"
+        column.no_wrap = True
+    source = ""
+    for one in statements:
+        if one.source != source:
+            table.add_section()
+            table.add_row(f"[bold]{one.source}[/bold]")
+            source = one.source
+        answer = "yes" if one.holds else "no"
+        if not one.promised:
+            answer = f"({answer})"
+        elif not one.holds:
+            answer = f"[bold red]{answer}[/bold red]"
+        accepted = " to ".join(f"{end:.3g}" for end in one.accepted)
+        numbers = (f"{one.predicted:.3g}", f"{one.measured:.3g}", accepted)
+        table.add_row(one.claim, *numbers, answer)
+    return table
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -417,3 +525,111 @@ def extension(draws: Draws) -> Iterator[Statement]:
         accepted=within(1.0, 0.05),
         promised=False,
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Skipless:
+    """A sequence of attention sub-layers without skips, each after a norm."""
+
+    dim: int = 256
+    tokens: int = 32
+    heads: int = 4
+    depth: int = 18
+    draws: int = 8
+
+
+PLAIN = AttentionSpec()
+PLAIN_IDENTITY = AttentionSpec(value="identity", output="identity")
+SHAPED = AttentionSpec(
+    shaping=ShapingSpec(), value="identity", output="identity", query_init="zeros"
+)
+SKIPLESS = {
+    "plain, V and P random": PLAIN,
+    "plain, V and P identity": PLAIN_IDENTITY,
+    "shaped, V and P identity": SHAPED,
+}
+SAS = "sas, whole blocks"
+
+
+def skipless_attention(spec: AttentionSpec, setting: Skipless) -> Attention:
+    """Return attention with the same initial values as inside a block."""
+    attention = Attention(spec, setting.dim, setting.heads, 0.0)
+    initialize(attention)
+    for part in (attention.query, attention.key, attention.value):
+        if isinstance(part, nn.Linear):
+            nn.init.xavier_uniform_(part.weight, gain=2**-0.5)
+    if spec.query_init == "zeros":
+        nn.init.zeros_(attention.query.weight)
+    return attention
+
+
+@torch.no_grad()
+def skipless_cosines(spec: AttentionSpec, setting: Skipless) -> list[float]:
+    """Return the mean token cosine of the input and after each of `depth` sub-layers."""
+    norm = build_norm("layer_norm", setting.dim)
+    x = torch.randn(1, setting.tokens, setting.dim)
+    mask, real = full_mask(setting.tokens, x.device), torch.ones(1, setting.tokens).bool()
+    cosines = [token_cosines(x, real).item()]
+    for _ in range(setting.depth):
+        attention = skipless_attention(spec, setting)
+        u = norm(x)
+        x, _ = attention(*attention.queries_keys_values(u, None), mask, None)
+        cosines.append(token_cosines(x, real).item())
+    return cosines
+
+
+@torch.no_grad()
+def block_cosines(preset: str, setting: Skipless) -> list[float]:
+    """Return the mean token cosines for the whole blocks of an encoder of `preset`."""
+    spec = BlockConfig(preset=preset).resolve(Stack(depth=setting.depth))
+    sizes = Sizes(model_dim=setting.dim, ff_dim=4 * setting.dim, num_heads=setting.heads)
+    encoder = BlockStack(spec, sizes)
+    initialize(encoder)
+    x = torch.randn(1, setting.tokens, setting.dim)
+    real = torch.ones(1, setting.tokens).bool()
+    cosines: list[float] = []
+
+    def watch(module: nn.Module, inputs: tuple[Tensor]) -> None:
+        cosines.append(token_cosines(inputs[0], real).item())
+
+    for _, block in encoder.layers:
+        block.around_self.norm_input.register_forward_pre_hook(watch)
+    encoder.final_norm.register_forward_pre_hook(watch)
+    encoder(x, full_mask(setting.tokens, x.device))
+    return cosines
+
+
+def collapse(setting: Skipless) -> dict[str, list[list[float]]]:
+    """Return the cosines of every draw, by kind of attention."""
+    cosines: dict[str, list[list[float]]] = {}
+    for number, (name, spec) in enumerate(SKIPLESS.items()):
+        cosines[name] = []
+        for seed in range(setting.draws):
+            with seeded(7, number, seed):
+                cosines[name].append(skipless_cosines(spec, setting))
+    cosines[SAS] = []
+    for seed in range(setting.draws):
+        with seeded(11, seed):
+            cosines[SAS].append(block_cosines("sas", setting))
+    return cosines
+
+
+def rank_collapse(cosines: Mapping[str, Sequence[Sequence[float]]]) -> Iterator[Statement]:
+    """Above 0.95 after 3 layers without a skip, below 0.05 in all layers for shaped maps."""
+    for name, draws in cosines.items():
+        if name.startswith("plain"):
+            yield Statement(
+                claim=f"{name}: smallest token cosine of any draw after 3",
+                source="rank collapse without a skip (Dong et al. 2021, 2103.03404)",
+                predicted=1.0,
+                measured=min(one[3] for one in draws),
+                accepted=(0.95, 1.0 + 1e-9),
+            )
+        else:
+            yield Statement(
+                claim=f"{name}: largest token cosine of any draw through {len(draws[0]) - 1}",
+                source="He & Hofmann 2023 (2311.01906), equation 6",
+                predicted=0.0,
+                measured=max(max(one) for one in draws),
+                accepted=(-1.0, 0.05),
+            )

@@ -59,11 +59,11 @@ from torch.nn import functional as F
 from lightning_app.blocks.config import BlockConfig
 from lightning_app.blocks.feed_forward import FeedForward
 from lightning_app.blocks.masks import full_mask
-from lightning_app.lab.theory.lemmas import downward_factor
-from lightning_app.lab.theory.statements import (
+from lightning_app.lab.theory.lemmas import (
     POST,
     PRE,
     Statement,
+    downward_factor,
     of_draws,
     power_law,
     seeded,

@@ -15,15 +15,21 @@ import torch
 from rich.console import Console
 
 from lightning_app.core.files import write_whole, writing_in
-from lightning_app.lab.theory.collapse import Skipless, collapse, rank_collapse
 from lightning_app.lab.theory.figures import write_theory_figures
 from lightning_app.lab.theory.lemmas import (
+    POST,
+    PRE,
+    Skipless,
     TheorySetting,
+    collapse,
     draw_all,
     extension,
     lemma_1,
     lemma_2,
     lemma_3,
+    rank_collapse,
+    statements_table,
+    statements_to_csv,
     theorem_1,
     theorem_1_by_width,
 )
@@ -38,7 +44,6 @@ from lightning_app.lab.theory.models import (
     prints_to_csv,
     without_mask,
 )
-from lightning_app.lab.theory.statements import POST, PRE, statements_table, statements_to_csv
 
 
 @contextmanager
