@@ -11,6 +11,7 @@ from dataclasses import replace
 from functools import partial
 
 import torch
+from peers import causal_peer
 from speed_rows import Figure, Row, at_least, at_most, exactly
 
 from lightning_app.lab.bench.compare import Comparison, Contender, How, Missing, compare
@@ -21,7 +22,6 @@ from lightning_app.lab.bench.peers import (
     XTranslator,
     bert_peer,
     causal,
-    causal_peer,
     masked,
     preset_work,
     residual_encoder,

@@ -12,7 +12,7 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 from textwrap import wrap
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
@@ -54,10 +54,12 @@ from lightning_app.core.schema import (
     part_of,
     parts_of,
 )
-from lightning_app.data.config import CORPORA, DataConfig
 from lightning_app.grids.display import clock, document, plain_console
 from lightning_app.runs.folder import is_file_name
 from lightning_app.training.launcher import check_launcher, run_written
+
+if TYPE_CHECKING:
+    from lightning_app.data.config import DataConfig
 
 _ABSENT = object()
 
@@ -593,6 +595,8 @@ def add_prepare(parser: Parser) -> None:
 
 def prepare_corpus(data: str | None, root: str | None, config: Path | None) -> int:
     """Prepare a corpus; print a summary and its folder."""
+    from lightning_app.data.config import CORPORA, DataConfig
+
     if (data is None) == (config is None):
         raise UserError("prepare: expected one of --data NAME and --config FILE")
     if config is not None:
@@ -614,17 +618,19 @@ def prepare_corpus(data: str | None, root: str | None, config: Path | None) -> i
     return 0
 
 
-def shipped_data(name: str) -> DataConfig:
+def shipped_data(name: str) -> "DataConfig":
     """Return the `data` section with which the shipped ablations use a corpus.
 
     A shipped file needs no parser of whole runs, so a cached corpus takes only a second.
     """
+    from lightning_app.data.config import CORPORA, DataConfig
+
     tree, _ = strict_yaml.read_yaml_file(shipped_folder() / "base" / CORPORA[name].base)
     # Several corpora share a file that names only one of them.
     return DataConfig(**{**tree["data"], "name": name}, task=tree["model"]["objective"]["kind"])
 
 
-def read_data(config: Path) -> DataConfig:
+def read_data(config: Path) -> "DataConfig":
     """Return the completed `data` section of a user's config file."""
     tree, _ = strict_yaml.read_yaml_file(config)
     from lightning_app.config.config import resolve

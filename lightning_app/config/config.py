@@ -8,9 +8,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
-import lightning.pytorch as pl
-from lightning.pytorch.callbacks import ModelCheckpoint
-
 from lightning_app.blocks.config import BlockConfig
 from lightning_app.config.bounds import (
     check_accumulation,
@@ -56,6 +53,9 @@ def check_callbacks(tree: dict[str, Any]) -> None:
 
 @lru_cache(maxsize=64)  # cells of a grid share them
 def _check_callbacks(given: str, monitored: Monitored) -> None:
+    import lightning.pytorch as pl
+    from lightning.pytorch.callbacks import ModelCheckpoint
+
     own = {
         ModelCheckpoint(monitor=monitored.metric, mode=monitored.mode).state_key: "best",
         ModelCheckpoint().state_key: "last",

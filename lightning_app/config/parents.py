@@ -12,7 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from lightning_app.core.errors import UserError
-from lightning_app.runs.parent import FIELD, Parent, find_parent
+from lightning_app.runs.parent import (
+    FIELD,
+    Parent,
+    data_state,
+    find_parent,
+    is_finite,
+    read_checkpoint,
+)
 from lightning_app.runs.records import Unsound, read_yaml
 
 _OF_HEADS = ("transform.", "norm.", "output_bias", "output.", "auxiliary.", "next_sentence.output.")
@@ -163,8 +170,6 @@ def _data_of(config: Path) -> Mapping[str, Any]:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    from lightning_app.runs.parent import read_checkpoint
-
     try:
         return read_checkpoint(path)
     except UserError as error:
@@ -178,8 +183,6 @@ def _stored(parent: Parent) -> Mapping[str, Any]:
 
 @lru_cache(maxsize=1024)
 def _stored_at(path: Path, digest: str) -> Mapping[str, Any]:
-    from lightning_app.runs.parent import data_state, is_finite
-
     checkpoint = _read(path)
     parameters = checkpoint["hyper_parameters"]
     data = data_state(checkpoint) or {}

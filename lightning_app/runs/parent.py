@@ -10,8 +10,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
-
 from lightning_app.core.errors import UserError, named
 from lightning_app.core.files import Damaged, check_archive
 from lightning_app.runs.folder import IDENTITY, RunFolder
@@ -20,6 +18,8 @@ from lightning_app.runs.run import DamagedRun, Run
 
 def is_finite(state: Mapping[str, Any]) -> bool:
     """Whether all numbers of a state dict are finite."""
+    import torch
+
     # Parts of tensors sharded over several processes are skipped.
     tensors = (value for value in state.values() if type(value) is torch.Tensor)
     return all(bool(torch.isfinite(value).all()) for value in tensors)
@@ -48,6 +48,8 @@ def read_checkpoint(path: Path, folder: Path | None = None) -> dict[str, Any]:
         OtherRun: if it names a run other than the folder's.
         UserError: naming the file, if it is damaged or not a checkpoint of this program.
     """
+    import torch
+
     try:
         is_sealed = check_archive(path)
         checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)

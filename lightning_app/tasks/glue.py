@@ -7,6 +7,7 @@ from typing import Any, Unpack, final
 import numpy as np
 import torch
 from jaxtyping import Bool, Float
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
 from lightning_app.blocks.config import BlockConfig
@@ -23,17 +24,7 @@ from lightning_app.models.loss import (
     counted_sums,
     token_sums,
 )
-from lightning_app.scores.glue import (
-    GlueTask,
-    accuracy,
-    count_pairs,
-    f1_of_class_1,
-    glue_task,
-    majority_share,
-    matthews_correlation,
-    pearson,
-    spearman,
-)
+from lightning_app.scores.glue import GLUE_TASKS, GlueTask
 from lightning_app.scores.task_facts import GLUE_CORPORA
 from lightning_app.tasks.base import Predictions, Reading, join_ranks, task
 from lightning_app.tasks.labelled import (
@@ -46,6 +37,84 @@ from lightning_app.tasks.labelled import (
 )
 
 HALF_LOG_2_PI = 0.5 * math.log(2.0 * math.pi)
+
+
+Counts = NDArray[np.int64]
+"""counts[i, j] = number of examples of label i with prediction j."""
+
+
+def count_pairs(labels: Sequence[int], predictions: Sequence[int], classes: int) -> Counts:
+    """Return the confusion matrix of classes 0 to `classes` - 1."""
+    cells = np.asarray(labels) * classes + np.asarray(predictions)
+    return np.bincount(cells, minlength=classes * classes).reshape(classes, classes)
+
+
+def accuracy(counts: Counts) -> float:
+    """sum_i counts[i, i] / total, a fraction."""
+    return int(np.trace(counts)) / int(counts.sum())
+
+
+def majority_share(counts: Counts) -> float:
+    """Accuracy of the best constant prediction: the largest count of a label / total.
+
+    A run with this accuracy may have learned nothing (Mosbach et al. 2021, arXiv
+    2006.04884). The labels are the evaluated ones, not those of the training set.
+    """
+    return int(counts.sum(axis=1).max()) / int(counts.sum())
+
+
+def f1_of_class_1(counts: Counts) -> float:
+    """F1 = 2 tp / (2 tp + fp + fn) of class 1 of two, a fraction; 0 if the divisor is 0."""
+    (_, fp), (fn, tp) = counts.tolist()
+    divisor = 2 * tp + fp + fn
+    return 2 * tp / divisor if divisor else 0.0
+
+
+def matthews_correlation(counts: Counts) -> float:
+    """(tp tn - fp fn) / sqrt((tp + fp) (tp + fn) (tn + fp) (tn + fn)), from -1 to 1.
+
+    0 if the root is 0, so also for constant predictions, as in scikit-learn. torchmetrics 1.9
+    returns a limit there instead: 0.026 for a model that accepts every sentence of CoLA's dev set.
+    Matthews 1975.
+    """
+    # Python integers: the product of four counts overflows int64 from 55,000 examples.
+    (tn, fp), (fn, tp) = counts.tolist()
+    squared = (tp + fp) * (tp + fn) * (tn + fp) * (tn + fn)
+    if not squared:
+        return 0.0
+    return max(-1.0, min(1.0, (tp * tn - fp * fn) / math.sqrt(squared)))
+
+
+# Relative spread below which deviations from the mean are float64 rounding errors.
+ROUNDING = 1e-12
+
+
+def pearson(labels: ArrayLike, predictions: ArrayLike) -> float:
+    """r = sum (x - mean x) (y - mean y) / (|x - mean x| |y - mean y|), from -1 to 1.
+
+    0 if one side is constant (up to rounding); SciPy and torchmetrics return NaN there, Cramming
+    reports -1. All values are finite.
+    """
+    x, y = np.asarray(labels, dtype=np.float64), np.asarray(predictions, dtype=np.float64)
+    if any(np.ptp(side) <= ROUNDING * np.abs(side).max() for side in (x, y)):
+        return 0.0
+    return max(-1.0, min(1.0, float(_direction(x) @ _direction(y))))
+
+
+def spearman(labels: ArrayLike, predictions: ArrayLike) -> float:
+    """Pearson's correlation of the ranks, with mean ranks for ties; 0 if one side is constant."""
+    from scipy import stats  # costs 50 MB and a second, so imported only here
+
+    return pearson(stats.rankdata(labels), stats.rankdata(predictions))
+
+
+def _direction(x: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return (x - mean x) / |x - mean x|."""
+    scaled = x / np.abs(x).max()  # squares of large values would overflow
+    deviations = scaled - scaled.mean()
+    return deviations / np.linalg.norm(deviations)
+
+
 OF_CLASSES = {"f1": f1_of_class_1, "matthews": matthews_correlation}
 OF_SCORES = {"pearson": pearson, "spearman": spearman}
 
@@ -68,7 +137,7 @@ class Glue(LabelledTask):
     def __init__(self, config: ObjectiveConfig) -> None:
         super().__init__(config)
         assert config.glue is not None, "checked with the corpus"
-        self.facts: GlueTask = glue_task(config.glue)
+        self.facts: GlueTask = GLUE_TASKS[config.glue]
         self.classifies = self.facts.classes is not None
 
     def build_model(
@@ -84,7 +153,7 @@ class Glue(LabelledTask):
         cls, corpus: PreparedCorpus, split: str, data: DataConfig, **part: Unpack[Reading]
     ) -> LabelledRows:
         """Return a split as batches of rows of similar length."""
-        regression = glue_task(GLUE_CORPORA[data.name]).classes is None
+        regression = GLUE_TASKS[GLUE_CORPORA[data.name]].classes is None
         return LabelledRows(corpus, split, window=data.window, regression=regression, **part)
 
     @classmethod

@@ -5,14 +5,12 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks.peers import XCausal, causal_loss, gpt2
 from lightning_app.blocks.config import BlockConfig
 from lightning_app.lab.bench.peers import (
     Setting,
-    XCausal,
     batch_of,
     causal,
-    causal_loss,
-    gpt2,
     learner,
 )
 from lightning_app.models.heads import CausalLanguageModel

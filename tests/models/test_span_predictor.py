@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from benchmarks.peers import bert_like
 from lightning_app.blocks.config import BlockConfig
 from lightning_app.blocks.presets import PRESETS
-from lightning_app.lab.bench.peers import bert_like
 from lightning_app.models.encoder_heads import SpanPredictor
 from lightning_app.models.loss import ObjectiveConfig
 from lightning_app.tasks.base import build_task

@@ -9,8 +9,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from scipy import stats
 
-from lightning_app.core.errors import UserError
-from lightning_app.scores.glue import pearson, spearman
+from lightning_app.tasks.glue import pearson, spearman
 
 BOTH = pytest.mark.parametrize("score", [pearson, spearman])
 
@@ -68,19 +67,3 @@ def test_scipy_is_not_asked_where_it_gives_nan(score) -> None:
         assert score([1.0, 2.0], [1.0, 1.0]) == 0
     with pytest.warns(stats.ConstantInputWarning):
         assert np.isnan(np.array(stats.pearsonr([1.0, 2.0], [1.0, 1.0]))).all()
-
-
-@BOTH
-@pytest.mark.parametrize(
-    ("labels", "predictions", "message"),
-    [
-        ([1.0, 2.0], [1.0], "2 labels but 1 predictions"),
-        ([], [], "labels has 0 values"),
-        ([1.0, 2.0], [1.0, math.nan], r"predictions\[1\] is nan"),
-        ([math.inf, 2.0], [1.0, 2.0], r"labels\[0\] is inf"),
-        ([1.0, 2.0], [[1.0], [2.0]], r"predictions has shape \(2, 1\)"),
-    ],
-)
-def test_mistakes(score, labels: list, predictions: list, message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        score(labels, predictions)

@@ -9,14 +9,11 @@ from pathlib import Path
 import pytest
 
 from lightning_app.core.errors import UserError
-from lightning_app.scores.glue import (
-    GLUE_AVERAGES,
-    GLUE_TASKS,
+from lightning_app.scores.glue import GLUE_AVERAGES, GLUE_TASKS, glue_average
+from lightning_app.tasks.glue import (
     accuracy,
     count_pairs,
     f1_of_class_1,
-    glue_average,
-    glue_task,
     majority_share,
     matthews_correlation,
 )
@@ -114,19 +111,6 @@ def test_cramming_takes_f1_and_pearson() -> None:
         assert glue_average("cramming", scores) == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("name", GLUE_AVERAGES)
-def test_a_missing_score_is_refused(name: str) -> None:
-    whole = {s: {m: v / 100 for m, v in by.items()} for s, by in table_3(REALFORMER).items()}
-    for item in GLUE_AVERAGES[name]:
-        for split, metric in item:
-            without_metric = {s: dict(by) for s, by in whole.items()}
-            del without_metric[split][metric]
-            with pytest.raises(UserError, match=f"misses {split} {metric}"):
-                glue_average(name, without_metric)
-            with pytest.raises(UserError, match=f"misses .*{split} {metric}"):
-                glue_average(name, {s: by for s, by in whole.items() if s != split})
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -134,9 +118,6 @@ def test_a_missing_score_is_refused(name: str) -> None:
         ({"RTE": {"accuracy": math.nan}}, "RTE accuracy is nan"),
         ({"RTE": {"accuracy": -0.1}}, "RTE accuracy is -0.1"),
         ({"CoLA": {"matthews": -1.1}}, "CoLA.*-1.1;.*-1 to 1"),
-        ({"MNLI": {"accuracy": 0.8}}, "'MNLI'.*'MNLI-m'"),
-        ({"STS-B": {"accuracy": 0.8}}, "STS-B has no score 'accuracy'"),
-        ({"WNLI": {"accuracy": 0.56}}, "WNLI is not offered"),
     ],
 )
 def test_mistakes_in_scores(change: Scores, message: str) -> None:
@@ -153,17 +134,8 @@ def test_a_negative_correlation_counts() -> None:
     assert glue_average("glue", scores) == pytest.approx(-0.1)
 
 
-def test_unknown_names() -> None:
-    with pytest.raises(UserError, match="average 'mean' is unknown"):
-        glue_average("mean", {})
-    with pytest.raises(UserError, match=r"task 'SST2'.*'SST-2'"):
-        glue_task("SST2")
-    with pytest.raises(UserError, match=r"WNLI is not offered.*56\.34"):
-        glue_task("WNLI")
-
-
 def test_the_table() -> None:
-    assert glue_task("MNLI").splits == ("MNLI-m", "MNLI-mm")
+    assert GLUE_TASKS["MNLI"].splits == ("MNLI-m", "MNLI-mm")
     assert {name for name, task in GLUE_TASKS.items() if not task.pair} == {"CoLA", "SST-2"}
     assert {name: task.classes for name, task in GLUE_TASKS.items() if task.classes != 2} == {
         "STS-B": None,

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, NoReturn
 from lightning_app.core.errors import UserError
 from lightning_app.data.config import CORPORA, CorpusReader, DataConfig, Source, split_sizes
 from lightning_app.data.sources import hub_name, load_from_hub, write_lines
-from lightning_app.scores.glue import WNLI, GlueTask, glue_task
+from lightning_app.scores.glue import GLUE_TASKS, WNLI, GlueTask
 from lightning_app.scores.task_facts import GLUE_CORPORA
 
 _HUB = "nyu-mll/glue"
@@ -59,7 +59,7 @@ class GlueReader(CorpusReader):
     @property
     def task(self) -> GlueTask:
         """GLUE's facts about the task."""
-        return glue_task(GLUE_CORPORA[self.corpus])
+        return GLUE_TASKS[GLUE_CORPORA[self.corpus]]
 
     def file_names(self, config: DataConfig, stem: str) -> dict[str, tuple[str, ...]]:
         """Return the name of the table; the default stem `valid` means `dev`."""
