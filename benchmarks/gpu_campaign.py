@@ -32,7 +32,7 @@ import torch
 from gpu_sections import ROOT, SECTIONS, Where
 
 from lightning_app.core.files import write_whole
-from lightning_app.lab.bench.compare import as_mappings, machine
+from lightning_app.lab.bench.measure import as_mappings, machine
 from lightning_app.runs.provenance import checkout
 
 BUDGET = 570.0

@@ -21,11 +21,13 @@ from lightning_app.blocks.config import BlockConfig
 from lightning_app.blocks.kernels import tiled
 from lightning_app.blocks.presets import PRESETS
 from lightning_app.lab.bench import sections as comparisons
-from lightning_app.lab.bench.compare import Contender, How, compare
 from lightning_app.lab.bench.measure import (
     Clock,
+    Contender,
+    How,
     Spread,
     Work,
+    compare,
     matmul_rates,
     peak_memory,
     rate_in_force,

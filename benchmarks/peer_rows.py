@@ -14,8 +14,17 @@ import torch
 from peers import causal_peer
 from speed_rows import Figure, Row, at_least, at_most, exactly
 
-from lightning_app.lab.bench.compare import Comparison, Contender, How, Missing, compare
-from lightning_app.lab.bench.measure import Work, matmul_rates, rate_in_force, same_library
+from lightning_app.lab.bench.measure import (
+    Comparison,
+    Contender,
+    How,
+    Missing,
+    Work,
+    compare,
+    matmul_rates,
+    rate_in_force,
+    same_library,
+)
 from lightning_app.lab.bench.peers import (
     Setting,
     TorchTranslator,

@@ -26,7 +26,7 @@ from lightning_app.lab.bench.peers import (
 )
 from lightning_app.models.encoder_heads import SpanPredictor, TextClassifier
 from lightning_app.models.heads import CausalLanguageModel
-from lightning_app.tasks.causal_rows import CausalBatch
+from lightning_app.tasks.causal_lm import CausalBatch
 
 
 def bert_like(ours: TextClassifier | SpanPredictor, kind: str, **fields: Any) -> Any:

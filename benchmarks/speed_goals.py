@@ -26,7 +26,7 @@ from fine_tuning_rows import OWN_FINE_TUNING, PEER_FINE_TUNING
 from peer_rows import PEER_ROWS
 from speed_rows import OWN_ROWS, Figure
 
-from lightning_app.lab.bench.compare import Missing, machine
+from lightning_app.lab.bench.measure import Missing, machine
 from lightning_app.training.hardware import keep_freed_blocks
 
 ROWS_OF_OURS = OWN_ROWS | OWN_FINE_TUNING

@@ -25,8 +25,7 @@ from lightning_app.blocks.stack import Stack
 from lightning_app.commands.run import shipped_data
 from lightning_app.data.prepare import PreparedCorpus, global_batches, prepare
 from lightning_app.lab.bench import sections as attention
-from lightning_app.lab.bench.compare import Contender, How, Missing, Result, compare
-from lightning_app.lab.bench.measure import Spread, Work
+from lightning_app.lab.bench.measure import Contender, How, Missing, Result, Spread, Work, compare
 from lightning_app.lab.bench.peers import (
     Setting,
     TorchTranslator,

@@ -20,8 +20,8 @@ from lightning_app.models.optim import (
     parameter_groups,
 )
 from lightning_app.models.stack import stacks
+from lightning_app.probes.hooks import Place
 from lightning_app.probes.probe import learned_gains
-from lightning_app.probes.table import Place
 
 
 def rates(config: ScheduleConfig, total: int, lr: float = 1.0) -> list[float]:

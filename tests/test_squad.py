@@ -15,8 +15,8 @@ from lightning_app.config.config import data_module, resolve, transformer_module
 from lightning_app.config.experiment import cell_id
 from lightning_app.grids.size import parameters
 from lightning_app.models.loss import Evaluated, ObjectiveConfig
+from lightning_app.probes.hooks import MODEL
 from lightning_app.probes.probe import preconditioned_sharpness, probe
-from lightning_app.probes.table import MODEL
 from lightning_app.runs.parent import read_checkpoint
 from lightning_app.scores.squad import score_v1, score_v2
 from lightning_app.tasks.base import build_task

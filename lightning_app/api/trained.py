@@ -13,7 +13,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from lightning_app.config.classes import named_class
-from lightning_app.config.run_plugins import require, require_of
+from lightning_app.config.identity import require, require_of
 from lightning_app.core.errors import UserError
 from lightning_app.data.config import DataConfig
 from lightning_app.data.prepare import PreparedCorpus

@@ -22,7 +22,7 @@ from lightning_app.commands.options import (
     add_threads,
 )
 from lightning_app.config.grid import GridSpec, read_spec
-from lightning_app.config.run_plugins import hinting, require
+from lightning_app.config.identity import hinting, require
 from lightning_app.config.tree import BLOCK, RATE, SEED, WARMUP
 from lightning_app.core import strict_yaml
 from lightning_app.core.errors import UserError, named, nearest

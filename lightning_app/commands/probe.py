@@ -19,16 +19,15 @@ from torch import Tensor, nn
 from lightning_app.commands.options import EXPERIMENTS
 from lightning_app.config.config import data_module, transformer_module
 from lightning_app.config.experiment import cell_id
-from lightning_app.config.identity import without_evaluation_limits
-from lightning_app.config.run_plugins import require_of
+from lightning_app.config.identity import require_of, without_evaluation_limits
 from lightning_app.core.errors import UserError
 from lightning_app.core.files import output_folder, write_whole
 from lightning_app.grids.display import plain_console
 from lightning_app.models.initialization import needs_profiling, profile
 from lightning_app.models.optim import parameter_groups
 from lightning_app.probes.figures import undrawn_curves, write_probe_figures
+from lightning_app.probes.hooks import HEADER, MODEL, Probed, Row, cells
 from lightning_app.probes.probe import preconditioned_sharpness, probe
-from lightning_app.probes.table import HEADER, MODEL, Probed, Row, cells
 from lightning_app.tasks.base import to_device
 from lightning_app.training.checkpoint import (
     NAMED,

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lightning_app.commands.options import EXPERIMENTS
-from lightning_app.config.identity import Record, completed, leaves, read_record, relevant
-from lightning_app.config.run_plugins import require
+from lightning_app.config.identity import Record, completed, leaves, read_record, relevant, require
 from lightning_app.config.sources import options_of
 from lightning_app.config.tree import BLOCK, PRESET
 from lightning_app.core.errors import UserError, named, nearest

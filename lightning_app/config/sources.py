@@ -14,8 +14,7 @@ from typing import Any, get_origin
 from yaml import YAMLError
 
 from lightning_app.config.bounds import check_seed
-from lightning_app.config.identity import leaves, without_removed
-from lightning_app.config.run_plugins import require
+from lightning_app.config.identity import leaves, require, without_removed
 from lightning_app.config.trainer import TrainerConfig
 from lightning_app.config.tree import SECTIONS, lookup
 from lightning_app.core import strict_yaml

@@ -14,8 +14,13 @@ from functools import reduce
 from pathlib import Path
 from typing import Any
 
-from lightning_app.config.identity import CONTINUED, read_record, relevant, relevant_blocks
-from lightning_app.config.run_plugins import needed_by
+from lightning_app.config.identity import (
+    CONTINUED,
+    needed_by,
+    read_record,
+    relevant,
+    relevant_blocks,
+)
 from lightning_app.config.tree import lookup, replaced
 from lightning_app.core import strict_yaml
 from lightning_app.core.errors import UserError

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning_app.config.grid import read_spec
-from lightning_app.config.run_plugins import require
+from lightning_app.config.identity import require
 from lightning_app.config.tree import keys_of
 from lightning_app.core import strict_yaml
 from lightning_app.core.errors import UserError, named

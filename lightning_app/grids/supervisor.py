@@ -17,7 +17,7 @@ from typing import Any
 from optuna.trial import Trial
 
 from lightning_app.config.grid import GridSpec
-from lightning_app.config.run_plugins import hinting
+from lightning_app.config.identity import hinting
 from lightning_app.core.errors import UserError
 from lightning_app.core.files import disk_full, has_no_room, write_whole, writing_in
 from lightning_app.data.sources import corpus_of

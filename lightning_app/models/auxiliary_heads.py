@@ -14,8 +14,8 @@ from lightning_app.blocks.residual import Stream
 from lightning_app.blocks.spans import AuxiliaryTerms, Term
 from lightning_app.blocks.stack import StackSpec
 from lightning_app.core.errors import UserError
-from lightning_app.models.embedding import OutputTable
 from lightning_app.models.initialization import initialize
+from lightning_app.models.positions import OutputTable
 from lightning_app.models.stack import end_of_stack, stacks
 
 Loss = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]

@@ -17,8 +17,8 @@ from lightning_app.blocks.residual import Stream
 from lightning_app.blocks.spans import AuxiliaryTerms, Term
 from lightning_app.blocks.stack import StackSpec
 from lightning_app.models.auxiliary_heads import AuxiliaryHeads
-from lightning_app.models.embedding import Embedding, EmbeddingSpec, SegmentTable
 from lightning_app.models.initialization import initialize
+from lightning_app.models.positions import Embedding, EmbeddingSpec, SegmentTable
 from lightning_app.models.stack import BlockStack
 
 NEXT, RANDOM = 0, 1  # the labels of pairs, as in the authors' code

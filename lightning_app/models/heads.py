@@ -25,10 +25,9 @@ from lightning_app.blocks.placed import Places, within_documents
 from lightning_app.blocks.residual import Stream
 from lightning_app.blocks.stack import Stack, StackSpec
 from lightning_app.models.auxiliary_heads import AuxiliaryHeads
-from lightning_app.models.embedding import Embedding, EmbeddingSpec
 from lightning_app.models.encoder_heads import MaskedLanguageModel
 from lightning_app.models.initialization import initialize
-from lightning_app.models.positions import POSITIONS, Positions
+from lightning_app.models.positions import POSITIONS, Embedding, EmbeddingSpec, Positions
 from lightning_app.models.stack import BlockStack, Memory
 
 FEWEST_STEPS = 8  # a moved cache has room for at least this number of steps

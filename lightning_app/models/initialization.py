@@ -13,8 +13,13 @@ from lightning_app.blocks.block import Block, InitSpec
 from lightning_app.blocks.norm import LearnedScalars
 from lightning_app.blocks.residual import LearnedGain, Residual
 from lightning_app.blocks.steps import Halting
-from lightning_app.models.embedding import Embedding, OutputTable, SegmentTable
-from lightning_app.models.positions import LearnedLayerTable, LearnedTable
+from lightning_app.models.positions import (
+    Embedding,
+    LearnedLayerTable,
+    LearnedTable,
+    OutputTable,
+    SegmentTable,
+)
 from lightning_app.models.stack import stacks
 
 _DRAWS = (torch.Tensor.normal_, torch.Tensor.uniform_)

@@ -18,7 +18,7 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from lightning_app.blocks.presets import PRESETS
-from lightning_app.probes.table import QUANTILES, Probed
+from lightning_app.probes.hooks import QUANTILES, Probed
 from lightning_app.report.figures.sheet import (
     COLOURS,
     DASHES,

@@ -12,19 +12,22 @@ from torch.utils.hooks import RemovableHandle
 
 from lightning_app.blocks.attention import AnchoredProjection, Attention
 from lightning_app.blocks.block import Block, Call
-from lightning_app.blocks.kernels.choose import attention_form
-from lightning_app.blocks.kernels.shaped import softmax_map
+from lightning_app.blocks.kernels.choose import attention_form, softmax_map
 from lightning_app.blocks.norm import LearnedScalars
 from lightning_app.blocks.residual import FixedGain, LearnedGain
 from lightning_app.blocks.spans import DynamicSpanMask
 from lightning_app.models.stack import stacks
 from lightning_app.probes.hooks import (
+    MODEL,
     ActivationHooks,
+    Place,
+    Row,
+    RunningStats,
     distribution_sums,
+    ordered,
     output_information,
     scores,
 )
-from lightning_app.probes.table import MODEL, Place, Row, RunningStats, ordered
 from lightning_app.tasks.base import Predictions, Task
 
 

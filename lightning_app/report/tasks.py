@@ -29,8 +29,15 @@ from lightning_app.report.bibliography import bibliography
 from lightning_app.report.pairs import StallTable, stratified_p
 from lightning_app.report.results import CellResult, GridResults, unlike
 from lightning_app.report.statistics import holm_values, mean, seeds_interval, wilson_interval
-from lightning_app.scores.glue import GLUE_AVERAGES, GLUE_TASKS, glue_average
-from lightning_app.scores.task_facts import GLUE_CORPORA, TASKS, QualityMetric, glue_task_of
+from lightning_app.scores.task_facts import (
+    GLUE_AVERAGES,
+    GLUE_CORPORA,
+    GLUE_TASKS,
+    TASKS,
+    QualityMetric,
+    glue_average,
+    glue_task_of,
+)
 
 ACCURACY, MAJORITY = "val/accuracy", "val/majority_accuracy"
 CONSTANT: Mapping[str, str | float] = {"val/matthews": 0.0, ACCURACY: MAJORITY, "val/pearson": 0.0}

@@ -36,7 +36,7 @@ APART = (
     *("core/errors.py", "core/files.py", "core/moved.py", "core/project.py"),
     *("core/strict_yaml.py", "runs"),
     *("config/__init__.py", "config/bounds.py", "config/experiment.py", "config/grid.py"),
-    *("config/identity.py", "config/rulers.py", "config/run_plugins.py", "core/schema.py"),
+    *("config/identity.py", "config/rulers.py", "core/schema.py"),
     *("config/sources.py", "config/tree.py", "probes/figures.py", "training/launcher.py"),
 )
 """Folders and files of the package that cannot change a number of a run. All others count, so

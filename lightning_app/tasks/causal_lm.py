@@ -3,17 +3,20 @@
 import math
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, Unpack, final
+from typing import Any, NamedTuple, Unpack, final
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from lightning_app.blocks.memory import SegmentMemory
 from lightning_app.blocks.residual import Stream
+from lightning_app.core.errors import UserError
+from lightning_app.data.batching import EpochSampler, Item
 from lightning_app.data.config import DataConfig
-from lightning_app.data.prepare import PreparedCorpus
-from lightning_app.data.tokenizer import PAD, SPECIALS, UNK
+from lightning_app.data.prepare import PreparedCorpus, equal_batches, share
+from lightning_app.data.tokenizer import EOS, PAD, SPECIALS, UNK
 from lightning_app.models.auxiliary_heads import watched
 from lightning_app.models.heads import CausalLanguageModel
 from lightning_app.models.loss import (
@@ -24,13 +27,353 @@ from lightning_app.models.loss import (
     sums_of_all_heads,
 )
 from lightning_app.tasks.base import Predictions, Reading, Task, task
-from lightning_app.tasks.causal_rows import (
-    CausalBatch,
-    CausalRows,
-    CausalStreams,
-    StreamMemory,
-    StreamState,
-)
+
+
+class CausalBatch(NamedTuple):
+    """One rank's share of a global batch of windows.
+
+    Attributes:
+        tokens: (batch, window) int64, the model's input.
+        labels: (batch, predicted) int64, the tokens after the last `predicted` ones of `tokens`;
+            PAD where nothing is predicted.
+        index: (batch,) int64, number of the window; -1 for a blank row, which predicts nothing.
+        predicted_tokens: () int64, tokens that the global batch predicts over all ranks.
+        streams: () int64, the number of streams of the global batch, whose window ``t streams + b``
+            is segment t of stream b; 0 if each window is a separate text.
+        documents: (batch, window) int64, the number of the document of the token after each of
+            `tokens`, which belongs to that document too; None if documents are joined.
+    """
+
+    tokens: Tensor
+    labels: Tensor
+    index: Tensor  # pyright: ignore[reportIncompatibleMethodOverride]
+    predicted_tokens: Tensor
+    streams: Tensor = torch.tensor(0)
+    documents: Tensor | None = None
+
+
+def blank_batch(predicted: int, documents: Tensor | None = None) -> CausalBatch:
+    """Return the share of a rank without windows, for a batch that predicts `predicted` tokens."""
+    return CausalBatch(
+        tokens=torch.full((1, 1), EOS),
+        labels=torch.full((1, 1), PAD),
+        index=torch.full((1,), -1),
+        predicted_tokens=torch.tensor(predicted),
+        documents=documents,
+    )
+
+
+def _tokens_at(ids: np.ndarray, places: np.ndarray) -> np.ndarray:
+    """Return the tokens at `places`, int64; arbitrary tokens outside the text."""
+    return ids.take(places, mode="clip").astype(np.int64)
+
+
+@final
+class CausalRows:
+    """A split of windows: (epoch, windows of a global batch) -> this rank's `CausalBatch`.
+
+    The text is one row of tokens, in which each line ends in EOS; the first is predicted from an
+    EOS before it. Window w begins `stride` tokens after window w - 1 and predicts the tokens that
+    no earlier window predicts: all of its own without overlap, otherwise its last `stride`,
+    each from at least ``window - stride`` earlier tokens. Thus each token of a split is
+    predicted once, except those after the last whole window of training.
+
+    With `masked` documents the EOS at the end of one document is the mark before the next: the
+    first token of a document is predicted only from that EOS, like the first of the text.
+
+    Args:
+        corpus: A prepared corpus of running text.
+        split: train, valid or test.
+        window: Tokens in a window.
+        stride: Tokens between the starts of two windows; None for `window`.
+        seed: The seed of the order of windows; None for the order of the text, to its last token.
+        rank: The rank of this process.
+        world_size: Number of processes.
+        masked: Whether batches give the document of each token (intra-document masking).
+
+    Attributes:
+        ids: Every token of the split, int32.
+        documents: The index of the first token of each document, int64, if `masked`.
+        counts: The result of `RunningText.counts` for the split.
+        remainder: The number of tokens that no window predicts.
+    """
+
+    def __init__(
+        self,
+        corpus: PreparedCorpus,
+        split: str,
+        window: int,
+        stride: int | None = None,
+        seed: int | None = None,
+        rank: int = 0,
+        world_size: int = 1,
+        *,
+        masked: bool = False,
+    ) -> None:
+        self.ids = corpus.ids(split, "text")
+        self.documents = corpus.documents(split) if masked else None
+        self.counts: Mapping[str, int] = corpus.meta["text"][split]
+        self.window = window
+        self.stride = stride or window
+        self._seed = seed
+        self._rank = rank
+        self._world_size = world_size
+        if seed is not None and self.documents is not None and len(self.documents) == 1:
+            raise UserError(
+                f"data.intra_document_masking is true, but the {split} split is one document; "
+                "false needed, or, for data.name 'text', another data.document_separator"
+            )
+        beyond = len(self.ids) - window
+        if seed is None:
+            self._count, self.remainder = 1 + max(0, -(-beyond // self.stride)), 0
+        elif beyond < 0:
+            raise UserError(
+                f"data.window is {window}, but the {split} split has {len(self.ids)} tokens in all"
+            )
+        else:
+            self._count, self.remainder = divmod(len(self.ids), window)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def sampler(self, tokens_per_batch: int) -> EpochSampler:
+        """Return the batches of an epoch, all with the same number of windows except the last.
+
+        With overlap the first window, which predicts more than the others, forms a separate batch.
+        """
+        alone = int(self.stride < self.window)
+        count, per_batch = len(self) - alone, max(1, tokens_per_batch // self.window)
+        first = [np.zeros(1, dtype=np.int64)] * alone
+        seed = self._seed
+
+        def batches(epoch: int) -> list[np.ndarray]:
+            shuffle = None if seed is None else (seed, epoch)
+            return first + [alone + rows for rows in equal_batches(count, per_batch, shuffle)]
+
+        return EpochSampler(batches)
+
+    def targets(self, rows: np.ndarray | None = None) -> np.ndarray:
+        """Return every token that is predicted in one epoch; only those in `rows`, unless None."""
+        if rows is None:
+            return self.ids[: len(self.ids) - self.remainder]
+        return np.concatenate([self.ids[slice(*self._predicted(row))] for row in rows])
+
+    def reading(self) -> str:
+        """Describe how the split is read."""
+        said = f"windows of {self.window} tokens that begin every {self.stride} tokens"
+        if self.documents is None:
+            return said
+        return f"{said}, each of {len(self.documents):,} documents alone"
+
+    def __getitem__(self, item: Item) -> CausalBatch:
+        _, rows = item
+        predicted = sum(end - begin for begin, end in map(self._predicted, rows))
+        mine = share(rows, self._rank, self._world_size)
+        if len(mine) == 0:
+            return blank_batch(predicted, self._documents(np.zeros((1, 1), np.int64)))
+        places = mine[:, None] * self.stride + np.arange(self.window)
+        width = self.window if 0 in rows else self.stride
+        seen_before = (np.arange(self.window) < self.window - self.stride) & (mine[:, None] > 0)
+        after = places >= len(self.ids)
+        labels = np.where(after | seen_before, PAD, _tokens_at(self.ids, places))
+        tokens = np.where(after, PAD, np.where(places == 0, EOS, _tokens_at(self.ids, places - 1)))
+        return CausalBatch(
+            tokens=torch.from_numpy(tokens),
+            labels=torch.from_numpy(labels[:, self.window - width :]),
+            index=torch.from_numpy(mine.astype(np.int64)),
+            predicted_tokens=torch.tensor(predicted),
+            documents=self._documents(places),
+        )
+
+    def _documents(self, places: np.ndarray) -> Tensor | None:
+        """Return the number of the document of the tokens at `places`, from 0."""
+        if self.documents is None:
+            return None
+        return torch.from_numpy(np.searchsorted(self.documents, places, side="right") - 1)
+
+    def _predicted(self, row: int) -> tuple[int, int]:
+        """Return the index of the first token that a window predicts, and of the last, plus 1."""
+        end = row * self.stride + self.window
+        return (end - self.stride if row else 0), min(end, len(self.ids))
+
+
+@final
+class CausalStreams:
+    """A split of B streams: (epoch, windows of a global batch) -> this rank's `CausalBatch`.
+
+    The text is cut into B contiguous streams of equal length, and these into segments of one window
+    each (Dai et al. 2019, 1901.02860). Window ``t B + b`` is segment t of stream b; a batch has one
+    segment of every stream, in the same order at every step and in every epoch. The first token of
+    a stream is predicted from the token before it in the text, the first of the text from an EOS.
+
+    Args:
+        corpus: A prepared corpus of running text.
+        split: train, valid or test.
+        window: Tokens in a segment.
+        streams: B.
+        whole: Whether to read the text to its last token, as in evaluation; otherwise each stream
+            ends with its last whole segment.
+        rank: The rank of this process.
+        world_size: Number of processes.
+
+    Attributes:
+        ids: Every token of the split, int32.
+        counts: The result of `RunningText.counts` for the split.
+        remainder: The number of tokens that no segment predicts.
+    """
+
+    def __init__(
+        self,
+        corpus: PreparedCorpus,
+        split: str,
+        window: int,
+        streams: int,
+        *,
+        whole: bool,
+        rank: int = 0,
+        world_size: int = 1,
+    ) -> None:
+        self.ids = corpus.ids(split, "text")
+        self.counts: Mapping[str, int] = corpus.meta["text"][split]
+        self.window = window
+        self.streams = streams
+        self._rank = rank
+        self._world_size = world_size
+        tokens = len(self.ids)
+        length = -(-tokens // streams) if whole else tokens // streams
+        self.segments = -(-length // window) if whole else length // window
+        self._starts = np.arange(streams) * length
+        ends = self._starts + (length if whole else self.segments * window)
+        self._ends = np.minimum(ends, tokens)
+        self.remainder = tokens - int(np.maximum(0, self._ends - self._starts).sum())
+        if not self.segments:
+            raise UserError(
+                f"data.window is {window} and data.tokens_per_batch has {streams} of them, but the "
+                f"{split} split has {tokens} tokens in all"
+            )
+        if not whole and streams < world_size:
+            raise UserError(
+                f"data.tokens_per_batch has {streams} windows of {window} tokens, but there are "
+                f"{world_size} processes: each needs a stream of its own"
+            )
+
+    def __len__(self) -> int:
+        return self.segments * self.streams
+
+    def sampler(self, tokens_per_batch: int) -> EpochSampler:
+        """Return the batches of an epoch: each with one segment of every stream."""
+        return EpochSampler(lambda _: equal_batches(len(self), self.streams), in_order=True)
+
+    def targets(self, rows: np.ndarray | None = None) -> np.ndarray:
+        """Return every token that is predicted in one epoch; only those in `rows`, unless None."""
+        places, real = self._places(np.arange(len(self)) if rows is None else rows)
+        return self.ids[places[real]]
+
+    def reading(self) -> str:
+        """Describe how the split is read."""
+        streams = "1 stream" if self.streams == 1 else f"{self.streams:,} streams side by side"
+        return f"{streams} of {self.segments:,} segments of {self.window} tokens, one after another"
+
+    def __getitem__(self, item: Item) -> CausalBatch:
+        _, rows = item
+        predicted = int(self._places(rows)[1].sum())
+        mine = share(rows, self._rank, self._world_size)
+        if len(mine) == 0:
+            return blank_batch(predicted)
+        places, real = self._places(mine)
+        labels = np.where(real, _tokens_at(self.ids, places), PAD)
+        tokens = np.where(real, np.where(places == 0, EOS, _tokens_at(self.ids, places - 1)), PAD)
+        return CausalBatch(
+            tokens=torch.from_numpy(tokens),
+            labels=torch.from_numpy(labels),
+            index=torch.from_numpy(mine.astype(np.int64)),
+            predicted_tokens=torch.tensor(predicted),
+            streams=torch.tensor(self.streams),
+        )
+
+    def _places(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the indices of the tokens that windows predict, and which are in their stream."""
+        segment, stream = rows[:, None] // self.streams, rows[:, None] % self.streams
+        places = self._starts[stream] + segment * self.window + np.arange(self.window)
+        return places, places < self._ends[stream]
+
+
+StreamState = tuple[int, Tensor]
+"""The number of tokens read from a stream, and its memory, (layer, memory, model)."""
+
+
+@final
+class StreamMemory:
+    """The memory before the next segment of each stream; kept outside the model's buffers.
+
+    DDP would overwrite buffers with those of rank 0 at every step.
+    """
+
+    def __init__(self) -> None:
+        self._read = 0
+        self._numbers: list[int] = []
+        self._memory: SegmentMemory | None = None
+        self._loaded: Mapping[int, StreamState] = {}
+
+    def before(
+        self, read: int, numbers: list[int], streams: int, device: torch.device
+    ) -> SegmentMemory | None:
+        """Return the memory before a segment of the streams `numbers`; None before the first.
+
+        Args:
+            read: The number of tokens of each stream before the segment.
+            numbers: The streams of this process.
+            streams: The number of streams over all processes.
+            device: The device of the segment.
+
+        Raises:
+            RuntimeError: if the memory belongs to other streams or another position in them.
+            UserError: if that is true of a checkpoint's memory.
+        """
+        if read == 0:
+            return None
+        if self._loaded:
+            self._take(read, numbers, streams, device)
+        if (self._read, self._numbers) != (read, numbers) or self._memory is None:
+            raise RuntimeError(
+                f"a segment after {read} tokens of the streams {numbers}, but {self._read} tokens "
+                f"of the streams {self._numbers} were read: their memory would be of other text"
+            )
+        return self._memory
+
+    def keep(self, read: int, numbers: list[int], memory: SegmentMemory) -> None:
+        """Store the memory after a segment that ends after `read` tokens of each stream."""
+        self._read, self._numbers, self._memory = read, numbers, memory
+        self._loaded = {}
+
+    def state(self) -> dict[int, StreamState]:
+        """Return the state of every stream by its number, on the CPU."""
+        if self._memory is None:
+            return dict(self._loaded)
+        layers = torch.stack(self._memory.layers, dim=1).cpu()
+        return {
+            number: (self._read, rows.clone())
+            for number, rows in zip(self._numbers, layers, strict=True)
+        }
+
+    def load(self, streams: Mapping[int, StreamState]) -> None:
+        """Restore the state of all streams; the next batch names those of this process."""
+        self._memory, self._loaded = None, streams
+
+    def _take(self, read: int, numbers: list[int], streams: int, device: torch.device) -> None:
+        places = {place for place, _ in self._loaded.values()}
+        if sorted(self._loaded) != list(range(streams)) or places != {read}:
+            there = " and ".join(map(str, sorted(places)))
+            raise UserError(
+                f"data.window and data.tokens_per_batch: the run goes on after {read} tokens of "
+                f"{streams} streams, but its checkpoint has the memory after {there} tokens of "
+                f"{len(self._loaded)} streams; use the values of the checkpoint's run"
+            )
+        # (stream, layer, memory, model) -> one tensor a layer
+        found = [self._loaded[number][1] for number in numbers]
+        layers = torch.stack(found, dim=1).to(device).unbind()
+        self._read, self._numbers = read, numbers
+        self._memory, self._loaded = SegmentMemory(layers), {}
 
 
 @task("causal_lm")

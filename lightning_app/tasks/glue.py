@@ -24,8 +24,7 @@ from lightning_app.models.loss import (
     counted_sums,
     token_sums,
 )
-from lightning_app.scores.glue import GLUE_TASKS, GlueTask
-from lightning_app.scores.task_facts import GLUE_CORPORA
+from lightning_app.scores.task_facts import GLUE_CORPORA, GLUE_TASKS, GlueTask
 from lightning_app.tasks.base import Predictions, Reading, join_ranks, task
 from lightning_app.tasks.labelled import (
     LabelledBatch,

@@ -31,13 +31,14 @@ from lightning_app.config.grid import place_below
 from lightning_app.config.identity import (
     Record,
     completed,
+    keep_copies,
     read_record,
     relevant,
+    require_of,
     without_evaluation_limits,
     write_record,
 )
 from lightning_app.config.parents import NothingToFineTune
-from lightning_app.config.run_plugins import keep_copies, require_of
 from lightning_app.core import strict_yaml
 from lightning_app.core.errors import UserError, named
 from lightning_app.core.files import write_whole, writing_in
@@ -99,17 +100,15 @@ from lightning_app.training.checkpoint import (
     checkpoint_of_cell,
     checkpoints,
     copy_whole,
-    find_checkpoint,
-    with_whole_checkpoints,
-)
-from lightning_app.training.datamodule import TextDataModule, check_limits, check_ranks, steps_asked
-from lightning_app.training.run_output import (
     device_name,
+    find_checkpoint,
     join_metrics,
     peak_memory_bytes,
+    with_whole_checkpoints,
     write_pruned,
     write_result,
 )
+from lightning_app.training.datamodule import TextDataModule, check_limits, check_ranks, steps_asked
 
 
 def check_folder(

@@ -19,9 +19,9 @@ from lightning_app.blocks.stack import Stack, StackSpec
 from lightning_app.blocks.steps import HaltingSpec
 from lightning_app.blocks.windows import LocalisedSpan
 from lightning_app.core.errors import UserError
-from lightning_app.models.embedding import EmbeddingSpec
 from lightning_app.models.heads import EncoderDecoder
 from lightning_app.models.initialization import initialize
+from lightning_app.models.positions import EmbeddingSpec
 from lightning_app.models.stack import BlockStack
 from tests import tiny
 from tests.noted import noted

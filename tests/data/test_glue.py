@@ -14,8 +14,7 @@ from lightning_app.data.config import CORPORA, DataConfig
 from lightning_app.data.corpora.glue import GlueReader
 from lightning_app.data.prepare import prepare
 from lightning_app.data.sources import locate, read, require_test
-from lightning_app.scores.glue import GLUE_TASKS
-from lightning_app.scores.task_facts import GLUE_CORPORA
+from lightning_app.scores.task_facts import GLUE_CORPORA, GLUE_TASKS
 from tests import tables
 from tests.told import told
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from lightning_app.runs.provenance import software
-from lightning_app.training.run_output import join_metrics
+from lightning_app.training.checkpoint import join_metrics
 from tests import warm
 from tests.told import told
 

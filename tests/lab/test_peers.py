@@ -6,8 +6,7 @@ import torch
 from lightning_app.blocks.config import BlockConfig
 from lightning_app.blocks.masks import full_mask
 from lightning_app.data.tokenizer import PAD
-from lightning_app.lab.bench.compare import Contender, How, Missing, compare
-from lightning_app.lab.bench.measure import Work
+from lightning_app.lab.bench.measure import Contender, How, Missing, Work, compare
 from lightning_app.lab.bench.peers import (
     Setting,
     TorchTranslator,

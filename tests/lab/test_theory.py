@@ -17,9 +17,10 @@ from lightning_app.blocks.config import BlockConfig
 from lightning_app.blocks.masks import full_mask
 from lightning_app.blocks.norm import EPSILON
 from lightning_app.core.errors import UserError
-from lightning_app.lab.theory import figures, lemmas, models, run
+from lightning_app.lab.theory import lemmas, models, run
 from lightning_app.lab.theory import lemmas as collapse
 from lightning_app.lab.theory import lemmas as draws_module
+from lightning_app.lab.theory import run as figures
 from lightning_app.lab.theory.lemmas import (
     POST,
     PRE,

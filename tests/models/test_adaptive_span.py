@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from lightning_app.blocks import spans, windows
 from lightning_app.blocks.attention import Attention, ShapingSpec
 from lightning_app.blocks.config import BlockConfig
-from lightning_app.blocks.kernels.choose import attention_form
-from lightning_app.blocks.kernels.shaped import softmax_map
+from lightning_app.blocks.kernels.choose import attention_form, softmax_map
 from lightning_app.blocks.spans import AdaptiveSpan, SpanMask, auxiliary_terms
 from lightning_app.blocks.stack import Stack
 from lightning_app.blocks.windows import LocalisedSpan, LocalMask

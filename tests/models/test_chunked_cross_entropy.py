@@ -15,7 +15,7 @@ from lightning_app.blocks.config import BlockConfig
 from lightning_app.models.loss import ObjectiveConfig, output_sums
 from lightning_app.scores.task_facts import TASKS
 from lightning_app.tasks.base import build_task
-from lightning_app.tasks.causal_rows import CausalBatch
+from lightning_app.tasks.causal_lm import CausalBatch
 from lightning_app.tasks.masked_lm import MaskedBatch
 from lightning_app.tasks.translation import TranslationBatch
 from tests import tiny

@@ -11,8 +11,7 @@ from torch import Tensor
 from lightning_app.blocks import windows
 from lightning_app.blocks.attention import ShapingSpec
 from lightning_app.blocks.config import BlockConfig
-from lightning_app.blocks.kernels.choose import attention_form
-from lightning_app.blocks.kernels.shaped import Shape, centred
+from lightning_app.blocks.kernels.choose import Shape, attention_form, centred
 from lightning_app.blocks.masks import document_mask
 from lightning_app.blocks.placed import within_documents
 from lightning_app.blocks.presets import PRESETS
@@ -24,7 +23,7 @@ from lightning_app.models.heads import CausalLanguageModel
 from lightning_app.models.loss import ObjectiveConfig
 from lightning_app.probes.probe import attention_maps
 from lightning_app.tasks.base import build_task
-from lightning_app.tasks.causal_rows import CausalBatch
+from lightning_app.tasks.causal_lm import CausalBatch
 from tests import tiny
 
 pytestmark = [pytest.mark.usefixtures("float64"), pytest.mark.unchecked_shapes]

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from lightning_app.blocks import windows
 from lightning_app.blocks.attention import Attention, ShapingSpec
 from lightning_app.blocks.config import BlockConfig
-from lightning_app.blocks.kernels.choose import attention_form
-from lightning_app.blocks.kernels.shaped import softmax_map
+from lightning_app.blocks.kernels.choose import attention_form, softmax_map
 from lightning_app.blocks.spans import (
     AdaptiveSpan,
     Counted,
@@ -26,9 +25,8 @@ from lightning_app.blocks.steps import HaltingSpec
 from lightning_app.blocks.windows import LocalisedSpan
 from lightning_app.models.optim import OptimizerConfig, build_optimizer
 from lightning_app.models.stack import count_tokens_of, stacks
-from lightning_app.probes.hooks import ActivationHooks, scores
+from lightning_app.probes.hooks import ActivationHooks, Place, scores
 from lightning_app.probes.probe import dynamic_spans, learned_gains
-from lightning_app.probes.table import Place
 from tests import tiny
 from tests.reference import (
     REFERENCE,

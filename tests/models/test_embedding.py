@@ -5,8 +5,13 @@ import pytest
 import torch
 
 from lightning_app.core.errors import UserError
-from lightning_app.models.embedding import Embedding, EmbeddingSpec
-from lightning_app.models.positions import POSITIONS, LearnedTable, sinusoids
+from lightning_app.models.positions import (
+    POSITIONS,
+    Embedding,
+    EmbeddingSpec,
+    LearnedTable,
+    sinusoids,
+)
 from tests import reference, tiny
 
 DIM = 10

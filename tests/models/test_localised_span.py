@@ -10,13 +10,12 @@ from torch import Tensor, nn
 from lightning_app.blocks import windows
 from lightning_app.blocks.attention import Attention, AttentionSpec, ShapingSpec
 from lightning_app.blocks.config import BlockConfig
-from lightning_app.blocks.kernels.choose import attention_form
-from lightning_app.blocks.kernels.shaped import softmax_map
+from lightning_app.blocks.kernels.choose import attention_form, softmax_map
 from lightning_app.blocks.masks import Mask, causal_mask, full_mask, padding_mask
 from lightning_app.blocks.stack import Stack
 from lightning_app.blocks.windows import LocalisedSpan, LocalMask, Window, WindowMasks
-from lightning_app.models.embedding import EmbeddingSpec
 from lightning_app.models.heads import CausalLanguageModel
+from lightning_app.models.positions import EmbeddingSpec
 from lightning_app.probes.hooks import ActivationHooks, scores
 from tests import tiny
 from tests.reference import REFERENCE, Reference, predict_masked, predict_next, translate

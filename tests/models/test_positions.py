@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from lightning_app.blocks.config import BlockConfig
-from lightning_app.blocks.kernels.shaped import own_scores, softmax_map
+from lightning_app.blocks.kernels.choose import own_scores, softmax_map
 from lightning_app.blocks.masks import Mask, causal_mask, mask_of
 from lightning_app.blocks.placed import Placed
 from lightning_app.blocks.stack import StackSpec

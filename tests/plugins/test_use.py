@@ -13,7 +13,7 @@ import yaml
 
 from lightning_app import load_run, plugins
 from lightning_app.blocks.norm import NORM_KINDS
-from lightning_app.config import run_plugins
+from lightning_app.config import identity as run_plugins
 from lightning_app.config.config import resolve
 from lightning_app.config.experiment import cell_id, named_by_content, stacks_of
 from lightning_app.config.grid import check_config, read_spec

@@ -14,9 +14,8 @@ from lightning_app.blocks.attention import Attention
 from lightning_app.blocks.config import BlockConfig
 from lightning_app.blocks.presets import PRESETS
 from lightning_app.blocks.residual import LearnedGain
-from lightning_app.probes.hooks import ActivationHooks
+from lightning_app.probes.hooks import ActivationHooks, Row
 from lightning_app.probes.probe import stacks
-from lightning_app.probes.table import Row
 from tests.tiny import PAD, masked_model, randomise, sentences, translator, words
 
 CONFIGS = {

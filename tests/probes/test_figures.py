@@ -20,7 +20,7 @@ from lightning_app.probes.figures import (
     undrawn_curves,
     write_probe_figures,
 )
-from lightning_app.probes.table import Probed, Row
+from lightning_app.probes.hooks import Probed, Row
 
 
 def curve(quantity: str, stack: str, *values: float, head: int | None = None) -> list[Row]:

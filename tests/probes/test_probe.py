@@ -16,6 +16,7 @@ from lightning_app.blocks.config import BlockConfig
 from lightning_app.blocks.presets import PRESETS
 from lightning_app.blocks.residual import Gain
 from lightning_app.models.loss import ObjectiveConfig
+from lightning_app.probes.hooks import MODEL, Place, Row
 from lightning_app.probes.probe import (
     evenly_spaced,
     learned_gains,
@@ -24,10 +25,9 @@ from lightning_app.probes.probe import (
     untouched,
     update_ratios,
 )
-from lightning_app.probes.table import MODEL, Place, Row
 from lightning_app.scores.task_facts import STACKS, TASKS
 from lightning_app.tasks.base import Task, build_task
-from lightning_app.tasks.causal_rows import CausalBatch
+from lightning_app.tasks.causal_lm import CausalBatch
 from lightning_app.tasks.masked_lm import MaskedBatch
 from lightning_app.tasks.translation import TranslationBatch
 from tests import warm

@@ -11,6 +11,7 @@ from lightning_app.blocks.attention import ShapingSpec
 from lightning_app.blocks.config import BlockConfig
 from lightning_app.blocks.steps import HaltingSpec
 from lightning_app.models.stack import stacks
+from lightning_app.probes.hooks import Place, Row
 from lightning_app.probes.probe import (
     attention_maps,
     layers_by_rank,
@@ -18,7 +19,6 @@ from lightning_app.probes.probe import (
     snapshot,
     update_ratios,
 )
-from lightning_app.probes.table import Place, Row
 from tests.probes.test_probe import number, objective, pairs
 from tests.tiny import randomise, translator
 

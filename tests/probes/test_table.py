@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_app.probes.table import (
+from lightning_app.probes.hooks import (
     MODEL,
     Place,
     Probed,

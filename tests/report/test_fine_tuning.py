@@ -38,8 +38,13 @@ from lightning_app.report.tasks import (
 from lightning_app.report.terminal import show_report
 from lightning_app.report.warmup import sensitivity_scores
 from lightning_app.report.write import write_exports
-from lightning_app.scores.glue import GLUE_AVERAGES, GLUE_TASKS, glue_average
-from lightning_app.scores.task_facts import GLUE_CORPORA, TASKS
+from lightning_app.scores.task_facts import (
+    GLUE_AVERAGES,
+    GLUE_CORPORA,
+    GLUE_TASKS,
+    TASKS,
+    glue_average,
+)
 from tests.report.conftest import messages
 from tests.report.glue_grid import (
     AXES,

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from lightning_app.core.errors import UserError
-from lightning_app.scores.glue import GLUE_AVERAGES, GLUE_TASKS, glue_average
+from lightning_app.scores.task_facts import GLUE_AVERAGES, GLUE_TASKS, glue_average
 from lightning_app.tasks.glue import (
     accuracy,
     count_pairs,

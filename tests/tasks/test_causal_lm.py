@@ -20,8 +20,7 @@ from lightning_app.data.tokenizer import EOS, PAD, UNK
 from lightning_app.models.heads import CausalLanguageModel
 from lightning_app.models.loss import Evaluated, ObjectiveConfig
 from lightning_app.tasks.base import build_task, to_device
-from lightning_app.tasks.causal_lm import CausalLanguageModelling
-from lightning_app.tasks.causal_rows import CausalBatch, CausalRows
+from lightning_app.tasks.causal_lm import CausalBatch, CausalLanguageModelling, CausalRows
 from tests import tiny
 from tests.told import told
 

@@ -19,8 +19,7 @@ from lightning_app.data.tokenizer import EOS, PAD
 from lightning_app.models.heads import CausalLanguageModel, build_model
 from lightning_app.models.loss import ObjectiveConfig
 from lightning_app.tasks.base import build_task
-from lightning_app.tasks.causal_lm import CausalLanguageModelling
-from lightning_app.tasks.causal_rows import CausalBatch, CausalStreams
+from lightning_app.tasks.causal_lm import CausalBatch, CausalLanguageModelling, CausalStreams
 from tests import tiny
 from tests.told import told
 

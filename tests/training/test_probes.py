@@ -20,9 +20,8 @@ from lightning_app.blocks.spans import AdaptiveSpan, SpanMask
 from lightning_app.config.config import resolve
 from lightning_app.config.experiment import cell_id
 from lightning_app.models.heads import ArchitectureConfig, build_model
-from lightning_app.probes.hooks import ActivationHooks
+from lightning_app.probes.hooks import MODEL, ActivationHooks, Place, from_csv
 from lightning_app.probes.probe import Snapshot, snapshot
-from lightning_app.probes.table import MODEL, Place, from_csv
 from lightning_app.training.callbacks.loggers import Events
 from lightning_app.training.callbacks.probes import (
     GainLogger,

@@ -16,8 +16,7 @@ from typing import Any, ClassVar, NoReturn
 from lightning_app.core.errors import UserError
 from lightning_app.data.config import CORPORA, CorpusReader, DataConfig, Source, split_sizes
 from lightning_app.data.sources import hub_name, load_from_hub, write_lines
-from lightning_app.scores.glue import GLUE_TASKS, WNLI, GlueTask
-from lightning_app.scores.task_facts import GLUE_CORPORA
+from lightning_app.scores.task_facts import GLUE_CORPORA, GLUE_TASKS, WNLI, GlueTask
 
 _HUB = "nyu-mll/glue"
 _REVISION = "bcdcba79d07bc864c1c254ccfcedcce55bcc9a8c"

@@ -24,8 +24,7 @@ from lightning_app.blocks.feed_forward import Activation
 from lightning_app.blocks.kernels.choose import Form, attention_form
 from lightning_app.blocks.masks import full_mask
 from lightning_app.data.tokenizer import PAD
-from lightning_app.lab.bench.compare import Missing
-from lightning_app.lab.bench.measure import Work
+from lightning_app.lab.bench.measure import Missing, Work
 from lightning_app.models.encoder_heads import SpanPredictor, TextClassifier
 from lightning_app.models.heads import (
     ArchitectureConfig,

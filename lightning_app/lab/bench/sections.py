@@ -27,18 +27,22 @@ from lightning_app.blocks.linear import prefers_onednn
 from lightning_app.blocks.masks import Mask, causal_mask, full_mask
 from lightning_app.blocks.presets import PRESETS
 from lightning_app.core.errors import UserError, nearest
-from lightning_app.lab.bench.compare import (
+from lightning_app.lab.bench.measure import (
     MEGA,
     Comparison,
     Contender,
     How,
+    Rates,
+    Work,
     compare,
     machine,
+    matmul_rates,
+    rate_in_force,
     rates_line,
+    same_library,
     table,
     write_json,
 )
-from lightning_app.lab.bench.measure import Rates, Work, matmul_rates, rate_in_force, same_library
 from lightning_app.lab.bench.peers import (
     Precision,
     Setting,

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_app.core.files import write_whole
+from lightning_app.probes.hooks import MODEL, Place, Row, from_csv, to_csv
 from lightning_app.probes.probe import (
     Snapshot,
     change_ratios,
@@ -20,7 +21,6 @@ from lightning_app.probes.probe import (
     stacks,
     update_ratios,
 )
-from lightning_app.probes.table import MODEL, Place, Row, from_csv, to_csv
 from lightning_app.training.callbacks.loggers import event_files, example, show_attention, tell
 from lightning_app.training.module import is_logged
 
