@@ -703,7 +703,7 @@ MUTANTS = (
     mutant(
         "a result that lost its seal counts as an old one",
         at("test_records.py"),
-        "    if SEAL not in tree and not _is_later(tree):",
+        "    if SEAL not in tree and not later:",
         "    if SEAL not in tree:",
     ),
     mutant(

@@ -60,10 +60,6 @@ class Fold:
         start = self.size * torch.arange(self.blocks, device=device)[:, None]
         return start + torch.cat([before, after, own])
 
-    @property
-    def keys_a_block(self) -> int:
-        return self.before + self.after + self.size
-
     def queries(
         self, x: Float[Tensor, "batch head token dim"]
     ) -> Float[Tensor, "folded head query dim"]:

@@ -332,11 +332,6 @@ def made_fields(trainer: Mapping[str, Any], *, imports: bool) -> dict[str, Any]:
     return {name: make(name, value) if name in FIELDS else value for name, value in trainer.items()}
 
 
-def callback_paths() -> list[str]:
-    """Return the import paths of the callbacks that plug-ins have registered."""
-    return [_path(kind) for kind in CALLBACKS.values()]
-
-
 def class_of(field: str, path: str, *, imports: bool) -> tuple[type, str]:
     """Return the class that a Trainer field names and its path in the tables.
 
@@ -361,13 +356,14 @@ def class_of(field: str, path: str, *, imports: bool) -> tuple[type, str]:
             f"{field}.class_path: expected a class that extends {names}, found {path!r}"
         )
     if known is None:
-        known = next((each for each in CLASSES if _ends_alike(each, kind)), path)
+        alike = (each for each in CLASSES if each.rpartition(".")[2] == kind.__name__)
+        known = next((each for each in alike if _listed(each) is kind), path)
     return kind, known
 
 
 def known_path(path: str) -> str | None:
     """Return the path of a class in the tables, where `path` may be only its last word."""
-    if path in CLASSES or path in callback_paths():
+    if path in CLASSES or path in map(_path, CALLBACKS.values()):
         return path
     return next((each for each in CLASSES if each.rpartition(".")[2] == path), None)
 
@@ -387,10 +383,6 @@ def refusal(path: Any) -> str:
 def _listed(path: str) -> Any:
     module, _, name = path.rpartition(".")
     return getattr(import_module(module), name)
-
-
-def _ends_alike(path: str, kind: type) -> bool:
-    return path.rpartition(".")[2] == kind.__name__ and _listed(path) is kind
 
 
 def _path(kind: type) -> str:

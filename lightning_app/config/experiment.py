@@ -27,6 +27,7 @@ from lightning_app.config.identity import (
     relevant_blocks,
 )
 from lightning_app.config.trainer import OWN_DEFAULTS
+from lightning_app.config.tree import canonical
 from lightning_app.core.errors import UserError
 from lightning_app.core.schema import read
 from lightning_app.data.sources import corpus_of
@@ -141,18 +142,14 @@ def effect_of(config: Tree) -> tuple[str, str]:
     steps, ends = trainer["max_steps"], json.dumps(trainer["max_epochs"])
     parts = (
         json.dumps(config["seed_everything"]),
-        _plain({key: value for key, value in model.items() if key not in apart}),
+        canonical({key: value for key, value in model.items() if key not in apart}),
         _wired(wiring),
-        _scheduled(_plain(model["schedule"]), steps, ends),
-        _aimed(_plain(model["objective"]), known),
-        _fed(_plain(config["data"]), known),
-        _trained(_plain(trainer)),
+        _scheduled(canonical(model["schedule"]), steps, ends),
+        _aimed(canonical(model["objective"]), known),
+        _fed(canonical(config["data"]), known),
+        _trained(canonical(trainer)),
     )
-    return "\n".join(parts), _plain(model["optimizer"])
-
-
-def _plain(section: Tree) -> str:
-    return json.dumps(section, sort_keys=True)
+    return "\n".join(parts), canonical(model["optimizer"])
 
 
 @lru_cache(maxsize=1024)
@@ -168,7 +165,7 @@ def _wired(text: str) -> str:
     if not _reads_slope(model.architecture):
         sizes["activation_slope"] = None
     positions = asdict(order)
-    if _is_ours(type(order)) and order.longest == math.inf:
+    if type(order).__module__.startswith("lightning_app.") and order.longest == math.inf:
         del positions["max_positions"]
     stacks = model.architecture.stacks(model.block)
     cross = model.architecture.kind == "encoder_decoder"
@@ -178,10 +175,6 @@ def _wired(text: str) -> str:
     }
     around = [sizes, type(order).__qualname__, positions, model.architecture.embedding_norm]
     return json.dumps([built, around, plugins], sort_keys=True)
-
-
-def _is_ours(kind: Any) -> bool:
-    return kind.__module__.startswith("lightning_app.")
 
 
 def _reads_slope(architecture: ArchitectureConfig) -> bool:
@@ -246,7 +239,7 @@ def optimizer_effect(text: str) -> str:
     kept = {field.name: getattr(config, field.name) for field in fields(config)}
     if config.kind == "adamw" and not config.weight_decay:
         kept["kind"] = "adam"  # they differ only in what the decay is added to
-    return _plain({name: value for name, value in kept.items() if name in seen | {"kind"}})
+    return canonical({name: value for name, value in kept.items() if name in seen | {"kind"}})
 
 
 @lru_cache(maxsize=1024)
@@ -275,7 +268,7 @@ def _aimed(text: str, known: bool) -> str:
         del tree["validation_bleu"]
     if not TASKS[config.kind].pairs or not config.evaluate_test:
         del tree["beam"], tree["length_penalty"]
-    return _plain(tree)
+    return canonical(tree)
 
 
 @lru_cache(maxsize=1024)
@@ -287,7 +280,7 @@ def _fed(text: str, known: bool) -> str:
     tree["root"], tree["cache"] = places["root"], places["cache"]
     facts = TASKS[tree["task"]]
     if not known:
-        return _plain(tree)
+        return canonical(tree)
     reads = {
         "window": not facts.pairs,
         "max_length": facts.pairs,
@@ -302,7 +295,7 @@ def _fed(text: str, known: bool) -> str:
     }
     if tree["evaluation_stride"] is None and facts.running_text:
         tree["evaluation_stride"] = tree["window"]
-    return _plain({key: value for key, value in tree.items() if reads.get(key, True)})
+    return canonical({key: value for key, value in tree.items() if reads.get(key, True)})
 
 
 @lru_cache(maxsize=1024)
@@ -318,4 +311,4 @@ def _trained(text: str) -> str:
         tree[limit] = 1.0 if tree[limit] is None else tree[limit]
     for name in ("min_steps", "min_epochs", "detect_anomaly"):  # no run ends early anyway
         tree.pop(name, None)
-    return _plain({k: v for k, v in tree.items() if not is_irrelevant(f"trainer.{k}")})
+    return canonical({k: v for k, v in tree.items() if not is_irrelevant(f"trainer.{k}")})

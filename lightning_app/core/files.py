@@ -198,8 +198,8 @@ def seal(file: BufferedRandom) -> None:
     file.write(_MARK + _digest(file, file.tell()).encode())
 
 
-def check_archive(path: Path, contents: bool = True) -> bool:
-    """Check that an archive is complete and, with `contents`, that no byte changed.
+def check_archive(path: Path) -> bool:
+    """Check that an archive is complete and that no byte changed.
 
     In an archive without a seal the checksums of its parts are checked. Returns whether it has one.
 
@@ -218,8 +218,6 @@ def check_archive(path: Path, contents: bool = True) -> bool:
         is_sealed = last.startswith(_LAST) and seal.startswith(_MARK)
         if first != _FIRST or not (is_plain or is_sealed):
             raise Damaged(f"torn or damaged: not a complete checkpoint ({size:,} bytes)")
-        if not contents:
-            return is_sealed
         if is_sealed:
             if _digest(file, size - _SEAL_SIZE) != seal[len(_MARK) :].decode("latin-1"):
                 raise Damaged("damaged: its bytes are not those that were written")

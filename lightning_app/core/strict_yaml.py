@@ -104,14 +104,14 @@ def read_yaml_file(path: Path) -> tuple[Any, str]:
         return load_yaml(text), text
 
 
-def load_yaml(text: str, *, bounded: bool = True) -> Any:
+def load_yaml(text: str) -> Any:
     """Return the content of a text.
 
     Raises:
-        UserError: naming the line; if `bounded`, also for a whole number of more than 64 bits.
+        UserError: naming the line, also for a whole number of more than 64 bits.
     """
     try:
-        return load_yaml_value(text, bounded=bounded)
+        return load_yaml_value(text, bounded=True)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = f"line {mark.line + 1}: " if mark else ""

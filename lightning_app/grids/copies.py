@@ -21,7 +21,7 @@ from lightning_app.config.identity import (
     relevant,
     relevant_blocks,
 )
-from lightning_app.config.tree import lookup, replaced
+from lightning_app.config.tree import canonical, lookup, replaced
 from lightning_app.core import strict_yaml
 from lightning_app.core.errors import UserError
 from lightning_app.core.files import disk_full, is_disk_full, write_whole, writing_in
@@ -221,7 +221,7 @@ def _check_record(
         raise Unsound(f"{folder.config.name} and {name} differ in {FIELD}")
     if differ := sorted(_differing(_plain(made), _plain(record.config))):
         raise Unsound(f"{folder.config.name} and {name} differ in {differ[0]}")
-    if _json(relevant_blocks(read_json(folder.block))) != _json(record.blocks):
+    if canonical(relevant_blocks(read_json(folder.block))) != canonical(record.blocks):
         raise Unsound(f"{folder.block.name} and {name} are of different blocks")
     used = (result.get("provenance") or {}).get(f"{KEY}_used")
     if used is not None and used != needed_by(folder.path):
@@ -242,12 +242,8 @@ def _plain(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 def _differing(left: Mapping[str, Any], right: Mapping[str, Any]) -> Iterator[str]:
     for key in left.keys() | right.keys():
-        if key not in left or key not in right or _json(left[key]) != _json(right[key]):
+        if key not in left or key not in right or canonical(left[key]) != canonical(right[key]):
             yield key
-
-
-def _json(value: Any) -> str:
-    return json.dumps(value, sort_keys=True)
 
 
 def _check_last_loss(

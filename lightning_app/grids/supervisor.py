@@ -312,7 +312,7 @@ class Supervisor:
             raise disk_full(self._grid.folder.path)
         elif each.hung:
             self._died(each, f"no progress for {clock(self._hang_limit)}")
-        elif killed := [code for code in codes if code is not None and _is_kill(code)]:
+        elif killed := [code for code in filter(None, codes) if code < 0 or code == SERVER_ENDED]:
             self._died(each, f"killed ({_name(killed[0])})")
         elif OUT_OF_MEMORY in codes:
             self._died(each, "out of memory", alone=each.job.slot.sharing > 1)
@@ -414,10 +414,6 @@ class Supervisor:
                 if free:
                     self._index_with(self._grid.folder.path)
             self._indexed = time.monotonic()
-
-
-def _is_kill(code: int) -> bool:
-    return code < 0 or code == SERVER_ENDED
 
 
 def _name(code: int) -> str:

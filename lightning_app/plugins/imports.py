@@ -307,7 +307,7 @@ def changed(before: Mapping[tuple[str, ...], Any]) -> str:
     now = patchable()
     for key, value in before.items():
         other = now.get(key)
-        if key[-1] in _BOOKKEEPING or key[:2] in (*_BY_LIGHTNING, *_OWN):
+        if key[-1] in _BOOKKEEPING or key[:2] in _CHANGED:
             continue
         if value is not _VARIES and _differs(value, other):
             return ".".join(key)
@@ -322,11 +322,9 @@ def changed(before: Mapping[tuple[str, ...], Any]) -> str:
 
 _VARIES = object()
 
-_BY_LIGHTNING = (("torch", "compile"), ("torch", "manual_seed"))
-"""The attributes that Lightning replaces when imported."""
-
-_OWN = ((f"{OURS}.plugins", "_LOADED"), (f"{OURS}.registry", "_LOOKUPS"))
-"""The attributes that this package changes while a plug-in is loaded."""
+_CHANGED = (("torch", "compile"), ("torch", "manual_seed"), (f"{OURS}.plugins", "_LOADED"))
+"""The attributes that Lightning replaces when imported, and that this package changes while a
+plug-in is loaded."""
 
 _BOOKKEEPING = (
     *("__warningregistry__", "__annotations__", "__annotations_cache__", "__annotate__"),

@@ -146,7 +146,8 @@ def _digests(tree: Mapping[str, Any]) -> Mapping[str, str]:
 
 def _check_seal(tree: Mapping[str, Any], folder: Path | None) -> None:
     """Check that a result and the files of its run match the seal."""
-    if SEAL not in tree and not _is_later(tree):
+    later = tree["schema"] >= SCHEMA or "arithmetic" in (tree.get("provenance") or {})
+    if SEAL not in tree and not later:  # of a version without seals: none was removed
         return
     files = _digests(tree)
     if folder is None:
@@ -164,11 +165,6 @@ def _check_seal(tree: Mapping[str, Any], folder: Path | None) -> None:
             raise Unsound(f"its {SEAL} knows no {name}, which was added after the run")
         if digest != files[name]:
             raise Unsound(f"its {SEAL} is of another {name}, which was changed after the run")
-
-
-def _is_later(tree: Mapping[str, Any]) -> bool:
-    """Whether a record is from a version that seals, so that a missing seal was removed."""
-    return tree["schema"] >= SCHEMA or "arithmetic" in (tree.get("provenance") or {})
 
 
 def read_json(path: Path) -> dict[str, Any]:
