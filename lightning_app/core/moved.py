@@ -16,6 +16,7 @@ MOVED = {
     "api.stacks": "api.blocks",
     "blocks.block_config": "blocks.config",
     "callbacks": "training.callbacks",
+    "catalogue.presets": "catalogue.text",
     "datamodule": "training.datamodule",
     "errors": "core.errors",
     "module": "training.module",
@@ -25,6 +26,7 @@ MOVED = {
     "registry": "core.registry",
     "trained": "api",
     "trained.run": "api.trained",
+    "training.callbacks.divergence": "training.callbacks.safety",
 }
 """Earlier and current modules, without the name of the package."""
 

@@ -30,22 +30,24 @@ from lightning_app.core.registry import (
     remove_parts,
     strays,
 )
-from lightning_app.plugins.imports import (
-    WATCH,
-    Plugin,
+from lightning_app.plugins.files import (
     changed,
-    check_unchanged,
     code_digest_of,
     compiled,
-    depends_on,
-    mentions_of,
-    origins_of,
     package_files,
     planted,
     sha256_of_file,
     steady,
-    window,
     with_needs,
+)
+from lightning_app.plugins.imports import (
+    WATCH,
+    Plugin,
+    check_unchanged,
+    depends_on,
+    mentions_of,
+    origins_of,
+    window,
 )
 
 ENTRY_POINTS = "lightning_app.plugins"

@@ -20,6 +20,7 @@ from lightning_app.blocks.residual import Stream
 from lightning_app.blocks.spans import DynamicSpanMask
 from lightning_app.blocks.windows import LocalMask
 from lightning_app.models.stack import stacks
+from lightning_app.probes import measures
 from lightning_app.runs.records import Place, probed_values
 
 QUANTILES = {"p5": 0.05, "p25": 0.25, "p50": 0.5, "p75": 0.75, "p95": 0.95}
@@ -169,140 +170,6 @@ class Probed(NamedTuple):
         return math.nan
 
 
-PEAKED = 0.99
-"""A row whose largest probability is above this attends to practically a single key."""
-
-CHUNK = 512  # rows of a distribution over the vocabulary that are processed together
-
-
-def precise(x: Tensor) -> Tensor:
-    """Return `x` in float64, or float32 on a device that has no float64."""
-    return x.to(torch.float32 if x.device.type == "mps" else torch.float64)
-
-
-def squared_norms(
-    x: Float[Tensor, "batch token model"], real: Bool[Tensor, "batch token"]
-) -> Float[Tensor, " real"]:
-    """``||x||^2 / d`` of each real token (Xiong et al. 2020, 2002.04745, lemma 2)."""
-    return precise(x)[real].square().mean(dim=-1)
-
-
-def token_cosines(
-    x: Float[Tensor, "batch token model"], real: Bool[Tensor, "batch token"]
-) -> Float[Tensor, " sentence"]:
-    """Mean cosine over pairs of different real tokens, per sentence that has a pair.
-
-    With u the n states scaled to length one: ``(||sum u||^2 - n) / (n (n - 1))``. It is 1
-    when all tokens have the same direction.
-    """
-    counts = real.sum(dim=1)
-    pairs = counts > 1
-    u = torch.nn.functional.normalize(precise(x[pairs]), dim=-1) * real[pairs, :, None]
-    n = counts[pairs]
-    whole = u.sum(dim=1).square().sum(dim=-1)
-    own = u.square().sum(dim=(1, 2))
-    return (whole - own) / (n * (n - 1))
-
-
-def token_ranks(
-    x: Float[Tensor, "batch token model"], real: Bool[Tensor, "batch token"]
-) -> Float[Tensor, " sentence"]:
-    """Effective rank of the matrix of real tokens, per sentence with two or more.
-
-    ``exp(H(s / sum s))``, the exponential of the entropy of the singular values s (Roy & Vetterli
-    2007, "The effective rank"): n if all are equal, 1 if only one direction remains. The values are
-    roots of the eigenvalues of the smaller Gram matrix. NaN if a state is not finite.
-    """
-    kept = real.sum(dim=1) > 1
-    rows = precise(x[kept]) * real[kept, :, None]
-    if rows.shape[1] <= rows.shape[2]:
-        gram = rows @ rows.transpose(1, 2)
-    else:
-        gram = rows.transpose(1, 2) @ rows
-    finite = gram.isfinite().flatten(1).all(dim=1)
-    values = torch.linalg.eigvalsh(torch.where(finite[:, None, None], gram, 0.0))
-    singular = values.clamp(min=0.0).sqrt()
-    ranks = entropies(singular / singular.sum(dim=-1, keepdim=True)).exp()
-    return torch.where(finite, ranks, torch.nan)
-
-
-def entropies(p: Float[Tensor, "*shape key"]) -> Float[Tensor, "*shape"]:
-    """``-sum p ln p`` in nats, with 0 ln 0 = 0."""
-    return torch.special.entr(p).sum(dim=-1)
-
-
-def map_distances(
-    p: Float[Tensor, "*shape key"], q: Float[Tensor, "*shape key"]
-) -> Float[Tensor, "*shape"]:
-    """Jensen-Shannon divergence in bits: 0 for equal maps, 1 for maps without a common key.
-
-    ``H((p + q) / 2) - (H(p) + H(q)) / 2`` with logarithms of base 2 (He et al. 2021, RealFormer,
-    2012.11747, appendix: their cuts of 0.25 and 0.75 imply the base).
-    """
-    between = entropies((p + q) / 2) - (entropies(p) + entropies(q)) / 2
-    return (between / math.log(2.0)).clamp(min=0.0)
-
-
-def head_distances(
-    maps: Float[Tensor, "row head key"], below: Float[Tensor, "row head key"]
-) -> Float[Tensor, "head below"]:
-    """Mean distance over rows between each head of a layer and each head of the layer below."""
-    heads = range(maps.shape[1])
-    return torch.stack([map_distances(maps[:, h, None], below).mean(dim=0) for h in heads])
-
-
-def matched_distance(distances: Float[Tensor, "head below"]) -> float:
-    """Mean distance under the one-to-one matching of heads that minimises it.
-
-    Without residual scores, head i is unrelated to head i of the layer below, so the distance
-    of the same head is a random baseline; this distance is not.
-    """
-    from scipy.optimize import linear_sum_assignment
-
-    if not bool(distances.isfinite().all()):
-        return math.nan
-    table = distances.cpu().numpy()
-    return float(table[linear_sum_assignment(table)].mean())
-
-
-def score_ratio(new: Float[Tensor, " cell"], total: Float[Tensor, " cell"]) -> Float[Tensor, ""]:
-    """``r_n = ||S_n||_F / ||Z_n||_F``: a layer's own scores relative to the running sum.
-
-    Taken over the visible cells. 0 means that a layer adds nothing to the carried sum (Su
-    Jianlin's diagnostic for residual attention); NaN if the sum is zero.
-    """
-    return precise(new).norm() / precise(total).norm()
-
-
-def peaked_rows(maps: Float[Tensor, "*shape key"]) -> Float[Tensor, "*shape"]:
-    """1 if the largest probability of a row is above 0.99, otherwise 0."""
-    return (maps.amax(dim=-1) > PEAKED).to(maps.dtype)
-
-
-def distribution_sums(
-    logits: Float[Tensor, "position vocabulary"],
-) -> tuple[Float[Tensor, " vocabulary"], Float[Tensor, ""]]:
-    """Return the sum over positions of the distributions, and of their entropies (nats)."""
-    total = precise(logits.new_zeros(logits.shape[1]))
-    entropy = precise(logits.new_zeros(()))
-    for part in logits.split(CHUNK):
-        p = precise(part).softmax(dim=-1)
-        total += p.sum(dim=0)
-        entropy += entropies(p).sum()
-    return total, entropy
-
-
-def output_information(
-    total: Float[Tensor, " vocabulary"], entropy: Float[Tensor, ""], positions: int
-) -> Float[Tensor, ""]:
-    """Mean divergence ``KL(p_i || mean_j p_j)`` of the predictions from their average, in nats.
-
-    ``H(mean p) - mean H(p)``, from the sums of `distribution_sums`. It is 0 if the model
-    predicts the same at every position: then its states do not distinguish positions.
-    """
-    return (entropies(total / positions) - entropy / positions).clamp(min=0.0)
-
-
 Real = Mapping[str, Bool[Tensor, "batch token"]]
 """By stack, a mask of the input tokens that count."""
 
@@ -382,7 +249,7 @@ class ActivationHooks:
                 for head, value in values.items()
             ]
             matched = place.quantity.replace("distance", "matched")
-            value = matched_distance(distance)
+            value = measures.matched_distance(distance)
             rows.append(Row(step, place.stack, place.layer, matched, None, value))
         return ordered(rows)
 
@@ -417,14 +284,14 @@ class ActivationHooks:
             self._state(stack, self._layer, stream.x)
             if last_norm(module) is None:
                 place = Place("sum_norm", stack, self._layer)
-                self._mean(place, squared_norms, stack, stream.x)
+                self._mean(place, measures.squared_norms, stack, stream.x)
 
         return hook
 
     def _on_sum(self, stack: str) -> Callable[..., None]:
         def hook(module: nn.Module, args: tuple[Tensor], kwargs: Any, output: Tensor) -> None:
             place = Place("sum_norm", stack, self._layer)
-            self._mean(place, squared_norms, stack, args[0])
+            self._mean(place, measures.squared_norms, stack, args[0])
 
         return hook
 
@@ -433,15 +300,15 @@ class ActivationHooks:
             module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor
         ) -> None:
             self._running = None
-            self._mean(Place("output_norm", stack), squared_norms, stack, output)
-            self._mean(Place("output_cosine", stack), token_cosines, stack, output)
+            self._mean(Place("output_norm", stack), measures.squared_norms, stack, output)
+            self._mean(Place("output_cosine", stack), measures.token_cosines, stack, output)
 
         return hook
 
     def _state(self, stack: str, layer: int, x: Tensor) -> None:
-        self._mean(Place("hidden_norm", stack, layer), squared_norms, stack, x)
-        self._mean(Place("token_cosine", stack, layer), token_cosines, stack, x)
-        self._mean(Place("token_rank", stack, layer), token_ranks, stack, x)
+        self._mean(Place("hidden_norm", stack, layer), measures.squared_norms, stack, x)
+        self._mean(Place("token_cosine", stack, layer), measures.token_cosines, stack, x)
+        self._mean(Place("token_rank", stack, layer), measures.token_ranks, stack, x)
 
     def _mean(
         self, place: Place, measure: Callable[[Tensor, Tensor], Tensor], stack: str, x: Tensor
@@ -470,7 +337,7 @@ class ActivationHooks:
             if module.spec.carry != "none":
                 cells = seen.expand_as(total)
                 own = new.transpose(1, 2)[rows]
-                ratio = score_ratio(own[cells], total[cells])
+                ratio = measures.score_ratio(own[cells], total[cells])
                 self.tally.mean(Place(f"{prefix}score_ratio", stack, layer), ratio)
             self._maps(stack, layer, prefix, maps, seen[:, 0])
             self._distance(stack, layer, prefix, maps, rows)
@@ -492,14 +359,14 @@ class ActivationHooks:
         self, stack: str, layer: int, prefix: str, maps: Tensor, seen: Bool[Tensor, "row key"]
     ) -> None:
         place = Place(f"{prefix}attention_entropy", stack, layer)
-        nats = entropies(maps)
-        self.tally.mean(place, nats)
+        entropies = measures.entropies(maps)
+        self.tally.mean(place, entropies)
         for head in range(maps.shape[1]):
-            self.tally.sample(place._replace(head=head), nats[:, head])
+            self.tally.sample(place._replace(head=head), entropies[:, head])
         free = Place(f"{prefix}attention_free_entropy", stack, layer)
         self.tally.mean(free, seen.sum(dim=-1).to(maps.dtype).log())
         peaked = Place(f"{prefix}peaked_rows", stack, layer)
-        self.tally.mean(peaked, peaked_rows(maps))
+        self.tally.mean(peaked, measures.peaked_rows(maps))
 
     def _distance(
         self,
@@ -513,7 +380,7 @@ class ActivationHooks:
         if layer > 1 and len(maps):
             below, rows_below = self._below[stack, prefix]
             distances = Place(f"{prefix}attention_distance", stack, layer)
-            found = head_distances(maps, below[rows[rows_below]])
+            found = measures.head_distances(maps, below[rows[rows_below]])
             self._distances.setdefault(distances, []).append((found, len(maps)))
         self._below[stack, prefix] = maps, rows
 

@@ -17,15 +17,14 @@ from lightning_app.blocks.norm import LearnedScalars
 from lightning_app.blocks.residual import FixedGain, LearnedGain
 from lightning_app.blocks.spans import DynamicSpanMask
 from lightning_app.models.stack import stacks
+from lightning_app.probes import measures
 from lightning_app.probes.hooks import (
     MODEL,
     ActivationHooks,
     Place,
     Row,
     RunningStats,
-    distribution_sums,
     ordered,
-    output_information,
     scores,
 )
 from lightning_app.tasks.base import Predictions, Task
@@ -229,7 +228,7 @@ class Outputs:
         self._tally.mean(Place("loss", MODEL), loss.expand(len(labels)))
         nll = nn.functional.cross_entropy(wide, labels, reduction="none")
         self._tally.mean(Place("nll", MODEL), nll)
-        self._sums.append(distribution_sums(logits))
+        self._sums.append(measures.distribution_sums(logits))
         self._tokens += len(labels)
 
     def close(self) -> None:
@@ -239,7 +238,7 @@ class Outputs:
             # Treat positions as classes; those missing from a shorter batch have probability 0.
             total = nn.utils.rnn.pad_sequence(list(totals), batch_first=True).sum(dim=0)
             entropy = torch.stack(entropies).sum(dim=0)
-            information = output_information(total, entropy, self._tokens)
+            information = measures.output_information(total, entropy, self._tokens)
             self._tally.mean(Place("output_information", MODEL), information)
 
 

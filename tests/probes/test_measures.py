@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightning_app.probes import hooks as measures
+from lightning_app.probes import measures
 
 pytestmark = pytest.mark.usefixtures("float64")
 

@@ -31,7 +31,7 @@ from lightning_app.blocks.norm import EPSILON, build_norm
 from lightning_app.blocks.stack import Stack
 from lightning_app.models.initialization import initialize
 from lightning_app.models.stack import BlockStack
-from lightning_app.probes.hooks import squared_norms, token_cosines
+from lightning_app.probes.measures import squared_norms, token_cosines
 from lightning_app.report.statistics import mean, t_interval
 
 POST, PRE = "post_ln", "pre_ln"
