@@ -46,9 +46,7 @@ def blocks_command(
         raise UserError(f"blocks: {option} needs NAME, the name of a preset, or --config FILE")
     if name is not None and svg_dir is not None:
         raise UserError("blocks: --svg-dir writes all presets; use --svg FILE for one preset")
-    from lightning_app.catalogue.svg import picture
-    from lightning_app.catalogue.text import (
-        WIDTH,
+    from lightning_app.catalogue.presets import (
         drawings,
         preset_lines,
         preset_table,
@@ -56,6 +54,8 @@ def blocks_command(
         stack_lines,
         write_gallery,
     )
+    from lightning_app.catalogue.svg import picture
+    from lightning_app.catalogue.text import WIDTH
 
     console = PlainConsole()
     width = min(WIDTH, console.width)

@@ -16,7 +16,6 @@ MOVED = {
     "api.stacks": "api.blocks",
     "blocks.block_config": "blocks.config",
     "callbacks": "training.callbacks",
-    "catalogue.presets": "catalogue.text",
     "datamodule": "training.datamodule",
     "errors": "core.errors",
     "module": "training.module",

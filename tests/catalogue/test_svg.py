@@ -9,8 +9,8 @@ from xml.etree import ElementTree
 import pytest
 
 from lightning_app.blocks.presets import PRESETS
+from lightning_app.catalogue.presets import gallery_page
 from lightning_app.catalogue.svg import RADIUS, picture, text_width
-from lightning_app.catalogue.text import gallery_page
 from tests.catalogue.variants import CASES, drawn, stacks
 
 SVG = "{http://www.w3.org/2000/svg}"
