@@ -422,8 +422,6 @@ def _expand(
     check_baseline(spec, [*cells, *waiting])
     check_reported(spec, whole)
     check_ranked(spec, cells, configs)
-    combined = prod(len(of) for axis, of in spec.axes.items() if axis not in spec.linked)
-    excluded = 0 if spec.adapts else combined - len(cells) - len(waiting)
     plan = Plan(
         name=spec.name,
         hash=_hash(spec, cells),
@@ -431,7 +429,7 @@ def _expand(
         metric=spec.metric,
         mode=spec.mode,
         axes=dict(spec.axes),
-        excluded=excluded,
+        excluded=_combined(spec) - len(cells) - len(waiting),
         data=tuple(data.values()),
         corpora=tuple(corpora[key] for key in data),
         cells=tuple(cells),
@@ -463,6 +461,13 @@ def _resolved_base(
             return resolve(cell_tree(spec.base_config, dict(chosen[0])), spec.source)
         except (UserError, IndexError):
             raise error from None
+
+
+def _combined(spec: GridSpec) -> int:
+    """The number of combinations of the axes before exclusions, which asked cells do not have."""
+    if spec.asked is not None:
+        return len(spec.asked)
+    return prod(len(values) for axis, values in spec.axes.items() if axis not in spec.linked)
 
 
 def _parent_cells(
