@@ -45,10 +45,10 @@ def resolve_preset(name: str, encoder_depth: int, decoder_depth: int) -> Stacks:
         raise UserError(f"blocks: no preset '{name}'{nearest(name, PRESETS)}{OWN}")
     if min(encoder_depth, decoder_depth) < 0 or encoder_depth == decoder_depth == 0:
         raise UserError(
-            f"blocks: --encoder-depth {encoder_depth} --decoder-depth {decoder_depth}: at least 1 "
-            "block, and 0 in the other stack for an encoder or a decoder alone"
+            f"blocks: --encoder-depth {encoder_depth} --decoder-depth {decoder_depth}: neither may "
+            "be negative, and at least one must be greater than 0"
         )
-    decoder: Side = "decoder" if encoder_depth else "decoder alone"
+    decoder: Side = "decoder" if encoder_depth else "decoder only"
     depths: dict[Side, int] = {"encoder": encoder_depth, decoder: decoder_depth}
     try:
         return {

@@ -482,7 +482,7 @@ def results_command(
     if compare is None and (metric is not None or mode is not None):
         raise UserError("--metric and --mode: need --compare AXIS=BASELINE")
     if compare is not None and query is not None:
-        raise UserError("--query: selects runs of the table, not of --compare; give one of the two")
+        raise UserError("--query: selects runs of the table, not of --compare; use one of the two")
     pair = _pair(compare) if compare is not None else None
     from lightning_app.api.runs import frame_of
     from lightning_app.grids.find_results import found_results

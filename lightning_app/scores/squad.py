@@ -22,6 +22,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from lightning_app.core.errors import UserError
+
 SPECIAL_TOKENS = 3  # [CLS] and two [SEP]
 NULL = (0, 0)  # start and end position for no answer
 

@@ -106,9 +106,7 @@ def glue_average(name: str, scores: Mapping[str, Mapping[str, float]]) -> float:
     for split, metric in chain(*items):
         value, low = scores[split][metric], -1 if metric in SIGNED else 0
         if not low <= value <= 1:  # also refuses NaN
-            raise UserError(
-                f"glue: {split} {metric} is {value}; a fraction from {low} to 1 is needed"
-            )
+            raise UserError(f"glue: {split} {metric} is {value}; it must be from {low} to 1")
     means = [math.fsum(scores[split][m] for split, m in item) / len(item) for item in items]
     return math.fsum(means) / len(means)
 

@@ -121,7 +121,7 @@ class CausalRows:
         if seed is not None and self.documents is not None and len(self.documents) == 1:
             raise UserError(
                 f"data.intra_document_masking is true, but the {split} split is one document; "
-                "false needed, or, for data.name 'text', another data.document_separator"
+                "it must be false, or, for data.name 'text', another data.document_separator"
             )
         beyond = len(self.ids) - window
         if seed is None:
