@@ -28,7 +28,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     jaxtyping.config.update("jaxtyping_disable", off)
     if sheet := sys.modules.get("lightning_app.report.figures.sheet"):
         # To embed the fonts of the report takes most of the time of a PDF file.
-        kind = 3 if item.get_closest_marker("embedded_fonts") is None else 42
+        kind = 3 if item.get_closest_marker("pdf_files") is None else 42
         sheet.STYLE["pdf.fonttype"] = kind
 
 

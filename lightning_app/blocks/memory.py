@@ -184,13 +184,11 @@ class LayerCache:
         """Return a cache of `room` slots, the first of which hold `slots` of this one."""
         assert self.keys is not None
         assert self.values is not None
-        kept = slots.shape[1]
-
-        def move(part: Tensor) -> Tensor:
+        kept, moved = slots.shape[1], []
+        for part in (self.keys, self.values):
             batch, heads, _, dim = part.shape
             roomy = part.new_empty(batch, heads, room, dim)
             index = slots[:, None, :, None].expand(-1, heads, -1, dim)
             roomy[:, :, :kept] = part.gather(2, index)
-            return roomy
-
-        return LayerCache(move(self.keys), move(self.values), kept)
+            moved.append(roomy)
+        return LayerCache(*moved, kept)

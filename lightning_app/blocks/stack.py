@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from lightning_app.blocks.attention import AttentionSpec, CarryKind
+from lightning_app.blocks.attention import CarryKind
 from lightning_app.blocks.block import BlockSpec
 from lightning_app.blocks.memory import MemorySpec
 from lightning_app.blocks.norm import Norm
@@ -189,17 +189,12 @@ def carry_scores(spec: StackSpec, kind: ResidualAttention, temperature: float = 
     layer n are divided by n (only with ``mean``) and by `temperature`.
     """
     carry: CarryKind = {"none": "none", "qk_sum": "qk_sum"}.get(kind, "scores")  # pyright: ignore[reportAssignmentType]
-
-    def carried(attention: AttentionSpec, layer: int) -> AttentionSpec:
+    blocks = []
+    for layer, block in enumerate(spec.blocks, start=1):
         divisor = (layer if kind == "mean" else 1) * temperature
-        return replace(attention, carry=carry, score_divisor=divisor)
-
-    blocks = tuple(
-        replace(
-            block,
-            self_attention=carried(block.self_attention, layer),
-            cross_attention=carried(block.cross_attention, layer),
+        own, cross = (
+            replace(attention, carry=carry, score_divisor=divisor)
+            for attention in (block.self_attention, block.cross_attention)
         )
-        for layer, block in enumerate(spec.blocks, start=1)
-    )
-    return replace(spec, blocks=blocks)
+        blocks.append(replace(block, self_attention=own, cross_attention=cross))
+    return replace(spec, blocks=tuple(blocks))

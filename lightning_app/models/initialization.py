@@ -1,6 +1,7 @@
 """Every initial value, the pass that initialises Admin's skips, and parameter counts."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -101,15 +102,7 @@ def initialize(model: nn.Module) -> None:
 
 def initialize_block(block: Block, init: InitSpec) -> None:
     """Set the matrices of `block` by the gains of `init`."""
-
-    def xavier(part: nn.Module | None, gain: float) -> None:
-        if not isinstance(part, nn.Linear):
-            return
-        if init.distribution == "normal":
-            nn.init.xavier_normal_(part.weight, gain=gain)
-        elif gain != 1.0:  # at gain 1 the general rule has already drawn it
-            nn.init.xavier_uniform_(part.weight, gain=gain)
-
+    xavier = partial(_xavier, init.distribution)
     for attention in block.modules():
         if not isinstance(attention, Attention):
             continue
@@ -124,6 +117,15 @@ def initialize_block(block: Block, init: InitSpec) -> None:
         orthogonalize(attention)
     for part in (block.feed_forward.inner, block.feed_forward.gate, block.feed_forward.outer):
         xavier(part, init.ff)
+
+
+def _xavier(distribution: str, part: nn.Module | None, gain: float) -> None:
+    if not isinstance(part, nn.Linear):
+        return
+    if distribution == "normal":
+        nn.init.xavier_normal_(part.weight, gain=gain)
+    elif gain != 1.0:  # at gain 1 the general rule has already drawn it
+        nn.init.xavier_uniform_(part.weight, gain=gain)
 
 
 def orthogonalize(attention: Attention) -> None:

@@ -35,9 +35,9 @@ from lightning_app.plugins.files import (
     code_digest_of,
     compiled,
     package_files,
+    patchable,
     planted,
     sha256_of_file,
-    steady,
     with_needs,
 )
 from lightning_app.plugins.imports import (
@@ -232,7 +232,7 @@ def _loading(plugin: Plugin, place: Path) -> Iterator[None]:
     WATCH.loading = get_ident(), plugin.package
     WATCH.packages.add(plugin.package)
     WATCH.files |= plugin.files
-    before = steady()
+    before = patchable()
     try:
         with registering(plugin.name):
             with window("load"):
@@ -240,7 +240,7 @@ def _loading(plugin: Plugin, place: Path) -> Iterator[None]:
             imports = plugin.mentions.imports | origins_of(vars(sys.modules[plugin.name]))
             WATCH.check_names(plugin.shown, imports)
             WATCH.check()
-        needs = tuple(WATCH.needs)
+        needs, now = tuple(WATCH.needs), patchable()
         _LOADED[plugin.name] = replace(
             plugin,
             sha256=with_needs(plugin.sha256, needs),
@@ -249,8 +249,8 @@ def _loading(plugin: Plugin, place: Path) -> Iterator[None]:
             needs=needs,
             needed=with_needs("", needs),
             patches=min(plugin.mentions.patches, default="")
-            or changed(before)
-            or planted(WATCH.files, WATCH.packages),
+            or changed(before, now)
+            or planted(now, WATCH.files, WATCH.packages),
         )
     except BaseException as error:
         unload(plugin.name)
@@ -368,7 +368,7 @@ def check_used(used: Mapping[str, str]) -> None:
     WATCH.check()
     for name in used:
         check_unchanged(_LOADED[name])
-    changes = planted(WATCH.files, WATCH.packages)
+    changes = planted(patchable(), WATCH.files, WATCH.packages)
     if changes and not any(each.patches for each in _LOADED.values()):
         raise UserError(
             f"{changes}: a plug-in has replaced it after it was loaded, so that no id says so; "

@@ -11,7 +11,6 @@ import os
 import sys
 import sysconfig
 from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
@@ -269,16 +268,13 @@ def _add_code(attributes: dict[tuple[str, ...], Any], key: tuple[str, ...], valu
         attributes[*key, "()"] = _Parts(parts)
 
 
-@dataclass(frozen=True, eq=False)
-class _Parts:
+class _Parts(tuple[Any, ...]):
     """The components of a function or container, each of which must stay the same object."""
 
-    values: tuple[Any, ...]
-
     def differs(self, other: "_Parts") -> bool:
-        if len(self.values) != len(other.values):
+        if len(self) != len(other):
             return True
-        pairs = zip(self.values, other.values, strict=True)
+        pairs = zip(self, other, strict=True)
         return any(a is not b and not (type(a) is type(b) is str and a == b) for a, b in pairs)
 
 
@@ -288,23 +284,15 @@ def _differs(value: Any, other: Any) -> bool:
     return value is not other
 
 
-def steady() -> dict[tuple[str, ...], Any]:
-    """Return the attributes; `_VARIES` replaces those that are new objects on each access."""
-    first, second = patchable(), patchable()
-    return {k: _VARIES if _differs(of, second.get(k)) else of for k, of in first.items()}
-
-
-def changed(before: Mapping[tuple[str, ...], Any]) -> str:
+def changed(before: Mapping[tuple[str, ...], Any], now: Mapping[tuple[str, ...], Any]) -> str:
     """Return the first attribute that has changed; empty if all are unchanged.
 
     Importing a module adds its name to the package around it, which changes nothing.
     """
-    now = patchable()
     for key, value in before.items():
-        other = now.get(key)
-        if key[-1] in _BOOKKEEPING or key[:2] in (*_BY_LIGHTNING, *_OWN):
-            continue
-        if value is not _VARIES and _differs(value, other):
+        if _differs(value, now.get(key)) and not (
+            key[-1] in _BOOKKEEPING or key[:2] in (*_BY_LIGHTNING, *_OWN)
+        ):
             return ".".join(key)
     modules = {key[0] for key in before}
     for key in now.keys() - before.keys():
@@ -314,8 +302,6 @@ def changed(before: Mapping[tuple[str, ...], Any]) -> str:
             return ".".join(key)
     return ""
 
-
-_VARIES = object()
 
 _BY_LIGHTNING = (("torch", "compile"), ("torch", "manual_seed"))
 """The attributes that Lightning replaces when imported."""
@@ -329,15 +315,17 @@ _BOOKKEEPING = (
 )
 
 
-def planted(files: Container[str], packages: Container[str]) -> str:
+def planted(
+    now: Mapping[tuple[str, ...], Any], files: Container[str], packages: Container[str]
+) -> str:
     """Return an attribute of this package, torch or Lightning that is a plug-in's code, or ''."""
-    for key, value in patchable().items():
+    for key, value in now.items():
         if "[]" in key:  # a table, to which plug-ins add
             continue
         if isinstance(value, property):
             value = value.fget
         inner = value.__func__ if isinstance(value, staticmethod | classmethod) else value
-        code = inner.values[0] if isinstance(inner, _Parts) and inner.values else None
+        code = inner[0] if isinstance(inner, _Parts) and inner else None
         if isinstance(code, CodeType) and _real(code.co_filename) in files:
             return ".".join(key[:-1])
         made_in = inner.__module__ if isinstance(inner, type | FunctionType) else ""

@@ -13,6 +13,7 @@ from lightning_app.models.search import Marks, SearchConfig, search
 
 PAD, BOS, EOS, MASK = 0, 2, 3, 4
 MARKS = Marks(bos=BOS, eos=EOS, mask=MASK)
+pytestmark = pytest.mark.unchecked_shapes  # tests of decoding check them
 
 
 def tiny(preset: str, vocab_size: int = 11, seed: int = 0, **positions: Any) -> EncoderDecoder:
@@ -64,7 +65,6 @@ SOURCE = torch.tensor(
 )
 
 
-@pytest.mark.unchecked_shapes
 @pytest.mark.parametrize("preset", ["post_ln", "realformer", "sas", "sas_p_no_norm"])
 @pytest.mark.parametrize("beam", [1, 2, 5])
 @pytest.mark.parametrize("length_penalty", [0.0, 1.2])

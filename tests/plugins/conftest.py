@@ -18,9 +18,9 @@ def unwatched(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
     """Where it is not the subject, no search for what a plug-in has patched, which takes most of
     the time of loading one."""
     if request.path.stem not in WATCHED:
-        monkeypatch.setattr(plugins, "steady", dict)
-        monkeypatch.setattr(plugins, "changed", lambda before: "")
-        monkeypatch.setattr(plugins, "planted", lambda files, packages: "")
+        monkeypatch.setattr(plugins, "patchable", dict)
+        monkeypatch.setattr(plugins, "changed", lambda *_: "")
+        monkeypatch.setattr(plugins, "planted", lambda *_: "")
 
 
 @pytest.fixture(autouse=True)

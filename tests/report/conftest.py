@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 import yaml
 
+from lightning_app.report import write as report
+from lightning_app.report.figures import write as drawings
 from lightning_app.report.messages import Message
 from lightning_app.report.results import read_results
 from lightning_app.report.tensorboard import write_index
-from lightning_app.report.write import write
 from tests.records import pruned
 
 ENTROPY = 4.5
@@ -223,9 +224,22 @@ def messages(texts: Iterable[Any]) -> list[tuple[str, Mapping[str, Any]]]:
     return found
 
 
-def write_report(folder: Path, out: Path | None = None) -> Path:
-    """Write the report of a grid, by default into its folder, whose index is updated then."""
-    path = write(read_results(folder), folder if out is None else out)
+@pytest.fixture(autouse=True)
+def pdf_files(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave PDF files empty, which take as long as the SVG, where no test looks into them."""
+    if request.node.get_closest_marker("pdf_files") is None:
+        monkeypatch.setattr(drawings, "pdf", lambda figure: b"%PDF")
+
+
+def write_report(folder: Path, out: Path | None = None, *, figures: bool = True) -> Path:
+    """Write the report of a grid, by default into its folder, whose index is updated then.
+
+    Most of the time goes into the figures, which a test of words or of numbers does without.
+    """
+    with pytest.MonkeyPatch.context() as patched:
+        if not figures:
+            patched.setattr(report, "write_figures", lambda grid, folder: [])
+        path = report.write(read_results(folder), folder if out is None else out)
     if out is None:
         write_index(folder)
     return path

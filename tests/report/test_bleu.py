@@ -87,7 +87,7 @@ def test_no_more_pairs_are_tested_than_a_report_has_time_for(make_grid, outcome)
 def test_without_a_test_set_there_is_no_table(make_grid, outcome):
     grid = make_grid(outcome, AXES, curves=False)
     assert bleu_scores(read_results(grid.folder)) == []
-    assert "ΔBLEU" not in write_report(grid.folder).read_text()
+    assert "ΔBLEU" not in write_report(grid.folder, figures=False).read_text()
     for cell in grid.cells:
         store(grid, cell)
-    assert "ΔBLEU" in write_report(grid.folder).read_text()
+    assert "ΔBLEU" in write_report(grid.folder, figures=False).read_text()

@@ -114,7 +114,7 @@ def test_a_grid_that_does_not_ask_about_warmup_compares_its_variants(make_grid: 
         assert (f"{row.value} (p {p_value(row.p_holm)}) is worse" in sentence) == (
             row.reading == WORSE
         )
-    page = write_report(fake.folder).read_text(encoding="utf-8")
+    page = write_report(fake.folder, figures=False).read_text(encoding="utf-8")
     assert "Who needs warm-up?" not in page
     assert "Which is better?" in page
     assert "cannot show who needs warm-up" not in page
@@ -157,7 +157,7 @@ def test_a_grid_about_warmup_compares_only_what_it_names(make_grid: Any) -> None
         lambda axes: 2.0 + axes[SEED] / 9, {PRESET: ["sas"], WARMUP: [0, 60], SEED: [1, 2]}
     )
     assert comparisons(read_results(fake.folder)) == []
-    write_report(fake.folder)
+    write_report(fake.folder, figures=False)
     assert not (fake.folder / "comparisons.csv").exists()
     (row,) = comparisons(read(fake, compare={WARMUP: 0}))
     assert (row.axis, row.value, row.baseline, row.estimate) == (WARMUP, "60", "0", 0.0)

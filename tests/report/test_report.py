@@ -5,7 +5,6 @@ import errno
 import json
 import re
 import subprocess
-import sys
 import tomllib
 from collections.abc import Callable, Mapping
 from html.parser import HTMLParser
@@ -21,7 +20,8 @@ from lightning_app.report.facts import p_value, preset_words
 from lightning_app.report.limits import limits
 from lightning_app.report.page import _templates
 from lightning_app.report.results import read_results
-from tests.report.conftest import messages, write_report
+from tests import warm
+from tests.report.conftest import FakeGrid, messages, typical, write_report
 from tests.told import told
 
 ROOT = Path(__file__).parents[2]
@@ -77,9 +77,16 @@ class Page(HTMLParser):
         return next(row for row in self.rows if row and row[0] == first)
 
 
-def test_the_files_of_a_report(make_grid, outcome):
-    grid = make_grid(outcome)
-    assert write_report(grid.folder) == grid.folder / "report.html"
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> FakeGrid:
+    """A grid with its report, which no test changes."""
+    grid = FakeGrid(tmp_path_factory.mktemp("finished") / "demo", typical)
+    write_report(grid.folder)
+    return grid
+
+
+def test_the_files_of_a_report(finished):
+    grid = finished
     left = {path.name for path in grid.folder.iterdir()}
     assert left >= {
         "results.csv",
@@ -121,9 +128,8 @@ def test_the_wheel_has_the_templates():
     assert ignored.stdout == ""
 
 
-def test_the_page(make_grid, outcome):
-    grid = make_grid(outcome)
-    path = write_report(grid.folder)
+def test_the_page(finished):
+    grid, path = finished, finished.folder / "report.html"
     assert path.stat().st_size < 1_500_000  # small enough to mail
     page = Page(path)
     assert page.all("html") == [{"lang": "en"}]
@@ -139,11 +145,12 @@ def test_the_page(make_grid, outcome):
     assert [attributes["id"] for attributes in page.all("section")] == questions
 
 
-def test_every_link_leads_somewhere(make_grid, outcome, tmp_path):
+def test_every_link_leads_somewhere(finished, tmp_path):
     """To a place in the page, a file of the report or of a run, or TensorBoard on this machine."""
-    grid = make_grid(outcome)
-    for out in (grid.folder, tmp_path / "else" / "where"):
-        page = Page(write_report(grid.folder, out))
+    elsewhere = tmp_path / "else" / "where"
+    write_report(finished.folder, elsewhere)
+    for out in (finished.folder, elsewhere):
+        page = Page(out / "report.html")
         ids = {attributes["id"] for _, attributes in page.tags if "id" in attributes}
         links = [
             value
@@ -160,8 +167,8 @@ def test_every_link_leads_somewhere(make_grid, outcome, tmp_path):
                 assert (out / unquote(link)).exists()
 
 
-def test_what_the_page_says(make_grid, outcome):
-    page = Page(write_report(make_grid(outcome).folder))
+def test_what_the_page_says(finished):
+    page = Page(finished.folder / "report.html")
     for said in (
         "Which blocks need warm-up?",
         "30 of 30 planned cells finished: of them 5 stalled.",
@@ -180,9 +187,9 @@ def test_what_the_page_says(make_grid, outcome):
         assert said in page.text
 
 
-def test_the_headline_table_says_what_the_csv_says(make_grid, outcome):
-    folder = make_grid(outcome, curves=False).folder
-    page = Page(write_report(folder))
+def test_the_headline_table_says_what_the_csv_says(finished):
+    folder = finished.folder
+    page = Page(folder / "report.html")
     scores = pd.read_csv(folder / "sensitivity.csv")
     for variant in ("post_ln", "sas"):
         own = scores[scores["variant"] == variant].set_index("score")
@@ -208,10 +215,9 @@ def test_every_string_is_escaped(make_grid):
 
     page = Page(write_report(make_grid(outcome, axes, question=nasty, curves=False).folder))
     assert page.all("i") == []
-    scripts = len(
-        Page(write_report(make_grid(outcome, axes, curves=False, name="b").folder)).all("script")
-    )
-    assert len(page.all("script")) == scripts
+    plain = make_grid(outcome, axes, curves=False, name="b").folder
+    scripts = Page(write_report(plain, figures=False)).all("script")
+    assert len(page.all("script")) == len(scripts)
     assert nasty in page.text
     assert "x<i>&$_y" in page.text
     assert told("RuntimeError: <b> … </b> memory").search(page.text)
@@ -265,6 +271,7 @@ ODD = {
 }
 
 
+@pytest.mark.pdf_files
 @pytest.mark.parametrize("name", ODD)
 def test_odd_grids_have_a_report(make_grid, name):
     outcome, axes, wanted = ODD[name]
@@ -288,7 +295,7 @@ def test_a_run_that_is_ok_without_a_finite_loss(make_grid):
     rewrite(
         grid, 0, lambda record: record["metrics"].update({"val/nll": None, "val/accuracy": None})
     )
-    page = Page(write_report(grid.folder))
+    page = Page(write_report(grid.folder, figures=False))
     assert "1 of 3" in page.text
     assert "11 of 12" in page.text
     assert "1 with a" in page.text
@@ -300,7 +307,7 @@ def test_a_run_that_is_ok_without_a_finite_loss(make_grid):
 def test_values_that_no_result_needs(make_grid, outcome):
     """Those that are missing are shown as not recorded; scores are equal."""
     grid = make_grid(outcome, SIX, curves=False)
-    write_report(grid.folder)
+    write_report(grid.folder, figures=False)
     before = pd.read_csv(grid.folder / "sensitivity.csv")
     kept = {
         "schema",
@@ -335,7 +342,7 @@ def test_the_table_of_costs_has_the_means_of_the_runs(make_grid):
         took = {"parameters": 1000 * (1 + place), "seconds": 100.0 * (1 + place) + number}
         took["peak_memory_bytes"] = None if place == 2 else 2**20 * (1 + place)
         rewrite(grid, number, lambda record, took=took: record.update(took))
-    page = Page(write_report(grid.folder))
+    page = Page(write_report(grid.folder, figures=False))
     start = next(i for i, row in enumerate(page.rows) if "parameters" in row)
     shown = {row[0]: row[1:] for row in page.rows[start + 1 : start + 4]}
     for place, name in enumerate(presets):
@@ -351,7 +358,9 @@ def test_the_table_of_costs_has_the_means_of_the_runs(make_grid):
 @pytest.mark.parametrize(("coupling", "said"), [("paper", "Do not read Δ"), ("decoupled", "share")])
 def test_the_coupling_is_named(make_grid, coupling, said):
     base = {"model": {"schedule": {"kind": "inverse_sqrt", "coupling": coupling}}}
-    page = Page(write_report(make_grid(one_seed, SIX, base=base, curves=False).folder))
+    page = Page(
+        write_report(make_grid(one_seed, SIX, base=base, curves=False).folder, figures=False)
+    )
     assert said in page.text
 
 
@@ -366,7 +375,9 @@ def test_settings_that_are_axes_are_named_with_all_their_values(make_grid):
         "model.optimizer.eps": [1e-9, 1e-6],
         "trainer.gradient_clip_val": [0.0, 1.0],
     }
-    text = Page(write_report(make_grid(one_seed, axes, base=base, curves=False).folder)).text
+    text = Page(
+        write_report(make_grid(one_seed, axes, base=base, curves=False).folder, figures=False)
+    ).text
     assert "inverse_sqrt, coupling paper:" in text
     assert "inverse_sqrt, coupling decoupled:" in text
     assert told("adam / … 1e-09 / 1e-06; … 0 / 1").search(text)
@@ -378,7 +389,9 @@ def test_a_linear_schedule_has_cautions_of_its_own(make_grid):
     axes = {**SIX, "model.schedule.kind": ["linear", "constant"]}
     axes |= {"model.schedule.coupling": ["decoupled", "paper"]}
     base = {"model": {"schedule": schedule}}
-    text = Page(write_report(make_grid(one_seed, axes, base=base, curves=False).folder)).text
+    text = Page(
+        write_report(make_grid(one_seed, axes, base=base, curves=False).folder, figures=False)
+    ).text
     assert told("paper: … coupled:").search(text)
     assert "Runs with linear" in text
     assert "Runs with constant" not in text
@@ -392,7 +405,9 @@ def test_the_other_schedules_and_an_adam_without_correction_are_named(make_grid)
     axes |= {"model.optimizer.bias_correction": [True, False]}
     optimizer = {"kind": "adam", "lr": 1e-3, "bias_correction": True}
     base = {"model": {"schedule": schedule, "optimizer": optimizer}}
-    text = Page(write_report(make_grid(one_seed, axes, base=base, curves=False).folder)).text
+    text = Page(
+        write_report(make_grid(one_seed, axes, base=base, curves=False).folder, figures=False)
+    ).text
     assert "Runs with cosine" in text
     assert told("bert: … BERT's code").search(text)
     assert told("60 / … BERT's code").search(text)
@@ -401,7 +416,9 @@ def test_the_other_schedules_and_an_adam_without_correction_are_named(make_grid)
 
 def test_a_grid_without_bias_correction_says_so(make_grid):
     base = {"model": {"optimizer": {"kind": "adam", "lr": 1e-3, "bias_correction": False}}}
-    text = Page(write_report(make_grid(one_seed, SIX, base=base, curves=False).folder)).text
+    text = Page(
+        write_report(make_grid(one_seed, SIX, base=base, curves=False).folder, figures=False)
+    ).text
     assert "no bias correction" in text
 
 
@@ -460,7 +477,7 @@ def test_no_room_leaves_the_old_report_whole(make_grid, outcome):
     before = {path: path.read_bytes() for path in page.parent.rglob("*") if path.is_file()}
     grid.end(grid.cells[0], 3.0)
     changed = grid.run(grid.cells[0])
-    done = subprocess.run([sys.executable, "-c", LIMITED, str(grid.folder)], check=False)
+    done = warm.run(["-c", LIMITED, str(grid.folder)])
     assert done.returncode == errno.EFBIG
     for path, content in before.items():
         if changed not in path.parents and path.suffix in (".html", ".svg"):

@@ -118,7 +118,11 @@ def test_results_of_other_cells_than_those_of_the_file_are_refused(
     with pytest.raises(UserError, match="holds another grid"):
         report_command(grids, publish_in=None)
     assert not Path("experiments/flat/report.html").exists()
-    assert report_command([Path("experiments/flat")]) == 0  # by the path of the folder
+
+
+def test_the_path_of_a_folder_asks_for_no_file(grids: list[str]) -> None:
+    Path(grids[0]).write_text("name: another\n")
+    assert report_command([Path("experiments/flat")]) == 0
 
 
 def test_an_edited_question_is_shown(grids: list[str]) -> None:

@@ -8,8 +8,8 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from lightning_app.report.figures import write
 from lightning_app.report.figures.sheet import FigureFiles
+from lightning_app.report.figures.write import write_figures
 from lightning_app.report.results import read_results
 
 
@@ -18,7 +18,7 @@ class Drawn:
 
     def __init__(self, folder: Path, out: Path) -> None:
         self.out = out
-        self.list = write.write_figures(read_results(folder), out)
+        self.list = write_figures(read_results(folder), out)
         self.by_name: dict[str, FigureFiles] = {drawing.path.stem: drawing for drawing in self.list}
 
     @property
@@ -33,19 +33,9 @@ class Drawn:
 
 
 @pytest.fixture
-def draw(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Drawn]:
-    """`draw(folder)` draws the grid in `folder`; `out` names another folder for the figures.
-
-    Without the fonts of PDF files, which take most of the time, unless `pdf` is asked for.
-    """
-
-    def drawn(folder: Path, out: str = "figures", *, pdf: bool = False) -> Drawn:
-        with monkeypatch.context() as patch:
-            if not pdf:
-                patch.setattr(write, "pdf", lambda figure: b"%PDF")
-            return Drawn(folder, tmp_path / out)
-
-    return drawn
+def draw(tmp_path: Path) -> Callable[..., Drawn]:
+    """`draw(folder)` draws the grid in `folder`; `out` names another folder for the figures."""
+    return lambda folder, out="figures": Drawn(folder, tmp_path / out)
 
 
 def write_csv(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:

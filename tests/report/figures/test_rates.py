@@ -5,7 +5,9 @@ import re
 import numpy as np
 import pytest
 
-from tests.report.conftest import write_report
+from lightning_app.report.page import Report, page
+from lightning_app.report.results import read_results
+from lightning_app.report.warmup import sensitivity_scores
 
 PRESET = "model.block.preset"
 WARMUP = "model.schedule.warmup_steps"
@@ -93,15 +95,16 @@ def test_groups_with_common_rates_share_a_figure(make_grid, draw):
         assert set(table["group"]) == groups
         assert set(table["lr"]) == rates
         assert len(table[table["mark"] == "mean"]) == 2 * 2 * 2 * 2
-        text = drawn.svg(f"loss_by_rate-{number}")
-        assert text.count("<!-- post_ln -->") == text.count("<!-- pre_ln -->") == 2
-    page = write_report(fake.folder).read_text(encoding="utf-8")
+        svg = drawn.svg(f"loss_by_rate-{number}")
+        assert svg.count("<!-- post_ln -->") == svg.count("<!-- pre_ln -->") == 2
+    grid = read_results(fake.folder)
+    text = page(Report(grid, sensitivity_scores(grid), drawn.out.parent), drawn.list, "")
     caption = f"n = 3 seeds, 48 finished runs; {kind}=adam, {coupling}=decoupled and {kind}=adam, "
-    assert f"{caption}{coupling}=paper." in page
-    folded = re.findall(r"<summary>The same for ([^<]*)</summary>", page)
+    assert f"{caption}{coupling}=paper." in text
+    folded = re.findall(r"<summary>The same for ([^<]*)</summary>", text)
     assert len(set(folded)) == 3
-    unfolded = re.sub(r"<details>.*?</details>", "", page, flags=re.DOTALL)
-    assert 2 <= unfolded.count("<figure") <= 12 < page.count("<figure")
+    unfolded = re.sub(r"<details>.*?</details>", "", text, flags=re.DOTALL)
+    assert 2 <= unfolded.count("<figure") <= 12 < text.count("<figure")
 
 
 def test_one_rate_has_no_such_figure(make_grid, draw):

@@ -27,11 +27,11 @@ def test_settings_of_matplotlib_stay_as_they_were(make_grid, draw):
     assert dict(matplotlib.rcParams) == before
 
 
-@pytest.mark.embedded_fonts
+@pytest.mark.pdf_files
 def test_same_runs_same_bytes(make_grid, draw, outcome):
     """All three files of every figure, without a date or a path of this machine."""
     folder = make_grid(outcome, {SEED: [1, 2], WARMUP: [0, 60], RATE: [1e-3, 4e-3]}).folder
-    first, second = draw(folder, "first", pdf=True), draw(folder, "second", pdf=True)
+    first, second = draw(folder, "first"), draw(folder, "second")
     assert first.names == second.names != []
     for name in first.names:
         for suffix in (".svg", ".pdf", ".csv"):
