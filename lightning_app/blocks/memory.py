@@ -184,11 +184,13 @@ class LayerCache:
         """Return a cache of `room` slots, the first of which hold `slots` of this one."""
         assert self.keys is not None
         assert self.values is not None
-        kept, moved = slots.shape[1], []
-        for part in (self.keys, self.values):
-            batch, heads, _, dim = part.shape
-            roomy = part.new_empty(batch, heads, room, dim)
-            index = slots[:, None, :, None].expand(-1, heads, -1, dim)
-            roomy[:, :, :kept] = part.gather(2, index)
-            moved.append(roomy)
-        return LayerCache(*moved, kept)
+        keys, values = (_moved(part, slots, room) for part in (self.keys, self.values))
+        return LayerCache(keys, values, slots.shape[1])
+
+
+def _moved(part: Tensor, slots: Int[Tensor, "batch kept"], room: int) -> Tensor:
+    batch, heads, _, dim = part.shape
+    roomy = part.new_empty(batch, heads, room, dim)
+    index = slots[:, None, :, None].expand(-1, heads, -1, dim)
+    roomy[:, :, : slots.shape[1]] = part.gather(2, index)
+    return roomy

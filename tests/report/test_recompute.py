@@ -222,15 +222,17 @@ def test_a_report_brings_the_program_and_says_how_to_run_it(make_grid: Any, tmp_
         write_report(first, tmp_path / "else where", figures=False),
         write(both, both.folder),
     ]
-    for page in pages:  # in forks; then once more from the start, as a reader would
+    for number, page in enumerate(pages):
         text = page.read_text(encoding="utf-8")
         assert 'href="recompute_study.py"' in text
         (shown,) = re.findall(r"<code>python (recompute_study.py [^<]*)", text)
+        if number == 0:  # as a reader would; the others in forks of a process with pandas
+            command = f"{sys.executable} {html.unescape(shown)}"
+            cold = subprocess.run(command, shell=True, cwd=page.parent, check=False)
+            assert cold.returncode == 0
+            continue
         done = warm.run(shlex.split(html.unescape(shown)), folder=page.parent)
         assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
-    command = f"{sys.executable} {html.unescape(shown)}"
-    cold = subprocess.run(command, shell=True, cwd=page.parent, capture_output=True, check=False)
-    assert cold.returncode == 0
     path = first / "sensitivity.csv"
     path.write_text(path.read_text().replace(",0.", ",1.", 1))
     assert warm.run(["recompute_study.py", "."], folder=first).returncode == 1
