@@ -232,6 +232,7 @@ def _start_server(path: str, modules: tuple[str, ...], root: Path) -> subprocess
 def serve(listener: socket.socket, modules: Iterable[str]) -> None:
     """Fork once for each request until the test processes have ended."""
     path = listener.getsockname()
+    gc.disable()  # no module is garbage
     for module in modules:
         importlib.import_module(module)
     # What takes each fork seconds, and is the same in all: the digest of the code, and what
@@ -244,8 +245,8 @@ def serve(listener: socket.socket, modules: Iterable[str]) -> None:
     if "lightning_app.report.figures.sheet" in sys.modules:
         sheet: Any = sys.modules["lightning_app.report.figures.sheet"]
         sheet.STYLE["pdf.fonttype"] = 3  # fonts take most of the time of a report; see its tests
-    gc.collect()
     gc.freeze()
+    gc.enable()
 
     def reap(*_: object) -> None:
         """Wait for attending forks, so that their processor time counts as this process's."""

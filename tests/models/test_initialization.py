@@ -21,6 +21,7 @@ from lightning_app.blocks.residual import Gain, LearnedGain
 from lightning_app.models.heads import ArchitectureConfig, build_model
 from lightning_app.models.initialization import initialize
 
+pytestmark = pytest.mark.unchecked_shapes  # every other test builds models, too
 DIM, FF, HEADS, VOCABULARY, PAD = 64, 96, 4, 997, 3
 ENCODER, DECODER = 3, 2
 SIMPLIFIED = ["sas", "sas_p", "sas_p_no_norm"]

@@ -271,8 +271,13 @@ ODD = {
 }
 
 
-@pytest.mark.pdf_files
-@pytest.mark.parametrize("name", ODD)
+WITH_PDF = ("missing cells", "several rates", "extra axes")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.pdf_files] if name in WITH_PDF else []) for name in ODD],
+)
 def test_odd_grids_have_a_report(make_grid, name):
     outcome, axes, wanted = ODD[name]
     page = Page(write_report(make_grid(outcome, axes, curves=name == "one seed").folder))
