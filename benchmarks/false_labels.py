@@ -9,8 +9,9 @@ variant differs from the baseline. The labels are those of a report
 (`lightning_app/report/warmup.py`). One grid counts once: if it has any label "more" or
 "less" than the baseline (`versus`), if it has any label "helps" or "costs" where the true mean of
 Delta is zero or has the other sign (`own`), and, with several rates, the same of N, the need at the
-best rates (`need`). N counts by its p value alone: in a report a best rate at the edge of those
-tried withholds some of these labels. A rule holds up to 6 %. The noise:
+best rates (`need`), or any label "better" or "worse" of a metric (`compare`). N counts by its p
+value alone: in a report a best rate at the edge of those tried withholds some of these labels. A
+rule holds up to 6 %. The noise:
 
 - `normal`, `heavy-tailed` (Student's t, 3 degrees of freedom) and `skewed` (lognormal, log-sd 1),
   sd 0.06 without warm-up and 0.03 with it, and the last two growing to 4 times the baseline's;
@@ -25,8 +26,17 @@ octave below the best rate, 2.2 above it), six rates one octave apart, the best 
 place between them, and with the reference warm-up some octaves higher (shift); the best losses are
 equal, so that every label is false.
 
-Grids of one variant (`FEW`), where no other arm guards the spread: one arm with skewed noise of 8
-times the sd, or with two groups of runs 0.6 nats apart by chance. They do NOT hold.
+Small families (`FEW`): up to three variants, of which two, one or none are compared with the
+baseline, so that few other arms guard the spread. The runs without warm-up of one of them, the
+baseline, have skewed noise of 8 times the sd, or end in two groups 0.6 nats apart by chance
+(`modes`: with noise of a sixth, so that runs that agree agree closely); or runs of both arms stall
+by chance.
+
+A metric with two modes (`compare`): runs end at 0 or at 1 by chance (30 or 50 %), with a noise of
+0.05, while their losses do not tell them apart. 1, 2, 3 and 23 values of one axis.
+
+Stopping: a user looks at 3 seeds, then at each further one, and stops at the first label or with 10
+seeds. A report has no label before the planned seeds have finished (`planned`).
 
 The rule `simple`, to compare with: Student's t over the seeds alone, corrected within each slice.
 
@@ -47,13 +57,17 @@ from numpy.typing import NDArray
 from lightning_app.report.pairs import ESCAPED, LEARNED
 from lightning_app.report.statistics import (
     FEW_SEEDS,
+    LEAST_SEEDS,
     LEVEL,
+    SMALL_FAMILY,
     Floats,
     best_by_seed,
     best_on_others,
     ended_alike,
     guarded_ps,
     holm_values,
+    label_values,
+    sign_flip_ps,
     t_intervals,
 )
 
@@ -77,20 +91,25 @@ Draw = Callable[[Shape, np.random.Generator], Floats]
 
 @dataclass(frozen=True)
 class Rates:
-    """One line of the table, in shares of grids; `holds` is about all false labels.
+    """One line of the table, in shares of grids.
 
-    `need` is NaN with one rate.
+    NaN where a kind of grid has no such label; `need` with one rate, `compare` for losses.
     """
 
     noise: str
     seeds: int
     comparisons: int
     slices: int
-    versus: float
-    own: float
-    need: float
-    power: float
-    holds: bool
+    versus: float = np.nan
+    own: float = np.nan
+    need: float = np.nan
+    power: float = np.nan
+    compare: float = np.nan
+
+    @property
+    def holds(self) -> bool:
+        """Whether no kind of false label is too frequent."""
+        return not any(each > HOLDS for each in (self.versus, self.own, self.need, self.compare))
 
 
 class Labels(NamedTuple):
@@ -201,6 +220,9 @@ def one_arm(kind: str) -> Draw:
     def draw(shape: Shape, rng: np.random.Generator) -> Floats:
         found = LOSS + OWN * rng.standard_normal(shape)
         odd = found[:, :, 0, 0]
+        if kind == "modes":
+            found = LOSS + (found - LOSS) / 6
+            odd = found[:, :, 0, 0]
         if kind == "skewed":
             found[:, :, 0, 0] = LOSS + 8 * OWN[0] * spread_out(kind, odd.shape, rng)
         else:
@@ -210,7 +232,15 @@ def one_arm(kind: str) -> Draw:
     return draw
 
 
-FEW = {"one skewed arm": one_arm("skewed"), "one arm of two groups": one_arm("groups")}
+FEW = {
+    "one skewed arm": one_arm("skewed"),
+    "one arm of two groups": one_arm("groups"),
+    "one arm of two modes": one_arm("modes"),
+    "30 % stall by luck": stalls(0.3, arms=2),
+    "50 % stall by luck": stalls(0.5, arms=2),
+}
+MODES = {"metric, 30 % in a mode": 0.3, "metric, 50 % in a mode": 0.5}
+PLANNED = 10  # seeds of a grid that may be stopped
 CURVES = {
     f"{kind}, shift {shift:g}, sd {scale:g}": over_rates(kind, shift, scale)
     for kind in ("parabola", "V")
@@ -240,10 +270,7 @@ def labels(losses: Floats, *, need: bool = True) -> Labels:
         alike = ended_alike(failed.reshape(*failed.shape[:-2], -1))
         p_own = np.where(alike & sound, p_own, 1.0)
     return Labels(
-        *(
-            np.where(_corrected(p) < 1 - LEVEL, np.sign(values.mean(axis=-1)), 0).astype(int)
-            for p, values in ((p_versus, versus), (p_own, lost))
-        ),
+        *(_signs(p, values) for p, values in ((p_versus, versus), (p_own, lost))),
         need=need_labels(losses if need else losses[:, :1]),
     )
 
@@ -261,17 +288,18 @@ def need_labels(losses: Floats) -> NDArray[np.int_]:
     lows, highs = (a[..., 0, :] - b[..., 1, :] for a, b in ((least, most), (most, least)))
     pooled = (chosen[..., 0, :] - chosen[..., 1, :]).var(axis=-1, ddof=1)
     spread, freedom = np.sqrt(pooled.mean(axis=-1, keepdims=True)), lows.shape[1] * (seeds - 1)
-    signs, p = np.zeros(lows.shape[:-1], dtype=int), np.ones(lows.shape[:-1])
+    p, nearest = np.ones(lows.shape[:-1]), np.zeros(lows.shape)
     for values, sign in ((highs, -1), (lows, 1)):
         clear = np.isfinite(values).all(axis=-1)
         clear &= sign * np.where(clear, values.mean(axis=-1), 0.0) > 0
         found = guarded_ps(np.where(clear[..., None], values, 0.0), spread, freedom)
-        signs, p = np.where(clear, sign, signs), np.where(clear, found, p)
+        nearest = np.where(clear[..., None], values, nearest)
+        p = np.where(clear, found, p)
     alike = ended_alike(failed).all(axis=-1)
     if seeds < FEW_SEEDS:
         alike = ended_alike(failed.reshape(*failed.shape[:-2], -1))
     p = np.where(alike & ~_late(chosen, failed).any(axis=(-2, -1)), p, 1.0)
-    return np.where(_corrected(p) < 1 - LEVEL, signs, 0)
+    return _signs(p, nearest)
 
 
 def at_best(losses: Floats) -> Floats:
@@ -302,16 +330,32 @@ def simple_labels(losses: Floats, *, need: bool = True) -> Labels:
     chosen = at_best(losses)
     values = chosen[..., 0, :] - chosen[..., 1, :]
     p = np.nan_to_num(t_intervals(values)[2], nan=1.0)
-    signs = np.where(_corrected(p) < 1 - LEVEL, np.sign(values.mean(axis=-1)), 0).astype(int)
+    corrected = holm_values(p.reshape(len(p), -1)).reshape(p.shape)
+    signs = np.where(corrected < 1 - LEVEL, np.sign(values.mean(axis=-1)), 0).astype(int)
     return Labels(*found, need=signs)
+
+
+def compare_labels(metric: Floats) -> NDArray[np.int_]:
+    """The labels of `report.comparisons`; `metric` is [grid, value, seed], the baseline first."""
+    values = metric[:, 1:] - metric[:, :1]
+    spread = np.sqrt(values.var(axis=-1, ddof=1).mean(axis=-1, keepdims=True))
+    if metric.shape[2] < FEW_SEEDS:
+        within = metric.var(axis=-1, ddof=1).mean(axis=-1, keepdims=True)
+        spread = np.maximum(spread, np.sqrt(2 * within))
+    return _signs(guarded_ps(values, spread, values.shape[1] * (values.shape[2] - 1)), values)
 
 
 RULES = {"report": labels, "simple": simple_labels}
 
 
-def _corrected(p: Floats) -> Floats:
-    """Holm's correction over all slices and variants of a grid."""
-    return holm_values(np.nan_to_num(p, nan=1.0).reshape(len(p), -1)).reshape(p.shape)
+def _signs(p: Floats, values: Floats) -> NDArray[np.int_]:
+    """The sign of each label or 0, corrected over all slices and variants of a grid."""
+    found = np.nan_to_num(p, nan=1.0).reshape(len(p), -1)
+    flips = np.zeros_like(found)
+    if found.shape[1] < SMALL_FAMILY:  # a larger one does not need them
+        flips = sign_flip_ps(values).reshape(found.shape)
+    corrected = label_values(found, flips).reshape(p.shape)
+    return np.where(corrected < 1 - LEVEL, np.sign(values.mean(axis=-1)), 0).astype(int)
 
 
 def rates(
@@ -340,10 +384,9 @@ def rates(
         found += int((RULES[rule](losses, need=False).versus[:, 0, 0] > 0).sum())
         drawn += count
     shares = [count / grids for count in (false_versus, false_own, false_need, found)]
-    holds = max(shares[:3]) <= HOLDS
     if slices < 2:
         shares[2] = np.nan
-    return Rates(noise, seeds, comparisons, slices, *shares, holds=holds)
+    return Rates(noise, seeds, comparisons, slices, *shares)
 
 
 def of_need(noise: str, seeds: int, grids: int, rng: np.random.Generator) -> Rates:
@@ -353,23 +396,59 @@ def of_need(noise: str, seeds: int, grids: int, rng: np.random.Generator) -> Rat
         count = min(part, grids - drawn)
         found += int(need_labels(CURVES[noise]((count, *shape), rng)).any(axis=1).sum())
         drawn += count
-    share = found / grids
-    return Rates(noise, seeds, 0, CURVE_RATES, np.nan, np.nan, share, np.nan, share <= HOLDS)
+    return Rates(noise, seeds, 0, CURVE_RATES, need=found / grids)
 
 
-def of_one(noise: str, seeds: int, grids: int, rng: np.random.Generator) -> Rates:
-    """The labels of Delta of a single variant."""
-    found = labels(FEW[noise]((grids, 1, 1, 2, seeds), rng)).own
-    share = float(found.any(axis=(1, 2)).mean())
-    return Rates(noise, seeds, 0, 1, np.nan, share, np.nan, np.nan, share <= HOLDS)
+def of_few(noise: str, seeds: int, comparisons: int, grids: int, rng: np.random.Generator) -> Rates:
+    """The labels of Delta and of the interaction of few variants."""
+    found = labels(FEW[noise]((grids, 1, comparisons + 1, 2, seeds), rng))
+    versus = _share(found.versus) if comparisons else np.nan
+    return Rates(noise, seeds, comparisons, 1, versus, _share(found.own))
+
+
+def of_metric(
+    noise: str, seeds: int, comparisons: int, grids: int, rng: np.random.Generator
+) -> Rates:
+    """The labels of a metric with two modes."""
+    shape = (grids, comparisons + 1, seeds)
+    modes = rng.random(shape) < MODES[noise]
+    found = compare_labels(modes + 0.05 * rng.standard_normal(shape))
+    return Rates(noise, seeds, comparisons, 1, compare=_share(found))
+
+
+def of_stopping(planned: bool, comparisons: int, grids: int, rng: np.random.Generator) -> Rates:
+    """The labels of a user who stops at the first one, with normal noise."""
+    losses = NOISE["normal"]((grids, 1, comparisons + 1, 2, PLANNED), rng)
+    versus, own = np.zeros(grids, dtype=bool), np.zeros(grids, dtype=bool)
+    for seeds in range(PLANNED if planned else LEAST_SEEDS, PLANNED + 1):
+        found = labels(losses[..., :seeds])
+        versus |= found.versus.any(axis=(1, 2))
+        own |= found.own.any(axis=(1, 2))
+    share = float(versus.mean()) if comparisons else np.nan
+    noise = "planned seeds" if planned else "stopped at the first label"
+    return Rates(noise, PLANNED, comparisons, 1, share, float(own.mean()))
+
+
+def _share(found: NDArray[np.int_]) -> float:
+    """The share of grids with any label."""
+    return float(found.reshape(len(found), -1).any(axis=1).mean())
 
 
 def simulate(grids: int, seed: int, rule: str) -> Iterator[Rates]:
     """Every row, in the order of the table."""
     rng = np.random.default_rng(seed)
-    for noise in FEW if rule == "report" else ():
-        for seeds in (2, *SEEDS):
-            yield of_one(noise, seeds, grids, rng)
+    if rule == "report":
+        for noise in FEW:
+            for comparisons in (0, 1, 2, *FAMILIES):
+                for seeds in (2, *SEEDS):
+                    yield of_few(noise, seeds, comparisons, grids, rng)
+        for noise in MODES:
+            for comparisons in (1, 2, *FAMILIES):
+                for seeds in (2, *SEEDS):
+                    yield of_metric(noise, seeds, comparisons, grids, rng)
+        for planned in (False, True):
+            for comparisons in (0, 1, *FAMILIES):
+                yield of_stopping(planned, comparisons, grids, rng)
     for noise in CURVES if rule == "report" else ():
         for seeds in SEEDS:
             yield of_need(noise, seeds, grids, rng)
@@ -391,19 +470,21 @@ def main() -> None:
     started, rows = time.perf_counter(), []
     print(f"{args.grids} grids of each kind, seed {args.seed}, rule {args.rule}; shares in %")
     print(f"{'noise':<27}{'rates':>6}{'compared':>9}{'seeds':>6}", end="")
-    print(f"{'versus':>8}{'own':>6}{'need':>6}{'power':>7}  holds")
+    print(f"{'versus':>8}{'own':>6}{'need':>6}{'compare':>8}{'power':>7}  holds")
     for row in simulate(args.grids, args.seed, args.rule):
         rows.append(row)
         print(
             f"{row.noise:<27}{row.slices:>6}{row.comparisons:>9}{row.seeds:>6}"
             f"{100 * row.versus:>8.1f}{100 * row.own:>6.1f}{100 * row.need:>6.1f}"
-            f"{100 * row.power:>7.1f}"
+            f"{100 * row.compare:>8.1f}{100 * row.power:>7.1f}"
             f"  {'yes' if row.holds else 'NO'}",
             flush=True,
         )
     print(f"{time.perf_counter() - started:.0f} s")
     if args.json:
-        args.json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
+        args.json.write_text(
+            json.dumps([asdict(row) | {"holds": row.holds} for row in rows], indent=1) + "\n"
+        )
 
 
 if __name__ == "__main__":

@@ -91,6 +91,9 @@ FINISHED = at("grids/test_copies.py")
 STATISTICS = at("report/test_statistics.py")
 SENSITIVITY = at("report/test_sensitivity.py")
 FINE_TUNING = at("report/test_fine_tuning.py")
+LABELS = at("report/test_labels.py")
+COMPARISON = at("report/test_comparison.py")
+FACTORS = at("report/test_factors.py")
 SCORES = at("scores")
 
 MUTANTS = (
@@ -1121,8 +1124,98 @@ MUTANTS = (
     mutant(
         "interaction is compared without pairing",
         SENSITIVITY,
-        "if alike or len(differences) >= FEW_SEEDS:",
-        "if True:",
+        "if not alike and 1 < count < FEW_SEEDS:",
+        "if False:",
+    ),
+    mutant(
+        "a family of few comparisons counts as it is",
+        LABELS,
+        "np.maximum(comparisons, 2 * FAMILY - np.asarray(comparisons))",
+        "np.asarray(comparisons)",
+    ),
+    mutant(
+        "a label of one comparison without sign flips",
+        LABELS,
+        "np.where(small, np.fmax(corrected, np.asarray(p_sign, dtype=float)), corrected)",
+        "corrected",
+    ),
+    mutant(
+        "sign flips of larger families",
+        LABELS,
+        "small = (tested < SMALL_FAMILY) & ~np.isnan(given)",
+        "small = ~np.isnan(given)",
+    ),
+    mutant(
+        "a p value of two seeds",
+        LABELS,
+        "if count < LEAST_SEEDS or freedom < 1:",
+        "if count < 2 or freedom < 1:",
+    ),
+    mutant(
+        "an exact test is corrected as a t test",
+        LABELS,
+        "holm_values(values) if exact else label_values(values, signs)",
+        "label_values(values, signs)",
+    ),
+    mutant(
+        "a label of Delta before the planned seeds",
+        LABELS,
+        "    elif not waits:",
+        "    else:",
+    ),
+    mutant(
+        "a label of N before the planned seeds",
+        at("report/test_best_rates.py"),
+        "if runs.waits or len(runs.seeds) < LEAST_SEEDS:",
+        "if len(runs.seeds) < LEAST_SEEDS:",
+    ),
+    mutant(
+        "a label of stalls before the planned runs",
+        LABELS,
+        "if failed_bare + failed_ref and not missing else math.nan",
+        "if failed_bare + failed_ref else math.nan",
+    ),
+    mutant(
+        "a withheld test of stalls is not counted",
+        LABELS,
+        "if rows[number].diverged]",
+        "if not math.isnan(rows[number].p)]",
+    ),
+    mutant(
+        "a comparison before the planned seeds",
+        COMPARISON,
+        "withheld=withheld or bool(missing) or (few and any(map(any, late)))",
+        "withheld=withheld or (few and any(map(any, late)))",
+    ),
+    mutant(
+        "a comparison of half-escaped runs",
+        COMPARISON,
+        "if few and not all(map(ended_alike, late)):",
+        "if False:",
+    ),
+    mutant(
+        "a comparison of few seeds by their differences alone",
+        COMPARISON,
+        "if rows[number].seeds < FEW_SEEDS:",
+        "if False:",
+    ),
+    mutant(
+        "a test of failed runs before the planned ones",
+        FINE_TUNING,
+        "test if all(planned) else replace(test, p=math.nan)",
+        "test",
+    ),
+    mutant(
+        "an effect before the planned seeds",
+        FACTORS,
+        "tested = tested and not waits",
+        "tested = bool(tested)",
+    ),
+    mutant(
+        "an effect of two seeds",
+        FACTORS,
+        "tested = not unsure and not missing and len(seeds) >= LEAST_SEEDS",
+        "tested = not unsure and not missing",
     ),
     mutant(
         "a variant that learned with another warm-up never learned",

@@ -43,6 +43,8 @@ LEARNED = 0.1  # nats under the unigram entropy from which on a variant has lear
 ESCAPED = 1 / 3  # of what the best seed learned: a run that learned less has half escaped
 TOLERATED = 0.1  # of what the best rate learns may be lost at a tolerated rate
 FEW = 5  # with fewer seeds, endings that differ withhold the p value
+LEAST = 3  # with fewer seeds there is no p value
+ENOUGH = 12  # comparisons of a family; each one missing counts twice
 FAMILIES = ("delta", "interaction", "need", "stall_difference")  # corrected by Holm, each alone
 MEASURES = (
     "octaves",
@@ -107,6 +109,7 @@ class Row:
     cells: int = 0
     diverged: int = 0
     tested: bool = True  # whether its seeds allow a p value
+    waits: bool = False  # whether planned seeds have not finished
     values: dict[int, float] = field(default_factory=dict)
     ends: dict[int, tuple[float, float]] = field(default_factory=dict)  # both bounds, by seed
 
@@ -149,6 +152,7 @@ class Paired:
         self.warmups, self.rates, points = warmups, rates, [*product(warmups, rates)]
         every = seeds or sorted({seed for _, _, seed in arm.planned})
         self.seeds = [s for s in every if all((*point, s) in arm.runs for point in points)]
+        self.planned = {s for s in every if all((*point, s) in arm.planned for point in points)}
         self.at = [[arm.runs[*point, s] for s in self.seeds] for point in points]
         self.runs = [run for runs in self.at for run in runs]
         self.tops = {
@@ -165,7 +169,9 @@ class Paired:
 
     def row(self) -> Row:
         """A row with the numbers of seeds and runs alone."""
-        return Row(seeds=len(self.seeds), cells=len(self.runs), diverged=failures(self.runs))
+        row = Row(seeds=len(self.seeds), cells=len(self.runs), diverged=failures(self.runs))
+        row.waits = len(self.seeds) < len(self.planned)
+        return row
 
     def learned(self, losses: Iterable[float]) -> float:
         """How far the mean of some losses is under the unigram entropy."""
@@ -205,7 +211,7 @@ def pooled(arms: Iterable[Iterable[float]]) -> tuple[float, int]:
 def larger_p(values: Sequence[float], spread: float, free: int) -> float:
     """The larger p value of two: by the spread of the values themselves, and by a pooled one."""
     own = t_test(values)[2]
-    if math.isnan(own) or not spread > 0:
+    if math.isnan(own) or not spread > 0 or len(values) < LEAST:
         return NAN
     error = spread / math.sqrt(len(values))
     return max(own, 2 * float(stats.t.sf(abs(fmean(values)) / error, free)))
@@ -238,14 +244,22 @@ def stalls(runs: Sequence[Run]) -> Row:
     return Row(k / n, *ends, seeds=n, cells=n, diverged=k)
 
 
-def holm(family: Iterable[Row]) -> None:
-    """Put in Holm's p values, step by step; a p value that is withheld counts as 1."""
+def holm(family: Iterable[Row], *, exact: bool = False) -> None:
+    """Put in Holm's p values, step by step; a p value that is withheld counts as 1.
+
+    Unless the tests are exact, a small family counts as a larger one, and one or two p values are
+    no smaller than those by sign flips.
+    """
     ordered = sorted(family, key=lambda row: 1.0 if math.isnan(row.p) else row.p)
-    reached = 0.0
+    many, reached = len(ordered), 0.0
+    if not exact:
+        many += 2 * max(0, ENOUGH - many)
     for place, row in enumerate(ordered):
         if not math.isnan(row.p):
-            reached = max(reached, min(1.0, (len(ordered) - place) * row.p))
+            reached = max(reached, min(1.0, (many - place) * row.p))
             row.p_holm = reached
+            if len(ordered) in (1, 2) and not exact and row.p_sign > reached:
+                row.p_holm = row.p_sign
 
 
 @cache
@@ -332,10 +346,11 @@ def contrast(arms: Sequence[Arm], rate: float, ref: int | None, sd: tuple[float,
     pairs = [Paired(arm, ends(ref), [rate], seeds) for arm in arms]
     runs = [run for each in pairs for run in each.runs]
     row = Row(seeds=len(seeds), cells=len(runs), diverged=failures(runs))
+    row.waits = len(seeds) < len(set.intersection(*(each.planned for each in alone)))
     interval, sure = endings(*pairs)
     values = {s: own[s] - sum(other[s] for other in others) for s in seeds}
     row.p_sign = sign_flips(found := row.fill(values, interval=interval))
-    row.p = larger_p(found, math.sqrt(len(arms)) * sd[0], sd[1]) if sure else NAN
+    row.p = larger_p(found, math.sqrt(len(arms)) * sd[0], sd[1]) if sure and not row.waits else NAN
     row.bound = bound(*(all(run.failed for run in each.at[0]) for each in pairs))
     return row
 
@@ -420,9 +435,11 @@ def stall_difference(arm: Arm, ref: int | None) -> Row:
     weights = [n * m / (n + m) for _, n, _, m in tables]
     parts = [w * (k / n - j / m) for w, (k, n, j, m) in zip(weights, tables, strict=True)]
     k, n, j, m = map(sum, zip(*tables, strict=True))
-    p = strata_p(tables) if k + j else NAN
+    compared = {key for key in arm.planned if key[0] in (0, ref)}
+    waits = bool(compared - {*arm.runs})
+    p = strata_p(tables) if k + j and not waits else NAN
     estimate, seeds = sum(parts) / sum(weights), {seed for _, _, seed in arm.runs}
-    return Row(estimate, p=p, seeds=len(seeds), cells=n + m, diverged=k + j)
+    return Row(estimate, p=p, seeds=len(seeds), cells=n + m, diverged=k + j, waits=waits)
 
 
 def best_rates(pairs: Paired, warmup: int) -> dict[int, int]:
@@ -577,6 +594,7 @@ def need(pairs: Paired, ref: int) -> Row:
             row.tested = not any(map(any, halves)) and all(
                 one(run.failed for run in runs) for runs in picked
             )
+            row.tested &= len(bare) >= LEAST and not row.waits
             if len(bare) < FEW:
                 row.tested &= one(run.failed for runs in picked for run in runs)
     return row
@@ -794,7 +812,11 @@ def correct(scores: Mapping[Key, Row]) -> None:
     """Put in Holm's p values: of what is compared over seeds; of stalls, what has a test."""
     for name in FAMILIES:
         family = [row for key, row in scores.items() if key[3] == name]
-        holm(row for row in family if not math.isnan(row.p) or len(row.values) > 1)
+        if name == "stall_difference":
+            failed = (row for row in family if row.diverged)
+            holm((row for row in failed if row.seeds > 1 or not math.isnan(row.p)), exact=True)
+        else:
+            holm(row for row in family if not math.isnan(row.p) or len(row.values) > 1)
 
 
 def effects(
@@ -812,7 +834,8 @@ def effects(
         cells = [table.get(corner, Row()) for corner in corners]
         seeds = sorted(set.intersection(*({*cell.values} for cell in cells)))
         sure = not any(math.isnan(cell.low) for cell in cells)
-        tested = sure and not (
+        tested = sure and len(seeds) >= LEAST and not any(cell.waits for cell in cells)
+        tested = tested and not (
             score in ("need", "delta") and any(math.isnan(cell.p) for cell in cells)
         )
         for chosen in (c for n in axes for c in combinations(axes, n + 1)):
@@ -936,6 +959,8 @@ def compare_means(
         return
     for key, (name, *cells) in zip(ordered, rows, strict=True):
         group, rate, variant, _ = key
+        if key not in scores:  # `compare` has found it
+            continue
         if re.sub(r"\\(.)", r"\1", name) != variant:
             wrong.append(f"{path}: {name} in the place of {variant}")
         for warmup, cell in zip((*warmups, None), cells, strict=True):

@@ -17,9 +17,12 @@ other axes but the seed and those that follow from this one: `C = mean_s [m(v, s
 the metric of the grid, or the own score of its task (`GridResults.measure`), as the runs report it,
 in its own unit, over the seeds that finished with a finite value at both. Student's t interval; p
 is the larger of Student's t and the same with the spread pooled over the comparisons of the axis by
-one metric (`statistics.guarded_ps`), corrected by Holm over all comparisons; one whose p is
-withheld counts as 1. There is no interval where some seeds of an arm failed and others did not, and
-no p value from fewer than 5 seeds where the two arms differ in failures (`failed_runs.failed`).
+one metric, with fewer than 5 seeds also over its arms (`statistics.guarded_ps`), corrected by Holm
+over all comparisons, with more for a family of few (`statistics.label_values`); one whose p is
+withheld counts as 1. There is no interval where some seeds of an arm failed and others did not, or
+some of fewer than 5 half escaped (`pairs.half_escaped`). There is no p value from two seeds, from
+fewer than 5 where the two arms differ in failures (`failed_runs.failed`) or a run half escaped, and
+none while planned seeds of the two arms have not finished.
 
 Where `m` counts different things at the two values (`rulers`), bits per byte or BLEU takes its
 place if every run has it; otherwise, and for an axis that changes only the evaluation, the two are
@@ -52,14 +55,24 @@ from lightning_app.config.tree import (
 from lightning_app.core.errors import UserError, nearest
 from lightning_app.core.schema import read
 from lightning_app.report.facts import direction, p_value
-from lightning_app.report.pairs import Ends, Score, bounds_interval, bounds_p, join_notes
+from lightning_app.report.pairs import (
+    UNFINISHED,
+    Ends,
+    Score,
+    bounds_interval,
+    bounds_p,
+    half_escaped,
+    join_notes,
+    unfinished,
+)
 from lightning_app.report.results import CellResult, GridResults, as_number, scales, unlike
 from lightning_app.report.statistics import (
     FEW_SEEDS,
+    LEAST_SEEDS,
     LEVEL,
     ended_alike,
     guarded_ps,
-    holm_values,
+    label_values,
     mean,
     pooled_spread,
     seeds_interval,
@@ -269,7 +282,9 @@ def _of_table(
         ]
     )
     unsure = [corner for corner in corners if not missing and math.isnan(table[corner].low)]
-    tested = not unsure and not missing
+    tested = not unsure and not missing and len(seeds) >= LEAST_SEEDS
+    waits = any(UNFINISHED in score.note for score in table.values())
+    tested = tested and not waits
     if measure in TESTED:
         tested = tested and not any(math.isnan(table[corner].p) for corner in corners)
     bounds = {table[corner].bound for corner in corners if corner in table} - {""}
@@ -282,6 +297,8 @@ def _of_table(
         note = "no seed has finished every run that it needs"
     elif unsure and len(seeds) > 1:
         note = join_notes(note, f"{len(unsure)} of {len(corners)} variants have no interval")
+    if waits and seeds:
+        note = join_notes(note, f"planned runs have {UNFINISHED}")
     for size in range(1, len(names) + 1):
         for chosen in itertools.combinations(range(len(names)), size):
             identity = {"measure": measure, "group": rest, "lr": lr, "note": note}
@@ -317,7 +334,7 @@ def _corrected(rows: Sequence[Effect]) -> list[Effect]:
     corrected = {}
     for measure in dict.fromkeys(effect.measure for effect in rows):
         family = [place for place, effect in enumerate(rows) if effect.measure == measure]
-        values = holm_values([rows[place].p for place in family])
+        values = label_values(*zip(*((rows[n].p, rows[n].p_sign) for n in family), strict=True))
         corrected |= dict(zip(family, values.tolist(), strict=True))
     return [
         Effect(**{**asdict(effect), "p_holm": corrected[place]})
@@ -326,7 +343,7 @@ def _corrected(rows: Sequence[Effect]) -> list[Effect]:
 
 
 BETTER, WORSE, SAME, UNLIKE = "better", "worse", "no difference shown", "not comparable"
-EQUAL = "changes nothing"
+EQUAL, WAITS = "changes nothing", "open until all planned runs have finished"
 
 MORE = 1.05
 """From this ratio on, unequal token counts are reported; smaller ones come from batch ends."""
@@ -345,11 +362,12 @@ class MetricDifference:
     """One row of `comparisons.csv`: `value` of an `axis` minus its `baseline`, in one slice.
 
     `where` names the values of the other axes that vary, `all` if none does. `values` holds seed
-    and difference. `reading` is `better`, `worse`, `no difference shown`, `not comparable`, or
-    `changes nothing` where every run ends with exactly the numbers of the one at the baseline, and
-    empty without a p value; the metric's `mode` decides the direction. `note` says what is missing,
-    and `withheld` whether the seeds are too few for a p value. `why_unlike` says why the metric of
-    the grid cannot compare the two, and `comparable` whether `metric` can. `tokens_ratio` and
+    and difference. `reading` is `better`, `worse`, `no difference shown`, `not comparable`,
+    `changes nothing` where every run ends with exactly the numbers of the one at the baseline, or
+    `open until all planned runs have finished`, and empty without a p value for another reason; the
+    metric's `mode` decides the direction. `note` says what is missing, and `withheld` whether there
+    is no p value because seeds are too few or have not finished. `why_unlike` says why the metric
+    of the grid cannot compare the two, and `comparable` whether `metric` can. `tokens_ratio` and
     `seconds_ratio` compare the tokens read and the training time with those at the baseline;
     `budget` states them in words, and is empty where both are about equal.
     """
@@ -389,7 +407,7 @@ class MetricDifference:
         if self.equal:
             return EQUAL
         if math.isnan(self.p_holm):
-            return ""
+            return WAITS if UNFINISHED in self.note and self.seeds else ""
         if self.p_holm >= 1 - LEVEL:
             return SAME
         return BETTER if (self.estimate < 0) == (self.mode == "min") else WORSE
@@ -429,7 +447,8 @@ def comparisons(grid: GridResults, axes: Mapping[str, Any] | None = None) -> lis
         for row in _of(part, axis, base)
     ]
     family = [1.0 if row.seeds > 1 and math.isnan(row.p) else row.p for row in rows]
-    corrected = zip(rows, holm_values(family).tolist(), strict=True)
+    signs = [row.p_sign for row in rows]
+    corrected = zip(rows, label_values(family, signs).tolist(), strict=True)
     return [row if math.isnan(row.p) else replace(row, p_holm=p) for row, p in corrected]
 
 
@@ -444,11 +463,13 @@ def _of(grid: GridResults, axis: str, base: Any) -> list[MetricDifference]:
     """The comparisons of one axis; p values by the spread pooled over them."""
     runs: dict[Place, dict[Hashable, dict[int, CellResult]]] = {}
     words: dict[Place, str] = {}
+    planned: dict[tuple[Place, Hashable], set[int]] = {}
     for cell in grid.cells:
         others = grid.apart_from(axis, cell.axes)
         place = tuple((key, key_of(value)) for key, value in others.items())
         shown = [key for key in others if grid.varies(key)]
         words[place] = group_name(others, shown, grid.labels)
+        planned.setdefault((place, key_of(cell.axes[axis])), set()).add(cell.seed or 0)
         if cell.finished:
             arm = runs.setdefault(place, {}).setdefault(key_of(cell.axes[axis]), {})
             arm[cell.seed or 0] = cell
@@ -459,7 +480,15 @@ def _of(grid: GridResults, axis: str, base: Any) -> list[MetricDifference]:
         if key_of(value) != key_of(base)
     ]
     rows = [
-        _compared(grid, axis, value, base, words[place], runs.get(place, {}))
+        _compared(
+            grid,
+            axis,
+            value,
+            base,
+            words[place],
+            runs.get(place, {}),
+            set.intersection(*(planned.get((place, key_of(v)), set()) for v in (value, base))),
+        )
         for place, value in pairs
     ]
     # Scores of different tasks differ in unit and spread, as do losses over different tokens, so
@@ -468,18 +497,38 @@ def _of(grid: GridResults, axis: str, base: Any) -> list[MetricDifference]:
         next(iter(runs.get(place, {}).get(key_of(base), {}).values()), None) for place, _ in pairs
     ]
     kinds = _kinds(rows, cells)
-    spreads = {
-        kind: pooled_spread(
-            [[v for _, v in row.values] for row, of in zip(rows, kinds, strict=True) if of == kind]
-        )
-        for kind in set(kinds)
-    }
     return [
-        replace(row, p=float(guarded_ps([value for _, value in row.values], *spreads[kind])))
+        replace(row, p=_p_value(n, rows, kinds, pairs, base, runs))
         if not math.isnan(row.low) and not row.withheld
         else row
-        for row, kind in zip(rows, kinds, strict=True)
+        for n, row in enumerate(rows)
     ]
+
+
+def _p_value(
+    number: int,
+    rows: Sequence[MetricDifference],
+    kinds: Sequence[tuple[str, str]],
+    pairs: Sequence[tuple[Place, Any]],
+    base: Any,
+    runs: Mapping[Place, Mapping[Hashable, Mapping[int, CellResult]]],
+) -> float:
+    """The p value of one row, by the spread pooled over those of its kind.
+
+    Their differences share the runs at the baseline. If few of these agree by chance, the
+    differences do not show how far runs differ, so that the runs themselves have to.
+    """
+    alike = [n for n, kind in enumerate(kinds) if kind == kinds[number]]
+    spread, freedom = pooled_spread([[v for _, v in rows[n].values] for n in alike])
+    if rows[number].seeds < FEW_SEEDS:
+        arms = {}
+        for n in (n for n in alike if rows[n].values):
+            place, value = pairs[n]
+            for each in (key_of(value), key_of(base)):
+                cells = [runs[place][each][seed] for seed, _ in rows[n].values]
+                arms[place, each] = [float(c.metrics[rows[n].metric] or 0.0) for c in cells]
+        spread = max(spread, math.sqrt(2) * pooled_spread([*arms.values()])[0])
+    return float(guarded_ps([value for _, value in rows[number].values], spread, freedom))
 
 
 def _kinds(
@@ -502,6 +551,7 @@ def _compared(
     base: Any,
     where: str,
     arms: Mapping[Hashable, Mapping[int, CellResult]],
+    planned: Collection[int],
 ) -> MetricDifference:
     cells = [cell for arm in arms.values() for cell in arm.values()]
     measure = next(map(grid.measure, cells), grid.measures[0])
@@ -534,20 +584,28 @@ def _compared(
     seeds = [s for s in both if _known(own[s], measure) and _known(other[s], measure)]
     lacking = len(both) - len(seeds)
     note = f"{lacking} of {len(both)} pairs lack a finite {measure.metric}" if lacking else ""
-    note = "; ".join(filter(None, [instead, note]))
+    missing = unfinished("seeds", len(planned), len(both))
+    note = join_notes(instead, note)
     if not seeds:
         return replace(row, note=note or "no seed has finished with both values")
     values = [_metric(own[s], measure) - _metric(other[s], measure) for s in seeds]
     stopped = [[failed(arm[s]) for s in seeds] for arm in (own, other)]
     low, high, _ = seeds_interval(values, *stopped)
-    mixed = not all(map(ended_alike, stopped))
+    mixed, few = not all(map(ended_alike, stopped)), len(seeds) < FEW_SEEDS
+    late = [half_escaped([arm[s] for s in seeds], arm.values()) for arm in (own, other)]
+    if few and not all(map(ended_alike, late)):
+        low = high = math.nan
     reason = ""
     if math.isnan(low) and len(seeds) > 1:
         reason = "some seeds of an arm failed and others did not" if mixed else "no spread"
-    few = len(seeds) < FEW_SEEDS and not mixed and not ended_alike(stopped[0] + stopped[1])
-    if few and len(seeds) > 1:
+    if few and any(map(any, late)):
+        reason = f"runs half escaped, and {len(seeds)} seeds are too few to tell it from chance"
+    withheld = few and not mixed and not ended_alike(stopped[0] + stopped[1])
+    if withheld and len(seeds) > 1:
         reason = f"one arm failed, and {len(seeds)} seeds are too few to tell it from chance"
-    note = "; ".join(filter(None, [note, reason]))
+    elif 1 < len(seeds) < LEAST_SEEDS and not (reason or missing):
+        reason = f"{len(seeds)} seeds are too few for a p value"
+    note = join_notes(note, missing, reason)
     return replace(
         row,
         estimate=mean(values),
@@ -556,7 +614,7 @@ def _compared(
         p_sign=math.nan if math.isnan(low) else sign_flip_p(values),
         seeds=len(seeds),
         note=note,
-        withheld=few,
+        withheld=withheld or bool(missing) or (few and any(map(any, late))),
         equal=all(_measured(own[s]) == _measured(other[s]) for s in seeds),
         values=tuple(zip(seeds, values, strict=True)),
     )

@@ -15,6 +15,7 @@ from lightning_app.report.comparisons import (
     EQUAL,
     SAME,
     UNLIKE,
+    WAITS,
     WORSE,
     MetricDifference,
     comparisons,
@@ -26,6 +27,7 @@ from lightning_app.report.pairs import (
     IS_BASELINE,
     NEVER,
     NOT_YET,
+    UNFINISHED,
     Arm,
     Score,
     arms,
@@ -67,11 +69,18 @@ _OWN = {
     NEVER: "never_learned",
     ELSEWHERE: "learned_elsewhere",
     NOT_YET: "not_yet_learned",
+    WAITS: "open_until_finished",
     DASH: "no_test",
 }
 _COMPARED = {BETTER: "better", WORSE: "worse", SAME: "same", UNLIKE: "unlike", EQUAL: "equal"}
-_COMPARED[""] = "no_test"
-_VERSUS = {MORE: "more", LESS: "less", SAME: "same", CAPPED: "capped"}
+_COMPARED |= {WAITS: "open_until_finished", "": "no_test"}
+_VERSUS = {
+    MORE: "more",
+    LESS: "less",
+    SAME: "same",
+    CAPPED: "capped",
+    WAITS: "open_until_finished",
+}
 
 
 def own_reading(own: Mapping[str, Score], name: str = "delta") -> str:
@@ -85,7 +94,7 @@ def own_reading(own: Mapping[str, Score], name: str = "delta") -> str:
         if word in score.note and math.isnan(score.estimate):
             return word
     if math.isnan(score.p_holm):
-        return DASH
+        return untested(score)
     if score.p_holm >= 1 - LEVEL:
         return EDGE if name == "need" and score.bound else UNSHOWN
     if not shows_sign(score):
@@ -104,12 +113,17 @@ def relation(own: Mapping[str, Score]) -> str:
     if versus.note == IS_BASELINE:
         return BASELINE if not math.isnan(own["delta"].estimate) else DASH
     if math.isnan(versus.p_holm):
-        return DASH
+        return untested(versus)
     if versus.p_holm >= 1 - LEVEL:
         return SAME
     if not shows_sign(versus):
         return CAPPED
     return MORE if versus.estimate > 0 else LESS
+
+
+def untested(score: Score) -> str:
+    """Why a score has no label: planned runs are missing, or no test is possible."""
+    return WAITS if UNFINISHED in score.note and not math.isnan(score.estimate) else DASH
 
 
 def with_p(words: str, score: Score) -> str:
@@ -238,14 +252,14 @@ def _failing(tests: Sequence[FailureTest]) -> list[str]:
     if axis == WARMUP:
         first, second = f"with warm-up {value}", "without warm-up"
     shown: dict[str, list[str]] = {}
-    for test in sorted(tests, key=lambda each: (each.p, each.variant)):
+    for test in sorted(tests, key=lambda each: (math.isnan(each.p), each.p, each.variant)):
         own, other = (
             f"{test.failed} of {test.runs}",
             f"{test.baseline_failed} of {test.baseline_runs}",
         )
         if not test.failed + test.baseline_failed:
             kind, words = "none", test.variant
-        elif test.p_holm >= 1 - LEVEL:
+        elif not test.p_holm < 1 - LEVEL:  # or withheld
             kind, words = "open", f"{test.variant} ({other}, {own})"
         elif test.difference < 0:
             kind, words = "base", f"{test.variant} ({other} runs, {own} {first})"
@@ -299,30 +313,32 @@ def _stalling(grid: GridResults, group: str, own: Mapping[str, Mapping[str, Scor
 
     Differences that chance does not explain come first, the strongest evidence on top.
     """
-    found: dict[tuple[bool, bool, tuple[str, str]], list[tuple[Score, str]]] = {}
+    found: dict[tuple[int, bool, tuple[str, str]], list[tuple[Score, str]]] = {}
     for arm in arms(grid):
         score = own.get(arm.variant, {}).get("stall_difference")
         if arm.group != group or score is None or math.isnan(score.estimate) or not score.estimate:
             continue
         bare, ref = stall_counts(stall_tables(arm, grid.reference_warmup))
-        by_chance, with_it = score.p_holm >= 1 - LEVEL, score.estimate < 0
+        kind, with_it = int(score.p_holm >= 1 - LEVEL), score.estimate < 0
+        if math.isnan(score.p_holm):
+            kind = 2
         counts = f"{bare} runs without warm-up, {ref} with it"
         if with_it:
             counts = f"{ref} runs with warm-up, {bare} without it"
-        key = by_chance, with_it, _ends(arm, grid.reference_warmup)
+        key = kind, with_it, _ends(arm, grid.reference_warmup)
         found.setdefault(key, []).append((score, f"{arm.variant} ({counts})"))
     sentences = []
-    for (by_chance, with_it, ends), rows in sorted(found.items(), key=lambda item: item[0]):
-        rows.sort(key=lambda row: (row[0].p, -abs(row[0].estimate)))
+    for (kind, with_it, ends), rows in sorted(found.items(), key=lambda item: item[0]):
+        rows.sort(key=lambda row: (0.0 if kind == 2 else row[0].p, -abs(row[0].estimate)))
         several = len(rows) > 1
-        p = (min if by_chance else max)(score.p_holm for score, _ in rows)
+        p = (min if kind else max)(score.p_holm for score, _ in rows)
         words = {
             "names": _listed([words for _, words in rows]),
             "ends": ends[several],
             "where": "with warm-up" if with_it else "without warm-up",
-            "p": p_value(p) + (" or more" if by_chance else " or less") * several,
+            "p": p_value(p) + (" or more" if kind else " or less") * several,
         }
-        name = "stalling_by_chance" if by_chance else "stalling"
+        name = ("stalling", "stalling_by_chance", "stalling_until_finished")[kind]
         sentences.append(say(f"findings.{name}", **words))
     return sentences
 

@@ -17,6 +17,9 @@ from scipy import special
 LEVEL = 0.95
 POWER = 0.8
 FEW_SEEDS = 5  # with fewer: no bootstrap, and no p value where stalls differ
+LEAST_SEEDS = 3  # with fewer: no p value, since two seeds agree by chance too often
+SMALL_FAMILY = 3  # with fewer comparisons: a label needs sign flips too, and so six seeds
+FAMILY = 12  # each comparison that a family has fewer counts twice
 MOST_FLIPPED = 16  # values whose signs are all flipped: 65,536 choices
 TOLERATED = 0.1  # of what the best rate learns may be lost at a tolerated rate
 DRAWS = 1999  # of a bootstrap; (DRAWS + 1) * (1 - LEVEL) / 2 is whole
@@ -268,11 +271,11 @@ def guarded_ps(values: ArrayLike, spread: ArrayLike, freedom: int) -> Floats:
     The one is Student's t of the values themselves, `n - 1` degrees of freedom. The other takes
     the standard deviation `spread`, pooled over the arms of a slice, with its own `freedom`. A few
     seeds that agree by chance thus make no finding, while other arms show how far seeds differ.
-    NaN for one value, and where values or arms do not differ.
+    NaN for fewer than `LEAST_SEEDS` values, and where values or arms do not differ.
     """
     found = np.asarray(values, dtype=float)
     count, centre = found.shape[-1], found.mean(axis=-1)
-    if count < 2 or freedom < 1:
+    if count < LEAST_SEEDS or freedom < 1:
         return np.full_like(centre, math.nan)
     own = t_intervals(found)[2]
     error = np.asarray(spread, dtype=float) / math.sqrt(count)
@@ -293,17 +296,23 @@ def pooled_spread(arms: Sequence[Sequence[float]]) -> tuple[float, int]:
 
 
 def sign_flip_p(values: Sequence[float]) -> float:
+    """`sign_flip_ps` of one list."""
+    return float(sign_flip_ps(values))
+
+
+def sign_flip_ps(values: ArrayLike) -> Floats:
     """The exact two-sided p value of mean zero by sign flips (Fisher 1935), at least `2 / 2^n`.
 
     The share of the `2^n` choices of signs whose sum is at least as far from zero. It needs no form
     of the noise, only symmetry about zero. NaN for one value, and for more than 16.
     """
-    count = len(values)
+    found = np.asarray(values, dtype=float)
+    count = found.shape[-1]
     if not 2 <= count <= MOST_FLIPPED:
-        return math.nan
+        return np.full(found.shape[:-1], math.nan)
     signs = 1.0 - 2.0 * ((np.arange(2**count)[:, None] >> np.arange(count)) & 1)
-    sums = np.abs(signs @ np.asarray(values, dtype=float))
-    return float((sums >= sums[0] * (1 - 1e-12)).mean())
+    sums = np.abs(found @ signs.T)
+    return np.asarray((sums >= sums[..., :1] * (1 - 1e-12)).mean(axis=-1))
 
 
 def fieller_interval(
@@ -401,16 +410,36 @@ def resamples(count: int) -> Floats:
     return (drawn[:, :, None] == np.arange(count)).mean(axis=1)
 
 
-def holm_values(p: ArrayLike) -> Floats:
+def label_values(p: ArrayLike, p_sign: ArrayLike) -> Floats:
+    """The p values that decide labels: `holm_values` with two guards for small families.
+
+    A t test relies on the form of the noise, and with few comparisons no other arm shows it. So a
+    family counts as `family_size` comparisons, and in one of fewer than `SMALL_FAMILY` no value is
+    under that by sign flips, which five seeds cannot bring under 5 %. Exact tests need neither.
+    """
+    given = np.asarray(p, dtype=float)
+    tested = (~np.isnan(given)).sum(axis=-1, keepdims=True)
+    corrected = holm_values(given, family_size(tested))
+    small = (tested < SMALL_FAMILY) & ~np.isnan(given)
+    return np.where(small, np.fmax(corrected, np.asarray(p_sign, dtype=float)), corrected)
+
+
+def family_size(comparisons: ArrayLike) -> NDArray[np.int_]:
+    """As how many comparisons a family counts: 23 for one, 22 for two, its own from 12 on."""
+    return np.maximum(comparisons, 2 * FAMILY - np.asarray(comparisons))
+
+
+def holm_values(p: ArrayLike, count: ArrayLike | None = None) -> Floats:
     """Holm's step-down correction (1979) over the last axis; NaN is ignored.
 
     With `p_(1) <= ... <= p_(m)`: `p_holm_(i) = max_{j <= i} min(1, (m - j + 1) * p_(j))`. It keeps
-    the chance of any false finding in the family under 5 %, also for dependent tests.
+    the chance of any false finding in the family under 5 %, also for dependent tests. A `count` in
+    place of `m` means a family with more comparisons, whose other p values are 1.
     """
     given = np.asarray(p, dtype=float)
     order = np.argsort(given, axis=-1)  # NaN comes last
     ordered = np.take_along_axis(given, order, axis=-1)
-    tested = (~np.isnan(given)).sum(axis=-1, keepdims=True)
+    tested = (~np.isnan(given)).sum(axis=-1, keepdims=True) if count is None else count
     steps = np.minimum(1.0, (tested - np.arange(given.shape[-1])) * ordered)
     corrected = np.empty_like(given)
     np.put_along_axis(corrected, order, np.maximum.accumulate(steps, axis=-1), axis=-1)

@@ -87,8 +87,8 @@ class FailureTest:
     """Failed runs of one variant at a `value` of an axis and at the `baseline` of the axis.
 
     All other axes are strata: `difference` is the mean of the differences of the shares, weighted
-    as by Mantel and Haenszel (1959), and `p` is exact (`stall_test.stratified_p`), corrected by
-    Holm over all tests with a failed run.
+    as by Mantel and Haenszel (1959), and `p` is exact (`pairs.stratified_p`), corrected by Holm
+    over all tests with a failed run. It is NaN while planned runs have not finished.
     """
 
     grid: str
@@ -261,8 +261,15 @@ def failure_tests(grid: GridResults) -> list[FailureTest]:
         others = (axis for axis in part.compare if not axis.startswith(BLOCK))
         axes |= {axis: part.compare[axis] for axis in others if axis not in EVALUATION}
         tests += [row for axis, base in axes.items() for row in _tests(part, axis, base)]
-    corrected = holm_values([row.p for row in tests]).tolist() if tests else []
-    return [replace(row, p_holm=p) for row, p in zip(tests, corrected, strict=True)]
+    # A test whose p value is withheld stays in the family, as if it were 1.
+    family = [
+        1.0 if math.isnan(row.p) and row.failed + row.baseline_failed else row.p for row in tests
+    ]
+    corrected = holm_values(family).tolist() if tests else []
+    return [
+        row if math.isnan(row.p) else replace(row, p_holm=p)
+        for row, p in zip(tests, corrected, strict=True)
+    ]
 
 
 def _tests(grid: GridResults, axis: str, base: Any) -> list[FailureTest]:
@@ -284,8 +291,15 @@ def _tests(grid: GridResults, axis: str, base: Any) -> list[FailureTest]:
             ]
             if pairs:
                 tables = [_table(own, other) for own, other in pairs]
+                sides = {key_of(value), key_of(base)}
+                planned = [
+                    cell.finished
+                    for cell in grid.cells
+                    if cell.variant == name and key_of(cell.axes[axis]) in sides
+                ]
                 names = [value_name(axis, each, grid.labels) for each in (value, base)]
-                tests.append(_test(grid, axis, names, name, tables))
+                test = _test(grid, axis, names, name, tables)
+                tests.append(test if all(planned) else replace(test, p=math.nan))
     return tests
 
 

@@ -10,9 +10,11 @@ in its note.
 A failure is nats away from other losses, so an interval needs seeds with the same ending: there is
 no interval if some seeds of an arm failed and others did not, and with fewer than 5 seeds no p
 value if the compared arms differ in failures, or some runs half escaped (`Paired.half_escaped`).
+Nor is there one from two seeds, or while planned seeds of the compared arms have not finished.
 
 A label needs a `p_holm` under 5 %. The p value is the larger of two (`statistics.guarded_ps`), and
-Holm's correction covers all variants, rates and other axes of the grid that ask the same question.
+Holm's correction covers all variants, rates and other axes of the grid that ask the same question,
+with more for families of few comparisons (`statistics.label_values`).
 `benchmarks/coverage.py` measures how often the intervals hold the true value,
 `benchmarks/false_labels.py` how often a label is false.
 
@@ -66,6 +68,7 @@ from lightning_app.report.pairs import (
 from lightning_app.report.results import CellResult, GridResults, failures
 from lightning_app.report.statistics import (
     FEW_SEEDS,
+    LEAST_SEEDS,
     POWER,
     TOLERATED,
     best_by_seed,
@@ -77,6 +80,7 @@ from lightning_app.report.statistics import (
     fieller_interval,
     guarded_ps,
     holm_values,
+    label_values,
     mean,
     pooled_spread,
     seeds_interval,
@@ -95,7 +99,7 @@ def needs(members: Sequence[Arm], reference: int | None) -> list[Score]:
 
     The p value is that of the bound nearer to zero, and 1 where zero lies between the bounds. A
     variant has none if the chosen runs of a warm-up did not end alike; with fewer than 5 seeds
-    those of both warm-ups have to.
+    those of both warm-ups have to, and two seeds have no p value.
     """
     rows = [need_at_best_rates(arm, reference) for arm in members]
     spread = pooled_spread([[value for _, value in row.values] for row in rows])
@@ -108,6 +112,8 @@ def needs(members: Sequence[Arm], reference: int | None) -> list[Score]:
 
 
 def _is_tested(runs: Paired) -> bool:
+    if runs.waits or len(runs.seeds) < LEAST_SEEDS:
+        return False
     few = len(runs.seeds) < FEW_SEEDS
     return runs.all_alike if few else all(map(runs.alike, runs.points))
 
@@ -463,7 +469,7 @@ def sensitivity_scores(grid: GridResults) -> list[Score]:
     for name in CORRECTED:
         family = [number for number, row in enumerate(rows) if row.score == name]
         if name == "stall_difference":  # without any failure no test can find one (Tarone 1990)
-            family = [number for number in family if not math.isnan(rows[number].p)]
+            family = [number for number in family if rows[number].diverged]
         for number, row in zip(family, holm([rows[i] for i in family]), strict=True):
             rows[number] = row
     return rows
@@ -542,6 +548,7 @@ def delta(arm: Arm, lr: float, grid: GridResults, spread: tuple[float, int]) -> 
             differences,
             spread,
             alike=pairs.all_alike,
+            waits=pairs.waits,
             over_seeds=_over_seeds(pairs.seeds, differences, pairs.mixed, pairs.missing),
         ),
     )
@@ -557,15 +564,19 @@ def _tested(
     spread: tuple[float, int],
     *,
     alike: bool,
+    waits: bool,
     over_seeds: Mapping[str, Any],
 ) -> dict[str, Any]:
     """`over_seeds` with the p values of mean zero; none from few seeds that did not end alike."""
     found: dict[str, Any] = {**over_seeds, "p_sign": sign_flip_p(differences)}
-    if alike or len(differences) >= FEW_SEEDS:
+    few, count = "", len(differences)
+    if not alike and 1 < count < FEW_SEEDS:
+        few = f"{count} seeds are too few to tell stalls from chance, so no p value"
+    elif 1 < count < LEAST_SEEDS and not waits:
+        few = f"{count} seeds are too few for a p value"
+    elif not waits:
         found["p"] = float(guarded_ps(differences, *spread))
-    elif len(differences) > 1:
-        few = f"{len(differences)} seeds are too few to tell stalls from chance, so no p value"
-        found["note"] = join_notes(found["note"], few)
+    found["note"] = join_notes(found["note"], few)
     return found
 
 
@@ -623,8 +634,9 @@ def interaction(
         reason = f"baseline: {reason}" if reason else "no seed finished here and in the baseline"
         return undefined(arm, lr, "interaction", reason, own)
     points = [(0, lr), (ref, lr)]
-    own = Paired(arm.cells, points, seeds, own.planned)
-    other = Paired(baseline.cells, points, seeds, own.planned)
+    planned = len({*arm.planned_at(points)} & {*baseline.planned_at(points)})
+    own = Paired(arm.cells, points, seeds, planned)
+    other = Paired(baseline.cells, points, seeds, planned)
     differences = [
         ours - theirs
         for ours, theirs in zip(
@@ -649,6 +661,7 @@ def interaction(
             differences,
             (math.sqrt(2) * spread[0], spread[1]),
             alike=alike,
+            waits=own.waits,
             over_seeds=_over_seeds(seeds, differences, mixed, own.missing),
         ),
     )
@@ -688,12 +701,17 @@ def smallest_found(arm: Arm, lr: float, versus: Score, family: Sequence[Score]) 
 
 
 def holm(rows: Sequence[Score]) -> list[Score]:
-    """The rows with their p values corrected (`holm_values`); they are the family.
+    """The rows with their p values corrected (`label_values`); they are the family.
 
-    A comparison whose p value is withheld stays in the family, as if it were 1.
+    A comparison whose p value is withheld stays in the family, as if it were 1. The test of stalls
+    is exact, and so has Holm's correction only.
     """
     values = [1.0 if _compared(row) and math.isnan(row.p) else row.p for row in rows]
-    corrected = zip(rows, holm_values(values), strict=True)
+    exact = bool(rows) and rows[0].score == "stall_difference"
+    signs = [row.p_sign for row in rows]
+    corrected = zip(
+        rows, holm_values(values) if exact else label_values(values, signs), strict=True
+    )
     return [row if math.isnan(row.p) else replace(row, p_holm=float(p)) for row, p in corrected]
 
 

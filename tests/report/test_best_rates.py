@@ -8,9 +8,15 @@ import pytest
 from scipy import stats
 
 from benchmarks import coverage, false_labels
+from lightning_app.report.headline import HELPS, WAITS, own_reading
+from lightning_app.report.results import read_results
 from lightning_app.report.statistics import crossing, influences, lowest, steps_between
+from lightning_app.report.warmup import sensitivity_scores
 
 ALL = np.ones(6, dtype=bool)
+PRESET, SEED = "model.block.preset", "seed_everything"
+WARMUP, RATE = "model.schedule.warmup_steps", "model.optimizer.lr"
+RATES = [0.001, 0.002, 0.004, 0.008]
 
 
 def convex_draws(seed: int, count: int) -> tuple[np.ndarray, np.ndarray]:
@@ -139,6 +145,28 @@ def test_rates_between_those_tried_make_no_false_labels(noise: str) -> None:
     """By the best of the rates tried, 37 % (parabola) and 86 % (V) would be false."""
     row = false_labels.of_need(noise, 5, 300, np.random.default_rng(6))
     assert row.holds
+
+
+def test_the_need_waits_for_the_planned_seeds(make_grid: Any) -> None:
+    """Of the second variant one run at one rate is missing."""
+
+    def outcome(axes: dict[str, Any]) -> float | str:
+        place, seed = RATES.index(axes[RATE]), axes[SEED]
+        if (axes[PRESET], place, seed, axes[WARMUP]) == ("post_ln", 3, 7, 0):
+            return "waiting"
+        table = [3.0, 2.3, 2.5, 3.0] if axes[WARMUP] == 0 else [3.0, 2.4, 1.2, 2.5]
+        return table[place] + 0.01 * (seed * (3 + axes[WARMUP] + place) % 11)
+
+    axes = {PRESET: ["pre_ln", "post_ln"], WARMUP: [0, 60], RATE: RATES, SEED: [*range(1, 8)]}
+    scores = sensitivity_scores(read_results(make_grid(outcome, axes, curves=False).folder))
+    own = {score.variant: {score.score: score} for score in scores if score.score == "need"}
+    assert own_reading(own["pre_ln"], "need") == HELPS
+    assert own["pre_ln"]["need"].p_holm == max(
+        22 * own["pre_ln"]["need"].p, own["pre_ln"]["need"].p_sign
+    )
+    assert own_reading(own["post_ln"], "need") == WAITS
+    assert own["post_ln"]["need"].seeds == 6
+    assert np.isnan(own["post_ln"]["need"].p)
 
 
 def test_intervals_over_rates_cover_in_short() -> None:

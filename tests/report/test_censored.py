@@ -68,11 +68,11 @@ def test_runs_that_stall_hide_how_far_two_variants_differ(
         loss = (own if axes[PRESET] == "sas" else base)[axes[WARMUP] > 0]
         return loss if loss == STALL else loss + noise(axes)
 
-    axes = {PRESET: ["pre_ln", "sas"], WARMUP: [0, 60], SEED: [1, 2, 3, 4, 5]}
+    axes = {PRESET: ["pre_ln", "sas"], WARMUP: [0, 60], SEED: [1, 2, 3, 4, 5, 6]}
     grid = read_results(make_grid(outcome, axes, curves=False).folder)
     found = scores(grid, "sas")
     assert found["interaction"].bound == bound
-    assert found["interaction"].p_holm < 0.001
+    assert found["interaction"].p_holm == found["interaction"].p_sign == 2 / 2**6
     assert relation(found) == reads
     if reads == CAPPED:
         text = findings(grid, sensitivity_scores(grid))[-1]
@@ -97,9 +97,9 @@ FIVE = {PRESET: ["pre_ln"], WARMUP: [0, 60], **RATES, SEED: [1, 2, 3, 4, 5]}
 @pytest.mark.parametrize(
     ("bare", "warm", "bound", "reads"),
     [
-        ([3.0, 2.3, 2.5, 3.0], [3.0, 2.4, 2.0, 2.5], "", HELPS),
+        ([3.0, 2.3, 2.5, 3.0], [3.0, 2.4, 1.8, 2.5], "", HELPS),
         ([2.3, 2.5, 3.0, 3.2], [3.0, 2.4, 2.0, 2.5], "<=", EDGE),
-        ([3.0, 2.3, 2.5, 3.0], [3.0, 2.4, 2.2, 2.0], ">=", HELPS),
+        ([3.0, 2.3, 2.5, 3.0], [3.0, 2.4, 2.0, 1.8], ">=", HELPS),
         ([2.3, 2.5, 3.0, 3.2], [3.0, 2.4, 2.2, 2.0], "?", EDGE),
         ([STALL] * 4, [3.0, 2.4, 2.0, 2.5], "?", EDGE),
     ],
@@ -107,7 +107,8 @@ FIVE = {PRESET: ["pre_ln"], WARMUP: [0, 60], **RATES, SEED: [1, 2, 3, 4, 5]}
 def test_a_best_rate_at_the_edge_makes_no_label_that_a_better_one_could_undo(
     make_grid: Any, bare: list[float], warm: list[float], bound: str, reads: str
 ) -> None:
-    grid = read_results(make_grid(by_rate(bare, warm), FIVE, curves=False).folder)
+    axes = {**FIVE, SEED: list(range(1, 9))}
+    grid = read_results(make_grid(by_rate(bare, warm), axes, curves=False).folder)
     found = scores(grid, "pre_ln")
     assert found["need"].bound == bound
     assert (found["need"].p_holm < 0.05) == (reads == HELPS)

@@ -6,7 +6,7 @@
 import csv
 import itertools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from lightning_app.report.headline import (
     MORE,
     SAME,
     UNSHOWN,
+    WAITS,
     findings,
     own_reading,
     relation,
@@ -30,8 +31,8 @@ from lightning_app.report.headline import (
 )
 from lightning_app.report.pairs import Score, StallTable, stratified_p
 from lightning_app.report.results import read_results
-from lightning_app.report.statistics import guarded_ps, pooled_spread, sign_flip_p
-from lightning_app.report.warmup import sensitivity_scores
+from lightning_app.report.statistics import guarded_ps, label_values, pooled_spread, sign_flip_p
+from lightning_app.report.warmup import CORRECTED, holm, sensitivity_scores
 from tests.told import told
 
 H = 4.5
@@ -82,6 +83,109 @@ def test_a_label_needs_both_p_values() -> None:
     assert guarded_ps(calm, 0.8, 10) == pytest.approx(pooled)
     assert guarded_ps(loud, 0.1, 10) == pytest.approx(stats.ttest_1samp(loud, 0).pvalue)
     assert np.isnan(guarded_ps(np.array([1.0]), 0.1, 10))
+
+
+def test_a_small_family_counts_as_a_larger_one_and_needs_sign_flips() -> None:
+    """Of 12 comparisons those that are missing count twice: 23 for one, 21 for three, 13 for 11."""
+    signs = [2 / 2**6] * 12
+    assert label_values([0.002], signs[:1]) == pytest.approx([23 * 0.002])
+    assert label_values([0.001], signs[:1]) == pytest.approx([0.03125])  # not 0.023
+    assert label_values([0.001], [2 / 2**5]) == pytest.approx([0.0625])
+    assert label_values([0.002, 0.01], [0.25, 0.25]) == pytest.approx([0.25, 0.25])
+    assert label_values([0.002, 0.01], [0.01, math.nan]) == pytest.approx([0.044, 0.21])
+    assert label_values([0.002, math.nan], [0.25, 0.25])[0] == pytest.approx(0.25)
+    assert math.isnan(label_values([0.002, math.nan], [0.25, 0.25])[1])
+    three = label_values([0.002, 0.01, 0.5], [0.25] * 3)
+    assert three == pytest.approx([0.042, 0.2, 1.0])
+    ps = [0.002, *[0.5] * 10]
+    assert label_values(ps, [1.0] * 11)[0] == pytest.approx(13 * 0.002)
+    assert label_values([*ps, 0.5], [1.0] * 12)[0] == pytest.approx(12 * 0.002)
+    assert label_values([*ps, *[0.5] * 9], [1.0] * 20)[0] == pytest.approx(20 * 0.002)
+
+
+def test_exact_tests_of_stalls_have_holms_correction_only() -> None:
+    def of_score(name: str) -> list[float]:
+        rows = [
+            Score(
+                group="all", lr=1.0, variant="v", score=name, p=p, p_sign=0.25, estimate=1, seeds=3
+            )
+            for p in (0.01, 0.03)
+        ]
+        return [row.p_holm for row in holm(rows)]
+
+    assert of_score("stall_difference") == pytest.approx([0.02, 0.03])
+    assert of_score("delta") == pytest.approx([0.25, 0.63])  # 22 and 21 times
+
+
+def test_two_seeds_have_no_p_value(make_grid: Any) -> None:
+    assert math.isnan(guarded_ps([1.0, 1.01], 0.01, 10))
+
+    def outcome(axes: Mapping[str, Any]) -> float:
+        return 2.0 + 0.5 * (axes[WARMUP] == 0) + 0.01 * (axes[SEED] * (3 + axes[WARMUP]) % 7)
+
+    axes = {SEED: [1, 2], PRESET: ["post_ln", "pre_ln", "sas", "keel"], WARMUP: [0, 60]}
+    axes[RATE] = [0.001, 0.002, 0.004]
+    found = scores_of(make_grid(outcome, axes, curves=False).folder)
+    ps = {name: score.p for (_, name, _), score in found.items() if name in CORRECTED}
+    assert ps.keys() == {*CORRECTED}
+    assert all(map(math.isnan, ps.values()))
+    delta = found["post_ln", "delta", 0.001]
+    assert "2 seeds are too few for a p value" in delta.note
+    assert own_reading({"delta": delta}) == DASH
+
+
+def test_no_label_before_the_planned_seeds_have_finished(make_grid: Any) -> None:
+    """Of post_ln one run is missing; what is compared with it waits, the others do not."""
+
+    def grid_of(missing: float | str, name: str) -> tuple[Any, dict[str, dict[str, Score]]]:
+        def outcome(axes: Mapping[str, Any]) -> float | str:
+            if (axes[PRESET], axes[WARMUP], axes[SEED]) == ("post_ln", 0, 6):
+                return missing
+            stalls = axes[PRESET] in ("post_ln", "keel") and axes[WARMUP] == 0
+            gains = 0.5 * (axes[PRESET] == "sas" and axes[WARMUP] == 0)
+            noise = 0.01 * (axes[SEED] * (3 + axes[WARMUP]) * len(axes[PRESET]) % 11)
+            return 4.6 if stalls else 2.0 + gains + noise
+
+        axes = {SEED: [1, 2, 3, 4, 5, 6], PRESET: ["post_ln", "pre_ln", "sas", "keel"]}
+        folder = make_grid(outcome, {**axes, WARMUP: [0, 60]}, curves=False, name=name).folder
+        grid = read_results(folder)
+        own: dict[str, dict[str, Score]] = {}
+        for score in sensitivity_scores(grid):
+            own.setdefault(score.variant, {})[score.score] = score
+        return grid, own
+
+    grid, own = grid_of("waiting", "part")
+    assert own_reading(own["post_ln"]) == relation(own["post_ln"]) == WAITS
+    assert (own_reading(own["sas"]), relation(own["sas"])) == (HELPS, MORE)
+    for name in ("delta", "interaction", "stall_difference"):
+        assert math.isnan(own["post_ln"][name].p)
+        assert math.isnan(own["post_ln"][name].p_holm)
+        assert "not finished" in own["post_ln"][name].note
+    # The withheld one counts: two tests of stalls, Holm's first step.
+    keel = own["keel"]["stall_difference"]
+    assert keel.p_holm == pytest.approx(2 * keel.p)
+    said = {getattr(text, "name", "") for text in clauses(findings(grid, [*each(own)]))}
+    assert "findings.own.open_until_finished" in said
+    assert "findings.versus_baseline.open_until_finished" in said
+    assert "findings.stalling_until_finished" in said
+    _, whole = grid_of(4.6, "whole")
+    assert own_reading(whole["post_ln"]) == HELPS
+    assert whole["post_ln"]["stall_difference"].p_holm == pytest.approx(2 * keel.p)
+
+
+def each(own: Mapping[str, Mapping[str, Score]]) -> Iterator[Score]:
+    for of_variant in own.values():
+        yield from of_variant.values()
+
+
+def clauses(texts: Iterable[Any]) -> Iterator[Any]:
+    """Sentences with those that they are made from."""
+    for text in texts:
+        yield text
+        of = getattr(text, "values", {})
+        inner = [of.get("of"), of.get("text")]
+        for part in inner:
+            yield from clauses(part if isinstance(part, list) else [part] if part else [])
 
 
 @pytest.mark.parametrize(
@@ -198,7 +302,7 @@ def test_steps_saved_and_lost_by_hand(make_grid: Any) -> None:
         noise = 0.0002 * axes[SEED] * (axes[WARMUP] > 0) * (1 if late > 0 else -1)
         return 4.0 - 0.01 * (step - late) + 0.002 * axes[SEED] + noise
 
-    axes = {SEED: [1, 2, 3, 4, 5], PRESET: ["post_ln", "pre_ln"], WARMUP: [0, 60]}
+    axes = {SEED: [1, 2, 3, 4, 5, 6], PRESET: ["post_ln", "pre_ln"], WARMUP: [0, 60]}
     fake = make_grid(lambda a: loss(a, 200), axes)
     curves_of(fake, loss)
     found = of(fake.folder, "pre_ln")
@@ -340,6 +444,6 @@ def test_relations_are_words(make_grid: Any) -> None:
         noise = axes[SEED] * (3 + axes[WARMUP]) * len(axes[PRESET]) % 11
         return 2.0 + lost + 0.001 * noise
 
-    axes = {SEED: [1, 2, 3, 4, 5], PRESET: ["post_ln", "pre_ln"], WARMUP: [0, 60]}
+    axes = {SEED: [1, 2, 3, 4, 5, 6], PRESET: ["post_ln", "pre_ln"], WARMUP: [0, 60]}
     own = of(make_grid(outcome, axes, curves=False).folder, "post_ln")
     assert (own_reading(own), relation(own)) == (HELPS, MORE)

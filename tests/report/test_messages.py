@@ -65,10 +65,10 @@ def test_findings_have_their_numbers(make_grid, outcome) -> None:
         "where": "without warm-up",
         "p": p_value(own["post_ln", "stall_difference"].p_holm),
     }
-    helped = " and ".join(with_p(name, own[name, "delta"]) for name in ("post_ln", "pre_ln"))
-    assert found["findings.own.helps"] == {"names": helped}
-    assert found["findings.own.not_shown"] == {"names": with_p("sas", own["sas", "delta"])}
+    assert found["findings.own.helps"] == {"names": with_p("post_ln", own["post_ln", "delta"])}
+    others = " and ".join(with_p(name, own[name, "delta"]) for name in ("pre_ln", "sas"))
+    assert found["findings.own.not_shown"] == {"names": others}
     assert found["findings.against"]["baseline"] == "pre_ln"
-    less = {"names": with_p("sas", own["sas", "interaction"])}
-    assert found["findings.versus_baseline.less"] == less
+    same = " and ".join(with_p(name, own[name, "interaction"]) for name in ("post_ln", "sas"))
+    assert found["findings.versus_baseline.same"] == {"names": same}
     assert not {"findings.own.costs", "findings.stalling_by_chance"} & found.keys()
