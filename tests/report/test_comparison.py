@@ -206,6 +206,28 @@ def test_half_escaped_runs_of_few_seeds_have_no_interval_and_no_p_value(make_gri
         assert not math.isnan(found[PRESET, "sas", f"{WIDTH}=128"].p)
 
 
+def test_few_runs_that_agree_by_chance_at_the_baseline_make_no_label(make_grid: Any) -> None:
+    """The differences share the baseline, so that only the runs show how far they differ.
+
+    Of four values with 3 seeds one agrees with itself at 3.0, the others are 0.5 apart or so.
+    """
+    table = {"pre_ln": [2.0, 2.001, 2.002], "sas": [3.0, 3.002, 3.001]}
+    table |= {"post_ln": [2.0, 2.4, 2.2], "keel": [2.3, 2.1, 2.5], "rezero": [2.6, 2.2, 2.4]}
+
+    def outcome(axes: Mapping[str, Any]) -> float:
+        return table[axes[PRESET]][axes[SEED] - 1]
+
+    axes = {PRESET: list(table), SEED: [1, 2, 3]}
+    grid = read(make_grid(outcome, axes, curves=False), compare={PRESET: "pre_ln"})
+    row = by_place(comparisons(grid))[PRESET, "sas", "all"]
+    assert row.estimate == pytest.approx(1.0)
+    # The variances of three runs are 1e-6, 1e-6, and three times 0.04: a mean of 0.024.
+    pooled = math.sqrt(2 * (3 * 0.04 + 2e-6) / 5)
+    own = stats.ttest_1samp([1.0, 1.001, 0.999], 0).pvalue
+    expected = max(own, 2 * stats.t.sf(1.0 / (pooled / math.sqrt(3)), 8))
+    assert row.p == pytest.approx(expected)
+
+
 def test_a_comparison_waits_for_its_planned_seeds(make_grid: Any) -> None:
     def outcome(axes: Mapping[str, Any]) -> float | str:
         late = (axes[PRESET], axes[WIDTH], axes[SEED]) == ("sas", 64, 6)

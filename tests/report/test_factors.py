@@ -102,12 +102,13 @@ def test_effects_of_two_seeds_or_of_missing_runs_have_no_p_value(make_grid: Any)
         return "waiting" if last else noisy(axes)
 
     for name, made in (
-        ("part", make_grid(outcome, AXES, curves=False, name="part")),
-        ("two", make_grid(noisy, {**AXES, SEED: [1, 2]}, curves=False, name="two")),
+        ("part", make_grid(outcome, AXES, name="part")),
+        ("two", make_grid(noisy, {**AXES, SEED: [1, 2]}, name="two")),
     ):
         add(made.folder, factors=FACTORS)
         found = read_results(made.folder)
-        rows = [e for e in effects(found, sensitivity_scores(found)) if e.measure == "delta"]
+        rows = effects(found, sensitivity_scores(found))
+        assert {e.measure for e in rows} == {"delta", "steps_saved"}
         assert {e.seeds for e in rows} == {3 if name == "part" else 2}
         assert all(math.isnan(e.p) and math.isnan(e.p_holm) for e in rows)
         assert {"not finished" in e.note for e in rows} == {name == "part"}
