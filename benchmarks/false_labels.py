@@ -30,8 +30,8 @@ Small families (`FEW`): up to three variants, of which two, one or none are comp
 baseline, so that few other arms guard the spread. The runs without warm-up of one of them, the
 baseline, have skewed noise of 8 times the sd, or end in two groups 0.6 nats apart by chance
 (`modes`: with noise of a sixth, so that runs that agree agree closely); or runs of both arms stall
-by chance. Families of one or two comparisons hold. In larger ones a single odd arm does not: runs of two
-modes agree in 2 / 2^n of cases, whatever the rule.
+by chance. Families of one or two comparisons hold. In larger ones a single odd arm does NOT: runs
+of two modes agree in 2 / 2^n of cases, whatever the rule.
 
 A metric with two modes (`compare`): runs end at 0 or at 1 by chance (30 or 50 %), with a noise of
 0.05, while their losses do not tell them apart. 1, 2, 3 and 23 values of one axis.
