@@ -20,7 +20,7 @@ from lightning_app.report.comparisons import (
     MetricDifference,
     comparisons,
 )
-from lightning_app.report.facts import DASH, budget_of, p_value, rate
+from lightning_app.report.facts import DASH, bounded, budget_of, interval, p_value, rate
 from lightning_app.report.messages import say
 from lightning_app.report.pairs import (
     ELSEWHERE,
@@ -129,6 +129,17 @@ def untested(score: Score) -> str:
 def with_p(words: str, score: Score) -> str:
     """A label with the p value, corrected by Holm, that decides it: `helps (p 0.012)`."""
     return words if math.isnan(score.p_holm) else f"{words} (p {p_value(score.p_holm)})"
+
+
+def with_numbers(score: Score) -> str:
+    """A variant with the estimate, interval and p value of a score in nats, as far as it has them:
+    `post_ln (0.908 nats [0.776, 1.039], p < 0.001)`."""
+    parts = [] if math.isnan(score.estimate) else [f"{bounded(score)} nats"]
+    if parts and not math.isnan(score.low):
+        parts[0] += f" {interval(score.low, score.high)}"
+    if not math.isnan(score.p_holm):
+        parts.append(f"p {p_value(score.p_holm)}")
+    return f"{score.variant} ({', '.join(parts)})" if parts else score.variant
 
 
 def shows_sign(score: Score) -> bool:
@@ -360,7 +371,7 @@ def _helped(
     for variant, of in own.items():
         reading = own_reading(of, name) if name in of else DASH
         if reading != DASH or (name in of and not math.isnan(of[name].estimate)):
-            read.setdefault(reading, []).append(with_p(variant, of[name]))
+            read.setdefault(reading, []).append(with_numbers(of[name]) if name in of else variant)
     at = "at the best rates of each, " if several else ""
     known = [of[name] for of in own.values() if name in of and not math.isnan(of[name].estimate)]
     if known and all(score.seeds == 1 for score in known):
@@ -368,17 +379,15 @@ def _helped(
         return [say("findings.one_seed", each=each)]
     parts = _said("own", _OWN, read)
     sentences = []
-    if parts:
-        sentences.append(say("findings.own_only", at=at, text="; ".join(parts), of=parts))
+    sentences += [say("findings.own_only", at=at, text=part, of=part) for part in parts]
     versus: dict[str, list[str]] = {}
     if grid.baseline is not None and not several:
-        for variant, of in own.items():
+        for of in own.values():
             if "interaction" in of:
-                words = with_p(variant, of["interaction"])
+                words = with_numbers(of["interaction"])
                 versus.setdefault(relation(of), []).append(words)
-    if parts := _said("versus_baseline", _VERSUS, versus):
-        text = "; ".join(parts)
-        sentences.append(say("findings.against", baseline=grid.baseline, text=text, of=parts))
+    for part in _said("versus_baseline", _VERSUS, versus):
+        sentences.append(say("findings.against", baseline=grid.baseline, text=part, of=part))
     return sentences
 
 

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from lightning_app.report.facts import p_value
 from lightning_app.report.headline import (
     CAPPED,
     EDGE,
@@ -21,6 +20,7 @@ from lightning_app.report.headline import (
     findings,
     own_reading,
     relation,
+    with_numbers,
 )
 from lightning_app.report.pairs import ELSEWHERE, NEVER, Score, arms
 from lightning_app.report.results import GridResults, read_results
@@ -115,8 +115,8 @@ def test_a_best_rate_at_the_edge_makes_no_label_that_a_better_one_could_undo(
     assert own_reading(found, "need") == reads
     if reads == EDGE:
         text = " ".join(findings(grid, sensitivity_scores(grid)))
-        assert f"pre_ln (p {p_value(found['need'].p_holm)})" in text
-        assert "warm-up helps pre_ln" not in text
+        assert with_numbers(found["need"]) in text
+        assert "lowers the loss of pre_ln" not in text
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from string import Formatter
 import pytest
 
 from lightning_app.report.facts import p_value
-from lightning_app.report.headline import findings, with_p
+from lightning_app.report.headline import findings, with_numbers
 from lightning_app.report.limits import limits
 from lightning_app.report.messages import say, texts
 from lightning_app.report.results import read_results
@@ -65,10 +65,10 @@ def test_findings_have_their_numbers(make_grid, outcome) -> None:
         "where": "without warm-up",
         "p": p_value(own["post_ln", "stall_difference"].p_holm),
     }
-    assert found["findings.own.helps"] == {"names": with_p("post_ln", own["post_ln", "delta"])}
-    others = " and ".join(with_p(name, own[name, "delta"]) for name in ("pre_ln", "sas"))
+    assert found["findings.own.helps"] == {"names": with_numbers(own["post_ln", "delta"])}
+    others = " and ".join(with_numbers(own[name, "delta"]) for name in ("pre_ln", "sas"))
     assert found["findings.own.not_shown"] == {"names": others}
     assert found["findings.against"]["baseline"] == "pre_ln"
-    same = " and ".join(with_p(name, own[name, "interaction"]) for name in ("post_ln", "sas"))
+    same = " and ".join(with_numbers(own[name, "interaction"]) for name in ("post_ln", "sas"))
     assert found["findings.versus_baseline.same"] == {"names": same}
     assert not {"findings.own.costs", "findings.stalling_by_chance"} & found.keys()
