@@ -223,8 +223,8 @@ def test_few_runs_that_agree_by_chance_at_the_baseline_make_no_label(make_grid: 
     assert row.estimate == pytest.approx(1.0)
     # The variances of three runs are 1e-6, 1e-6, and three times 0.04: a mean of 0.024.
     pooled = math.sqrt(2 * (3 * 0.04 + 2e-6) / 5)
-    own = stats.ttest_1samp([1.0, 1.001, 0.999], 0).pvalue
-    expected = max(own, 2 * stats.t.sf(1.0 / (pooled / math.sqrt(3)), 8))
+    own: Any = stats.ttest_1samp([1.0, 1.001, 0.999], 0)
+    expected = max(own.pvalue, 2 * stats.t.sf(1.0 / (pooled / math.sqrt(3)), 8))
     assert row.p == pytest.approx(expected)
 
 
