@@ -566,6 +566,12 @@ def current_grid(
     grid = Grid(spec, folder, plan if plan is not None and valid else make())
     if plan is not None and not valid:
         _refuse_lost_parents(grid, plan)
+    if plan is not None and due and (lost := [c for c in plan.cells if c.id not in grid.by_id]):
+        raise UserError(
+            f"{folder.plan}: the search asks for other cells than in its earlier rounds, without "
+            f"{lost[0].name}: results, Optuna or the processor have changed; remove this file to "
+            "search again, with the finished runs"
+        )
     if alone:
         elsewhere = find_elsewhere(grid, results)
         for line in (*elsewhere.lines(), *copy_found(grid, elsewhere)):
@@ -666,7 +672,7 @@ def _slots(spec: GridSpec, options: Options, program: str, stop: Stop) -> Slots:
         devices=options.devices_per_cell or devices_of(spec),
         sharing=options.slots_per_device,
         workers=options.workers,
-        cells=sum(1 for _ in combinations(spec)),
+        cells=sum(1 for _ in combinations(spec)) * (spec.search.together if spec.search else 1),
         most_threads=most_threads(os.environ),
     )
     share_cores(slots.threads)

@@ -5,6 +5,7 @@ import math
 import random
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,9 @@ from lightning_app.config.grid import GridSpec, read_spec
 from lightning_app.config.search import Range, Refine
 from lightning_app.config.tree import RATE, SEED, WARMUP, canonical
 from lightning_app.core.errors import UserError
-from lightning_app.grids.plan import combinations
+from lightning_app.grids.plan import Grid, combinations
 from lightning_app.grids.search import TrialScore, further, grid_points, search_arms, wanted
+from lightning_app.grids.supervisor import current_grid
 
 FIELD = "model.optimizer.lr"
 SEARCH = {"fields": {FIELD: {"low": 1e-4, "high": 1.0, "log": True}}, "budget": 24, "together": 3}
@@ -232,6 +234,21 @@ def test_a_crashed_cell_holds_its_round_until_it_is_repaired(world: World) -> No
     assert world.run("retry").returncode == 0
     assert {run.state for run in world.runs().values()} == {"done"}
     assert world.plan().more == 0
+
+
+def test_a_search_whose_earlier_rounds_have_changed_is_not_continued(world: World) -> None:
+    """As when another version of Optuna asks for other cells from the same results."""
+    world.write(delay=0.01, **{**KINDS["search"], "search": {**TRIALS, "budget": 4}})
+    assert world.run().returncode == 0
+    grid = world.value()
+    Grid(grid.spec, grid.folder, replace(grid.plan, more=4)).save()
+    other = replace(grid.plan, cells=grid.plan.cells[1:])
+    spec = read_spec(world.grid)
+    with pytest.raises(UserError, match=f"without {grid.cells[0].name}") as error:
+        current_grid(spec, grid.folder, lambda: other, True, lambda data: "0" * 64)
+    assert str(grid.folder.plan) in str(error.value)
+    same = current_grid(spec, grid.folder, lambda: grid.plan, True, lambda data: "0" * 64)
+    assert same.cells == grid.cells
 
 
 def test_finished_runs_of_other_grids_count(world: World) -> None:
