@@ -216,7 +216,7 @@ def over_rates(kind: str, shift: float, scale: float) -> Draw:
 
 
 def one_arm(kind: str) -> Draw:
-    """Normal noise, but for the first arm without warm-up."""
+    """Normal noise, except in the first arm without warm-up."""
 
     def draw(shape: Shape, rng: np.random.Generator) -> Floats:
         found = LOSS + OWN * rng.standard_normal(shape)

@@ -768,11 +768,11 @@ def _spec(path: Path, tree: Any, text: str, files: tuple[Path, ...], source: str
         check_cells(axes, linked, exclude)
         metric, mode = check_metric(file.metric, base_config, axes)
         sensitivity = check_sensitivity(file.sensitivity, axes)
-        check_pruner(file.pruner, axes, metric, sensitivity)
-        check_search(file.search, file.refine, axes, linked, base_config, file.pruner)
-        check_config_numbers(base_config, axes)
         searched = file.search.fields if file.search is not None else {}
         bounds = {field: [values.low, values.high] for field, values in searched.items()}
+        check_pruner(file.pruner, {**axes, **bounds}, metric, sensitivity)
+        check_search(file.search, file.refine, axes, linked, base_config, file.pruner)
+        check_config_numbers(base_config, axes)
         check_grid(base_config, {**axes, **bounds})
         return GridSpec(
             source=source,

@@ -374,6 +374,44 @@ class Study:
         except UpdateFinishedTrialError:
             return
 
+    def record_search(self) -> None:
+        """Write a study per arm of a search into the storage, for `optuna-dashboard`.
+
+        Its trials are those that have ended for all seeds, in the order asked, with the mean over
+        seeds as value. Nothing reads these studies: the search is a function of the results. The
+        caller holds the start lock.
+        """
+        asked, known = arms_of(self._grid)
+        shared = self._study.user_attrs.get(FOLDER)  # set where other folders use the storage
+        for arm in asked:
+            trials = [
+                optuna.create_trial(
+                    state=TrialState.COMPLETE if outcome.pruned is None else TrialState.PRUNED,
+                    value=outcome.score,
+                    params=values,
+                    distributions=distributions(self._grid.spec, values),
+                    user_attrs={"sound": outcome.sound},
+                )
+                for values in chain.from_iterable(arm.rounds)
+                if (outcome := arm.outcome(values, known)) is not None
+            ]
+            axes = (f"{key}={label(at)}" for key, at in arm.name.items())
+            name = ", ".join([self._grid.name, *filter(None, [shared]), *axes])
+            study = self._create_arm(name)
+            before = study.get_trials(deepcopy=False)
+            if [(t.params, t.value) for t in before] != [
+                (t.params, t.value) for t in trials[: len(before)]
+            ]:
+                optuna.delete_study(study_name=name, storage=self._storage)  # repeated runs
+                study, before = self._create_arm(name), []
+            study.add_trials(trials[len(before) :])
+
+    def _create_arm(self, name: str) -> optuna.Study:
+        direction = "minimize" if self._grid.plan.mode == "min" else "maximize"
+        return optuna.create_study(
+            study_name=name, storage=self._storage, direction=direction, load_if_exists=True
+        )
+
     def value(self, result: Mapping[str, Any]) -> float:
         """The score of a finished run (`score_of`)."""
         return score_of(self._grid.plan, result)
@@ -626,6 +664,11 @@ class Queue:
                 self.patiently(self._settle)
         return self.waiting
 
+    def record_search(self) -> None:
+        """Write what the arms of a search have tried; the caller holds the start lock."""
+        if self._grid.spec.adapts:
+            self.patiently(self._study.record_search)
+
     def close(self) -> None:
         """Close the connections to a database."""
         self._study.close()
@@ -780,48 +823,6 @@ class Queue:
     ) -> None:
         self.patiently(self._study.end, claim.trial, state, marks, value)
         self._claims.pop(claim.trial, None)
-
-
-def record_search(grid: Grid, spec: StorageSpec) -> None:
-    """Write a study per arm of a search into the storage, for `optuna-dashboard`.
-
-    Its trials are those that have ended for all seeds, in the order asked, with the mean over seeds
-    as value. Nothing reads these studies: the search is a function of the results. The caller holds
-    the start lock.
-    """
-    asked, known = arms_of(grid)
-    storage = open_storage(spec)
-    try:
-        for arm in asked:
-            trials = [
-                optuna.create_trial(
-                    state=TrialState.COMPLETE if outcome.pruned is None else TrialState.PRUNED,
-                    value=outcome.score,
-                    params=values,
-                    distributions=distributions(grid.spec, values),
-                    user_attrs={"sound": outcome.sound},
-                )
-                for values in chain.from_iterable(arm.rounds)
-                if (outcome := arm.outcome(values, known)) is not None
-            ]
-            name = ", ".join([grid.name, *(f"{key}={label(at)}" for key, at in arm.name.items())])
-            study = _study_of_arm(name, grid.plan.mode, storage)
-            before = study.get_trials(deepcopy=False)
-            if [(t.params, t.value) for t in before] != [
-                (t.params, t.value) for t in trials[: len(before)]
-            ]:
-                optuna.delete_study(study_name=name, storage=storage)  # runs have been repeated
-                study, before = _study_of_arm(name, grid.plan.mode, storage), []
-            study.add_trials(trials[len(before) :])
-    finally:
-        close_storage(storage)
-
-
-def _study_of_arm(name: str, mode: str, storage: Journal | RDBStorage) -> optuna.Study:
-    direction = "minimize" if mode == "min" else "maximize"
-    return optuna.create_study(
-        study_name=name, storage=storage, direction=direction, load_if_exists=True
-    )
 
 
 def mend(grid: Grid, spec: StorageSpec) -> list[str]:

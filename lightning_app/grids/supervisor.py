@@ -32,7 +32,7 @@ from lightning_app.grids.plan import (
     runs_with_plugins,
 )
 from lightning_app.grids.plan_checks import devices_of
-from lightning_app.grids.queue import Claim, Queue, Reports, StorageLost, record_search
+from lightning_app.grids.queue import Claim, Queue, Reports, StorageLost
 from lightning_app.grids.slots import (
     Options,
     Slot,
@@ -494,8 +494,6 @@ def run_grid(
                         alone = False  # others may have come since
                     with hinting(runs_with_plugins(folder)):
                         grid = current_grid(spec, folder, planned, alone, corpus, options.results)
-                    if spec.adapts:
-                        record_search(grid, storage)
                     if options.rerun_stale and not rounds:
                         _rerun_stale(grid, program, stop, alone)
                     queue = Queue(
@@ -506,6 +504,7 @@ def run_grid(
                         alone=alone,
                         stopping=lambda: stop.requested,
                     )
+                    queue.record_search()
                 with closing(queue):
                     if not rounds:
                         warned = (f"warning: {line}" for line in grid.plan.warnings)
@@ -524,10 +523,10 @@ def run_grid(
                         )
                         supervisor.run(total)
                     elsewhere = queue.elsewhere()
+                    if spec.adapts and not grid.plan.more:
+                        with turn(folder.start_lock, lambda: stop.requested, why):
+                            queue.record_search()
                 rounds, fresh = rounds + 1, None
-                if spec.adapts and not grid.plan.more:
-                    with turn(folder.start_lock, lambda: stop.requested, why):
-                        record_search(grid, storage)
                 if not grid.awaits_round or stop.requested or time.monotonic() >= until:
                     return Ending(grid=grid, elsewhere=elsewhere)
     except (Interrupted, StorageLost) as why:

@@ -51,6 +51,7 @@ def limits(grid: GridResults) -> list[str]:
             say("limits.seeds", seeds=seeds, level=LEVEL, alpha=1 - LEVEL, few=few),
             say("limits.false_labels", least=2 / 2**seeds),
             say("limits.coverage"),
+            *([say("limits.adaptive")] if grid.adapts else []),
             say("limits.mixed", few=FEW_SEEDS),
         ]
     return [*items, *_not_asked(grid), *_of_coupling(grid)]

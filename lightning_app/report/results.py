@@ -201,7 +201,8 @@ class GridResults:
 
     `config` is the grid's base over the resolved config of one run, which has every default.
     `metric` is the metric of the grid, and `mode` whether `min` or `max` is best.
-    `pruner` is the rule by which hopeless cells were ended early, if any were. `published`
+    `pruner` is the rule by which hopeless cells were ended early, if any were. `adapts`: whether a
+    search or a refinement chose settings by results. `published`
     holds the figures of papers to compare with, as the grid file has them. `parts` are the grids
     that this one joins (`analysis.together`). `strangers` names the cells whose state is
     `other_data`, by their digest.
@@ -222,6 +223,7 @@ class GridResults:
     baseline: str | None
     cells: tuple[CellResult, ...]
     pruner: str | None = None
+    adapts: bool = False
     published: tuple[Mapping[str, Any], ...] = ()
     parts: tuple["GridResults", ...] = ()
     strangers: Mapping[str, Sequence[str]] = field(default_factory=dict)
@@ -562,6 +564,7 @@ def read_results(folder: Path, file: Mapping[str, Any] | None = None) -> GridRes
         reference_warmup=scores.get("reference_warmup"),
         baseline=scores.get("baseline"),
         cells=tuple(cells),
+        adapts=any(grid.get(key) for key in ("search", "refine")),
         pruner=grid.get("pruner") if any(map(_may_be_pruned, cells)) else None,
         published=tuple(grid.get("published") or ()),
         damaged_configs=tuple(damaged),

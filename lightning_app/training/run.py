@@ -548,7 +548,7 @@ class TrainingRun(PreparedRun):
             # and a broken MPI ends the process.
             plugins.append(LightningEnvironment())
         settings["plugins"] = plugins
-        # cuDNN builds a plan of half a second for every new shape of a batch.
+        # cuDNN builds a plan for every new shape of a batch, which takes longer than a step.
         torch.backends.cuda.enable_cudnn_sdp(False)
         # An evaluation leaves the folder of its run unchanged.
         settings["default_root_dir"] = str(self.folder) if self._trains else None

@@ -1,6 +1,7 @@
 """The sentences of a report: each is used, and has its name and its numbers for a program."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from string import Formatter
 
@@ -51,6 +52,12 @@ def test_limits_have_their_numbers(make_grid) -> None:
     assert found["limits.one_rate"] == {"rate": "0.004"}
     assert found["limits.decoupled"] == {"begins": "at step 60"}
     assert "limits.early" not in found
+
+
+def test_rates_that_were_chosen_by_results_are_a_limit(make_grid, outcome) -> None:
+    grid = read_results(make_grid(outcome).folder)
+    assert "limits.adaptive" not in dict(messages(limits(grid)))
+    assert "limits.adaptive" in dict(messages(limits(replace(grid, adapts=True))))
 
 
 def test_findings_have_their_numbers(make_grid, outcome) -> None:
