@@ -93,6 +93,9 @@ class Arm:
     def warmups(self) -> list[int]:
         return sorted({warmup for warmup, _, _ in self.planned})
 
+    def rates_at(self, warmup: int) -> list[float]:
+        return sorted({rate for other, rate, _ in self.planned if other == warmup})
+
 
 @dataclass
 class Row:
@@ -146,26 +149,37 @@ class Paired:
     """The runs of the seeds that have finished at each (warm-up, rate) point."""
 
     def __init__(
-        self, arm: Arm, warmups: Sequence[int], rates: Sequence[float], seeds: Sequence[int] = ()
+        self,
+        arm: Arm,
+        warmups: Sequence[int],
+        rates: Sequence[float] = (),
+        seeds: Sequence[int] = (),
     ) -> None:
+        """`rates`: those of every warm-up; by default each has those at which it was planned."""
         warmups = [*dict.fromkeys(warmups)]
-        self.warmups, self.rates, points = warmups, rates, [*product(warmups, rates)]
+        self.rates = {w: list(rates) or arm.rates_at(w) for w in warmups}
+        points = [(w, rate) for w in warmups for rate in self.rates[w]]
         every = seeds or sorted({seed for _, _, seed in arm.planned})
         self.seeds = [s for s in every if all((*point, s) in arm.runs for point in points)]
         self.planned = {s for s in every if all((*point, s) in arm.planned for point in points)}
-        self.at = [[arm.runs[*point, s] for s in self.seeds] for point in points]
+        self.of = {point: [arm.runs[*point, s] for s in self.seeds] for point in points}
+        self.at = [*self.of.values()]
         self.runs = [run for runs in self.at for run in runs]
         self.tops = {
             s: fmean(arm.runs[*point, s].top for point in points) for s in self.seeds if points
         }
         of = product(warmups, self.seeds)
-        self.losses = {(w, s): [arm.runs[w, rate, s].loss for rate in rates] for w, s in of}
+        self.losses = {(w, s): [arm.runs[w, r, s].loss for r in self.rates[w]] for w, s in of}
 
     def trained(self, warmup: int) -> list[bool]:
         """At which rates no run failed or half escaped."""
-        half = self.warmups.index(warmup) * len(self.rates)
-        runs = self.at[half : half + len(self.rates)]
+        runs = [self.of[warmup, rate] for rate in self.rates[warmup]]
         return [not failures(of) and not any(late(of)) for of in runs]
+
+    @property
+    def several(self) -> bool:
+        """Whether every warm-up has several rates, and a seed all of its runs."""
+        return min(map(len, self.rates.values())) > 1 and bool(self.seeds)
 
     def row(self) -> Row:
         """A row with the numbers of seeds and runs alone."""
@@ -452,18 +466,20 @@ def best_rates(pairs: Paired, warmup: int) -> dict[int, int]:
     return found
 
 
-def risen(pairs: Paired, warmup: int) -> dict[int, float]:
+def risen(pairs: Paired, warmup: int, span: tuple[float, float]) -> dict[int, float]:
     """S by seed: the mean loss over ln(rate), less the loss at the best rate."""
     best = best_rates(pairs, warmup)
-    return {s: average(pairs, warmup, s) - pairs.losses[warmup, s][k] for s, k in best.items()}
+    return {
+        s: average(pairs, warmup, s, span) - pairs.losses[warmup, s][k] for s, k in best.items()
+    }
 
 
-def average(pairs: Paired, warmup: int, seed: int) -> float:
-    """The mean loss of a seed over ln(rate)."""
-    logs = [math.log(rate) for rate in pairs.rates]
-    places = pairwise(zip(logs, pairs.losses[warmup, seed], strict=True))
-    area = math.fsum((b - a) * (y + z) / 2 for (a, y), (b, z) in places)
-    return area / (logs[-1] - logs[0])
+def average(pairs: Paired, warmup: int, seed: int, span: tuple[float, float]) -> float:
+    """The mean loss of a seed over ln(rate), from the smallest to the largest rate of all arms."""
+    found = zip(pairs.rates[warmup], pairs.losses[warmup, seed], strict=True)
+    kept = [(math.log(rate), loss) for rate, loss in found if span[0] <= rate <= span[1]]
+    area = math.fsum((b - a) * (y + z) / 2 for (a, y), (b, z) in pairwise(kept))
+    return area / (kept[-1][0] - kept[0][0])
 
 
 def tolerated(rates: Sequence[float], losses: list[float], top: float) -> tuple[float, bool]:
@@ -547,7 +563,7 @@ def bounds_of(
     pairs: Paired, seeds: Sequence[int], warmup: int, *, theta: bool = False
 ) -> tuple[float, float]:
     """The bounds of the best loss of some seeds at a warm-up, or of the largest tolerated rate."""
-    xs, ys = np.log2(pairs.rates).tolist(), means_of(pairs, warmup, seeds)
+    xs, ys = np.log2(pairs.rates[warmup]).tolist(), means_of(pairs, warmup, seeds)
     low, high, best = smallest(xs, ys, pairs.trained(warmup))
     if not theta:
         return low, high
@@ -577,9 +593,9 @@ def apart(
 
 def need(pairs: Paired, ref: int) -> Row:
     """N, the need at the best rates; its p value comes later."""
-    row, edges = pairs.row(), {0, len(pairs.rates) - 1}
-    if len(pairs.rates) > 1 and len(pairs.seeds) > 1:
-        lowest = min(fmean(run.loss for run in runs) for runs in pairs.at[len(pairs.rates) :])
+    row, edges = pairs.row(), {w: {0, len(of) - 1} for w, of in pairs.rates.items()}
+    if pairs.several and len(pairs.seeds) > 1:
+        lowest = min(fmean(run.loss for run in pairs.of[ref, r]) for r in pairs.rates[ref])
         if pairs.learned([lowest]) >= LEARNED:
             bare, warm = best_rates(pairs, 0), best_rates(pairs, ref)
             at = {s: (pairs.losses[0, s][bare[s]], pairs.losses[ref, s][warm[s]]) for s in bare}
@@ -589,7 +605,7 @@ def need(pairs: Paired, ref: int) -> Row:
             mixed = any(not one(run.failed for run in runs) for runs in picked)
             if not mixed and (len(bare) >= FEW or all(map(one, halves))):
                 row.between(apart(pairs, 0, ref))
-            ends = [not edges.isdisjoint(of.values()) for of in (warm, bare)]
+            ends = [not edges[w].isdisjoint(of.values()) for w, of in ((ref, warm), (0, bare))]
             row.bound = bound(ends[0] or all(run.failed for run in picked[0]), ends[1])
             row.tested = not any(map(any, halves)) and all(
                 one(run.failed for run in runs) for runs in picked
@@ -627,10 +643,10 @@ def earliest(
 ) -> tuple[float, float]:
     """The bounds of the steps saved, by the mean curves of some seeds at the best rates tried."""
     curves, lows, highs = [], [], []
-    for half, warmup in enumerate((0, ref)):
-        xs, ys = np.log2(pairs.rates).tolist(), means_of(pairs, warmup, seeds)
+    for warmup in (0, ref):
+        xs, ys = np.log2(pairs.rates[warmup]).tolist(), means_of(pairs, warmup, seeds)
         low, high, best = smallest(xs, ys, pairs.trained(warmup))
-        runs = dict(zip(pairs.seeds, pairs.at[half * len(xs) + best], strict=True))
+        runs = dict(zip(pairs.seeds, pairs.of[warmup, pairs.rates[warmup][best]], strict=True))
         curve = [(t, fmean(loss_at(runs[s], t) for s in seeds)) for t in steps[:-1]]
         curves.append([*curve, (steps[-1], high)])
         lows.append(low)
@@ -659,11 +675,10 @@ def loss_at(run: Run, step: int) -> float:
 
 def chosen(pairs: Paired, ref: int) -> list[list[Run]]:
     """The runs at the best rates without warm-up, and with it, a run for each seed."""
-    wide = len(pairs.rates)
     found = []
-    for half, warmup in enumerate((0, ref)):
-        places = best_rates(pairs, warmup)
-        found.append([pairs.at[half * wide + places[s]][k] for k, s in enumerate(pairs.seeds)])
+    for warmup in (0, ref):
+        rates, places = pairs.rates[warmup], best_rates(pairs, warmup)
+        found.append([pairs.of[warmup, rates[places[s]]][k] for k, s in enumerate(pairs.seeds)])
     return found
 
 
@@ -680,10 +695,12 @@ def late(runs: Sequence[Run]) -> list[bool]:
 def octaves(pairs: Paired, ref: int) -> Row:
     """O, the octaves of learning rate that warm-up buys."""
     row, ends = pairs.row(), {}
+    if not pairs.several:
+        return row
     for seed, top in pairs.tops.items():
-        ends[seed] = [tolerated(pairs.rates, pairs.losses[w, seed], top) for w in (ref, 0)]
+        ends[seed] = [tolerated(pairs.rates[w], pairs.losses[w, seed], top) for w in (ref, 0)]
     values = {seed: warm[0] - bare[0] for seed, (warm, bare) in ends.items()}
-    if values and len(pairs.rates) > 1 and not any(map(math.isnan, values.values())):
+    if not any(map(math.isnan, values.values())):
         row.fill(values)
         row.between(apart(pairs, ref, 0, theta=True))
         row.p = row.of_bounds(lambda of: t_test(of)[2])
@@ -691,14 +708,16 @@ def octaves(pairs: Paired, ref: int) -> Row:
     return row
 
 
-def rise(pairs: Paired, *warmups: int) -> Row:
+def rise(pairs: Paired, span: tuple[float, float], *warmups: int) -> Row:
     """`rate_sensitivity`: S of one warm-up, or that of the first less that of the second."""
     row = pairs.row()
+    if not pairs.several or len(pairs.seeds) < 2:
+        return row
     learned = all(
         top - min(pairs.losses[w, s]) >= LEARNED for s, top in pairs.tops.items() for w in warmups
     )
-    if learned and len(pairs.rates) > 1 and len(pairs.seeds) > 1:
-        first, *others = (risen(pairs, warmup) for warmup in warmups)
+    if learned and all({*span} <= {*pairs.rates[w]} for w in warmups):
+        first, *others = (risen(pairs, warmup, span) for warmup in warmups)
         row.fill({s: first[s] - sum(other[s] for other in others) for s in first})
         found = {s: [0.0, 0.0] for s in pairs.seeds}
         for sign, warmup in zip((1, -1), warmups, strict=False):
@@ -708,7 +727,7 @@ def rise(pairs: Paired, *warmups: int) -> Row:
                     lambda s, w=warmup, end=which: bounds_of(pairs, s, w)[end], pairs.seeds
                 )
                 for seed, value in zip(pairs.seeds, best, strict=True):
-                    found[seed][k] += sign * (average(pairs, warmup, seed) - value)
+                    found[seed][k] += sign * (average(pairs, warmup, seed, span) - value)
         row.between({s: (low, high) for s, (low, high) in found.items()})
         row.p_sign = NAN
         row.p = row.of_bounds(lambda of: t_test(of)[2]) if others else NAN
@@ -766,19 +785,25 @@ def bleu_gain(arm: Arm, rate: float, ref: int | None) -> Row | None:
     return row
 
 
-def rate_rows(arm: Arm, ref: int | None) -> dict[str, Row]:
+def rate_rows(arm: Arm, ref: int | None, span: tuple[float, float]) -> dict[str, Row]:
     """The scores of a variant over all rates."""
-    pairs = Paired(arm, (0, ref or 0), arm.rates)
+    pairs = Paired(arm, (0, ref or 0))
     names = ("need", "octaves", "rate_sensitivity", "steps_at_best_rates")
     rows = {name: pairs.row() for name in names}
     if ref:
-        found = [need(pairs, ref), octaves(pairs, ref), rise(pairs, 0, ref)]
+        found = [need(pairs, ref), octaves(pairs, ref), rise(pairs, span, 0, ref)]
         rows |= zip(names, [*found, saved_at_best(pairs, ref, found[0])], strict=True)
     for warmup in arm.warmups:
-        alone = Paired(arm, [warmup], arm.rates)
-        rows[f"rate_sensitivity w={warmup}"] = rise(alone, warmup)
+        alone = Paired(arm, [warmup])
+        rows[f"rate_sensitivity w={warmup}"] = rise(alone, span, warmup)
         rows[f"eta_max w={warmup}"] = largest_rate(arm, warmup)
     return rows
+
+
+def common_span(arms: Iterable[Arm]) -> tuple[float, float]:
+    """The smallest and the largest rate between which every arm with several was run."""
+    each = [rates for arm in arms for w in arm.warmups if len(rates := arm.rates_at(w)) > 1]
+    return max((of[0] for of in each), default=NAN), min((of[-1] for of in each), default=NAN)
 
 
 def sensitivity(arms: Mapping[Who, Arm], ref: int | None) -> dict[Key, Row]:
@@ -794,10 +819,11 @@ def sensitivity(arms: Mapping[Who, Arm], ref: int | None) -> dict[Key, Row]:
             for name, arm in here.items():
                 if row := bleu_gain(arm, rate, ref):
                     rows[group, rate, name, "bleu"] = row
+        span = common_span(members.values())
         for name, arm in members.items():
             only = arm.rates[0] if len(arm.rates) == 1 else None
             rows[group, only, name, "stall_difference"] = stall_difference(arm, ref)
-            found = rate_rows(arm, ref) if several else {}
+            found = rate_rows(arm, ref, span) if several else {}
             rows |= {(group, None, name, score): row for score, row in found.items()}
         needs = [row for key, row in rows.items() if key[0] == group and key[3] == "need"]
         sd = pooled(row.values.values() for row in needs)

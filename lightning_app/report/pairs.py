@@ -153,6 +153,10 @@ class Arm:
     def rates(self) -> list[float]:
         return sorted({lr for _, lr, _ in self.planned})
 
+    def rates_at(self, warmup: int) -> list[float]:
+        """The rates planned with a warm-up; refined arms have rates of their own."""
+        return sorted({lr for other, lr, _ in self.planned if other == warmup})
+
     @property
     def warmups(self) -> list[int]:
         return sorted({warmup for warmup, _, _ in self.planned})

@@ -138,35 +138,40 @@ def _slopes(y: Floats, x: Floats, usable: NDArray[np.bool_]) -> Floats:
 
 
 def steps_between(
-    curves: ArrayLike, places: ArrayLike, sound: ArrayLike, steps: ArrayLike
+    curves: Sequence[ArrayLike],
+    places: Sequence[ArrayLike],
+    sound: Sequence[ArrayLike],
+    steps: ArrayLike,
 ) -> tuple[Floats, Floats]:
     """Bounds of the steps that the second of two arms saves at the best places of both.
 
-    `curves` is [.., arm, place, step], the mean loss after each of `steps`, whose last is `T`. With
-    `l*_a` the smallest final loss of an arm and `t_a(x)` the step at which it reaches `x` at its
-    best place: `T - t_1(l*_0)` where the second arm ends lower, else `-(T - t_0(l*_1))`. Between
-    the places an arm may end lower by as much as `lowest` allows, and is then taken to be lower by
-    as much at every step.
+    `curves` has for each arm its mean loss [.., place, step] after each of `steps`, whose last is
+    `T`. With `l*_a` the smallest final loss of an arm and `t_a(x)` the step at which it reaches `x`
+    at its best place: `T - t_1(l*_0)` where the second arm ends lower, else `-(T - t_0(l*_1))`.
+    Between the places an arm may end lower by as much as `lowest` allows, and is then taken to be
+    lower by as much at every step.
     """
-    y, x, at = np.asarray(curves, float), np.asarray(places, float), np.asarray(steps, float)
-    usable = np.asarray(sound, bool)
-    final, last = y[..., -1], at[-1]
-    least, most = lowest(final, x, usable)
-    shown = np.where(usable | ~usable.any(axis=-1, keepdims=True), final, math.inf)
-    best = shown.argmin(axis=-1)[..., None, None]
-    own = np.take_along_axis(y, best, axis=-2)[..., 0, :]  # [.., arm, step]
-    lower = own - (most - least)[..., None]  # -inf where a bound is open
+    at = np.asarray(steps, float)
+
+    def best(arm: int) -> tuple[Floats, Floats, Floats, Floats]:
+        y, usable = np.asarray(curves[arm], float), np.asarray(sound[arm], bool)
+        final = y[..., -1]
+        least, most = lowest(final, places[arm], usable)
+        shown = np.where(usable | ~usable.any(axis=-1, keepdims=True), final, math.inf)
+        place = shown.argmin(axis=-1)[..., None, None]
+        own = np.take_along_axis(y, place, axis=-2)[..., 0, :]
+        return least, most, own, own - (most - least)[..., None]  # -inf where a bound is open
 
     def saved(first: Floats, second: Floats, ends: tuple[Floats, Floats]) -> Floats:
-        forward = last - _first(second, at, ends[0])
-        back = _first(first, at, ends[1]) - last
+        forward = at[-1] - _first(second, at, ends[0])
+        back = _first(first, at, ends[1]) - at[-1]
         return np.where(ends[0] >= ends[1], forward, back)
 
-    low = saved(lower[..., 0, :], own[..., 1, :], (least[..., 0], most[..., 1]))
-    high = saved(own[..., 0, :], lower[..., 1, :], (most[..., 0], least[..., 1]))
-    return (
-        np.where(np.isinf(least[..., 0]), -math.inf, low),
-        np.where(np.isinf(least[..., 1]), math.inf, high),
+    (least, most, own, lower), (other_least, other_most, other, other_lower) = best(0), best(1)
+    low = saved(lower, other, (least, other_most))
+    high = saved(own, other_lower, (most, other_least))
+    return np.where(np.isinf(least), -math.inf, low), np.where(
+        np.isinf(other_least), math.inf, high
     )
 
 
@@ -238,12 +243,22 @@ def tolerated_by_seed(
 
 
 def steps_by_seed(
-    curves: ArrayLike, places: ArrayLike, sound: ArrayLike, steps: ArrayLike
+    curves: Sequence[Floats],
+    places: Sequence[ArrayLike],
+    sound: Sequence[ArrayLike],
+    steps: ArrayLike,
 ) -> tuple[Floats, Floats]:
-    """`steps_between` as values per seed; `curves` is [.., arm, place, step, seed]."""
+    """`steps_between` as values per seed; `curves` has for each arm [.., place, step, seed]."""
+    split = curves[0].shape[-3]
+
+    def bounds(means: Floats) -> tuple[Floats, Floats]:
+        arms = (means[..., :split, :], means[..., split:, :])
+        return steps_between(arms, places, sound, steps)
+
+    joined = np.concatenate(curves, axis=-3)
     return (
-        influences(lambda means: steps_between(means, places, sound, steps)[0], curves),
-        influences(lambda means: steps_between(means, places, sound, steps)[1], curves),
+        influences(lambda means: bounds(means)[0], joined),
+        influences(lambda means: bounds(means)[1], joined),
     )
 
 

@@ -33,12 +33,14 @@ translations of the test set.
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lightning_app.config.tree import label
 from lightning_app.report.pairs import (
@@ -71,6 +73,7 @@ from lightning_app.report.statistics import (
     LEAST_SEEDS,
     POWER,
     TOLERATED,
+    Floats,
     best_by_seed,
     best_on_others,
     bleu_difference,
@@ -91,7 +94,52 @@ from lightning_app.report.statistics import (
     tolerated_by_seed,
 )
 
+Span = tuple[float, float]  # of rates
 BEST = 0.0  # in place of a rate: the best one of each seed
+
+
+@dataclass(frozen=True)
+class RateCurve:
+    """The losses of the runs of one warm-up over the rates at which it was run.
+
+    Attributes:
+        rates: The rates, ascending.
+        losses: [seed, rate].
+        sound: Whether all runs at a rate trained.
+    """
+
+    rates: list[float]
+    losses: Floats
+    sound: NDArray[np.bool_]
+
+    @cached_property
+    def chosen(self) -> list[int]:
+        """The place of the best rate by seed, chosen on the other seeds."""
+        return best_on_others(self.losses.T).tolist()
+
+    @property
+    def at_chosen(self) -> Floats:
+        """The loss of each seed at the rate chosen on the others."""
+        return self.losses[np.arange(len(self.losses)), self.chosen]
+
+    @property
+    def at_edge(self) -> bool:
+        """Whether a chosen rate is the smallest or the largest."""
+        return not {0, len(self.rates) - 1}.isdisjoint(self.chosen)
+
+    @property
+    def named(self) -> str:
+        return "/".join(label(self.rates[place]) for place in dict.fromkeys(self.chosen))
+
+    @property
+    def points(self) -> tuple[Floats, Floats, NDArray[np.bool_]]:
+        """The losses [rate, seed], log2 of the rates, and `sound`."""
+        return np.ascontiguousarray(self.losses.T), np.log2(self.rates), self.sound
+
+    @cached_property
+    def best(self) -> tuple[Floats, Floats]:
+        """The bounds of the smallest loss, as values per seed."""
+        return best_by_seed(*self.points)
 
 
 def needs(members: Sequence[Arm], reference: int | None) -> list[Score]:
@@ -133,73 +181,50 @@ def need_at_best_rates(arm: Arm, reference: int | None) -> Score:
         reason = "one seed: no other seed to choose the rate on"
     if reason or reference is None:
         return undefined(arm, math.nan, "need", reason, pairs)
-    entropy = pairs.entropy
-    if entropy - table[reference].mean(axis=0).min() < LEARNED:
+    if pairs.entropy - table[reference].losses.mean(axis=0).min() < LEARNED:
         reason = ELSEWHERE if pairs.learned_with_another_warmup(arm.rates) else NEVER
         return undefined(arm, math.nan, "need", reason, pairs)
-    rows = np.arange(len(pairs.seeds))
-    chosen = {warmup: chosen_rates(losses) for warmup, losses in table.items()}
-    values = table[0][rows, chosen[0]] - table[reference][rows, chosen[reference]]
-    last = len(arm.rates) - 1
-    edges = {warmup: bool({0, last} & set(of.tolist())) for warmup, of in chosen.items()}
+    bare, warm = table[0], table[reference]
+    values = bare.at_chosen - warm.at_chosen
     runs = best_runs(arm, reference)
     capped = all(runs.failed(runs.points[0]))
-    least, most = best_by_seed(*_curves(arm, pairs, table))
-    lows, highs = least[0] - most[1], most[0] - least[1]
+    lows, highs = bare.best[0] - warm.best[1], bare.best[1] - warm.best[0]
     gap = float(highs.mean() - lows.mean())
     return Score(
         **score_identity(arm, math.nan, "need"),
         estimate=float(values.mean()),
         **({} if runs.mixed else _between(pairs, lows, highs)),
-        bound=bound_of(at_most=edges[0], at_least=edges[reference] or capped),
+        bound=bound_of(at_most=bare.at_edge, at_least=warm.at_edge or capped),
         **pairs.counts,
         note=join_notes(
             runs.missing,
             runs.mixed,
             "no run without warm-up trained at any rate" if capped else "",
-            f"best rates {_listed(arm, chosen[0])} without warm-up, "
-            f"{_listed(arm, chosen[reference])} with it",
+            f"best rates {bare.named} without warm-up, {warm.named} with it",
             f"by the rates only N may lie anywhere in {gap:.3f} nats" if math.isfinite(gap) else "",
-            f"rates {', '.join(_rates_to_try(arm, table))} would tell more",
+            f"rates {', '.join(_rates_to_try(table.values()))} would tell more",
         ),
         values=_by_seed(pairs, values),
     )
 
 
-def _rates_to_try(arm: Arm, table: Mapping[int, "np.ndarray[Any, Any]"]) -> list[str]:
+def _rates_to_try(curves: Iterable[RateCurve]) -> list[str]:
     """The rates halfway, in the logarithm, between the best one of each warm-up and its neighbours.
 
     As far outside where the best one is the smallest or largest.
     """
     wanted: set[float] = set()
-    for losses in table.values():
-        best = int(losses.mean(axis=0).argmin())
+    for curve in curves:
+        rates, best = curve.rates, int(curve.losses.mean(axis=0).argmin())
         for other in (best - 1, best + 1):
-            if 0 <= other < len(arm.rates):
-                wanted.add(math.sqrt(arm.rates[best] * arm.rates[other]))
+            if 0 <= other < len(rates):
+                wanted.add(math.sqrt(rates[best] * rates[other]))
             else:
-                wanted.add(
-                    arm.rates[best] * math.sqrt(arm.rates[best] / arm.rates[2 * best - other])
-                )
+                wanted.add(rates[best] * math.sqrt(rates[best] / rates[2 * best - other]))
     return [f"{rate:.2g}" for rate in sorted(wanted)]
 
 
-def _curves(
-    arm: Arm, pairs: Paired, table: Mapping[int, "np.ndarray[Any, Any]"]
-) -> tuple["np.ndarray[Any, Any]", "np.ndarray[Any, Any]", "np.ndarray[Any, Any]"]:
-    """Losses [warm-up, rate, seed], log2 of the rates, and where all runs trained."""
-
-    def trained(point: tuple[int, float]) -> bool:
-        return not any(pairs.failed(point)) and not any(pairs.half_escaped(point))
-
-    sound = [[trained((warmup, lr)) for lr in arm.rates] for warmup in table]
-    losses = np.stack([losses.T for losses in table.values()])
-    return losses, np.log2(arm.rates), np.array(sound)
-
-
-def _between(
-    pairs: Paired, lows: "np.ndarray[Any, Any]", highs: "np.ndarray[Any, Any]"
-) -> dict[str, Any]:
+def _between(pairs: Paired, lows: Floats, highs: Floats) -> dict[str, Any]:
     """The fields of a score between two bounds, seed by seed; no interval if one is open."""
     ends = tuple(zip(pairs.seeds, lows.tolist(), highs.tolist(), strict=True))
     low, high = bounds_interval(ends)
@@ -214,16 +239,11 @@ def best_runs(arm: Arm, reference: int | None) -> Paired:
     """
     _, pairs, table = _complete(arm, (0, reference))
     cells = {
-        (warmup, BEST, seed): pairs.runs[(warmup, arm.rates[place]), seed]
-        for warmup, losses in table.items()
-        for seed, place in zip(pairs.seeds, chosen_rates(losses).tolist(), strict=True)
+        (warmup, BEST, seed): pairs.runs[(warmup, curve.rates[place]), seed]
+        for warmup, curve in table.items()
+        for seed, place in zip(pairs.seeds, curve.chosen, strict=True)
     }
     return Paired(cells, [(warmup, BEST) for warmup in table], pairs.seeds, pairs.planned)
-
-
-def chosen_rates(losses: "np.ndarray[Any, Any]") -> "np.ndarray[Any, Any]":
-    """The best rate by seed, chosen on the other seeds; `losses` is [seed, rate]."""
-    return best_on_others(losses.T)
 
 
 def octaves(arm: Arm, reference: int | None) -> Score:
@@ -241,17 +261,19 @@ def octaves(arm: Arm, reference: int | None) -> Score:
         return undefined(arm, math.nan, "octaves", reason, pairs)
     entropies = _entropies(pairs).tolist()
     found: dict[int, list[tuple[float, bool]]] = {}
-    for warmup, losses in table.items():
-        rows = zip(losses, entropies, strict=True)
-        found[warmup] = [tolerated(arm.rates, row.tolist(), top) for row, top in rows]
+    for warmup, curve in table.items():
+        rows = zip(curve.losses.tolist(), entropies, strict=True)
+        found[warmup] = [tolerated(curve.rates, row, top) for row, top in rows]
     if any(math.isnan(theta) for of in found.values() for theta, _ in of):
         return undefined(arm, math.nan, "octaves", f"a seed {NEVER} at some warm-up", pairs)
     pairs_of = list(zip(found[reference], found[0], strict=True))
     values = np.array([ref - bare for (ref, _), (bare, _) in pairs_of])
     censored = (any(open_ for _, open_ in found[0]), any(open_ for _, open_ in found[reference]))
     at = {w: ", ".join(f"{2**theta:.3g}" for theta, _ in of) for w, of in found.items()}
-    first, last = tolerated_by_seed(*_curves(arm, pairs, table), pairs.entropy)
-    between = _between(pairs, first[1] - last[0], last[1] - first[0])
+    (first, last), (warm_first, warm_last) = (
+        tolerated_by_seed(*curve.points, pairs.entropy) for curve in table.values()
+    )
+    between = _between(pairs, warm_first - last, warm_last - first)
     return Score(
         **score_identity(arm, math.nan, "octaves"),
         estimate=float(values.mean()),
@@ -285,14 +307,12 @@ def steps_at_best_rates(arm: Arm, reference: int | None, need: Score) -> Score:
         reason = reason or "no common steps of validation"
     if reason:
         return undefined(arm, math.nan, "steps_at_best_rates", reason, pairs)
-    losses, places, sound = _curves(arm, pairs, table)
-    curves = np.array(  # [warm-up, rate, step, seed]
-        [
-            [_over_steps([pairs.runs[(w, lr), s] for s in pairs.seeds], steps) for lr in arm.rates]
-            for w in table
-        ]
-    )
-    curves[:, :, -1] = losses
+    curves = []  # of each warm-up [rate, step, seed]
+    for warmup, curve in table.items():
+        at = [[pairs.runs[(warmup, lr), s] for s in pairs.seeds] for lr in curve.rates]
+        curves.append(np.array([_over_steps(runs, steps) for runs in at]))
+        curves[-1][:, -1] = curve.losses.T
+    _, places, sound = zip(*(curve.points for curve in table.values()), strict=True)
     lows, highs = steps_by_seed(curves, places, sound, steps)
     values = np.array([saved for saved, _ in filter(None, found)])
     return Score(
@@ -313,7 +333,7 @@ def _common_steps(pairs: Paired) -> list[int]:
     return common if common and all(max(of) == common[-1] for of in curves) else []
 
 
-def _over_steps(runs: Sequence[CellResult], steps: Sequence[int]) -> "np.ndarray[Any, Any]":
+def _over_steps(runs: Sequence[CellResult], steps: Sequence[int]) -> Floats:
     """The losses of some runs [step, seed], none above `H_uni`; that of a failed run is `H_uni`."""
 
     def loss(run: CellResult, step: int) -> float:
@@ -341,35 +361,37 @@ def tolerated(
     return math.log2(rates[-1]), True
 
 
-def rate_sensitivity(arm: Arm, reference: int | None, warmup: int | None = None) -> Score:
+def rate_sensitivity(
+    arm: Arm, reference: int | None, warmup: int | None = None, span: Span | None = None
+) -> Score:
     """`rate_sensitivity w=...`: how much the loss rises over the rates (Wortsman et al. 2023).
 
     `S(w) = mean over ln(rate) of min(l, H_uni) - min_r l_bar(w, r)`, nats per token, the mean by
-    trapezoids from the smallest to the largest rate; estimate and bounds of the smallest loss as in
-    `need`. Without a `warmup`: `rate_sensitivity`, `S(0) - S(ref)`. Undefined where a seed never
-    learned: there no rate loses anything against the best one.
+    trapezoids over the `span`, the rates between which all compared arms were run (default: those
+    of this arm); estimate and bounds of the smallest loss as in `need`. Without a `warmup`:
+    `rate_sensitivity`, `S(0) - S(ref)`. Undefined where a seed never learned: there no rate loses
+    anything against the best one.
     """
     name = "rate_sensitivity" if warmup is None else f"rate_sensitivity w={warmup}"
     wanted = (0, reference) if warmup is None else (warmup,)
     reason, pairs, table = _complete(arm, wanted)
+    span = span or shared_span([arm])
     if not reason and len(pairs.seeds) < 2:
         reason = "one seed: no other seed to choose the rate on"
+    elif not reason and not all({*span} <= {*curve.rates} for curve in table.values()):
+        reason = f"no runs at the rates {label(span[0])} and {label(span[1])} of the other arms"
     if reason:
         return undefined(arm, math.nan, name, reason, pairs)
     tops = _entropies(pairs)
-    if any((tops - losses.min(axis=1) < LEARNED).any() for losses in table.values()):
+    if any((tops - curve.losses.min(axis=1) < LEARNED).any() for curve in table.values()):
         return undefined(arm, math.nan, name, f"a seed {NEVER} at some warm-up", pairs)
-    logs, rows = np.log(arm.rates), np.arange(len(pairs.seeds))
-    averages = [np.trapezoid(of, logs, axis=1) / (logs[-1] - logs[0]) for of in table.values()]
-    found = [
-        average - losses[rows, chosen_rates(losses)]
-        for average, losses in zip(averages, table.values(), strict=True)
-    ]
-    least, most = best_by_seed(*_curves(arm, pairs, table))
-    values, lows, highs = found[0], averages[0] - most[0], averages[0] - least[0]
+    averages, curves = [_average(curve, span) for curve in table.values()], [*table.values()]
+    values = averages[0] - curves[0].at_chosen
+    lows, highs = averages[0] - curves[0].best[1], averages[0] - curves[0].best[0]
     if warmup is None:
-        values = found[0] - found[1]
-        lows, highs = lows - (averages[1] - least[1]), highs - (averages[1] - most[1])
+        values = values - (averages[1] - curves[1].at_chosen)
+        lows = lows - (averages[1] - curves[1].best[0])
+        highs = highs - (averages[1] - curves[1].best[1])
     between = _between(pairs, lows, highs)
     return Score(
         **score_identity(arm, math.nan, name),
@@ -380,6 +402,23 @@ def rate_sensitivity(arm: Arm, reference: int | None, warmup: int | None = None)
         note=pairs.missing,
         values=_by_seed(pairs, values),
     )
+
+
+def shared_span(members: Sequence[Arm]) -> Span:
+    """The rates between which all arms were run that have more than one."""
+    runs = [arm.rates_at(warmup) for arm in members for warmup in arm.warmups]
+    several = [rates for rates in runs if len(rates) > 1]
+    return (
+        max((rates[0] for rates in several), default=math.nan),
+        min((rates[-1] for rates in several), default=math.nan),
+    )
+
+
+def _average(curve: RateCurve, span: Span) -> Floats:
+    """The mean loss over ln(rate) in a span, by seed."""
+    inside = slice(curve.rates.index(span[0]), curve.rates.index(span[1]) + 1)
+    logs = np.log(curve.rates[inside])
+    return np.trapezoid(curve.losses[:, inside], logs, axis=1) / (logs[-1] - logs[0])
 
 
 def largest_rate(arm: Arm, warmup: int) -> Score:
@@ -417,42 +456,41 @@ def _smaller(cells: Sequence[CellResult]) -> str:
 
 def _complete(
     arm: Arm, warmups: Sequence[int | None]
-) -> tuple[str, Paired, Mapping[int, "np.ndarray[Any, Any]"]]:
-    """Why a score over rates is undefined, the seeds with every run, and [seed, rate] losses."""
+) -> tuple[str, Paired, Mapping[int, RateCurve]]:
+    """Why a score over rates is undefined, the seeds with every run, and the curves by warm-up.
+
+    A warm-up has the rates at which it was planned, which need not be those of another one.
+    """
     known = [warmup for warmup in warmups if warmup is not None]
-    points = [(warmup, lr) for warmup in known for lr in arm.rates]
-    planned = {key[:2] for key in arm.planned}
-    pairs = arm.at(points)
+    rates = {warmup: arm.rates_at(warmup) for warmup in known}
+    pairs = arm.at([(warmup, lr) for warmup in known for lr in rates[warmup]])
     reason = ""
-    if None in warmups or len(set(known)) < len(known):
+    if None in warmups or len(rates) < len(known):
         reason = "no reference warm-up to compare with"
-    elif missing := [point for point in points if point not in planned]:
-        reason = f"no arm with warm-up {missing[0][0]} at rate {label(missing[0][1])}"
-    elif len(arm.rates) < 2:
+    elif missing := [warmup for warmup in known if not rates[warmup]]:
+        reason = f"no arm with warm-up {missing[0]}"
+    elif min(map(len, rates.values())) < 2:
         reason = "one rate only"
     elif not pairs.seeds:
         reason = "no seed has finished every run that it needs"
     if reason:
         return reason, pairs, {}
-    table = {
-        warmup: np.array(
-            [[pairs.runs[(warmup, lr), s].loss for lr in arm.rates] for s in pairs.seeds]
-        )
-        for warmup in known
-    }
-    return "", pairs, table
+
+    def curve(warmup: int) -> RateCurve:
+        points = [(warmup, lr) for lr in rates[warmup]]
+        sound = [not any(pairs.failed(at)) and not any(pairs.half_escaped(at)) for at in points]
+        losses = [[pairs.runs[at, seed].loss for at in points] for seed in pairs.seeds]
+        return RateCurve(rates[warmup], np.array(losses), np.array(sound))
+
+    return "", pairs, {warmup: curve(warmup) for warmup in known}
 
 
-def _entropies(pairs: Paired) -> "np.ndarray[Any, Any]":
+def _entropies(pairs: Paired) -> Floats:
     """The unigram entropy of each seed."""
     return np.array([mean([pairs.runs[p, s].entropy for p in pairs.points]) for s in pairs.seeds])
 
 
-def _listed(arm: Arm, chosen: "np.ndarray[Any, Any]") -> str:
-    return "/".join(f"{label(arm.rates[place])}" for place in dict.fromkeys(chosen.tolist()))
-
-
-def _by_seed(pairs: Paired, values: "np.ndarray[Any, Any]") -> tuple[tuple[int, float], ...]:
+def _by_seed(pairs: Paired, values: Floats) -> tuple[tuple[int, float], ...]:
     return tuple(zip(pairs.seeds, values.tolist(), strict=True))
 
 
@@ -508,14 +546,14 @@ def _of_slice(members: Mapping[str, Arm], lr: float, grid: GridResults) -> list[
 
 def _over_rates(members: Sequence[Arm], grid: GridResults) -> list[Score]:
     """The scores over all rates of the variants of one group."""
-    ref = grid.reference_warmup
+    ref, span = grid.reference_warmup, shared_span(members)
     found = needs(members, ref)
     rows = [*found]
     for arm, need in zip(members, found, strict=True):
         rows += [octaves(arm, ref), steps_at_best_rates(arm, ref, need)]
-        rows += [rate_sensitivity(arm, ref)]
+        rows += [rate_sensitivity(arm, ref, span=span)]
         for warmup in arm.warmups:
-            rows += [rate_sensitivity(arm, None, warmup), largest_rate(arm, warmup)]
+            rows += [rate_sensitivity(arm, None, warmup, span), largest_rate(arm, warmup)]
     return rows
 
 

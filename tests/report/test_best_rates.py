@@ -12,6 +12,7 @@ from lightning_app.report.headline import HELPS, WAITS, own_reading
 from lightning_app.report.results import read_results
 from lightning_app.report.statistics import crossing, influences, lowest, steps_between
 from lightning_app.report.warmup import sensitivity_scores
+from tests.report.test_uneven_grids import keep
 
 ALL = np.ones(6, dtype=bool)
 PRESET, SEED = "model.block.preset", "seed_everything"
@@ -126,17 +127,16 @@ def test_influences_have_the_mean_and_the_error_of_the_jackknife() -> None:
 
 def test_steps_saved_by_hand() -> None:
     """Curves that fall evenly, with the best place among those tried: no bound is loose."""
-    places, steps = np.arange(5.0), np.array([100.0, 200.0, 300.0, 400.0])
-    risen = 3.0 * np.abs(places - 2.0)
+    places, steps = np.arange(7.0), np.array([100.0, 200.0, 300.0, 400.0])
+    risen = 3.0 * np.abs(places - 3.0)
     fall = (400.0 - steps) / 100.0
     bare = 2.0 + risen[:, None] + fall
     warm = 1.0 + risen[:, None] + fall
-    sound = np.ones((2, 5), dtype=bool)
-    assert [float(end) for end in steps_between(np.stack([bare, warm]), places, sound, steps)] == [
-        pytest.approx(100.0),
-        pytest.approx(100.0),
-    ]
-    ends = steps_between(np.stack([warm, bare]), places, sound, steps)
+    kept = np.arange(1, 6)  # of the second arm, which has fewer rates
+    at, sound = (places, places[kept]), (np.ones(7, dtype=bool), np.ones(5, dtype=bool))
+    ends = steps_between((bare, warm[kept]), at, sound, steps)
+    assert [float(end) for end in ends] == [pytest.approx(100.0), pytest.approx(100.0)]
+    ends = steps_between((warm, bare[kept]), at, sound, steps)
     assert [float(end) for end in ends] == [pytest.approx(-100.0), pytest.approx(-100.0)]
 
 
@@ -167,6 +167,42 @@ def test_the_need_waits_for_the_planned_seeds(make_grid: Any) -> None:
     assert own_reading(own["post_ln"], "need") == WAITS
     assert own["post_ln"]["need"].seeds == 6
     assert np.isnan(own["post_ln"]["need"].p)
+
+
+def test_each_warm_up_has_the_rates_at_which_it_was_run(make_grid: Any) -> None:
+    """As after a refinement: rates far from the best one of an arm change no score but O and S.
+
+    Before, a rate of one arm that the other one lacked left every score over rates undefined.
+    """
+    rates = [0.0005, 0.001, 0.002, 0.004, 0.008, 0.016]
+    best = {0: 0.001, 60: 0.004}
+
+    def outcome(axes: dict[str, Any]) -> float:
+        away = math.log2(axes[RATE] / best[axes[WARMUP]])
+        at = 1.5 + 0.2 * (axes[WARMUP] == 0) + 0.1 * away**2
+        return at + 0.01 * (axes[SEED] * (3 + round(away)) % 7)
+
+    def scores(name: str, kept: dict[int, list[float]]) -> dict[str, Any]:
+        axes = {PRESET: ["pre_ln"], WARMUP: [0, 60], RATE: rates, SEED: [1, 2, 3]}
+        fake = make_grid(outcome, axes, name=name)
+        keep(fake, lambda at: at[RATE] in kept[at[WARMUP]])
+        found = sensitivity_scores(read_results(fake.folder))
+        return {score.score: score for score in found if math.isnan(score.lr)}
+
+    every = scores("every", {0: rates, 60: rates})
+    fewer = scores("fewer", {0: rates[:4], 60: rates[1:]})
+    for name in ("need", "steps_at_best_rates"):
+        one, other = every[name], fewer[name]
+        assert one.estimate > 0
+        assert (one.estimate, one.values) == (other.estimate, other.values)
+        assert (other.low, other.high) == pytest.approx((one.low, one.high))
+    # S compares both arms between the rates of both, so the mean loss at 0.001, 0.002 and 0.004.
+    span = [outcome({WARMUP: 60, RATE: rate, SEED: 1}) for rate in rates[1:4]]
+    least = outcome({WARMUP: 60, RATE: 0.004, SEED: 1})
+    area = (span[0] / 2 + span[1] + span[2] / 2) / 2
+    assert dict(fewer["rate_sensitivity w=60"].values)[1] == pytest.approx(area - least)
+    gapped = scores("gapped", {0: [rates[0], rates[3]], 60: rates[1:3]})
+    assert math.isnan(gapped["rate_sensitivity"].estimate)  # no rate is tried in both arms
 
 
 def test_intervals_over_rates_cover_in_short() -> None:

@@ -22,6 +22,7 @@ from lightning_app.report.warmup import bleu_scores, sensitivity_scores
 from lightning_app.report.write import write, write_exports
 from tests import warm
 from tests.report.conftest import write_report
+from tests.report.test_uneven_grids import keep
 
 RECOMPUTE = Path(__file__).parents[2] / "docs" / "recompute_study.py"
 PRESET = "model.block.preset"
@@ -108,6 +109,22 @@ def written(grid: GridResults, out: Path | None = None) -> Path:
     out = out or grid.folder
     write_exports(Report(grid, [*sensitivity_scores(grid), *bleu_scores(grid)], out))
     return out
+
+
+def test_scores_of_arms_with_their_own_rates_are_recomputed(
+    make_grid: Any, oracle: ModuleType
+) -> None:
+    """As after a refinement, which adds other rates to every arm."""
+    axes = axes_of(3, 0, 60) | {RATE: [0.0005, 0.001, 0.002, 0.004, 0.008]}
+    fake = make_grid(at_rates, axes)
+    chances = random.Random(1)
+    inner = (0.001, 0.002)
+    left = {(p, w): chances.sample(axes[RATE], 2) for p in PRESETS for w in (0, 60)}
+    keep(fake, lambda at: at[RATE] in inner or at[RATE] not in left[at[PRESET], at[WARMUP]])
+    folder = written(read_results(fake.folder))
+    assert oracle.check(folder) == []
+    table = pd.read_csv(folder / "sensitivity.csv").query("score == 'need'")
+    assert len(table.dropna(subset="estimate")) > 1
 
 
 @pytest.mark.parametrize("name", GRIDS)
