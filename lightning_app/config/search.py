@@ -65,8 +65,8 @@ class Refine:
     budget: int
     """Runs per arm, those at the rates of the axis included: rates times seeds."""
     until: float = 0.03
-    """The largest difference, in the unit of the metric, between the best mean of an arm and the
-    smallest one that a convex curve through its means allows."""
+    """The largest gain, in the unit of the metric, that a rate beside the best one of an arm may
+    still bring, by curves through the means around it."""
     finest: float = 0.25
     """The smallest distance between rates, in octaves."""
 

@@ -278,10 +278,12 @@ def further(
 ) -> Iterator[float]:
     """Yield the rates that would tell most about the best score of an arm.
 
-    Beyond an edge of the rates tried, one octave further. Between them, the middle of the two gaps
-    beside the best rate, the wider one first. None once the gaps are as small as `finest`, or the
-    best mean is within `until` of the smallest value that a convex curve through the means allows
-    (`report.statistics.lowest`), and none if no run learned.
+    Beyond an edge of the rates tried, one octave further. Between them, the middle of each gap
+    beside the best rate that is wider than an octave. Then the place where a curve through the
+    means around the best one is lowest (`_may_gain`), in steps of `finest` from the best rate, or,
+    where that has been tried or a neighbour failed, the middle of the wider gap, of equal ones that
+    to a failed rate. None once no more than `until` may be gained or the gaps are as small as
+    `finest`, and none if no run learned.
 
     Args:
         rates: The rates tried, ascending.
@@ -289,8 +291,6 @@ def further(
         refine: When to stop.
         mode: Whether the `min` or the `max` of the score is best.
     """
-    from lightning_app.report.statistics import lowest
-
     scores = [each.score if mode == "min" else -each.score for each in outcomes]
     sound = [each.sound and math.isfinite(each.score) for each in outcomes]
     places = [math.log2(rate) for rate in rates]
@@ -300,15 +300,55 @@ def further(
     if best in (0, len(rates) - 1):
         yield _rate(places[best] + (1 if best else -1))
         return
-    finite = [score if math.isfinite(score) else max(scores[best], 0) for score in scores]
-    low, high = lowest(finite, places, sound)
-    if float(high) - float(low) <= refine.until:
+    near = 1e-3  # rates have four digits
+    sides = sorted((best - 1, best + 1), key=lambda k: (-abs(places[k] - places[best]), sound[k]))
+    gaps = [(abs(places[k] - places[best]), min(places[k], places[best])) for k in sides]
+    if gaps[0][0] > 1 + near:
+        yield from (_rate(place + gap / 2) for gap, place in gaps if gap > 1 + near)
         return
-    gaps = [places[best] - places[best - 1], places[best + 1] - places[best]]
-    middles = [places[best] - gaps[0] / 2, places[best] + gaps[1] / 2]
-    for gap, middle in sorted(zip(gaps, middles, strict=True), key=lambda each: -each[0]):
-        if gap / 2 >= refine.finest * (1 - 1e-3):  # rates have four digits
-            yield _rate(middle)
+    finite = [score if math.isfinite(score) else max(scores[best], 0) for score in scores]
+    gain, lowest = _may_gain(places, finite, sound, best)
+    if gain <= refine.until:
+        return
+    if lowest is not None:
+        steps = round((lowest - places[best]) / refine.finest)
+        at = places[best] + steps * refine.finest
+        if min(abs(at - place) for place in places) >= refine.finest - near:
+            yield _rate(at)
+            return
+    gap, place = gaps[0]
+    if gap / 2 >= refine.finest - near:
+        yield _rate(place + gap / 2)
+
+
+def _may_gain(
+    places: Sequence[float], scores: Sequence[float], sound: Sequence[bool], best: int
+) -> tuple[float, float | None]:
+    """By how much a score beside the best one may be lower, and where.
+
+    The smaller of two: what a convex curve allows (`report.statistics.lowest`), and, where the
+    neighbours of the best place are sound, what the lowest of three curves has: the parabola
+    through these places, and the cubics through one more sound place on either side.
+    """
+    import numpy as np
+
+    from lightning_app.report.statistics import lowest
+
+    low, high = lowest(scores, places, sound)
+    gain = float(high - low)
+    three = [best - 1, best, best + 1]
+    if not all(sound[k] for k in three):
+        return gain, None
+    more = [k for k in (best - 2, best + 2) if 0 <= k < len(places) and sound[k]]
+    smallest = (scores[best], places[best])
+    for chosen in (three, *(sorted([*three, k]) for k in more)):
+        curve = np.polynomial.Polynomial.fit(
+            [places[k] for k in chosen], [scores[k] for k in chosen], len(chosen) - 1
+        )
+        for root in curve.deriv().roots():
+            if not root.imag and places[best - 1] <= root.real <= places[best + 1]:
+                smallest = min(smallest, (float(curve(root.real)), float(root.real)))
+    return min(gain, scores[best] - smallest[0]), smallest[1]
 
 
 def _rate(place: float) -> float:

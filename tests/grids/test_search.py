@@ -117,10 +117,18 @@ def outcomes(*scores: float) -> list[TrialScore]:
     [
         ([1, 2, 4], (3.0, 2.0, 1.0), [8]),  # one octave beyond the edge
         ([1, 2, 4], (1.0, 2.0, 3.0), [0.5]),
-        ([1, 2, 4], (2.0, 1.0, 2.0), [1.414, 2.828]),
-        ([1, 4, 8], (2.0, 1.0, 2.0), [2, 5.657]),  # the wider gap first
-        ([1, 2, 4], (2.0, 1.0, 9.0), [1.414, 2.828]),  # a failed rate encloses too
+        ([1, 4, 16], (2.0, 1.0, 2.0), [2, 8]),
+        ([1, 4, 32], (2.0, 1.0, 2.0), [11.31, 2]),  # the wider gap first
+        ([1, 2, 8], (2.0, 1.0, 2.0), [4]),  # an octave is narrow enough
+        ([1, 2, 4], (2.0, 1.0, 9.0), [2.828]),  # beside a failed rate there is no parabola
         ([1, 2, 4], (9.0, 9.0, 9.0), []),
+        # (x - 0.2)^2 in octaves from 2: the parabola is lowest a quarter of an octave above.
+        ([1, 2, 4], (1.44, 0.04, 0.64), [2.378]),
+        ([1, 2, 4], (1.21, 0.01, 0.81), []),  # (x - 0.1)^2: only 0.01 may be gained
+        # 2 |x - 0.3|: parabola and cubics disagree on what the middle of the V has.
+        ([0.5, 1, 2, 4, 8], (4.6, 2.6, 0.6, 1.4, 3.4), [2.378]),
+        # The parabola is lowest at the best rate, the cubic through 8 between it and 1.
+        ([1, 2, 4, 8], (2.0, 1.0, 2.0, 2.2), [1.682]),
         # Lines through neighbours meet at 0.98: within 0.03 of the best mean.
         ([0.5, 1, 2, 4, 8], (1.04, 1.02, 1.0, 1.02, 1.04), []),
         ([2, 2.378, 2.828], (2.0, 1.0, 2.0), []),  # a quarter of an octave is the finest gap
