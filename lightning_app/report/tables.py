@@ -129,9 +129,20 @@ def mean_of(cells: Sequence[CellResult]) -> Datum:
 
 
 def headline_table(grid: GridResults, scores: Sequence[Score]) -> ReportTable:
-    """What warm-up does to the loss of each variant, at each rate."""
+    """What warm-up does to the loss of each variant, at each rate.
+
+    Without rates at which no variant has two warm-ups: those that a search or a refinement added to
+    one arm only.
+    """
     wanted = ("delta", "relative_delta", "interaction", "steps_saved", "lost_steps", STALLS)
     shown = [score for score in scores if score.score.startswith(wanted)]
+    if grid.adapts:
+        warmups: dict[tuple[str, float, str], set[int | None]] = {}
+        for cell in grid.cells:
+            key = (cell.group, cell.lr or 0.0, cell.variant)
+            warmups.setdefault(key, set()).add(cell.warmup)
+        compared = {key[:2] for key, found in warmups.items() if len(found) > 1}
+        shown = [score for score in shown if (score.group, score.lr) in compared]
     reference, baseline = grid.reference_warmup, grid.baseline or "the baseline"
     stalled = failures(grid.finished) or "stalled"
 

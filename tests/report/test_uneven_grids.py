@@ -270,3 +270,17 @@ def test_a_run_that_was_cut_short_counts_nowhere(make_grid: Any) -> None:
     (cell,) = (each for each in grid.cells if not each.finished)
     assert cell.state == "failed"
     assert "cut short" in (cell.error or "")
+
+
+def test_a_refined_rate_of_one_arm_has_losses_and_no_empty_comparison(make_grid: Any) -> None:
+    fake = make_grid(loss, {**AXES, RATE: [0.001, 0.002, 0.004]}, curves=False)
+    keep(fake, lambda at: at[RATE] != 0.004 or at[WARMUP] == 60)
+    change(fake, refine={"budget": 12})
+    write_report(fake.folder)
+    tables = fake.folder / "tables"
+    headline, losses = (
+        (tables / f"{name}.md").read_text() for name in ("headline", "loss_by_warmup")
+    )
+    assert "0.002" in headline.partition("\n\n")[0]
+    assert "0.004" not in headline.partition("\n\n")[0]
+    assert "0.004" in losses
