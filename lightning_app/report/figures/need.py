@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from lightning_app.config.tree import label
+from lightning_app.report.facts import range_of
 from lightning_app.report.figures.sheet import (
     GRID,
     INK,
@@ -33,11 +34,11 @@ from lightning_app.report.figures.sheet import (
     wrapped,
 )
 from lightning_app.report.messages import say
-from lightning_app.report.pairs import Arm, Paired, Score, arms
+from lightning_app.report.pairs import Arm, Paired, Score, arms, stall_counts, stall_tables
 from lightning_app.report.results import CellResult
 from lightning_app.report.statistics import LEVEL, ended_alike, mean, seeds_interval
 from lightning_app.report.tasks import constant_score, failed, median_score
-from lightning_app.report.warmup import delta, need_at_best_rates, octaves
+from lightning_app.report.warmup import delta, need_at_best_rates, octaves, steps_at_best_rates
 from lightning_app.scores.task_facts import QualityMetric, task_facts
 
 if TYPE_CHECKING:
@@ -236,8 +237,13 @@ TICKS = 4  # rates with a number at the axis, at most
 LINKED = 400  # runs of one figure with a mark of their own; more are too small to point at
 
 
-def loss_by_rate(part: Part) -> list[Sketch]:
-    """Final loss against the learning rate, one panel for each variant and group."""
+def loss_by_rate(part: Part, *, headed: bool = False) -> list[Sketch]:
+    """Final loss against the learning rate, one panel for each variant and group.
+
+    With the dots of the arms that N compares, a ring at the best mean of each and an arrow between
+    the two; thin lines of other warm-ups. `headed`: with a heading that counts best rates and
+    stalls.
+    """
     groups = dict.fromkeys(cell.group for cell in part.cells)
     every = [arm for arm in arms(part.grid) if arm.cells]
     arms_drawn = [arm for group in groups for arm in every if arm.group == group]
@@ -250,10 +256,27 @@ def loss_by_rate(part: Part) -> list[Sketch]:
     links = Links(len(cells), LINKED)
     figure, axes_of = panels(len(arms_drawn), width=2.7, height=2.5)
     rows: list[dict[str, Any]] = []
+    compared = [warmup for warmup in (0, part.grid.reference_warmup) if warmup in warmups]
+    bold = compared if len(compared) == 2 else warmups
+    moved = []  # of each variant, the best rates of both compared warm-ups
     for axes, arm in zip(axes_of, arms_drawn, strict=True):
         entropy_line(axes, mean([cell.entropy for cell in arm.cells.values()]))
+        ends = []
         for warmup in warmups:
-            rows += _line(axes, arm, warmup, colours[warmup], links)
+            drawn = _line(axes, arm, warmup, colours[warmup], links, thin=warmup not in bold)
+            rows += drawn
+            means = [row for row in drawn if row["mark"] == "mean"]
+            best = min(means, key=lambda row: row["value"], default=None)
+            if best is not None and warmup in compared and len(compared) == 2:
+                ends.append((best["lr"], best["value"]))
+        if len(ends) == 2 and part.grid.pruner is None:
+            moved.append((ends[0][0], ends[1][0]))
+            axes.scatter(
+                *zip(*ends, strict=True), s=90, facecolors="none", edgecolors=INK, zorder=5
+            )
+            arrow = {"arrowstyle": "->", "color": INK, "shrinkA": 5, "shrinkB": 5}
+            if ends[0][0] != ends[1][0]:
+                axes.annotate("", xy=ends[1], xytext=ends[0], arrowprops=arrow, zorder=6)
         title(axes, arm.variant if len(groups) == 1 else f"{arm.variant}\n{arm.group}")
         needed = [score for score in _needs(part, arm) if score]
         axes.text(0.03, 0.03, "\n".join(needed), transform=axes.transAxes, fontsize=8.0)
@@ -261,23 +284,53 @@ def loss_by_rate(part: Part) -> list[Sketch]:
     axes.set_xscale("log", base=2)
     shown = rates[:: math.ceil(len(rates) / TICKS)]
     axes.set_xticks(shown, [label(lr) for lr in shown])
-    axes.set_xticks([], minor=True)
+    axes.set_xticks(rates, [""] * len(rates), minor=True)
     axes.set_xlim(rates[0] / 1.25, rates[-1] * 1.25)
     low, high = axes.get_ylim()
-    axes.set_ylim(low - 0.2 * (high - low), high)  # room for the need
+    axes.set_ylim(low - 0.28 * (high - low), high)  # room for the need
     handles = [
         *(
-            key(f"warm-up {w:,}", color=colours[w], marker="o", markersize=4, linestyle="-")
+            key(
+                f"warm-up {w:,}",
+                color=colours[w],
+                linestyle="-",
+                **({"marker": "o", "markersize": 4} if w in bold else {"linewidth": 0.9}),
+            )
             for w in warmups
         ),
+        *([key("best rate", marker="o", markersize=8, markerfacecolor="none")] if moved else []),
         key("stalled or non-finite", marker="X", markersize=6),
         key("unigram entropy", linestyle=REFERENCE),
     ]
-    arrange(figure, axes_of, "learning rate", "final loss (nats per token)", handles)
+    heading = _moved(part, moved, arms_drawn) if headed and moved else ""
+    arrange(
+        figure, axes_of, "learning rate", "final loss (nats per token)", handles, heading=heading
+    )
     return [sketch("loss_by_rate", figure, rows, links, cells)]
 
 
-def _line(axes: "Axes", arm: Arm, warmup: int, colour: str, links: Links) -> list[dict[str, Any]]:
+def _moved(part: Part, moved: Sequence[tuple[float, float]], drawn: Sequence[Arm]) -> str:
+    """What the figure shows in a sentence of counts, with its data and steps.
+
+    Stalls are counted at the rates at which a variant was run with both warm-ups.
+    """
+    reference = part.grid.reference_warmup
+    tables = [table for arm in drawn for table in stall_tables(arm, reference)]
+    bare, warm = stall_counts(tables)
+    return say(
+        "figures.loss_by_rate.heading",
+        higher=sum(ref > none for none, ref in moved),
+        count=len(moved),
+        bare=bare,
+        warm=warm,
+        data=", ".join(dict.fromkeys(str(cell.corpus) for cell in part.grid.finished)),
+        steps=range_of(part.grid, "steps"),
+    )
+
+
+def _line(
+    axes: "Axes", arm: Arm, warmup: int, colour: str, links: Links, *, thin: bool
+) -> list[dict[str, Any]]:
     """The runs at one warm-up and the line of their means; their rows of the table."""
     runs: dict[float, list[CellResult]] = {}
     for place in sorted(arm.cells, key=lambda each: each[1:]):
@@ -291,9 +344,11 @@ def _line(axes: "Axes", arm: Arm, warmup: int, colour: str, links: Links) -> lis
         if cell.failed == kind
     ]
     look: dict[str, Any] = {"color": colour, "alpha": 0.55, "zorder": 3}
-    two_kinds(axes, marks, look | {"marker": "o", "s": 12}, look | {"marker": "X", "s": 34})
+    if not thin:
+        two_kinds(axes, marks, look | {"marker": "o", "s": 12}, look | {"marker": "X", "s": 34})
     means = {lr: mean([cell.loss for cell in of]) for lr, of in runs.items()}
-    axes.plot(list(means), list(means.values()), color=colour, linewidth=1.8, zorder=4)
+    line: dict[str, Any] = {"linewidth": 0.9, "alpha": 0.7} if thin else {"linewidth": 1.8}
+    axes.plot(list(means), list(means.values()), color=colour, zorder=4, **line)
     rows = [
         {"mark": "run", "group": arm.group, **identity(cell), "n": 1, "value": cell.loss}
         for of in runs.values()
@@ -308,9 +363,12 @@ def _needs(part: Part, arm: Arm) -> list[str]:
     reference = part.grid.reference_warmup
     if part.grid.pruner is not None:
         return []  # the runs that it ended would be missing
+    need = need_at_best_rates(arm, reference)
+    saved = steps_at_best_rates(arm, reference, need)
     return [
-        _estimate("N", need_at_best_rates(arm, reference), 2),
+        _estimate("N", need, 2),
         _estimate("O", octaves(arm, reference), 1),
+        _estimate("steps saved", saved, 0),
     ]
 
 

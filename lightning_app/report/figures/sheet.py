@@ -6,6 +6,7 @@ import io
 import math
 import os
 import re
+import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -402,8 +403,11 @@ def arrange(
     y: str,
     handles: Sequence[Any],
     below: float = 0.0,
+    heading: str = "",
 ) -> None:
-    """Label the axes, add the legend, and set the margins; `below` inches are left free.
+    """Label the axes, add the legend and a heading, and set the margins.
+
+    `below` inches are left free at the bottom.
 
     Matplotlib's own layout asks every panel for every tick several times, which takes longer than
     all the drawing.
@@ -417,7 +421,9 @@ def arrange(
     rows, columns = place_in.get_gridspec().get_geometry()
     in_row = min(len(handles), max(1, int(width // 1.75)))
     title = 0.09 + 0.17 * max(1 + axes.get_title().count("\n") for axes in panels)
-    top = 0.12 + 0.2 * math.ceil(len(handles) / in_row) + title
+    lines = textwrap.wrap(heading, int(width * 10.5))
+    above = 0.12 * bool(lines) + 0.19 * len(lines)
+    top = 0.12 + above + 0.2 * math.ceil(len(handles) / in_row) + title
     bottom, gap = 0.55 + below, title + 0.1
     panel = height / rows - 0.4
     height = top + rows * panel + (rows - 1) * gap + bottom
@@ -444,11 +450,13 @@ def arrange(
     figure.legend(
         handles=handles,
         loc="upper center",
-        bbox_to_anchor=(0.5, 1 - 0.02 / height),
+        bbox_to_anchor=(0.5, 1 - (0.02 + above) / height),
         borderaxespad=0.0,
         ncols=in_row,
         handlelength=2.8,
     )
+    at = {"x": 0.06 / width, "y": 1 - 0.06 / height, "verticalalignment": "top"}
+    figure.text(s="\n".join(lines), **at, fontsize=10.5, fontweight="bold", linespacing=1.25)
 
 
 def title(axes: "Axes", text: str) -> None:

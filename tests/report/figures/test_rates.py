@@ -1,10 +1,12 @@
 """The loss against the learning rate, which a grid of several rates opens with."""
 
+import itertools
 import re
 
 import numpy as np
 import pytest
 
+from lightning_app.report.figures.write import first_figure
 from lightning_app.report.page import Report, page
 from lightning_app.report.results import read_results
 from lightning_app.report.warmup import sensitivity_scores
@@ -52,6 +54,30 @@ def test_a_panel_names_what_warmup_gives_over_the_rates(make_grid, draw):
         "O = 1.0 [0.5, 1.9]",
         *others * 2,
     ]
+
+
+def test_the_best_rates_are_ringed_and_counted(make_grid):
+    """Post-LN has a higher best rate with warm-up; above 5.5 octaves^2 of distance runs stall."""
+    cells = [axes for axes in map(dict, product_of(AXES)) if outcome(axes) == 4.5]
+    figure = first_figure(read_results(make_grid(outcome, AXES, curves=False).folder))
+    assert figure is not None
+    (heading,) = [text.get_text() for text in figure.texts if "variants" in text.get_text()]
+    stalled = [sum(axes[WARMUP] == warmup for axes in cells) for warmup in (0, 60)]
+    counts = [int(number) for number in re.findall(r"\d+", heading)]
+    assert counts[:6] == [1, 3, stalled[0], 45, stalled[1], 45]
+    rings = {
+        axes.get_title(): [
+            ring.get_offsets().tolist() for ring in axes.collections if 90 in ring.get_sizes()
+        ]
+        for axes in figure.axes
+    }
+    for variant, moved in (("post_ln", 2e-3), ("pre_ln", 1e-3), ("sas", 1e-3)):
+        assert rings[variant] == [[pytest.approx([1e-3, 2.02]), pytest.approx([moved, 2.02])]]
+
+
+def product_of(axes):
+    names = list(axes)
+    return [zip(names, values, strict=True) for values in itertools.product(*axes.values())]
 
 
 def test_a_grid_of_five_rates_has_at_most_ten_figures(make_grid, draw, table):
