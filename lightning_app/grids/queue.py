@@ -12,6 +12,7 @@ import json
 import math
 import secrets
 import time
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -408,9 +409,14 @@ class Study:
 
     def _create_arm(self, name: str) -> optuna.Study:
         direction = "minimize" if self._grid.plan.mode == "min" else "maximize"
-        return optuna.create_study(
+        study = optuna.create_study(
             study_name=name, storage=self._storage, direction=direction, load_if_exists=True
         )
+        if study.metric_names is None:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+                study.set_metric_names([self._grid.plan.metric])
+        return study
 
     def value(self, result: Mapping[str, Any]) -> float:
         """The score of a finished run (`score_of`)."""

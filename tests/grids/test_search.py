@@ -291,6 +291,7 @@ def test_a_study_per_arm_for_the_dashboard(
         if (cell["axes"]["model.block.preset"], cell["axes"][WARMUP]) == ("pre_ln", 60)
     ]
     rates = list(dict.fromkeys(cell["axes"][RATE] for cell in cells))
+    assert study.metric_names == ["val/nll"]
     assert [trial.params[RATE] for trial in study.trials] == rates
     metrics = undisturbed("search")["metrics"]
     for trial in study.trials:
