@@ -8,6 +8,10 @@ import sys
 from collections.abc import Generator, Iterator
 from typing import Any
 
+# One thread per process, set before torch reads it: sums in a fixed order, and no threads that spin
+# while another process has the core they wait for, which makes a step take ten times as long.
+os.environ["OMP_NUM_THREADS"] = "1"
+
 import jaxtyping
 import pytest
 import torch

@@ -311,6 +311,7 @@ def test_a_mistake_is_one_line_from_any_process(world: World, changes: dict, sai
 def test_cells_get_a_clean_environment_and_their_share_of_the_cores(world: World) -> None:
     foreign = {"RANK": "1", "MASTER_PORT": "29500", "SLURM_JOB_ID": "7", "PL_GLOBAL_SEED": "3"}
     world.environment |= foreign
+    del world.environment["OMP_NUM_THREADS"]  # the user sets no number
     world.write(seeds=1, steps=1, base_config={"data": {"behaviour": "environment"}})
     assert world.run(workers=1).returncode == 0
     name = next(iter(world.runs()))
