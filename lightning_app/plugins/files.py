@@ -12,6 +12,8 @@ import sys
 import sysconfig
 from collections.abc import Container, Iterable, Mapping, Sequence
 from functools import cache
+from itertools import chain
+from operator import eq, is_, ne
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any, NamedTuple
@@ -220,35 +222,49 @@ _NUMERIC += ("torch.utils.data", "torch.utils.checkpoint", "torch.amp", "torch.r
 """The parts of torch whose attributes are compared."""
 
 
-def patchable() -> dict[tuple[str, ...], Any]:
-    """Return the attributes of this package and of torch that affect numbers, by name."""
-    attributes: dict[tuple[str, ...], Any] = {}
+_MADE, _WRAPPERS = (type, FunctionType), (staticmethod, classmethod)
+
+Attributes = dict[tuple[str, ...], dict[str, Any]]
+"""The attributes of each module, class and table, and the code of their functions, by name."""
+
+
+def patchable() -> Attributes:
+    """Return the attributes of this package and of torch that affect numbers."""
+    found: Attributes = {}
     for name, module in [*sys.modules.items()]:
         library = name.partition(".")[0] in _LIBRARIES
         if not _is_patchable(name) or (
             library and name not in _LIBRARIES and not name.startswith(_NUMERIC)
         ):
             continue
-        for key, value in [*vars(module).items()]:
-            attributes[name, key] = value
-            if isinstance(value, dict) and key.startswith("_global_"):  # torch's hooks
-                attributes[name, key, "[]"] = _Parts((*value, *value.values()))
+        attributes = _add(found, (name,), vars(module))
+        for key, value in attributes.items():
+            if isinstance(value, type):
+                if value.__module__ == name:
+                    _add(found, (name, key), vars(value))
+            elif isinstance(value, dict) and key.startswith("_global_"):  # torch's hooks
+                found[name, key] = {"[]": _Parts((*value, *value.values()))}
             elif name.startswith(OURS) and _is_table(value):
-                attributes |= {
-                    (name, key, "[]", str(each)): of
+                found[name, key, "[]"] = {
+                    str(each): of
                     for each, of in dict(value).items()
-                    if not isinstance(of, type | FunctionType) or _is_patchable(of.__module__)
+                    if not isinstance(of, _MADE) or _is_patchable(of.__module__)
                 }
-            elif isinstance(value, FunctionType):
-                _add_code(attributes, (name, key), value)
-            elif isinstance(value, type) and value.__module__ == name:
-                for each, of in [*vars(value).items()]:
-                    attributes[name, key, each] = of
-                    _add_code(attributes, (name, key, each), of)
     if (torch := sys.modules.get("torch")) is not None:
         for name in ("get_default_dtype", "get_float32_matmul_precision", "is_grad_enabled"):
-            attributes["torch", f"{name}()"] = _Parts((getattr(torch, name)(),))
-    return attributes
+            found["torch",][f"{name}()"] = _Parts((getattr(torch, name)(),))
+    return found
+
+
+def _add(found: Attributes, owner: tuple[str, ...], attributes: Mapping[str, Any]) -> Any:
+    """Add the attributes of a module or class, and the components of its functions."""
+    copied = found[owner] = dict(attributes)
+    found[*owner, "()"] = {
+        name: _Parts((value.__code__, value.__defaults__, value.__kwdefaults__))
+        for name, value in copied.items()
+        if type(value) is FunctionType
+    }
+    return copied
 
 
 def _is_table(value: object) -> bool:
@@ -260,12 +276,6 @@ def _is_table(value: object) -> bool:
 
 def _is_patchable(module: str) -> bool:
     return module.partition(".")[0] in PATCHABLE
-
-
-def _add_code(attributes: dict[tuple[str, ...], Any], key: tuple[str, ...], value: object) -> None:
-    if isinstance(value, FunctionType):
-        parts = (value.__code__, value.__defaults__, value.__kwdefaults__)
-        attributes[*key, "()"] = _Parts(parts)
 
 
 class _Parts(tuple[Any, ...]):
@@ -284,23 +294,38 @@ def _differs(value: Any, other: Any) -> bool:
     return value is not other
 
 
-def changed(before: Mapping[tuple[str, ...], Any], now: Mapping[tuple[str, ...], Any]) -> str:
+def changed(before: Attributes, now: Attributes) -> str:
     """Return the first attribute that has changed; empty if all are unchanged.
 
     Importing a module adds its name to the package around it, which changes nothing.
     """
-    for key, value in before.items():
-        if _differs(value, now.get(key)) and not (
-            key[-1] in _BOOKKEEPING or key[:2] in (*_BY_LIGHTNING, *_OWN)
-        ):
-            return ".".join(key)
-    modules = {key[0] for key in before}
-    for key in now.keys() - before.keys():
-        shadows = len(key) == 2 and hasattr(builtins, key[1])
-        inside = len(key) == 3 and key[:2] in before
-        if key[0] in modules and (shadows or inside) and key[-1] not in _BOOKKEEPING:
-            return ".".join(key)
+    differing = [o for o, found in before.items() if not _are_same(found, now.get(o, {}))]
+    for owner in differing:
+        for key, value in before[owner].items():
+            name = (*owner[:-1], key, "()") if owner[-1] == "()" else (*owner, key)
+            if _differs(value, now.get(owner, {}).get(key)) and not (
+                key in _BOOKKEEPING or name[:2] in (*_BY_LIGHTNING, *_OWN)
+            ):
+                return ".".join(name)
+    for owner in (*differing, *(now.keys() - before.keys())):
+        for key in now.get(owner, {}).keys() - before.get(owner, {}).keys() - _BOOKKEEPING:
+            shadows = owner in before and len(owner) == 1 and hasattr(builtins, key)
+            inside = len(owner) == 2 and owner[1] in before.get(owner[:1], ())
+            if shadows or inside:
+                return ".".join((*owner, key))
     return ""
+
+
+def _are_same(attributes: Mapping[str, Any], others: Mapping[str, Any]) -> bool:
+    """Whether all are the same objects, for most modules and classes: much faster than each."""
+    if len(attributes) != len(others) or not all(map(eq, attributes, others)):
+        return False
+    values = (attributes.values(), others.values())
+    if type(next(iter(attributes.values()), None)) is _Parts:
+        if any(map(ne, *(map(len, each) for each in values))):
+            return False
+        values = tuple(map(chain.from_iterable, values))
+    return all(map(is_, *values))
 
 
 _BY_LIGHTNING = (("torch", "compile"), ("torch", "manual_seed"))
@@ -309,28 +334,28 @@ _BY_LIGHTNING = (("torch", "compile"), ("torch", "manual_seed"))
 _OWN = ((f"{OURS}.plugins", "_LOADED"),)
 """The attribute that this package changes while a plug-in is loaded."""
 
-_BOOKKEEPING = (
+_BOOKKEEPING = {
     *("__warningregistry__", "__annotations__", "__annotations_cache__", "__annotate__"),
     *("__abstractmethods__", "__slotnames__", "_abc_impl"),
-)
+}
 
 
-def planted(
-    now: Mapping[tuple[str, ...], Any], files: Container[str], packages: Container[str]
-) -> str:
+def planted(now: Attributes, files: Container[str], packages: Container[str]) -> str:
     """Return an attribute of this package, torch or Lightning that is a plug-in's code, or ''."""
-    for key, value in now.items():
-        if "[]" in key:  # a table, to which plug-ins add
+    for owner, attributes in now.items():
+        if owner[-1] == "[]":  # a table, to which plug-ins add
             continue
-        if isinstance(value, property):
-            value = value.fget
-        inner = value.__func__ if isinstance(value, staticmethod | classmethod) else value
-        code = inner[0] if isinstance(inner, _Parts) and inner else None
-        if isinstance(code, CodeType) and _real(code.co_filename) in files:
-            return ".".join(key[:-1])
-        made_in = inner.__module__ if isinstance(inner, type | FunctionType) else ""
-        if str(made_in).partition(".")[0] in packages:
-            return ".".join(key)
+        for key, value in attributes.items():
+            if owner[-1] == "()":
+                if _real(value[0].co_filename) in files:
+                    return ".".join((*owner[:-1], key))
+                continue
+            if isinstance(value, property):
+                value = value.fget
+            elif isinstance(value, _WRAPPERS):
+                value = value.__func__
+            if isinstance(value, _MADE) and str(value.__module__).partition(".")[0] in packages:
+                return ".".join((*owner, key))
     return ""
 
 
