@@ -6,6 +6,7 @@ import resource
 import signal
 import sys
 from collections.abc import Generator, Iterator
+from pathlib import Path
 from typing import Any
 
 # One thread per process, set before torch reads it: sums in a fixed order, and no threads that spin
@@ -16,6 +17,16 @@ import jaxtyping
 import pytest
 import torch
 
+ROOT = Path(__file__).parents[1]
+SHAPED = [
+    ".".join(path.relative_to(ROOT).with_suffix("").parts)
+    for folder in ("blocks", "models")
+    for path in sorted((ROOT / "lightning_app" / folder).rglob("*.py"))
+    if "jaxtyping" in path.read_text(encoding="utf-8")
+]
+"""The modules whose calls are checked; a check takes as long as ten calls, so no others are."""
+
+jaxtyping.install_import_hook(SHAPED, "beartype.beartype")
 jaxtyping.config.update("jaxtyping_disable", True)  # while tests are collected
 gc.disable()  # until then: almost nothing of what is imported is garbage
 
