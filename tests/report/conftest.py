@@ -2,11 +2,14 @@
 
 import csv
 import hashlib
+import importlib.util
 import itertools
 import json
 import random
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -272,3 +275,16 @@ def typical(axes: Mapping[str, Any]) -> float:
 @pytest.fixture
 def outcome() -> Callable[[Mapping[str, Any]], float]:
     return typical
+
+
+@pytest.fixture(scope="session")
+def oracle() -> ModuleType:
+    """The program as a module: a process for each grid would import pandas again."""
+    path = Path(__file__).parents[2] / "docs" / "recompute_study.py"
+    spec = importlib.util.spec_from_file_location("recompute_study", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # its dataclasses look for it
+    spec.loader.exec_module(module)
+    return module

@@ -1,7 +1,6 @@
 """Reports of odd grids: `docs/recompute_study.py` computes their numbers again, beside them."""
 
 import html
-import importlib.util
 import json
 import random
 import re
@@ -24,7 +23,6 @@ from tests import warm
 from tests.report.conftest import write_report
 from tests.report.test_uneven_grids import keep
 
-RECOMPUTE = Path(__file__).parents[2] / "docs" / "recompute_study.py"
 PRESET = "model.block.preset"
 WARMUP = "model.schedule.warmup_steps"
 RATE = "model.optimizer.lr"
@@ -90,18 +88,6 @@ GRIDS = {
     "no arm without warm-up": (regular, axes_of(3, 20, 60)),
     "no seed axis": (regular, {PRESET: PRESETS, WARMUP: [0, 60]}),
 }
-
-
-@pytest.fixture(scope="module")
-def oracle() -> ModuleType:
-    """The program as a module: a process for each grid would import pandas again."""
-    spec = importlib.util.spec_from_file_location("recompute_study", RECOMPUTE)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # its dataclasses look for it
-    spec.loader.exec_module(module)
-    return module
 
 
 def written(grid: GridResults, out: Path | None = None) -> Path:
