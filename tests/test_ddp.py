@@ -33,6 +33,8 @@ CASES = {
     "masked_lm": Case(
         "synthetic_mlm.yaml",
         settings={
+            "trainer.limit_val_batches": 5,
+            "trainer.limit_test_batches": 5,
             "model.block.preset": "sas_p",
             "model.schedule.kind": "constant",
             "trainer.callbacks": json.dumps(
