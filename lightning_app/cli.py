@@ -42,7 +42,7 @@ class Command(NamedTuple):
 
 COMMANDS = {
     "blocks": Command(
-        "blocks.add_blocks",
+        "run.add_blocks",
         "table of the presets; with NAME its drawing and specification",
         "overrides",
     ),

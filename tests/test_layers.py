@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from lightning_app.core.moved import MOVED
+from lightning_app import MOVED
 
 PACKAGE = "lightning_app"
 ROOT = Path(__file__).parents[1]

@@ -7,7 +7,7 @@ from torch import nn
 from lightning_app.blocks.config import BlockConfig
 from lightning_app.blocks.masks import causal_mask
 from lightning_app.models.heads import ArchitectureConfig
-from lightning_app.testing.conformance import (
+from lightning_app.testing import (
     BOS,
     EOS,
     HEAD_DIM,
@@ -29,7 +29,7 @@ from lightning_app.testing.conformance import (
     translator,
     words,
 )
-from lightning_app.testing.conformance import small_architecture as architecture
+from lightning_app.testing import small_architecture as architecture
 from tests import reference
 
 __all__ = [

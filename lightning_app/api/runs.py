@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 from lightning_app.config.sources import CHECKPOINT, FIELDS_OF, Written, read_tree
 from lightning_app.config.tree import SECTIONS, SEED, replaced
 from lightning_app.core.errors import UserError
-from lightning_app.grids.find_results import Found, found_results
 from lightning_app.plugins import given, load_given
 from lightning_app.report.comparisons import compare_axis
 from lightning_app.report.frames import runs_frame
+from lightning_app.report.packed import Found, found_results
 from lightning_app.runs.folder import RunFolder
 from lightning_app.runs.locks import is_held
 from lightning_app.runs.run import Run

@@ -12,8 +12,7 @@ from rich.table import Table
 from lightning_app.blocks.presets import PRESETS
 from lightning_app.blocks.stack import Stack, StackSpec
 from lightning_app.catalogue.parts import Drawing, Side, stack_drawing
-from lightning_app.catalogue.svg import picture
-from lightning_app.catalogue.text import specification_lines, text_lines, wrapped_lines
+from lightning_app.catalogue.svg import picture, specification_lines, text_lines, wrapped_lines
 from lightning_app.core.errors import UserError, nearest
 from lightning_app.core.files import write_whole
 from lightning_app.core.registry import OWN

@@ -39,7 +39,6 @@ from lightning_app.grids.display import (
     running_table,
     states_table,
 )
-from lightning_app.grids.find_results import check_same_cells, find_planned, published
 from lightning_app.grids.plan import (
     Grid,
     expand,
@@ -52,6 +51,7 @@ from lightning_app.grids.plan import (
 )
 from lightning_app.grids.plan_checks import axis_cautions
 from lightning_app.grids.slots import Options
+from lightning_app.report.packed import check_same_cells, find_planned, published
 from lightning_app.runs.folder import GridFolder
 from lightning_app.runs.locks import is_held, supervisor_lock, turn
 from lightning_app.runs.mixtures import STALE, Groups, counted, some
@@ -485,9 +485,9 @@ def results_command(
         raise UserError("--query: selects runs of the table, not of --compare; use one of the two")
     pair = _pair(compare) if compare is not None else None
     from lightning_app.api.runs import frame_of
-    from lightning_app.grids.find_results import found_results
     from lightning_app.report.comparisons import compare_axis, titled, why_apart
     from lightning_app.report.facts import records_of
+    from lightning_app.report.packed import found_results
     from lightning_app.report.results import damaged_files
     from lightning_app.runs.mixtures import unsealed
 

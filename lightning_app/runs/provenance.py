@@ -33,7 +33,7 @@ PACKAGES = (
 APART = (
     *("api", "catalogue", "commands", "grids", "lab", "plugins", "report", "testing"),
     *("__init__.py", "__main__.py", "cli.py", "version.py"),
-    *("core/errors.py", "core/files.py", "core/moved.py", "core/project.py"),
+    *("core/errors.py", "core/files.py", "core/project.py"),
     *("core/strict_yaml.py", "runs"),
     *("config/__init__.py", "config/bounds.py", "config/experiment.py", "config/grid.py"),
     *("config/identity.py", "config/rulers.py", "core/schema.py"),

@@ -14,7 +14,7 @@ from lightning_app.blocks.attention import AttentionSpec, ShapingSpec
 from lightning_app.blocks.block import InitSpec
 from lightning_app.blocks.config import BlockConfig
 from lightning_app.blocks.presets import ABSENT, PRESETS
-from lightning_app.blocks.presets.norms import deepnorm_gains
+from lightning_app.blocks.presets.published import deepnorm_gains
 from lightning_app.blocks.residual import Gain, ResidualSpec
 from lightning_app.blocks.stack import Stack, StackSpec, around, carry_scores
 from tests import tiny

@@ -21,8 +21,7 @@ from lightning_app.blocks.stack import StackSpec
 from lightning_app.blocks.windows import LocalisedSpan
 from lightning_app.catalogue import parts
 from lightning_app.catalogue.parts import Factor, Side, description, number, stack_drawing
-from lightning_app.catalogue.svg import picture
-from lightning_app.catalogue.text import specification_lines, text_lines
+from lightning_app.catalogue.svg import picture, specification_lines, text_lines
 from lightning_app.core.registry import registering, remove_parts
 from tests.catalogue.variants import CASES, drawn, stacks, with_blocks
 
@@ -366,7 +365,7 @@ def test_every_field_was_changed(seen) -> None:
 
 
 def test_drawings_know_no_preset() -> None:
-    for name in ("parts", "text", "svg"):
+    for name in ("parts", "svg"):
         source = Path(f"lightning_app/catalogue/{name}.py").read_text(encoding="utf-8")
         assert not re.search(r"import.*PRESETS|\.presets import", source), name
 

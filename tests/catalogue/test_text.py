@@ -8,7 +8,7 @@ import pytest
 
 from lightning_app.blocks.presets import PRESETS
 from lightning_app.catalogue.parts import stack_drawing
-from lightning_app.catalogue.text import text_lines
+from lightning_app.catalogue.svg import text_lines
 from tests.catalogue.variants import CASES, VECTOR, drawn, stacks, with_blocks
 
 WIRES = "-|'+.<>"

@@ -13,11 +13,11 @@ from lightning_app.blocks.presets import PRESETS
 from lightning_app.catalogue.presets import (
     parameter_ratios,
     resolve_preset,
+    specification_lines,
     stack_parameters,
     table_rows,
 )
 from lightning_app.catalogue.svg import picture
-from lightning_app.catalogue.text import specification_lines
 from lightning_app.cli import main
 from lightning_app.config.config import read_config
 from lightning_app.models.heads import ArchitectureConfig

@@ -11,7 +11,7 @@ from lightning_app.blocks.attention import ProjectionGains, ShapingSpec
 from lightning_app.blocks.config import BlockConfig
 from lightning_app.blocks.presets import PRESETS
 from lightning_app.blocks.residual import Gain
-from lightning_app.testing.conformance import CHECKS, check_cached_text, check_cached_translation
+from lightning_app.testing import CHECKS, check_cached_text, check_cached_translation
 from tests import tiny
 from tests.noted import noted
 

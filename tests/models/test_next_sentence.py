@@ -19,7 +19,7 @@ from lightning_app.models.encoder_heads import (
 )
 from lightning_app.models.loss import ObjectiveConfig
 from lightning_app.tasks.base import build_task
-from lightning_app.tasks.next_sentence import MaskedBatch
+from lightning_app.tasks.masked_lm import MaskedBatch
 from tests import tiny
 
 CONFIG = ObjectiveConfig(kind="masked_lm", label_smoothing=0.0, next_sentence=True)

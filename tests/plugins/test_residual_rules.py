@@ -10,6 +10,7 @@ import torch
 import yaml
 
 from lightning_app import Block, plugins
+from lightning_app import testing as small_models
 from lightning_app.blocks.config import BlockConfig
 from lightning_app.blocks.residual import (
     RESIDUAL_RULES,
@@ -21,14 +22,12 @@ from lightning_app.blocks.residual import (
 )
 from lightning_app.blocks.stack import Stack, StackSpec, around, same_block
 from lightning_app.catalogue.parts import description, stack_drawing
-from lightning_app.catalogue.svg import picture
-from lightning_app.catalogue.text import specification_lines, text_lines
+from lightning_app.catalogue.svg import picture, specification_lines, text_lines
 from lightning_app.cli import main
 from lightning_app.core.errors import UserError
 from lightning_app.models.initialization import initialize
 from lightning_app.probes.probe import learned_gains
 from lightning_app.testing import check_preset
-from lightning_app.testing import conformance as small_models
 from tests.plugins.conftest import Write
 from tests.told import told
 

@@ -16,7 +16,6 @@ import pytest
 import yaml
 
 from lightning_app.report import write as report
-from lightning_app.report.figures import write as drawings
 from lightning_app.report.messages import Message
 from lightning_app.report.results import read_results
 from lightning_app.report.tensorboard import write_index
@@ -231,7 +230,7 @@ def messages(texts: Iterable[Any]) -> list[tuple[str, Mapping[str, Any]]]:
 def pdf_files(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave PDF files empty, which take as long as the SVG, where no test looks into them."""
     if request.node.get_closest_marker("pdf_files") is None:
-        monkeypatch.setattr(drawings, "pdf", lambda figure: b"%PDF")
+        monkeypatch.setattr(report, "pdf", lambda figure: b"%PDF")
 
 
 def write_report(folder: Path, out: Path | None = None, *, figures: bool = True) -> Path:

@@ -16,8 +16,8 @@ from lightning_app.commands.grid import report_command
 from lightning_app.core.errors import UserError
 from lightning_app.report.comparisons import metrics_document
 from lightning_app.report.facts import facts, state_counts
-from lightning_app.report.figures.inside import read_probes
 from lightning_app.report.figures.sheet import read_log
+from lightning_app.report.figures.stable import read_probes
 from lightning_app.report.headline import findings
 from lightning_app.report.limits import limits
 from lightning_app.report.page import Report

@@ -20,7 +20,6 @@ from lightning_app.report.bibliography import bibliography
 from lightning_app.report.comparisons import BETTER, WORSE, by_metric, compare_axis, comparisons
 from lightning_app.report.figures.need import scores_by_task
 from lightning_app.report.figures.sheet import Part
-from lightning_app.report.figures.write import first_figure
 from lightning_app.report.headline import findings
 from lightning_app.report.limits import limits
 from lightning_app.report.page import Report, page
@@ -37,7 +36,7 @@ from lightning_app.report.tasks import (
 )
 from lightning_app.report.terminal import show_report
 from lightning_app.report.warmup import sensitivity_scores
-from lightning_app.report.write import write_exports
+from lightning_app.report.write import first_figure, write_exports
 from lightning_app.scores.task_facts import (
     GLUE_AVERAGES,
     GLUE_CORPORA,

@@ -18,10 +18,9 @@ import pytest
 from lightning_app.commands.grid import report_command
 from lightning_app.core.errors import UserError
 from lightning_app.core.files import sha256_of, with_seal
-from lightning_app.grids.find_results import found_results
 from lightning_app.report import packed
 from lightning_app.report.frames import results_frame
-from lightning_app.report.packed import PACKED, unpack
+from lightning_app.report.packed import PACKED, found_results, unpack
 from lightning_app.report.results import read_results
 from lightning_app.report.write import publish
 from lightning_app.runs.records import is_sealed, sealed

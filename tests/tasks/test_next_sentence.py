@@ -17,8 +17,7 @@ from lightning_app.data.tokenizer import PAD
 from lightning_app.models.heads import ArchitectureConfig
 from lightning_app.models.loss import Evaluated, ObjectiveConfig
 from lightning_app.probes.probe import attention_maps, probe
-from lightning_app.tasks.masked_lm import MaskedLanguageModelling
-from lightning_app.tasks.next_sentence import MaskedBatch, PairRows
+from lightning_app.tasks.masked_lm import MaskedBatch, MaskedLanguageModelling, PairRows
 from tests.documents import data_fields, write_documents
 
 FOUND = Evaluated(1.0, 1)

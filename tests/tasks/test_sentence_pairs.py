@@ -11,8 +11,8 @@ import torch
 from lightning_app.data.prepare import PreparedCorpus, prepare
 from lightning_app.data.tokenizer import BOS, EOS, MASK, PAD
 from lightning_app.models.encoder_heads import RANDOM
-from lightning_app.tasks import next_sentence
-from lightning_app.tasks.next_sentence import MaskedBatch, PairRows, Spans, cut_to, draw_spans
+from lightning_app.tasks import masked_lm
+from lightning_app.tasks.masked_lm import MaskedBatch, PairRows, Spans, cut_to, draw_spans
 
 WINDOW = 32
 DOCUMENTS = {"train": 13, "valid": 7, "test": 2}
@@ -153,7 +153,7 @@ def test_each_token_is_of_one_pair_of_its_document() -> None:
 def test_a_chunk_has_the_target_length_or_ends_its_document() -> None:
     sentences = [[3] * 50, [3] * 50]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(next_sentence, "SHORT", 0.0)
+        patch.setattr(masked_lm, "SHORT", 0.0)
         spans = drawn(sentences, 20)
     one, two = spans.lengths
     ends = spans.second[:, 1]
@@ -167,7 +167,7 @@ def test_share_of_random_pairs_is_the_formula() -> None:
     """P(random) = (1 + P(n = 1)) / 2, with n the sentences of a chunk."""
     sentences = [[10] * 4000, [25] * 2000]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(next_sentence, "SHORT", 0.0)
+        patch.setattr(masked_lm, "SHORT", 0.0)
         spans = drawn(sentences, 20)
     of_second = spans.first[:, 0] >= 40_000
     assert spans.random[of_second].all()  # every sentence is a chunk of its own
@@ -201,7 +201,7 @@ def test_share_of_random_pairs_in_texts_of_long_and_short_sentences() -> None:
     assert 0.1 < alone < 0.9
     assert expected == pytest.approx((1 + alone) / 2, abs=0.01)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(next_sentence, "SHORT", 0.0)
+        patch.setattr(masked_lm, "SHORT", 0.0)
         found = np.concatenate([drawn([lengths] * 4, 20, seed).random for seed in range(15)])
     assert found.mean() == pytest.approx(expected, abs=0.015)
 
@@ -351,7 +351,7 @@ def test_two_documents_are_enough(corpus: PreparedCorpus) -> None:
 
 def test_description_names_pairs_and_their_labels(corpus: PreparedCorpus) -> None:
     rows = {split: make(corpus, split, seed=None) for split in DOCUMENTS}
-    said = next_sentence.described(rows)
+    said = masked_lm.described(rows)
     assert f"{WINDOW} tokens" in said
     assert f"{100 * rows['valid'].spans(0).random.mean():.1f}" in said
 

@@ -10,8 +10,13 @@ import torch
 
 from lightning_app.data.prepare import PreparedCorpus, prepare
 from lightning_app.data.tokenizer import BOS, EOS, MASK, PAD, SPECIALS, UNK
-from lightning_app.tasks.masked_lm import MaskedLanguageModelling, MaskedRows
-from lightning_app.tasks.next_sentence import MaskedBatch, Masking, PairRows
+from lightning_app.tasks.masked_lm import (
+    MaskedBatch,
+    MaskedLanguageModelling,
+    MaskedRows,
+    Masking,
+    PairRows,
+)
 
 WINDOW = 24
 

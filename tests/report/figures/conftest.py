@@ -9,8 +9,8 @@ import pandas as pd
 import pytest
 
 from lightning_app.report.figures.sheet import FigureFiles
-from lightning_app.report.figures.write import write_figures
 from lightning_app.report.results import read_results
+from lightning_app.report.write import write_figures
 
 
 class Drawn:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from lightning_app.report.figures import write
+from lightning_app.report import write
 
 PRESET = "model.block.preset"
 WARMUP = "model.schedule.warmup_steps"

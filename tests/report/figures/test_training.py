@@ -6,7 +6,7 @@ import re
 import pytest
 
 from lightning_app.report.figures import training
-from lightning_app.report.figures.write import ALL_POINTS, FEWEST_POINTS, POINTS
+from lightning_app.report.write import ALL_POINTS, FEWEST_POINTS, POINTS
 
 PRESET = "model.block.preset"
 WARMUP = "model.schedule.warmup_steps"

@@ -10,8 +10,8 @@ import pytest
 
 from lightning_app.report.figures import sheet
 from lightning_app.report.figures.sheet import LETTERS, MOST_PANELS, drawn_slices, thinned, wrapped
-from lightning_app.report.figures.write import QUESTIONS
 from lightning_app.report.results import read_results
+from lightning_app.report.write import QUESTIONS
 
 PRESET = "model.block.preset"
 WARMUP = "model.schedule.warmup_steps"
