@@ -247,10 +247,9 @@ def report_command(
         raise UserError(f"--port: expected 0 to 65535, found {port}")
     if serve and as_json:
         raise UserError("--serve: runs until it is stopped; --json needs a command that ends")
-    from lightning_app.report import serve as server
     from lightning_app.report.results import different, read_results, together
     from lightning_app.report.tensorboard import write_index
-    from lightning_app.report.write import publish, write
+    from lightning_app.report.write import claim, publish, serve_report, write
 
     if publish_in is not None and len(grids) > 1:
         raise UserError(f"--publish: takes the results of one grid, found {len(grids)} grids")
@@ -262,7 +261,7 @@ def report_command(
         require(run)  # it may define facts about a task
     with ExitStack() as held, document("report", as_json) as tree:
         port = 6006 if port is None else port  # TensorBoard's default
-        claimed = held.enter_context(server.claim(port)) if serve else None
+        claimed = held.enter_context(claim(port)) if serve else None
         read = [read_results(folder, file) for folder, file in planned]
         grid = read[0] if len(read) == 1 else together(read)
         if grid.parts:
@@ -284,7 +283,7 @@ def report_command(
         if page is not None:
             print(f"report: {page}")
         if page is not None and claimed is not None:
-            server.serve(page, folders, claimed)
+            serve_report(page, folders, claimed)
     return 1 if tree["damaged"] else 0
 
 

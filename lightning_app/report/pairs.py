@@ -511,25 +511,16 @@ def _lost(bare: CellResult, ref: CellResult) -> float:
     rates = [cell.run.curve(LEARNING_RATE) for cell in (bare, ref)]
     if any(len(curve) < 2 for curve in rates) or max(rates[0]) != max(rates[1]):
         return math.nan
-    without, with_warmup = (_area(curve) for curve in rates)
-    target, last = with_warmup[max(with_warmup)], max(without)
-    before = min(without)
-    for step in sorted(without):
-        if without[step] >= target:
-            if step == before:
-                return float(last - step)
-            share = (target - without[before]) / (without[step] - without[before])
-            return last - (before + share * (step - before))
-        before = step
-    return 0.0
+    without, with_warmup = map(_falling_area, rates)
+    return max(without) - _first_step(without, with_warmup[max(with_warmup)])[0]
 
 
-def _area(curve: Mapping[int, float]) -> dict[int, float]:
-    """The sum of the rates to each logged step, by trapezoids between the logged ones."""
+def _falling_area(curve: Mapping[int, float]) -> dict[int, float]:
+    """Minus the sum of the rates to each logged step, by trapezoids between the logged ones."""
     steps = sorted(curve)
-    found = {steps[0]: curve[steps[0]] * steps[0]}
+    found = {steps[0]: -curve[steps[0]] * steps[0]}
     for before, step in itertools.pairwise(steps):
-        found[step] = found[before] + (curve[before] + curve[step]) / 2 * (step - before)
+        found[step] = found[before] - (curve[before] + curve[step]) / 2 * (step - before)
     return found
 
 

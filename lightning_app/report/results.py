@@ -547,7 +547,12 @@ def read_results(folder: Path, file: Mapping[str, Any] | None = None) -> GridRes
     factors, compare = grid.get("factors") or {}, grid.get("compare") or {}
     config, damaged = _config(paths, plan, grid)
     monitored = task_facts(lookup(config, TASKS.field)).monitored
-    cells = [_cell(paths, cell, config, grid, plan.axes) for cell in plan.cells]
+    pruner = paths.name if grid.get("pruner") else None
+    cells = []
+    for cell in plan.cells:
+        place = locate_run(paths, cell.name, cell.id)
+        run = Run(place, cell.id, metric.get("name"), pruner=pruner)
+        cells.append(_cell(run, paths, cell, config, grid, plan.axes))
     if plan.seal is None and any(is_sealed(cell.result) for cell in cells if cell.result):
         raise UserError(
             f"{paths.plan}: has lost its {SEAL}, though results of its cells have one; `ablate "
@@ -615,7 +620,7 @@ def read_runs(folder: Path, runs: Sequence[RunFolder]) -> GridResults:
     for name, (run, config) in configs.items():
         values = {key: flat[name].get(key) for key in axes}
         cell = Cell(id=run.id or "", name=name, axes=values)
-        cells.append(_cell_of(run, paths, cell, config, grid, axes))
+        cells.append(_cell(run, paths, cell, config, grid, axes))
     return GridResults(
         folder=folder,
         name=folder.name,
@@ -665,19 +670,6 @@ def _merge(under: Any, over: Any) -> Any:
 
 
 def _cell(
-    paths: GridFolder,
-    cell: Cell,
-    config: Mapping[str, Any],
-    grid: Mapping[str, Any],
-    planned: Mapping[str, list[Any]],
-) -> CellResult:
-    metric = (grid.get("metric") or {}).get("name")
-    pruner = paths.name if grid.get("pruner") else None
-    run = Run(locate_run(paths, cell.name, cell.id), cell.id, metric, pruner=pruner)
-    return _cell_of(run, paths, cell, config, grid, planned)
-
-
-def _cell_of(
     run: Run,
     paths: GridFolder,
     cell: Cell,

@@ -190,20 +190,19 @@ def _first(curve: Floats, steps: Floats, value: Floats) -> Floats:
     return steps[before] + share * (steps[place] - steps[before])
 
 
-def influences(function: Callable[[Floats], Floats], values: ArrayLike) -> Floats:
+def influences(function: Callable[[Floats], ArrayLike], values: ArrayLike) -> Floats:
     """A value per seed (last axis) whose mean is `function` of the means over all seeds.
 
     `f(all) + (n - 1) (mean_s f(without s) - f(without s))` (Efron and Stein 1981): their t interval
     has the jackknife's standard error. Infinite where `function` is, with or without a seed.
     """
     found = np.asarray(values, float)
-    count, whole = found.shape[-1], function(found.mean(axis=-1))
+    count, whole = found.shape[-1], np.asarray(function(found.mean(axis=-1)), float)
     if count < 2:
         return whole[..., None]
     total = found.sum(axis=-1)
-    without = np.stack(
-        [function((total - found[..., seed]) / (count - 1)) for seed in range(count)], axis=-1
-    )
+    others = ((total - found[..., seed]) / (count - 1) for seed in range(count))
+    without = np.stack([np.asarray(function(means), float) for means in others], axis=-1)
     endless = np.where(np.isinf(without), without, 0.0).sum(axis=-1)  # all have the same sign
     with np.errstate(invalid="ignore"):
         each = whole[..., None] + (count - 1) * (without.mean(axis=-1, keepdims=True) - without)
@@ -213,10 +212,8 @@ def influences(function: Callable[[Floats], Floats], values: ArrayLike) -> Float
 
 def best_by_seed(losses: ArrayLike, places: ArrayLike, sound: ArrayLike) -> tuple[Floats, Floats]:
     """`lowest` as values per seed; `losses` is [.., place, seed]."""
-    return (
-        influences(lambda means: lowest(means, places, sound)[0], losses),
-        influences(lambda means: lowest(means, places, sound)[1], losses),
-    )
+    low, high = influences(lambda means: lowest(means, places, sound), losses)
+    return low, high
 
 
 def tolerated_by_seed(
@@ -228,18 +225,19 @@ def tolerated_by_seed(
     bound is -inf.
     """
 
-    def bound(means: Floats, *, at_most: bool) -> Floats:
+    def bounds(means: Floats) -> ArrayLike:
         least, most = lowest(means, places, sound)
         closed = np.isfinite(least)
-        best = most if at_most else np.where(closed, least, most)
-        limit = best + TOLERATED * (entropy - best)
-        place = crossing(means, places, sound, limit, at_most=at_most)
-        return place if at_most else np.where(closed, place, -math.inf)
+        least = np.where(closed, least, most)
+        limits = (best + TOLERATED * (entropy - best) for best in (least, most))
+        first, last = (
+            crossing(means, places, sound, limit, at_most=at_most)
+            for limit, at_most in zip(limits, (False, True), strict=True)
+        )
+        return np.where(closed, first, -math.inf), last
 
-    return (
-        influences(lambda means: bound(means, at_most=False), losses),
-        influences(lambda means: bound(means, at_most=True), losses),
-    )
+    low, high = influences(bounds, losses)
+    return low, high
 
 
 def steps_by_seed(
@@ -251,15 +249,12 @@ def steps_by_seed(
     """`steps_between` as values per seed; `curves` has for each arm [.., place, step, seed]."""
     split = curves[0].shape[-3]
 
-    def bounds(means: Floats) -> tuple[Floats, Floats]:
+    def bounds(means: Floats) -> ArrayLike:
         arms = (means[..., :split, :], means[..., split:, :])
         return steps_between(arms, places, sound, steps)
 
-    joined = np.concatenate(curves, axis=-3)
-    return (
-        influences(lambda means: bounds(means)[0], joined),
-        influences(lambda means: bounds(means)[1], joined),
-    )
+    low, high = influences(bounds, np.concatenate(curves, axis=-3))
+    return low, high
 
 
 def seeds_interval(values: Sequence[float], *failed: Sequence[bool]) -> tuple[float, float, float]:

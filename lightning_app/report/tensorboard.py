@@ -153,7 +153,7 @@ def question_of(grid: GridResults) -> str:
 def run_text(cell: CellResult, question: str) -> str:
     """One Markdown text. A run that has not ended has no resolved block yet.
 
-    `serve.Site` answers the link to the drawing; a separate TensorBoard shows only its path.
+    `write.Site` answers the link to the drawing; a separate TensorBoard shows only its path.
     """
     parts = [f"# {cell.name}", question]
     config = cell.folder / "config.yaml"

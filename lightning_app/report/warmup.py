@@ -176,9 +176,7 @@ def need_at_best_rates(arm: Arm, reference: int | None) -> Score:
     `>=` where one with the reference is, or where no chosen run without warm-up trained; `?` where
     both hold.
     """
-    reason, pairs, table = _complete(arm, (0, reference))
-    if not reason and len(pairs.seeds) < 2:
-        reason = "one seed: no other seed to choose the rate on"
+    reason, pairs, table = _complete(arm, (0, reference), seeds=2)
     if reason or reference is None:
         return undefined(arm, math.nan, "need", reason, pairs)
     if pairs.entropy - table[reference].losses.mean(axis=0).min() < LEARNED:
@@ -294,9 +292,7 @@ def steps_at_best_rates(arm: Arm, reference: int | None, need: Score) -> Score:
     steps saved between the runs of `need`, with the bound of `need`: what a better rate would add
     to N, or take from it, it adds to the steps saved or takes from them.
     """
-    reason, pairs, table = _complete(arm, (0, reference))
-    if not reason and len(pairs.seeds) < 2:
-        reason = "one seed: no other seed to choose the rate on"
+    reason, pairs, table = _complete(arm, (0, reference), seeds=2)
     if not reason and math.isnan(need.estimate):
         reason = "N is not defined"
     runs, found = best_runs(arm, reference) if not reason else pairs, []
@@ -374,11 +370,9 @@ def rate_sensitivity(
     """
     name = "rate_sensitivity" if warmup is None else f"rate_sensitivity w={warmup}"
     wanted = (0, reference) if warmup is None else (warmup,)
-    reason, pairs, table = _complete(arm, wanted)
+    reason, pairs, table = _complete(arm, wanted, seeds=2)
     span = span or shared_span([arm])
-    if not reason and len(pairs.seeds) < 2:
-        reason = "one seed: no other seed to choose the rate on"
-    elif not reason and not all({*span} <= {*curve.rates} for curve in table.values()):
+    if not reason and not all({*span} <= {*curve.rates} for curve in table.values()):
         reason = f"no runs at the rates {label(span[0])} and {label(span[1])} of the other arms"
     if reason:
         return undefined(arm, math.nan, name, reason, pairs)
@@ -455,11 +449,12 @@ def _smaller(cells: Sequence[CellResult]) -> str:
 
 
 def _complete(
-    arm: Arm, warmups: Sequence[int | None]
+    arm: Arm, warmups: Sequence[int | None], seeds: int = 1
 ) -> tuple[str, Paired, Mapping[int, RateCurve]]:
     """Why a score over rates is undefined, the seeds with every run, and the curves by warm-up.
 
-    A warm-up has the rates at which it was planned, which need not be those of another one.
+    A warm-up has the rates at which it was planned, which need not be those of another one. With 2
+    `seeds` at least, the rate of each is chosen on the others.
     """
     known = [warmup for warmup in warmups if warmup is not None]
     rates = {warmup: arm.rates_at(warmup) for warmup in known}
@@ -471,8 +466,8 @@ def _complete(
         reason = f"no arm with warm-up {missing[0]}"
     elif min(map(len, rates.values())) < 2:
         reason = "one rate only"
-    elif not pairs.seeds:
-        reason = "no seed has finished every run that it needs"
+    elif len(pairs.seeds) < seeds:
+        reason = why_nothing(pairs) or "one seed: no other seed to choose the rate on"
     if reason:
         return reason, pairs, {}
 
@@ -560,9 +555,7 @@ def _over_rates(members: Sequence[Arm], grid: GridResults) -> list[Score]:
 def _deltas(arm: Arm, lr: float, grid: GridResults) -> list[float]:
     """Delta seed by seed, where it is defined."""
     reason, pairs, ref = _against_reference(arm, lr, grid)
-    if reason or why_never_learned(pairs, (ref, lr)):
-        return []
-    return _differences(pairs, (0, lr), (ref, lr))
+    return [] if reason else _differences(pairs, (0, lr), (ref, lr))
 
 
 def delta(arm: Arm, lr: float, grid: GridResults, spread: tuple[float, int]) -> Score:
@@ -573,7 +566,6 @@ def delta(arm: Arm, lr: float, grid: GridResults, spread: tuple[float, int]) -> 
     warm-up either. A lower bound where every run without warm-up failed: all count as `H_uni`.
     """
     reason, pairs, ref = _against_reference(arm, lr, grid)
-    reason = reason or why_never_learned(pairs, (ref, lr))
     if reason:
         return undefined(arm, lr, "delta", reason, pairs)
     differences = _differences(pairs, (0, lr), (ref, lr))
@@ -625,7 +617,6 @@ def relative_delta(arm: Arm, lr: float, grid: GridResults) -> Score:
     denominator is under 0.1 nats: the variant never learned, with warm-up either.
     """
     reason, pairs, ref = _against_reference(arm, lr, grid)
-    reason = reason or why_never_learned(pairs, (ref, lr))
     if reason:
         return undefined(arm, lr, "relative_delta", reason, pairs)
     lost = _differences(pairs, (0, lr), (ref, lr))
@@ -656,7 +647,6 @@ def interaction(
     no run of the variant without warm-up trained, `<=` where none of the baseline did.
     """
     reason, own, ref = _against_reference(arm, lr, grid)
-    reason = reason or why_never_learned(own, (ref, lr))
     if arm.baseline is None:
         reason = "the grid file names no baseline"
     elif arm.baseline == arm.variant:
@@ -666,7 +656,6 @@ def interaction(
     if reason or baseline is None:
         return undefined(arm, lr, "interaction", reason, own)
     reason, other, _ = _against_reference(baseline, lr, grid)
-    reason = reason or why_never_learned(other, (ref, lr))
     seeds = [seed for seed in own.seeds if seed in other.seeds]
     if reason or not seeds:
         reason = f"baseline: {reason}" if reason else "no seed finished here and in the baseline"
@@ -770,7 +759,7 @@ def _against_reference(arm: Arm, lr: float, grid: GridResults) -> tuple[str, Pai
         return "no arm without warm-up", pairs, ref
     if (ref, lr) not in points:
         return f"no arm with the reference warm-up {ref}", pairs, ref
-    return why_nothing(pairs), pairs, ref
+    return why_nothing(pairs) or why_never_learned(pairs, (ref, lr)), pairs, ref
 
 
 def _differences(pairs: Paired, first: tuple[int, float], second: tuple[int, float]) -> list[float]:

@@ -13,8 +13,7 @@ import yaml
 from lightning_app.commands.grid import plan_command, report_command, status_command
 from lightning_app.core.errors import UserError
 from lightning_app.report.results import read_results
-from lightning_app.report.serve import claim
-from lightning_app.report.write import is_current
+from lightning_app.report.write import claim, is_current
 
 PRESET = "model.block.preset"
 WARMUP = "model.schedule.warmup_steps"

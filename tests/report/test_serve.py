@@ -17,17 +17,17 @@ import pytest
 from werkzeug.test import Client
 
 from lightning_app.core.errors import UserError
-from lightning_app.report.serve import PAGE, Site, claim, tensorboard_path
 from lightning_app.report.tensorboard import write_index
+from lightning_app.report.write import PAGE, Site, claim, tensorboard_path
 from tests.report.conftest import write_report
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = """
 import sys
 from pathlib import Path
-from lightning_app.report.serve import claim, serve
+from lightning_app.report.write import claim, serve_report
 with claim(0) as claimed:
-    serve(Path(sys.argv[1]), [Path(sys.argv[2])], claimed)
+    serve_report(Path(sys.argv[1]), [Path(sys.argv[2])], claimed)
 print("ended")
 """
 SEED = "seed_everything"

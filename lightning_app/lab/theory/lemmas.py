@@ -35,6 +35,7 @@ from lightning_app.probes.measures import squared_norms, token_cosines
 from lightning_app.report.statistics import mean, t_interval
 
 POST, PRE = "post_ln", "pre_ln"
+XIONG_EXTENSION = "Xiong et al., after theorem 1 (no theorem)"
 NAMES = {POST: "Post-LN", PRE: "Pre-LN"}
 
 
@@ -83,15 +84,48 @@ def power_law(points: Mapping[int, Sequence[float]]) -> Fit:
     return fitted_line([x for x, _ in pairs], [y for _, y in pairs])
 
 
-def within(value: float, share: float) -> tuple[float, float]:
-    """The range `value * (1 - share)` to `value * (1 + share)`."""
-    return value * (1 - share), value * (1 + share)
-
-
 def of_draws(values: Sequence[float]) -> tuple[float, tuple[float, float]]:
     """Return the mean of independent draws and its 95 % interval."""
     low, high, _ = t_interval(values)
     return mean(values), (low, high)
+
+
+def of_mean(
+    claim: str,
+    source: str,
+    predicted: float,
+    draws: Sequence[float],
+    share: float,
+    *,
+    promised: bool = True,
+) -> Statement:
+    """Return a claim about the mean of draws, confirmed within a share of the prediction."""
+    measured, interval = of_draws(draws)
+    accepted = predicted * (1 - share), predicted * (1 + share)
+    return Statement(
+        claim=claim,
+        source=source,
+        predicted=predicted,
+        measured=measured,
+        interval=interval,
+        accepted=accepted,
+        promised=promised,
+    )
+
+
+def of_exponent(
+    claim: str, source: str, predicted: float, fit: Fit, accepted: tuple[float, float], **more: bool
+) -> Statement:
+    """Return a claim about the exponent of a power law."""
+    return Statement(
+        claim=claim,
+        source=source,
+        predicted=predicted,
+        measured=fit.slope,
+        interval=(fit.low, fit.high),
+        accepted=accepted,
+        **more,
+    )
 
 
 @contextmanager
@@ -318,36 +352,22 @@ def lemma_1(setting: TheorySetting) -> Iterator[Statement]:
         with seeded(1, setting.dim, number):
             x = s * torch.randn(setting.draws, setting.tokens, setting.dim)
         squares = feed_forward(x).square().mean(dim=(1, 2)) / s**2
-        measured, interval = of_draws(squares.tolist())
-        yield Statement(
-            claim=f"E ||ReLU(X)||^2 / (s^2 d), s = {s:g}",
-            source="Xiong et al., lemma 1",
-            predicted=0.5,
-            measured=measured,
-            interval=interval,
-            accepted=within(0.5, 0.03),
-        )
+        claim = f"E ||ReLU(X)||^2 / (s^2 d), s = {s:g}"
+        yield of_mean(claim, "Xiong et al., lemma 1", 0.5, squares.tolist(), 0.03)
 
 
 def lemma_2(draws: Draws) -> Iterator[Statement]:
     """``3/2 d`` before Post-LN's last norm; ``1 + l/2 <= q_l <= 1 + 3l/2`` for Pre-LN."""
     source, depth = "Xiong et al., lemma 2", draws.setting.depths[-1]
     each = [[mean(x) for x in one.squared] for one in draws.last[POST][depth]]
-    measured, interval = of_draws([mean(one) for one in each])
-    yield Statement(
-        claim="Post-LN: ||x||^2 / d before the last norm, mean over layers",
-        source=source,
-        predicted=1.5,
-        measured=measured,
-        interval=interval,
-        accepted=within(1.5, 0.03),
-    )
+    claim = "Post-LN: ||x||^2 / d before the last norm, mean over layers"
+    yield of_mean(claim, source, 1.5, [mean(one) for one in each], 0.03)
     yield Statement(
         claim="Post-LN: the layer farthest from it",
         source=source,
         predicted=1.5,
         measured=max(draws.squared(POST), key=lambda q: abs(q - 1.5)),
-        accepted=within(1.5, 0.1),
+        accepted=(1.5 * 0.9, 1.5 * 1.1),
     )
     grown, expected = draws.squared(PRE), pre_ln_growth(depth, draws.setting.tokens)
     for name, choose in (("smallest", min), ("largest", max)):
@@ -366,16 +386,8 @@ def lemma_2(draws: Draws) -> Iterator[Statement]:
         accepted=(0.98, 1.0),
     )
     ends = [mean(one.squared[-1]) for one in draws.last[PRE][depth]]
-    measured, interval = of_draws(ends)
-    yield Statement(
-        claim=f"Pre-LN: q_{depth} against the limit of large d",
-        source="our recursion for lemma 2",
-        predicted=expected[-1],
-        measured=measured,
-        interval=interval,
-        accepted=within(expected[-1], 0.1),
-        promised=False,
-    )
+    claim = f"Pre-LN: q_{depth} against the limit of large d"
+    yield of_mean(claim, "our recursion for lemma 2", expected[-1], ends, 0.1, promised=False)
 
 
 def layer_norm_jacobian(x: Tensor) -> Tensor:
@@ -424,15 +436,8 @@ def lemma_3(draws: Draws) -> Iterator[Statement]:
     last = pre_ln_growth(depth, draws.setting.tokens)[-1]
     for preset, value in ((POST, math.sqrt(2 / 3)), (PRE, last**-0.5)):
         ratios = [one.through_norm for one in draws.last[preset][depth]]
-        measured, interval = of_draws(ratios)
-        yield Statement(
-            claim=f"{NAMES[preset]}, L = {depth}: the gradient's length through the last norm",
-            source=source,
-            predicted=value,
-            measured=measured,
-            interval=interval,
-            accepted=within(value, 0.1),
-        )
+        claim = f"{NAMES[preset]}, L = {depth}: the gradient's length through the last norm"
+        yield of_mean(claim, source, value, ratios, 0.1)
 
 
 def theorem_1(draws: Draws) -> Iterator[Statement]:
@@ -444,27 +449,14 @@ def theorem_1(draws: Draws) -> Iterator[Statement]:
         (POST, 0.0, (-0.1, 0.1)),
         (PRE, -0.5, (-0.60, -0.45)),
     ):
-        fit = power_law(draws.gradients(preset))
-        yield Statement(
-            claim=f"{NAMES[preset]}: exponent of the last W2 gradient in {span}",
-            source=source,
-            predicted=exponent,
-            measured=fit.slope,
-            interval=(fit.low, fit.high),
-            accepted=accepted,
-        )
+        claim = f"{NAMES[preset]}: exponent of the last W2 gradient in {span}"
+        yield of_exponent(claim, source, exponent, power_law(draws.gradients(preset)), accepted)
     values = {POST: post_ln_gradient(setting), PRE: pre_ln_gradient(setting, depth)}
     for preset, formula in ((POST, "d / 3"), (PRE, "d / (2 q_L)")):
-        measured, interval = of_draws(draws.gradients(preset)[depth])
-        yield Statement(
-            claim=f"{NAMES[preset]}, L = {depth}: last W2 gradient against sqrt({formula})",
-            source="lemmas 1 to 3 at |dloss/dx| = 1",
-            predicted=values[preset],
-            measured=measured,
-            interval=interval,
-            accepted=within(values[preset], 0.1),
-            promised=False,
-        )
+        claim = f"{NAMES[preset]}, L = {depth}: last W2 gradient against sqrt({formula})"
+        of = "lemmas 1 to 3 at |dloss/dx| = 1"
+        gradients = draws.gradients(preset)[depth]
+        yield of_mean(claim, of, values[preset], gradients, 0.1, promised=False)
     # Their condition with eps = 0.1: they report at most this share of vectors above the bound.
     for preset in (POST, PRE):
         last = [q for one in draws.last[preset][depth] for q in one.squared[-1]]
@@ -488,15 +480,9 @@ def theorem_1_by_width(setting: TheorySetting) -> Iterator[Statement]:
         for seed in range(setting.draws // 2):
             with seeded(5, width, seed):
                 norms[width].append(random_draw(POST, setting.depths[0], narrow).gradients[-1])
-    fit = power_law(norms)
-    yield Statement(
-        claim=f"Post-LN: exponent of the last W2 gradient in d = {widths[0]}..{widths[-1]}",
-        source="lemmas 1 and 3; the bound of theorem 1 is 1, up to the logarithm",
-        predicted=0.5,
-        measured=fit.slope,
-        interval=(fit.low, fit.high),
-        accepted=(0.4, 0.6),
-    )
+    claim = f"Post-LN: exponent of the last W2 gradient in d = {widths[0]}..{widths[-1]}"
+    source = "lemmas 1 and 3; the bound of theorem 1 is 1, up to the logarithm"
+    yield of_exponent(claim, source, 0.5, power_law(norms), (0.4, 0.6))
 
 
 def downward_factor(gradients: Sequence[float]) -> float:
@@ -506,25 +492,12 @@ def downward_factor(gradients: Sequence[float]) -> float:
 
 def extension(draws: Draws) -> Iterator[Statement]:
     """``(2/3)^((L - l) / 2)``, which they derive from only the last norms of the layers above."""
-    measured, interval = of_draws([downward_factor(d.gradients) for d in draws.every[POST]])
-    yield Statement(
-        claim="Post-LN: W2 gradient from a layer to the one below, one position's loss",
-        source="Xiong et al., after theorem 1 (no theorem)",
-        predicted=math.sqrt(2 / 3),
-        measured=measured,
-        interval=interval,
-        accepted=within(math.sqrt(2 / 3), 0.05),
-        promised=False,
-    )
-    yield Statement(
-        claim="the same, with the sqrt(3/2) that the feed-forward and its skip give back",
-        source="ours: 1 + ||W1 D W2||^2 = 3/2 meets 2/3",
-        predicted=1.0,
-        measured=measured,
-        interval=interval,
-        accepted=within(1.0, 0.05),
-        promised=False,
-    )
+    factors = [downward_factor(d.gradients) for d in draws.every[POST]]
+    claim = "Post-LN: W2 gradient from a layer to the one below, one position's loss"
+    yield of_mean(claim, XIONG_EXTENSION, math.sqrt(2 / 3), factors, 0.05, promised=False)
+    claim = "the same, with the sqrt(3/2) that the feed-forward and its skip give back"
+    source = "ours: 1 + ||W1 D W2||^2 = 3/2 meets 2/3"
+    yield of_mean(claim, source, 1.0, factors, 0.05, promised=False)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -62,12 +62,14 @@ from lightning_app.blocks.masks import full_mask
 from lightning_app.lab.theory.lemmas import (
     POST,
     PRE,
+    XIONG_EXTENSION,
     Statement,
     downward_factor,
     of_draws,
+    of_exponent,
+    of_mean,
     power_law,
     seeded,
-    within,
 )
 from lightning_app.models.heads import (
     ArchitectureConfig,
@@ -280,24 +282,14 @@ def figure_3(prints: Prints) -> Iterator[Statement]:
     source = "another implementation, initial values and data alike"
     for preset, final in prints.final.items():
         for depth, value in recorded_final(preset).items():
-            measured, interval = of_draws(final[depth])
-            yield Statement(
-                claim=f"{preset}, {depth}-{depth}: expected W2 gradient of the final layer",
-                source=source,
-                predicted=value,
-                measured=measured,
-                interval=interval,
-                accepted=within(value, 0.2),
-            )
+            claim = f"{preset}, {depth}-{depth}: expected W2 gradient of the final layer"
+            yield of_mean(claim, source, value, final[depth], 0.2)
     post, predicted = prints.whole[POST], math.sqrt(2 / 3)
     claim = "post_ln, decoder of 6-6: expected W2 gradient from a layer to the one below"
     yield factor_statement(claim, XIONG_EXTENSION, predicted, layer_factors(post, "decoder"))
     claim = "post_ln, encoder of 6-6: the same"
     yield factor_statement(claim, XIONG_EXTENSION, predicted, layer_factors(post, "encoder"))
     yield from depth_exponents(prints, "6-6 to 14-14")
-
-
-XIONG_EXTENSION = "Xiong et al., after theorem 1 (no theorem)"
 
 
 def layer_factors(runs: Sequence[Fingerprint], stack: str) -> list[float]:
@@ -309,31 +301,16 @@ def factor_statement(
     claim: str, source: str, predicted: float, factors: Sequence[float]
 ) -> Statement:
     """Return an optional claim about the mean of `factors`, confirmed within 5 %."""
-    measured, interval = of_draws(factors)
-    return Statement(
-        claim=claim,
-        source=source,
-        predicted=predicted,
-        measured=measured,
-        interval=interval,
-        accepted=within(predicted, 0.05),
-        promised=False,
-    )
+    return of_mean(claim, source, predicted, factors, 0.05, promised=False)
 
 
 def depth_exponents(prints: Prints, span: str) -> Iterator[Statement]:
     """The gradient of W2 in the final feed-forward as a power of the depth."""
     for preset, exponent in ((POST, 0.0), (PRE, -0.5)):
-        fit = power_law(prints.final[preset])
-        yield Statement(
-            claim=f"{preset}, {span}: exponent of the final W2's expected gradient",
-            source="Xiong et al., theorem 1, which is about the loss of one position",
-            predicted=exponent,
-            measured=fit.slope,
-            interval=(fit.low, fit.high),
-            accepted=(exponent - 0.1, exponent + 0.1),
-            promised=False,
-        )
+        claim = f"{preset}, {span}: exponent of the final W2's expected gradient"
+        source = "Xiong et al., theorem 1, which is about the loss of one position"
+        fit, accepted = power_law(prints.final[preset]), (exponent - 0.1, exponent + 0.1)
+        yield of_exponent(claim, source, exponent, fit, accepted, promised=False)
 
 
 def by_layer(runs: Sequence[Fingerprint], stack: str, matrix: str) -> list[list[float]]:

@@ -74,6 +74,7 @@ if TYPE_CHECKING:
 COLOUR = {preset: look["color"] for preset, look in looks((POST, PRE)).items()}
 BROKEN: Any = (0, (4, 2))
 DOTTED: Any = (0, (1, 1.4))
+CROSS: dict[str, Any] = {"linestyle": "none", "marker": "x"}  # of numbers recorded elsewhere
 WITHOUT_CROSS: dict[str, Any] = {"linestyle": BROKEN, "marker": "s", "markersize": 3.5}
 COLLAPSE: dict[str, dict[str, Any]] = dict(
     zip(
@@ -129,6 +130,12 @@ def draw_points(
     return axes.errorbar(x, centres, yerr=[below, above], elinewidth=1.0, **style)
 
 
+def one_panel(height: float) -> tuple["Figure", "Axes"]:
+    figure, ((axes,),) = panel_grid(1, 1)
+    figure.set_size_inches(5.6, height)
+    return figure, axes
+
+
 def above(figure: "Figure", handles: Sequence[Any], columns: int) -> None:
     """Add one legend above all panels."""
     figure.legend(handles=handles, loc="outside upper center", ncols=columns, handlelength=2.4)
@@ -155,8 +162,7 @@ def depth_axis(axes: "Axes", depths: Sequence[int], label: str) -> None:
 
 def draw_theorem_1(folder: Path, draws: Draws) -> Path:
     """Last W2 gradient against depth for the loss of one position."""
-    figure, ((axes,),) = panel_grid(1, 1)
-    figure.set_size_inches(5.6, 4.0)
+    figure, axes = one_panel(4.0)
     depths = draws.setting.depths
     bars: list[Any] = []
     dashes: list[Any] = []
@@ -232,8 +238,7 @@ def draw_lemma_2(folder: Path, draws: Draws) -> Path:
 
 def draw_extension(folder: Path, draws: Draws) -> Path:
     """W2 gradient of every layer for the loss of one position."""
-    figure, ((axes,),) = panel_grid(1, 1)
-    figure.set_size_inches(5.6, 4.2)
+    figure, axes = one_panel(4.2)
     handles: list[Any] = []
     setting, depth = draws.setting, len(draws.every[POST][0].gradients)
     layers = range(1, depth + 1)
@@ -273,8 +278,7 @@ def draw_rank_collapse(folder: Path, cosines: Mapping[str, Sequence[Sequence[flo
     """Token cosine by layer without a skip."""
     from matplotlib.ticker import MaxNLocator
 
-    figure, ((axes,),) = panel_grid(1, 1)
-    figure.set_size_inches(5.6, 3.8)
+    figure, axes = one_panel(3.8)
     handles: list[Any] = []
     for name, draws in cosines.items():
         layers = range(len(draws[0]))
@@ -308,12 +312,7 @@ def draw_figure_3(folder: Path, prints: Prints, alone: Prints) -> Path:
                     draw_points(axes, layers, groups, color=COLOUR[preset], **WITHOUT_CROSS)
                 if matrix == "W2":
                     recorded: Sequence[float] = getattr(RECORDS[preset], stack)
-                    style: dict[str, Any] = {
-                        "linestyle": "none",
-                        "marker": "x",
-                        "color": COLOUR[preset],
-                    }
-                    axes.plot(layers, recorded, markersize=6, **style)
+                    axes.plot(layers, recorded, markersize=6, color=COLOUR[preset], **CROSS)
             axes.set_title(f"{stack}, $W_{matrix[1]}$")
             if (matrix, stack) == ("W2", "decoder"):
                 last = of_draws(by_layer(prints.whole[POST], stack, matrix)[-1])[0]
@@ -325,7 +324,7 @@ def draw_figure_3(folder: Path, prints: Prints, alone: Prints) -> Path:
     figure.supylabel("norm of the expected gradient", fontsize=9.5)
     handles = [
         *(Line2D([], [], color=COLOUR[p], marker="o", label=NAMES[p]) for p in (POST, PRE)),
-        Line2D([], [], color=MUTED, marker="x", linestyle="none", label="recorded elsewhere"),
+        Line2D([], [], color=MUTED, label="recorded elsewhere", **CROSS),
         Line2D([], [], color=COLOUR[POST], linestyle=DOTTED, label="$(2/3)^{(L-l)/2}$"),
         Line2D([], [], color=MUTED, label=ALONE, **WITHOUT_CROSS),
     ]
@@ -335,8 +334,7 @@ def draw_figure_3(folder: Path, prints: Prints, alone: Prints) -> Path:
 
 def figure_3_depth(folder: Path, prints: Prints) -> Path:
     """W2 expected gradient of the final layer against the depth of both stacks."""
-    figure, ((axes,),) = panel_grid(1, 1)
-    figure.set_size_inches(5.6, 4.0)
+    figure, axes = one_panel(4.0)
     handles: list[Any] = []
     for preset in (POST, PRE):
         gradients = prints.final[preset]
@@ -348,20 +346,15 @@ def figure_3_depth(folder: Path, prints: Prints) -> Path:
         fitted = [math.exp(fit.intercept) * depth**fit.slope for depth in depths]
         axes.plot(depths, fitted, color=COLOUR[preset], linewidth=1.0)
         recorded = recorded_final(preset)
-        style: dict[str, Any] = {
-            "linestyle": "none",
-            "marker": "x",
-            "markersize": 7,
-            "color": COLOUR[preset],
-        }
-        axes.plot(list(recorded), list(recorded.values()), **style)
+        values = list(recorded.values())
+        axes.plot(list(recorded), values, markersize=7, color=COLOUR[preset], **CROSS)
     start = of_draws(prints.final[PRE][DEPTHS[0]])[0]
     falling = [start * (depth / DEPTHS[0]) ** -0.5 for depth in DEPTHS]
     style = {"color": COLOUR[PRE], "linestyle": BROKEN, "label": "predicted: $L^{-1/2}$"}
     handles += axes.plot(DEPTHS, falling, **style)
     style = {"color": COLOUR[POST], "linestyle": BROKEN, "label": "Xiong et al., Post-LN: 1.6"}
     handles += axes.plot(DEPTHS, [1.6] * len(DEPTHS), **style)
-    handles += axes.plot([], [], linestyle="none", marker="x", color=MUTED, label="recorded")
+    handles += axes.plot([], [], color=MUTED, label="recorded", **CROSS)
     depth_axis(axes, DEPTHS, "layers in each stack")
     axes.set_yticks([0.4, 0.6, 1.0, 1.6])
     axes.set_ylabel("$W_2$ gradient of the final layer, expected")
@@ -383,13 +376,7 @@ def fingerprints(folder: Path, prints: Prints) -> Path:
             layers = range(1, len(groups) + 1)
             draw_points(axes, layers, groups, markersize=3.5, **styles[preset])
             recorded: Sequence[float] = getattr(RECORDS[preset], stack)
-            marks = {
-                **styles[preset],
-                "linestyle": "none",
-                "marker": "x",
-                "markersize": 6,
-            }
-            axes.plot(layers, recorded, **marks)
+            axes.plot(layers, recorded, markersize=6, **{**styles[preset], **CROSS})
         axes.set_title(stack)
         axes.set_xlabel("layer")
         axes.set_yscale("log")
@@ -401,8 +388,8 @@ def fingerprints(folder: Path, prints: Prints) -> Path:
         Line2D([], [], marker="o", markersize=3.5, label=preset, **style)
         for preset, style in styles.items()
     ]
-    style: dict[str, Any] = {"linestyle": "none", "marker": "x", "color": MUTED}
-    above(figure, [*handles, Line2D([], [], label="recorded elsewhere", **style)], 5)
+    handles.append(Line2D([], [], color=MUTED, label="recorded elsewhere", **CROSS))
+    above(figure, handles, 5)
     return save(figure, folder / "theory_fingerprints.svg")
 
 
