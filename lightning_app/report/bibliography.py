@@ -7,8 +7,8 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-from lightning_app.config.tree import BLOCK, PRESET, lookup
-from lightning_app.report.results import GridResults
+from lightning_app.config.tree import BLOCK, PRESET
+from lightning_app.report.results import GridResults, values_over
 
 TEXT = re.compile(r"\\[\"'`^~]?|[{}]")  # TeX markup to remove for plain text
 
@@ -119,16 +119,4 @@ def presets_of(grid: GridResults) -> list[str]:
 
 def values_of(grid: GridResults, key: str) -> list[Any]:
     """The values of a setting over the grid, or over the grids that it joins; empty if not set."""
-    parts = grid.parts or (grid,)
-    return distinct(
-        value for part in parts for value in part.axes.get(key, [lookup(part.config, key)])
-    )
-
-
-def distinct(values: Iterable[Any]) -> list[Any]:
-    """Each value except None once, in order; they need not be hashable."""
-    unique: list[Any] = []
-    for value in values:
-        if value is not None and value not in unique:
-            unique.append(value)
-    return unique
+    return [value for value in values_over(key, grid.parts or (grid,)) if value is not None]

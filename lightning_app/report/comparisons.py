@@ -16,19 +16,15 @@ Comparisons. For an axis with baseline `b`, a value `v` and a slice, that is one
 other axes but the seed and those that follow from this one: `C = mean_s [m(v, s) - m(b, s)]`, `m`
 the metric of the grid, or the own score of its task (`GridResults.measure`), as the runs report it,
 in its own unit, over the seeds that finished with a finite value at both. Student's t interval; p
-is the larger of Student's t and the same with the spread pooled over the comparisons of the axis by
-one metric, with fewer than 5 seeds also over its arms (`statistics.guarded_ps`), corrected by Holm
-over all comparisons, with more for a family of few (`statistics.label_values`); one whose p is
-withheld counts as 1. There is no interval where some seeds of an arm failed and others did not, or
-some of fewer than 5 half escaped (`pairs.half_escaped`). There is no p value from two seeds, from
-fewer than 5 where the two arms differ in failures (`failed_runs.failed`) or a run half escaped, and
-none while planned seeds of the two arms have not finished.
+by `statistics.guarded_ps`, with the spread pooled over the comparisons of the axis by one metric,
+and with fewer than 5 seeds also over its arms, corrected over all comparisons
+(`statistics.label_values`); one whose p is withheld counts as 1. Intervals and p values are missing
+for the reasons in `report.warmup`, by the failures of `tasks.failed`.
 
 Where `m` counts different things at the two values (`rulers`), bits per byte or BLEU takes its
 place if every run has it; otherwise, and for an axis that changes only the evaluation, the two are
 *not comparable*. `_budget` states how much more the runs at a value have read, or how much longer
 they trained.
-
 """
 
 import itertools
@@ -126,13 +122,20 @@ def by_metric(grid: GridResults) -> list[MetricMean]:
         values = over_seeds(cells, metric)._asdict()
         means.append(MetricMean(**who, metric=metric, mode=mode, **values))
     firsts = [cells[0] for cells in arms.values()]
-    for metric in {arm.metric for arm in means}:
-        own = [place for place, arm in enumerate(means) if arm.metric == metric]
-        names = scales([firsts[place] for place in own], metric)
-        for place, name in zip(own, names, strict=True):
-            means[place] = replace(means[place], ruler=name)
+    names = _rulers([arm.metric for arm in means], firsts)
+    means = [replace(arm, ruler=name) for arm, name in zip(means, names, strict=True)]
     order = list(dict.fromkeys((arm.metric, arm.ruler) for arm in means))
     return sorted(means, key=lambda arm: (order.index((arm.metric, arm.ruler)), _rank(arm)))
+
+
+def _rulers(metrics: Sequence[str], cells: Sequence[CellResult | None]) -> list[str]:
+    """The ruler of each metric in the run beside it, "" where none is; see `scales`."""
+    found = [""] * len(metrics)
+    for metric in {*metrics}:
+        own = {n: cell for n, cell in enumerate(cells) if metrics[n] == metric and cell is not None}
+        for place, name in zip(own, scales([*own.values()], metric), strict=True):
+            found[place] = name
+    return found
 
 
 def _rank(arm: MetricMean) -> tuple[bool, float]:
@@ -496,7 +499,8 @@ def _of(grid: GridResults, axis: str, base: Any) -> list[MetricDifference]:
     cells = [
         next(iter(runs.get(place, {}).get(key_of(base), {}).values()), None) for place, _ in pairs
     ]
-    kinds = _kinds(rows, cells)
+    metrics = [row.metric for row in rows]
+    kinds = list(zip(metrics, _rulers(metrics, cells), strict=True))
     return [
         replace(row, p=_p_value(n, rows, kinds, pairs, base, runs))
         if not math.isnan(row.low) and not row.withheld
@@ -529,19 +533,6 @@ def _p_value(
                 arms[place, each] = [float(c.metrics[rows[n].metric] or 0.0) for c in cells]
         spread = max(spread, math.sqrt(2) * pooled_spread([*arms.values()])[0])
     return float(guarded_ps([value for _, value in rows[number].values], spread, freedom))
-
-
-def _kinds(
-    rows: Sequence[MetricDifference], cells: Sequence[CellResult | None]
-) -> list[tuple[str, str]]:
-    """The metric and the ruler of each row, from a run at its baseline."""
-    kinds = [(row.metric, "") for row in rows]
-    for metric in {row.metric for row in rows}:
-        own = [n for n, row in enumerate(rows) if row.metric == metric and cells[n] is not None]
-        names = scales([cell for n in own if (cell := cells[n]) is not None], metric)
-        for place, name in zip(own, names, strict=True):
-            kinds[place] = metric, name
-    return kinds
 
 
 def _compared(

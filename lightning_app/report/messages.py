@@ -1,10 +1,12 @@
 """The sentences of a report by name: `messages.toml` has their texts, the callers their numbers."""
 
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import cache
 from importlib import resources
 from typing import Any
+
+from lightning_app.config.identity import leaves
 
 
 class Message(str):
@@ -31,12 +33,4 @@ def say(name: str, /, **values: Any) -> Message:
 def texts() -> dict[str, str]:
     """Every text by its dotted name."""
     file = resources.files("lightning_app.report") / "messages.toml"
-    return dict(_leaves(tomllib.loads(file.read_text(encoding="utf-8"))))
-
-
-def _leaves(tree: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, str]]:
-    for key, value in tree.items():
-        if isinstance(value, str):
-            yield f"{above}{key}", value
-        else:
-            yield from _leaves(value, f"{above}{key}.")
+    return dict(leaves(tomllib.loads(file.read_text(encoding="utf-8"))))

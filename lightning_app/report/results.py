@@ -425,7 +425,7 @@ def together(grids: Sequence[GridResults]) -> GridResults:
         name=f"{', '.join(names[:-1])} and {names[-1]}",
         question="\n\n".join(f"{grid.name}: {grid.question}" for grid in grids if grid.question),
         config=config,
-        axes={AXIS: names} | {key: _values(key, parts) for key in keys},
+        axes={AXIS: names} | {key: values_over(key, parts) for key in keys},
         metric=first.metric,
         mode=first.mode,
         reference_warmup=first.reference_warmup if len(references) == 1 else None,
@@ -491,8 +491,8 @@ def _part(grid: GridResults, keys: Sequence[str], results: Mapping[str, CellResu
     return without_strangers(replace(grid, cells=tuple(map(named, grid.cells))))
 
 
-def _values(key: str, parts: Sequence[GridResults]) -> list[Any]:
-    """The values of an axis over all parts, each once. They need not be hashable."""
+def values_over(key: str, parts: Sequence[GridResults]) -> list[Any]:
+    """The values of a setting over all parts, each once. They need not be hashable."""
     values: list[Any] = []
     for part in parts:
         own = part.axes.get(key, [lookup(part.config, key)])

@@ -190,9 +190,9 @@ def headline_table(grid: GridResults, scores: Sequence[Score]) -> ReportTable:
 
 def _steps(own: Own) -> Datum:
     """Steps saved with the interval, and the steps that warm-up loses by its small rates."""
-    lost = own.get("lost_steps")
-    unknown = lost is None or math.isnan(lost.estimate)
-    more = "" if unknown else f"loses {lost.estimate:,.0f}"
+    lost, more = own.get("lost_steps"), ""
+    if lost is not None and not math.isnan(lost.estimate):
+        more = f"loses {lost.estimate:,.0f}"
     return _number_of_steps(own.get("steps_saved"), more)
 
 

@@ -42,6 +42,7 @@ from tensorboard.plugins.hparams import api_pb2, plugin_data_pb2
 from tensorboard.plugins.hparams import metadata as hparams_metadata
 from tensorboard.summary.writer.record_writer import RecordWriter
 
+from lightning_app.config.identity import leaves
 from lightning_app.config.rulers import differences, names_of, ruler
 from lightning_app.config.tree import label
 from lightning_app.core.errors import UserError
@@ -193,13 +194,9 @@ def _stack(side: str, spec: Mapping[str, Any]) -> Iterator[str]:
     yield "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
-def _fields(tree: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, str]]:
+def _fields(tree: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Dotted names and short values of all leaves of a tree."""
-    for key, value in tree.items():
-        if isinstance(value, Mapping):
-            yield from _fields(value, f"{above}{key}.")
-        else:
-            yield f"{above}{key}", label(value)
+    return [(key, label(value)) for key, value in leaves(tree) if value != {}]
 
 
 CURVES = ("train/nll", LOSS)

@@ -7,24 +7,21 @@ compared seed by seed: a score leaves out a seed if one of the runs that it need
 and the note reports it. Intervals are two-sided at 95 %. An undefined score is NaN, with the reason
 in its note.
 
-A failure is nats away from other losses, so an interval needs seeds with the same ending: there is
-no interval if some seeds of an arm failed and others did not, and with fewer than 5 seeds no p
-value if the compared arms differ in failures, or some runs half escaped (`Paired.half_escaped`).
-Nor is there one from two seeds, or while planned seeds of the compared arms have not finished.
+A failure is nats away from other losses, so an interval needs seeds with the same ending
+(`Paired.mixed`), and a p value of fewer than 5 seeds also arms with the same ending and no run that
+half escaped. There is none from two seeds, or while planned seeds have not finished.
 
-A label needs a `p_holm` under 5 %. The p value is the larger of two (`statistics.guarded_ps`), and
-Holm's correction covers all variants, rates and other axes of the grid that ask the same question,
-with more for families of few comparisons (`statistics.label_values`).
+A label needs a `p_holm` under 5 %, corrected over all variants, rates and other axes of the grid
+that ask the same question (`statistics.guarded_ps`, `statistics.label_values`).
 `benchmarks/coverage.py` measures how often the intervals hold the true value,
 `benchmarks/false_labels.py` how often a label is false.
 
-In scores over all rates `lr` is NaN. The best rate of an arm need not be one of those tried, and
-the loss there may be far under the smallest one seen. So these scores have two bounds, within which
-every value agrees with the losses at the rates tried if the loss is convex in log2 of the rate
-around its minimum (`statistics.lowest`). The interval runs from the lower end of the t interval of
-the one to the upper end of that of the other, a label needs a bound that differs from zero, and the
-estimate compares the best rates of those tried, each chosen on other seeds than the one whose loss
-is taken, since the smallest of noisy losses is too small.
+In scores over all rates `lr` is NaN. The best rate of an arm need not be one of those tried, so
+these scores have two bounds, within which every value agrees with the losses at the rates tried if
+the loss is convex in log2 of the rate around its minimum (`statistics.lowest`, `bounds_interval`).
+A label needs a bound that differs from zero. The estimate compares the best rates of those tried,
+each chosen on other seeds than the one whose loss is taken, since the smallest of noisy losses is
+too small.
 
 The cost of no warm-up in BLEU is over seeds and over test sentences, since one interval cannot
 answer both questions. Over seeds: Student's t interval of the differences, seed by seed. Over

@@ -30,11 +30,11 @@ from lightning_app.report.comparisons import comparison_document
 from lightning_app.report.facts import earlier_runs
 from lightning_app.report.figures import need, stable, training
 from lightning_app.report.figures.sheet import (
+    POINTS,
     FigureFiles,
     Part,
     Question,
     Sketch,
-    colours,
     darken,
     drawn_slices,
     pdf,
@@ -173,7 +173,6 @@ def write_scores(report: Report) -> None:
             path.unlink(missing_ok=True)
 
 
-POINTS = 300  # points of one curve, at most
 ALL_POINTS, FEWEST_POINTS = 60_000, 20  # of all single curves of one loss, and at least of each
 FIGURES = 3  # figures of a kind with one for each variant; each takes a second
 TOGETHER = 12  # panels of the figure that puts groups with common rates side by side, at most
@@ -298,9 +297,6 @@ def _over_rates(grid: GridResults, groups: Sequence[str], figures: int) -> Part:
         group=groups[0] if len(groups) == 1 else "all",
         lr=need.pop() if len(need) == 1 else None,
         cells=cells,
-        colours=colours(grid.variants),
-        logs={},
-        points=POINTS,
         figures=figures,
     )
 
@@ -317,7 +313,6 @@ def _part(grid: GridResults, group: str, lr: float | None, cells: Sequence[CellR
         group=group,
         lr=lr,
         cells=cells,
-        colours=colours(grid.variants),
         logs={cell.id: read_log(cell) for cell in cells},
         points=most,
         figures=FIGURES,
@@ -338,7 +333,7 @@ def _numbers(count: int) -> list[str]:
 
 def _write(path: Path, question: Question, part: Part, sketch: Sketch) -> FigureFiles:
     need = {cell.lr for cell in sketch.cells}
-    write_whole(path, svg(sketch.figure, sketch.links, path.parent))
+    write_whole(path, sketch.links.into(svg(sketch.figure), path.parent))
     write_whole(path.with_suffix(".pdf"), pdf(sketch.figure))
     write_whole(path.with_suffix(".csv"), sketch.table.to_csv(index=False))
     return FigureFiles(

@@ -602,16 +602,7 @@ def test_page_terminal_csv_and_latex(tmp_path: Path) -> None:
 
 
 def test_the_first_figure_has_every_run_of_every_task(grid: GridResults) -> None:
-    part = Part(
-        grid=grid,
-        group="all",
-        lr=None,
-        cells=grid.finished,
-        colours={"post_ln": "#0072B2"},
-        logs={},
-        points=1,
-        figures=1,
-    )
+    part = Part(grid=grid, group="all", lr=None, cells=grid.finished)
     (sketch,) = scores_by_task(part)
     assert [axes.get_title() for axes in sketch.figure.axes] == ["CoLA", "RTE"]
     runs = sketch.table.query("mark == 'run'")

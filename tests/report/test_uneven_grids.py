@@ -187,8 +187,7 @@ def test_each_panel_has_the_entropy_of_its_own_runs(make_grid: Any) -> None:
         record["data"] = record["data"] | {"digest": cell["axes"]["data.name"]}
         path.write_text(json.dumps(record))
     grid = read_results(fake.folder)
-    drawn: dict[str, Any] = {"colours": {}, "points": 100, "figures": 12}
-    part = Part(grid=grid, cells=grid.finished, group="all", lr=None, logs={}, **drawn)
+    part = Part(grid=grid, cells=grid.finished, group="all", lr=None)
     (sketch,) = loss_by_rate(part)
     for axes_ in sketch.figure.axes:
         if axes_.get_title():

@@ -159,13 +159,23 @@ def shaped_literally(layers: list[AttentionInputs], maps: Maps, mask: Mask) -> l
     return outputs
 
 
-def residual(layers: list[AttentionInputs], maps: Maps, mask: Mask) -> list[Tensor]:
-    """``softmax(Z_n) V``, ``Z_n = Q K^T / sqrt(d_k) + Z_{n-1}``, as the package computes it."""
+def _chained(
+    attend_to: Callable[..., tuple[Tensor, Any]],
+    layers: list[AttentionInputs],
+    maps: Maps,
+    mask: Mask,
+) -> list[Tensor]:
     outputs, carry = [], None
     for layer in layers:
-        output, carry = attend_with_carry(*heads(layer, maps), mask, 0.0, carry, 1.0)
+        output, carry = attend_to(*heads(layer, maps), mask, 0.0, carry, 1.0)
         outputs.append(output)
     return outputs
+
+
+residual: Forward = partial(_chained, attend_with_carry)
+"""``softmax(Z_n) V``, ``Z_n = Q K^T / sqrt(d_k) + Z_{n-1}``, as the package computes it."""
+residual_sums: Forward = partial(_chained, attend_with_sums)
+"""Residual attention through sums of queries and of keys."""
 
 
 def residual_literally(layers: list[AttentionInputs], maps: Maps, mask: Mask) -> list[Tensor]:
@@ -177,15 +187,6 @@ def residual_literally(layers: list[AttentionInputs], maps: Maps, mask: Mask) ->
         total = scores if total is None else total + scores
         logits = total.masked_fill(~mask.allowed, torch.finfo(total.dtype).min)
         outputs.append(logits.softmax(-1).to(value.dtype) @ value)
-    return outputs
-
-
-def residual_sums(layers: list[AttentionInputs], maps: Maps, mask: Mask) -> list[Tensor]:
-    """Residual attention through sums of queries and of keys."""
-    outputs, carry = [], None
-    for layer in layers:
-        output, carry = attend_with_sums(*heads(layer, maps), mask, 0.0, carry, 1.0)
-        outputs.append(output)
     return outputs
 
 

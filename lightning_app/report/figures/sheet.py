@@ -9,7 +9,8 @@ import re
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import quote
@@ -225,16 +226,11 @@ _DIGITS = re.compile(r"(\.\d\d)\d+")
 
 def save(figure: "Figure", path: Path) -> Path:
     """Write `figure` as SVG without links, identical each time."""
-    write_whole(path, _ANCHOR.sub("", _svg(figure)))
+    write_whole(path, _ANCHOR.sub("", svg(figure)))
     return path
 
 
-def svg(figure: "Figure", links: Links, folder: Path) -> str:
-    """The figure as SVG in `folder`."""
-    return links.into(_svg(figure), folder)
-
-
-def _svg(figure: "Figure") -> str:
+def svg(figure: "Figure") -> str:
     """The figure with marks by number; paths are cut to a hundredth of a point, half the bytes."""
     from matplotlib.backends.backend_svg import FigureCanvasSVG
 
@@ -266,6 +262,7 @@ def pdf(figure: "Figure") -> bytes:
 
 
 Question = Literal["need", "cost", "stable", "inside"]
+POINTS = 300  # points of one curve, at most
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -290,18 +287,23 @@ class FigureFiles:
 class Part:
     """The finished runs of a grid that a figure shows, and limits for the drawing.
 
-    `group` and `lr` as in `FigureFiles`. `logs` holds the logged curves by id of the cell, `points`
-    is the maximum for a single curve, `figures` the maximum for a kind with one for each variant.
+    `group` and `lr` as in `FigureFiles`. `logs` holds the logged curves by id of the cell, none if
+    curves are not drawn, `points` is the maximum for a single curve, `figures` the maximum for a
+    kind with one for each variant.
     """
 
     grid: GridResults
     group: str
     lr: float | None
     cells: Sequence[CellResult]
-    colours: Mapping[str, str]
-    logs: Mapping[str, Mapping[str, Curve]]
-    points: int
-    figures: int
+    logs: Mapping[str, Mapping[str, Curve]] = field(default_factory=dict)
+    points: int = POINTS
+    figures: int = 1
+
+    @cached_property
+    def colours(self) -> dict[str, str]:
+        """The colour of each variant of the grid."""
+        return colours(self.grid.variants)
 
     def variants(self, cells: Sequence[CellResult]) -> list[str]:
         """The variants of `cells` in the order of the plan."""
