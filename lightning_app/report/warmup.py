@@ -9,7 +9,7 @@ in its note.
 
 A failure is nats away from other losses, so an interval needs seeds with the same ending
 (`Paired.mixed`), and a p value of fewer than 5 seeds also arms with the same ending and no run that
-half escaped. There is none from two seeds, or while planned seeds have not finished.
+half escaped. Two seeds have no p value, nor have arms whose planned seeds have not finished.
 
 A label needs a `p_holm` under 5 %, corrected over all variants, rates and other axes of the grid
 that ask the same question (`statistics.guarded_ps`, `statistics.label_values`).
