@@ -1,5 +1,5 @@
-"""What a run is given and shows: `fit` and its evaluation, `show`, `diff`, `prepare`, `bench`,
-`translate`, `generate`, and the help of configs."""
+"""What a run is given and shows: `blocks`, `fit` and its evaluation, `show`, `diff`, `prepare`,
+`bench`, `translate`, `generate`, and the help of configs."""
 
 import inspect
 import json
@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stdout
-from dataclasses import MISSING, Field, fields, is_dataclass, replace
+from dataclasses import MISSING, Field, asdict, fields, is_dataclass, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -42,6 +42,7 @@ from lightning_app.config.trainer import TrainerConfig
 from lightning_app.config.tree import ROOT, SECTIONS, cell_setting, label
 from lightning_app.core import strict_yaml
 from lightning_app.core.errors import UserError, nearest
+from lightning_app.core.files import write_whole
 from lightning_app.core.project import shipped_folder
 from lightning_app.core.schema import (
     adapter,
@@ -54,16 +55,12 @@ from lightning_app.core.schema import (
     part_of,
     parts_of,
 )
-from lightning_app.grids.display import clock, document, plain_console
+from lightning_app.grids.display import PlainConsole, clock, document, plain_console
 from lightning_app.runs.folder import is_file_name
 from lightning_app.training.launcher import check_launcher, run_written
 
 if TYPE_CHECKING:
     from lightning_app.data.config import DataConfig
-from dataclasses import asdict
-
-from lightning_app.core.files import write_whole
-from lightning_app.grids.display import PlainConsole
 
 
 def add_blocks(parser: Parser) -> None:

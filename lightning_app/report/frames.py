@@ -1,12 +1,19 @@
-"""The results of a grid as data frames: one row per cell, and one row per validation."""
+"""The results of a grid as data frames: one row per cell, one per validation, and one per published
+figure, next to ours and with the differences between their settings."""
 
-from collections.abc import Callable, Iterable, Mapping
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lightning_app.config.tree import RATE, SEED, WARMUP, label
-from lightning_app.report.results import CellResult, GridResults, as_number
-from lightning_app.scores.task_facts import LOSS
+from lightning_app.config.tree import RATE, SEED, WARMUP, label, lookup
+from lightning_app.report.bibliography import bibliography
+from lightning_app.report.facts import DASH, facts, in_short, share_of
+from lightning_app.report.results import SUMS, CellResult, GridResults, as_number, failures
+from lightning_app.report.statistics import mean
+from lightning_app.report.tasks import AVERAGE, failed, over_seeds
+from lightning_app.scores.task_facts import LOSS, TASKS, glue_task_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -108,10 +115,6 @@ def _validations(cell: CellResult) -> dict[int, dict[str, float]]:
     return by_step
 
 
-SUMS = {"train/tokens": "tokens", "train/seconds": "seconds"}
-"""The sums since the start of training, by their names in `metrics.csv` and in the frame."""
-
-
 def _columns_as_text(axes: Mapping[str, list[Any]], keys: Iterable[str]) -> set[str]:
     """Axes whose values do not share one primitive type, so that a column cannot hold them."""
     kinds = {key: {type(value) for value in axes[key] if value is not None} for key in keys}
@@ -153,3 +156,186 @@ def _status(cell: CellResult, runs_now: Callable[[Path], bool]) -> str:
     if cell.state in ("unfinished", "failed", "waiting") and runs_now(cell.folder):
         return "running"
     return cell.state
+
+
+COLUMNS = ("paper", "variant", "warmup", "lr", "metric", "theirs", "ours", "low", "high", "seeds")
+COLUMNS += ("setting", "differences", "note")
+DIVERGED = "diverged"
+
+
+@dataclass(frozen=True, kw_only=True)
+class NearestArm:
+    """The finished runs that are nearest to a figure; `apart` describes the differences."""
+
+    cells: Sequence[CellResult] = ()
+    apart: tuple[str, ...] = ()
+
+
+def comparison(grid: GridResults) -> "pd.DataFrame":
+    """One row for each published figure and each value of the other axes; empty without figures.
+
+    `warmup` and `lr` are those of the paper. `ours` is the mean over seeds of the same metric, in
+    the nearest arm of the same variant: a run without warm-up is compared only with runs without
+    warm-up; otherwise the nearest warm-up and rate on a logarithmic scale are taken. If a paper
+    does not state its warm-up, our reference warm-up is taken; if it does not state its rate, that
+    of our lowest validation loss, or of the best own score of the task. A figure with `data` is
+    compared only with runs on that corpus. Averages over tasks are only in the table of tasks
+    (`task_scores`). `low` and `high` are the t interval (Student 1908), NaN if some seeds stalled
+    and others did not. For the figure "diverged", `ours` is the number of our runs that failed, and
+    how. A dash is a value that our runs do not have, or that was measured in another way
+    (`QualityMetric.published_with`); `differences` gives the reason, or the distance of the arm.
+    `setting` is that of the paper; ours, the same for all rows, is `our_settings`.
+    """
+    import pandas as pd
+
+    rows = [
+        _row(part, figure, group)
+        for part in grid.parts or (grid,)
+        for figure in part.published
+        if not (part.scored and figure["metric"].startswith(AVERAGE))
+        for group in _groups(part, figure)
+    ]
+    return pd.DataFrame(rows, columns=list(COLUMNS))
+
+
+def _groups(grid: GridResults, figure: Mapping[str, Any]) -> list[str]:
+    """The groups of runs on the data of a figure; one row says where there are no such runs."""
+    data = figure.get("data")
+    cells = [cell for cell in grid.cells if data is None or cell.corpus == data]
+    return list(dict.fromkeys(cell.group for cell in cells)) or [""] * (data is not None)
+
+
+def our_settings(grid: GridResults) -> list[str]:
+    """The data and settings of our runs: one text, or one for each grid that is joined."""
+    texts = []
+    for part in grid.parts or (grid,):
+        own, name = facts(part), f"{part.name}: " if grid.parts else ""
+        wanted = [key for key in ("Model", "Schedule", "Optimizer") if key in own]
+        texts.append(name + " ".join([in_short(part), *(f"{key}: {own[key]}." for key in wanted)]))
+    return texts
+
+
+def _row(grid: GridResults, figure: Mapping[str, Any], group: str) -> dict[str, Any]:
+    entry = bibliography().get(figure["paper"])
+    arm = _nearest(grid, figure, group)
+    unlike = _measured_otherwise(grid, arm.cells, figure["metric"])
+    found, said = _ours(() if unlike else arm.cells, figure)
+    said = [*unlike, *said]
+    where = [f"Ours with {group}."] if group not in ("", "all") else []
+    warmup, lr = figure.get("warmup"), figure.get("lr")
+    return {
+        "paper": figure["paper"] if entry is None else entry.short,
+        "variant": figure["variant"],
+        "warmup": DASH if warmup is None else warmup,
+        "lr": math.nan if lr is None else float(lr),
+        "metric": figure["metric"],
+        "theirs": figure["value"],
+        "setting": figure["setting"],
+        "differences": " ".join([*where, *arm.apart, *said]),
+        "note": figure.get("note") or "",
+    } | found
+
+
+def _nearest(grid: GridResults, figure: Mapping[str, Any], group: str) -> NearestArm:
+    name, data = figure["variant"], figure.get("data")
+    if not group:
+        return NearestArm(apart=(f"No run on {glue_task_of(str(data)) or data} here.",))
+    cells = [cell for cell in grid.finished if cell.variant == name and cell.group == group]
+    if not cells:
+        return NearestArm(apart=(f"No finished run of {name} here.",))
+    warmup, notes = _warmup(grid, cells, figure.get("warmup"))
+    cells = [cell for cell in cells if cell.warmup == warmup]
+    if not cells:
+        return NearestArm(apart=(notes,))
+    lr, also = _rate(grid, cells, figure.get("lr"))
+    apart = tuple(text for text in (notes, also) if text)
+    return NearestArm(cells=[cell for cell in cells if cell.lr == lr], apart=apart)
+
+
+def _warmup(
+    grid: GridResults, cells: Sequence[CellResult], theirs: int | None
+) -> tuple[int | None, str]:
+    """The warm-up of ours to compare with, and a sentence about the difference."""
+    warmups = {cell.warmup for cell in cells if cell.warmup is not None}
+    if theirs is None:
+        ours = grid.reference_warmup
+        return ours, "Their warm-up is not stated" + (f", ours is {ours:,}." if ours else ".")
+    if theirs == 0:
+        return 0, "" if 0 in warmups else "No finished run without warm-up here."
+    if not warmups - {0}:
+        return None, "No finished run with warm-up here."
+    ours = min(warmups - {0}, key=lambda warmup: abs(math.log(warmup / theirs)))
+    return ours, "" if ours == theirs else f"Warm-up {ours:,} instead of {theirs:,}."
+
+
+def _rate(
+    grid: GridResults, cells: Sequence[CellResult], theirs: float | None
+) -> tuple[float | None, str]:
+    """The learning rate of ours to compare with, and a sentence about the difference."""
+    rates = sorted({cell.lr for cell in cells if cell.lr})
+    if not rates:
+        return cells[0].lr, "Our learning rate is not recorded."
+    if theirs is None:
+        ours = min(rates, key=lambda rate: _cost(grid, [c for c in cells if c.lr == rate]))
+        measure = grid.measure(cells[0]).title if cells[0].scores else "validation loss"
+        best = f", the best of {len(rates)} by {measure}" if len(rates) > 1 else ""
+        return ours, f"Their learning rate is not stated, ours is {label(ours)}{best}."
+    ours = min(rates, key=lambda rate: abs(math.log(rate / theirs)))
+    same = math.isclose(ours, theirs)
+    return ours, "" if same else f"Learning rate {label(ours)} instead of {label(theirs)}."
+
+
+def _cost(grid: GridResults, cells: Sequence[CellResult]) -> float:
+    """What orders rates, the best one lowest: the mean loss, or the own score of the task."""
+    if cells[0].scores:
+        measure = grid.measure(cells[0])
+        scores = [cell.metrics.get(measure.metric) for cell in cells]
+        sign = 1.0 if measure.mode == "min" else -1.0
+        values = [sign * value for value in scores if value is not None]
+    else:
+        values = [cell.loss for cell in cells if math.isfinite(cell.loss)]
+    return mean(values) if values else math.inf
+
+
+def _measured_otherwise(grid: GridResults, cells: Sequence[CellResult], metric: str) -> list[str]:
+    """Sentences on why our values of a metric cannot be compared with published ones."""
+    needs = {
+        field: value
+        for task in TASKS.values()
+        for score in task.scores
+        if score.metric == metric
+        for field, value in score.published_with
+    }
+    reasons = {
+        f"Not compared: {field} is {ours} in ours, and {'null' if value is None else value} is "
+        "needed."
+        for cell in cells
+        for field, value in needs.items()
+        if (ours := cell.axes.get(field, lookup(grid.config, field))) not in (None, value)
+    }
+    return sorted(reasons)
+
+
+def _ours(
+    cells: Sequence[CellResult], figure: Mapping[str, Any]
+) -> tuple[dict[str, Any], list[str]]:
+    """The values of our runs for a figure, and sentences about them."""
+    nothing = {"ours": DASH, "low": math.nan, "high": math.nan, "seeds": 0}
+    if not cells:
+        return nothing, []
+    scored = any(cell.scores for cell in cells)
+    lost = share_of(sum(map(failed, cells)), len(cells))
+    how = "failed" if scored else failures(cells) or "stalled"
+    if figure["value"] == DIVERGED:
+        return nothing | {"ours": f"{lost} {how}", "seeds": len(cells)}, []
+    metric = figure["metric"]
+    known = [cell for cell in cells if cell.metrics.get(metric) is not None]
+    if not known:
+        return nothing, [f"Our runs have no finite {metric}."]
+    found = over_seeds(cells, metric)
+    said = [f"{lost} of ours {how}."] if any(map(failed, known)) else []
+    if early := sum(cell.outcome == "not_yet_learned" for cell in known):
+        said.append(f"{early} of ours not yet learned.")
+    if found.lacking:
+        said.append(f"{found.lacking} of {len(cells)} of ours without a finite {metric}.")
+    return {"ours": found.mean, "low": found.low, "high": found.high, "seeds": found.runs}, said

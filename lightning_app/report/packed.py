@@ -11,18 +11,29 @@ uses, would be five sixths of the file. The metadata of the file hold `plan.json
 import csv
 import io
 import json
+import os
 import tempfile
 import zlib
 from base64 import b64decode, b64encode
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from lightning_app.config.grid import GridSpec, read_spec
+from lightning_app.config.tree import canonical
 from lightning_app.core.errors import UserError
 from lightning_app.core.files import output_folder, write_whole
-from lightning_app.report.frames import SUMS
-from lightning_app.report.results import LEARNING_RATE, CellResult, GridResults, read_grid_file
+from lightning_app.core.project import shipped_folder
+from lightning_app.report.results import (
+    LEARNING_RATE,
+    SUMS,
+    CellResult,
+    GridResults,
+    read_grid_file,
+    read_results,
+    read_runs,
+)
 from lightning_app.runs.folder import (
     BLOCK,
     CONFIG,
@@ -31,23 +42,17 @@ from lightning_app.runs.folder import (
     METRICS,
     PRUNED,
     RESULT,
+    STORE,
     VOUCHED,
     GridFolder,
+    RunFolder,
 )
 from lightning_app.runs.records import SEAL, is_sealed, read_plan, sealed_with
+from lightning_app.runs.store import locate_run, stored
 
 if TYPE_CHECKING:
     import pandas as pd
-import os
-from collections.abc import Mapping
-from typing import NamedTuple
 
-from lightning_app.config.grid import GridSpec, read_spec
-from lightning_app.config.tree import canonical
-from lightning_app.core.project import shipped_folder
-from lightning_app.report.results import read_results, read_runs
-from lightning_app.runs.folder import STORE, RunFolder
-from lightning_app.runs.store import locate_run, stored
 
 PACKED = "results.parquet"
 FILES = (RESULT, PRUNED, CONFIG, IDENTITY, BLOCK, ENVIRONMENT, METRICS)

@@ -66,6 +66,9 @@ from lightning_app.scores.task_facts import (
 LEARNING_RATE = "train/lr"
 """The curve of the learning rate in the logs of a run."""
 
+SUMS = {"train/tokens": "tokens", "train/seconds": "seconds"}
+"""The sums since the start of training, by their names in `metrics.csv` and in data frames."""
+
 OTHER_DATA = "other_data"
 State = Literal[
     "ok", "diverged", "pruned", "failed", "unfinished", "waiting", "damaged", "other_data"

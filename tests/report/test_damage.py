@@ -18,11 +18,11 @@ from lightning_app.report.comparisons import metrics_document
 from lightning_app.report.facts import facts, state_counts
 from lightning_app.report.figures.sheet import read_log
 from lightning_app.report.figures.stable import read_probes
+from lightning_app.report.frames import comparison
 from lightning_app.report.headline import findings
 from lightning_app.report.limits import limits
 from lightning_app.report.page import Report
 from lightning_app.report.results import damaged_files, read_results
-from lightning_app.report.tables import comparison
 from lightning_app.report.tensorboard import write_index
 from lightning_app.report.terminal import headline_document
 from lightning_app.report.warmup import bleu_scores, sensitivity_scores

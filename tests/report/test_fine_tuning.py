@@ -20,12 +20,13 @@ from lightning_app.report.bibliography import bibliography
 from lightning_app.report.comparisons import BETTER, WORSE, by_metric, compare_axis, comparisons
 from lightning_app.report.figures.need import scores_by_task
 from lightning_app.report.figures.sheet import Part
+from lightning_app.report.frames import comparison
 from lightning_app.report.headline import findings
 from lightning_app.report.limits import limits
 from lightning_app.report.page import Report, page
 from lightning_app.report.results import GridResults, read_results, together
 from lightning_app.report.table import ReportTable, latex, markdown
-from lightning_app.report.tables import comparison, comparison_table, signed
+from lightning_app.report.tables import comparison_table, signed
 from lightning_app.report.tasks import (
     failed_runs,
     failure_tests,

@@ -12,9 +12,9 @@ import yaml
 from lightning_app.blocks.presets import PRESETS
 from lightning_app.config.grid import read_spec
 from lightning_app.report.bibliography import bibliography
+from lightning_app.report.frames import COLUMNS, comparison, our_settings
 from lightning_app.report.results import read_results, together
 from lightning_app.report.statistics import t_interval
-from lightning_app.report.tables import COLUMNS, comparison, our_settings
 from lightning_app.scores.task_facts import GENERAL, TASKS
 
 PRESET = "model.block.preset"
