@@ -255,7 +255,7 @@ def first_figure(grid: GridResults) -> "Figure | None":
     for sketch in need.scores_by_task(_of_all(grid)):
         return sketch.figure
     for together in _of_common_rates(grid, list(dict.fromkeys(group for group, _ in drawn))):
-        for sketch in need.loss_by_rate(_over_rates(grid, together, 1)):
+        for sketch in need.loss_by_rate(_over_rates(grid, together, 1), headed=True):
             return sketch.figure
     for (group, lr), cells in drawn.items():
         for sketch in need.warmup_effect(_part(grid, group, lr, cells)):

@@ -6,10 +6,10 @@ import re
 import numpy as np
 import pytest
 
-from lightning_app.report.figures.write import first_figure
 from lightning_app.report.page import Report, page
 from lightning_app.report.results import read_results
 from lightning_app.report.warmup import sensitivity_scores
+from lightning_app.report.write import first_figure
 
 PRESET = "model.block.preset"
 WARMUP = "model.schedule.warmup_steps"
