@@ -66,12 +66,16 @@ RECOMPUTE = "recompute_study.py"
 
 @dataclass(frozen=True, kw_only=True)
 class Shown:
-    """A figure on the page: its number, its SVG with the page's colours, and its setting."""
+    """A figure on the page: its number, its SVG with the page's colours, and its setting.
+
+    `narrow` is the SVG for a small screen, or empty.
+    """
 
     number: int
     drawing: FigureFiles
     svg: "Markup"
     setting: str
+    narrow: "Markup | str" = ""
 
 
 @dataclass(frozen=True)
@@ -272,20 +276,29 @@ THEME = {"#222222": "var(--ink)", "#707070": "var(--muted)", "#e6e6e6": "var(--h
 
 
 def _shown(grid: GridResults, drawing: FigureFiles, number: int) -> Shown:
+    return Shown(
+        number=number,
+        drawing=drawing,
+        svg=_inline(drawing, drawing.path, f"f{number}"),
+        setting=_setting(grid, drawing),
+        narrow=_inline(drawing, drawing.narrow, f"n{number}") if drawing.narrow else "",
+    )
+
+
+def _inline(drawing: FigureFiles, path: Path, name: str) -> "Markup":
     """The SVG without its prolog, with unique ids and with the page's links and colours."""
     from markupsafe import Markup, escape
 
-    text = drawing.path.read_text(encoding="utf-8")
+    text = path.read_text(encoding="utf-8")
     text = text[text.index("<svg") :]
-    text = re.sub(r'\bid="', f'id="f{number}-', text)
-    text = re.sub(r'(xlink:href="#|url\(#)', rf"\1f{number}-", text)
+    text = re.sub(r'\bid="', f'id="{name}-', text)
+    text = re.sub(r'(xlink:href="#|url\(#)', rf"\1{name}-", text)
     text = text.replace('xlink:href="../', 'xlink:href="')
     for colour, variable in THEME.items():
         text = text.replace(colour, variable)
     text = text.replace("fill: #ffffff", "fill: none")
-    named = f'role="group"><title>Figure {number}. {escape(drawing.title)}</title>'
-    svg = re.sub(r"<svg([^>]*)>", lambda found: f"<svg{found[1]} {named}", text, count=1)
-    return Shown(number=number, drawing=drawing, svg=Markup(svg), setting=_setting(grid, drawing))
+    named = f'role="group"><title>Figure {name[1:]}. {escape(drawing.title)}</title>'
+    return Markup(re.sub(r"<svg([^>]*)>", lambda found: f"<svg{found[1]} {named}", text, count=1))
 
 
 def _setting(grid: GridResults, drawing: FigureFiles) -> str:

@@ -17,7 +17,7 @@ import signal
 import socket
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 from urllib.parse import quote
@@ -240,7 +240,8 @@ def write_figures(grid: GridResults, folder: Path) -> list[FigureFiles]:
             for kind in OF_A_GROUP:
                 drawings[kind.name] += _draw(kind, part, folder, suffix)
     drawn = [drawing for kind in KINDS for drawing in drawings[kind.name]]
-    _remove_others(folder, {drawing.path.stem for drawing in drawn})
+    paths = [path for drawing in drawn for path in (drawing.path, drawing.narrow) if path]
+    _remove_others(folder, {path.stem for path in paths})
     return drawn
 
 
@@ -319,8 +320,17 @@ def _part(grid: GridResults, group: str, lr: float | None, cells: Sequence[CellR
     )
 
 
+NARROW = 2  # panels in a row on a small screen
+
+
 def _draw(kind: FigureKind, part: Part, folder: Path, suffix: str) -> list[FigureFiles]:
     sketches = kind.draw(part)
+    if kind is OF_RATES and sketches and len(sketches[0].figure.axes) > NARROW:
+        (narrow,) = need.loss_by_rate(part, columns=NARROW)
+        path = folder / f"{kind.name}{suffix}-narrow.svg"
+        write_whole(path, narrow.links.into(svg(narrow.figure), folder))
+        files = _write(folder / f"{kind.name}{suffix}.svg", kind.question, part, sketches[0])
+        return [replace(files, narrow=path)]
     return [
         _write(folder / f"{kind.name}{suffix}{inner}.svg", kind.question, part, sketch)
         for sketch, inner in zip(sketches, _numbers(len(sketches)), strict=True)
@@ -351,7 +361,7 @@ def _write(path: Path, question: Question, part: Part, sketch: Sketch) -> Figure
 def _remove_others(folder: Path, kept: set[str]) -> None:
     """Remove the files of figures that only an earlier report had."""
     names = "|".join([*(kind.name for kind in KINDS), *FORMER])
-    ours = re.compile(rf"(?:{names})(?:-\d+)*\.(?:svg|pdf|csv)")
+    ours = re.compile(rf"(?:{names})(?:-\d+)*(?:-narrow)?\.(?:svg|pdf|csv)")
     for path in folder.glob("*"):
         if ours.fullmatch(path.name) and path.stem not in kept:
             path.unlink()

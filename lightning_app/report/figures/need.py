@@ -5,7 +5,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from lightning_app.config.tree import label
 from lightning_app.report.facts import range_of
 from lightning_app.report.figures.sheet import (
     GRID,
@@ -237,12 +236,12 @@ TICKS = 4  # rates with a number at the axis, at most
 LINKED = 400  # runs of one figure with a mark of their own; more are too small to point at
 
 
-def loss_by_rate(part: Part, *, headed: bool = False) -> list[Sketch]:
+def loss_by_rate(part: Part, *, headed: bool = False, columns: int = 4) -> list[Sketch]:
     """Final loss against the learning rate, one panel for each variant and group.
 
     With the dots of the arms that N compares, a ring at the best mean of each and an arrow between
     the two; thin lines of other warm-ups. `headed`: with a heading that counts best rates and
-    stalls.
+    stalls. `columns`: the most panels in a row.
     """
     groups = dict.fromkeys(cell.group for cell in part.cells)
     every = [arm for arm in arms(part.grid) if arm.cells]
@@ -254,7 +253,7 @@ def loss_by_rate(part: Part, *, headed: bool = False) -> list[Sketch]:
     warmups = sorted({warmup_of(cell) for cell in cells})
     colours = warmup_colours(warmups)
     links = Links(len(cells), LINKED)
-    figure, axes_of = panels(len(arms_drawn), width=2.7, height=2.5)
+    figure, axes_of = panels(len(arms_drawn), width=2.7, height=2.5, columns=columns)
     rows: list[dict[str, Any]] = []
     compared = [warmup for warmup in (0, part.grid.reference_warmup) if warmup in warmups]
     bold = compared if len(compared) == 2 else warmups
@@ -283,7 +282,7 @@ def loss_by_rate(part: Part, *, headed: bool = False) -> list[Sketch]:
     axes = axes_of[0]
     axes.set_xscale("log", base=2)
     shown = rates[:: math.ceil(len(rates) / TICKS)]
-    axes.set_xticks(shown, [label(lr) for lr in shown])
+    axes.set_xticks(shown, [f"{lr:.2g}" for lr in shown])
     axes.set_xticks(rates, [""] * len(rates), minor=True)
     axes.set_xlim(rates[0] / 1.25, rates[-1] * 1.25)
     low, high = axes.get_ylim()

@@ -270,7 +270,8 @@ class FigureFiles:
     """One figure as files: `path` is the SVG; PDF and CSV (the data drawn) have the same stem.
 
     `text` explains the marks, `limits` lists invalid conclusions. `group` names the values of the
-    other axes, `all` without other axes; `lr` is None if the figure is over several rates.
+    other axes, `all` without other axes; `lr` is None if the figure is over several rates. `narrow`
+    is an SVG of the same panels, two in a row, for small screens.
     """
 
     path: Path
@@ -281,6 +282,7 @@ class FigureFiles:
     group: str
     lr: float | None
     cells: tuple[CellResult, ...]
+    narrow: Path | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -381,11 +383,13 @@ LETTERS = 24  # characters of a title in one line of a panel
 Point = tuple[float, float]
 
 
-def panels(count: int, width: float, height: float) -> tuple["Figure", list["Axes"]]:
+def panels(
+    count: int, width: float, height: float, columns: int = COLUMNS
+) -> tuple["Figure", list["Axes"]]:
     """A figure of `count` panels with the same axes; `arrange` sets its margins."""
     from matplotlib.figure import Figure
 
-    columns = min(count, COLUMNS, max(1, int(WIDEST / width)))
+    columns = min(count, columns, max(1, int(WIDEST / width)))
     rows = math.ceil(count / columns)
     figure = Figure(figsize=(max(4.4, width * columns + 0.7), height * rows))
     grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)

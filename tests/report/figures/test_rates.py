@@ -10,6 +10,7 @@ from lightning_app.report.page import Report, page
 from lightning_app.report.results import read_results
 from lightning_app.report.warmup import sensitivity_scores
 from lightning_app.report.write import first_figure
+from tests.report.conftest import write_report
 
 PRESET = "model.block.preset"
 WARMUP = "model.schedule.warmup_steps"
@@ -73,6 +74,25 @@ def test_the_best_rates_are_ringed_and_counted(make_grid):
     }
     for variant, moved in (("post_ln", 2e-3), ("pre_ln", 1e-3), ("sas", 1e-3)):
         assert rings[variant] == [[pytest.approx([1e-3, 2.02]), pytest.approx([moved, 2.02])]]
+
+
+def test_a_small_screen_has_the_same_panels_two_in_a_row(make_grid):
+    fake = make_grid(outcome, AXES, curves=False)
+    text = write_report(fake.folder).read_text(encoding="utf-8")
+    wide, narrow = (
+        re.findall(r"<!-- (post_ln|pre_ln|sas) -->", part)
+        for part in re.search(
+            r'class="wide">(.*?)</svg>.*?class="narrow">(.*?)</svg>', text, re.S
+        ).groups()
+    )
+    assert sorted(wide) == sorted(narrow) == ["post_ln", "pre_ln", "sas"]
+    svg = (fake.folder / "figures" / "loss_by_rate-narrow.svg").read_text(encoding="utf-8")
+    width, height = (
+        float(re.search(rf'{side}="([\d.]+)pt"', svg)[1]) for side in ("width", "height")
+    )
+    assert width < height * 1.35  # two rows
+    ids = re.findall(r'\bid="([^"]+)"', text)
+    assert len(ids) == len(set(ids))
 
 
 def product_of(axes):
