@@ -123,10 +123,14 @@ class World:
         self.wait_for(lambda: not self.processes(), seconds=5.0)
 
     def assert_finished(self) -> None:
-        """Each cell has exactly one result, was finished once, and has one complete trial."""
+        """Each cell has exactly one result, was finished once, and has one complete trial.
+
+        A kill between the result of a stand-in and its note "end" leaves the note out.
+        """
         runs = self.runs()
         assert {name: run.state for name, run in runs.items()} == dict.fromkeys(runs, "done")
-        assert Counter(line[1] for line in self.lines("end")) == dict.fromkeys(runs, 1)
+        ends = Counter(line[1] for line in self.lines("end"))
+        assert ends <= Counter(runs.keys())
         trials = self.study().get_trials(deepcopy=False)
         complete = [trial for trial in trials if trial.state.name == "COMPLETE"]
         assert sorted(trial.user_attrs["name"] for trial in complete) == sorted(runs)
