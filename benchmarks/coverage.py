@@ -210,11 +210,11 @@ def over_rates(
         final = curves[..., -1, :]
         sound = (final < ENTROPY).all(axis=-1)
         what = f"{kind}, shift {shift:g}, sd {scale:g}, spacing {spacing:g}"
-        arms = zip(*((curves[:, arm], places, sound[:, arm]) for arm in (0, 1)), strict=True)
+        halves, good = ([each[:, arm] for arm in (0, 1)] for each in (curves, sound))
         found = {
             "N": (between(apart(best_by_seed(final, places, sound), 0, 1)), 0.0),
             "O": (between(apart(tolerated_by_seed(final, places, sound, ENTROPY), 1, 0)), shift),
-            "steps saved": (between(steps_by_seed(*arms, steps)), 0.0),
+            "steps saved": (between(steps_by_seed(halves, [places] * 2, good, steps)), 0.0),
         }
         for name, (bounds, truth) in found.items():
             yield covered(f"{name}, {what}", "normal", seeds, bounds, truth, least_only=True)

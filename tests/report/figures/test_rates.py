@@ -5,6 +5,7 @@ import re
 
 import numpy as np
 import pytest
+from matplotlib.collections import PathCollection
 
 from lightning_app.report.page import Report, page
 from lightning_app.report.results import read_results
@@ -68,7 +69,9 @@ def test_the_best_rates_are_ringed_and_counted(make_grid):
     assert counts[:6] == [1, 3, stalled[0], 45, stalled[1], 45]
     rings = {
         axes.get_title(): [
-            ring.get_offsets().tolist() for ring in axes.collections if 90 in ring.get_sizes()
+            np.asarray(ring.get_offsets()).tolist()
+            for ring in axes.findobj(PathCollection)
+            if isinstance(ring, PathCollection) and 90 in ring.get_sizes()
         ]
         for axes in figure.axes
     }
@@ -80,16 +83,14 @@ def test_a_small_screen_has_the_same_panels_two_in_a_row(make_grid):
     fake = make_grid(outcome, AXES, curves=False)
     text = write_report(fake.folder).read_text(encoding="utf-8")
     wide, narrow = (
-        re.findall(r"<!-- (post_ln|pre_ln|sas) -->", part)
-        for part in re.search(
-            r'class="wide">(.*?)</svg>.*?class="narrow">(.*?)</svg>', text, re.S
-        ).groups()
+        re.findall(
+            r"<!-- (post_ln|pre_ln|sas) -->", text.partition(start)[2].partition("</svg>")[0]
+        )
+        for start in ('class="wide">', 'class="narrow">')
     )
     assert sorted(wide) == sorted(narrow) == ["post_ln", "pre_ln", "sas"]
     svg = (fake.folder / "figures" / "loss_by_rate-narrow.svg").read_text(encoding="utf-8")
-    width, height = (
-        float(re.search(rf'{side}="([\d.]+)pt"', svg)[1]) for side in ("width", "height")
-    )
+    width, height = (float(side) for side in re.findall(r'(?:width|height)="([\d.]+)pt"', svg)[:2])
     assert width < height * 1.35  # two rows
     ids = re.findall(r'\bid="([^"]+)"', text)
     assert len(ids) == len(set(ids))
