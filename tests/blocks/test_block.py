@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import jaxtyping
 import pytest
 import torch
 from torch import Tensor, nn
@@ -204,3 +205,13 @@ def test_a_block_builds_no_part_that_it_does_not_run(preset: str) -> None:
     decoder(Stream(x, x), Carries(), call)[0].x.sum().backward()
     for module in (encoder, decoder):
         assert [name for name, p in module.named_parameters() if p.grad is None] == []
+
+
+def test_shapes_are_checked_at_every_call() -> None:
+    """The import hook of the tests covers a module with shapes, and a method as well."""
+    with pytest.raises(jaxtyping.TypeCheckError, match="present"):
+        padding_mask(PRESENT[0])
+    attention = Attention(AttentionSpec(), MODEL, HEADS, 0.0)
+    heads = torch.zeros(BATCH, HEADS, SOURCE, MODEL // HEADS)
+    with pytest.raises(jaxtyping.TypeCheckError, match="keys"):
+        attention(heads, heads[1:], heads, padding_mask(PRESENT), None)
