@@ -309,6 +309,9 @@ PATCHES = {
     "code": "import sys\nF = sys.modules['torch.nn'].functional\nf = lambda x, inplace=False: x\n"
     "f = F.relu.__class__(f.__code__, {})\ng = F.relu\ng.__code__ = f.__code__",
     "a method": "import sys\ntype.__setattr__(sys.modules['torch.nn'].LayerNorm, 'forward', abs)",
+    "a method that was inherited": "import sys\n"
+    "type.__setattr__(sys.modules['torch.nn'].LayerNorm, '__call__', abs)",
+    "a name that shadows": "import sys\nvars(sys.modules['torch.nn.functional'])['abs'] = max",
     "a library": "import sys\nvars(sys.modules['math'])['nothing'] = 1\nimport math\nmath.tau = 6",
     "a table": "from lightning_app.blocks.norm import NORM_KINDS as n\n"
     "n._parts['layer_norm'] = n._parts['rms_norm']",
@@ -338,6 +341,9 @@ def test_a_plugin_that_patches_counts_for_every_run(
         assert named_by_content(config())["plugins"] == {"some_parts": plugin.sha256}
     finally:
         relu.__code__ = code
+        vars(functional).pop("abs", None)
+        if "__call__" in vars(torch.nn.LayerNorm):
+            del torch.nn.LayerNorm.__call__
 
 
 def test_a_plugin_that_patches_nothing(write: Write) -> None:
