@@ -353,14 +353,25 @@ def test_a_plugin_that_patches_nothing(write: Write) -> None:
     plugins.check_used({})
 
 
-def test_a_plugin_that_patches_in_a_run(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(functional, "relu", functional.relu)
-    late = "import sys\ndef late():\n    vars(sys.modules['torch.nn.functional'])['relu'] = late\n"
+@pytest.mark.parametrize(
+    "patch",
+    ["vars(g)['relu'] = f", "type(g.relu).__setattr__(g.relu, '__code__', f.__code__)"],
+)
+def test_a_plugin_that_patches_in_a_run(
+    write: Write, monkeypatch: pytest.MonkeyPatch, patch: str
+) -> None:
+    relu, code = functional.relu, functional.relu.__code__
+    monkeypatch.setattr(functional, "relu", relu)
+    late = "import sys\ndef f(x, inplace=False):\n    return x\n"
+    late += f"def late():\n    g = sys.modules['torch.nn.functional']\n    {patch}\n"
     assert not plugins.load(str(write(late))).patches
     plugins.check_used({})
     sys.modules["some_parts"].late()
-    with pytest.raises(UserError, match=r"functional\.relu"):
-        plugins.check_used({})
+    try:
+        with pytest.raises(UserError, match=r"functional\.relu"):
+            plugins.check_used({})
+    finally:
+        relu.__code__ = code
 
 
 def test_a_part_that_another_plugin_uses_by_its_name_counts(write: Write) -> None:
