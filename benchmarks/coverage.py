@@ -11,7 +11,8 @@ are those of the report (`lightning_app/report/statistics.py`). `false_labels.py
 labels.
 
 Where the loss depends on the rate, with its best one between those tried: N, O and steps saved at
-the best rates (`over_rates`). These intervals lie between two bounds and may cover more.
+the best rates (`over_rates`), also after a refinement (`refined`). These intervals lie between two
+bounds and may cover more.
 
 Coverage: the share of intervals that contain the true value, over all variants of all grids;
 nominal 95 %, it holds from 93 to 97 %. Power: the share of Student's t tests that find a difference
@@ -32,6 +33,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
+from lightning_app.config.search import Refine
+from lightning_app.grids.search import TrialScore, further
 from lightning_app.report.statistics import (
     FEW_SEEDS,
     LEVEL,
@@ -220,6 +223,51 @@ def over_rates(
             yield covered(f"{name}, {what}", "normal", seeds, bounds, truth, least_only=True)
 
 
+def refined(
+    kind: str, shift: float, until: float, seeds: int, grids: int, rng: np.random.Generator
+) -> Iterator[Row]:
+    """Coverage of N, O and steps saved where `refine` has chosen the rates of each arm.
+
+    The curves are those of `over_rates`, sd 0.06; from three rates two octaves apart to at most
+    twelve; the row names the mean number of rates of an arm.
+    """
+    steps = np.arange(20.0, 401.0, 20.0)
+    decay = 2.0 * (np.exp(-steps / 120) - np.exp(-steps[-1] / 120))
+    refine, counts = Refine(budget=12, until=until), []
+    found: dict[str, list[Bounds]] = {"N": [], "O": [], "steps saved": []}
+    for _ in range(grids):
+        best = rng.uniform(-1.0, 1.0) + shift * np.array([-0.5, 0.5])
+        arms = []
+        for centre in best:
+            losses: dict[float, Floats] = {}
+            asked = [0.25, 1.0, 4.0]
+            while asked:
+                for rate in asked:
+                    away = np.log2(rate) - centre
+                    risen = 0.7 * away**2 if kind == "parabola" else max(-0.8 * away, 2.2 * away)
+                    own = LEVELS[1] + risen + 0.06 * rng.standard_normal(seeds)
+                    losses[rate] = np.minimum(own, ENTROPY)
+                rates = sorted(losses)
+                scores = [TrialScore(losses[r].mean(), (losses[r] < ENTROPY).all()) for r in rates]
+                asked = list(further(rates, scores, refine, "min"))[: refine.budget - len(rates)]
+            final = np.stack([losses[rate] for rate in rates])
+            arms.append((final, np.log2(rates), (final < ENTROPY).all(axis=-1)))
+            counts.append(len(rates))
+        curves = [np.minimum(final[:, None] + decay[:, None], ENTROPY) for final, _, _ in arms]
+        _, at, sound = zip(*arms, strict=True)
+        bare, warm = (best_by_seed(*arm) for arm in arms)
+        found["N"].append((bare[0] - warm[1], bare[1] - warm[0]))
+        low, high = (tolerated_by_seed(*arm, ENTROPY) for arm in arms)
+        found["O"].append((high[0] - low[1], high[1] - low[0]))
+        found["steps saved"].append(steps_by_seed(curves, at, sound, steps))
+    what = f"{kind}, shift {shift:g}, refined, until {until:g}, {np.mean(counts):.1f} rates"
+    for name, ends in found.items():
+        low, high = (np.stack([each[side] for each in ends]) for side in (0, 1))
+        truth = shift if name == "O" else 0.0
+        bounds = between((low, high))
+        yield covered(f"{name}, {what}", "normal", seeds, bounds, truth, least_only=True)
+
+
 def between(ends: Bounds) -> Bounds:
     """The interval of values per seed between two bounds; NaN where one of them is open."""
     low, high = ends
@@ -355,6 +403,11 @@ def simulate(grids: int, seed: int) -> Iterator[Row]:
             for scale in (0.03, 0.06, 0.15):
                 for seeds in SEEDS:
                     yield from over_rates(kind, shift, scale, seeds, min(grids, 4000), rng)
+    for kind in ("parabola", "V"):
+        for shift in (0.0, 0.5, 1.0):
+            for until in (0.03, 0.003):
+                for seeds in SEEDS:
+                    yield from refined(kind, shift, until, seeds, min(grids, 4000), rng)
     for seeds in SEEDS:
         for share in STALLED:
             yield from mixtures(seeds, share, grids, rng)

@@ -3,7 +3,9 @@
 `python docs/screenshots.py` opens in a Chromium on the PATH the report of the published study
 `joint` and, as `ablate report --serve` shows it, the TensorBoard of `iwslt14_bleu`. It saves
 `report.png` and `tensorboard.png` in `docs/screenshots`; `--only NAME` makes one of them, and
-`--report FILE` opens a page that is there already. A picture has at most 150 kB.
+`--report FILE` opens a page that is there already. With `--journal FILE`, the Optuna journal of the
+grid `demo_rates`, and `optuna-dashboard` on the PATH it saves `dashboard.png` too, the history of
+an arm. A picture has at most 150 kB.
 """
 
 import argparse
@@ -98,10 +100,29 @@ def shoot_tensorboard(browser: Browser, folder: Path) -> None:
         save(page.screenshot(clip=filled), "tensorboard.png")
 
 
+def shoot_dashboard(browser: Browser, journal: Path) -> None:
+    """Save the history of the third study of a journal: the second arm of its search."""
+    command = ["optuna-dashboard", str(journal), "--host", "127.0.0.1", "--port", "8971"]
+    server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    assert server.stderr is not None
+    try:
+        if not any(line.startswith("Listening") for line in server.stderr):
+            raise SystemExit(f"{journal}: no server")
+        page = open_page(browser, "http://127.0.0.1:8971/dashboard/studies/2")
+        page.wait_for_timeout(SETTLED)
+        history = {"x": 0, "y": 0, "width": WIDTH, "height": 645}
+        save(page.screenshot(clip=history), "dashboard.png")
+    finally:
+        server.terminate()
+        server.wait()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--report", type=Path, help="a report.html that is there already")
-    parser.add_argument("--only", choices=["report", "tensorboard"], help="make this picture")
+    parser.add_argument("--journal", type=Path, help="the journal of the grid demo_rates")
+    names = ["report", "tensorboard", "dashboard"]
+    parser.add_argument("--only", choices=names, help="make this picture")
     args = parser.parse_args()
     found = next((path for path in map(shutil.which, CHROMIUM) if path), None)
     if found is None:
@@ -109,10 +130,12 @@ def main() -> None:
     with sync_playwright() as playwright, tempfile.TemporaryDirectory() as folder:
         # In a container there is no user namespace to shut the browser in.
         browser = playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])
-        if args.only != "tensorboard":
+        if args.only in (None, "report"):
             shoot_report(browser, args.report, Path(folder))
-        if args.only != "report":
+        if args.only in (None, "tensorboard"):
             shoot_tensorboard(browser, Path(folder))
+        if args.only in (None, "dashboard") and args.journal is not None:
+            shoot_dashboard(browser, args.journal)
         browser.close()
 
 

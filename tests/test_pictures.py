@@ -26,7 +26,7 @@ class Maker(NamedTuple):
 
 MAKERS = (
     Maker("ablate blocks --svg-dir docs/blocks", rf"docs/blocks/({'|'.join(PRESETS)})\.svg"),
-    Maker("python docs/screenshots.py", r"docs/screenshots/(report|tensorboard)\.png"),
+    Maker("python docs/screenshots.py", r"docs/screenshots/(report|tensorboard|dashboard)\.png"),
     Maker(
         "ablate report joint --publish published/joint",
         r"ablations/results/\w+/headline-(light|dark)\.(svg|png)",

@@ -210,3 +210,9 @@ def test_intervals_over_rates_cover_in_short() -> None:
     for kind in ("parabola", "V"):
         for row in coverage.over_rates(kind, 0.5, 0.06, 5, 150, rng):
             assert row.rate > coverage.LOW - 0.04, row
+
+
+@pytest.mark.parametrize("kind", ["parabola", "V"])
+def test_intervals_after_a_refinement_cover_in_short(kind: str) -> None:
+    for row in coverage.refined(kind, 0.5, 0.03, 5, 60, np.random.default_rng(8)):
+        assert row.rate > coverage.LOW - 0.06, row

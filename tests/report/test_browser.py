@@ -69,7 +69,7 @@ def test_the_first_screen_answers(
 ) -> None:
     """The claim and its figure lie above the fold of a laptop."""
     page = opened(browser, request.getfixturevalue(grid), 1440, scheme)
-    claim, figure = page.locator("h1"), page.locator("#figure-1 svg")
+    claim, figure = page.locator("h1"), page.locator("#figure-1 svg:visible")
     assert "stall" in claim.inner_text()
     for shown in (claim, figure):
         box = shown.bounding_box()
