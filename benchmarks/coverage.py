@@ -237,10 +237,10 @@ def refined(
     found: dict[str, list[Bounds]] = {"N": [], "O": [], "steps saved": []}
     for _ in range(grids):
         best = rng.uniform(-1.0, 1.0) + shift * np.array([-0.5, 0.5])
-        arms = []
+        arms: list[tuple[Floats, Floats, NDArray[np.bool_]]] = []
         for centre in best:
             losses: dict[float, Floats] = {}
-            asked = [0.25, 1.0, 4.0]
+            asked, rates = [0.25, 1.0, 4.0], []
             while asked:
                 for rate in asked:
                     away = np.log2(rate) - centre
@@ -248,17 +248,21 @@ def refined(
                     own = LEVELS[1] + risen + 0.06 * rng.standard_normal(seeds)
                     losses[rate] = np.minimum(own, ENTROPY)
                 rates = sorted(losses)
-                scores = [TrialScore(losses[r].mean(), (losses[r] < ENTROPY).all()) for r in rates]
+                scores = [
+                    TrialScore(float(losses[rate].mean()), bool((losses[rate] < ENTROPY).all()))
+                    for rate in rates
+                ]
                 asked = list(further(rates, scores, refine, "min"))[: refine.budget - len(rates)]
             final = np.stack([losses[rate] for rate in rates])
-            arms.append((final, np.log2(rates), (final < ENTROPY).all(axis=-1)))
+            sound_at = np.array([bool((losses[rate] < ENTROPY).all()) for rate in rates])
+            arms.append((final, np.log2(rates), sound_at))
             counts.append(len(rates))
         curves = [np.minimum(final[:, None] + decay[:, None], ENTROPY) for final, _, _ in arms]
-        _, at, sound = zip(*arms, strict=True)
+        at, sound = [arm[1] for arm in arms], [arm[2] for arm in arms]
         bare, warm = (best_by_seed(*arm) for arm in arms)
         found["N"].append((bare[0] - warm[1], bare[1] - warm[0]))
-        low, high = (tolerated_by_seed(*arm, ENTROPY) for arm in arms)
-        found["O"].append((high[0] - low[1], high[1] - low[0]))
+        first, last = (tolerated_by_seed(*arm, ENTROPY) for arm in arms)
+        found["O"].append((last[0] - first[1], last[1] - first[0]))
         found["steps saved"].append(steps_by_seed(curves, at, sound, steps))
     what = f"{kind}, shift {shift:g}, refined, until {until:g}, {np.mean(counts):.1f} rates"
     for name, ends in found.items():
