@@ -1,14 +1,16 @@
 """Bounds of best losses, tolerated rates and steps saved, between the rates that were tried."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 from scipy import stats
 
-from benchmarks import coverage, false_labels
+from benchmarks import coverage, false_labels, left_out
 from lightning_app.report.headline import HELPS, WAITS, own_reading
+from lightning_app.report.pairs import arms
 from lightning_app.report.results import read_results
 from lightning_app.report.statistics import crossing, influences, lowest, steps_between
 from lightning_app.report.warmup import sensitivity_scores
@@ -203,6 +205,29 @@ def test_each_warm_up_has_the_rates_at_which_it_was_run(make_grid: Any) -> None:
     assert dict(fewer["rate_sensitivity w=60"].values)[1] == pytest.approx(area - least)
     gapped = scores("gapped", {0: [rates[0], rates[3]], 60: rates[1:3]})
     assert math.isnan(gapped["rate_sensitivity"].estimate)  # no rate is tried in both arms
+
+
+def test_rates_left_out_and_asked_for_again(make_grid: Any) -> None:
+    """A refinement from one octave apart asks for the rates between that the grid has."""
+    rates = [float(f"{0.001 * 2 ** (k / 2):.4g}") for k in range(9)]
+
+    def outcome(axes: dict[str, Any]) -> float:
+        best = 0.0028 if axes[WARMUP] == 0 else 0.0056
+        return (
+            2.0
+            + 0.6 * math.log2(axes[RATE] / best) ** 2
+            + 0.01 * axes[SEED] * (axes[RATE] * 1e4 % 3)
+        )
+
+    axes = {PRESET: ["pre_ln"], WARMUP: [0, 60], RATE: rates, SEED: [1, 2, 3]}
+    (arm,) = arms(read_results(make_grid(outcome, axes, curves=False).folder))
+    assert left_out.refined(arm, 0, rates[::2], until=0.03) == sorted([*rates[::2], rates[3]])
+    assert left_out.refined(arm, 60, rates[1::2], until=0.03) == rates[1::2]
+    kept = left_out.at(arm, {0: rates[:3], 60: rates[1:]})
+    assert (kept.rates_at(0), kept.rates_at(60)) == (rates[:3], rates[1:])
+    need = left_out.scores_of(arm, 60)[0]
+    assert left_out.overlap(need, replace(need, low=need.high, high=math.nan))
+    assert not left_out.overlap(need, replace(need, low=need.high + 1e-6, high=math.nan))
 
 
 def test_intervals_over_rates_cover_in_short() -> None:
