@@ -12,6 +12,7 @@ import csv
 import io
 import json
 import os
+import re
 import tempfile
 import zlib
 from base64 import b64decode, b64encode
@@ -206,21 +207,38 @@ def _packed(path: Path) -> Any:
     data = path.read_bytes()
     if path.name == METRICS:
         return _without_training(data.decode())
-    if path.name in (RESULT, PRUNED):
-        return {
-            key: value for key, value in json.loads(data).items() if key not in (SEAL, "schema")
-        }
+    if path.name in _RECORDS:
+        tree = _without_folders(json.loads(data))
+        return {key: value for key, value in tree.items() if key not in (SEAL, "schema")}
     return data
+
+
+_RECORDS = (ENVIRONMENT, RESULT, PRUNED)  # in this order: the seals cover the environment
+
+_FOLDER = re.compile(r"(^|=)(?:/|[A-Za-z]:\\).*[/\\]")
+"""The folders of an absolute path in a word of a command."""
+
+
+def _without_folders(tree: dict[str, Any]) -> dict[str, Any]:
+    """A record whose command names files only: folders name machines and persons."""
+    provenance = tree.get("provenance") or {}
+    if "command" not in provenance:
+        return tree
+    command = [_FOLDER.sub(r"\1", word) for word in provenance["command"]]
+    return {**tree, "provenance": {**provenance, "command": command}}
 
 
 def _texts(cell: CellResult) -> dict[str, str]:
     """The texts of the files of a run by name, with a seal that covers what is packed."""
     texts = {name: text for name in FILES if (text := _text(cell, name)) is not None}
-    for name in (RESULT, PRUNED):
-        tree = json.loads(texts.get(name, "{}"))
-        if is_sealed(tree):
+    for name in _RECORDS:
+        before = json.loads(texts.get(name, "{}"))
+        tree = _without_folders(before)
+        if name != ENVIRONMENT and is_sealed(tree):
             beside = {each: texts[each].encode() for each in VOUCHED if each in texts}
-            texts[name] = json.dumps(sealed_with(tree, beside), indent=1)
+            tree = sealed_with(tree, beside)
+        if tree != before:
+            texts[name] = json.dumps(tree, indent=1)
     return texts
 
 

@@ -186,6 +186,26 @@ def test_seals_survive_publishing_restoring_and_publishing_again(
     assert [cell.record for cell in again.cells] == [cell.record for cell in restored.cells]
 
 
+def test_no_folder_of_a_command_is_published(runs: Path, tmp_path: Path) -> None:
+    words = ["ablate", "run", "/home/me/grid.yaml", "--data.root=/mnt/a b/corpus", "a/b.yaml"]
+    for path in runs.glob("runs/*/result.json"):
+        tree = json.loads(path.read_text())
+        tree["provenance"] = {**tree.get("provenance", {}), "command": words}
+        path.write_text(json.dumps(tree))
+        path.with_name("env.json").write_text(json.dumps({"provenance": {"command": words}}))
+    seal_all(runs)
+    publish(read_results(runs), tmp_path / "study")
+    folder = unpack(tmp_path / "study" / PACKED, runs.parent)  # the runs that it comes from
+    assert folder.path == runs
+    restored = unpack(tmp_path / "study" / PACKED, tmp_path / "there").path
+    shown = ["ablate", "run", "grid.yaml", "--data.root=corpus", "a/b.yaml"]
+    for name in ("result.json", "env.json"):
+        records = [json.loads(path.read_text()) for path in restored.glob(f"runs/*/{name}")]
+        assert [tree["provenance"]["command"] for tree in records] == [shown] * len(records)
+        assert records
+    assert all(is_sealed(cell.record) for cell in read_results(restored).finished)
+
+
 def test_an_edited_grid_file_or_plan_of_sealed_results_is_refused(runs: Path) -> None:
     """Another direction or baseline would give another answer without a sign of it."""
     seal_all(runs)

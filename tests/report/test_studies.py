@@ -95,7 +95,7 @@ def test_a_changed_number_is_found(study: Path, tmp_path: Path, oracle: ModuleTy
     shutil.copytree(study, tmp_path / "study")
     path = tmp_path / "study" / "sensitivity.csv"
     lines = path.read_text().splitlines(keepends=True)
-    place = next(i for i, line in enumerate(lines) if ",delta," in line)
+    place = next(i for i, line in enumerate(lines) if re.search(r",delta,-?[\d.]", line))
     fields = lines[place].split(",")
     at = fields.index("delta") + 1
     fields[at] = repr(float(fields[at]) + 1e-6)
