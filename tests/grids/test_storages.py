@@ -464,7 +464,7 @@ def test_supervisors_share_a_database_that_restarts_and_leave_no_trace_of_its_pa
     server.start()
     for process in pair:
         shown += process.communicate(timeout=120)
-        assert process.returncode == 0, shown
+        assert process.returncode == 0, "\n".join(shown[-2:])
     assert any("answers again" in word for word in shown)
     assert sum(run.state == "failed" for run in world.runs().values()) == 8
     assert sum(run.state == "done" for run in world.runs().values()) == 8
