@@ -215,8 +215,8 @@ def _packed(path: Path) -> Any:
 
 _RECORDS = (ENVIRONMENT, RESULT, PRUNED)  # in this order: the seals cover the environment
 
-_FOLDER = re.compile(r"(^|=)(?:/|[A-Za-z]:\\).*[/\\]")
-"""The folders of an absolute path in a word of a command."""
+_FOLDER = re.compile(r"""(^|[="'])(?:/|[A-Za-z]:\\)[^"']*[/\\]""")
+"""The folders of an absolute path in a word of a command, also inside a quoted value."""
 
 
 def _without_folders(tree: dict[str, Any]) -> dict[str, Any]:

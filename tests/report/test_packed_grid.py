@@ -188,6 +188,7 @@ def test_seals_survive_publishing_restoring_and_publishing_again(
 
 def test_no_folder_of_a_command_is_published(runs: Path, tmp_path: Path) -> None:
     words = ["ablate", "run", "/home/me/grid.yaml", "--data.root=/mnt/a b/corpus", "a/b.yaml"]
+    words.append('--logger={"dir": "/home/me/logs", "url": "http://a/b"}')
     for path in runs.glob("runs/*/result.json"):
         tree = json.loads(path.read_text())
         tree["provenance"] = {**tree.get("provenance", {}), "command": words}
@@ -199,6 +200,7 @@ def test_no_folder_of_a_command_is_published(runs: Path, tmp_path: Path) -> None
     assert folder.path == runs
     restored = unpack(tmp_path / "study" / PACKED, tmp_path / "there").path
     shown = ["ablate", "run", "grid.yaml", "--data.root=corpus", "a/b.yaml"]
+    shown.append('--logger={"dir": "logs", "url": "http://a/b"}')
     for name in ("result.json", "env.json"):
         records = [json.loads(path.read_text()) for path in restored.glob(f"runs/*/{name}")]
         assert [tree["provenance"]["command"] for tree in records] == [shown] * len(records)
