@@ -22,7 +22,7 @@ OFFERED = {
     "fit --conf": {"--config"},
     "fit --config con": {"config.yaml"},
     "fit --trainer.max_s": {"--trainer.max_steps"},
-    "plan warmup_": {"warmup_iwslt14", "warmup_lm", "warmup_mlm"},
+    "plan warmup_": {"warmup_iwslt14", "warmup_lm", "warmup_lm_fine", "warmup_mlm"},
     "run --workers 2 con": {"config.yaml"},
     "report demo grids/mi": {"grids/mine.yaml"},
     "blocks sas": {"sas", "sas_p", "sas_p_no_norm"},
