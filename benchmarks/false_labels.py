@@ -21,10 +21,11 @@ rule holds up to 6 %. The noise:
 - `our spreads`: the sd of Delta of each variant is that of our 24 wirings in `placements`
   (`ablations/README.md`), which differ 40-fold; normal and skewed (log-sd 0.5).
 
-N where the loss depends on the rate: `parabola` (0.7 nats per octave squared) and `V` (0.8 nats per
-octave below the best rate, 2.2 above it), six rates one octave apart, the best one at a random
-place between them, and with the reference warm-up some octaves higher (shift); the best losses are
-equal, so that every label is false.
+N where the loss depends on the rate: `parabola` (0.7 nats per octave squared), `V` (0.8 nats per
+octave below the best rate, 2.2 above it) and `flat` (0.02 per octave squared), six rates one octave
+apart, the best one at a random place between them, and with the reference warm-up some octaves
+higher (shift); the best mean losses are equal, so that every label is false. With skewed noise, 8
+times as large, in the runs without warm-up as well.
 
 Small families (`FEW`): up to three variants, of which two, one or none are compared with the
 baseline, so that few other arms guard the spread. The runs without warm-up of one of them, the
@@ -47,7 +48,7 @@ Power: how often a variant whose Delta is 0.5 nats above the baseline's gets the
 import argparse
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -88,6 +89,7 @@ HELPING = ("plateau, without warm-up", "10 % stall", "30 % stall", "50 % stall")
 
 Shape = tuple[int, int, int, int, int]  # grid, slice, variant, warm-up, seed
 Draw = Callable[[Shape, np.random.Generator], Floats]
+Bounds = tuple[Floats, Floats]
 
 
 @dataclass(frozen=True)
@@ -201,16 +203,29 @@ SHIFTS, SPREAD = (0.0, 0.25, 0.5, 0.75, 1.0), (0.03, 0.06, 0.15)  # octaves; nat
 CURVE_RATES = 6  # one octave apart
 
 
-def over_rates(kind: str, shift: float, scale: float) -> Draw:
-    """Losses whose smallest value is `LOSS` in both arms, at a rate that need not be tried."""
+RISEN: dict[str, Callable[[Floats], Floats]] = {
+    "parabola": lambda away: 0.7 * away**2,
+    "V": lambda away: np.maximum(-0.8 * away, 2.2 * away),
+    "flat": lambda away: 0.02 * away**2,
+}
+"""By how many nats the loss is above its smallest, by octaves from there."""
+
+
+def over_rates(kind: str, shift: float, scale: float, noise: str = "normal") -> Draw:
+    """Losses whose smallest mean is `LOSS` in both arms, at a rate that need not be tried.
+
+    Skewed noise is that of the runs without warm-up alone, of 8 times the sd.
+    """
 
     def draw(shape: Shape, rng: np.random.Generator) -> Floats:
         grids, rates, variants, warmups, _ = shape
         best = (rates - 1) / 2 + rng.uniform(-0.5, 0.5, (grids, 1, variants, 1, 1))
         best = best + shift * (np.arange(warmups)[:, None] - 0.5)
         away = np.arange(rates)[:, None, None, None] - best
-        risen = 0.7 * away**2 if kind == "parabola" else np.maximum(-0.8 * away, 2.2 * away)
-        return np.minimum(LOSS + risen + scale * rng.standard_normal(shape), ENTROPY)
+        own = scale * rng.standard_normal(shape)
+        if noise != "normal":
+            own[:, :, :, 0] = 8 * scale * spread_out(noise, own[:, :, :, 0].shape, rng)
+        return np.minimum(LOSS + RISEN[kind](away) + own, ENTROPY)
 
     return draw
 
@@ -244,9 +259,14 @@ MODES = {"metric, 30 % in a mode": 0.3, "metric, 50 % in a mode": 0.5}
 PLANNED = 10  # seeds of a grid that may be stopped
 CURVES = {
     f"{kind}, shift {shift:g}, sd {scale:g}": over_rates(kind, shift, scale)
-    for kind in ("parabola", "V")
+    for kind in RISEN
     for shift in SHIFTS
     for scale in SPREAD
+}
+CURVES |= {
+    f"{kind}, shift {shift:g}, one arm skewed": over_rates(kind, shift, 0.03, "skewed")
+    for kind in RISEN
+    for shift in (0.0, 0.5)
 }
 
 
@@ -277,29 +297,45 @@ def labels(losses: Floats, *, need: bool = True) -> Labels:
 
 
 def need_labels(losses: Floats) -> NDArray[np.int_]:
-    """The labels of N, by the bounds of the best losses (`report.warmup.needs`)."""
-    seeds = losses.shape[-1]
+    """The labels of N where both arms of a variant have the same rates, one octave apart."""
     if losses.shape[1] < 2:
         return np.zeros((len(losses), 0), dtype=int)
     rates = np.moveaxis(losses, 1, -2)  # [grid, variant, warm-up, rate, seed]
-    chosen = at_best(losses)
-    failed, all_failed = chosen >= ENTROPY, rates >= ENTROPY
-    sound = np.asarray(~(all_failed | _late(rates, all_failed)).any(axis=-1))
-    least, most = best_by_seed(rates, np.arange(losses.shape[1]), sound)
-    lows, highs = (a[..., 0, :] - b[..., 1, :] for a, b in ((least, most), (most, least)))
-    pooled = (chosen[..., 0, :] - chosen[..., 1, :]).var(axis=-1, ddof=1)
+    places = np.arange(losses.shape[1], dtype=float)
+    return need_of([rates[:, :, arm] for arm in (0, 1)], [places, places])
+
+
+def need_of(arms: Sequence[Floats], places: Sequence[Floats]) -> NDArray[np.int_]:
+    """The labels of N, by the bounds of the best losses (`report.warmup.needs`).
+
+    Args:
+        arms: The losses without warm-up and with it, each [grid, variant, rate, seed].
+        places: The rates of each, in octaves.
+    """
+    found: list[Bounds] = []
+    chosen: list[Floats] = []
+    for losses, at in zip(arms, places, strict=True):
+        failed = losses >= ENTROPY
+        sound = np.asarray(~(failed | _late(losses, failed)).any(axis=-1))
+        found.append(best_by_seed(losses, at, sound))
+        best = best_on_others(losses)[..., None, :]
+        chosen.append(np.take_along_axis(losses, best, axis=-2)[..., 0, :])
+    lows, highs = found[0][0] - found[1][1], found[0][1] - found[1][0]
+    ends = np.stack(chosen, axis=-2)  # [grid, variant, warm-up, seed]
+    failed, seeds = ends >= ENTROPY, ends.shape[-1]
+    pooled = (chosen[0] - chosen[1]).var(axis=-1, ddof=1)
     spread, freedom = np.sqrt(pooled.mean(axis=-1, keepdims=True)), lows.shape[1] * (seeds - 1)
     p, nearest = np.ones(lows.shape[:-1]), np.zeros(lows.shape)
     for values, sign in ((highs, -1), (lows, 1)):
         clear = np.isfinite(values).all(axis=-1)
         clear &= sign * np.where(clear, values.mean(axis=-1), 0.0) > 0
-        found = guarded_ps(np.where(clear[..., None], values, 0.0), spread, freedom)
+        risk = guarded_ps(np.where(clear[..., None], values, 0.0), spread, freedom)
         nearest = np.where(clear[..., None], values, nearest)
-        p = np.where(clear, found, p)
+        p = np.where(clear, risk, p)
     alike = ended_alike(failed).all(axis=-1)
     if seeds < FEW_SEEDS:
         alike = ended_alike(failed.reshape(*failed.shape[:-2], -1))
-    p = np.where(alike & ~_late(chosen, failed).any(axis=(-2, -1)), p, 1.0)
+    p = np.where(alike & ~_late(ends, failed).any(axis=(-2, -1)), p, 1.0)
     return _signs(p, nearest)
 
 

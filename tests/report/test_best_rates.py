@@ -237,7 +237,11 @@ def test_intervals_over_rates_cover_in_short() -> None:
             assert row.rate > coverage.LOW - 0.04, row
 
 
+@pytest.mark.parametrize("name", ["refined, until 0.03", "random"])
 @pytest.mark.parametrize("kind", ["parabola", "V"])
-def test_intervals_after_a_refinement_cover_in_short(kind: str) -> None:
-    for row in coverage.refined(kind, 0.5, 0.03, 5, 60, np.random.default_rng(8)):
-        assert row.rate > coverage.LOW - 0.06, row
+def test_intervals_at_rates_chosen_by_results_cover_in_short(kind: str, name: str) -> None:
+    *covered, false = coverage.adapted(name, kind, 0.5, 5, 40, np.random.default_rng(8))
+    assert len(covered) == 3
+    for row in covered:
+        assert row.rate > coverage.LOW - 0.08, row
+    assert false.rate < false_labels.HOLDS + 0.08, false
