@@ -31,6 +31,7 @@ from lightning_app.report.results import GridResults
 from lightning_app.report.statistics import LEVEL, POWER
 from lightning_app.report.table import ReportTable
 from lightning_app.report.tables import (
+    best_losses,
     bleu_table,
     cell_table,
     comparison_table,
@@ -217,7 +218,8 @@ def _tables(report: Report, *, warmup: bool) -> dict[str, list[ReportTable]]:
         by_part["cost"] = [bleu_table(scores), cost_table(grid)]
         if warmup:
             by_part["need"] = [over_rates(grid, scores), factor_table(grid, report.effects)]
-            by_part["by_rate"] = [headline_table(grid, scores), loss_by_warmup(grid, scores)]
+            losses = best_losses(grid) if grid.adapts else loss_by_warmup(grid, scores)
+            by_part["by_rate"] = [headline_table(grid, scores), losses]
             by_part["stable"] = [largest_rates(grid, scores)] if len(grid.rates) > 1 else []
     return {part: [table for table in tables if table.bodies] for part, tables in by_part.items()}
 

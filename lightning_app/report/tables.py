@@ -3,6 +3,7 @@
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -44,7 +45,7 @@ from lightning_app.report.headline import (
     with_p,
 )
 from lightning_app.report.messages import say
-from lightning_app.report.pairs import Score, mean_loss
+from lightning_app.report.pairs import UNFINISHED, Arm, Score, arms, mean_loss
 from lightning_app.report.results import OTHER_DATA, CellResult, GridResults, failures
 from lightning_app.report.statistics import LEVEL, mean
 from lightning_app.report.table import Columns, Datum, Heading, Link, Output, ReportTable, laid_out
@@ -125,20 +126,9 @@ def mean_of(cells: Sequence[CellResult]) -> Datum:
 
 
 def headline_table(grid: GridResults, scores: Sequence[Score]) -> ReportTable:
-    """What warm-up does to the loss of each variant, at each rate.
-
-    Without rates at which no variant has two warm-ups: those that a search or a refinement added to
-    one arm only.
-    """
+    """What warm-up does to the loss of each variant, at each rate that compares warm-ups."""
     wanted = ("delta", "relative_delta", "interaction", "steps_saved", "lost_steps", STALLS)
-    shown = [score for score in scores if score.score.startswith(wanted)]
-    if grid.adapts:
-        warmups: dict[tuple[str, float, str], set[int | None]] = {}
-        for cell in grid.cells:
-            key = (cell.group, cell.lr or 0.0, cell.variant)
-            warmups.setdefault(key, set()).add(cell.warmup)
-        compared = {key[:2] for key, found in warmups.items() if len(found) > 1}
-        shown = [score for score in shown if (score.group, score.lr) in compared]
+    shown = _at_shared_rates(grid, [s for s in scores if s.score.startswith(wanted)])
     reference, baseline = grid.reference_warmup, grid.baseline or "the baseline"
     stalled = failures(grid.finished) or "stalled"
 
@@ -182,6 +172,18 @@ def headline_table(grid: GridResults, scores: Sequence[Score]) -> ReportTable:
     )
 
 
+def _at_shared_rates(grid: GridResults, scores: Sequence[Score]) -> Sequence[Score]:
+    """Without rates that a search or a refinement added to arms of one warm-up only."""
+    if not grid.adapts:
+        return scores
+    warmups: dict[tuple[str, float, str], set[int | None]] = {}
+    for cell in grid.cells:
+        key = (cell.group, cell.lr or 0.0, cell.variant)
+        warmups.setdefault(key, set()).add(cell.warmup)
+    compared = {key[:2] for key, found in warmups.items() if len(found) > 1}
+    return [score for score in scores if (score.group, score.lr) in compared]
+
+
 def _steps(own: Own) -> Datum:
     """Steps saved with the interval, and the steps that warm-up loses by its small rates."""
     lost, more = own.get("lost_steps"), ""
@@ -210,6 +212,30 @@ def loss_by_warmup(grid: GridResults, scores: Sequence[Score]) -> ReportTable:
     columns: Columns[Own] = [*losses, (Heading("R_w"), _score("R_w"))]
     caption = say("captions.loss_by_warmup", level=LEVEL, data=in_short(grid))
     return _of_scores("loss_by_warmup", shown, columns, caption)
+
+
+def best_losses(grid: GridResults) -> ReportTable:
+    """The mean final loss of each arm at the best of its rates, for grids that adapt them."""
+
+    def loss(warmup: int) -> Callable[[Arm], Datum]:
+        def of(arm: Arm) -> Datum:
+            tried = [arm.at([(warmup, lr)]) for lr in arm.rates_at(warmup)]
+            whole = [pairs for pairs in tried if pairs.seeds and not pairs.waits]
+            if not whole:
+                return Datum(DASH, title=UNFINISHED if tried else "not in the grid")
+            best = min(whole, key=lambda pairs: pairs.mean(pairs.points[0]))
+            shown = mean_of([*best.runs.values()])
+            at = f"at {rate(best.points[0][1])}, of {len(tried)} rates"
+            return replace(shown, below=(*shown.below, at))
+
+        return of
+
+    unit = f"{grid.monitored.loss}, nats"
+    losses = [(Heading(f"warm-up {w:,}", unit), loss(w)) for w in grid.warmups]
+    columns: Columns[Arm] = [(NAME, lambda arm: arm.variant), *losses]
+    rows = (("" if arm.group == "all" else arm.group, arm) for arm in arms(grid))
+    caption = say("captions.best_losses", level=LEVEL, data=in_short(grid))
+    return laid_out("best_losses", columns, rows, caption=caption)
 
 
 def over_rates(grid: GridResults, scores: Sequence[Score]) -> ReportTable:

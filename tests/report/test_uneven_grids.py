@@ -19,6 +19,7 @@ from lightning_app.report.figures.need import loss_by_rate
 from lightning_app.report.figures.sheet import Part
 from lightning_app.report.limits import limits
 from lightning_app.report.results import read_results, together
+from lightning_app.report.tables import best_losses
 from lightning_app.report.warmup import sensitivity_scores
 from lightning_app.report.write import write
 from tests.report.conftest import messages, write_report
@@ -283,3 +284,27 @@ def test_a_refined_rate_of_one_arm_has_losses_and_no_empty_comparison(make_grid:
     assert "0.002" in headline.partition("\n\n")[0]
     assert "0.004" not in headline.partition("\n\n")[0]
     assert "0.004" in losses
+
+
+def test_a_page_of_refined_rates_has_the_loss_at_the_best_rate_of_each_arm(make_grid: Any) -> None:
+    best = {0: 0.001, 60: 0.004}
+
+    def outcome(axes: Mapping[str, Any]) -> Any:
+        if axes[RATE] == 0.002 and axes[WARMUP] == 0 and axes[SEED] == 3:
+            return "waiting"  # its mean over two seeds, 1.5, is the lowest
+        away = abs(math.log2(axes[RATE] / best[axes[WARMUP]]))
+        lowest = 1.5 if axes[RATE] == 0.002 and axes[WARMUP] == 0 else 2.0 + 0.3 * away
+        return lowest + 0.01 * axes[SEED]
+
+    fake = make_grid(outcome, {**AXES, RATE: [0.001, 0.002, 0.004]}, curves=False)
+    keep(fake, lambda at: (at[RATE], at[WARMUP]) != (0.001, 60))
+    change(fake, refine={"budget": 12})
+    table = best_losses(read_results(fake.folder))
+    for row in table.bodies[""]:
+        assert [cell.text for cell in row[1:]] == ["2.020", "2.020"]
+        assert [cell.below[-1] for cell in row[1:]] == [
+            "at 0.001, of 3 rates",
+            "at 0.004, of 2 rates",
+        ]
+    page = write_report(fake.folder).read_text(encoding="utf-8")
+    assert "at 0.004, of 2 rates" in page
