@@ -20,8 +20,8 @@ from torch import Tensor
 from lightning_app.blocks.block import Block, Call, Carries, Sizes
 from lightning_app.blocks.config import BlockConfig
 from lightning_app.blocks.masks import Mask, causal_mask, full_mask
-from lightning_app.blocks.residual import Stream
 from lightning_app.blocks.stack import Stack
+from lightning_app.blocks.streams import Stream
 from lightning_app.commands.run import shipped_data
 from lightning_app.data.prepare import PreparedCorpus, global_batches, prepare
 from lightning_app.lab.bench import sections as attention

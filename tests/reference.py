@@ -193,8 +193,8 @@ class Reference:
     """A preset. `dataclasses.replace` makes of it what the axes make of the preset."""
 
     layer: "Callable[[Layer, Array], Array]"
-    last: Literal["nothing", "norm", "sum"] = "nothing"
-    """After the last layer: x; N(x); x + N(r), r ResiDual's total."""
+    last: "Literal['nothing', 'norm', 'sum'] | Callable[[Stack, Array], Array]" = "nothing"
+    """After the last layer: x; N(x); x + N(r), r ResiDual's total; N of what a function returns."""
     first: Literal["nothing", "norm"] = "nothing"
     """Before the first layer: x; N(x)."""
     projections: Callable[[int, int], tuple[Projection, Projection]] = full_projections
@@ -241,6 +241,8 @@ class Stack:
     """The learned spans of each layer in tokens, (batch, head, token)."""
     total: Array | float = 0.0
     """r, the embedding and the sum of all branches (ResiDual)."""
+    states: list[Array] = field(default_factory=list)
+    """The states besides x: see the presets with several."""
 
 
 @dataclass
@@ -499,6 +501,149 @@ def dual_stream(layer: Layer, around: str, f: SubLayer, x: Array) -> Array:
     return layer.norm(f"{around}.norm_sum", x + o)
 
 
+def siamese(layer: Layer, around: str, f: SubLayer, x: Array) -> Array:
+    """SiameseNorm (2602.08064), the authors' `Block.forward` with the norm of x moved to its end.
+
+    ``o = f(N(x + N_y(y)))``, ``x' = N_x(x + o / sqrt(2 l))``, ``y' = y + o``; x_0 is normed too.
+    """
+    stack = layer.stack
+    if not stack.states:
+        stack.states = [x]
+        x = norm(stack.parameters, f"{stack.side}.stream_end.norm_start", x)
+    (y,) = stack.states
+    u = x + layer.norm(f"{around}.stream.norm_total", y)
+    o = f(layer.norm(f"{around}.norm_input", u))
+    stack.states = [y + o]
+    return layer.norm(f"{around}.norm_sum", x + o / math.sqrt(2 * layer.number))
+
+
+def siamese_end(stack: Stack, x: Array) -> Array:
+    """Both streams, each with its norm."""
+    return x + norm(stack.parameters, f"{stack.side}.stream_end.norm_total", stack.states[0])
+
+
+def hyper_connections(layer: Layer, around: str, f: SubLayer, x: Array) -> Array:
+    """Zhu et al. 2024 (2409.19606), equations 1-2 and 10-13, one state at a time.
+
+    ``h = sum_i A_m[i] H_i``, ``H'_j = sum_i A_r[i, j] H_i + B_j f(N(h))``; where the parameters
+    have dynamic ones, each weight of state i has ``s tanh(N(H_i) . w)`` added. Returns the mean.
+    """
+    stack, part = layer.stack, f"{around}.stream"
+    read, keep, write = (layer.weight(f"{part}.static.{n}") for n in ("read", "keep", "write"))
+    n = len(read)
+    states = stack.states or [x] * n
+    reads, writes = [read[i] * np.ones(x.shape[:-1]) for i in range(n)], []
+    keeps = [[keep[i, j] * np.ones(x.shape[:-1]) for j in range(n)] for i in range(n)]
+    for i, state in enumerate(states):
+        writes.append(write[i] * np.ones(x.shape[:-1]))
+        if layer.name(f"{part}.dynamic.read") not in stack.parameters:
+            continue
+        normed = layer.norm(f"{part}.dynamic.norm", state)
+        inward = layer.weight(f"{part}.dynamic.scale_in")
+        reads[i] = reads[i] + inward * np.tanh(normed @ layer.weight(f"{part}.dynamic.read"))
+        outward = layer.weight(f"{part}.dynamic.scale_out")
+        writes[i] = writes[i] + outward * np.tanh(normed @ layer.weight(f"{part}.dynamic.write"))
+        for j in range(n):
+            column = layer.weight(f"{part}.dynamic.keep")[:, j]
+            keeps[i][j] = keeps[i][j] + inward * np.tanh(normed @ column)
+    h = sum((reads[i][..., None] * states[i] for i in range(n)), np.zeros_like(x))
+    o = f(layer.norm(f"{around}.norm_input", h))
+    stack.states = []
+    for j in range(n):
+        kept = sum((keeps[i][j][..., None] * states[i] for i in range(n)), np.zeros_like(x))
+        stack.states.append(kept + writes[j][..., None] * o)
+    return sum(stack.states, np.zeros_like(x)) / n
+
+
+def hyper_end(stack: Stack, x: Array) -> Array:
+    """The sum of the states."""
+    return sum(stack.states, np.zeros_like(x))
+
+
+def manifold_weights(stack: Stack, name: str, n: int) -> tuple[Array, Array]:
+    """``sigmoid(s phi RMSNorm(vec(H)) + b)`` of each token, and the same without the sigmoid."""
+    rows = np.concatenate(stack.states, axis=-1)  # vec(H) of each token
+    normed = rows / np.sqrt((rows**2).mean(axis=-1, keepdims=True) + 1e-6)
+    projected = normed @ stack.parameters[f"{name}.projected.phi"].T
+    scale, bias = (stack.parameters[f"{name}.offset.{part}"] for part in ("scale", "bias"))
+    each_scale = np.repeat(scale, [n, n, n * n][: len(scale)])
+    weights = projected * each_scale + bias
+    return 1.0 / (1.0 + np.exp(-weights)), weights
+
+
+def sinkhorn(logits: Array) -> Array:
+    """Rows and columns in turn, as DeepSeek-V4's code does: softmax, columns, 19 times both."""
+    m = np.stack([softmax(row) for row in logits]) + 1e-6
+    m = m / (m.sum(axis=0) + 1e-6)
+    for _ in range(19):
+        m = m / (m.sum(axis=1, keepdims=True) + 1e-6)
+        m = m / (m.sum(axis=0) + 1e-6)
+    return m
+
+
+def mhc(layer: Layer, around: str, f: SubLayer, x: Array) -> Array:
+    """mHC (2512.24880), equations 7-8 as in DeepSeek-V4's code, one token at a time."""
+    stack, name = layer.stack, layer.name(f"{around}.stream")
+    n = len(stack.states) or round(len(layer.weight(f"{around}.stream.offset.bias")) ** 0.5 - 0.5)
+    stack.states = stack.states or [x] * n
+    gates, weights = manifold_weights(stack, name, n)
+    h = sum(((gates[..., i] + 1e-6)[..., None] * stack.states[i] for i in range(n)), 0 * x)
+    o = f(layer.norm(f"{around}.norm_input", h))
+    new = [np.zeros_like(x) for _ in range(n)]
+    for place in np.ndindex(x.shape[:-1]):
+        mixing = sinkhorn(weights[(*place, slice(2 * n, None))].reshape(n, n))
+        for j in range(n):
+            new[j][place] = 2.0 * gates[(*place, n + j)] * o[place]
+            for i in range(n):
+                new[j][place] += mixing[i, j] * stack.states[i][place]
+    stack.states = new
+    return sum(new, np.zeros_like(x)) / n
+
+
+def mhc_end(stack: Stack, x: Array) -> Array:
+    """One more reading of the states."""
+    n = len(stack.states)
+    gates, _ = manifold_weights(stack, f"{stack.side}.stream_end", n)
+    return sum(((gates[..., i] + 1e-6)[..., None] * stack.states[i] for i in range(n)), 0 * x)
+
+
+def over_depth(stack: Stack, name: str, values: list[Array]) -> Array:
+    """Kimi Team 2026 (2603.15031): ``sum_i softmax_i(w . RMSNorm(v_i)) v_i``, token by token."""
+    query = stack.parameters[f"{name}.over.query"]
+    gain = stack.parameters[f"{name}.norm_keys.weight"]
+    read = np.zeros_like(values[0])
+    keys = [rms_norm(value, gain) for value in values]
+    for place in np.ndindex(read.shape[:-1]):
+        weights = softmax(np.array([key[place] @ query for key in keys]))
+        for weight, value in zip(weights, values, strict=True):
+            read[place] += weight * value[place]
+    return read
+
+
+def attention_residuals(layer: Layer, around: str, f: SubLayer, x: Array) -> Array:
+    """Sub-layers read all earlier outputs and the embedding. Returns their sum."""
+    stack = layer.stack
+    stack.states = stack.states or [x]
+    h = over_depth(stack, layer.name(f"{around}.stream"), stack.states)
+    stack.states.append(f(layer.norm(f"{around}.norm_input", h)))
+    return sum(stack.states, np.zeros_like(x))
+
+
+def attention_end(stack: Stack, x: Array) -> Array:
+    """One more reading."""
+    return over_depth(stack, f"{stack.side}.stream_end", stack.states)
+
+
+def denseformer(layer: Layer, x: Array) -> Array:
+    """Pagliardini et al. 2024 (2402.02622), equation 1: Pre-LN, then the average over depth."""
+    stack = layer.stack
+    stack.states = stack.states or [x]
+    x = each(pre_ln)(layer, x)
+    stack.states.append(x)
+    weights = layer.weight("around_ff.stream.over.weight")
+    return sum((w * s for w, s in zip(weights, stack.states, strict=True)), np.zeros_like(x))
+
+
 def rezero(layer: Layer, around: str, f: SubLayer, x: Array) -> Array:
     """Bachlechner et al. 2020 (2003.04887): ``x + a f(x)``, one a for all of a layer."""
     return x + layer.weight("around_self.branch.gain") * f(x)
@@ -613,6 +758,11 @@ REFERENCE: dict[str, Reference] = {
     "b2t": Reference(layer=b2t),
     "admin": Reference(layer=each(admin)),
     "dual_stream": Reference(layer=each(dual_stream), last="sum"),
+    "siamese_norm": Reference(layer=each(siamese), last=siamese_end),
+    "hyper_connections": Reference(layer=each(hyper_connections), last=hyper_end),
+    "mhc": Reference(layer=each(mhc), last=mhc_end),
+    "attention_residuals": Reference(layer=each(attention_residuals), last=attention_end),
+    "denseformer": Reference(layer=denseformer, last="norm"),
     "rezero": Reference(layer=each(rezero)),
     "skipinit": Reference(layer=each(skipinit)),
     "layer_scale": Reference(layer=each(layer_scale), last="norm"),
@@ -696,6 +846,8 @@ def end(stack: Stack, x: Array, total: Array, name: str) -> Array:
             return norm(stack.parameters, name, x)
         case "sum":
             return x + norm(stack.parameters, name, total)
+        case read:
+            return norm(stack.parameters, name, read(stack, x))
 
 
 @dataclass(frozen=True)

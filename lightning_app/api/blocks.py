@@ -15,9 +15,9 @@ from lightning_app.blocks.config import BlockConfig
 from lightning_app.blocks.feed_forward import ACTIVATIONS, Activation
 from lightning_app.blocks.masks import Mask
 from lightning_app.blocks.presets.registry import check_spec
-from lightning_app.blocks.residual import Stream
 from lightning_app.blocks.spans import auxiliary_terms
 from lightning_app.blocks.stack import Stack, StackSpec
+from lightning_app.blocks.streams import DUAL, PLAIN, Stream
 from lightning_app.blocks.windows import WindowMasks
 from lightning_app.core.errors import UserError
 from lightning_app.core.schema import as_plain, as_written, hints_of, read
@@ -188,11 +188,17 @@ class BlockState(NamedTuple):
 
     Attributes:
         carries: The scores of residual attention, or their queries and keys.
-        total: The second stream r of `dual_stream`, whose stack ends in ``x + N(r)``; else None.
+        parts: What the stream rule keeps besides x, such as the second stream r of `dual_stream`,
+            whose stack ends in ``x + N(r)``.
     """
 
     carries: Carries
-    total: Tensor | None
+    parts: tuple[Tensor, ...] = ()
+
+    @property
+    def total(self) -> Tensor | None:
+        """The second stream r of `dual_stream`; None without parts."""
+        return self.parts[0] if self.parts else None
 
 
 @final
@@ -264,15 +270,18 @@ class Block(nn.Module):
         config = wiring(block, axes)
         sizes = _sizes(dim, heads, ff_dim, activation, dropout, attention_dropout)
         _check_peer(cross, peer_depth)
-        spec, dual = _placed(config, depth, layer, cross=cross, peer_depth=peer_depth)
+        spec, stack = _placed(config, depth, layer, cross=cross, peer_depth=peer_depth)
         self.dim = dim
         self.layer = layer
         self.depth = depth
-        self.block = WiredBlock(spec, sizes, cross=cross)
+        rules = [*stack.stream_rules(dim, cross=cross)]
+        first = ((layer or 1) - 1) * (len(rules) // stack.depth)
+        self.block = WiredBlock(spec, sizes, cross=cross, streams=iter(rules[first:]))
         chains = [spec.self_attention, *([spec.cross_attention] if cross else [])]
-        self.passes_state = dual or any(each.carry != "none" for each in chains)
+        self.passes_state = stack.rule != PLAIN or any(each.carry != "none" for each in chains)
         """Whether the layer above needs more than the stream, so that `chained` must be used."""
-        self._dual, self._preset = dual, config.preset
+        # Only its parameterless `start` is used, so it is no submodule.
+        self._start, self._preset = rules[-1].start, config.preset
         place = Stack(depth=depth or 1, peer_depth=peer_depth, causal=True, cross=cross)
         self._serves_causal = cross or _is_block_of(spec, config, place, layer or 1)
         initialize(self)
@@ -330,9 +339,8 @@ class Block(nn.Module):
         if cross is not None and memory is not None:
             seen = _mask("memory", memory, self.dim, memory_present, batch=len(x))
             source = CrossAttentionInput(*cross.keys_values(memory, None), seen)
-        total = state.total if state is not None else x if self._dual else None
         stream, carries = self.block(
-            Stream(x, total),
+            self._start(x) if state is None else Stream(x, state.parts),
             Carries() if state is None else state.carries,
             Call(
                 layer=self.layer or 1,
@@ -340,7 +348,7 @@ class Block(nn.Module):
                 source=source,
             ),
         )
-        return stream.x, BlockState(carries, stream.total)
+        return stream.x, BlockState(carries, stream.parts)
 
     def extra_repr(self) -> str:
         return f"{self._preset}, {self._place()}"
@@ -358,8 +366,8 @@ class Block(nn.Module):
 
 def _placed(
     config: BlockConfig, depth: int | None, layer: int | None, *, cross: bool, peer_depth: int
-) -> tuple[BlockSpec, bool]:
-    """Return the specification of one layer, and whether its stream has two parts."""
+) -> tuple[BlockSpec, StackSpec]:
+    """Return the specification of one layer, and that of its stack."""
 
     def resolved(depth: int) -> StackSpec:
         place = Stack(depth=depth, peer_depth=peer_depth, causal=cross, cross=cross)
@@ -374,7 +382,7 @@ def _placed(
         if not 1 <= layer <= depth:
             raise UserError(f"layer {layer}: expected 1 to {depth}, the depth")
         spec = resolved(depth)
-        return spec.blocks[layer - 1], spec.dual_stream
+        return spec.blocks[layer - 1], spec
     alone, *others = [resolved(each) for each in (1, *DEPTHS)]
     if any(block != alone.blocks[0] for spec in others for block in spec.blocks):
         warnings.warn(
@@ -382,7 +390,7 @@ def _placed(
             "one it differs by its place; give depth and layer",
             stacklevel=3,
         )
-    return alone.blocks[0], alone.dual_stream
+    return alone.blocks[0], alone
 
 
 def _is_block_of(spec: BlockSpec, config: BlockConfig, place: Stack, layer: int) -> bool:
@@ -399,6 +407,8 @@ def _resolved_for_block(config: BlockConfig, place: Stack) -> StackSpec:
     for name in ("share", "step_signal", "halting"):
         if getattr(spec, name) not in ("none", None):
             raise UserError(f"{name}: belongs to a whole stack; use Encoder or Decoder")
+    if spec.rule not in (PLAIN, DUAL):
+        raise UserError(f"stream {spec.rule}: belongs to a whole stack; use Encoder or Decoder")
     span = spec.blocks[0].self_attention.adaptive_span
     if span is not None and span.dynamic_bias is not None:
         raise UserError("adaptive_span.dynamic_bias: belongs to a whole stack; use Encoder")

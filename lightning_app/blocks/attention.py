@@ -20,8 +20,9 @@ from lightning_app.blocks.linear import Linear, linear
 from lightning_app.blocks.masks import Mask
 from lightning_app.blocks.norm import LearnedScalars, Norm, build_norm
 from lightning_app.blocks.placed import Placed
-from lightning_app.blocks.residual import Gain, build_gain, select_tokens
+from lightning_app.blocks.residual import Gain, build_gain
 from lightning_app.blocks.spans import AdaptiveSpan, SoftMask, build_soft_mask
+from lightning_app.blocks.streams import select_tokens
 from lightning_app.blocks.windows import LocalisedSpan, LocalMask, Window
 
 Projection = Literal["full", "identity", "identity_plus", "orthogonal", "orthogonal_plus"]

@@ -1,7 +1,9 @@
 """One block of a stack: its frozen specification, and the module that it describes."""
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import repeat
 from typing import Literal, NamedTuple, final
 
 import torch
@@ -14,7 +16,8 @@ from lightning_app.blocks.masks import Mask
 from lightning_app.blocks.memory import LayerCache
 from lightning_app.blocks.norm import Norm
 from lightning_app.blocks.placed import Placed
-from lightning_app.blocks.residual import SUM, Residual, ResidualSpec, Stream, select_tokens
+from lightning_app.blocks.residual import SUM, Residual, ResidualSpec
+from lightning_app.blocks.streams import Stream, StreamRule, select_tokens
 from lightning_app.blocks.windows import LocalMask
 
 Layout = Literal["sequential", "parallel"]
@@ -177,8 +180,8 @@ class Sizes:
     def attention(self, spec: AttentionSpec) -> Attention:
         return Attention(spec, self.model_dim, self.num_heads, self.attention_dropout)
 
-    def residual(self, spec: ResidualSpec) -> Residual:
-        return Residual(spec, self.model_dim, self.dropout)
+    def residual(self, spec: ResidualSpec, stream: StreamRule | None) -> Residual:
+        return Residual(spec, self.model_dim, self.dropout, stream)
 
     def feed_forward(self, norm: Norm) -> FeedForward:
         return FeedForward(
@@ -242,17 +245,26 @@ class Block(nn.Module):
                                                   '------ skip ------'
 
     Cross-attention follows self-attention; in the parallel layout it follows the only sum.
+    `streams` are the stream rules of the sub-layers in their order, None for one plain state.
     """
 
-    def __init__(self, spec: BlockSpec, sizes: Sizes, *, cross: bool = False) -> None:
+    def __init__(
+        self,
+        spec: BlockSpec,
+        sizes: Sizes,
+        *,
+        cross: bool = False,
+        streams: Iterator[StreamRule] | None = None,
+    ) -> None:
         super().__init__()
+        rules = repeat(None) if streams is None else streams
         self.spec = spec
         self.self_attention = sizes.attention(spec.self_attention)
         self.cross_attention = sizes.attention(spec.cross_attention) if cross else None
         self.feed_forward = sizes.feed_forward(spec.ff_norm)
-        self.around_self = sizes.residual(spec.around_self)
-        self.around_cross = sizes.residual(spec.around_cross) if cross else None
-        self.around_ff = sizes.residual(spec.built_around_ff)
+        self.around_self = sizes.residual(spec.around_self, next(rules))
+        self.around_cross = sizes.residual(spec.around_cross, next(rules)) if cross else None
+        self.around_ff = sizes.residual(spec.built_around_ff, next(rules))
         if spec.share_branch_gain:
             for residual in (self.around_cross, self.around_ff):
                 if residual is not None:
@@ -268,7 +280,7 @@ class Block(nn.Module):
     def forward(self, stream: Stream, carries: Carries, call: Call) -> tuple[Stream, Carries]:
         """Run the block on the newest tokens of `stream`; a cache holds the earlier tokens."""
         start, spec = stream, call.spec or self.spec
-        u = self.around_self.enter(stream.x)
+        u = self.around_self.enter(self.around_self.read(stream))
         query, keys, values = self.self_attention.queries_keys_values(u, call.placed)
         if call.before is not None:
             earlier = self.around_self.enter(call.before.inputs)
@@ -303,7 +315,9 @@ class Block(nn.Module):
             assert self.around_cross is not None
             assert call.source is not None
             crossed, cross_carry = self.cross_attention(
-                self.cross_attention.queries(self.around_cross.enter(stream.x), None),
+                self.cross_attention.queries(
+                    self.around_cross.enter(self.around_cross.read(stream)), None
+                ),
                 *call.source,
                 carries.cross_attention,
                 divisor=spec.cross_attention.score_divisor,
@@ -311,7 +325,7 @@ class Block(nn.Module):
             stream = self.around_cross(stream, crossed)
 
         if self.spec.layout == "sequential":
-            fed = self.feed_forward(self.around_ff.enter(stream.x))
+            fed = self.feed_forward(self.around_ff.enter(self.around_ff.read(stream)))
             if self.spec.bottom_to_top:
                 # The last sub-layer's skip also carries the block's input (Takase et al. 2022).
                 stream = stream._replace(x=stream.x + start.x)

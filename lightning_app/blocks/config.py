@@ -20,6 +20,7 @@ from lightning_app.blocks.stack import (
     carry_scores,
 )
 from lightning_app.blocks.steps import HaltingSpec
+from lightning_app.blocks.streams import PLAIN, STREAM_RULES, StreamKind
 from lightning_app.blocks.windows import LocalisedSpan
 
 Placement = Literal["post", "pre", "peri", "none"]
@@ -46,6 +47,12 @@ class BlockConfig:
     residual_rule: Rule | None = None
     """What joins the output of each sub-layer with the stream: sum, or another name of
     `RESIDUAL_RULES`, which a plug-in registers."""
+    stream: StreamKind | None = None
+    """What runs from sub-layer to sub-layer: plain (one state), dual, siamese, hyper_static,
+    hyper_dynamic, attention or average over depth, or another name of `STREAM_RULES`, which a
+    plug-in registers."""
+    streams: int | None = None
+    """The number of parallel states, for stream hyper_static and hyper_dynamic."""
     residual_attention: ResidualAttention | None = None
     """Carry scores from layer to layer: their sum, or divided by n in layer n (mean); qk_sum
     carries sums of queries and of keys."""
@@ -112,6 +119,8 @@ class BlockConfig:
                 NORM_KINDS.require(kind, f"model.block.{name}")
         if self.residual_rule is not None:
             _ = RESIDUAL_RULES[self.residual_rule]
+        if self.stream is not None:
+            _ = STREAM_RULES[self.stream]
 
     def resolve(self, stack: Stack) -> StackSpec:
         """Return the specification of every layer of `stack`.
@@ -129,7 +138,7 @@ class BlockConfig:
         )
         self._check_gains(blocks)
         final_norm, input_norm = spec.final_norm, spec.input_norm
-        if self.norm_placement is not None and not spec.dual_stream:
+        if self.norm_placement is not None and (self.stream or spec.rule) == PLAIN:
             final_norm = "layer_norm" if self.norm_placement in ("pre", "peri") else "none"
         if self.norm_placement not in (None, "peri"):
             input_norm = "none"  # Peri-LN's
@@ -142,10 +151,19 @@ class BlockConfig:
         return replace(
             self._carried(spec),
             memory=self._memory(stack),
+            stream=self.stream or spec.stream,
+            streams=self._streams(spec),
             share=self.share or spec.share,
             step_signal=self.step_signal or spec.step_signal,
             halting=self.halting or spec.halting,
         )
+
+    def _streams(self, spec: StackSpec) -> int:
+        if self.streams is not None:
+            return self.streams
+        if self.stream is None or self.stream == spec.stream:
+            return spec.streams
+        return 4 if STREAM_RULES[self.stream].several else 1
 
     def _memory(self, stack: Stack) -> MemorySpec | None:
         if self.memory is None or self.memory.is_empty:

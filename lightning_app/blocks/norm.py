@@ -22,6 +22,10 @@ class LearnedScalars(nn.Module, ABC):
     """Whether the parameters take weight decay. It would pull a block's wiring towards zero (He &
     Hofmann 2023, 2311.01906, appendix D)."""
 
+    draws: ClassVar[bool] = False
+    """Whether `reset` draws numbers: it is then called after everything else has been drawn, so
+    that what a variant shares with others starts equal."""
+
     lr: float | None = None
     """The peak learning rate of the parameters; None for that of the optimizer."""
 

@@ -3,13 +3,14 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple, final
+from typing import final
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from lightning_app.blocks.norm import LearnedScalars, Norm, build_norm
+from lightning_app.blocks.streams import Stream, StreamPlace, StreamRule
 from lightning_app.core.registry import Registry
 
 Rule = str
@@ -141,29 +142,6 @@ def build_gain(gain: Gain, model_dim: int) -> nn.Module:
     return LearnedGain(gain, model_dim) if gain.learned else FixedGain(gain.value)
 
 
-class Stream(NamedTuple):
-    """The stream of a stack: `x`, and ResiDual's running total of all branches."""
-
-    x: Float[Tensor, "batch token model"]
-    total: Float[Tensor, "batch token model"] | None = None
-
-    def at(self, kept: Int[Tensor, " kept"]) -> "Stream":
-        """Return the stream at the tokens `kept`: see `select_tokens`."""
-        total = None if self.total is None else select_tokens(self.total, kept)
-        return Stream(select_tokens(self.x, kept), total)
-
-    def plus(self, added: Float[Tensor, "*#batch #token model"]) -> "Stream":
-        """Return the stream with `added` added to both of its parts."""
-        return Stream(self.x + added, None if self.total is None else self.total + added)
-
-
-def select_tokens(
-    x: Float[Tensor, "batch token model"], kept: Int[Tensor, " kept"]
-) -> Float[Tensor, "1 kept model"]:
-    """Return the tokens `kept`, flat indices into batch * token, as one row."""
-    return x.flatten(0, 1).index_select(0, kept).unsqueeze(0)
-
-
 @final
 class Residual(nn.Module):
     """The residual connection of one sub-layer, which runs between its two halves.
@@ -172,11 +150,13 @@ class Residual(nn.Module):
 
     ``y = norm_sum(skip * x + branch * norm_branch(f))``, or a `rule` in place of the sum.
 
-    Where the stream has a second part r, that becomes ``r + branch * norm_branch(f)`` (Xie et al.
-    2023, ResiDual, 2304.14802).
+    A `stream` rule other than that of one state decides what x is and where y goes: see
+    `lightning_app.blocks.streams`.
     """
 
-    def __init__(self, spec: ResidualSpec, model_dim: int, dropout: float) -> None:
+    def __init__(
+        self, spec: ResidualSpec, model_dim: int, dropout: float, stream: StreamRule | None = None
+    ) -> None:
         super().__init__()
         self.norm_input = build_norm(spec.norm_input, model_dim)
         self.input_scale = FixedGain(spec.input_scale)
@@ -186,12 +166,21 @@ class Residual(nn.Module):
         self.branch = build_gain(spec.branch, model_dim)
         self.rule = RESIDUAL_RULES[spec.rule](model_dim)
         self.dropout = nn.Dropout(dropout)
+        self.stream = stream or StreamRule(StreamPlace(model_dim=model_dim))
+
+    def read(self, stream: Stream) -> Float[Tensor, "batch token model"]:
+        """Return x, what the sub-layer reads of the stream before its norm."""
+        return self.stream.read(stream)
 
     def enter(self, x: Float[Tensor, "batch token model"]) -> Float[Tensor, "batch token model"]:
         return self.input_scale(self.norm_input(x))
 
     def forward(self, stream: Stream, branch: Float[Tensor, "batch token model"]) -> Stream:
         added = self.branch(self.dropout(self.norm_branch(branch)))
-        y = added if self.skip is None else self.rule(self.skip(stream.x), added)
-        total = None if stream.total is None else stream.total + added
-        return Stream(self.norm_sum(y), total)
+        return self.stream.write(stream, added, self.join)
+
+    def join(
+        self, x: Float[Tensor, "batch token model"], added: Float[Tensor, "batch token model"]
+    ) -> Float[Tensor, "batch token model"]:
+        """Return ``norm_sum(skip * x + added)``."""
+        return self.norm_sum(added if self.skip is None else self.rule(self.skip(x), added))

@@ -1,6 +1,7 @@
 """The specification of a stack of blocks, and its place in a model."""
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -10,10 +11,20 @@ from lightning_app.blocks.memory import MemorySpec
 from lightning_app.blocks.norm import Norm
 from lightning_app.blocks.residual import SUM, ResidualSpec
 from lightning_app.blocks.steps import HaltingSpec, check_growth, check_shared
+from lightning_app.blocks.streams import (
+    DUAL,
+    PLAIN,
+    STREAM_RULES,
+    StreamKind,
+    StreamPlace,
+    StreamRule,
+)
 
 ResidualAttention = Literal["none", "sum", "mean", "qk_sum"]
 Share = Literal["none", "all"]
 StepSignal = Literal["none", "sinusoidal", "learned"]
+NORMED = {DUAL: "dual_stream", "siamese": "siamese_norm"}
+NORMS_AROUND = ("norm_input", "norm_sum", "norm_branch")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,8 +66,10 @@ class StackSpec:
     """The resolved specification of a stack: one block per layer, plus the parts around the blocks.
 
     With h the sum of embeddings: the first block reads ``input_norm(h)``, and the stack returns
-    ``final_norm(x)``; with `dual_stream` it returns ``x + final_norm(r)``, with r the input plus
-    the sum of all branches (ResiDual). `embedding_gain` is a factor on the initial token
+    ``final_norm(x)``. `stream` is the rule by which sub-layers read the stream and write to it,
+    `streams` the number of its parallel states; `dual_stream` means the rule ``dual``, which
+    returns ``x + final_norm(r)``, with r the input plus the sum of all branches (ResiDual).
+    `embedding_gain` is a factor on the initial token
     embeddings, the same in every stack of a model, since they share one table.
 
     With `share` all, one block with one set of parameters serves every layer, and each layer is a
@@ -71,6 +84,8 @@ class StackSpec:
     blocks: tuple[BlockSpec, ...]
     final_norm: Norm = "none"
     input_norm: Norm = "none"
+    stream: StreamKind = PLAIN
+    streams: int = 1
     dual_stream: bool = False
     embedding_gain: float = 1.0
     share: Share = "none"
@@ -85,7 +100,7 @@ class StackSpec:
         self._check_steps()
         self._check_chain()
         self._check_memory()
-        self._check_dual_stream()
+        self._check_stream()
 
     def check_documents(self) -> None:
         """Refuse blocks whose effect depends on where a document lies in its row.
@@ -102,21 +117,77 @@ class StackSpec:
                     "use query_block 1"
                 )
 
-    def _check_dual_stream(self) -> None:
-        if not self.dual_stream:
-            return
-        for block in self.blocks:
-            for around in (block.around_self, block.around_cross, block.around_ff):
-                if around.rule != SUM:
-                    raise ValueError(
-                        f"residual_rule {around.rule} with preset dual_stream: its second stream "
-                        "is the sum of all branches; use residual_rule sum"
-                    )
-        if self.blocks[0].around_self.norm_sum == "none":
+    def _check_stream(self) -> None:
+        if self.dual_stream and self.stream not in (PLAIN, DUAL):
             raise ValueError(
-                "preset dual_stream is defined for norm_placement post: with another its second "
-                "stream would be the first"
+                f"stream {self.stream} with preset dual_stream: a stack has one stream rule; use "
+                "another preset"
             )
+        kind, rule = self.rule, STREAM_RULES[self.rule]
+        if rule.several != (self.streams > 1):
+            need = "expected at least 2" if rule.several else f"expected 1 with stream {kind}"
+            raise ValueError(f"streams {self.streams}: {need}, the number of parallel states")
+        if kind == PLAIN:
+            return
+        if kind != DUAL and (self.share == "all" or self.halting is not None):
+            raise ValueError(f"stream {kind} with share all: its weights belong to one layer each")
+        for block in self.blocks:
+            self._check_block(block, kind, rule)
+
+    @staticmethod
+    def _check_block(block: BlockSpec, kind: StreamKind, rule: type[StreamRule]) -> None:
+        """Refuse a block whose sums have no meaning under a stream rule."""
+        if block.layout == "parallel":
+            raise ValueError(
+                f"stream {kind} with layout parallel: a stream rule takes one branch at a time"
+            )
+        if block.bottom_to_top and kind != DUAL:
+            raise ValueError(f"stream {kind} with preset b2t: two skips would join one stream")
+        for around in (block.around_self, block.around_cross, block.around_ff):
+            if kind == DUAL and around.rule != SUM:
+                raise ValueError(
+                    f"residual_rule {around.rule} with preset dual_stream: its second stream "
+                    "is the sum of all branches; use residual_rule sum"
+                )
+            if kind != DUAL and around.skip.profiled:
+                raise ValueError(
+                    f"stream {kind} with profiled skips (preset admin): their start is that of "
+                    "one sum of all branches"
+                )
+            plain = (around.skip.value, around.skip.learned, around.norm_sum, around.rule)
+            if not rule.joins and plain != (1.0, False, "none", SUM):
+                raise ValueError(
+                    f"stream {kind} with attention_skip, ff_skip, norm_placement post or "
+                    "residual_rule: it replaces the sum that these belong to"
+                )
+            if rule.norms_sum and around.norm_sum == "none":
+                raise ValueError(
+                    f"stream {kind} (as in preset {NORMED.get(kind, kind)}) is defined for "
+                    "norm_placement post: without a norm of each sum its states would be equal"
+                )
+
+    @property
+    def rule(self) -> StreamKind:
+        """The name of its stream rule."""
+        return DUAL if self.dual_stream else self.stream
+
+    def stream_rules(self, model_dim: int, *, cross: bool) -> Iterator[StreamRule]:
+        """Yield the stream rule of each sub-layer, and then that of the end of the stack."""
+        each = 3 if cross else 2
+        norms = [self.final_norm, *(getattr(self.blocks[0].around_self, n) for n in NORMS_AROUND)]
+        norm = next((kind for kind in norms if kind != "none"), "layer_norm")
+        for number in range(1, self.depth * each + 2):
+            layer = (number - 1) // each + 1
+            place = StreamPlace(
+                model_dim=model_dim,
+                number=number,
+                layer=layer,
+                ends_layer=number % each == 0,
+                sub_layers=self.depth * each,
+                streams=self.streams,
+                norm=norm,
+            )
+            yield STREAM_RULES[self.rule](place)
 
     @property
     def depth(self) -> int:
@@ -137,7 +208,7 @@ class StackSpec:
                 continue
             if self.share == "none":
                 raise ValueError(f"{name} without share all: a step is one run of a shared block")
-            if self.dual_stream:
+            if self.rule == DUAL:
                 raise ValueError(
                     f"{name} with preset dual_stream: it is defined for one stream, not for two"
                 )

@@ -22,6 +22,7 @@ from lightning_app.blocks.block import BlockSpec, InitSpec
 from lightning_app.blocks.norm import Norm
 from lightning_app.blocks.residual import SUM, Gain, ResidualSpec, Rule
 from lightning_app.blocks.stack import StackSpec
+from lightning_app.blocks.streams import DUAL, PLAIN, STREAM_RULES
 
 Side = Literal["encoder", "decoder", "decoder only"]
 """A stack in a model; a decoder-only model has no cross-attention."""
@@ -391,7 +392,7 @@ def _add_projection(
 
 
 _STACK = (
-    *("blocks", "final_norm", "input_norm", "dual_stream", "embedding_gain"),
+    *("blocks", "final_norm", "input_norm", "dual_stream", "stream", "streams", "embedding_gain"),
     *("share", "step_signal", "halting", "memory"),
 )
 _BLOCK = (
@@ -407,15 +408,23 @@ _INIT = {"query_key": "q, k", "value": "V", "output": "P", "ff": "FF"}
 def stack_drawing(spec: StackSpec, side: Side) -> Drawing:
     """Return the drawing of a stack; consecutive layers of one form are one run."""
     runs = [_run(blocks, layers, side) for layers, blocks in runs_of(spec.blocks, side)]
+    rule = STREAM_RULES[spec.rule]
+    if not rule.joins:
+        runs = [
+            replace(run, sums=tuple(replace(one, rule=spec.rule) for one in run.sums))
+            for run in runs
+        ]
     gain = number([spec.embedding_gain], range(1))
     return Drawing(
         side=side,
         entry=norm(spec.input_norm),
         runs=tuple(_merged(list(equal)) for _, equal in groupby(runs, key=_outside)),
         exit=norm(spec.final_norm),
-        dual=spec.dual_stream,
+        dual=spec.rule == DUAL,
         notes=(
             *(f"start: token embeddings * {gain}",) * (gain != "1"),
+            *(f"stream {spec.rule}{rule.in_words(spec.streams)}",)
+            * (spec.rule not in (PLAIN, DUAL)),
             *_step_notes(spec),
             *_memory_notes(spec),
             *changed_fields([spec], range(1), handled=_STACK),

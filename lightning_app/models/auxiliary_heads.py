@@ -10,13 +10,13 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from lightning_app.blocks.norm import build_norm
-from lightning_app.blocks.residual import Stream
 from lightning_app.blocks.spans import AuxiliaryTerms, Term
 from lightning_app.blocks.stack import StackSpec
+from lightning_app.blocks.streams import DUAL, PLAIN, Stream
 from lightning_app.core.errors import UserError
 from lightning_app.models.initialization import initialize
 from lightning_app.models.positions import OutputTable
-from lightning_app.models.stack import end_of_stack, stacks
+from lightning_app.models.stack import stacks
 
 Loss = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 """Returns the training loss of (states, table, labels, counted), summed over the counted tokens."""
@@ -77,6 +77,12 @@ class AuxiliarySpec:
                 "model.block.halting: a token predicts from the average of its steps, not from a "
                 "layer; weight 0, or no halting"
             )
+        if self.intermediate and spec.rule not in (PLAIN, DUAL):
+            raise UserError(
+                f"model.objective.intermediate_weight: {self.intermediate} with model.block.stream "
+                f"{spec.rule}: it has weights for the end of the stack only; weight 0, or another "
+                "stream"
+            )
         if self.intermediate and not bounded:
             raise UserError(STEPS_UNKNOWN)
         if self.second_target and stack == "encoder":
@@ -128,6 +134,7 @@ class AuxiliaryHeads(nn.Module, AuxiliaryTerms):
         self.norms = nn.ModuleList(build_norm(stack.final_norm, model_dim) for _ in range(below))
         self.tables = tables(below if spec.own_tables else 0)
         self.second_tables = tables(seconds)  # in layer order, the last layer's last
+        *_, self.stream_end = stack.stream_rules(model_dim, cross=False)
         self._step = (0, 1)
         self._scored: tuple[Tensor, Tensor] | None = None
         initialize(self)
@@ -189,7 +196,7 @@ class AuxiliaryHeads(nn.Module, AuxiliaryTerms):
 
         below = ahead = torch.zeros((), device=last.device)
         for layer in self.active:
-            states = end_of_stack(seen[layer - 1], self.norms[layer - 1])
+            states = self.stream_end.end(seen[layer - 1], self.norms[layer - 1])
             states = states if finish is None else finish(states)
             own = weight(self.tables, layer - 1) if self.spec.own_tables else table
             below = below + summed(states, own, first)

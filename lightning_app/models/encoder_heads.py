@@ -13,9 +13,9 @@ from lightning_app.blocks.block import Sizes
 from lightning_app.blocks.linear import Linear
 from lightning_app.blocks.masks import Mask, full_mask, padding_mask
 from lightning_app.blocks.norm import build_norm
-from lightning_app.blocks.residual import Stream
 from lightning_app.blocks.spans import AuxiliaryTerms, Term
 from lightning_app.blocks.stack import StackSpec
+from lightning_app.blocks.streams import Stream
 from lightning_app.models.auxiliary_heads import AuxiliaryHeads
 from lightning_app.models.initialization import initialize
 from lightning_app.models.positions import Embedding, EmbeddingSpec, SegmentTable

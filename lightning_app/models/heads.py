@@ -22,8 +22,8 @@ from lightning_app.blocks.memory import (
 )
 from lightning_app.blocks.norm import NORM_KINDS, Norm
 from lightning_app.blocks.placed import Places, within_documents
-from lightning_app.blocks.residual import Stream
 from lightning_app.blocks.stack import Stack, StackSpec
+from lightning_app.blocks.streams import Stream
 from lightning_app.models.auxiliary_heads import AuxiliaryHeads
 from lightning_app.models.encoder_heads import MaskedLanguageModel
 from lightning_app.models.initialization import initialize

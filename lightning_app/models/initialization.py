@@ -90,7 +90,7 @@ def initialize(model: nn.Module) -> None:
                 nn.init.zeros_(module.bias)
             case nn.RMSNorm():
                 nn.init.ones_(module.weight)
-            case LearnedScalars():
+            case LearnedScalars() if not module.draws:
                 module.reset()
     # After the loop: these override the general rule.
     for module in model.modules():
@@ -98,6 +98,9 @@ def initialize(model: nn.Module) -> None:
             initialize_block(module, module.spec.init)
         elif isinstance(module, Halting):
             nn.init.constant_(module.unit.bias, module.spec.bias)
+    for module in model.modules():
+        if isinstance(module, LearnedScalars) and module.draws:
+            module.reset()
 
 
 def initialize_block(block: Block, init: InitSpec) -> None:

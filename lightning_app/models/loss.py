@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lightning_app.blocks.kernels.stored import no_second_derivative
 from lightning_app.blocks.linear import linear, product, takes_onednn
-from lightning_app.blocks.residual import Stream
+from lightning_app.blocks.streams import Stream
 from lightning_app.models.auxiliary_heads import AuxiliarySpec
 from lightning_app.models.search import SearchConfig
 from lightning_app.scores.task_facts import DEFAULT_TASK, TASKS

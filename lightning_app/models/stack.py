@@ -14,10 +14,10 @@ from lightning_app.blocks.masks import Mask, mask_of
 from lightning_app.blocks.memory import LayerCache, Recurrence
 from lightning_app.blocks.norm import build_norm
 from lightning_app.blocks.placed import Placed, Places
-from lightning_app.blocks.residual import Stream, select_tokens
 from lightning_app.blocks.spans import Counted, DynamicSpanMask
 from lightning_app.blocks.stack import StackSpec, StepSignal
 from lightning_app.blocks.steps import Halting, Pondering, StepCounts
+from lightning_app.blocks.streams import Stream, select_tokens
 from lightning_app.blocks.windows import Window, WindowMasks
 from lightning_app.models.positions import LearnedTable, Positions, Sinusoids
 
@@ -83,7 +83,10 @@ class BlockStack(nn.Module):
         self.layer_tables = nn.ModuleList(tables) if tables else None
         self.input_norm = build_norm(spec.input_norm, sizes.model_dim)
         built = spec.blocks[:1] if spec.share == "all" else spec.blocks
-        self.blocks = nn.ModuleList(Block(block, sizes, cross=cross) for block in built)
+        streams = spec.stream_rules(sizes.model_dim, cross=cross)
+        self.blocks = nn.ModuleList(
+            Block(block, sizes, cross=cross, streams=streams) for block in built
+        )
         self.signals = (
             None
             if spec.step_signal == "none"
@@ -91,6 +94,7 @@ class BlockStack(nn.Module):
         )
         self.halting = None if spec.halting is None else Halting(spec.halting, sizes.model_dim)
         self.final_norm = build_norm(spec.final_norm, sizes.model_dim)
+        *_, self.stream_end = streams
 
     @property
     def layers(self) -> Iterator[tuple[int, Block]]:
@@ -170,13 +174,13 @@ class BlockStack(nn.Module):
                 mask = mask.with_score_bias(placed.bias)
         masks = WindowMasks(mask, x.shape[0], given)
         x = self.input_norm(x)
-        stream = Stream(x, x if self.spec.dual_stream else None)
+        stream = self.stream_end.start(x)
         recomputing = self.recomputes_norms and saves_memory(x)
         with recomputed_norms(self) if recomputing else nullcontext():
             stream = self._run(
                 stream, masks, memory, caches, places, placed, kept, seen, recurrence
             )
-        return end_of_stack(stream, self.final_norm)
+        return self.stream_end.end(stream, self.final_norm)
 
     def _run(
         self,
@@ -225,9 +229,9 @@ class BlockStack(nn.Module):
             if self.signals is not None:
                 stream = stream._replace(x=self.signals(before, places, layer))
             if self.layer_tables is not None:
-                stream = stream.plus(self.layer_tables[layer - 1](places))
+                stream = self.stream_end.add(stream, self.layer_tables[layer - 1](places))
             if recurrence is not None:
-                recurrence.inputs.append(stream.x)
+                recurrence.inputs.append(block.around_self.read(stream))
             stream, carries = block(stream, carries, call)
             if self.halting is not None:
                 assert pondering is not None
@@ -243,13 +247,6 @@ class BlockStack(nn.Module):
         self.halting.finish(pondering, self.spec.depth)
         average = pondering.average.to(stream.x.dtype)
         return Stream(average if kept is None else select_tokens(average, kept))
-
-
-def end_of_stack(stream: Stream, norm: nn.Module) -> Float[Tensor, "*batch token model"]:
-    """Return the states of a stack that ends in `norm`: ``N(x)``; ``x + N(r)`` in a dual stream."""
-    if stream.total is None:
-        return norm(stream.x)
-    return stream.x + norm(stream.total)
 
 
 def stacks(model: nn.Module) -> dict[str, BlockStack]:

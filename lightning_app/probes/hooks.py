@@ -16,8 +16,8 @@ from lightning_app.blocks.attention import Attention, Carry
 from lightning_app.blocks.block import Block, Call, Carries
 from lightning_app.blocks.kernels.choose import QueryKeySums, own_scores, softmax_input, softmax_map
 from lightning_app.blocks.masks import Mask
-from lightning_app.blocks.residual import Stream
 from lightning_app.blocks.spans import DynamicSpanMask
+from lightning_app.blocks.streams import Stream
 from lightning_app.blocks.windows import LocalMask
 from lightning_app.models.stack import stacks
 from lightning_app.probes import measures

@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from lightning_app.blocks.memory import SegmentMemory
-from lightning_app.blocks.residual import Stream
+from lightning_app.blocks.streams import Stream
 from lightning_app.core.errors import UserError
 from lightning_app.data.batching import EpochSampler, Item
 from lightning_app.data.config import DataConfig

@@ -12,8 +12,9 @@ from lightning_app.blocks.block import Block, BlockSpec, Call, Carries, CrossAtt
 from lightning_app.blocks.feed_forward import Activation
 from lightning_app.blocks.masks import causal_mask, padding_mask
 from lightning_app.blocks.presets import ABSENT, PRESETS
-from lightning_app.blocks.residual import Gain, ResidualSpec, Stream
+from lightning_app.blocks.residual import Gain, ResidualSpec
 from lightning_app.blocks.stack import Stack
+from lightning_app.blocks.streams import Stream
 from tests import tiny
 
 BATCH, SOURCE, TARGET, MODEL, FF, HEADS = 3, 7, 11, 10, 13, 2
@@ -197,12 +198,12 @@ def test_a_block_builds_no_part_that_it_does_not_run(preset: str) -> None:
     x = torch.randn(BATCH, SOURCE, MODEL)
     encoder = Block(spec_of(preset), sizes())
     padded = padding_mask(PRESENT)
-    encoder(Stream(x, x), Carries(), Call(layer=1, mask=padded))[0].x.sum().backward()
+    encoder(Stream(x), Carries(), Call(layer=1, mask=padded))[0].x.sum().backward()
     decoder = Block(spec_of(preset, cross=True), sizes(), cross=True)
     assert decoder.cross_attention is not None
     source = CrossAttentionInput(*decoder.cross_attention.keys_values(x, None), padded)
     call = Call(layer=1, mask=causal_mask(SOURCE, x.device), source=source)
-    decoder(Stream(x, x), Carries(), call)[0].x.sum().backward()
+    decoder(Stream(x), Carries(), call)[0].x.sum().backward()
     for module in (encoder, decoder):
         assert [name for name, p in module.named_parameters() if p.grad is None] == []
 

@@ -17,6 +17,7 @@ from lightning_app.blocks.residual import Gain
 from lightning_app.blocks.spans import AdaptiveSpan
 from lightning_app.blocks.stack import Stack, StackSpec
 from lightning_app.blocks.steps import HaltingSpec
+from lightning_app.blocks.streams import STREAM_RULES
 from lightning_app.blocks.windows import LocalisedSpan
 from lightning_app.core.errors import UserError
 from lightning_app.models.heads import EncoderDecoder
@@ -79,8 +80,13 @@ AXES: dict[str, dict[str, Any]] = {
     "share": {name: name for name in ("none", "all")},
     "step_signal": {name: name for name in ("none", "sinusoidal", "learned")},
     "halting": {"default": HaltingSpec()},
+    "stream": {name: name for name in STREAM_RULES},
+    "streams": {"2": 2},
     "memory": {"of 3": MemorySpec(length=3), "none": MemorySpec()},
 }
+STREAMS = {"siamese_norm", "hyper_connections", "mhc", "attention_residuals", "denseformer"}
+# Their stream replaces the sum, and so takes neither a gain of the skip nor a norm of the sum.
+NO_SUM = {"hyper_connections", "mhc", "attention_residuals"}
 SIMPLIFIED = {"sas", "sas_p", "sas_p_no_norm"}
 SKIPLESS = {*SIMPLIFIED, "v_skipinit"}
 PARALLEL = {"parallel", "sas_p", "sas_p_no_norm"}
@@ -88,19 +94,25 @@ PARALLEL = {"parallel", "sas_p", "sas_p_no_norm"}
 SUMS_IN_TURN = {
     *("post_ln", "realformer", "deepnorm", "admin", "dual_stream", "mix_ln", "keel", "b2t"),
     "hybrid_norm",
+    *STREAMS,
 }
+# Presets with a norm of the sum around each sub-layer, and those with gains of skips.
+NORMED_SUMS = {"post_ln", "realformer", "deepnorm", "admin", "dual_stream", "keel", "b2t"}
+NORMED_SUMS |= {"siamese_norm"}
+OWN_SKIPS = {"deepnorm", "keel", "admin", *SKIPLESS, *PARALLEL}
 # Without their norms, these have neither small branches nor small matrices, nor lack a skip; or
 # they have small matrices and a skip over 1.
 EXPLODE = {
     *("post_ln", "pre_ln", "peri_ln", "sandwich_ln", "normformer", "b2t", "admin", "dual_stream"),
     *("mix_ln", "layer_norm_scaling", "keel", "deepnorm", "qk_norm", "realformer", "parallel"),
     "hybrid_norm",
+    *STREAMS,
 }
 REFUSED: dict[tuple[str, str], set[str]] = {
-    ("norm_placement", "post"): PARALLEL,
+    ("norm_placement", "post"): PARALLEL | NO_SUM,
     # A skip over 1 asks for a norm of the sum; the second stream is there beside a Post-LN one.
-    ("norm_placement", "pre"): {"deepnorm", "b2t", "keel", "dual_stream"},
-    ("norm_placement", "peri"): {"deepnorm", "b2t", "keel", "dual_stream"},
+    ("norm_placement", "pre"): {"deepnorm", "b2t", "keel", "dual_stream", "siamese_norm"},
+    ("norm_placement", "peri"): {"deepnorm", "b2t", "keel", "dual_stream", "siamese_norm"},
     ("norm_placement", "none"): EXPLODE,
     ("residual_temperature", "2.5"): set(PRESETS) - {"realformer"},
     ("qk_norm", "layer_norm"): SIMPLIFIED,
@@ -118,14 +130,15 @@ REFUSED: dict[tuple[str, str], set[str]] = {
     ("layout", "parallel"): SUMS_IN_TURN,
     ("attention_skip", "0"): set(PRESETS) - SKIPLESS - {"parallel"},
     ("attention_skip", "1"): PARALLEL,
-    ("attention_skip", "learned from 0"): PARALLEL,
-    ("attention_skip", "learned from 0.5"): PARALLEL,
-    ("attention_skip", "a vector"): PARALLEL,
-    ("ff_skip", "0"): {"parallel", "b2t"},
+    ("attention_skip", "learned from 0"): PARALLEL | NO_SUM,
+    ("attention_skip", "learned from 0.5"): PARALLEL | NO_SUM,
+    ("attention_skip", "a vector"): PARALLEL | NO_SUM,
+    ("ff_skip", "0"): {"parallel", "b2t"} | NO_SUM,
     # Without norms the identity part of the map doubles a stream that also has a skip.
     ("ff_skip", "1"): {"sas_p_no_norm"},
-    ("ff_skip", "learned from 0.5"): {"sas_p_no_norm"},
-    ("ff_skip", "a vector"): {"sas_p_no_norm"},
+    ("ff_skip", "learned from 0"): NO_SUM,
+    ("ff_skip", "learned from 0.5"): {"sas_p_no_norm"} | NO_SUM,
+    ("ff_skip", "a vector"): {"sas_p_no_norm"} | NO_SUM,
     # One gain of all branches cannot start at two values.
     **{
         (f"{part}_branch", gain): {"rezero"}
@@ -136,13 +149,21 @@ REFUSED: dict[tuple[str, str], set[str]] = {
     ("ff_branch", "1"): {"rezero", "skipinit"},
     ("share_branch_gain", "yes"): set(PRESETS) - {"rezero", "skipinit", "layer_scale"},
     # Layers that differ, and skips with a start for each layer.
-    ("share", "all"): {*SIMPLIFIED, "mix_ln", "layer_norm_scaling", "admin"},
+    ("share", "all"): {*SIMPLIFIED, "mix_ln", "layer_norm_scaling", "admin", *STREAMS},
     # Both are of the steps of a shared block.
     ("step_signal", "sinusoidal"): set(PRESETS),
     ("step_signal", "learned"): set(PRESETS),
     ("halting", "default"): set(PRESETS),
     # These stacks read no text segment by segment.
     ("memory", "of 3"): set(PRESETS),
+    ("stream", "dual"): set(PRESETS) - NORMED_SUMS,
+    ("stream", "siamese"): set(PRESETS) - NORMED_SUMS | {"b2t", "admin", "dual_stream"},
+    ("stream", "average"): PARALLEL | {"b2t", "admin", "dual_stream"},
+    **{
+        ("stream", kind): NORMED_SUMS | OWN_SKIPS | {"mix_ln", "hybrid_norm"}
+        for kind in ("hyper_static", "hyper_dynamic", "hyper_manifold", "attention")
+    },
+    ("streams", "2"): set(PRESETS) - {"hyper_connections", "mhc"},
 }
 STACKS = [
     Stack(depth=3, peer_depth=2),

@@ -96,7 +96,8 @@ def test_presets_are_named_and_described() -> None:
         *("post_ln", "pre_ln", "peri_ln", "sandwich_ln", "normformer", "deepnorm", "b2t", "admin"),
         *("dual_stream", "rezero", "skipinit", "layer_scale", "t_fixup", "mix_ln"),
         *("layer_norm_scaling", "keel", "hybrid_norm", "qk_norm", "realformer", "parallel"),
-        *("v_skipinit", "sas", "sas_p", "sas_p_no_norm"),
+        *("v_skipinit", "sas", "sas_p", "sas_p_no_norm", "siamese_norm", "hyper_connections"),
+        *("mhc", "attention_residuals", "denseformer"),
     ]
     for name, preset in PRESETS.items():
         assert preset.name == name
@@ -157,6 +158,11 @@ TABLE: dict[str, tuple[str, Gain, Gain, bool]] = {
     "b2t": ("sum", ONE, ONE, False),
     "admin": ("sum", Gain(learned=True, vector=True, profiled=True), ONE, False),
     "dual_stream": ("sum", ONE, ONE, True),
+    "siamese_norm": ("input sum", ONE, ONE, True),
+    "hyper_connections": ("input", ONE, ONE, True),
+    "mhc": ("input", ONE, ONE, True),
+    "attention_residuals": ("input", ONE, ONE, True),
+    "denseformer": ("input", ONE, ONE, True),
     "rezero": ("", ONE, Gain(value=0.0, learned=True), False),
     "skipinit": ("", ONE, Gain(value=0.0, learned=True), False),
     "layer_scale": ("input", ONE, Gain(value=0.1, learned=True, vector=True), True),
@@ -478,7 +484,7 @@ def test_a_bottom_to_top_skip_without_a_norm_is_refused() -> None:
 
 def test_two_streams_are_not_for_one_sum() -> None:
     b = PRESETS["parallel"](ALONE).blocks[0]
-    with pytest.raises(ValueError, match=r"dual_stream.*norm_placement post"):
+    with pytest.raises(ValueError, match=r"stream dual .*layout parallel"):
         StackSpec(blocks=(b,), dual_stream=True)
 
 

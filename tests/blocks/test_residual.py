@@ -5,10 +5,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightning_app.blocks.residual import Gain, LearnedGain, Residual, ResidualSpec, Stream
+from lightning_app.blocks.residual import Gain, LearnedGain, Residual, ResidualSpec
+from lightning_app.blocks.streams import DualStream, Stream, StreamPlace, StreamRule
 from tests import reference, tiny
 
 DIM = 7
+DUAL_RULE = DualStream(StreamPlace(model_dim=DIM))
 LEARNED = Gain(value=0.3, learned=True)
 VECTOR = Gain(value=0.3, learned=True, vector=True)
 
@@ -16,7 +18,7 @@ VECTOR = Gain(value=0.3, learned=True, vector=True)
 def leave(residual: Residual, x: Tensor, branch: Tensor) -> Tensor:
     """Return the sum where there is one stream."""
     stream = residual(Stream(x), branch)
-    assert stream.total is None
+    assert stream.parts == ()
     return stream.x
 
 
@@ -48,21 +50,20 @@ def test_all_slots_are_the_formula(branch: Gain) -> None:
 def test_the_second_stream_adds_up_branches_without_norm_or_skip() -> None:
     """ResiDual: ``r' = r + branch * f``, ``x' = N(skip * x + branch * f)``."""
     spec = ResidualSpec(norm_sum="layer_norm", skip=Gain(value=0.7), branch=Gain(value=0.3))
-    residual = tiny.randomise(Residual(spec, DIM, dropout=0.0))
+    residual = tiny.randomise(Residual(spec, DIM, dropout=0.0, stream=DUAL_RULE))
     x, total, branch = (torch.randn(3, 5, DIM) for _ in range(3))
-    stream = residual(Stream(x, total), branch)
-    assert stream.total is not None
-    torch.testing.assert_close(stream.total, total + 0.3 * branch)
+    stream = residual(Stream(x, (total,)), branch)
+    torch.testing.assert_close(stream.parts[0], total + 0.3 * branch)
+    residual.stream = StreamRule(StreamPlace(model_dim=DIM))
     torch.testing.assert_close(stream.x, leave(residual, x, branch))
 
 
 def test_dropout_is_the_same_in_both_streams() -> None:
-    residual = Residual(ResidualSpec(), DIM, dropout=0.5)
+    residual = Residual(ResidualSpec(), DIM, dropout=0.5, stream=DUAL_RULE)
     zero = torch.zeros(3, 50, DIM)
-    stream = residual(Stream(zero, zero), torch.ones(3, 50, DIM))
-    assert stream.total is not None
+    stream = residual(Stream(zero, (zero,)), torch.ones(3, 50, DIM))
     assert set(stream.x.unique().tolist()) == {0.0, 2.0}
-    assert torch.equal(stream.x, stream.total)
+    assert torch.equal(stream.x, stream.parts[0])
 
 
 def test_fixed_gain_has_no_parameter_and_learned_gain_one() -> None:

@@ -18,8 +18,9 @@ from lightning_app.blocks.masks import Mask, causal_mask, full_mask, mask_of, pa
 from lightning_app.blocks.norm import build_norm
 from lightning_app.blocks.placed import rotation
 from lightning_app.blocks.presets import PRESETS
-from lightning_app.blocks.residual import Gain, LearnedGain, ResidualSpec, Stream
+from lightning_app.blocks.residual import Gain, LearnedGain, ResidualSpec
 from lightning_app.blocks.stack import Stack, StackSpec
+from lightning_app.blocks.streams import Stream
 from lightning_app.models.initialization import profile
 from lightning_app.models.stack import BlockStack
 from tests import tiny

@@ -18,6 +18,7 @@ from lightning_app.blocks.norm import NORM_KINDS
 from lightning_app.blocks.residual import RESIDUAL_RULES, Gain, PlainSum, ResidualSpec
 from lightning_app.blocks.spans import AdaptiveSpan
 from lightning_app.blocks.stack import StackSpec
+from lightning_app.blocks.streams import STREAM_RULES
 from lightning_app.blocks.windows import LocalisedSpan
 from lightning_app.catalogue import parts
 from lightning_app.catalogue.parts import Factor, Side, description, number, stack_drawing
@@ -290,9 +291,11 @@ def alternatives(hint: Any, value: Any) -> list[Any]:
         return [None] if value is not None else [SPANS.get(kinds[0]) or kinds[0]()]
     if get_origin(hint) is Literal:
         return [choice for choice in get_args(hint) if choice != value]
-    for table in (NORM_KINDS, RESIDUAL_RULES):
+    for table in (NORM_KINDS, RESIDUAL_RULES, STREAM_RULES):
         if hint is str and value in table:
             return [name for name in table if name != value]
+    if hint is int:
+        return [value + 1]
     return [not value] if hint is bool else [value * 0.37 + 0.01] if hint is float else []
 
 

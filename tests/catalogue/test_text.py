@@ -99,7 +99,8 @@ def test_lines_meet(case: str) -> None:
         for column, sign in enumerate(line):
             joint = sign == "|" or (sign == "'" and "-" in line[max(column - 1, 0) : column + 2])
             if joint and not line[: column + 1].endswith(" x'"):
-                assert above[column : column + 1] in {*WIRES, ")"} - {"-"}, f"{above}\n{line}"
+                met = above[column : column + 1]  # a wire, a sum, or the name of a rule
+                assert met.isalpha() or met in {*WIRES, ")", "_"} - {"-"}, f"{above}\n{line}"
 
 
 def test_gains_say_how_they_are_trained() -> None:

@@ -60,6 +60,8 @@ def test_ratios_are_over_pre_ln() -> None:
     shares = parameter_ratios(PRESETS, 6, 6)
     assert shares["pre_ln"] == 1.0
     assert shares["sas"] == pytest.approx(0.817, abs=5e-4)
+    # mHC projects all four states of a token onto the 24 weights of each sub-layer.
+    assert 1.03 < shares.pop("mhc") < 1.1
     assert all(0.8 < share < 1.01 for share in shares.values())
 
 

@@ -63,13 +63,16 @@ class Count:
     """More around a cross-attention."""
     stack: int = 0
     """Before the first layer and after the last."""
+    averages: bool = False
+    """Whether layer l has l + 1 weights more."""
 
     def of(self, side: str) -> int:
         """Return the parameters of a stack."""
         depth, attentions = tiny.SIZES[f"{side}_depth"], 2 if side == "decoder" else 1
         layer = attentions * (4 * MATRIX + self.attention) + linear(D, FF) + linear(FF, D)
         layer += (attentions + 1) * self.sub_layer + (attentions - 1) * self.cross + self.layer
-        return self.stack + self.first + depth * layer
+        averages = depth * (depth + 3) // 2 if self.averages else 0
+        return self.stack + self.first + depth * layer + averages
 
 
 # alpha, beta and gamma a head, the gains of both branches, neither values nor outputs.
@@ -84,6 +87,13 @@ COUNTS = {
     "b2t": Count(sub_layer=NORM),
     "admin": Count(sub_layer=NORM + D),
     "dual_stream": Count(sub_layer=NORM, stack=NORM),
+    "siamese_norm": Count(sub_layer=3 * NORM, stack=3 * NORM),
+    # Four states: the static weights, and the dynamic ones with their norm and two scales.
+    "hyper_connections": Count(sub_layer=NORM + 24 + (6 * D + NORM + 2), stack=NORM),
+    # phi, b and s of 4 + 4 + 16 weights of a sub-layer, and of 4 at the end.
+    "mhc": Count(sub_layer=NORM + 24 * (4 * D + 1) + 3, stack=NORM + 4 * (4 * D + 1) + 1),
+    "attention_residuals": Count(sub_layer=NORM + 2 * D, stack=NORM + 2 * D),
+    "denseformer": Count(sub_layer=NORM, stack=NORM, averages=True),
     "rezero": Count(layer=1),
     "skipinit": Count(sub_layer=1),
     "layer_scale": Count(sub_layer=NORM + D, stack=NORM),

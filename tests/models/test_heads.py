@@ -11,7 +11,7 @@ from lightning_app.blocks.block import Carries
 from lightning_app.blocks.config import BlockConfig
 from lightning_app.blocks.kernels.choose import QueryKeySums
 from lightning_app.blocks.presets import PRESETS
-from lightning_app.blocks.residual import Stream
+from lightning_app.blocks.streams import Stream
 from lightning_app.models.heads import ArchitectureConfig
 from tests import tiny
 

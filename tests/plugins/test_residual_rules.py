@@ -12,15 +12,9 @@ import yaml
 from lightning_app import Block, plugins
 from lightning_app import testing as small_models
 from lightning_app.blocks.config import BlockConfig
-from lightning_app.blocks.residual import (
-    RESIDUAL_RULES,
-    Gain,
-    PlainSum,
-    Residual,
-    ResidualSpec,
-    Stream,
-)
+from lightning_app.blocks.residual import RESIDUAL_RULES, Gain, PlainSum, Residual, ResidualSpec
 from lightning_app.blocks.stack import Stack, StackSpec, around, same_block
+from lightning_app.blocks.streams import Stream
 from lightning_app.catalogue.parts import description, stack_drawing
 from lightning_app.catalogue.svg import picture, specification_lines, text_lines
 from lightning_app.cli import main

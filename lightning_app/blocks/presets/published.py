@@ -449,3 +449,72 @@ def sas_p_no_norm(stack: Stack) -> StackSpec:
         for block in rest
     )
     return replace(spec, blocks=(first, *bare))
+
+
+@preset(
+    equation="u = x + N(y); x' = N(x + f(N(u)) / sqrt(2 l)), y' = y + f(N(u)); end: N(x + N(y))",
+    paper="Li et al. 2026, SiameseNorm (2602.08064)",
+    fixes="the choice between Post-LN's normalised stream and Pre-LN's plain sum: it has both",
+)
+def siamese_norm(stack: Stack) -> StackSpec:
+    """A normalised and a plain stream, read together by every sub-layer.
+
+    As in the authors' vision model; its norms start at one in both streams. Which stacks other than
+    an encoder they train is known from secondary sources only.
+    """
+    residual = ResidualSpec(norm_input="layer_norm", norm_sum="layer_norm")
+    spec = same_block(stack, around(residual), final_norm="layer_norm")
+    return replace(spec, stream="siamese")
+
+
+@preset(
+    equation="u = A_m^T H; H' = A_r^T H + B^T f(N(u)), H four states; N(sum of H) at the end",
+    paper="Zhu et al. 2024, Hyper-Connections (2409.19606)",
+    fixes="the trade-off between vanishing gradients and collapse that one stream has to make",
+)
+def hyper_connections(stack: Stack) -> StackSpec:
+    """Pre-LN with four parallel states that every sub-layer mixes, by weights that depend on them.
+
+    At the start it computes what `pre_ln` does. ``stream: hyper_static`` has fixed weights, and
+    ``streams`` sets the number of states. The authors also scale output matrices by the number of
+    states, in a direction that we could not verify: omitted.
+    """
+    return replace(pre_ln(stack), stream="hyper_dynamic", streams=4)
+
+
+@preset(
+    equation="u = h^T H; H' = M^T H + 2 sigmoid(..)^T f(N(u)), M doubly stochastic, H four states",
+    paper="Xie et al. 2025, mHC (2512.24880)",
+    fixes="products of mixing matrices that amplify hyper-connections in deep models",
+)
+def mhc(stack: Stack) -> StackSpec:
+    """Hyper-connections whose states are mixed by doubly stochastic matrices.
+
+    As in the published code of DeepSeek-V4, start included: there every mixing matrix is close to
+    1/4 everywhere. The paper starts otherwise, and its values are not known to us.
+    """
+    return replace(pre_ln(stack), stream="hyper_manifold", streams=4)
+
+
+@preset(
+    equation="u = sum_i softmax_i(w . RMSNorm(v_i)) v_i, v_i the embedding and all f(N(u)) so far",
+    paper="Kimi Team 2026, Attention Residuals (2603.15031)",
+    fixes="branches that the growing sum of Pre-LN dilutes",
+)
+def attention_residuals(stack: Stack) -> StackSpec:
+    """Pre-LN whose sub-layers read a softmax over depth in place of the sum, in the full form.
+
+    At the start it computes what `pre_ln` does, since the norms cancel the difference between a
+    mean and a sum. Not residual attention, which carries scores.
+    """
+    return replace(pre_ln(stack), stream="attention")
+
+
+@preset(
+    equation="Pre-LN; after layer i: x = sum_(j <= i) w_ij X_j, X_j the output of layer j",
+    paper="Pagliardini et al. 2024, DenseFormer (2402.02622)",
+    fixes="early states that later layers can reach only through the sum",
+)
+def denseformer(stack: Stack) -> StackSpec:
+    """Pre-LN with a learned average over depth after every layer; at the start it is `pre_ln`."""
+    return replace(pre_ln(stack), stream="average")

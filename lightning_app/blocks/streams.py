@@ -1,0 +1,502 @@
+"""What runs from sub-layer to sub-layer besides x: the rules by which a stack keeps its states.
+
+A stack starts its stream from the embedding, each sub-layer reads an input from it and writes its
+output back, and the end of the stack reads once more. In most blocks the stream is one state x; in
+others it is two states, several, or every earlier one.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple, final
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from lightning_app.blocks.norm import EPSILON, LearnedScalars, Norm, build_norm
+from lightning_app.core.registry import Registry
+
+StreamKind = str
+"""A name of `STREAM_RULES`."""
+
+PLAIN: StreamKind = "plain"
+DUAL: StreamKind = "dual"
+
+
+class Stream(NamedTuple):
+    """The state of a stack: `x`, which probes measure, and the parts that its rule keeps besides.
+
+    The first two dimensions of every part are batch and token; no part may mix tokens.
+    """
+
+    x: Float[Tensor, "batch token model"]
+    parts: tuple[Tensor, ...] = ()
+
+    def at(self, kept: Int[Tensor, " kept"]) -> "Stream":
+        """Return the stream at the tokens `kept`: see `select_tokens`."""
+        parts = tuple(select_tokens(part, kept) for part in self.parts)
+        return Stream(select_tokens(self.x, kept), parts)
+
+
+def select_tokens(
+    x: Float[Tensor, "batch token *rest"], kept: Int[Tensor, " kept"]
+) -> Float[Tensor, "1 kept *rest"]:
+    """Return the tokens `kept`, flat indices into batch * token, as one row."""
+    return x.flatten(0, 1).index_select(0, kept).unsqueeze(0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StreamPlace:
+    """Where a stack uses a stream rule: at one of its sub-layers, or at its end.
+
+    Attributes:
+        model_dim: The width of a state.
+        number: The sub-layer, from 1; the end of the stack follows the last one.
+        layer: The layer of the sub-layer, from 1.
+        ends_layer: Whether it is the last sub-layer of its layer.
+        sub_layers: The number of sub-layers of the stack.
+        streams: The number of parallel states, `StackSpec.streams`.
+        norm: The type of the norms of the stack.
+    """
+
+    model_dim: int
+    number: int = 1
+    layer: int = 1
+    ends_layer: bool = False
+    sub_layers: int = 2
+    streams: int = 1
+    norm: Norm = "layer_norm"
+
+    @property
+    def ends_stack(self) -> bool:
+        """Whether this is the end of the stack."""
+        return self.number > self.sub_layers
+
+
+class StreamRule(nn.Module):
+    """A stream of one state, and the base of every other rule.
+
+    A stack builds one for each sub-layer and one for its end, so that each has parameters of its
+    own. Put them in a `LearnedScalars`, which sets their initial values and weight decay, or in a
+    norm, and matrices in an `nn.Linear`. All methods must treat tokens alike and separately.
+    """
+
+    joins: ClassVar[bool] = True
+    """Whether `write` calls `join`; if not, skips, `norm_sum` and `residual_rule` have no effect
+    and are refused."""
+
+    words: ClassVar[str] = ""
+    """What a drawing says about the rule, with ``{streams}`` for their number."""
+
+    norms_sum: ClassVar[bool] = False
+    """Whether every sub-layer must have a `norm_sum`."""
+
+    several: ClassVar[bool] = False
+    """Whether the rule uses `StreamPlace.streams`."""
+
+    def __init__(self, place: StreamPlace) -> None:
+        super().__init__()
+
+    @classmethod
+    def in_words(cls, streams: int) -> str:
+        """Return `words` after a colon; for several states without words, their number."""
+        words = cls.words or "{streams} states" * cls.several
+        return f": {words.format(streams=streams)}" if words else ""
+
+    def start(self, x: Float[Tensor, "batch token model"]) -> Stream:
+        """Return the stream that begins with the embedding; called at the end of the stack."""
+        return Stream(x)
+
+    def read(self, stream: Stream) -> Float[Tensor, "batch token model"]:
+        """Return x, the input of the sub-layer before its norm."""
+        return stream.x
+
+    def write(
+        self,
+        stream: Stream,
+        branch: Float[Tensor, "batch token model"],
+        join: Callable[[Tensor, Tensor], Tensor],
+    ) -> Stream:
+        """Return the stream after the sub-layer.
+
+        Args:
+            stream: The stream that `read` has read.
+            branch: The output of the sub-layer with its norm, dropout and gain.
+            join: ``norm_sum(skip * x + branch)`` of an x and a branch.
+        """
+        return Stream(join(stream.x, branch))
+
+    def add(self, stream: Stream, added: Float[Tensor, "*#batch #token model"]) -> Stream:
+        """Return the stream as if the embedding contained `added` too, such as a table."""
+        return Stream(stream.x + added, tuple(part + added for part in stream.parts))
+
+    def end(self, stream: Stream, norm: nn.Module) -> Float[Tensor, "batch token model"]:
+        """Return what the stack returns; `norm` is its final norm."""
+        return norm(self.read(stream))
+
+
+STREAM_RULES: Registry[type[StreamRule]] = Registry("model.block.stream", slots=("stream",))
+"""The stream rules by name; `STREAM_RULES.register` is the decorator that adds a class."""
+
+STREAM_RULES.add(PLAIN, StreamRule)
+
+
+@STREAM_RULES.register(DUAL)
+@final
+class DualStream(StreamRule):
+    """``x' = join(x, f)``, ``r' = r + f``; the end is ``x + N(r)`` (ResiDual, 2304.14802)."""
+
+    norms_sum = True
+
+    def start(self, x: Float[Tensor, "batch token model"]) -> Stream:
+        return Stream(x, (x,))
+
+    def write(
+        self, stream: Stream, branch: Tensor, join: Callable[[Tensor, Tensor], Tensor]
+    ) -> Stream:
+        (total,) = stream.parts
+        return Stream(join(stream.x, branch), (total + branch,))
+
+    def end(self, stream: Stream, norm: nn.Module) -> Float[Tensor, "batch token model"]:
+        return stream.x + norm(stream.parts[0])
+
+
+@STREAM_RULES.register("siamese")
+@final
+class SiameseStream(StreamRule):
+    """A normalised state x and a plain sum y, which every sub-layer reads together.
+
+    ``u = x + N_y(y)``, ``x' = N_x(x + f(u) / sqrt(2 l))``, ``y' = y + f(u)``, l the layer from 1;
+    with h the embedding x starts as ``N_x(h)`` and y as h, and the stack returns
+    ``N(x + N_y(y))`` (SiameseNorm, 2602.08064). After a sub-layer N_x is its `norm_sum`.
+    """
+
+    words = "y sums all branches, sub-layers and the end read x + N(y); x takes f / sqrt(2 l)"
+
+    norms_sum = True
+
+    def __init__(self, place: StreamPlace) -> None:
+        super().__init__(place)
+        self.norm_total = build_norm(place.norm, place.model_dim)
+        self.share = (2 * place.layer) ** -0.5
+        self.norm_start = build_norm(place.norm if place.ends_stack else "none", place.model_dim)
+
+    def start(self, x: Float[Tensor, "batch token model"]) -> Stream:
+        return Stream(self.norm_start(x), (x,))
+
+    def read(self, stream: Stream) -> Float[Tensor, "batch token model"]:
+        return stream.x + self.norm_total(stream.parts[0])
+
+    def write(
+        self, stream: Stream, branch: Tensor, join: Callable[[Tensor, Tensor], Tensor]
+    ) -> Stream:
+        return Stream(join(stream.x, self.share * branch), (stream.parts[0] + branch,))
+
+
+@final
+class StaticMix(LearnedScalars):
+    """The static weights of a hyper-connection: A_m, A_r and B of Zhu et al. 2024."""
+
+    def __init__(self, place: StreamPlace) -> None:
+        super().__init__()
+        self.first = (place.number - 1) % place.streams
+        self.read = nn.Parameter(torch.zeros(place.streams))
+        self.keep = nn.Parameter(torch.eye(place.streams))
+        self.write = nn.Parameter(torch.ones(place.streams))
+
+    def reset(self) -> None:
+        self.read.zero_()[self.first] = 1.0
+        nn.init.eye_(self.keep)
+        nn.init.ones_(self.write)
+
+
+@final
+class DynamicMix(LearnedScalars):
+    """``s tanh(N(H) W)``, what a hyper-connection adds to its static weights; W starts at zero."""
+
+    decays = True
+
+    def __init__(self, place: StreamPlace) -> None:
+        super().__init__()
+        self.norm = build_norm(place.norm, place.model_dim)
+        self.read = nn.Parameter(torch.zeros(place.model_dim))
+        self.keep = nn.Parameter(torch.zeros(place.model_dim, place.streams))
+        self.write = nn.Parameter(torch.zeros(place.model_dim))
+        self.scale_in = nn.Parameter(torch.tensor(0.01))
+        self.scale_out = nn.Parameter(torch.tensor(0.01))
+
+    def reset(self) -> None:
+        for part in (self.read, self.keep, self.write):
+            part.zero_()
+        self.scale_in.fill_(0.01)
+        self.scale_out.fill_(0.01)
+
+
+class _Several(StreamRule):
+    """The base of rules with n parallel states H, one part (batch, token, stream, model)."""
+
+    joins = False
+    several = True
+
+    def __init__(self, place: StreamPlace) -> None:
+        super().__init__(place)
+        self.streams = place.streams
+
+    def start(self, x: Float[Tensor, "batch token model"]) -> Stream:
+        return Stream(x, (x.unsqueeze(2).expand(-1, -1, self.streams, -1),))
+
+    def add(self, stream: Stream, added: Float[Tensor, "*#batch #token model"]) -> Stream:
+        return self._mixed(stream.parts[0] + added.unsqueeze(-2))
+
+    def _mixed(self, states: Tensor) -> Stream:
+        return Stream(states.mean(dim=2), (states,))
+
+    def end(self, stream: Stream, norm: nn.Module) -> Float[Tensor, "batch token model"]:
+        return norm(stream.parts[0].sum(dim=2))
+
+
+@STREAM_RULES.register("hyper_static")
+class StaticHyperConnections(_Several):
+    """``u = A_m^T H``, ``H' = A_r^T H + B^T f(u)``; the end sums the n states (2409.19606).
+
+    At the start A_m has a 1 at state k mod n in sub-layer k, A_r is the identity and B is 1: the
+    states stay equal, and the final norm cancels their number, as in Pre-LN.
+    """
+
+    words = "{streams} states, mixed before and after each sub-layer; the end reads their sum"
+
+    def __init__(self, place: StreamPlace) -> None:
+        super().__init__(place)
+        # At the end of a stack the states are summed, without weights.
+        self.static = None if place.ends_stack else StaticMix(place)
+
+    def weights(self, states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return A_m, A_r and B, each with leading dimensions that broadcast to (batch, token)."""
+        assert self.static is not None
+        return self.static.read, self.static.keep, self.static.write
+
+    def read(self, stream: Stream) -> Float[Tensor, "batch token model"]:
+        (states,) = stream.parts
+        read, _, _ = self.weights(states)
+        return (read.unsqueeze(-1) * states).sum(dim=2)
+
+    def write(
+        self, stream: Stream, branch: Tensor, join: Callable[[Tensor, Tensor], Tensor]
+    ) -> Stream:
+        (states,) = stream.parts
+        _, keep, write = self.weights(states)
+        kept = keep.transpose(-2, -1) @ states
+        return self._mixed(kept + write.unsqueeze(-1) * branch.unsqueeze(2))
+
+
+@STREAM_RULES.register("hyper_dynamic")
+@final
+class DynamicHyperConnections(StaticHyperConnections):
+    """Hyper-connections whose weights also depend on the states of the token.
+
+    ``A_m + s_a tanh(N(H) W_m)``, ``A_r + s_a tanh(N(H) W_r)``, ``B + s_b tanh(N(H) W_b)``, all W
+    zero and s 0.01 at the start (Zhu et al. 2024, 2409.19606, section 2.3).
+    """
+
+    def __init__(self, place: StreamPlace) -> None:
+        super().__init__(place)
+        self.dynamic = None if self.static is None else DynamicMix(place)
+
+    def weights(self, states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        read, keep, write = super().weights(states)
+        dynamic = self.dynamic
+        assert dynamic is not None
+        normed = dynamic.norm(states)
+        return (
+            read + dynamic.scale_in * torch.tanh(normed @ dynamic.read),
+            keep + dynamic.scale_in * torch.tanh(normed @ dynamic.keep),
+            write + dynamic.scale_out * torch.tanh(normed @ dynamic.write),
+        )
+
+
+SINKHORN_STEPS, SINKHORN_EPSILON = 20, 1e-6
+
+
+@final
+class Projected(LearnedScalars):
+    """phi, which projects all states of a token onto weights; N(0, 0.02^2) at the start."""
+
+    decays = True
+    draws = True
+
+    def __init__(self, weights: int, place: StreamPlace) -> None:
+        super().__init__()
+        self.phi = nn.Parameter(torch.zeros(weights, place.streams * place.model_dim))
+
+    def reset(self) -> None:
+        nn.init.normal_(self.phi, std=0.02)
+
+    def forward(self, states: Float[Tensor, "batch token stream model"], rows: slice) -> Tensor:
+        """Return ``phi RMSNorm(vec(H))`` of some rows of phi, in float32 at least."""
+        kept = torch.promote_types(states.dtype, torch.float32)
+        with torch.autocast(states.device.type, enabled=False):
+            flat = states.flatten(2).to(kept)
+            scale = torch.rsqrt(flat.square().mean(dim=-1, keepdim=True) + SINKHORN_EPSILON)
+            return (flat * scale) @ self.phi[rows].to(kept).T
+
+
+@final
+class Offset(LearnedScalars):
+    """b and the scale of the projected weights, 0 and 1 at the start."""
+
+    def __init__(self, weights: int, scales: int) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.zeros(weights))
+        self.scale = nn.Parameter(torch.ones(scales))
+
+    def reset(self) -> None:
+        self.bias.zero_()
+        self.scale.fill_(1.0)
+
+
+def doubly_stochastic(logits: Float[Tensor, "*batch n n"]) -> Float[Tensor, "*batch n n"]:
+    """Return ``exp(logits)`` with rows and columns scaled to a sum of 1 (Sinkhorn and Knopp 1967).
+
+    Rows first, by softmax, then columns, then 19 times both, each sum plus 1e-6: columns are exact
+    to that, rows nearly.
+    """
+    found = logits.softmax(dim=-1) + SINKHORN_EPSILON
+    found = found / (found.sum(dim=-2, keepdim=True) + SINKHORN_EPSILON)
+    for _ in range(SINKHORN_STEPS - 1):
+        for dim in (-1, -2):
+            found = found / (found.sum(dim=dim, keepdim=True) + SINKHORN_EPSILON)
+    return found
+
+
+@STREAM_RULES.register("hyper_manifold")
+@final
+class ManifoldHyperConnections(_Several):
+    """Hyper-connections whose mixing of states is doubly stochastic (mHC, 2512.24880).
+
+    With ``z = phi RMSNorm(vec(H))``: ``u = sum_i (sigmoid(s z_i + b_i) + eps) H_i``,
+    ``H' = M^T H + 2 sigmoid(s z + b) f(u)``, M from `doubly_stochastic`; the end reads as a
+    sub-layer does. As in DeepSeek-V4's published code, with its start: phi N(0, 0.02^2), b 0, s 1.
+    """
+
+    words = "{streams} states, mixed by doubly stochastic weights around each sub-layer"
+
+    def __init__(self, place: StreamPlace) -> None:
+        super().__init__(place)
+        n = place.streams
+        weights, scales = (n, 1) if place.ends_stack else (n * (n + 2), 3)
+        self.projected = Projected(weights, place)
+        self.offset = Offset(weights, scales)
+
+    def _weights(self, states: Tensor, rows: slice, scale: int) -> Tensor:
+        found = self.projected(states, rows) * self.offset.scale[scale]
+        return found + self.offset.bias[rows]
+
+    def read(self, stream: Stream) -> Float[Tensor, "batch token model"]:
+        (states,) = stream.parts
+        read = self._weights(states, slice(0, self.streams), 0).sigmoid() + SINKHORN_EPSILON
+        return (read.to(states.dtype).unsqueeze(-1) * states).sum(dim=2)
+
+    def write(
+        self, stream: Stream, branch: Tensor, join: Callable[[Tensor, Tensor], Tensor]
+    ) -> Stream:
+        (states,) = stream.parts
+        n = self.streams
+        write = 2.0 * self._weights(states, slice(n, 2 * n), 1).sigmoid()
+        mixing = self._weights(states, slice(2 * n, None), 2).unflatten(-1, (n, n))
+        kept = doubly_stochastic(mixing).to(states.dtype).transpose(-2, -1) @ states
+        return self._mixed(kept + write.to(states.dtype).unsqueeze(-1) * branch.unsqueeze(2))
+
+    def end(self, stream: Stream, norm: nn.Module) -> Float[Tensor, "batch token model"]:
+        return norm(self.read(stream))
+
+
+@final
+class DepthQuery(LearnedScalars):
+    """The pseudo-query w of attention over depth; zero at the start, so that the mean is read."""
+
+    def __init__(self, model_dim: int) -> None:
+        super().__init__()
+        self.query = nn.Parameter(torch.zeros(model_dim))
+
+    def reset(self) -> None:
+        self.query.zero_()
+
+
+@STREAM_RULES.register("attention")
+@final
+class AttentionOverDepth(StreamRule):
+    """``u = sum_i softmax_i(w . RMSNorm(v_i)) v_i`` over the embedding and all earlier branches.
+
+    Attention Residuals (Kimi Team 2026, 2603.15031), the full form. Every sub-layer and the end of
+    the stack have a w, zero at the start, and a gain of the norm of the keys. At the start u is the
+    mean, and the norms that read it make the stack Pre-LN.
+    """
+
+    words = "sub-layers and the end read a softmax over the embedding and all branches so far"
+
+    joins = False
+
+    def __init__(self, place: StreamPlace) -> None:
+        super().__init__(place)
+        self.over = DepthQuery(place.model_dim)
+        self.norm_keys = nn.RMSNorm(place.model_dim, eps=EPSILON)
+
+    def start(self, x: Float[Tensor, "batch token model"]) -> Stream:
+        return Stream(x, (x,))
+
+    def read(self, stream: Stream) -> Float[Tensor, "batch token model"]:
+        values = torch.stack(stream.parts, dim=2)
+        weights = (self.norm_keys(values) @ self.over.query).softmax(dim=-1)
+        return (weights.unsqueeze(-1) * values).sum(dim=2)
+
+    def write(
+        self, stream: Stream, branch: Tensor, join: Callable[[Tensor, Tensor], Tensor]
+    ) -> Stream:
+        return self.add(stream, branch)
+
+    def add(self, stream: Stream, added: Float[Tensor, "*#batch #token model"]) -> Stream:
+        x = stream.x + added
+        return Stream(x, (*stream.parts, added.expand_as(x)))
+
+
+@final
+class DepthWeights(LearnedScalars):
+    """The weights of the states up to one layer; at the start 1 for the last and 0 for others."""
+
+    def __init__(self, states: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(states))
+
+    def reset(self) -> None:
+        self.weight.zero_()[-1] = 1.0
+
+
+@STREAM_RULES.register("average")
+@final
+class DepthAverage(StreamRule):
+    """After layer i ``x = sum_(j <= i) w_ij X_j``: X_0 the embedding, X_j the output of layer j.
+
+    DenseFormer's depth-weighted average (Pagliardini et al. 2024, 2402.02622), after every layer
+    and without dilation. ``w_ii = 1`` and else 0 at the start, which changes nothing.
+    """
+
+    words = "after each layer a weighted average of the outputs of all layers so far"
+
+    def __init__(self, place: StreamPlace) -> None:
+        super().__init__(place)
+        self.over = DepthWeights(place.layer + 1) if place.ends_layer else None
+
+    def start(self, x: Float[Tensor, "batch token model"]) -> Stream:
+        return Stream(x, (x,))
+
+    def write(
+        self, stream: Stream, branch: Tensor, join: Callable[[Tensor, Tensor], Tensor]
+    ) -> Stream:
+        x = join(stream.x, branch)
+        if self.over is None:
+            return Stream(x, stream.parts)
+        parts = (*stream.parts, x)
+        return Stream(torch.stack(parts, dim=-1) @ self.over.weight, parts)
+
+    def add(self, stream: Stream, added: Float[Tensor, "*#batch #token model"]) -> Stream:
+        return Stream(stream.x + added, stream.parts)

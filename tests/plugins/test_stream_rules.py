@@ -1,0 +1,101 @@
+"""The stream rule of docs/own-block.md as a plug-in, and broken ones."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from lightning_app import plugins
+from lightning_app import testing as small_models
+from lightning_app.blocks.config import BlockConfig
+from lightning_app.blocks.masks import padding_mask
+from lightning_app.blocks.stack import Stack
+from lightning_app.catalogue.parts import stack_drawing
+from lightning_app.catalogue.svg import text_lines
+from lightning_app.models.initialization import initialize
+from lightning_app.models.stack import BlockStack
+from lightning_app.probes.probe import learned_gains
+from lightning_app.testing import check_preset, small_architecture
+from tests.pages import fenced
+from tests.plugins.conftest import Write
+
+pytestmark = pytest.mark.unchecked_shapes
+
+(RULE,) = (
+    block.text
+    for block in fenced("python")
+    if block.page == "docs/own-block.md" and "STREAM_RULES.register" in block.text
+)
+PRESET = """
+
+from dataclasses import replace
+
+from lightning_app.blocks.presets import PRESETS, preset
+
+
+@preset(equation="x' = x + f(N(x + a r))", paper="ours", fixes="nothing")
+def two_streams(stack):
+    return replace(PRESETS["pre_ln"](stack), stream="two")
+"""
+
+
+@pytest.fixture
+def rule(write: Write) -> Path:
+    path = write(RULE + PRESET, name="own_streams")
+    plugins.load(str(path))
+    return path
+
+
+def test_the_page_keeps_its_promise(write: Write) -> None:
+    assert len([line for line in RULE.splitlines() if line.strip()]) <= 25
+    assert not re.search(r"\._[a-z]", RULE)
+    check_preset("two_streams", plugin=write(RULE + PRESET, name="own_streams"))
+
+
+def test_it_computes_what_it_says(rule: Path) -> None:
+    """``u = x + a r``, ``x' = x + f(u)``, ``r' = a r + f(u)``, with an a of its own everywhere."""
+    spec = BlockConfig(preset="two_streams").resolve(Stack(depth=2))
+    stack = BlockStack(spec, small_architecture().sizes()).double()
+    initialize(stack)
+    shares = [part for name, part in stack.named_parameters() if name.endswith("learned.share")]
+    assert len(shares) == 5  # two sub-layers in two layers, and the end
+    with torch.no_grad():
+        for number, share in enumerate(shares):
+            share.fill_(0.1 * number)
+    x = torch.randn(3, 7, 10, dtype=torch.float64)
+    branches: list[torch.Tensor] = []
+    for _, block in stack.layers:
+        for around in (block.around_self, block.around_ff):
+            around.branch.register_forward_hook(lambda *call: branches.append(call[2]))
+    mask = padding_mask(torch.ones(3, 7, dtype=torch.bool))
+    found = stack(x, mask)
+    state, other = x, torch.zeros_like(x)
+    for share, f in zip((0.0, 0.1, 0.2, 0.3), branches, strict=True):
+        state, other = state + f, share * other + f
+    expected = stack.final_norm(state + 0.4 * other)
+    torch.testing.assert_close(found, expected)
+
+
+def test_it_is_drawn_and_its_scalars_are_named(rule: Path) -> None:
+    spec = BlockConfig(preset="pre_ln", stream="two").resolve(Stack(depth=3))
+    assert "stream two" in "\n".join(text_lines([stack_drawing(spec, "encoder")]))
+    model = small_models.causal_model(BlockConfig(preset="pre_ln", stream="two"))
+    places = [place for place, _ in learned_gains(model)]
+    assert len(places) == len(set(places)) >= 4
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("stream.x + self", "stream.x.mean(dim=1, keepdim=True) + self", "token 1 changes"),
+        ("join(stream.x, branch)", "stream.x", "no gradient reaches"),
+    ],
+)
+def test_a_broken_rule_is_found(write: Write, old: str, new: str, words: str) -> None:
+    text = (RULE + PRESET).replace(old, new).replace('"two"', '"broken"')
+    if new == "stream.x":  # nothing reads the other stream either
+        text = text.replace("+ self.learned.share * stream.parts[0]\n", "\n", 1)
+    path = write(text.replace("two_streams", "broken_streams"), name="broken_parts")
+    with pytest.raises(AssertionError, match=words):
+        check_preset("broken_streams", plugin=path, kinds=["decoder"])
