@@ -166,7 +166,17 @@ def linear(parameters: Parameters, name: str, x: Array) -> Array:
     return x @ parameters[f"{name}.weight"].T + parameters[f"{name}.bias"]
 
 
+def bounded(parameters: Parameters, name: str, x: Array) -> Array:
+    """DyT (2503.10622): ``g tanh(a x) + b``; Derf (2512.10938): ``g erf(a x + s) + b``."""
+    inside, bound = parameters[f"{name}.slope"] * x, np.tanh
+    if f"{name}.shift" in parameters:
+        inside, bound = inside + parameters[f"{name}.shift"], np.vectorize(math.erf)
+    return parameters[f"{name}.weight"] * bound(inside) + parameters[f"{name}.bias"]
+
+
 def norm(parameters: Parameters, name: str, x: Array) -> Array:
+    if f"{name}.slope" in parameters:
+        return bounded(parameters, name, x)
     if f"{name}.bias" in parameters:
         return layer_norm(x, parameters[f"{name}.weight"], parameters[f"{name}.bias"])
     return rms_norm(x, parameters[f"{name}.weight"])
@@ -216,6 +226,10 @@ class Reference:
     """S and R, if the heads of self-attention have learned spans."""
     dynamic_span: bool = False
     """Whether these are spans of each token."""
+    gate: Literal["no", "head", "element"] = "no"
+    """What multiplies the heads before the output projection."""
+    values: Literal["own", "half", "learned"] = "own"
+    """Whether layers above the first mix their values with its values."""
     norm_inner: bool = False
     """A norm between activation and outer matrix of the feed-forward."""
     steps: "Callable[[Stack, Array], Array] | None" = None
@@ -241,6 +255,8 @@ class Stack:
     """The learned spans of each layer in tokens, (batch, head, token)."""
     total: Array | float = 0.0
     """r, the embedding and the sum of all branches (ResiDual)."""
+    first_values: Array = field(default_factory=lambda: np.empty(0))
+    """V of the first layer."""
     states: list[Array] = field(default_factory=list)
     """The states besides x: see the presets with several."""
 
@@ -282,6 +298,11 @@ class Layer:
                 inner = np.where(inner > 0.0, inner, self.stack.sizes.slope * inner)
             case "gelu":
                 inner = gelu(inner)
+            case "relu_squared":
+                inner = np.maximum(inner, 0.0) ** 2
+            case "swiglu":
+                silu = inner / (1.0 + np.exp(-inner))
+                inner = silu * self.linear("feed_forward.gate", x)
             case "geglu":
                 inner = gelu(inner) * self.linear("feed_forward.gate", x)
             case other:
@@ -379,6 +400,29 @@ class Layer:
             scaled[..., h * dim : (h + 1) * dim] *= gain[h, 0, 0]
         return scaled
 
+    def gated(self, name: str, mixed: Array, x: Array) -> Array:
+        """Qiu et al. 2025 (2505.06708): ``mixed * sigmoid(x W_g)``, for each entry or head."""
+        if self.stack.reference.gate == "no":
+            return mixed
+        logits = x @ self.weight(f"{name}.output_gate.matrix.weight").T
+        gates = 1.0 / (1.0 + np.exp(-logits))
+        if self.stack.reference.gate == "head":
+            gates = np.repeat(gates, mixed.shape[-1] // gates.shape[-1], axis=-1)
+        return mixed * gates
+
+    def with_first(self, values: Array) -> Array:
+        """Zhou et al. 2024 (2410.17897): ``l_1 V_1 + l_2 V_n`` above the first layer."""
+        if self.number == 1:
+            self.stack.first_values = values
+        if self.number == 1 or self.stack.reference.values == "own":
+            return values
+        first = own = np.float64(0.5)
+        if self.stack.reference.values == "learned":
+            first, own = (
+                self.weight(f"self_attention.value_carry.{part}") for part in ("first", "own")
+            )
+        return first * self.stack.first_values + own * values
+
     def project(self, kind: Projection, part: str, u: Array, gains: tuple[float, float]) -> Array:
         """One of the three projections; W_0 is the identity where no other is kept."""
         if kind == "identity":
@@ -406,7 +450,9 @@ class Layer:
             attention = self.shape(scores, attention)
         values = self.project(value, "self_attention.value", x, reference.value_gains)
         values = self.norm_heads("self_attention", "value", values)
+        values = self.with_first(values)
         mixed = self.scaled("self_attention", mix(attention, values))
+        mixed = self.gated("self_attention", mixed, x)
         return self.project(output, "self_attention.output", mixed, reference.output_gains)
 
     def spans(self, x: Array, longest: int) -> Array:
@@ -431,7 +477,8 @@ class Layer:
         values = self.linear("cross_attention.value", self.stack.memory)
         values = self.norm_heads("cross_attention", "value", values)
         mixed = mix(softmax_map(scores, self.stack.memory_allowed), values)
-        return self.linear("cross_attention.output", self.scaled("cross_attention", mixed))
+        mixed = self.gated("cross_attention", self.scaled("cross_attention", mixed), x)
+        return self.linear("cross_attention.output", mixed)
 
     def pre_ln_cross(self, x: Array) -> Array:
         """``x + CA(N(x))`` in a decoder, x in an encoder."""
@@ -634,14 +681,18 @@ def attention_end(stack: Stack, x: Array) -> Array:
     return over_depth(stack, f"{stack.side}.stream_end", stack.states)
 
 
-def denseformer(layer: Layer, x: Array) -> Array:
-    """Pagliardini et al. 2024 (2402.02622), equation 1: Pre-LN, then the average over depth."""
-    stack = layer.stack
-    stack.states = stack.states or [x]
-    x = each(pre_ln)(layer, x)
-    stack.states.append(x)
-    weights = layer.weight("around_ff.stream.over.weight")
-    return sum((w * s for w, s in zip(weights, stack.states, strict=True)), np.zeros_like(x))
+def after_each(block: Callable[[Layer, Array], Array]) -> Callable[[Layer, Array], Array]:
+    """Pagliardini et al. 2024 (2402.02622), equation 1: a block, then the average over depth."""
+
+    def layer(layer: Layer, x: Array) -> Array:
+        stack = layer.stack
+        stack.states = stack.states or [x]
+        x = block(layer, x)
+        stack.states.append(x)
+        weights = layer.weight("around_ff.stream.over.weight")
+        return sum((w * s for w, s in zip(weights, stack.states, strict=True)), np.zeros_like(x))
+
+    return layer
 
 
 def rezero(layer: Layer, around: str, f: SubLayer, x: Array) -> Array:
@@ -758,11 +809,6 @@ REFERENCE: dict[str, Reference] = {
     "b2t": Reference(layer=b2t),
     "admin": Reference(layer=each(admin)),
     "dual_stream": Reference(layer=each(dual_stream), last="sum"),
-    "siamese_norm": Reference(layer=each(siamese), last=siamese_end),
-    "hyper_connections": Reference(layer=each(hyper_connections), last=hyper_end),
-    "mhc": Reference(layer=each(mhc), last=mhc_end),
-    "attention_residuals": Reference(layer=each(attention_residuals), last=attention_end),
-    "denseformer": Reference(layer=denseformer, last="norm"),
     "rezero": Reference(layer=each(rezero)),
     "skipinit": Reference(layer=each(skipinit)),
     "layer_scale": Reference(layer=each(layer_scale), last="norm"),
@@ -781,6 +827,13 @@ REFERENCE: dict[str, Reference] = {
     "sas": simplified(sas),
     "sas_p": simplified(sas_p),
     "sas_p_no_norm": simplified(sas_p_no_norm),
+    "siamese_norm": Reference(layer=each(siamese), last=siamese_end),
+    "hyper_connections": Reference(layer=each(hyper_connections), last=hyper_end),
+    "mhc": Reference(layer=each(mhc), last=mhc_end),
+    "attention_residuals": Reference(layer=each(attention_residuals), last=attention_end),
+    "denseformer": Reference(layer=after_each(each(pre_ln)), last="norm"),
+    "gated_attention": Reference(layer=each(pre_ln), last="norm", gate="element"),
+    "resformer": Reference(layer=each(pre_ln), last="norm", values="half"),
 }
 
 

@@ -278,7 +278,12 @@ class Block(nn.Module):
         first = ((layer or 1) - 1) * (len(rules) // stack.depth)
         self.block = WiredBlock(spec, sizes, cross=cross, streams=iter(rules[first:]))
         chains = [spec.self_attention, *([spec.cross_attention] if cross else [])]
-        self.passes_state = stack.rule != PLAIN or any(each.carry != "none" for each in chains)
+        self._carries_values = stack.carries_values
+        self.passes_state = (
+            stack.rule != PLAIN
+            or stack.carries_values
+            or any(each.carry != "none" for each in chains)
+        )
         """Whether the layer above needs more than the stream, so that `chained` must be used."""
         # Only its parameterless `start` is used, so it is no submodule.
         self._start, self._preset = rules[-1].start, config.preset
@@ -346,6 +351,7 @@ class Block(nn.Module):
                 layer=self.layer or 1,
                 mask=WindowMasks(mask, x.shape[0], None).within(self.block.self_attention.window),
                 source=source,
+                carries_values=self._carries_values,
             ),
         )
         return stream.x, BlockState(carries, stream.parts)

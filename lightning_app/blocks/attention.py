@@ -1,6 +1,7 @@
 """Multi-head attention: projections, carried scores, shaping."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, final
 
@@ -18,12 +19,13 @@ from lightning_app.blocks.kernels.choose import (
 from lightning_app.blocks.kernels.stored import MapGains
 from lightning_app.blocks.linear import Linear, linear
 from lightning_app.blocks.masks import Mask
-from lightning_app.blocks.norm import LearnedScalars, Norm, build_norm
+from lightning_app.blocks.norm import BOUNDS, LearnedScalars, Norm, build_norm
 from lightning_app.blocks.placed import Placed
 from lightning_app.blocks.residual import Gain, build_gain
 from lightning_app.blocks.spans import AdaptiveSpan, SoftMask, build_soft_mask
 from lightning_app.blocks.streams import select_tokens
 from lightning_app.blocks.windows import LocalisedSpan, LocalMask, Window
+from lightning_app.core.registry import Registry
 
 Projection = Literal["full", "identity", "identity_plus", "orthogonal", "orthogonal_plus"]
 QueryInit = Literal["xavier", "zeros"]
@@ -72,6 +74,118 @@ class ProjectionGains:
             raise ValueError("gains of a projection are scalars: vector and profiled do not apply")
 
 
+OutputGate = str
+"""A name of `OUTPUT_GATES`, or ``none``."""
+
+ValueCarry = str
+"""A name of `VALUE_CARRIES`, or ``none``."""
+
+OUTPUT_GATES: Registry[Callable[[int, int], nn.Module | None]] = Registry(
+    "model.block.output_gate", slots=("output_gate",)
+)
+"""What acts on the heads before the output projection, by name; `OUTPUT_GATES.register` is the
+decorator that adds a class.
+
+A class is called with the width of the stream and the number of heads. Its module is called with
+the heads, (batch, head, query, dim), and u, the input of the sub-layer that queries are projected
+from, (batch, query, model), and returns heads. Set ``drawn_last = True`` in a class with matrices.
+"""
+
+VALUE_CARRIES: Registry[Callable[[int, int], nn.Module | None]] = Registry(
+    "model.block.value_carry", slots=("value_carry",)
+)
+"""How layers above the first combine their values with those of the first, by name;
+`VALUE_CARRIES.register` is the decorator that adds a class.
+
+A class is called with the width of the stream and the number of heads. Its module is called with
+the values of the layer and those of the first layer, both (batch, head, token, dim), and returns
+values.
+"""
+
+
+@OUTPUT_GATES.register("none")
+@VALUE_CARRIES.register("none")
+def no_part(model_dim: int, num_heads: int) -> None:
+    """Nothing."""
+
+
+@OUTPUT_GATES.register("element")
+@final
+class ElementGate(nn.Module):
+    """``heads * sigmoid(u W_g)``, a gate for each entry (Qiu et al. 2025, 2505.06708, G1)."""
+
+    drawn_last = True
+
+    def __init__(self, model_dim: int, num_heads: int) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.matrix = Linear(model_dim, model_dim, bias=False)
+
+    def forward(
+        self,
+        heads: Float[Tensor, "batch head query dim"],
+        u: Float[Tensor, "batch query model"],
+    ) -> Float[Tensor, "batch head query dim"]:
+        return heads * split_heads(self.matrix(u), self.num_heads).sigmoid()
+
+
+@OUTPUT_GATES.register("head")
+@final
+class GateOfHead(nn.Module):
+    """``head_h * sigmoid(u w_h)``, one gate for each head and query (2505.06708, G1 headwise)."""
+
+    drawn_last = True
+
+    def __init__(self, model_dim: int, num_heads: int) -> None:
+        super().__init__()
+        self.matrix = Linear(model_dim, num_heads, bias=False)
+
+    def forward(
+        self,
+        heads: Float[Tensor, "batch head query dim"],
+        u: Float[Tensor, "batch query model"],
+    ) -> Float[Tensor, "batch head query dim"]:
+        return heads * self.matrix(u).sigmoid().transpose(1, 2).unsqueeze(-1)
+
+
+@VALUE_CARRIES.register("half")
+@final
+class HalfOfFirst(nn.Module):
+    """``(V_1 + V_n) / 2``, the constants of the published code (ResFormer, 2410.17897)."""
+
+    def __init__(self, model_dim: int, num_heads: int) -> None:
+        super().__init__()
+
+    def forward(
+        self,
+        values: Float[Tensor, "batch head token dim"],
+        first: Float[Tensor, "batch head token dim"],
+    ) -> Float[Tensor, "batch head token dim"]:
+        return torch.lerp(values, first, 0.5)
+
+
+@VALUE_CARRIES.register("learned")
+@final
+class LearnedShares(LearnedScalars):
+    """``l_1 V_1 + l_2 V_n``, both learned from 0.5 (Zhou et al. 2024, 2410.17897)."""
+
+    def __init__(self, model_dim: int, num_heads: int) -> None:
+        super().__init__()
+        self.first = nn.Parameter(torch.tensor(0.5))
+        self.own = nn.Parameter(torch.tensor(0.5))
+
+    def reset(self) -> None:
+        self.first.fill_(0.5)
+        self.own.fill_(0.5)
+
+    def forward(
+        self,
+        values: Float[Tensor, "batch head token dim"],
+        first: Float[Tensor, "batch head token dim"],
+    ) -> Float[Tensor, "batch head token dim"]:
+        return self.first * first + self.own * values
+
+
 @dataclass(frozen=True, kw_only=True)
 class AttentionSpec:
     """One attention map with its projections.
@@ -85,7 +199,9 @@ class AttentionSpec:
       4.2); a and b are `value_gains` and `output_gains`
 
     `tied` starts the output from the transpose of the value's orthogonal matrix. `localised_span`
-    and `adaptive_span` limit the keys that a query sees, in self-attention.
+    and `adaptive_span` limit the keys that a query sees, in self-attention. `output_gate` acts on
+    the heads before the output projection, and `value_carry` combines the values with those of the
+    first layer.
     """
 
     carry: CarryKind = "none"
@@ -103,8 +219,21 @@ class AttentionSpec:
     query_init: QueryInit = "xavier"
     localised_span: LocalisedSpan | None = None
     adaptive_span: AdaptiveSpan | None = None
+    output_gate: OutputGate = "none"
+    value_carry: ValueCarry = "none"
 
     def __post_init__(self) -> None:
+        _ = OUTPUT_GATES[self.output_gate], VALUE_CARRIES[self.value_carry]
+        if self.value_carry != "none" and self.value == "identity":
+            raise ValueError(
+                f"value_carry {self.value_carry} with value_projection identity: values are then "
+                "the input of the layer; use full"
+            )
+        if self.qk_norm in BOUNDS:
+            raise ValueError(
+                f"qk_norm {self.qk_norm}: it bounds entries and leaves the size of queries and "
+                "keys as it is; use layer_norm or rms_norm"
+            )
         if self.qk_norm != "none" and self.query_init == "zeros":
             raise ValueError(
                 "qk_norm with queries that start at zero: the norm of a zero vector has no "
@@ -289,6 +418,8 @@ class Attention(nn.Module):
         self.value_norm = build_norm(spec.value_norm, model_dim // num_heads)
         self.shaping = None if spec.shaping is None else Shaping(spec.shaping, num_heads)
         self.head_gain = HeadGain(num_heads) if spec.head_gain else None
+        self.output_gate = OUTPUT_GATES[spec.output_gate](model_dim, num_heads)
+        self.value_carry = VALUE_CARRIES[spec.value_carry](model_dim, num_heads)
         self.span: SoftMask | None = None
         if spec.adaptive_span is not None:
             self.span = build_soft_mask(spec.adaptive_span, model_dim, num_heads)
@@ -356,12 +487,14 @@ class Attention(nn.Module):
         divisor: float | None = None,
         kept: Int[Tensor, " kept"] | None = None,
         spans: Float[Tensor, "#batch head #query 1"] | None = None,
+        u: Float[Tensor, "batch query model"] | None = None,
     ) -> tuple[Float[Tensor, "batch query model"] | Float[Tensor, "1 kept model"], Carry | None]:
         """Return the sub-layer's output and the state that the chain passes to the layer above.
 
         Logits are divided by `divisor`; None means that of the specification. The output is
         that of the queries `kept` only, unless None: see `select_tokens`. A chain's state has the
-        maps that a `LocalMask` computes. `spans` are the queries' spans, from `span`.
+        maps that a `LocalMask` computes. `spans` are the queries' spans, from `span`. `u` is what
+        the queries were projected from, for an output gate.
         """
         local = mask if isinstance(mask, LocalMask) else None
         if isinstance(mask, LocalMask):
@@ -388,6 +521,9 @@ class Attention(nn.Module):
             heads = local.unfolded(heads)
         if self.head_gain is not None:
             heads = self.head_gain(heads)
+        if self.output_gate is not None:
+            assert u is not None
+            heads = self.output_gate(heads, u)
         # (batch, head, query, dim) -> (batch, query, head * dim)
         joined = heads.transpose(1, 2).flatten(2)
         return self.output(joined if kept is None else select_tokens(joined, kept)), carry

@@ -80,6 +80,11 @@ class BlockSpec:
             raise ValueError(
                 "identity projections on cross-attention would tie two spaces; use 'full' there"
             )
+        if self.cross_attention.value_carry != "none":
+            raise ValueError(
+                "value_carry on cross-attention: its values are those of another stack; carry only "
+                "those of self-attention"
+            )
         for name in ("localised_span", "adaptive_span"):
             if getattr(self.cross_attention, name) is not None:
                 raise ValueError(
@@ -190,10 +195,14 @@ class Sizes:
 
 
 class Carries(NamedTuple):
-    """The states that the two attention chains pass to the layer above; None without a chain."""
+    """The states that the two attention chains pass to the layer above; None without a chain.
+
+    `values` are those of the first layer, if a layer above reads them.
+    """
 
     self_attention: Carry | None = None
     cross_attention: Carry | None = None
+    values: Float[Tensor, "batch head token dim"] | None = None
 
 
 class CrossAttentionInput(NamedTuple):
@@ -219,7 +228,7 @@ class Call(NamedTuple):
     block's only in the divisor of scores. `running` are the tokens that have not halted before this
     layer, None for all. `before` is the layer's memory of earlier segments. `kept` are flat indices
     into batch * token: after the map of the self-attention, the block continues with only these
-    tokens, as one row.
+    tokens, as one row. `carries_values`: whether a layer reads the values of the first.
     """
 
     layer: int
@@ -231,6 +240,7 @@ class Call(NamedTuple):
     running: Bool[Tensor, "batch token"] | None = None
     before: Earlier | None = None
     kept: Int[Tensor, " kept"] | None = None
+    carries_values: bool = False
 
 
 @final
@@ -282,6 +292,12 @@ class Block(nn.Module):
         start, spec = stream, call.spec or self.spec
         u = self.around_self.enter(self.around_self.read(stream))
         query, keys, values = self.self_attention.queries_keys_values(u, call.placed)
+        first = carries.values
+        if call.carries_values and first is None:
+            first = values
+        elif self.self_attention.value_carry is not None:
+            assert first is not None
+            values = self.self_attention.value_carry(values, first)
         if call.before is not None:
             earlier = self.around_self.enter(call.before.inputs)
             parts = self.self_attention.keys_values(earlier, call.before.placed), (keys, values)
@@ -301,6 +317,7 @@ class Block(nn.Module):
             divisor=spec.self_attention.score_divisor,
             kept=call.kept,
             spans=None if span is None else span(u),
+            u=u,
         )
         if call.kept is not None:
             assert self.cross_attention is None
@@ -314,13 +331,13 @@ class Block(nn.Module):
         if self.cross_attention is not None:
             assert self.around_cross is not None
             assert call.source is not None
+            u = self.around_cross.enter(self.around_cross.read(stream))
             crossed, cross_carry = self.cross_attention(
-                self.cross_attention.queries(
-                    self.around_cross.enter(self.around_cross.read(stream)), None
-                ),
+                self.cross_attention.queries(u, None),
                 *call.source,
                 carries.cross_attention,
                 divisor=spec.cross_attention.score_divisor,
+                u=u,
             )
             stream = self.around_cross(stream, crossed)
 
@@ -330,4 +347,4 @@ class Block(nn.Module):
                 # The last sub-layer's skip also carries the block's input (Takase et al. 2022).
                 stream = stream._replace(x=stream.x + start.x)
             stream = self.around_ff(stream, fed)
-        return stream, Carries(self_carry, cross_carry)
+        return stream, Carries(self_carry, cross_carry, first)

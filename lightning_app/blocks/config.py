@@ -3,7 +3,16 @@
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from lightning_app.blocks.attention import AttentionSpec, Projection, ProjectionGains, ShapingSpec
+from lightning_app.blocks.attention import (
+    OUTPUT_GATES,
+    VALUE_CARRIES,
+    AttentionSpec,
+    OutputGate,
+    Projection,
+    ProjectionGains,
+    ShapingSpec,
+    ValueCarry,
+)
 from lightning_app.blocks.block import BlockSpec, Layout
 from lightning_app.blocks.memory import MemorySpec
 from lightning_app.blocks.norm import NORM_KINDS, Norm
@@ -63,6 +72,12 @@ class BlockConfig:
     keys."""
     qk_norm: Norm | None = None
     """The norm of each head of queries and keys, with learned gains."""
+    output_gate: OutputGate | None = None
+    """A gate on the heads before the output projection, in self- and cross-attention: none, head,
+    element, or another name of `OUTPUT_GATES`, which a plug-in registers."""
+    value_carry: ValueCarry | None = None
+    """What layers above the first do with its values: none, half (the mean of both), learned, or
+    another name of `VALUE_CARRIES`, which a plug-in registers."""
     shaped_attention: ShapingSpec | None = None
     """The weights of A' = alpha I + beta A - gamma C in self-attention."""
     value_projection: Projection | None = None
@@ -121,6 +136,10 @@ class BlockConfig:
             _ = RESIDUAL_RULES[self.residual_rule]
         if self.stream is not None:
             _ = STREAM_RULES[self.stream]
+        if self.output_gate is not None:
+            _ = OUTPUT_GATES[self.output_gate]
+        if self.value_carry is not None:
+            _ = VALUE_CARRIES[self.value_carry]
 
     def resolve(self, stack: Stack) -> StackSpec:
         """Return the specification of every layer of `stack`.
@@ -259,6 +278,7 @@ class BlockConfig:
             qk_norm=self.qk_norm or self._kind(attention.qk_norm),
             value_norm=self._kind(attention.value_norm),
             query_key_noise=attention.query_key_noise if noise is None else noise,
+            output_gate=self.output_gate or attention.output_gate,
         )
 
     def _self_attention(self, attention: AttentionSpec, first: bool, last: bool) -> AttentionSpec:
@@ -273,6 +293,7 @@ class BlockConfig:
         if first and self.first_value_projection is not None:
             value = self.first_value_projection
             tied = tied and value.startswith("orthogonal")
+        carry = "none" if first else self.value_carry or attention.value_carry
         if last and self.last_output_projection is not None:
             output = self.last_output_projection
             tied = tied and output.startswith("orthogonal")
@@ -285,6 +306,7 @@ class BlockConfig:
             output=output,
             output_gains=self.output_gains or attention.output_gains,
             tied=tied,
+            value_carry=carry,
             localised_span=self.localised_span or attention.localised_span,
             adaptive_span=self.adaptive_span or attention.adaptive_span,
         )

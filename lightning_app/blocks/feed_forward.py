@@ -68,6 +68,16 @@ def _gelu(x: Tensor, slope: float) -> Tensor:
     return F.gelu(x)
 
 
+@activation("swiglu", gated=True)
+def _silu(x: Tensor, slope: float) -> Tensor:
+    return F.silu(x)
+
+
+@activation("relu_squared")
+def _relu_squared(x: Tensor, slope: float) -> Tensor:
+    return F.relu(x).square()
+
+
 @activation("leaky_relu")
 def _leaky_relu(x: Tensor, slope: float) -> Tensor:
     return F.leaky_relu(x, slope)
@@ -79,8 +89,9 @@ class FeedForward(nn.Module):
 
     N is NormFormer's norm of the inner states (Shleifer et al. 2021, 2110.09456), otherwise the
     identity.
-    ``geglu`` is ``gelu(W1 x + b1) * (W3 x + b3)``, a third matrix of the same size (Shazeer 2020,
-    2002.05202). `slope` is the slope of ``leaky_relu`` below zero.
+    ``geglu`` is ``gelu(W1 x + b1) * (W3 x + b3)``, a third matrix of the same size, and ``swiglu``
+    the same with silu (Shazeer 2020, 2002.05202); ``relu_squared`` is ``max(W1 x + b1, 0)^2`` (So
+    et al. 2021, 2109.08668). `slope` is the slope of ``leaky_relu`` below zero.
     """
 
     def __init__(

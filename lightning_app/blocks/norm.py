@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from typing import ClassVar
+from typing import ClassVar, final
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +22,7 @@ class LearnedScalars(nn.Module, ABC):
     """Whether the parameters take weight decay. It would pull a block's wiring towards zero (He &
     Hofmann 2023, 2311.01906, appendix D)."""
 
-    draws: ClassVar[bool] = False
+    drawn_last: ClassVar[bool] = False
     """Whether `reset` draws numbers: it is then called after everything else has been drawn, so
     that what a variant shares with others starts equal."""
 
@@ -85,6 +85,54 @@ def layer_norm(dim: int) -> nn.Module:
 def rms_norm(dim: int) -> nn.Module:
     """``g * x / sqrt(mean(x^2) + eps)`` (Zhang & Sennrich 2019, 1910.07467)"""
     return nn.RMSNorm(dim, eps=EPSILON)
+
+
+BOUNDS = ("dyt", "derf")
+"""Kinds that bound each entry on its own instead of normalizing a token."""
+
+
+class _Bounded(LearnedScalars):
+    """The gain, the bias and the slope of a bound of single entries."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.slope = nn.Parameter(torch.tensor(0.5))
+        self.weight = nn.Parameter(torch.ones(dim))
+        self.bias = nn.Parameter(torch.zeros(dim))
+
+    def reset(self) -> None:
+        self.slope.fill_(0.5)
+        self.weight.fill_(1.0)
+        self.bias.zero_()
+
+
+@NORM_KINDS.register("dyt")
+@final
+class DynamicTanh(_Bounded):
+    """``g * tanh(a x) + b``, a a scalar that starts at 0.5 (Zhu et al. 2025, DyT, 2503.10622).
+
+    The authors tune a by place for language models; here it starts equal everywhere.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.weight * torch.tanh(self.slope * x) + self.bias
+
+
+@NORM_KINDS.register("derf")
+@final
+class DynamicErf(_Bounded):
+    """``g * erf(a x + s) + b``, a from 0.5 and s from 0, both scalars (Derf, 2512.10938)."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__(dim)
+        self.shift = nn.Parameter(torch.zeros(()))
+
+    def reset(self) -> None:
+        super().reset()
+        self.shift.zero_()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.weight * torch.erf(self.slope * x + self.shift) + self.bias
 
 
 def build_norm(kind: Norm, dim: int) -> nn.Module:

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from lightning_app.blocks.norm import LearnedScalars, Norm, build_norm
+from lightning_app.blocks.norm import BOUNDS, LearnedScalars, Norm, build_norm
 from lightning_app.blocks.streams import Stream, StreamPlace, StreamRule
 from lightning_app.core.registry import Registry
 
@@ -74,6 +74,11 @@ class ResidualSpec:
     def __post_init__(self) -> None:
         if not 0.0 < self.input_scale < math.inf:
             raise ValueError(f"input_scale {self.input_scale}: must be a number above 0")
+        if self.input_scale != 1.0 and self.norm_input in BOUNDS:
+            raise ValueError(
+                f"norm {self.norm_input} with a scale after it (preset layer_norm_scaling): it "
+                "bounds entries and has no variance to scale; use layer_norm or rms_norm"
+            )
         _ = RESIDUAL_RULES[self.rule]
         if self.rule == SUM:
             return

@@ -100,6 +100,8 @@ class StackSpec:
         self._check_steps()
         self._check_chain()
         self._check_memory()
+        if self.blocks[0].self_attention.value_carry != "none":
+            raise ValueError("value_carry in the first layer: it has no layer before it")
         self._check_stream()
 
     def check_documents(self) -> None:
@@ -167,6 +169,11 @@ class StackSpec:
                 )
 
     @property
+    def carries_values(self) -> bool:
+        """Whether a layer reads the values of the first layer."""
+        return any(block.self_attention.value_carry != "none" for block in self.blocks)
+
+    @property
     def rule(self) -> StreamKind:
         """The name of its stream rule."""
         return DUAL if self.dual_stream else self.stream
@@ -220,6 +227,11 @@ class StackSpec:
             raise ValueError(
                 "memory with halting: the steps of earlier tokens would be mixed with those of "
                 "later ones; use one of the two"
+            )
+        if self.carries_values:
+            raise ValueError(
+                "memory with value_carry: the values of the first layer at earlier segments are "
+                "not kept; use one of the two"
             )
         for block in self.blocks:
             if block.self_attention.localised_span is not None:

@@ -322,7 +322,7 @@ class Projected(LearnedScalars):
     """phi, which projects all states of a token onto weights; N(0, 0.02^2) at the start."""
 
     decays = True
-    draws = True
+    drawn_last = True
 
     def __init__(self, weights: int, place: StreamPlace) -> None:
         super().__init__()

@@ -117,7 +117,12 @@ NAMES: dict[SubLayer, str] = {
     "CA": "cross-attention",
     "FF": "feed-forward",
 }
-_NORMS: dict[str, str] = {"layer_norm": "LayerNorm", "rms_norm": "RMSNorm"}
+_NORMS: dict[str, str] = {
+    "layer_norm": "LayerNorm",
+    "rms_norm": "RMSNorm",
+    "dyt": "DyT",
+    "derf": "Derf",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -278,8 +283,9 @@ def part_name(part: Part) -> str:
 _ATTENTION = (
     *("carry", "score_divisor", "qk_norm", "value_norm", "head_gain", "query_key_noise", "shaping"),
     *("value", "value_gains", "output", "output_gains", "tied", "query_init"),
-    *("localised_span", "adaptive_span"),
+    *("localised_span", "adaptive_span", "output_gate", "value_carry"),
 )
+GATES = ("head", "element")
 _SHAPING = ("alpha", "beta", "gamma", "learned", "per_head")
 # Fields with their own text; a new field is shown by its name.
 
@@ -330,8 +336,17 @@ def attention_parts(specs: Sequence[AttentionSpec], layers: range) -> tuple[Insi
     _add_projection(add, "V", [(s.value, s.value_gains) for s in specs], layers)
     if first.value_norm != "none" and not together:
         add(f"{norm_name(first.value_norm)} of v", "over each head")
+    if first.value_carry != "none":
+        add(f"v with v of layer 1: {first.value_carry}")
     if first.head_gain:
         add("* 1 on each head", "learned")
+    if first.output_gate != "none":
+        add(
+            f"* sigmoid(u W_g): {first.output_gate}"
+            if first.output_gate in GATES
+            else f"gate {first.output_gate}",
+            "before P",
+        )
     _add_projection(add, "P", [(s.output, s.output_gains) for s in specs], layers)
     if first.tied:
         add("P = V^T at first")

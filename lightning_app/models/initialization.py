@@ -70,36 +70,46 @@ def initialize(model: nn.Module) -> None:
     learned positions, steps, segments    N(0, 0.02^2)
     learned scalars                       their own values (`LearnedScalars.reset`)
     ====================================  =====================================================
+
+    Parts with ``drawn_last = True`` are drawn after all others, so that what a variant shares with
+    others starts equal.
     """
+    parts = [part for part in model.modules() if getattr(part, "drawn_last", False)]
+    last = {module: None for part in parts for module in part.modules()}
     for module in model.modules():
-        match module:
-            case nn.Linear():
-                nn.init.xavier_uniform_(module.weight)
-                if module.bias is not None:
-                    nn.init.zeros_(module.bias)
-            case Embedding():
-                std = module.spec.gain * module.model_dim**-0.5
-                nn.init.normal_(module.tokens.weight, std=std)
-                module.tokens.weight[module.tokens.padding_idx] = 0.0
-            case OutputTable():
-                nn.init.normal_(module.weight, std=module.weight.shape[1] ** -0.5)
-            case LearnedTable() | LearnedLayerTable() | SegmentTable():
-                nn.init.normal_(module.weight, std=0.02)
-            case nn.LayerNorm():
-                nn.init.ones_(module.weight)
-                nn.init.zeros_(module.bias)
-            case nn.RMSNorm():
-                nn.init.ones_(module.weight)
-            case LearnedScalars() if not module.draws:
-                module.reset()
+        if module not in last:
+            _set(module)
     # After the loop: these override the general rule.
     for module in model.modules():
         if isinstance(module, Block):
             initialize_block(module, module.spec.init)
         elif isinstance(module, Halting):
             nn.init.constant_(module.unit.bias, module.spec.bias)
-    for module in model.modules():
-        if isinstance(module, LearnedScalars) and module.draws:
+    for module in last:
+        _set(module)
+
+
+def _set(module: nn.Module) -> None:
+    """Set the parameters that `module` holds itself by the general rule."""
+    match module:
+        case nn.Linear():
+            nn.init.xavier_uniform_(module.weight)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+        case Embedding():
+            std = module.spec.gain * module.model_dim**-0.5
+            nn.init.normal_(module.tokens.weight, std=std)
+            module.tokens.weight[module.tokens.padding_idx] = 0.0
+        case OutputTable():
+            nn.init.normal_(module.weight, std=module.weight.shape[1] ** -0.5)
+        case LearnedTable() | LearnedLayerTable() | SegmentTable():
+            nn.init.normal_(module.weight, std=0.02)
+        case nn.LayerNorm():
+            nn.init.ones_(module.weight)
+            nn.init.zeros_(module.bias)
+        case nn.RMSNorm():
+            nn.init.ones_(module.weight)
+        case LearnedScalars():
             module.reset()
 
 

@@ -224,6 +224,7 @@ class BlockStack(nn.Module):
                     )
                 ),
                 kept=kept if last and pondering is None else None,
+                carries_values=self.spec.carries_values,
             )
             before = stream.x
             if self.signals is not None:

@@ -8,7 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-from lightning_app.blocks.attention import AttentionSpec, ProjectionGains, ShapingSpec
+from lightning_app.blocks.attention import (
+    OUTPUT_GATES,
+    VALUE_CARRIES,
+    AttentionSpec,
+    ProjectionGains,
+    ShapingSpec,
+)
 from lightning_app.blocks.config import BlockConfig
 from lightning_app.blocks.masks import padding_mask
 from lightning_app.blocks.memory import MemorySpec
@@ -46,7 +52,7 @@ PROJECTION_GAINS = {
 FLAG = {"yes": True, "no": False}
 AXES: dict[str, dict[str, Any]] = {
     "norm_placement": {name: name for name in ("post", "pre", "peri", "none")},
-    "norm": {name: name for name in ("layer_norm", "rms_norm")},
+    "norm": {name: name for name in ("layer_norm", "rms_norm", "dyt", "derf")},
     "residual_attention": {name: name for name in ("none", "sum", "mean", "qk_sum")},
     "residual_rule": {"sum": "sum"},
     "residual_temperature": {"2.5": 2.5},
@@ -80,6 +86,8 @@ AXES: dict[str, dict[str, Any]] = {
     "share": {name: name for name in ("none", "all")},
     "step_signal": {name: name for name in ("none", "sinusoidal", "learned")},
     "halting": {"default": HaltingSpec()},
+    "output_gate": {name: name for name in OUTPUT_GATES},
+    "value_carry": {name: name for name in VALUE_CARRIES},
     "stream": {name: name for name in STREAM_RULES},
     "streams": {"2": 2},
     "memory": {"of 3": MemorySpec(length=3), "none": MemorySpec()},
@@ -105,7 +113,7 @@ OWN_SKIPS = {"deepnorm", "keel", "admin", *SKIPLESS, *PARALLEL}
 EXPLODE = {
     *("post_ln", "pre_ln", "peri_ln", "sandwich_ln", "normformer", "b2t", "admin", "dual_stream"),
     *("mix_ln", "layer_norm_scaling", "keel", "deepnorm", "qk_norm", "realformer", "parallel"),
-    "hybrid_norm",
+    *("hybrid_norm", "gated_attention", "resformer"),
     *STREAMS,
 }
 REFUSED: dict[tuple[str, str], set[str]] = {
@@ -149,13 +157,20 @@ REFUSED: dict[tuple[str, str], set[str]] = {
     ("ff_branch", "1"): {"rezero", "skipinit"},
     ("share_branch_gain", "yes"): set(PRESETS) - {"rezero", "skipinit", "layer_scale"},
     # Layers that differ, and skips with a start for each layer.
-    ("share", "all"): {*SIMPLIFIED, "mix_ln", "layer_norm_scaling", "admin", *STREAMS},
+    ("share", "all"): {*SIMPLIFIED, "resformer", "mix_ln", "layer_norm_scaling", "admin", *STREAMS},
     # Both are of the steps of a shared block.
     ("step_signal", "sinusoidal"): set(PRESETS),
     ("step_signal", "learned"): set(PRESETS),
     ("halting", "default"): set(PRESETS),
     # These stacks read no text segment by segment.
     ("memory", "of 3"): set(PRESETS),
+    # They bound entries: no unit length of queries, no variance to divide.
+    **{
+        ("norm", kind): {"qk_norm", "hybrid_norm", "layer_norm_scaling"} for kind in ("dyt", "derf")
+    },
+    # Values that are the input itself.
+    ("value_projection", "identity"): {"resformer"},
+    **{("value_carry", kind): SIMPLIFIED for kind in ("half", "learned")},
     ("stream", "dual"): set(PRESETS) - NORMED_SUMS,
     ("stream", "siamese"): set(PRESETS) - NORMED_SUMS | {"b2t", "admin", "dual_stream"},
     ("stream", "average"): PARALLEL | {"b2t", "admin", "dual_stream"},
@@ -353,7 +368,7 @@ def test_axes_of_self_attention_leave_cross_attention_alone(preset: str) -> None
         stack,
         preset,
         shaped_attention=ShapingSpec(gamma=None),
-        value_projection="identity",
+        value_projection="orthogonal" if preset == "resformer" else "identity",
         output_projection="identity_plus",
         attention_branch=Gain(value=0.5),
         share_branch_gain=False,

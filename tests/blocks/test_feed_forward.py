@@ -10,7 +10,9 @@ pytestmark = pytest.mark.usefixtures("float64")
 
 
 @pytest.mark.parametrize("norm", ["none", "layer_norm", "rms_norm"])
-@pytest.mark.parametrize("activation", ["relu", "gelu", "leaky_relu", "geglu"])
+@pytest.mark.parametrize(
+    "activation", ["relu", "gelu", "leaky_relu", "geglu", "swiglu", "relu_squared"]
+)
 def test_feed_forward_is_the_equation(activation: Activation, norm: Norm) -> None:
     """``W2 N(act(W1 x + b1)) + b2``."""
     module = tiny.randomise(FeedForward(5, 13, activation, norm, slope=0.3))
@@ -24,6 +26,10 @@ def test_feed_forward_is_the_equation(activation: Activation, norm: Norm) -> Non
             inner = np.where(inner > 0.0, inner, 0.3 * inner)
         case "gelu":
             inner = reference.gelu(inner)
+        case "relu_squared":
+            inner = np.where(inner > 0.0, inner**2, 0.0)
+        case "swiglu":
+            inner = inner / (1 + np.exp(-inner)) * (x.numpy() @ p["gate.weight"].T + p["gate.bias"])
         case "geglu":
             inner = reference.gelu(inner) * (x.numpy() @ p["gate.weight"].T + p["gate.bias"])
     if norm == "layer_norm":
@@ -35,8 +41,10 @@ def test_feed_forward_is_the_equation(activation: Activation, norm: Norm) -> Non
     torch.testing.assert_close(module(x), torch.from_numpy(expected), rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("activation", ["relu", "gelu", "leaky_relu", "geglu"])
-def test_only_geglu_has_a_third_matrix(activation: Activation) -> None:
+@pytest.mark.parametrize(
+    "activation", ["relu", "gelu", "leaky_relu", "geglu", "swiglu", "relu_squared"]
+)
+def test_only_gated_ones_have_a_third_matrix(activation: Activation) -> None:
     names = [name for name, _ in FeedForward(5, 13, activation).named_parameters()]
-    gate = ["gate.weight", "gate.bias"] if activation == "geglu" else []
+    gate = ["gate.weight", "gate.bias"] if activation in ("geglu", "swiglu") else []
     assert names == ["inner.weight", "inner.bias", *gate, "outer.weight", "outer.bias"]

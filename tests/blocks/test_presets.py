@@ -97,7 +97,7 @@ def test_presets_are_named_and_described() -> None:
         *("dual_stream", "rezero", "skipinit", "layer_scale", "t_fixup", "mix_ln"),
         *("layer_norm_scaling", "keel", "hybrid_norm", "qk_norm", "realformer", "parallel"),
         *("v_skipinit", "sas", "sas_p", "sas_p_no_norm", "siamese_norm", "hyper_connections"),
-        *("mhc", "attention_residuals", "denseformer"),
+        *("mhc", "attention_residuals", "denseformer", "gated_attention", "resformer"),
     ]
     for name, preset in PRESETS.items():
         assert preset.name == name
@@ -161,6 +161,8 @@ TABLE: dict[str, tuple[str, Gain, Gain, bool]] = {
     "siamese_norm": ("input sum", ONE, ONE, True),
     "hyper_connections": ("input", ONE, ONE, True),
     "mhc": ("input", ONE, ONE, True),
+    "gated_attention": ("input", ONE, ONE, True),
+    "resformer": ("input", ONE, ONE, True),
     "attention_residuals": ("input", ONE, ONE, True),
     "denseformer": ("input", ONE, ONE, True),
     "rezero": ("", ONE, Gain(value=0.0, learned=True), False),

@@ -60,7 +60,7 @@ def paired(build: Build, config: dict[str, Any]) -> tuple[nn.Module, nn.Module, 
     model.load_state_dict(base.state_dict(), strict=False)
     with torch.no_grad():
         for module in model.modules():
-            if isinstance(module, LearnedScalars) and module.draws:
+            if isinstance(module, LearnedScalars) and module.drawn_last:
                 for parameter in module.parameters():
                     parameter.zero_()  # mHC is Pre-LN only where phi contributes nothing
     for each in (base, model):

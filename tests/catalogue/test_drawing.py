@@ -11,7 +11,13 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import pytest
 
-from lightning_app.blocks.attention import AttentionSpec, ProjectionGains, ShapingSpec
+from lightning_app.blocks.attention import (
+    OUTPUT_GATES,
+    VALUE_CARRIES,
+    AttentionSpec,
+    ProjectionGains,
+    ShapingSpec,
+)
 from lightning_app.blocks.block import BlockSpec, InitSpec
 from lightning_app.blocks.memory import MemorySpec
 from lightning_app.blocks.norm import NORM_KINDS
@@ -23,6 +29,7 @@ from lightning_app.blocks.windows import LocalisedSpan
 from lightning_app.catalogue import parts
 from lightning_app.catalogue.parts import Factor, Side, description, number, stack_drawing
 from lightning_app.catalogue.svg import picture, specification_lines, text_lines
+from lightning_app.core.errors import UserError
 from lightning_app.core.registry import registering, remove_parts
 from tests.catalogue.variants import CASES, drawn, stacks, with_blocks
 
@@ -291,9 +298,9 @@ def alternatives(hint: Any, value: Any) -> list[Any]:
         return [None] if value is not None else [SPANS.get(kinds[0]) or kinds[0]()]
     if get_origin(hint) is Literal:
         return [choice for choice in get_args(hint) if choice != value]
-    for table in (NORM_KINDS, RESIDUAL_RULES, STREAM_RULES):
-        if hint is str and value in table:
-            return [name for name in table if name != value]
+    if hint is str:
+        tables = (NORM_KINDS, RESIDUAL_RULES, STREAM_RULES, OUTPUT_GATES, VALUE_CARRIES)
+        return [name for table in tables if value in table for name in table if name != value]
     if hint is int:
         return [value + 1]
     return [not value] if hint is bool else [value * 0.37 + 0.01] if hint is float else []
@@ -307,13 +314,17 @@ def changes(part: Any) -> Iterator[tuple[str, Any]]:
         if is_dataclass(value):
             others = changes(value)
         elif isinstance(value, tuple):  # blocks: all alike
-            others = ((name, (other,) * len(value)) for name, other in changes(value[0]))
+            others = [(name, (other,) * len(value)) for name, other in changes(value[0])]
+            # What reads the first layer has no meaning in that one.
+            others += [
+                (name, (value[0], other)) for name, other in changes(value[1]) if "carry" in name
+            ]
         else:
             others = (("", other) for other in alternatives(hints[field.name], value))
         for name, other in others:
             try:
                 changed = replace(part, **{field.name: other})
-            except ValueError:  # a combination without meaning
+            except (ValueError, UserError):  # a combination without meaning
                 continue
             yield f"{field.name}.{name}".rstrip("."), changed
 
@@ -343,7 +354,9 @@ def seen(another_rule: None) -> dict[str, list[set[str]]]:
     """For each field that can be changed in a decoder: the ways in which each change shows."""
     found: dict[str, list[set[str]]] = {}
     for specs in CASES.values():
-        spec = replace(specs["decoder"], blocks=specs["decoder"].blocks[-1:] * 2)
+        first, last = specs["decoder"].blocks[0], specs["decoder"].blocks[-1]
+        reads_first = last.self_attention.value_carry != "none"
+        spec = replace(specs["decoder"], blocks=(first if reads_first else last, last))
         before = shown(spec, "decoder")
         for name, other in changes(spec):
             pairs = zip(WAYS, before, shown(other, "decoder"), strict=True)

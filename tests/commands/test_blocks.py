@@ -62,6 +62,7 @@ def test_ratios_are_over_pre_ln() -> None:
     assert shares["sas"] == pytest.approx(0.817, abs=5e-4)
     # mHC projects all four states of a token onto the 24 weights of each sub-layer.
     assert 1.03 < shares.pop("mhc") < 1.1
+    assert 1.14 < shares.pop("gated_attention") < 1.2  # three more matrices of attention in 16
     assert all(0.8 < share < 1.01 for share in shares.values())
 
 

@@ -94,6 +94,8 @@ COUNTS = {
     "mhc": Count(sub_layer=NORM + 24 * (4 * D + 1) + 3, stack=NORM + 4 * (4 * D + 1) + 1),
     "attention_residuals": Count(sub_layer=NORM + 2 * D, stack=NORM + 2 * D),
     "denseformer": Count(sub_layer=NORM, stack=NORM, averages=True),
+    "gated_attention": Count(sub_layer=NORM, attention=D * D, stack=NORM),
+    "resformer": Count(sub_layer=NORM, stack=NORM),
     "rezero": Count(layer=1),
     "skipinit": Count(sub_layer=1),
     "layer_scale": Count(sub_layer=NORM + D, stack=NORM),

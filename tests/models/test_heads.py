@@ -224,7 +224,7 @@ def test_bfloat16_stays_near_and_carries_float32(block: BlockConfig, rotary: boo
     carried: list[torch.dtype] = []
 
     def keep(_: nn.Module, __: object, output: tuple[Stream, Carries]) -> None:
-        for chain in output[1]:
+        for chain in (output[1].self_attention, output[1].cross_attention):
             carried.extend(carried_types(chain))
 
     for stack in (model.encoder, model.decoder):

@@ -16,6 +16,7 @@ from tests.reference import (
     REFERENCE,
     Projection,
     Reference,
+    after_each,
     predict_masked,
     predict_next,
     translate,
@@ -103,6 +104,27 @@ COMBINATIONS = {
     "v_skipinit-qk_sum": carrying("v_skipinit", "qk_sum"),
     "parallel-sum": carrying("parallel", "sum"),
     "dual_stream-sum": carrying("dual_stream", "sum"),
+    # Streams, gates and values of the first layer
+    "hyper_static": Case(
+        BlockConfig(preset="hyper_connections", stream="hyper_static", streams=2),
+        REFERENCE["hyper_connections"],
+    ),
+    "sandwich_ln-average": Case(
+        BlockConfig(preset="sandwich_ln", stream="average"),
+        replace(REFERENCE["sandwich_ln"], layer=after_each(REFERENCE["sandwich_ln"].layer)),
+    ),
+    "post_ln-gate-of-head": Case(
+        BlockConfig(preset="post_ln", output_gate="head"),
+        replace(REFERENCE["post_ln"], gate="head"),
+    ),
+    "sas_p-gate": Case(
+        BlockConfig(preset="sas_p", output_gate="element"),
+        replace(REFERENCE["sas_p"], gate="element"),
+    ),
+    "realformer-learned-values": Case(
+        BlockConfig(preset="realformer", value_carry="learned"),
+        replace(REFERENCE["realformer"], values="learned"),
+    ),
     # Projections W = a W_0 + b dW
     "sas-orthogonal_plus": projecting("sas", {0: ("anchored", "anchored")}, **ANCHORED),
     "sas-orthogonal_plus-fixed": projecting(
@@ -140,6 +162,9 @@ COMBINATIONS = {
     },
     "parallel-leaky_relu": case("parallel", {"activation": "leaky_relu", "activation_slope": 0.3}),
     "normformer-geglu": case("normformer", {"activation": "geglu"}),
+    "pre_ln-swiglu-dyt": case("pre_ln", {"activation": "swiglu"}, norm="dyt"),
+    "sas-relu_squared-derf": case("sas", {"activation": "relu_squared"}, norm="derf"),
+    "peri_ln-derf": case("peri_ln", {"activation": "gelu"}, norm="derf"),
     "sas_p-geglu": case("sas_p", {"activation": "geglu"}),
 }
 PER_LAYER = {name: case for name, case in COMBINATIONS.items() if "learned_per_layer" in name}

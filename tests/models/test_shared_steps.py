@@ -28,7 +28,14 @@ pytestmark = [pytest.mark.usefixtures("float64"), pytest.mark.unchecked_shapes]
 
 DEPTHS = {"encoder_depth": 4, "decoder_depth": 5}
 UNEQUAL = {"admin", "mix_ln", "layer_norm_scaling", "sas_p_no_norm"}
-UNEQUAL |= {"siamese_norm", "hyper_connections", "mhc", "attention_residuals", "denseformer"}
+UNEQUAL |= {
+    "siamese_norm",
+    "hyper_connections",
+    "mhc",
+    "attention_residuals",
+    "denseformer",
+    "resformer",
+}
 """Presets with layers that one block cannot serve, whatever the axes."""
 SHARED = [preset for preset in PRESETS if preset not in UNEQUAL]
 MANY = HaltingSpec(bias=-0.8)

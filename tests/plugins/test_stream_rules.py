@@ -27,6 +27,26 @@ pytestmark = pytest.mark.unchecked_shapes
     for block in fenced("python")
     if block.page == "docs/own-block.md" and "STREAM_RULES.register" in block.text
 )
+(PARTS,) = (
+    block.text
+    for block in fenced("python")
+    if block.page == "docs/own-block.md" and "OUTPUT_GATES.register" in block.text
+)
+INSIDE = """
+
+from dataclasses import replace
+
+from lightning_app.blocks.presets import PRESETS, preset
+
+
+@preset(equation="", paper="ours", fixes="nothing")
+def gated_thirds(stack):
+    spec = PRESETS["pre_ln"](stack)
+    gated = replace(spec.blocks[0].self_attention, output_gate="relu_gate")
+    first = replace(spec.blocks[0], self_attention=gated, cross_attention=gated)
+    other = replace(first, self_attention=replace(gated, value_carry="third"))
+    return replace(spec, blocks=(first, *(other,) * (stack.depth - 1)))
+"""
 PRESET = """
 
 from dataclasses import replace
@@ -51,6 +71,12 @@ def test_the_page_keeps_its_promise(write: Write) -> None:
     assert len([line for line in RULE.splitlines() if line.strip()]) <= 25
     assert not re.search(r"\._[a-z]", RULE)
     check_preset("two_streams", plugin=write(RULE + PRESET, name="own_streams"))
+
+
+def test_gate_and_values_of_the_page(write: Write) -> None:
+    assert all(len(part.splitlines()) <= 25 for part in re.split(r"\n\n\n", PARTS))
+    assert not re.search(r"\._[a-z]", PARTS)
+    check_preset("gated_thirds", plugin=write(PARTS + INSIDE, name="own_attention"))
 
 
 def test_it_computes_what_it_says(rule: Path) -> None:

@@ -518,3 +518,35 @@ def attention_residuals(stack: Stack) -> StackSpec:
 def denseformer(stack: Stack) -> StackSpec:
     """Pre-LN with a learned average over depth after every layer; at the start it is `pre_ln`."""
     return replace(pre_ln(stack), stream="average")
+
+
+@preset(
+    equation="Pre-LN; (concat_h(head_h) * sigmoid(u W_g)) P, u = N(x), in every attention",
+    paper="Qiu et al. 2025, Gated Attention (2505.06708)",
+    fixes="attention sinks, and large activations; said to tolerate larger rates",
+)
+def gated_attention(stack: Stack) -> StackSpec:
+    """Pre-LN with a gate for each entry of the heads, which starts near 1/2.
+
+    ``output_gate: head`` has one gate for each head. Cross-attention, which the paper does not
+    have, is gated by the decoder's u.
+    """
+    attention = AttentionSpec(output_gate="element")
+    block = replace(around(PRE), self_attention=attention, cross_attention=attention)
+    return same_block(stack, block, final_norm="layer_norm")
+
+
+@preset(
+    equation="Pre-LN; V_n <- (V_1 + V_n) / 2 in self-attention from layer 2 on",
+    paper="Zhou et al. 2024, ResFormer (2410.17897)",
+    fixes="attention that concentrates on few tokens in deep layers",
+)
+def resformer(stack: Stack) -> StackSpec:
+    """Pre-LN whose values are averaged with those of the first layer, as in the published code.
+
+    ``value_carry: learned`` trains both shares.
+    """
+    first = around(PRE)
+    other = replace(first, self_attention=AttentionSpec(value_carry="half"))
+    blocks = (first, *(other,) * (stack.depth - 1))
+    return StackSpec(blocks=blocks, final_norm="layer_norm")
