@@ -360,12 +360,13 @@ def doubly_stochastic(logits: Float[Tensor, "*batch n n"]) -> Float[Tensor, "*ba
     Rows first, by softmax, then columns, then 19 times both, each sum plus 1e-6: columns are exact
     to that, rows nearly.
     """
-    found = logits.softmax(dim=-1) + SINKHORN_EPSILON
-    found = found / (found.sum(dim=-2, keepdim=True) + SINKHORN_EPSILON)
+    # Rows and columns first, so that every step runs along the tokens.
+    found = logits.movedim((-2, -1), (0, 1)).softmax(dim=1) + SINKHORN_EPSILON
+    found = found / (found.sum(dim=0, keepdim=True) + SINKHORN_EPSILON)
     for _ in range(SINKHORN_STEPS - 1):
-        for dim in (-1, -2):
+        for dim in (1, 0):
             found = found / (found.sum(dim=dim, keepdim=True) + SINKHORN_EPSILON)
-    return found
+    return found.movedim((0, 1), (-2, -1)).contiguous()
 
 
 @STREAM_RULES.register("hyper_manifold")
