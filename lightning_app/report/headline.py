@@ -20,8 +20,7 @@ from lightning_app.report.comparisons import (
     MetricDifference,
     comparisons,
 )
-from lightning_app.report.facts import DASH, bounded, budget_of, interval, p_value, rate
-from lightning_app.report.messages import say
+from lightning_app.report.facts import DASH, bounded, budget_of, interval, p_value, rate, say
 from lightning_app.report.pairs import (
     ELSEWHERE,
     IS_BASELINE,

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 from lightning_app.config.tree import label
 from lightning_app.report.comparisons import comparisons
-from lightning_app.report.facts import budget_of, range_of, records_of, schedules
-from lightning_app.report.messages import say
+from lightning_app.report.facts import budget_of, range_of, records_of, say, schedules
 from lightning_app.report.results import (
     OTHER_DATA,
     CellResult,

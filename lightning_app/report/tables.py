@@ -31,6 +31,7 @@ from lightning_app.report.facts import (
     nats,
     p_value,
     rate,
+    say,
     share_interval,
     share_of,
 )
@@ -44,7 +45,6 @@ from lightning_app.report.headline import (
     stall_words,
     with_p,
 )
-from lightning_app.report.messages import say
 from lightning_app.report.pairs import UNFINISHED, Arm, Score, arms, mean_loss
 from lightning_app.report.results import OTHER_DATA, CellResult, GridResults, failures
 from lightning_app.report.statistics import LEVEL, mean

@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from lightning_app.report import write as report
-from lightning_app.report.messages import Message
+from lightning_app.report.facts import Message
 from lightning_app.report.results import read_results
 from lightning_app.report.tensorboard import write_index
 from tests.records import pruned

@@ -7,10 +7,9 @@ from string import Formatter
 
 import pytest
 
-from lightning_app.report.facts import p_value
+from lightning_app.report.facts import p_value, say, texts
 from lightning_app.report.headline import findings, with_numbers
 from lightning_app.report.limits import limits
-from lightning_app.report.messages import say, texts
 from lightning_app.report.results import read_results
 from lightning_app.report.warmup import sensitivity_scores
 from tests.report.conftest import PRESET, SEED, WARMUP, messages

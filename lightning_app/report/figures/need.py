@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from lightning_app.report.facts import range_of
+from lightning_app.report.facts import range_of, say
 from lightning_app.report.figures.sheet import (
     GRID,
     INK,
@@ -32,7 +32,6 @@ from lightning_app.report.figures.sheet import (
     warmup_of,
     wrapped,
 )
-from lightning_app.report.messages import say
 from lightning_app.report.pairs import Arm, Paired, Score, arms, stall_counts, stall_tables
 from lightning_app.report.results import CellResult
 from lightning_app.report.statistics import LEVEL, ended_alike, mean, seeds_interval

@@ -18,7 +18,7 @@ from xml.sax.saxutils import escape
 
 from lightning_app.config.tree import label
 from lightning_app.core.files import write_whole
-from lightning_app.report.messages import say
+from lightning_app.report.facts import say
 from lightning_app.report.results import CellResult, GridResults
 from lightning_app.report.statistics import mean
 from lightning_app.runs.records import Curve

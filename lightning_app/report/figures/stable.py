@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lightning_app.config.tree import label
+from lightning_app.report.facts import say
 from lightning_app.report.figures.sheet import (
     INK,
     MUTED,
@@ -28,7 +29,6 @@ from lightning_app.report.figures.sheet import (
     two_kinds,
     warmup_of,
 )
-from lightning_app.report.messages import say
 from lightning_app.report.pairs import Arm, arms
 from lightning_app.report.results import CellResult
 from lightning_app.report.statistics import mean, wilson_interval

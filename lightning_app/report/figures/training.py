@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from lightning_app.report.facts import say
 from lightning_app.report.figures.sheet import (
     INK,
     REFERENCE,
@@ -30,7 +31,6 @@ from lightning_app.report.figures.sheet import (
     warmup_of,
     wrapped,
 )
-from lightning_app.report.messages import say
 from lightning_app.report.results import CellResult
 from lightning_app.report.statistics import mean
 
