@@ -231,6 +231,10 @@ class DynamicMix(LearnedScalars):
         self.scale_in.fill_(0.01)
         self.scale_out.fill_(0.01)
 
+    def scale(self, name: str) -> Tensor:
+        """Return s of a weight."""
+        return self.scale_out if name == "write" else self.scale_in
+
 
 class _Several(StreamRule):
     """The base of rules with n parallel states H, one part (batch, token, stream, model)."""
@@ -259,8 +263,8 @@ class _Several(StreamRule):
 class StaticHyperConnections(_Several):
     """``u = A_m^T H``, ``H' = A_r^T H + B^T f(u)``; the end sums the n states (2409.19606).
 
-    At the start A_m has a 1 at state k mod n in sub-layer k, A_r is the identity and B is 1: the
-    states stay equal, and the final norm cancels their number, as in Pre-LN.
+    At the start A_m has a 1 at state k mod n in sub-layer k, from 0, A_r is the identity and B is
+    1: the states stay equal, and the final norm cancels their number, as in Pre-LN.
     """
 
     words = "{streams} states, mixed before and after each sub-layer; the end reads their sum"
@@ -270,21 +274,20 @@ class StaticHyperConnections(_Several):
         # At the end of a stack the states are summed, without weights.
         self.static = None if place.ends_stack else StaticMix(place)
 
-    def weights(self, states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return A_m, A_r and B, each with leading dimensions that broadcast to (batch, token)."""
-        assert self.static is not None
-        return self.static.read, self.static.keep, self.static.write
+    def weights(self, states: Tensor, *names: str) -> list[Tensor]:
+        """Return A_m (`read`), A_r (`keep`) or B (`write`), whose shapes broadcast over tokens."""
+        return [getattr(self.static, name) for name in names]
 
     def read(self, stream: Stream) -> Float[Tensor, "batch token model"]:
         (states,) = stream.parts
-        read, _, _ = self.weights(states)
+        (read,) = self.weights(states, "read")
         return (read.unsqueeze(-1) * states).sum(dim=2)
 
     def write(
         self, stream: Stream, branch: Tensor, join: Callable[[Tensor, Tensor], Tensor]
     ) -> Stream:
         (states,) = stream.parts
-        _, keep, write = self.weights(states)
+        keep, write = self.weights(states, "keep", "write")
         kept = keep.transpose(-2, -1) @ states
         return self._mixed(kept + write.unsqueeze(-1) * branch.unsqueeze(2))
 
@@ -302,16 +305,13 @@ class DynamicHyperConnections(StaticHyperConnections):
         super().__init__(place)
         self.dynamic = None if self.static is None else DynamicMix(place)
 
-    def weights(self, states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        read, keep, write = super().weights(states)
-        dynamic = self.dynamic
-        assert dynamic is not None
-        normed = dynamic.norm(states)
-        return (
-            read + dynamic.scale_in * torch.tanh(normed @ dynamic.read),
-            keep + dynamic.scale_in * torch.tanh(normed @ dynamic.keep),
-            write + dynamic.scale_out * torch.tanh(normed @ dynamic.write),
-        )
+    def weights(self, states: Tensor, *names: str) -> list[Tensor]:
+        assert self.dynamic is not None
+        normed = self.dynamic.norm(states)
+        return [
+            static + self.dynamic.scale(name) * torch.tanh(normed @ getattr(self.dynamic, name))
+            for name, static in zip(names, super().weights(states, *names), strict=True)
+        ]
 
 
 SINKHORN_STEPS, SINKHORN_EPSILON = 20, 1e-6
