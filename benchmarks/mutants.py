@@ -87,6 +87,7 @@ PAIRS = at(
 )
 QUEUE = at("grids/test_queue.py", "grids/test_several.py", "grids/test_runner.py")
 RULES = at("plugins/test_residual_rules.py")
+STREAMS = at("blocks/test_streams.py", "models/test_reference.py")
 FINISHED = at("grids/test_copies.py")
 STATISTICS = at("report/test_statistics.py")
 SENSITIVITY = at("report/test_sensitivity.py")
@@ -329,14 +330,51 @@ MUTANTS = (
     mutant(
         "second stream without the gain of the branch",
         at("blocks/test_residual.py", "models/test_reference.py"),
-        "stream.total + added",
-        "stream.total + branch",
+        "self.stream.write(stream, added, self.join)",
+        "self.stream.write(stream, branch, self.join)",
     ),
     mutant(
         "two streams end without the first",
         PRESETS,
-        "return stream.x + norm(stream.total)",
-        "return norm(stream.total)",
+        "return stream.x + norm(stream.parts[0])",
+        "return norm(stream.parts[0])",
+    ),
+    mutant("x takes the whole branch beside y", STREAMS, "self.share * branch", "branch"),
+    mutant(
+        "shares count from 1", STREAMS, "(2 * place.layer) ** -0.5", "(place.layer + 1) ** -0.5"
+    ),
+    mutant("every sub-layer reads state 0", STREAMS, "(place.number - 1) % place.streams", "0"),
+    mutant("Sinkhorn ends early", STREAMS, "range(SINKHORN_STEPS - 1)", "range(2)"),
+    mutant(
+        "states are mixed by the transpose",
+        STREAMS,
+        "doubly_stochastic(mixing).to(states.dtype).transpose(-2, -1) @ states",
+        "doubly_stochastic(mixing).to(states.dtype) @ states",
+    ),
+    mutant(
+        "keys over depth are not normalized",
+        STREAMS,
+        "(self.norm_keys(values) @ self.over.query)",
+        "((values * self.norm_keys.weight) @ self.over.query)",
+    ),
+    mutant("additions are drawn with the rest", STREAMS, "if module not in last:", "if True:"),
+    mutant(
+        "no layer reads the values of the first",
+        STREAMS,
+        "if call.carries_values and first is None:",
+        "if call.carries_values:",
+    ),
+    mutant(
+        "gates are linear",
+        STREAMS,
+        "self.matrix(u), self.num_heads).sigmoid()",
+        "self.matrix(u), self.num_heads)",
+    ),
+    mutant(
+        "a stream takes a norm of the sum",
+        STREAMS,
+        'if not rule.joins and plain != (1.0, False, "none", SUM):',
+        "if not rule.joins and plain[:2] != (1.0, False):",
     ),
     mutant(
         "decoder's cross-attention has a gain of its own",
@@ -657,20 +695,20 @@ MUTANTS = (
     mutant(
         "a residual rule is the sum",
         RULES,
-        "self.rule(self.skip(stream.x), added)",
-        "self.skip(stream.x) + added",
+        "self.rule(self.skip(x), added)",
+        "self.skip(x) + added",
     ),
     mutant(
         "a residual rule loses the gain of the skip",
         RULES,
-        "self.rule(self.skip(stream.x), added)",
-        "self.rule(stream.x, added)",
+        "self.rule(self.skip(x), added)",
+        "self.rule(x, added)",
     ),
     mutant(
         "a second stream goes on beside a residual rule",
         RULES,
-        "if around.rule != SUM:",
-        "if around.rule != around.rule:",
+        "if kind == DUAL and around.rule != SUM:",
+        "if kind == DUAL and around.rule != around.rule:",
     ),
     # Finished cells of other folders.
     mutant(
@@ -1425,8 +1463,8 @@ MUTANTS = (
     mutant(
         "a chain of blocks loses its second stream",
         API_BLOCKS,
-        "total = state.total if state is not None else x if self._dual else None",
-        "total = x if self._dual else None",
+        "self._start(x) if state is None else Stream(x, state.parts),",
+        "self._start(x),",
     ),
     mutant(
         "a score leaves the end mark out",

@@ -107,6 +107,22 @@ def test_with_its_own_parameters_frozen_it_trains_as_pre_ln(rule: str) -> None:
     assert losses[1] == pytest.approx(losses[0], abs=10 * CLOSE[rule])
 
 
+def test_each_sub_layer_reads_a_state_of_its_own_at_the_start() -> None:
+    """``A_m = e_(k mod n)``, k the sub-layer from 0, as in the authors' code."""
+    decoder = tiny.translator("hyper_connections").decoder
+    reads = [part for name, part in decoder.named_parameters() if name.endswith("static.read")]
+    expected = torch.eye(4).repeat(2, 1)
+    assert len(reads) == 3 * tiny.SIZES["decoder_depth"]
+    order = [
+        f"{b}.{a}" for b in range(tiny.SIZES["decoder_depth"]) for a in ("self", "cross", "ff")
+    ]
+    parts = dict(decoder.named_parameters())
+    for k, place in enumerate(order):
+        layer, around = place.split(".")
+        found = parts[f"blocks.{layer}.around_{around}.stream.static.read"]
+        torch.testing.assert_close(found, expected[k])
+
+
 @pytest.mark.parametrize("preset", ["hyper_connections", "mhc"])
 def test_the_states_come_apart(preset: str) -> None:
     """Where no parameter told the states apart, symmetry would keep them equal for ever."""
