@@ -201,7 +201,7 @@ class StaticMix(LearnedScalars):
         super().__init__()
         self.first = (place.number - 1) % place.streams
         self.read = nn.Parameter(torch.zeros(place.streams))
-        self.keep = nn.Parameter(torch.eye(place.streams))
+        self.keep = nn.Parameter(torch.zeros(place.streams, place.streams))
         self.write = nn.Parameter(torch.ones(place.streams))
 
     def reset(self) -> None:
