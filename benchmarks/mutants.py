@@ -348,8 +348,8 @@ MUTANTS = (
     mutant(
         "states are mixed by the transpose",
         STREAMS,
-        "doubly_stochastic(mixing).to(states.dtype).transpose(-2, -1) @ states",
-        "doubly_stochastic(mixing).to(states.dtype) @ states",
+        "mixing.to(states.dtype).transpose(-2, -1) @ states",
+        "mixing.to(states.dtype) @ states",
     ),
     mutant(
         "keys over depth are not normalized",

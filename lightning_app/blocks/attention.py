@@ -19,7 +19,7 @@ from lightning_app.blocks.kernels.choose import (
 from lightning_app.blocks.kernels.stored import MapGains
 from lightning_app.blocks.linear import Linear, linear
 from lightning_app.blocks.masks import Mask
-from lightning_app.blocks.norm import BOUNDS, LearnedScalars, Norm, build_norm
+from lightning_app.blocks.norm import BOUNDS, LearnedScalars, Norm, build_norm, built_aside
 from lightning_app.blocks.placed import Placed
 from lightning_app.blocks.residual import Gain, build_gain
 from lightning_app.blocks.spans import AdaptiveSpan, SoftMask, build_soft_mask
@@ -418,8 +418,9 @@ class Attention(nn.Module):
         self.value_norm = build_norm(spec.value_norm, model_dim // num_heads)
         self.shaping = None if spec.shaping is None else Shaping(spec.shaping, num_heads)
         self.head_gain = HeadGain(num_heads) if spec.head_gain else None
-        self.output_gate = OUTPUT_GATES[spec.output_gate](model_dim, num_heads)
-        self.value_carry = VALUE_CARRIES[spec.value_carry](model_dim, num_heads)
+        gate, carry = OUTPUT_GATES[spec.output_gate], VALUE_CARRIES[spec.value_carry]
+        self.output_gate = built_aside(lambda: gate(model_dim, num_heads))
+        self.value_carry = built_aside(lambda: carry(model_dim, num_heads))
         self.span: SoftMask | None = None
         if spec.adaptive_span is not None:
             self.span = build_soft_mask(spec.adaptive_span, model_dim, num_heads)

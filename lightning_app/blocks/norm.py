@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from typing import ClassVar, final
+from typing import ClassVar, TypeVar, final
 
 import torch
 from torch import Tensor, nn
@@ -22,10 +22,6 @@ class LearnedScalars(nn.Module, ABC):
     """Whether the parameters take weight decay. It would pull a block's wiring towards zero (He &
     Hofmann 2023, 2311.01906, appendix D)."""
 
-    drawn_last: ClassVar[bool] = False
-    """Whether `reset` draws numbers: it is then called after everything else has been drawn, so
-    that what a variant shares with others starts equal."""
-
     lr: float | None = None
     """The peak learning rate of the parameters; None for that of the optimizer."""
 
@@ -39,6 +35,18 @@ class LearnedScalars(nn.Module, ABC):
 
     def after_step(self) -> None:
         """Clamp the parameters to their range after an optimizer step."""
+
+
+Built = TypeVar("Built")
+
+
+def built_aside(build: Callable[[], Built]) -> Built:
+    """Return what `build` returns; numbers that it draws do not change those drawn later.
+
+    torch's own layers draw initial values when they are built. For parts that are drawn last.
+    """
+    with torch.random.fork_rng(devices=[]):
+        return build()
 
 
 @torch.no_grad()

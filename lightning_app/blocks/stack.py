@@ -3,12 +3,13 @@
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal
 
 from lightning_app.blocks.attention import CarryKind
 from lightning_app.blocks.block import BlockSpec
 from lightning_app.blocks.memory import MemorySpec
-from lightning_app.blocks.norm import Norm
+from lightning_app.blocks.norm import Norm, built_aside
 from lightning_app.blocks.residual import SUM, ResidualSpec
 from lightning_app.blocks.steps import HaltingSpec, check_growth, check_shared
 from lightning_app.blocks.streams import (
@@ -194,7 +195,7 @@ class StackSpec:
                 streams=self.streams,
                 norm=norm,
             )
-            yield STREAM_RULES[self.rule](place)
+            yield built_aside(partial(STREAM_RULES[self.rule], place))
 
     @property
     def depth(self) -> int:

@@ -81,6 +81,10 @@ class StreamRule(nn.Module):
     norm, and matrices in an `nn.Linear`. All methods must treat tokens alike and separately.
     """
 
+    drawn_last: ClassVar[bool] = True
+    """What it draws is drawn after everything else (`initialize`), so that the matrices that two
+    variants share start equal."""
+
     joins: ClassVar[bool] = True
     """Whether `write` calls `join`; if not, skips, `norm_sum` and `residual_rule` have no effect
     and are refused."""
@@ -322,7 +326,6 @@ class Projected(LearnedScalars):
     """phi, which projects all states of a token onto weights; N(0, 0.02^2) at the start."""
 
     decays = True
-    drawn_last = True
 
     def __init__(self, weights: int, place: StreamPlace) -> None:
         super().__init__()
@@ -388,23 +391,21 @@ class ManifoldHyperConnections(_Several):
         self.projected = Projected(weights, place)
         self.offset = Offset(weights, scales)
 
-    def _weights(self, states: Tensor, rows: slice, scale: int) -> Tensor:
-        found = self.projected(states, rows) * self.offset.scale[scale]
-        return found + self.offset.bias[rows]
-
     def read(self, stream: Stream) -> Float[Tensor, "batch token model"]:
         (states,) = stream.parts
-        read = self._weights(states, slice(0, self.streams), 0).sigmoid() + SINKHORN_EPSILON
-        return (read.to(states.dtype).unsqueeze(-1) * states).sum(dim=2)
+        n, scale, bias = self.streams, self.offset.scale, self.offset.bias
+        read = (scale[0] * self.projected(states, slice(0, n)) + bias[:n]).sigmoid()
+        return ((read + SINKHORN_EPSILON).to(states.dtype).unsqueeze(-1) * states).sum(dim=2)
 
     def write(
         self, stream: Stream, branch: Tensor, join: Callable[[Tensor, Tensor], Tensor]
     ) -> Stream:
         (states,) = stream.parts
-        n = self.streams
-        write = 2.0 * self._weights(states, slice(n, 2 * n), 1).sigmoid()
-        mixing = self._weights(states, slice(2 * n, None), 2).unflatten(-1, (n, n))
-        kept = doubly_stochastic(mixing).to(states.dtype).transpose(-2, -1) @ states
+        n, scale, bias = self.streams, self.offset.scale, self.offset.bias
+        gates, logits = self.projected(states, slice(n, None)).split([n, n * n], dim=-1)
+        write = 2.0 * (scale[1] * gates + bias[n : 2 * n]).sigmoid()
+        mixing = doubly_stochastic((scale[2] * logits + bias[2 * n :]).unflatten(-1, (n, n)))
+        kept = mixing.to(states.dtype).transpose(-2, -1) @ states
         return self._mixed(kept + write.to(states.dtype).unsqueeze(-1) * branch.unsqueeze(2))
 
     def end(self, stream: Stream, norm: nn.Module) -> Float[Tensor, "batch token model"]:

@@ -7,11 +7,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lightning_app.blocks.norm import NORMS, LearnedScalars
+from lightning_app.blocks.norm import NORMS
 from lightning_app.blocks.presets import PRESETS
 from lightning_app.blocks.stack import Stack, StackSpec
 from lightning_app.blocks.streams import (
     STREAM_RULES,
+    Projected,
     Stream,
     StreamPlace,
     StreamRule,
@@ -60,9 +61,8 @@ def paired(build: Build, config: dict[str, Any]) -> tuple[nn.Module, nn.Module, 
     model.load_state_dict(base.state_dict(), strict=False)
     with torch.no_grad():
         for module in model.modules():
-            if isinstance(module, LearnedScalars) and module.drawn_last:
-                for parameter in module.parameters():
-                    parameter.zero_()  # mHC is Pre-LN only where phi contributes nothing
+            if isinstance(module, Projected):
+                module.phi.zero_()  # mHC is Pre-LN only where phi contributes nothing
     for each in (base, model):
         without_epsilon(each)
         each.eval()
@@ -125,7 +125,7 @@ def test_each_sub_layer_reads_a_state_of_its_own_at_the_start() -> None:
 
 @pytest.mark.parametrize("preset", ["hyper_connections", "mhc"])
 def test_the_states_come_apart(preset: str) -> None:
-    """Where no parameter told the states apart, symmetry would keep them equal for ever."""
+    """If no parameter told the states apart, symmetry would keep them equal forever."""
     torch.manual_seed(1)
     model = tiny.causal_model(preset)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
@@ -149,7 +149,9 @@ def test_mixing_matrices_are_doubly_stochastic() -> None:
     assert float((mixing.sum(dim=-1) - 1.0).abs().max()) < 1e-3
 
 
-@pytest.mark.parametrize("preset", ["hyper_connections", "mhc", "attention_residuals"])
+@pytest.mark.parametrize(
+    "preset", ["hyper_connections", "mhc", "attention_residuals", "gated_attention", "resformer"]
+)
 def test_what_it_shares_with_pre_ln_starts_equal(preset: str) -> None:
     """Runs of one seed pair over variants: drawn numbers of a stream come after all others."""
     values = []

@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -109,6 +110,22 @@ def test_it_is_drawn_and_its_scalars_are_named(rule: Path) -> None:
     model = small_models.causal_model(BlockConfig(preset="pre_ln", stream="two"))
     places = [place for place, _ in learned_gains(model)]
     assert len(places) == len(set(places)) >= 4
+
+
+def test_matrices_of_a_rule_are_drawn_after_those_of_the_blocks(write: Write) -> None:
+    text = RULE.replace(
+        "self.learned = Share()", "self.learned = Share()\n        self.m = torch.nn.Linear(1, 1)"
+    )
+    plugins.load(str(write(text, name="own_streams")))
+    plugins.load(str(write(PARTS, name="own_attention")))
+    drawn = []
+    axes: dict[str, Any]
+    for axes in ({}, {"stream": "two"}, {"output_gate": "relu_gate"}):
+        torch.manual_seed(3)
+        drawn.append(small_models.causal_model(BlockConfig(**axes)).state_dict())
+    for other in drawn[1:]:
+        assert len(other) > len(drawn[0])
+        assert all(torch.equal(other[name], value) for name, value in drawn[0].items())
 
 
 @pytest.mark.parametrize(
