@@ -10,6 +10,7 @@ from typing import Any
 from urllib.parse import quote
 
 import optuna
+import psutil
 import pytest
 from conftest import World  # pyright: ignore[reportMissingImports]
 from filelock import Timeout
@@ -456,7 +457,12 @@ def test_supervisors_share_a_database_that_restarts_and_leave_no_trace_of_its_pa
         )
         for _ in range(2)
     ]
-    world.wait_for(lambda: world.lines("end"), seconds=120)
+
+    def run_cells() -> bool:
+        """A supervisor that has yet to open the storage would refuse one that does not answer."""
+        return all(psutil.Process(process.pid).children() for process in pair)
+
+    world.wait_for(lambda: run_cells() and world.lines("end"), seconds=120)
     server.stop()
     shown = [word for each in world.processes() for word in each.cmdline()]
     assert any("stand_in.py" in word for word in shown)
