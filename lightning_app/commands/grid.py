@@ -23,7 +23,7 @@ from lightning_app.commands.options import (
 )
 from lightning_app.config.grid import GridSpec, read_spec
 from lightning_app.config.identity import hinting, require
-from lightning_app.config.tree import BLOCK, RATE, SEED, WARMUP
+from lightning_app.config.tree import RATE, SEED, WARMUP
 from lightning_app.core import strict_yaml
 from lightning_app.core.errors import UserError, named, nearest
 from lightning_app.core.project import read_project
@@ -542,7 +542,7 @@ def select(frame: "pd.DataFrame", query: str) -> "pd.DataFrame":
 
 def _short(grid: "GridResults", frame: "pd.DataFrame") -> "pd.DataFrame":
     """The columns that distinguish the runs of a grid, and those for how they ended."""
-    axes = [axis for axis in grid.axes if not axis.startswith(BLOCK)]
+    axes = [axis for axis in grid.axes if not axis.startswith(grid.wiring)]
     axes = [axis for axis in axes if axis not in (SEED, WARMUP, RATE) and grid.varies(axis)]
     names = ["variant", *axes, "warmup", "lr", "seed", "status", "outcome", grid.metric, "name"]
     return frame.loc[:, [name for name in names if name in frame.columns]]

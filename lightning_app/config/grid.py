@@ -28,6 +28,7 @@ from lightning_app.config.sources import merged, nested
 from lightning_app.config.trainer import ClassSpec, TrainerConfig
 from lightning_app.config.tree import (
     BLOCK,
+    CORPUS,
     PRESET,
     RATE,
     SECTIONS,
@@ -302,6 +303,9 @@ class GridFile:
     """Figures from papers for the report, or a file with a list of them."""
     labels: dict[str, list[str]] | None = None
     """The names of the values of axes in the report."""
+    variants: list[str] | None = None
+    """Further axes whose values are variants, such as model.class_path; the baseline has the first
+    value of each."""
     factors: dict[str, str] | None = None
     """Axes of two values whose effects the report contrasts, by name."""
     compare: dict[str, Any] | None = None
@@ -524,14 +528,30 @@ def check_pruner(
         )
 
 
-def check_labels(
-    found: dict[str, list[str]], axes: Mapping[str, list[Any]]
-) -> dict[str, list[str]]:
-    """The names of the values of axes in a report; an empty name of a block value is omitted.
+def check_variants(found: list[str], axes: Mapping[str, list[Any]]) -> tuple[str, ...]:
+    """The axes besides the block's whose values are variants."""
+    known = [axis for axis in axes if axis not in (SEED, WARMUP, RATE, CORPUS)]
+    for axis in found:
+        if axis not in known or axis.startswith(BLOCK):
+            own = "; those of model.block are variants anyway" if axis.startswith(BLOCK) else ""
+            raise UserError(
+                f"variants: {axis}: expected an axis of the grid that changes the model"
+                f"{own or nearest(axis, known)}"
+            )
+    if len(set(found)) < len(found):
+        raise UserError("variants: an axis is given twice")
+    return tuple(found)
 
-    Names of the block's axes are joined to the name of a variant, those of other axes to the name
-    of a group of runs. Both must differ between settings.
+
+def check_labels(
+    found: dict[str, list[str]], axes: Mapping[str, list[Any]], variants: tuple[str, ...] = ()
+) -> dict[str, list[str]]:
+    """The names of the values of axes in a report; an empty name of a variant's value is omitted.
+
+    Names of the axes of variants are joined to the name of a variant, those of other axes to the
+    name of a group of runs. Both must differ between settings.
     """
+    wiring = (BLOCK, *variants)
     known = [axis for axis in axes if axis not in (SEED, WARMUP, RATE)]
     for axis, names in found.items():
         if axis not in known:
@@ -545,7 +565,7 @@ def check_labels(
                 f"labels: {axis}: expected {count} different texts, one for each value, found "
                 f"{names!r}"
             )
-        kept = axis != PRESET and axis.startswith(BLOCK)
+        kept = axis != PRESET and axis.startswith(wiring)
         for name in names:
             plain = " ".join(re.findall(r"[^+,\s]+", name))
             if name != plain or name == "all" or not (name or kept):
@@ -553,10 +573,10 @@ def check_labels(
                     f"labels: {axis}: expected words with single spaces, without + and comma, not "
                     f"'all'{'' if kept else ' and not empty'}, found {name!r}"
                 )
-    block = [axis for axis in axes if axis.startswith(BLOCK)] if found else []
+    block = [axis for axis in axes if axis.startswith(wiring)] if found else []
     known_names = named_values(found, axes)
     settings = [dict(zip(block, of, strict=True)) for of in product(*(axes[a] for a in block))]
-    counts = Counter(variant(setting, {}, known_names) for setting in settings)
+    counts = Counter(variant(setting, {}, known_names, wiring) for setting in settings)
     name, count = counts.most_common(1)[0]
     if count > 1:
         raise UserError(
@@ -619,10 +639,11 @@ class GridSpec:
     a cell are kept once it is done. `published` holds figures from papers that the report shows
     next to ours, from the file or from one that it names. `labels` has the names of axis values in
     the report, `factors` the axes of two values whose effects it contrasts, by name, `compare` the
-    axes whose values it compares on the metric, each with its baseline. `init_from` is the grid
-    from whose runs the cells start. `source` is the file as messages name it, and `base_source` the
-    one that holds the base. With `search` or `refine` the cells follow from results: `asked` has
-    those of the rounds so far, whose values are then in `axes`, and `listed` the axes of the file.
+    axes whose values it compares on the metric, each with its baseline, `variants` the axes besides
+    the block's whose values are variants. `init_from` is the grid from whose runs the cells start.
+    `source` is the file as messages name it, and `base_source` the one that holds the base. With
+    `search` or `refine` the cells follow from results: `asked` has those of the rounds so far,
+    whose values are then in `axes`, and `listed` the axes of the file.
     """
 
     source: str
@@ -640,6 +661,7 @@ class GridSpec:
     labels: Mapping[str, list[str]] = dataclasses.field(default_factory=dict)
     factors: Mapping[str, str] = dataclasses.field(default_factory=dict)
     compare: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    variants: tuple[str, ...] = ()
     init_from: ParentGrid | None = None
     linked: Mapping[str, Linked] = dataclasses.field(default_factory=dict)
     base_source: str = ""
@@ -647,6 +669,15 @@ class GridSpec:
     refine: Refine | None = None
     asked: tuple[Mapping[str, Any], ...] | None = None
     listed: Mapping[str, list[Any]] | None = None
+
+    @property
+    def wiring(self) -> tuple[str, ...]:
+        """What the names of the axes begin with whose values are variants."""
+        return (BLOCK, *self.variants)
+
+    def variant(self, axes: Mapping[str, Any]) -> str:
+        """The name of the variant that values of the axes describe."""
+        return variant(axes, self.base_config, named_values(self.labels, self.axes), self.wiring)
 
     @property
     def adapts(self) -> bool:
@@ -695,6 +726,7 @@ class GridSpec:
             "labels": dict(self.labels),
             "factors": dict(self.factors),
             "compare": dict(self.compare),
+            **({"variants": list(self.variants)} if self.variants else {}),
             "init_from": parent and {"grid": parent.spec.tree(), "match": list(parent.match)},
             **adapts,
         }
@@ -774,6 +806,7 @@ def _spec(path: Path, tree: Any, text: str, files: tuple[Path, ...], source: str
         check_search(file.search, file.refine, axes, linked, base_config, file.pruner)
         check_config_numbers(base_config, axes)
         check_grid(base_config, {**axes, **bounds})
+        variants = check_variants(file.variants or [], axes)
         return GridSpec(
             source=source,
             name=file.name,
@@ -787,9 +820,10 @@ def _spec(path: Path, tree: Any, text: str, files: tuple[Path, ...], source: str
             pruner=file.pruner,
             checkpoints=file.checkpoints or "all",
             published=tuple(listed or ()),
-            labels=check_labels(file.labels or {}, axes),
+            labels=check_labels(file.labels or {}, axes, variants),
             factors=check_factors(file.factors or {}, axes),
             compare=check_compare(tree.get("compare") or {}, axes),
+            variants=variants,
             init_from=parent,
             linked=linked,
             base_source=base_source,

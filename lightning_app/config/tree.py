@@ -74,19 +74,22 @@ def variant(
     axes: Mapping[str, Any],
     config: Mapping[str, Any],
     labels: Labels | None = None,
+    wiring: tuple[str, ...] = (BLOCK,),
 ) -> str:
-    """The values of the block's axes joined by "+": the preset as it is, others as `key=value`.
+    """The values of the axes of the wiring joined by "+": the preset as it is, others as
+    `key=value`.
 
-    A value in `labels` uses its name there; an empty name is omitted. If nothing remains, it is the
-    preset of `config`.
+    These axes begin with one of `wiring`: those of the block, and those that a grid file lists in
+    `variants`. A value in `labels` uses its name there; an empty name is omitted. If nothing
+    remains, it is the preset of `config`.
     """
     known = labels or {}
     parts = [label(axes[PRESET])] if PRESET in axes else []
     for key in axes:
-        if key in known and key.startswith(BLOCK):
+        if key in known and key.startswith(wiring):
             name = known[key][key_of(axes[key])]
             parts = [name] if key == PRESET else [*parts, name]
-        elif key.startswith(BLOCK) and key != PRESET:
+        elif key.startswith(wiring) and key != PRESET:
             parts.append(f"{key.removeprefix(BLOCK)}={label(axes[key])}")
     return "+".join(filter(None, parts)) or label(lookup(config, PRESET) or "base")
 

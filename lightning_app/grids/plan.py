@@ -27,7 +27,6 @@ from lightning_app.config.tree import (
     keys_of,
     label,
     lookup,
-    named_values,
     replaced,
     variant,
 )
@@ -702,8 +701,7 @@ class Grid:
 
     def variant(self, cell: Cell | Waiting) -> str:
         """The variant of a cell: the block described by its axes."""
-        labels = named_values(self.spec.labels, self.spec.axes)
-        return variant(cell.axes, self.spec.base_config, labels)
+        return self.spec.variant(cell.axes)
 
     def is_saved(self) -> bool:
         """Whether `grid.yaml` has the content that `save` would write, and `plan.json` seals it."""

@@ -22,7 +22,6 @@ from lightning_app.config.tree import (
     lookup,
     same,
     value_name,
-    variant,
 )
 from lightning_app.core.errors import UserError, nearest
 from lightning_app.plugins import CALLBACKS
@@ -242,7 +241,7 @@ def check_baseline(spec: GridSpec, cells: Sequence[Cell | Waiting]) -> None:
     baseline = spec.sensitivity.get("baseline")
     if baseline is None or PRESET in spec.axes:
         return
-    known = list(dict.fromkeys(variant(cell.axes, spec.base_config) for cell in cells))
+    known = list(dict.fromkeys(spec.variant(cell.axes) for cell in cells))
     if baseline not in known:
         raise UserError(
             f"{spec.source}: sensitivity.baseline: no variant '{baseline}' "

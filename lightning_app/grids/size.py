@@ -114,11 +114,12 @@ def shapes_of(
 ) -> list[CostGroup]:
     """The cells of a plan in groups of equal cost; those in `found` count as done."""
     shapes: dict[str, CostGroup] = {}
+    wiring = grid.spec.wiring
     for cell, config in zip(grid.cells, configs, strict=True):
         model, data = config["model"], {**config["data"], "seed": None, "init_from": None}
         kind = model["optimizer"]["kind"]
         parts = [model["block"], model["architecture"], model["objective"], kind]
-        others = [each for each in cell.axes if each not in _FREE and "model.block." not in each]
+        others = [each for each in cell.axes if each not in _FREE and not each.startswith(wiring)]
         label = " ".join([grid.variant(cell), *(f"{each}={cell.axes[each]}" for each in others)])
         key = json.dumps([label, *parts, data, config["trainer"]], sort_keys=True)
         shape = shapes.setdefault(key, CostGroup(label=label, config=config))

@@ -209,6 +209,7 @@ class GridResults:
     holds the figures of papers to compare with, as the grid file has them. `parts` are the grids
     that this one joins (`analysis.together`). `strangers` names the cells whose state is
     `other_data`, by their digest.
+    `wiring` is what the names of the axes begin with whose values are variants.
     `without_parent` names the cells that are not planned yet, since the runs of another grid that
     they start from are not finished. `linked` has the axes whose values follow from another axis,
     with that one. `asked` says that the metric was asked for, so that no score of a task takes its
@@ -234,6 +235,7 @@ class GridResults:
     factors: Mapping[str, str] = field(default_factory=dict)
     compare: Mapping[str, Any] = field(default_factory=dict)
     labels: Labels = field(default_factory=dict)
+    wiring: tuple[str, ...] = (BLOCK,)
     without_parent: tuple[str, ...] = ()
     linked: Mapping[str, str] = field(default_factory=dict)
     asked: bool = False
@@ -435,6 +437,7 @@ def together(grids: Sequence[GridResults]) -> GridResults:
         baseline=" or ".join(baselines) or None,
         cells=tuple(cell for part in parts for cell in part.cells),
         parts=parts,
+        wiring=tuple(dict.fromkeys(axis for part in parts for axis in part.wiring)),
         strangers=_joined(part.strangers for part in parts),
         without_parent=tuple(name for part in parts for name in part.without_parent),
     )
@@ -579,6 +582,7 @@ def read_results(folder: Path, file: Mapping[str, Any] | None = None) -> GridRes
         factors={name: axis for name, axis in factors.items() if axis in plan.axes},
         compare={axis: base for axis, base in compare.items() if axis in plan.axes},
         labels=_labels(grid, plan.axes),
+        wiring=_wiring(grid),
         without_parent=tuple(cell.name for cell in plan.waiting),
         linked=_linked(grid),
     )
@@ -681,7 +685,7 @@ def _cell(
     planned: Mapping[str, list[Any]],
 ) -> CellResult:
     axes, folder = cell.axes, run.folder
-    labels = _labels(grid, planned)
+    labels, wiring = _labels(grid, planned), _wiring(grid)
 
     def value(key: str, kind: Callable[[Any], float]) -> Any:
         found = axes[key] if key in axes else lookup(config, key)
@@ -695,25 +699,26 @@ def _cell(
     followed = [
         key
         for key, other in _linked(grid).items()
-        if key not in (*counts, *BUDGET) or not (other in SCORED or other.startswith(BLOCK))
+        if key not in (*counts, *BUDGET) or not (other in SCORED or other.startswith(wiring))
     ]
     others = [
         key
         for key in axes
         if key not in (*SCORED, *followed)
-        and not key.startswith(BLOCK)
+        and not key.startswith(wiring)
         and len(planned.get(key, ())) != 1  # an axis of one value distinguishes nothing
     ]
     baseline = (grid.get("sensitivity") or {}).get("baseline")
     if baseline is not None and PRESET in axes:
-        baseline = variant({**axes, PRESET: baseline}, config, labels)
+        firsts = {axis: planned[axis][0] for axis in wiring if axis in axes}
+        baseline = variant({**axes, PRESET: baseline, **firsts}, config, labels, wiring)
     corpus = axes.get(CORPUS) or lookup(config, CORPUS)
     return CellResult(
         id=cell.id,
         name=cell.name,
         run=run,
         axes=axes,
-        variant=variant(axes, config, labels),
+        variant=variant(axes, config, labels, wiring),
         baseline=baseline,
         group=group_name(axes, others, labels),
         warmup=value(WARMUP, int),
@@ -763,6 +768,10 @@ def _linked(grid: Mapping[str, Any]) -> dict[str, str]:
     axes = grid.get("axes")
     items = axes.items() if isinstance(axes, Mapping) else ()
     return {axis: str(next(iter(of))) for axis, of in items if isinstance(of, Mapping) and of}
+
+
+def _wiring(grid: Mapping[str, Any]) -> tuple[str, ...]:
+    return (BLOCK, *(grid.get("variants") or ()))
 
 
 def _labels(grid: Mapping[str, Any], axes: Mapping[str, list[Any]]) -> Labels:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from lightning_app.config.tree import BLOCK, label, value_name
+from lightning_app.config.tree import label, value_name
 from lightning_app.report.comparisons import (
     MEASURES,
     TIMES,
@@ -479,7 +479,7 @@ def published_table(grid: GridResults) -> ReportTable:
 
 def cell_table(grid: GridResults, results: "pd.DataFrame", out: Path) -> ReportTable:
     """Every finished cell, with links from a page in the folder `out`."""
-    axes = [key for key in grid.axes if key in results and not key.startswith(BLOCK)]
+    axes = [key for key in grid.axes if key in results and not key.startswith(grid.wiring)]
     keys = ["variant", "warmup", "lr", "seed", *axes, "outcome"]
     keys += [key for key in results if "/" in key]
     if any(cell.state == "diverged" for cell in grid.finished):

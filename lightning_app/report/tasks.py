@@ -24,7 +24,7 @@ from statistics import median
 from typing import Any, Literal, NamedTuple
 
 from lightning_app.config.rulers import EVALUATION
-from lightning_app.config.tree import BLOCK, CORPUS, SEED, WARMUP, key_of, lookup, value_name
+from lightning_app.config.tree import CORPUS, SEED, WARMUP, key_of, lookup, value_name
 from lightning_app.report.bibliography import bibliography
 from lightning_app.report.pairs import StallTable, stratified_p
 from lightning_app.report.results import CellResult, GridResults, unlike
@@ -258,7 +258,7 @@ def failure_tests(grid: GridResults) -> list[FailureTest]:
         if not part.scored or part.pruner is not None:
             continue
         axes = {WARMUP: 0} if part.varies(WARMUP) and 0 in part.warmups else {}
-        others = (axis for axis in part.compare if not axis.startswith(BLOCK))
+        others = (axis for axis in part.compare if not axis.startswith(part.wiring))
         axes |= {axis: part.compare[axis] for axis in others if axis not in EVALUATION}
         tests += [row for axis, base in axes.items() for row in _tests(part, axis, base)]
     # A test whose p value is withheld stays in the family, as if it were 1.
@@ -415,7 +415,7 @@ def _setting(grid: GridResults, cell: CellResult) -> Setting:
 
 def _setting_axes(grid: GridResults) -> list[str]:
     others = (CORPUS, SEED)
-    return [axis for axis in grid.axes if axis not in others and not axis.startswith(BLOCK)]
+    return [axis for axis in grid.axes if axis not in others and not axis.startswith(grid.wiring)]
 
 
 def _fixed(grid: GridResults, cells: Sequence[CellResult]) -> Setting:

@@ -158,6 +158,17 @@ def test_labels_and_factors_are_kept(tmp_path: Path) -> None:
         ),
         ({"labels": {"model.block.norm": ["a"]}}, "expected 2 different texts"),
         ({"labels": {"model.block.norm": ["a", "a"]}}, "expected 2 different texts"),
+        ({"variants": ["model.block.norm"]}, "variants: model.block.norm: … are variants anyway"),
+        ({"variants": ["model.optimizer.knid"]}, "variants: … did you mean 'model.optimizer.kind'"),
+        ({"variants": ["seed_everything"]}, "variants: seed_everything: expected an axis"),
+        ({"variants": ["model.optimizer.kind"] * 2}, "variants: … given twice"),
+        (
+            {
+                "labels": {"model.block.qk_norm": ["", "x"], "model.optimizer.kind": ["", "x"]},
+                "variants": ["model.optimizer.kind"],
+            },
+            "'pre_ln+norm=layer_norm+x' would name 2 variants",
+        ),
         ({"factors": {"norm": "model.block.nrom"}}, "factors: norm: … 'model.block.nrom'"),
         ({"factors": {"rate": "model.optimizer.lr"}}, "has measures of"),
         ({"factors": {"seed": "seed_everything"}}, "has measures of"),
@@ -169,6 +180,18 @@ def test_a_mistake_in_labels_or_factors_is_one_line(tmp_path: Path, given: dict,
         read_spec(write(tmp_path, axes=TWO, sensitivity={}, exclude=[], **given))
     assert told(said).search(str(error.value))
     assert "\n" not in str(error.value)
+
+
+def test_an_axis_outside_the_block_names_variants_where_the_grid_says_so(tmp_path: Path) -> None:
+    own = {"variants": ["model.optimizer.kind"], "labels": {"model.optimizer.kind": ["", "SGD"]}}
+    axes = {name: TWO[name] for name in ("model.optimizer.kind", "seed_everything")}
+    baseline = {"sensitivity": {"baseline": "SGD"}}  # without an axis of presets, a variant
+    spec = read_spec(write(tmp_path, axes=axes, exclude=[], **own, **baseline))
+    names = [spec.variant({"model.optimizer.kind": kind}) for kind in ("adam", "sgd")]
+    assert names == ["pre_ln", "SGD"]
+    copy = tmp_path / "copy.yaml"
+    copy.write_text(yaml.safe_dump(spec.tree()))
+    assert read_spec(copy).variants == ("model.optimizer.kind",)
 
 
 def test_a_factor_has_two_values(tmp_path: Path) -> None:

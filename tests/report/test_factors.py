@@ -143,6 +143,29 @@ def test_labels_that_no_longer_fit_are_left_out(make_grid: Any) -> None:
     assert read_results(grid.folder).variants[0] == "pre_ln+residual_attention=none+norm=layer_norm"
 
 
+def test_an_axis_of_variants_has_an_interaction_with_its_first_value(make_grid: Any) -> None:
+    """A class of one's own is compared with the package's, and its need is its own."""
+    path = "model.class_path"
+    axes = {PRESET: ["pre_ln", "post_ln"], path: [None, "mine.Model"], WARMUP: [0, 60]}
+    axes[SEED] = [1, 2, 3]
+
+    def loss(of: Mapping[str, Any]) -> float:
+        need = 0.1 + 0.4 * (of[PRESET] == "post_ln") + 0.2 * (of[path] is not None)
+        return 3.0 + 0.001 * of[SEED] + (0.0 if of[WARMUP] else need)
+
+    grid = make_grid(loss, axes, curves=False)
+    add(grid.folder, variants=[path], labels={path: ["", "mine"]}, exclude=[])
+    found = read_results(grid.folder)
+    assert {cell.group for cell in found.cells} == {"all"}
+    assert found.variants == ("pre_ln", "pre_ln+mine", "post_ln", "post_ln+mine")
+    rows = {r.variant: r for r in sensitivity_scores(found) if r.score == "interaction"}
+    assert {name: round(row.estimate, 9) for name, row in rows.items() if row.values} == {
+        "pre_ln+mine": 0.2,
+        "post_ln": 0.4,
+        "post_ln+mine": 0.6,
+    }
+
+
 def test_labels_name_groups_and_the_rest_of_a_factorial(make_grid: Any) -> None:
     """An axis outside the block makes groups; those of a factor are contrasted."""
     kind, coupling = "model.optimizer.kind", "model.schedule.coupling"
