@@ -14,7 +14,7 @@ from lightning_app.blocks.attention import Attention, AttentionSpec, Carry
 from lightning_app.blocks.feed_forward import Activation, FeedForward
 from lightning_app.blocks.masks import Mask
 from lightning_app.blocks.memory import LayerCache
-from lightning_app.blocks.norm import Norm
+from lightning_app.blocks.norm import BOUNDS, Norm
 from lightning_app.blocks.placed import Placed
 from lightning_app.blocks.residual import SUM, Residual, ResidualSpec
 from lightning_app.blocks.streams import Stream, StreamRule, select_tokens
@@ -29,6 +29,7 @@ class InitSpec:
 
     ``uniform``: U(+-gain sqrt(6 / (fan_in + fan_out))); ``normal``: the same variance. Queries,
     keys and values have 1/sqrt(2), as one fused matrix of the three would, as in fairseq.
+    `ff_outer` is the gain of the second matrix of the feed-forward; None means that of `ff`.
     """
 
     distribution: Literal["uniform", "normal"] = "uniform"
@@ -36,13 +37,18 @@ class InitSpec:
     value: float = 2**-0.5
     output: float = 1.0
     ff: float = 1.0
+    ff_outer: float | None = None
 
     def __post_init__(self) -> None:
-        for name in ("query_key", "value", "output", "ff"):
-            if not 0.0 <= getattr(self, name) < math.inf:
-                raise ValueError(
-                    f"init {name} {getattr(self, name)}: must be a number of at least 0"
-                )
+        for name in ("query_key", "value", "output", "ff", "ff_outer"):
+            gain = getattr(self, name)
+            if gain is not None and not 0.0 <= gain < math.inf:
+                raise ValueError(f"init {name} {gain}: must be a number of at least 0")
+
+    @property
+    def outer(self) -> float:
+        """The gain of the second matrix of the feed-forward."""
+        return self.ff if self.ff_outer is None else self.ff_outer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,6 +98,7 @@ class BlockSpec:
                     "only self-attention"
                 )
         self._check_rules()
+        self._check_zeros()
         if self.layout == "parallel":
             self._check_parallel()
         if self.share_branch_gain:
@@ -136,6 +143,33 @@ class BlockSpec:
                 f"residual_rule {rule} with preset b2t: a rule joins a skip with one branch, and "
                 "its last sum has two skips; use residual_rule sum"
             )
+
+    def _check_zeros(self) -> None:
+        """Refuse branches that start at zero where they then have no use or no gradient."""
+        branches = [self.around_self, self.around_cross] if self.init.output == 0.0 else []
+        branches += [self.around_ff] if self.init.outer == 0.0 else []
+        if self.init.output == 0.0 and self.self_attention.output != "full":
+            raise ValueError(
+                f"zero_output with output_projection {self.self_attention.output}: only a full "
+                "matrix can start at zero; use output_projection full"
+            )
+        for around in branches:
+            shares_skip = self.layout == "parallel" and around is not self.around_cross
+            if around.norm_branch not in {"none", *BOUNDS}:
+                raise ValueError(
+                    f"zero_output with a norm of the branch, {around.norm_branch}: the norm of a "
+                    "zero vector has a slope of 1 / sqrt(eps); use norm_placement pre or post"
+                )
+            if (self.around_ff if shares_skip else around).skip.absent:
+                raise ValueError(
+                    "zero_output without a skip (attention_skip or ff_skip 0): the stream would be "
+                    "zero; give the branch a skip"
+                )
+            if around.branch.value == 0.0:
+                raise ValueError(
+                    "zero_output with a gain of the branch that is or starts at 0: a product of "
+                    "two zeros has no gradient; set only one of the two to 0"
+                )
 
     def _check_shared_gain(self) -> None:
         branches = {self.around_self.branch, self.around_cross.branch, self.around_ff.branch}

@@ -13,7 +13,7 @@ from lightning_app.blocks.attention import (
     ShapingSpec,
     ValueCarry,
 )
-from lightning_app.blocks.block import BlockSpec, Layout
+from lightning_app.blocks.block import BlockSpec, InitSpec, Layout
 from lightning_app.blocks.memory import MemorySpec
 from lightning_app.blocks.norm import NORM_KINDS, Norm
 from lightning_app.blocks.presets import ABSENT, PRESETS
@@ -110,6 +110,9 @@ class BlockConfig:
     """Blocks of queries that see themselves and the tokens before them, in self-attention."""
     adaptive_span: AdaptiveSpan | None = None
     """A learned span per head of self-attention."""
+    zero_output: bool | None = None
+    """Start the output projections of attention and the second feed-forward matrices at zero, so
+    that every branch is zero at first; false: with their usual gains."""
     share_branch_gain: bool | None = None
     """One learned gain for all branches of a layer instead of one per branch."""
     share: Share | None = None
@@ -248,7 +251,15 @@ class BlockConfig:
             ff_norm=self._kind(block.ff_norm),
             layout=layout,
             share_branch_gain=share,
+            init=self._init(block.init),
         )
+
+    def _init(self, init: InitSpec) -> InitSpec:
+        if self.zero_output is None:
+            return init
+        if self.zero_output:
+            return replace(init, output=0.0, ff_outer=0.0)
+        return replace(init, output=init.output or 1.0, ff_outer=init.ff_outer or None)
 
     def _residual(self, residual: ResidualSpec, skip: Gain | None, branch: Gain | None):
         if self.norm_placement is not None:

@@ -144,6 +144,11 @@ class StackSpec:
             raise ValueError(
                 f"stream {kind} with layout parallel: a stream rule takes one branch at a time"
             )
+        if kind == "attention" and 0.0 in (block.init.output, block.init.outer):
+            raise ValueError(
+                "zero_output with stream attention: its keys are norms of the branches, and the "
+                "norm of a zero vector has a slope of 1 / sqrt(eps); use another stream"
+            )
         if block.bottom_to_top and kind != DUAL:
             raise ValueError(f"stream {kind} with preset b2t: two skips would join one stream")
         for around in (block.around_self, block.around_cross, block.around_ff):

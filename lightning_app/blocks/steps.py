@@ -190,7 +190,7 @@ def growth(block: BlockSpec, part: Literal["around_self", "around_ff"]) -> float
         gains = block.init.value if attention.value == "full" else 1.0
         gains *= block.init.output if attention.output == "full" else 1.0
     else:
-        gains = block.init.ff**2
+        gains = block.init.ff * block.init.outer
     return (residual.branch.value * gains / kept) ** 2 + amplified
 
 

@@ -416,7 +416,7 @@ _BLOCK = (
 )
 _RESIDUAL = ("norm_input", "input_scale", "norm_branch", "norm_sum", "skip", "branch", "rule")
 _GAIN = ("value", "learned", "vector", "profiled")
-_INIT = {"query_key": "q, k", "value": "V", "output": "P", "ff": "FF"}
+_INIT = {"query_key": "q, k", "value": "V", "output": "P", "ff": "FF", "ff_outer": "W_2"}
 # The fields that have a place in the drawing; other fields are listed by name.
 
 
@@ -608,8 +608,8 @@ def _starts(inits: Sequence[InitSpec], layers: range) -> list[str]:
     usual, first = InitSpec(), inits[0]
     factors: dict[str, list[str]] = {}
     for name, matrix in _INIT.items():
-        values = [getattr(init, name) for init in inits]
-        if any(value != getattr(usual, name) for value in values):
+        values = [init.outer if name == "ff_outer" else getattr(init, name) for init in inits]
+        if any(getattr(init, name) != getattr(usual, name) for init in inits):
             factors.setdefault(number(values, layers), []).append(matrix)
     shown = [f"gain {gain} of {', '.join(names)}" for gain, names in factors.items()]
     shown += changed_fields(inits, layers, handled=("distribution", *_INIT))

@@ -56,6 +56,7 @@ def initialize(model: nn.Module) -> None:
     matrices of a block                   Xavier uniform or normal with the gains of its
                                           `InitSpec`: 1/sqrt(2) for query, key and value unless
                                           the preset says otherwise
+    output and second feed-forward matrix zero with ``zero_output``
     query of shaped attention with C      zero, so that A = C at the start (He & Hofmann 2023)
     ``orthogonal`` value and output       a random orthogonal matrix
     W_0 of ``orthogonal_plus``            the same, a buffer; tied: the output's is the
@@ -128,14 +129,17 @@ def initialize_block(block: Block, init: InitSpec) -> None:
         if attention.spec.query_init == "zeros":
             nn.init.zeros_(attention.query.weight)
         orthogonalize(attention)
-    for part in (block.feed_forward.inner, block.feed_forward.gate, block.feed_forward.outer):
+    for part in (block.feed_forward.inner, block.feed_forward.gate):
         xavier(part, init.ff)
+    xavier(block.feed_forward.outer, init.outer)
 
 
 def _xavier(distribution: str, part: nn.Module | None, gain: float) -> None:
     if not isinstance(part, nn.Linear):
         return
-    if distribution == "normal":
+    if gain == 0.0:  # without a draw, so that the other matrices start as without zeros
+        nn.init.zeros_(part.weight)
+    elif distribution == "normal":
         nn.init.xavier_normal_(part.weight, gain=gain)
     elif gain != 1.0:  # at gain 1 the general rule has already drawn it
         nn.init.xavier_uniform_(part.weight, gain=gain)

@@ -82,6 +82,7 @@ AXES: dict[str, dict[str, Any]] = {
         "to 5": AdaptiveSpan(longest=5, ramp=2.0, start=0.3),
         "dynamic": AdaptiveSpan(longest=5, ramp=2.0, dynamic_bias=-1.0),
     },
+    "zero_output": FLAG,
     "share_branch_gain": FLAG,
     "share": {name: name for name in ("none", "all")},
     "step_signal": {name: name for name in ("none", "sinusoidal", "learned")},
@@ -167,6 +168,11 @@ REFUSED: dict[tuple[str, str], set[str]] = {
     # They bound entries: no unit length of queries, no variance to divide.
     **{
         ("norm", kind): {"qk_norm", "hybrid_norm", "layer_norm_scaling"} for kind in ("dyt", "derf")
+    },
+    # A norm or a second zero of the branch; outputs that are no matrix; norms of branches as keys.
+    ("zero_output", "yes"): {
+        *("peri_ln", "sandwich_ln", "normformer", "rezero", "skipinit", "v_skipinit"),
+        *(*SIMPLIFIED, "attention_residuals"),
     },
     # Values that are the input itself.
     ("value_projection", "identity"): {"resformer"},

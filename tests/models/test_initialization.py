@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator
 from typing import Any, Literal
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -18,8 +19,9 @@ from lightning_app.blocks.attention import (
 from lightning_app.blocks.config import BlockConfig
 from lightning_app.blocks.presets import PRESETS
 from lightning_app.blocks.residual import Gain, LearnedGain
-from lightning_app.models.heads import ArchitectureConfig, build_model
+from lightning_app.models.heads import ArchitectureConfig, EncoderDecoder, build_model
 from lightning_app.models.initialization import initialize
+from tests import reference
 
 pytestmark = pytest.mark.unchecked_shapes  # every other test builds models, too
 DIM, FF, HEADS, VOCABULARY, PAD = 64, 96, 4, 997, 3
@@ -151,6 +153,48 @@ def test_geglu_starts_its_third_matrix_like_the_others() -> None:
             for part in ("inner", "gate", "outer"):
                 weight = model.get_parameter(f"encoder.blocks.{n}.feed_forward.{part}.weight")
                 assert_uniform(weight, gain)
+
+
+ZEROED = ["pre_ln", "parallel", "hyper_connections", "gated_attention", "resformer", "realformer"]
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("preset", ZEROED)
+def test_zero_outputs_leave_the_embedding_and_move_first(preset: str) -> None:
+    """Logits are those of normed embeddings, and nothing before a zero matrix has a gradient."""
+    torch.manual_seed(0)
+    model = build("encoder_decoder", preset, {"dropout": 0.0}, zero_output=True)
+    assert isinstance(model, EncoderDecoder)
+    source, target = torch.tensor([[5, 6, 7, 8]]), torch.tensor([[9, 4, 6]])
+    logits = model(source, target)
+    embedding = model.embedding.tokens.weight.detach().numpy()
+    x = embedding[target[0].numpy()] * math.sqrt(DIM) + reference.sinusoids(3, DIM)
+    # Each sum of a Post-LN stack has a norm, and a Pre-LN one only its end.
+    for _ in range(3 * DECODER if preset == "realformer" else 1):
+        x = reference.layer_norm(x, np.ones(DIM), np.zeros(DIM))
+    expected = torch.from_numpy(x @ embedding.T)
+    # The final norm cancels the number of equal streams but for its epsilon.
+    close = 2e-4 if preset == "hyper_connections" else 1e-12
+    torch.testing.assert_close(logits[0], expected, rtol=0.0, atol=close)
+    torch.nn.functional.cross_entropy(logits[0], torch.tensor([4, 6, 2])).backward()
+    for name, parameter in model.named_parameters():
+        _, _, inside = name.partition(".blocks.")
+        if not inside or "around" in inside or "norm" in inside or parameter.grad is None:
+            continue
+        last = ".output." in name or ".outer." in name
+        moves = last and "encoder" not in name.partition(".")[0]
+        assert bool(parameter.grad.count_nonzero()) == moves, name
+
+
+def test_zero_outputs_leave_the_other_starts_alone() -> None:
+    models = []
+    for axes in ({}, {"zero_output": True}, {"zero_output": False}):
+        torch.manual_seed(0)
+        models.append(build("encoder_decoder", "pre_ln", **axes).state_dict())
+    for name, value in models[0].items():
+        zero = name.endswith((".output.weight", "feed_forward.outer.weight"))
+        assert torch.equal(models[1][name], torch.zeros_like(value) if zero else value), name
+        assert torch.equal(models[2][name], value), name
 
 
 @every_kind
