@@ -29,6 +29,7 @@ class Sizes:
     encoder_depth: int
     decoder_depth: int
     num_heads: int
+    kv_heads: int | None = None
     activation: str = "relu"
     slope: float = 0.01
     positions: str = "sinusoidal"
@@ -311,11 +312,28 @@ class Layer:
             inner = self.norm("feed_forward.norm_inner", inner)
         return self.linear("feed_forward.outer", inner)
 
+    @property
+    def heads(self) -> int:
+        return self.stack.sizes.num_heads
+
+    @property
+    def kv_heads(self) -> int:
+        return self.stack.sizes.kv_heads or self.heads
+
+    def of_each_query_head(self, x: Array) -> Array:
+        """The keys or values of head h of the queries are those of head ``h kv_heads // heads``.
+
+        Ainslie et al. 2023 (2305.13245), section 2.2: neighbours form a group.
+        """
+        dim = x.shape[-1] // self.kv_heads
+        groups = [h * self.kv_heads // self.heads for h in range(self.heads)]
+        return np.concatenate([x[..., g * dim : (g + 1) * dim] for g in groups], axis=-1)
+
     def norm_heads(self, name: str, part: str, x: Array) -> Array:
         """N over the entries of each head, with one gain for all heads, where the preset does."""
         if part not in self.stack.reference.norm_heads:
             return x
-        heads = x.reshape(*x.shape[:2], self.stack.sizes.num_heads, -1)
+        heads = x.reshape(*x.shape[:2], self.kv_heads if part != "query" else self.heads, -1)
         return self.norm(f"{name}.{part}_norm", heads).reshape(x.shape)
 
     def scores(self, name: str, x: Array, memory: Array) -> Array:
@@ -328,7 +346,8 @@ class Layer:
         query = self.norm_heads(name, "query", self.linear(f"{name}.query", x))
         key = self.norm_heads(name, "key", self.linear(f"{name}.key", memory))
         if self.stack.sizes.positions == "rope" and name == "self_attention":
-            query, key = rotate(query, heads), rotate(key, heads)
+            query, key = rotate(query, heads), rotate(key, self.kv_heads)
+        key = self.of_each_query_head(key)
         if carry == "paper":
             carry = "mean" if self.stack.sizes.decoder_depth else "sum"
         divisor = self.stack.reference.temperature * (self.number if carry == "mean" else 1)
@@ -451,6 +470,7 @@ class Layer:
         values = self.project(value, "self_attention.value", x, reference.value_gains)
         values = self.norm_heads("self_attention", "value", values)
         values = self.with_first(values)
+        values = self.of_each_query_head(values)
         mixed = self.scaled("self_attention", mix(attention, values))
         mixed = self.gated("self_attention", mixed, x)
         return self.project(output, "self_attention.output", mixed, reference.output_gains)
@@ -476,6 +496,7 @@ class Layer:
         scores = self.scores("cross_attention", x, self.stack.memory)
         values = self.linear("cross_attention.value", self.stack.memory)
         values = self.norm_heads("cross_attention", "value", values)
+        values = self.of_each_query_head(values)
         mixed = mix(softmax_map(scores, self.stack.memory_allowed), values)
         mixed = self.gated("cross_attention", self.scaled("cross_attention", mixed), x)
         return self.linear("cross_attention.output", mixed)

@@ -67,6 +67,7 @@ def reference_sizes(config: ArchitectureConfig) -> reference.Sizes:
         encoder_depth=alone,
         decoder_depth=config.decoder_depth if config.kind == "encoder_decoder" else 0,
         num_heads=config.num_heads,
+        kv_heads=config.kv_heads,
         activation=config.activation,
         slope=config.activation_slope,
         positions=config.positions,

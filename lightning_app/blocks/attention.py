@@ -97,9 +97,9 @@ VALUE_CARRIES: Registry[Callable[[int, int], nn.Module | None]] = Registry(
 """How layers above the first combine their values with those of the first, by name;
 `VALUE_CARRIES.register` is the decorator that adds a class.
 
-A class is called with the width of the stream and the number of heads. Its module is called with
-the values of the layer and those of the first layer, both (batch, head, token, dim), and returns
-values.
+A class is called with the width of the stream and the number of heads of values. Its module is
+called with the values of the layer and those of the first layer, both (batch, head, token, dim),
+and returns values.
 """
 
 
@@ -316,6 +316,14 @@ def split_heads(
     return x.unflatten(-1, (num_heads, -1)).transpose(1, 2)
 
 
+def spread_heads(
+    x: Float[Tensor, "batch group token dim"], num_heads: int
+) -> Float[Tensor, "batch head token dim"]:
+    """Return `x` with a head per query head: neighbours share the keys and values of one group."""
+    groups = x.shape[1]
+    return x if groups == num_heads else x.repeat_interleave(num_heads // groups, dim=1)
+
+
 @final
 class AnchoredProjection(nn.Module):
     """``u (a W_0 + b dW)``: W_0 is fixed, dW starts at zero and is trained, a and b are gains.
@@ -337,11 +345,16 @@ class AnchoredProjection(nn.Module):
         return self.kept(kept) + self.departure(self.change(u))
 
 
-def build_projection(kind: Projection, gains: ProjectionGains, dim: int) -> nn.Module:
-    """Return the value or output projection of type `kind`, ``dim -> dim``."""
+def build_projection(
+    kind: Projection, gains: ProjectionGains, dim: int, outer: int | None = None
+) -> nn.Module:
+    """Return the value or output projection of type `kind`, ``dim -> dim``.
+
+    `outer` is another width of the result, for ``full``.
+    """
     match kind:
         case "full" | "orthogonal":
-            return Linear(dim, dim)
+            return Linear(dim, outer or dim)
         case "identity":
             return nn.Identity()
         case "identity_plus" | "orthogonal_plus":
@@ -401,17 +414,28 @@ class Attention(nn.Module):
     ``concat_h(A'_h V_h) W_P`` with ``A' = A`` or the shaped map. Noise (in training
     only), the norm over each head, and the transformation by positions are applied to queries and
     keys in this order. The caller computes queries, keys and values before the call, so that cached
-    decoding can append to keys and values.
+    decoding can append to keys and values. With fewer `kv_heads` than `num_heads`, a head of keys
+    and values serves several neighbouring heads of queries (Ainslie et al. 2023, 2305.13245).
     """
 
-    def __init__(self, spec: AttentionSpec, model_dim: int, num_heads: int, dropout: float) -> None:
+    def __init__(
+        self,
+        spec: AttentionSpec,
+        model_dim: int,
+        num_heads: int,
+        dropout: float,
+        kv_heads: int | None = None,
+    ) -> None:
         super().__init__()
         self.spec = spec
         self.num_heads = num_heads
+        self.kv_heads = kv_heads or num_heads
+        assert spec.value == "full" or self.kv_heads == num_heads
         self.dropout = dropout
+        outer = model_dim // num_heads * self.kv_heads
         self.query = Linear(model_dim, model_dim)
-        self.key = Linear(model_dim, model_dim)
-        self.value = build_projection(spec.value, spec.value_gains, model_dim)
+        self.key = Linear(model_dim, outer)
+        self.value = build_projection(spec.value, spec.value_gains, model_dim, outer)
         self.output = build_projection(spec.output, spec.output_gains, model_dim)
         self.query_norm = build_norm(spec.qk_norm, model_dim // num_heads)
         self.key_norm = build_norm(spec.qk_norm, model_dim // num_heads)
@@ -420,7 +444,7 @@ class Attention(nn.Module):
         self.head_gain = HeadGain(num_heads) if spec.head_gain else None
         gate, carry = OUTPUT_GATES[spec.output_gate], VALUE_CARRIES[spec.value_carry]
         self.output_gate = built_aside(lambda: gate(model_dim, num_heads))
-        self.value_carry = built_aside(lambda: carry(model_dim, num_heads))
+        self.value_carry = built_aside(lambda: carry(model_dim, self.kv_heads))
         self.span: SoftMask | None = None
         if spec.adaptive_span is not None:
             self.span = build_soft_mask(spec.adaptive_span, model_dim, num_heads)
@@ -444,7 +468,7 @@ class Attention(nn.Module):
             return x
         # Drawn in the order (batch, token, model).
         noise = nn.init.trunc_normal_(torch.empty_like(x.transpose(1, 2).flatten(2)), a=-2.0, b=2.0)
-        return x + self.spec.query_key_noise * split_heads(noise, self.num_heads)
+        return x + self.spec.query_key_noise * split_heads(noise, x.shape[1])
 
     def queries(
         self, u: Float[Tensor, "batch query model"], placed: Placed | None
@@ -458,11 +482,15 @@ class Attention(nn.Module):
         self, u: Float[Tensor, "batch token model"], placed: Placed | None
     ) -> tuple[
         Float[Tensor, "batch head token feature"],
-        Float[Tensor, "batch head token feature"],
-        Float[Tensor, "batch head token dim"],
+        Float[Tensor, "batch group token feature"],
+        Float[Tensor, "batch group token dim"],
     ]:
         """Return queries, keys and values of one text, in one product if all are full."""
-        query, key, value = project(u, self.num_heads, self.query, self.key, self.value)
+        if self.kv_heads == self.num_heads:
+            query, key, value = project(u, self.num_heads, self.query, self.key, self.value)
+        else:
+            query = split_heads(self.query(u), self.num_heads)
+            key, value = project(u, self.kv_heads, self.key, self.value)
         query = self.query_norm(self._disturbed(query))
         key = self.key_norm(self._disturbed(key))
         if placed is not None:
@@ -471,9 +499,9 @@ class Attention(nn.Module):
 
     def keys_values(
         self, memory: Float[Tensor, "batch key model"], placed: Placed | None
-    ) -> tuple[Float[Tensor, "batch head key feature"], Float[Tensor, "batch head key dim"]]:
+    ) -> tuple[Float[Tensor, "batch group key feature"], Float[Tensor, "batch group key dim"]]:
         """Return the keys for the scores and the values of `memory`, split into heads."""
-        key, value = project(memory, self.num_heads, self.key, self.value)
+        key, value = project(memory, self.kv_heads, self.key, self.value)
         key = self.key_norm(self._disturbed(key))
         key = key if placed is None else placed.keys(key)
         return key, self.value_norm(value)
@@ -481,8 +509,8 @@ class Attention(nn.Module):
     def forward(
         self,
         query: Float[Tensor, "batch head query feature"],
-        keys: Float[Tensor, "batch head key feature"],
-        values: Float[Tensor, "batch head key dim"],
+        keys: Float[Tensor, "batch group key feature"],
+        values: Float[Tensor, "batch group key dim"],
         mask: Mask | LocalMask,
         carry: Carry | None,
         divisor: float | None = None,
@@ -502,6 +530,7 @@ class Attention(nn.Module):
             query, keys, values = mask.queries(query), mask.keys(keys), mask.keys(values)
             mask = mask.mask if self.span is None else self.span.over(mask, spans)
         assert local is not None or not (self.span or self.spec.localised_span)
+        keys, values = (spread_heads(each, self.num_heads) for each in (keys, values))
         dropout = self.dropout if self.training else 0.0
         divisor = self.spec.score_divisor if divisor is None else divisor
         gains = None if self.shaping is None else self.shaping.gains

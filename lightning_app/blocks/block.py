@@ -205,6 +205,7 @@ class Sizes:
     model_dim: int
     ff_dim: int
     num_heads: int
+    kv_heads: int | None = None
     activation: Activation = "relu"
     activation_slope: float = 0.01
     dropout: float = 0.0
@@ -215,9 +216,24 @@ class Sizes:
             raise ValueError(
                 f"model_dim {self.model_dim} is no multiple of num_heads {self.num_heads}"
             )
+        if self.kv_heads is not None and (self.kv_heads < 1 or self.num_heads % self.kv_heads):
+            raise ValueError(
+                f"kv_heads {self.kv_heads}: must divide num_heads {self.num_heads}; null: as many"
+            )
+
+    def check(self, block: BlockSpec) -> None:
+        """Raise a `ValueError` for a block that needs as many heads of values as of queries."""
+        value = block.self_attention.value
+        if self.kv_heads not in (None, self.num_heads) and value != "full":
+            raise ValueError(
+                f"kv_heads {self.kv_heads} with value_projection {value}: its values have as many "
+                "heads as the queries; use value_projection full, or kv_heads null"
+            )
 
     def attention(self, spec: AttentionSpec) -> Attention:
-        return Attention(spec, self.model_dim, self.num_heads, self.attention_dropout)
+        return Attention(
+            spec, self.model_dim, self.num_heads, self.attention_dropout, self.kv_heads
+        )
 
     def residual(self, spec: ResidualSpec, stream: StreamRule | None) -> Residual:
         return Residual(spec, self.model_dim, self.dropout, stream)

@@ -135,6 +135,9 @@ class ArchitectureConfig:
     """Inner width of the feed-forward."""
     num_heads: int = 4
     """Attention heads; must divide model_dim."""
+    kv_heads: int | None = None
+    """Heads of keys and values, each of which serves num_heads / kv_heads heads of queries (grouped
+    queries); must divide num_heads; null: as many."""
     dropout: float = 0.3
     """The fraction of entries dropped from embeddings and from every branch."""
     attention_dropout: float = 0.0
@@ -192,6 +195,7 @@ class ArchitectureConfig:
             model_dim=self.model_dim,
             ff_dim=self.ff_dim,
             num_heads=self.num_heads,
+            kv_heads=self.kv_heads,
             activation=self.activation,
             activation_slope=self.activation_slope,
             dropout=self.dropout,
@@ -229,6 +233,8 @@ class ArchitectureConfig:
             stacks["decoder"] = block.resolve(stack)
         for spec in stacks.values():
             self.order().check_stack(spec)
+            for each in spec.blocks:
+                self.sizes().check(each)
             if spec.memory is not None and self.order().absolute:
                 raise ValueError(
                     f"positions {self.positions} with block.memory: a token of the memory would "

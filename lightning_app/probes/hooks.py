@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from lightning_app.blocks.attention import Attention, Carry
+from lightning_app.blocks.attention import Attention, Carry, spread_heads
 from lightning_app.blocks.block import Block, Call, Carries
 from lightning_app.blocks.kernels.choose import QueryKeySums, own_scores, softmax_input, softmax_map
 from lightning_app.blocks.masks import Mask
@@ -403,7 +403,7 @@ def scores(
     query, keys, _, mask, _ = args
     local: LocalMask | None = mask if isinstance(mask, LocalMask) else None
     whole = module.whole_mask(mask, kwargs.get("spans"))
-    new = own_scores(query, keys, whole)
+    new = own_scores(query, spread_heads(keys, module.num_heads), whole)
     if carry is None:
         return whole, new, new
     if isinstance(carry, QueryKeySums):

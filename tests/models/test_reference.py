@@ -125,6 +125,29 @@ COMBINATIONS = {
         BlockConfig(preset="realformer", value_carry="learned"),
         replace(REFERENCE["realformer"], values="learned"),
     ),
+    # Grouped queries
+    **{
+        f"{preset}-grouped-{groups}": case(
+            preset, {"num_heads": 4, "kv_heads": groups, "model_dim": 16, "positions": positions}
+        )
+        for preset, groups, positions in (
+            ("pre_ln", 1, "sinusoidal"),
+            ("post_ln", 2, "rope"),
+            ("qk_norm", 2, "relative"),
+            ("normformer", 2, "sinusoidal"),
+            ("realformer", 2, "rope"),
+            ("resformer", 2, "sinusoidal"),
+            ("gated_attention", 4, "sinusoidal"),
+        )
+    },
+    "pre_ln-grouped-qk_sum": carrying(
+        "pre_ln", "qk_sum", num_heads=4, kv_heads=2, model_dim=16, positions="rope"
+    ),
+    "pre_ln-grouped-shaped": Case(
+        BlockConfig(preset="pre_ln", shaped_attention=ShapingSpec()),
+        replace(REFERENCE["pre_ln"], shaped="centre"),
+        {"num_heads": 4, "kv_heads": 2, "model_dim": 16},
+    ),
     # Projections W = a W_0 + b dW
     "sas-orthogonal_plus": projecting("sas", {0: ("anchored", "anchored")}, **ANCHORED),
     "sas-orthogonal_plus-fixed": projecting(
