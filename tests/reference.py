@@ -30,6 +30,7 @@ class Sizes:
     decoder_depth: int
     num_heads: int
     kv_heads: int | None = None
+    logit_cap: float = math.inf
     activation: str = "relu"
     slope: float = 0.01
     positions: str = "sinusoidal"
@@ -161,6 +162,14 @@ def masked_map(scores: Array, allowed: Flags, spans: Array, longest: int, ramp: 
         for j, part in zip(keys, parts, strict=True):
             attention[b, h, i, j] = part / sum(parts) if sum(parts) else 0.0
     return attention
+
+
+def over_vocabulary(sizes: Sizes, states: Array, table: Array, bias: Array | float = 0.0) -> Array:
+    """``z = E h + b``, or ``c tanh(z / c)`` with a cap (Gemma Team 2024, 2408.00118)."""
+    logits = states @ table.T + bias
+    if sizes.logit_cap == math.inf:
+        return logits
+    return sizes.logit_cap * np.tanh(logits / sizes.logit_cap)
 
 
 def linear(parameters: Parameters, name: str, x: Array) -> Array:
@@ -940,7 +949,8 @@ def translate(
     decoder, x = target_stack(reference, parameters, sizes, source, target)
     states = run_stack(decoder, x)
     assert decoder.memory is not None
-    return Translation(decoder.memory, states, states @ parameters["embedding.tokens.weight"].T)
+    logits = over_vocabulary(sizes, states, parameters["embedding.tokens.weight"])
+    return Translation(decoder.memory, states, logits)
 
 
 def target_stack(
@@ -972,7 +982,8 @@ def predict_masked(
     """Devlin et al. 2019: an encoder, then ``E N(gelu(W h + b)) + c`` at flat `positions`."""
     states = run_stack(*masked_stack(reference, parameters, sizes, tokens))
     chosen = transformed(parameters, states, positions)
-    return chosen @ parameters["embedding.tokens.weight"].T + parameters["output_bias"]
+    bias = parameters["output_bias"]
+    return over_vocabulary(sizes, chosen, parameters["embedding.tokens.weight"], bias)
 
 
 def masked_stack(
@@ -997,7 +1008,7 @@ def predict_next(
 ) -> Array:
     """One causal stack without cross-attention: logits of the token after each of `tokens`."""
     states = run_stack(*next_stack(reference, parameters, sizes, tokens))
-    return states @ parameters["embedding.tokens.weight"].T
+    return over_vocabulary(sizes, states, parameters["embedding.tokens.weight"])
 
 
 def next_stack(

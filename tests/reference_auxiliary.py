@@ -9,7 +9,16 @@ from fractions import Fraction
 
 import numpy as np
 
-from tests.reference import Array, Flags, Stack, Tokens, end, run_layers
+from tests.reference import (
+    Array,
+    Flags,
+    Sizes,
+    Stack,
+    Tokens,
+    end,
+    over_vocabulary,
+    run_layers,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,13 +46,20 @@ def token_loss(logits: Array, label: int, smoothing: float) -> float:
 
 
 def summed(
-    states: Array, table: Array, bias: Array | float, labels: Tokens, counted: Flags, e: float
+    sizes: Sizes,
+    states: Array,
+    table: Array,
+    bias: Array | float,
+    labels: Tokens,
+    counted: Flags,
+    e: float,
 ):
     """The loss over the places that count; labels have the shape of the states' places."""
     total = 0.0
     for place in np.ndindex(labels.shape):
         if counted[place]:
-            total += token_loss(table @ states[place] + bias, int(labels[place]), e)
+            logits = over_vocabulary(sizes, states[place], table, bias)
+            total += token_loss(logits, int(labels[place]), e)
     return total
 
 
@@ -75,19 +91,21 @@ def losses(
             return 0.0
         own = layer - 1 if auxiliary.own_tables else 0
         table = parameters[f"auxiliary.second_tables.{own}.weight"]
-        loss = summed(states, table, bias, second_labels, second_counted, e)
+        loss = summed(stack.sizes, states, table, bias, second_labels, second_counted, e)
         return auxiliary.second_target * loss
 
     last, below, ahead = 0.0, 0.0, 0.0
     for layer, (stream, total) in enumerate(run_layers(stack, x), start=1):
         if layer == stack.depth:
             states = finish(end(stack, stream, total, f"{stack.side}.final_norm"))
-            last = summed(states, tied, bias, labels, counted, e)
+            last = summed(stack.sizes, states, tied, bias, labels, counted, e)
             ahead = second(states, layer)
         elif layer in auxiliary.layers(stack.depth):
             states = finish(end(stack, stream, total, f"auxiliary.norms.{layer - 1}"))
             table = tied
             if auxiliary.own_tables:
                 table = parameters[f"auxiliary.tables.{layer - 1}.weight"]
-            below += summed(states, table, bias, labels, counted, e) + second(states, layer)
+            below += summed(stack.sizes, states, table, bias, labels, counted, e) + second(
+                states, layer
+            )
     return last, auxiliary.intermediate * below, ahead

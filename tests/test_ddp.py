@@ -88,6 +88,11 @@ CASES = {
             "model.objective.auxiliary_tables": "own",
         },
     ),
+    # The z-loss is of the mean over the tokens of both ranks.
+    "capped": Case(
+        "synthetic.yaml",
+        settings={**SHORT, "model.objective.z_loss": 0.01, "model.architecture.logit_cap": 3.0},
+    ),
     # The penalty is of the mean over the tokens of both ranks, and so are the logged spans.
     "dynamic_spans": Case(
         "synthetic.yaml",

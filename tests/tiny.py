@@ -1,5 +1,7 @@
 """The small models and batches of the tests, and their values for the reference in NumPy."""
 
+import math
+
 import numpy as np
 from numpy.typing import NDArray
 from torch import nn
@@ -68,6 +70,7 @@ def reference_sizes(config: ArchitectureConfig) -> reference.Sizes:
         decoder_depth=config.decoder_depth if config.kind == "encoder_decoder" else 0,
         num_heads=config.num_heads,
         kv_heads=config.kv_heads,
+        logit_cap=config.logit_cap or math.inf,
         activation=config.activation,
         slope=config.activation_slope,
         positions=config.positions,

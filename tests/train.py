@@ -89,8 +89,9 @@ def graph(folder: Path, cache: str, task: str, preset: str) -> dict[str, Any]:
     return {"equal": torch.equal(model(*inputs), expected)}
 
 
-def naive_sums(states, table, labels, counted, label_smoothing, bias=None, chunk=None) -> LossSums:
+def naive_sums(states, table, labels, counted, label_smoothing, bias=None, z_loss=0.0) -> LossSums:
     """The loss from all logits at once, instead of `output_sums`."""
+    assert not z_loss
     logits = states @ table.T if bias is None else states @ table.T + bias
     log_probs = logits - logits.logsumexp(dim=-1, keepdim=True)
     nll = -log_probs[torch.arange(len(labels)), labels]

@@ -145,31 +145,25 @@ class BlockSpec:
             )
 
     def _check_zeros(self) -> None:
-        """Refuse branches that start at zero where they then have no use or no gradient."""
+        """Refuse branches that start at zero and then break, or have no gradient."""
         branches = [self.around_self, self.around_cross] if self.init.output == 0.0 else []
+        output = self.self_attention.output if branches else "full"
         branches += [self.around_ff] if self.init.outer == 0.0 else []
-        if self.init.output == 0.0 and self.self_attention.output != "full":
-            raise ValueError(
-                f"zero_output with output_projection {self.self_attention.output}: only a full "
-                "matrix can start at zero; use output_projection full"
-            )
         for around in branches:
-            shares_skip = self.layout == "parallel" and around is not self.around_cross
-            if around.norm_branch not in {"none", *BOUNDS}:
-                raise ValueError(
-                    f"zero_output with a norm of the branch, {around.norm_branch}: the norm of a "
-                    "zero vector has a slope of 1 / sqrt(eps); use norm_placement pre or post"
-                )
-            if (self.around_ff if shares_skip else around).skip.absent:
-                raise ValueError(
-                    "zero_output without a skip (attention_skip or ff_skip 0): the stream would be "
-                    "zero; give the branch a skip"
-                )
-            if around.branch.value == 0.0:
-                raise ValueError(
-                    "zero_output with a gain of the branch that is or starts at 0: a product of "
-                    "two zeros has no gradient; set only one of the two to 0"
-                )
+            joins = around
+            if self.layout == "parallel" and around is self.around_self:
+                joins = self.around_ff
+            if output != "full":
+                reason = f"output_projection {output}: only a full matrix can start at zero"
+            elif around.norm_branch not in {"none", *BOUNDS}:
+                reason = "a norm of the branch: that of a zero vector has a slope of 1 / sqrt(eps)"
+            elif joins.skip.absent:
+                reason = "attention_skip or ff_skip 0: the stream would be zero"
+            elif around.branch.value == 0.0:
+                reason = "a gain of the branch that starts at 0: two zeros have no gradient"
+            else:
+                continue
+            raise ValueError(f"zero_output with {reason}; leave zero_output out")
 
     def _check_shared_gain(self) -> None:
         branches = {self.around_self.branch, self.around_cross.branch, self.around_ff.branch}

@@ -146,8 +146,8 @@ class StackSpec:
             )
         if kind == "attention" and 0.0 in (block.init.output, block.init.outer):
             raise ValueError(
-                "zero_output with stream attention: its keys are norms of the branches, and the "
-                "norm of a zero vector has a slope of 1 / sqrt(eps); use another stream"
+                "zero_output with stream attention: its keys are norms of the branches, and that "
+                "of a zero vector has a slope of 1 / sqrt(eps); leave zero_output out"
             )
         if block.bottom_to_top and kind != DUAL:
             raise ValueError(f"stream {kind} with preset b2t: two skips would join one stream")

@@ -153,7 +153,7 @@ class MaskedLanguageModel(nn.Module):
     ) -> Float[Tensor, "predicted vocabulary"]:
         """Return logits at `positions`, flat indices into batch * token."""
         states = self.encoder(self.embedding(tokens, segments=segments), self._mask(tokens))
-        return self.embedding.logits(self.finished(states, positions)) + self.output_bias
+        return self.embedding.logits(self.finished(states, positions), self.output_bias)
 
     def states(
         self,

@@ -160,8 +160,13 @@ class ArchitectureConfig:
     embedding_norm: Norm = "none"
     """The norm of the sum of token and position, only in an encoder. The official code of BERT and
     RealFormer uses layer_norm here; by default there is no norm."""
+    logit_cap: float | None = None
+    """c of ``c tanh(z / c)``, the scores over the vocabulary in loss and decoding; null: none. Only
+    labels, as in glue and squad, have no such scores."""
 
     def __post_init__(self) -> None:
+        if self.logit_cap is not None and not 0.0 < self.logit_cap < math.inf:
+            raise ValueError(f"logit_cap {self.logit_cap}: must be a number above 0; null: none")
         for name in ("model_dim", "ff_dim", "num_heads", "max_positions"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} {getattr(self, name)}: must be at least 1")
@@ -427,6 +432,7 @@ def embedding_of(
         positions=architecture.order(),
         gain=gains.pop(),
         norm=architecture.embedding_norm,
+        logit_cap=architecture.logit_cap,
         adds_positions={spec.step_signal for spec in stacks.values()} == {"none"},
     )
 

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, NamedTuple, final
 
 import torch
@@ -13,6 +14,7 @@ from lightning_app.blocks.kernels.stored import no_second_derivative
 from lightning_app.blocks.linear import linear, product, takes_onednn
 from lightning_app.blocks.streams import Stream
 from lightning_app.models.auxiliary_heads import AuxiliarySpec
+from lightning_app.models.positions import capped
 from lightning_app.models.search import SearchConfig
 from lightning_app.scores.task_facts import DEFAULT_TASK, TASKS
 
@@ -27,6 +29,8 @@ class ObjectiveConfig:
     label_smoothing: float | None = None
     """Share of the target's probability spread evenly over the vocabulary, in the loss only. null:
     0.1, and 0 for causal_lm, glue and squad."""
+    z_loss: float = 0.0
+    """w: w (log sum_v exp z_v)^2 of each token is added to the training loss (PaLM: 1e-4)."""
     intermediate_weight: float = 0.0
     """Weight of the losses of layers below the last: layer l of n also predicts until l / (2n) of
     the steps are done (Al-Rfou et al. 2019: 1); 0: none."""
@@ -54,6 +58,8 @@ class ObjectiveConfig:
             raise ValueError(
                 f"label_smoothing {self.label_smoothing}: must be at least 0 and less than 1"
             )
+        if not 0.0 <= self.z_loss < math.inf:
+            raise ValueError(f"z_loss {self.z_loss}: must be a number of at least 0")
         self.auxiliary()
         if self.next_sentence and not TASKS[self.kind].masks:
             raise ValueError(
@@ -70,11 +76,11 @@ class ObjectiveConfig:
     def _check_labels(self) -> None:
         if not TASKS[self.kind].labelled:
             return
-        if not self.auxiliary().absent:
+        if not self.auxiliary().absent or self.z_loss:
             raise ValueError(
                 f"intermediate_weight {self.intermediate_weight}, second_target_weight "
-                f"{self.second_target_weight}: only for kinds that predict tokens; kind "
-                f"{self.kind} takes 0 for both"
+                f"{self.second_target_weight}, z_loss {self.z_loss}: only for kinds that predict "
+                f"tokens; kind {self.kind} takes 0 for all"
             )
         if TASKS[self.kind].labelled == "answers" and self.smoothing:
             raise ValueError(
@@ -135,12 +141,14 @@ def token_sums(
     labels: Int[Tensor, " token"],
     counted: Bool[Tensor, " token"],
     label_smoothing: float,
+    z_loss: float = 0.0,
 ) -> LossSums:
     """Sum the losses of the `counted` tokens.
 
-    ``loss = (1 - e) nll + e mean_v(-log p_v)`` with ``e`` the label smoothing (Szegedy et al.
-    2016, 1512.00567). This is the plain form, differentiable any number of times; training takes
-    the same sums from `output_sums`, which never holds the logits of a whole batch.
+    ``loss = (1 - e) nll + e mean_v(-log p_v) + w (log sum_v exp z_v)^2`` with ``e`` the label
+    smoothing (Szegedy et al. 2016, 1512.00567) and ``w`` the `z_loss`. This is the plain form,
+    differentiable any number of times; training takes the same sums from `output_sums`, which never
+    holds the logits of a whole batch.
     """
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     log_probs = logits.log_softmax(dim=-1)
@@ -148,6 +156,8 @@ def token_sums(
     loss = nll
     if label_smoothing:
         loss = (1.0 - label_smoothing) * nll - label_smoothing * log_probs.mean(dim=-1)
+    if z_loss:
+        loss = loss + z_loss * logits.logsumexp(dim=-1).square()
     return counted_sums(loss, nll, counted, lambda: logits.argmax(dim=-1) == labels)
 
 
@@ -171,8 +181,9 @@ def counted_sums(
     )
 
 
-Sums = Callable[[Tensor, Tensor, Tensor, Tensor], LossSums]
-"""Returns the sums of (states, table, labels, counted) over tokens, such as `output_sums`."""
+Sums = Callable[..., LossSums]
+"""Returns the sums of (states, table, labels, counted) over tokens, such as `output_sums`; with a
+cap of the logits it also takes `cap`."""
 
 
 def sums_of_all_heads(
@@ -198,7 +209,8 @@ def sums_of_all_heads(
             are the same.
         documents: The number of the document of each label; None if each text is one document.
     """
-    table = model.embedding.tokens.weight
+    table, cap = model.embedding.tokens.weight, model.embedding.spec.logit_cap
+    sums = sums if cap is None else partial(sums, cap=cap)
     if seen is not None:
         model.auxiliary.score(
             lambda *of: sums(*of).loss, table, seen, states, labels, counted, finish, documents
@@ -221,8 +233,10 @@ def output_sums(
     label_smoothing: float,
     bias: Float[Tensor, " vocabulary"] | None = None,
     chunk: int | None = None,
+    cap: float | None = None,
+    z_loss: float = 0.0,
 ) -> LossSums:
-    """Return `token_sums` of the logits ``states table^T + bias``, `chunk` tokens at a time.
+    """Return `token_sums` of ``states table^T + bias``, `capped`, `chunk` tokens at a time.
 
     With gradients enabled it is differentiable once: for a second derivative, use the
     logits as a whole and `token_sums`.
@@ -231,12 +245,15 @@ def output_sums(
     chunks = max(1, math.ceil(len(states) / longest))
     size = max(1, math.ceil(len(states) / chunks))  # nearly equal chunks
     if torch.is_grad_enabled():
-        loss, nll = OutputLoss.apply(states, table, bias, labels, counted, label_smoothing, size)
+        loss, nll = OutputLoss.apply(
+            states, table, bias, labels, counted, label_smoothing, size, cap, z_loss
+        )
         return LossSums(loss=loss, nll=nll, correct=None, tokens=counted.sum())
     parts = []
     for x, y, c in zip(states.split(size), labels.split(size), counted.split(size), strict=True):
         logits = linear(x, table)
-        parts.append(token_sums(logits if bias is None else logits + bias, y, c, label_smoothing))
+        logits = capped(logits if bias is None else logits + bias, cap)
+        parts.append(token_sums(logits, y, c, label_smoothing, z_loss))
     *sums, by_token = zip(*parts, strict=True)
     loss, nll, correct, tokens = (torch.stack(column).sum() for column in sums)
     return LossSums(loss, nll, correct, tokens, torch.cat(by_token, dim=1))
@@ -264,9 +281,11 @@ class OutputLoss(torch.autograd.Function):
 
     Each chunk of tokens computes its g and discards it; the backward pass only scales dx, dE and db
     by the incoming gradient. Smoothing needs no pass over entries (token, vocabulary): see the
-    last form. Large numbers are subtracted from each other before a small one is added, so that
-    logits of 1e3 do not cost a loss of 1 any digits. Under autocast, products use its type,
-    and everything else, including sums over chunks, uses at least float32.
+    last form, which has no equal where z is ``C tanh((E x + b) / C)``, C the cap; its gradient has
+    the factor ``1 - (z / C)^2``. The z-loss ``w sum_t c_t Z_t^2``, ``Z_t = log sum_v exp z_t[v]``,
+    multiplies the p_t of g by ``1 + 2 w Z_t``. Large numbers are subtracted from each other before a
+    small one is added, so that logits of 1e3 do not cost a loss of 1 any digits. Under autocast,
+    products use its type, and everything else, including sums over chunks, at least float32.
     """
 
     @staticmethod
@@ -279,9 +298,12 @@ class OutputLoss(torch.autograd.Function):
         counted: Bool[Tensor, " token"],
         label_smoothing: float,
         chunk: int,
+        cap: float | None,
+        z_loss: float,
     ) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
         """Return (loss, nll), in nats; nll has no gradient."""
         device, e = states.device.type, label_smoothing
+        linear_e = e if cap is None else 0.0  # the part that needs no pass over z
         narrow = torch.promote_types(states.dtype, table.dtype)
         if torch.is_autocast_enabled(device):
             narrow = torch.get_autocast_dtype(device)
@@ -296,14 +318,14 @@ class OutputLoss(torch.autograd.Function):
             mean, total = table.mean(dim=0, dtype=exact), weights @ states.to(exact)
             bias_mean = None if bias is None else bias.mean(dtype=exact)
             # Start from the contribution of smoothing to a row.
-            row = -e / len(table) * total
+            row = -linear_e / len(table) * total
             if turned:
                 d_table = row[:, None].expand(columns.shape).contiguous().t()
             else:
                 d_table = row.expand(table.shape).contiguous()
             d_bias = None
             if bias is not None:
-                d_bias = (-e / len(table) * weights.sum()).expand(bias.shape).contiguous()
+                d_bias = (-linear_e / len(table) * weights.sum()).expand(bias.shape).contiguous()
             d_states = torch.empty(states.shape, dtype=exact, device=states.device)
             losses, nlls = [], []
             for whole, x, cx, c, y, dx in zip(
@@ -318,27 +340,37 @@ class OutputLoss(torch.autograd.Function):
                 logits = linear(x, matrix).to(exact)
                 if bias is not None:
                     logits += bias
+                if cap is not None:
+                    logits.div_(cap).tanh_().mul_(cap)
                 g = logits.softmax(dim=-1)
                 own = logits.gather(1, y)
                 # log-sum-exp from the largest entry: its probability is at least 1 / V, that of
                 # the label may be zero in floating point.
                 peak = logits.amax(dim=-1, keepdim=True)
-                nll = (peak - own - g.amax(dim=-1, keepdim=True).log_()).squeeze(1)
+                log_g = g.amax(dim=-1, keepdim=True).log_()
+                nll = (peak - own - log_g).squeeze(1)
                 nlls.append(nll)
-                if e:
+                if e and cap is not None:
+                    nll = nll + e * (own - logits.mean(dim=-1, keepdim=True)).squeeze(1)
+                elif e:
                     above = ((table[y[:, 0]].to(exact) - mean) * whole.to(exact)).sum(dim=-1)
                     if bias is not None and bias_mean is not None:
                         above += bias[y[:, 0]] - bias_mean
                     nll = nll + e * above
+                if z_loss:
+                    nll = nll + z_loss * (peak - log_g).square().squeeze(1)
+                    g.mul_(1.0 + 2.0 * z_loss * (peak - log_g))
                 losses.append(nll)
                 g.scatter_(1, y, e - 1.0, reduce="add")
+                if cap is not None:
+                    g.sub_(e / len(table)).mul_(logits.div_(cap).square_().neg_().add_(1.0))
                 if d_bias is not None:
                     d_bias.addmv_(g.t(), c)
                 g = g.to(narrow)
                 dx.copy_(linear(g, columns))
                 add_product(d_table, g.t(), cx)
                 del logits, g  # free them for the next chunk
-            d_states = d_states.sub_(e * mean).mul_(weights[:, None])
+            d_states = d_states.sub_(linear_e * mean).mul_(weights[:, None])
             loss, nll = weights @ torch.cat(losses), weights @ torch.cat(nlls)
         d_bias = None if bias is None or d_bias is None else d_bias.to(bias.dtype)
         ctx.save_for_backward(
@@ -356,7 +388,7 @@ class OutputLoss(torch.autograd.Function):
         d_states, d_table, d_bias = (
             None if found is None else d_loss * found for found in ctx.saved_tensors
         )
-        return d_states, d_table, d_bias, None, None, None, None
+        return d_states, d_table, d_bias, *(None,) * 6
 
 
 def add_product(

@@ -454,6 +454,8 @@ class EmbeddingSpec:
     """The norm of the sum of token and position."""
     adds_positions: bool = True
     """Whether the position table is added here rather than before each step of a stack."""
+    logit_cap: float | None = None
+    """c, a bound of the scores over the vocabulary."""
 
 
 @final
@@ -509,9 +511,19 @@ class Embedding(nn.Module):
         """The largest length of a text in tokens; finite for a learned table."""
         return self.spec.positions.longest
 
-    def logits(self, states: Float[Tensor, "*shape model"]) -> Float[Tensor, "*shape vocabulary"]:
-        """Return ``states E^T``, the scores over the vocabulary."""
-        return linear(states, self.tokens.weight)
+    def logits(
+        self, states: Float[Tensor, "*shape model"], bias: Tensor | None = None
+    ) -> Float[Tensor, "*shape vocabulary"]:
+        """Return ``states E^T + bias``, the scores over the vocabulary, below the cap if any."""
+        logits = linear(states, self.tokens.weight)
+        return capped(logits if bias is None else logits + bias, self.spec.logit_cap)
+
+
+def capped(logits: Float[Tensor, "*shape"], cap: float | None) -> Float[Tensor, "*shape"]:
+    """``c tanh(z / c)``, in float32 at least (Gemma 2, 2408.00118); z without a cap."""
+    if cap is None:
+        return logits
+    return cap * torch.tanh(logits.to(torch.promote_types(logits.dtype, torch.float32)) / cap)
 
 
 @final

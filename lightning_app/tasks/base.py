@@ -185,7 +185,8 @@ class Task(ABC):
     def mean_loss(self, found: Predictions) -> Tensor:
         """Return the mean training loss of `found` in nats per token, freely differentiable."""
         every = torch.ones_like(found.labels, dtype=torch.bool)
-        sums = token_sums(found.logits, found.labels, every, self.config.smoothing)
+        smoothing, z_loss = self.config.smoothing, self.config.z_loss
+        sums = token_sums(found.logits, found.labels, every, smoothing, z_loss)
         return sums.loss / len(found.labels)
 
 

@@ -434,7 +434,8 @@ class CausalLanguageModelling(Task):
         """Return the sums over the predicted tokens of `batch`."""
         labels, seen = batch.labels, watched(model.auxiliary)
         states = self._states(model, batch, seen)[:, -labels.shape[1] :]
-        sums = partial(output_sums, label_smoothing=self.config.smoothing)
+        smoothing, z_loss = self.config.smoothing, self.config.z_loss
+        sums = partial(output_sums, label_smoothing=smoothing, z_loss=z_loss)
         # Windows of training do not overlap, so all layers have equally many states.
         return sums_of_all_heads(
             sums, model, states, labels, labels != PAD, seen, documents=batch.documents

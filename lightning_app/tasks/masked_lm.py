@@ -557,7 +557,7 @@ class MaskedLanguageModelling(Task):
         states, first = model.states_of_heads(batch.tokens, batch.positions, batch.segments, seen)
         self._last = {} if first is None else self._score(model, first, batch)
         smoothing, bias = self.config.smoothing, model.output_bias
-        sums = partial(output_sums, label_smoothing=smoothing, bias=bias)
+        sums = partial(output_sums, label_smoothing=smoothing, bias=bias, z_loss=self.config.z_loss)
         finish = partial(model.finished, positions=batch.positions)
         return sums_of_all_heads(sums, model, states, batch.labels, every, seen, finish)
 

@@ -139,7 +139,8 @@ class Translation(Task):
         """Return the sums over the target tokens of `batch`, without the begin mark."""
         labels, seen = batch.target[:, 1:], watched(model.auxiliary)
         states = model.states(batch.source, batch.target[:, :-1], seen)
-        sums = partial(output_sums, label_smoothing=self.config.smoothing)
+        smoothing, z_loss = self.config.smoothing, self.config.z_loss
+        sums = partial(output_sums, label_smoothing=smoothing, z_loss=z_loss)
         return sums_of_all_heads(sums, model, states, labels, labels != PAD, seen)
 
     def rows_of(self, batch: TranslationBatch) -> Int[Tensor, " token"]:

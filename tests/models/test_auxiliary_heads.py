@@ -55,11 +55,14 @@ class Subject:
         return loss
 
 
-def subject(kind: str, preset: str, spec: AuxiliarySpec, depth: int = 3) -> Subject:
+def subject(
+    kind: str, preset: str, spec: AuxiliarySpec, depth: int = 3, logit_cap: float | None = None
+) -> Subject:
     """Return a model whose predicting stack has `depth` layers, with noise on every parameter."""
     torch.manual_seed(1)
     encoder_depth = 1 if kind == "translation" else depth
-    changes = {**GELU, "decoder_depth": depth, "encoder_depth": encoder_depth}
+    depths = {"decoder_depth": depth, "encoder_depth": encoder_depth}
+    changes: dict[str, Any] = {**GELU, **depths, "logit_cap": logit_cap}
     reference = REFERENCE[preset]
     if kind == "translation":
         model = tiny.translator(preset, **changes)
@@ -132,13 +135,16 @@ def reference_of(spec: AuxiliarySpec, done: int, total: int) -> Auxiliary:
 
 
 @pytest.mark.parametrize(
-    ("preset", "own"), [*((name, False) for name in PRESETS), ("pre_ln", True)]
+    ("preset", "own", "cap"),
+    [*((name, False, None) for name in PRESETS), ("pre_ln", True, None), ("pre_ln", True, 1.5)],
 )
 @pytest.mark.parametrize("kind", KINDS)
-def test_loss_and_gradient_equal_the_reference(kind: str, preset: str, own: bool) -> None:
+def test_loss_and_gradient_equal_the_reference(
+    kind: str, preset: str, own: bool, cap: float | None
+) -> None:
     """With three layers: both of the lower ones predict at .1, the second alone at .2."""
     spec = spec_of(kind, own=own)
-    one = subject(kind, preset, spec)
+    one = subject(kind, preset, spec, logit_cap=cap)
     for done in (1, 2, 4):
         at_step(one.model, done, 10)
         auxiliary = reference_of(spec, done, 10)

@@ -28,13 +28,15 @@ class Case(NamedTuple):
     labels: Tensor
     counted: Tensor
     smoothing: float
+    cap: float | None = None
+    z_loss: float = 0.0
 
     def to(self, dtype: torch.dtype) -> "Case":
         parts = [None if part is None else leaf(part.to(dtype)) for part in self[:3]]
         states, table, bias = parts
         assert states is not None
         assert table is not None
-        return Case(states, table, bias, self.labels, self.counted, self.smoothing)
+        return self._replace(states=states, table=table, bias=bias)
 
     def leaves(self) -> list[Tensor]:
         return [part for part in self[:3] if part is not None]
@@ -48,6 +50,8 @@ class Case(NamedTuple):
             self.smoothing,
             bias=self.bias,
             chunk=chunk,
+            cap=self.cap,
+            z_loss=self.z_loss,
         )
 
 
@@ -64,6 +68,8 @@ def case(
     bias: bool = False,
     share: float = 0.8,
     seed: int = 0,
+    cap: float | None = None,
+    z_loss: float = 0.0,
 ) -> Case:
     """A case in float64; about `share` of its tokens count."""
     draw = torch.Generator().manual_seed(seed)
@@ -75,19 +81,28 @@ def case(
         torch.randint(0, vocabulary, (tokens,), generator=draw),
         torch.rand(tokens, **like) < share,
         smoothing,
+        cap,
+        z_loss,
     )
 
 
 def naive(case: Case) -> tuple[Tensor, Tensor]:
-    """(loss, nll) by ``loss_t = - sum_v q_tv log p_tv``, ``q = (1 - e) onehot + e / V``."""
+    """(loss, nll) by ``loss_t = w (log Z_t)^2 - sum_v q_tv log p_tv``.
+
+    ``q = (1 - e) onehot + e / V``. With a cap c the logits are ``c (1 - 2 / (exp(2 z / c) + 1))``.
+    """
     logits = case.states @ case.table.t()
     if case.bias is not None:
         logits = logits + case.bias
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    if case.cap is not None:
+        logits = case.cap * (1.0 - 2.0 / ((2.0 * logits / case.cap).exp() + 1.0))
+    total = logits.exp().sum(dim=1) if case.z_loss else torch.ones(len(logits))
     log_p = logits - logits.logsumexp(dim=1, keepdim=True)
     own = nn.functional.one_hot(case.labels, len(case.table)).to(log_p.dtype)
     wanted = (1.0 - case.smoothing) * own + case.smoothing / len(case.table)
-    loss = -(wanted * log_p).sum(dim=1) @ case.counted.to(log_p.dtype)
+    each = case.z_loss * total.log() ** 2 - (wanted * log_p).sum(dim=1)
+    loss = each.to(log_p.dtype) @ case.counted.to(log_p.dtype)
     return loss, -(own * log_p).sum(dim=1) @ case.counted.to(log_p.dtype)
 
 
@@ -118,6 +133,8 @@ def assert_equal_to_naive(case: Case, chunk: int | None, tolerance: float) -> No
     bias=st.booleans(),
     share=st.sampled_from([0.0, 0.5, 1.0]),
     seed=st.integers(0, 1000),
+    cap=st.sampled_from([None, 0.5, 3.0]),
+    z_loss=st.sampled_from([0.0, 0.0, 0.3]),
 )
 def test_float64_is_the_definition(
     tokens: int, width: int, vocabulary: int, chunk: int | None, seed: int, **rest: Any
@@ -125,23 +142,31 @@ def test_float64_is_the_definition(
     assert_equal_to_naive(case(tokens, width, vocabulary, seed=seed, **rest), chunk, 1e-10)
 
 
+capped_or_not = pytest.mark.parametrize("more", [{}, {"cap": 4.0}, {"z_loss": 0.01}])
+
+
+@capped_or_not
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize(("tokens", "chunk"), [(1000, None), (257, None), (300, 70)])
-def test_float32_is_the_definition(tokens: int, chunk: int | None, bias: bool) -> None:
-    assert_equal_to_naive(case(tokens, 31, 211, bias=bias).to(torch.float32), chunk, 1e-5)
+def test_float32_is_the_definition(
+    tokens: int, chunk: int | None, bias: bool, more: dict[str, Any]
+) -> None:
+    some = case(tokens, 31, 211, bias=bias, **more)
+    assert_equal_to_naive(some.to(torch.float32), chunk, 1e-5)
 
 
 @pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="needs oneDNN")
 @pytest.mark.parametrize("tokens", [20, 300])
 @pytest.mark.parametrize("bias", [False, True])
+@capped_or_not
 def test_by_onednn_it_is_the_definition(
-    monkeypatch: pytest.MonkeyPatch, tokens: int, bias: bool
+    monkeypatch: pytest.MonkeyPatch, tokens: int, bias: bool, more: dict[str, Any]
 ) -> None:
     """With more tokens than dimensions, the table's gradient is summed transposed."""
     monkeypatch.setattr(linear, "prefers_onednn", lambda: True)
     for limit in ("SMALL", "SMALL_TURNED", "SMALL_TURNED_ZEN_4"):
         monkeypatch.setattr(linear, limit, 0)
-    some = case(tokens, 31, 211, bias=bias).to(torch.float32)
+    some = case(tokens, 31, 211, bias=bias, **more).to(torch.float32)
     assert_equal_to_naive(some, 70, 1e-5)
     assert all(x.is_contiguous() for x in torch.autograd.grad(some.sums(70).loss, some.leaves()))
 
@@ -160,8 +185,9 @@ def test_a_rank_without_tokens_gives_zeros() -> None:
     assert by_token.shape == (2, 0)
 
 
-def test_tokens_that_do_not_count_have_no_gradient() -> None:
-    some = case(40, 5, 7)
+@capped_or_not
+def test_tokens_that_do_not_count_have_no_gradient(more: dict[str, Any]) -> None:
+    some = case(40, 5, 7, **more)
     some.sums(chunk=6).loss.backward()
     assert some.states.grad is not None
     assert torch.equal(some.states.grad.abs().sum(dim=1) > 0, some.counted)
@@ -239,8 +265,11 @@ def test_large_logits_lose_no_digits(kind: str, smoothing: float, bias: bool, gr
 
 
 @pytest.mark.parametrize("chunk", [None, 1, 5, 40])
-def test_without_gradients_the_right_guesses_are_counted(chunk: int | None) -> None:
-    some = case(37, 5, 7, bias=True)
+@capped_or_not
+def test_without_gradients_the_right_guesses_are_counted(
+    chunk: int | None, more: dict[str, Any]
+) -> None:
+    some = case(37, 5, 7, bias=True, **more)
     loss, nll = naive(some)
     assert some.bias is not None
     guesses = (some.states @ some.table.t() + some.bias).argmax(dim=1)
@@ -267,9 +296,12 @@ def errors(found: Any, exact: list[Tensor]) -> list[float]:
     ]
 
 
+@capped_or_not
 @pytest.mark.parametrize("bias", [False, True])
-def test_under_autocast_it_errs_no_more_than_the_plain_form(bias: bool) -> None:
-    exact = case(600, 64, 503, bias=bias)
+def test_under_autocast_it_errs_no_more_than_the_plain_form(
+    bias: bool, more: dict[str, Any]
+) -> None:
+    exact = case(600, 64, 503, bias=bias, **more)
     loss, nll = naive(exact)
     wanted = list(torch.autograd.grad(loss, exact.leaves()))
     some = exact.to(torch.float32)
@@ -285,10 +317,13 @@ def test_under_autocast_it_errs_no_more_than_the_plain_form(bias: bool) -> None:
         assert ours <= 1.05 * theirs
 
 
+@capped_or_not
 @pytest.mark.parametrize("bias", [False, True])
-def test_chunks_add_up_in_float32_where_weights_are_bfloat16(bias: bool) -> None:
+def test_chunks_add_up_in_float32_where_weights_are_bfloat16(
+    bias: bool, more: dict[str, Any]
+) -> None:
     """Each chunk of one token: sums in bfloat16 would stop growing."""
-    some = case(3000, 4, 11, bias=bias, share=1.0).to(torch.bfloat16)
+    some = case(3000, 4, 11, bias=bias, share=1.0, **more).to(torch.bfloat16)
     exact = some.to(torch.float64)
     wanted = list(torch.autograd.grad(naive(exact)[0], exact.leaves()))
     found = torch.autograd.grad(some.sums(chunk=1).loss, some.leaves())
@@ -312,10 +347,13 @@ class Watch(TorchDispatchMode):
         return result
 
 
+@capped_or_not
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_no_logits_of_a_whole_batch_are_made_or_kept(dtype: torch.dtype) -> None:
+def test_no_logits_of_a_whole_batch_are_made_or_kept(
+    dtype: torch.dtype, more: dict[str, Any]
+) -> None:
     tokens, width, vocabulary, chunk = 400, 3, 101, 20
-    some = case(tokens, width, vocabulary, bias=True).to(torch.float32)
+    some = case(tokens, width, vocabulary, bias=True, **more).to(torch.float32)
     saved: list[int] = []
 
     def keep(x: Tensor) -> Tensor:
@@ -335,8 +373,9 @@ def test_no_logits_of_a_whole_batch_are_made_or_kept(dtype: torch.dtype) -> None
     assert sum(saved) == (tokens + vocabulary) * width + vocabulary
 
 
-def test_no_value_goes_to_the_host() -> None:
-    some = case(50, 3, 11, bias=True)
+@capped_or_not
+def test_no_value_goes_to_the_host(more: dict[str, Any]) -> None:
+    some = case(50, 3, 11, bias=True, **more)
     with Watch() as watch:
         some.sums(chunk=20).loss.backward()
     assert {"mm.default", "addmm_.default"} <= watch.names
@@ -380,10 +419,13 @@ def test_what_is_frozen_has_no_gradient(which: int) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # dynamo does
-def test_compiled_as_a_part_of_something_larger(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("more", [{}, {"cap": 4.0, "z_loss": 0.01}])
+def test_compiled_as_a_part_of_something_larger(
+    monkeypatch: pytest.MonkeyPatch, more: dict[str, Any]
+) -> None:
     """In one graph, from which no code is generated."""
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # checks are not compiled
-    some = case(50, 3, 11, bias=True)
+    some = case(50, 3, 11, bias=True, **more)
 
     def loss() -> Tensor:
         sums = some._replace(states=2.0 * some.states).sums(chunk=20)
@@ -409,24 +451,37 @@ def batch_of(task: str) -> TranslationBatch | MaskedBatch | CausalBatch:
     return MaskedBatch(tiny.words(3, 7), positions, tiny.words(4), index, predicted)
 
 
+@pytest.mark.parametrize(("cap", "z_loss"), [(None, 0.0), (1.5, 0.0), (None, 0.3), (1.5, 0.3)])
 @pytest.mark.parametrize("task", ["translation", "masked_lm", "causal_lm"])
-def test_a_task_sums_over_its_predicted_tokens(float64: None, task: Any) -> None:
-    """The gradients of every parameter, those of the tied table from both its ends."""
-    objective = build_task(ObjectiveConfig(kind=task, label_smoothing=0.2))
-    architecture = tiny.architecture(kind=TASKS[task].architecture)
+def test_a_task_sums_over_its_predicted_tokens(
+    float64: None, task: Any, cap: float | None, z_loss: float
+) -> None:
+    """The gradients of every parameter, those of the tied table from both its ends.
+
+    The z-loss is of the training loss only, and every evaluation has capped logits.
+    """
+    objective = build_task(ObjectiveConfig(kind=task, label_smoothing=0.2, z_loss=z_loss))
+    architecture = tiny.architecture(kind=TASKS[task].architecture, logit_cap=cap)
     model = objective.build_model(architecture, BlockConfig(), tiny.VOCABULARY)
     tiny.randomise(model)
     batch = batch_of(task)
     labels = batch.target[:, 1:] if isinstance(batch, TranslationBatch) else batch.labels
     labels = labels.flatten()
-    wanted = nn.functional.cross_entropy(
-        objective.logits(model, batch).flatten(0, -2),
-        labels,
-        ignore_index=tiny.PAD,
-        label_smoothing=0.2,
-        reduction="sum",
-    )
+    logits = objective.logits(model, batch).flatten(0, -2)
+    assert cap is None or 0.9 * cap < float(logits.detach().abs().max()) < cap
+    likely: dict[str, Any] = {"ignore_index": tiny.PAD, "reduction": "sum"}
+    nll = nn.functional.cross_entropy(logits, labels, **likely)
+    wanted = nn.functional.cross_entropy(logits, labels, label_smoothing=0.2, **likely)
+    total = logits.exp().sum(dim=-1).log()
+    wanted = wanted + z_loss * (total**2 * (labels != tiny.PAD)).sum()
     sums = objective.sums(model, batch)
+    with torch.no_grad():
+        evaluated = objective.sums(model, batch)
+    for found in (sums, evaluated):
+        torch.testing.assert_close(found.nll, nll, rtol=1e-11, atol=0.0)
+    found = objective.predictions(model, batch)
+    mean = objective.mean_loss(found) * len(found.labels)
+    torch.testing.assert_close(mean, wanted, rtol=1e-11, atol=0.0)
     torch.testing.assert_close(sums.loss, wanted, rtol=1e-11, atol=0.0)
     assert sums.tokens.item() == (labels != tiny.PAD).sum().item()
     parameters = list(model.parameters())

@@ -1,5 +1,6 @@
 """The architecture's numbers, and what only one kind of model does."""
 
+import math
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from lightning_app.blocks.kernels.choose import QueryKeySums
 from lightning_app.blocks.presets import PRESETS
 from lightning_app.blocks.streams import Stream
 from lightning_app.models.heads import ArchitectureConfig
+from lightning_app.models.loss import ObjectiveConfig
 from tests import tiny
 
 
@@ -238,3 +240,39 @@ def test_bfloat16_stays_near_and_carries_float32(block: BlockConfig, rotary: boo
     carries = block.preset == "realformer" or block.residual_attention is not None
     chains = 7 if carries else 0
     assert carried == [torch.float32] * chains * (2 if block.residual_attention == "qk_sum" else 1)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", ["encoder_decoder", "decoder"])
+def test_each_step_of_decoding_has_capped_logits(float64: None, kind: str) -> None:
+    build = tiny.translator if kind == "encoder_decoder" else tiny.causal_model
+    model: Any = tiny.randomise(build("pre_ln", logit_cap=1.5)).eval()
+    free: Any = build("pre_ln").eval()
+    free.load_state_dict(model.state_dict())
+    source, texts = tiny.sentences()[0], tiny.words(3, 9)
+    first = [source] if kind == "encoder_decoder" else []
+    whole = model(*first, texts)
+    torch.testing.assert_close(whole, 1.5 * (free(*first, texts) / 1.5).tanh())
+    assert 1.4 < float(whole.abs().max()) < 1.5
+    state = model.start(*first or [3])
+    for step in range(9):
+        logits, state = model.step(texts[:, step : step + 1], state)
+        torch.testing.assert_close(logits, whole[:, step], rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize("cap", [0.0, -1.0, math.inf, math.nan])
+def test_a_cap_is_a_number_above_0(cap: float) -> None:
+    with pytest.raises(ValueError, match=f"logit_cap {cap}: must be a number above 0"):
+        tiny.architecture(logit_cap=cap)
+
+
+@pytest.mark.parametrize("weight", [-0.1, math.inf, math.nan])
+def test_a_weight_of_the_z_loss_is_a_number(weight: float) -> None:
+    with pytest.raises(ValueError, match=f"z_loss {weight}: must be a number of at least 0"):
+        ObjectiveConfig(z_loss=weight)
+
+
+@pytest.mark.parametrize("kind", ["glue", "squad"])
+def test_labels_have_no_z_loss(kind: str) -> None:
+    with pytest.raises(ValueError, match=r"z_loss 0.1: only for kinds that predict tokens"):
+        ObjectiveConfig(kind=kind, z_loss=0.1)
