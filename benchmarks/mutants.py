@@ -650,10 +650,38 @@ MUTANTS = (
     mutant(
         "gradient of the table without smoothing",
         LOSS,
-        "(-e / len(table) * total)",
-        "(0.0 * total)",
-        "row = -e / len(table) * total",
+        "row = -linear_e / len(table) * total",
         "row = 0.0 * total",
+    ),
+    mutant(
+        "heads: the loss has no cap",
+        at("models/test_chunked_cross_entropy.py"),
+        "sums if cap is None else partial(sums, cap=cap)",
+        "sums",
+    ),
+    mutant(
+        "heads: the cap has no slope",
+        at("models/test_chunked_cross_entropy.py"),
+        ".mul_(logits.div_(cap).square_().neg_().add_(1.0))",
+        "",
+    ),
+    mutant(
+        "heads: half of the gradient of the z-loss",
+        at("models/test_chunked_cross_entropy.py"),
+        "g.mul_(1.0 + 2.0 * z_loss",
+        "g.mul_(1.0 + z_loss",
+    ),
+    mutant(
+        "heads: groups of heads that are no neighbours",
+        at("models/test_grouped_queries.py"),
+        "x.repeat_interleave(num_heads // groups, dim=1)",
+        "x.repeat(1, num_heads // groups, 1, 1)",
+    ),
+    mutant(
+        "heads: the second matrix starts as the first",
+        at("models/test_initialization.py"),
+        "xavier(block.feed_forward.outer, init.outer)",
+        "xavier(block.feed_forward.outer, init.ff)",
     ),
     mutant(
         "padding is predicted",

@@ -283,7 +283,7 @@ class OutputLoss(torch.autograd.Function):
     by the incoming gradient. Smoothing needs no pass over entries (token, vocabulary): see the
     last form, which has no equal where z is ``C tanh((E x + b) / C)``, C the cap; its gradient has
     the factor ``1 - (z / C)^2``. The z-loss ``w sum_t c_t Z_t^2``, ``Z_t = log sum_v exp z_t[v]``,
-    multiplies the p_t of g by ``1 + 2 w Z_t``. Large numbers are subtracted from each other before a
+    multiplies p_t in g by ``1 + 2 w Z_t``. Large numbers are subtracted from each other before a
     small one is added, so that logits of 1e3 do not cost a loss of 1 any digits. Under autocast,
     products use its type, and everything else, including sums over chunks, at least float32.
     """
