@@ -62,6 +62,7 @@ STEPS = at(
     "blocks/test_halting.py", "models/test_reference_steps.py", "models/test_shared_steps.py"
 )
 SPANS = at("models/test_localised_span.py")
+SOFTMAX = at("blocks/test_softmax_parts.py", "models/test_family_combinations.py")
 MEMORY = at("models/test_memory.py", "tasks/test_causal_streams.py")
 ADAPTIVE = at("models/test_adaptive_span.py")
 DYNAMIC = at("models/test_dynamic_span.py")
@@ -308,6 +309,37 @@ MUTANTS = (
         "key = self.key_norm(self._disturbed(key))\n        if placed is not None:",
         "key = self._disturbed(key)\n        if placed is not None:",
     ),
+    mutant(
+        "a sink has a value",
+        SOFTMAX,
+        "(F.pad(x, (0, 0, 0, 1)) for x in (keys, values))",
+        "(F.pad(x, (0, 0, 0, 1), value=v) for x, v in ((keys, 0.0), (values, 1.0)))",
+    ),
+    mutant(
+        "no query sees the sink",
+        SOFTMAX,
+        "self._wider(self.allowed, 1.0)",
+        "self._wider(self.allowed, 0.0)",
+    ),
+    mutant(
+        "a sink drops the soft mask",
+        SOFTMAX,
+        "column if others is None else others + column",
+        "column",
+    ),
+    mutant(
+        "a cap without its slope",
+        SOFTMAX,
+        "cap * torch.tanh(scores / cap)",
+        "cap * torch.tanh(scores)",
+    ),
+    mutant(
+        "cosines without a largest factor",
+        SOFTMAX,
+        "self.log_scale.clamp(max=math.log(100.0)).exp()",
+        "self.log_scale.exp()",
+    ),
+    mutant("probes see scores without a cap", SOFTMAX, "whole, module.spec.score_cap\n", "whole\n"),
     mutant(
         "noise on queries in evaluation",
         at(

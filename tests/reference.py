@@ -70,16 +70,19 @@ def softmax(row: Array) -> Array:
     return e / e.sum()
 
 
-def softmax_map(scores: Array, allowed: Flags) -> Array:
+def softmax_map(scores: Array, allowed: Flags, sinks: Array | None = None) -> Array:
     """Softmax over the allowed keys of each query; zeros where a query may see nothing.
 
-    `scores` is (batch, head, query, key), `allowed` (batch, query, key).
+    `scores` is (batch, head, query, key), `allowed` (batch, query, key). With `sinks` the softmax
+    of each head is over one more logit, whose column is dropped (gpt-oss, 2508.10925).
     """
     attention = np.zeros_like(scores)
     for b, h, i in np.ndindex(scores.shape[:3]):
         keys = np.flatnonzero(allowed[b, i])
         if len(keys):
-            attention[b, h, i, keys] = softmax(scores[b, h, i, keys])
+            row = scores[b, h, i, keys]
+            row = row if sinks is None else np.append(row, sinks[h])
+            attention[b, h, i, keys] = softmax(row)[: len(keys)]
     return attention
 
 
@@ -148,10 +151,18 @@ def soft_mask(distance: float, span: float, ramp: float) -> float:
     return min(max((ramp + span - distance) / ramp, 0.0), 1.0)
 
 
-def masked_map(scores: Array, allowed: Flags, spans: Array, longest: int, ramp: float) -> Array:
+def masked_map(
+    scores: Array,
+    allowed: Flags,
+    spans: Array,
+    longest: int,
+    ramp: float,
+    sinks: Array | None = None,
+) -> Array:
     """``m_z(|i - j|) exp(s_ij) / sum_q m_z(|i - q|) exp(s_iq)`` of each head (equation 4).
 
-    No key is seen at a distance over `longest`; `spans` are in tokens, (batch, head, query).
+    No key is seen at a distance over `longest`; `spans` are in tokens, (batch, head, query). A sink
+    adds its exponential to the sum.
     """
     attention = np.zeros_like(scores)
     for b, h, i in np.ndindex(scores.shape[:3]):
@@ -159,8 +170,9 @@ def masked_map(scores: Array, allowed: Flags, spans: Array, longest: int, ramp: 
         weights = [soft_mask(abs(i - int(j)), float(spans[b, h, i]), ramp) for j in keys]
         top = max((scores[b, h, i, j] for j in keys), default=0.0)
         parts = [m * math.exp(scores[b, h, i, j] - top) for j, m in zip(keys, weights, strict=True)]
+        total = sum(parts) + (0.0 if sinks is None else math.exp(sinks[h] - top))
         for j, part in zip(keys, parts, strict=True):
-            attention[b, h, i, j] = part / sum(parts) if sum(parts) else 0.0
+            attention[b, h, i, j] = part / total if total else 0.0
     return attention
 
 
@@ -240,6 +252,12 @@ class Reference:
     """What multiplies the heads before the output projection."""
     values: Literal["own", "half", "learned"] = "own"
     """Whether layers above the first mix their values with its values."""
+    cosine: bool = False
+    """Scores that are cosines times a learned factor of each head."""
+    cap: float | None = None
+    """c of ``c tanh(L / c)``."""
+    sink: Literal["no", "zero", "learned"] = "no"
+    """One more logit of each softmax."""
     norm_inner: bool = False
     """A norm between activation and outer matrix of the feed-forward."""
     steps: "Callable[[Stack, Array], Array] | None" = None
@@ -354,6 +372,9 @@ class Layer:
         heads, carry = self.stack.sizes.num_heads, self.stack.reference.carry
         query = self.norm_heads(name, "query", self.linear(f"{name}.query", x))
         key = self.norm_heads(name, "key", self.linear(f"{name}.key", memory))
+        if self.stack.reference.cosine:
+            query, key = self.unit(query, heads), self.unit(key, self.kv_heads)
+            query = self.per_head(query, self.cosine_factors(name))
         if self.stack.sizes.positions == "rope" and name == "self_attention":
             query, key = rotate(query, heads), rotate(key, self.kv_heads)
         key = self.of_each_query_head(key)
@@ -369,7 +390,36 @@ class Layer:
             scores = self.relative_scores(query, key)
         if carry in ("sum", "mean"):
             scores = self.stack.sums[name] = scores + self.stack.sums.get(name, 0.0)
-        return scores / divisor
+        cap = self.stack.reference.cap
+        return scores / divisor if cap is None else cap * np.tanh(scores / divisor / cap)
+
+    def unit(self, x: Array, num_heads: int) -> Array:
+        """Each head divided by its Euclidean length."""
+        heads = x.reshape(*x.shape[:2], num_heads, -1)
+        lengths = np.sqrt((heads * heads).sum(axis=-1, keepdims=True))
+        return (heads / lengths).reshape(x.shape)
+
+    def cosine_factors(self, name: str) -> Array:
+        """Liu et al. 2022 (Swin V2, 2111.09883), their code: ``exp(min(s_h, ln 100))``.
+
+        `scaled_scores` divides by sqrt(d_k), and cosines do not.
+        """
+        logs = self.weight(f"{name}.query_norm.1.log_scale").reshape(-1)
+        model = self.weight(f"{name}.query.weight").shape[0]
+        return np.array([math.exp(min(s, math.log(100.0))) for s in logs]) * math.sqrt(
+            model // len(logs)
+        )
+
+    def per_head(self, x: Array, factors: Array) -> Array:
+        return x * np.repeat(factors, x.shape[-1] // len(factors))
+
+    def sinks(self, name: str) -> Array | None:
+        """The additional logit of each head: 0, or learned."""
+        if self.stack.reference.sink == "no":
+            return None
+        if self.stack.reference.sink == "zero":
+            return np.zeros(self.stack.sizes.num_heads)
+        return self.weight(f"{name}.sink.sink_logit").reshape(-1)
 
     def relative_scores(self, query: Array, key: Array) -> Array:
         """``((q_i + u) . k_j + (q_i + v) . W r_(i-j)) / sqrt(d_k)`` (Dai et al. 2019, section 3.3).
@@ -468,12 +518,13 @@ class Layer:
         reference = self.stack.reference
         value, output = reference.projections(self.number, self.stack.depth)
         scores = self.scores("self_attention", x, x)
-        attention = softmax_map(scores, self.stack.allowed)
+        sinks = self.sinks("self_attention")
+        attention = softmax_map(scores, self.stack.allowed, sinks)
         if reference.adaptive_span is not None:
             longest, ramp = reference.adaptive_span
             spans = self.spans(x, longest)
             self.stack.spans.append(spans)
-            attention = masked_map(scores, self.stack.allowed, spans, longest, ramp)
+            attention = masked_map(scores, self.stack.allowed, spans, longest, ramp, sinks)
         if reference.shaped != "no":
             attention = self.shape(scores, attention)
         values = self.project(value, "self_attention.value", x, reference.value_gains)
@@ -506,7 +557,8 @@ class Layer:
         values = self.linear("cross_attention.value", self.stack.memory)
         values = self.norm_heads("cross_attention", "value", values)
         values = self.of_each_query_head(values)
-        mixed = mix(softmax_map(scores, self.stack.memory_allowed), values)
+        sinks = self.sinks("cross_attention")
+        mixed = mix(softmax_map(scores, self.stack.memory_allowed, sinks), values)
         mixed = self.gated("cross_attention", self.scaled("cross_attention", mixed), x)
         return self.linear("cross_attention.output", mixed)
 

@@ -22,7 +22,8 @@ def count(graph, inputs):
 
 counts, worst = [0], 0.0
 torch.manual_seed(1)
-model = tiny.translator(sys.argv[1], encoder_depth=5, decoder_depth=4)
+block = tiny.BlockConfig(**json.loads(sys.argv[1]))
+model = tiny.translator(block, encoder_depth=5, decoder_depth=4)
 names = list(model.state_dict())
 compile_blocks(model, backend=count)
 for batch, source, target in [(3, 7, 5), (5, 4, 6), (2, 9, 9), (7, 3, 2), (11, 13, 8), (2, 2, 17)]:
@@ -94,9 +95,17 @@ def run(program: str, *arguments: str) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("preset", ["pre_ln", "deepnorm"])
-def test_other_lengths_compile_nothing_again(preset: str) -> None:
-    found = run(LENGTHS, preset)
+@pytest.mark.parametrize(
+    "block",
+    [
+        {"preset": "pre_ln"},
+        {"preset": "deepnorm"},
+        {"sink": "zero"},
+        {"sink": "learned", "score_cap": 3.0, "scores": "cosine"},
+    ],
+)
+def test_other_lengths_compile_nothing_again(block: dict[str, Any]) -> None:
+    found = run(LENGTHS, json.dumps(block))
     counts = found["counts"]
     # A block of either side, and some for lengths or padding that a first batch does not show.
     assert 2 <= counts[-1] <= 4

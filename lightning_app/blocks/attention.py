@@ -8,6 +8,7 @@ from typing import Any, Literal, final
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from lightning_app.blocks.kernels.choose import (
     QueryKeySums,
@@ -29,6 +30,8 @@ from lightning_app.core.registry import Registry
 
 Projection = Literal["full", "identity", "identity_plus", "orthogonal", "orthogonal_plus"]
 QueryInit = Literal["xavier", "zeros"]
+Scores = Literal["dot", "cosine"]
+Sink = Literal["none", "zero", "learned"]
 CarryKind = Literal["none", "scores", "qk_sum"]
 Carry = ScoreCarry | QueryKeySums
 """The kind of state that a chain of attentions passes from layer to layer."""
@@ -202,6 +205,11 @@ class AttentionSpec:
     and `adaptive_span` limit the keys that a query sees, in self-attention. `output_gate` acts on
     the heads before the output projection, and `value_carry` combines the values with those of the
     first layer.
+
+    `scores`, ``dot`` or ``cosine``: ``q k^T / sqrt(d_k)``, or `CosineScale`. `score_cap` replaces
+    each score L, biases of positions included, by ``c tanh(L / c)`` before the mask (Gemma 2,
+    2408.00118). `sink` adds a logit to each row of the softmax and drops its column: ``zero`` is
+    "softmax off by one", ``learned`` is one logit per head (gpt-oss, 2508.10925).
     """
 
     carry: CarryKind = "none"
@@ -221,6 +229,9 @@ class AttentionSpec:
     adaptive_span: AdaptiveSpan | None = None
     output_gate: OutputGate = "none"
     value_carry: ValueCarry = "none"
+    scores: Scores = "dot"
+    score_cap: float | None = None
+    sink: Sink = "none"
 
     def __post_init__(self) -> None:
         _ = OUTPUT_GATES[self.output_gate], VALUE_CARRIES[self.value_carry]
@@ -240,6 +251,7 @@ class AttentionSpec:
                 "direction and a slope of 1 / sqrt(eps); drop qk_norm or the centre of "
                 "shaped_attention (gamma)"
             )
+        self._check_softmax()
         if not 0.0 < self.score_divisor < math.inf:
             raise ValueError(f"residual_temperature {self.score_divisor}: must be a number above 0")
         if self.score_divisor != 1.0 and self.carry == "none":
@@ -257,6 +269,32 @@ class AttentionSpec:
         if self.adaptive_span is not None:
             gamma = None if self.shaping is None else self.shaping.gamma
             self.adaptive_span.check(self.localised_span, self.carry != "none", gamma)
+
+    def _check_softmax(self) -> None:
+        """Refuse scores, caps and sinks that have no meaning beside other parts."""
+        if self.scores == "cosine" and self.qk_norm != "none":
+            raise ValueError(
+                f"scores cosine with qk_norm {self.qk_norm}: both set the size of queries and "
+                "keys; use qk_norm none"
+            )
+        if self.scores == "cosine" and self.query_init == "zeros":
+            raise ValueError(
+                "scores cosine with queries that start at zero: a zero vector has no direction; "
+                "use scores dot or drop the centre of shaped_attention (gamma)"
+            )
+        if self.score_cap is not None and not 0.0 < self.score_cap < math.inf:
+            raise ValueError(f"score_cap {self.score_cap}: must be a number above 0")
+        if self.score_cap is not None and self.carry != "none":
+            raise ValueError(
+                f"score_cap {self.score_cap} with residual_attention: scores are carried without "
+                "a cap; use one of the two"
+            )
+        for name, value in (("score_cap", self.score_cap), ("sink", self.sink)):
+            if value not in (None, "none") and self.shaping is not None:
+                raise ValueError(
+                    f"{name} {value} with shaped_attention: it shapes the map of a plain softmax; "
+                    "use one of the two"
+                )
 
 
 @final
@@ -408,6 +446,48 @@ class HeadGain(LearnedScalars):
 
 
 @final
+class Directions(nn.Module):
+    """``x / |x|`` of each head, computed in float32 at least."""
+
+    def forward(self, x: Float[Tensor, "*batch dim"]) -> Float[Tensor, "*batch dim"]:
+        kept = torch.promote_types(x.dtype, torch.float32)
+        return F.normalize(x.to(kept), dim=-1).to(x.dtype)
+
+
+@final
+class CosineScale(LearnedScalars):
+    """Queries of scaled cosine attention (Liu et al. 2022, Swin Transformer V2, 2111.09883).
+
+    Scores are ``cos(q, k) exp(min(s_h, ln 100))``, s_h from ln 10: this multiplies ``q / |q|`` by
+    the factor and by sqrt(d_k), by which attention divides. Relative positions add their terms
+    to the result.
+    """
+
+    def __init__(self, num_heads: int) -> None:
+        super().__init__()
+        self.log_scale = nn.Parameter(torch.full((num_heads, 1, 1), math.log(10.0)))
+
+    def reset(self) -> None:
+        self.log_scale.fill_(math.log(10.0))
+
+    def forward(self, x: Float[Tensor, "*batch dim"]) -> Float[Tensor, "*batch dim"]:
+        scale = self.log_scale.clamp(max=math.log(100.0)).exp() * x.shape[-1] ** 0.5
+        return x * scale.to(x.dtype)
+
+
+@final
+class SinkLogit(LearnedScalars):
+    """The logit of each head that its softmax sees beside those of the keys; it starts at zero."""
+
+    def __init__(self, num_heads: int) -> None:
+        super().__init__()
+        self.sink_logit = nn.Parameter(torch.zeros(num_heads, 1, 1))
+
+    def reset(self) -> None:
+        self.sink_logit.zero_()
+
+
+@final
 class Attention(nn.Module):
     """Multi-head attention of queries over keys and values from the same or another text.
 
@@ -439,6 +519,10 @@ class Attention(nn.Module):
         self.output = build_projection(spec.output, spec.output_gains, model_dim)
         self.query_norm = build_norm(spec.qk_norm, model_dim // num_heads)
         self.key_norm = build_norm(spec.qk_norm, model_dim // num_heads)
+        if spec.scores == "cosine":
+            self.query_norm = nn.Sequential(Directions(), CosineScale(num_heads))
+            self.key_norm = Directions()
+        self.sink = SinkLogit(num_heads) if spec.sink == "learned" else None
         self.value_norm = build_norm(spec.value_norm, model_dim // num_heads)
         self.shaping = None if spec.shaping is None else Shaping(spec.shaping, num_heads)
         self.head_gain = HeadGain(num_heads) if spec.head_gain else None
@@ -531,12 +615,16 @@ class Attention(nn.Module):
             mask = mask.mask if self.span is None else self.span.over(mask, spans)
         assert local is not None or not (self.span or self.spec.localised_span)
         keys, values = (spread_heads(each, self.num_heads) for each in (keys, values))
+        if self.spec.sink != "none":
+            # A key of zeros has score 0 for every query, and a value of zeros drops its column.
+            keys, values = (F.pad(x, (0, 0, 0, 1)) for x in (keys, values))
+            mask = mask.with_sink(None if self.sink is None else self.sink.sink_logit)
         dropout = self.dropout if self.training else 0.0
         divisor = self.spec.score_divisor if divisor is None else divisor
         gains = None if self.shaping is None else self.shaping.gains
         match self.spec.carry:
             case "none":
-                heads = attend(query, keys, values, mask, dropout, gains)
+                heads = attend(query, keys, values, mask, dropout, gains, self.spec.score_cap)
             case "scores":
                 assert not isinstance(carry, QueryKeySums)
                 heads, carry = attend_with_carry(

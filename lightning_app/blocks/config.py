@@ -10,7 +10,9 @@ from lightning_app.blocks.attention import (
     OutputGate,
     Projection,
     ProjectionGains,
+    Scores,
     ShapingSpec,
+    Sink,
     ValueCarry,
 )
 from lightning_app.blocks.block import BlockSpec, InitSpec, Layout
@@ -72,6 +74,15 @@ class BlockConfig:
     keys."""
     qk_norm: Norm | None = None
     """The norm of each head of queries and keys, with learned gains."""
+    scores: Scores | None = None
+    """dot: q k^T / sqrt(d_k); cosine: cos(q, k) times a learned factor per head, from 10 to at most
+    100 (Swin Transformer V2)."""
+    score_cap: float | None = None
+    """c of c tanh(L / c), which bounds scores before the mask. Maps are then stored in every
+    layer."""
+    sink: Sink | None = None
+    """A logit beside those of the keys in each softmax, whose weight is dropped: zero, or learned,
+    one per head from 0."""
     output_gate: OutputGate | None = None
     """A gate on the heads before the output projection, in self- and cross-attention: none, head,
     element, or another name of `OUTPUT_GATES`, which a plug-in registers."""
@@ -290,6 +301,9 @@ class BlockConfig:
             value_norm=self._kind(attention.value_norm),
             query_key_noise=attention.query_key_noise if noise is None else noise,
             output_gate=self.output_gate or attention.output_gate,
+            scores=self.scores or attention.scores,
+            score_cap=attention.score_cap if self.score_cap is None else self.score_cap,
+            sink=self.sink or attention.sink,
         )
 
     def _self_attention(self, attention: AttentionSpec, first: bool, last: bool) -> AttentionSpec:

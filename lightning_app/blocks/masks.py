@@ -5,6 +5,7 @@ from typing import Any, final
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.nn import functional as F
 
 
 @final
@@ -44,6 +45,7 @@ class Mask:
         self._count: Tensor | None = None
         self._blank: Tensor | None = None
         self._added: Tensor | None = None
+        self._with_sink: Mask | None = None
 
     def with_score_bias(self, bias: Float[Tensor, "#batch #head #query key"]) -> "Mask":
         """Return the mask of the same keys with a bias of the scores."""
@@ -61,6 +63,29 @@ class Mask:
         )
         found._allowed, found._bias = self._allowed, self._bias
         return found
+
+    def with_sink(self, logit: Float[Tensor, "head 1 1"] | None) -> "Mask":
+        """Return the mask with one more key, the last, which every query sees.
+
+        `logit` is added to its score in the softmax of one layer.
+        """
+        if self._with_sink is None:
+            everywhere = self.seen is None and not self.causal
+            self._with_sink = Mask(
+                self.keys + 1,
+                self.device,
+                seen=None if everywhere else self._wider(self.allowed, 1.0),
+                score_bias=self._wider(self.score_bias, 0.0),
+                log_weights=self._wider(self.log_weights, 0.0),
+            )
+        if logit is None:
+            return self._with_sink
+        column, others = F.pad(logit[None], (self.keys, 0)), self._with_sink.log_weights
+        return self._with_sink.with_log_weights(column if others is None else others + column)
+
+    def _wider(self, x: Tensor | None, value: float) -> Tensor | None:
+        """Return ``(..., key)`` with `value` for one more key."""
+        return None if x is None else F.pad(x.expand(*x.shape[:-1], self.keys), (0, 1), value=value)
 
     @property
     def adds_to_scores(self) -> bool:

@@ -250,15 +250,16 @@ class StackSpec:
 
     def _check_chain(self) -> None:
         """Refuse chains whose layers see different keys: a mask enters carried scores only once."""
-        layers = [block.self_attention for block in self.blocks]
-        if all(layer.carry == "none" for layer in layers):
-            return
-        for name in ("localised_span", "adaptive_span"):
-            if len({getattr(layer, name) for layer in layers}) > 1:
-                raise ValueError(
-                    f"residual_attention: {name} differs between layers, and carried scores need "
-                    "the same keys in every layer; use one for all layers"
-                )
+        for part in ("self_attention", "cross_attention"):
+            layers = [getattr(block, part) for block in self.blocks]
+            if all(layer.carry == "none" for layer in layers):
+                continue
+            for name in ("localised_span", "adaptive_span", "sink"):
+                if len({getattr(layer, name) for layer in layers}) > 1:
+                    raise ValueError(
+                        f"residual_attention: {name} differs between layers, and carried scores "
+                        "need the same keys in every layer; use one for all layers"
+                    )
 
 
 def same_block(stack: Stack, block: BlockSpec, final_norm: Norm) -> StackSpec:

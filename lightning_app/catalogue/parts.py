@@ -284,6 +284,7 @@ _ATTENTION = (
     *("carry", "score_divisor", "qk_norm", "value_norm", "head_gain", "query_key_noise", "shaping"),
     *("value", "value_gains", "output", "output_gains", "tied", "query_init"),
     *("localised_span", "adaptive_span", "output_gate", "value_carry"),
+    *("scores", "score_cap", "sink"),
 )
 GATES = ("head", "element")
 _SHAPING = ("alpha", "beta", "gamma", "learned", "per_head")
@@ -312,8 +313,12 @@ def attention_parts(specs: Sequence[AttentionSpec], layers: range) -> tuple[Insi
     together = first.qk_norm == first.value_norm and first.value == "full"
     if first.qk_norm != "none":
         add(f"{norm_name(first.qk_norm)} of q, k{', v' if together else ''}", "over each head")
+    scores = "q k^T / sqrt(d_k)"
+    if first.scores == "cosine":
+        scores = "exp(s_h) cos(q, k)"
+        add(f"S = {scores}", "s_h learned from ln 10, at most ln 100")
     if first.carry == "scores":
-        add("Z_n = S_n + Z_(n-1)", "S = q k^T / sqrt(d_k)")
+        add("Z_n = S_n + Z_(n-1)", f"S = {scores}")
     elif first.carry == "qk_sum":
         add("S = (sum q)(sum k)^T / sqrt(d_k)", "sums over layers 1 to n")
     elif first.carry != "none":
@@ -327,10 +332,17 @@ def attention_parts(specs: Sequence[AttentionSpec], layers: range) -> tuple[Insi
         dynamic = first.adaptive_span.dynamic_bias is not None
         each = " for each token" if dynamic else ""
         add(f"a span that each head learns{each}", ", ".join(shown))
+    if first.score_cap is not None:
+        cap = value(lambda spec: spec.score_cap or 0.0)
+        add(f"S <- {cap} tanh(S / {cap})")
     divisor = value(lambda spec: spec.score_divisor)
     if divisor != "1":
         scores = "Z_n" if first.carry == "scores" else "S"
         add(f"A = softmax({scores} / {divisor})")
+    if first.sink != "none":
+        learned = first.sink == "learned"
+        notes = ("s_h learned from 0",) if learned else ()
+        add(f"softmax over [S, {'s_h' if learned else '0'}]", *notes)
     if first.shaping is not None:
         _add_shaping(add, specs, layers)
     _add_projection(add, "V", [(s.value, s.value_gains) for s in specs], layers)

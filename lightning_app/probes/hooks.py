@@ -203,9 +203,11 @@ class ActivationHooks:
     A layer is one call of a block; a shared block has as many layers as steps. With halting,
     every quantity of a layer covers the tokens that have not halted before it.
 
-    Maps are measured before shaping. Rows are the queries of counted tokens that may see two
-    keys or more. A decoder's cross-attention has the same quantities with the prefix ``cross_``. A
-    stack's output, after its final norm, has ``output_norm`` and ``output_cosine``.
+    Maps are measured before shaping, and those of attention with a sink after division by the sums
+    of their rows: an entropy is that of the keys without the sink. Rows are the queries of counted
+    tokens that may see two keys or more. A decoder's cross-attention has the same quantities with
+    the prefix ``cross_``. A stack's output, after its final norm, has ``output_norm`` and
+    ``output_cosine``.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -398,16 +400,18 @@ def scores(
 
     `args` and `kwargs` belong to the call, `carry` is the state that the attention passed on, or
     None. Z_n is read immediately, since the next layer may change it in place. Scores are not
-    masked: only cells that a query may see are meaningful.
+    masked: only cells that a query may see are meaningful. They have no sink, so maps of them are
+    those of attention with a sink divided by the sums of their rows.
     """
     query, keys, _, mask, _ = args
     local: LocalMask | None = mask if isinstance(mask, LocalMask) else None
     whole = module.whole_mask(mask, kwargs.get("spans"))
-    new = own_scores(query, spread_heads(keys, module.num_heads), whole)
+    new = own_scores(query, spread_heads(keys, module.num_heads), whole, module.spec.score_cap)
     if carry is None:
         return whole, new, new
+    computed = whole if local is None else local.mask
     if isinstance(carry, QueryKeySums):
-        total = own_scores(carry.query, carry.key, whole if local is None else local.mask)
+        total = own_scores(carry.query, carry.key[:, :, : computed.keys], computed)
     else:
-        total = carry.scores
+        total = carry.scores[..., : computed.keys]
     return whole, new, total if local is None else local.whole_map(total)

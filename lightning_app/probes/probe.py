@@ -373,9 +373,10 @@ def update_ratios(model: nn.Module, before: Snapshot, step: int) -> list[Row]:
 def attention_maps(model: nn.Module, task: Task, sentence: Any) -> dict[str, Tensor]:
     """Return the softmax maps of a batch of one row: (layer, head, query, key), float32 on the CPU.
 
-    Named ``encoder``, ``decoder`` and ``cross``. They are taken in evaluation mode, before shaping;
-    NaN where a query may not see a key, and for tokens that halted before the layer. The model is
-    not changed. A layer is one call of a block; a shared block has as many layers as steps.
+    Named ``encoder``, ``decoder`` and ``cross``. They are taken in evaluation mode, before shaping
+    and with rows that sum to 1, also beside a sink; NaN where a query may not see a key, and for
+    tokens that halted before the layer. The model is not changed. A layer is one call of a block; a
+    shared block has as many layers as steps.
     """
     found: dict[str, list[Tensor]] = {}
     handles = []

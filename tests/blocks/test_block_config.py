@@ -89,6 +89,9 @@ AXES: dict[str, dict[str, Any]] = {
     "halting": {"default": HaltingSpec()},
     "output_gate": {name: name for name in OUTPUT_GATES},
     "value_carry": {name: name for name in VALUE_CARRIES},
+    "scores": {name: name for name in ("dot", "cosine")},
+    "score_cap": {"0.5": 0.5},
+    "sink": {name: name for name in ("none", "zero", "learned")},
     "stream": {name: name for name in STREAM_RULES},
     "streams": {"2": 2},
     "memory": {"of 3": MemorySpec(length=3), "none": MemorySpec()},
@@ -177,6 +180,11 @@ REFUSED: dict[tuple[str, str], set[str]] = {
     # Values that are the input itself.
     ("value_projection", "identity"): {"resformer"},
     **{("value_carry", kind): SIMPLIFIED for kind in ("half", "learned")},
+    # Queries that start at zero, or have another norm.
+    ("scores", "cosine"): {"qk_norm", "hybrid_norm"} | SIMPLIFIED,
+    # A centre of another softmax, and carried scores.
+    ("score_cap", "0.5"): {"realformer"} | SKIPLESS,
+    **{("sink", kind): SKIPLESS for kind in ("zero", "learned")},
     ("stream", "dual"): set(PRESETS) - NORMED_SUMS,
     ("stream", "siamese"): set(PRESETS) - NORMED_SUMS | {"b2t", "admin", "dual_stream"},
     ("stream", "average"): PARALLEL | {"b2t", "admin", "dual_stream"},

@@ -286,6 +286,7 @@ SPANS: dict[type, Any] = {
     LocalisedSpan: LocalisedSpan(query_block=4, memory=6),
     AdaptiveSpan: AdaptiveSpan(longest=9),
     MemorySpec: MemorySpec(length=9, evaluation_length=11),
+    float: 5.0,
 }
 """Values of parts that have no default."""
 

@@ -154,6 +154,20 @@ def test_spans_and_steps(
     check(build(BlockConfig(preset=preset, **AXES[axis]), positions="learned", decoder_depth=3))
 
 
+@pytest.mark.parametrize(
+    "axes",
+    [
+        {"sink": "learned", **AXES["sliding window"]},
+        {"sink": "zero", "residual_attention": "mean"},
+        {"sink": "learned", "score_cap": 0.7, **AXES["adaptive span"]},
+        {"score_cap": 0.7, "scores": "cosine"},
+    ],
+)
+def test_sinks_caps_and_cosines(axes: dict[str, Any]) -> None:
+    model = build(BlockConfig(**axes), positions="rope", model_dim=12, decoder_depth=3)
+    check(model)
+
+
 def test_the_centre_is_over_the_keys_that_are_seen() -> None:
     """``C V`` by a loop, and its gradient."""
     documents = numbers()

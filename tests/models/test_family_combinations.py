@@ -24,6 +24,7 @@ LOCAL = {"localised_span": LocalisedSpan(query_block=3, memory=2)}
 ADAPTIVE = {"adaptive_span": AdaptiveSpan(longest=6, ramp=2.0, start=0.4)}
 DYNAMIC = {"adaptive_span": AdaptiveSpan(longest=6, ramp=2.0, dynamic_bias=-0.5)}
 HALTING = {"share": "all", "halting": HaltingSpec(), "step_signal": "sinusoidal"}
+CAPPED = {"score_cap": 0.6}
 SHARED = {"share": "all", "step_signal": "learned"}
 
 PAIRS: dict[str, tuple[str, str, dict[str, Any]]] = {
@@ -40,6 +41,18 @@ PAIRS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "dynamic spans and shared steps": ("post_ln", "learned", {**DYNAMIC, **SHARED}),
     "relative and dynamic spans": ("realformer", "relative", DYNAMIC),
     "shaped, relative, localised": ("sas", "relative", LOCAL),
+    "sinks, relative, localised": ("realformer", "relative", {**LOCAL, "sink": "learned"}),
+    "sinks, adaptive spans": ("post_ln", "rope", {**ADAPTIVE, "sink": "zero"}),
+    "sinks, caps, dynamic spans": ("pre_ln", "learned", {**DYNAMIC, **CAPPED, "sink": "learned"}),
+    "caps, localised, halting": ("pre_ln", "rope", {**LOCAL, **HALTING, **CAPPED}),
+    "caps, relative": ("qk_norm", "relative", CAPPED),
+    "cosines, sinks": ("realformer", "rope", {"scores": "cosine", "sink": "zero"}),
+    "cosines, caps, relative": ("post_ln", "relative", {**CAPPED, "scores": "cosine"}),
+    "cosines, sums of queries": (
+        "pre_ln",
+        "learned",
+        {"scores": "cosine", "sink": "learned", "residual_attention": "qk_sum"},
+    ),
 }
 
 every_pair = pytest.mark.parametrize(("preset", "positions", "axes"), PAIRS.values(), ids=PAIRS)

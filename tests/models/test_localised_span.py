@@ -273,10 +273,17 @@ def test_a_folded_mask_is_the_whole_one(
         same(local.whole_map(bias), whole)
 
 
-@pytest.mark.parametrize("carry", ["none", "mean", "qk_sum"])
-def test_probes_see_whole_maps(carry: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "axes",
+    [
+        *({"residual_attention": carry} for carry in ("none", "mean", "qk_sum")),
+        *({"residual_attention": carry, "sink": "learned"} for carry in ("mean", "qk_sum")),
+        {"score_cap": 0.6, "sink": "zero"},
+    ],
+)
+def test_probes_see_whole_maps(axes: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Every measured quantity and every map, in the fold and without it."""
-    model = tiny.randomise(tiny.causal_model(block("pre_ln", (2, 3), residual_attention=carry)))
+    model = tiny.randomise(tiny.causal_model(block("pre_ln", (2, 3), **axes)))
     tokens = tiny.words(2, 13)
     maps: list[list[Tensor]] = []
     tables = []

@@ -115,6 +115,25 @@ def test_every_preset_reads_in_segments(preset: str, length: int) -> None:
     close(read(made, tokens), whole.states(tokens))
 
 
+@pytest.mark.unchecked_shapes
+@pytest.mark.parametrize("positions", ["relative", "rope"])
+@pytest.mark.parametrize(
+    "axes",
+    [
+        {"sink": "learned"},
+        {"sink": "zero", "residual_attention": "sum"},
+        {"score_cap": 0.7, "sink": "zero"},
+        {"scores": "cosine"},
+    ],
+)
+def test_sinks_caps_and_cosines_read_in_segments(axes: dict[str, Any], positions: str) -> None:
+    made = model("pre_ln", MemorySpec(length=6), positions, **axes).eval()
+    span = LocalisedSpan(query_block=T, memory=6)
+    whole = alike(made, "pre_ln", positions, localised_span=span, **axes).eval()
+    tokens = tiny.words(2, 14)
+    close(read(made, tokens), whole.states(tokens))
+
+
 def test_values_of_the_first_layer_are_not_kept() -> None:
     with pytest.raises(ValueError, match="memory with value_carry"):
         model("resformer", MemorySpec(length=3))

@@ -70,6 +70,17 @@ def shaping(shaped: Any, spec: ShapingSpec) -> Case:
     return Case(BlockConfig(preset="pre_ln", shaped_attention=spec), reference)
 
 
+def inside(preset: str, architecture: dict[str, Any], /, **axes: Any) -> Case:
+    """Scores, caps and sinks on `preset`."""
+    reference = replace(
+        REFERENCE[preset],
+        cosine=axes.get("scores") == "cosine",
+        cap=axes.get("score_cap"),
+        sink=axes.get("sink", "no"),
+    )
+    return Case(BlockConfig(preset=preset, **axes), reference, architecture)
+
+
 PLAIN = {name: case(name, {"activation": "gelu"}) for name in PRESETS}
 ROOT_MEAN_SQUARE = {
     f"{name}-rms-rope": case(name, {**ROPE, "activation": "relu"}, norm="rms_norm")
@@ -79,7 +90,32 @@ TRAINED = Gain(value=0.5, learned=True)
 ANCHORED = {"value_projection": "orthogonal_plus", "output_projection": "orthogonal_plus"}
 SOME = ProjectionGains(kept=Gain(value=0.9), change=Gain(value=0.3))
 OTHER = ProjectionGains(kept=Gain(value=-0.4), change=TRAINED)
+SOFTMAX = {
+    "post_ln-sink-zero": inside("post_ln", {}, sink="zero"),
+    "pre_ln-sink-learned-rope": inside("pre_ln", ROPE, sink="learned"),
+    "realformer-sink-zero": inside("realformer", {}, sink="zero"),
+    "realformer-sink-learned-relative": inside(
+        "realformer", {"positions": "relative"}, sink="learned"
+    ),
+    "pre_ln-cap": inside("pre_ln", {}, score_cap=0.7),
+    "qk_norm-cap-relative": inside("qk_norm", {"positions": "relative"}, score_cap=1.5),
+    "pre_ln-cosine": inside("pre_ln", {}, scores="cosine"),
+    "post_ln-cosine-relative": inside("post_ln", {"positions": "relative"}, scores="cosine"),
+    "realformer-cosine-sink-rope": inside("realformer", ROPE, scores="cosine", sink="learned"),
+    "pre_ln-all-grouped": inside(
+        "pre_ln",
+        {"num_heads": 4, "kv_heads": 2, "model_dim": 16},
+        **{"scores": "cosine", "score_cap": 2.0, "sink": "learned"},
+    ),
+    "realformer-sink-grouped": inside(
+        "realformer", {"num_heads": 4, "kv_heads": 2, "model_dim": 16}, sink="zero"
+    ),
+    "parallel-all": inside(
+        "parallel", {"positions": "relative"}, scores="cosine", score_cap=2.0, sink="learned"
+    ),
+}
 COMBINATIONS = {
+    **SOFTMAX,
     # Residual attention
     **{
         f"{preset}-{carry}": carrying(preset, carry)
@@ -262,7 +298,7 @@ def test_masked_prediction_equals_reference(case: Case) -> None:
     torch.testing.assert_close(logits, torch.from_numpy(expected), rtol=1e-11, atol=1e-11)
 
 
-@parametrize(PLAIN | ROOT_MEAN_SQUARE | PER_LAYER | CAPPED)
+@parametrize(PLAIN | ROOT_MEAN_SQUARE | PER_LAYER | CAPPED | SOFTMAX)
 def test_next_token_prediction_equals_reference(case: Case) -> None:
     architecture = {**case.architecture, "kind": "decoder", "decoder_depth": 3}
     model = tiny.randomise(tiny.causal_model(case.block, **case.architecture, decoder_depth=3))

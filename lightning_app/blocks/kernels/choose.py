@@ -137,11 +137,16 @@ def own_scores(
     query: Float[Tensor, "batch head query dim"],
     key: Float[Tensor, "batch head key dim"],
     mask: Mask,
+    cap: float | None = None,
 ) -> Float[Tensor, "batch head query key"]:
-    """``Q K^T / sqrt(d_k) + B``, unmasked, in float32 at least; B is the bias of the positions."""
+    """``L = Q K^T / sqrt(d_k) + B``, unmasked, in float32 at least; B is the bias of the positions.
+
+    With a cap c it is ``c tanh(L / c)``.
+    """
     kept = torch.promote_types(query.dtype, torch.float32)
     scores = query.to(kept) @ key.to(kept).transpose(-2, -1) * query.shape[-1] ** -0.5
-    return scores if mask.score_bias is None else scores + mask.score_bias
+    scores = scores if mask.score_bias is None else scores + mask.score_bias
+    return scores if cap is None else cap * torch.tanh(scores / cap)
 
 
 def softmax_input(
@@ -282,11 +287,15 @@ def attend(
     mask: Mask,
     dropout: float,
     gains: MapGains | None = None,
+    cap: float | None = None,
 ) -> Mixed:
     """``softmax(Q K^T / sqrt(d_k) + mask) V`` (Vaswani et al. 2017, equation 1).
 
-    With `gains` the map is shaped: see `shape_map`.
+    With `gains` the map is shaped: see `shape_map`. With `cap` its scores are capped: see
+    `attend_capped`.
     """
+    if cap is not None:
+        return attend_capped(query, key, value, mask, dropout, cap)
     if gains is not None and stores_map(query, key, mask):
         return attend_with_stored_maps(query, key, value, mask, dropout, gains=gains)[0]
     if few_bf16_keys(key, product_type(query), mask) and _forced.get() != "plain":
@@ -295,6 +304,19 @@ def attend(
     how = mask.for_sdpa(query.dtype)
     heads = F.scaled_dot_product_attention(query, key, value, dropout_p=dropout, **how)
     return shaped_by(gains, heads, value, mask)
+
+
+def attend_capped(
+    query: Queries, key: Keys, value: Values, mask: Mask, dropout: float, cap: float
+) -> Mixed:
+    """``softmax(c tanh(L / c) + mask) V``, with L of `own_scores`.
+
+    SDPA has no cap, so autograd stores the maps of every layer, in float32 at least: memory is
+    quadratic in the number of tokens.
+    """
+    with torch.autocast(query.device.type, enabled=False):
+        weights = softmax_map(own_scores(query, key, mask, cap), mask)
+        return F.dropout(weights, dropout).to(value.dtype) @ value
 
 
 def shaped_by(gains: MapGains | None, attended: Mixed, value: Values, mask: Mask) -> Mixed:
