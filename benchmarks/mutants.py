@@ -339,7 +339,7 @@ MUTANTS = (
         "self.log_scale.clamp(max=math.log(100.0)).exp()",
         "self.log_scale.exp()",
     ),
-    mutant("probes see scores without a cap", SOFTMAX, "whole, module.spec.score_cap\n", "whole\n"),
+    mutant("probes see scores without a cap", SOFTMAX, "whole, module.spec.score_cap)", "whole)"),
     mutant(
         "noise on queries in evaluation",
         at(
