@@ -21,6 +21,7 @@ BLOCKS: dict[str, BlockConfig] = {
     "sum": BlockConfig(residual_attention="sum"),
     "qk_sum": BlockConfig(residual_attention="qk_sum"),
     "qk_norm": BlockConfig(preset="qk_norm", query_key_noise=0.1),
+    "softmax": BlockConfig(scores="cosine", score_cap=2.0, sink="learned"),
     "values": BlockConfig(value_carry="learned", output_gate="head"),
     "localised": BlockConfig(localised_span=LocalisedSpan(query_block=3, memory=2)),
     "spans": BlockConfig(adaptive_span=AdaptiveSpan(longest=5, ramp=2.0, start=0.5)),
