@@ -146,12 +146,17 @@ def test_carried_scores_beside_a_sink_in_every_form(form: Any, carry: Any) -> No
         torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("carry", ["none", "sum", "qk_sum"])
-@pytest.mark.parametrize("sink", ["zero", "learned"])
-def test_probes_see_maps_divided_by_the_sums_of_their_rows(carry: Any, sink: Any) -> None:
+@pytest.mark.parametrize(
+    "axes",
+    [
+        *({"residual_attention": carry, "sink": "zero"} for carry in ("none", "sum", "qk_sum")),
+        *({"residual_attention": carry, "sink": "learned"} for carry in ("none", "mean")),
+        {"score_cap": 0.6, "sink": "learned"},
+    ],
+)
+def test_probes_see_maps_divided_by_the_sums_of_their_rows(axes: dict[str, Any]) -> None:
     """Heads are those of the probe's map times the share of the keys, ``1 - A_sink``."""
-    config = BlockConfig(preset="pre_ln", residual_attention=carry, sink=sink)
-    model = tiny.randomise(tiny.causal_model(config, decoder_depth=2)).eval()
+    model = tiny.randomise(tiny.causal_model(BlockConfig(**axes), decoder_depth=2)).eval()
     found: list[tuple[Attention, Tensor, Tensor, Tensor]] = []
 
     def hook(module: Attention, args: Any, kwargs: Any, output: Any) -> None:
