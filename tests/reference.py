@@ -199,6 +199,8 @@ def bounded(parameters: Parameters, name: str, x: Array) -> Array:
 def norm(parameters: Parameters, name: str, x: Array) -> Array:
     if f"{name}.slope" in parameters:
         return bounded(parameters, name, x)
+    if f"{name}.weight" not in parameters:
+        return rms_norm(x, np.ones(x.shape[-1]))
     if f"{name}.bias" in parameters:
         return layer_norm(x, parameters[f"{name}.weight"], parameters[f"{name}.bias"])
     return rms_norm(x, parameters[f"{name}.weight"])
@@ -258,6 +260,10 @@ class Reference:
     """c of ``c tanh(L / c)``."""
     sink: Literal["no", "zero", "learned"] = "no"
     """One more logit of each softmax."""
+    norm_joined: bool = False
+    """A norm of the joined heads of self-attention before the output matrix."""
+    stops: dict[str, Array] | None = None
+    """What has no gradient, by place: the values of the first run. None: those of every run."""
     norm_inner: bool = False
     """A norm between activation and outer matrix of the feed-forward."""
     steps: "Callable[[Stack, Array], Array] | None" = None
@@ -533,6 +539,8 @@ class Layer:
         values = self.of_each_query_head(values)
         mixed = self.scaled("self_attention", mix(attention, values))
         mixed = self.gated("self_attention", mixed, x)
+        if reference.norm_joined:
+            mixed = self.norm("self_attention.output_norm", mixed)
         return self.project(output, "self_attention.output", mixed, reference.output_gains)
 
     def spans(self, x: Array, longest: int) -> Array:
@@ -826,6 +834,68 @@ def hybrid_norm(layer: Layer, around: str, f: SubLayer, x: Array) -> Array:
     return layer.norm(f"{around}.norm_sum", y) if around == last else y
 
 
+def reordered_norm(layer: Layer, around: str, f: SubLayer, x: Array) -> Array:
+    """OLMo 2 (2501.00656): ``x + N(f(x))``."""
+    return x + layer.norm(f"{around}.norm_branch", f(x))
+
+
+def laurel(layer: Layer, around: str, f: SubLayer, x: Array) -> Array:
+    """LAuReL-RW (2411.07501): ``b x + a f(N(x))``."""
+    a, b = (layer.weight(f"{around}.{part}.gain") for part in ("branch", "skip"))
+    return b * x + a * f(layer.norm(f"{around}.norm_input", x))
+
+
+def inverse_depth(power: float) -> Rule:
+    """Depth-muP (2310.02244), CompleteP (2505.01618): ``x + f(N(x)) / L^power``."""
+
+    def rule(layer: Layer, around: str, f: SubLayer, x: Array) -> Array:
+        return x + f(layer.norm(f"{around}.norm_input", x)) / layer.stack.depth**power
+
+    return rule
+
+
+def prores(step: int, total: int, order: str = "deeper_later") -> Rule:
+    """ProRes (2603.05369): ``x + a f(N(x))``, ``a = min(1, t / T_l)`` with T_l of layer l."""
+
+    def rule(layer: Layer, around: str, f: SubLayer, x: Array) -> Array:
+        first, depth = total / layer.stack.depth, layer.stack.depth
+        spans = np.linspace(first, total, depth)  # as in the authors' code
+        if order == "equal":
+            spans = np.full(depth, total)
+        elif order == "reverse":
+            spans = np.flip(spans)
+        a = min(1.0, step / spans[layer.number - 1])
+        return x + a * f(layer.norm(f"{around}.norm_input", x))
+
+    return rule
+
+
+def gpas(layer: Layer, around: str, f: SubLayer, x: Array) -> Array:
+    """GPAS (2506.22049): ``y - silu(g) stop(y)``, ``y = x + f(N(x))``, one g for each layer."""
+    y = x + f(layer.norm(f"{around}.norm_input", x))
+    stops = layer.stack.reference.stops
+    stopped = y if stops is None else stops.setdefault(layer.name(around), y)
+    g = layer.weight("around_self.rule.gate")
+    return y - g / (1.0 + np.exp(-g)) * stopped
+
+
+def blended(block: Callable[[Layer, Array], Array]) -> Callable[[Layer, Array], Array]:
+    """Nanochat: ``lambda_l x + mu_l x_0`` before each layer, x_0 the embedding."""
+
+    def layer(layer: Layer, x: Array) -> Array:
+        stack = layer.stack
+        if layer.number == 1:
+            stack.states = [x]
+        place = f"{stack.side}.stream_end"
+        if layer.number > 1:
+            last = "around_ff"  # of the layer before
+            place = f"{stack.side}.blocks.{layer.number - 2}.{last}.stream"
+        kept, again = (stack.parameters[f"{place}.blend.{part}"] for part in ("kept", "again"))
+        return block(layer, kept * x + again * stack.states[0])
+
+    return layer
+
+
 # --- Layers that are more than one formula in turn -----------------------------------------------
 
 
@@ -916,6 +986,19 @@ REFERENCE: dict[str, Reference] = {
     "denseformer": Reference(layer=after_each(each(pre_ln)), last="norm"),
     "gated_attention": Reference(layer=each(pre_ln), last="norm", gate="element"),
     "resformer": Reference(layer=each(pre_ln), last="norm", values="half"),
+    "reordered_norm": Reference(
+        layer=each(reordered_norm), last="norm", norm_heads=("query", "key")
+    ),
+    "laurel": Reference(layer=each(laurel), last="norm"),
+    "inverse_sqrt_depth": Reference(layer=each(inverse_depth(0.5)), last="norm"),
+    "inverse_depth": Reference(layer=each(inverse_depth(1.0)), last="norm"),
+    "sub_ln": Reference(layer=each(pre_ln), last="norm", norm_joined=True, norm_inner=True),
+    "prores": Reference(layer=each(prores(1, 100)), last="norm"),
+    "gpas": Reference(layer=each(gpas), last="norm"),
+    "zero_output": Reference(layer=each(pre_ln), last="norm"),
+    "speedrun": Reference(
+        layer=blended(each(pre_ln)), first="norm", last="norm", norm_heads=("query", "key")
+    ),
 }
 
 

@@ -111,6 +111,30 @@ def test_a_resumed_run_switches_at_the_same_step(tmp_path: Path, cache: str) -> 
         assert all(same) == (steps == 8)
 
 
+def test_branches_rise_with_the_steps_of_a_run_and_of_one_that_goes_on(
+    tmp_path: Path, cache: str
+) -> None:
+    def train(folder: Path, steps: int, **settings: Any) -> tuple[list[float], dict[str, Any]]:
+        pl.seed_everything(3)
+        trained = module("translation", decoder_depth=2, dropout=0.1, preset="prores")
+        saver = Saved(tmp_path / "x")
+        fitter = trainer(folder, max_steps=steps, callbacks=[saver])
+        fitter.fit(trained, datamodule=data(cache), weights_only=True, **settings)
+        return [
+            float(trained.get_buffer(f"model.decoder.blocks.{layer}.around_ff.branch.factor"))
+            for layer in range(2)
+        ], trained.state_dict()
+
+    whole, weights = train(tmp_path / "whole", 6)
+    assert whole == pytest.approx([6 / 50, 6 / 100])
+    again, others = train(tmp_path / "again", 6, ckpt_path=tmp_path / "x")
+    assert again == whole
+    assert all(torch.equal(value, others[name]) for name, value in weights.items())
+    stored = torch.load(tmp_path / "x", weights_only=True)["state_dict"]
+    factor = stored["model.decoder.blocks.1.around_self.branch.factor"]
+    assert float(factor) == pytest.approx(1 / 100)
+
+
 def test_another_run_of_the_same_module_has_steps_of_its_own(tmp_path: Path, cache: str) -> None:
     _, trained = run(tmp_path / "one", cache, "translation", BOTH, max_steps=3)
     path = tmp_path / "x.ckpt"

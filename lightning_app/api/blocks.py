@@ -123,6 +123,12 @@ def _resolved(config: BlockConfig, place: Stack) -> StackSpec:
         spec = config.resolve(place)
     for block in spec.blocks:
         gains = (block.around_self.skip, block.around_cross.skip, block.around_ff.skip)
+        branches = (block.around_self.branch, block.around_cross.branch, block.around_ff.branch)
+        if any(branch.ramp for branch in branches):
+            raise UserError(
+                "branch_ramp, as in preset prores, follows the steps of a run, which only `fit` "
+                "counts; take gains with a value"
+            )
         if any(gain.profiled for gain in gains):
             raise UserError(
                 "profiled skips, as in preset admin, start from a pass over the data of a run, "

@@ -73,8 +73,10 @@ class ProjectionGains:
     """b, the gain of the part dW, which starts at zero and is trained."""
 
     def __post_init__(self) -> None:
-        if self.kept.vector or self.change.vector or self.kept.profiled or self.change.profiled:
-            raise ValueError("gains of a projection are scalars: vector and profiled do not apply")
+        if any(each.vector or each.profiled or each.ramp for each in (self.kept, self.change)):
+            raise ValueError(
+                "gains of a projection are scalars: vector, profiled and ramp do not apply"
+            )
 
 
 OutputGate = str
@@ -202,7 +204,8 @@ class AttentionSpec:
       4.2); a and b are `value_gains` and `output_gains`
 
     `tied` starts the output from the transpose of the value's orthogonal matrix. `localised_span`
-    and `adaptive_span` limit the keys that a query sees, in self-attention. `output_gate` acts on
+    and `adaptive_span` limit the keys that a query sees, in self-attention. `output_norm` is a norm
+    of the joined heads before the output projection (Magneto, 2210.06423); `output_gate` acts on
     the heads before the output projection, and `value_carry` combines the values with those of the
     first layer.
 
@@ -216,6 +219,7 @@ class AttentionSpec:
     score_divisor: float = 1.0
     qk_norm: Norm = "none"
     value_norm: Norm = "none"
+    output_norm: Norm = "none"
     head_gain: bool = False
     query_key_noise: float = 0.0
     shaping: ShapingSpec | None = None
@@ -239,6 +243,11 @@ class AttentionSpec:
             raise ValueError(
                 f"value_carry {self.value_carry} with value_projection identity: values are then "
                 "the input of the layer; use full"
+            )
+        if self.output_norm != "none" and self.output == "identity":
+            raise ValueError(
+                f"output_norm {self.output_norm} with output_projection or last_output_projection "
+                "identity: no matrix follows the norm; use full"
             )
         if self.qk_norm in BOUNDS:
             raise ValueError(
@@ -524,6 +533,7 @@ class Attention(nn.Module):
             self.key_norm = Directions()
         self.sink = SinkLogit(num_heads) if spec.sink == "learned" else None
         self.value_norm = build_norm(spec.value_norm, model_dim // num_heads)
+        self.output_norm = build_norm(spec.output_norm, model_dim)
         self.shaping = None if spec.shaping is None else Shaping(spec.shaping, num_heads)
         self.head_gain = HeadGain(num_heads) if spec.head_gain else None
         gate, carry = OUTPUT_GATES[spec.output_gate], VALUE_CARRIES[spec.value_carry]
@@ -644,4 +654,6 @@ class Attention(nn.Module):
             heads = self.output_gate(heads, u)
         # (batch, head, query, dim) -> (batch, query, head * dim)
         joined = heads.transpose(1, 2).flatten(2)
-        return self.output(joined if kept is None else select_tokens(joined, kept)), carry
+        if kept is not None:
+            joined = select_tokens(joined, kept)
+        return self.output(self.output_norm(joined)), carry

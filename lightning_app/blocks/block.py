@@ -38,9 +38,13 @@ class InitSpec:
     output: float = 1.0
     ff: float = 1.0
     ff_outer: float | None = None
+    branch_norm: float = 1.0
+    """The gain of norms of branches, `norm_branch`."""
+    cross: bool = True
+    """Whether `value` and `output` also hold in cross-attention; if not, it has the defaults."""
 
     def __post_init__(self) -> None:
-        for name in ("query_key", "value", "output", "ff", "ff_outer"):
+        for name in ("query_key", "value", "output", "ff", "ff_outer", "branch_norm"):
             gain = getattr(self, name)
             if gain is not None and not 0.0 <= gain < math.inf:
                 raise ValueError(f"init {name} {gain}: must be a number of at least 0")
@@ -97,6 +101,12 @@ class BlockSpec:
                     f"{name} on cross-attention: the tokens of two texts have no distance; limit "
                     "only self-attention"
                 )
+        norms = {self.around_self.norm_branch, self.around_ff.norm_branch}
+        if self.init.branch_norm != 1.0 and not norms <= {"layer_norm", "rms_norm"}:
+            raise ValueError(
+                f"norm {', '.join(sorted(norms))} of branches with a start of its gain (preset "
+                "swin_v2): it has no gain; use layer_norm or rms_norm"
+            )
         self._check_rules()
         self._check_zeros()
         if self.layout == "parallel":
@@ -107,6 +117,12 @@ class BlockSpec:
             raise ValueError("ff_skip 0 with preset b2t: the block's input joins by that skip")
         shaping = self.self_attention.shaping
         skip = self.around_ff.skip if self.layout == "parallel" else self.around_self.skip
+        for around in (self.around_self, self.around_ff):
+            if around.branch.ramp and (skip.absent or self.around_ff.skip.absent):
+                raise ValueError(
+                    "branch_ramp without attention_skip or ff_skip: a layer would start with "
+                    "nothing; use it with skips"
+                )
         if skip.absent and (shaping is None or not shaping.alpha > 0.0):
             field = "ff_skip" if self.layout == "parallel" else "attention_skip"
             raise ValueError(
@@ -154,7 +170,7 @@ class BlockSpec:
             if self.layout == "parallel" and around is self.around_self:
                 joins = self.around_ff
             if output != "full":
-                reason = f"output_projection {output}: only a full matrix can start at zero"
+                reason = f"output_projection or last_output_projection {output}, no full matrix"
             elif around.norm_branch not in {"none", *BOUNDS}:
                 reason = "a norm of the branch: that of a zero vector has a slope of 1 / sqrt(eps)"
             elif joins.skip.absent:
@@ -323,6 +339,10 @@ class Block(nn.Module):
             for residual in (self.around_cross, self.around_ff):
                 if residual is not None:
                     residual.branch = self.around_self.branch
+        if getattr(self.around_self.rule, "one_per_block", False):
+            for residual in (self.around_cross, self.around_ff):
+                if residual is not None:
+                    residual.rule = self.around_self.rule
 
     @property
     def last_residual(self) -> Residual:

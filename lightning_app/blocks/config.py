@@ -23,12 +23,14 @@ from lightning_app.blocks.presets.registry import check_spec
 from lightning_app.blocks.residual import RESIDUAL_RULES, Gain, ResidualSpec, Rule
 from lightning_app.blocks.spans import AdaptiveSpan
 from lightning_app.blocks.stack import (
+    BranchRamp,
     ResidualAttention,
     Share,
     Stack,
     StackSpec,
     StepSignal,
     carry_scores,
+    ramped,
 )
 from lightning_app.blocks.steps import HaltingSpec
 from lightning_app.blocks.streams import PLAIN, STREAM_RULES, StreamKind
@@ -117,6 +119,8 @@ class BlockConfig:
     """The gain of the self-attention branch."""
     ff_branch: Gain | None = None
     """The gain of the feed-forward branch."""
+    branch_ramp: BranchRamp | None = None
+    """Let every branch rise from nearly nothing during the first steps of training."""
     localised_span: LocalisedSpan | None = None
     """Blocks of queries that see themselves and the tokens before them, in self-attention."""
     adaptive_span: AdaptiveSpan | None = None
@@ -169,6 +173,8 @@ class BlockConfig:
             self._block(block, first=layer == 0, last=layer == last)
             for layer, block in enumerate(spec.blocks)
         )
+        if self.branch_ramp is not None:
+            blocks = ramped(blocks, self.branch_ramp)
         self._check_gains(blocks)
         final_norm, input_norm = spec.final_norm, spec.input_norm
         if self.norm_placement is not None and (self.stream or spec.rule) == PLAIN:
@@ -299,6 +305,7 @@ class BlockConfig:
             attention,
             qk_norm=self.qk_norm or self._kind(attention.qk_norm),
             value_norm=self._kind(attention.value_norm),
+            output_norm=self._kind(attention.output_norm),
             query_key_noise=attention.query_key_noise if noise is None else noise,
             output_gate=self.output_gate or attention.output_gate,
             scores=self.scores or attention.scores,

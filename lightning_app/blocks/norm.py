@@ -37,6 +37,24 @@ class LearnedScalars(nn.Module, ABC):
         """Clamp the parameters to their range after an optimizer step."""
 
 
+class FollowsSteps:
+    """A module that changes with the step of training. Derive from it together with `nn.Module`."""
+
+    def at_step(self, done: int, total: int) -> None:
+        """Called before each training step with the steps `done` out of the run's `total`.
+
+        `total` is fixed when the run starts, also for runs that continue from its checkpoints; it
+        is below 1 if it is unknown.
+        """
+
+
+def at_step(model: nn.Module, done: int, total: int) -> None:
+    """Run `at_step` of all modules of `model` that follow the steps."""
+    for module in model.modules():
+        if isinstance(module, FollowsSteps):
+            module.at_step(done, total)
+
+
 Built = TypeVar("Built")
 
 
@@ -66,7 +84,7 @@ NORMS = (nn.LayerNorm, nn.RMSNorm)
 NORM_KINDS: Registry[Callable[[int], nn.Module]] = Registry(
     "model.block.norm",
     slots=(
-        *("norm", "qk_norm", "value_norm", "ff_norm", "embedding_norm"),
+        *("norm", "qk_norm", "value_norm", "output_norm", "ff_norm", "embedding_norm"),
         *("norm_input", "norm_branch", "norm_sum", "final_norm", "input_norm"),
     ),
 )
@@ -93,6 +111,19 @@ def layer_norm(dim: int) -> nn.Module:
 def rms_norm(dim: int) -> nn.Module:
     """``g * x / sqrt(mean(x^2) + eps)`` (Zhang & Sennrich 2019, 1910.07467)"""
     return nn.RMSNorm(dim, eps=EPSILON)
+
+
+@NORM_KINDS.register("rms_norm_plain")
+@final
+class PlainRMSNorm(nn.Module):
+    """``x / sqrt(mean(x^2) + eps)``, without a gain (nanochat)."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.shape = (dim,)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.rms_norm(x, self.shape, eps=EPSILON)
 
 
 BOUNDS = ("dyt", "derf")

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from lightning_app.blocks.norm import BOUNDS, LearnedScalars, Norm, build_norm
+from lightning_app.blocks.norm import BOUNDS, FollowsSteps, LearnedScalars, Norm, build_norm
 from lightning_app.blocks.streams import Stream, StreamPlace, StreamRule
 from lightning_app.core.registry import Registry
 
@@ -17,6 +17,7 @@ Rule = str
 """A name of `RESIDUAL_RULES`."""
 
 SUM: Rule = "sum"
+GPAS: Rule = "gpas"
 
 RESIDUAL_RULES: Registry[Callable[[int], nn.Module]] = Registry(
     "model.block.residual_rule", slots=("rule",)
@@ -41,6 +42,9 @@ class Gain:
     """One factor per dimension of the stream instead of a single one; only if learned."""
     profiled: bool = False
     """One pass over a batch before training sets the initial value (Admin); only if learned."""
+    ramp: float = 0.0
+    """The training steps over which a fixed factor rises linearly to `value`, from
+    ``value / ramp`` in the first one (ProRes); 0: none."""
 
     def __post_init__(self) -> None:
         if not math.isfinite(self.value):
@@ -48,6 +52,13 @@ class Gain:
         for name in ("vector", "profiled"):
             if getattr(self, name) and not self.learned:
                 raise ValueError(f"gain {name}: true needs learned: true")
+        if not 0.0 <= self.ramp < math.inf:
+            raise ValueError(f"gain ramp {self.ramp}: must be a number of steps, at least 0")
+        if self.ramp and self.learned:
+            raise ValueError(
+                "branch_ramp (gain ramp) on a learned gain: a rising factor is not trained; use "
+                "learned: false"
+            )
 
     @property
     def absent(self) -> bool:
@@ -79,9 +90,21 @@ class ResidualSpec:
                 f"norm {self.norm_input} with a scale after it (preset layer_norm_scaling): it "
                 "bounds entries and has no variance to scale; use layer_norm or rms_norm"
             )
+        if self.skip.ramp:
+            raise ValueError("skip ramp: only a branch can start small; use it for a branch")
+        if self.branch.ramp and self.skip.profiled:
+            raise ValueError(
+                "branch_ramp with profiled skips (preset admin): their start is that of whole "
+                "branches; use another preset"
+            )
         _ = RESIDUAL_RULES[self.rule]
         if self.rule == SUM:
             return
+        if self.rule == GPAS and self.norm_sum != "none":
+            raise ValueError(
+                "residual_rule gpas with norm_placement post: the norm of the sum undoes what it "
+                "shrinks; use norm_placement pre or peri"
+            )
         if self.skip.absent:
             raise ValueError(
                 f"residual_rule {self.rule} without a skip: a rule joins a skip with one branch; "
@@ -128,6 +151,28 @@ class FixedGain(nn.Module):
         return x if self.value == 1.0 else self.value * x
 
 
+@final
+class RisingGain(FollowsSteps, nn.Module):
+    """``value * min(1, t / ramp) * x`` in training step t, from 1 (ProRes, 2603.05369).
+
+    Outside training the factor is that of the last step, which checkpoints hold; a new model has
+    that of the first.
+    """
+
+    factor: Tensor
+
+    def __init__(self, gain: Gain) -> None:
+        super().__init__()
+        self.gain = gain
+        self.register_buffer("factor", torch.tensor(gain.value * min(1.0, 1.0 / gain.ramp)))
+
+    def at_step(self, done: int, total: int) -> None:
+        self.factor.fill_(self.gain.value * min(1.0, (done + 1) / self.gain.ramp))
+
+    def forward(self, x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+        return self.factor * x
+
+
 @RESIDUAL_RULES.register(SUM)
 @final
 class PlainSum(nn.Module):
@@ -142,8 +187,35 @@ class PlainSum(nn.Module):
         return skip + branch
 
 
+@RESIDUAL_RULES.register(GPAS)
+@final
+class Shrink(LearnedScalars):
+    """``y - silu(g) stop(y)``, y = skip + branch: the gradient of y is that of the plain sum.
+
+    g starts at zero, and the sums of a block share one (GPAS, 2506.22049, code). `stop` has no
+    gradient, so the gradient of the loss is not its derivative.
+    """
+
+    one_per_block = True
+
+    def __init__(self, model_dim: int) -> None:
+        super().__init__()
+        self.gate = nn.Parameter(torch.zeros(()))
+
+    def reset(self) -> None:
+        self.gate.zero_()
+
+    def forward(
+        self, skip: Float[Tensor, "*shape"], branch: Float[Tensor, "*shape"]
+    ) -> Float[Tensor, "*shape"]:
+        total = skip + branch
+        return total - nn.functional.silu(self.gate) * total.detach()
+
+
 def build_gain(gain: Gain, model_dim: int) -> nn.Module:
     """Return the module that multiplies by `gain`."""
+    if gain.ramp:
+        return RisingGain(gain)
     return LearnedGain(gain, model_dim) if gain.learned else FixedGain(gain.value)
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lightning_app.blocks.masks import Mask
-from lightning_app.blocks.norm import LearnedScalars
+from lightning_app.blocks.norm import FollowsSteps, LearnedScalars
 from lightning_app.blocks.windows import LocalisedSpan, LocalMask, Window
 
 
@@ -31,15 +31,8 @@ class Term(NamedTuple):
     over_tokens: bool = False
 
 
-class AuxiliaryTerms(ABC):
+class AuxiliaryTerms(FollowsSteps, ABC):
     """A module that offers terms of the loss. Derive from it together with `nn.Module`."""
-
-    def at_step(self, done: int, total: int) -> None:  # noqa: B027
-        """Called before each training step with the steps `done` out of the run's `total`.
-
-        `total` is fixed when the run starts, also for runs that continue from its checkpoints; it
-        is below 1 if it is unknown.
-        """
 
     @abstractmethod
     def auxiliary_terms(self) -> Mapping[str, Term]:
@@ -61,13 +54,6 @@ def auxiliary_terms(
                 value = term.weight * (term.value / normalizer if term.over_tokens else term.value)
                 found[name] = found[name] + value if name in found else value
     return found
-
-
-def at_step(model: nn.Module, done: int, total: int) -> None:
-    """Run `at_step` of all modules of `model` that offer terms."""
-    for module in model.modules():
-        if isinstance(module, AuxiliaryTerms):
-            module.at_step(done, total)
 
 
 TRIM = 64

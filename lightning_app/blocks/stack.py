@@ -62,6 +62,32 @@ class Stack:
         return self.depth * (3 if self.cross else 2)
 
 
+RampOrder = Literal["deeper_later", "equal", "reverse"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class BranchRamp:
+    """The rise of every branch from nearly nothing to its size (ProRes, 2603.05369).
+
+    The branches of layer l of L rise over ``steps l / L`` training steps (``deeper_later``), over
+    ``steps`` (``equal``) or over ``steps (L + 1 - l) / L`` (``reverse``).
+    """
+
+    steps: int
+    """The steps until all branches have their size."""
+    order: RampOrder = "deeper_later"
+    """Which layers rise first."""
+
+    def __post_init__(self) -> None:
+        if self.steps < 1:
+            raise ValueError(f"branch_ramp steps {self.steps}: must be at least 1")
+
+    def over(self, layer: int, depth: int) -> float:
+        """Return the steps over which the branches of `layer`, from 1, rise."""
+        shares = {"deeper_later": layer, "equal": depth, "reverse": depth + 1 - layer}
+        return self.steps * shares[self.order] / depth
+
+
 @dataclass(frozen=True, kw_only=True)
 class StackSpec:
     """The resolved specification of a stack: one block per layer, plus the parts around the blocks.
@@ -270,6 +296,24 @@ def same_block(stack: Stack, block: BlockSpec, final_norm: Norm) -> StackSpec:
 def around(residual: ResidualSpec) -> BlockSpec:
     """Return a sequential block with `residual` around every sub-layer."""
     return BlockSpec(around_self=residual, around_cross=residual, around_ff=residual)
+
+
+def ramped(blocks: tuple[BlockSpec, ...], ramp: BranchRamp) -> tuple[BlockSpec, ...]:
+    """Return `blocks` with branches that rise."""
+
+    def rising(around: ResidualSpec, layer: int) -> ResidualSpec:
+        steps = ramp.over(layer, len(blocks))
+        return replace(around, branch=replace(around.branch, ramp=steps))
+
+    return tuple(
+        replace(
+            block,
+            around_self=rising(block.around_self, layer),
+            around_cross=rising(block.around_cross, layer),
+            around_ff=rising(block.around_ff, layer),
+        )
+        for layer, block in enumerate(blocks, start=1)
+    )
 
 
 def carry_scores(spec: StackSpec, kind: ResidualAttention, temperature: float = 1.0) -> StackSpec:

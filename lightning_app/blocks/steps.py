@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from lightning_app.blocks.block import BlockSpec
 from lightning_app.blocks.linear import Linear
-from lightning_app.blocks.residual import SUM
+from lightning_app.blocks.residual import GPAS, SUM
 from lightning_app.blocks.spans import AuxiliaryTerms, Term
 
 
@@ -177,7 +177,7 @@ def growth(block: BlockSpec, part: Literal["around_self", "around_ff"]) -> float
     # Both branches of a parallel block join the skip of the feed-forward.
     skip = block.around_ff.skip if block.layout == "parallel" else residual.skip
     sums = {block.around_self.norm_sum, block.around_cross.norm_sum, block.around_ff.norm_sum}
-    if sums != {"none"} or skip.value == 0.0 or residual.rule != SUM:
+    if sums != {"none"} or skip.value == 0.0 or residual.rule not in (SUM, GPAS):
         return 0.0
     # B2T's last sum adds the block's input a second time.
     twice = block.bottom_to_top and part == "around_ff"

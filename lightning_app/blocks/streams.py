@@ -72,6 +72,11 @@ class StreamPlace:
         """Whether this is the end of the stack."""
         return self.number > self.sub_layers
 
+    @property
+    def depth(self) -> int:
+        """The number of layers of the stack, for the last sub-layer of a layer."""
+        return self.sub_layers * self.layer // self.number
+
 
 class StreamRule(nn.Module):
     """A stream of one state, and the base of every other rule.
@@ -502,3 +507,52 @@ class DepthAverage(StreamRule):
 
     def add(self, stream: Stream, added: Float[Tensor, "*#batch #token model"]) -> Stream:
         return Stream(stream.x + added, stream.parts)
+
+
+class Blend(LearnedScalars):
+    """``kept x + again x_0``, both learned."""
+
+    def __init__(self, kept: float, again: float) -> None:
+        super().__init__()
+        self.starts = kept, again
+        self.kept = nn.Parameter(torch.tensor(kept))
+        self.again = nn.Parameter(torch.tensor(again))
+
+    def reset(self) -> None:
+        self.kept.fill_(self.starts[0])
+        self.again.fill_(self.starts[1])
+
+    def forward(self, x: Tensor, embedding: Tensor) -> Tensor:
+        return self.kept * x + self.again * embedding
+
+
+@STREAM_RULES.register("embedding")
+@final
+class EmbeddingBlend(StreamRule):
+    """Before layer l ``x = lambda_l x + mu_l x_0``, x_0 the embedding (nanochat, modded-nanogpt).
+
+    From the first layer to the last, lambda starts at 1.15 to 1.05 and mu at 0.2 to 0.05, evenly
+    spaced, as in nanochat.
+    """
+
+    words = "before each layer x is blended with the embedding"
+
+    def __init__(self, place: StreamPlace) -> None:
+        super().__init__(place)
+        self.blend: Blend | None = None
+        before = 0 if place.ends_stack else place.layer  # the layers before the next one
+        if place.ends_stack or (place.ends_layer and place.number < place.sub_layers):
+            depth = place.layer - 1 if place.ends_stack else place.depth
+            share = before / max(depth - 1, 1)
+            self.blend = Blend(1.15 - 0.1 * share, 0.2 - 0.15 * share)
+
+    def start(self, x: Float[Tensor, "batch token model"]) -> Stream:
+        return self._blended(x, x)
+
+    def write(
+        self, stream: Stream, branch: Tensor, join: Callable[[Tensor, Tensor], Tensor]
+    ) -> Stream:
+        return self._blended(join(stream.x, branch), *stream.parts)
+
+    def _blended(self, x: Tensor, embedding: Tensor) -> Stream:
+        return Stream(x if self.blend is None else self.blend(x, embedding), (embedding,))

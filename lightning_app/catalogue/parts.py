@@ -122,6 +122,7 @@ _NORMS: dict[str, str] = {
     "rms_norm": "RMSNorm",
     "dyt": "DyT",
     "derf": "Derf",
+    "rms_norm_plain": "RMSNorm",
 }
 
 
@@ -283,7 +284,7 @@ def part_name(part: Part) -> str:
 _ATTENTION = (
     *("carry", "score_divisor", "qk_norm", "value_norm", "head_gain", "query_key_noise", "shaping"),
     *("value", "value_gains", "output", "output_gains", "tied", "query_init"),
-    *("localised_span", "adaptive_span", "output_gate", "value_carry"),
+    *("localised_span", "adaptive_span", "output_gate", "value_carry", "output_norm"),
     *("scores", "score_cap", "sink"),
 )
 GATES = ("head", "element")
@@ -359,6 +360,8 @@ def attention_parts(specs: Sequence[AttentionSpec], layers: range) -> tuple[Insi
             else f"gate {first.output_gate}",
             "before P",
         )
+    if first.output_norm != "none":
+        add(f"{norm_name(first.output_norm)} of all heads", "before P")
     _add_projection(add, "P", [(s.output, s.output_gains) for s in specs], layers)
     if first.tied:
         add("P = V^T at first")
@@ -427,8 +430,9 @@ _BLOCK = (
     *("layout", "bottom_to_top", "share_branch_gain", "init"),
 )
 _RESIDUAL = ("norm_input", "input_scale", "norm_branch", "norm_sum", "skip", "branch", "rule")
-_GAIN = ("value", "learned", "vector", "profiled")
+_GAIN = ("value", "learned", "vector", "profiled", "ramp")
 _INIT = {"query_key": "q, k", "value": "V", "output": "P", "ff": "FF", "ff_outer": "W_2"}
+_INIT |= {"branch_norm": "norms of branches"}
 # The fields that have a place in the drawing; other fields are listed by name.
 
 
@@ -496,6 +500,8 @@ def _factor(gains: Iterable[Gain], layers: range, *, shared: bool = False) -> tu
         return ()
     notes = ["learned vector" if first.vector else "learned"] if first.learned else []
     notes += ["profiled"] * first.profiled + ["shared in the layer"] * shared
+    if first.ramp:
+        notes.append(f"rises in {number([gain.ramp for gain in gains], layers)} steps")
     notes += changed_fields(gains, layers, handled=_GAIN)
     return (Factor(value=number([g.value for g in gains], layers), notes=tuple(notes)),)
 
@@ -624,7 +630,8 @@ def _starts(inits: Sequence[InitSpec], layers: range) -> list[str]:
         if any(getattr(init, name) != getattr(usual, name) for init in inits):
             factors.setdefault(number(values, layers), []).append(matrix)
     shown = [f"gain {gain} of {', '.join(names)}" for gain, names in factors.items()]
-    shown += changed_fields(inits, layers, handled=("distribution", *_INIT))
+    shown += ["not in cross-attention"] * (not first.cross)
+    shown += changed_fields(inits, layers, handled=("distribution", "cross", *_INIT))
     if not shown and first.distribution == usual.distribution:
         return []
     return ["; ".join([f"start: Xavier {first.distribution}", *shown])]

@@ -64,7 +64,7 @@ def initialize(model: nn.Module) -> None:
     dW of ``identity_plus`` and
     ``orthogonal_plus``                   zero
     biases                                zero; `HaltingSpec.bias` in the halting unit
-    norm gain, norm bias                  one, zero
+    norm gain, norm bias                  one, zero; gain of a branch's norm: that of its `InitSpec`
     embedding                             N(0, 1/d) times the embedding gain of the stack, the
                                           row of the padding zero
     tables of auxiliary heads             N(0, 1/d)
@@ -122,13 +122,18 @@ def initialize_block(block: Block, init: InitSpec) -> None:
             continue
         xavier(attention.query, init.query_key)
         xavier(attention.key, init.query_key)
+        sizes = init if init.cross or attention is not block.cross_attention else InitSpec()
         if attention.spec.value == "full":
-            xavier(attention.value, init.value)
+            xavier(attention.value, sizes.value)
         if attention.spec.output == "full":
-            xavier(attention.output, init.output)
+            xavier(attention.output, sizes.output)
         if attention.spec.query_init == "zeros":
             nn.init.zeros_(attention.query.weight)
         orthogonalize(attention)
+    if init.branch_norm != 1.0:
+        for residual in (block.around_self, block.around_cross, block.around_ff):
+            if residual is not None:
+                nn.init.constant_(residual.norm_branch.get_parameter("weight"), init.branch_norm)
     for part in (block.feed_forward.inner, block.feed_forward.gate):
         xavier(part, init.ff)
     xavier(block.feed_forward.outer, init.outer)

@@ -14,8 +14,9 @@ from lightning_app.blocks.attention import AnchoredProjection, Attention
 from lightning_app.blocks.block import Block, Call
 from lightning_app.blocks.kernels.choose import attention_form, softmax_map
 from lightning_app.blocks.norm import LearnedScalars
-from lightning_app.blocks.residual import FixedGain, LearnedGain
+from lightning_app.blocks.residual import FixedGain, LearnedGain, Shrink
 from lightning_app.blocks.spans import DynamicSpanMask
+from lightning_app.core.errors import UserError
 from lightning_app.models.stack import stacks
 from lightning_app.probes import measures
 from lightning_app.probes.hooks import (
@@ -449,7 +450,15 @@ def preconditioned_sharpness(
     parameter, with bias correction; without them v is the squared gradient of this batch, as after
     the first step of Adam. In that case the entries with the smallest gradients dominate, and the
     value is large. Parameters that do not affect the loss are left out.
+
+    Raises:
+        UserError: for a model with `Shrink`, whose gradient is not the derivative of its loss.
     """
+    if any(isinstance(module, Shrink) for module in model.modules()):
+        raise UserError(
+            "probe: --sharpness with residual_rule gpas: it stops gradients, so its loss has no "
+            "matrix of second derivatives to speak of; leave --sharpness out"
+        )
     parameters = [p for p in model.parameters() if p.requires_grad]
     # Fused attention kernels have no second derivative.
     with (

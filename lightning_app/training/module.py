@@ -14,7 +14,8 @@ from torchmetrics import Metric, SumMetric
 
 from lightning_app.blocks.block import Block
 from lightning_app.blocks.config import BlockConfig
-from lightning_app.blocks.spans import AuxiliaryTerms, at_step, auxiliary_terms
+from lightning_app.blocks.norm import FollowsSteps, at_step
+from lightning_app.blocks.spans import AuxiliaryTerms, auxiliary_terms
 from lightning_app.config.bounds import check_accumulation
 from lightning_app.config.parents import load_parent
 from lightning_app.core.schema import read
@@ -210,7 +211,7 @@ class TransformerModule(pl.LightningModule):
         self.vocab_size = 0
         self.profiled = False
         self.total_steps = 0  # number of steps of the run, fixed when it starts
-        self._has_terms = True  # until fit has checked for them
+        self._has_terms = self._follows_steps = True  # until fit has checked for them
         self._seed = 0
         # Keep NaNs: by default they would be dropped from the sum, and the loss would be 0.
         self.total_nll = SumMetric(nan_strategy="disable")
@@ -267,12 +268,13 @@ class TransformerModule(pl.LightningModule):
         self._seed = torch.initial_seed()
         # Checked once: at each step it would take a hundredth of a small model's time.
         self._has_terms = any(isinstance(part, AuxiliaryTerms) for part in self.modules())
+        self._follows_steps = any(isinstance(part, FollowsSteps) for part in self.modules())
         if self.device.type == "cpu":
             keep_freed_blocks()
 
     def on_train_start(self) -> None:
         """Fix the steps of the run at its start; a continued run takes its checkpoint's."""
-        if self._has_terms and not (self.global_step and self.total_steps):
+        if self._follows_steps and not (self.global_step and self.total_steps):
             self.total_steps = training_steps(self.trainer)
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
@@ -288,7 +290,7 @@ class TransformerModule(pl.LightningModule):
             strategy = self.trainer.strategy
             profile(self.model, lambda: self(batch), lambda x: strategy.reduce(x, reduce_op="sum"))  # pyright: ignore[reportArgumentType]
         self.profiled = True
-        if self._has_terms:
+        if self._follows_steps:
             at_step(self.model, self.global_step, self.total_steps)
 
     def training_step(self, batch: Any, batch_idx: int) -> dict[str, torch.Tensor]:
@@ -440,7 +442,7 @@ class TransformerModule(pl.LightningModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["vocab_size"] = self.vocab_size
         checkpoint["profiled"] = self.profiled
-        if self._has_terms:
+        if self._follows_steps:
             checkpoint["total_steps"] = self.total_steps
         checkpoint["finite"] = is_finite(checkpoint["state_dict"])
         if streams := join_ranks(self.objective.streams()):

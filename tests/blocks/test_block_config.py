@@ -21,7 +21,7 @@ from lightning_app.blocks.memory import MemorySpec
 from lightning_app.blocks.presets import PRESETS
 from lightning_app.blocks.residual import Gain
 from lightning_app.blocks.spans import AdaptiveSpan
-from lightning_app.blocks.stack import Stack, StackSpec
+from lightning_app.blocks.stack import BranchRamp, Stack, StackSpec
 from lightning_app.blocks.steps import HaltingSpec
 from lightning_app.blocks.streams import STREAM_RULES
 from lightning_app.blocks.windows import LocalisedSpan
@@ -52,9 +52,9 @@ PROJECTION_GAINS = {
 FLAG = {"yes": True, "no": False}
 AXES: dict[str, dict[str, Any]] = {
     "norm_placement": {name: name for name in ("post", "pre", "peri", "none")},
-    "norm": {name: name for name in ("layer_norm", "rms_norm", "dyt", "derf")},
+    "norm": {name: name for name in ("layer_norm", "rms_norm", "rms_norm_plain", "dyt", "derf")},
     "residual_attention": {name: name for name in ("none", "sum", "mean", "qk_sum")},
-    "residual_rule": {"sum": "sum"},
+    "residual_rule": {"sum": "sum", "gpas": "gpas"},
     "residual_temperature": {"2.5": 2.5},
     "query_key_noise": {"0.5": 0.5},
     "qk_norm": {name: name for name in ("none", "layer_norm", "rms_norm")},
@@ -77,6 +77,7 @@ AXES: dict[str, dict[str, Any]] = {
     "ff_skip": GAINS,
     "attention_branch": GAINS,
     "ff_branch": GAINS,
+    "branch_ramp": {"to 3": BranchRamp(steps=3)},
     "localised_span": {"2 + 3": LocalisedSpan(query_block=2, memory=3)},
     "adaptive_span": {
         "to 5": AdaptiveSpan(longest=5, ramp=2.0, start=0.3),
@@ -97,6 +98,7 @@ AXES: dict[str, dict[str, Any]] = {
     "memory": {"of 3": MemorySpec(length=3), "none": MemorySpec()},
 }
 STREAMS = {"siamese_norm", "hyper_connections", "mhc", "attention_residuals", "denseformer"}
+STREAMS |= {"speedrun"}
 # Their stream replaces the sum, and so takes neither a gain of the skip nor a norm of the sum.
 NO_SUM = {"hyper_connections", "mhc", "attention_residuals"}
 SIMPLIFIED = {"sas", "sas_p", "sas_p_no_norm"}
@@ -114,38 +116,46 @@ NORMED_SUMS |= {"siamese_norm"}
 OWN_SKIPS = {"deepnorm", "keel", "admin", *SKIPLESS, *PARALLEL}
 # Without their norms, these have neither small branches nor small matrices, nor lack a skip; or
 # they have small matrices and a skip over 1.
+QK_NORMED = {"qk_norm", "hybrid_norm", "reordered_norm", "speedrun"}
+ZERO = {"zero_output", "speedrun"}
 EXPLODE = {
     *("post_ln", "pre_ln", "peri_ln", "sandwich_ln", "normformer", "b2t", "admin", "dual_stream"),
     *("mix_ln", "layer_norm_scaling", "keel", "deepnorm", "qk_norm", "realformer", "parallel"),
-    *("hybrid_norm", "gated_attention", "resformer"),
+    *("hybrid_norm", "gated_attention", "resformer", "reordered_norm", "laurel", "sub_ln"),
+    *("prores", "gpas"),
     *STREAMS,
 }
 REFUSED: dict[tuple[str, str], set[str]] = {
-    ("norm_placement", "post"): PARALLEL | NO_SUM,
+    ("norm_placement", "post"): PARALLEL | NO_SUM | {"gpas"},
+    # A rule joins one skip with one branch, and a norm of the sum undoes what this one shrinks.
+    ("residual_rule", "gpas"): NORMED_SUMS
+    | {*PARALLEL, *SKIPLESS, *NO_SUM, "mix_ln", "hybrid_norm"},
     # A skip over 1 asks for a norm of the sum; the second stream is there beside a Post-LN one.
     ("norm_placement", "pre"): {"deepnorm", "b2t", "keel", "dual_stream", "siamese_norm"},
-    ("norm_placement", "peri"): {"deepnorm", "b2t", "keel", "dual_stream", "siamese_norm"},
-    ("norm_placement", "none"): EXPLODE,
+    ("norm_placement", "peri"): {"deepnorm", "b2t", "keel", "dual_stream", "siamese_norm", *ZERO},
+    ("norm_placement", "none"): EXPLODE - ZERO,
     ("residual_temperature", "2.5"): set(PRESETS) - {"realformer"},
     ("qk_norm", "layer_norm"): SIMPLIFIED,
     ("qk_norm", "rms_norm"): SIMPLIFIED,
     # The norm of queries that start at zero has no direction.
-    ("shaped_attention", "default"): {"qk_norm", "hybrid_norm"},
-    ("shaped_attention", "fixed"): {"qk_norm", "hybrid_norm"},
-    ("shaped_attention", "no identity"): {*SKIPLESS, "qk_norm", "hybrid_norm"},
+    ("shaped_attention", "default"): QK_NORMED,
+    ("shaped_attention", "fixed"): QK_NORMED,
+    ("shaped_attention", "no identity"): {*SKIPLESS, *QK_NORMED},
     # Their centre would have to move with the spans.
     ("adaptive_span", "to 5"): SIMPLIFIED,
     ("adaptive_span", "dynamic"): SIMPLIFIED,
     ("tied_projections", "yes"): set(PRESETS) - {"v_skipinit"},
     **{("value_gains", kind): set(PRESETS) - SIMPLIFIED for kind in PROJECTION_GAINS},
     **{("output_gains", kind): set(PRESETS) for kind in PROJECTION_GAINS},
-    ("layout", "parallel"): SUMS_IN_TURN,
+    ("layout", "parallel"): SUMS_IN_TURN | {"gpas"},
     ("attention_skip", "0"): set(PRESETS) - SKIPLESS - {"parallel"},
     ("attention_skip", "1"): PARALLEL,
     ("attention_skip", "learned from 0"): PARALLEL | NO_SUM,
     ("attention_skip", "learned from 0.5"): PARALLEL | NO_SUM,
     ("attention_skip", "a vector"): PARALLEL | NO_SUM,
-    ("ff_skip", "0"): {"parallel", "b2t"} | NO_SUM,
+    ("ff_skip", "0"): {"parallel", "b2t", "prores", "gpas"} | NO_SUM,
+    # Only a fixed factor rises, and only beside a skip.
+    ("branch_ramp", "to 3"): {*SKIPLESS, "rezero", "skipinit", "layer_scale", "laurel", "admin"},
     # Without norms the identity part of the map doubles a stream that also has a skip.
     ("ff_skip", "1"): {"sas_p_no_norm"},
     ("ff_skip", "learned from 0"): NO_SUM,
@@ -153,15 +163,17 @@ REFUSED: dict[tuple[str, str], set[str]] = {
     ("ff_skip", "a vector"): {"sas_p_no_norm"} | NO_SUM,
     # One gain of all branches cannot start at two values.
     **{
-        (f"{part}_branch", gain): {"rezero"}
+        (f"{part}_branch", gain): {"rezero"} | (ZERO if gain == "0" else set())
         for part in ("attention", "ff")
         for gain in ("0", "learned from 0.5", "a vector")
     },
+    **{(f"{part}_branch", "learned from 0"): ZERO for part in ("attention", "ff")},
     ("attention_branch", "1"): {"rezero", "skipinit"},
     ("ff_branch", "1"): {"rezero", "skipinit"},
-    ("share_branch_gain", "yes"): set(PRESETS) - {"rezero", "skipinit", "layer_scale"},
+    ("share_branch_gain", "yes"): set(PRESETS) - {"rezero", "skipinit", "layer_scale", "laurel"},
     # Layers that differ, and skips with a start for each layer.
-    ("share", "all"): {*SIMPLIFIED, "resformer", "mix_ln", "layer_norm_scaling", "admin", *STREAMS},
+    ("share", "all"): {*SIMPLIFIED, "resformer", "mix_ln", "layer_norm_scaling", "admin", *STREAMS}
+    | {"prores"},
     # Both are of the steps of a shared block.
     ("step_signal", "sinusoidal"): set(PRESETS),
     ("step_signal", "learned"): set(PRESETS),
@@ -169,16 +181,21 @@ REFUSED: dict[tuple[str, str], set[str]] = {
     # These stacks read no text segment by segment.
     ("memory", "of 3"): set(PRESETS),
     # They bound entries: no unit length of queries, no variance to divide.
-    **{
-        ("norm", kind): {"qk_norm", "hybrid_norm", "layer_norm_scaling"} for kind in ("dyt", "derf")
-    },
+    **{("norm", kind): {*QK_NORMED, "layer_norm_scaling"} for kind in ("dyt", "derf")},
     # A norm or a second zero of the branch; outputs that are no matrix; norms of branches as keys.
     ("zero_output", "yes"): {
         *("peri_ln", "sandwich_ln", "normformer", "rezero", "skipinit", "v_skipinit"),
-        *(*SIMPLIFIED, "attention_residuals"),
+        *(*SIMPLIFIED, "attention_residuals", "reordered_norm"),
     },
     # Values that are the input itself.
     ("value_projection", "identity"): {"resformer"},
+    # A matrix follows the norm of the joined heads.
+    **{
+        (f"{last}output_projection", kind): {"sub_ln", *ZERO} if kind == "identity" else ZERO
+        for last in ("", "last_")
+        for kind in PROJECTIONS
+        if kind != "full"
+    },
     **{("value_carry", kind): SIMPLIFIED for kind in ("half", "learned")},
     # Queries that start at zero, or have another norm.
     ("scores", "cosine"): {"qk_norm", "hybrid_norm"} | SIMPLIFIED,
@@ -188,8 +205,9 @@ REFUSED: dict[tuple[str, str], set[str]] = {
     ("stream", "dual"): set(PRESETS) - NORMED_SUMS,
     ("stream", "siamese"): set(PRESETS) - NORMED_SUMS | {"b2t", "admin", "dual_stream"},
     ("stream", "average"): PARALLEL | {"b2t", "admin", "dual_stream"},
+    ("stream", "embedding"): PARALLEL | {"b2t", "admin", "dual_stream"},
     **{
-        ("stream", kind): NORMED_SUMS | OWN_SKIPS | {"mix_ln", "hybrid_norm"}
+        ("stream", kind): NORMED_SUMS | OWN_SKIPS | {"mix_ln", "hybrid_norm", "laurel", "gpas"}
         for kind in ("hyper_static", "hyper_dynamic", "hyper_manifold", "attention")
     },
     ("streams", "2"): set(PRESETS) - {"hyper_connections", "mhc"},
@@ -262,7 +280,8 @@ def test_stream_of_what_is_not_refused_stays_bounded(preset: str, placement: Any
     with torch.no_grad():
         encoder(torch.randn(3, 7, 10), padding_mask(torch.ones(3, 7, dtype=torch.bool)))
     assert len(norms) == 12
-    assert max(norms) < 100.0
+    # Sub-LN's matrices start 1.8 times as large.
+    assert max(norms) < (300.0 if preset == "sub_ln" else 100.0)
 
 
 def test_a_placement_takes_along_what_belongs_to_the_old_one() -> None:
@@ -358,7 +377,8 @@ def test_running_sum_on_post_ln_is_realformer_in_an_encoder_alone() -> None:
 @pytest.mark.parametrize("preset", PRESETS)
 def test_rms_norm_stands_wherever_layer_norm_stood(stack: Stack, preset: str) -> None:
     ours = resolve(stack, preset, norm="rms_norm")
-    assert repr(ours) == repr(PRESETS[preset](stack)).replace("layer_norm", "rms_norm")
+    spec = repr(PRESETS[preset](stack)).replace("rms_norm_plain", "rms_norm")
+    assert repr(ours) == spec.replace("layer_norm", "rms_norm")
 
 
 def test_norm_and_placement_go_together() -> None:
@@ -383,7 +403,7 @@ def test_axes_of_self_attention_leave_cross_attention_alone(preset: str) -> None
         preset,
         shaped_attention=ShapingSpec(gamma=None),
         value_projection="orthogonal" if preset == "resformer" else "identity",
-        output_projection="identity_plus",
+        output_projection="full" if preset in ZERO else "identity_plus",
         attention_branch=Gain(value=0.5),
         share_branch_gain=False,
     )

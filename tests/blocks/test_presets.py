@@ -98,6 +98,8 @@ def test_presets_are_named_and_described() -> None:
         *("layer_norm_scaling", "keel", "hybrid_norm", "qk_norm", "realformer", "parallel"),
         *("v_skipinit", "sas", "sas_p", "sas_p_no_norm", "siamese_norm", "hyper_connections"),
         *("mhc", "attention_residuals", "denseformer", "gated_attention", "resformer"),
+        *("reordered_norm", "laurel", "inverse_sqrt_depth", "inverse_depth", "sub_ln", "prores"),
+        *("gpas", "zero_output", "speedrun"),
     ]
     for name, preset in PRESETS.items():
         assert preset.name == name
@@ -164,6 +166,15 @@ TABLE: dict[str, tuple[str, Gain, Gain, bool]] = {
     "gated_attention": ("input", ONE, ONE, True),
     "resformer": ("input", ONE, ONE, True),
     "attention_residuals": ("input", ONE, ONE, True),
+    "reordered_norm": ("branch", ONE, ONE, True),
+    "laurel": ("input", Gain(learned=True), Gain(learned=True), True),
+    "inverse_sqrt_depth": ("input", ONE, Gain(value=3**-0.5), True),
+    "inverse_depth": ("input", ONE, Gain(value=1 / 3), True),
+    "sub_ln": ("input", ONE, ONE, True),
+    "prores": ("input", ONE, Gain(ramp=100 / 3), True),
+    "gpas": ("input", ONE, ONE, True),
+    "zero_output": ("input", ONE, ONE, True),
+    "speedrun": ("input", ONE, ONE, True),
     "denseformer": ("input", ONE, ONE, True),
     "rezero": ("", ONE, Gain(value=0.0, learned=True), False),
     "skipinit": ("", ONE, Gain(value=0.0, learned=True), False),
@@ -188,15 +199,17 @@ def test_first_self_attention_is_as_the_table_says(name: str) -> None:
     places, skip, branch, final_norm = TABLE[name]
     spec = PRESETS[name](ALONE)
     around_self = spec.blocks[0].around_self
+    others = {"reordered_norm": "rms_norm", "speedrun": "rms_norm_plain"}
+    kinds = others.get(name, "layer_norm")
     norms = {
         "input": around_self.norm_input,
         "branch": around_self.norm_branch,
         "sum": around_self.norm_sum,
     }
-    assert " ".join(place for place, kind in norms.items() if kind == "layer_norm") == places
+    assert " ".join(place for place, kind in norms.items() if kind == kinds) == places
     assert {kind for place, kind in norms.items() if place not in places.split()} <= {"none"}
     assert (around_self.skip, around_self.branch) == (skip, branch)
-    assert spec.final_norm == ("layer_norm" if final_norm else "none")
+    assert spec.final_norm == (kinds if final_norm else "none")
 
 
 @pytest.mark.parametrize("where", STACKS)
@@ -218,10 +231,10 @@ def _one_rule(spec: StackSpec) -> bool:
     return all(b.around_self == b.around_cross == b.around_ff for b in spec.blocks)
 
 
-def test_only_peri_ln_has_a_norm_before_the_first_layer() -> None:
+def test_which_presets_have_a_norm_before_the_first_layer() -> None:
     for where in STACKS.values():
         with_norm = {name for name in PRESETS if PRESETS[name](where).input_norm != "none"}
-        assert with_norm == {"peri_ln"}
+        assert with_norm == {"peri_ln", "speedrun"}
     encoder = PRESETS["peri_ln"](ALONE)
     assert replace(encoder, input_norm="none") == PRESETS["sandwich_ln"](ALONE)
 
@@ -284,12 +297,12 @@ def test_t_fixup_scales_by_the_depth_of_its_own_stack_but_embeddings_by_the_enco
         assert b.init.distribution == "uniform"
 
 
-def test_initial_matrices_are_special_in_three_presets_alone() -> None:
+def test_initial_matrices_are_special_in_six_presets_alone() -> None:
     """And the embedding in T-Fixup alone: both stacks of a model share it."""
     for where in STACKS.values():
         specs = {name: preset(where) for name, preset in PRESETS.items()}
         special = {n for n, s in specs.items() if {b.init for b in s.blocks} != {InitSpec()}}
-        assert special == {"deepnorm", "b2t", "t_fixup"}
+        assert special == {"deepnorm", "b2t", "t_fixup", "sub_ln", "zero_output", "speedrun"}
         assert {n for n, s in specs.items() if s.embedding_gain != 1.0} == {"t_fixup"}
 
 

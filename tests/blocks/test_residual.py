@@ -5,7 +5,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from lightning_app.blocks.config import BlockConfig
+from lightning_app.blocks.norm import at_step
 from lightning_app.blocks.residual import Gain, LearnedGain, Residual, ResidualSpec
+from lightning_app.blocks.stack import BranchRamp
 from lightning_app.blocks.streams import DualStream, Stream, StreamPlace, StreamRule
 from tests import reference, tiny
 
@@ -144,3 +147,54 @@ def test_a_norm_in_any_slot_normalizes() -> None:
     assert not ResidualSpec(norm_input="rms_norm").unnormalized
     assert not ResidualSpec(norm_branch="rms_norm").unnormalized
     assert not ResidualSpec(norm_sum="layer_norm").unnormalized
+
+
+ORDERS = {
+    "deeper_later": [4.0, 8.0, 12.0],
+    "equal": [12.0, 12.0, 12.0],
+    "reverse": [12.0, 8.0, 4.0],
+}
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_branches_rise_in_the_order_of_the_layers(order: Any) -> None:
+    """ProRes: ``min(1, t / T_l)`` in step t, from 1, of every sub-layer alike."""
+    ramp = BranchRamp(steps=12, order=order)
+    model = tiny.translator(BlockConfig(branch_ramp=ramp), encoder_depth=3)
+    for done in (0, 4, 7, 30):
+        at_step(model, done, 100)
+        layers = [block for _, block in model.encoder.layers]
+        for block, steps in zip(layers, ORDERS[order], strict=True):
+            for around in (block.around_self, block.around_ff):
+                factor = around.branch.get_buffer("factor")
+                assert float(factor) == pytest.approx(min(1.0, (done + 1) / steps), rel=1e-6)
+    assert float(model.decoder.get_buffer("blocks.0.around_cross.branch.factor")) == 1.0
+
+
+@pytest.mark.parametrize("preset", ["pre_ln", "post_ln", "deepnorm", "sandwich_ln", "mhc"])
+def test_after_its_rise_a_block_is_the_one_without_to_the_last_bit(preset: str) -> None:
+    torch.manual_seed(3)
+    plain = tiny.translator(preset)
+    torch.manual_seed(3)
+    rising = tiny.translator(BlockConfig(preset=preset, branch_ramp=BranchRamp(steps=7)))
+    source, target = tiny.sentences()
+    outputs = []
+    for model in (plain, rising):
+        at_step(model, 6, 0)
+        outputs.append(model(source, target))
+        outputs[-1].square().mean().backward()
+    assert torch.equal(*outputs)
+    theirs = dict(plain.named_parameters())
+    for name, parameter in rising.named_parameters():
+        torch.testing.assert_close(parameter.grad, theirs[name].grad, rtol=0.0, atol=0.0)
+    at_step(rising, 0, 0)
+    assert not torch.equal(rising(source, target), outputs[0])
+
+
+def test_the_sums_of_a_block_share_one_gate() -> None:
+    blocks = [block for _, block in tiny.translator("gpas").decoder.layers]
+    rules = [block.around_self.rule for block in blocks]
+    assert len(set(rules)) == len(blocks)
+    for block, rule in zip(blocks, rules, strict=True):
+        assert block.around_cross is not None
+        assert block.around_cross.rule is block.around_ff.rule is rule

@@ -28,6 +28,7 @@ AS_PRE_LN: dict[str, dict[str, Any]] = {
     "hyper_manifold": {"preset": "mhc"},
     "attention": {"preset": "attention_residuals"},
     "average": {"preset": "denseformer"},
+    "gpas": {"preset": "gpas"},
 }
 # mHC divides each sum plus 1e-6, so that its mixing shrinks the states by as much.
 CLOSE = dict.fromkeys(AS_PRE_LN, 1e-10) | {"hyper_manifold": 2e-4}

@@ -250,7 +250,7 @@ def test_every_field_has_a_place_in_a_drawing() -> None:
         BlockSpec: parts._BLOCK,
         ResidualSpec: parts._RESIDUAL,
         Gain: parts._GAIN,
-        InitSpec: ("distribution", *parts._INIT),
+        InitSpec: ("distribution", "cross", *parts._INIT),
         AttentionSpec: parts._ATTENTION,
         ShapingSpec: parts._SHAPING,
     }

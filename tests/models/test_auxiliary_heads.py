@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lightning_app.blocks.spans import at_step, auxiliary_terms
+from lightning_app.blocks.norm import at_step
+from lightning_app.blocks.spans import auxiliary_terms
 from lightning_app.core.errors import UserError
 from lightning_app.models.auxiliary_heads import (
     AuxiliaryHeads,

@@ -11,14 +11,17 @@ from lightning_app.blocks.attention import ProjectionGains, ShapingSpec
 from lightning_app.blocks.config import BlockConfig
 from lightning_app.blocks.presets import PRESETS
 from lightning_app.blocks.residual import Gain
+from lightning_app.blocks.stack import BranchRamp
 from tests import tiny
 from tests.reference import (
     REFERENCE,
     Projection,
     Reference,
     after_each,
+    each,
     predict_masked,
     predict_next,
+    prores,
     translate,
 )
 from tests.slopes import Parameters, check_slopes
@@ -225,6 +228,14 @@ COMBINATIONS = {
     "sas-relu_squared-derf": case("sas", {"activation": "relu_squared"}, norm="derf"),
     "peri_ln-derf": case("peri_ln", {"activation": "gelu"}, norm="derf"),
     "sas_p-geglu": case("sas_p", {"activation": "geglu"}),
+    "qk_norm-plain-rms": case("qk_norm", {}, norm="rms_norm_plain"),
+    **{
+        f"prores-{order}": Case(
+            BlockConfig(branch_ramp=BranchRamp(steps=2, order=order)),
+            replace(REFERENCE["pre_ln"], layer=each(prores(1, 2, order))),
+        )
+        for order in ("equal", "reverse")
+    },
 }
 PER_LAYER = {name: case for name, case in COMBINATIONS.items() if "learned_per_layer" in name}
 # z is some units large, so that most of it lies beyond the bend.
@@ -329,13 +340,15 @@ def test_translation_gradient_equals_differences_of_reference(case: Case) -> Non
     model = tiny.randomise(tiny.translator(case.block, **case.architecture))
     source, target = (tokens[1:, :6] for tokens in tiny.sentences())
     sizes = tiny.reference_sizes(tiny.architecture(**case.architecture))
+    reference = replace(case.reference, stops={})
     # The loss reads only real positions: values at padding are not specified.
     weight = torch.randn(*target.shape, tiny.VOCABULARY) * (target != tiny.PAD)[..., None]
 
     def reference_loss(parameters: Parameters) -> float:
-        result = translate(case.reference, parameters, sizes, source.numpy(), target.numpy())
+        result = translate(reference, parameters, sizes, source.numpy(), target.numpy())
         return float((result.logits * weight.numpy()).sum())
 
+    reference_loss(tiny.numpy_parameters(model))  # where gradients stop
     check_slopes(model, (model(source, target) * weight).sum(), reference_loss)
 
 
@@ -346,11 +359,11 @@ def test_masked_gradient_equals_differences_of_reference(case: Case) -> None:
     tokens, positions = tiny.words(2, 5), torch.tensor([0, 2, 9, 7])
     sizes = tiny.reference_sizes(tiny.architecture(kind="encoder", **case.architecture))
     weight = torch.randn(len(positions), tiny.VOCABULARY)
+    reference = replace(case.reference, stops={})
 
     def reference_loss(parameters: Parameters) -> float:
-        logits = predict_masked(
-            case.reference, parameters, sizes, tokens.numpy(), positions.numpy()
-        )
+        logits = predict_masked(reference, parameters, sizes, tokens.numpy(), positions.numpy())
         return float((logits * weight.numpy()).sum())
 
+    reference_loss(tiny.numpy_parameters(model))  # where gradients stop
     check_slopes(model, (model(tokens, positions) * weight).sum(), reference_loss)

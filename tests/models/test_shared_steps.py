@@ -35,6 +35,8 @@ UNEQUAL |= {
     "attention_residuals",
     "denseformer",
     "resformer",
+    "prores",
+    "speedrun",
 }
 """Presets with layers that one block cannot serve, whatever the axes."""
 SHARED = [preset for preset in PRESETS if preset not in UNEQUAL]

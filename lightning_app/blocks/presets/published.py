@@ -1,6 +1,7 @@
 """The presets of papers: first those that change the positions of norms, the skips and the initial
 size of a branch, then those that change attention, and parallel and simplified blocks."""
 
+import math
 from dataclasses import replace
 from typing import Literal
 
@@ -8,7 +9,15 @@ from lightning_app.blocks.attention import AttentionSpec, ShapingSpec
 from lightning_app.blocks.block import BlockSpec, InitSpec
 from lightning_app.blocks.presets.registry import ABSENT, POST, PRE, preset
 from lightning_app.blocks.residual import Gain, ResidualSpec
-from lightning_app.blocks.stack import Stack, StackSpec, around, carry_scores, same_block
+from lightning_app.blocks.stack import (
+    BranchRamp,
+    Stack,
+    StackSpec,
+    around,
+    carry_scores,
+    ramped,
+    same_block,
+)
 
 
 @preset(
@@ -550,3 +559,154 @@ def resformer(stack: Stack) -> StackSpec:
     other = replace(first, self_attention=AttentionSpec(value_carry="half"))
     blocks = (first, *(other,) * (stack.depth - 1))
     return StackSpec(blocks=blocks, final_norm="layer_norm")
+
+
+@preset(
+    equation="x' = x + N(f(x)); N after the last block; norms of queries and keys; N is RMSNorm",
+    paper="Team OLMo 2025, OLMo 2 (2501.00656)",
+    fixes="growth of the stream, without a norm on it",
+)
+def reordered_norm(stack: Stack) -> StackSpec:
+    """Norms of every branch only, and of queries and keys.
+
+    Theirs of queries and keys are over all heads together, ours over each head, which OLMo's code
+    has as an option.
+    """
+    attention = AttentionSpec(qk_norm="rms_norm")
+    block = around(ResidualSpec(norm_branch="rms_norm"))
+    block = replace(block, self_attention=attention, cross_attention=attention)
+    return same_block(stack, block, final_norm="rms_norm")
+
+
+@preset(
+    equation="x' = b x + a f(N(x)), a and b learned from 1; N after the last block",
+    paper="Menghani et al. 2025, LAuReL-RW (2411.07501)",
+    fixes="the equal weights of skip and branch",
+)
+def laurel(stack: Stack) -> StackSpec:
+    """Pre-LN with a learned scalar on every skip and branch.
+
+    Based on secondary sources; the starts of 1 are ours.
+    """
+    learned = Gain(learned=True)
+    block = around(replace(PRE, skip=learned, branch=learned))
+    return same_block(stack, block, final_norm="layer_norm")
+
+
+@preset(
+    equation="x' = x + f(N(x)) / sqrt(L); N after the last block",
+    paper="Yang et al. 2023, depth-muP (2310.02244)",
+    fixes="a stream whose variance grows with depth",
+)
+def inverse_sqrt_depth(stack: Stack) -> StackSpec:
+    """Pre-LN with branches divided by the root of the depth, without depth-muP's rates."""
+    branch = Gain(value=stack.depth**-0.5)
+    return same_block(stack, around(replace(PRE, branch=branch)), final_norm="layer_norm")
+
+
+@preset(
+    equation="x' = x + f(N(x)) / L; N after the last block",
+    paper="Dey et al. 2025, CompleteP (2505.01618)",
+    fixes="layers that change less the deeper a model is, and rates that depend on depth",
+)
+def inverse_depth(stack: Stack) -> StackSpec:
+    """Pre-LN with branches divided by the depth, without CompleteP's rates and epsilon."""
+    branch = Gain(value=1.0 / stack.depth)
+    return same_block(stack, around(replace(PRE, branch=branch)), final_norm="layer_norm")
+
+
+@preset(
+    equation="Pre-LN; N(concat_h(A_h V_h)) P, W_2 N(act(W_1 u)); V, P, W_1, W_2 start larger by g",
+    paper="Wang et al. 2022, Magneto (2210.06423)",
+    fixes="updates that grow with depth, by norms inside sub-layers and a larger start",
+)
+def sub_ln(stack: Stack) -> StackSpec:
+    """Pre-LN with a norm before each output matrix, cross-attention aside.
+
+    The matrices V, P, W_1 and W_2 are g times as large at the start, again without those of
+    cross-attention: with depths N and M of encoder and decoder g is ``sqrt(ln(3 M) ln(2 N) / 3)``
+    in the encoder and ``sqrt(ln(3 M))`` in the decoder, and ``sqrt(ln(2 L))`` in a model of one
+    stack.
+    """
+    g = math.log(2 * stack.depth)
+    if stack.cross:
+        g = math.log(3 * stack.depth)
+    elif stack.peer_depth:
+        g *= math.log(3 * stack.peer_depth) / 3
+    g = g**0.5
+    block = replace(
+        around(PRE),
+        self_attention=AttentionSpec(output_norm="layer_norm"),
+        ff_norm="layer_norm",
+        init=InitSpec(value=g * 2**-0.5, output=g, ff=g, cross=False),
+    )
+    return same_block(stack, block, final_norm="layer_norm")
+
+
+@preset(
+    equation="x' = x + min(1, t L / (l T)) f(N(x)) in step t, T = 100; N after the last block",
+    paper="Chen et al. 2026, ProRes (2603.05369)",
+    fixes="deep layers that learn before the layers below them have settled",
+)
+def prores(stack: Stack) -> StackSpec:
+    """Pre-LN whose branches rise from nearly nothing, the deeper the later.
+
+    ``branch_ramp: {steps: T, order: equal}`` sets T and the order of layers, and adds the rise to
+    any other preset. Theirs is 12 % of a run; T = 100 is meant for runs of some hundred steps.
+    Their first step has factors of 0, ours those of step 1.
+    """
+    spec = pre_ln(stack)
+    return replace(spec, blocks=ramped(spec.blocks, BranchRamp(steps=100)))
+
+
+@preset(
+    equation="y = x + f(N(x)); x' = y - silu(g) stop(y), g from 0; N after the last block",
+    paper="Chen et al. 2025, GPAS (2506.22049)",
+    fixes="activations of Pre-LN that grow, without shrinking gradients",
+)
+def gpas(stack: Stack) -> StackSpec:
+    """Pre-LN whose sums are scaled without their gradients, by one learned gate per block."""
+    return same_block(stack, around(replace(PRE, rule="gpas")), final_norm="layer_norm")
+
+
+@preset(
+    equation="Pre-LN; P = 0 and W_2 = 0 at the start",
+    paper="Jordan et al. 2024, modded-nanogpt (code)",
+    fixes="branches that disturb the stream before they have learned anything",
+)
+def zero_output(stack: Stack) -> StackSpec:
+    """Pre-LN whose branches start at zero by their output matrices.
+
+    ``zero_output: true`` does the same to other presets. In the first step only P and W_2 have a
+    gradient.
+    """
+    block = replace(around(PRE), init=InitSpec(output=0.0, ff_outer=0.0))
+    return same_block(stack, block, final_norm="layer_norm")
+
+
+@preset(
+    equation="x = lambda_l x + mu_l x_0 before layer l; Pre-LN; norms of q, k; P = W_2 = 0 first",
+    paper="Karpathy 2025, nanochat (code)",
+    fixes="slow starts and growing logits, as found by speed records of small language models",
+)
+def speedrun(stack: Stack) -> StackSpec:
+    """The block of nanochat: RMSNorm without gains, and zero outputs, over a blended embedding.
+
+    Its other choices are ``model.architecture``: ``activation: relu_squared, positions: rope``.
+    Left out are value embeddings, the factor 1.2 on queries and keys, the blend of neighbouring
+    tokens, and rates of their own for lambda and mu; biases of matrices stay.
+    """
+    attention = AttentionSpec(qk_norm="rms_norm_plain")
+    residual = ResidualSpec(norm_input="rms_norm_plain")
+    block = replace(
+        around(residual),
+        self_attention=attention,
+        cross_attention=attention,
+        init=InitSpec(output=0.0, ff_outer=0.0),
+    )
+    return StackSpec(
+        blocks=(block,) * stack.depth,
+        final_norm="rms_norm_plain",
+        input_norm="rms_norm_plain",
+        stream="embedding",
+    )
