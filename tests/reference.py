@@ -999,6 +999,7 @@ REFERENCE: dict[str, Reference] = {
     "speedrun": Reference(
         layer=blended(each(pre_ln)), first="norm", last="norm", norm_heads=("query", "key")
     ),
+    "swin_v2": Reference(layer=each(reordered_norm), last="norm", cosine=True),
 }
 
 

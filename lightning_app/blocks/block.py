@@ -14,7 +14,7 @@ from lightning_app.blocks.attention import Attention, AttentionSpec, Carry
 from lightning_app.blocks.feed_forward import Activation, FeedForward
 from lightning_app.blocks.masks import Mask
 from lightning_app.blocks.memory import LayerCache
-from lightning_app.blocks.norm import BOUNDS, Norm
+from lightning_app.blocks.norm import BOUNDS, GAINED, Norm
 from lightning_app.blocks.placed import Placed
 from lightning_app.blocks.residual import SUM, Residual, ResidualSpec
 from lightning_app.blocks.streams import Stream, StreamRule, select_tokens
@@ -102,10 +102,10 @@ class BlockSpec:
                     "only self-attention"
                 )
         norms = {self.around_self.norm_branch, self.around_ff.norm_branch}
-        if self.init.branch_norm != 1.0 and not norms <= {"layer_norm", "rms_norm"}:
+        if self.init.branch_norm != 1.0 and not norms <= {"none", *GAINED}:
             raise ValueError(
-                f"norm {', '.join(sorted(norms))} of branches with a start of its gain (preset "
-                "swin_v2): it has no gain; use layer_norm or rms_norm"
+                f"norm {', '.join(sorted(norms))} with preset swin_v2, whose norms start at zero: it "
+                "has no gain; use layer_norm or rms_norm"
             )
         self._check_rules()
         self._check_zeros()
@@ -172,7 +172,7 @@ class BlockSpec:
             if output != "full":
                 reason = f"output_projection or last_output_projection {output}, no full matrix"
             elif around.norm_branch not in {"none", *BOUNDS}:
-                reason = "a norm of the branch: that of a zero vector has a slope of 1 / sqrt(eps)"
+                reason = "norm_placement peri: a norm of zeros has a slope of 1 / sqrt(eps)"
             elif joins.skip.absent:
                 reason = "attention_skip or ff_skip 0: the stream would be zero"
             elif around.branch.value == 0.0:

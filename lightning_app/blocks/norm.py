@@ -126,6 +126,9 @@ class PlainRMSNorm(nn.Module):
         return nn.functional.rms_norm(x, self.shape, eps=EPSILON)
 
 
+GAINED = ("layer_norm", "rms_norm")
+"""Kinds with a gain over normalized entries."""
+
 BOUNDS = ("dyt", "derf")
 """Kinds that bound each entry on its own instead of normalizing a token."""
 

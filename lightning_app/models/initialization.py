@@ -132,7 +132,7 @@ def initialize_block(block: Block, init: InitSpec) -> None:
         orthogonalize(attention)
     if init.branch_norm != 1.0:
         for residual in (block.around_self, block.around_cross, block.around_ff):
-            if residual is not None:
+            if residual is not None and not isinstance(residual.norm_branch, nn.Identity):
                 nn.init.constant_(residual.norm_branch.get_parameter("weight"), init.branch_norm)
     for part in (block.feed_forward.inner, block.feed_forward.gate):
         xavier(part, init.ff)

@@ -122,7 +122,7 @@ EXPLODE = {
     *("post_ln", "pre_ln", "peri_ln", "sandwich_ln", "normformer", "b2t", "admin", "dual_stream"),
     *("mix_ln", "layer_norm_scaling", "keel", "deepnorm", "qk_norm", "realformer", "parallel"),
     *("hybrid_norm", "gated_attention", "resformer", "reordered_norm", "laurel", "sub_ln"),
-    *("prores", "gpas"),
+    *("prores", "gpas", "swin_v2"),
     *STREAMS,
 }
 REFUSED: dict[tuple[str, str], set[str]] = {
@@ -135,12 +135,12 @@ REFUSED: dict[tuple[str, str], set[str]] = {
     ("norm_placement", "peri"): {"deepnorm", "b2t", "keel", "dual_stream", "siamese_norm", *ZERO},
     ("norm_placement", "none"): EXPLODE - ZERO,
     ("residual_temperature", "2.5"): set(PRESETS) - {"realformer"},
-    ("qk_norm", "layer_norm"): SIMPLIFIED,
-    ("qk_norm", "rms_norm"): SIMPLIFIED,
+    ("qk_norm", "layer_norm"): {*SIMPLIFIED, "swin_v2"},
+    ("qk_norm", "rms_norm"): {*SIMPLIFIED, "swin_v2"},
     # The norm of queries that start at zero has no direction.
-    ("shaped_attention", "default"): QK_NORMED,
-    ("shaped_attention", "fixed"): QK_NORMED,
-    ("shaped_attention", "no identity"): {*SKIPLESS, *QK_NORMED},
+    ("shaped_attention", "default"): {*QK_NORMED, "swin_v2"},
+    ("shaped_attention", "fixed"): {*QK_NORMED, "swin_v2"},
+    ("shaped_attention", "no identity"): {*SKIPLESS, *QK_NORMED, "swin_v2"},
     # Their centre would have to move with the spans.
     ("adaptive_span", "to 5"): SIMPLIFIED,
     ("adaptive_span", "dynamic"): SIMPLIFIED,
@@ -153,7 +153,7 @@ REFUSED: dict[tuple[str, str], set[str]] = {
     ("attention_skip", "learned from 0"): PARALLEL | NO_SUM,
     ("attention_skip", "learned from 0.5"): PARALLEL | NO_SUM,
     ("attention_skip", "a vector"): PARALLEL | NO_SUM,
-    ("ff_skip", "0"): {"parallel", "b2t", "prores", "gpas"} | NO_SUM,
+    ("ff_skip", "0"): {"parallel", "b2t", "prores", "gpas", *ZERO} | NO_SUM,
     # Only a fixed factor rises, and only beside a skip.
     ("branch_ramp", "to 3"): {*SKIPLESS, "rezero", "skipinit", "layer_scale", "laurel", "admin"},
     # Without norms the identity part of the map doubles a stream that also has a skip.
@@ -181,14 +181,16 @@ REFUSED: dict[tuple[str, str], set[str]] = {
     # These stacks read no text segment by segment.
     ("memory", "of 3"): set(PRESETS),
     # They bound entries: no unit length of queries, no variance to divide.
-    **{("norm", kind): {*QK_NORMED, "layer_norm_scaling"} for kind in ("dyt", "derf")},
+    **{("norm", kind): {*QK_NORMED, "layer_norm_scaling", "swin_v2"} for kind in ("dyt", "derf")},
     # A norm or a second zero of the branch; outputs that are no matrix; norms of branches as keys.
     ("zero_output", "yes"): {
         *("peri_ln", "sandwich_ln", "normformer", "rezero", "skipinit", "v_skipinit"),
-        *(*SIMPLIFIED, "attention_residuals", "reordered_norm"),
+        *(*SIMPLIFIED, "attention_residuals", "reordered_norm", "swin_v2"),
     },
     # Values that are the input itself.
     ("value_projection", "identity"): {"resformer"},
+    # Its gain starts at zero.
+    ("norm", "rms_norm_plain"): {"swin_v2"},
     # A matrix follows the norm of the joined heads.
     **{
         (f"{last}output_projection", kind): {"sub_ln", *ZERO} if kind == "identity" else ZERO
@@ -198,7 +200,7 @@ REFUSED: dict[tuple[str, str], set[str]] = {
     },
     **{("value_carry", kind): SIMPLIFIED for kind in ("half", "learned")},
     # Queries that start at zero, or have another norm.
-    ("scores", "cosine"): {"qk_norm", "hybrid_norm"} | SIMPLIFIED,
+    ("scores", "cosine"): QK_NORMED | SIMPLIFIED,
     # A centre of another softmax, and carried scores.
     ("score_cap", "0.5"): {"realformer"} | SKIPLESS,
     **{("sink", kind): SKIPLESS for kind in ("zero", "learned")},

@@ -99,7 +99,7 @@ def test_presets_are_named_and_described() -> None:
         *("v_skipinit", "sas", "sas_p", "sas_p_no_norm", "siamese_norm", "hyper_connections"),
         *("mhc", "attention_residuals", "denseformer", "gated_attention", "resformer"),
         *("reordered_norm", "laurel", "inverse_sqrt_depth", "inverse_depth", "sub_ln", "prores"),
-        *("gpas", "zero_output", "speedrun"),
+        *("gpas", "zero_output", "speedrun", "swin_v2"),
     ]
     for name, preset in PRESETS.items():
         assert preset.name == name
@@ -175,6 +175,7 @@ TABLE: dict[str, tuple[str, Gain, Gain, bool]] = {
     "gpas": ("input", ONE, ONE, True),
     "zero_output": ("input", ONE, ONE, True),
     "speedrun": ("input", ONE, ONE, True),
+    "swin_v2": ("branch", ONE, ONE, True),
     "denseformer": ("input", ONE, ONE, True),
     "rezero": ("", ONE, Gain(value=0.0, learned=True), False),
     "skipinit": ("", ONE, Gain(value=0.0, learned=True), False),
@@ -297,12 +298,13 @@ def test_t_fixup_scales_by_the_depth_of_its_own_stack_but_embeddings_by_the_enco
         assert b.init.distribution == "uniform"
 
 
-def test_initial_matrices_are_special_in_six_presets_alone() -> None:
+def test_initial_matrices_are_special_in_seven_presets_alone() -> None:
     """And the embedding in T-Fixup alone: both stacks of a model share it."""
     for where in STACKS.values():
         specs = {name: preset(where) for name, preset in PRESETS.items()}
         special = {n for n, s in specs.items() if {b.init for b in s.blocks} != {InitSpec()}}
-        assert special == {"deepnorm", "b2t", "t_fixup", "sub_ln", "zero_output", "speedrun"}
+        small = {"deepnorm", "b2t", "t_fixup", "zero_output", "speedrun", "swin_v2"}
+        assert special == {*small, "sub_ln"}
         assert {n for n, s in specs.items() if s.embedding_gain != 1.0} == {"t_fixup"}
 
 

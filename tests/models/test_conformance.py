@@ -105,6 +105,7 @@ COUNTS = {
     "gpas": Count(sub_layer=NORM, layer=1, stack=NORM),
     "zero_output": Count(sub_layer=NORM, stack=NORM),
     "speedrun": Count(layer=2),
+    "swin_v2": Count(sub_layer=NORM, attention=H, stack=NORM),
     "rezero": Count(layer=1),
     "skipinit": Count(sub_layer=1),
     "layer_scale": Count(sub_layer=NORM + D, stack=NORM),

@@ -710,3 +710,23 @@ def speedrun(stack: Stack) -> StackSpec:
         input_norm="rms_norm_plain",
         stream="embedding",
     )
+
+
+@preset(
+    equation="x' = x + g N(f(x)), g from 0; N after the last block; scores cos(q, k) exp(s)",
+    paper="Liu et al. 2021, Swin Transformer V2 (2111.09883)",
+    fixes="activations and scores that grow in deep models",
+)
+def swin_v2(stack: Stack) -> StackSpec:
+    """Norms of every branch, whose gains start at zero, and scaled cosines as scores.
+
+    As in the authors' code, without their windows and biases of positions.
+    """
+    attention = AttentionSpec(scores="cosine")
+    block = replace(
+        around(ResidualSpec(norm_branch="layer_norm")),
+        self_attention=attention,
+        cross_attention=attention,
+        init=InitSpec(branch_norm=0.0),
+    )
+    return same_block(stack, block, final_norm="layer_norm")
