@@ -104,8 +104,8 @@ class BlockSpec:
         norms = {self.around_self.norm_branch, self.around_ff.norm_branch}
         if self.init.branch_norm != 1.0 and not norms <= {"none", *GAINED}:
             raise ValueError(
-                f"norm {', '.join(sorted(norms))} with preset swin_v2, whose norms start at zero: it "
-                "has no gain; use layer_norm or rms_norm"
+                f"norm {', '.join(sorted(norms))} with preset swin_v2, whose norms start at zero: "
+                "it has no gain; use layer_norm or rms_norm"
             )
         self._check_rules()
         self._check_zeros()
@@ -176,7 +176,7 @@ class BlockSpec:
             elif joins.skip.absent:
                 reason = "attention_skip or ff_skip 0: the stream would be zero"
             elif around.branch.value == 0.0:
-                reason = "a gain of the branch that starts at 0: two zeros have no gradient"
+                reason = "attention_branch or ff_branch 0: two zeros have no gradient"
             else:
                 continue
             raise ValueError(f"zero_output with {reason}; leave zero_output out")
