@@ -209,7 +209,10 @@ REFUSED: dict[tuple[str, str], set[str]] = {
     ("stream", "average"): PARALLEL | {"b2t", "admin", "dual_stream"},
     ("stream", "embedding"): PARALLEL | {"b2t", "admin", "dual_stream"},
     **{
-        ("stream", kind): NORMED_SUMS | OWN_SKIPS | {"mix_ln", "hybrid_norm", "laurel", "gpas"}
+        ("stream", kind): NORMED_SUMS
+        | OWN_SKIPS
+        | {"mix_ln", "hybrid_norm", "laurel", "gpas"}
+        | (ZERO if kind == "attention" else set())
         for kind in ("hyper_static", "hyper_dynamic", "hyper_manifold", "attention")
     },
     ("streams", "2"): set(PRESETS) - {"hyper_connections", "mhc"},
