@@ -176,6 +176,11 @@ def masked_map(
     return attention
 
 
+def output_table(parameters: Parameters) -> Array:
+    """That of the input, unless the output layer has its own."""
+    return parameters.get("embedding.output.weight", parameters["embedding.tokens.weight"])
+
+
 def over_vocabulary(sizes: Sizes, states: Array, table: Array, bias: Array | float = 0.0) -> Array:
     """``z = E h + b``, or ``c tanh(z / c)`` with a cap (Gemma Team 2024, 2408.00118)."""
     logits = states @ table.T + bias
@@ -1085,7 +1090,7 @@ def translate(
     decoder, x = target_stack(reference, parameters, sizes, source, target)
     states = run_stack(decoder, x)
     assert decoder.memory is not None
-    logits = over_vocabulary(sizes, states, parameters["embedding.tokens.weight"])
+    logits = over_vocabulary(sizes, states, output_table(parameters))
     return Translation(decoder.memory, states, logits)
 
 
@@ -1119,7 +1124,7 @@ def predict_masked(
     states = run_stack(*masked_stack(reference, parameters, sizes, tokens))
     chosen = transformed(parameters, states, positions)
     bias = parameters["output_bias"]
-    return over_vocabulary(sizes, chosen, parameters["embedding.tokens.weight"], bias)
+    return over_vocabulary(sizes, chosen, output_table(parameters), bias)
 
 
 def masked_stack(
@@ -1144,7 +1149,7 @@ def predict_next(
 ) -> Array:
     """One causal stack without cross-attention: logits of the token after each of `tokens`."""
     states = run_stack(*next_stack(reference, parameters, sizes, tokens))
-    return over_vocabulary(sizes, states, parameters["embedding.tokens.weight"])
+    return over_vocabulary(sizes, states, output_table(parameters))
 
 
 def next_stack(

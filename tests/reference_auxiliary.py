@@ -16,6 +16,7 @@ from tests.reference import (
     Stack,
     Tokens,
     end,
+    output_table,
     over_vocabulary,
     run_layers,
 )
@@ -77,7 +78,7 @@ def losses(
     output layer.
     """
     parameters, e = stack.parameters, auxiliary.smoothing
-    tied, bias = parameters["embedding.tokens.weight"], parameters.get("output_bias", 0.0)
+    tied, bias = output_table(parameters), parameters.get("output_bias", 0.0)
     second_labels, second_counted = np.zeros_like(labels), np.zeros_like(counted)
     if auxiliary.second_target:
         batch, length = labels.shape

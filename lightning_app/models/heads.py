@@ -27,7 +27,13 @@ from lightning_app.blocks.streams import Stream
 from lightning_app.models.auxiliary_heads import AuxiliaryHeads
 from lightning_app.models.encoder_heads import MaskedLanguageModel
 from lightning_app.models.initialization import initialize
-from lightning_app.models.positions import POSITIONS, Embedding, EmbeddingSpec, Positions
+from lightning_app.models.positions import (
+    POSITIONS,
+    Embedding,
+    EmbeddingSpec,
+    OutputTable,
+    Positions,
+)
 from lightning_app.models.stack import BlockStack, Memory
 
 FEWEST_STEPS = 8  # a moved cache has room for at least this number of steps
@@ -163,6 +169,10 @@ class ArchitectureConfig:
     logit_cap: float | None = None
     """c of ``c tanh(z / c)``, the scores over the vocabulary in loss and decoding; null: none. Only
     labels, as in glue and squad, have no such scores."""
+
+    tie_embeddings: bool | None = None
+    """false: the output layer has a table of its own, which starts like that of the input; null or
+    true: they share one. Only labels, as in glue and squad, have no such layer."""
 
     def __post_init__(self) -> None:
         if self.logit_cap is not None and not 0.0 < self.logit_cap < math.inf:
@@ -445,8 +455,13 @@ def build_model(
     embedding = embedding_of(architecture, stacks, vocab_size, pad)
     match architecture.kind:
         case "encoder_decoder":
-            return EncoderDecoder(stacks["encoder"], stacks["decoder"], sizes, embedding)
+            model = EncoderDecoder(stacks["encoder"], stacks["decoder"], sizes, embedding)
         case "encoder":
-            return MaskedLanguageModel(stacks["encoder"], sizes, embedding)
+            model = MaskedLanguageModel(stacks["encoder"], sizes, embedding)
         case "decoder":
-            return CausalLanguageModel(stacks["decoder"], sizes, embedding)
+            model = CausalLanguageModel(stacks["decoder"], sizes, embedding)
+    if architecture.tie_embeddings is False:
+        # Drawn after the other initial values, which equal those of the model with one table.
+        model.embedding.output = OutputTable(vocab_size, sizes.model_dim)
+        initialize(model.embedding.output)
+    return model

@@ -200,7 +200,7 @@ def sums_of_all_heads(
 
     Args:
         sums: The training sums of a head; the same for all heads.
-        model: A model whose output table is its embedding.
+        model: A model with an output table in its embedding.
         states: The input of the output layer.
         labels: The labels to predict, in the order of the text along the last axis.
         counted: The labels that count.
@@ -209,7 +209,7 @@ def sums_of_all_heads(
             are the same.
         documents: The number of the document of each label; None if each text is one document.
     """
-    table, cap = model.embedding.tokens.weight, model.embedding.spec.logit_cap
+    table, cap = model.embedding.table, model.embedding.spec.logit_cap
     sums = sums if cap is None else partial(sums, cap=cap)
     if seen is not None:
         model.auxiliary.score(

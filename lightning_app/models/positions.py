@@ -460,7 +460,8 @@ class EmbeddingSpec:
 
 @final
 class Embedding(nn.Module):
-    """``norm(sqrt(d) E[token] + PE(position) + S[segment])``; E serves inputs and output.
+    """``norm(sqrt(d) E[token] + PE(position) + S[segment])``; E serves inputs and output, or
+    `output` has a table of its own.
 
     E starts at N(0, 1/d), so that the sum starts with entries of variance one. PE is the table of
     the positions, zero if they enter attention instead. By default there is no norm; BERT's
@@ -476,6 +477,7 @@ class Embedding(nn.Module):
         self.tokens = nn.Embedding(spec.vocab_size, model_dim, padding_idx=spec.pad)
         self.position_table = spec.positions.table() if spec.adds_positions else None
         self.segments: SegmentTable | None = None  # created by `add_next_sentence`
+        self.output: OutputTable | None = None  # created by `build_model`
         self.norm = build_norm(spec.norm, model_dim)
         self.dropout = nn.Dropout(dropout)
 
@@ -511,11 +513,16 @@ class Embedding(nn.Module):
         """The largest length of a text in tokens; finite for a learned table."""
         return self.spec.positions.longest
 
+    @property
+    def table(self) -> Float[Tensor, "vocabulary model"]:
+        """The table of the output layer."""
+        return (self.output or self.tokens).weight
+
     def logits(
         self, states: Float[Tensor, "*shape model"], bias: Tensor | None = None
     ) -> Float[Tensor, "*shape vocabulary"]:
-        """Return ``states E^T + bias``, the scores over the vocabulary, below the cap if any."""
-        logits = linear(states, self.tokens.weight)
+        """Return ``states T^T + bias``, T the `table`: scores over the vocabulary, maybe capped."""
+        logits = linear(states, self.table)
         return capped(logits if bias is None else logits + bias, self.spec.logit_cap)
 
 

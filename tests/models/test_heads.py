@@ -81,7 +81,7 @@ def test_a_norm_of_the_embedding_is_refused_where_it_has_no_meaning(
         tiny.architecture(kind=kind, embedding_norm="layer_norm").stacks(block)
 
 
-@pytest.mark.parametrize("preset", sorted(PRESETS.keys() - {"peri_ln", "t_fixup"}))
+@pytest.mark.parametrize("preset", sorted(PRESETS.keys() - {"peri_ln", "speedrun", "t_fixup"}))
 def test_other_presets_take_a_norm_of_the_embedding(preset: str) -> None:
     model = tiny.masked_model(preset, embedding_norm="layer_norm")
     assert isinstance(model.embedding.norm, nn.LayerNorm)
@@ -222,6 +222,8 @@ def carried_types(carry: Carry | None) -> list[torch.dtype]:
         pytest.param(BlockConfig(scores="cosine", sink="learned"), id="cosine"),
     ],
 )
+# RMSNorm of an output in bfloat16: training ignores this warning too.
+@pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")
 def test_bfloat16_stays_near_and_carries_float32(block: BlockConfig, rotary: bool) -> None:
     positions = {"positions": "rope", "model_dim": 12} if rotary else {}
     model = tiny.translator(block, **positions)
@@ -265,6 +267,30 @@ def test_each_step_of_decoding_has_capped_logits(float64: None, kind: str) -> No
     for step in range(9):
         logits, state = model.step(texts[:, step : step + 1], state)
         torch.testing.assert_close(logits, whole[:, step], rtol=1e-11, atol=1e-11)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", ["encoder_decoder", "encoder", "decoder"])
+def test_a_table_of_the_output_changes_no_other_start(kind: str) -> None:
+    """Its entries are N(0, 1/d) like the input's; one that shares the table computes the same."""
+    builds = {"encoder_decoder": tiny.translator, "encoder": tiny.masked_model}
+    build: Any = builds.get(kind, tiny.causal_model)
+    models = []
+    for tied in (None, True, False):
+        torch.manual_seed(4)
+        models.append(build("pre_ln", tie_embeddings=tied).eval())
+    plain, tied, untied = (model.state_dict() for model in models)
+    assert plain.keys() == tied.keys()
+    assert untied.keys() - plain.keys() == {"embedding.output.weight"}
+    assert all(torch.equal(untied[name], value) for name, value in plain.items())
+    table = untied["embedding.output.weight"]
+    assert not torch.equal(table, untied["embedding.tokens.weight"])
+    assert float(table.std()) == pytest.approx(table.shape[1] ** -0.5, rel=0.2)
+    table.copy_(untied["embedding.tokens.weight"])
+    texts = [tiny.sentences()[0], tiny.words(3, 9)][kind != "encoder_decoder" :]
+    if kind == "encoder":
+        texts.append(torch.tensor([0, 5]))
+    assert torch.equal(models[2](*texts), models[0](*texts))
 
 
 @pytest.mark.parametrize("cap", [0.0, -1.0, math.inf, math.nan])

@@ -243,6 +243,7 @@ CAPPED = {
     f"{preset}-capped": case(preset, {"logit_cap": 1.5, "activation": "gelu"})
     for preset in ("pre_ln", "mhc")
 }
+CAPPED["pre_ln-untied"] = case("pre_ln", {"tie_embeddings": False, "activation": "gelu"})
 EVERY = PLAIN | CAPPED | ROOT_MEAN_SQUARE | COMBINATIONS
 BERT = {
     f"{preset}-{norm}-of-the-embedding": case(

@@ -692,9 +692,10 @@ def zero_output(stack: Stack) -> StackSpec:
 def speedrun(stack: Stack) -> StackSpec:
     """The block of nanochat: RMSNorm without gains, and zero outputs, over a blended embedding.
 
-    Its other choices are ``model.architecture``: ``activation: relu_squared, positions: rope``.
-    Left out are value embeddings, the factor 1.2 on queries and keys, the blend of neighbouring
-    tokens, and rates of their own for lambda and mu; biases of matrices stay.
+    Its other choices are in ``model.architecture``: ``{activation: relu_squared, positions: rope,
+    tie_embeddings: false, logit_cap: 15}``. Left out are value embeddings, the factor 1.2 on
+    queries and keys, the blend of neighbouring tokens, the subtraction of the middle of the stack
+    at its end, and rates of their own for lambda and mu; biases of matrices stay.
     """
     attention = AttentionSpec(qk_norm="rms_norm_plain")
     residual = ResidualSpec(norm_input="rms_norm_plain")
