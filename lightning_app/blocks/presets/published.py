@@ -652,8 +652,8 @@ def prores(stack: Stack) -> StackSpec:
     """Pre-LN whose branches rise from nearly nothing, the deeper the later.
 
     ``branch_ramp: {steps: T, order: equal}`` sets T and the order of layers, and adds the rise to
-    any other preset. Theirs is 12 % of a run; T = 100 is meant for runs of some hundred steps.
-    Their first step has factors of 0, ours those of step 1.
+    any other preset. Theirs has 1,000 steps for each layer, in runs of 100,000; T = 100 is meant
+    for runs of some hundred steps. Their first step has factors of 0, ours those of step 1.
     """
     spec = pre_ln(stack)
     return replace(spec, blocks=ramped(spec.blocks, BranchRamp(steps=100)))
@@ -694,8 +694,9 @@ def speedrun(stack: Stack) -> StackSpec:
 
     Its other choices are in ``model.architecture``: ``{activation: relu_squared, positions: rope,
     tie_embeddings: false, logit_cap: 15}``. Left out are value embeddings, the factor 1.2 on
-    queries and keys, the blend of neighbouring tokens, the subtraction of the middle of the stack
-    at its end, and rates of their own for lambda and mu; biases of matrices stay.
+    queries and keys, the blend of neighbouring tokens, the subtraction of a learned share of the
+    middle layer's state at the end, 0.2 at the start, local windows, and rates of their own for
+    lambda and mu; biases of matrices stay.
     """
     attention = AttentionSpec(qk_norm="rms_norm_plain")
     residual = ResidualSpec(norm_input="rms_norm_plain")
@@ -721,7 +722,7 @@ def speedrun(stack: Stack) -> StackSpec:
 def swin_v2(stack: Stack) -> StackSpec:
     """Norms of every branch, whose gains start at zero, and scaled cosines as scores.
 
-    As in the authors' code, without their windows and biases of positions.
+    As in the authors' code, without their windows and biases of positions; their keys have no bias.
     """
     attention = AttentionSpec(scores="cosine")
     block = replace(
