@@ -411,10 +411,20 @@ MUTANTS = (
     mutant(
         "decoder's cross-attention has a gain of its own",
         PRESETS + " " + at("models/test_counting.py"),
-        "            self.around_cross.branch = self.around_self.branch\n",
-        "",
-        "for residual in (self.around_cross, self.around_ff):",
-        "for residual in (self.around_ff,):",
+        "share_branch_gain:\n            for residual in (self.around_cross, self.around_ff):",
+        "share_branch_gain:\n            for residual in (self.around_ff,):",
+    ),
+    mutant(
+        "a zero output is not that of a cross-attention with gains of its own",
+        at("models/test_initialization.py"),
+        "sizes.output if init.output else 0.0",
+        "sizes.output",
+    ),
+    mutant(
+        "norms of branches that start at zero are no branches at zero",
+        at("blocks/test_block_config.py"),
+        'elif self.init.branch_norm == 0.0 and around.norm_branch != "none":',
+        "elif False:",
     ),
     mutant(
         "exploding streams are let through",

@@ -41,7 +41,8 @@ class InitSpec:
     branch_norm: float = 1.0
     """The gain of norms of branches, `norm_branch`."""
     cross: bool = True
-    """Whether `value` and `output` also hold in cross-attention; if not, it has the defaults."""
+    """Whether `value` and `output` also hold in cross-attention; if not, it has the defaults, but
+    an `output` of zero holds everywhere."""
 
     def __post_init__(self) -> None:
         for name in ("query_key", "value", "output", "ff", "ff_outer", "branch_norm"):
@@ -144,6 +145,19 @@ class BlockSpec:
             return replace(self.around_ff, norm_input="none")
         return self.around_ff
 
+    @property
+    def zero_branches(self) -> Iterator[tuple[ResidualSpec, str]]:
+        """Yield what is around each branch that starts at zero, and what makes it start there."""
+        for around, gain in (
+            (self.around_self, self.init.output),
+            (self.around_cross, self.init.output),
+            (self.around_ff, self.init.outer),
+        ):
+            if gain == 0.0:
+                yield around, "zero_output"
+            elif self.init.branch_norm == 0.0 and around.norm_branch != "none":
+                yield around, "preset swin_v2"
+
     def _check_rules(self) -> None:
         """Refuse a rule of a plug-in where more than one skip and one branch are summed."""
         rule = self.around_ff.rule
@@ -162,16 +176,16 @@ class BlockSpec:
 
     def _check_zeros(self) -> None:
         """Refuse branches that start at zero and then break, or have no gradient."""
-        branches = [self.around_self, self.around_cross] if self.init.output == 0.0 else []
-        output = self.self_attention.output if branches else "full"
-        branches += [self.around_ff] if self.init.outer == 0.0 else []
-        for around in branches:
+        for around, zeros in self.zero_branches:
             joins = around
             if self.layout == "parallel" and around is self.around_self:
                 joins = self.around_ff
-            if output != "full":
-                reason = f"output_projection or last_output_projection {output}, no full matrix"
-            elif around.norm_branch not in {"none", *BOUNDS}:
+            if self.init.output == 0.0 and self.self_attention.output != "full":
+                reason = (
+                    "output_projection or last_output_projection "
+                    f"{self.self_attention.output}, no full matrix"
+                )
+            elif zeros == "zero_output" and around.norm_branch not in {"none", *BOUNDS}:
                 reason = "norm_placement peri: a norm of zeros has a slope of 1 / sqrt(eps)"
             elif joins.skip.absent:
                 reason = "attention_skip or ff_skip 0: the stream would be zero"
@@ -179,7 +193,7 @@ class BlockSpec:
                 reason = "attention_branch or ff_branch 0: two zeros have no gradient"
             else:
                 continue
-            raise ValueError(f"zero_output with {reason}; leave zero_output out")
+            raise ValueError(f"{zeros} with {reason}; use one of the two")
 
     def _check_shared_gain(self) -> None:
         branches = {self.around_self.branch, self.around_cross.branch, self.around_ff.branch}

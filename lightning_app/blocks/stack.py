@@ -170,10 +170,10 @@ class StackSpec:
             raise ValueError(
                 f"stream {kind} with layout parallel: a stream rule takes one branch at a time"
             )
-        if kind == "attention" and 0.0 in (block.init.output, block.init.outer):
+        for _, zeros in block.zero_branches if kind == "attention" else ():
             raise ValueError(
-                "zero_output with stream attention: its keys are norms of the branches, and that "
-                "of a zero vector has a slope of 1 / sqrt(eps); leave zero_output out"
+                f"{zeros} with stream attention: its keys are norms of the branches, and that of a "
+                "zero vector has a slope of 1 / sqrt(eps); use one of the two"
             )
         if block.bottom_to_top and kind != DUAL:
             raise ValueError(f"stream {kind} with preset b2t: two skips would join one stream")

@@ -126,7 +126,7 @@ def initialize_block(block: Block, init: InitSpec) -> None:
         if attention.spec.value == "full":
             xavier(attention.value, sizes.value)
         if attention.spec.output == "full":
-            xavier(attention.output, sizes.output)
+            xavier(attention.output, sizes.output if init.output else 0.0)
         if attention.spec.query_init == "zeros":
             nn.init.zeros_(attention.query.weight)
         orthogonalize(attention)

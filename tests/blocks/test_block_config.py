@@ -118,6 +118,7 @@ OWN_SKIPS = {"deepnorm", "keel", "admin", *SKIPLESS, *PARALLEL}
 # they have small matrices and a skip over 1.
 QK_NORMED = {"qk_norm", "hybrid_norm", "reordered_norm", "speedrun"}
 ZERO = {"zero_output", "speedrun"}
+ZERO_BRANCHES = {*ZERO, "swin_v2"}
 EXPLODE = {
     *("post_ln", "pre_ln", "peri_ln", "sandwich_ln", "normformer", "b2t", "admin", "dual_stream"),
     *("mix_ln", "layer_norm_scaling", "keel", "deepnorm", "qk_norm", "realformer", "parallel"),
@@ -153,7 +154,7 @@ REFUSED: dict[tuple[str, str], set[str]] = {
     ("attention_skip", "learned from 0"): PARALLEL | NO_SUM,
     ("attention_skip", "learned from 0.5"): PARALLEL | NO_SUM,
     ("attention_skip", "a vector"): PARALLEL | NO_SUM,
-    ("ff_skip", "0"): {"parallel", "b2t", "prores", "gpas", *ZERO} | NO_SUM,
+    ("ff_skip", "0"): {"parallel", "b2t", "prores", "gpas", *ZERO_BRANCHES} | NO_SUM,
     # Only a fixed factor rises, and only beside a skip.
     ("branch_ramp", "to 3"): {*SKIPLESS, "rezero", "skipinit", "layer_scale", "laurel", "admin"},
     # Without norms the identity part of the map doubles a stream that also has a skip.
@@ -163,11 +164,11 @@ REFUSED: dict[tuple[str, str], set[str]] = {
     ("ff_skip", "a vector"): {"sas_p_no_norm"} | NO_SUM,
     # One gain of all branches cannot start at two values.
     **{
-        (f"{part}_branch", gain): {"rezero"} | (ZERO if gain == "0" else set())
+        (f"{part}_branch", gain): {"rezero"} | (ZERO_BRANCHES if gain == "0" else set())
         for part in ("attention", "ff")
         for gain in ("0", "learned from 0.5", "a vector")
     },
-    **{(f"{part}_branch", "learned from 0"): ZERO for part in ("attention", "ff")},
+    **{(f"{part}_branch", "learned from 0"): ZERO_BRANCHES for part in ("attention", "ff")},
     ("attention_branch", "1"): {"rezero", "skipinit"},
     ("ff_branch", "1"): {"rezero", "skipinit"},
     ("share_branch_gain", "yes"): set(PRESETS) - {"rezero", "skipinit", "layer_scale", "laurel"},
@@ -212,7 +213,7 @@ REFUSED: dict[tuple[str, str], set[str]] = {
         ("stream", kind): NORMED_SUMS
         | OWN_SKIPS
         | {"mix_ln", "hybrid_norm", "laurel", "gpas"}
-        | (ZERO if kind == "attention" else set())
+        | (ZERO_BRANCHES if kind == "attention" else set())
         for kind in ("hyper_static", "hyper_dynamic", "hyper_manifold", "attention")
     },
     ("streams", "2"): set(PRESETS) - {"hyper_connections", "mhc"},

@@ -27,6 +27,7 @@ pytestmark = pytest.mark.unchecked_shapes  # every other test builds models, too
 DIM, FF, HEADS, VOCABULARY, PAD = 64, 96, 4, 997, 3
 ENCODER, DECODER = 3, 2
 SIMPLIFIED = ["sas", "sas_p", "sas_p_no_norm"]
+ZERO = ["zero_output", "speedrun"]
 Kind = Literal["encoder_decoder", "encoder"]
 every_preset = pytest.mark.parametrize("preset", PRESETS)
 every_kind = pytest.mark.parametrize("kind", ["encoder_decoder", "encoder"])
@@ -105,6 +106,11 @@ def expected_gains(preset: str, side: str, alone: bool) -> dict[str, float]:
     if preset == "t_fixup":
         small = 0.67 * ENCODER**-0.25 if side == "encoder" else (9 * DECODER) ** -0.25
         return scaled(0.5**0.5, small, small, small)
+    if preset == "sub_ln":
+        gain = math.log(3 * DECODER) if side == "decoder" else math.log(2 * ENCODER)
+        if side == "encoder" and not alone:
+            gain *= math.log(3 * DECODER) / 3
+        return scaled(0.5**0.5, (gain / 2) ** 0.5, gain**0.5, gain**0.5)
     return FAIRSEQ
 
 
@@ -123,6 +129,7 @@ def test_matrices_of_blocks_have_the_gains_of_their_paper(kind: Kind, preset: st
             continue
         own = "self_attention" in inside
         zero = preset in SIMPLIFIED and own and part == "query"
+        zero |= preset in ZERO and inside.endswith(("output", "outer"))
         orthogonal = preset == "v_skipinit" and own and part in ("value", "output")
         if zero or part == "change":
             assert module.weight.count_nonzero() == 0
@@ -132,7 +139,10 @@ def test_matrices_of_blocks_have_the_gains_of_their_paper(kind: Kind, preset: st
             gain = expected_gains(preset, side, alone=kind == "encoder")[part]
             assert_normal(module.weight, gain * bound(module.weight) / math.sqrt(3))
         else:
-            assert_uniform(module.weight, expected_gains(preset, side, kind == "encoder")[part])
+            gains = expected_gains(preset, side, kind == "encoder")
+            # Sub-LN's gain is not that of cross-attention.
+            gains = FAIRSEQ if preset == "sub_ln" and "cross_attention" in inside else gains
+            assert_uniform(module.weight, gains[part])
         seen.add(part)
     assert seen >= {"query", "key", "ff"}
     if preset not in SIMPLIFIED:
@@ -156,6 +166,7 @@ def test_geglu_starts_its_third_matrix_like_the_others() -> None:
 
 
 ZEROED = ["pre_ln", "parallel", "hyper_connections", "gated_attention", "resformer", "realformer"]
+ZEROED += ["sub_ln"]
 
 
 @pytest.mark.usefixtures("float64")
@@ -226,9 +237,9 @@ def test_nothing_undoes_what_is_special() -> None:
 
 
 @every_kind
-@pytest.mark.parametrize("preset", [name for name in PRESETS if name != "t_fixup"])
+@pytest.mark.parametrize("preset", [name for name in PRESETS if name not in {"t_fixup", *ZERO}])
 def test_identity_plus_starts_as_the_identity(kind: Kind, preset: str) -> None:
-    # Not on T-Fixup: an identity is no small matrix, and its stream has no norm.
+    # An identity is no small matrix, which T-Fixup's stream without norms needs, and no zero.
     model = build(kind, preset, value_projection="identity_plus", output_projection="identity_plus")
     parts = [m for m in model.modules() if isinstance(m, AnchoredProjection)]
     assert len(parts) == 2 * (3 if kind == "encoder" else 5)
@@ -273,13 +284,14 @@ def test_orthogonal_projections_start_orthogonal_and_tied_ones_cancel(
 @every_preset
 def test_biases_are_zero_and_norms_one(kind: Kind, preset: str) -> None:
     for norm in (None, "rms_norm"):
-        for module in build(kind, preset, norm=norm).modules():
+        for name, module in build(kind, preset, norm=norm).named_modules():
+            gain = 0.0 if preset == "swin_v2" and name.endswith("norm_branch") else 1.0
             match module:
                 case nn.LayerNorm():
-                    assert bool((module.weight == 1.0).all())
+                    assert bool((module.weight == gain).all())
                     assert module.bias.count_nonzero() == 0
                 case nn.RMSNorm():
-                    assert bool((module.weight == 1.0).all())
+                    assert bool((module.weight == gain).all())
                 case nn.Linear() if module.bias is not None:
                     assert module.bias.count_nonzero() == 0
 
