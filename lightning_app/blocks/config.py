@@ -58,14 +58,14 @@ class BlockConfig:
     norm: Norm | None = None
     """The type of all norms of a stack: layer_norm, rms_norm or another name of `NORM_KINDS`."""
     residual_rule: Rule | None = None
-    """What joins the output of each sub-layer with the stream: sum, or another name of
+    """What joins the output of each sub-layer with the stream: sum, gpas, or another name of
     `RESIDUAL_RULES`, which a plug-in registers."""
     stream: StreamKind | None = None
     """What runs from sub-layer to sub-layer: plain (one state), dual, siamese, hyper_static,
-    hyper_dynamic, attention or average over depth, or another name of `STREAM_RULES`, which a
-    plug-in registers."""
+    hyper_dynamic, hyper_manifold, attention or average over depth, embedding (blended before each
+    layer), or another name of `STREAM_RULES`, which a plug-in registers."""
     streams: int | None = None
-    """The number of parallel states, for stream hyper_static and hyper_dynamic."""
+    """The number of parallel states, for stream hyper_static, hyper_dynamic and hyper_manifold."""
     residual_attention: ResidualAttention | None = None
     """Carry scores from layer to layer: their sum, or divided by n in layer n (mean); qk_sum
     carries sums of queries and of keys."""

@@ -70,7 +70,7 @@ class Gain:
 class ResidualSpec:
     """``y = norm_sum(skip * x + branch * norm_branch(f(input_scale * norm_input(x))))``.
 
-    `rule` is the sum, or a rule of a plug-in, which then joins skip and branch.
+    `rule` is the sum, or another of `RESIDUAL_RULES`, which then joins skip and branch.
     Post-LN fills `norm_sum`, Pre-LN `norm_input` (Xiong et al. 2020, 2002.04745, table 1).
     """
 
