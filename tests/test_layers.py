@@ -34,7 +34,7 @@ APART = {
     "tasks": {"catalogue", "plugins", "runs", "version"},
     "config": {"catalogue", "tasks"},
     "report": {"blocks", "catalogue", "data", "models", "plugins", "tasks"},
-    "probes": {"catalogue", "config", "core", "data", "plugins", "scores", "version"},
+    "probes": {"catalogue", "config", "data", "plugins", "scores", "version"},
     "testing": {"api", "data", "grids", "lab", "report", "runs", "tasks", "training"},
     "lab": {"api", "catalogue", "config", "grids", "plugins", "runs", "training", "version"},
 }
