@@ -670,6 +670,43 @@ MUTANTS = (
         "first = torch.arange(rows, device=tokens.device) * width",
         "first = torch.arange(rows, device=tokens.device)",
     ),
+    # Branches that rise, starts and sums.
+    mutant(
+        "parts: deep layers rise first",
+        at("blocks/test_residual.py"),
+        '"deeper_later": layer,',
+        '"deeper_later": depth + 1 - layer,',
+    ),
+    mutant(
+        "parts: branches rise a step late",
+        at("blocks/test_residual.py"),
+        "(done + 1) / self.gain.ramp",
+        "done / self.gain.ramp",
+    ),
+    mutant(
+        "parts: the gradient of a shrunk sum",
+        at("models/test_reference.py"),
+        "silu(self.gate) * total.detach()",
+        "silu(self.gate) * total",
+    ),
+    mutant(
+        "parts: cross-attention starts as self-attention",
+        at("models/test_initialization.py"),
+        "init if init.cross or attention is not block.cross_attention else InitSpec()",
+        "init",
+    ),
+    mutant(
+        "parts: norms of branches start at one",
+        at("models/test_initialization.py"),
+        "if init.branch_norm != 1.0:",
+        "if init.branch_norm > 1.0:",
+    ),
+    mutant(
+        "parts: the embedding is blended once",
+        at("models/test_reference.py"),
+        "place.ends_layer and place.number < place.sub_layers",
+        "False",
+    ),
     # Objectives and tasks.
     mutant(
         "outputs that are not finite are of class 0",

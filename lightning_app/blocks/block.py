@@ -349,14 +349,12 @@ class Block(nn.Module):
         self.around_self = sizes.residual(spec.around_self, next(rules))
         self.around_cross = sizes.residual(spec.around_cross, next(rules)) if cross else None
         self.around_ff = sizes.residual(spec.built_around_ff, next(rules))
-        if spec.share_branch_gain:
-            for residual in (self.around_cross, self.around_ff):
-                if residual is not None:
-                    residual.branch = self.around_self.branch
-        if getattr(self.around_self.rule, "one_per_block", False):
-            for residual in (self.around_cross, self.around_ff):
-                if residual is not None:
-                    residual.rule = self.around_self.rule
+        one_rule = getattr(self.around_self.rule, "one_per_block", False)
+        for residual in (self.around_cross, self.around_ff):
+            if residual is not None and spec.share_branch_gain:
+                residual.branch = self.around_self.branch
+            if residual is not None and one_rule:
+                residual.rule = self.around_self.rule
 
     @property
     def last_residual(self) -> Residual:
