@@ -20,7 +20,8 @@ from tests.tiny import causal_model, masked_model, randomise, translator
 
 SIZES: dict[str, Any] = {"dim": 10, "heads": 2, "ff_dim": 13}
 PRESENT = torch.tensor([[True] * 7, [True] * 4 + [False] * 3])
-USUAL = [name for name in PRESETS if name != "admin"]  # whose skips need the data of a run
+# Skips that need the data of a run, and branches that need its steps.
+USUAL = [name for name in PRESETS if name not in ("admin", "prores")]
 
 CHAINED = (
     "post_ln",
@@ -228,6 +229,7 @@ def test_penalties_of_a_stack_are_offered() -> None:
         (lambda: Block("pre_ln", depth=3, layer=4, **SIZES), "layer 4: expected 1 to 3"),
         (lambda: Block("pre_ln", cross=True, **SIZES), "peer_depth 0: expected the depth"),
         (lambda: Block("admin", **SIZES), "profiled skips"),
+        (lambda: Block("prores", **SIZES), "branch_ramp"),
         (lambda: Encoder("admin", depth=2, **SIZES), "profiled skips"),
         (lambda: Block("pre_ln", share="all", **SIZES), "belongs to a"),
         (

@@ -50,7 +50,8 @@ def test_gradients_of_every_preset_are_the_same_bits(preset: str, dropout: float
     assert len(found[0]) == len(found[1]) > 0
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
     has_norms = any(isinstance(part, module.NORMS) for s in stacks for part in s.blocks.modules())
-    assert any(seen) == has_norms
+    # Norms of branches only: a sum keeps no output of theirs for its gradient.
+    assert any(seen) == (has_norms and preset != "swin_v2")
 
 
 def watched(seen: list[bool]) -> Callable[[object], Tensor]:

@@ -14,7 +14,8 @@ from tests import tiny
 pytestmark = pytest.mark.usefixtures("float64")
 
 BATCH, SOURCE, TARGET, MODEL = 2, 3, 5, 10
-every_preset = pytest.mark.parametrize("preset", PRESETS)
+# The gradient of GPAS is none of a function: it stops on its way.
+every_preset = pytest.mark.parametrize("preset", sorted(PRESETS.keys() - {"gpas"}))
 
 
 def source_mask() -> Mask:
