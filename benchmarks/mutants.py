@@ -411,8 +411,8 @@ MUTANTS = (
     mutant(
         "decoder's cross-attention has a gain of its own",
         PRESETS + " " + at("models/test_counting.py"),
-        "share_branch_gain:\n            for residual in (self.around_cross, self.around_ff):",
-        "share_branch_gain:\n            for residual in (self.around_ff,):",
+        "for residual in (self.around_cross, self.around_ff):",
+        "for residual in (self.around_ff,):",
     ),
     mutant(
         "a zero output is not that of a cross-attention with gains of its own",
