@@ -177,8 +177,14 @@ def masked_map(
 
 
 def output_table(parameters: Parameters) -> Array:
-    """That of the input, unless the output layer has its own."""
-    return parameters.get("embedding.output.weight", parameters["embedding.tokens.weight"])
+    """That of the input, unless the output layer has its own.
+
+    With nGPT (2410.01131) each row times an entry of s_z, stored as 1 / sqrt(d).
+    """
+    table = parameters.get("embedding.output.weight", parameters["embedding.tokens.weight"])
+    if "embedding.logit_scale.scale" not in parameters:
+        return table
+    return (parameters["embedding.logit_scale.scale"] * math.sqrt(table.shape[1]) * table.T).T
 
 
 def over_vocabulary(sizes: Sizes, states: Array, table: Array, bias: Array | float = 0.0) -> Array:
@@ -199,6 +205,16 @@ def bounded(parameters: Parameters, name: str, x: Array) -> Array:
     if f"{name}.shift" in parameters:
         inside, bound = inside + parameters[f"{name}.shift"], np.vectorize(math.erf)
     return parameters[f"{name}.weight"] * bound(inside) + parameters[f"{name}.bias"]
+
+
+def unit(parameters: Parameters, name: str, x: Array) -> Array:
+    """``x / |x|`` of each token, or the norm whose gain is there."""
+    if f"{name}.weight" in parameters:
+        return norm(parameters, name, x)
+    y = np.empty_like(x)
+    for place in np.ndindex(x.shape[:-1]):
+        y[place] = x[place] / math.sqrt(sum(x[place] ** 2))
+    return y
 
 
 def norm(parameters: Parameters, name: str, x: Array) -> Array:
@@ -234,8 +250,8 @@ class Reference:
     layer: "Callable[[Layer, Array], Array]"
     last: "Literal['nothing', 'norm', 'sum'] | Callable[[Stack, Array], Array]" = "nothing"
     """After the last layer: x; N(x); x + N(r), r ResiDual's total; N of what a function returns."""
-    first: Literal["nothing", "norm"] = "nothing"
-    """Before the first layer: x; N(x)."""
+    first: Literal["nothing", "norm", "unit"] = "nothing"
+    """Before the first layer: x; N(x); x / |x|."""
     projections: Callable[[int, int], tuple[Projection, Projection]] = full_projections
     value_gains: tuple[float, float] = (1.0, 1.0)
     """a and b of an anchored projection, where they are not trained."""
@@ -261,6 +277,10 @@ class Reference:
     """Whether layers above the first mix their values with its values."""
     cosine: bool = False
     """Scores that are cosines times a learned factor of each head."""
+    features: bool = False
+    """Scores of directions of q and k, each times one learned vector of each head."""
+    scale_inner: bool = False
+    """Learned vectors times W1 x + b1 and W3 x + b3 of the feed-forward."""
     cap: float | None = None
     """c of ``c tanh(L / c)``."""
     sink: Literal["no", "zero", "learned"] = "no"
@@ -329,7 +349,9 @@ class Layer:
 
         GEGLU (Shazeer 2020, 2002.05202): ``act(..) = gelu(W1 x + b1) (W3 x + b3)``.
         """
-        inner = self.linear("feed_forward.inner", x)
+        inner, gate = self.inner("inner", x), x
+        if self.stack.sizes.activation in ("swiglu", "geglu"):
+            gate = self.inner("gate", x)
         match self.stack.sizes.activation:
             case "relu":
                 inner = np.maximum(inner, 0.0)
@@ -341,14 +363,21 @@ class Layer:
                 inner = np.maximum(inner, 0.0) ** 2
             case "swiglu":
                 silu = inner / (1.0 + np.exp(-inner))
-                inner = silu * self.linear("feed_forward.gate", x)
+                inner = silu * gate
             case "geglu":
-                inner = gelu(inner) * self.linear("feed_forward.gate", x)
+                inner = gelu(inner) * gate
             case other:
                 raise ValueError(other)
         if self.stack.reference.norm_inner:
             inner = self.norm("feed_forward.norm_inner", inner)
         return self.linear("feed_forward.outer", inner)
+
+    def inner(self, part: str, x: Array) -> Array:
+        """``W x + b``; nGPT (2410.01131, code) has it times s_uv sqrt(d), s_uv stored as 1."""
+        y = self.linear(f"feed_forward.{part}", x)
+        if not self.stack.reference.scale_inner:
+            return y
+        return y * self.weight(f"feed_forward.scale_{part}.scale") * math.sqrt(x.shape[-1])
 
     @property
     def heads(self) -> int:
@@ -386,6 +415,13 @@ class Layer:
         if self.stack.reference.cosine:
             query, key = self.unit(query, heads), self.unit(key, self.kv_heads)
             query = self.per_head(query, self.cosine_factors(name))
+        if self.stack.reference.features:
+            # nGPT's s_qk, stored as 1 / sqrt(d), of both, here of queries, before they rotate;
+            # scores are times sqrt(d_k), not divided by it.
+            model = query.shape[-1]
+            s = self.weight(f"{name}.query_norm.1.scale").reshape(-1) * math.sqrt(model)
+            query = self.unit(query, heads) * s * s * (model // heads)
+            key = self.unit(key, self.kv_heads)
         if self.stack.sizes.positions == "rope" and name == "self_attention":
             query, key = rotate(query, heads), rotate(key, self.kv_heads)
         key = self.of_each_query_head(key)
@@ -901,6 +937,17 @@ def blended(block: Callable[[Layer, Array], Array]) -> Callable[[Layer, Array], 
     return layer
 
 
+def ngpt(layer: Layer, around: str, f: SubLayer, x: Array) -> Array:
+    """Loshchilov et al. 2024 (2410.01131), the authors' code: ``|x + |a| (|f(x)| - x)|``.
+
+    Bars of vectors divide by the length; a is stored as 1 / sqrt(d) and starts at 0.05.
+    """
+    a = np.abs(layer.weight(f"{around}.rule.scale") * (0.05 * math.sqrt(x.shape[-1])))
+    parameters = layer.stack.parameters
+    y = unit(parameters, layer.name(f"{around}.norm_branch"), f(x))
+    return unit(parameters, layer.name(f"{around}.norm_sum"), x + a * (y - x))
+
+
 # --- Layers that are more than one formula in turn -----------------------------------------------
 
 
@@ -1005,6 +1052,7 @@ REFERENCE: dict[str, Reference] = {
         layer=blended(each(pre_ln)), first="norm", last="norm", norm_heads=("query", "key")
     ),
     "swin_v2": Reference(layer=each(reordered_norm), last="norm", cosine=True),
+    "ngpt": Reference(layer=each(ngpt), first="unit", features=True, scale_inner=True),
 }
 
 
@@ -1047,6 +1095,8 @@ def run_layers(stack: Stack, x: Array) -> Iterator[tuple[Array, Array]]:
     parameters, reference = stack.parameters, stack.reference
     if reference.first == "norm":
         x = norm(parameters, f"{stack.side}.input_norm", x)
+    elif reference.first == "unit":
+        x = unit(parameters, f"{stack.side}.input_norm", x)
     stack.total = x
     if reference.localised_span is not None:
         stack.allowed = limit(stack.allowed, *reference.localised_span)

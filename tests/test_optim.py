@@ -8,6 +8,8 @@ import torch
 
 from lightning_app.blocks.config import BlockConfig
 from lightning_app.blocks.norm import LearnedScalars
+from lightning_app.blocks.residual import Lerp, Residual, ResidualSpec
+from lightning_app.blocks.streams import Stream
 from lightning_app.core.errors import UserError
 from lightning_app.models.heads import ArchitectureConfig, build_model
 from lightning_app.models.initialization import initialize
@@ -315,6 +317,69 @@ def test_a_new_learned_scalar_registers_nowhere() -> None:
         assert [place for place, p in learned_gains(model) if p is span.span] == [
             Place("span", "encoder", 1)
         ]
+
+
+OUTPUTS = ("attention.output.weight", "feed_forward.outer.weight")
+
+
+def lengths(model: torch.nn.Module) -> torch.Tensor:
+    """The lengths along the model dimension of all matrices of blocks and of the tables."""
+    found = []
+    for name, weight in model.named_parameters():
+        if name == "embedding.tokens.weight":
+            found.append(weight[1:].norm(dim=1))  # the first row is that of the padding
+        elif (".blocks." in name or name == "embedding.output.weight") and weight.dim() == 2:
+            found.append(weight.norm(dim=0 if name.endswith(OUTPUTS) else 1))
+    return torch.cat(found).detach()
+
+
+@pytest.mark.parametrize(("preset", "tied"), [("ngpt", True), ("ngpt", False), ("pre_ln", True)])
+@pytest.mark.parametrize("kind", ["encoder_decoder", "encoder", "decoder"])
+def test_rows_of_unit_matrices_have_length_1_after_every_step(
+    kind: str, preset: str, tied: bool
+) -> None:
+    sizes = {"model_dim": 12, "ff_dim": 20, "num_heads": 3, "activation": "swiglu"}
+    sizes |= {"tie_embeddings": tied}
+    architecture = ArchitectureConfig(kind=kind, encoder_depth=2, decoder_depth=2, **sizes)  # pyright: ignore[reportArgumentType]
+    block = BlockConfig(preset=preset, unit_matrices=True, output_gate="head")
+    model = build_model(architecture, block, vocab_size=17, pad=0)
+    optimizer = build_optimizer(OptimizerConfig(lr=0.1), model, fused=False)
+    tokens = torch.arange(12).reshape(2, 6) + 1
+    inputs = {"encoder": (tokens, tokens[0]), "decoder": (tokens,)}.get(kind, (tokens, tokens))
+    assert bool((model.embedding.tokens.weight[0] == 0.0).all())
+    for _ in range(5):
+        torch.testing.assert_close(
+            lengths(model), torch.ones(len(lengths(model))), rtol=0, atol=1e-6
+        )
+        before = [parameter.detach().clone() for parameter in model.parameters()]
+        optimizer.zero_grad()
+        model(*inputs).square().sum().backward()
+        optimizer.step()
+        moved = zip(before, model.parameters(), strict=True)
+        assert not any(torch.equal(old, new) for old, new in moved)
+    torch.testing.assert_close(lengths(model), torch.ones(len(lengths(model))), rtol=0, atol=1e-6)
+
+
+def test_a_scale_is_trained_faster_than_it_is_large() -> None:
+    """nGPT's a starts at 0.05 and moves 0.05 sqrt(d) times as far as Adam's step."""
+    rule = Lerp(16)
+    assert rule.factor.tolist() == pytest.approx([0.05] * 16)
+    assert [value.tolist() for _, value in rule.measured()] == [rule.factor.tolist()]
+    optimizer = build_optimizer(OptimizerConfig(lr=0.1), rule, fused=False)
+    rule.factor.sum().backward()
+    optimizer.step()
+    assert rule.factor.tolist() == pytest.approx([0.05 - 0.1 * 0.05 * 4.0] * 16)
+
+
+def test_lerp_leads_from_the_skip_to_the_branch() -> None:
+    spec = ResidualSpec(norm_branch="l2", norm_sum="l2", rule="lerp")
+    residual = Residual(spec, 6, dropout=0.0)
+    x = torch.nn.functional.normalize(torch.randn(2, 3, 6), dim=-1)
+    f = 7.0 * torch.randn(2, 3, 6)
+    direction = f / f.norm(dim=-1, keepdim=True)
+    for a, expected in ((0.0, x), (1.0, direction), (-1.0, direction)):
+        torch.nn.init.constant_(residual.rule.get_parameter("scale"), a / 0.05 / 6**0.5)
+        torch.testing.assert_close(residual(Stream(x), f).x, expected)
 
 
 @pytest.mark.parametrize("kind", ["adam", "sgd"])

@@ -129,6 +129,11 @@ def _resolved(config: BlockConfig, place: Stack) -> StackSpec:
                 "branch_ramp, as in preset prores, follows the steps of a run, which only `fit` "
                 "counts; take gains with a value"
             )
+        if block.unit_matrices:
+            raise UserError(
+                "unit_matrices, as in preset ngpt, are projected after each step of a run, which "
+                "only `fit` makes; use another preset"
+            )
         if any(gain.profiled for gain in gains):
             raise UserError(
                 "profiled skips, as in preset admin, start from a pass over the data of a run, "

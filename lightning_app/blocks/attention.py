@@ -20,7 +20,7 @@ from lightning_app.blocks.kernels.choose import (
 from lightning_app.blocks.kernels.stored import MapGains
 from lightning_app.blocks.linear import Linear, linear
 from lightning_app.blocks.masks import Mask
-from lightning_app.blocks.norm import BOUNDS, LearnedScalars, Norm, build_norm, built_aside
+from lightning_app.blocks.norm import BOUNDS, LearnedScalars, Norm, Scale, build_norm, built_aside
 from lightning_app.blocks.placed import Placed
 from lightning_app.blocks.residual import Gain, build_gain
 from lightning_app.blocks.spans import AdaptiveSpan, SoftMask, build_soft_mask
@@ -30,7 +30,7 @@ from lightning_app.core.registry import Registry
 
 Projection = Literal["full", "identity", "identity_plus", "orthogonal", "orthogonal_plus"]
 QueryInit = Literal["xavier", "zeros"]
-Scores = Literal["dot", "cosine"]
+Scores = Literal["dot", "cosine", "cosine_features"]
 Sink = Literal["none", "zero", "learned"]
 CarryKind = Literal["none", "scores", "qk_sum"]
 Carry = ScoreCarry | QueryKeySums
@@ -209,8 +209,8 @@ class AttentionSpec:
     the heads before the output projection, and `value_carry` combines the values with those of the
     first layer.
 
-    `scores`, ``dot`` or ``cosine``: ``q k^T / sqrt(d_k)``, or `CosineScale`. `score_cap` replaces
-    each score L, biases of positions included, by ``c tanh(L / c)`` before the mask (Gemma 2,
+    `scores`: ``dot`` is ``q k^T / sqrt(d_k)``, others are in `SCALES`. `score_cap` replaces each
+    score L, biases of positions included, by ``c tanh(L / c)`` before the mask (Gemma 2,
     2408.00118). `sink` adds a logit to each row of the softmax and drops its column: ``zero`` is
     "softmax off by one", ``learned`` is one logit per head (gpt-oss, 2508.10925).
     """
@@ -249,10 +249,10 @@ class AttentionSpec:
                 f"output_norm {self.output_norm} with output_projection or last_output_projection "
                 "identity: no matrix follows the norm; use full"
             )
-        if self.qk_norm in BOUNDS:
+        if self.qk_norm in (*BOUNDS, "l2"):
             raise ValueError(
-                f"qk_norm {self.qk_norm}: it bounds entries and leaves the size of queries and "
-                "keys as it is; use layer_norm or rms_norm"
+                f"qk_norm {self.qk_norm}: it bounds entries or scores, and gives queries and keys "
+                "no size to learn; use layer_norm or rms_norm, or scores cosine in place of l2"
             )
         if self.qk_norm != "none" and self.query_init == "zeros":
             raise ValueError(
@@ -281,15 +281,15 @@ class AttentionSpec:
 
     def _check_softmax(self) -> None:
         """Refuse scores, caps and sinks that have no meaning beside other parts."""
-        if self.scores == "cosine" and self.qk_norm != "none":
+        if self.scores != "dot" and self.qk_norm != "none":
             raise ValueError(
-                f"scores cosine with qk_norm {self.qk_norm}: both set the size of queries and "
-                "keys; use qk_norm none"
+                f"scores {self.scores} with qk_norm {self.qk_norm}: both set the size of queries "
+                "and keys; use qk_norm none"
             )
-        if self.scores == "cosine" and self.query_init == "zeros":
+        if self.scores != "dot" and self.query_init == "zeros":
             raise ValueError(
-                "scores cosine with queries that start at zero: a zero vector has no direction; "
-                "use scores dot or drop the centre of shaped_attention (gamma)"
+                f"scores {self.scores} with queries that start at zero: a zero vector has no "
+                "direction; use scores dot or drop the centre of shaped_attention (gamma)"
             )
         if self.score_cap is not None and not 0.0 < self.score_cap < math.inf:
             raise ValueError(f"score_cap {self.score_cap}: must be a number above 0")
@@ -455,15 +455,6 @@ class HeadGain(LearnedScalars):
 
 
 @final
-class Directions(nn.Module):
-    """``x / |x|`` of each head, computed in float32 at least."""
-
-    def forward(self, x: Float[Tensor, "*batch dim"]) -> Float[Tensor, "*batch dim"]:
-        kept = torch.promote_types(x.dtype, torch.float32)
-        return F.normalize(x.to(kept), dim=-1).to(x.dtype)
-
-
-@final
 class CosineScale(LearnedScalars):
     """Queries of scaled cosine attention (Liu et al. 2022, Swin Transformer V2, 2111.09883).
 
@@ -472,7 +463,7 @@ class CosineScale(LearnedScalars):
     to the result.
     """
 
-    def __init__(self, num_heads: int) -> None:
+    def __init__(self, num_heads: int, head_dim: int) -> None:
         super().__init__()
         self.log_scale = nn.Parameter(torch.full((num_heads, 1, 1), math.log(10.0)))
 
@@ -482,6 +473,21 @@ class CosineScale(LearnedScalars):
     def forward(self, x: Float[Tensor, "*batch dim"]) -> Float[Tensor, "*batch dim"]:
         scale = self.log_scale.clamp(max=math.log(100.0)).exp() * x.shape[-1] ** 0.5
         return x * scale.to(x.dtype)
+
+
+@final
+class FeatureScale(Scale):
+    """Queries of ``sqrt(d_k) (s q / |q|) . (s k / |k|)``, s a vector per head from 1 (nGPT)."""
+
+    def __init__(self, num_heads: int, head_dim: int) -> None:
+        super().__init__(num_heads, 1, head_dim, stored=(num_heads * head_dim) ** -0.5)
+
+    def forward(self, x: Float[Tensor, "*batch dim"]) -> Float[Tensor, "*batch dim"]:
+        # Both factors s, before any rotation, and d_k, by whose root attention divides.
+        return x * (self.factor.square() * x.shape[-1]).to(x.dtype)
+
+
+SCALES = {"cosine": CosineScale, "cosine_features": FeatureScale}
 
 
 @final
@@ -528,9 +534,10 @@ class Attention(nn.Module):
         self.output = build_projection(spec.output, spec.output_gains, model_dim)
         self.query_norm = build_norm(spec.qk_norm, model_dim // num_heads)
         self.key_norm = build_norm(spec.qk_norm, model_dim // num_heads)
-        if spec.scores == "cosine":
-            self.query_norm = nn.Sequential(Directions(), CosineScale(num_heads))
-            self.key_norm = Directions()
+        if spec.scores != "dot":
+            scale = SCALES[spec.scores](num_heads, model_dim // num_heads)
+            self.key_norm = build_norm("l2", model_dim // num_heads)
+            self.query_norm = nn.Sequential(self.key_norm, scale)
         self.sink = SinkLogit(num_heads) if spec.sink == "learned" else None
         self.value_norm = build_norm(spec.value_norm, model_dim // num_heads)
         self.output_norm = build_norm(spec.output_norm, model_dim)

@@ -14,7 +14,7 @@ from lightning_app.blocks.attention import Attention, AttentionSpec, Carry
 from lightning_app.blocks.feed_forward import Activation, FeedForward
 from lightning_app.blocks.masks import Mask
 from lightning_app.blocks.memory import LayerCache
-from lightning_app.blocks.norm import BOUNDS, GAINED, Norm
+from lightning_app.blocks.norm import BOUNDS, GAINED, Norm, project
 from lightning_app.blocks.placed import Placed
 from lightning_app.blocks.residual import SUM, Residual, ResidualSpec
 from lightning_app.blocks.streams import Stream, StreamRule, select_tokens
@@ -67,7 +67,9 @@ class BlockSpec:
 
     `bottom_to_top` adds the block's input to the sum of its last sub-layer (B2T).
     `share_branch_gain` uses one gain for all branches, that of `around_self` (ReZero).
-    `ff_norm` sits between the feed-forward's activation and its second matrix (NormFormer).
+    `ff_norm` sits between the feed-forward's activation and its second matrix (NormFormer), and
+    `ff_scale` multiplies the results of its first matrices by learned vectors (nGPT).
+    `unit_matrices` keeps the rows of matrices, columns of output matrices, at length 1 (nGPT).
     """
 
     around_self: ResidualSpec
@@ -80,6 +82,8 @@ class BlockSpec:
     bottom_to_top: bool = False
     share_branch_gain: bool = False
     init: InitSpec = InitSpec()
+    ff_scale: bool = False
+    unit_matrices: bool = False
 
     def __post_init__(self) -> None:
         if self.cross_attention.shaping is not None:
@@ -110,6 +114,8 @@ class BlockSpec:
             )
         self._check_rules()
         self._check_zeros()
+        if self.unit_matrices:
+            self._check_unit()
         if self.layout == "parallel":
             self._check_parallel()
         if self.share_branch_gain:
@@ -195,6 +201,20 @@ class BlockSpec:
                 continue
             raise ValueError(f"{zeros} with {reason}; use one of the two")
 
+    def _check_unit(self) -> None:
+        """Refuse matrices whose rows cannot have length 1, or that start with another size."""
+        own, start = self.self_attention, replace(self.init, branch_norm=1.0)
+        refused = {
+            "shaped_attention": own.shaping is not None,
+            f"value_projection or first_value_projection {own.value}": own.value != "full",
+            f"output_projection or last_output_projection {own.output}": own.output != "full",
+            "zero_output or preset deepnorm, b2t, t_fixup or sub_ln": start != InitSpec(),
+        }
+        for part in (name for name, here in refused.items() if here):
+            raise ValueError(
+                f"unit_matrices with {part}: its rows start with length 1; leave one of both out"
+            )
+
     def _check_shared_gain(self) -> None:
         branches = {self.around_self.branch, self.around_cross.branch, self.around_ff.branch}
         if len(branches) > 1 or not self.around_self.branch.learned:
@@ -262,10 +282,9 @@ class Sizes:
     def residual(self, spec: ResidualSpec, stream: StreamRule | None) -> Residual:
         return Residual(spec, self.model_dim, self.dropout, stream)
 
-    def feed_forward(self, norm: Norm) -> FeedForward:
-        return FeedForward(
-            self.model_dim, self.ff_dim, self.activation, norm, self.activation_slope
-        )
+    def feed_forward(self, norm: Norm, scaled: bool) -> FeedForward:
+        sizes = (self.model_dim, self.ff_dim, self.activation)
+        return FeedForward(*sizes, norm, self.activation_slope, scaled)
 
 
 class Carries(NamedTuple):
@@ -345,7 +364,7 @@ class Block(nn.Module):
         self.spec = spec
         self.self_attention = sizes.attention(spec.self_attention)
         self.cross_attention = sizes.attention(spec.cross_attention) if cross else None
-        self.feed_forward = sizes.feed_forward(spec.ff_norm)
+        self.feed_forward = sizes.feed_forward(spec.ff_norm, spec.ff_scale)
         self.around_self = sizes.residual(spec.around_self, next(rules))
         self.around_cross = sizes.residual(spec.around_cross, next(rules)) if cross else None
         self.around_ff = sizes.residual(spec.built_around_ff, next(rules))
@@ -355,6 +374,11 @@ class Block(nn.Module):
                 residual.branch = self.around_self.branch
             if residual is not None and one_rule:
                 residual.rule = self.around_self.rule
+
+    def after_step(self) -> None:
+        for path, part in self.named_modules() if self.spec.unit_matrices else ():
+            if isinstance(part, nn.Linear) and not path.startswith("around_"):
+                project(part.weight, dim=0 if path.endswith((".output", ".outer")) else 1)
 
     @property
     def last_residual(self) -> Residual:

@@ -78,7 +78,8 @@ class BlockConfig:
     """The norm of each head of queries and keys, with learned gains."""
     scores: Scores | None = None
     """dot: q k^T / sqrt(d_k); cosine: cos(q, k) times a learned factor per head, from 10 to at most
-    100 (Swin Transformer V2)."""
+    100 (Swin Transformer V2); cosine_features: sqrt(d_k) cos(q, k) with a learned factor for each
+    feature of both (nGPT)."""
     score_cap: float | None = None
     """c of c tanh(L / c), which bounds scores before the mask. Maps are then stored in every
     layer."""
@@ -128,6 +129,10 @@ class BlockConfig:
     zero_output: bool | None = None
     """Start the output projections of attention and the second feed-forward matrices at zero, so
     that every branch is zero at first; false: with their usual gains."""
+    unit_matrices: bool | None = None
+    """Divide rows of the matrices of attention and feed-forward (columns of output matrices) and of
+    the embedding by their lengths, at the start and after each step (nGPT). Scores over the
+    vocabulary then have learned factors, from 1. Needs weight_decay 0."""
     share_branch_gain: bool | None = None
     """One learned gain for all branches of a layer instead of one per branch."""
     share: Share | None = None
@@ -269,6 +274,9 @@ class BlockConfig:
             layout=layout,
             share_branch_gain=share,
             init=self._init(block.init),
+            unit_matrices=(
+                block.unit_matrices if self.unit_matrices is None else self.unit_matrices
+            ),
         )
 
     def _init(self, init: InitSpec) -> InitSpec:

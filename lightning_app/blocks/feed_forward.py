@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lightning_app.blocks.linear import Linear
-from lightning_app.blocks.norm import Norm, build_norm
+from lightning_app.blocks.norm import Norm, Scale, build_norm
 from lightning_app.core.registry import Registry
 
 Activation = str
@@ -91,7 +91,8 @@ class FeedForward(nn.Module):
     identity.
     ``geglu`` is ``gelu(W1 x + b1) * (W3 x + b3)``, a third matrix of the same size, and ``swiglu``
     the same with silu (Shazeer 2020, 2002.05202); ``relu_squared`` is ``max(W1 x + b1, 0)^2`` (So
-    et al. 2021, 2109.08668). `slope` is the slope of ``leaky_relu`` below zero.
+    et al. 2021, 2109.08668). `slope` is the slope of ``leaky_relu`` below zero. If
+    `scaled`, the results of W1 and W3 are multiplied by learned vectors from sqrt(d) (nGPT).
     """
 
     def __init__(
@@ -101,6 +102,7 @@ class FeedForward(nn.Module):
         activation: Activation,
         norm: Norm = "none",
         slope: float = 0.01,
+        scaled: bool = False,
     ) -> None:
         super().__init__()
         self.activation = activation
@@ -108,11 +110,14 @@ class FeedForward(nn.Module):
         self.slope = slope
         self.inner = Linear(model_dim, ff_dim)
         self.gate = Linear(model_dim, ff_dim) if self.nonlinearity.gated else None
+        scale = Scale if scaled else nn.Identity
+        self.scale_inner = scale(ff_dim, start=model_dim**0.5)
+        self.scale_gate = None if self.gate is None else scale(ff_dim, start=model_dim**0.5)
         self.norm_inner = build_norm(norm, ff_dim)
         self.outer = Linear(ff_dim, model_dim)
 
     def forward(self, x: Float[Tensor, "batch token model"]) -> Float[Tensor, "batch token model"]:
-        inner = self.nonlinearity.function(self.inner(x), self.slope)
-        if self.gate is not None:
-            inner = inner * self.gate(x)
+        inner = self.nonlinearity.function(self.scale_inner(self.inner(x)), self.slope)
+        if self.gate is not None and self.scale_gate is not None:
+            inner = inner * self.scale_gate(self.gate(x))
         return self.outer(self.norm_inner(inner))

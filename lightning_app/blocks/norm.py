@@ -37,6 +37,29 @@ class LearnedScalars(nn.Module, ABC):
         """Clamp the parameters to their range after an optimizer step."""
 
 
+class Scale(LearnedScalars):
+    """``x s start / stored``, s trained from `stored`: under Adam the factor has ``start / stored``
+    times the rate (nGPT, 2410.01131, code)."""
+
+    def __init__(self, *shape: int, start: float = 1.0, stored: float = 1.0) -> None:
+        super().__init__()
+        self.start, self.stored = start, stored
+        self.scale = nn.Parameter(torch.full(shape, stored))
+
+    def reset(self) -> None:
+        self.scale.fill_(self.stored)
+
+    @property
+    def factor(self) -> Tensor:
+        return self.scale * (self.start / self.stored)
+
+    def measured(self) -> Iterator[tuple[str, Tensor]]:
+        yield "scale", self.factor
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.factor.to(x.dtype)
+
+
 class FollowsSteps:
     """A module that changes with the step of training. Derive from it together with `nn.Module`."""
 
@@ -69,10 +92,16 @@ def built_aside(build: Callable[[], Built]) -> Built:
 
 @torch.no_grad()
 def after_step(model: nn.Module) -> None:
-    """Run `after_step` of every learned scalar of `model`."""
+    """Run `after_step` of every learned scalar of `model`, and of others that have it."""
     for module in model.modules():
-        if isinstance(module, LearnedScalars):
-            module.after_step()
+        if hasattr(module, "after_step"):
+            module.after_step()  # pyright: ignore[reportCallIssue]
+
+
+def project(weight: Tensor, dim: int = 1) -> None:
+    """Divide the rows of `weight`, or its columns with `dim` 0, by their lengths."""
+    kept = torch.promote_types(weight.dtype, torch.float32)
+    weight.copy_(nn.functional.normalize(weight.to(kept), dim=dim))
 
 
 Norm = str
@@ -124,6 +153,19 @@ class PlainRMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return nn.functional.rms_norm(x, self.shape, eps=EPSILON)
+
+
+@NORM_KINDS.register("l2")
+@final
+class Directions(nn.Module):
+    """``x / |x|``, computed in float32 at least."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+
+    def forward(self, x: Tensor) -> Tensor:
+        kept = torch.promote_types(x.dtype, torch.float32)
+        return nn.functional.normalize(x.to(kept), dim=-1).to(x.dtype)
 
 
 GAINED = ("layer_norm", "rms_norm")

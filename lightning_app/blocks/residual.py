@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from lightning_app.blocks.norm import BOUNDS, FollowsSteps, LearnedScalars, Norm, build_norm
+from lightning_app.blocks.norm import BOUNDS, FollowsSteps, LearnedScalars, Norm, Scale, build_norm
 from lightning_app.blocks.streams import Stream, StreamPlace, StreamRule
 from lightning_app.core.registry import Registry
 
@@ -18,6 +18,7 @@ Rule = str
 
 SUM: Rule = "sum"
 GPAS: Rule = "gpas"
+LERP: Rule = "lerp"
 
 RESIDUAL_RULES: Registry[Callable[[int], nn.Module]] = Registry(
     "model.block.residual_rule", slots=("rule",)
@@ -110,10 +111,24 @@ class ResidualSpec:
                 f"residual_rule {self.rule} without a skip: a rule joins a skip with one branch; "
                 "with attention_skip 0, ff_skip 0 or layout parallel use residual_rule sum"
             )
+        if self.rule == LERP:
+            self._check_lerp()
         if self.skip.profiled:
             raise ValueError(
                 f"residual_rule {self.rule} with profiled skips (preset admin): their start is "
                 "that of a sum; use residual_rule sum or another preset"
+            )
+
+    def _check_lerp(self) -> None:
+        if {"none", *BOUNDS} & {self.norm_branch, self.norm_sum}:
+            raise ValueError(
+                f"residual_rule lerp with norm_branch {self.norm_branch}, norm_sum {self.norm_sum} "
+                "(norm_placement or norm): it joins vectors of one length; use preset ngpt as it is"
+            )
+        if (self.skip, self.branch) != (Gain(), Gain()):
+            raise ValueError(
+                "residual_rule lerp with attention_skip, ff_skip, attention_branch, ff_branch or "
+                "branch_ramp: its only gain is its own; use residual_rule sum"
             )
 
     @property
@@ -210,6 +225,20 @@ class Shrink(LearnedScalars):
     ) -> Float[Tensor, "*shape"]:
         total = skip + branch
         return total - nn.functional.silu(self.gate) * total.detach()
+
+
+@RESIDUAL_RULES.register(LERP)
+@final
+class Lerp(Scale):
+    """``skip + |a| (branch - skip)``, a vector from 0.05 (Loshchilov et al. 2024, 2410.01131)."""
+
+    def __init__(self, model_dim: int) -> None:
+        super().__init__(model_dim, start=0.05, stored=model_dim**-0.5)
+
+    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, skip: Float[Tensor, "*shape"], branch: Float[Tensor, "*shape"]
+    ) -> Float[Tensor, "*shape"]:
+        return skip + self.factor.abs().to(skip.dtype) * (branch - skip)
 
 
 def build_gain(gain: Gain, model_dim: int) -> nn.Module:

@@ -10,7 +10,7 @@ from lightning_app.blocks.attention import CarryKind
 from lightning_app.blocks.block import BlockSpec
 from lightning_app.blocks.memory import MemorySpec
 from lightning_app.blocks.norm import Norm, built_aside
-from lightning_app.blocks.residual import SUM, ResidualSpec
+from lightning_app.blocks.residual import LERP, SUM, ResidualSpec
 from lightning_app.blocks.steps import HaltingSpec, check_growth, check_shared
 from lightning_app.blocks.streams import (
     DUAL,
@@ -178,10 +178,10 @@ class StackSpec:
         if block.bottom_to_top and kind != DUAL:
             raise ValueError(f"stream {kind} with preset b2t: two skips would join one stream")
         for around in (block.around_self, block.around_cross, block.around_ff):
-            if kind == DUAL and around.rule != SUM:
+            if around.rule == LERP or (kind == DUAL and around.rule != SUM):
                 raise ValueError(
-                    f"residual_rule {around.rule} with preset dual_stream: its second stream "
-                    "is the sum of all branches; use residual_rule sum"
+                    f"residual_rule {around.rule} with stream {kind} (as in preset "
+                    f"{NORMED.get(kind, kind)}), whose states are sums; use residual_rule sum"
                 )
             if kind != DUAL and around.skip.profiled:
                 raise ValueError(

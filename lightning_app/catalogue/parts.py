@@ -123,6 +123,7 @@ _NORMS: dict[str, str] = {
     "dyt": "DyT",
     "derf": "Derf",
     "rms_norm_plain": "RMSNorm",
+    "l2": "L2 norm",
 }
 
 
@@ -318,6 +319,9 @@ def attention_parts(specs: Sequence[AttentionSpec], layers: range) -> tuple[Insi
     if first.scores == "cosine":
         scores = "exp(s_h) cos(q, k)"
         add(f"S = {scores}", "s_h learned from ln 10, at most ln 100")
+    elif first.scores == "cosine_features":
+        scores = "sqrt(d_k) (s q / |q|)(s k / |k|)^T"
+        add(f"S = {scores}", "s a learned vector from 1")
     if first.carry == "scores":
         add("Z_n = S_n + Z_(n-1)", f"S = {scores}")
     elif first.carry == "qk_sum":
@@ -427,7 +431,7 @@ _STACK = (
 )
 _BLOCK = (
     *("around_self", "around_cross", "around_ff", "self_attention", "cross_attention", "ff_norm"),
-    *("layout", "bottom_to_top", "share_branch_gain", "init"),
+    *("layout", "bottom_to_top", "share_branch_gain", "init", "ff_scale", "unit_matrices"),
 )
 _RESIDUAL = ("norm_input", "input_scale", "norm_branch", "norm_sum", "skip", "branch", "rule")
 _GAIN = ("value", "learned", "vector", "profiled", "ramp")
@@ -543,6 +547,8 @@ def _run(blocks: list[BlockSpec], layers: range, side: Side) -> LayerRun:
     own = attention("SA", lambda block: block.self_attention)
     cross = attention("CA", lambda block: block.cross_attention)
     inner = () if block.ff_norm == "none" else (Inside(label=f"{norm_name(block.ff_norm)} inside"),)
+    if block.ff_scale:
+        inner += (Inside(label="s * (W_1 u)", notes=("s a learned vector from sqrt(d)",)),)
     feed = Branch(kind="FF", inside=inner)
     crossed = around(cross, lambda block: block.around_cross, False)
     if block.layout == "parallel":
@@ -564,6 +570,7 @@ def _run(blocks: list[BlockSpec], layers: range, side: Side) -> LayerRun:
     if side != "decoder":
         sums.remove(crossed)
     notes = [*_starts(each(lambda block: block.init), layers), *_unknown(blocks, layers, side)]
+    notes += ["rows of matrices have length 1 after each step"] * block.unit_matrices
     return LayerRun(first=layers[0], last=layers[-1], sums=tuple(sums), notes=tuple(notes))
 
 

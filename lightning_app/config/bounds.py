@@ -125,6 +125,24 @@ def classes_of(given: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
             yield part, {}
 
 
+def check_unit(decay: float, strategy: Any) -> None:
+    """Refuse what rows of matrices of length 1, `model.block.unit_matrices`, do not survive.
+
+    Raises:
+        UserError: naming field and value.
+    """
+    unit = "model.block.unit_matrices (as in preset ngpt)"
+    if decay:
+        raise UserError(
+            f"model.optimizer.weight_decay: {decay} with {unit}, which undoes it; use 0"
+        )
+    for path, _ in classes_of(strategy):
+        if "fsdp" in path.lower():
+            raise UserError(
+                f"trainer.strategy: {path} with {unit}: no device has whole rows; use ddp"
+            )
+
+
 def _check_callbacks(callbacks: Any) -> None:
     for path, arguments in classes_of(callbacks):
         check_named_callback(path)

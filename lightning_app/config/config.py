@@ -15,6 +15,7 @@ from lightning_app.config.bounds import (
     check_callback,
     check_numbers,
     check_seed,
+    check_unit,
 )
 from lightning_app.config.classes import (
     CLASS_FIELDS,
@@ -261,6 +262,8 @@ def check(tree: dict[str, Any], config: Config, *, trains: bool) -> None:
         model.architecture.sizes()
     except ValueError as error:
         raise UserError(f"model: {error}") from error
+    if any(block.unit_matrices for spec in stacks.values() for block in spec.blocks):
+        check_unit(model.optimizer.weight_decay, tree["trainer"]["strategy"])
     objective, kind = tree["model"]["objective"]["kind"], tree["model"]["architecture"]["kind"]
     task = TASKS[objective]
     if task.architecture != kind:

@@ -23,7 +23,7 @@ from lightning_app.runs.parent import (
 from lightning_app.runs.records import Unsound, read_yaml
 
 _OF_HEADS = ("transform.", "norm.", "output_bias", "output.", "auxiliary.", "next_sentence.output.")
-_OF_HEADS += ("embedding.output.",)
+_OF_HEADS += ("embedding.output.", "embedding.logit_scale.")
 _POOLER = "pooler."
 _RENAMED = {"next_sentence.pooler.": _POOLER}
 _FREE = {"block": frozenset(), "architecture": frozenset({"dropout", "attention_dropout"})}

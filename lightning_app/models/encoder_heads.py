@@ -225,6 +225,7 @@ class _TextEncoder(nn.Module):
         self.pad = embedding.pad
         self.embedding = Embedding(embedding, sizes.model_dim, sizes.dropout)
         self.embedding.segments = SegmentTable(sizes.model_dim)
+        self.embedding.logit_scale = None  # there are no scores over the vocabulary
         self.encoder = BlockStack(encoder, sizes, embedding.positions)
 
     def _initialize(self) -> None:

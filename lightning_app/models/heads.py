@@ -443,6 +443,7 @@ def embedding_of(
         gain=gains.pop(),
         norm=architecture.embedding_norm,
         logit_cap=architecture.logit_cap,
+        unit=any(block.unit_matrices for spec in stacks.values() for block in spec.blocks),
         adds_positions={spec.step_signal for spec in stacks.values()} == {"none"},
     )
 
@@ -464,4 +465,5 @@ def build_model(
         # Drawn after the other initial values, which equal those of the model with one table.
         model.embedding.output = OutputTable(vocab_size, sizes.model_dim)
         initialize(model.embedding.output)
+        model.embedding.after_step()
     return model

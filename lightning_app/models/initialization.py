@@ -72,6 +72,7 @@ def initialize(model: nn.Module) -> None:
     learned scalars                       their own values (`LearnedScalars.reset`)
     ====================================  =====================================================
 
+    With ``unit_matrices`` rows of matrices of blocks and of the embedding then get length 1.
     Parts with ``drawn_last = True`` are drawn after all others, so that what a variant shares with
     others starts equal.
     """
@@ -88,6 +89,8 @@ def initialize(model: nn.Module) -> None:
             nn.init.constant_(module.unit.bias, module.spec.bias)
     for module in last:
         _set(module)
+    for module in (part for part in model.modules() if isinstance(part, Block | Embedding)):
+        module.after_step()
 
 
 def _set(module: nn.Module) -> None:

@@ -317,7 +317,7 @@ def build_optimizer(
 ) -> torch.optim.Optimizer:
     """Return the optimizer for the parameters of `model`.
 
-    After each of its steps it runs `after_step` of the learned scalars of `model`.
+    After each of its steps it runs `after_step` of the parts of `model`.
     """
     groups = parameter_groups(model, config.weight_decay)
     optimizer = OPTIMIZERS[config.kind](config, groups, fused=fused)

@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from lightning_app.blocks.linear import Linear, linear
-from lightning_app.blocks.norm import LearnedScalars, Norm, build_norm
+from lightning_app.blocks.norm import LearnedScalars, Norm, Scale, build_norm, project
 from lightning_app.blocks.placed import Placed, Places, Rotation, rotation
 from lightning_app.blocks.stack import StackSpec
 from lightning_app.core.errors import UserError
@@ -456,6 +456,8 @@ class EmbeddingSpec:
     """Whether the position table is added here rather than before each step of a stack."""
     logit_cap: float | None = None
     """c, a bound of the scores over the vocabulary."""
+    unit: bool = False
+    """Whether the table has rows of length 1, and scores over the vocabulary learned factors."""
 
 
 @final
@@ -468,6 +470,7 @@ class Embedding(nn.Module):
     official code has a LayerNorm there, with dropout after it (Devlin et al. 2019,
     `embedding_postprocessor`). A norm turns the factor sqrt(d), which BERT lacks, into a weight of
     the token relative to its position. S exists only for pairs of texts: see `SegmentTable`.
+    With `unit` both tables are projected after each step, apart from E's row of the padding.
     """
 
     def __init__(self, spec: EmbeddingSpec, model_dim: int, dropout: float) -> None:
@@ -480,6 +483,18 @@ class Embedding(nn.Module):
         self.output: OutputTable | None = None  # created by `build_model`
         self.norm = build_norm(spec.norm, model_dim)
         self.dropout = nn.Dropout(dropout)
+        scale = Scale(spec.vocab_size, stored=model_dim**-0.5)
+        self.logit_scale = scale if spec.unit else None
+
+    @torch.no_grad()
+    def after_step(self) -> None:
+        if self.spec.unit:
+            table = self.tokens.weight
+            padding = table[self.spec.pad].clone()
+            project(table)
+            table[self.spec.pad] = padding
+        if self.spec.unit and self.output is not None:
+            project(self.output.weight)
 
     def forward(
         self,
@@ -515,8 +530,9 @@ class Embedding(nn.Module):
 
     @property
     def table(self) -> Float[Tensor, "vocabulary model"]:
-        """The table of the output layer."""
-        return (self.output or self.tokens).weight
+        """The table of the output layer, with `unit` times the learned factor of each row."""
+        table = (self.output or self.tokens).weight
+        return table if self.logit_scale is None else self.logit_scale.factor[:, None] * table
 
     def logits(
         self, states: Float[Tensor, "*shape model"], bias: Tensor | None = None

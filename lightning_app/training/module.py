@@ -16,7 +16,7 @@ from lightning_app.blocks.block import Block
 from lightning_app.blocks.config import BlockConfig
 from lightning_app.blocks.norm import FollowsSteps, at_step
 from lightning_app.blocks.spans import AuxiliaryTerms, auxiliary_terms
-from lightning_app.config.bounds import check_accumulation
+from lightning_app.config.bounds import check_accumulation, check_unit
 from lightning_app.config.parents import load_parent
 from lightning_app.core.schema import read
 from lightning_app.models.auxiliary_heads import add_heads
@@ -429,6 +429,9 @@ class TransformerModule(pl.LightningModule):
 
     def configure_optimizers(self) -> Any:
         assert self.model is not None
+        blocks = [part for part in self.model.modules() if isinstance(part, Block)]
+        if any(block.spec.unit_matrices for block in blocks):
+            check_unit(self.optimizer.weight_decay, type(self.trainer.strategy).__name__)
         # Lightning refuses to clip gradients of a fused optimizer in bf16-mixed.
         clipped = self.trainer.precision == "bf16-mixed" and bool(self.trainer.gradient_clip_val)
         fused = self.trainer.precision != "16-mixed" and not clipped

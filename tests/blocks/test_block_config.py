@@ -52,12 +52,14 @@ PROJECTION_GAINS = {
 FLAG = {"yes": True, "no": False}
 AXES: dict[str, dict[str, Any]] = {
     "norm_placement": {name: name for name in ("post", "pre", "peri", "none")},
-    "norm": {name: name for name in ("layer_norm", "rms_norm", "rms_norm_plain", "dyt", "derf")},
+    "norm": {
+        name: name for name in ("layer_norm", "rms_norm", "rms_norm_plain", "dyt", "derf", "l2")
+    },
     "residual_attention": {name: name for name in ("none", "sum", "mean", "qk_sum")},
-    "residual_rule": {"sum": "sum", "gpas": "gpas"},
+    "residual_rule": {name: name for name in ("sum", "gpas", "lerp")},
     "residual_temperature": {"2.5": 2.5},
     "query_key_noise": {"0.5": 0.5},
-    "qk_norm": {name: name for name in ("none", "layer_norm", "rms_norm")},
+    "qk_norm": {name: name for name in ("none", "layer_norm", "rms_norm", "l2")},
     "shaped_attention": {
         "default": ShapingSpec(),
         "fixed": ShapingSpec(alpha=0.5, beta=2.0, gamma=0.3, learned=False, per_head=False),
@@ -84,13 +86,14 @@ AXES: dict[str, dict[str, Any]] = {
         "dynamic": AdaptiveSpan(longest=5, ramp=2.0, dynamic_bias=-1.0),
     },
     "zero_output": FLAG,
+    "unit_matrices": FLAG,
     "share_branch_gain": FLAG,
     "share": {name: name for name in ("none", "all")},
     "step_signal": {name: name for name in ("none", "sinusoidal", "learned")},
     "halting": {"default": HaltingSpec()},
     "output_gate": {name: name for name in OUTPUT_GATES},
     "value_carry": {name: name for name in VALUE_CARRIES},
-    "scores": {name: name for name in ("dot", "cosine")},
+    "scores": {name: name for name in ("dot", "cosine", "cosine_features")},
     "score_cap": {"0.5": 0.5},
     "sink": {name: name for name in ("none", "zero", "learned")},
     "stream": {name: name for name in STREAM_RULES},
@@ -114,61 +117,73 @@ SUMS_IN_TURN = {
 NORMED_SUMS = {"post_ln", "realformer", "deepnorm", "admin", "dual_stream", "keel", "b2t"}
 NORMED_SUMS |= {"siamese_norm"}
 OWN_SKIPS = {"deepnorm", "keel", "admin", *SKIPLESS, *PARALLEL}
+# Scores of cosines, and presets whose skips and branches have no other gains.
+COSINE = {"swin_v2", "ngpt"}
+LERP = {"ngpt"}
 # Without their norms, these have neither small branches nor small matrices, nor lack a skip; or
 # they have small matrices and a skip over 1.
 QK_NORMED = {"qk_norm", "hybrid_norm", "reordered_norm", "speedrun"}
-ZERO = {"zero_output", "speedrun"}
-ZERO_BRANCHES = {*ZERO, "swin_v2"}
+ZERO_BRANCHES = {"zero_output", "speedrun"}
+ZERO_BRANCHES = {*ZERO_BRANCHES, "swin_v2"}
 EXPLODE = {
     *("post_ln", "pre_ln", "peri_ln", "sandwich_ln", "normformer", "b2t", "admin", "dual_stream"),
     *("mix_ln", "layer_norm_scaling", "keel", "deepnorm", "qk_norm", "realformer", "parallel"),
     *("hybrid_norm", "gated_attention", "resformer", "reordered_norm", "laurel", "sub_ln"),
-    *("prores", "gpas", "swin_v2"),
+    *("prores", "gpas", "swin_v2", "ngpt"),
     *STREAMS,
 }
 REFUSED: dict[tuple[str, str], set[str]] = {
-    ("norm_placement", "post"): PARALLEL | NO_SUM | {"gpas"},
+    ("norm_placement", "post"): PARALLEL | NO_SUM | {"gpas"} | LERP,
+    ("residual_rule", "lerp"): set(PRESETS) - LERP,
     # A rule joins one skip with one branch, and a norm of the sum undoes what this one shrinks.
     ("residual_rule", "gpas"): NORMED_SUMS
+    | LERP
     | {*PARALLEL, *SKIPLESS, *NO_SUM, "mix_ln", "hybrid_norm"},
     # A skip over 1 asks for a norm of the sum; the second stream is there beside a Post-LN one.
-    ("norm_placement", "pre"): {"deepnorm", "b2t", "keel", "dual_stream", "siamese_norm"},
-    ("norm_placement", "peri"): {"deepnorm", "b2t", "keel", "dual_stream", "siamese_norm", *ZERO},
-    ("norm_placement", "none"): EXPLODE - ZERO,
+    ("norm_placement", "pre"): {"deepnorm", "b2t", "keel", "dual_stream", "siamese_norm", *LERP},
+    ("norm_placement", "peri"): {"deepnorm", "b2t", "keel", "dual_stream", "siamese_norm"}
+    | ZERO_BRANCHES
+    | LERP,
+    ("norm_placement", "none"): EXPLODE - ZERO_BRANCHES,
     ("residual_temperature", "2.5"): set(PRESETS) - {"realformer"},
-    ("qk_norm", "layer_norm"): {*SIMPLIFIED, "swin_v2"},
-    ("qk_norm", "rms_norm"): {*SIMPLIFIED, "swin_v2"},
+    ("qk_norm", "layer_norm"): SIMPLIFIED | COSINE,
+    ("qk_norm", "rms_norm"): SIMPLIFIED | COSINE,
+    ("qk_norm", "l2"): set(PRESETS),
     # The norm of queries that start at zero has no direction.
-    ("shaped_attention", "default"): {*QK_NORMED, "swin_v2"},
-    ("shaped_attention", "fixed"): {*QK_NORMED, "swin_v2"},
-    ("shaped_attention", "no identity"): {*SKIPLESS, *QK_NORMED, "swin_v2"},
+    ("shaped_attention", "default"): QK_NORMED | COSINE,
+    ("shaped_attention", "fixed"): QK_NORMED | COSINE,
+    ("shaped_attention", "no identity"): {*SKIPLESS, *QK_NORMED, *COSINE},
+    # Rows of length 1.
+    **{("shaped_attention", name): LERP for name in ("centre of 0", "no centre")},
+    ("unit_matrices", "yes"): {*SKIPLESS, *ZERO_BRANCHES, "deepnorm", "b2t", "t_fixup", "sub_ln"},
     # Their centre would have to move with the spans.
     ("adaptive_span", "to 5"): SIMPLIFIED,
     ("adaptive_span", "dynamic"): SIMPLIFIED,
     ("tied_projections", "yes"): set(PRESETS) - {"v_skipinit"},
     **{("value_gains", kind): set(PRESETS) - SIMPLIFIED for kind in PROJECTION_GAINS},
     **{("output_gains", kind): set(PRESETS) for kind in PROJECTION_GAINS},
-    ("layout", "parallel"): SUMS_IN_TURN | {"gpas"},
+    ("layout", "parallel"): SUMS_IN_TURN | {"gpas"} | LERP,
     ("attention_skip", "0"): set(PRESETS) - SKIPLESS - {"parallel"},
     ("attention_skip", "1"): PARALLEL,
-    ("attention_skip", "learned from 0"): PARALLEL | NO_SUM,
-    ("attention_skip", "learned from 0.5"): PARALLEL | NO_SUM,
-    ("attention_skip", "a vector"): PARALLEL | NO_SUM,
-    ("ff_skip", "0"): {"parallel", "b2t", "prores", "gpas", *ZERO_BRANCHES} | NO_SUM,
+    ("attention_skip", "learned from 0"): PARALLEL | NO_SUM | LERP,
+    ("attention_skip", "learned from 0.5"): PARALLEL | NO_SUM | LERP,
+    ("attention_skip", "a vector"): PARALLEL | NO_SUM | LERP,
+    ("ff_skip", "0"): {"parallel", "b2t", "prores", "gpas", *ZERO_BRANCHES} | NO_SUM | LERP,
     # Only a fixed factor rises, and only beside a skip.
-    ("branch_ramp", "to 3"): {*SKIPLESS, "rezero", "skipinit", "layer_scale", "laurel", "admin"},
+    ("branch_ramp", "to 3"): {*SKIPLESS, "rezero", "skipinit", "layer_scale", "laurel", "admin"}
+    | LERP,
     # Without norms the identity part of the map doubles a stream that also has a skip.
     ("ff_skip", "1"): {"sas_p_no_norm"},
-    ("ff_skip", "learned from 0"): NO_SUM,
-    ("ff_skip", "learned from 0.5"): {"sas_p_no_norm"} | NO_SUM,
-    ("ff_skip", "a vector"): {"sas_p_no_norm"} | NO_SUM,
+    ("ff_skip", "learned from 0"): NO_SUM | LERP,
+    ("ff_skip", "learned from 0.5"): {"sas_p_no_norm"} | NO_SUM | LERP,
+    ("ff_skip", "a vector"): {"sas_p_no_norm"} | NO_SUM | LERP,
     # One gain of all branches cannot start at two values.
     **{
-        (f"{part}_branch", gain): {"rezero"} | (ZERO_BRANCHES if gain == "0" else set())
+        (f"{part}_branch", gain): {"rezero"} | LERP | (ZERO_BRANCHES if gain == "0" else set())
         for part in ("attention", "ff")
         for gain in ("0", "learned from 0.5", "a vector")
     },
-    **{(f"{part}_branch", "learned from 0"): ZERO_BRANCHES for part in ("attention", "ff")},
+    **{(f"{part}_branch", "learned from 0"): ZERO_BRANCHES | LERP for part in ("attention", "ff")},
     ("attention_branch", "1"): {"rezero", "skipinit"},
     ("ff_branch", "1"): {"rezero", "skipinit"},
     ("share_branch_gain", "yes"): set(PRESETS) - {"rezero", "skipinit", "layer_scale", "laurel"},
@@ -182,37 +197,47 @@ REFUSED: dict[tuple[str, str], set[str]] = {
     # These stacks read no text segment by segment.
     ("memory", "of 3"): set(PRESETS),
     # They bound entries: no unit length of queries, no variance to divide.
-    **{("norm", kind): {*QK_NORMED, "layer_norm_scaling", "swin_v2"} for kind in ("dyt", "derf")},
+    **{("norm", kind): {*QK_NORMED, "layer_norm_scaling", *COSINE} for kind in ("dyt", "derf")},
     # A norm or a second zero of the branch; outputs that are no matrix; norms of branches as keys.
     ("zero_output", "yes"): {
         *("peri_ln", "sandwich_ln", "normformer", "rezero", "skipinit", "v_skipinit"),
-        *(*SIMPLIFIED, "attention_residuals", "reordered_norm", "swin_v2"),
+        *(*SIMPLIFIED, "attention_residuals", "reordered_norm", *COSINE),
     },
     # Values that are the input itself.
-    ("value_projection", "identity"): {"resformer"},
+    ("value_projection", "identity"): {"resformer", *LERP},
+    **{
+        (f"{first}value_projection", kind): LERP
+        for first in ("", "first_")
+        for kind in PROJECTIONS
+        if kind != "full" and (first, kind) != ("", "identity")
+    },
     # Its gain starts at zero.
     ("norm", "rms_norm_plain"): {"swin_v2"},
+    # Directions of queries and keys have no size.
+    ("norm", "l2"): {"swin_v2", *QK_NORMED},
     # A matrix follows the norm of the joined heads.
     **{
-        (f"{last}output_projection", kind): {"sub_ln", *ZERO} if kind == "identity" else ZERO
+        (f"{last}output_projection", kind): ZERO_BRANCHES
+        | LERP
+        | ({"sub_ln"} if kind == "identity" else set())
         for last in ("", "last_")
         for kind in PROJECTIONS
         if kind != "full"
     },
     **{("value_carry", kind): SIMPLIFIED for kind in ("half", "learned")},
     # Queries that start at zero, or have another norm.
-    ("scores", "cosine"): QK_NORMED | SIMPLIFIED,
+    **{("scores", kind): QK_NORMED | SIMPLIFIED for kind in ("cosine", "cosine_features")},
     # A centre of another softmax, and carried scores.
     ("score_cap", "0.5"): {"realformer"} | SKIPLESS,
     **{("sink", kind): SKIPLESS for kind in ("zero", "learned")},
     ("stream", "dual"): set(PRESETS) - NORMED_SUMS,
     ("stream", "siamese"): set(PRESETS) - NORMED_SUMS | {"b2t", "admin", "dual_stream"},
-    ("stream", "average"): PARALLEL | {"b2t", "admin", "dual_stream"},
-    ("stream", "embedding"): PARALLEL | {"b2t", "admin", "dual_stream"},
+    ("stream", "average"): PARALLEL | {"b2t", "admin", "dual_stream"} | LERP,
+    ("stream", "embedding"): PARALLEL | {"b2t", "admin", "dual_stream"} | LERP,
     **{
         ("stream", kind): NORMED_SUMS
         | OWN_SKIPS
-        | {"mix_ln", "hybrid_norm", "laurel", "gpas"}
+        | {"mix_ln", "hybrid_norm", "laurel", "gpas", *LERP}
         | (ZERO_BRANCHES if kind == "attention" else set())
         for kind in ("hyper_static", "hyper_dynamic", "hyper_manifold", "attention")
     },
@@ -384,6 +409,7 @@ def test_running_sum_on_post_ln_is_realformer_in_an_encoder_alone() -> None:
 def test_rms_norm_stands_wherever_layer_norm_stood(stack: Stack, preset: str) -> None:
     ours = resolve(stack, preset, norm="rms_norm")
     spec = repr(PRESETS[preset](stack)).replace("rms_norm_plain", "rms_norm")
+    spec = spec.replace("='l2'", "='rms_norm'")
     assert repr(ours) == spec.replace("layer_norm", "rms_norm")
 
 
@@ -401,7 +427,7 @@ def test_queries_start_at_zero_where_a_centre_is_taken_off(gamma: float, query_i
     assert {b.cross_attention.query_init for b in spec.blocks} == {"xavier"}
 
 
-@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("preset", sorted(PRESETS.keys() - LERP))
 def test_axes_of_self_attention_leave_cross_attention_alone(preset: str) -> None:
     stack = STACKS[1]
     spec = resolve(
@@ -409,7 +435,7 @@ def test_axes_of_self_attention_leave_cross_attention_alone(preset: str) -> None
         preset,
         shaped_attention=ShapingSpec(gamma=None),
         value_projection="orthogonal" if preset == "resformer" else "identity",
-        output_projection="full" if preset in ZERO else "identity_plus",
+        output_projection="full" if preset in ZERO_BRANCHES else "identity_plus",
         attention_branch=Gain(value=0.5),
         share_branch_gain=False,
     )

@@ -99,7 +99,7 @@ def test_presets_are_named_and_described() -> None:
         *("v_skipinit", "sas", "sas_p", "sas_p_no_norm", "siamese_norm", "hyper_connections"),
         *("mhc", "attention_residuals", "denseformer", "gated_attention", "resformer"),
         *("reordered_norm", "laurel", "inverse_sqrt_depth", "inverse_depth", "sub_ln", "prores"),
-        *("gpas", "zero_output", "speedrun", "swin_v2"),
+        *("gpas", "zero_output", "speedrun", "swin_v2", "ngpt"),
     ]
     for name, preset in PRESETS.items():
         assert preset.name == name
@@ -176,6 +176,7 @@ TABLE: dict[str, tuple[str, Gain, Gain, bool]] = {
     "zero_output": ("input", ONE, ONE, True),
     "speedrun": ("input", ONE, ONE, True),
     "swin_v2": ("branch", ONE, ONE, True),
+    "ngpt": ("branch sum", ONE, ONE, False),
     "denseformer": ("input", ONE, ONE, True),
     "rezero": ("", ONE, Gain(value=0.0, learned=True), False),
     "skipinit": ("", ONE, Gain(value=0.0, learned=True), False),
@@ -200,7 +201,7 @@ def test_first_self_attention_is_as_the_table_says(name: str) -> None:
     places, skip, branch, final_norm = TABLE[name]
     spec = PRESETS[name](ALONE)
     around_self = spec.blocks[0].around_self
-    others = {"reordered_norm": "rms_norm", "speedrun": "rms_norm_plain"}
+    others = {"reordered_norm": "rms_norm", "speedrun": "rms_norm_plain", "ngpt": "l2"}
     kinds = others.get(name, "layer_norm")
     norms = {
         "input": around_self.norm_input,
@@ -235,7 +236,7 @@ def _one_rule(spec: StackSpec) -> bool:
 def test_which_presets_have_a_norm_before_the_first_layer() -> None:
     for where in STACKS.values():
         with_norm = {name for name in PRESETS if PRESETS[name](where).input_norm != "none"}
-        assert with_norm == {"peri_ln", "speedrun"}
+        assert with_norm == {"peri_ln", "speedrun", "ngpt"}
     encoder = PRESETS["peri_ln"](ALONE)
     assert replace(encoder, input_norm="none") == PRESETS["sandwich_ln"](ALONE)
 

@@ -63,6 +63,8 @@ class Count:
     """More around a cross-attention."""
     stack: int = 0
     """Before the first layer and after the last."""
+    tokens: int = 0
+    """More of the embedding of a model that predicts words."""
     averages: bool = False
     """Whether layer l has l + 1 weights more."""
 
@@ -106,6 +108,7 @@ COUNTS = {
     "zero_output": Count(sub_layer=NORM, stack=NORM),
     "speedrun": Count(layer=2),
     "swin_v2": Count(sub_layer=NORM, attention=H, stack=NORM),
+    "ngpt": Count(sub_layer=D, attention=D, layer=FF, tokens=tiny.VOCABULARY),
     "rezero": Count(layer=1),
     "skipinit": Count(sub_layer=1),
     "layer_scale": Count(sub_layer=NORM + D, stack=NORM),
@@ -126,7 +129,8 @@ COUNTS = {
 
 @every_preset
 def test_parameter_count_is_the_closed_form(preset: str) -> None:
-    table, count = tiny.VOCABULARY * D, COUNTS[preset]
+    count = COUNTS[preset]
+    table = tiny.VOCABULARY * D + count.tokens
     expected = {
         tiny.translator: table + count.of("encoder") + count.of("decoder"),
         tiny.masked_model: table + count.of("encoder") + MATRIX + NORM + tiny.VOCABULARY,

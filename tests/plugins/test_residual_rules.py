@@ -207,7 +207,8 @@ def test_the_growth_of_a_rule_is_not_judged_as_that_of_a_sum(rules: Path) -> Non
 def test_an_unknown_rule_is_one_line(
     rules: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    said = "model.block.residual_rule: expected one of 'sum', 'highway', 'scaled', found 'higway'"
+    known = "'sum', 'gpas', 'lerp', 'highway', 'scaled'"
+    said = f"model.block.residual_rule: expected one of {known}, found 'higway'"
     config = tmp_path / "config.yaml"
     config.write_text(yaml.safe_dump({"model": {"block": {"residual_rule": "higway"}}}))
     for words in (["fit", "--config", str(config)], ["blocks", "--config", str(config)]):

@@ -732,3 +732,29 @@ def swin_v2(stack: Stack) -> StackSpec:
         init=InitSpec(branch_norm=0.0),
     )
     return same_block(stack, block, final_norm="layer_norm")
+
+
+@preset(
+    equation="x' = N(x + |a| (N(f(x)) - x)), N(x) = x / |x|; cosines as scores; rows of length 1",
+    paper="Loshchilov et al. 2024, nGPT (2410.01131); here with biases and tied embeddings",
+    fixes="vectors and matrices whose lengths drift; said to need neither warm-up nor decay",
+)
+def ngpt(stack: Stack) -> StackSpec:
+    """States and rows of matrices of length 1, with learned sizes where they matter.
+
+    As in the authors' code: a from 0.05, factors of the features of queries and keys, of the
+    feed-forward's inner states and of the scores over the vocabulary, and a projection of the
+    matrices before training and after each step. Differences: matrices keep their biases and start
+    as Xavier's, the sum of embedding and positions is normed, with rope the factors of queries and
+    keys act before the rotation, and the head of masked words is as usual. Their model has
+    ``{activation: swiglu, positions: rope, tie_embeddings: false}``, no dropout and no decay.
+    """
+    attention = AttentionSpec(scores="cosine_features")
+    block = replace(
+        around(ResidualSpec(norm_branch="l2", norm_sum="l2", rule="lerp")),
+        self_attention=attention,
+        cross_attention=attention,
+        ff_scale=True,
+        unit_matrices=True,
+    )
+    return StackSpec(blocks=(block,) * stack.depth, input_norm="l2")
