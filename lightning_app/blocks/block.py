@@ -14,7 +14,7 @@ from lightning_app.blocks.attention import Attention, AttentionSpec, Carry
 from lightning_app.blocks.feed_forward import Activation, FeedForward
 from lightning_app.blocks.masks import Mask
 from lightning_app.blocks.memory import LayerCache
-from lightning_app.blocks.norm import BOUNDS, GAINED, Norm, project
+from lightning_app.blocks.norm import BOUNDS, GAINED, Norm, unit_rows
 from lightning_app.blocks.placed import Placed
 from lightning_app.blocks.residual import SUM, Residual, ResidualSpec
 from lightning_app.blocks.streams import Stream, StreamRule, select_tokens
@@ -378,7 +378,7 @@ class Block(nn.Module):
     def after_step(self) -> None:
         for path, part in self.named_modules() if self.spec.unit_matrices else ():
             if isinstance(part, nn.Linear) and not path.startswith("around_"):
-                project(part.weight, dim=0 if path.endswith((".output", ".outer")) else 1)
+                unit_rows(part.weight, dim=0 if path.endswith((".output", ".outer")) else 1)
 
     @property
     def last_residual(self) -> Residual:

@@ -98,7 +98,7 @@ def after_step(model: nn.Module) -> None:
             module.after_step()  # pyright: ignore[reportCallIssue]
 
 
-def project(weight: Tensor, dim: int = 1) -> None:
+def unit_rows(weight: Tensor, dim: int = 1) -> None:
     """Divide the rows of `weight`, or its columns with `dim` 0, by their lengths."""
     kept = torch.promote_types(weight.dtype, torch.float32)
     weight.copy_(nn.functional.normalize(weight.to(kept), dim=dim))

@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from lightning_app.blocks.linear import Linear, linear
-from lightning_app.blocks.norm import LearnedScalars, Norm, Scale, build_norm, project
+from lightning_app.blocks.norm import LearnedScalars, Norm, Scale, build_norm, unit_rows
 from lightning_app.blocks.placed import Placed, Places, Rotation, rotation
 from lightning_app.blocks.stack import StackSpec
 from lightning_app.core.errors import UserError
@@ -491,10 +491,10 @@ class Embedding(nn.Module):
         if self.spec.unit:
             table = self.tokens.weight
             padding = table[self.spec.pad].clone()
-            project(table)
+            unit_rows(table)
             table[self.spec.pad] = padding
         if self.spec.unit and self.output is not None:
-            project(self.output.weight)
+            unit_rows(self.output.weight)
 
     def forward(
         self,

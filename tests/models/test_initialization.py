@@ -135,6 +135,9 @@ def test_matrices_of_blocks_have_the_gains_of_their_paper(kind: Kind, preset: st
             assert module.weight.count_nonzero() == 0
         elif orthogonal:
             assert_orthogonal(module.weight)
+        elif preset == "ngpt":
+            rows = module.weight.norm(dim=0 if inside.endswith((".output", ".outer")) else 1)
+            torch.testing.assert_close(rows, torch.ones_like(rows))
         elif preset == "deepnorm":
             gain = expected_gains(preset, side, alone=kind == "encoder")[part]
             assert_normal(module.weight, gain * bound(module.weight) / math.sqrt(3))
@@ -237,9 +240,10 @@ def test_nothing_undoes_what_is_special() -> None:
 
 
 @every_kind
-@pytest.mark.parametrize("preset", [name for name in PRESETS if name not in {"t_fixup", *ZERO}])
+@pytest.mark.parametrize("preset", sorted(PRESETS.keys() - {"t_fixup", "ngpt", *ZERO}))
 def test_identity_plus_starts_as_the_identity(kind: Kind, preset: str) -> None:
-    # An identity is no small matrix, which T-Fixup's stream without norms needs, and no zero.
+    # An identity is no small matrix, which T-Fixup's stream without norms needs, and no zero. In
+    # nGPT dW would start with rows of length 1.
     model = build(kind, preset, value_projection="identity_plus", output_projection="identity_plus")
     parts = [m for m in model.modules() if isinstance(m, AnchoredProjection)]
     assert len(parts) == 2 * (3 if kind == "encoder" else 5)

@@ -735,7 +735,7 @@ def swin_v2(stack: Stack) -> StackSpec:
 
 
 @preset(
-    equation="x' = N(x + |a| (N(f(x)) - x)), N(x) = x / |x|; cosines as scores; rows of length 1",
+    equation="x' = N(x + a (N(f(x)) - x)), N(x) is x of length 1, as are rows of matrices; cosines",
     paper="Loshchilov et al. 2024, nGPT (2410.01131); here with biases and tied embeddings",
     fixes="vectors and matrices whose lengths drift; said to need neither warm-up nor decay",
 )
