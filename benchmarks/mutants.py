@@ -440,7 +440,7 @@ MUTANTS = (
     mutant(
         "gated unit without its gate",
         at("blocks/test_feed_forward.py", "models/test_reference.py"),
-        "inner = inner * self.gate(x)",
+        "inner = inner * self.scale_gate(self.gate(x))",
         "inner = inner",
     ),
     # Memory and streams.
@@ -814,8 +814,8 @@ MUTANTS = (
     mutant(
         "a second stream goes on beside a residual rule",
         RULES,
-        "if kind == DUAL and around.rule != SUM:",
-        "if kind == DUAL and around.rule != around.rule:",
+        "if around.rule == LERP or (kind == DUAL and around.rule != SUM):",
+        "if around.rule == LERP:",
     ),
     # Finished cells of other folders.
     mutant(

@@ -20,8 +20,8 @@ from tests.tiny import causal_model, masked_model, randomise, translator
 
 SIZES: dict[str, Any] = {"dim": 10, "heads": 2, "ff_dim": 13}
 PRESENT = torch.tensor([[True] * 7, [True] * 4 + [False] * 3])
-# Skips that need the data of a run, and branches that need its steps.
-USUAL = [name for name in PRESETS if name not in ("admin", "prores")]
+# Skips that need the data of a run, branches that need its steps, matrices projected after each.
+USUAL = [name for name in PRESETS if name not in ("admin", "prores", "ngpt")]
 
 CHAINED = (
     "post_ln",
@@ -231,6 +231,7 @@ def test_penalties_of_a_stack_are_offered() -> None:
         (lambda: Block("admin", **SIZES), "profiled skips"),
         (lambda: Block("prores", **SIZES), "branch_ramp"),
         (lambda: Encoder("admin", depth=2, **SIZES), "profiled skips"),
+        (lambda: Encoder("ngpt", depth=2, **SIZES), "unit_matrices"),
         (lambda: Block("pre_ln", share="all", **SIZES), "belongs to a"),
         (
             lambda: Block("pre_ln", adaptive_span={"longest": 8, "dynamic_bias": 0.0}, **SIZES),

@@ -123,8 +123,8 @@ LERP = {"ngpt"}
 # Without their norms, these have neither small branches nor small matrices, nor lack a skip; or
 # they have small matrices and a skip over 1.
 QK_NORMED = {"qk_norm", "hybrid_norm", "reordered_norm", "speedrun"}
-ZERO_BRANCHES = {"zero_output", "speedrun"}
-ZERO_BRANCHES = {*ZERO_BRANCHES, "swin_v2"}
+ZERO = {"zero_output", "speedrun"}
+ZERO_BRANCHES = {*ZERO, "swin_v2"}
 EXPLODE = {
     *("post_ln", "pre_ln", "peri_ln", "sandwich_ln", "normformer", "b2t", "admin", "dual_stream"),
     *("mix_ln", "layer_norm_scaling", "keel", "deepnorm", "qk_norm", "realformer", "parallel"),
@@ -142,9 +142,9 @@ REFUSED: dict[tuple[str, str], set[str]] = {
     # A skip over 1 asks for a norm of the sum; the second stream is there beside a Post-LN one.
     ("norm_placement", "pre"): {"deepnorm", "b2t", "keel", "dual_stream", "siamese_norm", *LERP},
     ("norm_placement", "peri"): {"deepnorm", "b2t", "keel", "dual_stream", "siamese_norm"}
-    | ZERO_BRANCHES
+    | ZERO
     | LERP,
-    ("norm_placement", "none"): EXPLODE - ZERO_BRANCHES,
+    ("norm_placement", "none"): EXPLODE - ZERO,
     ("residual_temperature", "2.5"): set(PRESETS) - {"realformer"},
     ("qk_norm", "layer_norm"): SIMPLIFIED | COSINE,
     ("qk_norm", "rms_norm"): SIMPLIFIED | COSINE,
@@ -155,7 +155,7 @@ REFUSED: dict[tuple[str, str], set[str]] = {
     ("shaped_attention", "no identity"): {*SKIPLESS, *QK_NORMED, *COSINE},
     # Rows of length 1.
     **{("shaped_attention", name): LERP for name in ("centre of 0", "no centre")},
-    ("unit_matrices", "yes"): {*SKIPLESS, *ZERO_BRANCHES, "deepnorm", "b2t", "t_fixup", "sub_ln"},
+    ("unit_matrices", "yes"): {*SKIPLESS, *ZERO, "deepnorm", "b2t", "t_fixup", "sub_ln"},
     # Their centre would have to move with the spans.
     ("adaptive_span", "to 5"): SIMPLIFIED,
     ("adaptive_span", "dynamic"): SIMPLIFIED,
@@ -217,7 +217,7 @@ REFUSED: dict[tuple[str, str], set[str]] = {
     ("norm", "l2"): {"swin_v2", *QK_NORMED},
     # A matrix follows the norm of the joined heads.
     **{
-        (f"{last}output_projection", kind): ZERO_BRANCHES
+        (f"{last}output_projection", kind): ZERO
         | LERP
         | ({"sub_ln"} if kind == "identity" else set())
         for last in ("", "last_")
@@ -435,7 +435,7 @@ def test_axes_of_self_attention_leave_cross_attention_alone(preset: str) -> None
         preset,
         shaped_attention=ShapingSpec(gamma=None),
         value_projection="orthogonal" if preset == "resformer" else "identity",
-        output_projection="full" if preset in ZERO_BRANCHES else "identity_plus",
+        output_projection="full" if preset in ZERO else "identity_plus",
         attention_branch=Gain(value=0.5),
         share_branch_gain=False,
     )
