@@ -222,7 +222,7 @@ def test_an_unknown_rule_is_one_line(
 
 def test_a_registered_rule_is_gone_with_its_plugin(rules: Path) -> None:
     plugins.unload("own_rules")
-    assert list(RESIDUAL_RULES) == ["sum"]
+    assert list(RESIDUAL_RULES) == ["sum", "gpas", "lerp"]
 
 
 def test_the_conformance_suite_runs_on_it(write: Write) -> None:
