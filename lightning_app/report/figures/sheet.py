@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 # dark page, which excludes their yellow, sky blue and black.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#9761F2", "#8C5B74", "#B24300")
 DASHES: tuple[Any, ...] = ((0, (1, 1.4)), (0, (4, 1.6)), (0, (6, 1.5, 1, 1.5)), (0, (9, 1.5)))
+DASHES += ((0, (6, 1.5, 1, 1.5, 1, 1.5)), (0, (6, 1.5, 6, 1.5, 1, 1.5)))
 REFERENCE = (0, (5, 2.5))  # the dash of the unigram entropy
 INK, MUTED, GRID, PAPER = "#222222", "#707070", "#e6e6e6", "#ffffff"  # replaced on a dark page
 STYLE: dict[Any, Any] = {
