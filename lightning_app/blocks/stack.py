@@ -170,7 +170,10 @@ class StackSpec:
             raise ValueError(
                 f"stream {kind} with layout parallel: a stream rule takes one branch at a time"
             )
-        for _, zeros in block.zero_branches if kind == "attention" else ():
+        zero = [reason for _, reason in block.zero_branches]
+        if 0.0 in (block.around_self.branch.value, block.around_ff.branch.value):
+            zero.append("attention_branch or ff_branch 0 (as in presets rezero and skipinit)")
+        for zeros in zero if kind == "attention" else ():
             raise ValueError(
                 f"{zeros} with stream attention: its keys are norms of the branches, and that of a "
                 "zero vector has a slope of 1 / sqrt(eps); use one of the two"

@@ -125,6 +125,8 @@ LERP = {"ngpt"}
 QK_NORMED = {"qk_norm", "hybrid_norm", "reordered_norm", "speedrun"}
 ZERO = {"zero_output", "speedrun"}
 ZERO_BRANCHES = {*ZERO, "swin_v2"}
+# A second zero, or keys that are norms of branches.
+NO_ZERO = {*ZERO_BRANCHES, "attention_residuals"}
 EXPLODE = {
     *("post_ln", "pre_ln", "peri_ln", "sandwich_ln", "normformer", "b2t", "admin", "dual_stream"),
     *("mix_ln", "layer_norm_scaling", "keel", "deepnorm", "qk_norm", "realformer", "parallel"),
@@ -179,11 +181,11 @@ REFUSED: dict[tuple[str, str], set[str]] = {
     ("ff_skip", "a vector"): {"sas_p_no_norm"} | NO_SUM | LERP,
     # One gain of all branches cannot start at two values.
     **{
-        (f"{part}_branch", gain): {"rezero"} | LERP | (ZERO_BRANCHES if gain == "0" else set())
+        (f"{part}_branch", gain): {"rezero"} | LERP | (NO_ZERO if gain == "0" else set())
         for part in ("attention", "ff")
         for gain in ("0", "learned from 0.5", "a vector")
     },
-    **{(f"{part}_branch", "learned from 0"): ZERO_BRANCHES | LERP for part in ("attention", "ff")},
+    **{(f"{part}_branch", "learned from 0"): NO_ZERO | LERP for part in ("attention", "ff")},
     ("attention_branch", "1"): {"rezero", "skipinit"},
     ("ff_branch", "1"): {"rezero", "skipinit"},
     ("share_branch_gain", "yes"): set(PRESETS) - {"rezero", "skipinit", "layer_scale", "laurel"},
@@ -238,7 +240,7 @@ REFUSED: dict[tuple[str, str], set[str]] = {
         ("stream", kind): NORMED_SUMS
         | OWN_SKIPS
         | {"mix_ln", "hybrid_norm", "laurel", "gpas", *LERP}
-        | (ZERO_BRANCHES if kind == "attention" else set())
+        | ({*ZERO_BRANCHES, "rezero", "skipinit"} if kind == "attention" else set())
         for kind in ("hyper_static", "hyper_dynamic", "hyper_manifold", "attention")
     },
     ("streams", "2"): set(PRESETS) - {"hyper_connections", "mhc"},
