@@ -678,6 +678,12 @@ MUTANTS = (
         '"deeper_later": depth + 1 - layer,',
     ),
     mutant(
+        "parts: the branches of a child rise again",
+        at("test_parent.py"),
+        "part.rises = False",
+        "part.rises = True",
+    ),
+    mutant(
         "parts: branches rise a step late",
         at("blocks/test_residual.py"),
         "(done + 1) / self.gain.ramp",

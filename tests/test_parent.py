@@ -447,17 +447,21 @@ def test_a_grid_may_name_a_parent(tmp_path: Path, tree: dict[str, Any], parents:
         expand(read_spec(path), resolve, identity_of)
 
 
-def test_skips_of_admin_stay_as_they_were_learned(tmp_path: Path, tree: dict[str, Any]) -> None:
-    """A fresh run measures them at its first step, which would replace those of the parent.
+# Over 5 s: two parents and their children are trained.
+@pytest.mark.parametrize("preset", ["admin", "prores"])
+def test_what_a_first_step_sets_is_the_parents(
+    tmp_path: Path, tree: dict[str, Any], preset: str
+) -> None:
+    """A fresh run measures Admin's skips, and lets ProRes's branches rise from nearly nothing.
 
     A table of the output is one of the parent's heads.
     """
     parent = run_tree(write_documents(tmp_path / "documents", documents=9))
-    parent = changed(parent, model__block__preset="admin")
+    parent = changed(parent, model__block__preset=preset)
     parent["model"]["architecture"] |= {**ARCHITECTURE, "tie_embeddings": False}
     run = fit(parent, tmp_path / "parent")
     tree = changed(tree, model__architecture__tie_embeddings=False)
-    child = changed(tree, model__block__preset="admin", model__init_from=str(run))
+    child = changed(tree, model__block__preset=preset, model__init_from=str(run))
     child = changed(child, model__optimizer__lr=1e-12, trainer__max_steps=2)
     child = changed(child, model__schedule__warmup_steps=0)
     after = weights(fit(child, tmp_path / "child", trainer__val_check_interval=2))

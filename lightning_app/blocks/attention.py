@@ -456,7 +456,7 @@ class HeadGain(LearnedScalars):
 
 @final
 class CosineScale(LearnedScalars):
-    """Queries of scaled cosine attention (Liu et al. 2022, Swin Transformer V2, 2111.09883).
+    """Queries of scaled cosine attention (Liu et al. 2021, Swin Transformer V2, 2111.09883).
 
     Scores are ``cos(q, k) exp(min(s_h, ln 100))``, s_h from ln 10: this multiplies ``q / |q|`` by
     the factor and by sqrt(d_k), by which attention divides. Relative positions add their terms

@@ -171,10 +171,12 @@ class RisingGain(FollowsSteps, nn.Module):
     """``value * min(1, t / ramp) * x`` in training step t, from 1 (ProRes, 2603.05369).
 
     Outside training the factor is that of the last step, which checkpoints hold; a new model has
-    that of the first.
+    that of the first. A run that begins from the weights of a parent keeps the parent's factor:
+    `rises` is then false.
     """
 
     factor: Tensor
+    rises: bool = True
 
     def __init__(self, gain: Gain) -> None:
         super().__init__()
@@ -182,7 +184,8 @@ class RisingGain(FollowsSteps, nn.Module):
         self.register_buffer("factor", torch.tensor(gain.value * min(1.0, 1.0 / gain.ramp)))
 
     def at_step(self, done: int, total: int) -> None:
-        self.factor.fill_(self.gain.value * min(1.0, (done + 1) / self.gain.ramp))
+        if self.rises:
+            self.factor.fill_(self.gain.value * min(1.0, (done + 1) / self.gain.ramp))
 
     def forward(self, x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         return self.factor * x

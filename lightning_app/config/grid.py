@@ -28,7 +28,6 @@ from lightning_app.config.sources import merged, nested
 from lightning_app.config.trainer import ClassSpec, TrainerConfig
 from lightning_app.config.tree import (
     BLOCK,
-    CORPUS,
     PRESET,
     RATE,
     SECTIONS,
@@ -529,8 +528,13 @@ def check_pruner(
 
 
 def check_variants(found: list[str], axes: Mapping[str, list[Any]]) -> tuple[str, ...]:
-    """The axes besides the block's whose values are variants."""
-    known = [axis for axis in axes if axis not in (SEED, WARMUP, RATE, CORPUS)]
+    """The axes besides the block's whose values are variants.
+
+    They are part of the model, its optimizer or its schedule. Variants are compared in one group,
+    and other axes change what is read, counted or how long.
+    """
+    of_model = [a for a in axes if a.startswith("model.") and a not in (WARMUP, RATE)]
+    known = [axis for axis in of_model if not axis.startswith("model.objective.")]
     for axis in found:
         if axis not in known or axis.startswith(BLOCK):
             own = "; those of model.block are variants anyway" if axis.startswith(BLOCK) else ""

@@ -456,8 +456,8 @@ def preconditioned_sharpness(
     """
     if any(isinstance(module, Shrink) for module in model.modules()):
         raise UserError(
-            "probe: --sharpness with residual_rule gpas: it stops gradients, so its loss has no "
-            "matrix of second derivatives to speak of; leave --sharpness out"
+            "probe: --sharpness with residual_rule gpas: it stops gradients, so what training "
+            "follows is not the gradient of the loss; leave --sharpness out"
         )
     parameters = [p for p in model.parameters() if p.requires_grad]
     # Fused attention kernels have no second derivative.

@@ -15,6 +15,7 @@ from torchmetrics import Metric, SumMetric
 from lightning_app.blocks.block import Block
 from lightning_app.blocks.config import BlockConfig
 from lightning_app.blocks.norm import FollowsSteps, at_step
+from lightning_app.blocks.residual import RisingGain
 from lightning_app.blocks.spans import AuxiliaryTerms, auxiliary_terms
 from lightning_app.config.bounds import check_accumulation, check_unit
 from lightning_app.config.parents import load_parent
@@ -259,7 +260,11 @@ class TransformerModule(pl.LightningModule):
         add_heads(self.model, self.objective.config.auxiliary())
         if self.init_from is not None:
             load_parent(self.model, self.init_from, self.parent_name)
-            self.profiled = True  # already done, at the start of the parent
+            # Both are already done, in the run of the parent.
+            self.profiled = True
+            for part in self.model.modules():
+                if isinstance(part, RisingGain):
+                    part.rises = False
 
     def forward(self, batch: Any) -> torch.Tensor:
         return self.objective.logits(self.model, batch)

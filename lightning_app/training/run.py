@@ -467,7 +467,9 @@ class TrainingRun(PreparedRun):
         path, averaged = None, False
         if self._checkpoint is not None:
             path, averaged = self._checkpoint.path, self._checkpoint.averaged
-        check_averaging(self.trainer, path, averaged)
+        stacks = self.model.architecture.stacks(self.model.block)
+        blocks = [block for stack in stacks.values() for block in stack.blocks]
+        check_averaging(self.trainer, blocks, path, averaged)
         if self.command is not None and self.trainer.is_global_zero:
             if self._in_store:
                 self.folder = place_run(_SINGLE, self.folder.name, self.id)
@@ -480,8 +482,7 @@ class TrainingRun(PreparedRun):
         steps = steps_asked(self.tree["trainer"], len(self.datamodule.train_dataloader()))
         if warning := long_warmup(self.model.schedule.warmup_steps, steps):
             rank_zero_warn(warning)
-        stacks = self.model.architecture.stacks(self.model.block)
-        if any(block.keeps_skip_of_identity for s in stacks.values() for block in s.blocks):
+        if any(block.keeps_skip_of_identity for block in blocks):
             rank_zero_warn(
                 "identity value or output projections combined with an attention skip: He & "
                 "Hofmann 2023 (2311.01906, figure 20) found that this trains worse"

@@ -161,6 +161,7 @@ def test_labels_and_factors_are_kept(tmp_path: Path) -> None:
         ({"variants": ["model.block.norm"]}, "variants: model.block.norm: … are variants anyway"),
         ({"variants": ["model.optimizer.knid"]}, "variants: … did you mean 'model.optimizer.kind'"),
         ({"variants": ["seed_everything"]}, "variants: seed_everything: expected an axis"),
+        ({"variants": ["model.optimizer.lr"]}, "variants: model.optimizer.lr: expected an axis"),
         ({"variants": ["model.optimizer.kind"] * 2}, "variants: … given twice"),
         (
             {
@@ -192,6 +193,19 @@ def test_an_axis_outside_the_block_names_variants_where_the_grid_says_so(tmp_pat
     copy = tmp_path / "copy.yaml"
     copy.write_text(yaml.safe_dump(spec.tree()))
     assert read_spec(copy).variants == ("model.optimizer.kind",)
+
+
+@pytest.mark.parametrize(
+    "axis", ["data.vocab_size", "trainer.max_steps", "data.name", "model.objective.label_smoothing"]
+)
+def test_what_is_read_or_counted_makes_no_variants(tmp_path: Path, axis: str) -> None:
+    """Their losses would be compared in one group."""
+    axes = {"model.block.preset": ["pre_ln"], axis: [1, 2], "seed_everything": [1]}
+    if axis == "data.name":
+        axes[axis] = ["synthetic", "iwslt14"]
+    changes = {"sensitivity": {}, "exclude": [], "variants": [axis]}
+    with pytest.raises(UserError, match=f"variants: {axis}: expected an axis"):
+        read_spec(write(tmp_path, axes=axes, **changes))
 
 
 def test_a_factor_has_two_values(tmp_path: Path) -> None:

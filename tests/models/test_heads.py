@@ -224,8 +224,6 @@ def carried_types(carry: Carry | None) -> list[torch.dtype]:
         pytest.param(BlockConfig(scores="cosine", sink="learned"), id="cosine"),
     ],
 )
-# RMSNorm of an output in bfloat16: training ignores this warning too.
-@pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")
 def test_bfloat16_stays_near_and_carries_float32(block: BlockConfig, rotary: bool) -> None:
     positions = {"positions": "rope", "model_dim": 12} if rotary else {}
     model = tiny.translator(block, **positions)

@@ -187,7 +187,7 @@ def test_zero_outputs_leave_the_embedding_and_move_first(preset: str) -> None:
     for _ in range(3 * DECODER if preset == "realformer" else 1):
         x = reference.layer_norm(x, np.ones(DIM), np.zeros(DIM))
     expected = torch.from_numpy(x @ embedding.T)
-    # The final norm cancels the number of equal streams but for its epsilon.
+    # The final norm cancels the number of equal streams, up to its epsilon.
     close = 2e-4 if preset == "hyper_connections" else 1e-12
     torch.testing.assert_close(logits[0], expected, rtol=0.0, atol=close)
     torch.nn.functional.cross_entropy(logits[0], torch.tensor([4, 6, 2])).backward()

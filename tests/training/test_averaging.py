@@ -32,6 +32,7 @@ def run(
     *callbacks: dict[str, Any],
     steps: int = 9,
     checkpoint: Path | None = None,
+    preset: str = "pre_ln",
     **trainer: Any,
 ) -> TrainingRun:
     """A run of a tiny model with dropout, which no validation falls on."""
@@ -42,6 +43,7 @@ def run(
     tree["model"]["architecture"] |= {"encoder_depth": 1, "decoder_depth": 1, "model_dim": 16}
     tree["model"]["architecture"]["dropout"] = 0.2
     tree["model"]["schedule"]["warmup_steps"] = 0
+    tree["model"]["block"]["preset"] = preset
     tree["data"] |= {"cache": cache, "tokens_per_batch": 256}
     tree = resolve(tree, "test")
     verified = None if checkpoint is None else check_checkpoint(checkpoint, tree["model"])
@@ -176,6 +178,8 @@ def test_the_model_is_the_same_whether_a_callback_sees_it_first(tmp_path: Path, 
             {},
             "test: trainer.callbacks: StochasticWeightAveraging … EMAWeightAveraging",
         ),
+        ([EMA], {"preset": "ngpt"}, "trainer.callbacks: EMAWeightAveraging … unit_matrices"),
+        ([EMA], {"preset": "prores"}, "trainer.callbacks: EMAWeightAveraging … branch_ramp"),
         (
             [averaging("WeightAveraging"), EMA],
             {},
@@ -190,6 +194,26 @@ def test_averages_that_would_not_be_right_are_refused(
         run(tmp_path / "run", cache, *callbacks, **settings)
     assert told(message).match(str(caught.value))
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (("model", "optimizer", "weight_decay", 0.1), "model.optimizer.weight_decay: 0.1 with"),
+        (("trainer", "strategy", "fsdp"), "trainer.strategy: fsdp with"),
+    ],
+)
+def test_unit_matrices_need_whole_rows_without_decay(changes: Any, said: str) -> None:
+    tree = yaml.safe_load(Path("ablations/base/synthetic.yaml").read_text())
+    tree["model"]["block"]["preset"] = "ngpt"
+    *path, field, value = changes
+    part = tree
+    for name in path:
+        part = part[name]
+    part[field] = value
+    with pytest.raises(UserError) as caught:
+        resolve(tree, "test")
+    assert said in str(caught.value)
 
 
 def test_an_average_that_begins_too_late_is_refused(tmp_path: Path, cache: str) -> None:

@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -20,6 +20,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch import Tensor
 
+from lightning_app.blocks.block import BlockSpec
 from lightning_app.config.bounds import check_callback
 from lightning_app.core.errors import UserError
 from lightning_app.core.files import write_whole
@@ -316,11 +317,15 @@ def averaging(trainer: pl.Trainer) -> list[WeightAveraging]:
     return [callback for callback in callbacks if isinstance(callback, WeightAveraging)]
 
 
-def check_averaging(trainer: pl.Trainer, checkpoint: Path | None, averaged: bool) -> None:
+def check_averaging(
+    trainer: pl.Trainer, blocks: Iterable[BlockSpec], checkpoint: Path | None, averaged: bool
+) -> None:
     """Refuse averages that would be wrong, before anything is written.
 
     Args:
         trainer: The Trainer with all its callbacks.
+        blocks: The blocks of the model. An average keeps neither the length of rows nor a factor
+            that follows the steps.
         checkpoint: The checkpoint from which the run continues, None if it starts at step 0.
         averaged: Whether the weights of the checkpoint are averages. Only the callback that wrote
             the averages finds the raw weights in it.
@@ -337,6 +342,14 @@ def check_averaging(trainer: pl.Trainer, checkpoint: Path | None, averaged: bool
         raise UserError(
             f"trainer.callbacks: {names} needs whole models, which {kind} does not have"
         )
+    for block in blocks if found else ():
+        ramps = block.around_self.branch.ramp, block.around_ff.branch.ramp
+        if block.unit_matrices or any(ramps):
+            field = "unit_matrices" if block.unit_matrices else "branch_ramp"
+            raise UserError(
+                f"trainer.callbacks: {names} with model.block.{field} (as in presets ngpt and "
+                "prores), which an average over steps does not keep; use one of the two"
+            )
     if checkpoint is None:
         return
     if averaged and not found:
