@@ -129,6 +129,9 @@ SEEN = {
     "ablate plan demo --probe": Seen(
         r"demo: 4 cells, .*^time: [^\n]*[0-9]", fresh="experiments/demo"
     ),
+    "ablate plan demo --explain": Seen(
+        r"post_ln, first cell.*gains +adam +[0-9.]+ +0 +[0-9]+.*^time: ", fresh="experiments/demo"
+    ),
     # Language models
     "ablate fit --config ablations/base/lm_small.yaml": FIT,
     "ablate fit --config ablations/base/lm_streams.yaml --model.block.memory.length 32": FIT,

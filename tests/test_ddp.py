@@ -93,6 +93,18 @@ CASES = {
         "synthetic.yaml",
         settings={**SHORT, "model.objective.z_loss": 0.01, "model.architecture.logit_cap": 3.0},
     ),
+    # A rule reads whole matrices; only one group of parameters is warmed up.
+    "lamb": Case(
+        "synthetic.yaml",
+        settings={
+            **SHORT,
+            "model.optimizer.kind": "lamb",
+            "model.optimizer.weight_decay": 0.1,
+            "model.optimizer.momentum_warmup_steps": 3,
+            "model.schedule.warmup_of": "embeddings",
+            "model.schedule.warmup_steps": 3,
+        },
+    ),
     # The penalty is of the mean over the tokens of both ranks, and so are the logged spans.
     "dynamic_spans": Case(
         "synthetic.yaml",

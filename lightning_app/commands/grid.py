@@ -67,17 +67,24 @@ if TYPE_CHECKING:
 def add_plan(parser: Parser) -> None:
     add_grid(parser)
     parser.add("--probe", "measure 20 steps of each distinct shape")
+    parser.add("--explain", "show which parameters are trained by what, and at which rate")
     add_json(parser)
     parser.set_defaults(call=plan_command)
 
 
 def plan_command(
-    grid: str | Path, experiments: Path = EXPERIMENTS, *, probe: bool = False, as_json: bool = False
+    grid: str | Path,
+    experiments: Path = EXPERIMENTS,
+    *,
+    probe: bool = False,
+    explain: bool = False,
+    as_json: bool = False,
 ) -> int:
     """Print the size of a grid and the number of finished cells. Trains nothing.
 
     The plan is written if it does not exist yet; only `ablate run` changes it later. With
-    `probe`, 20 steps of each distinct shape are measured. Raises `UserError`.
+    `probe`, 20 steps of each distinct shape are measured; with `explain`, what trains the
+    parameters of each shape is shown. Raises `UserError`.
     """
     results = read_project().folders_of_results()
     spec = read_spec(grid)  # finds mistakes before torch is imported
@@ -96,7 +103,13 @@ def plan_command(
         if load_plan(folder.plan) is None:
             with supervisor_lock(folder):
                 planned.save()
-        from lightning_app.grids.size import KEPT, plan_document, shapes_of, stale_cells
+        from lightning_app.grids.size import (
+            KEPT,
+            plan_document,
+            shapes_of,
+            stale_cells,
+            trained_by,
+        )
 
         elsewhere = find_elsewhere(planned, results)
         shapes = shapes_of(planned, configs, elsewhere.found)
@@ -104,6 +117,8 @@ def plan_command(
             if probe and shape.done < len(shape.cells):
                 shape.step = _measured(shape.config)
         tree |= plan_document(planned, shapes)
+        for shape, row in zip(shapes if explain else (), tree["shapes"], strict=False):
+            row["trained_by"] = trained_by(shape.config)
         tree["waiting"] = waiting_document(plan.waiting, experiments)
         tree |= {
             "elsewhere": len(elsewhere.found),
@@ -183,12 +198,28 @@ def _print_plan(tree: dict[str, Any], kept: str, elsewhere: Iterable[str]) -> No
             "unknown" if shape["seconds"] is None else f"{shape['seconds']:.1f}",
         )
     console.print(table)
+    for shape in tree["shapes"]:
+        _print_trained(shape["label"], shape.get("trained_by"))
     left_out = ", without the cells that wait" if states["waiting"] else ""
     console.print(f"tokens: {_count(tree['tokens'])} in all{left_out}")
     if tree["devices"] > 1:
         console.print(f"devices: {tree['devices']} for each cell")
     console.print(f"time: {_time(tree)}")
     console.print(f"disk: about {tree['bytes'] / 1e6:,.0f} MB in all; {kept}")
+
+
+def _print_trained(label: str, rows: list[dict[str, Any]] | None) -> None:
+    """Print what trains the parameters of a shape; rates are those of its first cell."""
+    if rows is None:
+        return
+    table = counts_table("parameters", "role", "by", "rate", "weight decay", "warm-up steps")
+    table.title = f"{label}, first cell"
+    for row in rows:
+        low, high = row["rate"]
+        rate = f"{low:g}" if low == high else f"{low:g} to {high:g}"
+        cells = (f"{row['parameters']:,}", row["role"], row["by"], rate)
+        table.add_row(*cells, f"{row['weight_decay']:g}", str(row["warmup_steps"]))
+    plain_console().print(table)
 
 
 def _count(tokens: int | None) -> str:

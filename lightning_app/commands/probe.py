@@ -208,15 +208,16 @@ def second_moments(states: Sequence[dict[str, Any]], model: nn.Module) -> list[T
     if not states or not states[0]["state"]:
         return None
     # The optimizer numbers its parameters group by group.
-    groups = parameter_groups(model, 0.0)
+    first = next(iter(states[0].get("param_groups", ())), {})
+    groups = parameter_groups(model, 0.0, by_role="role" in first)
     order = [parameter for group in groups for parameter in group["params"]]
     moments: dict[Tensor, Tensor] = {}
     for number, state in states[0]["state"].items():
         if "exp_avg_sq" not in state:
             return None
-        beta2 = states[0]["param_groups"][0]["betas"][1]
-        corrected = state["exp_avg_sq"] / (1.0 - beta2 ** float(state["step"]))
-        moments[order[int(number)]] = corrected
+        corrected = first.get("bias_correction", True)
+        left = first["betas"][1] ** float(state["step"]) if corrected else 0.0
+        moments[order[int(number)]] = state["exp_avg_sq"] / (1.0 - left)
     return [moments[p] if p in moments else torch.zeros_like(p) for p in model.parameters()]
 
 

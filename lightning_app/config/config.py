@@ -27,7 +27,7 @@ from lightning_app.config.classes import (
 )
 from lightning_app.config.identity import without_removed
 from lightning_app.config.parents import check_parent
-from lightning_app.config.sources import Written, check_links, nested
+from lightning_app.config.sources import AUTO, Written, automatic_warmup, check_links, nested
 from lightning_app.config.trainer import TrainerConfig
 from lightning_app.core.errors import UserError, named
 from lightning_app.core.schema import as_plain, check_keys, read
@@ -195,6 +195,9 @@ def linked(tree: Mapping[str, Any]) -> dict[str, Any]:
     model = _section(found, "model")
     data = _section(found, "data")
     objective = None if model is None else _section(model, "objective")
+    schedule = None if model is None else _section(model, "schedule")
+    if model is not None and schedule is not None and schedule.get("warmup_steps") == AUTO:
+        schedule["warmup_steps"] = automatic_warmup(model.get("optimizer"))
     if model is None or data is None or objective is None:
         return found
     # A default is a class attribute of a dataclass.
@@ -293,6 +296,8 @@ def check(tree: dict[str, Any], config: Config, *, trains: bool) -> None:
         )
     if trains:
         model.schedule.check(trainer["max_steps"])
+    if model.schedule.warmup_of == "output" and not _has_output(model):
+        model.schedule.check_roles(("embeddings", "matrices", "gains"))
     bounded = max(trainer["max_steps"], trainer["max_epochs"] or 0) >= 1
     predicting = model.architecture.predicting
     model.objective.auxiliary().check(predicting, stacks[predicting], bounded=bounded)
@@ -317,6 +322,14 @@ def check(tree: dict[str, Any], config: Config, *, trains: bool) -> None:
     check_parent(tree)
     if tree["model"]["objective"]["evaluate_test"]:
         require_test(corpus)
+
+
+def _has_output(model: ModelConfig) -> bool:
+    """Whether matrices follow the blocks; the class of a plug-in may have some."""
+    auxiliary, architecture = model.objective.auxiliary(), model.architecture
+    tables = auxiliary.second_target or auxiliary.own_tables
+    untied = architecture.tie_embeddings is False
+    return bool(untied or tables or architecture.kind == "encoder" or model.class_path)
 
 
 def check_rows(tree: Mapping[str, Any], corpus: PreparedCorpus | None = None) -> None:

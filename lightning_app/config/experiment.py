@@ -252,6 +252,8 @@ def _scheduled(text: str, steps: int, epochs: str) -> str:
     sparse = range(_DENSE, steps + 1, max(1, steps // _DENSE))
     for step in (*range(1, min(_DENSE, steps + 1)), *sparse):
         digest.update(struct.pack("d", config.factor(step, steps)))
+        if config.warmup_of != "all" and config.warmup_steps:
+            digest.update(f"{config.warmup_of} {config.of_others().factor(step, steps)}".encode())
     return digest.hexdigest()
 
 

@@ -24,7 +24,7 @@ from lightning_app.config.classes import (
     require_plugin,
 )
 from lightning_app.config.search import Refine, Search, check_search
-from lightning_app.config.sources import merged, nested
+from lightning_app.config.sources import merged, nested, with_warmup
 from lightning_app.config.trainer import ClassSpec, TrainerConfig
 from lightning_app.config.tree import (
     BLOCK,
@@ -800,6 +800,7 @@ def _spec(path: Path, tree: Any, text: str, files: tuple[Path, ...], source: str
         _check_parent(file.name, base_config, file.axes, parent)
         axes, linked = check_linked(tree.get("axes", {}))
         check_axis_values(axes)
+        base_config = with_warmup(base_config, axes)
         exclude = check_exclude(tree.get("exclude") or (), axes)
         check_cells(axes, linked, exclude)
         metric, mode = check_metric(file.metric, base_config, axes)

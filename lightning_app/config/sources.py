@@ -16,7 +16,7 @@ from yaml import YAMLError
 from lightning_app.config.bounds import check_seed
 from lightning_app.config.identity import leaves, require, without_removed
 from lightning_app.config.trainer import TrainerConfig
-from lightning_app.config.tree import SECTIONS, lookup
+from lightning_app.config.tree import SECTIONS, WARMUP, lookup, replaced
 from lightning_app.core import strict_yaml
 from lightning_app.core.errors import UserError, named, nearest
 from lightning_app.core.schema import check_keys, hint_at, kinds_of, part_of, read
@@ -305,6 +305,54 @@ def check_links(tree: Mapping[str, Any]) -> None:
             raise UserError(
                 f"{key}: set from {source}, so it is {wanted} and not {written[key]}; leave it out"
             )
+
+
+AUTO = "auto"
+"""The value of `model.schedule.warmup_steps` that means ``2 / (1 - beta_2)`` steps."""
+_SECOND_MOMENT = ("adam", "adamw", "radam", "lamb", "stable_adamw", "rotational_adamw")
+
+
+def automatic_warmup(optimizer: Any) -> int:
+    """Return the warm-up that AUTO means with a section `optimizer` as a user wrote it.
+
+    Raises:
+        UserError: for a kind without Adam's second moment, or a wrong beta.
+    """
+    given = optimizer if isinstance(optimizer, Mapping) else {}
+    kind, betas = given.get("kind", "adam"), given.get("betas", (0.9, 0.98))
+    if kind not in _SECOND_MOMENT:
+        raise UserError(
+            f"model.schedule.warmup_steps: {AUTO} is 2 / (1 - beta_2) steps, for kinds "
+            f"{', '.join(_SECOND_MOMENT)}; kind {kind} takes a number"
+        )
+    beta = betas[-1] if isinstance(betas, list | tuple) and len(betas) == 2 else None
+    if isinstance(beta, bool) or not isinstance(beta, int | float) or not 0.0 <= beta < 1.0:
+        raise UserError(f"model.optimizer.betas: expected two numbers from 0 to 1, found {betas!r}")
+    return round(2.0 / (1.0 - beta))
+
+
+def with_warmup(base: Any, axes: Mapping[str, list[Any]]) -> Any:
+    """Return the base config of a grid with the number that AUTO means, as in every cell.
+
+    Raises:
+        UserError: for an axis that is AUTO, or on which it depends.
+    """
+    for axis, values in axes.items():
+        rest = WARMUP.removeprefix(f"{axis}.")
+        if f"{WARMUP}.".startswith(f"{axis}.") and any(
+            (value if axis == WARMUP else lookup(value, rest)) == AUTO for value in values
+        ):
+            raise UserError(f"axes: {axis}: {AUTO} is for a base config; list numbers of steps")
+    tree = nested(base) if isinstance(base, Mapping) else {}
+    if lookup(tree, WARMUP) != AUTO:
+        return base
+    for axis in () if any(f"{WARMUP}.".startswith(f"{each}.") for each in axes) else axes:
+        if "model.optimizer.betas.".startswith(f"{axis}.") or axis == "model.optimizer.kind":
+            raise UserError(
+                f"axes: {axis}: with {WARMUP} {AUTO}, which depends on it; give it as a number, or "
+                "as an axis of numbers"
+            )
+    return replaced(tree, WARMUP, automatic_warmup(lookup(tree, "model.optimizer")))
 
 
 def _value(name: str, text: str) -> Any:

@@ -575,9 +575,11 @@ def _resolved(
         where = ", ".join(f"{name}={label(value)}" for name, value in axes.items())
         return resolve(cell_tree(spec.base_config, axes), f"{spec.source} (cell {where})")
 
-    sections = {section: [] for section in map(_section, cells[0] if cells else ())}
+    sections: dict[str, list[str]] = {}
     for axis in cells[0] if cells else ():
-        sections[_section(axis)].append(axis)
+        sections.setdefault(_section(axis), []).append(axis)
+    if WARMED in sections.get("steps", ()):  # which the model must have
+        sections["model and data"] = [*sections.get("model and data", ()), *sections.pop("steps")]
     first: dict[str, Any] = {}
     origin: dict[str, Any] = {}
     known: dict[str, list[tuple[str, Any]]] = {}
@@ -593,6 +595,9 @@ def _resolved(
             for path, value in known[key]:
                 config = replaced(config, path, value)
         yield axes, config
+
+
+WARMED = "model.schedule.warmup_of"
 
 
 def _section(axis: str) -> str:

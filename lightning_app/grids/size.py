@@ -19,14 +19,15 @@ from lightning_app.grids.plan_checks import devices_of, most_read
 from lightning_app.grids.slots import default_workers
 from lightning_app.models.auxiliary_heads import add_heads
 from lightning_app.models.heads import ArchitectureConfig
-from lightning_app.models.initialization import count_parameters
+from lightning_app.models.initialization import without_values
 from lightning_app.models.loss import ObjectiveConfig
+from lightning_app.models.optim import build_optimizer, training_of
 from lightning_app.runs.mixtures import Groups, others
 from lightning_app.runs.records import Cell
 from lightning_app.runs.run import RunState
 from lightning_app.tasks.base import build_task
 
-_OPTIMIZER_STATES = {"adam": 2, "adamw": 2, "radam": 2, "sgd": 1}  # numbers kept per parameter
+_OPTIMIZER_STATES = {"sgd": 1, "lion": 1, "signum": 1}  # numbers kept per parameter; others: 2
 KEPT = {  # by value of `checkpoints`: the number kept per finished cell, and a sentence
     "all": (2, "the last and the best checkpoint of a cell are kept"),
     "last": (1, "the last checkpoint of a cell is kept"),
@@ -46,22 +47,32 @@ def parameters(config: dict[str, Any]) -> int:
         vocab_size = _words(json.dumps(config["data"]))
     # Dropout has no parameters and may be an axis with many values.
     architecture = replace(said.architecture, dropout=0.0, attention_dropout=0.0)
-    return _count(architecture, said.block, said.objective, vocab_size)
+    model = _model(architecture, said.block, said.objective, vocab_size)
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def trained_by(config: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return which parameters a complete config trains by what, by role; see `training_of`."""
+    said = model_config(config["model"])
+    vocab_size = config["data"]["vocab_size"] or _words(json.dumps(config["data"]))
+    model = _model(said.architecture, said.block, said.objective, vocab_size)
+    optimizer = build_optimizer(said.optimizer, model, fused=False)
+    return training_of(optimizer, said.schedule, model)
 
 
 @cache
-def _count(
+def _model(
     architecture: ArchitectureConfig,
     block: BlockConfig,
     objective: ObjectiveConfig,
     vocab_size: int,
-) -> int:
+) -> nn.Module:
     def build() -> nn.Module:
         model = build_task(objective).build_model(architecture, block, vocab_size)
         add_heads(model, objective.auxiliary())
         return model
 
-    return count_parameters(build)
+    return without_values(build)
 
 
 @cache

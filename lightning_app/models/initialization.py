@@ -38,11 +38,15 @@ class _NoValues(TorchFunctionMode):
         return func(*args, **given)
 
 
+def without_values(build: Callable[[], nn.Module]) -> nn.Module:
+    """Return the module that `build` returns, without allocating its parameters."""
+    with torch.device("meta"), _NoValues():
+        return build()
+
+
 def count_parameters(build: Callable[[], nn.Module]) -> int:
     """Return the number of trained parameters of the module that `build` returns."""
-    with torch.device("meta"), _NoValues():
-        module = build()
-    return sum(parameter.numel() for parameter in module.parameters())
+    return sum(parameter.numel() for parameter in without_values(build).parameters())
 
 
 @torch.no_grad()

@@ -1,9 +1,9 @@
 """Optimizers, learning-rate schedules, and the parameters with weight decay."""
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Literal, get_args
 
 import torch
 from torch import nn
@@ -11,18 +11,29 @@ from torch import nn
 from lightning_app.blocks.norm import LearnedScalars, after_step
 from lightning_app.core.errors import UserError
 from lightning_app.core.registry import Registry
-
-Groups = list[dict[str, Any]]
-"""The parameter groups that `parameter_groups` returns."""
-
-OPTIMIZERS: Registry["BuildOptimizer"] = Registry("model.optimizer.kind")
-"""The optimizers by name; `OPTIMIZERS.register` is the decorator that adds one."""
+from lightning_app.models import optimizers
+from lightning_app.models.optimizers import (
+    OPTIMIZERS,
+    Groups,
+    Role,
+    Rule,
+    momentum_of,
+)
+from lightning_app.models.positions import LayerTable, OutputTable, SegmentTable, Table
+from lightning_app.models.stack import BlockStack
 
 SCHEDULES: Registry["ScheduleShape"] = Registry("model.schedule.kind")
 """The schedules by name; `schedule` is the decorator that adds a function."""
 
 UNCORRECTED = ("adam", "adamw")
-"""The optimizers that can omit bias correction."""
+"""The optimizers that can omit bias correction and start v elsewhere."""
+FORMS = {
+    "adam": optimizers.adam,
+    "adamw": optimizers.adamw,
+    "radam": optimizers.radam,
+    "sgd": optimizers.sgd,
+}
+"""Our forms of torch's optimizers, for settings that torch's lack."""
 LATE = 2.0**24
 """A number of steps after which ``1 - beta^t`` is 1; adding 1 to it changes nothing in float32."""
 RATES = (1.0e-30, 1.0e30)
@@ -37,30 +48,43 @@ class OptimizerConfig:
     """The optimizer and its constants."""
 
     kind: str = "adam"
-    """A name of `OPTIMIZERS`. adam and radam add the decay to the gradient; adamw decouples it, as
-    fairseq's adam does."""
+    """A name of `OPTIMIZERS`. adam, radam and sgd add the decay to the gradient; the others
+    decouple it, as fairseq's adam does."""
     lr: float = 5.0e-4
     """The peak learning rate."""
     betas: tuple[float, float] = (0.9, 0.98)
-    """Decay rates of the two moments (not for sgd)."""
+    """Decay rates of the two moments (not for sgd; signum has only the first). lion interpolates
+    gradient and moment by the first for its step, and the moment decays by the second."""
     eps: float = 1.0e-9
-    """Added to the root of the second moment (not for sgd)."""
+    """Added to the root of the second moment (not for sgd, lion and signum)."""
     weight_decay: float = 0.0
     """Weight decay of matrices and embeddings; never of gains, norms and biases."""
     momentum: float = 0.0
     """The momentum of sgd."""
-    bias_correction: bool = True
+    bias_correction: bool | Literal["second"] = True
     """Whether adam and adamw divide their moments by 1 - beta^t. BERT's optimizer does not: its
     step t is larger by (1 - beta_1^t) / sqrt(1 - beta_2^t): 6.6 times at t = 12 for betas 0.9 and
-    0.999."""
+    0.999. second: only the second moment is divided (AdamD, 2110.10828), so that step t is smaller
+    by 1 - beta_1^t."""
+    second_moment_start: Literal["zero", "gradient"] = "zero"
+    """Where the second moment of adam and adamw starts. gradient: at the square of the first
+    gradient (GI-Adam, 2406.09405); with its correction, step t is smaller by sqrt(1 - beta_2^t)."""
+    momentum_warmup_steps: int = 0
+    """n: the decay of the first moment rises linearly from momentum_start at step 1, and is full
+    from step n + 1 on; 0: full at once. It is the first beta, momentum of sgd, the second of lion.
+    Corrections divide by 1 - the product of the decays so far."""
+    momentum_start: float = 0.0
+    """The decay of the first moment at step 1 of its warm-up; the speedruns of NanoGPT take 0.85
+    of 0.95."""
 
     def __post_init__(self) -> None:
         _ = OPTIMIZERS[self.kind]
-        if not self.bias_correction and self.kind not in UNCORRECTED:
-            raise ValueError(
-                f"bias_correction false: only for kinds {' and '.join(UNCORRECTED)}; kind "
-                f"{self.kind} takes true"
-            )
+        for name, usual in (("bias_correction", True), ("second_moment_start", "zero")):
+            if (value := getattr(self, name)) != usual and self.kind not in UNCORRECTED:
+                raise ValueError(
+                    f"{name} {_plain(value)}: only for kinds {' and '.join(UNCORRECTED)}; kind "
+                    f"{self.kind} takes {_plain(usual)}"
+                )
         if not self.bias_correction and max(self.betas) > HIGHEST:
             raise ValueError(
                 f"betas {self.betas} with bias_correction false: each must be at most {HIGHEST}"
@@ -72,6 +96,46 @@ class OptimizerConfig:
             raise ValueError(f"betas {self.betas}: each must be at least 0 and less than 1")
         if self.weight_decay < 0.0:
             raise ValueError(f"weight_decay {self.weight_decay}: must be at least 0")
+        self._check_momentum()
+        if isinstance(OPTIMIZERS[self.kind], Rule):
+            self.form.check(self)
+
+    def _check_momentum(self) -> None:
+        if self.momentum_warmup_steps < 0:
+            raise ValueError(
+                f"momentum_warmup_steps {self.momentum_warmup_steps}: must be at least 0"
+            )
+        if not self.momentum_warmup_steps:
+            return
+        warmed = self.form.momentum
+        if not warmed:
+            raise ValueError(
+                f"momentum_warmup_steps {self.momentum_warmup_steps}: kind {self.kind} has no "
+                "decay of a first moment to warm up; use 0"
+            )
+        full = momentum_of(self, warmed)
+        if not 0.0 <= self.momentum_start < full:
+            raise ValueError(
+                f"momentum_start {self.momentum_start}: must be at least 0 and less than the full "
+                f"{full} of kind {self.kind}"
+            )
+
+    @property
+    def form(self) -> Rule:
+        """The rule of this package for the kind; one without a momentum for another optimizer."""
+        found = FORMS.get(self.kind) or OPTIMIZERS[self.kind]
+        return found if isinstance(found, Rule) else Rule(update=optimizers.adam.update)
+
+
+def _plain(value: Any) -> str:
+    return str(value).lower()
+
+
+class OrAuto:
+    """A number for which a config may say auto; it is replaced before this section is read."""
+
+    def __get_pydantic_json_schema__(self, core: Any, handler: Any) -> dict[str, Any]:
+        return {"anyOf": [handler(core), {"const": "auto"}]}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,8 +171,14 @@ class ScheduleConfig:
     kind: str = "inverse_sqrt"
     """A name of `SCHEDULES`: inverse_sqrt, linear, cosine, constant or bert, the shape after the
     warm-up."""
-    warmup_steps: int = 4000
-    """T_w in optimizer steps; 0 is the full rate at step 1 (read as 1 if coupling is paper)."""
+    warmup_steps: Annotated[int, OrAuto()] = 4000
+    """T_w in optimizer steps; 0 is the full rate at step 1 (read as 1 if coupling is paper). A
+    config may say auto: 2 / (1 - beta_2) steps (Ma & Yarats 2021, 1910.04209), for kinds with
+    Adam's second moment; it is stored as the number."""
+    warmup_of: Literal["all", "embeddings", "matrices", "gains", "output"] = "all"
+    """The parameters whose rate is warmed up; the others have the full rate of a decoupled schedule
+    from step 1. embeddings: tables of tokens, positions and segments; matrices: those of blocks;
+    gains: norms, biases and learned scalars; output: tables and heads after the blocks."""
     coupling: Literal["decoupled", "paper"] = "decoupled"
     """Whether the warm-up also sets the decay (paper) or not (decoupled)."""
     reference_steps: int = 4000
@@ -118,6 +188,11 @@ class ScheduleConfig:
 
     def __post_init__(self) -> None:
         _ = SCHEDULES[self.kind]
+        if self.warmup_of != "all" and self.coupling == "paper":
+            raise ValueError(
+                f"warmup_of {self.warmup_of} with coupling paper, where the decay depends on the "
+                "warm-up; use coupling decoupled"
+            )
         if self.warmup_steps < 0:
             raise ValueError(f"warmup_steps {self.warmup_steps}: must be at least 0")
         if self.reference_steps < 1:
@@ -159,6 +234,24 @@ class ScheduleConfig:
     def factor(self, step: int, total: int) -> float:
         """Return the factor at `step` (from 1) of `total` steps."""
         return SCHEDULES[self.kind].factor(self, step, total)
+
+    def check_roles(self, roles: Collection[str]) -> None:
+        """Refuse to warm up parameters that a model lacks; it has those of `roles`.
+
+        Raises:
+            UserError: naming the field and what the model has.
+        """
+        if self.warmup_of not in ("all", *roles):
+            has = ", ".join(role for role in ROLES if role in roles)
+            tied = ", whose output layer reads the table of tokens" * (self.warmup_of == "output")
+            raise UserError(
+                f"model.schedule.warmup_of: {self.warmup_of}, which the model lacks{tied}; it has "
+                f"{has}"
+            )
+
+    def of_others(self) -> "ScheduleConfig":
+        """Return the schedule of the parameters whose rate is not warmed up."""
+        return replace(self, warmup_steps=0, warmup_of="all")
 
     def ramp(self, step: int) -> float:
         """Return the completed share of the warm-up at `step`, at most 1."""
@@ -228,42 +321,57 @@ def _left(start: int, step: int, total: int) -> float:
     return min(1.0, max(0.0, (total - step + 1) / max(total - start + 1, 1)))
 
 
-def parameter_groups(model: nn.Module, weight_decay: float) -> Groups:
-    """Split the parameters into those that decay and those that never do.
+ROLES: tuple[Role, ...] = get_args(Role)
+_TABLES = (nn.Embedding, Table, LayerTable, SegmentTable)
 
-    Norms, biases and learned scalars take no decay, unless the class of a scalar sets it. Scalars
-    with their own learning rate form one group per rate, without decay.
+
+def _trained(model: nn.Module) -> Iterator[tuple[nn.Parameter, Role, bool, float | None]]:
+    """Yield each parameter, its role, whether it takes weight decay, and its own rate if any.
+
+    Norms, biases and learned scalars take no decay, unless the class of a scalar sets it.
     """
-    decaying, free = [], []
-    by_rate: dict[float, list[nn.Parameter]] = {}
+    inside = {
+        part
+        for stack in model.modules()
+        if isinstance(stack, BlockStack)
+        for part in stack.modules()
+    }
     for module in model.modules():
-        gain = isinstance(module, nn.LayerNorm | nn.RMSNorm) or (
-            isinstance(module, LearnedScalars) and not module.decays
-        )
-        if isinstance(module, LearnedScalars) and module.lr is not None:
-            assert not module.decays
-            by_rate.setdefault(module.lr, []).extend(module.parameters(recurse=False))
-            continue
+        scalars = isinstance(module, LearnedScalars)
+        norm = isinstance(module, nn.LayerNorm | nn.RMSNorm)
+        gain = norm or (scalars and not module.decays)
+        rate = module.lr if scalars else None
+        assert rate is None or gain
         for name, parameter in module.named_parameters(recurse=False):
             exempt = gain or name.endswith("bias")
-            (free if exempt else decaying).append(parameter)
-    groups = [{"params": decaying, "weight_decay": weight_decay}]
-    if free:
-        groups.append({"params": free, "weight_decay": 0.0})
-    for rate, parameters in by_rate.items():
-        groups.append({"params": parameters, "weight_decay": 0.0, "lr": rate})
-    return groups
+            role: Role = "matrices"
+            if exempt or scalars or parameter.dim() < 2:
+                role = "gains"
+            elif isinstance(module, _TABLES):
+                role = "embeddings"
+            elif isinstance(module, OutputTable) or (inside and module not in inside):
+                role = "output"
+            yield parameter, role, not exempt, rate
 
 
-class BuildOptimizer(Protocol):
-    """Builds an optimizer for the parameters in `groups`.
+def parameter_groups(model: nn.Module, weight_decay: float, *, by_role: bool = False) -> Groups:
+    """Split the parameters into those that decay and those that never do.
 
-    `fused` selects the form that updates all parameters in one kernel, if the device has one.
+    Scalars with their own learning rate form one group per rate, without decay. With `by_role`
+    each group has parameters of one `Role`, which it names.
     """
-
-    def __call__(
-        self, config: OptimizerConfig, groups: Groups, *, fused: bool
-    ) -> torch.optim.Optimizer: ...
+    found: dict[tuple[float | None, bool, Role | None], list[nn.Parameter]] = {}
+    if not by_role:
+        found[None, True, None] = []
+    for parameter, role, decays, rate in _trained(model):
+        key = (rate, decays and rate is None, role if by_role else None)
+        found.setdefault(key, []).append(parameter)
+    groups: Groups = []
+    for rate, decays, role in sorted(found, key=lambda key: (key[0] is not None, not key[1])):
+        group = {"params": found[rate, decays, role], "weight_decay": weight_decay * decays}
+        group |= {} if rate is None else {"lr": rate}
+        groups.append(group | ({} if role is None else {"role": role}))
+    return groups
 
 
 def _moments(config: OptimizerConfig) -> dict[str, Any]:
@@ -288,41 +396,97 @@ def _corrected(optimizer: torch.optim.Adam, config: OptimizerConfig) -> torch.op
     return optimizer
 
 
+def _needs_own(config: OptimizerConfig) -> bool:
+    return (
+        config.bias_correction == "second"
+        or config.second_moment_start != "zero"
+        or config.momentum_warmup_steps > 0
+    )
+
+
 @OPTIMIZERS.register("adam")
-def adam(config: OptimizerConfig, groups: Groups, *, fused: bool) -> torch.optim.Optimizer:
+def torch_adam(config: OptimizerConfig, groups: Groups, *, fused: bool) -> torch.optim.Optimizer:
     """Kingma & Ba 2015 (1412.6980); the weight decay is added to the gradient."""
+    if _needs_own(config):
+        return optimizers.adam(config, groups, fused=fused)
     return _corrected(torch.optim.Adam(groups, fused=fused, **_moments(config)), config)
 
 
 @OPTIMIZERS.register("adamw")
-def adamw(config: OptimizerConfig, groups: Groups, *, fused: bool) -> torch.optim.Optimizer:
+def torch_adamw(config: OptimizerConfig, groups: Groups, *, fused: bool) -> torch.optim.Optimizer:
     """Loshchilov & Hutter 2019 (1711.05101); the weight decay is decoupled from the gradient."""
+    if _needs_own(config):
+        return optimizers.adamw(config, groups, fused=fused)
     return _corrected(torch.optim.AdamW(groups, fused=fused, **_moments(config)), config)
 
 
 @OPTIMIZERS.register("sgd")
-def sgd(config: OptimizerConfig, groups: Groups, *, fused: bool) -> torch.optim.Optimizer:
+def torch_sgd(config: OptimizerConfig, groups: Groups, *, fused: bool) -> torch.optim.Optimizer:
     """Stochastic gradient descent with momentum."""
+    if config.momentum_warmup_steps:
+        return optimizers.sgd(config, groups, fused=fused)
     return torch.optim.SGD(groups, lr=config.lr, momentum=config.momentum, fused=fused)
 
 
 @OPTIMIZERS.register("radam")
-def radam(config: OptimizerConfig, groups: Groups, *, fused: bool) -> torch.optim.Optimizer:
+def torch_radam(config: OptimizerConfig, groups: Groups, *, fused: bool) -> torch.optim.Optimizer:
     """Liu et al. 2020 (1908.03265), which has no fused form."""
+    if config.momentum_warmup_steps:
+        return optimizers.radam(config, groups, fused=fused)
     return torch.optim.RAdam(groups, **_moments(config))
 
 
 def build_optimizer(
-    config: OptimizerConfig, model: nn.Module, *, fused: bool
+    config: OptimizerConfig, model: nn.Module, *, fused: bool, by_role: bool = False
 ) -> torch.optim.Optimizer:
-    """Return the optimizer for the parameters of `model`.
+    """Return the optimizer for the parameters of `model`, with `by_role` in groups of one role.
 
     After each of its steps it runs `after_step` of the parts of `model`.
+
+    Raises:
+        UserError: for a matrix of zeros, if the kind cannot move it.
     """
-    groups = parameter_groups(model, config.weight_decay)
-    optimizer = OPTIMIZERS[config.kind](config, groups, fused=fused)
+    kind = OPTIMIZERS[config.kind]
+    apart = isinstance(kind, Rule) and bool(kind.on)
+    groups = parameter_groups(model, config.weight_decay, by_role=by_role or apart)
+    if isinstance(kind, Rule) and not kind.from_zero:
+        _check_zeros(config.kind, kind, groups, model)
+    optimizer = kind(config, groups, fused=fused)
     optimizer.register_step_post_hook(lambda *_: after_step(model))
     return optimizer
+
+
+def _check_zeros(name: str, kind: Rule, groups: Groups, model: nn.Module) -> None:
+    moved = {each for group in groups if group["role"] in kind.on for each in group["params"]}
+    for path, parameter in model.named_parameters():
+        if parameter in moved and not parameter.is_meta and not parameter.any():
+            raise UserError(
+                f"model.optimizer.kind: {name} keeps the norms of matrices, and {path} starts at "
+                "zero; use another kind, or a block whose matrices start elsewhere"
+            )
+
+
+def training_of(
+    optimizer: torch.optim.Optimizer, schedule: ScheduleConfig, model: nn.Module
+) -> list[dict[str, Any]]:
+    """Return by role which parameters are trained by what, and at which peak rates.
+
+    `rate` has the smallest and the largest one, which differ where they follow from shapes.
+    """
+    roles = {parameter: role for parameter, role, *_ in _trained(model)}
+    rows: list[dict[str, Any]] = []
+    for role in ROLES:
+        for group in optimizer.param_groups:
+            mine = [each for each in group["params"] if roles[each] == role]
+            if not mine:
+                continue
+            peak = group.get("initial_lr", group["lr"])
+            warmed = schedule.warmup_of in ("all", role)
+            row = {"role": role, "parameters": sum(each.numel() for each in mine)}
+            row |= {"by": group.get("rule", type(optimizer).__name__.lower())}
+            row |= {"rate": [peak, peak], "weight_decay": group["weight_decay"]}
+            rows.append({**row, "warmup_steps": schedule.warmup_steps * warmed})
+    return rows
 
 
 def build_schedule(
@@ -331,8 +495,15 @@ def build_schedule(
     """Return the schedule over `total` steps. LambdaLR counts from 0, the formulas from 1.
 
     Raises:
-        UserError: if the run is too short for the schedule.
+        UserError: if the run is too short for the schedule, or no parameter is warmed up.
     """
     config.check(total)
     factor: Callable[[int], float] = lambda done: config.factor(done + 1, total)  # noqa: E731
-    return torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
+    if config.warmup_of == "all":
+        return torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
+    roles = [group["role"] for group in optimizer.param_groups]
+    config.check_roles(roles)
+    others = config.of_others()
+    full: Callable[[int], float] = lambda done: others.factor(done + 1, total)  # noqa: E731
+    factors = [factor if role == config.warmup_of else full for role in roles]
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, factors)

@@ -85,6 +85,9 @@ def topics_of(grid: GridResults) -> list[str]:
         used.append("method/label_smoothing")
     if any(any(values_of(grid, f"model.objective.{name}_weight")) for name in AUXILIARY):
         used.append("method/auxiliary_losses")
+    moments = values_of(grid, "model.optimizer.second_moment_start")
+    used += ["method/gi_adam"] * ("gradient" in moments)
+    used += ["method/adamd"] * ("second" in values_of(grid, "model.optimizer.bias_correction"))
     used.append("method/layer_norm")
     metrics = {name for cell in grid.finished for name in cell.metrics}
     used += ["metric/bleu"] * any("bleu" in name for name in metrics)

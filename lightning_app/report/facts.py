@@ -228,6 +228,7 @@ _USUAL = {
     "beam": 1,
     "auxiliary_tables": "tied",
     "length_penalty": 1.0,
+    "warmup_of": "all",
 }
 
 
@@ -251,12 +252,16 @@ def _optimizer(grid: GridResults) -> str:
     shown = [
         f"{key} {_tried(grid, f'model.optimizer.{key}')}"
         for key in fields
-        if key not in ("kind", "lr", "bias_correction")
+        if key not in ("kind", "lr", "bias_correction", "second_moment_start")
         and any(grid.tried(f"model.optimizer.{key}"))
     ]
     corrected = grid.tried("model.optimizer.bias_correction")
     if False in corrected:
         shown.append("with and without bias correction" if True in corrected else UNCORRECTED)
+    if "second" in corrected:
+        shown.append("bias correction of the second moment only")
+    if "gradient" in grid.tried("model.optimizer.second_moment_start"):
+        shown.append("second moment from the first gradient")
     clipped = any(grid.tried("trainer.gradient_clip_val"))
     limits = _tried(grid, "trainer.gradient_clip_val")
     shown.append(f"gradients clipped at {limits}" if clipped else "no gradient clipping")

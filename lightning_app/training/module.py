@@ -29,6 +29,7 @@ from lightning_app.models.optim import (
     ScheduleConfig,
     build_optimizer,
     build_schedule,
+    training_of,
 )
 from lightning_app.models.stack import BlockStack, count_tokens_of, step_counts
 from lightning_app.runs.parent import is_finite
@@ -220,6 +221,7 @@ class TransformerModule(pl.LightningModule):
         self.part_sums = PartSums()
         self.validation_parts: dict[str, list[Any]] = {}
         self.predicted: dict[int, Any] = {}
+        self.trained_by: list[dict[str, Any]] = []  # what `training_of` returns
 
     @classmethod
     def load_from_checkpoint(  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -326,7 +328,9 @@ class TransformerModule(pl.LightningModule):
         # The mean over ranks of (share / (tokens / world)) is the global loss.
         stacked = torch.stack([part.detach() for part in parts.values()])
         values = self.trainer.strategy.reduce(stacked, reduce_op="mean").tolist()  # pyright: ignore[reportAttributeAccessIssue]
-        rate = self.trainer.optimizers[0].param_groups[0]["lr"]
+        groups = self.trainer.optimizers[0].param_groups
+        warmed = (each for each in groups if each.get("role") == self.schedule.warmup_of)
+        rate = next(warmed, groups[0])["lr"]
         logged = {**dict(zip(parts, values, strict=True)), "train/lr": rate}
         for logger in self.loggers:
             logger.log_metrics(logged, step=step)
@@ -440,8 +444,10 @@ class TransformerModule(pl.LightningModule):
         # Lightning refuses to clip gradients of a fused optimizer in bf16-mixed.
         clipped = self.trainer.precision == "bf16-mixed" and bool(self.trainer.gradient_clip_val)
         fused = self.trainer.precision != "16-mixed" and not clipped
-        optimizer = build_optimizer(self.optimizer, self.model, fused=fused)
+        by_role = self.schedule.warmup_of != "all"
+        optimizer = build_optimizer(self.optimizer, self.model, fused=fused, by_role=by_role)
         schedule = build_schedule(self.schedule, optimizer, training_steps(self.trainer))
+        self.trained_by = training_of(optimizer, self.schedule, self.model)
         return {
             "optimizer": optimizer,
             "lr_scheduler": {"scheduler": schedule, "interval": "step"},

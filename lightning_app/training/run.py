@@ -708,6 +708,7 @@ class TrainingRun(PreparedRun):
             "steps_asked": None if (asked := self._asked(datamodule)) < 0 else asked,
             "tokens": self.throughput.tokens,
             "parameters": sum(p.numel() for p in model.parameters()),
+            "trained_by": model.trained_by,
             "seconds": self.clock.seconds,
             "device": device_name(trainer),
             "devices": trainer.world_size,

@@ -482,3 +482,47 @@ def test_a_pruner_ranks_cells_of_one_ruler_only() -> None:
     with pytest.raises(UserError, match=r"g.yaml: pruner: .*data.vocab_size is 12 and 8"):
         expand(grid(axes=axes, pruner="median"), with_task, stand_in.identify)
     plan_of(grid(axes={PRESET: ["pre_ln", "post_ln"]}, pruner="median"))
+
+
+OPTIMIZER, WARMED = "model.optimizer", "model.schedule.warmup_of"
+
+
+def written(folder: Path, axes: dict[str, Any], **model: Any) -> GridSpec:
+    tree = {"name": "g", "question": "?", "base_config": {"model": model}, "axes": axes}
+    (folder / "g.yaml").write_text(json.dumps({**tree, "metric": {"name": "val/nll"}}))
+    return read_spec(folder / "g.yaml")
+
+
+def test_an_automatic_warmup_is_a_number_before_anything_reads_it(tmp_path: Path) -> None:
+    model = {"optimizer": {"betas": [0.9, 0.999]}, "schedule": {"warmup_steps": "auto"}}
+    spec = written(tmp_path, {PRESET: ["post_ln", "pre_ln"]}, **model)
+    assert spec.base_config["model"]["schedule"] == {"warmup_steps": 2000}
+    assert spec.base_config["model"]["optimizer"] == {"betas": [0.9, 0.999]}
+    spec = written(tmp_path, {f"{OPTIMIZER}.betas": [[0.9, 0.98]], WARMUP: [7]}, **model)
+    assert spec.base_config["model"]["schedule"] == {"warmup_steps": 2000}
+
+
+@pytest.mark.parametrize(
+    "axes",
+    [
+        {WARMUP: [0, "auto"]},
+        {"model.schedule": [{"warmup_steps": 3}, {"warmup_steps": "auto"}]},
+        {f"{OPTIMIZER}.betas": [[0.9, 0.98], [0.9, 0.999]]},
+        {f"{OPTIMIZER}.kind": ["adam", "lamb"]},
+        {OPTIMIZER: [{"kind": "adam"}, {"betas": [0.9, 0.95]}]},
+    ],
+)
+def test_an_automatic_warmup_that_would_differ_by_cell_is_refused(
+    tmp_path: Path, axes: dict[str, Any]
+) -> None:
+    with pytest.raises(UserError, match=rf"g\.yaml: axes: {next(iter(axes))}: .*numbers"):
+        written(tmp_path, axes, schedule={"warmup_steps": "auto"})
+
+
+def test_what_is_warmed_up_is_checked_with_every_model() -> None:
+    """Otherwise axes of the schedule are resolved only with the model of the first cell."""
+    tied = "model.architecture.tie_embeddings"
+    axes = {WARMED: ["all", "output"], tied: [False, None]}
+    with pytest.raises(UserError, match=rf"{WARMED}=output, {tied}=null.*output, which .* lacks"):
+        planned(axes)
+    assert len(planned({WARMED: ["all", "output"], tied: [False]}).cells) == 2

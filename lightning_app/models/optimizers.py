@@ -1,0 +1,362 @@
+"""The frame of our own optimizers, and their rules: each is one function of one parameter."""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, cast
+
+import torch
+from torch import Tensor
+
+from lightning_app.core.registry import Registry
+
+Groups = list[dict[str, Any]]
+"""The parameter groups that `parameter_groups` returns."""
+
+Role = Literal["embeddings", "matrices", "gains", "output"]
+"""What a parameter is: a row per token or position, a matrix of a block, a norm, a bias or a
+learned scalar, or a matrix after the stacks: an output table of its own, or a head."""
+
+Update = Callable[[Tensor, Tensor, dict[str, Any], Mapping[str, Any]], Tensor]
+"""Returns the new value of a parameter from its value, its gradient, its state and its group.
+
+Value and gradient are in float32 at least, and belong to the caller: a rule changes neither. The
+state is the rule's own, apart from ``step``, which counts from 1; it holds tensors and numbers. The
+group has ``lr``, ``weight_decay`` and the constants of the optimizer at this step.
+"""
+
+
+class BuildOptimizer(Protocol):
+    """Builds an optimizer for the parameters in `groups`.
+
+    `fused` selects the form that updates all parameters in one kernel, if the device has one.
+    """
+
+    def __call__(self, config: Any, groups: Groups, *, fused: bool) -> torch.optim.Optimizer: ...
+
+
+OPTIMIZERS: Registry[BuildOptimizer] = Registry("model.optimizer.kind")
+"""The optimizers by name; `OPTIMIZERS.register` is the decorator that adds one."""
+
+
+def nothing(config: Any) -> None:
+    """Refuse no config."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rule:
+    """An optimizer that is one function per parameter, and what it needs; `rule` makes one.
+
+    It builds a `RuleOptimizer`, so that it can be registered as an optimizer.
+    """
+
+    update: Update
+    reads: tuple[str, ...] = ()
+    """The fields of the config that the function finds in the group."""
+    momentum: Literal["beta1", "beta2", "momentum", ""] = ""
+    """The decay of its first moment, which a warm-up of the momentum changes."""
+    on: tuple[Role, ...] = ()
+    """The roles that it trains; AdamW trains the others. Empty: all of them, as one group."""
+    check: Callable[[Any], None] = nothing
+    """Raises `ValueError` for a config that it cannot serve."""
+    from_zero: bool = True
+    """Whether it moves a matrix whose initial value is zero."""
+
+    def __call__(self, config: Any, groups: Groups, *, fused: bool) -> "RuleOptimizer":
+        constants = {name: getattr(config, name) for name in self.reads}
+        if config.momentum_warmup_steps:
+            start = (config.momentum_warmup_steps, config.momentum_start)
+            constants["momentum_warmup"] = (self.momentum, *start)
+        updates = {self.update.__name__: self.update}
+        for group in groups:
+            trained = not self.on or group["role"] in self.on
+            group["rule"] = self.update.__name__ if trained else adamw.update.__name__
+        if any(group["rule"] not in updates for group in groups):
+            updates[adamw.update.__name__] = adamw.update
+            constants |= {name: getattr(config, name) for name in adamw.reads}
+        return RuleOptimizer(groups, updates, lr=config.lr, **constants)
+
+
+def rule(**needs: Any) -> Callable[[Update], Rule]:
+    """Return the decorator that makes a function an optimizer: the arguments of `Rule`.
+
+    ::
+
+        @OPTIMIZERS.register("signum")
+        @rule(reads=("betas",), momentum="beta1")
+        def signum(parameter, gradient, state, group): ...
+    """
+    return lambda update: Rule(update=update, **needs)
+
+
+class RuleOptimizer(torch.optim.Optimizer):
+    """Applies to each parameter the rule that its group names.
+
+    All ranks compute the same from the same gradients. The state is kept in float32 at least, also
+    over a checkpoint.
+
+    Args:
+        groups: The parameter groups, each with the name of its `rule`.
+        updates: The rules by name.
+        constants: `lr` and what the rules read.
+    """
+
+    def __init__(self, groups: Groups, updates: Mapping[str, Update], **constants: Any) -> None:
+        super().__init__(groups, constants)
+        self.updates = updates
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            update = self.updates[group["rule"]]
+            for parameter in group["params"]:
+                if parameter.grad is None:
+                    continue
+                state = cast(dict[str, Any], self.state[parameter])
+                state["step"] = state.get("step", 0) + 1
+                now = with_momentum(group, state["step"])
+                new = update(_wide(parameter), _wide(parameter.grad), state, now)
+                parameter.copy_(new)
+        return loss
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a state; torch would convert moments to the type of their parameters."""
+        super().load_state_dict(state_dict)
+        numbers = [number for group in state_dict["param_groups"] for number in group["params"]]
+        parameters = [each for group in self.param_groups for each in group["params"]]
+        for number, parameter in zip(numbers, parameters, strict=True):
+            for name, value in state_dict["state"].get(number, {}).items():
+                if isinstance(value, Tensor):
+                    self.state[parameter][name] = value.to(parameter.device, copy=True)
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+
+
+def with_momentum(group: Mapping[str, Any], step: int) -> Mapping[str, Any]:
+    """Return a group whose momentum is the one of `step`, from 1.
+
+    With a warm-up of n steps it is ``start + (full - start) min(1, (step - 1) / n)``, as in the
+    speedruns of NanoGPT.
+    """
+    if "momentum_warmup" not in group:
+        return group
+    name, steps, start = group["momentum_warmup"]
+    share = min(1.0, (step - 1) / steps)
+
+    def warmed(full: float) -> float:
+        return start + (full - start) * share
+
+    if name == "momentum":
+        return {**group, "momentum": warmed(group["momentum"])}
+    beta1, beta2 = group["betas"]
+    betas = (warmed(beta1), beta2) if name == "beta1" else (beta1, warmed(beta2))
+    return {**group, "betas": betas}
+
+
+def momentum_of(config: Any, name: str) -> float:
+    """Return the full momentum of a config, by the name that a `Rule` has for it."""
+    return config.momentum if name == "momentum" else config.betas[name == "beta2"]
+
+
+def moment(
+    name: str, value: Tensor, decay: float, state: dict[str, Any], start: Tensor | None = None
+) -> Tensor:
+    """Return the moving average of `value`, from `start` or zero; it is the state `name`."""
+    if name not in state:
+        state[name] = torch.zeros_like(value) if start is None else start.clone()
+    return state[name].mul_(decay).add_(value, alpha=1.0 - decay)
+
+
+def moments(
+    gradient: Tensor, state: dict[str, Any], group: Mapping[str, Any]
+) -> tuple[Tensor, Tensor]:
+    """Return Adam's two moments, corrected as the group says.
+
+    m is divided by ``1 - beta1_1 ... beta1_t``, also where beta1 changes, v by ``1 - beta2^t``.
+    """
+    beta1, beta2 = group["betas"]
+    squared = gradient * gradient
+    start = squared if group.get("second_moment_start") == "gradient" else None
+    m = moment("exp_avg", gradient, beta1, state)
+    v = moment("exp_avg_sq", squared, beta2, state, start)
+    corrected = group.get("bias_correction", True)
+    if "momentum_warmup" in group:
+        state["left"] = state.get("left", 1.0) * beta1
+    left = state.get("left", beta1 ** state["step"])
+    m = m / (1.0 - left) if corrected is True else m
+    return m, v / (1.0 - beta2 ** state["step"]) if corrected else v
+
+
+def moved(parameter: Tensor, direction: Tensor, group: Mapping[str, Any]) -> Tensor:
+    """Return ``(1 - lr wd) p - lr u``: a step along u, with decoupled weight decay."""
+    lr = group["lr"]
+    return (parameter * (1.0 - lr * group["weight_decay"])).add_(direction, alpha=-lr)
+
+
+def with_decay(parameter: Tensor, gradient: Tensor, group: Mapping[str, Any]) -> Tensor:
+    """Return the gradient plus the weight decay, as adam, radam and sgd have it."""
+    decay = group["weight_decay"]
+    return gradient.add(parameter, alpha=decay) if decay else gradient
+
+
+# Forms of torch's optimizers with settings that torch's lack.
+
+_ADAM = ("betas", "eps", "bias_correction", "second_moment_start")
+
+
+@rule(reads=_ADAM, momentum="beta1")
+def adamw(
+    parameter: Tensor, gradient: Tensor, state: dict[str, Any], group: Mapping[str, Any]
+) -> Tensor:
+    """``u = m / (sqrt(v) + eps)``; the weight decay is decoupled."""
+    m, v = moments(gradient, state, group)
+    return moved(parameter, m / (v.sqrt() + group["eps"]), group)
+
+
+@rule(reads=_ADAM, momentum="beta1")
+def adam(
+    parameter: Tensor, gradient: Tensor, state: dict[str, Any], group: Mapping[str, Any]
+) -> Tensor:
+    """The same; the weight decay is part of the gradient."""
+    gradient = with_decay(parameter, gradient, group)
+    return adamw.update(parameter, gradient, state, {**group, "weight_decay": 0.0})
+
+
+@rule(reads=("betas", "eps"), momentum="beta1")
+def radam(
+    parameter: Tensor, gradient: Tensor, state: dict[str, Any], group: Mapping[str, Any]
+) -> Tensor:
+    """Like `torch.optim.RAdam`, whose m is alone up to ``rho_t = 5``."""
+    m, v = moments(with_decay(parameter, gradient, group), state, group)
+    beta2, step = group["betas"][1], state["step"]
+    most = 2.0 / (1.0 - beta2) - 1.0
+    rho = most - 2.0 * step * beta2**step / (1.0 - beta2**step)
+    if rho > 5.0:
+        over = (rho - 4.0) * (rho - 2.0) * most
+        root = math.sqrt(1.0 - beta2**step)
+        under = (most - 4.0) * (most - 2.0) * rho
+        m = m * math.sqrt(over / under) / (v.sqrt() + group["eps"] / root)
+    return parameter - group["lr"] * m
+
+
+@rule(reads=("momentum",), momentum="momentum")
+def sgd(
+    parameter: Tensor, gradient: Tensor, state: dict[str, Any], group: Mapping[str, Any]
+) -> Tensor:
+    """``b = mu b + g``, ``u = b``; the weight decay is part of the gradient."""
+    gradient = with_decay(parameter, gradient, group)
+    buffer = state.setdefault("momentum_buffer", torch.zeros_like(gradient))
+    return parameter - group["lr"] * buffer.mul_(group["momentum"]).add_(gradient)
+
+
+# Signs.
+
+
+@OPTIMIZERS.register("lion")
+@rule(reads=("betas",), momentum="beta2")
+def lion(
+    parameter: Tensor, gradient: Tensor, state: dict[str, Any], group: Mapping[str, Any]
+) -> Tensor:
+    """Chen et al. 2023 (2302.06675): ``u = sign(beta1 m + (1 - beta1) g)``; m decays by beta2."""
+    beta1, beta2 = group["betas"]
+    m = state.setdefault("exp_avg", torch.zeros_like(gradient))
+    direction = (beta1 * m).add_(gradient, alpha=1.0 - beta1).sign_()
+    moment("exp_avg", gradient, beta2, state)
+    return moved(parameter, direction, group)
+
+
+@OPTIMIZERS.register("signum")
+@rule(reads=("betas",), momentum="beta1")
+def signum(
+    parameter: Tensor, gradient: Tensor, state: dict[str, Any], group: Mapping[str, Any]
+) -> Tensor:
+    """Bernstein et al. 2018 (1802.04434): ``u = sign(m)``; the weight decay is decoupled."""
+    return moved(parameter, moment("exp_avg", gradient, group["betas"][0], state).sign(), group)
+
+
+# Adam with the size of its steps under control.
+
+_DECAYING: tuple[Role, ...] = ("embeddings", "matrices", "output")
+
+
+@OPTIMIZERS.register("stable_adamw")
+@rule(reads=("betas", "eps"), momentum="beta1")
+def stable_adamw(
+    parameter: Tensor, gradient: Tensor, state: dict[str, Any], group: Mapping[str, Any]
+) -> Tensor:
+    """Wortsman et al. 2023 (2304.13013): AdamW with the rate ``lr / max(1, RMS)`` per parameter.
+
+    RMS is the root of the mean of ``g^2 / max(v, eps^2)``, v with the present gradient in it and
+    corrected, like the authors' beta2 that depends on the step.
+    """
+    m, v = moments(gradient, state, group)
+    rms = (gradient * gradient / v.clamp(min=group["eps"] ** 2)).mean().sqrt()
+    lr = group["lr"] / rms.clamp(min=1.0)
+    direction = m / (v.sqrt() + group["eps"]) + group["weight_decay"] * parameter
+    return parameter - lr * direction
+
+
+@OPTIMIZERS.register("lamb")
+@rule(reads=("betas", "eps"), momentum="beta1", on=_DECAYING)
+def lamb(
+    parameter: Tensor, gradient: Tensor, state: dict[str, Any], group: Mapping[str, Any]
+) -> Tensor:
+    """You et al. 2020 (1904.00962), algorithm 2: Adam's u plus the decay, times ``|p| / |u|``.
+
+    Both moments are corrected; norms are not clipped, and neither is the gradient. Gains, norms and
+    biases have the ratio 1, as in the authors' code, and so has a parameter or u of length 0.
+    """
+    m, v = moments(gradient, state, group)
+    direction = m / (v.sqrt() + group["eps"]) + group["weight_decay"] * parameter
+    lengths = torch.stack([parameter.norm(), direction.norm()])
+    ratio = torch.where((lengths > 0.0).all(), lengths[0] / lengths[1], 1.0)
+    return parameter - group["lr"] * ratio * direction
+
+
+def _check_rotation(config: Any) -> None:
+    if not config.weight_decay > 0.0:
+        raise ValueError(
+            f"weight_decay {config.weight_decay}: kind rotational_adamw turns by an angle of "
+            "sqrt(2 lr weight_decay), so it must be above 0"
+        )
+
+
+@OPTIMIZERS.register("rotational_adamw")
+@rule(
+    reads=("betas", "eps"),
+    momentum="beta1",
+    on=_DECAYING,
+    check=_check_rotation,
+    from_zero=False,
+)
+def rotational_adamw(
+    parameter: Tensor, gradient: Tensor, state: dict[str, Any], group: Mapping[str, Any]
+) -> Tensor:
+    """Kosson et al. 2024 (2305.17212): each row turns by AdamW's angle in equilibrium.
+
+    The angle is ``sqrt(2 lr wd (1 - beta1) / (1 + beta1))`` on average over the last steps, and
+    rows keep their lengths and the mean 0, to which the first step brings them. A row of
+    length 0 stays.
+    """
+    beta1, decay = group["betas"][0], 0.9
+    m, v = moments(gradient, state, group)
+    if "length" not in state:
+        parameter = parameter - parameter.mean(dim=1, keepdim=True)
+        state["length"] = parameter.norm(dim=1, keepdim=True)
+    smallest = torch.finfo(parameter.dtype).tiny
+    length = state["length"]
+    unit = parameter / length.clamp(min=smallest)
+    direction = m / (v.sqrt() + group["eps"])
+    direction = direction - unit * (direction * unit).sum(dim=1, keepdim=True)
+    direction = direction - direction.mean(dim=1, keepdim=True)
+    size = moment("size", direction.square().sum(dim=1, keepdim=True), decay, state)
+    size = (size / (1.0 - decay ** state["step"])).sqrt()
+    angle = math.sqrt(2.0 * group["lr"] * group["weight_decay"] * (1.0 - beta1) / (1.0 + beta1))
+    new = parameter - angle * length * direction / (size + 1e-8)
+    return new * length / new.norm(dim=1, keepdim=True).clamp(min=smallest)

@@ -1,0 +1,394 @@
+"""Our optimizers against their equations in NumPy, and over a checkpoint."""
+
+import io
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from lightning_app.blocks.config import BlockConfig
+from lightning_app.config.config import resolve
+from lightning_app.core.errors import UserError
+from lightning_app.models import optimizers
+from lightning_app.models.heads import ArchitectureConfig, build_model
+from lightning_app.models.optim import (
+    OptimizerConfig,
+    ScheduleConfig,
+    build_optimizer,
+    build_schedule,
+    training_of,
+)
+
+MARKS = (1, 10, 50, 100)
+FIRST_STEPS = {
+    # The factors of the rate at steps 1, 10, 50, 100 for beta2 = 0.98 and 0.999: beta1 is 0.9.
+    "adam": ({}, (1, 1, 1, 1), (1, 1, 1, 1)),
+    "gradient": (
+        {"second_moment_start": "gradient"},
+        (0.1414, 0.4277, 0.7973, 0.9312),
+        (0.0316, 0.0998, 0.2209, 0.3085),
+    ),
+    "none": (
+        {"bias_correction": False},
+        (0.7071, 1.5228, 1.2477, 1.0738),
+        (3.162, 6.528, 4.505, 3.241),
+    ),
+    "second": (
+        {"bias_correction": "second"},
+        (0.1, 0.6513, 0.9948, 1.0),
+        (0.1, 0.6513, 0.9948, 1.0),
+    ),
+    "auto": ({}, (0.01, 0.1, 0.5, 1.0), (0.0005, 0.005, 0.025, 0.05)),
+    "radam": ({"kind": "radam"}, (None, 0.2197, 0.6212, 0.8197), (None, 0.0490, 0.1482, 0.2153)),
+}
+
+
+@pytest.mark.parametrize("beta2", [0.98, 0.999])
+@pytest.mark.parametrize("name", FIRST_STEPS)
+def test_the_first_steps_have_their_factors(name: str, beta2: float) -> None:
+    """Of a constant gradient, whatever its size."""
+    settings, *factors = FIRST_STEPS[name]
+    config = OptimizerConfig(lr=1.0, betas=(0.9, beta2), eps=1e-30, **settings)
+    model = nn.ParameterList([nn.Parameter(torch.zeros(2, 3, dtype=torch.float64))])
+    optimizer = build_optimizer(config, model, fused=False)
+    tree = {
+        "model": {"schedule": {"warmup_steps": 0, "kind": "constant"}},
+        "trainer": {"max_steps": 5000},
+    }
+    if name == "auto":
+        tree["model"] |= {"optimizer": {"betas": [0.9, beta2]}}
+        tree["model"]["schedule"]["warmup_steps"] = "auto"  # pyright: ignore[reportArgumentType]
+    found = resolve(tree, "a test")["model"]["schedule"]
+    assert found["warmup_steps"] == (round(2 / (1 - beta2)) if name == "auto" else 0)
+    schedule = build_schedule(ScheduleConfig(**found), optimizer, 5000)
+    for t in range(1, 101):
+        before = model[0].detach().clone()
+        model[0].grad = torch.full((2, 3), 0.37, dtype=torch.float64)
+        optimizer.step()
+        schedule.step()
+        expected = factors[beta2 == 0.999][MARKS.index(t)] if t in MARKS else None
+        if expected is not None:
+            assert (before - model[0]).flatten().tolist() == pytest.approx([expected] * 6, rel=1e-3)
+
+
+# Each equation in float64, written from its paper: p, g, the state, the step, the constants.
+
+Numbers = Any
+
+
+def adams(state: dict[str, Numbers], g: Numbers, t: int, b1: float, b2: float, **how: Any) -> Any:
+    if t == 1:
+        state["m"], state["product"] = 0 * g, 1.0
+        state["v"] = g * g if how.get("second_moment_start") == "gradient" else 0 * g
+    state["m"] = b1 * state["m"] + (1 - b1) * g
+    state["v"] = b2 * state["v"] + (1 - b2) * g**2
+    state["product"] *= b1
+    correction = how.get("bias_correction", True)
+    m = state["m"] / (1 - state["product"]) if correction is True else state["m"]
+    return m, state["v"] / (1 - b2**t) if correction else state["v"]
+
+
+def adam(p, g, state, t, c) -> Any:
+    m, v = adams(state, g + c["wd"] * p, t, c["b1"], c["b2"], **c["how"])
+    return p - c["lr"] * m / (np.sqrt(v) + c["eps"])
+
+
+def adamw(p, g, state, t, c) -> Any:
+    m, v = adams(state, g, t, c["b1"], c["b2"], **c["how"])
+    return p - c["lr"] * (m / (np.sqrt(v) + c["eps"]) + c["wd"] * p)
+
+
+def radam(p, g, state, t, c) -> Any:
+    m, v = adams(state, g + c["wd"] * p, t, c["b1"], c["b2"])
+    most = 2 / (1 - c["b2"]) - 1
+    rho = most - 2 * t * c["b2"] ** t / (1 - c["b2"] ** t)
+    if rho <= 5:
+        return p - c["lr"] * m
+    r = math.sqrt((rho - 4) * (rho - 2) * most / ((most - 4) * (most - 2) * rho))
+    root = math.sqrt(1 - c["b2"] ** t)
+    return p - c["lr"] * m * r / (np.sqrt(v) + c["eps"] / root)
+
+
+def sgd(p, g, state, t, c) -> Any:
+    state["b"] = c["mu"] * state.get("b", 0) + g + c["wd"] * p
+    return p - c["lr"] * state["b"]
+
+
+def lion(p, g, state, t, c) -> Any:
+    m = state.get("m", 0 * g)
+    u = np.sign(c["b1"] * m + (1 - c["b1"]) * g)
+    state["m"] = c["b2"] * m + (1 - c["b2"]) * g
+    return p - c["lr"] * (u + c["wd"] * p)
+
+
+def signum(p, g, state, t, c) -> Any:
+    state["m"] = c["b1"] * state.get("m", 0 * g) + (1 - c["b1"]) * g
+    return p - c["lr"] * (np.sign(state["m"]) + c["wd"] * p)
+
+
+def stable_adamw(p, g, state, t, c) -> Any:
+    """With the beta of step t of the paper instead of corrections."""
+    for key, value, beta in (("m", g, c["b1"]), ("v", g * g, c["b2"])):
+        now = beta * (1 - beta ** (t - 1)) / (1 - beta**t)
+        state[key] = now * state.get(key, 0) + (1 - now) * value
+    rms = np.sqrt(np.mean(g * g / np.maximum(state["v"], c["eps"] ** 2)))
+    rate = c["lr"] / max(1, rms)
+    return p - rate * c["wd"] * p - rate * state["m"] / (np.sqrt(state["v"]) + c["eps"])
+
+
+def lamb(p, g, state, t, c) -> Any:
+    m, v = adams(state, g, t, c["b1"], c["b2"])
+    u = m / (np.sqrt(v) + c["eps"]) + c["wd"] * p
+    lengths = np.sqrt((p**2).sum()), np.sqrt((u**2).sum())
+    is_gain = p.ndim < 2
+    ratio = lengths[0] / lengths[1] if all(lengths) and not is_gain else 1.0
+    return p - c["lr"] * ratio * u
+
+
+def rotational_adamw(p, g, state, t, c) -> Any:
+    if p.ndim < 2:
+        return adamw(p, g, state, t, c | {"wd": 0})
+    m, v = adams(state, g, t, c["b1"], c["b2"])
+    if t == 1:
+        p = p - p.mean(1, keepdims=True)
+        state["n"] = np.sqrt((p * p).sum(1, keepdims=True))
+        state["s"] = 0.0
+    n = np.where(state["n"] > 0, state["n"], 1)
+    u = m / (np.sqrt(v) + c["eps"])
+    u = u - p * (u * p).sum(1, keepdims=True) / n**2
+    u = u - u.mean(1, keepdims=True)
+    state["s"] = 0.9 * state["s"] + 0.1 * (u * u).sum(1, keepdims=True)
+    angle = math.sqrt(2 * c["lr"] * c["wd"] * (1 - c["b1"]) / (1 + c["b1"]))
+    new = p - angle * state["n"] * u / (np.sqrt(state["s"] / (1 - 0.9**t)) + 1e-8)
+    length = np.sqrt((new * new).sum(1, keepdims=True))
+    return new * state["n"] / np.where(length > 0, length, 1)
+
+
+SECOND = {"bias_correction": "second"}
+GRADIENT = {"second_moment_start": "gradient"}
+RISING = {"momentum_warmup_steps": 6, "momentum_start": 0.3}
+RULES: dict[str, tuple[str, Callable[..., Any], dict[str, Any]]] = {
+    "adam second": ("adam", adam, SECOND),
+    "adam gradient": ("adam", adam, GRADIENT),
+    "adamw gradient, rising": ("adamw", adamw, GRADIENT | RISING),
+    "adamw uncorrected": ("adamw", adamw, GRADIENT | {"bias_correction": False}),
+    "radam rising": ("radam", radam, RISING),
+    "sgd rising": ("sgd", sgd, RISING),
+    "lion": ("lion", lion, {}),
+    "lion rising": ("lion", lion, RISING),
+    "signum": ("signum", signum, {}),
+    "stable_adamw": ("stable_adamw", stable_adamw, {}),
+    "lamb": ("lamb", lamb, {}),
+    "lamb rising": ("lamb", lamb, RISING),
+    "rotational_adamw": ("rotational_adamw", rotational_adamw, {}),
+}
+
+
+class Small(nn.Module):
+    """Two matrices, one of which starts at zero or has a row of zeros, and a bias."""
+
+    def __init__(self, kind: str, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 3, dtype=dtype)
+        self.second = nn.Linear(3, 5, bias=False, dtype=dtype)
+        with torch.no_grad():
+            self.second.weight[: 1 if kind in FROM_ZERO else None] = 0.0
+
+
+FROM_ZERO = [
+    name for name, part in optimizers.OPTIMIZERS.items() if not getattr(part, "from_zero", True)
+]
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_a_rule_equals_its_equation(name: str) -> None:
+    kind, equation, how = RULES[name]
+    eps = 1e-3 if kind == "stable_adamw" else 1e-8  # some v are below its square
+    config = OptimizerConfig(
+        kind=kind, lr=0.03, betas=(0.8, 0.95), eps=eps, weight_decay=0.1, momentum=0.8, **how
+    )
+    model = Small(kind, torch.float64)
+    optimizer = build_optimizer(config, model, fused=False)
+    values = {n: p.detach().numpy().copy() for n, p in model.named_parameters()}
+    states: dict[str, Any] = {n: {} for n in values}
+    for t in range(1, 21):
+        share = min(1.0, (t - 1) / 6) if how.keys() & RISING.keys() else 1.0
+        warmed = [0.3 + (full - 0.3) * share for full in (0.8, 0.95)]
+        b1, b2 = (0.8, warmed[1]) if kind == "lion" else (warmed[0], 0.95)
+        for n, p in model.named_parameters():
+            p.grad = torch.randn_like(p) * 10.0 ** (t % 7 - 5) * (n != "second.weight" or t > 1)
+            c = {"lr": 0.03, "b1": b1, "b2": b2, "mu": b1, "eps": eps, "how": how}
+            c["wd"] = 0.1 if p.dim() > 1 else 0.0
+            values[n] = equation(values[n], p.grad.numpy().copy(), states[n], t, c)
+        optimizer.step()
+        for n, p in model.named_parameters():
+            assert p.detach().numpy() == pytest.approx(values[n], rel=1e-9, abs=1e-12), (n, t)
+
+
+@pytest.mark.parametrize("kind", ["adam", "adamw", "radam", "sgd"])
+def test_our_forms_equal_those_of_torch(kind: str) -> None:
+    config = OptimizerConfig(
+        kind=kind,
+        lr=0.03,
+        betas=(0.8, 0.95),
+        eps=1e-6,
+        weight_decay=0.1 * (kind not in ("radam", "sgd")),
+        momentum=0.8,
+    )
+    ours, theirs = (nn.Linear(4, 3, dtype=torch.float64) for _ in range(2))
+    theirs.load_state_dict(ours.state_dict())
+    groups = [{"params": list(ours.parameters()), "weight_decay": config.weight_decay}]
+    first = config.form(config, groups, fused=False)
+    groups = [{"params": list(theirs.parameters()), "weight_decay": config.weight_decay}]
+    second = optimizers.OPTIMIZERS[kind](config, groups, fused=False)
+    assert type(first) is not type(second)
+    for _ in range(20):
+        for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
+            a.grad = torch.randn_like(a)
+            b.grad = a.grad.clone()
+        first.step()
+        second.step()
+    for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-14)
+
+
+def tiny(**fields: Any) -> nn.Module:
+    sizes: dict[str, Any] = {
+        "encoder_depth": 1,
+        "decoder_depth": 1,
+        "model_dim": 8,
+        "ff_dim": 12,
+        "num_heads": 2,
+    }
+    sizes["dropout"] = 0.0
+    architecture = ArchitectureConfig(**{**sizes, **fields})
+    return build_model(architecture, BlockConfig(preset="pre_ln"), vocab_size=11, pad=0)
+
+
+def trained(config: OptimizerConfig, schedule: ScheduleConfig, *, stop: int) -> list[torch.Tensor]:
+    """The parameters after six steps, saved and read anew after `stop` of them."""
+    torch.manual_seed(3)
+    model = tiny(kind="decoder").to(torch.bfloat16)
+    tokens = torch.arange(1, 9).reshape(2, 4)
+
+    def build() -> tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LambdaLR]:
+        by_role = schedule.warmup_of != "all"
+        optimizer = build_optimizer(config, model, fused=False, by_role=by_role)
+        return optimizer, build_schedule(schedule, optimizer, 20)
+
+    optimizer, scheduler = build()
+    for step in range(6):
+        if step == stop:
+            file = io.BytesIO()
+            torch.save([part.state_dict() for part in (model, optimizer, scheduler)], file)
+            file.seek(0)
+            model = tiny(kind="decoder").to(torch.bfloat16)
+            optimizer, scheduler = build()
+            saved = torch.load(file, weights_only=True)
+            for part, state in zip((model, optimizer, scheduler), saved, strict=True):
+                part.load_state_dict(state)
+        optimizer.zero_grad()
+        model(tokens).float().logsumexp(-1).square().mean().backward()
+        optimizer.step()
+        scheduler.step()
+    states = [value for each in optimizer.state.values() for value in each.values()]
+    kept = {value.dtype for value in states if isinstance(value, torch.Tensor)}
+    assert kept <= {torch.float32}, "moments of bfloat16 would lose steps"
+    return list(model.parameters())
+
+
+@pytest.mark.unchecked_shapes
+@pytest.mark.parametrize("name", RULES)
+def test_a_run_continues_from_its_checkpoint(name: str) -> None:
+    """In bfloat16, whose moments are of another type; the others follow from it."""
+    kind, _, how = RULES[name]
+    config = OptimizerConfig(kind=kind, lr=0.01, weight_decay=0.1, momentum=0.8, **how)
+    schedule = ScheduleConfig(warmup_steps=4, warmup_of="embeddings", reference_steps=4)
+    whole = trained(config, schedule, stop=0)
+    for a, b in zip(whole, trained(config, schedule, stop=3), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_one_group_of_parameters_is_warmed_up() -> None:
+    model = tiny(tie_embeddings=False, positions="learned", max_positions=6)
+    optimizer = build_optimizer(OptimizerConfig(kind="lamb", lr=0.5), model, fused=False)
+    schedule = ScheduleConfig(warmup_steps=4, warmup_of="output", reference_steps=6)
+    build_schedule(schedule, optimizer, 20)
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    roles: dict[str, set[str]] = {}
+    for group in optimizer.param_groups:
+        assert group["lr"] == (0.125 if group["role"] == "output" else 0.5)
+        roles.setdefault(group["role"], set()).update(names[p] for p in group["params"])
+    assert roles["embeddings"] == {"embedding.tokens.weight", "embedding.position_table.weight"}
+    assert roles["output"] == {"embedding.output.weight"}
+    assert roles["matrices"] == {
+        name for name, p in model.named_parameters() if "blocks" in name and p.dim() == 2
+    }
+    rows = training_of(optimizer, schedule, model)
+    assert [(row["role"], row["by"], row["warmup_steps"]) for row in rows] == [
+        ("embeddings", "lamb", 0),
+        ("matrices", "lamb", 0),
+        ("gains", "adamw", 0),
+        ("output", "lamb", 4),
+    ]
+    assert sum(row["parameters"] for row in rows) == sum(p.numel() for p in model.parameters())
+    assert all(row["rate"] == [0.5, 0.5] for row in rows)
+
+
+def test_others_have_the_full_rate_of_every_schedule() -> None:
+    model = tiny()
+    for kind in ("inverse_sqrt", "linear", "cosine", "bert"):
+        schedule = ScheduleConfig(kind=kind, warmup_steps=5, warmup_of="gains", reference_steps=8)
+        optimizer = build_optimizer(OptimizerConfig(), model, fused=False, by_role=True)
+        scheduler = build_schedule(schedule, optimizer, 20)
+        whole = ScheduleConfig(kind=kind, warmup_steps=5, reference_steps=8)
+        full = ScheduleConfig(kind=kind, warmup_steps=0, reference_steps=8)
+        for step in range(1, 20):
+            for group, rate in zip(optimizer.param_groups, scheduler.get_last_lr(), strict=True):
+                shape = whole if group["role"] == "gains" else full
+                assert rate == pytest.approx(5e-4 * shape.factor(step, 20))
+            optimizer.step()
+            scheduler.step()
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "schedule", "message"),
+    [
+        ({"kind": "lion", "bias_correction": "second"}, {}, "bias_correction second: only"),
+        ({"kind": "sgd", "second_moment_start": "gradient"}, {}, "second_moment_start gradient"),
+        ({"kind": "sgd", "momentum_warmup_steps": 5}, {}, "momentum_start 0.0: .* full 0.0"),
+        ({"momentum_warmup_steps": -1}, {}, "momentum_warmup_steps -1: must"),
+        ({"momentum_warmup_steps": 5, "momentum_start": 0.9}, {}, "momentum_start 0.9: must"),
+        ({"kind": "rotational_adamw"}, {}, "weight_decay 0.0: .* above 0"),
+        ({}, {"warmup_of": "all", "warmup_steps": "many"}, "warmup_steps: expected a whole number"),
+        (
+            {},
+            {"warmup_of": "output"},
+            "output, which .* has embeddings, matrices, gains",
+        ),
+        ({}, {"warmup_of": "gains", "coupling": "paper"}, "warmup_of gains with coupling paper"),
+        ({"kind": "lion"}, {"warmup_steps": "auto"}, "warmup_steps: auto .* lion takes a number"),
+        ({"betas": [0.9, 1.0]}, {"warmup_steps": "auto"}, "model.optimizer.betas: expected two"),
+        ({"betas": [0.9, 0.98]}, {"warmup_steps": "auto"}, "warmup_steps: 100, .* 50 steps"),
+    ],
+)
+def test_what_has_no_meaning_is_refused(
+    optimizer: dict[str, Any], schedule: dict[str, Any], message: str
+) -> None:
+    rest = {"warmup_steps": 5, "reference_steps": 40}
+    model = {"optimizer": optimizer, "schedule": {**rest, **schedule}}
+    with pytest.raises(UserError, match=message) as caught:
+        resolve({"trainer": {"max_steps": 50}, "model": model}, "a test")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_matrix_of_zeros_is_refused_where_its_norm_stays() -> None:
+    model = Small("adam", torch.float32)
+    nn.init.zeros_(model.second.weight)
+    config = OptimizerConfig(kind="rotational_adamw", weight_decay=0.1)
+    with pytest.raises(UserError, match=r"kind: rotational_adamw .* second\.weight starts at zero"):
+        build_optimizer(config, model, fused=False)
