@@ -93,12 +93,23 @@ CASES = {
         "synthetic.yaml",
         settings={**SHORT, "model.objective.z_loss": 0.01, "model.architecture.logit_cap": 3.0},
     ),
-    # A rule reads whole matrices; only one group of parameters is warmed up.
-    "lamb": Case(
+    # A rule reads whole matrices; only one group of parameters is warmed up. Logits are bounded by
+    # the largest of both ranks.
+    "muon": Case(
         "synthetic.yaml",
         settings={
             **SHORT,
-            "model.optimizer.kind": "lamb",
+            "model.optimizer.kind": "muon",
+            "model.optimizer.momentum": 0.95,
+            "trainer.callbacks": json.dumps(
+                [
+                    {
+                        "class_path": "lightning_app.training.callbacks.safety.QKClip",
+                        "init_args": {"tau": 0.02},
+                    }
+                ]
+            ),
+            "model.optimizer.momentum_start": 0.85,
             "model.optimizer.weight_decay": 0.1,
             "model.optimizer.momentum_warmup_steps": 3,
             "model.schedule.warmup_of": "embeddings",
@@ -236,6 +247,9 @@ def test_what_only_some_cases_report(runs: Path) -> None:
     for name in spans:
         assert one[name] == pytest.approx(two[name], abs=1e-5), name
         assert len(set(one[name])) == 5, name
+    one, two = (columns(runs / "muon" / run)["train/largest_logit"] for run in ("one", "two"))
+    assert one == pytest.approx(two, rel=1e-6)
+    assert min(one) > 0.02, "no head would be bounded"
     one, two = (columns(runs / "halting" / run) for run in ("one", "two"))
     assert one["train/aux/ponder"] == pytest.approx(two["train/aux/ponder"], abs=1e-10)
     assert len(set(one["train/aux/ponder"])) == 5

@@ -157,6 +157,57 @@ def _check_callbacks(callbacks: Any) -> None:
                     )
 
 
+_SPLITTING = ("fsdp", "deepspeed", "modelparallel", "model_parallel")
+
+
+def check_whole(model: Any, strategy: Any) -> None:
+    """Refuse optimizers that read whole parameters where a strategy splits them.
+
+    Raises:
+        UserError: naming field and value.
+    """
+    paths = [path for path, _ in classes_of(strategy)]
+    splits = [path for path in paths if any(each in path.lower() for each in _SPLITTING)]
+    reads = [f"model.optimizer.kind: {model.optimizer.kind}"] * model.optimizer.is_own
+    if model.schedule.warmup_of != "all":
+        reads.append(f"model.schedule.warmup_of: {model.schedule.warmup_of}")
+    if splits and reads:
+        raise UserError(
+            f"{reads[0]} reads whole parameters, which trainer.strategy {splits[0]} splits; use ddp"
+        )
+
+
+def check_clipped(model: Any, attentions: Iterable[Any]) -> None:
+    """Refuse QKClip where smaller queries and keys do not make logits smaller, or not as much.
+
+    Args:
+        model: The section `model` as an object.
+        attentions: The specification of each attention.
+
+    Raises:
+        UserError: naming the field.
+    """
+    usual = {"qk_norm": "none", "scores": "dot", "score_cap": None, "carry": "none"}
+    usual["query_key_noise"] = 0.0
+    found = [
+        f"model.block: {name} {value}"
+        for each in attentions
+        for name, wanted in usual.items()
+        if (value := getattr(each, name)) != wanted
+    ]
+    if "relative" in model.architecture.positions:
+        found.append(f"model.architecture.positions: {model.architecture.positions}")
+    if model.block.unit_matrices:
+        found.append("model.block.unit_matrices: true")
+    if model.compile != "none":
+        found.append(f"model.compile: {model.compile}")
+    if found:
+        raise UserError(
+            f"trainer.callbacks: QKClip scales queries and keys, which does not serve "
+            f"{found[0]}; remove one of them"
+        )
+
+
 def check_named_callback(path: str) -> None:
     """Refuse a callback of Lightning by its path: see `check_callback`."""
     name = path.rpartition(".")[2]

@@ -13,9 +13,12 @@ from lightning_app.config.bounds import (
     check_accumulation,
     check_bounds,
     check_callback,
+    check_clipped,
     check_numbers,
     check_seed,
     check_unit,
+    check_whole,
+    classes_of,
 )
 from lightning_app.config.classes import (
     CLASS_FIELDS,
@@ -267,6 +270,12 @@ def check(tree: dict[str, Any], config: Config, *, trains: bool) -> None:
         raise UserError(f"model: {error}") from error
     if any(block.unit_matrices for spec in stacks.values() for block in spec.blocks):
         check_unit(model.optimizer.weight_decay, tree["trainer"]["strategy"])
+    check_whole(model, tree["trainer"]["strategy"])
+    callbacks = classes_of(tree["trainer"]["callbacks"])
+    if any(path.rpartition(".")[2] == "QKClip" for path, _ in callbacks):
+        blocks = [block for spec in stacks.values() for block in spec.blocks]
+        parts = [part for each in blocks for part in (each.self_attention, each.cross_attention)]
+        check_clipped(model, parts)
     objective, kind = tree["model"]["objective"]["kind"], tree["model"]["architecture"]["kind"]
     task = TASKS[objective]
     if task.architecture != kind:

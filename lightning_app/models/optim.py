@@ -17,6 +17,7 @@ from lightning_app.models.optimizers import (
     Groups,
     Role,
     Rule,
+    RuleOptimizer,
     momentum_of,
 )
 from lightning_app.models.positions import LayerTable, OutputTable, SegmentTable, Table
@@ -60,7 +61,7 @@ class OptimizerConfig:
     weight_decay: float = 0.0
     """Weight decay of matrices and embeddings; never of gains, norms and biases."""
     momentum: float = 0.0
-    """The momentum of sgd."""
+    """The momentum of sgd, muon, normuon and muonh; 0.95 is usual in the latter three."""
     bias_correction: bool | Literal["second"] = True
     """Whether adam and adamw divide their moments by 1 - beta^t. BERT's optimizer does not: its
     step t is larger by (1 - beta_1^t) / sqrt(1 - beta_2^t): 6.6 times at t = 12 for betas 0.9 and
@@ -71,11 +72,15 @@ class OptimizerConfig:
     gradient (GI-Adam, 2406.09405); with its correction, step t is smaller by sqrt(1 - beta_2^t)."""
     momentum_warmup_steps: int = 0
     """n: the decay of the first moment rises linearly from momentum_start at step 1, and is full
-    from step n + 1 on; 0: full at once. It is the first beta, momentum of sgd, the second of lion.
-    Corrections divide by 1 - the product of the decays so far."""
+    from step n + 1 on; 0: full at once. It is momentum of the kinds that have one, the second beta
+    of lion, otherwise the first. Corrections divide by 1 - the product of the decays so far."""
     momentum_start: float = 0.0
     """The decay of the first moment at step 1 of its warm-up; the speedruns of NanoGPT take 0.85
     of 0.95."""
+    matrix_rate: Literal["rms", "spectral"] = "rms"
+    """The factor of lr for the matrices of muon and normuon: rms: 0.2 sqrt(max(rows, columns)), so
+    that steps are as large as AdamW's (Liu et al. 2025, 2502.16982), and one lr serves all
+    parameters; spectral: sqrt(max(1, rows / columns))."""
 
     def __post_init__(self) -> None:
         _ = OPTIMIZERS[self.kind]
@@ -96,6 +101,11 @@ class OptimizerConfig:
             raise ValueError(f"betas {self.betas}: each must be at least 0 and less than 1")
         if self.weight_decay < 0.0:
             raise ValueError(f"weight_decay {self.weight_decay}: must be at least 0")
+        if self.matrix_rate != "rms" and "matrix_rate" not in self.form.reads:
+            raise ValueError(
+                f"matrix_rate {self.matrix_rate}: only for kinds muon and normuon; kind "
+                f"{self.kind} takes rms"
+            )
         self._check_momentum()
         if isinstance(OPTIMIZERS[self.kind], Rule):
             self.form.check(self)
@@ -119,6 +129,11 @@ class OptimizerConfig:
                 f"momentum_start {self.momentum_start}: must be at least 0 and less than the full "
                 f"{full} of kind {self.kind}"
             )
+
+    @property
+    def is_own(self) -> bool:
+        """Whether the rule is one of this package, or of a plug-in, and not torch's."""
+        return isinstance(OPTIMIZERS[self.kind], Rule) or needs_own(self)
 
     @property
     def form(self) -> Rule:
@@ -374,6 +389,15 @@ def parameter_groups(model: nn.Module, weight_decay: float, *, by_role: bool = F
     return groups
 
 
+def needs_own(config: OptimizerConfig) -> bool:
+    """Whether settings of one of torch's kinds need our form of it."""
+    return (
+        config.bias_correction == "second"
+        or config.second_moment_start != "zero"
+        or config.momentum_warmup_steps > 0
+    )
+
+
 def _moments(config: OptimizerConfig) -> dict[str, Any]:
     return {"lr": config.lr, "betas": config.betas, "eps": config.eps}
 
@@ -396,18 +420,10 @@ def _corrected(optimizer: torch.optim.Adam, config: OptimizerConfig) -> torch.op
     return optimizer
 
 
-def _needs_own(config: OptimizerConfig) -> bool:
-    return (
-        config.bias_correction == "second"
-        or config.second_moment_start != "zero"
-        or config.momentum_warmup_steps > 0
-    )
-
-
 @OPTIMIZERS.register("adam")
 def torch_adam(config: OptimizerConfig, groups: Groups, *, fused: bool) -> torch.optim.Optimizer:
     """Kingma & Ba 2015 (1412.6980); the weight decay is added to the gradient."""
-    if _needs_own(config):
+    if needs_own(config):
         return optimizers.adam(config, groups, fused=fused)
     return _corrected(torch.optim.Adam(groups, fused=fused, **_moments(config)), config)
 
@@ -415,7 +431,7 @@ def torch_adam(config: OptimizerConfig, groups: Groups, *, fused: bool) -> torch
 @OPTIMIZERS.register("adamw")
 def torch_adamw(config: OptimizerConfig, groups: Groups, *, fused: bool) -> torch.optim.Optimizer:
     """Loshchilov & Hutter 2019 (1711.05101); the weight decay is decoupled from the gradient."""
-    if _needs_own(config):
+    if needs_own(config):
         return optimizers.adamw(config, groups, fused=fused)
     return _corrected(torch.optim.AdamW(groups, fused=fused, **_moments(config)), config)
 
@@ -423,7 +439,7 @@ def torch_adamw(config: OptimizerConfig, groups: Groups, *, fused: bool) -> torc
 @OPTIMIZERS.register("sgd")
 def torch_sgd(config: OptimizerConfig, groups: Groups, *, fused: bool) -> torch.optim.Optimizer:
     """Stochastic gradient descent with momentum."""
-    if config.momentum_warmup_steps:
+    if needs_own(config):
         return optimizers.sgd(config, groups, fused=fused)
     return torch.optim.SGD(groups, lr=config.lr, momentum=config.momentum, fused=fused)
 
@@ -431,7 +447,7 @@ def torch_sgd(config: OptimizerConfig, groups: Groups, *, fused: bool) -> torch.
 @OPTIMIZERS.register("radam")
 def torch_radam(config: OptimizerConfig, groups: Groups, *, fused: bool) -> torch.optim.Optimizer:
     """Liu et al. 2020 (1908.03265), which has no fused form."""
-    if config.momentum_warmup_steps:
+    if needs_own(config):
         return optimizers.radam(config, groups, fused=fused)
     return torch.optim.RAdam(groups, **_moments(config))
 
@@ -481,10 +497,14 @@ def training_of(
             if not mine:
                 continue
             peak = group.get("initial_lr", group["lr"])
+            rates = [peak]
+            if isinstance(optimizer, RuleOptimizer):
+                factor = optimizer.rules[group["rule"]].factor
+                rates = [peak * factor(each, group) for each in mine]
             warmed = schedule.warmup_of in ("all", role)
             row = {"role": role, "parameters": sum(each.numel() for each in mine)}
             row |= {"by": group.get("rule", type(optimizer).__name__.lower())}
-            row |= {"rate": [peak, peak], "weight_decay": group["weight_decay"]}
+            row |= {"rate": [min(rates), max(rates)], "weight_decay": group["weight_decay"]}
             rows.append({**row, "warmup_steps": schedule.warmup_steps * warmed})
     return rows
 

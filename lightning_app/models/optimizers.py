@@ -43,6 +43,11 @@ def nothing(config: Any) -> None:
     """Refuse no config."""
 
 
+def one(parameter: Tensor, group: Mapping[str, Any]) -> float:
+    """Leave the rate of every parameter as it is."""
+    return 1.0
+
+
 @dataclass(frozen=True, kw_only=True)
 class Rule:
     """An optimizer that is one function per parameter, and what it needs; `rule` makes one.
@@ -61,20 +66,21 @@ class Rule:
     """Raises `ValueError` for a config that it cannot serve."""
     from_zero: bool = True
     """Whether it moves a matrix whose initial value is zero."""
+    factor: Callable[[Tensor, Mapping[str, Any]], float] = one
+    """The factor of the rate of a parameter, from its shape and its group."""
 
     def __call__(self, config: Any, groups: Groups, *, fused: bool) -> "RuleOptimizer":
         constants = {name: getattr(config, name) for name in self.reads}
         if config.momentum_warmup_steps:
             start = (config.momentum_warmup_steps, config.momentum_start)
             constants["momentum_warmup"] = (self.momentum, *start)
-        updates = {self.update.__name__: self.update}
+        rules = {each.update.__name__: each for each in (adamw, self)}
         for group in groups:
-            trained = not self.on or group["role"] in self.on
-            group["rule"] = self.update.__name__ if trained else adamw.update.__name__
-        if any(group["rule"] not in updates for group in groups):
-            updates[adamw.update.__name__] = adamw.update
-            constants |= {name: getattr(config, name) for name in adamw.reads}
-        return RuleOptimizer(groups, updates, lr=config.lr, **constants)
+            trained = self if not self.on or group["role"] in self.on else adamw
+            group["rule"] = trained.update.__name__
+            if trained is adamw:
+                constants |= {name: getattr(config, name) for name in adamw.reads}
+        return RuleOptimizer(groups, rules, lr=config.lr, **constants)
 
 
 def rule(**needs: Any) -> Callable[[Update], Rule]:
@@ -97,13 +103,13 @@ class RuleOptimizer(torch.optim.Optimizer):
 
     Args:
         groups: The parameter groups, each with the name of its `rule`.
-        updates: The rules by name.
+        rules: The rules by name.
         constants: `lr` and what the rules read.
     """
 
-    def __init__(self, groups: Groups, updates: Mapping[str, Update], **constants: Any) -> None:
+    def __init__(self, groups: Groups, rules: Mapping[str, Rule], **constants: Any) -> None:
         super().__init__(groups, constants)
-        self.updates = updates
+        self.rules = rules
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -112,7 +118,7 @@ class RuleOptimizer(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         for group in self.param_groups:
-            update = self.updates[group["rule"]]
+            update = self.rules[group["rule"]].update
             for parameter in group["params"]:
                 if parameter.grad is None:
                     continue
@@ -360,3 +366,109 @@ def rotational_adamw(
     angle = math.sqrt(2.0 * group["lr"] * group["weight_decay"] * (1.0 - beta1) / (1.0 + beta1))
     new = parameter - angle * length * direction / (size + 1e-8)
     return new * length / new.norm(dim=1, keepdim=True).clamp(min=smallest)
+
+
+# Matrices as a whole.
+
+
+def orthogonalized(matrix: Tensor) -> Tensor:
+    """Return U V^T of the singular values of a matrix, nearly: five steps of Newton and Schulz.
+
+    Nonzero singular values become about 0.7 to 1.2. As in Jordan et al. 2024 and
+    `torch.optim.Muon` the steps are in bfloat16. Of a stack of matrices, each is treated alone.
+    """
+    if matrix.dim() > 2:
+        return torch.stack([orthogonalized(each) for each in matrix])
+    a, b, c = 3.4445, -4.7750, 2.0315
+    tall = matrix.shape[0] > matrix.shape[1]
+    x = matrix.bfloat16()
+    x = x.T if tall else x
+    x = x / x.norm().clamp(min=1e-7)
+    for _ in range(5):
+        gram = x @ x.T
+        x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return (x.T if tall else x).to(matrix.dtype)
+
+
+def nesterov(gradient: Tensor, state: dict[str, Any], group: Mapping[str, Any]) -> Tensor:
+    """Return ``mu b + (1 - mu) g`` with the moving average b of the gradients."""
+    buffer = moment("momentum_buffer", gradient, group["momentum"], state)
+    return gradient.lerp(buffer, group["momentum"])
+
+
+def matrix_factor(parameter: Tensor, group: Mapping[str, Any]) -> float:
+    """Return the factor of a matrix's rate that `matrix_rate` names."""
+    rows, columns = parameter.shape[-2:]
+    if group["matrix_rate"] == "spectral":
+        return math.sqrt(max(1.0, rows / columns))
+    return 0.2 * math.sqrt(max(rows, columns))
+
+
+def _check_muon(config: Any) -> None:
+    if not 0.0 < config.momentum < 1.0:
+        raise ValueError(
+            f"momentum {config.momentum}: kind {config.kind} takes one between 0 and 1, such as "
+            "0.95"
+        )
+
+
+_MUON: dict[str, Any] = {"momentum": "momentum", "on": ("matrices",), "check": _check_muon}
+
+
+@OPTIMIZERS.register("muon")
+@rule(reads=("momentum", "matrix_rate"), factor=matrix_factor, **_MUON)
+def muon(
+    parameter: Tensor, gradient: Tensor, state: dict[str, Any], group: Mapping[str, Any]
+) -> Tensor:
+    """Jordan et al. 2024, as `torch.optim.Muon`: u is the orthogonalized Nesterov momentum."""
+    direction = orthogonalized(nesterov(gradient, state, group))
+    return moved(parameter, direction * matrix_factor(parameter, group), group)
+
+
+@OPTIMIZERS.register("normuon")
+@rule(reads=("momentum", "matrix_rate", "betas"), factor=matrix_factor, **_MUON)
+def normuon(
+    parameter: Tensor, gradient: Tensor, state: dict[str, Any], group: Mapping[str, Any]
+) -> Tensor:
+    """Li et al. 2025 (2510.05491): Muon's u, each row over the root of its mean square.
+
+    The mean square is a moving average with beta2, uncorrected; the norm of u stays.
+    """
+    direction = orthogonalized(nesterov(gradient, state, group))
+    square = direction.square().mean(dim=-1, keepdim=True)
+    square = moment("row_square", square, group["betas"][1], state)
+    scaled = direction / (square.sqrt() + 1e-10)
+    sizes = [each.norm(dim=(-2, -1), keepdim=True) for each in (direction, scaled)]
+    scaled = scaled * (sizes[0] / sizes[1].clamp(min=1e-10))
+    return moved(parameter, scaled * matrix_factor(parameter, group), group)
+
+
+def on_sphere(
+    parameter: Tensor, direction: Tensor, state: dict[str, Any], group: Mapping[str, Any]
+) -> Tensor:
+    """Return ``R norm(p - lr R norm(u))``, R the Frobenius norm of the first p."""
+    if "radius" not in state:
+        state["radius"] = parameter.norm()
+    radius = state["radius"]
+    new = parameter - group["lr"] * radius * direction / direction.norm().clamp(min=1e-10)
+    return new * (radius / new.norm().clamp(min=1e-10))
+
+
+@OPTIMIZERS.register("muonh")
+@rule(reads=("momentum",), from_zero=False, **_MUON)
+def muonh(
+    parameter: Tensor, gradient: Tensor, state: dict[str, Any], group: Mapping[str, Any]
+) -> Tensor:
+    """Hyperball (2606.16899) with Muon's u: matrices keep their norms, and take no decay."""
+    direction = orthogonalized(nesterov(gradient, state, group))
+    return on_sphere(parameter, direction, state, group)
+
+
+@OPTIMIZERS.register("adamh")
+@rule(reads=("betas", "eps"), momentum="beta1", on=("matrices",), from_zero=False)
+def adamh(
+    parameter: Tensor, gradient: Tensor, state: dict[str, Any], group: Mapping[str, Any]
+) -> Tensor:
+    """Hyperball (2606.16899) with Adam's u: matrices keep their norms, and take no decay."""
+    m, v = moments(gradient, state, group)
+    return on_sphere(parameter, m / (v.sqrt() + group["eps"]), state, group)

@@ -252,7 +252,7 @@ def _optimizer(grid: GridResults) -> str:
     shown = [
         f"{key} {_tried(grid, f'model.optimizer.{key}')}"
         for key in fields
-        if key not in ("kind", "lr", "bias_correction", "second_moment_start")
+        if key not in ("kind", "lr", "bias_correction", "second_moment_start", "matrix_rate")
         and any(grid.tried(f"model.optimizer.{key}"))
     ]
     corrected = grid.tried("model.optimizer.bias_correction")
@@ -262,6 +262,8 @@ def _optimizer(grid: GridResults) -> str:
         shown.append("bias correction of the second moment only")
     if "gradient" in grid.tried("model.optimizer.second_moment_start"):
         shown.append("second moment from the first gradient")
+    if "spectral" in grid.tried("model.optimizer.matrix_rate"):
+        shown.append("rates of matrices times sqrt(max(1, rows / columns))")
     clipped = any(grid.tried("trainer.gradient_clip_val"))
     limits = _tried(grid, "trainer.gradient_clip_val")
     shown.append(f"gradients clipped at {limits}" if clipped else "no gradient clipping")

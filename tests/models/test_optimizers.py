@@ -168,6 +168,65 @@ def rotational_adamw(p, g, state, t, c) -> Any:
     return new * state["n"] / np.where(length > 0, length, 1)
 
 
+def orthogonal(matrix: Any) -> Any:
+    """By torch's own steps, which no public function has."""
+    from torch.optim._muon import _zeropower_via_newtonschulz as steps
+
+    found = steps(torch.tensor(matrix), (3.4445, -4.7750, 2.0315), 5, 1e-7)
+    return found.double().numpy()
+
+
+def by_matrix(step: Callable[..., Any]) -> Callable[..., Any]:
+    """AdamW for all but the matrices."""
+
+    def equation(p, g, state, t, c) -> Any:
+        if p.ndim < 2:
+            return adamw(p, g, state, t, c | {"wd": 0, "b1": c["beta1"]})
+        return step(p, g, state, t, c)
+
+    return equation
+
+
+def nesterov(g, state, c) -> Any:
+    state["m"] = c["mu"] * state.get("m", 0 * g) + (1 - c["mu"]) * g
+    return orthogonal(c["mu"] * state["m"] + (1 - c["mu"]) * g)
+
+
+@by_matrix
+def muon_spectral(p, g, state, t, c) -> Any:
+    scale = math.sqrt(max(1, p.shape[0] / p.shape[1]))
+    return p * (1 - c["lr"] * c["wd"]) - c["lr"] * scale * nesterov(g, state, c)
+
+
+@by_matrix
+def normuon(p, g, state, t, c) -> Any:
+    """The size of a step is algorithm 1's, 0.2 lr sqrt(rows columns), for orthogonal u."""
+    u = nesterov(g, state, c)
+    state["v"] = c["b2"] * state.get("v", 0) + (1 - c["b2"]) * (u * u).mean(1, keepdims=True)
+    scaled = u / (np.sqrt(state["v"]) + 1e-10)
+    size = 0.2 * np.sqrt(max(p.shape)) * np.linalg.norm(u)
+    return p * (1 - c["lr"] * c["wd"]) - c["lr"] * size * scaled / max(
+        np.linalg.norm(scaled), 1e-10
+    )
+
+
+def on_sphere(p, u, state, lr) -> Any:
+    radius = state.setdefault("r", np.linalg.norm(p))
+    new = p - lr * radius * u / max(np.linalg.norm(u), 1e-10)
+    return radius * new / np.linalg.norm(new)
+
+
+@by_matrix
+def muonh(p, g, state, t, c) -> Any:
+    return on_sphere(p, nesterov(g, state, c), state, c["lr"])
+
+
+def adamh(p, g, state, t, c) -> Any:
+    m, v = adams(state, g, t, c["b1"], c["b2"])
+    u = m / (np.sqrt(v) + c["eps"])
+    return p - c["lr"] * u if p.ndim < 2 else on_sphere(p, u, state, c["lr"])
+
+
 SECOND = {"bias_correction": "second"}
 GRADIENT = {"second_moment_start": "gradient"}
 RISING = {"momentum_warmup_steps": 6, "momentum_start": 0.3}
@@ -185,6 +244,11 @@ RULES: dict[str, tuple[str, Callable[..., Any], dict[str, Any]]] = {
     "lamb": ("lamb", lamb, {}),
     "lamb rising": ("lamb", lamb, RISING),
     "rotational_adamw": ("rotational_adamw", rotational_adamw, {}),
+    "muon": ("muon", muon_spectral, {"matrix_rate": "spectral"}),
+    "muon rising": ("muon", muon_spectral, {"matrix_rate": "spectral"} | RISING),
+    "normuon": ("normuon", normuon, {}),
+    "muonh": ("muonh", muonh, {}),
+    "adamh": ("adamh", adamh, {}),
 }
 
 
@@ -196,10 +260,10 @@ class Small(nn.Module):
         self.first = nn.Linear(4, 3, dtype=dtype)
         self.second = nn.Linear(3, 5, bias=False, dtype=dtype)
         with torch.no_grad():
-            self.second.weight[: 1 if kind in FROM_ZERO else None] = 0.0
+            self.second.weight[: 1 if kind in KEEPING else None] = 0.0
 
 
-FROM_ZERO = [
+KEEPING = [
     name for name, part in optimizers.OPTIMIZERS.items() if not getattr(part, "from_zero", True)
 ]
 
@@ -221,12 +285,38 @@ def test_a_rule_equals_its_equation(name: str) -> None:
         b1, b2 = (0.8, warmed[1]) if kind == "lion" else (warmed[0], 0.95)
         for n, p in model.named_parameters():
             p.grad = torch.randn_like(p) * 10.0 ** (t % 7 - 5) * (n != "second.weight" or t > 1)
-            c = {"lr": 0.03, "b1": b1, "b2": b2, "mu": b1, "eps": eps, "how": how}
+            c = {"lr": 0.03, "b1": b1, "beta1": 0.8, "b2": b2, "mu": b1, "eps": eps, "how": how}
             c["wd"] = 0.1 if p.dim() > 1 else 0.0
             values[n] = equation(values[n], p.grad.numpy().copy(), states[n], t, c)
         optimizer.step()
         for n, p in model.named_parameters():
             assert p.detach().numpy() == pytest.approx(values[n], rel=1e-9, abs=1e-12), (n, t)
+
+
+@pytest.mark.parametrize("matrix_rate", ["rms", "spectral"])
+def test_muon_equals_that_of_torch(matrix_rate: Any) -> None:
+    config = OptimizerConfig(
+        kind="muon", lr=0.03, weight_decay=0.1, momentum=0.9, matrix_rate=matrix_rate
+    )
+    ours, theirs = Small("muon", torch.float32), Small("muon", torch.float32)
+    theirs.load_state_dict(ours.state_dict())
+    first = build_optimizer(config, ours, fused=False)
+    name = {"rms": "match_rms_adamw", "spectral": "original"}[matrix_rate]
+    weights = [theirs.first.weight, theirs.second.weight]
+    second = torch.optim.Muon(weights, lr=0.03, weight_decay=0.1, momentum=0.9, adjust_lr_fn=name)
+    for t in range(20):
+        for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
+            a.grad = torch.randn_like(a) * 10.0 ** (t % 5 - 3) * (t != 3)
+            b.grad = a.grad.clone()
+        first.step()
+        second.step()
+    for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
+        if a.dim() == 2:
+            torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)
+    rows = {row["role"]: row for row in training_of(first, ScheduleConfig(), ours)}
+    factors = (1.0, (5 / 3) ** 0.5) if matrix_rate == "spectral" else (0.4, 0.2 * 5**0.5)
+    assert rows["matrices"]["rate"] == pytest.approx([0.03 * each for each in factors])
+    assert (rows["gains"]["by"], rows["gains"]["rate"]) == ("adamw", [0.03, 0.03])
 
 
 @pytest.mark.parametrize("kind", ["adam", "adamw", "radam", "sgd"])
@@ -363,6 +453,12 @@ def test_others_have_the_full_rate_of_every_schedule() -> None:
         ({"kind": "sgd", "momentum_warmup_steps": 5}, {}, "momentum_start 0.0: .* full 0.0"),
         ({"momentum_warmup_steps": -1}, {}, "momentum_warmup_steps -1: must"),
         ({"momentum_warmup_steps": 5, "momentum_start": 0.9}, {}, "momentum_start 0.9: must"),
+        ({"kind": "muon"}, {}, "momentum 0.0: kind muon .* 0.95"),
+        (
+            {"kind": "muonh", "matrix_rate": "spectral"},
+            {},
+            "matrix_rate spectral: .* muonh takes",
+        ),
         ({"kind": "rotational_adamw"}, {}, "weight_decay 0.0: .* above 0"),
         ({}, {"warmup_of": "all", "warmup_steps": "many"}, "warmup_steps: expected a whole number"),
         (
@@ -386,9 +482,26 @@ def test_what_has_no_meaning_is_refused(
     assert "\n" not in str(caught.value)
 
 
-def test_a_matrix_of_zeros_is_refused_where_its_norm_stays() -> None:
+@pytest.mark.parametrize(
+    "model",
+    [
+        {"optimizer": {"kind": "lamb"}},
+        {"optimizer": {"second_moment_start": "gradient"}},
+        {"schedule": {"warmup_of": "gains"}},
+    ],
+)
+def test_split_parameters_are_refused(model: dict[str, Any]) -> None:
+    with pytest.raises(
+        UserError, match=r"model\.\w+\.\w+: \w+ reads whole .* fsdp splits"
+    ):
+        resolve({"trainer": {"strategy": "fsdp"}, "model": model}, "a test")
+    resolve({"trainer": {"strategy": "ddp"}, "model": model}, "a test")
+
+
+@pytest.mark.parametrize("kind", KEEPING)
+def test_a_matrix_of_zeros_is_refused_where_its_norm_stays(kind: str) -> None:
     model = Small("adam", torch.float32)
     nn.init.zeros_(model.second.weight)
-    config = OptimizerConfig(kind="rotational_adamw", weight_decay=0.1)
-    with pytest.raises(UserError, match=r"kind: rotational_adamw .* second\.weight starts at zero"):
+    config = OptimizerConfig(kind=kind, weight_decay=0.1, momentum=0.9)
+    with pytest.raises(UserError, match=rf"kind: {kind} .* second\.weight starts at zero"):
         build_optimizer(config, model, fused=False)

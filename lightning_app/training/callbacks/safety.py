@@ -8,6 +8,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
@@ -18,12 +19,16 @@ from lightning.pytorch.callbacks import WeightAveraging
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.exceptions import SIGTERMException
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
+from lightning_app.blocks.attention import Attention
 from lightning_app.blocks.block import BlockSpec
 from lightning_app.config.bounds import check_callback
 from lightning_app.core.errors import UserError
 from lightning_app.core.files import write_whole
+from lightning_app.models.stack import stacks
+from lightning_app.probes.hooks import scores
 from lightning_app.runs.parent import RUN
 from lightning_app.scores.task_facts import Monitored
 from lightning_app.training.hardware import hardware
@@ -564,3 +569,83 @@ class Agreement(pl.Callback):
                 raise RuntimeError(
                     f"rank {trainer.global_rank}: the ranks' {what} differ; nothing was trained"
                 )
+
+
+class QKClip(pl.Callback):
+    """Bound the logits of attention by smaller queries and keys (MuonClip, Kimi K2, 2507.20534).
+
+    S is the largest logit of a head over the cells of a batch that count, on all ranks. After
+    the step the head's rows of W_Q and W_K, and its biases, are multiplied by ``sqrt(g)``,
+    ``g = min(1, tau / S)``, so that its logits are g times as large. Where heads of queries share
+    keys, W_Q is multiplied by g, and the keys stay. Loggers record the largest S of all heads as
+    ``train/largest_logit``.
+
+    Args:
+        tau: The bound, above 0; 100 in the paper.
+    """
+
+    def __init__(self, tau: float = 100.0) -> None:
+        if not 0.0 < tau < math.inf:
+            raise ValueError(f"tau {tau}: must be a number above 0")
+        self.tau = tau
+        self._attentions: list[tuple[str, Attention]] = []
+        self._handles: list[RemovableHandle] = []
+        self._real: Mapping[str, Tensor] = {}
+        self._largest = torch.empty(0)
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._attentions, self._handles = [], []
+        for name, stack in stacks(pl_module.model).items():  # pyright: ignore[reportArgumentType]
+            for part in stack.modules():
+                if isinstance(part, Attention):
+                    hook = partial(self._measure, name, len(self._attentions))
+                    self._attentions.append((name, part))
+                    self._handles.append(part.register_forward_hook(hook, with_kwargs=True))
+        heads = max(part.num_heads for _, part in self._attentions)
+        self._largest = torch.empty(len(self._attentions), heads, device=pl_module.device)
+        clip = partial(self._clip, trainer)
+        self._handles.append(trainer.optimizers[0].register_step_post_hook(clip))
+
+    def on_train_batch_start(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        self._real = pl_module.objective.real_tokens(batch)  # pyright: ignore[reportAttributeAccessIssue, reportCallIssue]
+        self._largest.fill_(-math.inf)
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        for handle in self._handles:
+            handle.remove()
+
+    @torch.no_grad()
+    def _measure(
+        self, stack: str, place: int, module: Attention, args: Any, kwargs: Any, output: Any
+    ) -> None:
+        if not module.training:
+            return
+        mask, logits, _ = scores(module, args, kwargs, None)
+        cells = mask.allowed & self._real[stack][:, None, :, None]
+        largest = logits.masked_fill(~cells, -math.inf).amax(dim=(0, 2, 3))
+        row = self._largest[place, : module.num_heads]
+        torch.maximum(row, largest.to(row.dtype), out=row)
+
+    @torch.no_grad()
+    def _clip(self, trainer: pl.Trainer, *_: Any) -> None:
+        largest = trainer.strategy.reduce(self._largest, reduce_op="max")
+        assert isinstance(largest, Tensor)
+        factors = torch.where(largest > self.tau, self.tau / largest, 1.0)
+        for (_, part), factor in zip(self._attentions, factors, strict=True):
+            shared = part.kv_heads != part.num_heads
+            root = factor[: part.num_heads].sqrt()
+            _scale(part.query, root * root if shared else root)
+            if not shared:
+                _scale(part.key, root)
+        if is_logged(trainer, step := trainer.global_step + 1):
+            for logger in trainer.loggers:
+                logger.log_metrics({"train/largest_logit": float(largest.max())}, step=step)
+
+
+def _scale(linear: nn.Linear, factors: Tensor) -> None:
+    """Multiply the rows of each head, and its bias, by its factor."""
+    for parameter in linear.parameters():
+        by_head = parameter.unflatten(0, (len(factors), -1))
+        by_head.mul_(factors.to(parameter.dtype).view(-1, *[1] * (by_head.dim() - 1)))

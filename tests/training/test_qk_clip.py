@@ -1,0 +1,115 @@
+"""Logits of attention that a step bounds, against those that the same model has without."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from lightning_app.blocks.attention import Attention
+from lightning_app.blocks.config import BlockConfig
+from lightning_app.config.config import resolve
+from lightning_app.core.errors import UserError
+from lightning_app.models.heads import ArchitectureConfig, build_model
+from lightning_app.probes.hooks import scores
+from lightning_app.training.callbacks.safety import QKClip
+
+TOKENS = torch.tensor([[3, 4, 5, 6, 7], [8, 9, 3, 0, 0]])  # 0 is padding
+REAL = {"encoder": TOKENS != 0, "decoder": TOKENS != 0}
+PATH = "lightning_app.training.callbacks.safety.QKClip"
+
+
+@contextmanager
+def logits_of(model: nn.Module) -> Iterator[list[torch.Tensor]]:
+    """The logits of every attention, -inf in cells that do not count."""
+    found: list[torch.Tensor] = []
+
+    def hook(module: Attention, args: Any, kwargs: Any, output: Any) -> None:
+        mask, logits, _ = scores(module, args, kwargs, None)
+        cells = mask.allowed & REAL["encoder"][:, None, :, None]
+        found.append(logits.detach().masked_fill(~cells, -torch.inf))
+
+    parts = [part for part in model.modules() if isinstance(part, Attention)]
+    handles = [part.register_forward_hook(hook, with_kwargs=True) for part in parts]
+    yield found
+    for handle in handles:
+        handle.remove()
+
+
+@pytest.mark.parametrize("positions", ["sinusoidal", "rope"])
+@pytest.mark.parametrize("kv_heads", [None, 1])
+def test_logits_shrink_by_their_factor(positions: str, kv_heads: int | None) -> None:
+    """With biases; heads below the bound keep every bit."""
+    torch.manual_seed(1)
+    sizes: dict[str, Any] = {"model_dim": 16, "ff_dim": 16, "num_heads": 4, "dropout": 0.0}
+    depths = {"encoder_depth": 2, "decoder_depth": 2}
+    architecture = ArchitectureConfig(**sizes, **depths, positions=positions, kv_heads=kv_heads)
+    model = build_model(architecture, BlockConfig(), vocab_size=11, pad=0).double()
+    for part in model.modules():
+        if isinstance(part, Attention):
+            nn.init.normal_(part.query.bias)
+            nn.init.normal_(part.key.bias)
+    bounds = []
+    for tau in (1e9, 1.0):
+        callback = QKClip(tau)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)  # the step changes nothing else
+        reduce = lambda value, reduce_op: value  # noqa: E731
+        strategy = SimpleNamespace(reduce=reduce)
+        given = {"optimizers": [optimizer], "strategy": strategy, "loggers": [], "global_step": 0}
+        trainer: Any = SimpleNamespace(**given, log_every_n_steps=1)
+        task = SimpleNamespace(real_tokens=lambda batch: REAL)
+        module: Any = SimpleNamespace(model=model, objective=task, device="cpu")
+        callback.on_train_start(trainer, module)
+        callback.on_train_batch_start(trainer, module, None, 0)
+        with logits_of(model) as found:
+            model(TOKENS, TOKENS).sum().backward()
+        optimizer.step()
+        callback.on_train_end(trainer, module)
+        bounds.append(found)
+    before, again = bounds
+    assert all(torch.equal(a, b) for a, b in zip(before, again, strict=True))
+    with logits_of(model) as after:
+        model(TOKENS, TOKENS)
+    largest = [each.amax(dim=(0, 2, 3)) for each in before]
+    assert len(largest) == 6
+    assert any((each > 1.0).any() for each in largest)
+    assert any((each < 1.0).any() for each in largest)
+    first = largest[0]  # later layers read other states, too
+    factor = torch.where(first > 1.0, 1.0 / first, 1.0)[:, None, None]
+    cells = before[0] > -torch.inf
+    torch.testing.assert_close(after[0][cells], (factor * before[0])[cells])
+    kept = (first <= 1.0).tolist()
+    attention = next(part for part in model.modules() if isinstance(part, Attention))
+    if kv_heads is None:
+        for head in (index for index, each in enumerate(kept) if each):
+            assert torch.equal(after[0][:, head], before[0][:, head])
+    assert attention.query.weight.isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (
+            {"block": {"preset": "pre_ln", "qk_norm": "layer_norm"}},
+            "model.block: qk_norm layer_norm",
+        ),
+        ({"block": {"preset": "swin_v2"}}, "model.block: scores cosine"),
+        ({"block": {"preset": "realformer"}}, "model.block: carry"),
+        ({"block": {"score_cap": 50.0}}, "model.block: score_cap 50.0"),
+        ({"architecture": {"positions": "relative"}}, "model.architecture.positions: relative"),
+        ({"compile": "blocks"}, "model.compile: blocks"),
+    ],
+)
+def test_what_it_cannot_bound_is_refused(model: dict[str, Any], message: str) -> None:
+    callback = {"class_path": PATH, "init_args": {"tau": 5.0}}
+    with pytest.raises(UserError, match=f"QKClip .* {message}"):
+        resolve({"trainer": {"callbacks": [callback]}, "model": model}, "a test")
+
+
+def test_a_bound_is_above_zero() -> None:
+    callback = {"class_path": PATH, "init_args": {"tau": -1.0}}
+    with pytest.raises(UserError, match=r"tau -1\.0: must be a number above 0"):
+        resolve({"trainer": {"callbacks": [callback]}}, "a test")
