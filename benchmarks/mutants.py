@@ -867,6 +867,36 @@ MUTANTS = (
         '    if not named or known.get("id") != 0:',
     ),
     mutant(
+        "a warm-up of the momentum begins a step late",
+        at("models/test_optimizers.py"),
+        "share = min(1.0, (step - 1) / steps)",
+        "share = min(1.0, step / steps)",
+    ),
+    mutant(
+        "a correction forgets that beta1 changed",
+        at("models/test_optimizers.py"),
+        'state["left"] = state.get("left", 1.0) * beta1',
+        'state["left"] = beta1 ** state["step"]',
+    ),
+    mutant(
+        "moments of bfloat16 are read in its type",
+        at("models/test_optimizers.py"),
+        "self.state[parameter][name] = value.to(parameter.device, copy=True)",
+        "pass",
+    ),
+    mutant(
+        "a warm-up of one group is of all",
+        at("models/test_optimizers.py"),
+        "factor if role == config.warmup_of else full for role in roles",
+        "factor for role in roles",
+    ),
+    mutant(
+        "bounded logits keep their biases",
+        at("training/test_qk_clip.py"),
+        "for parameter in linear.parameters():",
+        "for parameter in [linear.weight]:",
+    ),
+    mutant(
         "inverse square root without the root",
         at("test_optim.py"),
         "math.sqrt(config.start / step)",

@@ -45,7 +45,7 @@ def test_logits_shrink_by_their_factor(positions: str, kv_heads: int | None) -> 
     """With biases; heads below the bound keep every bit."""
     torch.manual_seed(1)
     sizes: dict[str, Any] = {"model_dim": 16, "ff_dim": 16, "num_heads": 4, "dropout": 0.0}
-    depths = {"encoder_depth": 2, "decoder_depth": 2}
+    depths: dict[str, Any] = {"encoder_depth": 2, "decoder_depth": 2}
     architecture = ArchitectureConfig(**sizes, **depths, positions=positions, kv_heads=kv_heads)
     model = build_model(architecture, BlockConfig(), vocab_size=11, pad=0).double()
     for part in model.modules():
