@@ -196,7 +196,11 @@ def over_vocabulary(sizes: Sizes, states: Array, table: Array, bias: Array | flo
 
 
 def linear(parameters: Parameters, name: str, x: Array) -> Array:
-    return x @ parameters[f"{name}.weight"].T + parameters[f"{name}.bias"]
+    """``W x + b``, or with ``gamma W / |W|_2`` (Zhai et al. 2023, 2303.06296)."""
+    matrix = parameters[f"{name}.weight"]
+    if f"{name}.size.gamma" in parameters:
+        matrix = parameters[f"{name}.size.gamma"] * matrix / np.linalg.norm(matrix, 2)
+    return x @ matrix.T + parameters[f"{name}.bias"]
 
 
 def bounded(parameters: Parameters, name: str, x: Array) -> Array:
@@ -273,8 +277,10 @@ class Reference:
     """Whether these are spans of each token."""
     gate: Literal["no", "head", "element"] = "no"
     """What multiplies the heads before the output projection."""
-    values: Literal["own", "half", "learned"] = "own"
-    """Whether layers above the first mix their values with its values."""
+    values: Literal["own", "half", "learned", "first"] = "own"
+    """Whether layers above the first mix their values with its values, or have only those."""
+    differs: bool = False
+    """Whether a head is the difference of two maps over values of twice the width."""
     cosine: bool = False
     """Scores that are cosines times a learned factor of each head."""
     features: bool = False
@@ -513,13 +519,33 @@ class Layer:
                 shaped[b, h, i, j] += alpha[row, 0, 0]
         return shaped
 
+    def mixed(self, name: str, attention: Array, values: Array) -> Array:
+        """``concat_h(A_h V_h)``; Ye et al. 2024 (2410.05258), section 2.1, if maps differ.
+
+        Head p has ``(A_2p - lambda A_2p+1) V_p``, V_p the p-th of half as many wide heads, then
+        RMSNorm and ``1 - lambda_0``.
+        """
+        if not self.stack.reference.differs:
+            return mix(attention, self.of_each_query_head(values))
+        (q1, q2), (k1, k2) = self.weight(f"{name}.difference.vectors")
+        start = 0.8 - 0.6 * math.exp(-0.3 * (self.number - 1))
+        subtracted = math.exp(q1 @ k1) - math.exp(q2 @ k2) + start
+        maps = attention[:, 0::2] - subtracted * attention[:, 1::2]
+        width = values.shape[-1] // (self.kv_heads // 2)
+        groups = [h * self.kv_heads // self.heads for h in range(self.heads // 2)]
+        wide = [values[..., g * width : (g + 1) * width] for g in groups]
+        mixed = mix(maps, np.concatenate(wide, axis=-1))
+        for columns in np.split(np.arange(mixed.shape[-1]), self.heads // 2):
+            mixed[..., columns] = self.norm(f"{name}.difference.norm", mixed[..., columns])
+        return (1.0 - start) * mixed
+
     def scaled(self, name: str, mixed: Array) -> Array:
         """``concat_h(g_h head_h)`` (Shleifer et al. 2021, NormFormer, 2110.09456)."""
         if not self.stack.reference.scale_heads:
             return mixed
-        heads = self.stack.sizes.num_heads
-        dim = mixed.shape[-1] // heads
         gain = self.weight(f"{name}.head_gain.gain")
+        heads = len(gain)
+        dim = mixed.shape[-1] // heads
         scaled = mixed.copy()
         for h in range(heads):
             scaled[..., h * dim : (h + 1) * dim] *= gain[h, 0, 0]
@@ -539,7 +565,7 @@ class Layer:
         """Zhou et al. 2024 (2410.17897): ``l_1 V_1 + l_2 V_n`` above the first layer."""
         if self.number == 1:
             self.stack.first_values = values
-        if self.number == 1 or self.stack.reference.values == "own":
+        if self.number == 1 or self.stack.reference.values in ("own", "first"):
             return values
         first = own = np.float64(0.5)
         if self.stack.reference.values == "learned":
@@ -574,11 +600,12 @@ class Layer:
             attention = masked_map(scores, self.stack.allowed, spans, longest, ramp, sinks)
         if reference.shaped != "no":
             attention = self.shape(scores, attention)
-        values = self.project(value, "self_attention.value", x, reference.value_gains)
-        values = self.norm_heads("self_attention", "value", values)
+        values = self.stack.first_values
+        if reference.values != "first" or self.number == 1:
+            values = self.project(value, "self_attention.value", x, reference.value_gains)
+            values = self.norm_heads("self_attention", "value", values)
         values = self.with_first(values)
-        values = self.of_each_query_head(values)
-        mixed = self.scaled("self_attention", mix(attention, values))
+        mixed = self.scaled("self_attention", self.mixed("self_attention", attention, values))
         mixed = self.gated("self_attention", mixed, x)
         if reference.norm_joined:
             mixed = self.norm("self_attention.output_norm", mixed)
@@ -605,9 +632,9 @@ class Layer:
         scores = self.scores("cross_attention", x, self.stack.memory)
         values = self.linear("cross_attention.value", self.stack.memory)
         values = self.norm_heads("cross_attention", "value", values)
-        values = self.of_each_query_head(values)
         sinks = self.sinks("cross_attention")
-        mixed = mix(softmax_map(scores, self.stack.memory_allowed, sinks), values)
+        attention = softmax_map(scores, self.stack.memory_allowed, sinks)
+        mixed = self.mixed("cross_attention", attention, values)
         mixed = self.gated("cross_attention", self.scaled("cross_attention", mixed), x)
         return self.linear("cross_attention.output", mixed)
 
@@ -1053,6 +1080,8 @@ REFERENCE: dict[str, Reference] = {
     ),
     "swin_v2": Reference(layer=each(reordered_norm), last="norm", cosine=True),
     "ngpt": Reference(layer=each(ngpt), first="unit", features=True, scale_inner=True),
+    "differential": Reference(layer=each(pre_ln), last="norm", differs=True),
+    "sigma_reparam": Reference(layer=each(post_ln)),
 }
 
 

@@ -32,7 +32,7 @@ def module(
             decoder_depth=decoder_depth,
             model_dim=12,
             ff_dim=14,
-            num_heads=3,
+            num_heads=2 if block.get("preset") == "differential" else 3,
             dropout=dropout,
         ),
         objective=ObjectiveConfig(kind=kind, beam=1, **objective),  # pyright: ignore[reportArgumentType]

@@ -1,7 +1,7 @@
 """Multi-head attention: projections, carried scores, shaping."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, final
 
@@ -191,6 +191,25 @@ class LearnedShares(LearnedScalars):
         return self.first * first + self.own * values
 
 
+SHARED: ValueCarry = "shared"
+
+
+@VALUE_CARRIES.register(SHARED)
+@final
+class OnlyFirst(nn.Module):
+    """``V_1``: layers above the first have no value matrix (SVFormer, 2410.17897)."""
+
+    def __init__(self, model_dim: int, num_heads: int) -> None:
+        super().__init__()
+
+    def forward(
+        self,
+        values: Float[Tensor, "batch head token dim"],
+        first: Float[Tensor, "batch head token dim"],
+    ) -> Float[Tensor, "batch head token dim"]:
+        return first
+
+
 @dataclass(frozen=True, kw_only=True)
 class AttentionSpec:
     """One attention map with its projections.
@@ -213,6 +232,9 @@ class AttentionSpec:
     score L, biases of positions included, by ``c tanh(L / c)`` before the mask (Gemma 2,
     2408.00118). `sink` adds a logit to each row of the softmax and drops its column: ``zero`` is
     "softmax off by one", ``learned`` is one logit per head (gpt-oss, 2508.10925).
+
+    `difference` is lambda_0 of differential attention (`Difference`): pairs of heads then share
+    values of twice the width.
     """
 
     carry: CarryKind = "none"
@@ -236,9 +258,17 @@ class AttentionSpec:
     scores: Scores = "dot"
     score_cap: float | None = None
     sink: Sink = "none"
+    difference: float | None = None
 
     def __post_init__(self) -> None:
         _ = OUTPUT_GATES[self.output_gate], VALUE_CARRIES[self.value_carry]
+        if self.value_carry == SHARED and self.value != "full":
+            raise ValueError(
+                f"value_carry shared with value_projection {self.value}: only the first layer has "
+                "a value matrix, which first_value_projection sets; use value_projection full"
+            )
+        if self.difference is not None:
+            self._check_difference()
         if self.value_carry != "none" and self.value == "identity":
             raise ValueError(
                 f"value_carry {self.value_carry} with value_projection identity: values are then "
@@ -278,6 +308,20 @@ class AttentionSpec:
         if self.adaptive_span is not None:
             gamma = None if self.shaping is None else self.shaping.gamma
             self.adaptive_span.check(self.localised_span, self.carry != "none", gamma)
+
+    def _check_difference(self) -> None:
+        """Refuse parts that act on one map per head."""
+        for part, here in (
+            ("residual_attention", self.carry != "none"),
+            ("shaped_attention", self.shaping is not None),
+            (f"value_projection or first_value_projection {self.value}", self.value != "full"),
+            ("output_projection or last_output_projection identity", self.output == "identity"),
+        ):
+            if here:
+                raise ValueError(
+                    f"differential with {part}: each of its heads is the difference of two maps; "
+                    "use one of the two"
+                )
 
     def _check_softmax(self) -> None:
         """Refuse scores, caps and sinks that have no meaning beside other parts."""
@@ -340,12 +384,12 @@ def project(
     Their parameters stay separate for checkpoints and initialisation: concatenating the weights
     side by side costs little compared with the product.
     """
-    full = [each for each in projections if isinstance(each, nn.Linear)]
-    weight = torch.cat([each.weight for each in full])
+    full = [each for each in projections if isinstance(each, Linear)]
+    weight = torch.cat([each.matrix for each in full])
     bias = torch.cat([each.bias for each in full])
     parts = iter(_split_heads(linear(u, weight, bias), len(full), num_heads))
     return [
-        next(parts) if isinstance(each, nn.Linear) else split_heads(each(u), num_heads)
+        next(parts) if isinstance(each, Linear) else split_heads(each(u), num_heads)
         for each in projections
     ]
 
@@ -406,6 +450,19 @@ def build_projection(
             return nn.Identity()
         case "identity_plus" | "orthogonal_plus":
             return AnchoredProjection(dim, gains, orthogonal=kind == "orthogonal_plus")
+
+
+@final
+class UnusedValues(nn.Module):
+    """In place of a value matrix where values are those of the first layer: entries of `u`, which
+    nothing reads."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.size = size
+
+    def forward(self, u: Float[Tensor, "*shape model"]) -> Float[Tensor, "*shape value"]:
+        return u[..., : self.size]
 
 
 @final
@@ -503,6 +560,42 @@ class SinkLogit(LearnedScalars):
 
 
 @final
+class Difference(LearnedScalars):
+    """``(1 - lambda_0) N(A_1 V - lambda A_2 V)`` of two maps (Ye et al. 2024, 2410.05258).
+
+    ``lambda = exp(q_1 . k_1) - exp(q_2 . k_2) + lambda_0`` with four vectors per layer, from
+    N(0, 0.1^2), that all heads share. N is an RMSNorm over one head.
+    """
+
+    drawn_last = True
+
+    def __init__(self, start: float, head_dim: int) -> None:
+        super().__init__()
+        self.start = start
+        self.vectors = nn.Parameter(torch.zeros(2, 2, head_dim))
+        self.norm = build_norm("rms_norm", 2 * head_dim)
+
+    def reset(self) -> None:
+        nn.init.normal_(self.vectors, std=0.1)
+
+    @property
+    def weight_of_second(self) -> Float[Tensor, ""]:
+        query, key = self.vectors.to(torch.promote_types(self.vectors.dtype, torch.float32))
+        first, second = (query * key).sum(dim=-1).exp()
+        return first - second + self.start
+
+    def measured(self) -> Iterator[tuple[str, Tensor]]:
+        yield "lambda", self.weight_of_second
+
+    def forward(
+        self, heads: Float[Tensor, "batch map query wide"]
+    ) -> Float[Tensor, "batch head query wide"]:
+        first, second = heads.unflatten(1, (-1, 2)).unbind(dim=2)
+        joined = torch.addcmul(first, second, self.weight_of_second.to(heads.dtype), value=-1.0)
+        return self.norm(joined) * (1.0 - self.start)
+
+
+@final
 class Attention(nn.Module):
     """Multi-head attention of queries over keys and values from the same or another text.
 
@@ -526,11 +619,16 @@ class Attention(nn.Module):
         self.num_heads = num_heads
         self.kv_heads = kv_heads or num_heads
         assert spec.value == "full" or self.kv_heads == num_heads
+        # Two maps make one head if their difference is taken.
+        maps = 1 if spec.difference is None else 2
+        self.value_heads, heads = self.kv_heads // maps, num_heads // maps
         self.dropout = dropout
         outer = model_dim // num_heads * self.kv_heads
         self.query = Linear(model_dim, model_dim)
         self.key = Linear(model_dim, outer)
         self.value = build_projection(spec.value, spec.value_gains, model_dim, outer)
+        if spec.value_carry == SHARED:
+            self.value = UnusedValues(outer)
         self.output = build_projection(spec.output, spec.output_gains, model_dim)
         self.query_norm = build_norm(spec.qk_norm, model_dim // num_heads)
         self.key_norm = build_norm(spec.qk_norm, model_dim // num_heads)
@@ -539,13 +637,16 @@ class Attention(nn.Module):
             self.key_norm = build_norm("l2", model_dim // num_heads)
             self.query_norm = nn.Sequential(self.key_norm, scale)
         self.sink = SinkLogit(num_heads) if spec.sink == "learned" else None
-        self.value_norm = build_norm(spec.value_norm, model_dim // num_heads)
+        self.value_norm = build_norm(spec.value_norm, model_dim // heads)
         self.output_norm = build_norm(spec.output_norm, model_dim)
         self.shaping = None if spec.shaping is None else Shaping(spec.shaping, num_heads)
-        self.head_gain = HeadGain(num_heads) if spec.head_gain else None
+        self.head_gain = HeadGain(heads) if spec.head_gain else None
+        self.difference = None
+        if spec.difference is not None:
+            self.difference = Difference(spec.difference, model_dim // num_heads)
         gate, carry = OUTPUT_GATES[spec.output_gate], VALUE_CARRIES[spec.value_carry]
-        self.output_gate = built_aside(lambda: gate(model_dim, num_heads))
-        self.value_carry = built_aside(lambda: carry(model_dim, self.kv_heads))
+        self.output_gate = built_aside(lambda: gate(model_dim, heads))
+        self.value_carry = built_aside(lambda: carry(model_dim, self.value_heads))
         self.span: SoftMask | None = None
         if spec.adaptive_span is not None:
             self.span = build_soft_mask(spec.adaptive_span, model_dim, num_heads)
@@ -584,7 +685,7 @@ class Attention(nn.Module):
     ) -> tuple[
         Float[Tensor, "batch head token feature"],
         Float[Tensor, "batch group token feature"],
-        Float[Tensor, "batch group token dim"],
+        Float[Tensor, "batch pair token wide"],
     ]:
         """Return queries, keys and values of one text, in one product if all are full."""
         if self.kv_heads == self.num_heads:
@@ -596,22 +697,30 @@ class Attention(nn.Module):
         key = self.key_norm(self._disturbed(key))
         if placed is not None:
             query, key = placed.queries(query), placed.keys(key)
-        return query, key, self.value_norm(value)
+        return query, key, self._values(value)
+
+    def _values(
+        self, value: Float[Tensor, "batch group token dim"]
+    ) -> Float[Tensor, "batch pair token wide"]:
+        if self.value_heads != self.kv_heads:
+            # Neighbours make one head of values.
+            value = split_heads(value.transpose(1, 2).flatten(2), self.value_heads)
+        return self.value_norm(value)
 
     def keys_values(
         self, memory: Float[Tensor, "batch key model"], placed: Placed | None
-    ) -> tuple[Float[Tensor, "batch group key feature"], Float[Tensor, "batch group key dim"]]:
+    ) -> tuple[Float[Tensor, "batch group key feature"], Float[Tensor, "batch pair key wide"]]:
         """Return the keys for the scores and the values of `memory`, split into heads."""
         key, value = project(memory, self.kv_heads, self.key, self.value)
         key = self.key_norm(self._disturbed(key))
         key = key if placed is None else placed.keys(key)
-        return key, self.value_norm(value)
+        return key, self._values(value)
 
     def forward(
         self,
         query: Float[Tensor, "batch head query feature"],
         keys: Float[Tensor, "batch group key feature"],
-        values: Float[Tensor, "batch group key dim"],
+        values: Float[Tensor, "batch pair key wide"],
         mask: Mask | LocalMask,
         carry: Carry | None,
         divisor: float | None = None,
@@ -654,6 +763,8 @@ class Attention(nn.Module):
                 )
         if local is not None:
             heads = local.unfolded(heads)
+        if self.difference is not None:
+            heads = self.difference(heads)
         if self.head_gain is not None:
             heads = self.head_gain(heads)
         if self.output_gate is not None:

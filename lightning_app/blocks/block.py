@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import repeat
 from typing import Literal, NamedTuple, final
 
@@ -12,9 +13,10 @@ from torch import Tensor, nn
 
 from lightning_app.blocks.attention import Attention, AttentionSpec, Carry
 from lightning_app.blocks.feed_forward import Activation, FeedForward
+from lightning_app.blocks.linear import Linear, SpectralLinear
 from lightning_app.blocks.masks import Mask
 from lightning_app.blocks.memory import LayerCache
-from lightning_app.blocks.norm import BOUNDS, GAINED, Norm, unit_rows
+from lightning_app.blocks.norm import BOUNDS, GAINED, Norm, built_aside, unit_rows
 from lightning_app.blocks.placed import Placed
 from lightning_app.blocks.residual import SUM, Residual, ResidualSpec
 from lightning_app.blocks.streams import Stream, StreamRule, select_tokens
@@ -70,6 +72,7 @@ class BlockSpec:
     `ff_norm` sits between the feed-forward's activation and its second matrix (NormFormer), and
     `ff_scale` multiplies the results of its first matrices by learned vectors (nGPT).
     `unit_matrices` keeps the rows of matrices, columns of output matrices, at length 1 (nGPT).
+    `sigma_reparam` gives every matrix a learned largest singular value (`SpectralLinear`).
     """
 
     around_self: ResidualSpec
@@ -84,6 +87,7 @@ class BlockSpec:
     init: InitSpec = InitSpec()
     ff_scale: bool = False
     unit_matrices: bool = False
+    sigma_reparam: bool = False
 
     def __post_init__(self) -> None:
         if self.cross_attention.shaping is not None:
@@ -116,6 +120,8 @@ class BlockSpec:
         self._check_zeros()
         if self.unit_matrices:
             self._check_unit()
+        if self.sigma_reparam:
+            self._check_spectral()
         if self.layout == "parallel":
             self._check_parallel()
         if self.share_branch_gain:
@@ -130,6 +136,11 @@ class BlockSpec:
                     "branch_ramp without attention_skip or ff_skip: a layer would start with "
                     "nothing; use it with skips"
                 )
+        if self.drops and (skip.absent or self.around_ff.skip.absent):
+            raise ValueError(
+                "stochastic_depth without attention_skip or ff_skip: nothing would remain of a "
+                "row that skips its branch; use it with skips"
+            )
         if skip.absent and (shaping is None or not shaping.alpha > 0.0):
             field = "ff_skip" if self.layout == "parallel" else "attention_skip"
             raise ValueError(
@@ -150,6 +161,11 @@ class BlockSpec:
         if self.layout == "parallel":
             return replace(self.around_ff, norm_input="none")
         return self.around_ff
+
+    @property
+    def drops(self) -> bool:
+        """Whether rows of the batch skip branches in training (stochastic depth)."""
+        return any(each.drop for each in (self.around_self, self.around_cross, self.around_ff))
 
     @property
     def zero_branches(self) -> Iterator[tuple[ResidualSpec, str]]:
@@ -215,6 +231,24 @@ class BlockSpec:
                 f"unit_matrices with {part}: its rows start with length 1; leave one of both out"
             )
 
+    def _check_spectral(self) -> None:
+        """Refuse matrices that start at zero, which have no direction, or that have no freedom."""
+        own, init = self.self_attention, self.init
+        refused = {
+            "unit_matrices (as in preset ngpt)": self.unit_matrices,
+            "shaped_attention with a centre (gamma)": own.query_init == "zeros",
+            f"value_projection or first_value_projection {own.value}": own.value.endswith("_plus"),
+            f"output_projection or last_output_projection {own.output}": (
+                own.output.endswith("_plus")
+            ),
+            "zero_output": 0.0 in (init.query_key, init.value, init.output, init.ff, init.outer),
+        }
+        for part in (name for name, here in refused.items() if here):
+            raise ValueError(
+                f"sigma_reparam with {part}: it divides every matrix by its largest singular "
+                "value, and that matrix starts at zero or has a fixed size; use one of the two"
+            )
+
     def _check_shared_gain(self) -> None:
         branches = {self.around_self.branch, self.around_cross.branch, self.around_ff.branch}
         if len(branches) > 1 or not self.around_self.branch.learned:
@@ -266,8 +300,14 @@ class Sizes:
             )
 
     def check(self, block: BlockSpec) -> None:
-        """Raise a `ValueError` for a block that needs as many heads of values as of queries."""
+        """Raise a `ValueError` for a block whose parts need other numbers of heads."""
         value = block.self_attention.value
+        for heads in (self.num_heads, self.kv_heads or self.num_heads):
+            if block.self_attention.difference is not None and heads % 2:
+                raise ValueError(
+                    f"differential with {heads} heads: two maps make one head; use even num_heads "
+                    "and kv_heads"
+                )
         if self.kv_heads not in (None, self.num_heads) and value != "full":
             raise ValueError(
                 f"kv_heads {self.kv_heads} with value_projection {value}: its values have as many "
@@ -374,6 +414,10 @@ class Block(nn.Module):
                 residual.branch = self.around_self.branch
             if residual is not None and one_rule:
                 residual.rule = self.around_self.rule
+        for part in (self.self_attention, self.cross_attention, self.feed_forward):
+            for name, child in part.named_children() if spec.sigma_reparam and part else ():
+                if type(child) is Linear:
+                    setattr(part, name, built_aside(partial(SpectralLinear, child)))
 
     def after_step(self) -> None:
         for path, part in self.named_modules() if self.spec.unit_matrices else ():

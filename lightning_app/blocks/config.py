@@ -30,6 +30,8 @@ from lightning_app.blocks.stack import (
     StackSpec,
     StepSignal,
     carry_scores,
+    differential_heads,
+    dropped,
     ramped,
 )
 from lightning_app.blocks.steps import HaltingSpec
@@ -90,8 +92,12 @@ class BlockConfig:
     """A gate on the heads before the output projection, in self- and cross-attention: none, head,
     element, or another name of `OUTPUT_GATES`, which a plug-in registers."""
     value_carry: ValueCarry | None = None
-    """What layers above the first do with its values: none, half (the mean of both), learned, or
-    another name of `VALUE_CARRIES`, which a plug-in registers."""
+    """What layers above the first do with its values: none, half (the mean of both), learned,
+    shared (their own layer's are left out), or another name of `VALUE_CARRIES`, which a plug-in
+    registers."""
+    differential: bool | None = None
+    """Pair the heads of every attention: each pair is the difference of two maps over values of
+    twice the width (differential attention)."""
     shaped_attention: ShapingSpec | None = None
     """The weights of A' = alpha I + beta A - gamma C in self-attention."""
     value_projection: Projection | None = None
@@ -122,6 +128,9 @@ class BlockConfig:
     """The gain of the feed-forward branch."""
     branch_ramp: BranchRamp | None = None
     """Let every branch rise from nearly nothing during the first steps of training."""
+    stochastic_depth: float | None = None
+    """The chance in training that a row of the batch skips a branch of the last layer; in layer l
+    of L it is l / L of that."""
     localised_span: LocalisedSpan | None = None
     """Blocks of queries that see themselves and the tokens before them, in self-attention."""
     adaptive_span: AdaptiveSpan | None = None
@@ -133,6 +142,9 @@ class BlockConfig:
     """Divide rows of the matrices of attention and feed-forward (columns of output matrices) and of
     the embedding by their lengths, at the start and after each step (nGPT). Scores over the
     vocabulary then have learned factors, from 1. Needs weight_decay 0."""
+    sigma_reparam: bool | None = None
+    """Divide each matrix of attention and feed-forward by its largest singular value, and multiply
+    it by a learned one that starts there (sigma-Reparam)."""
     share_branch_gain: bool | None = None
     """One learned gain for all branches of a layer instead of one per branch."""
     share: Share | None = None
@@ -180,6 +192,10 @@ class BlockConfig:
         )
         if self.branch_ramp is not None:
             blocks = ramped(blocks, self.branch_ramp)
+        if self.stochastic_depth is not None:
+            blocks = dropped(blocks, self.stochastic_depth)
+        if self.differential:
+            blocks = differential_heads(blocks)
         self._check_gains(blocks)
         final_norm, input_norm = spec.final_norm, spec.input_norm
         if self.norm_placement is not None and (self.stream or spec.rule) == PLAIN:
@@ -277,6 +293,9 @@ class BlockConfig:
             unit_matrices=(
                 block.unit_matrices if self.unit_matrices is None else self.unit_matrices
             ),
+            sigma_reparam=(
+                block.sigma_reparam if self.sigma_reparam is None else self.sigma_reparam
+            ),
         )
 
     def _init(self, init: InitSpec) -> InitSpec:
@@ -319,6 +338,7 @@ class BlockConfig:
             scores=self.scores or attention.scores,
             score_cap=attention.score_cap if self.score_cap is None else self.score_cap,
             sink=self.sink or attention.sink,
+            difference=None if self.differential is False else attention.difference,
         )
 
     def _self_attention(self, attention: AttentionSpec, first: bool, last: bool) -> AttentionSpec:

@@ -18,6 +18,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lightning_app.blocks.norm import LearnedScalars
+
 SMALL = 2**20
 """With fewer multiplications, a call of oneDNN costs more time than it saves."""
 SMALL_TURNED = 2**21
@@ -161,9 +163,65 @@ class _LinearFunction(torch.autograd.Function):
         )
 
 
-@final
 class Linear(nn.Linear):
     """``x W^T + b``: the same as `torch.nn.Linear`, but faster on some processors."""
 
     def forward(self, input: Float[Tensor, "*shape inner"]) -> Float[Tensor, "*shape outer"]:
-        return linear(input, self.weight, self.bias)
+        return linear(input, self.matrix, self.bias)
+
+    @property
+    def matrix(self) -> Float[Tensor, "outer inner"]:
+        """The matrix of the map: `weight`, unless another parameter sets its size."""
+        return self.weight
+
+
+@final
+class SpectralSize(LearnedScalars):
+    """gamma of a `SpectralLinear`, which sets its start by the matrix."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gamma = nn.Parameter(torch.ones(()))
+
+    def reset(self) -> None:
+        self.gamma.fill_(1.0)
+
+
+@final
+class SpectralLinear(Linear):
+    """``x W'^T + b``, ``W' = gamma W / sigma_1(W)`` (Zhai et al. 2023, 2303.06296, code).
+
+    gamma, a learned scalar, starts at sigma_1(W), so that W' is W at first. In training each call
+    improves the estimate of sigma_1's vector by one power iteration, outside of the gradient.
+    """
+
+    vector: Tensor
+
+    def __init__(self, other: Linear) -> None:
+        super().__init__(other.in_features, other.out_features, bias=other.bias is not None)
+        self.weight, self.bias = other.weight, other.bias
+        self.size = SpectralSize()
+        self.register_buffer("vector", torch.ones(other.in_features))
+
+    @torch.no_grad()
+    def aim(self) -> Float[Tensor, ""]:
+        """Set the vector to that of the largest singular value, and return this value."""
+        _, sizes, rows = torch.linalg.svd(self.weight.double(), full_matrices=False)
+        self.vector.copy_(rows[0])
+        return sizes[0]
+
+    @torch.no_grad()
+    def start(self) -> None:
+        """Let gamma be the largest singular value of the matrix."""
+        self.size.gamma.copy_(self.aim())
+
+    @property
+    def matrix(self) -> Float[Tensor, "outer inner"]:
+        # Sums of entries and not products of matrices, which autocast would round to bfloat16.
+        weight = self.weight.to(torch.promote_types(self.weight.dtype, torch.float32))
+        with torch.no_grad():
+            left = F.normalize((weight * self.vector).sum(dim=1, keepdim=True), dim=0)
+            right = F.normalize((weight * left).sum(dim=0), dim=0)
+            if self.training:
+                self.vector.copy_(right)
+        return (weight * (self.size.gamma / (left * weight * right).sum())).to(self.weight.dtype)

@@ -140,6 +140,8 @@ def segment_mask(
 class LayerCache:
     """Keys and values of one layer, ``(batch, head, slot, dim)``, empty at first.
 
+    Values may have other heads than keys.
+
     The first `filled` slots are written; the others are free. `append` writes in place.
     """
 
@@ -158,8 +160,8 @@ class LayerCache:
     def append(
         self,
         keys: Float[Tensor, "batch head token feature"],
-        values: Float[Tensor, "batch head token dim"],
-    ) -> tuple[Float[Tensor, "batch head slot feature"], Float[Tensor, "batch head slot dim"]]:
+        values: Float[Tensor, "batch pair token dim"],
+    ) -> tuple[Float[Tensor, "batch head slot feature"], Float[Tensor, "batch pair slot dim"]]:
         """Append the newest keys and values; return those of all tokens.
 
         The first call creates the slots; later calls need free slots (see `moved`).

@@ -82,8 +82,12 @@ class ResidualSpec:
     skip: Gain = Gain()
     branch: Gain = Gain()
     rule: Rule = SUM
+    drop: float = 0.0
+    """The chance in training that a row of the batch skips the branch, which is otherwise divided
+    by ``1 - drop`` (stochastic depth, Huang et al. 2016, 1603.09382)."""
 
     def __post_init__(self) -> None:
+        self._check_drop()
         if not 0.0 < self.input_scale < math.inf:
             raise ValueError(f"input_scale {self.input_scale}: must be a number above 0")
         if self.input_scale != 1.0 and self.norm_input in BOUNDS:
@@ -117,6 +121,15 @@ class ResidualSpec:
             raise ValueError(
                 f"residual_rule {self.rule} with profiled skips (preset admin): their start is "
                 "that of a sum; use residual_rule sum or another preset"
+            )
+
+    def _check_drop(self) -> None:
+        if not 0.0 <= self.drop < 1.0:
+            raise ValueError(f"stochastic_depth {self.drop}: must be at least 0 and below 1")
+        if self.drop and self.rule not in (SUM, GPAS):
+            raise ValueError(
+                f"stochastic_depth with residual_rule {self.rule}: a branch of zeros would not "
+                "leave the skip as it is; use residual_rule sum"
             )
 
     def _check_lerp(self) -> None:
@@ -275,6 +288,7 @@ class Residual(nn.Module):
         self.branch = build_gain(spec.branch, model_dim)
         self.rule = RESIDUAL_RULES[spec.rule](model_dim)
         self.dropout = nn.Dropout(dropout)
+        self.drop = spec.drop
         self.stream = stream or StreamRule(StreamPlace(model_dim=model_dim))
 
     def read(self, stream: Stream) -> Float[Tensor, "batch token model"]:
@@ -286,6 +300,9 @@ class Residual(nn.Module):
 
     def forward(self, stream: Stream, branch: Float[Tensor, "batch token model"]) -> Stream:
         added = self.branch(self.dropout(self.norm_branch(branch)))
+        if self.drop and self.training:
+            kept = added.new_empty(added.shape[0], 1, 1).bernoulli_(1.0 - self.drop)
+            added = added * (kept / (1.0 - self.drop))
         return self.stream.write(stream, added, self.join)
 
     def join(

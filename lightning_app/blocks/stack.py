@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
-from lightning_app.blocks.attention import CarryKind
+from lightning_app.blocks.attention import AttentionSpec, CarryKind
 from lightning_app.blocks.block import BlockSpec
 from lightning_app.blocks.memory import MemorySpec
 from lightning_app.blocks.norm import Norm, built_aside
@@ -171,6 +171,7 @@ class StackSpec:
                 f"stream {kind} with layout parallel: a stream rule takes one branch at a time"
             )
         zero = [reason for _, reason in block.zero_branches]
+        zero += ["stochastic_depth"] if block.drops else []
         if 0.0 in (block.around_self.branch.value, block.around_ff.branch.value):
             zero.append("attention_branch or ff_branch 0 (as in presets rezero and skipinit)")
         for zeros in zero if kind == "attention" else ():
@@ -202,6 +203,11 @@ class StackSpec:
                     f"stream {kind} (as in preset {NORMED.get(kind, kind)}) is defined for "
                     "norm_placement post: without a norm of each sum its states would be equal"
                 )
+
+    @property
+    def drops(self) -> bool:
+        """Whether rows of the batch skip branches in training."""
+        return any(block.drops for block in self.blocks)
 
     @property
     def carries_values(self) -> bool:
@@ -314,6 +320,42 @@ def ramped(blocks: tuple[BlockSpec, ...], ramp: BranchRamp) -> tuple[BlockSpec, 
             around_self=rising(block.around_self, layer),
             around_cross=rising(block.around_cross, layer),
             around_ff=rising(block.around_ff, layer),
+        )
+        for layer, block in enumerate(blocks, start=1)
+    )
+
+
+def dropped(blocks: tuple[BlockSpec, ...], last: float) -> tuple[BlockSpec, ...]:
+    """Return `blocks` whose branches are dropped with a chance of ``last l / L`` in layer l."""
+
+    def dropping(around: ResidualSpec, layer: int) -> ResidualSpec:
+        return replace(around, drop=last * layer / len(blocks))
+
+    return tuple(
+        replace(
+            block,
+            around_self=dropping(block.around_self, layer),
+            around_cross=dropping(block.around_cross, layer),
+            around_ff=dropping(block.around_ff, layer),
+        )
+        for layer, block in enumerate(blocks, start=1)
+    )
+
+
+def differential_heads(blocks: tuple[BlockSpec, ...]) -> tuple[BlockSpec, ...]:
+    """Return `blocks` with differential attention (2410.05258, section 2.1).
+
+    In layer l ``lambda_0 = 0.8 - 0.6 exp(-0.3 (l - 1))``.
+    """
+
+    def subtracting(attention: AttentionSpec, layer: int) -> AttentionSpec:
+        return replace(attention, difference=0.8 - 0.6 * math.exp(-0.3 * (layer - 1)))
+
+    return tuple(
+        replace(
+            block,
+            self_attention=subtracting(block.self_attention, layer),
+            cross_attention=subtracting(block.cross_attention, layer),
         )
         for layer, block in enumerate(blocks, start=1)
     )

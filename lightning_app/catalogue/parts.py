@@ -286,7 +286,7 @@ _ATTENTION = (
     *("carry", "score_divisor", "qk_norm", "value_norm", "head_gain", "query_key_noise", "shaping"),
     *("value", "value_gains", "output", "output_gains", "tied", "query_init"),
     *("localised_span", "adaptive_span", "output_gate", "value_carry", "output_norm"),
-    *("scores", "score_cap", "sink"),
+    *("scores", "score_cap", "sink", "difference"),
 )
 GATES = ("head", "element")
 _SHAPING = ("alpha", "beta", "gamma", "learned", "per_head")
@@ -306,6 +306,8 @@ def attention_parts(specs: Sequence[AttentionSpec], layers: range) -> tuple[Insi
 
     for shown in changed_fields(specs, layers, handled=_ATTENTION):
         add(shown)
+    if first.difference is not None:
+        add("differences of two maps", f"lambda_0 {value(lambda spec: spec.difference or 0.0)}")
     if first.query_init != "xavier":
         zeros = first.query_init == "zeros"
         add("W_Q = 0 at first" if zeros else f"query_init {first.query_init}")
@@ -432,8 +434,10 @@ _STACK = (
 _BLOCK = (
     *("around_self", "around_cross", "around_ff", "self_attention", "cross_attention", "ff_norm"),
     *("layout", "bottom_to_top", "share_branch_gain", "init", "ff_scale", "unit_matrices"),
+    "sigma_reparam",
 )
 _RESIDUAL = ("norm_input", "input_scale", "norm_branch", "norm_sum", "skip", "branch", "rule")
+_RESIDUAL += ("drop",)
 _GAIN = ("value", "learned", "vector", "profiled", "ramp")
 _INIT = {"query_key": "q, k", "value": "V", "output": "P", "ff": "FF", "ff_outer": "W_2"}
 _INIT |= {"branch_norm": "norms of branches"}
@@ -571,6 +575,10 @@ def _run(blocks: list[BlockSpec], layers: range, side: Side) -> LayerRun:
         sums.remove(crossed)
     notes = [*_starts(each(lambda block: block.init), layers), *_unknown(blocks, layers, side)]
     notes += ["rows of matrices have length 1 after each step"] * block.unit_matrices
+    if block.drops:
+        chances = number([each.around_ff.drop for each in blocks], layers)
+        notes.append(f"a text skips a branch in training with a chance of {chances}")
+    notes += ["each matrix has a learned largest singular value"] * block.sigma_reparam
     return LayerRun(first=layers[0], last=layers[-1], sums=tuple(sums), notes=tuple(notes))
 
 

@@ -174,6 +174,11 @@ class ArchitectureConfig:
     """false: the output layer has a table of its own, which starts like that of the input; null or
     true: they share one. Only labels, as in glue and squad, have no such layer."""
 
+    seeding: Literal["order", "name"] = "order"
+    """How initial values are drawn. order: one after the other, so that values after an additional
+    or a missing matrix are others; name: from the seed and the name of each part, so that parts of
+    one name, size and rule start equal in every variant."""
+
     def __post_init__(self) -> None:
         if self.logit_cap is not None and not 0.0 < self.logit_cap < math.inf:
             raise ValueError(f"logit_cap {self.logit_cap}: must be a number above 0; null: none")

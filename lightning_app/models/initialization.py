@@ -1,6 +1,9 @@
 """Every initial value, the pass that initialises Admin's skips, and parameter counts."""
 
-from collections.abc import Callable, Mapping
+import hashlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import partial
 from typing import Any
 
@@ -11,6 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from lightning_app.blocks.attention import AnchoredProjection, Attention
 from lightning_app.blocks.block import Block, InitSpec
+from lightning_app.blocks.linear import SpectralLinear
 from lightning_app.blocks.norm import LearnedScalars
 from lightning_app.blocks.residual import LearnedGain, Residual
 from lightning_app.blocks.steps import Halting
@@ -49,6 +53,41 @@ def count_parameters(build: Callable[[], nn.Module]) -> int:
     return sum(parameter.numel() for parameter in without_values(build).parameters())
 
 
+_by_name = ContextVar("_by_name", default=False)
+
+
+@contextmanager
+def seeded_by_name() -> Iterator[None]:
+    """Let `initialize` draw the values of each module from the seed of torch and its name.
+
+    Parts that two variants share then start equal, whatever else the variants have. Numbers drawn
+    afterwards are those without any draw in this context.
+    """
+    before = _by_name.set(True)
+    try:
+        with torch.random.fork_rng(devices=[]):
+            yield
+    finally:
+        _by_name.reset(before)
+
+
+Seeded = Callable[[nn.Module], None]
+"""Called before the values of a module are drawn."""
+
+
+def _seeds(model: nn.Module) -> Seeded:
+    if not _by_name.get():
+        return lambda module: None
+    start, names = torch.initial_seed(), {each: name for name, each in model.named_modules()}
+
+    def seed(module: nn.Module) -> None:
+        name = "" if module is model else names[module]
+        digest = hashlib.blake2b(f"{start} {name}".encode(), digest_size=8).digest()
+        torch.default_generator.manual_seed(int.from_bytes(digest) if name else start)
+
+    return seed
+
+
 @torch.no_grad()
 def initialize(model: nn.Module) -> None:
     """Set every parameter of `model`. Run once, after the whole model is built.
@@ -82,23 +121,29 @@ def initialize(model: nn.Module) -> None:
     """
     parts = [part for part in model.modules() if getattr(part, "drawn_last", False)]
     last = {module: None for part in parts for module in part.modules()}
+    seed = _seeds(model)
     for module in model.modules():
         if module not in last:
-            _set(module)
+            _set(module, seed)
     # After the loop: these override the general rule.
     for module in model.modules():
         if isinstance(module, Block):
-            initialize_block(module, module.spec.init)
+            initialize_block(module, module.spec.init, seed)
         elif isinstance(module, Halting):
             nn.init.constant_(module.unit.bias, module.spec.bias)
     for module in last:
-        _set(module)
-    for module in (part for part in model.modules() if isinstance(part, Block | Embedding)):
-        module.after_step()
+        _set(module, seed)
+    seed(model)  # what follows, such as heads of a task, starts equal as well
+    for module in model.modules():
+        if isinstance(module, SpectralLinear):
+            module.start()
+        elif isinstance(module, Block | Embedding):
+            module.after_step()
 
 
-def _set(module: nn.Module) -> None:
+def _set(module: nn.Module, seed: Seeded) -> None:
     """Set the parameters that `module` holds itself by the general rule."""
+    seed(module)
     match module:
         case nn.Linear():
             nn.init.xavier_uniform_(module.weight)
@@ -121,9 +166,9 @@ def _set(module: nn.Module) -> None:
             module.reset()
 
 
-def initialize_block(block: Block, init: InitSpec) -> None:
+def initialize_block(block: Block, init: InitSpec, seed: Seeded = lambda module: None) -> None:
     """Set the matrices of `block` by the gains of `init`."""
-    xavier = partial(_xavier, init.distribution)
+    xavier = partial(_xavier, init.distribution, seed)
     for attention in block.modules():
         if not isinstance(attention, Attention):
             continue
@@ -136,7 +181,7 @@ def initialize_block(block: Block, init: InitSpec) -> None:
             xavier(attention.output, sizes.output if init.output else 0.0)
         if attention.spec.query_init == "zeros":
             nn.init.zeros_(attention.query.weight)
-        orthogonalize(attention)
+        orthogonalize(attention, seed)
     if init.branch_norm != 1.0:
         for residual in (block.around_self, block.around_cross, block.around_ff):
             if residual is not None and not isinstance(residual.norm_branch, nn.Identity):
@@ -146,9 +191,10 @@ def initialize_block(block: Block, init: InitSpec) -> None:
     xavier(block.feed_forward.outer, init.outer)
 
 
-def _xavier(distribution: str, part: nn.Module | None, gain: float) -> None:
+def _xavier(distribution: str, seed: Seeded, part: nn.Module | None, gain: float) -> None:
     if not isinstance(part, nn.Linear):
         return
+    seed(part)
     if gain == 0.0:  # without a draw, so that the other matrices start as without zeros
         nn.init.zeros_(part.weight)
     elif distribution == "normal":
@@ -157,13 +203,14 @@ def _xavier(distribution: str, part: nn.Module | None, gain: float) -> None:
         nn.init.xavier_uniform_(part.weight, gain=gain)
 
 
-def orthogonalize(attention: Attention) -> None:
+def orthogonalize(attention: Attention, seed: Seeded = lambda module: None) -> None:
     """Set the orthogonal matrices of value and output, and set dW to zero."""
     matrices: list[Tensor] = []
     kinds = (attention.spec.value, attention.spec.output)
     for kind, part in zip(kinds, (attention.value, attention.output), strict=True):
         if isinstance(part, AnchoredProjection):
             nn.init.zeros_(part.change.weight)
+        seed(part)
         if kind == "orthogonal_plus":
             assert isinstance(part, AnchoredProjection)
             assert part.initial is not None

@@ -176,10 +176,15 @@ class BlockStack(nn.Module):
         x = self.input_norm(x)
         stream = self.stream_end.start(x)
         recomputing = self.recomputes_norms and saves_memory(x)
+        # A branch is dropped for whole rows, which the last block would no longer see.
+        late = kept is not None and self.training and self.spec.drops
+        early = None if late else kept
         with recomputed_norms(self) if recomputing else nullcontext():
             stream = self._run(
-                stream, masks, memory, caches, places, placed, kept, seen, recurrence
+                stream, masks, memory, caches, places, placed, early, seen, recurrence
             )
+        if late and kept is not None:
+            stream = stream.at(kept)
         return self.stream_end.end(stream, self.final_norm)
 
     def _run(

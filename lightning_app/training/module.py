@@ -22,7 +22,7 @@ from lightning_app.config.parents import load_parent
 from lightning_app.core.schema import read
 from lightning_app.models.auxiliary_heads import add_heads
 from lightning_app.models.heads import ArchitectureConfig
-from lightning_app.models.initialization import needs_profiling, profile
+from lightning_app.models.initialization import needs_profiling, profile, seeded_by_name
 from lightning_app.models.loss import Evaluated, LossSums, ObjectiveConfig
 from lightning_app.models.optim import (
     OptimizerConfig,
@@ -258,8 +258,9 @@ class TransformerModule(pl.LightningModule):
     def build(self, vocab_size: int) -> None:
         """Build the model for `vocab_size` tokens, with its initial values."""
         self.vocab_size = vocab_size
-        self.model = self.objective.build_model(self.architecture, self.block, vocab_size)
-        add_heads(self.model, self.objective.config.auxiliary())
+        with seeded_by_name() if self.architecture.seeding == "name" else nullcontext():
+            self.model = self.objective.build_model(self.architecture, self.block, vocab_size)
+            add_heads(self.model, self.objective.config.auxiliary())
         if self.init_from is not None:
             load_parent(self.model, self.init_from, self.parent_name)
             # Both are already done, in the run of the parent.

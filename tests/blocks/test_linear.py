@@ -5,7 +5,15 @@ import torch
 from torch import Tensor, nn
 
 from lightning_app.blocks import linear as module
-from lightning_app.blocks.linear import Linear, gradient_of_weight, linear, product, takes_onednn
+from lightning_app.blocks.linear import (
+    Linear,
+    SpectralLinear,
+    gradient_of_weight,
+    linear,
+    product,
+    takes_onednn,
+)
+from tests import tiny
 
 SHAPES = [(1, 1, 1), (5, 7, 3), (2, 3, 11, 4), (64, 32, 48), (40, 3, 50)]
 """The last one's gradient by the weight is computed transposed."""
@@ -101,3 +109,43 @@ def test_what_onednn_is_not_for_goes_the_usual_way(
         assert linear(x, weight).dtype == torch.bfloat16
     monkeypatch.setattr(module, "SMALL", x.numel() * len(weight) + 1)
     assert not takes_onednn(x, weight)
+
+
+def largest(matrix: Tensor) -> float:
+    return torch.linalg.matrix_norm(matrix.detach(), 2).item()
+
+
+def test_a_learned_singular_value_starts_at_that_of_the_matrix_and_stays_its_own() -> None:
+    """Zhai et al. 2023: the largest singular value of the map is gamma, however W moves."""
+    torch.manual_seed(0)
+    plain = Linear(6, 9)
+    spectral = SpectralLinear(plain)
+    spectral.start()
+    x = torch.randn(4, 6)
+    torch.testing.assert_close(spectral(x), plain(x))
+    optimizer = torch.optim.SGD(spectral.parameters(), lr=0.1)
+    for _ in range(60):
+        optimizer.zero_grad()
+        (spectral(x) - 1.0).square().mean().backward()
+        optimizer.step()
+    gamma = abs(spectral.size.gamma.item())
+    assert abs(largest(spectral.weight) - gamma) > 0.01
+    assert largest(spectral.matrix) == pytest.approx(gamma, rel=1e-3)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert largest(spectral.matrix) == pytest.approx(gamma, rel=1e-3)
+    kept = spectral.vector.clone()
+    spectral.eval()(x)
+    assert torch.equal(spectral.vector, kept)
+    again = SpectralLinear(Linear(6, 9))
+    again.load_state_dict(spectral.state_dict())
+    assert torch.equal(again.eval()(x), spectral(x))
+
+
+def test_a_model_starts_as_without_sigma_reparam() -> None:
+    models = []
+    for preset in ("post_ln", "sigma_reparam"):
+        torch.manual_seed(3)
+        models.append(tiny.translator(preset).eval())
+    source, target = tiny.sentences()
+    ours, theirs = (model(source, target) for model in models)
+    torch.testing.assert_close(ours, theirs)

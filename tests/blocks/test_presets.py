@@ -99,7 +99,8 @@ def test_presets_are_named_and_described() -> None:
         *("v_skipinit", "sas", "sas_p", "sas_p_no_norm", "siamese_norm", "hyper_connections"),
         *("mhc", "attention_residuals", "denseformer", "gated_attention", "resformer"),
         *("reordered_norm", "laurel", "inverse_sqrt_depth", "inverse_depth", "sub_ln", "prores"),
-        *("gpas", "zero_output", "speedrun", "swin_v2", "ngpt"),
+        *("gpas", "zero_output", "speedrun", "swin_v2", "ngpt", "differential"),
+        "sigma_reparam",
     ]
     for name, preset in PRESETS.items():
         assert preset.name == name
@@ -177,6 +178,8 @@ TABLE: dict[str, tuple[str, Gain, Gain, bool]] = {
     "speedrun": ("input", ONE, ONE, True),
     "swin_v2": ("branch", ONE, ONE, True),
     "ngpt": ("branch sum", ONE, ONE, False),
+    "differential": ("input", ONE, ONE, True),
+    "sigma_reparam": ("sum", ONE, ONE, False),
     "denseformer": ("input", ONE, ONE, True),
     "rezero": ("", ONE, Gain(value=0.0, learned=True), False),
     "skipinit": ("", ONE, Gain(value=0.0, learned=True), False),

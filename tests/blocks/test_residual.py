@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from lightning_app.blocks.config import BlockConfig
+from lightning_app.blocks.masks import full_mask
 from lightning_app.blocks.norm import at_step
 from lightning_app.blocks.residual import Gain, LearnedGain, Residual, ResidualSpec
 from lightning_app.blocks.stack import BranchRamp
@@ -198,3 +199,34 @@ def test_the_sums_of_a_block_share_one_gate() -> None:
     for block, rule in zip(blocks, rules, strict=True):
         assert block.around_cross is not None
         assert block.around_cross.rule is block.around_ff.rule is rule
+
+
+@pytest.mark.usefixtures("float64")
+def test_a_row_skips_a_branch_or_has_more_of_it() -> None:
+    """Huang et al. 2016, equation 5, with the survivors divided by their chance."""
+    residual = Residual(ResidualSpec(drop=0.25), DIM, dropout=0.0)
+    x, branch = torch.randn(4000, 2, DIM), torch.randn(4000, 2, DIM)
+    added = leave(residual, x, branch) - x
+    rows = [bool(row.any()) for row in added]
+    assert 0.72 < sum(rows) / len(rows) < 0.78
+    torch.testing.assert_close(added[rows], branch[rows] / 0.75)
+    torch.testing.assert_close(leave(residual.eval(), x, branch), x + branch)
+
+
+@pytest.mark.usefixtures("float64")
+def test_deeper_branches_are_dropped_more_often_and_for_whole_texts() -> None:
+    """A last layer that computes only predicted tokens drops as if it computed them all."""
+    block = BlockConfig(stochastic_depth=0.9)
+    for stack in tiny.architecture(encoder_depth=3, decoder_depth=3).stacks(block).values():
+        for layer, each in enumerate(stack.blocks, start=1):
+            arounds = (each.around_self, each.around_cross, each.around_ff)
+            assert [around.drop for around in arounds] == pytest.approx([0.3 * layer] * 3)
+    model = tiny.masked_model(block).train()
+    predicted = torch.rand(6, 8) < 0.5
+    x, mask = torch.randn(6, 8, 10), full_mask(8, torch.device("cpu"))
+    for seed in range(10):
+        torch.manual_seed(seed)
+        whole = model.encoder(x, mask)
+        torch.manual_seed(seed)
+        some = model.encoder(x, mask, kept=predicted.flatten().nonzero()[:, 0])
+        torch.testing.assert_close(some[0], whole[predicted])

@@ -77,6 +77,8 @@ def train(config: Mapping[str, Any], preset: str, cache: str) -> list[float]:
     tree["data"]["cache"] = cache
     if preset == "ngpt":  # which refuses weight decay
         tree["model"]["optimizer"]["weight_decay"] = 0.0
+    if preset == "differential":  # which pairs heads
+        tree["model"]["architecture"]["num_heads"] = 2
     tree = resolve(tree, f"{tree['model']['objective']['kind']}.yaml")
     settings = {"accelerator": "cpu", "limit_val_batches": 0, "logger": False}
     settings |= {"enable_checkpointing": False, "enable_progress_bar": False}

@@ -35,6 +35,10 @@ def test_every_preset_keeps_every_promise(preset: str) -> None:
 def test_cached_decoding_keeps_rotations_and_carries(preset: str, carry: Any) -> None:
     """The newest query and every kept key stand at the angles and in the sums of a full pass."""
     block = BlockConfig(preset=preset, residual_attention=carry)
+    if preset == "differential" and carry != "none":
+        with pytest.raises(ValueError, match="differential with residual_attention"):
+            tiny.translator(block)
+        return
     model = tiny.randomise(tiny.translator(block, positions="rope", model_dim=12)).eval()
     check_cached_translation(model, *tiny.sentences(), steps=5)
 
@@ -109,6 +113,9 @@ COUNTS = {
     "speedrun": Count(layer=2),
     "swin_v2": Count(sub_layer=NORM, attention=H, stack=NORM),
     "ngpt": Count(sub_layer=D, attention=D, layer=FF, tokens=tiny.VOCABULARY),
+    # Four vectors and a gain for each attention; a scalar for each matrix.
+    "differential": Count(sub_layer=NORM, attention=6 * D // H, stack=NORM),
+    "sigma_reparam": Count(sub_layer=NORM, attention=4, layer=2),
     "rezero": Count(layer=1),
     "skipinit": Count(sub_layer=1),
     "layer_scale": Count(sub_layer=NORM + D, stack=NORM),

@@ -20,7 +20,7 @@ from lightning_app.blocks.config import BlockConfig
 from lightning_app.blocks.presets import PRESETS
 from lightning_app.blocks.residual import Gain, LearnedGain
 from lightning_app.models.heads import ArchitectureConfig, EncoderDecoder, build_model
-from lightning_app.models.initialization import initialize
+from lightning_app.models.initialization import initialize, seeded_by_name
 from tests import reference
 
 pytestmark = pytest.mark.unchecked_shapes  # every other test builds models, too
@@ -28,6 +28,7 @@ DIM, FF, HEADS, VOCABULARY, PAD = 64, 96, 4, 997, 3
 ENCODER, DECODER = 3, 2
 SIMPLIFIED = ["sas", "sas_p", "sas_p_no_norm"]
 ZERO = ["zero_output", "speedrun"]
+PLAIN_ONLY = {"t_fixup", "ngpt", "differential", "sigma_reparam", *ZERO}
 Kind = Literal["encoder_decoder", "encoder"]
 every_preset = pytest.mark.parametrize("preset", PRESETS)
 every_kind = pytest.mark.parametrize("kind", ["encoder_decoder", "encoder"])
@@ -240,10 +241,10 @@ def test_nothing_undoes_what_is_special() -> None:
 
 
 @every_kind
-@pytest.mark.parametrize("preset", sorted(PRESETS.keys() - {"t_fixup", "ngpt", *ZERO}))
+@pytest.mark.parametrize("preset", sorted(PRESETS.keys() - PLAIN_ONLY))
 def test_identity_plus_starts_as_the_identity(kind: Kind, preset: str) -> None:
     # An identity is no small matrix, which T-Fixup's stream without norms needs, and no zero. In
-    # nGPT dW would start with rows of length 1.
+    # nGPT dW would start with rows of length 1, and zeros have no singular vector.
     model = build(kind, preset, value_projection="identity_plus", output_projection="identity_plus")
     parts = [m for m in model.modules() if isinstance(m, AnchoredProjection)]
     assert len(parts) == 2 * (3 if kind == "encoder" else 5)
@@ -436,3 +437,33 @@ def test_same_seed_gives_the_same_model() -> None:
     assert any(name.endswith("initial") for name in states[0])
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
     assert not all(torch.equal(states[0][name], states[2][name]) for name in states[0])
+
+
+@pytest.mark.parametrize("kind", ["encoder", "encoder_decoder"])
+def test_seeded_by_name_equal_parts_start_equal_whatever_else_a_variant_has(kind: Kind) -> None:
+    """Up to the gain of their preset, and no later number depends on the draws."""
+    torch.manual_seed(5)
+    drawn, after = {}, []
+    for preset in ("pre_ln", "sas", "deepnorm", "mhc", "t_fixup", "gated_attention", "v_skipinit"):
+        with seeded_by_name():
+            drawn[preset] = dict(build(kind, preset).named_parameters())
+        after.append((torch.initial_seed(), torch.rand(1).item()))
+        torch.manual_seed(5)
+    assert len(set(after)) == 1
+    assert after[0][0] == 5
+    matrices = [n for n, p in drawn["pre_ln"].items() if p.ndim == 2 and "blocks" in n]
+    assert len({drawn["pre_ln"][name][0, 0].item() for name in matrices}) == len(matrices)
+    del drawn["deepnorm"]  # whose matrices are normal
+    for preset, others in drawn.items():
+        for name in [n for n in matrices if n in others]:
+            ours, theirs = drawn["pre_ln"][name], others[name]
+            own = preset == "sas" and name.endswith("self_attention.query.weight")
+            own |= preset == "v_skipinit" and name.endswith(
+                ("self_attention.value.weight", "self_attention.output.weight")
+            )
+            if not own:
+                torch.testing.assert_close(theirs / theirs.norm(), ours / ours.norm())
+    torch.manual_seed(6)
+    with seeded_by_name():
+        other = dict(build(kind, "pre_ln").named_parameters())
+    assert not any(torch.equal(other[name], drawn["pre_ln"][name]) for name in matrices)

@@ -164,6 +164,31 @@ COMBINATIONS = {
         BlockConfig(preset="realformer", value_carry="learned"),
         replace(REFERENCE["realformer"], values="learned"),
     ),
+    "pre_ln-only-first-values": Case(
+        BlockConfig(value_carry="shared"), replace(REFERENCE["pre_ln"], values="first")
+    ),
+    "hybrid_norm-only-first-values": Case(
+        BlockConfig(preset="hybrid_norm", value_carry="shared"),
+        replace(REFERENCE["hybrid_norm"], values="first"),
+        {"num_heads": 4, "kv_heads": 2, "model_dim": 16},
+    ),
+    "normformer-differential": Case(
+        BlockConfig(preset="normformer", differential=True, output_gate="head", sink="learned"),
+        replace(REFERENCE["normformer"], differs=True, gate="head", sink="learned"),
+        {"num_heads": 4, "model_dim": 16},
+    ),
+    "resformer-differential": Case(
+        BlockConfig(preset="resformer", differential=True, score_cap=2.0),
+        replace(REFERENCE["resformer"], differs=True, cap=2.0),
+        {"num_heads": 4, "kv_heads": 2, "model_dim": 16, "positions": "rope"},
+    ),
+    # A block's gate, values and both matrices of GEGLU have sizes of their own.
+    "gated_attention-sigma_reparam": case(
+        "gated_attention", {"activation": "geglu"}, sigma_reparam=True
+    ),
+    "v_skipinit-sigma_reparam": case(
+        "v_skipinit", {}, sigma_reparam=True, value_projection="orthogonal"
+    ),
     # Grouped queries
     **{
         f"{preset}-grouped-{groups}": case(

@@ -36,6 +36,7 @@ UNEQUAL |= {
     "denseformer",
     "resformer",
     "prores",
+    "differential",
     "speedrun",
 }
 """Presets with layers that one block cannot serve, whatever the axes."""

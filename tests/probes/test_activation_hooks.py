@@ -314,7 +314,9 @@ def outputs(model: nn.Module, inputs: tuple[Tensor, Tensor]) -> Iterator[Tensor]
 @pytest.mark.parametrize("preset", PRESETS)
 @pytest.mark.parametrize("positions", ["sinusoidal", "rope"])
 def test_hooks_change_no_bit_and_are_removed(preset: str, positions: str) -> None:
-    model = randomise(translator(preset, positions=positions, num_heads=1)).eval()
+    heads = 2 if preset == "differential" else 1
+    architecture: dict[str, Any] = {"model_dim": 12, "num_heads": heads}
+    model = randomise(translator(preset, positions=positions, **architecture)).eval()
     source, target = sentences()
     inputs = (source, target[:, :-1])
     before = list(outputs(model, inputs))

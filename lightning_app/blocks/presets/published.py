@@ -15,6 +15,7 @@ from lightning_app.blocks.stack import (
     StackSpec,
     around,
     carry_scores,
+    differential_heads,
     ramped,
     same_block,
 )
@@ -758,3 +759,35 @@ def ngpt(stack: Stack) -> StackSpec:
         unit_matrices=True,
     )
     return StackSpec(blocks=(block,) * stack.depth, input_norm="l2")
+
+
+@preset(
+    equation="Pre-LN; head = (1 - c) N(A_1 V - l A_2 V), l learned from c, which grows with depth",
+    paper="Ye et al. 2024, Differential Transformer (2410.05258)",
+    fixes="attention to tokens that do not matter",
+)
+def differential(stack: Stack) -> StackSpec:
+    """Pre-LN whose heads are differences of two maps, in all attentions.
+
+    As in the authors' code: half as many heads, with values of twice the width, and c =
+    0.8 - 0.6 exp(-0.3 (l - 1)) in layer l. Theirs is a decoder with RMSNorm, SwiGLU and no biases.
+    """
+    spec = pre_ln(stack)
+    return replace(spec, blocks=differential_heads(spec.blocks))
+
+
+@preset(
+    equation="Post-LN; every matrix W of a block is g W / s(W), s its largest singular value",
+    paper="Zhai et al. 2023, sigma-Reparam (2303.06296)",
+    fixes="maps of attention that collapse onto few keys; said to need no warm-up in translation",
+)
+def sigma_reparam(stack: Stack) -> StackSpec:
+    """Post-LN with a learned largest singular value for each matrix of attention and feed-forward.
+
+    As in the authors' code, g starts at s(W), so that the model starts as Post-LN; s is estimated
+    by one power iteration in each step. Their image model also has no norms: that is the axis
+    ``sigma_reparam: true`` on another preset.
+    """
+    spec = post_ln(stack)
+    blocks = tuple(replace(block, sigma_reparam=True) for block in spec.blocks)
+    return replace(spec, blocks=blocks)
