@@ -47,7 +47,7 @@ from pathlib import Path
 import lightning.pytorch as pl
 import torch
 import lightning_app.training.module
-from lightning_app.training.callbacks.probes import SignalProbe
+from lightning_app.training.callbacks.probes import SignalProbe, UpdateProbe
 from tests.runs import data, module, trainer
 
 torch.set_num_threads(1)
@@ -62,7 +62,7 @@ for start in (None, "none", "blocks"):
         trained.compilation = how
         place = folder / how / str(start)
         place.mkdir(parents=True)
-        probes = [SignalProbe([2, 5])]
+        probes = [SignalProbe([2, 5]), UpdateProbe([2, 5], [2, 5])]
         steps = 3 if start is None else 6
         fitter = trainer(place, max_steps=steps, callbacks=probes, limit_val_batches=1,
             val_check_interval=3, check_val_every_n_epoch=None, num_sanity_val_steps=0)

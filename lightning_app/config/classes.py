@@ -196,6 +196,7 @@ def _duration(key: str, text: str) -> timedelta:
 
 CLASSES = (
     "lightning_app.training.callbacks.probes.SignalProbe",
+    "lightning_app.training.callbacks.probes.UpdateProbe",
     "lightning_app.training.callbacks.safety.QKClip",
     "lightning.pytorch.callbacks.DeviceStatsMonitor",
     "lightning.pytorch.callbacks.EMAWeightAveraging",
@@ -375,8 +376,8 @@ def refusal(path: Any) -> str:
     last = str(path).rpartition(".")[2]
     hint = f"; did you mean '{CLASSES[short.index(last)]}'?" if last in short else ""
     return (
-        "a grid file may only name listed classes of lightning.pytorch, SignalProbe, QKClip and "
-        f"the callbacks that a plug-in registers (--plugin FILE), found {path!r}{hint}"
+        "a grid file may only name listed classes of lightning.pytorch, SignalProbe, UpdateProbe, "
+        f"QKClip and the callbacks that a plug-in registers (--plugin FILE), found {path!r}{hint}"
     )
 
 

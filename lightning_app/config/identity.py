@@ -57,6 +57,7 @@ _HARMLESS: Mapping[str, tuple[str, ...]] = {
         *("DeviceStatsMonitor", "LearningRateMonitor", "ModelCheckpoint", "ModelSummary"),
         *("RichModelSummary", "RichProgressBar", "TQDMProgressBar", "ThroughputMonitor"),
         *("GainLogger", "Pictures", "Progress", "SignalProbe", "Throughput"),
+        "UpdateProbe",
     ),
     "trainer.plugins": (
         *("AsyncCheckpointIO", "TorchCheckpointIO", "WholeCheckpoints"),

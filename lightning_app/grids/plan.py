@@ -56,7 +56,8 @@ from lightning_app.runs.run import DamagedRun, Run, RunState
 from lightning_app.runs.store import locate_run, place_run
 from lightning_app.scores.task_facts import LOSS
 
-_PROBE = "SignalProbe"
+_PROBES = ("SignalProbe", "UpdateProbe")
+"""The callbacks that write `probes.csv`."""
 _LONGEST = 120  # characters of a run's name before its id; file systems allow 255
 
 
@@ -693,7 +694,8 @@ class Grid:
             folder, trainer = self.run(cell), self.tree(cell).get("trainer") or {}
             saves = trainer.get("enable_checkpointing") is not False
             kept = [folder.checkpoint(name) for name in NAMED if saves and keep in ("all", name)]
-            probes = f'.{_PROBE}"' in canonical(trainer.get("callbacks"))
+            callbacks = canonical(trainer.get("callbacks"))
+            probes = any(f'.{name}"' in callbacks for name in _PROBES)
             for path in [*kept, *([folder.probes] if probes else [])]:
                 if not path.is_file():
                     found.setdefault(path.name, []).append(cell.name)

@@ -122,11 +122,12 @@ def ordered(rows: Iterable[Row]) -> list[Row]:
 HEADER = ("step", "stack", "layer", "quantity", "head", "value")
 
 
-def to_csv(rows: Sequence[Row]) -> str:
-    """Return `rows` as one CSV table; empty cells are missing values."""
+def to_csv(rows: Sequence[Row], *, headed: bool = True) -> str:
+    """Return `rows` as one CSV table, with its header or to add to one; empty cells are missing."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(HEADER)
+    if headed:
+        writer.writerow(HEADER)
     writer.writerows(cells(row) for row in rows)
     return text.getvalue()
 

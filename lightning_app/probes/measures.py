@@ -144,3 +144,48 @@ def output_information(
     predicts the same at every position: then its states do not distinguish positions.
     """
     return (entropies(total / positions) - entropy / positions).clamp(min=0.0)
+
+
+def row_angles(
+    old: Float[Tensor, "row inner"], new: Float[Tensor, "row inner"]
+) -> Float[Tensor, " kept"]:
+    """The angle in radians by which each row turns; a row of zeros has none and is left out.
+
+    From the parts of the change along and across the old row, since the arc cosine of a number
+    near 1 has no small angles in float32.
+    """
+    change = new - old
+    whole, along, moved = (
+        precise((a * b).sum(dim=1)) for a, b in ((old, old), (old, change), (change, change))
+    )
+    kept = whole != 0.0
+    whole, along, moved = whole[kept], along[kept], moved[kept]
+    across = (moved - along.square() / whole).clamp(min=0.0).sqrt()
+    return torch.atan2(across, whole.sqrt() + along / whole.sqrt())
+
+
+def equilibrium_angle(rate: float, decay: float, beta1: float) -> float:
+    """``sqrt(2 eta lambda (1 - beta1) / (1 + beta1))``: the angle per step in AdamW's equilibrium.
+
+    It has no other parameter (Kosson et al. 2023, 2305.17212): rows of any model turn by it once
+    decay and growth of their norms balance.
+    """
+    return math.sqrt(2.0 * rate * decay * (1.0 - beta1) / (1.0 + beta1))
+
+
+def relative_changes(
+    old: Float[Tensor, "token model"], new: Float[Tensor, "token model"]
+) -> Float[Tensor, " token"]:
+    """``||x' - x|| / ||x||`` of each token; tokens whose state is zero are left out."""
+    before = precise(old).norm(dim=-1)
+    kept = before != 0.0
+    return precise(new - old).norm(dim=-1)[kept] / before[kept]
+
+
+def largest_singular_values(
+    left: Float[Tensor, "head dim model"], right: Float[Tensor, "head dim model"]
+) -> Float[Tensor, " head"]:
+    """``sigma_1(left^T right)`` of each head, from the triangular factors of both."""
+    parts = (torch.linalg.qr(precise(part).mT, mode="r").R for part in (left, right))
+    first, second = parts
+    return torch.linalg.svdvals(first @ second.mT)[:, 0]

@@ -441,6 +441,7 @@ def preconditioned_sharpness(
     batch: Any,
     eps: float,
     second_moments: Sequence[Tensor] | None = None,
+    rates: Sequence[float] | None = None,
 ) -> Sharpness:
     """Return the largest eigenvalue of ``P^(-1/2) H P^(-1/2)``, H the Hessian of the mean loss.
 
@@ -475,7 +476,8 @@ def preconditioned_sharpness(
             roots = [gradient.detach().abs() for gradient in gradients]
         else:
             roots = [second_moments[i].sqrt() for i in used]
-        scales = [(root + eps).rsqrt() for root in roots]
+        etas = [1.0 if rates is None else rates[i] for i in used]
+        scales = [((root + eps) / eta).rsqrt() for root, eta in zip(roots, etas, strict=True)]
 
         def product(v: Vector) -> Vector:
             scaled = [s * part for s, part in zip(scales, v, strict=True)]

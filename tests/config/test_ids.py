@@ -40,6 +40,7 @@ STOPPING = {
     "init_args": {"monitor": "val/nll"},
 }
 PROBE = {"class_path": "lightning_app.training.callbacks.probes.SignalProbe"}
+UPDATES = {"class_path": "lightning_app.training.callbacks.probes.UpdateProbe"}
 BAR = {"class_path": "lightning.pytorch.callbacks.TQDMProgressBar"}
 CSV = {"class_path": "lightning.pytorch.loggers.CSVLogger", "init_args": {"save_dir": "x"}}
 OTHER_CSV = {"class_path": "lightning.pytorch.loggers.CSVLogger", "init_args": {"save_dir": "y"}}
@@ -89,7 +90,7 @@ def test_what_can_change_a_result_changes_the_id(fields: dict[str, Any], plain: 
     "fields",
     [
         {"trainer__callbacks": [PROBE]},
-        {"trainer__callbacks": [BAR, PROBE]},
+        {"trainer__callbacks": [BAR, PROBE, UPDATES]},
         {"trainer__callbacks": []},
         {"trainer__plugins": {"class_path": "lightning.pytorch.plugins.TorchCheckpointIO"}},
         {"trainer__strategy": "ddp"},

@@ -6,8 +6,11 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
+from lightning.pytorch.strategies import FSDPStrategy
 from torch import Tensor, nn
 
+from lightning_app.blocks.residual import Shrink
+from lightning_app.core.errors import UserError
 from lightning_app.core.files import write_whole
 from lightning_app.probes.hooks import MODEL, Place, Row, from_csv, to_csv
 from lightning_app.probes.probe import (
@@ -21,6 +24,7 @@ from lightning_app.probes.probe import (
     stacks,
     update_ratios,
 )
+from lightning_app.probes.steps import Passage, Step, curvature_rows, pass_rows, passage
 from lightning_app.training.callbacks.loggers import event_files, example, show_attention, tell
 from lightning_app.training.module import is_logged
 
@@ -110,7 +114,42 @@ def histograms(found: Mapping[Place, Tensor]) -> dict[str, Tensor]:
     return {name: values for name, values in finite.items() if len(values)}
 
 
-class SignalProbe(pl.Callback):
+class Probing(pl.Callback):
+    """A callback whose rows go to ``probes.csv`` in the run's folder, from the first rank.
+
+    A run that continues from a checkpoint keeps the rows up to its step; a new one starts without.
+    """
+
+    def __init__(self) -> None:
+        self._batch: Any = None
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        path = table_of(trainer)
+        if not trainer.is_global_zero or not path.is_file():
+            return
+        rows = [row for row in from_csv(path) if row.step <= trainer.global_step]
+        if rows:
+            write_whole(path, to_csv(rows))
+        else:
+            path.unlink()
+
+    def record(self, trainer: pl.Trainer, rows: Sequence[Row]) -> None:
+        """Add `rows` to the table, to which other callbacks add theirs."""
+        path = table_of(trainer)
+        earlier = path.read_bytes() if path.is_file() else to_csv([]).encode()
+        write_whole(path, earlier + to_csv(rows, headed=False).encode())
+
+    def first_batch(self, trainer: pl.Trainer) -> Any:
+        """Return the first validation batch of this rank, on its device."""
+        if self._batch is None:
+            with torch.random.fork_rng(devices=[]):
+                loader = trainer.datamodule.val_dataloader()  # pyright: ignore[reportAttributeAccessIssue]
+                self._batch = next(iter(loader))
+        assert self._batch is not None
+        return trainer.strategy.batch_to_device(self._batch)
+
+
+class SignalProbe(Probing):
     """Probe the model after steps 1, 2, 5, 10, 20, 50, ... on the first validation batch.
 
     Everything that `ablate probe` measures goes to ``probes.csv`` in the run's folder, together
@@ -127,25 +166,18 @@ class SignalProbe(pl.Callback):
     """
 
     def __init__(self, steps: list[int] | None = None) -> None:
+        super().__init__()
         self.steps = steps
         self._before: Snapshot | None = None
-        self._batch: Any = None
         self._sentence: Any = None
-        self._rows: list[Row] = []
 
     def fires(self, step: int) -> bool:
         """Whether the model is probed after optimizer step `step`, from 1."""
         return fires(step) if self.steps is None else step in self.steps
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Continue the rows of earlier steps; a new run starts without rows."""
-        self._rows, self._before = [], None
-        path = table_of(trainer)
-        if not trainer.is_global_zero or not path.is_file():
-            return
-        self._rows = [row for row in from_csv(path) if row.step <= trainer.global_step]
-        if not self._rows:
-            path.unlink()
+        self._before = None
+        super().on_train_start(trainer, pl_module)
 
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch, batch_idx: int
@@ -161,23 +193,13 @@ class SignalProbe(pl.Callback):
         model, step = model_of(pl_module), trainer.global_step
         rows = update_ratios(model, self._before, step)
         self._before = None
-        first = trainer.strategy.batch_to_device(self._first_batch(trainer))
-        rows += probe(model, pl_module.objective, [first], step)  # pyright: ignore[reportArgumentType]
-        self._rows += rows
-        write_whole(table_of(trainer), to_csv(self._rows))
+        rows += probe(model, pl_module.objective, [self.first_batch(trainer)], step)  # pyright: ignore[reportArgumentType]
+        self.record(trainer, rows)
         self._log(trainer, model, rows)
         if any(event_files(trainer)):
             if self._sentence is None:
                 self._sentence = example(trainer, pl_module)
             show_attention(trainer, pl_module, self._sentence)
-
-    def _first_batch(self, trainer: pl.Trainer) -> Any:
-        if self._batch is None:
-            with torch.random.fork_rng(devices=[]):
-                loader = trainer.datamodule.val_dataloader()  # pyright: ignore[reportAttributeAccessIssue]
-                self._batch = next(iter(loader))
-        assert self._batch is not None
-        return self._batch
 
     def _log(self, trainer: pl.Trainer, model: nn.Module, rows: Sequence[Row]) -> None:
         values = {
@@ -188,6 +210,118 @@ class SignalProbe(pl.Callback):
         metrics = {tag(place): value for place, value in values.items()}
         few = {tag(place): values[place] for place in at_the_end(model) if place in values}
         tell(trainer, metrics, few, rows[0].step)
+
+
+class UpdateProbe(Probing):
+    """Measure what optimizer steps do, to tell explanations of warm-up apart.
+
+    Three groups of quantities, each at its own steps: those of `steps.Step` need only the
+    parameters, their gradients and the optimizer's state; those of `steps.pass_rows` two passes
+    of the first validation batch; those of `steps.curvature_rows` about 10 passes and the products
+    with the Hessian of `ablate probe --sharpness`, on the batch of the step. They go to
+    ``probes.csv`` in the run's folder; loggers record those of the model and of its stacks, event
+    files those of the model.
+
+    It works with any optimizer: a quantity whose state is missing has no row. Training is not
+    affected. Only the first rank measures: gradients are those after the all-reduce, passes are
+    over its share of a batch.
+
+    Args:
+        steps: the optimizer steps of the first group; null for 1, 2, 5 times powers of ten.
+        pass_steps: the steps of the second group; null for none.
+        curvature_steps: the steps of the third group; null for none.
+    """
+
+    def __init__(
+        self,
+        steps: list[int] | None = None,
+        pass_steps: list[int] | None = None,
+        curvature_steps: list[int] | None = None,
+    ) -> None:
+        super().__init__()
+        self.steps, self.pass_steps = steps, pass_steps or []
+        self.curvature_steps = curvature_steps or []
+        groups = {"steps": steps, "pass_steps": pass_steps, "curvature_steps": curvature_steps}
+        for name, given in groups.items():
+            wrong = [step for step in given or [] if isinstance(step, bool) or step < 1]
+            if wrong:
+                raise ValueError(f"{name} {wrong[0]}: steps count from 1")
+        self._made: Step | None = None
+        self._pass: Passage | None = None
+        self._gradients: dict[str, Tensor] = {}  # those of the step before one of `steps`
+        self._of_step = 0
+
+    def fires(self, step: int) -> bool:
+        """Whether the first group is measured at optimizer step `step`, from 1."""
+        return fires(step) if self.steps is None else step in self.steps
+
+    def state_dict(self) -> dict[str, Any]:
+        """The gradients that the next step will be compared with, so that it can be resumed."""
+        return {"gradients": self._gradients, "step": self._of_step} if self._gradients else {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._gradients, self._of_step = state_dict["gradients"], state_dict["step"]
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if isinstance(trainer.strategy, FSDPStrategy):
+            raise UserError(
+                "trainer.callbacks: UpdateProbe with strategy fsdp, where no rank has whole "
+                "matrices; use ddp, or leave UpdateProbe out"
+            )
+        model = model_of(pl_module)
+        if self.curvature_steps and any(isinstance(part, Shrink) for part in model.modules()):
+            raise UserError(
+                "trainer.callbacks: UpdateProbe with curvature_steps and residual_rule gpas: it "
+                "stops gradients, so there is no Hessian of what it trains; leave one of both out"
+            )
+        self._made = self._pass = None
+        super().on_train_start(trainer, pl_module)
+
+    def on_before_optimizer_step(
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,
+        optimizer: torch.optim.Optimizer,
+    ) -> None:
+        if not trainer.is_global_zero:
+            return
+        model, step = model_of(pl_module), trainer.global_step + 1
+        if self.fires(step) or step in self.pass_steps or step in self.curvature_steps:
+            earlier = self._gradients if self._of_step == step - 1 else {}
+            named = dict(model.named_parameters())
+            given = {named[name]: g.to(named[name].device) for name, g in earlier.items()}
+            self._made = Step(model, optimizer, given)
+        if step in self.pass_steps:
+            self._pass = passage(model, pl_module.objective, self.first_batch(trainer))  # pyright: ignore[reportArgumentType]
+        self._gradients = {}
+        if self.fires(step + 1):
+            self._of_step = step
+            self._gradients = {
+                name: p.grad.detach().clone()
+                for name, p in model.named_parameters()
+                if p.grad is not None
+            }
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs, batch, batch_idx: int
+    ) -> None:
+        if self._made is None:
+            return
+        made, before, self._made, self._pass = self._made, self._pass, None, None
+        model, step = model_of(pl_module), trainer.global_step
+        task: Any = pl_module.objective
+        moved = made.finish()
+        rows = made.rows(step) if self.fires(step) else []
+        if before is not None:
+            after = passage(model, task, self.first_batch(trainer))
+            rows += pass_rows(model, before, after, moved, step)
+        if step in self.curvature_steps:
+            rows += curvature_rows(model, task, batch, made, step)
+        self.record(trainer, rows)
+        values = {row.place: row.value for row in rows if row.layer is None}
+        metrics = {tag(place): value for place, value in values.items()}
+        few = {tag(place): value for place, value in values.items() if place.stack == MODEL}
+        tell(trainer, metrics, few, step)
 
 
 def at_the_end(model: nn.Module) -> list[Place]:

@@ -1,0 +1,374 @@
+"""What steps do, as the callback logs it: equal to direct computations, and training unchanged."""
+
+import copy
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.loggers import CSVLogger
+from torch import Tensor, nn
+
+from lightning_app.blocks.config import BlockConfig
+from lightning_app.blocks.presets import PRESETS
+from lightning_app.config.classes import made_object
+from lightning_app.core.errors import UserError
+from lightning_app.models.optim import OptimizerConfig
+from lightning_app.models.stack import stacks
+from lightning_app.probes.hooks import MODEL, Place, from_csv
+from lightning_app.probes.steps import (
+    Passage,
+    Step,
+    critical_factor,
+    curvature_rows,
+    pass_rows,
+    passage,
+)
+from lightning_app.training.callbacks.probes import UpdateProbe, model_of
+from lightning_app.training.module import TransformerModule
+from tests.probes.test_probe import objective, pairs
+from tests.probes.test_sharpness import SIZES, dense
+from tests.runs import data, module, trainer
+from tests.tiny import randomise, translator
+
+SOME = {"steps": [1, 3, 4, 6], "pass_steps": [2, 4]}
+EVERY = {**SOME, "curvature_steps": [4]}
+
+
+def fit(
+    folder: Path,
+    cache: str,
+    *callbacks: pl.Callback,
+    optimizer: OptimizerConfig | None = None,
+    start: Path | None = None,
+    **settings: Any,
+) -> TransformerModule:
+    pl.seed_everything(5, verbose=False)
+    trained = module(dropout=0.3, preset="realformer")
+    if optimizer is not None:
+        trained.optimizer = optimizer
+    common: dict[str, Any] = {"max_steps": 6, "gradient_clip_val": 0.5, **settings}
+    fitter = trainer(folder, callbacks=list(callbacks), **common)
+    fitter.fit(trained, datamodule=data(cache), ckpt_path=start, weights_only=True)
+    return trained
+
+
+class Seen(pl.Callback):
+    """Weights, gradients and moments of every step, by name of the parameter."""
+
+    def __init__(self) -> None:
+        self.old: dict[int, dict[str, Tensor]] = {}
+        self.new: dict[int, dict[str, Tensor]] = {}
+        self.gradients: dict[int, dict[str, Tensor]] = {}
+        self.first: dict[int, dict[str, Tensor]] = {}
+        self.second: dict[int, dict[str, Tensor]] = {}
+        self.rate: dict[int, float] = {}
+
+    def on_before_optimizer_step(self, trainer, pl_module, optimizer) -> None:
+        step = trainer.global_step + 1
+        named = dict(model_of(pl_module).named_parameters())
+        self.old[step] = {n: p.detach().double().clone() for n, p in named.items()}
+        self.gradients[step] = {
+            n: p.grad.double().clone() for n, p in named.items() if p.grad is not None
+        }
+        state = optimizer.state
+        kept = {n: state[p]["exp_avg"].double().clone() for n, p in named.items() if p in state}
+        self.first[step] = kept
+        self.rate[step] = optimizer.param_groups[0]["lr"]
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx) -> None:
+        step = trainer.global_step
+        named = dict(model_of(pl_module).named_parameters())
+        self.new[step] = {n: p.detach().double().clone() for n, p in named.items()}
+        state = trainer.optimizers[0].state
+        self.second[step] = {n: state[p]["exp_avg_sq"].double() for n, p in named.items()}
+        self.second[step] = {n: v.clone() for n, v in self.second[step].items()}
+
+
+def joined(tensors: dict[str, Tensor], prefix: str) -> Tensor:
+    return torch.cat([t.flatten() for name, t in tensors.items() if name.startswith(prefix)])
+
+
+def cosine(a: Tensor, b: Tensor) -> float:
+    return float(a @ b / (a.norm() * b.norm()))
+
+
+def test_quantities_of_a_step_equal_direct_ones(tmp_path: Path, cache: str) -> None:
+    seen, step = Seen(), 4
+    config = OptimizerConfig(kind="adamw", lr=3e-3, eps=3e-5, weight_decay=0.2)
+    fit(tmp_path, cache, UpdateProbe(**SOME), seen, optimizer=config)
+    values = {(r.step, r.place): r.value for r in from_csv(tmp_path / "probes.csv")}
+    assert (1, Place("momentum_cosine", MODEL)) not in values
+    assert (1, Place("gradient_cosine", MODEL)) not in values
+    for place, prefix in (
+        (Place("", "encoder", 2), "encoder.blocks.1."),
+        (Place("", "decoder", 1), "decoder.blocks.0."),
+        (Place("", MODEL), ""),
+    ):
+        old, new, g = (joined(d[step], prefix) for d in (seen.old, seen.new, seen.gradients))
+        expected = {
+            "momentum_cosine": cosine(joined(seen.first[step], prefix), g),
+            "gradient_cosine": cosine(joined(seen.gradients[step - 1], prefix), g),
+            "update_rms": float((new - old).square().mean().sqrt()) / seen.rate[step],
+        }
+        angles = []
+        for name, w in seen.old[step].items():
+            if name.startswith(prefix) and w.ndim == 2:
+                cosines = nn.functional.cosine_similarity(w, seen.new[step][name], dim=1, eps=0.0)
+                angles.append(cosines[w.norm(dim=1) > 0].clamp(max=1.0).acos())
+        expected["row_angle"] = float(torch.cat(angles).mean())
+        root = (joined(seen.second[step], prefix) / (1 - 0.98**step)).sqrt()
+        inverse = 1 / root[root >= config.eps]
+        expected["inverse_root_spread"] = float(inverse.std(correction=0) / inverse.mean())
+        expected["below_eps"] = float((root < config.eps).double().mean())
+        found = {name: values[step, place._replace(quantity=name)] for name in expected}
+        assert found == pytest.approx(expected, rel=2e-4, abs=1e-7), place
+        assert 0.0 < expected["below_eps"] < 1.0
+    line = math.sqrt(2 * seen.rate[step] * 0.2 * 0.1 / 1.9)
+    assert values[step, Place("row_equilibrium", MODEL)] == pytest.approx(line)
+
+
+class Stepped(NamedTuple):
+    """A model after a step, a copy from before it, and what was measured."""
+
+    batch: Any
+    model: nn.Module
+    copy: nn.Module
+    made: Step
+    moved: float
+    before: Passage
+    after: Passage
+
+
+def stepped(preset: str = "post_ln", kind: str = "adam", **optimizer: Any) -> Stepped:
+    model, batch, task = randomise(translator(preset, **SIZES)), pairs(), objective()
+    model.eval()
+    known = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD, "nadam": torch.optim.NAdam}
+    made = known[kind](model.parameters(), **{"lr": 1e-2, **optimizer})
+
+    def backward() -> None:
+        made.zero_grad()
+        task.mean_loss(task.predictions(model, batch)).backward()
+
+    for _ in range(2):
+        backward()
+        made.step()
+    earlier = copy.deepcopy(model)
+    backward()
+    step, before = Step(model, made, {}), passage(model, task, batch)
+    made.step()
+    return Stepped(batch, model, earlier, step, step.finish(), before, passage(model, task, batch))
+
+
+def run_through(
+    model: nn.Module, batch: Any
+) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
+    """The gradient, the outputs of stacks, and the inputs of modules by name."""
+    outputs: dict[str, Tensor] = {}
+    inputs: dict[str, Tensor] = {}
+
+    def hook(name: str) -> Callable[..., None]:
+        def note(part: nn.Module, read: tuple[Tensor], output: Tensor) -> None:
+            inputs[name], outputs[name] = read[0].detach(), output.detach()
+
+        return note
+
+    watched = {n: part for n, part in model.named_modules() if isinstance(part, nn.Linear)}
+    parts = {**watched, **stacks(model)}
+    handles = [part.register_forward_hook(hook(name)) for name, part in parts.items()]
+    task = objective()
+    loss = task.mean_loss(task.predictions(model, batch))
+    found = torch.autograd.grad(loss, list(model.parameters()))
+    for handle in handles:
+        handle.remove()
+    return torch.cat([g.flatten() for g in found]), outputs, inputs
+
+
+@pytest.mark.usefixtures("float64")
+def test_quantities_of_passes_equal_direct_ones() -> None:
+    batch, model, before, _, moved, old, new = stepped()
+    task = objective()
+    found = {row.place: row.value for row in pass_rows(model, old, new, moved, 3)}
+    g, outputs, inputs = run_through(before, batch)
+    h, changed, _ = run_through(model, batch)
+    w, v = (torch.cat([p.detach().flatten() for p in m.parameters()]) for m in (before, model))
+    assert moved == pytest.approx(float((v - w).norm()))
+    smoothness = float((h - g).norm() / (v - w).norm())
+    assert found[Place("local_smoothness", MODEL)] == pytest.approx(smoothness)
+    real = task.real_tokens(batch)
+    for name in ("encoder", "decoder"):
+        x, y = outputs[name][real[name]], changed[name][real[name]]
+        ratio = ((y - x).norm(dim=-1) / x.norm(dim=-1)).mean()
+        assert found[Place("representation_change", name)] == pytest.approx(float(ratio))
+        square = (y - x).square().sum(dim=-1).mean() / x.shape[-1]
+        assert found[Place("output_change", name)] == pytest.approx(float(square))
+    # Without an input norm, the projections of the first layer read the input of the stack.
+    ratios = []
+    matrices = dict(model.named_parameters())
+    for name, weight in before.named_parameters():
+        if name.startswith("encoder.blocks.0.") and name.endswith(".weight") and weight.ndim == 2:
+            place = name.removesuffix(".weight")
+            read = place if place.endswith(("output", "inner", "outer")) else "encoder"
+            x, dw = inputs[read][real["encoder"]], matrices[name] - weight
+            whole = (x @ weight.mT).norm(dim=-1)
+            ratios.append(((x @ dw.mT).norm(dim=-1) / whole)[whole > 0])
+    assert len(ratios) == 6
+    expected = float(torch.cat(ratios).mean().detach())
+    assert found[Place("relative_change", "encoder", 1)] == pytest.approx(expected)
+    heads = SIZES["num_heads"]
+    queries, keys = (
+        matrices[f"decoder.blocks.0.cross_attention.{part}.weight"]
+        .detach()
+        .unflatten(0, (heads, -1))
+        for part in ("query", "key")
+    )
+    largest = torch.linalg.matrix_norm(queries.mT @ keys, ord=2)
+    place = Place("cross_qk_singular_value", "decoder", 1)
+    assert [found[place._replace(head=n)] for n in range(heads)] == pytest.approx(largest.tolist())
+    assert found[place] == pytest.approx(float(largest.max()))
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize(
+    ("kind", "settings", "limit"),
+    [
+        ("adam", {"betas": (0.8, 0.9), "eps": 1e-3}, 3.6 / 0.2),
+        ("sgd", {"momentum": 0.5}, 3.0),
+        ("nadam", {}, None),
+    ],
+)
+def test_curvature_equals_the_dense_one_over_its_threshold(
+    kind: str, settings: dict[str, Any], limit: float | None
+) -> None:
+    batch, model, before, step, *_ = stepped(kind=kind, **settings)
+    weights = [p.detach().clone() for p in model.parameters()]
+    found = {row.quantity: row.value for row in curvature_rows(model, objective(), batch, step, 3)}
+    assert all(torch.equal(p, w) for p, w in zip(model.parameters(), weights, strict=True))
+    if limit is None:
+        assert "sharpness_over_threshold" not in found
+    else:
+        state = step.optimizer.state
+        scales, eps = torch.ones(sum(w.numel() for w in weights)), 0.0
+        if kind == "adam":
+            moments = [state[p]["exp_avg_sq"] / (1 - 0.9**3) for p in model.parameters()]
+            scales, eps = torch.cat([v.sqrt().flatten() for v in moments]), 1e-3
+        top = float(dense(copy.deepcopy(model), batch, scales, eps)[-1])
+        expected = 1e-2 * top / limit
+        assert found["sharpness_over_threshold"] == pytest.approx(expected, rel=1e-3)
+    factor = critical_factor(model, objective(), batch, step)
+    assert factor is not None
+    assert found["critical_rate"] == pytest.approx(factor * 1e-2)
+    assert found["rate_over_critical"] == pytest.approx(1 / factor)
+
+    def loss(scale: float) -> float:
+        trial, task = copy.deepcopy(before), objective()
+        with torch.no_grad():
+            for p, old, new in zip(trial.parameters(), before.parameters(), weights, strict=True):
+                p.copy_(old + scale * (new - old))
+            return float(task.mean_loss(task.predictions(trial, batch)))
+
+    assert loss(factor / 1.05) <= loss(0.0) < loss(factor * 1.05)
+
+
+@pytest.mark.parametrize("preset", sorted(PRESETS))
+def test_every_preset_has_them(preset: str) -> None:
+    _, model, _, step, moved, old, new = stepped(preset, "sgd")
+    rows = [*step.rows(3), *pass_rows(model, old, new, moved, 3)]
+    assert all(math.isfinite(row.value) for row in rows)
+    found = {row.place for row in rows}
+    for place in (Place("relative_change", "encoder", 1), Place("row_angle", "decoder", 1)):
+        assert place in found
+    missing = {"momentum_cosine", "inverse_root_spread", "below_eps", "row_equilibrium"}
+    assert missing.isdisjoint({place.quantity for place in found})
+
+
+def test_layers_that_share_a_block_have_inputs_of_their_own() -> None:
+    model, batch = (
+        randomise(translator(BlockConfig(share="all"), **{**SIZES, "encoder_depth": 3})),
+        pairs(),
+    )
+    inputs = passage(model, objective(), batch).inputs
+    layers = [layer for stack, layer, *_ in inputs if stack == "encoder"]
+    assert sorted(layers) == sorted([1, 2, 3] * 6)
+    cross = model.get_submodule("decoder.blocks.0.cross_attention")
+    reads = [len(x) for *_, part, x in inputs if part is cross.key]  # pyright: ignore[reportAttributeAccessIssue]
+    assert reads == [int(objective().real_tokens(batch)["encoder"].sum())]
+
+
+def test_moments_in_another_basis_are_left_out() -> None:
+    step = stepped().made
+    for state in step.optimizer.state.values():
+        state["Q"] = torch.eye(2)
+    found = {row.quantity for row in step.rows(3)}
+    assert found.isdisjoint({"inverse_root_spread", "below_eps"})
+    assert "update_rms" in found
+
+
+def test_logging_changes_no_bit(tmp_path: Path, cache: str) -> None:
+    left = fit(tmp_path / "plain", cache)
+    state = torch.get_rng_state()
+    right = fit(tmp_path / "probed", cache, UpdateProbe(**EVERY))
+    assert torch.equal(state, torch.get_rng_state())
+    for (name, a), b in zip(left.state_dict().items(), right.state_dict().values(), strict=True):
+        assert torch.equal(a, b), name
+    hooks = ("_forward_hooks", "_forward_pre_hooks")
+    assert not any(getattr(part, kind) for part in right.modules() for kind in hooks)
+    rows = {(r.step, r.place): r.value for r in from_csv(tmp_path / "probed" / "probes.csv")}
+    assert {step for step, _ in rows} == {1, 2, 3, 4, 6}
+    # In Adam's first step every coordinate with a gradient moves by its rate.
+    assert rows[1, Place("update_rms", "encoder", 1)] == pytest.approx(1.0, abs=0.05)
+
+
+@pytest.mark.filterwarnings("ignore:Checkpoint directory")
+def test_a_resumed_run_has_the_rows_of_an_undisturbed_one(tmp_path: Path, cache: str) -> None:
+    """The checkpoint lies between two steps whose gradients are compared."""
+    fit(tmp_path / "whole", cache, UpdateProbe(**SOME))
+    parts, saver = (
+        tmp_path / "parts",
+        ModelCheckpoint(dirpath=tmp_path, filename="at", save_last=False),
+    )
+    saver._every_n_train_steps = 5  # pyright: ignore[reportAttributeAccessIssue]
+    fit(parts, cache, UpdateProbe(**SOME), saver, max_steps=5, enable_checkpointing=True)
+    start = next(tmp_path.glob("at*.ckpt"))
+    fit(parts, cache, UpdateProbe(**SOME), saver, start=start, enable_checkpointing=True)
+    whole, resumed = ((tmp_path / name / "probes.csv").read_bytes() for name in ("whole", "parts"))
+    assert b"\n6,model,,gradient_cosine," in whole
+    assert resumed == whole
+
+
+def test_loggers_get_those_of_the_model_and_of_stacks(tmp_path: Path, cache: str) -> None:
+    logger = CSVLogger(tmp_path, name="", version="")
+    fit(tmp_path, cache, UpdateProbe(steps=[2], pass_steps=[2]), logger=logger, max_steps=2)
+    header = (tmp_path / "metrics.csv").read_text().partition("\n")[0].split(",")
+    quantities = ("momentum_cosine", "gradient_cosine", "update_rms", "row_angle")
+    quantities += ("inverse_root_spread", "below_eps", "local_smoothness", "relative_change")
+    expected = {f"probe/{quantity}/model" for quantity in quantities}
+    for quantity in ("representation_change", "output_change"):
+        expected |= {f"probe/{quantity}/{stack}" for stack in ("encoder", "decoder")}
+    assert {name for name in header if name.startswith("probe/")} == expected
+
+
+@pytest.mark.parametrize("name", ["steps", "pass_steps", "curvature_steps"])
+def test_steps_count_from_one(name: str) -> None:
+    path = "lightning_app.training.callbacks.probes.UpdateProbe"
+    entry = {"class_path": path, "init_args": {name: [5, 0]}}
+    with pytest.raises(UserError, match=f"{name} 0: steps count from 1"):
+        made_object("trainer.callbacks", entry, imports=False)
+
+
+def test_a_model_that_stops_gradients_has_no_curvature(tmp_path: Path, cache: str) -> None:
+    fitter = trainer(tmp_path, callbacks=[UpdateProbe(curvature_steps=[1])], max_steps=1)
+    with pytest.raises(UserError, match="curvature_steps and residual_rule gpas"):
+        fitter.fit(module(preset="gpas"), datamodule=data(cache))
+
+
+def test_the_first_rank_measures(
+    tmp_path: Path, cache: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pl.Trainer, "is_global_zero", property(lambda self: False))
+    fit(tmp_path, cache, UpdateProbe(**EVERY), max_steps=2)
+    assert not (tmp_path / "probes.csv").exists()
