@@ -147,21 +147,17 @@ def output_information(
 
 
 def row_angles(
-    old: Float[Tensor, "row inner"], new: Float[Tensor, "row inner"]
-) -> Float[Tensor, " kept"]:
-    """The angle in radians by which each row turns; a row of zeros has none and is left out.
+    old: Float[Tensor, " row"], along: Float[Tensor, " row"], moved: Float[Tensor, " row"]
+) -> Float[Tensor, " row"]:
+    """The angles in radians by which changes turn rows; 0 for a row of zeros, which has none.
 
-    From the parts of the change along and across the old row, since the arc cosine of a number
-    near 1 has no small angles in float32.
+    For a row w and its change d: ``||w||``, ``w . d`` and ``||d||``. From the parts of d along and
+    across w, since the arc cosine of a number near 1 has no small angles in float32.
     """
-    change = new - old
-    whole, along, moved = (
-        precise((a * b).sum(dim=1)) for a, b in ((old, old), (old, change), (change, change))
-    )
-    kept = whole != 0.0
-    whole, along, moved = whole[kept], along[kept], moved[kept]
-    across = (moved - along.square() / whole).clamp(min=0.0).sqrt()
-    return torch.atan2(across, whole.sqrt() + along / whole.sqrt())
+    old, along, moved = (precise(x) for x in (old, along, moved))
+    along = along / torch.where(old == 0.0, 1.0, old)
+    across = (moved.square() - along.square()).clamp(min=0.0).sqrt()
+    return torch.where(old == 0.0, 0.0, torch.atan2(across, old + along))
 
 
 def equilibrium_angle(rate: float, decay: float, beta1: float) -> float:

@@ -1,11 +1,12 @@
 """What one optimizer step does to a model: its update, its passes over a batch, its curvature."""
 
 import math
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import groupby
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -20,54 +21,61 @@ from lightning_app.probes.probe import preconditioned_sharpness, untouched
 from lightning_app.tasks.base import Task
 
 
-@dataclass
-class Part:
+class Part(NamedTuple):
     """Trained parameters that are measured together: those of a block or, without layers, others.
 
-    Matrices come first, those of one width side by side. `old` and `new` hold all of them as one
-    vector, before and after the step.
+    Matrices come first, those of one width side by side, so that their rows are one view.
     """
 
     layers: list[tuple[str, int]]
     parameters: list[nn.Parameter]
-    old: Tensor
-    new: Tensor | None = None
-    roots: "tuple[Tensor, Tensor | float] | None" = None
+    groups: list[dict[str, Any]]
+    """The optimizer's group of each parameter."""
 
-    @property
-    def rows(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield the rows of all matrices of each width, before and after the step."""
-        assert self.new is not None
+    def rows(self, vector: Tensor) -> Iterator[Tensor]:
+        """Yield the rows of all matrices of each width in a vector of all parameters."""
         start = 0
         matrices = (p for p in self.parameters if p.ndim == 2)
         for width, alike in groupby(matrices, lambda p: p.shape[1]):
             end = start + sum(p.numel() for p in alike)
-            yield self.old[start:end].view(-1, width), self.new[start:end].view(-1, width)
+            yield vector[start:end].view(-1, width)
             start = end
 
 
 def flat(tensors: Iterable[Tensor]) -> Tensor:
-    """Return the tensors as one vector, in float32 at least."""
-    whole = torch.cat([tensor.detach().flatten() for tensor in tensors])
+    """Return a copy of the tensors as one vector, in float32 at least."""
+    whole = torch.cat([tensor.reshape(-1) for tensor in tensors]).detach()
     return whole.to(torch.promote_types(whole.dtype, torch.float32))
 
 
-def parts_of(model: nn.Module, trained: Container[nn.Parameter]) -> list[Part]:
+def parts_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[Part]:
     """Return the parts of `model`: a block that serves several layers is one."""
     layers: dict[Block, list[tuple[str, int]]] = {}
     for name, stack in stacks(model).items():
         for layer, block in stack.layers:
             layers.setdefault(block, []).append((name, layer))
-    taken: set[nn.Parameter] = set()
+    groups = {p: group for group in optimizer.param_groups for p in group["params"]}
+    trained = {p for p in groups if p.requires_grad}
     parts: list[Part] = []
     for module, places in [*layers.items(), (model, [])]:
-        own = [p for p in module.parameters() if p in trained and p not in taken]
+        own = [p for p in module.parameters() if p in trained]
         own.sort(key=lambda p: (p.ndim != 2, p.shape[-1] if p.ndim else 0))
-        taken.update(own)
+        trained.difference_update(own)
         if own:
-            parts.append(Part(places, own, flat(own)))
+            parts.append(Part(places, own, [groups[p] for p in own]))
     return parts
 
+
+@torch.no_grad()
+def gradients_of(parts: Iterable[Part]) -> list[Tensor]:
+    """Return a copy of the gradients of each part; a parameter without one has zeros."""
+    return [
+        flat(p.grad if p.grad is not None else torch.zeros_like(p) for p in part.parameters)
+        for part in parts
+    ]
+
+
+Sums = Sequence[Tensor | float]
 
 STATES = {"step", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "mu_product"}
 """What an optimizer may keep for a parameter so that its moments mean what their names say. SOAP,
@@ -102,193 +110,217 @@ class Step:
     @torch.no_grad()
     def __init__(
         self,
-        model: nn.Module,
+        parts: Sequence[Part],
         optimizer: torch.optim.Optimizer,
-        earlier: Mapping[nn.Parameter, Tensor],
+        gradients: Sequence[Tensor],
+        earlier: Sequence[Tensor] | None,
     ) -> None:
-        self.optimizer = optimizer
-        self.groups = {p: group for group in optimizer.param_groups for p in group["params"]}
+        self.parts, self.optimizer = parts, optimizer
+        self.gradients, self.earlier = gradients, earlier
+        # A number for each group, since the schedule changes it after the step.
         rates = {id(group): float(group["lr"]) for group in optimizer.param_groups}
-        self.rates = {p: rates[id(group)] for p, group in self.groups.items() if p.requires_grad}
-        self.earlier = earlier
-        self.parts = parts_of(model, self.rates)
-        self._sums: dict[tuple[str, int], list[Tensor | float]] = {}
-        self._add(QUANTITIES.keys() & BEFORE)
+        self.rate = rates[id(optimizer.param_groups[0])]
+        self.rates = [[rates[id(group)] for group in part.groups] for part in parts]
+        self.old = [flat(part.parameters) for part in parts]
+        self.change: list[Tensor] = []
+        self.states = self._states()
+        self._sums: dict[str, list[Sums | None]] = {}
+        self._add(name for name in QUANTITIES if name in BEFORE)
 
     @torch.no_grad()
-    def finish(self) -> float:
-        """Note the weights after the step; return the length of the update."""
-        for part in self.parts:
-            part.new = flat(part.parameters)
-        lengths = [(part.new - part.old).norm() for part in self.parts if part.new is not None]
-        return float(torch.stack(lengths).norm())
+    def finish(self) -> None:
+        """Note the change of the weights by the step."""
+        self.states = self._states()  # a first step has made them
+        self.change = [
+            flat(part.parameters).sub_(old) for part, old in zip(self.parts, self.old, strict=True)
+        ]
+
+    @property
+    def length(self) -> float:
+        """``||W' - W||``."""
+        return float(torch.stack([change.norm() for change in self.change]).norm())
 
     @torch.no_grad()
     def rows(self, step: int) -> list[Row]:
         """Return all quantities of the finished step."""
-        self._add(QUANTITIES.keys() - BEFORE)
-        rows = [*self._equilibrium(step)]
-        numbers = [number for sums in self._sums.values() for number in sums]
-        tensors = [number.float() for number in numbers if isinstance(number, Tensor)]
+        self._add(name for name in QUANTITIES if name not in BEFORE)
+        every = [sums for of_parts in self._sums.values() for sums in of_parts if sums is not None]
+        tensors = [
+            number.float() for sums in every for number in sums if isinstance(number, Tensor)
+        ]
         read = iter(torch.stack(tensors).tolist() if tensors else [])  # one transfer
-        found = {
-            key: [next(read) if isinstance(number, Tensor) else float(number) for number in sums]
-            for key, sums in self._sums.items()
-        }
-        for name, measured in QUANTITIES.items():
-            by_part = {part: sums for (each, part), sums in found.items() if each == name}
-            if not by_part:
-                continue
-            whole = [sum(column) for column in zip(*by_part.values(), strict=True)]
-            places = [(MODEL, None, whole)]
-            for number, sums in by_part.items():
-                places += [(stack, layer, sums) for stack, layer in self.parts[number].layers]
-            for stack, layer, sums in places:
-                with suppress(ZeroDivisionError):
-                    rows.append(Row(step, stack, layer, name, None, measured.value(*sums)))
+        rows = [*self._equilibrium(step)]
+        for name, of_parts in self._sums.items():
+            whole: list[float] = []
+            for sums, part in zip(of_parts, self.parts, strict=True):
+                if sums is None:
+                    continue
+                numbers = [next(read) if isinstance(n, Tensor) else float(n) for n in sums]
+                whole = [a + b for a, b in zip(whole or [0.0] * len(numbers), numbers, strict=True)]
+                for stack, layer in part.layers:
+                    rows += self._row(step, stack, layer, name, numbers)
+            rows += self._row(step, MODEL, None, name, whole) if whole else []
         return ordered(rows)
+
+    @staticmethod
+    def _row(
+        step: int, stack: str, layer: int | None, name: str, sums: Sequence[float]
+    ) -> list[Row]:
+        try:
+            return [Row(step, stack, layer, name, None, QUANTITIES[name].value(*sums))]
+        except ZeroDivisionError:
+            return []
 
     def _add(self, names: Iterable[str]) -> None:
         for name in names:
-            for number, part in enumerate(self.parts):
-                sums = QUANTITIES[name].sums(self, part)
-                if sums is not None:
-                    self._sums[name, number] = list(sums)
+            self._sums[name] = [QUANTITIES[name].sums(self, n) for n in range(len(self.parts))]
+
+    def sums(self, name: str, number: int) -> Sums | None:
+        """Return the sums of a quantity that stands before another in `QUANTITIES`."""
+        return self._sums[name][number]
 
     def _equilibrium(self, step: int) -> Iterator[Row]:
         if type(self.optimizer) is not torch.optim.AdamW:
             return
         angles = {
             measures.equilibrium_angle(rate, group["weight_decay"], group["betas"][0])
-            for p, rate in self.rates.items()
-            if (group := self.groups[p])["weight_decay"] > 0.0 and p.ndim == 2
+            for part, rates in zip(self.parts, self.rates, strict=True)
+            for p, group, rate in zip(part.parameters, part.groups, rates, strict=True)
+            if group["weight_decay"] > 0.0 and p.ndim == 2
         }
         if len(angles) == 1:
             yield Row(step, MODEL, None, "row_equilibrium", None, angles.pop())
 
-    def state(self, parameter: nn.Parameter, *names: str) -> Any:
-        """Return the first of `names` in the optimizer's state of `parameter`, or None."""
-        state = self.optimizer.state.get(parameter, {})
-        if not state.keys() <= STATES:
-            return None
-        return next((state[name] for name in names if state.get(name) is not None), None)
+    def _states(self) -> list[list[Mapping[str, Any]]]:
+        found = [[self.optimizer.state.get(p, {}) for p in part.parameters] for part in self.parts]
+        return [[each if each.keys() <= STATES else {} for each in states] for states in found]
 
-    def second_moments(self, parameters: Iterable[nn.Parameter]) -> dict[nn.Parameter, float]:
-        """Return ``1 - beta2^t`` of those of `parameters` that have a second moment."""
-        steps = {
-            p: self.state(p, "step")
-            for p in parameters
-            if self.state(p, "exp_avg_sq") is not None and "betas" in self.groups[p]
-        }
-        steps = {p: step for p, step in steps.items() if step is not None}
-        if not steps:
-            return {}
-        # One transfer from the device instead of one per parameter.
-        counts = torch.stack([torch.as_tensor(step).float() for step in steps.values()]).tolist()
-        return {
-            p: 1.0 - float(self.groups[p]["betas"][1]) ** count
-            for p, count in zip(steps, counts, strict=True)
-        }
+    @cached_property
+    def angles(self) -> list[tuple[Tensor, Tensor]]:
+        """The angles by which the rows of each part turned, and which rows are not zero."""
+        found = [(torch.zeros(0, device=self.old[0].device),) * 3]
+        counts = []
+        for part, old, change in zip(self.parts, self.old, self.change, strict=True):
+            pairs = [*zip(part.rows(old), part.rows(change), strict=True)]
+            found += [(w.norm(dim=1), (w * d).sum(dim=1), d.norm(dim=1)) for w, d in pairs]
+            counts.append(sum(len(w) for w, _ in pairs))
+        # All rows at once: operations on few numbers cost as much time as on many.
+        lengths, *others = map(torch.cat, zip(*found, strict=True))
+        angles = measures.row_angles(lengths, *others)
+        return [*zip(angles.split(counts), (lengths != 0.0).split(counts), strict=True)]
+
+    @cached_property
+    def corrections(self) -> list[list[float | None]]:
+        """Return ``1 - beta2^t`` of each parameter of each part; None without second moment."""
+        steps = [
+            torch.as_tensor(state["step"])
+            for part, states in zip(self.parts, self.states, strict=True)
+            for group, state in zip(part.groups, states, strict=True)
+            if has_second_moment(group, state)
+        ]
+        counts = iter(torch.stack(steps).tolist() if steps else [])  # one transfer
+        return [
+            [
+                1.0 - float(group["betas"][1]) ** next(counts)
+                if has_second_moment(group, state)
+                else None
+                for group, state in zip(part.groups, states, strict=True)
+            ]
+            for part, states in zip(self.parts, self.states, strict=True)
+        ]
 
 
-def _spread(values: Sequence[float], parameters: Sequence[nn.Parameter]) -> Tensor | float:
-    """Return `values` of parameters for each of their coordinates, or the number if all agree."""
-    if len(set(values)) == 1:
-        return values[0]
-    device = parameters[0].device
-    numbers = torch.tensor([p.numel() for p in parameters], device=device)
-    return torch.tensor(values, device=device).repeat_interleave(numbers)
-
-
-Sums = Sequence[Tensor | float]
+def has_second_moment(group: Mapping[str, Any], state: Mapping[str, Any]) -> bool:
+    """Whether v_hat is known: the optimizer keeps a second moment, its beta and its steps."""
+    return "betas" in group and "exp_avg_sq" in state and "step" in state
 
 
 @dataclass(frozen=True)
 class Quantity:
-    """A quantity of a step: sums over the coordinates of a part, and its value from the sums."""
+    """A quantity of a step: sums over the coordinates of a part, by number, and their value."""
 
-    sums: Callable[[Step, Part], Sums | None]
+    sums: Callable[[Step, int], Sums | None]
     value: Callable[..., float]
 
 
-def _cosine(
-    other: Callable[[Step, nn.Parameter], Tensor | None],
-) -> Callable[[Step, Part], Sums | None]:
-    def sums(step: Step, part: Part) -> Sums | None:
-        pairs = [(p.grad, other(step, p)) for p in part.parameters]
-        kept = [(g, o) for g, o in pairs if g is not None and o is not None]
-        if not kept:
-            return None
-        g, o = (flat(each) for each in zip(*kept, strict=True))
-        return torch.dot(g, o), torch.dot(g, g), torch.dot(o, o)
+def _with_momentum(step: Step, number: int) -> Sums | None:
+    states, parameters = step.states[number], step.parts[number].parameters
+    found = [state.get("exp_avg", state.get("momentum_buffer")) for state in states]
+    kept = [m for m in found if m is not None]
+    if not kept:
+        return None
+    g = step.gradients[number]
+    if len(kept) < len(found):
+        parts = g.split([p.numel() for p in parameters])
+        g = flat(own for own, m in zip(parts, found, strict=True) if m is not None)
+    m = flat(kept)
+    return torch.dot(g, m), torch.dot(g, g), torch.dot(m, m)
 
-    return sums
+
+def _with_earlier(step: Step, number: int) -> Sums | None:
+    if step.earlier is None:
+        return None
+    now, before = step.gradients[number], step.earlier[number]
+    return torch.dot(now, before), torch.dot(now, now), torch.dot(before, before)
 
 
-def _update(step: Step, part: Part) -> Sums | None:
-    assert part.new is not None
-    rates = [step.rates[p] for p in part.parameters]
-    moving = sum(p.numel() for p, rate in zip(part.parameters, rates, strict=True) if rate)
+def _update(step: Step, number: int) -> Sums | None:
+    parameters, change = step.parts[number].parameters, step.change[number]
+    rates = step.rates[number]
+    moving = sum(p.numel() for p, rate in zip(parameters, rates, strict=True) if rate)
     if not moving:
         return None
-    inverse = _spread([1.0 / rate if rate else 0.0 for rate in rates], part.parameters)
-    return ((part.new - part.old) * inverse).square().sum(), moving
+    if len(set(rates)) == 1:
+        return torch.dot(change, change) / rates[0] ** 2, moving
+    pieces = zip(change.split([p.numel() for p in parameters]), rates, strict=True)
+    return sum(torch.dot(own, own) / rate**2 for own, rate in pieces if rate), moving
 
 
-def _angles(step: Step, part: Part) -> Sums | None:
-    angles = [measures.row_angles(old, new) for old, new in part.rows]
-    if not angles:
-        return None
-    whole = torch.cat(angles)
-    return whole.sum(), len(whole)
+def _angles(step: Step, number: int) -> Sums | None:
+    angles, counted = step.angles[number]
+    return (angles.sum(), counted.sum()) if len(angles) else None
 
 
-def _roots(step: Step, part: Part) -> tuple[Tensor, Tensor | float] | None:
-    """Return ``sqrt(v_hat)`` of each coordinate, and eps; they are computed once per part."""
-    if part.roots is not None:
-        return part.roots
-    corrections = step.second_moments(part.parameters)
-    if not corrections:
-        return None
-    parameters = list(corrections)
-    v = flat(step.state(p, "exp_avg_sq") for p in parameters)
-    eps = [float(step.groups[p].get("eps", 0.0)) for p in parameters]
-    scale = _spread([number**-0.5 for number in corrections.values()], parameters)
-    part.roots = v.sqrt() * scale, _spread(eps, parameters)
-    return part.roots
+def _inverse_roots(step: Step, number: int) -> Sums | None:
+    """Return the numbers of coordinates below eps and of all, and for others sums of 1 / root."""
+    alike: dict[tuple[float, float], list[Tensor]] = {}
+    known = step.corrections[number]
+    for group, state, correction in zip(
+        step.parts[number].groups, step.states[number], known, strict=True
+    ):
+        if correction is not None:
+            eps = float(group.get("eps", 0.0))
+            alike.setdefault((correction, eps), []).append(state["exp_avg_sq"])
+    sums: list[Sums] = []
+    for (correction, eps), moments in alike.items():
+        inverse = flat(moments).rsqrt_().mul_(correction**0.5)
+        largest = min(1.0 / eps if eps else math.inf, torch.finfo(inverse.dtype).max)
+        # Vectorised on a CPU, unlike masks: minus 1 / root, and zero below eps.
+        inverse = torch.threshold_(inverse.neg_(), -largest, 0.0)
+        others = -inverse.sign().sum()
+        sums.append(
+            (inverse.numel() - others, inverse.numel(), -inverse.sum(), torch.dot(inverse, inverse))
+        )
+    return sums[0] if len(sums) == 1 else [sum(c) for c in zip(*sums, strict=True)] or None
 
 
-def _inverse_roots(step: Step, part: Part) -> Sums | None:
-    found = _roots(step, part)
-    if found is None:
-        return None
-    root, eps = found
-    large = (root >= eps) & (root > 0.0)
-    inverse = torch.where(large, root.reciprocal(), 0.0)
-    return large.sum(), inverse.sum(), inverse.square().sum()
-
-
-def _below_eps(step: Step, part: Part) -> Sums | None:
-    found = _roots(step, part)
-    return None if found is None else ((found[0] < found[1]).sum(), found[0].numel())
+def _below_eps(step: Step, number: int) -> Sums | None:
+    sums = step.sums("inverse_root_spread", number)
+    return None if sums is None else sums[:2]
 
 
 QUANTITIES = {
-    "momentum_cosine": Quantity(
-        _cosine(lambda step, p: step.state(p, "exp_avg", "momentum_buffer")),
-        lambda both, g, m: both / math.sqrt(g * m),
-    ),
-    "gradient_cosine": Quantity(
-        _cosine(lambda step, p: step.earlier.get(p)),
-        lambda both, now, before: both / math.sqrt(now * before),
-    ),
+    "momentum_cosine": Quantity(_with_momentum, lambda both, g, m: both / math.sqrt(g * m)),
+    "gradient_cosine": Quantity(_with_earlier, lambda both, g, h: both / math.sqrt(g * h)),
     "update_rms": Quantity(_update, lambda total, count: math.sqrt(total / count)),
     "row_angle": Quantity(_angles, lambda total, count: total / count),
     "inverse_root_spread": Quantity(
         _inverse_roots,
-        lambda n, total, squares: math.sqrt(max(n * squares / total**2 - 1.0, 0.0)),
+        lambda below, n, total, squares: math.sqrt(
+            max((n - below) * squares / total**2 - 1.0, 0.0)
+        ),
     ),
-    "below_eps": Quantity(_below_eps, lambda count, n: count / n),
+    "below_eps": Quantity(_below_eps, lambda below, n: below / n),
 }
 """The quantities of a step by name. Add one here, and to `EXPLAINED` of reports to draw it."""
 BEFORE = {"momentum_cosine", "gradient_cosine"}
@@ -541,23 +573,27 @@ def curvature_rows(model: nn.Module, task: Task, batch: Any, made: Step, step: i
     """
     rows = []
     limit = threshold(made.optimizer)
-    parameters = [p for p in model.parameters() if p.requires_grad]
     if limit is not None:
-        corrections = made.second_moments(parameters)
-        adaptive = "betas" in made.optimizer.param_groups[0]
-        moments = [
-            made.state(p, "exp_avg_sq") / corrections[p]
-            if p in corrections
-            else (torch.zeros_like(p) if adaptive else torch.ones_like(p))
-            for p in parameters
-        ]
-        eps = float(made.optimizer.param_groups[0]["eps"]) if adaptive else 0.0
-        rates = [made.rates.get(p, 0.0) for p in parameters]
-        top = preconditioned_sharpness(model, task, batch, eps, moments, rates)
+        group = made.optimizer.param_groups[0]
+        adaptive = "betas" in group
+        moments, rates = {}, {}
+        for part, *columns in zip(
+            made.parts, made.states, made.corrections, made.rates, strict=True
+        ):
+            for p, state, correction, rate in zip(part.parameters, *columns, strict=True):
+                rates[p] = rate
+                if correction is not None:
+                    moments[p] = state["exp_avg_sq"] / correction
+                else:
+                    moments[p] = torch.zeros_like(p) if adaptive else torch.ones_like(p)
+        parameters = [p for p in model.parameters() if p.requires_grad]
+        given = [moments[p] for p in parameters], [rates[p] for p in parameters]
+        eps = float(group["eps"]) if adaptive else 0.0
+        top = preconditioned_sharpness(model, task, batch, eps, *given)
         value = top.value / limit if top.converged else math.nan
         rows.append(Row(step, MODEL, None, "sharpness_over_threshold", None, value))
     factor = critical_factor(model, task, batch, made)
-    rate = made.rates[next(iter(made.rates))]
+    rate = made.rate
     if factor is not None and rate:
         rows.append(Row(step, MODEL, None, "critical_rate", None, factor * rate))
         rows.append(Row(step, MODEL, None, "rate_over_critical", None, 1.0 / factor))
@@ -604,9 +640,8 @@ def _moved(made: Step) -> Iterator[Callable[[float], None]]:
     kept = [(p, p.detach().clone()) for part in made.parts for p in part.parameters]
 
     def move(factor: float) -> None:
-        for part in made.parts:
-            assert part.new is not None
-            whole = part.old + factor * (part.new - part.old)
+        for part, old, change in zip(made.parts, made.old, made.change, strict=True):
+            whole = old + factor * change
             sizes = [p.numel() for p in part.parameters]
             for p, value in zip(part.parameters, whole.split(sizes), strict=True):
                 p.copy_(value.view_as(p))

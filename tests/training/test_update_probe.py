@@ -25,6 +25,8 @@ from lightning_app.probes.steps import (
     Step,
     critical_factor,
     curvature_rows,
+    gradients_of,
+    parts_of,
     pass_rows,
     passage,
 )
@@ -159,9 +161,11 @@ def stepped(preset: str = "post_ln", kind: str = "adam", **optimizer: Any) -> St
         made.step()
     earlier = copy.deepcopy(model)
     backward()
-    step, before = Step(model, made, {}), passage(model, task, batch)
+    parts = parts_of(model, made)
+    step, before = Step(parts, made, gradients_of(parts), None), passage(model, task, batch)
     made.step()
-    return Stepped(batch, model, earlier, step, step.finish(), before, passage(model, task, batch))
+    step.finish()
+    return Stepped(batch, model, earlier, step, step.length, before, passage(model, task, batch))
 
 
 def run_through(
@@ -303,6 +307,7 @@ def test_moments_in_another_basis_are_left_out() -> None:
     step = stepped().made
     for state in step.optimizer.state.values():
         state["Q"] = torch.eye(2)
+    step.finish()
     found = {row.quantity for row in step.rows(3)}
     assert found.isdisjoint({"inverse_root_spread", "below_eps"})
     assert "update_rms" in found

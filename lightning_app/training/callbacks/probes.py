@@ -24,7 +24,16 @@ from lightning_app.probes.probe import (
     stacks,
     update_ratios,
 )
-from lightning_app.probes.steps import Passage, Step, curvature_rows, pass_rows, passage
+from lightning_app.probes.steps import (
+    Part,
+    Passage,
+    Step,
+    curvature_rows,
+    gradients_of,
+    parts_of,
+    pass_rows,
+    passage,
+)
 from lightning_app.training.callbacks.loggers import event_files, example, show_attention, tell
 from lightning_app.training.module import is_logged
 
@@ -246,9 +255,10 @@ class UpdateProbe(Probing):
             wrong = [step for step in given or [] if isinstance(step, bool) or step < 1]
             if wrong:
                 raise ValueError(f"{name} {wrong[0]}: steps count from 1")
+        self._parts: list[Part] = []
         self._made: Step | None = None
         self._pass: Passage | None = None
-        self._gradients: dict[str, Tensor] = {}  # those of the step before one of `steps`
+        self._gradients: list[Tensor] | None = None  # of the step before one of `steps`, by part
         self._of_step = 0
 
     def fires(self, step: int) -> bool:
@@ -275,6 +285,7 @@ class UpdateProbe(Probing):
                 "stops gradients, so there is no Hessian of what it trains; leave one of both out"
             )
         self._made = self._pass = None
+        self._parts = parts_of(model, trainer.optimizers[0])
         super().on_train_start(trainer, pl_module)
 
     def on_before_optimizer_step(
@@ -286,21 +297,18 @@ class UpdateProbe(Probing):
         if not trainer.is_global_zero:
             return
         model, step = model_of(pl_module), trainer.global_step + 1
-        if self.fires(step) or step in self.pass_steps or step in self.curvature_steps:
-            earlier = self._gradients if self._of_step == step - 1 else {}
-            named = dict(model.named_parameters())
-            given = {named[name]: g.to(named[name].device) for name, g in earlier.items()}
-            self._made = Step(model, optimizer, given)
+        measured = self.fires(step) or step in self.pass_steps or step in self.curvature_steps
+        next_fires = self.fires(step + 1)
+        gradients = gradients_of(self._parts) if measured or next_fires else None
+        if measured and gradients is not None:
+            earlier = self._gradients if self._of_step == step - 1 else None
+            if earlier is not None:  # those of a checkpoint may lie elsewhere
+                pairs = zip(earlier, gradients, strict=True)
+                earlier = [old.to(new.device) for old, new in pairs]
+            self._made = Step(self._parts, optimizer, gradients, earlier)
         if step in self.pass_steps:
             self._pass = passage(model, pl_module.objective, self.first_batch(trainer))  # pyright: ignore[reportArgumentType]
-        self._gradients = {}
-        if self.fires(step + 1):
-            self._of_step = step
-            self._gradients = {
-                name: p.grad.detach().clone()
-                for name, p in model.named_parameters()
-                if p.grad is not None
-            }
+        self._gradients, self._of_step = (gradients if next_fires else None), step
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs, batch, batch_idx: int
@@ -310,11 +318,11 @@ class UpdateProbe(Probing):
         made, before, self._made, self._pass = self._made, self._pass, None, None
         model, step = model_of(pl_module), trainer.global_step
         task: Any = pl_module.objective
-        moved = made.finish()
+        made.finish()
         rows = made.rows(step) if self.fires(step) else []
         if before is not None:
             after = passage(model, task, self.first_batch(trainer))
-            rows += pass_rows(model, before, after, moved, step)
+            rows += pass_rows(model, before, after, made.length, step)
         if step in self.curvature_steps:
             rows += curvature_rows(model, task, batch, made, step)
         self.record(trainer, rows)
