@@ -96,6 +96,8 @@ class Step:
     momentum_cosine       ``cos(m, g)``
     gradient_cosine       ``cos(g_t, g_(t-1))``, with `earlier`, the gradients of the step before
     update_rms            ``RMS((W' - W) / eta)``, weight decay included
+    update_rms_noise      of Adam and AdamW: ``sqrt((1 - beta1) / (1 + beta1))``, where it settles
+                          if gradients are pure noise; its first step has 1
     row_angle             radians between a row of a matrix before and after, mean over rows
     row_equilibrium       of AdamW with decay: `measures.equilibrium_angle`
     inverse_root_spread   standard deviation over mean of ``1 / sqrt(v_hat)``, over the coordinates
@@ -149,7 +151,7 @@ class Step:
             number.float() for sums in every for number in sums if isinstance(number, Tensor)
         ]
         read = iter(torch.stack(tensors).tolist() if tensors else [])  # one transfer
-        rows = [*self._equilibrium(step)]
+        rows = [*self._lines(step)]
         for name, of_parts in self._sums.items():
             whole: list[float] = []
             for sums, part in zip(of_parts, self.parts, strict=True):
@@ -179,17 +181,22 @@ class Step:
         """Return the sums of a quantity that stands before another in `QUANTITIES`."""
         return self._sums[name][number]
 
-    def _equilibrium(self, step: int) -> Iterator[Row]:
-        if type(self.optimizer) is not torch.optim.AdamW:
+    def _lines(self, step: int) -> Iterator[Row]:
+        """Yield what theory expects of the optimizer, where all parameters have one value."""
+        kind = type(self.optimizer)
+        if kind not in (torch.optim.Adam, torch.optim.AdamW):
             return
+        betas = {float(group["betas"][0]) for part in self.parts for group in part.groups}
+        noise = {math.sqrt((1.0 - beta) / (1.0 + beta)) for beta in betas}
         angles = {
             measures.equilibrium_angle(rate, group["weight_decay"], group["betas"][0])
             for part, rates in zip(self.parts, self.rates, strict=True)
             for p, group, rate in zip(part.parameters, part.groups, rates, strict=True)
-            if group["weight_decay"] > 0.0 and p.ndim == 2
+            if group["weight_decay"] > 0.0 and p.ndim == 2 and kind is torch.optim.AdamW
         }
-        if len(angles) == 1:
-            yield Row(step, MODEL, None, "row_equilibrium", None, angles.pop())
+        for name, values in (("update_rms_noise", noise), ("row_equilibrium", angles)):
+            if len(values) == 1:
+                yield Row(step, MODEL, None, name, None, values.pop())
 
     def _states(self) -> list[list[Mapping[str, Any]]]:
         found = [[self.optimizer.state.get(p, {}) for p in part.parameters] for part in self.parts]
@@ -322,7 +329,8 @@ QUANTITIES = {
     ),
     "below_eps": Quantity(_below_eps, lambda below, n: below / n),
 }
-"""The quantities of a step by name. Add one here, and to `EXPLAINED` of reports to draw it."""
+"""The quantities of a step by name. Add one here, and to `EXPLAINED` of
+`report.figures.stable` to draw it."""
 BEFORE = {"momentum_cosine", "gradient_cosine"}
 """Those of gradients, which are clipped afterwards, and of moments, which the step changes."""
 

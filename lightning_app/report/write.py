@@ -200,6 +200,7 @@ OF_A_GROUP = (
     FigureKind("resources", "cost", training.resources),
     FigureKind("frontier", "stable", stable.frontier),
     FigureKind("probes", "inside", stable.twins),
+    FigureKind("explanations", "inside", stable.explanations),
 )
 FIRST = ("scores_by_task", "loss_by_rate", "rate_by_warmup")
 """What a report opens with: scores of tasks, else the loss if there are several rates."""

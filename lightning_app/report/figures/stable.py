@@ -2,8 +2,8 @@
 run next to a twin that did not."""
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,6 +11,7 @@ import numpy as np
 from lightning_app.config.tree import label
 from lightning_app.report.facts import say
 from lightning_app.report.figures.sheet import (
+    DASHES,
     INK,
     MUTED,
     PAPER,
@@ -27,6 +28,7 @@ from lightning_app.report.figures.sheet import (
     sketch,
     title,
     two_kinds,
+    warmup_colours,
     warmup_of,
 )
 from lightning_app.report.pairs import Arm, arms
@@ -243,6 +245,7 @@ def _brightness(colour: Sequence[float]) -> float:
 
 STACKS = ("encoder", "decoder", "model")
 MARKERS = ("o", "s", "^", "D", "v", "P")  # of layers, repeated
+PANELS = 4  # in one row of `explanations`
 SIGNALS = {
     "token_cosine": "cosine of two tokens",
     "w2_gradient": "gradient of $W_2$ (norm)",
@@ -368,11 +371,183 @@ def _layer_legend(figure: "Figure", layers: Sequence[int], colour: str) -> None:
     figure.legend(handles=handles, loc="outside upper center", ncols=min(columns, len(handles)))
 
 
-def read_probes(cell: CellResult) -> dict[Place, Curve]:
-    """The finite values of `SIGNALS` by place and step; the last value of a step counts."""
+def read_probes(cell: CellResult, quantities: Container[str] = SIGNALS) -> dict[Place, Curve]:
+    """The finite values of `quantities` by place and step; the last value of a step counts."""
     path = cell.run.sound(PROBES)
     curves: dict[Place, Curve] = {}
     for step, place, value in [] if path is None else probed_values(path):
-        if place.quantity in SIGNALS and math.isfinite(value):
+        if place.quantity in quantities and math.isfinite(value):
             curves.setdefault(place, {})[step] = value
     return curves
+
+
+def _last(by_layer: Mapping[int, float]) -> float:
+    return by_layer[max(by_layer)]
+
+
+def _largest(by_layer: Mapping[int, float]) -> float:
+    return max(by_layer.values())
+
+
+def _imbalance(by_layer: Mapping[int, float]) -> float:
+    first = by_layer[min(by_layer)]
+    return by_layer[max(by_layer)] / first if first else math.nan
+
+
+@dataclass(frozen=True)
+class Explained:
+    """A panel of `explanations`: a quantity that speaks to one explanation of warm-up.
+
+    `of` makes one number of those of the layers, for a quantity that a stack as a whole lacks.
+    `line` is what theory expects: a number, or a quantity of the model.
+    """
+
+    explanation: str
+    quantity: str
+    label: str
+    line: float | str | None = None
+    of: Callable[[Mapping[int, float]], float] | None = None
+    log: bool = False
+
+
+EXPLAINED = (
+    Explained("E1", "inverse_root_spread", "spread of $1/\\sqrt{v}$"),
+    Explained("E1", "below_eps", "share below $\\epsilon$"),
+    Explained("E2", "update_rms", "RMS(update) / $\\eta$", "update_rms_noise"),
+    Explained("E2", "momentum_cosine", "cos(m, g)", 0.0),
+    Explained("E2", "gradient_cosine", "cos($g_t$, $g_{t-1}$)", 0.0),
+    Explained("E3", "row_angle", "angle of rows (rad)", "row_equilibrium", log=True),
+    Explained("E4", "representation_change", "change of output, relative", log=True),
+    Explained("E4", "relative_change", "||x dW|| / ||x W||", log=True),
+    Explained("E5", "sharpness_over_threshold", "$\\eta\\lambda_1$ / threshold", 1.0, log=True),
+    Explained("E5", "rate_over_critical", "$\\eta$ / critical rate", 1.0, log=True),
+    Explained("E5", "local_smoothness", "||dg|| / ||dW||", log=True),
+    Explained("E6", "w2_gradient", "gradient, last / first layer", 1.0, _imbalance, log=True),
+    Explained("E7", "output_change", "||dF||$^2$ / d", log=True),
+    Explained("E8", "largest_logit", "largest logit", of=_largest),
+    Explained("E8", "qk_singular_value", "$\\sigma_1(W_Q W_K^T)$", of=_largest),
+    Explained("E9", "token_cosine", "cosine of two tokens", 1.0, _last),
+    Explained("E9", "output_information", "output information", 0.0),
+)
+"""What separates the explanations of warm-up, drawn where runs have it; docs/looking-inside.md
+names each one."""
+OF_UPDATES = {"update_rms", "output_change", "rate_over_critical"}
+"""Quantities of the three groups of `UpdateProbe`; without any of them, `twins` shows the rest."""
+
+
+def explanations(part: Part) -> list[Sketch]:
+    """The shortest and the longest warm-up of each variant, a panel for each of `EXPLAINED`."""
+    chosen = [runs for name in part.variants(part.cells) if (runs := _ends(part, name))]
+    drawn = [_explained(runs) for runs in chosen[: part.figures]]
+    sketches = [each for each in drawn if each is not None]
+    names = ", ".join(runs[0].variant for runs in chosen[part.figures :])
+    if names and sketches:
+        text = sketches[-1].text + say("figures.probes.not_drawn", names=names)
+        sketches[-1] = replace(sketches[-1], text=text)
+    return sketches
+
+
+def _ends(part: Part, variant: str) -> list[CellResult]:
+    """The runs of the shortest and the longest warm-up, otherwise equal; one if there is one.
+
+    Of several rates and seeds: where the shortest stalled and the longest did not, else the
+    largest rate and the smallest seed.
+    """
+    alike: dict[tuple[float, int], dict[int, CellResult]] = {}
+    for cell in part.cells:
+        if cell.variant == variant and cell.run.sound(PROBES):
+            same = alike.setdefault((cell.lr or 0.0, cell.seed or 0), {})
+            same.setdefault(warmup_of(cell), cell)
+
+    def rank(place: tuple[float, int]) -> tuple[bool, bool, float, int]:
+        runs = alike[place]
+        stalled = runs[min(runs)].state == "diverged" != runs[max(runs)].state
+        return stalled, len(runs) > 1, place[0], -place[1]
+
+    if not alike:
+        return []
+    runs = alike[max(alike, key=rank)]
+    return [runs[warmup] for warmup in sorted({min(runs), max(runs)})]
+
+
+def _explained(runs: Sequence[CellResult]) -> Sketch | None:
+    from matplotlib.figure import Figure
+
+    lines = {each.line for each in EXPLAINED if isinstance(each.line, str)}
+    names = {each.quantity for each in EXPLAINED} | lines
+    curves = [read_probes(cell, names) for cell in runs]
+    if not any(place.quantity in OF_UPDATES for places in curves for place in places):
+        return None
+    panes = [e for e in EXPLAINED if any(_drawn_curves(places, e) for places in curves)]
+    steps = [step for places in curves for curve in places.values() for step in curve]
+    links = Links(sum(map(len, curves)))
+    columns = min(len(panes), PANELS)
+    height = math.ceil(len(panes) / columns)
+    figure = Figure(figsize=(2.6 * columns + 0.4, 2.1 * height + 0.8), layout="constrained")
+    grid = [*figure.subplots(height, columns, sharex=True, squeeze=False).flat]
+    for unused in grid[len(panes) :]:
+        unused.remove()
+    colours = warmup_colours([warmup_of(cell) for cell in runs])
+    rows: list[dict[str, Any]] = []
+    for each, axes in zip(panes, grid, strict=False):
+        for cell, places in zip(runs, curves, strict=True):
+            colour = colours[warmup_of(cell)]
+            for stack, curve in _drawn_curves(places, each).items():
+                words = f"{each.explanation}, {each.quantity.replace('_', ' ')}, {stack}"
+                look: Any = {"marker": MARKERS[STACKS.index(stack)], "markersize": 4}
+                url = links.to(cell, words)
+                axes.plot(list(curve), list(curve.values()), color=colour, url=url, **look)
+                mark = {"mark": "run", "explanation": each.explanation, **identity(cell)}
+                mark |= {"quantity": each.quantity, "stack": stack}
+                rows += [{**mark, "step": step, "value": value} for step, value in curve.items()]
+            if isinstance(each.line, str) and (line := places.get(Place(each.line, "model"))):
+                look = {"color": MUTED, "linestyle": DASHES[0], "linewidth": 1.1, "zorder": 1}
+                axes.plot(list(line), list(line.values()), **look)
+                mark = {"mark": "theory", "explanation": each.explanation, **identity(cell)}
+                mark |= {"quantity": each.line, "stack": "model"}
+                rows += [{**mark, "step": step, "value": value} for step, value in line.items()]
+        if isinstance(each.line, float):
+            axes.axhline(each.line, color=MUTED, linewidth=1.1, linestyle=DASHES[0], zorder=1)
+        values = [
+            v for places in curves for c in _drawn_curves(places, each).values() for v in c.values()
+        ]
+        if each.log and min(values) > 0.0:
+            axes.set_yscale("log")
+        axes.grid(axis="y")
+        axes.tick_params(length=3, labelbottom=True)
+        axes.set_title(f"{each.explanation}  {each.label}", fontsize=9.5)
+        log_steps(axes, min(steps), max(steps))
+    figure.supxlabel("optimizer step (log scale)", fontsize=9.5)
+    handles = [
+        key(f"warm-up {warmup:,}", color=colour, linestyle="-")
+        for warmup, colour in colours.items()
+    ]
+    drawn = dict.fromkeys(row["stack"] for row in rows)
+    handles += [key(name, marker=MARKERS[STACKS.index(name)]) for name in STACKS if name in drawn]
+    handles += [key("theory", linestyle=DASHES[0])]
+    figure.legend(handles=handles, loc="outside upper center", ncols=len(handles))
+    frozen(figure)
+    first = runs[0]
+    words = {"variant": first.variant, "seed": first.seed, "lr": label(first.lr)}
+    words["warmups"] = " and ".join(f"{warmup:,}" for warmup in colours)
+    return sketch("explanations", figure, rows, links, runs, **words)
+
+
+def _drawn_curves(places: Mapping[Place, Curve], each: Explained) -> dict[str, Curve]:
+    """The curve of each stack, or that of the model, for one panel."""
+    found: dict[str, Curve] = {}
+    for stack in STACKS:
+        own = {p: c for p, c in _of(places, each.quantity, stack) if p.head is None}
+        if each.of is None:
+            whole = own.get(Place(each.quantity, stack))
+            found |= {} if whole is None else {stack: whole}
+            continue
+        by_step: dict[int, dict[int, float]] = {}
+        for place, curve in own.items():
+            for step, value in curve.items():
+                if place.layer:
+                    by_step.setdefault(step, {})[place.layer] = value
+        numbers = {step: each.of(layers) for step, layers in sorted(by_step.items())}
+        kept = {step: value for step, value in numbers.items() if math.isfinite(value)}
+        found |= {stack: kept} if kept else {}
+    return found

@@ -108,3 +108,48 @@ def test_variants_that_are_not_drawn_are_named(make_grid, draw, table, monkeypat
     (rest,) = {"a", "b", "c"} - {*drawn}
     assert drawings[1].text.endswith(f": {rest}.")
     assert not drawings[0].text.endswith(f": {rest}.")
+
+
+def updates(number):
+    """Rows of `UpdateProbe`, beside those of `SignalProbe`."""
+    rows = []
+    for step in STEPS:
+        value = signal(number, step, 0)
+        for name in ("update_rms", "row_angle", "row_equilibrium"):
+            rows.append(("model", None, name, step, value))
+        rows.append(("encoder", None, "output_change", step, value))
+        for n in LAYERS:
+            rows.append(("decoder", n, "qk_singular_value", step, signal(number, step, -n)))
+    names = ("stack", "layer", "quantity", "step", "value")
+    added = [{"head": None, **dict(zip(names, row, strict=True))} for row in rows]
+    return [*probe_rows(number), *added]
+
+
+def test_explanations_show_the_shortest_and_the_longest_warmup(make_grid, draw, table):
+    fake = make_grid(outcome, {**AXES, WARMUP: [0, 30, 60]}, curves=False)
+    for number, cell in enumerate(fake.cells):
+        table(fake.run(cell) / "probes.csv", updates(number))
+    drawn = draw(fake.folder)
+    (drawing,) = [d for d in drawn.list if d.path.stem.startswith("explanations")]
+    assert [(c.variant, c.warmup, c.lr, c.seed) for c in drawing.cells] == [
+        ("post_ln", 0, 4e-3, 1),
+        ("post_ln", 60, 4e-3, 1),
+    ]
+    rows = drawn.table(drawing.path.stem)
+    for _, row in rows.iterrows():
+        number = number_of(fake, row["run"])
+        if row["quantity"] == "w2_gradient":  # of the last layer over the first
+            first, last = (signal(number, row["step"], n) for n in (LAYERS[0], LAYERS[-1]))
+            expected = last / first
+        else:  # of the last layer, but for singular values, where the first is the largest
+            layer = {"token_cosine": LAYERS[-1], "qk_singular_value": -LAYERS[0]}
+            expected = signal(number, row["step"], layer.get(row["quantity"], 0))
+        assert row["value"] == pytest.approx(expected), row["quantity"]
+    of = dict(zip(rows["quantity"], rows["explanation"], strict=True))
+    assert of["row_equilibrium"] == of["row_angle"] == "E3"
+    assert of["output_change"] == "E7"
+    assert set(rows[rows["quantity"] == "row_equilibrium"]["mark"]) == {"theory"}
+
+
+def test_signals_alone_are_not_drawn_by_explanation(probed, draw):
+    assert not [d for d in draw(probed.folder).list if d.path.stem.startswith("explanations")]
