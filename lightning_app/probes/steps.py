@@ -147,10 +147,10 @@ class Step:
         """Return all quantities of the finished step."""
         self._add(name for name in QUANTITIES if name not in BEFORE)
         every = [sums for of_parts in self._sums.values() for sums in of_parts if sums is not None]
-        tensors = [
-            number.float() for sums in every for number in sums if isinstance(number, Tensor)
-        ]
-        read = iter(torch.stack(tensors).tolist() if tensors else [])  # one transfer
+        tensors = [number for sums in every for number in sums if isinstance(number, Tensor)]
+        if tensors and tensors[0].device.type != "cpu":  # one transfer
+            tensors = torch.stack([tensor.float() for tensor in tensors]).cpu()
+        read = map(float, tensors)
         rows = [*self._lines(step)]
         for name, of_parts in self._sums.items():
             whole: list[float] = []

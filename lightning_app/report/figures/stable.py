@@ -391,7 +391,7 @@ def _largest(by_layer: Mapping[int, float]) -> float:
 
 def _imbalance(by_layer: Mapping[int, float]) -> float:
     first = by_layer[min(by_layer)]
-    return by_layer[max(by_layer)] / first if first else math.nan
+    return by_layer[max(by_layer)] / first if first and len(by_layer) > 1 else math.nan
 
 
 @dataclass(frozen=True)
@@ -422,7 +422,7 @@ EXPLAINED = (
     Explained("E5", "sharpness_over_threshold", "$\\eta\\lambda_1$ / threshold", 1.0, log=True),
     Explained("E5", "rate_over_critical", "$\\eta$ / critical rate", 1.0, log=True),
     Explained("E5", "local_smoothness", "||dg|| / ||dW||", log=True),
-    Explained("E6", "w2_gradient", "gradient, last / first layer", 1.0, _imbalance, log=True),
+    Explained("E6", "w2_gradient", "$W_2$ gradient, last / first", 1.0, _imbalance, log=True),
     Explained("E7", "output_change", "||dF||$^2$ / d", log=True),
     Explained("E8", "largest_logit", "largest logit", of=_largest),
     Explained("E8", "qk_singular_value", "$\\sigma_1(W_Q W_K^T)$", of=_largest),
