@@ -21,7 +21,7 @@ from lightning_app.probes.probe import preconditioned_sharpness, untouched
 from lightning_app.tasks.base import Task
 
 
-class Part(NamedTuple):
+class TrainedPart(NamedTuple):
     """Trained parameters that are measured together: those of a block or, without layers, others.
 
     Matrices come first, those of one width side by side, so that their rows are one view.
@@ -48,7 +48,7 @@ def flat(tensors: Iterable[Tensor]) -> Tensor:
     return whole.to(torch.promote_types(whole.dtype, torch.float32))
 
 
-def parts_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[Part]:
+def trained_parts(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[TrainedPart]:
     """Return the parts of `model`: a block that serves several layers is one."""
     layers: dict[Block, list[tuple[str, int]]] = {}
     for name, stack in stacks(model).items():
@@ -56,18 +56,18 @@ def parts_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[Part]:
             layers.setdefault(block, []).append((name, layer))
     groups = {p: group for group in optimizer.param_groups for p in group["params"]}
     trained = {p for p in groups if p.requires_grad}
-    parts: list[Part] = []
+    parts: list[TrainedPart] = []
     for module, places in [*layers.items(), (model, [])]:
         own = [p for p in module.parameters() if p in trained]
         own.sort(key=lambda p: (p.ndim != 2, p.shape[-1] if p.ndim else 0))
         trained.difference_update(own)
         if own:
-            parts.append(Part(places, own, [groups[p] for p in own]))
+            parts.append(TrainedPart(places, own, [groups[p] for p in own]))
     return parts
 
 
 @torch.no_grad()
-def gradients_of(parts: Iterable[Part]) -> list[Tensor]:
+def gradients_of(parts: Iterable[TrainedPart]) -> list[Tensor]:
     """Return a copy of the gradients of each part; a parameter without one has zeros."""
     return [
         flat(p.grad if p.grad is not None else torch.zeros_like(p) for p in part.parameters)
@@ -112,7 +112,7 @@ class Step:
     @torch.no_grad()
     def __init__(
         self,
-        parts: Sequence[Part],
+        parts: Sequence[TrainedPart],
         optimizer: torch.optim.Optimizer,
         gradients: Sequence[Tensor],
         earlier: Sequence[Tensor] | None,
@@ -178,7 +178,7 @@ class Step:
             self._sums[name] = [QUANTITIES[name].sums(self, n) for n in range(len(self.parts))]
 
     def sums(self, name: str, number: int) -> Sums | None:
-        """Return the sums of a quantity that stands before another in `QUANTITIES`."""
+        """Return the sums of a quantity listed before another in `QUANTITIES`."""
         return self._sums[name][number]
 
     def _lines(self, step: int) -> Iterator[Row]:

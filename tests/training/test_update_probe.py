@@ -26,9 +26,9 @@ from lightning_app.probes.steps import (
     critical_factor,
     curvature_rows,
     gradients_of,
-    parts_of,
     pass_rows,
     passage,
+    trained_parts,
 )
 from lightning_app.training.callbacks.probes import UpdateProbe, model_of
 from lightning_app.training.module import TransformerModule
@@ -161,7 +161,7 @@ def stepped(preset: str = "post_ln", kind: str = "adam", **optimizer: Any) -> St
         made.step()
     earlier = copy.deepcopy(model)
     backward()
-    parts = parts_of(model, made)
+    parts = trained_parts(model, made)
     step, before = Step(parts, made, gradients_of(parts), None), passage(model, task, batch)
     made.step()
     step.finish()
@@ -349,7 +349,13 @@ def test_loggers_get_those_of_the_model_and_of_stacks(tmp_path: Path, cache: str
     logger = CSVLogger(tmp_path, name="", version="")
     fit(tmp_path, cache, UpdateProbe(steps=[2], pass_steps=[2]), logger=logger, max_steps=2)
     header = (tmp_path / "metrics.csv").read_text().partition("\n")[0].split(",")
-    quantities = ("momentum_cosine", "gradient_cosine", "update_rms", "row_angle")
+    quantities = (
+        "momentum_cosine",
+        "gradient_cosine",
+        "update_rms",
+        "update_rms_noise",
+        "row_angle",
+    )
     quantities += ("inverse_root_spread", "below_eps", "local_smoothness", "relative_change")
     expected = {f"probe/{quantity}/model" for quantity in quantities}
     for quantity in ("representation_change", "output_change"):

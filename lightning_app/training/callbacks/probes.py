@@ -25,14 +25,14 @@ from lightning_app.probes.probe import (
     update_ratios,
 )
 from lightning_app.probes.steps import (
-    Part,
     Passage,
     Step,
+    TrainedPart,
     curvature_rows,
     gradients_of,
-    parts_of,
     pass_rows,
     passage,
+    trained_parts,
 )
 from lightning_app.training.callbacks.loggers import event_files, example, show_attention, tell
 from lightning_app.training.module import is_logged
@@ -255,7 +255,7 @@ class UpdateProbe(Probing):
             wrong = [step for step in given or [] if isinstance(step, bool) or step < 1]
             if wrong:
                 raise ValueError(f"{name} {wrong[0]}: steps count from 1")
-        self._parts: list[Part] = []
+        self._parts: list[TrainedPart] = []
         self._made: Step | None = None
         self._pass: Passage | None = None
         self._gradients: list[Tensor] | None = None  # of the step before one of `steps`, by part
@@ -285,7 +285,7 @@ class UpdateProbe(Probing):
                 "stops gradients, so there is no Hessian of what it trains; leave one of both out"
             )
         self._made = self._pass = None
-        self._parts = parts_of(model, trainer.optimizers[0])
+        self._parts = trained_parts(model, trainer.optimizers[0])
         super().on_train_start(trainer, pl_module)
 
     def on_before_optimizer_step(
