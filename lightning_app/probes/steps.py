@@ -77,7 +77,10 @@ def gradients_of(parts: Iterable[TrainedPart]) -> list[Tensor]:
 
 Sums = Sequence[Tensor | float]
 
-STATES = {"step", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "mu_product"}
+STATES = {
+    *("step", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "mu_product"),
+    *("left", "length", "size"),
+}
 """What an optimizer may keep for a parameter so that its moments mean what their names say. SOAP,
 for example, keeps them in another basis, beside that basis; quantities of them are left out."""
 
@@ -88,7 +91,8 @@ class Step:
     Make it with the gradients of the step, after their all-reduce and before they are clipped; call
     `finish` when the step is done. All sums are in float32 at least. With g the gradient, m the
     first moment (of sgd: its momentum) before the step, v_hat the second moment after it divided
-    by 1 - beta2^t, W and W' the weights before and after, eta the rate of a parameter:
+    by 1 - beta2^t where the optimizer does so, W and W' the weights before and after, eta the rate
+    of a parameter:
 
     ====================  ======================================================================
     quantity              meaning
@@ -228,13 +232,17 @@ class Step:
         counts = iter(torch.stack(steps).tolist() if steps else [])  # one transfer
         return [
             [
-                1.0 - float(group["betas"][1]) ** next(counts)
-                if has_second_moment(group, state)
-                else None
+                _correction(group, next(counts)) if has_second_moment(group, state) else None
                 for group, state in zip(part.groups, states, strict=True)
             ]
             for part, states in zip(self.parts, self.states, strict=True)
         ]
+
+
+def _correction(group: Mapping[str, Any], count: float) -> float:
+    """Return ``1 - beta2^t``, or 1 for an optimizer that does not divide v by it."""
+    uncorrected = group.get("bias_correction", True) is False
+    return 1.0 if uncorrected else 1.0 - float(group["betas"][1]) ** count
 
 
 def has_second_moment(group: Mapping[str, Any], state: Mapping[str, Any]) -> bool:

@@ -17,7 +17,7 @@ from lightning_app.blocks.config import BlockConfig
 from lightning_app.blocks.presets import PRESETS
 from lightning_app.config.classes import made_object
 from lightning_app.core.errors import UserError
-from lightning_app.models.optim import OptimizerConfig
+from lightning_app.models.optim import OPTIMIZERS, OptimizerConfig, build_optimizer
 from lightning_app.models.stack import stacks
 from lightning_app.probes.hooks import MODEL, Place, from_csv
 from lightning_app.probes.steps import (
@@ -288,6 +288,31 @@ def test_every_preset_has_them(preset: str) -> None:
         assert place in found
     missing = {"momentum_cosine", "inverse_root_spread", "below_eps", "row_equilibrium"}
     assert missing.isdisjoint({place.quantity for place in found})
+
+
+@pytest.mark.parametrize("kind", sorted(OPTIMIZERS))
+def test_every_optimizer_has_what_its_state_allows(kind: str) -> None:
+    model, batch, task = randomise(translator("post_ln", **SIZES)), pairs(), objective()
+    config = OptimizerConfig(kind=kind, weight_decay=0.1 * (kind == "rotational_adamw"))
+    optimizer = build_optimizer(config, model, fused=False)
+    parts = trained_parts(model, optimizer)
+
+    def made() -> Step:
+        optimizer.zero_grad()
+        task.mean_loss(task.predictions(model, batch)).backward()
+        step = Step(parts, optimizer, gradients_of(parts), None)
+        optimizer.step()
+        return step
+
+    made()
+    step = made()
+    step.finish()
+    rows = step.rows(2)
+    assert all(math.isfinite(row.value) for row in rows)
+    found = {row.quantity for row in rows}
+    assert {"update_rms", "row_angle"} <= found
+    assert ("momentum_cosine" in found) == (kind != "sgd")
+    assert ("inverse_root_spread" in found) == (kind not in ("sgd", "lion", "signum"))
 
 
 def test_layers_that_share_a_block_have_inputs_of_their_own() -> None:
