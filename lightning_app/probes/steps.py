@@ -79,7 +79,7 @@ Sums = Sequence[Tensor | float]
 
 STATES = {
     *("step", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "mu_product"),
-    *("left", "length", "size"),
+    *("left", "length", "size", "radius", "row_square"),
 }
 """What an optimizer may keep for a parameter so that its moments mean what their names say. SOAP,
 for example, keeps them in another basis, beside that basis; quantities of them are left out."""

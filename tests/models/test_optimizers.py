@@ -491,9 +491,7 @@ def test_what_has_no_meaning_is_refused(
     ],
 )
 def test_split_parameters_are_refused(model: dict[str, Any]) -> None:
-    with pytest.raises(
-        UserError, match=r"model\.\w+\.\w+: \w+ reads whole .* fsdp splits"
-    ):
+    with pytest.raises(UserError, match=r"model\.\w+\.\w+: \w+ reads whole .* fsdp splits"):
         resolve({"trainer": {"strategy": "fsdp"}, "model": model}, "a test")
     resolve({"trainer": {"strategy": "ddp"}, "model": model}, "a test")
 

@@ -293,7 +293,8 @@ def test_every_preset_has_them(preset: str) -> None:
 @pytest.mark.parametrize("kind", sorted(OPTIMIZERS))
 def test_every_optimizer_has_what_its_state_allows(kind: str) -> None:
     model, batch, task = randomise(translator("post_ln", **SIZES)), pairs(), objective()
-    config = OptimizerConfig(kind=kind, weight_decay=0.1 * (kind == "rotational_adamw"))
+    decay, momentum = 0.1 * (kind == "rotational_adamw"), 0.9 * ("muon" in kind)
+    config = OptimizerConfig(kind=kind, weight_decay=decay, momentum=momentum)
     optimizer = build_optimizer(config, model, fused=False)
     parts = trained_parts(model, optimizer)
 
