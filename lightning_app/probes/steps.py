@@ -14,6 +14,7 @@ from torch.utils.hooks import RemovableHandle
 
 from lightning_app.blocks.attention import AnchoredProjection, Attention, spread_heads
 from lightning_app.blocks.block import Block, Call
+from lightning_app.blocks.linear import Linear
 from lightning_app.models.stack import stacks
 from lightning_app.probes import measures
 from lightning_app.probes.hooks import MODEL, Place, Row, RunningStats, ordered
@@ -365,18 +366,19 @@ def passage(model: nn.Module, task: Task, batch: Any) -> Passage:
         with taps:
             predictions = task.predictions(model, batch)
         found = torch.autograd.grad(task.mean_loss(predictions), parameters, allow_unused=True)
+        matrices = {each: _matrix(each) for each in dict.fromkeys(m for *_, m, _ in taps.inputs)}
     kept = [
         g if g is not None else torch.zeros_like(p) for g, p in zip(found, parameters, strict=True)
     ]
-    maps = dict.fromkeys(linear for *_, linear, _ in taps.inputs)
-    return Passage(taps.outputs, taps.inputs, {each: _matrix(each) for each in maps}, flat(kept))
+    return Passage(taps.outputs, taps.inputs, matrices, flat(kept))
 
 
 @torch.no_grad()
 def _matrix(linear: nn.Module) -> Tensor:
-    """Return W of ``x W``: of a projection ``a W_0 + b dW``, the sum."""
+    """Return W of ``x W`` in evaluation mode: of a projection ``a W_0 + b dW``, the sum."""
     if isinstance(linear, nn.Linear):
-        return linear.weight.detach().mT.clone()
+        matrix = linear.matrix if isinstance(linear, Linear) else linear.weight
+        return matrix.detach().mT.clone()
     assert isinstance(linear, AnchoredProjection)
     weight = linear.change.weight
     return linear(torch.eye(weight.shape[1], dtype=weight.dtype, device=weight.device))
@@ -528,30 +530,27 @@ def pass_rows(
     if moved:
         change = measures.precise(after.gradient - before.gradient).norm()
         tally.mean(Place("local_smoothness", MODEL), change / moved)
-    for name, stack in stacks(model).items():
-        for layer, block in stack.layers:
-            for prefix, attention in (
-                ("", block.self_attention),
-                ("cross_", block.cross_attention),
-            ):
-                if attention is not None:
-                    place = Place(f"{prefix}qk_singular_value", name, layer)
-                    values = _singular_values(attention)
-                    tally.largest(place, values)
-                    for head, value in enumerate(values):
-                        tally.mean(place._replace(head=head), value)
+    with untouched(model):
+        for place, values in _singular_values(model):
+            tally.largest(place, values)
+            for head, value in enumerate(values):
+                tally.mean(place._replace(head=head), value)
     return tally.rows(step)
 
 
-def _singular_values(attention: Attention) -> Tensor:
-    queries, keys = (
-        spread_heads(each.weight.unflatten(0, (heads, -1))[None], attention.num_heads)[0]
-        for each, heads in (
-            (attention.query, attention.num_heads),
-            (attention.key, attention.kv_heads),
-        )
-    )
-    return measures.largest_singular_values(queries, keys)
+def _singular_values(model: nn.Module) -> Iterator[tuple[Place, Tensor]]:
+    """Yield ``sigma_1(W_Q W_K^T)`` of each head of every attention."""
+    for name, stack in stacks(model).items():
+        for layer, block in stack.layers:
+            for prefix, part in (("", block.self_attention), ("cross_", block.cross_attention)):
+                if part is None:
+                    continue
+                queries, keys = (
+                    spread_heads(_matrix(each).mT.unflatten(0, (heads, -1))[None], part.num_heads)
+                    for each, heads in ((part.query, part.num_heads), (part.key, part.kv_heads))
+                )
+                place = Place(f"{prefix}qk_singular_value", name, layer)
+                yield place, measures.largest_singular_values(queries[0], keys[0])
 
 
 def threshold(optimizer: torch.optim.Optimizer) -> float | None:

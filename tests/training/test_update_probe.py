@@ -47,10 +47,11 @@ def fit(
     *callbacks: pl.Callback,
     optimizer: OptimizerConfig | None = None,
     start: Path | None = None,
+    preset: str = "realformer",
     **settings: Any,
 ) -> TransformerModule:
     pl.seed_everything(5, verbose=False)
-    trained = module(dropout=0.3, preset="realformer")
+    trained = module(dropout=0.3, preset=preset)
     if optimizer is not None:
         trained.optimizer = optimizer
     common: dict[str, Any] = {"max_steps": 6, "gradient_clip_val": 0.5, **settings}
@@ -339,10 +340,11 @@ def test_moments_in_another_basis_are_left_out() -> None:
     assert "update_rms" in found
 
 
-def test_logging_changes_no_bit(tmp_path: Path, cache: str) -> None:
-    left = fit(tmp_path / "plain", cache)
+@pytest.mark.parametrize("preset", ["realformer", "sigma_reparam"])
+def test_logging_changes_no_bit(tmp_path: Path, cache: str, preset: str) -> None:
+    left = fit(tmp_path / "plain", cache, preset=preset)
     state = torch.get_rng_state()
-    right = fit(tmp_path / "probed", cache, UpdateProbe(**EVERY))
+    right = fit(tmp_path / "probed", cache, UpdateProbe(**EVERY), preset=preset)
     assert torch.equal(state, torch.get_rng_state())
     for (name, a), b in zip(left.state_dict().items(), right.state_dict().values(), strict=True):
         assert torch.equal(a, b), name
