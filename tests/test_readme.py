@@ -182,11 +182,13 @@ def test_a_yaml_block_is_what_it_seems(block: Fenced, tmp_path: Path) -> None:
     assert spec.sensitivity["baseline"] in PRESETS
 
 
-def test_the_example_of_a_probe_names_it() -> None:
-    (block,) = [each for each in YAML if each.page == "docs/looking-inside.md"]
-    resolved = resolve(yaml.safe_load(block.text), "docs")
-    (callback,) = resolved["trainer"]["callbacks"]
-    assert callback["class_path"] == "lightning_app.training.callbacks.probes.SignalProbe"
+def test_the_examples_of_probes_name_them() -> None:
+    found = []
+    for block in YAML:
+        if block.page == "docs/looking-inside.md":
+            callbacks = resolve(yaml.safe_load(block.text), "docs")["trainer"]["callbacks"]
+            found.append([each["class_path"].rpartition(".")[2] for each in callbacks])
+    assert found == [["SignalProbe"], ["SignalProbe", "UpdateProbe"]]
 
 
 PYTHON = sorted({block.page for block in fenced("python")})
