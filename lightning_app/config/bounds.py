@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.machinery import PathFinder
 from typing import Any
 
@@ -177,12 +177,12 @@ def check_whole(model: Any, strategy: Any) -> None:
         )
 
 
-def check_clipped(model: Any, attentions: Iterable[Any]) -> None:
+def check_clipped(model: Any, blocks: Sequence[Any]) -> None:
     """Refuse QKClip where smaller queries and keys do not make logits smaller, or not as much.
 
     Args:
         model: The section `model` as an object.
-        attentions: The specification of each attention.
+        blocks: The specification of each block.
 
     Raises:
         UserError: naming the field.
@@ -191,14 +191,17 @@ def check_clipped(model: Any, attentions: Iterable[Any]) -> None:
     usual["query_key_noise"] = 0.0
     found = [
         f"model.block: {name} {value}"
-        for each in attentions
+        for block in blocks
+        for each in (block.self_attention, block.cross_attention)
         for name, wanted in usual.items()
         if (value := getattr(each, name)) != wanted
     ]
+    if any(block.sigma_reparam for block in blocks):
+        found.append("model.block: sigma_reparam true")
     if "relative" in model.architecture.positions:
         found.append(f"model.architecture.positions: {model.architecture.positions}")
-    if model.block.unit_matrices:
-        found.append("model.block.unit_matrices: true")
+    if any(block.unit_matrices for block in blocks):
+        found.append("model.block: unit_matrices true")
     if model.compile != "none":
         found.append(f"model.compile: {model.compile}")
     if found:

@@ -274,8 +274,7 @@ def check(tree: dict[str, Any], config: Config, *, trains: bool) -> None:
     callbacks = classes_of(tree["trainer"]["callbacks"])
     if any(path.rpartition(".")[2] == "QKClip" for path, _ in callbacks):
         blocks = [block for spec in stacks.values() for block in spec.blocks]
-        parts = [part for each in blocks for part in (each.self_attention, each.cross_attention)]
-        check_clipped(model, parts)
+        check_clipped(model, blocks)
     objective, kind = tree["model"]["objective"]["kind"], tree["model"]["architecture"]["kind"]
     task = TASKS[objective]
     if task.architecture != kind:

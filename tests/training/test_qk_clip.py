@@ -99,6 +99,7 @@ def test_logits_shrink_by_their_factor(positions: str, kv_heads: int | None) -> 
         ({"block": {"preset": "swin_v2"}}, "model.block: scores cosine"),
         ({"block": {"preset": "realformer"}}, "model.block: carry"),
         ({"block": {"score_cap": 50.0}}, "model.block: score_cap 50.0"),
+        ({"block": {"preset": "sigma_reparam"}}, "model.block: sigma_reparam true"),
         ({"architecture": {"positions": "relative"}}, "model.architecture.positions: relative"),
         ({"compile": "blocks"}, "model.compile: blocks"),
     ],

@@ -633,7 +633,7 @@ class QKClip(pl.Callback):
         largest = trainer.strategy.reduce(self._largest, reduce_op="max")
         assert isinstance(largest, Tensor)
         factors = torch.where(largest > self.tau, self.tau / largest, 1.0)
-        for (_, part), factor in zip(self._attentions, factors, strict=True):
+        for (_name, part), factor in zip(self._attentions, factors, strict=True):
             shared = part.kv_heads != part.num_heads
             root = factor[: part.num_heads].sqrt()
             _scale(part.query, root * root if shared else root)
