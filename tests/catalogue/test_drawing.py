@@ -365,6 +365,7 @@ def seen(another_rule: None) -> dict[str, list[set[str]]]:
     return found
 
 
+@pytest.mark.xdist_group("changes")  # one process makes them for both
 def test_whatever_can_be_changed_is_shown(seen) -> None:
     # Only full projections may stand in cross-attention, and those have no gains.
     never_built = re.compile(r"blocks\.cross_attention\.(value|output)_gains")
@@ -373,6 +374,7 @@ def test_whatever_can_be_changed_is_shown(seen) -> None:
         assert set(WAYS) in ways or never_built.match(name), name
 
 
+@pytest.mark.xdist_group("changes")
 def test_every_field_was_changed(seen) -> None:
     names = {f"blocks.{field.name}" for field in fields(BlockSpec)}
     names |= {f"blocks.self_attention.{field.name}" for field in fields(AttentionSpec)}
