@@ -429,7 +429,7 @@ def _expand(
         metric=spec.metric,
         mode=spec.mode,
         axes=dict(spec.axes),
-        excluded=_combined(spec) - len(cells) - len(waiting),
+        excluded=_excluded(spec),
         data=tuple(data.values()),
         corpora=tuple(corpora[key] for key in data),
         cells=tuple(cells),
@@ -463,11 +463,10 @@ def _resolved_base(
             raise error from None
 
 
-def _combined(spec: GridSpec) -> int:
-    """The number of combinations of the axes before exclusions, which asked cells do not have."""
-    if spec.asked is not None:
-        return len(spec.asked)
-    return prod(len(values) for axis, values in spec.axes.items() if axis not in spec.linked)
+def _excluded(spec: GridSpec) -> int:
+    """The number of combinations of the listed values that `exclude` drops."""
+    count = prod(len(values) for axis, values in spec.axes.items() if axis not in spec.linked)
+    return count - sum(1 for _ in combinations(replace(spec, asked=None)))
 
 
 def _parent_cells(

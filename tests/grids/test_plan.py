@@ -56,6 +56,10 @@ def test_seeds_are_slowest_then_file_order() -> None:
 def test_excluded_cells_are_left_out_and_counted() -> None:
     plan = plan_of(grid(exclude=({PRESET: "pre_ln", WARMUP: 60.0}, {SEED: 3, WARMUP: 0})))
     assert (plan.excluded, len(plan.cells)) == (5, 7)
+    # A refinement asks for the cells of a round.
+    asked = ({PRESET: "post_ln", WARMUP: 0, SEED: 1}, {PRESET: "post_ln", WARMUP: 30, SEED: 1})
+    later = plan_of(grid(exclude=({PRESET: "pre_ln"},), asked=asked))
+    assert (later.excluded, len(later.cells)) == (6, 2)
     for cell in plan.cells:
         assert (cell.axes[PRESET], cell.axes[WARMUP]) != ("pre_ln", 60)
         assert (cell.axes[SEED], cell.axes[WARMUP]) != (3, 0)
