@@ -94,6 +94,14 @@ def test_a_child_begins_with_all_but_the_heads(tree: dict[str, Any], parents: An
     assert data.corpus.tokenizer_file.read_bytes() == own
 
 
+def test_seeds_of_values_need_not_be_those_of_the_parent(tree: dict[str, Any]) -> None:
+    """Nor does a parent from before the field have it; new heads are drawn as the child says."""
+    here = built(changed(tree, model__architecture__seeding="name"))[0]
+    there = built(tree)[0]
+    assert torch.equal(here["embedding.tokens.weight"], there["embedding.tokens.weight"])
+    assert not torch.equal(here["output.weight"], there["output.weight"])
+
+
 def test_a_model_without_a_pooler_leaves_that_of_the_parent(
     tmp_path: Path, parents: dict[str, Path]
 ) -> None:

@@ -160,8 +160,8 @@ def _check_callbacks(callbacks: Any) -> None:
 _SPLITTING = ("fsdp", "deepspeed", "modelparallel", "model_parallel")
 
 
-def check_whole(model: Any, strategy: Any) -> None:
-    """Refuse optimizers that read whole parameters where a strategy splits them.
+def check_whole(model: Any, strategy: Any, *, clips: bool = False) -> None:
+    """Refuse optimizers, or QKClip (`clips`), that read whole parameters that a strategy splits.
 
     Raises:
         UserError: naming field and value.
@@ -171,6 +171,7 @@ def check_whole(model: Any, strategy: Any) -> None:
     reads = [f"model.optimizer.kind: {model.optimizer.kind}"] * model.optimizer.is_own
     if model.schedule.warmup_of != "all":
         reads.append(f"model.schedule.warmup_of: {model.schedule.warmup_of}")
+    reads += ["trainer.callbacks: QKClip"] * clips
     if splits and reads:
         raise UserError(
             f"{reads[0]} reads whole parameters, which trainer.strategy {splits[0]} splits; use ddp"
@@ -196,12 +197,14 @@ def check_clipped(model: Any, blocks: Sequence[Any]) -> None:
         for name, wanted in usual.items()
         if (value := getattr(each, name)) != wanted
     ]
-    if any(block.sigma_reparam for block in blocks):
-        found.append("model.block: sigma_reparam true")
     if "relative" in model.architecture.positions:
         found.append(f"model.architecture.positions: {model.architecture.positions}")
-    if any(block.unit_matrices for block in blocks):
-        found.append("model.block: unit_matrices true")
+    # Each restores the size of a matrix that was made smaller.
+    for name in ("unit_matrices", "sigma_reparam"):
+        if any(getattr(each, name) for each in blocks):
+            found.append(f"model.block: {name} true")
+    if not model.optimizer.form.from_zero:
+        found.append(f"model.optimizer.kind: {model.optimizer.kind}")
     if model.compile != "none":
         found.append(f"model.compile: {model.compile}")
     if found:

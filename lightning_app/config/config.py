@@ -270,11 +270,11 @@ def check(tree: dict[str, Any], config: Config, *, trains: bool) -> None:
         raise UserError(f"model: {error}") from error
     if any(block.unit_matrices for spec in stacks.values() for block in spec.blocks):
         check_unit(model.optimizer.weight_decay, tree["trainer"]["strategy"])
-    check_whole(model, tree["trainer"]["strategy"])
     callbacks = classes_of(tree["trainer"]["callbacks"])
-    if any(path.rpartition(".")[2] == "QKClip" for path, _ in callbacks):
-        blocks = [block for spec in stacks.values() for block in spec.blocks]
-        check_clipped(model, blocks)
+    clips = any(path.rpartition(".")[2] == "QKClip" for path, _ in callbacks)
+    check_whole(model, tree["trainer"]["strategy"], clips=clips)
+    if clips:
+        check_clipped(model, [block for spec in stacks.values() for block in spec.blocks])
     objective, kind = tree["model"]["objective"]["kind"], tree["model"]["architecture"]["kind"]
     task = TASKS[objective]
     if task.architecture != kind:

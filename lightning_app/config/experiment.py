@@ -138,7 +138,10 @@ def effect_of(config: Tree) -> tuple[str, str]:
     own = model["class_path"] is not None or config["data"]["class_path"] is not None
     known = not facts.module and not own  # a plug-in's class may read any field
     length = config["data"]["window"] + 2 if known and not facts.pairs else None  # with marks
-    wiring = json.dumps([model["architecture"], model["block"], length, digests()], sort_keys=True)
+    architecture = dict(model["architecture"])
+    if known and facts.labelled:  # no scores over the vocabulary
+        architecture |= {"logit_cap": None, "tie_embeddings": None}
+    wiring = json.dumps([architecture, model["block"], length, digests()], sort_keys=True)
     steps, ends = trainer["max_steps"], json.dumps(trainer["max_epochs"])
     parts = (
         json.dumps(config["seed_everything"]),
@@ -174,6 +177,8 @@ def _wired(text: str) -> str:
         for side, spec in stacks.items()
     }
     around = [sizes, type(order).__qualname__, positions, model.architecture.embedding_norm]
+    around += [model.architecture.logit_cap, model.architecture.tie_embeddings is not False]
+    around += [model.architecture.seeding]
     return json.dumps([built, around, plugins], sort_keys=True)
 
 

@@ -26,7 +26,10 @@ _OF_HEADS = ("transform.", "norm.", "output_bias", "output.", "auxiliary.", "nex
 _OF_HEADS += ("embedding.output.", "embedding.logit_scale.")
 _POOLER = "pooler."
 _RENAMED = {"next_sentence.pooler.": _POOLER}
-_FREE = {"block": frozenset(), "architecture": frozenset({"dropout", "attention_dropout"})}
+_FREE = {
+    "block": frozenset(),
+    "architecture": frozenset({"dropout", "attention_dropout", "seeding"}),
+}
 """The parts of a model that must match the parent's, except in these fields, which have no
 weights"""
 _MAY_BE = {("block", "residual_attention"): "none"}

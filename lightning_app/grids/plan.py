@@ -18,6 +18,7 @@ from lightning_app.config.grid import GridSpec, ParentGrid
 from lightning_app.config.identity import Identity
 from lightning_app.config.tree import (
     BLOCK,
+    RATE,
     SEED,
     WARMUP,
     Tree,
@@ -566,9 +567,9 @@ def _resolved(
 ) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
     """Yield each of `cells` (its fields by dotted key) with its resolved config.
 
-    No check compares fields of two sections, so each section is resolved separately: every
-    combination of its axes once, on top of the first cell, and its changes are applied to the
-    other cells.
+    No check compares fields of two sections, except for axes of `CHECKED_TOGETHER`, so each
+    section is resolved separately: every combination of its axes once, on top of the first cell,
+    and its changes are applied to the other cells.
     """
 
     def resolved(axes: Mapping[str, Any]) -> dict[str, Any]:
@@ -578,8 +579,9 @@ def _resolved(
     sections: dict[str, list[str]] = {}
     for axis in cells[0] if cells else ():
         sections.setdefault(_section(axis), []).append(axis)
-    if WARMED in sections.get("steps", ()):  # which the model must have
-        sections["model and data"] = [*sections.get("model and data", ()), *sections.pop("steps")]
+    if CHECKED_TOGETHER & {axis for axes in sections.values() for axis in axes}:
+        joined = [axis for name in _SECTIONS for axis in sections.pop(name, ())]
+        sections[_SECTIONS[0]] = joined
     first: dict[str, Any] = {}
     origin: dict[str, Any] = {}
     known: dict[str, list[tuple[str, Any]]] = {}
@@ -597,16 +599,21 @@ def _resolved(
         yield axes, config
 
 
-WARMED = "model.schedule.warmup_of"
+CHECKED_TOGETHER = frozenset(
+    {"model.schedule.warmup_of", "model.optimizer.weight_decay", "trainer.callbacks"}
+)
+"""The axes whose values are checked against other sections: a model may lack the parameters of
+`warmup_of`, blocks of unit matrices refuse decay, and QKClip refuses parts and optimizers"""
+_SECTIONS = ("model and data", "optimizer", "steps")
 
 
 def _section(axis: str) -> str:
     """The part of a config to which an axis belongs; no check compares fields of two parts."""
-    if axis == SEED:
-        return "seed"
+    if axis in (SEED, RATE):
+        return axis
     if axis.startswith("model.optimizer."):
-        return "optimizer"
-    return "steps" if axis.startswith(("model.schedule.", "trainer.")) else "model and data"
+        return _SECTIONS[1]
+    return _SECTIONS[2 if axis.startswith(("model.schedule.", "trainer.")) else 0]
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from torch.utils.hooks import RemovableHandle
 from lightning_app.blocks.attention import AnchoredProjection, Attention
 from lightning_app.blocks.block import Block, Call
 from lightning_app.blocks.kernels.choose import attention_form, softmax_map
+from lightning_app.blocks.linear import SpectralLinear
 from lightning_app.blocks.norm import LearnedScalars
 from lightning_app.blocks.residual import FixedGain, LearnedGain, Shrink
 from lightning_app.blocks.spans import DynamicSpanMask
@@ -453,13 +454,21 @@ def preconditioned_sharpness(
     value is large. Parameters that do not affect the loss are left out.
 
     Raises:
-        UserError: for a model with `Shrink`, whose gradient is not the derivative of its loss.
+        UserError: for a model with `Shrink`, whose gradient is not the derivative of its loss, or
+            with `SpectralLinear`, whose gradient leaves out a term of the second derivative.
     """
-    if any(isinstance(module, Shrink) for module in model.modules()):
-        raise UserError(
-            "probe: --sharpness with residual_rule gpas: it stops gradients, so what training "
-            "follows is not the gradient of the loss; leave --sharpness out"
-        )
+    for part, what in (
+        (Shrink, "residual_rule gpas: it stops gradients, so what training follows is not"),
+        (
+            SpectralLinear,
+            "sigma_reparam: it takes vectors of the largest singular value as fixed, "
+            "so what has a second derivative is not",
+        ),
+    ):
+        if any(isinstance(module, part) for module in model.modules()):
+            raise UserError(
+                f"probe: --sharpness with {what} the gradient of the loss; leave --sharpness out"
+            )
     parameters = [p for p in model.parameters() if p.requires_grad]
     # Fused attention kernels have no second derivative.
     with (

@@ -530,3 +530,34 @@ def test_what_is_warmed_up_is_checked_with_every_model() -> None:
     with pytest.raises(UserError, match=rf"{WARMED}=output, {tied}=null.*output, which .* lacks"):
         planned(axes)
     assert len(planned({WARMED: ["all", "output"], tied: [False]}).cells) == 2
+
+
+QK_CLIP = {"class_path": "lightning_app.training.callbacks.safety.QKClip"}
+
+
+@pytest.mark.parametrize(
+    "axes",
+    [
+        {"model.block.qk_norm": ["none", "rms_norm"], "trainer.callbacks": [[], [QK_CLIP]]},
+        {f"{OPTIMIZER}.kind": ["adamw", "adamh"], "trainer.callbacks": [[], [QK_CLIP]]},
+        {PRESET: ["pre_ln", "ngpt"], f"{OPTIMIZER}.weight_decay": [0.0, 0.1]},
+    ],
+)
+def test_pairs_of_sections_that_exclude_each_other_are_refused(axes: dict[str, Any]) -> None:
+    """Each value alone goes with the first cell."""
+    (first, values), (second, others) = axes.items()
+    for each in ({first: values, second: others[:1]}, {first: values[:1], second: others}):
+        planned({**each, "model.optimizer.lr": [0.1, 0.2]})
+    with pytest.raises(UserError, match=rf"{first}={values[1]}, {second}="):
+        planned(axes)
+
+
+def test_what_the_output_and_the_seeds_of_values_change_is_no_equal_training() -> None:
+    for field, values in (
+        ("tie_embeddings", [True, False]),
+        ("logit_cap", [None, 15.0]),
+        ("seeding", ["order", "name"]),
+    ):
+        assert len(planned({f"model.architecture.{field}": values}).cells) == 2
+    with pytest.raises(UserError, match="train the same"):
+        planned({"model.architecture.tie_embeddings": [None, True]})

@@ -95,16 +95,20 @@ def test_what_is_not_finite_does_not_converge() -> None:
     assert not found.converged
 
 
-@pytest.mark.parametrize("preset", sorted(PRESETS.keys() - {"gpas"}))
+@pytest.mark.parametrize("preset", sorted(PRESETS.keys() - {"gpas", "sigma_reparam"}))
 def test_every_preset_has_a_second_derivative(preset: str) -> None:
     model = randomise(translator(preset, **SIZES))
     found = preconditioned_sharpness(model, objective(), pairs(), eps=1e-3)
     assert math.isfinite(found.value)
 
 
-def test_a_model_that_stops_gradients_has_no_sharpness() -> None:
-    with pytest.raises(UserError, match="--sharpness with residual_rule gpas"):
-        preconditioned_sharpness(translator("gpas", **SIZES), objective(), pairs(), eps=1e-3)
+@pytest.mark.parametrize(
+    ("preset", "part"), [("gpas", "residual_rule gpas"), ("sigma_reparam", "sigma_reparam")]
+)
+def test_a_model_that_stops_gradients_has_no_sharpness(preset: str, part: str) -> None:
+    """The second derivative of sigma-Reparam lacks the part of its fixed vectors."""
+    with pytest.raises(UserError, match=f"--sharpness with {part}"):
+        preconditioned_sharpness(translator(preset, **SIZES), objective(), pairs(), eps=1e-3)
 
 
 def test_an_overflow_does_not_converge() -> None:
