@@ -25,6 +25,7 @@ from lightning_app.core.files import output_folder, write_whole
 from lightning_app.grids.display import plain_console
 from lightning_app.models.initialization import needs_profiling, profile
 from lightning_app.models.optim import parameter_groups
+from lightning_app.models.optimizers import OPTIMIZERS, Rule
 from lightning_app.probes.figures import undrawn_curves, write_probe_figures
 from lightning_app.probes.hooks import HEADER, MODEL, Probed, Row, cells
 from lightning_app.probes.probe import preconditioned_sharpness, probe
@@ -221,10 +222,22 @@ def second_moments(states: Sequence[dict[str, Any]], model: nn.Module) -> list[T
     return [moments[p] if p in moments else torch.zeros_like(p) for p in model.parameters()]
 
 
+def _check_scaled(kind: str) -> None:
+    """Refuse a sharpness relative to Adam's second moment for steps that it does not scale."""
+    rule = OPTIMIZERS[kind]
+    if isinstance(rule, Rule) and (rule.on or "eps" not in rule.reads):
+        raise UserError(
+            f"probe: --sharpness with model.optimizer.kind {kind}: its steps are not those of "
+            "Adam, by whose second moment the Hessian is divided; leave --sharpness out"
+        )
+
+
 def look(subject: Subject, tree: dict[str, Any], *, sharpness: bool) -> Probed:
     """Probe one model."""
     name, module, batches, step, moments = subject
     assert module.model is not None
+    if sharpness:
+        _check_scaled(tree["model"]["optimizer"]["kind"])
     rows = probe(module.model, module.objective, batches, step)
     if sharpness:
         eps = float(tree["model"]["optimizer"]["eps"])

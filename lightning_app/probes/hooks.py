@@ -205,10 +205,11 @@ class ActivationHooks:
     every quantity of a layer covers the tokens that have not halted before it.
 
     Maps are measured before shaping, and those of attention with a sink after division by the sums
-    of their rows: an entropy is that of the keys without the sink. Rows are the queries of counted
-    tokens that may see two keys or more. A decoder's cross-attention has the same quantities with
-    the prefix ``cross_``. A stack's output, after its final norm, has ``output_norm`` and
-    ``output_cosine``.
+    of their rows: an entropy is that of the keys without the sink. In differential attention each
+    of the two maps of a head counts as a head, before their difference. Rows are the queries of
+    counted tokens that may see two keys or more. A decoder's cross-attention has the same
+    quantities with the prefix ``cross_``. A stack's output, after its final norm, has
+    ``output_norm`` and ``output_cosine``.
     """
 
     def __init__(self, model: nn.Module) -> None:

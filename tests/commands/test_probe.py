@@ -6,18 +6,27 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import lightning.pytorch as pl
 import pytest
 import torch
 import yaml
-from torch import Tensor
+from torch import Tensor, nn
 
 from lightning_app.cli import main, overrides_of
-from lightning_app.commands.probe import build, probe_name, second_moments, variant_names
+from lightning_app.commands.probe import (
+    Subject,
+    build,
+    look,
+    probe_name,
+    second_moments,
+    variant_names,
+)
 from lightning_app.config.config import resolve
 from lightning_app.config.experiment import cell_id
+from lightning_app.core.errors import UserError
 from lightning_app.probes.probe import probe
 from lightning_app.training.datamodule import TextDataModule
 from lightning_app.training.module import TransformerModule
@@ -162,6 +171,14 @@ def test_a_checkpoint_of_a_run(capsys, folder: Path) -> None:
     for row in probe(model.cpu(), fitter.model.objective, [batch]):
         if row.place[1:] == ("decoder", 1, None):
             assert found[row.quantity] == pytest.approx(row.value, rel=1e-4, abs=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["lion", "muon", "lamb", "adamh"])
+def test_sharpness_is_relative_to_the_steps_of_adam_only(kind: str) -> None:
+    module: Any = SimpleNamespace(model=nn.Linear(1, 1))
+    tree = {"model": {"optimizer": {"kind": kind, "eps": 1e-9}}}
+    with pytest.raises(UserError, match=rf"--sharpness with model\.optimizer\.kind {kind}"):
+        look(Subject("a", module, [], 0, None), tree, sharpness=True)
 
 
 def test_second_moments_are_those_of_the_optimizer(folder: Path) -> None:

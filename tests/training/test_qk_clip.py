@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +12,8 @@ from torch import nn
 
 from lightning_app.blocks.attention import Attention
 from lightning_app.blocks.config import BlockConfig
-from lightning_app.config.config import resolve
+from lightning_app.config.bounds import check_clipped
+from lightning_app.config.config import model_config, resolve
 from lightning_app.core.errors import UserError
 from lightning_app.models.heads import ArchitectureConfig, build_model
 from lightning_app.probes.hooks import scores
@@ -116,3 +118,16 @@ def test_a_bound_is_above_zero() -> None:
     callback = {"class_path": PATH, "init_args": {"tau": -1.0}}
     with pytest.raises(UserError, match=r"tau -1\.0: must be a number above 0"):
         resolve({"trainer": {"callbacks": [callback]}}, "a test")
+
+
+def test_positions_of_a_plugin_may_have_a_bias_that_does_not_shrink() -> None:
+    model = resolve({}, "a test")["model"]
+    config: Any = model_config(model)
+    blocks = config.architecture.stacks(config.block)["decoder"].blocks
+    check_clipped(config, blocks)
+    known = replace(config.architecture, positions="rope")
+    check_clipped(replace(config, architecture=known), blocks)
+    placed: Any = SimpleNamespace(positions="alibi")
+    foreign = SimpleNamespace(architecture=placed, optimizer=config.optimizer, compile="none")
+    with pytest.raises(UserError, match=r"model\.architecture\.positions: alibi"):
+        check_clipped(foreign, blocks)
