@@ -354,8 +354,13 @@ LONGER = 1.25
 """From this ratio on, unequal training times are reported, if every run of one arm took longer than
 every run of the other. Two runs of one config that share a machine differ by up to a fifth."""
 _SPEED = "train/tokens_per_second"  # counts the tokens that are read
-FREE, OPTIMIZER = ("model.schedule.", "model.optimizer."), "model.optimizer.kind"
-"""The axes that cannot change the time of a step, except for the kind of the optimizer."""
+FREE = ("model.schedule.", "model.optimizer.")
+"""The axes that cannot change the time of a step, except for those in `FORMS`."""
+FORMS = tuple(
+    f"model.optimizer.{name}"
+    for name in ("kind", "bias_correction", "second_moment_start", "momentum_warmup_steps")
+)
+"""The axes that select another optimizer, or a form of it that is not fused."""
 
 Place = tuple[tuple[str, Hashable], ...]  # the values of the other axes
 
@@ -650,7 +655,7 @@ def _budget(
     first, second = ([_seconds(cell) for cell in cells] for cells in (own, other))
     apart = min(first) > max(second) or max(first) < min(second)
     machines = {made_by(cell.record)["device"] for cell in every}
-    if apart and len(machines) == 1 and (axis == OPTIMIZER or not axis.startswith(FREE)):
+    if apart and len(machines) == 1 and (axis in FORMS or not axis.startswith(FREE)):
         longer = _ratio(own, other, _seconds)
     phrases = []
     if read is _tokens and unlike(every, _SPEED):

@@ -462,6 +462,12 @@ def test_runs_that_ended_early_are_no_smaller_budget(make_grid: Any) -> None:
         (WIDTH, [64, 128], [[100, 60], [50, 70]], False),  # the arms overlap
         (WIDTH, [64, 128], [[100, 101], [88, 90]], False),  # as noise of a machine
         ("model.optimizer.lr", [0.1, 0.2], [[100, 110], [40, 50]], False),  # no time of a step
+        (
+            "model.optimizer.momentum_warmup_steps",
+            [0, 9],
+            [[100, 110], [40, 50]],
+            True,
+        ),  # not fused
     ],
 )
 def test_a_longer_training_is_said_where_no_noise_explains_it(
