@@ -627,8 +627,9 @@ class Attention(nn.Module):
         self.query = Linear(model_dim, model_dim)
         self.key = Linear(model_dim, outer)
         self.value = build_projection(spec.value, spec.value_gains, model_dim, outer)
-        if spec.value_carry == SHARED:
-            self.value = UnusedValues(outer)
+        value_norm = spec.value_norm
+        if spec.value_carry == SHARED:  # the first layer's values, which have their norm
+            self.value, value_norm = UnusedValues(outer), "none"
         self.output = build_projection(spec.output, spec.output_gains, model_dim)
         self.query_norm = build_norm(spec.qk_norm, model_dim // num_heads)
         self.key_norm = build_norm(spec.qk_norm, model_dim // num_heads)
@@ -637,7 +638,7 @@ class Attention(nn.Module):
             self.key_norm = build_norm("l2", model_dim // num_heads)
             self.query_norm = nn.Sequential(self.key_norm, scale)
         self.sink = SinkLogit(num_heads) if spec.sink == "learned" else None
-        self.value_norm = build_norm(spec.value_norm, model_dim // heads)
+        self.value_norm = build_norm(value_norm, model_dim // heads)
         self.output_norm = build_norm(spec.output_norm, model_dim)
         self.shaping = None if spec.shaping is None else Shaping(spec.shaping, num_heads)
         self.head_gain = HeadGain(heads) if spec.head_gain else None

@@ -393,3 +393,10 @@ def test_masked_gradient_equals_differences_of_reference(case: Case) -> None:
 
     reference_loss(tiny.numpy_parameters(model))  # where gradients stop
     check_slopes(model, (model(tokens, positions) * weight).sum(), reference_loss)
+
+
+def test_no_norm_is_idle_where_values_are_those_of_the_first_layer() -> None:
+    """DDP refuses parameters without a gradient."""
+    model = tiny.causal_model(BlockConfig(preset="hybrid_norm", value_carry="shared"))
+    model(tiny.words(2, 5)).square().mean().backward()
+    assert [name for name, each in model.named_parameters() if each.grad is None] == []
