@@ -104,7 +104,6 @@ def test_logits_shrink_by_their_factor(positions: str, kv_heads: int | None) -> 
         ({"block": {"preset": "sigma_reparam"}}, "model.block: sigma_reparam true"),
         ({"architecture": {"positions": "relative"}}, "model.architecture.positions: relative"),
         ({"compile": "blocks"}, "model.compile: blocks"),
-        ({"block": {"preset": "sigma_reparam"}}, "model.block: sigma_reparam true"),
         ({"optimizer": {"kind": "adamh"}}, "model.optimizer.kind: adamh"),
     ],
 )
