@@ -177,8 +177,13 @@ def _wired(text: str) -> str:
         for side, spec in stacks.items()
     }
     around = [sizes, type(order).__qualname__, positions, model.architecture.embedding_norm]
-    around += [model.architecture.logit_cap, model.architecture.tie_embeddings is not False]
-    around += [model.architecture.seeding]
+    output = {
+        "logit_cap": model.architecture.logit_cap,
+        "untied": model.architecture.tie_embeddings is False or None,
+        "seeding": None if model.architecture.seeding == "order" else model.architecture.seeding,
+    }
+    # Without the usual values, so that effects are those of records from before the fields.
+    around += [[name, value] for name, value in output.items() if value is not None]
     return json.dumps([built, around, plugins], sort_keys=True)
 
 
