@@ -58,12 +58,15 @@ def test_a_checkpoint_loads_with_weights_only(tmp_path: Path, cache: str, kind: 
         ("translation", "realformer", 3),
         ("masked_lm", "realformer", -1),
         ("translation", "admin", -1),
+        ("translation", "sigma_reparam", -1),
     ],
 )
 def test_resuming_in_mid_epoch_gives_the_weights_of_an_uninterrupted_run(
     tmp_path: Path, cache: str, kind: str, preset: str, epochs: int
 ) -> None:
     """Dropout draws the same again; Admin's skips would move if they were profiled once more.
+
+    Estimates of singular values go on from those of the checkpoint.
 
     Also where the number of epochs limits the run: Lightning would then set up the data early, and
     go on from the first batch of the epoch.
