@@ -228,7 +228,7 @@ def test_layers_add_their_penalties_and_spans_stay_below_the_longest() -> None:
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 def test_spans_have_their_own_rate_and_no_decay(kind: str) -> None:
     model = tiny.causal_model(block("pre_ln", span={"lr": 0.25}))
-    config = OptimizerConfig(kind=kind, lr=0.5, weight_decay=0.1)
+    config = OptimizerConfig(kind=kind, lr=0.5, weight_decay=0.1, momentum=0.9)
     optimizer = build_optimizer(config, model, fused=False)
     spans = {id(p.fraction) for p in model.modules() if isinstance(p, SpanMask)}
     rates = {

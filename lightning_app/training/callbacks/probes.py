@@ -9,6 +9,7 @@ import torch
 from lightning.pytorch.strategies import FSDPStrategy
 from torch import Tensor, nn
 
+from lightning_app.blocks.linear import SpectralLinear
 from lightning_app.blocks.residual import Shrink
 from lightning_app.core.errors import UserError
 from lightning_app.core.files import write_whole
@@ -279,11 +280,12 @@ class UpdateProbe(Probing):
                 "matrices; use ddp, or leave UpdateProbe out"
             )
         model = model_of(pl_module)
-        if self.curvature_steps and any(isinstance(part, Shrink) for part in model.modules()):
-            raise UserError(
-                "trainer.callbacks: UpdateProbe with curvature_steps and residual_rule gpas: it "
-                "stops gradients, so there is no Hessian of what it trains; leave one of both out"
-            )
+        for kind, name in ((Shrink, "residual_rule gpas"), (SpectralLinear, "sigma_reparam")):
+            if self.curvature_steps and any(isinstance(part, kind) for part in model.modules()):
+                raise UserError(
+                    f"trainer.callbacks: UpdateProbe with curvature_steps and {name}: it stops "
+                    "gradients, so there is no Hessian of what it trains; leave one of both out"
+                )
         self._made = self._pass = None
         self._parts = trained_parts(model, trainer.optimizers[0])
         super().on_train_start(trainer, pl_module)
