@@ -1,7 +1,7 @@
 """The specification of a stack of blocks, and its place in a model."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
@@ -307,6 +307,21 @@ def around(residual: ResidualSpec) -> BlockSpec:
     return BlockSpec(around_self=residual, around_cross=residual, around_ff=residual)
 
 
+def _around_each(
+    blocks: tuple[BlockSpec, ...], changed: Callable[[ResidualSpec, int], ResidualSpec]
+) -> tuple[BlockSpec, ...]:
+    """Return `blocks` with what is around each sub-layer `changed`, by the layer from 1."""
+    return tuple(
+        replace(
+            block,
+            around_self=changed(block.around_self, layer),
+            around_cross=changed(block.around_cross, layer),
+            around_ff=changed(block.around_ff, layer),
+        )
+        for layer, block in enumerate(blocks, start=1)
+    )
+
+
 def ramped(blocks: tuple[BlockSpec, ...], ramp: BranchRamp) -> tuple[BlockSpec, ...]:
     """Return `blocks` with branches that rise."""
 
@@ -314,15 +329,7 @@ def ramped(blocks: tuple[BlockSpec, ...], ramp: BranchRamp) -> tuple[BlockSpec, 
         steps = ramp.over(layer, len(blocks))
         return replace(around, branch=replace(around.branch, ramp=steps))
 
-    return tuple(
-        replace(
-            block,
-            around_self=rising(block.around_self, layer),
-            around_cross=rising(block.around_cross, layer),
-            around_ff=rising(block.around_ff, layer),
-        )
-        for layer, block in enumerate(blocks, start=1)
-    )
+    return _around_each(blocks, rising)
 
 
 def dropped(blocks: tuple[BlockSpec, ...], last: float) -> tuple[BlockSpec, ...]:
@@ -331,15 +338,7 @@ def dropped(blocks: tuple[BlockSpec, ...], last: float) -> tuple[BlockSpec, ...]
     def dropping(around: ResidualSpec, layer: int) -> ResidualSpec:
         return replace(around, drop=last * layer / len(blocks))
 
-    return tuple(
-        replace(
-            block,
-            around_self=dropping(block.around_self, layer),
-            around_cross=dropping(block.around_cross, layer),
-            around_ff=dropping(block.around_ff, layer),
-        )
-        for layer, block in enumerate(blocks, start=1)
-    )
+    return _around_each(blocks, dropping)
 
 
 def differential_heads(blocks: tuple[BlockSpec, ...]) -> tuple[BlockSpec, ...]:

@@ -436,8 +436,10 @@ _BLOCK = (
     *("layout", "bottom_to_top", "share_branch_gain", "init", "ff_scale", "unit_matrices"),
     "sigma_reparam",
 )
-_RESIDUAL = ("norm_input", "input_scale", "norm_branch", "norm_sum", "skip", "branch", "rule")
-_RESIDUAL += ("drop",)
+_RESIDUAL = (
+    *("norm_input", "input_scale", "norm_branch", "norm_sum", "skip", "branch", "rule"),
+    "drop",
+)
 _GAIN = ("value", "learned", "vector", "profiled", "ramp")
 _INIT = {"query_key": "q, k", "value": "V", "output": "P", "ff": "FF", "ff_outer": "W_2"}
 _INIT |= {"branch_norm": "norms of branches"}

@@ -117,8 +117,9 @@ def plan_command(
             if probe and shape.done < len(shape.cells):
                 shape.step = _measured(shape.config)
         tree |= plan_document(planned, shapes)
-        for shape, row in zip(shapes if explain else (), tree["shapes"], strict=False):
-            row["trained_by"] = trained_by(shape.config)
+        if explain:
+            for shape, row in zip(shapes, tree["shapes"], strict=True):
+                row["trained_by"] = trained_by(shape.config)
         tree["waiting"] = waiting_document(plan.waiting, experiments)
         tree |= {
             "elsewhere": len(elsewhere.found),

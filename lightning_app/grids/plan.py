@@ -466,6 +466,8 @@ def _resolved_base(
 
 def _excluded(spec: GridSpec) -> int:
     """The number of combinations of the listed values that `exclude` drops."""
+    if not spec.exclude:
+        return 0
     count = prod(len(values) for axis, values in spec.axes.items() if axis not in spec.linked)
     return count - sum(1 for _ in combinations(replace(spec, asked=None)))
 

@@ -360,7 +360,7 @@ def tiny(**fields: Any) -> nn.Module:
 
 
 def trained(config: OptimizerConfig, schedule: ScheduleConfig, *, stop: int) -> list[torch.Tensor]:
-    """The parameters after six steps, saved and read anew after `stop` of them."""
+    """The parameters after six steps, with a checkpoint saved and loaded after step `stop`."""
     torch.manual_seed(3)
     model = tiny(kind="decoder").to(torch.bfloat16)
     tokens = torch.arange(1, 9).reshape(2, 4)

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,7 +18,9 @@ from lightning_app.config.config import model_config, resolve
 from lightning_app.core.errors import UserError
 from lightning_app.models.heads import ArchitectureConfig, build_model
 from lightning_app.probes.hooks import scores
+from lightning_app.training.callbacks import safety
 from lightning_app.training.callbacks.safety import QKClip
+from tests.runs import data, module, trainer
 
 TOKENS = torch.tensor([[3, 4, 5, 6, 7], [8, 9, 3, 0, 0]])  # 0 is padding
 REAL = {"encoder": TOKENS != 0, "decoder": TOKENS != 0}
@@ -63,7 +66,7 @@ def test_logits_shrink_by_their_factor(positions: str, kv_heads: int | None) -> 
         given = {"optimizers": [optimizer], "strategy": strategy, "loggers": [], "global_step": 0}
         trainer: Any = SimpleNamespace(**given, log_every_n_steps=1)
         task = SimpleNamespace(real_tokens=lambda batch: REAL)
-        module: Any = SimpleNamespace(model=model, objective=task, device="cpu")
+        module: Any = SimpleNamespace(model=model, objective=task, device="cpu", profiled=True)
         callback.on_train_start(trainer, module)
         callback.on_train_batch_start(trainer, module, None, 0)
         with logits_of(model) as found:
@@ -130,3 +133,28 @@ def test_positions_of_a_plugin_may_have_a_bias_that_does_not_shrink() -> None:
     foreign = SimpleNamespace(architecture=placed, optimizer=config.optimizer, compile="none")
     with pytest.raises(UserError, match=r"model\.architecture\.positions: alibi"):
         check_clipped(foreign, blocks)
+
+
+def test_logits_of_a_pass_that_sets_initial_values_do_not_count(
+    tmp_path: Path, cache: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Admin passes over the first batch with skips of 1 before it trains on it."""
+    measured: list[Attention] = []
+
+    def noted(module: Attention, *call: Any) -> Any:
+        measured.append(module)
+        return scores(module, *call)
+
+    monkeypatch.setattr(safety, "scores", noted)
+    trained = module("translation", preset="admin")
+    trainer(tmp_path, max_steps=1, limit_val_batches=0, callbacks=[QKClip()]).fit(
+        trained, datamodule=data(cache)
+    )
+    parts = [part for part in trained.modules() if isinstance(part, Attention)]
+    assert measured == parts  # once each
+
+
+def test_a_model_without_attention_is_refused() -> None:
+    system = SimpleNamespace(model=nn.Linear(1, 1), device=torch.device("cpu"))
+    with pytest.raises(UserError, match="QKClip with a model that has no attention"):
+        QKClip().on_train_start(SimpleNamespace(), system)  # pyright: ignore[reportArgumentType]

@@ -598,9 +598,14 @@ class QKClip(pl.Callback):
         for name, stack in stacks(pl_module.model).items():  # pyright: ignore[reportArgumentType]
             for part in stack.modules():
                 if isinstance(part, Attention):
-                    hook = partial(self._measure, name, len(self._attentions))
+                    hook = partial(self._measure, pl_module, name, len(self._attentions))
                     self._attentions.append((name, part))
                     self._handles.append(part.register_forward_hook(hook, with_kwargs=True))
+        if not self._attentions:
+            raise UserError(
+                "trainer.callbacks: QKClip with a model that has no attention of this package; "
+                "leave QKClip out"
+            )
         heads = max(part.num_heads for _, part in self._attentions)
         self._largest = torch.empty(len(self._attentions), heads, device=pl_module.device)
         clip = partial(self._clip, trainer)
@@ -618,9 +623,17 @@ class QKClip(pl.Callback):
 
     @torch.no_grad()
     def _measure(
-        self, stack: str, place: int, module: Attention, args: Any, kwargs: Any, output: Any
+        self,
+        pl_module: Any,
+        stack: str,
+        place: int,
+        module: Attention,
+        args: Any,
+        kwargs: Any,
+        output: Any,
     ) -> None:
-        if not module.training:
+        # Before its first step Admin passes over the batch with other skips.
+        if not (module.training and pl_module.profiled):
             return
         mask, logits, _ = scores(module, args, kwargs, None)
         cells = mask.allowed & self._real[stack][:, None, :, None]

@@ -141,7 +141,7 @@ def test_explanations_show_the_shortest_and_the_longest_warmup(make_grid, draw, 
         if row["quantity"] == "w2_gradient":  # of the last layer over the first
             first, last = (signal(number, row["step"], n) for n in (LAYERS[0], LAYERS[-1]))
             expected = last / first
-        else:  # of the last layer, but for singular values, where the first is the largest
+        else:  # the last layer's; of singular values the largest, which the first layer has
             layer = {"token_cosine": LAYERS[-1], "qk_singular_value": -LAYERS[0]}
             expected = signal(number, row["step"], layer.get(row["quantity"], 0))
         assert row["value"] == pytest.approx(expected), row["quantity"]
