@@ -42,6 +42,21 @@ def pytest_collection() -> Generator[None, Any, Any]:
         gc.enable()
 
 
+@pytest.hookimpl(tryfirst=True)  # before tests are selected by their marks
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark all cases but every n-th as slow where a test is marked in_turn(n).
+
+    Which ones depends on the name of the test, so that tests of all presets begin with different
+    ones.
+    """
+    for item in items:
+        mark = item.get_closest_marker("in_turn")
+        if mark is not None and isinstance(item, pytest.Function):
+            place = sum(item.callspec.indices.values()) + len(item.originalname)
+            if place % mark.args[0]:
+                item.add_marker("slow")
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
     """A process more than there are cores: some tests wait for supervisors and servers."""

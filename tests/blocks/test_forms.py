@@ -146,6 +146,7 @@ def worst(ours: list[Tensor], exact: list[Tensor]) -> float:
 @pytest.mark.parametrize("form", FORMS)
 @settings(EXAMPLES, max_examples=60)
 @given(case=cases())
+@pytest.mark.in_turn(2)
 def test_residual_attention_is_the_equation(form: Form, case: dict[str, Any]) -> None:
     torch.manual_seed(case["seed"])
     mask, layers = mask_for(case), layers_for(case)

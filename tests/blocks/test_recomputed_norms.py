@@ -32,6 +32,7 @@ def gradients(model: nn.Module, loss: Callable[[], Tensor]) -> list[Tensor]:
 @pytest.mark.usefixtures("_always")
 @pytest.mark.parametrize("preset", PRESETS)
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
+@pytest.mark.in_turn(3)
 def test_gradients_of_every_preset_are_the_same_bits(preset: str, dropout: float) -> None:
     model = tiny.randomise(tiny.translator(preset, dropout=dropout)).train()
     source, target = tiny.sentences()

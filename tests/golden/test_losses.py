@@ -30,6 +30,7 @@ def test_every_preset_trains_differently(task: str) -> None:
 
 @pytest.mark.parametrize("preset", PRESETS)
 @pytest.mark.parametrize("task", tasks())
+@pytest.mark.in_turn(3)
 def test_losses_are_the_golden_ones(task: str, preset: str, cache: str) -> None:
     held = read(task)
     found = train(held["config"], preset, cache)

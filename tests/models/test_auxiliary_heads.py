@@ -140,6 +140,7 @@ def reference_of(spec: AuxiliarySpec, done: int, total: int) -> Auxiliary:
     [*((name, False, None) for name in PRESETS), ("pre_ln", True, None), ("pre_ln", True, 1.5)],
 )
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.in_turn(2)
 def test_loss_and_gradient_equal_the_reference(
     kind: str, preset: str, own: bool, cap: float | None
 ) -> None:

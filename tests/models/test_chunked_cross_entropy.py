@@ -319,6 +319,7 @@ def test_under_autocast_it_errs_no_more_than_the_plain_form(
 
 @capped_or_not
 @pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.in_turn(3)
 def test_chunks_add_up_in_float32_where_weights_are_bfloat16(
     bias: bool, more: dict[str, Any]
 ) -> None:

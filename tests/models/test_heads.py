@@ -152,6 +152,7 @@ every_carry = pytest.mark.parametrize(
 @every_carry
 @pytest.mark.unchecked_shapes
 @torch.no_grad()
+@pytest.mark.in_turn(4)
 def test_beams_that_share_a_cache_go_on_from_their_own_prefixes(
     float64: None, preset: str, carry: Any, positions: Any
 ) -> None:
@@ -224,6 +225,7 @@ def carried_types(carry: Carry | None) -> list[torch.dtype]:
         pytest.param(BlockConfig(scores="cosine", sink="learned"), id="cosine"),
     ],
 )
+@pytest.mark.in_turn(3)
 def test_bfloat16_stays_near_and_carries_float32(block: BlockConfig, rotary: bool) -> None:
     positions = {"positions": "rope", "model_dim": 12} if rotary else {}
     model = tiny.translator(block, **positions)

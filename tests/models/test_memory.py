@@ -75,6 +75,7 @@ def close(ours: Any, theirs: Any) -> None:
 @pytest.mark.parametrize("length", LENGTHS)
 @pytest.mark.parametrize("positions", ["relative", "relative_untied", "rope"])
 @pytest.mark.parametrize("preset", [*MAIN, *STREAMS])
+@pytest.mark.in_turn(3)
 def test_segments_are_one_pass_over_the_text(preset: str, positions: str, length: int) -> None:
     """The naive reference, with the mask of l_q = T and l_m = M over the whole text."""
     made, tokens = model(preset, MemorySpec(length=length), positions), tiny.words(2, 14)
@@ -108,6 +109,7 @@ def test_segments_without_a_memory_see_themselves_alone(preset: str, positions: 
 @pytest.mark.unchecked_shapes
 @pytest.mark.parametrize("length", [3, 6])
 @pytest.mark.parametrize("preset", sorted(PRESETS.keys() - {"resformer"}))
+@pytest.mark.in_turn(3)
 def test_every_preset_reads_in_segments(preset: str, length: int) -> None:
     made, tokens = model(preset, MemorySpec(length=length)).eval(), tiny.words(2, 14)
     span = LocalisedSpan(query_block=T, memory=length)

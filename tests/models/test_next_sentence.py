@@ -173,6 +173,7 @@ def test_states_of_heads_are_those_of_the_whole_block(preset: str) -> None:
 
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.in_turn(3)
 def test_padding_changes_nothing(preset: str) -> None:
     model, batch = tiny.randomise(paired_model(preset)), pairs()
     assert batch.segments is not None

@@ -361,6 +361,7 @@ def test_next_token_gradient_equals_differences_of_reference(case: Case) -> None
 
 @unchecked
 @parametrize(SMOOTH)
+@pytest.mark.in_turn(3)
 def test_translation_gradient_equals_differences_of_reference(case: Case) -> None:
     """On two of the sentences above: the reference goes from cell to cell, often."""
     model = tiny.randomise(tiny.translator(case.block, **case.architecture))

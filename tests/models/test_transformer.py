@@ -61,12 +61,14 @@ def check_gradients(module: nn.Module, *inputs: Tensor) -> None:
 
 @pytest.mark.unchecked_shapes
 @every_preset
+@pytest.mark.in_turn(4)
 def test_encoder_passes_gradcheck(preset: str) -> None:
     check_gradients(Encoding(tiny.encoder(preset, depth=2)), leaves(BATCH, SOURCE, MODEL))
 
 
 @pytest.mark.unchecked_shapes
 @every_preset
+@pytest.mark.in_turn(4)
 def test_decoder_passes_gradcheck(preset: str) -> None:
     inputs = leaves(BATCH, TARGET, MODEL), leaves(BATCH, SOURCE, MODEL)
     check_gradients(Decoding(tiny.decoder(preset)), *inputs)
@@ -74,6 +76,7 @@ def test_decoder_passes_gradcheck(preset: str) -> None:
 
 @pytest.mark.unchecked_shapes
 @every_preset
+@pytest.mark.in_turn(4)
 def test_one_block_passes_the_full_gradcheck(preset: str) -> None:
     """Every entry of the Jacobian in the stream, of one block with padding."""
     module = tiny.randomise(tiny.encoder(preset, depth=1))

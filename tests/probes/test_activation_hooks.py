@@ -313,6 +313,7 @@ def outputs(model: nn.Module, inputs: tuple[Tensor, Tensor]) -> Iterator[Tensor]
 
 @pytest.mark.parametrize("preset", PRESETS)
 @pytest.mark.parametrize("positions", ["sinusoidal", "rope"])
+@pytest.mark.in_turn(4)
 def test_hooks_change_no_bit_and_are_removed(preset: str, positions: str) -> None:
     heads = 2 if preset == "differential" else 1
     architecture: dict[str, Any] = {"model_dim": 12, "num_heads": heads}

@@ -153,6 +153,7 @@ def test_what_the_model_says_as_a_whole(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["translation", "masked_lm", "causal_lm"])
 @pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.in_turn(4)
 def test_every_preset_is_probed(preset: str, kind: str) -> None:
     model, batches = subject(kind, preset)
     rows = probe(model, objective(kind), batches, step=7)

@@ -47,6 +47,7 @@ def dense(model: nn.Module, batch, scales: Tensor | None, eps: float) -> Tensor:
 
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("preset", ["post_ln", "pre_ln", "realformer", "sas"])
+@pytest.mark.in_turn(2)
 def test_it_is_the_top_of_the_dense_spectrum(preset: str) -> None:
     model, batch = randomise(translator(preset, **SIZES)), pairs()
     found = preconditioned_sharpness(model, objective(), batch, eps=1e-3)
@@ -96,6 +97,7 @@ def test_what_is_not_finite_does_not_converge() -> None:
 
 
 @pytest.mark.parametrize("preset", sorted(PRESETS.keys() - {"gpas", "sigma_reparam"}))
+@pytest.mark.in_turn(4)
 def test_every_preset_has_a_second_derivative(preset: str) -> None:
     model = randomise(translator(preset, **SIZES))
     found = preconditioned_sharpness(model, objective(), pairs(), eps=1e-3)
