@@ -885,6 +885,18 @@ MUTANTS = (
         "pass",
     ),
     mutant(
+        "the decay of another package's optimizer is part of the gradient",
+        at("models/test_optimizers.py"),
+        '"weight_decouple": True',
+        '"weight_decouple": False',
+    ),
+    mutant(
+        "arguments of another package's optimizer do not reach it",
+        at("models/test_optimizers.py"),
+        "**(config.arguments or {})}",
+        "}",
+    ),
+    mutant(
         "a warm-up of one group is of all",
         at("models/test_optimizers.py"),
         "factor if role == config.warmup_of else full for role in roles",
@@ -1720,7 +1732,10 @@ def _pytest(root: Path, tests: list[str], output: Path) -> None:
 
     # The libraries that are loaded before have imported what a plugin of pytest would rewrite.
     quiet = ["-W", "ignore::pytest.PytestAssertRewriteWarning"]
-    code = pytest.main(["-x", "-q", "-p", "no:cacheprovider", "--no-header", *quiet, *tests])
+    cases = ["-m", "not gpu and (not slow or in_turn)"]
+    code = pytest.main(
+        ["-x", "-q", "-p", "no:cacheprovider", "--no-header", *cases, *quiet, *tests]
+    )
     sys.stdout.flush()
     os._exit(int(code))
 

@@ -25,7 +25,7 @@ from lightning_app.core.files import output_folder, write_whole
 from lightning_app.grids.display import plain_console
 from lightning_app.models.initialization import needs_profiling, profile
 from lightning_app.models.optim import parameter_groups
-from lightning_app.models.optimizers import OPTIMIZERS, Rule
+from lightning_app.models.optimizers import OPTIMIZERS, Library, Rule
 from lightning_app.probes.figures import undrawn_curves, write_probe_figures
 from lightning_app.probes.hooks import HEADER, MODEL, Probed, Row, cells
 from lightning_app.probes.probe import preconditioned_sharpness, probe
@@ -225,7 +225,8 @@ def second_moments(states: Sequence[dict[str, Any]], model: nn.Module) -> list[T
 def _check_scaled(kind: str) -> None:
     """Refuse a sharpness relative to Adam's second moment for steps that it does not scale."""
     rule = OPTIMIZERS[kind]
-    if isinstance(rule, Rule) and (rule.on or "eps" not in rule.reads):
+    own = isinstance(rule, Rule) and (rule.on or "eps" not in rule.reads)
+    if own or isinstance(rule, Library):
         raise UserError(
             f"probe: --sharpness with model.optimizer.kind {kind}: its steps are not those of "
             "Adam, by whose second moment the Hessian is divided; leave --sharpness out"

@@ -152,7 +152,10 @@ def effect_of(config: Tree) -> tuple[str, str]:
         _fed(canonical(config["data"]), known),
         _trained(canonical(trainer)),
     )
-    return "\n".join(parts), canonical(model["optimizer"])
+    optimizer = dict(model["optimizer"])
+    if optimizer["arguments"] is None:  # as in records from before the field
+        del optimizer["arguments"]
+    return "\n".join(parts), canonical(optimizer)
 
 
 @lru_cache(maxsize=1024)

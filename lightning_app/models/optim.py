@@ -15,6 +15,7 @@ from lightning_app.models import optimizers
 from lightning_app.models.optimizers import (
     OPTIMIZERS,
     Groups,
+    Library,
     Role,
     Rule,
     RuleOptimizer,
@@ -81,6 +82,9 @@ class OptimizerConfig:
     """The factor of lr for the matrices of muon and normuon: rms: 0.2 sqrt(max(rows, columns)), so
     that steps are as large as AdamW's (Liu et al. 2025, 2502.16982), and one lr serves all
     parameters; spectral: sqrt(max(1, rows / columns))."""
+    arguments: dict[str, Any] | None = None
+    """Further arguments of the class of adafactor, soap or ademamix, which are of other packages
+    (`Library`), such as {precondition_frequency: 10}; null for its defaults."""
 
     def __post_init__(self) -> None:
         _ = OPTIMIZERS[self.kind]
@@ -107,8 +111,14 @@ class OptimizerConfig:
                 f"{self.kind} takes rms"
             )
         self._check_momentum()
-        if isinstance(OPTIMIZERS[self.kind], Rule):
-            self.form.check(self)
+        kind = OPTIMIZERS[self.kind]
+        if self.arguments is not None and not isinstance(kind, Library):
+            raise ValueError(
+                f"arguments {self.arguments}: only for kinds of other packages; kind {self.kind} "
+                "takes null"
+            )
+        if isinstance(kind, Rule | Library):
+            kind.check(self)
 
     def _check_momentum(self) -> None:
         if self.momentum_warmup_steps < 0:
@@ -132,8 +142,8 @@ class OptimizerConfig:
 
     @property
     def is_own(self) -> bool:
-        """Whether the rule is one of this package, or of a plug-in, and not torch's."""
-        return isinstance(OPTIMIZERS[self.kind], Rule) or needs_own(self)
+        """Whether the rule is one of this package, of a plug-in or another, and not torch's."""
+        return isinstance(OPTIMIZERS[self.kind], Rule | Library) or needs_own(self)
 
     @property
     def form(self) -> Rule:
@@ -504,6 +514,7 @@ def training_of(
             warmed = schedule.warmup_of in ("all", role)
             row = {"role": role, "parameters": sum(each.numel() for each in mine)}
             row |= {"by": group.get("rule", type(optimizer).__name__.lower())}
+            row |= {"library": group["library"]} if "library" in group else {}
             row |= {"rate": [min(rates), max(rates)], "weight_decay": group["weight_decay"]}
             rows.append({**row, "warmup_steps": schedule.warmup_steps * warmed})
     return rows

@@ -1,13 +1,20 @@
-"""The frame of our own optimizers, and their rules: each is one function of one parameter."""
+"""The frame of our own optimizers, and their rules: each is one function of one parameter.
 
+`Library` has those of other packages.
+"""
+
+import importlib.metadata
+import inspect
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any, Literal, Protocol, cast
 
 import torch
 from torch import Tensor
 
+from lightning_app.core.errors import nearest
 from lightning_app.core.registry import Registry
 
 Groups = list[dict[str, Any]]
@@ -81,6 +88,66 @@ class Rule:
             if trained is adamw:
                 constants |= {name: getattr(config, name) for name in adamw.reads}
         return RuleOptimizer(groups, rules, lr=config.lr, **constants)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Library:
+    """An optimizer class of an installed package, imported when a config names it.
+
+    It receives groups with `lr` and `weight_decay`, what `reads` takes from the config, and
+    `model.optimizer.arguments`, which replace those of the same name.
+
+    ::
+
+        path = "torch.optim.NAdam"
+        OPTIMIZERS.add("nadam", Library(package="torch", path=path, reads=moments_of))
+    """
+
+    package: str
+    """The name under which pip knows it."""
+    path: str
+    reads: Callable[[Any], dict[str, Any]]
+
+    @property
+    def version(self) -> str:
+        """Package and version, as in ``pytorch-optimizer 4.1.0``."""
+        return f"{self.package} {importlib.metadata.version(self.package)}"
+
+    def __call__(self, config: Any, groups: Groups, *, fused: bool) -> torch.optim.Optimizer:
+        given = {"lr": config.lr, **self.reads(config), **(config.arguments or {})}
+        for group in groups:
+            group["library"] = self.version
+        return self._class()(groups, **given)
+
+    def _class(self) -> Any:
+        module, _, name = self.path.rpartition(".")
+        return getattr(import_module(module), name)
+
+    def check(self, config: Any) -> None:
+        """Refuse a config that the class refuses, by building it for one parameter.
+
+        Raises:
+            ValueError: naming the field.
+        """
+        try:
+            known = inspect.signature(self._class()).parameters
+        except ImportError as error:
+            raise ValueError(
+                f"kind {config.kind}: {self.package} is not installed; run "
+                "pip install 'transformer-ablations[optimizers]'"
+            ) from error
+        given = config.arguments or {}
+        for argument in given:
+            if argument in ("lr", "weight_decay"):
+                raise ValueError(f"arguments: {argument} belongs to model.optimizer.{argument}")
+            if argument in ("params", "kwargs") or argument not in known:
+                raise ValueError(
+                    f"arguments: {self.path} has no '{argument}'{nearest(argument, known)}"
+                )
+        try:
+            self(config, [{"params": [torch.nn.Parameter(torch.zeros(1))]}], fused=False)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"arguments {given}: {self.path}: {error}") from error
 
 
 def rule(**needs: Any) -> Callable[[Update], Rule]:
@@ -472,3 +539,22 @@ def adamh(
     """Hyperball (2606.16899) with Adam's u: matrices keep their norms, and take no decay."""
     m, v = moments(gradient, state, group)
     return on_sphere(parameter, m / (v.sqrt() + group["eps"]), state, group)
+
+
+# Of other packages.
+
+
+def moments_of(config: Any) -> dict[str, Any]:
+    """Return the constants of Adam's two moments."""
+    return {"betas": config.betas, "eps": config.eps}
+
+
+def _three_moments(config: Any) -> dict[str, Any]:
+    # The decay of the slow moment is the authors' (2409.03137).
+    return {"betas": (*config.betas, 0.9999), "eps": config.eps, "weight_decouple": True}
+
+
+_TORCH, _PO = {"package": "torch"}, {"package": "pytorch-optimizer"}
+OPTIMIZERS.add("adafactor", Library(**_TORCH, path="torch.optim.Adafactor", reads=lambda _: {}))
+OPTIMIZERS.add("soap", Library(**_PO, path="pytorch_optimizer.SOAP", reads=moments_of))
+OPTIMIZERS.add("ademamix", Library(**_PO, path="pytorch_optimizer.AdEMAMix", reads=_three_moments))

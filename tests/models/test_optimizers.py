@@ -227,6 +227,66 @@ def adamh(p, g, state, t, c) -> Any:
     return p - c["lr"] * u if p.ndim < 2 else on_sphere(p, u, state, c["lr"])
 
 
+def adafactor(p, g, state, t, c) -> Any:
+    """As `torch.optim.Adafactor`: no momentum, a factored v of matrices, steps of relative size."""
+    decay = 1 - t**-0.8
+    eps = np.finfo(p.dtype).eps
+    if p.ndim < 2:
+        state["v"] = v = decay * state.get("v", 0) + (1 - decay) * g * g
+    else:
+        for axis, name in ((1, "rows"), (0, "columns")):
+            mean = (g * g).mean(axis, keepdims=True)
+            state[name] = decay * state.get(name, 0) + (1 - decay) * mean
+        v = state["rows"] @ state["columns"] / max(state["rows"].mean(), eps)
+    u = g / np.sqrt(np.maximum(v, eps**2))
+    size = max(1e-3, np.sqrt((p * p).mean())) * min(c["lr"], t**-0.5)
+    return p * (1 - c["lr"] * c["wd"]) - size * u / max(1, np.sqrt((u * u).mean()))
+
+
+def ademamix(p, g, state, t, c) -> Any:
+    """2409.03137: a slow moment beside Adam's, with warm-ups of its weight and its decay."""
+    m, v = adams(state, g, t, c["b1"], c["b2"])
+    share = min(1, t / 10)
+    first, last = math.log(c["b1"]), math.log(0.99)
+    slow = math.exp(first * last / ((1 - share) * last + share * first))
+    state["slow"] = slow * state.get("slow", 0) + (1 - slow) * g
+    u = (m + 4.0 * share * state["slow"]) / (np.sqrt(v) + c["eps"])
+    return p * (1 - c["lr"] * c["wd"]) - c["lr"] * u
+
+
+def soap(p, g, state, t, c) -> Any:
+    """2409.11321: Adam in the eigenbasis of g g^T and g^T g; the first step only finds it."""
+    basis = state.setdefault("basis", {})
+    grams = state.setdefault("grams", {})
+    sides = (0, 1) if p.ndim == 2 else ()
+    for side in sides:
+        gram = g @ g.T if side == 0 else g.T @ g
+        grams[side] = c["b2"] * grams.get(side, 0) + (1 - c["b2"]) * gram
+        if t == 1:
+            basis[side] = np.linalg.eigh(grams[side])[1][:, ::-1]
+    if t == 1:
+        return p
+    old = {side: state["before"][side] for side in sides} if t > 2 else basis
+
+    def turned(x) -> Any:
+        return old[0].T @ x @ old[1] if sides else x
+
+    m, v, t = state.get("m", 0), state.get("v", 0), t - 1
+    state["m"] = m = c["b1"] * m + (1 - c["b1"]) * g
+    state["v"] = v = c["b2"] * v + (1 - c["b2"]) * turned(g) ** 2
+    u = turned(m) / (np.sqrt(v) + c["eps"])
+    u = old[0] @ u @ old[1].T if sides else u
+    rate = c["lr"] * math.sqrt(1 - c["b2"] ** t) / (1 - c["b1"] ** t)
+    state["before"] = dict(old)
+    if t % 5 == 0:
+        for side in sides:
+            product = grams[side] @ old[side]
+            order = np.argsort(-(old[side] * product).sum(0))
+            state["v"] = np.take(state["v"], order, side)
+            state["before"][side] = np.linalg.qr(product[:, order])[0]
+    return (p - rate * u) * (1 - c["lr"] * c["wd"])
+
+
 SECOND = {"bias_correction": "second"}
 GRADIENT = {"second_moment_start": "gradient"}
 RISING = {"momentum_warmup_steps": 6, "momentum_start": 0.3}
@@ -252,6 +312,15 @@ RULES: dict[str, tuple[str, Callable[..., Any], dict[str, Any]]] = {
 }
 
 
+SLOW = {"betas": [0.8, 0.95, 0.99], "alpha": 4.0, "t_alpha_beta3": 10}
+LIBRARIES: dict[str, tuple[str, Callable[..., Any], dict[str, Any]]] = {
+    "adafactor": ("adafactor", adafactor, {}),
+    "ademamix": ("ademamix", ademamix, {"arguments": SLOW}),
+    "soap": ("soap", soap, {"arguments": {"precondition_frequency": 5}}),
+}
+"""Their states have the type of the parameter; pytorch-optimizer's SOAP takes a QR in float32."""
+
+
 class Small(nn.Module):
     """Two matrices, one of which starts at zero or has a row of zeros, and a bias."""
 
@@ -268,9 +337,9 @@ KEEPING = [
 ]
 
 
-@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("name", [*RULES, *LIBRARIES])
 def test_a_rule_equals_its_equation(name: str) -> None:
-    kind, equation, how = RULES[name]
+    kind, equation, how = (RULES | LIBRARIES)[name]
     eps = 1e-3 if kind == "stable_adamw" else 1e-8  # some v are below its square
     config = OptimizerConfig(
         kind=kind, lr=0.03, betas=(0.8, 0.95), eps=eps, weight_decay=0.1, momentum=0.8, **how
@@ -290,7 +359,8 @@ def test_a_rule_equals_its_equation(name: str) -> None:
             values[n] = equation(values[n], p.grad.numpy().copy(), states[n], t, c)
         optimizer.step()
         for n, p in model.named_parameters():
-            assert p.detach().numpy() == pytest.approx(values[n], rel=1e-9, abs=1e-12), (n, t)
+            near = pytest.approx(values[n], rel=1e-9, abs=1e-6 if kind == "soap" else 1e-12)
+            assert p.detach().numpy() == near, (n, t)
 
 
 @pytest.mark.parametrize("matrix_rate", ["rms", "spectral"])
@@ -362,7 +432,8 @@ def tiny(**fields: Any) -> nn.Module:
 def trained(config: OptimizerConfig, schedule: ScheduleConfig, *, stop: int) -> list[torch.Tensor]:
     """The parameters after six steps, with a checkpoint saved and loaded after step `stop`."""
     torch.manual_seed(3)
-    model = tiny(kind="decoder").to(torch.bfloat16)
+    dtype = torch.float32 if config.kind in LIBRARIES else torch.bfloat16
+    model = tiny(kind="decoder").to(dtype)
     tokens = torch.arange(1, 9).reshape(2, 4)
 
     def build() -> tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LambdaLR]:
@@ -376,7 +447,7 @@ def trained(config: OptimizerConfig, schedule: ScheduleConfig, *, stop: int) -> 
             file = io.BytesIO()
             torch.save([part.state_dict() for part in (model, optimizer, scheduler)], file)
             file.seek(0)
-            model = tiny(kind="decoder").to(torch.bfloat16)
+            model = tiny(kind="decoder").to(dtype)
             optimizer, scheduler = build()
             saved = torch.load(file, weights_only=True)
             for part, state in zip((model, optimizer, scheduler), saved, strict=True):
@@ -392,10 +463,10 @@ def trained(config: OptimizerConfig, schedule: ScheduleConfig, *, stop: int) -> 
 
 
 @pytest.mark.unchecked_shapes
-@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("name", [*RULES, *LIBRARIES])
 def test_a_run_continues_from_its_checkpoint(name: str) -> None:
-    """In bfloat16, whose moments are of another type; the others follow from it."""
-    kind, _, how = RULES[name]
+    """Ours in bfloat16, whose moments are of another type; the others follow from it."""
+    kind, _, how = (RULES | LIBRARIES)[name]
     config = OptimizerConfig(kind=kind, lr=0.01, weight_decay=0.1, momentum=0.8, **how)
     schedule = ScheduleConfig(warmup_steps=4, warmup_of="embeddings", reference_steps=4)
     whole = trained(config, schedule, stop=0)
@@ -460,6 +531,12 @@ def test_others_have_the_full_rate_of_every_schedule() -> None:
             "matrix_rate spectral: .* muonh takes",
         ),
         ({"kind": "rotational_adamw"}, {}, "weight_decay 0.0: .* above 0"),
+        ({"kind": "lion", "arguments": {}}, {}, "arguments {}: only .* kind lion takes null"),
+        ({"kind": "soap", "arguments": {"beta": 1}}, {}, "has no 'beta'.*'betas'"),
+        ({"kind": "soap", "arguments": {"lr": 1}}, {}, "lr belongs to model.optimizer.lr"),
+        ({"kind": "soap", "arguments": {"shampoo_beta": -1.0}}, {}, "SOAP: .*shampoo_beta"),
+        ({"kind": "adafactor", "arguments": {"eps": 1e-9}}, {}, "Adafactor: "),
+        ({"kind": "adafactor", "momentum_warmup_steps": 5}, {}, "adafactor has no decay"),
         ({}, {"warmup_of": "all", "warmup_steps": "many"}, "warmup_steps: expected a whole number"),
         (
             {},

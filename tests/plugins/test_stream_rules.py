@@ -23,15 +23,13 @@ from tests.plugins.conftest import Write
 
 pytestmark = pytest.mark.unchecked_shapes
 
-(RULE,) = (
-    block.text
-    for block in fenced("python")
-    if block.page == "docs/own-block.md" and "STREAM_RULES.register" in block.text
-)
-(PARTS,) = (
-    block.text
-    for block in fenced("python")
-    if block.page == "docs/own-block.md" and "OUTPUT_GATES.register" in block.text
+RULE, GATE, VALUES = (
+    next(
+        block.text
+        for block in fenced("python")
+        if block.page == "docs/own-block.md" and f"{registry}.register" in block.text
+    )
+    for registry in ("STREAM_RULES", "OUTPUT_GATES", "VALUE_CARRIES")
 )
 INSIDE = """
 
@@ -68,16 +66,18 @@ def rule(write: Write) -> Path:
     return path
 
 
+@pytest.mark.parametrize("part", [RULE, GATE, VALUES], ids=["stream", "gate", "values"])
+def test_a_part_of_the_page_is_short(part: str) -> None:
+    assert len([line for line in part.splitlines() if line.strip()]) <= 25
+    assert not re.search(r"\._[a-z]", part)
+
+
 def test_the_page_keeps_its_promise(write: Write) -> None:
-    assert len([line for line in RULE.splitlines() if line.strip()]) <= 25
-    assert not re.search(r"\._[a-z]", RULE)
     check_preset("two_streams", plugin=write(RULE + PRESET, name="own_streams"))
 
 
 def test_gate_and_values_of_the_page(write: Write) -> None:
-    assert all(len(part.splitlines()) <= 25 for part in re.split(r"\n\n\n", PARTS))
-    assert not re.search(r"\._[a-z]", PARTS)
-    check_preset("gated_thirds", plugin=write(PARTS + INSIDE, name="own_attention"))
+    check_preset("gated_thirds", plugin=write(GATE + VALUES + INSIDE, name="own_attention"))
 
 
 def test_it_computes_what_it_says(rule: Path) -> None:
@@ -117,7 +117,7 @@ def test_matrices_of_a_rule_are_drawn_after_those_of_the_blocks(write: Write) ->
         "self.learned = Share()", "self.learned = Share()\n        self.m = torch.nn.Linear(1, 1)"
     )
     plugins.load(str(write(text, name="own_streams")))
-    plugins.load(str(write(PARTS, name="own_attention")))
+    plugins.load(str(write(GATE, name="own_attention")))
     drawn = []
     axes: dict[str, Any]
     for axes in ({}, {"stream": "two"}, {"output_gate": "relu_gate"}):
