@@ -101,6 +101,21 @@ def test_cosine_follows_its_formula(coupling, warmup: int, floor: float) -> None
     assert floor <= taken[-1] < floor + 0.01
 
 
+@pytest.mark.parametrize("coupling", ["decoupled", "paper"])
+@pytest.mark.parametrize("warmup", [0, 1, 6, 10])
+def test_sqrt_follows_its_formula(coupling, warmup: int) -> None:
+    """1 - sqrt(s), s the completed share of the decay."""
+    total, reference = 50, 10
+    config = ScheduleConfig(
+        kind="sqrt", warmup_steps=warmup, reference_steps=reference, coupling=coupling
+    )
+    start = reference if coupling == "decoupled" else max(1, warmup)
+    for t, rate in enumerate(rates(config, total), start=1):
+        ramp = 1.0 if warmup == 0 else min(1.0, t / warmup)
+        share = max(0, t - start) / (total - start + 1)
+        assert rate == pytest.approx(ramp * (1 - math.sqrt(share)))
+
+
 def test_a_floor_that_changes_nothing_is_refused() -> None:
     with pytest.raises(ValueError, match=r"floor 0\.1:.*0"):
         ScheduleConfig(kind="linear", floor=0.1)

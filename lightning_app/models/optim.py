@@ -176,12 +176,14 @@ class ScheduleConfig:
     inverse_sqrt  min(1, t/T_w) * min(1, sqrt(T_ref/t))      min(t/T_w, sqrt(T_w/t))
     linear        min(1, t/T_w) * d(T_ref)                   min(1, t/T_w) * d(T_w)
     cosine        min(1, t/T_w) * c(d(T_ref))                min(1, t/T_w) * c(d(T_w))
+    sqrt          min(1, t/T_w) * r(d(T_ref))                min(1, t/T_w) * r(d(T_w))
     constant      min(1, t/T_w)                              the same
     bert          (t-1)/T_w if t <= T_w, else 1 - (t-1)/T    the same
     ============  =========================================  ==================================
 
     c(d) = floor + (1 - floor) (1 - cos(pi d)) / 2 (Loshchilov & Hutter 2017, 1608.03983, one period
-    that ends at floor).
+    that ends at floor). r(d) = 1 - sqrt(1 - d) (Hägele et al. 2024,
+    2405.18392).
 
     bert is the schedule of BERT's code (Devlin et al. 2019, 1810.04805): its first step has rate 0
     if there is a warm-up, the rate falls by T_w/T of the peak at the end of the warm-up, and the
@@ -194,8 +196,8 @@ class ScheduleConfig:
     """
 
     kind: str = "inverse_sqrt"
-    """A name of `SCHEDULES`: inverse_sqrt, linear, cosine, constant or bert, the shape after the
-    warm-up."""
+    """A name of `SCHEDULES`: inverse_sqrt, linear, cosine, sqrt, constant or bert, the shape after
+    the warm-up."""
     warmup_steps: Annotated[int, OrAuto()] = 4000
     """T_w in optimizer steps; 0 is the full rate at step 1 (read as 1 if coupling is paper). A
     config may say auto: 2 / (1 - beta_2) steps (Ma & Yarats 2021, 1910.04209), for kinds with
@@ -248,7 +250,7 @@ class ScheduleConfig:
                 f"model.schedule.warmup_steps: {self.warmup_steps}, within which the rate rises to "
                 f"its peak; expected fewer than the {total} steps of the run"
             )
-        decays = self.kind in ("linear", "cosine") and self.coupling == "decoupled"
+        decays = self.kind in ("linear", "cosine", "sqrt") and self.coupling == "decoupled"
         if decays and not self.warmup_steps <= self.reference_steps < total:
             raise UserError(
                 f"model.schedule.reference_steps: {self.reference_steps}, where the decoupled "
@@ -326,6 +328,11 @@ def _linear(config: ScheduleConfig, step: int, total: int) -> float:
 def _cosine(config: ScheduleConfig, step: int, total: int) -> float:
     wave = (1.0 - math.cos(math.pi * _left(config.start, step, total))) / 2.0
     return config.ramp(step) * (config.floor + (1.0 - config.floor) * wave)
+
+
+@schedule("sqrt", ends=True)
+def _sqrt(config: ScheduleConfig, step: int, total: int) -> float:
+    return config.ramp(step) * (1.0 - math.sqrt(1.0 - _left(config.start, step, total)))
 
 
 @schedule("constant")

@@ -272,18 +272,18 @@ def _optimizer(grid: GridResults) -> str:
 
 def _schedule(grid: GridResults) -> str:
     reference = _tried(grid, "model.schedule.reference_steps")
+    later = "after a linear warm-up, down from"
+    shapes = {"linear": "linear", "cosine": "half a cosine", "sqrt": "1 - sqrt"}
     forms = {
+        **{(kind, "paper"): f"{shape} {later} its end" for kind, shape in shapes.items()},
+        **{
+            (kind, "decoupled"): f"{shape} {later} step {reference}"
+            for kind, shape in shapes.items()
+        },
         ("inverse_sqrt", "paper"): "inverse sqrt, coupled as in Xiong et al. 2020: "
         "lr · min(t / T_w, √(T_w / t))",
         ("inverse_sqrt", "decoupled"): "inverse sqrt, decoupled: "
         f"lr · min(1, t / T_w) · min(1, √(T_ref / t)), T_ref = {reference}",
-        ("linear", "paper"): "linear after a linear warm-up, down from its end",
-        ("linear", "decoupled"): f"linear after a linear warm-up, down from step {reference}",
-        ("cosine", "paper"): "half a cosine after a linear warm-up, down from its end",
-        (
-            "cosine",
-            "decoupled",
-        ): f"half a cosine after a linear warm-up, down from step {reference}",
         (
             "bert",
             "",

@@ -126,9 +126,11 @@ _SCHEDULES = {
     ("inverse_sqrt", "paper"): "limits.coupled_inverse",
     ("linear", "paper"): "limits.coupled_later",
     ("cosine", "paper"): "limits.coupled_later",
+    ("sqrt", "paper"): "limits.coupled_later",
     ("inverse_sqrt", "decoupled"): "limits.decoupled",
     ("linear", "decoupled"): "limits.decoupled",
     ("cosine", "decoupled"): "limits.decoupled",
+    ("sqrt", "decoupled"): "limits.decoupled",
     ("bert", ""): "limits.bert",
 }
 

@@ -404,7 +404,7 @@ def test_what_cuts_cells_short_is_refused(key: str, value: Any, by_axis: bool) -
     assert str(error.value).startswith(f"{'g' if by_axis else 'base'}.yaml: {key}: ")
 
 
-@pytest.mark.parametrize("kind", ["inverse_sqrt", "linear", "cosine", "constant", "bert"])
+@pytest.mark.parametrize("kind", ["inverse_sqrt", "linear", "cosine", "sqrt", "constant", "bert"])
 def test_a_warmup_of_all_steps_is_refused_and_a_long_one_named(kind: str) -> None:
     fields = {"model.schedule.kind": kind, "model.schedule.reference_steps": 99}
     with pytest.raises(UserError, match="warmup_steps: 100"):

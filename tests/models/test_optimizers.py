@@ -502,7 +502,7 @@ def test_one_group_of_parameters_is_warmed_up() -> None:
 
 def test_others_have_the_full_rate_of_every_schedule() -> None:
     model = tiny()
-    for kind in ("inverse_sqrt", "linear", "cosine", "bert"):
+    for kind in ("inverse_sqrt", "linear", "cosine", "sqrt", "bert"):
         schedule = ScheduleConfig(kind=kind, warmup_steps=5, warmup_of="gains", reference_steps=8)
         optimizer = build_optimizer(OptimizerConfig(), model, fused=False, by_role=True)
         scheduler = build_schedule(schedule, optimizer, 20)
