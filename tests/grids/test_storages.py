@@ -458,11 +458,20 @@ def test_supervisors_share_a_database_that_restarts_and_leave_no_trace_of_its_pa
         for _ in range(2)
     ]
 
-    def run_cells() -> bool:
-        """A supervisor that has yet to open the storage would refuse one that does not answer."""
-        return all(psutil.Process(process.pid).children() for process in pair)
+    opened: set[int] = set()
 
-    world.wait_for(lambda: run_cells() and world.lines("end"), seconds=120)
+    def both_run_cells() -> bool:
+        """Only a supervisor that has opened the storage outlives an outage, and then it runs cells;
+        it has other children from its first moment on."""
+        cells = {int(line[3]) for line in world.lines("start")}
+        opened.update(
+            process.pid
+            for process in pair
+            if cells & {each.pid for each in psutil.Process(process.pid).children(recursive=True)}
+        )
+        return len(opened) == len(pair)
+
+    world.wait_for(lambda: both_run_cells() and world.lines("end"), seconds=120)
     server.stop()
     shown = [word for each in world.processes() for word in each.cmdline()]
     assert any("stand_in.py" in word for word in shown)
