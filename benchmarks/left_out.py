@@ -122,10 +122,12 @@ def main() -> int:
     if reference is None:
         raise SystemExit(f"{args.grid}: no arm with a reference warm-up")
     if args.steps:
-        for arm, last in itertools.product(arms(grid), args.steps):
-            scores = scores_of(cut(arm, last), reference)
-            share = " of ".join(f"{part:.3g}" for part in (scores[2].estimate, last))
-            print(f"{arm.group} {arm.variant}, {last} steps: {shown(scores)}, {share} saved")
+        for arm in arms(grid):
+            for last in args.steps:
+                scores = scores_of(cut(arm, last), reference)
+                share = 100 * scores[2].estimate / last
+                name = f"{arm.group} {arm.variant}, {last} steps"
+                print(f"{name}: {shown(scores)}, {share:.3g} % of the steps saved")
         return 0
     apart = count = 0
     for arm in arms(grid):

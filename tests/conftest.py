@@ -5,6 +5,7 @@ import os
 import resource
 import signal
 import sys
+from collections import defaultdict
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ import pytest
 import torch
 
 ROOT = Path(__file__).parents[1]
+MOST = 20
+"""A test of more presets than this runs a third of its cases, unless it is marked all_presets."""
 SHAPED = [
     ".".join(path.relative_to(ROOT).with_suffix("").parts)
     for folder in ("blocks", "models")
@@ -44,17 +47,32 @@ def pytest_collection() -> Generator[None, Any, Any]:
 
 @pytest.hookimpl(tryfirst=True)  # before tests are selected by their marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark all cases but every n-th as slow where a test is marked in_turn(n).
+    """Mark all cases but every n-th as slow where a test is marked in_turn(n), and all cases but
+    every third of a test of most presets that is not marked all_presets.
 
     Which ones depends on the name of the test, so that tests of all presets begin with different
     ones.
     """
-    for item in items:
-        mark = item.get_closest_marker("in_turn")
-        if mark is not None and isinstance(item, pytest.Function):
-            place = sum(item.callspec.indices.values()) + len(item.originalname)
-            if place % mark.args[0]:
-                item.add_marker("slow")
+    cases = [item for item in items if isinstance(item, pytest.Function) and _indices(item)]
+    tested = defaultdict[tuple[Path, str], set[int]](set)
+    for item in cases:
+        tested[item.path, item.originalname].add(_indices(item).get("preset", 0))
+    for item in cases:
+        own = item.get_closest_marker("in_turn")
+        every = item.get_closest_marker("all_presets")
+        if own is None and every is None and len(tested[item.path, item.originalname]) > MOST:
+            item.add_marker(pytest.mark.in_turn(3))
+            own = item.get_closest_marker("in_turn")
+        if (
+            own is not None
+            and (sum(_indices(item).values()) + len(item.originalname)) % own.args[0]
+        ):
+            item.add_marker("slow")
+
+
+def _indices(item: pytest.Function) -> dict[str, int]:
+    """The number of the value of each parameter of a case, none if the test has one case."""
+    return item.callspec.indices if hasattr(item, "callspec") else {}
 
 
 @pytest.hookimpl(optionalhook=True)

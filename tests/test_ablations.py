@@ -92,7 +92,7 @@ def first_cell_trains(
     assert (folder / "checkpoints" / "last.ckpt").is_file()
 
 
-@pytest.mark.in_turn(3)
+@pytest.mark.in_turn(5)
 @pytest.mark.parametrize("path", GRIDS, ids=lambda path: path.stem)
 def test_a_grid_has_the_cells_that_it_states_and_the_first_one_trains(
     path: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory

@@ -281,6 +281,7 @@ def test_no_keys_or_no_queries_give_zeros(
         assert gradient.abs().sum() == 0.0
 
 
+@pytest.mark.in_turn(2)
 @pytest.mark.parametrize("form", FAST)
 @settings(EXAMPLES, max_examples=40)
 @given(case=cases(), dropout=st.sampled_from([0.1, 0.5]))
@@ -320,6 +321,7 @@ def test_dropout_drops_its_share_and_differs_by_layer(form: Form) -> None:
     assert 0.3 < ((first == 0.0) != (second == 0.0)).double().mean() < 0.54
 
 
+@pytest.mark.in_turn(3)
 @pytest.mark.parametrize("form", FORMS)
 def test_bfloat16_is_nearer_than_a_running_sum_in_bfloat16(form: Form) -> None:
     """12 layers. Scores in float32 lose nothing that their queries and keys have not lost."""

@@ -354,7 +354,7 @@ def another_rule() -> Iterator[None]:
 def seen(another_rule: None) -> dict[str, list[set[str]]]:
     """For each field that can be changed in a decoder: the ways in which each change shows."""
     found: dict[str, list[set[str]]] = {}
-    for specs in CASES.values():
+    for specs in [*CASES.values()][::2]:
         first, last = specs["decoder"].blocks[0], specs["decoder"].blocks[-1]
         reads_first = last.self_attention.value_carry != "none"
         spec = replace(specs["decoder"], blocks=(first if reads_first else last, last))

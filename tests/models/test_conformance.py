@@ -23,6 +23,7 @@ pytestmark = [
 every_preset = pytest.mark.parametrize("preset", PRESETS)
 
 
+@pytest.mark.all_presets
 @every_preset
 def test_every_preset_keeps_every_promise(preset: str) -> None:
     for check in CHECKS:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from benchmarks import coverage, false_labels, left_out
+from benchmarks import coverage, false_labels, left_out, steps_to_loss
 from lightning_app.report.headline import HELPS, WAITS, own_reading
 from lightning_app.report.pairs import arms
 from lightning_app.report.results import read_results
@@ -230,6 +230,38 @@ def test_rates_left_out_and_asked_for_again(make_grid: Any) -> None:
     assert not left_out.overlap(need, replace(need, low=need.high + 1e-6, high=math.nan))
 
 
+def test_runs_cut_short(make_grid: Any) -> None:
+    """Cut at its last step a run is itself; before, its loss is that of the validation there."""
+
+    def outcome(axes: dict[str, Any]) -> float | None:
+        if (axes[WARMUP], axes[RATE]) == (0, RATES[-1]):
+            return None
+        away = math.log2(axes[RATE] / (0.002 if axes[WARMUP] else 0.001))
+        return 2.0 + 0.3 * away**2 + 0.01 * (axes[SEED] * 3 % 7)
+
+    axes = {PRESET: ["pre_ln"], WARMUP: [0, 60], RATE: RATES, SEED: [1, 2, 3]}
+    (arm,) = arms(read_results(make_grid(outcome, axes).folder))
+    trained = next(iter(cell for cell in arm.cells.values() if not cell.failed))
+    steps = sorted(trained.run.curve(trained.monitored.loss))
+    assert left_out.scores_of(left_out.cut(arm, steps[-1]), 60) == left_out.scores_of(arm, 60)
+    half = left_out.cut(arm, steps[1])
+    for key, cell in arm.cells.items():
+        curve = cell.run.curve(cell.monitored.loss)
+        whole = cell.entropy if cell.failed else min(curve[steps[1]], cell.entropy)
+        assert half.cells[key].loss == whole
+        assert max(half.cells[key].run.curve(cell.monitored.loss)) == steps[1]
+    between = left_out.cut(arm, steps[1] + 1).cells.values()
+    assert between
+    assert all(cell.failed for cell in between)  # the others have no loss there
+
+
+def test_steps_to_a_loss() -> None:
+    curve = {50: 4.0, 100: 3.0, 150: 3.5, 200: 2.0}
+    found = [steps_to_loss.first_step(curve, loss) for loss in (4.5, 3.25, 2.75, 1.9)]
+    assert found == [50.0, 87.5, 175.0, None]
+    assert steps_to_loss.first_step({}, 1.0) is None
+
+
 def test_intervals_over_rates_cover_in_short() -> None:
     rng = np.random.default_rng(7)
     for kind in ("parabola", "V"):
@@ -237,6 +269,7 @@ def test_intervals_over_rates_cover_in_short() -> None:
             assert row.rate > coverage.LOW - 0.04, row
 
 
+@pytest.mark.in_turn(2)
 @pytest.mark.parametrize("name", ["refined, until 0.03", "random"])
 @pytest.mark.parametrize("kind", ["parabola", "V"])
 def test_intervals_at_rates_chosen_by_results_cover_in_short(kind: str, name: str) -> None:

@@ -134,6 +134,7 @@ def spoil(path: Path, chance: random.Random) -> str:
     return f"{kind} {path.name}"
 
 
+@pytest.mark.in_turn(2)
 @pytest.mark.parametrize("seed", range(4))
 def test_damage_ends_in_pages_or_in_one_line(whole: Path, tmp_path: Path, seed: int) -> None:
     chance = random.Random(seed)

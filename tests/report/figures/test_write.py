@@ -200,6 +200,7 @@ ENDS = {
 }
 
 
+@pytest.mark.in_turn(2)
 @pytest.mark.parametrize("axes", DEGENERATE.values(), ids=DEGENERATE)
 @pytest.mark.parametrize("end", ENDS.values(), ids=ENDS)
 def test_degenerate_grids_are_drawn_as_far_as_they_go(make_grid, draw, axes, end):
