@@ -34,9 +34,9 @@ from lightning_app import fit
 
 BASES = Path(__file__).parents[1] / "ablations" / "base"
 TASKS = {
-    "translation": "synthetic.yaml",
-    "masked_lm": "synthetic_mlm.yaml",
-    "causal_lm": "synthetic_lm.yaml",
+    "translation": ("synthetic.yaml", ("encoder", "decoder")),
+    "masked_lm": ("synthetic_mlm.yaml", ("encoder",)),
+    "causal_lm": ("synthetic_lm.yaml", ("decoder",)),
 }
 PRECISIONS = ("32-true", "bf16-mixed")
 MODES = ("eager", "killed", "compiled", "ranks")
@@ -51,7 +51,9 @@ SMALL = {
     "model.architecture.ff_dim": 64,
     "model.schedule.warmup_steps": 10,
     "model.schedule.reference_steps": 10,
-    "data.tokens_per_batch": 512,
+    "data.tokenizer": "bpe",
+    "data.vocab_size": 400,
+    "data.tokens_per_batch": 256,
 }
 RATES = {"adafactor": 2e-2, "lion": 4e-4, "signum": 4e-4, "lamb": 8e-3}  # of the others: 2e-3
 
@@ -61,9 +63,11 @@ class Setting:
 
     def __init__(self, what: tuple[str, str], task: str, precision: str) -> None:
         self.name = "-".join((*what, task, precision))
-        self.base = str(BASES / TASKS[task])
+        base, sides = TASKS[task]
+        self.base = str(BASES / base)
         kind, value = what
         self.fields: dict[str, Any] = SMALL | {"trainer.precision": precision}
+        self.fields |= {f"model.architecture.{side}_depth": 2 for side in sides}
         if kind == "preset":
             self.fields["model.block.preset"] = value
             if value == "ngpt":  # which refuses weight decay
@@ -134,7 +138,8 @@ def weights_of(folder: Path) -> dict[str, torch.Tensor]:
 
 def loss_of(folder: Path) -> float:
     result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
-    return float(result["metrics"]["val/nll"]) if result["status"] == "ok" else math.nan
+    found = result["metrics"]["val/nll"]  # also of a run that has not learned in 50 steps
+    return math.nan if found is None else float(found)
 
 
 def row_of(setting: Setting, folder: Path, mode: str) -> tuple[str, bool]:
