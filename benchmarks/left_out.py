@@ -9,10 +9,10 @@ among those of the grid (`finest` is the grid's own spacing; a rate beyond the g
 last line counts the intervals that do not overlap with those of all rates; an open interval
 overlaps with everything on its open side. The exit code is 1 if there is one.
 
-With `--steps`: the scores of runs cut at each of these steps, with the share of the steps that
-warm-up saves. The loss of a run is then that of its validation at the step, which is what a
-shorter run would have had if no part of the schedule knows its end. A run that failed in the end
-has failed at every step.
+With `--steps`: the scores of runs cut at each of these steps, and by seed N and the share of the
+steps that warm-up saves. The loss of a run is then that of its validation at the step, which is
+what a shorter run would have had if no part of the schedule knows its end. A run that failed in
+the end has failed at every step.
 """
 
 import argparse
@@ -125,9 +125,13 @@ def main() -> int:
         for arm in arms(grid):
             for last in args.steps:
                 scores = scores_of(cut(arm, last), reference)
-                share = 100 * scores[2].estimate / last
-                name = f"{arm.group} {arm.variant}, {last} steps"
-                print(f"{name}: {shown(scores)}, {share:.3g} % of the steps saved")
+                print(f"{arm.group} {arm.variant}, {last} steps: {shown(scores)}")
+                for name, score, unit in (
+                    ("N", scores[0], 1.0),
+                    ("saved, %", scores[2], last / 100),
+                ):
+                    values = "  ".join(f"{value / unit:.3g}" for _, value in score.values)
+                    print(f"    {name}, by seed: {values}")
         return 0
     apart = count = 0
     for arm in arms(grid):
