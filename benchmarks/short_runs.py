@@ -133,6 +133,8 @@ def ranks(rows: list[tuple[Setting, Path]], folder: Path) -> None:
 
 def weights_of(folder: Path) -> dict[str, torch.Tensor]:
     saved = torch.load(folder / "checkpoints" / "last.ckpt", weights_only=False)
+    if saved["global_step"] != STEPS:
+        raise RuntimeError(f"{folder}: last.ckpt is of step {saved['global_step']}")
     return saved["state_dict"]
 
 
