@@ -11,8 +11,8 @@ overlaps with everything on its open side. The exit code is 1 if there is one.
 
 With `--steps`: the scores of runs cut at each of these steps, and by seed N and the share of the
 steps that warm-up saves. The loss of a run is then that of its validation at the step, which is
-what a shorter run would have had if no part of the schedule knows its end. A run that failed in
-the end has failed at every step.
+what a shorter run would have had, so a grid whose schedule knows its end is refused. A run that
+failed in the end has failed at every step.
 """
 
 import argparse
@@ -25,6 +25,7 @@ from pathlib import Path
 
 from lightning_app.config.search import Refine
 from lightning_app.grids.search import TrialScore, further
+from lightning_app.models.optim import SCHEDULES
 from lightning_app.report.pairs import Arm, Score, arms
 from lightning_app.report.results import read_results
 from lightning_app.report.statistics import mean
@@ -122,6 +123,9 @@ def main() -> int:
     if reference is None:
         raise SystemExit(f"{args.grid}: no arm with a reference warm-up")
     if args.steps:
+        kinds = {cell.setting("model.schedule.kind") for cell in grid.cells}
+        if ending := sorted(kind for kind in kinds if SCHEDULES[kind].ends):
+            raise SystemExit(f"{args.grid}: --steps: {', '.join(ending)} schedules know the end")
         for arm in arms(grid):
             for last in args.steps:
                 scores = scores_of(cut(arm, last), reference)
@@ -130,7 +134,9 @@ def main() -> int:
                     ("N", scores[0], 1.0),
                     ("saved, %", scores[2], last / 100),
                 ):
-                    values = "  ".join(f"{value / unit:.3g}" for _, value in score.values)
+                    values = "  ".join(
+                        f"{seed}: {value / unit:.3g}" for seed, value in score.values
+                    )
                     print(f"    {name}, by seed: {values}")
         return 0
     apart = count = 0

@@ -18,6 +18,7 @@ already are not trained again.
 """
 
 import argparse
+import csv
 import json
 import math
 import os
@@ -93,7 +94,7 @@ def train(setting: Setting, folder: Path, mode: str) -> None:
         if (child := os.fork()) == 0:
             _be_killed(setting, folder)
         _, status = os.waitpid(child, 0)
-        if not os.WIFSIGNALED(status):
+        if not (os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL):
             raise RuntimeError(f"{setting.name}: ended with status {status} before it was killed")
         fit(setting.base, setting.overrides(folder, mode), ckpt_path="last")
     else:
@@ -138,6 +139,11 @@ def weights_of(folder: Path) -> dict[str, torch.Tensor]:
     return saved["state_dict"]
 
 
+def first_logged(table: Path) -> int:
+    with table.open(encoding="utf-8") as file:
+        return min(int(row["step"]) for row in csv.DictReader(file))
+
+
 def loss_of(folder: Path) -> float:
     result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
     found = result["metrics"]["val/nll"]  # also of a run that has not learned in 50 steps
@@ -154,6 +160,8 @@ def row_of(setting: Setting, folder: Path, mode: str) -> tuple[str, bool]:
     if mode != "eager" and (eager / "result.json").exists():
         line += f", {loss - loss_of(eager):+.1e} of eager"
     if mode == "killed":
+        if (logged := first_logged(to / "attempts" / "2" / "metrics.csv")) <= SAVED:
+            return f"{setting.name} {mode}: began at step {logged} again", False
         one, other = weights_of(to), weights_of(eager)
         same = one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
         line, good = line + (", equal bits" if same else ", OTHER BITS"), good and same

@@ -12,27 +12,21 @@ compares arms without that advantage and with intervals, and this table does nei
 
 import argparse
 import sys
-from collections.abc import Mapping
-from itertools import pairwise
 from pathlib import Path
 from statistics import stdev
 
 from lightning_app.config.tree import label
-from lightning_app.report.pairs import Arm, arms
+from lightning_app.report.pairs import Arm, arms, first_step
 from lightning_app.report.results import CellResult, read_results
 from lightning_app.report.statistics import mean
 
 
-def first_step(curve: Mapping[int, float], target: float) -> float | None:
-    """The step at which a curve first reaches `target`, linear between its points."""
-    steps = sorted(curve)
-    if steps and curve[steps[0]] <= target:
-        return float(steps[0])
-    for before, step in pairwise(steps):
-        if curve[step] <= target:
-            share = (curve[before] - target) / (curve[before] - curve[step])
-            return before + share * (step - before)
-    return None
+def reached(run: CellResult, target: float) -> float | None:
+    """The step at which a run first reaches `target`, linear between validations."""
+    curve = run.run.curve(run.monitored.loss)
+    if run.failed or not any(loss <= target for loss in curve.values()):
+        return None
+    return first_step(curve, target)[0]
 
 
 def at_best_rate(arm: Arm, warmup: int) -> tuple[float, list[CellResult]] | None:
@@ -61,10 +55,7 @@ def main() -> int:
                 print(f"{name}: no rate at which all seeds have finished")
                 continue
             lr, runs = best
-            steps = [
-                None if run.failed else first_step(run.run.curve(run.monitored.loss), args.target)
-                for run in runs
-            ]
+            steps = [reached(run, args.target) for run in runs]
             shown = ", ".join("never" if at is None else f"{at:.0f}" for at in steps)
             known = [at for at in steps if at is not None]
             if len(known) == len(steps):

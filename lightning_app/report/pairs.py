@@ -487,14 +487,15 @@ def tau(bare: CellResult, ref: CellResult) -> tuple[float, bool] | None:
     if len(without) < 2 or len(with_warmup) < 2:
         return None
     if ref.loss <= bare.loss:
-        reached, first = _first_step(with_warmup, bare.loss)
+        reached, first = first_step(with_warmup, bare.loss)
         return max(with_warmup) - reached, first
-    reached, first = _first_step(without, ref.loss)
+    reached, first = first_step(without, ref.loss)
     return -(max(without) - reached), first
 
 
-def _first_step(curve: Mapping[int, float], loss: float) -> tuple[float, bool]:
-    """The first step at which the curve is at `loss` or below, linear between its points."""
+def first_step(curve: Mapping[int, float], loss: float) -> tuple[float, bool]:
+    """The first step at which the curve is at `loss` or below, linear between its points, and
+    whether that is its first point; the last step if it stays above."""
     steps = sorted(curve)
     before = None
     for step in steps:
@@ -512,7 +513,7 @@ def _lost(bare: CellResult, ref: CellResult) -> float:
     if any(len(curve) < 2 for curve in rates) or max(rates[0]) != max(rates[1]):
         return math.nan
     without, with_warmup = map(_falling_area, rates)
-    return max(without) - _first_step(without, with_warmup[max(with_warmup)])[0]
+    return max(without) - first_step(without, with_warmup[max(with_warmup)])[0]
 
 
 def _falling_area(curve: Mapping[int, float]) -> dict[int, float]:

@@ -195,7 +195,6 @@ DAMAGES: dict[str, tuple[Callable[[World], None], str]] = {
 }
 
 
-@pytest.mark.in_turn(2)
 @pytest.mark.parametrize("name", DAMAGES)
 def test_damage_is_found_and_mended(
     sick: World, capsys: pytest.CaptureFixture[str], name: str

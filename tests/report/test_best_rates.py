@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -255,11 +256,31 @@ def test_runs_cut_short(make_grid: Any) -> None:
     assert all(cell.failed for cell in between)  # the others have no loss there
 
 
+@pytest.mark.parametrize("kind", ["inverse_sqrt", "linear"])
+def test_only_runs_whose_schedule_has_no_end_are_cut(
+    make_grid: Any, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    axes = {PRESET: ["pre_ln"], WARMUP: [0, 60], RATE: RATES[:2], SEED: [1, 2]}
+    fake = make_grid(lambda axes: 2.0, axes | {"model.schedule.kind": [kind]})
+    monkeypatch.setattr("sys.argv", ["left_out", str(fake.folder), "--steps", "100"])
+    if kind == "linear":
+        with pytest.raises(SystemExit, match="linear schedules know the end"):
+            left_out.main()
+    else:
+        assert left_out.main() == 0
+
+
 def test_steps_to_a_loss() -> None:
+    def steps(curve: dict[int, float], *targets: float, failed: bool = False) -> list[float | None]:
+        run = SimpleNamespace(curve={"val/nll": curve}.__getitem__)
+        cell: Any = SimpleNamespace(
+            run=run, monitored=SimpleNamespace(loss="val/nll"), failed=failed
+        )
+        return [steps_to_loss.reached(cell, target) for target in targets]
+
     curve = {50: 4.0, 100: 3.0, 150: 3.5, 200: 2.0}
-    found = [steps_to_loss.first_step(curve, loss) for loss in (4.5, 3.25, 2.75, 1.9)]
-    assert found == [50.0, 87.5, 175.0, None]
-    assert steps_to_loss.first_step({}, 1.0) is None
+    assert steps(curve, 4.5, 3.25, 2.75, 1.9) == [50.0, 87.5, 175.0, None]
+    assert steps(curve, 2.75, failed=True) == steps({}, 1.0) == [None]
 
 
 def test_intervals_over_rates_cover_in_short() -> None:

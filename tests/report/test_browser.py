@@ -103,7 +103,6 @@ def test_a_mark_of_a_figure_leads_to_its_run(browser: Browser, report: Path) -> 
     assert {f"runs/{name}/" for name in folders} == hrefs
 
 
-@pytest.mark.in_turn(2)
 @pytest.mark.parametrize(("width", "scheme"), LOOKS)
 def test_nothing_sticks_out_and_everybody_can_read_it(
     browser: Browser, report: Path, width: int, scheme: str

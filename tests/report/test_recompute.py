@@ -113,7 +113,6 @@ def test_scores_of_arms_with_their_own_rates_are_recomputed(
     assert len(table.dropna(subset="estimate")) > 1
 
 
-@pytest.mark.in_turn(2)
 @pytest.mark.parametrize("name", GRIDS)
 def test_every_score_and_mean_of_a_report_is_recomputed(
     make_grid: Any, oracle: ModuleType, name: str

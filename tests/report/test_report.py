@@ -274,7 +274,6 @@ ODD = {
 WITH_PDF = ("missing cells", "several rates", "extra axes")
 
 
-@pytest.mark.in_turn(2)
 @pytest.mark.parametrize(
     "name",
     [pytest.param(name, marks=[pytest.mark.pdf_files] if name in WITH_PDF else []) for name in ODD],

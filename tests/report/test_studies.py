@@ -40,7 +40,6 @@ def grid(study: Path, tmp_path: Path) -> GridResults:
     return read_results(unpack(study / PACKED, tmp_path).path)
 
 
-@pytest.mark.in_turn(2)
 def test_its_runs_give_its_scores(study: Path, grid: GridResults, tmp_path: Path) -> None:
     scores = [*sensitivity_scores(grid), *bleu_scores(grid)]
     tables = {"sensitivity.csv": scores_frame(scores)}
