@@ -891,6 +891,24 @@ MUTANTS = (
         '"weight_decouple": False',
     ),
     mutant(
+        "a growing batch reads the shortest rows first",
+        at("data/test_batching.py"),
+        "rows[np.arange(kept) * len(rows) // kept]",
+        "rows[:kept]",
+    ),
+    mutant(
+        "a validation rounds the weights that a schedule-free run trains",
+        at("training/test_save_on_signal.py"),
+        "                parameter.copy_(value)\n            self._trained = None",
+        "                pass\n            self._trained = None",
+    ),
+    mutant(
+        "a checkpoint of a schedule-free run has the trained weights as its model",
+        at("training/test_save_on_signal.py"),
+        'averaged.evaluate()\n        checkpoint["state_dict"]',
+        'checkpoint["state_dict"]',
+    ),
+    mutant(
         "arguments of another package's optimizer do not reach it",
         at("models/test_optimizers.py"),
         "**(config.arguments or {})}",

@@ -76,6 +76,8 @@ class Setting:
         else:
             self.fields |= {"model.optimizer.kind": value}
             self.fields["model.optimizer.lr"] = RATES.get(value, 2e-3)
+            if value == "schedule_free":
+                self.fields["model.schedule.kind"] = "constant"
             if value == "muon":
                 self.fields["model.optimizer.momentum"] = 0.95
 

@@ -22,6 +22,8 @@ def module(
     dropout: float = 0.0,
     decoder_depth: int = 1,
     objective: Mapping[str, Any] = MappingProxyType({}),
+    optimizer: OptimizerConfig = OptimizerConfig(lr=3e-3),
+    schedule: ScheduleConfig = ScheduleConfig(warmup_steps=0, reference_steps=5),
     **block: Any,
 ) -> TransformerModule:
     return TransformerModule(
@@ -36,8 +38,8 @@ def module(
             dropout=dropout,
         ),
         objective=ObjectiveConfig(kind=kind, beam=1, **objective),  # pyright: ignore[reportArgumentType]
-        optimizer=OptimizerConfig(lr=3e-3),
-        schedule=ScheduleConfig(warmup_steps=0, reference_steps=5),
+        optimizer=optimizer,
+        schedule=schedule,
     )
 
 

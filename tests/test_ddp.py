@@ -114,6 +114,8 @@ CASES = {
             "model.optimizer.momentum_warmup_steps": 3,
             "model.schedule.warmup_of": "embeddings",
             "model.schedule.warmup_steps": 3,
+            "model.schedule.batch_warmup_steps": 3,
+            "model.schedule.batch_start": 0.1,
         },
     ),
     # The penalty is of the mean over the tokens of both ranks, and so are the logged spans.

@@ -116,6 +116,17 @@ def test_sqrt_follows_its_formula(coupling, warmup: int) -> None:
         assert rate == pytest.approx(ramp * (1 - math.sqrt(share)))
 
 
+@pytest.mark.parametrize("coupling", ["decoupled", "paper"])
+def test_a_power_bends_the_linear_decay(coupling) -> None:
+    config = ScheduleConfig(
+        kind="linear", warmup_steps=6, reference_steps=10, coupling=coupling, power=1.2
+    )
+    start = 10 if coupling == "decoupled" else 6
+    for t, rate in enumerate(rates(config, 50), start=1):
+        decay = min(1.0, (50 - t + 1) / (50 - start + 1)) ** 1.2
+        assert rate == pytest.approx(min(1.0, t / 6) * decay)
+
+
 def test_a_floor_that_changes_nothing_is_refused() -> None:
     with pytest.raises(ValueError, match=r"floor 0\.1:.*0"):
         ScheduleConfig(kind="linear", floor=0.1)

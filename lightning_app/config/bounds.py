@@ -178,6 +178,45 @@ def check_whole(model: Any, strategy: Any, *, clips: bool = False) -> None:
         )
 
 
+_AVERAGES = ("WeightAveraging", "EMAWeightAveraging", "QKClip")
+
+
+def check_averaged(model: Any, blocks: Sequence[Any], callbacks: Iterable[str]) -> None:
+    """Refuse what an optimizer that evaluates an average of its weights does not serve.
+
+    Args:
+        model: The section `model` as an object.
+        blocks: The specification of each block.
+        callbacks: The names of the callbacks.
+
+    Raises:
+        UserError: naming the field.
+    """
+    kind = f"model.optimizer.kind: {model.optimizer.kind}, which evaluates an average of weights"
+    if model.schedule.kind != "constant":
+        raise UserError(
+            f"model.schedule.kind: {model.schedule.kind} with {kind}, and which needs no decay of "
+            "the rate; use constant"
+        )
+    for name in callbacks:
+        if name in _AVERAGES:
+            raise UserError(f"trainer.callbacks: {name} with {kind}; remove one of them")
+    for block in blocks:
+        spans = (block.self_attention.adaptive_span,)
+        found = {
+            "unit_matrices": block.unit_matrices,
+            "sigma_reparam": block.sigma_reparam,
+            "branch_ramp": block.around_self.branch.ramp or block.around_ff.branch.ramp,
+            "adaptive_span": any(span and span.dynamic_bias is None for span in spans),
+        }
+        for name in found:
+            if found[name]:
+                raise UserError(
+                    f"model.block: {name} with {kind}: an average does not keep what the steps set "
+                    "or follow; use another kind"
+                )
+
+
 def check_clipped(model: Any, blocks: Sequence[Any]) -> None:
     """Refuse QKClip where smaller queries and keys do not make logits smaller, or not as much.
 

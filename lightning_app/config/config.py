@@ -11,6 +11,7 @@ from typing import Any, Literal
 from lightning_app.blocks.config import BlockConfig
 from lightning_app.config.bounds import (
     check_accumulation,
+    check_averaged,
     check_bounds,
     check_callback,
     check_clipped,
@@ -268,13 +269,16 @@ def check(tree: dict[str, Any], config: Config, *, trains: bool) -> None:
         model.architecture.sizes()
     except ValueError as error:
         raise UserError(f"model: {error}") from error
-    if any(block.unit_matrices for spec in stacks.values() for block in spec.blocks):
+    blocks = [block for spec in stacks.values() for block in spec.blocks]
+    if any(block.unit_matrices for block in blocks):
         check_unit(model.optimizer.weight_decay, tree["trainer"]["strategy"])
-    callbacks = classes_of(tree["trainer"]["callbacks"])
-    clips = any(path.rpartition(".")[2] == "QKClip" for path, _ in callbacks)
+    callbacks = [path.rpartition(".")[2] for path, _ in classes_of(tree["trainer"]["callbacks"])]
+    clips = "QKClip" in callbacks
     check_whole(model, tree["trainer"]["strategy"], clips=clips)
     if clips:
-        check_clipped(model, [block for spec in stacks.values() for block in spec.blocks])
+        check_clipped(model, blocks)
+    if model.optimizer.averages:
+        check_averaged(model, blocks, callbacks)
     objective, kind = tree["model"]["objective"]["kind"], tree["model"]["architecture"]["kind"]
     task = TASKS[objective]
     if task.architecture != kind:
@@ -304,6 +308,11 @@ def check(tree: dict[str, Any], config: Config, *, trains: bool) -> None:
         )
     if trains:
         model.schedule.check(trainer["max_steps"])
+    if model.schedule.batch_warmup_steps and corpus.order == "streams":
+        raise UserError(
+            f"model.schedule.batch_warmup_steps: {model.schedule.batch_warmup_steps} with "
+            "data.order streams, each of which goes on in every batch; use 0"
+        )
     if model.schedule.warmup_of == "output" and not _has_output(model):
         model.schedule.check_roles(("embeddings", "matrices", "gains"))
     bounded = max(trainer["max_steps"], trainer["max_epochs"] or 0) >= 1

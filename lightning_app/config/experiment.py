@@ -143,11 +143,16 @@ def effect_of(config: Tree) -> tuple[str, str]:
         architecture |= {"logit_cap": None, "tie_embeddings": None}
     wiring = json.dumps([architecture, model["block"], length, digests()], sort_keys=True)
     steps, ends = trainer["max_steps"], json.dumps(trainer["max_epochs"])
+    # Without the usual values, as in records from before these fields.
+    usual = {"power": 1.0, "batch_warmup_steps": 0, "batch_start": 0.0}
+    schedule = {
+        key: value for key, value in model["schedule"].items() if value != usual.get(key, ...)
+    }
     parts = (
         json.dumps(config["seed_everything"]),
         canonical({key: value for key, value in model.items() if key not in apart}),
         _wired(wiring),
-        _scheduled(canonical(model["schedule"]), steps, ends),
+        _scheduled(canonical(schedule), steps, ends),
         _aimed(canonical(model["objective"]), known),
         _fed(canonical(config["data"]), known),
         _trained(canonical(trainer)),
@@ -265,6 +270,8 @@ def _scheduled(text: str, steps: int, epochs: str) -> str:
     sparse = range(_DENSE, steps + 1, max(1, steps // _DENSE))
     for step in (*range(1, min(_DENSE, steps + 1)), *sparse):
         digest.update(struct.pack("d", config.factor(step, steps)))
+        if config.batch_warmup_steps:
+            digest.update(f"batch {config.batch_share(step)}".encode())
         if config.warmup_of != "all" and config.warmup_steps:
             digest.update(f"{config.warmup_of} {config.of_others().factor(step, steps)}".encode())
     return digest.hexdigest()

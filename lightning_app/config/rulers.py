@@ -59,7 +59,7 @@ EVALUATION = (
 
 BUDGET = (
     *("trainer.max_steps", "trainer.max_epochs", "trainer.limit_train_batches"),
-    "data.tokens_per_batch",
+    *("data.tokens_per_batch", "model.schedule.batch_warmup_steps", "model.schedule.batch_start"),
 )
 """The fields that change how much a run reads."""
 

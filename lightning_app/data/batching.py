@@ -142,6 +142,29 @@ def pinned_ahead(rows: Rows, items: Iterable[Item], device: torch.device) -> Ite
             yield batch
 
 
+def warmed_up(sampler: EpochSampler, share: Callable[[int], float], per_epoch: int) -> EpochSampler:
+    """Return the batches of a training, each reduced to a share of its rows.
+
+    The rows are spread evenly over their batch, which may be sorted by length. Which rows a step
+    reads depends only on its number, so that every rank and a resumed run read the same.
+
+    Args:
+        sampler: The whole batches.
+        share: The share of a step, from 1.
+        per_epoch: The number of steps of an epoch.
+    """
+
+    def batches(epoch: int) -> list[np.ndarray]:
+        sampler.set_epoch(epoch)
+        found: list[np.ndarray] = []
+        for step, (_, rows) in enumerate(sampler, start=epoch * per_epoch + 1):
+            kept = max(1, round(share(step) * len(rows)))
+            found.append(rows[np.arange(kept) * len(rows) // kept])
+        return found
+
+    return EpochSampler(batches)
+
+
 class ResumableLoader:
     """Batches of one rank, epoch after epoch; its state counts the batches yielded so far.
 

@@ -377,4 +377,9 @@ def most_read(config: Mapping[str, Any]) -> tuple[int | None, int | None]:
     if trainer["max_steps"] < 1:
         return None, trainer.get("max_epochs")
     batches = trainer["max_steps"] * (trainer.get("accumulate_grad_batches") or 1)
-    return batches * config["data"]["tokens_per_batch"], None
+    schedule = config["model"]["schedule"]
+    if rising := schedule.get("batch_warmup_steps"):  # not in configs from before the field
+        within = min(rising, batches)
+        left_out = within - within * (within + 1) / (2 * rising)
+        batches -= (1.0 - schedule["batch_start"]) * left_out
+    return round(batches * config["data"]["tokens_per_batch"]), None

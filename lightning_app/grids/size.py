@@ -27,7 +27,8 @@ from lightning_app.runs.records import Cell
 from lightning_app.runs.run import RunState
 from lightning_app.tasks.base import build_task
 
-_OPTIMIZER_STATES = {"sgd": 1, "lion": 1, "signum": 1}  # numbers kept per parameter; others: 2
+_OPTIMIZER_STATES = {"sgd": 1, "lion": 1, "signum": 1, "schedule_free": 3}
+"""Numbers kept per parameter, others: 2; of schedule_free also those that are trained."""
 KEPT = {  # by value of `checkpoints`: the number kept per finished cell, and a sentence
     "all": (2, "the last and the best checkpoint of a cell are kept"),
     "last": (1, "the last checkpoint of a cell is kept"),

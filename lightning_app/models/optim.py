@@ -83,8 +83,8 @@ class OptimizerConfig:
     that steps are as large as AdamW's (Liu et al. 2025, 2502.16982), and one lr serves all
     parameters; spectral: sqrt(max(1, rows / columns))."""
     arguments: dict[str, Any] | None = None
-    """Further arguments of the class of adafactor, soap or ademamix, which are of other packages
-    (`Library`), such as {precondition_frequency: 10}; null for its defaults."""
+    """Further arguments of the class of adafactor, soap, ademamix or schedule_free, which are of
+    other packages (`Library`), such as {precondition_frequency: 10}; null for its defaults."""
 
     def __post_init__(self) -> None:
         _ = OPTIMIZERS[self.kind]
@@ -146,6 +146,12 @@ class OptimizerConfig:
         return isinstance(OPTIMIZERS[self.kind], Rule | Library) or needs_own(self)
 
     @property
+    def averages(self) -> bool:
+        """Whether the kind is known to evaluate other weights than it trains."""
+        kind = OPTIMIZERS[self.kind]
+        return isinstance(kind, Library) and kind.averages
+
+    @property
     def form(self) -> Rule:
         """The rule of this package for the kind; one without a momentum for another optimizer."""
         found = FORMS.get(self.kind) or OPTIMIZERS[self.kind]
@@ -174,7 +180,7 @@ class ScheduleConfig:
     kind          coupling decoupled                         coupling paper
     ============  =========================================  ==================================
     inverse_sqrt  min(1, t/T_w) * min(1, sqrt(T_ref/t))      min(t/T_w, sqrt(T_w/t))
-    linear        min(1, t/T_w) * d(T_ref)                   min(1, t/T_w) * d(T_w)
+    linear        min(1, t/T_w) * d(T_ref)^power             min(1, t/T_w) * d(T_w)^power
     cosine        min(1, t/T_w) * c(d(T_ref))                min(1, t/T_w) * c(d(T_w))
     sqrt          min(1, t/T_w) * r(d(T_ref))                min(1, t/T_w) * r(d(T_w))
     constant      min(1, t/T_w)                              the same
@@ -212,6 +218,13 @@ class ScheduleConfig:
     """T_ref, the step where a decoupled decay begins: the largest warm-up to compare."""
     floor: float = 0.0
     """The end of cosine, as a share of the peak."""
+    power: float = 1.0
+    """The exponent of the decay of linear: 1 for a line; above 1, steep first."""
+    batch_warmup_steps: int = 0
+    """n: step t reads the share ``batch_start + (1 - batch_start) min(1, t / n)`` of the rows of
+    its batch, at least one; 0: whole batches. The other rows wait for the next epoch."""
+    batch_start: float = 0.0
+    """The share where the warm-up of the batch starts."""
 
     def __post_init__(self) -> None:
         _ = SCHEDULES[self.kind]
@@ -229,6 +242,20 @@ class ScheduleConfig:
         if self.floor and self.kind != "cosine":
             raise ValueError(
                 f"floor {self.floor}: only kind cosine has one; kind {self.kind} takes 0"
+            )
+        if self.power <= 0.0:
+            raise ValueError(f"power {self.power}: must be above 0")
+        if self.power != 1.0 and self.kind != "linear":
+            raise ValueError(
+                f"power {self.power}: only kind linear has one; kind {self.kind} takes 1"
+            )
+        if self.batch_warmup_steps < 0:
+            raise ValueError(f"batch_warmup_steps {self.batch_warmup_steps}: must be at least 0")
+        if not 0.0 <= self.batch_start < 1.0:
+            raise ValueError(f"batch_start {self.batch_start}: must be at least 0 and less than 1")
+        if self.batch_start and not self.batch_warmup_steps:
+            raise ValueError(
+                f"batch_start {self.batch_start} with batch_warmup_steps 0, which has none; use 0"
             )
 
     @property
@@ -249,6 +276,12 @@ class ScheduleConfig:
             raise UserError(
                 f"model.schedule.warmup_steps: {self.warmup_steps}, within which the rate rises to "
                 f"its peak; expected fewer than the {total} steps of the run"
+            )
+        if 0 < total <= self.batch_warmup_steps:
+            raise UserError(
+                f"model.schedule.batch_warmup_steps: {self.batch_warmup_steps}, within which the "
+                f"batch grows to data.tokens_per_batch; expected fewer than the {total} steps of "
+                "the run"
             )
         decays = self.kind in ("linear", "cosine", "sqrt") and self.coupling == "decoupled"
         if decays and not self.warmup_steps <= self.reference_steps < total:
@@ -283,6 +316,11 @@ class ScheduleConfig:
     def ramp(self, step: int) -> float:
         """Return the completed share of the warm-up at `step`, at most 1."""
         return min(1.0, step / max(self.warmup_steps, 1))
+
+    def batch_share(self, step: int) -> float:
+        """Return the share of its batch that is read at `step`, from 1."""
+        done = min(1.0, step / max(self.batch_warmup_steps, 1))
+        return self.batch_start + (1.0 - self.batch_start) * done
 
     @property
     def start(self) -> int:
@@ -321,7 +359,7 @@ def _inverse_sqrt(config: ScheduleConfig, step: int, total: int) -> float:
 
 @schedule("linear", ends=True)
 def _linear(config: ScheduleConfig, step: int, total: int) -> float:
-    return config.ramp(step) * _left(config.start, step, total)
+    return config.ramp(step) * _left(config.start, step, total) ** config.power
 
 
 @schedule("cosine", ends=True)
@@ -474,7 +512,8 @@ def build_optimizer(
 ) -> torch.optim.Optimizer:
     """Return the optimizer for the parameters of `model`, with `by_role` in groups of one role.
 
-    After each of its steps it runs `after_step` of the parts of `model`.
+    After each of its steps it runs `after_step` of the parts of `model`. If it `averages`, the
+    parameters are those that it trains.
 
     Raises:
         UserError: for a matrix of zeros, if the kind cannot move it.
@@ -484,7 +523,9 @@ def build_optimizer(
     groups = parameter_groups(model, config.weight_decay, by_role=by_role or apart)
     if isinstance(kind, Rule) and not kind.from_zero:
         _check_zeros(config.kind, kind, groups, model)
-    optimizer = kind(config, groups, fused=fused)
+    optimizer: Any = kind(config, groups, fused=fused)
+    if optimizers.averages(optimizer):
+        optimizer.train()
     optimizer.register_step_post_hook(lambda *_: after_step(model))
     return optimizer
 

@@ -119,6 +119,11 @@ class Library:
             group["library"] = self.version
         return self._class()(groups, **given)
 
+    @property
+    def averages(self) -> bool:
+        """Whether it evaluates other weights than it trains; see `averages`."""
+        return averages(self._class())
+
     def _class(self) -> Any:
         module, _, name = self.path.rpartition(".")
         return getattr(import_module(module), name)
@@ -140,6 +145,8 @@ class Library:
         for argument in given:
             if argument in ("lr", "weight_decay"):
                 raise ValueError(f"arguments: {argument} belongs to model.optimizer.{argument}")
+            if argument == "warmup_steps":
+                raise ValueError("arguments: warmup_steps belongs to model.schedule.warmup_steps")
             if argument in ("params", "kwargs") or argument not in known:
                 raise ValueError(
                     f"arguments: {self.path} has no '{argument}'{nearest(argument, known)}"
@@ -148,6 +155,48 @@ class Library:
             self(config, [{"params": [torch.nn.Parameter(torch.zeros(1))]}], fused=False)
         except (TypeError, ValueError) as error:
             raise ValueError(f"arguments {given}: {self.path}: {error}") from error
+
+
+def averages(optimizer: Any) -> bool:
+    """Whether an optimizer evaluates other weights than it trains, as schedule-free ones do: it has
+    `train` and `eval`, which replace the one by the other in its parameters."""
+    return all(callable(getattr(optimizer, name, None)) for name in ("train", "eval"))
+
+
+class Averaged:
+    """The trained and the evaluated weights of an optimizer that `averages`.
+
+    `eval` computes the one from the other, so that its inverse rounds; the trained weights are kept
+    meanwhile, and validations change no bit of a training.
+    """
+
+    def __init__(self, optimizer: Any) -> None:
+        self.optimizer = optimizer
+        self._trained: list[Tensor] | None = None
+
+    @property
+    def evaluates(self) -> bool:
+        """Whether the parameters hold the evaluated weights."""
+        return self._trained is not None
+
+    def _parameters(self) -> list[Tensor]:
+        return [each for group in self.optimizer.param_groups for each in group["params"]]
+
+    @torch.no_grad()
+    def evaluate(self) -> None:
+        """Put the evaluated weights into the parameters."""
+        if self._trained is None:
+            self._trained = [each.clone() for each in self._parameters()]
+            self.optimizer.eval()
+
+    @torch.no_grad()
+    def train(self) -> None:
+        """Put the trained weights back."""
+        if self._trained is not None:
+            self.optimizer.train()
+            for parameter, value in zip(self._parameters(), self._trained, strict=True):
+                parameter.copy_(value)
+            self._trained = None
 
 
 def rule(**needs: Any) -> Callable[[Update], Rule]:
@@ -557,4 +606,7 @@ def _three_moments(config: Any) -> dict[str, Any]:
 _TORCH, _PO = {"package": "torch"}, {"package": "pytorch-optimizer"}
 OPTIMIZERS.add("adafactor", Library(**_TORCH, path="torch.optim.Adafactor", reads=lambda _: {}))
 OPTIMIZERS.add("soap", Library(**_PO, path="pytorch_optimizer.SOAP", reads=moments_of))
+# The authors': pytorch-optimizer's form adds 1e-15 to v, more than a small eps does.
+_FREE = {"package": "schedulefree", "path": "schedulefree.AdamWScheduleFree"}
+OPTIMIZERS.add("schedule_free", Library(**_FREE, reads=moments_of))
 OPTIMIZERS.add("ademamix", Library(**_PO, path="pytorch_optimizer.AdEMAMix", reads=_three_moments))

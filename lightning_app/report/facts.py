@@ -229,6 +229,7 @@ _USUAL = {
     "auxiliary_tables": "tied",
     "length_penalty": 1.0,
     "warmup_of": "all",
+    "power": 1.0,
 }
 
 

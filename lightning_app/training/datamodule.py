@@ -18,6 +18,7 @@ from lightning_app.data.batching import (
     ResumableLoader,
     SplitRows,
     in_random_order,
+    warmed_up,
 )
 from lightning_app.data.config import DataConfig
 from lightning_app.data.prepare import PreparedCorpus, prepare
@@ -259,6 +260,11 @@ class TextDataModule(pl.LightningDataModule):
 
     def _sampler(self, split: str, rows: SplitRows) -> EpochSampler:
         sampler = rows.sampler(self.config.tokens_per_batch)
+        if split == "train" and self.trainer is not None:
+            schedule: Any = getattr(self.trainer.lightning_module, "schedule", None)
+            if schedule is not None and schedule.batch_warmup_steps:
+                steps = limited(len(sampler), self.trainer.limit_train_batches)
+                return warmed_up(sampler, schedule.batch_share, steps)
         return in_random_order(sampler) if split in self._limits() else sampler
 
     def _evaluated(self, split: str, rows: SplitRows) -> np.ndarray:

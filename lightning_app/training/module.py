@@ -9,16 +9,18 @@ import lightning.pytorch as pl
 import numpy as np
 import torch
 from jaxtyping import Float, Int
+from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 from torchmetrics import Metric, SumMetric
 
 from lightning_app.blocks.block import Block
 from lightning_app.blocks.config import BlockConfig
-from lightning_app.blocks.norm import FollowsSteps, at_step
+from lightning_app.blocks.norm import FollowsSteps, LearnedScalars, at_step
 from lightning_app.blocks.residual import RisingGain
 from lightning_app.blocks.spans import AuxiliaryTerms, auxiliary_terms
-from lightning_app.config.bounds import check_accumulation, check_unit
+from lightning_app.config.bounds import check_accumulation, check_averaged, check_unit
 from lightning_app.config.parents import load_parent
+from lightning_app.core.errors import UserError
 from lightning_app.core.schema import read
 from lightning_app.models.auxiliary_heads import add_heads
 from lightning_app.models.heads import ArchitectureConfig
@@ -31,6 +33,7 @@ from lightning_app.models.optim import (
     build_schedule,
     training_of,
 )
+from lightning_app.models.optimizers import Averaged, averages
 from lightning_app.models.stack import BlockStack, count_tokens_of, step_counts
 from lightning_app.runs.parent import is_finite
 from lightning_app.tasks.base import build_task, join_ranks
@@ -58,6 +61,9 @@ class TokenCount(Metric):
 
 
 PARTS = 50
+TRAINED = "trained_weights"
+"""The field of a checkpoint with the weights from which a training goes on, where `state_dict` has
+those that are evaluated."""
 
 
 @final
@@ -222,6 +228,7 @@ class TransformerModule(pl.LightningModule):
         self.validation_parts: dict[str, list[Any]] = {}
         self.predicted: dict[int, Any] = {}
         self.trained_by: list[dict[str, Any]] = []  # what `training_of` returns
+        self._averaged: Averaged | None = None  # of an optimizer that evaluates other weights
 
     @classmethod
     def load_from_checkpoint(  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -239,6 +246,7 @@ class TransformerModule(pl.LightningModule):
         saved = torch.load(checkpoint_path, map_location=map_location, weights_only=True)
         arguments = {k: v for k, v in saved["hyper_parameters"].items() if k != "_instantiator"}
         module = cls(**{**arguments, **changed})
+        saved.pop(TRAINED, None)
         module.on_load_checkpoint(saved)
         module.load_state_dict(saved["state_dict"])
         devices = (value.device for value in saved["state_dict"].values())
@@ -321,6 +329,8 @@ class TransformerModule(pl.LightningModule):
         if is_logged(self.trainer, step):
             parts = {"train/loss": loss, "train/nll": nll}
             parts |= {f"train/aux/{name}": term for name, term in terms.items()}
+            if self.schedule.batch_warmup_steps:
+                parts["train/batch_tokens"] = batch.predicted_tokens.to(loss.dtype)
             self._log_training(parts, step)
             self._log_steps(step)
         return {"loss": loss, "nll": nll}
@@ -360,6 +370,19 @@ class TransformerModule(pl.LightningModule):
             norm = torch.nn.utils.get_total_norm(gradients)
             for logger in self.loggers:
                 logger.log_metrics({"train/grad_norm": float(norm)}, step=step)
+
+    def on_validation_start(self) -> None:
+        if self._averaged is not None:
+            self._averaged.evaluate()
+
+    def on_validation_end(self) -> None:
+        # Callbacks, which come first, have written their checkpoints.
+        if self._averaged is not None and self.trainer.state.fn == TrainerFn.FITTING:
+            self._averaged.train()
+
+    def on_fit_end(self) -> None:
+        if self._averaged is not None:
+            self._averaged.evaluate()
 
     def on_validation_epoch_start(self) -> None:
         self._start_evaluation()
@@ -448,13 +471,44 @@ class TransformerModule(pl.LightningModule):
         by_role = self.schedule.warmup_of != "all"
         optimizer = build_optimizer(self.optimizer, self.model, fused=fused, by_role=by_role)
         schedule = build_schedule(self.schedule, optimizer, training_steps(self.trainer))
+        if averages(optimizer):
+            check_averaged(self, [block.spec for block in blocks], ())
+            self._check_clamped()
+            self._averaged = Averaged(optimizer)
         self.trained_by = training_of(optimizer, self.schedule, self.model)
         return {
             "optimizer": optimizer,
             "lr_scheduler": {"scheduler": schedule, "interval": "step"},
         }
 
+    def _check_clamped(self) -> None:
+        for path, part in self.named_modules():
+            clamps = getattr(type(part), "after_step", None) is not LearnedScalars.after_step
+            if isinstance(part, LearnedScalars) and clamps:
+                raise UserError(
+                    f"model.optimizer.kind: {self.optimizer.kind} evaluates an average of weights, "
+                    f"which need not be in the range of {path}; use another kind"
+                )
+
+    def _save_both(self, checkpoint: dict[str, Any], averaged: Averaged) -> None:
+        """Store the evaluated weights as those of the model, and what a training goes on from."""
+
+        def weights() -> dict[str, torch.Tensor]:
+            return {name: value.clone() for name, value in self.state_dict().items()}
+
+        evaluates = averaged.evaluates
+        averaged.evaluate()
+        checkpoint["state_dict"] = weights()
+        averaged.train()
+        if "optimizer_states" in checkpoint:
+            checkpoint |= {TRAINED: weights()}
+            checkpoint["optimizer_states"] = [averaged.optimizer.state_dict()]
+        if evaluates:
+            averaged.evaluate()
+
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        if self._averaged is not None:
+            self._save_both(checkpoint, self._averaged)
         checkpoint["vocab_size"] = self.vocab_size
         checkpoint["profiled"] = self.profiled
         if self._follows_steps:
@@ -469,6 +523,8 @@ class TransformerModule(pl.LightningModule):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         if self.model is None:
             self.build(checkpoint["vocab_size"])
+        if TRAINED in checkpoint and self.trainer.state.fn == TrainerFn.FITTING:
+            checkpoint["state_dict"] = checkpoint[TRAINED]
         self.profiled = checkpoint["profiled"]
         self.total_steps = checkpoint.get("total_steps", 0)
         self.objective.load_streams(checkpoint.get("streams", {}))

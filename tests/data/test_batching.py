@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_app.data import batching
-from lightning_app.data.batching import EpochSampler, ResumableLoader, padded
+from lightning_app.data.batching import EpochSampler, ResumableLoader, padded, warmed_up
 from lightning_app.data.prepare import equal_batches
 from lightning_app.tasks.translation import TranslationBatch
 
@@ -55,6 +55,27 @@ def test_resume_continues_after_the_consumed_batch(num_workers: int, consumed: i
     assert begun + list(second) == expected
     second.sampler.set_epoch(4)
     assert len(list(second)) == 6
+
+
+def test_a_batch_grows_over_the_steps_of_all_epochs() -> None:
+    """Of batches of ten rows: a tenth of them at step 1, one more at each of nine further steps."""
+    whole = EpochSampler(lambda epoch: [np.arange(10) + 100 * epoch + 10 * n for n in range(5)])
+    sampler = warmed_up(whole, lambda step: min(1.0, step / 10), 4)  # the fifth is never read
+    for epoch, sizes in ((0, [1, 2, 3, 4]), (1, [5, 6, 7, 8]), (2, [9, 10, 10, 10])):
+        sampler.set_epoch(epoch)
+        taken = [rows for _, rows in sampler][:4]
+        assert [len(rows) for rows in taken] == sizes
+        for n, rows in enumerate(taken):
+            first = 100 * epoch + 10 * n
+            expected = [first + k * 10 // len(rows) for k in range(len(rows))]
+            assert rows.tolist() == expected
+
+
+def test_no_batch_is_empty_or_reordered() -> None:
+    sampler = warmed_up(EpochSampler(lambda _: [np.array([5, 3, 9])]), lambda step: step / 100, 1)
+    for epoch, rows in ((0, [5]), (98, [5, 3, 9]), (65, [5, 3])):
+        sampler.set_epoch(epoch)
+        assert [each.tolist() for _, each in sampler] == [rows]
 
 
 def test_state_of_another_epoch_skips_nothing():

@@ -168,7 +168,7 @@ def ready(data: TextDataModule, rank: int = 0, world_size: int = 1) -> Any:
     strategy = SimpleNamespace(root_device=torch.device("cpu"))
     limits = {"limit_val_batches": 1.0, "limit_test_batches": 1.0}
     ranks = {"global_rank": rank, "world_size": world_size}
-    data.trainer = SimpleNamespace(**ranks, **limits, strategy=strategy)  # pyright: ignore
+    data.trainer = SimpleNamespace(**ranks, **limits, strategy=strategy, lightning_module=None)  # pyright: ignore
     data.prepare_data()
     data.setup()
     return data

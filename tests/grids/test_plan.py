@@ -22,7 +22,7 @@ from lightning_app.grids.plan import (
     load_plan,
     made_from,
 )
-from lightning_app.grids.plan_checks import axis_cautions, devices_of
+from lightning_app.grids.plan_checks import axis_cautions, devices_of, most_read
 from lightning_app.runs.folder import GridFolder
 from lightning_app.runs.records import DamagedPlan, Plan, read_plan
 from tests.told import told
@@ -438,6 +438,7 @@ def with_task(tree: dict, source: str) -> dict:
     config["trainer"] |= TASK["trainer"] | tree.get("trainer", {})
     config["data"] |= TASK["data"] | tree.get("data", {})
     config["model"]["objective"] = TASK["model"]["objective"] | given
+    config["model"].setdefault("schedule", {})
     return config
 
 
@@ -488,7 +489,7 @@ def test_a_pruner_ranks_cells_of_one_ruler_only() -> None:
     plan_of(grid(axes={PRESET: ["pre_ln", "post_ln"]}, pruner="median"))
 
 
-OPTIMIZER, WARMED = "model.optimizer", "model.schedule.warmup_of"
+OPTIMIZER, SCHEDULE, WARMED = "model.optimizer", "model.schedule", "model.schedule.warmup_of"
 
 
 def written(folder: Path, axes: dict[str, Any], **model: Any) -> GridSpec:
@@ -541,6 +542,7 @@ QK_CLIP = {"class_path": "lightning_app.training.callbacks.safety.QKClip"}
         {"model.block.qk_norm": ["none", "rms_norm"], "trainer.callbacks": [[], [QK_CLIP]]},
         {f"{OPTIMIZER}.kind": ["adamw", "adamh"], "trainer.callbacks": [[], [QK_CLIP]]},
         {PRESET: ["pre_ln", "ngpt"], f"{OPTIMIZER}.weight_decay": [0.0, 0.1]},
+        {f"{SCHEDULE}.kind": ["constant", "sqrt"], f"{OPTIMIZER}.kind": ["adam", "schedule_free"]},
     ],
 )
 def test_pairs_of_sections_that_exclude_each_other_are_refused(axes: dict[str, Any]) -> None:
@@ -550,6 +552,20 @@ def test_pairs_of_sections_that_exclude_each_other_are_refused(axes: dict[str, A
         planned({**each, "model.optimizer.lr": [0.1, 0.2]})
     with pytest.raises(UserError, match=rf"{first}={values[1]}, {second}="):
         planned(axes)
+
+
+def test_streams_are_not_cut_by_a_warmup_of_the_batch() -> None:
+    axes = {"data.order": ["shuffled", "streams"], f"{SCHEDULE}.batch_warmup_steps": [0, 5]}
+    with pytest.raises(UserError, match=r"batch_warmup_steps: 5 with data\.order streams"):
+        planned(axes, {"model.objective.kind": "causal_lm", "model.architecture.kind": "decoder"})
+
+
+def test_a_plan_counts_the_rows_that_a_warmup_of_the_batch_leaves_out() -> None:
+    """At steps 1 to 4 of 8: 0.5 + 0.5 t / 4 of each batch."""
+    schedule = {"batch_warmup_steps": 4, "batch_start": 0.5}
+    config = {"trainer": {"max_steps": 8}, "data": {"tokens_per_batch": 100}}
+    tokens, _ = most_read({**config, "model": {"schedule": schedule}})
+    assert tokens == 100 * (0.625 + 0.75 + 0.875 + 5)
 
 
 def test_what_the_output_and_the_seeds_of_values_change_is_no_equal_training() -> None:

@@ -287,6 +287,16 @@ def soap(p, g, state, t, c) -> Any:
     return (p - rate * u) * (1 - c["lr"] * c["wd"])
 
 
+def schedule_free(p, g, state, t, c) -> Any:
+    """2405.15682, AdamW, at one rate: p is y, at which gradient and decay are taken."""
+    z, x = state.get("z", p), state.get("x", p)
+    state["v"] = v = c["b2"] * state.get("v", 0) + (1 - c["b2"]) * g * g
+    u = g / (np.sqrt(v / (1 - c["b2"] ** t)) + c["eps"]) + c["wd"] * p
+    state["z"] = z = z - c["lr"] * u
+    state["x"] = x = x + (z - x) / t
+    return (1 - c["b1"]) * z + c["b1"] * x
+
+
 SECOND = {"bias_correction": "second"}
 GRADIENT = {"second_moment_start": "gradient"}
 RISING = {"momentum_warmup_steps": 6, "momentum_start": 0.3}
@@ -317,6 +327,7 @@ LIBRARIES: dict[str, tuple[str, Callable[..., Any], dict[str, Any]]] = {
     "adafactor": ("adafactor", adafactor, {}),
     "ademamix": ("ademamix", ademamix, {"arguments": SLOW}),
     "soap": ("soap", soap, {"arguments": {"precondition_frequency": 5}}),
+    "schedule_free": ("schedule_free", schedule_free, {}),
 }
 """Their states have the type of the parameter; pytorch-optimizer's SOAP takes a QR in float32."""
 
@@ -537,6 +548,18 @@ def test_others_have_the_full_rate_of_every_schedule() -> None:
         ({"kind": "soap", "arguments": {"shampoo_beta": -1.0}}, {}, "SOAP: .*shampoo_beta"),
         ({"kind": "adafactor", "arguments": {"eps": 1e-9}}, {}, "Adafactor: "),
         ({"kind": "adafactor", "momentum_warmup_steps": 5}, {}, "adafactor has no decay"),
+        ({"kind": "schedule_free"}, {}, "schedule.kind: inverse_sqrt with .* use constant"),
+        (
+            {"kind": "schedule_free", "arguments": {"warmup_steps": 5}},
+            {"kind": "constant"},
+            "warmup_steps belongs to model.schedule.warmup_steps",
+        ),
+        ({}, {"batch_warmup_steps": 50}, "batch_warmup_steps: 50, .* fewer than the 50"),
+        ({}, {"batch_warmup_steps": -1}, "batch_warmup_steps -1: must"),
+        ({}, {"batch_warmup_steps": 5, "batch_start": 1.0}, "batch_start 1.0: must"),
+        ({}, {"batch_start": 0.5}, "batch_start 0.5 with batch_warmup_steps 0"),
+        ({}, {"power": 1.2}, "power 1.2: .* inverse_sqrt takes 1"),
+        ({}, {"power": 0.0}, "power 0.0: must be above 0"),
         ({}, {"warmup_of": "all", "warmup_steps": "many"}, "warmup_steps: expected a whole number"),
         (
             {},
@@ -557,6 +580,32 @@ def test_what_has_no_meaning_is_refused(
     with pytest.raises(UserError, match=message) as caught:
         resolve({"trainer": {"max_steps": 50}, "model": model}, "a test")
     assert "\n" not in str(caught.value)
+
+
+FREE: dict[str, Any] = {
+    "optimizer": {"kind": "schedule_free"},
+    "schedule": {"kind": "constant", "warmup_steps": 5},
+}
+QK_CLIP = "lightning_app.training.callbacks.safety.QKClip"
+EMA = "lightning.pytorch.callbacks.EMAWeightAveraging"
+
+
+@pytest.mark.parametrize(
+    ("block", "callbacks", "message"),
+    [
+        ({"preset": "ngpt"}, [], "model.block: unit_matrices with .* schedule_free"),
+        ({"preset": "prores"}, [], "model.block: branch_ramp with"),
+        ({"preset": "sigma_reparam"}, [], "model.block: sigma_reparam with"),
+        ({"adaptive_span": {"longest": 8, "ramp": 2.0}}, [], "model.block: adaptive_span with"),
+        ({}, [{"class_path": EMA}], "EMAWeightAveraging with model.optimizer.kind"),
+        ({}, [{"class_path": QK_CLIP, "init_args": {"tau": 1.0}}], "QKClip with"),
+    ],
+)
+def test_an_average_of_weights_refuses_what_it_does_not_keep(block, callbacks, message) -> None:
+    tree = {"trainer": {"max_steps": 50, "callbacks": callbacks}}
+    with pytest.raises(UserError, match=message):
+        resolve({**tree, "model": {**FREE, "block": block}}, "a test")
+    _ = resolve({"trainer": {"max_steps": 50}, "model": FREE}, "a test")
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,14 @@ import pytest
 import torch
 import yaml
 
+from lightning_app.blocks.spans import AdaptiveSpan
 from lightning_app.config.config import resolve
 from lightning_app.core.errors import UserError
+from lightning_app.models.optim import OptimizerConfig
 from lightning_app.training.checkpoint import check_checkpoint
 from lightning_app.training.module import TransformerModule
 from lightning_app.training.run import TrainingRun
+from tests.runs import data, module, trainer
 from tests.told import told
 
 DECAY = 0.8
@@ -33,6 +36,7 @@ def run(
     steps: int = 9,
     checkpoint: Path | None = None,
     preset: str = "pre_ln",
+    free: bool = False,
     **trainer: Any,
 ) -> TrainingRun:
     """A run of a tiny model with dropout, which no validation falls on."""
@@ -44,6 +48,9 @@ def run(
     tree["model"]["architecture"]["dropout"] = 0.2
     tree["model"]["schedule"]["warmup_steps"] = 0
     tree["model"]["block"]["preset"] = preset
+    if free:
+        tree["model"]["optimizer"]["kind"] = "schedule_free"
+        tree["model"]["schedule"]["kind"] = "constant"
     tree["data"] |= {"cache": cache, "tokens_per_batch": 256}
     tree = resolve(tree, "test")
     verified = None if checkpoint is None else check_checkpoint(checkpoint, tree["model"])
@@ -132,6 +139,35 @@ def test_all_weights_are_averaged_evaluated_and_kept(
 
 def best_step(folder: Path) -> int:
     return load(folder, "best")["global_step"]
+
+
+def test_a_schedule_free_run_is_evaluated_like_its_last_checkpoint(
+    tmp_path: Path, cache: str
+) -> None:
+    """No validation falls on the last step."""
+    _ = fit(tmp_path, cache, free=True)
+    result = json.loads((tmp_path / "result.json").read_text())
+    last = tmp_path / "checkpoints" / "last.ckpt"
+    evaluated = run(tmp_path / "again", cache, free=True)
+    kept = TransformerModule.load_from_checkpoint(last)
+    found = evaluated.trainer.validate(kept, evaluated.datamodule, verbose=False)
+    assert found[0]["val/nll"] == pytest.approx(result["metrics"]["val/nll"], rel=1e-6)
+    kept.load_state_dict(load(tmp_path)["trained_weights"])
+    found = evaluated.trainer.validate(kept, evaluated.datamodule, verbose=False)
+    assert found[0]["val/nll"] != pytest.approx(result["metrics"]["val/nll"], rel=1e-4)
+
+
+def test_an_average_that_is_known_once_built_is_checked_then(
+    tmp_path: Path, cache: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An optimizer of a plug-in, whose class a plan does not know, and a scalar with a range."""
+    free = OptimizerConfig(kind="schedule_free")
+    with pytest.raises(UserError, match=r"schedule\.kind: inverse_sqrt with"):
+        trainer(tmp_path, max_steps=1).fit(module(optimizer=free), datamodule=data(cache))
+    monkeypatch.setattr("lightning_app.training.module.check_averaged", lambda *_: None)
+    spans = module(optimizer=free, adaptive_span=AdaptiveSpan(longest=8, ramp=2.0))
+    with pytest.raises(UserError, match=r"schedule_free .* range of model\..*span"):
+        trainer(tmp_path, max_steps=1).fit(spans, datamodule=data(cache))
 
 
 class Cut(pl.Callback):

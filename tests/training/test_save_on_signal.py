@@ -11,6 +11,7 @@ import lightning.pytorch as pl
 import pytest
 import torch
 
+from lightning_app.models.optim import OptimizerConfig, ScheduleConfig
 from lightning_app.scores.task_facts import Monitored
 from lightning_app.training.callbacks.safety import (
     BeforeAveraging,
@@ -53,7 +54,17 @@ def last_of(folder: Path) -> Path:
     return folder / "checkpoints" / "last.ckpt"
 
 
-def fit(folder: Path, cache: str, *more: pl.Callback, **settings: Any) -> TransformerModule:
+FREE: dict[str, Any] = {
+    "optimizer": OptimizerConfig(kind="schedule_free", lr=3e-3, betas=(0.9, 0.98)),
+    "schedule": ScheduleConfig(
+        kind="constant", warmup_steps=5, batch_warmup_steps=7, batch_start=0.1
+    ),
+}
+
+
+def fit(
+    folder: Path, cache: str, *more: pl.Callback, by: Any = None, **settings: Any
+) -> TransformerModule:
     """Train in `folder`, from the checkpoint that lies there if there is one."""
     last = last_of(folder)
     callbacks = [
@@ -62,7 +73,7 @@ def fit(folder: Path, cache: str, *more: pl.Callback, **settings: Any) -> Transf
         *checkpoints(folder, Monitored()),
         SaveOnInterrupt(last),
     ]
-    trained = module(dropout=0.3)
+    trained = module(dropout=0.3, **by or {})
     pl.seed_everything(3, verbose=False)
     fitter = trainer(
         folder,
@@ -100,16 +111,22 @@ def whole(cache: str, tmp_path_factory: pytest.TempPathFactory) -> Callable[[int
 
 
 def assert_exact(
-    folder: Path, cache: str, whole: Callable[[int], Weights], stop: int, signals: At, interval: int
+    folder: Path,
+    cache: str,
+    whole: Callable[[int], Weights],
+    stop: int,
+    signals: At,
+    interval: int,
+    by: Any = None,
 ) -> None:
     """A run that `signals` stop after step `stop` goes on to the weights of a whole one."""
     before = [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)]
     with pytest.raises(SystemExit):
-        fit(folder, cache, signals, val_check_interval=interval)
+        fit(folder, cache, signals, by=by, val_check_interval=interval)
     assert [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)] == before
     kept = torch.load(last_of(folder), weights_only=True)
     assert kept["global_step"] == stop
-    rest = fit(folder, cache, val_check_interval=interval).state_dict()
+    rest = fit(folder, cache, by=by, val_check_interval=interval).state_dict()
     expected = whole(interval)
     assert rest.keys() == expected.keys()
     for name, value in expected.items():
@@ -147,6 +164,80 @@ def test_a_stopped_run_goes_on_to_the_same_weights(
     number: int,
 ) -> None:
     assert_exact(tmp_path, cache, whole, stop, At(stop, lambda: send(number)), interval)
+
+
+@pytest.mark.parametrize(("stop", "validation"), [(2, False), (EPOCH + 1, True), (STEPS, True)])
+def test_a_schedule_free_run_with_a_growing_batch_goes_on_to_the_same_weights(
+    tmp_path: Path, cache: str, stop: int, validation: bool
+) -> None:
+    """Stopped with the trained weights in the model, or with those of a validation.
+
+    How often a run validates changes no bit of its training.
+    """
+    undisturbed = fit(tmp_path / "whole", cache, by=FREE, val_check_interval=100).state_dict()
+    signals = At(stop, lambda: send(signal.SIGINT), validation=validation)
+    ended = stop if not validation or stop == STEPS else stop + 1
+    assert_exact(tmp_path / "cut", cache, lambda _: undisturbed, ended, signals, 1, FREE)
+
+
+def test_a_schedule_free_run_evaluates_its_average(tmp_path: Path, cache: str) -> None:
+    """x_t, the mean of z_1 .. z_t weighted by the square of the largest rate so far, in
+    validations, checkpoints and at the end; y_t = 0.1 z_t + 0.9 x_t is trained.
+
+    Validations are after steps 5 and 10, and the last checkpoint is written at step 12 without one.
+    """
+    z: list[Weights] = []
+    seen: dict[str, list[Weights]] = {"trained": [], "validated": []}
+
+    def weights(of: torch.nn.Module) -> Weights:
+        return {name: value.detach().clone() for name, value in of.named_parameters()}
+
+    class Recorder(pl.Callback):
+        def on_train_batch_start(self, trainer, pl_module, batch, batch_idx) -> None:
+            seen["trained"].append(weights(pl_module))
+
+        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx) -> None:
+            states = trainer.optimizers[0].state
+            named = pl_module.named_parameters()
+            z.append({name: states[each]["z"].clone() for name, each in named})
+
+        def on_validation_batch_start(
+            self, trainer, pl_module, batch, batch_idx, dataloader_idx=0
+        ) -> None:
+            seen["validated"].append(weights(pl_module))
+
+    trained = fit(tmp_path, cache, Recorder(), by=FREE, val_check_interval=5)
+    rate = [min(1.0, step / 5) for step in range(1, STEPS + 1)]
+    average: Weights = {name: value.clone() for name, value in seen["trained"][0].items()}
+    averages: list[Weights] = []
+    total = 0.0
+    for t in range(STEPS):
+        total += rate[t] ** 2
+        share = rate[t] ** 2 / total
+        average = {name: average[name].lerp(z[t][name], share) for name in average}
+        averages.append(average)
+    for t in range(STEPS - 1):
+        for name, value in seen["trained"][t + 1].items():
+            expected = 0.1 * z[t][name] + 0.9 * averages[t][name]
+            torch.testing.assert_close(value, expected, rtol=1e-5, atol=1e-6)
+    kept = torch.load(last_of(tmp_path), weights_only=True)
+    evaluated = [each for place, each in enumerate(seen["validated"]) if place % 2 == 0]
+    assert len(seen["validated"]) == 4
+    for place, found in enumerate(evaluated):
+        for name, value in averages[5 * place + 4].items():
+            torch.testing.assert_close(found[name], value, rtol=1e-5, atol=1e-6)
+            assert not torch.equal(found[name], seen["trained"][5 * place + 5][name])
+    for name, value in averages[-1].items():
+        torch.testing.assert_close(kept["state_dict"][name], value, rtol=1e-5, atol=1e-6)
+        assert torch.equal(kept["state_dict"][name], trained.state_dict()[name])
+        torch.testing.assert_close(
+            kept["trained_weights"][name],
+            0.1 * z[-1][name] + 0.9 * averages[-1][name],
+            rtol=1e-5,
+            atol=1e-6,
+        )
+    loaded = TransformerModule.load_from_checkpoint(last_of(tmp_path)).state_dict()
+    assert all(torch.equal(loaded[name], kept["state_dict"][name]) for name in averages[-1])
 
 
 @pytest.mark.parametrize(
