@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, get_args
 import torch
 from torch import nn
 
-from lightning_app.blocks.norm import LearnedScalars, after_step
+from lightning_app.blocks.norm import LearnedScalars, after_steps
 from lightning_app.core.errors import UserError
 from lightning_app.core.registry import Registry
 from lightning_app.models import optimizers
@@ -526,7 +526,8 @@ def build_optimizer(
     optimizer: Any = kind(config, groups, fused=fused)
     if optimizers.averages(optimizer):
         optimizer.train()
-    optimizer.register_step_post_hook(lambda *_: after_step(model))
+    constrain = after_steps(model)
+    optimizer.register_step_post_hook(lambda *_: constrain())
     return optimizer
 
 
