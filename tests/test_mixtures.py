@@ -59,6 +59,22 @@ def test_what_differs_is_said(kind: str, changes: dict[str, Any]) -> None:
     assert told("The 3 … 2 ").search(statements(records)[kind])
 
 
+def trained_by(library: str) -> dict[str, Any]:
+    return {**record(), "trained_by": [{"role": "gains", "library": library}, {"role": "output"}]}
+
+
+def test_versions_of_an_optimizers_package_are_versions_of_the_code() -> None:
+    """Not that some runs have an optimizer of a package and others do not."""
+    records = {"one": trained_by("schedulefree 1.4.1"), "two": trained_by("schedulefree 1.4")}
+    assert mixed(records)["code"] == {
+        "aaaa+schedulefree 1.4.1": ["one"],
+        "aaaa+schedulefree 1.4": ["two"],
+    }
+    records["two"] = trained_by("pytorch-optimizer 4.1.0")
+    assert not mixed({**records, "three": record()})
+    assert not mixed({"one": trained_by("torch 2.13.0"), "two": trained_by("torch 2.13.1")})
+
+
 def test_what_moves_no_number_is_no_difference() -> None:
     libraries = {**PROVENANCE["libraries"], "optuna": "6.0.0"}
     other = record(libraries=libraries, commit="f00", command=["ablate"], dirty=True)

@@ -15,6 +15,8 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
+from lightning_app.core.errors import UserError
+
 Item = tuple[int, np.ndarray]  # (epoch, rows of a global batch)
 
 AHEAD = 2
@@ -152,7 +154,15 @@ def warmed_up(sampler: EpochSampler, share: Callable[[int], float], per_epoch: i
         sampler: The whole batches.
         share: The share of a step, from 1.
         per_epoch: The number of steps of an epoch.
+
+    Raises:
+        UserError: for batches that depend on earlier ones.
     """
+    if sampler.in_order:
+        raise UserError(
+            "model.schedule.batch_warmup_steps: each batch of this task continues the one before, "
+            "so that none of its rows can be left out; use 0"
+        )
 
     def batches(epoch: int) -> list[np.ndarray]:
         sampler.set_epoch(epoch)

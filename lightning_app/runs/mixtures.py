@@ -30,7 +30,7 @@ KINDS = {
 STALE = ("code", "data", "libraries", "unrecorded")
 """The kinds in `others` that `--rerun-stale` repeats; a different device is no reason."""
 
-_PRESENT = "d34ba7db32a5e80e"
+_PRESENT = "23a8a597ed397dc8"
 _FORMER = ("33721b7fbe889387", "dc4f94306fbdd733", "8f37dfc827d452c9", "7719a4a49b4f8cee")
 _FORMER += ("18a07f3796e88749", "0c20664317c5764a", "ce1531634f2606d5", "9183bcae47c6c9d4")
 _FORMER += ("49a07a38c11b79f4", "0cecc023533d0e8e", "02d552e578cf8014", "3238696f42e11693")
@@ -69,17 +69,17 @@ def made_by(record: Record) -> dict[str, str]:
 def groups(records: Mapping[str, Record]) -> dict[str, Groups]:
     """The names of the runs by kind and provenance.
 
-    Plug-ins used by runs count as code if there are several versions of them; a
-    plug-in that only some runs use is an intended difference.
+    Plug-ins used by runs, and packages of their optimizers, count as code if there are several
+    versions of them; one that only some runs use is an intended difference.
     """
     found: dict[str, Groups] = {kind: {} for kind in KINDS}
     versions: dict[str, set[str]] = {}
     for record in records.values():
-        for name, digest in _used(record).items():
-            versions.setdefault(name, set()).add(digest)
+        for name, version in _versions(record).items():
+            versions.setdefault(name, set()).add(version)
     for name, record in records.items():
         made = made_by(record)
-        used = [f"{n} {d[:16]}" for n, d in _used(record).items() if len(versions[n]) > 1]
+        used = [f"{n} {v[:16]}" for n, v in _versions(record).items() if len(versions[n]) > 1]
         made["code"] = "+".join([made["code"], *used])
         for kind, value in made.items():
             found[kind].setdefault(value, []).append(name)
@@ -118,6 +118,16 @@ def _loaded(record: Record) -> Mapping[str, str] | None:
 def _used(record: Record) -> Mapping[str, str]:
     """The digests of the plug-ins that a run uses, by name."""
     return (record.get("provenance") or {}).get("plugins_used") or {}
+
+
+def _versions(record: Record) -> Mapping[str, str]:
+    """The versions of the plug-ins that a run uses and of the package of its optimizer, by name.
+
+    Of torch, each run records its version anyway.
+    """
+    rows = record.get("trained_by") or ()
+    packages = dict(row["library"].split() for row in rows if "library" in row)
+    return {**_used(record), **{name: of for name, of in packages.items() if name != "torch"}}
 
 
 def mixed(records: Mapping[str, Record]) -> dict[str, Groups]:

@@ -4,6 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lightning_app.core.errors import UserError
 from lightning_app.data import batching
 from lightning_app.data.batching import EpochSampler, ResumableLoader, padded, warmed_up
 from lightning_app.data.prepare import equal_batches
@@ -76,6 +77,12 @@ def test_no_batch_is_empty_or_reordered() -> None:
     for epoch, rows in ((0, [5]), (98, [5, 3, 9]), (65, [5, 3])):
         sampler.set_epoch(epoch)
         assert [each.tolist() for _, each in sampler] == [rows]
+
+
+def test_batches_that_continue_the_one_before_do_not_grow() -> None:
+    sampler = EpochSampler(lambda _: [np.array([0, 1])], in_order=True)
+    with pytest.raises(UserError, match=r"batch_warmup_steps: each batch .* use 0"):
+        warmed_up(sampler, lambda _: 0.5, 1)
 
 
 def test_state_of_another_epoch_skips_nothing():
