@@ -891,6 +891,12 @@ MUTANTS = (
         '"weight_decouple": False',
     ),
     mutant(
+        "scalars with a rate of their own take that of their block",
+        at("test_optim.py"),
+        "rate = block_lr if own is None and in_block else own",
+        "rate = block_lr if in_block else own",
+    ),
+    mutant(
         "a growing batch reads the shortest rows first",
         at("data/test_batching.py"),
         "rows[np.arange(kept) * len(rows) // kept]",

@@ -9,6 +9,7 @@ import torch
 from lightning_app.blocks.config import BlockConfig
 from lightning_app.blocks.norm import LearnedScalars
 from lightning_app.blocks.residual import Lerp, Residual, ResidualSpec
+from lightning_app.blocks.spans import AdaptiveSpan
 from lightning_app.blocks.streams import Stream
 from lightning_app.core.errors import UserError
 from lightning_app.models.heads import ArchitectureConfig, build_model
@@ -293,6 +294,7 @@ def test_every_optimizer_lowers_a_loss(kind) -> None:
         (OptimizerConfig, "lr", 0.0),
         (OptimizerConfig, "lr", math.nan),
         (OptimizerConfig, "weight_decay", -1.0),
+        (OptimizerConfig, "block_rate", 0.0),
         (ScheduleConfig, "warmup_steps", -1),
         (ScheduleConfig, "reference_steps", 0),
     ],
@@ -406,6 +408,48 @@ def test_lerp_leads_from_the_skip_to_the_branch() -> None:
     for a, expected in ((0.0, x), (1.0, direction), (-1.0, direction)):
         torch.nn.init.constant_(residual.rule.get_parameter("scale"), a / 0.05 / 6**0.5)
         torch.testing.assert_close(residual(Stream(x), f).x, expected)
+
+
+@pytest.mark.parametrize("kind", ["adam", "adafactor", "signum", "lamb"])
+def test_parameters_of_blocks_have_a_factor_of_the_rate(kind: str) -> None:
+    """All but scalars with a rate of their own, here spans. The last norm and embeddings are not
+    in blocks."""
+    architecture = ArchitectureConfig(
+        kind="decoder", decoder_depth=2, model_dim=8, ff_dim=12, num_heads=2
+    )
+    block = BlockConfig(adaptive_span=AdaptiveSpan(longest=8, ramp=2.0, lr=0.01))
+    model = build_model(architecture, block, vocab_size=17, pad=0)
+    initialize(model)
+    config = OptimizerConfig(kind=kind, lr=0.5, block_rate=0.25)
+    optimizer = build_optimizer(config, model, fused=False)
+    _ = build_schedule(ScheduleConfig(warmup_steps=2), optimizer, 9000)
+    found = {each: group["lr"] for group in optimizer.param_groups for each in group["params"]}
+    names = dict(model.named_parameters())
+    assert found.keys() == set(names.values())
+    own = {
+        parameter
+        for part in model.modules()
+        if isinstance(part, LearnedScalars) and part.lr is not None
+        for parameter in part.parameters(recurse=False)
+    }
+    for name, parameter in names.items():
+        if parameter not in own:
+            assert found[parameter] == (0.0625 if "blocks" in name else 0.25), name
+    assert len(own) == 2
+    assert all(found[each] == 0.005 for each in own)
+    outside = [name for name in names if "blocks" not in name]
+    assert any("norm" in name for name in outside)
+    assert any("embedding" in name for name in outside)
+    if kind == "signum":
+        before = {name: parameter.detach().clone() for name, parameter in names.items()}
+        for parameter in names.values():
+            parameter.grad = torch.ones_like(parameter)
+        optimizer.step()
+        for name, parameter in names.items():
+            moved = (before[name] - parameter.detach()).max().item()
+            if parameter in own:  # clamped
+                continue
+            assert moved == pytest.approx(found[parameter], rel=1e-4), name
 
 
 @pytest.mark.parametrize("kind", ["adam", "sgd"])

@@ -222,8 +222,14 @@ def second_moments(states: Sequence[dict[str, Any]], model: nn.Module) -> list[T
     return [moments[p] if p in moments else torch.zeros_like(p) for p in model.parameters()]
 
 
-def _check_scaled(kind: str) -> None:
+def _check_scaled(optimizer: dict[str, Any]) -> None:
     """Refuse a sharpness relative to Adam's second moment for steps that it does not scale."""
+    kind, factor = optimizer["kind"], optimizer.get("block_rate", 1.0)
+    if factor != 1.0:
+        raise UserError(
+            f"probe: --sharpness with model.optimizer.block_rate {factor}: its steps have two "
+            "rates, by one of which the Hessian is divided; leave --sharpness out"
+        )
     rule = OPTIMIZERS[kind]
     own = isinstance(rule, Rule) and (rule.on or "eps" not in rule.reads)
     if own or isinstance(rule, Library):
@@ -238,7 +244,7 @@ def look(subject: Subject, tree: dict[str, Any], *, sharpness: bool) -> Probed:
     name, module, batches, step, moments = subject
     assert module.model is not None
     if sharpness:
-        _check_scaled(tree["model"]["optimizer"]["kind"])
+        _check_scaled(tree["model"]["optimizer"])
     rows = probe(module.model, module.objective, batches, step)
     if sharpness:
         eps = float(tree["model"]["optimizer"]["eps"])

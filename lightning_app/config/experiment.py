@@ -158,8 +158,9 @@ def effect_of(config: Tree) -> tuple[str, str]:
         _trained(canonical(trainer)),
     )
     optimizer = dict(model["optimizer"])
-    if optimizer["arguments"] is None:  # as in records from before the field
-        del optimizer["arguments"]
+    for name, usual in (("arguments", None), ("block_rate", 1.0)):
+        if optimizer[name] == usual:  # as in records from before the field
+            del optimizer[name]
     return "\n".join(parts), canonical(optimizer)
 
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, get_args
 import torch
 from torch import nn
 
+from lightning_app.blocks.block import Block
 from lightning_app.blocks.norm import LearnedScalars, after_steps
 from lightning_app.core.errors import UserError
 from lightning_app.core.registry import Registry
@@ -82,6 +83,10 @@ class OptimizerConfig:
     """The factor of lr for the matrices of muon and normuon: rms: 0.2 sqrt(max(rows, columns)), so
     that steps are as large as AdamW's (Liu et al. 2025, 2502.16982), and one lr serves all
     parameters; spectral: sqrt(max(1, rows / columns))."""
+    block_rate: float = 1.0
+    """The factor of lr for the parameters of blocks, except scalars with a rate of their own; the
+    others, such as embeddings and the last norm, keep lr. depth-muP has m^-1/2 at m times as many
+    layers, with branches over the root of the depth (2310.02244)."""
     arguments: dict[str, Any] | None = None
     """Further arguments of the class of adafactor, soap, ademamix or schedule_free, which are of
     other packages (`Library`), such as {precondition_frequency: 10}; null for its defaults."""
@@ -103,6 +108,8 @@ class OptimizerConfig:
             raise ValueError(f"lr {self.lr}: must be a rate from {low:g} to {high:g}")
         if not all(0.0 <= beta < 1.0 for beta in self.betas):
             raise ValueError(f"betas {self.betas}: each must be at least 0 and less than 1")
+        if self.block_rate <= 0.0:
+            raise ValueError(f"block_rate {self.block_rate}: must be above 0")
         if self.weight_decay < 0.0:
             raise ValueError(f"weight_decay {self.weight_decay}: must be at least 0")
         if self.matrix_rate != "rms" and "matrix_rate" not in self.form.reads:
@@ -395,8 +402,8 @@ ROLES: tuple[Role, ...] = get_args(Role)
 _TABLES = (nn.Embedding, Table, LayerTable, SegmentTable)
 
 
-def _trained(model: nn.Module) -> Iterator[tuple[nn.Parameter, Role, bool, float | None]]:
-    """Yield each parameter, its role, whether it takes weight decay, and its own rate if any.
+def _trained(model: nn.Module) -> Iterator[tuple[nn.Parameter, Role, bool, float | None, bool]]:
+    """Yield each parameter, its role, whether it decays, its own rate, whether it is of a block.
 
     Norms, biases and learned scalars take no decay, unless the class of a scalar sets it.
     """
@@ -406,6 +413,8 @@ def _trained(model: nn.Module) -> Iterator[tuple[nn.Parameter, Role, bool, float
         if isinstance(stack, BlockStack)
         for part in stack.modules()
     }
+    blocks = (part for part in model.modules() if isinstance(part, Block))
+    of_blocks = {part for block in blocks for part in block.modules()}
     for module in model.modules():
         scalars = isinstance(module, LearnedScalars)
         norm = isinstance(module, nn.LayerNorm | nn.RMSNorm)
@@ -421,20 +430,24 @@ def _trained(model: nn.Module) -> Iterator[tuple[nn.Parameter, Role, bool, float
                 role = "embeddings"
             elif isinstance(module, OutputTable) or (inside and module not in inside):
                 role = "output"
-            yield parameter, role, not exempt, rate
+            yield parameter, role, not exempt, rate, module in of_blocks
 
 
-def parameter_groups(model: nn.Module, weight_decay: float, *, by_role: bool = False) -> Groups:
+def parameter_groups(
+    model: nn.Module, weight_decay: float, *, by_role: bool = False, block_lr: float | None = None
+) -> Groups:
     """Split the parameters into those that decay and those that never do.
 
-    Scalars with their own learning rate form one group per rate, without decay. With `by_role`
-    each group has parameters of one `Role`, which it names.
+    Scalars with their own learning rate form one group per rate, without decay; `block_lr` is the
+    rate of all others in blocks. With `by_role` each group has parameters of one `Role`, which it
+    names.
     """
     found: dict[tuple[float | None, bool, Role | None], list[nn.Parameter]] = {}
     if not by_role:
         found[None, True, None] = []
-    for parameter, role, decays, rate in _trained(model):
-        key = (rate, decays and rate is None, role if by_role else None)
+    for parameter, role, decays, own, in_block in _trained(model):
+        rate = block_lr if own is None and in_block else own
+        key = (rate, decays and own is None, role if by_role else None)
         found.setdefault(key, []).append(parameter)
     groups: Groups = []
     for rate, decays, role in sorted(found, key=lambda key: (key[0] is not None, not key[1])):
@@ -520,7 +533,11 @@ def build_optimizer(
     """
     kind = OPTIMIZERS[config.kind]
     apart = isinstance(kind, Rule) and bool(kind.on)
-    groups = parameter_groups(model, config.weight_decay, by_role=by_role or apart)
+    factor = config.block_rate
+    block_lr = None if factor == 1.0 else config.lr * factor
+    groups = parameter_groups(
+        model, config.weight_decay, by_role=by_role or apart, block_lr=block_lr
+    )
     if isinstance(kind, Rule) and not kind.from_zero:
         _check_zeros(config.kind, kind, groups, model)
     optimizer: Any = kind(config, groups, fused=fused)

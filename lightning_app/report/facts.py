@@ -246,6 +246,7 @@ def _other_settings(grid: GridResults, section: str) -> list[str]:
 
 
 UNCORRECTED = "no bias correction"
+_IN_WORDS = ("bias_correction", "second_moment_start", "matrix_rate", "block_rate")
 
 
 def _optimizer(grid: GridResults) -> str:
@@ -253,8 +254,7 @@ def _optimizer(grid: GridResults) -> str:
     shown = [
         f"{key} {_tried(grid, f'model.optimizer.{key}')}"
         for key in fields
-        if key not in ("kind", "lr", "bias_correction", "second_moment_start", "matrix_rate")
-        and any(grid.tried(f"model.optimizer.{key}"))
+        if key not in (*_IN_WORDS, "kind", "lr") and any(grid.tried(f"model.optimizer.{key}"))
     ]
     corrected = grid.tried("model.optimizer.bias_correction")
     if False in corrected:
@@ -265,6 +265,9 @@ def _optimizer(grid: GridResults) -> str:
         shown.append("second moment from the first gradient")
     if "spectral" in grid.tried("model.optimizer.matrix_rate"):
         shown.append("rates of matrices times sqrt(max(1, rows / columns))")
+    if any(factor not in (None, 1.0) for factor in grid.tried("model.optimizer.block_rate")):
+        factors = _tried(grid, "model.optimizer.block_rate")
+        shown.append(f"rates of the parameters of blocks times {factors}")
     clipped = any(grid.tried("trainer.gradient_clip_val"))
     limits = _tried(grid, "trainer.gradient_clip_val")
     shown.append(f"gradients clipped at {limits}" if clipped else "no gradient clipping")
