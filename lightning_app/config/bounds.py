@@ -181,13 +181,16 @@ def check_whole(model: Any, strategy: Any, *, clips: bool = False) -> None:
 _AVERAGES = ("WeightAveraging", "EMAWeightAveraging", "QKClip")
 
 
-def check_averaged(model: Any, blocks: Sequence[Any], callbacks: Iterable[str]) -> None:
+def check_averaged(
+    model: Any, blocks: Sequence[Any], callbacks: Iterable[str], strategy: Any
+) -> None:
     """Refuse what an optimizer that evaluates an average of its weights does not serve.
 
     Args:
         model: The section `model` as an object.
         blocks: The specification of each block.
-        callbacks: The names of the callbacks.
+        callbacks: The names of the callbacks, and of the classes that they extend.
+        strategy: The field of that name, or the name of its class.
 
     Raises:
         UserError: naming the field.
@@ -201,6 +204,9 @@ def check_averaged(model: Any, blocks: Sequence[Any], callbacks: Iterable[str]) 
     for name in callbacks:
         if name in _AVERAGES:
             raise UserError(f"trainer.callbacks: {name} with {kind}; remove one of them")
+    for path, _ in classes_of(strategy):
+        if any(each in path.lower() for each in _SPLITTING):
+            raise UserError(f"trainer.strategy: {path}, which splits models, with {kind}; use ddp")
     for block in blocks:
         spans = (block.self_attention.adaptive_span,)
         found = {

@@ -278,7 +278,7 @@ def check(tree: dict[str, Any], config: Config, *, trains: bool) -> None:
     if clips:
         check_clipped(model, blocks)
     if model.optimizer.averages:
-        check_averaged(model, blocks, callbacks)
+        check_averaged(model, blocks, callbacks, tree["trainer"]["strategy"])
     objective, kind = tree["model"]["objective"]["kind"], tree["model"]["architecture"]["kind"]
     task = TASKS[objective]
     if task.architecture != kind:

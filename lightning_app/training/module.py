@@ -472,7 +472,10 @@ class TransformerModule(pl.LightningModule):
         optimizer = build_optimizer(self.optimizer, self.model, fused=fused, by_role=by_role)
         schedule = build_schedule(self.schedule, optimizer, training_steps(self.trainer))
         if averages(optimizer):
-            check_averaged(self, [block.spec for block in blocks], ())
+            callbacks: list[Any] = self.trainer.callbacks  # pyright: ignore[reportAttributeAccessIssue]
+            names = [kind.__name__ for each in callbacks for kind in type(each).__mro__]
+            strategy = type(self.trainer.strategy).__name__
+            check_averaged(self, [block.spec for block in blocks], names, strategy)
             self._check_clamped()
             self._averaged = Averaged(optimizer)
         self.trained_by = training_of(optimizer, self.schedule, self.model)

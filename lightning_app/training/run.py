@@ -469,7 +469,7 @@ class TrainingRun(PreparedRun):
             path, averaged = self._checkpoint.path, self._checkpoint.averaged
         stacks = self.model.architecture.stacks(self.model.block)
         blocks = [block for stack in stacks.values() for block in stack.blocks]
-        check_averaging(self.trainer, blocks, path, averaged, self.model.optimizer)
+        check_averaging(self.trainer, blocks, path, averaged)
         if self.command is not None and self.trainer.is_global_zero:
             if self._in_store:
                 self.folder = place_run(_SINGLE, self.folder.name, self.id)

@@ -8,11 +8,13 @@ import lightning.pytorch as pl
 import pytest
 import torch
 import yaml
+from lightning.pytorch.callbacks import EMAWeightAveraging
 
 from lightning_app.blocks.spans import AdaptiveSpan
+from lightning_app.config.bounds import check_averaged
 from lightning_app.config.config import resolve
 from lightning_app.core.errors import UserError
-from lightning_app.models.optim import OptimizerConfig
+from lightning_app.models.optim import OptimizerConfig, ScheduleConfig
 from lightning_app.training.checkpoint import check_checkpoint
 from lightning_app.training.module import TransformerModule
 from lightning_app.training.run import TrainingRun
@@ -164,6 +166,17 @@ def test_an_average_that_is_known_once_built_is_checked_then(
     free = OptimizerConfig(kind="schedule_free")
     with pytest.raises(UserError, match=r"schedule\.kind: inverse_sqrt with"):
         trainer(tmp_path, max_steps=1).fit(module(optimizer=free), datamodule=data(cache))
+    constant = ScheduleConfig(kind="constant", warmup_steps=0)
+
+    class Own(EMAWeightAveraging):
+        pass
+
+    with pytest.raises(UserError, match=r"EMAWeightAveraging with .* schedule_free"):
+        trainer(tmp_path, max_steps=1, callbacks=[Own()]).fit(
+            module(optimizer=free, schedule=constant), datamodule=data(cache)
+        )
+    with pytest.raises(UserError, match=r"strategy: FSDPStrategy, which splits .* use ddp"):
+        check_averaged(module(optimizer=free, schedule=constant), [], (), "FSDPStrategy")
     monkeypatch.setattr("lightning_app.training.module.check_averaged", lambda *_: None)
     spans = module(optimizer=free, adaptive_span=AdaptiveSpan(longest=8, ramp=2.0))
     with pytest.raises(UserError, match=r"schedule_free .* range of model\..*span"):

@@ -27,7 +27,6 @@ from lightning_app.blocks.block import BlockSpec
 from lightning_app.config.bounds import check_callback
 from lightning_app.core.errors import UserError
 from lightning_app.core.files import write_whole
-from lightning_app.models.optim import OptimizerConfig
 from lightning_app.models.stack import stacks
 from lightning_app.probes.hooks import scores
 from lightning_app.runs.parent import RUN
@@ -324,11 +323,7 @@ def averaging(trainer: pl.Trainer) -> list[WeightAveraging]:
 
 
 def check_averaging(
-    trainer: pl.Trainer,
-    blocks: Iterable[BlockSpec],
-    checkpoint: Path | None,
-    averaged: bool,
-    optimizer: OptimizerConfig,
+    trainer: pl.Trainer, blocks: Iterable[BlockSpec], checkpoint: Path | None, averaged: bool
 ) -> None:
     """Refuse averages that would be wrong, before anything is written.
 
@@ -339,18 +334,12 @@ def check_averaging(
         checkpoint: The checkpoint from which the run continues, None if it starts at step 0.
         averaged: Whether the weights of the checkpoint are averages. Only the callback that wrote
             the averages finds the raw weights in it.
-        optimizer: The optimizer, which may evaluate an average itself.
 
     Raises:
         UserError: naming the callback.
     """
     found = averaging(trainer)
     names = " and ".join(type(callback).__name__ for callback in found)
-    if found and optimizer.averages:
-        raise UserError(
-            f"trainer.callbacks: {names} with model.optimizer.kind: {optimizer.kind}, which "
-            "evaluates an average of weights; remove one of them"
-        )
     if len(found) > 1:
         raise UserError(f"trainer.callbacks: {names}: expected at most one average of weights")
     if found and not isinstance(trainer.strategy, SingleDeviceStrategy | DDPStrategy):
