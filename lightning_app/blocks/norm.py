@@ -90,17 +90,22 @@ def built_aside(build: Callable[[], Built]) -> Built:
         return build()
 
 
+def acts_after_steps(part: object) -> bool:
+    """Whether a module has an `after_step` of its own."""
+    does_nothing = LearnedScalars.after_step
+    return getattr(type(part), "after_step", does_nothing) is not does_nothing
+
+
 def after_steps(model: nn.Module) -> Callable[[], None]:
-    """Return a function that runs `after_step` of learned scalars and of others that have it.
+    """Return a function that runs `after_step` of the parts of `model` that have one.
 
     They are found now: at each step, that would take a hundredth of a small model's time.
     """
-    parts: list[Any] = [part for part in model.modules() if hasattr(part, "after_step")]
-    kept = [part for part in parts if type(part).after_step is not LearnedScalars.after_step]
+    parts: list[Any] = [part for part in model.modules() if acts_after_steps(part)]
 
     @torch.no_grad()
     def run() -> None:
-        for part in kept:
+        for part in parts:
             part.after_step()
 
     return run

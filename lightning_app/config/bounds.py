@@ -208,15 +208,15 @@ def check_averaged(
         if any(each in path.lower() for each in _SPLITTING):
             raise UserError(f"trainer.strategy: {path}, which splits models, with {kind}; use ddp")
     for block in blocks:
-        spans = (block.self_attention.adaptive_span,)
+        span = block.self_attention.adaptive_span
         found = {
             "unit_matrices": block.unit_matrices,
             "sigma_reparam": block.sigma_reparam,
             "branch_ramp": block.around_self.branch.ramp or block.around_ff.branch.ramp,
-            "adaptive_span": any(span and span.dynamic_bias is None for span in spans),
+            "adaptive_span": span is not None and span.dynamic_bias is None,
         }
-        for name in found:
-            if found[name]:
+        for name, present in found.items():
+            if present:
                 raise UserError(
                     f"model.block: {name} with {kind}: an average does not keep what the steps set "
                     "or follow; use another kind"

@@ -15,7 +15,7 @@ from torchmetrics import Metric, SumMetric
 
 from lightning_app.blocks.block import Block
 from lightning_app.blocks.config import BlockConfig
-from lightning_app.blocks.norm import FollowsSteps, LearnedScalars, at_step
+from lightning_app.blocks.norm import FollowsSteps, acts_after_steps, at_step
 from lightning_app.blocks.residual import RisingGain
 from lightning_app.blocks.spans import AuxiliaryTerms, auxiliary_terms
 from lightning_app.config.bounds import check_accumulation, check_averaged, check_unit
@@ -34,6 +34,7 @@ from lightning_app.models.optim import (
     training_of,
 )
 from lightning_app.models.optimizers import Averaged, averages
+from lightning_app.models.positions import Embedding
 from lightning_app.models.stack import BlockStack, count_tokens_of, step_counts
 from lightning_app.runs.parent import is_finite
 from lightning_app.tasks.base import build_task, join_ranks
@@ -476,7 +477,7 @@ class TransformerModule(pl.LightningModule):
             names = [kind.__name__ for each in callbacks for kind in type(each).__mro__]
             strategy = type(self.trainer.strategy).__name__
             check_averaged(self, [block.spec for block in blocks], names, strategy)
-            self._check_clamped()
+            self._check_kept()
             self._averaged = Averaged(optimizer)
         self.trained_by = training_of(optimizer, self.schedule, self.model)
         return {
@@ -484,13 +485,16 @@ class TransformerModule(pl.LightningModule):
             "lr_scheduler": {"scheduler": schedule, "interval": "step"},
         }
 
-    def _check_clamped(self) -> None:
+    def _check_kept(self) -> None:
+        """Refuse parts, also of a plug-in, to which an average of their weights may not belong."""
         for path, part in self.named_modules():
-            clamps = getattr(type(part), "after_step", None) is not LearnedScalars.after_step
-            if isinstance(part, LearnedScalars) and clamps:
+            if isinstance(part, Block | Embedding):
+                continue  # they act after a step with `unit_matrices` alone, which was refused
+            follows = isinstance(part, FollowsSteps) and not isinstance(part, AuxiliaryTerms)
+            if follows or acts_after_steps(part):
                 raise UserError(
                     f"model.optimizer.kind: {self.optimizer.kind} evaluates an average of weights, "
-                    f"which need not be in the range of {path}; use another kind"
+                    f"and {path} sets or follows them after each step; use another kind"
                 )
 
     def _save_both(self, checkpoint: dict[str, Any], averaged: Averaged) -> None:

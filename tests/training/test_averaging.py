@@ -178,8 +178,11 @@ def test_an_average_that_is_known_once_built_is_checked_then(
     with pytest.raises(UserError, match=r"strategy: FSDPStrategy, which splits .* use ddp"):
         check_averaged(module(optimizer=free, schedule=constant), [], (), "FSDPStrategy")
     monkeypatch.setattr("lightning_app.training.module.check_averaged", lambda *_: None)
+    ramps = module(optimizer=free, preset="prores")
+    with pytest.raises(UserError, match=r"schedule_free .* model\..*branch sets or follows"):
+        trainer(tmp_path, max_steps=1).fit(ramps, datamodule=data(cache))
     spans = module(optimizer=free, adaptive_span=AdaptiveSpan(longest=8, ramp=2.0))
-    with pytest.raises(UserError, match=r"schedule_free .* range of model\..*span"):
+    with pytest.raises(UserError, match=r"schedule_free .* model\..*span sets or follows"):
         trainer(tmp_path, max_steps=1).fit(spans, datamodule=data(cache))
 
 
