@@ -917,8 +917,20 @@ MUTANTS = (
     mutant(
         "arguments of another package's optimizer do not reach it",
         at("models/test_optimizers.py"),
-        "**(config.arguments or {})}",
-        "}",
+        "**self.reads(config), **(config.arguments or {})}",
+        "**self.reads(config)}",
+    ),
+    mutant(
+        "options of a rule keep their usual values",
+        at("models/test_optimizers.py"),
+        "constants |= {**self.options, **(config.arguments or {})}",
+        "constants |= self.options",
+    ),
+    mutant(
+        "a moment stays in the old basis when the basis changes",
+        at("models/test_optimizers.py"),
+        'state["exp_avg"] = bases[0].mT @ first @ m @ second.mT @ bases[1]',
+        "pass",
     ),
     mutant(
         "a warm-up of one group is of all",

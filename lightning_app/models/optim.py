@@ -1,7 +1,7 @@
 """Optimizers, learning-rate schedules, and the parameters with weight decay."""
 
 import math
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal, get_args
 
@@ -10,7 +10,7 @@ from torch import nn
 
 from lightning_app.blocks.block import Block
 from lightning_app.blocks.norm import LearnedScalars, after_steps
-from lightning_app.core.errors import UserError
+from lightning_app.core.errors import UserError, nearest
 from lightning_app.core.registry import Registry
 from lightning_app.models import optimizers
 from lightning_app.models.optimizers import (
@@ -89,7 +89,8 @@ class OptimizerConfig:
     layers, with branches over the root of the depth (2310.02244)."""
     arguments: dict[str, Any] | None = None
     """Further arguments of the class of adafactor, soap, ademamix or schedule_free, which are of
-    other packages (`Library`), such as {precondition_frequency: 10}; null for its defaults."""
+    other packages (`Library`), or of kl_soap, such as {precondition_frequency: 10}; null for the
+    defaults."""
 
     def __post_init__(self) -> None:
         _ = OPTIMIZERS[self.kind]
@@ -120,12 +121,27 @@ class OptimizerConfig:
         self._check_momentum()
         kind = OPTIMIZERS[self.kind]
         if self.arguments is not None and not isinstance(kind, Library):
-            raise ValueError(
-                f"arguments {self.arguments}: only for kinds of other packages; kind {self.kind} "
-                "takes null"
-            )
+            self._check_arguments(self.form.options)
         if isinstance(kind, Rule | Library):
             kind.check(self)
+
+    def _check_arguments(self, known: Mapping[str, float]) -> None:
+        if not known:
+            raise ValueError(
+                f"arguments {self.arguments}: only for kinds that have some; kind {self.kind} "
+                "takes null"
+            )
+        for name, value in (self.arguments or {}).items():
+            if name not in known:
+                raise ValueError(
+                    f"arguments: kind {self.kind} has no '{name}'{nearest(name, known)}"
+                )
+            whole = isinstance(known[name], int)
+            if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
+                wanted = "a whole number" if whole else "a number"
+                raise ValueError(
+                    f"arguments: {name} {value!r} of kind {self.kind}: expected {wanted}"
+                )
 
     def _check_momentum(self) -> None:
         if self.momentum_warmup_steps < 0:

@@ -7,7 +7,7 @@ import importlib.metadata
 import inspect
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any, Literal, Protocol, cast
 
@@ -75,9 +75,13 @@ class Rule:
     """Whether it moves a matrix whose initial value is zero."""
     factor: Callable[[Tensor, Mapping[str, Any]], float] = one
     """The factor of the rate of a parameter, from its shape and its group."""
+    options: Mapping[str, float] = field(default_factory=dict)
+    """Constants of its own, which the function finds in the group too, with their usual values;
+    `model.optimizer.arguments` replaces them."""
 
     def __call__(self, config: Any, groups: Groups, *, fused: bool) -> "RuleOptimizer":
         constants = {name: getattr(config, name) for name in self.reads}
+        constants |= {**self.options, **(config.arguments or {})}
         if config.momentum_warmup_steps:
             start = (config.momentum_warmup_steps, config.momentum_start)
             constants["momentum_warmup"] = (self.momentum, *start)
@@ -588,6 +592,65 @@ def adamh(
     """Hyperball (2606.16899) with Adam's u: matrices keep their norms, and take no decay."""
     m, v = moments(gradient, state, group)
     return on_sphere(parameter, m / (v.sqrt() + group["eps"]), state, group)
+
+
+def _check_kl_soap(config: Any) -> None:
+    for name, value in (config.arguments or {}).items():
+        if not value > 0:
+            raise ValueError(f"arguments: {name} {value} of kind kl_soap must be above 0")
+
+
+@OPTIMIZERS.register("kl_soap")
+@rule(
+    reads=("betas", "eps"),
+    momentum="beta1",
+    on=("matrices",),
+    check=_check_kl_soap,
+    options={"precondition_frequency": 10, "init_factor": 0.1},
+)
+def kl_soap(
+    parameter: Tensor, gradient: Tensor, state: dict[str, Any], group: Mapping[str, Any]
+) -> Tensor:
+    """Lin et al. 2025 (2509.03378): Adam, without corrections, in the bases Q_1, Q_2 of S_1, S_2.
+
+    These are moving averages with beta2 of ``g S_2^-1 g^T / columns`` and ``g^T S_1^-1 g / rows``,
+    whose inverses are taken in the bases, with eigenvalues that start at `init_factor`. Every
+    `precondition_frequency` steps Q becomes the orthogonal factor of S Q. As in the authors' code
+    step 1 only finds the bases, and eigenvalues of n are at least ``1 / max(10, min(n, 4000))^2``.
+    """
+    beta1, beta2 = group["betas"]
+    rows, columns = gradient.shape[-2:]
+    if state["step"] == 1:
+        factors = {"1": gradient @ gradient.mT / columns, "2": gradient.mT @ gradient / rows}
+        for name, factor in factors.items():
+            start = moment(f"factor_{name}", factor, beta2, state)
+            # eigh refuses what is not finite, of which the next loss will tell.
+            state[f"basis_{name}"] = torch.linalg.eigh(start.nan_to_num()).eigenvectors.flip(-1)
+            state[f"values_{name}"] = torch.full_like(start[..., 0], group["init_factor"])
+        return parameter
+    first, second = state["basis_1"], state["basis_2"]
+    turned = first.mT @ gradient @ second
+    m = moment("exp_avg", turned, beta1, state)
+    v = moment("exp_avg_sq", turned.square(), beta2, state)
+    direction = first @ (m / (v.sqrt() + group["eps"])) @ second.mT
+    roots = [state["values_1"].rsqrt(), state["values_2"].rsqrt()]
+    halves = {
+        "1": ((gradient @ second) * roots[1][..., None, :], columns),
+        "2": ((gradient.mT @ first) * roots[0][..., None, :], rows),
+    }
+    values = {
+        "1": (turned * roots[1][..., None, :]).square().mean(-1),
+        "2": (turned * roots[0][..., :, None]).square().mean(-2),
+    }
+    for name, (half, count) in halves.items():
+        moment(f"factor_{name}", half @ half.mT / count, beta2, state)
+        most = max(10, min(half.shape[-2], 4000))
+        moment(f"values_{name}", values[name], beta2, state).clamp_(min=most**-2)
+    if (state["step"] - 1) % group["precondition_frequency"] == 0:
+        bases = [torch.linalg.qr(state[f"factor_{n}"] @ state[f"basis_{n}"]).Q for n in "12"]
+        state["exp_avg"] = bases[0].mT @ first @ m @ second.mT @ bases[1]
+        state["basis_1"], state["basis_2"] = bases
+    return (parameter - group["lr"] * direction) * (1.0 - group["lr"] * group["weight_decay"])
 
 
 # Of other packages.

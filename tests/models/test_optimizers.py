@@ -287,6 +287,35 @@ def soap(p, g, state, t, c) -> Any:
     return (p - rate * u) * (1 - c["lr"] * c["wd"])
 
 
+def kl_soap(p, g, state, t, c) -> Any:
+    """2509.03378, with the authors' start, floor of eigenvalues and order of steps."""
+    if p.ndim < 2:
+        return adamw(p, g, state, t, c)
+    b1, b2, (a, b) = c["b1"], c["b2"], p.shape
+    if t == 1:
+        grams = [g @ g.T / b, g.T @ g / a]
+        state["s"] = [(1 - b2) * gram for gram in grams]
+        state["q"] = [np.linalg.eigh(s)[1][:, ::-1] for s in state["s"]]
+        state["d"] = [np.full(a, 0.2), np.full(b, 0.2)]
+        state["m"], state["v"] = 0 * g, 0 * g
+        return p
+    (q1, q2), (d1, d2) = state["q"], state["d"]
+    # The first moment in the space of the parameter.
+    state["m"] = b1 * state["m"] + (1 - b1) * g
+    state["v"] = b2 * state["v"] + (1 - b2) * (q1.T @ g @ q2) ** 2
+    u = q1 @ ((q1.T @ state["m"] @ q2) / (np.sqrt(state["v"]) + c["eps"])) @ q2.T
+    inverse1, inverse2 = q1 @ np.diag(1 / d1) @ q1.T, q2 @ np.diag(1 / d2) @ q2.T
+    new = [g @ inverse2 @ g.T / b, g.T @ inverse1 @ g / a]
+    state["s"] = [b2 * s + (1 - b2) * x for s, x in zip(state["s"], new, strict=True)]
+    for i, q in enumerate(state["q"]):
+        d = b2 * state["d"][i] + (1 - b2) * np.diag(q.T @ new[i] @ q)
+        state["d"][i] = np.maximum(d, 1 / max(10, len(d)) ** 2)
+    if (t - 1) % 5 == 0:
+        pairs = zip(state["s"], state["q"], strict=True)
+        state["q"] = [np.linalg.qr(s @ q)[0] for s, q in pairs]
+    return (p - c["lr"] * u) * (1 - c["lr"] * c["wd"])
+
+
 def schedule_free(p, g, state, t, c) -> Any:
     """2405.15682, AdamW, at one rate: p is y, at which gradient and decay are taken."""
     z, x = state.get("z", p), state.get("x", p)
@@ -300,6 +329,7 @@ def schedule_free(p, g, state, t, c) -> Any:
 SECOND = {"bias_correction": "second"}
 GRADIENT = {"second_moment_start": "gradient"}
 RISING = {"momentum_warmup_steps": 6, "momentum_start": 0.3}
+KL = {"arguments": {"precondition_frequency": 5, "init_factor": 0.2}}
 RULES: dict[str, tuple[str, Callable[..., Any], dict[str, Any]]] = {
     "adam second": ("adam", adam, SECOND),
     "adam gradient": ("adam", adam, GRADIENT),
@@ -319,6 +349,8 @@ RULES: dict[str, tuple[str, Callable[..., Any], dict[str, Any]]] = {
     "normuon": ("normuon", normuon, {}),
     "muonh": ("muonh", muonh, {}),
     "adamh": ("adamh", adamh, {}),
+    "kl_soap": ("kl_soap", kl_soap, KL),
+    "kl_soap rising": ("kl_soap", kl_soap, KL | RISING),
 }
 
 
@@ -543,6 +575,14 @@ def test_others_have_the_full_rate_of_every_schedule() -> None:
         ),
         ({"kind": "rotational_adamw"}, {}, "weight_decay 0.0: .* above 0"),
         ({"kind": "lion", "arguments": {}}, {}, "arguments {}: only .* kind lion takes null"),
+        ({"kind": "kl_soap", "arguments": {"factor": 1}}, {}, "has no 'factor'.*'init_factor'"),
+        ({"kind": "kl_soap", "arguments": {"init_factor": 0}}, {}, "init_factor 0 .* above 0"),
+        (
+            {"kind": "kl_soap", "arguments": {"precondition_frequency": 2.5}},
+            {},
+            "precondition_frequency 2.5 .* a whole number",
+        ),
+        ({"kind": "kl_soap", "arguments": {"init_factor": True}}, {}, "True .* a number"),
         ({"kind": "soap", "arguments": {"beta": 1}}, {}, "has no 'beta'.*'betas'"),
         ({"kind": "soap", "arguments": {"lr": 1}}, {}, "lr belongs to model.optimizer.lr"),
         ({"kind": "soap", "arguments": {"shampoo_beta": -1.0}}, {}, "SOAP: .*shampoo_beta"),
