@@ -169,8 +169,16 @@ def test_others_than_here_and_now() -> None:
         "data": record("c2", "d2"),
         "device": record(cpu="Xeon"),
         "old": OLD,
+        "package": record() | {"trained_by": [{"library": "pytest 1.0"}, {"rule": "adamw"}]},
+        "none": record() | {"trained_by": [{"library": "no-such-package 1.0"}]},
+        "torch": record() | {"trained_by": [{"library": "torch 1.0"}]},
     }
+    usual = made_by(record())["libraries"]
     assert others(records, here) == {
+        "libraries": {
+            f"{usual}, pytest 1.0": ["package"],
+            f"{usual}, no-such-package 1.0": ["none"],
+        },
         "code": {"bbbb": ["code"]},
         "data": {"d2": ["data"], UNKNOWN: ["old"]},
         "device": {"Xeon, oneDNN (AVX512)": ["device"]},

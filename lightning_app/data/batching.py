@@ -85,13 +85,19 @@ class EpochSampler:
     Args:
         batches: the global batches of an epoch; always the same number of them.
         in_order: whether a batch depends on earlier ones.
+        grows: whether batches are smaller in the first steps.
     """
 
     def __init__(
-        self, batches: Callable[[int], list[np.ndarray]], *, in_order: bool = False
+        self,
+        batches: Callable[[int], list[np.ndarray]],
+        *,
+        in_order: bool = False,
+        grows: bool = False,
     ) -> None:
         self.epoch = 0
         self.in_order = in_order
+        self.grows = grows
         self._batches = batches
         self._cut = (0, batches(0))
         self._length = len(self._cut[1])
@@ -172,7 +178,7 @@ def warmed_up(sampler: EpochSampler, share: Callable[[int], float], per_epoch: i
             found.append(rows[np.arange(kept) * len(rows) // kept])
         return found
 
-    return EpochSampler(batches)
+    return EpochSampler(batches, grows=True)
 
 
 class ResumableLoader:

@@ -5,6 +5,7 @@ This module is fast to import. It reads `result.json` and `pruned.json`, mostly 
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from importlib import metadata
 from typing import Any
 
 from lightning_app.runs.records import is_sealed
@@ -30,11 +31,11 @@ KINDS = {
 STALE = ("code", "data", "libraries", "unrecorded")
 """The kinds in `others` that `--rerun-stale` repeats; a different device is no reason."""
 
-_PRESENT = "e3addfd17e2bfbb5"
+_PRESENT = "b9dcdcb267c259ef"
 _FORMER = ("33721b7fbe889387", "dc4f94306fbdd733", "8f37dfc827d452c9", "7719a4a49b4f8cee")
 _FORMER += ("18a07f3796e88749", "0c20664317c5764a", "ce1531634f2606d5", "9183bcae47c6c9d4")
 _FORMER += ("49a07a38c11b79f4", "0cecc023533d0e8e", "02d552e578cf8014", "3238696f42e11693")
-_FORMER += ("fc3c829897399ea1", "e97a10d3fbfab9b6")
+_FORMER += ("fc3c829897399ea1", "e97a10d3fbfab9b6", "e3addfd17e2bfbb5")
 SAME_CODE: Mapping[str, str] = dict.fromkeys(_FORMER, _PRESENT)
 """Digests of differently written code that computes the same numbers, each with its current digest.
 On one host with torch 2.13.0, the first two and the fourth give equal bits in the 40 cells of
@@ -125,9 +126,14 @@ def _versions(record: Record) -> Mapping[str, str]:
 
     Of torch, each run records its version anyway.
     """
+    return {**_used(record), **_packages(record)}
+
+
+def _packages(record: Record) -> Mapping[str, str]:
+    """The version of the package of a run's optimizer, by name."""
     rows = record.get("trained_by") or ()
     packages = dict(row["library"].split() for row in rows if "library" in row)
-    return {**_used(record), **{name: of for name, of in packages.items() if name != "torch"}}
+    return {name: of for name, of in packages.items() if name != "torch"}
 
 
 def mixed(records: Mapping[str, Record]) -> dict[str, Groups]:
@@ -171,7 +177,8 @@ def strangers(records: Mapping[str, Record], axes: Mapping[str, Mapping[str, Any
 def others(records: Mapping[str, Record], here: Record) -> dict[str, Groups]:
     """The runs whose `code`, `data`, `libraries` or kind of `device` differ from `here`, by kind.
 
-    `unrecorded` are runs without a recorded provenance.
+    `unrecorded` are runs without a recorded provenance. The package of an optimizer is compared
+    with the one installed.
 
     `here` holds `provenance` as a run would record it now, and under `corpora` the description of
     the data of each corpus in the plan, or None if unknown.
@@ -184,6 +191,8 @@ def others(records: Mapping[str, Record], here: Record) -> dict[str, Groups]:
         made = made_by(record)
         values = {kind: made[kind] for kind in ("code", "libraries", "device")}
         differ = {kind: value for kind, value in values.items() if value != now[kind]}
+        if old := [f"{n} {v}" for n, v in _packages(record).items() if _installed(n) != v]:
+            differ["libraries"] = ", ".join([values["libraries"], *old])
         if not record.get("provenance"):
             differ = {"unrecorded": UNKNOWN}
         if corpora is not None and (data := _data(record)) not in known:
@@ -191,6 +200,13 @@ def others(records: Mapping[str, Record], here: Record) -> dict[str, Groups]:
         for kind, value in differ.items():
             found.setdefault(kind, {}).setdefault(value, []).append(name)
     return found
+
+
+def _installed(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return ""
 
 
 def statements(records: Mapping[str, Record]) -> dict[str, str]:

@@ -290,7 +290,18 @@ class TransformerModule(pl.LightningModule):
             keep_freed_blocks()
 
     def on_train_start(self) -> None:
-        """Fix the steps of the run at its start; a continued run takes its checkpoint's."""
+        """Fix the steps of the run at its start; a continued run takes its checkpoint's.
+
+        Raises:
+            UserError: for a warm-up of the batch if a class of one's own makes the batches.
+        """
+        if rising := self.schedule.batch_warmup_steps:
+            sampler = getattr(self.trainer.train_dataloader, "sampler", None)
+            if not getattr(sampler, "grows", False):
+                raise UserError(
+                    f"model.schedule.batch_warmup_steps: {rising}, but train_dataloader of "
+                    f"{type(self.trainer.datamodule).__name__} makes batches of its own; use 0"  # pyright: ignore[reportAttributeAccessIssue]
+                )
         if self._follows_steps and not (self.global_step and self.total_steps):
             self.total_steps = training_steps(self.trainer)
 

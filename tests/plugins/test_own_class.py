@@ -65,6 +65,13 @@ class Same(TextDataModule):
     pass
 
 
+class Whole(TextDataModule):
+    """Train on batches of its own."""
+
+    def train_dataloader(self):
+        return self.val_dataloader()
+
+
 class Apart(torch.nn.Module):
     pass
 '''
@@ -161,6 +168,15 @@ def test_classes_without_arguments_of_their_own(tree: dict[str, Any]) -> None:
     assert type(transformer_module(complete["model"])).__name__ == "Late"
     assert type(data_module(complete["data"])).__name__ == "Same"
     assert fit(given).metrics["val/late"] == 1.0
+
+
+def test_batches_of_a_class_do_not_grow_unseen(tree: dict[str, Any], tmp_path: Path) -> None:
+    schedule = {**tree["model"].get("schedule", {}), "batch_warmup_steps": 2}
+    rising = of(tree, {"schedule": schedule})
+    assert fit(of(rising, None, {"class_path": "mine.Same"})).record["steps"] == 4
+    own = of(rising, None, {"class_path": "mine.Whole"})
+    with pytest.raises(UserError, match="batch_warmup_steps: 2, .* of Whole makes"):
+        fit(own, _folder(tmp_path))
 
 
 MISTAKES: list[tuple[str, dict[str, Any], str]] = [
