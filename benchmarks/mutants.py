@@ -921,6 +921,12 @@ MUTANTS = (
         "**self.reads(config)}",
     ),
     mutant(
+        "blocks beyond torch's limit of graphs run uncompiled",
+        at("test_compiled.py"),
+        "limits.recompile_limit += GRAPHS",
+        "pass",
+    ),
+    mutant(
         "options of a rule keep their usual values",
         at("models/test_optimizers.py"),
         "constants |= {**self.options, **(config.arguments or {})}",

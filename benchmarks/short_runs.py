@@ -100,6 +100,7 @@ def train(setting: Setting, folder: Path, mode: str) -> None:
             raise RuntimeError(f"{setting.name}: ended with status {status} before it was killed")
         fit(setting.base, setting.overrides(folder, mode), ckpt_path="last")
     else:
+        torch.compiler.reset()  # graphs of other rows count as recompilations
         fit(setting.base, setting.overrides(folder, mode))
 
 

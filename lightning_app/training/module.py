@@ -135,17 +135,27 @@ def seed_draws(device: torch.device, seed: int) -> None:
         torch.get_device_module(device).manual_seed(seed)
 
 
+GRAPHS = 8  # of a block: for lengths, paddings and states that a first batch does not show
+
+
 def compile_blocks(model: torch.nn.Module, **how: Any) -> None:
     """Compile the forward pass of every block in place, so that parameter names stay the same.
 
     Lengths are symbolic from the first batch: a batch of other lengths needs no new compilation.
+    More than `GRAPHS` graphs for each block are an error, not a run that is slower unseen.
 
     Args:
         model: The model whose blocks are compiled.
         how: Additional arguments of `torch.compile`.
     """
+    # Torch counts the graphs of all blocks together, and by default runs what needs more than eight
+    # uncompiled; where a layer depends on its place, as in `denseformer`, each has its own.
+    limits = torch.compiler.config
+    limits.fail_on_recompile_limit_hit = True
     for part in model.modules():
         if isinstance(part, Block):
+            limits.recompile_limit += GRAPHS
+            limits.accumulated_recompile_limit += GRAPHS
             part.compile(dynamic=True, **how)
         elif isinstance(part, BlockStack):
             part.recomputes_norms = False
