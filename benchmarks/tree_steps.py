@@ -52,13 +52,14 @@ def serve() -> None:
     from lightning_app.blocks.presets import PRESETS
 
     print(*PRESETS, flush=True)
-    step: Callable[[], None] = lambda: None  # noqa: E731
+    step: Callable[[], None] | None = None
     for line in sys.stdin:
         word = line.strip()
         if not word.isdigit():
             step = step_of(word)
             print(word, flush=True)
             continue
+        assert step is not None, "a number before a preset"
         before = time.process_time()
         for _ in range(int(word)):
             step()

@@ -79,6 +79,13 @@ class Rule:
     """Constants of its own, which the function finds in the group too, with their usual values;
     `model.optimizer.arguments` replaces them."""
 
+    def __post_init__(self) -> None:
+        taken = {"params", "lr", "weight_decay", "role", "rule", "momentum_warmup", *self.reads}
+        if clash := taken & self.options.keys():
+            raise ValueError(
+                f"options {sorted(clash)}: a group has these already; take other names"
+            )
+
     def __call__(self, config: Any, groups: Groups, *, fused: bool) -> "RuleOptimizer":
         constants = {name: getattr(config, name) for name in self.reads}
         constants |= {**self.options, **(config.arguments or {})}

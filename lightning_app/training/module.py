@@ -309,8 +309,8 @@ class TransformerModule(pl.LightningModule):
             sampler = getattr(self.trainer.train_dataloader, "sampler", None)
             if not getattr(sampler, "grows", False):
                 raise UserError(
-                    f"model.schedule.batch_warmup_steps: {rising}, but train_dataloader of "
-                    f"{type(self.trainer.datamodule).__name__} makes batches of its own; use 0"  # pyright: ignore[reportAttributeAccessIssue]
+                    f"model.schedule.batch_warmup_steps: {rising}, but the train_dataloader of "
+                    "this run makes batches of its own; use 0"
                 )
         if self._follows_steps and not (self.global_step and self.total_steps):
             self.total_steps = training_steps(self.trainer)

@@ -406,6 +406,12 @@ def test_a_rule_equals_its_equation(name: str) -> None:
             assert p.detach().numpy() == near, (n, t)
 
 
+@pytest.mark.parametrize("name", ["weight_decay", "betas"])
+def test_an_option_that_would_not_reach_its_rule_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=f"options .*{name}"):
+        optimizers.rule(reads=("betas",), options={name: 0.1})(optimizers.signum.update)
+
+
 @pytest.mark.parametrize("matrix_rate", ["rms", "spectral"])
 def test_muon_equals_that_of_torch(matrix_rate: Any) -> None:
     config = OptimizerConfig(

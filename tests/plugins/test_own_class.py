@@ -175,7 +175,7 @@ def test_batches_of_a_class_do_not_grow_unseen(tree: dict[str, Any], tmp_path: P
     rising = of(tree, {"schedule": schedule})
     assert fit(of(rising, None, {"class_path": "mine.Same"})).record["steps"] == 4
     own = of(rising, None, {"class_path": "mine.Whole"})
-    with pytest.raises(UserError, match=r"batch_warmup_steps: 2, .* of Whole makes"):
+    with pytest.raises(UserError, match=r"batch_warmup_steps: 2, .* makes batches of its own"):
         fit(own, _folder(tmp_path))
 
 
