@@ -77,6 +77,7 @@ SERVER_ENDED = 255  # multiprocessing's exit code of children whose fork server 
 
 _TICK = 0.2  # seconds
 _INDEX_EVERY = 20.0  # seconds
+_INDEX_SHARE = 0.05  # of the time of a supervisor, at most: a large grid takes seconds
 _ASK_EVERY = 5.0  # seconds between queries about other supervisors
 _STRAGGLERS = 15.0  # seconds for ranks to end after the first of them, or after the result
 _LOOKS = 1.6  # times `lost_after`: a lost supervisor is detected within 1.5 times
@@ -151,7 +152,8 @@ class Supervisor:
         self._reports = Reports() if grid.prunes else None
         self._running: list[Running] = []
         self._pending: Claim | None = None  # a claim that needs a device for itself
-        self._indexed = time.monotonic()
+        self._to_index = False  # whether a cell has ended since the index was written
+        self._next_index = time.monotonic() + _INDEX_EVERY
         self._empty = -inf  # when the queue was last empty
         self._looked = -inf  # when others were last seen at work
 
@@ -162,6 +164,8 @@ class Supervisor:
             while not self._over():
                 self._drop(self._queue.tend())
                 self._fill()
+                if self._to_index and time.monotonic() >= self._next_index:
+                    self._index()  # after the start of cells, which would wait for it
                 if not self._running and not self._others_may_lose():
                     break
                 self._wait()
@@ -177,7 +181,7 @@ class Supervisor:
             for each in self._running:
                 self._end(each)
             self._display.close()
-        self._index(every=0.0)
+        self._index()
         if self._stop.requested:
             raise Interrupted
 
@@ -266,7 +270,7 @@ class Supervisor:
             if self._has_ended(each):
                 self._conclude(each)
                 self._forget(each)
-                self._index(every=_INDEX_EVERY)
+                self._to_index = True
             elif self._reports is not None and each.trial is not None:
                 self._queue.patiently(
                     self._reports.look, each.trial, each.job.folder, each.job.attempt
@@ -407,13 +411,14 @@ class Supervisor:
         if self._pending is not None:
             self._queue.put_back(self._pending, "interrupted")
 
-    def _index(self, every: float) -> None:
+    def _index(self) -> None:
         """Write the index of the runs. One supervisor at a time writes it."""
-        if time.monotonic() - self._indexed >= every:
-            with if_free(self._grid.folder.report_lock) as free:
-                if free:
-                    self._index_with(self._grid.folder.path)
-            self._indexed = time.monotonic()
+        began, self._to_index = time.monotonic(), False
+        with if_free(self._grid.folder.report_lock) as free:
+            if free:
+                self._index_with(self._grid.folder.path)
+        ended = time.monotonic()
+        self._next_index = ended + max(_INDEX_EVERY, (ended - began) / _INDEX_SHARE)
 
 
 def _name(code: int) -> str:

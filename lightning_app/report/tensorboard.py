@@ -100,8 +100,10 @@ def tensor(tag: str, plugin: str, content: bytes, data: bytes = b"") -> Summary:
 
 def replace(
     folder: Path, wall_time: float, events: Iterable[tuple[int, Summary]], end: str = RUN
-) -> None:
+) -> Path:
     """Write one index file with these events, ordered by step, and remove others of this `end`.
+
+    Return the file, which is as it was if its events are the same.
 
     The name of the file has a number that grows with each replacement, the digest of its content
     and `end`. TensorBoard reads the files of a folder in the order of their names and never
@@ -110,8 +112,8 @@ def replace(
     finished.
     """
     files = list(folder.glob("events.out.tfevents.*"))
-    content = _records(wall_time, events)
-    digest = hashlib.sha256(content).hexdigest()[:12]
+    records = _records(wall_time, events)
+    digest = hashlib.sha256(b"".join(records)).hexdigest()[:12]
     place = f"events.out.tfevents.{LAST if wall_time else FIRST}."
     same = [path for path in files if re.fullmatch(rf"{place}\d+-{digest}{end}", path.name)]
     if same:
@@ -120,21 +122,22 @@ def replace(
         numbers = [re.search(rf"\.({FIRST}|{LAST})\.(\d+)-", path.name) for path in files]
         number = 1 + max((int(match[2]) for match in numbers if match), default=0)
         kept = folder / f"{place}{number:06d}-{digest}{end}"
-        write_whole(kept, content)
+        buffer = io.BytesIO()
+        writer = RecordWriter(buffer)  # slow, as its checksums are in Python
+        for record in records:
+            writer.write(record)
+        write_whole(kept, buffer.getvalue())
     for old in files:
         if old != kept and old.name.endswith((end, EARLIER)):
             old.unlink(missing_ok=True)
+    return kept
 
 
-def _records(wall_time: float, events: Iterable[tuple[int, Summary]]) -> bytes:
-    """An event file."""
-    buffer = io.BytesIO()
-    writer = RecordWriter(buffer)
-    writer.write(Event(wall_time=wall_time, file_version="brain.Event:2").SerializeToString())
-    for step, summary in events:
-        event = Event(wall_time=wall_time, step=step, summary=summary)
-        writer.write(event.SerializeToString(deterministic=True))
-    return buffer.getvalue()
+def _records(wall_time: float, events: Iterable[tuple[int, Summary]]) -> list[bytes]:
+    """The records of an event file."""
+    first = Event(wall_time=wall_time, file_version="brain.Event:2")
+    others = (Event(wall_time=wall_time, step=step, summary=summary) for step, summary in events)
+    return [event.SerializeToString(deterministic=True) for event in (first, *others)]
 
 
 FENCE = "```"
@@ -516,7 +519,9 @@ def _write_index(grid_dir: Path, only_new: bool) -> None:
             path.unlink(missing_ok=True)
         if not indexed:
             listed = [(part, part.cells[cell.id]) for part in parts]
-            replace(folder, max(finished_at(each) for _, each in listed), _events(listed))
+            kept = replace(folder, max(finished_at(each) for _, each in listed), _events(listed))
+            if only_new:
+                kept.touch()  # newer than its sources even if they changed nothing in it
     _write_whole(own)
 
 

@@ -1,6 +1,7 @@
 """A program for the grid runner that trains nothing, and misbehaves if its config says so.
 
-Run as a script it is the supervisor: `stand_in.py GRID FOLDER WORKERS [retry] [seconds=N]`.
+Run as a script it is the supervisor: `stand_in.py GRID FOLDER WORKERS [retry] [seconds=N]`. With
+index=N it writes an index whenever it may, for N seconds.
 """
 
 import errno
@@ -215,6 +216,7 @@ def misbehave(behaviour: str, run_dir: Path, attempt: int) -> None:
 
 def main() -> int:
     from lightning_app.config.grid import read_spec
+    from lightning_app.grids import supervisor
     from lightning_app.grids.slots import Options
     from lightning_app.grids.supervisor import run_grid
     from lightning_app.runs.folder import GridFolder
@@ -235,6 +237,16 @@ def main() -> int:
         devices_per_cell=int(words["devices"]) if "devices" in words else None,
         wait="nowait" not in words,
     )
+    index_seconds = float(words.get("index", 0.0))
+    if index_seconds:
+        supervisor._INDEX_EVERY = 0.0  # pyright: ignore[reportPrivateUsage]
+
+    def index(folder: Path) -> None:
+        if index_seconds:
+            note("index-begins")
+            time.sleep(index_seconds)
+            note("index-ends")
+
     try:
         ending = run_grid(
             read_spec(grid),
@@ -242,6 +254,7 @@ def main() -> int:
             options,
             program="stand_in",
             corpus=lambda data: CORPUS,
+            index=index,
         )
     except UserError as error:
         print(f"ablate: {error}", file=sys.stderr)

@@ -44,6 +44,20 @@ def test_a_grid_runs_seeds_slowest_and_a_finished_grid_runs_nothing(world: World
     assert world.ledger.read_text() == before
 
 
+def test_no_cell_waits_for_an_index_and_a_slow_one_is_written_seldom(world: World) -> None:
+    began = time.monotonic()
+    done = world.run("index=1", workers=1)
+    assert done.returncode == 0
+    order = [line[0] for line in world.lines()]
+    begins = [at for at, word in enumerate(order) if word == "index-begins"]
+    # An index of one second may be written every 20 seconds, and at the end.
+    assert 2 <= len(begins) <= 2 + (time.monotonic() - began) / 20.0
+    first = begins[0]
+    ended = order[first:].index("index-ends") + first
+    assert 1 <= order[:first].count("end") < order[:ended].count("start") <= 8
+    assert order[-1] == "index-ends"
+
+
 def test_a_cold_start_runs_a_grid_without_a_warning(world: World) -> None:
     """The other tests fork supervisors and fork servers that have done their imports."""
     world.write(seeds=1)

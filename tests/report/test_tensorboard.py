@@ -25,6 +25,7 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.plugins.custom_scalar import layout_pb2
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
+from lightning_app.report import tensorboard
 from lightning_app.report.results import read_results
 from lightning_app.report.tensorboard import (
     IndexedGrid,
@@ -455,6 +456,22 @@ def test_a_new_plan_makes_every_index_again(make_grid):
     plan.write_text(plan.read_text())
     write_index(grid.folder, only_new=True)
     assert index_of(folder) != before
+
+
+def test_a_new_plan_that_changes_nothing_makes_them_again_once(make_grid, monkeypatch):
+    grid = make_grid(lambda axes: 2.0, {**SMALL, SEED: [1]})
+    write_index(grid.folder, only_new=True)
+    plan = grid.folder / "plan.json"
+    plan.write_text(plan.read_text())
+    made: list[str] = []
+    original = tensorboard.run_text
+    monkeypatch.setattr(
+        tensorboard, "run_text", lambda cell, why: made.append(cell.id) or original(cell, why)
+    )
+    write_index(grid.folder, only_new=True)
+    assert sorted(made) == sorted(cell["id"] for cell in grid.cells)
+    write_index(grid.folder, only_new=True)
+    assert len(made) == len(grid.cells)
 
 
 def index_of(run: Path) -> str:
