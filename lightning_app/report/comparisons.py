@@ -286,7 +286,7 @@ def _of_table(
     )
     unsure = [corner for corner in corners if not missing and math.isnan(table[corner].low)]
     tested = not unsure and not missing and len(seeds) >= LEAST_SEEDS
-    waits = any(UNFINISHED in score.note for score in table.values())
+    waits = any(score.waits for score in table.values())
     tested = tested and not waits
     if measure in TESTED:
         tested = tested and not any(math.isnan(table[corner].p) for corner in corners)
@@ -337,12 +337,20 @@ def _corrected(rows: Sequence[Effect]) -> list[Effect]:
     corrected = {}
     for measure in dict.fromkeys(effect.measure for effect in rows):
         family = [place for place, effect in enumerate(rows) if effect.measure == measure]
-        values = label_values(*zip(*((rows[n].p, rows[n].p_sign) for n in family), strict=True))
-        corrected |= dict(zip(family, values.tolist(), strict=True))
+        ps = [1.0 if _waits(rows[n]) and math.isnan(rows[n].p) else rows[n].p for n in family]
+        values = label_values(ps, [rows[n].p_sign for n in family]).tolist()
+        known = (
+            math.nan if math.isnan(rows[n].p) else p for n, p in zip(family, values, strict=True)
+        )
+        corrected |= dict(zip(family, known, strict=True))
     return [
         Effect(**{**asdict(effect), "p_holm": corrected[place]})
         for place, effect in enumerate(rows)
     ]
+
+
+def _waits(effect: Effect) -> bool:
+    return UNFINISHED in effect.note
 
 
 BETTER, WORSE, SAME, UNLIKE = "better", "worse", "no difference shown", "not comparable"
@@ -454,7 +462,14 @@ def comparisons(grid: GridResults, axes: Mapping[str, Any] | None = None) -> lis
         for axis, base in (compared_axes(part) if axes is None else axes).items()
         for row in _of(part, axis, base)
     ]
-    family = [1.0 if row.seeds > 1 and math.isnan(row.p) else row.p for row in rows]
+    if any(part.more for part in grid.parts or (grid,)):  # which may change each of them
+        waits = f"further runs that results ask for have {UNFINISHED}"
+        rows = [replace(row, p=math.nan, note=join_notes(row.note, waits)) for row in rows]
+    # One whose runs have not finished counts too, so that no label of another vanishes later.
+    family = [
+        1.0 if math.isnan(row.p) and (row.seeds > 1 or UNFINISHED in row.note) else row.p
+        for row in rows
+    ]
     signs = [row.p_sign for row in rows]
     corrected = zip(rows, label_values(family, signs).tolist(), strict=True)
     return [row if math.isnan(row.p) else replace(row, p_holm=p) for row, p in corrected]
@@ -583,7 +598,8 @@ def _compared(
     missing = unfinished("seeds", len(planned), len(both))
     note = join_notes(instead, note)
     if not seeds:
-        return replace(row, note=note or "no seed has finished with both values")
+        none = "no seed has finished with both values"
+        return replace(row, note=join_notes(note, missing) or none)
     values = [_metric(own[s], measure) - _metric(other[s], measure) for s in seeds]
     stopped = [[failed(arm[s]) for s in seeds] for arm in (own, other)]
     low, high, _ = seeds_interval(values, *stopped)

@@ -26,7 +26,6 @@ from lightning_app.report.pairs import (
     IS_BASELINE,
     NEVER,
     NOT_YET,
-    UNFINISHED,
     Arm,
     Score,
     arms,
@@ -34,7 +33,7 @@ from lightning_app.report.pairs import (
     stall_tables,
 )
 from lightning_app.report.results import GridResults, failures
-from lightning_app.report.statistics import LEVEL
+from lightning_app.report.statistics import LEVEL, mean
 from lightning_app.report.tasks import FailureTest, failure_tests
 from lightning_app.scores.task_facts import glue_task_of
 
@@ -89,12 +88,14 @@ def own_reading(own: Mapping[str, Score], name: str = "delta") -> str:
     than the steps of rate that warm-up loses.
     """
     score = own[name]
+    if score.waits:
+        return WAITS
     for word in (NEVER, ELSEWHERE, NOT_YET):
         if word in score.note and math.isnan(score.estimate):
             return word
     if math.isnan(score.p_holm):
-        return untested(score)
-    if score.p_holm >= 1 - LEVEL:
+        return DASH
+    if score.p_holm >= 1 - LEVEL or not bounds_agree(score):
         return EDGE if name == "need" and score.bound else UNSHOWN
     if not shows_sign(score):
         return EDGE
@@ -111,18 +112,13 @@ def relation(own: Mapping[str, Score]) -> str:
     versus = own["interaction"]
     if versus.note == IS_BASELINE:
         return BASELINE if not math.isnan(own["delta"].estimate) else DASH
-    if math.isnan(versus.p_holm):
-        return untested(versus)
+    if versus.waits or math.isnan(versus.p_holm):
+        return WAITS if versus.waits else DASH
     if versus.p_holm >= 1 - LEVEL:
         return SAME
     if not shows_sign(versus):
         return CAPPED
     return MORE if versus.estimate > 0 else LESS
-
-
-def untested(score: Score) -> str:
-    """Why a score has no label: planned runs are missing, or no test is possible."""
-    return WAITS if UNFINISHED in score.note and not math.isnan(score.estimate) else DASH
 
 
 def with_p(words: str, score: Score) -> str:
@@ -144,6 +140,15 @@ def with_numbers(score: Score) -> str:
 def shows_sign(score: Score) -> bool:
     """Whether the value behind a censored estimate has its sign in any case."""
     return score.bound in ("", ">=" if score.estimate > 0 else "<=")
+
+
+def bounds_agree(score: Score) -> bool:
+    """Whether the bounds of a score, of which its p value is, have the sign of the estimate.
+
+    They are by other means: of rates that are tied, the one chosen on other seeds may be worse.
+    """
+    lows, highs = [low for _, low, _ in score.ends], [high for *_, high in score.ends]
+    return not score.ends or (mean(lows) > 0 if score.estimate > 0 else mean(highs) < 0)
 
 
 def stall_words(own: Mapping[str, Score], reference: int | None) -> str:
@@ -330,7 +335,7 @@ def _stalling(grid: GridResults, group: str, own: Mapping[str, Mapping[str, Scor
             continue
         bare, ref = stall_counts(stall_tables(arm, grid.reference_warmup))
         kind, with_it = int(score.p_holm >= 1 - LEVEL), score.estimate < 0
-        if math.isnan(score.p_holm):
+        if score.waits or math.isnan(score.p_holm):
             kind = 2
         counts = f"{bare} runs without warm-up, {ref} with it"
         if with_it:

@@ -43,7 +43,8 @@ class Score:
     `values` holds seed and value of a mean over seeds. `each` holds the same if they are shown:
     with fewer than 5 seeds, or without an interval because some seeds failed. `bootstrap` holds the
     ends of the bootstrap-t interval, from 5 seeds on. The table has the last two in the note.
-    `ends` holds seed and both bounds of a score between bounds, else nothing.
+    `ends` holds seed and both bounds of a score between bounds, else nothing. `waits`: planned runs
+    that the score needs have not finished, so that it has no p value yet.
     """
 
     group: str
@@ -65,6 +66,7 @@ class Score:
     bootstrap: tuple[float, float] | None = None
     values: tuple[tuple[int, float], ...] = ()
     ends: Ends = ()
+    waits: bool = False
 
 
 def bound_of(at_most: bool, at_least: bool) -> str:
@@ -102,7 +104,7 @@ def scores_frame(rows: Sequence[Score]) -> "pd.DataFrame":
     """The scores as a table, one row per group, rate, variant and score."""
     import pandas as pd
 
-    columns = [column.name for column in fields(Score)][:-4]
+    columns = [column.name for column in fields(Score)][:-5]
     table = []
     for row in rows:
         listed = ", ".join(f"{seed}: {_shown(value)}" for seed, value in row.each)
@@ -204,7 +206,8 @@ class Paired:
     @property
     def counts(self) -> dict[str, Any]:
         diverged = sum(cell.state == "diverged" for cell in self.runs.values())
-        return {"seeds": len(self.seeds), "cells": len(self.runs), "diverged": diverged}
+        counted = {"seeds": len(self.seeds), "cells": len(self.runs), "diverged": diverged}
+        return counted | {"waits": self.waits}
 
     @property
     def waits(self) -> bool:
@@ -349,8 +352,9 @@ def why_never_learned(pairs: Paired, point: tuple[int, float]) -> str:
     """Why no score is defined, if the variant did not learn at this point; else empty."""
     if pairs.seeds and pairs.entropy - pairs.mean(point) >= LEARNED:
         return ""
-    ends = {pairs.runs[point, seed].outcome for seed in pairs.seeds}
-    if "not_yet_learned" in ends and ends <= {"not_yet_learned", "trained"}:
+    if not {"not_yet_learned", "trained"}.isdisjoint(
+        pairs.runs[point, seed].outcome for seed in pairs.seeds
+    ):
         return NOT_YET
     return ELSEWHERE if pairs.learned_with_another_warmup({point[1]}) else NEVER
 
@@ -607,6 +611,7 @@ def stall_difference(arm: Arm, reference: int | None) -> Score:
         **score_identity(arm, lr, "stall_difference"),
         estimate=sum(t.weight * t.difference for t in tables) / sum(t.weight for t in tables),
         p=stratified_p(tables) if failed_bare + failed_ref and not missing else math.nan,
+        waits=bool(missing),
         seeds=len({key[2] for key in arm.cells}),
         cells=int(bare + ref),
         diverged=int(failed_bare + failed_ref),

@@ -205,10 +205,10 @@ class GridResults:
     `config` is the grid's base over the resolved config of one run, which has every default.
     `metric` is the metric of the grid, and `mode` whether `min` or `max` is best.
     `pruner` is the rule by which hopeless cells were ended early, if any were. `adapts`: whether a
-    search or a refinement chose settings by results. `published`
-    holds the figures of papers to compare with, as the grid file has them. `parts` are the grids
-    that this one joins (`analysis.together`). `strangers` names the cells whose state is
-    `other_data`, by their digest.
+    search or a refinement chose settings by results; `more`: how many further cells it may still
+    ask for, at most. `published` holds the figures of papers to compare with, as the grid file has
+    them. `parts` are the grids that this one joins (`analysis.together`). `strangers` names the
+    cells whose state is `other_data`, by their digest.
     `wiring` is what the names of the axes begin with whose values are variants.
     `without_parent` names the cells that are not planned yet, since the runs of another grid that
     they start from are not finished. `linked` has the axes whose values follow from another axis,
@@ -228,6 +228,7 @@ class GridResults:
     cells: tuple[CellResult, ...]
     pruner: str | None = None
     adapts: bool = False
+    more: int = 0
     published: tuple[Mapping[str, Any], ...] = ()
     parts: tuple["GridResults", ...] = ()
     strangers: Mapping[str, Sequence[str]] = field(default_factory=dict)
@@ -576,6 +577,7 @@ def read_results(folder: Path, file: Mapping[str, Any] | None = None) -> GridRes
         baseline=scores.get("baseline"),
         cells=tuple(cells),
         adapts=any(grid.get(key) for key in ("search", "refine")),
+        more=plan.more,
         pruner=grid.get("pruner") if any(map(_may_be_pruned, cells)) else None,
         published=tuple(grid.get("published") or ()),
         damaged_configs=tuple(damaged),

@@ -219,14 +219,15 @@ def best_losses(grid: GridResults) -> ReportTable:
 
     def loss(warmup: int) -> Callable[[Arm], Datum]:
         def of(arm: Arm) -> Datum:
-            tried = [arm.at([(warmup, lr)]) for lr in arm.rates_at(warmup)]
-            whole = [pairs for pairs in tried if pairs.seeds and not pairs.waits]
-            if not whole:
+            pairs = arm.at([(w, lr) for w in arm.warmups for lr in arm.rates_at(w)])
+            tried = [point for point in pairs.points if point[0] == warmup]
+            if not tried or not pairs.seeds:
                 return Datum(DASH, title=UNFINISHED if tried else "not in the grid")
-            best = min(whole, key=lambda pairs: pairs.mean(pairs.points[0]))
-            shown = mean_of([*best.runs.values()])
-            at = f"at {rate(best.points[0][1])}, of {len(tried)} rates"
-            return replace(shown, below=(*shown.below, at))
+            best = min(tried, key=pairs.mean)
+            shown = mean_of([pairs.runs[best, seed] for seed in pairs.seeds])
+            at = [f"at {rate(best[1])}, of {len(tried)} rates"]
+            at += [f"{len(pairs.seeds)} of {pairs.planned} seeds"] if pairs.waits else []
+            return replace(shown, below=(*shown.below, *at))
 
         return of
 

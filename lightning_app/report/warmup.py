@@ -1,4 +1,4 @@
-"""The sensitivity to warm-up, at one rate and over rates, and in BLEU.
+"""The sensitivity to warm-up, at one rate and over rates.
 
 Symbols: `l(w, lr, s)` is the loss of one run in nats per token, where a failure counts as `H_uni`
 (`CellResult.loss`); `w` is the warm-up in updates, `ref` the reference warm-up of the grid, `s` the
@@ -9,7 +9,8 @@ in its note.
 
 A failure is nats away from other losses, so an interval needs seeds with the same ending
 (`Paired.mixed`), and a p value of fewer than 5 seeds also arms with the same ending and no run that
-half escaped. Two seeds have no p value, nor have arms whose planned seeds have not finished.
+half escaped. Two seeds have no p value, nor have arms whose planned seeds have not finished, nor
+any arm while a search or a refinement may ask for further runs.
 
 A label needs a `p_holm` under 5 %, corrected over all variants, rates and other axes of the grid
 that ask the same question (`statistics.guarded_ps`, `statistics.label_values`).
@@ -22,18 +23,12 @@ the loss is convex in log2 of the rate around its minimum (`statistics.lowest`, 
 A label needs a bound that differs from zero. The estimate compares the best rates of those tried,
 each chosen on other seeds than the one whose loss is taken, since the smallest of noisy losses is
 too small.
-
-The cost of no warm-up in BLEU is over seeds and over test sentences, since one interval cannot
-answer both questions. Over seeds: Student's t interval of the differences, seed by seed. Over
-sentences, for each seed: sacreBLEU's paired approximate randomisation of the two stored
-translations of the test set.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -46,6 +41,7 @@ from lightning_app.report.pairs import (
     LEARNED,
     NEVER,
     Arm,
+    Ends,
     Paired,
     Score,
     arms,
@@ -73,7 +69,6 @@ from lightning_app.report.statistics import (
     Floats,
     best_by_seed,
     best_on_others,
-    bleu_difference,
     bootstrap_interval,
     detectable,
     ended_alike,
@@ -83,7 +78,6 @@ from lightning_app.report.statistics import (
     label_values,
     mean,
     pooled_spread,
-    seeds_interval,
     sign_flip_p,
     steps_by_seed,
     t_interval,
@@ -273,12 +267,23 @@ def octaves(arm: Arm, reference: int | None) -> Score:
         **score_identity(arm, math.nan, "octaves"),
         estimate=float(values.mean()),
         **between,
-        p=bounds_p(between["ends"], lambda of: t_interval(of)[2]),
+        p=_p_between(pairs, between["ends"]),
         bound=bound_of(*censored),
         **pairs.counts,
-        note=join_notes(pairs.missing, f"tolerated to {at[0]} without, {at[reference]} with it"),
+        note=join_notes(
+            pairs.missing,
+            f"tolerated to {at[0]} without, {at[reference]} with it",
+            "no interval, since the losses at these rates do not bound it"
+            if math.isnan(between["low"])
+            else "",
+        ),
         values=_by_seed(pairs, values),
     )
+
+
+def _p_between(pairs: Paired, ends: Ends) -> float:
+    """The p value of a score between bounds, by Student's t; none until all seeds have finished."""
+    return math.nan if pairs.waits else bounds_p(ends, lambda of: t_interval(of)[2])
 
 
 def steps_at_best_rates(arm: Arm, reference: int | None, need: Score) -> Score:
@@ -362,8 +367,8 @@ def rate_sensitivity(
     `S(w) = mean over ln(rate) of min(l, H_uni) - min_r l_bar(w, r)`, nats per token, the mean by
     trapezoids over the `span`, the rates between which all compared arms were run (default: those
     of this arm); estimate and bounds of the smallest loss as in `need`. Without a `warmup`:
-    `rate_sensitivity`, `S(0) - S(ref)`. Undefined where a seed never learned: there no rate loses
-    anything against the best one.
+    `rate_sensitivity`, `S(0) - S(ref)`, both means over the rates that both warm-ups have.
+    Undefined where a seed never learned: there no rate loses anything against the best one.
     """
     name = "rate_sensitivity" if warmup is None else f"rate_sensitivity w={warmup}"
     wanted = (0, reference) if warmup is None else (warmup,)
@@ -376,7 +381,8 @@ def rate_sensitivity(
     tops = _entropies(pairs)
     if any((tops - curve.losses.min(axis=1) < LEARNED).any() for curve in table.values()):
         return undefined(arm, math.nan, name, f"a seed {NEVER} at some warm-up", pairs)
-    averages, curves = [_average(curve, span) for curve in table.values()], [*table.values()]
+    curves = [*table.values()]
+    averages = [_average(curve, span, shared_rates(curves)) for curve in curves]
     values = averages[0] - curves[0].at_chosen
     lows, highs = averages[0] - curves[0].best[1], averages[0] - curves[0].best[0]
     if warmup is None:
@@ -388,7 +394,7 @@ def rate_sensitivity(
         **score_identity(arm, math.nan, name),
         estimate=float(values.mean()),
         **{**between, "p_sign": math.nan},
-        p=bounds_p(between["ends"], lambda of: t_interval(of)[2]) if warmup is None else math.nan,
+        p=_p_between(pairs, between["ends"]) if warmup is None else math.nan,
         **pairs.counts,
         note=pairs.missing,
         values=_by_seed(pairs, values),
@@ -405,37 +411,48 @@ def shared_span(members: Sequence[Arm]) -> Span:
     )
 
 
-def _average(curve: RateCurve, span: Span) -> Floats:
-    """The mean loss over ln(rate) in a span, by seed."""
-    inside = slice(curve.rates.index(span[0]), curve.rates.index(span[1]) + 1)
-    logs = np.log(curve.rates[inside])
+def shared_rates(curves: Iterable[RateCurve]) -> set[float]:
+    """The rates that all of the curves have."""
+    return set.intersection(*({*curve.rates} for curve in curves))
+
+
+def _average(curve: RateCurve, span: Span, rates: Collection[float]) -> Floats:
+    """The mean loss over ln(rate) in a span, by seed; between those of the `rates`."""
+    low, high = span
+    inside = [n for n, rate in enumerate(curve.rates) if low <= rate <= high and rate in rates]
+    logs = np.log(np.array(curve.rates)[inside])
     return np.trapezoid(curve.losses[:, inside], logs, axis=1) / (logs[-1] - logs[0])
 
 
 def largest_rate(arm: Arm, warmup: int) -> Score:
-    """`eta_max w=...`: the largest rate of the grid at which no finished run failed."""
+    """`eta_max w=...`: the largest rate at which no finished run failed.
+
+    Only rates at which the arm is run with every warm-up count: refined ones have further rates.
+    """
     name = f"eta_max w={warmup}"
+    shared = set.intersection(*({*arm.rates_at(each)} for each in arm.warmups))
+    own = sorted(key for key in arm.planned if key[0] == warmup and key[1] in shared)
     runs: dict[float, list[CellResult]] = {}
-    for key in sorted(arm.planned):
-        if key[0] == warmup and key in arm.cells:
+    for key in own:
+        if key in arm.cells:
             runs.setdefault(key[1], []).append(arm.cells[key])
     finished = [cell for cells in runs.values() for cell in cells]
     failed = {lr: sum(cell.state == "diverged" for cell in cells) for lr, cells in runs.items()}
     sound = [lr for lr, count in failed.items() if count == 0]
     counts: dict[str, Any] = {
-        "seeds": len({key[2] for key in arm.planned if key[0] == warmup and key in arm.cells}),
+        "seeds": len({key[2] for key in own if key in arm.cells}),
         "cells": len(finished),
         "diverged": sum(failed.values()),
     }
-    planned = sum(key[0] == warmup for key in arm.planned)
     if not sound:
         reason = f"{failures(finished)} at every rate" if runs else "no finished run"
+        reason = reason if shared else "no rate with every warm-up"
         return Score(**score_identity(arm, math.nan, name), **counts, note=reason)
     best = max(sound)
     note = join_notes(
         "the largest rate with a finished run: a lower bound" if best == max(runs) else "",
         _smaller([cell for lr, cells in runs.items() if lr < best for cell in cells]),
-        unfinished("runs", planned, len(finished)),
+        unfinished("runs", len(own), len(finished)),
     )
     return Score(**score_identity(arm, math.nan, name), estimate=best, **counts, note=note)
 
@@ -496,6 +513,8 @@ def sensitivity_scores(grid: GridResults) -> list[Score]:
     over all of them.
     """
     rows = [row for part in grid.parts or (grid,) for row in _of_grid(part)]
+    if any(part.more for part in grid.parts or (grid,)):  # which may change each of them
+        rows = [replace(r, p=math.nan, waits=r.waits or not math.isnan(r.estimate)) for r in rows]
     for name in CORRECTED:
         family = [number for number, row in enumerate(rows) if row.score == name]
         if name == "stall_difference":  # without any failure no test can find one (Tarone 1990)
@@ -644,12 +663,15 @@ def interaction(
     no run of the variant without warm-up trained, `<=` where none of the baseline did.
     """
     reason, own, ref = _against_reference(arm, lr, grid)
+    never = ""
     if arm.baseline is None:
-        reason = "the grid file names no baseline"
+        never = "the grid file names no baseline"
     elif arm.baseline == arm.variant:
-        reason = IS_BASELINE
+        never = IS_BASELINE
     elif baseline is None or lr not in baseline.rates:
-        reason = f"no arm of the baseline {arm.baseline}"
+        never = f"no arm of the baseline {arm.baseline}"
+    if never:
+        return replace(undefined(arm, lr, "interaction", never, own), waits=False)
     if reason or baseline is None:
         return undefined(arm, lr, "interaction", reason, own)
     reason, other, _ = _against_reference(baseline, lr, grid)
@@ -675,6 +697,7 @@ def interaction(
         for point in points
     )
     counts = {name: own.counts[name] + other.counts[name] for name in ("cells", "diverged")}
+    counts["waits"] = own.waits
     return Score(
         **score_identity(arm, lr, "interaction"),
         estimate=mean(differences),
@@ -727,8 +750,9 @@ def smallest_found(arm: Arm, lr: float, versus: Score, family: Sequence[Score]) 
 def holm(rows: Sequence[Score]) -> list[Score]:
     """The rows with their p values corrected (`label_values`); they are the family.
 
-    A comparison whose p value is withheld stays in the family, as if it were 1. The test of stalls
-    is exact, and so has Holm's correction only.
+    A comparison whose p value is withheld stays in the family, as if it were 1, and so does one
+    whose runs have not finished: whatever its p value will be, no label of another vanishes. The
+    test of stalls is exact, and so has Holm's correction only.
     """
     values = [1.0 if _compared(row) and math.isnan(row.p) else row.p for row in rows]
     exact = bool(rows) and rows[0].score == "stall_difference"
@@ -740,7 +764,7 @@ def holm(rows: Sequence[Score]) -> list[Score]:
 
 
 def _compared(row: Score) -> bool:
-    return not math.isnan(row.estimate) and row.seeds > 1
+    return row.waits or (not math.isnan(row.estimate) and row.seeds > 1)
 
 
 def _against_reference(arm: Arm, lr: float, grid: GridResults) -> tuple[str, Paired, int]:
@@ -796,100 +820,3 @@ def _no_interval(values: Sequence[float], low: float) -> str:
         return "one seed, no interval"
     spread = not math.isnan(t_interval(values)[0])
     return "unbounded interval" if spread else "no spread between seeds, no interval"
-
-
-BLEU = "test/bleu"
-TRIALS = 1_000  # of one test: the smallest p value is 1 / 1,001
-MOST_TESTS = 24  # of one report: each reads two test sets and takes a second or two
-
-
-def bleu_scores(grid: GridResults) -> list[Score]:
-    """`bleu`: `mean_s [BLEU(ref, s) - BLEU(0, s)]`, the gain of warm-up, on the 0-100 scale.
-
-    A row for each group, rate and variant with seeds that have a test BLEU at both warm-ups. The
-    t interval is over seeds; it is undefined for one seed, or if only some of the seeds failed. The
-    note has the p values over sentences, for the first `MOST_TESTS` pairs of the grid whose
-    translations are stored.
-    """
-    if grid.parts:
-        return [score for part in grid.parts for score in bleu_scores(part)]
-    reference = grid.reference_warmup
-    if not reference or grid.pruner is not None:
-        return []
-    arms: dict[tuple[str, float, str], dict[tuple[int, int], CellResult]] = {}
-    for cell in grid.finished:
-        if cell.metrics.get(BLEU) is not None:
-            arm = arms.setdefault((cell.group, cell.lr or 0.0, cell.variant), {})
-            arm[cell.warmup or 0, cell.seed or 0] = cell
-    left, found = MOST_TESTS, []
-    for (group, lr, variant), arm in arms.items():
-        seeds = [seed for warmup, seed in arm if warmup == 0 and (reference, seed) in arm]
-        pairs = [(arm[reference, seed], arm[0, seed]) for seed in sorted(seeds)]
-        if pairs:
-            tested = [_over_sentences(*pair) for pair in pairs[:left]]
-            left -= len([p for p in tested if p is not None])
-            where = {"group": group, "lr": lr, "variant": variant}
-            found.append(Score(score="bleu", **where, **_bleu_over_seeds(pairs, tested)))
-    return found
-
-
-def _bleu_over_seeds(
-    pairs: Sequence[tuple[CellResult, CellResult]], tested: Sequence[float | None]
-) -> dict[str, Any]:
-    changes = [_bleu(with_it) - _bleu(without) for with_it, without in pairs]
-    failed = [[cell.failed for cell in arm] for arm in zip(*pairs, strict=True)]
-    mixed = not all(ended_alike(arm) for arm in failed)
-    low, high, p = seeds_interval(changes, *failed)
-    notes = ["stalls are mixed, so no interval over seeds"] if mixed else []
-    shown = [
-        f"{cells[0].seed}: {value:.3f}"
-        for cells, value in zip(pairs, tested, strict=False)
-        if value is not None
-    ]
-    if shown:
-        notes.append(f"p over sentences, by seed {', '.join(shown)}")
-    seeds = [cells[0].seed or 0 for cells in pairs]
-    few = len(pairs) < FEW_SEEDS or mixed
-    return {
-        "estimate": mean(changes),
-        "low": low,
-        "high": high,
-        "p": p,
-        "seeds": len(pairs),
-        "cells": 2 * len(pairs),
-        "diverged": sum(map(sum, failed)),
-        "note": "; ".join(notes),
-        "each": tuple(zip(seeds, changes, strict=True)) if few else (),
-    }
-
-
-def _bleu(cell: CellResult) -> float:
-    value = cell.metrics[BLEU]
-    assert value is not None
-    return value
-
-
-def _over_sentences(first: CellResult, second: CellResult) -> float | None:
-    """The p value of the paired test, None if the files that it needs are missing."""
-    signatures = [_signature(cell) for cell in (first, second)]
-    if signatures[0] != signatures[1] or "tok" not in signatures[0]:
-        return None
-    lines = [
-        [_lines(cell.run.sound(f"{name}.txt")) for name in ("hypotheses", "references")]
-        for cell in (first, second)
-    ]
-    (ours, references), (theirs, others) = lines
-    if not references or references != others or not len(ours) == len(theirs) == len(references):
-        return None
-    how = {"tokenize": signatures[0]["tok"], "lowercase": signatures[0].get("case") == "lc"}
-    return bleu_difference(ours, theirs, references, trials=TRIALS, **how).p
-
-
-def _signature(cell: CellResult) -> dict[str, str]:
-    """`nrefs:1|case:lc|tok:none` as a mapping."""
-    parts = str(cell.record.get("bleu_signature") or "").split("|")
-    return dict(part.split(":", 1) for part in parts if ":" in part)
-
-
-def _lines(path: Path | None) -> list[str]:
-    return [] if path is None else path.read_text(encoding="utf-8").split("\n")[:-1]

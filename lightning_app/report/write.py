@@ -51,8 +51,9 @@ from lightning_app.report.pairs import scores_frame
 from lightning_app.report.results import CellResult, GridResults, scales
 from lightning_app.report.table import latex, markdown
 from lightning_app.report.tables import headline_table, loss_by_warmup
+from lightning_app.report.tasks import bleu_scores
 from lightning_app.report.tensorboard import tensorboard_path
-from lightning_app.report.warmup import bleu_scores, sensitivity_scores
+from lightning_app.report.warmup import sensitivity_scores
 from lightning_app.runs.folder import PRUNED, RESULT, STORE, VOUCHED, GridFolder
 
 if TYPE_CHECKING:

@@ -206,6 +206,33 @@ def test_each_warm_up_has_the_rates_at_which_it_was_run(make_grid: Any) -> None:
     assert dict(fewer["rate_sensitivity w=60"].values)[1] == pytest.approx(area - least)
     gapped = scores("gapped", {0: [rates[0], rates[3]], 60: rates[1:3]})
     assert math.isnan(gapped["rate_sensitivity"].estimate)  # no rate is tried in both arms
+    assert math.isnan(gapped["eta_max w=0"].estimate)
+
+
+def test_rates_of_one_warm_up_alone_change_neither_s_nor_the_largest_rate(make_grid: Any) -> None:
+    """A curve with one more node between two others has another area under its trapezoids."""
+
+    def outcome(axes: dict[str, Any]) -> float | str:
+        if axes[RATE] > 0.003:
+            return 4.5  # the unigram entropy: a stall
+        return 2.0 + abs(math.log2(axes[RATE] / 0.001)) ** 0.5 + 0.01 * axes[SEED]
+
+    rates, found = [0.001, 0.0014, 0.002, 0.004, 0.008], []
+    for name, kept in (("even", [0.001, 0.002, 0.008]), ("more", rates)):
+        axes = {PRESET: ["pre_ln"], WARMUP: [0, 60], RATE: rates, SEED: [1, 2, 3]}
+        fake = make_grid(outcome, axes, name=name)
+        keep(
+            fake, lambda at, kept=kept: at[RATE] in (kept if at[WARMUP] else [0.001, 0.002, 0.008])
+        )
+        scores = sensitivity_scores(read_results(fake.folder))
+        found.append({score.score: score for score in scores if math.isnan(score.lr)})
+    even, more = found
+    assert even["rate_sensitivity"].estimate == pytest.approx(0.0)
+    assert more["rate_sensitivity"].estimate == pytest.approx(0.0)
+    for warmup in (0, 60):
+        assert more[f"eta_max w={warmup}"].estimate == 0.002
+        assert "lower bound" not in more[f"eta_max w={warmup}"].note
+    assert more["eta_max w=60"].cells == even["eta_max w=60"].cells == 9
 
 
 def test_rates_left_out_and_asked_for_again(make_grid: Any) -> None:

@@ -8,7 +8,7 @@ import pytest
 import sacrebleu
 
 from lightning_app.report.results import read_results
-from lightning_app.report.warmup import MOST_TESTS, bleu_scores
+from lightning_app.report.tasks import MOST_TESTS, bleu_scores
 from tests.report.conftest import write_report
 
 PRESET = "model.block.preset"

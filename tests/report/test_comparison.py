@@ -262,7 +262,7 @@ def test_seeds_that_ended_differently_have_no_interval(make_grid: Any) -> None:
 def test_an_empty_comparison_says_why(make_grid: Any) -> None:
     fake = make_grid(lambda axes: "waiting" if axes[PRESET] == "pre_ln" else loss(axes), AXES)
     rows = comparisons(read_results(fake.folder))
-    assert {row.note for row in rows} == {"no seed has finished with both values"}
+    assert {row.note for row in rows} == {"4 of 4 seeds not finished"}
     assert {row.seeds for row in rows} == {0}
     json.dumps([row.note for row in rows])
 

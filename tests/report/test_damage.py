@@ -23,9 +23,10 @@ from lightning_app.report.headline import findings
 from lightning_app.report.limits import limits
 from lightning_app.report.page import Report
 from lightning_app.report.results import damaged_files, read_results
+from lightning_app.report.tasks import bleu_scores
 from lightning_app.report.tensorboard import write_index
 from lightning_app.report.terminal import headline_document
-from lightning_app.report.warmup import bleu_scores, sensitivity_scores
+from lightning_app.report.warmup import sensitivity_scores
 from lightning_app.report.write import write_exports
 from tests.report.conftest import write_report
 

@@ -5,16 +5,22 @@
 
 import csv
 import itertools
+import json
 import math
+import random
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 from scipy import stats
 
 from benchmarks import false_labels
+from lightning_app.config.tree import label
+from lightning_app.report.comparisons import comparisons as metric_comparisons
 from lightning_app.report.facts import DASH
 from lightning_app.report.headline import (
     COSTS,
@@ -171,6 +177,74 @@ def test_no_label_before_the_planned_seeds_have_finished(make_grid: Any) -> None
     _, whole = grid_of(4.6, "whole")
     assert own_reading(whole["post_ln"]) == HELPS
     assert whole["post_ln"]["stall_difference"].p_holm == pytest.approx(2 * keel.p)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_no_label_vanishes_when_further_runs_finish(make_grid: Any, seed: int) -> None:
+    """Of a grid with many differences a part of the runs is missing: no p value is too small."""
+    rates, draw = [0.001, 0.002, 0.004], random.Random(seed)
+    presets = ["post_ln", "pre_ln", "sas", "keel", "b2t"]
+
+    def loss_of(axes: Mapping[str, Any]) -> float:
+        effect = 0.03 * presets.index(axes[PRESET]) * (axes[WARMUP] == 0)
+        away = abs(math.log2(axes[RATE] / 0.002))
+        return 2.0 + effect + 0.1 * away + random.Random(str(axes)).gauss(0.0, 0.02)
+
+    def part_of(axes: Mapping[str, Any]) -> float | str:
+        return "waiting" if draw.random() < 0.06 else loss_of(axes)
+
+    axes = {PRESET: presets, WARMUP: [0, 60], RATE: rates, SEED: [1, 2, 3, 4, 5]}
+    found = []
+    for name, outcome in (("part", part_of), ("whole", loss_of)):
+        fake = make_grid(outcome, axes, curves=False, name=name)
+        scores = sensitivity_scores(read_results(fake.folder))
+        found.append({(row.score, row.variant, label(row.lr)): row for row in scores})
+    tested = 0
+    for key, row in found[0].items():
+        if not math.isnan(row.p_holm) and row.p == found[1][key].p:
+            tested += 1
+            assert row.p_holm >= found[1][key].p_holm
+    assert tested
+
+
+def test_no_label_while_a_refinement_may_ask_for_more(make_grid: Any) -> None:
+    def outcome(axes: Mapping[str, Any]) -> float:
+        away = abs(math.log2(axes[RATE] / 0.002))
+        noise = random.Random(str(axes)).gauss(0.0, 0.01)
+        return 2.0 + 0.5 * (axes[WARMUP] == 0) + 0.5 * away + noise
+
+    rates = [0.0005, 0.001, 0.002, 0.004, 0.008]
+    axes = {PRESET: ["post_ln", "pre_ln"], WARMUP: [0, 60], RATE: rates, SEED: [1, 2, 3, 4, 5, 6]}
+    fake = make_grid(outcome, axes, curves=False)
+    path = fake.folder / "grid.yaml"
+    changed = {"refine": {"budget": 40}, "compare": {PRESET: "pre_ln"}}
+    path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | changed))
+
+    def labels() -> tuple[set[str], set[str]]:
+        grid = read_results(fake.folder)
+        scores = sensitivity_scores(grid)
+        assert all(math.isnan(row.p_holm) for row in scores) == (grid.more > 0)
+        assert all(math.isnan(row.p) for row in scores) == (grid.more > 0)
+        own = [{row.score: row} for row in scores if row.score == "need"]
+        return {own_reading(of, "need") for of in own}, {
+            row.reading for row in metric_comparisons(grid)
+        }
+
+    assert labels() == ({HELPS}, {SAME})
+    plan = fake.folder / "plan.json"
+    plan.write_text(json.dumps(json.loads(plan.read_text()) | {"more": 12}))
+    assert labels() == ({WAITS}, {WAITS})
+
+
+def test_a_label_needs_an_estimate_with_the_sign_of_its_bounds() -> None:
+    """Of two rates that are tied, the one chosen on other seeds may be worse for each seed."""
+    both = {"group": "all", "lr": math.nan, "variant": "v", "score": "need", "p": 1e-5}
+    ends = ((1, 0.1, 0.6), (2, 0.1, 0.7))
+    score = Score(**both, p_holm=0.001, estimate=0.3, low=0.05, high=0.8, ends=ends)
+    assert own_reading({"need": score}, "need") == HELPS
+    assert own_reading({"need": replace(score, estimate=-0.2)}, "need") == UNSHOWN
+    turned = tuple((seed, -high, -low) for seed, low, high in ends)
+    assert own_reading({"need": replace(score, estimate=-0.2, ends=turned)}, "need") == COSTS
 
 
 def each(own: Mapping[str, Mapping[str, Score]]) -> Iterator[Score]:

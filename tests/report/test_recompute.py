@@ -17,7 +17,8 @@ import pytest
 
 from lightning_app.report.page import Report
 from lightning_app.report.results import GridResults, read_results, together
-from lightning_app.report.warmup import bleu_scores, sensitivity_scores
+from lightning_app.report.tasks import bleu_scores
+from lightning_app.report.warmup import sensitivity_scores
 from lightning_app.report.write import write, write_exports
 from tests import warm
 from tests.report.conftest import write_report

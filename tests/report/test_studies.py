@@ -20,7 +20,8 @@ from lightning_app.report.comparisons import effects
 from lightning_app.report.packed import FILES, PACKED, unpack
 from lightning_app.report.pairs import scores_frame
 from lightning_app.report.results import GridResults, read_results
-from lightning_app.report.warmup import bleu_scores, sensitivity_scores
+from lightning_app.report.tasks import bleu_scores
+from lightning_app.report.warmup import sensitivity_scores
 from lightning_app.report.write import publish
 
 ROOT = Path(__file__).parents[2]

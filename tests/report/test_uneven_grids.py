@@ -202,6 +202,22 @@ def test_each_panel_has_the_entropy_of_its_own_runs(make_grid: Any) -> None:
     assert dict(messages(limits(grid)))["limits.scope"]["corpora"] == "2 corpora"
 
 
+def test_means_of_a_figure_are_of_the_seeds_that_have_every_rate(make_grid: Any) -> None:
+    """The third seed, whose losses are higher, has finished at one rate only."""
+
+    def outcome(axes: Mapping[str, Any]) -> float | str:
+        if axes[SEED] == 3 and axes[RATE] != 0.002:
+            return "waiting"
+        return 2.0 + 0.1 * abs(math.log2(axes[RATE] / 0.002)) + 0.5 * (axes[SEED] == 3)
+
+    fake = make_grid(outcome, {**AXES, RATE: [0.001, 0.002, 0.004]}, curves=False)
+    grid = read_results(fake.folder)
+    (sketch,) = loss_by_rate(Part(grid=grid, cells=grid.finished, group="all", lr=None))
+    means = [row for row in sketch.table.to_dict("records") if row["mark"] == "mean"]
+    assert [row["n"] for row in means] == [2] * 12
+    assert [row["value"] for row in means] == pytest.approx([2.1, 2.0, 2.1] * 4)
+
+
 def test_files_are_listed_that_there_are(make_grid: Any) -> None:
     fake = make_grid(loss, AXES, curves=False)
     page = write_report(fake.folder).read_text(encoding="utf-8")
@@ -291,7 +307,7 @@ def test_a_page_of_refined_rates_has_the_loss_at_the_best_rate_of_each_arm(make_
 
     def outcome(axes: Mapping[str, Any]) -> Any:
         if axes[RATE] == 0.002 and axes[WARMUP] == 0 and axes[SEED] == 3:
-            return "waiting"  # its mean over two seeds, 1.5, is the lowest
+            return "waiting"
         away = abs(math.log2(axes[RATE] / best[axes[WARMUP]]))
         lowest = 1.5 if axes[RATE] == 0.002 and axes[WARMUP] == 0 else 2.0 + 0.3 * away
         return lowest + 0.01 * axes[SEED]
@@ -301,10 +317,11 @@ def test_a_page_of_refined_rates_has_the_loss_at_the_best_rate_of_each_arm(make_
     change(fake, refine={"budget": 12})
     table = best_losses(read_results(fake.folder))
     for row in table.bodies[""]:
-        assert [cell.text for cell in row[1:]] == ["2.020", "2.020"]
-        assert [cell.below[-1] for cell in row[1:]] == [
-            "at 0.001, of 3 rates",
-            "at 0.004, of 2 rates",
+        # Both means are over the two seeds that have finished at every rate.
+        assert [cell.text for cell in row[1:]] == ["1.515", "2.015"]
+        assert [cell.below[-2:] for cell in row[1:]] == [
+            ("at 0.002, of 3 rates", "2 of 3 seeds"),
+            ("at 0.004, of 2 rates", "2 of 3 seeds"),
         ]
     page = write_report(fake.folder).read_text(encoding="utf-8")
     assert "at 0.004, of 2 rates" in page

@@ -257,15 +257,19 @@ def loss_by_rate(part: Part, *, headed: bool = False, columns: int = 4) -> list[
     compared = [warmup for warmup in (0, part.grid.reference_warmup) if warmup in warmups]
     bold = compared if len(compared) == 2 else warmups
     moved = []  # of each variant, the best rates of both compared warm-ups
+    one_arm = len(compared) < 2
     for axes, arm in zip(axes_of, arms_drawn, strict=True):
         entropy_line(axes, mean([cell.entropy for cell in arm.cells.values()]))
         ends = []
+        pairs = arm.at([(w, lr) for w in compared for lr in arm.rates_at(w)])
         for warmup in warmups:
-            drawn = _line(axes, arm, warmup, colours[warmup], links, thin=warmup not in bold)
+            seeds = pairs.seeds if warmup in compared and not one_arm else []
+            thin = warmup not in bold
+            drawn = _line(axes, arm, warmup, colours[warmup], links, seeds, thin=thin)
             rows += drawn
             means = [row for row in drawn if row["mark"] == "mean"]
-            best = min(means, key=lambda row: row["value"], default=None)
-            if best is not None and warmup in compared and len(compared) == 2:
+            if means and seeds:
+                best = min(means, key=lambda row: row["value"])
                 ends.append((best["lr"], best["value"]))
         if len(ends) == 2 and part.grid.pruner is None:
             moved.append((ends[0][0], ends[1][0]))
@@ -327,9 +331,19 @@ def _moved(part: Part, moved: Sequence[tuple[float, float]], drawn: Sequence[Arm
 
 
 def _line(
-    axes: "Axes", arm: Arm, warmup: int, colour: str, links: Links, *, thin: bool
+    axes: "Axes",
+    arm: Arm,
+    warmup: int,
+    colour: str,
+    links: Links,
+    seeds: Sequence[int],
+    *,
+    thin: bool,
 ) -> list[dict[str, Any]]:
-    """The runs at one warm-up and the line of their means; their rows of the table."""
+    """The runs at one warm-up and the line of their means; their rows of the table.
+
+    Means are over `seeds`, or over all where these are none.
+    """
     runs: dict[float, list[CellResult]] = {}
     for place in sorted(arm.cells, key=lambda each: each[1:]):
         if place[0] == warmup:
@@ -344,7 +358,10 @@ def _line(
     look: dict[str, Any] = {"color": colour, "alpha": 0.55, "zorder": 3}
     if not thin:
         two_kinds(axes, marks, look | {"marker": "o", "s": 12}, look | {"marker": "X", "s": 34})
-    means = {lr: mean([cell.loss for cell in of]) for lr, of in runs.items()}
+    counted = {
+        lr: [c for c in of if not seeds or (c.seed or 0) in seeds] for lr, of in runs.items()
+    }
+    means = {lr: mean([cell.loss for cell in of]) for lr, of in counted.items()}
     line: dict[str, Any] = {"linewidth": 0.9, "alpha": 0.7} if thin else {"linewidth": 1.8}
     axes.plot(list(means), list(means.values()), color=colour, zorder=4, **line)
     rows = [
@@ -353,7 +370,7 @@ def _line(
         for cell in of
     ]
     who = {"mark": "mean", "group": arm.group, "variant": arm.variant, "warmup": warmup}
-    return rows + [{**who, "lr": lr, "n": len(runs[lr]), "value": y} for lr, y in means.items()]
+    return rows + [{**who, "lr": lr, "n": len(counted[lr]), "value": y} for lr, y in means.items()]
 
 
 def _needs(part: Part, arm: Arm) -> list[str]:
@@ -373,14 +390,13 @@ def _needs(part: Part, arm: Arm) -> list[str]:
 def _estimate(symbol: str, score: Score, digits: int) -> str:
     if math.isnan(score.estimate):
         return ""
-    sign = _BOUNDS[score.bound]
-    ends = ""
+    sign, ends = _BOUNDS[score.bound], " (?)" if score.bound == "?" else ""
     if math.isfinite(score.low):
-        ends = f" [{score.low:.{digits}f}, {score.high:.{digits}f}]"
+        ends += f" [{score.low:.{digits}f}, {score.high:.{digits}f}]"
     return f"{symbol} {sign}{score.estimate:.{digits}f}{ends}".replace("-", "−")
 
 
-_BOUNDS: Mapping[str, str] = {"": "= ", ">=": "≥ ", "<=": "≤ ", "?": "≈ "}
+_BOUNDS: Mapping[str, str] = {"": "= ", ">=": "≥ ", "<=": "≤ ", "?": "= "}
 
 
 COLUMNS, MOST = 4, 12  # panels in a row, and of the figure
