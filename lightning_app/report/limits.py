@@ -35,7 +35,9 @@ def limits(grid: GridResults) -> list[str]:
     if len(rates) == 1:
         items.append(say("limits.one_rate", rate=label(rates[0])))
     elif rates:
-        items.append(say("limits.rates", rates=_rates(grid)))
+        items.append(
+            say("limits.rates", rates=_rates(grid), of=" (each arm at some)" * grid.adapts)
+        )
     seeds = len({cell.seed for cell in grid.finished})
     corpora = len({cell.data.get("digest") for cell in grid.finished} - {None})
     over = "intervals cover only seeds, not" if seeds > 1 else "nothing is known about other"
