@@ -23,7 +23,7 @@ from lightning_app.commands.options import (
 )
 from lightning_app.config.grid import GridSpec, read_spec
 from lightning_app.config.identity import hinting, require
-from lightning_app.config.tree import RATE, SEED, WARMUP
+from lightning_app.config.tree import RATE, SEED, WARMUP, label
 from lightning_app.core import strict_yaml
 from lightning_app.core.errors import UserError, named, nearest
 from lightning_app.core.project import read_project
@@ -89,7 +89,7 @@ def plan_command(
     results = read_project().folders_of_results()
     spec = read_spec(grid)  # finds mistakes before torch is imported
     from lightning_app.config.config import check_rows, resolve
-    from lightning_app.config.experiment import identity_of
+    from lightning_app.config.experiment import identity_of, unread
 
     folder = GridFolder(experiments / spec.name)
     with document("plan", as_json) as tree:
@@ -119,7 +119,7 @@ def plan_command(
         tree |= plan_document(planned, shapes)
         if explain:
             for shape, row in zip(shapes, tree["shapes"], strict=True):
-                row["trained_by"] = trained_by(shape.config)
+                row |= {"trained_by": trained_by(shape.config), "unread": unread(shape.config)}
         tree["waiting"] = waiting_document(plan.waiting, experiments)
         tree |= {
             "elsewhere": len(elsewhere.found),
@@ -200,7 +200,7 @@ def _print_plan(tree: dict[str, Any], kept: str, elsewhere: Iterable[str]) -> No
         )
     console.print(table)
     for shape in tree["shapes"]:
-        _print_trained(shape["label"], shape.get("trained_by"))
+        _print_trained(shape)
     left_out = ", without the cells that wait" if states["waiting"] else ""
     console.print(f"tokens: {_count(tree['tokens'])} in all{left_out}")
     if tree["devices"] > 1:
@@ -209,18 +209,22 @@ def _print_plan(tree: dict[str, Any], kept: str, elsewhere: Iterable[str]) -> No
     console.print(f"disk: about {tree['bytes'] / 1e6:,.0f} MB in all; {kept}")
 
 
-def _print_trained(label: str, rows: list[dict[str, Any]] | None) -> None:
-    """Print what trains the parameters of a shape; rates are those of its first cell."""
-    if rows is None:
+def _print_trained(shape: Mapping[str, Any]) -> None:
+    """Print what trains the parameters of a shape, by its first cell, and what nothing reads."""
+    if "trained_by" not in shape:
         return
     table = counts_table("parameters", "role", "by", "rate", "weight decay", "warm-up steps")
-    table.title = f"{label}, first cell"
-    for row in rows:
+    table.title = f"{shape['label']}, first cell"
+    for row in shape["trained_by"]:
         low, high = row["rate"]
         rate = f"{low:g}" if low == high else f"{low:g} to {high:g}"
         cells = (f"{row['parameters']:,}", row["role"], row["by"], rate)
         table.add_row(*cells, f"{row['weight_decay']:g}", str(row["warmup_steps"]))
     plain_console().print(table)
+    from lightning_app.config.experiment import NO_EFFECT
+
+    for key, value in shape["unread"].items():
+        plain_console().print(f"{key} {label(value)}: {NO_EFFECT}")
 
 
 def _count(tokens: int | None) -> str:

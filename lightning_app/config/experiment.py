@@ -23,11 +23,14 @@ from lightning_app.config.identity import (
     Identity,
     identify,
     is_irrelevant,
+    pins,
     read_record,
+    relevant,
     relevant_blocks,
 )
+from lightning_app.config.rulers import EVALUATION
 from lightning_app.config.trainer import OWN_DEFAULTS
-from lightning_app.config.tree import canonical
+from lightning_app.config.tree import canonical, replaced
 from lightning_app.core.errors import UserError
 from lightning_app.core.schema import read
 from lightning_app.data.sources import corpus_of
@@ -39,6 +42,7 @@ from lightning_app.runs.parent import FIELD, find_parent, with_parent
 from lightning_app.scores.task_facts import TASKS
 
 Tree = Mapping[str, Any]
+NO_EFFECT = "has no effect, since nothing reads it beside the other settings"
 _DENSE = 20_000
 """The first steps, all of whose rates are compared; about as many later ones are, evenly spaced."""
 _PRECISIONS = {"16": "16-mixed", "bf16": "bf16-mixed", "32": "32-true", "64": "64-true"}
@@ -162,6 +166,29 @@ def effect_of(config: Tree) -> tuple[str, str]:
         if optimizer[name] == usual:  # as in records from before the field
             del optimizer[name]
     return "\n".join(parts), canonical(optimizer)
+
+
+def unread(config: Tree) -> dict[str, Any]:
+    """Return the settings of a resolved config that nothing reads beside its others.
+
+    They differ from their defaults, with which the run would train the same; settings of the
+    evaluation and of the Trainer are left out.
+    """
+
+    def trained(tree: Tree) -> tuple[str, str]:
+        effect, optimizer = effect_of(tree)
+        return effect, optimizer_effect(optimizer)
+
+    defaults, own, found = {**pins()["config"], **pins()["added"]}, trained(config), {}
+    for key, value in relevant(config).items():
+        if not key.startswith(("model.", "data.")) or key in EVALUATION or key not in defaults:
+            continue
+        try:
+            if trained(replaced(config, key, defaults[key])) == own:
+                found[key] = value
+        except (UserError, ValueError):  # the default is refused, so the setting matters
+            continue
+    return found
 
 
 @lru_cache(maxsize=1024)

@@ -15,7 +15,7 @@ from lightning_app.blocks import presets
 from lightning_app.blocks.stack import Stack, StackSpec
 from lightning_app.config import identity as relevance
 from lightning_app.config.config import load_config, resolve
-from lightning_app.config.experiment import cell_id, identity_of, stacks_of
+from lightning_app.config.experiment import cell_id, identity_of, stacks_of, unread
 from lightning_app.config.identity import (
     Record,
     completed,
@@ -283,3 +283,31 @@ def test_a_new_slot_changes_no_id_of_blocks_without_it(absent: Any) -> None:
     assert relevant_blocks({"encoder": {"blocks": [after]}}) == before
     used = relevant_blocks({"encoder": {"blocks": [{**after, "new_slot": "conv"}]}})
     assert used["encoder.0"] == {**before["encoder.0"], "new_slot": "conv"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "found"),
+    [
+        ({"optimizer": {"kind": "lion", "eps": 0.1, "momentum": 0.8}}, {"eps", "momentum"}),
+        ({"optimizer": {"kind": "sgd", "betas": [0.9, 0.5], "momentum": 0.9}}, {"betas"}),
+        (
+            {"optimizer": {"kind": "adam", "momentum": 0.9, "momentum_start": 0.5}},
+            {"momentum", "momentum_start"},
+        ),
+        ({"optimizer": {"kind": "muon", "momentum": 0.95, "weight_decay": 0.1}}, set()),
+        ({"optimizer": {"kind": "adamw", "weight_decay": 0.1, "eps": 0.1}}, set()),
+        (
+            {"block": {"preset": "sas"}, "architecture": {"activation_slope": 0.1}},
+            {"activation_slope"},
+        ),
+        ({"objective": {"beam": 1}}, set()),  # of the evaluation alone
+    ],
+)
+def test_settings_that_nothing_reads(fields: dict[str, Any], found: set[str]) -> None:
+    told = unread(resolve({"model": {**BASE["model"], **fields}}, "c.yaml"))
+    assert {name.rpartition(".")[2] for name in told} == found
+    for name, value in told.items():
+        assert value == reduce(lambda tree, key: tree[key], name.split("."), {"model": fields})
+    assert unread(resolve(BASE, "c.yaml")) == {}
+    other = {**BASE, "data": {"mask_probability": 0.2}}
+    assert unread(resolve(other, "c.yaml")) == {"data.mask_probability": 0.2}
