@@ -475,9 +475,13 @@ def risen(pairs: Paired, warmup: int, span: tuple[float, float]) -> dict[int, fl
 
 
 def average(pairs: Paired, warmup: int, seed: int, span: tuple[float, float]) -> float:
-    """The mean loss of a seed over ln(rate), from the smallest to the largest rate of all arms."""
+    """The mean loss of a seed over ln(rate), from the smallest to the largest rate of all arms.
+
+    Only rates of every compared warm-up count.
+    """
     found = zip(pairs.rates[warmup], pairs.losses[warmup, seed], strict=True)
-    kept = [(math.log(rate), loss) for rate, loss in found if span[0] <= rate <= span[1]]
+    every = [rate for rate in pairs.rates[warmup] if all(rate in of for of in pairs.rates.values())]
+    kept = [(math.log(x), loss) for x, loss in found if span[0] <= x <= span[1] and x in every]
     area = math.fsum((b - a) * (y + z) / 2 for (a, y), (b, z) in pairwise(kept))
     return area / (kept[-1][0] - kept[0][0])
 
@@ -735,8 +739,12 @@ def rise(pairs: Paired, span: tuple[float, float], *warmups: int) -> Row:
 
 
 def largest_rate(arm: Arm, warmup: int) -> Row:
-    """`eta_max w=...`: the largest rate without a failed run."""
-    runs = {(rate, seed): run for (w, rate, seed), run in arm.runs.items() if w == warmup}
+    """`eta_max w=...`: the largest rate without a failed run, of those of all warm-ups."""
+    runs = {
+        (rate, seed): run
+        for (w, rate, seed), run in arm.runs.items()
+        if w == warmup and all(rate in arm.rates_at(other) for other in arm.warmups)
+    }
     bad = [rate for (rate, _), run in runs.items() if run.failed]
     sound, seeds = {rate for rate, _ in runs}.difference(bad), {seed for _, seed in runs}
     return Row(max(sound, default=NAN), seeds=len(seeds), cells=len(runs), diverged=len(bad))
