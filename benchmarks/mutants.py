@@ -1441,6 +1441,12 @@ MUTANTS = (
         "pass",
     ),
     mutant(
+        "a rule returns a number for a matrix",
+        at("models/test_optimizers.py"),
+        'if getattr(new, "shape", None) != parameter.shape:',
+        "if new is None:",
+    ),
+    mutant(
         "a slow index as often as a fast one",
         at("grids/test_runner.py"),
         "(ended - began) / _INDEX_SHARE",

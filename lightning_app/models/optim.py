@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import nn
@@ -15,6 +15,7 @@ from lightning_app.core.registry import Registry
 from lightning_app.models import optimizers
 from lightning_app.models.optimizers import (
     OPTIMIZERS,
+    ROLES,
     Groups,
     Library,
     Role,
@@ -120,6 +121,8 @@ class OptimizerConfig:
             )
         self._check_momentum()
         kind = OPTIMIZERS[self.kind]
+        if missing := [name for name in self.form.reads if not hasattr(self, name)]:
+            raise ValueError(f"kind {self.kind}: its rule reads '{missing[0]}', which is no field")
         if self.arguments is not None and not isinstance(kind, Library):
             self._check_arguments(self.form.options)
         if isinstance(kind, Rule | Library):
@@ -414,7 +417,6 @@ def _left(start: int, step: int, total: int) -> float:
     return min(1.0, max(0.0, (total - step + 1) / max(total - start + 1, 1)))
 
 
-ROLES: tuple[Role, ...] = get_args(Role)
 _TABLES = (nn.Embedding, Table, LayerTable, SegmentTable)
 
 

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import Any, Literal, Protocol, cast
+from typing import Any, Literal, Protocol, cast, get_args
 
 import torch
 from torch import Tensor
@@ -23,6 +23,8 @@ Groups = list[dict[str, Any]]
 Role = Literal["embeddings", "matrices", "gains", "output"]
 """What a parameter is: a row per token or position, a matrix of a block, a norm, a bias or a
 learned scalar, or a matrix after the stacks: an output table of its own, or a head."""
+
+ROLES: tuple[Role, ...] = get_args(Role)
 
 Update = Callable[[Tensor, Tensor, dict[str, Any], Mapping[str, Any]], Tensor]
 """Returns the new value of a parameter from its value, its gradient, its state and its group.
@@ -41,6 +43,8 @@ class BuildOptimizer(Protocol):
 
     def __call__(self, config: Any, groups: Groups, *, fused: bool) -> torch.optim.Optimizer: ...
 
+
+_ADAM = ("betas", "eps", "bias_correction", "second_moment_start")
 
 OPTIMIZERS: Registry[BuildOptimizer] = Registry("model.optimizer.kind")
 """The optimizers by name; `OPTIMIZERS.register` is the decorator that adds one."""
@@ -81,10 +85,20 @@ class Rule:
 
     def __post_init__(self) -> None:
         taken = {"params", "lr", "weight_decay", "role", "rule", "momentum_warmup", *self.reads}
+        taken |= {*_ADAM} if self.on else set()  # AdamW, which trains the others, reads these
         if clash := taken & self.options.keys():
             raise ValueError(
                 f"options {sorted(clash)}: a group has these already; take other names"
             )
+        if unknown := {*self.on} - {*ROLES}:
+            raise ValueError(f"on {sorted(unknown)}: expected some of {', '.join(ROLES)}")
+        if self.on and self.update.__name__ == "adamw":
+            raise ValueError("adamw: trains the other parameters; take another name for the rule")
+        read = {"": None, "momentum": "momentum", "beta1": "betas", "beta2": "betas"}
+        if self.momentum not in read:
+            raise ValueError(f"momentum '{self.momentum}': expected momentum, beta1 or beta2")
+        if read[self.momentum] not in (None, *self.reads):
+            raise ValueError(f"momentum {self.momentum}: add {read[self.momentum]} to reads")
 
     def __call__(self, config: Any, groups: Groups, *, fused: bool) -> "RuleOptimizer":
         constants = {name: getattr(config, name) for name in self.reads}
@@ -253,6 +267,11 @@ class RuleOptimizer(torch.optim.Optimizer):
                 state["step"] = state.get("step", 0) + 1
                 now = with_momentum(group, state["step"])
                 new = update(_wide(parameter), _wide(parameter.grad), state, now)
+                if getattr(new, "shape", None) != parameter.shape:  # a copy would repeat it
+                    raise ValueError(
+                        f"{group['rule']}: expected a tensor of shape {[*parameter.shape]}, the "
+                        f"parameter's, and found {new if new is None else [*new.shape]}"
+                    )
                 parameter.copy_(new)
         return loss
 
@@ -339,8 +358,6 @@ def with_decay(parameter: Tensor, gradient: Tensor, group: Mapping[str, Any]) ->
 
 
 # Forms of torch's optimizers with settings that torch's lack.
-
-_ADAM = ("betas", "eps", "bias_correction", "second_moment_start")
 
 
 @rule(reads=_ADAM, momentum="beta1")

@@ -13,7 +13,7 @@ from torch import nn
 from lightning_app.blocks.config import BlockConfig
 from lightning_app.config.config import resolve
 from lightning_app.core.errors import UserError
-from lightning_app.models import optimizers
+from lightning_app.models import optim, optimizers
 from lightning_app.models.heads import ArchitectureConfig, build_model
 from lightning_app.models.optim import (
     OptimizerConfig,
@@ -675,3 +675,45 @@ def test_a_matrix_of_zeros_is_refused_where_its_norm_stays(kind: str) -> None:
     config = OptimizerConfig(kind=kind, weight_decay=0.1, momentum=0.9)
     with pytest.raises(UserError, match=rf"kind: {kind} .* second\.weight starts at zero"):
         build_optimizer(config, model, fused=False)
+
+
+@pytest.mark.parametrize(
+    ("needs", "message"),
+    [
+        ({"on": ("matrix",)}, "on .*matrix"),
+        ({"on": ("matrices",), "options": {"eps": 0.5}}, "options .*eps"),  # AdamW's in its group
+        ({"reads": ("betas",), "momentum": "beta"}, "momentum 'beta'"),
+        ({"momentum": "momentum"}, "add momentum to reads"),
+        ({"reads": ("momentum",), "momentum": "beta2"}, "add betas to reads"),
+    ],
+)
+def test_a_rule_that_would_not_do_what_it_says_is_refused(needs: Any, message: str) -> None:
+    """Each trained something else, or warmed up nothing, without a word."""
+    with pytest.raises(ValueError, match=message):
+        optimizers.rule(**needs)(optimizers.signum.update)
+
+
+def test_a_rule_of_some_parameters_is_not_called_as_that_of_the_others() -> None:
+    with pytest.raises(ValueError, match="another name"):
+        optimizers.rule(on=("matrices",))(optimizers.adamw.update)
+    assert optimizers.rule(reads=("betas",))(optimizers.adamw.update).on == ()
+
+
+def test_a_rule_reads_fields_that_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    typo = optimizers.rule(reads=("beta",))(optimizers.signum.update)
+    monkeypatch.setattr(optim, "OPTIMIZERS", {"typo": typo})
+    with pytest.raises(ValueError, match="'beta', which is no field"):
+        OptimizerConfig(kind="typo")
+
+
+@pytest.mark.parametrize("found", [torch.zeros(()), torch.zeros(1, 1), None])
+def test_a_rule_returns_the_shape_of_its_parameter(found: Any) -> None:
+    """A scalar would be repeated over the parameter."""
+    rule = optimizers.rule()(lambda parameter, gradient, state, group: found)
+    parameter = nn.Parameter(torch.ones(2, 3))
+    parameter.grad = torch.ones(2, 3)
+    groups: Any = [{"params": [parameter], "rule": "r"}]
+    optimizer = optimizers.RuleOptimizer(groups, {"r": rule}, lr=0.1, weight_decay=0.0)
+    with pytest.raises(ValueError, match=r"shape \[2, 3\]"):
+        optimizer.step()
+    assert torch.equal(parameter, torch.ones(2, 3))
