@@ -238,7 +238,13 @@ def test_no_label_while_a_refinement_may_ask_for_more(make_grid: Any) -> None:
 
 def test_a_label_needs_an_estimate_with_the_sign_of_its_bounds() -> None:
     """Of two rates that are tied, the one chosen on other seeds may be worse for each seed."""
-    both: dict[str, Any] = {"group": "all", "lr": math.nan, "variant": "v", "score": "need", "p": 1e-5}
+    both: dict[str, Any] = {
+        "group": "all",
+        "lr": math.nan,
+        "variant": "v",
+        "score": "need",
+        "p": 1e-5,
+    }
     ends = ((1, 0.1, 0.6), (2, 0.1, 0.7))
     score = Score(**both, p_holm=0.001, estimate=0.3, low=0.05, high=0.8, ends=ends)
     assert own_reading({"need": score}, "need") == HELPS
