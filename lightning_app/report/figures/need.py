@@ -342,7 +342,7 @@ def _line(
 ) -> list[dict[str, Any]]:
     """The runs at one warm-up and the line of their means; their rows of the table.
 
-    Means are over `seeds`, or over all where these are none.
+    Means are over `seeds`, or over all seeds if it is empty.
     """
     runs: dict[float, list[CellResult]] = {}
     for place in sorted(arm.cells, key=lambda each: each[1:]):
