@@ -278,7 +278,8 @@ def optimizer_effect(text: str) -> str:
 
     watched = Watched(**asdict(config))
     seen.clear()
-    model = nn.Sequential(nn.Linear(2, 2), nn.LayerNorm(2))
+    with torch.random.fork_rng(devices=[]):  # a caller may train afterwards
+        model = nn.Sequential(nn.Linear(2, 2), nn.LayerNorm(2))
     optimizer = build_optimizer(watched, model, fused=False)
     model(torch.ones(1, 2)).square().sum().backward()
     optimizer.step()

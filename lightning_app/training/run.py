@@ -26,13 +26,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning_app.config.bounds import long_warmup
 from lightning_app.config.classes import made_fields
 from lightning_app.config.config import check_rows, data_module, model_config, transformer_module
-from lightning_app.config.experiment import (
-    NO_EFFECT,
-    cell_id,
-    named_by_content,
-    stacks_of,
-    unread,
-)
+from lightning_app.config.experiment import cell_id, named_by_content, stacks_of
 from lightning_app.config.grid import place_below
 from lightning_app.config.identity import (
     Record,
@@ -45,7 +39,6 @@ from lightning_app.config.identity import (
     write_record,
 )
 from lightning_app.config.parents import NothingToFineTune
-from lightning_app.config.tree import label
 from lightning_app.core import strict_yaml
 from lightning_app.core.errors import UserError, named
 from lightning_app.core.files import write_whole, writing_in
@@ -489,8 +482,6 @@ class TrainingRun(PreparedRun):
         steps = steps_asked(self.tree["trainer"], len(self.datamodule.train_dataloader()))
         if warning := long_warmup(self.model.schedule.warmup_steps, steps):
             rank_zero_warn(warning)
-        for key, value in unread(self.tree).items() if self.command is not None else ():
-            rank_zero_warn(f"{key} {label(value)}: {NO_EFFECT}")
         if any(block.keeps_skip_of_identity for block in blocks):
             rank_zero_warn(
                 "identity value or output projections combined with an attention skip: He & "

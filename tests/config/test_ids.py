@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 
 from lightning_app.blocks import presets
@@ -311,3 +312,9 @@ def test_settings_that_nothing_reads(fields: dict[str, Any], found: set[str]) ->
     assert unread(resolve(BASE, "c.yaml")) == {}
     other = {**BASE, "data": {"mask_probability": 0.2}}
     assert unread(resolve(other, "c.yaml")) == {"data.mask_probability": 0.2}
+
+
+def test_naming_them_draws_no_random_number() -> None:
+    state = torch.random.get_rng_state()
+    unread(resolve({"model": {**BASE["model"], "optimizer": {"kind": "lion", "lr": 0.0123}}}, "c"))
+    assert torch.equal(torch.random.get_rng_state(), state)
