@@ -18,7 +18,7 @@ from torch import nn
 
 from lightning_app.blocks.feed_forward import ACTIVATIONS
 from lightning_app.blocks.stack import StackSpec
-from lightning_app.config.config import model_config
+from lightning_app.config.config import model_config, resolve
 from lightning_app.config.identity import (
     Identity,
     identify,
@@ -42,7 +42,7 @@ from lightning_app.runs.parent import FIELD, find_parent, with_parent
 from lightning_app.scores.task_facts import TASKS
 
 Tree = Mapping[str, Any]
-NO_EFFECT = "has no effect, since nothing reads it beside the other settings"
+NO_EFFECT = "no effect, since the run would train the same with the default"
 _DENSE = 20_000
 """The first steps, all of whose rates are compared; about as many later ones are, evenly spaced."""
 _PRECISIONS = {"16": "16-mixed", "bf16": "bf16-mixed", "32": "32-true", "64": "64-true"}
@@ -169,10 +169,10 @@ def effect_of(config: Tree) -> tuple[str, str]:
 
 
 def unread(config: Tree) -> dict[str, Any]:
-    """Return the settings of a resolved config that nothing reads beside its others.
+    """Return the settings of a resolved config with whose defaults the run would train the same.
 
-    They differ from their defaults, with which the run would train the same; settings of the
-    evaluation and of the Trainer are left out.
+    Left out are settings whose default is refused beside the others, and those of the evaluation
+    and of the Trainer.
     """
 
     def trained(tree: Tree) -> tuple[str, str]:
@@ -184,9 +184,9 @@ def unread(config: Tree) -> dict[str, Any]:
         if not key.startswith(("model.", "data.")) or key in EVALUATION or key not in defaults:
             continue
         try:
-            if trained(replaced(config, key, defaults[key])) == own:
+            if trained(resolve(replaced(config, key, defaults[key]), key)) == own:
                 found[key] = value
-        except (UserError, ValueError):  # the default is refused, so the setting matters
+        except UserError:  # the default is refused, so the setting matters
             continue
     return found
 
@@ -266,7 +266,8 @@ def _built(spec: StackSpec, *, cross: bool, causal: bool, to: int | None) -> dic
 def optimizer_effect(text: str) -> str:
     """Return the fields of a section `optimizer` that are read when it is built and at a step.
 
-    This builds an optimizer; before the first one torch imports its compiler.
+    This builds an optimizer; before the first one torch imports its compiler. All fields count as
+    read for one that cannot take a step here.
     """
     config = read(OptimizerConfig, json.loads(text), at="model.optimizer")
     seen: set[str] = set()
@@ -280,9 +281,12 @@ def optimizer_effect(text: str) -> str:
     seen.clear()
     with torch.random.fork_rng(devices=[]):  # a caller may train afterwards
         model = nn.Sequential(nn.Linear(2, 2), nn.LayerNorm(2))
-    optimizer = build_optimizer(watched, model, fused=False)
     model(torch.ones(1, 2)).square().sum().backward()
-    optimizer.step()
+    try:
+        optimizer = build_optimizer(watched, model, fused=False)
+        optimizer.step()
+    except Exception:  # of a plug-in or a library, which may need other shapes; a run will tell
+        return text
     kept = {field.name: getattr(config, field.name) for field in fields(config)}
     if config.kind == "adamw" and not config.weight_decay:
         kept["kind"] = "adam"  # they differ only in what the decay is added to

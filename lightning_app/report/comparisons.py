@@ -462,10 +462,10 @@ def comparisons(grid: GridResults, axes: Mapping[str, Any] | None = None) -> lis
         for axis, base in (compared_axes(part) if axes is None else axes).items()
         for row in _of(part, axis, base)
     ]
-    if any(part.more for part in grid.parts or (grid,)):  # which may change each of them
-        waits = f"further runs that results ask for have {UNFINISHED}"
+    if grid.more:  # further runs, which may change each of them
+        waits = f"the search or refinement has {UNFINISHED}"
         rows = [replace(row, p=math.nan, note=join_notes(row.note, waits)) for row in rows]
-    # One whose runs have not finished counts too, so that no label of another vanishes later.
+    # Those whose runs have not finished count too, so that the family does not grow later.
     family = [
         1.0 if math.isnan(row.p) and (row.seeds > 1 or UNFINISHED in row.note) else row.p
         for row in rows

@@ -79,7 +79,6 @@ def state_counts(grid: GridResults) -> str:
     cells = different(grid)
     states = [cell.state for cell in cells]
     ended, waiting = outcomes(cells), len(grid.without_parent)
-    more = sum(part.more for part in grid.parts or (grid,))
     parts = [
         f"of them {ended}" if ended else "none of them stalled",
         f"{states.count('pruned')} pruned" if "pruned" in states else "",
@@ -89,7 +88,7 @@ def state_counts(grid: GridResults) -> str:
         f"{states.count(OTHER_DATA)} left out, with other data" if OTHER_DATA in states else "",
         f"{states.count('damaged')} with a damaged result" if "damaged" in states else "",
         f"{waiting} waiting for the runs that they start from" if waiting else "",
-        f"at most {more} more that their results may ask for" if more else "",
+        f"at most {grid.more} more that their results may ask for" if grid.more else "",
     ]
     counted = ", ".join(part for part in parts if part)
     finished = sum(cell.finished for cell in cells)

@@ -155,6 +155,11 @@ class Arm:
     def rates(self) -> list[float]:
         return sorted({lr for _, lr, _ in self.planned})
 
+    @property
+    def shared_rates(self) -> list[float]:
+        """The rates planned with every warm-up."""
+        return [lr for lr in self.rates if all(lr in self.rates_at(w) for w in self.warmups)]
+
     def rates_at(self, warmup: int) -> list[float]:
         """The rates planned with a warm-up; refined arms have rates of their own."""
         return sorted({lr for other, lr, _ in self.planned if other == warmup})
@@ -217,6 +222,11 @@ class Paired:
         and stop at the first label find one in 10 to 19 % of grids without a difference.
         """
         return len(self.seeds) < self.planned
+
+    @property
+    def settled(self) -> "Paired":
+        """These pairs for a score that no further run can define, so that it does not wait."""
+        return Paired(self._cells, self.points, self.seeds, len(self.seeds))
 
     @property
     def missing(self) -> str:

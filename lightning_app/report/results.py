@@ -437,6 +437,7 @@ def together(grids: Sequence[GridResults]) -> GridResults:
         reference_warmup=first.reference_warmup if len(references) == 1 else None,
         baseline=" or ".join(baselines) or None,
         cells=tuple(cell for part in parts for cell in part.cells),
+        more=sum(part.more for part in parts),
         parts=parts,
         wiring=tuple(dict.fromkeys(axis for part in parts for axis in part.wiring)),
         strangers=_joined(part.strangers for part in parts),

@@ -430,7 +430,7 @@ def largest_rate(arm: Arm, warmup: int) -> Score:
     Only rates at which the arm is run with every warm-up count: refined ones have further rates.
     """
     name = f"eta_max w={warmup}"
-    shared = set.intersection(*({*arm.rates_at(each)} for each in arm.warmups))
+    shared = arm.shared_rates
     own = sorted(key for key in arm.planned if key[0] == warmup and key[1] in shared)
     runs: dict[float, list[CellResult]] = {}
     for key in own:
@@ -480,7 +480,9 @@ def _complete(
         reason = f"no arm with warm-up {missing[0]}"
     elif min(map(len, rates.values())) < 2:
         reason = "one rate only"
-    elif len(pairs.seeds) < seeds:
+    if reason:
+        return reason, pairs.settled, {}
+    if len(pairs.seeds) < seeds:
         reason = why_nothing(pairs) or "one seed: no other seed to choose the rate on"
     if reason:
         return reason, pairs, {}
@@ -513,7 +515,7 @@ def sensitivity_scores(grid: GridResults) -> list[Score]:
     over all of them.
     """
     rows = [row for part in grid.parts or (grid,) for row in _of_grid(part)]
-    if any(part.more for part in grid.parts or (grid,)):  # which may change each of them
+    if grid.more:  # further runs, which may change each of them
         rows = [replace(r, p=math.nan, waits=r.waits or not math.isnan(r.estimate)) for r in rows]
     for name in CORRECTED:
         family = [number for number, row in enumerate(rows) if row.score == name]
@@ -671,7 +673,7 @@ def interaction(
     elif baseline is None or lr not in baseline.rates:
         never = f"no arm of the baseline {arm.baseline}"
     if never:
-        return replace(undefined(arm, lr, "interaction", never, own), waits=False)
+        return undefined(arm, lr, "interaction", never, own.settled)
     if reason or baseline is None:
         return undefined(arm, lr, "interaction", reason, own)
     reason, other, _ = _against_reference(baseline, lr, grid)
@@ -751,8 +753,9 @@ def holm(rows: Sequence[Score]) -> list[Score]:
     """The rows with their p values corrected (`label_values`); they are the family.
 
     A comparison whose p value is withheld stays in the family, as if it were 1, and so does one
-    whose runs have not finished: whatever its p value will be, no label of another vanishes. The
-    test of stalls is exact, and so has Holm's correction only.
+    whose runs have not finished, so that the family does not grow with them. (Their spread may
+    still change p values of others.) The test of stalls is exact, and so has Holm's correction
+    only.
     """
     values = [1.0 if _compared(row) and math.isnan(row.p) else row.p for row in rows]
     exact = bool(rows) and rows[0].score == "stall_difference"
@@ -774,7 +777,7 @@ def _against_reference(arm: Arm, lr: float, grid: GridResults) -> tuple[str, Pai
         return "the grid file names no reference warm-up", arm.at([]), 0
     pairs = arm.at([(0, lr), (ref, lr)])
     if ref == 0:
-        return "the reference is no warm-up itself", pairs, ref
+        return "the reference is no warm-up itself", pairs.settled, ref
     points = {key[:2] for key in arm.planned}
     if (0, lr) not in points:
         return "no arm without warm-up", pairs, ref

@@ -16,7 +16,13 @@ from lightning_app.blocks import presets
 from lightning_app.blocks.stack import Stack, StackSpec
 from lightning_app.config import identity as relevance
 from lightning_app.config.config import load_config, resolve
-from lightning_app.config.experiment import cell_id, identity_of, stacks_of, unread
+from lightning_app.config.experiment import (
+    cell_id,
+    identity_of,
+    optimizer_effect,
+    stacks_of,
+    unread,
+)
 from lightning_app.config.identity import (
     Record,
     completed,
@@ -32,8 +38,11 @@ from lightning_app.config.identity import (
     write_record,
 )
 from lightning_app.config.sources import Written, read_tree
+from lightning_app.config.tree import canonical
 from lightning_app.core import strict_yaml
 from lightning_app.core.errors import UserError
+from lightning_app.models import optim
+from lightning_app.models.optimizers import rule
 
 BASE = {"model": {"architecture": {"encoder_depth": 2, "decoder_depth": 2}}}
 STOPPING = {
@@ -318,3 +327,27 @@ def test_naming_them_draws_no_random_number() -> None:
     state = torch.random.get_rng_state()
     unread(resolve({"model": {**BASE["model"], "optimizer": {"kind": "lion", "lr": 0.0123}}}, "c"))
     assert torch.equal(torch.random.get_rng_state(), state)
+
+
+def test_a_setting_whose_default_is_refused_has_an_effect() -> None:
+    """The rate is constant either way, but schedule_free takes no other kind."""
+    model = {**BASE["model"], "schedule": {"kind": "constant", "warmup_steps": 0}}
+    tree = {"model": {**model, "optimizer": {"kind": "schedule_free"}}, "trainer": {"max_steps": 9}}
+    assert "model.schedule.kind" not in unread(resolve(tree, "c.yaml"))
+    del tree["model"]["optimizer"]
+    assert "model.schedule.kind" in unread(resolve(tree, "c.yaml"))
+
+
+def test_an_optimizer_that_needs_other_shapes_reads_all_its_fields(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A plan ended with the error of its step on a small matrix."""
+
+    def wide(parameter: Any, gradient: Any, state: Any, group: Any) -> Any:
+        raise AssertionError("at least 8 columns")
+
+    monkeypatch.setattr(
+        optim, "OPTIMIZERS", {**optim.OPTIMIZERS, "wide": rule(reads=("eps",))(wide)}
+    )
+    sections = [canonical({"kind": "wide", "eps": eps}) for eps in (0.1, 0.2)]
+    assert [optimizer_effect(section) for section in sections] == sections

@@ -180,11 +180,8 @@ def test_no_label_before_the_planned_seeds_have_finished(make_grid: Any) -> None
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_no_label_vanishes_when_further_runs_finish(make_grid: Any, seed: int) -> None:
-    """Of a grid with many differences a part of the runs is missing: no p value is too small.
-
-    Two variants with small differences have one seed yet.
-    """
+def test_a_part_of_a_grid_is_corrected_no_less_than_the_whole(make_grid: Any, seed: int) -> None:
+    """Some runs are missing, and two variants with small differences have one seed so far."""
     rates, draw = [0.0005, 0.001, 0.002, 0.004], random.Random(seed)
     presets = ["post_ln", "pre_ln", "sas", "keel", "b2t"]
 
@@ -238,6 +235,19 @@ def test_no_label_while_a_refinement_may_ask_for_more(make_grid: Any) -> None:
     plan = fake.folder / "plan.json"
     plan.write_text(json.dumps(json.loads(plan.read_text()) | {"more": 12}))
     assert labels() == ({WAITS}, {WAITS})
+
+
+def test_what_no_run_can_define_does_not_wait(make_grid: Any) -> None:
+    """There is one rate only and no reference warm-up; some runs are missing."""
+
+    def outcome(axes: Mapping[str, Any]) -> float | str:
+        return "waiting" if axes[SEED] == 3 else 2.0 + 0.1 * axes[SEED]
+
+    axes = {PRESET: ["post_ln", "pre_ln"], WARMUP: [0, 60], RATE: [0.001, 0.002], SEED: [1, 2, 3]}
+    fake = make_grid(outcome, axes, curves=False, sensitivity={})
+    rows = [row for row in sensitivity_scores(read_results(fake.folder)) if row.score == "need"]
+    assert [own_reading({"need": row}, "need") for row in rows] == [DASH, DASH]
+    assert not any(row.waits for row in rows)
 
 
 def test_a_label_needs_an_estimate_with_the_sign_of_its_bounds() -> None:

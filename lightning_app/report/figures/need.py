@@ -257,13 +257,12 @@ def loss_by_rate(part: Part, *, headed: bool = False, columns: int = 4) -> list[
     compared = [warmup for warmup in (0, part.grid.reference_warmup) if warmup in warmups]
     bold = compared if len(compared) == 2 else warmups
     moved = []  # of each variant, the best rates of both compared warm-ups
-    one_arm = len(compared) < 2
     for axes, arm in zip(axes_of, arms_drawn, strict=True):
         entropy_line(axes, mean([cell.entropy for cell in arm.cells.values()]))
         ends = []
         pairs = arm.at([(w, lr) for w in compared for lr in arm.rates_at(w)])
         for warmup in warmups:
-            seeds = pairs.seeds if warmup in compared and not one_arm else []
+            seeds = pairs.seeds if len(compared) == 2 and warmup in compared else []
             thin = warmup not in bold
             drawn = _line(axes, arm, warmup, colours[warmup], links, seeds, thin=thin)
             rows += drawn

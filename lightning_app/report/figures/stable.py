@@ -192,7 +192,10 @@ def _frontier(
         score = largest_rate(arm, warmup)
         line.append((place[warmup], score.estimate))
         if math.isfinite(score.estimate):
-            highest = score.estimate == max(lr for w, lr, _ in arm.cells if w == warmup)
+            shared = arm.shared_rates
+            highest = score.estimate == max(
+                lr for w, lr, _ in arm.cells if w == warmup and lr in shared
+            )
             row = {"mark": "frontier", "variant": arm.variant, "warmup": warmup}
             rows.append({**row, "lr": score.estimate, "at_least": highest, "n": score.cells})
             look = {"color": PAPER if highest else colour, "edgecolors": colour}
