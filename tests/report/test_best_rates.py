@@ -244,8 +244,8 @@ def test_the_frontier_is_open_at_the_largest_rate_of_both_warm_ups(make_grid: An
     keep(fake, lambda at: (at[RATE], at[WARMUP]) != (0.004, 60))
     grid = read_results(fake.folder)
     (sketch,) = frontier(Part(grid=grid, cells=grid.finished, group="all", lr=None))
-    drawn = sketch.table[sketch.table["mark"] == "frontier"]
-    found = {int(row["warmup"]): (row["lr"], bool(row["at_least"])) for _, row in drawn.iterrows()}
+    drawn = [row for row in sketch.table.to_dict("records") if row["mark"] == "frontier"]
+    found = {row["warmup"]: (row["lr"], bool(row["at_least"])) for row in drawn}
     assert found == {0: (0.002, True), 60: (0.001, False)}
 
 
