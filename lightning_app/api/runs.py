@@ -11,9 +11,9 @@ from functools import cached_property, reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lightning_app.config.sources import CHECKPOINT, FIELDS_OF, Written, read_tree
+from lightning_app.config.sources import CHECKPOINT, FIELDS_OF, Written, read_tree, without_derived
 from lightning_app.config.tree import SECTIONS, SEED, replaced
-from lightning_app.core.errors import UserError
+from lightning_app.core.errors import UserError, named
 from lightning_app.plugins import given, load_given
 from lightning_app.report.comparisons import compare_axis
 from lightning_app.report.frames import runs_frame
@@ -123,7 +123,9 @@ def fit(
     """
     over = _overrides(overrides or {}, settings)
     if isinstance(config, Mapping):
-        tree, source = dict(config), "config"
+        source = "config"
+        with named(source):
+            tree = without_derived(config)
     else:
         tree, source = read_tree(config), str(config)
     tree = reduce(lambda under, key: replaced(under, key, over[key]), over, tree)

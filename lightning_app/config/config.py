@@ -31,7 +31,7 @@ from lightning_app.config.classes import (
 )
 from lightning_app.config.identity import without_removed
 from lightning_app.config.parents import check_parent
-from lightning_app.config.sources import AUTO, Written, automatic_warmup, check_links, nested
+from lightning_app.config.sources import AUTO, Written, automatic_warmup, nested, without_derived
 from lightning_app.config.trainer import TrainerConfig
 from lightning_app.core.errors import UserError, named
 from lightning_app.core.schema import as_plain, check_keys, read
@@ -168,8 +168,7 @@ def resolve(tree: Mapping[str, Any], source: str, *, imports: bool = False) -> d
     if not isinstance(tree, dict):
         raise UserError(f"{source}: expected a mapping of sections, found {tree!r}")
     with named(source):
-        tree = without_removed(nested(tree))
-        check_links(tree)
+        tree = without_derived(without_removed(nested(tree)))
         return _complete(tree, imports=imports)
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning_app.config.trainer import TrainerConfig
+from lightning_app.config.tree import lookup
 from lightning_app.core.errors import UserError
 from lightning_app.core.files import write_whole
 from lightning_app.plugins import KEY, loaded
@@ -99,14 +100,15 @@ def leaves(tree: Tree, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def relevant(config: Tree) -> dict[str, Any]:
-    """Return the fields of a resolved config that can change a result and differ from their pins.
+    """Return the fields of a config that can change a result and differ from their pins.
 
     Limits of the test split count where the run evaluates it.
     """
     known = {**pins()["config"], **pins()["added"], **pins()["removed"]}
     kept = {key: value for key, value in config.items() if key != "trainer"}
-    trainer = {key: _harmful(f"trainer.{key}", value) for key, value in config["trainer"].items()}
-    if not config["model"]["objective"]["evaluate_test"]:
+    given = config.get("trainer", {})
+    trainer = {key: _harmful(f"trainer.{key}", value) for key, value in given.items()}
+    if not lookup(config, "model.objective.evaluate_test"):
         trainer["limit_test_batches"] = None
     found = _differing({**kept, "trainer": trainer}, known, lambda key: key)
     return {key: value for key, value in found.items() if not is_irrelevant(key)}

@@ -39,11 +39,13 @@ _FREE = ("init_args", "dict_kwargs")
 """Fields that hold the arguments of a class, whose keys may contain dots."""
 
 _LINKS = {
+    "data.seed": ("seed_everything", lambda given: given),
+    "data.task": ("model.objective.kind", lambda given: given),
     "data.next_sentence": ("model.objective.next_sentence", lambda given: given),
     "data.init_from": ("model.init_from", lambda given: given),
     "model.objective.glue": ("data.name", lambda name: glue_task_of(str(name))),
 }
-"""Derived fields and how they are set; any other value would be replaced."""
+"""Derived fields and how they are set; any other value would be replaced without a word."""
 
 
 class Written:
@@ -174,8 +176,7 @@ class Written:
                 top = str(key).partition(".")[0]
                 if top not in self._known:
                     raise UserError(f"unknown key '{key}'{nearest(str(key), self._known)}")
-            found = without_removed(nested(tree))
-            check_links(found)
+            found = without_derived(without_removed(nested(tree)))
         for key in [each for each in found if each not in SECTIONS]:
             self.fields[key] = found.pop(key)
         self.tree = merged(self.tree, found)
@@ -234,7 +235,7 @@ def read_tree(file: str | Path) -> dict[str, Any]:
     if not isinstance(tree, dict | None):
         raise UserError(f"{file}: expected a mapping of sections, found {tree!r}")
     with named(file):
-        return without_removed(tree or {})
+        return without_derived(without_removed(tree or {}))
 
 
 def nested(tree: Mapping[str, Any]) -> dict[str, Any]:
@@ -289,22 +290,33 @@ def merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def check_links(tree: Mapping[str, Any]) -> None:
-    """Refuse a derived field that contradicts its source.
+def without_derived(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the config of one source without the fields that are derived from others.
+
+    They are in the `config.yaml` of a run; without them a later source may change what they are
+    derived from.
 
     Raises:
-        UserError: naming both.
+        UserError: for one that contradicts its source, or has none here; the message names both.
     """
+    tree = nested(config)
     written = dict(leaves(tree))
-    for key, (source, linked) in _LINKS.items():
-        if key not in written:
-            continue
+    derived = [key for key in _LINKS if key in written]
+    for key in derived:
+        source, linked = _LINKS[key]
         if source not in written:
             raise UserError(f"{key}: set from {source}, which is not there; set that instead")
         if written[key] != (wanted := linked(written[source])):
             raise UserError(
                 f"{key}: set from {source}, so it is {wanted} and not {written[key]}; leave it out"
             )
+    if not derived:
+        return dict(config)
+    for key in derived:
+        section, _, name = key.rpartition(".")
+        part = lookup(tree, section)
+        tree = replaced(tree, section, {each: part[each] for each in part if each != name})
+    return tree
 
 
 AUTO = "auto"

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from lightning_app.config.grid import GridSpec, ParentGrid
 from lightning_app.config.identity import Identity
+from lightning_app.config.sources import without_derived
 from lightning_app.config.tree import (
     BLOCK,
     RATE,
@@ -89,7 +90,8 @@ def combinations(spec: GridSpec) -> Iterator[dict[str, Any]]:
 
 def cell_tree(base_config: Tree, axes: Mapping[str, Any]) -> dict[str, Any]:
     """The unresolved config of a cell: the grid's base with its axis values."""
-    return reduce(lambda tree, key: replaced(tree, key, axes[key]), axes, dict(base_config))
+    base = without_derived(base_config)
+    return reduce(lambda tree, key: replaced(tree, key, axes[key]), axes, base)
 
 
 def cell_name(spec: GridSpec, axes: Mapping[str, Any], identity: str) -> str:

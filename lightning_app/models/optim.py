@@ -125,6 +125,8 @@ class OptimizerConfig:
             raise ValueError(f"kind {self.kind}: its rule reads '{missing[0]}', which is no field")
         if self.arguments is not None and not isinstance(kind, Library):
             self._check_arguments(self.form.options)
+        if self.arguments == {}:  # the same experiment as null
+            object.__setattr__(self, "arguments", None)
         if isinstance(kind, Rule | Library):
             kind.check(self)
 

@@ -120,7 +120,8 @@ class Library:
     """An optimizer class of an installed package, imported when a config names it.
 
     It receives groups with `lr` and `weight_decay`, what `reads` takes from the config, and
-    `model.optimizer.arguments`, which replace those of the same name.
+    `model.optimizer.arguments`. These may extend a value of the config, as a third beta does, but
+    not contradict it.
 
     ::
 
@@ -154,7 +155,7 @@ class Library:
         return getattr(import_module(module), name)
 
     def check(self, config: Any) -> None:
-        """Refuse a config that the class refuses, by building it for one parameter.
+        """Refuse a config with which the class cannot take a step, by one on a small matrix.
 
         Raises:
             ValueError: naming the field.
@@ -176,10 +177,30 @@ class Library:
                 raise ValueError(
                     f"arguments: {self.path} has no '{argument}'{nearest(argument, known)}"
                 )
+            value, field = _listed(given[argument]), _listed(getattr(config, argument, None))
+            if argument in self.reads(config) and value[: len(field)] != field:
+                raise ValueError(
+                    f"arguments: {argument} {given[argument]} contradicts model.optimizer."
+                    f"{argument} {getattr(config, argument)}"
+                )
+        matrix = torch.nn.Parameter(torch.eye(2))
+        matrix.grad = torch.ones(2, 2)
+        group = {"params": [matrix], "weight_decay": config.weight_decay}
         try:
-            self(config, [{"params": [torch.nn.Parameter(torch.zeros(1))]}], fused=False)
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"arguments {given}: {self.path}: {error}") from error
+            with torch.random.fork_rng(devices=[]):  # a caller may train afterwards
+                optimizer: Any = self(config, [group], fused=False)
+                if averages(optimizer):
+                    optimizer.train()
+                optimizer.step()
+        except Exception as error:
+            said = str(error).partition("\n")[0]
+            raise ValueError(
+                f"arguments {given}: {self.path}: {type(error).__name__}: {said}"
+            ) from error
+
+
+def _listed(value: Any) -> list[Any]:
+    return [*value] if isinstance(value, list | tuple) else [value]
 
 
 def averages(optimizer: Any) -> bool:

@@ -8,7 +8,7 @@ from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
-from lightning_app.config.identity import leaves
+from lightning_app.config.identity import leaves, relevant
 from lightning_app.config.tree import PRESET, label
 from lightning_app.report.results import (
     OTHER_DATA,
@@ -114,6 +114,7 @@ def facts(grid: GridResults) -> dict[str, str]:
         "Model": _model(grid),
         "Optimizer": _optimizer(grid),
         "Schedule": _schedule(grid),
+        "Other settings": _unsaid(grid),
         "Device": ", ".join(_distinct(grid, "device")) or DASH,
         "Precision": ", ".join(_distinct(grid, "precision")) or DASH,
         "Code": _code(grid),
@@ -166,8 +167,10 @@ def _budget(grid: GridResults) -> str:
         return f"{planned:,} steps planned" if planned else DASH
     recorded = (cell.record.get("seconds") for cell in grid.finished)
     seconds = sorted(float(value) for value in recorded if value is not None)
+    size = _tried(grid, "data.tokens_per_batch")
+    batches = f" in batches of at most {size}" if size else ""
     middle = f", {seconds[len(seconds) // 2]:,.1f} s of wall time (median)" if seconds else ""
-    return f"{steps} optimizer steps, {tokens} tokens{middle}"
+    return f"{steps} optimizer steps, {tokens} tokens{batches}{middle}"
 
 
 def _data(grid: GridResults) -> str:
@@ -246,7 +249,28 @@ def _other_settings(grid: GridResults, section: str) -> list[str]:
     ]
 
 
+_ROWS = (
+    *("seed_everything", "model.architecture", "model.objective", "model.optimizer"),
+    *("model.schedule", "trainer.max_steps", "trainer.precision", "trainer.gradient_clip_val"),
+    *(PRESET, "data.name", "data.vocab_size", "data.tokens_per_batch"),
+    *("data.seed", "data.task", "data.next_sentence", "data.init_from"),  # derived from others
+)
+"""The sections and fields of which other rows tell."""
+
+
+def _unsaid(grid: GridResults) -> str:
+    """Key and value of each setting of all runs that can change a result, is not the default, and
+    is in no other row: callbacks, axes of the block that the base sets, how data are read."""
+    return "; ".join(
+        f"{key} {label(value)}"
+        for key, value in relevant(grid.config).items()
+        if value not in (None, {})
+        if not any(f"{key}.".startswith(f"{said}.") for said in (*_ROWS, *grid.axes))
+    )
+
+
 UNCORRECTED = "no bias correction"
+_AVERAGING = "schedule_free"
 _IN_WORDS = ("bias_correction", "second_moment_start", "matrix_rate", "block_rate")
 
 
@@ -269,6 +293,8 @@ def _optimizer(grid: GridResults) -> str:
     if any(factor not in (None, 1.0) for factor in grid.tried("model.optimizer.block_rate")):
         factors = _tried(grid, "model.optimizer.block_rate")
         shown.append(f"rates of the parameters of blocks times {factors}")
+    if _AVERAGING in grid.tried("model.optimizer.kind"):
+        shown.append(f"{_AVERAGING} validated and tested with its averaged weights")
     clipped = any(grid.tried("trainer.gradient_clip_val"))
     limits = _tried(grid, "trainer.gradient_clip_val")
     shown.append(f"gradients clipped at {limits}" if clipped else "no gradient clipping")

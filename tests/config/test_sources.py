@@ -4,11 +4,13 @@ import os
 from pathlib import Path
 
 import pytest
+import yaml
 
 from lightning_app import fit
-from lightning_app.config.config import load_config
+from lightning_app.config.config import load_config, resolve
 from lightning_app.config.sources import FIELDS_OF, Written, merged, read_tree
 from lightning_app.core.errors import UserError
+from lightning_app.grids.plan import cell_tree
 from lightning_app.training.launcher import check_hosts, check_launcher
 from tests.told import told
 
@@ -143,6 +145,38 @@ def test_dotted_keys_of_a_file_are_mappings(tmp_path: Path) -> None:
     path.write_text("model.block.preset: sas\nmodel: {optimizer: {lr: 1}}\n")
     tree = Written(["--config", str(path)]).tree
     assert tree == {"model": {"block": {"preset": "sas"}, "optimizer": {"lr": 1}}}
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--data.seed", "7"], "command line: data.seed: set from seed_everything"),
+        (["--data.task", "masked_lm"], "command line: data.task: set from model.objective.kind"),
+        (["--config", "seed.yaml"], "seed.yaml: data.seed: set from seed_everything, so it is 1"),
+        (["--config", "task.yaml"], "task.yaml: data.task: set from model.objective.kind"),
+    ],
+)
+def test_a_derived_field_that_would_be_replaced(
+    words: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("seed.yaml").write_text("seed_everything: 1\ndata: {seed: 7}\n")
+    Path("task.yaml").write_text("data.task: masked_lm\n")
+    with pytest.raises(UserError) as refused:
+        Written(words)
+    assert str(refused.value).startswith(said)
+
+
+def test_what_a_field_is_derived_from_may_change_in_a_complete_config(tmp_path: Path) -> None:
+    complete = resolve(read_tree(BASE), "base")
+    file = tmp_path / "config.yaml"
+    file.write_text(yaml.safe_dump(complete))
+    found = load_config(Written(["-c", str(file), "--seed_everything", "2"]))
+    cell = resolve(cell_tree(complete, {"seed_everything": 2}), "cell")
+    assert found["data"]["seed"] == 2
+    assert found == cell
+    with pytest.raises(UserError, match=r"data\.seed: set from seed_everything"):
+        resolve(cell_tree(complete, {"data.seed": 2}), "cell")
 
 
 @pytest.mark.parametrize(

@@ -593,6 +593,19 @@ def test_others_have_the_full_rate_of_every_schedule() -> None:
         ({"kind": "soap", "arguments": {"lr": 1}}, {}, "lr belongs to model.optimizer.lr"),
         ({"kind": "soap", "arguments": {"shampoo_beta": -1.0}}, {}, "SOAP: .*shampoo_beta"),
         ({"kind": "adafactor", "arguments": {"eps": 1e-9}}, {}, "Adafactor: "),
+        ({"kind": "adafactor", "arguments": {"d": "1"}}, {}, "Adafactor: TypeError: "),
+        ({"kind": "ademamix", "arguments": {"betas": [0.9, 0.98]}}, {}, "AdEMAMix: ValueError: "),
+        ({"kind": "schedule_free", "arguments": {"r": "0"}}, {}, "Free: TypeError: "),
+        (
+            {"kind": "ademamix", "arguments": {"betas": [0.8, 0.98, 0.9]}},
+            {},
+            r"betas \[0.8, 0.98, 0.9\] contradicts model.optimizer.betas \(0.9, 0.98\)",
+        ),
+        (
+            {"kind": "soap", "arguments": {"eps": 1e-8}},
+            {},
+            "eps 1e-08 contradicts model.optimizer.eps 1e-09",
+        ),
         ({"kind": "adafactor", "momentum_warmup_steps": 5}, {}, "adafactor has no decay"),
         ({"kind": "schedule_free"}, {}, "schedule.kind: inverse_sqrt with .* use constant"),
         (
@@ -717,3 +730,12 @@ def test_a_rule_returns_the_shape_of_its_parameter(found: Any) -> None:
     with pytest.raises(ValueError, match=r"shape \[2, 3\]"):
         optimizer.step()
     assert torch.equal(parameter, torch.ones(2, 3))
+
+
+def test_the_check_of_a_library_draws_no_random_number_and_reads_an_empty_mapping_as_none() -> None:
+    state = torch.get_rng_state()
+    config = OptimizerConfig(kind="soap", arguments={})
+    assert torch.equal(torch.get_rng_state(), state)
+    assert config == OptimizerConfig(kind="soap")
+    wider = OptimizerConfig(kind="ademamix", arguments={"betas": [0.9, 0.98, 0.99]})
+    assert wider.arguments == {"betas": [0.9, 0.98, 0.99]}

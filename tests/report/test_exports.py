@@ -255,4 +255,31 @@ def test_a_setting_that_no_sentence_mentions_is_shown_by_name_and_value(make_gri
         assert "; mystery 0.75" in found[name], name
     assert "; mystery [1,2]" in found["Optimizer"]
     assert "; positions rope" in found["Model"]
+    assert "Other settings" not in found
     assert "attention_dropout" not in found["Model"]
+
+
+def test_what_can_change_all_runs_is_shown(make_grid):
+    """Callbacks, axes of the block and of the data that the base sets are in no row of their own;
+    a probe and a worker of the data change nothing, and an axis has a row."""
+    base = json.loads(json.dumps(BASE))
+    callbacks = ["training.callbacks.safety.QKClip", "training.callbacks.probes.SignalProbe"]
+    base["trainer"] = {
+        "callbacks": [{"class_path": f"lightning_app.{each}"} for each in callbacks],
+        "accumulate_grad_batches": 2,
+    }
+    base["model"]["block"] = {"norm": "rms_norm", "qk_norm": None}
+    base["model"]["optimizer"] = {"kind": "schedule_free"}
+    base["data"] = {"name": "wikitext2", "tokens_per_batch": 512, "window": 64, "num_workers": 2}
+    axes = {**THREE, "data.mask_probability": [0.15, 0.3]}
+    found = facts(read_results(make_grid(losses, axes, curves=False, base=base).folder))
+    told = dict(each.split(" ", 1) for each in found["Other settings"].split("; "))
+    assert {key: value for key, value in told.items() if key != "trainer.callbacks"} == {
+        "model.block.norm": "rms_norm",
+        "trainer.accumulate_grad_batches": "2",
+        "data.window": "64",
+    }
+    assert "QKClip" in told["trainer.callbacks"]
+    assert "SignalProbe" not in told["trainer.callbacks"]
+    assert " in batches of at most 512" in found["Budget per run"]
+    assert "schedule_free validated and tested with its averaged weights" in found["Optimizer"]
