@@ -258,7 +258,8 @@ class Block(nn.Module):
 
     Raises:
         UserError: for a meaningless combination, and for features that only a whole stack has:
-            `share`, `step_signal`, `halting`, `memory`, skips of `admin`, dynamic spans.
+            `share`, `step_signal`, `halting`, `memory`, dynamic spans, streams other than plain
+            and dual; and for what needs a run: skips of `admin`, `unit_matrices`, `branch_ramp`.
     """
 
     def __init__(

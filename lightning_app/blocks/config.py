@@ -60,7 +60,7 @@ class BlockConfig:
     norm: Norm | None = None
     """The type of all norms of a stack: layer_norm, rms_norm or another name of `NORM_KINDS`."""
     residual_rule: Rule | None = None
-    """What joins the output of each sub-layer with the stream: sum, gpas, or another name of
+    """What joins the output of each sub-layer with the stream: sum, gpas, lerp, or another name of
     `RESIDUAL_RULES`, which a plug-in registers."""
     stream: StreamKind | None = None
     """What runs from sub-layer to sub-layer: plain (one state), dual, siamese, hyper_static,
@@ -230,8 +230,8 @@ class BlockConfig:
             return None
         if stack.cross or not stack.causal:
             raise ValueError(
-                "memory: only for a model with only a decoder, which reads a text from its start "
-                "it out"
+                "memory: only for a model with only a decoder, which reads a text from its start; "
+                "leave it out"
             )
         return self.memory
 

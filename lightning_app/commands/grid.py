@@ -173,7 +173,8 @@ def _print_plan(tree: dict[str, Any], kept: str, elsewhere: Iterable[str]) -> No
     head = f"{tree['grid']}: {tree['cells']} cells, {tree['excluded']} excluded, "
     head += f"{states['done']} done, "
     head += f"{states['pruned']} pruned, " if states["pruned"] else ""
-    head += f"{states['failed']} failed, {states['to_run']} to run"
+    retried = " (run with --retry-failed)" * bool(states["failed"])
+    head += f"{states['failed']} failed{retried}, {states['to_run'] - states['failed']} to run"
     head += f", {states['waiting']} waiting for their parents" if states["waiting"] else ""
     notes = [*more_lines(tree["more"]), *waiting_lines(tree["waiting"]), *elsewhere]
     notes += lacking_lines(tree["lacking"], tree["grid"])

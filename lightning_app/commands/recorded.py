@@ -306,7 +306,7 @@ def described_run(run: Recorded) -> dict[str, Any]:
         "max_steps": run.config["trainer"]["max_steps"],
         "state": "cut short" if run.state.short else run.state.word,
         "error": run.state.error,
-        "step": progress.get("step") if progress else result.get("step"),
+        "step": progress.get("step") if progress else result.get("steps", result.get("step")),
         **{name: result.get(name) for name in _OF_RESULT},
         "attempts": run.state.attempts,
         "sealed": is_sealed(result) if result else None,

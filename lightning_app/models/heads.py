@@ -149,8 +149,8 @@ class ArchitectureConfig:
     attention_dropout: float = 0.0
     """The fraction of entries dropped from the softmax map, before shaping."""
     activation: Activation = "relu"
-    """A name of `ACTIVATIONS`: relu, gelu, leaky_relu or geglu, between the two feed-forward
-    matrices; geglu has a third matrix, as large as each."""
+    """A name of `ACTIVATIONS`, between the two feed-forward matrices: relu, gelu, leaky_relu,
+    relu_squared, geglu or swiglu; the last two have a third matrix, as large as each."""
     activation_slope: float = 0.01
     """Slope of leaky_relu below zero; only for leaky_relu."""
     positions: str = "sinusoidal"

@@ -57,10 +57,12 @@ class OptimizerConfig:
     lr: float = 5.0e-4
     """The peak learning rate."""
     betas: tuple[float, float] = (0.9, 0.98)
-    """Decay rates of the two moments (not for sgd; signum has only the first). lion interpolates
-    gradient and moment by the first for its step, and the moment decays by the second."""
+    """Decay rates of the two moments (not for sgd and adafactor; signum has only the first; muon,
+    normuon and muonh have them for what AdamW trains, and rows of normuon the second). lion
+    interpolates gradient and moment by the first for its step, and the moment decays by the
+    second."""
     eps: float = 1.0e-9
-    """Added to the root of the second moment (not for sgd, lion and signum)."""
+    """Added to the root of the second moment (not for sgd, lion, signum and adafactor)."""
     weight_decay: float = 0.0
     """Weight decay of matrices and embeddings; never of gains, norms and biases."""
     momentum: float = 0.0

@@ -362,11 +362,20 @@ def why_never_learned(pairs: Paired, point: tuple[int, float]) -> str:
     """Why no score is defined, if the variant did not learn at this point; else empty."""
     if pairs.seeds and pairs.entropy - pairs.mean(point) >= LEARNED:
         return ""
-    if not {"not_yet_learned", "trained"}.isdisjoint(
-        pairs.runs[point, seed].outcome for seed in pairs.seeds
-    ):
+    return why_not_learned(pairs, [point], {point[1]})
+
+
+def why_not_learned(
+    pairs: Paired, points: Collection[tuple[int, float]], rates: Container[float]
+) -> str:
+    """Why a variant whose mean losses show no learning at these points has no score.
+
+    `rates` are those at which it may have learned with another warm-up.
+    """
+    outcomes = {pairs.runs[point, seed].outcome for point in points for seed in pairs.seeds}
+    if not outcomes.isdisjoint({"not_yet_learned", "trained"}):
         return NOT_YET
-    return ELSEWHERE if pairs.learned_with_another_warmup({point[1]}) else NEVER
+    return ELSEWHERE if pairs.learned_with_another_warmup(rates) else NEVER
 
 
 def score_identity(arm: Arm, lr: float, score: str) -> dict[str, Any]:

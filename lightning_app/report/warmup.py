@@ -36,7 +36,6 @@ from numpy.typing import NDArray
 
 from lightning_app.config.tree import label
 from lightning_app.report.pairs import (
-    ELSEWHERE,
     IS_BASELINE,
     LEARNED,
     NEVER,
@@ -58,6 +57,7 @@ from lightning_app.report.pairs import (
     undefined,
     unfinished,
     why_never_learned,
+    why_not_learned,
     why_nothing,
 )
 from lightning_app.report.results import CellResult, GridResults, failures
@@ -171,8 +171,8 @@ def need_at_best_rates(arm: Arm, reference: int | None) -> Score:
     if reason or reference is None:
         return undefined(arm, math.nan, "need", reason, pairs)
     if pairs.entropy - table[reference].losses.mean(axis=0).min() < LEARNED:
-        reason = ELSEWHERE if pairs.learned_with_another_warmup(arm.rates) else NEVER
-        return undefined(arm, math.nan, "need", reason, pairs)
+        points = [(reference, rate) for rate in arm.rates_at(reference)]
+        return undefined(arm, math.nan, "need", why_not_learned(pairs, points, arm.rates), pairs)
     bare, warm = table[0], table[reference]
     values = bare.at_chosen - warm.at_chosen
     runs = best_runs(arm, reference)

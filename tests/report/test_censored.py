@@ -22,7 +22,7 @@ from lightning_app.report.headline import (
     relation,
     with_numbers,
 )
-from lightning_app.report.pairs import ELSEWHERE, NEVER, Score, arms
+from lightning_app.report.pairs import ELSEWHERE, NEVER, NOT_YET, Score, arms
 from lightning_app.report.results import GridResults, read_results
 from lightning_app.report.warmup import largest_rate, sensitivity_scores
 from tests.told import told
@@ -138,6 +138,18 @@ def test_a_variant_never_learned_only_if_no_arm_of_it_learned(
         assert (own_reading({name: score}, name) == word) == bool(word)
         text = " ".join(findings(grid, sensitivity_scores(grid)))
         assert ("never learned" in text) == (word == NEVER)
+
+
+def test_where_one_run_learned_nothing_is_said_of_all(make_grid: Any) -> None:
+    """The mean over seeds shows no learning at one rate or at the best of several."""
+
+    def outcome(axes: Mapping[str, Any]) -> float:
+        return STALL - 0.3 if axes[WARMUP] == 60 and axes[SEED] == 1 else STALL
+
+    axes = {PRESET: ["pre_ln"], WARMUP: [0, 60], SEED: [1, 2, 3, 4, 5]}
+    for rates, name in ({RATE: [0.001]}, "delta"), (RATES, "need"):
+        grid = read_results(make_grid(outcome, axes | rates, curves=False, name=name).folder)
+        assert own_reading(scores(grid, "pre_ln"), name) == NOT_YET
 
 
 def test_where_nothing_is_learned_no_rate_loses_anything(make_grid: Any) -> None:
