@@ -151,3 +151,12 @@ def test_what_results_show_tells_rulers_apart_that_configs_do_not() -> None:
     assert differences([{**shown[0], "kind": "b"}, shown[2]]) == "kind is b and a"
     assert names_of(shown[:3]) == ["the entropy=2", "the entropy=2", "the entropy=2.1"]
     assert names_of(shown[:2]) == ["", ""]
+
+
+@pytest.mark.parametrize("metric", ["test/bleu", "test/sacrebleu", "val/bleu"])
+@pytest.mark.parametrize("field", ["data.vocab_size", "data.tokenizer", "data.context_stride"])
+def test_rows_in_a_part_of_a_split_depend_on_tokens(metric: str, field: str) -> None:
+    """Lines and answers count the same in whole splits alone: batches are cut by tokens."""
+    limit = f"trainer.limit_{metric.partition('/')[0]}_batches"
+    assert not apart(TRANSLATION, metric, {field: 64}, **{limit: None})
+    assert apart(TRANSLATION, metric, {field: 64}, **{limit: 20}).startswith(field)

@@ -15,7 +15,7 @@ from torch.nn.utils.rnn import pad_sequence
 from lightning_app.config.classes import named_class
 from lightning_app.config.identity import require, require_of
 from lightning_app.core.errors import UserError
-from lightning_app.data.config import DataConfig
+from lightning_app.data.config import CORPORA, DataConfig
 from lightning_app.data.prepare import PreparedCorpus
 from lightning_app.data.sources import resolved_data
 from lightning_app.data.tokenizer import BOS, EOS, MASK, PAD, UNK, Tokenizer, load_tokenizer, sha256
@@ -92,10 +92,15 @@ class TextScore(NamedTuple):
 
 
 class GivenCorpus:
-    """Texts as the part of a `PreparedCorpus` that tasks read: one split of columns of ids."""
+    """Texts as the part of a `PreparedCorpus` that tasks read: one split of columns of ids.
 
-    def __init__(self, columns: Mapping[str, Sequence[Sequence[int]]]) -> None:
-        self._columns = columns
+    `documents` has the index of the first token of each document.
+    """
+
+    def __init__(
+        self, columns: Mapping[str, Sequence[Sequence[int]]], documents: Sequence[int] = (0,)
+    ) -> None:
+        self._columns, self._documents = columns, documents
         self.meta: dict[str, Any] = {"text": {SPLIT: {}}}
 
     def ids(self, split: str, column: str) -> np.ndarray:
@@ -108,8 +113,8 @@ class GivenCorpus:
         return np.cumsum([0, *map(len, self._columns[column])])
 
     def documents(self, split: str) -> np.ndarray:
-        """Return the index of the first token of each document; each text is a document."""
-        return np.zeros(1, dtype=np.int64)
+        """Return the index of the first token of each document."""
+        return np.array(self._documents, dtype=np.int64)
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -261,8 +266,9 @@ class TrainedRun:
         - Causal language model: each text is scored separately; its first token is predicted from
           the end of a line; it may have several lines. It is cut into windows of `data.window`
           tokens starting every `data.evaluation_stride` tokens, as in an evaluation; with
-          `model.block.memory` the segments form one stream. To get the loss of a split,
-          give it as one text.
+          `model.block.memory` the segments form one stream. With `data.intra_document_masking`
+          documents begin where the run's corpus has them. To get the loss of a split, give it as
+          one text.
         - Translation: each target line given its source line.
 
         Args:
@@ -298,16 +304,26 @@ class TrainedRun:
 
     def _score_text(self, text: str) -> TextScore:
         """Return the score of a text of one or several lines, read from its start."""
-        ids = [token for line in text.split("\n") for token in self._row(line)]
-        nll, tokens = self._sums_by_row({"text": [ids]}, replace(self._data, evaluation_streams=1))
+        lines, data = text.split("\n"), replace(self._data, evaluation_streams=1)
+        rows = [self._row(line) for line in lines]
+        ids = [token for row in rows for token in row]
+        starts = np.cumsum([0, *map(len, rows)])
+        documents = CORPORA[data.name]().documents(data, lines) or []
+        begins = sorted({0, *(int(starts[line]) for line in documents)})
+        nll, tokens = self._sums_by_row({"text": [ids]}, data, begins)
         return TextScore(float(nll.sum()), int(tokens.sum()), ids.count(UNK))
 
     @torch.no_grad()
     def _sums_by_row(
-        self, columns: Mapping[str, Sequence[Sequence[int]]], data: DataConfig
+        self,
+        columns: Mapping[str, Sequence[Sequence[int]]],
+        data: DataConfig,
+        documents: Sequence[int] = (0,),
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the sum of nll and the predicted tokens of each row of an evaluation."""
-        corpus = cast(PreparedCorpus, GivenCorpus(columns))  # its own reader would need files
+        corpus = cast(
+            PreparedCorpus, GivenCorpus(columns, documents)
+        )  # its own reader would need files
         rows = task_class(self.task.config.kind).rows(corpus, SPLIT, data, None)
         nll = torch.zeros(len(rows), dtype=torch.float64)
         tokens = torch.zeros(len(rows), dtype=torch.float64)

@@ -427,6 +427,13 @@ def lightning_command(
         done = run_written(command, written, imports=imports, again=again, name=name)
     for line in done.predictions:
         print(line)
+    part = done.tree["trainer"]["limit_predict_batches"] if command == "predict" else None
+    if part not in (None, 1.0):
+        print(
+            f"trainer.limit_predict_batches: {part}: not all rows, and not the first ones, since "
+            "batches are sorted by length",
+            file=sys.stderr,
+        )
     return 0
 
 

@@ -25,6 +25,11 @@ _TOKENS = (
     *("data.order", "data.intra_document_masking", "data.mask_probability", "data.whole_word"),
     "model.objective.next_sentence",
 )
+_LENGTHS = (
+    *_TOKENIZER,
+    *("data.window", "data.context_stride", "data.evaluation_stride", "data.evaluation_streams"),
+    *("data.order", "model.objective.next_sentence"),
+)
 _SEARCH = {
     "val": ("model.objective.validation_bleu",),
     "test": ("model.objective.beam", "model.objective.length_penalty"),
@@ -82,8 +87,8 @@ def ruler(setting: Setting, metric: str) -> dict[str, Any]:
     part = setting(limit)
     found[limit] = None if isinstance(part, float) and part == 1.0 else part  # the whole split
     if found[limit] is not None:
-        # The limit counts batches, whose size depends on the token budget.
-        found |= {field: setting(field) for field in ("data.tokens_per_batch", "data.window")}
+        # The limit counts batches; which rows these hold depends on the lengths in tokens.
+        found |= {field: setting(field) for field in ("data.tokens_per_batch", *_LENGTHS)}
     return found
 
 

@@ -72,8 +72,8 @@ class Corpus:
         splits: split -> dataset with the columns `source` and `target`, or `text`.
         references: split -> cased, untokenised target lines, if they are published.
         protocol: a description of the splits in one sentence.
-        tokenized: whether words and punctuation are separated by spaces, so that `detokenize`
-            restores plain text.
+        tokenized: whether words and punctuation are separated by spaces, so that
+            `moses.detokenize` restores plain text.
         documents: split -> the line at which each document of a running text begins; empty if
             the corpus has no documents.
         max_ratio: the largest ratio of the longer to the shorter side, in words, that the protocol

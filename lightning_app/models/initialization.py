@@ -233,17 +233,19 @@ def profile(
     model: nn.Module,
     run: Callable[[], Any],
     total: Callable[[Tensor], Tensor] = lambda moments: moments,
+    real: Mapping[str, Bool[Tensor, "batch token"]] | None = None,
 ) -> None:
     """Set the profiled skips of `model` while `run` calls it once (Liu et al. 2020, Admin).
 
     In each stack ``omega_1 = 1`` and ``omega_(k+1) = sqrt(Var(omega_k x_k) + Var(f_k))``, k the
     sub-layer, x its input and f its branch as it enters the sum: with dropout if the model is in
     training mode, as in the authors' profiling. The variance is over all entries of real tokens.
-    `total` sums moments over the ranks of a distributed run, so that each sets the same skips.
+    `total` sums moments over the ranks of a distributed run, so that each sets the same skips;
+    `real` has the real tokens of each stack's rows, of which a rank without data has none.
 
     Call it once, before the first step: a later pass would overwrite trained values.
     """
-    pass_ = _Pass(total)
+    pass_ = _Pass(total, real or {})
     handles = [model.register_forward_pre_hook(pass_.see_inputs)]
     for name, stack in stacks(model).items():
         for residual in stack.modules():
@@ -263,14 +265,18 @@ def profile(
 class _Pass:
     """The state of the profiling pass while the batch runs through the stacks."""
 
-    def __init__(self, total: Callable[[Tensor], Tensor]) -> None:
-        self.total = total
+    def __init__(
+        self, total: Callable[[Tensor], Tensor], real: Mapping[str, Bool[Tensor, "batch token"]]
+    ) -> None:
+        self.total, self.real = total, real
         self.present: dict[str, Bool[Tensor, "batch token"]] = {}
         self.omega: dict[str, Tensor] = {}
         self.added: Tensor | None = None
 
     def see_inputs(self, model: Any, inputs: tuple[Tensor, ...]) -> None:
-        self.present = model.present(*inputs)
+        self.present = dict(model.present(*inputs))
+        for name, tokens in self.real.items():
+            self.present[name] = self.present[name] & tokens.any(dim=1, keepdim=True)
 
     def watch(self, stack: str, branch: nn.Module, skip: LearnedGain) -> list[Any]:
         def see_branch(module: nn.Module, inputs: Any, added: Tensor) -> None:

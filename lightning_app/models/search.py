@@ -43,6 +43,8 @@ class Hypothesis(NamedTuple):
 
     tokens: list[int]
     score: float
+    cut: bool = False
+    """Whether it was ended by the limit of its length."""
 
 
 class Beams(NamedTuple):
@@ -120,10 +122,11 @@ class Beams(NamedTuple):
 
     def hypotheses(self) -> dict[int, Hypothesis]:
         """Return the best hypothesis of each sentence."""
-        parts = (self.sentence, self.best, self.best_length, self.best_score)
+        cut = self.best_length + 1 == self.limit  # with the end mark
+        parts = (self.sentence, self.best, self.best_length, self.best_score, cut)
         return {
-            sentence: Hypothesis(tokens[:length], score)
-            for sentence, tokens, length, score in zip(*(p.tolist() for p in parts), strict=True)
+            sentence: Hypothesis(tokens[:length], *rest)
+            for sentence, tokens, length, *rest in zip(*(p.tolist() for p in parts), strict=True)
         }
 
 

@@ -228,8 +228,11 @@ def _of_rulers(grid: GridResults) -> list[str]:
 
 
 def _early(grid: GridResults) -> list[str]:
-    """Runs that have not yet learned, and runs without the metric of the grid."""
+    """Runs with translations that were cut, that have not yet learned, and without the metric of
+    the grid."""
     items, runs = [], len(grid.finished)
+    if cut := [n for cell in grid.finished if (n := cell.record.get("cut_hypotheses"))]:
+        items.append(say("limits.cut", most=max(cut), cut=len(cut), runs=runs))
     early = [cell for cell in grid.finished if cell.outcome == "not_yet_learned"]
     if early:
         capped = [cell for cell in early if cell.capped]

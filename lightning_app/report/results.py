@@ -155,8 +155,9 @@ class CellResult:
     def ruler(self, metric: str) -> dict[str, Any]:
         """What a metric counts here (`task_facts.ruler`), with what the result shows of that.
 
-        The floor of the loss follows from the predicted tokens; the bytes that bits per byte are
-        divided by follow from them and the sum of the losses.
+        The floor of the loss follows from the predicted tokens; the bytes of the validation text
+        follow from them and the sum of the losses, and tell of the test text too. The size of the
+        vocabulary, which a parent run may set, decides which rows lie in a part of a split.
         """
         if metric not in self._rulers:
             self._rulers[metric] = self._ruler(metric)
@@ -166,9 +167,13 @@ class CellResult:
         counts = ruler(self.setting, metric)
         if metric.startswith("val/") and unit_of(self.setting, metric) in ("tokens", "anything"):
             counts[f"the {self.monitored.floor}"] = self.entropy
-        bits, parts = self.metrics.get(metric), self.record.get("validation_parts")
-        if metric == "val/bits_per_byte" and bits and parts:
+        bits, parts = self.metrics.get("val/bits_per_byte"), self.record.get("validation_parts")
+        if unit_of(self.setting, metric) == "bytes" and bits and parts:
             counts["the number of bytes"] = sum(parts["nll"]) / math.log(2) / bits
+        vocabulary = self.data.get("vocab_size")
+        limits = (f"trainer.limit_{split}_batches" for split in ("val", "test"))
+        if vocabulary and any(counts.get(limit) is not None for limit in limits):
+            counts["the size of the vocabulary"] = float(vocabulary)
         return counts
 
     @property

@@ -43,7 +43,7 @@ _OLDEST = 2
 _NEEDED = (CONFIG, IDENTITY, METRICS)
 """The sealed files without which a result is damaged. Published studies omit the others."""
 
-SIGNATURES = ("bleu_signature", "sacrebleu_signature")
+SIGNATURES = ("bleu_signature", "sacrebleu_signature", "cut_hypotheses")
 """How the scores of the test split were computed; null for a task without them."""
 
 OUTCOMES = {
@@ -370,6 +370,7 @@ class ResultRecord(Ended):
     precision: str | None = None
     bleu_signature: str | None = None
     sacrebleu_signature: str | None = None
+    cut_hypotheses: Count | None = None
     versions: dict[str, str] | None = None
     provenance: dict[str, Any] | None = None
     validation_parts: ValidationParts | None = None

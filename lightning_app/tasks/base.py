@@ -53,7 +53,7 @@ class Task(ABC):
         self.config = config
         self.hypotheses: Sequence[str] = ()
         self.targets: Sequence[str] = ()
-        self.signatures: Mapping[str, str] = {}
+        self.signatures: Mapping[str, Any] = {}
 
     # Data
 

@@ -9,6 +9,8 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from lightning_app.core.errors import UserError
+from lightning_app.data import moses
 from lightning_app.data.batching import EpochSampler, Item, padded
 from lightning_app.data.config import DataConfig
 from lightning_app.data.prepare import PreparedCorpus, global_batches, share
@@ -22,13 +24,37 @@ from lightning_app.models.loss import (
     output_sums,
     sums_of_all_heads,
 )
-from lightning_app.models.search import Marks, SearchConfig, search
+from lightning_app.models.search import Hypothesis, Marks, SearchConfig, search
 from lightning_app.tasks.base import Predictions, Reading, Task, join_ranks, task
 
 GREEDY = SearchConfig(beam=1)
 MARKS = Marks(bos=BOS, eos=EOS, mask=MASK)
 SHORTER = 1 / 14
 """The share by which the shortest row of a random batch is shorter; 3.6 % of it is padding."""
+
+UNSPACED = ("bo", "dz", "km", "lo", "my", "th")
+"""Languages without spaces between words for which sacreBLEU has no tokenizer of their own."""
+
+
+def bleu(language: str, *, tokenized: bool = False, lowercase: bool = True) -> sacrebleu.BLEU:
+    """Return BLEU of a target language, with sacreBLEU's tokenizer for it unless `tokenized`.
+
+    Characters are the tokens of `UNSPACED`. As in fairseq, tokenised text is split at spaces.
+
+    Raises:
+        UserError: for Japanese or Korean without their tokenizer.
+    """
+    if tokenized:
+        # `force` only suppresses the advice to detokenise at every validation.
+        return sacrebleu.BLEU(tokenize="none", lowercase=lowercase, force=True)
+    how = "char" if language in UNSPACED else None
+    try:
+        return sacrebleu.BLEU(tokenize=how, lowercase=lowercase, trg_lang=language)
+    except RuntimeError as error:
+        raise UserError(
+            f"data.target_language: {language}: BLEU needs its tokenizer; run "
+            f"pip install 'sacrebleu[{language}]'"
+        ) from error
 
 
 class TranslationBatch(NamedTuple):
@@ -122,13 +148,14 @@ class Translation(Task):
 
     def __init__(self, config: ObjectiveConfig) -> None:
         super().__init__(config)
-        self._hypotheses: dict[int, list[int]] = {}
+        self._hypotheses: dict[int, Hypothesis] = {}
 
     @classmethod
     def _rows(
         cls, corpus: PreparedCorpus, split: str, data: DataConfig, **part: Unpack[Reading]
     ) -> TranslationRows:
         """Return a split of pairs."""
+        bleu(data.target_language)  # before anything is trained
         return TranslationRows(corpus, split, **part)
 
     def logits(self, model: EncoderDecoder, batch: TranslationBatch) -> Tensor:
@@ -165,7 +192,7 @@ class Translation(Task):
         batch: TranslationBatch,
         how: SearchConfig,
         limit: int | None = None,
-    ) -> dict[int, list[int]]:
+    ) -> dict[int, Hypothesis]:
         wanted = batch.index >= 0  # blank rows have index -1
         if limit is not None:
             wanted &= batch.index < limit
@@ -173,37 +200,38 @@ class Translation(Task):
             return {}
         found = search(model, batch.source[wanted], MARKS, how)
         rows = batch.index[wanted].tolist()
-        return {row: hypothesis.tokens for row, hypothesis in zip(rows, found, strict=True)}
+        return dict(zip(rows, found, strict=True))
 
     def scores(self, stage: str, datamodule: Any, found: Evaluated) -> dict[str, float]:
         """Return BLEU of the decoded hypotheses, from 0 to 100, the same on every rank.
 
         ``bleu``: tokenised and lower-cased, as reported in papers. ``sacrebleu`` (only test):
-        detokenised (Post 2018, 1804.08771). The signatures of both are kept.
+        detokenised (Post 2018, 1804.08771). The signatures of both are kept, and of the test split
+        the number of hypotheses that the limit of their length ended.
         """
         hypotheses = join_ranks(self._hypotheses)
         if not hypotheses:
             return {}
         split = "valid" if stage == "val" else stage
         rows = sorted(hypotheses)
-        texts = [datamodule.tokenizer.decode(hypotheses[row]) for row in rows]
-        targets = datamodule.targets(split)
-        how = "none" if datamodule.tokenized else "13a"
-        # `force` only suppresses the advice to detokenise at every validation: this text is
-        # tokenised on purpose.
-        bleu = sacrebleu.BLEU(tokenize=how, lowercase=True, force=datamodule.tokenized)
-        targets = [targets[row] for row in rows]
-        scores = {f"{stage}/bleu": bleu.corpus_score(texts, [targets]).score}
+        texts = [datamodule.tokenizer.decode(hypotheses[row].tokens) for row in rows]
+        lines, language = datamodule.targets(split), datamodule.config.target_language
+        on_tokens = bleu(language, tokenized=datamodule.tokenized)
+        targets = [lines[row] for row in rows]
+        scores = {f"{stage}/bleu": on_tokens.corpus_score(texts, [targets]).score}
         if stage == "test":
             # A lower-cased corpus cannot match the case of its references.
-            metric = sacrebleu.BLEU(lowercase=not any(line != line.lower() for line in targets))
+            metric = bleu(language, lowercase=not any(line != line.lower() for line in targets))
             references = datamodule.references(split)
-            plain = [datamodule.detokenize(text) for text in texts]
+            # Lines of one's own are plain, unless plain ones lie beside them.
+            spaced = datamodule.tokenized or references != lines
+            plain = [moses.detokenize(text, language) if spaced else text for text in texts]
             raw = [references[row] for row in rows]
             scores["test/sacrebleu"] = metric.corpus_score(plain, [raw]).score
             self.signatures = {
-                "bleu_signature": str(bleu.get_signature()),
+                "bleu_signature": str(on_tokens.get_signature()),
                 "sacrebleu_signature": str(metric.get_signature()),
+                "cut_hypotheses": sum(hypotheses[row].cut for row in rows),
             }
             self.hypotheses, self.targets = texts, targets
         return scores
@@ -213,7 +241,8 @@ class Translation(Task):
     ) -> list[tuple[int, str]]:
         """Return (row, translation) of every sentence of `batch`."""
         found = self._translate(model, batch, self.config.search())
-        return [(row, datamodule.tokenizer.decode(tokens)) for row, tokens in found.items()]
+        decode = datamodule.tokenizer.decode
+        return [(row, decode(hypothesis.tokens)) for row, hypothesis in found.items()]
 
     def predictions(self, model: EncoderDecoder, batch: TranslationBatch) -> Predictions:
         """Return logits and labels of all target tokens, without the begin mark."""

@@ -11,7 +11,6 @@ import torch
 from lightning.pytorch.utilities import rank_zero_only
 
 from lightning_app.core.errors import UserError
-from lightning_app.data import moses
 from lightning_app.data.batching import (
     Batch,
     EpochSampler,
@@ -220,12 +219,6 @@ class TextDataModule(pl.LightningDataModule):
     def tokenized(self) -> bool:
         """Whether the corpus separates words and punctuation by spaces."""
         return self.corpus.meta["tokenized"]
-
-    def detokenize(self, text: str) -> str:
-        """Return target text of this corpus as plain text, the form of `references`."""
-        if not self.tokenized:
-            return text
-        return moses.detokenize(text, self.config.target_language)
 
     def train_dataloader(self) -> ResumableLoader:
         return self._loader("train")

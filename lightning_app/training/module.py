@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
+from functools import partial
 from typing import Any, Literal, Self, final
 
 import lightning.pytorch as pl
@@ -326,7 +327,9 @@ class TransformerModule(pl.LightningModule):
         seed_draws(self.device, mix(self._seed, self.global_step, batch_idx, self.global_rank))
         if not self.profiled and needs_profiling(self.model):
             strategy = self.trainer.strategy
-            profile(self.model, lambda: self(batch), lambda x: strategy.reduce(x, reduce_op="sum"))  # pyright: ignore[reportArgumentType]
+            real = self.objective.real_tokens(batch)
+            total = partial(strategy.reduce, reduce_op="sum")
+            profile(self.model, lambda: self(batch), total, real)  # pyright: ignore[reportArgumentType]
         self.profiled = True
         if self._follows_steps:
             at_step(self.model, self.global_step, self.total_steps)

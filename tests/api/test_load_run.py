@@ -38,8 +38,9 @@ def test_scores_of_pairs_are_the_loss_of_an_evaluation(translation: RunResult) -
         {},
         {"evaluation_stride": None, "tokenizer": "byte"},
         {"order": "streams", "evaluation_stride": None},
+        {"intra_document_masking": True, "document_separator": TEXT.splitlines()[0]},
     ],
-    ids=["overlap", "bytes", "streams"],
+    ids=["overlap", "bytes", "streams", "documents"],
 )
 def test_the_score_of_a_text_is_the_loss_of_an_evaluation(
     data: dict, causal: RunResult, tmp_path: Path

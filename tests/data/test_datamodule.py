@@ -12,6 +12,7 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from lightning_app.core.errors import UserError
+from lightning_app.data import moses
 from lightning_app.data.tokenizer import unigram_entropy
 from lightning_app.training.datamodule import TextDataModule
 
@@ -197,7 +198,6 @@ def test_attributes(make):
     ids = torch.cat([of.target[:, 1:].flatten() for of in data.val_dataloader()])
     assert data.floor == pytest.approx(unigram_entropy(ids[ids != 0].numpy()))
     assert data.references("test")[0] == "the dog sees the cat ."
-    assert data.detokenize("the cat .") == "the cat ."
     assert set(data.description) == {
         "name",
         "protocol",
@@ -214,7 +214,7 @@ def test_attributes(make):
 def test_synthetic_is_detokenized(synthetic_cache: str):
     data = ready(TextDataModule(tokenizer="word", vocab_size=None, cache=synthetic_cache))
     for target, reference in zip(data.targets("valid"), data.references("valid"), strict=True):
-        assert data.detokenize(target) == reference
+        assert moses.detokenize(target, "en") == reference
         assert not reference.endswith(" .")
 
 

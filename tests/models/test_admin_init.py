@@ -112,6 +112,19 @@ def test_more_padding_changes_no_skip() -> None:
     assert omegas(other) == pytest.approx(omegas(model), rel=1e-10)
 
 
+def test_rows_without_data_change_no_skip() -> None:
+    """A rank with no row of a small first batch reads a blank one, of which no token is real."""
+    model, other = tiny.translator("admin"), tiny.translator("admin")
+    other.load_state_dict(model.state_dict())
+    source, target = tiny.sentences()
+    profile(model, lambda: model(source, target))
+    wide = [torch.cat([x, tiny.words(2, x.shape[1])]) for x in (source, target)]
+    present = torch.tensor([True] * len(source) + [False] * 2)[:, None]
+    real = {name: present.expand(-1, 3) for name in ("encoder", "decoder")}
+    profile(other, lambda: other(*wide), real=real)
+    assert omegas(other) == pytest.approx(omegas(model), rel=1e-10)
+
+
 def test_ranks_that_add_up_their_moments_set_the_skips_of_the_whole_batch() -> None:
     """Two ranks with a half each, played in turn: each moment is the sum of both halves."""
     whole, half = tiny.masked_model("admin"), tiny.masked_model("admin")

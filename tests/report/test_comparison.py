@@ -381,10 +381,12 @@ def test_an_axis_of_the_evaluation_is_no_treatment(make_grid: Any) -> None:
 
 
 def test_a_text_of_another_size_is_seen_in_the_results(make_grid: Any) -> None:
-    """The tokens of char are all of the text; those of word leave out every second space."""
+    """The tokens of char are all of the text; those of word leave out every second space. The
+    bits of the test text, of which the results have no size, do not stand in either."""
 
     def sized(axes: Mapping[str, Any], record: dict[str, Any]) -> None:
         bits(axes, record)
+        record["metrics"]["test/bits_per_byte"] = record["metrics"]["val/bits_per_byte"]
         size = 1000 + 100 * (axes[TOKENIZER] == "char")
         nll = record["metrics"]["val/bits_per_byte"] * math.log(2) * size
         record["validation_parts"] = {"nll": [nll / 4, 3 * nll / 4], "tokens": [30, 90]}
@@ -393,6 +395,27 @@ def test_a_text_of_another_size_is_seen_in_the_results(make_grid: Any) -> None:
     rewritten(fake, sized)
     (row,) = comparisons(read_results(fake.folder))
     assert (row.reading, row.metric) == (UNLIKE, "val/nll")
+
+
+@pytest.mark.parametrize("limit", [None, 2])
+def test_vocabularies_of_parents_tell_parts_of_a_split_apart(
+    make_grid: Any, limit: int | None
+) -> None:
+    """Batches are cut by tokens, so that a limit leaves other rows of another tokenizer."""
+    axis = "model.init_from"
+    base = {**BASE, "trainer": {"limit_val_batches": limit}}
+    fake, _ = unlike_grid(make_grid, {axis: ["small", "large"]}, base=base)
+
+    def sized(axes: Mapping[str, Any], record: dict[str, Any]) -> None:
+        record["data"] = {**record["data"], "vocab_size": 100 + 100 * (axes[axis] == "large")}
+        record["metrics"]["val/bleu"] = 20.0
+
+    rewritten(fake, sized)
+    (row,) = comparisons(
+        read(fake, compare={axis: "small"}, metric={"name": "val/bleu", "mode": "max"})
+    )
+    assert (row.reading == UNLIKE) == (limit is not None)
+    assert ("the size of the vocabulary is" in row.why_unlike) == (limit is not None)
 
 
 def test_a_floor_tells_losses_apart_that_the_config_does_not(make_grid: Any) -> None:

@@ -1,5 +1,6 @@
 """The sentences of a report: each is used, and has its name and its numbers for a program."""
 
+import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -78,3 +79,13 @@ def test_findings_have_their_numbers(make_grid, outcome) -> None:
     same = " and ".join(with_numbers(own[name, "interaction"]) for name in ("post_ln", "sas"))
     assert found["findings.versus_baseline.same"] == {"names": same}
     assert not {"findings.own.costs", "findings.stalling_by_chance"} & found.keys()
+
+
+def test_translations_that_the_limit_ended_are_told(make_grid) -> None:
+    fake = make_grid(lambda axes: 2.0, {PRESET: ["pre_ln"], WARMUP: [0], SEED: [1, 2, 3]})
+    for cell, cut in zip(fake.cells, (0, 7, 1200), strict=True):
+        path = fake.run(cell) / "result.json"
+        record = json.loads(path.read_text())
+        path.write_text(json.dumps({**record, "cut_hypotheses": cut}))
+    found = dict(messages(limits(read_results(fake.folder))))["limits.cut"]
+    assert (found["most"], found["cut"], found["runs"]) == (1200, 2, 3)

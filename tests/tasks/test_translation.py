@@ -7,6 +7,8 @@ import pytest
 import sacrebleu
 import torch
 
+from lightning_app.core.errors import UserError
+from lightning_app.data.config import DataConfig
 from lightning_app.data.prepare import PreparedCorpus, prepare
 from lightning_app.data.tokenizer import BOS, EOS, PAD
 from lightning_app.models.loss import Evaluated, ObjectiveConfig
@@ -68,17 +70,17 @@ class FakeData:
 
     tokenizer = SimpleNamespace(decode=lambda tokens: " ".join(WORDS[token] for token in tokens))
 
-    def __init__(self, targets: list[str], references: list[str], *, tokenized: bool) -> None:
+    def __init__(
+        self, targets: list[str], references: list[str], *, tokenized: bool, language: str = "en"
+    ) -> None:
         self._targets, self._references, self.tokenized = targets, references, tokenized
+        self.config = SimpleNamespace(target_language=language)
 
     def targets(self, split: str) -> list[str]:
         return self._targets
 
     def references(self, split: str) -> list[str]:
         return self._references
-
-    def detokenize(self, text: str) -> str:
-        return text.replace(" .", ".")
 
 
 WORDS = {5: "the", 6: "dog", 7: "sees", 8: "cat", 9: ".", 10: "The", 11: "a", 12: "house"}
@@ -191,3 +193,59 @@ def test_advice_on_text_that_should_be_plain_stays(
     task.decode(cast(Any, None), pairs(range(count)), "val")
     assert task.scores("val", source, FOUND)["val/bleu"] > 99
     assert any("forgot to detokenize" in record.message for record in caplog.records)
+
+
+def test_lines_of_ones_own_with_plain_ones_beside_them_are_compared_as_plain_text(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """`text` with `test.raw.en`: its own lines are tokenised, whatever the corpus says."""
+    plain = ["The dog sees the cat."] * 2
+    source = FakeData(LINES[1:] * 2, plain, tokenized=False)
+    _, scores = scored(monkeypatch, "test", [CASED, CASED], source)
+    assert scores["test/sacrebleu"] == pytest.approx(100)
+    alone = FakeData(LINES[1:] * 2, LINES[1:] * 2, tokenized=False)
+    assert scored(monkeypatch, "test", [CASED, CASED], alone)[1]["test/sacrebleu"] > 99
+
+
+@pytest.mark.parametrize(
+    ("language", "how"), [("en", "13a"), ("zh", "zh"), ("th", "char"), ("de", "13a")]
+)
+def test_words_are_those_of_the_language(
+    monkeypatch: pytest.MonkeyPatch, language: str, how: str
+) -> None:
+    """A line of Chinese or Thai is one word for sacreBLEU's 13a, which is right or wrong."""
+    lines = ["\u732b\u770b\u89c1\u4e86\u4e00\u53ea\u72d7"] * 2
+    source = FakeData(lines, lines, tokenized=False, language=language)
+    source.tokenizer = SimpleNamespace(decode=lambda tokens: lines[0][:-1])
+    task, scores = scored(monkeypatch, "test", [LOWER, LOWER], source)
+    for kind in ("bleu", "sacrebleu"):
+        assert f"tok:{how}|" in task.signatures[f"{kind}_signature"]
+        assert (scores[f"test/{kind}"] > 50) == (how != "13a")
+
+
+@pytest.mark.parametrize("language", ["ja", "ko"])
+def test_a_language_without_its_tokenizer_is_refused_before_training(
+    corpus: PreparedCorpus, language: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lacking(**_: object) -> None:
+        raise RuntimeError("Please install MeCab")
+
+    monkeypatch.setattr("lightning_app.tasks.translation.sacrebleu.BLEU", lacking)
+    with pytest.raises(
+        UserError, match=rf"data.target_language: {language}: .*sacrebleu\[{language}"
+    ):
+        Translation.rows(
+            corpus, "train", DataConfig(name="text", root="x", target_language=language), None
+        )
+
+
+def test_hypotheses_that_the_limit_ends_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    cut = iter([True, False, True])
+    monkeypatch.setattr(
+        "lightning_app.tasks.translation.search",
+        lambda model, rows, *_: [Hypothesis(LOWER, 0.0, next(cut)) for _ in rows],
+    )
+    task = Translation(ObjectiveConfig())
+    task.decode(cast(Any, None), pairs(range(3)), "test")
+    task.scores("test", FakeData(LINES[:1] * 3, LINES[:1] * 3, tokenized=False), FOUND)
+    assert task.signatures["cut_hypotheses"] == 2
