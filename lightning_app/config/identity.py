@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from lightning_app.config.trainer import TrainerConfig
-from lightning_app.config.tree import lookup
 from lightning_app.core.errors import UserError
 from lightning_app.core.files import write_whole
 from lightning_app.plugins import KEY, loaded
@@ -100,17 +99,24 @@ def leaves(tree: Tree, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def relevant(config: Tree) -> dict[str, Any]:
-    """Return the fields of a config that can change a result and differ from their pins.
+    """Return the fields of a resolved config that can change a result and differ from their pins.
 
     Limits of the test split count where the run evaluates it.
     """
+    trainer = dict(config["trainer"])
+    if not config["model"]["objective"]["evaluate_test"]:
+        trainer["limit_test_batches"] = None
+    return differing({**config, "trainer": trainer})
+
+
+def differing(config: Tree) -> dict[str, Any]:
+    """Return the same of a config that may lack sections."""
     known = {**pins()["config"], **pins()["added"], **pins()["removed"]}
     kept = {key: value for key, value in config.items() if key != "trainer"}
-    given = config.get("trainer", {})
-    trainer = {key: _harmful(f"trainer.{key}", value) for key, value in given.items()}
-    if not lookup(config, "model.objective.evaluate_test"):
-        trainer["limit_test_batches"] = None
-    found = _differing({**kept, "trainer": trainer}, known, lambda key: key)
+    if "trainer" in config:
+        given = config["trainer"].items()
+        kept["trainer"] = {key: _harmful(f"trainer.{key}", value) for key, value in given}
+    found = _differing(kept, known, lambda key: key)
     return {key: value for key, value in found.items() if not is_irrelevant(key)}
 
 

@@ -20,7 +20,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
         patch.chdir(folder)
         for seed, name in enumerate(("one", "two"), start=1):
             tree["trainer"]["default_root_dir"] = f"experiments/mine/runs/{name}"
-            tree["seed_everything"] = seed
+            tree["seed_everything"] = tree["data"]["seed"] = seed
             (folder / "config.yaml").write_text(yaml.safe_dump(tree))
             assert main(["fit", "--config", "config.yaml"]) == 0
     return folder
