@@ -789,8 +789,38 @@ MUTANTS = (
             "training/test_image_logger.py",
             "test_module.py",
         ),
-        "tokenize=how, lowercase=True",
-        "tokenize=how, lowercase=False",
+        'sacrebleu.BLEU(tokenize="none", lowercase=lowercase, force=True)',
+        'sacrebleu.BLEU(tokenize="none", lowercase=False, force=True)',
+    ),
+    mutant(
+        "tokenised translations beside plain references",
+        at("tasks/test_translation.py"),
+        "spaced = datamodule.tokenized or references != lines",
+        "spaced = datamodule.tokenized",
+    ),
+    mutant(
+        "words of English in every language",
+        at("tasks/test_translation.py"),
+        "lowercase=lowercase, trg_lang=language)",
+        "lowercase=lowercase)",
+    ),
+    mutant(
+        "blank rows in Admin's pass",
+        at("models/test_admin_init.py"),
+        "self.present[name] & tokens.any(dim=1, keepdim=True)",
+        "self.present[name]",
+    ),
+    mutant(
+        "parts of a split of two tokenizers compared",
+        at("test_rulers.py"),
+        '("data.tokens_per_batch", *_LENGTHS)',
+        '("data.tokens_per_batch", "data.window")',
+    ),
+    mutant(
+        "derived fields replaced without a word",
+        at("config/test_sources.py"),
+        '"data.seed": ("seed_everything", lambda given: given),',
+        "",
     ),
     # Optimizer, schedule and module.
     mutant(
@@ -1509,7 +1539,7 @@ MUTANTS = (
     mutant(
         "a variant that learned with another warm-up never learned",
         at("report/test_censored.py"),
-        "return ELSEWHERE if pairs.learned_with_another_warmup({point[1]}) else NEVER",
+        "return ELSEWHERE if pairs.learned_with_another_warmup(rates) else NEVER",
         "return NEVER",
     ),
     mutant(

@@ -516,7 +516,8 @@ def trained(config: OptimizerConfig, schedule: ScheduleConfig, *, stop: int) -> 
 def test_a_run_continues_from_its_checkpoint(name: str) -> None:
     """Ours in bfloat16, whose moments are of another type; the others follow from it."""
     kind, _, how = (RULES | LIBRARIES)[name]
-    config = OptimizerConfig(kind=kind, lr=0.01, weight_decay=0.1, momentum=0.8, **how)
+    settings: dict[str, Any] = {"betas": (0.8, 0.95), **how}
+    config = OptimizerConfig(kind=kind, lr=0.01, weight_decay=0.1, momentum=0.8, **settings)
     schedule = ScheduleConfig(warmup_steps=4, warmup_of="embeddings", reference_steps=4)
     whole = trained(config, schedule, stop=0)
     for a, b in zip(whole, trained(config, schedule, stop=3), strict=True):
