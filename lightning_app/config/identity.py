@@ -106,10 +106,10 @@ def relevant(config: Tree) -> dict[str, Any]:
     trainer = dict(config["trainer"])
     if not config["model"]["objective"]["evaluate_test"]:
         trainer["limit_test_batches"] = None
-    return differing({**config, "trainer": trainer})
+    return unusual({**config, "trainer": trainer})
 
 
-def differing(config: Tree) -> dict[str, Any]:
+def unusual(config: Tree) -> dict[str, Any]:
     """Return the same of a config that may lack sections."""
     known = {**pins()["config"], **pins()["added"], **pins()["removed"]}
     kept = {key: value for key, value in config.items() if key != "trainer"}

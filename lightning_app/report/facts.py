@@ -8,7 +8,7 @@ from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
-from lightning_app.config.identity import differing, leaves
+from lightning_app.config.identity import leaves, unusual
 from lightning_app.config.tree import PRESET, label
 from lightning_app.report.results import (
     OTHER_DATA,
@@ -263,7 +263,7 @@ def _unsaid(grid: GridResults) -> str:
     is in no other row: callbacks, axes of the block that the base sets, how data are read."""
     return "; ".join(
         f"{key} {label(value)}"
-        for key, value in differing(grid.config).items()
+        for key, value in unusual(grid.config).items()
         if value not in (None, {})
         if not any(f"{key}.".startswith(f"{said}.") for said in (*_ROWS, *grid.axes))
     )
