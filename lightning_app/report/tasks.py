@@ -692,10 +692,14 @@ def _bleu(cell: CellResult) -> float:
     return value
 
 
+_TOKENIZERS = ("none", "13a", "zh", "char")
+"""Those of `tasks.translation.bleu` that need no MeCab, whose signature is no name of one."""
+
+
 def _over_sentences(first: CellResult, second: CellResult) -> float | None:
-    """The p value of the paired test, None if the files that it needs are missing."""
+    """The p value of the paired test, None without the files or the tokenizer that it needs."""
     signatures = [_signature(cell) for cell in (first, second)]
-    if signatures[0] != signatures[1] or "tok" not in signatures[0]:
+    if signatures[0] != signatures[1] or signatures[0].get("tok") not in _TOKENIZERS:
         return None
     lines = [
         [_lines(cell.run.sound(f"{name}.txt")) for name in ("hypotheses", "references")]

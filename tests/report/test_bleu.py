@@ -66,6 +66,20 @@ def test_runs_without_translations_are_compared_over_seeds_alone(make_grid, outc
         assert "over sentences" not in score.note
 
 
+@pytest.mark.parametrize(
+    ("tokenizer", "tested"), [("zh", True), ("char", True), ("ja-mecab-0.996-IPA", False)]
+)
+def test_sentences_are_compared_by_a_tokenizer_that_is_here(
+    make_grid, outcome, tokenizer: str, tested: bool
+):
+    grid = make_grid(outcome, AXES, curves=False)
+    for cell in grid.cells:
+        store(grid, cell, bleu_signature=f"nrefs:1|case:lc|eff:no|tok:{tokenizer}|smooth:exp")
+    for score in bleu_scores(read_results(grid.folder)):
+        assert score.seeds == 3
+        assert ("over sentences" in score.note) == tested
+
+
 def test_other_references_are_not_compared(make_grid, outcome):
     grid = make_grid(outcome, AXES, curves=False)
     for cell in grid.cells:
