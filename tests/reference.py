@@ -195,12 +195,12 @@ def over_vocabulary(sizes: Sizes, states: Array, table: Array, bias: Array | flo
     return sizes.logit_cap * np.tanh(logits / sizes.logit_cap)
 
 
-def linear(parameters: Parameters, name: str, x: Array) -> Array:
+def linear(parameters: Parameters, name: str, x: Array, *, bias: bool = True) -> Array:
     """``W x + b``, or with ``gamma W / |W|_2`` (Zhai et al. 2023, 2303.06296)."""
     matrix = parameters[f"{name}.weight"]
     if f"{name}.size.gamma" in parameters:
         matrix = parameters[f"{name}.size.gamma"] * matrix / np.linalg.norm(matrix, 2)
-    return x @ matrix.T + parameters[f"{name}.bias"]
+    return x @ matrix.T + (parameters[f"{name}.bias"] if bias else 0.0)
 
 
 def bounded(parameters: Parameters, name: str, x: Array) -> Array:
@@ -555,7 +555,8 @@ class Layer:
         """Qiu et al. 2025 (2505.06708): ``mixed * sigmoid(x W_g)``, for each entry or head."""
         if self.stack.reference.gate == "no":
             return mixed
-        logits = x @ self.weight(f"{name}.output_gate.matrix.weight").T
+        gate = self.name(f"{name}.output_gate.matrix")
+        logits = linear(self.stack.parameters, gate, x, bias=False)
         gates = 1.0 / (1.0 + np.exp(-logits))
         if self.stack.reference.gate == "head":
             gates = np.repeat(gates, mixed.shape[-1] // gates.shape[-1], axis=-1)

@@ -25,6 +25,7 @@ from lightning_app.models.optim import (
 from lightning_app.models.stack import stacks
 from lightning_app.probes.hooks import Place
 from lightning_app.probes.probe import learned_gains
+from tests import tiny
 
 
 def rates(config: ScheduleConfig, total: int, lr: float = 1.0) -> list[float]:
@@ -356,6 +357,8 @@ def lengths(model: torch.nn.Module) -> torch.Tensor:
     for name, weight in model.named_parameters():
         if name == "embedding.tokens.weight":
             found.append(weight[1:].norm(dim=1))  # the first row is that of the padding
+        elif "output_gate" in name:
+            continue
         elif (".blocks." in name or name == "embedding.output.weight") and weight.dim() == 2:
             found.append(weight.norm(dim=0 if name.endswith(OUTPUTS) else 1))
     return torch.cat(found).detach()
@@ -386,6 +389,30 @@ def test_rows_of_unit_matrices_have_length_1_after_every_step(
         moved = zip(before, model.parameters(), strict=True)
         assert not any(torch.equal(old, new) for old, new in moved)
     torch.testing.assert_close(lengths(model), torch.ones(len(lengths(model))), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("gate", ["element", "head"])
+def test_a_gate_of_unit_matrices_can_close(gate: str) -> None:
+    """Rows of length 1 would keep ``sigmoid(u w)``, with u of length 1, above 0.26."""
+    model = tiny.encoder(BlockConfig(preset="ngpt", output_gate=gate))
+    optimizer = build_optimizer(OptimizerConfig(lr=0.3), model, fused=False)
+    matrix = model.get_parameter("blocks.0.self_attention.output_gate.matrix.weight")
+    u = torch.nn.functional.normalize(torch.ones(1, matrix.shape[1]), dim=1)
+    for _ in range(20):
+        optimizer.zero_grad()
+        (u @ matrix.T).sigmoid().sum().backward()
+        optimizer.step()
+    assert float((u @ matrix.detach().T).sigmoid().max()) < 0.01
+
+
+def test_numbers_take_no_decay_beside_maps_that_do() -> None:
+    model = tiny.encoder("hyper_connections")
+    decaying, free = parameter_groups(model, 0.1)
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    decayed = {names[id(p)].rsplit(".", 1)[1] for p in decaying["params"]}
+    spared = {names[id(p)].rsplit(".", 1)[1] for p in free["params"]}
+    assert decayed >= {"read", "keep", "write"}
+    assert {"scale_in", "scale_out"} <= spared - decayed
 
 
 def test_a_scale_is_trained_faster_than_it_is_large() -> None:

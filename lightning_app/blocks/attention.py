@@ -166,7 +166,8 @@ class HalfOfFirst(nn.Module):
         values: Float[Tensor, "batch head token dim"],
         first: Float[Tensor, "batch head token dim"],
     ) -> Float[Tensor, "batch head token dim"]:
-        return torch.lerp(values, first, 0.5)
+        # Under autocast a first layer without a value matrix has values of another type.
+        return torch.lerp(values, first.to(values.dtype), 0.5)
 
 
 @VALUE_CARRIES.register("learned")

@@ -415,13 +415,16 @@ class Block(nn.Module):
             if residual is not None and one_rule:
                 residual.rule = self.around_self.rule
         for part in (self.self_attention, self.cross_attention, self.feed_forward):
-            for name, child in part.named_children() if spec.sigma_reparam and part else ():
-                if type(child) is Linear:
-                    setattr(part, name, built_aside(partial(SpectralLinear, child)))
+            gate = getattr(part, "output_gate", None)
+            for owner in (part, gate) if spec.sigma_reparam else ():
+                for name, child in [] if owner is None else [*owner.named_children()]:
+                    if type(child) is Linear:
+                        setattr(owner, name, built_aside(partial(SpectralLinear, child)))
 
     def after_step(self) -> None:
         for path, part in self.named_modules() if self.spec.unit_matrices else ():
-            if isinstance(part, nn.Linear) and not path.startswith("around_"):
+            gate = "output_gate" in path  # of length 1, its logits would stay within -1 and 1
+            if isinstance(part, nn.Linear) and not gate and not path.startswith("around_"):
                 unit_rows(part.weight, dim=0 if path.endswith((".output", ".outer")) else 1)
 
     @property

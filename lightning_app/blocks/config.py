@@ -35,7 +35,7 @@ from lightning_app.blocks.stack import (
     ramped,
 )
 from lightning_app.blocks.steps import HaltingSpec
-from lightning_app.blocks.streams import PLAIN, STREAM_RULES, StreamKind
+from lightning_app.blocks.streams import DUAL, STREAM_RULES, StreamKind
 from lightning_app.blocks.windows import LocalisedSpan
 
 Placement = Literal["post", "pre", "peri", "none"]
@@ -56,7 +56,8 @@ class BlockConfig:
     """A name that `ablate blocks` lists."""
     norm_placement: Placement | None = None
     """post: norm(x + f(x)); pre: x + f(norm(x)); peri: x + norm(f(norm(x))); none: x + f(x).
-    With pre and peri a final norm follows the last block."""
+    With pre and peri a final norm follows the last block, and with every placement where the stream
+    needs one at its end. The norms have the type that the preset has."""
     norm: Norm | None = None
     """The type of all norms of a stack: layer_norm, rms_norm or another name of `NORM_KINDS`."""
     residual_rule: Rule | None = None
@@ -127,7 +128,8 @@ class BlockConfig:
     ff_branch: Gain | None = None
     """The gain of the feed-forward branch."""
     branch_ramp: BranchRamp | None = None
-    """Let every branch rise from nearly nothing during the first steps of training."""
+    """Let every branch rise from nearly nothing during the first steps of training, at most all
+    of them."""
     stochastic_depth: float | None = None
     """The chance in training that a row of the batch skips a branch of the last layer; in layer l
     of L it is l / L of that."""
@@ -139,8 +141,8 @@ class BlockConfig:
     """Start the output projections of attention and the second feed-forward matrices at zero, so
     that every branch is zero at first; false: with their usual gains."""
     unit_matrices: bool | None = None
-    """Divide rows of the matrices of attention and feed-forward (columns of output matrices) and of
-    the embedding by their lengths, at the start and after each step (nGPT). Scores over the
+    """Divide rows of the matrices of attention and feed-forward (columns of output matrices), except
+    gates, and of the embedding by their lengths, at the start and after each step (nGPT). Scores over the
     vocabulary then have learned factors, from 1. Needs weight_decay 0."""
     sigma_reparam: bool | None = None
     """Divide each matrix of attention and feed-forward by its largest singular value, and multiply
@@ -187,7 +189,7 @@ class BlockConfig:
         spec = PRESETS[self.preset](stack)
         last = len(spec.blocks) - 1
         blocks = tuple(
-            self._block(block, first=layer == 0, last=layer == last)
+            self._block(block, spec.norm, first=layer == 0, last=layer == last)
             for layer, block in enumerate(spec.blocks)
         )
         if self.branch_ramp is not None:
@@ -197,16 +199,15 @@ class BlockConfig:
         if self.differential:
             blocks = differential_heads(blocks)
         self._check_gains(blocks)
-        final_norm, input_norm = spec.final_norm, spec.input_norm
-        if self.norm_placement is not None and (self.stream or spec.rule) == PLAIN:
-            final_norm = "layer_norm" if self.norm_placement in ("pre", "peri") else "none"
-        if self.norm_placement not in (None, "peri"):
+        input_norm = spec.input_norm
+        if self.norm_placement not in (None, "peri") and spec.blocks[0].around_self.is_peri:
             input_norm = "none"  # Peri-LN's
         spec = replace(
             spec,
             blocks=blocks,
-            final_norm=self._kind(final_norm),
+            final_norm=self._kind(self._final_norm(spec)),
             input_norm=self._kind(input_norm),
+            dual_stream=spec.dual_stream and self.stream in (None, DUAL),
         )
         return replace(
             self._carried(spec),
@@ -217,6 +218,15 @@ class BlockConfig:
             step_signal=self.step_signal or spec.step_signal,
             halting=self.halting or spec.halting,
         )
+
+    def _final_norm(self, spec: StackSpec) -> Norm:
+        before, rule = STREAM_RULES[spec.rule], STREAM_RULES[self.stream or spec.rule]
+        found = spec.final_norm
+        if self.norm_placement is not None:
+            found = spec.norm if self.norm_placement in ("pre", "peri") else "none"
+        elif before.norms_sum and not rule.norms_sum:  # there for the rule that is replaced
+            found = "none"
+        return spec.norm if rule.norms_end and found == "none" else found
 
     def _streams(self, spec: StackSpec) -> int:
         if self.streams is not None:
@@ -264,10 +274,11 @@ class BlockConfig:
         )
         return replace(spec, blocks=blocks)
 
-    def _block(self, block: BlockSpec, *, first: bool, last: bool) -> BlockSpec:
-        around_self = self._residual(block.around_self, self.attention_skip, self.attention_branch)
-        around_cross = self._residual(block.around_cross, None, None)
-        around_ff = self._residual(block.around_ff, self.ff_skip, self.ff_branch)
+    def _block(self, block: BlockSpec, norm: Norm, *, first: bool, last: bool) -> BlockSpec:
+        gains = self.attention_skip, self.attention_branch
+        around_self = self._residual(block.around_self, norm, *gains)
+        around_cross = self._residual(block.around_cross, norm, None, None)
+        around_ff = self._residual(block.around_ff, norm, self.ff_skip, self.ff_branch)
         layout = self.layout or block.layout
         if layout != block.layout and self.attention_skip is None:
             # The layout changes: two skips become one, or one becomes two.
@@ -305,9 +316,13 @@ class BlockConfig:
             return replace(init, output=0.0, ff_outer=0.0)
         return replace(init, output=init.output or 1.0, ff_outer=init.ff_outer or None)
 
-    def _residual(self, residual: ResidualSpec, skip: Gain | None, branch: Gain | None):
+    def _residual(
+        self, residual: ResidualSpec, norm: Norm, skip: Gain | None, branch: Gain | None
+    ) -> ResidualSpec:
+        if branch is not None and not branch.ramp:  # the preset's, as in its other branches
+            branch = replace(branch, ramp=residual.branch.ramp)
         if self.norm_placement is not None:
-            kinds = ["layer_norm" if here else "none" for here in PLACES[self.norm_placement]]
+            kinds = [norm if here else "none" for here in PLACES[self.norm_placement]]
             names = ("norm_input", "norm_branch", "norm_sum")
             residual = replace(residual, **dict(zip(names, kinds, strict=True)))
             if residual.norm_input == "none":

@@ -123,6 +123,11 @@ class ResidualSpec:
                 "that of a sum; use residual_rule sum or another preset"
             )
 
+    @property
+    def is_peri(self) -> bool:
+        """Whether norms stand before and after the branch, as in Peri-LN."""
+        return self.norm_input != "none" and self.norm_branch != "none"
+
     def _check_drop(self) -> None:
         if not 0.0 <= self.drop < 1.0:
             raise ValueError(f"stochastic_depth {self.drop}: must be at least 0 and below 1")

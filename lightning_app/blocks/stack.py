@@ -149,8 +149,8 @@ class StackSpec:
     def _check_stream(self) -> None:
         if self.dual_stream and self.stream not in (PLAIN, DUAL):
             raise ValueError(
-                f"stream {self.stream} with preset dual_stream: a stack has one stream rule; use "
-                "another preset"
+                f"stream {self.stream} with dual_stream true: a stack has one stream rule; leave "
+                "one of both out"
             )
         kind, rule = self.rule, STREAM_RULES[self.rule]
         if rule.several != (self.streams > 1):
@@ -219,11 +219,15 @@ class StackSpec:
         """The name of its stream rule."""
         return DUAL if self.dual_stream else self.stream
 
+    @property
+    def norm(self) -> Norm:
+        """The type of its norms: of the final norm, or else of those of its first block."""
+        norms = [self.final_norm, *(getattr(self.blocks[0].around_self, n) for n in NORMS_AROUND)]
+        return next((kind for kind in norms if kind != "none"), "layer_norm")
+
     def stream_rules(self, model_dim: int, *, cross: bool) -> Iterator[StreamRule]:
         """Yield the stream rule of each sub-layer, and then that of the end of the stack."""
         each = 3 if cross else 2
-        norms = [self.final_norm, *(getattr(self.blocks[0].around_self, n) for n in NORMS_AROUND)]
-        norm = next((kind for kind in norms if kind != "none"), "layer_norm")
         for number in range(1, self.depth * each + 2):
             layer = (number - 1) // each + 1
             place = StreamPlace(
@@ -233,7 +237,7 @@ class StackSpec:
                 ends_layer=number % each == 0,
                 sub_layers=self.depth * each,
                 streams=self.streams,
-                norm=norm,
+                norm=self.norm,
             )
             yield built_aside(partial(STREAM_RULES[self.rule], place))
 

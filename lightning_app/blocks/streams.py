@@ -38,6 +38,13 @@ class Stream(NamedTuple):
         return Stream(select_tokens(self.x, kept), parts)
 
 
+def mix(a: Tensor, b: Tensor) -> Tensor:
+    """Return ``a @ b`` in the type of both: autocast would round the states of the stream, which a
+    sum with a branch leaves in float32."""
+    with torch.autocast(a.device.type, enabled=False):
+        return a @ b
+
+
 def select_tokens(
     x: Float[Tensor, "batch token *rest"], kept: Int[Tensor, " kept"]
 ) -> Float[Tensor, "1 kept *rest"]:
@@ -100,6 +107,9 @@ class StreamRule(nn.Module):
     norms_sum: ClassVar[bool] = False
     """Whether every sub-layer must have a `norm_sum`."""
 
+    norms_end: ClassVar[bool] = False
+    """Whether `end` needs a final norm, whatever `norm_placement` says."""
+
     several: ClassVar[bool] = False
     """Whether the rule uses `StreamPlace.streams`."""
 
@@ -156,6 +166,7 @@ class DualStream(StreamRule):
     """``x' = join(x, f)``, ``r' = r + f``; the end is ``x + N(r)`` (ResiDual, 2304.14802)."""
 
     norms_sum = True
+    norms_end = True
 
     def start(self, x: Float[Tensor, "batch token model"]) -> Stream:
         return Stream(x, (x,))
@@ -183,6 +194,7 @@ class SiameseStream(StreamRule):
     words = "y sums all branches, sub-layers and the end read x + N(y); x takes f / sqrt(2 l)"
 
     norms_sum = True
+    norms_end = True
 
     def __init__(self, place: StreamPlace) -> None:
         super().__init__(place)
@@ -250,6 +262,7 @@ class _Several(StreamRule):
 
     joins = False
     several = True
+    norms_end = True
 
     def __init__(self, place: StreamPlace) -> None:
         super().__init__(place)
@@ -297,7 +310,7 @@ class StaticHyperConnections(_Several):
     ) -> Stream:
         (states,) = stream.parts
         keep, write = self.weights(states, "keep", "write")
-        kept = keep.transpose(-2, -1) @ states
+        kept = mix(keep.to(states.dtype).transpose(-2, -1), states)
         return self._mixed(kept + write.unsqueeze(-1) * branch.unsqueeze(2))
 
 
@@ -410,7 +423,7 @@ class ManifoldHyperConnections(_Several):
         gates, logits = self.projected(states, slice(n, None)).split([n, n * n], dim=-1)
         write = 2.0 * (scale[1] * gates + bias[n : 2 * n]).sigmoid()
         mixing = doubly_stochastic((scale[2] * logits + bias[2 * n :]).unflatten(-1, (n, n)))
-        kept = mixing.to(states.dtype).transpose(-2, -1) @ states
+        kept = mix(mixing.to(states.dtype).transpose(-2, -1), states)
         return self._mixed(kept + write.to(states.dtype).unsqueeze(-1) * branch.unsqueeze(2))
 
     def end(self, stream: Stream, norm: nn.Module) -> Float[Tensor, "batch token model"]:
@@ -442,6 +455,7 @@ class AttentionOverDepth(StreamRule):
     words = "sub-layers and the end read a softmax over the embedding and all branches so far"
 
     joins = False
+    norms_end = True
 
     def __init__(self, place: StreamPlace) -> None:
         super().__init__(place)
@@ -503,7 +517,7 @@ class DepthAverage(StreamRule):
         if self.over is None:
             return Stream(x, stream.parts)
         parts = (*stream.parts, x)
-        return Stream(torch.stack(parts, dim=-1) @ self.over.weight, parts)
+        return Stream(mix(torch.stack(parts, dim=-1), self.over.weight.to(x.dtype)), parts)
 
     def add(self, stream: Stream, added: Float[Tensor, "*#batch #token model"]) -> Stream:
         return Stream(stream.x + added, stream.parts)

@@ -307,6 +307,12 @@ def check(tree: dict[str, Any], config: Config, *, trains: bool) -> None:
         )
     if trains:
         model.schedule.check(trainer["max_steps"])
+        ramp = model.block.branch_ramp
+        if ramp is not None and 0 < trainer["max_steps"] < ramp.steps:
+            raise UserError(
+                f"model.block.branch_ramp: steps {ramp.steps}, within which the branches grow to "
+                f"their size; expected at most the {trainer['max_steps']} steps of the run"
+            )
     if model.schedule.batch_warmup_steps and corpus.order == "streams":
         raise UserError(
             f"model.schedule.batch_warmup_steps: {model.schedule.batch_warmup_steps} with "

@@ -88,7 +88,8 @@ class OptimizerConfig:
     parameters; spectral: sqrt(max(1, rows / columns))."""
     block_rate: float = 1.0
     """The factor of lr for the parameters of blocks, except scalars with a rate of their own; the
-    others, such as embeddings and the last norm, keep lr. depth-muP has m^-1/2 at m times as many
+    others, such as embeddings, the last norm and those of a stream's start and end, keep lr.
+    depth-muP has m^-1/2 at m times as many
     layers, with branches over the root of the depth (2310.02244)."""
     arguments: dict[str, Any] | None = None
     """Further arguments of the class of adafactor, soap, ademamix or schedule_free, which are of
@@ -427,7 +428,8 @@ _TABLES = (nn.Embedding, Table, LayerTable, SegmentTable)
 def _trained(model: nn.Module) -> Iterator[tuple[nn.Parameter, Role, bool, float | None, bool]]:
     """Yield each parameter, its role, whether it decays, its own rate, whether it is of a block.
 
-    Norms, biases and learned scalars take no decay, unless the class of a scalar sets it.
+    Norms, biases and learned scalars take no decay, unless the class of scalars sets it; a single
+    number takes none.
     """
     inside = {
         part
@@ -444,7 +446,7 @@ def _trained(model: nn.Module) -> Iterator[tuple[nn.Parameter, Role, bool, float
         rate = module.lr if scalars else None
         assert rate is None or gain
         for name, parameter in module.named_parameters(recurse=False):
-            exempt = gain or name.endswith("bias")
+            exempt = gain or name.endswith("bias") or parameter.dim() == 0
             role: Role = "matrices"
             if exempt or scalars or parameter.dim() < 2:
                 role = "gains"

@@ -1,7 +1,7 @@
 """A preset and the axes on top of it: what resolves runs, what does not is refused by name."""
 
 from contextlib import nullcontext
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import cache
 from typing import Any
 
@@ -248,9 +248,9 @@ REFUSED: dict[tuple[str, str], set[str]] = {
     ("score_cap", "0.5"): {"realformer"} | SKIPLESS,
     **{("sink", kind): SKIPLESS for kind in ("zero", "learned")},
     ("stream", "dual"): set(PRESETS) - NORMED_SUMS,
-    ("stream", "siamese"): set(PRESETS) - NORMED_SUMS | {"b2t", "admin", "dual_stream"},
-    ("stream", "average"): PARALLEL | {"b2t", "admin", "dual_stream"} | LERP,
-    ("stream", "embedding"): PARALLEL | {"b2t", "admin", "dual_stream"} | LERP,
+    ("stream", "siamese"): set(PRESETS) - NORMED_SUMS | {"b2t", "admin"},
+    ("stream", "average"): PARALLEL | {"b2t", "admin"} | LERP,
+    ("stream", "embedding"): PARALLEL | {"b2t", "admin"} | LERP,
     **{
         ("stream", kind): NORMED_SUMS
         | OWN_SKIPS
@@ -354,6 +354,58 @@ def test_a_placement_takes_along_what_belongs_to_the_old_one() -> None:
     )
 
 
+@pytest.mark.parametrize("rule", ["dual", "siamese"])
+@pytest.mark.parametrize(
+    "axes",
+    [
+        *({"preset": preset} for preset in ("post_ln", "realformer", "deepnorm", "keel")),
+        *({"preset": preset, "norm_placement": "post"} for preset in ("pre_ln", "dual_stream")),
+    ],
+)
+def test_a_second_state_is_normed_at_the_end_whatever_the_placement(rule: str, axes: Any) -> None:
+    for stack in STACKS:
+        spec = BlockConfig(stream=rule, **axes).resolve(stack)
+        assert (spec.rule, spec.final_norm) == (rule, "layer_norm")
+
+
+@pytest.mark.parametrize("preset", ["t_fixup", "rezero"])
+@pytest.mark.parametrize("rule", ["hyper_static", "hyper_dynamic", "hyper_manifold"])
+def test_the_number_of_states_is_no_factor_of_the_output(preset: str, rule: str) -> None:
+    """Four times the logits would be another start, in presets that have no norm otherwise."""
+    spec = resolve(STACKS[0], preset, stream=rule)
+    assert (spec.streams, spec.final_norm) == (4, "layer_norm")
+
+
+@pytest.mark.parametrize("preset", ["pre_ln", "post_ln"])
+def test_post_ln_has_no_final_norm_with_an_average_over_depth(preset: str) -> None:
+    spec = resolve(STACKS[0], preset, norm_placement="post", stream="average")
+    assert spec.final_norm == "none"
+    for rule in ("average", "plain"):
+        assert resolve(STACKS[0], "siamese_norm", stream=rule).final_norm == "none"
+
+
+@pytest.mark.parametrize(
+    ("preset", "kind"), [("reordered_norm", "rms_norm"), ("speedrun", "rms_norm_plain")]
+)
+def test_a_placement_keeps_the_type_of_the_norms(preset: str, kind: str) -> None:
+    for placement, names in {"pre": ["norm_input"], "post": ["norm_sum"]}.items():
+        spec = resolve(STACKS[1], preset, norm_placement=placement)
+        assert spec.final_norm == (kind if placement == "pre" else "none")
+        for around in ("around_self", "around_cross", "around_ff"):
+            found = getattr(spec.blocks[0], around)
+            assert {getattr(found, name) for name in names} == {kind}
+    assert resolve(STACKS[1], "speedrun", norm_placement="post").input_norm == "rms_norm_plain"
+
+
+def test_a_branch_of_another_size_rises_like_the_others() -> None:
+    half = Gain(value=0.5)
+    spec = resolve(STACKS[1], "prores", attention_branch=half, ff_branch=half)
+    for block, theirs in zip(spec.blocks, resolve(STACKS[1], "prores").blocks, strict=True):
+        ramp = theirs.around_ff.branch.ramp
+        assert ramp > 0.0
+        assert block.around_self.branch == block.around_ff.branch == replace(half, ramp=ramp)
+
+
 def test_a_norm_of_queries_and_keys_may_differ_from_the_others() -> None:
     spec = resolve(STACKS[0], "qk_norm", norm="rms_norm", qk_norm="layer_norm")
     assert spec.blocks[0].self_attention.qk_norm == "layer_norm"
@@ -394,6 +446,15 @@ def test_no_axis_is_the_preset(stack: Stack, preset: str) -> None:
         ({"preset": "sandwich_ln", "norm_placement": "pre"}, "pre_ln"),
         ({"preset": "pre_ln", "qk_norm": "layer_norm"}, "qk_norm"),
         ({"preset": "qk_norm", "qk_norm": "none"}, "pre_ln"),
+        ({"preset": "dual_stream", "stream": "plain"}, "post_ln"),
+        (
+            {"preset": "post_ln", "norm_placement": "pre", "stream": "attention"},
+            "attention_residuals",
+        ),
+        ({"preset": "post_ln", "norm_placement": "pre", "stream": "average"}, "denseformer"),
+        ({"preset": "post_ln", "norm_placement": "pre", "stream": "hyper_manifold"}, "mhc"),
+        ({"preset": "mhc", "stream": "plain"}, "pre_ln"),
+        ({"preset": "speedrun", "norm_placement": "pre"}, "speedrun"),
         ({"preset": "skipinit", "share_branch_gain": True}, "rezero"),
         ({"preset": "rezero", "share_branch_gain": False}, "skipinit"),
         (

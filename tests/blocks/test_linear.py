@@ -149,3 +149,13 @@ def test_a_model_starts_as_without_sigma_reparam() -> None:
     source, target = tiny.sentences()
     ours, theirs = (model(source, target) for model in models)
     torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("gate", ["element", "head"])
+def test_every_matrix_of_a_block_has_a_learned_singular_value(gate: str) -> None:
+    model = tiny.translator(tiny.BlockConfig(preset="sigma_reparam", output_gate=gate))
+    blocks = [block for stack in (model.encoder, model.decoder) for block in stack.blocks]
+    maps = [part for block in blocks for part in block.modules() if isinstance(part, Linear)]
+    assert {type(part) for part in maps} == {SpectralLinear}
+    gates = [path for path, _ in blocks[0].named_modules() if path.endswith("output_gate.matrix")]
+    assert gates == ["self_attention.output_gate.matrix"]

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from lightning_app.blocks.masks import padding_mask
 from lightning_app.blocks.norm import NORMS
 from lightning_app.blocks.presets import PRESETS
 from lightning_app.blocks.stack import Stack, StackSpec
@@ -176,7 +177,6 @@ def test_what_it_shares_with_pre_ln_starts_equal(preset: str) -> None:
         ({"preset": "admin", "stream": "average"}, "admin"),
         ({"preset": "b2t", "stream": "siamese"}, "b2t"),
         ({"preset": "mhc", "share": "all"}, "share all"),
-        ({"preset": "dual_stream", "stream": "average"}, "dual_stream"),
         ({"preset": "pre_ln", "stream": "atention"}, "did you mean 'attention'"),
     ],
 )
@@ -184,6 +184,25 @@ def test_what_has_no_meaning_is_refused_in_one_line(axes: dict[str, Any], words:
     with pytest.raises((ValueError, UserError), match=words) as error:
         tiny.BlockConfig(**axes).resolve(Stack(depth=3))
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("rule", ["average", "hyper_static", "hyper_dynamic", "hyper_manifold"])
+def test_autocast_leaves_the_states_as_they_are(rule: str) -> None:
+    """Beside branches of zero the stream stays the embedding, in float32 as in Pre-LN."""
+    torch.set_default_dtype(torch.float32)
+    model = tiny.encoder(tiny.BlockConfig(preset="zero_output", stream=rule))
+    x, mask = torch.randn(2, 5, 10), padding_mask(torch.ones(2, 5, dtype=torch.bool))
+    states: list[Stream] = []
+    last = [block for _, block in model.layers][-1]
+    last.register_forward_hook(lambda *call: states.append(call[2][0]))
+    with torch.no_grad():
+        model(x, mask)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            model(x, mask)
+    plain, rounded = states
+    for own, theirs in zip((rounded.x, *rounded.parts), (plain.x, *plain.parts), strict=True):
+        assert own.dtype == torch.float32
+        torch.testing.assert_close(own, theirs, rtol=0.0, atol=1e-6)
 
 
 def test_the_number_of_states_follows_the_rule() -> None:
