@@ -149,7 +149,7 @@ def test_mistakes_are_one_line(
 
 
 def test_a_grid_on_next_sentences_needs_them(tmp_path: Path, tree: dict[str, Any]) -> None:
-    from lightning_app.config.grid import MetricChoice, check_metric
+    from lightning_app.config.rulers import MetricChoice, check_metric
 
     assert check_metric(MetricChoice(name="val/nsp_nll"), {}, {}) == ("val/nsp_nll", "min")
     assert check_metric(MetricChoice(name="val/nsp_accuracy"), {}, {}) == (

@@ -18,11 +18,11 @@ from lightning_app.config.bounds import check_numbers, check_seed
 from lightning_app.config.classes import (
     CLASS_FIELDS,
     FIELDS,
-    OWN_CLASS,
     known_path,
     refusal,
     require_plugin,
 )
+from lightning_app.config.rulers import MetricChoice, check_metric
 from lightning_app.config.search import Refine, Search, check_search
 from lightning_app.config.sources import merged, nested, with_warmup
 from lightning_app.config.trainer import ClassSpec, TrainerConfig
@@ -46,7 +46,6 @@ from lightning_app.core.project import PROJECT, shipped_folder
 from lightning_app.core.schema import read
 from lightning_app.plugins import KEY
 from lightning_app.runs.parent import FIELD
-from lightning_app.scores.task_facts import DEFAULT_TASK, GENERAL, TASKS, task_facts
 
 _WORDS: Mapping[str, tuple[str, ...]] = {
     "accelerator": ("auto", "cpu", "cuda", "gpu", "mps", "tpu"),
@@ -198,16 +197,6 @@ def _check_place(field: str, name: str, value: Any) -> None:
 
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
-
-
-@dataclass(frozen=True, kw_only=True)
-class MetricChoice:
-    """The rule for the best run of a grid."""
-
-    name: str | None = None
-    """A metric, such as val/nll; null: the one that the task monitors."""
-    mode: Literal["min", "max"] | None = None
-    """Which value is best; null: the metric's own direction."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -459,35 +448,6 @@ def check_exclude(exclude: Sequence[Any], axes: Mapping[str, list[Any]]) -> tupl
                 hint = nearest(str(value), [str(each) for each in axes[axis]])
                 raise UserError(f"exclude: {axis}: no value {value!r} on the axis{hint}")
     return tuple(exclude)
-
-
-def check_metric(
-    metric: MetricChoice | None, base: Mapping[str, Any], axes: Mapping[str, list[Any]]
-) -> tuple[str, str]:
-    """The metric, by default the one that the task monitors, and its direction."""
-    metric = metric or MetricChoice()
-    kinds = axes.get(TASKS.field) or [lookup(base, TASKS.field) or DEFAULT_TASK]
-    monitored, *others = dict.fromkeys(task_facts(kind).monitored for kind in kinds)
-    if others and metric.name is None:
-        raise UserError(f"metric.name: missing; the tasks of {TASKS.field} do not agree")
-    name = monitored.metric if metric.name is None else metric.name
-    logged = name.startswith(("val/", "test/")) and _has_own_class(base, axes)
-    scores = {score.metric: score.mode for task in TASKS.values() for score in task.scores}
-    best = GENERAL | scores | {monitored.metric: monitored.mode}
-    if name not in best and not logged:
-        raise UserError(f"metric.name: no metric {name!r}{nearest(name, best)}")
-    mode = metric.mode or best.get(name)
-    if mode is None:
-        raise UserError(
-            f"metric.mode: missing; only {OWN_CLASS} knows whether min or max of {name!r} is best"
-            f"{nearest(name, best)}"
-        )
-    return name, mode
-
-
-def _has_own_class(base: Mapping[str, Any], axes: Mapping[str, list[Any]]) -> bool:
-    """Whether a grid trains a class of a plug-in, which may log its own metrics."""
-    return any(each is not None for each in axes.get(OWN_CLASS, [lookup(base, OWN_CLASS)]))
 
 
 def check_sensitivity(given: Sensitivity | None, axes: Mapping[str, list[Any]]) -> dict[str, Any]:
@@ -808,7 +768,7 @@ def _spec(path: Path, tree: Any, text: str, files: tuple[Path, ...], source: str
         searched = file.search.fields if file.search is not None else {}
         bounds = {field: [values.low, values.high] for field, values in searched.items()}
         check_pruner(file.pruner, {**axes, **bounds}, metric, sensitivity)
-        check_search(file.search, file.refine, axes, linked, base_config, file.pruner)
+        check_search(file.search, file.refine, axes, linked, exclude, base_config, file.pruner)
         check_config_numbers(base_config, axes)
         check_grid(base_config, {**axes, **bounds})
         variants = check_variants(file.variants or [], axes)

@@ -7,9 +7,12 @@ over, as config fields with their values.
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
-from lightning_app.config.tree import key_of, label
+from lightning_app.config.classes import OWN_CLASS
+from lightning_app.config.tree import key_of, label, lookup
+from lightning_app.core.errors import UserError, nearest
 from lightning_app.scores.task_facts import DEFAULT_TASK, GENERAL, TASKS, QualityMetric, task_facts
 
 _TEXT = (
@@ -185,3 +188,45 @@ def _alike(one: Any, other: Any, shown: bool) -> bool:
 
 def _text(name: str, value: Any) -> str:
     return f"{value:.6g}" if name.startswith(_SHOWN) and value is not None else label(value)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetricChoice:
+    """The rule for the best run of a grid."""
+
+    name: str | None = None
+    """A metric, such as val/nll; null: the one that the task monitors."""
+    mode: Literal["min", "max"] | None = None
+    """Which value is best; null: the metric's own direction."""
+
+
+def check_metric(
+    metric: MetricChoice | None, base: Mapping[str, Any], axes: Mapping[str, list[Any]]
+) -> tuple[str, str]:
+    """The metric, by default the one that the task monitors, and its direction."""
+    metric = metric or MetricChoice()
+    kinds = axes.get(TASKS.field) or [lookup(base, TASKS.field) or DEFAULT_TASK]
+    monitored, *others = dict.fromkeys(task_facts(kind).monitored for kind in kinds)
+    if others and metric.name is None:
+        raise UserError(f"metric.name: missing; the tasks of {TASKS.field} do not agree")
+    name = monitored.metric if metric.name is None else metric.name
+    logged = name.startswith(("val/", "test/")) and _has_own_class(base, axes)
+    scores = {score.metric: score.mode for task in TASKS.values() for score in task.scores}
+    best = GENERAL | scores | {monitored.metric: monitored.mode}
+    if name not in best and not logged:
+        raise UserError(f"metric.name: no metric {name!r}{nearest(name, best)}")
+    known = best.get(name)
+    if metric.mode not in (None, known or metric.mode):
+        raise UserError(f"metric.mode: {metric.mode}; expected {known}, which is best of {name}")
+    mode = metric.mode or known
+    if mode is None:
+        raise UserError(
+            f"metric.mode: missing; only {OWN_CLASS} knows whether min or max of {name!r} is best"
+            f"{nearest(name, best)}"
+        )
+    return name, mode
+
+
+def _has_own_class(base: Mapping[str, Any], axes: Mapping[str, list[Any]]) -> bool:
+    """Whether a grid trains a class of a plug-in, which may log its own metrics."""
+    return any(each is not None for each in axes.get(OWN_CLASS, [lookup(base, OWN_CLASS)]))

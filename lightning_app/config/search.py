@@ -1,7 +1,7 @@
 """The parts of a grid file that make cells while the grid runs: `search` and `refine`."""
 
 import math
-from collections.abc import Container, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -81,11 +81,16 @@ def check_search(
     search: Search | None,
     refine: Refine | None,
     axes: Mapping[str, list[Any]],
-    linked: Container[str],
+    linked: Mapping[str, tuple[str, Any]],
+    exclude: Sequence[Mapping[str, Any]],
     base: Mapping[str, Any],
     pruner: str | None,
 ) -> None:
-    """Refuse a search of a field that is fixed, and a budget that does not suffice for a round."""
+    """Refuse a search of a field that is fixed, and a budget that does not suffice for a round.
+
+    Raises:
+        UserError: naming the field, also for an exclusion or an axis that follows what is chosen.
+    """
     seeds = len(axes.get(SEED, [None]))
     if search is not None and refine is not None:
         raise UserError("refine: cannot be combined with 'search'; a search chooses its own rates")
@@ -108,6 +113,16 @@ def check_search(
         if len(rates) < 2 or RATE in linked:
             raise UserError(
                 f"refine: expected an axis {RATE} of at least two rates, found {len(rates)}"
+            )
+        for axis, (other, _) in linked.items():
+            if other == RATE:
+                raise UserError(
+                    f"axes: {axis}: follows {RATE}, whose further values refine chooses; give it "
+                    "values of its own"
+                )
+        if any(RATE in entry for entry in exclude):
+            raise UserError(
+                f"exclude: names {RATE}, which refine chooses by results; exclude by other axes"
             )
         _check_budget("refine", refine.budget, len(rates), seeds, "rates")
 

@@ -329,6 +329,30 @@ def arms_of(grid: "Grid") -> tuple[list[SearchArm], dict[str, TrialScore]]:
     return search_arms(spec, list(combinations(spec)), known), known
 
 
+def reopened(grid: "Grid") -> "Grid":
+    """Return the grid with its search open again where it had ended by results that are gone.
+
+    Results may have been put aside, removed or replaced since. Its next round then asks by the new
+    ones. A search by Optuna is only compared where a result is missing: another version of Optuna
+    may ask for other cells.
+    """
+    if not grid.spec.adapts or grid.plan.more or grid.plan.waiting:
+        return grid
+    ended = all(grid.state(cell).state in ("done", "pruned") for cell in grid.cells)
+    if ended and grid.spec.refine is None:
+        return grid
+    arms, _ = arms_of(grid)
+    more = sum(arm.more * len(arm.cells) for arm in arms)
+    if ended and not more:
+        planned = {canonical(cell.axes) for cell in grid.cells}
+        more = int({canonical(axes) for axes in wanted(arms)} != planned)
+    if not more:
+        return grid
+    grid = Grid(grid.spec, grid.folder, replace(grid.plan, more=more))
+    grid.save()
+    return grid
+
+
 def outcomes_of(grid: "Grid") -> dict[str, TrialScore]:
     """What came of the finished cells of a search or a refinement, by `canonical` of their axes."""
     found = {}
@@ -360,13 +384,12 @@ def score_of(plan: Plan, result: Mapping[str, Any]) -> float:
         known = ", ".join(result["metrics"])
         raise UserError(f"{plan.name}: metric.name: runs report no '{name}' ({known})")
     value = result["metrics"].get(name)
+    if diverged and name in _LOWER_IS_BETTER_CAPS:  # the last validation may have been before it
+        return _LOWER_IS_BETTER_CAPS[name](entropy)
     if plan.mode == "max":
         # A correlation is 0 if the context is ignored, and no share is below 0.
         return 0.0 if value is None else value
-    worst = math.inf if value is None else value
-    if diverged and name in _LOWER_IS_BETTER_CAPS:
-        return min(worst, _LOWER_IS_BETTER_CAPS[name](entropy))
-    return worst
+    return math.inf if value is None else value
 
 
 def _expand(

@@ -185,9 +185,10 @@ class _Reader(ReportReader):
 
 
 class Reports:
-    """Copy the reports of running cells to their trials."""
+    """Copy the reports of running cells of the grid's metric to their trials."""
 
-    def __init__(self) -> None:
+    def __init__(self, metric: str) -> None:
+        self._metric = metric
         self._readers: dict[int, _Reader] = {}
 
     def look(self, trial: Trial, folder: RunFolder, attempt: int) -> bool:
@@ -203,7 +204,7 @@ class Reports:
         reader = self._readers.get(trial.number)
         if reader is None:
             known = trial.study.get_trials(deepcopy=False)[trial.number].intermediate_values
-            reader = self._readers[trial.number] = _Reader(reported=set(known))
+            reader = self._readers[trial.number] = _Reader(self._metric, reported=set(known))
         try:
             for each in range(1, attempt + 1):
                 for step, value in reader.new(folder, each):
@@ -345,7 +346,7 @@ class Study:
             ended, value = run.result, self.value(run.result)
             marks |= attributes(run.result)
             if self._grid.prunes:  # pruners compare with the reports of complete cells
-                reports = read_reports(self._grid.run(cell))
+                reports = read_reports(self._grid.run(cell), self._grid.plan.metric)
         elif run is not None and run.pruned is not None:
             ended, value = run.pruned, run.pruned["value"]
         elif run is not None:

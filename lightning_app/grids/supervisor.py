@@ -29,6 +29,7 @@ from lightning_app.grids.plan import (
     combinations,
     is_valid,
     load_plan,
+    reopened,
     runs_with_plugins,
 )
 from lightning_app.grids.plan_checks import devices_of
@@ -149,7 +150,7 @@ class Supervisor:
         self._hang_limit = options.hang_limit
         self._patience = inf if options.wait else _LOOKS * options.lost_after
         self._idle = 0.0
-        self._reports = Reports() if grid.prunes else None
+        self._reports = Reports(grid.plan.metric) if grid.prunes else None
         self._running: list[Running] = []
         self._pending: Claim | None = None  # a claim that needs a device for itself
         self._to_index = False  # whether a cell has ended since the index was written
@@ -501,6 +502,8 @@ def run_grid(
                         grid = current_grid(spec, folder, planned, alone, corpus, options.results)
                     if options.rerun_stale and not rounds:
                         _rerun_stale(grid, program, stop, alone)
+                    if alone:
+                        grid = reopened(grid)
                     queue = Queue(
                         grid,
                         storage,
@@ -532,8 +535,10 @@ def run_grid(
                         with turn(folder.start_lock, lambda: stop.requested, why):
                             queue.record_search()
                 rounds, fresh = rounds + 1, None
-                if not grid.awaits_round or stop.requested or time.monotonic() >= until:
+                if not grid.awaits_round:
                     return Ending(grid=grid, elsewhere=elsewhere)
+                if stop.requested or time.monotonic() >= until:
+                    return Ending(grid=grid, elsewhere=elsewhere, cut="stopped between two rounds")
     except (Interrupted, StorageLost) as why:
         return Ending(grid=grid, cut=str(why) or "interrupted")
 

@@ -35,8 +35,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lightning_app.config.grid import MetricChoice, check_compare, check_metric
-from lightning_app.config.rulers import EVALUATION
+from lightning_app.config.grid import check_compare
+from lightning_app.config.rulers import EVALUATION, MetricChoice, check_metric
 from lightning_app.config.tree import (
     CORPUS,
     PRESET,

@@ -313,7 +313,9 @@ def _tests(grid: GridResults, axis: str, base: Any) -> list[FailureTest]:
                 ]
                 names = [value_name(axis, each, grid.labels) for each in (value, base)]
                 test = _test(grid, axis, names, name, tables)
-                tests.append(test if all(planned) else replace(test, p=math.nan))
+                # Further runs, which may change it, also wait for results of a search.
+                ended = all(planned) and not grid.more
+                tests.append(test if ended else replace(test, p=math.nan))
     return tests
 
 
@@ -419,7 +421,7 @@ def _of(grid: GridResults, kind: Kind, cells: Sequence[CellResult]) -> list[Task
     chosen = _fixed(grid, cells)
     if kind == "best_median":
         chosen = _best(_of_one_ruler(by_setting, chosen))
-    runs = by_setting.get(chosen, [])
+    runs = by_setting.get(chosen, []) if chosen is not None else []
     return [_score(grid, kind, runs, score, len(by_setting)) for score in cells[0].scores if runs]
 
 
@@ -432,29 +434,35 @@ def _setting_axes(grid: GridResults) -> list[str]:
     return [axis for axis in grid.axes if axis not in others and not axis.startswith(grid.wiring)]
 
 
-def _fixed(grid: GridResults, cells: Sequence[CellResult]) -> Setting:
-    """The reference warm-up, and the base config's value of each other axis, else the first."""
-    planned = [cell for cell in grid.cells if _same_arm(cell, cells[0])]
+def _fixed(grid: GridResults, cells: Sequence[CellResult]) -> Setting | None:
+    """The reference warm-up, and the base config's value of each other axis, else the first.
+
+    Of the values that all variants have for the task, since results may have chosen others, as a
+    search does; None without such a value. One that follows from another axis is the variant's.
+    """
+    arms: dict[str, list[CellResult]] = {}
+    for cell in grid.cells:
+        if cell.corpus == cells[0].corpus:
+            arms.setdefault(cell.variant, []).append(cell)
+    own = arms[cells[0].variant]
     chosen: list[tuple[str, Any]] = []
     for axis in _setting_axes(grid):
-        planned_values = {key_of(cell.axes[axis]) for cell in planned}
+        compared = [own] if axis in grid.linked else arms.values()
+        common = set.intersection(*({key_of(cell.axes[axis]) for cell in arm} for arm in compared))
         wanted = [grid.reference_warmup] if axis == WARMUP else []
         wanted += [lookup(grid.config, axis), *grid.axes[axis]]
-        chosen.append(
-            (axis, next(key_of(value) for value in wanted if key_of(value) in planned_values))
-        )
+        found = next((key_of(value) for value in wanted if key_of(value) in common), None)
+        if found is None:
+            return None
+        chosen.append((axis, found))
     return tuple(chosen)
 
 
-def _same_arm(cell: CellResult, other: CellResult) -> bool:
-    return (cell.variant, cell.corpus) == (other.variant, other.corpus)
-
-
 def _of_one_ruler(
-    by_setting: Mapping[Setting, list[CellResult]], chosen: Setting
+    by_setting: Mapping[Setting, list[CellResult]], chosen: Setting | None
 ) -> dict[Setting, list[CellResult]]:
     """The settings whose own score counts what that of the `chosen` one does, or of the first."""
-    usual = by_setting.get(chosen) or next(iter(by_setting.values()))
+    usual = (by_setting.get(chosen) if chosen else None) or next(iter(by_setting.values()))
     metric = usual[0].scores[0].metric
     return {
         setting: cells

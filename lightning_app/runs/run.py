@@ -262,8 +262,13 @@ def fraction(progress: Mapping[str, Any] | None) -> float:
 
 @dataclass
 class ReportReader:
-    """Read the reports of one run; tracks the steps yielded and the bytes read per file."""
+    """Read the reports of one run; tracks the steps yielded and the bytes read per file.
 
+    Reports of another metric than `metric` are left out: a grid that shares the run may have had
+    another. Lines of earlier versions do not name theirs.
+    """
+
+    metric: str | None = None
     steps: set[int] = field(default_factory=set)
     read: dict[Path, int] = field(default_factory=dict)
 
@@ -286,19 +291,21 @@ class ReportReader:
                 report = json.loads(line)
             except ValueError:
                 continue  # a power loss can leave zeros; one report is lost
+            if self.metric is not None and report.get("metric", self.metric) != self.metric:
+                continue
             if report["value"] is not None and report["step"] not in self.steps:
                 yield report["step"], report["value"]
                 self.steps.add(report["step"])
         self.read[path] = start + whole
 
 
-def read_reports(folder: RunFolder) -> dict[int, float]:
-    """Every step and value that a run has reported, over all its attempts."""
-    reader, attempts = ReportReader(), range(1, folder.last_attempt() + 1)
+def read_reports(folder: RunFolder, metric: str | None = None) -> dict[int, float]:
+    """Every step and value of `metric` that a run has reported, over all its attempts."""
+    reader, attempts = ReportReader(metric), range(1, folder.last_attempt() + 1)
     return {step: value for attempt in attempts for step, value in reader.new(folder, attempt)}
 
 
-def last_report(folder: RunFolder) -> float | None:
+def last_report(folder: RunFolder, metric: str | None = None) -> float | None:
     """The value of the last step that a run has reported; None before the first report."""
-    reports = read_reports(folder)
+    reports = read_reports(folder, metric)
     return reports[max(reports)] if reports else None

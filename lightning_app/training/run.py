@@ -765,7 +765,7 @@ class TrainingRun(PreparedRun):
             "status": "pruned",
             "step": step,
             "metric": self._pruned_by,
-            "value": last_report(self.folder),
+            "value": last_report(self.folder, self._pruned_by),
             "attempt": self.attempt,
             "provenance": self.origin.record,
             "seconds": self.clock.seconds,

@@ -1,7 +1,8 @@
 """A program for the grid runner that trains nothing, and misbehaves if its config says so.
 
 Run as a script it is the supervisor: `stand_in.py GRID FOLDER WORKERS [retry] [seconds=N]`. With
-index=N it writes an index whenever it may, for N seconds.
+index=N it writes an index whenever it may, for N seconds; with late=N the time is up at the first
+index after N cells have ended.
 """
 
 import errno
@@ -14,6 +15,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import yaml
 
@@ -132,7 +134,8 @@ def run_cell(job: Job, rank: int) -> None:
     nll = 9.0 if diverged else 3.0 + seed / 10 - warmup / 100
     nll += 1.0 if provenance()["code"] == "b" else 0.0
     if behaviour == "curve":  # the best rate is 0.05, and 0.1 with warm-up
-        nll = 9.0 if diverged else nll + 0.4 * math.log2(rate / (0.1 if warmup else 0.05)) ** 2
+        best = (0.1 if warmup else 0.05) * float(os.environ.get("SHIFT", "1"))
+        nll = 9.0 if diverged else nll + 0.4 * math.log2(rate / best) ** 2
     result = {
         "schema": 2,
         "id": cell_id(config),
@@ -171,7 +174,8 @@ def is_told_to_stop(job: Job, config: dict, step: int) -> bool:
     """Report the learning rate like a loss, and check whether the supervisor stops the run."""
     value = config["model"]["optimizer"]["lr"]
     with job.record.reports.open("a") as file:
-        file.write(json.dumps({"step": step, "value": value}) + "\n")
+        report = {"step": step, "metric": job.metric, "value": value}
+        file.write(json.dumps(report) + "\n")
     return job.record.stop.exists()
 
 
@@ -246,6 +250,11 @@ def main() -> int:
             note("index-begins")
             time.sleep(index_seconds)
             note("index-ends")
+        if "late" in words and Path(os.environ["LEDGER"]).read_text().count("end ") >= int(
+            words["late"]
+        ):  # the time is up once so many cells have ended
+            late = {**vars(time), "monotonic": lambda: math.inf}
+            supervisor.time = SimpleNamespace(**late)  # pyright: ignore[reportAttributeAccessIssue]
 
     try:
         ending = run_grid(

@@ -1,4 +1,5 @@
 import json
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -21,6 +22,7 @@ from lightning_app.grids.plan import (
     is_valid,
     load_plan,
     made_from,
+    score_of,
 )
 from lightning_app.grids.plan_checks import axis_cautions, devices_of, most_read
 from lightning_app.runs.folder import GridFolder
@@ -577,3 +579,12 @@ def test_what_the_output_and_the_seeds_of_values_change_is_no_equal_training() -
         assert len(planned({f"model.architecture.{field}": values}).cells) == 2
     with pytest.raises(UserError, match="train the same"):
         planned({"model.architecture.tie_embeddings": [None, True]})
+
+
+def test_a_failed_run_counts_as_no_context_whatever_its_last_validation_was() -> None:
+    """A validation may lie before the step at which a run failed."""
+    failed = {"status": "diverged", "unigram_entropy": 6.0, "metrics": {"val/nll": 3.0}}
+    plan = replace(plan_of(grid()), metric="val/nll")
+    assert score_of(plan, failed) == 6.0
+    assert score_of(plan, {**failed, "status": "ok"}) == 3.0
+    assert score_of(replace(plan, metric="val/perplexity"), failed) == math.exp(6.0)

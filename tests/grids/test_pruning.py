@@ -39,7 +39,7 @@ def report(folder: Path, attempt: int, step: int, value: float) -> None:
 def test_the_median_rule_stops_what_is_worse_than_half(
     tmp_path: Path, direction: Literal["minimize", "maximize"], sign: int
 ) -> None:
-    grid, reports = study("median", direction), Reports()
+    grid, reports = study("median", direction), Reports("val/nll")
     complete(grid, *(sign * loss for loss in (1.0, 2.0, 3.0, 4.0, 5.0)))
     good, bad = grid.ask(), grid.ask()
     report(tmp_path / "good", 1, 10, sign * 2.9)
@@ -54,7 +54,7 @@ def test_the_median_rule_stops_what_is_worse_than_half(
 
 
 def test_nothing_is_pruned_before_enough_cells_are_complete(tmp_path: Path) -> None:
-    grid, reports = study("median"), Reports()
+    grid, reports = study("median"), Reports("val/nll")
     complete(grid, 1.0, 1.0, 1.0, 1.0)
     # A fifth one of unknown origin.
     grid.add_trial(optuna.create_trial(value=1.0))
@@ -67,7 +67,7 @@ def test_nothing_is_pruned_before_enough_cells_are_complete(tmp_path: Path) -> N
 
 
 def test_what_is_not_finite_is_not_reported(tmp_path: Path) -> None:
-    grid, reports = study("median"), Reports()
+    grid, reports = study("median"), Reports("val/nll")
     complete(grid, *[1.0] * 5)
     trial = grid.ask()
     report(tmp_path, 1, 10, math.nan)
@@ -77,7 +77,7 @@ def test_what_is_not_finite_is_not_reported(tmp_path: Path) -> None:
 
 
 def test_a_cell_that_goes_on_brings_the_reports_of_its_earlier_attempts(tmp_path: Path) -> None:
-    grid, reports = study("median"), Reports()
+    grid, reports = study("median"), Reports("val/nll")
     first = grid.ask()
     report(tmp_path, 1, 10, 3.0)
     report(tmp_path, 1, 20, 2.0)
@@ -97,13 +97,13 @@ def test_every_step_is_reported_once_whoever_reports(tmp_path: Path, recwarn) ->
     trial = grid.ask()
     for step in STEPS:  # each with a new reader, as after a restart of the supervisor
         report(tmp_path, 1, step, 1.0)
-        assert not Reports().look(trial, RunFolder(tmp_path), 1)
+        assert not Reports("val/nll").look(trial, RunFolder(tmp_path), 1)
     assert list(grid.trials[-1].intermediate_values) == list(STEPS)
     assert [str(each.message) for each in recwarn] == []
 
 
 def test_a_trial_that_others_have_ended_is_left_alone(tmp_path: Path) -> None:
-    grid, reports = study("median"), Reports()
+    grid, reports = study("median"), Reports("val/nll")
     trial = grid.ask()
     grid.tell(trial.number, state=TrialState.FAIL)
     report(tmp_path, 1, 10, 1.0)
@@ -112,7 +112,7 @@ def test_a_trial_that_others_have_ended_is_left_alone(tmp_path: Path) -> None:
 
 def test_hyperband_begins_at_the_first_validation(tmp_path: Path) -> None:
     """Of nine cells about a third continues; none is pruned before one is complete."""
-    grid, reports = study("hyperband"), Reports()
+    grid, reports = study("hyperband"), Reports("val/nll")
     early = grid.ask()
     report(tmp_path / "early", 1, 10, 99.0)
     assert not reports.look(early, RunFolder(tmp_path / "early"), 1)
@@ -136,7 +136,7 @@ def test_without_a_pruner_nothing_is_pruned(tmp_path: Path) -> None:
     complete(grid, *[1.0] * 9)
     trial = grid.ask()
     report(tmp_path, 1, 10, 99.0)
-    assert not Reports().look(trial, RunFolder(tmp_path), 1)
+    assert not Reports("val/nll").look(trial, RunFolder(tmp_path), 1)
 
 
 def rates(world: World, *values: float, **changes: object) -> None:

@@ -1,5 +1,6 @@
 """What a run reports at its validations, for a pruner."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,18 @@ def test_the_reports_of_all_attempts_are_one_curve(folder: RunFolder) -> None:
     second.write_text('{"step": 10, "value": 2.0}\n{"step": 15, "value": 1.0}\n')
     assert read_reports(folder) == {5: 3.0, 10: 2.0, 15: 1.0}
     assert last_report(folder) == 1.0
+
+
+def test_reports_of_another_metric_are_left_out(folder: RunFolder) -> None:
+    """Grids that share a run may be judged by different metrics."""
+    lines = [(5, "val/nll", 3.0), (5, "val/bleu", 20.0), (10, "val/bleu", 21.0)]
+    reports = [dict(zip(("step", "metric", "value"), line, strict=True)) for line in lines]
+    old = {"step": 15, "value": 2.0}  # earlier versions did not name it
+    text = "".join(json.dumps(report) + "\n" for report in (*reports, old))
+    folder.attempt(1).reports.write_text(text)
+    assert read_reports(folder, "val/nll") == {5: 3.0, 15: 2.0}
+    assert read_reports(folder, "val/bleu") == {5: 20.0, 10: 21.0, 15: 2.0}
+    assert last_report(folder, "val/nll") == 2.0
 
 
 def test_a_run_without_reports_has_no_last_one(folder: RunFolder) -> None:

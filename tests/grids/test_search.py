@@ -259,6 +259,57 @@ def test_a_search_whose_earlier_rounds_have_changed_is_not_continued(world: Worl
     assert same.cells == grid.cells
 
 
+@pytest.mark.parametrize("way", ["rerun", "removed", "replaced"])
+def test_a_refinement_is_open_again_if_its_results_change(world: World, way: str) -> None:
+    """The best rates are a quarter of what they were, below all that were asked for."""
+    world.write(delay=0.01, **KINDS["refine"])
+    assert world.run().returncode == 0
+    before = {cell.id for cell in world.plan().cells}
+    world.environment |= {"SHIFT": "0.25", "CODE": "b" if way == "rerun" else "a"}
+    for run in world.value().cells if way != "rerun" else ():
+        result = world.value().run(run).result
+        record = json.loads(result.read_text())
+        result.unlink()
+        if way == "replaced":  # as by `ablate fit --again`
+            low = -4 if run.axes[WARMUP] else -5
+            record["metrics"]["val/nll"] = 3.0 + 0.4 * (math.log2(run.axes[RATE]) - low + 2) ** 2
+            result.write_text(json.dumps(record))
+    again = world.run("rerun") if way == "rerun" else world.run()
+    assert again.returncode == 2
+    assert "the search asks for other cells" in again.stderr
+    assert world.run().returncode == 2  # until its plan is made anew
+    (world.folder / "plan.json").unlink()
+    assert world.run().returncode == 0
+    assert world.plan().more == 0
+    after = {cell.id for cell in world.plan().cells}
+    assert after - before
+    assert before - after
+    for warmup in (0, 60):
+        rates = [cell.axes[RATE] for cell in world.plan().cells if cell.axes[WARMUP] == warmup]
+        assert min(rates) < (0.025 if warmup else 0.0125)
+
+
+def test_a_finished_refinement_that_lost_a_result_asks_for_the_same_again(world: World) -> None:
+    world.write(delay=0.01, **KINDS["refine"])
+    assert world.run().returncode == 0
+    grid = world.value()
+    grid.run(grid.cells[0]).result.unlink()
+    again = world.run()
+    assert (again.returncode, again.stderr) == (0, "")
+    assert (world.plan().cells, world.plan().more) == (grid.cells, 0)
+
+
+def test_time_that_ends_between_two_rounds_is_no_success(world: World) -> None:
+    """The time is up as the last cell of the first round, of 24, has ended."""
+    world.write(delay=0.01, **KINDS["refine"])
+    cut = world.run("seconds=1000", "late=24")
+    assert len(world.lines("end")) == 24
+    assert cut.returncode == 130
+    assert world.plan().more > 0
+    assert world.run().returncode == 0
+    assert world.plan().more == 0
+
+
 def test_finished_runs_of_other_grids_count(world: World) -> None:
     world.write(delay=0.01, axes={RATE: [0.05, 0.2]}, **CURVE)
     assert world.run().returncode == 0
@@ -326,6 +377,12 @@ def test_a_study_per_arm_for_the_dashboard(
           "metric": {"name": "val/nll"}}, f"pruner: cannot be combined with the axis {WARMUP}"),
         ({"search": {**SEARCH, "fields": {}}}, "fields: expected at least one dotted key"),
         ({"search": SEARCH, "refine": {"budget": 20}}, "refine: cannot be combined with 'search'"),
+        ({"refine": {"budget": 20}, "axes": {FIELD: [1e-3, 1e-2],
+          "model.optimizer.weight_decay": {FIELD: {1e-3: 0.1, 1e-2: 0.01}}}},
+         "axes: model.optimizer.weight_decay: follows model.optimizer.lr"),
+        ({"refine": {"budget": 20}, "axes": {FIELD: [1e-3, 1e-2]},
+          "exclude": [{FIELD: 1e-2, SEED: 2}]}, "exclude: names model.optimizer.lr"),
+        ({"metric": {"name": "val/bleu", "mode": "min"}}, "metric.mode: min; expected max"),
         ({"refine": {"budget": 20}, "axes": {FIELD: [1e-3, 1e-2]}, "pruner": "median"}, "pruner"),
     ],
 )  # fmt: skip

@@ -4,6 +4,7 @@ import io
 import json
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from rich.console import Console
 
 from lightning_app.blocks.presets import PRESETS
 from lightning_app.config.grid import read_spec
+from lightning_app.config.tree import RATE
 from lightning_app.core.errors import UserError
 from lightning_app.report.bibliography import bibliography
 from lightning_app.report.comparisons import BETTER, WORSE, by_metric, compare_axis, comparisons
@@ -252,6 +254,14 @@ def test_a_test_of_failed_runs_waits_for_the_planned_ones(tmp_path: Path) -> Non
     assert "is shown between runs without warm-up and with warm-up 60 for pre_ln" in text
 
 
+def test_a_test_of_failed_runs_waits_for_those_that_a_search_may_ask_for(tmp_path: Path) -> None:
+    grid = read_results(glue_grid(tmp_path / "demo", mixed))
+    assert any(not math.isnan(row.p) for row in failure_tests(grid))
+    waiting = failure_tests(replace(grid, more=4))
+    assert waiting
+    assert all(math.isnan(row.p) and math.isnan(row.p_holm) for row in waiting)
+
+
 def test_an_axis_of_compare_has_its_own_test(tmp_path: Path) -> None:
     def scores(axes: Mapping[str, Any]) -> Scores:
         lost = not axes[CORRECTED] and axes[WARMUP] == 0
@@ -373,6 +383,29 @@ def test_the_best_median_stands_beside_the_mean_of_a_fixed_setting(tmp_path: Pat
     assert median.startswith("ours, OPTIMISTIC: median of the best of 4 settings")
     ((_, _, shown),) = tables["task_scores"].bodies[median]
     assert shown.text == "70.00"
+
+
+def test_one_setting_is_one_that_all_variants_have(tmp_path: Path) -> None:
+    """A search chooses rates by results, so that a variant may have some of its own."""
+    axes = {SEED: [1, 2], CORPUS: ["rte"], PRESET: ["post_ln", "pre_ln"], WARMUP: [60]}
+    rates = {"post_ln": [2.5e-4, 1e-3], "pre_ln": [1e-3, 4e-3]}
+    own = {RATE: sorted({rate for each in rates.values() for rate in each})}
+
+    def by_rate(axes: Mapping[str, Any]) -> Scores:
+        return learned("rte", 0.5 + 0.1 * math.log10(axes[RATE] / 1e-4))
+
+    folder = glue_grid(tmp_path / "demo", by_rate, axes | own)
+    grid = read_results(folder)
+
+    def of(rates: Mapping[str, Any]) -> GridResults:
+        cells = [cell for cell in grid.cells if cell.axes[RATE] in rates[cell.variant]]
+        return replace(grid, cells=tuple(cells))
+
+    means = [row for row in task_scores(of(rates)) if row.kind == "mean"]
+    assert {row.variant: row.value for row in means} == pytest.approx(dict.fromkeys(rates, 0.6))
+    apart = {"post_ln": [2.5e-4], "pre_ln": [1e-3, 4e-3]}
+    assert [row for row in task_scores(of(apart)) if row.kind == "mean"] == []
+    assert {row.variant for row in task_scores(of(apart))} >= set(apart)
 
 
 def test_an_average_needs_all_of_its_tasks(tmp_path: Path) -> None:

@@ -471,7 +471,11 @@ class Pruning(pl.Callback):
             )
         if trainer.is_global_zero:
             value = float(metrics[self.metric])
-            report = {"step": trainer.global_step, "value": value if math.isfinite(value) else None}
+            report = {
+                "step": trainer.global_step,
+                "metric": self.metric,
+                "value": value if math.isfinite(value) else None,
+            }
             with self.reports.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(report) + "\n")
 
@@ -482,6 +486,7 @@ _LATER = (
     "plugins_used",
     "arithmetic",
     "devices",
+    "threads",
 )  # earlier versions did not write them
 
 
