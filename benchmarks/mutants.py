@@ -380,8 +380,44 @@ MUTANTS = (
     mutant(
         "states are mixed by the transpose",
         STREAMS,
-        "mixing.to(states.dtype).transpose(-2, -1) @ states",
-        "mixing.to(states.dtype) @ states",
+        "mix(mixing.to(states.dtype).transpose(-2, -1), states)",
+        "mix(mixing.to(states.dtype), states)",
+    ),
+    mutant(
+        "autocast rounds the states",
+        STREAMS,
+        "with torch.autocast(a.device.type, enabled=False):\n        return a @ b",
+        "if True:\n        return a @ b",
+    ),
+    mutant(
+        "the placement alone decides about the norm at the end of a stream",
+        at("blocks/test_block_config.py"),
+        'return spec.norm if rule.norms_end and found == "none" else found',
+        "return found",
+    ),
+    mutant(
+        "a placement makes layer norms of all",
+        at("blocks/test_block_config.py"),
+        "kinds = [norm if here else",
+        'kinds = ["layer_norm" if here else',
+    ),
+    mutant(
+        "a branch of another size does not rise",
+        at("blocks/test_block_config.py"),
+        "branch = replace(branch, ramp=residual.branch.ramp)",
+        "pass",
+    ),
+    mutant(
+        "rows of gates have length 1",
+        at("test_optim.py"),
+        'gate = "output_gate" in path',
+        "gate = False",
+    ),
+    mutant(
+        "single numbers decay",
+        at("test_optim.py"),
+        'exempt = gain or name.endswith("bias") or parameter.dim() == 0',
+        'exempt = gain or name.endswith("bias")',
     ),
     mutant(
         "keys over depth are not normalized",
@@ -1521,8 +1557,44 @@ MUTANTS = (
     mutant(
         "a test of failed runs before the planned ones",
         FINE_TUNING,
-        "test if all(planned) else replace(test, p=math.nan)",
+        "test if ended else replace(test, p=math.nan)",
         "test",
+    ),
+    mutant(
+        "a test of failed runs before those that a search may ask for",
+        FINE_TUNING,
+        "ended = all(planned) and not grid.more",
+        "ended = all(planned)",
+    ),
+    mutant(
+        "one setting that only one variant has",
+        FINE_TUNING,
+        "compared = [own] if axis in grid.linked else arms.values()",
+        "compared = [own]",
+    ),
+    mutant(
+        "a finished refinement stays finished",
+        at("grids/test_search.py"),
+        "grid = reopened(grid)",
+        "pass",
+    ),
+    mutant(
+        "time that ends between two rounds is a success",
+        at("grids/test_search.py"),
+        'elsewhere=elsewhere, cut="stopped between two rounds"',
+        "elsewhere=elsewhere",
+    ),
+    mutant(
+        "reports of any metric",
+        at("grids/test_reports.py"),
+        'report.get("metric", self.metric) != self.metric',
+        "False",
+    ),
+    mutant(
+        "a failed run counts by its last validation",
+        at("grids/test_plan.py"),
+        "if diverged and name in _LOWER_IS_BETTER_CAPS:",
+        "if diverged and value is None and name in _LOWER_IS_BETTER_CAPS:",
     ),
     mutant(
         "an effect before the planned seeds",

@@ -144,6 +144,20 @@ def test_what_lies_just_inside_stays_possible(field: str, value: Any) -> None:
     assert config == value
 
 
+def test_a_ramp_of_branches_ends_within_the_run(tmp_path: Path) -> None:
+    """Else the model that is evaluated has smaller branches than the config says."""
+
+    def run(steps: int, ramp: int) -> dict[str, Any]:
+        block = {"preset": "pre_ln", "branch_ramp": {"steps": ramp}}
+        return base(trainer__max_steps=steps, model__block=block)
+
+    resolve(run(100, 100), "mine.yaml")
+    with pytest.raises(
+        UserError, match=r"mine\.yaml: model\.block\.branch_ramp: steps 101, .* 100"
+    ):
+        resolve(run(100, 101), "mine.yaml")
+
+
 def grid(folder: Path, tree: dict[str, Any], metric: str = "val/nll", /, **axes: list[Any]) -> Path:
     path = folder / "mine.yaml"
     axes = {axis.replace("__", "."): values for axis, values in axes.items()}

@@ -630,10 +630,11 @@ CHECKED_TOGETHER = frozenset(
     {
         *("model.schedule.warmup_of", "model.schedule.kind", "model.schedule.batch_warmup_steps"),
         *("model.optimizer.weight_decay", "model.optimizer.kind", "trainer.callbacks"),
+        "model.block.branch_ramp",
     }
 )
-"""The axes whose values are checked against other sections: a model may lack the parameters of
-`warmup_of`, blocks of unit matrices refuse decay, streams a warm-up of the batch, QKClip parts and
+"""The axes whose values are checked against other sections: a run may end before its ramp does, a
+model may lack the parameters of `warmup_of`, blocks of unit matrices refuse decay, streams a warm-up of the batch, QKClip parts and
 optimizers, and an optimizer that averages weights refuses parts and schedules"""
 _SECTIONS = ("model and data", "optimizer", "steps")
 
