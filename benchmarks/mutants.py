@@ -414,6 +414,12 @@ MUTANTS = (
         "gate = False",
     ),
     mutant(
+        "a checkpoint brings the rate of its schedule",
+        at("test_module.py"),
+        "set_rates(each.scheduler)",
+        "pass",
+    ),
+    mutant(
         "single numbers decay",
         at("test_optim.py"),
         'exempt = gain or name.endswith("bias") or parameter.dim() == 0',

@@ -16,6 +16,7 @@ from lightning_app.blocks.residual import Gain
 from lightning_app.blocks.spans import AuxiliaryTerms, Term, auxiliary_terms
 from lightning_app.blocks.steps import HaltingSpec
 from lightning_app.core.errors import UserError
+from lightning_app.models.optim import ScheduleConfig
 from lightning_app.models.stack import count_tokens_of, stacks, step_counts
 from lightning_app.scores.task_facts import Monitored
 from lightning_app.tasks.base import Task
@@ -89,6 +90,26 @@ def test_resuming_in_mid_epoch_gives_the_weights_of_an_uninterrupted_run(
     )
     for (name, a), b in zip(whole.state_dict().items(), rest.state_dict().values(), strict=True):
         assert torch.equal(a, b), name
+
+
+def test_a_checkpoint_of_another_schedule_does_not_bring_its_rate(
+    tmp_path: Path, cache: str
+) -> None:
+    """A run that goes on with a constant rate has it from its first step on."""
+    ends = ScheduleConfig(kind="linear", warmup_steps=0, reference_steps=1)
+    first = trainer(tmp_path, max_steps=3)
+    first.fit(module(schedule=ends), datamodule=data(cache))
+    first.save_checkpoint(tmp_path / "x.ckpt")
+    rates: list[float] = []
+
+    class Rates(pl.Callback):
+        def on_before_optimizer_step(self, trainer, pl_module, optimizer) -> None:
+            rates.append(optimizer.param_groups[0]["lr"])
+
+    constant = module(schedule=ScheduleConfig(kind="constant", warmup_steps=0))
+    fitter = trainer(tmp_path, max_steps=5, callbacks=[Rates()])
+    fitter.fit(constant, datamodule=data(cache), ckpt_path=tmp_path / "x.ckpt", weights_only=True)
+    assert rates == [3e-3, 3e-3]
 
 
 def test_the_steps_of_a_run_are_those_of_its_limits(tmp_path: Path, cache: str) -> None:

@@ -141,9 +141,9 @@ class BlockConfig:
     """Start the output projections of attention and the second feed-forward matrices at zero, so
     that every branch is zero at first; false: with their usual gains."""
     unit_matrices: bool | None = None
-    """Divide rows of the matrices of attention and feed-forward (columns of output matrices), except
-    gates, and of the embedding by their lengths, at the start and after each step (nGPT). Scores over the
-    vocabulary then have learned factors, from 1. Needs weight_decay 0."""
+    """Divide rows of the matrices of attention and feed-forward (columns of output matrices),
+    except gates, and of the embedding by their lengths, at the start and after each step (nGPT).
+    Scores over the vocabulary then have learned factors, from 1. Needs weight_decay 0."""
     sigma_reparam: bool | None = None
     """Divide each matrix of attention and feed-forward by its largest singular value, and multiply
     it by a learned one that starts there (sigma-Reparam)."""

@@ -19,8 +19,8 @@ class LearnedScalars(nn.Module, ABC):
     """
 
     decays: ClassVar[bool] = False
-    """Whether the parameters take weight decay; a single number never does. It would pull a block's wiring towards zero (He &
-    Hofmann 2023, 2311.01906, appendix D)."""
+    """Whether the parameters take weight decay; a single number never does. It would pull a block's
+    wiring towards zero (He & Hofmann 2023, 2311.01906, appendix D)."""
 
     lr: float | None = None
     """The peak learning rate of the parameters; None for that of the optimizer."""

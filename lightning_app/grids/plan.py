@@ -634,8 +634,9 @@ CHECKED_TOGETHER = frozenset(
     }
 )
 """The axes whose values are checked against other sections: a run may end before its ramp does, a
-model may lack the parameters of `warmup_of`, blocks of unit matrices refuse decay, streams a warm-up of the batch, QKClip parts and
-optimizers, and an optimizer that averages weights refuses parts and schedules"""
+model may lack the parameters of `warmup_of`, blocks of unit matrices refuse decay, streams a
+warm-up of the batch, QKClip parts and optimizers, and an optimizer that averages weights refuses
+parts and schedules"""
 _SECTIONS = ("model and data", "optimizer", "steps")
 
 

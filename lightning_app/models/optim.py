@@ -628,3 +628,13 @@ def build_schedule(
     full: Callable[[int], float] = lambda done: others.factor(done + 1, total)  # noqa: E731
     factors = [factor if role == config.warmup_of else full for role in roles]
     return torch.optim.lr_scheduler.LambdaLR(optimizer, factors)
+
+
+def set_rates(schedule: torch.optim.lr_scheduler.LambdaLR) -> None:
+    """Give the next step the rates of `schedule`.
+
+    A checkpoint restores those that the schedule of its own run had.
+    """
+    groups = schedule.optimizer.param_groups
+    for group, rate, factor in zip(groups, schedule.base_lrs, schedule.lr_lambdas, strict=True):
+        group["lr"] = rate * factor(schedule.last_epoch)

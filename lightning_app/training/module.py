@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Float, Int
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
+from torch.optim.lr_scheduler import LambdaLR
 from torchmetrics import Metric, SumMetric
 
 from lightning_app.blocks.block import Block
@@ -32,6 +33,7 @@ from lightning_app.models.optim import (
     ScheduleConfig,
     build_optimizer,
     build_schedule,
+    set_rates,
     training_of,
 )
 from lightning_app.models.optimizers import Averaged, averages
@@ -315,6 +317,9 @@ class TransformerModule(pl.LightningModule):
                 )
         if self._follows_steps and not (self.global_step and self.total_steps):
             self.total_steps = training_steps(self.trainer)
+        for each in self.trainer.lr_scheduler_configs:
+            if isinstance(each.scheduler, LambdaLR):
+                set_rates(each.scheduler)
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         """Seed the batch's draws; profile the skips that need it (Admin), once, on all ranks.
