@@ -380,8 +380,8 @@ MUTANTS = (
     mutant(
         "states are mixed by the transpose",
         STREAMS,
-        "mix(mixing.to(states.dtype).transpose(-2, -1), states)",
-        "mix(mixing.to(states.dtype), states)",
+        "unrounded(mixing.to(states.dtype).transpose(-2, -1), states)",
+        "unrounded(mixing.to(states.dtype), states)",
     ),
     mutant(
         "autocast rounds the states",

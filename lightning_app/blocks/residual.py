@@ -125,7 +125,7 @@ class ResidualSpec:
 
     @property
     def is_peri(self) -> bool:
-        """Whether norms stand before and after the branch, as in Peri-LN."""
+        """Whether it has norms before and after the branch, as in Peri-LN."""
         return self.norm_input != "none" and self.norm_branch != "none"
 
     def _check_drop(self) -> None:

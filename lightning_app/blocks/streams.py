@@ -38,7 +38,7 @@ class Stream(NamedTuple):
         return Stream(select_tokens(self.x, kept), parts)
 
 
-def mix(a: Tensor, b: Tensor) -> Tensor:
+def unrounded(a: Tensor, b: Tensor) -> Tensor:
     """Return ``a @ b`` in the type of both: autocast would round the states of the stream, which a
     sum with a branch leaves in float32."""
     with torch.autocast(a.device.type, enabled=False):
@@ -310,7 +310,7 @@ class StaticHyperConnections(_Several):
     ) -> Stream:
         (states,) = stream.parts
         keep, write = self.weights(states, "keep", "write")
-        kept = mix(keep.to(states.dtype).transpose(-2, -1), states)
+        kept = unrounded(keep.to(states.dtype).transpose(-2, -1), states)
         return self._mixed(kept + write.unsqueeze(-1) * branch.unsqueeze(2))
 
 
@@ -423,7 +423,7 @@ class ManifoldHyperConnections(_Several):
         gates, logits = self.projected(states, slice(n, None)).split([n, n * n], dim=-1)
         write = 2.0 * (scale[1] * gates + bias[n : 2 * n]).sigmoid()
         mixing = doubly_stochastic((scale[2] * logits + bias[2 * n :]).unflatten(-1, (n, n)))
-        kept = mix(mixing.to(states.dtype).transpose(-2, -1), states)
+        kept = unrounded(mixing.to(states.dtype).transpose(-2, -1), states)
         return self._mixed(kept + write.to(states.dtype).unsqueeze(-1) * branch.unsqueeze(2))
 
     def end(self, stream: Stream, norm: nn.Module) -> Float[Tensor, "batch token model"]:
@@ -517,7 +517,7 @@ class DepthAverage(StreamRule):
         if self.over is None:
             return Stream(x, stream.parts)
         parts = (*stream.parts, x)
-        return Stream(mix(torch.stack(parts, dim=-1), self.over.weight.to(x.dtype)), parts)
+        return Stream(unrounded(torch.stack(parts, dim=-1), self.over.weight.to(x.dtype)), parts)
 
     def add(self, stream: Stream, added: Float[Tensor, "*#batch #token model"]) -> Stream:
         return Stream(stream.x + added, stream.parts)

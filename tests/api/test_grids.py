@@ -225,15 +225,14 @@ def test_no_other_axis_is_compared(tmp_path: Path) -> None:
     assert len(found) == 2
 
 
-def test_the_mode_decides_which_is_better(grid: FakeGrid) -> None:
+def test_the_metric_decides_which_is_better(grid: FakeGrid) -> None:
     given = {"axis": WARMUP, "baseline": 60, "metric": "val/nll"}
     axes = {**AXES, SEED: list(range(1, 13)), PRESET: ["pre_ln"]}  # one comparison needs many seeds
     many = FakeGrid(grid.folder.parent / "many", typical, axes)
-    readings = {
-        mode: compare(many.folder, **given, mode=mode)["reading"].tolist()[0]
-        for mode in ("min", "max")
-    }
-    assert readings == {"min": "worse", "max": "better"}
+    for mode in (None, "min"):
+        assert compare(many.folder, **given, mode=mode)["reading"].tolist()[0] == "worse"
+    with pytest.raises(UserError, match=r"metric\.mode: max; expected min, .* val/nll"):
+        compare(many.folder, **given, mode="max")
     assert compare(grid.folder, axis=PRESET, baseline="pre_ln")["metric"].unique() == ["val/nll"]
     accuracy = compare(grid.folder, axis=PRESET, baseline="pre_ln", metric="val/accuracy")
     assert set(accuracy["mode"]) == {"max"}

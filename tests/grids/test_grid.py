@@ -50,8 +50,12 @@ def test_a_metric_without_a_mode_has_its_own(tmp_path: Path, name: str, mode: st
     tree = {"name": "mine", "base_config": {}, "axes": {"seed_everything": [1]}}
     path.write_text(yaml.safe_dump({**tree, "metric": {"name": name}}))
     assert read_spec(path).mode == mode
-    path.write_text(yaml.safe_dump({**tree, "metric": {"name": name, "mode": "max"}}))
-    assert read_spec(path).mode == "max"
+    path.write_text(yaml.safe_dump({**tree, "metric": {"name": name, "mode": mode}}))
+    assert read_spec(path).mode == mode
+    other = {"min": "max", "max": "min"}[mode]
+    path.write_text(yaml.safe_dump({**tree, "metric": {"name": name, "mode": other}}))
+    with pytest.raises(UserError, match=rf"metric\.mode: {other}; expected {mode}"):
+        read_spec(path)
 
 
 def test_what_is_written_reads_back_as_the_same_grid(tmp_path: Path) -> None:
