@@ -128,8 +128,8 @@ class BlockConfig:
     ff_branch: Gain | None = None
     """The gain of the feed-forward branch."""
     branch_ramp: BranchRamp | None = None
-    """Let every branch rise from nearly nothing during the first steps of training, at most all
-    of them."""
+    """Let every branch rise from nearly nothing during the first steps of training; the run must
+    have at least as many."""
     stochastic_depth: float | None = None
     """The chance in training that a row of the batch skips a branch of the last layer; in layer l
     of L it is l / L of that."""

@@ -39,8 +39,8 @@ class Stream(NamedTuple):
 
 
 def unrounded(a: Tensor, b: Tensor) -> Tensor:
-    """Return ``a @ b`` in the type of both: autocast would round the states of the stream, which a
-    sum with a branch leaves in float32."""
+    """Return ``a @ b`` in the type that both have: autocast would round the states of the stream,
+    which a sum with a branch leaves in float32."""
     with torch.autocast(a.device.type, enabled=False):
         return a @ b
 
@@ -517,7 +517,8 @@ class DepthAverage(StreamRule):
         if self.over is None:
             return Stream(x, stream.parts)
         parts = (*stream.parts, x)
-        return Stream(unrounded(torch.stack(parts, dim=-1), self.over.weight.to(x.dtype)), parts)
+        states = torch.stack(parts, dim=-1)  # without a skip, outputs may be narrower than X_0
+        return Stream(unrounded(states, self.over.weight.to(states.dtype)), parts)
 
     def add(self, stream: Stream, added: Float[Tensor, "*#batch #token model"]) -> Stream:
         return Stream(stream.x + added, stream.parts)

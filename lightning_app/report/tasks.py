@@ -462,7 +462,7 @@ def _of_one_ruler(
     by_setting: Mapping[Setting, list[CellResult]], chosen: Setting | None
 ) -> dict[Setting, list[CellResult]]:
     """The settings whose own score counts what that of the `chosen` one does, or of the first."""
-    usual = (by_setting.get(chosen) if chosen else None) or next(iter(by_setting.values()))
+    usual = (None if chosen is None else by_setting.get(chosen)) or next(iter(by_setting.values()))
     metric = usual[0].scores[0].metric
     return {
         setting: cells

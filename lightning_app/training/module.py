@@ -318,7 +318,7 @@ class TransformerModule(pl.LightningModule):
         if self._follows_steps and not (self.global_step and self.total_steps):
             self.total_steps = training_steps(self.trainer)
         for each in self.trainer.lr_scheduler_configs:
-            if isinstance(each.scheduler, LambdaLR):
+            if type(each.scheduler) is LambdaLR:  # a class of one's own may have other rates
                 set_rates(each.scheduler)
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:

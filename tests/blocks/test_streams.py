@@ -1,6 +1,7 @@
 """Stream rules: which of them start as Pre-LN, what they refuse, and rules of one's own."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -203,6 +204,20 @@ def test_autocast_leaves_the_states_as_they_are(rule: str) -> None:
     for own, theirs in zip((rounded.x, *rounded.parts), (plain.x, *plain.parts), strict=True):
         assert own.dtype == torch.float32
         torch.testing.assert_close(own, theirs, rtol=0.0, atol=1e-6)
+
+
+def test_without_a_skip_an_average_works_under_autocast() -> None:
+    """A layer's output may then be in bfloat16, beside an embedding in float32."""
+    torch.set_default_dtype(torch.float32)
+    model = tiny.encoder(tiny.BlockConfig(preset="sas", stream="average"))
+    mask = padding_mask(torch.ones(2, 5, dtype=torch.bool))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert bool(model(torch.randn(2, 5, 10), mask).isfinite().all())
+
+
+def test_a_stack_has_one_stream_rule() -> None:
+    with pytest.raises(ValueError, match="stream average with dual_stream true"):
+        replace(PRESETS["dual_stream"](Stack(depth=2)), stream="average")
 
 
 def test_the_number_of_states_follows_the_rule() -> None:

@@ -277,7 +277,7 @@ def test_a_refinement_is_open_again_if_its_results_change(world: World, way: str
     again = world.run("rerun") if way == "rerun" else world.run()
     assert again.returncode == 2
     assert "the search asks for other cells" in again.stderr
-    assert world.run().returncode == 2  # until its plan is made anew
+    assert world.run().returncode == 2  # as long as its plan is there
     (world.folder / "plan.json").unlink()
     assert world.run().returncode == 0
     assert world.plan().more == 0
