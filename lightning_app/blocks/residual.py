@@ -57,8 +57,8 @@ class Gain:
             raise ValueError(f"gain ramp {self.ramp}: must be a number of steps, at least 0")
         if self.ramp and self.learned:
             raise ValueError(
-                "branch_ramp (gain ramp) on a learned gain: a rising factor is not trained; use "
-                "learned: false"
+                "branch_ramp (gain ramp, as in preset prores) on a learned gain (attention_branch "
+                "or ff_branch): a rising factor is not trained; use learned: false"
             )
 
     @property

@@ -189,13 +189,16 @@ REFUSED: dict[tuple[str, str], set[str]] = {
     ("ff_skip", "learned from 0"): NO_SUM | LERP,
     ("ff_skip", "learned from 0.5"): {"sas_p_no_norm"} | NO_SUM | LERP,
     ("ff_skip", "a vector"): {"sas_p_no_norm"} | NO_SUM | LERP,
-    # One gain of all branches cannot start at two values.
+    # One gain of all branches cannot start at two values. A factor that rises is not trained.
     **{
-        (f"{part}_branch", gain): {"rezero"} | LERP | (NO_ZERO if gain == "0" else set())
+        (f"{part}_branch", gain): {"rezero"} | LERP | (NO_ZERO if gain == "0" else {"prores"})
         for part in ("attention", "ff")
         for gain in ("0", "learned from 0.5", "a vector")
     },
-    **{(f"{part}_branch", "learned from 0"): NO_ZERO | LERP for part in ("attention", "ff")},
+    **{
+        (f"{part}_branch", "learned from 0"): NO_ZERO | LERP | {"prores"}
+        for part in ("attention", "ff")
+    },
     ("attention_branch", "1"): {"rezero", "skipinit"},
     ("ff_branch", "1"): {"rezero", "skipinit"},
     ("share_branch_gain", "yes"): set(PRESETS) - {"rezero", "skipinit", "layer_scale", "laurel"},
