@@ -6,7 +6,7 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -299,19 +299,22 @@ def report_command(
     with ExitStack() as held, document("report", as_json) as tree:
         port = 6006 if port is None else port  # TensorBoard's default
         claimed = held.enter_context(claim(port)) if serve else None
-        read = [read_results(folder, file) for folder, file in planned]
-        grid = read[0] if len(read) == 1 else together(read)
-        if grid.parts:
-            _check_apart(out or grid.folder)
-        if as_json and out is None and not _can_write(grid.folder):
-            print(f"{grid.folder}: may only be read: no report.html", file=sys.stderr)
-            page = None
-        else:
-            page = write(grid, out or grid.folder)
-        if publish_in is not None:
-            publish(grid, publish_in)
-        for folder in filter(_can_write, folders):
-            write_index(folder)
+        with ExitStack() as writing:
+            if len(folders) == 1 and out is None and _can_write(folders[0]):
+                writing.enter_context(_writing(GridFolder(folders[0])))
+            read = [read_results(folder, file) for folder, file in planned]
+            grid = read[0] if len(read) == 1 else together(read)
+            if grid.parts:
+                _check_apart(out or grid.folder)
+            if as_json and out is None and not _can_write(grid.folder):
+                print(f"{grid.folder}: may only be read: no report.html", file=sys.stderr)
+                page = None
+            else:
+                page = write(grid, out or grid.folder)
+            if publish_in is not None:
+                publish(grid, publish_in)
+            for folder in filter(_can_write, folders):
+                write_index(folder)
         cells = different(grid)
         words = Counter(cell.word for cell in cells)
         words["waiting"] += len(grid.without_parent)
@@ -322,6 +325,12 @@ def report_command(
         if page is not None and claimed is not None:
             serve_report(page, folders, claimed)
     return 1 if tree["damaged"] else 0
+
+
+def _writing(folder: GridFolder) -> AbstractContextManager[None]:
+    """Hold the report of a grid: its page and tables are made from the same results."""
+    why = f"{folder.report}: another process writes it; waiting"
+    return turn(folder.report_lock, lambda: False, why)
 
 
 def _can_write(folder: Path) -> bool:
@@ -737,8 +746,7 @@ def _report(grid: Grid) -> dict[str, Any]:
     from lightning_app.report.write import is_current, write
 
     folder = grid.folder
-    why = f"{folder.report}: another supervisor writes it; waiting"
-    with turn(folder.report_lock, lambda: False, why):
+    with _writing(folder):
         results = read_results(folder.path)
         if not is_current(results, folder.report):
             write(results, folder.path)

@@ -278,12 +278,12 @@ def further(
 ) -> Iterator[float]:
     """Yield the rates that would tell most about the best score of an arm.
 
-    Beyond an edge of the rates tried, one octave further. Between them, the middle of each gap
-    beside the best rate that is wider than an octave. Then the place where a curve through the
-    means around the best one is lowest (`_may_gain`), in steps of `finest` from the best rate, or,
-    where that has been tried or a neighbour failed, the middle of the wider gap, of equal ones that
-    to a failed rate. None once no more than `until` may be gained or the gaps are as small as
-    `finest`, and none if no run learned.
+    Beyond an edge of the rates tried, one octave further, unless a rate between others is as good.
+    Between them, the middle of each gap beside the best rate that is wider than an octave. Then the
+    place where a curve through the means around the best one is lowest (`_may_gain`), in steps of
+    `finest` from the best rate, or, where that has been tried or a neighbour failed, the middle of
+    the wider gap, of equal ones that to a failed rate. None once no more than `until` may be gained
+    or the gaps are as small as `finest`, and none if no run learned.
 
     Args:
         rates: The rates tried, ascending.
@@ -296,8 +296,14 @@ def further(
     places = [math.log2(rate) for rate in rates]
     if not any(sound):
         return
-    best = min((k for k in range(len(rates)) if sound[k]), key=lambda k: scores[k])
-    if best in (0, len(rates) - 1):
+    edges = 0, len(rates) - 1
+    lowest = min(score for score, learned in zip(scores, sound, strict=True) if learned)
+    equal = [k for k in range(len(rates)) if sound[k] and scores[k] == lowest]
+    # Of equal scores, as those at a metric's limit, one between others: beyond the edge of a range
+    # that is flat there is nothing to find.
+    inner = [k for k in equal if k not in edges] or equal
+    best = inner[len(inner) // 2]
+    if best in edges:
         yield _rate(places[best] + (1 if best else -1))
         return
     near = 1e-3  # rates have four digits
@@ -307,11 +313,11 @@ def further(
         yield from (_rate(place + gap / 2) for gap, place in gaps if gap > 1 + near)
         return
     finite = [score if math.isfinite(score) else max(scores[best], 0) for score in scores]
-    gain, lowest = _may_gain(places, finite, sound, best)
+    gain, deepest = _may_gain(places, finite, sound, best)
     if gain <= refine.until:
         return
-    if lowest is not None:
-        steps = round((lowest - places[best]) / refine.finest)
+    if deepest is not None:
+        steps = round((deepest - places[best]) / refine.finest)
         at = places[best] + steps * refine.finest
         if min(abs(at - place) for place in places) >= refine.finest - near:
             yield _rate(at)

@@ -93,11 +93,12 @@ def write(grid: GridResults, out: Path) -> Path:
     Writes `report.html` and the files that its last section lists into the folder `out`. Raises
     `UserError` for a folder that cannot be written.
     """
+    digest = inputs_digest(grid)  # first, since runs may end meanwhile
     report = Report(grid, [*sensitivity_scores(grid), *bleu_scores(grid)], out)
     write_exports(report)
     drawings = write_figures(report.grid, out / "figures")
     write_whole(out / RECOMPUTE, recompute_program().read_bytes())
-    text = page(report, drawings, inputs_digest(report.grid))
+    text = page(report, drawings, digest)
     write_whole(out / "report.html", text)
     return out / "report.html"
 

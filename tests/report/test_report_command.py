@@ -1,9 +1,13 @@
 """`ablate report`: of one grid, of several, and for scripts."""
 
+import csv
 import json
 import os
 import re
+import shutil
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +18,8 @@ from lightning_app.commands.grid import plan_command, report_command, status_com
 from lightning_app.core.errors import UserError
 from lightning_app.report.results import read_results
 from lightning_app.report.write import claim, is_current
+from lightning_app.runs.folder import GridFolder
+from lightning_app.runs.locks import if_free
 
 PRESET = "model.block.preset"
 WARMUP = "model.schedule.warmup_steps"
@@ -130,6 +136,23 @@ def test_an_edited_question_is_shown(grids: list[str]) -> None:
     path.write_text(yaml.safe_dump({**tree, "question": "Does it matter at all?"}))
     assert report_command(grids[:1]) == 0
     assert "Does it matter" in Path("experiments/flat/report.html").read_text()
+
+
+def test_one_process_at_a_time_writes_the_report_of_a_grid(grids: list[str]) -> None:
+    """And it reads the results only then, so that no page is older than the one it replaces."""
+    folder = GridFolder(Path("experiments/flat"))
+    with ThreadPoolExecutor() as pool:
+        with if_free(folder.report_lock) as free:
+            assert free
+            waits = pool.submit(report_command, [folder.path])
+            time.sleep(1.0)
+            assert not folder.report.exists()
+            run = read_results(folder.path).cells[0].folder
+            shutil.move(run, run.with_name("elsewhere"))
+        assert waits.result(timeout=60) == 0
+    assert is_current(read_results(folder.path), folder.report)
+    table = (folder.path / "results.csv").read_text(encoding="utf-8")
+    assert [row["status"] for row in csv.DictReader(table.splitlines())].count("ok") == 3
 
 
 def test_a_page_is_current_by_what_it_is_made_from(grids: list[str]) -> None:
