@@ -390,6 +390,8 @@ def first_step(curve: Curve, loss: float) -> float:
 
 def ahead(bare: Run, warm: Run) -> float:
     """tau: by how many steps the run that ends ahead reached the last loss of the other before."""
+    if bare.failed and warm.failed:
+        return 0.0
     if warm.loss <= bare.loss:
         return warm.validations[-1][0] - first_step(warm.validations, bare.loss)
     return first_step(bare.validations, warm.loss) - bare.validations[-1][0]
@@ -499,18 +501,37 @@ def tolerated(rates: Sequence[float], losses: list[float], top: float) -> tuple[
     return math.log2(rates[-1]), True
 
 
-def lines(xs: Sequence[float], ys: Sequence[float], good: Sequence[bool], k: int) -> list[Any]:
-    """The lines through the two points before and after the gap k, k + 1, where all are good."""
+def bends(pairs: Paired, warmup: int) -> set[int]:
+    """The places where the slope falls, in the mean over seeds by more than its standard error."""
+    xs, good, found = np.log2(pairs.rates[warmup]).tolist(), pairs.trained(warmup), set()
+    for k in range(1, len(xs) - 1):
+        falls = [
+            (y[k] - y[k - 1]) / (xs[k] - xs[k - 1]) - (y[k + 1] - y[k]) / (xs[k + 1] - xs[k])
+            for y in (pairs.losses[warmup, seed] for seed in pairs.seeds)
+        ]
+        error = stdev(falls) / math.sqrt(len(falls)) if len(falls) > 1 else 0.0
+        if all(good[k - 1 : k + 2]) and fmean(falls) > error:
+            found.add(k)
+    return found
+
+
+def lines(
+    xs: Sequence[float], ys: Sequence[float], good: Sequence[bool], k: int, bent: set[int]
+) -> list[Any]:
+    """The lines through the two points before and after the gap k, k + 1, where all are good.
+
+    Not those that end at a bent place.
+    """
     found = []
-    for a, b in ((k - 1, k), (k + 1, k + 2)):
-        if a >= 0 and b < len(xs) and good[a] and good[b]:
+    for a, b, end in ((k - 1, k, k), (k + 1, k + 2, k + 1)):
+        if a >= 0 and b < len(xs) and good[a] and good[b] and end not in bent:
             slope = (ys[b] - ys[a]) / (xs[b] - xs[a])
             found.append((slope, ys[a] - slope * xs[a]))
     return found
 
 
 def smallest(
-    xs: Sequence[float], ys: Sequence[float], good: Sequence[bool]
+    xs: Sequence[float], ys: Sequence[float], good: Sequence[bool], bent: set[int]
 ) -> tuple[float, float, int]:
     """Between what the least value of a convex curve lies, and the place of the least point."""
     kept = [k for k in range(len(xs)) if good[k]] or [*range(len(xs))]
@@ -521,7 +542,8 @@ def smallest(
     for k in range(len(xs) - 1):
         if not good[k] and not good[k + 1]:
             continue
-        of, places = lines(xs, ys, good, k), [xs[k], xs[k + 1]]
+        of = lines(xs, ys, good, k, bent if best in (k, k + 1) else set())
+        places = [xs[k], xs[k + 1]]
         if len(of) == 2 and of[0][0] != of[1][0]:
             meet = (of[1][1] - of[0][1]) / (of[0][0] - of[1][0])
             places.append(min(max(meet, xs[k]), xs[k + 1]))
@@ -531,7 +553,12 @@ def smallest(
 
 
 def passes(
-    xs: Sequence[float], ys: Sequence[float], good: Sequence[bool], best: int, limit: float
+    xs: Sequence[float],
+    ys: Sequence[float],
+    good: Sequence[bool],
+    bent: set[int],
+    best: int,
+    limit: float,
 ) -> tuple[float, float]:
     """Between what a convex curve rises over the limit, up from its least point."""
     shown = [y if ok or not any(good) else math.inf for y, ok in zip(ys, good, strict=True)]
@@ -542,7 +569,8 @@ def passes(
     if math.isfinite(shown[over + 1]):
         first += (limit - shown[over]) / (shown[over + 1] - shown[over]) * (last - first)
         first = min(max(first, xs[over]), last)
-    ends = [(limit - rest) / slope for slope, rest in lines(xs, ys, good, over) if slope > 0]
+    of = lines(xs, ys, good, over, bent)
+    ends = [(limit - rest) / slope for slope, rest in of if slope > 0]
     latest = min([last, *ends])
     return first if shown[best] <= limit else xs[max(best - 1, 0)], max(latest, xs[over])
 
@@ -568,13 +596,14 @@ def bounds_of(
 ) -> tuple[float, float]:
     """The bounds of the best loss of some seeds at a warm-up, or of the largest tolerated rate."""
     xs, ys = np.log2(pairs.rates[warmup]).tolist(), means_of(pairs, warmup, seeds)
-    low, high, best = smallest(xs, ys, pairs.trained(warmup))
+    bent = bends(pairs, warmup)
+    low, high, best = smallest(xs, ys, pairs.trained(warmup), bent)
     if not theta:
         return low, high
     top, found = fmean(pairs.tops.values()), []
     for end, loss in enumerate((low if math.isfinite(low) else high, high)):
         limit = loss + TOLERATED * (top - loss)
-        found.append(passes(xs, ys, pairs.trained(warmup), best, limit)[end])
+        found.append(passes(xs, ys, pairs.trained(warmup), bent, best, limit)[end])
     return found[0] if math.isfinite(low) else -math.inf, found[1]
 
 
@@ -603,20 +632,19 @@ def need(pairs: Paired, ref: int) -> Row:
         if pairs.learned([lowest]) >= LEARNED:
             bare, warm = best_rates(pairs, 0), best_rates(pairs, ref)
             at = {s: (pairs.losses[0, s][bare[s]], pairs.losses[ref, s][warm[s]]) for s in bare}
-            picked = chosen(pairs, ref)
+            picked = [chosen(pairs, 0, ref), at_mean(pairs, 0, ref)]
             row.fill({s: a - b for s, (a, b) in at.items()}, interval=False)
-            halves = [late(runs) for runs in picked]
-            mixed = any(not one(run.failed for run in runs) for runs in picked)
-            if not mixed and (len(bare) >= FEW or all(map(one, halves))):
+            if has_interval(picked):
                 row.between(apart(pairs, 0, ref))
             ends = [not edges[w].isdisjoint(of.values()) for w, of in ((ref, warm), (0, bare))]
-            row.bound = bound(ends[0] or all(run.failed for run in picked[0]), ends[1])
-            row.tested = not any(map(any, halves)) and all(
-                one(run.failed for run in runs) for runs in picked
-            )
-            row.tested &= len(bare) >= LEAST and not row.waits
-            if len(bare) < FEW:
-                row.tested &= one(run.failed for runs in picked for run in runs)
+            never = all(run.failed for r in pairs.rates[0] for run in pairs.of[0, r])
+            row.bound = bound(ends[0] or never, ends[1])
+            row.tested = len(bare) >= LEAST and not row.waits
+            for of in picked:
+                row.tested &= not any(any(late(runs)) for runs in of)
+                row.tested &= all(one(run.failed for run in runs) for runs in of)
+                if len(bare) < FEW:
+                    row.tested &= one(run.failed for runs in of for run in runs)
     return row
 
 
@@ -625,7 +653,7 @@ def saved_at_best(pairs: Paired, ref: int, need: Row) -> Row:
     row = pairs.row()
     if math.isnan(need.estimate):
         return row
-    picked = chosen(pairs, ref)
+    picked = chosen(pairs, 0, ref)
     trained = [dict(run.validations) for run in pairs.runs if not run.failed]
     steps = sorted(set.intersection(*map(set, trained))) if trained else []
     if len(steps) < 2 or any(max(curve) != steps[-1] for curve in trained):
@@ -649,7 +677,7 @@ def earliest(
     curves, lows, highs = [], [], []
     for warmup in (0, ref):
         xs, ys = np.log2(pairs.rates[warmup]).tolist(), means_of(pairs, warmup, seeds)
-        low, high, best = smallest(xs, ys, pairs.trained(warmup))
+        low, high, best = smallest(xs, ys, pairs.trained(warmup), bends(pairs, warmup))
         runs = dict(zip(pairs.seeds, pairs.of[warmup, pairs.rates[warmup][best]], strict=True))
         curve = [(t, fmean(loss_at(runs[s], t) for s in seeds)) for t in steps[:-1]]
         curves.append([*curve, (steps[-1], high)])
@@ -677,13 +705,30 @@ def loss_at(run: Run, step: int) -> float:
     return run.top if run.failed or not math.isfinite(value) else min(value, run.top)
 
 
-def chosen(pairs: Paired, ref: int) -> list[list[Run]]:
-    """The runs at the best rates without warm-up, and with it, a run for each seed."""
+def chosen(pairs: Paired, *warmups: int) -> list[list[Run]]:
+    """The runs at the best rate of each warm-up, a run for each seed."""
     found = []
-    for warmup in (0, ref):
+    for warmup in warmups:
         rates, places = pairs.rates[warmup], best_rates(pairs, warmup)
         found.append([pairs.of[warmup, rates[places[s]]][k] for k, s in enumerate(pairs.seeds)])
     return found
+
+
+def at_mean(pairs: Paired, *warmups: int) -> list[list[Run]]:
+    """The runs of each warm-up at the rate with the smallest mean loss."""
+    found = []
+    for warmup in warmups:
+        means = means_of(pairs, warmup, pairs.seeds)
+        found.append(pairs.of[warmup, pairs.rates[warmup][means.index(min(means))]])
+    return found
+
+
+def has_interval(picked: Iterable[Sequence[Sequence[Run]]]) -> bool:
+    """Whether the runs of each arm ended alike; those of few seeds half escaped alike, too."""
+    arms = [runs for of in picked for runs in of]
+    return all(
+        one(run.failed for run in runs) and (len(runs) >= FEW or one(late(runs))) for runs in arms
+    )
 
 
 def late(runs: Sequence[Run]) -> list[bool]:
@@ -722,7 +767,8 @@ def rise(pairs: Paired, span: tuple[float, float], *warmups: int) -> Row:
     )
     if learned and all({*span} <= {*pairs.rates[w]} for w in warmups):
         first, *others = (risen(pairs, warmup, span) for warmup in warmups)
-        row.fill({s: first[s] - sum(other[s] for other in others) for s in first})
+        values = {s: first[s] - sum(other[s] for other in others) for s in first}
+        row.fill(values, interval=False)
         found = {s: [0.0, 0.0] for s in pairs.seeds}
         for sign, warmup in zip((1, -1), warmups, strict=False):
             for k in (0, 1):  # a larger S has a smaller best loss
@@ -732,9 +778,10 @@ def rise(pairs: Paired, span: tuple[float, float], *warmups: int) -> Row:
                 )
                 for seed, value in zip(pairs.seeds, best, strict=True):
                     found[seed][k] += sign * (average(pairs, warmup, seed, span) - value)
-        row.between({s: (low, high) for s, (low, high) in found.items()})
+        if has_interval([chosen(pairs, *warmups), at_mean(pairs, *warmups)]):
+            row.between({s: (low, high) for s, (low, high) in found.items()})
+            row.p = row.of_bounds(lambda of: t_test(of)[2]) if others else NAN
         row.p_sign = NAN
-        row.p = row.of_bounds(lambda of: t_test(of)[2]) if others else NAN
     return row
 
 

@@ -13,7 +13,14 @@ from typing import Any, Literal
 from lightning_app.config.classes import OWN_CLASS
 from lightning_app.config.tree import key_of, label, lookup
 from lightning_app.core.errors import UserError, nearest
-from lightning_app.scores.task_facts import DEFAULT_TASK, GENERAL, TASKS, QualityMetric, task_facts
+from lightning_app.scores.task_facts import (
+    DEFAULT_TASK,
+    GENERAL,
+    TASKS,
+    QualityMetric,
+    known_metrics,
+    task_facts,
+)
 
 _TEXT = (
     TASKS.field,
@@ -211,8 +218,7 @@ def check_metric(
         raise UserError(f"metric.name: missing; the tasks of {TASKS.field} do not agree")
     name = monitored.metric if metric.name is None else metric.name
     logged = name.startswith(("val/", "test/")) and _has_own_class(base, axes)
-    scores = {score.metric: score.mode for task in TASKS.values() for score in task.scores}
-    best = GENERAL | scores | {monitored.metric: monitored.mode}
+    best = known_metrics() | {monitored.metric: monitored.mode}
     if name not in best and not logged:
         raise UserError(f"metric.name: no metric {name!r}{nearest(name, best)}")
     known = best.get(name)

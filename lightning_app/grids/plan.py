@@ -56,7 +56,7 @@ from lightning_app.runs.parent import FIELD, find_parent
 from lightning_app.runs.records import Cell, DamagedPlan, Plan, Waiting, read_plan, save_plan
 from lightning_app.runs.run import DamagedRun, Run, RunState
 from lightning_app.runs.store import locate_run, place_run
-from lightning_app.scores.task_facts import LOSS
+from lightning_app.scores.task_facts import LOSS, known_metrics
 
 _PROBES = ("SignalProbe", "UpdateProbe")
 """The callbacks that write `probes.csv`."""
@@ -386,10 +386,12 @@ def score_of(plan: Plan, result: Mapping[str, Any]) -> float:
     value = result["metrics"].get(name)
     if diverged and name in _LOWER_IS_BETTER_CAPS:  # the last validation may have been before it
         return _LOWER_IS_BETTER_CAPS[name](entropy)
+    if value is not None:
+        return value
     if plan.mode == "max":
         # A correlation is 0 if the context is ignored, and no share is below 0.
-        return 0.0 if value is None else value
-    return math.inf if value is None else value
+        return 0.0 if name in known_metrics() else -math.inf
+    return math.inf
 
 
 def _expand(

@@ -601,7 +601,7 @@ def _compared(
         none = "no seed has finished with both values"
         return replace(row, note=join_notes(note, missing) or none)
     values = [_metric(own[s], measure) - _metric(other[s], measure) for s in seeds]
-    stopped = [[failed(arm[s]) for s in seeds] for arm in (own, other)]
+    stopped = [[failed(arm[s]) for s in both] for arm in (own, other)]
     low, high, _ = seeds_interval(values, *stopped)
     mixed, few = not all(map(ended_alike, stopped)), len(seeds) < FEW_SEEDS
     late = [half_escaped([arm[s] for s in seeds], arm.values()) for arm in (own, other)]

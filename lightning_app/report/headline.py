@@ -164,22 +164,25 @@ def stall_words(own: Mapping[str, Score], reference: int | None) -> str:
     return f"stalls {where} ({counts})"
 
 
-def findings(grid: GridResults, scores: Sequence[Score]) -> list[str]:
+def findings(
+    grid: GridResults, scores: Sequence[Score], whole: GridResults | None = None
+) -> list[str]:
     """The headline in sentences, the strongest effect first; empty without a reference warm-up.
 
     First the variants whose runs stall, over all rates; then those that warm-up helps, by Delta at
     a single rate, by the need at the best rates where a grid has several. The first sentence of
     each group of the other axes names the budget. Of tasks with published scores: who fails more
-    often, and whose scores change.
+    often, and whose scores change. `whole` joins this grid with others: p values are corrected over
+    all of them, as in its tables.
     """
     found = []
     if not grid.parts and not grid.asks_warmup:
-        return _compared(grid)
+        return _compared(grid, whole or grid)
     if not grid.parts and grid.scored:
-        return _by_score(grid)
+        return _by_score(grid, whole or grid)
     for part in grid.parts:  # each has its own budget and baseline
         groups = {cell.group for cell in part.cells}
-        found += findings(part, [score for score in scores if score.group in groups])
+        found += findings(part, [score for score in scores if score.group in groups], grid)
     if not grid.reference_warmup or grid.parts:
         return found
     groups = dict.fromkeys(score.group for score in scores)
@@ -205,13 +208,13 @@ def findings(grid: GridResults, scores: Sequence[Score]) -> list[str]:
     return found
 
 
-def _compared(grid: GridResults) -> list[str]:
+def _compared(grid: GridResults, whole: GridResults) -> list[str]:
     """What the comparisons of the grid's metric say, a sentence for each axis and slice.
 
     Beside a label is what else differs: the tokens read and the length of training.
     """
     read: dict[tuple[str, str, str, str], dict[str, list[MetricDifference]]] = {}
-    for row in comparisons(grid):
+    for row in (row for row in comparisons(whole) if row.grid == grid.name):
         kinds = read.setdefault((row.axis, row.baseline, row.where, row.metric), {})
         kinds.setdefault(row.reading, []).append(row)
     found = []
@@ -230,13 +233,13 @@ def _compared(grid: GridResults) -> list[str]:
     return found
 
 
-def _by_score(grid: GridResults) -> list[str]:
+def _by_score(grid: GridResults, whole: GridResults) -> list[str]:
     """Who needs warm-up by the scores of tasks: failed runs, then the scores themselves.
 
     Empty where no warm-up is compared with none. Only the last sentence mentions the loss: it
     is not what a reader of these tasks asks for.
     """
-    tests = failure_tests(grid)
+    tests = [test for test in failure_tests(whole) if test.grid == grid.name]
     found = [
         sentence
         for axis, value, baseline in dict.fromkeys((t.axis, t.value, t.baseline) for t in tests)
@@ -244,7 +247,7 @@ def _by_score(grid: GridResults) -> list[str]:
             [t for t in tests if (t.axis, t.value, t.baseline) == (axis, value, baseline)]
         )
     ]
-    found += _scores_moved(grid)
+    found += _scores_moved([row for row in comparisons(whole) if row.grid == grid.name])
     if found:
         tasks = _listed(_corpora(grid))
         found[0] = say("findings.on_tasks", budget=budget_of(grid), tasks=tasks, text=found[0])
@@ -304,9 +307,9 @@ def _failing(tests: Sequence[FailureTest]) -> list[str]:
     return found
 
 
-def _scores_moved(grid: GridResults) -> list[str]:
+def _scores_moved(compared: Sequence[MetricDifference]) -> list[str]:
     """What warm-up does to the own score of each task, in a sentence."""
-    rows = [row for row in comparisons(grid) if row.axis == WARMUP]
+    rows = [row for row in compared if row.axis == WARMUP]
     if not rows:
         return []
     read: dict[str, list[str]] = {}
@@ -315,12 +318,19 @@ def _scores_moved(grid: GridResults) -> list[str]:
     parts = [
         f"{word} in {len(read[kind])} of {len(rows)} comparisons"
         + (f" ({'; '.join(read[kind])})" if kind in (BETTER, WORSE) and len(read[kind]) < 4 else "")
-        for kind, word in ((BETTER, "better"), (WORSE, "worse"), (SAME, "not shown to differ"))
+        for kind, word in _MOVED.items()
         if kind in read
     ]
-    if "" in read:
-        parts.append(f"{len(read[''])} allow no test")
+    parts += [f"{len(read[kind])} {words}" for kind, words in _UNTESTED.items() if kind in read]
     return [say("findings.scores_moved", text=", ".join(parts))]
+
+
+_MOVED = {BETTER: "better", WORSE: "worse", SAME: "not shown to differ", EQUAL: "equal"}
+_UNTESTED = {
+    WAITS: "wait for further runs",
+    UNLIKE: "are of scores that cannot be compared",
+    "": "allow no test",
+}
 
 
 def _stalling(grid: GridResults, group: str, own: Mapping[str, Mapping[str, Score]]) -> list[str]:
@@ -379,7 +389,7 @@ def _helped(
     at = "at the best rates of each, " if several else ""
     known = [of[name] for of in own.values() if name in of and not math.isnan(of[name].estimate)]
     if known and all(score.seeds == 1 for score in known):
-        each = _listed([f"{score.estimate:.2f} for {score.variant}" for score in known])
+        each = _listed([f"{bounded(score)} for {score.variant}" for score in known])
         return [say("findings.one_seed", each=each)]
     parts = _said("own", _OWN, read)
     sentences = []

@@ -7,11 +7,13 @@ from collections.abc import Sequence
 from lightning_app.config.tree import label
 from lightning_app.report.comparisons import comparisons
 from lightning_app.report.facts import budget_of, range_of, records_of, say, schedules
+from lightning_app.report.pairs import arms
 from lightning_app.report.results import (
     OTHER_DATA,
     CellResult,
     GridResults,
     damaged_files,
+    different,
     differing_settings,
     shared,
     unlike,
@@ -21,6 +23,10 @@ from lightning_app.report.tasks import failed_runs
 from lightning_app.runs.mixtures import left_out, statements, unsealed
 from lightning_app.scores.task_facts import LOSS, glue_task_of
 
+_CORPUS = tuple(
+    f"data.{name}"
+    for name in ("class_path", "init_args", "name", "task", "root", "source_language")
+)
 SHORT = 3  # other limits that the page shows unfolded, one line each
 
 
@@ -39,7 +45,7 @@ def limits(grid: GridResults) -> list[str]:
             say("limits.rates", rates=_rates(grid), of=" (each arm at some)" * grid.adapts)
         )
     seeds = len({cell.seed for cell in grid.finished})
-    corpora = len({cell.data.get("digest") for cell in grid.finished} - {None})
+    corpora = len({tuple(label(c.setting(field)) for field in _CORPUS) for c in grid.finished})
     over = "intervals cover only seeds, not" if seeds > 1 else "nothing is known about other"
     corpora_words = f"{corpora} corpora" if corpora > 1 else "One corpus"
     parameters = range_of(grid, "parameters")
@@ -47,9 +53,12 @@ def limits(grid: GridResults) -> list[str]:
     if seeds < 2:
         items.append(say("limits.one_seed"))
     else:
-        few = " With so few seeds, intervals are wide, or narrow by chance." * (seeds < FEW_SEEDS)
+        own = [len({seed for *_, seed in arm.cells}) for arm in arms(grid) if arm.cells]
+        least, most = min(own), max(own)
+        few = " With so few seeds, intervals are wide, or narrow by chance." * (least < FEW_SEEDS)
+        many = most if least == most else f"{least} to {most}"
         items += [
-            say("limits.seeds", seeds=seeds, level=LEVEL, alpha=1 - LEVEL, few=few),
+            say("limits.seeds", seeds=many, level=LEVEL, alpha=1 - LEVEL, few=few),
             say("limits.false_labels", least=2 / 2**seeds),
             say("limits.coverage"),
             *([say("limits.adaptive")] if grid.adapts else []),
@@ -173,7 +182,9 @@ def _limits_of_all(grid: GridResults) -> list[str]:
         f"{key} ({' / '.join(map(label, values))})"
         for key, values in differing_settings(grid).items()
     )
-    items = [say("limits.between_grids", differ=differ or "none except their axes")]
+    items: list[str] = [say("limits.between_grids", differ=differ or "none except their axes")]
+    runs = {cell.name: cell.record for cell in different(grid) if cell.finished}
+    items += statements(runs).values()
     items += _of_rulers(grid)
     if common := shared(grid):
         items.append(say("limits.shared", cells=common))
@@ -240,7 +251,7 @@ def _early(grid: GridResults) -> list[str]:
         items.append(say("limits.early", **counts, names=_named(capped) or "none"))
     lacking = [c for c in grid.finished if c.metrics.get(grid.measure(c).metric) is None]
     metric = ", ".join(dict.fromkeys(grid.measure(cell).metric for cell in lacking))
-    if lacking and metric != LOSS:
+    if lacking and not (metric == LOSS and grid.asks_warmup):  # there it counts as H
         whose = "the metric of the grid" if metric == grid.metric else "their task's own score"
         counts = {"lacking": len(lacking), "runs": runs}
         items.append(

@@ -311,7 +311,10 @@ def _setting(grid: GridResults, drawing: FigureFiles) -> str:
     several = len({cell.lr for cell in grid.finished if cell.group in groups}) > 1
     if drawing.lr is not None:
         best = any((group, drawing.lr) in drawn_slices(grid) for group in groups)
+        slices = [cells for (group, _), cells in slices_of(grid).items() if group in groups]
+        uneven = len({len({(c.variant, c.warmup) for c in cells}) for cells in slices}) > 1
         why = ", where the runs learn best" if several and best else ""
+        why += ", of the rates that most arms have" if why and uneven else ""
         parts.append(f"learning rate {label(drawing.lr)}{why}")
     return f"{'; '.join(parts)}."
 

@@ -504,11 +504,16 @@ def _lost_steps(arm: Arm, lr: float, pairs: Paired, lost: Sequence[float]) -> Sc
 
 
 def tau(bare: CellResult, ref: CellResult) -> tuple[float, bool] | None:
-    """tau of one seed, and whether a loss was reached before the first validation."""
+    """tau of one seed, and whether a loss was reached before the first validation.
+
+    Zero where both runs failed: their losses are ties at `H_uni`.
+    """
     tag = bare.monitored.loss
     without, with_warmup = bare.run.curve(tag), ref.run.curve(tag)
     if len(without) < 2 or len(with_warmup) < 2:
         return None
+    if bare.failed and ref.failed:
+        return 0.0, False
     if ref.loss <= bare.loss:
         reached, first = first_step(with_warmup, bare.loss)
         return max(with_warmup) - reached, first

@@ -64,24 +64,45 @@ def best_on_others(losses: ArrayLike) -> NDArray[np.int_]:
     return (found.sum(axis=-1, keepdims=True) - found).argmin(axis=-2)
 
 
-def lowest(losses: ArrayLike, places: ArrayLike, sound: ArrayLike) -> tuple[Floats, Floats]:
+def concave(losses: ArrayLike, places: ArrayLike, sound: ArrayLike) -> NDArray[np.bool_]:
+    """The places at which a curve is not convex; `losses` is [.., place, seed].
+
+    There the mean slope on the left exceeds that on the right, by more than its standard error if
+    there are several seeds, so that noise alone rarely bends a line.
+    """
+    y, x, usable = np.asarray(losses, float), np.asarray(places, float), np.asarray(sound, bool)
+    seeds = np.moveaxis(y, -1, 0)
+    bends = -np.diff(_slopes(seeds, x, np.broadcast_to(usable, seeds.shape)), axis=-1)
+    count = len(bends)
+    error = bends.std(axis=0, ddof=1) / math.sqrt(count) if count > 1 else 0.0
+    return bends.mean(axis=0) > error
+
+
+def lowest(
+    losses: ArrayLike, places: ArrayLike, sound: ArrayLike, bent: ArrayLike | None = None
+) -> tuple[Floats, Floats]:
     """Bounds of the smallest value of a curve that is known at a few places (last axis).
 
     `low` holds for every curve that is convex around its minimum: between two neighbouring places
     it lies above the lines through the two points on the left and through the two on the right. A
     line needs two `sound` points: a run that failed says only that its loss is at least `H_uni`,
-    and beyond the first rate with failures none is expected to learn more. `low` is -inf where the
-    smallest value lies at the first or the last place, since a smaller one may lie outside. `high`
-    is the smallest sound value, or the smallest one where none is sound.
+    and beyond the first rate with failures none is expected to learn more. Beside the smallest
+    value a line ends at a place that is `bent` (default: `concave` of these losses). `low` is -inf
+    where no line bounds it, and where the smallest value lies at the first or the last place, since
+    a smaller one may lie outside. `high` is the smallest sound value, or the smallest one where
+    none is sound.
     """
     y, x, usable = np.asarray(losses, float), np.asarray(places, float), np.asarray(sound, bool)
     slopes = _slopes(y, x, usable)
+    ended = concave(y[..., None], x, usable) if bent is None else np.asarray(bent, bool)
     shown = np.where(usable | ~usable.any(axis=-1, keepdims=True), y, math.inf)
     high, best, last = shown.min(axis=-1), shown.argmin(axis=-1), y.shape[-1] - 1
     low = high.copy()
     for place in range(last):
         width = x[place + 1] - x[place]
-        left, right = slopes[..., place], slopes[..., place + 2]  # outside of the two points
+        beside = (best == place) | (best == place + 1)
+        left = np.where(beside & ended[..., place], math.nan, slopes[..., place])
+        right = np.where(beside & ended[..., place + 1], math.nan, slopes[..., place + 2])
         with np.errstate(divide="ignore", invalid="ignore"):
             meet = (y[..., place + 1] - right * width - y[..., place]) / (left - right)
         meet = np.where(np.isfinite(meet), np.clip(meet, 0.0, width), 0.0)
@@ -96,18 +117,26 @@ def lowest(losses: ArrayLike, places: ArrayLike, sound: ArrayLike) -> tuple[Floa
 
 
 def crossing(
-    losses: ArrayLike, places: ArrayLike, sound: ArrayLike, limit: ArrayLike, *, at_most: bool
+    losses: ArrayLike,
+    places: ArrayLike,
+    sound: ArrayLike,
+    limit: ArrayLike,
+    bent: ArrayLike | None = None,
+    *,
+    at_most: bool,
 ) -> Floats:
     """A bound of the place at which a convex curve rises over `limit`, going up from its minimum.
 
     The smallest possible place is on the line between the last point under the limit and the first
     one over it, or the place before the smallest point if that is over it; the largest (`at_most`)
-    is where the lines through the points beside these two meet the limit (`lowest`). Where no point
-    beyond the minimum is over the limit, they are the last place and inf.
+    is where the lines through the points beside these two meet the limit (`lowest`), unless they
+    end at a `bent` place. Where no point beyond the minimum is over the limit, they are the last
+    place and inf.
     """
     y, x, usable = np.asarray(losses, float), np.asarray(places, float), np.asarray(sound, bool)
     limit = np.asarray(limit, float)
     slopes = _slopes(y, x, usable)
+    ended = concave(y[..., None], x, usable) if bent is None else np.asarray(bent, bool)
     shown = np.where(usable | ~usable.any(axis=-1, keepdims=True), y, math.inf)
     best = shown.argmin(axis=-1)
     found = np.full(limit.shape, math.inf if at_most else x[-1])
@@ -116,7 +145,8 @@ def crossing(
         over = shown[..., place + 1]
         with np.errstate(divide="ignore", invalid="ignore"):
             if at_most:
-                left, right = slopes[..., place], slopes[..., place + 2]
+                left = np.where(ended[..., place], math.nan, slopes[..., place])
+                right = np.where(ended[..., place + 1], math.nan, slopes[..., place + 2])
                 first = np.where(left > 0, (limit - under) / left, width)
                 second = np.where(right > 0, width - (over - limit) / right, width)
                 share = np.fmin(np.fmin(first, second), width)
@@ -142,6 +172,7 @@ def steps_between(
     places: Sequence[ArrayLike],
     sound: Sequence[ArrayLike],
     steps: ArrayLike,
+    bent: Sequence[ArrayLike | None] = (None, None),
 ) -> tuple[Floats, Floats]:
     """Bounds of the steps that the second of two arms saves at the best places of both.
 
@@ -156,7 +187,7 @@ def steps_between(
     def best(arm: int) -> tuple[Floats, Floats, Floats, Floats]:
         y, usable = np.asarray(curves[arm], float), np.asarray(sound[arm], bool)
         final = y[..., -1]
-        least, most = lowest(final, places[arm], usable)
+        least, most = lowest(final, places[arm], usable, bent[arm])
         shown = np.where(usable | ~usable.any(axis=-1, keepdims=True), final, math.inf)
         place = shown.argmin(axis=-1)[..., None, None]
         own = np.take_along_axis(y, place, axis=-2)[..., 0, :]
@@ -212,7 +243,8 @@ def influences(function: Callable[[Floats], ArrayLike], values: ArrayLike) -> Fl
 
 def best_by_seed(losses: ArrayLike, places: ArrayLike, sound: ArrayLike) -> tuple[Floats, Floats]:
     """`lowest` as values per seed; `losses` is [.., place, seed]."""
-    low, high = influences(lambda means: lowest(means, places, sound), losses)
+    bent = concave(losses, places, sound)
+    low, high = influences(lambda means: lowest(means, places, sound, bent), losses)
     return low, high
 
 
@@ -225,13 +257,15 @@ def tolerated_by_seed(
     bound is -inf.
     """
 
+    bent = concave(losses, places, sound)
+
     def bounds(means: Floats) -> ArrayLike:
-        least, most = lowest(means, places, sound)
+        least, most = lowest(means, places, sound, bent)
         closed = np.isfinite(least)
         least = np.where(closed, least, most)
         limits = (best + TOLERATED * (entropy - best) for best in (least, most))
         first, last = (
-            crossing(means, places, sound, limit, at_most=at_most)
+            crossing(means, places, sound, limit, bent, at_most=at_most)
             for limit, at_most in zip(limits, (False, True), strict=True)
         )
         return np.where(closed, first, -math.inf), last
@@ -248,10 +282,12 @@ def steps_by_seed(
 ) -> tuple[Floats, Floats]:
     """`steps_between` as values per seed; `curves` has for each arm [.., place, step, seed]."""
     split = curves[0].shape[-3]
+    ends = zip((curve[..., -1, :] for curve in curves), places, sound, strict=True)
+    bent = [concave(*end) for end in ends]
 
     def bounds(means: Floats) -> ArrayLike:
         arms = (means[..., :split, :], means[..., split:, :])
-        return steps_between(arms, places, sound, steps)
+        return steps_between(arms, places, sound, steps, bent)
 
     low, high = influences(bounds, np.concatenate(curves, axis=-3))
     return low, high

@@ -307,9 +307,13 @@ def cost_table(grid: GridResults) -> ReportTable:
         return [number for number in numbers if math.isfinite(number)]
 
     def spent(key: str, scale: float = 1.0) -> Callable[[list[CellResult]], Datum]:
+        def counted(cells: list[CellResult]) -> list[float]:
+            # Runs that became non-finite ended early, whatever their cost.
+            return of((c for c in cells if key != "seconds" or c.outcome != "non_finite"), key)
+
         def both(cells: list[CellResult]) -> Datum:
             against = arms.get((cells[0].group, cells[0].baseline or ""), [])
-            ours, theirs = of(cells, key), of(against, key)
+            ours, theirs = counted(cells), counted(against)
             if not ours:
                 return Datum(DASH, title="not recorded")
             ratio = theirs and mean(theirs) and against is not cells

@@ -203,10 +203,13 @@ class OverSeeds(NamedTuple):
 
 
 def over_seeds(cells: Sequence[CellResult], metric: str) -> OverSeeds:
-    """A metric of some finished runs, as they report it."""
+    """A metric of some finished runs, as they report it.
+
+    The mean is that of runs with a finite value; there is no interval where others failed.
+    """
     finite = [cell for cell in cells if cell.metrics.get(metric) is not None]
     values = [float(cell.metrics[metric] or 0.0) for cell in finite]
-    low, high, _ = seeds_interval(values, list(map(failed, finite)))
+    low, high, _ = seeds_interval(values, list(map(failed, cells)))
     centre = mean(values) if values else math.nan
     return OverSeeds(centre, low, high, len(finite), len(cells) - len(finite))
 

@@ -26,7 +26,7 @@ too small.
 """
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -103,6 +103,11 @@ class RateCurve:
     losses: Floats
     sound: NDArray[np.bool_]
 
+    @property
+    def place(self) -> int:
+        """The place of the rate with the smallest mean loss over all seeds."""
+        return int(self.losses.mean(axis=0).argmin())
+
     @cached_property
     def chosen(self) -> list[int]:
         """The place of the best rate by seed, chosen on the other seeds."""
@@ -144,7 +149,7 @@ def needs(members: Sequence[Arm], reference: int | None) -> list[Score]:
     spread = pooled_spread([[value for _, value in row.values] for row in rows])
     return [
         replace(row, p=bounds_p(row.ends, lambda values: float(guarded_ps(values, *spread))))
-        if row.values and _is_tested(best_runs(arm, reference))
+        if row.values and all(map(_is_tested, best_runs(*_complete(arm, (0, reference))[1:])))
         else row
         for arm, row in zip(members, rows, strict=True)
     ]
@@ -162,10 +167,10 @@ def need_at_best_rates(arm: Arm, reference: int | None) -> Score:
 
     The estimate is `mean_s [l(0, r_0(s), s) - l(ref, r_ref(s), s)]`, `r_w(s)` the rate tried with
     the smallest mean loss at warm-up w over the *other* seeds; the interval is that of the bounds.
-    None where some chosen runs of a warm-up failed and others did not. `<=` where a best rate
-    without warm-up is the smallest or largest of the grid, so that a better one may lie outside;
-    `>=` where one with the reference is, or where no chosen run without warm-up trained; `?` where
-    both hold.
+    None where some runs of a warm-up, chosen or at the rate with the smallest mean loss, failed and
+    others did not. `<=` where a best rate without warm-up is the smallest or largest of the grid,
+    so that a better one may lie outside; `>=` where one with the reference is, or where no run
+    without warm-up trained; `?` where both hold.
     """
     reason, pairs, table = _complete(arm, (0, reference), seeds=2)
     if reason or reference is None:
@@ -175,26 +180,35 @@ def need_at_best_rates(arm: Arm, reference: int | None) -> Score:
         return undefined(arm, math.nan, "need", why_not_learned(pairs, points, arm.rates), pairs)
     bare, warm = table[0], table[reference]
     values = bare.at_chosen - warm.at_chosen
-    runs = best_runs(arm, reference)
-    capped = all(runs.failed(runs.points[0]))
+    runs, by_mean = best_runs(pairs, table)
+    mixed = runs.mixed or by_mean.mixed
+    capped = all(all(pairs.failed(point)) for point in pairs.points if point[0] == 0)
     lows, highs = bare.best[0] - warm.best[1], bare.best[1] - warm.best[0]
     gap = float(highs.mean() - lows.mean())
+    between = {} if mixed else _between(pairs, lows, highs)
+    edges = {"at_most": bare.at_edge, "at_least": warm.at_edge or capped}
     return Score(
         **score_identity(arm, math.nan, "need"),
         estimate=float(values.mean()),
-        **({} if runs.mixed else _between(pairs, lows, highs)),
-        bound=bound_of(at_most=bare.at_edge, at_least=warm.at_edge or capped),
+        **between,
+        bound=bound_of(**edges),
         **pairs.counts,
         note=join_notes(
             runs.missing,
-            runs.mixed,
+            mixed,
+            NOT_CONVEX if not (mixed or any(edges.values()) or math.isfinite(gap)) else "",
             "no run without warm-up trained at any rate" if capped else "",
             f"best rates {bare.named} without warm-up, {warm.named} with it",
-            f"by the rates only N may lie anywhere in {gap:.3f} nats" if math.isfinite(gap) else "",
+            f"by the rates only N may lie anywhere in {gap:.3f} nats"
+            if between and math.isfinite(gap)
+            else "",
             f"rates {', '.join(_rates_to_try(table.values()))} would tell more",
         ),
         values=_by_seed(pairs, values),
     )
+
+
+NOT_CONVEX = "no interval, since the losses beside a best rate are not convex or not known"
 
 
 def _rates_to_try(curves: Iterable[RateCurve]) -> list[str]:
@@ -204,7 +218,7 @@ def _rates_to_try(curves: Iterable[RateCurve]) -> list[str]:
     """
     wanted: set[float] = set()
     for curve in curves:
-        rates, best = curve.rates, int(curve.losses.mean(axis=0).argmin())
+        rates, best = curve.rates, curve.place
         for other in (best - 1, best + 1):
             if 0 <= other < len(rates):
                 wanted.add(math.sqrt(rates[best] * rates[other]))
@@ -221,18 +235,21 @@ def _between(pairs: Paired, lows: Floats, highs: Floats) -> dict[str, Any]:
     return {"low": low, "high": high, "p_sign": nearest, "ends": ends}
 
 
-def best_runs(arm: Arm, reference: int | None) -> Paired:
-    """The runs of `need`: of each seed that at its best rate without warm-up, and that with it.
+def best_runs(pairs: Paired, table: Mapping[int, RateCurve]) -> tuple[Paired, Paired]:
+    """The runs of each warm-up at the rate that is best on the other seeds, and on all of them.
 
-    The rate of both points is `BEST`.
+    The rate of all points is `BEST`.
     """
-    _, pairs, table = _complete(arm, (0, reference))
-    cells = {
-        (warmup, BEST, seed): pairs.runs[(warmup, curve.rates[place]), seed]
-        for warmup, curve in table.items()
-        for seed, place in zip(pairs.seeds, curve.chosen, strict=True)
-    }
-    return Paired(cells, [(warmup, BEST) for warmup in table], pairs.seeds, pairs.planned)
+
+    def at(places: Callable[[RateCurve], Sequence[int]]) -> Paired:
+        cells = {
+            (warmup, BEST, seed): pairs.runs[(warmup, curve.rates[place]), seed]
+            for warmup, curve in table.items()
+            for seed, place in zip(pairs.seeds, places(curve), strict=True)
+        }
+        return Paired(cells, [(warmup, BEST) for warmup in table], pairs.seeds, pairs.planned)
+
+    return at(lambda curve: curve.chosen), at(lambda curve: [curve.place] * len(pairs.seeds))
 
 
 def octaves(arm: Arm, reference: int | None) -> Score:
@@ -297,8 +314,10 @@ def steps_at_best_rates(arm: Arm, reference: int | None, need: Score) -> Score:
     reason, pairs, table = _complete(arm, (0, reference), seeds=2)
     if not reason and math.isnan(need.estimate):
         reason = "N is not defined"
-    runs, found = best_runs(arm, reference) if not reason else pairs, []
+    runs = by_mean = pairs
+    found: list[tuple[float, bool] | None] = []
     if not reason:
+        runs, by_mean = best_runs(pairs, table)
         found = [tau(*(runs.runs[point, seed] for point in runs.points)) for seed in runs.seeds]
     steps = [] if reason else _common_steps(pairs)
     if len(steps) < 2 or None in found:
@@ -313,13 +332,14 @@ def steps_at_best_rates(arm: Arm, reference: int | None, need: Score) -> Score:
     _, places, sound = zip(*(curve.points for curve in table.values()), strict=True)
     lows, highs = steps_by_seed(curves, places, sound, steps)
     values = np.array([saved for saved, _ in filter(None, found)])
+    mixed = runs.mixed or by_mean.mixed
     return Score(
         **score_identity(arm, math.nan, "steps_at_best_rates"),
         estimate=float(values.mean()),
-        **({} if runs.mixed else _between(pairs, lows, highs)),
+        **({} if mixed else _between(pairs, lows, highs)),
         bound=need.bound,
         **pairs.counts,
-        note=join_notes(pairs.missing, runs.mixed),
+        note=join_notes(pairs.missing, mixed),
         values=_by_seed(pairs, values),
     )
 
@@ -389,14 +409,17 @@ def rate_sensitivity(
         values = values - (averages[1] - curves[1].at_chosen)
         lows = lows - (averages[1] - curves[1].best[0])
         highs = highs - (averages[1] - curves[1].best[1])
-    between = _between(pairs, lows, highs)
+    runs, by_mean = best_runs(pairs, table)
+    mixed = runs.mixed or by_mean.mixed
+    between = {} if mixed else _between(pairs, lows, highs)
+    tested = warmup is None and not mixed
     return Score(
         **score_identity(arm, math.nan, name),
         estimate=float(values.mean()),
         **{**between, "p_sign": math.nan},
-        p=_p_between(pairs, between["ends"]) if warmup is None else math.nan,
+        p=_p_between(pairs, between["ends"]) if tested else math.nan,
         **pairs.counts,
-        note=pairs.missing,
+        note=join_notes(pairs.missing, mixed),
         values=_by_seed(pairs, values),
     )
 

@@ -235,6 +235,14 @@ TASKS.add(
         ),
     ),
 )
+
+
+def known_metrics() -> dict[str, str]:
+    """The metrics of all tasks, and whether `min` or `max` of each is best."""
+    scores = {score.metric: score.mode for task in TASKS.values() for score in task.scores}
+    return GENERAL | scores
+
+
 NEXT_SENTENCE = (
     QualityMetric(
         "val/nsp_accuracy",

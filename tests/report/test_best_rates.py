@@ -15,7 +15,13 @@ from lightning_app.report.figures.stable import frontier
 from lightning_app.report.headline import HELPS, WAITS, own_reading
 from lightning_app.report.pairs import arms
 from lightning_app.report.results import read_results
-from lightning_app.report.statistics import crossing, influences, lowest, steps_between
+from lightning_app.report.statistics import (
+    concave,
+    crossing,
+    influences,
+    lowest,
+    steps_between,
+)
 from lightning_app.report.warmup import sensitivity_scores
 from tests.report.test_uneven_grids import keep
 
@@ -89,6 +95,9 @@ def test_curves_are_bounded_all_at_once() -> None:
         ([3.0, 2.0, 5.0, 5.0], "1100", -math.inf, 2.0),  # two points before a cliff bound nothing
         ([4.0, 3.0, 2.5, 5.0], "1110", 2.0, 2.5),  # three do: as far down as the cliff
         ([5.0, 5.0, 5.0, 5.0], "0000", -math.inf, 5.0),
+        ([3.0, 2.9, 2.0, 4.0], "1111", 0.0, 2.0),  # 3 to 2.9 to 2 is not convex: 4 to 2 alone
+        ([4.0, 2.0, 2.9, 3.0], "1111", 0.0, 2.0),
+        ([3.0, 2.9, 2.0, 5.0], "1110", -math.inf, 2.0),  # and a cliff on the other side
     ],
 )
 def test_bounds_by_hand(values: list[float], sound: str, low: float, high: float) -> None:
@@ -112,6 +121,103 @@ def test_a_tolerated_rate_lies_between_its_bounds() -> None:
     rising = [3.0, 2.0, 1.9, 1.8, 1.7, 1.6]
     assert float(crossing(rising, places, ALL, 2.5, at_most=True)) == math.inf
     assert float(crossing(rising, places, ALL, 2.5, at_most=False)) == 5.0
+
+
+def test_noise_alone_rarely_bends_a_line() -> None:
+    """Of straight sides a sixth of the places is bent, by one standard error; of flat ends all."""
+    rng = np.random.default_rng(9)
+    away = np.abs(np.arange(6.0) - 2.0)
+    noise = 0.05 * rng.standard_normal((2000, 6, 5))
+    straight = concave(0.5 * away[:, None] + noise, np.arange(6.0), ALL)
+    assert straight.shape == (2000, 6)
+    assert straight[:, [0, 2, 5]].mean() == 0.0
+    assert straight[:, [1, 3, 4]].mean() == pytest.approx(0.187, abs=0.02)  # t of 4, above 1
+    flat = concave(0.5 * np.minimum(away, 1.5)[:, None] + noise, np.arange(6.0), ALL)
+    assert flat[:, 4].mean() > 0.99
+    unsound = concave(
+        0.5 * np.minimum(away, 1.5)[:, None] + noise, np.arange(6.0), ALL & (away < 3)
+    )
+    assert not unsound[:, 4].any()
+
+
+@pytest.mark.parametrize("sides", [(0.8, 2.2), (2.2, 0.8)])
+def test_a_curve_that_flattens_away_from_its_minimum_stays_within_its_bounds(
+    sides: tuple[float, float],
+) -> None:
+    """But for a line through a point just beyond the bend, which no other point refutes: 0.1.
+
+    With lines that are not convex with the points of their gap it was up to 0.4.
+    """
+    places, reach = np.arange(6.0), 1.6
+    for best in np.linspace(2.0, 3.0, 21):
+
+        def curve(x: Any, best: float = float(best)) -> Any:
+            away = np.clip(x - best, -reach, reach)
+            return np.maximum(-sides[0] * away, sides[1] * away)
+
+        low, high = lowest(curve(places), places, ALL)
+        assert float(low) <= 0.1
+        assert float(high) >= 0.0
+        ends = [float(crossing(curve(places), places, ALL, 0.3, at_most=k)) for k in (False, True)]
+        assert ends[0] <= ends[1]
+
+
+@pytest.mark.parametrize(
+    ("trains", "never"),
+    [
+        (lambda axes: False, True),
+        (lambda axes: (axes[RATE], axes[SEED]) == (0.002, 1), False),
+        (lambda axes: RATES.index(axes[RATE]) == axes[SEED], False),  # each seed at another rate
+    ],
+)
+def test_a_few_runs_that_train_without_warm_up_leave_no_interval(
+    make_grid: Any, trains: Any, never: bool
+) -> None:
+    """The chosen runs all failed; only where no run trained is N at least what they give."""
+
+    def outcome(axes: dict[str, Any]) -> float:
+        if axes[WARMUP] == 0 and not trains(axes):
+            return 4.5  # the unigram entropy: a stall
+        return 2.0 + 0.2 * abs(RATES.index(axes[RATE]) - 1) + 0.01 * axes[SEED]
+
+    axes = {PRESET: ["pre_ln"], WARMUP: [0, 60], RATE: RATES, SEED: [1, 2, 3]}
+    scores = sensitivity_scores(read_results(make_grid(outcome, axes, curves=False).folder))
+    (need,) = [score for score in scores if score.score == "need"]
+    assert ("no run without" in need.note) == never
+    assert (need.bound in (">=", "?")) == never
+    if not never:
+        assert all(map(math.isnan, (need.low, need.high, need.p)))
+        assert "stalled" in need.note
+
+
+def test_s_has_no_interval_where_one_seed_fails_at_the_best_rate(make_grid: Any) -> None:
+    def outcome(axes: dict[str, Any]) -> float:
+        if (axes[WARMUP], axes[RATE], axes[SEED]) == (0, 0.002, 1):
+            return 4.5
+        place = RATES.index(axes[RATE])
+        return 2.0 + 0.9 * abs(place - 1) + 0.01 * axes[SEED] * (1 + place)
+
+    axes = {PRESET: ["pre_ln"], WARMUP: [0, 60], RATE: RATES, SEED: [*range(1, 6)]}
+    scores = sensitivity_scores(read_results(make_grid(outcome, axes, curves=False).folder))
+    own = {score.score: score for score in scores if math.isnan(score.lr)}
+    for name in ("need", "rate_sensitivity", "rate_sensitivity w=0"):
+        assert math.isnan(own[name].low), name
+        assert math.isnan(own[name].p), name
+        assert "1 of 5 at warm-up 0" in own[name].note
+    assert math.isfinite(own["rate_sensitivity w=60"].low)
+
+
+def test_warm_up_saves_no_steps_where_both_runs_fail(make_grid: Any) -> None:
+    """Their losses tie at the unigram entropy, which one may touch before it stalls again."""
+    axes = {PRESET: ["pre_ln"], WARMUP: [0, 60], SEED: [1, 2, 3]}
+
+    def outcome(axes: dict[str, Any]) -> float:
+        return 4.49 + 0.01 * axes[SEED] if axes[SEED] < 3 else 2.0 - 0.1 * (axes[WARMUP] == 60)
+
+    scores = sensitivity_scores(read_results(make_grid(outcome, axes).folder))
+    saved = {score.score: score for score in scores}["steps_saved"]
+    assert [value for _, value in saved.values][:2] == [0.0, 0.0]
+    assert dict(saved.values)[3] > 0
 
 
 def test_influences_have_the_mean_and_the_error_of_the_jackknife() -> None:

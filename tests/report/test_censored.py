@@ -223,7 +223,7 @@ def test_one_seed_has_numbers_instead_of_a_test(make_grid: Any) -> None:
     axes = {PRESET: ["pre_ln", "post_ln"], WARMUP: [0, 60], SEED: [1]}
     grid = read_results(make_grid(outcome, axes, curves=False).folder)
     (text,) = findings(grid, sensitivity_scores(grid))
-    numbers = "Δ is 0.06 for pre_ln and 1.04 for post_ln, in nats per token."
+    numbers = "Δ is 0.060 for pre_ln and 1.040 for post_ln, in nats per token."
     assert (
         text
         == f"Within 200 steps at learning rate 0.004: one seed, so no test is possible: {numbers}"

@@ -16,17 +16,19 @@ from scipy import stats
 from lightning_app.config.grid import check_compare
 from lightning_app.core.errors import UserError
 from lightning_app.report.comparisons import (
+    BETTER,
     EQUAL,
     WAITS,
     WORSE,
     MetricDifference,
+    by_metric,
     compare_axis,
     comparison_document,
     comparisons,
 )
 from lightning_app.report.facts import p_value, rate
 from lightning_app.report.headline import findings
-from lightning_app.report.limits import urgent
+from lightning_app.report.limits import limits, urgent
 from lightning_app.report.results import GridResults, read_results
 from lightning_app.report.warmup import sensitivity_scores
 from tests.report.conftest import BASE, messages, write_report
@@ -179,11 +181,39 @@ def test_pairs_that_lack_a_run_or_a_value_are_left_out(make_grid: Any) -> None:
     row = found[PRESET, "sas", f"{WIDTH}=64"]
     assert (row.seeds, row.note) == (
         2,
-        "1 of 3 pairs lack a finite val/nll; 1 of 4 seeds not finished",
+        "1 of 3 pairs lack a finite val/nll; 1 of 4 seeds not finished; "
+        "some seeds of an arm failed and others did not",
     )
     assert math.isnan(row.p)
     assert [seed for seed, _ in row.values] == [3, 4]
     assert found[PRESET, "sas", f"{WIDTH}=128"].seeds == 3
+
+
+@pytest.mark.parametrize("lost", [0, 2])
+def test_an_arm_whose_runs_became_non_finite_is_not_judged_by_the_others(
+    make_grid: Any, lost: int
+) -> None:
+    """As where they stall: what the seeds that remain agree on is no difference of the arm."""
+
+    def outcome(axes: Mapping[str, Any]) -> float | None:
+        if axes[PRESET] == "sas":
+            return None if axes[SEED] <= lost else 1.5 + 0.001 * axes[SEED]
+        return 2.0 + 0.001 * axes[SEED] ** 2
+
+    axes = {PRESET: ["pre_ln", "sas"], SEED: [*range(1, 9)]}
+    grid = read_results(make_grid(outcome, axes, curves=False).folder)
+    (row,) = comparisons(grid)
+    (arm,) = [arm for arm in by_metric(grid) if arm.variant == "sas"]
+    lacking = "limits.no_metric" in dict(messages(limits(grid)))
+    if not lost:
+        assert (row.reading, arm.lacking, lacking) == (BETTER, 0, False)
+        assert math.isfinite(row.low)
+        assert math.isfinite(arm.low)
+        return
+    assert (row.seeds, row.reading) == (6, "")
+    assert all(map(math.isnan, (row.low, row.p, row.p_holm, arm.low)))
+    assert row.note.endswith("some seeds of an arm failed and others did not")
+    assert (arm.lacking, lacking) == (2, True)
 
 
 def test_half_escaped_runs_of_few_seeds_have_no_interval_and_no_p_value(make_grid: Any) -> None:

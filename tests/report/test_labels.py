@@ -212,7 +212,7 @@ def test_no_label_while_a_refinement_may_ask_for_more(make_grid: Any) -> None:
     def outcome(axes: Mapping[str, Any]) -> float:
         away = abs(math.log2(axes[RATE] / 0.002))
         noise = random.Random(str(axes)).gauss(0.0, 0.01)
-        return 2.0 + 0.5 * (axes[WARMUP] == 0) + 0.5 * away + noise
+        return 2.0 + 0.5 * (axes[WARMUP] == 0) + 0.5 * away**1.5 + noise
 
     rates = [0.0005, 0.001, 0.002, 0.004, 0.008]
     axes = {PRESET: ["post_ln", "pre_ln"], WARMUP: [0, 60], RATE: rates, SEED: [1, 2, 3, 4, 5, 6]}

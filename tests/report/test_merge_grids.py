@@ -3,6 +3,7 @@
 import copy
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pandas as pd
@@ -10,6 +11,7 @@ import pytest
 
 from lightning_app.config.identity import is_irrelevant
 from lightning_app.core.errors import UserError
+from lightning_app.report.comparisons import comparisons
 from lightning_app.report.facts import facts, state_counts
 from lightning_app.report.frames import results_frame
 from lightning_app.report.headline import findings
@@ -69,6 +71,43 @@ def test_each_grid_has_the_scores_that_it_has_alone(pair: tuple[Any, Any]) -> No
     assert list(deltas["p_holm"]) == pytest.approx(label_values(deltas["p"], deltas["p_sign"]))
     assert list(deltas["p_holm"]) != list(apart[apart["score"] == "delta"]["p_holm"])
     assert list(both["group"].unique()) == ["grid=flat", "grid=deep"]
+
+
+def test_the_headline_has_the_p_values_of_the_tables(make_grid: Make) -> None:
+    """Those corrected over both grids."""
+    presets = ["pre_ln", "sas", "keel", "rezero", "b2t", "deepnorm", "t_fixup", "sas_p_no_norm"]
+    axes = {PRESET: presets, SEED: [1, 2, 3, 4, 5]}
+
+    def loss(axes: Any) -> float:
+        place = len(axes[PRESET])
+        return 2.0 + 0.002 * (axes[SEED] * place % 7) + 0.004 * place
+
+    grid = joined(*(make_grid(loss, axes, name=name, curves=False) for name in ("a", "b")))
+    rows = comparisons(grid)
+    assert len(rows) == 14
+    said = " ".join(findings(grid, []))
+    alone = {row.value: row.p_holm for row in comparisons(grid.parts[0])}
+    assert any(row.p_holm != alone[row.value] for row in rows)
+    for row in rows:
+        assert row.value_with_p in said
+        assert said.count(row.value_with_p) == sum(r.value_with_p == row.value_with_p for r in rows)
+
+
+def test_versions_that_differ_between_the_grids_are_said(make_grid: Make, outcome: Any) -> None:
+    grids = [make_grid(outcome, name=name, curves=False) for name in ("a", "b")]
+    first, second = (read_results(grid.folder) for grid in grids)
+    cells = [
+        replace(
+            cell,
+            id=f"{cell.id}b",
+            name=f"{cell.name}b",
+            result={**(cell.result or {}), "precision": "bf16-true"},
+        )
+        for cell in second.cells
+    ]
+    alike = {*limits(together([first, second]))}
+    apart = together([first, replace(second, cells=tuple(cells))])
+    assert any("bf16-true" in text for text in {*limits(apart)} - alike)
 
 
 def test_references_and_baselines_stay_each_grids_own(make_grid: Make, outcome: Any) -> None:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from lightning_app.report.facts import range_of, say
@@ -269,7 +269,8 @@ def loss_by_rate(part: Part, *, headed: bool = False, columns: int = 4) -> list[
             means = [row for row in drawn if row["mark"] == "mean"]
             if means and seeds:
                 best = min(means, key=lambda row: row["value"])
-                ends.append((best["lr"], best["value"]))
+                if not all(pairs.failed((warmup, best["lr"]))):  # else every rate ties
+                    ends.append((best["lr"], best["value"]))
         if len(ends) == 2 and part.grid.pruner is None:
             moved.append((ends[0][0], ends[1][0]))
             axes.scatter(
@@ -311,21 +312,24 @@ def loss_by_rate(part: Part, *, headed: bool = False, columns: int = 4) -> list[
 
 
 def _moved(part: Part, moved: Sequence[tuple[float, float]], drawn: Sequence[Arm]) -> str:
-    """What the figure shows in a sentence of counts, with its data and steps.
+    """What the figure shows in a sentence of counts, with the data and steps of its runs.
 
     Stalls are counted at the rates at which a variant was run with both warm-ups.
     """
     reference = part.grid.reference_warmup
     tables = [table for arm in drawn for table in stall_tables(arm, reference)]
     bare, warm = stall_counts(tables)
+    cells = [cell for arm in drawn for key, cell in arm.cells.items() if key[0] in (0, reference)]
+    shown = replace(part.grid, cells=tuple(cells))
     return say(
         "figures.loss_by_rate.heading",
         higher=sum(ref > none for none, ref in moved),
         count=len(moved),
+        panels="variants" if len({arm.group for arm in drawn}) == 1 else "panels",
         bare=bare,
         warm=warm,
-        data=", ".join(dict.fromkeys(str(cell.corpus) for cell in part.grid.finished)),
-        steps=range_of(part.grid, "steps"),
+        data=", ".join(dict.fromkeys(str(cell.corpus) for cell in cells)),
+        steps=range_of(shown, "steps"),
     )
 
 

@@ -127,17 +127,19 @@ def slices_of(grid: GridResults) -> dict[tuple[str, float | None], list[CellResu
 def drawn_slices(grid: GridResults) -> dict[tuple[str, float | None], list[CellResult]]:
     """The slices with figures: for each group the learning rate at which its runs learn best.
 
-    That is the rate with the smallest mean loss over all finished runs. Of many groups only the
-    first are drawn: at least one, and at most `MOST_PANELS` variants in total.
+    That is the rate with the smallest mean loss over all finished runs, of those at which most
+    variants and warm-ups were run. Of many groups only the first are drawn: at least one, and at
+    most `MOST_PANELS` variants in total.
     """
-    best: dict[str, tuple[float, float | None]] = {}
+    best: dict[str, tuple[int, float, float | None]] = {}
     slices = slices_of(grid)
     for (group, lr), cells in slices.items():
-        loss = mean([cell.loss for cell in cells])
-        if group not in best or loss < best[group][0]:
-            best[group] = (loss, lr)
+        arms = len({(cell.variant, cell.warmup) for cell in cells})
+        found = -arms, mean([cell.loss for cell in cells]), lr
+        if group not in best or found[:2] < best[group][:2]:
+            best[group] = found
     drawn, panels = {}, 0
-    for group, (_, lr) in best.items():
+    for group, (*_, lr) in best.items():
         panels += len({cell.variant for cell in slices[group, lr]})
         if drawn and panels > MOST_PANELS:
             break

@@ -7,11 +7,13 @@ import numpy as np
 import pytest
 from matplotlib.collections import PathCollection
 
+from lightning_app.report.figures.sheet import drawn_slices
 from lightning_app.report.page import Report, page
 from lightning_app.report.results import read_results
 from lightning_app.report.warmup import sensitivity_scores
 from lightning_app.report.write import first_figure
 from tests.report.conftest import write_report
+from tests.report.test_uneven_grids import keep
 
 PRESET = "model.block.preset"
 WARMUP = "model.schedule.warmup_steps"
@@ -77,6 +79,26 @@ def test_the_best_rates_are_ringed_and_counted(make_grid):
     }
     for variant, moved in (("post_ln", 2e-3), ("pre_ln", 1e-3), ("sas", 1e-3)):
         assert rings[variant] == [[pytest.approx([1e-3, 2.02]), pytest.approx([moved, 2.02])]]
+
+
+def test_rates_that_all_fail_have_no_ring_and_are_not_counted(make_grid):
+    """Without warm-up Post-LN stalls at every rate: no rate is the best one of these ties."""
+
+    def stalls(axes):
+        bare = axes[PRESET] == "post_ln" and axes[WARMUP] == 0
+        return 4.5 if bare else outcome(axes)
+
+    figure = first_figure(read_results(make_grid(stalls, AXES, curves=False).folder))
+    assert figure is not None
+    (heading,) = [text.get_text() for text in figure.texts if "variants" in text.get_text()]
+    assert [int(number) for number in re.findall(r"\d+", heading)][:2] == [0, 2]
+
+
+def test_a_rate_that_few_arms_have_is_not_the_one_that_is_drawn(make_grid):
+    """Refined rates may have lower means, of the arms that asked for them."""
+    fake = make_grid(lambda axes: 1.9 if axes[RATE] == 8e-3 else outcome(axes), AXES, curves=False)
+    keep(fake, lambda at: at[RATE] != 8e-3 or at[PRESET] == "sas")
+    assert {lr for _, lr in drawn_slices(read_results(fake.folder))} == {1e-3}
 
 
 def test_a_small_screen_has_the_same_panels_two_in_a_row(make_grid):
