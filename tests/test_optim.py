@@ -42,7 +42,7 @@ def rates(config: ScheduleConfig, total: int, lr: float = 1.0) -> list[float]:
     return taken
 
 
-@pytest.mark.parametrize("warmup", [0, 1, 7, 40])
+@pytest.mark.parametrize("warmup", [0, 1, 7, 20])
 def test_decoupled_inverse_sqrt_follows_its_formula(warmup: int) -> None:
     config = ScheduleConfig(warmup_steps=warmup, reference_steps=20)
     for t, rate in enumerate(rates(config, 100), start=1):
@@ -167,8 +167,15 @@ def test_a_linear_decay_without_room_is_refused(reference: int, total: int) -> N
     )
 
 
+def test_an_inverse_root_that_begins_before_the_warm_up_ends_is_refused() -> None:
+    """Its largest rate would be half of `lr`."""
+    with pytest.raises(UserError, match=r"reference_steps: 15, where .* at least warmup_steps 60"):
+        ScheduleConfig(warmup_steps=60, reference_steps=15).check(200)
+
+
 def test_other_decays_need_no_such_room() -> None:
     for config in (
+        ScheduleConfig(warmup_steps=60, reference_steps=60),
         ScheduleConfig(kind="linear", coupling="paper", warmup_steps=60),
         ScheduleConfig(kind="constant", warmup_steps=199),
         ScheduleConfig(warmup_steps=60),

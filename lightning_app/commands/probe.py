@@ -182,8 +182,9 @@ def build(name: str, tree: dict[str, Any], checkpoint: Checkpoint | None, batche
         module.load_state_dict(stored["state_dict"])
         step = int(stored["global_step"])
         moments = second_moments(stored.get("optimizer_states", []), model)
-    elif needs_profiling(model):
+    elif not module.profiled and needs_profiling(model):
         model.train()
+        data.trained = module  # whose first batch may be a part of one
         first = next(iter(data.train_dataloader()))
         torch.manual_seed(mix(int(tree["seed_everything"]), 0, 0, 0))  # the seed of the first step
         profile(model, lambda: module(first))

@@ -226,8 +226,8 @@ class ScheduleConfig:
     if there is a warm-up, the rate falls by T_w/T of the peak at the end of the warm-up, and the
     peak is never reached.
 
-    Decoupled, the warm-up changes only the first T_w steps, and the peak is
-    reached wherever T_w <= T_ref. In the form of the papers (Vaswani et al. 2017; Xiong et al.
+    Decoupled, the warm-up changes only the first T_w steps; T_w is at most T_ref, so that the peak
+    is reached. In the form of the papers (Vaswani et al. 2017; Xiong et al.
     2020, 2002.04745, section 3.2) T_w also rescales the whole run: "no warm-up" then also means
     almost no learning rate.
     """
@@ -314,7 +314,14 @@ class ScheduleConfig:
                 f"batch grows to data.tokens_per_batch; expected fewer than the {total} steps of "
                 "the run"
             )
-        decays = self.kind in ("linear", "cosine", "sqrt") and self.coupling == "decoupled"
+        decoupled = self.coupling == "decoupled"
+        if decoupled and self.kind == "inverse_sqrt" and self.warmup_steps > self.reference_steps:
+            raise UserError(
+                f"model.schedule.reference_steps: {self.reference_steps}, where the decoupled "
+                f"inverse_sqrt decay begins; at least warmup_steps {self.warmup_steps}, when the "
+                "rate reaches lr"
+            )
+        decays = self.kind in ("linear", "cosine", "sqrt") and decoupled
         if decays and not self.warmup_steps <= self.reference_steps < total:
             raise UserError(
                 f"model.schedule.reference_steps: {self.reference_steps}, where the decoupled "

@@ -181,7 +181,13 @@ def relative_changes(
 def largest_singular_values(
     left: Float[Tensor, "head dim model"], right: Float[Tensor, "head dim model"]
 ) -> Float[Tensor, " head"]:
-    """``sigma_1(left^T right)`` of each head, from the triangular factors of both."""
+    """``sigma_1(left^T right)`` of each head, from the triangular factors of both.
+
+    NaN if a product of any head is not finite, as after a step that made weights infinite.
+    """
     parts = (torch.linalg.qr(precise(part).mT, mode="r").R for part in (left, right))
     first, second = parts
-    return torch.linalg.svdvals(first @ second.mT)[:, 0]
+    product = first @ second.mT
+    if not product.isfinite().all():
+        return product.new_full(product.shape[:1], math.nan)
+    return torch.linalg.svdvals(product)[:, 0]

@@ -1,6 +1,7 @@
 """Probes of a model on a few batches: signals, gradients, gains, attention maps and sharpness."""
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, Self
@@ -52,18 +53,25 @@ def learned_gains(model: nn.Module) -> Iterator[tuple[Place, Tensor]]:
     """Yield every learned scalar of the blocks, of any shape.
 
     A gain shared by several sub-layers of a layer appears once, as that of the first; gains of a
-    shared block appear in each layer. The two gains of a projection ``a W_0 + b dW`` are in
-    `change_ratios`.
+    shared block appear in each layer. Different ones of one name, such as those of several linear
+    maps, have the names of their modules before it. The two gains of a projection
+    ``a W_0 + b dW`` are in `change_ratios`.
     """
     for stack_name, stack in stacks(model).items():
         for layer, block in stack.layers:
+            found: list[tuple[str, str, Tensor]] = []
             for path, part in block.named_modules():
                 if not isinstance(part, LearnedScalars):
                     continue
                 owner = block.get_submodule(path.rpartition(".")[0])
                 if not isinstance(owner, AnchoredProjection):
-                    for name, value in part.measured():
-                        yield Place(_quantity(path, name), stack_name, layer), value
+                    found += [(path, name, value) for name, value in part.measured()]
+            counts = Counter(_quantity(path, name) for path, name, _ in found)
+            for path, name, value in found:
+                quantity = _quantity(path, name)
+                if counts[quantity] > 1:
+                    quantity = "_".join([*path.split("."), *([name] if name != "gain" else [])])
+                yield Place(quantity, stack_name, layer), value
 
 
 def dynamic_spans(
@@ -333,7 +341,7 @@ def add_gains(model: nn.Module, tally: RunningStats) -> None:
     for place, gain in [*learned_gains(model), *change_ratios(model)]:
         tally.mean(place, gain)
         if gain.ndim == 3 and gain.shape[0] > 1:
-            for head, value in enumerate(gain.detach().flatten()):
+            for head, value in enumerate(gain.detach().flatten(1).mean(dim=1)):
                 tally.mean(place._replace(head=head), value)
 
 

@@ -15,6 +15,7 @@ from torch.utils.hooks import RemovableHandle
 from lightning_app.blocks.attention import AnchoredProjection, Attention, spread_heads
 from lightning_app.blocks.block import Block, Call
 from lightning_app.blocks.linear import Linear
+from lightning_app.models.optim import LATE
 from lightning_app.models.stack import stacks
 from lightning_app.probes import measures
 from lightning_app.probes.hooks import MODEL, Place, Row, RunningStats, ordered
@@ -101,8 +102,8 @@ class Step:
     momentum_cosine       ``cos(m, g)``
     gradient_cosine       ``cos(g_t, g_(t-1))``, with `earlier`, the gradients of the step before
     update_rms            ``RMS((W' - W) / eta)``, weight decay included
-    update_rms_noise      of Adam and AdamW: ``sqrt((1 - beta1) / (1 + beta1))``, where it settles
-                          if gradients are pure noise; its first step has 1
+    update_rms_noise      of Adam and AdamW, what it is if gradients are pure noise: in step t
+                          ``sqrt((1 - beta1) / (1 + beta1) * (1 + beta1^t) / (1 - beta1^t))``
     row_angle             radians between a row of a matrix before and after, mean over rows
     row_equilibrium       of AdamW with decay: `measures.equilibrium_angle`
     inverse_root_spread   standard deviation over mean of ``1 / sqrt(v_hat)``, over the coordinates
@@ -192,7 +193,14 @@ class Step:
         if kind not in (torch.optim.Adam, torch.optim.AdamW):
             return
         betas = {float(group["betas"][0]) for part in self.parts for group in part.groups}
-        noise = {math.sqrt((1.0 - beta) / (1.0 + beta)) for beta in betas}
+        counts = {float(s["step"]) for of in self.states for s in of if "step" in s}
+        # Without its correction the first steps are larger, by both betas.
+        noise = {
+            math.sqrt((1.0 - beta) / (1.0 + beta) * (1.0 + beta**count) / (1.0 - beta**count))
+            for beta in betas
+            for count in counts
+            if 0.0 < count < LATE
+        }
         angles = {
             measures.equilibrium_angle(rate, group["weight_decay"], group["betas"][0])
             for part, rates in zip(self.parts, self.rates, strict=True)

@@ -114,6 +114,7 @@ class TextDataModule(pl.LightningDataModule):
 
     After `setup` it has `vocab_size`, `tokenizer`, `floor` (the loss of a model that ignores its
     input, in nats per predicted validation token), and `description`, a part of every result.
+    Without a Trainer the training batches are those of the schedule of `trained`, if that is set.
 
     Args:
         class_path: The subclass that the config names; null for this class.
@@ -128,6 +129,7 @@ class TextDataModule(pl.LightningDataModule):
         **fields: Any,
     ) -> None:
         super().__init__()
+        self.trained: pl.LightningModule | None = None
         self.config = DataConfig(**fields)
         self.tokenizer: Tokenizer
         self.vocab_size: int
@@ -253,10 +255,12 @@ class TextDataModule(pl.LightningDataModule):
 
     def _sampler(self, split: str, rows: SplitRows) -> EpochSampler:
         sampler = rows.sampler(self.config.tokens_per_batch)
-        if split == "train" and self.trainer is not None:
-            schedule: Any = getattr(self.trainer.lightning_module, "schedule", None)
+        trained = self.trained if self.trainer is None else self.trainer.lightning_module
+        if split == "train" and trained is not None:
+            schedule: Any = getattr(trained, "schedule", None)
             if schedule is not None and schedule.batch_warmup_steps:
-                steps = limited(len(sampler), self.trainer.limit_train_batches)
+                limit = 1.0 if self.trainer is None else self.trainer.limit_train_batches
+                steps = limited(len(sampler), limit)
                 return warmed_up(sampler, schedule.batch_share, steps)
         return in_random_order(sampler) if split in self._limits() else sampler
 

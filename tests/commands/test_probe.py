@@ -136,9 +136,12 @@ class AtStart(pl.Callback):
             self.weights = {k.removeprefix("model."): v.clone() for k, v in state.items()}
 
 
-@pytest.mark.parametrize("preset", ["post_ln", "v_skipinit", "admin"])
+@pytest.mark.parametrize("preset", ["post_ln", "v_skipinit", "admin", "admin, a small batch first"])
 def test_it_is_the_model_that_fit_starts_from(folder: Path, preset: str) -> None:
-    tree = written(preset=preset, max_steps=1, limit_val_batches=1)
+    preset, _, small = preset.partition(",")
+    tree = written(preset=preset, max_steps=4 if small else 1, limit_val_batches=1)
+    if small:  # by which Admin profiles
+        tree["model"]["schedule"] |= {"batch_warmup_steps": 3, "batch_start": 0.1}
     tree["model"]["architecture"]["dropout"] = 0.3  # Admin's profiling pass goes through it
     start = AtStart()
     train(tree, folder / "run", start)

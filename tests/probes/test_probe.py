@@ -17,6 +17,7 @@ from lightning_app.blocks.presets import PRESETS
 from lightning_app.blocks.residual import Gain
 from lightning_app.models.loss import ObjectiveConfig
 from lightning_app.probes.hooks import MODEL, Place, Row
+from lightning_app.probes.measures import largest_singular_values
 from lightning_app.probes.probe import (
     evenly_spaced,
     learned_gains,
@@ -248,6 +249,29 @@ def test_gains_are_means_over_heads_and_each_head() -> None:
     assert number(rows, "ff_branch", "decoder", 1) == 1.0
 
 
+@pytest.mark.parametrize("preset", ["ngpt", "sigma_reparam", "sub_ln"])
+def test_every_learned_gain_of_a_layer_has_a_name_of_its_own(preset: str) -> None:
+    """And no other numbers per head than those of the heads."""
+    norm = "dyt" if preset == "sub_ln" else None
+    block = BlockConfig(preset=preset) if norm is None else BlockConfig(preset=preset, norm=norm)
+    model, batches = subject("translation", block)
+    with torch.no_grad():
+        for number_of, part in enumerate(model.parameters()):
+            part.add_(0.01 * number_of)
+    gains = list(learned_gains(model))
+    places = [place for place, _ in gains]
+    assert len({*places}) == len(places) > 2
+    rows = {row.place: row.value for row in probe(model, objective(), batches)}
+    for place, gain in gains:
+        assert rows[place] == pytest.approx(gain.detach().mean().item(), rel=1e-5), place
+        heads = [
+            row.head for row in rows if row._replace(head=None) == place and row.head is not None
+        ]
+        assert len(heads) in (0, 2)
+    if preset == "sigma_reparam":
+        assert not any(place.quantity == "gamma" for place in places)  # of shaped attention
+
+
 def test_ratios_of_change_to_kept_gain() -> None:
     """Of projections whose gains are trained; b / a as He & Hofmann 2023 plot it."""
     gains = ProjectionGains(kept=Gain(learned=True), change=Gain(value=0.2, learned=True))
@@ -293,6 +317,13 @@ def test_a_model_that_diverged_is_no_error() -> None:
     rows = probe(model, objective(), batches)
     assert math.isnan(number(rows, "nll", MODEL, None))
     assert math.isnan(number(rows, "w2_gradient", "decoder", 1))
+
+
+def test_singular_values_of_weights_that_became_infinite_are_nan() -> None:
+    left, right = torch.randn(2, 4, 6), torch.randn(2, 4, 6)
+    assert largest_singular_values(left, right).isfinite().all()
+    left[1, 2, 3] = math.inf
+    assert largest_singular_values(left, right).isnan().all()
 
 
 def test_a_batch_with_blank_rows() -> None:

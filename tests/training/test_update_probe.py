@@ -17,13 +17,14 @@ from lightning_app.blocks.config import BlockConfig
 from lightning_app.blocks.presets import PRESETS
 from lightning_app.config.classes import made_object
 from lightning_app.core.errors import UserError
-from lightning_app.models.optim import OPTIMIZERS, OptimizerConfig, build_optimizer
+from lightning_app.models.optim import LATE, OPTIMIZERS, OptimizerConfig, build_optimizer
 from lightning_app.models.optimizers import Library
 from lightning_app.models.stack import stacks
 from lightning_app.probes.hooks import MODEL, Place, from_csv
 from lightning_app.probes.steps import (
     Passage,
     Step,
+    TrainedPart,
     critical_factor,
     curvature_rows,
     gradients_of,
@@ -134,6 +135,29 @@ def test_quantities_of_a_step_equal_direct_ones(tmp_path: Path, cache: str) -> N
         assert 0.0 < expected["below_eps"] < 1.0
     line = math.sqrt(2 * seen.rate[step] * 0.2 * 0.1 / 1.9)
     assert values[step, Place("row_equilibrium", MODEL)] == pytest.approx(line)
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_updates_by_pure_noise_are_on_the_line_in_every_step(late: bool) -> None:
+    """From the first step on; without bias correction, which torch has from step 2^24, no line."""
+    generator = torch.Generator().manual_seed(5)
+    weight = nn.Parameter(torch.zeros(400, 400))
+    optimizer = torch.optim.Adam([weight], lr=1e-3, betas=(0.9, 0.98), eps=1e-9)
+    part = TrainedPart([], [weight], [optimizer.param_groups[0]])
+    for step in range(1, 31):
+        weight.grad = torch.randn(400, 400, generator=generator)
+        if late and step == 1:
+            zeros = torch.zeros_like(weight)
+            start = {"step": torch.tensor(LATE), "exp_avg": zeros, "exp_avg_sq": zeros.clone()}
+            optimizer.state[weight] = start
+        made = Step([part], optimizer, [weight.grad.flatten().clone()], None)
+        optimizer.step()
+        made.finish()
+        values = {row.quantity: row.value for row in made.rows(step)}
+        if late:
+            assert "update_rms_noise" not in values
+        else:
+            assert values["update_rms"] == pytest.approx(values["update_rms_noise"], rel=0.02)
 
 
 class Stepped(NamedTuple):

@@ -479,7 +479,9 @@ def _explained(runs: Sequence[CellResult]) -> Sketch | None:
     lines = {each.line for each in EXPLAINED if isinstance(each.line, str)}
     names = {each.quantity for each in EXPLAINED} | lines
     curves = [read_probes(cell, names) for cell in runs]
-    if not any(place.quantity in OF_UPDATES for places in curves for place in places):
+    # SignalProbe has a quantity of layers called output_change; that of updates is of stacks.
+    made = (place for places in curves for place in places if place.layer is None)
+    if not any(place.quantity in OF_UPDATES for place in made):
         return None
     panes = [e for e in EXPLAINED if any(_drawn_curves(places, e) for places in curves)]
     steps = [step for places in curves for curve in places.values() for step in curve]
