@@ -57,6 +57,7 @@ def outputs_one_by_one(folder: Path) -> tuple[np.ndarray, np.ndarray]:
     return rows.labels, np.array(found)
 
 
+@pytest.mark.in_turn(2)
 @pytest.mark.parametrize("name", ["mrpc", "cola", "stsb", "mnli"])
 def test_two_ranks_give_the_metric_of_one_exactly(tmp_path: Path, name: str) -> None:
     """71 rows on two ranks, each of them once; the scores again from rows computed alone."""

@@ -39,6 +39,7 @@ def test_presets_against_the_baseline(capsys, tmp_path: Path) -> None:
 
 # A peer's import uses it.
 @pytest.mark.filterwarnings("ignore:.torch.jit.script. is:DeprecationWarning")
+@pytest.mark.slow
 def test_all_sections_run_with_or_without_the_peers(capsys) -> None:
     out = bench(capsys, "--quick", "--attention", "--peers", "--rounds", "1", "--device", "cpu")
     for said in (

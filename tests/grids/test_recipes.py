@@ -91,6 +91,7 @@ def wait_for(happened: Callable[[], object], said: Path, seconds: float = 120.0)
         time.sleep(0.05)
 
 
+@pytest.mark.slow
 def test_pods_share_a_grid_and_one_that_is_stopped_is_replaced(job: dict[str, Any]) -> None:
     """Each pod is a network, a host name and process numbers of its own: its command is process 1.
 

@@ -200,6 +200,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dic
     return of
 
 
+@pytest.mark.in_turn(2)
 @pytest.mark.parametrize("kind", KINDS)
 # Over 5 s: about 40 attempts of a stand-in.
 def test_two_workers_and_kills_change_nothing(
@@ -263,6 +264,7 @@ def test_a_search_whose_earlier_rounds_have_changed_is_not_continued(world: Worl
     assert same.cells == grid.cells
 
 
+@pytest.mark.in_turn(3)
 @pytest.mark.parametrize("way", ["rerun", "removed", "replaced"])
 def test_a_refinement_is_open_again_if_its_results_change(world: World, way: str) -> None:
     """The best rates are a quarter of what they were, below all that were asked for."""

@@ -48,6 +48,7 @@ def assert_one_result_a_cell(world: World, spec: StorageSpec) -> None:
     world.assert_nothing_left()
 
 
+@pytest.mark.in_turn(2)
 @EITHER
 # Over 5 s: twelve cells.
 def test_two_that_start_at_once_share_the_grid(world: World, spec: StorageSpec) -> None:
