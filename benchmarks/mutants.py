@@ -1856,6 +1856,96 @@ MUTANTS = (
         "begin + _PLACES + window - 1",
         "begin + _PLACES",
     ),
+    mutant(
+        "noise bends lines of losses",
+        at("report/test_best_rates.py"),
+        "    return bends.mean(axis=0) > error",
+        "    return bends.mean(axis=0) > 0.0",
+    ),
+    mutant(
+        "bounds of a best loss rest on lines that the losses refute",
+        at("report/test_best_rates.py"),
+        "        left = np.where(beside & ended[..., place], math.nan, slopes[..., place])",
+        "        left = slopes[..., place]",
+    ),
+    mutant(
+        "bounds of a tolerated rate rest on lines that the losses refute",
+        at("report/test_best_rates.py", "report/test_studies.py"),
+        "                right = np.where(ended[..., place + 1], math.nan, slopes[..., place + 2])",
+        "                right = slopes[..., place + 2]",
+    ),
+    mutant(
+        "N has an interval where some seeds fail at the rate with the smallest mean",
+        at("report/test_best_rates.py"),
+        "    mixed = runs.mixed or by_mean.mixed\n    capped",
+        "    mixed = runs.mixed\n    capped",
+    ),
+    mutant(
+        "two failed runs save steps",
+        at("report/test_best_rates.py"),
+        "    if bare.failed and ref.failed:\n        return 0.0, False\n",
+        "",
+    ),
+    mutant(
+        "a comparison is decided by the runs that did not become non-finite",
+        at("report/test_comparison.py"),
+        "[[failed(arm[s]) for s in both] for arm in (own, other)]",
+        "[[failed(arm[s]) for s in seeds] for arm in (own, other)]",
+    ),
+    mutant(
+        "the headline of a joint report corrects each grid alone",
+        at("report/test_merge_grids.py"),
+        "for row in (row for row in comparisons(whole) if row.grid == grid.name):",
+        "for row in comparisons(grid):",
+    ),
+    mutant(
+        "ablate report reads results before its turn",
+        at("report/test_report_command.py"),
+        "            if len(folders) == 1 and out is None and _can_write(folders[0]):",
+        "            if False:",
+    ),
+    mutant(
+        "a refinement looks beyond the edge of a flat range",
+        at("grids/test_search.py"),
+        "    best = inner[len(inner) // 2]",
+        "    best = equal[0]",
+    ),
+    mutant(
+        "an own metric that is to be large counts 0 for a failed run",
+        at("grids/test_plan.py"),
+        "        return 0.0 if name in known_metrics() else -math.inf",
+        "        return 0.0",
+    ),
+    mutant(
+        "the line of pure noise is that of late steps",
+        at("training/test_update_probe.py"),
+        "math.sqrt((1.0 - beta) / (1.0 + beta) * (1.0 + beta**count) / (1.0 - beta**count))",
+        "math.sqrt((1.0 - beta) / (1.0 + beta))",
+    ),
+    mutant(
+        "gains of several modules share a name",
+        at("probes/test_probe.py"),
+        "                if counts[quantity] > 1:",
+        "                if counts[quantity] > 99:",
+    ),
+    mutant(
+        "the speed of training counts callbacks",
+        at("training/test_throughput.py"),
+        'max(self._since, getattr(pl_module, "hooks_ended", 0.0))',
+        "self._since",
+    ),
+    mutant(
+        "a figure at one rate takes one that few arms have",
+        at("report/figures/test_rates.py"),
+        "        found = -arms, mean([cell.loss for cell in cells]), lr",
+        "        found = 0, mean([cell.loss for cell in cells]), lr",
+    ),
+    mutant(
+        "rates that all fail count as best rates",
+        at("report/figures/test_rates.py"),
+        'if not all(pairs.failed((warmup, best["lr"]))):',
+        "if True:",
+    ),
 )
 
 
