@@ -119,7 +119,7 @@ def main() -> None:
     kinds: dict[str, tuple[Probing, int]] = {"probing": (SignalProbe(every), few)}
     if args.updates:
         kinds = {
-            "step": (UpdateProbe(every), WARM + 400),
+            "step": (UpdateProbe(every), max(few, min(WARM + 400, args.steps))),
             "passes": (UpdateProbe([NEVER], pass_steps=every), few),
             "curvature": (UpdateProbe([NEVER], curvature_steps=every), few),
         }
