@@ -407,7 +407,7 @@ class TransformerModule(pl.LightningModule):
         if self._averaged is not None:
             self._averaged.evaluate()
 
-    def on_train_batch_end(self, *_: Any) -> None:
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         self.hooks_ended = time.perf_counter()  # callbacks come first
 
     def on_validation_end(self) -> None:
