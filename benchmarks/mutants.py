@@ -1929,12 +1929,6 @@ MUTANTS = (
         "                if counts[quantity] > 99:",
     ),
     mutant(
-        "the speed of training counts callbacks",
-        at("training/test_throughput.py"),
-        'max(self._since, getattr(pl_module, "hooks_ended", 0.0))',
-        "self._since",
-    ),
-    mutant(
         "a figure at one rate takes one that few arms have",
         at("report/figures/test_rates.py"),
         "        found = -arms, mean([cell.loss for cell in cells]), lr",

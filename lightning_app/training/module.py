@@ -1,6 +1,5 @@
 """The only LightningModule: a thin system around a plain model and its objective."""
 
-import time
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
@@ -233,7 +232,6 @@ class TransformerModule(pl.LightningModule):
         self.model: torch.nn.Module | None = None
         self.vocab_size = 0
         self.profiled = False
-        self.hooks_ended = 0.0  # when the callbacks of the last step or validation were done
         self.total_steps = 0  # number of steps of the run, fixed when it starts
         self._has_terms = self._follows_steps = True  # until fit has checked for them
         self._seed = 0
@@ -407,11 +405,7 @@ class TransformerModule(pl.LightningModule):
         if self._averaged is not None:
             self._averaged.evaluate()
 
-    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
-        self.hooks_ended = time.perf_counter()  # callbacks come first
-
     def on_validation_end(self) -> None:
-        self.hooks_ended = time.perf_counter()
         # Callbacks, which come first, have written their checkpoints.
         if self._averaged is not None and self.trainer.state.fn == TrainerFn.FITTING:
             self._averaged.train()

@@ -506,11 +506,11 @@ class TrainingRun(PreparedRun):
             named = {"id": self.id, "seed": self.tree["seed_everything"]}
             named["parent"] = made.get("parent", {}).get("id")
             self.origin = Origin(self.attempt_folder.provenance, made, self.resumed, named)
-            callbacks += [self.origin, self.divergence, self.clock]
+            callbacks += [self.origin, self.divergence, self.throughput, self.clock]
             callbacks += [GainLogger(), progress]
             callbacks += [Agreement(self.id), Pictures()]
             before = BeforeAveraging(self.divergence, self.folder.checkpoint("last"))
-            given = [self.throughput, before, *given]
+            given = [before, *given]
             if self._pruned_by is not None:
                 files = (self.attempt_folder.reports, self.attempt_folder.stop)
                 callbacks.append(Pruning(self._pruned_by, *files))

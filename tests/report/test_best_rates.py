@@ -144,10 +144,7 @@ def test_noise_alone_rarely_bends_a_line() -> None:
 def test_a_curve_that_flattens_away_from_its_minimum_stays_within_its_bounds(
     sides: tuple[float, float],
 ) -> None:
-    """But for a line through a point just beyond the bend, which no other point refutes: 0.1.
-
-    With lines that are not convex with the points of their gap it was up to 0.4.
-    """
+    """The lower bound may be too high by at most 0.1, where a point just beyond the bend misleads."""
     places, reach = np.arange(6.0), 1.6
     for best in np.linspace(2.0, 3.0, 21):
 

@@ -279,10 +279,9 @@ class Throughput(pl.Callback):
     ``train/tokens``, predicted tokens of all devices, and ``train/seconds``, wall-clock seconds of
     training, are sums over the run and all its attempts. ``train/tokens_per_second`` and
     ``train/data_wait_share`` cover the steps since the last log: the share of their seconds, from 0
-    to 1, that passed before the start of a step, waiting for its batch. The time of validations, of
-    other callbacks, such as probes, and of checkpoints does not count. `tokens` and `seconds` are
-    the sums; they are updated every `log_every_n_steps` steps and at the end. It comes before the
-    callbacks whose time is left out, and the module notes when all of them are done.
+    to 1, that passed between the end of a step and the start of the next, waiting for its batch.
+    Time spent in validation does not count. `tokens` and `seconds` are the sums; they are
+    updated every `log_every_n_steps` steps and at the end.
     """
 
     def __init__(self) -> None:
@@ -300,13 +299,18 @@ class Throughput(pl.Callback):
         return self.tokens / self.seconds if self.seconds else 0.0
 
     def state_dict(self) -> dict[str, Any]:
-        return {"tokens": self.tokens + self._count(), "seconds": self.seconds + self._elapsed}
+        self._take()
+        return {"tokens": self.tokens, "seconds": self.seconds}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.tokens, self.seconds = state_dict["tokens"], state_dict["seconds"]
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._since = time.perf_counter()
+        self._elapsed = 0.0  # a validation before the first step does not count as training
+
+    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._elapsed += time.perf_counter() - self._since
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._since = time.perf_counter()
@@ -314,11 +318,7 @@ class Throughput(pl.Callback):
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch, batch_idx: int
     ) -> None:
-        now = time.perf_counter()
-        waited = now - max(self._since, getattr(pl_module, "hooks_ended", 0.0))
-        self._waited += waited
-        self._elapsed += waited
-        self._since = now
+        self._waited += time.perf_counter() - self._since
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs, batch, batch_idx: int
@@ -338,12 +338,9 @@ class Throughput(pl.Callback):
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._take()
 
-    def _count(self) -> int:
-        return 0 if self._counted is None else round(float(self._counted))
-
     def _take(self) -> tuple[float, float]:
         """Add new tokens and seconds to the sums; return the speed and the share of waiting."""
-        counted = self._count()
+        counted = 0 if self._counted is None else round(float(self._counted))
         elapsed, waited = self._elapsed, self._waited
         self.tokens += counted
         self.seconds += elapsed

@@ -370,7 +370,7 @@ def check_averaging(
 
 
 class BeforeAveraging(pl.Callback):
-    """Act before a callback that averages weights; it comes before all that may do so.
+    """Act before a callback that averages weights; it comes before all other callbacks.
 
     It builds the model before they copy it. Initial weights never count as an average: the first
     validation, and the end, must come after the first update. The checkpoint of a last step on
