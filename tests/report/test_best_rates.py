@@ -144,7 +144,7 @@ def test_noise_alone_rarely_bends_a_line() -> None:
 def test_a_curve_that_flattens_away_from_its_minimum_stays_within_its_bounds(
     sides: tuple[float, float],
 ) -> None:
-    """The lower bound may be too high by at most 0.1, where a point just beyond the bend misleads."""
+    """The lower bound is at most 0.1 too high, where a point lies just beyond the bend."""
     places, reach = np.arange(6.0), 1.6
     for best in np.linspace(2.0, 3.0, 21):
 
