@@ -176,6 +176,8 @@ class TrainedRun:
         check_beam(beam, self.vocab_size)
         self._needs("translation")
         _check_lines("lines", lines)
+        if any("\n" in line for line in lines):
+            raise UserError("lines: one of them has a line break; give each line by itself")
         how = self.task.config.search(beam)
         sources = [self._row(line) for line in lines]
         translations = [""] * len(sources)
@@ -267,8 +269,8 @@ class TrainedRun:
           the end of a line; it may have several lines. It is cut into windows of `data.window`
           tokens starting every `data.evaluation_stride` tokens, as in an evaluation; with
           `model.block.memory` the segments form one stream. With `data.intra_document_masking`
-          documents begin where the run's corpus has them. To get the loss of a split, give it as
-          one text.
+          documents begin where the run's corpus has them. To get the loss of a split, give its
+          file as one text: as there, white space around lines and an empty last one do not count.
         - Translation: each target line given its source line.
 
         Args:
@@ -304,7 +306,11 @@ class TrainedRun:
 
     def _score_text(self, text: str) -> TextScore:
         """Return the score of a text of one or several lines, read from its start."""
-        lines, data = text.split("\n"), replace(self._data, evaluation_streams=1)
+        # As a corpus is read: a line ends in "\n", the last one too, and is stripped.
+        lines = [line.strip() for line in text.removeprefix("\ufeff").split("\n")]
+        if len(lines) > 1 and not lines[-1]:
+            lines.pop()
+        data = replace(self._data, evaluation_streams=1)
         rows = [self._row(line) for line in lines]
         ids = [token for row in rows for token in row]
         starts = np.cumsum([0, *map(len, rows)])

@@ -639,7 +639,7 @@ def input_lines(source: Path | None) -> Iterator[str]:
     with stream:
         for number, line in enumerate(stream, start=1):
             try:
-                yield line.decode("utf-8").rstrip("\r\n")
+                yield line.decode("utf-8-sig" if number == 1 else "utf-8").strip()
             except UnicodeDecodeError as error:
                 raise UserError(f"{name}, line {number}: not valid UTF-8") from error
 

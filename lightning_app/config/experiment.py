@@ -348,6 +348,8 @@ def _fed(text: str, known: bool) -> str:
         "tokenizer": tree["init_from"] is None,
         "vocab_size": tree["init_from"] is None,
     }
+    if facts.running_text or tree["next_sentence"]:  # whole windows
+        tree["tokens_per_batch"] -= tree["tokens_per_batch"] % tree["window"]
     if tree["evaluation_stride"] is None and facts.running_text:
         tree["evaluation_stride"] = tree["window"]
     return canonical({key: value for key, value in tree.items() if reads.get(key, True)})

@@ -212,6 +212,11 @@ class DataConfig:
             )
         self._check_stride()
         self._check_order()
+        if self.tokens_per_batch < self.window and self.in_windows:
+            raise UserError(
+                f"data.tokens_per_batch is {self.tokens_per_batch}: a batch has whole windows, so "
+                f"it must be at least data.window {self.window}"
+            )
         if self.vocab_size is not None and self.vocab_size < 6:
             raise UserError(f"data.vocab_size is {self.vocab_size}; it must be at least 6")
         reader = CORPORA[self.name]()
@@ -344,6 +349,11 @@ class DataConfig:
                 "so it must be false"
             )
 
+    @property
+    def in_windows(self) -> bool:
+        """Whether batches consist of windows of `window` tokens."""
+        return TASKS[self.task].running_text or self.next_sentence
+
     def _check_stride(self) -> None:
         if self.evaluation_stride is None:
             return
@@ -396,7 +406,7 @@ class CorpusReader:
     needs_root: ClassVar[bool] = True
     folder: ClassVar[str] = ""
     parallel: ClassVar[bool] = True
-    tokenized: ClassVar[bool] = True
+    tokenized: ClassVar[bool] = False
     separated: ClassVar[bool] = False
     labels_of: ClassVar[str] = ""
     divides_dev: ClassVar[bool] = False

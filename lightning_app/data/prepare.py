@@ -313,8 +313,7 @@ def _write(folder: Path, config: DataConfig, source: Source) -> None:
         _save(folder / f"{split}.documents.npy", flat[split]["text"][1][begins])
     _write_text(folder, splits, corpus, config)
     count = sum(int(np.sum(ids == tokenizer.UNK)) for ids, _ in flat["train"].values())
-    own = config.init_from is None
-    unknown = f"; {count:,} tokens of train are unknown" if own and count else ""
+    unknown = f"; {count:,} tokens of train are unknown" if count else ""
     meta = {
         "schema": 1,
         "name": config.name,

@@ -305,11 +305,12 @@ def _repository(config: DataConfig, home: str) -> str:
     return config.root.removeprefix(HUB) if config.root else home
 
 
-def write_lines(path: Path, lines: Iterable[str]) -> None:
-    """Write one line of text for each of `lines`."""
+def write_lines(path: Path, lines: Iterable[str], *, strips: bool = True) -> None:
+    """Write one line of text for each of `lines`, without white space around it if it `strips`."""
     with path.open("w", encoding="utf-8", newline="\n") as file:
         for line in lines:
-            file.write(" ".join(line.split("\n")).strip() + "\n")
+            text = " ".join(line.split("\n"))
+            file.write((text.strip() if strips else text) + "\n")
 
 
 class GeneratedCorpus(CorpusReader):

@@ -382,4 +382,9 @@ def most_read(config: Mapping[str, Any]) -> tuple[int | None, int | None]:
         within = min(rising, batches)
         left_out = within - within * (within + 1) / (2 * rising)
         batches -= (1.0 - schedule["batch_start"]) * left_out
-    return round(batches * config["data"]["tokens_per_batch"]), None
+    data = config["data"]
+    tokens = data["tokens_per_batch"]
+    facts = task_facts(config["model"]["objective"]["kind"])
+    if facts.running_text or data.get("next_sentence"):  # whole windows
+        tokens -= tokens % data["window"]
+    return round(batches * tokens), None

@@ -132,6 +132,9 @@ class Task(ABC):
     def load_streams(self, streams: Mapping[int, Any]) -> None:  # noqa: B027
         """Restore the state of all streams; each rank takes its own."""
 
+    evaluated: np.ndarray | None = None
+    """The rows of the split that this evaluation reads, in any order; None: all."""
+
     def start_decoding(self) -> None:  # noqa: B027
         """Discard what an earlier evaluation decoded."""
 

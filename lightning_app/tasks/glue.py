@@ -84,27 +84,44 @@ def matthews_correlation(counts: Counts) -> float:
     return max(-1.0, min(1.0, (tp * tn - fp * fn) / math.sqrt(squared)))
 
 
-# Relative spread below which deviations from the mean are float64 rounding errors.
 ROUNDING = 1e-12
+"""The relative spread up to which values computed in float64 are one value with rounding errors."""
 
 
-def pearson(labels: ArrayLike, predictions: ArrayLike) -> float:
+def rounding_of(dtype: torch.dtype) -> float:
+    """Return the relative spread of one output that is computed in batches of several sizes.
+
+    Products of matrices of other sizes add up in another order: some float32 steps, after which
+    bfloat16 rounds once.
+    """
+    if dtype == torch.float64:
+        return ROUNDING
+    return max(8.0 * torch.finfo(torch.float32).eps, torch.finfo(dtype).eps)
+
+
+def pearson(labels: ArrayLike, predictions: ArrayLike, rounding: float = ROUNDING) -> float:
     """r = sum (x - mean x) (y - mean y) / (|x - mean x| |y - mean y|), from -1 to 1.
 
-    0 if one side is constant (up to rounding); SciPy and torchmetrics return NaN there, Cramming
-    reports -1. All values are finite.
+    0 if one side is constant up to rounding, that of the predictions `rounding`; SciPy and
+    torchmetrics return NaN there, Cramming reports -1. All values are finite.
     """
     x, y = np.asarray(labels, dtype=np.float64), np.asarray(predictions, dtype=np.float64)
-    if any(np.ptp(side) <= ROUNDING * np.abs(side).max() for side in (x, y)):
+    if _constant(x, ROUNDING) or _constant(y, rounding):
         return 0.0
     return max(-1.0, min(1.0, float(_direction(x) @ _direction(y))))
 
 
-def spearman(labels: ArrayLike, predictions: ArrayLike) -> float:
-    """Pearson's correlation of the ranks, with mean ranks for ties; 0 if one side is constant."""
+def spearman(labels: ArrayLike, predictions: ArrayLike, rounding: float = ROUNDING) -> float:
+    """Pearson's correlation of the ranks, with mean ranks for ties; 0 as in `pearson`."""
     from scipy import stats  # costs 50 MB and a second, so imported only here
 
+    if _constant(np.asarray(predictions, dtype=np.float64), rounding):
+        return 0.0
     return pearson(stats.rankdata(labels), stats.rankdata(predictions))
+
+
+def _constant(values: NDArray[np.float64], rounding: float) -> bool:
+    return bool(np.ptp(values) <= rounding * np.abs(values).max())
 
 
 def _direction(x: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -138,6 +155,7 @@ class Glue(LabelledTask):
         assert config.glue is not None, "checked with the corpus"
         self.facts: GlueTask = GLUE_TASKS[config.glue]
         self.classifies = self.facts.classes is not None
+        self._rounding = ROUNDING
 
     def build_model(
         self, architecture: ArchitectureConfig, block: BlockConfig, vocab_size: int
@@ -178,6 +196,7 @@ class Glue(LabelledTask):
     def sums(self, model: TextClassifier, batch: LabelledBatch) -> LossSums:
         """Return the sums over the rows of `batch`."""
         outputs, real = model.outputs(batch.tokens, batch.segments), batch.index >= 0
+        self._rounding = rounding_of(outputs.dtype)
         outputs = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
         if self.classifies:
             found = token_sums(outputs, batch.labels.long(), real, self.config.smoothing)
@@ -222,7 +241,10 @@ class Glue(LabelledTask):
         """Return the scores of finite answers."""
         if self.facts.classes is None:
             error = math.fsum((x - y) ** 2 for x, y in zip(labels, answers, strict=True))
-            scored = {name: OF_SCORES[name](labels, answers) for name in self.facts.metrics}
+            scored = {
+                name: OF_SCORES[name](labels, answers, self._rounding)
+                for name in self.facts.metrics
+            }
             return {**scored, "mse": error / len(labels)}
         counts = count_pairs(
             [int(label) for label in labels], [int(x) for x in answers], self.facts.classes

@@ -1,5 +1,7 @@
 """Translation: pairs of sentences, cross-entropy in training, search and BLEU in evaluation."""
 
+import re
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple, Unpack, final
 
@@ -28,12 +30,31 @@ from lightning_app.models.search import Hypothesis, Marks, SearchConfig, search
 from lightning_app.tasks.base import Predictions, Reading, Task, join_ranks, task
 
 GREEDY = SearchConfig(beam=1)
+_SEEN = 1000  # lines whose script is checked
 MARKS = Marks(bos=BOS, eos=EOS, mask=MASK)
 SHORTER = 1 / 14
 """The share by which the shortest row of a random batch is shorter; 3.6 % of it is padding."""
 
 UNSPACED = ("bo", "dz", "km", "lo", "my", "th")
 """Languages without spaces between words for which sacreBLEU has no tokenizer of their own."""
+_OTHER_CODES = {
+    **dict.fromkeys(("chi", "cmn", "cn", "yue", "zho"), "zh"),
+    **dict.fromkeys(("jp", "jpn"), "ja"),
+    **dict.fromkeys(("kor", "kr"), "ko"),
+    **{"bod": "bo", "tib": "bo", "dzo": "dz", "khm": "km", "lao": "lo", "bur": "my", "mya": "my"},
+    "tha": "th",
+}
+"""The code of ISO 639-1 of the languages of which BLEU does not split words at spaces."""
+_UNSPACED_LETTERS = re.compile(
+    # Thai, Lao, Tibetan; Burmese; Khmer; kana; Chinese characters
+    "[\u0e00-\u0fff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff]"
+)
+
+
+def language_code(suffix: str) -> str:
+    """Return the language that the suffix of a file names: ``zh`` for ``zh-CN`` and ``cmn``."""
+    code = re.split("[-_]", suffix.lower())[0]
+    return _OTHER_CODES.get(code, code)
 
 
 def bleu(language: str, *, tokenized: bool = False, lowercase: bool = True) -> sacrebleu.BLEU:
@@ -47,14 +68,33 @@ def bleu(language: str, *, tokenized: bool = False, lowercase: bool = True) -> s
     if tokenized:
         # `force` only suppresses the advice to detokenise at every validation.
         return sacrebleu.BLEU(tokenize="none", lowercase=lowercase, force=True)
-    how = "char" if language in UNSPACED else None
+    code = language_code(language)
+    how = "char" if code in UNSPACED else None
     try:
-        return sacrebleu.BLEU(tokenize=how, lowercase=lowercase, trg_lang=language)
+        return sacrebleu.BLEU(tokenize=how, lowercase=lowercase, trg_lang=code)
     except RuntimeError as error:
         raise UserError(
             f"data.target_language: {language}: BLEU needs its tokenizer; run "
-            f"pip install 'sacrebleu[{language}]'"
+            f"pip install 'sacrebleu[{code}]'"
         ) from error
+
+
+def check_language(language: str, lines: Sequence[str]) -> None:
+    """Refuse text without spaces between words whose language BLEU would split at spaces.
+
+    Raises:
+        UserError: if most characters of the lines are of such a script and `language` is not.
+    """
+    if language_code(language) in ("zh", "ja", "ko", *UNSPACED):
+        return
+    text = "".join("".join(lines).split())
+    share = len(_UNSPACED_LETTERS.findall(text)) / len(text) if text else 0.0
+    if share > 0.5:
+        raise UserError(
+            f"data.target_language: {language}: {share:.0%} of its characters are of a script "
+            f"without spaces between words, at which BLEU would split; expected the language's "
+            f"code, one of zh, ja, {', '.join(UNSPACED)}"
+        )
 
 
 class TranslationBatch(NamedTuple):
@@ -151,6 +191,12 @@ class Translation(Task):
         self._hypotheses: dict[int, Hypothesis] = {}
 
     @classmethod
+    def check(cls, corpus: PreparedCorpus, data: DataConfig) -> None:
+        """Refuse a target language that names no tokenizer for its script."""
+        if not corpus.meta["tokenized"]:
+            check_language(data.target_language, corpus.lines("valid", "target")[:_SEEN])
+
+    @classmethod
     def _rows(
         cls, corpus: PreparedCorpus, split: str, data: DataConfig, **part: Unpack[Reading]
     ) -> TranslationRows:
@@ -181,10 +227,17 @@ class Translation(Task):
     def decode(self, model: EncoderDecoder, batch: TranslationBatch, stage: str) -> None:
         """Translate what `stage` needs: the whole test split, or the first validation sentences."""
         if stage == "val":
-            found = self._translate(model, batch, GREEDY, limit=self.config.validation_bleu)
+            found = self._translate(model, batch, GREEDY, limit=self._decoded())
         else:
             found = self._translate(model, batch, self.config.search())
         self._hypotheses |= found
+
+    def _decoded(self) -> int:
+        """Return the row at which decoding ends, so that it has the first evaluated sentences."""
+        count = self.config.validation_bleu
+        if self.evaluated is None or not count:
+            return count
+        return int(np.sort(self.evaluated)[:count][-1]) + 1
 
     def _translate(
         self,

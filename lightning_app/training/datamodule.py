@@ -154,10 +154,10 @@ class TextDataModule(pl.LightningDataModule):
         self.vocab_size = meta["vocab_size"]
         rows = {split: self._rows(split) for split in meta["sizes"]}
         task = task_class(self.config.task)
-        evaluated = {split: self._evaluated(split, rows[split]) for split in self._limits()}
-        self.floor = self._floor(rows["valid"], evaluated.get("valid"))
+        self.evaluated = {split: self._evaluated(split, rows[split]) for split in self._limits()}
+        self.floor = self._floor(rows["valid"], self.evaluated.get("valid"))
         packing = task.describe(rows)
-        for split, part in evaluated.items():
+        for split, part in self.evaluated.items():
             packing += f"; {len(part):,} of {len(rows[split]):,} rows of {split} are evaluated"
         self.description = {
             "name": meta["name"],

@@ -415,7 +415,7 @@ class TransformerModule(pl.LightningModule):
             self._averaged.evaluate()
 
     def on_validation_epoch_start(self) -> None:
-        self._start_evaluation()
+        self._start_evaluation("valid")
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         size = len(self.trainer.val_dataloaders.dataset)  # pyright: ignore[reportOptionalMemberAccess]
@@ -432,7 +432,7 @@ class TransformerModule(pl.LightningModule):
         self.part_sums.reset()
 
     def on_test_epoch_start(self) -> None:
-        self._start_evaluation()
+        self._start_evaluation("test")
 
     def test_step(self, batch: Any, batch_idx: int) -> None:
         with self._eager():
@@ -461,10 +461,12 @@ class TransformerModule(pl.LightningModule):
             return nullcontext()
         return torch.compiler.set_stance("force_eager")
 
-    def _start_evaluation(self) -> None:
+    def _start_evaluation(self, split: str) -> None:
         """With `bf16-true`, sums of losses are also cast to bfloat16, which keeps 8 bits."""
         for sums in (self.total_nll, self.part_sums):
             sums.set_dtype(torch.promote_types(sums.dtype, torch.float32))
+        datamodule = self.trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue]
+        self.objective.evaluated = getattr(datamodule, "evaluated", {}).get(split)
         self.objective.start_decoding()
 
     def _add(self, sums: LossSums) -> None:

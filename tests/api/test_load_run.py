@@ -12,6 +12,7 @@ import torch
 from lightning_app import RunResult, TextScore, UserError, fit, load_run
 from lightning_app.api.trained import TrainedRun
 from lightning_app.cli import main, parse_arguments
+from lightning_app.commands.run import input_lines
 from lightning_app.data.tokenizer import EOS
 from tests.api.conftest import TEXT, causal_config
 from tests.small import ENGLISH, GERMAN
@@ -46,12 +47,21 @@ def test_the_score_of_a_text_is_the_loss_of_an_evaluation(
     data: dict, causal: RunResult, tmp_path: Path
 ) -> None:
     result = causal if not data else fit(causal_config(tmp_path, **data))
-    (score,) = result.load("last").score([(TEXT * 3).removesuffix("\n")])
+    (score,) = result.load("last").score([TEXT * 3])
     assert score.nll_per_token == pytest.approx(result.metrics["val/nll"], rel=1e-6)
     assert score.perplexity == pytest.approx(result.metrics["val/perplexity"], rel=1e-5)
     assert score.unknown == 0
     size = len((TEXT * 3).encode()) if data.get("tokenizer") == "byte" else len(TEXT * 3)
     assert score.tokens == size
+
+
+def test_a_text_is_read_as_its_file(causal: RunResult, tmp_path: Path) -> None:
+    run, lines = causal.load("last"), ["the dog", "sees", "", "the cat"]
+    expected = run.score(["\n".join(lines)])
+    file = tmp_path / "valid.txt"
+    file.write_text("".join(f" {line} \r\n" for line in lines), encoding="utf-8-sig", newline="")
+    assert run.score([file.read_bytes().decode()]) == expected
+    assert [*input_lines(file)] == lines
 
 
 def test_texts_are_scored_alone(causal: RunResult) -> None:
@@ -116,6 +126,7 @@ def test_a_method_that_a_task_does_not_have_is_refused(
         (lambda: pairs.score(["x\ny"], ["x"]), "lines: .* line break"),
         (lambda: pairs.score("x", ["x"]), "lines: expected a list of texts, found one text"),
         (lambda: pairs.translate("x"), "lines: expected a list of texts, found one text"),
+        (lambda: pairs.translate(["x", "y\nz"]), "lines: one of them has a line break"),
         (lambda: pairs.translate(["x"], beam=0), "beam 0: expected at least 1"),
         (lambda: text.score(["x"], ["x"]), "targets: only a model for translation"),
         (lambda: text.generate(tokens=0), "tokens 0: expected at least 1"),

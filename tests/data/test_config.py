@@ -22,6 +22,10 @@ from lightning_app.data.config import DataConfig
         ({"source_language": "en"}, r"both 'en'"),
         ({"source_language": "fr"}, r"data\.source_language is 'fr'"),
         ({"num_workers": -1}, r"data\.num_workers is -1"),
+        (
+            {"name": "wikitext2", "task": "causal_lm", "tokens_per_batch": 64},
+            r"data\.tokens_per_batch is 64: .* at least data\.window 128",
+        ),
     ],
 )
 def test_meaningless_values_are_refused(wrong: dict, message: str):

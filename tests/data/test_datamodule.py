@@ -270,3 +270,5 @@ def test_wikitext2_real(shared_data: Path, tmp_path: Path):
     assert batch.tokens.shape == (32, 128)
     assert len(batch.labels) == 32 * 19
     assert 5 < data.floor < 8
+    assert ", the official splits without" in data.description["protocol"]
+    assert ", not the text of" not in data.description["protocol"]

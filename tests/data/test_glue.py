@@ -177,6 +177,20 @@ def test_the_hub_gives_the_rows_of_the_published_tables(
         assert corpus.splits["valid"][column] == expected
 
 
+def test_the_hub_keeps_rows_with_empty_texts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import datasets
+
+    texts = [("a", "b"), ("", "What name suits me?"), ("c", "")]
+    rows = [{"question1": a, "question2": b, "label": 1} for a, b in texts]
+    found = {"train": rows, "validation": rows}
+    monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: found)
+    given = replace(config(tmp_path, "qqp"), root=None)
+    train = read(locate(given), given).splits["train"]
+    assert [*zip(train["first"], train["second"], strict=True)] == texts
+
+
 @pytest.mark.parametrize(("name", "label"), [("rte", -1), ("mnli", 3), ("sst2", -1), ("rte", 0.5)])
 def test_a_label_of_the_hub_is_one_of_the_task(
     tmp_path: Path, name: str, label: float, monkeypatch: pytest.MonkeyPatch

@@ -104,7 +104,7 @@ def test_articles_are_documents_without_their_headings(tmp_path: Path) -> None:
     made = prepare(config)
     assert rows(made) == ["A b .", "C = d .", "E f .", "G ."]
     assert made.documents("train").tolist() == [0, made.offsets("train", "text")[3]]
-    assert told("splits' … 4").search(made.meta["protocol"])
+    assert told("splits … 4").search(made.meta["protocol"])
 
 
 def test_one_document_is_refused(tmp_path: Path, text_config) -> None:

@@ -338,6 +338,7 @@ def planned(axes: dict[str, list[Any]], fields: dict[str, Any] | None = None) ->
         ("data.max_length", [64, 128], LM),
         ("data.mask_probability", [0.1, 0.2], {}),
         ("data.evaluation_stride", [None, 128], LM),
+        ("data.tokens_per_batch", [1000, 1023], LM),
         ("data.context_stride", [64, 128], MLM),
         ("trainer.gradient_clip_algorithm", ["norm", "value"], {}),
         ("trainer.gradient_clip_val", [None, 0], {}),
@@ -427,7 +428,7 @@ def test_values_of_one_name_are_refused(tmp_path: Path) -> None:
 TASK = {
     "trainer": {"limit_val_batches": None, "accumulate_grad_batches": 1, "max_steps": 200},
     "model": {"objective": {"kind": "translation", "beam": 5, "validation_bleu": 0}},
-    "data": {"tokenizer": "word", "vocab_size": 10, "tokens_per_batch": 256},
+    "data": {"tokenizer": "word", "vocab_size": 10, "tokens_per_batch": 256, "window": 32},
 }
 
 
@@ -565,9 +566,14 @@ def test_streams_are_not_cut_by_a_warmup_of_the_batch() -> None:
 def test_a_plan_counts_the_rows_that_a_warmup_of_the_batch_leaves_out() -> None:
     """At steps 1 to 4 of 8: 0.5 + 0.5 t / 4 of each batch."""
     schedule = {"batch_warmup_steps": 4, "batch_start": 0.5}
-    config = {"trainer": {"max_steps": 8}, "data": {"tokens_per_batch": 100}}
-    tokens, _ = most_read({**config, "model": {"schedule": schedule}})
-    assert tokens == 100 * (0.625 + 0.75 + 0.875 + 5)
+    steps = 0.625 + 0.75 + 0.875 + 5
+    for kind, tokens in (("translation", 100), ("causal_lm", 90)):  # whole windows
+        config = {
+            "trainer": {"max_steps": 8},
+            "model": {"schedule": schedule, "objective": {"kind": kind}},
+            "data": {"tokens_per_batch": 100, "window": 30},
+        }
+        assert most_read(config) == (round(tokens * steps), None)
 
 
 def test_what_the_output_and_the_seeds_of_values_change_is_no_equal_training() -> None:

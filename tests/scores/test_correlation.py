@@ -5,12 +5,18 @@ import warnings
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from scipy import stats
 
-from lightning_app.tasks.glue import pearson, spearman
+from lightning_app.blocks.config import BlockConfig
+from lightning_app.models.encoder_heads import TextClassifier
+from lightning_app.models.heads import ArchitectureConfig
+from lightning_app.models.loss import Evaluated, ObjectiveConfig
+from lightning_app.tasks.glue import Glue, pearson, rounding_of, spearman
 
+BFLOAT16 = torch.bfloat16
 BOTH = pytest.mark.parametrize("score", [pearson, spearman])
 
 
@@ -40,6 +46,42 @@ def test_one_pair_gives_0(score) -> None:
 
 def test_a_constant_up_to_rounding_gives_0() -> None:
     assert pearson([1.0, 2.0, 3.0], [2.5, 2.5, np.nextafter(2.5, 3)]) == 0
+
+
+@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("width", [16, 256])
+def test_a_model_that_ignores_its_input_has_no_correlation(
+    precision: torch.dtype, width: int
+) -> None:
+    """One output, from batches of other sizes: products add up in another order."""
+    task = Glue(ObjectiveConfig(kind="glue", glue="STS-B"))
+    arch = ArchitectureConfig(
+        **{"kind": "encoder", "encoder_depth": 1, "model_dim": width, "ff_dim": 32, "num_heads": 2}
+    )
+    torch.manual_seed(width)
+    model = task.build_model(arch, BlockConfig(preset="post_ln"), 100).eval()
+    assert isinstance(model, TextClassifier)
+    torch.nn.init.zeros_(model.pooler.weight)
+    torch.nn.init.normal_(model.pooler.bias)
+    task.start_decoding()
+    first = 0
+    with torch.inference_mode(), torch.autocast("cpu", precision, enabled=precision is BFLOAT16):
+        for rows in (1, 3, 17, 64, 8):
+            batch = task.random_batch(rows, 12, 100)
+            batch = batch._replace(index=torch.arange(first, first + rows))
+            task.sums(model, batch)
+            task.decode(model, batch, "val")
+            first += rows
+    assert len(task.scored) == first
+    scores = task.scores("val", None, Evaluated(nll=1.0, tokens=first))
+    assert (scores["val/pearson"], scores["val/spearman"]) == (0.0, 0.0)
+
+
+@BOTH
+def test_a_small_spread_above_the_rounding_counts(score) -> None:
+    near = 2.5 + np.array([1e-4, 2e-4, 3e-4])
+    assert score([1.0, 2.0, 3.0], near, rounding_of(torch.float32)) == pytest.approx(1)
+    assert score([1.0, 2.0, 3.0], near, rounding_of(torch.bfloat16)) == 0
 
 
 @BOTH

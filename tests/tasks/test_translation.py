@@ -13,7 +13,14 @@ from lightning_app.data.prepare import PreparedCorpus, prepare
 from lightning_app.data.tokenizer import BOS, EOS, PAD
 from lightning_app.models.loss import Evaluated, ObjectiveConfig
 from lightning_app.models.search import Hypothesis
-from lightning_app.tasks.translation import Translation, TranslationBatch, TranslationRows
+from lightning_app.tasks.translation import (
+    Translation,
+    TranslationBatch,
+    TranslationRows,
+    bleu,
+    check_language,
+    language_code,
+)
 
 FOUND = Evaluated(nll=1.0, tokens=1)
 
@@ -237,6 +244,47 @@ def test_a_language_without_its_tokenizer_is_refused_before_training(
         Translation.rows(
             corpus, "train", DataConfig(name="text", root="x", target_language=language), None
         )
+
+
+@pytest.mark.parametrize("suffix", ["zh-CN", "zh_cn", "ZH", "cmn", "zho", "cn"])
+def test_a_suffix_names_its_language(suffix: str) -> None:
+    found, line = ["我们昨天在城里看到一只很小的猫。"], ["我们昨天在城里看到一只小的猫。"]
+    expected = sacrebleu.BLEU(tokenize="zh", lowercase=True).corpus_score(found, [line]).score
+    assert bleu(suffix).corpus_score(found, [line]).score == expected > 50
+    thai = sacrebleu.BLEU(tokenize="char").corpus_score(["แมวดำ"], [["แมวขาว"]]).score
+    assert bleu("th-TH").corpus_score(["แมวดำ"], [["แมวขาว"]]).score == thai
+    assert [language_code(code) for code in ("jp", "kor", "de_AT", "pt-BR")] == [
+        *("ja", "ko", "de", "pt")
+    ]
+
+
+@pytest.mark.parametrize(
+    "line", ["我们昨天看到 IWSLT 的猫。", "เมื่อวานเราเห็นแมว", "きのう猫を見ました"]
+)
+def test_text_without_spaces_needs_the_code_of_its_language(line: str) -> None:
+    with pytest.raises(UserError, match=r"data\.target_language: tgt: \d+% of its characters"):
+        check_language("tgt", ["", line])
+    check_language("zh-TW", [line])
+    check_language("tgt", ["", "Wir sahen die Katze 猫, ее и γάτα."])
+
+
+def test_a_part_of_a_validation_decodes_its_own_first_sentences(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The rows that `trainer.limit_val_batches` leaves are any rows of the split."""
+    monkeypatch.setattr(
+        "lightning_app.tasks.translation.search",
+        lambda model, rows, *_: [Hypothesis([6], 0.0) for _ in rows],
+    )
+    task, left = Translation(ObjectiveConfig(validation_bleu=3)), [[90, 17, -1], [55, 31], [40]]
+    task.evaluated = np.array([row for batch in left for row in batch if row >= 0])
+    task.start_decoding()
+    for batch in left:
+        task.decode(cast(Any, None), pairs(batch), "val")
+    right = ["dog" if row in (17, 31, 40) else "cat" for row in range(100)]
+    alone = sacrebleu.BLEU(tokenize="none").corpus_score(["dog"] * 3, [["dog"] * 3]).score
+    source = FakeData(right, [], tokenized=True)
+    assert task.scores("val", source, FOUND) == {"val/bleu": alone}
 
 
 def test_hypotheses_that_the_limit_ends_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,7 +43,6 @@ class GlueReader(CorpusReader):
 
     pairs = False
     needs_root = False
-    tokenized = False
     labels_of = "glue"
     base = "finetune_rte.yaml"
     corpus: ClassVar[str]
@@ -139,7 +138,8 @@ class GlueReader(CorpusReader):
         ).items():
             stem = dict(config.splits.items())[split]
             (name,) = self.file_names(config, stem)["table"]
-            write_lines(folder / name, self._lines(rows))
+            # An empty text at the begin or the end of a row is a tab there.
+            write_lines(folder / name, self._lines(rows), strips=False)
 
     def _hub_splits(self) -> Mapping[str, str]:
         return {"train": "train", "valid": "validation"}

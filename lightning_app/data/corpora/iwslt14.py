@@ -39,6 +39,7 @@ class IWSLT14(CorpusReader):
     languages = ("de", "en")
     needs_root = False
     folder = "iwslt14_deen"
+    tokenized = True
     base = "iwslt14.yaml"
 
     def max_ratio(self, config: DataConfig) -> float | None:

@@ -41,7 +41,6 @@ class SquadReader(CorpusReader):
 
     pairs = False
     needs_root = False
-    tokenized = False
     labels_of = "squad"
     divides_dev = True
     folder = "squad"

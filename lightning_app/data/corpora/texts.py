@@ -2,7 +2,7 @@
 
 import hashlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from lightning_app.data.synthetic import sentences
 class Synthetic(GeneratedCorpus):
     """Pairs of `data.synthetic.sentences`."""
 
+    tokenized = True
     languages = ("de", "en")
     base = "synthetic.yaml"
 
@@ -55,7 +56,6 @@ _MARKDOWN_HEADING = re.compile("#{1,6} ")  # Markdown's headings
 class Text(CorpusReader):
     """Files of lines in `data.root`, of one language or of two."""
 
-    tokenized = False
     separated = True
 
     def file_names(self, config: DataConfig, stem: str) -> dict[str, tuple[str, ...]]:
@@ -120,18 +120,25 @@ class TinyShakespeare(CorpusReader):
         """Return the number of characters, and whether the text matches nanoGPT's split."""
         texts = {split: "\n".join(of["text"]) for split, of in lines.items()}
         sizes = " / ".join(f"{len(text):,}" for text in texts.values())
-        found = {}
-        for split, of in lines.items():
-            text = "\n".join(line.strip() for line in of["text"])
-            found[split] = hashlib.sha256(text.encode()).hexdigest()
-        same = "nanoGPT's split" if found == _PUBLISHED else "not nanoGPT's split"
+        same = "nanoGPT's split" if _digests(lines) == _PUBLISHED else "not nanoGPT's split"
         return f"Tiny Shakespeare: {sizes} characters, line ends inside a split counted, {same}"
 
 
 _HUB = "Salesforce/wikitext"
 _WIKITEXT_TITLE = re.compile("= (?!= ).*(?<! =) =")
 _WIKITEXT_HEADING = re.compile("= .* =")
-_LINES = {"train": 36_718, "valid": 3_760, "test": 4_358}
+_WIKITEXT = {
+    "train": "680dda268eba037d114841af125989d47a932230b2047a4cf8fcc6f81bf127ec",
+    "valid": "0f4c2e4bad0113c455ff10e3049e5dbec4161ecf03ab955d6ff7098f0cad6ce3",
+    "test": "8478aba25f5dc4cae6e2fc005c52856414f5bf2ad83be0f2f6e478df1eb1aa3d",
+}
+"""The SHA-256 of the lines of the published files, without the spaces around each."""
+
+
+def _digests(lines: Mapping[str, Mapping[str, Sequence[str]]]) -> dict[str, str]:
+    """Return the SHA-256 of the text of each split, without white space around its lines."""
+    texts = {split: "\n".join(map(str.strip, of["text"])) for split, of in lines.items()}
+    return {split: hashlib.sha256(text.encode()).hexdigest() for split, text in texts.items()}
 
 
 def articles(lines: Sequence[str]) -> list[int]:
@@ -160,6 +167,7 @@ class WikiText2(CorpusReader):
     pairs = False
     needs_root = False
     folder = "wikitext-2"
+    tokenized = True
     base = "mlm.yaml"
 
     def file_names(self, config: DataConfig, stem: str) -> dict[str, tuple[str, ...]]:
@@ -187,13 +195,14 @@ class WikiText2(CorpusReader):
     def protocol(
         self, source: Source, lines: dict[str, dict[str, list[str]]], counts: dict[str, int]
     ) -> str:
-        """Return the number of lines, and whether it matches the published splits."""
-        expected = {split: _LINES[split] for split in counts}
+        """Return the number of lines, and whether the text is that of the published splits."""
+        expected = {split: _WIKITEXT[split] for split in counts}
         official = (
-            "the official splits" if counts == expected else "not the official splits' counts"
+            "the official splits without the spaces around lines"
+            if _digests(lines) == expected
+            else "not the text of the official splits"
         )
-        sizes = f"{split_sizes(counts)} lines"
-        return f"WikiText-2, word level with <unk>: {sizes}, {official}"
+        return f"WikiText-2, word level with <unk>: {split_sizes(counts)} lines, {official}"
 
 
 MOST_BYTES = 20_000_000
@@ -213,7 +222,6 @@ class Books(CorpusReader):
     needs_root = False
     folder = "."
     parallel = False
-    tokenized = False
     base = "pretrain_books.yaml"
 
     def file_names(self, config: DataConfig, stem: str) -> dict[str, tuple[str, ...]]:
