@@ -120,6 +120,8 @@ _OF_LIGHTNING = ("fit", "validate", "test")
 """Commands whose progress bars write escape sequences."""
 _OF_TEXT = ("predict", "translate", "generate", "completion")
 """Commands whose output is data."""
+_OF_WORK = ("run", "fit", "submit", "doctor")
+"""Commands that do more than they print."""
 
 
 def build_parser(whole: Iterable[str] = tuple(COMMANDS)) -> Parser:
@@ -226,6 +228,13 @@ def interrupted() -> int:
     return 130
 
 
+def unread(words: Sequence[str]) -> int:
+    """Return the exit code of a command whose output nobody reads any more."""
+    # Nothing more can be written to it.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return interrupted() if any(command in words for command in _OF_WORK) else 0
+
+
 def use_utf8() -> None:
     """Restart this command in Python's UTF-8 mode if the shell uses another encoding.
 
@@ -264,14 +273,14 @@ def _main(words: Sequence[str]) -> int:
     except KeyboardInterrupt:
         return interrupted()
     except SystemExit as ending:
+        if isinstance(ending.__context__, BrokenPipeError):  # rich ends so
+            return unread(words)
         # Lightning ends with code 1 on Ctrl-C and with code 0 on SIGTERM.
         if isinstance(ending.__context__, KeyboardInterrupt) or ending.code is None:
             return interrupted()
         raise
     except BrokenPipeError:
-        # The reader of the pipe has exited; nothing more can be written to it.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        return unread(words)
     except OSError as error:
         if error.errno == errno.ENOSPC:
             where = f" for {error.filename}" if error.filename else ""

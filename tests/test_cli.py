@@ -1,6 +1,7 @@
 """The command line: what it answers, and how it tells a user's mistake."""
 
 import inspect
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -246,3 +247,34 @@ def test_a_shell_without_utf8(folder: Path) -> None:
     )
     assert done.returncode == 2
     assert "größe →" in done.stderr.decode("utf-8")
+
+
+UNREAD = """
+import argparse, sys
+from lightning_app import cli
+
+def call(**_):
+    print("x" * 100_000, flush=True)
+    return 0
+
+cli.parse_arguments = lambda words: argparse.Namespace(command=words[0], plugin=[], call=call)
+sys.exit(cli.main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize(("command", "code"), [("run", 130), ("fit", 130), ("results", 0)])
+def test_a_pipe_without_a_reader_ends_no_work_with_success(command: str, code: int) -> None:
+    """As `ablate run grid.yaml | head -1`: not all cells have run."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", UNREAD, command],
+            stdout=writer,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    finally:
+        os.close(writer)
+    assert done.returncode == code, done.stderr
+    assert "Traceback" not in done.stderr

@@ -12,8 +12,8 @@ from lightning_app.core.errors import UserError
 from lightning_app.grids.display import describe
 from lightning_app.grids.plan import Grid
 from lightning_app.runs.folder import PRUNED, RESULT, GridFolder, RunFolder
-from lightning_app.runs.records import Cell, Plan
-from lightning_app.runs.run import Run, read_progress
+from lightning_app.runs.records import Cell, Plan, sealed
+from lightning_app.runs.run import DamagedRun, Run, read_progress
 from tests.records import pruned, result
 
 CELL = Cell(id="a1", name="post_ln-a1", axes={})
@@ -57,16 +57,34 @@ def test_a_pruned_run_is_over_but_has_no_result(folder: Path) -> None:
     assert run.pruned is not None
     assert run.pruned["step"] == 4
     assert Run(there, CELL.id, pruner=None).state.state == "failed"
-    assert there.is_over("any")  # as earlier versions name no grid
-    assert not there.is_over(None)
+    assert there.is_over("any", None)  # as earlier versions name no grid
+    assert not there.is_over(None, None)
     leave(there.pruned, pruned(CELL.id, step=4, grid="mine"))
     states = {by: Run(there, CELL.id, pruner=by).state.state for by in ("mine", "other", "")}
     assert states == {"mine": "pruned", "other": "failed", "": "pruned"}
-    assert (there.is_over("mine"), there.is_over("other"), there.is_over("")) == (True, False, True)
+    over = [there.is_over(by, None) for by in ("mine", "other", "")]
+    assert over == [True, False, True]
+    # A pruner of another metric has not ended it.
+    leave(there.pruned, {**pruned(CELL.id, step=4, grid="mine"), "metric": "val/nll"})
+    for asked, state in (("val/nll", "pruned"), ("val/accuracy", "failed")):
+        assert Run(there, CELL.id, asked, pruner="mine").state.state == state
+        assert there.is_over("mine", asked) is (state == "pruned")
     leave(there.result, result(CELL.id, "diverged"))
     run = Run(there, CELL.id).state
     assert (run.state, run.pruned) == ("done", None)
-    assert there.is_over(None)
+    assert there.is_over(None, None)
+
+
+def test_a_pruned_run_that_goes_on_elsewhere_is_no_damage(folder: Path) -> None:
+    """A grid without a pruner continues it, and rewrites the files that its seal covers."""
+    there = RunFolder(folder)
+    there.config.write_text("seed_everything: 1\n")
+    leave(there.pruned, sealed({**pruned(CELL.id, step=4), "attempt": 1}, folder))
+    there.config.write_text("seed_everything: 1\ntrainer: {log_every_n_steps: 5}\n")
+    with pytest.raises(DamagedRun, match=r"config\.yaml"):
+        _ = Run(there, CELL.id).state
+    there.attempt(2).path.mkdir(parents=True)
+    assert Run(there, CELL.id).state.state == "pruned"
 
 
 @pytest.mark.parametrize("name", [RESULT, PRUNED])

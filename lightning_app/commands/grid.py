@@ -304,8 +304,7 @@ def report_command(
                 writing.enter_context(_writing(GridFolder(folders[0])))
             read = [read_results(folder, file) for folder, file in planned]
             grid = read[0] if len(read) == 1 else together(read)
-            if grid.parts:
-                _check_apart(out or grid.folder)
+            _check_apart(grid, out or grid.folder)
             if as_json and out is None and not _can_write(grid.folder):
                 print(f"{grid.folder}: may only be read: no report.html", file=sys.stderr)
                 page = None
@@ -349,12 +348,14 @@ def _restored(grid: str | Path, experiments: Path) -> str | Path:
     return folder
 
 
-def _check_apart(out: Path) -> None:
-    """Refuse to overwrite the report of a single grid with a joint one."""
+def _check_apart(grid: "GridResults", out: Path) -> None:
+    """Refuse to overwrite the report of a grid with one of another, or of several."""
+    own = None if grid.parts else grid.folder.resolve()
     for folder in (out.resolve(), *out.resolve().parents):
-        if GridFolder(folder).plan.is_file():
+        if folder != own and GridFolder(folder).plan.is_file():
             raise UserError(
-                f"--out: {out}: lies in the folder of a grid; a report of several needs its own"
+                f"--out: {out}: lies in the folder of the grid {folder.name}, which has a report "
+                "of its own; name another folder"
             )
 
 

@@ -33,6 +33,14 @@ class Range:
                 f"found {self.step}"
             )
 
+    @property
+    def last(self) -> int | float:
+        """The largest value that can be tried: below `high` if the step leaves a rest."""
+        if self.step is None:
+            return self.high
+        steps = math.floor((self.high - self.low) / self.step + 1e-9)
+        return min(self.low + steps * self.step, self.high)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Search:

@@ -123,7 +123,17 @@ Tree = Mapping[str, Any]
 
 def canonical(value: Any) -> str:
     """The same text for equal plain values."""
-    return json.dumps(value, sort_keys=True)
+    try:
+        return json.dumps(value, sort_keys=True)
+    except TypeError:  # keys of several kinds, as of an axis that follows one with null
+        return json.dumps(_with_text_keys(value), sort_keys=True)
+
+
+def _with_text_keys(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        items = value.items()
+        return {k if isinstance(k, str) else json.dumps(k): _with_text_keys(v) for k, v in items}
+    return [*map(_with_text_keys, value)] if isinstance(value, list | tuple) else value
 
 
 def changes(old: Tree, new: Tree, prefix: str = "") -> list[tuple[str, Any]]:

@@ -23,7 +23,7 @@ from lightning_app.core import strict_yaml
 from lightning_app.core.errors import UserError, named
 from lightning_app.core.files import move, write_whole, writing_in
 from lightning_app.grids.copies import check_files
-from lightning_app.grids.plan import Grid, expand, load_plan, runs_with_plugins
+from lightning_app.grids.plan import Grid, load_plan, planned_again, runs_with_plugins
 from lightning_app.grids.queue import mend
 from lightning_app.grids.storages import storage_spec
 from lightning_app.grids.supervisor import PROGRAM
@@ -100,7 +100,7 @@ def doctor_command(
     queue = storage_spec(storage, folder.journal)
     with supervisor_lock(folder, queue.shown) if fix or seal else nullcontext():
         module = importlib.import_module(program)  # slow: it resolves configs
-        planned = Grid(spec, folder, expand(spec, module.resolve, module.identify, experiments)[0])
+        planned = Grid(spec, folder, planned_again(spec, folder, module.resolve, module.identify))
         doctor = _Doctor(planned, module)
         fixed = doctor.repair() if fix else 0
         for cell in planned.cells if fix else ():

@@ -194,7 +194,7 @@ def more_lines(more: int) -> list[str]:
 def lacking_lines(lacking: Mapping[str, Sequence[str]], grid: str) -> list[str]:
     """One line per file that finished runs lack, from `Grid.lacking`."""
     return [
-        f"{len(names)} finished cells have no {file}, which this grid keeps, as when another grid "
+        f"{len(names)} finished cells lack the {file} that this grid keeps, as when another grid "
         f"trained them (such as {names[0]}); `ablate run {grid} --rerun-stale` trains them again"
         for file, names in lacking.items()
     ]
@@ -319,6 +319,19 @@ def expand(
             more = sum(arm.more * len(arm.cells) for arm in asked)
             return replace(plan, more=more), configs
         known = outcomes
+
+
+def planned_again(spec: GridSpec, folder: GridFolder, resolve: Resolve, identify: Identify) -> Plan:
+    """Return the plan of a grid whose results may be damaged.
+
+    Results choose the cells of a search or a refinement, so that those of the present plan count.
+    """
+    with suppress(DamagedPlan):
+        if spec.adapts and (held := load_plan(folder.plan)) is not None:
+            asked = spec.with_cells([cell.axes for cell in (*held.cells, *held.waiting)])
+            plan, *_ = _expand(asked, resolve, identify, folder.path.parent)
+            return replace(plan, more=held.more)
+    return expand(spec, resolve, identify, folder.path.parent)[0]
 
 
 def arms_of(grid: "Grid") -> tuple[list[SearchArm], dict[str, TrialScore]]:
@@ -651,6 +664,18 @@ def _section(axis: str) -> str:
     return _SECTIONS[2 if axis.startswith(("model.schedule.", "trainer.")) else 0]
 
 
+def _probes(trainer: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    """The probes among the callbacks of a config, with the arguments that are not null."""
+    found = []
+    for part in trainer.get("callbacks") or []:
+        tree = part if isinstance(part, Mapping) else {"class_path": part}
+        name = str(tree["class_path"]).rpartition(".")[2]
+        if name in _PROBES:
+            arguments = dict(tree.get("init_args") or {})
+            found.append((name, {k: v for k, v in arguments.items() if v is not None}))
+    return found
+
+
 @dataclass(frozen=True)
 class Grid:
     """The content of the grid file, the grid's folder, and its plan, each read once."""
@@ -724,7 +749,8 @@ class Grid:
     def lacking(self, runs: Mapping[str, RunState]) -> dict[str, list[str]]:
         """The finished cells whose runs lack files that this grid keeps, by missing file.
 
-        They were trained by another grid, which keeps less. `runs` holds run states by cell id.
+        They were trained by another grid, which keeps less, or has other probes. `runs` holds run
+        states by cell id.
         """
         found: dict[str, list[str]] = {}
         keep = self.spec.checkpoints
@@ -735,11 +761,13 @@ class Grid:
             folder, trainer = self.run(cell), self.tree(cell).get("trainer") or {}
             saves = trainer.get("enable_checkpointing") is not False
             kept = [folder.checkpoint(name) for name in NAMED if saves and keep in ("all", name)]
-            callbacks = canonical(trainer.get("callbacks"))
-            probes = any(f'.{name}"' in callbacks for name in _PROBES)
-            for path in [*kept, *([folder.probes] if probes else [])]:
-                if not path.is_file():
-                    found.setdefault(path.name, []).append(cell.name)
+            missing = [path.name for path in kept if not path.is_file()]
+            if probes := _probes(trainer):
+                there = _probes(Run(folder).config["trainer"]) if folder.probes.is_file() else []
+                if any(probe not in there for probe in probes):
+                    missing.append(folder.probes.name)
+            for name in missing:
+                found.setdefault(name, []).append(cell.name)
         return found
 
     def tree(self, cell: Cell) -> dict[str, Any]:

@@ -165,7 +165,7 @@ def distribution(values: Range) -> "optuna.distributions.BaseDistribution":
     """Return Optuna's distribution of a searched field."""
     import optuna
 
-    low, high, step = values.low, values.high, values.step
+    low, high, step = values.low, values.last, values.step
     if isinstance(low, int) and isinstance(high, int) and not isinstance(step, float):
         return optuna.distributions.IntDistribution(low, high, log=values.log, step=step or 1)
     return optuna.distributions.FloatDistribution(low, high, log=values.log, step=step)
@@ -228,7 +228,7 @@ def grid_points(values: Range, count: int) -> list[Any]:
     Whole numbers and multiples of a step are rounded, so that there may be fewer.
     """
     log = math.log if values.log else float
-    low, high = log(values.low), log(values.high)
+    low, high = log(values.low), log(values.last)
     places = [low + (high - low) * k / max(1, count - 1) for k in range(count)]
     points = [math.exp(place) if values.log else place for place in places]
     if not isinstance(distribution(values), _float_kind()):
@@ -241,7 +241,7 @@ def grid_points(values: Range, count: int) -> list[Any]:
     if values.step is not None:
         step = values.step
         points = [values.low + round((point - values.low) / step) * step for point in points]
-    return list(dict.fromkeys(min(max(point, values.low), values.high) for point in points))
+    return list(dict.fromkeys(min(max(point, values.low), values.last) for point in points))
 
 
 def _float_kind() -> type:

@@ -80,9 +80,9 @@ _TICK = 0.2  # seconds
 _INDEX_EVERY = 20.0  # seconds
 _INDEX_SHARE = 0.05  # of the time of a supervisor, at most: a large grid takes seconds
 _ASK_EVERY = 5.0  # seconds between queries about other supervisors
-_STRAGGLERS = 15.0  # seconds for ranks to end after the first of them, or after the result
+_STRAGGLERS = 15.0  # seconds for ranks to end after the first of them
 _LOOKS = 1.6  # times `lost_after`: a lost supervisor is detected within 1.5 times
-_GRACE = 120.0  # seconds that a cell may take to save its state
+_GRACE = 120.0  # seconds that a cell may take to save its state, or to end after its result
 
 
 @dataclass
@@ -285,7 +285,9 @@ class Supervisor:
             return True
         if len(each.left) < len(each.ranks) or each.job.is_over:
             each.first_end = each.first_end or now
-            return now - each.first_end > _STRAGGLERS
+            # After its result a cell closes its loggers, which may upload, and trims checkpoints.
+            limit = _STRAGGLERS if len(each.left) < len(each.ranks) else _GRACE
+            return now - each.first_end > limit
         each.look()
         each.hung = now - each.moved > self._hang_limit
         return each.hung

@@ -119,7 +119,8 @@ class Job:
     @property
     def is_over(self) -> bool:
         """Whether the run has ended with a result, or by the pruner."""
-        return self.folder.is_over(None if self.metric is None else self.folder.grid or "")
+        pruner = None if self.metric is None else self.folder.grid or ""
+        return self.folder.is_over(pruner, self.metric)
 
     def error(self, rank: int) -> Path:
         """The file for a rank's error. The supervisor reports the first of several errors."""

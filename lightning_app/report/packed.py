@@ -64,6 +64,7 @@ _LARGEST = 2**28
 it is in memory. The largest study of this repository has 18 MB."""
 
 _OVER = ("ok", "diverged", "pruned", "other_data")
+_ENDS = (RESULT, PRUNED)
 
 
 def pack(grid: GridResults, table: "pd.DataFrame", path: Path) -> None:
@@ -107,9 +108,25 @@ def unpack(path: Path, experiments: Path) -> GridFolder:
                 (folder / name).write_bytes(text.encode())
         if there.path.exists():
             _check_same(made.path, there.path, path)
+            for cell in plan.cells:
+                if runs[cell.id].keys().isdisjoint(_ENDS) and _has_ended(there.link(cell.name)):
+                    raise UserError(
+                        f"{there}: {cell.name} has ended there, but not in {path}; name another "
+                        f"--experiments, or the grid instead of the study: {plan.name}"
+                    )
         else:
             made.path.rename(there.path)
     return there
+
+
+def _has_ended(run: Path) -> bool:
+    return any((run / name).is_file() for name in _ENDS)
+
+
+def packed_name(path: Path) -> str:
+    """The name of a packed grid. Raises `UserError` for a file that is none."""
+    held, _ = _contents(path)
+    return str(json.loads(held[GridFolder(Path()).plan.name])["name"])
 
 
 def _contents(path: Path) -> tuple[dict[str, bytes], dict[str, dict[str, str]]]:

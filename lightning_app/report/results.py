@@ -5,6 +5,7 @@ correction of the p values covers all of them. A cell that several grids plan (o
 experiment) is one run, and counts once wherever runs are pooled; a grid that has not finished it
 takes the result of one that has."""
 
+import hashlib
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -30,6 +31,7 @@ from lightning_app.config.tree import (
     SEED,
     WARMUP,
     Labels,
+    canonical,
     cell_setting,
     group_name,
     key_of,
@@ -218,7 +220,7 @@ class GridResults:
     `without_parent` names the cells that are not planned yet, since the runs of another grid that
     they start from are not finished. `linked` has the axes whose values follow from another axis,
     with that one. `asked` says that the metric was asked for, so that no score of a task takes its
-    place.
+    place. `source` is a digest of the content of the grid file.
     """
 
     folder: Path
@@ -245,6 +247,7 @@ class GridResults:
     without_parent: tuple[str, ...] = ()
     linked: Mapping[str, str] = field(default_factory=dict)
     asked: bool = False
+    source: str = ""
 
     @cached_property
     def finished(self) -> tuple[CellResult, ...]:
@@ -593,8 +596,15 @@ def read_results(folder: Path, file: Mapping[str, Any] | None = None) -> GridRes
         wiring=_wiring(grid),
         without_parent=tuple(cell.name for cell in plan.waiting),
         linked=_linked(grid),
+        source=_digest(grid),
     )
     return without_strangers(results)
+
+
+def _digest(grid: Mapping[str, Any]) -> str:
+    """A digest of what a grid file says of its report; what it leaves out is empty."""
+    said = {key: value for key, value in grid.items() if value and key != "checkpoints"}
+    return hashlib.sha256(canonical(said).encode()).hexdigest()
 
 
 _LINKED = ("data.seed", "data.task", "data.next_sentence", "data.init_from", "model.objective.glue")

@@ -45,7 +45,7 @@ from lightning_app.report.figures.sheet import (
     svg,
 )
 from lightning_app.report.frames import validations_frame
-from lightning_app.report.packed import PACKED, pack
+from lightning_app.report.packed import PACKED, pack, packed_name
 from lightning_app.report.page import RECOMPUTE, Report, page, render
 from lightning_app.report.pairs import scores_frame
 from lightning_app.report.results import CellResult, GridResults, scales
@@ -65,9 +65,13 @@ def publish(grid: GridResults, out: Path) -> None:
     """Write `results.parquet`, a packed grid, the tables of the scores (`write_scores`), and the
     figure that the report opens with: `headline-light` and `headline-dark`, `.svg` and `.png`.
 
+    Raises `UserError` for a folder that holds another study.
+
     The test of differences in BLEU over sentences needs the translations, which are not packed: its
     p values are only in `sensitivity.csv`.
     """
+    if (out / PACKED).is_file() and (other := packed_name(out / PACKED)) != grid.name:
+        raise UserError(f"--publish: {out}: holds the study {other}; name another folder")
     report = Report(grid, [*sensitivity_scores(grid), *bleu_scores(grid)], out)
     pack(grid, report.results, out / PACKED)
     write_scores(report)
@@ -113,12 +117,13 @@ def is_current(grid: GridResults, path: Path) -> bool:
 
 
 def inputs_digest(grid: GridResults) -> str:
-    """A digest of what a report is made from: the plan, which has that of the code, the grid file,
-    and the state and the files of every run."""
+    """A digest of what a report is made from: the plan, which has that of the code, the content of
+    the grid file that was read, and the state and the files of every run."""
     digest = hashlib.sha256()
     for part in grid.parts or (grid,):
         folder = GridFolder(part.folder)
-        files = [folder.plan, folder.specification]
+        files = [folder.plan]
+        digest.update(f"{part.source}\n".encode())
         for cell in part.cells:
             files += [cell.folder / name for name in (RESULT, PRUNED, *VOUCHED)]
             digest.update(f"{cell.name} {cell.state} {cell.error}\n".encode())

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import stat
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,14 @@ before its result."""
 
 NAMED = ("last", "best")
 """The checkpoints that a run may keep."""
+
+
+def is_pruned(pruned: Mapping[str, Any], pruner: str | None, metric: str | None) -> bool:
+    """Whether a `pruned.json` is of this pruner and this metric, as in `Run`."""
+    if pruner is None:
+        return False
+    by, of = pruned.get("grid", pruner), pruned.get("metric", metric)
+    return pruner in ("", by) and metric in (None, of)
 
 
 _OWN = re.compile(
@@ -136,17 +145,16 @@ class RunFolder:
         names = (path.name for path in self.attempts.iterdir())
         return max((int(name) for name in names if name.isdigit()), default=0)
 
-    def is_over(self, pruner: str | None) -> bool:
+    def is_over(self, pruner: str | None, metric: str | None) -> bool:
         """Whether the run has a result or was ended by a grid's pruner (as in `Run`)."""
         if self.result.is_file() or pruner is None:
             return self.result.is_file()
         try:
-            by = json.loads(self.pruned.read_text(encoding="utf-8")).get("grid", pruner)
+            return is_pruned(json.loads(self.pruned.read_text(encoding="utf-8")), pruner, metric)
         except FileNotFoundError:
             return False
         except (ValueError, AttributeError):
             return True  # the reader of runs reports the damage
-        return pruner in ("", by)
 
     def own_files(self) -> tuple[list[Path], list[Path]]:
         """The files in the folder that a run writes, and links and pipes with such names.

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from lightning_app.core.errors import UserError
 from lightning_app.core.strict_yaml import load_yaml
-from lightning_app.runs.folder import METRICS, RunFolder
+from lightning_app.runs.folder import METRICS, RunFolder, is_pruned
 from lightning_app.runs.records import (
     CHECKS,
     CUT_SHORT,
@@ -75,7 +75,8 @@ class Run:
     Args:
         folder: The folder of the run.
         identity: The id required in its result; None for any.
-        metric: The metric of its grid, which a trained run must have reported.
+        metric: The metric of its grid, which a trained run must have reported, and by which a
+            pruner must have ended it; None for any.
         pruner: The grid whose pruner may have ended the run, "" for any; None to ignore pruning, so
             that a pruned run must continue.
     """
@@ -116,10 +117,11 @@ class Run:
                 return RunState(state="failed", attempts=attempts, error=why, short=result)
             return RunState(state="done", attempts=attempts, result=result)
         with _damaging(folder.pruned):
-            # Without a pruner such a run continues, and the files next to it change.
-            pruned = read_pruned(folder.pruned, self._identity, beside=self._pruner is not None)
-        by = self._pruner
-        if pruned and by is not None and by in ("", pruned.get("grid", by)):
+            pruned = read_pruned(folder.pruned, self._identity, beside=False)
+            if pruned and self._pruner is not None and pruned.get("attempt", attempts) == attempts:
+                # Where such a run has continued, the files next to it have changed.
+                pruned = read_pruned(folder.pruned, self._identity)
+        if pruned and is_pruned(pruned, self._pruner, self._metric):
             return RunState(state="pruned", attempts=attempts, pruned=pruned)
         if error := folder.attempt(attempts).error_line():
             return RunState(state="failed", attempts=attempts, error=error)

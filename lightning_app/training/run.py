@@ -250,6 +250,11 @@ class PreparedRun:
         again: bool = False,
         name: str | None = None,
     ) -> None:
+        if again and ckpt_path is not None:
+            raise UserError(
+                f"--again: trains from step 0, but --ckpt_path {ckpt_path} goes on from a "
+                "checkpoint; leave one of both out"
+            )
         quiet()
         self.tree = tree
         self.command = command
@@ -810,7 +815,7 @@ def run_cell(
     folder = RunFolder(run_dir)
     # Lightning was imported in the fork server, before this process had a rank.
     rank_zero_only.rank = rank  # pyright: ignore[reportFunctionMemberAccess]
-    if not folder.is_over(None if pruned_by is None else folder.grid or ""):
+    if not folder.is_over(None if pruned_by is None else folder.grid or "", pruned_by):
         tree = strict_yaml.load_yaml(folder.config.read_text(encoding="utf-8"))
         tree["trainer"] |= {"enable_progress_bar": False, "enable_model_summary": False}
         tree["trainer"] |= _devices(tree["trainer"], slot)

@@ -156,4 +156,6 @@ def test_a_finished_run_is_trained_again_when_it_is_asked_for(
     before = result.read_bytes()
     assert main(["fit", "--config", str(config)]) == 2
     assert "--again" in capsys.readouterr().err
+    assert main(["fit", "--config", str(config), "--again", "--ckpt_path", "last"]) == 2
+    assert "--again: trains from step 0, but --ckpt_path last" in capsys.readouterr().err
     assert result.read_bytes() == before

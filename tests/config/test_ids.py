@@ -351,3 +351,11 @@ def test_an_optimizer_that_needs_other_shapes_reads_all_its_fields(
     )
     sections = [canonical({"kind": "wide", "eps": eps}) for eps in (0.1, 0.2)]
     assert [optimizer_effect(section) for section in sections] == sections
+
+
+def test_keys_of_several_kinds_have_one_order() -> None:
+    """As of an axis that follows one with null: ``lr: {model.block.norm: {null: 1, a: 2}}``."""
+    one, other = {None: 1, "a": {True: [{2: 3, "b": 4}]}}, {"a": {True: [{"b": 4, 2: 3}]}, None: 1}
+    assert canonical(one) == canonical(other)
+    assert canonical(one) != canonical({**one, None: 2})
+    assert json.loads(canonical(one)) == {"null": 1, "a": {"true": [{"2": 3, "b": 4}]}}

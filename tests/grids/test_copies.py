@@ -285,6 +285,18 @@ def test_what_a_finished_run_lacks_is_named(made: Grid, results: Path, tmp_path:
     assert lacking(mine(made, tmp_path, checkpoints="none", base_config=probing)) == {
         "probes.csv": 2
     }
+    # Probes of other steps, or others, leave other rows in the same file.
+    bare = mine(made, tmp_path, checkpoints="none", base_config=probing)
+    for cell in bare.cells:
+        run, all_steps = bare.run(cell), {**probe, "init_args": {"steps": None}}
+        run.probes.write_text("step\n")
+        edit(run.config, lambda t, of=all_steps: t["trainer"].update(callbacks=[of]))
+    assert lacking(bare) == {}
+    other = {**probe, "init_args": {"steps": [1]}}
+    others = {**base, "trainer": {**base["trainer"], "callbacks": [other]}}
+    assert lacking(mine(made, tmp_path, checkpoints="none", base_config=others)) == {
+        "probes.csv": 2
+    }
     saving_none = {**base, "trainer": {**base["trainer"], "enable_checkpointing": False}}
     assert lacking(mine(made, tmp_path, base_config=saving_none)) == {}
     for cell in grid.cells:  # such a run may have left no checkpoint

@@ -19,8 +19,16 @@ from lightning_app.config.grid import GridSpec, read_spec
 from lightning_app.config.search import Range, Refine
 from lightning_app.config.tree import RATE, SEED, WARMUP, canonical
 from lightning_app.core.errors import UserError
+from lightning_app.grids.doctor import doctor_command
 from lightning_app.grids.plan import Grid, combinations
-from lightning_app.grids.search import TrialScore, further, grid_points, search_arms, wanted
+from lightning_app.grids.search import (
+    TrialScore,
+    distribution,
+    further,
+    grid_points,
+    search_arms,
+    wanted,
+)
 from lightning_app.grids.supervisor import current_grid
 
 FIELD = "model.optimizer.lr"
@@ -105,6 +113,18 @@ def test_the_order_of_a_round_is_that_of_asking(tmp_path: Path) -> None:
 def test_whole_numbers_and_steps() -> None:
     assert grid_points(Range(low=1, high=9, step=4), 5) == [1, 5, 9]
     assert grid_points(Range(low=0.0, high=1.0, step=0.25), 5) == [0.0, 0.25, 0.5, 0.75, 1.0]
+    for low, high, step, points in (
+        (1, 8, 4, [1, 5]),
+        (1, 10, 6, [1, 7]),
+        (0.0, 1.0, 0.6, [0.0, 0.6]),
+        (0.0, 0.3, 0.1, pytest.approx([0.0, 0.1, 0.2, 0.3])),
+    ):
+        values = Range(low=low, high=high, step=step)
+        assert grid_points(values, 4) == points
+        for point in points if isinstance(points, list) else [0.0, 0.3]:
+            optuna.create_trial(
+                value=0.0, params={"x": point}, distributions={"x": distribution(values)}
+            )  # refuses a value outside
     assert grid_points(Range(low=1.0, high=4.0, log=True), 3) == pytest.approx([1.0, 2.0, 4.0])
 
 
@@ -314,6 +334,27 @@ def test_time_that_ends_between_two_rounds_is_no_success(world: World) -> None:
     assert world.plan().more > 0
     assert world.run().returncode == 0
     assert world.plan().more == 0
+
+
+@pytest.mark.parametrize("kind", ["search", "refine"])
+def test_a_damaged_result_of_a_search_is_repaired(world: World, kind: str) -> None:
+    """The cells of its rounds follow from results, of which one cannot be read."""
+    world.write(delay=0.01, **KINDS[kind])
+    assert world.run().returncode == 0
+    result, before = sorted(world.folder.glob("runs/*/result.json"))[0], world.plan().cells
+    result.write_text(result.read_text()[:-5])
+    assert world.run().returncode == 2
+
+    def doctor(*, fix: bool) -> int:
+        experiments = world.folder.parent
+        return doctor_command(world.grid, experiments, fix=fix, program="stand_in")
+
+    assert doctor(fix=False) == 1
+    assert doctor(fix=True) == 0
+    assert not result.exists()
+    assert world.run().returncode == 0
+    assert {run.state for run in world.runs().values()} == {"done"}
+    assert world.plan().cells == before
 
 
 def test_finished_runs_of_other_grids_count(world: World) -> None:

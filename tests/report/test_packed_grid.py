@@ -7,6 +7,7 @@ import shutil
 import zlib
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +110,23 @@ def test_a_folder_that_holds_the_study_is_kept(runs: Path, study: Path, tmp_path
     assert unpack(study / PACKED, runs.parent).path == runs
     assert before == {path: path.read_bytes() for path in runs.rglob("*") if path.is_file()}
     assert not list(tmp_path.glob(".unpacking-*"))
+
+
+def test_a_study_is_not_that_of_a_folder_with_more_results(runs: Path, study: Path) -> None:
+    """A report of the study would have runs that were not published."""
+    waiting = next(cell for cell in read_results(runs).cells if cell.state == "waiting")
+    waiting.folder.mkdir(exist_ok=True)
+    (waiting.folder / "result.json").write_text("{}")
+    with pytest.raises(UserError, match=rf"{waiting.name} has ended there, but not in "):
+        unpack(study / PACKED, runs.parent)
+
+
+def test_a_study_is_not_published_over_another(runs: Path, study: Path) -> None:
+    before = (study / PACKED).read_bytes()
+    with pytest.raises(UserError, match=r"--publish: .*: holds the study demo"):
+        publish(replace(read_results(runs), name="other"), study)
+    assert (study / PACKED).read_bytes() == before
+    publish(read_results(runs), study)
 
 
 def test_a_folder_with_other_results_is_not_replaced(runs: Path, study: Path) -> None:

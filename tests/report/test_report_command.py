@@ -17,7 +17,7 @@ import yaml
 from lightning_app.commands.grid import plan_command, report_command, status_command
 from lightning_app.core.errors import UserError
 from lightning_app.report.results import read_results
-from lightning_app.report.write import claim, is_current
+from lightning_app.report.write import claim, is_current, write
 from lightning_app.runs.folder import GridFolder
 from lightning_app.runs.locks import if_free
 
@@ -90,6 +90,9 @@ def test_several_grids_have_a_report_of_their_own(
             report_command(grids, out=Path(out))
     with pytest.raises(UserError, match="the grid is"):
         report_command([grids[0], grids[0]])
+    with pytest.raises(UserError, match="--out: experiments/deep: lies in the folder of the grid"):
+        report_command(grids[:1], out=Path("experiments/deep"))
+    assert report_command(grids[:1], out=Path("experiments/flat")) == 0
     assert report_command(grids, out=Path("mine")) == 0
     assert Path("mine/report.html").is_file()
 
@@ -171,8 +174,14 @@ def test_a_page_is_current_by_what_it_is_made_from(grids: list[str]) -> None:
     result.write_text(before)
     assert is_current(read_results(folder), page)
     tree = yaml.safe_load((folder / "grid.yaml").read_text()) | {"question": "Why?"}
-    (folder / "grid.yaml").write_text(yaml.safe_dump(tree))
+    # Of the page that another file of the same cells has: here its question is not asked.
+    assert is_current(read_results(folder), page)
+    assert not is_current(read_results(folder, tree), page)
+    write(read_results(folder, tree), folder)
+    assert is_current(read_results(folder, tree), page)
     assert not is_current(read_results(folder), page)
+    (folder / "grid.yaml").write_text(yaml.safe_dump(tree))
+    assert is_current(read_results(folder), page)
 
 
 def test_a_folder_that_may_only_be_read_gives_its_document(
