@@ -15,9 +15,11 @@ import sys
 from pathlib import Path
 from statistics import stdev
 
+from lightning_app.commands.options import EXPERIMENTS
 from lightning_app.config.tree import label
+from lightning_app.report.packed import found_results
 from lightning_app.report.pairs import Arm, arms, first_step
-from lightning_app.report.results import CellResult, read_results
+from lightning_app.report.results import CellResult, GridResults
 from lightning_app.report.statistics import mean
 
 
@@ -48,21 +50,26 @@ def main() -> int:
     parser.add_argument("grid", type=Path, help="the folder of a grid, or a published one")
     parser.add_argument("--target", type=float, required=True, help="nats per token")
     args = parser.parse_args()
-    for arm in arms(read_results(args.grid)):
+    with found_results(args.grid, EXPERIMENTS) as found:
+        show(found.grid, args.target)
+    return 0
+
+
+def show(grid: GridResults, target: float) -> None:
+    for arm in arms(grid):
         for warmup in arm.warmups:
             name = " ".join(filter(None, (arm.group, arm.variant, f"warm-up {warmup}")))
             if (best := at_best_rate(arm, warmup)) is None:
                 print(f"{name}: no rate at which all seeds have finished")
                 continue
             lr, runs = best
-            steps = [reached(run, args.target) for run in runs]
+            steps = [reached(run, target) for run in runs]
             shown = ", ".join("never" if at is None else f"{at:.0f}" for at in steps)
             known = [at for at in steps if at is not None]
             if len(known) == len(steps):
                 shown += f"; mean {mean(known):.0f}"
                 shown += f", standard deviation {stdev(known):.0f}" if len(known) > 1 else ""
             print(f"{name}, rate {label(lr)}: {shown}")
-    return 0
 
 
 if __name__ == "__main__":

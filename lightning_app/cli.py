@@ -228,7 +228,7 @@ def interrupted() -> int:
     return 130
 
 
-def unread(words: Sequence[str]) -> int:
+def nobody_reads(words: Sequence[str]) -> int:
     """Return the exit code of a command whose output nobody reads any more."""
     # Nothing more can be written to it.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -274,13 +274,13 @@ def _main(words: Sequence[str]) -> int:
         return interrupted()
     except SystemExit as ending:
         if isinstance(ending.__context__, BrokenPipeError):  # rich ends so
-            return unread(words)
+            return nobody_reads(words)
         # Lightning ends with code 1 on Ctrl-C and with code 0 on SIGTERM.
         if isinstance(ending.__context__, KeyboardInterrupt) or ending.code is None:
             return interrupted()
         raise
     except BrokenPipeError:
-        return unread(words)
+        return nobody_reads(words)
     except OSError as error:
         if error.errno == errno.ENOSPC:
             where = f" for {error.filename}" if error.filename else ""

@@ -124,7 +124,7 @@ def _has_ended(run: Path) -> bool:
 
 
 def packed_name(path: Path) -> str:
-    """The name of a packed grid. Raises `UserError` for a file that is none."""
+    """The name of a packed grid. Raises `UserError` for a file of another kind."""
     held, _ = _contents(path)
     return str(json.loads(held[GridFolder(Path()).plan.name])["name"])
 
