@@ -843,7 +843,7 @@ MUTANTS = (
     mutant(
         "words of English in every language",
         at("tasks/test_translation.py"),
-        "lowercase=lowercase, trg_lang=language)",
+        "lowercase=lowercase, trg_lang=code)",
         "lowercase=lowercase)",
     ),
     mutant(
@@ -1939,6 +1939,84 @@ MUTANTS = (
         at("report/figures/test_rates.py"),
         'if not all(pairs.failed((warmup, best["lr"]))):',
         "if True:",
+    ),
+    mutant(
+        "BLEU of zh-CN is split at spaces",
+        at("tasks/test_translation.py"),
+        "    code = language_code(language)",
+        "    code = language",
+    ),
+    mutant(
+        "text without spaces may have any language",
+        at("tasks/test_translation.py"),
+        "    if share > 0.5:",
+        "    if share > 1.5:",
+    ),
+    mutant(
+        "a part of a validation decodes rows that are not in it",
+        at("tasks/test_translation.py"),
+        "        if self.evaluated is None or not count:",
+        "        if True:",
+    ),
+    mutant(
+        "rounding errors of float32 have a correlation",
+        at("scores/test_correlation.py"),
+        "    return max(8.0 * torch.finfo(torch.float32).eps, torch.finfo(dtype).eps)",
+        "    return ROUNDING",
+    ),
+    mutant(
+        "a batch below one window is one window",
+        at("data/test_config.py"),
+        "        if self.tokens_per_batch < self.window and self.in_windows:",
+        "        if False:",
+    ),
+    mutant(
+        "a pruner of another metric has ended a run",
+        at("test_run_state.py"),
+        '    return pruner in ("", by) and metric in (None, of)',
+        '    return pruner in ("", by)',
+    ),
+    mutant(
+        "a report of another grid file is current",
+        at("report/test_report_command.py"),
+        '        digest.update(f"{part.source}\\n".encode())',
+        "        pass",
+    ),
+    mutant(
+        "unread output of a grid is success",
+        at("test_cli.py"),
+        "    return interrupted() if any(command in words for command in _OF_WORK) else 0",
+        "    return 0",
+    ),
+    mutant(
+        "any probes.csv serves",
+        at("grids/test_copies.py"),
+        "                if any(probe not in there for probe in probes):",
+        "                if not folder.probes.is_file():",
+    ),
+    mutant(
+        "a grid of points leaves its range",
+        at("grids/test_search.py"),
+        "    low, high = log(values.low), log(values.last)",
+        "    low, high = log(values.low), log(values.high)",
+    ),
+    mutant(
+        "a search with a damaged result is not repaired",
+        at("grids/test_search.py"),
+        "        if spec.adapts and (held := load_plan(folder.plan)) is not None:",
+        "        if False and (held := load_plan(folder.plan)) is not None:",
+    ),
+    mutant(
+        "a study is published over another",
+        at("report/test_packed_grid.py"),
+        "(other := packed_name(out / PACKED)) != grid.name:",
+        "(other := packed_name(out / PACKED)) == b'':",
+    ),
+    mutant(
+        "the hub's rows lose empty texts",
+        at("data/test_glue.py"),
+        "            write_lines(folder / name, self._lines(rows), strips=False)",
+        "            write_lines(folder / name, self._lines(rows))",
     ),
 )
 
