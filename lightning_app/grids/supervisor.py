@@ -286,7 +286,7 @@ class Supervisor:
         if len(each.left) < len(each.ranks) or each.job.is_over:
             each.first_end = each.first_end or now
             # After its result a cell closes its loggers, which may upload, and trims checkpoints.
-            limit = _STRAGGLERS if len(each.left) < len(each.ranks) else _GRACE
+            limit = _GRACE if each.job.is_over else _STRAGGLERS
             return now - each.first_end > limit
         each.look()
         each.hung = now - each.moved > self._hang_limit
