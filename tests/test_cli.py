@@ -262,14 +262,17 @@ sys.exit(cli.main(sys.argv[1:]))
 """
 
 
-@pytest.mark.parametrize(("command", "code"), [("run", 130), ("fit", 130), ("results", 0)])
-def test_a_pipe_without_a_reader_ends_no_work_with_success(command: str, code: int) -> None:
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [(["run"], 130), (["fit"], 130), (["results"], 0), (["results", "run"], 0)],
+)
+def test_a_pipe_without_a_reader_ends_no_work_with_success(words: list[str], code: int) -> None:
     """As `ablate run grid.yaml | head -1`: not all cells have run."""
     reader, writer = os.pipe()
     os.close(reader)
     try:
         done = subprocess.run(
-            [sys.executable, "-c", UNREAD, command],
+            [sys.executable, "-c", UNREAD, *words],
             stdout=writer,
             stderr=subprocess.PIPE,
             text=True,

@@ -35,7 +35,7 @@ class Range:
 
     @property
     def last(self) -> int | float:
-        """The largest value that can be tried: below `high` if the step leaves a rest."""
+        """The largest value that can be tried: below `high` if the step does not divide it."""
         if self.step is None:
             return self.high
         steps = math.floor((self.high - self.low) / self.step + 1e-9)

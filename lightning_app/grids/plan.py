@@ -14,6 +14,7 @@ from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from lightning_app.config.bounds import classes_of
 from lightning_app.config.grid import GridSpec, ParentGrid
 from lightning_app.config.identity import Identity
 from lightning_app.config.sources import without_derived
@@ -666,14 +667,14 @@ def _section(axis: str) -> str:
 
 def _probes(trainer: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
     """The probes among the callbacks of a config, with the arguments that are not null."""
-    found = []
-    for part in trainer.get("callbacks") or []:
-        tree = part if isinstance(part, Mapping) else {"class_path": part}
-        name = str(tree["class_path"]).rpartition(".")[2]
-        if name in _PROBES:
-            arguments = dict(tree.get("init_args") or {})
-            found.append((name, {k: v for k, v in arguments.items() if v is not None}))
-    return found
+    named = (
+        (path.rpartition(".")[2], given) for path, given in classes_of(trainer.get("callbacks"))
+    )
+    return [
+        (name, {key: value for key, value in given.items() if value is not None})
+        for name, given in named
+        if name in _PROBES
+    ]
 
 
 @dataclass(frozen=True)

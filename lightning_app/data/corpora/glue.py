@@ -138,7 +138,7 @@ class GlueReader(CorpusReader):
         ).items():
             stem = dict(config.splits.items())[split]
             (name,) = self.file_names(config, stem)["table"]
-            # An empty text at the begin or the end of a row is a tab there.
+            # A row that begins or ends with an empty text begins or ends with a tab.
             write_lines(folder / name, self._lines(rows), strips=False)
 
     def _hub_splits(self) -> Mapping[str, str]:
