@@ -1967,7 +1967,7 @@ MUTANTS = (
     mutant(
         "a batch below one window is one window",
         at("data/test_config.py"),
-        "        if self.tokens_per_batch < self.window and self.in_windows:",
+        "        if windows and self.tokens_per_batch < self.window:",
         "        if False:",
     ),
     mutant(

@@ -348,7 +348,7 @@ def _fed(text: str, known: bool) -> str:
         "tokenizer": tree["init_from"] is None,
         "vocab_size": tree["init_from"] is None,
     }
-    if facts.running_text or tree["next_sentence"]:  # whole windows
+    if facts.in_windows(tree["next_sentence"]):
         tree["tokens_per_batch"] -= tree["tokens_per_batch"] % tree["window"]
     if tree["evaluation_stride"] is None and facts.running_text:
         tree["evaluation_stride"] = tree["window"]

@@ -212,7 +212,8 @@ class DataConfig:
             )
         self._check_stride()
         self._check_order()
-        if self.tokens_per_batch < self.window and self.in_windows:
+        windows = TASKS[self.task].in_windows(self.next_sentence)
+        if windows and self.tokens_per_batch < self.window:
             raise UserError(
                 f"data.tokens_per_batch is {self.tokens_per_batch}: a batch has whole windows, so "
                 f"it must be at least data.window {self.window}"
@@ -348,11 +349,6 @@ class DataConfig:
                 f"data.intra_document_masking is true: data.name '{self.name}' has no documents, "
                 "so it must be false"
             )
-
-    @property
-    def in_windows(self) -> bool:
-        """Whether batches consist of windows of `window` tokens."""
-        return TASKS[self.task].running_text or self.next_sentence
 
     def _check_stride(self) -> None:
         if self.evaluation_stride is None:

@@ -385,6 +385,6 @@ def most_read(config: Mapping[str, Any]) -> tuple[int | None, int | None]:
     data = config["data"]
     tokens = data["tokens_per_batch"]
     facts = task_facts(config["model"]["objective"]["kind"])
-    if facts.running_text or data.get("next_sentence"):  # whole windows
+    if facts.in_windows(data.get("next_sentence", False)):
         tokens -= tokens % data["window"]
     return round(batches * tokens), None

@@ -197,6 +197,10 @@ class TaskFacts:
     method: str = ""
     module: str = ""
 
+    def in_windows(self, next_sentence: bool) -> bool:
+        """Whether batches consist of whole windows of `data.window` tokens."""
+        return self.running_text or next_sentence
+
 
 DEFAULT_TASK = "translation"
 
