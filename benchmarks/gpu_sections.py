@@ -138,9 +138,9 @@ def attention(where: Where) -> Found:
 
 def presets(where: Where) -> Found:
     """The training step of every preset over that of `pre_ln`."""
-    names = ("pre_ln", "sas") if where.dry else tuple(PRESETS)
-    found = comparisons.presets(where.setting(), names, replace(where.how, rounds=5))
-    yield "presets", list(found)
+    how = replace(where.how, rounds=5)
+    for name in ("sas",) if where.dry else reversed(PRESETS):  # the newest first
+        yield name, list(comparisons.presets(where.setting(), ("pre_ln", name), how))
 
 
 def compiled(where: Where) -> Found:

@@ -897,6 +897,12 @@ MUTANTS = (
     ),
     # Finished cells of other folders.
     mutant(
+        "grid copied beside another store is a new one",
+        at("grids/test_store.py"),
+        "    if not place.exists():\n        _check_brought(grid, place.parent)\n",
+        "",
+    ),
+    mutant(
         "curves that are not finite agree with any result",
         FINISHED,
         "not abs(last - loss) <= 1e-6 * abs(loss)",

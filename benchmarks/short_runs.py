@@ -78,8 +78,10 @@ class Setting:
             self.fields["model.optimizer.lr"] = RATES.get(value, 2e-3)
             if value == "schedule_free":
                 self.fields["model.schedule.kind"] = "constant"
-            if value == "muon":
+            if "muon" in value:
                 self.fields["model.optimizer.momentum"] = 0.95
+            if value == "rotational_adamw":  # which turns by an angle that decay sets
+                self.fields["model.optimizer.weight_decay"] = 0.1
 
     def overrides(self, folder: Path, mode: str) -> dict[str, Any]:
         made = self.fields | {"trainer.default_root_dir": str(folder)}

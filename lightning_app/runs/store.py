@@ -76,7 +76,21 @@ def locate_run(grid: GridFolder, name: str, identity: str) -> RunFolder:
             f"{link}: leads to {place.parent}, which does not exist; copy the folder of a grid "
             "together with it, or with links followed (cp -rL, rsync -L)"
         )
+    if not place.exists():
+        _check_brought(grid, place.parent)
     return RunFolder(link)
+
+
+def _check_brought(grid: GridFolder, store: Path) -> None:
+    """Refuse a grid with links to runs of which none is in the store: it was copied without them,
+    and would be read as a grid that never started."""
+    links = [each for each in grid.runs.iterdir() if each.is_symlink()]
+    if grid.plan.is_file() and len(links) > 1 and not any(each.exists() for each in links):
+        raise UserError(
+            f"{grid.runs}: of the {len(links)} runs linked there none is in {store}; copy them too, "
+            "or the folder of the grid with links followed (cp -rL, rsync -L), or remove "
+            f"{grid.runs} to train all again"
+        )
 
 
 def _target(identity: str) -> str:

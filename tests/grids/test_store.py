@@ -305,6 +305,32 @@ def test_a_grid_that_was_copied_without_the_store_is_refused(grid: GridFolder) -
     assert locate_run(GridFolder(elsewhere), "name", ID).result.is_file()
 
 
+def test_a_grid_that_was_copied_beside_another_store_is_refused(grid: GridFolder) -> None:
+    """Read as a grid that never started, its report would be written again without a result."""
+    for name, identity in (("name", ID), ("other", OTHER)):
+        place_run(grid, name, identity)
+    grid.plan.write_text("{}")
+    elsewhere = grid.experiments.parent / "elsewhere"
+    shutil.copytree(grid.path, elsewhere / "grid", symlinks=True)
+    place_run(GridFolder(elsewhere / "another"), "name", "0" * 16)
+    copied = GridFolder(elsewhere / "grid")
+    with pytest.raises(UserError, match="of the 2 runs linked there none"):
+        locate_run(copied, "name", ID)
+    copied.runs.rename(copied.path / "before")  # as the message advises
+    assert not locate_run(copied, "name", ID).path.exists()
+
+
+def test_a_grid_whose_runs_were_removed_or_put_aside_is_no_copy(grid: GridFolder) -> None:
+    for name, identity in (("name", ID), ("other", OTHER)):
+        place_run(grid, name, identity)
+    grid.plan.write_text("{}")
+    shutil.rmtree(grid.experiments / STORE / OTHER)
+    assert not locate_run(grid, "other", OTHER).path.exists()
+    put_aside(grid.experiments, ID)
+    for name, identity in (("name", ID), ("other", OTHER)):
+        assert not locate_run(grid, name, identity).result.exists()
+
+
 def test_without_links_a_run_lies_under_its_grid(
     grid: GridFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
