@@ -897,6 +897,12 @@ MUTANTS = (
     ),
     # Finished cells of other folders.
     mutant(
+        "parent that was cut short counts as finished",
+        at("test_parent.py"),
+        "    if state.short:\n        raise UserError(\n            f\"{FIELD}: {run.folder.path}",
+        "    if False:\n        raise UserError(\n            f\"{FIELD}: {run.folder.path}",
+    ),
+    mutant(
         "grid copied beside another store is a new one",
         at("grids/test_store.py"),
         "    if not place.exists():\n        _check_brought(grid, place.parent)\n",

@@ -235,6 +235,23 @@ def test_an_earlier_checkpoint_in_place_of_the_last_one_is_refused_in_a_parent(
     assert complete["model"]["init_from"] == str(last)
 
 
+def test_a_parent_that_was_cut_short_is_refused(
+    tmp_path: Path,
+    tree: dict[str, Any],
+    parents: dict[str, Path],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """By `max_time`, say. Its checkpoint may be named."""
+    other = tmp_path / "other"
+    shutil.copytree(parents["pairs"], other)
+    asked = json.loads((other / "result.json").read_text())["steps"] + 3
+    reseal(other / "result.json", status="cut_short", outcome="cut_short", steps_asked=asked)
+    said = f"cut short at {asked - 3} of {asked} steps"
+    refused(changed(tree, model__init_from=str(other)), tmp_path, capsys, said)
+    last = str(other / "checkpoints" / "last.ckpt")
+    assert resolve(changed(tree, model__init_from=last), "child.yaml")["model"]["init_from"] == last
+
+
 def test_a_parent_that_changes_while_its_child_begins_is_refused(
     tmp_path: Path,
     tree: dict[str, Any],

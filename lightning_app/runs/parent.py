@@ -207,11 +207,17 @@ def _check_beside(folder: RunFolder) -> None:
 
 
 def _ending(run: Run) -> tuple[bool, int | None]:
-    """Whether a run ended non-finite, and its last step."""
+    """Whether a finished run ended non-finite, and its last step."""
     try:
-        result = run.result
+        state = run.state
     except DamagedRun as error:
         raise UserError(f"{FIELD}: {error.path}: {error}") from error
+    if state.short:
+        raise UserError(
+            f"{FIELD}: {run.folder.path}: its run was {state.error}: a finished run is needed, or "
+            "one checkpoint file of a run"
+        )
+    result = state.result
     return (False, None) if result is None else (result["outcome"] == "non_finite", result["steps"])
 
 
