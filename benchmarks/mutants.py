@@ -899,8 +899,8 @@ MUTANTS = (
     mutant(
         "parent that was cut short counts as finished",
         at("test_parent.py"),
-        "    if state.short:\n        raise UserError(\n            f\"{FIELD}: {run.folder.path}",
-        "    if False:\n        raise UserError(\n            f\"{FIELD}: {run.folder.path}",
+        '    if state.short:\n        raise UserError(\n            f"{FIELD}: {run.folder.path}',
+        '    if False:\n        raise UserError(\n            f"{FIELD}: {run.folder.path}',
     ),
     mutant(
         "grid copied beside another store is a new one",

@@ -87,7 +87,7 @@ def _check_brought(grid: GridFolder, store: Path) -> None:
     links = [each for each in grid.runs.iterdir() if each.is_symlink()]
     if grid.plan.is_file() and len(links) > 1 and not any(each.exists() for each in links):
         raise UserError(
-            f"{grid.runs}: of the {len(links)} runs linked there none is in {store}; copy them too, "
+            f"{grid.runs}: of the {len(links)} runs linked there none is in {store}; copy them, "
             "or the folder of the grid with links followed (cp -rL, rsync -L), or remove "
             f"{grid.runs} to train all again"
         )
