@@ -350,6 +350,13 @@ def _restored(grid: str | Path, experiments: Path) -> str | Path:
 
 def _check_apart(grid: "GridResults", out: Path) -> None:
     """Refuse to overwrite the report of a grid with one of another, or of several."""
+    from lightning_app.report.packed import PACKED, is_packed
+
+    if is_packed(out / PACKED):
+        raise UserError(
+            f"--out: {out}: holds a published study, whose {PACKED} the report would overwrite; "
+            "name another folder"
+        )
     own = None if grid.parts else grid.folder.resolve()
     for folder in (out.resolve(), *out.resolve().parents):
         if folder != own and GridFolder(folder).plan.is_file():

@@ -61,14 +61,21 @@ from lightning_app.report.pairs import (
     join_notes,
     unfinished,
 )
-from lightning_app.report.results import CellResult, GridResults, as_number, scales, unlike
+from lightning_app.report.results import (
+    AXIS,
+    CellResult,
+    GridResults,
+    as_number,
+    scales,
+    unlike,
+)
 from lightning_app.report.statistics import (
     FEW_SEEDS,
     LEAST_SEEDS,
     LEVEL,
     ended_alike,
     guarded_ps,
-    label_values,
+    joined_values,
     mean,
     pooled_spread,
     seeds_interval,
@@ -218,8 +225,18 @@ class Effect:
 
 def effects(grid: GridResults, scores: Sequence[Score]) -> list[Effect]:
     """The effects of all factors on each measure; none for a grid without factors."""
-    parts = grid.parts or (grid,)
-    return _corrected([row for part in parts if part.factors for row in _of_grid(part, scores)])
+    rows: list[Effect] = []
+    grids: list[int] = []
+    for number, part in enumerate(grid.parts or (grid,)):
+        own = [*_of_grid(part, scores)] if part.factors else []
+        if grid.parts:  # as in the groups of its cells
+            name = f"{AXIS}={label(part.name)}"
+            own = [
+                replace(r, group=name if r.group == "all" else f"{name}, {r.group}") for r in own
+            ]
+        rows += own
+        grids += [number] * len(own)
+    return _corrected(rows, grids)
 
 
 def _of_grid(grid: GridResults, scores: Sequence[Score]) -> list[Effect]:
@@ -257,7 +274,7 @@ def _places(grid: GridResults) -> dict[tuple[str, str], tuple[str, Levels]]:
 def _rest(cell: CellResult, grid: GridResults) -> str:
     special = {SEED, WARMUP, RATE, *grid.factors.values()}
     others = [key for key in cell.axes if key not in special and grid.varies(key)]
-    return group_name(cell.axes, others, grid.labels)
+    return group_name(cell.axes, [key for key in others if key not in grid.linked], grid.labels)
 
 
 def _of_table(
@@ -332,13 +349,14 @@ def _of_table(
             )
 
 
-def _corrected(rows: Sequence[Effect]) -> list[Effect]:
-    """The effects with p values corrected over each measure."""
+def _corrected(rows: Sequence[Effect], grids: Sequence[int]) -> list[Effect]:
+    """The effects with p values corrected over each measure; `grids` names the grid of each."""
     corrected = {}
     for measure in dict.fromkeys(effect.measure for effect in rows):
         family = [place for place, effect in enumerate(rows) if effect.measure == measure]
         ps = [1.0 if _waits(rows[n]) and math.isnan(rows[n].p) else rows[n].p for n in family]
-        values = label_values(ps, [rows[n].p_sign for n in family]).tolist()
+        signs = [rows[n].p_sign for n in family]
+        values = joined_values(ps, signs, [grids[n] for n in family]).tolist()
         known = (
             math.nan if math.isnan(rows[n].p) else p for n, p in zip(family, values, strict=True)
         )
@@ -455,23 +473,24 @@ def comparisons(grid: GridResults, axes: Mapping[str, Any] | None = None) -> lis
         grid: The grid.
         axes: The axes to compare with the baseline of each; None for `compared_axes`.
     """
-    rows = [
-        row
-        for part in grid.parts or (grid,)
-        if part.pruner is None
-        for axis, base in (compared_axes(part) if axes is None else axes).items()
-        for row in _of(part, axis, base)
-    ]
-    if grid.more:  # further runs, which may change each of them
-        waits = f"the search or refinement has {UNFINISHED}"
-        rows = [replace(row, p=math.nan, note=join_notes(row.note, waits)) for row in rows]
+    rows: list[MetricDifference] = []
+    grids: list[int] = []
+    for number, part in enumerate(grid.parts or (grid,)):
+        asked = compared_axes(part) if axes is None else axes
+        own = [row for axis, base in asked.items() for row in _of(part, axis, base)]
+        if part.more:  # further runs, which may change each of them
+            waits = f"the search or refinement has {UNFINISHED}"
+            own = [replace(row, p=math.nan, note=join_notes(row.note, waits)) for row in own]
+        if part.pruner is None:
+            rows += own
+            grids += [number] * len(own)
     # Those whose runs have not finished count too, so that the family does not grow later.
     family = [
         1.0 if math.isnan(row.p) and (row.seeds > 1 or UNFINISHED in row.note) else row.p
         for row in rows
     ]
     signs = [row.p_sign for row in rows]
-    corrected = zip(rows, label_values(family, signs).tolist(), strict=True)
+    corrected = zip(rows, joined_values(family, signs, grids).tolist(), strict=True)
     return [row if math.isnan(row.p) else replace(row, p_holm=p) for row, p in corrected]
 
 

@@ -58,10 +58,13 @@ def rate(value: float) -> str:
 
 
 def p_value(value: float) -> str:
-    """Three digits, a dash for NaN."""
+    """Three digits, more where these would not show the side of 0.05; a dash for NaN."""
     if math.isnan(value):
         return DASH
-    return "< 0.001" if value < 0.001 else f"{value:.3f}"
+    if value < 0.001:
+        return "< 0.001"
+    digits = next((n for n in (3, 4, 5) if float(f"{value:.{n}f}") != 0.05), 3)
+    return f"{value:.{digits}f}"
 
 
 def share_of(failed: int, count: int) -> str:

@@ -6,6 +6,7 @@ A label needs a p value under 5 % after Holm's correction over the whole grid.
 """
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -32,7 +33,7 @@ from lightning_app.report.pairs import (
     stall_counts,
     stall_tables,
 )
-from lightning_app.report.results import GridResults, failures
+from lightning_app.report.results import AXIS, GridResults, failures
 from lightning_app.report.statistics import LEVEL, mean
 from lightning_app.report.tasks import FailureTest, failure_tests
 from lightning_app.scores.task_facts import glue_task_of
@@ -151,8 +152,11 @@ def bounds_agree(score: Score) -> bool:
     return not score.ends or (mean(lows) > 0 if score.estimate > 0 else mean(highs) < 0)
 
 
-def stall_words(own: Mapping[str, Score], reference: int | None) -> str:
-    """`stalls without it (3/3 against 0/3)` where the shares of failed runs differ; else empty."""
+def stall_words(own: Mapping[str, Score], reference: int | None, kinds: str = "stalled") -> str:
+    """`stalls without it (3/3 against 0/3)` where the shares of failed runs differ; else empty.
+
+    `kinds` says how they failed, as `failures` does.
+    """
     bare, ref = own.get(f"{STALLS}0"), own.get(f"{STALLS}{reference}")
     if reference in (None, 0) or bare is None or ref is None or not (bare.cells and ref.cells):
         return ""
@@ -161,7 +165,8 @@ def stall_words(own: Mapping[str, Score], reference: int | None) -> str:
     first, second = (bare, ref) if bare.estimate > ref.estimate else (ref, bare)
     where = "without it" if first is bare else "with it"
     counts = f"{first.diverged}/{first.cells} against {second.diverged}/{second.cells}"
-    return f"stalls {where} ({counts})"
+    ends = " or ".join(_VERBS[kind][0] for kind in kinds.split(" or "))
+    return f"{ends} {where} ({counts})"
 
 
 def findings(
@@ -182,7 +187,10 @@ def findings(
         return _by_score(grid, whole or grid)
     for part in grid.parts:  # each has its own budget and baseline
         groups = {cell.group for cell in part.cells}
-        found += findings(part, [score for score in scores if score.group in groups], grid)
+        own = findings(part, [score for score in scores if score.group in groups], grid)
+        if not part.asks_warmup or part.scored:  # others name their groups
+            own = [f"{AXIS}={label(part.name)}: {text}" for text in own]
+        found += own
     if not grid.reference_warmup or grid.parts:
         return found
     groups = dict.fromkeys(score.group for score in scores)
@@ -192,7 +200,15 @@ def findings(
             if score.group == group:
                 own.setdefault(score.variant, {})[score.score] = score
         rates = {score.lr for score in scores if score.group == group and not math.isnan(score.lr)}
-        texts = [*_stalling(grid, group, own), *_helped(own, grid, several=len(rates) > 1)]
+        tried = Counter(
+            variant
+            for variant, lr in {
+                (score.variant, score.lr) for score in scores if score.group == group
+            }
+            if not math.isnan(lr)
+        )
+        several = any(count > 1 for count in tried.values())  # a rate may follow from the variant
+        texts = [*_stalling(grid, group, own), *_helped(own, grid, several=several)]
         if texts:
             where = "" if group == "all" else f"{group}: "
             own_runs = tuple(cell for cell in grid.cells if cell.group == group)
@@ -321,8 +337,9 @@ def _scores_moved(compared: Sequence[MetricDifference]) -> list[str]:
         for kind, word in _MOVED.items()
         if kind in read
     ]
+    name = "scores_moved" if parts else "scores_untested"
     parts += [f"{len(read[kind])} {words}" for kind, words in _UNTESTED.items() if kind in read]
-    return [say("findings.scores_moved", text=", ".join(parts))]
+    return [say(f"findings.{name}", text=", ".join(parts))]
 
 
 _MOVED = {BETTER: "better", WORSE: "worse", SAME: "not shown to differ", EQUAL: "equal"}
@@ -394,14 +411,17 @@ def _helped(
     parts = _said("own", _OWN, read)
     sentences = []
     sentences += [say("findings.own_only", at=at, text=part, of=part) for part in parts]
-    versus: dict[str, list[str]] = {}
+    versus: dict[str, dict[str, list[str]]] = {}
     if grid.baseline is not None and not several:
+        baselines = {(cell.group, cell.variant): cell.baseline for cell in grid.cells}
         for of in own.values():
             if "interaction" in of:
-                words = with_numbers(of["interaction"])
-                versus.setdefault(relation(of), []).append(words)
-    for part in _said("versus_baseline", _VERSUS, versus):
-        sentences.append(say("findings.against", baseline=grid.baseline, text=part, of=part))
+                score = of["interaction"]
+                base = baselines[score.group, score.variant] or grid.baseline
+                versus.setdefault(base, {}).setdefault(relation(of), []).append(with_numbers(score))
+    for baseline, kinds in versus.items():
+        for part in _said("versus_baseline", _VERSUS, kinds):
+            sentences.append(say("findings.against", baseline=baseline, text=part, of=part))
     return sentences
 
 

@@ -123,6 +123,17 @@ def _has_ended(run: Path) -> bool:
     return any((run / name).is_file() for name in _ENDS)
 
 
+def is_packed(path: Path) -> bool:
+    """Whether a file is a packed grid, by its columns."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        return {"id", *FILES} <= {*pq.read_schema(path).names}
+    except (pa.ArrowException, OSError):
+        return False
+
+
 def packed_name(path: Path) -> str:
     """The name of a packed grid. Raises `UserError` for a file of another kind."""
     held, _ = _contents(path)

@@ -240,8 +240,10 @@ def _summary(grid: GridResults) -> str:
             "perplexity."
         )
     if grid.finished and len(grid.warmups) > 1 and 0 in grid.warmups:
+        of = grid.setting("model.schedule.warmup_of")
+        only = f" of the {of} alone" if of not in (None, "all") else ""
         texts.append(
-            f"Warm-up {grid.warmups[-1]:,}: the learning rate rises linearly over the first "
+            f"Warm-up {grid.warmups[-1]:,}: the learning rate{only} rises linearly over the first "
             f"{grid.warmups[-1]:,} steps; warm-up 0: the full rate from step 1."
         )
     return " ".join(texts)

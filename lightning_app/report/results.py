@@ -273,6 +273,11 @@ class GridResults:
     def seeds(self) -> tuple[int, ...]:
         return tuple(sorted({cell.seed for cell in self.cells if cell.seed is not None}))
 
+    def of_groups(self, *groups: str) -> "GridResults":
+        """The joined grid that has all these groups, with its own reference; else this one."""
+        own = (part for part in self.parts if {*groups} <= {cell.group for cell in part.cells})
+        return next(own, self)
+
     @property
     def monitored(self) -> Monitored:
         """What the task of the grid monitors."""

@@ -131,15 +131,27 @@ def headline_table(grid: GridResults, scores: Sequence[Score]) -> ReportTable:
     shown = _at_shared_rates(grid, [s for s in scores if s.score.startswith(wanted)])
     reference, baseline = grid.reference_warmup, grid.baseline or "the baseline"
     stalled = failures(grid.finished) or "stalled"
+    against = {(cell.group, cell.variant): cell.baseline for cell in grid.cells}
+    if names := {*against.values()} - {None}:  # which have the same other axes of the block
+        baseline = "its baseline" if len(names) > 1 else str(*names)
 
     def reads(own: Own) -> Datum:
-        stalls = stall_words(own, reference)
+        of = own["delta"]
+        known = grid.of_groups(of.group).reference_warmup
+        cells = [
+            cell
+            for cell in grid.finished
+            if (cell.group, cell.variant, cell.lr) == (of.group, of.variant, of.lr)
+        ]
+        stalls = stall_words(own, known, failures(cells) or "stalled")
         text = with_p(own_reading(own), own["delta"])
         return Datum(text, (stalls,) if stalls else (), title=own["delta"].note * (text == DASH))
 
     def compares(own: Own) -> Datum:
-        text = with_p(relation(own), own["interaction"])
-        return Datum(text, title=own["interaction"].note * (text == DASH))
+        score = own["interaction"]
+        text, named = with_p(relation(own), score), against[score.group, score.variant]
+        below = (f"Δ of {named}",) if baseline == "its baseline" and text != DASH and named else ()
+        return Datum(text, below, title=score.note * (text == DASH))
 
     columns: Columns[Own] = [
         (Heading("warm-up", words=True, between="; ", brief=True), reads),
@@ -406,8 +418,11 @@ def factor_table(grid: GridResults, effects: Sequence[Effect]) -> ReportTable:
     all_rates = any(math.isnan(effect.lr) for effect in effects)
     shown = [effect for effect in effects if math.isnan(effect.lr) or not all_rates]
     levels = "; ".join(
-        f"{name}: {' to '.join(value_name(axis, value, grid.labels) for value in grid.axes[axis])}"
-        for name, axis in grid.factors.items()
+        dict.fromkeys(
+            f"{name}: {' to '.join(value_name(axis, v, part.labels) for v in part.axes[axis])}"
+            for part in grid.parts or (grid,)
+            for name, axis in part.factors.items()
+        )
     )
 
     def shown_estimate(effect: Effect) -> Datum:

@@ -47,7 +47,7 @@ from lightning_app.config.rulers import differences, names_of, ruler
 from lightning_app.config.tree import label
 from lightning_app.core.errors import UserError
 from lightning_app.core.files import write_whole
-from lightning_app.report.comparisons import titled
+from lightning_app.report.facts import direction
 from lightning_app.report.results import CellResult, GridResults, read_mapping, read_results
 from lightning_app.runs.folder import DRAWING, METRICS, STORE, GridFolder
 from lightning_app.runs.locks import if_free, turn
@@ -234,6 +234,9 @@ INSIDE = {
 }
 """Titles of probed quantities; a quantity that is missing here is a learned gain."""
 
+OF_LAYERS = " of layers"
+"""Follows `output_change` of layers, a learned gain; that of stacks is of updates."""
+
 
 class IndexedGrid:
     """A grid, with what the index files of its runs have of it."""
@@ -276,9 +279,13 @@ def layout(part: IndexedGrid) -> Summary:
     if probed:
         inside = pages.category.add(title="Inside the blocks")
         for quantity in probed:
-            gain = f"learned gain {quantity.replace('_', ' ')}, by layer"
+            name = quantity.removesuffix(OF_LAYERS)
+            gain = f"learned gain {name.replace('_', ' ')}, by layer"
             chart = inside.chart.add(title=INSIDE.get(quantity, gain))
-            chart.multiline.tag.append(f"^probe/{re.escape(quantity)}/")
+            ending = (
+                ("/[^/]+$" if quantity == name else "/[^/]+/") if name == "output_change" else "/"
+            )
+            chart.multiline.tag.append(f"^probe/{re.escape(name)}{ending}")
     return tensor(
         metadata.CONFIG_SUMMARY_TAG,
         metadata.PLUGIN_NAME,
@@ -306,12 +313,16 @@ def _curves(part: IndexedGrid, variant: str, kind: str) -> str:
 
 def _probed(grid: GridResults) -> list[str]:
     """The quantities that some finished run has logged, those of `INSIDE` first."""
-    found = {
-        tag.split("/")[1]
+    tags = {
+        tag
         for cell in grid.finished
         for tag in column_names(cell.folder / METRICS)
         if tag.startswith("probe/") and tag.count("/") > 1
     }
+    found = {tag.split("/")[1] for tag in tags}
+    if changed := {tag.count("/") for tag in tags if tag.startswith("probe/output_change/")}:
+        found -= {"output_change"}
+        found |= {"output_change" + (OF_LAYERS if count > 2 else "") for count in changed}
     return [*(name for name in INSIDE if name in found), *sorted(found - INSIDE.keys())]
 
 
@@ -391,7 +402,7 @@ def experiment(part: IndexedGrid) -> Summary:
         info = described.metric_infos.add(display_name=tag)
         info.name.tag = f"{DELTA}/{part.name}" if tag == DELTA else tag
         if tag == grid.metric:
-            info.display_name = f"{titled(grid)} (the grid's metric)"
+            info.display_name = f"{tag}, {direction(grid.mode)} (the grid's metric)"
     return _hparams(
         hparams_metadata.EXPERIMENT_TAG, plugin_data_pb2.HParamsPluginData(experiment=described)
     )

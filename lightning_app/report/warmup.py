@@ -75,7 +75,7 @@ from lightning_app.report.statistics import (
     fieller_interval,
     guarded_ps,
     holm_values,
-    label_values,
+    joined_values,
     mean,
     pooled_spread,
     sign_flip_p,
@@ -299,8 +299,10 @@ def octaves(arm: Arm, reference: int | None) -> Score:
 
 
 def _p_between(pairs: Paired, ends: Ends) -> float:
-    """The p value of a score between bounds, by Student's t; none until all seeds have finished."""
-    return math.nan if pairs.waits else bounds_p(ends, lambda of: t_interval(of)[2])
+    """The p value of a score between bounds, by Student's t; none of two seeds, and none until all
+    seeds have finished."""
+    few = pairs.waits or len(pairs.seeds) < LEAST_SEEDS
+    return math.nan if few else bounds_p(ends, lambda of: t_interval(of)[2])
 
 
 def steps_at_best_rates(arm: Arm, reference: int | None, need: Score) -> Score:
@@ -537,14 +539,20 @@ def sensitivity_scores(grid: GridResults) -> list[Score]:
     Of a grid that joins several: those of each, with its own reference; p values are corrected
     over all of them.
     """
-    rows = [row for part in grid.parts or (grid,) for row in _of_grid(part)]
-    if grid.more:  # further runs, which may change each of them
-        rows = [replace(r, p=math.nan, waits=r.waits or not math.isnan(r.estimate)) for r in rows]
+    rows: list[Score] = []
+    grids: list[int] = []
+    for number, part in enumerate(grid.parts or (grid,)):
+        own = _of_grid(part)
+        if part.more:  # further runs, which may change each of them
+            own = [replace(r, p=math.nan, waits=r.waits or not math.isnan(r.estimate)) for r in own]
+        rows += own
+        grids += [number] * len(own)
     for name in CORRECTED:
         family = [number for number, row in enumerate(rows) if row.score == name]
         if name == "stall_difference":  # without any failure no test can find one (Tarone 1990)
             family = [number for number in family if rows[number].diverged]
-        for number, row in zip(family, holm([rows[i] for i in family]), strict=True):
+        corrected = holm([rows[i] for i in family], [grids[i] for i in family])
+        for number, row in zip(family, corrected, strict=True):
             rows[number] = row
     return rows
 
@@ -772,8 +780,10 @@ def smallest_found(arm: Arm, lr: float, versus: Score, family: Sequence[Score]) 
     )
 
 
-def holm(rows: Sequence[Score]) -> list[Score]:
-    """The rows with their p values corrected (`label_values`); they are the family.
+def holm(rows: Sequence[Score], grids: Sequence[int] = ()) -> list[Score]:
+    """The rows with their p values corrected (`joined_values`); they are the family.
+
+    `grids` names the grid of each; without it they are of one.
 
     A comparison whose p value is withheld stays in the family, as if it were 1, and so does one
     whose runs have not finished, so that the family does not grow with them. (Their spread may
@@ -782,9 +792,9 @@ def holm(rows: Sequence[Score]) -> list[Score]:
     """
     values = [1.0 if _compared(row) and math.isnan(row.p) else row.p for row in rows]
     exact = bool(rows) and rows[0].score == "stall_difference"
-    signs = [row.p_sign for row in rows]
+    signs, of = [row.p_sign for row in rows], grids or [0] * len(rows)
     corrected = zip(
-        rows, holm_values(values) if exact else label_values(values, signs), strict=True
+        rows, holm_values(values) if exact else joined_values(values, signs, of), strict=True
     )
     return [row if math.isnan(row.p) else replace(row, p_holm=float(p)) for row, p in corrected]
 

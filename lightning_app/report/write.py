@@ -75,8 +75,9 @@ def publish(grid: GridResults, out: Path) -> None:
     report = Report(grid, [*sensitivity_scores(grid), *bleu_scores(grid)], out)
     pack(grid, report.results, out / PACKED)
     write_scores(report)
-    for old in out.glob("headline-*"):
-        old.unlink()
+    for look in ("light", "dark"):
+        for ending in ("svg", "png"):
+            (out / f"headline-{look}.{ending}").unlink(missing_ok=True)
     with styled():
         for look, change in (("light", None), ("dark", darken)):
             figure = first_figure(grid)
@@ -146,25 +147,34 @@ def write_exports(report: Report) -> None:
         parquet = io.BytesIO()
         frame.to_parquet(parquet, index=False)
         write_whole(out / f"{name}.parquet", parquet.getvalue())
-    write_scores(report)
+    removes = write_scores(report)
     tables = report.task_tables()
     if scores and grid.finished:
         tables += [headline_table(grid, scores), loss_by_warmup(grid, scores)]
+    for name in {*TABLES} - {table.name for table in tables} if removes else ():
+        for ending in ("tex", "md"):
+            (out / "tables" / f"{name}.{ending}").unlink(missing_ok=True)
     for table in tables:
         write_whole(out / "tables" / f"{table.name}.tex", latex(table))
         write_whole(out / "tables" / f"{table.name}.md", markdown(table))
     write_whole(out / "references.bib", references(grid))
 
 
-def write_scores(report: Report) -> None:
+TABLES = ("headline", "loss_by_warmup", "failure_tests", "failed_runs", "task_scores")
+"""The tables that may be in the folder `tables` of a report."""
+
+
+def write_scores(report: Report) -> bool:
     """Write `sensitivity.csv`, and the tables of other questions if they have rows.
 
     Those are `effects`, `comparisons`, `failed_runs`, `failure_tests` and `task_scores.csv`; one
-    of an earlier report is removed if there are no rows now.
+    of an earlier report is removed if there are no rows now. Returns whether there was one.
     """
     import pandas as pd
 
-    write_whole(report.out / "sensitivity.csv", scores_frame(report.scores).to_csv(index=False))
+    scores = report.out / "sensitivity.csv"
+    removes = scores.is_file()  # in another folder, files of these names are somebody's own
+    write_whole(scores, scores_frame(report.scores).to_csv(index=False))
     tables: dict[str, list[dict[str, Any]]] = {
         "effects": [asdict(row) for row in report.effects],
         "comparisons": [comparison_document(row) for row in report.comparisons],
@@ -176,8 +186,9 @@ def write_scores(report: Report) -> None:
         path = report.out / f"{name}.csv"
         if rows:
             write_whole(path, pd.DataFrame(rows).to_csv(index=False))
-        else:
+        elif removes:
             path.unlink(missing_ok=True)
+    return removes
 
 
 ALL_POINTS, FEWEST_POINTS = 60_000, 20  # of all single curves of one loss, and at least of each
@@ -302,7 +313,7 @@ def _over_rates(grid: GridResults, groups: Sequence[str], figures: int) -> Part:
     cells = [cell for cell in grid.finished if cell.group in groups]
     need = {cell.lr for cell in cells}
     return Part(
-        grid=grid,
+        grid=grid.of_groups(*groups),
         group=groups[0] if len(groups) == 1 else "all",
         lr=need.pop() if len(need) == 1 else None,
         cells=cells,
@@ -318,7 +329,7 @@ def _of_all(grid: GridResults) -> Part:
 def _part(grid: GridResults, group: str, lr: float | None, cells: Sequence[CellResult]) -> Part:
     most = min(POINTS, max(FEWEST_POINTS, ALL_POINTS // max(1, len(grid.finished))))
     return Part(
-        grid=grid,
+        grid=grid.of_groups(group),
         group=group,
         lr=lr,
         cells=cells,

@@ -283,3 +283,9 @@ def test_what_can_change_all_runs_is_shown(make_grid):
     assert "SignalProbe" not in told["trainer.callbacks"]
     assert " in batches of at most 512" in found["Budget per run"]
     assert "schedule_free validated and tested with its averaged weights" in found["Optimizer"]
+
+
+def test_a_p_value_shows_its_side_of_the_level() -> None:
+    assert [p_value(p) for p in (0.0499, 0.0502, 0.05, 0.0004, 0.2)] == [
+        *("0.0499", "0.0502", "0.050", "< 0.001", "0.200")
+    ]

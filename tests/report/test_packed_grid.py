@@ -319,3 +319,21 @@ def test_a_study_and_a_grid_of_its_name_are_not_mixed(
         assert not found.restored
     with found_results(study, Path("experiments")) as found:
         assert found.restored
+
+
+def test_no_file_of_the_user_is_removed(runs: Path, tmp_path: Path) -> None:
+    own = {"headline-news.txt", "comparisons.csv", "effects.csv", "failed_runs.csv"}
+    for name in own:
+        (tmp_path / name).write_text("mine")
+    publish(read_results(runs), tmp_path)
+    assert {name for name in own if (tmp_path / name).read_text() == "mine"} == own
+
+
+def test_a_report_is_not_written_over_a_published_study(
+    study: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    before = (study / PACKED).read_bytes()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=r"--out: .*holds a published study"):
+        report_command([str(study)], experiments=tmp_path / "elsewhere", out=study)
+    assert (study / PACKED).read_bytes() == before

@@ -3,6 +3,7 @@
 # pyright: reportAttributeAccessIssue=false
 # The generated protocol buffer modules of TensorBoard carry no type information.
 
+import csv
 import hashlib
 import json
 import math
@@ -15,6 +16,7 @@ import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ import yaml
 from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.plugins.custom_scalar import layout_pb2
+from tensorboard.plugins.hparams import plugin_data_pb2
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 from lightning_app.report import tensorboard
@@ -30,6 +33,7 @@ from lightning_app.report.results import read_results
 from lightning_app.report.tensorboard import (
     IndexedGrid,
     curve_tag,
+    experiment,
     layout,
     question_of,
     run_url,
@@ -38,6 +42,7 @@ from lightning_app.report.tensorboard import (
 from lightning_app.runs.folder import GridFolder
 from lightning_app.runs.locks import if_free
 from lightning_app.runs.store import link_run, stored
+from lightning_app.scores.task_facts import QualityMetric
 from tests import warm
 from tests.report.conftest import ENTROPY, FakeGrid, write_report
 
@@ -494,6 +499,40 @@ def test_losses_that_count_other_tokens_share_no_chart(make_grid):
     assert [len(each) for each in matched] == [2, 2]
     assert not set(matched[0]) & set(matched[1])
     assert "data.tokenizer is word and char" in question_of(found)
+
+
+def test_a_learned_gain_is_not_drawn_as_an_update(make_grid: Any) -> None:
+    """Both are called output_change: of layers a gain, of stacks what an update does."""
+    grid = make_grid(lambda _: 2.0, {SEED: [1], PRESET: ["sas"], WARMUP: [0, 60]})
+    tags = ["probe/output_change/decoder/3", "probe/output_change/decoder"]
+    for path in grid.folder.glob("runs/*/metrics.csv"):
+        rows = list(csv.DictReader(path.open()))
+        with path.open("w", newline="") as file:
+            writer = csv.DictWriter(file, [*rows[0], *tags])
+            writer.writeheader()
+            writer.writerows({**row, **dict.fromkeys(tags, "0.1")} for row in rows)
+    pages = layout_pb2.Layout()
+    shown = layout(IndexedGrid(read_results(grid.folder)))
+    pages.ParseFromString(shown.value[0].tensor.string_val[0])
+    charts = {chart.title: chart.multiline.tag[0] for chart in pages.category[-1].chart}
+    matched = {
+        title.partition(" ")[0]: [tag for tag in tags if re.search(pattern, tag)]
+        for title, pattern in charts.items()
+    }
+    assert matched == {"learned": tags[:1], "squared": tags[1:]}
+
+
+def test_the_column_of_the_metric_has_its_own_name(make_grid: Any) -> None:
+    """Also where runs are judged by the scores of their tasks."""
+    grid = read_results(make_grid(lambda _: 2.0).folder)
+    accuracy = QualityMetric("val/accuracy", "accuracy", "", "max")
+    scored = replace(grid, cells=tuple(replace(c, scores=(accuracy,)) for c in grid.cells))
+    summary = experiment(IndexedGrid(scored))
+    data = plugin_data_pb2.HParamsPluginData.FromString(
+        summary.value[0].metadata.plugin_data.content
+    )
+    shown = {info.name.tag: info.display_name for info in data.experiment.metric_infos}
+    assert shown["val/nll"] == "val/nll, lower is better (the grid's metric)"
 
 
 def listing(grid: FakeGrid, labels: Mapping[str, list[str]] | None = None) -> FakeGrid:

@@ -1,8 +1,10 @@
 """Grids whose parts have other rates, names or entropies: none is taken for another."""
 
+import copy
 import json
 import math
 import random
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,12 +19,13 @@ from lightning_app.report.comparisons import comparisons, effects
 from lightning_app.report.facts import state_counts
 from lightning_app.report.figures.need import loss_by_rate
 from lightning_app.report.figures.sheet import Part
+from lightning_app.report.headline import findings
 from lightning_app.report.limits import limits
 from lightning_app.report.results import read_results, together
-from lightning_app.report.tables import best_losses
+from lightning_app.report.tables import best_losses, headline_table
 from lightning_app.report.warmup import sensitivity_scores
-from lightning_app.report.write import write
-from tests.report.conftest import messages, write_report
+from lightning_app.report.write import publish, write
+from tests.report.conftest import BASE, messages, write_report
 
 PRESET = "model.block.preset"
 WARMUP = "model.schedule.warmup_steps"
@@ -325,3 +328,104 @@ def test_a_page_of_refined_rates_has_the_loss_at_the_best_rate_of_each_arm(make_
         ]
     page = write_report(fake.folder).read_text(encoding="utf-8")
     assert "at 0.004, of 2 rates" in page
+
+
+def linked(fake: Any, axis: str, to: str, values: Mapping[str, Any]) -> None:
+    """Make one axis follow another."""
+    keep(fake, lambda at: at[axis] == values[at[to]])
+    path = fake.folder / "grid.yaml"
+    axes = yaml.safe_load(path.read_text())["axes"]
+    change(fake, axes={**axes, axis: {to: dict(values)}})
+
+
+def test_a_rate_that_follows_the_variant_leaves_the_answer_in_the_headline(make_grid: Any) -> None:
+    axes = {**AXES, SEED: [1, 2, 3, 4, 5, 6], RATE: [0.001, 0.004]}
+    need = {"post_ln": 0.5, "pre_ln": 0.0}
+
+    def outcome(at: Mapping[str, Any]) -> float:
+        return loss(at) + (need[at[PRESET]] - 0.3) * (at[WARMUP] == 0)
+
+    fake = make_grid(outcome, axes)
+    linked(fake, RATE, PRESET, {"post_ln": 0.001, "pre_ln": 0.004})
+    grid = read_results(fake.folder)
+    text = " ".join(findings(grid, sensitivity_scores(grid)))
+    assert "lowers the loss of post_ln" in text
+    assert "No effect is shown for pre_ln" in text
+
+
+def test_a_field_that_follows_a_factor_forms_no_group(make_grid: Any) -> None:
+    placement, norm, clip = (
+        "model.block.norm_placement",
+        "model.block.norm",
+        "trainer.gradient_clip_val",
+    )
+    axes = {placement: ["post", "pre"], norm: ["layer_norm", "rms_norm"], clip: [0.0, 1.0]}
+    fake = make_grid(loss, {**axes, WARMUP: [0, 60], SEED: [1, 2, 3]})
+    linked(fake, clip, placement, {"post": 1.0, "pre": 0.0})
+    change(fake, factors={"placement": placement, "norm": norm})
+    grid = read_results(fake.folder)
+    rows = [row for row in effects(grid, sensitivity_scores(grid)) if row.measure == "delta"]
+    assert {row.group for row in rows} == {"all"}
+    assert not any(math.isnan(row.estimate) for row in rows)
+
+
+def test_a_study_whose_warmups_share_no_rate_is_published(make_grid: Any, tmp_path: Path) -> None:
+    fake = make_grid(loss, {**AXES, RATE: [0.001, 0.004]})
+    keep(fake, lambda at: (at[WARMUP] == 0) == (at[RATE] == 0.001))
+    publish(read_results(fake.folder), tmp_path / "study")
+    assert (tmp_path / "study" / "headline-light.svg").is_file()
+
+
+def test_the_interaction_names_the_baseline_of_each_variant(make_grid: Any) -> None:
+    """That with the same other axes of the block."""
+    residual = "model.block.residual_attention"
+    axes = {**AXES, residual: ["none", "mean"], SEED: [1, 2, 3, 4, 5]}
+    grid = read_results(make_grid(loss, axes).folder)
+    scores = sensitivity_scores(grid)
+    text = " ".join(findings(grid, scores))
+    for value in ("none", "mean"):
+        name = f"residual_attention={value}"
+        assert re.search(rf"pre_ln\+{name}, [^.]* for post_ln\+{name}", text)
+    table = headline_table(grid, scores)
+    rows = {row[0].text: row[2].below for body in table.bodies.values() for row in body}
+    for value in ("none", "mean"):
+        name = f"residual_attention={value}"
+        assert rows[f"post_ln+{name}"] == (f"Δ of pre_ln+{name}",)
+
+
+def test_words_of_a_failure_are_those_of_its_runs(make_grid: Any) -> None:
+    """Runs that became NaN have not stalled."""
+    grid = read_results(make_grid(lambda at: None if at[WARMUP] == 0 else loss(at), AXES).folder)
+    table = headline_table(grid, sensitivity_scores(grid))
+    below = [row[1].below for body in table.bodies.values() for row in body]
+    assert below == [("becomes non-finite without it (3/3 against 0/3)",)] * 2
+
+
+def test_the_page_names_the_parameters_that_are_warmed_up(make_grid: Any) -> None:
+    base = copy.deepcopy(BASE)
+    base["model"]["schedule"]["warmup_of"] = "embeddings"
+    text = write_report(make_grid(loss, AXES, base=base).folder).read_text(encoding="utf-8")
+    assert "the learning rate of the embeddings alone rises" in " ".join(text.split())
+
+
+def test_a_table_without_rows_is_removed(make_grid: Any) -> None:
+    fake = make_grid(loss, AXES)
+    write_report(fake.folder)
+    table = fake.folder / "tables" / "headline.md"
+    assert table.is_file()
+    for result in fake.folder.glob("runs/*/result.json"):
+        result.unlink()
+    write_report(fake.folder)
+    assert not table.exists()
+
+
+def test_two_seeds_have_no_p_value_of_any_score(make_grid: Any) -> None:
+    axes = {**AXES, SEED: [1, 2], RATE: [0.001, 0.002, 0.004, 0.008, 0.016]}
+
+    def outcome(at: Mapping[str, Any]) -> float:
+        best = 0.003 if at[WARMUP] == 0 else 0.005
+        return loss(at) + 0.4 * math.log2(at[RATE] / best) ** 2
+
+    rows = sensitivity_scores(read_results(make_grid(outcome, axes).folder))
+    assert any(row.score == "octaves" and not math.isnan(row.estimate) for row in rows)
+    assert all(math.isnan(row.p) for row in rows if row.score != "stall_difference")

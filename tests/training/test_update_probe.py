@@ -10,7 +10,8 @@ import lightning.pytorch as pl
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
-from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import Tensor, nn
 
 from lightning_app.blocks.config import BlockConfig
@@ -413,6 +414,17 @@ def test_loggers_get_those_of_the_model_and_of_stacks(tmp_path: Path, cache: str
     for quantity in ("representation_change", "output_change"):
         expected |= {f"probe/{quantity}/{stack}" for stack in ("encoder", "decoder")}
     assert {name for name in header if name.startswith("probe/")} == expected
+
+
+def test_event_files_get_what_the_charts_draw(tmp_path: Path, cache: str) -> None:
+    """Quantities of a stack too: they exist for no whole model."""
+    logger = TensorBoardLogger(tmp_path, name="", version="")
+    fit(tmp_path, cache, UpdateProbe(steps=[2], pass_steps=[2]), logger=logger, max_steps=2)
+    read = EventAccumulator(str(tmp_path)).Reload()
+    tags = {tag for tag in read.Tags()["scalars"] if tag.startswith("probe/")}
+    assert "probe/update_rms/model" in tags
+    for quantity in ("representation_change", "output_change"):
+        assert {f"probe/{quantity}/{stack}" for stack in ("encoder", "decoder")} <= tags
 
 
 @pytest.mark.parametrize("name", ["steps", "pass_steps", "curvature_steps"])

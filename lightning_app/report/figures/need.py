@@ -318,6 +318,8 @@ def _moved(part: Part, moved: Sequence[tuple[float, float]], drawn: Sequence[Arm
     """
     reference = part.grid.reference_warmup
     tables = [table for arm in drawn for table in stall_tables(arm, reference)]
+    if not tables:
+        return ""
     bare, warm = stall_counts(tables)
     cells = [cell for arm in drawn for key, cell in arm.cells.items() if key[0] in (0, reference)]
     shown = replace(part.grid, cells=tuple(cells))

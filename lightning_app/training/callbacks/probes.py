@@ -229,8 +229,7 @@ class UpdateProbe(Probing):
     parameters, their gradients and the optimizer's state; those of `steps.pass_rows` two passes
     of the first validation batch; those of `steps.curvature_rows` about 10 passes and the products
     with the Hessian of `ablate probe --sharpness`, on the batch of the step. They go to
-    ``probes.csv`` in the run's folder; loggers record those of the model and of its stacks, event
-    files those of the model.
+    ``probes.csv`` in the run's folder; loggers record those of the model and of its stacks.
 
     It works with any optimizer: a quantity whose state is missing has no row. Training is not
     affected. Only the first rank measures: gradients are those after the all-reduce, passes are
@@ -330,8 +329,7 @@ class UpdateProbe(Probing):
         self.record(trainer, rows)
         values = {row.place: row.value for row in rows if row.layer is None}
         metrics = {tag(place): value for place, value in values.items()}
-        few = {tag(place): value for place, value in values.items() if place.stack == MODEL}
-        tell(trainer, metrics, few, step)
+        tell(trainer, metrics, metrics, step)
 
 
 def at_the_end(model: nn.Module) -> list[Place]:
