@@ -365,7 +365,9 @@ def contrast(arms: Sequence[Arm], rate: float, ref: int | None, sd: tuple[float,
     values = {s: own[s] - sum(other[s] for other in others) for s in seeds}
     row.p_sign = sign_flips(found := row.fill(values, interval=interval))
     row.p = larger_p(found, math.sqrt(len(arms)) * sd[0], sd[1]) if sure and not row.waits else NAN
-    row.bound = bound(*(all(run.failed for run in each.at[0]) for each in pairs))
+    bare = [all(run.failed for run in each.at[0]) for each in pairs]
+    warm = [any(run.failed for run in each.at[1]) for each in pairs]
+    row.bound = bound(bare[0] or any(warm[1:]), warm[0] or any(bare[1:]))
     return row
 
 

@@ -473,7 +473,7 @@ def label_values(p: ArrayLike, p_sign: ArrayLike) -> Floats:
 def joined_values(p: Sequence[float], p_sign: Sequence[float], grids: Sequence[int]) -> Floats:
     """`label_values` over the comparisons of several grids, `grids` naming that of each.
 
-    None is below its value within its own grid: the guards for small families stand there, since
+    None is below its value within its own grid: the guards for small families apply there, since
     the spread of one grid tells nothing of the noise of another.
     """
     given, signs, of = (

@@ -612,7 +612,8 @@ def delta(arm: Arm, lr: float, grid: GridResults, spread: tuple[float, int]) -> 
 
     `spread` is the standard deviation of Delta over seeds, pooled over the variants of the slice,
     and its degrees of freedom. Undefined where the variant never learned, with the reference
-    warm-up either. A lower bound where every run without warm-up failed: all count as `H_uni`.
+    warm-up either. A lower bound where every run without warm-up failed, and an upper one where any
+    with it did: they count as `H_uni`.
     """
     reason, pairs, ref = _against_reference(arm, lr, grid)
     if reason:
@@ -621,7 +622,7 @@ def delta(arm: Arm, lr: float, grid: GridResults, spread: tuple[float, int]) -> 
     return Score(
         **score_identity(arm, lr, "delta"),
         estimate=mean(differences),
-        bound=bound_of(at_most=False, at_least=_capped(pairs, lr)),
+        bound=bound_of(at_most=any(pairs.failed((ref, lr))), at_least=_capped(pairs, lr)),
         **pairs.counts,
         **_tested(
             differences,
@@ -677,7 +678,7 @@ def relative_delta(arm: Arm, lr: float, grid: GridResults) -> Score:
     return Score(
         **score_identity(arm, lr, "relative_delta"),
         estimate=mean(lost) / mean(learned),
-        bound=bound_of(at_most=False, at_least=_capped(pairs, lr)),
+        bound=bound_of(at_most=any(pairs.failed((ref, lr))), at_least=_capped(pairs, lr)),
         low=low,
         high=high,
         **pairs.counts,
@@ -693,7 +694,8 @@ def interaction(
 
     `mean_s [(l_v(0, s) - l_v(ref, s)) - (l_b(0, s) - l_b(ref, s))]`, nats per token; t interval.
     `spread` as in `delta`: the difference of two Deltas has sqrt(2) times their spread. `>=` where
-    no run of the variant without warm-up trained, `<=` where none of the baseline did.
+    no run of the variant without warm-up trained, or one of the baseline with it failed; `<=` the
+    other way round.
     """
     reason, own, ref = _against_reference(arm, lr, grid)
     never = ""
@@ -734,7 +736,10 @@ def interaction(
     return Score(
         **score_identity(arm, lr, "interaction"),
         estimate=mean(differences),
-        bound=bound_of(at_most=_capped(other, lr), at_least=_capped(own, lr)),
+        bound=bound_of(
+            at_most=_capped(other, lr) or any(own.failed((ref, lr))),
+            at_least=_capped(own, lr) or any(other.failed((ref, lr))),
+        ),
         seeds=len(seeds),
         **counts,
         **_tested(

@@ -506,7 +506,7 @@ def test_a_learned_gain_is_not_drawn_as_an_update(make_grid: Any) -> None:
     grid = make_grid(lambda _: 2.0, {SEED: [1], PRESET: ["sas"], WARMUP: [0, 60]})
     tags = ["probe/output_change/decoder/3", "probe/output_change/decoder"]
     for path in grid.folder.glob("runs/*/metrics.csv"):
-        rows = list(csv.DictReader(path.open()))
+        rows = list(csv.DictReader(path.read_text().splitlines()))
         with path.open("w", newline="") as file:
             writer = csv.DictWriter(file, [*rows[0], *tags])
             writer.writeheader()
