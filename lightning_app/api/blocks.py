@@ -14,6 +14,7 @@ from lightning_app.blocks.block import BlockSpec, Call, Carries, CrossAttentionI
 from lightning_app.blocks.config import BlockConfig
 from lightning_app.blocks.feed_forward import ACTIVATIONS, Activation
 from lightning_app.blocks.masks import Mask
+from lightning_app.blocks.norm import after_steps
 from lightning_app.blocks.presets.registry import check_spec
 from lightning_app.blocks.spans import auxiliary_terms
 from lightning_app.blocks.stack import Stack, StackSpec
@@ -42,6 +43,8 @@ def wiring(block: Wiring, axes: Mapping[str, Any]) -> BlockConfig:
     config = block if isinstance(block, BlockConfig) else _read(block, "block")
     with _one_line():
         check_spec(config, BlockConfig, "block")
+    if "preset" in axes:
+        raise UserError("preset: is the first argument, block; name it there alone")
     parsed = _read(axes, "")
     return replace(config, **{name: getattr(parsed, name) for name in axes})
 
@@ -283,6 +286,8 @@ class Block(nn.Module):
         sizes = _sizes(dim, heads, ff_dim, activation, dropout, attention_dropout)
         _check_peer(cross, peer_depth)
         spec, stack = _placed(config, depth, layer, cross=cross, peer_depth=peer_depth)
+        with _one_line():
+            sizes.check(spec)
         self.dim = dim
         self.layer = layer
         self.depth = depth
@@ -428,8 +433,8 @@ def _resolved_for_block(config: BlockConfig, place: Stack) -> StackSpec:
     if spec.rule not in (PLAIN, DUAL):
         raise UserError(f"stream {spec.rule}: belongs to a whole stack; use Encoder or Decoder")
     span = spec.blocks[0].self_attention.adaptive_span
-    if span is not None and span.dynamic_bias is not None:
-        raise UserError("adaptive_span.dynamic_bias: belongs to a whole stack; use Encoder")
+    if span is not None:
+        raise UserError("adaptive_span: its penalty belongs to a whole stack; use Encoder")
     return spec
 
 
@@ -452,7 +457,7 @@ class _Stacked(nn.Module):
         dropout: float = 0.0,
         attention_dropout: float = 0.0,
         positions: str | None = None,
-        max_positions: int = 1024,
+        max_positions: int | None = None,
         **axes: Any,
     ) -> None:
         """Build the stack with its initial values.
@@ -473,7 +478,7 @@ class _Stacked(nn.Module):
             attention_dropout: The fraction of entries dropped from the softmax map.
             positions: Positions that act inside the stack, such as `rope` or `relative`; None:
                 no positions.
-            max_positions: The length of a learned table of positions.
+            max_positions: The length of a learned table of positions; None: 1024.
             axes: Any other field of `BlockConfig`, such as ``residual_attention="sum"`` or
                 ``shaped_attention={"alpha": 0.5}``.
 
@@ -486,7 +491,11 @@ class _Stacked(nn.Module):
         _check_peer(cross, peer_depth)
         if peer_depth and self._causal and not cross:
             raise UserError(f"peer_depth {peer_depth}: a decoder without cross=True reads no stack")
-        _check_whole(1, depth=depth, max_positions=max_positions)
+        _check_whole(1, depth=depth)
+        if max_positions is not None:
+            _check_whole(1, max_positions=max_positions)
+            if positions is None:
+                raise UserError(f"max_positions {max_positions}: there are no positions; name them")
         config = wiring(block, axes)
         sizes = _sizes(dim, heads, ff_dim, activation, dropout, attention_dropout)
         with _one_line():
@@ -494,7 +503,7 @@ class _Stacked(nn.Module):
         spec, order = _resolved(config, place), None
         if positions is not None:
             order = POSITIONS[positions](
-                model_dim=dim, num_heads=heads, max_positions=max_positions
+                model_dim=dim, num_heads=heads, max_positions=max_positions or 1024
             )
             with _one_line():
                 order.check()
@@ -504,10 +513,14 @@ class _Stacked(nn.Module):
                 raise UserError(
                     f"positions {positions}: are added to the embedding, which is yours; add to x"
                 )
+        with _one_line():
+            for each in spec.blocks:
+                sizes.check(each)
         self.dim = dim
         self.stack = BlockStack(spec, sizes, order, cross=cross)
-        self._cross, self._preset = cross, config.preset
+        self._cross, self._preset, self._order = cross, config.preset, order
         initialize(self)
+        self._project = after_steps(self)
 
     @property
     def embedding_gain(self) -> float:
@@ -542,6 +555,9 @@ class _Stacked(nn.Module):
         if memory is not None:
             seen = _mask("memory", memory, self.dim, memory_present, batch=len(x))
             read = self.stack.remember(memory, seen)
+        if self._order is not None:
+            self._order.check_length(x.shape[1])
+        self._project()  # spans stay within their range, as after each step of `fit`
         if self.training:  # steps and spans of padding cost nothing
             real = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
             count_tokens_of(self, {"stack": real if present is None else present})

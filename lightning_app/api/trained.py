@@ -1,7 +1,7 @@
 """A finished run, opened to use its model: to translate, continue and score texts."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
@@ -34,6 +34,8 @@ SPLIT = "given"
 
 def check_beam(beam: int | None, vocabulary: int | None = None) -> None:
     """Refuse a meaningless search width. None means that of the run's config."""
+    if beam is not None:
+        _check_whole(beam=beam)
     if beam is not None and beam < 1:
         raise UserError(f"beam {beam}: expected at least 1, which is greedy search")
     if beam is not None and vocabulary is not None and beam > vocabulary:
@@ -42,6 +44,10 @@ def check_beam(beam: int | None, vocabulary: int | None = None) -> None:
 
 def sampling(*, texts: int, tokens: int, temperature: float, top_k: int, top_p: float) -> Sampling:
     """Return the sampling settings. Raises `UserError` naming the argument."""
+    _check_whole(texts=texts, tokens=tokens, top_k=top_k)
+    for name, share in (("temperature", temperature), ("top_p", top_p)):
+        if isinstance(share, bool) or not isinstance(share, int | float):
+            raise UserError(f"{name}: expected a number, found {share!r}")
     for name, value in (("texts", texts), ("tokens", tokens)):
         if value < 1:
             raise UserError(f"{name} {value}: expected at least 1")
@@ -49,6 +55,13 @@ def sampling(*, texts: int, tokens: int, temperature: float, top_k: int, top_p: 
         return Sampling(temperature=temperature, top_k=top_k, top_p=top_p)
     except ValueError as error:
         raise UserError(str(error)) from error
+
+
+def _check_whole(**values: Any) -> None:
+    """Refuse an argument that is no whole number."""
+    for name, value in values.items():
+        if type(value) is not int:
+            raise UserError(f"{name}: expected a whole number, found {value!r}")
 
 
 def ids_of(text: str, tokenizer: Tokenizer) -> list[int]:
@@ -175,7 +188,7 @@ class TrainedRun:
         """
         check_beam(beam, self.vocab_size)
         self._needs("translation")
-        _check_lines("lines", lines)
+        lines = _listed("lines", lines)
         if any("\n" in line for line in lines):
             raise UserError("lines: one of them has a line break; give each line by itself")
         how = self.task.config.search(beam)
@@ -227,6 +240,11 @@ class TrainedRun:
             texts=texts, tokens=tokens, temperature=temperature, top_k=top_k, top_p=top_p
         )
         self._needs("causal_lm")
+        _check_whole(seed=seed)
+        if not 0 <= seed < 2**63:
+            raise UserError(f"seed {seed}: expected 0 to 2^63 - 1")
+        if not isinstance(prompt, str):
+            raise UserError(f"prompt: expected a text, found {prompt!r}")
         prefix = ids_of(prompt, self.tokenizer)
         if UNK in prefix:
             raise UserError(f"prompt {prompt!r}: has text outside the run's vocabulary")
@@ -283,12 +301,13 @@ class TrainedRun:
                 f"score: {self.folder} holds a model for {task_facts(kind).title}, which gives no "
                 "probability of a text"
             )
-        _check_lines("lines", lines)
+        lines = _listed("lines", lines)
         if kind == "causal_lm":
             if targets is not None:
                 raise UserError("targets: only a model for translation takes them")
             return [self._score_text(text) for text in lines]
-        if targets is None or isinstance(targets, str) or len(targets) != len(lines):
+        targets = None if targets is None else _listed("targets", targets)
+        if targets is None or len(targets) != len(lines):
             number = "none" if targets is None else len(targets)
             raise UserError(f"targets: expected a line for each of {len(lines)}, found {number}")
         for name, each in (("lines", lines), ("targets", targets)):
@@ -408,7 +427,19 @@ def load_run(path: str | Path, checkpoint: str | Path = "best") -> TrainedRun:
     )
 
 
-def _check_lines(name: str, lines: Sequence[str]) -> None:
-    """Refuse a single string, each character of which would be taken for a line."""
+def _listed(name: str, lines: Iterable[str]) -> list[str]:
+    """The texts as a list, which an iterator gives once only.
+
+    Raises:
+        UserError: for a single string, each character of which would be taken for a line, and for
+            what is no text.
+    """
     if isinstance(lines, str):
         raise UserError(f"{name}: expected a list of texts, found one text; put it into a list")
+    if not isinstance(lines, Iterable):
+        raise UserError(f"{name}: expected a list of texts, found {lines!r}")
+    found = list(lines)
+    for line in found:
+        if not isinstance(line, str):
+            raise UserError(f"{name}: expected texts, found {line!r}")
+    return found

@@ -269,6 +269,8 @@ class BlockSpec:
             )
         if self.around_self.norm_input != self.around_ff.norm_input:
             raise ValueError("layout parallel: both branches read one norm of the input")
+        if self.around_self.input_scale != self.around_ff.input_scale:
+            raise ValueError("layout parallel: both branches read the input at one input_scale")
         if not self.around_self.skip.absent:
             raise ValueError(
                 "attention_skip with layout parallel: its one skip is that of the feed-forward; "
@@ -376,6 +378,9 @@ class Call(NamedTuple):
     carries_values: bool = False
 
 
+_MAPS = (Linear, nn.Linear)  # the second in the gates of plug-ins
+
+
 @final
 class Block(nn.Module):
     """Self-attention, cross-attention if `cross` is set, feed-forward.
@@ -418,7 +423,7 @@ class Block(nn.Module):
             gate = getattr(part, "output_gate", None)
             for owner in (part, gate) if spec.sigma_reparam else ():
                 for name, child in [] if owner is None else [*owner.named_children()]:
-                    if type(child) is Linear:
+                    if isinstance(child, nn.Linear) and type(child) in _MAPS:
                         setattr(owner, name, built_aside(partial(SpectralLinear, child)))
 
     def after_step(self) -> None:

@@ -197,7 +197,7 @@ class SpectralLinear(Linear):
 
     vector: Tensor
 
-    def __init__(self, other: Linear) -> None:
+    def __init__(self, other: nn.Linear) -> None:
         super().__init__(other.in_features, other.out_features, bias=other.bias is not None)
         self.weight, self.bias = other.weight, other.bias
         self.size = SpectralSize()

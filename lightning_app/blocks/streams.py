@@ -146,8 +146,12 @@ class StreamRule(nn.Module):
         return Stream(join(stream.x, branch))
 
     def add(self, stream: Stream, added: Float[Tensor, "*#batch #token model"]) -> Stream:
-        """Return the stream as if the embedding contained `added` too, such as a table."""
-        return Stream(stream.x + added, tuple(part + added for part in stream.parts))
+        """Return the stream as if the embedding contained `added` too, such as a table.
+
+        For a `start` that is linear; another one needs its own.
+        """
+        x, parts = self.start(added)
+        return Stream(stream.x + x, tuple(a + b for a, b in zip(stream.parts, parts, strict=True)))
 
     def end(self, stream: Stream, norm: nn.Module) -> Float[Tensor, "batch token model"]:
         """Return what the stack returns; `norm` is its final norm."""
@@ -204,6 +208,10 @@ class SiameseStream(StreamRule):
 
     def start(self, x: Float[Tensor, "batch token model"]) -> Stream:
         return Stream(self.norm_start(x), (x,))
+
+    def add(self, stream: Stream, added: Float[Tensor, "*#batch #token model"]) -> Stream:
+        # Where N_x has been applied already, what it would have made of the sum is not known.
+        return Stream(stream.x + added, (stream.parts[0] + added,))
 
     def read(self, stream: Stream) -> Float[Tensor, "batch token model"]:
         return stream.x + self.norm_total(stream.parts[0])

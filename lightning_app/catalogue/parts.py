@@ -578,8 +578,17 @@ def _run(blocks: list[BlockSpec], layers: range, side: Side) -> LayerRun:
     notes = [*_starts(each(lambda block: block.init), layers), *_unknown(blocks, layers, side)]
     notes += ["rows of matrices have length 1 after each step"] * block.unit_matrices
     if block.drops:
-        chances = number([each.around_ff.drop for each in blocks], layers)
-        notes.append(f"a text skips a branch in training with a chance of {chances}")
+        drops = {
+            "self-attention": [each.around_self.drop for each in blocks],
+            "cross-attention": [each.around_cross.drop for each in blocks] * (side == "decoder"),
+            "feed-forward": [each.around_ff.drop for each in blocks],
+        }
+        dropped = {name: number(each, layers) for name, each in drops.items() if any(each)}
+        same = len(dropped) == sum(map(bool, drops.values())) and len({*dropped.values()}) == 1
+        for name, chances in dropped.items():
+            branch = "a branch" if same else name
+            note = f"a text skips {branch} in training with a chance of {chances}"
+            notes += [note] * (note not in notes)
     notes += ["each matrix has a learned largest singular value"] * block.sigma_reparam
     return LayerRun(first=layers[0], last=layers[-1], sums=tuple(sums), notes=tuple(notes))
 

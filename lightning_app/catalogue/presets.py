@@ -164,7 +164,8 @@ def table_rows(encoder_depth: int, decoder_depth: int) -> list[str]:
     rows = ["| preset | equation | paper | parameters |", "|---|---|---|---:|"]
     for name, preset in PRESETS.items():
         cells = (f"[`{name}`]({name}.svg)", _markdown(preset.equation))
-        rows.append(f"| {' | '.join((*cells, preset.paper, f'{shares[name]:.3f}'))} |")
+        cells = (each.replace("|", "\\|") for each in (*cells, preset.paper))
+        rows.append(f"| {' | '.join((*cells, f'{shares[name]:.3f}'))} |")
     return rows
 
 

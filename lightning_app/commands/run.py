@@ -65,8 +65,8 @@ if TYPE_CHECKING:
 
 def add_blocks(parser: Parser) -> None:
     parser.add("name NAME", "a preset", nargs="?")
-    parser.add("--encoder-depth N", "0: decoder only", default=6)
-    parser.add("--decoder-depth N", "0: encoder only", default=6)
+    parser.add("--encoder-depth N", "0: decoder only (default: 6)")
+    parser.add("--decoder-depth N", "0: encoder only (default: 6)")
     text = "show the stacks of a run's config instead of NAME; overrides may follow, as for fit"
     parser.add("--config FILE", text)
     parser.add("--svg FILE", "write the drawing of NAME")
@@ -77,8 +77,8 @@ def add_blocks(parser: Parser) -> None:
 
 def blocks_command(
     name: str | None,
-    encoder_depth: int,
-    decoder_depth: int,
+    encoder_depth: int | None = None,
+    decoder_depth: int | None = None,
     *,
     svg: Path | None,
     svg_dir: Path | None,
@@ -92,6 +92,8 @@ def blocks_command(
     if config is not None and (name is not None or svg_dir is not None):
         other = "NAME" if svg_dir is None else "--svg-dir"
         raise UserError(f"blocks: --config draws the stacks of that file; leave out {other}")
+    if config is not None and (encoder_depth, decoder_depth) != (None, None):
+        raise UserError("blocks: --config has the depths of its stacks; leave out the others")
     if config is None and name is None and (svg is not None or as_json):
         option = "--json" if as_json else "--svg"
         raise UserError(f"blocks: {option} needs NAME, the name of a preset, or --config FILE")
@@ -109,7 +111,10 @@ def blocks_command(
 
     console = PlainConsole()
     width = min(WIDTH, console.width)
-    depths = (encoder_depth, decoder_depth)
+    depths = (
+        6 if encoder_depth is None else encoder_depth,
+        6 if decoder_depth is None else decoder_depth,
+    )
     if svg_dir is not None:
         count = write_gallery(svg_dir, *depths)
         print(f"{svg_dir}: {count} pictures and README.md")
@@ -702,6 +707,8 @@ def prepare_corpus(data: str | None, root: str | None, config: Path | None) -> i
     else:
         settings = DataConfig(name=data, root=root)
     if root is not None:
+        if settings.name == "synthetic":
+            raise UserError(f"prepare: --root {root}: the corpus synthetic is made by a program")
         settings = replace(settings, root=root)
     from lightning_app.data.prepare import corpus_summary, prepare
 
@@ -751,7 +758,7 @@ def add_bench(parser: Parser) -> None:
     parser.add("--resident", "also measure the peak memory of each in a separate process")
     parser.add("--json FILE", "write the numbers")
     text = "file for the figure of --growth (default: bench-growth.svg)"
-    parser.add("--figure FILE", text, default=Path("bench-growth.svg"))
+    parser.add("--figure FILE", text)
     parser.set_defaults(call=bench_command)
 
 

@@ -451,7 +451,11 @@ def _trained(model: nn.Module) -> Iterator[tuple[nn.Parameter, Role, bool, float
         norm = isinstance(module, nn.LayerNorm | nn.RMSNorm)
         gain = norm or (scalars and not module.decays)
         rate = module.lr if scalars else None
-        assert rate is None or gain
+        if rate is not None and not gain:
+            raise UserError(
+                f"{type(module).__name__}: scalars with a rate of their own take no weight decay; "
+                "leave out lr, or set decays = False"
+            )
         for name, parameter in module.named_parameters(recurse=False):
             exempt = gain or name.endswith("bias") or parameter.dim() == 0
             role: Role = "matrices"

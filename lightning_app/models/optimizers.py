@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
+from types import MappingProxyType
 from typing import Any, Literal, Protocol, cast, get_args
 
 import torch
@@ -90,6 +91,8 @@ class Rule:
             raise ValueError(
                 f"options {sorted(clash)}: a group has these already; take other names"
             )
+        # What another plug-in put into it would be part of no id.
+        object.__setattr__(self, "options", MappingProxyType({**self.options}))
         if unknown := {*self.on} - {*ROLES}:
             raise ValueError(f"on {sorted(unknown)}: expected some of {', '.join(ROLES)}")
         if self.on and self.update.__name__ == "adamw":

@@ -82,6 +82,7 @@ class Given(NamedTuple):
 
 
 _LOADED: dict[str, Plugin] = {}
+_LEFT: list[str] = []  # what plug-ins that failed to load have replaced
 
 
 def loaded() -> Mapping[str, Plugin]:
@@ -138,12 +139,13 @@ def load_all(sources: Sequence[str], folder: Path | None = None) -> None:
         load(point.module)
 
 
-def load(source: str) -> Plugin:
+def load(source: str | Path) -> Plugin:
     """Load a plug-in, once: a file ending in ``.py``, or an importable module.
 
     Raises:
         UserError: naming the file and the line where it fails.
     """
+    source = str(source)
     return _load_file(Path(source)) if _is_file(source) else _load_module(source)
 
 
@@ -232,7 +234,7 @@ def _loading(plugin: Plugin, place: Path) -> Iterator[None]:
     WATCH.loading = get_ident(), plugin.package
     WATCH.packages.add(plugin.package)
     WATCH.files |= plugin.files
-    before = patchable()
+    before, refused = patchable(), len(WATCH.refused)
     try:
         with registering(plugin.name):
             with window("load"):
@@ -254,6 +256,9 @@ def _loading(plugin: Plugin, place: Path) -> Iterator[None]:
         )
     except BaseException as error:
         unload(plugin.name)
+        del WATCH.refused[refused:]  # it is loaded no more
+        if left := changed(before, patchable()):
+            _LEFT.append(f"{left}: plug-in {plugin.shown} replaced it and then failed to load")
         if isinstance(error, UserError) or not isinstance(error, Exception | SystemExit):
             raise
         if isinstance(error, SyntaxError):
@@ -363,6 +368,8 @@ def check_used(used: Mapping[str, str]) -> None:
     Raises:
         UserError: naming code that no digest covers, that has changed, or that changes the package.
     """
+    if _LEFT:
+        raise UserError(f"{_LEFT[0]}, so that no id says so; start Python again")
     if not _LOADED:
         return
     WATCH.check()

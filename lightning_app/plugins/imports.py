@@ -262,7 +262,8 @@ class Watch:
                 sha256_of_file.__module__,
             ):  # they display lines of code
                 return None
-            if package == OURS and name != __name__ and self.window != "load":
+            reader = name.startswith(f"{OURS}.core.")  # which a plug-in may call itself
+            if package == OURS and name != __name__ and not reader and self.window != "load":
                 return None
             module = sys.modules.get(name) if frame.f_code.co_name == "<module>" else None
             if module is not None and vars(module) is frame.f_globals:

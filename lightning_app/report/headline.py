@@ -187,10 +187,10 @@ def findings(
         return _by_score(grid, whole or grid)
     for part in grid.parts:  # each has its own budget and baseline
         groups = {cell.group for cell in part.cells}
-        own = findings(part, [score for score in scores if score.group in groups], grid)
+        texts = findings(part, [score for score in scores if score.group in groups], grid)
         if not part.asks_warmup or part.scored:  # others name their groups
-            own = [f"{AXIS}={label(part.name)}: {text}" for text in own]
-        found += own
+            texts = [f"{AXIS}={label(part.name)}: {text}" for text in texts]
+        found += texts
     if not grid.reference_warmup or grid.parts:
         return found
     groups = dict.fromkeys(score.group for score in scores)

@@ -21,6 +21,7 @@ from lightning_app.blocks.linear import SpectralLinear
 from lightning_app.blocks.masks import Mask, causal_mask
 from lightning_app.blocks.presets import PRESETS
 from lightning_app.blocks.stack import Stack, StackSpec
+from lightning_app.core.errors import UserError
 from lightning_app.models.heads import (
     ArchitectureConfig,
     CausalLanguageModel,
@@ -209,11 +210,13 @@ def check_preset(
 
     Raises:
         AssertionError: naming the preset, the kind of model and what fails.
-        UserError: if there is no preset or plug-in with that name.
+        UserError: if there is no preset or plug-in with that name, or another kind is named.
     """
     if plugin is not None:
         load(str(plugin))
     _ = PRESETS[preset]
+    if isinstance(kinds, str) or not kinds or not {*kinds} <= {*KINDS}:
+        raise UserError(f"kinds: expected some of {', '.join(KINDS)}, found {kinds!r}")
     for check in CHECKS:
         if check.kind in kinds:
             check(preset)
@@ -332,6 +335,19 @@ def a_blank_row_is_finite_and_harmless(preset: str) -> None:
 
 def _is_finite(grad: Tensor | None) -> bool:
     return grad is None or bool(grad.isfinite().all())
+
+
+@of("decoder")
+def texts_do_not_depend_on_each_other(preset: str) -> None:
+    """Nor do they in training, where a norm could use statistics of the batch."""
+    model, tokens = _causal(preset), words(3, 7)
+    for training in (False, True):
+        model.train(training)
+        with torch.random.fork_rng(devices=[]):
+            logits = model(tokens)
+        for row in range(3):
+            with torch.random.fork_rng(devices=[]):
+                assert_same(model(tokens[row : row + 1])[0], logits[row], f"row {row}")
 
 
 @of("encoder")

@@ -235,7 +235,7 @@ def test_penalties_of_a_stack_are_offered() -> None:
         (lambda: Block("pre_ln", share="all", **SIZES), "belongs to a"),
         (
             lambda: Block("pre_ln", adaptive_span={"longest": 8, "dynamic_bias": 0.0}, **SIZES),
-            "dynamic_bias:",
+            "adaptive_span:",
         ),
         (lambda: Decoder("pre_ln", depth=2, memory={"length": 4}, **SIZES), "memory: belongs to"),
         (lambda: Encoder("pre_ln", depth=0, **SIZES), "depth 0: must be at least 1"),
@@ -245,6 +245,18 @@ def test_penalties_of_a_stack_are_offered() -> None:
         ),
         (lambda: Encoder("pre_ln", depth=1, positions="ropes", **SIZES), "did you mean 'rope'"),
         (lambda: Decoder("pre_ln", depth=1, peer_depth=2, **SIZES), "reads no stack"),
+        (lambda: Block("post_ln", preset="sas", **SIZES), "preset: is the first argument"),
+        (lambda: Encoder("pre_ln", depth=1, max_positions=5, **SIZES), "max_positions 5: "),
+        (
+            lambda: Encoder("pre_ln", depth=2, dim=33, heads=3, differential=True),
+            "differential with 3 heads",
+        ),
+        (
+            lambda: Encoder(
+                "pre_ln", depth=1, positions="learned_per_layer", max_positions=5, **SIZES
+            )(torch.randn(2, 6, SIZES["dim"])),
+            "a text has 6 tokens",
+        ),
     ],
 )
 def test_a_mistake_is_one_line(call: Any, said: str) -> None:
@@ -283,3 +295,19 @@ here = [name for name in ("lightning", "jsonargparse", "optuna", "pandas") if na
 assert not here, here
 """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=300)
+
+
+def test_spans_stay_in_their_range_without_a_run() -> None:
+    """`fit` clamps them after each step; here nobody else does, and the penalty would fall on."""
+    torch.manual_seed(1)
+    span = {"longest": 16, "ramp": 4.0, "penalty": 1.0}
+    encoder = Encoder("pre_ln", depth=1, dim=8, heads=2, adaptive_span=span)
+    optimizer = torch.optim.SGD(encoder.parameters(), lr=1.0)
+    for _ in range(5):
+        loss = encoder(torch.randn(2, 10, 8)).pow(2).mean()
+        terms = encoder.auxiliary_losses(20)
+        (loss + sum(terms.values())).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    encoder(torch.randn(2, 10, 8))
+    assert all(term.item() >= 0.0 for term in encoder.auxiliary_losses(20).values())

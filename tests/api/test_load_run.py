@@ -144,3 +144,26 @@ def test_a_method_that_a_task_does_not_have_is_refused(
 
 def test_a_score_of_no_loss_is_no_number() -> None:
     assert TextScore(nll=4.0, tokens=2, unknown=0).nll_per_token == 2.0
+
+
+def test_an_iterator_is_read_once(translation: RunResult, causal: RunResult) -> None:
+    run, lines, targets = translation.load("last"), ["a b", "b"], ["b a", "a"]
+    assert run.translate(iter(lines)) == run.translate(lines)
+    assert run.score(iter(lines), iter(targets)) == run.score(lines, targets)
+    model = causal.load("last")
+    assert model.score(line for line in lines) == model.score(lines)
+
+
+def test_arguments_of_other_types_are_mistakes(translation: RunResult, causal: RunResult) -> None:
+    run, model = translation.load("last"), causal.load("last")
+    for call, said in (
+        (lambda: run.translate([1]), "lines: expected texts, found 1"),  # pyright: ignore[reportArgumentType]
+        (lambda: run.translate(3), "lines: expected a list"),  # pyright: ignore[reportArgumentType]
+        (lambda: run.translate(["a"], beam=1.5), "beam: "),  # pyright: ignore[reportArgumentType]
+        (lambda: model.generate(tokens=5.0), "tokens: "),  # pyright: ignore[reportArgumentType]
+        (lambda: model.generate(temperature="1"), "temperature: "),  # pyright: ignore[reportArgumentType]
+        (lambda: model.generate(seed=2**70), "seed "),
+        (lambda: model.generate(None), "prompt: "),  # pyright: ignore[reportArgumentType]
+    ):
+        with pytest.raises(UserError, match=said):
+            call()

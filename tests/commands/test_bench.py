@@ -82,6 +82,10 @@ def test_threads_are_given_back(capsys) -> None:
         (["--width", "33"], "--width 33:"),
         (["--device", "gpu"], "invalid choice: 'gpu'"),
         (["--preset", "sas"], "did you mean '--presets'"),
+        (["--explain", "--json", "x.json"], "--explain"),
+        (["--quick", "--figure", "x.svg"], "--growth"),
+        (["--tokens", "10", "--length", "64"], "--tokens 10: … 64"),
+        (["--quick", "--attention", "--json", "/proc/x.json"], "/proc"),
     ],
 )
 def test_a_mistake_is_one_line(capsys, words: list[str], expected: str) -> None:

@@ -172,6 +172,7 @@ def test_files(capsys, tmp_path: Path) -> None:
         (["sas", "--encoder-depth", "-1"], "--encoder-depth -1"),
         (["sas", "--decoder-depth", "-1"], "--decoder-depth -1"),
         (["sass"], "did you mean 'sas'"),
+        (["--config", "x.yaml", "--encoder-depth", "3"], "--config has the depths"),
         (["sas", "--svgg", "x"], "did you mean '--svg'"),
     ],
 )

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from lightning_app.cli import main
 from lightning_app.core.errors import UserError
 from lightning_app.data import prepare as module
 from lightning_app.data import sources
@@ -426,3 +427,8 @@ def test_questions_that_are_in_train():
     other = {"question": ["r", "q", "new"], "context": ["one", "two", ""]}
     found = also_in_train(kind, {"train": rows, "valid": other})
     assert list(found["valid"].values()) == [(2, 3), (2, 2)]
+
+
+def test_a_corpus_that_a_program_makes_has_no_root(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["prepare", "--data", "synthetic", "--root", "/nowhere"]) == 2
+    assert "--root /nowhere" in capsys.readouterr().err

@@ -17,6 +17,7 @@ from torch.nn import functional
 from torch.utils.data import RandomSampler
 
 from lightning_app import plugins
+from lightning_app.blocks import norm
 from lightning_app.blocks.feed_forward import ACTIVATIONS
 from lightning_app.blocks.norm import NORM_KINDS
 from lightning_app.config.experiment import named_by_content
@@ -299,6 +300,48 @@ def test_a_file_that_a_plugin_writes_it_may_read(write: Write, tmp_path: Path) -
     with window("run"):
         assert sys.modules["some_parts"].late(tmp_path / "own.txt") == "1"
     plugins.check_used({})
+
+
+def test_a_file_that_the_package_reads_for_a_plugin(write: Write, tmp_path: Path) -> None:
+    """The plug-in opens it, by whatever reader; what a run itself reads is not the plug-in's."""
+    (tmp_path / "gain.yaml").write_text("gain: 2.0\n")
+    late = "from lightning_app.core.strict_yaml import read_yaml_file\n"
+    late += "def late(path):\n    return read_yaml_file(path)[0]['gain']\n"
+    plugins.load(str(write(late)))
+    with window("run"), pytest.raises(UserError, match=r"gain\.yaml"):
+        sys.modules["some_parts"].late(tmp_path / "gain.yaml")
+
+
+def test_a_refused_plugin_leaves_others_alone(write: Write, tmp_path: Path) -> None:
+    (tmp_path / "gain.json").write_text("2")
+    read = f"import pathlib\nG = pathlib.Path({str(tmp_path / 'gain.json')!r}).read_text()\n"
+    good = write("GOOD = 1\n", name="some_parts")
+    plugins.load(str(good))
+    bad = write(read, name="some_parts_too")
+    with pytest.raises(UserError, match=r"gain\.json"):
+        plugins.load(str(bad))
+    plugins.check_used({})
+    declared = f"from lightning_app.plugins import depends_on\ndepends_on('gain.json')\n{read}"
+    plugins.load(str(write(declared, name="some_parts_too")))
+    assert len(plugins.loaded()) == 2
+
+
+def test_what_a_plugin_that_failed_has_replaced_ends_every_run(
+    write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plugins, "_LEFT", [])
+    monkeypatch.setattr(norm, "EPSILON", norm.EPSILON)  # put back after the test
+    source = "import lightning_app.blocks.norm as n\nn.EPSILON = 5.0\nraise RuntimeError('oops')\n"
+    with pytest.raises(UserError, match="oops"):
+        plugins.load(str(write(source)))
+    with pytest.raises(UserError, match=r"norm.*failed to load.*start Python again"):
+        plugins.check_used({})
+
+
+def test_the_constants_of_a_rule_are_not_replaced(write: Write) -> None:
+    source = "from lightning_app.models.optim import OPTIMIZERS\n"
+    source += "OPTIMIZERS['kl_soap'].options['init_factor'] = 50.0\n"
+    assert "does not support item assignment" in refused(write(source))
 
 
 PATCHES = {

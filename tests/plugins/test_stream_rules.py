@@ -7,11 +7,13 @@ from typing import Any
 import pytest
 import torch
 
-from lightning_app import plugins
+from lightning_app import Encoder, plugins
 from lightning_app import testing as small_models
 from lightning_app.blocks.config import BlockConfig
+from lightning_app.blocks.linear import SpectralLinear
 from lightning_app.blocks.masks import padding_mask
 from lightning_app.blocks.stack import Stack
+from lightning_app.blocks.streams import STREAM_RULES, StreamPlace
 from lightning_app.catalogue.parts import stack_drawing
 from lightning_app.catalogue.svg import text_lines
 from lightning_app.models.initialization import initialize
@@ -142,3 +144,21 @@ def test_a_broken_rule_is_found(write: Write, old: str, new: str, words: str) ->
     path = write(text.replace("two_streams", "broken_streams"), name="broken_parts")
     with pytest.raises(AssertionError, match=words):
         check_preset("broken_streams", plugin=path, kinds=["decoder"])
+
+
+def test_a_table_of_a_layer_is_added_as_the_embedding_is(write: Write) -> None:
+    """By default as `start` does it: r of this rule starts at zero, whatever the embedding is."""
+    plugins.load(str(write(RULE)))
+    rule = STREAM_RULES["two"](StreamPlace(model_dim=8))
+    x, added = torch.randn(2, 3, 8), torch.randn(3, 8)
+    late, early = rule.add(rule.start(x), added), rule.start(x + added)
+    torch.testing.assert_close(late.x, early.x)
+    torch.testing.assert_close(late.parts[0], early.parts[0])
+
+
+def test_sigma_reparam_reaches_the_matrices_of_a_gate(write: Write) -> None:
+    plugins.load(str(write(GATE)))
+    axes = {"sigma_reparam": True, "output_gate": "relu_gate"}
+    encoder = Encoder("pre_ln", depth=1, dim=16, heads=2, **axes)
+    gate = encoder.stack.blocks[0].self_attention.output_gate
+    assert isinstance(gate.matrix, SpectralLinear)

@@ -80,3 +80,17 @@ def test_an_unknown_preset_is_one_line() -> None:
 def test_every_kind_has_its_checks() -> None:
     for kind, word in (("encoder", "row"), ("encoder_decoder", "cached"), ("decoder", "cached")):
         assert any(word in check.name for check in CHECKS if check.kind == kind)
+
+
+@pytest.mark.parametrize("kinds", ["decoder", [], ["encoder-decoder"]])
+def test_kinds_that_do_not_exist_are_a_mistake(kinds: list[str]) -> None:
+    with pytest.raises(UserError, match="kinds: expected some of encoder"):
+        check_preset("pre_ln", kinds=kinds)
+
+
+def test_a_norm_over_rows_is_found_in_a_decoder_and_in_training(write: Write) -> None:
+    said = failure(write, "over_rows", "pass", "x - 0.5 * x.mean(0)", "decoder")
+    assert "texts do not depend on each other" in said
+    built = "self.norm = nn.BatchNorm1d(dim, affine=False)"
+    result = "self.norm(x.flatten(0, -2)).view_as(x)"
+    assert "texts do not depend" in failure(write, "of_a_batch", built, result, "decoder")

@@ -23,6 +23,7 @@ from lightning_app.blocks.config import BlockConfig
 from lightning_app.blocks.feed_forward import Activation
 from lightning_app.blocks.kernels.choose import Form, attention_form
 from lightning_app.blocks.masks import full_mask
+from lightning_app.blocks.norm import after_steps
 from lightning_app.data.tokenizer import PAD
 from lightning_app.lab.bench.measure import Missing, Work
 from lightning_app.models.encoder_heads import SpanPredictor, TextClassifier
@@ -128,6 +129,7 @@ def work(learner: Learner, setting: Setting) -> Work:
     """Return one training step with fused Adam, or only one forward and backward pass."""
     parameters = list(learner.model.parameters())
     optimizer = torch.optim.Adam(parameters, lr=1e-4, fused=True) if setting.step else None
+    project = after_steps(learner.model)
 
     def run() -> None:
         with torch.autocast(setting.device, torch.bfloat16, enabled=setting.precision == "bf16"):
@@ -135,6 +137,7 @@ def work(learner: Learner, setting: Setting) -> Work:
         loss.backward()
         if optimizer is not None:
             optimizer.step()
+            project()
         for parameter in parameters:
             parameter.grad = None
 

@@ -2,7 +2,7 @@
 
 import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -27,6 +27,7 @@ from lightning_app.blocks.linear import prefers_onednn
 from lightning_app.blocks.masks import Mask, causal_mask, full_mask
 from lightning_app.blocks.presets import PRESETS
 from lightning_app.core.errors import UserError, nearest
+from lightning_app.core.files import output_folder
 from lightning_app.lab.bench.measure import (
     MEGA,
     Comparison,
@@ -459,7 +460,7 @@ class BenchOptions:
     depth: int | None = None
     width: int | None = None
     json: Path | None = None
-    figure: Path = Path("bench-growth.svg")
+    figure: Path | None = None
 
     def __post_init__(self) -> None:
         for name in ("rounds", "threads", "length", "tokens", "depth", "width"):
@@ -481,6 +482,18 @@ class BenchOptions:
             )
         if self.resident and self.device == "cuda":
             raise UserError("bench: --resident: on a GPU the allocator's peak is shown instead")
+        given = {each.name for each in fields(self) if getattr(self, each.name) != each.default}
+        if self.explain and given - {"explain", "threads"}:
+            raise UserError("bench: --explain only lists the forms; leave out the other options")
+        if self.figure is not None and not self.growth:
+            raise UserError(f"bench: --figure {self.figure}: is that of --growth; add it")
+        if self.tokens is not None and self.tokens < (length := self.setting().length):
+            raise UserError(
+                f"bench: --tokens {self.tokens}: expected at least one text of {length}"
+            )
+        for path in filter(None, (self.json, self.figure)):  # before anything is measured
+            with output_folder(path.parent):
+                pass
 
     @property
     def where(self) -> str:
@@ -578,7 +591,7 @@ def _bench(options: BenchOptions, console: Console) -> None:
         for point in measure_growth(setting, QUICK_GROWTH if options.quick else GROWTH, how):
             points.append(point)
             show(point.comparison)
-        console.print(f"figure: {draw(points, options.figure)}")
+        console.print(f"figure: {draw(points, options.figure or Path('bench-growth.svg'))}")
     if options.json is not None:
         settings = {**asdict(setting), "rounds": how.rounds}
         write_json(options.json, settings, rates, comparisons)
