@@ -139,7 +139,7 @@ def attention(where: Where) -> Found:
 def presets(where: Where) -> Found:
     """The training step of every preset over that of `pre_ln`."""
     how = replace(where.how, rounds=5)
-    for name in ("sas",) if where.dry else reversed(PRESETS):  # the newest first
+    for name in ("sas",) if where.dry else reversed([*PRESETS]):  # the newest first
         yield name, list(comparisons.presets(where.setting(), ("pre_ln", name), how))
 
 

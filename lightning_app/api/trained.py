@@ -175,7 +175,7 @@ class TrainedRun:
         """
         return dict(self.run.finished["metrics"])
 
-    def translate(self, lines: Sequence[str], *, beam: int | None = None) -> list[str]:
+    def translate(self, lines: Iterable[str], *, beam: int | None = None) -> list[str]:
         """Return the translation of each line; an empty line stays empty.
 
         ::
@@ -267,7 +267,7 @@ class TrainedRun:
         )
         return [text_of([*prefix[1:], *row], self.tokenizer) for row in continuations.tolist()]
 
-    def score(self, lines: Sequence[str], targets: Sequence[str] | None = None) -> list[TextScore]:
+    def score(self, lines: Iterable[str], targets: Iterable[str] | None = None) -> list[TextScore]:
         """Return the negative log-likelihood of each text, in nats, and its number of tokens.
 
         ::

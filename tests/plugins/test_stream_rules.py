@@ -160,5 +160,7 @@ def test_sigma_reparam_reaches_the_matrices_of_a_gate(write: Write) -> None:
     plugins.load(str(write(GATE)))
     axes = {"sigma_reparam": True, "output_gate": "relu_gate"}
     encoder = Encoder("pre_ln", depth=1, dim=16, heads=2, **axes)
-    gate = encoder.stack.blocks[0].self_attention.output_gate
+    ((_, block),) = encoder.stack.layers
+    gate = block.self_attention.output_gate
+    assert gate is not None
     assert isinstance(gate.matrix, SpectralLinear)

@@ -483,7 +483,7 @@ class BenchOptions:
         if self.resident and self.device == "cuda":
             raise UserError("bench: --resident: on a GPU the allocator's peak is shown instead")
         given = {each.name for each in fields(self) if getattr(self, each.name) != each.default}
-        if self.explain and given - {"explain", "threads"}:
+        if self.explain and given - {"explain", "threads", "device"}:
             raise UserError("bench: --explain only lists the forms; leave out the other options")
         if self.figure is not None and not self.growth:
             raise UserError(f"bench: --figure {self.figure}: is that of --growth; add it")
