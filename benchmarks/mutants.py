@@ -911,8 +911,8 @@ MUTANTS = (
     mutant(
         "search withholds labels of other grids",
         at("report/test_merge_grids.py"),
-        "        if part.more:  # further runs, which may change each of them\n            own = [replace(r",
-        "        if grid.more:  # further runs, which may change each of them\n            own = [replace(r",
+        "if part.more:  # further runs, which may change each of them\n            own = [replace(r",
+        "if grid.more:  # further runs, which may change each of them\n            own = [replace(r",
     ),
     mutant(
         "effects of joined grids have one group",
@@ -1551,8 +1551,8 @@ MUTANTS = (
     mutant(
         "an exact test is corrected as a t test",
         LABELS,
-        "holm_values(values) if exact else label_values(values, signs)",
-        "label_values(values, signs)",
+        "holm_values(values) if exact else joined_values(values, signs, of)",
+        "joined_values(values, signs, of)",
     ),
     mutant(
         "a label of Delta before the planned seeds",
