@@ -911,8 +911,10 @@ MUTANTS = (
     mutant(
         "search withholds labels of other grids",
         at("report/test_merge_grids.py"),
-        "if part.more:  # further runs, which may change each of them\n            own = [replace(r",
-        "if grid.more:  # further runs, which may change each of them\n            own = [replace(r",
+        "if part.more:  # further runs, which may change each of them\n"
+        "            own = [replace(r",
+        "if grid.more:  # further runs, which may change each of them\n"
+        "            own = [replace(r",
     ),
     mutant(
         "effects of joined grids have one group",
