@@ -469,8 +469,8 @@ def sas_p_no_norm(stack: Stack) -> StackSpec:
 def siamese_norm(stack: Stack) -> StackSpec:
     """A normalised and a plain stream, read together by every sub-layer.
 
-    As in the authors' vision model; its norms start at one in both streams. Which stacks other than
-    an encoder they train is known from secondary sources only.
+    As in the authors' vision model; its norms start at one in both streams. Their language model
+    is wired otherwise in the half of the attention.
     """
     residual = ResidualSpec(norm_input="layer_norm", norm_sum="layer_norm")
     spec = same_block(stack, around(residual), final_norm="layer_norm")
@@ -587,7 +587,8 @@ def reordered_norm(stack: Stack) -> StackSpec:
 def laurel(stack: Stack) -> StackSpec:
     """Pre-LN with a learned scalar on every skip and branch.
 
-    Based on secondary sources; the starts of 1 are ours.
+    The scalars are free and start at 1, which is ours. The paper advises to normalise them by a
+    softmax or a sigmoid, so that they cannot grow without bound.
     """
     learned = Gain(learned=True)
     block = around(replace(PRE, skip=learned, branch=learned))
