@@ -150,7 +150,7 @@ class StreamRule(nn.Module):
 
         For a `start` that is linear; another one needs its own.
         """
-        x, parts = self.start(added)
+        x, parts = self.start(added.expand_as(stream.x))
         return Stream(stream.x + x, tuple(a + b for a, b in zip(stream.parts, parts, strict=True)))
 
     def end(self, stream: Stream, norm: nn.Module) -> Float[Tensor, "batch token model"]:
