@@ -14,7 +14,7 @@ from lightning_app.blocks.block import BlockSpec, Call, Carries, CrossAttentionI
 from lightning_app.blocks.config import BlockConfig
 from lightning_app.blocks.feed_forward import ACTIVATIONS, Activation
 from lightning_app.blocks.masks import Mask
-from lightning_app.blocks.norm import after_steps
+from lightning_app.blocks.norm import acts_after_steps, after_steps
 from lightning_app.blocks.presets.registry import check_spec
 from lightning_app.blocks.spans import auxiliary_terms
 from lightning_app.blocks.stack import Stack, StackSpec
@@ -520,7 +520,7 @@ class _Stacked(nn.Module):
         self.stack = BlockStack(spec, sizes, order, cross=cross)
         self._cross, self._preset, self._order = cross, config.preset, order
         initialize(self)
-        self._project = after_steps(self)
+        self._projects = any(map(acts_after_steps, self.modules()))
 
     @property
     def embedding_gain(self) -> float:
@@ -557,7 +557,8 @@ class _Stacked(nn.Module):
             read = self.stack.remember(memory, seen)
         if self._order is not None:
             self._order.check_length(x.shape[1])
-        self._project()  # spans stay within their range, as after each step of `fit`
+        if self._projects:  # spans stay within their range, as after each step of `fit`
+            after_steps(self)()
         if self.training:  # steps and spans of padding cost nothing
             real = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
             count_tokens_of(self, {"stack": real if present is None else present})

@@ -1,5 +1,7 @@
 """`Block`, `Encoder` and `Decoder` equal the stacks inside the models of the package."""
 
+import copy
+import pickle
 import subprocess
 import sys
 from typing import Any
@@ -14,6 +16,7 @@ from lightning_app.blocks.masks import causal_mask, padding_mask
 from lightning_app.blocks.presets import PRESETS
 from lightning_app.blocks.presets.registry import Preset
 from lightning_app.blocks.residual import Gain, ResidualSpec
+from lightning_app.blocks.spans import SpanMask
 from lightning_app.blocks.stack import Stack, StackSpec, around, same_block
 from lightning_app.models.stack import BlockStack
 from tests.tiny import causal_model, masked_model, randomise, translator
@@ -309,5 +312,11 @@ def test_spans_stay_in_their_range_without_a_run() -> None:
         (loss + sum(terms.values())).backward()
         optimizer.step()
         optimizer.zero_grad()
+    other = copy.deepcopy(encoder)
+    assert pickle.loads(pickle.dumps(encoder)).dim == 8
     encoder(torch.randn(2, 10, 8))
     assert all(term.item() >= 0.0 for term in encoder.auxiliary_losses(20).values())
+    spans = [part for part in other.modules() if isinstance(part, SpanMask)]
+    assert min(span.fraction.min().item() for span in spans) < 0.0  # a copy has its own
+    other(torch.randn(2, 10, 8))
+    assert min(span.fraction.min().item() for span in spans) >= 0.0
