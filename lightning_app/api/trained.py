@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
+from lightning_app.blocks.presets.registry import check_spec
 from lightning_app.config.classes import named_class
 from lightning_app.config.identity import require, require_of
 from lightning_app.core.errors import UserError
@@ -34,8 +35,7 @@ SPLIT = "given"
 
 def check_beam(beam: int | None, vocabulary: int | None = None) -> None:
     """Refuse a meaningless search width. None means that of the run's config."""
-    if beam is not None:
-        _check_whole(beam=beam)
+    _check_types(int | None, beam=beam)
     if beam is not None and beam < 1:
         raise UserError(f"beam {beam}: expected at least 1, which is greedy search")
     if beam is not None and vocabulary is not None and beam > vocabulary:
@@ -44,10 +44,8 @@ def check_beam(beam: int | None, vocabulary: int | None = None) -> None:
 
 def sampling(*, texts: int, tokens: int, temperature: float, top_k: int, top_p: float) -> Sampling:
     """Return the sampling settings. Raises `UserError` naming the argument."""
-    _check_whole(texts=texts, tokens=tokens, top_k=top_k)
-    for name, share in (("temperature", temperature), ("top_p", top_p)):
-        if isinstance(share, bool) or not isinstance(share, int | float):
-            raise UserError(f"{name}: expected a number, found {share!r}")
+    _check_types(int, texts=texts, tokens=tokens, top_k=top_k)
+    _check_types(float, temperature=temperature, top_p=top_p)
     for name, value in (("texts", texts), ("tokens", tokens)):
         if value < 1:
             raise UserError(f"{name} {value}: expected at least 1")
@@ -57,11 +55,13 @@ def sampling(*, texts: int, tokens: int, temperature: float, top_k: int, top_p: 
         raise UserError(str(error)) from error
 
 
-def _check_whole(**values: Any) -> None:
-    """Refuse an argument that is no whole number."""
+def _check_types(hint: Any, **values: Any) -> None:
+    """Refuse an argument of another type, as in a specification."""
     for name, value in values.items():
-        if type(value) is not int:
-            raise UserError(f"{name}: expected a whole number, found {value!r}")
+        try:
+            check_spec(value, hint, name)
+        except ValueError as error:
+            raise UserError(str(error)) from error
 
 
 def ids_of(text: str, tokenizer: Tokenizer) -> list[int]:
@@ -240,11 +240,10 @@ class TrainedRun:
             texts=texts, tokens=tokens, temperature=temperature, top_k=top_k, top_p=top_p
         )
         self._needs("causal_lm")
-        _check_whole(seed=seed)
+        _check_types(int, seed=seed)
+        _check_types(str, prompt=prompt)
         if not 0 <= seed < 2**63:
             raise UserError(f"seed {seed}: expected 0 to 2^63 - 1")
-        if not isinstance(prompt, str):
-            raise UserError(f"prompt: expected a text, found {prompt!r}")
         prefix = ids_of(prompt, self.tokenizer)
         if UNK in prefix:
             raise UserError(f"prompt {prompt!r}: has text outside the run's vocabulary")

@@ -476,14 +476,15 @@ def comparisons(grid: GridResults, axes: Mapping[str, Any] | None = None) -> lis
     rows: list[MetricDifference] = []
     grids: list[int] = []
     for number, part in enumerate(grid.parts or (grid,)):
+        if part.pruner is not None:
+            continue
         asked = compared_axes(part) if axes is None else axes
         own = [row for axis, base in asked.items() for row in _of(part, axis, base)]
         if part.more:  # further runs, which may change each of them
             waits = f"the search or refinement has {UNFINISHED}"
             own = [replace(row, p=math.nan, note=join_notes(row.note, waits)) for row in own]
-        if part.pruner is None:
-            rows += own
-            grids += [number] * len(own)
+        rows += own
+        grids += [number] * len(own)
     # Those whose runs have not finished count too, so that the family does not grow later.
     family = [
         1.0 if math.isnan(row.p) and (row.seeds > 1 or UNFINISHED in row.note) else row.p

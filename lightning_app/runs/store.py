@@ -84,10 +84,15 @@ def locate_run(grid: GridFolder, name: str, identity: str) -> RunFolder:
 def _check_brought(grid: GridFolder, store: Path) -> None:
     """Refuse a grid with links to runs of which none is in the store: it was copied without them,
     and would be read as a grid that never started."""
-    links = [each for each in grid.runs.iterdir() if each.is_symlink()]
-    if grid.plan.is_file() and len(links) > 1 and not any(each.exists() for each in links):
+    links = 0
+    with os.scandir(grid.runs) as entries:
+        for entry in entries:
+            if os.path.exists(entry.path):  # mostly the first one
+                return
+            links += entry.is_symlink()
+    if grid.plan.is_file() and links > 1:
         raise UserError(
-            f"{grid.runs}: of the {len(links)} runs linked there none is in {store}; copy them, "
+            f"{grid.runs}: of the {links} runs linked there none is in {store}; copy them, "
             "or the folder of the grid with links followed (cp -rL, rsync -L), or remove "
             f"{grid.runs} to train all again"
         )

@@ -94,3 +94,11 @@ def test_a_norm_over_rows_is_found_in_a_decoder_and_in_training(write: Write) ->
     built = "self.norm = nn.BatchNorm1d(dim, affine=False)"
     result = "self.norm(x.flatten(0, -2)).view_as(x)"
     assert "texts do not depend" in failure(write, "of_a_batch", built, result, "decoder")
+    assert "rows do not depend" in failure(write, "of_rows", built, result, "encoder")
+    assert "a row does not depend" in failure(write, "of_pairs", built, result, "encoder_decoder")
+
+
+def test_a_norm_with_noise_in_training_passes(write: Write) -> None:
+    result = "x * (1 + 0.1 * torch.randn_like(x)) if self.training else x * 1"
+    path = write(BROKEN.format(name="noisy", built="pass", result=result), name="noisy_parts")
+    check_preset("noisy_block", plugin=path, kinds=["decoder"])

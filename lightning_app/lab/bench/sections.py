@@ -491,9 +491,6 @@ class BenchOptions:
             raise UserError(
                 f"bench: --tokens {self.tokens}: expected at least one text of {length}"
             )
-        for path in filter(None, (self.json, self.figure)):  # before anything is measured
-            with output_folder(path.parent):
-                pass
 
     @property
     def where(self) -> str:
@@ -555,6 +552,9 @@ def _bench(options: BenchOptions, console: Console) -> None:
             devices.append(torch.device("cuda", 0))
         console.print(explained(devices))
         return
+    for path in filter(None, (options.json, options.figure)):  # before anything is measured
+        with output_folder(path.parent):
+            pass
     setting, how = options.setting(), options.how()
     everything = not (
         options.attention or options.peers or options.growth or options.presets is not None
