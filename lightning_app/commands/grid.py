@@ -23,7 +23,7 @@ from lightning_app.commands.options import (
 )
 from lightning_app.config.grid import GridSpec, read_spec
 from lightning_app.config.identity import hinting, require
-from lightning_app.config.tree import RATE, SEED, WARMUP, label
+from lightning_app.config.tree import RATE, SEED, WARMUP
 from lightning_app.core import strict_yaml
 from lightning_app.core.errors import UserError, named, nearest
 from lightning_app.core.project import read_project
@@ -89,7 +89,7 @@ def plan_command(
     results = read_project().folders_of_results()
     spec = read_spec(grid)  # finds mistakes before torch is imported
     from lightning_app.config.config import check_rows, resolve
-    from lightning_app.config.experiment import identity_of, unread
+    from lightning_app.config.experiment import identity_of
 
     folder = GridFolder(experiments / spec.name)
     with document("plan", as_json) as tree:
@@ -119,7 +119,7 @@ def plan_command(
         tree |= plan_document(planned, shapes)
         if explain:
             for shape, row in zip(shapes, tree["shapes"], strict=True):
-                row |= {"trained_by": trained_by(shape.config), "unread": unread(shape.config)}
+                row["trained_by"] = trained_by(shape.config)
         tree["waiting"] = waiting_document(plan.waiting, experiments)
         tree |= {
             "elsewhere": len(elsewhere.found),
@@ -211,7 +211,7 @@ def _print_plan(tree: dict[str, Any], kept: str, elsewhere: Iterable[str]) -> No
 
 
 def _print_trained(shape: Mapping[str, Any]) -> None:
-    """Print what trains the parameters of a shape, by its first cell, and what nothing reads."""
+    """Print what trains the parameters of a shape, by its first cell."""
     if "trained_by" not in shape:
         return
     table = counts_table("parameters", "role", "by", "rate", "weight decay", "warm-up steps")
@@ -222,10 +222,6 @@ def _print_trained(shape: Mapping[str, Any]) -> None:
         cells = (f"{row['parameters']:,}", row["role"], row["by"], rate)
         table.add_row(*cells, f"{row['weight_decay']:g}", str(row["warmup_steps"]))
     plain_console().print(table)
-    from lightning_app.config.experiment import NO_EFFECT
-
-    for key, value in shape["unread"].items():
-        plain_console().print(f"{key} {label(value)}: {NO_EFFECT}")
 
 
 def _count(tokens: int | None) -> str:

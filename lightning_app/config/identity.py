@@ -272,13 +272,11 @@ class Identity:
     """Which experiment a config is.
 
     `id`: 16 hexadecimal digits over what can change the result. `corpus`: the digest of the
-    corpus's content, None if its files are not on this machine. `effect`: what a run reads from
-    the config, by `experiment.effect_of`; None if it was not computed.
+    corpus's content, None if its files are not on this machine.
     """
 
     id: str
     corpus: str | None = None
-    effect: tuple[str, str] | None = None
 
 
 def identify(config: Tree, *, blocks: Tree, corpus: str | None) -> Identity:

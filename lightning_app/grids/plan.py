@@ -42,7 +42,6 @@ from lightning_app.grids.plan_checks import (
     check_baseline,
     check_budgets,
     check_devices,
-    check_effects,
     check_identities,
     check_ranked,
     check_reference,
@@ -434,7 +433,6 @@ def _expand(
                 waiting.append(Waiting(name=name, axes=axes, parent=folder, parent_id=parent))
                 without_parent.append(config)
     cells, configs = [], []
-    effects: list[Any] = []
     corpora: dict[str, str | None] = {}
     settings = [
         {**axes, FIELD: str(experiments / folder)} if folder else axes
@@ -447,17 +445,11 @@ def _expand(
         name = cell_name(spec, axes, identity.id)
         cells.append(Cell(id=identity.id, name=name, axes=axes, parent=folder))
         configs.append(config)
-        effects.append((identity.effect, folder))
         section = {**config["data"], "init_from": folder} if folder else config["data"]
         key = canonical(section)
         data[key], corpora[key] = section, identity.corpus
     check_identities(spec, cells)
     whole = [*configs, *without_parent]
-    effects += [
-        (identify(config).effect, cell.parent)
-        for cell, config in zip(waiting, without_parent, strict=True)
-    ]
-    alike = check_effects(spec, [*cells, *waiting], effects)
     check_budgets(spec, whole)
     check_reference(spec, whole)
     check_devices(spec, whole)
@@ -486,7 +478,7 @@ def _expand(
         },
         parent_data=(*above.parent_data, *above.data) if above else (),
         parent_corpora=(*above.parent_corpora, *above.corpora) if above else (),
-        warnings=(*long_warmups(whole), *alike),
+        warnings=long_warmups(whole),
     )
     return plan, configs, without_parent
 

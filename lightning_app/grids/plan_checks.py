@@ -1,7 +1,6 @@
 """Checks on all cells of a grid together. Each raises `UserError` naming the field."""
 
-import json
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lightning_app.config.bounds import classes_of, long_warmup
@@ -11,9 +10,7 @@ from lightning_app.config.rulers import EVALUATION, differences, in_raw_text, ru
 from lightning_app.config.tree import (
     CORPUS,
     PRESET,
-    RATE,
     SEED,
-    WARMUP,
     Tree,
     cell_setting,
     key_of,
@@ -65,89 +62,6 @@ def check_identities(spec: GridSpec, cells: list[Cell]) -> None:
             axes = [key for key in cell.axes if not same(cell.axes[key], other.axes[key])]
             values = [f"{key}={label(each.axes[key])}" for each in (other, cell) for key in axes]
             raise UserError(f"{spec.source}: axes: the same experiment twice: {', '.join(values)}")
-
-
-def check_effects(
-    spec: GridSpec, cells: Sequence[Cell | Waiting], effects: Iterable[tuple[Any, str]]
-) -> tuple[str, ...]:
-    """Refuse an axis with two values that do not differ in anything that a run reads.
-
-    The arms of a grid are compared: cells that differ only in warm-up, rate and seed. Two
-    cells of one arm must not train the same, nor may two arms at every warm-up, rate and seed.
-    Arms that coincide in some cells, as two couplings do at the reference step, are named.
-
-    Args:
-        spec: The grid.
-        cells: Its cells.
-        effects: What a run of each cell reads, None if unknown, and the run that it starts
-            from, in the same order.
-
-    Returns:
-        A sentence about cells that train the same in arms that otherwise differ.
-
-    Raises:
-        UserError: naming two cells, and the axes in which they differ.
-    """
-    arms: dict[Hashable, dict[Hashable, Any]] = {}
-    seen: dict[Any, Cell | Waiting] = {}
-    pairs: list[tuple[Cell | Waiting, Cell | Waiting]] = []
-    for cell, effect in zip(cells, _with_optimizers(list(effects)), strict=True):
-        if effect is None:
-            continue
-        arm, place = _arm(cell)
-        arms.setdefault(arm, {})[place] = effect
-        if (other := seen.setdefault(effect, cell)) != cell:
-            pairs.append((other, cell))
-    for other, cell in pairs:
-        (one, place), (two, elsewhere) = _arm(other), _arm(cell)
-        if one != two and place == elsewhere:
-            both = arms[one].keys() & arms[two].keys()
-            if any(arms[one][each] != arms[two][each] for each in both):
-                continue
-        raise UserError(
-            f"{spec.source}: axes: {_differing(other, cell)}: the cells {other.name} and "
-            f"{cell.name} train the same, since nothing reads that difference beside their other "
-            "settings; remove a value, or name one of the cells under exclude"
-        )
-    if not pairs:
-        return ()
-    other, cell = pairs[0]
-    count = "1 pair of cells trains" if len(pairs) == 1 else f"{len(pairs)} pairs of cells train"
-    return (f"{count} the same, such as {other.name} and {cell.name}: {_differing(other, cell)}",)
-
-
-def _with_optimizers(effects: list[tuple[Any, str]]) -> list[Any]:
-    """The effects, where a varied optimizer section is replaced by what the optimizer reads."""
-    sections = {effect[1] for effect, _ in effects if effect is not None}
-    apart_from_rate = {json.dumps({**json.loads(each), "lr": None}) for each in sections}
-    read = {each: each for each in sections}
-    if len(apart_from_rate) > 1:
-        from lightning_app.config.experiment import optimizer_effect
-
-        read = {each: optimizer_effect(each) for each in sections}
-    return [
-        None if effect is None else (effect[0], read[effect[1]], parent)
-        for effect, parent in effects
-    ]
-
-
-def _arm(cell: Cell | Waiting) -> tuple[Hashable, Hashable]:
-    """The arm of a cell and its position in the arm."""
-    values = [(key, key_of(value)) for key, value in cell.axes.items()]
-    place = (SEED, WARMUP, RATE)
-    return (
-        tuple(each for each in values if each[0] not in place),
-        tuple(each for each in values if each[0] in place),
-    )
-
-
-def _differing(other: Cell | Waiting, cell: Cell | Waiting) -> str:
-    """The axes in which two cells differ, with both values."""
-    return ", ".join(
-        f"{key} {label(other.axes[key])} and {label(value)}"
-        for key, value in cell.axes.items()
-        if not same(value, other.axes[key])
-    )
 
 
 def check_reference(spec: GridSpec, configs: list[dict[str, Any]]) -> None:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import yaml
 
 from lightning_app.blocks import presets
@@ -19,9 +18,7 @@ from lightning_app.config.config import load_config, resolve
 from lightning_app.config.experiment import (
     cell_id,
     identity_of,
-    optimizer_effect,
     stacks_of,
-    unread,
 )
 from lightning_app.config.identity import (
     Record,
@@ -41,8 +38,6 @@ from lightning_app.config.sources import Written, read_tree
 from lightning_app.config.tree import canonical
 from lightning_app.core import strict_yaml
 from lightning_app.core.errors import UserError
-from lightning_app.models import optim
-from lightning_app.models.optimizers import rule
 
 BASE = {"model": {"architecture": {"encoder_depth": 2, "decoder_depth": 2}}}
 STOPPING = {
@@ -293,64 +288,6 @@ def test_a_new_slot_changes_no_id_of_blocks_without_it(absent: Any) -> None:
     assert relevant_blocks({"encoder": {"blocks": [after]}}) == before
     used = relevant_blocks({"encoder": {"blocks": [{**after, "new_slot": "conv"}]}})
     assert used["encoder.0"] == {**before["encoder.0"], "new_slot": "conv"}
-
-
-@pytest.mark.parametrize(
-    ("fields", "found"),
-    [
-        ({"optimizer": {"kind": "lion", "eps": 0.1, "momentum": 0.8}}, {"eps", "momentum"}),
-        ({"optimizer": {"kind": "sgd", "betas": [0.9, 0.5], "momentum": 0.9}}, {"betas"}),
-        (
-            {"optimizer": {"kind": "adam", "momentum": 0.9, "momentum_start": 0.5}},
-            {"momentum", "momentum_start"},
-        ),
-        ({"optimizer": {"kind": "muon", "momentum": 0.95, "weight_decay": 0.1}}, set()),
-        ({"optimizer": {"kind": "adamw", "weight_decay": 0.1, "eps": 0.1}}, set()),
-        (
-            {"block": {"preset": "sas"}, "architecture": {"activation_slope": 0.1}},
-            {"activation_slope"},
-        ),
-        ({"objective": {"beam": 1}}, set()),  # of the evaluation alone
-    ],
-)
-def test_settings_that_nothing_reads(fields: dict[str, Any], found: set[str]) -> None:
-    told = unread(resolve({"model": {**BASE["model"], **fields}}, "c.yaml"))
-    assert {name.rpartition(".")[2] for name in told} == found
-    for name, value in told.items():
-        assert value == reduce(lambda tree, key: tree[key], name.split("."), {"model": fields})
-    assert unread(resolve(BASE, "c.yaml")) == {}
-    other = {**BASE, "data": {"mask_probability": 0.2}}
-    assert unread(resolve(other, "c.yaml")) == {"data.mask_probability": 0.2}
-
-
-def test_naming_them_draws_no_random_number() -> None:
-    state = torch.random.get_rng_state()
-    unread(resolve({"model": {**BASE["model"], "optimizer": {"kind": "lion", "lr": 0.0123}}}, "c"))
-    assert torch.equal(torch.random.get_rng_state(), state)
-
-
-def test_a_setting_whose_default_is_refused_has_an_effect() -> None:
-    """The rate is constant either way, but schedule_free takes no other kind."""
-    model = {**BASE["model"], "schedule": {"kind": "constant", "warmup_steps": 0}}
-    tree = {"model": {**model, "optimizer": {"kind": "schedule_free"}}, "trainer": {"max_steps": 9}}
-    assert "model.schedule.kind" not in unread(resolve(tree, "c.yaml"))
-    del tree["model"]["optimizer"]
-    assert "model.schedule.kind" in unread(resolve(tree, "c.yaml"))
-
-
-def test_an_optimizer_that_needs_other_shapes_reads_all_its_fields(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A plan ended with the error of its step on a small matrix."""
-
-    def wide(parameter: Any, gradient: Any, state: Any, group: Any) -> Any:
-        raise AssertionError("at least 8 columns")
-
-    monkeypatch.setattr(
-        optim, "OPTIMIZERS", {**optim.OPTIMIZERS, "wide": rule(reads=("eps",))(wide)}
-    )
-    sections = [canonical({"kind": "wide", "eps": eps}) for eps in (0.1, 0.2)]
-    assert [optimizer_effect(section) for section in sections] == sections
 
 
 def test_keys_of_several_kinds_have_one_order() -> None:

@@ -290,19 +290,10 @@ SHORT_RUN: dict[str, Any] = {
     },
     "data": {"name": "synthetic", "tokenizer": "word", "vocab_size": None},
 }
-MODEL, ORDER = "model.architecture.", "model.architecture.positions"
-SGD = {"model.optimizer.kind": "sgd"}
-LM = {"model.objective.kind": "causal_lm", "model.architecture.kind": "decoder"}
-MLM = {"model.objective.kind": "masked_lm", "model.architecture.kind": "encoder"}
-SHAPED = {"alpha": 1.0, "learned": False}
 STOPPING = {
     "class_path": "lightning.pytorch.callbacks.EarlyStopping",
     "init_args": {"monitor": "val/nll"},
 }
-
-
-def spans(*tokens: int) -> list[dict[str, int]]:
-    return [{"query_block": 1, "memory": each} for each in tokens]
 
 
 def planned(axes: dict[str, list[Any]], fields: dict[str, Any] | None = None) -> Plan:
@@ -310,90 +301,6 @@ def planned(axes: dict[str, list[Any]], fields: dict[str, Any] | None = None) ->
     base = cell_tree(SHORT_RUN, fields or {})
     given = grid(base_config=base, axes=axes, base_source="base.yaml")
     return expand(given, resolve, partial(identity_of, fetch=False))[0]
-
-
-@pytest.mark.parametrize(
-    ("axis", "values", "fields"),
-    [
-        ("model.optimizer.momentum", [0.0, 0.9], {}),
-        ("model.optimizer.betas", [[0.9, 0.98], [0.9, 0.999]], SGD),
-        ("model.optimizer.eps", [1e-9, 1e-6], SGD),
-        ("model.optimizer.kind", ["adam", "adamw"], {}),  # without a decay
-        ("model.block.residual_temperature", [None, 1.0], {}),
-        ("model.block.norm_placement", [None, "pre"], {}),
-        ("model.block.residual_attention", [None, "sum"], {}),  # of one layer
-        ("model.block.share", [None, "all"], {}),
-        ("model.block.shaped_attention", [SHAPED, {**SHAPED, "per_head": False}], {}),
-        ("model.block.localised_span", spans(200, 300), LM),
-        ("model.schedule.reference_steps", [10, 20], {"model.schedule.coupling": "paper"}),
-        ("model.schedule.reference_steps", [200, 300], {}),
-        ("model.schedule.coupling", ["paper", "decoupled"], {"model.schedule.kind": "constant"}),
-        ("model.schedule.warmup_steps", [0, 1], {}),
-        (f"{MODEL}activation_slope", [0.01, 0.1], {}),
-        (f"{MODEL}max_positions", [64, 128], {ORDER: "rope"}),
-        (f"{MODEL}encoder_depth", [1, 2], LM),
-        (f"{MODEL}decoder_depth", [1, 2], MLM),
-        ("model.objective.beam", [1, 5], LM),
-        ("data.window", [64, 128], {}),
-        ("data.max_length", [64, 128], LM),
-        ("data.mask_probability", [0.1, 0.2], {}),
-        ("data.evaluation_stride", [None, 128], LM),
-        ("data.tokens_per_batch", [1000, 1023], LM),
-        ("data.context_stride", [64, 128], MLM),
-        ("trainer.gradient_clip_algorithm", ["norm", "value"], {}),
-        ("trainer.gradient_clip_val", [None, 0], {}),
-        ("trainer.precision", [None, "32-true"], {}),
-        ("trainer.precision", ["32-true", "32"], {}),
-        ("trainer.limit_train_batches", [None, 1.0], {}),
-        ("trainer.limit_val_batches", [None, 1.0], {}),
-        ("trainer.min_steps", [1, 2], {}),
-    ],
-)
-def test_an_axis_that_changes_nothing_is_refused(
-    axis: str, values: list[Any], fields: dict[str, Any]
-) -> None:
-    with pytest.raises(UserError, match="train the same") as error:
-        planned({axis: values}, fields)
-    assert str(error.value).startswith(f"g.yaml: axes: {axis} ")
-
-
-@pytest.mark.parametrize(
-    ("axis", "values", "fields"),
-    [
-        ("model.optimizer.momentum", [0.0, 0.9], SGD),
-        ("model.optimizer.kind", ["adam", "adamw"], {"model.optimizer.weight_decay": 0.1}),
-        ("model.optimizer.lr", [0.004, 0.00400000001], {}),
-        ("model.block.residual_temperature", [1.0, 2.0], {PRESET: "realformer"}),
-        ("model.block.residual_attention", [None, "sum"], {f"{MODEL}decoder_depth": 2}),
-        ("model.block.share", [None, "all"], {f"{MODEL}encoder_depth": 2}),
-        ("model.block.localised_span", spans(3, 8), LM),
-        (f"{MODEL}activation_slope", [0.01, 0.1], {f"{MODEL}activation": "leaky_relu"}),
-        (f"{MODEL}max_positions", [256, 512], {ORDER: "learned"}),
-        ("model.schedule.reference_steps", [10, 20], {}),
-        ("model.objective.beam", [1, 5], {}),
-        ("data.window", [64, 128], LM),
-        ("data.max_length", [64, 128], {}),
-        ("data.mask_probability", [0.1, 0.2], MLM),
-        ("trainer.gradient_clip_val", [0, 1.0], {}),
-        ("trainer.precision", ["32-true", "bf16-mixed"], {}),
-        ("trainer.limit_train_batches", [1, 0.5], {}),
-    ],
-)
-def test_an_axis_that_changes_something_is_planned(
-    axis: str, values: list[Any], fields: dict[str, Any]
-) -> None:
-    plan = planned({axis: values}, fields)
-    assert len({cell.name.rpartition("-")[0] for cell in plan.cells}) == 2
-    assert not plan.warnings
-
-
-def test_arms_that_meet_at_one_warmup_are_named() -> None:
-    """Two couplings are one schedule where the decay begins with the end of the warm-up."""
-    axes = {"model.schedule.coupling": ["paper", "decoupled"], WARMUP: [0, 10]}
-    (warning,) = planned(axes).warnings
-    assert warning.startswith("1 pair of cells trains the same")
-    with pytest.raises(UserError, match="train the same"):
-        planned({"model.optimizer.kind": ["adam", "sgd"], "model.optimizer.momentum": [0.0, 0.9]})
 
 
 @pytest.mark.parametrize("by_axis", [False, True])
@@ -574,17 +481,6 @@ def test_a_plan_counts_the_rows_that_a_warmup_of_the_batch_leaves_out() -> None:
             "data": {"tokens_per_batch": 100, "window": 30},
         }
         assert most_read(config) == (round(tokens * steps), None)
-
-
-def test_what_the_output_and_the_seeds_of_values_change_is_no_equal_training() -> None:
-    for field, values in (
-        ("tie_embeddings", [True, False]),
-        ("logit_cap", [None, 15.0]),
-        ("seeding", ["order", "name"]),
-    ):
-        assert len(planned({f"model.architecture.{field}": values}).cells) == 2
-    with pytest.raises(UserError, match="train the same"):
-        planned({"model.architecture.tie_embeddings": [None, True]})
 
 
 def test_a_failed_run_counts_as_no_context_whatever_its_last_validation_was() -> None:
