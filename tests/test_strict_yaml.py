@@ -1,4 +1,4 @@
-"""One reader of YAML for every file: the core schema of YAML 1.2, each key once, no bombs."""
+"""One reader of YAML for every file: the core schema of YAML 1.2, each key once."""
 
 import json
 import math
@@ -92,24 +92,9 @@ def test_a_merged_mapping_may_be_changed_by_its_own_keys() -> None:
     assert found == {"a": {"b": {"x": 3, "y": 2}}, "d": {"x": 3, "y": 4}, "e": {"x": 3, "y": 2}}
 
 
-def _laughs(form: str, levels: int) -> str:
-    begin = "a0: &a0 {k: 1}\n"
-    rows = (
-        f"a{n}: &a{n} {form.format(', '.join([f'*a{n - 1}'] * 10), n=n)}\n"
-        for n in range(1, levels)
-    )
-    return begin + "".join(rows)
-
-
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        (_laughs("[{}]", 30), "values by its"),
-        (_laughs("{{<<: [{}], k{n}: 1}}", 30), "values by its"),
-        ("[" * 100_000, "nested too deeply"),
-        ("- " * 200 + "x", "nested too deeply"),
-        ("a: &a [*a]", "contains itself"),
-        ("a: &a {b: {c: *a}}", "contains itself"),
         ("a: *b", "undefined alias"),
         ("? [a]\n: b", "a key must"),
         ("!!set {a, b}", "tag"),
@@ -123,15 +108,9 @@ def _laughs(form: str, levels: int) -> str:
         ("a: \x00", "not valid YAML"),
     ],
 )
-def test_what_would_fill_the_memory_or_is_no_plain_value_is_refused(text: str, why: str) -> None:
+def test_a_text_without_plain_values_is_refused(text: str, why: str) -> None:
     with pytest.raises(UserError, match=why):
         load_yaml(text)
-
-
-def test_the_anchors_of_a_deep_chain_count_as_levels() -> None:
-    rows = "".join(f"a{n}: &a{n} [*a{n - 1}]\n" for n in range(1, 200))
-    with pytest.raises(UserError, match="nested too deeply"):
-        load_yaml("a0: &a0 1\n" + rows)
 
 
 @pytest.mark.parametrize("reader", ["fit", "prepare", "project", "grid", "base", "run", "parent"])

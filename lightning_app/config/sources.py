@@ -245,13 +245,10 @@ def nested(tree: Mapping[str, Any]) -> dict[str, Any]:
         UserError: if a key occurs twice, dotted and nested.
     """
     found: dict[str, Any] = {}
-    try:
-        for key, value in tree.items():
-            if isinstance(value, Mapping) and key not in _FREE:
-                value = nested(value)
-            _insert(found, str(key), value)
-    except RecursionError as error:
-        raise UserError("the config is nested too deeply") from error
+    for key, value in tree.items():
+        if isinstance(value, Mapping) and key not in _FREE:
+            value = nested(value)
+        _insert(found, str(key), value)
     return found
 
 

@@ -175,8 +175,6 @@ def _json(tree: object, at: str) -> str:
     where = at or "the config"
     try:
         return json.dumps(tree)
-    except RecursionError as error:
-        raise UserError(f"{where} is nested too deeply") from error
     except (TypeError, ValueError) as error:
         raise UserError(
             f"{where} holds a value that is no text, number, list or mapping ({error})"

@@ -1,8 +1,7 @@
 """The only reader and writer of YAML: a strict form of the core schema of YAML 1.2.
 
 ``010`` is 10, ``1e-3`` is a number, and ``1:30``, ``1_000``, ``yes`` and dates are text. A key that
-occurs twice, a value that contains itself, and a file that its anchors or merge keys (``<<``) would
-expand beyond a limit are refused before any of it is in memory. Fast to import.
+occurs twice is refused. Fast to import.
 """
 
 import math
@@ -14,9 +13,6 @@ from typing import Any
 import yaml
 
 from lightning_app.core.errors import UserError, named
-
-_LEVELS = 100  # of nesting, far more than a config needs; a few more would crash the C parser
-_VALUES = 1_000_000  # in a file with its anchors expanded
 
 _TAG = "tag:yaml.org,2002:"
 _MERGE = f"{_TAG}merge"
@@ -126,13 +122,12 @@ def load_yaml_value(text: str, *, bounded: bool = False) -> Any:
     """Return the content of a text, such as a value on the command line.
 
     Raises:
-        UserError: for a key that occurs twice, or a text that is too deep or too large.
+        UserError: for a key that occurs twice.
         yaml.YAMLError: for a text that is otherwise not YAML.
     """
     loader = _Loader(text)
     loader.bounded = bounded
     try:
-        _check_extent(text)
         node = loader.get_single_node()
         if node is None:
             return None
@@ -146,49 +141,6 @@ def load_yaml_value(text: str, *, bounded: bool = False) -> Any:
 def dump_yaml(tree: Any, **options: Any) -> str:
     """Return plain values as YAML, in their order."""
     return yaml.dump(tree, Dumper=_Dumper, sort_keys=False, **options)
-
-
-def _check_extent(text: str) -> None:
-    """Refuse a text that contains itself or is too deep or too large with its anchors expanded.
-
-    The parser's events contain the aliases unexpanded, so nothing is in memory yet.
-    """
-    opened: list[tuple[str | None, int, int]] = []  # anchor, values and levels so far
-    extents: dict[str, tuple[int, int] | None] = {}
-    for event in yaml.parse(text, Loader=_Loader):
-        if isinstance(event, yaml.CollectionStartEvent):
-            opened.append((event.anchor, 1, 0))
-            if event.anchor is not None:
-                extents[event.anchor] = None
-            values, levels = 0, 0
-        elif isinstance(event, yaml.CollectionEndEvent):
-            anchor, values, levels = opened.pop()
-            levels += 1
-            if anchor is not None:
-                extents[anchor] = values, levels
-        elif isinstance(event, yaml.AliasEvent):
-            extent = extents.get(event.anchor, (1, 0))  # the loader reports unknown ones
-            if extent is None:
-                raise UserError(f"{_line(event)}a value contains itself by its anchor")
-            values, levels = extent
-        elif isinstance(event, yaml.ScalarEvent):
-            values, levels = 1, 0
-            if event.anchor is not None:
-                extents[event.anchor] = values, levels
-        else:
-            continue
-        if opened:
-            anchor, before, deepest = opened[-1]
-            opened[-1] = anchor, before + values, max(deepest, levels)
-            values, levels = before + values, max(deepest, levels)
-        if len(opened) + levels > _LEVELS:
-            raise UserError(f"{_line(event)}nested too deeply, more than {_LEVELS} levels")
-        if values > _VALUES:
-            raise UserError(f"{_line(event)}comes to more than {_VALUES:,} values by its anchors")
-
-
-def _line(event: Any) -> str:
-    return f"line {event.start_mark.line + 1}: "
 
 
 def _mappings(root: Any) -> Iterator[Any]:
