@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from lightning_app.data.synthetic.sentences import splits
+from lightning_app.data import sources
+from lightning_app.data.config import DataConfig
 from tests import warm
 
 pytestmark = pytest.mark.xdist_group("ddp")  # the runs of all cases are made once
@@ -172,10 +173,11 @@ def arguments(folder: Path, cache: str, case: Case, devices: int) -> list[str]:
 
 def write_corpus(folder: Path) -> None:
     folder.mkdir()
-    pairs = splits()["train"]
-    for split, rows in {"train": pairs[:21], "valid": pairs[21:26], "test": pairs[26:31]}.items():
-        for side, language in enumerate(("de", "en")):
-            text = "".join(f"{pair[side]}\n" for pair in rows)
+    config = DataConfig()
+    pairs = sources.read(sources.locate(config), config).splits["train"]
+    for split, rows in {"train": slice(21), "valid": slice(21, 26), "test": slice(26, 31)}.items():
+        for column, language in {"source": "de", "target": "en"}.items():
+            text = "".join(f"{line}\n" for line in pairs[column][rows])
             (folder / f"{split}.{language}").write_text(text, encoding="utf-8")
 
 
@@ -283,7 +285,7 @@ def test_translation_and_predictions(tmp_path: Path, cache: str) -> None:
         done = warm.run_ranks(command, devices)
         assert done.returncode == 0, done.stderr[-3000:]
         printed.append(done.stdout.splitlines())
-    assert len(printed[0]) == len(splits()["test"])
+    assert len(printed[0]) == 500
     assert printed[1] == printed[0]
 
 

@@ -103,22 +103,20 @@ def share(rows: np.ndarray, rank: int, world_size: int) -> np.ndarray:
     return rows[rank::world_size]
 
 
-# The config fields that determine the content of the folder, and the code that builds it.
+# The config fields that determine the content of the folder, and the files that build it.
 _KEY = (
     *("name", "task", "tokenizer", "vocab_size", "source_language", "target_language", "splits"),
     *("document_separator", "next_sentence", "train_from_dev"),
 )
 _CODE = (
-    "columns",
-    "config",
-    "moses",
-    "prepare",
-    "../scores/offsets",
-    "sources",
-    "synthetic/forms",
-    "synthetic/lexicon",
-    "synthetic/sentences",
-    "tokenizer",
+    "columns.py",
+    "config.py",
+    "moses.py",
+    "prepare.py",
+    "../scores/offsets.py",
+    "sources.py",
+    "synthetic.tsv.xz",
+    "tokenizer.py",
 )
 
 
@@ -226,7 +224,7 @@ def _folder(config: DataConfig, source: Source) -> Path:
         "corpus": known_digest(config),
         "notes": None if source.notes is None else source.notes.read_text(encoding="utf-8"),
         "code": [
-            *(tokenizer.sha256((code / f"{name}.py").read_bytes()) for name in _CODE),
+            *(tokenizer.sha256((code / name).read_bytes()) for name in _CODE),
             tokenizer.sha256(Path(inspect.getfile(CORPORA[config.name])).read_bytes()),
         ],
         "tokenizer": _given_tokenizer(config),

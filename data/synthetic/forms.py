@@ -8,7 +8,7 @@ subject, verb, objects, manner, company, place, time.
 from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
-from lightning_app.data.synthetic import lexicon
+from data.synthetic import lexicon
 
 Tense = Literal["present", "past", "modal", "future"]
 NOM, ACC, DAT = range(3)

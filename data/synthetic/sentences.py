@@ -5,15 +5,19 @@ kinds of first constituent, verbs at the end of subordinate and relative clauses
 the brackets of perfect, modal and future, agreement of articles, adjectives and pronouns in case,
 gender and number, weak nouns, nicht and kein against do-support, dative verbs, two objects,
 numbers. Every choice of words and structure is written to both sides at once.
+
+`python -m data.synthetic.sentences` writes `lightning_app/data/synthetic.tsv.xz`, the corpus that
+the package reads.
 """
 
+import lzma
 import random
 from collections.abc import Sequence
-from functools import cache
+from pathlib import Path
 from typing import TypeVar
 
-from lightning_app.data.synthetic import lexicon
-from lightning_app.data.synthetic.forms import (
+from data.synthetic import lexicon
+from data.synthetic.forms import (
     ACC,
     DAT,
     DER,
@@ -308,7 +312,7 @@ class ClauseGrammar:
 
 
 SEED = 1
-SIZES = {"train": 30_000, "valid": 500, "test": 500}
+COUNT = 31_000
 LENGTHS = range(4, 26)  # tokens of a side, punctuation included
 _QUESTION_WORDS = {
     "reason": ("warum", "why"),
@@ -449,21 +453,26 @@ class Grammar(ClauseGrammar):
         return f"{words[0]} {german}", f"{words[1]} {english}"
 
 
-@cache
-def splits(seed: int = SEED) -> dict[str, list[tuple[str, str]]]:
-    """Return (German, English) pairs by split; no sentence of either language occurs twice."""
-    grammar = Grammar(seed)
+def pairs() -> list[tuple[str, str]]:
+    """Return all (German, English) pairs; no sentence of either language occurs twice."""
+    grammar = Grammar(SEED)
     seen: tuple[set[str], set[str]] = set(), set()
-    pairs: list[tuple[str, str]] = []
-    while len(pairs) < sum(SIZES.values()):
+    result: list[tuple[str, str]] = []
+    while len(result) < COUNT:
         german, english = grammar.pair()
         if german in seen[0] or english in seen[1]:
             continue
         if german.count(" ") + 1 in LENGTHS and english.count(" ") + 1 in LENGTHS:
             seen[0].add(german)
             seen[1].add(english)
-            pairs.append((german, english))
-    result = {}
-    for split, size in SIZES.items():
-        result[split], pairs = pairs[:size], pairs[size:]
+            result.append((german, english))
     return result
+
+
+def text() -> bytes:
+    """Return the content of the packaged file: one pair a line, with a tab in between."""
+    return "".join(f"{german}\t{english}\n" for german, english in pairs()).encode()
+
+
+if __name__ == "__main__":
+    Path("lightning_app/data/synthetic.tsv.xz").write_bytes(lzma.compress(text(), preset=9))
