@@ -903,32 +903,6 @@ MUTANTS = (
         '    if False:\n        raise UserError(\n            f"{FIELD}: {run.folder.path}',
     ),
     mutant(
-        "joined grids share their guards",
-        at("report/test_merge_grids.py"),
-        "        corrected[own] = np.fmax(corrected[own], label_values(given[own], signs[own]))\n",
-        "        pass\n",
-    ),
-    mutant(
-        "search withholds labels of other grids",
-        at("report/test_merge_grids.py"),
-        "if part.more:  # further runs, which may change each of them\n"
-        "            own = [replace(r",
-        "if grid.more:  # further runs, which may change each of them\n"
-        "            own = [replace(r",
-    ),
-    mutant(
-        "effects of joined grids have one group",
-        at("report/test_merge_grids.py"),
-        "        if grid.parts:  # as in the groups of its cells\n",
-        "        if False:\n",
-    ),
-    mutant(
-        "joined grids have one reference",
-        at("report/test_merge_grids.py"),
-        "known = grid.of_groups(of.group).reference_warmup",
-        "known = grid.reference_warmup",
-    ),
-    mutant(
         "failed reference runs leave no bound",
         at("report/test_studies.py"),
         "            at_most=_capped(other, lr) or any(own.failed((ref, lr))),\n",
@@ -1553,8 +1527,8 @@ MUTANTS = (
     mutant(
         "an exact test is corrected as a t test",
         LABELS,
-        "holm_values(values) if exact else joined_values(values, signs, of)",
-        "joined_values(values, signs, of)",
+        "holm_values(values) if exact else label_values(values, signs)",
+        "label_values(values, signs)",
     ),
     mutant(
         "a label of Delta before the planned seeds",
@@ -1983,12 +1957,6 @@ MUTANTS = (
         at("report/test_comparison.py"),
         "[[failed(arm[s]) for s in both] for arm in (own, other)]",
         "[[failed(arm[s]) for s in seeds] for arm in (own, other)]",
-    ),
-    mutant(
-        "the headline of a joint report corrects each grid alone",
-        at("report/test_merge_grids.py"),
-        "for row in (row for row in comparisons(whole) if row.grid == grid.name):",
-        "for row in comparisons(grid):",
     ),
     mutant(
         "ablate report reads results before its turn",

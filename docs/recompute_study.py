@@ -1,10 +1,10 @@
 """Recompute the numbers of a study or a report from the records of its runs, and compare.
 
     python docs/recompute_study.py STUDY                    # a published study
-    python recompute_study.py . [GRID ...]                  # beside a report, in its folder
+    python recompute_study.py . [GRID]                      # beside a report, in its folder
 
-A study has the records of its runs in `results.parquet`; those of a report lie in the folders of
-its grids, by default in that of the report. The program computes every score from the losses and
+A study has the records of its runs in `results.parquet`; those of a report lie in the folder of
+its grid, by default that of the report. The program computes every score from the losses and
 curves of the runs, and compares them with `sensitivity.csv` and `effects.csv`, and the mean losses
 with `tables/loss_by_warmup.md` where that is. It has the definitions of the package and none of its
 code, and prefers plain loops and enumeration. The exit code is 0 if all numbers agree to a relative
@@ -1067,15 +1067,11 @@ def compare_means(
 
 @dataclass
 class Grid:
-    """A grid: its plan, its grid file, and the rows of its cells, with the records of their runs.
-
-    `name` is that by which a report tells it from others, empty where it is the only one.
-    """
+    """A grid: its plan, its grid file, and the rows of its cells with the records of their runs."""
 
     plan: Mapping[str, Any]
     file: Mapping[str, Any]
     rows: list[dict[Any, Any]]
-    name: str = ""
 
     @property
     def reference(self) -> int | None:
@@ -1093,30 +1089,20 @@ class Grid:
         return bool(self.file.get("pruner")) and ended
 
 
-def read_grids(path: Path, folders: Sequence[Path]) -> list[Grid]:
-    """The grids of a study, or of a report whose grids lie in `folders`."""
+def read_grid(path: Path, folder: Path) -> Grid:
+    """The grid of a study, or of a report whose grid lies in `folder`."""
     table = pd.read_parquet(path).astype(object)
     rows = table.where(table.notna(), None).to_dict("records")
     held = pq.read_schema(path).metadata
     if b"plan.json" in held:
         texts = (zlib.decompress(base64.b64decode(held[k])) for k in (b"plan.json", b"grid.yaml"))
-        return [Grid(json.loads(next(texts)), yaml.safe_load(next(texts)), rows)]
-    grids, runs = [], {}
-    for folder in folders:
-        plan = json.loads((folder / "plan.json").read_text("utf-8"))
-        for cell in plan["cells"]:  # one run of an id, whatever grids have it
-            run = folder / "runs" / cell["name"]
-            if cell["id"] not in runs and (run / "result.json").is_file():
-                runs[cell["id"]] = run
-        name = f"grid={plan['name']}" if len(folders) > 1 else ""
-        own = [row for row in rows if f"{row['group']}, ".startswith(f"{name}, ") or not name]
-        grid = yaml.safe_load((folder / "grid.yaml").read_text("utf-8"))
-        grids.append(Grid(plan, grid, own, name))
+        return Grid(json.loads(next(texts)), yaml.safe_load(next(texts)), rows)
     for row in rows:
         for name in ("result.json", "metrics.csv"):
-            file = runs[row["id"]] / name if row["id"] in runs else None
-            row[name] = file.read_text("utf-8") if file and file.is_file() else None
-    return grids
+            file = folder / "runs" / row["name"] / name
+            row[name] = file.read_text("utf-8") if file.is_file() else None
+    plan = json.loads((folder / "plan.json").read_text("utf-8"))
+    return Grid(plan, yaml.safe_load((folder / "grid.yaml").read_text("utf-8")), rows)
 
 
 def read_arms(
@@ -1147,18 +1133,13 @@ def read_arms(
     return arms, places
 
 
-def check(folder: Path, grids: Sequence[Path] = ()) -> list[str]:
-    """Recompute one study, or the report in a folder; what disagrees."""
+def check(folder: Path, of: Path | None = None) -> list[str]:
+    """Recompute one study, or the report in a folder of the grid `of`; what disagrees."""
     wrong: list[str] = []
-    every: dict[Who, Arm] = {}
-    scores: dict[Key, Row] = {}
-    changes: list[tuple[Key, Row]] = []
-    for grid in read_grids(folder / "results.parquet", grids or [folder]):
-        arms, places = read_arms(grid, wrong)
-        found = {} if grid.pruned else sensitivity(arms, grid.reference)
-        every, scores = every | arms, scores | found
-        if grid.factors:
-            changes += effects(found, [*grid.factors], places).items()
+    grid = read_grid(folder / "results.parquet", of or folder)
+    arms, places = read_arms(grid, wrong)
+    scores = {} if grid.pruned else sensitivity(arms, grid.reference)
+    changes = [*effects(scores, [*grid.factors], places).items()] if grid.factors else []
     correct(scores)
     for name in MEASURES:
         holm(row for key, row in changes if key[3] == name and not math.isnan(row.p))
@@ -1167,13 +1148,13 @@ def check(folder: Path, grids: Sequence[Path] = ()) -> list[str]:
     if changes or (folder / "effects.csv").exists():
         compare(folder / "effects.csv", ("factors", "measure", *NUMBERS), changes, wrong)
     if (means := folder / "tables" / "loss_by_warmup.md").exists():
-        compare_means(means, keys, every, scores, wrong)
+        compare_means(means, keys, arms, scores, wrong)
     return [f"{folder}: {text}" for text in wrong]
 
 
 if __name__ == "__main__":
     if len(sys.argv) < 2:
         sys.exit(__doc__)
-    found = check(Path(sys.argv[1]), [Path(each) for each in sys.argv[2:]])
+    found = check(*map(Path, sys.argv[1:3]))
     print("\n".join(found) or "everything agrees")
     sys.exit(bool(found))

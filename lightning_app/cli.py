@@ -80,9 +80,7 @@ COMMANDS = {
     ),
     "run": Command("grid.add_run", "run the missing cells of a grid; resumes by itself"),
     "status": Command("grid.add_status", "counts by state, running cells, time left, failures"),
-    "report": Command(
-        "grid.add_report", "tables, figures and report.html of a grid, or of several"
-    ),
+    "report": Command("grid.add_report", "tables, figures and report.html of a grid"),
     "results": Command("grid.add_results", "the runs of a grid as a table; any axis compared"),
     "submit": Command(
         "grid.add_submit", "run a grid on a SLURM cluster: an array of supervisors", "sbatch"
@@ -104,6 +102,11 @@ COMMANDS = {
     ),
 }
 """The commands in the order of the documentation."""
+
+ONE_GRID = (
+    "report: takes one grid; a third grid over both shows them together, and nothing trains again: "
+    "equal experiments have equal ids"
+)
 
 OTHER_NAMES = {
     **dict.fromkeys(("train", "continue", "resume"), "fit"),
@@ -184,6 +187,8 @@ def parse_arguments(words: Sequence[str]) -> argparse.Namespace:
     if unread:
         options = re.findall(r"--[a-z-]+", parser.commands[name].format_help())
         hint = nearest(unread[0], options)
+        if name == "report" and not unread[0].startswith("-"):
+            raise UserError(ONE_GRID)
         if takes == "sbatch":
             hint += " (options of sbatch belong after --: ablate submit GRID -- --partition gpu)"
         raise UserError(f"{name}: unknown argument '{unread[0]}'{hint}")

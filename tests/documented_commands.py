@@ -73,10 +73,6 @@ SEEN = {
     "ablate run demo --workers 2": DEMO,
     "ablate status demo": Seen(COUNTS),
     "ablate report demo --serve": Seen(SERVED, "experiments/demo/report.html", OPEN),
-    "ablate report demo demo_mlm": Seen(
-        r"report: experiments/demo-vs-demo_mlm/report\.html",
-        "experiments/demo-vs-demo_mlm/report.html",
-    ),
     "ablate status demo --json": Seen(r'^\{\n "schema": 1,\n "command": "status",'),
     "ablate init my_project": Seen(
         "my_project: ablate.yaml, ", "my_project/test_blocks.py", fresh="my_project"
@@ -183,7 +179,6 @@ SEEN = {
     "ablate run demo --retry-failed": DEMO,
     "ablate run demo --rerun-stale": DEMO,
     # Needed by others
-    "ablate run demo_mlm": done("demo_mlm", 4),
 }
 
 ELSEWHERE = {
@@ -197,7 +192,6 @@ ELSEWHERE = {
 
 NEEDED = {
     "docs/api.md": ["ablate run demo"],
-    "docs/commands.md": ["ablate run demo_mlm"],
     "docs/reading-a-report.md": ["ablate run demo"],
     "docs/troubleshooting.md": ["ablate run demo"],
 }

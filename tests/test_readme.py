@@ -58,7 +58,7 @@ def test_a_command_is_understood(command: str) -> None:
         for config in [args.config] if isinstance(args.config, Path) else args.config:
             if config.name not in OF_PAGES:
                 assert read_config(config, getattr(args, "overrides", ()))["model"]
-    for grid in getattr(args, "grids", [args.grid] if hasattr(args, "grid") else []):
+    if grid := getattr(args, "grid", None):
         if Path(grid).is_dir():  # a published study
             assert Path(grid, "results.parquet").is_file()
         elif Path(grid).name not in OF_PAGES:

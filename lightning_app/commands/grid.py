@@ -5,7 +5,7 @@ import logging
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import asdict
 from functools import partial
@@ -244,11 +244,9 @@ _REPORTED = (  # read from the run folders
 
 
 def add_report(parser: Parser) -> None:
-    text = f"{GRID}, or the folder of a published study; several are compared"
-    parser.add("grids GRID", text, nargs="+")
+    parser.add("grid GRID", f"{GRID}, or the folder of a published study")
     add_experiments(parser)
-    text = "the report's folder (default: the grid's; for several grids, A-vs-B next to it)"
-    parser.add("--out DIR", text)
+    parser.add("--out DIR", "the report's folder (default: the grid's)")
     text = "also write the study into DIR: its results as one file, scores and headline figure"
     parser.add("--publish DIR", text, dest="publish_in")
     parser.add("--serve", "then serve it with TensorBoard, on this machine only")
@@ -258,7 +256,7 @@ def add_report(parser: Parser) -> None:
 
 
 def report_command(
-    grids: Sequence[str | Path],
+    grid: str | Path,
     experiments: Path = EXPERIMENTS,
     out: Path | None = None,
     *,
@@ -269,10 +267,10 @@ def report_command(
 ) -> int:
     """`ablate report`: tables, figures and `report.html` from run folders only.
 
-    Several grids get one joint report in a separate folder. A grid may also be the folder of a
-    published study, whose runs are then restored in `experiments`; `publish_in` is the place to
-    write such a folder. With `serve` the page is served together with TensorBoard until a signal
-    arrives, at `port` or 6006; port 0 picks a free one. Raises `UserError`.
+    A grid may also be the folder of a published study, whose runs are then restored in
+    `experiments`; `publish_in` is the place to write such a folder. With `serve` the page is served
+    together with TensorBoard until a signal arrives, at `port` or 6006; port 0 picks a free one.
+    Raises `UserError`.
     """
     if port is not None and not serve:
         raise UserError("--port: needs --serve")
@@ -280,45 +278,40 @@ def report_command(
         raise UserError(f"--port: expected 0 to 65535, found {port}")
     if serve and as_json:
         raise UserError("--serve: runs until it is stopped; --json needs a command that ends")
-    from lightning_app.report.results import different, read_results, together
+    from lightning_app.report.results import read_results
     from lightning_app.report.tensorboard import write_index
     from lightning_app.report.write import claim, publish, serve_report, write
 
-    if publish_in is not None and len(grids) > 1:
-        raise UserError(f"--publish: takes the results of one grid, found {len(grids)} grids")
     if publish_in is not None and GridFolder(publish_in).plan.is_file():
         raise UserError(f"--publish: {publish_in}: is the folder of a grid; name another folder")
-    planned = [find_planned(_restored(grid, experiments), experiments) for grid in grids]
-    folders = [folder for folder, _ in planned]
-    for run in (run for folder in folders for run in runs_with_plugins(GridFolder(folder))):
+    folder, file = find_planned(_restored(grid, experiments), experiments)
+    for run in runs_with_plugins(GridFolder(folder)):
         require(run)  # it may define facts about a task
     with ExitStack() as held, document("report", as_json) as tree:
         port = 6006 if port is None else port  # TensorBoard's default
         claimed = held.enter_context(claim(port)) if serve else None
         with ExitStack() as writing:
-            if len(folders) == 1 and out is None and _can_write(folders[0]):
-                writing.enter_context(_writing(GridFolder(folders[0])))
-            read = [read_results(folder, file) for folder, file in planned]
-            grid = read[0] if len(read) == 1 else together(read)
-            _check_apart(grid, out or grid.folder)
-            if as_json and out is None and not _can_write(grid.folder):
-                print(f"{grid.folder}: may only be read: no report.html", file=sys.stderr)
+            if out is None and _can_write(folder):
+                writing.enter_context(_writing(GridFolder(folder)))
+            found = read_results(folder, file)
+            _check_apart(folder, out or folder)
+            if as_json and out is None and not _can_write(folder):
+                print(f"{folder}: may only be read: no report.html", file=sys.stderr)
                 page = None
             else:
-                page = write(grid, out or grid.folder)
+                page = write(found, out or folder)
             if publish_in is not None:
-                publish(grid, publish_in)
-            for folder in filter(_can_write, folders):
+                publish(found, publish_in)
+            if _can_write(folder):
                 write_index(folder)
-        cells = different(grid)
-        words = Counter(cell.word for cell in cells)
-        words["waiting"] += len(grid.without_parent)
-        tree |= {"grids": [each.name for each in read], "report": page, "cells": words.total()}
-        tree |= {**by_status(words, _REPORTED), **show_headline(grid)}
+        words = Counter(cell.word for cell in found.cells)
+        words["waiting"] += len(found.without_parent)
+        tree |= {"grid": found.name, "report": page, "cells": words.total()}
+        tree |= {**by_status(words, _REPORTED), **show_headline(found)}
         if page is not None:
             print(f"report: {page}")
         if page is not None and claimed is not None:
-            serve_report(page, folders, claimed)
+            serve_report(page, folder, claimed)
     return 1 if tree["damaged"] else 0
 
 
@@ -344,8 +337,8 @@ def _restored(grid: str | Path, experiments: Path) -> str | Path:
     return folder
 
 
-def _check_apart(grid: "GridResults", out: Path) -> None:
-    """Refuse to overwrite the report of a grid with one of another, or of several."""
+def _check_apart(grid: Path, out: Path) -> None:
+    """Refuse to overwrite the report of a grid with one of another."""
     from lightning_app.report.packed import PACKED, is_packed
 
     if is_packed(out / PACKED):
@@ -353,9 +346,8 @@ def _check_apart(grid: "GridResults", out: Path) -> None:
             f"--out: {out}: holds a published study, whose {PACKED} the report would overwrite; "
             "name another folder"
         )
-    own = None if grid.parts else grid.folder.resolve()
     for folder in (out.resolve(), *out.resolve().parents):
-        if folder != own and GridFolder(folder).plan.is_file():
+        if folder != grid.resolve() and GridFolder(folder).plan.is_file():
             raise UserError(
                 f"--out: {out}: lies in the folder of the grid {folder.name}, which has a report "
                 "of its own; name another folder"

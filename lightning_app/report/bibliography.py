@@ -8,7 +8,7 @@ from importlib import resources
 from typing import Any
 
 from lightning_app.config.tree import BLOCK, PRESET
-from lightning_app.report.results import GridResults, values_over
+from lightning_app.report.results import GridResults
 
 TEXT = re.compile(r"\\[\"'`^~]?|[{}]")  # TeX markup to remove for plain text
 
@@ -66,14 +66,9 @@ def cited(topics: Iterable[str]) -> list[str]:
 def references(grid: GridResults) -> str:
     """`references.bib`: papers about the methods used, and papers whose figures are compared."""
     entries = bibliography()
-    named = [figure["paper"] for figure in published_of(grid)]
+    named = [figure["paper"] for figure in grid.published]
     keys = dict.fromkeys([*cited(topics_of(grid)), *(key for key in named if key in entries)])
     return "\n".join(entries[key].bibtex for key in keys)
-
-
-def published_of(grid: GridResults) -> list[Mapping[str, Any]]:
-    """The published figures of a grid, or of all that it joins."""
-    return [figure for part in grid.parts or (grid,) for figure in part.published]
 
 
 def topics_of(grid: GridResults) -> list[str]:
@@ -121,5 +116,4 @@ def presets_of(grid: GridResults) -> list[str]:
 
 
 def values_of(grid: GridResults, key: str) -> list[Any]:
-    """The values of a setting over the grid, or over the grids that it joins; empty if not set."""
-    return [value for value in values_over(key, grid.parts or (grid,)) if value is not None]
+    return [value for value in grid.tried(key) if value is not None]

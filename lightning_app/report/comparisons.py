@@ -62,7 +62,6 @@ from lightning_app.report.pairs import (
     unfinished,
 )
 from lightning_app.report.results import (
-    AXIS,
     CellResult,
     GridResults,
     as_number,
@@ -75,7 +74,7 @@ from lightning_app.report.statistics import (
     LEVEL,
     ended_alike,
     guarded_ps,
-    joined_values,
+    label_values,
     mean,
     pooled_spread,
     seeds_interval,
@@ -181,16 +180,9 @@ def slices(grid: GridResults, arms: Sequence[MetricMean]) -> dict[str, dict[str,
 
 
 def metrics_document(grid: GridResults) -> list[dict[str, Any]]:
-    """The means for scripts, per joined grid."""
-    return [
-        {
-            "grid": part.name,
-            "metric": part.metric,
-            "mode": part.mode,
-            "arms": [asdict(arm) for arm in by_metric(part)],
-        }
-        for part in grid.parts or (grid,)
-    ]
+    """The means for scripts."""
+    arms = [asdict(arm) for arm in by_metric(grid)]
+    return [{"grid": grid.name, "metric": grid.metric, "mode": grid.mode, "arms": arms}]
 
 
 MEASURES = ("octaves", "need", "steps_at_best_rates", "delta", "rate_sensitivity", "steps_saved")
@@ -225,22 +217,10 @@ class Effect:
 
 def effects(grid: GridResults, scores: Sequence[Score]) -> list[Effect]:
     """The effects of all factors on each measure; none for a grid without factors."""
-    rows: list[Effect] = []
-    grids: list[int] = []
-    for number, part in enumerate(grid.parts or (grid,)):
-        own = [*_of_grid(part, scores)] if part.factors else []
-        if grid.parts:  # as in the groups of its cells
-            name = f"{AXIS}={label(part.name)}"
-            own = [
-                replace(r, group=name if r.group == "all" else f"{name}, {r.group}") for r in own
-            ]
-        rows += own
-        grids += [number] * len(own)
-    return _corrected(rows, grids)
+    return _corrected(_uncorrected(grid, scores)) if grid.factors else []
 
 
-def _of_grid(grid: GridResults, scores: Sequence[Score]) -> list[Effect]:
-    """The effects of one grid before Holm's correction."""
+def _uncorrected(grid: GridResults, scores: Sequence[Score]) -> list[Effect]:
     places = _places(grid)
     tables: dict[tuple[str, str, float], dict[Levels, Score]] = {}
     for score in scores:
@@ -349,14 +329,14 @@ def _of_table(
             )
 
 
-def _corrected(rows: Sequence[Effect], grids: Sequence[int]) -> list[Effect]:
-    """The effects with p values corrected over each measure; `grids` names the grid of each."""
+def _corrected(rows: Sequence[Effect]) -> list[Effect]:
+    """The effects with p values corrected over each measure."""
     corrected = {}
     for measure in dict.fromkeys(effect.measure for effect in rows):
         family = [place for place, effect in enumerate(rows) if effect.measure == measure]
         ps = [1.0 if _waits(rows[n]) and math.isnan(rows[n].p) else rows[n].p for n in family]
         signs = [rows[n].p_sign for n in family]
-        values = joined_values(ps, signs, [grids[n] for n in family]).tolist()
+        values = label_values(ps, signs).tolist()
         known = (
             math.nan if math.isnan(rows[n].p) else p for n, p in zip(family, values, strict=True)
         )
@@ -467,31 +447,26 @@ def compared_axes(grid: GridResults) -> dict[str, Any]:
 
 
 def comparisons(grid: GridResults, axes: Mapping[str, Any] | None = None) -> list[MetricDifference]:
-    """Every comparison of a grid, or of the grids that it joins; none where a pruner ended runs.
+    """Every comparison of a grid; none where a pruner ended runs.
 
     Args:
         grid: The grid.
         axes: The axes to compare with the baseline of each; None for `compared_axes`.
     """
-    rows: list[MetricDifference] = []
-    grids: list[int] = []
-    for number, part in enumerate(grid.parts or (grid,)):
-        if part.pruner is not None:
-            continue
-        asked = compared_axes(part) if axes is None else axes
-        own = [row for axis, base in asked.items() for row in _of(part, axis, base)]
-        if part.more:  # further runs, which may change each of them
-            waits = f"the search or refinement has {UNFINISHED}"
-            own = [replace(row, p=math.nan, note=join_notes(row.note, waits)) for row in own]
-        rows += own
-        grids += [number] * len(own)
+    if grid.pruner is not None:
+        return []
+    asked = compared_axes(grid) if axes is None else axes
+    rows = [row for axis, base in asked.items() for row in _of(grid, axis, base)]
+    if grid.more:  # further runs, which may change each of them
+        waits = f"the search or refinement has {UNFINISHED}"
+        rows = [replace(row, p=math.nan, note=join_notes(row.note, waits)) for row in rows]
     # Those whose runs have not finished count too, so that the family does not grow later.
     family = [
         1.0 if math.isnan(row.p) and (row.seeds > 1 or UNFINISHED in row.note) else row.p
         for row in rows
     ]
     signs = [row.p_sign for row in rows]
-    corrected = zip(rows, joined_values(family, signs, grids).tolist(), strict=True)
+    corrected = zip(rows, label_values(family, signs).tolist(), strict=True)
     return [row if math.isnan(row.p) else replace(row, p_holm=p) for row, p in corrected]
 
 

@@ -14,10 +14,8 @@ from lightning_app.report.results import (
     OTHER_DATA,
     CellResult,
     GridResults,
-    different,
     outcomes,
     read_mapping,
-    shared,
 )
 from lightning_app.runs.folder import BLOCK, STORE, GridFolder
 from lightning_app.runs.mixtures import UNKNOWN, counted, groups
@@ -78,10 +76,9 @@ def share_interval(low: float, high: float) -> str:
 
 
 def state_counts(grid: GridResults) -> str:
-    """The number of cells per state; a cell shared by several grids counts once."""
-    cells = different(grid)
-    states = [cell.state for cell in cells]
-    ended, waiting = outcomes(cells), len(grid.without_parent)
+    """The number of cells per state."""
+    states = [cell.state for cell in grid.cells]
+    ended, waiting = outcomes(grid.cells), len(grid.without_parent)
     parts = [
         f"of them {ended}" if ended else "none of them stalled",
         f"{states.count('pruned')} pruned" if "pruned" in states else "",
@@ -94,16 +91,11 @@ def state_counts(grid: GridResults) -> str:
         f"at most {grid.more} more that their results may ask for" if grid.more else "",
     ]
     counted = ", ".join(part for part in parts if part)
-    finished = sum(cell.finished for cell in cells)
-    common = shared(grid)
-    once = f" {common} of them are in more than one grid and counted once." if common else ""
-    return f"{finished} of {len(states) + waiting} planned cells finished: {counted}.{once}"
+    return f"{len(grid.finished)} of {len(states) + waiting} planned cells finished: {counted}."
 
 
 def facts(grid: GridResults) -> dict[str, str]:
-    """The settings needed to repeat the runs, by name; of several grids, those of each."""
-    if grid.parts:
-        return _facts_of_each(grid)
+    """The settings needed to repeat the runs, by name."""
     rows = {
         "Variants": ", ".join(grid.variants),
         "Compared with": grid.baseline or DASH,
@@ -126,17 +118,6 @@ def facts(grid: GridResults) -> dict[str, str]:
         "Superseded": earlier_runs(grid),
     }
     return {name: value for name, value in rows.items() if value}
-
-
-def _facts_of_each(grid: GridResults) -> dict[str, str]:
-    own_facts = {part.name: facts(part) for part in grid.parts}
-    merged = {}
-    for name in dict.fromkeys(name for each in own_facts.values() for name in each):
-        values = {each: own.get(name, DASH) for each, own in own_facts.items()}
-        alike = len(set(values.values())) == 1
-        each = (f"{part}: {value}" for part, value in values.items())
-        merged[name] = next(iter(values.values())) if alike else " | ".join(each)
-    return merged
 
 
 _SPLITS = {"train": "training", "valid": "validation"}
@@ -359,9 +340,7 @@ def _code(grid: GridResults) -> str:
 def earlier_runs(grid: GridResults) -> str:
     """The number of earlier runs that were repeated and no longer count."""
     ids = {cell.id for cell in grid.cells}
-    parts = grid.parts or (grid,)
-    stores = {GridFolder(part.folder).experiments for part in parts}
-    count = sum(len(superseded(store, ids)) for store in stores)
+    count = len(superseded(GridFolder(grid.folder).experiments, ids))
     return f"{count} earlier runs, kept as {STORE}/ID@superseded-N; not counted" if count else ""
 
 

@@ -33,15 +33,13 @@ def results_frame(grid: GridResults) -> "pd.DataFrame":
     text = _columns_as_text(grid.axes, axes)
     measured = [cell.metrics for cell in grid.finished]
     metrics = list(dict.fromkeys(name for each in measured for name in each)) or [grid.metric]
-    parts = grid.parts or (grid,)
-    references = [part.reference_warmup for part in parts for _ in part.cells]
     rows = []
-    for cell, reference in zip(grid.cells, references, strict=True):
+    for cell in grid.cells:
         diverged, sizes = cell.record.get("diverged") or {}, cell.data.get("sizes") or {}
         values = {key: cell.axes.get(key) for key in axes}
         rows.append(
             _identity(cell)
-            | {"reference_warmup": reference}
+            | {"reference_warmup": grid.reference_warmup}
             | {key: label(values[key]) if key in text else values[key] for key in axes}
             | {name: as_number(cell.metrics.get(name)) for name in metrics}
             | {"outcome": cell.outcome, "loss": cell.loss, "unigram_entropy": cell.entropy}
@@ -189,11 +187,10 @@ def comparison(grid: GridResults) -> "pd.DataFrame":
     import pandas as pd
 
     rows = [
-        _row(part, figure, group)
-        for part in grid.parts or (grid,)
-        for figure in part.published
-        if not (part.scored and figure["metric"].startswith(AVERAGE))
-        for group in _groups(part, figure)
+        _row(grid, figure, group)
+        for figure in grid.published
+        if not (grid.scored and figure["metric"].startswith(AVERAGE))
+        for group in _groups(grid, figure)
     ]
     return pd.DataFrame(rows, columns=list(COLUMNS))
 
@@ -205,14 +202,11 @@ def _groups(grid: GridResults, figure: Mapping[str, Any]) -> list[str]:
     return list(dict.fromkeys(cell.group for cell in cells)) or [""] * (data is not None)
 
 
-def our_settings(grid: GridResults) -> list[str]:
-    """The data and settings of our runs: one text, or one for each grid that is joined."""
-    texts = []
-    for part in grid.parts or (grid,):
-        own, name = facts(part), f"{part.name}: " if grid.parts else ""
-        wanted = [key for key in ("Model", "Schedule", "Optimizer") if key in own]
-        texts.append(name + " ".join([in_short(part), *(f"{key}: {own[key]}." for key in wanted)]))
-    return texts
+def our_settings(grid: GridResults) -> str:
+    """The data and settings of our runs."""
+    own = facts(grid)
+    wanted = [key for key in ("Model", "Schedule", "Optimizer") if key in own]
+    return " ".join([in_short(grid), *(f"{key}: {own[key]}." for key in wanted)])
 
 
 def _row(grid: GridResults, figure: Mapping[str, Any], group: str) -> dict[str, Any]:

@@ -33,7 +33,7 @@ from lightning_app.report.pairs import (
     stall_counts,
     stall_tables,
 )
-from lightning_app.report.results import AXIS, GridResults, failures
+from lightning_app.report.results import GridResults, failures
 from lightning_app.report.statistics import LEVEL, mean
 from lightning_app.report.tasks import FailureTest, failure_tests
 from lightning_app.scores.task_facts import glue_task_of
@@ -169,30 +169,21 @@ def stall_words(own: Mapping[str, Score], reference: int | None, kinds: str = "s
     return f"{ends} {where} ({counts})"
 
 
-def findings(
-    grid: GridResults, scores: Sequence[Score], whole: GridResults | None = None
-) -> list[str]:
+def findings(grid: GridResults, scores: Sequence[Score]) -> list[str]:
     """The headline in sentences, the strongest effect first; empty without a reference warm-up.
 
     First the variants whose runs stall, over all rates; then those that warm-up helps, by Delta at
     a single rate, by the need at the best rates where a grid has several. The first sentence of
     each group of the other axes names the budget. Of tasks with published scores: who fails more
-    often, and whose scores change. `whole` joins this grid with others: p values are corrected over
-    all of them, as in its tables.
+    often, and whose scores change.
     """
-    found = []
-    if not grid.parts and not grid.asks_warmup:
-        return _compared(grid, whole or grid)
-    if not grid.parts and grid.scored:
-        return _by_score(grid, whole or grid)
-    for part in grid.parts:  # each has its own budget and baseline
-        groups = {cell.group for cell in part.cells}
-        texts = findings(part, [score for score in scores if score.group in groups], grid)
-        if not part.asks_warmup or part.scored:  # others name their groups
-            texts = [f"{AXIS}={label(part.name)}: {text}" for text in texts]
-        found += texts
-    if not grid.reference_warmup or grid.parts:
-        return found
+    if not grid.asks_warmup:
+        return _compared(grid)
+    if grid.scored:
+        return _by_score(grid)
+    if not grid.reference_warmup:
+        return []
+    found: list[str] = []
     groups = dict.fromkeys(score.group for score in scores)
     for group in groups:
         own: dict[str, dict[str, Score]] = {}
@@ -224,13 +215,13 @@ def findings(
     return found
 
 
-def _compared(grid: GridResults, whole: GridResults) -> list[str]:
+def _compared(grid: GridResults) -> list[str]:
     """What the comparisons of the grid's metric say, a sentence for each axis and slice.
 
     Beside a label is what else differs: the tokens read and the length of training.
     """
     read: dict[tuple[str, str, str, str], dict[str, list[MetricDifference]]] = {}
-    for row in (row for row in comparisons(whole) if row.grid == grid.name):
+    for row in comparisons(grid):
         kinds = read.setdefault((row.axis, row.baseline, row.where, row.metric), {})
         kinds.setdefault(row.reading, []).append(row)
     found = []
@@ -249,13 +240,13 @@ def _compared(grid: GridResults, whole: GridResults) -> list[str]:
     return found
 
 
-def _by_score(grid: GridResults, whole: GridResults) -> list[str]:
+def _by_score(grid: GridResults) -> list[str]:
     """Who needs warm-up by the scores of tasks: failed runs, then the scores themselves.
 
     Empty where no warm-up is compared with none. Only the last sentence mentions the loss: it
     is not what a reader of these tasks asks for.
     """
-    tests = [test for test in failure_tests(whole) if test.grid == grid.name]
+    tests = failure_tests(grid)
     found = [
         sentence
         for axis, value, baseline in dict.fromkeys((t.axis, t.value, t.baseline) for t in tests)
@@ -263,7 +254,7 @@ def _by_score(grid: GridResults, whole: GridResults) -> list[str]:
             [t for t in tests if (t.axis, t.value, t.baseline) == (axis, value, baseline)]
         )
     ]
-    found += _scores_moved([row for row in comparisons(whole) if row.grid == grid.name])
+    found += _scores_moved(comparisons(grid))
     if found:
         tasks = _listed(_corpora(grid))
         found[0] = say("findings.on_tasks", budget=budget_of(grid), tasks=tasks, text=found[0])

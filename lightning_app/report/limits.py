@@ -13,9 +13,6 @@ from lightning_app.report.results import (
     CellResult,
     GridResults,
     damaged_files,
-    different,
-    differing_settings,
-    shared,
     unlike,
 )
 from lightning_app.report.statistics import FEW_SEEDS, LEVEL, wilson_interval
@@ -32,8 +29,6 @@ SHORT = 3  # other limits that the page shows unfolded, one line each
 
 def limits(grid: GridResults) -> list[str]:
     """The limits of a grid, one message each, the `urgent` ones first."""
-    if grid.parts:
-        return _limits_of_all(grid)
     items = [*urgent(grid), *_of_scores(grid), *_of_overlap(grid), *_without_spread(grid)]
     items.append(say("limits.budget", budget=budget_of(grid)))
     items += filter(None, [unsealed(records_of(grid))])
@@ -174,29 +169,6 @@ def urgent(grid: GridResults) -> list[str]:
     if missing := cells - len(grid.finished) - pruned - apart:
         items.append(say("limits.missing", missing=missing, cells=cells))
     return items
-
-
-def _limits_of_all(grid: GridResults) -> list[str]:
-    """The limits between the grids, then those common to all, then those of single grids."""
-    differ = "; ".join(
-        f"{key} ({' / '.join(map(label, values))})"
-        for key, values in differing_settings(grid).items()
-    )
-    items: list[str] = [say("limits.between_grids", differ=differ or "none except their axes")]
-    runs = {cell.name: cell.record for cell in different(grid) if cell.finished}
-    items += statements(runs).values()
-    items += _of_rulers(grid)
-    if common := shared(grid):
-        items.append(say("limits.shared", cells=common))
-    own = {part.name: limits(part) for part in grid.parts}
-    alike = [item for item in own[grid.parts[0].name] if all(item in of for of in own.values())]
-    each = [
-        say("limits.of_grid", grid=name, text=item)
-        for name, of in own.items()
-        for item in of
-        if item not in alike
-    ]
-    return [*items, *alike, *each]
 
 
 def _not_asked(grid: GridResults) -> list[str]:

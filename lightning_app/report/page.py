@@ -126,15 +126,14 @@ def page(report: Report, drawings: Sequence[FigureFiles], made_from: str = "") -
         made_from: The digest of all inputs.
     """
     grid, rates = report.grid, report.grid.rates
-    warmup = bool(grid.parts) or grid.asks_warmup
+    warmup = grid.asks_warmup
     sentences = findings(grid, report.scores)
-    claim, *others = sentences if sentences and not grid.parts else [_unanswered(grid), *sentences]
+    claim, *others = sentences or [_unanswered(grid)]
     figures = [_shown(grid, drawing, n) for n, drawing in enumerate(drawings, start=1)]
     first = figures[0] if figures and figures[0].drawing.question == "need" else None
     return render(
         "page.html",
         grid=grid,
-        parts=grid.parts or (grid,),
         kind="warm-up sensitivity" if warmup else "ablation",
         warmup=warmup,
         made_from=made_from,
@@ -145,7 +144,7 @@ def page(report: Report, drawings: Sequence[FigureFiles], made_from: str = "") -
         summary=_summary(grid),
         presets=preset_words(grid),
         limits=limits(grid),
-        shown_limits=SHORT + (0 if grid.parts else len(urgent(grid))),
+        shown_limits=SHORT + len(urgent(grid)),
         question=[
             " ".join(text.split()) for text in re.split(r"\n\s*\n", grid.question) if text.strip()
         ],
@@ -205,8 +204,7 @@ def _sections(grid: GridResults, *, warmup: bool) -> list[str]:
 def _tables(report: Report, *, warmup: bool) -> dict[str, list[ReportTable]]:
     """The tables of each part of the page, without empty ones."""
     grid, scores = report.grid, report.scores
-    parts = [part for part in grid.parts or (grid,) if part.finished]
-    metrics = [metric_table(part, named=bool(grid.parts)) for part in parts]
+    metrics = [metric_table(grid)] if grid.finished else []
     by_part: dict[str, list[ReportTable]] = {"need": [], "by_rate": [], "cost": [], "stable": []}
     by_part |= {"score": metrics, "run": [], "missing": [missing_table(grid)]}
     if grid.finished:
@@ -252,7 +250,7 @@ def _summary(grid: GridResults) -> str:
 def _unanswered(grid: GridResults) -> str:
     """The title of a page without a finding: the first sentence of the question, or the name."""
     sentence = re.match(r".*?[.?!](?=\s|$)", " ".join(grid.question.split()))
-    return grid.name if sentence is None or grid.parts else sentence[0]
+    return grid.name if sentence is None else sentence[0]
 
 
 def _detectable(scores: Sequence[Score]) -> list[str]:
@@ -270,8 +268,8 @@ def _detectable(scores: Sequence[Score]) -> list[str]:
 
 def _again(grid: GridResults, out: Path) -> str:
     """The command that recomputes the numbers; a test runs it."""
-    folders = [os.path.relpath(part.folder, out) for part in grid.parts or (grid,)]
-    words = ["python", RECOMPUTE, ".", *(folders if folders != ["."] else ())]
+    folder = os.path.relpath(grid.folder, out)
+    words = ["python", RECOMPUTE, ".", *([folder] if folder != "." else ())]
     return shlex.join(Path(word).as_posix() for word in words)
 
 

@@ -1,13 +1,7 @@
-"""The results of one or several grids, read from their folders.
-
-No score compares runs of two grids: each has its own baseline and reference warm-up. Only the
-correction of the p values covers all of them. A cell that several grids plan (one id: one
-experiment) is one run, and counts once wherever runs are pooled; a grid that has not finished it
-takes the result of one that has."""
+"""The results of a grid, read from its folder."""
 
 import hashlib
 import math
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -35,7 +29,6 @@ from lightning_app.config.tree import (
     cell_setting,
     group_name,
     key_of,
-    label,
     lookup,
     named_values,
     variant,
@@ -214,8 +207,7 @@ class GridResults:
     `pruner` is the rule by which hopeless cells were ended early, if any were. `adapts`: whether a
     search or a refinement chose settings by results; `more`: how many further cells it may still
     ask for, at most. `published` holds the figures of papers to compare with, as the grid file has
-    them. `parts` are the grids that this one joins (`analysis.together`). `strangers` names the
-    cells whose state is `other_data`, by their digest.
+    them. `strangers` names the cells whose state is `other_data`, by their digest.
     `wiring` is what the names of the axes begin with whose values are variants.
     `without_parent` names the cells that are not planned yet, since the runs of another grid that
     they start from are not finished. `linked` has the axes whose values follow from another axis,
@@ -237,7 +229,6 @@ class GridResults:
     adapts: bool = False
     more: int = 0
     published: tuple[Mapping[str, Any], ...] = ()
-    parts: tuple["GridResults", ...] = ()
     strangers: Mapping[str, Sequence[str]] = field(default_factory=dict)
     damaged_configs: tuple[str, ...] = ()
     factors: Mapping[str, str] = field(default_factory=dict)
@@ -272,11 +263,6 @@ class GridResults:
     @cached_property
     def seeds(self) -> tuple[int, ...]:
         return tuple(sorted({cell.seed for cell in self.cells if cell.seed is not None}))
-
-    def of_groups(self, *groups: str) -> "GridResults":
-        """The joined grid that has all these groups, with its own reference; else this one."""
-        own = (part for part in self.parts if {*groups} <= {cell.group for cell in part.cells})
-        return next(own, self)
 
     @property
     def monitored(self) -> Monitored:
@@ -399,7 +385,7 @@ def as_number(value: Any) -> float:
 
 def damaged_files(grid: GridResults) -> list[str]:
     """A line for each file that a report cannot read, with the reason."""
-    lines = {line: None for part in grid.parts or (grid,) for line in part.damaged_configs}
+    lines = dict.fromkeys(grid.damaged_configs)
     for cell in grid.cells:
         if cell.state == "damaged":
             lines[f"{cell.folder}/{cell.error}"] = None
@@ -410,124 +396,11 @@ def damaged_files(grid: GridResults) -> list[str]:
     return list(lines)
 
 
-AXIS = "grid"  # the axis whose values are the names of the grids
 UNSAID = (  # folders of a machine, and settings that change no result
     *("data.root", "data.cache", "data.num_workers", "trainer.default_root_dir"),
     *("trainer.logger", "trainer.log_every_n_steps"),
     *("trainer.enable_checkpointing", "trainer.enable_progress_bar"),
 )
-
-
-def together(grids: Sequence[GridResults]) -> GridResults:
-    """One grid with the cells of all; its `parts` are the grids, its groups distinguish them.
-
-    Settings that differ between them are left out of its `config`; several baselines are joined
-    in words. Its folder is next to that of the first grid and need not exist.
-
-    Raises:
-        UserError: for a grid that is named twice, for two grids with the same name, and for one
-            with a pruner, which has no scores.
-    """
-    _check(grids)
-    first = grids[0]
-    keys = list(dict.fromkeys(key for grid in grids for key in grid.axes))
-    results = {cell.id: cell for grid in reversed(grids) for cell in grid.finished[::-1]}
-    parts = tuple(_part(grid, keys, results) for grid in grids)
-    names = [grid.name for grid in grids]
-    config: Mapping[str, Any] = first.config
-    for grid in grids[1:]:
-        config = _common(config, grid.config)
-    baselines = dict.fromkeys(grid.baseline for grid in grids if grid.baseline)
-    references = {grid.reference_warmup for grid in grids}
-    return GridResults(
-        folder=first.folder.parent / "-vs-".join(names),
-        name=f"{', '.join(names[:-1])} and {names[-1]}",
-        question="\n\n".join(f"{grid.name}: {grid.question}" for grid in grids if grid.question),
-        config=config,
-        axes={AXIS: names} | {key: values_over(key, parts) for key in keys},
-        metric=first.metric,
-        mode=first.mode,
-        reference_warmup=first.reference_warmup if len(references) == 1 else None,
-        baseline=" or ".join(baselines) or None,
-        cells=tuple(cell for part in parts for cell in part.cells),
-        more=sum(part.more for part in parts),
-        parts=parts,
-        wiring=tuple(dict.fromkeys(axis for part in parts for axis in part.wiring)),
-        strangers=_joined(part.strangers for part in parts),
-        without_parent=tuple(name for part in parts for name in part.without_parent),
-    )
-
-
-def shared(grid: GridResults) -> int:
-    """The number of cells that are in more than one of the parts."""
-    planned = Counter(cell.id for cell in grid.cells)
-    return sum(count > 1 for count in planned.values())
-
-
-def different(grid: GridResults) -> list[CellResult]:
-    """Every cell of the parts once, in the order of the plans."""
-    return list({cell.id: cell for cell in reversed(grid.cells)}.values())[::-1]
-
-
-def differing_settings(grid: GridResults) -> dict[str, list[Any]]:
-    """Settings that no axis varies and that are not the same in all parts: a value for each."""
-    settings = {}
-    for key in dict.fromkeys(key for part in grid.parts for key, _ in leaves(part.config)):
-        values = [lookup(part.config, key) for part in grid.parts]
-        if key not in grid.axes and key not in UNSAID and any(v != values[0] for v in values):
-            settings[key] = values
-    return settings
-
-
-def _check(grids: Sequence[GridResults]) -> None:
-    if len(grids) < 2:
-        raise UserError("a comparison needs two grids or more")
-    folders = [grid.folder.resolve() for grid in grids]
-    for number, grid in enumerate(grids):
-        if folders[number] in folders[:number]:
-            raise UserError(f"{grid.name}: the grid is named twice; name two different ones")
-        if grid.name in [each.name for each in grids[:number]]:
-            raise UserError(f"{grid.folder}: name: another of the grids is also called {grid.name}")
-        if grid.pruner is not None:
-            raise UserError(
-                f"{grid.folder / 'grid.yaml'}: pruner: {grid.pruner}: a grid whose cells were "
-                "ended early has no scores to compare; use a grid without a pruner"
-            )
-
-
-def _part(grid: GridResults, keys: Sequence[str], results: Mapping[str, CellResult]) -> GridResults:
-    """The grid with its name in each group, all varied settings per cell, and shared results."""
-    fixed = {key: lookup(grid.config, key) for key in keys if key not in grid.axes}
-
-    def named(cell: CellResult) -> CellResult:
-        others = "" if cell.group == "all" else f", {cell.group}"
-        return replace(
-            cell if cell.finished else results.get(cell.id, cell),
-            axes={AXIS: grid.name, **fixed, **cell.axes},
-            variant=cell.variant,
-            baseline=cell.baseline,
-            group=f"{AXIS}={label(grid.name)}{others}",
-        )
-
-    return without_strangers(replace(grid, cells=tuple(map(named, grid.cells))))
-
-
-def values_over(key: str, parts: Sequence[GridResults]) -> list[Any]:
-    """The values of a setting over all parts, each once. They need not be hashable."""
-    values: list[Any] = []
-    for part in parts:
-        own = part.axes.get(key, [lookup(part.config, key)])
-        values += [value for value in own if value not in values]
-    return values
-
-
-def _joined(of_parts: Iterable[Mapping[str, Sequence[str]]]) -> dict[str, list[str]]:
-    """The names of all parts, by the same keys."""
-    joined: dict[str, list[str]] = {}
-    for of in of_parts:
-        for key, names in of.items():
-            joined.setdefault(key, []).extend(names)
-    return joined
 
 
 def _common(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:

@@ -470,24 +470,6 @@ def label_values(p: ArrayLike, p_sign: ArrayLike) -> Floats:
     return np.where(small, np.fmax(corrected, np.asarray(p_sign, dtype=float)), corrected)
 
 
-def joined_values(p: Sequence[float], p_sign: Sequence[float], grids: Sequence[int]) -> Floats:
-    """`label_values` over the comparisons of several grids, `grids` naming that of each.
-
-    None is below its value within its own grid: the guards for small families apply there, since
-    the spread of one grid tells nothing of the noise of another.
-    """
-    given, signs, of = (
-        np.asarray(p, dtype=float),
-        np.asarray(p_sign, dtype=float),
-        np.asarray(grids),
-    )
-    corrected = label_values(given, signs)
-    for grid in np.unique(of):
-        own = of == grid
-        corrected[own] = np.fmax(corrected[own], label_values(given[own], signs[own]))
-    return corrected
-
-
 def family_size(comparisons: ArrayLike) -> NDArray[np.int_]:
     """As how many comparisons a family counts: 23 for one, 22 for two, its own from 12 on."""
     return np.maximum(comparisons, 2 * FAMILY - np.asarray(comparisons))

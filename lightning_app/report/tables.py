@@ -137,13 +137,12 @@ def headline_table(grid: GridResults, scores: Sequence[Score]) -> ReportTable:
 
     def reads(own: Own) -> Datum:
         of = own["delta"]
-        known = grid.of_groups(of.group).reference_warmup
         cells = [
             cell
             for cell in grid.finished
             if (cell.group, cell.variant, cell.lr) == (of.group, of.variant, of.lr)
         ]
-        stalls = stall_words(own, known, failures(cells) or "stalled")
+        stalls = stall_words(own, reference, failures(cells) or "stalled")
         text = with_p(own_reading(own), own["delta"])
         return Datum(text, (stalls,) if stalls else (), title=own["delta"].note * (text == DASH))
 
@@ -351,13 +350,8 @@ def cost_table(grid: GridResults) -> ReportTable:
     return laid_out("cost", columns, rows, caption=caption)
 
 
-def metric_table(grid: GridResults, *, named: bool) -> ReportTable:
-    """Means by variant and warm-up of the values that the runs report, the best variant first.
-
-    Args:
-        grid: One grid.
-        named: Whether the caption names the grid, as next to tables of other grids.
-    """
+def metric_table(grid: GridResults) -> ReportTable:
+    """Means by variant and warm-up of the values that the runs report, the best variant first."""
     first, *others = grid.measures
     judged = judged_by(grid)
 
@@ -370,11 +364,10 @@ def metric_table(grid: GridResults, *, named: bool) -> ReportTable:
     def mean_at(warmup: int) -> Callable[[list[MetricMean]], Datum]:
         return lambda arms: _mean(next((a for a in arms if (a.warmup or 0) == warmup), None))
 
-    of = f" of {grid.name}" if named else ""
     if grid.scored and first.metric != grid.metric:
-        what = f"The task's own score{of}, {'named in each part' if others else words(first)}"
+        what = f"The task's own score, {'named in each part' if others else words(first)}"
     else:
-        what = f"The metric of the grid file{of}, {grid.metric}: {direction(grid.mode)}"
+        what = f"The metric of the grid file, {grid.metric}: {direction(grid.mode)}"
     unit, why = "own score" if others else first.metric, why_apart(grid)
     warmups = sorted({cell.warmup or 0 for cell in grid.finished})
     return laid_out(
@@ -419,9 +412,8 @@ def factor_table(grid: GridResults, effects: Sequence[Effect]) -> ReportTable:
     shown = [effect for effect in effects if math.isnan(effect.lr) or not all_rates]
     levels = "; ".join(
         dict.fromkeys(
-            f"{name}: {' to '.join(value_name(axis, v, part.labels) for v in part.axes[axis])}"
-            for part in grid.parts or (grid,)
-            for name, axis in part.factors.items()
+            f"{name}: {' to '.join(value_name(axis, v, grid.labels) for v in grid.axes[axis])}"
+            for name, axis in grid.factors.items()
         )
     )
 
@@ -450,8 +442,7 @@ def comparison_table(grid: GridResults, differences: Sequence[MetricDifference])
     """One row per comparison, one body per axis and metric."""
 
     def heading(row: MetricDifference) -> str:
-        of = f"{row.grid}: " if grid.parts else ""
-        text = f"{of}{row.axis}, {row.metric} of each value less that of {row.baseline}"
+        text = f"{row.axis}, {row.metric} of each value less that of {row.baseline}"
         return f"{text} ({direction(row.mode)})"
 
     def reads(row: MetricDifference) -> Datum:
@@ -493,7 +484,7 @@ def published_table(grid: GridResults) -> ReportTable:
         return heading, lambda row: Datum(_plain(name, row[name]), wrap=name in wide)
 
     rows = (("", record) for record in frame.to_dict("records"))
-    caption = say("captions.published", settings=" ".join(our_settings(grid)))
+    caption = say("captions.published", settings=our_settings(grid))
     return laid_out("published", map(column, map(str, frame.columns)), rows, caption=caption)
 
 
@@ -688,13 +679,13 @@ def _task_rows(
     by_heading: dict[tuple[str, str], list[TaskScore]] = {}
     for score in scores:
         rows = of_kind[score.grid, score.kind]
-        heading = f"{score.grid}: " if len(grid.parts) > 1 else ""
+        heading = ""
         if score.kind == "mean":
             words = setting_words(rows)
-            heading += f"ours, mean over {_seeds(rows)} of one setting"
+            heading = f"ours, mean over {_seeds(rows)} of one setting"
             heading += f" ({words})" if words else ""
         elif score.kind == "best_median":
-            heading += (
+            heading = (
                 f"ours, OPTIMISTIC: median of the best of {max(row.settings for row in rows)} "
                 "settings, chosen on the dev set for each task"
             )

@@ -217,13 +217,9 @@ def over_seeds(cells: Sequence[CellResult], metric: str) -> OverSeeds:
 def failed_runs(grid: GridResults) -> list[FailedRuns]:
     """Every arm of a task with published scores, in the order of the plan."""
     arms: dict[tuple[Any, ...], list[CellResult]] = {}
-    parts = [(part, cell) for part in grid.parts or (grid,) for cell in part.scored]
-    owner = {}
-    for part, cell in parts:
-        key = (part.name, cell.group, cell.lr, cell.variant, cell.warmup)
-        arms.setdefault(key, []).append(cell)
-        owner[key] = part
-    return [_arm(owner[key], cells) for key, cells in arms.items()]
+    for cell in grid.scored:
+        arms.setdefault((cell.group, cell.lr, cell.variant, cell.warmup), []).append(cell)
+    return [_arm(grid, cells) for cells in arms.values()]
 
 
 def _arm(grid: GridResults, cells: Sequence[CellResult]) -> FailedRuns:
@@ -270,14 +266,12 @@ def failure_tests(grid: GridResults) -> list[FailureTest]:
     Axes of the block are left out, since their values are the variants, and so are axes that change
     only the evaluation.
     """
-    tests = []
-    for part in grid.parts or (grid,):
-        if not part.scored or part.pruner is not None:
-            continue
-        axes = {WARMUP: 0} if part.varies(WARMUP) and 0 in part.warmups else {}
-        others = (axis for axis in part.compare if not axis.startswith(part.wiring))
-        axes |= {axis: part.compare[axis] for axis in others if axis not in EVALUATION}
-        tests += [row for axis, base in axes.items() for row in _tests(part, axis, base)]
+    if not grid.scored or grid.pruner is not None:
+        return []
+    axes = {WARMUP: 0} if grid.varies(WARMUP) and 0 in grid.warmups else {}
+    others = (axis for axis in grid.compare if not axis.startswith(grid.wiring))
+    axes |= {axis: grid.compare[axis] for axis in others if axis not in EVALUATION}
+    tests = [row for axis, base in axes.items() for row in _tests(grid, axis, base)]
     # A test whose p value is withheld stays in the family, as if it were 1.
     family = [
         1.0 if math.isnan(row.p) and row.failed + row.baseline_failed else row.p for row in tests
@@ -395,16 +389,14 @@ class TaskScore:
 
 def task_scores(grid: GridResults) -> list[TaskScore]:
     """Our scores by variant, then the published ones; empty for tasks without published scores."""
+    if not grid.scored or grid.pruner is not None:
+        return []
     scores: list[TaskScore] = []
-    for part in grid.parts or (grid,):
-        if not part.scored or part.pruner is not None:
-            continue
-        for kind in ("mean", "best_median"):
-            for variant in part.variants:
-                rows = [row for cells in _tasks(part, variant) for row in _of(part, kind, cells)]
-                scores += [*rows, *_averages(part, kind, variant, rows)]
-        scores += [_published(part, figure) for figure in part.published]
-    return scores
+    for kind in ("mean", "best_median"):
+        for variant in grid.variants:
+            rows = [row for cells in _tasks(grid, variant) for row in _of(grid, kind, cells)]
+            scores += [*rows, *_averages(grid, kind, variant, rows)]
+    return scores + [_published(grid, figure) for figure in grid.published]
 
 
 def _tasks(grid: GridResults, variant: str) -> list[list[CellResult]]:
@@ -645,8 +637,6 @@ def bleu_scores(grid: GridResults) -> list[Score]:
     note has the p values over sentences, for the first `MOST_TESTS` pairs of the grid whose
     translations are stored.
     """
-    if grid.parts:
-        return [score for part in grid.parts for score in bleu_scores(part)]
     reference = grid.reference_warmup
     if not reference or grid.pruner is not None:
         return []

@@ -12,10 +12,10 @@ from rich.text import Text
 from lightning_app.report.facts import DASH, nats, records_of, state_counts
 from lightning_app.report.headline import by_slice, findings, own_reading, relation
 from lightning_app.report.pairs import Score
-from lightning_app.report.results import GridResults, different
+from lightning_app.report.results import GridResults
 from lightning_app.report.statistics import mean
-from lightning_app.report.table import Datum, Heading, ReportTable, laid_out
-from lightning_app.report.tables import NAME, estimate, headline_table, metric_table, task_tables
+from lightning_app.report.table import Datum, Heading, ReportTable
+from lightning_app.report.tables import headline_table, metric_table, task_tables
 from lightning_app.report.tasks import failed_runs, failure_tests, task_scores
 from lightning_app.runs.mixtures import KINDS, left_out, mixed, unsealed
 
@@ -43,11 +43,8 @@ def show_report(console: Console, grid: GridResults, scores: Sequence[Score]) ->
     if slices:
         headline = headline_table(grid, scores)
         write.line(headline.title, "bold")
-        whole = write.bodies(headline, lambda where: write.plot(grid, slices[where]))
-        if whole and grid.parts:
-            write.table(_beside(slices))
-    for part in grid.parts or (grid,):
-        write.table(metric_table(part, named=True))
+        write.bodies(headline, lambda where: write.plot(grid, slices[where]))
+    write.table(metric_table(grid))
     ours = [score for score in task_scores(grid) if score.kind != "published"]
     for table in task_tables(grid, failure_tests(grid), failed_runs(grid), ours):
         write.table(table)
@@ -59,7 +56,7 @@ def show_report(console: Console, grid: GridResults, scores: Sequence[Score]) ->
 
 def mixtures(grid: GridResults) -> dict[str, dict[str, list[str]]]:
     """The names of the finished cells by provenance, for each kind in which they differ."""
-    return mixed({cell.name: cell.record for cell in different(grid) if cell.finished})
+    return mixed({cell.name: cell.record for cell in grid.finished})
 
 
 def mixture_line(grid: GridResults) -> str:
@@ -112,11 +109,11 @@ class Writer:
         for note in table.notes:
             self.line(note)
 
-    def bodies(self, table: ReportTable, after: Callable[[str], None]) -> bool:
+    def bodies(self, table: ReportTable, after: Callable[[str], None]) -> None:
         """Write the slices of a table with their names, each followed by what comes `after` it.
 
-        Of many slices only the first ones are written; returns whether all were. A line below
-        them gives the reason of each dash.
+        Of many slices only the first ones are written. A line below them gives the reason of each
+        dash.
         """
         columns, seen = table.on("terminal"), 0
         written, reasons = 0, dict[str, dict[str, None]]()
@@ -138,7 +135,6 @@ class Writer:
             self.line(f"{DASH}: {'; '.join(listed)}")
         if written < len(table.bodies):
             self.line(f"{len(table.bodies) - written} more parts are in report.html.")
-        return written == len(table.bodies)
 
     def _rows(
         self, columns: Sequence[tuple[int, Heading]], rows: Sequence[Sequence[Datum]]
@@ -196,25 +192,6 @@ class Writer:
 
 def _shown(cell: Datum, column: Heading, between: str) -> str:
     return between.join((cell.text, *([] if column.brief else cell.below)))
-
-
-def _beside(slices: Mapping[str, Variants]) -> ReportTable:
-    """Delta of each variant in every slice; a dash where it is undefined."""
-    names = dict.fromkeys(name for variants in slices.values() for name in variants)
-
-    def deltas(variants: Variants) -> Callable[[str], Datum]:
-        return lambda name: estimate(variants[name]["delta"]) if name in variants else Datum(DASH)
-
-    return laid_out(
-        "beside",
-        [
-            (NAME, lambda name: name),
-            *((Heading(where), deltas(variants)) for where, variants in slices.items()),
-        ],
-        (("", name) for name in names),
-        caption="",
-        title="Δ side by side, each compared with its own reference warm-up",
-    )
 
 
 def _losses(grid: GridResults, variants: Variants) -> tuple[dict[tuple[str, int], float], float]:

@@ -75,7 +75,7 @@ from lightning_app.report.statistics import (
     fieller_interval,
     guarded_ps,
     holm_values,
-    joined_values,
+    label_values,
     mean,
     pooled_spread,
     sign_flip_p,
@@ -534,31 +534,21 @@ CORRECTED = ("delta", "interaction", "stall_difference", "need")  # a family of 
 
 
 def sensitivity_scores(grid: GridResults) -> list[Score]:
-    """Every score of every variant, in the order of the plan; none where bad runs were pruned.
-
-    Of a grid that joins several: those of each, with its own reference; p values are corrected
-    over all of them.
-    """
-    rows: list[Score] = []
-    grids: list[int] = []
-    for number, part in enumerate(grid.parts or (grid,)):
-        own = _of_grid(part)
-        if part.more:  # further runs, which may change each of them
-            own = [replace(r, p=math.nan, waits=r.waits or not math.isnan(r.estimate)) for r in own]
-        rows += own
-        grids += [number] * len(own)
+    """Every score of every variant, in the order of the plan; none where bad runs were pruned."""
+    rows = _uncorrected(grid)
+    if grid.more:  # further runs, which may change each of them
+        rows = [replace(r, p=math.nan, waits=r.waits or not math.isnan(r.estimate)) for r in rows]
     for name in CORRECTED:
         family = [number for number, row in enumerate(rows) if row.score == name]
         if name == "stall_difference":  # without any failure no test can find one (Tarone 1990)
             family = [number for number in family if rows[number].diverged]
-        corrected = holm([rows[i] for i in family], [grids[i] for i in family])
+        corrected = holm([rows[i] for i in family])
         for number, row in zip(family, corrected, strict=True):
             rows[number] = row
     return rows
 
 
-def _of_grid(grid: GridResults) -> list[Score]:
-    """The scores of one grid before Holm's correction."""
+def _uncorrected(grid: GridResults) -> list[Score]:
     if grid.pruner is not None:
         return []
     found = arms(grid)
@@ -785,10 +775,8 @@ def smallest_found(arm: Arm, lr: float, versus: Score, family: Sequence[Score]) 
     )
 
 
-def holm(rows: Sequence[Score], grids: Sequence[int] = ()) -> list[Score]:
-    """The rows with their p values corrected (`joined_values`); they are the family.
-
-    `grids` names the grid of each; without it they are of one.
+def holm(rows: Sequence[Score]) -> list[Score]:
+    """The rows with their p values corrected (`label_values`); they are the family.
 
     A comparison whose p value is withheld stays in the family, as if it were 1, and so does one
     whose runs have not finished, so that the family does not grow with them. (Their spread may
@@ -797,11 +785,12 @@ def holm(rows: Sequence[Score], grids: Sequence[int] = ()) -> list[Score]:
     """
     values = [1.0 if _compared(row) and math.isnan(row.p) else row.p for row in rows]
     exact = bool(rows) and rows[0].score == "stall_difference"
-    signs, of = [row.p_sign for row in rows], grids or [0] * len(rows)
-    corrected = zip(
-        rows, holm_values(values) if exact else joined_values(values, signs, of), strict=True
-    )
-    return [row if math.isnan(row.p) else replace(row, p_holm=float(p)) for row, p in corrected]
+    signs = [row.p_sign for row in rows]
+    corrected = holm_values(values) if exact else label_values(values, signs)
+    return [
+        row if math.isnan(row.p) else replace(row, p_holm=float(p))
+        for row, p in zip(rows, corrected, strict=True)
+    ]
 
 
 def _compared(row: Score) -> bool:

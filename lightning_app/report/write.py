@@ -1,9 +1,9 @@
 """Write the report of a grid with its figures, publish a study as a small folder, and serve a
-report with the TensorBoard of its grids, only on this machine.
+report with the TensorBoard of its grid, only on this machine.
 
 One server on 127.0.0.1: `/tensorboard/NAME/` is the TensorBoard of the grid in the folder NAME, and
 `runs/` below it the folders of its runs, to which its texts link. Any other address is a file in
-the folder of the report or of a grid. Its path is relative to their common folder, so that the
+the folder of the report or of the grid. Its path is relative to their common folder, so that the
 relative links of a page lead to the same files as without a server. The `html` element of a served
 page gets the class `served`.
 """
@@ -93,7 +93,7 @@ _HEAD = 1000  # characters of a page that hold the digest of its inputs
 
 
 def write(grid: GridResults, out: Path) -> Path:
-    """Write the report of a grid, which may join several, and return the path of its page.
+    """Write the report of a grid and return the path of its page.
 
     Writes `report.html` and the files that its last section lists into the folder `out`. Raises
     `UserError` for a folder that cannot be written.
@@ -121,16 +121,14 @@ def inputs_digest(grid: GridResults) -> str:
     """A digest of what a report is made from: the plan, which has that of the code, the content of
     the grid file that was read, and the state and the files of every run."""
     digest = hashlib.sha256()
-    for part in grid.parts or (grid,):
-        folder = GridFolder(part.folder)
-        files = [folder.plan]
-        digest.update(f"{part.source}\n".encode())
-        for cell in part.cells:
-            files += [cell.folder / name for name in (RESULT, PRUNED, *VOUCHED)]
-            digest.update(f"{cell.name} {cell.state} {cell.error}\n".encode())
-        for path in filter(Path.is_file, files):
-            digest.update(f"{path.name} {hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
-        digest.update(f"{earlier_runs(part)}\n".encode())
+    files = [GridFolder(grid.folder).plan]
+    digest.update(f"{grid.source}\n".encode())
+    for cell in grid.cells:
+        files += [cell.folder / name for name in (RESULT, PRUNED, *VOUCHED)]
+        digest.update(f"{cell.name} {cell.state} {cell.error}\n".encode())
+    for path in filter(Path.is_file, files):
+        digest.update(f"{path.name} {hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
+    digest.update(f"{earlier_runs(grid)}\n".encode())
     return digest.hexdigest()
 
 
@@ -313,7 +311,7 @@ def _over_rates(grid: GridResults, groups: Sequence[str], figures: int) -> Part:
     cells = [cell for cell in grid.finished if cell.group in groups]
     need = {cell.lr for cell in cells}
     return Part(
-        grid=grid.of_groups(*groups),
+        grid=grid,
         group=groups[0] if len(groups) == 1 else "all",
         lr=need.pop() if len(need) == 1 else None,
         cells=cells,
@@ -329,7 +327,7 @@ def _of_all(grid: GridResults) -> Part:
 def _part(grid: GridResults, group: str, lr: float | None, cells: Sequence[CellResult]) -> Part:
     most = min(POINTS, max(FEWEST_POINTS, ALL_POINTS // max(1, len(grid.finished))))
     return Part(
-        grid=grid.of_groups(group),
+        grid=grid,
         group=group,
         lr=lr,
         cells=cells,
@@ -406,8 +404,8 @@ def claim(port: int) -> socket.socket:
         raise UserError(f"--port: {port}: {os.strerror(error.errno or 0)}; {hint}") from error
 
 
-def serve_report(page: Path, folders: Sequence[Path], claimed: socket.socket) -> None:
-    """Serve a report, and the TensorBoards of the grids in `folders`, until SIGINT or SIGTERM.
+def serve_report(page: Path, folder: Path, claimed: socket.socket) -> None:
+    """Serve a report, and the TensorBoard of the grid in `folder`, until SIGINT or SIGTERM.
 
     Prints the address.
     """
@@ -418,32 +416,25 @@ def serve_report(page: Path, folders: Sequence[Path], claimed: socket.socket) ->
             """Print nothing: a line for each file of a page would hide the address."""
 
     with suppress(KeyboardInterrupt), _stopped_by_signals():
-        boards = {tensorboard_path(folder): _tensorboard(folder) for folder in folders}
-        site = Site(page, folders, boards)
+        site = Site(page, folder, _tensorboard(folder))
         port, number = claimed.getsockname()[1], claimed.fileno()
         server = make_server(HOST, port, site, threaded=True, request_handler=Quiet, fd=number)
         print(f"serving http://{HOST}:{port}/ to this machine only; Ctrl-C ends it")
-        for path in boards:
-            print(f"curves: http://{HOST}:{port}{path}", flush=True)
+        print(f"curves: http://{HOST}:{port}{tensorboard_path(folder)}", flush=True)
         server.serve_forever()
 
 
 class Site:
-    """The served site: TensorBoards by their paths, else files of the report and its grids."""
+    """The served site: TensorBoard by its path, else files of the report and its grid."""
 
-    def __init__(self, page: Path, folders: Sequence[Path], boards: dict[str, Application]) -> None:
-        self._page = page.resolve()
-        self._roots = [self._page.parent, *(folder.resolve() for folder in folders)]
+    def __init__(self, page: Path, folder: Path, board: Application) -> None:
+        self._page, here = page.resolve(), folder.resolve()
+        self._roots = [self._page.parent, here]
         self._top = Path(os.path.commonpath(self._roots))
-        # Links of the grids lead into the store; no address names a hidden folder.
-        stores = (GridFolder(folder).experiments.resolve() / STORE for folder in folders)
-        self._roots += dict.fromkeys(stores)
-        self._boards = boards
-        places = {folder: folder.resolve().relative_to(self._top) for folder in folders}
-        self._runs = {
-            f"{tensorboard_path(folder)}runs/": "/".join(("", *place.parts, "runs/"))
-            for folder, place in places.items()
-        }
+        # Links of the grid lead into the store; no address names a hidden folder.
+        self._roots.append(GridFolder(folder).experiments.resolve() / STORE)
+        self._path, self._board = tensorboard_path(folder), board
+        self._runs = "/".join(("", *here.relative_to(self._top).parts, "runs/"))
 
     def __call__(self, environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
         from werkzeug.sansio.utils import host_is_trusted
@@ -452,13 +443,12 @@ class Site:
         if not host_is_trusted(environ.get("HTTP_HOST"), NAMES):
             return Response("wrong host name\n", status=403)(environ, start)
         request = Request(environ)
-        for prefix, runs in self._runs.items():
-            if request.path.startswith(prefix):
-                address = runs + request.path.removeprefix(prefix)
-                return self._file(request, address)(environ, start)
-        for prefix, board in self._boards.items():
-            if f"{request.path}/".startswith(prefix):
-                return board(environ, start)
+        prefix = f"{self._path}runs/"
+        if request.path.startswith(prefix):
+            address = self._runs + request.path.removeprefix(prefix)
+            return self._file(request, address)(environ, start)
+        if f"{request.path}/".startswith(self._path):
+            return self._board(environ, start)
         return self._file(request, request.path)(environ, start)
 
     def _file(self, request: "Request", address: str) -> "Response":

@@ -170,7 +170,7 @@ def test_a_report_goes_on_without_what_is_damaged(
     first, second, *_ = sorted((whole / "runs").iterdir())
     (first / "result.json").write_text("{")
     (second / "metrics.csv").write_text("step,val/nll\n1,x\n")
-    assert report_command([whole], whole.parent) == 1
+    assert report_command(whole, whole.parent) == 1
     out, err = capsys.readouterr()
     assert err.splitlines() == [
         f"{first}/result.json: torn or damaged: not valid JSON (Expecting property name enclosed "

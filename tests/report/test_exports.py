@@ -14,7 +14,7 @@ from matplotlib.mathtext import MathTextParser
 from lightning_app.report.bibliography import bibliography, references
 from lightning_app.report.facts import facts, nats, p_value
 from lightning_app.report.page import Report
-from lightning_app.report.results import GridResults, read_results, together
+from lightning_app.report.results import GridResults, read_results
 from lightning_app.report.table import ReportTable, latex, markdown, tex
 from lightning_app.report.tables import headline_table, loss_by_warmup
 from lightning_app.report.warmup import sensitivity_scores
@@ -232,16 +232,6 @@ def test_an_unknown_variant_has_no_reference_and_no_error(make_grid):
     axes = {SEED: [1], PRESET: ["home_made"], WARMUP: [0]}
     grid = read_results(make_grid(lambda a: 2.0, axes, curves=False).folder)
     assert "home" not in references(grid)
-
-
-def test_several_grids_are_described_one_by_one(make_grid):
-    first = read_results(make_grid(losses, THREE, curves=False, name="a").folder)
-    other = {**THREE, PRESET: ["pre_ln", "sas", "realformer"]}
-    second = make_grid(lambda a: 2.0, other, curves=False, name="b").folder
-    both = together([first, read_results(second)])
-    assert "he2021realformer" in references(both)
-    table = headline_table(both, sensitivity_scores(both))
-    assert list(table.bodies) == ["learning rate 0.004, grid=a", "learning rate 0.004, grid=b"]
 
 
 def test_a_setting_that_no_sentence_mentions_is_shown_by_name_and_value(make_grid):

@@ -26,7 +26,7 @@ from lightning_app.report.frames import comparison
 from lightning_app.report.headline import findings
 from lightning_app.report.limits import limits
 from lightning_app.report.page import Report, page
-from lightning_app.report.results import GridResults, read_results, together
+from lightning_app.report.results import GridResults, read_results
 from lightning_app.report.table import ReportTable, latex, markdown
 from lightning_app.report.tables import comparison_table, signed
 from lightning_app.report.tasks import (
@@ -646,16 +646,6 @@ def test_the_first_figure_has_every_run_of_every_task(grid: GridResults) -> None
     medians = sketch.table.query("mark == 'median' and group == 'RTE'")
     assert medians["value"].tolist() == pytest.approx([0.63, 0.67])
     assert first_figure(grid) is not None
-
-
-def test_two_grids_side_by_side_keep_their_tables(tmp_path: Path) -> None:
-    first = read_results(glue_grid(tmp_path / "a", mixed))
-    second = read_results(glue_grid(tmp_path / "b", of_settings, TWO_SETTINGS))
-    joined = together([first, second])
-    assert len(failed_runs(joined)) == 4 + 8
-    assert [test.grid for test in failure_tests(joined)] == ["a", "b"]
-    alone = [row.value for row in task_scores(second)]
-    assert [row.value for row in task_scores(joined) if row.grid == "b"] == pytest.approx(alone)
 
 
 def test_other_tasks_have_none_of_it(make_grid: Any) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from lightning_app.report.facts import facts, state_counts
 from lightning_app.report.frames import results_frame
 from lightning_app.report.limits import limits
-from lightning_app.report.results import OTHER_DATA, read_results, together
+from lightning_app.report.results import OTHER_DATA, read_results
 from lightning_app.report.terminal import mixture_line, mixtures
 from lightning_app.report.warmup import sensitivity_scores
 from lightning_app.runs.folder import STORE
@@ -67,20 +67,6 @@ def test_axes_of_the_data_are_no_mixture(make_grid: Callable[..., Any]) -> None:
         if cell["axes"]["data.window"] == 32:
             other_data(made, number)
     assert len(read_results(made.folder).finished) == len(made.cells)
-
-
-def test_other_data_does_not_come_back_through_another_grid(
-    make_grid: Callable[..., Any], outcome: Callable[[Mapping[str, Any]], float]
-) -> None:
-    """The other grid has the same cells on the other data."""
-    first, second = (make_grid(outcome, AXES, name=name) for name in ("first", "second"))
-    stranger = other_data(first, 0)
-    for number in range(len(second.cells)):
-        other_data(second, number)
-    joined = together([read_results(first.folder), read_results(second.folder)])
-    assert stranger in joined.strangers["2" * 64]
-    for part in joined.parts:
-        assert len({cell.data["digest"] for cell in part.finished}) == 1
 
 
 def test_every_other_mixture_is_stated(

@@ -64,7 +64,7 @@ def test_the_report_of_a_published_study_has_the_numbers_of_its_runs(
     runs: Path, study: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     experiments = tmp_path / "elsewhere"
-    assert report_command([str(study)], experiments) == 0
+    assert report_command(str(study), experiments) == 0
     assert f"report: {experiments / 'demo' / 'report.html'}" in capsys.readouterr().out
     first, second = tmp_path / "first", experiments / "demo"
     write_report(runs, first, figures=False)
@@ -169,12 +169,6 @@ def changed(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
     change(plan)
     metadata[b"plan.json"] = b64encode(zlib.compress(json.dumps(plan).encode()))
     pq.write_table(table.replace_schema_metadata(metadata), path)
-
-
-def test_one_grid_is_published_at_a_time(runs: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"--publish:.*2"):
-        report_command(["demo", "demo_mlm"], runs.parent, publish_in=tmp_path / "study")
-    assert not (tmp_path / "study").exists()
 
 
 def seal_all(runs: Path) -> None:
@@ -335,5 +329,5 @@ def test_a_report_is_not_written_over_a_published_study(
     before = (study / PACKED).read_bytes()
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match=r"--out: .*holds a published study"):
-        report_command([str(study)], experiments=tmp_path / "elsewhere", out=study)
+        report_command(str(study), experiments=tmp_path / "elsewhere", out=study)
     assert (study / PACKED).read_bytes() == before

@@ -16,10 +16,10 @@ import pandas as pd
 import pytest
 
 from lightning_app.report.page import Report
-from lightning_app.report.results import GridResults, read_results, together
+from lightning_app.report.results import GridResults, read_results
 from lightning_app.report.tasks import bleu_scores
 from lightning_app.report.warmup import sensitivity_scores
-from lightning_app.report.write import write, write_exports
+from lightning_app.report.write import write_exports
 from tests import warm
 from tests.report.conftest import write_report
 from tests.report.test_uneven_grids import keep
@@ -168,22 +168,6 @@ def test_a_grid_without_scores_has_nothing_to_recompute(
     assert oracle.check(written(read_results(fake.folder))) == []
 
 
-def test_several_grids_keep_their_references(
-    make_grid: Any, oracle: ModuleType, tmp_path: Path
-) -> None:
-    """Two references and baselines; cells that both plan, some of which only one has trained."""
-    axes = axes_of(3, 0, 20, 60)
-    first = make_grid(regular, axes, name="a")
-    other = {"reference_warmup": 20, "baseline": "sas"}
-    second = make_grid(at_rates, axes | {RATE: [0.001, 0.004]}, name="b", sensitivity=other)
-    third = make_grid(missing, axes, name="a-with-gaps")
-    folders = [fake.folder for fake in (first, second, third)]
-    both = written(together([read_results(folder) for folder in folders]), tmp_path / "both")
-    assert oracle.check(both, folders) == []
-    groups = set(pd.read_csv(both / "sensitivity.csv")["group"])
-    assert groups == {"grid=a", "grid=b", "grid=a-with-gaps"}
-
-
 @pytest.mark.parametrize("name", ["mixed stalls", "missing runs", "one seed", "another axis"])
 def test_every_bleu_difference_is_recomputed(make_grid: Any, oracle: ModuleType, name: str) -> None:
     fake = make_grid(*GRIDS[name], curves=False)
@@ -218,13 +202,11 @@ def test_one_changed_digit_of_any_table_is_found(make_grid: Any, oracle: ModuleT
 
 
 def test_a_report_brings_the_program_and_says_how_to_run_it(make_grid: Any, tmp_path: Path) -> None:
-    """From the folder of the report, as its page says, for one grid, elsewhere, and for two."""
-    first, second = (make_grid(*GRIDS["no seed axis"], name=name).folder for name in ("a", "b"))
-    both = together([read_results(first), read_results(second)])
+    """From the folder of the report, as its page says, beside the grid and elsewhere."""
+    first = make_grid(*GRIDS["no seed axis"]).folder
     pages = [
         write_report(first, figures=False),
         write_report(first, tmp_path / "else where", figures=False),
-        write(both, both.folder),
     ]
     for number, page in enumerate(pages):
         text = page.read_text(encoding="utf-8")

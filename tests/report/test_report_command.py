@@ -27,29 +27,26 @@ SEED = "seed_everything"
 
 
 @pytest.fixture
-def grids(make_grid: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Two grid files, and the folders that their runs would have left."""
+def grid(make_grid: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A grid file, and the folders that its runs and those of another one would have left."""
     monkeypatch.chdir(tmp_path)
-    files = []
     for name, loss, seeds in (("flat", 2.0, [1, 2]), ("deep", 3.0, [2, 3])):
         axes = {PRESET: ["sas"], WARMUP: [0, 60], SEED: seeds}
         named = {"reference_warmup": 60}
         where = f"experiments/{name}"
         fake = make_grid(lambda _, at=loss: at, axes, name=where, sensitivity=named)
-        file = tmp_path / f"{name}.yaml"
-        file.write_text((fake.folder / "grid.yaml").read_text())
-        files.append(str(file))
-    return files
+        (tmp_path / f"{name}.yaml").write_text((fake.folder / "grid.yaml").read_text())
+    return "flat.yaml"
 
 
 def test_scripts_read_the_report_as_one_document(
-    grids: list[str], capsys: pytest.CaptureFixture[str]
+    grid: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert report_command(grids[:1], as_json=True) == 0
+    assert report_command(grid, as_json=True) == 0
     out, error = capsys.readouterr()
     told = json.loads(out, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
     assert told["report"] == "experiments/flat/report.html"
-    assert (told["grids"], told["cells"], told["states"]["ok"]) == (["flat"], 4, 4)
+    assert (told["grid"], told["cells"], told["states"]["ok"]) == ("flat", 4, 4)
     (row,) = told["headline"]
     assert row["scores"]["delta"]["estimate"] == 0.0
     assert row["scores"]["interaction"]["estimate"] is None  # no baseline
@@ -65,10 +62,10 @@ def documented(command: str) -> set[str]:
 
 
 def test_the_documents_have_the_keys_that_are_documented(
-    grids: list[str], capsys: pytest.CaptureFixture[str]
+    grid: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for command, call, given in (
-        ("report", report_command, grids[:1]),
+        ("report", report_command, grid),
         ("plan", plan_command, "demo"),
         ("status", status_command, "demo"),
     ):
@@ -77,29 +74,18 @@ def test_the_documents_have_the_keys_that_are_documented(
         assert (set(told), told["command"]) == (documented(command), command)
 
 
-def test_several_grids_have_a_report_of_their_own(
-    grids: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert report_command(grids) == 0
-    assert "report: experiments/flat-vs-deep/report.html" in capsys.readouterr().out
-    page = Path("experiments/flat-vs-deep/report.html").read_text(encoding="utf-8")
-    assert "<h1>flat and deep</h1>" in page
-    assert not list(Path("experiments").glob("*/report.html"))[1:]
-    for out in ("experiments/flat", "experiments/deep/runs/mine"):
-        with pytest.raises(UserError, match=f"--out: {out}:"):
-            report_command(grids, out=Path(out))
-    with pytest.raises(UserError, match="the grid is"):
-        report_command([grids[0], grids[0]])
-    with pytest.raises(UserError, match="--out: experiments/deep: lies in the folder of the grid"):
-        report_command(grids[:1], out=Path("experiments/deep"))
-    assert report_command(grids[:1], out=Path("experiments/flat")) == 0
-    assert report_command(grids, out=Path("mine")) == 0
-    assert Path("mine/report.html").is_file()
+def test_a_report_replaces_none_of_another_grid(grid: str) -> None:
+    for out in ("experiments/deep", "experiments/deep/runs/mine"):
+        with pytest.raises(UserError, match=f"--out: {out}: lies in the folder of the grid deep"):
+            report_command(grid, out=Path(out))
+    for out in ("experiments/flat", "mine"):
+        assert report_command(grid, out=Path(out)) == 0
+        assert Path(out, "report.html").is_file()
 
 
-def test_a_taken_port_is_reported_before_any_work(grids: list[str]) -> None:
+def test_a_taken_port_is_reported_before_any_work(grid: str) -> None:
     with claim(0) as other, pytest.raises(UserError, match=r"--port: .* in use"):
-        report_command(grids[:1], serve=True, port=other.getsockname()[1])
+        report_command(grid, serve=True, port=other.getsockname()[1])
     assert not list(Path("experiments").glob("*/report.html"))
 
 
@@ -114,40 +100,38 @@ def test_a_taken_port_is_reported_before_any_work(grids: list[str]) -> None:
     ],
 )
 def test_results_of_other_cells_than_those_of_the_file_are_refused(
-    grids: list[str], change: Callable[[dict], object]
+    grid: str, change: Callable[[dict], object]
 ) -> None:
     """As `results` does, in one line; and nothing is written."""
-    path = Path(grids[0])
+    path = Path(grid)
     tree = yaml.safe_load(path.read_text())
     change(tree)
     path.write_text(yaml.safe_dump(tree))
     with pytest.raises(UserError, match="holds another grid"):
-        report_command(grids[:1])
-    with pytest.raises(UserError, match="holds another grid"):
-        report_command(grids, publish_in=None)
+        report_command(grid)
     assert not Path("experiments/flat/report.html").exists()
 
 
-def test_the_path_of_a_folder_asks_for_no_file(grids: list[str]) -> None:
-    Path(grids[0]).write_text("name: another\n")
-    assert report_command([Path("experiments/flat")]) == 0
+def test_the_path_of_a_folder_asks_for_no_file(grid: str) -> None:
+    Path(grid).write_text("name: another\n")
+    assert report_command(Path("experiments/flat")) == 0
 
 
-def test_an_edited_question_is_shown(grids: list[str]) -> None:
-    path = Path(grids[0])
+def test_an_edited_question_is_shown(grid: str) -> None:
+    path = Path(grid)
     tree = yaml.safe_load(path.read_text())
     path.write_text(yaml.safe_dump({**tree, "question": "Does it matter at all?"}))
-    assert report_command(grids[:1]) == 0
+    assert report_command(grid) == 0
     assert "Does it matter" in Path("experiments/flat/report.html").read_text()
 
 
-def test_one_process_at_a_time_writes_the_report_of_a_grid(grids: list[str]) -> None:
+def test_one_process_at_a_time_writes_the_report_of_a_grid(grid: str) -> None:
     """And it reads the results only then, so that no page is older than the one it replaces."""
     folder = GridFolder(Path("experiments/flat"))
     with ThreadPoolExecutor() as pool:
         with if_free(folder.report_lock) as free:
             assert free
-            waits = pool.submit(report_command, [folder.path])
+            waits = pool.submit(report_command, folder.path)
             time.sleep(1.0)
             assert not folder.report.exists()
             run = read_results(folder.path).cells[0].folder
@@ -158,9 +142,9 @@ def test_one_process_at_a_time_writes_the_report_of_a_grid(grids: list[str]) -> 
     assert [row["status"] for row in csv.DictReader(table.splitlines())].count("ok") == 3
 
 
-def test_a_page_is_current_by_what_it_is_made_from(grids: list[str]) -> None:
+def test_a_page_is_current_by_what_it_is_made_from(grid: str) -> None:
     """Not by the times of files: they may come from another machine, or a clock was set back."""
-    assert report_command(grids[:1]) == 0
+    assert report_command(grid) == 0
     folder = Path("experiments/flat")
     page = folder / "report.html"
     assert is_current(read_results(folder), page)
@@ -185,16 +169,16 @@ def test_a_page_is_current_by_what_it_is_made_from(grids: list[str]) -> None:
 
 
 def test_a_folder_that_may_only_be_read_gives_its_document(
-    grids: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    grid: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK)
     before = sorted(Path().rglob("*"))
-    assert report_command(grids[:1], as_json=True) == 0
+    assert report_command(grid, as_json=True) == 0
     told = json.loads(capsys.readouterr().out)
     assert (told["report"], told["cells"]) == (None, 4)
     assert sorted(Path().rglob("*")) == before
 
 
-def test_a_study_is_not_published_into_the_folder_of_a_grid(grids: list[str]) -> None:
+def test_a_study_is_not_published_into_the_folder_of_a_grid(grid: str) -> None:
     with pytest.raises(UserError, match="--publish"):
-        report_command(grids[:1], publish_in=Path("experiments/deep"))
+        report_command(grid, publish_in=Path("experiments/deep"))

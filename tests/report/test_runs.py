@@ -10,7 +10,7 @@ import yaml
 from lightning_app.config.tree import label
 from lightning_app.core.errors import UserError
 from lightning_app.report.frames import results_frame, validations_frame
-from lightning_app.report.results import damaged_files, read_results, together
+from lightning_app.report.results import damaged_files, read_results
 from tests.told import told
 
 PRESET = "model.block.preset"
@@ -97,17 +97,6 @@ def test_a_row_for_each_planned_cell(make_grid):
     assert pd.isna(failed["loss"])
     assert pd.isna(failed["steps"])
     assert set(frame["data.mixed"]) == {"1", "a", '{"b":[2]}'}
-
-
-def test_the_rows_of_several_grids_have_the_reference_of_each(make_grid, outcome):
-    axes = {SEED: [1, 2], PRESET: ["post_ln", "pre_ln"], WARMUP: [0, 60]}
-    first = make_grid(outcome, axes, name="a")
-    second = make_grid(outcome, axes, name="b", sensitivity={"reference_warmup": 0})
-    frame = results_frame(together([read_results(first.folder), read_results(second.folder)]))
-    assert frame.groupby("group")["reference_warmup"].unique().map(list).to_dict() == {
-        "grid=a": [60],
-        "grid=b": [0],
-    }
 
 
 def test_nothing_finished_is_a_table_of_what_is_planned(make_grid):

@@ -27,7 +27,7 @@ import sys
 from pathlib import Path
 from lightning_app.report.write import claim, serve_report
 with claim(0) as claimed:
-    serve_report(Path(sys.argv[1]), [Path(sys.argv[2])], claimed)
+    serve_report(Path(sys.argv[1]), Path(sys.argv[2]), claimed)
 print("ended")
 """
 SEED = "seed_everything"
@@ -57,7 +57,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def client(folder: Path) -> Client:
-    return Client(Site(folder / "report.html", [folder], {tensorboard_path(folder): board}))
+    return Client(Site(folder / "report.html", folder, board))
 
 
 def test_the_root_leads_to_the_page_which_knows_that_it_is_served(client: Client) -> None:
@@ -122,7 +122,7 @@ def test_of_folders_apart_only_these_are_served(tmp_path: Path, folder: Path) ->
     out.mkdir(parents=True)
     (out / "report.html").write_bytes(PAGE)
     (out.parent / "other.txt").write_text("other")
-    client = Client(Site(out / "report.html", [folder], {}))
+    client = Client(Site(out / "report.html", folder, board))
     assert client.get("/").location == "/elsewhere/out/report.html"
     link = os.path.relpath(folder / "runs" / "pre_ln-1" / "config.yaml", out)
     address = os.path.normpath(f"/elsewhere/out/{link}")  # as a browser resolves the page's link

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from lightning_app.report.headline import findings
 from lightning_app.report.limits import limits
-from lightning_app.report.results import GridResults, read_results, together
+from lightning_app.report.results import GridResults, read_results
 from lightning_app.report.terminal import PLAIN, ROWS, headline_document, show_report
 from lightning_app.report.warmup import sensitivity_scores
 from tests.report.conftest import messages
@@ -172,22 +172,3 @@ def test_scripts_get_every_score_with_its_reading(make_grid: Make, outcome: Any)
             == (score.group, score.variant, str(score.lr))
         ]
         assert row["scores"][score.score]["note"] == score.note
-
-
-def test_several_grids_stand_side_by_side(make_grid: Make, outcome: Any) -> None:
-    short = {PRESET: ["pre_ln", "sas"], WARMUP: [0, 60], SEED: [1, 2, 3]}
-    one = make_grid(outcome, short, name="one")
-    other = make_grid(outcome, {**short, PRESET: ["pre_ln", "post_ln"], SEED: [4, 5]}, name="other")
-    grid = together([read_results(fake.folder) for fake in (one, other)])
-    text = show(grid, width=1000)
-    beside = text.partition("side by side")[2].splitlines()
-    assert re.split(r" {2,}", beside[1]) == [
-        *("variant", "learning rate 0.004, grid=one", "learning rate 0.004, grid=other"),
-    ]
-    rows = {row.split(" ")[0]: re.findall(r"(-?\d+\.\d+) \[|(-)$", row) for row in beside[2:5]}
-    assert set(rows) == {"pre_ln", "sas", "post_ln"}
-    for fake, column in ((one, 0), (other, 1)):
-        without, with_ = losses(fake, "pre_ln", 0), losses(fake, "pre_ln", 60)
-        delta = fmean(a - b for a, b in zip(without, with_, strict=True))
-        assert rows["pre_ln"][column][0] == f"{delta:.3f}"
-    assert re.search(r"^sas +\S+ \[.*\] +-$", text, re.M)

@@ -16,15 +16,14 @@ import yaml
 from lightning_app.config.tree import label
 from lightning_app.core.errors import UserError
 from lightning_app.report.comparisons import comparisons, effects
-from lightning_app.report.facts import state_counts
 from lightning_app.report.figures.need import loss_by_rate
 from lightning_app.report.figures.sheet import Part
 from lightning_app.report.headline import findings
 from lightning_app.report.limits import limits
-from lightning_app.report.results import read_results, together
+from lightning_app.report.results import read_results
 from lightning_app.report.tables import best_losses, headline_table
 from lightning_app.report.warmup import sensitivity_scores
-from lightning_app.report.write import publish, write
+from lightning_app.report.write import publish
 from tests.report.conftest import BASE, messages, write_report
 
 PRESET = "model.block.preset"
@@ -61,28 +60,6 @@ def test_one_rate_for_each_group_or_variant(make_grid: Any, by: str) -> None:
     keep(fake, lambda at: at[RATE] == rates[at[by]])
     page = write_report(fake.folder).read_text(encoding="utf-8")
     assert "Over all learning rates" not in page
-
-
-def test_two_grids_of_one_rate_each(make_grid: Any, tmp_path: Path) -> None:
-    grids = [
-        read_results(make_grid(loss, {**AXES, RATE: [lr]}, curves=False, name=name).folder)
-        for name, lr in (("one", 0.001), ("two", 0.004))
-    ]
-    joined = together(grids)
-    assert "<h1>" in write(joined, tmp_path / "joined").read_text(encoding="utf-8")
-
-
-def test_a_comparison_in_one_of_two_grids(make_grid: Any) -> None:
-    """Their p values are corrected together, and the other grid's axes are no fault."""
-    wide = make_grid(loss, {**AXES, WIDTH: [64, 128]}, curves=False, name="wide")
-    change(wide, compare={WIDTH: 64})
-    plain = make_grid(loss, AXES, curves=False, name="plain")
-    change(plain, compare={PRESET: "pre_ln"})
-    alone = [comparisons(read_results(fake.folder)) for fake in (wide, plain)]
-    rows = comparisons(together([read_results(fake.folder) for fake in (wide, plain)]))
-    assert [row.estimate for row in rows] == [row.estimate for of in alone for row in of]
-    least = min(rows, key=lambda row: row.p)
-    assert least.p_holm == pytest.approx(min(1.0, (24 - len(rows)) * least.p))
 
 
 def link(fake: Any, axis: str, other: str, values: Mapping[Any, Any]) -> None:
@@ -151,33 +128,6 @@ def test_a_plan_with_a_removed_axis_is_refused(make_grid: Any) -> None:
     fake = make_grid(loss, {**AXES, "model.rounding": [0, 1]}, curves=False)
     with pytest.raises(UserError, match=r"plan\.json: model\.rounding: .* found 1; commit \w{7} "):
         read_results(fake.folder)
-
-
-def test_joined_grids_keep_effects(make_grid: Any) -> None:
-    fakes = [
-        make_grid(loss, {**AXES, SEED: seeds}, curves=False, name=name)
-        for name, seeds in (("one", [1, 2, 3]), ("two", [4, 5, 6]))
-    ]
-    for fake in fakes:
-        change(fake, factors={"placement": PRESET})
-    grids = [read_results(fake.folder) for fake in fakes]
-    joined = together(grids)
-    found = effects(joined, sensitivity_scores(joined))
-    alone = [row for grid in grids for row in effects(grid, sensitivity_scores(grid))]
-    assert [row.estimate for row in found] == [row.estimate for row in alone]
-
-
-def test_a_shared_cell_that_both_grids_ran_counts_once(make_grid: Any) -> None:
-    """Each has its own name for the folder of the run."""
-    one, two = (make_grid(loss, AXES, curves=False, name=name) for name in ("one", "two"))
-    path = two.folder / "plan.json"
-    plan = json.loads(path.read_text())
-    for cell in plan["cells"]:
-        (two.folder / "runs" / cell["name"]).rename(two.folder / "runs" / f"x-{cell['name']}")
-        cell["name"] = f"x-{cell['name']}"
-    path.write_text(json.dumps(plan))
-    joined = together([read_results(fake.folder) for fake in (one, two)])
-    assert state_counts(joined).startswith("12 of 12 planned cells finished")
 
 
 def test_each_panel_has_the_entropy_of_its_own_runs(make_grid: Any) -> None:
