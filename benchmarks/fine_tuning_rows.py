@@ -15,16 +15,16 @@ from functools import cache, partial
 
 import numpy as np
 import torch
-from peers import bert_classifier
-from speed_rows import Figure, Row, at_least
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from benchmarks.measure import Clock, Spread, Work, ratios, rounds, same_library
+from benchmarks.peers import bert_classifier
+from benchmarks.speed_rows import Figure, Row, at_least
 from lightning_app.blocks.config import BlockConfig
 from lightning_app.commands.run import shipped_data
 from lightning_app.data.prepare import global_batches, prepare
 from lightning_app.data.tokenizer import PAD
-from lightning_app.lab.bench.measure import Clock, Spread, Work, ratios, rounds, same_library
 from lightning_app.models.encoder_heads import TextClassifier
 from lightning_app.models.heads import ArchitectureConfig
 from lightning_app.models.loss import ObjectiveConfig

@@ -29,10 +29,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from gpu_sections import ROOT, SECTIONS, Where
 
+from benchmarks.gpu_sections import ROOT, SECTIONS, Where
+from benchmarks.measure import as_mappings, machine
 from lightning_app.core.files import write_whole
-from lightning_app.lab.bench.measure import as_mappings, machine
 from lightning_app.runs.provenance import checkout
 
 BUDGET = 570.0
@@ -159,7 +159,7 @@ def main() -> int:
         print("torch finds no GPU; --dry-run tries the program on the CPU", file=sys.stderr)
         return 2
     where = Where("cpu" if args.dry_run else "cuda", args.dry_run)
-    multiprocessing.set_forkserver_preload(["lightning_app.lab.bench.sections"])
+    multiprocessing.set_forkserver_preload(["benchmarks.bench"])
     return campaign(where, args.json, args.sections, args.budget)
 
 

@@ -17,11 +17,9 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from lightning_app.blocks.config import BlockConfig
-from lightning_app.blocks.kernels import tiled
-from lightning_app.blocks.presets import PRESETS
-from lightning_app.lab.bench import sections as comparisons
-from lightning_app.lab.bench.measure import (
+from benchmarks import bench as comparisons
+from benchmarks.bench import Maps, attention_work, in_form
+from benchmarks.measure import (
     Clock,
     Contender,
     How,
@@ -33,8 +31,10 @@ from lightning_app.lab.bench.measure import (
     rate_in_force,
     rounds,
 )
-from lightning_app.lab.bench.peers import Setting, batch_of, learner, preset_work, work
-from lightning_app.lab.bench.sections import Maps, attention_work, in_form
+from benchmarks.peers import Setting, batch_of, learner, preset_work, work
+from lightning_app.blocks.config import BlockConfig
+from lightning_app.blocks.kernels import tiled
+from lightning_app.blocks.presets import PRESETS
 
 ROOT = Path(__file__).parents[1]
 TINY = Setting(depth=1, width=16, ff_dim=32, heads=2, vocabulary=50, length=8, tokens=32)

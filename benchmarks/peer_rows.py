@@ -11,10 +11,8 @@ from dataclasses import replace
 from functools import partial
 
 import torch
-from peers import causal_peer
-from speed_rows import Figure, Row, at_least, at_most, exactly
 
-from lightning_app.lab.bench.measure import (
+from benchmarks.measure import (
     Comparison,
     Contender,
     How,
@@ -25,17 +23,19 @@ from lightning_app.lab.bench.measure import (
     rate_in_force,
     same_library,
 )
-from lightning_app.lab.bench.peers import (
+from benchmarks.peers import (
     Setting,
     TorchTranslator,
     XTranslator,
     bert_peer,
     causal,
+    causal_peer,
     masked,
     preset_work,
     residual_encoder,
     translation_peer,
 )
+from benchmarks.speed_rows import Figure, Row, at_least, at_most, exactly
 
 Build = Callable[[], Work]
 ROUNDS = 5

@@ -20,11 +20,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from benchmarks.peers import Projections, linears
 from lightning_app.blocks.config import BlockConfig
 from lightning_app.blocks.memory import MemorySpec
 from lightning_app.blocks.spans import AdaptiveSpan, SpanMask
 from lightning_app.blocks.steps import Halting, HaltingSpec, Pondering
-from lightning_app.lab.bench.peers import Projections, linears
 from lightning_app.models.heads import ArchitectureConfig, CausalLanguageModel, build_model
 from lightning_app.models.positions import RelativeTerm
 

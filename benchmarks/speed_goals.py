@@ -22,11 +22,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from fine_tuning_rows import OWN_FINE_TUNING, PEER_FINE_TUNING
-from peer_rows import PEER_ROWS
-from speed_rows import OWN_ROWS, Figure
 
-from lightning_app.lab.bench.measure import Missing, machine
+from benchmarks.fine_tuning_rows import OWN_FINE_TUNING, PEER_FINE_TUNING
+from benchmarks.measure import Missing, machine
+from benchmarks.peer_rows import PEER_ROWS
+from benchmarks.speed_rows import OWN_ROWS, Figure
 from lightning_app.training.hardware import keep_freed_blocks
 
 ROWS_OF_OURS = OWN_ROWS | OWN_FINE_TUNING

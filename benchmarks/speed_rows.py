@@ -17,6 +17,16 @@ import torch
 import yaml
 from torch import Tensor
 
+from benchmarks import bench as attention
+from benchmarks.bench import AttentionInputs, Maps
+from benchmarks.measure import Contender, How, Missing, Result, Spread, Work, compare
+from benchmarks.peers import (
+    Setting,
+    TorchTranslator,
+    XTranslator,
+    preset_work,
+    translation_peer,
+)
 from lightning_app.blocks.block import Block, Call, Carries, Sizes
 from lightning_app.blocks.config import BlockConfig
 from lightning_app.blocks.masks import Mask, causal_mask, full_mask
@@ -24,16 +34,6 @@ from lightning_app.blocks.stack import Stack
 from lightning_app.blocks.streams import Stream
 from lightning_app.commands.run import shipped_data
 from lightning_app.data.prepare import PreparedCorpus, global_batches, prepare
-from lightning_app.lab.bench import sections as attention
-from lightning_app.lab.bench.measure import Contender, How, Missing, Result, Spread, Work, compare
-from lightning_app.lab.bench.peers import (
-    Setting,
-    TorchTranslator,
-    XTranslator,
-    preset_work,
-    translation_peer,
-)
-from lightning_app.lab.bench.sections import AttentionInputs, Maps
 from lightning_app.tasks.translation import TranslationRows
 
 HERE = Path(__file__).parent

@@ -89,9 +89,6 @@ COMMANDS = {
     "probe": Command(
         "run.add_probe", "signals and gradients of a block, as numbers and figures", "overrides"
     ),
-    "bench": Command(
-        "run.add_bench", "speed and memory of presets, forms of attention and other libraries"
-    ),
     "schema": Command("run.add_schema", "the JSON Schema of configs or grid files, for an editor"),
     # A shell loads its completion at start-up, in any folder.
     "completion": Command(
@@ -118,6 +115,11 @@ OTHER_NAMES = {
     **dict.fromkeys(("presets", "variants", "list"), "blocks"),
 }
 """Other programs' names for a command, for the hint after an unknown command."""
+
+GONE = {
+    "bench": "run python benchmarks/bench.py in the repository",
+}
+"""Former commands, and options after their command: what takes their place."""
 
 _OF_LIGHTNING = ("fit", "validate", "test")
 """Commands whose progress bars write escape sequences."""
@@ -165,6 +167,8 @@ def parse_arguments(words: Sequence[str]) -> argparse.Namespace:
     options = ("--help", "--version", "--plugin")
     if name.startswith("-") and name not in ("-h", *options):
         raise UserError(f"unknown argument '{name}'{nearest(name, options)}")
+    if name in GONE:
+        raise UserError(f"{name}: no longer a command; {GONE[name]}")
     if name and not name.startswith("-") and name not in COMMANDS:
         hint = nearest(name, [*COMMANDS, *OTHER_NAMES])
         for other, ours in OTHER_NAMES.items():
@@ -185,6 +189,9 @@ def parse_arguments(words: Sequence[str]) -> argparse.Namespace:
     if unread and unread[0].partition("=")[0] == "--plugin":
         raise UserError(f"--plugin: belongs before the command: ablate --plugin FILE {name} ...")
     if unread:
+        former = GONE.get(f"{name} {unread[0].partition('=')[0]}")
+        if former:
+            raise UserError(f"{name}: no longer has {unread[0]}; {former}")
         options = re.findall(r"--[a-z-]+", parser.commands[name].format_help())
         hint = nearest(unread[0], options)
         if name == "report" and not unread[0].startswith("-"):
@@ -271,8 +278,7 @@ def _main(words: Sequence[str]) -> int:
         command, plugins, call = (values.pop(key) for key in ("command", "plugin", "call"))
         if plugins or COMMANDS[command].uses_parts:
             load_all(plugins)
-        if command != "bench":  # it sets the threads of its measurements itself
-            use_threads(values.pop("threads", None))
+        use_threads(values.pop("threads", None))
         return call(**values)
     except UserError as mistake:
         print(f"ablate: {mistake}", file=sys.stderr)

@@ -24,7 +24,7 @@ FIT = Seen(r"^experiments/fit/runs/\S+: [^\n]*val/nll", "experiments/fit/runs/*/
 PRETRAINED = replace(FIT, of="pretrain_small.yaml")
 SOUND = Seen("^demo: 4 cells: sound")
 TEXT = Seen(r"\AROMEO:.{50}")
-QUICK = "--rounds 1 --tokens 32 --depth 1 --width 32"
+QUICK = "--rounds 1 --tokens 32 --length 16 --depth 1 --width 64"
 EQUATIONS = r"x' = N\(x \+ f\(x\)\).*2311\.01906"
 MEMORY = r"as ablations/base/lm_streams\.yaml has it.*memory \(length 32"
 DAMPED = r"x' = N\(x \+ f\(x\) / sqrt\(2L\)\).*branch 0\.2887"
@@ -81,7 +81,6 @@ SEEN = {
     "ablate probe --config ablations/base/synthetic.yaml": Seen(
         "pre_ln at initialisation.*numbers: ", "experiments/probe/pre_ln-*/probes.csv"
     ),
-    "ablate bench --quick": Seen(r"ours, post_ln .*1\.000.*Residual attention", more="--rounds 1"),
     "tensorboard --logdir experiments/demo": Seen(
         r"TensorBoard [^\n]* at http://localhost:\d+/", more=OPEN
     ),
@@ -165,15 +164,15 @@ SEEN = {
     "python benchmarks/gpu_campaign.py --json gpu.json": Seen(
         "numbers: gpu.json", "gpu.json", "--dry-run --sections attention"
     ),
-    "ablate bench --presets sas realformer": Seen(
-        r"Presets, training step.*realformer +\d", more=f"{QUICK} --length 16"
+    "python benchmarks/bench.py --presets sas realformer": Seen(
+        r"Presets, training step.*realformer +\d", more=QUICK
     ),
-    "ablate bench --attention --length 1024": Seen(r"shaped, literal +\d", more=QUICK),
-    "ablate bench --peers --json peers.json": Seen(
-        r"Hugging Face BERT +\d", "peers.json", "--quick --rounds 1"
+    "python benchmarks/bench.py --attention --length 1024": Seen(
+        r"shaped, literal +\d", more="--rounds 1 --depth 1 --width 64"
     ),
-    "ablate bench --growth": Seen("Growth, width: 32", "bench-growth.svg", "--quick --rounds 1"),
-    "ablate bench --explain": Seen(r"reversible +one map of scores serves every layer"),
+    "python benchmarks/bench.py --peers --json peers.json": Seen(
+        r"Hugging Face BERT +\d", "peers.json", QUICK
+    ),
     # Troubleshooting
     "ablate doctor demo": SOUND,
     "ablate run demo --retry-failed": DEMO,

@@ -71,7 +71,7 @@ def test_help_lists_the_commands_in_order() -> None:
 def test_a_command_takes_its_arguments_by_name() -> None:
     for name, parser in build_parser().commands.items():
         names = {argument.dest for argument in parser.arguments} - {"help"}
-        names -= set() if name == "bench" else {"threads"}
+        names -= {"threads"}
         names |= {COMMANDS[name].takes} - {""}
         inspect.signature(parser.get_default("call")).bind(**dict.fromkeys(names))
 

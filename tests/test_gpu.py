@@ -4,17 +4,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightning_app.blocks.config import BlockConfig
-from lightning_app.blocks.masks import causal_mask, full_mask
-from lightning_app.blocks.presets import PRESETS
-from lightning_app.lab.bench.peers import Setting, batch_of, learner
-from lightning_app.lab.bench.sections import (
+from benchmarks.bench import (
     FORMS,
     AttentionInputs,
     Maps,
     in_form,
     residual_literally,
 )
+from benchmarks.peers import Setting, batch_of, learner
+from lightning_app.blocks.config import BlockConfig
+from lightning_app.blocks.masks import causal_mask, full_mask
+from lightning_app.blocks.presets import PRESETS
 from lightning_app.tasks.base import to_device
 
 pytestmark = pytest.mark.gpu

@@ -169,7 +169,7 @@ MISTAKES = [
         "command line: unknown key",
         {"run.yaml": config()},
     ),
-    Case("bench --presets pre_lm", "pre_ln"),
+    Case("bench --peers", "benchmarks/bench.py"),
     Case("--plugin a.py blocks", "give the new part another name", {"a.py": TAKEN}),
     # one run
     of_fit("did you mean 'max_steps'?", trainer__max_stepz=3),

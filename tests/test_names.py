@@ -12,7 +12,7 @@ PROTOCOL = "what the grid runner asks of a program, and the function that does i
 PYTHON = "what the interface from Python offers under the name that its user expects"
 SHARED: dict[str, str] = {
     "read": "the one reader of what a user writes, and that of a corpus",
-    **dict.fromkeys(("Block", "compare", "run_grid"), PYTHON),
+    **dict.fromkeys(("Block", "run_grid"), PYTHON),
     **dict.fromkeys(("count_devices", "prepare", "run_cell"), PROTOCOL),
 }
 """Names that several modules define, each with a reason."""

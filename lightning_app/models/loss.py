@@ -219,7 +219,7 @@ def sums_of_all_heads(
 
 
 # The number of tokens whose logits exist at a time: on a CPU few enough for the cache, yet enough
-# for each chunk's pass over the table's gradient (see benchmarks/output_loss.py);
+# for each chunk's pass over the table's gradient (see benchmarks/README.md);
 # elsewhere, few launches matter more.
 CPU_TOKENS = 256
 DEVICE_TOKENS = 4096

@@ -26,7 +26,6 @@ OFFERED = {
     "run --workers 2 con": {"config.yaml"},
     "report demo grids/mi": {"grids/mine.yaml"},
     "blocks sas": {"sas", "sas_p", "sas_p_no_norm"},
-    "bench --presets peri": {"peri_ln"},
     "prepare --data iws": {"iwslt14"},
     "show experiments/m": {"experiments/mine", "experiments/mine/runs/one"},
     LATER: None,

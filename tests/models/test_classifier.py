@@ -7,11 +7,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from benchmarks.peers import bert_classifier
+from benchmarks.peers import bert_classifier, linears
 from lightning_app.blocks.config import BlockConfig
 from lightning_app.blocks.presets import PRESETS
 from lightning_app.core.errors import UserError
-from lightning_app.lab.bench.peers import linears
 from lightning_app.models.encoder_heads import CUT, STD, TextClassifier
 from lightning_app.models.loss import Evaluated, ObjectiveConfig
 from lightning_app.tasks.base import build_task

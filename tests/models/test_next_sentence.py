@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from benchmarks.peers import copy_bert_body, linears
 from lightning_app.blocks.config import BlockConfig
 from lightning_app.blocks.presets import PRESETS
 from lightning_app.blocks.spans import auxiliary_terms
-from lightning_app.lab.bench.peers import copy_bert_body, linears
 from lightning_app.models.encoder_heads import (
     NEXT,
     RANDOM,

@@ -6,21 +6,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightning_app.blocks.masks import causal_mask, full_mask
-from lightning_app.lab.bench.sections import (
+from benchmarks.bench import (
     FORMS,
     AttentionInputs,
     Forward,
     Maps,
-    chain_forms,
     in_form,
     plain,
     residual,
     shaped,
     shaped_literally,
-    single_forms,
     split,
 )
+from lightning_app.blocks.masks import causal_mask, full_mask
 
 MAPS = Maps(length=7, tokens=21, heads=2, head_dim=5, depth=3)
 
@@ -73,12 +71,3 @@ def test_a_form_is_its_equation(forward: Forward, shape: bool, carry: bool, caus
     found = forward(layers, MAPS, mask)  # pyright: ignore[reportArgumentType]
     expected: list[Tensor] = naive(layers, MAPS, causal, shape=shape, carry=carry)
     torch.testing.assert_close(found, expected)
-
-
-@pytest.mark.parametrize("precision", ["32", "bf16"])
-def test_every_contender_runs_again_and_again(precision: str) -> None:
-    maps = Maps(length=7, tokens=21, heads=2, head_dim=8, depth=2, precision=precision)
-    for contender in [*single_forms(maps), *chain_forms(maps)]:
-        run = contender.build().run
-        run()
-        run()

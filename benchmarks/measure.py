@@ -2,34 +2,27 @@
 
 Time, memory and calls of workloads are measured with little effect of other load on the machine.
 Compared workloads run in rounds: each round runs every workload once, every second round in reverse
-order, so that drift of the machine affects all equally. Results are ratios within a round. Peak
-resident memory of a workload is measured in a separate process.
+order, so that drift of the machine affects all equally. Results are ratios within a round.
 """
 
 import gc
-import json
 import math
 import os
 import platform
-import resource
 import statistics
 import time
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from importlib import metadata
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
 
 import torch
-from rich import box
-from rich.table import Table
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -42,7 +35,6 @@ from lightning_app.blocks.linear import (
     prefers_onednn,
     takes_onednn,
 )
-from lightning_app.core.files import write_whole
 
 Run = Callable[[], object]
 
@@ -146,8 +138,7 @@ def count_calls(run: Run) -> CallCounter:
 class LiveMemory(TorchDispatchMode):
     """Track the bytes of storages created in this context until each is freed.
 
-    `peak` is the largest sum. Temporary memory inside an operator is not included; `resident`
-    includes it.
+    `peak` is the largest sum. Temporary memory inside an operator is not included.
     """
 
     def __init__(self) -> None:
@@ -201,31 +192,6 @@ def peak_memory(run: Run, device: torch.device) -> int:
     with LiveMemory() as memory:
         run()
     return memory.peak
-
-
-PAGE = resource.getpagesize()
-
-
-def resident(build: Callable[[], Work], threads: int) -> int:
-    """Return by how many bytes two runs of the work from `build` raise a new process's peak memory.
-
-    The peak includes temporary memory of operators and memory that the allocator keeps. `build` is
-    pickled. CPU only; Linux counts in kilobytes.
-    """
-    context = get_context("forkserver")
-    context.set_forkserver_preload([__name__, "lightning_app.lab.bench.peers"])
-    with ProcessPoolExecutor(1, mp_context=context) as pool:
-        return pool.submit(_growth, build, threads).result()
-
-
-def _growth(build: Callable[[], Work], threads: int) -> int:
-    torch.set_num_threads(threads)
-    run = build().run
-    before = int(Path("/proc/self/statm").read_text().split()[1]) * PAGE
-    run()
-    run()
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return max(0, peak - before)
 
 
 @contextmanager
@@ -363,7 +329,7 @@ class Missing(Exception):
 
 @dataclass(frozen=True)
 class Contender:
-    """A name and a function that builds the work; it must be picklable for resident memory.
+    """A name and a function that builds the work.
 
     A build may raise `Missing`: the contender is then skipped, and the table gives the reason.
     """
@@ -376,14 +342,12 @@ class Contender:
 class How:
     """The extent of the measurement.
 
-    `resident`: whether to also measure the memory of a separate process. `rate` is the rate of
-    products (FLOP/s) to which shares refer; without it no share is computed.
+    `rate` is the rate of products (FLOP/s) to which shares refer; without it no share is computed.
     """
 
     rounds: int = 5
     warm: int = 1
     device: str = "cpu"
-    resident: bool = False
     rate: float | None = None
 
 
@@ -400,7 +364,6 @@ class Result:
     time: Spread | None = None
     peak_bytes: int | None = None
     memory: float | None = None
-    resident_bytes: int | None = None
     calls: int | None = None
     parameters: int = 0
     flops: int | None = None
@@ -447,7 +410,6 @@ def _result(
     contender: Contender, work: Work, seconds: list[float], against: list[float], how: How
 ) -> Result:
     """Measure everything except the ratio of memory."""
-    alone = resident(contender.build, torch.get_num_threads()) if how.resident else None
     spread, flops = Spread.of(seconds), product_flops(work.run)
     return Result(
         name=contender.name,
@@ -456,59 +418,12 @@ def _result(
         share=None if how.rate is None else flops / spread.median / how.rate,
         time=ratios(seconds, against),
         peak_bytes=peak_memory(work.run, torch.device(how.device)),
-        resident_bytes=alone,
         calls=count_calls(work.run).total,
         parameters=work.parameters,
     )
 
 
 PACKAGES = ("torch", "x-transformers", "transformers")
-MEGA, GIGA = 1e6, 1e9
-
-
-def table(comparison: Comparison) -> Table:
-    """Return one comparison, without its title; ratios are to its first row."""
-    shown = Table(box=box.SIMPLE)
-    shown.add_column("")
-    columns = ["ms", "time", "quartiles", "MB", "memory", "calls", "parameters"]
-    if any(result.share is not None for result in comparison.results):
-        columns.append("share")
-    resident = any(result.resident_bytes is not None for result in comparison.results)
-    if resident:
-        columns.insert(5, "resident MB")
-    for column in columns:
-        shown.add_column(column, justify="right", no_wrap=True)
-    for result in comparison.results:
-        if result.missing is None:
-            shown.add_row(result.name, *_cells(result, resident=resident))
-    absent = [f"{r.name}: {r.missing}" for r in comparison.results if r.missing is not None]
-    shown.caption, shown.caption_justify = "\n".join(absent).replace("[", r"\["), "left"
-    return shown
-
-
-def _cells(result: Result, *, resident: bool) -> list[str]:
-    assert result.seconds is not None
-    assert result.time is not None
-    assert result.peak_bytes is not None
-    cells = [
-        f"{1e3 * result.seconds.median:.4g}",
-        f"{result.time.median:.3f}",
-        f"{result.time.low:.3f} to {result.time.high:.3f}",
-        _megabytes(result.peak_bytes),
-        f"{result.memory:.3f}",
-        f"{result.calls:,}",
-        f"{result.parameters:,}" if result.parameters else "",
-    ]
-    if result.share is not None:
-        cells.append(f"{result.share:.2f}")
-    if resident:
-        size = result.resident_bytes
-        cells.insert(5, "" if size is None else _megabytes(size))
-    return cells
-
-
-def _megabytes(size: int) -> str:
-    return f"{size / MEGA:,.1f}" if size >= 10 * MEGA else f"{size / MEGA:.3f}"
 
 
 def machine(device: str) -> dict[str, Any]:
@@ -530,12 +445,6 @@ def machine(device: str) -> dict[str, Any]:
     }
 
 
-def rates_line(rates: Rates) -> str:
-    """Return the measured rates of products as text."""
-    shown = ", ".join(f"{name} {rate / GIGA:,.0f}" for name, rate in rates.items())
-    return f"products on this device, GFLOP/s: {shown}"
-
-
 def _processor() -> str:
     """Return the processor's name on Linux."""
     try:
@@ -544,19 +453,6 @@ def _processor() -> str:
         return platform.processor()
     named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return next(named, platform.processor())
-
-
-def write_json(
-    path: Path, settings: dict[str, Any], rates: Rates, comparisons: Sequence[Comparison]
-) -> None:
-    """Write all measurements, with unrounded seconds and bytes."""
-    content = {
-        "machine": machine(settings["device"]),
-        "rates": rates,
-        "settings": settings,
-        "comparisons": as_mappings(comparisons),
-    }
-    write_whole(path, json.dumps(content, indent=1) + "\n")
 
 
 def as_mappings(value: Any) -> Any:

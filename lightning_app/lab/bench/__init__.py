@@ -1,1 +1,0 @@
-"""Speed comparisons with other libraries."""
