@@ -547,12 +547,6 @@ MUTANTS = (
         "if (part, key) not in _MAY_BE and here.get(key) != parents:",
     ),
     mutant(
-        "a perplexity of several streams is compared with published ones",
-        at("report/test_published.py"),
-        'label_smoothing", 0.0), ("data.evaluation_streams", 1))',
-        'label_smoothing", 0.0),)',
-    ),
-    mutant(
         "distances to later tokens are clamped at 0",
         at("models/test_relative_positions.py"),
         "distance.clamp(-most, most)",
@@ -1961,7 +1955,7 @@ MUTANTS = (
     mutant(
         "ablate report reads results before its turn",
         at("report/test_report_command.py"),
-        "            if len(folders) == 1 and out is None and _can_write(folders[0]):",
+        "            if out is None and _can_write(folder):",
         "            if False:",
     ),
     mutant(
@@ -2039,8 +2033,8 @@ MUTANTS = (
     mutant(
         "a report of another grid file is current",
         at("report/test_report_command.py"),
-        '        digest.update(f"{part.source}\\n".encode())',
-        "        pass",
+        '    digest.update(f"{grid.source}\\n".encode())',
+        "    pass",
     ),
     mutant(
         "unread output of a grid is success",

@@ -229,41 +229,6 @@ class InitFrom:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PublishedFigure:
-    """A figure from a paper, which the report shows next to ours."""
-
-    paper: str
-    """The key of a paper in the bibliography, or its citation."""
-    setting: str
-    """What the paper trained and measured."""
-    variant: str
-    """The name of a variant."""
-    metric: str
-    """The name of a metric, such as test/bleu."""
-    value: float | Literal["diverged"]
-    """The figure, or diverged."""
-    data: str | None = None
-    """A value of data.name; null if the grid has one task."""
-    warmup: int | None = None
-    """Optimizer steps; null if the paper does not state them."""
-    lr: float | None = None
-    """The peak rate; null if the paper does not state it."""
-    note: str | None = None
-    """Where the paper states the figure."""
-
-    def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            if isinstance(value, str) and not value.strip():
-                raise ValueError(f"{name}: expected a text, found an empty one")
-            if isinstance(value, float) and not math.isfinite(value):
-                raise ValueError(f"{name}: expected a finite number, found {value}")
-        if self.warmup is not None and self.warmup < 0:
-            raise ValueError(f"warmup: expected at least 0, found {self.warmup}")
-        if self.lr is not None and self.lr <= 0:
-            raise ValueError(f"lr: expected a number above 0, found {self.lr}")
-
-
-@dataclass(frozen=True, kw_only=True)
 class GridFile:
     """The content of a grid file."""
 
@@ -287,8 +252,6 @@ class GridFile:
     """The rule that ends hopeless cells early; null: none."""
     checkpoints: Literal["all", "last", "best", "none"] | None = None
     """Which checkpoints of a finished cell are kept; null: all."""
-    published: str | list[PublishedFigure] | None = None
-    """Figures from papers for the report, or a file with a list of them."""
     labels: dict[str, list[str]] | None = None
     """The names of the values of axes in the report."""
     variants: list[str] | None = None
@@ -591,9 +554,8 @@ class GridSpec:
     `axes` maps a dotted key of the run's config to its values; the value of a `linked` axis follows
     from that of another. A cell that matches all of one entry of `exclude` is omitted. `pruner` is
     the rule that ends hopeless cells early, None for none; `checkpoints` sets which checkpoints of
-    a cell are kept once it is done. `published` holds figures from papers that the report shows
-    next to ours, from the file or from one that it names. `labels` has the names of axis values in
-    the report, `factors` the axes of two values whose effects it contrasts, by name, `compare` the
+    a cell are kept once it is done. `labels` has the names of axis values in the report,
+    `factors` the axes of two values whose effects it contrasts, by name, `compare` the
     axes whose values it compares on the metric, each with its baseline, `variants` the axes besides
     the block's whose values are variants. `init_from` is the grid from whose runs the cells start.
     `source` is the file as messages name it, and `base_source` the one that holds the base. With
@@ -612,7 +574,6 @@ class GridSpec:
     sensitivity: Mapping[str, Any]
     pruner: str | None = None
     checkpoints: str = "all"
-    published: tuple[Mapping[str, Any], ...] = ()
     labels: Mapping[str, list[str]] = dataclasses.field(default_factory=dict)
     factors: Mapping[str, str] = dataclasses.field(default_factory=dict)
     compare: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -677,7 +638,6 @@ class GridSpec:
             "sensitivity": self.sensitivity,
             "pruner": self.pruner,
             "checkpoints": self.checkpoints,
-            "published": list(self.published),
             "labels": dict(self.labels),
             "factors": dict(self.factors),
             "compare": dict(self.compare),
@@ -709,6 +669,21 @@ def _shipped() -> dict[str, Path]:
     return {path.stem: path for path in shipped_folder().glob("*.yaml")}
 
 
+GONE = {"published": "is no more; say what papers report on the page of the study, or in a comment"}
+"""Keys that grid files had before, and what replaces them. Grids of that time hold them
+empty."""
+
+
+def without_gone(tree: Any, source: str) -> Any:
+    """The tree of a grid file without empty keys of `GONE`; a filled one raises `UserError`."""
+    if not isinstance(tree, dict):
+        return tree
+    for key, instead in GONE.items():
+        if tree.get(key):
+            raise UserError(f"{source}: {key}: {instead}")
+    return {key: value for key, value in tree.items() if key not in GONE}
+
+
 def read_spec(grid: str | Path) -> GridSpec:
     """Read and check a grid file. Raises `UserError` naming file, field and value."""
     return _read(find_grid(grid), ())
@@ -730,14 +705,9 @@ def _spec(path: Path, tree: Any, text: str, files: tuple[Path, ...], source: str
             f"{source}: {KEY}: a grid file may not name code, since a grid file from elsewhere "
             f"would run it; pass --plugin FILE, or list it in {PROJECT} of the working folder"
         )
+    tree = without_gone(tree, source)
     file = read(GridFile, tree, source)
-    published = file.published
     # Values as in the file: the reader treats them as JSON, whose keys are strings.
-    listed = tree.get("published")
-    if isinstance(published, str):
-        with named(source):
-            listed = _beside(path, "published", published)
-        read(list[PublishedFigure], listed, str(path.parent / published))
     base_config: Any = tree.get("base_config")
     base_source = source
     if file.base is not None:
@@ -775,7 +745,6 @@ def _spec(path: Path, tree: Any, text: str, files: tuple[Path, ...], source: str
             sensitivity=sensitivity,
             pruner=file.pruner,
             checkpoints=file.checkpoints or "all",
-            published=tuple(listed or ()),
             labels=check_labels(file.labels or {}, axes, variants),
             factors=check_factors(file.factors or {}, axes),
             compare=check_compare(tree.get("compare") or {}, axes),

@@ -252,7 +252,7 @@ def _mistake(kind: Any, error: Any) -> _Mistake:
 
 
 def _key(path: list[str]) -> str:
-    """Write a path as in messages: `data.columns`, `published entry 2.warmup`."""
+    """Write a path as in messages: `data.columns`, `exclude entry 2.warmup`."""
     return "".join(part if part.startswith(_ENTRY) else f".{part}" for part in path).removeprefix(
         "."
     )

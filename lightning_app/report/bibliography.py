@@ -10,8 +10,6 @@ from typing import Any
 from lightning_app.config.tree import BLOCK, PRESET
 from lightning_app.report.results import GridResults
 
-TEXT = re.compile(r"\\[\"'`^~]?|[{}]")  # TeX markup to remove for plain text
-
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
@@ -21,15 +19,6 @@ class Entry:
     key: str
     fields: Mapping[str, str]
     topics: frozenset[str]
-
-    @property
-    def short(self) -> str:
-        """`Xiong et al. 2020`."""
-        names = [author.split(",")[0] for author in self.fields["author"].split(" and ")]
-        who = (
-            " & ".join(names) if len(names) < 3 and "others" not in names else f"{names[0]} et al."
-        )
-        return TEXT.sub("", f"{who} {self.fields['year']}")
 
     @property
     def bibtex(self) -> str:
@@ -64,11 +53,9 @@ def cited(topics: Iterable[str]) -> list[str]:
 
 
 def references(grid: GridResults) -> str:
-    """`references.bib`: papers about the methods used, and papers whose figures are compared."""
+    """`references.bib`: papers about the methods used."""
     entries = bibliography()
-    named = [figure["paper"] for figure in grid.published]
-    keys = dict.fromkeys([*cited(topics_of(grid)), *(key for key in named if key in entries)])
-    return "\n".join(entries[key].bibtex for key in keys)
+    return "\n".join(entries[key].bibtex for key in cited(topics_of(grid)))
 
 
 def topics_of(grid: GridResults) -> list[str]:

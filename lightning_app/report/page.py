@@ -43,7 +43,6 @@ from lightning_app.report.tables import (
     metric_table,
     missing_table,
     over_rates,
-    published_table,
     task_tables,
 )
 from lightning_app.report.tasks import (
@@ -208,7 +207,7 @@ def _tables(report: Report, *, warmup: bool) -> dict[str, list[ReportTable]]:
     by_part: dict[str, list[ReportTable]] = {"need": [], "by_rate": [], "cost": [], "stable": []}
     by_part |= {"score": metrics, "run": [], "missing": [missing_table(grid)]}
     if grid.finished:
-        by_part["run"] = [published_table(grid), cell_table(grid, report.results, report.out)]
+        by_part["run"] = [cell_table(grid, report.results, report.out)]
     if grid.finished and grid.pruner is None:
         compared, tasks = [comparison_table(grid, report.comparisons)], report.task_tables()
         by_part["score"] = [*tasks, *compared] if warmup else [*compared, *tasks]

@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from lightning_app.config.grid import GridFile
+from lightning_app.config.grid import GridFile, without_gone
 from lightning_app.config.identity import (
     check_removed,
     completed,
@@ -206,8 +206,7 @@ class GridResults:
     `metric` is the metric of the grid, and `mode` whether `min` or `max` is best.
     `pruner` is the rule by which hopeless cells were ended early, if any were. `adapts`: whether a
     search or a refinement chose settings by results; `more`: how many further cells it may still
-    ask for, at most. `published` holds the figures of papers to compare with, as the grid file has
-    them. `strangers` names the cells whose state is `other_data`, by their digest.
+    ask for, at most. `strangers` names the cells whose state is `other_data`, by their digest.
     `wiring` is what the names of the axes begin with whose values are variants.
     `without_parent` names the cells that are not planned yet, since the runs of another grid that
     they start from are not finished. `linked` has the axes whose values follow from another axis,
@@ -228,7 +227,6 @@ class GridResults:
     pruner: str | None = None
     adapts: bool = False
     more: int = 0
-    published: tuple[Mapping[str, Any], ...] = ()
     strangers: Mapping[str, Sequence[str]] = field(default_factory=dict)
     damaged_configs: tuple[str, ...] = ()
     factors: Mapping[str, str] = field(default_factory=dict)
@@ -466,7 +464,6 @@ def read_results(folder: Path, file: Mapping[str, Any] | None = None) -> GridRes
         adapts=any(grid.get(key) for key in ("search", "refine")),
         more=plan.more,
         pruner=grid.get("pruner") if any(map(_may_be_pruned, cells)) else None,
-        published=tuple(grid.get("published") or ()),
         damaged_configs=tuple(damaged),
         factors={name: axis for name, axis in factors.items() if axis in plan.axes},
         compare={axis: base for axis, base in compare.items() if axis in plan.axes},
@@ -632,7 +629,7 @@ def _cell(
 
 def read_grid_file(path: Path) -> dict[str, Any]:
     """Read the `grid.yaml` of a grid's folder. Raises `UserError` naming the field."""
-    tree = read_mapping(path)
+    tree = without_gone(read_mapping(path), str(path))
     read(GridFile, tree, str(path))
     return tree
 

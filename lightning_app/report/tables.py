@@ -35,7 +35,6 @@ from lightning_app.report.facts import (
     share_interval,
     share_of,
 )
-from lightning_app.report.frames import comparison, our_settings
 from lightning_app.report.headline import (
     STALLS,
     by_slice,
@@ -474,20 +473,6 @@ def signed(value: float) -> str:
     return measured(value).replace("-", "−")
 
 
-def published_table(grid: GridResults) -> ReportTable:
-    """Published figures next to ours, with the differences between the two."""
-    frame = comparison(grid)
-    wide = ("paper", "setting", "differences", "note")
-
-    def column(name: str) -> tuple[Heading, Callable[[Mapping[Any, Any]], Datum]]:
-        heading = Heading(name.replace("_", " "), words=name in wide)
-        return heading, lambda row: Datum(_plain(name, row[name]), wrap=name in wide)
-
-    rows = (("", record) for record in frame.to_dict("records"))
-    caption = say("captions.published", settings=our_settings(grid))
-    return laid_out("published", map(column, map(str, frame.columns)), rows, caption=caption)
-
-
 def cell_table(grid: GridResults, results: "pd.DataFrame", out: Path) -> ReportTable:
     """Every finished cell, with links from a page in the folder `out`."""
     axes = [key for key in grid.axes if key in results and not key.startswith(grid.wiring)]
@@ -640,7 +625,7 @@ def arm_table(arms: Sequence[FailedRuns]) -> ReportTable:
 
 
 def score_table(grid: GridResults, scores: Sequence[TaskScore]) -> ReportTable:
-    """Tasks by variant: our two summaries, then the published rows."""
+    """Tasks by variant, in two summaries."""
 
     def column(corpus: str, metric: str) -> tuple[Heading, Callable[[list[TaskScore]], Datum]]:
         def value(rows: list[TaskScore]) -> Datum:
@@ -679,18 +664,15 @@ def _task_rows(
     by_heading: dict[tuple[str, str], list[TaskScore]] = {}
     for score in scores:
         rows = of_kind[score.grid, score.kind]
-        heading = ""
         if score.kind == "mean":
             words = setting_words(rows)
             heading = f"ours, mean over {_seeds(rows)} of one setting"
             heading += f" ({words})" if words else ""
-        elif score.kind == "best_median":
+        else:
             heading = (
                 f"ours, OPTIMISTIC: median of the best of {max(row.settings for row in rows)} "
                 "settings, chosen on the dev set for each task"
             )
-        else:
-            heading = f"published, {score.setting}"
         by_heading.setdefault((heading, score.variant), []).append(score)
     return by_heading
 
@@ -703,22 +685,18 @@ def _seeds(rows: Iterable[TaskScore]) -> str:
 
 
 def _task_notes(scores: Sequence[TaskScore]) -> list[str]:
-    """The notes of published rows, and the best settings."""
-    notes: dict[str, list[str]] = {}
+    """The best settings."""
     chosen: dict[str, list[str]] = {}
     for row in scores:
-        if row.note:
-            notes.setdefault(f"{row.setting}: {row.note}", []).append(row.variant)
         if row.kind == "best_median" and row.setting and not row.average:
             split, _ = split_of(row.data, row.metric)
             chosen.setdefault(row.setting, []).append(f"{row.variant} on {split}")
-    best = [f"best setting {at}: {', '.join(dict.fromkeys(of))}" for at, of in chosen.items()]
-    return [*best, *(f"{', '.join(dict.fromkeys(of))}, {note}" for note, of in notes.items())]
+    return [f"best setting {at}: {', '.join(dict.fromkeys(of))}" for at, of in chosen.items()]
 
 
 def _task_value(row: TaskScore | None) -> Datum:
     if row is None or math.isnan(row.value):
-        return Datum("diverged" if row and row.diverged else DASH)
+        return Datum(DASH)
     scale = score_facts(row.data, row.metric).scale
     lacking = row.lacking if row.kind == "mean" else 0
     return _task_mean(row.value, row.low, row.high, lacking, scale, digits=2)

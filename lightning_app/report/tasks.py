@@ -31,7 +31,6 @@ from typing import Any, Literal, NamedTuple
 
 from lightning_app.config.rulers import EVALUATION
 from lightning_app.config.tree import CORPUS, SEED, WARMUP, key_of, lookup, value_name
-from lightning_app.report.bibliography import bibliography
 from lightning_app.report.pairs import Score, StallTable, stratified_p
 from lightning_app.report.results import CellResult, GridResults, unlike
 from lightning_app.report.statistics import (
@@ -351,18 +350,18 @@ def _test(
 AVERAGE = "average/"
 """The beginning of the metric of an average over tasks, followed by its name."""
 
-Kind = Literal["mean", "best_median", "published"]
+Kind = Literal["mean", "best_median"]
 Setting = tuple[tuple[str, Any], ...]  # values of axes, by `key_of`
 
 
 @dataclass(frozen=True, kw_only=True)
 class TaskScore:
-    """The score of one variant on one task: ours (`mean`, `best_median`) or `published`.
+    """The score of one variant on one task: `mean` or `best_median`.
 
     `data` is the corpus, empty for an average over tasks. `value` is in the unit of the results,
-    NaN without one, as for a published run that `diverged`. `low` and `high` are the t interval of
+    NaN without one. `low` and `high` are the t interval of
     a mean. `runs` are those with a finite score, `lacking` those without; in a median
-    these are the worst ones. `setting` names the values of the axes, or the setting of a paper;
+    these are the worst ones. `setting` names the values of the axes;
     `settings` is the number of those that the best was chosen from.
     """
 
@@ -378,8 +377,6 @@ class TaskScore:
     lacking: int = 0
     setting: str = ""
     settings: int = 1
-    diverged: bool = False
-    note: str = ""
 
     @property
     def average(self) -> str:
@@ -388,7 +385,7 @@ class TaskScore:
 
 
 def task_scores(grid: GridResults) -> list[TaskScore]:
-    """Our scores by variant, then the published ones; empty for tasks without published scores."""
+    """The scores by variant; empty for tasks without published scores."""
     if not grid.scored or grid.pruner is not None:
         return []
     scores: list[TaskScore] = []
@@ -396,7 +393,7 @@ def task_scores(grid: GridResults) -> list[TaskScore]:
         for variant in grid.variants:
             rows = [row for cells in _tasks(grid, variant) for row in _of(grid, kind, cells)]
             scores += [*rows, *_averages(grid, kind, variant, rows)]
-    return scores + [_published(grid, figure) for figure in grid.published]
+    return scores
 
 
 def _tasks(grid: GridResults, variant: str) -> list[list[CellResult]]:
@@ -571,31 +568,6 @@ def no_averages(grid: GridResults) -> str:
     ]
     why = "since a mean over fewer tasks is a different number"
     return f"No average of ours, {why}: {'; '.join(lacks)}."
-
-
-def _published(grid: GridResults, figure: Mapping[str, Any]) -> TaskScore:
-    entry = bibliography().get(figure["paper"])
-    value = figure["value"]
-    paper = figure["paper"] if entry is None else entry.short
-    return TaskScore(
-        grid=grid.name,
-        kind="published",
-        variant=figure["variant"],
-        data=figure.get("data") or _only_corpus(grid, figure),
-        metric=figure["metric"],
-        value=math.nan if value == "diverged" else float(value),
-        setting=f"{paper}: {figure['setting']}",
-        diverged=value == "diverged",
-        note=figure.get("note") or "",
-    )
-
-
-def _only_corpus(grid: GridResults, figure: Mapping[str, Any]) -> str:
-    """The corpus of a figure that names none: that of a grid with one; an average has none."""
-    corpora = {cell.corpus for cell in grid.cells}
-    if figure["metric"].startswith(AVERAGE) or len(corpora) != 1:
-        return ""
-    return str(*corpora)
 
 
 def score_facts(corpus: str, metric: str) -> QualityMetric:

@@ -45,8 +45,7 @@ def show_report(console: Console, grid: GridResults, scores: Sequence[Score]) ->
         write.line(headline.title, "bold")
         write.bodies(headline, lambda where: write.plot(grid, slices[where]))
     write.table(metric_table(grid))
-    ours = [score for score in task_scores(grid) if score.kind != "published"]
-    for table in task_tables(grid, failure_tests(grid), failed_runs(grid), ours):
+    for table in task_tables(grid, failure_tests(grid), failed_runs(grid), task_scores(grid)):
         write.table(table)
     notes = (left_out(grid.strangers), mixture_line(grid), unsealed(records_of(grid)))
     for text in [*findings(grid, scores), *notes]:

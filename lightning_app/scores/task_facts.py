@@ -115,8 +115,7 @@ class QualityMetric(NamedTuple):
     """A quality metric besides the loss: its name in the results, its title, its unit.
 
     `mode` says whether `min` or `max` is best. `scale` is the factor by which papers multiply it:
-    100 for a share printed in percent. `published_with` has config fields with the values without
-    which ours is not comparable to published figures. `counts` is what it averages over, a key of
+    100 for a share printed in percent. `counts` is what it averages over, a key of
     `rulers.RULERS`; the default is for a metric about which nothing is known.
     """
 
@@ -125,7 +124,6 @@ class QualityMetric(NamedTuple):
     unit: str
     mode: str = "max"
     scale: float = 1.0
-    published_with: tuple[tuple[str, Any], ...] = ()
     counts: str = "anything"
 
 
@@ -283,9 +281,6 @@ TASKS.add(
 )
 
 
-OF_WHOLE_TEXT = (("model.objective.label_smoothing", 0.0), ("data.evaluation_streams", 1))
-"""How published word perplexities are measured: every additional stream starts without memory."""
-
 TASKS.add(
     "causal_lm",
     TaskFacts(
@@ -311,7 +306,6 @@ TASKS.add(
                     f"{title} perplexity a word",
                     "perplexity",
                     "min",
-                    published_with=OF_WHOLE_TEXT,
                     counts="bytes",
                 )
                 for split, title in (("val", "Validation"), ("test", "Test"))
@@ -373,7 +367,7 @@ TASKS.add(
 )
 
 _OF_SQUAD = tuple(
-    QualityMetric(name, title, unit, published_with=(("data.train_from_dev", None),), counts="rows")
+    QualityMetric(name, title, unit, counts="rows")
     for name, title, unit in (
         ("val/f1", "F1 of answers", "F1, percent"),
         ("val/exact_match", "Exact match of answers", "exact match, percent"),

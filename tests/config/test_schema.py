@@ -8,7 +8,7 @@ from typing import Any, Literal, get_origin
 import pytest
 
 from lightning_app.config.config import Config
-from lightning_app.config.grid import GridFile, InitFrom, PublishedFigure
+from lightning_app.config.grid import GridFile, InitFrom
 from lightning_app.config.trainer import ClassSpec
 from lightning_app.core.errors import UserError
 from lightning_app.core.schema import (
@@ -40,7 +40,6 @@ ROOTS: dict[type, dict[str, Any]] = {
     Config: {},
     GridFile: {"name": "mine", "base": "base.yaml"},
     InitFrom: {"grid": "parent", "match": ["seed_everything"]},
-    PublishedFigure: {"paper": "p", "setting": "s", "variant": "v", "metric": "m", "value": 1.5},
     ResultRecord: result("a" * 16),
     PrunedRecord: pruned("a" * 16),
     Plan: {

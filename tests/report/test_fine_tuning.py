@@ -14,15 +14,10 @@ import pytest
 import yaml
 from rich.console import Console
 
-from lightning_app.blocks.presets import PRESETS
-from lightning_app.config.grid import read_spec
 from lightning_app.config.tree import RATE
-from lightning_app.core.errors import UserError
-from lightning_app.report.bibliography import bibliography
 from lightning_app.report.comparisons import BETTER, WORSE, by_metric, compare_axis, comparisons
 from lightning_app.report.figures.need import scores_by_task
 from lightning_app.report.figures.sheet import Part
-from lightning_app.report.frames import comparison
 from lightning_app.report.headline import findings
 from lightning_app.report.limits import limits
 from lightning_app.report.page import Report, page
@@ -40,11 +35,9 @@ from lightning_app.report.terminal import show_report
 from lightning_app.report.warmup import sensitivity_scores
 from lightning_app.report.write import first_figure, write_exports
 from lightning_app.scores.task_facts import (
-    GLUE_AVERAGES,
     GLUE_CORPORA,
     GLUE_TASKS,
     TASKS,
-    glue_average,
 )
 from tests.report.conftest import messages
 from tests.report.glue_grid import (
@@ -62,8 +55,6 @@ from tests.report.glue_grid import (
     glue_grid,
     learned,
 )
-
-SHIPPED = Path(__file__).parents[2] / "ablations/published/glue.yaml"
 
 
 def mixed(axes: Mapping[str, Any]) -> Scores:
@@ -458,32 +449,6 @@ def test_an_average_says_how_many_runs_it_lacks(tmp_path: Path) -> None:
     assert row[-1].text == f"{100 * rows[0].value:.2f} (glue, 1 without)"
 
 
-FIGURE = {"paper": "he2021realformer", "setting": "BERT-Large", "variant": "post_ln"}
-
-
-def test_a_published_figure_is_compared_on_its_own_task(tmp_path: Path) -> None:
-    figures = [
-        FIGURE | {"data": "rte", "metric": "val/accuracy", "value": 0.7112},
-        FIGURE | {"data": "qnli", "metric": "val/accuracy", "value": 0.9226},
-        FIGURE | {"metric": "average/realformer", "value": 0.8401},
-    ]
-    grid = read_results(glue_grid(tmp_path / "demo", mixed, published=figures))
-    rte, qnli = comparison(grid).to_dict("records")
-    assert (rte["theirs"], rte["ours"]) == (0.7112, pytest.approx(0.67))
-    assert rte["differences"].startswith("Ours with RTE.")
-    assert (qnli["ours"], qnli["differences"]) == ("–", "No run on QNLI here.")
-    tables = {table.name: table for table in tables_of(grid)}
-    (row,) = tables["task_scores"].bodies["published, He et al. 2021: BERT-Large"]
-    titles = [column.title for column in tables["task_scores"].columns]
-    assert dict(zip(titles, (cell.text for cell in row), strict=True)) == {
-        "variant": "post_ln",
-        "CoLA Matthews correlation": "–",
-        "QNLI accuracy": "92.26",
-        "RTE accuracy": "71.12",
-        "average": "84.01 (realformer)",
-    }
-
-
 def test_a_comparison_stands_once_under_its_own_metric(tmp_path: Path) -> None:
     """Two tasks with scores of their own: each heading has the rows of its metric and no other."""
     grid = read_results(glue_grid(tmp_path / "demo", mixed))
@@ -510,7 +475,7 @@ PARTS = [
 
 
 @pytest.mark.parametrize(("corpus", "section", "protocol", "is_other"), PARTS)
-def test_scores_of_other_rows_are_not_put_beside_published_ones(
+def test_scores_of_other_rows_are_a_limit(
     tmp_path: Path, corpus: str, section: dict[str, Any], protocol: str, is_other: bool
 ) -> None:
     """A part of SQuAD's dev set is no published set, nor are some batches of one."""
@@ -519,73 +484,17 @@ def test_scores_of_other_rows_are_not_put_beside_published_ones(
     base = yaml.safe_load(yaml.safe_dump(GLUE_BASE))
     base["model"]["objective"]["kind"] = kind
     base["data"] |= {"name": corpus, **section}
-    figure = FIGURE | {"data": corpus, "metric": metric, "value": 91.9}
     folder = glue_grid(
         tmp_path / "demo",
         lambda axes: {"val/nll": 0.5, metric: 0.6 + axes[SEED] / 100},
         {SEED: [1, 2], PRESET: ["post_ln"], WARMUP: [0, 60]},
         base_config=base,
-        published=[figure],
     )
     for path in folder.glob("runs/*/result.json"):
         record = json.loads(path.read_text())
         record["data"] |= {"name": corpus, "protocol": protocol}
         path.write_text(json.dumps(record))
-    grid = read_results(folder)
-    assert ("limits.other_rows" in dict(messages(limits(grid)))) == is_other
-    (row,) = comparison(grid).to_dict("records")
-    refused = "Not compared: data.train_from_dev is 0.9 in ours, and null is needed."
-    assert (refused in row["differences"]) == bool(section)
-    assert (row["ours"] == "–") == bool(section)
-
-
-def test_the_shipped_figures_are_those_of_the_papers() -> None:
-    """The overall scores of RealFormer follow from its tasks, that of Cramming from its own."""
-    figures = yaml.safe_load(SHIPPED.read_text())
-    rows: dict[tuple[str, str], dict[tuple[str | None, str], float]] = {}
-    for figure in figures:
-        assert figure["paper"] in bibliography()
-        assert figure["variant"] in PRESETS
-        assert figure["note"]
-        assert 0 <= figure["value"] < 1
-        rows.setdefault((figure["setting"], figure["variant"]), {})[
-            figure.get("data"), figure["metric"]
-        ] = figure["value"]
-    checked = []
-    for own in rows.values():
-        known: dict[str, dict[str, float]] = {}
-        for (corpus, metric), value in own.items():
-            if corpus is not None:
-                split, name = split_of(corpus, metric)
-                known.setdefault(split, {})[name] = value
-        if "MNLI-m" in known and len(known) == 8:  # one number for both sets of MNLI
-            known["MNLI-mm"] = known["MNLI-m"]
-        for name in GLUE_AVERAGES:
-            if (None, f"average/{name}") in own and len(known) > 5:
-                found = round(glue_average(name, known), 3 if name == "cramming" else 4)
-                assert found == own[None, f"average/{name}"]
-                checked.append(found)
-    assert checked == [0.8401, 0.8347, 0.8453, 0.455]
-
-
-def test_a_grid_file_may_name_a_file_of_figures(tmp_path: Path) -> None:
-    content = {
-        "name": "g",
-        "base_config": {"data": {"name": "rte"}, "model": {"objective": {"kind": "glue"}}},
-        "axes": {SEED: [1]},
-        "published": "own.yaml",
-    }
-    path = tmp_path / "g.yaml"
-    path.write_text(yaml.safe_dump(content))
-    with pytest.raises(UserError, match=r"g.yaml: published:.*file:.*own.yaml"):
-        read_spec(path)
-    (tmp_path / "own.yaml").write_text(SHIPPED.read_text())
-    figures = read_spec(path).published
-    assert len(figures) == len(yaml.safe_load(SHIPPED.read_text()))
-    assert read_spec(path).tree()["published"] == list(figures)  # the folder has them whole
-    (tmp_path / "own.yaml").write_text("- {paper: a, setting: b, variant: c, metric: d, data: 3}\n")
-    with pytest.raises(UserError, match=r"own.yaml: entry 1.data: expected"):
-        read_spec(path)
+    assert ("limits.other_rows" in dict(messages(limits(read_results(folder))))) == is_other
 
 
 def test_cautions_come_first(grid: GridResults) -> None:
@@ -600,7 +509,7 @@ def test_cautions_come_first(grid: GridResults) -> None:
 
 
 def test_page_terminal_csv_and_latex(tmp_path: Path) -> None:
-    folder = glue_grid(tmp_path / "demo", mixed, published=yaml.safe_load(SHIPPED.read_text()))
+    folder = glue_grid(tmp_path / "demo", mixed)
     grid = read_results(folder)
     found = sensitivity_scores(grid)
     report = Report(grid, found, folder)
@@ -611,15 +520,13 @@ def test_page_terminal_csv_and_latex(tmp_path: Path) -> None:
         "OPTIMISTIC: median of the best",
         "not the scores of the tasks",
         "CoLA: Matthews correlation, higher is better",
-        "84.01 (realformer)",
-        "UNVERIFIED",
     ):
         assert part in text
     assert text.count("<h1") == 1
     arms = pd.read_csv(folder / "failed_runs.csv")
     assert arms.set_index(["group", "warmup"]).loc[("RTE", 0), "failed"] == 2
     scores = pd.read_csv(folder / "task_scores.csv")
-    assert set(scores["kind"]) == {"mean", "best_median", "published"}
+    assert set(scores["kind"]) == {"mean", "best_median"}
     assert {path.name for path in (folder / "tables").iterdir()} >= {
         "failed_runs.tex",
         "failure_tests.md",
@@ -629,7 +536,6 @@ def test_page_terminal_csv_and_latex(tmp_path: Path) -> None:
     show_report(console, grid, found)
     shown: Any = console.file.getvalue()  # pyright: ignore[reportAttributeAccessIssue]
     assert "2 / 5 [0.12, 0.77]" in shown
-    assert "84.01" not in shown  # papers are on the page
     for table in tables_of(grid):
         assert "OPTIMISTIC" in latex(table) or table.name != "task_scores"
         assert markdown(table).count("\n| ") > 2

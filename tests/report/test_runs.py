@@ -288,7 +288,7 @@ def test_a_damaged_file_of_a_run_leaves_its_result(make_grid, name, data, said):
         ("grid.yaml", {"metric": {"mode": "most"}}, "metric.mode: expected 'min' or 'max'"),
         ("grid.yaml", {"sensitivity": {"reference_warmup": "60"}}, "reference_warmup: expected a"),
         ("grid.yaml", {"base_config": 3}, "base_config: … null, found 3"),
-        ("grid.yaml", {"published": [{"paper": "a"}]}, "1.setting:"),
+        ("grid.yaml", {"published": [{"paper": "a"}]}, "published: is no more"),
     ],
 )
 def test_a_wrong_field_of_the_plan_or_the_grid_file_is_named(make_grid, file, changes, said):
