@@ -118,6 +118,7 @@ OTHER_NAMES = {
 
 GONE = {
     "bench": "run python benchmarks/bench.py in the repository",
+    "probe --theory": "run python benchmarks/theory/run.py in the repository",
 }
 """Former commands, and options after their command: what takes their place."""
 

@@ -19,7 +19,7 @@ FILES = sorted((ROOT / PACKAGE).rglob("*.py"))
 # The folders from the ground up: each may import from those before it only.
 ORDER = (
     *("version", "core", "plugins", "scores", "blocks", "models", "catalogue", "runs", "data"),
-    *("tasks", "config", "report", "probes", "training", "grids", "api", "lab", "testing"),
+    *("tasks", "config", "report", "probes", "training", "grids", "api", "testing"),
     *("commands", "cli", "__main__"),
 )
 # What some folders may not import although it stands below them.
@@ -35,8 +35,7 @@ APART = {
     "config": {"catalogue", "tasks"},
     "report": {"blocks", "catalogue", "data", "models", "plugins", "tasks"},
     "probes": {"catalogue", "config", "data", "plugins", "scores", "version"},
-    "testing": {"api", "data", "grids", "lab", "report", "runs", "tasks", "training"},
-    "lab": {"api", "catalogue", "config", "grids", "plugins", "runs", "training", "version"},
+    "testing": {"api", "data", "grids", "report", "runs", "tasks", "training"},
 }
 
 

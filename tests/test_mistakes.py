@@ -90,7 +90,7 @@ AT_ONCE = [
     Case("prepare --data text --root nowhere", "nowhere"),
     Case("prepare --config run.yaml", "run.yaml: line 2", {"run.yaml": "a: ["}),
     Case("translate --run nowhere", "nowhere"),
-    Case("probe", "--config FILE is needed, or --run RUN, or --theory"),
+    Case("probe", "--config FILE is needed, or --run RUN"),
     Case("trian --config run.yaml", "did you mean 'fit'?"),
     Case("compare a b", "did you mean 'diff'?"),
     Case("show", "RUN"),
@@ -170,6 +170,7 @@ MISTAKES = [
         {"run.yaml": config()},
     ),
     Case("bench --peers", "benchmarks/bench.py"),
+    Case("probe --theory", "benchmarks/theory/run.py"),
     Case("--plugin a.py blocks", "give the new part another name", {"a.py": TAKEN}),
     # one run
     of_fit("did you mean 'max_steps'?", trainer__max_stepz=3),

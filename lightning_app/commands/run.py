@@ -18,7 +18,6 @@ from rich.console import Console
 from rich.table import Table
 
 from lightning_app.commands.options import (
-    EXPERIMENTS,
     RUN,
     Parser,
     add_checkpoint,
@@ -469,7 +468,6 @@ def add_probe(parser: Parser) -> None:
     parser.add("--batches N", "validation batches (default: 4)")
     text = "also measure the top eigenvalue of the Adam-preconditioned Hessian"
     parser.add("--sharpness", text)
-    parser.add("--theory", "test the lemmas and the theorem of Xiong et al. instead")
     parser.add("--out DIR", "output folder (default: one in experiments/probe)")
     parser.set_defaults(call=probe_command)
 
@@ -482,26 +480,19 @@ def probe_command(
     checkpoint: str | None,
     batches: int | None,
     sharpness: bool,
-    theory: bool,
     out: Path | None,
 ) -> int:
-    """Probe the models of configs or runs, or test the theory.
+    """Probe the models of configs or runs.
 
     Raises `UserError` for a mistake in the call, a config or a checkpoint, before slow imports.
     """
-    if theory:
-        if any((config, run, overrides, checkpoint, batches, sharpness)):
-            raise UserError("probe: --theory has its own setting and takes only --out")
-        from lightning_app.lab.theory.run import run_theory
-
-        return run_theory(out or EXPERIMENTS / "probe" / "theory")
     if run and config:
         raise UserError(f"--config {config[0]}: --run names the config already; use one")
     if run:
         checkpoint = checkpoint or BEST
         config = probed_configs(run, checkpoint, overrides)
     if not config:
-        raise UserError("probe: --config FILE is needed, or --run RUN, or --theory")
+        raise UserError("probe: --config FILE is needed, or --run RUN")
     batches = 4 if batches is None else batches
     if batches < 1:
         raise UserError(f"probe: --batches {batches}: expected at least 1")

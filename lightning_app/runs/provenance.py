@@ -31,7 +31,7 @@ PACKAGES = (
 )
 
 APART = (
-    *("api", "catalogue", "commands", "grids", "lab", "plugins", "report", "testing"),
+    *("api", "catalogue", "commands", "grids", "plugins", "report", "testing"),
     *("__init__.py", "__main__.py", "cli.py", "version.py"),
     *("core/errors.py", "core/files.py", "core/project.py"),
     *("core/strict_yaml.py", "runs"),

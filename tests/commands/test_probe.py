@@ -200,21 +200,6 @@ def test_second_moments_are_those_of_the_optimizer(folder: Path) -> None:
     assert second_moments(plain, model) is None
 
 
-@pytest.mark.parametrize(
-    ("words", "expected"), [([], "experiments/probe/theory"), (["--out", "there"], "there")]
-)
-def test_theory_has_its_own_folder(monkeypatch, words: list[str], expected: str) -> None:
-    asked: list[Path] = []
-
-    def run_theory(out: Path) -> int:
-        asked.append(out)
-        return 1
-
-    monkeypatch.setattr("lightning_app.lab.theory.run.run_theory", run_theory)
-    assert main(["probe", "--theory", *words]) == 1
-    assert asked == [Path(expected)]
-
-
 def test_variants_are_named_by_what_tells_them_apart(tmp_path: Path) -> None:
     trees = [{"model": {"block": {"preset": preset}}} for preset in ("sas", "sas", "sas_p")]
     (tmp_path / "0123456789abcdef").mkdir()
@@ -282,7 +267,6 @@ def test_a_folder_that_cannot_be_made_is_reported_before_the_work(
         (["--config", BASE, "--checkpoint", "last"], "--checkpoint last:"),
         (["--config", BASE, "--checkpoint", "nowhere.ckpt"], "nowhere.ckpt"),
         (["--config", BASE, "--checkpoint", BASE], "not a complete"),
-        (["--config", BASE, "--theory"], "--theory"),
     ],
 )
 def test_a_mistake_is_one_line(capsys, folder: Path, words: list[Any], expected: str) -> None:

@@ -56,10 +56,7 @@ from rich.table import Table
 from torch import Tensor
 from torch.nn import functional as F
 
-from lightning_app.blocks.config import BlockConfig
-from lightning_app.blocks.feed_forward import FeedForward
-from lightning_app.blocks.masks import full_mask
-from lightning_app.lab.theory.lemmas import (
+from benchmarks.theory.lemmas import (
     POST,
     PRE,
     XIONG_EXTENSION,
@@ -71,6 +68,9 @@ from lightning_app.lab.theory.lemmas import (
     power_law,
     seeded,
 )
+from lightning_app.blocks.config import BlockConfig
+from lightning_app.blocks.feed_forward import FeedForward
+from lightning_app.blocks.masks import full_mask
 from lightning_app.models.heads import (
     ArchitectureConfig,
     CausalLanguageModel,

@@ -1,4 +1,6 @@
-"""`ablate probe --theory`: measure statements of papers about fresh models on our blocks.
+"""Measure statements of papers about fresh models on our blocks.
+
+    python benchmarks/theory/run.py --out theory
 
 These are lemmas 1-3 and theorem 1 of Xiong et al. 2020 (2002.04745) in their setting, the collapse
 of tokens without a skip around attention, and their figure 3 with our models, next to the numbers
@@ -6,18 +8,17 @@ of another implementation with the same initial values, and with lone decoders. 
 minutes on one core.
 """
 
+import argparse
 import math
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from rich.console import Console
 
-from lightning_app.core.files import write_whole, writing_in
-from lightning_app.lab.theory.lemmas import (
+from benchmarks.theory.lemmas import (
     NAMES,
     POST,
     PRE,
@@ -45,7 +46,7 @@ from lightning_app.lab.theory.lemmas import (
     theorem_1,
     theorem_1_by_width,
 )
-from lightning_app.lab.theory.models import (
+from benchmarks.theory.models import (
     ALONE,
     DEPTHS,
     FINGERPRINTS,
@@ -63,6 +64,7 @@ from lightning_app.lab.theory.models import (
     recorded_final,
     without_mask,
 )
+from lightning_app.core.files import write_whole
 from lightning_app.probes.figures import looks, panel_grid
 from lightning_app.report.figures.sheet import COLOURS, INK, MUTED, save, styled
 
@@ -393,27 +395,18 @@ def fingerprints(folder: Path, prints: Prints) -> Path:
     return save(figure, folder / "theory_fingerprints.svg")
 
 
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Use one thread, so that sums do not depend on the number of cores; restore it afterwards."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-@one_thread()
-def run_theory(out: Path) -> int:
-    """Measure every statement, write tables and figures into `out`, and print the results.
+def main() -> int:
+    """Measure every statement, write tables and figures, and print the results.
 
     Writes `theory.csv`, `fingerprints.csv` and `theory_*.svg`. Returns 1 if a required statement
-    does not hold, else 0. Raises `UserError` if `out` cannot be written.
+    does not hold, else 0.
     """
-    with writing_in(out):  # checked before the measurements
-        out.mkdir(parents=True, exist_ok=True)
-    console = Console(file=getattr(sys.stdout, "stream", None), highlight=False)
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--out", type=Path, default=Path("theory"), metavar="DIR")
+    out: Path = parser.parse_args().out
+    out.mkdir(parents=True, exist_ok=True)
+    torch.set_num_threads(1)  # sums do not depend on the number of cores
+    console = Console(highlight=False)
     setting, corpus = TheorySetting(), ZipfCorpus()
     console.print("lemmas and theorem 1 ...")
     draws = draw_all(setting)
@@ -442,3 +435,7 @@ def run_theory(out: Path) -> int:
     for claim in broken:
         console.print(f"does not hold: {claim}", style="red", soft_wrap=True)
     return 1 if broken else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

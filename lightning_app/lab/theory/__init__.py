@@ -1,1 +1,0 @@
-"""Theory and figures from papers about models at initialisation, measured on our blocks."""
