@@ -12,7 +12,7 @@ import re
 import sys
 from collections.abc import Iterable, Sequence
 from importlib import import_module
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from lightning_app.commands.options import Parser, use_threads
 from lightning_app.config.tree import SECTIONS
@@ -29,8 +29,8 @@ class Command(NamedTuple):
             function that does the work: it takes them by name and returns the exit code.
         help: A one-line description.
         takes: The parameter of `call` for words that argparse does not parse: `words`, everything
-            it does not know; `overrides`, words that begin like a config section; `sbatch`, words
-            after ``--``; or `parser`, the parser of all commands.
+            it does not know; `overrides`, words that begin like a config section; or `sbatch`,
+            words after ``--``.
         uses_parts: Whether it loads the project's plug-ins and not only those of `--plugin`.
     """
 
@@ -90,13 +90,6 @@ COMMANDS = {
         "run.add_probe", "signals and gradients of a block, as numbers and figures", "overrides"
     ),
     "schema": Command("run.add_schema", "the JSON Schema of configs or grid files, for an editor"),
-    # A shell loads its completion at start-up, in any folder.
-    "completion": Command(
-        "completion.add_completion",
-        "a script that completes words in a shell",
-        "parser",
-        uses_parts=False,
-    ),
 }
 """The commands in the order of the documentation."""
 
@@ -119,15 +112,34 @@ OTHER_NAMES = {
 GONE = {
     "bench": "run python benchmarks/bench.py in the repository",
     "probe --theory": "run python benchmarks/theory/run.py in the repository",
+    "completion": "use ablate --print-completion SHELL",
 }
 """Former commands, and options after their command: what takes their place."""
 
 _OF_LIGHTNING = ("fit", "validate", "test")
 """Commands whose progress bars write escape sequences."""
-_OF_TEXT = ("predict", "translate", "generate", "completion")
+_OF_TEXT = ("predict", "translate", "generate", "--print-completion")
 """Commands whose output is data."""
 _OF_WORK = ("run", "fit", "submit", "doctor")
 """Commands that do more than they print."""
+
+
+class _PrintCompletion(argparse.Action):
+    """`shtab`'s argument of this name; shtab is imported only for it."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: Any = None) -> None:
+        import shtab
+
+        for _, action in parser.all_arguments():
+            if action.metavar in ("FILE", "GRID"):
+                action.complete = shtab.FILE
+            elif action.metavar in ("DIR", "RUN"):
+                action.complete = shtab.DIRECTORY
+        try:
+            print(shtab.complete(parser, values))
+        except NotImplementedError:
+            raise UserError(f"--print-completion: no shell '{values}'") from None
+        parser.exit()
 
 
 def build_parser(whole: Iterable[str] = tuple(COMMANDS)) -> Parser:
@@ -146,6 +158,14 @@ def build_parser(whole: Iterable[str] = tuple(COMMANDS)) -> Parser:
         default=[],
     )
     parser.add_argument("--version", action="version", version=f"ablate {__version__}")
+    text = "print a script that completes words in bash, zsh or fish"
+    parser.add_argument(
+        "--print-completion",
+        metavar="SHELL",
+        help=text,
+        action=_PrintCompletion,
+        default=argparse.SUPPRESS,
+    )
     group = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, (adds, text, takes, _) in COMMANDS.items():
         command = group.add_parser(
@@ -165,7 +185,7 @@ def parse_arguments(words: Sequence[str]) -> argparse.Namespace:
     """Parse the arguments of `ablate`; the rest has the name that its command `takes`."""
     plugins, words = plugins_of(words)
     name = words[0] if words else ""
-    options = ("--help", "--version", "--plugin")
+    options = ("--help", "--version", "--plugin", "--print-completion")
     if name.startswith("-") and name not in ("-h", *options):
         raise UserError(f"unknown argument '{name}'{nearest(name, options)}")
     if name in GONE:
@@ -176,7 +196,7 @@ def parse_arguments(words: Sequence[str]) -> argparse.Namespace:
             hint = hint.replace(f"'{other}'", f"'{ours}'")
         raise UserError(f"unknown command '{name}'{hint}")
     takes = COMMANDS[name].takes if name in COMMANDS else ""
-    parser = build_parser() if takes == "parser" else build_parser([name])
+    parser = build_parser() if name == "--print-completion" else build_parser([name])
     rest: list[str] = []
     if takes == "overrides":
         rest, words = overrides_of(words)
@@ -201,7 +221,7 @@ def parse_arguments(words: Sequence[str]) -> argparse.Namespace:
             hint += " (options of sbatch belong after --: ablate submit GRID -- --partition gpu)"
         raise UserError(f"{name}: unknown argument '{unread[0]}'{hint}")
     if takes:
-        setattr(args, takes, parser if takes == "parser" else rest)
+        setattr(args, takes, rest)
     return args
 
 

@@ -282,3 +282,43 @@ def test_a_pipe_without_a_reader_ends_no_work_with_success(words: list[str], cod
         os.close(writer)
     assert done.returncode == code, done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_shell_gets_a_script_of_all_commands_and_options(shell: str, capsys) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--print-completion", shell])
+    assert ended.value.code == 0
+    script = capsys.readouterr().out
+    for command, argument in build_parser().all_arguments():
+        for word in (command.split()[-1], *argument.option_strings):
+            assert word.lstrip("-") in script
+
+
+def test_bash_completes_commands_options_and_files(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").touch()
+    command = [sys.executable, "-m", "lightning_app", "--print-completion", "bash"]
+    script = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    asked = """
+    for words in "tra" "run --work" "plan con"; do
+      COMP_WORDS=(ablate $words); COMP_CWORD=$((${#COMP_WORDS[@]} - 1)); COMPREPLY=()
+      _shtab_ablate; echo "${COMPREPLY[*]}"
+    done
+    """
+    program = ["bash", "--norc", "-c", script + asked]
+    done = subprocess.run(program, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["translate", "--workers", "config.yaml"]
+
+
+def test_every_argument_has_a_description() -> None:
+    described = [
+        (command, argument)
+        for command, argument in build_parser().all_arguments()
+        if argument.option_strings or argument.metavar or argument.choices
+    ]
+    assert len(described) > 80
+    for command, argument in described:
+        text = argument.help or ""
+        name = f"{command} {'/'.join(argument.option_strings) or argument.dest}"
+        assert text, name
+        assert not text.startswith("default"), name

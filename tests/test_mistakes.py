@@ -99,7 +99,7 @@ AT_ONCE = [
     Case("show run.yaml", "is a file; expected the folder of a run", {"run.yaml": config()}),
     Case("diff mine/one", "RUN"),
     Case("diff mine/one mine/two", "no folder experiments/mine/runs/one"),
-    Case("completion tcsh", "choose from"),
+    Case("completion bash", "use ablate --print-completion SHELL"),
     Case("test --run nowhere", "--run nowhere: there is no such folder"),
     Case("validate --run grid/name", "no folder experiments/grid/runs/name"),
     Case("predict --checkpoint last", "--checkpoint last: needs --run RUN"),

@@ -96,7 +96,7 @@ for said, *words in [
     ("needs --run RUN", "test", "--checkpoint", "last"),
     ("config.yaml: is missing", "show", "saved"),
     ("--threads 0", "fit", "--threads", "0"),
-    ("invalid choice", "completion", "csh"),
+    ("no shell 'sh'", "--print-completion", "sh"),
     ("trainer.yaml: unknown key", "fit", "--config", "trainer.yaml", "--seed_everything", "2"),
 ]:
     line = call(2, *words)
@@ -147,7 +147,7 @@ absent("torch", "numpy", "lightning", "optuna", "pandas", "matplotlib")
     )
 
 
-def test_show_diff_and_completion_need_no_torch(tmp_path: Path) -> None:
+def test_show_and_diff_need_no_torch(tmp_path: Path) -> None:
     runs = [str(path) for path in sorted(FORMER.iterdir())[:2]]
     run(
         tmp_path,
@@ -155,8 +155,6 @@ def test_show_diff_and_completion_need_no_torch(tmp_path: Path) -> None:
 one, two = {runs}
 call(0, "show", one)
 assert "Two experiments" in call(0, "diff", one, two)
-for shell in ("bash", "zsh", "fish"):
-    call(0, "completion", shell)
 absent("torch", "numpy", "lightning", "optuna", "pandas", "matplotlib")
 """,
     )

@@ -10,8 +10,7 @@
 6. A variant against a baseline for `val/accuracy` over an axis that is no warm-up: here.
 7. `ablate diff` of two runs: `tests/commands/test_show.py::test_two_runs_are_compared`.
 8. `ablate init --data`: `tests/plugins/test_init.py::test_a_project_of_a_corpus`.
-9. Shell completion: `tests/commands/test_shell_completion.py`, in which bash completes commands,
-   options, grids, presets and runs.
+9. Shell completion: `tests/test_cli.py::test_bash_completes_commands_options_and_files`.
 10. A finished cell found again under another grid's name: here; what is refused in
     `tests/grids/test_copies.py`.
 
