@@ -217,6 +217,30 @@ class BlockSpec:
                 continue
             raise ValueError(f"{zeros} with {reason}; use one of the two")
 
+    @property
+    def traits(self) -> Iterator[tuple[str, str]]:
+        """What it needs of weights or does to them and to logits, with the field that says so."""
+        if self.unit_matrices:
+            yield "keeps_norms", "model.block.unit_matrices (as in preset ngpt)"
+            yield "reads_whole", "model.block.unit_matrices (as in preset ngpt)"
+        span = self.self_attention.adaptive_span
+        follows = {
+            "unit_matrices": self.unit_matrices,
+            "sigma_reparam": self.sigma_reparam,
+            "branch_ramp": self.around_self.branch.ramp or self.around_ff.branch.ramp,
+            "adaptive_span": span is not None and span.dynamic_bias is None,
+        }
+        yield from (("follows_steps", f"model.block: {name}") for name in follows if follows[name])
+        usual = {"qk_norm": "none", "scores": "dot", "score_cap": None, "carry": "none"}
+        usual["query_key_noise"] = 0.0
+        for attention in (self.self_attention, self.cross_attention):
+            for name, wanted in usual.items():
+                if (value := getattr(attention, name)) != wanted:
+                    yield "other_logits", f"model.block: {name} {value}"
+        for name in ("unit_matrices", "sigma_reparam"):  # which restore the size of a matrix
+            if getattr(self, name):
+                yield "other_logits", f"model.block: {name} true"
+
     def _check_unit(self) -> None:
         """Refuse matrices whose rows cannot have length 1, or that start with another size."""
         own, start = self.self_attention, replace(self.init, branch_norm=1.0)

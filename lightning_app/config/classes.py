@@ -6,18 +6,18 @@ Only `import_named` imports what a config names, and only for a config that the 
 import inspect
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache
 from importlib import import_module
+from importlib.machinery import PathFinder
 from pathlib import Path
 from pydoc import ErrorDuringImport
 from pydoc import locate as find_object
 from types import NoneType
 from typing import Any, get_type_hints
 
-from lightning_app.config.bounds import check_named_callback
 from lightning_app.config.trainer import ClassSpec, TrainerConfig
 from lightning_app.core.errors import UserError, nearest
 from lightning_app.core.schema import as_plain, as_written, expected, kinds_of, part_of, read
@@ -30,6 +30,83 @@ _PASSED_ON: Mapping[str, tuple[str, tuple[str, ...]]] = {
 }
 """The classes that pass arguments on: to which class, and the arguments that they set
 themselves."""
+
+
+_PACKAGES = {  # imported by the constructors of Lightning's loggers
+    "CometLogger": "comet_ml",
+    "LitLogger": "litlogger",
+    "MLFlowLogger": "mlflow",
+    "NeptuneLogger": "neptune",
+    "WandbLogger": "wandb",
+}
+
+
+REFUSED_CALLBACKS: Mapping[str, str] = {
+    "StochasticWeightAveraging": "changes the learning rate, and validations do not use its "
+    "average; use WeightAveraging or EMAWeightAveraging",
+    "LearningRateFinder": "replaces model.optimizer.lr by a rate that no config records; give "
+    "model.optimizer.lr several values in a grid instead",
+    "BatchSizeFinder": "replaces the batch by one that no config records; set "
+    "data.tokens_per_batch instead",
+    "BaseFinetuning": "changes which parameters are trained, and at which rate, apart from "
+    "model.optimizer and model.schedule; write a model.class_path instead",
+    "ModelPruning": "stores other parameters than those of the model, so that no checkpoint of the "
+    "run can be read; write a model.class_path instead",
+}
+"""The callbacks of Lightning (and their subclasses) that change the rate, the batch or the
+weights without any config field for it, and what to use instead."""
+_EXTENDING = {"BackboneFinetuning": "BaseFinetuning"}
+
+
+def classes_of(given: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield the path and the arguments of each class that a field of the trainer names."""
+    for part in given if isinstance(given, list) else [given]:
+        if isinstance(part, Mapping):
+            yield str(part["class_path"]), part.get("init_args") or {}
+        elif isinstance(part, str):
+            yield part, {}
+
+
+def check_named_callback(path: str) -> None:
+    """Refuse a callback of Lightning by its path: see `check_callback`."""
+    name = path.rpartition(".")[2]
+    check_callback(name, (_EXTENDING.get(name, name),))
+
+
+def check_callback(name: str, kinds: Iterable[str]) -> None:
+    """Refuse a callback that is one of `REFUSED_CALLBACKS`.
+
+    Args:
+        name: Its class.
+        kinds: The names of that class and its base classes.
+    """
+    for kind in kinds:
+        if kind in REFUSED_CALLBACKS:
+            raise UserError(f"trainer.callbacks: {name} {REFUSED_CALLBACKS[kind]}")
+
+
+def check_parts(trainer: Mapping[str, Any]) -> None:
+    """Refuse loggers without their package, and callbacks that would change the batch of a step.
+
+    Raises:
+        UserError: naming the class.
+    """
+    for path, _ in classes_of(trainer["logger"]):
+        name = path.rpartition(".")[2]
+        package = _PACKAGES.get(name)
+        if package is not None and PathFinder.find_spec(package) is None:
+            raise UserError(f"trainer.logger: {name} needs the package '{package}': pip install it")
+    for path, arguments in classes_of(trainer["callbacks"]):
+        check_named_callback(path)
+        accumulates = path.rpartition(".")[2] == "GradientAccumulationScheduler"
+        scheduled = arguments.get("scheduling") or {}
+        for epoch, batches in scheduled.items() if accumulates else ():
+            if batches != 1:
+                raise UserError(
+                    f"trainer.callbacks: GradientAccumulationScheduler with scheduling "
+                    f"{{{epoch}: {batches}}}; every factor must be 1: the batch of a step is "
+                    "data.tokens_per_batch, so make data.tokens_per_batch larger instead"
+                )
 
 
 def import_named(field: str, path: str) -> Any:

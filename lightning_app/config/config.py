@@ -2,28 +2,19 @@
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
 from lightning_app.blocks.config import BlockConfig
-from lightning_app.config.bounds import (
-    check_accumulation,
-    check_averaged,
-    check_bounds,
-    check_callback,
-    check_clipped,
-    check_numbers,
-    check_seed,
-    check_unit,
-    check_whole,
-    classes_of,
-)
 from lightning_app.config.classes import (
     CLASS_FIELDS,
     OwnClass,
+    check_callback,
+    check_parts,
+    classes_of,
     complete_classes,
     entries,
     made_object,
@@ -31,8 +22,10 @@ from lightning_app.config.classes import (
 )
 from lightning_app.config.identity import without_removed
 from lightning_app.config.parents import check_parent
+from lightning_app.config.rules import RUN_RULES, RunSubject, check_rules, check_traits, declared
 from lightning_app.config.sources import AUTO, Written, automatic_warmup, nested, without_derived
 from lightning_app.config.trainer import TrainerConfig
+from lightning_app.config.tree import check_numbers, check_seed
 from lightning_app.core.errors import UserError, named
 from lightning_app.core.schema import as_plain, check_keys, read
 from lightning_app.data.config import DataConfig
@@ -260,90 +253,49 @@ def check(tree: dict[str, Any], config: Config, *, trains: bool) -> None:
 
     Without `trains` its schedule may be one that an earlier version accepted.
     """
-    model, corpus = config.model, config.data
-    check_bounds(tree)
+    model, trainer = config.model, tree["trainer"]
+    check_numbers(tree)
+    check_seed(tree["seed_everything"])
+    check_parts(trainer)
     _check_classes(tree)
     try:
         stacks = model.architecture.stacks(model.block)
         model.architecture.sizes()
+        if config.data.intra_document_masking:
+            for spec in stacks.values():
+                spec.check_documents()
     except ValueError as error:
         raise UserError(f"model: {error}") from error
-    blocks = [block for spec in stacks.values() for block in spec.blocks]
-    if any(block.unit_matrices for block in blocks):
-        check_unit(model.optimizer.weight_decay, tree["trainer"]["strategy"])
-    callbacks = [path.rpartition(".")[2] for path, _ in classes_of(tree["trainer"]["callbacks"])]
-    clips = "QKClip" in callbacks
-    check_whole(model, tree["trainer"]["strategy"], clips=clips)
-    if clips:
-        check_clipped(model, blocks)
-    if model.optimizer.averages:
-        check_averaged(model, blocks, callbacks, tree["trainer"]["strategy"])
-    objective, kind = tree["model"]["objective"]["kind"], tree["model"]["architecture"]["kind"]
-    task = TASKS[objective]
-    if task.architecture != kind:
-        raise UserError(
-            f"model.architecture.kind: '{kind}' cannot serve model.objective.kind '{objective}'; "
-            f"use '{task.architecture}'"
-        )
-    trainer = tree["trainer"]
-    if trainer["val_check_interval"] == 0:
-        raise UserError("trainer.val_check_interval: 0; it must be at least 1 step")
-    interval = trainer["val_check_interval"]
-    if isinstance(interval, float) and trainer["check_val_every_n_epoch"] is None:
-        raise UserError(
-            f"trainer.val_check_interval: expected a whole number of steps, found {interval}; a "
-            "share of an epoch needs trainer.check_val_every_n_epoch"
-        )
-    if trainer["max_steps"] == -1 and not (trainer["max_epochs"] or trainer["max_time"]):
-        raise UserError("trainer.max_steps: -1 never ends; set it, max_epochs or max_time")
-    if trainer["use_distributed_sampler"]:
-        raise UserError(
-            "trainer.use_distributed_sampler: must be false: our samplers split the data"
-        )
-    check_accumulation(trainer["accumulate_grad_batches"])
-    if model.schedule.ends and trainer["max_steps"] < 1:
-        raise UserError(
-            f"trainer.max_steps: the {model.schedule.kind} schedule needs a number of steps"
-        )
+    predicting = model.architecture.predicting
+    predicts = stacks[predicting]
+    check_traits(_traits(tree, model, [b for spec in stacks.values() for b in spec.blocks]))
+    task = TASKS[tree["model"]["objective"]["kind"]]
+    check_rules(RUN_RULES, RunSubject(tree, model, task, predicts.memory, trains))
     if trains:
         model.schedule.check(trainer["max_steps"])
-        ramp = model.block.branch_ramp
-        if ramp is not None and 0 < trainer["max_steps"] < ramp.steps:
-            raise UserError(
-                f"model.block.branch_ramp: steps {ramp.steps}, within which the branches grow to "
-                f"their size; expected at most the {trainer['max_steps']} steps of the run"
-            )
-    if model.schedule.batch_warmup_steps and corpus.order == "streams":
-        raise UserError(
-            f"model.schedule.batch_warmup_steps: {model.schedule.batch_warmup_steps} with "
-            "data.order streams, each of which goes on in every batch; use 0"
-        )
     if model.schedule.warmup_of == "output" and not _has_output(model):
         model.schedule.check_roles(("embeddings", "matrices", "gains"))
     bounded = max(trainer["max_steps"], trainer["max_epochs"] or 0) >= 1
-    predicting = model.architecture.predicting
-    model.objective.auxiliary().check(predicting, stacks[predicting], bounded=bounded)
-    architecture, length = model.architecture, tree["data"][task.length]
-    if architecture.order().longest < (needed := length + task.marks):
-        raise UserError(
-            f"model.architecture.max_positions: {architecture.max_positions} "
-            f"{architecture.positions} positions are too few for data.{task.length} {length}; "
-            f"at least {needed}"
-        )
-    if corpus.intra_document_masking:
-        try:
-            for spec in stacks.values():
-                spec.check_documents()
-        except ValueError as error:
-            raise UserError(f"data.{error}") from error
-    if stacks[predicting].memory is not None and corpus.order != "streams":
-        raise UserError(
-            f"data.order: '{corpus.order}' with model.block.memory, which needs the segments of a "
-            "text one after another; use 'streams'"
-        )
+    model.objective.auxiliary().check(predicting, predicts, bounded=bounded)
     check_parent(tree)
     if tree["model"]["objective"]["evaluate_test"]:
-        require_test(corpus)
+        require_test(config.data)
+
+
+_UNBIASED = ("sinusoidal", "learned", "learned_per_layer", "rope")
+"""Other positions, those of a plug-in too, may add terms to logits that do not shrink with them."""
+
+
+def _traits(
+    tree: Mapping[str, Any], model: ModelConfig, blocks: list[Any]
+) -> Iterator[tuple[str, str]]:
+    callbacks = [path.rpartition(".")[2] for path, _ in classes_of(tree["trainer"]["callbacks"])]
+    parts = (*blocks, model.optimizer, model.schedule)
+    yield from declared(parts, callbacks, tree["trainer"]["strategy"])
+    if model.architecture.positions not in _UNBIASED:
+        yield "other_logits", f"model.architecture.positions: {model.architecture.positions}"
+    if model.compile != "none":
+        yield "other_logits", f"model.compile: {model.compile}"
 
 
 def _has_output(model: ModelConfig) -> bool:

@@ -10,11 +10,9 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
 from pathlib import Path, PurePath
 from typing import Any, Literal, NamedTuple
 
-from lightning_app.config.bounds import check_numbers, check_seed
 from lightning_app.config.classes import (
     CLASS_FIELDS,
     FIELDS,
@@ -23,7 +21,8 @@ from lightning_app.config.classes import (
     require_plugin,
 )
 from lightning_app.config.rulers import MetricChoice, check_metric
-from lightning_app.config.search import Refine, Search, check_search
+from lightning_app.config.rules import GRID_RULES, GridSubject, check_rules
+from lightning_app.config.search import Refine, Search
 from lightning_app.config.sources import merged, nested, with_warmup
 from lightning_app.config.trainer import ClassSpec, TrainerConfig
 from lightning_app.config.tree import (
@@ -32,12 +31,11 @@ from lightning_app.config.tree import (
     RATE,
     SECTIONS,
     SEED,
-    WARMUP,
+    check_numbers,
+    check_seed,
     key_of,
     label,
-    lookup,
     named_values,
-    same,
     variant,
 )
 from lightning_app.core import strict_yaml
@@ -45,7 +43,6 @@ from lightning_app.core.errors import UserError, named, nearest
 from lightning_app.core.project import PROJECT, shipped_folder
 from lightning_app.core.schema import read
 from lightning_app.plugins import KEY
-from lightning_app.runs.parent import FIELD
 
 _WORDS: Mapping[str, tuple[str, ...]] = {
     "accelerator": ("auto", "cpu", "cuda", "gpu", "mps", "tpu"),
@@ -380,162 +377,6 @@ def _check_value(axis: str, value: Any) -> None:
         raise UserError(f"axes: {axis}: unexpected {type(value).__name__} {value!r}")
 
 
-def check_config_numbers(base: Mapping[str, Any], axes: Mapping[str, list[Any]]) -> None:
-    """Check that seeds are written as whole numbers and no number is NaN or infinite."""
-    check_numbers(base)
-    if SEED in base:
-        check_seed(base[SEED])
-    with named("axes"):
-        for seed in axes.get(SEED, ()):
-            check_seed(seed)
-
-
-def check_exclude(exclude: Sequence[Any], axes: Mapping[str, list[Any]]) -> tuple[Any, ...]:
-    values_of = {axis: set(map(key_of, values)) for axis, values in axes.items()}
-    for entry in exclude:
-        if not entry:
-            raise UserError("exclude: an empty entry would exclude every cell")
-        for axis, value in entry.items():
-            if axis not in axes:
-                raise UserError(f"exclude: no axis '{axis}'{nearest(str(axis), axes)}")
-            if key_of(value) not in values_of[axis]:
-                hint = nearest(str(value), [str(each) for each in axes[axis]])
-                raise UserError(f"exclude: {axis}: no value {value!r} on the axis{hint}")
-    return tuple(exclude)
-
-
-def check_sensitivity(given: Sensitivity | None, axes: Mapping[str, list[Any]]) -> dict[str, Any]:
-    """The values of the two fields, where set, each a value of its axis if it has one."""
-    chosen = given or Sensitivity()
-    found = {key: value for key, value in vars(chosen).items() if value is not None}
-    for key, axis in (("reference_warmup", WARMUP), ("baseline", PRESET)):
-        if key not in found or axis not in axes:
-            continue
-        if not any(same(found[key], value) for value in axes[axis]):
-            values = [str(value) for value in axes[axis]]
-            raise UserError(
-                f"sensitivity.{key}: {found[key]!r} is not on the axis {axis} "
-                f"({', '.join(values)}){nearest(str(found[key]), values)}"
-            )
-    return found
-
-
-def check_pruner(
-    pruner: str | None,
-    axes: Mapping[str, list[Any]],
-    metric: str,
-    sensitivity: Mapping[str, Any],
-) -> None:
-    """Refuse a pruner in a grid that needs the final losses of all of its cells."""
-    if pruner is None:
-        return
-    reason = "a pruned run has no final loss, so no sensitivity could be reported"
-    if sensitivity:
-        raise UserError(f"pruner: cannot be combined with 'sensitivity': {reason}")
-    if len(axes.get(WARMUP, ())) > 1:
-        raise UserError(f"pruner: cannot be combined with the axis {WARMUP}: {reason}")
-    if not metric.startswith("val/"):
-        raise UserError(
-            f"pruner: judges cells by metric.name at each validation, where '{metric}' is "
-            f"not known; expected one of val/..."
-        )
-
-
-def check_variants(found: list[str], axes: Mapping[str, list[Any]]) -> tuple[str, ...]:
-    """The axes besides the block's whose values are variants.
-
-    They are part of the model, its optimizer or its schedule. Variants are compared in one group,
-    and other axes change what is read, counted or how long.
-    """
-    of_model = [a for a in axes if a.startswith("model.") and a not in (WARMUP, RATE)]
-    known = [axis for axis in of_model if not axis.startswith("model.objective.")]
-    for axis in found:
-        if axis not in known or axis.startswith(BLOCK):
-            own = "; those of model.block are variants anyway" if axis.startswith(BLOCK) else ""
-            raise UserError(
-                f"variants: {axis}: expected an axis of the grid that changes the model"
-                f"{own or nearest(axis, known)}"
-            )
-    if len(set(found)) < len(found):
-        raise UserError("variants: an axis is given twice")
-    return tuple(found)
-
-
-def check_labels(
-    found: dict[str, list[str]], axes: Mapping[str, list[Any]], variants: tuple[str, ...] = ()
-) -> dict[str, list[str]]:
-    """The names of the values of axes in a report; an empty name of a variant's value is omitted.
-
-    Names of the axes of variants are joined to the name of a variant, those of other axes to the
-    name of a group of runs. Both must differ between settings.
-    """
-    wiring = (BLOCK, *variants)
-    known = [axis for axis in axes if axis not in (SEED, WARMUP, RATE)]
-    for axis, names in found.items():
-        if axis not in known:
-            raise UserError(
-                f"labels: {axis}: no axis of the grid that sets variants or groups of runs apart"
-                f"{nearest(axis, known)}"
-            )
-        count = len(axes[axis])
-        if len(names) != count or len(set(names)) != count:
-            raise UserError(
-                f"labels: {axis}: expected {count} different texts, one for each value, found "
-                f"{names!r}"
-            )
-        kept = axis != PRESET and axis.startswith(wiring)
-        for name in names:
-            plain = " ".join(re.findall(r"[^+,\s]+", name))
-            if name != plain or name == "all" or not (name or kept):
-                raise UserError(
-                    f"labels: {axis}: expected words with single spaces, without + and comma, not "
-                    f"'all'{'' if kept else ' and not empty'}, found {name!r}"
-                )
-    block = [axis for axis in axes if axis.startswith(wiring)] if found else []
-    known_names = named_values(found, axes)
-    settings = [dict(zip(block, of, strict=True)) for of in product(*(axes[a] for a in block))]
-    counts = Counter(variant(setting, {}, known_names, wiring) for setting in settings)
-    name, count = counts.most_common(1)[0]
-    if count > 1:
-        raise UserError(
-            f"labels: {', '.join(found)}: '{name}' would name {count} variants; expected another "
-            "name for each"
-        )
-    return found
-
-
-def check_compare(found: dict[str, Any], axes: Mapping[str, list[Any]]) -> dict[str, Any]:
-    """The axes whose values the report compares on the grid's metric: axis -> baseline."""
-    for axis, baseline in found.items():
-        if axis not in axes:
-            hint = nearest(str(axis), axes) or f"; the axes are {', '.join(axes)}"
-            raise UserError(f"compare: no axis {axis!r}{hint}")
-        if axis == SEED:
-            raise UserError(f"compare: {axis}: seeds are what differences are averaged over")
-        if not any(same(baseline, value) for value in axes[axis]):
-            known = ", ".join(map(label, axes[axis]))
-            raise UserError(
-                f"compare: {axis}: expected one of its values ({known}), found {label(baseline)}"
-            )
-    return found
-
-
-def check_factors(found: dict[str, str], axes: Mapping[str, list[Any]]) -> dict[str, str]:
-    """The axes of two values whose effects the report contrasts, by factor name."""
-    for name, axis in found.items():
-        if axis not in axes:
-            raise UserError(f"factors: {name}: no axis {axis!r}{nearest(axis, axes)}")
-        if axis in (SEED, WARMUP, RATE):
-            raise UserError(f"factors: {name}: {axis} has measures of its own and is no factor")
-        if len(axes[axis]) != 2:
-            raise UserError(
-                f"factors: {name}: {axis} has {len(axes[axis])} values; a factor has two"
-            )
-    if len(set(found.values())) < len(found):
-        raise UserError("factors: an axis is given twice")
-    return found
-
-
 @dataclass(frozen=True, kw_only=True)
 class ParentGrid:
     """The grid from whose runs the cells of another grid start.
@@ -718,43 +559,51 @@ def _spec(path: Path, tree: Any, text: str, files: tuple[Path, ...], source: str
             mapping(base_config, "the file")
     parent = _parent(path, file.init_from, tree, files, source)
     with named(source):
-        _check_parent(file.name, base_config, file.axes, parent)
         axes, linked = check_linked(tree.get("axes", {}))
         check_axis_values(axes)
         base_config = with_warmup(base_config, axes)
-        exclude = check_exclude(tree.get("exclude") or (), axes)
         check_cells(axes, linked)
         metric, mode = check_metric(file.metric, base_config, axes)
-        sensitivity = check_sensitivity(file.sensitivity, axes)
+        # Values as in the file: the reader treats them as JSON, whose keys are strings.
+        fields = {**vars(file), **{name: tree.get(name) for name in _AS_WRITTEN}}
+        check_rules(
+            GRID_RULES,
+            GridSubject(fields, axes, linked, base_config, metric, parent and parent.spec),
+        )
         searched = file.search.fields if file.search is not None else {}
         bounds = {field: [values.low, values.high] for field, values in searched.items()}
-        check_pruner(file.pruner, {**axes, **bounds}, metric, sensitivity)
-        check_search(file.search, file.refine, axes, linked, exclude, base_config, file.pruner)
-        check_config_numbers(base_config, axes)
+        check_numbers(base_config)
+        for seed in (base_config[SEED],) if SEED in base_config else ():
+            check_seed(seed)
+        with named("axes"):
+            for seed in axes.get(SEED, ()):
+                check_seed(seed)
         check_grid(base_config, {**axes, **bounds})
-        variants = check_variants(file.variants or [], axes)
         return GridSpec(
             source=source,
             name=file.name,
             question=_question(text) if file.question is None else file.question,
             base_config=base_config,
             axes=axes,
-            exclude=exclude,
+            exclude=tuple(fields["exclude"] or ()),
             metric=metric,
             mode=mode,
-            sensitivity=sensitivity,
+            sensitivity={k: v for k, v in (fields["sensitivity"] or {}).items() if v is not None},
             pruner=file.pruner,
             checkpoints=file.checkpoints or "all",
-            labels=check_labels(file.labels or {}, axes, variants),
-            factors=check_factors(file.factors or {}, axes),
-            compare=check_compare(tree.get("compare") or {}, axes),
-            variants=variants,
+            labels=file.labels or {},
+            factors=file.factors or {},
+            compare=fields["compare"] or {},
+            variants=tuple(file.variants or ()),
             init_from=parent,
             linked=linked,
             base_source=base_source,
             search=file.search,
             refine=file.refine,
         )
+
+
+_AS_WRITTEN = ("axes", "exclude", "sensitivity", "compare")
 
 
 def _beside(path: Path, field: str, name: str) -> Any:
@@ -780,31 +629,6 @@ def _parent(
     else:
         spec = _spec(path, tree["init_from"]["grid"], "", files, f"{source}: init_from.grid")
     return ParentGrid(spec=spec, match=tuple(given.match))
-
-
-def _check_parent(name: str, base: Mapping[str, Any], axes: Any, parent: ParentGrid | None) -> None:
-    if parent is None:
-        return
-    spec = parent.spec
-    if lookup(base, FIELD) is not None or (isinstance(axes, Mapping) and FIELD in axes):
-        raise UserError(f"init_from: cannot be combined with {FIELD}; give one of them")
-    if spec.name == name:
-        raise UserError(f"init_from.grid: has the name of this grid, '{name}', and so its folder")
-    if spec.adapts:
-        raise UserError(
-            f"init_from.grid: the runs of '{spec.name}' depend on its search or refinement; list "
-            "the values that it chose as axes of a grid of their own"
-        )
-    if spec.checkpoints not in ("all", "last"):
-        raise UserError(
-            f"init_from.grid: '{spec.name}' keeps checkpoints: {spec.checkpoints}, but cells start "
-            "from the last checkpoint of a run; set it to last or all there"
-        )
-    if spec.pruner is not None:
-        raise UserError(
-            f"init_from.grid: '{spec.name}' has a pruner, and a pruned run cannot be continued; "
-            "remove it there"
-        )
 
 
 def _question(text: str) -> str:

@@ -1,12 +1,8 @@
 """The parts of a grid file that make cells while the grid runs: `search` and `refine`."""
 
 import math
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
-
-from lightning_app.config.tree import RATE, SEED, lookup
-from lightning_app.core.errors import UserError
+from typing import Literal
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,61 +79,3 @@ class Refine:
             if not 0 < getattr(self, name) < math.inf:
                 found = getattr(self, name)
                 raise ValueError(f"{name}: expected a number above 0, found {found}")
-
-
-def check_search(
-    search: Search | None,
-    refine: Refine | None,
-    axes: Mapping[str, list[Any]],
-    linked: Mapping[str, tuple[str, Any]],
-    exclude: Sequence[Mapping[str, Any]],
-    base: Mapping[str, Any],
-    pruner: str | None,
-) -> None:
-    """Refuse a search of a field that is fixed, and a budget that does not suffice for a round.
-
-    Raises:
-        UserError: naming the field, also for an exclusion or an axis that follows what is chosen.
-    """
-    seeds = len(axes.get(SEED, [None]))
-    if search is not None and refine is not None:
-        raise UserError("refine: cannot be combined with 'search'; a search chooses its own rates")
-    if search is not None:
-        for field in search.fields:
-            clash = next((a for a in axes if f"{a}.".startswith(f"{field}.")), None)
-            clash = clash or next((a for a in axes if field.startswith(f"{a}.")), None)
-            if clash or field == SEED:
-                raise UserError(f"search.fields: {field}: is also on the axis {clash or SEED}")
-            if isinstance(lookup(base, field), bool | str | list | dict):
-                raise UserError(
-                    f"search.fields: {field}: expected a field that is a number, found "
-                    f"{lookup(base, field)!r} in the base"
-                )
-        _check_budget("search", search.budget, search.together, seeds, "trials")
-    if refine is not None:
-        if pruner is not None:
-            raise UserError("pruner: cannot be combined with 'refine', which needs final losses")
-        rates = axes.get(RATE, [])
-        if len(rates) < 2 or RATE in linked:
-            raise UserError(
-                f"refine: expected an axis {RATE} of at least two rates, found {len(rates)}"
-            )
-        for axis, (other, _) in linked.items():
-            if other == RATE:
-                raise UserError(
-                    f"axes: {axis}: follows {RATE}, whose further values refine chooses; give it "
-                    "values of its own"
-                )
-        if any(RATE in entry for entry in exclude):
-            raise UserError(
-                f"exclude: names {RATE}, which refine chooses by results; exclude by other axes"
-            )
-        _check_budget("refine", refine.budget, len(rates), seeds, "rates")
-
-
-def _check_budget(field: str, budget: int, together: int, seeds: int, what: str) -> None:
-    if budget < together * seeds:
-        raise UserError(
-            f"{field}.budget: expected at least {together * seeds} runs per arm, for the first "
-            f"{together} {what} with {seeds} seeds, found {budget}"
-        )

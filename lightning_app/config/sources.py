@@ -13,10 +13,9 @@ from typing import Any, get_origin
 
 from yaml import YAMLError
 
-from lightning_app.config.bounds import check_seed
 from lightning_app.config.identity import leaves, require, without_removed
 from lightning_app.config.trainer import TrainerConfig
-from lightning_app.config.tree import SECTIONS, WARMUP, lookup, replaced
+from lightning_app.config.tree import SECTIONS, WARMUP, check_seed, lookup, replaced
 from lightning_app.core import strict_yaml
 from lightning_app.core.errors import UserError, named, nearest
 from lightning_app.core.schema import check_keys, hint_at, kinds_of, part_of, read

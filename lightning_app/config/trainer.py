@@ -1,5 +1,6 @@
 """The section `trainer` of a config: every flag of Lightning's Trainer. Fast to import."""
 
+import re
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -115,6 +116,53 @@ class TrainerConfig:
     """Whether Lightning logs hyperparameters by itself."""
     model_registry: str | None = None
     """The name of the model in Lightning's registry."""
+
+    def __post_init__(self) -> None:
+        if self.fast_dev_run:
+            raise ValueError(
+                f"fast_dev_run: {self.fast_dev_run!r} leaves no checkpoint and no curves; set "
+                "max_steps and limit_val_batches"
+            )
+        if self.overfit_batches:
+            raise ValueError(
+                f"overfit_batches: {self.overfit_batches!r} replaces the samplers, which batches "
+                "of equal lengths need; use limit_train_batches and limit_val_batches"
+            )
+        for name, what in (("max_steps", "1 step"), ("max_epochs", "1 epoch")):
+            count = getattr(self, name)
+            if count is not None and (count == 0 or count < -1):
+                raise ValueError(
+                    f"{name}: {count} trains nothing; at least {what}, or -1 for no limit"
+                )
+        match = re.fullmatch(r"(\d+):(\d\d):(\d\d):(\d\d)", str(self.max_time))
+        if self.max_time is not None and not (match and any(map(int, match.groups()))):
+            raise ValueError(
+                f"max_time: expected 'DD:HH:MM:SS' in quotes, above 0, found {self.max_time!r}"
+            )
+        for name in ("limit_train_batches", "limit_val_batches"):
+            share = getattr(self, name)
+            if share is not None and (share <= 0 or (isinstance(share, float) and share > 1.0)):
+                raise ValueError(
+                    f"{name}: expected batches from 1, or a share above 0.0 and up to 1.0, found "
+                    f"{share}"
+                )
+        if self.val_check_interval == 0:
+            raise ValueError("val_check_interval: 0; it must be at least 1 step")
+        if self.use_distributed_sampler:
+            raise ValueError("use_distributed_sampler: must be false: our samplers split the data")
+        if self.accumulate_grad_batches != 1:
+            raise ValueError(
+                f"accumulate_grad_batches: {whole_batches(self.accumulate_grad_batches)}"
+            )
+
+
+def whole_batches(batches: int) -> str:
+    """Say why gradients are not accumulated: the means of unequal batches would be averaged, and no
+    run could continue from a checkpoint in the middle of such a step."""
+    return (
+        f"{batches}; must be 1: the batch of a step is data.tokens_per_batch, so make "
+        f"data.tokens_per_batch {batches} times as large"
+    )
 
 
 OWN_DEFAULTS = {

@@ -1,10 +1,15 @@
 """Trees of settings: dotted keys, differences, labels of values and names of variants."""
 
 import json
+import math
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
+from lightning_app.core.errors import UserError
+from lightning_app.core.strict_yaml import check_size
+
 SEED = "seed_everything"
+LARGEST_SEED = (1 << 32) - 1  # of NumPy's generator, which Lightning seeds too
 SECTIONS = (SEED, "trainer", "model", "data")
 """The sections of the config of a run."""
 
@@ -163,3 +168,30 @@ def keys_of(tree: Tree, prefix: str = "") -> Iterator[str]:
         yield f"{prefix}{key}"
         if isinstance(value, Mapping):
             yield from keys_of(value, f"{prefix}{key}.")
+
+
+def check_numbers(tree: Mapping[str, Any]) -> None:
+    """Refuse NaN, infinities, and integers of more than 64 bits, anywhere in the config."""
+    for field, value in _leaves(tree):
+        if isinstance(value, float) and not math.isfinite(value):
+            raise UserError(f"{field}: {value} is not a finite number")
+        check_size(field, value)
+
+
+def check_seed(seed: Any) -> None:
+    """Refuse a value that is not a seed: to Lightning, true means any seed and false none."""
+    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed <= LARGEST_SEED:
+        raise UserError(
+            f"seed_everything: expected a whole number from 0 to {LARGEST_SEED}, found {seed!r}"
+        )
+
+
+def _leaves(value: Any, field: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping):
+        for key, part in value.items():
+            yield from _leaves(part, f"{field}.{key}" if field else str(key))
+    elif isinstance(value, (list, tuple)):
+        for part in value:
+            yield from _leaves(part, field)
+    else:
+        yield field, value

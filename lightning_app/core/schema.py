@@ -207,7 +207,8 @@ def _line(kind: Any, errors: Any, at: str) -> str:
         return _unknown(path, hints_of(first.hint))
     if first.type == "value_error":  # its message names the field
         text = first.text.removeprefix("Value error, ")
-        return f"{key}: {text}" if path else text
+        is_field = is_dataclass(first.hint) and text.partition(":")[0] in hints_of(first.hint)  # pyright: ignore[reportArgumentType]
+        return f"{key}{'.' if is_field else ': '}{text}" if path else text
     if first.type == "missing":
         return f"{key}: no value is given, and there is no default"
     if first.type.startswith(("greater_than", "less_than")):

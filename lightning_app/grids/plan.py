@@ -14,7 +14,7 @@ from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lightning_app.config.bounds import classes_of
+from lightning_app.config.classes import classes_of
 from lightning_app.config.grid import GridSpec, ParentGrid
 from lightning_app.config.identity import Identity
 from lightning_app.config.sources import without_derived

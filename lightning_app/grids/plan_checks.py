@@ -3,10 +3,10 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lightning_app.config.bounds import classes_of, long_warmup
-from lightning_app.config.classes import OWN_CLASS
+from lightning_app.config.classes import OWN_CLASS, classes_of
 from lightning_app.config.grid import GridSpec
 from lightning_app.config.rulers import EVALUATION, differences, in_raw_text, ruler
+from lightning_app.config.rules import long_warmup
 from lightning_app.config.tree import (
     CORPUS,
     PRESET,

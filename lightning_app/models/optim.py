@@ -177,6 +177,19 @@ class OptimizerConfig:
         return isinstance(OPTIMIZERS[self.kind], Rule | Library) or needs_own(self)
 
     @property
+    def traits(self) -> Iterator[tuple[str, str]]:
+        """What it needs of weights or does to them, with the field that says so."""
+        kind = f"model.optimizer.kind: {self.kind}"
+        if self.is_own:
+            yield "reads_whole", kind
+        if self.averages:
+            yield "averages", kind
+        if self.weight_decay:
+            yield "decays_weights", f"model.optimizer.weight_decay: {self.weight_decay}"
+        if not self.form.from_zero:  # it restores the size of a matrix that was made smaller
+            yield "other_logits", kind
+
+    @property
     def averages(self) -> bool:
         """Whether the kind is known to evaluate other weights than it trains."""
         kind = OPTIMIZERS[self.kind]
@@ -288,6 +301,14 @@ class ScheduleConfig:
             raise ValueError(
                 f"batch_start {self.batch_start} with batch_warmup_steps 0, which has none; use 0"
             )
+
+    @property
+    def traits(self) -> Iterator[tuple[str, str]]:
+        """What it does to the rate, with the field that says so."""
+        if self.kind != "constant":
+            yield "decays_rate", f"model.schedule.kind: {self.kind}"
+        if self.warmup_of != "all":
+            yield "reads_whole", f"model.schedule.warmup_of: {self.warmup_of}"
 
     @property
     def ends(self) -> bool:

@@ -35,8 +35,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lightning_app.config.grid import check_compare
 from lightning_app.config.rulers import EVALUATION, MetricChoice, check_metric
+from lightning_app.config.rules import COMPARE_RULES, GridSubject, check_rules
 from lightning_app.config.tree import (
     CORPUS,
     PRESET,
@@ -736,7 +736,10 @@ def compare_axis(
         UserError: for an unknown axis, value or metric, for a grid with a pruner, and for a mode
             without a metric where tasks have scores of their own.
     """
-    compare = check_compare({axis: baseline}, grid.axes)
+    compare = {axis: baseline}
+    check_rules(
+        COMPARE_RULES, GridSubject({"compare": compare}, grid.axes, {}, grid.config, grid.metric)
+    )
     if not grid.varies(axis):
         raise UserError(f"compare: {axis}: has one value in {grid.name}; a comparison needs two")
     if grid.pruner is not None:

@@ -35,7 +35,7 @@ APART = (
     *("__init__.py", "__main__.py", "cli.py", "version.py"),
     *("core/errors.py", "core/files.py", "core/project.py"),
     *("core/strict_yaml.py", "runs"),
-    *("config/__init__.py", "config/bounds.py", "config/experiment.py", "config/grid.py"),
+    *("config/__init__.py", "config/rules.py", "config/experiment.py", "config/grid.py"),
     *("config/identity.py", "config/rulers.py", "core/schema.py"),
     *("config/sources.py", "config/tree.py", "probes/figures.py", "training/launcher.py"),
 )

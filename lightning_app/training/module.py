@@ -1,6 +1,6 @@
 """The only LightningModule: a thin system around a plain model and its objective."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from functools import partial
@@ -20,8 +20,9 @@ from lightning_app.blocks.config import BlockConfig
 from lightning_app.blocks.norm import FollowsSteps, acts_after_steps, at_step
 from lightning_app.blocks.residual import RisingGain
 from lightning_app.blocks.spans import AuxiliaryTerms, auxiliary_terms
-from lightning_app.config.bounds import check_accumulation, check_averaged, check_unit
 from lightning_app.config.parents import load_parent
+from lightning_app.config.rules import check_traits, declared
+from lightning_app.config.trainer import whole_batches
 from lightning_app.core.errors import UserError
 from lightning_app.core.schema import read
 from lightning_app.models.auxiliary_heads import add_heads
@@ -328,7 +329,8 @@ class TransformerModule(pl.LightningModule):
         checkpoint draws the same numbers as an uninterrupted run.
         """
         assert self.model is not None
-        check_accumulation(self.trainer.accumulate_grad_batches)  # a callback may have changed it
+        if (batches := self.trainer.accumulate_grad_batches) != 1:  # changed by a callback
+            raise UserError(f"trainer.accumulate_grad_batches: {whole_batches(batches)}")
         seed_draws(self.device, mix(self._seed, self.global_step, batch_idx, self.global_rank))
         if not self.profiled and needs_profiling(self.model):
             strategy = self.trainer.strategy
@@ -494,20 +496,17 @@ class TransformerModule(pl.LightningModule):
 
     def configure_optimizers(self) -> Any:
         assert self.model is not None
-        blocks = [part for part in self.model.modules() if isinstance(part, Block)]
-        if any(block.spec.unit_matrices for block in blocks):
-            check_unit(self.optimizer.weight_decay, type(self.trainer.strategy).__name__)
         # Lightning refuses to clip gradients of a fused optimizer in bf16-mixed.
         clipped = self.trainer.precision == "bf16-mixed" and bool(self.trainer.gradient_clip_val)
         fused = self.trainer.precision != "16-mixed" and not clipped
         by_role = self.schedule.warmup_of != "all"
         optimizer = build_optimizer(self.optimizer, self.model, fused=fused, by_role=by_role)
         schedule = build_schedule(self.schedule, optimizer, training_steps(self.trainer))
+        traits = [*self._traits()]
+        if averages(optimizer):  # of a plug-in's class, a config does not know it
+            traits.append(("averages", f"model.optimizer.kind: {self.optimizer.kind}"))
+        check_traits(traits)
         if averages(optimizer):
-            callbacks: list[Any] = self.trainer.callbacks  # pyright: ignore[reportAttributeAccessIssue]
-            names = [kind.__name__ for each in callbacks for kind in type(each).__mro__]
-            strategy = type(self.trainer.strategy).__name__
-            check_averaged(self, [block.spec for block in blocks], names, strategy)
             self._check_kept()
             self._averaged = Averaged(optimizer)
         self.trained_by = training_of(optimizer, self.schedule, self.model)
@@ -515,6 +514,15 @@ class TransformerModule(pl.LightningModule):
             "optimizer": optimizer,
             "lr_scheduler": {"scheduler": schedule, "interval": "step"},
         }
+
+    def _traits(self) -> Iterator[tuple[str, str]]:
+        """What its parts and the Trainer's declare, once all of them are built."""
+        assert self.model is not None
+        blocks = [part.spec for part in self.model.modules() if isinstance(part, Block)]
+        callbacks: list[Any] = self.trainer.callbacks  # pyright: ignore[reportAttributeAccessIssue]
+        names = [kind.__name__ for each in callbacks for kind in type(each).__mro__]
+        parts = (*blocks, self.optimizer, self.schedule)
+        yield from declared(parts, names, type(self.trainer.strategy).__name__)
 
     def _check_kept(self) -> None:
         """Refuse parts, also of a plug-in, to which an average of their weights may not belong."""

@@ -23,7 +23,6 @@ from lightning.pytorch.callbacks import ModelCheckpoint, ModelSummary
 from lightning.pytorch.utilities import rank_zero_only, rank_zero_warn
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
-from lightning_app.config.bounds import long_warmup
 from lightning_app.config.classes import made_fields
 from lightning_app.config.config import check_rows, data_module, model_config, transformer_module
 from lightning_app.config.experiment import cell_id, named_by_content, stacks_of
@@ -39,6 +38,7 @@ from lightning_app.config.identity import (
     write_record,
 )
 from lightning_app.config.parents import NothingToFineTune
+from lightning_app.config.rules import long_warmup
 from lightning_app.core import strict_yaml
 from lightning_app.core.errors import UserError, named
 from lightning_app.core.files import write_whole, writing_in

@@ -5,7 +5,6 @@ import math
 import random
 from collections.abc import Callable, Mapping
 from html import escape
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ import pytest
 import yaml
 from scipy import stats
 
-from lightning_app.config.grid import check_compare
+from lightning_app.config.rules import COMPARE_RULES, GridSubject, check_rules
 from lightning_app.core.errors import UserError
 from lightning_app.report.comparisons import (
     BETTER,
@@ -310,11 +309,11 @@ def test_an_empty_comparison_says_why(make_grid: Any) -> None:
 )
 def test_a_mistake_in_the_grid_file_is_named(compare: Any, message: str) -> None:
     with pytest.raises(UserError, match=message):
-        check_compare(compare, AXES)
+        check_rules(COMPARE_RULES, GridSubject({"compare": compare}, AXES, {}, {}, "val/nll"))
 
 
-def test_a_number_that_means_the_same_is_the_value(tmp_path: Path) -> None:
-    assert check_compare({WIDTH: 64.0}, AXES) == {WIDTH: 64.0}
+def test_a_number_that_means_the_same_is_the_value() -> None:
+    check_rules(COMPARE_RULES, GridSubject({"compare": {WIDTH: 64.0}}, AXES, {}, {}, "val/nll"))
 
 
 TOKENIZER, WINDOW, BATCH = "data.tokenizer", "data.window", "data.tokens_per_batch"

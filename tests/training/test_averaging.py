@@ -11,8 +11,8 @@ import yaml
 from lightning.pytorch.callbacks import EMAWeightAveraging
 
 from lightning_app.blocks.spans import AdaptiveSpan
-from lightning_app.config.bounds import check_averaged
 from lightning_app.config.config import resolve
+from lightning_app.config.rules import check_traits, declared
 from lightning_app.core.errors import UserError
 from lightning_app.models.optim import OptimizerConfig, ScheduleConfig
 from lightning_app.training.checkpoint import check_checkpoint
@@ -175,9 +175,10 @@ def test_an_average_that_is_known_once_built_is_checked_then(
         trainer(tmp_path, max_steps=1, callbacks=[Own()]).fit(
             module(optimizer=free, schedule=constant), datamodule=data(cache)
         )
+    averaged = [trait for trait in free.traits if trait[0] == "averages"]
     with pytest.raises(UserError, match=r"strategy: FSDPStrategy, which splits .* use ddp"):
-        check_averaged(module(optimizer=free, schedule=constant), [], (), "FSDPStrategy")
-    monkeypatch.setattr("lightning_app.training.module.check_averaged", lambda *_: None)
+        check_traits([*averaged, *declared((), (), "FSDPStrategy")])
+    monkeypatch.setattr("lightning_app.training.module.check_traits", lambda _: None)
     ramps = module(optimizer=free, preset="prores")
     with pytest.raises(UserError, match=r"schedule_free .* model\..*branch sets or follows"):
         trainer(tmp_path, max_steps=1).fit(ramps, datamodule=data(cache))
@@ -252,7 +253,7 @@ def test_averages_that_would_not_be_right_are_refused(
     ("changes", "said"),
     [
         (("model", "optimizer", "weight_decay", 0.1), "model.optimizer.weight_decay: 0.1 with"),
-        (("trainer", "strategy", "fsdp"), "trainer.strategy: fsdp with"),
+        (("trainer", "strategy", "fsdp"), "which trainer.strategy: fsdp splits"),
     ],
 )
 def test_unit_matrices_need_whole_rows_without_decay(changes: Any, said: str) -> None:

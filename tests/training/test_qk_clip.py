@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,8 +12,8 @@ from torch import nn
 
 from lightning_app.blocks.attention import Attention
 from lightning_app.blocks.config import BlockConfig
-from lightning_app.config.bounds import check_clipped
-from lightning_app.config.config import model_config, resolve
+from lightning_app.config import config
+from lightning_app.config.config import resolve
 from lightning_app.core.errors import UserError
 from lightning_app.models.heads import ArchitectureConfig, build_model
 from lightning_app.probes.hooks import scores
@@ -122,17 +121,17 @@ def test_a_bound_is_above_zero() -> None:
         resolve({"trainer": {"callbacks": [callback]}}, "a test")
 
 
-def test_positions_of_a_plugin_may_have_a_bias_that_does_not_shrink() -> None:
-    model = resolve({}, "a test")["model"]
-    config: Any = model_config(model)
-    blocks = config.architecture.stacks(config.block)["decoder"].blocks
-    check_clipped(config, blocks)
-    known = replace(config.architecture, positions="rope")
-    check_clipped(replace(config, architecture=known), blocks)
-    placed: Any = SimpleNamespace(positions="alibi")
-    foreign = SimpleNamespace(architecture=placed, optimizer=config.optimizer, compile="none")
-    with pytest.raises(UserError, match=r"model\.architecture\.positions: alibi"):
-        check_clipped(foreign, blocks)
+def test_positions_of_a_plugin_may_have_a_bias_that_does_not_shrink(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    callback = {"class_path": PATH, "init_args": {"tau": 5.0}}
+    tree = {"trainer": {"callbacks": [callback]}}
+    rope = {"model": {"architecture": {"positions": "rope"}}}
+    resolve({**tree, **rope}, "a test")
+    monkeypatch.setattr(config, "_UNBIASED", ("sinusoidal",))  # as if rope were a plug-in's
+    resolve(tree, "a test")
+    with pytest.raises(UserError, match=r"model\.architecture\.positions: rope"):
+        resolve({**tree, **rope}, "a test")
 
 
 def test_logits_of_a_pass_that_sets_initial_values_do_not_count(

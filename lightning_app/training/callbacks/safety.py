@@ -24,7 +24,7 @@ from torch.utils.hooks import RemovableHandle
 
 from lightning_app.blocks.attention import Attention
 from lightning_app.blocks.block import BlockSpec
-from lightning_app.config.bounds import check_callback
+from lightning_app.config.classes import check_callback
 from lightning_app.core.errors import UserError
 from lightning_app.core.files import write_whole
 from lightning_app.models.stack import stacks
