@@ -29,8 +29,7 @@ class Command(NamedTuple):
             function that does the work: it takes them by name and returns the exit code.
         help: A one-line description.
         takes: The parameter of `call` for words that argparse does not parse: `words`, everything
-            it does not know; `overrides`, words that begin like a config section; or `sbatch`,
-            words after ``--``.
+            it does not know; or `overrides`, words that begin like a config section.
         uses_parts: Whether it loads the project's plug-ins and not only those of `--plugin`.
     """
 
@@ -82,9 +81,6 @@ COMMANDS = {
     "status": Command("grid.add_status", "counts by state, running cells, time left, failures"),
     "report": Command("grid.add_report", "tables, figures and report.html of a grid"),
     "results": Command("grid.add_results", "the runs of a grid as a table; any axis compared"),
-    "submit": Command(
-        "grid.add_submit", "run a grid on a SLURM cluster: an array of supervisors", "sbatch"
-    ),
     "doctor": Command("grid.add_doctor", "find damage in the folders of a grid; --fix repairs it"),
     "probe": Command(
         "run.add_probe", "signals and gradients of a block, as numbers and figures", "overrides"
@@ -113,6 +109,7 @@ GONE = {
     "bench": "run python benchmarks/bench.py in the repository",
     "probe --theory": "run python benchmarks/theory/run.py in the repository",
     "completion": "use ablate --print-completion SHELL",
+    "submit": "edit docs/recipes/slurm_array.sh and give it to sbatch",
 }
 """Former commands, and options after their command: what takes their place."""
 
@@ -120,7 +117,7 @@ _OF_LIGHTNING = ("fit", "validate", "test")
 """Commands whose progress bars write escape sequences."""
 _OF_TEXT = ("predict", "translate", "generate", "--print-completion")
 """Commands whose output is data."""
-_OF_WORK = ("run", "fit", "submit", "doctor")
+_OF_WORK = ("run", "fit", "doctor")
 """Commands that do more than they print."""
 
 
@@ -200,9 +197,6 @@ def parse_arguments(words: Sequence[str]) -> argparse.Namespace:
     rest: list[str] = []
     if takes == "overrides":
         rest, words = overrides_of(words)
-    elif takes == "sbatch" and "--" in words:
-        at = words.index("--")
-        words, rest = words[:at], words[at + 1 :]
     args, unread = parser.parse_known_args(words)
     if takes == "words":
         rest, unread = unread, []
@@ -217,8 +211,6 @@ def parse_arguments(words: Sequence[str]) -> argparse.Namespace:
         hint = nearest(unread[0], options)
         if name == "report" and not unread[0].startswith("-"):
             raise UserError(ONE_GRID)
-        if takes == "sbatch":
-            hint += " (options of sbatch belong after --: ablate submit GRID -- --partition gpu)"
         raise UserError(f"{name}: unknown argument '{unread[0]}'{hint}")
     if takes:
         setattr(args, takes, rest)

@@ -140,9 +140,6 @@ SEEN = {
     # Many workers and hosts
     "ablate run demo --workers 4": replace(DEMO, fresh="experiments/demo"),
     "ablate run demo --storage sqlite:///queue.db": replace(DEMO, fresh="experiments/demo"),
-    "ablate submit demo --array 8 -- --partition gpu --time 12:00:00": Seen(
-        "job 4242: tasks 0-7 of ", "experiments/demo/submit.sh"
-    ),
     # Your own block
     "ablate --plugin my_blocks.py fit --config ablations/base/synthetic.yaml "
     "--model.block.preset damped --model.schedule.warmup_steps 20 --trainer.max_steps 100": replace(

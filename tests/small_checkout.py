@@ -16,7 +16,6 @@ from typing import IO, Any
 
 import yaml
 
-from tests import slurm_stand_in
 from tests.pages import ROOT, fenced
 
 FOLDERS = ("lightning_app", "tests", "docs", "benchmarks", "ablations")
@@ -130,9 +129,9 @@ def write_files_of_the_pages(folder: Path, corpora: Path) -> None:
 
 def write_programs(folder: Path) -> None:
     """Write the environment that `make` would install: `ablate`, and stand-ins that print their
-    words for what `make test` calls; and the commands of SLURM."""
+    words for what `make test` calls."""
     programs = folder / BIN
-    slurm_stand_in.install(programs)
+    programs.mkdir(parents=True)
     own = {"ablate": f'exec "{sys.executable}" -m lightning_app "$@"'}
     own |= dict.fromkeys(("ruff", "pyright", "pytest"), 'echo "ran ${0##*/} $*"')
     for name, script in own.items():

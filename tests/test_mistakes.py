@@ -110,9 +110,8 @@ AT_ONCE = [
     Case("generate --prompt x", "--run"),
     Case("translate --run . --beam 2", "has neither config.yaml nor checkpoints"),
     Case("probe --run nowhere", "--run nowhere"),
-    Case("submit demo --array 0", "--array"),
     Case("report demo --serve --port 99999", "--port: expected 0 to 65535"),
-    Case("submit demo --partition gpu", "options of sbatch belong after --"),
+    Case("submit demo", "slurm_array.sh"),
     Case("", "the following arguments are required: COMMAND"),
     Case("tarin", "did you mean 'fit'?"),
     Case("init", "init: the following arguments are required: DIR"),
@@ -205,7 +204,7 @@ ATTACKS = [
     of_grid(
         "status", "found '{class_path", grid(config(trainer__logger="{class_path: trap.Trap}"))
     ),
-    of_grid("submit", "unknown key 'config'", grid({"config": "evil.yaml"})),
+    of_grid("status", "unknown key 'config'", grid({"config": "evil.yaml"})),
     of_grid("doctor", "unknown key 'trainer.callbacks'", grid({"trainer.callbacks": [EVIL]})),
     of_grid("plan", "unknown key 'data.splits.class_path'", grid(config(data__splits=EVIL))),
     of_grid("plan", "found 'trap.Trap'", grid(axes={"trainer.strategy": ["auto", "trap.Trap"]})),
@@ -234,10 +233,6 @@ ATTACKS = [
         "test --config run.yaml --ckpt_path x.ckpt",
         "torn or damaged: not a complete checkpoint",
         {"run.yaml": config(), "x.ckpt": b"cos\nsystem\n(S'touch sprung'\ntR."},
-    ),
-    Case(
-        "submit demo -- --wrap=touch",
-        "--wrap",
     ),
     Case("run demo --storage postgresql://u:secret@host/db", "password"),
 ]

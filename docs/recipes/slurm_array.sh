@@ -1,6 +1,5 @@
 #!/bin/bash
 # A SLURM array of 4 supervisors: edit the paths, then `sbatch slurm_array.sh`.
-# `ablate submit` writes such a script, with the options of `ablate run` that it is given.
 #SBATCH --job-name=ablate
 #SBATCH --array=0-3
 #SBATCH --nodes=1

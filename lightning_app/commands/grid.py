@@ -612,8 +612,8 @@ def _add_storage(parser: Parser) -> None:
     )
 
 
-def _add_supervisor(parser: Parser) -> None:
-    """Add the options of one supervisor, as `Options.of` reads them."""
+def add_run(parser: Parser) -> None:
+    add_grid(parser)
     parser.add("--workers N", "cells to run at once (default: as many as fit)")
     text = "devices, and so processes, per cell (default: trainer.devices)"
     parser.add("--devices-per-cell N", text)
@@ -628,28 +628,11 @@ def _add_supervisor(parser: Parser) -> None:
     parser.add("--retry-failed", "also rerun crashed cells")
     text = "do not wait for cells of other supervisors, except to find lost ones"
     parser.add("--no-wait", text, dest="wait", action="store_false")
-
-
-def add_run(parser: Parser) -> None:
-    add_grid(parser)
-    _add_supervisor(parser)
     add_threads(parser, "of each process that trains a cell")
     text = "rerun cells of other code, data or library versions; the old runs are kept"
     parser.add("--rerun-stale", text)
     add_json(parser)
     parser.set_defaults(call=run_command)
-
-
-def add_submit(parser: Parser) -> None:
-    parser.epilog = "Words after -- go to sbatch: ablate submit GRID -- -p gpu -t 12:00:00"
-    add_grid(parser)
-    parser.add("--array N", "supervisors, one per job (default: 1)", default=1)
-    parser.add("--concurrent N", "at most N of them at once")
-    text = "do not requeue an interrupted job"
-    parser.add("--no-requeue", text, dest="requeue", action="store_false")
-    parser.add("--dry-run", "print the script; write and submit nothing")
-    _add_supervisor(parser)
-    parser.set_defaults(call=_submit)
 
 
 def add_doctor(parser: Parser) -> None:
@@ -658,12 +641,6 @@ def add_doctor(parser: Parser) -> None:
     parser.add("--fix", "repair what can be repaired safely")
     parser.add("--seal", "seal sound results of earlier versions that have no seal")
     parser.set_defaults(call=_doctor)
-
-
-def _submit(**values: Any) -> int:
-    from lightning_app.grids.submit import submit_command
-
-    return submit_command(**values)
 
 
 def _doctor(**values: Any) -> int:

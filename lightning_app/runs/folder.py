@@ -243,8 +243,6 @@ class GridFolder:
         supervisor_lock: Held by the supervisors that work in the folder.
         start_lock: Held while a supervisor starts, and while the queue is repaired.
         report_lock: Held while the report or the index of the runs is written.
-        script: The job that `ablate submit` writes for SLURM.
-        logs: The folder of the logs of that job.
     """
 
     def __init__(self, path: Path) -> None:
@@ -260,8 +258,6 @@ class GridFolder:
         self.supervisor_lock = path / ".supervisor.lock"
         self.start_lock = path / ".start.lock"
         self.report_lock = path / ".report.lock"
-        self.script = path / "submit.sh"
-        self.logs = path / "slurm"
 
     def __str__(self) -> str:
         return str(self.path)

@@ -22,7 +22,6 @@ from lightning_app.core.errors import UserError
 from lightning_app.data.config import DataConfig
 from lightning_app.data.prepare import prepare
 from lightning_app.grids.plan import made_from
-from lightning_app.grids.submit import submit_command
 from lightning_app.runs.folder import RunFolder
 from lightning_app.runs.mixtures import mixed
 from lightning_app.runs.provenance import foreign_classes
@@ -252,15 +251,6 @@ def test_a_plan_is_made_again_after_a_change(write: Write, tmp_path: Path) -> No
     path.write_text(PARTS + "# changed\n")
     plugins.load(str(path))
     assert len({before, first, made_from(spec)}) == 3
-
-
-def test_a_job_of_slurm_loads_it(
-    write: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = write(PARTS)
-    plugins.load(str(path))
-    assert submit_command("demo", tmp_path / "experiments", dry_run=True) == 0
-    assert f"-m lightning_app --plugin {path} run " in capsys.readouterr().out
 
 
 def test_a_grid_file_may_not_name_a_plugin(tmp_path: Path, write: Write) -> None:
