@@ -238,12 +238,6 @@ MUTANTS = (
         "q = query.to(kept).flatten(0, 1)",
     ),
     mutant(
-        "stored maps forget the scores above",
-        FORMS,
-        "dz.add_(above[i])",
-        "pass",
-    ),
-    mutant(
         "stored maps: gradient of gamma",
         FORMS,
         "found[2].append(_each_head(dm, plan, shape_parts.centre[i]).neg_())",

@@ -13,8 +13,7 @@ from lightning_app.blocks.attention import (
     Shaping,
     ShapingSpec,
 )
-from lightning_app.blocks.kernels.choose import QueryKeySums
-from lightning_app.blocks.kernels.stored import StoredScores
+from lightning_app.blocks.kernels.choose import PlainScores, QueryKeySums
 from lightning_app.blocks.masks import Mask, causal_mask, padding_mask
 from lightning_app.blocks.placed import rotate, rotation
 from lightning_app.blocks.residual import Gain
@@ -183,7 +182,7 @@ def test_a_chain_hands_on_what_it_carries(float64: None) -> None:
             case "scores":
                 scores, allowed = query @ keys.mT / DIM**0.5, MASKS["causal"].allowed
                 for n, carried in enumerate((first, second), start=1):
-                    assert isinstance(carried, StoredScores)
+                    assert isinstance(carried, PlainScores)
                     ours = carried.scores.masked_fill(~allowed, 0.0)
                     torch.testing.assert_close(ours, n * scores.masked_fill(~allowed, 0.0))
             case _:

@@ -18,7 +18,6 @@ from torch.nn import functional as F
 
 from lightning_app.blocks.kernels.stored import (
     MapGains,
-    StoredScores,
     attend_few_keys,
     attend_with_stored_maps,
     few_bf16_keys,
@@ -172,7 +171,8 @@ Keys = Float[Tensor, "batch head key dim"]
 Values = Float[Tensor, "batch head key width"]
 Mixed = Float[Tensor, "batch head query width"]
 Form = Literal["plain", "stored", "reversible", "blocked"]
-"""Forms of attention. All are exact; they differ in what they store for the backward pass."""
+"""Forms of attention. All are exact; they differ in what they store for the backward pass. stored:
+of shaped maps whose scores are not carried; a chain that carries scores is then plain."""
 
 MOST_SHAPED = 128
 """With more keys, a shaped map takes more time than SDPA plus the mean of values."""
@@ -222,11 +222,10 @@ def choose(
         return Choice("plain", "a bias of the scores has a gradient, which tiles do not give")
     forced = _forced.get()
     if forced is not None:
-        return Choice(forced, "asked for")
+        return Choice("plain" if forced == "stored" else forced, "asked for")
     batch, heads, queries, keys = shape
     if queries < SHORT:
-        form: Form = "stored" if device.type == "cpu" and torch.is_grad_enabled() else "plain"
-        return Choice(form, f"under {SHORT} queries the maps are small")
+        return Choice("plain", f"under {SHORT} queries the maps are small")
     maps, memory = 2 * batch * heads * queries * keys * itemsize, memory_of(device)
     if device.type == "cuda" and maps / 2 < SMALL_ON_GPU * memory:
         return Choice("plain", f"a map ({maps / 2:.2g} bytes) is small beside {memory:.2g} bytes")
@@ -249,7 +248,7 @@ class PlainScores(NamedTuple):
     scores: Float[Tensor, "batch head query key"]
 
 
-ScoreCarry = PlainScores | StoredScores | ReversibleScores | BlockedScores
+ScoreCarry = PlainScores | ReversibleScores | BlockedScores
 """The state that a chain of residual attention passes from layer to layer."""
 
 
@@ -297,7 +296,7 @@ def attend(
     if cap is not None:
         return attend_capped(query, key, value, mask, dropout, cap)
     if gains is not None and stores_map(query, key, mask):
-        return attend_with_stored_maps(query, key, value, mask, dropout, gains=gains)[0]
+        return attend_with_stored_maps(query, key, value, mask, dropout, gains)
     if few_bf16_keys(key, product_type(query), mask) and _forced.get() != "plain":
         heads = attend_few_keys(query, key, value, mask, dropout)
         return shaped_by(gains, heads, value, mask)
@@ -351,37 +350,8 @@ def attend_with_carry(
         form = choose(shape, query.device, kept.itemsize, biased=biased).form
     else:
         form = _FORM_OF[type(previous)]
-    if form == "stored":
-        assert previous is None or isinstance(previous, StoredScores)
-        return _attend_storing(query, key, value, mask, dropout, previous, divisor, gains)
     mixed, carry = _FORMS[form](query, key, value, mask, dropout, previous, divisor)
     return shaped_by(gains, mixed, value, mask), carry
-
-
-def _attend_storing(
-    query: Queries,
-    key: Keys,
-    value: Values,
-    mask: Mask,
-    dropout: float,
-    previous: StoredScores | None,
-    divisor: float,
-    gains: MapGains | None,
-) -> tuple[Mixed, StoredScores]:
-    kept = torch.promote_types(query.dtype, torch.float32)
-    mixed, scores = attend_with_stored_maps(
-        query.to(kept),
-        key.to(kept),
-        value.to(kept),
-        mask,
-        dropout,
-        below=None if previous is None else previous.scores,
-        divisor=divisor,
-        carries=True,
-        gains=gains,
-    )
-    assert scores is not None
-    return mixed.to(value.dtype), StoredScores(scores)
 
 
 def attend_plainly(
@@ -426,7 +396,6 @@ _FORMS: dict[Form, Any] = {
 }
 _FORM_OF: dict[type[ScoreCarry], Form] = {
     PlainScores: "plain",
-    StoredScores: "stored",
     ReversibleScores: "reversible",
     BlockedScores: "blocked",
 }

@@ -1,11 +1,8 @@
 """Attention whose maps are stored for the backward pass, in float32 part by part or in bfloat16.
 
-One pass computes residual (He et al. 2021, RealFormer, 2012.11747) and shaped attention (He &
-Hofmann 2023, 2311.01906, equation 6), separately or combined. It is the fastest form for small
-maps:
+Shaped attention (He & Hofmann 2023, 2311.01906, equation 6) in one pass:
 
-``Z = Q K^T / sqrt(d_k) + Z_below``, ``A = dropout(softmax(Z / divisor + mask))``,
-``M = alpha I + beta A - gamma C``, ``O = M V``
+``A = dropout(softmax(Q K^T / sqrt(d_k) + mask))``, ``M = alpha I + beta A - gamma C``, ``O = M V``
 
 Each product over a batch is one call per head for all sentences (or the reverse). It reads
 queries, keys and values where the projections left them. Plain autograd copies them first.
@@ -44,20 +41,11 @@ class MapGains(NamedTuple):
     gamma: Tensor | None
 
 
-@final
-class StoredScores(NamedTuple):
-    """Z_n, the running sum of scores. Masked cells are far below zero."""
-
-    scores: Float[Tensor, "batch head query key"]
-
-
 class _MapPlan(NamedTuple):
     """The non-differentiable inputs of one attention call."""
 
     mask: Mask
-    divisor: float
     dropout: float
-    carries: bool
     batch: int
     heads: int
 
@@ -99,99 +87,71 @@ class _StoredAttention(torch.autograd.Function):
         query: Tensor,
         key: Tensor,
         value: Tensor,
-        below: Tensor | None,
-        alpha: Tensor | None,
-        beta: Tensor | None,
+        alpha: Tensor,
+        beta: Tensor,
         gamma: Tensor | None,
         plan: _MapPlan,
-    ) -> tuple[Tensor, Tensor | None]:
+    ) -> Tensor:
         length, width = key.shape[2], value.shape[-1]
         weights = plan.empty(query, query.shape[2], length)
-        scores = torch.empty_like(weights) if plan.carries else weights
         kept = None
         if plan.dropout:
             kept = torch.empty_like(weights, dtype=torch.bool).bernoulli_(1.0 - plan.dropout)
         out = plan.empty(query, query.shape[2], width)
         shape_parts = _shape_parts(alpha, beta, gamma, plan, query)
-        bias = plan.mask.bias(query.dtype) if below is None else below
+        bias = plan.mask.bias(query.dtype)
         biases = None if bias is None else plan.parts(bias)
         blank = plan.mask.blank
         blanks = None if blank is None else plan.parts(blank)
         scale = query.shape[-1] ** -0.5
-        parts = zip(*map(plan.parts, (query, key, value)), scores, weights, out, strict=True)
-        for i, (q, k, v, z, w, o) in enumerate(parts):
+        parts = zip(*map(plan.parts, (query, key, value)), weights, out, strict=True)
+        for i, (q, k, v, w, o) in enumerate(parts):
             if biases is None:
-                torch.baddbmm(z, q, k.transpose(1, 2), beta=0, alpha=scale, out=z)
+                torch.baddbmm(w, q, k.transpose(1, 2), beta=0, alpha=scale, out=w)
             else:
-                torch.baddbmm(biases[i], q, k.transpose(1, 2), alpha=scale, out=z)
-            logits = z if plan.divisor == 1.0 else z / plan.divisor
-            if blanks is not None and plan.divisor < 1.0:
-                # Masked scores may become -inf here, and their softmax is NaN.
-                logits.masked_fill_(blanks[i], 0.0)
-            torch.softmax(logits, dim=-1, out=w)
+                torch.baddbmm(biases[i], q, k.transpose(1, 2), alpha=scale, out=w)
+            torch.softmax(w, dim=-1, out=w)
             if blanks is not None:
                 w.masked_fill_(blanks[i], 0.0)
             mapped = w if kept is None else (w * kept[i]).div_(1.0 - plan.dropout)
-            if shape_parts is not None:
-                mapped = torch.addcmul(shape_parts.rest[i], mapped, shape_parts.beta[i])
+            mapped = torch.addcmul(shape_parts.rest[i], mapped, shape_parts.beta[i])
             torch.bmm(mapped, v, out=o)
         ctx.save_for_backward(query, key, value, weights, kept, alpha, beta, gamma)
         ctx.plan = plan
-        ctx.set_materialize_grads(False)
-        return plan.joined(out), plan.joined(scores) if plan.carries else None
+        return plan.joined(out)
 
     @staticmethod
-    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
-        ctx: Any, grad: Tensor | None, grad_scores: Tensor | None
-    ) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         if torch.is_grad_enabled():
             raise no_second_derivative("attention with stored maps")
         query, key, value, weights, kept, alpha, beta, gamma = ctx.saved_tensors
         plan: _MapPlan = ctx.plan
-        upstream = grad
-        if upstream is None:  # only Z is used
-            upstream = value.new_zeros(()).expand(*query.shape[:3], value.shape[-1])
         shape_parts = _shape_parts(alpha, beta, gamma, plan, query)
-        above = None if grad_scores is None else plan.parts(grad_scores)
-        below = torch.empty_like(weights) if ctx.needs_input_grad[3] else None
         grads = [plan.empty(x, x.shape[2], x.shape[3]) for x in (query, key, value)]
         found: list[list[Tensor]] = [[], [], []]
         offset = key.shape[2] - query.shape[2]
         scale = query.shape[-1] ** -0.5
-        parts = zip(*map(plan.parts, (query, key, value, upstream)), weights, *grads, strict=True)
+        parts = zip(*map(plan.parts, (query, key, value, grad)), weights, *grads, strict=True)
         for i, (q, k, v, g, w, dq, dk, dv) in enumerate(parts):
             dropped = w if kept is None else (w * kept[i]).div_(1.0 - plan.dropout)
-            mapped = dropped
             dm = torch.bmm(g, v.transpose(1, 2))
-            if shape_parts is not None:
-                mapped = torch.addcmul(shape_parts.rest[i], dropped, shape_parts.beta[i])
-                found[0].append(_each_head(dm.diagonal(offset, dim1=-2, dim2=-1), plan))
-                found[1].append(_each_head(dm, plan, dropped))
-                if shape_parts.centre is not None:
-                    found[2].append(_each_head(dm, plan, shape_parts.centre[i]).neg_())
-                dm.mul_(shape_parts.beta[i])
+            mapped = torch.addcmul(shape_parts.rest[i], dropped, shape_parts.beta[i])
+            found[0].append(_each_head(dm.diagonal(offset, dim1=-2, dim2=-1), plan))
+            found[1].append(_each_head(dm, plan, dropped))
+            if shape_parts.centre is not None:
+                found[2].append(_each_head(dm, plan, shape_parts.centre[i]).neg_())
+            dm.mul_(shape_parts.beta[i])
             torch.bmm(mapped.transpose(1, 2), g, out=dv)
             if kept is not None:
                 dm.mul_(kept[i]).div_(1.0 - plan.dropout)
             dz = torch.ops.aten._softmax_backward_data(dm, w, -1, w.dtype)
-            if plan.divisor != 1.0:
-                dz.div_(plan.divisor)
-            if above is not None:
-                dz.add_(above[i])
-            if below is not None:
-                below[i].copy_(dz)
             torch.baddbmm(dq, dz, k, beta=0, alpha=scale, out=dq)
             torch.baddbmm(dk, dz.transpose(1, 2), q, beta=0, alpha=scale, out=dk)
         gains = (
             plan.by_gain(one, like) if one and like is not None else None
             for one, like in zip(found, (alpha, beta, gamma), strict=True)
         )
-        return (
-            *map(plan.joined, grads),
-            None if below is None else plan.joined(below),
-            *gains,
-            None,
-        )
+        return *map(plan.joined, grads), *gains, None
 
 
 class _ShapeParts(NamedTuple):
@@ -203,14 +163,8 @@ class _ShapeParts(NamedTuple):
 
 
 def _shape_parts(
-    alpha: Tensor | None,
-    beta: Tensor | None,
-    gamma: Tensor | None,
-    plan: _MapPlan,
-    query: Tensor,
-) -> _ShapeParts | None:
-    if alpha is None or beta is None:
-        return None
+    alpha: Tensor, beta: Tensor, gamma: Tensor | None, plan: _MapPlan, query: Tensor
+) -> _ShapeParts:
     dtype, keys = query.dtype, plan.mask.keys
     # The queries are the newest keys.
     rest = alpha * torch.eye(keys, dtype=dtype, device=query.device)[keys - query.shape[2] :]
@@ -237,21 +191,12 @@ def attend_with_stored_maps(
     value: Float[Tensor, "batch head key width"],
     mask: Mask,
     dropout: float,
-    *,
-    below: Float[Tensor, "batch head query key"] | None = None,
-    divisor: float = 1.0,
-    carries: bool = False,
-    gains: MapGains | None = None,
-) -> tuple[Float[Tensor, "batch head query width"], Float[Tensor, "batch head query key"] | None]:
-    """Return O and, if `carries`, Z, of queries, keys and values of one type.
-
-    A mask enters at the first layer of a chain. With shaping, the queries are the newest keys.
-    """
-    batch, heads = query.shape[:2]
-    plan = _MapPlan(mask, divisor, dropout, carries, batch, heads)
-    alpha, beta, gamma = (None, None, None) if gains is None else gains
+    gains: MapGains,
+) -> Float[Tensor, "batch head query width"]:
+    """Return O of queries, keys and values of one type; the queries are the newest keys."""
+    plan = _MapPlan(mask, dropout, *query.shape[:2])
     with torch.autocast(query.device.type, enabled=False):
-        return _StoredAttention.apply(query, key, value, below, alpha, beta, gamma, plan)  # pyright: ignore[reportReturnType]
+        return _StoredAttention.apply(query, key, value, *gains, plan)  # pyright: ignore[reportReturnType]
 
 
 FEW_KEYS = 256
