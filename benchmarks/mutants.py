@@ -927,22 +927,16 @@ MUTANTS = (
         "        if False:  #",
     ),
     mutant(
-        "refusals of a plug-in outlive it",
+        "what a plug-in imports does not count",
         at("plugins/test_imports.py"),
-        "        del WATCH.refused[refused:]  # it is loaded no more\n",
-        "",
+        "parts=parts | parts_at(others),",
+        "parts=parts,",
     ),
     mutant(
-        "what a failed plug-in replaced is forgotten",
+        "a module that a function imports is taken as covered",
         at("plugins/test_imports.py"),
-        "    if _LEFT:\n",
-        "    if False:\n",
-    ),
-    mutant(
-        "files read through the package are its own",
-        at("plugins/test_imports.py"),
-        "and not reader and",
-        "and",
+        "        for module, path in reached(each.name, late=True).items():",
+        "        for module, path in reached(each.name).items():",
     ),
     mutant(
         "grid copied beside another store is a new one",

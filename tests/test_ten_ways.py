@@ -261,7 +261,7 @@ def test_10_a_finished_cell_under_another_grids_name(
         assert {k: v for k, v in copy.items() if k != "taken_from"} == source
     # Another version of the block is another experiment, and `pre_ln` does not use it.
     shutil.rmtree("experiments")
-    Path("my_blocks.py").write_text(BLOCK + "# changed\n", encoding="utf-8")
+    Path("my_blocks.py").write_text(BLOCK + "CHANGED = 1\n", encoding="utf-8")
     document = planned()
     assert document["states"]["to_run"] == 1
     assert [name.split("-")[0] for name in document["found_in"]] == ["pre_ln"]

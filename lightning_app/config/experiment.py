@@ -12,10 +12,11 @@ from lightning_app.config.identity import (
     identify,
     read_record,
     relevant_blocks,
+    used_by,
 )
 from lightning_app.core.errors import UserError
 from lightning_app.data.sources import corpus_of
-from lightning_app.plugins import KEY, digests, used_by, with_plugins
+from lightning_app.plugins import KEY, digests
 from lightning_app.runs.parent import FIELD, find_parent, with_parent
 
 Tree = Mapping[str, Any]
@@ -47,7 +48,8 @@ def named_by_content(config: Tree) -> dict[str, Any]:
     """
     stacks = stacks_of(config)
     _check_parts_of_parent(config, stacks)
-    return with_plugins(with_parent(config), stacks)
+    named, used = with_parent(config), used_by(config, stacks)
+    return {**named, KEY: used} if used else named
 
 
 def _check_parts_of_parent(config: Tree, stacks: Tree) -> None:

@@ -8,13 +8,16 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cache
 from importlib.resources import files
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from lightning_app.config.trainer import TrainerConfig
 from lightning_app.core.errors import UserError
 from lightning_app.core.files import write_whole
-from lightning_app.plugins import KEY, loaded
+from lightning_app.core.project import PROJECT
+from lightning_app.core.registry import makers, owners
+from lightning_app.plugins import KEY, digests_of, loaded
 from lightning_app.runs.folder import IDENTITY, RunFolder
 from lightning_app.version import BEFORE_STRIKING
 
@@ -395,7 +398,7 @@ def keep_copies(folder: RunFolder, used: Mapping[str, str]) -> None:
         known[name] = {"source": plugin.source, "sha256": plugin.sha256}
         if plugin.content is not None:
             folder.plugin_copies.mkdir(exist_ok=True)
-            (folder.plugin_copies / plugin.shown).write_bytes(plugin.content)
+            (folder.plugin_copies / f"{name}.py").write_bytes(plugin.content)
     write_whole(folder.plugins, json.dumps(known, indent=1))
 
 
@@ -449,3 +452,54 @@ def hinting(folders: Iterable[Path]) -> Iterator[None]:
         absent = (missing(each) for each in folders if needed_by(each).keys() - loaded().keys())
         found = next(absent, "")
         raise UserError(f"{error}; {found}" if found else str(error)) from error
+
+
+def used_by(config: Mapping[str, Any], stacks: Mapping[str, Any]) -> dict[str, str]:
+    """Return by name the digest of each plug-in whose parts a config or its blocks use.
+
+    Args:
+        config: A resolved config.
+        stacks: The resolved specification of each stack.
+
+    Raises:
+        UserError: for a part registered by a module that was not loaded as a plug-in.
+    """
+    names: set[str] = set()
+    texts = dict.fromkeys(chain(_texts(config), _texts(stacks)))  # most blocks are alike
+    for key, value in texts:
+        modules = makers(key, value)
+        for module, owner in modules:
+            if owner is None:
+                raise UserError(
+                    f"{key}: {value!r} was registered by '{module}', which is no plug-in, so that "
+                    "no id would tell its versions apart; put it into a file and load that with "
+                    f"--plugin FILE, {PROJECT} or lightning_app.plugins.load"
+                )
+        names |= owners(key, value)
+        for name, each in loaded().items():
+            # Several plug-ins may import the module that registers a part.
+            shares = any(module in each.modules for module, _ in modules)
+            if shares or (_names_code(key, value) and value.partition(".")[0] == each.package):
+                names.add(name)
+    return digests_of(names)
+
+
+def _names_code(key: str, value: str) -> bool:
+    """Whether a text in a config names a class, or may name a function, by its import path."""
+    *above, last = key.split(".")
+    return last == "class_path" or ("init_args" in (*above, last) and "." in value)
+
+
+def _texts(tree: Any, key: str = "") -> Iterator[tuple[str, str]]:
+    """Yield the dotted key of every text; entries of a list have the list's key.
+
+    Only texts name parts and code.
+    """
+    if isinstance(tree, Mapping):
+        for name, value in tree.items():
+            yield from _texts(value, f"{key}.{name}" if key else name)
+    elif isinstance(tree, list | tuple):
+        for value in tree:
+            yield from _texts(value, key)
+    elif isinstance(tree, str):
+        yield key, tree

@@ -15,7 +15,6 @@ OWN = "; one of your own needs --plugin FILE or ablate.yaml"
 """The end of messages about unknown parts: a plug-in that is not loaded is a frequent cause."""
 
 _TABLES: list["Registry[Any]"] = []
-_LOOKUPS: set[tuple[str, str, str]] = set()
 _REGISTERING: ContextVar[str | None] = ContextVar("registering", default=None)
 
 
@@ -35,9 +34,9 @@ class Registry(Mapping[str, Part], Generic[Part]):
         self.field = field
         self._slots = slots
         self._resolved = resolved
-        self._strays: dict[str, str] = {}
         self._parts: dict[str, Part] = {}
         self._owners: dict[str, str] = {}
+        self._makers: dict[str, str] = {}
         _TABLES.append(self)
 
     def register(self, name: str) -> Callable[[Given], Given]:
@@ -66,30 +65,25 @@ class Registry(Mapping[str, Part], Generic[Part]):
                 f"{self.field}: '{name}' is already registered; give the new part another name"
             )
         self._parts[name] = part
-        owner = _REGISTERING.get()
-        self._strays.pop(name, None)
-        if owner is not None:
+        if (owner := _REGISTERING.get()) is not None:
             self._owners[name] = owner
-        elif (module := _registering_module()) is not None:
-            self._strays[name] = module
+        if (module := _registering_module()) is not None:
+            self._makers[name] = module
 
     def remove_of(self, owner: str) -> None:
         """Remove the parts that a plug-in has registered."""
         for name in self.parts_by(owner):
             del self._parts[name], self._owners[name]
+            self._makers.pop(name, None)
 
     def owner(self, name: object) -> str | None:
         """Return the plug-in that registered a part; None for a part of this package."""
         return self._owners.get(name) if isinstance(name, str) else None
 
-    def stray(self, name: object) -> str | None:
-        """Return the module that registered a part whose code no plug-in's digest covers.
-
-        None for a part of this package or of a plug-in.
-        """
-        if self._resolved or not isinstance(name, str) or name not in self._parts:
-            return None
-        return self._strays.get(name)
+    def maker(self, name: object) -> str | None:
+        """Return the module outside this package whose code a part is, unless an id contains it."""
+        counts = self.owner(name) or (name in self._parts and not self._resolved)
+        return self._makers.get(str(name)) if counts else None
 
     def serves(self, key: str) -> bool:
         """Whether a dotted key of a config or of a resolved block names a part of this table."""
@@ -106,9 +100,6 @@ class Registry(Mapping[str, Part], Generic[Part]):
             raise UserError(
                 f"{field}: expected one of {known}, found {name!r}{nearest(name, self._parts)}{OWN}"
             )
-        owner = self._owners.get(name)
-        if owner is not None and (caller := _registering_module()) is not None:
-            _LOOKUPS.add((caller, owner, name))
         return self._parts[name]
 
     def parts_by(self, owner: str) -> set[str]:
@@ -150,7 +141,6 @@ def registering(plugin: str) -> Iterator[None]:
 
 
 def remove_parts(plugin: str) -> None:
-    """Remove a plug-in's parts from all tables."""
     for table in _TABLES:
         table.remove_of(plugin)
 
@@ -158,14 +148,6 @@ def remove_parts(plugin: str) -> None:
 def parts_by(plugin: str) -> set[str]:
     """Return the names of a plug-in's parts in all tables."""
     return {name for table in _TABLES for name in table.parts_by(plugin)}
-
-
-def lookups() -> set[tuple[str, str, str]]:
-    """Return which modules outside this package have looked up which parts of which plug-ins.
-
-    Each entry is (module, plug-in, part).
-    """
-    return {each for each in _LOOKUPS if each[2] in parts_by(each[1])}
 
 
 def require_known(key: str, name: str) -> None:
@@ -185,24 +167,26 @@ def owners(key: str, value: object) -> set[str]:
     return {owner for owner in found if owner is not None}
 
 
-def strays(key: str, value: object) -> set[str]:
-    """Return the modules other than plug-ins that registered the parts named by such a field."""
-    found = {table.stray(value) for table in _TABLES if table.serves(key)}
-    return {module for module in found if module is not None}
+def makers(key: str, value: object) -> set[tuple[str, str | None]]:
+    """Return the modules whose code such parts are, each with the plug-in that registered it."""
+    tables = [table for table in _TABLES if table.serves(key)]
+    return {(made, table.owner(value)) for table in tables if (made := table.maker(value))}
 
 
 def _registering_module() -> str | None:
-    """Return the calling module outside this package; None while a module of it is loading."""
+    """Return the calling module outside this package; None while a module of it is loading.
+
+    In a plug-in that is the module being executed, whatever function it calls.
+    """
     outside = None
     frame = inspect.currentframe()
     while frame is not None:
         module = str(frame.f_globals.get("__name__"))
         ours = module.partition(".")[0] == __name__.partition(".")[0]
-        if ours and frame.f_code.co_name == "<module>":
-            return None
+        if frame.f_code.co_name == "<module>":
+            executed = module if _REGISTERING.get() else outside or module
+            return None if ours else executed
         if outside is None and not ours:
             outside = module
-        if frame.f_code.co_name == "<module>":
-            break
         frame = frame.f_back
     return outside

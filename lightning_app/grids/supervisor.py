@@ -63,7 +63,7 @@ from lightning_app.grids.workers import (
     share_cores,
     start,
 )
-from lightning_app.plugins import given
+from lightning_app.plugins import loaded
 from lightning_app.runs.folder import STORE, GridFolder, RunFolder
 from lightning_app.runs.locks import Interrupted, Stop, if_free, supervisor_lock, turn
 from lightning_app.runs.mixtures import STALE, counted, others
@@ -241,7 +241,7 @@ class Supervisor:
             metric=spec.metric if self._grid.prunes else None,
             keep=spec.checkpoints,
             command=tuple(command_line()),
-            plugins=given(),
+            plugins=tuple(loaded().values()),
         )
 
     def _others_may_lose(self) -> bool:

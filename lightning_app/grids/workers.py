@@ -30,7 +30,7 @@ from lightning_app.core.errors import UserError, is_out_of_memory
 from lightning_app.core.files import is_disk_full, move, write_whole
 from lightning_app.grids.plan import Grid, expand
 from lightning_app.grids.slots import Slot
-from lightning_app.plugins import Given, given, load_given
+from lightning_app.plugins import Plugin, load_given, loaded
 from lightning_app.runs.folder import RESULT, AttemptFolder, RunFolder
 from lightning_app.runs.locks import Held, Interrupted, Stop, bind_to_supervisor, run_lock
 from lightning_app.runs.provenance import FOREIGN
@@ -109,7 +109,7 @@ class Job:
     metric: str | None
     keep: str
     command: tuple[str, ...] = ()
-    plugins: tuple[Given, ...] = ()
+    plugins: tuple[Plugin, ...] = ()
 
     @property
     def record(self) -> AttemptFolder:
@@ -164,7 +164,7 @@ def run_rank(job: Job, rank: int) -> None:
 
 def answer(
     channel: Connection,
-    plugins: tuple[Given, ...],
+    plugins: tuple[Plugin, ...],
     function: Callable[..., Any],
     *arguments: Any,
 ) -> None:
@@ -350,7 +350,7 @@ def ask(stop: Stop, function: Callable[..., Any], *arguments: Any) -> Any:
     Raises `Interrupted` when a signal arrives first.
     """
     receiver, sender = _CONTEXT.Pipe(duplex=False)
-    process = start(answer, sender, given(), function, *arguments)
+    process = start(answer, sender, tuple(loaded().values()), function, *arguments)
     sender.close()
     try:
         while not receiver.poll(0.1):

@@ -19,7 +19,7 @@ import torch
 from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
 from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning.pytorch.callbacks import ModelCheckpoint, ModelSummary
+from lightning.pytorch.callbacks import LambdaCallback, ModelCheckpoint, ModelSummary
 from lightning.pytorch.utilities import rank_zero_only, rank_zero_warn
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
@@ -34,6 +34,7 @@ from lightning_app.config.identity import (
     read_record,
     relevant,
     require_of,
+    used_by,
     without_evaluation_limits,
     write_record,
 )
@@ -43,8 +44,7 @@ from lightning_app.core import strict_yaml
 from lightning_app.core.errors import UserError, named
 from lightning_app.core.files import write_whole, writing_in
 from lightning_app.data.sources import corpus_of, require_test
-from lightning_app.plugins import KEY, check_used, digests, used_by
-from lightning_app.plugins.imports import window
+from lightning_app.plugins import KEY, check_used, digests
 from lightning_app.runs.folder import STORE, GridFolder, RunFolder
 from lightning_app.runs.locks import run_lock
 from lightning_app.runs.parent import FIELD, origin_of
@@ -514,6 +514,7 @@ class TrainingRun(PreparedRun):
             callbacks += [self.origin, self.divergence, self.throughput, self.clock]
             callbacks += [GainLogger(), progress]
             callbacks += [Agreement(self.id), Pictures()]
+            callbacks.append(LambdaCallback(on_train_start=lambda *_: self._check_plugins()))
             before = BeforeAveraging(self.divergence, self.folder.checkpoint("last"))
             given = [before, *given]
             if self._pruned_by is not None:
@@ -566,8 +567,7 @@ class TrainingRun(PreparedRun):
 
     def fit(self) -> None:
         """Train, decide the outcome, evaluate the test split, and write the files of the run."""
-        corpus = filter(None, (self.tree["data"][name] for name in ("root", "cache")))
-        with self._held, window("run", [self.folder.path, self.corpus.folder, *corpus]):
+        with self._held:
             self._fit(self.model, self.datamodule)
 
     def evaluate(self, *, verbose: bool = True) -> None:

@@ -382,7 +382,7 @@ def test_a_grid_runs_with_the_plugins_of_the_caller(
         run_grid("mine")
         words = Path("words").read_text()
         assert words.startswith(f"-m lightning_app --plugin {path} run mine --experiments")
-        path.write_text("# changed\n")
+        path.write_text("CHANGED = 1\n")
         with pytest.raises(UserError, match="'my_parts' already"):
             run_grid("mine")
     finally:

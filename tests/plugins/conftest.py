@@ -10,19 +10,6 @@ from lightning_app import plugins
 Write = Callable[..., Path]
 
 
-WATCHED = ("test_imports", "test_loading", "test_use")
-
-
-@pytest.fixture(autouse=True)
-def unwatched(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where it is not the subject, no search for what a plug-in has patched, which takes most of
-    the time of loading one."""
-    if request.path.stem not in WATCHED:
-        monkeypatch.setattr(plugins, "patchable", dict)
-        monkeypatch.setattr(plugins, "changed", lambda *_: "")
-        monkeypatch.setattr(plugins, "planted", lambda *_: "")
-
-
 @pytest.fixture(autouse=True)
 def forgotten() -> Iterator[None]:
     """Every test begins and ends without a plug-in."""

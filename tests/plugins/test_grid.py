@@ -19,6 +19,7 @@ import pytest
 import torch
 import yaml
 
+from lightning_app.core.code import joint_digest, syntax_digest
 from tests import warm
 from tests.plugins.conftest import PARTS
 
@@ -60,7 +61,7 @@ class Project:
         folder.mkdir()
         self.folder, self.cache, self.plugin = folder, cache, folder / "own.py"
         self.plugin.write_text(PARTS, encoding="utf-8")
-        self.digest = hashlib.sha256(self.plugin.read_bytes()).hexdigest()
+        self.digest = joint_digest([("own.py", syntax_digest("own.py", self.plugin.read_bytes()))])
         self.base = {**BASE, "data": {**BASE["data"], "cache": cache}}
         self.file = folder / "ablate.yaml"
         self.file.write_text("plugins: [own.py]\n")

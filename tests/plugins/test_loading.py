@@ -1,7 +1,6 @@
 """Which plug-ins are loaded, and that a mistake in one is one line with its file and line."""
 
 import os
-import sys
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from types import SimpleNamespace
@@ -99,39 +98,6 @@ def test_a_file_that_would_hide_a_module(write: Write, name: str) -> None:
     assert f"'{name}'" in refused(write(NORM, name))
 
 
-def test_a_file_with_a_neighbour(
-    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Changes of the neighbour would not show in the digest."""
-    monkeypatch.syspath_prepend(tmp_path)
-    write("def helper():\n    pass\n", "a_neighbour")
-    for line in ("import a_neighbour", "from a_neighbour import helper"):
-        assert str(tmp_path / "a_neighbour.py") in refused(write(f"{line}\n"))
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "from a_neighbour import FACTOR\n",
-        "from a_folder.inner import helper\n",
-        "def late():\n    from a_neighbour import FACTOR\n",
-        "def late():\n    import a_folder.inner\n",
-    ],
-    ids=["constant", "package", "late", "late package"],
-)
-def test_a_neighbour_is_found_however_it_is_imported(
-    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
-) -> None:
-    """Also a number, which does not say where it comes from, and what no one has imported yet."""
-    monkeypatch.syspath_prepend(tmp_path)
-    for name in ("a_neighbour", "a_folder", "a_folder.inner"):  # of another test
-        monkeypatch.delitem(sys.modules, name, raising=False)
-    write("FACTOR = 2.0\n", "a_neighbour")
-    write("def helper():\n    pass\n", "inner", "a_folder")
-    assert "no digest covers" in (said := refused(write(text)))
-    assert str(tmp_path) in said
-
-
 def test_two_plugins_of_one_name(write: Write) -> None:
     first = write(NORM)
     second = write(NORM.replace("some_norm", "other_norm"), folder="elsewhere")
@@ -155,17 +121,27 @@ def test_a_module_and_its_package(
     assert plugins.load("some_package.parts").sha256 != digest
 
 
-def test_a_module_that_is_imported_already() -> None:
+def test_a_module_that_is_imported_already(
+    tmp_path: Path, write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By another plug-in, for one, which owns its parts then."""
     assert "is imported already" in refused("lightning_app.models.optim")
+    monkeypatch.syspath_prepend(tmp_path)
+    part = write(NORM, "a_part")
+    plugins.load(str(write("import a_part\n")))
+    for source in ("a_part", part):
+        with pytest.raises(UserError, match="name it before those that import it"):
+            plugins.load(str(source))
+    assert plugins.loaded().keys() == {"some_parts"}
 
 
 def test_a_child_refuses_a_plugin_that_has_changed(write: Write) -> None:
     path = write(NORM)
     plugins.load(str(path))
-    given = plugins.given()
+    given = [*plugins.loaded().values()]
     plugins.load_given(given)
     plugins.unload("some_parts")
-    path.write_text(NORM + "# changed\n")
+    path.write_text(NORM + "CHANGED = 1\n")
     with pytest.raises(UserError, match="has changed since"):
         plugins.load_given(given)
 

@@ -147,7 +147,7 @@ def test_class_arguments_and_file_are_part_of_the_id(tree: dict[str, Any], write
     assert resolve(cells[2], "a test") == resolve(cells[2], "a test")
     before = cell_id(resolve(cells[2], "a test"))
     unload("mine")
-    load(str(write(CLASSES + "# another version\n", "mine")))
+    load(str(write(CLASSES + "ANOTHER = 1\n", "mine")))
     assert cell_id(resolve(cells[2], "a test")) != before
     assert cell_id(resolve(cells[0], "a test")) in found
 

@@ -73,7 +73,7 @@ def test_a_cell_that_uses_a_part_has_its_digest(write: Write) -> None:
     for use, tree in trees.items():
         assert named_by_content(tree)["plugins"] == {"some_parts": plugin.sha256}, use
     plugins.unload("some_parts")
-    path.write_text(PARTS + "# another version\n")
+    path.write_text(PARTS + "ANOTHER = 1\n")
     plugins.load(str(path))
     for use, tree in trees.items():
         assert cell_id(tree) != first[use], use
@@ -161,7 +161,7 @@ def test_a_function_that_an_argument_names_counts(write: Write) -> None:
     callback = {"class_path": "lightning.pytorch.callbacks.LambdaCallback", "init_args": hooks}
     plugin = plugins.load(str(write("def hook(trainer, module):\n    pass\n")))
     tree = config("trainer.callbacks", [callback])
-    assert plugins.used_by(tree, stacks_of(tree)) == {"some_parts": plugin.sha256}
+    assert run_plugins.used_by(tree, stacks_of(tree)) == {"some_parts": plugin.sha256}
 
 
 def test_a_part_that_no_plugin_registers_is_refused() -> None:
@@ -231,7 +231,7 @@ def test_a_callback_counts_and_a_grid_may_name_it(write: Write) -> None:
     with pytest.raises(UserError, match="may only name"):
         check_config({"trainer": {"callbacks": [{"class_path": "some_parts.Callback"}]}})
     tree = {**config(), "trainer": {**config()["trainer"], "callbacks": [callback]}}
-    assert plugins.used_by(tree, stacks_of(tree)) == {"some_parts": plugin.sha256}
+    assert run_plugins.used_by(tree, stacks_of(tree)) == {"some_parts": plugin.sha256}
     assert foreign_classes(tree, apart=plugins.digests()) == {}
 
 
@@ -248,7 +248,7 @@ def test_a_plan_is_made_again_after_a_change(write: Write, tmp_path: Path) -> No
     plugins.load(str(path))
     first = made_from(spec)
     plugins.unload("some_parts")
-    path.write_text(PARTS + "# changed\n")
+    path.write_text(PARTS + "CHANGED = 1\n")
     plugins.load(str(path))
     assert len({before, first, made_from(spec)}) == 3
 
@@ -267,7 +267,7 @@ def kept_run(folder: Path) -> RunFolder:
     """A run's folder as `Run` leaves it, of a cell that uses the plug-in."""
     run, tree = RunFolder(folder), config("model.block.preset", "max_post")
     run.path.mkdir()
-    run_plugins.keep_copies(run, plugins.used_by(tree, stacks_of(tree)))
+    run_plugins.keep_copies(run, run_plugins.used_by(tree, stacks_of(tree)))
     write_record(run.path, Record.of(named_by_content(tree), stacks_of(tree), None))
     return run
 
@@ -313,7 +313,7 @@ def test_a_changed_plugin_does_not_serve_a_run(write: Write, tmp_path: Path) -> 
     plugins.load(str(path))
     run = kept_run(tmp_path / "run")
     plugins.unload("some_parts")
-    path.write_text(PARTS + "# changed\n")
+    path.write_text(PARTS + "CHANGED = 1\n")
     now = plugins.load(str(path))
     with pytest.raises(UserError, match=f"{path} has sha256 {now.sha256}"):
         run_plugins.require(run.path)
@@ -323,7 +323,7 @@ def test_a_run_without_plugins_needs_none(write: Write, tmp_path: Path) -> None:
     plugins.load(str(write(PARTS)))
     run, tree = RunFolder(tmp_path / "run"), config()
     run.path.mkdir()
-    run_plugins.keep_copies(run, plugins.used_by(tree, stacks_of(tree)))
+    run_plugins.keep_copies(run, run_plugins.used_by(tree, stacks_of(tree)))
     write_record(run.path, Record.of(named_by_content(tree), stacks_of(tree), None))
     assert not run.plugins.exists()
     plugins.unload("some_parts")
