@@ -19,7 +19,6 @@ from lightning_app.config.tree import (
     RATE,
     SEED,
     WARMUP,
-    key_of,
     label,
     lookup,
     named_values,
@@ -39,29 +38,28 @@ class HasFields(Protocol):
 
 
 class Refusal(NamedTuple):
-    """Two or more fields that do not go together.
+    """Fields that do not always go together.
 
-    `broken` takes the subject and the values of the fields. It returns nothing where they go
-    together, else the values for `sentence`: one, a tuple, or true for those of the fields.
+    `broken` takes the subject and the values of the fields. It returns or yields nothing where they
+    go together, else the values for `sentence`: one, a tuple, or true for those of the fields.
     """
 
     name: str
     fields: tuple[str, ...]
     broken: Callable[..., Any]
-    sentence: str
+    sentence: str = "{0}"
 
 
 def check_rules(rules: Iterable[Refusal], subject: HasFields) -> None:
     """Refuse a subject that breaks a rule. Raises `UserError` naming the rule's first field."""
     for rule in rules:
-        values = [subject.value(field) for field in rule.fields]
-        if found := rule.broken(subject, *values):
+        values = tuple(subject.value(field) for field in rule.fields)
+        found = rule.broken(subject, *values)
+        if isinstance(found, Iterator):
+            found = next(found, None)
+        if found:
             given = values if found is True else found if isinstance(found, tuple) else (found,)
             raise UserError(f"{rule.fields[0]}: {rule.sentence.format(*given)}")
-
-
-def _first(found: Iterable[Any]) -> Any:
-    return next(iter(found), None)
 
 
 # --- A run ----------------------------------------------------------------------------------------
@@ -254,168 +252,152 @@ class GridSubject:
     def value(self, field: str) -> Any:
         return self.fields.get(field)
 
-    @property
-    def seeds(self) -> int:
-        return len(self.axes.get(SEED, [None]))
+
+def _values(grid: GridSubject, axis: str, value: Any) -> list[str]:
+    """The values of an axis as texts if `value` is not among them."""
+    known = grid.axes[axis]
+    return [] if any(same(value, each) for each in known) else [str(each) for each in known]
 
 
-def _off_axis(axes: Mapping[str, list[Any]], axis: str, value: Any) -> bool:
-    return not any(same(value, each) for each in axes[axis])
-
-
-def _texts(values: Iterable[Any]) -> list[str]:
-    return [str(value) for value in values]
-
-
-def _no_axis(given: Iterable[str], axes: Iterable[str]) -> Any:
-    """The first name that is no axis, and a hint."""
-    known = list(axes)
-    return _first((name, nearest(str(name), known)) for name in given if name not in known)
-
-
-def _excluded_value(grid: GridSubject, exclude: Any) -> Any:
-    values_of = {axis: set(map(key_of, values)) for axis, values in grid.axes.items()}
-    return _first(
-        (axis, value, nearest(str(value), _texts(grid.axes[axis])))
-        for entry in exclude or ()
-        for axis, value in entry.items()
-        if key_of(value) not in values_of[axis]
-    )
+def _exclude(grid: GridSubject, exclude: Any, _: Any) -> Iterator[str]:
+    for entry in exclude or ():
+        if not entry:
+            yield "an empty entry would exclude every cell"
+        for axis, value in entry.items():
+            if axis not in grid.axes:
+                yield f"no axis '{axis}'{nearest(str(axis), grid.axes)}"
+            elif known := _values(grid, axis, value):
+                yield f"{axis}: no value {value!r} on the axis{nearest(str(value), known)}"
 
 
 def _reference(key: str, axis: str) -> Refusal:
-    def broken(grid: GridSubject, sensitivity: Any) -> Any:
+    def broken(grid: GridSubject, _: Any, sensitivity: Any) -> Iterator[tuple[Any, ...]]:
         value = (sensitivity or {}).get(key)
-        if value is None or axis not in grid.axes or not _off_axis(grid.axes, axis, value):
-            return None
-        values = _texts(grid.axes[axis])
-        return value, axis, ", ".join(values), nearest(str(value), values)
+        if value is not None and axis in grid.axes and (known := _values(grid, axis, value)):
+            yield value, axis, ", ".join(known), nearest(str(value), known)
 
-    fields = (f"sensitivity.{key}", "sensitivity")
-    sentence = "{0!r} is not on the axis {1} ({2}){3}"
-    return Refusal("a reference is a value", fields, lambda grid, _, s: broken(grid, s), sentence)
-
-
-def _fixed(grid: GridSubject, search: Any) -> Any:
-    """A searched field that an axis sets as well, and the axis."""
-    for field in search.fields if search else ():
-        clash = _first(a for a in grid.axes if f"{a}.".startswith(f"{field}."))
-        clash = clash or _first(a for a in grid.axes if field.startswith(f"{a}."))
-        if clash or field == SEED:
-            return field, clash or SEED
-    return None
-
-
-def _searched_other(grid: GridSubject, search: Any) -> Any:
-    fields = search.fields if search else ()
-    return _first(
-        (field, found)
-        for field in fields
-        if isinstance(found := lookup(grid.base, field), bool | str | list | dict)
+    fields, sentence = (
+        (f"sensitivity.{key}", "sensitivity"),
+        "{0!r} is not on the axis {1} ({2}){3}",
     )
+    return Refusal("a reference is a value", fields, broken, sentence)
+
+
+def _searched(grid: GridSubject, _: Any, search: Any) -> Iterator[str]:
+    for field in search.fields if search else ():
+        clash = [
+            a for a in grid.axes if f"{a}.".startswith(f"{field}.") or field.startswith(f"{a}.")
+        ]
+        if clash or field == SEED:
+            yield f"{field}: is also on the axis {clash[0] if clash else SEED}"
+        if isinstance(found := lookup(grid.base, field), bool | str | list | dict):
+            yield f"{field}: expected a field that is a number, found {found!r} in the base"
 
 
 def _few(grid: GridSubject, given: Any, together: int) -> Any:
     """The least budget, if the one that is given does not suffice for a round."""
-    least = together * grid.seeds
-    return given.budget < least and (least, together, grid.seeds, given.budget)
+    seeds = len(grid.axes.get(SEED, [None]))
+    return given.budget < together * seeds and (together * seeds, together, seeds, given.budget)
 
 
 _BUDGET = "expected at least {0} runs per arm, for the first {1} %s with {2} seeds, found {3}"
 
 
-def _unlike_variants(grid: GridSubject, variants: Any, _: Any) -> Any:
-    """An entry of `variants` that is no axis of the model, its optimizer or its schedule: variants
-    are compared in one group, and other axes change what is read, counted or how long."""
+def _continued(grid: GridSubject, _: Any) -> Iterator[str]:
+    above = grid.parent
+    if above is None:
+        return
+    if above.name == grid.value("name"):
+        yield f"has the name of this grid, '{above.name}', and so its folder"
+    if above.adapts:
+        yield (
+            f"the runs of '{above.name}' depend on its search or refinement; list the values that "
+            "it chose as axes of a grid of their own"
+        )
+    if above.checkpoints not in ("all", "last"):
+        yield (
+            f"'{above.name}' keeps checkpoints: {above.checkpoints}, but cells start from the last "
+            "checkpoint of a run; set it to last or all there"
+        )
+    if above.pruner is not None:
+        yield f"'{above.name}' has a pruner, and a pruned run cannot be continued; remove it there"
+
+
+def _variants(grid: GridSubject, variants: Any, _: Any) -> Iterator[str]:
+    """Variants are compared in one group; axes that are not of the model, its optimizer or its
+    schedule change what is read, counted or how long."""
     of_model = [a for a in grid.axes if a.startswith("model.") and a not in (WARMUP, RATE)]
     known = [axis for axis in of_model if not axis.startswith("model.objective.")]
     for axis in variants or ():
         if axis.startswith(BLOCK):
-            return axis, "; those of model.block are variants anyway"
-        if axis not in known:
-            return axis, nearest(axis, known)
-    return None
+            hint = "; those of model.block are variants anyway"
+        else:
+            hint = nearest(axis, known)
+        if axis not in known or axis.startswith(BLOCK):
+            yield f"{axis}: expected an axis of the grid that changes the model{hint}"
+    if len(set(variants or ())) < len(variants or ()):
+        yield "an axis is given twice"
 
 
-def _no_group(grid: GridSubject, labels: Any, _: Any) -> Any:
+def _labels(grid: GridSubject, labels: Any, variants: Any) -> Iterator[str]:
+    """Names of the values of variants are joined to that of a variant, where an empty one is left
+    out, and those of other axes to that of a group of runs."""
+    wiring = (BLOCK, *(variants or ()))
     known = [axis for axis in grid.axes if axis not in (SEED, WARMUP, RATE)]
-    return _no_axis(labels or (), known)
-
-
-def _unlike_counts(grid: GridSubject, labels: Any, _: Any) -> Any:
-    return _first(
-        (axis, len(grid.axes[axis]), repr(names))
-        for axis, names in (labels or {}).items()
-        if not len(names) == len(set(names)) == len(grid.axes[axis])
-    )
-
-
-def _wiring(grid: GridSubject) -> tuple[str, ...]:
-    return (BLOCK, *(grid.value("variants") or ()))
-
-
-def _unclear_name(grid: GridSubject, labels: Any, _: Any) -> Any:
-    """A name that could not be joined to that of a variant; an empty one is omitted there."""
     for axis, names in (labels or {}).items():
-        may_be_empty = axis != PRESET and axis.startswith(_wiring(grid))
+        if axis not in known:
+            hint = nearest(axis, known)
+            yield f"{axis}: no axis of the grid that sets variants or groups of runs apart{hint}"
+        elif not len(names) == len(set(names)) == len(grid.axes[axis]):
+            wanted = f"{len(grid.axes[axis])} different texts, one for each value"
+            yield f"{axis}: expected {wanted}, found {names!r}"
+        may_be_empty = axis != PRESET and axis.startswith(wiring)
         for name in names:
-            words = name.replace("+", " ").replace(",", " ").split()
-            if name != " ".join(words) or name == "all" or not (name or may_be_empty):
-                return axis, "" if may_be_empty else " and not empty", repr(name)
-    return None
-
-
-def _name_of_several(grid: GridSubject, labels: Any, _: Any) -> Any:
-    if not labels:
-        return None
-    wiring = _wiring(grid)
-    block = [axis for axis in grid.axes if axis.startswith(wiring)]
-    names = named_values(labels, grid.axes)
-    settings = (
-        dict(zip(block, values, strict=True))
-        for values in product(*(grid.axes[axis] for axis in block))
+            plain = " ".join(name.replace("+", " ").replace(",", " ").split())
+            if name != plain or name == "all" or not (name or may_be_empty):
+                yield (
+                    f"{axis}: expected words with single spaces, without + and comma, not 'all'"
+                    f"{'' if may_be_empty else ' and not empty'}, found {name!r}"
+                )
+    block = [axis for axis in grid.axes if axis.startswith(wiring)] if labels else []
+    names = named_values(labels or {}, grid.axes)
+    settings = product(*(grid.axes[axis] for axis in block))
+    counts = Counter(
+        variant(dict(zip(block, setting, strict=True)), {}, names, wiring) for setting in settings
     )
-    counts = Counter(variant(setting, {}, names, wiring) for setting in settings)
     name, count = counts.most_common(1)[0]
-    return count > 1 and (", ".join(labels), name, count)
+    if count > 1:
+        yield (
+            f"{', '.join(labels)}: '{name}' would name {count} variants; expected another name for "
+            "each"
+        )
 
 
-def _compared(grid: GridSubject, compare: Any, _: Any) -> Any:
-    return _first(
-        (axis, nearest(str(axis), grid.axes) or f"; the axes are {', '.join(grid.axes)}")
-        for axis in compare or ()
-        if axis not in grid.axes
-    )
+def _factors(grid: GridSubject, factors: Any, _: Any) -> Iterator[str]:
+    for name, axis in (factors or {}).items():
+        if axis not in grid.axes:
+            yield f"{name}: no axis '{axis}'{nearest(axis, grid.axes)}"
+        elif axis in (SEED, WARMUP, RATE):
+            yield f"{name}: {axis} has measures of its own and is no factor"
+        elif (count := len(grid.axes[axis])) != 2:
+            yield f"{name}: {axis} has {count} values; a factor has two"
+    if len(set((factors or {}).values())) < len(factors or ()):
+        yield "an axis is given twice"
 
 
-def _no_baseline(grid: GridSubject, compare: Any, _: Any) -> Any:
-    return _first(
-        (axis, ", ".join(map(label, grid.axes[axis])), label(value))
-        for axis, value in (compare or {}).items()
-        if _off_axis(grid.axes, axis, value)
-    )
+def _compare(grid: GridSubject, compare: Any, _: Any) -> Iterator[str]:
+    for axis, baseline in (compare or {}).items():
+        if axis not in grid.axes:
+            hint = nearest(str(axis), grid.axes) or f"; the axes are {', '.join(grid.axes)}"
+            yield f"no axis {axis!r}{hint}"
+        elif axis == SEED:
+            yield f"{axis}: seeds are what differences are averaged over"
+        elif _values(grid, axis, baseline):
+            known = ", ".join(map(label, grid.axes[axis]))
+            yield f"{axis}: expected one of its values ({known}), found {label(baseline)}"
 
 
-def _doubled(given: Any) -> Any:
-    return _first(each for each, count in Counter(given or ()).items() if count > 1)
-
-
-COMPARE_RULES = (
-    Refusal("a comparison has an axis", ("compare", "axes"), _compared, "no axis {0!r}{1}"),
-    Refusal(
-        "seeds are averaged over",
-        ("compare", "axes"),
-        lambda _, compare, __: SEED in (compare or ()) and SEED,
-        "{0}: seeds are what differences are averaged over",
-    ),
-    Refusal(
-        "a baseline is a value",
-        ("compare", "axes"),
-        _no_baseline,
-        "{0}: expected one of its values ({1}), found {2}",
-    ),
-)
-
+COMPARE = Refusal("comparisons have a baseline", ("compare", "axes"), _compare)
 _NO_FINAL_LOSS = "a pruned run has no final loss, so no sensitivity could be reported"
 
 GRID_RULES = (
@@ -423,60 +405,12 @@ GRID_RULES = (
         "a cell starts from one parent",
         ("init_from",),
         lambda grid, _: (
-            grid.parent
-            and (lookup(grid.base, _PARENT) is not None or _PARENT in grid.axes)
-            and _PARENT
+            grid.parent and (lookup(grid.base, _PARENT) is not None or _PARENT in grid.axes)
         ),
-        "cannot be combined with {0}; give one of them",
+        f"cannot be combined with {_PARENT}; give one of them",
     ),
-    Refusal(
-        "a parent grid has its folder",
-        ("init_from.grid", "name"),
-        lambda grid, _, name: grid.parent and grid.parent.name == name and name,
-        "has the name of this grid, '{0}', and so its folder",
-    ),
-    Refusal(
-        "a parent grid lists its values",
-        ("init_from.grid",),
-        lambda grid, _: grid.parent and grid.parent.adapts and grid.parent.name,
-        "the runs of '{0}' depend on its search or refinement; list the values that it chose as "
-        "axes of a grid of their own",
-    ),
-    Refusal(
-        "a parent grid keeps its checkpoints",
-        ("init_from.grid",),
-        lambda grid, _: (
-            grid.parent
-            and grid.parent.checkpoints not in ("all", "last")
-            and (grid.parent.name, grid.parent.checkpoints)
-        ),
-        "'{0}' keeps checkpoints: {1}, but cells start from the last checkpoint of a run; set it "
-        "to last or all there",
-    ),
-    Refusal(
-        "a parent grid has no pruner",
-        ("init_from.grid",),
-        lambda grid, _: grid.parent and grid.parent.pruner and grid.parent.name,
-        "'{0}' has a pruner, and a pruned run cannot be continued; remove it there",
-    ),
-    Refusal(
-        "an exclusion says what",
-        ("exclude",),
-        lambda _, exclude: not all(exclude or ()),
-        "an empty entry would exclude every cell",
-    ),
-    Refusal(
-        "an exclusion has axes",
-        ("exclude", "axes"),
-        lambda grid, exclude, _: _no_axis((a for e in exclude or () for a in e), grid.axes),
-        "no axis '{0}'{1}",
-    ),
-    Refusal(
-        "an exclusion has values",
-        ("exclude",),
-        _excluded_value,
-        "{0}: no value {1!r} on the axis{2}",
-    ),
+    Refusal("a parent grid has runs to start from", ("init_from.grid",), _continued),
+    Refusal("exclusions are cells", ("exclude", "axes"), _exclude),
     _reference("reference_warmup", WARMUP),
     _reference("baseline", PRESET),
     Refusal(
@@ -506,18 +440,7 @@ GRID_RULES = (
         lambda _, refine, search: bool(refine and search),
         "cannot be combined with 'search'; a search chooses its own rates",
     ),
-    Refusal(
-        "a searched field is on no axis",
-        ("search.fields", "search"),
-        lambda g, _, s: _fixed(g, s),
-        "{0}: is also on the axis {1}",
-    ),
-    Refusal(
-        "a searched field is a number",
-        ("search.fields", "search"),
-        lambda grid, _, search: _searched_other(grid, search),
-        "{0}: expected a field that is a number, found {1!r} in the base",
-    ),
+    Refusal("a search has free numbers", ("search.fields", "search"), _searched),
     Refusal(
         "a search has a round",
         ("search.budget", "search"),
@@ -544,15 +467,15 @@ GRID_RULES = (
         "nothing follows rates that are chosen",
         ("axes", "refine"),
         lambda grid, _, refine: (
-            refine and _first((a, RATE) for a, (other, _) in grid.linked.items() if other == RATE)
+            axis for axis, (other, _) in grid.linked.items() if refine and other == RATE
         ),
-        "{0}: follows {1}, whose further values refine chooses; give it values of its own",
+        f"{{0}}: follows {RATE}, whose further values refine chooses; give it values of its own",
     ),
     Refusal(
         "no rate is excluded that is chosen",
         ("exclude", "refine"),
-        lambda _, exclude, refine: refine and any(RATE in each for each in exclude or ()) and RATE,
-        "names {0}, which refine chooses by results; exclude by other axes",
+        lambda _, exclude, refine: refine and any(RATE in each for each in exclude or ()),
+        f"names {RATE}, which refine chooses by results; exclude by other axes",
     ),
     Refusal(
         "a refinement has a round",
@@ -560,75 +483,8 @@ GRID_RULES = (
         lambda grid, _, refine: refine and _few(grid, refine, len(grid.axes[RATE])),
         _BUDGET % "rates",
     ),
-    Refusal(
-        "variants are of the model",
-        ("variants", "axes"),
-        _unlike_variants,
-        "{0}: expected an axis of the grid that changes the model{1}",
-    ),
-    Refusal(
-        "a variant's axis is given once",
-        ("variants",),
-        lambda _, variants: _doubled(variants),
-        "an axis is given twice",
-    ),
-    Refusal(
-        "a label sets runs apart",
-        ("labels", "axes"),
-        _no_group,
-        "{0}: no axis of the grid that sets variants or groups of runs apart{1}",
-    ),
-    Refusal(
-        "a label for each value",
-        ("labels", "axes"),
-        _unlike_counts,
-        "{0}: expected {1} different texts, one for each value, found {2}",
-    ),
-    Refusal(
-        "a label can be joined",
-        ("labels", "variants"),
-        _unclear_name,
-        "{0}: expected words with single spaces, without + and comma, not 'all'{1}, found {2}",
-    ),
-    Refusal(
-        "a name is one variant's",
-        ("labels", "variants"),
-        _name_of_several,
-        "{0}: '{1}' would name {2} variants; expected another name for each",
-    ),
-    Refusal(
-        "a factor has an axis",
-        ("factors", "axes"),
-        lambda grid, factors, _: _first(
-            (name, axis, nearest(axis, grid.axes))
-            for name, axis in (factors or {}).items()
-            if axis not in grid.axes
-        ),
-        "{0}: no axis '{1}'{2}",
-    ),
-    Refusal(
-        "a measure is no factor",
-        ("factors", "axes"),
-        lambda _, factors, __: _first(
-            item for item in (factors or {}).items() if item[1] in (SEED, WARMUP, RATE)
-        ),
-        "{0}: {1} has measures of its own and is no factor",
-    ),
-    Refusal(
-        "a factor has two values",
-        ("factors", "axes"),
-        lambda grid, factors, _: _first(
-            (name, axis, len(grid.axes[axis]))
-            for name, axis in (factors or {}).items()
-            if len(grid.axes[axis]) != 2
-        ),
-        "{0}: {1} has {2} values; a factor has two",
-    ),
-    Refusal(
-        "a factor's axis is given once",
-        ("factors",),
-        lambda _, factors: _doubled((factors or {}).values()),
-        "an axis is given twice",
-    ),
-    *COMPARE_RULES,
+    Refusal("variants are of the model", ("variants", "axes"), _variants),
+    Refusal("labels name variants and groups", ("labels", "variants"), _labels),
+    Refusal("factors have two values", ("factors", "axes"), _factors),
+    COMPARE,
 )

@@ -36,7 +36,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lightning_app.config.rulers import EVALUATION, MetricChoice, check_metric
-from lightning_app.config.rules import COMPARE_RULES, GridSubject, check_rules
+from lightning_app.config.rules import GridSubject, check_rules
 from lightning_app.config.tree import (
     CORPUS,
     PRESET,
@@ -737,9 +737,7 @@ def compare_axis(
             without a metric where tasks have scores of their own.
     """
     compare = {axis: baseline}
-    check_rules(
-        COMPARE_RULES, GridSubject({"compare": compare}, grid.axes, {}, grid.config, grid.metric)
-    )
+    check_rules(COMPARE, GridSubject({"compare": compare}, grid.axes, {}, grid.config, grid.metric))
     if not grid.varies(axis):
         raise UserError(f"compare: {axis}: has one value in {grid.name}; a comparison needs two")
     if grid.pruner is not None:

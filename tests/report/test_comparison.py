@@ -12,7 +12,7 @@ import pytest
 import yaml
 from scipy import stats
 
-from lightning_app.config.rules import COMPARE_RULES, GridSubject, check_rules
+from lightning_app.config.rules import COMPARE, GridSubject, check_rules
 from lightning_app.core.errors import UserError
 from lightning_app.report.comparisons import (
     BETTER,
@@ -309,11 +309,11 @@ def test_an_empty_comparison_says_why(make_grid: Any) -> None:
 )
 def test_a_mistake_in_the_grid_file_is_named(compare: Any, message: str) -> None:
     with pytest.raises(UserError, match=message):
-        check_rules(COMPARE_RULES, GridSubject({"compare": compare}, AXES, {}, {}, "val/nll"))
+        check_rules([COMPARE], GridSubject({"compare": compare}, AXES, {}, {}, "val/nll"))
 
 
 def test_a_number_that_means_the_same_is_the_value() -> None:
-    check_rules(COMPARE_RULES, GridSubject({"compare": {WIDTH: 64.0}}, AXES, {}, {}, "val/nll"))
+    check_rules([COMPARE], GridSubject({"compare": {WIDTH: 64.0}}, AXES, {}, {}, "val/nll"))
 
 
 TOKENIZER, WINDOW, BATCH = "data.tokenizer", "data.window", "data.tokens_per_batch"
