@@ -40,7 +40,7 @@ def show(x, w, y=-0.0, z=1e-5, *rest):
         case Shape(size=1) | None:
             return
 '''
-DIGEST = "040729c99e2b5816"  # as 3.11, 3.12 and 3.13 have it
+DIGEST = "e6afc7c58681353d"  # as 3.11, 3.12 and 3.13 have it
 
 
 @pytest.fixture
@@ -131,60 +131,9 @@ def test_new_code_is_another_version(package: Path) -> None:
     digests.append(code_digest(package))
     (package / "averaging.py").write_text("decay = 0.9\ndecay = 0.9\n")
     digests.append(code_digest(package))
-    assert len(set(digests)) == 4
-
-
-def test_a_definition_may_move(package: Path) -> None:
-    """Into another file, with its imports; another definition of its name is another version."""
-    head = "from lightning_app.{} import half\n\n"
-    user = (
-        "def use(x):\n    from lightning_app.blocks.parts import other\n    return half(other(x))\n"
-    )
-    half, other = "def half(x):\n    return x / 2\n", "def other(x):\n    return x\n"
-    (package / "blocks" / "parts.py").write_text(half + other)
-    (package / "models.py").write_text(head.format("blocks.parts") + user)
-    before = code_digest(package)
-    (package / "blocks" / "parts.py").write_text(other)
-    (package / "blocks" / "halves.py").write_text(half)
-    (package / "models.py").write_text(head.format("blocks.halves") + user)
-    assert code_digest(package) == before
-    (package / "blocks" / "halves.py").write_text(half.replace("2", "3"))
-    assert code_digest(package) != before
-
-
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        ("from math import sqrt as root", "from cmath import sqrt as root"),
-        ("from math import sqrt as root", "from math import exp as root"),
-        ("from math import sqrt as root", "import math as root"),
-        ("import half as part", "import third as part"),
-    ],
-)
-def test_what_an_imported_name_is_counts(package: Path, old: str, new: str) -> None:
-    head = "from math import sqrt as root\nfrom lightning_app.blocks.parts import half as part\n"
-    file = package / "models.py"
-    file.write_text(head + "def use(x):\n    return part(root(x))\n")
-    before = code_digest(package)
-    assert edit(package, old, new, "models.py") != before
-    file.write_text(head + "import json\ndef use(x):\n    return part(root(x))\n")
-    assert code_digest(package) == before  # an import that nothing uses
-
-
-def test_which_of_two_definitions_is_imported_counts(tmp_path: Path) -> None:
-    package = tmp_path / "lightning_app"
-    (package / "blocks").mkdir(parents=True)
-    for name in ("one", "two"):
-        (package / "blocks" / f"{name}.py").write_text(
-            f"def f(x):\n    return x + len('{name}s')\n"
-        )
-    (package / "blocks" / "two.py").write_text("def f(x):\n    return x\n")
-    user = "from lightning_app.blocks.{} import f\n\ndef g(x):\n    return f(x)\n"
-    digests = set()
-    for name in ("one", "two"):
-        (package / "user.py").write_text(user.format(name))
-        digests.add(code_digest(package))
-    assert len(digests) == 2
+    (package / "averaging.py").rename(package / "average.py")
+    digests.append(code_digest(package))
+    assert len(set(digests)) == 5
 
 
 def test_code_that_cannot_be_parsed_counts_as_it_is(package: Path) -> None:
@@ -208,7 +157,7 @@ def test_what_trains_counts() -> None:
     harmless = {"__init__.py", "version.py", "probes/figures.py", "training/launcher.py"}
     harmless |= {
         f"core/{name}.py"
-        for name in ("errors", "files", "moved", "project", "schema", "strict_yaml")
+        for name in ("code", "errors", "files", "project", "schema", "strict_yaml")
     }
     names = {name for name in names - counted if not name.startswith(("plugins/", "runs/"))}
     parts = ("catalogue/", "report/", "config/", "grids/")  # they draw, name and supervise

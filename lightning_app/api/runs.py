@@ -284,7 +284,7 @@ def run_grid(
         storage: The queue, as for `ablate run --storage`.
         max_time: HH:MM[:SS] after which running cells are stopped and queued again.
         retry_failed: Whether to rerun cells that crashed before.
-        rerun_stale: Whether to rerun cells from other code, data or libraries.
+        rerun_stale: Whether to rerun cells from other data or libraries.
 
     Raises:
         UserError: for a mistake in the grid or in an option, and for a plug-in that has changed

@@ -184,7 +184,7 @@ def _print_plan(tree: dict[str, Any], kept: str, elsewhere: Iterable[str]) -> No
     notes += [f"warning: {line}" for line in tree["warnings"]]
     notes += _stale_lines(stale)
     if any(kind in stale for kind in STALE):
-        notes.append("`ablate run --rerun-stale` reruns those of other code, data or libraries")
+        notes.append("`ablate run --rerun-stale` reruns those of other data or libraries")
     for axis, values in tree["axes"].items():
         notes.append(f"{axis}: {', '.join(map(json.dumps, values))}")
     notes += [f"caution: {line}" for line in tree["cautions"]]
@@ -629,7 +629,7 @@ def add_run(parser: Parser) -> None:
     text = "do not wait for cells of other supervisors, except to find lost ones"
     parser.add("--no-wait", text, dest="wait", action="store_false")
     add_threads(parser, "of each process that trains a cell")
-    text = "rerun cells of other code, data or library versions; the old runs are kept"
+    text = "rerun cells of other data or library versions; the old runs are kept"
     parser.add("--rerun-stale", text)
     add_json(parser)
     parser.set_defaults(call=run_command)

@@ -21,7 +21,7 @@ class Options:
     cells share a device. After `seconds` the running cells are stopped and queued again.
     `lost_after`: seconds without a heartbeat after which a supervisor counts as lost; `hang_limit`:
     seconds without progress after which a cell is killed. `rerun_stale`: whether cells from other
-    code, data or libraries are rerun. `wait`: whether to wait while other supervisors run cells.
+    data or libraries are rerun. `wait`: whether to wait while other supervisors run cells.
     `results`: folders that may contain finished cells.
     """
 

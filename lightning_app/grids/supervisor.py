@@ -622,7 +622,7 @@ def _rerun_stale(grid: Grid, program: str, stop: Stop, alone: bool) -> None:
 
 
 def rerun_stale(grid: Grid, here: Mapping[str, Any]) -> str:
-    """Put aside runs from other code, data or libraries, and those lacking files to keep.
+    """Put aside runs from other data or libraries, and those lacking files to keep.
 
     Their cells then run again. Interrupted runs are put aside too; otherwise two versions would
     train the same weights. A run that another process is training stays. Returns a line with their
@@ -649,7 +649,7 @@ def rerun_stale(grid: Grid, here: Mapping[str, Any]) -> str:
                 put_aside(grid.folder.experiments, cell.id, own)
                 moved += 1
     if not names:
-        return f"{grid.name}: no cell is of another code, data or libraries than now"
+        return f"{grid.name}: no cell is of other data or libraries than now"
     kept = len(names) - moved
     held = f"; {kept} others are being trained now and stay" if kept else ""
     place = grid.folder.experiments / STORE / "ID@superseded-N"

@@ -27,8 +27,9 @@ KINDS = {
 }
 """The kinds of differences between results besides the data, in plural words."""
 
-STALE = ("code", "data", "libraries", "unrecorded")
-"""The kinds in `others` that `--rerun-stale` repeats; a different device is no reason."""
+STALE = ("data", "libraries", "unrecorded")
+"""The kinds in `others` that `--rerun-stale` repeats; other code, which may give the same numbers,
+or another device is no reason."""
 
 _PRESENT = "5aecf219bd6e04ed"
 _FORMER = ("33721b7fbe889387", "dc4f94306fbdd733", "8f37dfc827d452c9", "7719a4a49b4f8cee")

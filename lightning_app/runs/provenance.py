@@ -3,21 +3,19 @@
 This module is fast to import, for `ablate plan`. The part that needs torch is in `hardware`.
 """
 
-import ast
-import copy
-import hashlib
 import importlib.metadata
 import os
 import platform
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from lightning_app.core.code import joint_digest, syntax_digest
 from lightning_app.version import __version__
 
 PACKAGES = (
@@ -33,7 +31,7 @@ PACKAGES = (
 APART = (
     *("api", "catalogue", "commands", "grids", "plugins", "report", "testing"),
     *("__init__.py", "__main__.py", "cli.py", "version.py"),
-    *("core/errors.py", "core/files.py", "core/project.py"),
+    *("core/code.py", "core/errors.py", "core/files.py", "core/project.py"),
     *("core/strict_yaml.py", "runs"),
     *("config/__init__.py", "config/rules.py", "config/experiment.py", "config/grid.py"),
     *("config/identity.py", "config/rulers.py", "core/schema.py"),
@@ -73,97 +71,13 @@ def software() -> dict[str, Any]:
 
 
 def code_digest(package: Path) -> str:
-    """Return the digest of all definitions in a package's folder that can change numbers.
+    """Return the digest of all files in a package's folder that can change numbers.
 
-    Comments, docstrings and layout do not count, nor do the version of Python and the file of a
-    definition, so that a definition may move. A definition's imports from the package
-    count only if several definitions have the same name.
+    Comments, docstrings and layout do not count, nor does the version of Python.
     """
-    paths = [path for path in package.rglob("*.py") if counts(path.relative_to(package).as_posix())]
-    trees = {path: _parsed(path) for path in sorted(paths)}
-
-    @cache
-    def definitions(path: Path) -> list[tuple[str, str]]:
-        return list(_definitions(trees.get(path) or _parsed(path)))
-
-    found: dict[str, list[str]] = {}
-    for path in trees:
-        for name, text in definitions(path):
-            found.setdefault(name, []).append(text)
-    entries = [f"{name}\n{text}\n" for name, texts in found.items() for text in texts]
-    for path, tree in trees.items():
-        entries += _ambiguous(path, tree, package, found, definitions)
-    return hashlib.sha256("".join(sorted(entries)).encode()).hexdigest()[:16]
-
-
-def _parsed(path: Path) -> ast.Module | str:
-    """The syntax of a file, or the digest of its bytes if it does not parse."""
-    data = path.read_bytes()
-    try:
-        return ast.parse(data)
-    except (SyntaxError, ValueError):  # for a newer Python, or half written
-        return hashlib.sha256(data).hexdigest()
-
-
-def _definitions(tree: ast.Module | str) -> Iterator[tuple[str, str]]:
-    """Yield the names and the meanings of a module's statements other than imports.
-
-    A meaning includes the origin of each imported name that the statement uses.
-    """
-    if isinstance(tree, str):
-        yield "", tree
-        return
-    given: dict[str, str] = {}  # the origin of each import; within the package only its name
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            own = isinstance(node, ast.ImportFrom) and _is_own(node)
-            module = "" if own else getattr(node, "module", "") or ""
-            for alias in node.names:
-                given[alias.asname or alias.name.partition(".")[0]] = f"{module}:{alias.name}"
-    for node in tree.body:
-        if not isinstance(node, ast.Import | ast.ImportFrom) and not _is_idle(node):
-            parts = list(ast.walk(node))
-            used = {name.id for name in parts if isinstance(name, ast.Name)}
-            if any(isinstance(part, ast.ImportFrom) and _is_own(part) for part in parts):
-                node = _WithoutOwn().visit(copy.deepcopy(node))  # a copy takes most of the time
-            text = _canonical(node)
-            yield (
-                getattr(node, "name", ""),
-                f"{text} {sorted(used & given.keys())} "
-                + " ".join(given[name] for name in sorted(used & given.keys())),
-            )
-
-
-class _WithoutOwn(ast.NodeTransformer):
-    """Removes imports from the package inside definitions, since their modules may move."""
-
-    def visit_ImportFrom(self, node: ast.ImportFrom) -> ast.AST | None:
-        return None if _is_own(node) else node
-
-
-def _is_own(node: ast.ImportFrom) -> bool:
-    return (node.module or "").partition(".")[0] == "lightning_app"
-
-
-def _ambiguous(
-    path: Path,
-    tree: ast.Module | str,
-    package: Path,
-    found: Mapping[str, Sequence[str]],
-    definitions: Callable[[Path], list[tuple[str, str]]],
-) -> Iterator[str]:
-    """Yield, for each ambiguous name that a file imports, which definition it means."""
-    if isinstance(tree, str):
-        return
-    for node in ast.walk(tree):
-        if not isinstance(node, ast.ImportFrom) or not _is_own(node):
-            continue
-        file = package.parent.joinpath(*(node.module or "").split(".")).with_suffix(".py")
-        for alias in node.names:
-            if len(found.get(alias.name, ())) > 1 and file.is_file():
-                texts = [text for name, text in definitions(file) if name == alias.name]
-                users = sorted(name for name, _ in definitions(path))
-                yield f"{users}: {alias.name} {texts}\n"
+    names = (path.relative_to(package).as_posix() for path in package.rglob("*.py"))
+    files = ((name, (package / name).read_bytes()) for name in names if counts(name))
+    return joint_digest((name, syntax_digest(name, data)) for name, data in files)[:16]
 
 
 def foreign_classes(tree: Any, apart: Iterable[str] = ()) -> dict[str, str | None]:
@@ -177,8 +91,7 @@ def foreign_classes(tree: Any, apart: Iterable[str] = ()) -> dict[str, str | Non
     for name in sorted(set(_class_paths(tree))):
         if name.partition(".")[0] not in known:
             file = _file_of(name)
-            text = "" if file is None else _meaning(file)
-            found[name] = None if file is None else hashlib.sha256(text.encode()).hexdigest()[:16]
+            found[name] = file and syntax_digest(file.name, file.read_bytes())[:16]
     return found
 
 
@@ -233,49 +146,6 @@ def cpu_model() -> str:
 def counts(name: str) -> bool:
     """Whether a file, relative to the package's folder, can change a number of a run."""
     return not any(name == each or name.startswith(f"{each}/") for each in APART)
-
-
-def _meaning(path: Path) -> str:
-    """The syntax of a Python file, equal under all versions of Python; other files unchanged."""
-    data = path.read_bytes()
-    if path.suffix != ".py":
-        return hashlib.sha256(data).hexdigest()
-    try:
-        return _canonical(ast.parse(data))
-    except (SyntaxError, ValueError):  # for a newer Python, or half written
-        return hashlib.sha256(data).hexdigest()
-
-
-def _canonical(node: Any) -> str:
-    """A syntax tree as text: without positions, docstrings and empty fields.
-
-    `ast.dump` and `ast.unparse` differ between versions of Python.
-    """
-    if isinstance(node, ast.Constant):
-        return f"Constant({node.value!a})"  # repr depends on the Unicode version
-    if isinstance(node, ast.JoinedStr):
-        return f"JoinedStr({','.join(_canonical(each) for each in node.values if _says(each))})"
-    if isinstance(node, ast.AST):
-        fields = (
-            f"{name}={_canonical(value)}"
-            for name, value in ast.iter_fields(node)
-            if value is not None and value != [] and name != "ctx"
-        )
-        return f"{type(node).__name__}({','.join(fields)})"
-    if isinstance(node, list):
-        return f"[{','.join(_canonical(each) for each in node if not _is_idle(each))}]"
-    return ascii(node)
-
-
-def _says(part: ast.expr) -> bool:
-    """Whether a part of an f-string is not the empty text that Python 3.12 puts between parts."""
-    return not (isinstance(part, ast.Constant) and part.value == "")
-
-
-def _is_idle(node: Any) -> bool:
-    """Whether a statement has no effect, such as a docstring."""
-    is_text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
-    return is_text or isinstance(node, ast.Pass)
 
 
 def _class_paths(tree: Any) -> Iterator[str]:

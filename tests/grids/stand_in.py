@@ -99,7 +99,8 @@ def note(*words: object) -> None:
 
 
 def provenance() -> dict:
-    made = {"code": os.environ.get("CODE", "a"), "libraries": {"torch": "2"}, "cpu": "this"}
+    code = os.environ.get("CODE", "a")
+    made = {"code": code, "libraries": {"torch": code}, "cpu": "this"}
     return made | {"gpus": [], "matmul": "MKL", "threads": 1, "data": "ab", "resumed_from": []}
 
 

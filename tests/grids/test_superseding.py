@@ -1,4 +1,4 @@
-"""`ablate run --rerun-stale`: cells of another code are done again, beside the old runs."""
+"""`ablate run --rerun-stale`: cells of other libraries are done again, beside the old runs."""
 
 import json
 from pathlib import Path
@@ -27,7 +27,7 @@ def run(world: World, code: str, *options: str) -> str:
     return done.stdout
 
 
-def test_cells_of_another_code_are_done_again(world: World) -> None:
+def test_cells_of_other_libraries_are_done_again(world: World) -> None:
     world.write(seeds=1, delay=0, steps=1)
     runs, store = world.folder / "runs", world.folder.parent / STORE
     run(world, "a")
@@ -37,7 +37,7 @@ def test_cells_of_another_code_are_done_again(world: World) -> None:
 
     said = run(world, "b", "rerun")
     place = store / "ID@superseded-N"
-    assert told(f"{CELLS} … {place}; … (code: a: {CELLS})").search(said)
+    assert told(f"{CELLS} … {place}; … (libraries: torch a: {CELLS})").search(said)
     assert (codes(runs), codes(store)) == (["b"] * CELLS, ["a"] * CELLS + ["b"] * CELLS)
     assert len(world.lines("end")) == 2 * CELLS
     trials = world.study().get_trials(deepcopy=False)
@@ -50,15 +50,18 @@ def test_cells_of_another_code_are_done_again(world: World) -> None:
     assert sum(path.name.endswith("@superseded-2") for path in store.iterdir()) == CELLS
 
 
-def test_what_was_cut_short_by_another_code_starts_again(world: World) -> None:
+def test_what_was_cut_short_by_other_libraries_starts_again(world: World) -> None:
     world.write(seeds=1, delay=0, steps=1)
     run(world, "a")
     grid = world.value()
-    here = {"provenance": {"code": "a", "libraries": {"torch": "2"}}, "corpora": None}
+    here = {"provenance": {"code": "b", "libraries": {"torch": "a"}}, "corpora": None}
+    assert "no cell is" in rerun_stale(grid, here)  # another code alone is no reason
     begun, without, lost = (world.folder / "runs" / cell.name for cell in grid.cells[:3])
     for folder in (begun, without, lost):
         (folder / "result.json").unlink()
-        (folder / "attempts" / "1" / "provenance.json").write_text('{"code": "old"}')
+        (folder / "attempts" / "1" / "provenance.json").write_text(
+            '{"code": "a", "libraries": {"torch": "old"}}'
+        )
     (without / "checkpoints" / "last.ckpt").unlink()
     for folder in (begun, lost):
         assert (folder / "checkpoints" / "last.ckpt").is_file()
