@@ -36,7 +36,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lightning_app.config.rulers import EVALUATION, MetricChoice, check_metric
-from lightning_app.config.rules import GridSubject, check_rules
+from lightning_app.config.rules import COMPARE, GridSubject, check_rules
 from lightning_app.config.tree import (
     CORPUS,
     PRESET,
