@@ -737,7 +737,8 @@ def compare_axis(
             without a metric where tasks have scores of their own.
     """
     compare = {axis: baseline}
-    check_rules(COMPARE, GridSubject({"compare": compare}, grid.axes, {}, grid.config, grid.metric))
+    asked = GridSubject({"compare": compare}, grid.axes, {}, grid.config, grid.metric)
+    check_rules([COMPARE], asked)
     if not grid.varies(axis):
         raise UserError(f"compare: {axis}: has one value in {grid.name}; a comparison needs two")
     if grid.pruner is not None:
