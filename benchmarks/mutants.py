@@ -89,7 +89,7 @@ PAIRS = at(
 QUEUE = at("grids/test_queue.py", "grids/test_several.py", "grids/test_runner.py")
 RULES = at("plugins/test_residual_rules.py")
 STREAMS = at("blocks/test_streams.py", "models/test_reference.py")
-FINISHED = at("grids/test_copies.py")
+
 STATISTICS = at("report/test_statistics.py")
 SENSITIVITY = at("report/test_sensitivity.py")
 FINE_TUNING = at("report/test_fine_tuning.py")
@@ -943,24 +943,6 @@ MUTANTS = (
         at("grids/test_store.py"),
         "    if not place.exists():\n        _check_brought(grid, place.parent)\n",
         "",
-    ),
-    mutant(
-        "curves that are not finite agree with any result",
-        FINISHED,
-        "not abs(last - loss) <= 1e-6 * abs(loss)",
-        "abs(last - loss) > 1e-6 * abs(loss)",
-    ),
-    mutant(
-        "the id of another folder's run is not made again",
-        FINISHED,
-        "    if record.id != cell.id:",
-        "    if False:",
-    ),
-    mutant(
-        "a config beside another identity is taken",
-        FINISHED,
-        "if differ := sorted(_differing(_plain(made), _plain(record.config))):",
-        "if differ := ():",
     ),
     mutant(
         "a changed result counts",
@@ -2032,7 +2014,7 @@ MUTANTS = (
     ),
     mutant(
         "any probes.csv serves",
-        at("grids/test_copies.py"),
+        at("grids/test_store.py"),
         "                if any(probe not in there for probe in probes):",
         "                if not folder.probes.is_file():",
     ),

@@ -109,6 +109,7 @@ GONE = {
     "bench": "run python benchmarks/bench.py in the repository",
     "probe --theory": "run python benchmarks/theory/run.py in the repository",
     "completion": "use ablate --print-completion SHELL",
+    "doctor --seal": "results without a seal stay as they are",
     "submit": "edit docs/recipes/slurm_array.sh and give it to sbatch",
 }
 """Former commands, and options after their command: what takes their place."""

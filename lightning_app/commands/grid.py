@@ -5,7 +5,7 @@ import logging
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import asdict
 from functools import partial
@@ -26,8 +26,6 @@ from lightning_app.config.identity import hinting, require
 from lightning_app.config.tree import RATE, SEED, WARMUP
 from lightning_app.core import strict_yaml
 from lightning_app.core.errors import UserError, named, nearest
-from lightning_app.core.project import read_project
-from lightning_app.grids.copies import find_elsewhere
 from lightning_app.grids.display import (
     bar,
     by_status,
@@ -86,7 +84,6 @@ def plan_command(
     `probe`, 20 steps of each distinct shape are measured; with `explain`, what trains the
     parameters of each shape is shown. Raises `UserError`.
     """
-    results = read_project().folders_of_results()
     spec = read_spec(grid)  # finds mistakes before torch is imported
     from lightning_app.config.config import check_rows, resolve
     from lightning_app.config.experiment import identity_of
@@ -111,8 +108,7 @@ def plan_command(
             trained_by,
         )
 
-        elsewhere = find_elsewhere(planned, results)
-        shapes = shapes_of(planned, configs, elsewhere.found)
+        shapes = shapes_of(planned, configs)
         for shape in shapes:
             if probe and shape.done < len(shape.cells):
                 shape.step = _measured(shape.config)
@@ -122,12 +118,6 @@ def plan_command(
                 row["trained_by"] = trained_by(shape.config)
         tree["waiting"] = waiting_document(plan.waiting, experiments)
         tree |= {
-            "elsewhere": len(elsewhere.found),
-            "found_in": {planned.by_id[each].name: at for each, at in elsewhere.places.items()},
-            "refused": [
-                {"cell": cell.name, "folder": path, "reason": reason}
-                for cell, path, reason in elsewhere.refused
-            ],
             "lacking": planned.lacking(
                 {cell.id: run for s in shapes for cell, run in zip(s.cells, s.runs, strict=True)}
             ),
@@ -136,7 +126,7 @@ def plan_command(
             "stale": stale_cells(planned, shapes),
             "cautions": axis_cautions(spec, plan.cells, configs),
         }
-        _print_plan(tree, KEPT[spec.checkpoints][1], elsewhere.lines())
+        _print_plan(tree, KEPT[spec.checkpoints][1])
     return 0
 
 
@@ -167,7 +157,7 @@ def _measured(config: dict[str, Any]) -> float:
     return seconds_per_step(config)
 
 
-def _print_plan(tree: dict[str, Any], kept: str, elsewhere: Iterable[str]) -> None:
+def _print_plan(tree: dict[str, Any], kept: str) -> None:
     console = plain_console()
     states, stale = tree["states"], tree["stale"]
     head = f"{tree['grid']}: {tree['cells']} cells, {tree['excluded']} excluded, "
@@ -176,7 +166,7 @@ def _print_plan(tree: dict[str, Any], kept: str, elsewhere: Iterable[str]) -> No
     retried = " (run with --retry-failed)" * bool(states["failed"])
     head += f"{states['failed']} failed{retried}, {states['to_run'] - states['failed']} to run"
     head += f", {states['waiting']} waiting for their parents" if states["waiting"] else ""
-    notes = [*more_lines(tree["more"]), *waiting_lines(tree["waiting"]), *elsewhere]
+    notes = [*more_lines(tree["more"]), *waiting_lines(tree["waiting"])]
     notes += lacking_lines(tree["lacking"], tree["grid"])
     if not tree["fetched"]:
         where = "the corpus is not on this machine"
@@ -639,7 +629,6 @@ def add_doctor(parser: Parser) -> None:
     add_grid(parser)
     _add_storage(parser)
     parser.add("--fix", "repair what can be repaired safely")
-    parser.add("--seal", "seal sound results of earlier versions that have no seal")
     parser.set_defaults(call=_doctor)
 
 
@@ -658,7 +647,7 @@ def run_command(
     130 if a signal, the time limit or the loss of the storage ended it early. `words` are parsed by
     `Options.of`. Raises `UserError`, and `OSError` (ENOSPC) when the disk is full.
     """
-    options = Options.of(words, read_project().folders_of_results())
+    options = Options.of(words)
     spec = read_spec(grid)
     folder = GridFolder(experiments / spec.name)
     with document("run", as_json) as tree:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
 from lightning_app.core.errors import UserError
-from lightning_app.core.strict_yaml import check_size
 
 SEED = "seed_everything"
 LARGEST_SEED = (1 << 32) - 1  # of NumPy's generator, which Lightning seeds too
@@ -172,6 +171,8 @@ def keys_of(tree: Tree, prefix: str = "") -> Iterator[str]:
 
 def check_numbers(tree: Mapping[str, Any]) -> None:
     """Refuse NaN, infinities, and integers of more than 64 bits, anywhere in the config."""
+    from lightning_app.core.strict_yaml import check_size  # PyYAML: `ablate --help` needs none
+
     for field, value in _leaves(tree):
         if isinstance(value, float) and not math.isfinite(value):
             raise UserError(f"{field}: {value} is not a finite number")

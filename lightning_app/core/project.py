@@ -8,20 +8,20 @@ import stat
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 from lightning_app.core.errors import UserError
 
 PROJECT = "ablate.yaml"
 """The file of a project, in the working folder."""
 
-RESULTS = "results"
-"""The key of folders of experiments in which `ablate plan` and `run` look for finished cells."""
+_RECIPE = "see 'Runs from elsewhere' in docs/many-workers.md"
 
 
 @dataclass(frozen=True, kw_only=True)
 class _ProjectFile:
     plugins: list[str] | None = None
-    results: list[str] | None = None
+    results: Any = None  # a key of earlier versions
 
 
 @dataclass(frozen=True)
@@ -31,33 +31,10 @@ class Project:
     Attributes:
         path: The file, which may not exist.
         plugins: The plug-ins as written.
-        results: The folders as written.
     """
 
     path: Path
     plugins: tuple[str, ...] = ()
-    results: tuple[str, ...] = ()
-
-    def folders_of_results(self) -> list[Path]:
-        """Return the folders of results; relative ones are relative to the file.
-
-        Raises:
-            UserError: for a folder that does not exist.
-        """
-        folders = [self.path.parent / Path(each).expanduser() for each in self.results]
-        for folder, written in zip(folders, self.results, strict=True):
-            if not folder.is_dir():
-                raise UserError(
-                    f"{self.path}: {RESULTS}: there is no folder {folder} (written '{written}'); "
-                    "list folders of experiments"
-                )
-            if not (folder / ".runs").is_dir():
-                raise UserError(
-                    f"{self.path}: {RESULTS}: {folder} (written '{written}') has no folder .runs, "
-                    "the store of its runs; `ablate doctor GRID --fix --experiments` with that "
-                    "folder makes it from the grids of an earlier version"
-                )
-        return folders
 
 
 def read_project(folder: Path | None = None) -> Project:
@@ -81,7 +58,9 @@ def read_project(folder: Path | None = None) -> Project:
     from lightning_app.core.schema import read
 
     file = read(_ProjectFile, strict_yaml.read_yaml_file(path)[0] or {}, str(path))
-    return Project(path, tuple(file.plugins or ()), tuple(file.results or ()))
+    if file.results is not None:
+        raise UserError(f"{path}: results: no longer a key; copy the runs with rsync: {_RECIPE}")
+    return Project(path, tuple(file.plugins or ()))
 
 
 def check_own(path: Path) -> None:

@@ -10,7 +10,7 @@ import errno
 import importlib
 import json
 import os
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,8 +22,7 @@ from lightning_app.config.tree import keys_of
 from lightning_app.core import strict_yaml
 from lightning_app.core.errors import UserError, named
 from lightning_app.core.files import move, write_whole, writing_in
-from lightning_app.grids.copies import check_files
-from lightning_app.grids.plan import Grid, load_plan, planned_again, runs_with_plugins
+from lightning_app.grids.plan import Grid, planned_again, runs_with_plugins
 from lightning_app.grids.queue import mend
 from lightning_app.grids.storages import storage_spec
 from lightning_app.grids.supervisor import PROGRAM
@@ -40,7 +39,6 @@ from lightning_app.runs.records import (
     read_pruned,
     read_result,
     read_yaml,
-    save_plan,
     sealed,
     with_file,
 )
@@ -78,18 +76,16 @@ def doctor_command(
     *,
     storage: str | None = None,
     fix: bool = False,
-    seal: bool = False,
     program: str = PROGRAM,
 ) -> int:
     """`ablate doctor`: examine the runs of a grid and print one line per damage.
 
-    With `fix` damage is repaired where that is safe. With `seal` the results of an earlier
-    version, which have no seal, get one if their runs are intact. Without either, nothing
-    is changed, and cells may run meanwhile. Returns 0 if no damage remains, otherwise 1.
+    With `fix` damage is repaired where that is safe. Without it, nothing is changed, and cells may
+    run meanwhile. Returns 0 if no damage remains, otherwise 1.
 
     Raises:
         UserError: if there is no such folder, if a newer version of the program made it or, with
-            `fix` or `seal`, if a supervisor works in it.
+            `fix`, if a supervisor works in it.
     """
     spec = read_spec(grid)
     folder = GridFolder(experiments / spec.name)
@@ -98,7 +94,7 @@ def doctor_command(
     for run in runs_with_plugins(folder):  # refuses a newer version's plan
         require(run)
     queue = storage_spec(storage, folder.journal)
-    with supervisor_lock(folder, queue.shown) if fix or seal else nullcontext():
+    with supervisor_lock(folder, queue.shown) if fix else nullcontext():
         module = importlib.import_module(program)  # slow: it resolves configs
         planned = Grid(spec, folder, planned_again(spec, folder, module.resolve, module.identify))
         doctor = _Doctor(planned, module)
@@ -106,10 +102,6 @@ def doctor_command(
         for cell in planned.cells if fix else ():
             link_run(folder, cell.name, cell.id)
         findings = doctor.examine()
-        if seal:
-            if (held := load_plan(folder.plan)) is not None:  # first, since sealed results need one
-                save_plan(folder.plan, held)
-            findings += doctor.seal({each.path for each in findings})
         if fix and not findings and (queue.journal is None or queue.journal.exists()):
             for note in mend(planned, queue):
                 print(note, flush=True)
@@ -122,7 +114,6 @@ def doctor_command(
     said += [f"{waiting} more wait for their parents"] if waiting else []
     said += [f"{doctor.running} running now"] if doctor.running else []
     said += [f"{fixed} findings fixed"] if fixed else []
-    said += [f"{doctor.sealed} results sealed"] if seal else []
     easy = sum(each.fix is not None for each in findings)
     remain = f"; {len(findings)} findings remain, of which --fix repairs {easy}"
     print(f"{spec.name}: {', '.join(said)}{remain if findings else ': sound'}", flush=True)
@@ -138,7 +129,6 @@ class _Doctor:
         self._refused: dict[Path, str] = {}  # reasons for failed fixes
         self.notes: list[str] = []
         self.running = 0
-        self.sealed = 0
 
     def repair(self) -> int:
         """Repair what can be repaired; return the number of repairs."""
@@ -155,22 +145,6 @@ class _Doctor:
                 except UserError as error:
                     self._refused[each.path] = str(error)
         return fixed
-
-    def seal(self, damaged: Collection[Path]) -> list[Finding]:
-        """Seal sound results without a seal; return those that contradict files next to them."""
-        found = []
-        for cell, path, tree in self._ended():
-            run = RunFolder(path.parent)
-            if is_sealed(tree) or {run.path, run.config, path} & {*damaged} or is_held(run.lock):
-                continue
-            try:
-                if path == run.result:
-                    check_files(run, tree, cell)
-                write_whole(path, json.dumps(sealed(tree, run.path), indent=1))
-                self.sealed += 1
-            except Unsound as error:
-                found.append(Finding(path=path, what=f"not sealed: {error}"))
-        return found
 
     def _ended(self) -> Iterator[tuple[Cell, Path, dict[str, Any]]]:
         """Every cell that has ended, with its sound `result.json` or `pruned.json`."""

@@ -1,7 +1,6 @@
 """The size of a grid: its parameters, tokens, time and disk."""
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from pathlib import Path
@@ -121,10 +120,8 @@ class CostGroup:
         return None if self.step is None or steps < 1 else self.step * steps
 
 
-def shapes_of(
-    grid: Grid, configs: list[dict[str, Any]], found: Mapping[str, RunState]
-) -> list[CostGroup]:
-    """The cells of a plan in groups of equal cost; those in `found` count as done."""
+def shapes_of(grid: Grid, configs: list[dict[str, Any]]) -> list[CostGroup]:
+    """The cells of a plan in groups of equal cost."""
     shapes: dict[str, CostGroup] = {}
     wiring = grid.spec.wiring
     for cell, config in zip(grid.cells, configs, strict=True):
@@ -136,7 +133,7 @@ def shapes_of(
         key = json.dumps([label, *parts, data, config["trainer"]], sort_keys=True)
         shape = shapes.setdefault(key, CostGroup(label=label, config=config))
         shape.cells.append(cell)
-        shape.runs.append(found.get(cell.id) or grid.state(cell))
+        shape.runs.append(grid.state(cell))
     return list(shapes.values())
 
 

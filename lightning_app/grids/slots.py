@@ -3,7 +3,7 @@
 import os
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from math import inf
@@ -35,10 +35,9 @@ class Options:
     retry_failed: bool = False
     rerun_stale: bool = False
     wait: bool = True
-    results: tuple[Path, ...] = ()
 
     @classmethod
-    def of(cls, words: Mapping[str, Any], results: Iterable[Path] = ()) -> "Options":
+    def of(cls, words: Mapping[str, Any]) -> "Options":
         """Read the options of a command line, by their names there.
 
         Raises:
@@ -51,7 +50,7 @@ class Options:
         for name, field in (("hang_limit", "hang_limit"), ("max_time", "seconds")):
             if name in given:
                 given[field] = parse_time(f"--{name.replace('_', '-')}", given.pop(name))
-        return cls(**given, results=tuple(results))
+        return cls(**given)
 
 
 def check_count(option: str, value: float) -> None:

@@ -5,7 +5,7 @@ No run is lost or done twice."""
 import os
 import signal
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from math import inf
@@ -21,7 +21,6 @@ from lightning_app.config.identity import hinting
 from lightning_app.core.errors import UserError
 from lightning_app.core.files import disk_full, has_no_room, write_whole, writing_in
 from lightning_app.data.sources import corpus_of
-from lightning_app.grids.copies import copy_found, find_elsewhere
 from lightning_app.grids.display import Display, clock
 from lightning_app.grids.plan import (
     Corpus,
@@ -501,7 +500,7 @@ def run_grid(
                     else:
                         alone = False  # others may have come since
                     with hinting(runs_with_plugins(folder)):
-                        grid = current_grid(spec, folder, planned, alone, corpus, options.results)
+                        grid = current_grid(spec, folder, planned, alone, corpus)
                     if options.rerun_stale and not rounds:
                         _rerun_stale(grid, program, stop, alone)
                     if alone:
@@ -551,12 +550,11 @@ def current_grid(
     make: Callable[[], Plan],
     alone: bool,
     corpus: Corpus = corpus_of,
-    results: Iterable[Path] = (),
 ) -> Grid:
     """The grid with its saved plan if valid, otherwise with a new one, which is saved.
 
-    The caller holds the start lock. A supervisor that is `alone` also copies finished runs from
-    the stores of `results`, and links exactly the stored runs named in the plan.
+    The caller holds the start lock. A supervisor that is `alone` also links exactly the stored runs
+    named in the plan.
     """
     try:
         plan = load_plan(folder.plan)
@@ -584,9 +582,6 @@ def current_grid(
             "search again, with the finished runs"
         )
     if alone:
-        elsewhere = find_elsewhere(grid, results)
-        for line in (*elsewhere.lines(), *copy_found(grid, elsewhere)):
-            print(line, flush=True)
         drop_links(folder, {cell.name for cell in grid.cells})
         for cell in grid.cells:
             link_run(folder, cell.name, cell.id)

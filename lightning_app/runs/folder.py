@@ -1,9 +1,6 @@
 """The paths in the folders of a run, `experiments/.runs/ID`, and of a grid, `experiments/NAME`."""
 
 import json
-import os
-import re
-import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -40,21 +37,6 @@ def is_pruned(pruned: Mapping[str, Any], pruner: str | None, metric: str | None)
         return False
     by, of = pruned.get("grid", pruner), pruned.get("metric", metric)
     return pruner in ("", by) and metric in (None, of)
-
-
-_OWN = re.compile(
-    r"result\.json|pruned\.json|config\.yaml|identity\.json|plugins\.json|block\.(json|svg)|env\.json"
-    r"|metrics\.csv|probes\.csv|tokenizer\.model|hypotheses\.txt|references\.txt|hparams\.yaml"
-    r"|events\.out\.tfevents\.[\w.-]+|plugins|plugins/[\w.-]+\.py|checkpoints"
-    r"|checkpoints/(last|best)\.ckpt|attempts|attempts/\d+|attempts/\d+/(progress\.json|error\.txt"
-    r"|provenance\.json|metrics\.csv|hparams\.yaml|reports\.jsonl|error-rank\d+\.txt"
-    r"|log(-rank\d+)?\.txt)"
-)
-"""The files and folders that a run writes into its folder."""
-
-
-def _refuse(error: OSError) -> None:
-    raise error
 
 
 class RunFolder:
@@ -155,24 +137,6 @@ class RunFolder:
             return False
         except (ValueError, AttributeError):
             return True  # the reader of runs reports the damage
-
-    def own_files(self) -> tuple[list[Path], list[Path]]:
-        """The files in the folder that a run writes, and links and pipes with such names.
-
-        Links are not followed, and other files are not listed.
-        """
-        files: list[Path] = []
-        others: list[Path] = []
-        for inside, folders, names in os.walk(self.path, onerror=_refuse):
-            for name in (*folders, *names):
-                path = Path(inside, name)
-                if _OWN.fullmatch(path.relative_to(self.path).as_posix()):
-                    mode = path.lstat().st_mode
-                    if stat.S_ISREG(mode):
-                        files.append(path)
-                    elif not stat.S_ISDIR(mode):
-                        others.append(path)
-        return files, others
 
 
 class AttemptFolder:

@@ -253,7 +253,7 @@ def unsealed(records: Mapping[str, Record]) -> str:
     results = "1 result has" if len(names) == 1 else f"{len(names)} results have"
     return (
         f"{results} no seal, from the time before results were sealed ({some({'': names})}): no "
-        "later change of the files would be found; `ablate doctor GRID --seal` adds it."
+        "later change of the files would be found."
     )
 
 

@@ -8,8 +8,6 @@ import errno
 import os
 import shutil
 import stat
-from collections import Counter
-from collections.abc import Iterable
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
@@ -41,8 +39,8 @@ def stored(experiments: Path, identity: str) -> Path:
         raise UserError(f"{path}: is not a folder; a run lies in its own folder: move this away")
     if status.st_uid not in (os.geteuid(), 0, path.parent.lstat().st_uid):
         raise UserError(
-            f"{path}: belongs to another user (uid {status.st_uid}); `results:` in ablate.yaml "
-            "copies runs of others, with checks"
+            f"{path}: belongs to another user (uid {status.st_uid}); copy the runs of others as "
+            "'Runs from elsewhere' in docs/many-workers.md shows"
         )
     return path
 
@@ -166,18 +164,6 @@ def drop_links(grid: GridFolder, planned: set[str]) -> None:
             continue
         if os.readlink(link).startswith(f"../../{STORE}/"):
             link.unlink()
-
-
-def outside_store(experiments: Path, ids: Iterable[str]) -> Counter[str]:
-    """The number of these runs in the folders of grids, as in earlier versions, by grid."""
-    wanted = {identity[:8] for identity in ids}
-    found: Counter[str] = Counter()
-    for runs in experiments.glob("*/runs") if wanted else ():
-        with os.scandir(runs) as entries:
-            found[runs.parent.name] += sum(
-                entry.name[-8:] in wanted and not entry.is_symlink() for entry in entries
-            )
-    return +found
 
 
 def put_aside(

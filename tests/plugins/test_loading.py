@@ -167,7 +167,7 @@ def test_an_option_takes_the_place_of_the_project(tmp_path: Path, write: Write) 
         ("plugin: [a.py]\n", "'plugin'; … 'plugins'?"),
         ("plugins: a.py\n", "plugins: … null, found 'a.py'"),
         ("- a.py\n", "{plugins, results}, found ["),
-        ("results: [1]\n", "1: … 1"),
+        ("results: [../theirs]\n", "results: no longer a key; … 'Runs from elsewhere'"),
         ("plugins: [a.py\n", "ablate.yaml: line 2"),
     ],
 )
