@@ -5,7 +5,7 @@
 
 Runs two grids of tiny trainings, one of single processes and one of two ranks each: first without
 any disturbance, then with faults that a seeded process injects from outside. Two supervisors of two
-workers share the journal in the folder of the grid, whose last line is torn now and then, as by the
+workers share the folder of the grid. The last line of its journal is torn now and then, as by the
 power cut of a host that writes it. If this user may make namespaces (root on Linux), each host is a
 set of network, process and mount namespaces; otherwise it is a process group with its own home and
 temporary folders.
@@ -38,7 +38,6 @@ from chaos_hosts import Host, Job, has_namespaces, open_hosts, wait_until_gone
 
 PRESETS = ("post_ln", "pre_ln", "normformer", "rezero")
 WORKERS = 2
-LOST_AFTER = 8  # seconds
 TICK = 0.05  # seconds
 STUCK = 300.0  # seconds without a new result
 MOST_STARTS = 50  # starts of one supervisor on one grid
@@ -127,7 +126,7 @@ class Stage:
         command += ["--experiments", str(root / "experiments"), "--workers", str(WORKERS)]
         if grid.devices > 1:
             command += ["--devices-per-cell", str(grid.devices)]
-        command += ["--lost-after", str(LOST_AFTER), "--hang-limit", "00:00:30"]
+        command += ["--hang-limit", "00:00:30"]
         self._command = command
         self._plots = root.parent / "matplotlib"
 

@@ -106,6 +106,7 @@ OTHER_NAMES = {
 """Other programs' names for a command, for the hint after an unknown command."""
 
 GONE = {
+    "run --lost-after": "a lost supervisor's cells are free as soon as its process has ended",
     "bench": "run python benchmarks/bench.py in the repository",
     "probe --theory": "run python benchmarks/theory/run.py in the repository",
     "completion": "use ablate --print-completion SHELL",

@@ -40,8 +40,8 @@ class Server:
         passfile.write_text(f"*:*:*:ablate:{PASSWORD}\n")
         passfile.chmod(0o600)
         address = f"127.0.0.1:{self._port}/postgres"
-        self.url = f"postgresql://ablate@{address}?passfile={passfile}"
-        self.with_password = f"postgresql://ablate:{PASSWORD}@{address}"
+        self.url = f"postgresql+psycopg://ablate@{address}?passfile={passfile}"
+        self.with_password = f"postgresql+psycopg://ablate:{PASSWORD}@{address}"
         secret = folder / "password"
         secret.write_text(PASSWORD)
         secret.chmod(0o644)
@@ -80,7 +80,7 @@ class Server:
         self._process.wait(_START)
 
     def connect(self) -> "psycopg.Connection[Any]":
-        return psycopg.connect(self.with_password, autocommit=True)
+        return psycopg.connect(self.with_password.replace("+psycopg", ""), autocommit=True)
 
 
 @contextmanager

@@ -207,10 +207,13 @@ def test_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_command_line_holds_no_password(monkeypatch: pytest.MonkeyPatch) -> None:
-    given = ["ablate", "run", "demo", "--storage", "postgresql://user:s3c:r@t@host:5433/db?a=1"]
+    given = ["ablate", "run", "demo", "--url", "postgresql://user:s3c:r@t@host:5433/db?a=1"]
     assert command_line(given)[-1] == "postgresql://user:***@host:5433/db?a=1"
-    assert command_line(["--storage=postgresql://u@h/d?password=s3cret&b=2"]) == [
-        "--storage=postgresql://u@h/d?password=***&b=2"
+    assert command_line(["--url=postgresql://u@h/d?password=s3cret&b=2"]) == [
+        "--url=postgresql://u@h/d?password=***&b=2"
+    ]
+    assert command_line(["--storage", "x://u@h/d", "--storage=x://u@h/d", "--storage=a"]) == [
+        *("--storage", "***", "--storage=***", "--storage=a")
     ]
     assert command_line(given[:3]) == ["ablate", "run", "demo"]
     monkeypatch.setattr(sys, "argv", ["/home/me/.venv/bin/ablate", "run", "demo"])

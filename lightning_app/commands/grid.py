@@ -597,8 +597,9 @@ _STATES = ("ok", "diverged", "pruned", "failed", "missing", "waiting")
 def _add_storage(parser: Parser) -> None:
     parser.add(
         "--storage URL",
-        "the queue: the path of a journal, or the URL of a database, as for Optuna, such as "
-        "postgresql://user@host/db (default: ABLATE_STORAGE or a journal in the grid's folder)",
+        "the Optuna study: the path of a journal, or the URL of a database, such as "
+        "postgresql+psycopg://user@host/db (default: ABLATE_STORAGE or a journal in the grid's "
+        "folder)",
     )
 
 
@@ -609,14 +610,12 @@ def add_run(parser: Parser) -> None:
     parser.add("--devices-per-cell N", text)
     parser.add("--slots-per-device N", "cells that share a GPU (default: 1)")
     _add_storage(parser)
-    text = "seconds without heartbeat until a supervisor's cells are taken over (default: 120)"
-    parser.add("--lost-after SECONDS", text, default=120.0)
     text = "kill a cell after this time without progress (default: 00:30)"
     parser.add("--hang-limit HH:MM[:SS]", text, default="00:30")
     text = "stop and requeue running cells after this time"
     parser.add("--max-time HH:MM[:SS]", text)
     parser.add("--retry-failed", "also rerun crashed cells")
-    text = "do not wait for cells of other supervisors, except to find lost ones"
+    text = "do not wait while other supervisors run cells, in case one is lost"
     parser.add("--no-wait", text, dest="wait", action="store_false")
     add_threads(parser, "of each process that trains a cell")
     text = "rerun cells of other data or library versions; the old runs are kept"
@@ -644,7 +643,7 @@ def run_command(
     """`ablate run`: run the missing cells, write the report, and return the exit code.
 
     The code is 0 if every cell is done or waits for a run of its parent grid, 1 if cells failed,
-    130 if a signal, the time limit or the loss of the storage ended it early. `words` are parsed by
+    130 if a signal or the time limit ended it early. `words` are parsed by
     `Options.of`. Raises `UserError`, and `OSError` (ENOSPC) when the disk is full.
     """
     options = Options.of(words)

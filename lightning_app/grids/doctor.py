@@ -23,8 +23,6 @@ from lightning_app.core import strict_yaml
 from lightning_app.core.errors import UserError, named
 from lightning_app.core.files import move, write_whole, writing_in
 from lightning_app.grids.plan import Grid, planned_again, runs_with_plugins
-from lightning_app.grids.queue import mend
-from lightning_app.grids.storages import storage_spec
 from lightning_app.grids.supervisor import PROGRAM
 from lightning_app.runs.folder import STORE, GridFolder, RunFolder
 from lightning_app.runs.locks import is_held, supervisor_lock
@@ -93,8 +91,7 @@ def doctor_command(
         raise UserError(f"{folder}: no such folder; `ablate run` makes it")
     for run in runs_with_plugins(folder):  # refuses a newer version's plan
         require(run)
-    queue = storage_spec(storage, folder.journal)
-    with supervisor_lock(folder, queue.shown) if fix else nullcontext():
+    with supervisor_lock(folder) if fix else nullcontext():
         module = importlib.import_module(program)  # slow: it resolves configs
         planned = Grid(spec, folder, planned_again(spec, folder, module.resolve, module.identify))
         doctor = _Doctor(planned, module)
@@ -102,9 +99,6 @@ def doctor_command(
         for cell in planned.cells if fix else ():
             link_run(folder, cell.name, cell.id)
         findings = doctor.examine()
-        if fix and not findings and (queue.journal is None or queue.journal.exists()):
-            for note in mend(planned, queue):
-                print(note, flush=True)
     for each in findings:
         print(each)
     for note in [*doctor.notes, *filter(None, [doctor.without_seal()])]:

@@ -19,17 +19,15 @@ class Options:
 
     `workers` cells run at the same time, each on `devices_per_cell` devices; `slots_per_device`
     cells share a device. After `seconds` the running cells are stopped and queued again.
-    `lost_after`: seconds without a heartbeat after which a supervisor counts as lost; `hang_limit`:
-    seconds without progress after which a cell is killed. `rerun_stale`: whether cells from other
-    data or libraries are rerun. `wait`: whether to wait while other supervisors run cells.
-    `results`: folders that may contain finished cells.
+    `hang_limit`: seconds without progress after which a cell is killed. `rerun_stale`: whether
+    cells from other data or libraries are rerun. `wait`: whether to wait while other supervisors
+    run cells.
     """
 
     workers: int | None = None
     devices_per_cell: int | None = None
     slots_per_device: int | None = None
     storage: str | None = None
-    lost_after: float = 120.0
     hang_limit: float = 1800.0
     seconds: float = inf
     retry_failed: bool = False
@@ -44,7 +42,7 @@ class Options:
             UserError: naming the option, the value, and what would be right.
         """
         given = {name: value for name, value in words.items() if value is not None}
-        for name in ("workers", "devices_per_cell", "slots_per_device", "lost_after"):
+        for name in ("workers", "devices_per_cell", "slots_per_device"):
             if name in given:
                 check_count(f"--{name.replace('_', '-')}", given[name])
         for name, field in (("hang_limit", "hang_limit"), ("max_time", "seconds")):

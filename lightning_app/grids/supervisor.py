@@ -5,16 +5,14 @@ No run is lost or done twice."""
 import os
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from math import inf
 from multiprocessing.connection import wait
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
-
-from optuna.trial import Trial
 
 from lightning_app.config.grid import GridSpec
 from lightning_app.config.identity import hinting
@@ -32,7 +30,7 @@ from lightning_app.grids.plan import (
     runs_with_plugins,
 )
 from lightning_app.grids.plan_checks import devices_of
-from lightning_app.grids.queue import Claim, Queue, Reports, StorageLost
+from lightning_app.grids.queue import Claim, Queue
 from lightning_app.grids.slots import (
     Options,
     Slot,
@@ -64,7 +62,14 @@ from lightning_app.grids.workers import (
 )
 from lightning_app.plugins import loaded
 from lightning_app.runs.folder import STORE, GridFolder, RunFolder
-from lightning_app.runs.locks import Interrupted, Stop, if_free, supervisor_lock, turn
+from lightning_app.runs.locks import (
+    Interrupted,
+    Stop,
+    if_free,
+    is_held,
+    supervisor_lock,
+    turn,
+)
 from lightning_app.runs.mixtures import STALE, counted, others
 from lightning_app.runs.provenance import command_line
 from lightning_app.runs.records import DamagedPlan, Plan, Unsound, read_json
@@ -80,7 +85,6 @@ _INDEX_EVERY = 20.0  # seconds
 _INDEX_SHARE = 0.05  # of the time of a supervisor, at most: a large grid takes seconds
 _ASK_EVERY = 5.0  # seconds between queries about other supervisors
 _STRAGGLERS = 15.0  # seconds for ranks to end after the first of them
-_LOOKS = 1.6  # times `lost_after`: a lost supervisor is detected within 1.5 times
 _GRACE = 120.0  # seconds that a cell may take to save its state, or to end after its result
 
 
@@ -91,7 +95,6 @@ class Running:
     claim: Claim
     job: Job
     ranks: list[ForkServerProcess]
-    trial: Trial | None  # for a pruner
     since: float = field(default_factory=time.monotonic)
     moved: float = field(default_factory=time.monotonic)
     mark: int = 0  # modification time of its progress file, by the clock of that file system
@@ -119,9 +122,8 @@ class Supervisor:
         grid: The grid.
         queue: Its remaining cells.
         slots: The slots for the cells.
-        options: The time limits for cells without progress and for supervisors without heartbeat,
-            and whether to wait while others run cells, in case one is lost. Without waiting, this
-            supervisor ends once it knows which cells are already lost.
+        options: The time limit for cells without progress, and whether to wait while others run
+            cells, in case one is lost.
         stop: The signals that have arrived.
         program: The module that trains a cell.
         index: Called with the grid's folder at intervals.
@@ -147,9 +149,7 @@ class Supervisor:
         self._index_with = index
         self._until = until
         self._hang_limit = options.hang_limit
-        self._patience = inf if options.wait else _LOOKS * options.lost_after
-        self._idle = 0.0
-        self._reports = Reports(grid.plan.metric) if grid.prunes else None
+        self._waits = options.wait
         self._running: list[Running] = []
         self._pending: Claim | None = None  # a claim that needs a device for itself
         self._to_index = False  # whether a cell has ended since the index was written
@@ -162,7 +162,7 @@ class Supervisor:
         self._display = Display(self._grid.name, total)
         try:
             while not self._over():
-                self._drop(self._queue.tend())
+                self._grid.folder.plan.stat()
                 self._fill()
                 if self._to_index and time.monotonic() >= self._next_index:
                     self._index()  # after the start of cells, which would wait for it
@@ -170,14 +170,14 @@ class Supervisor:
                     break
                 self._wait()
             self._put_back()
-        except (FileNotFoundError, StorageLost) as error:
+        except FileNotFoundError as error:
             if self._grid.folder.plan.is_file():
                 raise
             raise UserError(
                 f"{self._grid.folder}: was removed while cells ran; give the same command again"
             ) from error
         finally:
-            self._save()  # even if the storage is lost
+            self._save()
             for each in self._running:
                 self._end(each)
             self._display.close()
@@ -200,30 +200,26 @@ class Supervisor:
                 if claim is None:
                     self._empty = time.monotonic()
                     return
-            slot = self._slots.take(alone=claim.alone)
+            slot = self._slots.take(alone=claim.retries.alone)
             if slot is None:
                 self._pending = claim  # until a device has no other cell
                 return
             self._start(claim, slot)
 
     def _may_ask(self) -> bool:
-        """Whether to ask the queue: always if it may have cells, otherwise every few seconds."""
-        return self._queue.has_candidates or time.monotonic() - self._empty >= _ASK_EVERY
+        """Whether to ask the queue: every few seconds once it had no free cell."""
+        return time.monotonic() - self._empty >= _ASK_EVERY
 
     def _start(self, claim: Claim, slot: Slot) -> None:
-        folder = self._grid.place(claim.cell)
+        folder = claim.folder
+        attempt = folder.last_attempt() + 1
         with writing_in(folder.path):
-            attempt = folder.last_attempt() + 1
-            while True:
-                try:
-                    folder.attempt(attempt).path.mkdir(parents=True)
-                    break
-                except FileExistsError:  # another supervisor has just started it
-                    attempt += 1
+            folder.attempt(attempt).path.mkdir(parents=True)
+        self._queue.started(claim, attempt)
         end_marked(folder.attempt(number).path for number in range(1, attempt))
         job = self._job(claim, folder, attempt, slot)
         self._looked = -inf
-        each = Running(claim, job, [], None if self._reports is None else self._queue.trial(claim))
+        each = Running(claim, job, [])
         self._running.append(each)
         for rank in range(slot.devices):
             each.ranks.append(start(run_rank, job, rank))
@@ -250,13 +246,11 @@ class Supervisor:
         others = self._queue.elsewhere()
         if not others:
             self._empty = -inf
-            return self._queue.settle() > 0
-        now = time.monotonic()
-        if self._looked == -inf:
-            self._display.say(f"{others} cells run elsewhere; waiting to take over lost ones")
-            self._idle = now
-        self._looked = now
-        return now - self._idle < self._patience
+            return self._queue.waiting > 0
+        if self._waits and self._looked == -inf:
+            self._display.say(f"{others} cells run elsewhere; waiting in case one is lost")
+        self._looked = time.monotonic()
+        return self._waits
 
     # Watching.
 
@@ -271,10 +265,6 @@ class Supervisor:
                 self._conclude(each)
                 self._forget(each)
                 self._to_index = True
-            elif self._reports is not None and each.trial is not None:
-                self._queue.patiently(
-                    self._reports.look, each.trial, each.job.folder, each.job.attempt
-                )
         self._display.update(lambda: [self._look(each) for each in self._running])
 
     def _has_ended(self, each: Running) -> bool:
@@ -293,16 +283,6 @@ class Supervisor:
 
     def _look(self, each: Running) -> tuple[str, Mapping[str, Any] | None]:
         return each.claim.cell.name, read_progress(each.job.folder, each.job.attempt)
-
-    def _drop(self, taken: Sequence[Claim]) -> None:
-        """End cells that another supervisor has taken over; it continues from their checkpoints."""
-        trials = {claim.trial for claim in taken}
-        if self._pending is not None and self._pending.trial in trials:
-            self._pending = None
-        for each in [each for each in self._running if each.claim.trial in trials]:
-            self._display.say(f"{each.claim.cell.name}: taken over by another supervisor")
-            self._end(each)
-            self._forget(each)
 
     # Ending.
 
@@ -331,17 +311,16 @@ class Supervisor:
             self._fail(each, f"ended with exit code {codes[0]} and without a result\n")
 
     def _enter(self, each: Running, run: RunState) -> None:
+        self._queue.ended(each.claim, run)
         if run.pruned is not None:
-            self._queue.pruned(each.claim, run.pruned)
             self._say(each, "pruned", f"at step {run.pruned['step']}")
         elif run.result is not None:
-            self._queue.done(each.claim, run.result)
             loss = run.result["metrics"].get(LOSS)
             self._say(each, run.word, f"{LOSS} {'-' if loss is None else f'{loss:.4f}'}")
 
     def _died(self, each: Running, why: str, alone: bool = False) -> None:
         """Requeue a cell that did not end by its own error, unless this happened too often."""
-        name, deaths = each.claim.cell.name, each.claim.deaths + 1
+        name, deaths = each.claim.cell.name, each.claim.retries.deaths + 1
         if self._stop.requested:  # the cells also received the signal
             self._queue.put_back(each.claim, "interrupted")
         elif deaths < MOST_DEATHS:
@@ -378,10 +357,8 @@ class Supervisor:
         self._running.remove(each)
         self._empty = -inf  # the cell may wait in the queue again
         self._slots.give_back(each.job.slot)
-        if self._reports is not None and each.trial is not None:
-            self._reports.forget(each.trial)
 
-    def _save(self, tend: Callable[[], object] = lambda: None) -> None:
+    def _save(self) -> None:
         """Make the running cells save their state, and wait a limited time for them to end."""
         running = [each for each in self._running if each.left]
         if running:
@@ -395,12 +372,11 @@ class Supervisor:
         while any(each.left for each in running) and self._stop.count < 2:
             if time.monotonic() > until:
                 break
-            tend()
             time.sleep(_TICK)
 
     def _put_back(self) -> None:
         """Kill the running cells and requeue them; complete results count."""
-        self._save(self._queue.tend)
+        self._save()
         while self._running:
             each = self._running[-1]
             self._end(each)
@@ -456,7 +432,7 @@ def run_grid(
     corpus: Corpus = corpus_of,
     index: Callable[[Path], object] = lambda folder: None,
 ) -> Ending:
-    """Run the missing cells of a grid until all are done or a signal, time or outage stops it.
+    """Run the missing cells of a grid until all are done or a signal or the time stops it.
 
     In every case finished cells are kept and no process remains.
 
@@ -495,8 +471,7 @@ def run_grid(
             while True:
                 with turn(folder.start_lock, lambda: stop.requested, why):
                     if not rounds:
-                        lock = supervisor_lock(folder, storage.shown, several=True)
-                        alone = held.enter_context(lock)
+                        alone = held.enter_context(supervisor_lock(folder, several=True))
                     else:
                         alone = False  # others may have come since
                     with hinting(runs_with_plugins(folder)):
@@ -509,12 +484,10 @@ def run_grid(
                         grid,
                         storage,
                         retry_failed=options.retry_failed and not rounds,
-                        lost_after=options.lost_after,
                         alone=alone,
-                        stopping=lambda: stop.requested,
                     )
+                with queue:
                     queue.record_search()
-                with closing(queue):
                     if not rounds:
                         warned = (f"warning: {line}" for line in grid.plan.warnings)
                         for note in (*queue.notes, *warned):
@@ -532,16 +505,15 @@ def run_grid(
                         )
                         supervisor.run(total)
                     elsewhere = queue.elsewhere()
-                    if spec.adapts and not grid.plan.more:
-                        with turn(folder.start_lock, lambda: stop.requested, why):
-                            queue.record_search()
+                    if not grid.plan.more:
+                        queue.record_search()
                 rounds, fresh = rounds + 1, None
                 if not grid.awaits_round:
                     return Ending(grid=grid, elsewhere=elsewhere)
                 if stop.requested or time.monotonic() >= until:
                     return Ending(grid=grid, elsewhere=elsewhere, cut="stopped between two rounds")
-    except (Interrupted, StorageLost) as why:
-        return Ending(grid=grid, cut=str(why) or "interrupted")
+    except Interrupted:
+        return Ending(grid=grid, cut="interrupted")
 
 
 def current_grid(
@@ -638,8 +610,8 @@ def rerun_stale(grid: Grid, here: Mapping[str, Any]) -> str:
     moved = 0
     for cell in (cell for cell in grid.cells if cell.name in names):
         folder = grid.run(cell)
-        with if_free(folder.lock) as free:
-            if free:
+        with if_free(folder.claim) as free:
+            if free and not is_held(folder.lock):
                 own = None if folder.path.resolve().parent.name == STORE else folder.path
                 put_aside(grid.folder.experiments, cell.id, own)
                 moved += 1

@@ -265,9 +265,6 @@ def _end(path: Path, error: BaseException) -> NoReturn:
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 
-# Only the supervisor opens the storage.
-_SECRETS = ("ABLATE_STORAGE", "PGPASSWORD")
-
 # Variables of a launcher or scheduler would affect every cell: another rank,
 # another seed, a port in use, automatic requeueing.
 _FOREIGN_NAMES = ("RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "WORLD_SIZE", "PL_GLOBAL_SEED")
@@ -278,7 +275,7 @@ def cell_environment() -> Iterator[None]:
     """Clean the environment while the fork server and cells may start."""
     before = dict(os.environ)
     for name in before:
-        if name.startswith(FOREIGN) or name in (*_FOREIGN_NAMES, *_SECRETS):
+        if name.startswith(FOREIGN) or name in (*_FOREIGN_NAMES, "ABLATE_STORAGE"):
             del os.environ[name]
     # The usual way to count GPUs initialises CUDA, after which no process may be forked.
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")

@@ -64,6 +64,8 @@ class RunFolder:
         listed: One file per grid that lists the run, with the name of its link there.
         lock: Held by the process that trains the run.
         holder: The identity of that process.
+        claim: Held by the supervisor that runs the cell, from the start of an attempt to its end.
+        queue: The early ends and retries of an unfinished run.
     """
 
     def __init__(self, path: Path) -> None:
@@ -87,6 +89,8 @@ class RunFolder:
         self.listed = path / "grids"
         self.lock = path / ".lock"
         self.holder = path / ".holder"
+        self.claim = path / ".claim"
+        self.queue = path / "queue.json"
 
     def __str__(self) -> str:
         return str(self.path)
@@ -199,13 +203,15 @@ class GridFolder:
         specification: `grid.yaml`, the grid file with its base inlined.
         plan: The cells, with their ids and names.
         runs: One link per cell into the store of runs.
-        journal: The queue, unless `--storage` names another.
+        journal: The Optuna study, unless `--storage` names another storage.
         report: The page that `ablate report` writes.
         aside: Folders that `ablate doctor --fix` moved out of `runs`.
         token: Ties the folder to its study in another storage.
         holder: The supervisor that works in the folder or did so last.
         supervisor_lock: Held by the supervisors that work in the folder.
-        start_lock: Held while a supervisor starts, and while the queue is repaired.
+        start_lock: Held while a supervisor starts.
+        study_lock: Held while a supervisor writes the study.
+        link_lock: Held while a run is listed by this grid.
         report_lock: Held while the report or the index of the runs is written.
     """
 
@@ -221,6 +227,8 @@ class GridFolder:
         self.holder = path / ".supervisor.json"
         self.supervisor_lock = path / ".supervisor.lock"
         self.start_lock = path / ".start.lock"
+        self.study_lock = path / ".study.lock"
+        self.link_lock = path / ".link.lock"
         self.report_lock = path / ".report.lock"
 
     def __str__(self) -> str:

@@ -92,25 +92,19 @@ _SAY_AFTER = 3.0  # seconds after which a message explains why a command waits
 
 @dataclass(frozen=True)
 class Holder:
-    """A process that holds a lock.
-
-    The lock is a grid folder's (with the displayed storage of its queue) or a run's (with the grid
-    for which it trains the run).
-    """
+    """A process that holds the lock of a grid's or a run's folder."""
 
     host: str
     pid: int
-    storage: str = ""
-    grid: str = ""
 
 
 @contextmanager
-def supervisor_lock(folder: GridFolder, storage: str = "", several: bool = False) -> Iterator[bool]:
+def supervisor_lock(folder: GridFolder, several: bool = False) -> Iterator[bool]:
     """Lock a grid's folder, created if missing; yield whether no other supervisor has locked it.
 
-    Without `several` the lock is exclusive; with `several` all supervisors with the same
-    `storage` share it. Raises `UserError` if another supervisor holds the lock and does not
-    share it, or if the folder cannot be written.
+    Without `several` the lock is exclusive; with `several` supervisors share it. Raises
+    `UserError` if another supervisor holds the lock and does not share it, or if the folder cannot
+    be written.
     """
     with writing_in(folder.path):
         folder.path.mkdir(parents=True, exist_ok=True)
@@ -118,19 +112,13 @@ def supervisor_lock(folder: GridFolder, storage: str = "", several: bool = False
     try:
         alone = _flock(file, fcntl.LOCK_EX)
         if alone:
-            mine = Holder(socket.gethostname(), os.getpid(), storage)
+            mine = Holder(socket.gethostname(), os.getpid())
             write_whole(folder.holder, json.dumps(asdict(mine)))
-        if not alone or several:
+        if (several and not _flock(file, fcntl.LOCK_SH)) or not (several or alone):
             holder = holder_of(folder.holder)
-            if not several or not _flock(file, fcntl.LOCK_SH):
-                raise UserError(
-                    f"{folder}: process {holder.pid} on {holder.host} is already running this grid"
-                )
-            if holder.storage != storage:
-                raise UserError(
-                    f"--storage: {storage} is not the {holder.storage} of process {holder.pid} on "
-                    f"{holder.host}, which runs this grid"
-                )
+            raise UserError(
+                f"{folder}: process {holder.pid} on {holder.host} is already running this grid"
+            )
         yield alone
     finally:
         os.close(file)
@@ -186,7 +174,7 @@ def run_lock(folder: RunFolder, patience: float = 0.0) -> Iterator[None]:
             process = f"process {other.pid} on {other.host}" if other.pid else "another process"
             raise Held(f"{folder}: {process} is training this run") from None
     try:
-        mine = Holder(socket.gethostname(), os.getpid(), grid=folder.grid or "")
+        mine = Holder(socket.gethostname(), os.getpid())
         write_whole(folder.holder, json.dumps(asdict(mine)))
         yield
         folder.holder.unlink(missing_ok=True)
@@ -230,14 +218,10 @@ def _flock(file: int, kind: int) -> bool:
     return True
 
 
-def trained_for_another(folder: RunFolder) -> bool:
-    """Whether a living process trains a run for a grid other than that of this path."""
-    return is_held(folder.lock) and holder_of(folder.holder).grid not in ("", folder.grid)
-
-
 def holder_of(record: Path) -> Holder:
     """The process that a lock's record names; number 0 if it cannot be read."""
     try:
-        return Holder(**json.loads(record.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError):
-        return Holder("unknown", 0, "unknown")
+        found = json.loads(record.read_text(encoding="utf-8"))
+        return Holder(found["host"], found["pid"])
+    except (OSError, ValueError, TypeError, LookupError):
+        return Holder("unknown", 0)

@@ -112,13 +112,17 @@ def checkout(package: Path) -> dict[str, Any]:
 
 
 def command_line(words: Sequence[str] | None = None) -> list[str]:
-    """A command line (by default this process's) as typed, without passwords and the folders
-    of the program."""
+    """A command line (by default this process's) as typed, without passwords, the URL of a storage
+    and the folders of the program."""
     if words is None:
         program = Path(sys.argv[0])
         name = program.parent.name if program.name == "__main__.py" else program.name
         words = [name, *sys.argv[1:]]
-    return [without_password(word) for word in words]
+    words = [re.sub("^--storage=.*://.*", "--storage=***", word) for word in words]
+    return [
+        "***" if former == "--storage" and "://" in word else without_password(word)
+        for former, word in zip(["", *words], words, strict=False)
+    ]
 
 
 def without_password(text: str) -> str:

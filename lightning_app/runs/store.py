@@ -12,6 +12,8 @@ from contextlib import suppress
 from itertools import count
 from pathlib import Path
 
+from filelock import FileLock
+
 from lightning_app.core.errors import UserError
 from lightning_app.core.files import write_whole, writing_in
 from lightning_app.runs.folder import NAMED, STORE, GridFolder, RunFolder, is_file_name
@@ -137,7 +139,7 @@ def link_run(grid: GridFolder, name: str, identity: str) -> None:
     is_there = os.path.lexists(link)
     if not place.path.is_dir() or (is_there and (listing.exists() or not link.is_symlink())):
         return
-    with writing_in(place.listed):
+    with writing_in(grid.path), FileLock(grid.link_lock):  # of several supervisors one writes
         write_whole(listing, f"{name}\n")
     if is_there:
         return

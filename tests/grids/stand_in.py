@@ -237,7 +237,6 @@ def main() -> int:
         retry_failed="retry" in words,
         rerun_stale="rerun" in words,
         storage=words.get("storage"),
-        lost_after=float(words.get("lost_after", 120)),
         hang_limit=float(words.get("hang_limit", 1800)),
         devices_per_cell=int(words["devices"]) if "devices" in words else None,
         wait="nowait" not in words,

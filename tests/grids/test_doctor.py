@@ -6,7 +6,6 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
-import optuna
 import pytest
 from conftest import World
 from optuna.trial import TrialState
@@ -14,7 +13,6 @@ from optuna.trial import TrialState
 from lightning_app.commands.grid import status_command
 from lightning_app.core.errors import UserError
 from lightning_app.grids.doctor import doctor_command
-from lightning_app.grids.storages import close_storage, open_storage, storage_spec
 from lightning_app.report.results import damaged_files
 from lightning_app.report.results import read_results as read_folder
 from lightning_app.runs.records import read_result, sealed
@@ -322,53 +320,6 @@ def test_a_killed_supervisor_leaves_what_mends_itself(
     world.assert_nothing_left()
     assert examine(world) == 0
     assert examine(world, fix=True) == 0
-    assert world.states()["RUNNING"] == 0
-
-
-def test_a_study_in_a_database_is_rebuilt(world: World, capsys: pytest.CaptureFixture[str]) -> None:
-    world.write(seeds=1, delay=0, steps=1)
-    url = f"sqlite:///{world.root}/queue.db"
-    spec = storage_spec(url, Path("journal"))
-    assert world.run(f"storage={url}").returncode == 0
-    assert examine(world, storage=url) == 0
-    assert "sound" in capsys.readouterr().out
-    name = world.plan().study
-
-    def complete() -> int:
-        storage = open_storage(spec, 60.0)
-        try:
-            study = optuna.load_study(study_name=name, storage=storage)
-            return len(study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,)))
-        finally:
-            close_storage(storage)
-
-    storage = open_storage(spec, 60.0)
-    optuna.delete_study(study_name=name, storage=storage)
-    close_storage(storage)
-    assert examine(world, fix=True, storage=url) == 0
-    assert complete() == CELLS
-
-    moved = world.root / "moved" / "tiny"
-    shutil.copytree(world.folder, moved)
-    (moved / ".study").unlink()
-    world.folder = moved
-    refused = world.run(f"storage={url}")
-    assert refused.returncode == 2
-    assert "ablate doctor tiny --fix --storage URL" in refused.stderr
-    storage = open_storage(spec, 60.0)
-    running = storage.create_new_trial(storage.get_study_id_from_name(name))
-    with pytest.raises(UserError, match="of its cells"):
-        examine(world, fix=True, storage=url)
-    storage.set_trial_state_values(running, state=TrialState.FAIL)
-    close_storage(storage)
-    capsys.readouterr()
-    assert examine(world, fix=True, storage=url) == 0
-    out = capsys.readouterr().out
-    assert "the study was" in out
-    assert complete() == CELLS
-    starts = len(world.lines("start"))
-    assert world.run(f"storage={url}").returncode == 0
-    assert len(world.lines("start")) == starts
 
 
 def test_a_pruned_run_is_over_where_the_grid_prunes(
@@ -380,7 +331,6 @@ def test_a_pruned_run_is_over_where_the_grid_prunes(
     prune_as_well(world)
     (a_run(world) / "result.json").unlink()
     assert examine(world, fix=True) == 0
-    assert world.states() == {"COMPLETE": 3, "PRUNED": 1}
     starts = len(world.lines("start"))
     assert world.run().returncode == 0
     assert len(world.lines("start")) == starts

@@ -18,17 +18,17 @@ import sys, time
 from pathlib import Path
 from lightning_app.runs.folder import GridFolder
 from lightning_app.runs.locks import supervisor_lock
-with supervisor_lock(GridFolder(Path(sys.argv[1])), sys.argv[2], sys.argv[3] == "several") as alone:
+with supervisor_lock(GridFolder(Path(sys.argv[1])), sys.argv[2] == "several") as alone:
     print(alone, flush=True)
     time.sleep(60)
 """
 
 
 @contextmanager
-def holder(folder: Path, storage: str, kind: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+def holder(folder: Path, kind: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """Another process that holds the folder, and whether it found itself alone."""
     process = subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(folder), storage, kind], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", HOLD, str(folder), kind], stdout=subprocess.PIPE, text=True
     )
     try:
         assert process.stdout is not None
@@ -39,47 +39,42 @@ def holder(folder: Path, storage: str, kind: str) -> Iterator[tuple[subprocess.P
 
 
 def test_one_supervisor_has_the_folder_for_itself(tmp_path: Path) -> None:
-    with holder(tmp_path, "journal", "one") as (process, alone):
+    with holder(tmp_path, "one") as (process, alone):
         assert alone == "True"
         for several in (False, True):
             with (
                 pytest.raises(UserError, match=f"process {process.pid} on"),
-                supervisor_lock(GridFolder(tmp_path), "journal", several),
+                supervisor_lock(GridFolder(tmp_path), several),
             ):
                 pass
-    with supervisor_lock(GridFolder(tmp_path), "journal") as alone:
+    with supervisor_lock(GridFolder(tmp_path)) as alone:
         assert alone
 
 
-def test_several_share_a_folder_and_a_storage(tmp_path: Path) -> None:
-    with holder(tmp_path, "postgresql://a", "several") as (process, alone):
+def test_several_share_a_folder(tmp_path: Path) -> None:
+    with holder(tmp_path, "several") as (process, alone):
         assert alone == "True"
-        with supervisor_lock(GridFolder(tmp_path), "postgresql://a", several=True) as alone:
+        with supervisor_lock(GridFolder(tmp_path), several=True) as alone:
             assert not alone
         with (
-            pytest.raises(UserError, match=f"postgresql://b.*postgresql://a of.*{process.pid}"),
-            supervisor_lock(GridFolder(tmp_path), "postgresql://b", several=True),
-        ):
-            pass
-        with (
             pytest.raises(UserError, match="is already running"),
-            supervisor_lock(GridFolder(tmp_path), "journal"),
+            supervisor_lock(GridFolder(tmp_path)),
         ):
             pass
-        with holder(tmp_path, "postgresql://a", "several") as (_, second):
+        with holder(tmp_path, "several") as (_, second):
             assert second == "False"
             process.kill()
             process.wait()
-            with supervisor_lock(GridFolder(tmp_path), "postgresql://a", several=True) as alone:
+            with supervisor_lock(GridFolder(tmp_path), several=True) as alone:
                 assert not alone  # the second is still there
-    with supervisor_lock(GridFolder(tmp_path), "journal") as alone:
+    with supervisor_lock(GridFolder(tmp_path)) as alone:
         assert alone
 
 
 def test_a_stopped_holder_still_holds(tmp_path: Path) -> None:
-    with holder(tmp_path, "journal", "one") as (process, _):
+    with holder(tmp_path, "one") as (process, _):
         os.kill(process.pid, signal.SIGSTOP)
-        with pytest.raises(UserError), supervisor_lock(GridFolder(tmp_path), "journal"):
+        with pytest.raises(UserError), supervisor_lock(GridFolder(tmp_path)):
             pass
 
 

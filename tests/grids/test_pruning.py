@@ -10,7 +10,7 @@ import pytest
 from conftest import World
 from optuna.trial import TrialState
 
-from lightning_app.grids.queue import Reports, make_pruner
+from lightning_app.grids.study import Reports, make_pruner
 from lightning_app.runs.folder import RunFolder
 
 STEPS = range(10, 100, 10)

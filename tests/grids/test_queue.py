@@ -1,5 +1,10 @@
 import json
 import math
+import os
+import subprocess
+import sys
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +16,13 @@ from optuna.storages.journal import JournalFileBackend
 from lightning_app.config.grid import GridSpec
 from lightning_app.core.errors import UserError
 from lightning_app.grids.plan import Grid
-from lightning_app.grids.queue import Queue
+from lightning_app.grids.queue import Claim, Queue
 from lightning_app.grids.storages import storage_spec
-from lightning_app.runs.folder import GridFolder
+from lightning_app.grids.study import Study
+from lightning_app.runs.folder import GridFolder, RunFolder
+from lightning_app.runs.locks import run_lock
 from lightning_app.runs.records import Cell, Plan
+from lightning_app.runs.run import Run
 from tests.records import result as a_result
 
 AXES = {"model.block.shaped_attention": [None, {"alpha": 1.0}, [1, 2]], "seed_everything": [1]}
@@ -29,9 +37,7 @@ def plan(metric: str = "val/nll", mode: str = "min") -> Plan:
     return Plan(**fixed, metric=metric, mode=mode, axes=AXES, cells=CELLS)
 
 
-def queue_of(
-    folder: Path, metric: str = "val/nll", mode: str = "min", retry_failed: bool = False
-) -> Queue:
+def queue_of(folder: Path, metric: str = "val/nll", mode: str = "min", **options: bool) -> Queue:
     texts: Any = {
         "source": "g.yaml",
         "name": "tiny",
@@ -40,14 +46,34 @@ def queue_of(
         "mode": mode,
     }
     spec = GridSpec(**texts, base_config={}, axes=AXES, exclude=(), sensitivity={})
+    folder.mkdir(exist_ok=True)
     grid = Grid(spec, GridFolder(folder), plan(metric, mode))
-    return Queue(grid, storage_spec(None, grid.folder.journal, {}), retry_failed=retry_failed)
+    return Queue(grid, storage_spec(None, grid.folder.journal, {}), **options)
+
+
+def pop(queue: Queue) -> Claim:
+    """Claim a cell and start an attempt, as a supervisor does."""
+    claim = queue.pop() or pytest.fail("no cell is free")
+    attempt = claim.folder.last_attempt() + 1
+    claim.folder.attempt(attempt).path.mkdir(parents=True)
+    queue.started(claim, attempt)
+    return claim
+
+
+def end(queue: Queue, claim: Claim) -> None:
+    queue.ended(claim, Run(claim.folder).state)
+
+
+def crash(queue: Queue, claim: Claim, error: str) -> None:
+    claim.folder.attempt(claim.attempt).error.write_text(f"Traceback\n{error}\n")
+    queue.failed(claim, error)
 
 
 def leave(folder: Path, cell: Cell, status: str = "ok", **metrics: Any) -> dict[str, Any]:
     told = {key.replace("_", "/", 1): value for key, value in metrics.items()}
     result = a_result(cell.id, status, metrics={"val/nll": 2.0, **told})
-    run = folder / "runs" / cell.name
+    link = folder / "runs" / cell.name
+    run = link if link.exists() else folder.parent / ".runs" / cell.id
     run.mkdir(parents=True, exist_ok=True)
     (run / "result.json").write_text(json.dumps(result))
     return result
@@ -58,21 +84,21 @@ def study(folder: Path) -> optuna.Study:
     return optuna.load_study(study_name="tiny-abc", storage=storage)
 
 
-def test_waiting_cells_show_their_parameters_and_come_in_order(tmp_path: Path) -> None:
-    queue = queue_of(tmp_path)
-    table = study(tmp_path).trials_dataframe()
-    assert set(table["state"]) == {"WAITING"}
+def test_trials_show_parameters_and_come_in_order(tmp_path: Path) -> None:
+    folder = tmp_path / "tiny"
+    with queue_of(folder) as queue:
+        for left, cell in zip((2, 1, 0), CELLS, strict=True):
+            claim = pop(queue)
+            assert (claim.cell, queue.waiting) == (cell, left)
+            leave(folder, cell, val_nll=2.0)
+            end(queue, claim)
+        assert queue.pop() is None
+    table = study(folder).trials_dataframe()
     assert list(table["user_attrs_name"]) == ["cell0", "cell1", "cell2"]
-    shaped = [trial.params["model.block.shaped_attention"] for trial in study(tmp_path).trials]
+    shaped = [trial.params["model.block.shaped_attention"] for trial in study(folder).trials]
     assert "params_model.block.shaped_attention" in table
     assert shaped == [None, '{"alpha": 1.0}', "[1, 2]"]
-    for cell in CELLS:
-        popped = queue.pop()
-        assert popped is not None
-        assert popped.cell == cell
-        queue.done(popped, leave(tmp_path, cell, val_nll=2.0))
-    assert (queue.pop(), queue.waiting) == (None, 0)
-    assert set(study(tmp_path).trials_dataframe()["state"]) == {"COMPLETE"}
+    assert set(table["state"]) == {"COMPLETE"}
 
 
 @pytest.mark.parametrize(
@@ -80,7 +106,7 @@ def test_waiting_cells_show_their_parameters_and_come_in_order(tmp_path: Path) -
     [
         ({}, ["cell0", "cell1", "cell2"]),
         ({"death": True}, ["cell1", "cell2", "cell0"]),
-        ({"alone": True}, ["cell1", "cell2", "cell0"]),
+        ({"death": True, "alone": True}, ["cell1", "cell2", "cell0"]),
     ],
 )
 @pytest.mark.parametrize("again", [False, True])
@@ -88,18 +114,68 @@ def test_interrupted_cells_go_on_in_the_order_of_the_plan(
     tmp_path: Path, marks: dict[str, bool], order: list[str], again: bool
 ) -> None:
     """Otherwise a grid that is stopped and goes on has parts of all seeds, and no seed whole."""
-    queue = queue_of(tmp_path)
-    claim = queue.pop() or pytest.fail("empty")
-    queue.put_back(claim, "killed: SIGKILL", **marks)
-    if again:
-        queue.close()
-        queue = queue_of(tmp_path)
-    names = []
-    while (popped := queue.pop()) is not None:
-        names.append(popped.cell.name)
-    assert names == order
-    failed = study(tmp_path).get_trials(states=(optuna.trial.TrialState.FAIL,))
-    assert [trial.user_attrs["error"] for trial in failed] == ["killed: SIGKILL"]
+    folder = tmp_path / "tiny"
+    with queue_of(folder) as queue:
+        queue.put_back(pop(queue), "killed: SIGKILL", **marks)
+        claims = [] if again else [pop(queue) for _ in CELLS]
+    with queue_of(folder) as queue:
+        claims = claims or [pop(queue) for _ in CELLS]
+    assert [claim.cell.name for claim in claims] == order
+    last = next(claim for claim in claims if claim.cell == CELLS[0])
+    assert last.retries.deaths == len(marks) - ("alone" in marks)
+    assert last.retries.alone is ("alone" in marks)
+    failed = study(folder).get_trials(states=(optuna.trial.TrialState.FAIL,))
+    assert failed[0].user_attrs["error"] == "killed: SIGKILL"
+
+
+def test_a_claimed_cell_is_of_one_supervisor_until_its_process_ends(tmp_path: Path) -> None:
+    """Whatever its process does meanwhile; and a worker may outlive its supervisor."""
+    folder = tmp_path / "tiny"
+    code = (
+        "import sys; from pathlib import Path\n"
+        "from tests.grids.test_queue import queue_of\n"
+        "with queue_of(Path(sys.argv[1]), alone=False) as queue:\n"
+        "    print(queue.pop().cell.name, flush=True); sys.stdin.read()\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, str(folder)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "cell0\n"
+    with queue_of(folder, alone=False) as queue:
+        assert [pop(queue).cell.name for _ in range(2)] == ["cell1", "cell2"]
+        assert (queue.pop(), queue.waiting, queue.elsewhere()) == (None, 1, 1)
+        process.kill()
+        process.communicate()
+        assert queue.elsewhere() == 0
+        with run_lock(RunFolder(folder / "runs" / "cell0")):
+            assert (queue.pop(), queue.elsewhere()) == (None, 1)
+        assert pop(queue).cell.name == "cell0"
+
+
+def test_a_retry_is_of_one_crash_whoever_runs_it(tmp_path: Path) -> None:
+    folder = tmp_path / "tiny"
+    with queue_of(folder) as queue:
+        for death in (True, True):
+            queue.put_back(pop(queue), "killed", death=death)
+        for _ in CELLS:
+            crash(queue, pop(queue), "ValueError: no")
+        assert (queue.pop(), queue.waiting) == (None, 0)
+    with queue_of(folder) as queue:
+        assert queue.total == 0
+    with queue_of(folder, retry_failed=True) as queue:
+        assert queue.total == 3
+    with queue_of(folder) as queue, queue_of(folder, alone=False) as second:
+        assert (queue.total, second.total) == (3, 3)
+        claims = [pop(each) for each in (queue, queue, queue)]
+        assert [claim.retries.deaths for claim in claims] == [0, 0, 0]
+        for claim in claims:
+            crash(queue, claim, "ValueError: again")
+        assert (second.pop(), second.waiting) == (None, 0)
 
 
 @pytest.mark.parametrize(
@@ -122,27 +198,52 @@ def test_interrupted_cells_go_on_in_the_order_of_the_plan(
 def test_a_failed_run_is_no_better_than_those_that_trained(
     tmp_path: Path, metric: str, mode: str, status: str, value: float | None, expected: float
 ) -> None:
-    queue = queue_of(tmp_path, metric, mode)
-    claim = queue.pop() or pytest.fail("empty")
-    queue.done(claim, leave(tmp_path, claim.cell, status, **{metric.replace("/", "_", 1): value}))
-    minimised = study(tmp_path).direction == optuna.study.StudyDirection.MINIMIZE
+    folder = tmp_path / "tiny"
+    with queue_of(folder, metric, mode) as queue:
+        claim = pop(queue)
+        leave(folder, claim.cell, status, **{metric.replace("/", "_", 1): value})
+        end(queue, claim)
+    minimised = study(folder).direction == optuna.study.StudyDirection.MINIMIZE
     assert minimised is (mode == "min")
-    complete = study(tmp_path).trials[0]
+    complete = study(folder).trials[0]
     assert complete.value == pytest.approx(expected, rel=1e-12)
     assert complete.user_attrs["diverged"] is (status == "diverged")
 
 
 def test_a_metric_that_runs_do_not_report_is_the_users_mistake(tmp_path: Path) -> None:
-    leave(tmp_path, CELLS[0], val_nll=1.0)
+    leave(tmp_path / "tiny", CELLS[0], val_nll=1.0)
     with pytest.raises(UserError, match="'test/bleu'"):
-        queue_of(tmp_path, "test/bleu", "max")
+        queue_of(tmp_path / "tiny", "test/bleu", "max")
+
+
+def test_a_study_that_does_not_answer_delays_no_cell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, hangs = tmp_path / "tiny", threading.Event()
+    with monkeypatch.context() as patch:
+        patch.setattr("lightning_app.grids.study._HURRY", 0.2)
+        patch.setattr(Study, "_begin", lambda *_: hangs.wait(60))
+        began = time.monotonic()
+        with queue_of(folder) as queue:
+            for cell in CELLS:
+                claim = pop(queue)
+                leave(folder, cell)
+                end(queue, claim)
+        assert time.monotonic() - began < 5
+    assert capsys.readouterr().out.count("the study is caught up later\n") == 1
+    hangs.set()
+    with queue_of(folder):
+        pass
+    assert {trial.state.name for trial in study(folder).trials} == {"COMPLETE"}
+    assert len(study(folder).trials) == len(CELLS)
 
 
 def test_results_on_disk_are_adopted_with_their_times(tmp_path: Path) -> None:
-    leave(tmp_path, CELLS[1], val_nll=1.5)
-    queue = queue_of(tmp_path)
-    assert queue.waiting == 2
-    complete = study(tmp_path).get_trials(states=(optuna.trial.TrialState.COMPLETE,))
+    folder = tmp_path / "tiny"
+    leave(folder, CELLS[1], val_nll=1.5)
+    with queue_of(folder) as queue:
+        assert queue.waiting == 2
+    complete = study(folder).get_trials(states=(optuna.trial.TrialState.COMPLETE,))
     assert [(trial.user_attrs["name"], trial.value) for trial in complete] == [("cell1", 1.5)]
     assert complete[0].duration is not None
     assert complete[0].duration.total_seconds() == 5.0
@@ -150,40 +251,60 @@ def test_results_on_disk_are_adopted_with_their_times(tmp_path: Path) -> None:
 
 def test_a_cell_that_ended_while_it_waited_is_not_handed_out(tmp_path: Path) -> None:
     """Another supervisor, or `ablate fit` in its folder, may end a cell that waits here."""
-    queue = queue_of(tmp_path)
-    leave(tmp_path, CELLS[0], val_nll=1.5)
-    popped = queue.pop() or pytest.fail("empty")
-    assert popped.cell == CELLS[1]
-    (trial,) = study(tmp_path).get_trials(states=(optuna.trial.TrialState.COMPLETE,))
+    folder = tmp_path / "tiny"
+    with queue_of(folder) as queue:
+        leave(folder, CELLS[0], val_nll=1.5)
+        assert pop(queue).cell == CELLS[1]
+    (trial,) = study(folder).get_trials(states=(optuna.trial.TrialState.COMPLETE,))
     assert (trial.user_attrs["name"], trial.value) == ("cell0", 1.5)
 
 
 def test_running_trials_of_a_dead_supervisor_are_settled(tmp_path: Path) -> None:
-    queue = queue_of(tmp_path)
-    for _ in CELLS:
-        queue.pop()
-    leave(tmp_path, CELLS[0], val_nll=1.5)
-    attempt = tmp_path / "runs" / "cell1" / "attempts" / "1"
-    attempt.mkdir(parents=True)
-    (attempt / "error.txt").write_text("Traceback\nValueError: no\n")
-    queue = queue_of(tmp_path)
-    states = [trial.state.name for trial in study(tmp_path).trials]
-    assert states == ["COMPLETE", "FAIL", "FAIL", "WAITING"]
-    assert study(tmp_path).trials[1].user_attrs["error"] == "ValueError: no"
-    assert study(tmp_path).trials[2].user_attrs["error"] == "its supervisor ended"
-    assert queue_of(tmp_path, retry_failed=True).waiting == 2
+    folder = tmp_path / "tiny"
+    with queue_of(folder) as queue:
+        claims = [pop(queue) for _ in CELLS]
+    leave(folder, CELLS[0], val_nll=1.5)
+    claims[1].folder.attempt(1).error.write_text("Traceback\nValueError: no\n")
+    with queue_of(folder) as queue:
+        assert queue.waiting == 1
+    states = [trial.state.name for trial in study(folder).trials]
+    assert states == ["COMPLETE", "FAIL", "FAIL"]
+    assert study(folder).trials[1].user_attrs["error"] == "ValueError: no"
+    assert study(folder).trials[2].user_attrs["error"] == "its supervisor ended"
+
+
+def test_a_study_that_was_the_queue_of_an_earlier_version_goes_on(tmp_path: Path) -> None:
+    folder = tmp_path / "tiny"
+    folder.mkdir()
+    storage = JournalStorage(JournalFileBackend(str(folder / "optuna.journal")))
+    former = optuna.create_study(study_name="tiny-abc", storage=storage)
+    former.set_user_attr("lost_after", 120.0)
+    running, waiting = optuna.trial.TrialState.RUNNING, optuna.trial.TrialState.WAITING
+    for cell, state in zip(CELLS, (running, waiting, waiting), strict=True):
+        marks = {"cell": cell.id, "name": cell.name, "deaths": 1}
+        former.add_trial(optuna.create_trial(state=state, user_attrs=marks))
+    leave(folder, CELLS[2], val_nll=1.5)
+    with queue_of(folder) as queue:
+        for cell in CELLS[:2]:
+            claim = pop(queue)
+            assert claim.cell == cell
+            leave(folder, cell)
+            end(queue, claim)
+    states = [trial.state.name for trial in study(folder).trials]
+    assert states == ["FAIL", "COMPLETE", "COMPLETE", "COMPLETE"]
 
 
 def test_a_result_of_another_experiment_is_not_taken(tmp_path: Path) -> None:
-    leave(tmp_path, CELLS[0], val_nll=1.5)
-    path = tmp_path / "runs" / "cell0" / "result.json"
+    leave(tmp_path / "tiny", CELLS[0], val_nll=1.5)
+    path = tmp_path / ".runs" / CELLS[0].id / "result.json"
     path.write_text(path.read_text().replace(CELLS[0].id, "f" * 16))
     with pytest.raises(UserError, match="is not the"):
-        queue_of(tmp_path)
+        queue_of(tmp_path / "tiny")
 
 
 def test_optuna_says_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    queue_of(tmp_path)
+    with queue_of(tmp_path / "tiny"):
+        pass
     assert capfd.readouterr() == ("", "")
 
 
@@ -204,8 +325,7 @@ def running_forever(folder: Path) -> None:
 
 def without_its_result(folder: Path) -> None:
     known = study(folder)
-    trial = known.get_trials(states=(optuna.trial.TrialState.WAITING,))[0]
-    attributes = {"cell": trial.user_attrs["cell"]}
+    attributes = {"cell": CELLS[1].id}
     known.add_trial(optuna.create_trial(value=1.0, user_attrs=attributes))
 
 
@@ -221,14 +341,13 @@ def another_value(folder: Path) -> None:
     "damage", [complete_twice, of_no_cell, running_forever, without_its_result, another_value]
 )
 def test_a_study_that_contradicts_the_disk_is_made_again(tmp_path: Path, damage: Any) -> None:
-    leave(tmp_path, CELLS[0], val_nll=2.0)
-    queue_of(tmp_path).close()
-    damage(tmp_path)
-    queue = queue_of(tmp_path)
-    trials = study(tmp_path).get_trials()
-    states = {"COMPLETE": [("cell0", 2.0)], "WAITING": [("cell1", None), ("cell2", None)]}
-    for state, cells in states.items():
-        found = [trial for trial in trials if trial.state.name == state]
-        assert sorted((t.user_attrs["name"], t.value) for t in found) == cells
-    assert {trial.state.name for trial in trials} <= {*states, "FAIL"}
-    assert queue.elsewhere() == 0
+    folder = tmp_path / "tiny"
+    leave(folder, CELLS[0], val_nll=2.0)
+    for damaging in (damage, lambda _: None):
+        with queue_of(folder):
+            pass
+        damaging(folder)
+    trials = study(folder).get_trials()
+    assert [(t.user_attrs["name"], t.state.name, t.value) for t in trials] == [
+        ("cell0", "COMPLETE", 2.0)
+    ]

@@ -230,7 +230,7 @@ def test_no_cell_starts_after_the_time_is_over(world: World) -> None:
     done = len(world.lines("end"))
     assert 0 < done < 12
     world.assert_nothing_left()
-    assert (world.states()["COMPLETE"], world.states()["WAITING"]) == (done, 12 - done)
+    assert world.states()["COMPLETE"] == done
     assert world.run().returncode == 0
     world.assert_finished()
 
@@ -403,11 +403,9 @@ def test_a_journal_that_is_removed_under_a_supervisor(world: World) -> None:
     supervisor = world.start()
     world.wait_for(lambda: world.lines("end"))
     (world.folder / "optuna.journal").unlink()
-    _, err = supervisor.communicate(timeout=60)
-    assert (supervisor.returncode, err.count("\n")) == (130, 1), err
-    assert "optuna.journal:" in err
-    world.assert_nothing_left()
-    assert world.run().returncode == 0
+    out, err = supervisor.communicate(timeout=60)
+    assert (supervisor.returncode, err) == (0, "")
+    assert out.count("optuna.journal: ") == out.count("the study is caught up later") == 1
     world.assert_finished()
 
 

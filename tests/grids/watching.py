@@ -20,7 +20,6 @@ def main() -> int:
         devices_per_cell=2,
         storage=words.get("storage"),
         hang_limit=float(words.get("hang_limit", 1800)),
-        lost_after=60.0,
     )
     ending = run_grid(read_spec(grid), GridFolder(Path(folder)), options, program="watched")
     return 130 if ending.cut else 0
