@@ -28,10 +28,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
+from lightning_app.blocks import linear as linear_maps
 from lightning_app.blocks.linear import (
     float32_library,
     linear,
-    mkl_products,
     prefers_onednn,
     takes_onednn,
 )
@@ -218,7 +218,16 @@ def onednn_everywhere() -> Iterator[None]:
         yield
 
 
-def same_library() -> dict[str, Callable[[], AbstractContextManager[None]]]:
+def _never() -> bool:  # a mock's call would take time
+    return False
+
+
+def mkl_products() -> AbstractContextManager[Any]:
+    """Leave all products to PyTorch in this context, so that two models use one matrix library."""
+    return mock.patch.object(linear_maps, "prefers_onednn", _never)
+
+
+def same_library() -> dict[str, Callable[[], AbstractContextManager[Any]]]:
     """Return a context per library that can compute the linear maps of both models, by name.
 
     It is empty if our models use the library of the peers.

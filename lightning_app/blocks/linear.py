@@ -7,8 +7,6 @@ processor, type and size, so that a resumed run computes the same bits on the sa
 """
 
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any, final
@@ -28,27 +26,9 @@ SMALL_TURNED_ZEN_4 = 2**26
 """The same limit where oneDNN is hardly faster, because the 512 bits are two 256-bit units."""
 
 
-_allowed = True
-
-
-@contextmanager
-def mkl_products() -> Iterator[None]:
-    """Leave all products to PyTorch in this context, so that two models use one matrix library."""
-    global _allowed
-    before, _allowed = _allowed, False
-    try:
-        yield
-    finally:
-        _allowed = before
-
-
+@cache
 def prefers_onednn() -> bool:
     """Whether float32 products are computed by oneDNN here: on AMD with AVX-512."""
-    return _allowed and _has_onednn()
-
-
-@cache
-def _has_onednn() -> bool:
     return (
         torch.backends.mkl.is_available()
         and torch.backends.mkldnn.is_available()

@@ -15,6 +15,7 @@ from benchmarks.measure import (
     Spread,
     count_calls,
     matmul_rates,
+    mkl_products,
     onednn_everywhere,
     peak_memory,
     product_flops,
@@ -25,7 +26,7 @@ from benchmarks.measure import (
 )
 from benchmarks.peers import Setting, preset_work
 from lightning_app.blocks import linear as linear_maps
-from lightning_app.blocks.linear import linear, mkl_products, prefers_onednn
+from lightning_app.blocks.linear import linear
 
 CPU = torch.device("cpu")
 NUMBERS = 1000
@@ -215,7 +216,7 @@ def test_transposed_maps_of_gpt2_take_our_choice(monkeypatch: pytest.MonkeyPatch
 
 def test_each_library_is_in_force_in_its_context() -> None:
     contexts = same_library()
-    assert bool(contexts) == prefers_onednn()
+    assert bool(contexts) == linear_maps.prefers_onednn()
     for name, context in contexts.items():
         with context():
-            assert prefers_onednn() == (name == "oneDNN")
+            assert linear_maps.prefers_onednn() == (name == "oneDNN")

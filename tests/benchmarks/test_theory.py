@@ -1,7 +1,6 @@
 """The program of the theory: its instruments against plain formulas, its claims on small draws."""
 
 import csv
-import math
 import os
 import subprocess
 import sys
@@ -39,18 +38,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("theory")]  # the draws 
 
 both = pytest.mark.parametrize("preset", [POST, PRE])
 TINY = TheorySetting(dim=64, tokens=5, draws=3, depths=(2, 4), classes=7)
-
-
-def test_fits_find_a_known_exponent_and_its_interval() -> None:
-    exact = power_law({2: [4.0 * 2**-0.5], 8: [4.0 * 8**-0.5], 32: [4.0 * 32**-0.5]})
-    assert exact.slope == pytest.approx(-0.5)
-    assert math.exp(exact.intercept) == pytest.approx(4.0)
-    assert exact.high - exact.low < 1e-6
-    # By hand: slope 4.4 / 5, intercept 0.08; Student's t of two degrees of freedom is 4.303.
-    loose = fitted_line([0, 1, 2, 3], [0.1, 0.8, 2.1, 2.6])
-    residual = sum((y - 0.08 - 0.88 * x) ** 2 for x, y in enumerate([0.1, 0.8, 2.1, 2.6])) / 2
-    assert loose.slope == pytest.approx(0.88)
-    assert loose.high - loose.slope == pytest.approx(4.302653 * (residual / 5) ** 0.5, rel=1e-6)
 
 
 # The theoretical setting.
@@ -139,28 +126,6 @@ def test_growth_lies_between_the_bounds_and_meets_them() -> None:
     for tokens in (2, 16, 500):
         for layer, q in enumerate(lemmas.pre_ln_growth(40, tokens)):
             assert 1 + layer / 2 <= q <= 1 + 1.5 * layer
-
-
-def test_growth_takes_the_right_kernel() -> None:
-    """E relu(u) relu(v) of two Gaussians of correlation c, against a sample."""
-    u, v = torch.randn(2, 400_000, dtype=torch.float64)
-    q, p = 1.0 + 1 / 4, 1 / 4  # after the attention of layer 1 with 4 tokens
-    c = p / q
-    sample = (u.relu() * (c * u + math.sqrt(1 - c * c) * v).relu()).mean().item()
-    p, q = p + sample, q + 0.5
-    expected = q + (1 / 4 + 3 / 4 * p / q) + 0.5
-    assert lemmas.pre_ln_growth(2, 4)[2] == pytest.approx(expected, rel=2e-3)
-
-
-@pytest.mark.parametrize("length", [0.1, 1.0, 100.0])
-def test_jacobian_of_the_norm(length: float) -> None:
-    x = length * torch.randn(17, dtype=torch.float64) + 3.0
-    found = torch.autograd.functional.jacobian(layer_norm, x)
-    assert isinstance(found, Tensor)
-    torch.testing.assert_close(lemmas.layer_norm_jacobian(x), found, rtol=1e-9, atol=1e-9)
-    y = x - x.mean()
-    exact = (y.square().mean() + EPSILON) ** -0.5
-    torch.testing.assert_close(torch.linalg.matrix_norm(found, 2), exact)
 
 
 @pytest.fixture(scope="module")
@@ -319,18 +284,6 @@ def test_decoder_alone_has_the_gradients_of_the_plain_formulas(preset: str, caus
         ]
         exact = torch.autograd.grad(loss, weights, retain_graph=True)
         assert norms["decoder"] == pytest.approx([gradient.norm().item() for gradient in exact])
-
-
-def test_admin_is_profiled_before_its_gradients_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    with seeded(4):
-        profiled = models.fingerprint("admin", SMALL, FEW)
-    monkeypatch.setattr(models, "needs_profiling", lambda model: False)
-    with seeded(4):
-        unprofiled = models.fingerprint("admin", SMALL, FEW)
-    with seeded(4):
-        post = models.fingerprint(POST, SMALL, FEW)
-    assert unprofiled.outer["decoder"] == pytest.approx(post.outer["decoder"], rel=1e-4)
-    assert profiled.outer["decoder"] != pytest.approx(post.outer["decoder"], rel=0.02)
 
 
 @pytest.mark.parametrize(("preset", "recorded"), [(POST, 1.63), (PRE, 0.67)])

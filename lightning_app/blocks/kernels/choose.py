@@ -186,13 +186,6 @@ tiles of one sentence."""
 _forced: ContextVar[Form | None] = ContextVar("attention_form", default=None)
 
 
-class Choice(NamedTuple):
-    """The chosen form, and the reason."""
-
-    form: Form
-    reason: str
-
-
 @contextmanager
 def attention_form(form: Form) -> Iterator[None]:
     """Use `form` instead of the policy's choice. ``plain`` uses only PyTorch's own operations:
@@ -210,28 +203,26 @@ def choose(
     itemsize: int,
     *,
     biased: bool = False,
-) -> Choice:
+) -> Form:
     """Return the form of residual attention over maps of ``(batch, head, query, key)``.
 
     The choice depends only on values that stay the same when a run is resumed: shapes, and the
     total memory of the device.
     """
-    if torch.compiler.is_compiling():
-        return Choice("plain", "the compiler fuses it, and cannot follow scores that change")
-    if biased:
-        return Choice("plain", "a bias of the scores has a gradient, which tiles do not give")
+    # The compiler fuses the plain form and cannot follow scores that change; a bias of the scores
+    # has a gradient, which tiles do not give.
+    if torch.compiler.is_compiling() or biased:
+        return "plain"
     forced = _forced.get()
     if forced is not None:
-        return Choice("plain" if forced == "stored" else forced, "asked for")
+        return "plain" if forced == "stored" else forced
     batch, heads, queries, keys = shape
     if queries < SHORT:
-        return Choice("plain", f"under {SHORT} queries the maps are small")
+        return "plain"
     maps, memory = 2 * batch * heads * queries * keys * itemsize, memory_of(device)
     if device.type == "cuda" and maps / 2 < SMALL_ON_GPU * memory:
-        return Choice("plain", f"a map ({maps / 2:.2g} bytes) is small beside {memory:.2g} bytes")
-    if maps > memory / 2:
-        return Choice("blocked", f"two maps ({maps:.2g} bytes) fill half of {memory:.2g} bytes")
-    return Choice("reversible", "one map of scores serves every layer of the chain")
+        return "plain"
+    return "blocked" if maps > memory / 2 else "reversible"
 
 
 def memory_of(device: torch.device) -> int:
@@ -347,7 +338,7 @@ def attend_with_carry(
         batch, heads, queries, _ = query.shape
         shape = (batch, heads, queries, key.shape[2])
         biased = mask.adds_to_scores
-        form = choose(shape, query.device, kept.itemsize, biased=biased).form
+        form = choose(shape, query.device, kept.itemsize, biased=biased)
     else:
         form = _FORM_OF[type(previous)]
     mixed, carry = _FORMS[form](query, key, value, mask, dropout, previous, divisor)
