@@ -183,7 +183,7 @@ MISTAKES = [
         trainer__logger={"class_path": "lightning.pytorch.loggers.WandbLogger"},
     ),
     of_fit(
-        "trainer.callbacks.init_args.monitor: no value is given",
+        "trainer.callbacks.init_args: missing a required argument: 'monitor'",
         trainer__callbacks=[{"class_path": "lightning.pytorch.callbacks.EarlyStopping"}],
     ),
     # grids

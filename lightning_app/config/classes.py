@@ -16,7 +16,7 @@ from pathlib import Path
 from pydoc import ErrorDuringImport
 from pydoc import locate as find_object
 from types import NoneType
-from typing import Any, get_type_hints
+from typing import Any
 
 from lightning_app.config.trainer import ClassSpec, TrainerConfig
 from lightning_app.core.errors import UserError, nearest
@@ -130,71 +130,67 @@ def import_named(field: str, path: str) -> Any:
     return found
 
 
-@dataclass(frozen=True)
-class Arguments:
-    """The arguments of a constructor: their types and defaults by name.
-
-    `open` is true if it also takes others, about which nothing is known.
-    """
-
-    hints: Mapping[str, Any]
-    defaults: Mapping[str, Any]
-    open: bool
-
-    @staticmethod
-    def of(kind: type) -> "Arguments":
-        """Return the arguments of a class, including those that it passes on to another."""
-        hints, defaults, is_open = _signature(kind)
-        inner = _PASSED_ON.get(kind.__name__)
-        if inner is not None and is_open:
-            others, more, _ = _signature(find_object(inner[0]))
-            others = {name: hint for name, hint in others.items() if name not in inner[1]}
-            hints, defaults = {**others, **hints}, {**more, **defaults}
-        return Arguments(hints, defaults, is_open)
-
-    def complete(self, key: str, given: Mapping[str, Any], *, imports: bool) -> dict[str, Any]:
-        """Check plain arguments and return them with every default.
-
-        Raises:
-            UserError: for an unknown or a missing argument, and for a value of another type.
-        """
-        for name in given:
-            if name not in self.hints and not self.open:
-                raise UserError(f"unknown key '{key}.{name}'{nearest(name, self.hints)}")
-        found = {}
-        for name, hint in self.hints.items():
-            if name in given:
-                found[name] = _plain_value(f"{key}.{name}", hint, given[name], imports=imports)
-            elif name in self.defaults:
-                found[name] = _plain_default(f"{key}.{name}", self.defaults[name])
-            else:
-                raise UserError(f"{key}.{name}: no value is given, and there is no default")
-        return {**found, **{name: given[name] for name in given if name not in found}}
-
-    def values(self, key: str, given: Mapping[str, Any], *, imports: bool) -> dict[str, Any]:
-        """Return complete arguments in the form for the constructor, without defaults."""
-        return {
-            name: _value(f"{key}.{name}", self.hints.get(name, Any), value, imports=imports)
-            for name, value in given.items()
-            if name not in self.defaults or not _is_default(value, self.defaults[name])
-        }
-
-
-def _signature(kind: Any) -> tuple[dict[str, Any], dict[str, Any], bool]:
-    """Return types and defaults of the arguments of a class, and whether it takes any others."""
+@cache
+def signature_of(kind: Any) -> inspect.Signature:
+    """Return the arguments of a class, all by name, after those that it passes on to another."""
     try:
-        known = get_type_hints(kind.__init__)
-    except (NameError, TypeError):
-        known = {}
-    hints, defaults, is_open = {}, {}, False
-    for name, each in inspect.signature(kind).parameters.items():
-        if each.kind is each.VAR_KEYWORD:
-            is_open = True
-        elif each.kind is not each.VAR_POSITIONAL:
-            hints[name] = known.get(name, Any if each.annotation is each.empty else each.annotation)
-            if each.default is not each.empty:
-                defaults[name] = each.default
-    return hints, defaults, is_open
+        given = inspect.signature(kind, eval_str=True).parameters.values()
+    except (NameError, TypeError):  # an annotation names what is imported for types alone
+        given = inspect.signature(kind).parameters.values()
+    others = [each for each in given if each.kind is each.VAR_KEYWORD]
+    found: dict[str, inspect.Parameter] = {}
+    if others and kind.__name__ in _PASSED_ON:
+        passed, own = _PASSED_ON[kind.__name__]
+        inner = signature_of(find_object(passed)).parameters
+        found = {name: inner[name] for name in inner if name not in own}
+    for each in given:
+        if each.kind not in (each.VAR_KEYWORD, each.VAR_POSITIONAL):
+            hint = Any if each.annotation is each.empty else each.annotation
+            found[each.name] = each.replace(kind=each.KEYWORD_ONLY, annotation=hint)
+    return inspect.Signature([*found.values(), *others])
+
+
+def completed_arguments(
+    key: str, known: inspect.Signature, given: Mapping[str, Any], *, imports: bool
+) -> dict[str, Any]:
+    """Check plain arguments and return them with every default.
+
+    Raises:
+        UserError: for an unknown or a missing argument, and for a value of another type.
+    """
+    if not any(each.kind is each.VAR_KEYWORD for each in known.parameters.values()):
+        for name in given:
+            if name not in known.parameters:
+                raise UserError(f"unknown key '{key}.{name}'{nearest(name, known.parameters)}")
+    try:
+        bound = known.bind(**given)
+    except TypeError as error:
+        raise UserError(f"{key}: {error}") from error
+    bound.apply_defaults()
+    found = bound.kwargs
+    for name, value in found.items():
+        if name not in given:
+            found[name] = _plain_default(f"{key}.{name}", value)
+        elif name in known.parameters:
+            typed = _value(
+                f"{key}.{name}", known.parameters[name].annotation, value, imports=imports
+            )
+            if isinstance(value, int | float) and isinstance(typed, int | float):
+                found[name] = typed  # in the declared type; the rest stays as written
+    return found
+
+
+def _built_arguments(
+    key: str, known: inspect.Signature, given: Mapping[str, Any], *, imports: bool
+) -> dict[str, Any]:
+    """Return complete arguments in the form for the constructor, without defaults."""
+    found = {}
+    for name, value in given.items():
+        each = known.parameters.get(name)
+        if each is None or not _is_default(value, each.default):
+            hint = Any if each is None else each.annotation
+            found[name] = _value(f"{key}.{name}", hint, value, imports=imports)
+    return found
 
 
 def _plain_default(key: str, value: Any) -> Any:
@@ -217,12 +213,6 @@ def _is_default(value: Any, default: Any) -> bool:
         return False
 
 
-def _plain_value(key: str, hint: Any, value: Any, *, imports: bool) -> Any:
-    """Return a value as the config holds it: numbers in the declared type, the rest as written."""
-    found = _value(key, hint, value, imports=imports)
-    return found if isinstance(value, int | float) and isinstance(found, int | float) else value
-
-
 def _value(key: str, hint: Any, value: Any, *, imports: bool) -> Any:
     """Return a plain value as an argument of a type.
 
@@ -234,14 +224,14 @@ def _value(key: str, hint: Any, value: Any, *, imports: bool) -> Any:
     if imports and isinstance(value, Mapping) and "class_path" in value:
         kind = import_named(key, value["class_path"])
         given = value.get("init_args") or {}
-        return kind(**Arguments.of(kind).values(key, given, imports=imports))
+        return kind(**_built_arguments(key, signature_of(kind), given, imports=imports))
     kinds, part = kinds_of(hint), part_of(hint)
     if part is not None and isinstance(value, Mapping):
         return read(part, value, at=key)
     if imports and isinstance(value, str) and any(_is_code(kind) for kind in kinds):
         return import_named(key, value)
-    if timedelta in kinds and isinstance(value, str):
-        return _duration(key, value)
+    if timedelta in kinds and isinstance(value, str):  # not in a format of Lightning's own
+        hint, kinds = timedelta, (timedelta,)
     try:
         strict = ConfigDict(strict=True, arbitrary_types_allowed=True)
         adapter = TypeAdapter(hint, config=strict)
@@ -257,18 +247,6 @@ def _value(key: str, hint: Any, value: Any, *, imports: bool) -> Any:
 def _is_code(kind: Any) -> bool:
     origin = getattr(kind, "__origin__", kind)
     return origin is Callable or getattr(origin, "__name__", "") in ("Callable", "type")
-
-
-def _duration(key: str, text: str) -> timedelta:
-    days, _, clock = text.rpartition(" day")
-    words = clock.removeprefix("s").removeprefix(", ").split(":")
-    try:
-        hours, minutes, seconds = words
-        return timedelta(
-            days=int(days or 0), hours=int(hours), minutes=int(minutes), seconds=float(seconds)
-        )
-    except ValueError as error:
-        raise UserError(f"{key}: expected a time HH:MM:SS, found {text!r}") from error
 
 
 CLASSES = (
@@ -371,7 +349,9 @@ def _completed(field: str, spec: ClassSpec, *, imports: bool) -> Entry:
 def _complete(field: str, path: str, given: str, imports: bool, _: tuple[type, ...]) -> str:
     kind, known = class_of(field, path, imports=imports)
     arguments, passed_on = json.loads(given)
-    found = Arguments.of(kind).complete(f"{field}.init_args", arguments or {}, imports=imports)
+    found = completed_arguments(
+        f"{field}.init_args", signature_of(kind), arguments or {}, imports=imports
+    )
     entry: Entry = {"class_path": known}
     if found:
         entry["init_args"] = found
@@ -389,9 +369,8 @@ def made_object(field: str, entry: Mapping[str, Any], *, imports: bool) -> Any:
     from lightning.fabric.utilities.exceptions import MisconfigurationException
 
     kind, _ = class_of(field, entry["class_path"], imports=imports)
-    arguments = Arguments.of(kind).values(
-        f"{field}.init_args", entry.get("init_args") or {}, imports=imports
-    )
+    given = entry.get("init_args") or {}
+    arguments = _built_arguments(f"{field}.init_args", signature_of(kind), given, imports=imports)
     try:
         return kind(**arguments, **(entry.get("dict_kwargs") or {}))
     except (MisconfigurationException, ValueError, TypeError) as error:
@@ -555,9 +534,10 @@ def own_arguments(section: str, fields: Mapping[str, Any]) -> tuple[Any, Entry]:
     for name in given:
         if name in fields:
             raise UserError(f"{key}.{name}: belongs to {section}.{name}")
-    known = Arguments.of(kind)
-    apart = {name: hint for name, hint in known.hints.items() if name not in fields}
-    own = Arguments(apart, known.defaults, False)
+    named = (each for each in signature_of(kind).parameters.values() if each.name not in fields)
+    apart = [each for each in named if each.kind is each.KEYWORD_ONLY]
+    own = inspect.Signature(apart)
     if given and not apart:
         raise UserError(f"unknown key '{key}.{next(iter(given))}'; the class has no arguments")
-    return kind, own.values(key, own.complete(key, given, imports=False), imports=False)
+    found = completed_arguments(key, own, given, imports=False)
+    return kind, _built_arguments(key, own, found, imports=False)

@@ -9,6 +9,7 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, fields, is_dataclass
+from datetime import timedelta
 from functools import cache
 from itertools import pairwise
 from textwrap import dedent
@@ -168,6 +169,7 @@ def _words(kind: Any) -> Iterator[str]:
         yield "a mapping"
     else:
         words = {NoneType: "null", float: "a number", int: "a whole number", str: "a text"}
+        words |= {timedelta: "a time HH:MM:SS"}
         yield {**words, bool: "true or false"}.get(kind, getattr(kind, "__name__", str(kind)))
 
 

@@ -115,6 +115,49 @@ def test_what_cannot_change_a_result_leaves_the_id(fields: dict[str, Any], plain
     assert cell_id(config(**fields)) == plain
 
 
+SCHEDULE = {"warmup_steps": 1, "reference_steps": 1}
+CALLBACK, STRATEGY, PLUGIN = (
+    f"lightning.pytorch.{of}." for of in ("callbacks", "strategies", "plugins")
+)
+FROZEN_CLASSES = {
+    "2b365ddc6e91d666": ("callbacks", f"{CALLBACK}EMAWeightAveraging", {"decay": 0.99}),
+    "c998d2582fbfd694": ("callbacks", "EMAWeightAveraging", {"decay": 0.9, "use_buffers": False}),
+    "383e6513d674269f": ("callbacks", f"{CALLBACK}WeightAveraging", {}),
+    "841585bac18dc9ff": (
+        "callbacks",
+        f"{CALLBACK}EarlyStopping",
+        {"monitor": "val/nll", "patience": 3, "min_delta": 1},
+    ),
+    "7cf256cf6a71d087": ("callbacks", f"{CALLBACK}SpikeDetection", {}),
+    "693e3731d74342cc": ("callbacks", "QKClip", {"tau": 50}),
+    "11be3ece502e3415": (
+        "callbacks",
+        f"{CALLBACK}LambdaCallback",
+        {"on_train_start": "builtins.print"},
+    ),
+    "6d38599dad11575b": (
+        "strategy",
+        f"{STRATEGY}SingleDeviceStrategy",
+        {"device": "cpu", "precision_plugin": {"class_path": f"{PLUGIN}DoublePrecision"}},
+    ),
+    "b9cf6ec999f7a4b2": (
+        "plugins",
+        f"{PLUGIN}MixedPrecision",
+        {"precision": "bf16-mixed", "device": "cpu"},
+    ),
+    "f36b0f1c19ab71bc": ("plugins", f"{PLUGIN}HalfPrecision", {}),
+}
+
+
+def test_the_defaults_of_a_class_are_in_the_id() -> None:
+    """As Lightning 2.6 has them: an id does not move with how they are found."""
+    for identity, (field, path, given) in FROZEN_CLASSES.items():
+        entry = {"class_path": path, "init_args": given}
+        trainer = {"max_steps": 4, field: [entry] if field == "callbacks" else entry}
+        tree = {"trainer": trainer, "model": {"schedule": SCHEDULE}}
+        assert cell_id(resolve(tree, "x.yaml", imports=True)) == identity, path
+
+
 def test_a_number_of_batches_is_no_share_of_them() -> None:
     """For the Trainer 1 is one batch and 1.0 is all; a pinned default keeps its type."""
     whole = relevance.relevant(config(seed_everything=1))

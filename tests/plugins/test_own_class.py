@@ -208,7 +208,7 @@ MISTAKES: list[tuple[str, dict[str, Any], str]] = [
     (
         "data",
         {"class_path": "mine.Described"},
-        "data.init_args.word:",
+        "data.init_args: missing … 'word'",
     ),
     (
         "model",
