@@ -139,7 +139,7 @@ SEEN = {
     "--sharpness": Seen(r"sharpness \d.*numbers: ", "experiments/probe/post_ln-*/probes.csv"),
     # Many workers and hosts
     "ablate run demo --workers 4": replace(DEMO, fresh="experiments/demo"),
-    "ablate run demo --storage sqlite:///queue.db": replace(DEMO, fresh="experiments/demo"),
+    "ablate run demo --storage sqlite:///study.db": replace(DEMO, fresh="experiments/demo"),
     # Your own block
     "ablate --plugin my_blocks.py fit --config ablations/base/synthetic.yaml "
     "--model.block.preset damped --model.schedule.warmup_steps 20 --trainer.max_steps 100": replace(

@@ -47,7 +47,8 @@ STUDIES = {
 }
 STRUCK = ("text_sampling.csv", "figures/loss_by_seconds.csv")
 """Documents of a study that the program made when the set was frozen, and makes no more."""
-STRUCK_FIELDS = ("rounding", "former", "others", "lacking", "effect", "grid", "grids")
+STRUCK_FIELDS = ("rounding", "former", "others", "lacking", "effect", "grid", "grids", "elsewhere")
+STRUCK_FIELDS += ("found_in", "refused")
 """Fields of a config, a record or a document that are no more or are new, at any depth, and in the
 text of effects."""
 ELSEWHERE = ("code", "device", "libraries")
