@@ -79,28 +79,6 @@ def outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_an_optimizer_from_outside_trains(outside: Path, capsys) -> None:
-    (outside / "an_optimizer.py").write_text(PLUGIN)
-    words = [*SHORT, "--model.optimizer.kind", "plain_sgd"]
-    try:
-        assert main(["--plugin", "an_optimizer.py", *words]) == 0, capsys.readouterr().err
-    finally:
-        unload("an_optimizer")
-    checkpoint = torch.load(outside / "run/checkpoints/last.ckpt", weights_only=True)
-    (group, *_) = checkpoint["optimizer_states"][0]["param_groups"]
-    assert group["momentum"] == 0
-    assert "betas" not in group
-
-
-def test_the_wrong_name_of_an_optimizer_is_one_line(outside: Path, capsys) -> None:
-    assert main([*SHORT, "--model.optimizer.kind", "adamm"]) == 2
-    line = capsys.readouterr().err
-    assert told("model.optimizer.kind: expected one of … 'adam', 'adamw', 'sgd'").search(line)
-    assert told("found 'adamm'; … 'adam'?").search(line)
-    assert line.count("\n") == 1
-    assert not (outside / "run").exists()
-
-
 CORPUS = """
 from lightning_app.data.config import CORPORA
 from lightning_app.data.sources import GeneratedCorpus
@@ -117,30 +95,43 @@ class Counting(GeneratedCorpus):
 """
 
 
-def test_a_corpus_from_outside_trains(
+def test_an_optimizer_and_a_corpus_from_outside_train(
     outside: Path, monkeypatch: pytest.MonkeyPatch, capsys
 ) -> None:
     monkeypatch.setenv("LIGHTNING_APP_CACHE", str(outside / "cache"))
-    (outside / "a_corpus.py").write_text(CORPUS)
+    (outside / "some_own_parts.py").write_text(PLUGIN + CORPUS)
     words = ["--data.name", "counting", "--data.tokenizer", "word", "--data.vocab_size", "null"]
+    words += ["--model.optimizer.kind", "plain_sgd"]
     try:
-        assert main(["--plugin", "a_corpus.py", *SHORT, *words]) == 0, capsys.readouterr().err
+        assert main(["--plugin", "some_own_parts.py", *SHORT, *words]) == 0, capsys.readouterr().err
         (meta,) = (outside / "cache").glob("counting-*/meta.json")
         assert '"numbers: 120 pairs' in meta.read_text()
-        assert (outside / "run/checkpoints/last.ckpt").is_file()
         digest = corpus_digest(DataConfig(name="counting"))
-        sys.modules["a_corpus"].LINES["target"][0] = "two one"
+        sys.modules["some_own_parts"].LINES["target"][0] = "two one"
         assert corpus_digest(DataConfig(name="counting")) != digest
     finally:
-        unload("a_corpus")
+        unload("some_own_parts")
+    checkpoint = torch.load(outside / "run/checkpoints/last.ckpt", weights_only=True)
+    (group, *_) = checkpoint["optimizer_states"][0]["param_groups"]
+    assert group["momentum"] == 0
+    assert "betas" not in group
 
 
-def test_the_wrong_name_of_a_corpus_is_one_line(outside: Path, capsys) -> None:
-    assert main([*SHORT, "--data.name", "wikitext"]) == 2
+@pytest.mark.parametrize(
+    ("field", "wrong", "names", "nearest"),
+    [
+        ("model.optimizer.kind", "adamm", OPTIMIZERS, "adam"),
+        ("data.name", "wikitext", CORPORA, "wikitext2"),
+    ],
+)
+def test_a_wrong_name_is_one_line(
+    outside: Path, capsys, field: str, wrong: str, names: Registry, nearest: str
+) -> None:
+    assert main([*SHORT, f"--{field}", wrong]) == 2
     line = capsys.readouterr().err
-    assert "data.name: expected one of '" in line
-    assert all(f"'{name}'" in line for name in CORPORA)
-    assert told("found 'wikitext'; … 'wikitext2'?").search(line)
+    assert f"{field}: expected one of '" in line
+    assert all(f"'{name}'" in line for name in names)
+    assert told(f"found '{wrong}'; … '{nearest}'?").search(line)
     assert line.count("\n") == 1
     assert not (outside / "run").exists()
 

@@ -72,6 +72,12 @@ def test_a_cell_that_uses_a_part_has_its_digest(write: Write) -> None:
     first = {use: cell_id(tree) for use, tree in trees.items()}
     for use, tree in trees.items():
         assert named_by_content(tree)["plugins"] == {"some_parts": plugin.sha256}, use
+    assert "plugins" not in named_by_content(config())
+    unused = cell_id(config())
+    plugins.unload("some_parts")
+    assert cell_id(config()) == unused
+    plugins.load(str(write(PARTS, folder="moved")))
+    assert cell_id(trees["preset"]) == first["preset"]
     plugins.unload("some_parts")
     path.write_text(PARTS + "ANOTHER = 1\n")
     plugins.load(str(path))
@@ -101,13 +107,6 @@ def test_a_parent_with_another_version_of_a_part_is_refused(write: Write, tmp_pa
     trained({"some_parts": "0" * 64})
     with pytest.raises(UserError, match=r"some_parts.*sha256 0000000000000000"):
         named_by_content(child)
-
-
-def test_a_cell_that_uses_no_part_keeps_its_id(write: Write) -> None:
-    before = cell_id(config())
-    plugins.load(str(write(PARTS)))
-    assert cell_id(config()) == before
-    assert "plugins" not in named_by_content(config())
 
 
 # Over 5 s: a process starts cold.
@@ -212,15 +211,6 @@ def test_a_corpus_is_prepared_again_after_a_change_of_its_plugin(
     assert found == ["the dog sees the cat .", "THE DOG SEES THE CAT ."]
 
 
-def test_a_moved_file_is_the_same_plugin(write: Write) -> None:
-    plugins.load(str(write(PARTS)))
-    tree = config("model.block.preset", "max_post")
-    first = cell_id(tree)
-    plugins.unload("some_parts")
-    plugins.load(str(write(PARTS, folder="moved")))
-    assert cell_id(tree) == first
-
-
 def test_a_callback_counts_and_a_grid_may_name_it(write: Write) -> None:
     callback = {"class_path": "some_parts.Loud"}
     trainer = {"trainer": {"callbacks": [callback]}}
@@ -263,9 +253,9 @@ def test_a_grid_file_may_not_name_a_plugin(tmp_path: Path, write: Write) -> None
     assert not marker.exists()
 
 
-def kept_run(folder: Path) -> RunFolder:
-    """A run's folder as `Run` leaves it, of a cell that uses the plug-in."""
-    run, tree = RunFolder(folder), config("model.block.preset", "max_post")
+def kept_run(folder: Path, tree: Any = None) -> RunFolder:
+    """A run's folder as `Run` leaves it; by default of a cell that uses the plug-in."""
+    run, tree = RunFolder(folder), tree or config("model.block.preset", "max_post")
     run.path.mkdir()
     run_plugins.keep_copies(run, run_plugins.used_by(tree, stacks_of(tree)))
     write_record(run.path, Record.of(named_by_content(tree), stacks_of(tree), None))
@@ -291,6 +281,16 @@ def test_a_run_says_which_plugin_it_needs(write: Write, tmp_path: Path) -> None:
         assert str(caught.value).startswith(line)
     plugins.load(str(copy))  # by the user's own word
     run_plugins.require(run.path)
+    plugins.unload("some_parts")
+    marker = tmp_path / "executed"
+    copy.write_text(f"open({str(marker)!r}, 'w')\n")
+    with pytest.raises(UserError, match="needs the plug-in"):
+        run_plugins.require(run.path)
+    assert not marker.exists()
+    path.write_text(PARTS + "CHANGED = 1\n")
+    now = plugins.load(str(path))
+    with pytest.raises(UserError, match=f"{path} has sha256 {now.sha256}"):
+        run_plugins.require(run.path)
 
 
 def test_a_checkpoint_of_another_run_needs_the_plugins_of_that_run(
@@ -308,36 +308,12 @@ def test_a_checkpoint_of_another_run_needs_the_plugins_of_that_run(
         load_run(plain.path, run.checkpoint("best"))
 
 
-def test_a_changed_plugin_does_not_serve_a_run(write: Write, tmp_path: Path) -> None:
-    path = write(PARTS)
-    plugins.load(str(path))
-    run = kept_run(tmp_path / "run")
-    plugins.unload("some_parts")
-    path.write_text(PARTS + "CHANGED = 1\n")
-    now = plugins.load(str(path))
-    with pytest.raises(UserError, match=f"{path} has sha256 {now.sha256}"):
-        run_plugins.require(run.path)
-
-
 def test_a_run_without_plugins_needs_none(write: Write, tmp_path: Path) -> None:
     plugins.load(str(write(PARTS)))
-    run, tree = RunFolder(tmp_path / "run"), config()
-    run.path.mkdir()
-    run_plugins.keep_copies(run, run_plugins.used_by(tree, stacks_of(tree)))
-    write_record(run.path, Record.of(named_by_content(tree), stacks_of(tree), None))
+    run = kept_run(tmp_path / "run", config())
     assert not run.plugins.exists()
     plugins.unload("some_parts")
     run_plugins.require(run.path)
-
-
-def test_nothing_in_a_run_folder_is_executed(write: Write, tmp_path: Path) -> None:
-    plugins.load(str(write(PARTS)))
-    run, marker = kept_run(tmp_path / "run"), tmp_path / "executed"
-    plugins.unload("some_parts")
-    (run.plugin_copies / "some_parts.py").write_text(f"open({str(marker)!r}, 'w')\n")
-    with pytest.raises(UserError, match="needs the plug-in"):
-        run_plugins.require(run.path)
-    assert not marker.exists()
 
 
 def test_a_mistake_names_the_plugin_that_is_missing(write: Write, tmp_path: Path) -> None:
