@@ -264,8 +264,7 @@ sys.exit(cli.main(sys.argv[1:]))
 
 
 @pytest.mark.parametrize(
-    ("words", "code"),
-    [(["run"], 130), (["fit"], 130), (["results"], 0), (["results", "run"], 0)],
+    ("words", "code"), [(["run"], 130), (["fit"], 130), (["results"], 0), (["results", "run"], 0)]
 )
 def test_a_pipe_without_a_reader_ends_no_work_with_success(words: list[str], code: int) -> None:
     """As `ablate run grid.yaml | head -1`: not all cells have run."""
@@ -273,10 +272,7 @@ def test_a_pipe_without_a_reader_ends_no_work_with_success(words: list[str], cod
     os.close(reader)
     try:
         done = subprocess.run(
-            [sys.executable, "-c", UNREAD, *words],
-            stdout=writer,
-            stderr=subprocess.PIPE,
-            text=True,
+            [sys.executable, "-c", UNREAD, *words], stdout=writer, stderr=subprocess.PIPE, text=True
         )
     finally:
         os.close(writer)

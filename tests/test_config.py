@@ -133,11 +133,7 @@ def test_a_mistake_is_one_line_that_names_file_field_and_value(
             {"kept": {"vector": True}},
             "value_gains.kept: gain vector: true … learned: true",
         ),
-        (
-            "output_gains",
-            {"change": {"learned": True, "vector": True}},
-            "output_gains: … scalars:",
-        ),
+        ("output_gains", {"change": {"learned": True, "vector": True}}, "output_gains: … scalars:"),
     ],
 )
 def test_what_a_part_refuses_is_reported_with_its_key(key: str, value: Any, message: str) -> None:

@@ -112,10 +112,7 @@ class Reader:
     def serve(self, line: str, address: str) -> str:
         """Start a server, look whether it answers at the address, and press Ctrl-C."""
         process = warm.start(
-            arguments(line),
-            folder=self.checkout,
-            root=self.checkout,
-            environment=self.environment,
+            arguments(line), folder=self.checkout, root=self.checkout, environment=self.environment
         )
         ends = time.monotonic() + TIMEOUT
         while not (found := re.search(address, said(process), re.M | re.S)):

@@ -245,11 +245,7 @@ def test_a_wrong_table_is_one_line(
 
 
 def refused(
-    tree: dict[str, Any],
-    folder: Path,
-    capsys: pytest.CaptureFixture[str],
-    said: str,
-    **fields: Any,
+    tree: dict[str, Any], folder: Path, capsys: pytest.CaptureFixture[str], said: str, **fields: Any
 ) -> None:
     """`ablate fit` says so in one line, ends with code 2, and makes no folder of a run."""
     path = folder / "mistake.yaml"

@@ -4,13 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.bench import (
-    FORMS,
-    AttentionInputs,
-    Maps,
-    in_form,
-    residual_literally,
-)
+from benchmarks.bench import FORMS, AttentionInputs, Maps, in_form, residual_literally
 from benchmarks.peers import Setting, batch_of, learner
 from lightning_app.blocks.config import BlockConfig
 from lightning_app.blocks.masks import causal_mask, full_mask

@@ -90,11 +90,7 @@ def test_a_pruned_run_that_goes_on_elsewhere_is_no_damage(folder: Path) -> None:
 @pytest.mark.parametrize("name", [RESULT, PRUNED])
 @pytest.mark.parametrize(
     ("content", "said"),
-    [
-        ("{", "not valid JSON"),
-        ("[]", "JSON"),
-        (json.dumps(result("b")), "'b'.*a1"),
-    ],
+    [("{", "not valid JSON"), ("[]", "JSON"), (json.dumps(result("b")), "'b'.*a1")],
 )
 def test_what_is_not_the_cells_is_refused(
     tmp_path: Path, folder: Path, name: str, content: str, said: str

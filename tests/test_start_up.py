@@ -31,11 +31,7 @@ def run(folder: Path, text: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", START + text, str(BASE)],
         cwd=folder,
-        env={
-            **os.environ,
-            "LIGHTNING_APP_CACHE": str(folder / "cache"),
-            "PYTHONPATH": str(ROOT),
-        },
+        env={**os.environ, "LIGHTNING_APP_CACHE": str(folder / "cache"), "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
         timeout=300,

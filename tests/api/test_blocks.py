@@ -198,18 +198,9 @@ def test_penalties_of_a_stack_are_offered() -> None:
     ("call", "said"),
     [
         (lambda: Block("pre_lm", **SIZES), "did you mean 'pre_ln'"),
-        (
-            lambda: Block("pre_ln", nrom="rms_norm", **SIZES),
-            "'nrom';.*'norm'",
-        ),
-        (
-            lambda: Block("pre_ln", norm="rms", **SIZES),
-            "norm:.*'rms_norm'",
-        ),
-        (
-            lambda: Block({"preset": "pre_ln", "norm": 3}, **SIZES),
-            "block.norm:.*null, found 3",
-        ),
+        (lambda: Block("pre_ln", nrom="rms_norm", **SIZES), "'nrom';.*'norm'"),
+        (lambda: Block("pre_ln", norm="rms", **SIZES), "norm:.*'rms_norm'"),
+        (lambda: Block({"preset": "pre_ln", "norm": 3}, **SIZES), "block.norm:.*null, found 3"),
         (
             lambda: Block("pre_ln", shaped_attention={"alpha": "x"}, **SIZES),
             "shaped_attention.alpha:.*'x'",
@@ -218,10 +209,7 @@ def test_penalties_of_a_stack_are_offered() -> None:
             lambda: Block("pre_ln", localised_span={"memory": 3, "block": 1}, **SIZES),
             "unknown key 'localised_span.block'",
         ),
-        (
-            lambda: Block("pre_ln", share_branch_gain=1, **SIZES),
-            "share_branch_gain: ",
-        ),
+        (lambda: Block("pre_ln", share_branch_gain=1, **SIZES), "share_branch_gain: "),
         (
             lambda: Block("pre_ln", attention_skip={"value": 0.0}, **SIZES),
             "attention_skip 0 without",
@@ -242,10 +230,7 @@ def test_penalties_of_a_stack_are_offered() -> None:
         ),
         (lambda: Decoder("pre_ln", depth=2, memory={"length": 4}, **SIZES), "memory: belongs to"),
         (lambda: Encoder("pre_ln", depth=0, **SIZES), "depth 0: must be at least 1"),
-        (
-            lambda: Encoder("pre_ln", depth=1, positions="learned", **SIZES),
-            "are added to",
-        ),
+        (lambda: Encoder("pre_ln", depth=1, positions="learned", **SIZES), "are added to"),
         (lambda: Encoder("pre_ln", depth=1, positions="ropes", **SIZES), "did you mean 'rope'"),
         (lambda: Decoder("pre_ln", depth=1, peer_depth=2, **SIZES), "reads no stack"),
         (lambda: Block("post_ln", preset="sas", **SIZES), "preset: is the first argument"),

@@ -77,17 +77,9 @@ def test_it_goes_on_from_a_checkpoint(translation: RunResult, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("overrides", "settings", "said"),
     [
-        (
-            {"model.block.prest": "sas"},
-            {},
-            "overrides:.*mean 'preset'",
-        ),
+        ({"model.block.prest": "sas"}, {}, "overrides:.*mean 'preset'"),
         ({"model.block.preset": "sass"}, {}, "overrides:.*'sas'"),
-        (
-            {"model.optimizer.lr": "fast"},
-            {},
-            "model.optimizer.lr: expected a number",
-        ),
+        ({"model.optimizer.lr": "fast"}, {}, "model.optimizer.lr: expected a number"),
         ({"model": {"block": {}}}, {}, "would replace a"),
         ({}, {"trainer": {"max_steps": 1}}, "would replace a"),
         ({"seed_everything": 1}, {"seed_everything": 2}, "seed_everything: is given twice"),

@@ -136,10 +136,7 @@ def test_a_file_of_another_experiment_is_refused(
     ("change", "said"),
     [
         ({"match": [PRESET]}, "its parents differ"),
-        (
-            {"grid": {"base_config": {"trainer": {"max_steps": 9}}}},
-            "its parents'",
-        ),
+        ({"grid": {"base_config": {"trainer": {"max_steps": 9}}}}, "its parents'"),
         ({"grid": {"axes": {PRESET: AXES[PRESET], SEED: [1, 2, 3]}}}, "its parents' axes differ"),
         ({"grid": {"question": "Which one?"}}, ""),
     ],

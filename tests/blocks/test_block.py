@@ -137,10 +137,7 @@ REFUSED = {
     ),
     "no skip around plain attention": ({"around_self": SKIPLESS}, "attention_skip 0"),
     "no skip and no identity part": (
-        {
-            "around_self": SKIPLESS,
-            "self_attention": AttentionSpec(shaping=ShapingSpec(alpha=0.0)),
-        },
+        {"around_self": SKIPLESS, "self_attention": AttentionSpec(shaping=ShapingSpec(alpha=0.0))},
         "attention_skip 0",
     ),
     "no skip at all in a plain parallel block": (

@@ -131,9 +131,7 @@ def test_layer_scale_of_lambda_one_is_pre_ln() -> None:
 
 def test_skipinit_of_equal_gains_is_rezero() -> None:
     check_same_stacks(
-        spec_of("skipinit"),
-        spec_of("rezero"),
-        lambda module: set_all(module, "branch.gain", -0.3),
+        spec_of("skipinit"), spec_of("rezero"), lambda module: set_all(module, "branch.gain", -0.3)
     )
 
 
@@ -569,8 +567,7 @@ def test_shaping_without_identity_and_centre_is_none() -> None:
 
 
 @pytest.mark.parametrize(
-    ("preset", "parts"),
-    [("qk_norm", ("query", "key")), ("hybrid_norm", ("query", "key", "value"))],
+    ("preset", "parts"), [("qk_norm", ("query", "key")), ("hybrid_norm", ("query", "key", "value"))]
 )
 def test_norms_in_the_heads_do_not_see_the_length_of_what_they_norm(
     preset: str, parts: tuple[str, ...]

@@ -179,9 +179,7 @@ def unknown_fields() -> dict[str, tuple[StackSpec, str]]:
             "mystery yes",
         ),
         "a gain of a projection": (
-            block(
-                self_attention=lambda of: replace(of, value_gains=ProjectionGains(kept=gain)),
-            ),
+            block(self_attention=lambda of: replace(of, value_gains=ProjectionGains(kept=gain))),
             "mystery 0.75",
         ),
         "skip": (block(around_cross=lambda of: replace(of, skip=gain)), "mystery 0.75"),

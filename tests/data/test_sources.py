@@ -167,10 +167,9 @@ def test_text_real(shared_data: Path, folder: str):
         "multi30k_deen": Splits(valid="val", test="test_2016_flickr"),
     }[folder]
     config = DataConfig(name="text", root=str(shared_data / folder), splits=splits)
-    sizes = {
-        "tatoeba_deen": (161_813, 4_000, 4_000),
-        "multi30k_deen": (29_000, 1_014, 1_000),
-    }[folder]
+    sizes = {"tatoeba_deen": (161_813, 4_000, 4_000), "multi30k_deen": (29_000, 1_014, 1_000)}[
+        folder
+    ]
     assert tuple(len(of) for of in load(config).splits.values()) == sizes
 
 

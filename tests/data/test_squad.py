@@ -132,11 +132,7 @@ NO = {"is_impossible": True, "id": "n", "question": "w1", "answers": []}
 REFUSED = [
     ("squad1", set_in("data", to=None), "'data'"),
     ("squad1", set_in("data", to=[]), "empty, no question"),
-    (
-        "squad1",
-        set_in("data", 0, "title", to=None),
-        "data[0]: … 'title'",
-    ),
+    ("squad1", set_in("data", 0, "title", to=None), "data[0]: … 'title'"),
     ("squad1", set_in(*FIRST, "qas", to={}), "data[0].paragraphs[0]:"),
     ("squad1", set_in(*FIRST, "context", to=" ▁ "), "'context'"),
     ("squad1", set_in(*ASKED, "id", to=None), "qas[0]: … 'id'"),
@@ -151,11 +147,7 @@ REFUSED = [
     ("squad1", set_in(*GOLD, "answer_start", to=True), "'answer_start', found True"),
     ("squad1", set_in(*GOLD, "answer_start", to="3"), "'answer_start', found '3'"),
     ("squad1", set_in(*GOLD, "text", to=""), "answers[0]: … 'text'"),
-    (
-        "squad2",
-        set_in(*ASKED, "is_impossible", to=None),
-        "'is_impossible'",
-    ),
+    ("squad2", set_in(*ASKED, "is_impossible", to=None), "'is_impossible'"),
     ("squad2", set_in(*ASKED, to={**NO, "is_impossible": False}), "at least one"),
     ("squad2", set_in(*ASKED, "is_impossible", to=1), "true or false"),
 ]

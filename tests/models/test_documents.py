@@ -212,10 +212,7 @@ def test_probes_see_the_maps_of_documents(preset: str) -> None:
 def test_auxiliary_losses_are_those_of_documents_alone(tables: Any) -> None:
     """A second target of another document is none."""
     objective = ObjectiveConfig(
-        kind="causal_lm",
-        intermediate_weight=1.0,
-        second_target_weight=0.5,
-        auxiliary_tables=tables,
+        kind="causal_lm", intermediate_weight=1.0, second_target_weight=0.5, auxiliary_tables=tables
     )
     task: Any = build_task(objective)
     model = build("pre_ln", decoder_depth=3).train()

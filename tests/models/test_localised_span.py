@@ -87,11 +87,7 @@ def test_translation_is_the_reference(preset: str, span: tuple[int, int]) -> Non
     source = torch.nn.functional.pad(source, (0, 5))
     sizes = tiny.reference_sizes(tiny.architecture())
     expected = translate(
-        limited(preset, span),
-        tiny.numpy_parameters(model),
-        sizes,
-        source.numpy(),
-        target.numpy(),
+        limited(preset, span), tiny.numpy_parameters(model), sizes, source.numpy(), target.numpy()
     )
     real = target != tiny.PAD
     same(model(source, target)[real], expected.logits[real.numpy()])

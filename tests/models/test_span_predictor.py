@@ -130,10 +130,7 @@ def test_losses_by_hand() -> None:
     batch = rows([[4, 5], [4, 4], [4, 9]])._replace(index=torch.tensor([4, -1, 7]))
     with torch.no_grad():
         sums = task.sums(Constant(), batch)
-    each = [
-        (-math.log(11 / 21) + math.log(11)) / 2,
-        (-math.log(11 / 21) - math.log(31 / 41)) / 2,
-    ]
+    each = [(-math.log(11 / 21) + math.log(11)) / 2, (-math.log(11 / 21) - math.log(31 / 41)) / 2]
     assert float(sums.loss) == pytest.approx(sum(each))
     assert float(sums.nll) == pytest.approx(sum(each))
     assert (int(sums.tokens), int(sums.correct)) == (2, 1)  # pyright: ignore[reportArgumentType]

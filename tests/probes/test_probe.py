@@ -32,15 +32,7 @@ from lightning_app.tasks.causal_lm import CausalBatch
 from lightning_app.tasks.masked_lm import MaskedBatch
 from lightning_app.tasks.translation import TranslationBatch
 from tests import warm
-from tests.tiny import (
-    PAD,
-    causal_model,
-    masked_model,
-    randomise,
-    sentences,
-    translator,
-    words,
-)
+from tests.tiny import PAD, causal_model, masked_model, randomise, sentences, translator, words
 
 SMOOTHING = 0.1
 

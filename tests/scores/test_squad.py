@@ -131,9 +131,7 @@ def test_one_kind_of_questions_alone() -> None:
 WORDS = st.lists(st.sampled_from(["a", "the", "dog", "cat", "Dog.", "é", "“", "…"]), max_size=4)
 TEXTS = WORDS.map(" ".join)
 QUESTIONS = st.dictionaries(
-    st.sampled_from("abcdef"),
-    st.tuples(st.lists(TEXTS, max_size=3), TEXTS),
-    min_size=1,
+    st.sampled_from("abcdef"), st.tuples(st.lists(TEXTS, max_size=3), TEXTS), min_size=1
 )
 
 

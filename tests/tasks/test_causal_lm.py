@@ -270,12 +270,7 @@ def test_documents_end_with_their_separators(documents: PreparedCorpus) -> None:
 
 @pytest.mark.parametrize(
     ("lines", "begins"),
-    [
-        ("a|b|---|c|---|---|d|---", [0, 3, 6]),
-        ("---|a|--- |b", [0, 3]),
-        ("a||b", [0]),
-        ("---", [0]),
-    ],
+    [("a|b|---|c|---|---|d|---", [0, 3, 6]), ("---|a|--- |b", [0, 3]), ("a||b", [0]), ("---", [0])],
 )
 def test_a_stated_separator(lines: str, begins: list[int]) -> None:
     config = DataConfig(

@@ -174,8 +174,7 @@ def test_no_advice_to_detokenise_and_the_same_scores(
     rows = [LOWER, [5, 8, 7, 5, 6, 9]] * (count // 2)
     task = Translation(ObjectiveConfig(validation_bleu=count))
     monkeypatch.setattr(
-        "lightning_app.tasks.translation.search",
-        lambda *_: [Hypothesis(row, 0.0) for row in rows],
+        "lightning_app.tasks.translation.search", lambda *_: [Hypothesis(row, 0.0) for row in rows]
     )
     task.decode(cast(Any, None), pairs(range(count)), stage)
     scores = task.scores(stage, source, FOUND)

@@ -36,11 +36,7 @@ def pruning(folder: Path, metric: str = "val/nll") -> Pruning:
 
 
 def fit(
-    folder: Path,
-    cache: str,
-    *callbacks: pl.Callback,
-    lr: float = 3e-3,
-    **settings: Any,
+    folder: Path, cache: str, *callbacks: pl.Callback, lr: float = 3e-3, **settings: Any
 ) -> TransformerModule:
     """Train in `folder`, from the checkpoint that lies there if there is one."""
     last = folder / "checkpoints" / "last.ckpt"

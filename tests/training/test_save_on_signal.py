@@ -250,12 +250,7 @@ def test_a_schedule_free_run_evaluates_its_average(tmp_path: Path, cache: str) -
     ],
 )
 def test_a_run_that_is_stopped_in_a_validation_finishes_it(
-    tmp_path: Path,
-    cache: str,
-    whole: Callable[[int], Weights],
-    during: int,
-    stop: int,
-    number: int,
+    tmp_path: Path, cache: str, whole: Callable[[int], Weights], during: int, stop: int, number: int
 ) -> None:
     """Also in the last validation, after which no step would notice the signal."""
     signals = At(during, lambda: send(number), validation=True)
