@@ -117,8 +117,7 @@ def test_branches_rise_with_the_steps_of_a_run_and_of_one_that_goes_on(
     def train(folder: Path, steps: int, **settings: Any) -> tuple[list[float], dict[str, Any]]:
         pl.seed_everything(3)
         trained = module("translation", decoder_depth=2, dropout=0.1, preset="prores")
-        saver = Saved(tmp_path / "x")
-        fitter = trainer(folder, max_steps=steps, callbacks=[saver])
+        fitter = trainer(folder, max_steps=steps, callbacks=[Saved(tmp_path / "x")])
         fitter.fit(trained, datamodule=data(cache), weights_only=True, **settings)
         return [
             float(trained.get_buffer(f"model.decoder.blocks.{layer}.around_ff.branch.factor"))

@@ -63,8 +63,7 @@ def test_help_lists_the_commands_in_order() -> None:
     command = [sys.executable, "-m", "lightning_app", "--help"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     order = "blocks fit validate test predict translate prepare plan run status report"
-    names = order.split(" ")
-    places = [done.stdout.index(f"\n    {name}") for name in names]
+    places = [done.stdout.index(f"\n    {name}") for name in order.split(" ")]
     assert places == sorted(places)
 
 
@@ -232,8 +231,7 @@ def test_a_config_that_is_none(capsys, folder: Path, command: str, text: bytes) 
 
 
 def test_status_of_another_grid(capsys, folder: Path) -> None:
-    path = grid(folder)
-    assert main(["plan", str(path)]) == 0
+    assert main(["plan", str(grid(folder))]) == 0
     capsys.readouterr()
     changed = grid(folder, axes={"model.block.preset": ["sas"], "seed_everything": [1]})
     assert "another grid" in mistake(capsys, "status", changed)

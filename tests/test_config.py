@@ -51,8 +51,7 @@ def test_resolving_leaves_what_was_written_as_it_was() -> None:
 
 
 def test_the_same_experiment_has_the_same_id() -> None:
-    config = resolve(tree(), "x.yaml")
-    identity = cell_id(config)
+    identity = cell_id(resolve(tree(), "x.yaml"))
     assert len(identity) == 16
     elsewhere = changed("trainer.devices", 4, changed("data.cache", "/tmp", tree()))
     assert cell_id(resolve(elsewhere, "x.yaml")) == identity

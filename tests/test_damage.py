@@ -99,8 +99,7 @@ def first_step(run: Path, attempt: int) -> int:
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_flipped_bit_in_a_checkpoint_is_refused(command: str, folder: Path, capsys) -> None:
     flip(folder / "run" / "checkpoints" / "last.ckpt", random.Random(command))
-    line = refused(COMMANDS[command], capsys, folder)
-    assert "last.ckpt: damaged:" in line
+    assert "last.ckpt: damaged:" in refused(COMMANDS[command], capsys, folder)
 
 
 @pytest.mark.parametrize("command", COMMANDS)

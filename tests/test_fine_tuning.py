@@ -134,8 +134,7 @@ def test_a_task_with_a_telling_word_is_learned(tmp_path: Path) -> None:
     found = fit(tree, tmp_path / "run", **settings)
     assert found["outcome"] == "trained"
     assert found["metrics"]["val/accuracy"] > 0.9
-    folder = tmp_path / "run" / "it"
-    call = ["--config", str(folder / "config.yaml"), "--ckpt_path", "last"]
+    call = ["--config", str(tmp_path / "run" / "it" / "config.yaml"), "--ckpt_path", "last"]
     done = warm.run(["-m", "lightning_app", "predict", *call])
     assert done.returncode == 0, done.stderr[-3000:]
     answers = done.stdout.split()

@@ -49,8 +49,7 @@ def test_every_form_of_residual_attention_is_the_equation(form: str, causal: boo
     made = [torch.randn(4, *shape, dtype=torch.float64) for _ in range(maps.depth)]
     results = []
     for forward in (in_form(form), residual_literally):  # pyright: ignore[reportArgumentType]
-        exact = forward is residual_literally
-        dtype = torch.float64 if exact else torch.float32
+        dtype = torch.float64 if forward is residual_literally else torch.float32
         layers = [AttentionInputs(*(x.to(DEVICE, dtype) for x in each)) for each in made]
         leaves = [leaf.requires_grad_() for layer in layers for leaf in layer[:3]]
         total = torch.stack([each.double().pow(2).sum() for each in forward(layers, maps, mask)])

@@ -141,8 +141,7 @@ def test_reference_shares_nothing_with_the_package() -> None:
 
 def test_this_test_sees_the_imports() -> None:
     """The reading itself: a known edge, and a relative import resolved."""
-    heads = ROOT / PACKAGE / "models" / "heads.py"
-    assert "lightning_app.models.stack" in ours(heads)
+    assert "lightning_app.models.stack" in ours(ROOT / PACKAGE / "models" / "heads.py")
     assert {module_name(path) for path in FILES} >= {PACKAGE, "lightning_app.blocks.block"}
 
 

@@ -152,8 +152,7 @@ def test_other_data_than_most_is_a_stranger() -> None:
 
 def test_data_that_an_axis_varies_is_planned() -> None:
     records = {"one": record(), "two": record("c2", "d2")}
-    axes = {"one": {"data.window": 16}, "two": {"data.window": 32}}
-    assert strangers(records, axes) == {}
+    assert strangers(records, {"one": {"data.window": 16}, "two": {"data.window": 32}}) == {}
 
 
 def test_a_run_on_two_corpora_is_always_a_stranger() -> None:

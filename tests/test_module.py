@@ -132,8 +132,7 @@ def test_the_trained_loss_is_that_of_the_whole_global_batch(tmp_path: Path, cach
     pl.seed_everything(1)
     trained = module()
     source = data(cache)
-    fitter = trainer(tmp_path, max_steps=1)
-    fitter.fit(trained, datamodule=source)
+    trainer(tmp_path, max_steps=1).fit(trained, datamodule=source)
     batch = next(iter(source.train_dataloader()))
     assert isinstance(batch, TranslationBatch)
     assert int((batch.target[:, 1:] != 0).sum()) == int(batch.predicted_tokens)
@@ -280,8 +279,7 @@ def test_auxiliary_terms_are_trained_and_logged(tmp_path: Path, cache: str) -> N
         fitter = trainer(folder, max_steps=1, logger=CSVLogger(folder), log_every_n_steps=1)
         fitter.fit(system, datamodule=datamodule)
         rows = csv.DictReader(next(folder.rglob("metrics.csv")).read_text().splitlines())
-        values = {k: float(v) for row in rows for k, v in row.items() if v}
-        return values, system.model
+        return {k: float(v) for row in rows for k, v in row.items() if v}, system.model
 
     (plain, _), (found, model) = losses(penalised=False), losses(penalised=True)
     assert "train/aux/span" not in plain
@@ -361,8 +359,7 @@ def test_shares_of_ranks_have_the_ponder_cost_of_the_whole() -> None:
             count_tokens_of(model, system.objective.real_tokens(batch))
             system.objective.sums(model, batch)
             found = auxiliary_terms(model, torch.tensor(1.0))["ponder"].item()
-            counts = [float(n) for each in step_counts(model).values() for n in each]
-            return [found, *counts]
+            return [found, *[float(n) for each in step_counts(model).values() for n in each]]
 
         whole = cost(rows, [0, 1])
         parts = [cost(rows[:1], [0]), cost(rows[1:], [1]), cost(blank, [-1])]

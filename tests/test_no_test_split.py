@@ -34,8 +34,7 @@ def test_a_run_that_evaluates_no_test_needs_none(folder: Path, capsys) -> None:
     last = ("--config", "config.yaml", "--ckpt_path", "last")
     assert main(["validate", *last]) == 0
     for command in ("test", "predict"):
-        line = refused(capsys, command, *last)
-        assert "test.de[.gz|.xz] and test.en[.gz|.xz]" in line
+        assert "test.de[.gz|.xz] and test.en[.gz|.xz]" in refused(capsys, command, *last)
 
 
 def test_a_run_that_evaluates_the_test_is_refused_first(folder: Path, capsys) -> None:

@@ -76,8 +76,7 @@ def test_linear_decoupled_follows_its_formula(warmup: int) -> None:
     config = ScheduleConfig(kind="linear", warmup_steps=warmup, reference_steps=reference)
     for t, rate in enumerate(rates(config, total), start=1):
         ramp = 1.0 if warmup == 0 else min(1.0, t / warmup)
-        decay = min(1.0, (total - t + 1) / (total - reference + 1))
-        assert rate == pytest.approx(ramp * decay)
+        assert rate == pytest.approx(ramp * min(1.0, (total - t + 1) / (total - reference + 1)))
 
 
 @pytest.mark.parametrize("coupling", ["decoupled", "paper"])
@@ -151,8 +150,7 @@ def test_linear_decoupled_reaches_the_rate_and_shares_its_decay(warmup: int) -> 
     start = max(warmup, 1)
     assert taken[start - 1 : 60] == [1.0] * (60 - start + 1)
     assert taken[start - 1 :] == rates(none, 200)[start - 1 :]
-    falls = [a - b for a, b in itertools.pairwise(taken[59:])]
-    assert falls == pytest.approx([1 / 141] * 140)
+    assert [a - b for a, b in itertools.pairwise(taken[59:])] == pytest.approx([1 / 141] * 140)
     assert taken[-1] == pytest.approx(1 / 141)
 
 
@@ -269,8 +267,7 @@ def test_moments_without_their_correction(kind: str, decay: float, fused: bool) 
         optimizer.step()
         g = gradient.numpy() + (decay * p if kind == "adam" else 0.0)
         m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g * g
-        update = m / (v**0.5 + 1e-6) + (decay * p if kind == "adamw" else 0.0)
-        p = p - 0.02 * update
+        p = p - 0.02 * (m / (v**0.5 + 1e-6) + (decay * p if kind == "adamw" else 0.0))
         assert model.weight.detach().numpy() == pytest.approx(p, rel=1e-9, abs=1e-12)
 
 

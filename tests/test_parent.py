@@ -284,8 +284,7 @@ def test_a_parent_that_changes_while_its_child_begins_is_refused(
 def test_a_child_may_be_a_parent(tmp_path: Path, tree: dict[str, Any]) -> None:
     """From three classes to two; the head is new, the pooler is taken."""
     mnli = tables.write_table(tmp_path / "mnli", "mnli")
-    first = changed(tree, data__name="mnli", data__root=str(mnli))
-    run = fit(first, tmp_path / "first")
+    run = fit(changed(tree, data__name="mnli", data__root=str(mnli)), tmp_path / "first")
     there, (here, _) = weights(run), built(changed(tree, model__init_from=str(run)))
     assert there["output.weight"].shape == (3, 12)
     assert here["output.weight"].shape == (2, 12)
@@ -505,8 +504,7 @@ def test_nothing_is_fine_tuned_after_a_parent_that_is_not_finite(
     shutil.copytree(parents["pairs"], parent)
     path = parent / "result.json"
     failure = {"step": 3, "rule": "the training loss is not finite", "last_finite_loss": 4.0}
-    failed = {"status": "diverged", "outcome": "non_finite", "diverged": failure}
-    reseal(path, **failed)
+    reseal(path, **{"status": "diverged", "outcome": "non_finite", "diverged": failure})
     child = changed(tree, model__init_from=str(parent))
     identity = cell_id(resolve(child, "a"))
     assert identity != cell_id(resolve(tree, "a"))

@@ -160,8 +160,7 @@ def test_a_yaml_block_is_what_it_seems(block: Fenced, tmp_path: Path) -> None:
         assert resolve(tree, block.page)["model"]
         return
     if name is None:
-        demo = yaml.safe_load((ROOT / "ablations/demo.yaml").read_text("utf-8"))
-        tree = {**demo, **tree}
+        tree = {**yaml.safe_load((ROOT / "ablations/demo.yaml").read_text("utf-8")), **tree}
     base = next(
         (
             yaml.safe_load(other.text)
@@ -277,8 +276,7 @@ def test_make_has_the_targets_that_are_named() -> None:
 
 
 def test_every_preset_stands_in_the_table() -> None:
-    rows = re.findall(r"^\| \[`(\w+)`\]", PAGES["docs/blocks/README.md"], re.M)
-    assert rows == list(PRESETS)
+    assert re.findall(r"^\| \[`(\w+)`\]", PAGES["docs/blocks/README.md"], re.M) == list(PRESETS)
 
 
 def test_every_axis_stands_in_the_variants() -> None:

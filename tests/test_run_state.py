@@ -62,8 +62,7 @@ def test_a_pruned_run_is_over_but_has_no_result(folder: Path) -> None:
     leave(there.pruned, pruned(CELL.id, step=4, grid="mine"))
     states = {by: Run(there, CELL.id, pruner=by).state.state for by in ("mine", "other", "")}
     assert states == {"mine": "pruned", "other": "failed", "": "pruned"}
-    over = [there.is_over(by, None) for by in ("mine", "other", "")]
-    assert over == [True, False, True]
+    assert [there.is_over(by, None) for by in ("mine", "other", "")] == [True, False, True]
     # A pruner of another metric has not ended it.
     leave(there.pruned, {**pruned(CELL.id, step=4, grid="mine"), "metric": "val/nll"})
     for asked, state in (("val/nll", "pruned"), ("val/accuracy", "failed")):
@@ -125,8 +124,7 @@ def test_how_a_run_ended_in_words(folder: Path, content: dict, word: str) -> Non
 
 @pytest.mark.parametrize("content", ["[]", "\xff", "{", ""])
 def test_progress_that_cannot_be_read_is_none(folder: Path, content: str) -> None:
-    path = folder / "attempts" / "1" / "progress.json"
-    path.write_bytes(content.encode("latin-1"))
+    (folder / "attempts" / "1" / "progress.json").write_bytes(content.encode("latin-1"))
     assert read_progress(RunFolder(folder), 1) is None
 
 

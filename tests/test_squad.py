@@ -109,8 +109,7 @@ def test_two_ranks_give_the_metric_of_one_exactly(tmp_path: Path, name: str) -> 
         expected = {"exact_match": whole.every.exact, "f1": whole.every.f1}
         assert whole.has_answer is not None
         expected["has_answer_f1"] = whole.has_answer.f1
-        none = sum(not of for of in texts.golds)
-        expected["always_no_answer"] = 100 * none / 35
+        expected["always_no_answer"] = 100 * sum(not of for of in texts.golds) / 35
         assert metrics["val/best_f1"] >= max(metrics["val/f1"], metrics["val/always_no_answer"])
     for key, value in expected.items():
         assert metrics[f"val/{key}"] == single_precision(value), key
@@ -160,8 +159,7 @@ def test_an_answer_is_learned_and_predicted(tmp_path: Path) -> None:
 
 
 def test_a_part_of_the_validation_set_has_whole_questions(tmp_path: Path) -> None:
-    root = questions.write_squad(tmp_path / "files", "squad2")
-    tree = questions.answering(root, "squad2")
+    tree = questions.answering(questions.write_squad(tmp_path / "files", "squad2"), "squad2")
     found = fit(tree, tmp_path / "run", **QUICK, trainer__limit_val_batches=2)
     windows = sum(found["validation_parts"]["tokens"])
     assert f"{windows} of " in found["data"]["protocol"]

@@ -160,8 +160,7 @@ def test_3_runs_and_grids_from_python(frame: Any, trained: Path) -> None:
     result = record(trained)
     assert result["id"] == cell["id"]
     assert result["metrics"]["val/nll"] == pytest.approx(cell["val/nll"], rel=1e-5)
-    again = results("mine.yaml")
-    assert again["val/nll"].tolist() == frame["val/nll"].tolist()
+    assert results("mine.yaml")["val/nll"].tolist() == frame["val/nll"].tolist()
     translated = load_run(trained).translate(GERMAN)
     assert translated == load_run(cell["folder"]).translate(GERMAN)
     assert len(translated) == 3

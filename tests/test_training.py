@@ -51,8 +51,7 @@ def run_program(
     launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
     command = [*(launch if processes > 1 else []), "-m", "tests.train"]
     command += [how, str(folder), cache, task, *runs]
-    root = Path(__file__).parents[1]
-    done = warm.run(command, folder=root, timeout=3000)
+    done = warm.run(command, folder=Path(__file__).parents[1], timeout=3000)
     assert done.returncode == 0, done.stderr[-3000:]
     ranks = [json.loads((folder / f"rank{n}.json").read_text()) for n in range(processes)]
     assert all(set(rank) == set(runs) for rank in ranks)

@@ -293,8 +293,7 @@ def test_spans_stay_in_their_range_without_a_run() -> None:
     optimizer = torch.optim.SGD(encoder.parameters(), lr=1.0)
     for _ in range(5):
         loss = encoder(torch.randn(2, 10, 8)).pow(2).mean()
-        terms = encoder.auxiliary_losses(20)
-        (loss + sum(terms.values())).backward()
+        (loss + sum(encoder.auxiliary_losses(20).values())).backward()
         optimizer.step()
         optimizer.zero_grad()
     other = copy.deepcopy(encoder)

@@ -76,8 +76,7 @@ def test_a_run_that_a_process_trains_is_running(grid: FakeGrid) -> None:
     cell = cell_of(grid, **{SEED: 2, PRESET: "post_ln", WARMUP: 0})
     with FileLock(grid.run(cell) / ".lock"):
         found = results(grid.folder)
-    running = found.loc[found["status"] == "running", "name"]
-    assert list(running) == [cell["name"]]
+    assert list(found.loc[found["status"] == "running", "name"]) == [cell["name"]]
 
 
 def test_a_grid_is_found_by_name_path_and_publication(
@@ -429,5 +428,4 @@ def test_a_grid_runs_in_processes_of_its_own(
     frame = run_grid(tmp_path / "tiny.yaml", **given)
     assert list(frame["steps"]) == [2, 2]
     assert set(frame["status"]) <= {"ok", "diverged"}
-    again = run_grid(tmp_path / "tiny.yaml", **given)
-    pd.testing.assert_frame_equal(frame, again)
+    pd.testing.assert_frame_equal(frame, run_grid(tmp_path / "tiny.yaml", **given))

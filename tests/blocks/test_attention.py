@@ -89,8 +89,7 @@ def test_rows_of_the_shaped_map_sum_to_its_weights(float64: None, mask: Mask) ->
         query, keys, values = attention.queries_keys_values(u, None)
         sums, _ = attention(query, keys, torch.ones_like(values), mask, None)
         alpha, beta, *rest = attention.shaping.parameters()
-        weights = alpha + beta - sum(rest)
-        expected = weights.expand(HEADS, 1, DIM).flatten().expand_as(sums)
+        expected = (alpha + beta - sum(rest)).expand(HEADS, 1, DIM).flatten().expand_as(sums)
         torch.testing.assert_close(sums, expected, rtol=1e-12, atol=1e-12)
 
 

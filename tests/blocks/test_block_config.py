@@ -658,5 +658,4 @@ def test_small_feed_forward_does_not_make_a_bare_parallel_stream_safe(cross: boo
     ],
 )
 def test_identity_projections_beside_a_skip_are_known(config: BlockConfig, worse: bool) -> None:
-    blocks = config.resolve(Stack(depth=3)).blocks
-    assert blocks[-1].keeps_skip_of_identity == worse
+    assert config.resolve(Stack(depth=3)).blocks[-1].keeps_skip_of_identity == worse

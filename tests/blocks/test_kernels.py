@@ -206,8 +206,7 @@ def test_rotated_scores_depend_on_the_distance_alone(float64: None) -> None:
 def test_rotation_keeps_the_length_of_every_pair(float64: None) -> None:
     x = torch.randn(BATCH, HEADS, KEYS, 6)
     turned = rotate(x, rotation(17 + torch.arange(KEYS), 6))
-    pairs = [y.unflatten(-1, (3, 2)).norm(dim=-1) for y in (x, turned)]
-    torch.testing.assert_close(*pairs)
+    torch.testing.assert_close(*[y.unflatten(-1, (3, 2)).norm(dim=-1) for y in (x, turned)])
 
 
 def test_rotation_keeps_the_type_of_what_it_turns() -> None:

@@ -43,8 +43,7 @@ def parts(value: Any) -> list[Any]:
         return [part for entry in value for part in parts(entry)]
     if not is_dataclass(value):
         return []
-    inside = [part for f in fields(value) for part in parts(getattr(value, f.name))]
-    return [value, *inside]
+    return [value, *[part for f in fields(value) for part in parts(getattr(value, f.name))]]
 
 
 def rebuild(kind: Any, tree: Any) -> Any:

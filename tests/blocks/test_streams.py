@@ -137,8 +137,7 @@ def test_the_states_come_apart(preset: str) -> None:
         loss(model).backward()
         optimizer.step()
     seen: list[Stream] = []
-    stack = model.decoder
-    stack.blocks[-1].register_forward_hook(lambda *call: seen.append(call[2][0]))
+    model.decoder.blocks[-1].register_forward_hook(lambda *call: seen.append(call[2][0]))
     logits(model)
     states = seen[-1].parts[0].detach()
     assert states.shape[2] == 4
@@ -160,8 +159,7 @@ def test_what_it_shares_with_pre_ln_starts_equal(preset: str) -> None:
     values = []
     for name in ("pre_ln", preset):
         torch.manual_seed(3)
-        model = tiny.translator(name)
-        values.append(model.state_dict())
+        values.append(tiny.translator(name).state_dict())
     for name, value in values[0].items():
         assert torch.equal(values[1][name], value), name
 

@@ -254,8 +254,7 @@ def test_x_of_the_dual_stream_is_post_ln_and_its_total_the_sum_of_branches() -> 
 
 def test_normformer_of_open_gains_folds_into_pre_ln() -> None:
     """Without the norms of its branches, and with head gains of one, it is Pre-LN."""
-    spec = spec_of("normformer")
-    bare = everywhere(spec, lambda around: replace(around, norm_branch="none"))
+    bare = everywhere(spec_of("normformer"), lambda around: replace(around, norm_branch="none"))
     bare = replace(bare, blocks=tuple(replace(b, ff_norm="none") for b in bare.blocks))
     check_same_stacks(
         bare,
@@ -305,8 +304,7 @@ class Chain:
 
 def seen(carry: Any, mask: Mask | None = None) -> Tensor:
     """Return the scores of `carry`, and zeros where nothing is seen: they have no meaning there."""
-    allowed = (mask or source_mask()).allowed
-    return carry.scores.masked_fill(~allowed, 0.0)
+    return carry.scores.masked_fill(~(mask or source_mask()).allowed, 0.0)
 
 
 def test_running_sum_is_one_product_of_concatenated_queries_and_keys() -> None:
@@ -399,8 +397,7 @@ def test_layer_without_queries_repeats_the_map_below(carry: str) -> None:
 @pytest.mark.parametrize("carry", ["scores", "qk_sum"])
 def test_mask_does_not_change_what_is_carried(carry: str) -> None:
     attention = tiny.randomise(Attention(AttentionSpec(carry=carry), MODEL, HEADS, 0.0))  # pyright: ignore[reportArgumentType]
-    u = torch.randn(BATCH, SOURCE, MODEL)
-    parts = attention.queries_keys_values(u, None)
+    parts = attention.queries_keys_values(torch.randn(BATCH, SOURCE, MODEL), None)
     device = torch.device("cpu")
     nothing = mask_of(torch.zeros(1, 1, 1, SOURCE, dtype=torch.bool))
     masks = (full_mask(SOURCE, device), source_mask(), causal_mask(SOURCE, device), nothing)
@@ -534,8 +531,7 @@ def test_v_skipinit_that_is_tied_starts_as_sas() -> None:
     for a, b in zip(ours.blocks, theirs.blocks, strict=True):
         feed_forward = a.get_submodule("feed_forward").state_dict()
         b.get_submodule("feed_forward").load_state_dict(feed_forward)
-        values = a.get_submodule("self_attention.value")(x)
-        assert (values - x).abs().max() > 0.1
+        assert (a.get_submodule("self_attention.value")(x) - x).abs().max() > 0.1
     same(encode(ours, x), encode(theirs, x))
 
 
@@ -609,8 +605,7 @@ def test_one_gain_serves_all_branches_of_a_rezero_layer() -> None:
     for stack in (module, other):
         assert sum("gain" in name for name, _ in stack.named_parameters()) == len(stack.blocks)
         for _, block in stack.layers:
-            gains = {id(getattr(block, name).branch.gain) for name in AROUND}
-            assert len(gains) == 1
+            assert len({id(getattr(block, name).branch.gain) for name in AROUND}) == 1
     y, memory = torch.randn(BATCH, TARGET, MODEL), torch.randn(BATCH, SOURCE, MODEL)
     states = [tiny.decode(stack, y, memory, source_mask()) for stack in (module, other)]
     assert torch.equal(*states)
@@ -674,6 +669,5 @@ def test_carry_stays_float32_under_autocast(kind: Any) -> None:
     module = tiny.encoder(BlockConfig(preset="pre_ln", residual_attention=kind))
     with torch.autocast("cpu", dtype=torch.bfloat16):
         chain = Chain(module, torch.randn(BATCH, SOURCE, MODEL))
-    types = {part.dtype for carry in chain.carry for part in carry}
-    assert types == {torch.float32}
+    assert {part.dtype for carry in chain.carry for part in carry} == {torch.float32}
     assert {query.dtype for query in chain.query} == {torch.bfloat16}

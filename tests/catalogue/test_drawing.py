@@ -390,5 +390,4 @@ def test_drawings_know_no_preset() -> None:
 def test_what_is_said_of_a_picture() -> None:
     said = description(drawn(stacks("keel")))
     assert "encoder, layers 1-6" in said
-    formula = "x becomes LayerNorm(gain 18 times x + feed-forward of LayerNorm(x))"
-    assert formula in said
+    assert "x becomes LayerNorm(gain 18 times x + feed-forward of LayerNorm(x))" in said

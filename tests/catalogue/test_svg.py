@@ -122,8 +122,7 @@ def test_lines_enter_boxes_along_the_stream_alone(shown: Picture) -> None:
         assert shown.page.holds(path)
         for box in shown.named(*BOXES):
             middle = pytest.approx((box.left + box.right) / 2, abs=0.01)
-            along = path.left == path.right == middle
-            assert along or not box.meets(path), path
+            assert path.left == path.right == middle or not box.meets(path), path
 
 
 def test_lines_do_not_cross_words(shown: Picture) -> None:

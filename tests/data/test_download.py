@@ -77,8 +77,7 @@ def pack(path: Path, files: dict[str, str]) -> None:
 def test_tarball_becomes_fairseqs_splits(serve: Path, archive, tmp_path: Path):
     pack(serve / "de-en.tgz", archive)
     config = DataConfig(name="iwslt14", cache=str(tmp_path / "cache"))
-    source = locate(config)
-    corpus = read(source, config)
+    corpus = read(locate(config), config)
     assert {s: len(of) for s, of in corpus.splits.items()} == {"train": 46, "valid": 2, "test": 10}
     # title and description come first, so the 23rd pair is line 20
     assert corpus.splits["valid"][0]["target"] == "line 20 of en , isn &apos;t it ?"

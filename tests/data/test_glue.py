@@ -22,8 +22,7 @@ NAMES = list(GLUE_CORPORA)
 
 
 def config(root: Path, name: str, **fields: Any) -> DataConfig:
-    section = tables.fine_tuning(root, name)["data"]
-    return DataConfig(**{**section, "task": "glue", **fields})
+    return DataConfig(**{**tables.fine_tuning(root, name)["data"], "task": "glue", **fields})
 
 
 def parsed(root: Path, name: str, text: str, split: str = "dev") -> Any:
@@ -34,8 +33,7 @@ def parsed(root: Path, name: str, text: str, split: str = "dev") -> Any:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_task_is_read_in_its_published_format(tmp_path: Path, name: str) -> None:
-    root = tables.write_table(tmp_path, name)
-    corpus = prepare(config(root, name))
+    corpus = prepare(config(tables.write_table(tmp_path, name), name))
     facts = GLUE_TASKS[GLUE_CORPORA[name]]
     splits = {"train": 40, "valid": 71} | ({"test": 13} if name == "mnli" else {})
     assert corpus.meta["sizes"] == splits
@@ -221,8 +219,7 @@ def test_labels_are_a_part_of_what_is_prepared(tmp_path: Path) -> None:
     again = prepare(config(root, "rte"))
     assert hashlib.sha256((again.folder / path.name).read_bytes()).hexdigest() == kept
     table = root / "dev.tsv"
-    text = table.read_text()
-    table.write_text(text.replace("\tentailment", "\tnot_entailment", 1))
+    table.write_text(table.read_text().replace("\tentailment", "\tnot_entailment", 1))
     after = prepare(config(root, "rte"))
     assert after.meta["checksum"] != before.meta["checksum"]
     assert after.digest != before.digest

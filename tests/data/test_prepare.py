@@ -355,8 +355,7 @@ def test_text_that_a_tokenizer_cannot_have(
 
 
 def test_bytes_can_have_the_marks_of_pieces(write_pairs, text_config):
-    config = text_config(write_pairs(train_en=["a▅▁b"] * 60), tokenizer="byte")
-    corpus = prepare(config)
+    corpus = prepare(text_config(write_pairs(train_en=["a▅▁b"] * 60), tokenizer="byte"))
     assert corpus.lengths("train", "target")[0] == len("a▅▁b".encode()) + 1
 
 
@@ -365,8 +364,7 @@ def test_unusual_characters_are_counted(tmp_path: Path, text_config):
     for stem in ("train", "valid"):
         text = "\ufeff" + "\n".join(lines) + "\r\n"
         (tmp_path / f"{stem}.txt").write_bytes(text.encode())
-    config = text_config(tmp_path, task="causal_lm", target_language="txt")
-    corpus = prepare(config)
+    corpus = prepare(text_config(tmp_path, task="causal_lm", target_language="txt"))
     said = corpus.meta["protocol"]
     for part in ("2 byte order marks", "2 carriage returns", "6 other control", "4 marks such as"):
         assert part in said

@@ -22,8 +22,7 @@ NAMES = list(questions.VERSIONS)
 
 
 def config(root: Path, name: str, **fields: Any) -> DataConfig:
-    section = questions.answering(root, name)["data"]
-    return DataConfig(**{**section, "task": "squad", **fields})
+    return DataConfig(**{**questions.answering(root, name)["data"], "task": "squad", **fields})
 
 
 def paragraphs_of(tree: Any) -> list[Any]:

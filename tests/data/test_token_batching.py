@@ -38,8 +38,7 @@ def test_number_of_batches_is_the_same_in_every_epoch(lengths, budget: int):
 
 
 def test_order_depends_on_seed_and_epoch_only():
-    random = np.random.default_rng(0)
-    source, target = random.integers(3, 30, (2, 500))
+    source, target = np.random.default_rng(0).integers(3, 30, (2, 500))
 
     def order(seed: int, epoch: int) -> list[list[int]]:
         return [rows.tolist() for rows in global_batches(source, target, 128, (seed, epoch))]
@@ -50,8 +49,7 @@ def test_order_depends_on_seed_and_epoch_only():
     assert order(1, 0) == one
     assert order(1, 1) != one
     assert order(2, 0) != one
-    together = {frozenset(rows) for rows in one}
-    assert together != {frozenset(rows) for rows in order(1, 1)}
+    assert {frozenset(rows) for rows in one} != {frozenset(rows) for rows in order(1, 1)}
 
 
 def test_without_shuffle_batches_go_up_in_length():

@@ -54,8 +54,7 @@ def test_special_ids(request: pytest.FixtureRequest, tmp_path: Path, kind: str):
 
 
 def test_null_vocabulary_has_every_word(word: Pieces):
-    words = {w for line in LINES for w in line.split()}
-    assert word.vocab_size == len(words) + 5
+    assert word.vocab_size == len({w for line in LINES for w in line.split()}) + 5
     for line in LINES:
         assert UNK not in word.encode(line)
         assert len(word.encode(line)) == len(line.split())
@@ -197,8 +196,7 @@ def test_every_character_is_trained_on_where_sentencepiece_would_leave_one_out(
     less = {"character_coverage": 0.99}
     monkeypatch.setattr(trainer, "train", lambda **given: usual(**{**given, **less}))
     lines = ["a b c d"] * 100 + ["é ü"]
-    found = tokenizer_of(lines, kind, None, tmp_path)
-    assert UNK not in found.encode_lines(lines)[-1]
+    assert UNK not in tokenizer_of(lines, kind, None, tmp_path).encode_lines(lines)[-1]
 
 
 def test_windows_that_are_in_train_at_any_place():

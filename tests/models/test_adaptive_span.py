@@ -192,8 +192,7 @@ def test_the_gradient_at_both_ends_of_the_ramp_is_that_of_clamp(span: float, tri
 @pytest.mark.parametrize("start", [0.0, 0.5])
 def test_the_penalty_alone(start: float) -> None:
     """dL/dz' = lambda S / H, undivided by tokens; it drives z' to 0 and not below."""
-    spec = AdaptiveSpan(longest=20, penalty=0.03, start=start)
-    mask = SpanMask(spec, 4)
+    mask = SpanMask(AdaptiveSpan(longest=20, penalty=0.03, start=start), 4)
     for normalizer in (1.0, 1000.0):
         term = auxiliary_terms(mask, torch.tensor(normalizer))["span"]
         assert float(term.detach()) == pytest.approx(0.03 * 20 * start)
@@ -289,8 +288,7 @@ def test_attention_depends_on_distance_alone() -> None:
     words = tiny.words(1, 12)
     # ceil(1.4 + 3) - 1 = 4 tokens a layer, of two layers.
     short = model(torch.cat([tiny.words(1, 2), words], dim=1))[:, 2 + 8 :]
-    long = model(torch.cat([tiny.words(1, 9), words], dim=1))[:, 9 + 8 :]
-    same(short, long)
+    same(short, model(torch.cat([tiny.words(1, 9), words], dim=1))[:, 9 + 8 :])
 
 
 @pytest.mark.unchecked_shapes
@@ -316,8 +314,7 @@ def test_probes_see_the_soft_mask_and_spans_in_tokens(carry: Any) -> None:
     def hook(module: Attention, args: Any, kwargs: Any, output: Any) -> None:
         mask, _, total = scores(module, args, kwargs, output[1])
         maps = softmax_map(total, mask, module.spec.score_divisor)
-        heads = (maps @ args[2]).transpose(1, 2).flatten(2)
-        same(module.output(heads), output[0])
+        same(module.output((maps @ args[2]).transpose(1, 2).flatten(2)), output[0])
         checked.append(maps)
 
     for _, layer in model.decoder.layers:

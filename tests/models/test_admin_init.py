@@ -36,8 +36,7 @@ class Profile:
         real, omega = self.real[side], self.ratio[side]
         self.omega[layer.name(f"{around}.skip.gain")] = omega
         branch = f(x)
-        variance = float(np.var(omega * x[real]) + np.var(branch[real]))
-        self.ratio[side] = math.sqrt(variance)
+        self.ratio[side] = math.sqrt(float(np.var(omega * x[real]) + np.var(branch[real])))
         return layer.norm(f"{around}.norm_sum", omega * x + branch)
 
 

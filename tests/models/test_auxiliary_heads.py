@@ -61,8 +61,7 @@ def subject(
 ) -> Subject:
     """Return a model whose predicting stack has `depth` layers, with noise on every parameter."""
     torch.manual_seed(1)
-    encoder_depth = 1 if kind == "translation" else depth
-    depths = {"decoder_depth": depth, "encoder_depth": encoder_depth}
+    depths = {"decoder_depth": depth, "encoder_depth": 1 if kind == "translation" else depth}
     changes: dict[str, Any] = {**GELU, **depths, "logit_cap": logit_cap}
     reference = REFERENCE[preset]
     if kind == "translation":
@@ -294,8 +293,7 @@ def test_the_second_target_is_the_token_after_next_with_half_the_weight() -> Non
 
 
 def test_a_second_target_is_never_padding_nor_of_another_text() -> None:
-    target = torch.tensor([[2, 7, 8, 3], [2, 9, 3, 0], [2, 3, 0, 0]])
-    labels = target[:, 1:]
+    labels = torch.tensor([[2, 7, 8, 3], [2, 9, 3, 0], [2, 3, 0, 0]])[:, 1:]
     ahead, known = after_next(labels, labels != 0)
     assert known.tolist() == [[True, True, False], [True, False, False], [False, False, False]]
     assert ahead[known].tolist() == [8, 3, 3]

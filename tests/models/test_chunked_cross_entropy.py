@@ -473,8 +473,7 @@ def test_a_task_sums_over_its_predicted_tokens(
     likely: dict[str, Any] = {"ignore_index": tiny.PAD, "reduction": "sum"}
     nll = nn.functional.cross_entropy(logits, labels, **likely)
     wanted = nn.functional.cross_entropy(logits, labels, label_smoothing=0.2, **likely)
-    total = logits.exp().sum(dim=-1).log()
-    wanted = wanted + z_loss * (total**2 * (labels != tiny.PAD)).sum()
+    wanted = wanted + z_loss * (logits.exp().sum(dim=-1).log() ** 2 * (labels != tiny.PAD)).sum()
     sums = objective.sums(model, batch)
     with torch.no_grad():
         evaluated = objective.sums(model, batch)

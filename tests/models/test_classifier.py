@@ -228,8 +228,7 @@ def test_outputs_that_are_not_finite_predict_nothing(name: str, said: list[str])
             return outputs
 
     task, batch = build_task(objective(name)), texts([0.0, 0.0, 1.0])
-    found = dict(task.predict(Given(), batch, None))
-    assert task.answers(found, None) == dict(enumerate(said))
+    assert task.answers(dict(task.predict(Given(), batch, None)), None) == dict(enumerate(said))
     outputs = outputs.clone()
     outputs[1] = math.nan
     with pytest.raises(UserError, match="the outputs of"):

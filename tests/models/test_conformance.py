@@ -183,8 +183,7 @@ def test_axes_add_the_parameters_that_they_name() -> None:
     assert both == count("sas") + (2 * layers - 2) * D * D
     assert count("sas", **anchored, value_gains=gains) == both + 2 * layers
     assert count("sas", **anchored, output_gains=ProjectionGains(kept=learned)) == both + layers
-    rows = count("sas", first_value_projection="identity") + 2 * D * D
-    assert rows == count("sas")
+    assert count("sas", first_value_projection="identity") + 2 * D * D == count("sas")
     assert count("sas", last_output_projection="full") == count("sas") + 2 * MATRIX
     assert count("rezero", share_branch_gain=False) == count("skipinit")
 

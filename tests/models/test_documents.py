@@ -76,8 +76,7 @@ def check(model: CausalLanguageModel, rows: Rows = SHORT) -> None:
     for one, other in zip(ours, theirs, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
     # What makes the comparison worth something: joined, the documents see each other.
-    joined = model(tokens)
-    assert (joined - packed)[0, rows[0][0] :].abs().amax(-1).min() > 1e-6
+    assert (model(tokens) - packed)[0, rows[0][0] :].abs().amax(-1).min() > 1e-6
 
 
 def build(block: BlockConfig | str, **changes: Any) -> CausalLanguageModel:
@@ -165,8 +164,7 @@ def test_spans_and_steps(
     ],
 )
 def test_sinks_caps_and_cosines(axes: dict[str, Any]) -> None:
-    model = build(BlockConfig(**axes), positions="rope", model_dim=12, decoder_depth=3)
-    check(model)
+    check(build(BlockConfig(**axes), positions="rope", model_dim=12, decoder_depth=3))
 
 
 def test_the_centre_is_over_the_keys_that_are_seen() -> None:

@@ -205,8 +205,7 @@ def test_without_a_direction_they_are_one_span_for_all_tokens(preset: str) -> No
 
 def test_the_start_is_that_of_the_paper() -> None:
     model = tiny.causal_model(block("pre_ln", {"longest": 1000, "dynamic_bias": -4.0}))
-    span = masks_of(model)[0]
-    spans = span(torch.randn(3, 5, tiny.SIZES["model_dim"]))
+    spans = masks_of(model)[0](torch.randn(3, 5, tiny.SIZES["model_dim"]))
     assert spans.shape == (3, tiny.NUM_HEADS, 5, 1)
     same(spans, torch.full_like(spans, 1000 * 0.017986209962091555))
 
@@ -368,8 +367,7 @@ def test_probes_see_the_soft_mask_and_spans_in_tokens(carry: Any) -> None:
     def hook(module: Attention, args: Any, kwargs: Any, output: Any) -> None:
         mask, _, total = scores(module, args, kwargs, output[1])
         maps = softmax_map(total, mask, module.spec.score_divisor)
-        heads = (maps @ args[2]).transpose(1, 2).flatten(2)
-        same(module.output(heads), output[0])
+        same(module.output((maps @ args[2]).transpose(1, 2).flatten(2)), output[0])
         checked.append(kwargs["spans"].squeeze(-1).transpose(1, 2)[real])
 
     for _, layer in model.decoder.layers:

@@ -36,8 +36,7 @@ def test_probabilities_are_the_definition(temperature: float, top_k: int, top_p:
 def test_temperature_zero_is_the_likeliest_token() -> None:
     found = probabilities(LOGITS, Sampling(temperature=0.0))
     assert found.tolist() == [[0, 1, 0, 0, 0], [0, 0, 0, 0, 1]]
-    cold = probabilities(LOGITS, Sampling(temperature=1e-3))
-    torch.testing.assert_close(cold, found)
+    torch.testing.assert_close(probabilities(LOGITS, Sampling(temperature=1e-3)), found)
 
 
 @pytest.mark.parametrize(

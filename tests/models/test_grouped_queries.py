@@ -112,8 +112,7 @@ def test_segments_with_a_memory(float64: None) -> None:
 @torch.no_grad()
 def test_cached_decoding_is_the_whole_pass(float64: None, name: str, positions: str) -> None:
     """The caches hold the heads of keys and values only."""
-    block = BLOCKS[name]
-    model = tiny.randomise(tiny.translator(block, **SIZES, positions=positions)).eval()
+    model = tiny.randomise(tiny.translator(BLOCKS[name], **SIZES, positions=positions)).eval()
     source, beams = tiny.sentences()[0], 3
     prefixes = tiny.words(len(source), beams, 1)
     state = model.start(source, beams)

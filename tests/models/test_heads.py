@@ -227,8 +227,7 @@ def carried_types(carry: Carry | None) -> list[torch.dtype]:
 )
 @pytest.mark.in_turn(3)
 def test_bfloat16_stays_near_and_carries_float32(block: BlockConfig, rotary: bool) -> None:
-    positions = {"positions": "rope", "model_dim": 12} if rotary else {}
-    model = tiny.translator(block, **positions)
+    model = tiny.translator(block, **{"positions": "rope", "model_dim": 12} if rotary else {})
     for part in model.modules():
         if isinstance(part, CosineScale):  # a factor of 10 multiplies what rounding changes
             nn.init.zeros_(part.log_scale)
@@ -248,8 +247,7 @@ def test_bfloat16_stays_near_and_carries_float32(block: BlockConfig, rotary: boo
     real = target != tiny.PAD
     torch.testing.assert_close(near.float()[real], exact[real], rtol=0.0, atol=0.1)
     # One chain in each of three encoder blocks, two in each of two decoder blocks.
-    carries = block.preset == "realformer" or block.residual_attention is not None
-    chains = 7 if carries else 0
+    chains = 7 if block.preset == "realformer" or block.residual_attention is not None else 0
     assert carried == [torch.float32] * chains * (2 if block.residual_attention == "qk_sum" else 1)
 
 

@@ -277,8 +277,7 @@ def test_orthogonal_projections_start_orthogonal_and_tied_ones_cancel(
         value, output = attention.value(u), attention.output(u)
         torch.testing.assert_close(value.norm(dim=-1), u.norm(dim=-1), rtol=1e-5, atol=1e-5)
         torch.testing.assert_close(output.norm(dim=-1), u.norm(dim=-1), rtol=1e-5, atol=1e-5)
-        back = attention.output(value)
-        assert bool(((back - u).abs().max() < 1e-4) == tied)
+        assert bool(((attention.output(value) - u).abs().max() < 1e-4) == tied)
         values.append(value)
     assert len(values) == ENCODER + DECODER
     for n, value in enumerate(values):

@@ -235,8 +235,7 @@ def test_no_gradient_reaches_the_segments_before() -> None:
     assert not words[5:9].any()
     assert bool(words[9:13].any(dim=1).all())
     drawn = SegmentMemory(tuple(torch.randn_like(layer) for layer in memory.layers))
-    other = made.states_after(drawn, second)[0]
-    (changed,) = torch.autograd.grad(other.square().sum(), [key])
+    (changed,) = torch.autograd.grad(made.states_after(drawn, second)[0].square().sum(), [key])
     assert (keys - changed).abs().max() > 1e-3
 
 
@@ -306,10 +305,8 @@ def double_loop(made: CausalLanguageModel, tokens: Tensor, clamp: int) -> Tensor
                 cell = (query[:, h, i] + biases.content[h, 0]) * key[:, h, j]
                 cell = cell + (query[:, h, i] + biases.position[h, 0]) * distance
                 scores[:, h, i, j] = cell.sum(dim=-1) / 5**0.5
-    mixed = (scores.softmax(dim=-1) @ value).transpose(1, 2).flatten(2)
-    after = x + attention.output(mixed)
-    fed = after + block.feed_forward(block.around_ff.enter(after))
-    return final_norm(fed)
+    after = x + attention.output((scores.softmax(dim=-1) @ value).transpose(1, 2).flatten(2))
+    return final_norm(after + block.feed_forward(block.around_ff.enter(after)))
 
 
 @torch.no_grad()

@@ -190,8 +190,7 @@ def test_segments_change_the_logits() -> None:
     model, batch = paired_model("pre_ln"), pairs()
     assert batch.segments is not None
     one = model(batch.tokens, batch.positions, batch.segments)
-    two = model(batch.tokens, batch.positions, 1 - batch.segments)
-    assert (one - two).abs().max() > 1e-4
+    assert (one - model(batch.tokens, batch.positions, 1 - batch.segments)).abs().max() > 1e-4
     batch = batch._replace(segments=1 - batch.segments)
     assert not torch.equal(losses(model, batch)[1], losses(model, pairs())[1])
 
@@ -240,8 +239,7 @@ def test_loss_of_pairs_is_a_mean_over_the_pairs_of_all_ranks() -> None:
         )
         parts.append(losses(model, mine)[1])
     torch.testing.assert_close(sum(parts), whole)
-    blank = batch._replace(index=torch.full((3,), -1))
-    nothing = losses(model, blank)[1]
+    nothing = losses(model, batch._replace(index=torch.full((3,), -1)))[1]
     assert nothing == 0.0
     assert model.next_sentence is not None
     nothing.backward()

@@ -172,8 +172,7 @@ def orthogonal(matrix: Any) -> Any:
     """By torch's own steps, which no public function has."""
     from torch.optim._muon import _zeropower_via_newtonschulz as steps
 
-    found = steps(torch.tensor(matrix), (3.4445, -4.7750, 2.0315), 5, 1e-7)
-    return found.double().numpy()
+    return steps(torch.tensor(matrix), (3.4445, -4.7750, 2.0315), 5, 1e-7).double().numpy()
 
 
 def by_matrix(step: Callable[..., Any]) -> Callable[..., Any]:
@@ -293,8 +292,7 @@ def kl_soap(p, g, state, t, c) -> Any:
         return adamw(p, g, state, t, c)
     b1, b2, (a, b) = c["b1"], c["b2"], p.shape
     if t == 1:
-        grams = [g @ g.T / b, g.T @ g / a]
-        state["s"] = [(1 - b2) * gram for gram in grams]
+        state["s"] = [(1 - b2) * gram for gram in [g @ g.T / b, g.T @ g / a]]
         state["q"] = [np.linalg.eigh(s)[1][:, ::-1] for s in state["s"]]
         state["d"] = [np.full(a, 0.2), np.full(b, 0.2)]
         state["m"], state["v"] = 0 * g, 0 * g

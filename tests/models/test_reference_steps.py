@@ -141,8 +141,7 @@ def test_masked_prediction_equals_reference(case: Case) -> None:
     parameters, sizes = tiny.numpy_parameters(model), case.sizes(kind="encoder")
     found = predict_masked(case.reference, parameters, sizes, tokens.numpy(), POSITIONS.numpy())
     same(model(tokens, POSITIONS), found)
-    states = model.states(tokens, POSITIONS)
-    same(model.embedding.logits(states) + model.output_bias, found)
+    same(model.embedding.logits(model.states(tokens, POSITIONS)) + model.output_bias, found)
 
 
 @parametrize(EVERY)

@@ -273,11 +273,9 @@ def test_all_halt_at_once_where_the_bias_is_large() -> None:
     tokens = tiny.words(3, 7)
     count_tokens_of(model, {"decoder": torch.ones_like(tokens, dtype=torch.bool)})
     logits = model(tokens)
-    cost = auxiliary_terms(model, torch.tensor(21.0))["ponder"]
-    assert cost.item() == pytest.approx(2.0)
+    assert auxiliary_terms(model, torch.tensor(21.0))["ponder"].item() == pytest.approx(2.0)
     once = tiny.causal_model("pre_ln", decoder_depth=1)
-    state = {k: v for k, v in model.state_dict().items() if "halting" not in k}
-    once.load_state_dict(state)
+    once.load_state_dict({k: v for k, v in model.state_dict().items() if "halting" not in k})
     torch.testing.assert_close(logits, once(tokens))
 
 
@@ -301,8 +299,7 @@ def test_masked_tokens_alone_are_those_of_the_whole_pass() -> None:
 @pytest.mark.parametrize("carry", ["sum", "mean"])
 def test_every_form_of_carried_scores_serves_shared_steps(form: Form, carry: Any) -> None:
     """The number of steps is fixed, so the reversible form undoes them in their order."""
-    block = halting("post_ln", residual_attention=carry)
-    model = causal(block).train()
+    model = causal(halting("post_ln", residual_attention=carry)).train()
     tokens, weight = tiny.words(3, 7), torch.randn(3, 7, tiny.VOCABULARY)
     count_tokens_of(model, {"decoder": torch.ones_like(tokens, dtype=torch.bool)})
     found = []

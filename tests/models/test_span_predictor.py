@@ -109,8 +109,7 @@ def test_padding_changes_nothing(preset: str) -> None:
             assert len(alone.labels) == place + 1
             assert int(alone.labels[-1]) == SPANS[row][place]
             torch.testing.assert_close(alone.logits[-1], whole.logits[2 * row + place], **near)
-    longest = task.longest(batch)
-    assert torch.equal(longest.tokens, batch.tokens[2:])
+    assert torch.equal(task.longest(batch).tokens, batch.tokens[2:])
     assert not torch.allclose(
         model(batch.tokens, 1 - batch.segments), model(batch.tokens, batch.segments)
     )
@@ -139,14 +138,12 @@ def test_losses_by_hand() -> None:
     assert sums.by_token[0].tolist() == pytest.approx([each[0], 0.0, each[1]])
     assert task.rows_of(batch).tolist() == [4, -1, 7]
     assert task.real_tokens(batch)["encoder"].sum(dim=1).tolist() == [7, 0, 11]
-    labels = task.predictions(Constant(), batch).labels
-    assert labels.tolist() == [4, 5, 4, 9]
+    assert task.predictions(Constant(), batch).labels.tolist() == [4, 5, 4, 9]
     assert task.alone(batch, 2).labels.tolist() == [[4, -1]]
 
 
 def test_random_batches_and_initial_values() -> None:
-    task = build_task(ObjectiveConfig(kind="squad"))
-    batch = task.random_batch(5, 12, 17)
+    batch = build_task(ObjectiveConfig(kind="squad")).random_batch(5, 12, 17)
     assert batch.labels.shape == (5, 2)
     assert (batch.labels[:, 0] <= batch.labels[:, 1]).all()
     assert int(batch.labels.max()) < 12

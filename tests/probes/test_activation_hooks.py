@@ -259,8 +259,7 @@ def test_states_are_those_of_the_stream() -> None:
         pairs = float((cosine.sum() - 2 * 7) / (2 * 7 * 6))
         assert number(rows, "token_cosine", "encoder", layer) == pytest.approx(pairs)
         assert 1.0 < number(rows, "token_rank", "encoder", layer) < 7.0
-    states = model.encoder.final_norm(x)[:2]
-    expected = float(states.square().mean())
+    expected = float(model.encoder.final_norm(x)[:2].square().mean())
     assert number(rows, "output_norm", "encoder", None) == pytest.approx(expected)
 
 

@@ -94,8 +94,7 @@ def test_a_state_that_is_not_finite_has_no_rank() -> None:
     x = states()
     x[0, 0, 0] = torch.nan
     x[3, 4, 1] = torch.inf
-    found = measures.token_ranks(x, REAL)
-    assert found.isnan().tolist() == [True, False, True]
+    assert measures.token_ranks(x, REAL).isnan().tolist() == [True, False, True]
 
 
 def test_entropies() -> None:
@@ -131,8 +130,7 @@ def test_head_distances_pair_every_head_with_every_head_below() -> None:
 
 def test_matching_finds_permuted_heads() -> None:
     p = maps()
-    shuffled = p[:, [2, 0, 1]]
-    table = measures.head_distances(p, shuffled)
+    table = measures.head_distances(p, p[:, [2, 0, 1]])
     assert float(table.diagonal().mean()) > 0.05
     assert measures.matched_distance(table) == pytest.approx(0.0, abs=1e-12)
 
@@ -179,9 +177,7 @@ def test_output_information_is_the_mean_divergence_from_the_average(monkeypatch)
 
 
 def test_output_information_at_its_ends() -> None:
-    same = torch.randn(1, 6).expand(9, 6)
-    total, entropies = measures.distribution_sums(same)
+    total, entropies = measures.distribution_sums(torch.randn(1, 6).expand(9, 6))
     assert float(measures.output_information(total, entropies, 9)) == pytest.approx(0.0, abs=1e-12)
-    certain = 1e4 * torch.eye(6)
-    total, entropies = measures.distribution_sums(certain)
+    total, entropies = measures.distribution_sums(1e4 * torch.eye(6))
     assert float(measures.output_information(total, entropies, 6)) == pytest.approx(math.log(6))

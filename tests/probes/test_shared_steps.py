@@ -126,8 +126,7 @@ def test_halted_tokens_do_not_count() -> None:
 def test_a_layer_that_no_token_reaches_is_not_measured() -> None:
     block = replace(HALTING, halting=HaltingSpec(bias=40.0))
     rows = values(probe(translator(block), objective(), [pairs()], positions=1))
-    measured = {place.layer for place in rows if place.quantity == "attention_entropy"}
-    assert measured == {1}
+    assert {place.layer for place in rows if place.quantity == "attention_entropy"} == {1}
     assert rows[Place("running_tokens", "encoder", 2, None)] == 0.0
 
 

@@ -82,6 +82,5 @@ def test_equal_to_scikit_learn(pairs: list[tuple[int, int]]) -> None:
 def test_large_counts_do_not_overflow() -> None:
     """The product under the root is 1.6e39, far above int64."""
     n = 10**10 // 10
-    confusion = np.array([[9 * n, n], [n, 9 * n]])
-    assert matthews_correlation(confusion) == pytest.approx(0.8)
+    assert matthews_correlation(np.array([[9 * n, n], [n, 9 * n]])) == pytest.approx(0.8)
     assert matthews_correlation(np.array([[9 * n, 0], [0, 7 * n]])) == 1

@@ -76,11 +76,9 @@ def test_glue_average_is_the_rule_of_the_leaderboard(name: str) -> None:
     """The leaderboard has WNLI as a ninth task; its inputs are rounded, so 0.1 is the tolerance."""
     score, cola, sst2, mrpc_f1, mrpc, p, s, qqp_f1, qqp, m, mm, qnli, rte, wnli = LEADERBOARD[name]
     columns = table_3((m, mm, qqp, qqp_f1, qnli, sst2, cola, p, s, mrpc, mrpc_f1, rte))
-    eight = in_percent("glue", columns)
-    assert (8 * eight + wnli) / 9 == pytest.approx(score, abs=0.1)
+    assert (8 * in_percent("glue", columns) + wnli) / 9 == pytest.approx(score, abs=0.1)
     # With MNLI as two tasks the score would be half a point higher.
-    nine = in_percent("realformer", columns)
-    assert (9 * nine + wnli) / 10 > score + 0.3
+    assert (9 * in_percent("realformer", columns) + wnli) / 10 > score + 0.3
 
 
 def test_cramming_average_of_a_published_row() -> None:

@@ -76,8 +76,7 @@ def test_characters_outside_the_bmp_count_once() -> None:
 
 def test_unknown_characters_side_by_side_are_one_piece() -> None:
     offsets = piece_offsets(model("bpe"), "cat 東京都 mat")
-    unknown = np.flatnonzero(offsets.ids == UNK)
-    assert [pieces(offsets)[i] for i in unknown] == ["東京都"]
+    assert [pieces(offsets)[i] for i in np.flatnonzero(offsets.ids == UNK)] == ["東京都"]
     assert back(offsets, "東京都") == "東京都"
     assert back(offsets, "京") == "東京都"  # an answer inside one piece cannot be told apart
     assert back(offsets, "mat") == "mat"
@@ -219,8 +218,7 @@ def test_a_model_that_normalises_has_offsets_of_the_text_before_it() -> None:
         num_threads=1,
         minloglevel=2,
     )
-    nfkc = SentencePieceProcessor(model_proto=proto.getvalue())
-    offsets = piece_offsets(nfkc, "the … ﬁ cat")
+    offsets = piece_offsets(SentencePieceProcessor(model_proto=proto.getvalue()), "the … ﬁ cat")
     assert back(offsets, "cat") == "cat"
     assert back(offsets, "…") == "…"
 

@@ -119,8 +119,7 @@ def test_evaluation_predicts_each_token_once_with_its_context(
 
 def test_windows_of_one_batch_may_be_any(corpus: PreparedCorpus) -> None:
     """The first window predicts more than the others also where it is not alone."""
-    rows = CausalRows(corpus, "valid", 6, 2)
-    batch = everything(rows)
+    batch = everything(CausalRows(corpus, "valid", 6, 2))
     assert batch.labels[batch.labels != PAD].tolist() == corpus.ids("valid", "text").tolist()
 
 
@@ -160,8 +159,7 @@ def test_overlap_gives_the_loss_of_an_explicit_loop(corpus: PreparedCorpus) -> N
     text, expected = [EOS, *ids], 0.0
     with torch.no_grad():
         for place, token in enumerate(ids):
-            later = max(0, place + 1 - window)
-            begin = -(-later // stride) * stride
+            begin = -(-max(0, place + 1 - window) // stride) * stride
             logits = model(torch.tensor([text[begin : place + 1]]))[0, -1]
             expected -= float(logits.log_softmax(dim=-1)[token])
         found = sum(
@@ -321,8 +319,7 @@ def test_masked_documents_give_the_loss_of_an_explicit_loop(
 
 def test_batches_say_the_document_of_each_token(documents: PreparedCorpus) -> None:
     """Also to a rank without windows, in windows alone, and in a cut one."""
-    rows = CausalRows(documents, "train", 7, seed=1, masked=True)
-    batch = everything(rows)
+    batch = everything(CausalRows(documents, "train", 7, seed=1, masked=True))
     assert batch.documents is not None
     begins = documents.documents("train")
     labels = [int(sum(begins <= place)) - 1 for place in range(batch.labels.numel())]
@@ -337,8 +334,7 @@ def test_batches_say_the_document_of_each_token(documents: PreparedCorpus) -> No
     words = batch._replace(tokens=tiny.words(*batch.tokens.shape))
     whole = task().predictions(model, words).logits[9]
     torch.testing.assert_close(task().predictions(model, task().alone(words, 9)).logits[-1], whole)
-    moved = to_device(batch, torch.device("cpu"))
-    assert torch.equal(moved.documents, batch.documents)
+    assert torch.equal(to_device(batch, torch.device("cpu")).documents, batch.documents)
     joined = everything(CausalRows(documents, "train", 7, seed=1))
     assert joined.documents is None
     assert to_device(joined, torch.device("cpu")).documents is None

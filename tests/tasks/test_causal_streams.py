@@ -92,8 +92,7 @@ def test_a_part_of_an_evaluation_is_its_beginning(corpus: PreparedCorpus) -> Non
     rows = CausalStreams(corpus, "valid", 5, 2, whole=True)
     order = [rows.tolist() for _, rows in in_random_order(rows.sampler(0))]
     assert order[:2] == [[0, 1], [2, 3]]
-    first = rows.targets(np.array([0, 1]))
-    assert first.tolist() == [*rows.ids[:5], *rows.ids[17:22]]
+    assert rows.targets(np.array([0, 1])).tolist() == [*rows.ids[:5], *rows.ids[17:22]]
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
@@ -278,8 +277,7 @@ def test_one_checkpoint_is_evaluated_with_several_memories(
     tree["data"] |= {"order": "streams", "window": 8, "tokens_per_batch": 64, "cache": cache}
     tree["trainer"] |= {"max_steps": 2, "val_check_interval": 2, "limit_val_batches": 20}
     tree["trainer"] |= {"enable_progress_bar": False, "default_root_dir": str(tmp_path / "run")}
-    config = tmp_path / "config.yaml"
-    config.write_text(yaml.safe_dump(tree))
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(tree))
     monkeypatch.chdir(tmp_path)
     assert main(["fit", "--config", "config.yaml"]) == 0
     words = ["validate", "--config", "config.yaml", "--ckpt_path", "last"]

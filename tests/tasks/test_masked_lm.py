@@ -49,8 +49,7 @@ def test_windows_are_the_packed_text(corpus: PreparedCorpus):
 
 def test_each_window_predicts_the_same_number_and_never_eos(corpus: PreparedCorpus):
     batch = everything(make(corpus))
-    windows = (batch.positions // WINDOW).bincount(minlength=len(batch.index))
-    assert (windows == PREDICTED).all()
+    assert ((batch.positions // WINDOW).bincount(minlength=len(batch.index)) == PREDICTED).all()
     assert (batch.labels != EOS).all()
     assert (batch.positions.diff() > 0).all()
     assert batch.predicted_tokens == len(batch.labels)
@@ -115,8 +114,7 @@ def test_shares_of_all_ranks_are_the_global_batch(corpus: PreparedCorpus, world:
         assert of.predicted_tokens == whole.predicted_tokens
         for window, row in zip(of.index, of.tokens, strict=True):
             assert torch.equal(row, whole.tokens[int((whole.index == window).nonzero())])
-    indices = torch.cat([of.index for of in shares])
-    assert sorted(indices.tolist()) == [2, 5, 7, 9]
+    assert sorted(torch.cat([of.index for of in shares]).tolist()) == [2, 5, 7, 9]
 
 
 def test_blank_row_predicts_nothing(corpus: PreparedCorpus):

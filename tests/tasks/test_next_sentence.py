@@ -160,8 +160,7 @@ def test_a_step_never_waits(tmp_path: Path) -> None:
 
 @pytest.fixture
 def batch(tmp_path: Path) -> MaskedBatch:
-    rows = rows_of(write_documents(tmp_path, documents=6), "train")
-    found = rows[0, np.arange(9)]
+    found = rows_of(write_documents(tmp_path, documents=6), "train")[0, np.arange(9)]
     assert (found.tokens == PAD).any()
     return found
 
@@ -171,13 +170,11 @@ def test_probes_measure_real_tokens(batch: MaskedBatch) -> None:
     model = model_of(26, width=12)
     whole = probe(model, task(), [batch])
     assert all(math.isfinite(row.value) for row in whole)
-    real = task().real_tokens(batch)["encoder"]
-    assert torch.equal(real, batch.tokens != PAD)
+    assert torch.equal(task().real_tokens(batch)["encoder"], batch.tokens != PAD)
     assert not task().real_tokens(batch._replace(index=torch.full((9,), -1)))["encoder"].any()
     wide = torch.nn.functional.pad(batch.tokens, (0, 5), value=PAD)
     assert batch.segments is not None
-    width = batch.tokens.shape[1]
-    positions = batch.positions + batch.positions // width * 5
+    positions = batch.positions + batch.positions // batch.tokens.shape[1] * 5
     padded = batch._replace(
         tokens=wide, positions=positions, segments=torch.nn.functional.pad(batch.segments, (0, 5))
     )

@@ -68,8 +68,7 @@ def test_rows_are_berts(tmp_path: Path, window: int, stride: int) -> None:
         assert batch.segments[row].tolist() == segments + padding
         assert batch.labels[row].tolist() == label
     assert rows.lengths.tolist() == [len(tokens) for _, tokens, _, _ in expected]
-    numbers = [number for number, *_ in expected]
-    counts = np.bincount(numbers)
+    counts = np.bincount([number for number, *_ in expected])
     assert np.diff(rows.first_rows).tolist() == counts.tolist()
     assert [len(of) for of in rows.windows] == counts.tolist()
     assert rows.without_answer() == sum(label == [0, 0] for *_, label in expected)
@@ -86,8 +85,7 @@ def test_a_long_question_is_cut_to_64_tokens(tmp_path: Path) -> None:
     corpus = prepare(DataConfig(**{**section, "task": "squad"}))
     rows = rows_of(corpus, window=80)
     assert rows.cut == 1
-    batch = rows[0, np.array([0])]
-    assert batch.tokens[0].tolist() == reference(corpus, 80, 5)[0][1]
+    assert rows[0, np.array([0])].tokens[0].tolist() == reference(corpus, 80, 5)[0][1]
     with pytest.raises(UserError) as caught:
         rows_of(corpus, window=67)
     assert str(caught.value) == (
@@ -123,8 +121,7 @@ def test_every_window_exactly_once(tmp_path: Path, world: int, seed: int | None)
         assert sorted(seen) == list(range(len(question)))
         assert sum(totals) == len(question)
         assert len(batch_of) == 35
-        together = all(len(of) == 1 for of in batch_of.values())
-        assert together == (seed is None)
+        assert all(len(of) == 1 for of in batch_of.values()) == (seed is None)
 
 
 def test_batches_hold_the_budget(tmp_path: Path) -> None:

@@ -79,8 +79,7 @@ def follow(one: tuple[int, ...], two: tuple[int, ...]) -> bool:
 @pytest.mark.parametrize("epoch", [0, 3])
 def test_rows_are_what_their_labels_say(corpus: PreparedCorpus, epoch: int) -> None:
     """Texts are contiguous; a next one goes on in its document, a random one is of another."""
-    rows = make(corpus)
-    batch = everything(rows, epoch)
+    batch = everything(make(corpus), epoch)
     assert batch.follows is not None
     joined = 0
     for (first, second), label in zip(texts(corpus, batch), batch.follows.tolist(), strict=True):
@@ -116,8 +115,7 @@ def test_marks_and_padding_are_never_predicted(corpus: PreparedCorpus) -> None:
         batch = everything(make(corpus, probability=0.9), epoch)
         assert not {PAD, BOS, EOS, MASK} & set(batch.labels.tolist())
         assert batch.predicted_tokens == len(batch.labels)
-        marks = (batch.tokens == BOS) | (batch.tokens == EOS)
-        assert (marks.sum(1) == 3).all()
+        assert (((batch.tokens == BOS) | (batch.tokens == EOS)).sum(1) == 3).all()
 
 
 def test_budget_is_a_share_of_each_row(corpus: PreparedCorpus) -> None:
@@ -207,14 +205,11 @@ def test_share_of_random_pairs_in_texts_of_long_and_short_sentences() -> None:
 
 
 def test_shorter_targets_have_their_probability() -> None:
-    sentences = [[1] * 30_000, [1] * 30_000]
-    spans = drawn(sentences, 40)
-    one, two = spans.lengths
+    one, two = drawn([[1] * 30_000, [1] * 30_000], 40).lengths
     short = (one + two < 40).mean()
     # One in 39 of the shorter targets is the longest; a random text may end with its document.
     assert short == pytest.approx(0.1 * 38 / 39, abs=0.02)
-    targets = np.bincount((one + two)[one + two < 40], minlength=40)
-    assert (targets[2:40] > 0).all()
+    assert (np.bincount((one + two)[one + two < 40], minlength=40)[2:40] > 0).all()
 
 
 def test_random_texts_are_of_every_other_document_and_place() -> None:
@@ -250,8 +245,7 @@ def test_too_long_pairs_lose_tokens_of_the_longer_text_at_both_ends() -> None:
     found = np.stack(spans.lengths, axis=1).tolist()
     assert found == [list(reference_cut(one, two, 23)) for one, two in lengths.tolist()]
     fronts = (spans.first[:, 0] - 100).sum() + (spans.second[:, 0] - 500).sum()
-    dropped = lengths.sum() - np.sum(found)
-    assert fronts / dropped == pytest.approx(0.5, abs=0.02)
+    assert fronts / (lengths.sum() - np.sum(found)) == pytest.approx(0.5, abs=0.02)
     assert ((spans.first[:, 0] >= 100) & (spans.first[:, 1] <= first[:, 1])).all()
 
 
@@ -304,8 +298,7 @@ def test_a_rank_without_pairs_has_a_blank_row(corpus: PreparedCorpus) -> None:
 
 def test_epochs_have_as_many_batches_of_other_pairs(corpus: PreparedCorpus) -> None:
     rows = make(corpus)
-    counts = {len(rows.spans(epoch).random) for epoch in range(6)}
-    assert len(counts) > 1
+    assert len({len(rows.spans(epoch).random) for epoch in range(6)}) > 1
     for per_batch in (1, 4):
         sampler = rows.sampler(per_batch * WINDOW)
         for epoch in range(6):
@@ -345,8 +338,7 @@ def test_pairs_of_an_evaluation_are_fixed(corpus: PreparedCorpus) -> None:
 
 
 def test_two_documents_are_enough(corpus: PreparedCorpus) -> None:
-    batch = everything(make(corpus, "test"))
-    assert len(batch.index) > 0
+    assert len(everything(make(corpus, "test")).index) > 0
 
 
 def test_description_names_pairs_and_their_labels(corpus: PreparedCorpus) -> None:

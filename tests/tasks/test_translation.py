@@ -48,10 +48,8 @@ def test_shares_of_all_ranks_are_the_global_batch(corpus: PreparedCorpus, world:
     whole = TranslationRows(corpus, "train")[0, rows]
     shares = [TranslationRows(corpus, "train", None, rank, world)[0, rows] for rank in range(world)]
     assert {int(of.predicted_tokens) for of in shares} == {int(whole.predicted_tokens)}
-    predicted = sum(int((of.target[:, 1:] != PAD).sum()) for of in shares)
-    assert predicted == whole.predicted_tokens
-    indices = [i for of in shares for i in of.index.tolist() if i >= 0]
-    assert sorted(indices) == [0, 4, 5, 8]
+    assert sum(int((of.target[:, 1:] != PAD).sum()) for of in shares) == whole.predicted_tokens
+    assert sorted([i for of in shares for i in of.index.tolist() if i >= 0]) == [0, 4, 5, 8]
 
 
 def test_blank_row(corpus: PreparedCorpus):
@@ -154,8 +152,7 @@ def test_bleu_ignores_case(monkeypatch: pytest.MonkeyPatch, stage: str) -> None:
 def test_sacrebleu_sees_case_where_the_corpus_has_it(
     monkeypatch: pytest.MonkeyPatch, targets: list[str], mixed: bool
 ) -> None:
-    plain = ["The dog sees the cat."] * 2
-    source = FakeData(targets, plain, tokenized=False)
+    source = FakeData(targets, ["The dog sees the cat."] * 2, tokenized=False)
     task, scores = scored(monkeypatch, "test", [LOWER, LOWER], source)
     assert (scores["test/sacrebleu"] < 99) == mixed
     assert f"case:{'mixed' if mixed else 'lc'}" in task.signatures["sacrebleu_signature"]
@@ -282,8 +279,7 @@ def test_a_part_of_a_validation_decodes_its_own_first_sentences(
         task.decode(cast(Any, None), pairs(batch), "val")
     right = ["dog" if row in (17, 31, 40) else "cat" for row in range(100)]
     alone = sacrebleu.BLEU(tokenize="none").corpus_score(["dog"] * 3, [["dog"] * 3]).score
-    source = FakeData(right, [], tokenized=True)
-    assert task.scores("val", source, FOUND) == {"val/bleu": alone}
+    assert task.scores("val", FakeData(right, [], tokenized=True), FOUND) == {"val/bleu": alone}
 
 
 def test_hypotheses_that_the_limit_ends_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -69,8 +69,7 @@ def test_masks_are_whole_words_within_the_budget(corpus: PreparedCorpus, kind: A
         masked[batch.positions] = True
         pairs = zip(flat.view(-1, width).tolist(), masked.view(-1, width).tolist(), strict=True)
         for row, of in pairs:
-            length = sum(token != PAD for token in row)
-            budget = max(1, round(0.3 * length))
+            budget = max(1, round(0.3 * sum(token != PAD for token in row)))
             words = words_of(corpus, row)
             chosen = [word for word in words if of[word[0]]]
             assert sorted(place for word in chosen for place in word) == np.flatnonzero(of).tolist()
@@ -109,14 +108,12 @@ def test_marks_end_a_word() -> None:
 
 
 def test_a_row_without_a_word_that_fits_predicts_none() -> None:
-    starts = [True] * SPECIALS + [True, False]
-    masking = Masking(7, 1, starts)
+    masking = Masking(7, 1, [True] * SPECIALS + [True, False])
     row = np.array([[5, 6, 6, 6]])
     batch = masking.batch(0, np.array([0]), row, np.array([3]), 0, 1)
     assert len(batch.labels) == 0
     assert batch.predicted_tokens == 1  # a step divides by it
-    nothing = masking.choose(0, np.array([0]), np.array([[EOS, EOS]]), np.array([1]))
-    assert not nothing.any()
+    assert not masking.choose(0, np.array([0]), np.array([[EOS, EOS]]), np.array([1])).any()
 
 
 def test_words_begin_with_the_mark_of_a_space(corpus: PreparedCorpus) -> None:

@@ -117,8 +117,7 @@ def config(*loggers: tuple[str, dict[str, Any]]) -> dict[str, Any]:
 
 def fit(tree: dict[str, Any], name: str) -> Path:
     folder = Path("experiments/mine/runs").resolve() / name
-    run = TrainingRun(tree, folder=folder, attempt=1)
-    run.fit()
+    TrainingRun(tree, folder=folder, attempt=1).fit()
     return folder
 
 
@@ -143,8 +142,7 @@ def test_they_are_named_after_the_run_and_the_own_files_stay() -> None:
         assert logger.hyperparameters["model"]["block"]["preset"] == "pre_ln"
         assert f"id:{logger.hyperparameters['id']}" in wandb.given["tags"]
         assert logger.finished == 1
-        steps = [step for step, found in logger.metrics if "val/nll" in found]
-        assert steps == [2, 4]
+        assert [step for step, found in logger.metrics if "val/nll" in found] == [2, 4]
     assert len(list(folder.glob("events.out.tfevents.*"))) == 1
     alone = fit(config(), "two")
     assert rows(folder / "metrics.csv")[0].keys() == rows(alone / "metrics.csv")[0].keys()

@@ -46,8 +46,7 @@ def event_file(folder: Path) -> EventAccumulator:
 def tags(folder: Path) -> dict[str, list[str]]:
     """The tags of a folder by kind; `distributions` are the histograms once more."""
     found = event_file(folder).Tags()
-    kinds = ("scalars", "images", "histograms", "tensors")
-    return {kind: found[kind] for kind in kinds}
+    return {kind: found[kind] for kind in ("scalars", "images", "histograms", "tensors")}
 
 
 @pytest.mark.parametrize("kind", ["translation", "masked_lm", "causal_lm"])

@@ -98,8 +98,7 @@ def test_where_gains_are_many_event_files_get_each_of_the_encoder() -> None:
 
 
 def test_histograms_hold_every_head_of_every_layer() -> None:
-    model = model_with("sas", 3)
-    found = gains(model)
+    found = gains(model_with("sas", 3))
     with torch.no_grad():
         for place, gain in found.items():
             if place.quantity == "beta":
@@ -256,8 +255,7 @@ def test_the_size_of_an_update_is_that_of_its_step(tmp_path: Path, cache: str) -
             seen[trainer.global_step] = state
 
     pl.seed_everything(5, verbose=False)
-    callbacks = [SignalProbe(), Keep()]
-    fitter = trainer(tmp_path, callbacks=callbacks, max_steps=2)
+    fitter = trainer(tmp_path, callbacks=[SignalProbe(), Keep()], max_steps=2)
     fitter.fit(module(preset="pre_ln"), datamodule=data(cache))
     prefix = "model.encoder.blocks.1."
     matrices = [k for k, v in seen[1].items() if k.startswith(prefix) and v.ndim == 2]

@@ -124,8 +124,7 @@ def test_a_bound_is_above_zero() -> None:
 def test_positions_of_a_plugin_may_have_a_bias_that_does_not_shrink(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    callback = {"class_path": PATH, "init_args": {"tau": 5.0}}
-    tree = {"trainer": {"callbacks": [callback]}}
+    tree = {"trainer": {"callbacks": [{"class_path": PATH, "init_args": {"tau": 5.0}}]}}
     rope = {"model": {"architecture": {"positions": "rope"}}}
     resolve({**tree, **rope}, "a test")
     monkeypatch.setattr(config, "_UNBIASED", ("sinusoidal",))  # as if rope were a plug-in's

@@ -124,8 +124,7 @@ def assert_exact(
     with pytest.raises(SystemExit):
         fit(folder, cache, signals, by=by, val_check_interval=interval)
     assert [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)] == before
-    kept = torch.load(last_of(folder), weights_only=True)
-    assert kept["global_step"] == stop
+    assert torch.load(last_of(folder), weights_only=True)["global_step"] == stop
     rest = fit(folder, cache, by=by, val_check_interval=interval).state_dict()
     expected = whole(interval)
     assert rest.keys() == expected.keys()

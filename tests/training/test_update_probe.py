@@ -287,8 +287,7 @@ def test_curvature_equals_the_dense_one_over_its_threshold(
         if kind == "adam":
             moments = [state[p]["exp_avg_sq"] / (1 - 0.9**3) for p in model.parameters()]
             scales, eps = torch.cat([v.sqrt().flatten() for v in moments]), 1e-3
-        top = float(dense(copy.deepcopy(model), batch, scales, eps)[-1])
-        expected = 1e-2 * top / limit
+        expected = 1e-2 * float(dense(copy.deepcopy(model), batch, scales, eps)[-1]) / limit
         assert found["sharpness_over_threshold"] == pytest.approx(expected, rel=1e-3)
     factor = critical_factor(model, objective(), batch, step)
     assert factor is not None
