@@ -65,7 +65,6 @@ SPANS = at("models/test_localised_span.py")
 SOFTMAX = at("blocks/test_softmax_parts.py", "models/test_family_combinations.py")
 MEMORY = at("models/test_memory.py", "tasks/test_causal_streams.py")
 ADAPTIVE = at("models/test_adaptive_span.py")
-DYNAMIC = at("models/test_dynamic_span.py")
 SQUAD_FILES = at("data/test_squad.py")
 SQUAD_ROWS = at("tasks/test_question_rows.py")
 SQUAD_MODEL = at("models/test_span_predictor.py")
@@ -154,19 +153,19 @@ MUTANTS = (
     ),
     mutant(
         "dynamic spans of the first queries serve all blocks",
-        DYNAMIC,
+        ADAPTIVE,
         "spans if spans.shape[2] == 1 else mask.queries(spans)",
         "spans if spans.shape[2] == 1 else mask.queries(spans).roll(1, 2)",
     ),
     mutant(
         "the mean span counts padding",
-        DYNAMIC,
+        ADAPTIVE,
         "(spans * self._counted.here[:, None]).sum(dim=(0, 2))",
         "spans.sum(dim=(0, 2))",
     ),
     mutant(
         "the mean span is that of each rank alone",
-        at("models/test_dynamic_span.py", "test_ddp.py"),
+        at("models/test_adaptive_span.py", "test_ddp.py"),
         "number = over_ranks(counted[name].sum().to(torch.float64))",
         "number = counted[name].sum().to(torch.float64)",
     ),

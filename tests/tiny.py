@@ -1,10 +1,11 @@
 """The small models and batches of the tests, and their values for the reference in NumPy."""
 
 import math
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 
 from lightning_app.blocks.config import BlockConfig
 from lightning_app.blocks.masks import causal_mask
@@ -54,6 +55,7 @@ __all__ = [
     "encoder",
     "masked_model",
     "numpy_parameters",
+    "predicted",
     "randomise",
     "reference_sizes",
     "sentences",
@@ -80,3 +82,14 @@ def reference_sizes(config: ArchitectureConfig) -> reference.Sizes:
 
 def numpy_parameters(model: nn.Module) -> dict[str, NDArray[np.float64]]:
     return {name: value.detach().numpy().copy() for name, value in model.state_dict().items()}
+
+
+def predicted(block: reference.Reference, model: nn.Module, *inputs: Tensor, **changes: Any) -> Any:
+    """What the reference computes from the inputs of a model of `changes`, by its parameters."""
+    kind, predict = {
+        "CausalLanguageModel": ("decoder", reference.predict_next),
+        "MaskedLanguageModel": ("encoder", reference.predict_masked),
+        "EncoderDecoder": ("encoder_decoder", reference.translate),
+    }[type(model).__name__]
+    sizes = reference_sizes(architecture(**{"kind": kind, **changes}))
+    return predict(block, numpy_parameters(model), sizes, *(x.numpy() for x in inputs))

@@ -1,19 +1,29 @@
-"""Adaptive spans: soft masks that the heads learn, against the equations of the paper."""
+"""Adaptive spans, of a head or of each token: soft masks against the equations of the papers."""
 
 import math
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
-from lightning_app.blocks import spans, windows
+from lightning_app.blocks import spans as masks
+from lightning_app.blocks import windows
 from lightning_app.blocks.attention import Attention, ShapingSpec
 from lightning_app.blocks.config import BlockConfig
 from lightning_app.blocks.kernels.choose import attention_form, softmax_map
-from lightning_app.blocks.spans import AdaptiveSpan, SpanMask, auxiliary_terms
+from lightning_app.blocks.spans import (
+    AdaptiveSpan,
+    Counted,
+    DynamicSpanMask,
+    SoftMask,
+    SpanMask,
+    auxiliary_terms,
+)
 from lightning_app.blocks.stack import Stack
+from lightning_app.blocks.steps import HaltingSpec
 from lightning_app.blocks.windows import LocalisedSpan, LocalMask
 from lightning_app.models.optim import (
     OPTIMIZERS,
@@ -21,15 +31,16 @@ from lightning_app.models.optim import (
     build_optimizer,
     parameter_groups,
 )
-from lightning_app.probes.hooks import scores
-from lightning_app.probes.probe import learned_gains
+from lightning_app.models.stack import count_tokens_of, stacks
+from lightning_app.probes.hooks import ActivationHooks, Place, scores
+from lightning_app.probes.probe import dynamic_spans, learned_gains
 from tests import tiny
-from tests.reference import REFERENCE, Reference, predict_masked, predict_next, translate
+from tests.reference import REFERENCE, Reference, next_stack, run_stack
 from tests.slopes import check_slopes
 
 pytestmark = [pytest.mark.usefixtures("float64")]
 
-LONGEST, RAMP = 7, 3.0
+LONGEST, RAMP, PENALTY = 7, 3.0, 0.3
 PRESETS = ("post_ln", "pre_ln", "realformer", "v_skipinit", "sas")
 each_preset = pytest.mark.parametrize("preset", PRESETS)
 NO_CENTRE = ShapingSpec(alpha=1.0, beta=1.0, gamma=None)
@@ -39,28 +50,40 @@ NO_CENTRE = ShapingSpec(alpha=1.0, beta=1.0, gamma=None)
 def _small_folds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Texts of a few tokens are folded, and windows trimmed to the token."""
     monkeypatch.setattr(windows, "FEWEST", 1)
-    monkeypatch.setattr(spans, "TRIM", 1)
+    monkeypatch.setattr(masks, "TRIM", 1)
 
 
-def block(preset: str, **changes: Any) -> BlockConfig:
-    span = AdaptiveSpan(**{"longest": LONGEST, "ramp": RAMP, **changes.pop("span", {})})
+def static(preset: str, span: dict[str, Any] | None = None, **changes: Any) -> BlockConfig:
     if preset == "sas":  # its centre would have to move with the spans
         changes["shaped_attention"] = NO_CENTRE
-    return BlockConfig(preset=preset, adaptive_span=span, **changes)
+    numbers = {"longest": LONGEST, "ramp": RAMP, "penalty": PENALTY, **(span or {})}
+    return BlockConfig(preset=preset, adaptive_span=AdaptiveSpan(**numbers), **changes)
 
 
-def spanned(preset: str, **changes: Any) -> Reference:
+def dynamic(preset: str, span: dict[str, Any] | None = None, **changes: Any) -> BlockConfig:
+    return static(preset, {"dynamic_bias": -1.0, **(span or {})}, **changes)
+
+
+each_form = pytest.mark.parametrize("block", [static, dynamic])
+
+
+def spanned(preset: str, block: Any, **changes: Any) -> Reference:
     shaped = {"shaped": "identity"} if preset == "sas" else {}
-    return replace(REFERENCE[preset], adaptive_span=(LONGEST, RAMP), **shaped, **changes)
+    span = {"adaptive_span": (LONGEST, RAMP), "dynamic_span": block is dynamic}
+    return replace(REFERENCE[preset], **span, **shaped, **changes)
 
 
 @torch.no_grad()
 def drawn(model: nn.Module, low: float = 0.05, high: float = 0.6) -> Any:
-    """Draw parameters, and spans between `low` and `high` of S, off the kinks of the mask."""
+    """Draw parameters: spans between `low` and `high` of S, off the kinks of the mask, or v and b
+    so that spans of tokens differ by more than a token."""
     tiny.randomise(model)
     for part in model.modules():
         if isinstance(part, SpanMask):
             part.fraction.uniform_(low, high)
+        if isinstance(part, DynamicSpanMask):
+            part.direction.normal_(std=0.5)
+            part.bias.uniform_(-1.5, 0.0)
     return model
 
 
@@ -68,28 +91,46 @@ def same(ours: Tensor, theirs: Any) -> None:
     torch.testing.assert_close(ours, torch.as_tensor(theirs), rtol=1e-10, atol=1e-10)
 
 
+def masks_of(model: nn.Module) -> list[Any]:
+    return [part for part in model.modules() if isinstance(part, SoftMask)]
+
+
+def penalty(model: nn.Module, normalizer: float = 1.0) -> Tensor:
+    return auxiliary_terms(model, torch.tensor(normalizer))["span"]
+
+
+def count_all(model: nn.Module, tokens: Tensor) -> None:
+    count_tokens_of(model, {"decoder": torch.ones_like(tokens, dtype=torch.bool)})
+
+
 @pytest.mark.unchecked_shapes
+@each_form
 @each_preset
 @pytest.mark.parametrize("length", [5, 19])
-def test_the_causal_model_is_the_reference(preset: str, length: int) -> None:
-    """Texts shorter than a window, and such that are folded."""
+def test_the_causal_model_is_the_reference(block: Any, preset: str, length: int) -> None:
+    """Logits and penalty; of texts shorter than a window, and of such that are folded."""
     model, tokens = drawn(tiny.causal_model(block(preset))), tiny.words(2, length)
     sizes = tiny.reference_sizes(tiny.architecture(kind="decoder"))
-    expected = predict_next(spanned(preset), tiny.numpy_parameters(model), sizes, tokens.numpy())
+    parameters = tiny.numpy_parameters(model)
+    stack, x = next_stack(spanned(preset, block), parameters, sizes, tokens.numpy())
+    expected = run_stack(stack, x) @ parameters["embedding.tokens.weight"].T
+    count_all(model, tokens)
     same(model(tokens), expected)
+    same(penalty(model), PENALTY * sum(spans.mean() for spans in stack.spans))
+    if block is dynamic:
+        assert max(spans.std() for spans in stack.spans) > 0.7
 
 
 @pytest.mark.unchecked_shapes
+@each_form
 @each_preset
 @pytest.mark.parametrize("width", [0, 12])
-def test_translation_is_the_reference(preset: str, width: int) -> None:
+def test_translation_is_the_reference(block: Any, preset: str, width: int) -> None:
     """An encoder looks at both sides; its padded queries may see nothing near them."""
     model = drawn(tiny.translator(block(preset)))
     source, target = tiny.sentences()
     source = torch.nn.functional.pad(source, (0, width))
-    sizes = tiny.reference_sizes(tiny.architecture())
-    parameters = tiny.numpy_parameters(model)
-    expected = translate(spanned(preset), parameters, sizes, source.numpy(), target.numpy())
+    expected = tiny.predicted(spanned(preset, block), model, source, target)
     real = target != tiny.PAD
     logits = model(source, target)
     same(logits[real], expected.logits[real.numpy()])
@@ -98,44 +139,52 @@ def test_translation_is_the_reference(preset: str, width: int) -> None:
 
 
 @pytest.mark.parametrize("preset", ["post_ln", "v_skipinit"])
-@pytest.mark.parametrize("trim", [False, True])
-def test_masked_words_are_the_reference(preset: str, trim: bool) -> None:
-    model = drawn(tiny.masked_model(block(preset, span={"trim": trim})), high=0.2)
+@pytest.mark.parametrize(
+    ("block", "span"), [(static, {"trim": False}), (static, {"trim": True}), (dynamic, {})]
+)
+def test_masked_words_are_the_reference(block: Any, preset: str, span: dict[str, Any]) -> None:
+    model = drawn(tiny.masked_model(block(preset, span)), high=0.2)
     tokens, positions = tiny.words(2, 23), torch.tensor([0, 3, 22, 23, 45])
-    sizes = tiny.reference_sizes(tiny.architecture(kind="encoder"))
-    parameters = tiny.numpy_parameters(model)
-    reference = spanned(preset)
-    expected = predict_masked(reference, parameters, sizes, tokens.numpy(), positions.numpy())
+    expected = tiny.predicted(spanned(preset, block), model, tokens, positions)
     same(model(tokens, positions), expected)
 
 
 @pytest.mark.unchecked_shapes
+@each_form
 @pytest.mark.parametrize("preset", ["post_ln", "pre_ln", "realformer", "sas"])
-def test_gradients_are_those_of_the_reference(preset: str) -> None:
-    """Of every parameter, spans among them, off the kinks of the soft mask."""
+def test_gradients_are_those_of_the_reference(block: Any, preset: str) -> None:
+    """Of the logits and of the penalty, by every parameter, those of the spans among them."""
     model = drawn(tiny.causal_model(block(preset), activation="gelu"))
     tokens, weight = tiny.words(1, 11), torch.randn(1, 11, tiny.VOCABULARY)
     sizes = tiny.reference_sizes(tiny.architecture(kind="decoder", activation="gelu"))
 
     def reference_loss(parameters: Any) -> float:
-        logits = predict_next(spanned(preset), parameters, sizes, tokens.numpy())
-        return float((logits * weight.numpy()).sum())
+        stack, x = next_stack(spanned(preset, block), parameters, sizes, tokens.numpy())
+        logits = run_stack(stack, x) @ parameters["embedding.tokens.weight"].T
+        cost = PENALTY * sum(spans.mean() for spans in stack.spans)
+        return float((logits * weight.numpy()).sum() + cost)
 
-    check_slopes(model, (model(tokens) * weight).sum(), reference_loss)
-    spans = [p for name, p in model.named_parameters() if name.endswith("span.fraction")]
+    def loss() -> Tensor:
+        count_all(model, tokens)
+        return (model(tokens) * weight).sum() + penalty(model)
+
+    check_slopes(model, loss(), reference_loss)
+    # The logits alone move every entry of them.
+    spans = [p for name, p in model.named_parameters() if ".span." in name]
     moved = torch.autograd.grad((model(tokens) * weight).sum(), spans)
+    assert len(moved) == (4 if block is dynamic else 2)
     assert all(bool((gradient.abs() > 1e-9).all()) for gradient in moved)
 
 
 @pytest.mark.unchecked_shapes
+@each_form
 @pytest.mark.parametrize("carry", ["sum", "mean", "qk_sum"])
-def test_spans_never_enter_the_chain(carry: Any) -> None:
+def test_spans_never_enter_the_chain(block: Any, carry: Any) -> None:
     """Every layer has spans of its own, and carried scores are those before the soft mask."""
     model = drawn(tiny.causal_model(block("pre_ln", residual_attention=carry), decoder_depth=3))
     tokens = tiny.words(2, 13)
-    sizes = tiny.reference_sizes(tiny.architecture(kind="decoder", decoder_depth=3))
-    parameters = tiny.numpy_parameters(model)
-    expected = predict_next(spanned("pre_ln", carry=carry), parameters, sizes, tokens.numpy())
+    reference = spanned("pre_ln", block, carry=carry)
+    expected = tiny.predicted(reference, model, tokens, decoder_depth=3)
     for form in ("plain", "stored", "reversible", "blocked"):
         with attention_form(form):
             same(model(tokens), expected)
@@ -144,11 +193,11 @@ def test_spans_never_enter_the_chain(carry: Any) -> None:
 
 def test_the_whole_span_is_plain_attention() -> None:
     plain = tiny.randomise(tiny.causal_model("pre_ln"))
-    model = tiny.causal_model(block("pre_ln", span={"longest": 13, "start": 1.0}))
+    model = tiny.causal_model(static("pre_ln", {"longest": 13, "start": 1.0}))
     model.load_state_dict(plain.state_dict(), strict=False)
     tokens = tiny.words(2, 13)
     same(model(tokens), plain(tokens))
-    shorter = tiny.causal_model(block("pre_ln", span={"longest": 11, "start": 1.0}))
+    shorter = tiny.causal_model(static("pre_ln", {"longest": 11, "start": 1.0}))
     shorter.load_state_dict(plain.state_dict(), strict=False)
     assert float((shorter(tokens) - plain(tokens)).detach().abs().max()) > 1e-6
 
@@ -208,13 +257,13 @@ def test_the_penalty_alone(start: float) -> None:
 
 
 def test_spans_that_all_layers_share_are_penalised_once() -> None:
-    spans = block("pre_ln", span={"start": 0.5, "penalty": 0.5}, share="all")
+    spans = static("pre_ln", {"start": 0.5, "penalty": 0.5}, share="all")
     model = tiny.causal_model(spans, decoder_depth=3)
     assert float(auxiliary_terms(model, torch.tensor(9.0))["span"].detach()) == 0.25 * LONGEST
 
 
 def test_layers_add_their_penalties_and_spans_stay_below_the_longest() -> None:
-    model = tiny.causal_model(block("pre_ln", span={"start": 1.0, "penalty": 0.5}))
+    model = tiny.causal_model(static("pre_ln", {"start": 1.0, "penalty": 0.5}))
     assert float(auxiliary_terms(model, torch.tensor(9.0))["span"].detach()) == 2 * 0.5 * LONGEST
     spans = [p for p in model.modules() if isinstance(p, SpanMask)]
     optimizer = build_optimizer(OptimizerConfig(lr=1.0), model, fused=False)
@@ -224,20 +273,24 @@ def test_layers_add_their_penalties_and_spans_stay_below_the_longest() -> None:
     assert all(float(span.fraction.detach().max()) == 1.0 for span in spans)
 
 
-@pytest.mark.parametrize("kind", OPTIMIZERS)
-def test_spans_have_their_own_rate_and_no_decay(kind: str) -> None:
-    model = tiny.causal_model(block("pre_ln", span={"lr": 0.25}))
+@pytest.mark.parametrize(
+    ("block", "kind"),
+    [*((static, kind) for kind in OPTIMIZERS), (dynamic, "adam"), (dynamic, "adamw")],
+)
+def test_spans_have_their_own_rate_and_no_decay(block: Any, kind: str) -> None:
+    model = tiny.causal_model(block("pre_ln", {"lr": 0.25}))
     config = OptimizerConfig(kind=kind, lr=0.5, weight_decay=0.1, momentum=0.9)
     optimizer = build_optimizer(config, model, fused=False)
-    spans = {id(p.fraction) for p in model.modules() if isinstance(p, SpanMask)}
     rates = {
         id(p): (g["lr"], g["weight_decay"]) for g in optimizer.param_groups for p in g["params"]
     }
+    spans = {id(p) for mask in masks_of(model) for p in mask.parameters()}
+    assert len(spans) == (4 if block is dynamic else 2)
     assert {rates[p] for p in spans} == {(0.25, 0.0)}
     assert {rate for p, (rate, _) in rates.items() if p not in spans} == {0.5}
     assert rates.keys() == {id(p) for p in model.parameters()}
     # Without a rate of their own they are beside the gains.
-    plain = parameter_groups(tiny.causal_model(block("pre_ln")), 0.1)
+    plain = parameter_groups(tiny.causal_model(static("pre_ln")), 0.1)
     assert [group["weight_decay"] for group in plain] == [0.1, 0.0]
     assert all("lr" not in group for group in plain)
 
@@ -249,7 +302,7 @@ def test_spans_have_their_own_rate_and_no_decay(kind: str) -> None:
 def test_trimming_changes_no_output(preset: str, build: Any, fraction: float) -> None:
     """Forward and backward; a window that is a token too narrow would."""
     longest = {"longest": 30}
-    whole, trimmed = (build(block(preset, span={**longest, "trim": t})) for t in (False, True))
+    whole, trimmed = (build(static(preset, {**longest, "trim": t})) for t in (False, True))
     drawn(whole, 0.0, max(fraction, 1e-3))
     for part in whole.modules():
         if isinstance(part, SpanMask):
@@ -284,7 +337,7 @@ def test_a_diverged_span_is_not_trimmed() -> None:
 
 def test_attention_depends_on_distance_alone() -> None:
     """What lies before the reach of every head and layer may change, and the text may move."""
-    model = drawn(tiny.causal_model(block("pre_ln"), positions="rope", model_dim=12), high=0.2)
+    model = drawn(tiny.causal_model(static("pre_ln"), positions="rope", model_dim=12), high=0.2)
     words = tiny.words(1, 12)
     # ceil(1.4 + 3) - 1 = 4 tokens a layer, of two layers.
     short = model(torch.cat([tiny.words(1, 2), words], dim=1))[:, 2 + 8 :]
@@ -292,11 +345,12 @@ def test_attention_depends_on_distance_alone() -> None:
 
 
 @pytest.mark.unchecked_shapes
+@each_form
 @pytest.mark.parametrize(
     ("preset", "trim"), [("post_ln", False), ("pre_ln", True), ("realformer", False), ("sas", True)]
 )
-def test_cached_decoding_equals_full_decoding(preset: str, trim: bool) -> None:
-    model = drawn(tiny.causal_model(block(preset, span={"trim": trim}))).eval()
+def test_cached_decoding_equals_full_decoding(block: Any, preset: str, trim: bool) -> None:
+    model = drawn(tiny.causal_model(block(preset, {"trim": trim and block is static}))).eval()
     tokens = tiny.words(2, 33)
     full, state = model(tokens), model.start(2)
     for i in range(33):
@@ -305,29 +359,55 @@ def test_cached_decoding_equals_full_decoding(preset: str, trim: bool) -> None:
     assert state.caches[0].room <= max(2 * (LONGEST + 1), LONGEST + 10)
 
 
-@pytest.mark.parametrize("carry", ["none", "mean"])
-def test_probes_see_the_soft_mask_and_spans_in_tokens(carry: Any) -> None:
-    """The maps of a probe times the values are the heads of the layer."""
-    model = drawn(tiny.causal_model(block("pre_ln", residual_attention=carry)))
-    checked = []
+def watched(model: Any) -> list[Tensor]:
+    """The spans of each layer; the maps of a probe times the values are its heads."""
+    seen: list[Tensor] = []
 
     def hook(module: Attention, args: Any, kwargs: Any, output: Any) -> None:
         mask, _, total = scores(module, args, kwargs, output[1])
         maps = softmax_map(total, mask, module.spec.score_divisor)
         same(module.output((maps @ args[2]).transpose(1, 2).flatten(2)), output[0])
-        checked.append(maps)
+        seen.append(kwargs["spans"])
 
     for _, layer in model.decoder.layers:
         layer.self_attention.register_forward_hook(hook, with_kwargs=True)
+    return seen
+
+
+@pytest.mark.parametrize("carry", ["none", "mean"])
+def test_probes_see_the_soft_mask_and_spans_in_tokens(carry: Any) -> None:
+    model = drawn(tiny.causal_model(static("pre_ln", residual_attention=carry)))
+    seen = watched(model)
     model(tiny.words(2, 19))
-    assert len(checked) == 2
+    assert len(seen) == 2
     spans = {place: value for place, value in learned_gains(model) if place.quantity == "span"}
     assert len(spans) == 2
     for (_, layer), value in zip(model.decoder.layers, spans.values(), strict=True):
         same(value, LONGEST * layer.self_attention.span.fraction)
 
 
-def test_spans_survive_a_checkpoint() -> None:
+@pytest.mark.parametrize("carry", ["none", "mean"])
+def test_probes_see_the_spans_of_tokens(carry: Any) -> None:
+    """Also of folded texts, without those of padding."""
+    model = drawn(tiny.causal_model(dynamic("pre_ln", residual_attention=carry)))
+    seen, tokens = watched(model), tiny.words(2, 19)
+    real = torch.ones_like(tokens, dtype=torch.bool)
+    real[1, 4:] = False
+    with torch.no_grad(), ActivationHooks(model) as hooks:
+        hooks.expect({"decoder": real})
+        model(tokens)
+    values = {row.place: row.value for row in hooks.rows(0) if row.quantity == "span"}
+    assert len(values) == 2 * (1 + tiny.NUM_HEADS)
+    for layer, spans in enumerate(seen, start=1):
+        found = spans.squeeze(-1).transpose(1, 2)[real]
+        assert values[Place("span", "decoder", layer)] == pytest.approx(float(found.mean()))
+        for head, own in enumerate(found.mean(dim=0).tolist()):
+            assert values[Place("span", "decoder", layer, head)] == pytest.approx(own)
+    assert "span" not in {place.quantity for place, _ in learned_gains(model)}
+
+
+@each_form
+def test_spans_survive_a_checkpoint(block: Any) -> None:
     model, other = (drawn(tiny.causal_model(block("pre_ln"))) for _ in range(2))
     other.load_state_dict(model.state_dict())
     tokens = tiny.words(2, 9)
@@ -342,6 +422,10 @@ def test_spans_survive_a_checkpoint() -> None:
         ({"start": 1.5}, "adaptive_span start 1.5: must be from 0 to 1"),
         ({"penalty": -1.0}, "adaptive_span penalty -1.0"),
         ({"lr": 0.0}, "adaptive_span lr 0.0:.*0"),
+        ({"dynamic_bias": math.inf}, "adaptive_span dynamic_bias inf:"),
+        ({"dynamic_bias": -1.0, "start": 0.5}, "start 0.5 with dynamic_bias -1.0:.*0"),
+        ({"dynamic_bias": -1.0, "trim": True}, "trim.*dynamic_bias -1.0:.*false"),
+        ({"dynamic_bias": -1.0, "ramp": 0.0}, "adaptive_span ramp 0.0:.*0"),
     ],
 )
 def test_numbers_without_meaning_are_refused(numbers: dict[str, Any], message: str) -> None:
@@ -349,36 +433,226 @@ def test_numbers_without_meaning_are_refused(numbers: dict[str, Any], message: s
         AdaptiveSpan(**{"longest": 5, **numbers})
 
 
+LOCALISED = {"localised_span": LocalisedSpan(query_block=2, memory=3)}
+
+
 @pytest.mark.parametrize(
-    ("preset", "axes", "message"),
+    ("preset", "span", "axes", "message"),
     [
-        ("sas", {}, "adaptive_span with shaped_attention gamma 1.0:.*null"),
-        ("pre_ln", {"shaped_attention": ShapingSpec(gamma=0.0)}, "gamma 0.0:.*null"),
+        ("sas", {}, {}, "adaptive_span with shaped_attention gamma 1.0:.*null"),
+        ("pre_ln", {}, {"shaped_attention": ShapingSpec(gamma=0.0)}, "gamma 0.0:.*null"),
+        ("pre_ln", {}, LOCALISED, "adaptive_span with localised_span"),
+        ("realformer", {"trim": True}, {}, "trim.*residual_attention.*false"),
+        ("pre_ln", {"trim": True}, {"residual_attention": "qk_sum"}, "trim true with residual_att"),
+        ("sas", {"dynamic_bias": -4.0}, {"shaped_attention": ShapingSpec()}, "gamma 1.0:.*null"),
+        ("pre_ln", {"dynamic_bias": -4.0}, LOCALISED, "localised_span"),
         (
             "pre_ln",
-            {"localised_span": LocalisedSpan(query_block=2, memory=3)},
-            "adaptive_span with localised_span",
-        ),
-        ("realformer", {"trim": True}, "trim.*residual_attention.*false"),
-        (
-            "pre_ln",
-            {"trim": True, "residual_attention": "qk_sum"},
-            "trim true with residual_attention",
+            {"dynamic_bias": -4.0},
+            {"share": "all", "halting": HaltingSpec()},
+            "halting with adaptive_span",
         ),
     ],
 )
-def test_pairs_without_meaning_are_refused(preset: str, axes: dict[str, Any], message: str) -> None:
-    span = AdaptiveSpan(longest=5, trim=axes.pop("trim", False))
-    config = BlockConfig(preset=preset, adaptive_span=span, **axes)
+def test_pairs_without_meaning_are_refused(preset: str, span: Any, axes: Any, message: str) -> None:
+    config = BlockConfig(preset=preset, adaptive_span=AdaptiveSpan(longest=5, **span), **axes)
     with pytest.raises(ValueError, match=message):
         config.resolve(Stack(depth=2, causal=True))
 
 
 def test_one_span_serves_a_chain_and_none_a_cross_attention() -> None:
-    spec = block("realformer").resolve(Stack(depth=2, causal=True))
+    spec = static("realformer").resolve(Stack(depth=2, causal=True))
     first, last = spec.blocks
     plain = replace(last, self_attention=replace(last.self_attention, adaptive_span=None))
     with pytest.raises(ValueError, match="adaptive_span differs between layers"):
         replace(spec, blocks=(first, plain))
     with pytest.raises(ValueError, match="adaptive_span on cross-attention"):
         replace(first, cross_attention=first.self_attention)
+
+
+@pytest.mark.unchecked_shapes
+@each_preset
+def test_without_a_direction_they_are_one_span_for_all_tokens(preset: str) -> None:
+    """v = 0, as at the start: the static span of z' = sigmoid(b), and its loss and gradients."""
+    bias = -0.8
+    ours = tiny.causal_model(dynamic(preset, {"dynamic_bias": bias}))
+    start = 1.0 / (1.0 + math.exp(-bias))
+    theirs = tiny.causal_model(static(preset, {"start": start}))
+    theirs.load_state_dict(ours.state_dict(), strict=False)
+    tokens, weight = tiny.words(2, 13), torch.randn(2, 13, tiny.VOCABULARY)
+    slopes = []
+    for model in (ours, theirs):
+        count_all(model, tokens)
+        loss = (model(tokens) * weight).sum() + penalty(model)
+        names = [n for n, _ in model.named_parameters() if not n.endswith("span.direction")]
+        parts = [p for n, p in model.named_parameters() if n in names]
+        gradients = torch.autograd.grad(loss, parts)
+        slopes.append({"loss": loss, **dict(zip(names, gradients, strict=True))})
+    moving, fixed = slopes
+    for name, value in fixed.items():
+        if name.endswith("span.fraction"):
+            # dz'/db = sigmoid'(b)
+            own = moving[name.replace("fraction", "bias")]
+            same(own, value.flatten() * start * (1.0 - start))
+        else:
+            same(moving[name], value)
+
+
+def test_the_start_is_that_of_the_paper() -> None:
+    model = tiny.causal_model(dynamic("pre_ln", {"longest": 1000, "dynamic_bias": -4.0}))
+    spans = masks_of(model)[0](torch.randn(3, 5, tiny.SIZES["model_dim"]))
+    assert spans.shape == (3, tiny.NUM_HEADS, 5, 1)
+    same(spans, torch.full_like(spans, 1000 * 0.017986209962091555))
+
+
+def test_spans_are_computed_in_full_precision() -> None:
+    """bfloat16 has no numbers between 256 and 258: neither spans nor distances may be rounded."""
+    u = torch.randn(2, 3, 10, dtype=torch.bfloat16)
+    for numbers in ({"dynamic_bias": 0.3}, {"dynamic_bias": None, "start": 0.5}):
+        spec = AdaptiveSpan(**{"longest": 1001, "ramp": 32.0, **numbers})
+        mask = SpanMask(spec, 2) if spec.dynamic_bias is None else DynamicSpanMask(spec, 10, 2)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            spans = mask.bfloat16()(u)
+        assert spans.dtype == torch.float32
+        span = float(spans.detach().flatten()[0])
+        distance = torch.arange(round(span) + 1, round(span) + 31)
+        weights = mask.log_weights(spans[:1, :, :1], distance[None, None, None])[0, 0, 0]
+        expected = ((32.0 + span - distance.double()) / 32.0).log()
+        torch.testing.assert_close(weights.detach().double(), expected, rtol=1e-3, atol=1e-4)
+
+
+def test_padding_has_no_part_in_the_penalty() -> None:
+    """The mean is over real tokens of each stack: a longer padding changes nothing."""
+    model = drawn(tiny.translator(dynamic("pre_ln")))
+    source, target = tiny.sentences()
+    found = []
+    for width in (0, 5):
+        wide = [torch.nn.functional.pad(text, (0, width)) for text in (source, target)]
+        count_tokens_of(model, model.present(*wide))
+        model(*wide)
+        found.append(penalty(model))
+    same(found[0], found[1])
+    # By hand: the first layer of the encoder.
+    first = masks_of(model.encoder)[0]
+    u = model.encoder.blocks[0].around_self.enter(model.embedding(source))
+    real = source != tiny.PAD
+    by_hand = first(u).squeeze(-1).transpose(1, 2)[real].mean(dim=0)
+    place, spans = next(iter(dynamic_spans(model, lambda sums: sums)))
+    assert place == Place("span", "encoder", 1)
+    same(spans.flatten(), by_hand)
+
+
+def test_shares_of_ranks_have_the_penalty_of_the_whole() -> None:
+    """Gradients of ranks are averaged, so each divides its sum by tokens / ranks."""
+    model = drawn(tiny.translator(dynamic("post_ln")))
+    source, target = tiny.sentences()
+    parameters = [p for span in masks_of(model) for p in span.parameters()]
+
+    def cost(rows: list[int], ranks: int) -> tuple[list[Tensor], Tensor]:
+        texts = source[rows], target[rows]
+        numbers = iter([(source != tiny.PAD).sum(), (target != tiny.PAD).sum()])
+        count_tokens_of(model, model.present(*texts), lambda _: next(numbers) / ranks)
+        model(*texts)
+        term = penalty(model, normalizer=977.0)  # a penalty is not divided by tokens again
+        return [term.detach(), *torch.autograd.grad(term, parameters)], term
+
+    whole, _ = cost([0, 1, 2], 1)
+    parts = [cost(rows, 2)[0] for rows in ([0, 2], [1])]
+    for one, *others in zip(whole, *parts, strict=True):
+        same(sum(others) / 2, one)  # pyright: ignore[reportArgumentType]
+
+
+def test_the_penalty_is_there_once_for_each_pass() -> None:
+    model, tokens = drawn(tiny.causal_model(dynamic("pre_ln"))), tiny.words(2, 9)
+    with pytest.raises(AssertionError, match="set before the"):
+        penalty(model)
+    count_all(model, tokens)
+    with pytest.raises(AssertionError, match="its penalty once"):
+        penalty(model)
+    model(tokens)
+    model.eval()
+    model(tokens[:, :4])  # an evaluation in between
+    model.train()
+    first = penalty(model)
+    with pytest.raises(AssertionError, match="set before the"):
+        penalty(model)
+    model(tokens)  # nobody asks for the penalty of this pass
+    count_all(model, tokens)
+    model(tokens)
+    same(penalty(model), first)
+
+
+def test_the_penalty_alone_shortens_spans() -> None:
+    spec = AdaptiveSpan(longest=20, penalty=0.03, dynamic_bias=1.0)
+    mask, u = DynamicSpanMask(spec, 4, 2), torch.randn(3, 5, 4)
+    optimizer = build_optimizer(OptimizerConfig(kind="sgd", lr=30.0), mask, fused=False)
+    means = []
+    for _ in range(6):
+        mask.count(Counted(torch.ones(3, 5, dtype=torch.bool), torch.tensor(15.0)))
+        means.append(float(mask(u).detach().mean()))
+        optimizer.zero_grad()
+        penalty(mask).backward()
+        optimizer.step()
+    assert means == sorted(means, reverse=True)
+    assert 0.0 < means[-1] < means[0] / 2
+
+
+def test_a_token_moves_the_span_of_its_own_queries_alone() -> None:
+    """In the first layer; in the second also those that have seen it, and none before."""
+    model = drawn(tiny.causal_model(dynamic("pre_ln"))).eval()
+    tokens = tiny.words(1, 12)
+    changed = tokens.clone()
+    changed[0, 5] = (changed[0, 5] - 4) % 12 + 5
+    found = []
+    for each in (tokens, changed):
+        seen: list[Tensor] = []
+        handles = [
+            mask.register_forward_hook(lambda _m, _a, out, seen=seen: seen.append(out))
+            for mask in masks_of(model)
+        ]
+        model(each)
+        for handle in handles:
+            handle.remove()
+        found.append(seen)
+    first, second = (a - b for a, b in zip(*found, strict=True))
+    assert (first.abs() > 1e-9).any(dim=1).flatten().nonzero().flatten().tolist() == [5]
+    assert (second.abs() > 1e-9).any(dim=1).flatten().nonzero().min() == 5
+
+
+def test_a_shared_block_has_spans_of_each_step() -> None:
+    """The penalty is that of the mean over steps: a static span of a shared block counts once."""
+    model = drawn(tiny.causal_model(dynamic("pre_ln", share="all"), decoder_depth=3))
+    tokens = tiny.words(2, 9)
+    (mask,) = masks_of(model)
+    assert stacks(model)["decoder"].dynamic_spans == [mask]
+    seen: list[Tensor] = []
+    mask.register_forward_hook(lambda _m, _a, out: seen.append(out.detach()))
+    count_all(model, tokens)
+    model(tokens)
+    term = penalty(model).detach()
+    logged = dict(dynamic_spans(model, lambda sums: sums))
+    assert len(seen) == len(logged) == 3
+    for layer, spans in enumerate(seen, start=1):
+        same(logged[Place("span", "decoder", layer)].flatten(), spans.mean(dim=(0, 2, 3)))
+    same(term, PENALTY * torch.stack(seen).mean())
+    assert len({float(spans.mean()) for spans in seen}) == 3
+
+
+def test_the_number_of_parameters() -> None:
+    """H (d + 1) a layer."""
+    with_spans, without = (
+        sum(p.numel() for p in tiny.causal_model(config).parameters())
+        for config in (dynamic("pre_ln"), BlockConfig(preset="pre_ln"))
+    )
+    assert with_spans - without == 2 * tiny.NUM_HEADS * (tiny.SIZES["model_dim"] + 1)
+
+
+def test_spans_of_the_reference_by_hand() -> None:
+    model, tokens = drawn(tiny.causal_model(dynamic("post_ln"))), tiny.words(1, 6)
+    parameters = tiny.numpy_parameters(model)
+    sizes = tiny.reference_sizes(tiny.architecture(kind="decoder"))
+    stack, x = next_stack(spanned("post_ln", dynamic), parameters, sizes, tokens.numpy())
+    run_stack(stack, x)
+    v = parameters["decoder.blocks.0.self_attention.span.direction"][1]
+    b = parameters["decoder.blocks.0.self_attention.span.bias"][1]
+    assert stack.spans[0][0, 1, 4] == pytest.approx(LONGEST / (1 + np.exp(-(v @ x[0, 4] + b))))

@@ -54,10 +54,8 @@ def test_translation_is_profiled_as_in_the_reference() -> None:
     model = tiny.translator("admin", activation="gelu")
     source, target = tiny.sentences()
     expected = Profile(source, target)
-    sizes = tiny.reference_sizes(tiny.architecture(activation="gelu"))
     block = replace(reference.REFERENCE["admin"], layer=reference.each(expected))
-    parameters = tiny.numpy_parameters(model)
-    profiling = reference.translate(block, parameters, sizes, source.numpy(), target.numpy())
+    profiling = tiny.predicted(block, model, source, target, activation="gelu")
     logits: list[Tensor] = []
     profile(model, lambda: logits.append(model(source, target)))
     assert omegas(model) == pytest.approx(expected.omega, rel=1e-10)
@@ -73,12 +71,9 @@ def test_masked_model_is_profiled_over_whole_windows() -> None:
     model = tiny.masked_model("admin")
     tokens = tiny.words(3, 7)
     expected = Profile(tokens, tokens)
-    sizes = tiny.reference_sizes(tiny.architecture(kind="encoder"))
     block = replace(reference.REFERENCE["admin"], layer=reference.each(expected))
     positions = torch.tensor([0, 5, 20])
-    reference.predict_masked(
-        block, tiny.numpy_parameters(model), sizes, tokens.numpy(), positions.numpy()
-    )
+    tiny.predicted(block, model, tokens, positions)
     profile(model, lambda: model(tokens, positions))
     assert omegas(model) == pytest.approx(expected.omega, rel=1e-10)
 

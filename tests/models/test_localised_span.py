@@ -18,7 +18,7 @@ from lightning_app.models.heads import CausalLanguageModel
 from lightning_app.models.positions import EmbeddingSpec
 from lightning_app.probes.hooks import ActivationHooks, scores
 from tests import tiny
-from tests.reference import REFERENCE, Reference, predict_masked, predict_next, translate
+from tests.reference import REFERENCE, Reference, predict_next
 from tests.slopes import check_slopes
 
 pytestmark = [pytest.mark.usefixtures("float64")]
@@ -70,11 +70,7 @@ def folded(model: nn.Module, call: Any) -> int:
 @pytest.mark.parametrize("length", [13, 3])
 def test_the_causal_model_is_the_reference(preset: str, span: tuple[int, int], length: int) -> None:
     model, tokens = tiny.randomise(tiny.causal_model(block(preset, span))), tiny.words(2, length)
-    sizes = tiny.reference_sizes(tiny.architecture(kind="decoder"))
-    expected = predict_next(
-        limited(preset, span), tiny.numpy_parameters(model), sizes, tokens.numpy()
-    )
-    same(model(tokens), expected)
+    same(model(tokens), tiny.predicted(limited(preset, span), model, tokens))
     assert folded(model, lambda: model(tokens)) == (2 if length > 3 else 0)
 
 
@@ -85,10 +81,7 @@ def test_translation_is_the_reference(preset: str, span: tuple[int, int]) -> Non
     model = tiny.randomise(tiny.translator(block(preset, span)))
     source, target = tiny.sentences()
     source = torch.nn.functional.pad(source, (0, 5))
-    sizes = tiny.reference_sizes(tiny.architecture())
-    expected = translate(
-        limited(preset, span), tiny.numpy_parameters(model), sizes, source.numpy(), target.numpy()
-    )
+    expected = tiny.predicted(limited(preset, span), model, source, target)
     real = target != tiny.PAD
     same(model(source, target)[real], expected.logits[real.numpy()])
     assert folded(model, lambda: model(source, target)) == 5
@@ -99,15 +92,8 @@ def test_translation_is_the_reference(preset: str, span: tuple[int, int]) -> Non
 @pytest.mark.parametrize("span", [(1, 3), (3, 4)], ids=str)
 def test_masked_words_are_the_reference(preset: str, span: tuple[int, int]) -> None:
     model, tokens = tiny.randomise(tiny.masked_model(block(preset, span))), tiny.words(2, 13)
-    sizes = tiny.reference_sizes(tiny.architecture(kind="encoder"))
     positions = torch.tensor([0, 3, 12, 13, 25])
-    expected = predict_masked(
-        limited(preset, span),
-        tiny.numpy_parameters(model),
-        sizes,
-        tokens.numpy(),
-        positions.numpy(),
-    )
+    expected = tiny.predicted(limited(preset, span), model, tokens, positions)
     same(model(tokens, positions), expected)
     same(model.embedding.logits(model.states(tokens, positions)) + model.output_bias, expected)
 

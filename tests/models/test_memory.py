@@ -18,7 +18,7 @@ from lightning_app.blocks.steps import HaltingSpec
 from lightning_app.blocks.windows import LocalisedSpan
 from lightning_app.models.heads import CausalLanguageModel
 from tests import tiny
-from tests.reference import REFERENCE, predict_next
+from tests.reference import REFERENCE
 from tests.reference_memory import predict_segment
 from tests.slopes import check_slopes
 
@@ -79,11 +79,9 @@ def close(ours: Any, theirs: Any) -> None:
 def test_segments_are_one_pass_over_the_text(preset: str, positions: str, length: int) -> None:
     """The naive reference, with the mask of l_q = T and l_m = M over the whole text."""
     made, tokens = model(preset, MemorySpec(length=length), positions), tiny.words(2, 14)
-    sizes = tiny.reference_sizes(
-        tiny.architecture(kind="decoder", **architecture(positions, activation="gelu"))
-    )
     limited = replace(REFERENCE[preset], localised_span=(T, length))
-    expected = predict_next(limited, tiny.numpy_parameters(made), sizes, tokens.numpy())
+    sizes = architecture(positions, activation="gelu")
+    expected = tiny.predicted(limited, made, tokens, **sizes)
     close(made.embedding.logits(read(made, tokens)), expected)
 
 
@@ -94,11 +92,9 @@ def test_segments_are_one_pass_over_the_text(preset: str, positions: str, length
 def test_segments_without_a_memory_see_themselves_alone(preset: str, positions: str) -> None:
     """M = 0: the mask has blocks of T tokens; also in training with a memory of evaluation."""
     made, tokens = model(preset, None, positions), tiny.words(2, 14)
-    sizes = tiny.reference_sizes(
-        tiny.architecture(kind="decoder", **architecture(positions, activation="gelu"))
-    )
     limited = replace(REFERENCE[preset], localised_span=(T, 0))
-    expected = predict_next(limited, tiny.numpy_parameters(made), sizes, tokens.numpy())
+    sizes = architecture(positions, activation="gelu")
+    expected = tiny.predicted(limited, made, tokens, **sizes)
     close(torch.cat([made(segment) for segment in tokens.split(T, dim=1)], dim=1), expected)
     later = alike(made, preset, positions, MemorySpec(evaluation_length=6))
     close(later.embedding.logits(read(later, tokens)), expected)

@@ -304,9 +304,7 @@ def test_every_preset_has_a_reference() -> None:
 def test_translation_equals_reference(case: Case) -> None:
     model = tiny.randomise(tiny.translator(case.block, **case.architecture))
     source, target = tiny.sentences()
-    sizes = tiny.reference_sizes(tiny.architecture(**case.architecture))
-    parameters = tiny.numpy_parameters(model)
-    expected = translate(case.reference, parameters, sizes, source.numpy(), target.numpy())
+    expected = tiny.predicted(case.reference, model, source, target, **case.architecture)
     memory: list[Tensor] = []
     states: list[Tensor] = []
     model.encoder.register_forward_hook(lambda *call: memory.append(call[2]))
@@ -328,20 +326,17 @@ def test_translation_equals_reference(case: Case) -> None:
 def test_masked_prediction_equals_reference(case: Case) -> None:
     model = tiny.randomise(tiny.masked_model(case.block, **case.architecture))
     tokens = tiny.words(3, 7)
-    sizes = tiny.reference_sizes(tiny.architecture(kind="encoder", **case.architecture))
-    parameters = tiny.numpy_parameters(model)
-    expected = predict_masked(case.reference, parameters, sizes, tokens.numpy(), POSITIONS.numpy())
+    expected = tiny.predicted(case.reference, model, tokens, POSITIONS, **case.architecture)
     logits = model(tokens, POSITIONS)
     torch.testing.assert_close(logits, torch.from_numpy(expected), rtol=1e-11, atol=1e-11)
 
 
 @parametrize(PLAIN | ROOT_MEAN_SQUARE | PER_LAYER | CAPPED | SOFTMAX)
 def test_next_token_prediction_equals_reference(case: Case) -> None:
-    architecture = {**case.architecture, "kind": "decoder", "decoder_depth": 3}
-    model = tiny.randomise(tiny.causal_model(case.block, **case.architecture, decoder_depth=3))
+    architecture = {**case.architecture, "decoder_depth": 3}
+    model = tiny.randomise(tiny.causal_model(case.block, **architecture))
     tokens = tiny.words(3, 7)
-    sizes = tiny.reference_sizes(tiny.architecture(**architecture))
-    expected = predict_next(case.reference, tiny.numpy_parameters(model), sizes, tokens.numpy())
+    expected = tiny.predicted(case.reference, model, tokens, **architecture)
     torch.testing.assert_close(model(tokens), torch.from_numpy(expected), rtol=1e-11, atol=1e-11)
 
 
