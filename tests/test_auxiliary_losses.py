@@ -111,9 +111,7 @@ def test_a_resumed_run_switches_at_the_same_step(tmp_path: Path, cache: str) -> 
         assert all(same) == (steps == 8)
 
 
-def test_branches_rise_with_the_steps_of_a_run_and_of_one_that_goes_on(
-    tmp_path: Path, cache: str
-) -> None:
+def test_branches_rise_with_the_steps_of_a_run_that_goes_on(tmp_path: Path, cache: str) -> None:
     def train(folder: Path, steps: int, **settings: Any) -> tuple[list[float], dict[str, Any]]:
         pl.seed_everything(3)
         trained = module("translation", decoder_depth=2, dropout=0.1, preset="prores")

@@ -110,9 +110,7 @@ def test_another_experiment_has_another_id(key: str, value: Any) -> None:
         ("data.vocab_size", "many", ["data.vocab_size", "a whole number", "'many'"]),
     ],
 )
-def test_a_mistake_is_one_line_that_names_file_field_and_value(
-    key: str, value: Any, words: list[str]
-) -> None:
+def test_a_mistake_names_file_field_and_value(key: str, value: Any, words: list[str]) -> None:
     with pytest.raises(UserError) as caught:
         resolve(changed(key, value), "mine.yaml")
     message = str(caught.value)

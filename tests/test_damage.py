@@ -179,9 +179,7 @@ def test_a_checkpoint_that_knows_no_data_goes_on_and_says_so(folder: Path, capsy
     assert json.loads((run / "result.json").read_text())["steps"] == 4
 
 
-def test_a_checkpoint_that_knows_no_data_needs_the_vocabulary_at_least(
-    folder: Path, capsys
-) -> None:
+def test_a_checkpoint_that_knows_no_data_needs_the_vocabulary(folder: Path, capsys) -> None:
     path = folder / "run" / "checkpoints" / "last.ckpt"
     stored = torch.load(path, weights_only=True)
     del stored["TextDataModule"]

@@ -92,9 +92,7 @@ def test_resuming_in_mid_epoch_gives_the_weights_of_an_uninterrupted_run(
         assert torch.equal(a, b), name
 
 
-def test_a_checkpoint_of_another_schedule_does_not_bring_its_rate(
-    tmp_path: Path, cache: str
-) -> None:
+def test_another_schedules_checkpoint_does_not_bring_its_rate(tmp_path: Path, cache: str) -> None:
     """A run that goes on with a constant rate has it from its first step on."""
     ends = ScheduleConfig(kind="linear", warmup_steps=0, reference_steps=1)
     first = trainer(tmp_path, max_steps=3)

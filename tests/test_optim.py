@@ -370,9 +370,7 @@ def lengths(model: torch.nn.Module) -> torch.Tensor:
 
 @pytest.mark.parametrize(("preset", "tied"), [("ngpt", True), ("ngpt", False), ("pre_ln", True)])
 @pytest.mark.parametrize("kind", ["encoder_decoder", "encoder", "decoder"])
-def test_rows_of_unit_matrices_have_length_1_after_every_step(
-    kind: str, preset: str, tied: bool
-) -> None:
+def test_rows_of_unit_matrices_keep_length_1(kind: str, preset: str, tied: bool) -> None:
     sizes = {"model_dim": 12, "ff_dim": 20, "num_heads": 3, "activation": "swiglu"}
     sizes |= {"tie_embeddings": tied}
     architecture = ArchitectureConfig(kind=kind, encoder_depth=2, decoder_depth=2, **sizes)  # pyright: ignore[reportArgumentType]
@@ -485,9 +483,7 @@ def test_parameters_of_blocks_have_a_factor_of_the_rate(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["adam", "sgd"])
 @pytest.mark.parametrize(("factor", "end"), [(1.0, 0.0), (-1.0, 1.0)])
-def test_learned_scalars_return_to_their_range_after_each_step(
-    kind: str, factor: float, end: float
-) -> None:
+def test_learned_scalars_return_to_their_range(kind: str, factor: float, end: float) -> None:
     span = Span()
     optimizer = build_optimizer(OptimizerConfig(kind=kind, lr=0.4), spanned(span), fused=False)
     for _ in range(9):

@@ -102,9 +102,7 @@ def test_seeds_of_values_need_not_be_those_of_the_parent(tree: dict[str, Any]) -
     assert not torch.equal(here["output.weight"], there["output.weight"])
 
 
-def test_a_model_without_a_pooler_leaves_that_of_the_parent(
-    tmp_path: Path, parents: dict[str, Path]
-) -> None:
+def test_a_model_without_a_pooler_leaves_it(tmp_path: Path, parents: dict[str, Path]) -> None:
     """SQuAD marks tokens: all of the encoder is the parent's, also its table of segments."""
     tree = questions.answering(questions.write_squad(tmp_path / "squad", "squad2"), "squad2")
     tree["model"]["architecture"] |= ARCHITECTURE
@@ -122,9 +120,7 @@ def test_a_model_without_a_pooler_leaves_that_of_the_parent(
         resolve(vocabulary, "child.yaml")
 
 
-def test_without_segments_the_encoder_computes_what_it_did(
-    tree: dict[str, Any], parents: dict[str, Path]
-) -> None:
+def test_without_segments_nothing_changes(tree: dict[str, Any], parents: dict[str, Path]) -> None:
     """A parent of windows has no segments and no pooler: those are new, segments at zero."""
     child = changed(tree, model__init_from=str(parents["windows"]))
     there, (here, _) = weights(parents["windows"]), built(child)
@@ -159,9 +155,7 @@ def test_without_segments_the_encoder_computes_what_it_did(
     torch.testing.assert_close(seen[0], seen[1])
 
 
-def test_a_run_records_its_parent(
-    tmp_path: Path, tree: dict[str, Any], parents: dict[str, Path]
-) -> None:
+def test_it_records_parents(tmp_path: Path, tree: dict[str, Any], parents: dict[str, Path]) -> None:
     """And goes on from its own checkpoint to the numbers of a run without interruption."""
     run = fit(tree, tmp_path / "whole", trainer__max_steps=8, trainer__val_check_interval=4)
     result = json.loads((run / "result.json").read_text())
@@ -184,7 +178,7 @@ def test_a_run_records_its_parent(
         assert torch.equal(value, weights(again)[name]), name
 
 
-def test_a_changed_parent_is_another_child(
+def test_another_parent_or_child(
     tmp_path: Path, tree: dict[str, Any], parents: dict[str, Path]
 ) -> None:
     """A moved parent is not."""
@@ -473,9 +467,7 @@ def test_a_grid_may_name_a_parent(tmp_path: Path, tree: dict[str, Any], parents:
 
 # Over 5 s: two parents and their children are trained.
 @pytest.mark.parametrize("preset", ["admin", "prores"])
-def test_what_a_first_step_sets_is_the_parents(
-    tmp_path: Path, tree: dict[str, Any], preset: str
-) -> None:
+def test_a_first_step_sets_the_parents(tmp_path: Path, tree: dict[str, Any], preset: str) -> None:
     """A fresh run measures Admin's skips, and lets ProRes's branches rise from nearly nothing.
 
     A table of the output is one of the parent's heads.

@@ -24,9 +24,7 @@ def predicted(batch: Any) -> int:
 
 @pytest.mark.parametrize("precision", ["32-true", "bf16-true", "bf16-mixed", "64-true"])
 @pytest.mark.parametrize("kind", ["translation", "masked_lm", "causal_lm"])
-def test_sums_do_not_depend_on_the_precision(
-    tmp_path: Path, cache: str, kind: str, precision: str
-) -> None:
+def test_sums_do_not_depend_on_it(tmp_path: Path, cache: str, kind: str, precision: str) -> None:
     """With `bf16-true` Lightning turns batches and metrics to bfloat16 as well."""
     trained, throughput = module(kind), Throughput()
     sums = trained.objective.sums

@@ -221,9 +221,7 @@ def test_a_changed_result_is_damaged(run: RunFolder, change: Callable[[dict], ob
         ("metrics.csv", None),
     ],
 )
-def test_a_file_that_changed_beside_a_result_is_damage(
-    run: RunFolder, name: str, content: str | None
-) -> None:
+def test_a_file_changed_beside_it_is_damage(run: RunFolder, name: str, content: str | None) -> None:
     """Also one that was added or removed; each reader gets it from `read_result`."""
     path = run.path / name
     if content is None:

@@ -18,9 +18,7 @@ def test_attempts_count_by_their_numbers(tmp_path: Path) -> None:
     ("text", "line"),
     [(None, None), ("a\nb  \n\n", "b"), ("", "no message"), ("x\u2028y\n", "x\u2028y")],
 )
-def test_the_error_of_an_attempt_is_its_last_line(
-    tmp_path: Path, text: str | None, line: str | None
-) -> None:
+def test_an_attempts_error_is_one_line(tmp_path: Path, text: str | None, line: str | None) -> None:
     attempt = RunFolder(tmp_path).attempt(1)
     attempt.path.mkdir(parents=True)
     if text is not None:

@@ -316,7 +316,7 @@ def test_a_query_selects_runs(grid: FakeGrid, capsys, query: str, count: int) ->
         (("--compare", f"{PRESET}=pre_ln", "--query", "seed == 1"), "use one of"),
     ],
 )
-def test_a_mistake_in_the_command_is_one_line(
+def test_a_wrong_command_is_one_line(
     grid: FakeGrid, capsys, words: tuple[str, ...], said: str
 ) -> None:
     out, err = shown(capsys, 2, str(grid.folder), *words)
@@ -385,7 +385,7 @@ def test_a_grid_runs_with_the_plugins_of_the_caller(
         plugins.unload("my_parts")
 
 
-def test_a_refused_grid_is_a_mistake_and_a_crash_is_none(
+def test_a_refusal_is_a_mistake_a_crash_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stand_in(tmp_path, monkeypatch, code=2, error="ablate: --workers: expected 1 or more, found 0")
@@ -396,9 +396,7 @@ def test_a_refused_grid_is_a_mistake_and_a_crash_is_none(
         run_grid("demo")
 
 
-def test_an_interrupt_stops_the_command_and_waits_for_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupt_stops_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     work = "trap 'echo kept > kept; exit 130' INT TERM; echo > ready; while :; do sleep 0.05; done"
     stand_in(tmp_path, monkeypatch, code=0, work=work)
 
@@ -414,7 +412,7 @@ def test_an_interrupt_stops_the_command_and_waits_for_it(
 
 
 @pytest.mark.slow
-def test_a_grid_runs_in_processes_of_its_own(
+def test_a_grid_runs_in_processes(
     tmp_path: Path, cache: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     base = Path("ablations/base/synthetic.yaml").resolve()

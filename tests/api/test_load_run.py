@@ -43,9 +43,7 @@ def test_scores_of_pairs_are_the_loss_of_an_evaluation(translation: RunResult) -
     ],
     ids=["overlap", "bytes", "streams", "documents"],
 )
-def test_the_score_of_a_text_is_the_loss_of_an_evaluation(
-    data: dict, causal: RunResult, tmp_path: Path
-) -> None:
+def test_the_score_of_a_text_is_its_loss(data: dict, causal: RunResult, tmp_path: Path) -> None:
     result = causal if not data else fit(causal_config(tmp_path, **data))
     (score,) = result.load("last").score([TEXT * 3])
     assert score.nll_per_token == pytest.approx(result.metrics["val/nll"], rel=1e-6)
@@ -114,9 +112,7 @@ def test_what_a_run_holds(translation: RunResult) -> None:
     assert all(torch.equal(state[key], value) for key, value in by_file.model.state_dict().items())
 
 
-def test_a_method_that_a_task_does_not_have_is_refused(
-    translation: RunResult, causal: RunResult
-) -> None:
+def test_a_method_of_another_task_is_refused(translation: RunResult, causal: RunResult) -> None:
     text, pairs = causal.load("last"), translation.load()
     for call, said in [
         (lambda: pairs.generate("x"), "for translation, not for causal language modelling"),

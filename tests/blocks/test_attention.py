@@ -39,7 +39,7 @@ def run(attention: Attention, u: Tensor, mask: Mask) -> Tensor:
 
 @masks
 @pytest.mark.parametrize("value", ["identity", "identity_plus"])
-def test_simplified_attention_starts_as_the_identity(
+def test_simplified_attention_starts_as_identity(
     float64: None, mask: Mask, value: Projection
 ) -> None:
     attention = build(shaping=ShapingSpec(), value=value, output="identity", query_init="zeros")
@@ -96,9 +96,7 @@ def test_rows_of_the_shaped_map_sum_to_its_weights(float64: None, mask: Mask) ->
 @pytest.mark.parametrize("per_head", [True, False])
 @pytest.mark.parametrize("learned", [True, False])
 @pytest.mark.parametrize("gamma", [3.0, None])
-def test_weights_are_per_head_and_learned_as_asked(
-    per_head: bool, learned: bool, gamma: float | None
-) -> None:
+def test_weights_are_learned_per_head(per_head: bool, learned: bool, gamma: float | None) -> None:
     shaping = Shaping(
         ShapingSpec(alpha=0.5, beta=2.0, gamma=gamma, per_head=per_head, learned=learned), HEADS
     )
@@ -191,9 +189,7 @@ def test_a_chain_hands_on_what_it_carries(float64: None) -> None:
 
 
 @pytest.mark.parametrize("norm", ["layer_norm", "rms_norm"])
-def test_queries_and_keys_are_normalized_in_each_head_then_rotated(
-    float64: None, norm: Any
-) -> None:
+def test_queries_and_keys_are_normalized_per_head_then_rotated(float64: None, norm: Any) -> None:
     attention = tiny.randomise(Attention(AttentionSpec(qk_norm=norm), 12, HEADS, 0.0))
     u = torch.randn(BATCH, LENGTH, 12)
     angles = rotation(torch.arange(LENGTH), 6)

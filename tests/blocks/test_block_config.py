@@ -482,9 +482,7 @@ def test_no_axis_is_the_preset(stack: Stack, preset: str) -> None:
         ),
     ],
 )
-def test_axes_lead_from_one_preset_to_another(
-    stack: Stack, ours: dict[str, Any], theirs: str
-) -> None:
+def test_axes_lead_from_preset_to_preset(stack: Stack, ours: dict[str, Any], theirs: str) -> None:
     assert resolve(stack, **ours) == PRESETS[theirs](stack)
 
 
@@ -573,7 +571,7 @@ def attentions(stack: Stack, preset: str, **axes: Any) -> list[AttentionSpec]:
         ("realformer", None, [2.5, 5.0, 7.5]),
     ],
 )
-def test_temperature_divides_logits_besides_the_mean(
+def test_temperature_divides_all_but_the_mean(
     preset: str, carry: Any, divisors: list[float]
 ) -> None:
     axes = {"residual_attention": carry, "residual_temperature": 2.5}

@@ -224,9 +224,7 @@ def test_only_short_maps_in_training_are_stored() -> None:
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("divisor", [1e-3, 0.2, 0.25, 3.0])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_rows_without_a_key_give_zeros_at_every_divisor(
-    form: Form, divisor: float, dtype: torch.dtype
-) -> None:
+def test_rows_without_a_key_give_zeros(form: Form, divisor: float, dtype: torch.dtype) -> None:
     """In a chain, with rows that see keys beside them; masked scores over 1/4 would overflow."""
     torch.manual_seed(1)
     sizes = {"batch": 2, "heads": 2, "queries": 6, "keys": 5, "dim": 3, "value_dim": 3, "depth": 2}
@@ -270,9 +268,7 @@ def test_no_keys_or_no_queries_give_zeros(
 @pytest.mark.parametrize("form", MAPLESS)
 @settings(EXAMPLES, max_examples=40)
 @given(case=cases(), dropout=st.sampled_from([0.1, 0.5]))
-def test_dropout_is_the_same_in_both_passes(
-    form: Form, case: dict[str, Any], dropout: float
-) -> None:
+def test_dropout_is_alike_in_both_passes(form: Form, case: dict[str, Any], dropout: float) -> None:
     """What was dropped is read off by V = I, with the same seed; the equation is then given it."""
     torch.manual_seed(case["seed"])
     mask, layers = mask_for(case), layers_for(case)

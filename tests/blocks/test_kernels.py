@@ -248,9 +248,7 @@ def head_weights() -> tuple[Tensor, Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("kind", ["padding", "causal"])
-def test_shaped_map_is_the_equation_and_its_rows_sum_to_the_weights(
-    float64: None, kind: str
-) -> None:
+def test_shaped_map_is_the_equation_and_rows_sum_to_the_weights(float64: None, kind: str) -> None:
     """``alpha I + beta A - gamma C``, seen by V = I; rows sum to alpha + beta - gamma."""
     mask = padded() if kind == "padding" else causal_mask(KEYS, CPU)
     query, key, _ = inputs(KEYS)

@@ -37,9 +37,7 @@ def close(ours: Tensor, exact: Tensor) -> None:
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("biased", [True, False])
-def test_it_is_the_equation_with_its_gradients(
-    onednn: bool, shape: tuple[int, ...], biased: bool
-) -> None:
+def test_it_is_the_equation_and_slopes(onednn: bool, shape: tuple[int, ...], biased: bool) -> None:
     *rows, inner, outer = shape
     x, weight = torch.randn(*rows, inner), torch.randn(outer, inner)
     bias, upstream = torch.randn(outer), torch.randn(*rows, outer)
@@ -65,7 +63,7 @@ def test_without_gradients_it_is_the_equation(onednn: bool) -> None:
 
 
 @pytest.mark.parametrize(("tokens", "inner", "outer"), [(40, 3, 50), (40, 50, 3), (4, 30, 50)])
-def test_the_gradient_of_a_weight_is_its_product(
+def test_a_weights_gradient_is_its_product(
     onednn: bool, tokens: int, inner: int, outer: int
 ) -> None:
     above, x = torch.randn(tokens, outer), torch.randn(tokens, inner)
@@ -98,9 +96,7 @@ def test_the_module_is_torchs_but_for_speed(onednn: bool) -> None:
     torch.testing.assert_close(ours(x), theirs(x), rtol=1e-5, atol=1e-6)
 
 
-def test_what_onednn_is_not_for_goes_the_usual_way(
-    onednn: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_rest_goes_the_usual_way(onednn: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     x, weight = torch.randn(3, 4), torch.randn(5, 4)
     assert takes_onednn(x, weight) == onednn
     assert not takes_onednn(x.double(), weight.double())

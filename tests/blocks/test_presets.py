@@ -383,9 +383,7 @@ def test_attention_of_normformer_and_qk_norm() -> None:
         ("encoder alone", [1.0, 1.0, 1.0]),
     ],
 )
-def test_realformer_is_a_mean_in_two_stacks_and_a_sum_in_one(
-    where: str, divisors: list[float]
-) -> None:
+def test_realformer_is_a_mean_in_two_stacks_a_sum_in_one(where: str, divisors: list[float]) -> None:
     blocks = PRESETS["realformer"](STACKS[where]).blocks
     assert [b.self_attention.score_divisor for b in blocks] == divisors
     assert [b.cross_attention.score_divisor for b in blocks] == divisors

@@ -565,9 +565,7 @@ def test_shaping_without_identity_and_centre_is_none() -> None:
 @pytest.mark.parametrize(
     ("preset", "parts"), [("qk_norm", ("query", "key")), ("hybrid_norm", ("query", "key", "value"))]
 )
-def test_norms_in_the_heads_do_not_see_the_length_of_what_they_norm(
-    preset: str, parts: tuple[str, ...]
-) -> None:
+def test_norms_in_the_heads_do_not_see_lengths(preset: str, parts: tuple[str, ...]) -> None:
     """``N(c q) = N(q)`` except for epsilon: logits cannot grow with the matrices."""
     module, x = tiny.encoder(preset), torch.randn(BATCH, SOURCE, MODEL)
     before = encode(module, x)

@@ -105,9 +105,7 @@ def test_validation_is_the_same_every_time(make):
 
 @pytest.mark.parametrize("limit", [1, 4, 0.5])
 @pytest.mark.parametrize("task", ["translation", "masked_lm", "causal_lm"])
-def test_a_part_of_the_validation_is_a_sample_with_a_floor_of_its_own(
-    make, task: str, limit: float
-) -> None:
+def test_a_part_of_the_validation_is_a_sample_with_a_floor(make, task: str, limit: float) -> None:
     """Not the shortest sentences, whose tokens are others; the same ones in every run."""
     data = make(task=task, window=8)
     model = run(data, max_epochs=2, limit_val_batches=limit)

@@ -123,7 +123,7 @@ def test_a_run_verifies_its_data_once(
     assert seen == [corpus.folder]
 
 
-def test_a_damaged_download_is_made_again(
+def test_damaged_downloads_return(
     write_pairs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(iwslt14, "_unpack", lambda *given: _copy(write_pairs(), given[-1]))

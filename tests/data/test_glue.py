@@ -95,9 +95,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("name", "text", "said"), REFUSED)
-def test_a_wrong_table_is_refused_in_one_line(
-    tmp_path: Path, name: str, text: str, said: str
-) -> None:
+def test_a_wrong_table_is_one_line(tmp_path: Path, name: str, text: str, said: str) -> None:
     with pytest.raises(UserError) as caught:
         parsed(tmp_path, name, text)
     assert told(said).search(str(caught.value))
@@ -175,9 +173,7 @@ def test_the_hub_gives_the_rows_of_the_published_tables(
         assert corpus.splits["valid"][column] == expected
 
 
-def test_the_hub_keeps_rows_with_empty_texts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_hub_keeps_empty_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import datasets
 
     texts = [("a", "b"), ("", "What name suits me?"), ("c", "")]

@@ -344,7 +344,7 @@ def test_a_carriage_return_inside_a_line_ends_no_line(write_pairs, text_config):
         ("a▅b c", "char", "U+2585"),
     ],
 )
-def test_text_that_a_tokenizer_cannot_have(
+def test_text_without_tokenizer(
     write_pairs, text_config, text: str, tokenizer: str, character: str
 ):
     root = write_pairs(train_en=["fine", "fine too", text] * 20)
@@ -395,9 +395,7 @@ def test_pairs_of_valid_and_test_that_are_in_train(write_pairs, text_config):
 
 
 @pytest.mark.parametrize("task", ["causal_lm", "masked_lm"])
-def test_lines_and_windows_of_running_text_that_are_in_train(
-    tmp_path: Path, text_config, task: str
-):
+def test_lines_and_windows_of_a_text_that_are_in_train(tmp_path: Path, text_config, task: str):
     draw = random.Random(3)
     new = [" ".join(draw.choices("abcdefgh", k=12)) for _ in range(60)]
     (tmp_path / "train.txt").write_text("\n".join(new[:40]))

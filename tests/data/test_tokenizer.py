@@ -153,9 +153,7 @@ def test_a_line_above_the_limit_is_read_as_if_there_were_none(
 
 
 @pytest.mark.parametrize("kind", ["char", "bpe"])
-def test_a_long_line_without_a_space(
-    kind: TokenizerKind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_line_of_no_space(kind: TokenizerKind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     line = "".join(random.Random(1).choices(["a", "b", "a<s>b", "é"], k=3000))
     monkeypatch.setattr(tokenizer, "_LONGEST", 400)
     found = tokenizer_of([line, "a b"], kind, None if kind == "char" else 15, tmp_path)

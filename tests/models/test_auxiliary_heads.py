@@ -140,9 +140,7 @@ def reference_of(spec: AuxiliarySpec, done: int, total: int) -> Auxiliary:
 )
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.in_turn(2)
-def test_loss_and_gradient_equal_the_reference(
-    kind: str, preset: str, own: bool, cap: float | None
-) -> None:
+def test_loss_and_slopes_are_right(kind: str, preset: str, own: bool, cap: float | None) -> None:
     """With three layers: both of the lower ones predict at .1, the second alone at .2."""
     spec = spec_of(kind, own=own)
     one = subject(kind, preset, spec, logit_cap=cap)
@@ -192,7 +190,7 @@ def test_of_two_layers_the_first_stops_at_a_quarter(done: int, active: list[int]
 
 @pytest.mark.parametrize(("preset", "own"), [("post_ln", False), ("pre_ln", True)])
 @pytest.mark.parametrize("kind", KINDS)
-def test_after_half_of_the_run_the_loss_is_the_plain_one_to_the_bit(
+def test_after_half_of_the_run_the_loss_is_plain_to_the_bit(
     kind: str, preset: str, own: bool
 ) -> None:
     plain = subject(kind, preset, AuxiliarySpec())

@@ -148,7 +148,7 @@ capped_or_not = pytest.mark.parametrize("more", [{}, {"cap": 4.0}, {"z_loss": 0.
 @capped_or_not
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize(("tokens", "chunk"), [(1000, None), (257, None), (300, 70)])
-def test_float32_is_the_definition(
+def test_float32_is_defined(
     tokens: int, chunk: int | None, bias: bool, more: dict[str, Any]
 ) -> None:
     some = case(tokens, 31, 211, bias=bias, **more)
@@ -266,9 +266,7 @@ def test_large_logits_lose_no_digits(kind: str, smoothing: float, bias: bool, gr
 
 @pytest.mark.parametrize("chunk", [None, 1, 5, 40])
 @capped_or_not
-def test_without_gradients_the_right_guesses_are_counted(
-    chunk: int | None, more: dict[str, Any]
-) -> None:
+def test_without_gradients_guesses_are_counted(chunk: int | None, more: dict[str, Any]) -> None:
     some = case(37, 5, 7, bias=True, **more)
     loss, nll = naive(some)
     assert some.bias is not None
@@ -298,9 +296,7 @@ def errors(found: Any, exact: list[Tensor]) -> list[float]:
 
 @capped_or_not
 @pytest.mark.parametrize("bias", [False, True])
-def test_under_autocast_it_errs_no_more_than_the_plain_form(
-    bias: bool, more: dict[str, Any]
-) -> None:
+def test_under_autocast_it_errs_no_more_than_plain(bias: bool, more: dict[str, Any]) -> None:
     exact = case(600, 64, 503, bias=bias, **more)
     loss, nll = naive(exact)
     wanted = list(torch.autograd.grad(loss, exact.leaves()))
@@ -320,9 +316,7 @@ def test_under_autocast_it_errs_no_more_than_the_plain_form(
 @capped_or_not
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.in_turn(3)
-def test_chunks_add_up_in_float32_where_weights_are_bfloat16(
-    bias: bool, more: dict[str, Any]
-) -> None:
+def test_chunks_add_up_in_float32_of_bfloat16_weights(bias: bool, more: dict[str, Any]) -> None:
     """Each chunk of one token: sums in bfloat16 would stop growing."""
     some = case(3000, 4, 11, bias=bias, share=1.0, **more).to(torch.bfloat16)
     exact = some.to(torch.float64)
@@ -350,9 +344,7 @@ class Watch(TorchDispatchMode):
 
 @capped_or_not
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_no_logits_of_a_whole_batch_are_made_or_kept(
-    dtype: torch.dtype, more: dict[str, Any]
-) -> None:
+def test_no_logits_of_whole_batches_are_kept(dtype: torch.dtype, more: dict[str, Any]) -> None:
     tokens, width, vocabulary, chunk = 400, 3, 101, 20
     some = case(tokens, width, vocabulary, bias=True, **more).to(torch.float32)
     saved: list[int] = []
@@ -421,9 +413,7 @@ def test_what_is_frozen_has_no_gradient(which: int) -> None:
 
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # dynamo does
 @pytest.mark.parametrize("more", [{}, {"cap": 4.0, "z_loss": 0.01}])
-def test_compiled_as_a_part_of_something_larger(
-    monkeypatch: pytest.MonkeyPatch, more: dict[str, Any]
-) -> None:
+def test_compiled_as_part_of_a_whole(monkeypatch: pytest.MonkeyPatch, more: dict[str, Any]) -> None:
     """In one graph, from which no code is generated."""
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # checks are not compiled
     some = case(50, 3, 11, bias=True, **more)
@@ -454,7 +444,7 @@ def batch_of(task: str) -> TranslationBatch | MaskedBatch | CausalBatch:
 
 @pytest.mark.parametrize(("cap", "z_loss"), [(None, 0.0), (1.5, 0.0), (None, 0.3), (1.5, 0.3)])
 @pytest.mark.parametrize("task", ["translation", "masked_lm", "causal_lm"])
-def test_a_task_sums_over_its_predicted_tokens(
+def test_a_task_sums_predicted_tokens(
     float64: None, task: Any, cap: float | None, z_loss: float
 ) -> None:
     """The gradients of every parameter, those of the tied table from both its ends.

@@ -145,9 +145,7 @@ AXES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("folds", [True, False])
 @pytest.mark.parametrize("preset", ["pre_ln", "realformer", "v_skipinit"])
 @pytest.mark.parametrize("axis", AXES)
-def test_spans_and_steps(
-    monkeypatch: pytest.MonkeyPatch, preset: str, axis: str, folds: bool
-) -> None:
+def test_span_steps(monkeypatch: pytest.MonkeyPatch, preset: str, axis: str, folds: bool) -> None:
     if axis == "trimmed span" and preset == "realformer":
         preset = "post_ln"  # residual attention takes no trimming
     monkeypatch.setattr(windows, "FEWEST", 1 if folds else 99)

@@ -118,9 +118,7 @@ def test_masked_model_predicts_only_where_asked(float64: None, preset: str) -> N
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-def test_last_block_of_predicted_tokens_alone_is_the_whole_block(
-    float64: None, preset: str
-) -> None:
+def test_last_block_of_predicted_tokens_is_the_whole_block(float64: None, preset: str) -> None:
     """`states` and `forward` give the same logits and gradients of all parameters."""
     model = tiny.randomise(tiny.masked_model(preset))
     tokens, positions = tiny.words(3, 7), torch.tensor([2, 3, 13, 20])

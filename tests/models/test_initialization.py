@@ -257,9 +257,7 @@ def test_identity_plus_starts_as_the_identity(kind: Kind, preset: str) -> None:
 
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("kind", ["orthogonal", "orthogonal_plus"])
-def test_orthogonal_projections_start_orthogonal_and_tied_ones_cancel(
-    kind: str, tied: bool
-) -> None:
+def test_orthogonal_projections_start_so_and_tied_ones_cancel(kind: str, tied: bool) -> None:
     """Tied, values and output undo each other at the start; each layer draws its own matrix."""
     model = build(
         "encoder_decoder",
@@ -369,7 +367,7 @@ def test_gains_start_at_their_specification(learned: bool) -> None:
         ("admin", {"self.skip": 1.0, "cross.skip": 1.0, "ff.skip": 1.0}),
     ],
 )
-def test_learned_gains_of_a_preset_start_where_its_paper_has_them(
+def test_gains_of_a_preset_start_where_its_paper_has_them(
     preset: str, starts: dict[str, float]
 ) -> None:
     model = build("encoder_decoder", preset)

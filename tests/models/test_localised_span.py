@@ -167,9 +167,7 @@ def test_a_centred_map_is_zero_at_the_start() -> None:
 @pytest.mark.unchecked_shapes
 @each_span
 @pytest.mark.parametrize("preset", ["pre_ln", "realformer"])
-def test_the_receptive_field_grows_by_one_window_a_layer(
-    preset: str, span: tuple[int, int]
-) -> None:
+def test_the_receptive_field_grows_a_window_a_layer(preset: str, span: tuple[int, int]) -> None:
     """Output i moves with input j exactly for f^n(i) <= j <= i, f the first key of a query."""
     length, depth = 17, 3
     model = tiny.randomise(tiny.causal_model(block(preset, span), decoder_depth=depth))
@@ -220,9 +218,7 @@ def test_beams_keep_their_windows() -> None:
 @pytest.mark.parametrize("kind", ["causal", "full", "padding", "causal and padding", "any"])
 @pytest.mark.parametrize("window", [(1, 3, 0), (2, 3, 0), (1, 2, 4), (3, 0, 5)], ids=str)
 @pytest.mark.parametrize("biased", [False, True])
-def test_a_folded_mask_is_the_whole_one(
-    kind: str, window: tuple[int, int, int], biased: bool
-) -> None:
+def test_a_folded_mask_is_whole(kind: str, window: tuple[int, int, int], biased: bool) -> None:
     """Any mask: its cells in the fold are those of the whole map, and no cell is lost."""
     present = torch.arange(14) < torch.tensor([[14], [5], [9]])
     mask = {

@@ -161,9 +161,7 @@ def test_chains_in_every_form(form: Any, carry: Any) -> None:
 @pytest.mark.parametrize("same_length", [False, True])
 @pytest.mark.parametrize("positions", ["relative", "rope"])
 @pytest.mark.parametrize("preset", MAIN)
-def test_gradients_are_those_of_the_equation(
-    preset: str, positions: str, same_length: bool
-) -> None:
+def test_gradients_are_of_the_equation(preset: str, positions: str, same_length: bool) -> None:
     """Parameters change the keys and values of the memory, but not the memory itself."""
     spec = MemorySpec(length=6, same_length=same_length)
     made, tokens = model(preset, spec, positions), tiny.words(1, 11)
@@ -345,9 +343,7 @@ def test_a_memory_of_everything_is_a_causal_pass() -> None:
     [(MemorySpec(length=2, evaluation_length=5), 5), (MemorySpec(length=5, same_length=True), 4)],
 )
 @pytest.mark.parametrize("preset", ["realformer", "sas"])
-def test_cached_decoding_sees_the_memory_of_evaluation(
-    preset: str, spec: MemorySpec, length: int
-) -> None:
+def test_cached_decoding_sees_evaluation_memory(preset: str, spec: MemorySpec, length: int) -> None:
     """One token at a time: a sliding window over the text, also once old tokens are dropped."""
     made, tokens = model(preset, spec).eval(), tiny.words(2, 30)
     whole = alike(

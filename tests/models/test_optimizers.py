@@ -622,7 +622,7 @@ def test_others_have_the_full_rate_of_every_schedule() -> None:
         ({"betas": [0.9, 0.98]}, {"warmup_steps": "auto"}, "warmup_steps: 100, .* 50 steps"),
     ],
 )
-def test_what_has_no_meaning_is_refused(
+def test_nonsense_is_refused(
     optimizer: dict[str, Any], schedule: dict[str, Any], message: str
 ) -> None:
     rest = {"warmup_steps": 5, "reference_steps": 40}

@@ -80,9 +80,7 @@ def test_biased_scores_decode_from_a_cache_as_in_one_pass(block: BlockConfig) ->
 
 @pytest.mark.parametrize("positions", ["slopes", "learned_per_layer"])
 @pytest.mark.parametrize("block", BLOCKS.values(), ids=list(BLOCKS))
-def test_beams_that_share_a_cache_know_where_their_tokens_stand(
-    block: BlockConfig, positions: str
-) -> None:
+def test_beams_that_share_a_cache_know_their_places(block: BlockConfig, positions: str) -> None:
     """Two beams of one text, written into one cache in turns, reordered on the way."""
     model = causal_model(block, positions)
     tokens = tiny.words(2, 9)

@@ -36,7 +36,7 @@ def test_the_deepest_layer_is_on_top() -> None:
 
 
 @pytest.mark.parametrize(("layers", "heads", "rows", "columns"), [(2, 3, 2, 3), (24, 16, 6, 8)])
-def test_there_are_at_most_six_layers_and_eight_heads(
+def test_at_most_six_layers_and_eight_heads(
     layers: int, heads: int, rows: int, columns: int
 ) -> None:
     plain = np.asarray(attention_image({"encoder": torch.ones(layers, heads, 2, 2)}, []))

@@ -240,9 +240,7 @@ def naive_best(windows, starts, ends, visible, n_best, max_answer):
 
 @settings(deadline=None)
 @given(SIZES, st.integers(0, 2**32 - 1), st.integers(1, 6), st.integers(1, 5))
-def test_equal_to_the_loops(
-    sizes: tuple[int, int, int, int], seed: int, n_best: int, max_answer: int
-) -> None:
+def test_loops(sizes: tuple[int, int, int, int], seed: int, n_best: int, max_answer: int) -> None:
     question, context, length, stride = sizes
     windows = context_windows(question, context, max_length=length, stride=stride)
     draw = np.random.default_rng(seed)

@@ -50,9 +50,7 @@ def test_a_constant_up_to_rounding_gives_0() -> None:
 
 @pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("width", [16, 256])
-def test_a_model_that_ignores_its_input_has_no_correlation(
-    precision: torch.dtype, width: int
-) -> None:
+def test_a_model_that_ignores_inputs_has_no_correlation(precision: torch.dtype, width: int) -> None:
     """One output, from batches of other sizes: products add up in another order."""
     task = Glue(ObjectiveConfig(kind="glue", glue="STS-B"))
     arch = ArchitectureConfig(

@@ -120,9 +120,7 @@ TEXTS = st.text(alphabet="the cat  ▁😀𝔘東京é\u0301\u00a0\t\nx<s>", min
 
 
 @given(TEXTS, st.sampled_from(KINDS), st.data())
-def test_the_pieces_of_an_answer_contain_it(
-    text: str, kind: TokenizerKind, data: st.DataObject
-) -> None:
+def test_pieces_contain_their_answer(text: str, kind: TokenizerKind, data: st.DataObject) -> None:
     offsets = piece_offsets(model(kind), text)
     assert offsets.ids.tolist() == model(kind).encode(text)
     start = data.draw(st.integers(0, len(text) - 1))
@@ -291,9 +289,7 @@ def test_no_answer_everywhere_has_the_known_score(shared_data: Path) -> None:
 
 
 @pytest.mark.parametrize(("max_length", "stride"), [(384, 128), (96, 32)])
-def test_labels_as_logits_give_the_answer_back(
-    max_length: int, stride: int, shared_data: Path
-) -> None:
+def test_labels_as_logits_give_answers(max_length: int, stride: int, shared_data: Path) -> None:
     """Windows, labels and decoding together, on every 20th question; at most 30 pieces."""
     paragraphs = read_squad(shared_data, "1.1")
     tokenizer = trained(paragraphs)
@@ -324,9 +320,7 @@ def test_labels_as_logits_give_the_answer_back(
     assert several > (400 if max_length == 96 else 10)
 
 
-def test_a_missing_corpus_fails_and_no_corpus_skips(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_missing_corpus_fails_none_skips(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("LIGHTNING_APP_DATA", str(tmp_path))
     with pytest.raises(FileNotFoundError, match=r"dev-v1\.1\.json\.xz"):
         read_squad(folder_of_corpora(), "1.1")

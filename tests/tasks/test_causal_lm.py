@@ -75,7 +75,7 @@ def test_a_carriage_return_before_the_end_of_a_line_is_no_text(root: Path, text_
 
 
 @pytest.mark.parametrize("window", [2, 5, 7])
-def test_training_predicts_each_token_once_from_the_one_before(
+def test_training_predicts_each_token_once_from_the_last(
     corpus: PreparedCorpus, window: int
 ) -> None:
     rows = CausalRows(corpus, "train", window, seed=1)
@@ -202,9 +202,7 @@ COUNTS = {
 
 
 @pytest.mark.parametrize("tokenizer", COUNTS)
-def test_bits_per_byte_and_perplexity_of_a_word_by_hand(
-    root: Path, text_config, tokenizer: str
-) -> None:
+def test_bits_per_byte_and_perplexity_by_hand(root: Path, text_config, tokenizer: str) -> None:
     made = prepare(text_config(root, task="causal_lm", tokenizer=tokenizer))
     counts = made.meta["text"]["valid"]
     assert counts == COUNTS[tokenizer]

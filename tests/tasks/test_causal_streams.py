@@ -57,9 +57,7 @@ def batches(rows: CausalStreams) -> list[CausalBatch]:
 
 @pytest.mark.parametrize("streams", [1, 2, 3, 7])
 @pytest.mark.parametrize("whole", [True, False])
-def test_each_stream_is_a_contiguous_part_of_the_text(
-    corpus: PreparedCorpus, streams: int, whole: bool
-) -> None:
+def test_each_stream_is_contiguous(corpus: PreparedCorpus, streams: int, whole: bool) -> None:
     """The streams after one another are the text, to its end in an evaluation."""
     rows = CausalStreams(corpus, "train", 5, streams, whole=whole)
     ids = np.asarray(rows.ids)
@@ -133,9 +131,7 @@ def test_how_a_text_is_read_is_said(corpus: PreparedCorpus) -> None:
 
 @torch.no_grad()
 @pytest.mark.parametrize("streams", [1, 3])
-def test_the_loss_is_that_of_segments_after_one_another(
-    corpus: PreparedCorpus, streams: int
-) -> None:
+def test_the_loss_is_that_of_segments_in_a_row(corpus: PreparedCorpus, streams: int) -> None:
     made, ours = model(corpus, length=7).eval(), task()
     rows = CausalStreams(corpus, "valid", 5, streams, whole=True)
     found = sum(float(ours.sums(made, batch).nll) for batch in batches(rows))
@@ -180,9 +176,7 @@ def test_an_evaluation_leaves_the_memory_of_training_as_it_is(corpus: PreparedCo
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
-def test_another_number_of_ranks_goes_on_with_the_same_memory(
-    corpus: PreparedCorpus, ranks: int
-) -> None:
+def test_another_number_of_ranks_keeps_the_memory(corpus: PreparedCorpus, ranks: int) -> None:
     """Stored by the number of the stream, of three ranks; to the last bit."""
     made = model(corpus, length=7)
     before: dict[int, Any] = {}

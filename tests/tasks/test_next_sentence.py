@@ -58,9 +58,7 @@ def evaluate(scored: MaskedLanguageModelling, model: Any, rows: PairRows) -> dic
 
 
 @pytest.mark.parametrize("topics", [True, False])
-def test_documents_of_one_topic_are_learned_and_shuffled_words_are_not(
-    tmp_path: Path, topics: bool
-) -> None:
+def test_topics_are_learned_and_shuffled_words_are_not(tmp_path: Path, topics: bool) -> None:
     """By the loss of next sentences alone. A random text has the same topic in a quarter of cases,
     so that no model is right about more than 7 of 8 pairs."""
     root = write_documents(tmp_path, topics=topics)

@@ -115,9 +115,7 @@ def pairs(index: Iterable[int]) -> TranslationBatch:
     return TranslationBatch(text, text, numbers, torch.tensor(1.0))
 
 
-def test_a_validation_decodes_the_first_sentences_and_no_blank_row(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_validation_decodes_first_sentences_no_blank_row(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
 
     def found(model: object, rows: torch.Tensor, *_: object) -> list[Hypothesis]:
@@ -213,7 +211,7 @@ def test_lines_of_ones_own_with_plain_ones_beside_them_are_compared_as_plain_tex
 @pytest.mark.parametrize(
     ("language", "how"), [("en", "13a"), ("zh", "zh"), ("th", "char"), ("de", "13a")]
 )
-def test_words_are_those_of_the_language(
+def test_words_are_of_the_language(
     monkeypatch: pytest.MonkeyPatch, language: str, how: str
 ) -> None:
     """A line of Chinese or Thai is one word for sacreBLEU's 13a, which is right or wrong."""
@@ -264,9 +262,7 @@ def test_text_without_spaces_needs_the_code_of_its_language(line: str) -> None:
     check_language("tgt", ["", "Wir sahen die Katze 猫, ее и γάτα."])
 
 
-def test_a_part_of_a_validation_decodes_its_own_first_sentences(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_part_of_a_validation_decodes_first_sentences(monkeypatch: pytest.MonkeyPatch) -> None:
     """The rows that `trainer.limit_val_batches` leaves are any rows of the split."""
     monkeypatch.setattr(
         "lightning_app.tasks.translation.search",

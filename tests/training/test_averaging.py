@@ -104,9 +104,7 @@ def assert_close(found: dict[str, torch.Tensor], expected: dict[str, torch.Tenso
 
 
 @pytest.mark.parametrize("interval", [3, 100])
-def test_all_weights_are_averaged_evaluated_and_kept(
-    tmp_path: Path, cache: str, interval: int
-) -> None:
+def test_all_weights_are_averaged_and_kept(tmp_path: Path, cache: str, interval: int) -> None:
     """Whether a validation falls on the last step or not."""
     given = run(tmp_path, cache, EMA, val_check_interval=interval, limit_val_batches=1)
     weights = Weights()
@@ -143,9 +141,7 @@ def best_step(folder: Path) -> int:
     return load(folder, "best")["global_step"]
 
 
-def test_a_schedule_free_run_is_evaluated_like_its_last_checkpoint(
-    tmp_path: Path, cache: str
-) -> None:
+def test_a_schedule_free_run_is_evaluated_like_its_last(tmp_path: Path, cache: str) -> None:
     """No validation falls on the last step."""
     _ = fit(tmp_path, cache, free=True)
     result = json.loads((tmp_path / "result.json").read_text())

@@ -30,9 +30,7 @@ def test_it_is_the_table_of_lightning(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("method", ["writeheader", "writerows"])
-def test_a_kill_at_a_new_column_loses_no_row(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
-) -> None:
+def test_a_kill_loses_no_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
     logger = Curves(tmp_path, "", "")
     before = logged(logger, ROWS[:4])
 

@@ -50,9 +50,7 @@ def tags(folder: Path) -> dict[str, list[str]]:
 
 
 @pytest.mark.parametrize("kind", ["translation", "masked_lm", "causal_lm"])
-def test_pictures_and_histograms_change_no_bit_of_a_loss(
-    tmp_path: Path, cache: str, kind: str
-) -> None:
+def test_pictures_and_histograms_change_no_loss(tmp_path: Path, cache: str, kind: str) -> None:
     plain, left = fit(tmp_path / "plain", cache, [], kind)
     state = torch.get_rng_state()
     watched, right = fit(tmp_path / "drawn", cache, [GainLogger(), Pictures()], kind)

@@ -121,9 +121,7 @@ def test_a_bound_is_above_zero() -> None:
         resolve({"trainer": {"callbacks": [callback]}}, "a test")
 
 
-def test_positions_of_a_plugin_may_have_a_bias_that_does_not_shrink(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_plugin_may_have_a_bias_that_does_not_shrink(monkeypatch: pytest.MonkeyPatch) -> None:
     tree = {"trainer": {"callbacks": [{"class_path": PATH, "init_args": {"tau": 5.0}}]}}
     rope = {"model": {"architecture": {"positions": "rope"}}}
     resolve({**tree, **rope}, "a test")

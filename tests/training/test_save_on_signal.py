@@ -263,7 +263,7 @@ class Signals:
         send(signal.SIGINT)
 
 
-def test_ctrl_c_in_a_finalizer_is_not_lost(
+def test_ctrl_c_in_del_is_not_lost(
     tmp_path: Path, cache: str, whole: Callable[[int], Weights]
 ) -> None:
     """A `KeyboardInterrupt` would be: the training would go on to its last step."""
@@ -291,9 +291,7 @@ def test_a_second_ctrl_c_stops_at_once_and_saves_nothing(
     assert kept["global_step"] == 3  # of the validation before
 
 
-def test_a_run_in_the_background_of_a_script_goes_on_ignoring_ctrl_c(
-    tmp_path: Path, cache: str
-) -> None:
+def test_a_background_run_of_a_script_goes_on_ignoring_ctrl_c(tmp_path: Path, cache: str) -> None:
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         fit(tmp_path, cache, At(2, lambda: send(signal.SIGINT)), val_check_interval=100)

@@ -441,9 +441,7 @@ def test_a_model_that_stops_gradients_has_no_curvature(tmp_path: Path, cache: st
             fitter.fit(module(preset=preset), datamodule=data(cache))
 
 
-def test_the_first_rank_measures(
-    tmp_path: Path, cache: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_first_rank_measures(tmp_path: Path, cache: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pl.Trainer, "is_global_zero", property(lambda self: False))
     fit(tmp_path, cache, UpdateProbe(**EVERY), max_steps=2)
     assert not (tmp_path / "probes.csv").exists()
