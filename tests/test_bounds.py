@@ -125,15 +125,10 @@ def test_a_run_refuses_it(field: str, value: Any, said: str) -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("seed_everything", 0),
-        ("seed_everything", (1 << 32) - 1),
-        ("trainer__max_epochs", -1),
-        ("trainer__max_time", "00:00:00:01"),
-        ("trainer__limit_train_batches", 1),
-        ("trainer__limit_val_batches", 0.5),
-        ("trainer__fast_dev_run", False),
-        ("trainer__overfit_batches", 0.0),
-        ("trainer__precision", "bf16-true"),
+        *(("seed_everything", 0), ("seed_everything", (1 << 32) - 1), ("trainer__max_epochs", -1)),
+        *(("trainer__max_time", "00:00:00:01"), ("trainer__limit_train_batches", 1)),
+        *(("trainer__limit_val_batches", 0.5), ("trainer__fast_dev_run", False)),
+        *(("trainer__overfit_batches", 0.0), ("trainer__precision", "bf16-true")),
         ("trainer__logger", False),
     ],
 )

@@ -60,14 +60,10 @@ def test_the_same_experiment_has_the_same_id() -> None:
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("seed_everything", 2),
-        ("model.block.preset", "post_ln"),
-        ("model.block.shaped_attention", {"alpha": 0.5}),
-        ("model.optimizer.lr", 1e-3),
-        ("model.schedule.warmup_steps", 0),
-        ("trainer.max_steps", 201),
-        ("trainer.precision", "bf16-mixed"),
-        ("trainer.gradient_clip_val", 1.0),
+        *(("seed_everything", 2), ("model.block.preset", "post_ln")),
+        *(("model.block.shaped_attention", {"alpha": 0.5}), ("model.optimizer.lr", 1e-3)),
+        *(("model.schedule.warmup_steps", 0), ("trainer.max_steps", 201)),
+        *(("trainer.precision", "bf16-mixed"), ("trainer.gradient_clip_val", 1.0)),
         ("data.tokens_per_batch", 1025),
     ],
 )

@@ -50,14 +50,10 @@ def test_freed_blocks_stay_in_the_heap(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("ONEDNN_DEFAULT_FPMATH_MODE", "BF16"),
-        ("DNNL_DEFAULT_FPMATH_MODE", "ANY"),
-        ("ONEDNN_MAX_CPU_ISA", "AVX2"),
-        ("MKL_CBWR", "COMPATIBLE"),
-        ("MKL_ENABLE_INSTRUCTIONS", "AVX2"),
-        ("NVIDIA_TF32_OVERRIDE", "1"),
-        ("TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "1"),
-        ("ATEN_CPU_CAPABILITY", "avx2"),
+        *(("ONEDNN_DEFAULT_FPMATH_MODE", "BF16"), ("DNNL_DEFAULT_FPMATH_MODE", "ANY")),
+        *(("ONEDNN_MAX_CPU_ISA", "AVX2"), ("MKL_CBWR", "COMPATIBLE")),
+        *(("MKL_ENABLE_INSTRUCTIONS", "AVX2"), ("NVIDIA_TF32_OVERRIDE", "1")),
+        *(("TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "1"), ("ATEN_CPU_CAPABILITY", "avx2")),
         ("CUBLAS_WORKSPACE_CONFIG", ":4096:8"),
     ],
 )

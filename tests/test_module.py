@@ -55,10 +55,8 @@ def test_a_checkpoint_loads_with_weights_only(tmp_path: Path, cache: str, kind: 
 @pytest.mark.parametrize(
     ("kind", "preset", "epochs"),
     [
-        ("translation", "realformer", -1),
-        ("translation", "realformer", 3),
-        ("masked_lm", "realformer", -1),
-        ("translation", "admin", -1),
+        *(("translation", "realformer", -1), ("translation", "realformer", 3)),
+        *(("masked_lm", "realformer", -1), ("translation", "admin", -1)),
         ("translation", "sigma_reparam", -1),
     ],
 )
@@ -194,12 +192,8 @@ def test_a_step_that_is_not_logged_never_waits(
     monkeypatch.setattr(Progress, "_due", lambda self: False)  # of which there is one a second
     waits = Waits()
     callbacks = [
-        Steps(waits),
-        DivergenceMonitor(Monitored()),
-        Throughput(),
-        GainLogger(),
-        Progress(tmp_path / "progress.json"),
-        SaveOnInterrupt(tmp_path / "last.ckpt"),
+        *(Steps(waits), DivergenceMonitor(Monitored()), Throughput(), GainLogger()),
+        *(Progress(tmp_path / "progress.json"), SaveOnInterrupt(tmp_path / "last.ckpt")),
     ]
     logger = CSVLogger(tmp_path, name="", version="")
     fitter = trainer(tmp_path, max_steps=6, callbacks=callbacks, log_every_n_steps=4, logger=logger)

@@ -296,12 +296,9 @@ def test_every_optimizer_lowers_a_loss(kind) -> None:
 @pytest.mark.parametrize(
     ("kind", "field", "value"),
     [
-        (OptimizerConfig, "lr", 0.0),
-        (OptimizerConfig, "lr", math.nan),
-        (OptimizerConfig, "weight_decay", -1.0),
-        (OptimizerConfig, "block_rate", 0.0),
-        (ScheduleConfig, "warmup_steps", -1),
-        (ScheduleConfig, "reference_steps", 0),
+        *((OptimizerConfig, "lr", 0.0), (OptimizerConfig, "lr", math.nan)),
+        *((OptimizerConfig, "weight_decay", -1.0), (OptimizerConfig, "block_rate", 0.0)),
+        *((ScheduleConfig, "warmup_steps", -1), (ScheduleConfig, "reference_steps", 0)),
     ],
 )
 def test_values_without_meaning_are_refused(kind, field: str, value: float) -> None:

@@ -125,11 +125,8 @@ def test_what_is_no_record(path: Path, data: bytes, said: str) -> None:
 @pytest.mark.parametrize(
     ("data", "said"),
     [
-        (b"a: 1", "torn or"),
-        (b"a: [\n", "damaged:.*YAML"),
-        (b"\xff\n", "damaged:.*YAML"),
-        (b"- a\n", "YAML"),
-        (b"a: %s\n" % DEEP.encode(), "too deeply"),
+        *((b"a: 1", "torn or"), (b"a: [\n", "damaged:.*YAML"), (b"\xff\n", "damaged:.*YAML")),
+        *((b"- a\n", "YAML"), (b"a: %s\n" % DEEP.encode(), "too deeply")),
         (b"- " * 1_000_000 + b"\n", "too deeply"),
     ],
 )
@@ -208,17 +205,11 @@ def test_a_changed_result_is_damaged(run: RunFolder, change: Callable[[dict], ob
 @pytest.mark.parametrize(
     ("name", "content"),
     [
-        ("config.yaml", "lr: 3\n"),
-        ("identity.json", "{}"),
-        ("metrics.csv", "step,val/nll\n1,2\n"),
-        ("probes.csv", ""),
-        ("hypotheses.txt", "another line\n"),
-        ("references.txt", "added after the run\n"),
-        ("block.json", "{}"),
-        ("plugins.json", "{}"),
-        ("config.yaml", None),
-        ("identity.json", None),
-        ("metrics.csv", None),
+        *(("config.yaml", "lr: 3\n"), ("identity.json", "{}")),
+        *(("metrics.csv", "step,val/nll\n1,2\n"), ("probes.csv", "")),
+        *(("hypotheses.txt", "another line\n"), ("references.txt", "added after the run\n")),
+        *(("block.json", "{}"), ("plugins.json", "{}"), ("config.yaml", None)),
+        *(("identity.json", None), ("metrics.csv", None)),
     ],
 )
 def test_a_file_changed_beside_it_is_damage(run: RunFolder, name: str, content: str | None) -> None:

@@ -37,11 +37,7 @@ def test_own_files_are_regular_and_have_names_that_a_run_writes(tmp_path: Path) 
     (secret / "best.ckpt").write_text("private")
     folder = RunFolder(tmp_path / "run")
     for name in (
-        "result.json",
-        "attempts/2/log-rank1.txt",
-        "plugins/mine.py",
-        "notes.txt",
-        "e.html",
+        *("result.json", "attempts/2/log-rank1.txt", "plugins/mine.py", "notes.txt", "e.html"),
     ):
         (folder.path / name).parent.mkdir(parents=True, exist_ok=True)
         (folder.path / name).write_text(name)

@@ -70,15 +70,10 @@ def test_what_is_written_is_read_back_by_both_versions(tree: Any) -> None:
 @pytest.mark.parametrize(
     ("text", "key"),
     [
-        ("a: 1\na: 1\n", "a"),
-        ("a: {b: {c: 1, d: 2, c: 3}}", "c"),
-        ("- {x: 1}\n- {y: 1, y: 2}", "y"),
-        ("{1: a, 0x1: b}", "0x1"),
-        ("{1: a, true: b}", "true"),
-        ("'a': 1\na: 2", "a"),
-        ("~: 1\nnull: 2", "null"),
-        ("x: &x {a: 1}\ny: {<<: *x, <<: *x}", "<<"),
-        ('{"a": 1, "a": 2}', "a"),
+        *(("a: 1\na: 1\n", "a"), ("a: {b: {c: 1, d: 2, c: 3}}", "c")),
+        *(("- {x: 1}\n- {y: 1, y: 2}", "y"), ("{1: a, 0x1: b}", "0x1")),
+        *(("{1: a, true: b}", "true"), ("'a': 1\na: 2", "a"), ("~: 1\nnull: 2", "null")),
+        *(("x: &x {a: 1}\ny: {<<: *x, <<: *x}", "<<"), ('{"a": 1, "a": 2}', "a")),
     ],
 )
 def test_a_key_twice_is_refused_by_its_name(text: str, key: str) -> None:
@@ -95,16 +90,10 @@ def test_a_merged_mapping_may_be_changed_by_its_own_keys() -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("a: *b", "undefined alias"),
-        ("? [a]\n: b", "a key must"),
-        ("!!set {a, b}", "tag"),
-        ("!!timestamp 2020-01-01", "tag"),
-        ("!!python/object/apply:os.getcwd []", "tag"),
-        ("!!int 1_000", "1_000"),
-        ("!!bool yes", "yes"),
-        ("9" * 5000, "digits"),
-        ("99999999999999999999", "digits"),
-        ("--- 1\n--- 2\n", "another document"),
+        *(("a: *b", "undefined alias"), ("? [a]\n: b", "a key must"), ("!!set {a, b}", "tag")),
+        *(("!!timestamp 2020-01-01", "tag"), ("!!python/object/apply:os.getcwd []", "tag")),
+        *(("!!int 1_000", "1_000"), ("!!bool yes", "yes"), ("9" * 5000, "digits")),
+        *(("99999999999999999999", "digits"), ("--- 1\n--- 2\n", "another document")),
         ("a: \x00", "not valid YAML"),
     ],
 )
@@ -144,10 +133,8 @@ def test_a_record_with_a_key_twice_is_damaged(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("section", "field", "text"),
     [
-        ("trainer", "max_steps", "1:30"),
-        ("trainer", "max_steps", "1_000"),
-        ("trainer", "deterministic", "yes"),
-        ("data", "tokens_per_batch", "0b1111111"),
+        *(("trainer", "max_steps", "1:30"), ("trainer", "max_steps", "1_000")),
+        *(("trainer", "deterministic", "yes"), ("data", "tokens_per_batch", "0b1111111")),
         ("data", "whole_word", "off"),
     ],
 )

@@ -38,16 +38,10 @@ ROOT = Path(__file__).parents[1]
 BASE = ROOT / "ablations" / "base" / "synthetic.yaml"
 cold_spawn = multiprocessing.util.spawnv_passfds
 MODULES = (
-    "sacrebleu",
-    "lightning_app.config.config",
-    "lightning_app.tasks.translation",
-    "lightning_app.core.schema",
-    "lightning_app.training.run",
-    "lightning_app.commands.grid",
-    "lightning_app.grids.supervisor",
-    "lightning_app.report.write",
-    "lightning_app.report.figures.sheet",
-    "lightning_app.cli",
+    *("sacrebleu", "lightning_app.config.config", "lightning_app.tasks.translation"),
+    *("lightning_app.core.schema", "lightning_app.training.run", "lightning_app.commands.grid"),
+    *("lightning_app.grids.supervisor", "lightning_app.report.write"),
+    *("lightning_app.report.figures.sheet", "lightning_app.cli"),
 )
 WITHOUT_TORCH = ("lightning_app.commands.grid", "lightning_app.grids.supervisor")
 """What a supervisor imports: its forks need a third of the memory, which takes time to copy."""

@@ -27,14 +27,7 @@ PRESENT = torch.tensor([[True] * 7, [True] * 4 + [False] * 3])
 USUAL = [name for name in PRESETS if name not in ("admin", "prores", "ngpt")]
 
 CHAINED = (
-    "post_ln",
-    "peri_ln",
-    "b2t",
-    "deepnorm",
-    "dual_stream",
-    "realformer",
-    "sas",
-    "sas_p_no_norm",
+    *("post_ln", "peri_ln", "b2t", "deepnorm", "dual_stream", "realformer", "sas", "sas_p_no_norm"),
 )
 
 

@@ -565,10 +565,8 @@ def attentions(stack: Stack, preset: str, **axes: Any) -> list[AttentionSpec]:
 @pytest.mark.parametrize(
     ("preset", "carry", "divisors"),
     [
-        ("post_ln", "sum", [2.5, 2.5, 2.5]),
-        ("post_ln", "mean", [2.5, 5.0, 7.5]),
-        ("post_ln", "qk_sum", [2.5, 2.5, 2.5]),
-        ("realformer", None, [2.5, 5.0, 7.5]),
+        *(("post_ln", "sum", [2.5, 2.5, 2.5]), ("post_ln", "mean", [2.5, 5.0, 7.5])),
+        *(("post_ln", "qk_sum", [2.5, 2.5, 2.5]), ("realformer", None, [2.5, 5.0, 7.5])),
     ],
 )
 def test_temperature_divides_all_but_the_mean(

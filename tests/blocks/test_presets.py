@@ -220,13 +220,7 @@ def test_first_self_attention_is_as_the_table_says(name: str) -> None:
 def test_sub_layers_are_treated_alike_where_the_paper_does(where: str) -> None:
     alike = {name for name in PRESETS if _one_rule(PRESETS[name](STACKS[where]))}
     unlike = {
-        "normformer",
-        "hybrid_norm",
-        "parallel",
-        "v_skipinit",
-        "sas",
-        "sas_p",
-        "sas_p_no_norm",
+        *("normformer", "hybrid_norm", "parallel", "v_skipinit", "sas", "sas_p", "sas_p_no_norm"),
     }
     assert alike == set(PRESETS) - unlike
 

@@ -110,10 +110,8 @@ def test_learned_skip_from_zero_is_present() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"value": math.nan}, "gain value"),
-        ({"value": math.inf}, "gain value"),
-        ({"value": -math.inf}, "gain value"),
-        ({"vector": True}, "gain vector: true"),
+        *(({"value": math.nan}, "gain value"), ({"value": math.inf}, "gain value")),
+        *(({"value": -math.inf}, "gain value"), ({"vector": True}, "gain vector: true")),
         ({"profiled": True}, "gain profiled: true"),
     ],
 )

@@ -155,11 +155,7 @@ def test_what_is_written(name: str, expected: list[str]) -> None:
 @pytest.mark.parametrize(
     ("name", "right", "left"),
     [
-        ("post_ln", 5, 0),
-        ("b2t", 5, 2),
-        ("parallel", 3, 0),
-        ("sas", 3, 0),
-        ("sas_p", 1, 0),
+        *(("post_ln", 5, 0), ("b2t", 5, 2), ("parallel", 3, 0), ("sas", 3, 0), ("sas_p", 1, 0)),
         ("mix_ln", 10, 0),
     ],
 )

@@ -197,13 +197,7 @@ def test_attributes(make):
     assert data.floor == pytest.approx(unigram_entropy(ids[ids != 0].numpy()))
     assert data.references("test")[0] == "the dog sees the cat ."
     assert set(data.description) == {
-        "name",
-        "protocol",
-        "sizes",
-        "vocab_size",
-        "tokenizer_sha256",
-        "checksum",
-        "digest",
+        *("name", "protocol", "sizes", "vocab_size", "tokenizer_sha256", "checksum", "digest"),
     }
     assert data.description["digest"] == data.corpus.digest
     assert data.description["sizes"] == {"train": 60, "valid": 60, "test": 60}

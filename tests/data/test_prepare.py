@@ -336,12 +336,8 @@ def test_a_carriage_return_inside_a_line_ends_no_line(write_pairs, text_config):
 @pytest.mark.parametrize(
     ("text", "tokenizer", "character"),
     [
-        ("a\0b c", "word", "U+0000"),
-        ("a\0b c", "char", "U+0000"),
-        ("a\0b c", "byte", "U+0000"),
-        ("a ▁ b", "word", "U+2581"),
-        ("▁a", "char", "U+2581"),
-        ("a▅b c", "char", "U+2585"),
+        *(("a\0b c", "word", "U+0000"), ("a\0b c", "char", "U+0000"), ("a\0b c", "byte", "U+0000")),
+        *(("a ▁ b", "word", "U+2581"), ("▁a", "char", "U+2581"), ("a▅b c", "char", "U+2585")),
     ],
 )
 def test_text_without_tokenizer(

@@ -447,9 +447,7 @@ LOCALISED = {"localised_span": LocalisedSpan(query_block=2, memory=3)}
         ("sas", {"dynamic_bias": -4.0}, {"shaped_attention": ShapingSpec()}, "gamma 1.0:.*null"),
         ("pre_ln", {"dynamic_bias": -4.0}, LOCALISED, "localised_span"),
         (
-            "pre_ln",
-            {"dynamic_bias": -4.0},
-            {"share": "all", "halting": HaltingSpec()},
+            *("pre_ln", {"dynamic_bias": -4.0}, {"share": "all", "halting": HaltingSpec()}),
             "halting with adaptive_span",
         ),
     ],

@@ -118,10 +118,8 @@ def test_every_preset_reads_in_segments(preset: str, length: int) -> None:
 @pytest.mark.parametrize(
     "axes",
     [
-        {"sink": "learned"},
-        {"sink": "zero", "residual_attention": "sum"},
-        {"score_cap": 0.7, "sink": "zero"},
-        {"scores": "cosine"},
+        *({"sink": "learned"}, {"sink": "zero", "residual_attention": "sum"}),
+        *({"score_cap": 0.7, "sink": "zero"}, {"scores": "cosine"}),
     ],
 )
 def test_sinks_caps_and_cosines_read_in_segments(axes: dict[str, Any], positions: str) -> None:

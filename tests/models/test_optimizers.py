@@ -539,9 +539,7 @@ def test_one_group_of_parameters_is_warmed_up() -> None:
     }
     rows = training_of(optimizer, schedule, model)
     assert [(row["role"], row["by"], row["warmup_steps"]) for row in rows] == [
-        ("embeddings", "lamb", 0),
-        ("matrices", "lamb", 0),
-        ("gains", "adamw", 0),
+        *(("embeddings", "lamb", 0), ("matrices", "lamb", 0), ("gains", "adamw", 0)),
         ("output", "lamb", 4),
     ]
     assert sum(row["parameters"] for row in rows) == sum(p.numel() for p in model.parameters())

@@ -195,13 +195,9 @@ COMBINATIONS = {
             preset, {"num_heads": 4, "kv_heads": groups, "model_dim": 16, "positions": positions}
         )
         for preset, groups, positions in (
-            ("pre_ln", 1, "sinusoidal"),
-            ("post_ln", 2, "rope"),
-            ("qk_norm", 2, "relative"),
-            ("normformer", 2, "sinusoidal"),
-            ("realformer", 2, "rope"),
-            ("resformer", 2, "sinusoidal"),
-            ("gated_attention", 4, "sinusoidal"),
+            *(("pre_ln", 1, "sinusoidal"), ("post_ln", 2, "rope"), ("qk_norm", 2, "relative")),
+            *(("normformer", 2, "sinusoidal"), ("realformer", 2, "rope")),
+            *(("resformer", 2, "sinusoidal"), ("gated_attention", 4, "sinusoidal")),
         )
     },
     "pre_ln-grouped-qk_sum": carrying(

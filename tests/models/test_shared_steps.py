@@ -29,15 +29,8 @@ pytestmark = [pytest.mark.usefixtures("float64"), pytest.mark.unchecked_shapes]
 DEPTHS = {"encoder_depth": 4, "decoder_depth": 5}
 UNEQUAL = {"admin", "mix_ln", "layer_norm_scaling", "sas_p_no_norm"}
 UNEQUAL |= {
-    "siamese_norm",
-    "hyper_connections",
-    "mhc",
-    "attention_residuals",
-    "denseformer",
-    "resformer",
-    "prores",
-    "differential",
-    "speedrun",
+    *("siamese_norm", "hyper_connections", "mhc", "attention_residuals", "denseformer"),
+    *("resformer", "prores", "differential", "speedrun"),
 }
 """Presets with layers that one block cannot serve, whatever the axes."""
 SHARED = [preset for preset in PRESETS if preset not in UNEQUAL]

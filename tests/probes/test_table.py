@@ -68,10 +68,8 @@ def test_rows_survive_their_file(tmp_path: Path) -> None:
 
 def test_rows_have_one_order() -> None:
     rows = [
-        Row(1, MODEL, None, "nll", None, 0.0),
-        Row(1, "decoder", 1, "a", None, 0.0),
-        Row(1, "encoder", 2, "a", 0, 0.0),
-        Row(1, "encoder", 2, "a", None, 0.0),
+        *(Row(1, MODEL, None, "nll", None, 0.0), Row(1, "decoder", 1, "a", None, 0.0)),
+        *(Row(1, "encoder", 2, "a", 0, 0.0), Row(1, "encoder", 2, "a", None, 0.0)),
         Row(1, "encoder", 1, "b", None, 0.0),
     ]
     assert ordered(rows) == [rows[3], rows[2], rows[4], rows[1], rows[0]]

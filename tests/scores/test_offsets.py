@@ -151,10 +151,8 @@ def test_pieces_contain_their_answer(text: str, kind: TokenizerKind, data: st.Da
 @pytest.mark.parametrize(
     ("start", "end", "message"),
     [
-        (3, 3, "characters 3 to 3.*7"),
-        (-1, 3, "characters -1 to 3"),
-        (5, 8, "characters 5 to 8.*7"),
-        (3, 4, "characters 3 to 4"),
+        *((3, 3, "characters 3 to 3.*7"), (-1, 3, "characters -1 to 3")),
+        *((5, 8, "characters 5 to 8.*7"), (3, 4, "characters 3 to 4")),
     ],
 )
 def test_mistakes_in_characters(start: int, end: int, message: str) -> None:

@@ -133,13 +133,8 @@ def assert_exact(
 
 
 STOPS = [
-    (2, signal.SIGINT),
-    (3, signal.SIGTERM),
-    (3, signal.SIGINT),
-    (EPOCH, signal.SIGTERM),
-    (EPOCH + 1, signal.SIGINT),
-    (2 * EPOCH, signal.SIGINT),
-    (STEPS, signal.SIGINT),
+    *((2, signal.SIGINT), (3, signal.SIGTERM), (3, signal.SIGINT), (EPOCH, signal.SIGTERM)),
+    *((EPOCH + 1, signal.SIGINT), (2 * EPOCH, signal.SIGINT), (STEPS, signal.SIGINT)),
 ]
 EACH_STEP, NEVER = 1, 100  # intervals of validation, beside the one in mid epoch
 FIRST = {(EACH_STEP, *STOPS[3]), (NEVER, *STOPS[4])}
@@ -242,9 +237,7 @@ def test_a_schedule_free_run_evaluates_its_average(tmp_path: Path, cache: str) -
 @pytest.mark.parametrize(
     ("during", "stop", "number"),
     [
-        (3, 4, signal.SIGTERM),
-        (6, 7, signal.SIGINT),
-        (STEPS, STEPS, signal.SIGTERM),
+        *((3, 4, signal.SIGTERM), (6, 7, signal.SIGINT), (STEPS, STEPS, signal.SIGTERM)),
         (STEPS, STEPS, signal.SIGINT),
     ],
 )

@@ -402,11 +402,7 @@ def test_loggers_get_those_of_the_model_and_of_stacks(tmp_path: Path, cache: str
     fit(tmp_path, cache, UpdateProbe(steps=[2], pass_steps=[2]), logger=logger, max_steps=2)
     header = (tmp_path / "metrics.csv").read_text().partition("\n")[0].split(",")
     quantities = (
-        "momentum_cosine",
-        "gradient_cosine",
-        "update_rms",
-        "update_rms_noise",
-        "row_angle",
+        *("momentum_cosine", "gradient_cosine", "update_rms", "update_rms_noise", "row_angle"),
     )
     quantities += ("inverse_root_spread", "below_eps", "local_smoothness", "relative_change")
     expected = {f"probe/{quantity}/model" for quantity in quantities}
