@@ -805,7 +805,7 @@ MUTANTS = (
     ),
     mutant(
         "one more sentence of a validation is decoded",
-        at("objectives", "tasks", "callbacks/test_pictures.py", "training/test_image_logger.py"),
+        at("objectives", "tasks", "callbacks/test_pictures.py", "training/test_loggers.py"),
         "wanted &= batch.index < limit",
         "wanted &= batch.index <= limit",
     ),
@@ -815,7 +815,7 @@ MUTANTS = (
             "objectives",
             "tasks",
             "callbacks/test_pictures.py",
-            "training/test_image_logger.py",
+            "training/test_loggers.py",
             "test_module.py",
         ),
         'sacrebleu.BLEU(tokenize="none", lowercase=lowercase, force=True)',
@@ -1983,7 +1983,7 @@ MUTANTS = (
     ),
     mutant(
         "rounding errors of float32 have a correlation",
-        at("scores/test_correlation.py"),
+        at("scores/test_glue.py"),
         "    return max(8.0 * torch.finfo(torch.float32).eps, torch.finfo(dtype).eps)",
         "    return ROUNDING",
     ),

@@ -1,5 +1,6 @@
-"""What event files hold of a run: pictures that training never notices, at most forty tags."""
+"""The tables and event files of a run: what they hold, and that training never notices."""
 
+import csv
 import io
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 import torch
+from lightning.pytorch.loggers import CSVLogger
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -14,12 +16,47 @@ from lightning_app.catalogue.parts import stack_drawing
 from lightning_app.catalogue.svg import picture
 from lightning_app.models.loss import ObjectiveConfig
 from lightning_app.report.tensorboard import write_index
-from lightning_app.training.callbacks.loggers import Events, Pictures, Throughput, example
+from lightning_app.training.callbacks.loggers import Curves, Events, Pictures, Throughput, example
 from lightning_app.training.callbacks.probes import GainLogger, SignalProbe
 from lightning_app.training.module import TransformerModule
 from tests.report.conftest import FakeGrid
 from tests.runs import data, module, trainer
 from tests.training.test_probes import Watch
+
+ROWS = (
+    (1, {"train/loss": 5.0, "epoch": 0.0}),
+    (2, {"train/loss": 4.0, "epoch": 0.0}),
+    (2, {"val/nll": 4.5, "epoch": 0.0}),  # a column before the others
+    (3, {"train/loss": 3.0, "epoch": 1.0}),
+    (3, {"test/nll": 3.5, "a": 1.0}),
+)
+
+
+def logged(logger: CSVLogger, rows: tuple[tuple[int, dict[str, float]], ...]) -> bytes:
+    for step, metrics in rows:
+        logger.log_metrics({**metrics}, step)
+        logger.save()
+    return Path(logger.log_dir, "metrics.csv").read_bytes()
+
+
+def test_it_is_the_table_of_lightning(tmp_path: Path) -> None:
+    ours, theirs = (kind(tmp_path / kind.__name__, "", "") for kind in (Curves, CSVLogger))
+    assert logged(ours, ROWS) == logged(theirs, ROWS)
+
+
+@pytest.mark.parametrize("method", ["writeheader", "writerows"])
+def test_a_kill_loses_no_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
+    logger = Curves(tmp_path, "", "")
+    before = logged(logger, ROWS[:4])
+
+    def kill(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(csv.DictWriter, method, kill)
+    with pytest.raises(KeyboardInterrupt):
+        logged(logger, ROWS[4:])
+    assert (tmp_path / "metrics.csv").read_bytes() == before
+
 
 PRESET = "model.block.preset"
 
