@@ -108,17 +108,13 @@ def test_presets_are_named_and_described() -> None:
 
 # What the authors of the simplified blocks train and we do not, in each layer and in the first, by
 # bobby-he/simplified_transformers: `trainable_mlp_block_gains`, `trainable_value_gains`.
+SKIP = "around_ff.skip.gain"
+VALUES = ["self_attention.value.departure.gain", "self_attention.value.kept.gain"]
 UNTRAINED = {
-    "v_skipinit": (["around_ff.skip.gain"], []),
-    "sas": (
-        ["around_ff.skip.gain"],
-        ["self_attention.value.departure.gain", "self_attention.value.kept.gain"],
-    ),
-    "sas_p": ([], ["self_attention.value.departure.gain", "self_attention.value.kept.gain"]),
-    "sas_p_no_norm": (
-        [],
-        ["self_attention.value.departure.gain", "self_attention.value.kept.gain"],
-    ),
+    "v_skipinit": ([SKIP], []),
+    "sas": ([SKIP], VALUES),
+    "sas_p": ([], VALUES),
+    "sas_p_no_norm": ([], VALUES),
 }
 
 
@@ -205,11 +201,7 @@ def test_first_self_attention_is_as_the_table_says(name: str) -> None:
     around_self = spec.blocks[0].around_self
     others = {"reordered_norm": "rms_norm", "speedrun": "rms_norm_plain", "ngpt": "l2"}
     kinds = others.get(name, "layer_norm")
-    norms = {
-        "input": around_self.norm_input,
-        "branch": around_self.norm_branch,
-        "sum": around_self.norm_sum,
-    }
+    norms = {place: getattr(around_self, f"norm_{place}") for place in ("input", "branch", "sum")}
     assert " ".join(place for place, kind in norms.items() if kind == kinds) == places
     assert {kind for place, kind in norms.items() if place not in places.split()} <= {"none"}
     assert (around_self.skip, around_self.branch) == (skip, branch)
@@ -219,9 +211,7 @@ def test_first_self_attention_is_as_the_table_says(name: str) -> None:
 @pytest.mark.parametrize("where", STACKS)
 def test_sub_layers_are_treated_alike_where_the_paper_does(where: str) -> None:
     alike = {name for name in PRESETS if _one_rule(PRESETS[name](STACKS[where]))}
-    unlike = {
-        *("normformer", "hybrid_norm", "parallel", "v_skipinit", "sas", "sas_p", "sas_p_no_norm"),
-    }
+    unlike = {"normformer", "hybrid_norm", "parallel", *UNTRAINED}
     assert alike == set(PRESETS) - unlike
 
 
@@ -332,11 +322,11 @@ def test_layer_norm_scaling_divides_by_the_root_of_the_layer() -> None:
     assert scales == pytest.approx([1 / math.sqrt(n) for n in range(1, 10)])
 
 
-@pytest.mark.parametrize(("where", "alpha"), [("encoder of two", 6.0), ("decoder of two", 6.0)])
-def test_keel_counts_the_sub_layers_of_its_stack(where: str, alpha: float) -> None:
+@pytest.mark.parametrize("where", ["encoder of two", "decoder of two"])
+def test_keel_counts_the_sub_layers_of_its_stack(where: str) -> None:
     """Two a layer of three in the encoder, three a layer of two in the decoder."""
     for b in PRESETS["keel"](STACKS[where]).blocks:
-        assert b.around_cross.skip == Gain(value=alpha)
+        assert b.around_cross.skip == Gain(value=6.0)
 
 
 def test_rezero_shares_the_gain_that_skipinit_has_once_a_sub_layer() -> None:
@@ -385,7 +375,7 @@ def test_realformer_is_a_mean_in_two_stacks_a_sum_in_one(where: str, divisors: l
     assert kinds == {"scores"}
 
 
-@pytest.mark.parametrize("name", ["v_skipinit", "sas", "sas_p", "sas_p_no_norm"])
+@pytest.mark.parametrize("name", UNTRAINED)
 @pytest.mark.parametrize(("depth", "gain"), [(18, 0.1), (72, 0.05), (2, 0.3)])
 def test_simplified_gains_are_the_authors_at_depth_18(name: str, depth: int, gain: float) -> None:
     for b in PRESETS[name](replace(ALONE, depth=depth)).blocks:
@@ -408,11 +398,11 @@ def test_simplified_attention_has_values_in_the_first_layer_alone(name: str) -> 
 def test_v_skipinit_has_free_orthogonal_matrices_and_no_centre() -> None:
     for b in PRESETS["v_skipinit"](ALONE).blocks:
         shaping = ShapingSpec(alpha=1.0, beta=0.0, gamma=None)
-        expected = AttentionSpec(shaping=shaping, value="orthogonal", output="orthogonal")
-        assert b.self_attention == expected
+        free = AttentionSpec(shaping=shaping, value="orthogonal", output="orthogonal")
+        assert b.self_attention == free
 
 
-@pytest.mark.parametrize("name", ["v_skipinit", "sas", "sas_p", "sas_p_no_norm"])
+@pytest.mark.parametrize("name", UNTRAINED)
 def test_simplified_presets_keep_ordinary_cross_attention(name: str) -> None:
     for b in PRESETS[name](STACKS["decoder of two"]).blocks:
         assert b.cross_attention == AttentionSpec()
@@ -425,15 +415,17 @@ def test_no_norm_keeps_the_norm_of_the_first_layer() -> None:
     assert all(b.around_self.unnormalized and b.around_ff.unnormalized for b in rest)
 
 
-@pytest.mark.parametrize(("name", "causal"), [("encoder", False), ("decoder", True)])
-def test_stack_without_blocks_is_refused(name: str, causal: bool) -> None:
-    with pytest.raises(ValueError, match=f"{name}_depth 0"):
-        Stack(depth=0, causal=causal)
-
-
-def test_cross_attention_needs_a_stack_to_read() -> None:
-    with pytest.raises(ValueError, match="peer_depth 0"):
-        Stack(depth=2, causal=True, cross=True)
+@pytest.mark.parametrize(
+    ("stack", "said"),
+    [
+        ({"depth": 0, "causal": False}, "encoder_depth 0"),
+        ({"depth": 0, "causal": True}, "decoder_depth 0"),
+        ({"depth": 2, "causal": True, "cross": True}, "peer_depth 0"),
+    ],
+)
+def test_a_stack_without_blocks_or_one_to_read_is_refused(stack: Any, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        Stack(**stack)
 
 
 def bare(depth: int, skip: Gain = UNIT, branch: Gain = UNIT) -> StackSpec:

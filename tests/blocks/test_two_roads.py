@@ -111,37 +111,20 @@ def test_deepnorm_is_post_ln_with_smaller_branches() -> None:
     assert (encode(ours, x) - encode(tiny.encoder("post_ln"), x)).abs().max() > 0.1
 
 
-def test_admin_of_omega_one_is_post_ln() -> None:
-    check_same_stacks(
-        spec_of("admin"),
-        spec_of("post_ln"),
-        lambda module: set_all(module, "skip.gain", 1.0),
-        "skip.gain",
-    )
-
-
-def test_layer_scale_of_lambda_one_is_pre_ln() -> None:
-    check_same_stacks(
-        spec_of("layer_scale"),
-        spec_of("pre_ln"),
-        lambda module: set_all(module, "branch.gain", 1.0),
-        "branch.gain",
-    )
-
-
-def test_skipinit_of_equal_gains_is_rezero() -> None:
-    check_same_stacks(
-        spec_of("skipinit"), spec_of("rezero"), lambda module: set_all(module, "branch.gain", -0.3)
-    )
-
-
-def test_skipinit_of_gains_one_is_t_fixup() -> None:
-    check_same_stacks(
-        spec_of("skipinit"),
-        spec_of("t_fixup"),
-        lambda module: set_all(module, "branch.gain", 1.0),
-        "branch.gain",
-    )
+@pytest.mark.parametrize(
+    ("ours", "theirs", "gains", "value", "missing"),
+    [
+        ("admin", "post_ln", "skip.gain", 1.0, ["skip.gain"]),
+        ("layer_scale", "pre_ln", "branch.gain", 1.0, ["branch.gain"]),
+        ("skipinit", "rezero", "branch.gain", -0.3, []),
+        ("skipinit", "t_fixup", "branch.gain", 1.0, ["branch.gain"]),
+    ],
+)
+def test_equal_gains_are_another_preset(
+    ours: str, theirs: str, gains: str, value: float, missing: list[str]
+) -> None:
+    one, other = spec_of(ours), spec_of(theirs)
+    check_same_stacks(one, other, lambda module: set_all(module, gains, value), *missing)
 
 
 @pytest.mark.parametrize("preset", ["rezero", "skipinit"])
@@ -161,10 +144,11 @@ def test_mix_ln_of_one_layer_is_post_ln_and_a_final_norm() -> None:
     same(encode(ours, x), ours.final_norm(encode(theirs, x)))
 
 
-def test_layer_norm_scaling_of_one_layer_is_pre_ln() -> None:
-    check_same_stacks(
-        spec_of("layer_norm_scaling", depth=1), spec_of("pre_ln", depth=1), lambda module: None
-    )
+@pytest.mark.parametrize(
+    ("ours", "theirs"), [("layer_norm_scaling", "pre_ln"), ("sas_p_no_norm", "sas_p")]
+)
+def test_one_layer_is_another_preset(ours: str, theirs: str) -> None:
+    check_same_stacks(spec_of(ours, depth=1), spec_of(theirs, depth=1), lambda module: None)
 
 
 def test_layer_norm_scaling_is_pre_ln_with_smaller_norms() -> None:
@@ -256,12 +240,8 @@ def test_normformer_of_open_gains_folds_into_pre_ln() -> None:
     """Without the norms of its branches, and with head gains of one, it is Pre-LN."""
     bare = everywhere(spec_of("normformer"), lambda around: replace(around, norm_branch="none"))
     bare = replace(bare, blocks=tuple(replace(b, ff_norm="none") for b in bare.blocks))
-    check_same_stacks(
-        bare,
-        spec_of("pre_ln"),
-        lambda module: set_all(module, "head_gain.gain", 1.0),
-        "head_gain.gain",
-    )
+    gain = "head_gain.gain"
+    check_same_stacks(bare, spec_of("pre_ln"), lambda module: set_all(module, gain, 1.0), gain)
 
 
 @pytest.mark.parametrize("silent", ["feed_forward.outer", "self_attention.output"])
@@ -318,9 +298,8 @@ def test_running_sum_is_one_product_of_concatenated_queries_and_keys() -> None:
 
 def test_product_of_sums_is_qk_sum_and_no_running_sum() -> None:
     """``(sum Q)(sum K)^T`` also has the terms of different layers."""
-    module = tiny.randomise(
-        tiny.encoder(BlockConfig(preset="post_ln", residual_attention="qk_sum"))
-    )
+    summed = BlockConfig(preset="post_ln", residual_attention="qk_sum")
+    module = tiny.randomise(tiny.encoder(summed))
     chain = Chain(module, torch.randn(BATCH, SOURCE, MODEL))
     for n in (1, 2, 3):
         carry = chain.carry[n - 1]
@@ -344,10 +323,8 @@ def test_residual_attention_of_one_layer_is_none(kind: Any) -> None:
 
 @pytest.mark.parametrize("kind", ["sum", "mean", "qk_sum"])
 def test_residual_attention_of_two_layers_is_another_function(kind: Any) -> None:
-    ours = tiny.randomise(
-        tiny.encoder(BlockConfig(preset="post_ln", residual_attention=kind), depth=2)
-    )
-    theirs = tiny.encoder("post_ln", depth=2)
+    config = BlockConfig(preset="post_ln", residual_attention=kind)
+    ours, theirs = tiny.randomise(tiny.encoder(config, depth=2)), tiny.encoder("post_ln", depth=2)
     share(theirs, ours)
     x = torch.randn(BATCH, SOURCE, MODEL)
     assert (encode(ours, x) - encode(theirs, x)).abs().max() > 1e-3
@@ -358,9 +335,7 @@ def test_mean_in_layer_n_is_the_sum_at_temperature_n(layer: int) -> None:
     """The same scores from below, the same map."""
     stack = Stack(depth=3, peer_depth=2)
     mean = BlockConfig(preset="post_ln", residual_attention="mean")
-    cooled = BlockConfig(
-        preset="post_ln", residual_attention="sum", residual_temperature=float(layer)
-    )
+    cooled = replace(mean, residual_attention="sum", residual_temperature=float(layer))
     specs = [config.resolve(stack).blocks[layer - 1].self_attention for config in (mean, cooled)]
     ours, theirs = (Attention(spec, MODEL, HEADS, 0.0) for spec in specs)
     share(theirs, tiny.randomise(ours))
@@ -408,10 +383,8 @@ def test_mask_does_not_change_what_is_carried(carry: str) -> None:
         outputs.append(heads)
         carried.append(above)
     for mask, other in zip(masks, carried, strict=True):
-        pairs = [(other, carried[0])]
-        if carry == "scores":
-            pairs = [(seen(other, mask), seen(carried[0], mask))]
-        torch.testing.assert_close(*pairs[0], rtol=0.0, atol=0.0)
+        shown = (seen(c, mask) if carry == "scores" else c for c in (other, carried[0]))
+        torch.testing.assert_close(*shown, rtol=0.0, atol=0.0)
     assert all(not torch.equal(outputs[0], other) for other in outputs[1:])
 
 
@@ -497,28 +470,15 @@ def test_sas_and_sas_p_start_as_one_function() -> None:
     same(encode(ours, x), encode(theirs, x), 1e-3)
 
 
-def test_no_norm_of_one_layer_is_sas_p() -> None:
-    check_same_stacks(
-        spec_of("sas_p_no_norm", depth=1), spec_of("sas_p", depth=1), lambda module: None
-    )
-
-
 @pytest.mark.parametrize("kind", ["orthogonal", "orthogonal_plus"])
 def test_tied_orthogonal_projections_start_as_none(kind: Any) -> None:
     """V P = I: simplified blocks with the two matrices, tied, start as those without."""
-    axes: dict[str, Any] = dict.fromkeys(
-        ("value_projection", "first_value_projection", "output_projection"), kind
-    )
+    matrices = ("value_projection", "first_value_projection", "output_projection")
+    axes: dict[str, Any] = dict.fromkeys(matrices, kind)
     ours = tiny.encoder(BlockConfig(preset="sas", tied_projections=True, **axes))
     theirs = tiny.encoder("sas")
-    share(
-        theirs,
-        ours,
-        missing={
-            *("value.weight", "value.bias", "value.initial", "value.change.weight"),
-            *("output.weight", "output.bias", "output.initial", "output.change.weight"),
-        },
-    )
+    ends = ("weight", "bias", "initial", "change.weight")
+    share(theirs, ours, missing={f"{part}.{end}" for part in ("value", "output") for end in ends})
     x = torch.randn(BATCH, SOURCE, MODEL)
     same(encode(ours, x), encode(theirs, x))
 
@@ -630,12 +590,8 @@ def test_one_gain_serves_all_branches_of_a_rezero_layer() -> None:
 )
 def test_orthogonal_anchors_and_gains_survive_a_checkpoint(axes: dict[str, Any]) -> None:
     """W_0 is no parameter, and a model that loads it had drawn another."""
-    block = BlockConfig(
-        preset="sas",
-        value_projection="orthogonal_plus",
-        output_projection="orthogonal_plus",
-        **axes,
-    )
+    plus = dict.fromkeys(("value_projection", "output_projection"), "orthogonal_plus")
+    block = BlockConfig(preset="sas", **plus, **axes)
     module, other = tiny.randomise(tiny.encoder(block)), tiny.encoder(block)
     anchors = [dict(m.named_buffers()) for m in (module, other)]
     names = [name for name in anchors[0] if name.endswith("initial")]
