@@ -6,7 +6,7 @@ import resource
 import signal
 import sys
 from collections import defaultdict
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -132,3 +132,24 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A folder for prepared corpora, shared by all tests and processes of a session."""
     base = tmp_path_factory.getbasetemp()
     return str((base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "shared-cache")
+
+
+@pytest.fixture
+def refuse(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., None]:
+    """`ablate fit` says so in one line, ends with code 2, and makes no folder of a run."""
+    import yaml
+
+    from lightning_app.cli import main
+    from tests.tables import changed
+    from tests.told import told
+
+    def check(tree: dict[str, Any], said: str, **fields: Any) -> None:
+        path, run = tmp_path / "mistake.yaml", tmp_path / "mistake"
+        path.write_text(yaml.safe_dump(changed(tree, trainer__default_root_dir=str(run), **fields)))
+        assert main(["fit", "--config", str(path)]) == 2
+        output = capsys.readouterr().err.strip().splitlines()
+        assert len(output) == 1, output
+        assert told(said).search(output[0])
+        assert not run.exists()
+
+    return check

@@ -4,6 +4,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import yaml
+
+from tests import warm
 
 WORDS = [f"w{number}" for number in range(12)]
 FOLDERS = {"cola": "CoLA", "sst2": "SST-2", "mrpc": "MRPC", "stsb": "STS-B"}
@@ -105,3 +108,15 @@ def changed(tree: dict[str, Any], **fields: Any) -> dict[str, Any]:
             part = part[key]
         part[last] = value
     return found
+
+
+def fitted(tree: dict[str, Any], folder: Path, *more: str, **fields: Any) -> Path:
+    """The folder of the run of `ablate fit`."""
+    folder.mkdir(exist_ok=True)
+    path = folder / "run.yaml"
+    whole = changed(tree, trainer__default_root_dir=str(folder / "it"), **fields)
+    path.write_text(yaml.safe_dump(whole))
+    command = ["-m", "lightning_app", "fit", "--config", str(path), *more]
+    done = warm.run_ranks(command, whole["trainer"].get("devices", 1))
+    assert done.returncode == 0, done.stderr[-3000:]
+    return folder / "it"

@@ -10,26 +10,16 @@ import pytest
 import torch
 import yaml
 
-from lightning_app.cli import main
 from lightning_app.config.config import data_module, resolve, transformer_module
 from lightning_app.config.experiment import cell_id
 from lightning_app.data.prepare import prepare
 from lightning_app.grids.size import parameters
 from lightning_app.runs.parent import read_checkpoint
 from tests import tables, warm
-from tests.tables import changed
-from tests.told import told
 
 
-def fit(tree: dict[str, Any], folder: Path, *more: str, **fields: Any) -> dict[str, Any]:
-    folder.mkdir(exist_ok=True)
-    path = folder / "run.yaml"
-    whole = changed(tree, trainer__default_root_dir=str(folder / "it"), **fields)
-    path.write_text(yaml.safe_dump(whole))
-    command = ["-m", "lightning_app", "fit", "--config", str(path), *more]
-    done = warm.run_ranks(command, whole["trainer"].get("devices", 1))
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads((folder / "it" / "result.json").read_text())
+def fit(tree: dict[str, Any], folder: Path, **fields: Any) -> dict[str, Any]:
+    return json.loads((tables.fitted(tree, folder, **fields) / "result.json").read_text())
 
 
 def single_precision(value: float) -> float:
@@ -37,8 +27,8 @@ def single_precision(value: float) -> float:
     return float(np.float32(value))
 
 
-def outputs_one_by_one(folder: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Labels and outputs of the validation rows, each row computed alone, without the harness."""
+def one_by_one(folder: Path) -> tuple[Any, Any, list[np.ndarray]]:
+    """The validation rows, their corpus, and the outputs of each row computed alone."""
     tree = yaml.safe_load((folder / "config.yaml").read_text())
     data = data_module(tree["data"])
     data.setup()
@@ -48,13 +38,13 @@ def outputs_one_by_one(folder: Path) -> tuple[np.ndarray, np.ndarray]:
     module.double().load_state_dict(state)
     module.eval()
     rows: Any = data.val_dataloader().dataset
-    found = []
+    outputs = []
     with torch.no_grad():
         for row in range(len(rows)):
             batch = rows[0, np.array([row])]
             assert module.model is not None
-            found.append(module.model(batch.tokens, batch.segments)[0].numpy())
-    return rows.labels, np.array(found)
+            outputs.append(module.model(batch.tokens, batch.segments)[0].numpy())
+    return rows, data.corpus, outputs
 
 
 @pytest.mark.in_turn(2)
@@ -81,7 +71,8 @@ def test_two_ranks_give_the_metric_of_one_exactly(tmp_path: Path, name: str) -> 
     assert sum(single["validation_parts"]["tokens"]) == 71
     assert single["validation_parts"]["tokens"] == double["validation_parts"]["tokens"]
 
-    labels, outputs = outputs_one_by_one(tmp_path / "one" / "it")
+    rows, _, found = one_by_one(tmp_path / "one" / "it")
+    labels, outputs = rows.labels, np.array(found)
     assert len(labels) == 71
     if name == "stsb":
         answers = outputs[:, 0]
@@ -164,7 +155,6 @@ def test_parser_and_plain_completion_agree(tmp_path: Path) -> None:
         assert complete["model"]["objective"]["label_smoothing"] == 0.0
         assert resolve(tree, "a") == complete
         assert resolve(complete, "a") == complete
-        assert resolve(complete, "a") == complete
 
 
 def test_parameters_are_counted(tmp_path: Path) -> None:
@@ -194,16 +184,10 @@ def test_labels_and_texts_are_a_part_of_the_id(tmp_path: Path) -> None:
     prepare(data_module(resolve(tree, "a")["data"]).config)
 
 
+LEARNED = {"model__architecture__positions": "learned", "model__architecture__max_positions": 32}
 REFUSED = [
     ({"data__window": 16, **dict.fromkeys(("x",))}, "unknown key 'x'"),
-    (
-        {
-            "data__window": 40,
-            "model__architecture__positions": "learned",
-            "model__architecture__max_positions": 32,
-        },
-        "model.architecture.max_positions: 32 … data.window 40",
-    ),
+    ({"data__window": 40, **LEARNED}, "model.architecture.max_positions: 32 … data.window 40"),
     ({"model__architecture__kind": "decoder"}, "cannot serve model.objective.kind 'glue'"),
     ({"model__objective__evaluate_test": True}, "has no file test_labelled.tsv"),
     ({"model__objective__glue": "SST-2"}, "model.objective.glue: set from data.name"),
@@ -218,11 +202,9 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("fields", "said"), REFUSED)
-def test_mistakes_are_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], fields: dict[str, Any], said: str
-) -> None:
+def test_mistakes_are_one_line(tmp_path: Path, refuse: Any, fields: Any, said: str) -> None:
     tree = tables.fine_tuning(tables.write_table(tmp_path / "table", "rte"), "rte")
-    refused(tree, tmp_path, capsys, said, **fields)
+    refuse(tree, said, **fields)
 
 
 TABLES = [
@@ -236,22 +218,8 @@ TABLES = [
 
 @pytest.mark.parametrize(("name", "text", "said"), TABLES)
 def test_a_wrong_table_is_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, text: str, said: str
+    tmp_path: Path, refuse: Any, name: str, text: str, said: str
 ) -> None:
     root = tables.write_table(tmp_path / "table", name)
     (root / "dev.tsv").write_text(text)
-    refused(tables.fine_tuning(root, name), tmp_path, capsys, said)
-
-
-def refused(
-    tree: dict[str, Any], folder: Path, capsys: pytest.CaptureFixture[str], said: str, **fields: Any
-) -> None:
-    """`ablate fit` says so in one line, ends with code 2, and makes no folder of a run."""
-    path = folder / "mistake.yaml"
-    run = folder / "mistake"
-    path.write_text(yaml.safe_dump(changed(tree, trainer__default_root_dir=str(run), **fields)))
-    assert main(["fit", "--config", str(path)]) == 2
-    output = capsys.readouterr().err.strip().splitlines()
-    assert len(output) == 1, output
-    assert told(said).search(output[0])
-    assert not run.exists()
+    refuse(tables.fine_tuning(root, name), said)

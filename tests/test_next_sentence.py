@@ -15,19 +15,8 @@ from lightning_app.core.errors import UserError
 from lightning_app.grids.size import parameters
 from tests import warm
 from tests.documents import run_tree, write_documents
+from tests.tables import changed, fitted
 from tests.told import told
-
-
-def changed(tree: dict[str, Any], **fields: Any) -> dict[str, Any]:
-    """The tree with fields set, `a__b` for `a.b`."""
-    tree = yaml.safe_load(yaml.safe_dump(tree))
-    for name, value in fields.items():
-        *above, last = name.split("__")
-        part = tree
-        for key in above:
-            part = part[key]
-        part[last] = value
-    return tree
 
 
 @pytest.fixture
@@ -36,15 +25,10 @@ def tree(tmp_path: Path) -> dict[str, Any]:
 
 
 def fit(tree: dict[str, Any], folder: Path, **fields: Any) -> tuple[list[dict[str, str]], Any]:
-    folder.mkdir()
-    whole = changed(tree, trainer__default_root_dir=str(folder / "it"), **fields)
-    (folder / "run.yaml").write_text(yaml.safe_dump(whole))
-    command = ["-m", "lightning_app", "fit", "--config", str(folder / "run.yaml")]
-    done = warm.run_ranks(command, whole["trainer"].get("devices", 1))
-    assert done.returncode == 0, done.stderr[-3000:]
-    with (folder / "it" / "metrics.csv").open() as file:
+    run = fitted(tree, folder, **fields)
+    with (run / "metrics.csv").open() as file:
         rows = list(csv.DictReader(file))
-    return rows, json.loads((folder / "it" / "result.json").read_text())
+    return rows, json.loads((run / "result.json").read_text())
 
 
 def test_two_ranks_give_what_one_gives(tmp_path: Path, tree: dict[str, Any]) -> None:

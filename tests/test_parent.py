@@ -10,7 +10,6 @@ import torch
 import yaml
 from torch import Tensor
 
-from lightning_app.cli import main
 from lightning_app.config.config import data_module, resolve, transformer_module
 from lightning_app.config.experiment import cell_id, identity_of
 from lightning_app.config.grid import read_spec
@@ -21,23 +20,13 @@ from lightning_app.runs.parent import find_parent, is_finite, read_checkpoint
 from lightning_app.runs.records import read_result
 from lightning_app.training.checkpoint import WholeCheckpoints
 from lightning_app.training.datamodule import TextDataModule
-from tests import questions, tables, warm
+from tests import questions, tables
 from tests.documents import run_tree, write_documents
 from tests.records import reseal
 from tests.tables import changed
-from tests.told import told
+from tests.tables import fitted as fit
 
 ARCHITECTURE = {"positions": "learned", "max_positions": 24, "embedding_norm": "layer_norm"}
-
-
-def fit(tree: dict[str, Any], folder: Path, *more: str, **fields: Any) -> Path:
-    folder.mkdir(exist_ok=True)
-    path = folder / "run.yaml"
-    whole = changed(tree, trainer__default_root_dir=str(folder / "it"), **fields)
-    path.write_text(yaml.safe_dump(whole))
-    done = warm.run(["-m", "lightning_app", "fit", "--config", str(path), *more])
-    assert done.returncode == 0, done.stderr[-3000:]
-    return folder / "it"
 
 
 @pytest.fixture(scope="module")
@@ -57,6 +46,12 @@ def tree(tmp_path: Path, parents: dict[str, Path]) -> dict[str, Any]:
     tree = tables.fine_tuning(tables.write_table(tmp_path / "rte", "rte"), "rte")
     tree["model"]["architecture"] |= ARCHITECTURE
     return changed(tree, model__init_from=str(parents["pairs"]))
+
+
+@pytest.fixture
+def copy(tmp_path: Path, parents: dict[str, Path]) -> Path:
+    """A copy of the run with next sentences."""
+    return Path(shutil.copytree(parents["pairs"], tmp_path / "copy"))
 
 
 def built(tree: dict[str, Any]) -> tuple[dict[str, Tensor], Any]:
@@ -196,66 +191,44 @@ def test_another_parent_or_child(
 
 
 def test_the_checkpoint_of_another_run_is_refused_in_a_parent(
-    tmp_path: Path,
-    tree: dict[str, Any],
-    parents: dict[str, Path],
-    capsys: pytest.CaptureFixture[str],
+    copy: Path, tree: dict[str, Any], refuse: Any
 ) -> None:
     """It would be fine-tuned as if it were the parent's: another seed has the same shapes."""
-    other = tmp_path / "other"
-    shutil.copytree(parents["pairs"], other)
-    identity = other / "identity.json"
+    identity = copy / "identity.json"
     identity.write_text(json.dumps({**json.loads(identity.read_text()), "id": "0" * 16}))
-    for given in (other / "checkpoints" / "last.ckpt", other / "checkpoints" / "best.ckpt"):
-        refused(changed(tree, model__init_from=str(given)), tmp_path, capsys, "another run")
+    for given in ("last", "best"):
+        file = str(copy / "checkpoints" / f"{given}.ckpt")
+        refuse(tree, "another run", model__init_from=file)
 
 
-def test_an_earlier_checkpoint_in_place_of_the_last_one_is_refused_in_a_parent(
-    tmp_path: Path,
-    tree: dict[str, Any],
-    parents: dict[str, Path],
-    capsys: pytest.CaptureFixture[str],
+def test_an_earlier_checkpoint_in_place_of_the_last_one_is_refused(
+    copy: Path, tree: dict[str, Any], refuse: Any
 ) -> None:
     """It is of the same run and seed, and has done fewer steps. As a file it may be named."""
-    other = tmp_path / "other"
-    shutil.copytree(parents["pairs"], other)
-    last = other / "checkpoints" / "last.ckpt"
+    last = copy / "checkpoints" / "last.ckpt"
     earlier = torch.load(last, weights_only=True)
     steps, earlier["global_step"] = earlier["global_step"], 1
     WholeCheckpoints().save_checkpoint(earlier, last)
     said = f"is of step 1, but its run ended at step {steps}"
-    refused(changed(tree, model__init_from=str(other)), tmp_path, capsys, said)
+    refuse(tree, said, model__init_from=str(copy))
     complete = resolve(changed(tree, model__init_from=str(last)), "child.yaml")
     assert complete["model"]["init_from"] == str(last)
 
 
-def test_a_parent_that_was_cut_short_is_refused(
-    tmp_path: Path,
-    tree: dict[str, Any],
-    parents: dict[str, Path],
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_parent_cut_short_is_refused(copy: Path, tree: dict[str, Any], refuse: Any) -> None:
     """By `max_time`, say. Its checkpoint may be named."""
-    other = tmp_path / "other"
-    shutil.copytree(parents["pairs"], other)
-    asked = json.loads((other / "result.json").read_text())["steps"] + 3
-    reseal(other / "result.json", status="cut_short", outcome="cut_short", steps_asked=asked)
+    asked = json.loads((copy / "result.json").read_text())["steps"] + 3
+    reseal(copy / "result.json", status="cut_short", outcome="cut_short", steps_asked=asked)
     said = f"cut short at {asked - 3} of {asked} steps"
-    refused(changed(tree, model__init_from=str(other)), tmp_path, capsys, said)
-    last = str(other / "checkpoints" / "last.ckpt")
+    refuse(tree, said, model__init_from=str(copy))
+    last = str(copy / "checkpoints" / "last.ckpt")
     assert resolve(changed(tree, model__init_from=last), "child.yaml")["model"]["init_from"] == last
 
 
 def test_a_parent_that_changes_while_its_child_begins_is_refused(
-    tmp_path: Path,
-    tree: dict[str, Any],
-    parents: dict[str, Path],
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    copy: Path, tree: dict[str, Any], refuse: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The id of the child has the digest of the weights: others would be a silent other parent."""
-    copy = tmp_path / "copy"
-    shutil.copytree(parents["pairs"], copy)
     file, setup = RunFolder(copy).checkpoint("last"), TextDataModule.setup
 
     def retrained(data: TextDataModule, stage: str | None = None) -> None:
@@ -266,13 +239,7 @@ def test_a_parent_that_changes_while_its_child_begins_is_refused(
         WholeCheckpoints().save_checkpoint({**checkpoint, "state_dict": state}, file)
 
     monkeypatch.setattr(TextDataModule, "setup", retrained)
-    path, run = tmp_path / "run.yaml", tmp_path / "run"
-    child = changed(tree, model__init_from=str(copy), trainer__default_root_dir=str(run))
-    path.write_text(yaml.safe_dump(child))
-    assert main(["fit", "--config", str(path)]) == 2
-    (said,) = capsys.readouterr().err.strip().splitlines()
-    assert "last.ckpt:" in said
-    assert not (run / "result.json").exists()
+    refuse(tree, "last.ckpt:", model__init_from=str(copy))
 
 
 def test_a_child_may_be_a_parent(tmp_path: Path, tree: dict[str, Any]) -> None:
@@ -307,14 +274,8 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("fields", "said"), REFUSED)
-def test_another_parent_is_refused(
-    tmp_path: Path,
-    tree: dict[str, Any],
-    capsys: pytest.CaptureFixture[str],
-    fields: dict[str, Any],
-    said: str,
-) -> None:
-    refused(changed(tree, **fields), tmp_path, capsys, said)
+def test_another_parent_is_refused(tree: Any, refuse: Any, fields: Any, said: str) -> None:
+    refuse(tree, said, **fields)
 
 
 def test_dropout_may_differ(tree: dict[str, Any]) -> None:
@@ -333,47 +294,33 @@ def test_dropout_may_differ(tree: dict[str, Any]) -> None:
     ],
 )
 def test_a_parent_without_a_file_is_refused(
-    tmp_path: Path,
-    tree: dict[str, Any],
-    parents: dict[str, Path],
-    capsys: pytest.CaptureFixture[str],
-    file: str,
-    said: str,
+    copy: Path, tree: dict[str, Any], refuse: Any, file: str, said: str
 ) -> None:
-    copy = tmp_path / "copy"
-    shutil.copytree(parents["pairs"], copy)
     (copy / file).unlink()
-    refused(changed(tree, model__init_from=str(copy)), tmp_path, capsys, said)
+    refuse(tree, said, model__init_from=str(copy))
 
 
-def test_a_damaged_parent_is_refused(
-    tmp_path: Path,
-    tree: dict[str, Any],
-    parents: dict[str, Path],
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """One changed bit of the checkpoint or of the tokenizer, a broken config or identity."""
-    for name, said in (
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
         ("checkpoints/last.ckpt", "last.ckpt: damaged"),
         ("tokenizer.model", "not the tokenizer of last.ckpt"),
         ("config.yaml", "its seal is of another config.yaml"),
         ("identity.json", "it holds no id of a run"),
-    ):
-        copy = tmp_path / name.replace("/", "-")
-        shutil.copytree(parents["pairs"], copy)
-        file = copy / name
-        content = bytearray(file.read_bytes())
-        content[len(content) // 2] ^= 1
-        file.write_bytes(b"x" if file.suffix in (".yaml", ".json") else bytes(content))
-        refused(changed(tree, model__init_from=str(copy)), tmp_path, capsys, said)
-
-
-def test_residual_attention_may_be_turned_off_by_name(
-    tmp_path: Path, tree: dict[str, Any], parents: dict[str, Path]
+    ],
+)
+def test_a_damaged_parent_is_refused(
+    copy: Path, tree: dict[str, Any], refuse: Any, name: str, said: str
 ) -> None:
+    """One changed bit of the checkpoint or of the tokenizer, a broken config or identity."""
+    content = bytearray((copy / name).read_bytes())
+    content[len(content) // 2] ^= 1
+    (copy / name).write_bytes(b"x" if name.endswith(("yaml", "json")) else bytes(content))
+    refuse(tree, said, model__init_from=str(copy))
+
+
+def test_residual_attention_may_be_turned_off(copy: Path, tree: dict[str, Any]) -> None:
     """It has no weights; another child, and only where the config says none."""
-    copy = tmp_path / "carrying"
-    shutil.copytree(parents["pairs"], copy)
     file = RunFolder(copy).checkpoint("last")
     checkpoint = read_checkpoint(file)
     parameters = checkpoint["hyper_parameters"]
@@ -400,7 +347,6 @@ def test_a_weight_too_many_or_too_few_is_refused(
     tmp_path: Path, tree: dict[str, Any], parents: dict[str, Path]
 ) -> None:
     """The load is strict, also where configs agree; weights of a diverged run are refused."""
-    from lightning_app.training.checkpoint import WholeCheckpoints
 
     def edited(name: str, edit: Any) -> dict[str, Any]:
         copy = tmp_path / name
@@ -428,25 +374,10 @@ def test_a_weight_too_many_or_too_few_is_refused(
             built(child)
 
 
-def test_only_a_task_with_labels_has_a_parent(
-    tmp_path: Path, parents: dict[str, Path], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_only_a_task_with_labels_has_a_parent(tmp_path: Path, parents: Any, refuse: Any) -> None:
     tree = run_tree(write_documents(tmp_path / "documents", documents=9))
-    tree = changed(tree, model__init_from=str(parents["pairs"]))
-    refused(tree, tmp_path, capsys, "'masked_lm' trains from its own initial values")
-
-
-def refused(
-    tree: dict[str, Any], folder: Path, capsys: pytest.CaptureFixture[str], said: str
-) -> None:
-    """`ablate fit` says so in one line, ends with code 2, and makes no folder of a run."""
-    path, run = folder / "mistake.yaml", folder / "mistake"
-    path.write_text(yaml.safe_dump(changed(tree, trainer__default_root_dir=str(run))))
-    assert main(["fit", "--config", str(path)]) == 2
-    output = capsys.readouterr().err.strip().splitlines()
-    assert len(output) == 1, output
-    assert told(said).search(output[0])
-    assert not run.exists()
+    said = "'masked_lm' trains from its own initial values"
+    refuse(tree, said, model__init_from=str(parents["pairs"]))
 
 
 def test_a_grid_may_name_a_parent(tmp_path: Path, tree: dict[str, Any], parents: Any) -> None:
@@ -489,24 +420,22 @@ def test_a_first_step_sets_the_parents(tmp_path: Path, tree: dict[str, Any], pre
 
 
 def test_nothing_is_fine_tuned_after_a_parent_that_is_not_finite(
-    tmp_path: Path, tree: dict[str, Any], parents: dict[str, Path]
+    tmp_path: Path, copy: Path, tree: dict[str, Any]
 ) -> None:
     """It is a result without a step, with or without a checkpoint of the parent; no crash."""
-    parent = tmp_path / "parent"
-    shutil.copytree(parents["pairs"], parent)
-    path = parent / "result.json"
+    path = copy / "result.json"
     failure = {"step": 3, "rule": "the training loss is not finite", "last_finite_loss": 4.0}
     reseal(path, **{"status": "diverged", "outcome": "non_finite", "diverged": failure})
-    child = changed(tree, model__init_from=str(parent))
+    child = changed(tree, model__init_from=str(copy))
     identity = cell_id(resolve(child, "a"))
     assert identity != cell_id(resolve(tree, "a"))
-    RunFolder(parent).checkpoint("last").unlink()
+    RunFolder(copy).checkpoint("last").unlink()
     assert identity == cell_id(resolve(child, "a"))
     run = fit(child, tmp_path / "child")
     found = read_result(run / "result.json", identity, "val/accuracy")
     assert found is not None
     assert (found["outcome"], found["status"], found["steps"]) == ("non_finite", "diverged", 0)
-    said = f"nothing to fine-tune: the parent {parent} ended non-finite"
+    said = f"nothing to fine-tune: the parent {copy} ended non-finite"
     assert found["outcome_rule"] == found["diverged"]["rule"] == said
     assert found["provenance"]["parent"]["sha256"] is None
     assert found["provenance"]["data"] == found["data"]["digest"]

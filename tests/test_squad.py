@@ -17,36 +17,15 @@ from lightning_app.grids.size import parameters
 from lightning_app.models.loss import Evaluated, ObjectiveConfig
 from lightning_app.probes.hooks import MODEL
 from lightning_app.probes.probe import preconditioned_sharpness, probe
-from lightning_app.runs.parent import read_checkpoint
 from lightning_app.scores.squad import score_v1, score_v2
 from lightning_app.tasks.base import build_task
 from lightning_app.tasks.squad import QuestionTexts
 from tests import questions, warm
 from tests.tables import changed
-from tests.test_fine_tuning import fit, refused, single_precision
+from tests.test_fine_tuning import fit, one_by_one, single_precision
 
 QUICK: dict[str, Any] = {"trainer__max_steps": 7, "trainer__val_check_interval": 7}
 QUICK |= {"trainer__precision": "64-true", "data__tokens_per_batch": 100, "data__window": 14}
-
-
-def one_by_one(folder: Path) -> tuple[Any, QuestionTexts, list[np.ndarray]]:
-    """The validation rows, texts, and the logits of each row computed alone, by its checkpoint."""
-    tree = yaml.safe_load((folder / "config.yaml").read_text())
-    data = data_module(tree["data"])
-    data.setup()
-    module = transformer_module(tree["model"])
-    module.build(data.vocab_size)
-    state = read_checkpoint(folder / "checkpoints" / "last.ckpt")["state_dict"]
-    module.double().load_state_dict(state)
-    module.eval()
-    rows: Any = data.val_dataloader().dataset
-    logits = []
-    with torch.no_grad():
-        for row in range(len(rows)):
-            batch = rows[0, np.array([row])]
-            assert module.model is not None
-            logits.append(module.model(batch.tokens, batch.segments)[0].numpy())
-    return rows, QuestionTexts(data.corpus, "valid"), logits
 
 
 def by_hand(rows: Any, texts: QuestionTexts, logits: list[np.ndarray], number: int) -> Any:
@@ -66,13 +45,9 @@ def by_hand(rows: Any, texts: QuestionTexts, logits: list[np.ndarray], number: i
                     for n, w in enumerate(windows)
                     if w.start <= first < w.stop
                 ]
-                if (
-                    inside
-                    and -max(shown)[1] == index
-                    and j - i < 30
-                    and starts[i] + ends[j] > best[0]
-                ):
-                    best = (starts[i] + ends[j], context.text_of(first, last))
+                total = starts[i] + ends[j]
+                if inside and -max(shown)[1] == index and j - i < 30 and total > best[0]:
+                    best = (total, context.text_of(first, last))
     return best[1], null - best[0]
 
 
@@ -94,7 +69,8 @@ def test_two_ranks_give_the_metric_of_one_exactly(tmp_path: Path, name: str) -> 
         elif key != "train/tokens_per_second":
             assert others[key] == value, key
 
-    rows, texts, logits = one_by_one(tmp_path / "one" / "it")
+    rows, corpus, logits = one_by_one(tmp_path / "one" / "it")
+    texts = QuestionTexts(corpus, "valid")
     assert len(texts.ids) == 35
     assert len(rows) > 35
     assert sum(single["validation_parts"]["tokens"]) == len(rows)
@@ -244,12 +220,10 @@ MISTAKES = [
 
 
 @pytest.mark.parametrize(("fields", "said"), MISTAKES)
-def test_mistakes_are_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], fields: dict[str, Any], said: str
-) -> None:
+def test_mistakes_are_one_line(tmp_path: Path, refuse: Any, fields: Any, said: str) -> None:
     root = questions.write_squad(tmp_path / "files", "squad2")
     tree = changed(questions.answering(root, "squad2"), data__window=14)
-    refused(tree, tmp_path, capsys, said, **fields)
+    refuse(tree, said, **fields)
 
 
 def of_version_2(tree: Any) -> str:
@@ -278,16 +252,14 @@ FILES = [
 
 
 @pytest.mark.parametrize(("edit", "said"), FILES)
-def test_a_wrong_file_is_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], edit: Any, said: str
-) -> None:
+def test_a_wrong_file_is_one_line(tmp_path: Path, refuse: Any, edit: Any, said: str) -> None:
     root = questions.write_squad(tmp_path / "files", "squad1")
     file = root / "dev-v1.1.json"
     file.write_text(edit(json.loads(file.read_text())))
-    refused(questions.answering(root, "squad1"), tmp_path, capsys, said)
+    refuse(questions.answering(root, "squad1"), said)
 
 
-def test_main_has_no_other_way_in(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_prepare_has_no_other_way_in(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """`ablate prepare` refuses a dev set alone with the field that would divide it."""
     root = questions.write_squad(tmp_path / "files", "squad1", train=0)
     tree = questions.answering(root, "squad1")
