@@ -28,6 +28,10 @@ class Case:
     settings: dict[str, Any] = field(default_factory=dict)
 
 
+def callback(path: str, **arguments: Any) -> dict[str, str]:
+    return {"trainer.callbacks": json.dumps([{"class_path": path, "init_args": arguments}])}
+
+
 SHORT = {"model.objective.evaluate_test": "false", "trainer.limit_val_batches": 1}
 CASES = {
     # Both average the weights and evaluate the average.
@@ -38,14 +42,7 @@ CASES = {
             "trainer.limit_test_batches": 5,
             "model.block.preset": "sas_p",
             "model.schedule.kind": "constant",
-            "trainer.callbacks": json.dumps(
-                [
-                    {
-                        "class_path": "lightning.pytorch.callbacks.EMAWeightAveraging",
-                        "init_args": {"decay": 0.8},
-                    }
-                ]
-            ),
+            **callback("lightning.pytorch.callbacks.EMAWeightAveraging", decay=0.8),
         },
     ),
     # Windows of an evaluation overlap; the test has all of its tokens, and so bits per byte.
@@ -102,14 +99,7 @@ CASES = {
             **SHORT,
             "model.optimizer.kind": "muon",
             "model.optimizer.momentum": 0.95,
-            "trainer.callbacks": json.dumps(
-                [
-                    {
-                        "class_path": "lightning_app.training.callbacks.safety.QKClip",
-                        "init_args": {"tau": 0.02},
-                    }
-                ]
-            ),
+            **callback("lightning_app.training.callbacks.safety.QKClip", tau=0.02),
             "model.optimizer.momentum_start": 0.85,
             "model.optimizer.weight_decay": 0.1,
             "model.optimizer.momentum_warmup_steps": 3,
@@ -205,13 +195,11 @@ def read(run: Path) -> tuple[list[dict[str, str]], dict[str, Any]]:
     return rows, json.loads((run / "result.json").read_text())
 
 
-def columns(folder: Path) -> dict[str, list[float]]:
+def columns(run: Path) -> dict[str, list[float]]:
     """The numbers of each column of a run's table that has one in every row."""
-    with (folder / "metrics.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    return {
-        name: [float(row[name]) for row in rows] for name in rows[0] if all(r[name] for r in rows)
-    }
+    rows, _ = read(run)
+    full = [name for name in rows[0] if all(row[name] for row in rows)]
+    return {name: [float(row[name]) for row in rows] for name in full}
 
 
 def assert_two_equal_one(folder: Path, steps: int, near: float = 1e-10) -> dict[str, Any]:

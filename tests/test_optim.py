@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -26,6 +27,8 @@ from lightning_app.models.stack import stacks
 from lightning_app.probes.hooks import Place
 from lightning_app.probes.probe import learned_gains
 from tests import tiny
+
+SMALL: dict[str, Any] = {"decoder_depth": 2, "model_dim": 8, "ff_dim": 12, "num_heads": 2}
 
 
 def rates(config: ScheduleConfig, total: int, lr: float = 1.0) -> list[float]:
@@ -70,28 +73,14 @@ def test_paper_reads_no_warmup_as_one_step() -> None:
     assert none == rates(ScheduleConfig(warmup_steps=1, coupling="paper"), 50)
 
 
-@pytest.mark.parametrize("warmup", [0, 1, 6, 10])
-def test_linear_decoupled_follows_its_formula(warmup: int) -> None:
-    total, reference = 50, 10
-    config = ScheduleConfig(kind="linear", warmup_steps=warmup, reference_steps=reference)
-    for t, rate in enumerate(rates(config, total), start=1):
-        ramp = 1.0 if warmup == 0 else min(1.0, t / warmup)
-        assert rate == pytest.approx(ramp * min(1.0, (total - t + 1) / (total - reference + 1)))
-
-
 @pytest.mark.parametrize("coupling", ["decoupled", "paper"])
 @pytest.mark.parametrize("warmup", [0, 1, 6, 10])
 @pytest.mark.parametrize("floor", [0.0, 0.1])
 def test_cosine_follows_its_formula(coupling, warmup: int, floor: float) -> None:
     """Half a period: from 1 at the step where the decay begins to `floor` after the last step."""
     total, reference = 50, 10
-    config = ScheduleConfig(
-        kind="cosine",
-        warmup_steps=warmup,
-        reference_steps=reference,
-        coupling=coupling,
-        floor=floor,
-    )
+    how = {"reference_steps": reference, "coupling": coupling, "floor": floor}
+    config = ScheduleConfig(kind="cosine", warmup_steps=warmup, **how)
     start = reference if coupling == "decoupled" else max(1, warmup)
     taken = rates(config, total)
     for t, rate in enumerate(taken, start=1):
@@ -102,30 +91,30 @@ def test_cosine_follows_its_formula(coupling, warmup: int, floor: float) -> None
     assert floor <= taken[-1] < floor + 0.01
 
 
-@pytest.mark.parametrize("coupling", ["decoupled", "paper"])
-@pytest.mark.parametrize("warmup", [0, 1, 6, 10])
-def test_sqrt_follows_its_formula(coupling, warmup: int) -> None:
-    """1 - sqrt(s), s the completed share of the decay."""
+@pytest.mark.parametrize(
+    ("fields", "coupling", "warmup", "decay"),
+    [
+        *(({"kind": "linear"}, "decoupled", n, lambda s: 1 - s) for n in (0, 1, 6, 10)),
+        # 1 - sqrt(s), s the completed share of the decay
+        *(
+            ({"kind": "sqrt"}, coupling, warmup, lambda s: 1 - math.sqrt(s))
+            for coupling in ("decoupled", "paper")
+            for warmup in (0, 1, 6, 10)
+        ),
+        *(
+            ({"kind": "linear", "power": 1.2}, coupling, 6, lambda s: (1 - s) ** 1.2)
+            for coupling in ("decoupled", "paper")
+        ),
+    ],
+)
+def test_a_decay_follows_its_formula(fields, coupling, warmup: int, decay) -> None:
+    """Of the share of the decay that is done, after a ramp; a power bends the linear one."""
     total, reference = 50, 10
-    config = ScheduleConfig(
-        kind="sqrt", warmup_steps=warmup, reference_steps=reference, coupling=coupling
-    )
+    how = {"warmup_steps": warmup, "reference_steps": reference, "coupling": coupling}
     start = reference if coupling == "decoupled" else max(1, warmup)
-    for t, rate in enumerate(rates(config, total), start=1):
+    for t, rate in enumerate(rates(ScheduleConfig(**fields, **how), total), start=1):
         ramp = 1.0 if warmup == 0 else min(1.0, t / warmup)
-        share = max(0, t - start) / (total - start + 1)
-        assert rate == pytest.approx(ramp * (1 - math.sqrt(share)))
-
-
-@pytest.mark.parametrize("coupling", ["decoupled", "paper"])
-def test_a_power_bends_the_linear_decay(coupling) -> None:
-    config = ScheduleConfig(
-        kind="linear", warmup_steps=6, reference_steps=10, coupling=coupling, power=1.2
-    )
-    start = 10 if coupling == "decoupled" else 6
-    for t, rate in enumerate(rates(config, 50), start=1):
-        decay = min(1.0, (50 - t + 1) / (50 - start + 1)) ** 1.2
-        assert rate == pytest.approx(min(1.0, t / 6) * decay)
+        assert rate == pytest.approx(ramp * decay(max(0, t - start) / (total - start + 1)))
 
 
 def test_a_floor_that_changes_nothing_is_refused() -> None:
@@ -195,10 +184,12 @@ def test_constant_is_constant_after_its_warmup() -> None:
 
 
 def test_only_matrices_and_embeddings_decay() -> None:
-    architecture = ArchitectureConfig(
-        encoder_depth=2, decoder_depth=2, model_dim=8, ff_dim=12, num_heads=2
+    model = build_model(
+        ArchitectureConfig(encoder_depth=2, **SMALL),
+        BlockConfig(preset="sas"),
+        vocab_size=17,
+        pad=0,
     )
-    model = build_model(architecture, BlockConfig(preset="sas"), vocab_size=17, pad=0)
     decaying, free = parameter_groups(model, 0.1)
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     decayed = {names[id(p)] for p in decaying["params"]}
@@ -326,10 +317,9 @@ class DecayingSpan(Span):
 
 def spanned(span: Span) -> torch.nn.Module:
     """Return a model with `span` in the self-attention of its first layer, initialised."""
-    architecture = ArchitectureConfig(
-        encoder_depth=2, decoder_depth=2, model_dim=8, ff_dim=12, num_heads=2
+    model = build_model(
+        ArchitectureConfig(encoder_depth=2, **SMALL), BlockConfig(), vocab_size=17, pad=0
     )
-    model = build_model(architecture, BlockConfig(), vocab_size=17, pad=0)
     _, block = next(iter(stacks(model)["encoder"].layers))
     block.self_attention.add_module("own_span", span)
     initialize(model)
@@ -406,10 +396,8 @@ def test_a_gate_of_unit_matrices_can_close(gate: str) -> None:
 
 def test_numbers_take_no_decay_beside_maps_that_do() -> None:
     model = tiny.encoder("hyper_connections")
-    decaying, free = parameter_groups(model, 0.1)
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
-    decayed = {names[id(p)].rsplit(".", 1)[1] for p in decaying["params"]}
-    spared = {names[id(p)].rsplit(".", 1)[1] for p in free["params"]}
+    names = {id(parameter): name.rsplit(".", 1)[1] for name, parameter in model.named_parameters()}
+    decayed, spared = ({names[id(p)] for p in g["params"]} for g in parameter_groups(model, 0.1))
     assert decayed >= {"read", "keep", "write"}
     assert {"scale_in", "scale_out"} <= spared - decayed
 
@@ -440,9 +428,7 @@ def test_lerp_leads_from_the_skip_to_the_branch() -> None:
 def test_parameters_of_blocks_have_a_factor_of_the_rate(kind: str) -> None:
     """All but scalars with a rate of their own, here spans. The last norm and embeddings are not
     in blocks."""
-    architecture = ArchitectureConfig(
-        kind="decoder", decoder_depth=2, model_dim=8, ff_dim=12, num_heads=2
-    )
+    architecture = ArchitectureConfig(kind="decoder", **SMALL)
     block = BlockConfig(adaptive_span=AdaptiveSpan(longest=8, ramp=2.0, lr=0.01))
     model = build_model(architecture, block, vocab_size=17, pad=0)
     initialize(model)

@@ -10,6 +10,7 @@ import torch
 import yaml
 from torch import Tensor
 
+from lightning_app.cli import main
 from lightning_app.config.config import data_module, resolve, transformer_module
 from lightning_app.config.experiment import cell_id, identity_of
 from lightning_app.config.grid import read_spec
@@ -226,7 +227,7 @@ def test_a_parent_cut_short_is_refused(copy: Path, tree: dict[str, Any], refuse:
 
 
 def test_a_parent_that_changes_while_its_child_begins_is_refused(
-    copy: Path, tree: dict[str, Any], refuse: Any, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, copy: Path, tree: Any, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The id of the child has the digest of the weights: others would be a silent other parent."""
     file, setup = RunFolder(copy).checkpoint("last"), TextDataModule.setup
@@ -239,7 +240,13 @@ def test_a_parent_that_changes_while_its_child_begins_is_refused(
         WholeCheckpoints().save_checkpoint({**checkpoint, "state_dict": state}, file)
 
     monkeypatch.setattr(TextDataModule, "setup", retrained)
-    refuse(tree, "last.ckpt:", model__init_from=str(copy))
+    path, run = tmp_path / "run.yaml", tmp_path / "run"
+    child = changed(tree, model__init_from=str(copy), trainer__default_root_dir=str(run))
+    path.write_text(yaml.safe_dump(child))
+    assert main(["fit", "--config", str(path)]) == 2
+    (said,) = capsys.readouterr().err.strip().splitlines()
+    assert "last.ckpt:" in said
+    assert not (run / "result.json").exists()
 
 
 def test_a_child_may_be_a_parent(tmp_path: Path, tree: dict[str, Any]) -> None:

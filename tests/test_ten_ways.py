@@ -113,10 +113,8 @@ def frame(project: Path) -> Any:
 @pytest.fixture(scope="module")
 def trained(project: Path) -> Path:
     """The same experiment as one of the cells, trained by `fit` outside of the store."""
-    where = {
-        PRESET: "pre_ln",
-        "trainer.default_root_dir": str(project / "experiments/fit/runs/apart"),
-    }
+    apart = str(project / "experiments/fit/runs/apart")
+    where = {PRESET: "pre_ln", "trainer.default_root_dir": apart}
     return fit(config(project), where, seed_everything=1).folder
 
 
@@ -132,9 +130,8 @@ def test_1_a_block_of_ones_own_beside_pre_ln(frame: Any) -> None:
     for _, cell in frame.iterrows():
         block = json.loads((Path(cell["folder"]) / "block.json").read_text())
         gains[cell["variant"]] = block["encoder"]["blocks"][0]["around_ff"]["branch"]
-        assert set(record(cell["folder"])["provenance"]["plugins_used"]) == (
-            {"my_blocks"} if cell["variant"] == "damped" else set()
-        )
+        used = set(record(cell["folder"])["provenance"]["plugins_used"])
+        assert used == ({"my_blocks"} if cell["variant"] == "damped" else set())
     assert gains["damped"]["value"] == pytest.approx(2**-0.5)
     assert gains["pre_ln"] != gains["damped"]
     page = Path("experiments/mine/report.html").read_text(encoding="utf-8")

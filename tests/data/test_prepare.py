@@ -39,6 +39,11 @@ def start(config: DataConfig) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
 
+def talks(root: Path, cache: Path) -> DataConfig:
+    how = {"tokenizer": "word", "vocab_size": None}
+    return DataConfig(name="iwslt14", root=str(root), cache=str(cache), **how)
+
+
 def names(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()} if folder.exists() else set()
 
@@ -77,11 +82,8 @@ def test_meta(write_pairs, text_config):
 def test_drops_are_counted_and_only_in_train(write_pairs, text_config):
     de = ["a b", "", "c d", "e " * 9, "f g"]
     en = ["a b", "x", "", "e " * 3, "f g"]
-    files = {
-        f"{split}_{side}": of
-        for split in ("train", "valid", "test")
-        for side, of in (("de", de), ("en", en))
-    }
+    sides = {"de": de, "en": en}.items()
+    files = {f"{split}_{k}": v for split in ("train", "valid", "test") for k, v in sides}
     corpus = prepare(text_config(write_pairs(**files), max_length=5))
     assert corpus.meta["dropped"] == {"train": {"empty": 2, "too_long": 1}, "valid": {}, "test": {}}
     assert corpus.meta["sizes"] == {"train": 2, "valid": 5, "test": 5}
@@ -96,11 +98,12 @@ def test_max_length_counts_tokens_without_eos(write_pairs, text_config):
 
 def test_ratio_belongs_to_the_protocol_of_iwslt14(write_pairs, tmp_path: Path):
     files = {"train_de": ["a b c", "a b c d", "a b"], "train_en": ["x y", "x y", "x y"]}
-    root = str(write_pairs(**files))
-    config = DataConfig(
-        name="iwslt14", root=root, tokenizer="word", vocab_size=None, cache=str(tmp_path)
-    )
-    assert prepare(config).meta["dropped"]["train"] == {"empty": 0, "ratio": 1, "too_long": 0}
+    root = write_pairs(**files)
+    assert prepare(talks(root, tmp_path)).meta["dropped"]["train"] == {
+        "empty": 0,
+        "ratio": 1,
+        "too_long": 0,
+    }
 
 
 def test_nothing_left_is_an_error(write_pairs, text_config, tmp_path: Path):
@@ -172,10 +175,7 @@ def test_references(write_pairs, text_config, tmp_path: Path):
     root = write_pairs(valid_en=["it 's here .", "yes"] * 30)
     assert prepare(text_config(root)).lines("valid", "reference")[0] == "it 's here ."
     (root / "test.raw.en").write_text("The cat!\n" * 60)
-    config = DataConfig(
-        name="iwslt14", root=str(root), tokenizer="word", vocab_size=None, cache=str(tmp_path)
-    )
-    corpus = prepare(config)
+    corpus = prepare(talks(root, tmp_path))
     assert corpus.lines("valid", "reference")[0] == "it's here."
     assert corpus.lines("valid", "target")[0] == "it 's here ."
     assert corpus.lines("test", "reference") == ["The cat!"] * 60
@@ -405,20 +405,26 @@ def test_lines_and_windows_of_a_text_that_are_in_train(tmp_path: Path, text_conf
     assert 2 <= shared <= 3
 
 
-def test_rows_of_a_task_that_are_in_train():
-    kind = row_kind("glue")
-    train = {"first": ["a", "b"], "second": ["c", "d"], "label": [0, 1]}
-    other = {"first": ["a", "a", "b"], "second": ["c", "d", "d"], "label": [1, 1, 1]}
-    found = also_in_train(kind, {"train": train, "valid": other})
-    assert list(found["valid"].values()) == [(2, 3)]
-
-
-def test_questions_that_are_in_train():
-    kind = row_kind("squad")
-    rows = {"question": ["q", "r", "q"], "context": ["one", "", "two"]}
-    other = {"question": ["r", "q", "new"], "context": ["one", "two", ""]}
-    found = also_in_train(kind, {"train": rows, "valid": other})
-    assert list(found["valid"].values()) == [(2, 3), (2, 2)]
+@pytest.mark.parametrize(
+    ("kind", "train", "other", "counts"),
+    [
+        (
+            "glue",
+            {"first": ["a", "b"], "second": ["c", "d"], "label": [0, 1]},
+            {"first": ["a", "a", "b"], "second": ["c", "d", "d"], "label": [1, 1, 1]},
+            [(2, 3)],
+        ),
+        (
+            "squad",
+            {"question": ["q", "r", "q"], "context": ["one", "", "two"]},
+            {"question": ["r", "q", "new"], "context": ["one", "two", ""]},
+            [(2, 3), (2, 2)],
+        ),
+    ],
+)
+def test_rows_of_a_task_that_are_in_train(kind: str, train: dict, other: dict, counts: list):
+    found = also_in_train(row_kind(kind), {"train": train, "valid": other})
+    assert list(found["valid"].values()) == counts
 
 
 def test_a_corpus_that_a_program_makes_has_no_root(capsys: pytest.CaptureFixture[str]) -> None:

@@ -32,16 +32,21 @@ def test_files_may_be_compressed(write_pairs, text_config, suffix: str):
     assert len(corpus.splits["valid"]) == 60
 
 
-def test_lines_end_at_newline_only(tmp_path: Path):
+@pytest.mark.parametrize(
+    ("content", "lines"),
+    [
+        (
+            "one\u2028still one\x85\x0bone\r\n\ntwo\n".encode(),
+            ["one\u2028still one\x85\x0bone", "", "two"],
+        ),
+        (b"\xef\xbb\xbfone\ntwo", ["one", "two"]),
+    ],
+)
+def test_lines_end_at_newline_only(tmp_path: Path, content: bytes, lines: list[str]):
+    """The last one needs no newline, and a byte order mark is no text."""
     path = tmp_path / "x"
-    path.write_bytes("one\u2028still one\x85\x0bone\r\n\ntwo\n".encode())
-    assert read_lines(path) == ["one\u2028still one\x85\x0bone", "", "two"]
-
-
-def test_last_line_needs_no_newline_and_bom_is_no_text(tmp_path: Path):
-    path = tmp_path / "x"
-    path.write_bytes(b"\xef\xbb\xbfone\ntwo")
-    assert read_lines(path) == ["one", "two"]
+    path.write_bytes(content)
+    assert read_lines(path) == lines
 
 
 @pytest.mark.parametrize("bom", [b"", b"\xef\xbb\xbf"])
@@ -67,35 +72,29 @@ def test_missing_file_is_named(write_pairs, text_config):
     (root / "valid.en").unlink()
     with pytest.raises(UserError, match=r"valid\.en\[\.gz\|\.xz\]"):
         load(text_config(root))
-
-
-def test_missing_folder_is_named(text_config, tmp_path: Path):
     with pytest.raises(UserError, match=r"data\.root:"):
-        load(text_config(tmp_path / "nowhere"))
+        load(text_config(root / "nowhere"))
 
 
-def test_unequal_line_counts_name_both(write_pairs, text_config):
-    root = write_pairs(valid_en=["a", "b"])
-    with pytest.raises(UserError, match=r"valid\.de has 60.*valid\.en has 2 lines"):
-        load(text_config(root))
-
-
-@pytest.mark.parametrize("lines", [[], ["", "  "]])
-def test_empty_file_is_refused(write_pairs, text_config, lines: list[str]):
-    root = write_pairs(test_de=lines)
-    with pytest.raises(UserError, match=r"test\.de: empty"):
-        load(text_config(root))
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        ({"valid_en": ["a", "b"]}, r"valid\.de has 60.*valid\.en has 2 lines"),
+        ({"test_de": []}, r"test\.de: empty"),
+        ({"test_de": ["", "  "]}, r"test\.de: empty"),
+    ],
+)
+def test_unequal_and_empty_files_are_refused(write_pairs, text_config, files: dict, said: str):
+    with pytest.raises(UserError, match=said):
+        load(text_config(write_pairs(**files)))
 
 
 def test_splits_name_the_stems(write_pairs, text_config):
     root = write_pairs()
     for language in ("de", "en"):
         (root / f"test.{language}").rename(root / f"flickr_2016.{language}")
-    assert load(text_config(root, splits=Splits(test="flickr_2016"))).splits.keys() == {
-        "train",
-        "valid",
-        "test",
-    }
+    found = load(text_config(root, splits=Splits(test="flickr_2016"))).splits
+    assert found.keys() == {"train", "valid", "test"}
 
 
 @pytest.mark.parametrize("suffix", [".en", ".txt"])
@@ -114,11 +113,8 @@ def test_text_protocol_names_files_and_counts(write_pairs, text_config):
 @pytest.mark.parametrize(("source", "target"), [("de", "en"), ("en", "de")])
 def test_synthetic_goes_both_ways(source: str, target: str):
     corpus = load(DataConfig(source_language=source, target_language=target))
-    assert {split: len(of) for split, of in corpus.splits.items()} == {
-        "train": 30_000,
-        "valid": 500,
-        "test": 500,
-    }
+    sizes = {split: len(of) for split, of in corpus.splits.items()}
+    assert sizes == {"train": 30_000, "valid": 500, "test": 500}
     german = corpus.splits["train"][0]["source" if source == "de" else "target"]
     assert any(word in german for word in ("Der", "der", "Die", "die", "ein", "mein", "ich", "Er"))
 
@@ -147,9 +143,8 @@ def test_iwslt14_real(shared_data: Path, monkeypatch: pytest.MonkeyPatch):
     assert "fairseq's splits" in corpus.protocol
     assert "verified by checksum" in corpus.protocol
     assert told(f"{len(corpus.splits['train']):,} … 160,239 pairs").search(corpus.protocol)
-    assert (
-        corpus.references["test"][3] == "We're all born. We all bring our children into the world."
-    )
+    line = "We're all born. We all bring our children into the world."
+    assert corpus.references["test"][3] == line
 
 
 def test_wikitext2_real(shared_data: Path):
@@ -158,16 +153,15 @@ def test_wikitext2_real(shared_data: Path):
     assert "36,718 / 3,760 / 4,358" in corpus.protocol
 
 
-@pytest.mark.parametrize("folder", ["tatoeba_deen", "multi30k_deen"])
-def test_text_real(shared_data: Path, folder: str):
-    splits = {
-        "tatoeba_deen": Splits(),
-        "multi30k_deen": Splits(valid="val", test="test_2016_flickr"),
-    }[folder]
+@pytest.mark.parametrize(
+    ("folder", "splits", "sizes"),
+    [
+        ("tatoeba_deen", Splits(), (161_813, 4_000, 4_000)),
+        ("multi30k_deen", Splits(valid="val", test="test_2016_flickr"), (29_000, 1_014, 1_000)),
+    ],
+)
+def test_text_real(shared_data: Path, folder: str, splits: Splits, sizes: tuple[int, ...]):
     config = DataConfig(name="text", root=str(shared_data / folder), splits=splits)
-    sizes = {"tatoeba_deen": (161_813, 4_000, 4_000), "multi30k_deen": (29_000, 1_014, 1_000)}[
-        folder
-    ]
     assert tuple(len(of) for of in load(config).splits.values()) == sizes
 
 

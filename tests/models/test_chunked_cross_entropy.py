@@ -42,17 +42,9 @@ class Case(NamedTuple):
         return [part for part in self[:3] if part is not None]
 
     def sums(self, chunk: int | None = None) -> Any:
-        return output_sums(
-            self.states,
-            self.table,
-            self.labels,
-            self.counted,
-            self.smoothing,
-            bias=self.bias,
-            chunk=chunk,
-            cap=self.cap,
-            z_loss=self.z_loss,
-        )
+        given = (self.states, self.table, self.labels, self.counted, self.smoothing)
+        how = {"bias": self.bias, "chunk": chunk, "cap": self.cap, "z_loss": self.z_loss}
+        return output_sums(*given, **how)  # pyright: ignore[reportArgumentType]
 
 
 def leaf(x: Tensor) -> Tensor:
@@ -60,19 +52,10 @@ def leaf(x: Tensor) -> Tensor:
 
 
 def case(
-    tokens: int,
-    width: int,
-    vocabulary: int,
-    *,
-    smoothing: float = 0.1,
-    bias: bool = False,
-    share: float = 0.8,
-    seed: int = 0,
-    cap: float | None = None,
-    z_loss: float = 0.0,
+    tokens: int, width: int, vocabulary: int, *, bias: bool = False, share: float = 0.8, **more: Any
 ) -> Case:
     """A case in float64; about `share` of its tokens count."""
-    draw = torch.Generator().manual_seed(seed)
+    draw = torch.Generator().manual_seed(more.pop("seed", 0))
     like: dict[str, Any] = {"generator": draw, "dtype": torch.float64}
     return Case(
         leaf(torch.randn(tokens, width, **like)),
@@ -80,9 +63,7 @@ def case(
         leaf(torch.randn(vocabulary, **like)) if bias else None,
         torch.randint(0, vocabulary, (tokens,), generator=draw),
         torch.rand(tokens, **like) < share,
-        smoothing,
-        cap,
-        z_loss,
+        **{"smoothing": 0.1, **more},
     )
 
 
@@ -116,9 +97,8 @@ def assert_equal_to_naive(case: Case, chunk: int | None, tolerance: float) -> No
     assert sums.tokens.item() == case.counted.sum().item()
     # Not 1: what comes in must scale what is found.
     gradients = torch.autograd.grad(3.0 * sums.loss, case.leaves())
-    for ours, theirs in zip(
-        gradients, torch.autograd.grad(3.0 * expected, case.leaves()), strict=True
-    ):
+    others = torch.autograd.grad(3.0 * expected, case.leaves())
+    for ours, theirs in zip(gradients, others, strict=True):
         scale = 1e-3 + float(theirs.abs().max())
         torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance * scale)
 
@@ -176,9 +156,8 @@ def test_a_rank_without_tokens_gives_zeros() -> None:
     sums = empty.sums()
     sums.loss.backward()
     assert (sums.loss.item(), sums.nll.item(), sums.tokens.item()) == (0.0, 0.0, 0.0)
-    assert [leaf.grad.abs().sum().item() for leaf in empty.leaves() if leaf.grad is not None] == (
-        [0.0] * 3
-    )
+    slopes = [leaf.grad for leaf in empty.leaves() if leaf.grad is not None]
+    assert [slope.abs().sum().item() for slope in slopes] == [0.0] * 3
     with torch.no_grad():
         *sums, by_token = empty.sums()
     assert [float(value) for value in sums] == [0.0] * 4
@@ -217,10 +196,8 @@ def large(kind: str, smoothing: float, bias: bool) -> Case:
     elif bias:
         shift = 1000.0 + shift
     else:
-        states, table = (
-            torch.cat([x, torch.full_like(x[:, :1], value)], 1)
-            for x, value in ((states, 1.0), (table, 1000.0))
-        )
+        states = torch.cat([states, torch.full_like(states[:, :1], 1.0)], 1)
+        table = torch.cat([table, torch.full_like(table[:, :1], 1000.0)], 1)
     return Case(
         leaf(states),
         leaf(table),
@@ -242,20 +219,16 @@ def test_large_logits_lose_no_digits(kind: str, smoothing: float, bias: bool, gr
     assert 1e3 < float(logits.detach().abs().max()) < 1e4
     assert torch.equal(logits.float().double(), logits)
     for t in range(40):
-        one = exact._replace(
-            states=leaf(exact.states[t : t + 1]),
-            labels=exact.labels[t : t + 1],
-            counted=exact.counted[t : t + 1],
-        )
+        states, labels, counted = exact.states[[t]], exact.labels[[t]], exact.counted[[t]]
+        one = exact._replace(states=leaf(states), labels=labels, counted=counted)
         wanted, wanted_nll = naive(one)
         some = one.to(torch.float32)
         with torch.set_grad_enabled(grad):
             sums = some.sums()
         for ours, theirs in ((sums.loss, wanted), (sums.nll, wanted_nll)):
             # The mean of a bias of 1e3 is rounded, by 3e-5 at most.
-            torch.testing.assert_close(
-                ours.double(), theirs, rtol=3e-7, atol=1e-6 + 3e-5 * smoothing
-            )
+            close: dict[str, Any] = {"rtol": 3e-7, "atol": 1e-6 + 3e-5 * smoothing}
+            torch.testing.assert_close(ours.double(), theirs, **close)
         if grad:
             found = torch.autograd.grad(sums.loss, some.leaves())
             for ours, theirs in zip(found, torch.autograd.grad(wanted, one.leaves()), strict=True):
@@ -271,12 +244,7 @@ def test_without_gradients_guesses_are_counted(chunk: int | None, more: dict[str
     loss, nll = naive(some)
     assert some.bias is not None
     guesses = (some.states @ some.table.t() + some.bias).argmax(dim=1)
-    right = sum(
-        int(count) * (guess == label)
-        for guess, label, count in zip(
-            guesses.tolist(), some.labels.tolist(), some.counted.tolist(), strict=True
-        )
-    )
+    right = int(((guesses == some.labels) & some.counted).sum())
     assert some.sums(chunk).correct is None
     with torch.no_grad():
         sums = some.sums(chunk)
@@ -288,10 +256,8 @@ def test_without_gradients_guesses_are_counted(chunk: int | None, more: dict[str
 
 def errors(found: Any, exact: list[Tensor]) -> list[float]:
     """Return the distance of each gradient from the exact one, relative to its norm."""
-    return [
-        float((ours.double() - theirs).norm() / theirs.norm())
-        for ours, theirs in zip(found, exact, strict=True)
-    ]
+    pairs = zip(found, exact, strict=True)
+    return [float((ours.double() - theirs).norm() / theirs.norm()) for ours, theirs in pairs]
 
 
 @capped_or_not

@@ -29,19 +29,13 @@ FIRST_STEPS = {
     "adam": ({}, (1, 1, 1, 1), (1, 1, 1, 1)),
     "gradient": (
         {"second_moment_start": "gradient"},
-        (0.1414, 0.4277, 0.7973, 0.9312),
-        (0.0316, 0.0998, 0.2209, 0.3085),
+        *((0.1414, 0.4277, 0.7973, 0.9312), (0.0316, 0.0998, 0.2209, 0.3085)),
     ),
     "none": (
         {"bias_correction": False},
-        (0.7071, 1.5228, 1.2477, 1.0738),
-        (3.162, 6.528, 4.505, 3.241),
+        *((0.7071, 1.5228, 1.2477, 1.0738), (3.162, 6.528, 4.505, 3.241)),
     ),
-    "second": (
-        {"bias_correction": "second"},
-        (0.1, 0.6513, 0.9948, 1.0),
-        (0.1, 0.6513, 0.9948, 1.0),
-    ),
+    "second": ({"bias_correction": "second"}, *[(0.1, 0.6513, 0.9948, 1.0)] * 2),
     "auto": ({}, (0.01, 0.1, 0.5, 1.0), (0.0005, 0.005, 0.025, 0.05)),
     "radam": ({"kind": "radam"}, (None, 0.2197, 0.6212, 0.8197), (None, 0.0490, 0.1482, 0.2153)),
 }
@@ -55,13 +49,11 @@ def test_the_first_steps_have_their_factors(name: str, beta2: float) -> None:
     config = OptimizerConfig(lr=1.0, betas=(0.9, beta2), eps=1e-30, **settings)
     model = nn.ParameterList([nn.Parameter(torch.zeros(2, 3, dtype=torch.float64))])
     optimizer = build_optimizer(config, model, fused=False)
-    tree = {
-        "model": {"schedule": {"warmup_steps": 0, "kind": "constant"}},
-        "trainer": {"max_steps": 5000},
-    }
+    model_tree: dict[str, Any] = {"schedule": {"warmup_steps": 0, "kind": "constant"}}
     if name == "auto":
-        tree["model"] |= {"optimizer": {"betas": [0.9, beta2]}}
-        tree["model"]["schedule"]["warmup_steps"] = "auto"  # pyright: ignore[reportArgumentType]
+        model_tree |= {"optimizer": {"betas": [0.9, beta2]}}
+        model_tree["schedule"]["warmup_steps"] = "auto"
+    tree = {"model": model_tree, "trainer": {"max_steps": 5000}}
     found = resolve(tree, "a test")["model"]["schedule"]
     assert found["warmup_steps"] == (round(2 / (1 - beta2)) if name == "auto" else 0)
     schedule = build_schedule(ScheduleConfig(**found), optimizer, 5000)
@@ -438,14 +430,9 @@ def test_muon_equals_that_of_torch(matrix_rate: Any) -> None:
 
 @pytest.mark.parametrize("kind", ["adam", "adamw", "radam", "sgd"])
 def test_our_forms_equal_those_of_torch(kind: str) -> None:
-    config = OptimizerConfig(
-        kind=kind,
-        lr=0.03,
-        betas=(0.8, 0.95),
-        eps=1e-6,
-        weight_decay=0.1 * (kind not in ("radam", "sgd")),
-        momentum=0.8,
-    )
+    decay = 0.1 * (kind not in ("radam", "sgd"))
+    how = {"betas": (0.8, 0.95), "eps": 1e-6, "weight_decay": decay, "momentum": 0.8}
+    config = OptimizerConfig(kind=kind, lr=0.03, **how)  # pyright: ignore[reportArgumentType]
     ours, theirs = (nn.Linear(4, 3, dtype=torch.float64) for _ in range(2))
     theirs.load_state_dict(ours.state_dict())
     groups = [{"params": list(ours.parameters()), "weight_decay": config.weight_decay}]
@@ -464,15 +451,8 @@ def test_our_forms_equal_those_of_torch(kind: str) -> None:
 
 
 def tiny(**fields: Any) -> nn.Module:
-    sizes: dict[str, Any] = {
-        "encoder_depth": 1,
-        "decoder_depth": 1,
-        "model_dim": 8,
-        "ff_dim": 12,
-        "num_heads": 2,
-    }
-    sizes["dropout"] = 0.0
-    architecture = ArchitectureConfig(**{**sizes, **fields})
+    sizes: dict[str, Any] = {"encoder_depth": 1, "decoder_depth": 1, "model_dim": 8, "ff_dim": 12}
+    architecture = ArchitectureConfig(**{**sizes, "num_heads": 2, "dropout": 0.0, **fields})
     return build_model(architecture, BlockConfig(preset="pre_ln"), vocab_size=11, pad=0)
 
 

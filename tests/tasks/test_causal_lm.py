@@ -146,28 +146,6 @@ def test_batches_have_as_many_windows_as_the_budget_allows(corpus: PreparedCorpu
     assert set(strides[1:-1]) == {3}
 
 
-@pytest.mark.usefixtures("float64")
-def test_overlap_gives_the_loss_of_an_explicit_loop(corpus: PreparedCorpus) -> None:
-    """Each token alone, from the tokens that its window has before it."""
-    window, stride = 9, 3
-    rows = CausalRows(corpus, "valid", window, stride)
-    model: Any = task().build_model(
-        tiny.architecture(kind="decoder"), BlockConfig(), corpus.meta["vocab_size"]
-    )
-    tiny.randomise(model).eval()
-    ids = np.asarray(corpus.ids("valid", "text")).tolist()
-    text, expected = [EOS, *ids], 0.0
-    with torch.no_grad():
-        for place, token in enumerate(ids):
-            begin = -(-max(0, place + 1 - window) // stride) * stride
-            logits = model(torch.tensor([text[begin : place + 1]]))[0, -1]
-            expected -= float(logits.log_softmax(dim=-1)[token])
-        found = sum(
-            float(task().sums(model, rows[0, wanted]).nll) for _, wanted in rows.sampler(40)
-        )
-    assert found == pytest.approx(expected, rel=1e-12)
-
-
 def test_no_logit_depends_on_a_later_token() -> None:
     model = tiny.randomise(tiny.causal_model("post_ln")).eval()
     assert isinstance(model, CausalLanguageModel)
@@ -255,11 +233,8 @@ def test_documents_end_with_their_separators(documents: PreparedCorpus) -> None:
     ids = np.asarray(documents.ids("valid", "text")).tolist()
     begins = [*documents.documents("valid").tolist(), len(ids)]
     parts = [ids[begin:end] for begin, end in pairwise(begins)]
-    assert ["".join(spelled(documents, part).split()) for part in parts] == [
-        "onetwo",
-        "three",
-        "fourfive",
-    ]
+    texts = ["".join(spelled(documents, part).split()) for part in parts]
+    assert texts == ["onetwo", "three", "fourfive"]
     assert [part.count(EOS) for part in parts] == [6, 2, 2]
     assert documents.meta["documents"] == {"train": 3, "valid": 3, "test": 3}
 
@@ -285,23 +260,20 @@ def test_the_separator_is_a_part_of_the_prepared_corpus(root: Path, text_config)
     assert found == [[0, 3, 10, 15, 22, 27, 34], [0, 7, 19, 31]]
 
 
-@pytest.mark.usefixtures("float64")
-@pytest.mark.parametrize(("window", "stride"), [(9, None), (9, 3), (50, None)])
-@pytest.mark.parametrize("positions", ["sinusoidal", "learned"])
-def test_masked_documents_give_the_loss_of_an_explicit_loop(
-    documents: PreparedCorpus, window: int, stride: int | None, positions: str
+def check_losses(
+    made: PreparedCorpus, window: int, stride: int | None, positions: str, masked: bool
 ) -> None:
-    """Each token once, from those of its document in its window alone; the first from EOS."""
-    rows = CausalRows(documents, "valid", window, stride, masked=True)
+    """Each token once, from those of its window, and of its document if masked."""
+    rows = CausalRows(made, "valid", window, stride, masked=masked)
     model: Any = task().build_model(
         tiny.architecture(kind="decoder", positions=positions),
         BlockConfig(),
-        documents.meta["vocab_size"],
+        made.meta["vocab_size"],
     )
     tiny.randomise(model).eval()
-    ids = np.asarray(documents.ids("valid", "text")).tolist()
-    begins, text, expected = documents.documents("valid").tolist(), [EOS, *ids], 0.0
-    step = stride or window
+    ids = np.asarray(made.ids("valid", "text")).tolist()
+    begins = made.documents("valid").tolist() if masked else []
+    text, expected, step = [EOS, *ids], 0.0, stride or window
     with torch.no_grad():
         for place, token in enumerate(ids):
             later = max(0, place + 1 - window)
@@ -313,6 +285,20 @@ def test_masked_documents_give_the_loss_of_an_explicit_loop(
         found = [task().sums(model, rows[0, wanted]) for _, wanted in rows.sampler(40)]
     assert sum(float(of.nll) for of in found) == pytest.approx(expected, rel=1e-12)
     assert sum(int(of.tokens) for of in found) == len(ids)
+
+
+@pytest.mark.usefixtures("float64")
+def test_overlap_gives_the_loss_of_an_explicit_loop(corpus: PreparedCorpus) -> None:
+    check_losses(corpus, 9, 3, "sinusoidal", masked=False)
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize(("window", "stride"), [(9, None), (9, 3), (50, None)])
+@pytest.mark.parametrize("positions", ["sinusoidal", "learned"])
+def test_masked_documents_give_the_loss_of_an_explicit_loop(
+    documents: PreparedCorpus, window: int, stride: int | None, positions: str
+) -> None:
+    check_losses(documents, window, stride, positions, masked=True)
 
 
 def test_batches_say_the_document_of_each_token(documents: PreparedCorpus) -> None:
@@ -355,43 +341,24 @@ def test_a_training_split_of_one_document_is_refused(root: Path, text_config) ->
         CausalRows(made, "train", 6, seed=1, masked=True)
 
 
+MASKED, TRUE = {"intra_document_masking": True}, r"data\.intra_document_masking is true: "
+SPLIT, SEPARATOR = {"document_separator": "---"}, r"data\.document_separator is "
+OWN = {"name": "text", "root": "."}
+
+
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        (
-            {"intra_document_masking": True, "task": "masked_lm"},
-            r"data\.intra_document_masking is true: data\.task 'masked_lm'",
-        ),
-        (
-            {"intra_document_masking": True, "name": "tinyshakespeare"},
-            r"data\.intra_document_masking is true: data\.name 'tinyshakespeare'",
-        ),
-        (
-            {"intra_document_masking": True, "name": "synthetic"},
-            r"data\.intra_document_masking is true: data\.name 'synthetic'",
-        ),
-        (
-            {"intra_document_masking": True, "name": "wikitext2", "order": "streams"},
-            r"data\.intra_document_masking is true: data\.order 'streams'",
-        ),
-        (
-            {"document_separator": "---", "name": "wikitext2"},
-            r"data\.document_separator is '---': data\.name 'wikitext2' and",
-        ),
-        (
-            {"document_separator": "---", "name": "text", "root": ".", "task": "masked_lm"},
-            r"data\.document_separator is '---':.*data\.task 'masked_lm'",
-        ),
-        (
-            {"document_separator": "-\n-", "name": "text", "root": "."},
-            r"data\.document_separator is '-\\n-'",
-        ),
+        ({**MASKED, "task": "masked_lm"}, rf"{TRUE}data\.task 'masked_lm'"),
+        ({**MASKED, "name": "tinyshakespeare"}, rf"{TRUE}data\.name 'tinyshakespeare'"),
+        ({**MASKED, "name": "synthetic"}, rf"{TRUE}data\.name 'synthetic'"),
+        ({**MASKED, "name": "wikitext2", "order": "streams"}, rf"{TRUE}data\.order 'streams'"),
+        ({**SPLIT, "name": "wikitext2"}, rf"{SEPARATOR}'---': data\.name 'wikitext2' and"),
+        ({**SPLIT, **OWN, "task": "masked_lm"}, rf"{SEPARATOR}'---':.*data\.task 'masked_lm'"),
+        ({"document_separator": "-\n-", **OWN}, rf"{SEPARATOR}'-\\n-'"),
         ({"evaluation_stride": 0}, r"data\.evaluation_stride is 0; .* 1 to data\.window 128"),
         ({"evaluation_stride": 129}, r"data\.evaluation_stride is 129; .* 1 to data\.window 128"),
-        (
-            {"evaluation_stride": 5, "task": "masked_lm"},
-            r"data\.evaluation_stride is 5: data\.task 'masked_lm'",
-        ),
+        ({"evaluation_stride": 5, "task": "masked_lm"}, r"stride is 5: data\.task 'masked_lm'"),
         ({"tokenizer": "char", "vocab_size": 50}, r"data\.vocab_size is 50: .*'char' has every"),
         ({"tokenizer": "byte", "vocab_size": 261}, r"data\.vocab_size is 261: .*'byte' has every"),
         ({"tokenizer": "bpe"}, r"data\.vocab_size is null"),
@@ -423,9 +390,8 @@ def masked_config(root: Path, **block: Any) -> dict[str, Any]:
 def test_blocks_of_queries_are_refused_with_documents(root: Path) -> None:
     """They would lie elsewhere in a document than if it were alone; a sliding window does not."""
     span = {"query_block": 2, "memory": 4}
-    with pytest.raises(
-        UserError, match=r"masking with localised_span query_block 2: .* query_block 1$"
-    ):
+    said = r"masking with localised_span query_block 2: .* query_block 1$"
+    with pytest.raises(UserError, match=said):
         resolve(masked_config(root, localised_span=span), "mine.yaml")
     joined = masked_config(root, localised_span=span)
     joined["data"]["intra_document_masking"] = False
@@ -451,19 +417,15 @@ def test_label_smoothing_is_off_by_default() -> None:
     assert ObjectiveConfig().smoothing == 0.1
 
 
+def real(folder: Path, cache: Path, name: str, tokenizer: Any) -> PreparedCorpus:
+    where = {"root": str(folder), "cache": str(cache / "cache"), "vocab_size": None}
+    return prepare(DataConfig(name=name, task="causal_lm", tokenizer=tokenizer, **where))
+
+
 # Over 5 s: ten million bytes.
 def test_wikitext2_has_the_published_counts(shared_data: Path, tmp_path: Path) -> None:
     """Merity et al. 2017: 2,088,628 / 217,646 / 245,569 tokens, the end of a line one; articles."""
-    made = prepare(
-        DataConfig(
-            name="wikitext2",
-            task="causal_lm",
-            tokenizer="byte",
-            vocab_size=None,
-            root=str(shared_data / "wikitext-2"),
-            cache=str(tmp_path / "cache"),
-        )
-    )
+    made = real(shared_data / "wikitext-2", tmp_path, "wikitext2", "byte")
     words = [made.meta["text"][split]["words"] for split in ("train", "valid", "test")]
     assert words == [2_088_628, 217_646, 245_569]
     assert len(made.ids("valid", "text")) == made.meta["text"]["valid"]["bytes"]
@@ -477,16 +439,7 @@ def test_wikitext2_has_the_published_counts(shared_data: Path, tmp_path: Path) -
 
 
 def test_tinyshakespeare_is_the_split_of_nanogpt(shared_data: Path, tmp_path: Path) -> None:
-    made = prepare(
-        DataConfig(
-            name="tinyshakespeare",
-            task="causal_lm",
-            tokenizer="char",
-            vocab_size=None,
-            root=str(shared_data / "tinyshakespeare"),
-            cache=str(tmp_path / "cache"),
-        )
-    )
+    made = real(shared_data / "tinyshakespeare", tmp_path, "tinyshakespeare", "char")
     assert made.meta["protocol"].endswith(", nanoGPT's split")
     # 65 characters: the end of a line is EOS here, and four other ids are special.
     assert made.meta["vocab_size"] == 64 + 5

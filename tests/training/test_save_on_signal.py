@@ -43,9 +43,7 @@ class At(pl.Callback):
         if not self.validation and trainer.global_step + 1 == self.step:
             self.act()
 
-    def on_validation_batch_start(
-        self, trainer, pl_module, batch, batch_idx, dataloader_idx=0
-    ) -> None:
+    def on_validation_batch_start(self, trainer, pl_module, batch, batch_idx, dataloader_idx=0):
         if self.validation and batch_idx == 0 and trainer.global_step == self.step:
             self.act()
 
@@ -62,9 +60,7 @@ FREE: dict[str, Any] = {
 }
 
 
-def fit(
-    folder: Path, cache: str, *more: pl.Callback, by: Any = None, **settings: Any
-) -> TransformerModule:
+def fit(folder: Path, cache: str, *more: pl.Callback, by: Any = None, **how: Any) -> Any:
     """Train in `folder`, from the checkpoint that lies there if there is one."""
     last = last_of(folder)
     callbacks = [
@@ -84,22 +80,19 @@ def fit(
         num_sanity_val_steps=0,
         enable_checkpointing=True,
         callbacks=callbacks,
-        **settings,
+        **how,
     )
-    fitter.fit(
-        trained,
-        datamodule=data(cache),
-        ckpt_path=last if last.exists() else None,
-        weights_only=True,
-    )
+    start = last if last.exists() else None
+    fitter.fit(trained, datamodule=data(cache), ckpt_path=start, weights_only=True)
     return trained
 
 
 Weights = dict[str, torch.Tensor]
+Whole = Callable[[int], Weights]
 
 
 @pytest.fixture(scope="module")
-def whole(cache: str, tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Weights]:
+def whole(cache: str, tmp_path_factory: pytest.TempPathFactory) -> Whole:
     """The weights of an undisturbed run that validates every so many steps."""
 
     @lru_cache
@@ -111,13 +104,7 @@ def whole(cache: str, tmp_path_factory: pytest.TempPathFactory) -> Callable[[int
 
 
 def assert_exact(
-    folder: Path,
-    cache: str,
-    whole: Callable[[int], Weights],
-    stop: int,
-    signals: At,
-    interval: int,
-    by: Any = None,
+    folder: Path, cache: str, whole: Whole, stop: int, signals: At, interval: int, by: Any = None
 ) -> None:
     """A run that `signals` stop after step `stop` goes on to the weights of a whole one."""
     before = [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)]
@@ -150,12 +137,7 @@ MATRIX = [(interval, *stop) for interval in (EACH_STEP, 3, NEVER) for stop in ST
     ],
 )
 def test_a_stopped_run_goes_on_to_the_same_weights(
-    tmp_path: Path,
-    cache: str,
-    whole: Callable[[int], Weights],
-    interval: int,
-    stop: int,
-    number: int,
+    tmp_path: Path, cache: str, whole: Whole, interval: int, stop: int, number: int
 ) -> None:
     assert_exact(tmp_path, cache, whole, stop, At(stop, lambda: send(number)), interval)
 
@@ -195,9 +177,7 @@ def test_a_schedule_free_run_evaluates_its_average(tmp_path: Path, cache: str) -
             named = pl_module.named_parameters()
             z.append({name: states[each]["z"].clone() for name, each in named})
 
-        def on_validation_batch_start(
-            self, trainer, pl_module, batch, batch_idx, dataloader_idx=0
-        ) -> None:
+        def on_validation_batch_start(self, trainer, pl_module, batch, batch_idx, dataloader_idx=0):
             seen["validated"].append(weights(pl_module))
 
     trained = fit(tmp_path, cache, Recorder(), by=FREE, val_check_interval=5)
@@ -224,12 +204,8 @@ def test_a_schedule_free_run_evaluates_its_average(tmp_path: Path, cache: str) -
     for name, value in averages[-1].items():
         torch.testing.assert_close(kept["state_dict"][name], value, rtol=1e-5, atol=1e-6)
         assert torch.equal(kept["state_dict"][name], trained.state_dict()[name])
-        torch.testing.assert_close(
-            kept["trained_weights"][name],
-            0.1 * z[-1][name] + 0.9 * averages[-1][name],
-            rtol=1e-5,
-            atol=1e-6,
-        )
+        expected = 0.1 * z[-1][name] + 0.9 * averages[-1][name]
+        torch.testing.assert_close(kept["trained_weights"][name], expected, rtol=1e-5, atol=1e-6)
     loaded = TransformerModule.load_from_checkpoint(last_of(tmp_path)).state_dict()
     assert all(torch.equal(loaded[name], kept["state_dict"][name]) for name in averages[-1])
 
@@ -242,7 +218,7 @@ def test_a_schedule_free_run_evaluates_its_average(tmp_path: Path, cache: str) -
     ],
 )
 def test_a_run_that_is_stopped_in_a_validation_finishes_it(
-    tmp_path: Path, cache: str, whole: Callable[[int], Weights], during: int, stop: int, number: int
+    tmp_path: Path, cache: str, whole: Whole, during: int, stop: int, number: int
 ) -> None:
     """Also in the last validation, after which no step would notice the signal."""
     signals = At(during, lambda: send(number), validation=True)
@@ -256,9 +232,7 @@ class Signals:
         send(signal.SIGINT)
 
 
-def test_ctrl_c_in_del_is_not_lost(
-    tmp_path: Path, cache: str, whole: Callable[[int], Weights]
-) -> None:
+def test_ctrl_c_in_del_is_not_lost(tmp_path: Path, cache: str, whole: Whole) -> None:
     """A `KeyboardInterrupt` would be: the training would go on to its last step."""
     assert_exact(tmp_path, cache, whole, 5, At(5, Signals), 100)
 

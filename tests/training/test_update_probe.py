@@ -67,20 +67,15 @@ class Seen(pl.Callback):
     """Weights, gradients and moments of every step, by name of the parameter."""
 
     def __init__(self) -> None:
-        self.old: dict[int, dict[str, Tensor]] = {}
-        self.new: dict[int, dict[str, Tensor]] = {}
-        self.gradients: dict[int, dict[str, Tensor]] = {}
-        self.first: dict[int, dict[str, Tensor]] = {}
-        self.second: dict[int, dict[str, Tensor]] = {}
+        self.old, self.new, self.gradients, self.first, self.second = ({} for _ in range(5))
         self.rate: dict[int, float] = {}
 
     def on_before_optimizer_step(self, trainer, pl_module, optimizer) -> None:
         step = trainer.global_step + 1
         named = dict(model_of(pl_module).named_parameters())
         self.old[step] = {n: p.detach().double().clone() for n, p in named.items()}
-        self.gradients[step] = {
-            n: p.grad.double().clone() for n, p in named.items() if p.grad is not None
-        }
+        slopes = {n: p.grad for n, p in named.items() if p.grad is not None}
+        self.gradients[step] = {n: g.double().clone() for n, g in slopes.items()}
         state = optimizer.state
         kept = {n: state[p]["exp_avg"].double().clone() for n, p in named.items() if p in state}
         self.first[step] = kept
@@ -195,9 +190,10 @@ def stepped(preset: str = "post_ln", kind: str = "adam", **optimizer: Any) -> St
     return Stepped(batch, model, earlier, step, step.length, before, passage(model, task, batch))
 
 
-def run_through(
-    model: nn.Module, batch: Any
-) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
+Named = dict[str, Tensor]
+
+
+def run_through(model: nn.Module, batch: Any) -> tuple[Tensor, Named, Named]:
     """The gradient, the outputs of stacks, and the inputs of modules by name."""
     outputs: dict[str, Tensor] = {}
     inputs: dict[str, Tensor] = {}
@@ -251,12 +247,8 @@ def test_quantities_of_passes_equal_direct_ones() -> None:
     expected = float(torch.cat(ratios).mean().detach())
     assert found[Place("relative_change", "encoder", 1)] == pytest.approx(expected)
     heads = SIZES["num_heads"]
-    queries, keys = (
-        matrices[f"decoder.blocks.0.cross_attention.{part}.weight"]
-        .detach()
-        .unflatten(0, (heads, -1))
-        for part in ("query", "key")
-    )
+    names = (f"decoder.blocks.0.cross_attention.{part}.weight" for part in ("query", "key"))
+    queries, keys = (matrices[name].detach().unflatten(0, (heads, -1)) for name in names)
     largest = torch.linalg.matrix_norm(queries.mT @ keys, ord=2)
     place = Place("cross_qk_singular_value", "decoder", 1)
     assert [found[place._replace(head=n)] for n in range(heads)] == pytest.approx(largest.tolist())
@@ -401,10 +393,14 @@ def test_loggers_get_those_of_the_model_and_of_stacks(tmp_path: Path, cache: str
     logger = CSVLogger(tmp_path, name="", version="")
     fit(tmp_path, cache, UpdateProbe(steps=[2], pass_steps=[2]), logger=logger, max_steps=2)
     header = (tmp_path / "metrics.csv").read_text().partition("\n")[0].split(",")
-    quantities = (
-        *("momentum_cosine", "gradient_cosine", "update_rms", "update_rms_noise", "row_angle"),
+    quantities = ("momentum_cosine", "gradient_cosine", "update_rms", "update_rms_noise")
+    quantities += (
+        "row_angle",
+        "inverse_root_spread",
+        "below_eps",
+        "local_smoothness",
+        "relative_change",
     )
-    quantities += ("inverse_root_spread", "below_eps", "local_smoothness", "relative_change")
     expected = {f"probe/{quantity}/model" for quantity in quantities}
     for quantity in ("representation_change", "output_change"):
         expected |= {f"probe/{quantity}/{stack}" for stack in ("encoder", "decoder")}
