@@ -18,7 +18,6 @@ from lightning_app.report.comparisons import metrics_document
 from lightning_app.report.facts import facts, state_counts
 from lightning_app.report.figures.sheet import read_log
 from lightning_app.report.figures.stable import read_probes
-from lightning_app.report.frames import comparison
 from lightning_app.report.headline import findings
 from lightning_app.report.limits import limits
 from lightning_app.report.page import Report
@@ -66,7 +65,6 @@ def look(folder: Path) -> list[str]:
     texts = [state_counts(grid), *facts(grid).values(), *limits(grid), *findings(grid, found)]
     assert all(isinstance(text, str) for text in texts)
     json.dumps([headline_document(found), metrics_document(grid)], default=str)
-    comparison(grid)
     for cell in grid.finished:
         read_log(cell)
         read_probes(cell)
