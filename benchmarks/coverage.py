@@ -15,11 +15,9 @@ the best rates (`over_rates`), also where a refinement or a search has chosen th
 These intervals lie between two bounds and may cover more.
 
 Coverage: the share of intervals that contain the true value, over all variants of all grids;
-nominal 95 %, it holds from 93 to 97 %. Power: the share of Student's t tests that find a difference
-of the size that the report calls detectable with 80 %; the label asks for more. `+-`: one
-Monte-Carlo standard error, from the spread between grids. `width`: the median, in nats. Rows that
-are "not shown" are methods that the report does not use: the other bootstraps, Welch's interval,
-intervals over seeds of which some stall.
+nominal 95 %, it holds from 93 to 97 %. `+-`: one Monte-Carlo standard error, from the spread
+between grids. `width`: the median, in nats. Rows that are "not shown" are methods that the report
+does not use: Welch's interval, intervals over seeds of which some stall.
 """
 
 import argparse
@@ -41,17 +39,10 @@ from lightning_app.config.tree import RATE, SEED, WARMUP, canonical
 from lightning_app.grids.plan import combinations
 from lightning_app.grids.search import TrialScore, search_arms, wanted
 from lightning_app.report.statistics import (
-    FEW_SEEDS,
     LEVEL,
-    POWER,
     Floats,
     best_by_seed,
-    bootstrap_intervals,
-    bootstrap_t,
-    detectable,
     ended_alike,
-    fieller_intervals,
-    resamples,
     steps_by_seed,
     t_intervals,
     tolerated_by_seed,
@@ -149,22 +140,10 @@ def intervals(
     runs = losses(kind, grids, ARMS, seeds, rng)
     differences = lost(runs)
     truth = LEVELS[0] - LEVELS[1]
-    learned = ENTROPY - runs[:, :, 1]
-    ratio = truth / (ENTROPY - LEVELS[1])
     versus = differences[:, 1:] - differences[:, :1]
     yield covered("Delta, t", kind, seeds, t_intervals(differences)[:2], truth)
     yield covered("interaction, t", kind, seeds, t_intervals(versus)[:2], 0.0)
-    fieller = fieller_intervals(differences, learned)
-    yield covered("relative Delta, Fieller", kind, seeds, fieller, ratio)
     yield covered("loss of one arm, t", kind, seeds, t_intervals(runs[:, :, 1])[:2], LEVELS[1])
-    if seeds >= FEW_SEEDS:
-        for name, values, value in (("Delta", differences, truth), ("interaction", versus, 0.0)):
-            bounds = in_parts(bootstrap_intervals, values)
-            yield covered(f"{name}, bootstrap-t", kind, seeds, bounds, value)
-    if rest and seeds >= FEW_SEEDS:
-        for name, interval in OTHERS.items():
-            bounds = in_parts(interval, differences)
-            yield covered(f"Delta, {name}", kind, seeds, bounds, truth, shown=False)
     if rest:
         yield covered("Delta, unpaired t", kind, seeds, unpaired(runs), truth, shown=False)
 
@@ -363,16 +342,6 @@ def wilson_coverage(seeds: int, points: int = 10_000) -> tuple[Floats, Floats]:
     return share, (chance * ((low[:, None] <= share) & (share <= high[:, None]))).sum(axis=0)
 
 
-def found_differences(kind: str, seeds: int, grids: int, rng: np.random.Generator) -> Row:
-    """The power of one interaction's test at the difference called detectable."""
-    differences = lost(losses(kind, grids, 2, seeds, rng))
-    spread = float(np.sqrt(2 * (OWN[0] ** 2 + OWN[1] ** 2)))
-    versus = differences[:, 1] - differences[:, 0] + detectable(spread, seeds)
-    found = np.asarray(t_intervals(versus)[2] < 1 - LEVEL)
-    holds = float(found.mean()) > POWER - 0.02
-    return share_of("power at the detectable difference", kind, seeds, found, POWER, holds)
-
-
 def share_of(
     what: str,
     kind: str,
@@ -387,45 +356,6 @@ def share_of(
     return Row(what, kind, seeds, shown, rate, error, nominal, holds)
 
 
-def in_parts(interval: Callable[[Floats], Bounds], values: Floats) -> Bounds:
-    """Intervals in parts of 200 grids, since a bootstrap keeps all of its resamples in memory."""
-    parts = [interval(values[start : start + 200]) for start in range(0, len(values), 200)]
-    return np.concatenate([low for low, _ in parts]), np.concatenate([high for _, high in parts])
-
-
-def symmetric(values: Floats) -> Bounds:
-    """Bootstrap-t with one quantile for both sides (Hall 1988)."""
-    half = np.quantile(np.abs(bootstrap_t(values)), LEVEL, axis=-1, method="inverted_cdf")
-    half *= values.std(axis=-1, ddof=1) / np.sqrt(values.shape[-1])
-    centre = values.mean(axis=-1)
-    return centre - half, centre + half
-
-
-def percentile(values: Floats) -> Bounds:
-    low, high = np.quantile(values @ resamples(values.shape[-1]).T, tails(), axis=-1)
-    return low, high
-
-
-def accelerated(values: Floats) -> Bounds:
-    """BCa (Efron 1987), the acceleration of a mean by the jackknife."""
-    centre = values.mean(axis=-1, keepdims=True)
-    drawn = np.sort(values @ resamples(values.shape[-1]).T, axis=-1)
-    below = (drawn < centre - 1e-12).mean(axis=-1) / 2 + (drawn <= centre + 1e-12).mean(axis=-1) / 2
-    bias = special.ndtri(np.clip(below, 1e-3, 1 - 1e-3))
-    apart = values - centre
-    speed = (apart**3).sum(axis=-1) / (6 * (apart**2).sum(axis=-1) ** 1.5)
-    ends = []
-    for tail in tails():
-        shift = bias + special.ndtri(tail)
-        level = special.ndtr(bias + shift / (1 - speed * shift))
-        rank = np.clip((level * drawn.shape[-1]).astype(int), 0, drawn.shape[-1] - 1)
-        ends.append(np.take_along_axis(drawn, rank[..., None], axis=-1)[..., 0])
-    return ends[0], ends[1]
-
-
-OTHERS = {"symmetric bootstrap-t": symmetric, "percentile": percentile, "BCa": accelerated}
-
-
 def unpaired(runs: Floats) -> Bounds:
     """Welch's interval, which ignores that the arms share their seeds."""
     count = runs.shape[-1]
@@ -435,10 +365,6 @@ def unpaired(runs: Floats) -> Bounds:
     half = special.stdtrit(freedom, (1 + LEVEL) / 2) * np.sqrt(total)
     centre = lost(runs).mean(axis=-1)
     return centre - half, centre + half
-
-
-def tails() -> list[float]:
-    return [(1 - LEVEL) / 2, (1 + LEVEL) / 2]
 
 
 def simulate(grids: int, seed: int) -> Iterator[Row]:
@@ -463,9 +389,6 @@ def simulate(grids: int, seed: int) -> Iterator[Row]:
             yield from mixtures(seeds, share, grids, rng)
     for seeds in SEEDS:
         yield from shares(seeds, grids, rng)
-    for kind in KINDS:
-        for seeds in SEEDS:
-            yield found_differences(kind, seeds, grids, rng)
 
 
 def main() -> None:

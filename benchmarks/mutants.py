@@ -910,8 +910,8 @@ MUTANTS = (
     mutant(
         "a report replaces a published study",
         at("report/test_packed_grid.py"),
-        "    if is_packed(out / PACKED):\n",
-        "    if False:\n",
+        '    if (out / PACKED).is_file():\n        raise UserError(\n            f"--out',
+        '    if False:\n        raise UserError(\n            f"--out',
     ),
     mutant(
         "norms of subclasses are called again",
@@ -1438,18 +1438,6 @@ MUTANTS = (
         STATISTICS,
         "centre = (share + z**2 / (2 * count)) / scale",
         "centre = share",
-    ),
-    mutant(
-        "fieller where the denominator may be zero",
-        STATISTICS,
-        "bounded & (a > 0)",
-        "bounded",
-    ),
-    mutant(
-        "ends of the bootstrap are exchanged",
-        STATISTICS,
-        "centre - finite[..., 1] * error, centre - finite[..., 0] * error",
-        "centre + finite[..., 0] * error, centre + finite[..., 1] * error",
     ),
     mutant(
         "an interval over seeds of which some failed",

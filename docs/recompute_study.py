@@ -3,30 +3,27 @@
     python docs/recompute_study.py STUDY                    # a published study
     python recompute_study.py . [GRID]                      # beside a report, in its folder
 
-A study has the records of its runs in `results.parquet`; those of a report lie in the folder of
-its grid, by default that of the report. The program computes every score from the losses and
+A study has the records of its runs in `runs.tar.xz`; those of a report lie in the folder of its
+grid, by default that of the report. The program computes every score from the losses and
 curves of the runs, and compares them with `sensitivity.csv` and `effects.csv`, and the mean losses
 with `tables/loss_by_warmup.md` where that is. It has the definitions of the package and none of its
 code, and prefers plain loops and enumeration. The exit code is 0 if all numbers agree to a relative
-1e-9 (near zero: an absolute 1e-12; `detectable`, an integral: 1e-6; a printed table: its digits),
-else 1.
+1e-9 (near zero: an absolute 1e-12; a printed table: its digits), else 1.
 
-Not recomputed: bootstrap-t intervals, which depend on the resamples drawn; p values over test
-sentences, which need the translations; the tables of other questions than warm-up.
+Not recomputed: p values over test sentences, which need the translations; the tables of other
+questions than warm-up.
 """
 
-import base64
 import csv
 import io
 import json
 import math
 import re
 import sys
-import zlib
+import tarfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from itertools import accumulate, combinations, pairwise, product
 from pathlib import Path
 from statistics import fmean, stdev, variance
@@ -34,9 +31,8 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import pyarrow.parquet as pq
 import yaml
-from scipy import integrate, optimize, stats
+from scipy import stats
 
 NAN = math.nan
 LEARNED = 0.1  # nats under the unigram entropy from which on a variant has learned
@@ -56,8 +52,6 @@ MEASURES = (
 )  # with effects
 SPECIAL = ("seed_everything", "model.schedule.warmup_steps", "model.optimizer.lr")
 NUMBERS = ("estimate", "low", "high", "p", "p_holm", "p_sign", "seeds")
-
-INTEGRAL = 1e-6  # relative: the package takes the integral of a power by another rule
 
 Curve = list[tuple[int, float]]  # step, value
 Who = tuple[str, str]  # group, variant
@@ -231,29 +225,13 @@ def larger_p(values: Sequence[float], spread: float, free: int) -> float:
     return max(own, 2 * float(stats.t.sf(abs(fmean(values)) / error, free)))
 
 
-def roots(square: float, line: float, rest: float) -> tuple[float, float]:
-    """Where `square x^2 - 2 line x + rest` is zero, the smaller first."""
-    low, high = sorted(np.roots([square, -2 * line, rest]).real.tolist())
-    return low, high
-
-
-def fieller(tops: Sequence[float], bottoms: Sequence[float]) -> tuple[float, float]:
-    """The ends of the ratios `r` with `mean(a - r b)^2 <= t^2 var(a - r b) / n`."""
-    a, b, n = fmean(tops), fmean(bottoms), len(tops)
-    if math.isnan(t_test([x - a / b * y for x, y in zip(tops, bottoms, strict=True)])[0]):
-        return NAN, NAN
-    square = float(stats.t.ppf(0.975, n - 1)) ** 2 / n
-    (aa, ab), (_, bb) = (np.cov(tops, bottoms) * square).tolist()
-    return roots(b * b - bb, a * b - ab, a * a - aa) if b * b > bb else (NAN, NAN)
-
-
 def stalls(runs: Sequence[Run]) -> Row:
     """`stalls w=...`: the share `k/n`, Wilson's `p` with `(k/n - p)^2 = z^2 p (1 - p) / n`."""
     k, n = failures(runs), len(runs)
     if not runs:
         return Row()
     weight = float(stats.norm.ppf(0.975)) ** 2 / n
-    low, high = roots(1 + weight, k / n + weight / 2, (k / n) ** 2)
+    low, high = sorted(np.roots([1 + weight, -2 * k / n - weight, (k / n) ** 2]).real.tolist())
     ends = low if k else 0.0, high if k < n else 1.0
     return Row(k / n, *ends, seeds=n, cells=n, diverged=k)
 
@@ -274,24 +252,6 @@ def holm(family: Iterable[Row], *, exact: bool = False) -> None:
             row.p_holm = reached
             if len(ordered) in (1, 2) and not exact and row.p_sign > reached:
                 row.p_holm = row.p_sign
-
-
-@cache
-def noncentrality(count: int) -> float:
-    """Where a t test of `count` values has 80 % power: an integral over their deviation `u`."""
-    free, edge = count - 1, float(stats.t.ppf(0.975, count - 1))
-    most = float(stats.chi.isf(1e-16, free)) / math.sqrt(free)
-    parts = [*pairwise(np.linspace(0, most, 9).tolist())]
-
-    def lacking(ncp: float) -> float:
-        def found(u: float) -> float:
-            share = stats.norm.cdf([ncp - edge * u, -ncp - edge * u]).sum()
-            return float(share * stats.chi.pdf(u, free, scale=1 / math.sqrt(free)))
-
-        return math.fsum(integrate.quad(found, *part, epsabs=1e-12)[0] for part in parts) - 0.8
-
-    root: Any = optimize.brentq(lacking, 0.0, 100.0, xtol=1e-12)
-    return float(root)
 
 
 def strata_p(tables: Sequence[tuple[int, int, int, int]]) -> float:
@@ -371,17 +331,6 @@ def contrast(arms: Sequence[Arm], rate: float, ref: int | None, sd: tuple[float,
     return row
 
 
-def relative(pairs: Paired, delta: Row) -> Row:
-    """`relative_delta`: Delta over what is learned with the reference warm-up."""
-    row = pairs.row()
-    if delta.values:
-        gains = [run.top - run.loss for run in pairs.at[1]]
-        row.estimate, row.bound = delta.estimate / fmean(gains), delta.bound
-        if endings(pairs)[0]:
-            row.low, row.high = fieller([*delta.values.values()], gains)
-    return row
-
-
 def first_step(curve: Curve, loss: float) -> float:
     """The first step at a loss or under it, linear between validations; the last if none is."""
     for (before, high), (step, low) in pairwise([curve[0], *curve]):
@@ -423,17 +372,6 @@ def lost_steps(pairs: Paired) -> Row:
         steps = [step for step, _ in bare.rates]
         found.append(steps[-1] - np.interp(sums(warm.rates)[-1], sums(bare.rates), steps))
     row.estimate = fmean(found) if found else NAN
-    return row
-
-
-def flatness(arm: Arm, rate: float) -> Row:
-    """`R_w`: how much the loss differs over the warm-ups, of what is learned at the best one."""
-    pairs = Paired(arm, sorted({w for w, r, _ in arm.planned if r == rate}), [rate])
-    row = pairs.row()
-    if len(pairs.at) > 1 and pairs.seeds:
-        means = [fmean(run.loss for run in runs) for runs in pairs.at]
-        learned = pairs.learned([min(means)])
-        row.estimate = (fmean(means) - min(means)) / learned if learned >= LEARNED else NAN
     return row
 
 
@@ -787,18 +725,6 @@ def rise(pairs: Paired, span: tuple[float, float], *warmups: int) -> Row:
     return row
 
 
-def largest_rate(arm: Arm, warmup: int) -> Row:
-    """`eta_max w=...`: the largest rate without a failed run, of those of all warm-ups."""
-    runs = {
-        (rate, seed): run
-        for (w, rate, seed), run in arm.runs.items()
-        if w == warmup and all(rate in arm.rates_at(other) for other in arm.warmups)
-    }
-    bad = [rate for (rate, _), run in runs.items() if run.failed]
-    sound, seeds = {rate for rate, _ in runs}.difference(bad), {seed for _, seed in runs}
-    return Row(max(sound, default=NAN), seeds=len(seeds), cells=len(runs), diverged=len(bad))
-
-
 def slice_rows(
     arms: Mapping[str, Arm], rate: float, ref: int | None
 ) -> Iterator[tuple[str, str, Row]]:
@@ -809,14 +735,8 @@ def slice_rows(
         base = arms.get(arm.baseline or "", arm)
         alone = pairs[name].row()
         versus[name] = alone if base is arm else contrast([arm, base], rate, ref, sd)
-    spread = pooled(row.values.values() for row in versus.values() if not math.isnan(row.low))[0]
     for name, arm in arms.items():
-        delta, own, found = contrast([arm], rate, ref, sd), versus[name], Row()
-        if not math.isnan(own.low) and not math.isnan(own.p):
-            size = spread * noncentrality(own.seeds) / math.sqrt(own.seeds)
-            found = Row(size, seeds=own.seeds, cells=own.cells, diverged=own.diverged)
-        rows = {"delta": delta, "relative_delta": relative(pairs[name], delta)}
-        rows |= {"interaction": own, "detectable": found, "R_w": flatness(arm, rate)}
+        rows = {"delta": contrast([arm], rate, ref, sd), "interaction": versus[name]}
         rows["steps_saved"] = steps_saved(pairs[name]) if ref else Row()
         rows["lost_steps"] = lost_steps(pairs[name]) if ref else Row()
         for warmup in arm.warmups:
@@ -853,7 +773,6 @@ def rate_rows(arm: Arm, ref: int | None, span: tuple[float, float]) -> dict[str,
     for warmup in arm.warmups:
         alone = Paired(arm, [warmup])
         rows[f"rate_sensitivity w={warmup}"] = rise(alone, span, warmup)
-        rows[f"eta_max w={warmup}"] = largest_rate(arm, warmup)
     return rows
 
 
@@ -1008,7 +927,7 @@ def compare(
             agree = found == value
             if name != "bound":
                 found, value, count = float(found), float(value or NAN), count + 1
-                agree = same(found, value, INTEGRAL if key[3] == "detectable" else 1e-9)
+                agree = same(found, value)
                 largest = max(largest, 0.0 if math.isnan(found - value) else abs(found - value))
             if not agree:
                 wrong.append(f"{key} {name}: {found!r} recomputed, {value!r} in the table")
@@ -1021,37 +940,32 @@ def compare_means(
     path: Path,
     keys: Sequence[Key],
     arms: Mapping[Who, Arm],
-    scores: Mapping[Key, Row],
     wrong: list[str],
 ) -> None:
-    """Compare the Markdown table of mean losses with their intervals, a row for each R_w.
+    """Compare the Markdown table of mean losses with their intervals, a row for each Delta.
 
     `keys` are those of `sensitivity.csv` in its order, which is that of the rows.
     """
     lines = [line for line in path.read_text("utf-8").splitlines() if line.startswith("|")]
     table = [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines]
-    warmups = [int(cell.split()[1].replace(",", "")) for cell in table[0][1:-1]]
+    warmups = [int(cell.split()[1].replace(",", "")) for cell in table[0][1:]]
     rows, count = [row for row in table[2:] if not row[0].startswith("**")], 0
     several = len({key[:2] for key in keys}) > 1
     slices: dict[tuple[str, float | None], list[Key]] = {}  # in the order of their headings
-    for key in (key for key in keys if key[3] == "R_w"):
+    for key in (key for key in keys if key[3] == "delta"):
         slices.setdefault(key[:2] if several else ("", None), []).append(key)
     ordered = [key for of in slices.values() for key in of]
     if len(ordered) != len(rows):
-        wrong.append(f"{path}: {len(rows)} rows, {len(ordered)} of R_w in sensitivity.csv")
+        wrong.append(f"{path}: {len(rows)} rows, {len(ordered)} of delta in sensitivity.csv")
         return
     for key, (name, *cells) in zip(ordered, rows, strict=True):
         group, rate, variant, _ = key
-        if key not in scores:  # `compare` has found it
-            continue
         if re.sub(r"\\(.)", r"\1", name) != variant:
             wrong.append(f"{path}: {name} in the place of {variant}")
-        for warmup, cell in zip((*warmups, None), cells, strict=True):
+        for warmup, cell in zip(warmups, cells, strict=True):
             runs = arms[group, variant].runs.items()
             own = [run for (w, lr, _), run in runs if (w, lr) == (warmup, rate)]
             found = [fmean(run.loss for run in own)] if own else []
-            if warmup is None and not math.isnan(scores[key].estimate):
-                found = [scores[key].estimate]
             if own and one(run.failed for run in own):
                 low, high, _ = t_test([run.loss for run in own])
                 found += [] if math.isnan(low) else [low, high]
@@ -1060,8 +974,8 @@ def compare_means(
             if len(given) != len(found) or any(
                 abs(a - b) > 5e-4 + 1e-9 for a, b in zip(given, found, strict=True)
             ):
-                at = "R_w" if warmup is None else f"warm-up {warmup}"
-                wrong.append(f"{path}: {variant}, {at}: {found} recomputed, not {cell}")
+                at = f"{variant}, warm-up {warmup}"
+                wrong.append(f"{path}: {at}: {found} recomputed, not {cell}")
     print(f"{path}: {len(rows)} rows, {count} numbers")
 
 
@@ -1091,18 +1005,25 @@ class Grid:
 
 def read_grid(path: Path, folder: Path) -> Grid:
     """The grid of a study, or of a report whose grid lies in `folder`."""
-    table = pd.read_parquet(path).astype(object)
+    table = pd.read_parquet(path / "results.parquet").astype(object)
     rows = table.where(table.notna(), None).to_dict("records")
-    held = pq.read_schema(path).metadata
-    if b"plan.json" in held:
-        texts = (zlib.decompress(base64.b64decode(held[k])) for k in (b"plan.json", b"grid.yaml"))
-        return Grid(json.loads(next(texts)), yaml.safe_load(next(texts)), rows)
+    names = [
+        f"runs/{row['name']}/{name}" for row in rows for name in ("result.json", "metrics.csv")
+    ]
+    wanted = {"plan.json", "grid.yaml", *names}
+    texts: dict[str, str] = {}
+    if (path / "runs.tar.xz").is_file():
+        with tarfile.open(path / "runs.tar.xz") as archive:
+            for member in archive:
+                if member.name in wanted and (file := archive.extractfile(member)):
+                    texts[member.name] = file.read().decode()
+    else:
+        there = (name for name in wanted if (folder / name).is_file())
+        texts = {name: (folder / name).read_text("utf-8") for name in there}
     for row in rows:
         for name in ("result.json", "metrics.csv"):
-            file = folder / "runs" / row["name"] / name
-            row[name] = file.read_text("utf-8") if file.is_file() else None
-    plan = json.loads((folder / "plan.json").read_text("utf-8"))
-    return Grid(plan, yaml.safe_load((folder / "grid.yaml").read_text("utf-8")), rows)
+            row[name] = texts.get(f"runs/{row['name']}/{name}")
+    return Grid(json.loads(texts["plan.json"]), yaml.safe_load(texts["grid.yaml"]), rows)
 
 
 def read_arms(
@@ -1136,7 +1057,7 @@ def read_arms(
 def check(folder: Path, of: Path | None = None) -> list[str]:
     """Recompute one study, or the report in a folder of the grid `of`; what disagrees."""
     wrong: list[str] = []
-    grid = read_grid(folder / "results.parquet", of or folder)
+    grid = read_grid(folder, of or folder)
     arms, places = read_arms(grid, wrong)
     scores = {} if grid.pruned else sensitivity(arms, grid.reference)
     changes = [*effects(scores, [*grid.factors], places).items()] if grid.factors else []
@@ -1148,7 +1069,7 @@ def check(folder: Path, of: Path | None = None) -> list[str]:
     if changes or (folder / "effects.csv").exists():
         compare(folder / "effects.csv", ("factors", "measure", *NUMBERS), changes, wrong)
     if (means := folder / "tables" / "loss_by_warmup.md").exists():
-        compare_means(means, keys, arms, scores, wrong)
+        compare_means(means, keys, arms, wrong)
     return [f"{folder}: {text}" for text in wrong]
 
 

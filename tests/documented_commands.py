@@ -101,7 +101,7 @@ SEEN = {
     "ablate plan joint": Seen(PLAN.format("joint", 16)),
     "ablate run joint --workers 2": done("joint", 16),
     "ablate report joint --publish published/joint": Seen(
-        r"report: experiments/joint/", "published/joint/results.parquet"
+        r"report: experiments/joint/", "published/joint/runs.tar.xz"
     ),
     "python docs/recompute_study.py ablations/results/joint": Seen(
         r"joint/effects\.csv: .*everything agrees"

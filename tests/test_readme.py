@@ -60,7 +60,7 @@ def test_a_command_is_understood(command: str) -> None:
                 assert read_config(config, getattr(args, "overrides", ()))["model"]
     if grid := getattr(args, "grid", None):
         if Path(grid).is_dir():  # a published study
-            assert Path(grid, "results.parquet").is_file()
+            assert Path(grid, "runs.tar.xz").is_file()
         elif Path(grid).name not in OF_PAGES:
             assert read_spec(grid).axes
 

@@ -329,11 +329,11 @@ def _restored(grid: str | Path, experiments: Path) -> str | Path:
 
 def _check_apart(grid: Path, out: Path) -> None:
     """Refuse to overwrite the report of a grid with one of another."""
-    from lightning_app.report.packed import PACKED, is_packed
+    from lightning_app.report.packed import PACKED
 
-    if is_packed(out / PACKED):
+    if (out / PACKED).is_file():
         raise UserError(
-            f"--out: {out}: holds a published study, whose {PACKED} the report would overwrite; "
+            f"--out: {out}: holds a published study, whose tables the report would overwrite; "
             "name another folder"
         )
     for folder in (out.resolve(), *out.resolve().parents):

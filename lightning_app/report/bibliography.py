@@ -74,7 +74,7 @@ def topics_of(grid: GridResults) -> list[str]:
     metrics = {name for cell in grid.finished for name in cell.metrics}
     used += ["metric/bleu"] * any("bleu" in name for name in metrics)
     if grid.pruner is None:
-        used += [f"statistic/{name}" for name in ("t", "fieller", "wilson", "holm", "bootstrap")]
+        used += [f"statistic/{name}" for name in ("t", "wilson", "holm")]
         if len(grid.rates) > 1:
             used.append("statistic/chosen")
         used += ["score/rate_sensitivity"] * (len(grid.rates) > 1)

@@ -46,8 +46,6 @@ BASELINE = "the baseline"
 STALLS = "stalls w="
 _NAMES = {
     "delta": "Δ",
-    "relative_delta": "relative Δ",
-    "detectable": "detectable difference",
     "bleu": "ΔBLEU",
     "steps_saved": "steps saved",
     "steps_at_best_rates": "steps saved at the best rates",

@@ -1,25 +1,24 @@
-"""A grid in one Parquet file, `results.parquet`: its table of cells and the records of its runs;
-and the results of a grid, packed or not, by its name, its file or its folder.
+"""The runs of a grid in one archive, `runs.tar.xz`; and the results of a grid, packed or not, by
+its name, its file or its folder.
 
-One row per planned cell. After the columns of the table follows one column per kind of file,
-such as `result.json`, with its text, or null where a run lacks it. Of `metrics.csv` only the
-validations and the learning rates are kept: the losses of single training batches, which no score
-uses, would be five sixths of the file. The metadata of the file hold `plan.json` and
-`grid.yaml`, compressed (zlib, base64). Any reader of Parquet gets the table.
+The archive holds `plan.json`, `grid.yaml` and the files of the finished runs, in `runs/NAME/`. Of
+`metrics.csv` only the validations and the learning rates are kept: the losses of single training
+batches, which no score uses, would be five sixths of the archive. The same runs give the same
+bytes.
 """
 
 import csv
 import io
 import json
+import lzma
 import os
 import re
+import tarfile
 import tempfile
-import zlib
-from base64 import b64decode, b64encode
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from lightning_app.config.grid import GridSpec, read_spec
 from lightning_app.config.tree import canonical
@@ -47,43 +46,36 @@ from lightning_app.runs.folder import (
     VOUCHED,
     GridFolder,
     RunFolder,
+    is_file_name,
 )
 from lightning_app.runs.records import SEAL, is_sealed, read_plan, sealed_with
 from lightning_app.runs.store import locate_run, stored
 
-if TYPE_CHECKING:
-    import pandas as pd
-
-
-PACKED = "results.parquet"
+PACKED = "runs.tar.xz"
 FILES = (RESULT, PRUNED, CONFIG, IDENTITY, BLOCK, ENVIRONMENT, METRICS)
 """The files of a run that are packed, once it has finished or was pruned."""
 
 _LARGEST = 2**28
-"""The bytes of text at most, in a file of the grid and in all runs together; more is refused before
-it is in memory. The largest study of this repository has 18 MB."""
+"""The bytes of all files together, at most. The largest study of this repository has 18 MB."""
 
 _OVER = ("ok", "diverged", "pruned", "other_data")
 _ENDS = (RESULT, PRUNED)
 
 
-def pack(grid: GridResults, table: "pd.DataFrame", path: Path) -> None:
-    """Write the `table` of a grid, one row per cell, and the files of the finished runs."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    folder = GridFolder(grid.folder)
-    packed = pa.Table.from_pandas(table, preserve_index=False)
-    held = [_texts(cell) if cell.state in _OVER else {} for cell in grid.cells]
-    for name in FILES:
-        texts = [each.get(name) for each in held]
-        packed = packed.append_column(name, pa.array(texts, pa.string()))
-    grid_files = (folder.plan, folder.specification)
-    whole = {file.name: b64encode(zlib.compress(file.read_bytes(), 9)) for file in grid_files}
-    packed = packed.replace_schema_metadata({**(packed.schema.metadata or {}), **whole})
-    sink = pa.BufferOutputStream()
-    pq.write_table(packed, sink, compression="zstd", compression_level=19)
-    write_whole(path, sink.getvalue().to_pybytes())
+def pack(grid: GridResults, path: Path) -> None:
+    """Write the plan, the grid file and the files of the finished runs."""
+    folder, sink = GridFolder(grid.folder), io.BytesIO()
+    held = {file.name: file.read_bytes() for file in (folder.specification, folder.plan)}
+    for cell in sorted(grid.cells, key=lambda cell: cell.name):
+        texts = _texts(cell) if cell.state in _OVER else {}
+        held |= {f"runs/{cell.name}/{name}": text.encode() for name, text in texts.items()}
+    with tarfile.open(fileobj=sink, mode="w:xz", preset=9) as archive:
+        # Texts of one kind side by side are smaller. A new `TarInfo` has no owner and no time.
+        for name in sorted(held, key=lambda name: (name.count("/"), Path(name).name)):
+            member = tarfile.TarInfo(name)
+            member.size = len(held[name])
+            archive.addfile(member, io.BytesIO(held[name]))
+    write_whole(path, sink.getvalue())
 
 
 def unpack(path: Path, experiments: Path) -> GridFolder:
@@ -92,24 +84,21 @@ def unpack(path: Path, experiments: Path) -> GridFolder:
     A folder of this name stays as it is if it holds every packed file. Raises `UserError` if it
     differs, and for a file that is no packed grid.
     """
-    held, runs = _contents(path)
     with output_folder(experiments), _working_folder(experiments) as made:
-        for name, content in held.items():
-            (made.path / name).write_bytes(content)
+        with _opened(path) as archive:
+            archive.extractall(made.path, _members(path, archive), filter="data")
+        for file in (made.plan, made.specification):
+            if not file.is_file():
+                raise UserError(f"{path}: holds no {file.name}, so it is no packed grid")
         plan = read_plan(made.plan)
         read_grid_file(made.specification)
-        if {cell.id for cell in plan.cells} != runs.keys():
-            raise UserError(f"{path}: its rows are not the cells of its plan")
+        if not {run.name for run in made.runs.iterdir()} <= {cell.name for cell in plan.cells}:
+            raise UserError(f"{path}: its runs are not those of its plan")
         there = GridFolder(experiments / plan.name)
-        for cell in plan.cells:
-            folder = made.link(cell.name)
-            for name, text in runs[cell.id].items():
-                folder.mkdir(parents=True, exist_ok=True)
-                (folder / name).write_bytes(text.encode())
         if there.path.exists():
             _check_same(made.path, there.path, path)
             for cell in plan.cells:
-                if runs[cell.id].keys().isdisjoint(_ENDS) and _has_ended(there.link(cell.name)):
+                if not _has_ended(made.link(cell.name)) and _has_ended(there.link(cell.name)):
                     raise UserError(
                         f"{there}: {cell.name} has ended there, but not in {path}; name another "
                         f"--experiments, or the grid instead of the study: {plan.name}"
@@ -123,85 +112,43 @@ def _has_ended(run: Path) -> bool:
     return any((run / name).is_file() for name in _ENDS)
 
 
-def is_packed(path: Path) -> bool:
-    """Whether a file is a packed grid, by its columns."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        return {"id", *FILES} <= {*pq.read_schema(path).names}
-    except (pa.ArrowException, OSError):
-        return False
-
-
 def packed_name(path: Path) -> str:
     """The name of a packed grid. Raises `UserError` for a file of another kind."""
-    held, _ = _contents(path)
-    return str(json.loads(held[GridFolder(Path()).plan.name])["name"])
+    with _opened(path) as archive:
+        try:
+            file = archive.extractfile(GridFolder(Path()).plan.name)
+            return str(json.load(file)["name"])  # pyright: ignore[reportArgumentType]
+        except (KeyError, ValueError) as error:
+            raise UserError(f"{path}: is no packed grid: {error}") from error
 
 
-def _contents(path: Path) -> tuple[dict[str, bytes], dict[str, dict[str, str]]]:
-    """The files of the grid by name, and the files of each run by id of the cell and name."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    columns = ["id", *FILES]
+@contextmanager
+def _opened(path: Path) -> Iterator[tarfile.TarFile]:
+    """An archive. Raises `UserError` while it is read if it is damaged, or of another kind."""
     try:
-        schema = pq.read_schema(path)
-        metadata = schema.metadata or {}
-        grid = GridFolder(Path())
-        names = [each.name for each in (grid.plan, grid.specification)]
-        held = {name: metadata.get(name.encode()) for name in names}
-        if not all(held.values()) or not {*columns} <= {*schema.names}:
-            raise UserError(f"{path}: holds no grid; `ablate report GRID --publish DIR` writes one")
-        texts = {name: _inflated(path, name, text) for name, text in held.items() if text}
-        # As dictionaries: a text that all rows share is in memory once.
-        file = pq.ParquetFile(path, read_dictionary=columns)
-        _check_size(path, sum(_uncompressed(file.metadata)))
-        packed = file.read(columns)
-        if not all(pa.types.is_dictionary(packed.schema.field(name).type) for name in columns):
-            raise UserError(f"{path}: holds no grid: its columns are no texts")
-        sizes = [_text_size(part) for name in FILES for part in packed.column(name).chunks]
-        _check_size(path, sum(sizes))
-    except (pa.ArrowException, OSError, ValueError, zlib.error) as error:
+        with lzma.open(path) as file:
+            data = file.read(_LARGEST + 1)
+        if len(data) > _LARGEST:
+            raise UserError(f"{path}: holds more than {_LARGEST / 2**20:.0f} MiB of text")
+        with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as archive:
+            yield archive
+    except (tarfile.TarError, lzma.LZMAError, EOFError, PermissionError) as error:
         raise UserError(f"{path}: cannot be read: {error}") from error
-    runs = {
-        row.pop("id"): {name: text for name, text in row.items() if text is not None}
-        for row in packed.to_pylist()
-    }
-    return texts, runs
 
 
-def _inflated(path: Path, name: str, text: bytes) -> bytes:
-    """The content of a compressed file, never holding more than the limit in memory."""
-    unpacking = zlib.decompressobj()
-    data = unpacking.decompress(b64decode(text), _LARGEST + 1)
-    if len(data) > _LARGEST:
-        _check_size(f"{path}: {name}", len(data))
-    if not unpacking.eof:
-        raise UserError(f"{path}: {name}: torn or damaged")
-    return data
-
-
-def _uncompressed(metadata: Any) -> Iterator[int]:
-    """The size in memory of each column of a Parquet file, according to its footer."""
-    for number in range(metadata.num_row_groups):
-        group = metadata.row_group(number)
-        for place in range(group.num_columns):
-            yield group.column(place).total_uncompressed_size
-
-
-def _text_size(part: Any) -> int:
-    """The characters of the texts of a column, each counted as often as rows have it."""
-    sizes = [len(text) for text in part.dictionary.to_pylist()]
-    return sum(sizes[place] for place in part.indices.to_pylist() if place is not None)
-
-
-def _check_size(what: str | Path, size: int) -> None:
-    if size > _LARGEST:
-        raise UserError(
-            f"{what}: holds more than {_LARGEST / 2**20:.0f} MiB of text, which no study has"
-        )
+def _members(path: Path, archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
+    """The files of an archive; links and any other files are refused."""
+    for member in archive:
+        match member.name.split("/"):
+            case ["plan.json" | "grid.yaml"]:
+                known = True
+            case ["runs", name, file]:
+                known = is_file_name(name) and file in FILES
+            case _:
+                known = False
+        if not (known and member.isreg()):
+            raise UserError(f"{path}: {member.name}: is no file of a grid or of a run")
+        yield member
 
 
 @contextmanager

@@ -1,7 +1,6 @@
 """The page of a report: one HTML file that needs no network."""
 
 import itertools
-import math
 import os
 import re
 import shlex
@@ -17,18 +16,16 @@ from lightning_app.report.comparisons import Effect, MetricDifference, compariso
 from lightning_app.report.facts import (
     direction,
     facts,
-    nats,
     preset_words,
     setting_of,
     state_counts,
 )
 from lightning_app.report.figures.sheet import FigureFiles, drawn_slices, slices_of
 from lightning_app.report.frames import results_frame
-from lightning_app.report.headline import by_slice, findings
+from lightning_app.report.headline import findings
 from lightning_app.report.limits import SHORT, limits, urgent
 from lightning_app.report.pairs import LEARNED, Score
 from lightning_app.report.results import GridResults
-from lightning_app.report.statistics import LEVEL, POWER
 from lightning_app.report.table import ReportTable
 from lightning_app.report.tables import (
     best_losses,
@@ -38,7 +35,6 @@ from lightning_app.report.tables import (
     cost_table,
     factor_table,
     headline_table,
-    largest_rates,
     loss_by_warmup,
     metric_table,
     missing_table,
@@ -149,15 +145,12 @@ def page(report: Report, drawings: Sequence[FigureFiles], made_from: str = "") -
         ],
         sections=_sections(grid, warmup=warmup),
         tables=_tables(report, warmup=warmup),
-        detectable=_detectable(report.scores),
-        alpha=f"{1 - LEVEL:.0%}",
-        power=f"{POWER:.0%}",
         first=first,
         drawn={
             question: _by_group(
                 [each for each in figures if each.drawing.question == question and each != first]
             )
-            for question in ("need", "cost", "stable", "inside")
+            for question in ("need", "cost", "inside")
         },
         left_out=_left_out(grid),
         only_rate=f", {label(rates[0])}" if rates else "",
@@ -197,14 +190,14 @@ def _sections(grid: GridResults, *, warmup: bool) -> list[str]:
         return ["need", "run"]
     if grid.pruner is not None:
         return ["figures", "run"]
-    return ["need", "cost", *(["stable"] if warmup else []), "inside", "run", "appendix"]
+    return ["need", "cost", "inside", "run", "appendix"]
 
 
 def _tables(report: Report, *, warmup: bool) -> dict[str, list[ReportTable]]:
     """The tables of each part of the page, without empty ones."""
     grid, scores = report.grid, report.scores
     metrics = [metric_table(grid)] if grid.finished else []
-    by_part: dict[str, list[ReportTable]] = {"need": [], "by_rate": [], "cost": [], "stable": []}
+    by_part: dict[str, list[ReportTable]] = {"need": [], "by_rate": [], "cost": []}
     by_part |= {"score": metrics, "run": [], "missing": [missing_table(grid)]}
     if grid.finished:
         by_part["run"] = [cell_table(grid, report.results, report.out)]
@@ -217,7 +210,6 @@ def _tables(report: Report, *, warmup: bool) -> dict[str, list[ReportTable]]:
             by_part["need"] = [over_rates(grid, scores), factor_table(grid, report.effects)]
             losses = best_losses(grid) if grid.adapts else loss_by_warmup(grid, scores)
             by_part["by_rate"] = [headline_table(grid, scores), losses]
-            by_part["stable"] = [largest_rates(grid, scores)] if len(grid.rates) > 1 else []
     return {part: [table for table in tables if table.bodies] for part, tables in by_part.items()}
 
 
@@ -250,19 +242,6 @@ def _unanswered(grid: GridResults) -> str:
     """The title of a page without a finding: the first sentence of the question, or the name."""
     sentence = re.match(r".*?[.?!](?=\s|$)", " ".join(grid.question.split()))
     return grid.name if sentence is None else sentence[0]
-
-
-def _detectable(scores: Sequence[Score]) -> list[str]:
-    """The differences that the grid could have detected, per group and rate."""
-    lines = {}
-    for where, variants in by_slice(scores).items():
-        for own in variants.values():
-            score = own.get("detectable")
-            if score is not None and not math.isnan(score.estimate):
-                at = f", {where}" if where else ""
-                size = f"{nats(score.estimate)} nats with {score.seeds} seeds"
-                lines[f"{size}{at} ({score.note})"] = None
-    return list(lines)
 
 
 def _again(grid: GridResults, out: Path) -> str:

@@ -41,10 +41,9 @@ class Score:
     censored, and "?" where it is on both sides.
 
     `values` holds seed and value of a mean over seeds. `each` holds the same if they are shown:
-    with fewer than 5 seeds, or without an interval because some seeds failed. `bootstrap` holds the
-    ends of the bootstrap-t interval, from 5 seeds on. The table has the last two in the note.
-    `ends` holds seed and both bounds of a score between bounds, else nothing. `waits`: planned runs
-    that the score needs have not finished, so that it has no p value yet.
+    with fewer than 5 seeds, or without an interval because some seeds failed; the table has them in
+    the note. `ends` holds seed and both bounds of a score between bounds, else nothing. `waits`:
+    planned runs that the score needs have not finished, so that it has no p value yet.
     """
 
     group: str
@@ -63,7 +62,6 @@ class Score:
     diverged: int = 0
     note: str = ""
     each: tuple[tuple[int, float], ...] = ()
-    bootstrap: tuple[float, float] | None = None
     values: tuple[tuple[int, float], ...] = ()
     ends: Ends = ()
     waits: bool = False
@@ -104,14 +102,11 @@ def scores_frame(rows: Sequence[Score]) -> "pd.DataFrame":
     """The scores as a table, one row per group, rate, variant and score."""
     import pandas as pd
 
-    columns = [column.name for column in fields(Score)][:-5]
+    columns = [column.name for column in fields(Score)][:-4]
     table = []
     for row in rows:
         listed = ", ".join(f"{seed}: {_shown(value)}" for seed, value in row.each)
-        ends = ", ".join(f"{end:.4f}" for end in row.bootstrap or ())
-        note = join_notes(
-            row.note, listed and f"per seed {listed}", ends and f"bootstrap-t [{ends}]"
-        )
+        note = join_notes(row.note, listed and f"per seed {listed}")
         table.append(asdict(row) | {"note": note})
     return pd.DataFrame(table, columns=columns)
 
@@ -154,11 +149,6 @@ class Arm:
     @property
     def rates(self) -> list[float]:
         return sorted({lr for _, lr, _ in self.planned})
-
-    @property
-    def shared_rates(self) -> list[float]:
-        """The rates planned with every warm-up."""
-        return [lr for lr in self.rates if all(lr in self.rates_at(w) for w in self.warmups)]
 
     def rates_at(self, warmup: int) -> list[float]:
         """The rates planned with a warm-up; refined arms have rates of their own."""
@@ -420,31 +410,6 @@ def _ends(runs: Sequence[CellResult]) -> str:
     """How runs ended, if some have an outcome other than trained or stalled."""
     words = {cell.word for cell in runs} - {OUTCOMES["trained"], OUTCOMES["stalled"]}
     return outcomes(runs) if words else ""
-
-
-def flatness(arm: Arm, lr: float) -> Score:
-    """`R_w = (mean_w l_bar - min_w l_bar) / (H_uni - min_w l_bar)`: 0 is flat over the warm-ups.
-
-    Undefined ("never learned") if the denominator is under 0.1 nats. It has no interval, since the
-    minimum of noisy means is biased and is not defined for a single seed.
-    """
-    reason, pairs = _over_warmups(arm, lr)
-    if not reason:
-        best = min(pairs.points, key=pairs.mean)
-        reason = why_never_learned(pairs, best)
-    if reason:
-        return undefined(arm, lr, "R_w", reason, pairs)
-    means = [pairs.mean(point) for point in pairs.points]
-    ratio = (mean(means) - min(means)) / (pairs.entropy - min(means))
-    return Score(
-        **score_identity(arm, lr, "R_w"), estimate=ratio, **pairs.counts, note=pairs.missing
-    )
-
-
-def _over_warmups(arm: Arm, lr: float) -> tuple[str, Paired]:
-    points = {(warmup, rate) for warmup, rate, _ in arm.planned if rate == lr}
-    pairs = arm.at(points)
-    return ("one warm-up only" if len(points) < 2 else why_nothing(pairs)), pairs
 
 
 def steps_saved(arm: Arm, lr: float, reference: int | None) -> list[Score]:

@@ -7,7 +7,6 @@ often each interval contains the true value, and the rate of false findings.
 
 import math
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -15,15 +14,12 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import special
 
 LEVEL = 0.95
-POWER = 0.8
-FEW_SEEDS = 5  # with fewer: no bootstrap, and no p value where stalls differ
+FEW_SEEDS = 5  # with fewer: no p value where stalls differ
 LEAST_SEEDS = 3  # with fewer: no p value, since two seeds agree by chance too often
 SMALL_FAMILY = 3  # with fewer comparisons: a label needs sign flips too, and so six seeds
 FAMILY = 12  # each comparison that a family has fewer counts twice
 MOST_FLIPPED = 16  # values whose signs are all flipped: 65,536 choices
 TOLERATED = 0.1  # of what the best rate learns may be lost at a tolerated rate
-DRAWS = 1999  # of a bootstrap; (DRAWS + 1) * (1 - LEVEL) / 2 is whole
-
 Floats = NDArray[np.float64]
 
 
@@ -303,12 +299,9 @@ def seeds_interval(values: Sequence[float], *failed: Sequence[bool]) -> tuple[fl
     return math.nan, math.nan, math.nan
 
 
-def t_quantile(count: int, comparisons: int = 1) -> float:
-    """The half width of a t interval of `count` values in standard errors.
-
-    At `1 - (1 - LEVEL) / comparisons`.
-    """
-    return float(special.stdtrit(count - 1, 1 - (1 - LEVEL) / (2 * comparisons)))
+def t_quantile(count: int) -> float:
+    """The half width of a t interval of `count` values in standard errors."""
+    return float(special.stdtrit(count - 1, (1 + LEVEL) / 2))
 
 
 def guarded_ps(values: ArrayLike, spread: ArrayLike, freedom: int) -> Floats:
@@ -361,35 +354,6 @@ def sign_flip_ps(values: ArrayLike) -> Floats:
     return np.asarray((sums >= sums[..., :1] * (1 - 1e-12)).mean(axis=-1))
 
 
-def fieller_interval(
-    numerators: Sequence[float], denominators: Sequence[float]
-) -> tuple[float, float]:
-    """`fieller_intervals` of one list of pairs: low, high."""
-    low, high = fieller_intervals(numerators, denominators)
-    return float(low), float(high)
-
-
-def fieller_intervals(numerators: ArrayLike, denominators: ArrayLike) -> tuple[Floats, Floats]:
-    """Fieller's interval (1954) of `mean(a) / mean(b)` for paired values `a`, `b`.
-
-    The ratios `r` with `(a_bar - r b_bar)^2 <= t^2 var(a - r b) / n`. NaN for one pair, without
-    spread, and if the denominator's interval contains zero (the set is then not an interval).
-    """
-    first, second = np.asarray(numerators, dtype=float), np.asarray(denominators, dtype=float)
-    count, top, bottom = first.shape[-1], first.mean(axis=-1), second.mean(axis=-1)
-    if count < 2:
-        return np.full_like(top, math.nan), np.full_like(top, math.nan)
-    apart, below = first - top[..., None], second - bottom[..., None]
-    square = t_quantile(count) ** 2 / (count * (count - 1))
-    with np.errstate(divide="ignore", invalid="ignore"):
-        bounded = _spread(first - (top / bottom)[..., None] * second)
-        a = bottom**2 - square * (below**2).sum(axis=-1)
-        b = top * bottom - square * (apart * below).sum(axis=-1)
-        c = top**2 - square * (apart**2).sum(axis=-1)
-        root = np.where(bounded & (a > 0), np.sqrt(np.maximum(b * b - a * c, 0.0)), math.nan)
-        return (b - root) / a, (b + root) / a
-
-
 def wilson_interval(failed: int, count: int) -> tuple[float, float]:
     """`wilson_intervals` of one share: low, high."""
     low, high = wilson_intervals(failed, count)
@@ -409,51 +373,6 @@ def wilson_intervals(failed: ArrayLike, count: int) -> tuple[Floats, Floats]:
     half = z * np.sqrt(share * (1 - share) / count + z**2 / (4 * count**2)) / scale
     low, high = np.where(found > 0, centre - half, 0.0), np.where(found < count, centre + half, 1.0)
     return low, high
-
-
-def bootstrap_interval(values: Sequence[float]) -> tuple[float, float]:
-    """`bootstrap_intervals` of one list: low, high; NaN from fewer than `FEW_SEEDS` values."""
-    if len(values) < FEW_SEEDS:
-        return math.nan, math.nan
-    low, high = bootstrap_intervals(values)
-    return float(low), float(high)
-
-
-def bootstrap_intervals(values: ArrayLike) -> tuple[Floats, Floats]:
-    """Bootstrap-t interval of the mean (Efron 1981), over resamples of the seeds.
-
-    `[mean - q_hi * sd / sqrt(n), mean - q_lo * sd / sqrt(n)]`, the `q` the 2.5 and 97.5 % quantiles
-    of `(mean* - mean) / (sd* / sqrt(n))`. The resamples are the same each time. In the simulation
-    its coverage is right from 5 seeds on, also for skewed noise; the percentile and BCa intervals
-    (Efron 1987) contain the true value in 82 to 90 % up to 10 seeds, and the symmetric bootstrap-t
-    (Hall 1988) in 98 % at 5. NaN without spread, and if too few values differ for a finite one.
-    """
-    found = np.asarray(values, dtype=float)
-    count, centre = found.shape[-1], found.mean(axis=-1)
-    error = np.where(_spread(found), found.std(axis=-1, ddof=1), math.nan) / math.sqrt(count)
-    rank = round((DRAWS + 1) * (1 - LEVEL) / 2) - 1
-    ranks = [rank, DRAWS - 1 - rank]
-    quantiles = np.partition(bootstrap_t(found), ranks, axis=-1)[..., ranks]
-    finite = np.where(np.isfinite(quantiles).all(axis=-1, keepdims=True), quantiles, math.nan)
-    return centre - finite[..., 1] * error, centre - finite[..., 0] * error
-
-
-def bootstrap_t(values: Floats) -> Floats:
-    """`(mean* - mean) / (sd* / sqrt(n))` of each resample (last axis), +-inf if it is constant."""
-    shares = resamples(values.shape[-1]).T
-    apart = values - values.mean(axis=-1, keepdims=True)
-    shift = apart @ shares
-    variance = (apart**2 @ shares - shift**2) / (values.shape[-1] - 1)  # of the mean
-    constant = variance <= 1e-12 * (apart**2).mean(axis=-1, keepdims=True)
-    error = np.sqrt(np.where(constant, 1.0, variance))
-    return np.where(constant, np.copysign(math.inf, shift), shift / error)
-
-
-@lru_cache(maxsize=16)
-def resamples(count: int) -> Floats:
-    """Resamples of `count` values, as the share that each value has: [DRAWS, count]."""
-    drawn = np.random.default_rng(1987).integers(count, size=(DRAWS, count))
-    return (drawn[:, :, None] == np.arange(count)).mean(axis=1)
 
 
 def label_values(p: ArrayLike, p_sign: ArrayLike) -> Floats:
@@ -490,50 +409,6 @@ def holm_values(p: ArrayLike, count: ArrayLike | None = None) -> Floats:
     corrected = np.empty_like(given)
     np.put_along_axis(corrected, order, np.maximum.accumulate(steps, axis=-1), axis=-1)
     return corrected
-
-
-def detectable(spread: float, count: int, comparisons: int = 1) -> float:
-    """The mean difference that a t test of `count` seeds finds with 80 % power, in units of spread.
-
-    `spread * ncp / sqrt(n)`, `ncp` solving `P(|T_{n-1}(ncp)| > t_{n-1, 1 - 0.05 / (2 m)}) = 0.8`
-    with the noncentral t (Johnson and Welch 1940). `spread` is the standard deviation of the
-    paired differences; `m` `comparisons` are Holm's strictest step. NaN for one seed.
-    """
-    if count < 2 or not spread > 0:
-        return math.nan
-    return spread * _detectable_ncp(count, comparisons) / math.sqrt(count)
-
-
-@lru_cache(maxsize=256)
-def _detectable_ncp(count: int, comparisons: int) -> float:
-    low, high = 0.0, 1.0
-    while power(high, count, comparisons) < POWER:
-        low, high = high, 2 * high
-    for _ in range(60):
-        middle = (low + high) / 2
-        below = power(middle, count, comparisons) < POWER
-        low, high = (middle, high) if below else (low, middle)
-    return high
-
-
-def power(ncp: float, count: int, comparisons: int = 1) -> float:
-    """The chance that the two-sided t test of `count` seeds rejects, given its noncentrality.
-
-    `E[Phi(ncp - t u) + Phi(-ncp - t u)]`, `u = sqrt(chi2_{n-1} / (n - 1))` the error of the
-    standard deviation, by Gauss and Legendre over the quantiles of `u`. (`special.nctdtr` of SciPy
-    1.17 is wrong at `n = 3` for the large `ncp` that Holm needs.)
-    """
-    nodes, weights = _quadrature()
-    error = np.sqrt(2 * special.gammaincinv((count - 1) / 2, nodes) / (count - 1))
-    edge = t_quantile(count, comparisons) * error
-    return float(weights @ (special.ndtr(ncp - edge) + special.ndtr(-ncp - edge)))
-
-
-@lru_cache(maxsize=1)
-def _quadrature() -> tuple[Floats, Floats]:
-    """Nodes and weights on (0, 1)."""
-    nodes, weights = np.polynomial.legendre.leggauss(200)
-    return (nodes + 1) / 2, weights / 2
 
 
 class BleuDifference(NamedTuple):

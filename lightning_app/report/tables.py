@@ -126,7 +126,7 @@ def mean_of(cells: Sequence[CellResult]) -> Datum:
 
 def headline_table(grid: GridResults, scores: Sequence[Score]) -> ReportTable:
     """What warm-up does to the loss of each variant, at each rate that compares warm-ups."""
-    wanted = ("delta", "relative_delta", "interaction", "steps_saved", "lost_steps", STALLS)
+    wanted = ("delta", "interaction", "steps_saved", "lost_steps", STALLS)
     shown = _at_shared_rates(grid, [s for s in scores if s.score.startswith(wanted)])
     reference, baseline = grid.reference_warmup, grid.baseline or "the baseline"
     stalled = failures(grid.finished) or "stalled"
@@ -155,7 +155,6 @@ def headline_table(grid: GridResults, scores: Sequence[Score]) -> ReportTable:
         (Heading("warm-up", words=True, between="; ", brief=True), reads),
         (Heading(f"against {baseline}", words=True), compares),
         (Heading("Δ", "nats per token"), _score("delta")),
-        (Heading("relative Δ", "of what is learned", outputs=PRINTED), _score("relative_delta")),
         (Heading("interaction", f"Δ − Δ of {baseline}"), _score("interaction")),
         (Heading("steps saved", "by warm-up", outputs=PAGE), _steps),
         *(
@@ -176,8 +175,7 @@ def headline_table(grid: GridResults, scores: Sequence[Score]) -> ReportTable:
         say("captions.headline", **words),
         title=f"The effect of no warm-up [{LEVEL:.0%} intervals per comparison; labels: p values "
         "corrected for the number of comparisons]",
-        page_caption="Below them: the values of the seeds. " * any(len(s.each) > 1 for s in shown)
-        + "Bootstrap-t intervals are in sensitivity.csv." * any(s.bootstrap for s in shown),
+        page_caption="Below them: the values of the seeds. " * any(len(s.each) > 1 for s in shown),
         heading="A dash marks an undefined score. Notes:",
     )
 
@@ -203,8 +201,8 @@ def _steps(own: Own) -> Datum:
 
 
 def loss_by_warmup(grid: GridResults, scores: Sequence[Score]) -> ReportTable:
-    """The mean final loss of each arm, and how flat it is over the warm-ups."""
-    shown = [score for score in scores if score.score == "R_w"]
+    """The mean final loss of each arm."""
+    shown = [score for score in scores if score.score == "delta"]
     arms: dict[tuple[str, str, float, int | None], list[CellResult]] = {}
     for cell in grid.finished:
         key = (cell.variant, cell.group, cell.lr or 0.0, cell.warmup)
@@ -212,16 +210,18 @@ def loss_by_warmup(grid: GridResults, scores: Sequence[Score]) -> ReportTable:
 
     def loss(warmup: int) -> Callable[[Own], Datum]:
         def of(own: Own) -> Datum:
-            score = own["R_w"]
+            score = own["delta"]
             return mean_of(arms.get((score.variant, score.group, score.lr, warmup), []))
 
         return of
 
     unit = f"{grid.monitored.loss}, nats"
     losses = [(Heading(f"warm-up {w:,}", unit), loss(w)) for w in grid.warmups]
-    columns: Columns[Own] = [*losses, (Heading("R_w"), _score("R_w"))]
+    columns: Columns[Own] = [(NAME, lambda own: own["delta"].variant), *losses]
+    slices = by_slice(shown).items()
+    rows = ((where, own) for where, variants in slices for own in variants.values())
     caption = say("captions.loss_by_warmup", level=LEVEL, data=in_short(grid))
-    return _of_scores("loss_by_warmup", shown, columns, caption)
+    return laid_out("loss_by_warmup", columns, rows, caption=caption)
 
 
 def best_losses(grid: GridResults) -> ReportTable:
@@ -277,19 +277,6 @@ def over_rates(grid: GridResults, scores: Sequence[Score]) -> ReportTable:
     ]
     caption = say("captions.over_rates", rates=", ".join(map(label, grid.rates)))
     return _of_scores("over_rates", shown, columns, caption)
-
-
-def largest_rates(grid: GridResults, scores: Sequence[Score]) -> ReportTable:
-    """The largest rate at which each variant is stable, by warm-up."""
-    shown = [score for score in scores if score.score.startswith("eta_max")]
-
-    def largest(warmup: int) -> Callable[[Own], str]:
-        name = f"eta_max w={warmup}"
-        return lambda own: rate(own[name].estimate) if name in own else DASH
-
-    columns = [(Heading("η_max", f"warm-up {w:,}"), largest(w)) for w in grid.warmups]
-    caption = say("captions.largest_rates", rates=", ".join(map(label, grid.rates)))
-    return _of_scores("largest_rates", shown, columns, caption)
 
 
 def bleu_table(scores: Sequence[Score]) -> ReportTable:

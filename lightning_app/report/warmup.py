@@ -47,7 +47,6 @@ from lightning_app.report.pairs import (
     bound_of,
     bounds_interval,
     bounds_p,
-    flatness,
     join_notes,
     score_identity,
     stall_difference,
@@ -55,24 +54,19 @@ from lightning_app.report.pairs import (
     steps_saved,
     tau,
     undefined,
-    unfinished,
     why_never_learned,
     why_not_learned,
     why_nothing,
 )
-from lightning_app.report.results import CellResult, GridResults, failures
+from lightning_app.report.results import CellResult, GridResults
 from lightning_app.report.statistics import (
     FEW_SEEDS,
     LEAST_SEEDS,
-    POWER,
     TOLERATED,
     Floats,
     best_by_seed,
     best_on_others,
-    bootstrap_interval,
-    detectable,
     ended_alike,
-    fieller_interval,
     guarded_ps,
     holm_values,
     label_values,
@@ -81,7 +75,6 @@ from lightning_app.report.statistics import (
     sign_flip_p,
     steps_by_seed,
     t_interval,
-    t_quantile,
     tolerated_by_seed,
 )
 
@@ -449,44 +442,6 @@ def _average(curve: RateCurve, span: Span, rates: Collection[float]) -> Floats:
     return np.trapezoid(curve.losses[:, inside], logs, axis=1) / (logs[-1] - logs[0])
 
 
-def largest_rate(arm: Arm, warmup: int) -> Score:
-    """`eta_max w=...`: the largest rate at which no finished run failed.
-
-    Only rates at which the arm is run with every warm-up count: refined ones have further rates.
-    """
-    name = f"eta_max w={warmup}"
-    shared = arm.shared_rates
-    own = sorted(key for key in arm.planned if key[0] == warmup and key[1] in shared)
-    runs: dict[float, list[CellResult]] = {}
-    for key in own:
-        if key in arm.cells:
-            runs.setdefault(key[1], []).append(arm.cells[key])
-    finished = [cell for cells in runs.values() for cell in cells]
-    failed = {lr: sum(cell.state == "diverged" for cell in cells) for lr, cells in runs.items()}
-    sound = [lr for lr, count in failed.items() if count == 0]
-    counts: dict[str, Any] = {
-        "seeds": len({key[2] for key in own if key in arm.cells}),
-        "cells": len(finished),
-        "diverged": sum(failed.values()),
-    }
-    if not sound:
-        reason = f"{failures(finished)} at every rate" if runs else "no finished run"
-        reason = reason if shared else "no rate with every warm-up"
-        return Score(**score_identity(arm, math.nan, name), **counts, note=reason)
-    best = max(sound)
-    note = join_notes(
-        "the largest rate with a finished run: a lower bound" if best == max(runs) else "",
-        _smaller([cell for lr, cells in runs.items() if lr < best for cell in cells]),
-        unfinished("runs", len(own), len(finished)),
-    )
-    return Score(**score_identity(arm, math.nan, name), estimate=best, **counts, note=note)
-
-
-def _smaller(cells: Sequence[CellResult]) -> str:
-    failed = failures(cells)
-    return f"a smaller rate {failed}" if failed else ""
-
-
 def _complete(
     arm: Arm, warmups: Sequence[int | None], seeds: int = 1
 ) -> tuple[str, Paired, Mapping[int, RateCurve]]:
@@ -570,11 +525,9 @@ def _of_slice(members: Mapping[str, Arm], lr: float, grid: GridResults) -> list[
     compared = [interaction(a, members.get(a.baseline or ""), lr, grid, spread) for a in present]
     rows = []
     for arm, versus in zip(present, compared, strict=True):
-        rows += [delta(arm, lr, grid, spread), relative_delta(arm, lr, grid), versus]
-        rows += [smallest_found(arm, lr, versus, compared)]
+        rows += [delta(arm, lr, grid, spread), versus]
         rows += steps_saved(arm, lr, grid.reference_warmup)
         rows += [stalls(arm, lr, warmup) for warmup in arm.warmups]
-        rows += [flatness(arm, lr)]
     return rows
 
 
@@ -586,8 +539,7 @@ def _over_rates(members: Sequence[Arm], grid: GridResults) -> list[Score]:
     for arm, need in zip(members, found, strict=True):
         rows += [octaves(arm, ref), steps_at_best_rates(arm, ref, need)]
         rows += [rate_sensitivity(arm, ref, span=span)]
-        for warmup in arm.warmups:
-            rows += [rate_sensitivity(arm, None, warmup, span), largest_rate(arm, warmup)]
+        rows += [rate_sensitivity(arm, None, warmup, span) for warmup in arm.warmups]
     return rows
 
 
@@ -648,33 +600,6 @@ def _tested(
         found["p"] = float(guarded_ps(differences, *spread))
     found["note"] = join_notes(found["note"], few)
     return found
-
-
-def relative_delta(arm: Arm, lr: float, grid: GridResults) -> Score:
-    """`Delta / (H_uni - l_bar(ref))`: the share of what is learned that is lost without warm-up.
-
-    A ratio of two means over the same seeds; the interval is Fieller's (1954). Undefined where the
-    denominator is under 0.1 nats: the variant never learned, with warm-up either.
-    """
-    reason, pairs, ref = _against_reference(arm, lr, grid)
-    if reason:
-        return undefined(arm, lr, "relative_delta", reason, pairs)
-    lost = _differences(pairs, (0, lr), (ref, lr))
-    learned = [
-        pairs.runs[(ref, lr), s].entropy - pairs.runs[(ref, lr), s].loss for s in pairs.seeds
-    ]
-    low, high = (math.nan, math.nan) if pairs.mixed else fieller_interval(lost, learned)
-    ratios = [a / b if b else math.nan for a, b in zip(lost, learned, strict=True)]
-    return Score(
-        **score_identity(arm, lr, "relative_delta"),
-        estimate=mean(lost) / mean(learned),
-        bound=bound_of(at_most=any(pairs.failed((ref, lr))), at_least=_capped(pairs, lr)),
-        low=low,
-        high=high,
-        **pairs.counts,
-        note=join_notes(pairs.missing, pairs.mixed or _no_interval(ratios, low)),
-        each=_each(pairs.seeds, ratios, pairs.mixed),
-    )
 
 
 def interaction(
@@ -742,39 +667,6 @@ def interaction(
     )
 
 
-def smallest_found(arm: Arm, lr: float, versus: Score, family: Sequence[Score]) -> Score:
-    """`detectable`: the smallest true interaction that a t test finds with 80 % power, in nats.
-
-    Two-sided at 5 %, uncorrected; the note has Holm's strictest step among the variants. A label
-    needs more: the larger of two p values, corrected over the whole grid. The standard deviation of
-    the interaction, seed by seed, is pooled over the variants of the `family` that have intervals:
-    `sqrt(sum_v (n_v - 1) sd_v^2 / sum_v (n_v - 1))`.
-    """
-    if math.isnan(versus.low) or math.isnan(versus.p):
-        reason = versus.note if math.isnan(versus.estimate) else "no interval or p value to find it"
-        return undefined(arm, lr, "detectable", reason)
-    squares, freedom = 0.0, 0
-    for score in family:
-        if not math.isnan(score.low):
-            error = (score.high - score.low) / 2 / t_quantile(score.seeds)
-            squares += (score.seeds - 1) * score.seeds * error**2
-            freedom += score.seeds - 1
-    spread = math.sqrt(squares / freedom)
-    tested = sum(_compared(score) for score in family)
-    strict = detectable(spread, versus.seeds, tested) if tested > 1 else math.nan
-    return Score(
-        **score_identity(arm, lr, "detectable"),
-        estimate=detectable(spread, versus.seeds),
-        seeds=versus.seeds,
-        cells=versus.cells,
-        diverged=versus.diverged,
-        note=join_notes(
-            f"{POWER:.0%} power, sd {spread:.4f} with {freedom} degrees of freedom",
-            "" if math.isnan(strict) else f"{strict:.4f} at Holm's strictest step of {tested}",
-        ),
-    )
-
-
 def holm(rows: Sequence[Score]) -> list[Score]:
     """The rows with their p values corrected (`label_values`); they are the family.
 
@@ -824,14 +716,12 @@ def _over_seeds(
     low, high, _ = t_interval(values)
     if mixed:
         low = high = math.nan
-    ends = (math.nan, math.nan) if mixed else bootstrap_interval(values)
     return {
         "low": low,
         "high": high,
         "note": join_notes(missing, mixed or _no_interval(values, low)),
         "each": _each(seeds, values, mixed),
         "values": tuple(zip(seeds, values, strict=True)),
-        "bootstrap": None if math.isnan(ends[0]) else ends,
     }
 
 

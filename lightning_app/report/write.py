@@ -57,13 +57,15 @@ from lightning_app.report.warmup import sensitivity_scores
 from lightning_app.runs.folder import PRUNED, RESULT, STORE, VOUCHED, GridFolder
 
 if TYPE_CHECKING:
+    import pandas as pd
     from matplotlib.figure import Figure
     from werkzeug.wrappers import Request, Response
 
 
 def publish(grid: GridResults, out: Path) -> None:
-    """Write `results.parquet`, a packed grid, the tables of the scores (`write_scores`), and the
-    figure that the report opens with: `headline-light` and `headline-dark`, `.svg` and `.png`.
+    """Write `results.parquet`, the table of the runs, `runs.tar.xz`, which restores them, the
+    tables of the scores (`write_scores`), and the figure that the report opens with:
+    `headline-light` and `headline-dark`, `.svg` and `.png`.
 
     Raises `UserError` for a folder that holds another study.
 
@@ -73,7 +75,8 @@ def publish(grid: GridResults, out: Path) -> None:
     if (out / PACKED).is_file() and (other := packed_name(out / PACKED)) != grid.name:
         raise UserError(f"--publish: {out}: holds the study {other}; name another folder")
     report = Report(grid, [*sensitivity_scores(grid), *bleu_scores(grid)], out)
-    pack(grid, report.results, out / PACKED)
+    pack(grid, out / PACKED)
+    _write_parquet(report.results, out / "results.parquet")
     write_scores(report)
     for look in ("light", "dark"):
         for ending in ("svg", "png"):
@@ -142,9 +145,7 @@ def write_exports(report: Report) -> None:
     grid, scores, out = report.grid, report.scores, report.out
     for name, frame in (("results", report.results), ("validations", validations_frame(grid))):
         write_whole(out / f"{name}.csv", frame.to_csv(index=False))
-        parquet = io.BytesIO()
-        frame.to_parquet(parquet, index=False)
-        write_whole(out / f"{name}.parquet", parquet.getvalue())
+        _write_parquet(frame, out / f"{name}.parquet")
     removes = write_scores(report)
     tables = report.task_tables()
     if scores and grid.finished:
@@ -156,6 +157,12 @@ def write_exports(report: Report) -> None:
         write_whole(out / "tables" / f"{table.name}.tex", latex(table))
         write_whole(out / "tables" / f"{table.name}.md", markdown(table))
     write_whole(out / "references.bib", references(grid))
+
+
+def _write_parquet(frame: "pd.DataFrame", path: Path) -> None:
+    parquet = io.BytesIO()
+    frame.to_parquet(parquet, index=False)
+    write_whole(path, parquet.getvalue())
 
 
 TABLES = ("headline", "loss_by_warmup", "failure_tests", "failed_runs", "task_scores")
@@ -214,7 +221,6 @@ OF_RATES = FigureKind("loss_by_rate", "need", need.loss_by_rate)
 OF_A_GROUP = (
     FigureKind("rate_by_warmup", "need", stable.rate_by_warmup),
     FigureKind("resources", "cost", training.resources),
-    FigureKind("frontier", "stable", stable.frontier),
     FigureKind("probes", "inside", stable.twins),
     FigureKind("explanations", "inside", stable.explanations),
 )

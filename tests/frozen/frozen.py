@@ -5,7 +5,7 @@
 
 `expected.json.xz` holds, for each shipped grid, the ids of its cells and the settings and the
 record of its first cell; for each packed study, the documents of `plan`, `status` and `report` with
-`--json`, and the tables that `report` writes. `demo.parquet` is the demo, packed.
+`--json`, and the tables that `report` writes. `demo.tar.xz` is the demo, packed.
 """
 
 import contextlib
@@ -39,16 +39,15 @@ ROOT = Path(__file__).parents[2]
 GRIDS = sorted((ROOT / "ablations").glob("*.yaml"))
 BASES = sorted((ROOT / "ablations/base").glob("*.yaml"))
 STUDIES = {
-    "demo": Path(__file__).with_name("demo.parquet"),
+    "demo": Path(__file__).with_name("demo.tar.xz"),
     **{
-        name: ROOT / "ablations/results" / name / "results.parquet"
+        name: ROOT / "ablations/results" / name / "runs.tar.xz"
         for name in ("joint", "xiong_small", "warmup_lm")
     },
 }
-STRUCK = ("text_sampling.csv", "figures/loss_by_seconds.csv")
+STRUCK: tuple[str, ...] = ()
 """Documents of a study that the program made when the set was frozen, and makes no more."""
-STRUCK_FIELDS = ("rounding", "former", "others", "lacking", "effect", "grid", "grids", "elsewhere")
-STRUCK_FIELDS += ("found_in", "refused")
+STRUCK_FIELDS: tuple[str, ...] = ()
 """Fields of a config, a record or a document that are no more or are new, at any depth, and in the
 text of effects."""
 ELSEWHERE = ("code", "device", "libraries")
@@ -81,7 +80,7 @@ def _kept(value: Any) -> Any:
         return {key: _kept(part) for key, part in value.items() if key not in STRUCK_FIELDS}
     if isinstance(value, list):
         return [_kept(part) for part in value]
-    return value.replace(', "rounding": 0', "") if isinstance(value, str) else value
+    return value
 
 
 def write_corpora(folder: Path) -> None:

@@ -10,8 +10,6 @@ import pytest
 from scipy import stats
 
 from benchmarks import coverage, false_labels, left_out, steps_to_loss
-from lightning_app.report.figures.sheet import Part
-from lightning_app.report.figures.stable import frontier
 from lightning_app.report.headline import HELPS, WAITS, own_reading
 from lightning_app.report.pairs import arms, tau
 from lightning_app.report.results import read_results
@@ -313,10 +311,9 @@ def test_each_warm_up_has_the_rates_at_which_it_was_run(make_grid: Any) -> None:
     assert dict(fewer["rate_sensitivity w=60"].values)[1] == pytest.approx(area - least)
     gapped = scores("gapped", {0: [rates[0], rates[3]], 60: rates[1:3]})
     assert math.isnan(gapped["rate_sensitivity"].estimate)  # no rate is tried in both arms
-    assert math.isnan(gapped["eta_max w=0"].estimate)
 
 
-def test_rates_of_one_warm_up_alone_change_neither_s_nor_the_largest_rate(make_grid: Any) -> None:
+def test_rates_of_one_warm_up_alone_do_not_change_s(make_grid: Any) -> None:
     """A curve with one more node between two others has another area under its trapezoids."""
 
     def outcome(axes: dict[str, Any]) -> float | str:
@@ -336,22 +333,6 @@ def test_rates_of_one_warm_up_alone_change_neither_s_nor_the_largest_rate(make_g
     even, more = found
     assert even["rate_sensitivity"].estimate == pytest.approx(0.0)
     assert more["rate_sensitivity"].estimate == pytest.approx(0.0)
-    for warmup in (0, 60):
-        assert more[f"eta_max w={warmup}"].estimate == 0.002
-        assert "lower bound" not in more[f"eta_max w={warmup}"].note
-    assert more["eta_max w=60"].cells == even["eta_max w=60"].cells == 9
-
-
-def test_the_frontier_is_open_at_the_largest_rate_of_both_warm_ups(make_grid: Any) -> None:
-    """Without warm-up no rate fails; that of 0.004 was tried without it only."""
-    axes = {PRESET: ["pre_ln"], WARMUP: [0, 60], RATE: [0.001, 0.002, 0.004], SEED: [1, 2, 3]}
-    fake = make_grid(lambda at: 4.5 if at[RATE] == 0.002 and at[WARMUP] else 2.0, axes)
-    keep(fake, lambda at: (at[RATE], at[WARMUP]) != (0.004, 60))
-    grid = read_results(fake.folder)
-    (sketch,) = frontier(Part(grid=grid, cells=grid.finished, group="all", lr=None))
-    drawn = [row for row in sketch.table.to_dict("records") if row["mark"] == "frontier"]
-    found = {row["warmup"]: (row["lr"], bool(row["at_least"])) for row in drawn}
-    assert found == {0: (0.002, True), 60: (0.001, False)}
 
 
 def test_rates_left_out_and_asked_for_again(make_grid: Any) -> None:

@@ -22,9 +22,9 @@ from lightning_app.report.headline import (
     relation,
     with_numbers,
 )
-from lightning_app.report.pairs import ELSEWHERE, NEVER, NOT_YET, Score, arms
+from lightning_app.report.pairs import ELSEWHERE, NEVER, NOT_YET, Score
 from lightning_app.report.results import GridResults, read_results
-from lightning_app.report.warmup import largest_rate, sensitivity_scores
+from lightning_app.report.warmup import sensitivity_scores
 from tests.told import told
 
 PRESET = "model.block.preset"
@@ -202,18 +202,6 @@ def test_runs_that_become_non_finite_do_not_stall(make_grid: Any) -> None:
     said = "pre_ln (5 of 5 runs without warm-up, 0 of 5 with it) becomes non-finite more often"
     assert said in text
     assert "stall" not in text
-
-
-def test_the_largest_sound_rate_is_a_bound_where_no_larger_one_was_tried(make_grid: Any) -> None:
-    """Without warm-up the runs at the two largest rates have not finished."""
-
-    def outcome(axes: Mapping[str, Any]) -> float | str:
-        return "waiting" if axes[WARMUP] == 0 and axes[RATE] > 0.002 else 2.0 + noise(axes)
-
-    grid = read_results(make_grid(outcome, FIVE, curves=False).folder)
-    (arm,) = arms(grid)
-    assert largest_rate(arm, 0).estimate == 0.002
-    assert "a lower bound" in largest_rate(arm, 0).note
 
 
 def test_one_seed_has_numbers_instead_of_a_test(make_grid: Any) -> None:

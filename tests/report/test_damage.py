@@ -109,7 +109,8 @@ def spoil_a_field(path: Path, chance: random.Random) -> None:
 def spoil(path: Path, chance: random.Random) -> str:
     """Damage a file as disks, editors and people do; say what was done."""
     data = bytearray(path.read_bytes())
-    kinds = ["truncate", "garbage", "flip", "empty", "folder", "deep", "latin"]
+    kinds = ["truncate", "garbage", "flip", "empty", "folder", "latin"]
+    kinds += ["deep"] * (path.suffix in (".json", ".csv"))  # YAML that deep is not defended
     kinds += ["field"] * 6 * (path.suffix != ".txt")
     kind = chance.choice(kinds)
     if kind == "truncate":

@@ -130,17 +130,8 @@ def test_these_grids_have_every_score_and_number(make_grid: Any) -> None:
         assert (folder / "tables" / "loss_by_warmup.md").is_file()
     defined = pd.concat(frames)
     assert {score.split()[0] for score in defined["score"]} == {
-        *(
-            "delta",
-            "relative_delta",
-            "interaction",
-            "detectable",
-            "stalls",
-            "steps_saved",
-            "lost_steps",
-        ),
-        *("R_w", "eta_max", "need", "octaves", "rate_sensitivity", "stall_difference"),
-        "steps_at_best_rates",
+        *("delta", "interaction", "stalls", "steps_saved", "lost_steps", "steps_at_best_rates"),
+        *("need", "octaves", "rate_sensitivity", "stall_difference"),
     }
     assert all(len(defined[number].dropna()) > 2 for number in NUMBERS)
 
@@ -155,7 +146,7 @@ def test_a_grid_without_a_reference_is_recomputed(
         folder = written(read_results(fake.folder))
         assert oracle.check(folder) == []
         defined = pd.read_csv(folder / "sensitivity.csv").dropna(subset="estimate")["score"]
-        assert {"stalls", "R_w"} <= {score.split()[0] for score in defined}
+        assert {"stalls"} <= {score.split()[0] for score in defined}
 
 
 @pytest.mark.parametrize("prunes", [False, True])

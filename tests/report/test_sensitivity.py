@@ -61,8 +61,6 @@ def test_three_seeds_by_hand(make_grid):
     assert interval(found["post_ln", "delta"]) == pytest.approx((1.803172, 2.3, 2.796828), abs=1e-6)
     # 0.1 0.2 0.3
     assert interval(found["pre_ln", "delta"]) == pytest.approx((-0.048414, 0.2, 0.448414), abs=1e-6)
-    assert found["post_ln", "relative_delta"].estimate == pytest.approx(1.0)
-    assert found["pre_ln", "relative_delta"].estimate == pytest.approx(0.2 / (H - 2.2))
     # 2.4 2.1 1.8; three stalls against none are no more than chance may do with three seeds
     versus = found["post_ln", "interaction"]
     assert interval(versus) == pytest.approx((1.354758, 2.1, 2.845242), abs=1e-6)
@@ -70,7 +68,6 @@ def test_three_seeds_by_hand(make_grid):
     assert math.isnan(versus.p_holm)
     assert versus.note == "3 seeds are too few to tell stalls from chance, so no p value"
     assert (versus.seeds, versus.cells, versus.diverged) == (3, 12, 3)
-    assert found["post_ln", "R_w"].estimate == pytest.approx(0.5)
     assert (found["post_ln", "delta"].bound, found["pre_ln", "delta"].bound) == (">=", "")
     # 0.1 0.2 0.3: t = 0.2 / (0.1 / sqrt(3)) with 2 degrees of freedom; pooled with 2.5 2.3 2.1
     assert found["pre_ln", "delta"].p_sign == pytest.approx(2 / 2**3)
@@ -78,7 +75,6 @@ def test_three_seeds_by_hand(make_grid):
     apart = 0.2 / (pooled / math.sqrt(3))
     expected = max(2 * stats.t.sf(2 * math.sqrt(3), 2), 2 * stats.t.sf(apart, 4))
     assert found["pre_ln", "delta"].p == pytest.approx(expected)
-    assert found["pre_ln", "R_w"].estimate == pytest.approx(0.1 / 2.3)
     # Wilson: 3 of 3 has the lower end 1 / (1 + z^2 / 3)
     low, estimate, high = interval(found["post_ln", "stalls w=0"])
     assert (low, estimate, high) == pytest.approx((1 / (1 + 1.959964**2 / 3), 1.0, 1.0), abs=1e-6)
@@ -86,7 +82,7 @@ def test_three_seeds_by_hand(make_grid):
     assert dict(found["post_ln", "delta"].each) == pytest.approx({1: 2.5, 2: 2.3, 3: 2.1})
 
 
-def test_a_p_value_and_what_it_could_have_found_by_hand(make_grid):
+def test_a_p_value_by_hand(make_grid):
     def outcome(axes: Mapping[str, Any]) -> float:
         return worked(axes) - 0.5 * (axes[PRESET] == "post_ln" and axes[WARMUP] == 0)
 
@@ -99,11 +95,6 @@ def test_a_p_value_and_what_it_could_have_found_by_hand(make_grid):
     other = 2 * stats.t.sf(1.0 / (pooled / math.sqrt(3)), 4)
     assert versus.p == pytest.approx(max(1 - t / math.sqrt(t**2 + 2), other))  # 2 degrees
     assert versus.p_holm == min(1.0, 23 * versus.p)
-    # the noncentrality of 80 % power at 3 seeds is 5.65349, over sqrt(3)
-    smallest = found["post_ln", "detectable"]
-    assert smallest.estimate == pytest.approx(0.6 * 3.264044, abs=1e-4)
-    assert smallest.note == "80% power, sd 0.6000 with 2 degrees of freedom"
-    assert found["pre_ln", "detectable"].note == "is the baseline"
 
 
 def test_the_baseline_is_not_compared_with_itself(make_grid):
@@ -143,19 +134,10 @@ def test_a_second_road_to_every_score(make_grid):
         assert found[name, "delta"].estimate == pytest.approx(expected[1])
         if mixed:
             assert math.isnan(found[name, "delta"].low)
-            assert math.isnan(found[name, "relative_delta"].low)
             assert told("stalled 4 of 7 … 0").search(found[name, "delta"].note)
             assert [value for _, value in found[name, "delta"].each] == pytest.approx(lost[i])
         else:
             assert interval(found[name, "delta"]) == pytest.approx(expected)
-        gain = H - capped[i, 2]
-        relative = found[name, "relative_delta"]
-        assert relative.estimate == pytest.approx(lost[i].mean() / gain.mean())
-        for end in () if mixed else (relative.low, relative.high):
-            assert stats.ttest_1samp(lost[i] - end * gain, 0).pvalue == pytest.approx(0.05)
-        means = capped[i].mean(axis=-1)
-        flat = (means.mean() - means.min()) / (H - means.min())
-        assert found[name, "R_w"].estimate == pytest.approx(flat)
         for j, warmup in enumerate(warmups):
             stalled = found[name, f"stalls w={warmup}"]
             k = int(failed[i, j].sum())
@@ -199,7 +181,7 @@ def test_holm_counts_a_comparison_whose_p_value_is_withheld():
 
 def test_one_seed_has_estimates_and_no_intervals(make_grid):
     found = by_name(make_grid(worked, {**THREE, SEED: [1]}).folder)
-    for name in ("delta", "relative_delta", "interaction"):
+    for name in ("delta", "interaction"):
         score = found["post_ln", name]
         assert math.isfinite(score.estimate)
         assert math.isnan(score.low)
@@ -241,7 +223,7 @@ def test_no_baseline(make_grid, sensitivity, reason):
 
 def test_all_stalled(make_grid):
     found = by_name(make_grid(lambda axes: None if axes[SEED] == 1 else 4.6, THREE).folder)
-    for name in ("delta", "relative_delta", "interaction", "detectable", "R_w"):
+    for name in ("delta", "interaction"):
         assert math.isnan(found["post_ln", name].estimate)
         assert found["post_ln", name].note == "never learned"
     assert found["post_ln", "stalls w=60"].estimate == 1.0
@@ -267,16 +249,13 @@ def test_seeds_that_end_differently_have_no_interval(make_grid):
     own = found["post_ln", "delta"]
     assert own.estimate == pytest.approx((0.28 + 2.47) / 5)
     assert math.isnan(own.low)
-    assert own.bootstrap is None
     assert own.note == "stalled 1 of 5 at warm-up 0, so no interval over seeds"
     assert len(own.each) == 5
     versus = found["post_ln", "interaction"]
     assert math.isnan(versus.low)
     assert versus.p == pytest.approx(stats.ttest_1samp([0, 0, 2.4, 0, 0], 0).pvalue)
     assert versus.p_sign == 1.0
-    assert math.isnan(found["post_ln", "detectable"].estimate)
     assert not math.isnan(found["pre_ln", "delta"].low)
-    assert found["pre_ln", "delta"].bootstrap is not None
 
 
 def test_a_damaged_result_is_missing_and_said_to_be(make_grid):
@@ -309,11 +288,10 @@ def test_no_arm_to_compare(make_grid, warmups, reference, reason):
     axes = {key: values for key, values in axes.items() if values}
     scored = {"reference_warmup": reference, "baseline": "pre_ln"}
     found = by_name(make_grid(lambda axes: 2.0, axes, sensitivity=scored).folder)
-    for name in ("delta", "relative_delta", "interaction"):
+    for name in ("delta", "interaction"):
         assert math.isnan(found["post_ln", name].estimate)
         assert found["post_ln", name].note == reason
     if warmups is None:
-        assert found["post_ln", "R_w"].note == "one warm-up only"
         assert found["post_ln", "stalls w=60"].estimate == 0.0
 
 
@@ -336,7 +314,7 @@ def test_what_cannot_be_said_is_said(make_grid, axes, sensitivity, said):
 
 
 def test_several_rates(make_grid):
-    """Each rate has its own scores; D and eta_max look over the rates."""
+    """Each rate has its own scores; others look over the rates."""
     losses = {
         (0, 0.001): 2.6,
         (0, 0.002): 2.4,
@@ -352,22 +330,10 @@ def test_several_rates(make_grid):
         assert by_name(folder, lr=lr)["post_ln", "delta"].estimate == pytest.approx(lost)
     overall = {s.score: s for s in sensitivity_scores(read_results(folder)) if math.isnan(s.lr)}
     names = ["need", "octaves", "stall_difference", "rate_sensitivity", "steps_at_best_rates"]
-    names += [f"{name} w={w}" for name in ("rate_sensitivity", "eta_max") for w in (0, 60)]
+    names += [f"rate_sensitivity w={w}" for w in (0, 60)]
     assert set(overall) == set(names)
     assert overall["need"].estimate == pytest.approx(2.43 - 2.03)
     assert overall["need"].bound == ">="  # the best rate with warm-up is the largest
-    assert overall["eta_max w=0"].estimate == 0.002
-    assert overall["eta_max w=60"].estimate == 0.004
-    assert "lower bound" in overall["eta_max w=60"].note
-    assert (overall["eta_max w=0"].cells, overall["eta_max w=0"].diverged) == (6, 2)
-
-
-def test_no_rate_without_a_stall(make_grid):
-    axes = {SEED: [1], PRESET: ["post_ln"], WARMUP: [0, 60], RATE: [0.001, 0.002]}
-    folder = make_grid(lambda a: 4.5 if a[WARMUP] == 0 else 2.0, axes).folder
-    overall = {s.score: s for s in sensitivity_scores(read_results(folder)) if math.isnan(s.lr)}
-    assert math.isnan(overall["eta_max w=0"].estimate)
-    assert overall["eta_max w=0"].note == "stalled at every rate"
 
 
 def test_other_axes_make_groups(make_grid):
@@ -397,7 +363,7 @@ def test_the_baseline_shares_the_other_block_axes(make_grid):
 
 def test_nothing_finished(make_grid):
     found = by_name(make_grid(lambda axes: "waiting", THREE).folder)
-    assert len(found) == 20
+    assert len(found) == 14
     assert all(math.isnan(score.estimate) and score.note for score in found.values())
 
 
@@ -406,7 +372,7 @@ def test_the_table_has_a_row_for_each_variant_and_score(make_grid):
     wanted = "group lr variant score estimate low high p p_holm p_sign bound"
     wanted += " seeds cells diverged note"
     assert list(frame) == wanted.split()
-    assert len(frame) == 20
+    assert len(frame) == 14
     assert not frame.duplicated(["group", "lr", "variant", "score"]).any()
     assert frame["note"].tolist()[0] == (
         "3 seeds are too few to tell stalls from chance, so no p value; "

@@ -1,4 +1,4 @@
-"""Intervals, tests and power against SciPy, against enumeration, and against the truth."""
+"""Intervals and tests against SciPy, against enumeration, and against the truth."""
 
 # pyright: reportAttributeAccessIssue=false
 # SciPy's results of tests carry their fields at run time only.
@@ -13,20 +13,11 @@ from scipy import stats
 
 from benchmarks import coverage
 from lightning_app.report.statistics import (
-    DRAWS,
-    FEW_SEEDS,
     bleu_difference,
-    bootstrap_interval,
-    bootstrap_intervals,
-    detectable,
     ended_alike,
-    fieller_interval,
-    fieller_intervals,
     holm_values,
-    power,
     t_interval,
     t_intervals,
-    t_quantile,
     wilson_interval,
     wilson_intervals,
 )
@@ -63,16 +54,6 @@ def test_wilson_is_scipys():
             assert wilson_interval(failed, count) == (low[failed], high[failed])
 
 
-def test_fieller_ends_where_the_t_test_turns(draws):
-    below = draws[::-1] + 1.0
-    low, high = fieller_intervals(draws, below)
-    for ends in (low, high):
-        test = stats.ttest_1samp(draws - ends[:, None] * below, 0, axis=1)
-        assert test.pvalue == pytest.approx(0.05)
-    assert (low < draws.mean(axis=1) / below.mean(axis=1)).all()
-    assert fieller_interval(list(draws[0]), list(below[0])) == pytest.approx((low[0], high[0]))
-
-
 def test_holm_is_the_closed_test_of_bonferroni():
     """Holm 1979: p of a hypothesis is the largest Bonferroni p of all sets that hold it."""
     draw = np.random.default_rng(5)
@@ -93,62 +74,9 @@ def test_holm_leaves_out_what_was_not_tested():
     assert holm_values([]).size == 0
 
 
-def test_the_bootstrap_is_a_loop_over_resamples(draws):
-    """Against SciPy's t statistic of every resample, the same ones."""
-    values = draws[0]
-    drawn = np.random.default_rng(1987).integers(7, size=(DRAWS, 7))
-    centre, error = values.mean(), stats.sem(values)
-    t = []
-    for rows in drawn:
-        again = values[rows]
-        spread = np.ptp(again) > 0
-        infinite = math.copysign(math.inf, again.mean() - centre)
-        t.append((again.mean() - centre) / stats.sem(again) if spread else infinite)
-    lowest, highest = np.sort(t)[[49, 1949]]
-    wanted = centre - highest * error, centre - lowest * error
-    assert bootstrap_interval(list(values)) == pytest.approx(wanted)
-    several = bootstrap_intervals(draws)
-    assert (several[0][0], several[1][0]) == pytest.approx(wanted)
-
-
-def test_no_bootstrap_from_few_seeds_or_from_none_that_differ():
-    few = [0.1 * i for i in range(FEW_SEEDS - 1)]
-    assert all(math.isnan(end) for end in bootstrap_interval(few))
-    assert all(math.isnan(end) for end in bootstrap_interval([1.0] * 8))
-    # four of five the same: a third of the resamples are constant, no quantile is finite
-    assert all(math.isnan(end) for end in bootstrap_interval([0.0, 0.0, 0.0, 0.0, 1.0]))
-
-
-@pytest.mark.parametrize("count", [2, 3, 5, 10, 30])
-@pytest.mark.parametrize("comparisons", [1, 3, 23])
-def test_power_is_scipys_noncentral_t(count, comparisons):
-    edge = t_quantile(count, comparisons)
-    assert edge == pytest.approx(stats.t.isf(0.025 / comparisons, count - 1))
-    for ncp in (0.5, 2.0, 6.0):
-        far = stats.nct.sf(edge, count - 1, ncp)
-        far += np.nan_to_num(stats.nct.cdf(-edge, count - 1, ncp))  # NaN where it is nothing
-        assert power(ncp, count, comparisons) == pytest.approx(far, abs=1e-4)
-    assert power(0.0, count, comparisons) == pytest.approx(0.05 / comparisons, abs=1e-4)
-    ncp = detectable(0.3, count, comparisons) / 0.3 * math.sqrt(count)
-    assert power(ncp, count, comparisons) == pytest.approx(0.8)
-
-
-def test_detectable_by_simulation():
-    """3 seeds, Holm over 23: where SciPy's own noncentral t gives up."""
-    draw = np.random.default_rng(2)
-    shifted = 2.0 * draw.standard_normal((20_000, 3)) + detectable(2.0, 3, 23)
-    found = (t_intervals(shifted)[2] < 0.05 / 23).mean()
-    assert found == pytest.approx(0.8, abs=0.01)  # 3.5 standard errors
-    assert math.isnan(detectable(1.0, 1))
-    assert math.isnan(detectable(0.0, 5))
-
-
 def test_intervals_that_do_not_exist():
     assert all(math.isnan(value) for value in t_interval([1.0]))
     assert all(math.isnan(value) for value in t_interval([0.3, 0.1 + 0.2, 0.3]))
-    assert all(math.isnan(value) for value in fieller_interval([1.0], [2.0]))
-    # A denominator that may be zero: the set of ratios is unbounded.
-    assert all(math.isnan(value) for value in fieller_interval([1.0, 2.0, 3.0], [-1.0, 0.5, 1.0]))
     assert wilson_interval(0, 1) == pytest.approx((0.0, 0.793450), abs=1e-6)
 
 

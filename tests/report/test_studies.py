@@ -1,10 +1,11 @@
-"""The published studies: their tables come out again from `results.parquet`, by two ways."""
+"""The published studies: their tables come out again from `runs.tar.xz`, by two ways."""
 
 import json
 import math
 import random
 import re
 import shutil
+import tarfile
 from dataclasses import asdict
 from pathlib import Path
 from types import ModuleType
@@ -17,7 +18,7 @@ import yaml
 from scipy import stats
 
 from lightning_app.report.comparisons import effects
-from lightning_app.report.packed import FILES, PACKED, unpack
+from lightning_app.report.packed import PACKED, unpack
 from lightning_app.report.pairs import scores_frame
 from lightning_app.report.results import GridResults, read_results
 from lightning_app.report.tasks import bleu_scores
@@ -28,12 +29,20 @@ ROOT = Path(__file__).parents[2]
 STUDIES = sorted((ROOT / "ablations" / "results").iterdir())
 RECOMPUTE = ROOT / "docs" / "recompute_study.py"
 MOST_LINES = 60
+TABLE = "results.parquet"
 PLACEMENTS = ("pre_ln", "post_ln")
 
 
 @pytest.fixture(params=STUDIES, ids=lambda path: path.name)
 def study(request: pytest.FixtureRequest) -> Path:
     return request.param
+
+
+def texts_of(study: Path) -> dict[str, str]:
+    """The files of a packed study."""
+    with tarfile.open(study / PACKED) as archive:
+        files = {member.name: archive.extractfile(member) for member in archive}
+        return {name: file.read().decode() for name, file in files.items() if file is not None}
 
 
 @pytest.fixture
@@ -112,10 +121,8 @@ def test_its_page_is_short_and_names_no_machine(study: Path) -> None:
     for heading in ("Question", "Predictions", "Results", "What it does not show"):
         assert f"## {heading}" in page
     assert ("headline-light.svg" in page) == (study / "headline-light.svg").exists()
-    packed = pd.read_parquet(study / PACKED)
-    for name in FILES:
-        texts = [text for text in packed[name].tolist() if isinstance(text, str)]
-        assert {path for text in texts for path in re.findall(r'"/\w[^"]*"', text)} == set()
+    for text in texts_of(study).values():
+        assert re.findall(r'"/\w[^"]*"', text) == []
 
 
 def tolerated(losses: Any, top: float) -> float:
@@ -154,7 +161,7 @@ def shown(values: list[float], digits: int) -> list[float]:
 
 def test_the_outcomes_of_the_predictions_of_joint() -> None:
     """The figures of its page that no table has, from the losses alone."""
-    table: Any = pd.read_parquet(ROOT / "ablations" / "results" / "joint" / PACKED)
+    table: Any = pd.read_parquet(ROOT / "ablations" / "results" / "joint" / TABLE)
     theta = {
         key: tolerated(runs.sort_values("lr"), float(runs["unigram_entropy"].mean()))
         for key, runs in table.groupby(["variant", "warmup", "seed"])
@@ -180,7 +187,7 @@ def test_the_outcomes_of_the_predictions_of_joint() -> None:
 
 def test_the_outcomes_of_the_predictions_of_xiong_small() -> None:
     """By Student's t, as they were made, from the losses of the runs alone."""
-    table: Any = pd.read_parquet(ROOT / "ablations" / "results" / "xiong_small" / PACKED)
+    table: Any = pd.read_parquet(ROOT / "ablations" / "results" / "xiong_small" / TABLE)
     kind, coupling = "model.optimizer.kind", "model.schedule.coupling"
 
     def needs(variant: str, how: str) -> list[float]:
@@ -215,7 +222,7 @@ def test_the_outcomes_of_the_predictions_of_xiong_small() -> None:
 
 
 def test_the_outcomes_of_the_predictions_of_iwslt14_bleu() -> None:
-    table: Any = pd.read_parquet(ROOT / "ablations" / "results" / "iwslt14_bleu" / PACKED)
+    table: Any = pd.read_parquet(ROOT / "ablations" / "results" / "iwslt14_bleu" / TABLE)
     bleu = table.set_index(["variant", "warmup"])["test/bleu"].to_dict()
     assert min(bleu["pre_ln", 1000], bleu["post_ln", 1000]) > 15
     assert abs(bleu["pre_ln", 1000] - bleu["post_ln", 1000]) < 2
@@ -223,8 +230,12 @@ def test_the_outcomes_of_the_predictions_of_iwslt14_bleu() -> None:
     assert bleu["post_ln", 0] > 3  # the third was false
     assert set(table["outcome"]) == {"trained"}
     page = (ROOT / "ablations" / "results" / "iwslt14_bleu" / "README.md").read_text("utf-8")
-    texts = table.set_index(["variant", "warmup"])["result.json"]
-    parts = {key: json.loads(text)["validation_parts"] for key, text in texts.items()}
+    names = table.set_index(["variant", "warmup"])["name"]
+    texts = texts_of(ROOT / "ablations" / "results" / "iwslt14_bleu")
+    parts = {
+        key: json.loads(texts[f"runs/{name}/result.json"])["validation_parts"]
+        for key, name in names.items()
+    }
     for variant, error in (("post_ln", 0.009), ("pre_ln", 0.002)):
         bare, warm = (np.array(parts[variant, warmup]["nll"]) for warmup in (0, 1000))
         tokens = np.array(parts[variant, 0]["tokens"])
@@ -241,7 +252,7 @@ def test_the_outcomes_of_the_predictions_of_iwslt14_bleu() -> None:
 
 def test_the_outcomes_of_the_predictions_of_warmup_lm() -> None:
     folder = ROOT / "ablations" / "results" / "warmup_lm"
-    table: Any = pd.read_parquet(folder / PACKED)
+    table: Any = pd.read_parquet(folder / TABLE)
     assert len(table) == 96
     stalled = table[table["outcome"] == "stalled"].groupby(["variant", "warmup", "lr"]).size()
     counts = {

@@ -264,7 +264,7 @@ def pdf(figure: "Figure") -> bytes:
     return buffer.getvalue()
 
 
-Question = Literal["need", "cost", "stable", "inside"]
+Question = Literal["need", "cost", "inside"]
 POINTS = 300  # points of one curve, at most
 
 

@@ -19,7 +19,6 @@ from lightning_app.report.figures.sheet import (
     Part,
     Sketch,
     arrange,
-    dots,
     frozen,
     identity,
     key,
@@ -27,14 +26,12 @@ from lightning_app.report.figures.sheet import (
     panels,
     sketch,
     title,
-    two_kinds,
     warmup_colours,
     warmup_of,
 )
 from lightning_app.report.pairs import Arm, arms
 from lightning_app.report.results import CellResult
-from lightning_app.report.statistics import mean, wilson_interval
-from lightning_app.report.warmup import largest_rate
+from lightning_app.report.statistics import mean
 from lightning_app.runs.folder import PROBES
 from lightning_app.runs.records import Curve, Place, probed_values
 
@@ -137,71 +134,6 @@ def _map(
     axes.tick_params(length=0)
     for spine in axes.spines.values():
         spine.set_visible(False)
-    return rows
-
-
-def frontier(part: Part) -> list[Sketch]:
-    """The largest rate without a stall against warm-up, one panel for each variant."""
-    drawn = [arm for arm in _arms(part) if arm.cells]
-    if not drawn or not _several_rates(part):
-        return []
-    warmups = sorted({warmup for arm in drawn for warmup in arm.warmups})
-    rates = sorted({lr for arm in drawn for lr in arm.rates})
-    links = Links(sum(len(_points(arm)) for arm in drawn))
-    figure, axes_of = panels(len(drawn), width=1.5 + 0.4 * len(warmups), height=2.6)
-    rows: list[dict[str, Any]] = []
-    for axes, arm in zip(axes_of, drawn, strict=True):
-        rows += _frontier(axes, arm, warmups, part.colours[arm.variant], links)
-        title(axes, arm.variant)
-    axes = axes_of[0]
-    axes.set_yscale("log")
-    axes.set_xticks(range(len(warmups)), [f"{warmup:,}" for warmup in warmups])
-    axes.set_xlim(-0.45, len(warmups) - 0.55)
-    axes.set_ylim(rates[0] / 1.4, rates[-1] * 1.4)
-    axes.set_yticks(rates, [label(lr) for lr in rates])
-    axes.set_yticks([], minor=True)
-    handles = [
-        key("largest rate without stall", marker="o", markersize=7, linestyle="-"),
-        key("at least: the largest tried", marker="o", markersize=7, fillstyle="none"),
-        key("some run stalled or non-finite", marker="X", markersize=6),
-        key("no such run", marker=".", markersize=5),
-    ]
-    arrange(figure, axes_of, "warm-up (updates)", "learning rate (log scale)", handles)
-    least = min(row["n"] for row in rows if row["mark"] == "tried" and row["n"])
-    words = {"runs": f"{least} run{'s' * (least != 1)}", "most": wilson_interval(0, least)[1]}
-    return [sketch("frontier", figure, rows, links, _cells(drawn), **words)]
-
-
-def _frontier(
-    axes: "Axes", arm: Arm, warmups: Sequence[int], colour: str, links: Links
-) -> list[dict[str, Any]]:
-    place = {warmup: x for x, warmup in enumerate(warmups)}
-    rows: list[dict[str, Any]] = []
-    marks: list[tuple[bool, tuple[float, float], str | None]] = []
-    for warmup, lr in _points(arm):
-        runs = _runs(arm, warmup, lr)
-        row = {"mark": "tried", "variant": arm.variant, "warmup": warmup, "lr": lr}
-        rows.append({**row, "n": len(runs), "stalled": _stalled(runs)})
-        if runs:
-            url = links.about(_words(arm, warmup, lr, runs))
-            marks.append((_stalled(runs) > 0, (place[warmup], lr), url))
-    grey: dict[str, Any] = {"color": MUTED, "zorder": 2}
-    two_kinds(axes, marks, grey | {"marker": "o", "s": 9}, grey | {"marker": "X", "s": 36})
-    line: list[tuple[float, float]] = []
-    for warmup in warmups:
-        score = largest_rate(arm, warmup)
-        line.append((place[warmup], score.estimate))
-        if math.isfinite(score.estimate):
-            shared = arm.shared_rates
-            highest = score.estimate == max(
-                lr for w, lr, _ in arm.cells if w == warmup and lr in shared
-            )
-            row = {"mark": "frontier", "variant": arm.variant, "warmup": warmup}
-            rows.append({**row, "lr": score.estimate, "at_least": highest, "n": score.cells})
-            look = {"color": PAPER if highest else colour, "edgecolors": colour}
-            point = (place[warmup], score.estimate)
-            dots(axes, [point], [None], s=52, linewidths=1.8, zorder=4, **look)
-    axes.plot([x for x, _ in line], [y for _, y in line], color=colour, linewidth=1.8, zorder=3)
     return rows
 
 

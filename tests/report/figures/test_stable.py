@@ -1,12 +1,9 @@
-"""The maps over rates and warm-ups, and the frontier of what is stable."""
+"""The maps over rates and warm-ups."""
 
 import re
 
 import numpy as np
 import pytest
-
-from lightning_app.report.results import read_results
-from lightning_app.report.warmup import sensitivity_scores
 
 PRESET = "model.block.preset"
 WARMUP = "model.schedule.warmup_steps"
@@ -53,41 +50,8 @@ def test_the_scale_ends_at_the_entropy(make_grid, draw):
     assert top not in tiles.values()
 
 
-def test_the_frontier_is_that_of_the_scores(make_grid, draw):
-    """The same as the tables have, by another road than the scores take."""
-    folder = make_grid(outcome, AXES, curves=False).folder
-    drawn = draw(folder)
-    table = drawn.table("frontier")
-    found = table[table["mark"] == "frontier"].set_index(["variant", "warmup"])
-    assert found["lr"].to_dict() == {
-        ("post_ln", 0): 1e-3,
-        ("post_ln", 60): 4e-3,
-        ("sas", 0): 4e-3,
-        ("sas", 60): 4e-3,
-    }
-    assert found["at_least"].tolist() == [False, True, True, True]
-    told = {
-        (score.variant, int(score.score.removeprefix("eta_max w="))): score.estimate
-        for score in sensitivity_scores(read_results(folder))
-        if score.score.startswith("eta_max")
-    }
-    assert found["lr"].to_dict() == told
-    tried = table[table["mark"] == "tried"]
-    assert len(tried) == 12
-    assert tried["stalled"].sum() == 4
-
-
-def test_the_limit_of_no_stall_is_wilsons(make_grid, draw):
-    """0 of 3 allows a share of z^2 / (3 + z^2)."""
-    drawn = draw(make_grid(outcome, AXES, curves=False).folder)
-    z = 1.959964
-    assert f"up to {z**2 / (3 + z**2):.0%}" in drawn.by_name["frontier"].limits
-    assert "3 runs" in drawn.by_name["frontier"].limits
-
-
-def test_stalled_everywhere_has_no_frontier(make_grid, draw):
+def test_stalled_everywhere(make_grid, draw):
     drawn = draw(make_grid(lambda a: ENTROPY, AXES, curves=False).folder)
-    assert set(drawn.table("frontier")["mark"]) == {"tried"}
     assert set(drawn.table("rate_by_warmup")["loss"]) == {ENTROPY}
 
 
@@ -102,17 +66,17 @@ def test_points_without_a_run_stay_empty(make_grid, draw):
 
 
 @pytest.mark.parametrize("rates", [[4e-3], None])
-def test_one_rate_has_neither(make_grid, draw, rates):
+def test_one_rate_has_none(make_grid, draw, rates):
     axes = {key: value for key, value in AXES.items() if key != RATE}
     axes |= {RATE: rates} if rates else {}
     fake = make_grid(lambda a: outcome({RATE: 4e-3, **a}), axes, curves=False)
-    assert not {"rate_by_warmup", "frontier"} & set(draw(fake.folder).names)
+    assert "rate_by_warmup" not in draw(fake.folder).names
 
 
-def test_pruned_grids_have_neither(make_grid, draw):
+def test_pruned_grids_have_none(make_grid, draw):
     """Where bad runs were ended early, none of them could have stalled."""
     fake = make_grid(outcome, AXES, curves=False)
     fake.prune(0)
     names = draw(fake.folder).names
     assert "loss_by_rate" in names
-    assert not {"rate_by_warmup", "frontier"} & set(names)
+    assert "rate_by_warmup" not in names

@@ -56,7 +56,7 @@ def test_figures_come_by_question(make_grid, draw, outcome):
         ("warmup_effect", 1e-3),
         ("training", 1e-3),
     ]
-    assert drawn.by_name["frontier"].lr is None
+    assert drawn.by_name["rate_by_warmup"].lr is None
     for drawing in drawn.list:
         assert not drawing.title.endswith(".")
         assert drawing.text.endswith(".")
@@ -74,7 +74,7 @@ def test_figures_that_are_no_more_are_removed(make_grid, draw, outcome):
     wanted = {f"{name}{suffix}" for name in second.names for suffix in (".svg", ".pdf", ".csv")}
     assert {path.name for path in first.out.iterdir()} == wanted | {"loss_by_warmup_mine.svg"}
     assert "loss_by_warmup" in second.names
-    assert "frontier" not in second.names
+    assert "rate_by_warmup" not in second.names
 
 
 def test_every_run_is_linked_and_described(make_grid, draw, outcome):
