@@ -14,6 +14,7 @@ import yaml
 
 from lightning_app.core.errors import UserError, named
 
+_LEVELS = 100  # of nesting, far more than a config needs
 _TAG = "tag:yaml.org,2002:"
 _MERGE = f"{_TAG}merge"
 _INT = re.compile(r"[-+]?[0-9]+$|0o[0-7]+$|0x[0-9a-fA-F]+$")
@@ -128,6 +129,7 @@ def load_yaml_value(text: str, *, bounded: bool = False) -> Any:
     loader = _Loader(text)
     loader.bounded = bounded
     try:
+        _check_levels(text)
         node = loader.get_single_node()
         if node is None:
             return None
@@ -141,6 +143,17 @@ def load_yaml_value(text: str, *, bounded: bool = False) -> Any:
 def dump_yaml(tree: Any, **options: Any) -> str:
     """Return plain values as YAML, in their order."""
     return yaml.dump(tree, Dumper=_Dumper, sort_keys=False, **options)
+
+
+def _check_levels(text: str) -> None:
+    """Refuse a text, as of a damaged file, whose nesting would crash the C parser."""
+    levels = 0
+    for event in yaml.parse(text, Loader=_Loader):
+        levels += isinstance(event, yaml.CollectionStartEvent)
+        levels -= isinstance(event, yaml.CollectionEndEvent)
+        if levels > _LEVELS:
+            line = event.start_mark.line + 1
+            raise UserError(f"line {line}: nested too deeply, more than {_LEVELS} levels")
 
 
 def _mappings(root: Any) -> Iterator[Any]:
