@@ -2014,8 +2014,20 @@ MUTANTS = (
     mutant(
         "a search with a damaged result is not repaired",
         at("grids/test_search.py"),
-        "        if spec.adapts and (held := load_plan(folder.plan)) is not None:",
-        "        if False and (held := load_plan(folder.plan)) is not None:",
+        "                    if held_plan is not None:  # its",
+        "                    if False:  # its",
+    ),
+    mutant(
+        "many damaged runs are moved unasked",
+        at("grids/test_damaged.py"),
+        "if not retry and (len(found)",
+        "if False and (len(found)",
+    ),
+    mutant(
+        "a run of a newer version counts as damaged",
+        at("grids/test_damaged.py"),
+        "OtherVersion | Unreadable | LacksMetric)",
+        "Unreadable | LacksMetric)",
     ),
     mutant(
         "a study is published over another",

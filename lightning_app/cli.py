@@ -81,7 +81,6 @@ COMMANDS = {
     "status": Command("grid.add_status", "counts by state, running cells, time left, failures"),
     "report": Command("grid.add_report", "tables, figures and report.html of a grid"),
     "results": Command("grid.add_results", "the runs of a grid as a table; any axis compared"),
-    "doctor": Command("grid.add_doctor", "find damage in the folders of a grid; --fix repairs it"),
     "probe": Command(
         "run.add_probe", "signals and gradients of a block, as numbers and figures", "overrides"
     ),
@@ -110,7 +109,7 @@ GONE = {
     "bench": "run python benchmarks/bench.py in the repository",
     "probe --theory": "run python benchmarks/theory/run.py in the repository",
     "completion": "use ablate --print-completion SHELL",
-    "doctor --seal": "results without a seal stay as they are",
+    "doctor": "ablate run moves damaged runs aside, and ablate status lists them",
     "submit": "edit docs/recipes/slurm_array.sh and give it to sbatch",
 }
 """Former commands, and options after their command: what takes their place."""
@@ -119,7 +118,7 @@ _OF_LIGHTNING = ("fit", "validate", "test")
 """Commands whose progress bars write escape sequences."""
 _OF_TEXT = ("predict", "translate", "generate", "--print-completion")
 """Commands whose output is data."""
-_OF_WORK = ("run", "fit", "doctor")
+_OF_WORK = ("run", "fit")
 """Commands that do more than they print."""
 
 

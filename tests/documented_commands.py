@@ -22,7 +22,6 @@ class Seen:
 
 FIT = Seen(r"^experiments/fit/runs/\S+: [^\n]*val/nll", "experiments/fit/runs/*/result.json")
 PRETRAINED = replace(FIT, of="pretrain_small.yaml")
-SOUND = Seen("^demo: 4 cells: sound")
 TEXT = Seen(r"\AROMEO:.{50}")
 QUICK = "--rounds 1 --tokens 32 --length 16 --depth 1 --width 64"
 EQUATIONS = r"x' = N\(x \+ f\(x\)\).*2311\.01906"
@@ -77,7 +76,6 @@ SEEN = {
     "ablate init my_project": Seen(
         "my_project: ablate.yaml, ", "my_project/test_blocks.py", fresh="my_project"
     ),
-    "ablate doctor demo --fix": SOUND,
     "ablate probe --config ablations/base/synthetic.yaml": Seen(
         "pre_ln at initialisation.*numbers: ", "experiments/probe/pre_ln-*/probes.csv"
     ),
@@ -171,7 +169,7 @@ SEEN = {
         r"Hugging Face BERT +\d", "peers.json", QUICK
     ),
     # Troubleshooting
-    "ablate doctor demo": SOUND,
+    "ablate run demo --retry-damaged": DEMO,
     "ablate run demo --retry-failed": DEMO,
     "ablate run demo --rerun-stale": DEMO,
     # Needed by others

@@ -85,7 +85,7 @@ AT_ONCE = [
     Case("status demo", "holds no plan yet"),
     Case("report joint", "results/joint` shows published runs"),
     Case("report demo --port 80", "--port: needs --serve"),
-    Case("doctor demo --fx", "did you mean '--fix'?"),
+    Case("doctor demo --fix", "no longer a command; ablate run moves damaged runs aside"),
     Case("prepare --data iwslt", "did you mean 'iwslt14'?"),
     Case("prepare --data text --root nowhere", "nowhere"),
     Case("prepare --config run.yaml", "run.yaml: line 2", {"run.yaml": "a: ["}),
@@ -194,7 +194,7 @@ MISTAKES = [
     of_grid("plan", "only with model.objective.evaluate_test", grid(metric={"name": "test/nll"})),
     of_grid("plan", "only with model.objective.validation_bleu", grid(metric={"name": "val/bleu"})),
     of_grid("status", "value 1 is given twice", grid(axes={"seed_everything": [1, 1]})),
-    of_grid("doctor", "is not on the axis", grid(sensitivity={"baseline": "sas"})),
+    of_grid("status", "is not on the axis", grid(sensitivity={"baseline": "sas"})),
     of_grid("plan", "inf is not a finite number", grid(config(model__optimizer__lr=1e999))),
 ]
 
@@ -205,7 +205,7 @@ ATTACKS = [
         "status", "found '{class_path", grid(config(trainer__logger="{class_path: trap.Trap}"))
     ),
     of_grid("status", "unknown key 'config'", grid({"config": "evil.yaml"})),
-    of_grid("doctor", "unknown key 'trainer.callbacks'", grid({"trainer.callbacks": [EVIL]})),
+    of_grid("status", "unknown key 'trainer.callbacks'", grid({"trainer.callbacks": [EVIL]})),
     of_grid("plan", "unknown key 'data.splits.class_path'", grid(config(data__splits=EVIL))),
     of_grid("plan", "found 'trap.Trap'", grid(axes={"trainer.strategy": ["auto", "trap.Trap"]})),
     of_grid(

@@ -17,7 +17,6 @@ from lightning_app.runs.records import (
     read_result,
     read_yaml,
     sealed,
-    with_file,
 )
 from tests.records import pruned, result
 
@@ -233,16 +232,6 @@ def test_a_sealed_result_may_be_written_in_another_form(run: RunFolder) -> None:
     run.probes.unlink()
     (run.path / "notes.txt").write_text("of the user")
     assert read_result(run.result, ID) == tree
-
-
-def test_the_file_that_was_written_again_is_sealed_again(run: RunFolder) -> None:
-    run.config.write_text("seed_everything: 1\n")
-    tree = with_file(json.loads(run.result.read_text()), run.config)
-    run.result.write_text(json.dumps(tree))
-    assert read_result(run.result, ID) == tree
-    edited(run.result, lambda tree: tree.update(steps=5))
-    with pytest.raises(Unsound, match="seal"):
-        with_file(json.loads(run.result.read_text()), run.config)
 
 
 def test_a_result_of_an_earlier_version_is_read_without_a_seal(run: RunFolder) -> None:

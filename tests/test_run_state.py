@@ -95,7 +95,7 @@ def test_what_is_not_the_cells_is_refused(
     tmp_path: Path, folder: Path, name: str, content: str, said: str
 ) -> None:
     (folder / name).write_text(content)
-    with pytest.raises(UserError, match=f"{name}: .*({said}).*; `ablate doctor .* --fix` moves it"):
+    with pytest.raises(UserError, match=f"{name}: .*({said}).*; `ablate run .*` moves the run"):
         grid_in(tmp_path).state(CELL)
 
 

@@ -411,8 +411,12 @@ def status_command(
 
 def _status(grid: Grid) -> dict[str, Any]:
     variants: dict[str, Counter[str]] = {}
-    running, failed, seconds = [], [], []
+    running, failed, damaged, seconds = [], [], [], []
     for cell in grid.cells:
+        if damage := grid.damage(cell):
+            damaged.append({"name": cell.name, "error": f"{damage.path}: {damage}"})
+            variants.setdefault(grid.variant(cell), Counter())["waiting"] += 1
+            continue
         run = grid.state(cell)
         word = run.word
         if run.result is not None:
@@ -442,6 +446,7 @@ def _status(grid: Grid) -> dict[str, Any]:
             for name, progress in running
         ],
         "failed": failed,
+        "damaged": damaged,
         "waiting": waiting_document(grid.plan.waiting, grid.folder.path.parent),
         "seconds_left": left,
     }
@@ -478,6 +483,8 @@ def _print_status(tree: dict[str, Any]) -> None:
         console.print(line)
     for each in tree["failed"]:
         console.print(f"{each['name']}: {each['error']}")
+    for each in tree["damaged"]:
+        console.print(f"{each['error']}; `ablate run` moves the run aside and trains it again")
 
 
 _IN_WORDS = ("comparable", "why_unlike", "tokens_ratio", "seconds_ratio")
@@ -620,21 +627,10 @@ def add_run(parser: Parser) -> None:
     add_threads(parser, "of each process that trains a cell")
     text = "rerun cells of other data or library versions; the old runs are kept"
     parser.add("--rerun-stale", text)
+    text = "move damaged runs aside and rerun them, even if there are many"
+    parser.add("--retry-damaged", text)
     add_json(parser)
     parser.set_defaults(call=run_command)
-
-
-def add_doctor(parser: Parser) -> None:
-    add_grid(parser)
-    _add_storage(parser)
-    parser.add("--fix", "repair what can be repaired safely")
-    parser.set_defaults(call=_doctor)
-
-
-def _doctor(**values: Any) -> int:
-    from lightning_app.grids.doctor import doctor_command
-
-    return doctor_command(**values)
 
 
 def run_command(

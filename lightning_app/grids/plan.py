@@ -146,9 +146,8 @@ def parent_state(experiments: Path, parent: str, identity: str) -> ParentState:
     try:
         run = Run(folder, identity, pruner=None).state
     except DamagedRun as error:
-        raise UserError(
-            f"{error.path}: {error}; `ablate doctor` repairs the grid that it belongs to"
-        ) from error
+        fix = "; `ablate run` of its grid trains it again" if error.torn else ""
+        raise UserError(f"{error.path}: {error}{fix}") from error
     if run.state != "done" and is_held(folder.lock):
         return ParentState("running")
     return ParentState(run.state, run.error)
@@ -319,19 +318,6 @@ def expand(
             more = sum(arm.more * len(arm.cells) for arm in asked)
             return replace(plan, more=more), configs
         known = outcomes
-
-
-def planned_again(spec: GridSpec, folder: GridFolder, resolve: Resolve, identify: Identify) -> Plan:
-    """Return the plan of a grid whose results may be damaged.
-
-    Results choose the cells of a search or a refinement, so that those of the present plan count.
-    """
-    with suppress(DamagedPlan):
-        if spec.adapts and (held := load_plan(folder.plan)) is not None:
-            asked = spec.with_cells([cell.axes for cell in (*held.cells, *held.waiting)])
-            plan, *_ = _expand(asked, resolve, identify, folder.path.parent)
-            return replace(plan, more=held.more)
-    return expand(spec, resolve, identify, folder.path.parent)[0]
 
 
 def arms_of(grid: "Grid") -> tuple[list[SearchArm], dict[str, TrialScore]]:
@@ -729,15 +715,23 @@ class Grid:
         Raises:
             UserError: if its result is damaged, not the cell's, or from another version.
         """
-        metric = self.plan.metric if with_metric else None
         try:
-            pruner = self.name if self.prunes else None
-            return Run(self.run(cell), cell.id, metric, pruner=pruner).state
+            return self._run(cell, with_metric).state
         except DamagedRun as error:
-            fix = (
-                f"; `ablate doctor {self.folder.name} --fix` moves it, so that the cell runs again"
-            )
-            raise UserError(f"{error.path}: {error}{'' if error.other_version else fix}") from error
+            fix = f"; `ablate run {self.folder.name}` moves the run aside, so that it trains again"
+            raise UserError(f"{error.path}: {error}{fix if error.torn else ''}") from error
+
+    def damage(self, cell: Cell) -> DamagedRun | None:
+        """The damage because of which a finished run has to be trained again."""
+        try:
+            _ = self._run(cell).state
+        except DamagedRun as error:
+            return error if error.torn else None
+        return None
+
+    def _run(self, cell: Cell, with_metric: bool = True) -> Run:
+        metric = self.plan.metric if with_metric else None
+        return Run(self.run(cell), cell.id, metric, pruner=self.name if self.prunes else None)
 
     def lacking(self, runs: Mapping[str, RunState]) -> dict[str, list[str]]:
         """The finished cells whose runs lack files that this grid keeps, by missing file.

@@ -20,7 +20,8 @@ class Options:
     `workers` cells run at the same time, each on `devices_per_cell` devices; `slots_per_device`
     cells share a device. After `seconds` the running cells are stopped and queued again.
     `hang_limit`: seconds without progress after which a cell is killed. `rerun_stale`: whether
-    cells from other data or libraries are rerun. `wait`: whether to wait while other supervisors
+    cells from other data or libraries are rerun. `retry_damaged`: whether many damaged runs may be
+    moved aside. `wait`: whether to wait while other supervisors
     run cells.
     """
 
@@ -32,6 +33,7 @@ class Options:
     seconds: float = inf
     retry_failed: bool = False
     rerun_stale: bool = False
+    retry_damaged: bool = False
     wait: bool = True
 
     @classmethod

@@ -6,7 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from math import inf
 from multiprocessing.connection import wait
@@ -66,13 +66,12 @@ from lightning_app.runs.locks import (
     Interrupted,
     Stop,
     if_free,
-    is_held,
     supervisor_lock,
     turn,
 )
 from lightning_app.runs.mixtures import STALE, counted, others
 from lightning_app.runs.provenance import command_line
-from lightning_app.runs.records import DamagedPlan, Plan, Unsound, read_json
+from lightning_app.runs.records import Cell, DamagedPlan, Plan, Unsound, read_json
 from lightning_app.runs.run import RunState, read_progress
 from lightning_app.runs.store import drop_links, link_run, put_aside
 from lightning_app.scores.task_facts import LOSS
@@ -474,8 +473,14 @@ def run_grid(
                         alone = held.enter_context(supervisor_lock(folder, several=True))
                     else:
                         alone = False  # others may have come since
+                    held_plan = None
+                    with suppress(DamagedPlan):
+                        held_plan = load_plan(folder.plan) if spec.adapts else None
+                    if held_plan is not None:  # its results choose the cells
+                        put_damaged_aside(Grid(spec, folder, held_plan), options.retry_damaged)
                     with hinting(runs_with_plugins(folder)):
                         grid = current_grid(spec, folder, planned, alone, corpus)
+                    put_damaged_aside(grid, options.retry_damaged)
                     if options.rerun_stale and not rounds:
                         _rerun_stale(grid, program, stop, alone)
                     if alone:
@@ -607,20 +612,53 @@ def rerun_stale(grid: Grid, here: Mapping[str, Any]) -> str:
     for file, lack in grid.lacking(states).items():
         why.append(f"without {file}: {len(lack)}")
         names |= dict.fromkeys(lack)
-    moved = 0
-    for cell in (cell for cell in grid.cells if cell.name in names):
-        folder = grid.run(cell)
-        with if_free(folder.claim) as free:
-            if free and not is_held(folder.lock):
-                own = None if folder.path.resolve().parent.name == STORE else folder.path
-                put_aside(grid.folder.experiments, cell.id, own)
-                moved += 1
+    chosen = [cell for cell in grid.cells if cell.name in names]
+    moved = sum(_put_aside(grid, cell) is not None for cell in chosen)
     if not names:
         return f"{grid.name}: no cell is of other data or libraries than now"
     kept = len(names) - moved
     held = f"; {kept} others are being trained now and stay" if kept else ""
     place = grid.folder.experiments / STORE / "ID@superseded-N"
     return f"{moved} runs moved to {place}; their cells run again ({'; '.join(why)}){held}"
+
+
+_MOST_DAMAGED = 3  # runs that are put aside unasked
+
+
+def put_damaged_aside(grid: Grid, retry: bool) -> None:
+    """Put aside the finished runs that are torn, or unlike their seal or id; their cells run again.
+
+    Raises:
+        UserError: unless `retry`, if there are many of them, and for one that is being trained.
+    """
+    found = [(cell, damage) for cell in grid.cells if (damage := grid.damage(cell))]
+    if not found:
+        return
+    runs = map(grid.run, grid.cells)
+    finished = sum(run.result.exists() or run.pruned.exists() for run in runs)
+    if not retry and (len(found) > _MOST_DAMAGED or 2 * len(found) >= finished):
+        first = found[0][1]
+        raise UserError(
+            f"{grid.folder}: {len(found)} of {finished} finished runs are damaged, such as "
+            f"{first.path}: {first}; look at the disk first; --retry-damaged moves them all aside, "
+            "and their cells run again"
+        )
+    for cell, damage in found:
+        target = _put_aside(grid, cell, "damaged")
+        if target is not None:
+            print(f"{damage.path}: {damage}; moved to {target}, the cell runs again", flush=True)
+        elif grid.damage(cell):
+            raise UserError(f"{damage.path}: {damage}; another process is training this run")
+
+
+def _put_aside(grid: Grid, cell: Cell, word: str = "superseded") -> Path | None:
+    """Put a run aside, unless a process is training it or it is not damaged at a second look."""
+    folder = grid.run(cell)
+    with if_free(folder.claim) as free, if_free(folder.lock) as unused:
+        if not free or not unused or (word == "damaged" and not grid.damage(cell)):
+            return None
+        own = None if folder.path.resolve().parent.name == STORE else folder.path
+        return put_aside(grid.folder.experiments, cell.id, own, word)
 
 
 def _record(folder: RunFolder, state: RunState) -> Mapping[str, Any] | None:

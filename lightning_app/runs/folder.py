@@ -205,7 +205,6 @@ class GridFolder:
         runs: One link per cell into the store of runs.
         journal: The Optuna study, unless `--storage` names another storage.
         report: The page that `ablate report` writes.
-        aside: Folders that `ablate doctor --fix` moved out of `runs`.
         token: Ties the folder to its study in another storage.
         holder: The supervisor that works in the folder or did so last.
         supervisor_lock: Held by the supervisors that work in the folder.
@@ -222,7 +221,6 @@ class GridFolder:
         self.runs = path / "runs"
         self.journal = path / "optuna.journal"
         self.report = path / "report.html"
-        self.aside = path / "aside"
         self.token = path / ".study"
         self.holder = path / ".supervisor.json"
         self.supervisor_lock = path / ".supervisor.lock"

@@ -65,6 +65,14 @@ class Unsound(Exception):
     """A file does not have the expected content; the message names the problem."""
 
 
+class Unreadable(Unsound):
+    """A file that cannot be read by this user or from this disk."""
+
+
+class LacksMetric(Unsound):
+    """A sound result without the metric of the grid."""
+
+
 class OtherVersion(Unsound):
     """A file for another version of this program, which this one must not change."""
 
@@ -123,14 +131,6 @@ def sealed_with(tree: Mapping[str, Any], files: Mapping[str, bytes]) -> dict[str
     return with_seal({**tree, "schema": SCHEMA}, digests)
 
 
-def with_file(tree: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """A record resealed after a file next to it was rewritten.
-
-    Raises `Unsound` if the record itself does not match its old seal.
-    """
-    return with_seal(tree, {**_digests(tree), path.name: sha256_of(bytes_of(path))})
-
-
 def is_sealed(tree: Mapping[str, Any]) -> bool:
     """Whether a checked result has a seal; those of earlier versions do not."""
     return SEAL in tree
@@ -160,7 +160,7 @@ def _check_seal(tree: Mapping[str, Any], folder: Path | None) -> None:
                 raise Unsound(f"its {SEAL} covers {name}, which is missing") from error
             continue
         except Unsound as error:
-            raise Unsound(f"{name} beside it {error}") from error
+            raise Unreadable(f"{name} beside it {error}") from error
         if name not in files:
             raise Unsound(f"its {SEAL} knows no {name}, which was added after the run")
         if digest != files[name]:
@@ -236,12 +236,12 @@ def bytes_of(path: Path) -> bytes:
     """The content of a file. Raises `Unsound` for a folder, a pipe or a device."""
     try:
         if not stat.S_ISREG(path.stat().st_mode):
-            raise Unsound("is not a file")
+            raise Unreadable("is not a file")
         return path.read_bytes()
     except FileNotFoundError:
         raise
     except OSError as error:
-        raise Unsound(f"cannot be read: {error.strerror}") from error
+        raise Unreadable(f"cannot be read: {error.strerror}") from error
 
 
 def check_schema(tree: Mapping[str, Any]) -> None:
@@ -267,7 +267,7 @@ def check_result(tree: Mapping[str, Any], identity: str, metric: str | None = No
     if result.status == "ok" and result.metrics.get(LOSS) is None:
         raise Unsound(f"reports no finite '{LOSS}', though its status is ok")
     if result.status == "ok" and metric is not None and metric not in result.metrics:
-        raise Unsound(f"reports no '{metric}', the metric of the grid")
+        raise LacksMetric(f"reports no '{metric}', the metric of the grid")
 
 
 def check_pruned(tree: Mapping[str, Any], identity: str) -> None:

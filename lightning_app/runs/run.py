@@ -16,7 +16,9 @@ from lightning_app.runs.records import (
     CUT_SHORT,
     OUTCOMES,
     Curve,
+    LacksMetric,
     OtherVersion,
+    Unreadable,
     Unsound,
     read_curves,
     read_json,
@@ -31,14 +33,16 @@ class DamagedRun(Exception):
 
     Attributes:
         path: The file.
-        other_version: Whether it was written by another version of this program and cannot be read
-            here.
+        other_version: Whether another version of this program wrote it.
+        torn: Whether it is torn, or unlike its seal or its id: not of another version, unreadable
+            for this user or on this disk, or without a metric.
     """
 
     def __init__(self, path: Path, reason: Unsound) -> None:
         super().__init__(str(reason))
         self.path = path
         self.other_version = isinstance(reason, OtherVersion)
+        self.torn = not isinstance(reason, OtherVersion | Unreadable | LacksMetric)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -103,7 +103,7 @@ def _target(identity: str) -> str:
 
 
 def _mend(grid: GridFolder) -> str:
-    return f"`ablate doctor {grid.name} --fix` replaces it"
+    return f"remove it, and `ablate run {grid.name}` links the run again"
 
 
 def place_run(grid: GridFolder, name: str, identity: str) -> RunFolder:

@@ -236,6 +236,7 @@ def main() -> int:
         seconds=float(words.get("seconds", "inf")),
         retry_failed="retry" in words,
         rerun_stale="rerun" in words,
+        retry_damaged="damaged" in words,
         storage=words.get("storage"),
         hang_limit=float(words.get("hang_limit", 1800)),
         devices_per_cell=int(words["devices"]) if "devices" in words else None,

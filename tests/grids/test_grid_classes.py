@@ -227,7 +227,7 @@ def test_neither_does_the_form_of_the_file(capsys, folder: Path, text: str) -> N
     refused(capsys, "plan", "grid.yaml")
 
 
-COMMANDS = ("plan", "run", "status", "doctor", "report")
+COMMANDS = ("plan", "run", "status", "report")
 
 
 @pytest.mark.parametrize("command", COMMANDS)

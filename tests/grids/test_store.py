@@ -19,7 +19,6 @@ from lightning_app.config.config import resolve
 from lightning_app.config.experiment import identity_of
 from lightning_app.config.grid import read_spec
 from lightning_app.core.errors import UserError
-from lightning_app.grids.doctor import doctor_command
 from lightning_app.grids.plan import Grid, expand, load_plan
 from lightning_app.grids.supervisor import current_grid
 from lightning_app.report.results import read_results as read_folder
@@ -66,6 +65,16 @@ def grid_of(path: Path) -> Grid:
     return Grid(spec, folder, expand(spec, resolve, identity_of)[0])
 
 
+def into_store(former: Path) -> None:
+    """Move the runs of the former grid to where its later versions train them."""
+    grid = planned(former)
+    store = former / "experiments" / STORE
+    store.mkdir()
+    for cell in grid.cells:
+        grid.folder.link(cell.name).rename(store / cell.id)
+        link_run(grid.folder, cell.name, cell.id)
+
+
 def states(grid: Grid) -> list[str]:
     return [grid.state(cell).state for cell in grid.cells]
 
@@ -86,10 +95,6 @@ def test_a_folder_of_4ea995c_is_finished_for_every_command(
     assert told("former: 4 cells: 1 … , 3 stalled").search(capsys.readouterr().out)
     assert plan_command(grid, experiments) == 0
     assert "4 cells, 0 excluded, 4 done, 0 failed, 0" in capsys.readouterr().out
-    assert doctor_command(grid, experiments) == 1
-    out = capsys.readouterr().out
-    assert "4 results have" in out
-    assert out.count("lies in the folder of its grid; --fix would move it to") == 4
     assert len(read_folder(folder).finished) == 4
     assert {path: path.read_bytes() for path in before} == before  # these were looks
     then = load_plan(folder / "plan.json")
@@ -100,15 +105,10 @@ def test_a_folder_of_4ea995c_is_finished_for_every_command(
     assert then is not None
     assert made.plan.cells == then.cells
     assert states(made) == ["done"] * 4
-    assert doctor_command(grid, experiments, fix=True) == 0
-    assert states(planned(former)) == ["done"] * 4
-    assert all(path.is_symlink() for path in made.folder.runs.iterdir())
 
 
 @pytest.mark.parametrize("name", ["plan.json", "result.json", "pruned.json"])
-def test_a_record_of_schema_1_is_refused_and_stays(
-    former: Path, name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_record_of_schema_1_is_refused_and_stays(former: Path, name: str) -> None:
     grid, experiments = former / "former.yaml", former / "experiments"
     plan = load_plan(experiments / "former/plan.json")
     assert plan is not None
@@ -122,12 +122,6 @@ def test_a_record_of_schema_1_is_refused_and_stays(
     for command in commands if name != "pruned.json" else ():  # without a pruner it is not read
         with pytest.raises(UserError, match=said):
             command(experiments / "former")
-    if name != "plan.json":
-        run.rename(run.with_name("stray"))
-        assert doctor_command(grid, experiments, fix=True) == 1
-        out = capsys.readouterr().out
-        assert "schema 1:" in out
-        path = run.with_name("stray") / name
     assert path.read_bytes() == before
 
 
@@ -136,7 +130,7 @@ def test_cells_are_finished_for_every_grid_and_under_every_name(
 ) -> None:
     other = planned(former, name="other", checkpoints="none")
     assert states(other) == ["missing"] * 4  # in the folder of the other grid they are its own
-    doctor_command(former / "former.yaml", former / "experiments", fix=True)
+    into_store(former)
     assert states(other) == ["done"] * 4
     capsys.readouterr()
     assert plan_command(former / "other.yaml", former / "experiments") == 0
@@ -166,7 +160,7 @@ def test_a_look_does_not_rewrite_a_plan(former: Path, capsys: pytest.CaptureFixt
     (former / "wider.yaml").write_text(yaml.safe_dump(tree))
     assert plan_command(former / "wider.yaml", experiments) == 0
     assert "8 cells, 0 excluded, 0 done, 0 failed, 8" in capsys.readouterr().out
-    doctor_command(grid, experiments, fix=True)
+    into_store(former)
     assert plan_command(former / "wider.yaml", experiments) == 0
     assert "8 cells, 0 excluded, 4 done, 0 failed, 4" in capsys.readouterr().out
     after = [(experiments / "former" / name).read_bytes() for name in ("grid.yaml", "plan.json")]
@@ -458,104 +452,6 @@ def test_what_a_finished_run_lacks_is_named(former: Path) -> None:
         path = grid.run(cell).result
         edit(path, lambda t: t.update(outcome="non_finite", metrics={"val/nll": None}))
     assert lacking() == {}
-
-
-def half_done(former: Path) -> tuple[Path, Path]:
-    """The former grid with an adopted, a damaged, an unfinished and a superseded run."""
-    folder = former / "experiments" / "former"
-    first, second, third, fourth = sorted((folder / "runs").iterdir())
-    edit(first / "result.json", lambda tree: tree.update(taken_from="other/run"))
-    (second / "result.json").write_text("{")
-    (third / "result.json").unlink()
-    shutil.copytree(fourth, folder / "superseded" / fourth.name)
-    return former / "former.yaml", folder
-
-
-def test_a_former_folder_moves_into_the_store(former: Path) -> None:
-    grid, folder = half_done(former)
-    before = results_of(folder)
-    (damaged,) = [key for key, (state, _, _) in before.items() if state == "damaged"]
-    doctor_command(grid, former / "experiments", fix=True)
-    after = results_of(folder)
-    # It was put aside, so that it runs again.
-    assert after.pop(damaged)[0] in ("waiting", "unfinished")
-    del before[damaged]
-    assert after == before
-    assert sum(result is not None for _, _, result in after.values()) == 2
-    store = former / "experiments" / STORE
-    assert (store / damaged / "result.json.damaged").read_text() == "{"
-    assert len(list(store.glob("*@superseded-1"))) == 1
-    assert not any((folder / "superseded").iterdir())
-    assert doctor_command(grid, former / "experiments") == 0
-
-
-@pytest.mark.parametrize("moment", range(12))
-def test_a_move_that_is_killed_loses_nothing_and_the_same_command_ends_it(
-    former: Path, monkeypatch: pytest.MonkeyPatch, moment: int
-) -> None:
-    grid, folder = half_done(former)
-    texts = result_texts(former / "experiments")
-    calls = 0
-
-    def dying(plain: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*arguments: Any, **options: Any) -> Any:
-            nonlocal calls
-            calls += 1
-            if calls > moment:
-                raise SystemExit
-            return plain(*arguments, **options)
-
-        return call
-
-    with monkeypatch.context() as patched:
-        for name in ("rename", "symlink", "replace"):
-            patched.setattr(os, name, dying(getattr(os, name)))
-        with pytest.raises(SystemExit):
-            doctor_command(grid, former / "experiments", fix=True)
-    assert result_texts(former / "experiments") == texts
-    assert doctor_command(grid, former / "experiments", fix=True) == 0
-    assert sum(result is not None for _, _, result in results_of(folder).values()) == 2
-    assert not list(folder.rglob(".*.link"))
-    assert result_texts(former / "experiments") == texts
-
-
-def test_a_full_disk_stops_a_move_and_loses_nothing(
-    former: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    grid, folder = former / "former.yaml", former / "experiments" / "former"
-    before = results_of(folder)
-
-    def full(*_: object, **__: object) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    with monkeypatch.context() as patched:
-        patched.setattr(os, "symlink", full)
-        with pytest.raises(OSError, match="No space left"):
-            doctor_command(grid, former / "experiments", fix=True)
-    assert results_of(folder) == before
-    assert doctor_command(grid, former / "experiments", fix=True) == 0
-    assert results_of(folder) == before
-
-
-def test_two_runs_of_one_id_with_two_results_both_stay(
-    former: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Each grid keeps the result that it has reported."""
-    experiments = former / "experiments"
-    second = experiments / "second"
-    shutil.copytree(experiments / "former", second)
-    planned(former, name="second").save()
-    own = sorted((second / "runs").iterdir())[0]
-    edit(own / "result.json", lambda tree: tree["metrics"].update({"val/nll": 9.0}))
-    before = results_of(second)
-    doctor_command(former / "former.yaml", experiments, fix=True)
-    assert doctor_command(former / "second.yaml", experiments, fix=True) == 0
-    assert "has another result" in capsys.readouterr().out
-    assert results_of(second) == before
-    assert [path.is_symlink() for path in sorted((second / "runs").iterdir())] == [
-        *(path != own for path in sorted((second / "runs").iterdir()))
-    ]
-    assert len(superseded(experiments, set(before))) == 3
 
 
 def second_world(world: World, **changes: Any) -> World:

@@ -74,20 +74,19 @@ def test_what_was_cut_short_by_other_libraries_starts_again(world: World) -> Non
     assert (without / "attempts").is_dir()
 
 
-def test_a_damaged_result_is_named_and_nothing_is_moved(world: World) -> None:
+def test_a_damaged_result_is_not_superseded(world: World) -> None:
     world.write(seeds=1, delay=0, steps=1)
     run(world, "a")
     grid = world.value()
     result = grid.run(grid.cells[-1]).result
     result.write_bytes(result.read_bytes()[:-9])
-    with pytest.raises(UserError, match=r"result\.json:.*--fix"):
+    with pytest.raises(UserError, match=r"result\.json:.*moves the run aside"):
         rerun_stale(grid, {"provenance": {"code": "b"}, "corpora": None})
-    for words in ((), ("rerun",)):  # the cell is entered in the queue, or superseded
-        done = world.run(*words)
-        assert done.returncode == 2
-        assert f"{result}: torn or damaged" in done.stderr
-    assert not list((world.folder.parent / STORE).glob("*@*"))
-    assert len(world.lines("start")) == CELLS
+    assert "@damaged-1, the cell runs again" in run(world, "a", "rerun")
+    assert [path.name for path in (world.folder.parent / STORE).glob("*@*")] == [
+        f"{result.parent.resolve().name}@damaged-1"
+    ]
+    assert len(world.lines("start")) == CELLS + 1
 
 
 def test_nobody_else_may_be_at_work(world: World) -> None:

@@ -248,7 +248,6 @@ def check_reading(project: Project, runs: Path) -> None:
     assert rows == pytest.approx(values)
     page = (runs.parent / "report.html").read_text()
     assert "mean probability of a word" in page or METRIC in page
-    assert "sound" in project.succeeds("doctor", "grid.yaml")
     before = {run: contents(run) for run in ended(runs)}
     shown = project.succeeds("validate", "--run", str(ended(runs)[0]))
     assert METRIC in shown
@@ -258,7 +257,7 @@ def check_reading(project: Project, runs: Path) -> None:
 
 def check_without_plugin(project: Project, run: Path) -> None:
     """Without the plug-in one line says what is missing; its copy in the run's folder serves."""
-    commands = (["report", "grid.yaml"], ["doctor", "grid.yaml"], ["validate", "--run", str(run)])
+    commands = (["report", "grid.yaml"], ["validate", "--run", str(run)])
     project.plugin.unlink()
     said = project.refused("report", "grid.yaml")
     assert f"{project.plugin}: the plug-in cannot be read: No such file" in said

@@ -1,0 +1,354 @@
+"""`ablate run` moves damaged runs aside and trains them again; `ablate status` lists them."""
+
+import errno
+import json
+import os
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from conftest import World
+from optuna.trial import TrialState
+
+from lightning_app.commands.grid import status_command
+from lightning_app.core.errors import UserError
+from lightning_app.report.results import damaged_files
+from lightning_app.report.results import read_results as read_folder
+from lightning_app.runs import records
+from lightning_app.runs.folder import STORE, RunFolder
+from lightning_app.runs.locks import run_lock
+from lightning_app.runs.records import sealed
+
+pytestmark = pytest.mark.xdist_group("damaged")  # what they share is made once
+
+CELLS = 4
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> World:
+    """A finished and sealed grid of four cells, made once and copied by every test."""
+    world = World(tmp_path_factory.mktemp("finished"))
+    world.write(seeds=1, delay=0, steps=1)
+    assert world.run().returncode == 0
+    for path in (world.folder.parent / STORE).glob("*/result.json"):
+        path.write_text(json.dumps(sealed(json.loads(path.read_text()), path.parent)))
+    return world
+
+
+@pytest.fixture
+def sick(world: World, finished: World) -> World:
+    """A copy of the finished grid, to be damaged."""
+    shutil.copytree(finished.root, world.root, dirs_exist_ok=True, symlinks=True)
+    return world
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(files)}
+
+
+def a_run(world: World, number: int = 0) -> Path:
+    return sorted((world.folder / "runs").iterdir())[number].resolve()
+
+
+def moved(world: World) -> list[str]:
+    return sorted(path.name for path in (world.folder.parent / STORE).glob("*@damaged-*"))
+
+
+def assert_one_result_each(world: World, *options: str) -> str:
+    """Run what is missing; then each cell has one result, and the study says the same."""
+    done = world.run(*options)
+    assert done.returncode == 0, done.stderr
+    grid = world.value()
+    assert [grid.state(cell).state for cell in grid.cells] == ["done"] * CELLS
+    trials = world.study().get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+    assert sorted(trial.user_attrs["cell"] for trial in trials) == sorted(c.id for c in grid.cells)
+    return done.stdout
+
+
+def edit(**changes: object) -> Callable[[Path], None]:
+    """Change fields of the result; "gone" removes one."""
+
+    def damage(run: Path) -> None:
+        tree = json.loads((run / "result.json").read_text()) | changes
+        path = run / "result.json"
+        path.write_text(json.dumps({k: v for k, v in tree.items() if v != "gone"}))
+
+    return damage
+
+
+def write(name: str, data: bytes) -> Callable[[Path], object]:
+    return lambda run: (run / name).write_bytes(data)
+
+
+def of_another(run: Path) -> None:
+    (other,) = sorted(set(run.parent.glob("[!.]*")) - {run})[:1]
+    shutil.copyfile(other / "result.json", run / "result.json")
+
+
+def config_gone(run: Path) -> None:
+    (run / "config.yaml").unlink()
+
+
+DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
+    "torn": (lambda run: os.truncate(run / "result.json", 90), "torn or damaged"),
+    "empty": (write("result.json", b""), "torn or damaged"),
+    "no UTF-8": (write("result.json", b"\xff{}"), "torn or damaged"),
+    "list": (write("result.json", b"[1]"), "expected a JSON object, found list"),
+    "missing field": (edit(metrics="gone"), "metrics: no value"),
+    "a changed digit": (edit(unigram_entropy=5.5), "seal"),
+    "of another": (of_another, "is not the planned"),
+    "config changed": (write("config.yaml", b"seed_everything: 1\n"), "seal"),
+    "config gone": (config_gone, "its seal covers config.yaml, which is missing"),
+    "pruned.json": (write("pruned.json", b"{"), ""),  # nothing reads it beside a result
+}
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_a_damaged_run_is_listed_moved_and_trained_again(
+    sick: World, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    damage, words = DAMAGES[name]
+    run = a_run(sick)
+    damage(run)
+    before = contents(run)
+    assert status_command(sick.grid, sick.folder.parent) == 0
+    assert words in (said := capsys.readouterr().out)
+    assert ("3 not yet" in said or "3 ok" in said) is bool(words)
+    assert contents(run) == before
+    starts = len(sick.lines("start"))
+    assert words in assert_one_result_each(sick)
+    assert moved(sick) == [f"{run.name}@damaged-1"] * bool(words)
+    assert len(sick.lines("start")) == starts + bool(words)
+    if words:
+        after = contents(run.with_name(f"{run.name}@damaged-1"))
+        assert before.items() <= after.items()
+    assert_one_result_each(sick)
+    assert len(sick.lines("start")) == starts + bool(words)
+
+
+def test_many_damaged_runs_stop_the_grid_until_it_is_asked_for(sick: World) -> None:
+    """Half of the finished ones may be the fault of a disk or of a change to the program."""
+    for number in range(2):
+        os.truncate(a_run(sick, number) / "result.json", 90)
+    before = contents(sick.folder.parent / STORE)
+    refused = sick.run()
+    assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
+    assert "2 of 4 finished runs are damaged" in refused.stderr
+    assert "--retry-damaged" in refused.stderr
+    assert contents(sick.folder.parent / STORE) == before
+    assert_one_result_each(sick, "damaged")
+    assert len(moved(sick)) == 2
+
+
+def schema_of_another(run: Path, schema: int = 99) -> None:
+    path = run / "result.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "schema": schema}))
+
+
+def link_elsewhere(run: Path) -> None:
+    (link,) = [p for p in (run.parents[1] / "tiny/runs").iterdir() if p.resolve() == run]
+    link.unlink()
+    link.symlink_to(run.parent / "elsewhere")
+
+
+def of_another_metric(run: Path) -> None:
+    path = run / "result.json"
+    tree = json.loads(path.read_text())
+    tree["metrics"]["val/other"] = tree["metrics"].pop("val/bleu")
+    path.write_text(json.dumps(sealed(tree, run)))
+
+
+def result_is_a_folder(run: Path) -> None:
+    (run / "result.json").unlink()
+    (run / "result.json").mkdir()
+
+
+@pytest.mark.parametrize(
+    ("damage", "said", "metric"),
+    [
+        (schema_of_another, "schema 99: made by a newer version", None),
+        (lambda run: schema_of_another(run, 1), "schema 1: made by an early version", None),
+        (link_elsewhere, "is a link to", None),
+        (result_is_a_folder, "is not a file", None),
+        (of_another_metric, "reports no 'val/bleu'", "val/bleu"),
+    ],
+)
+def test_what_is_no_damage_of_the_run_stays(
+    sick: World, damage: Callable[[Path], None], said: str, metric: str | None
+) -> None:
+    if metric is not None:
+        sick.write(seeds=1, delay=0, steps=1, metric={"name": metric, "mode": "max"})
+    damage(a_run(sick))
+    before = contents(sick.folder.parent / STORE)
+    for options in ((), ("damaged",)):
+        refused = sick.run(*options)
+        assert (refused.returncode, refused.stderr.count("\n")) == (2, 1), refused.stderr
+        assert said in refused.stderr
+        assert "moves the run aside" not in refused.stderr
+    if metric is None:
+        with pytest.raises(UserError, match=said):
+            status_command(sick.grid, sick.folder.parent)
+    assert {k: v for k, v in contents(sick.folder.parent / STORE).items() if "lock" not in k} == {
+        k: v for k, v in before.items() if "lock" not in k
+    }
+    assert not moved(sick)
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EIO])
+@pytest.mark.parametrize("name", ["result.json", "config.yaml"])
+def test_a_file_that_cannot_be_read_is_no_damage(
+    sick: World, monkeypatch: pytest.MonkeyPatch, name: str, number: int
+) -> None:
+    grid, read = sick.value(), Path.read_bytes
+
+    def refuse(path: Path) -> bytes:
+        if path.name == name:
+            raise OSError(number, os.strerror(number))
+        return read(path)
+
+    monkeypatch.setattr(records.Path, "read_bytes", refuse)
+    assert [grid.damage(cell) for cell in grid.cells] == [None] * CELLS
+    with pytest.raises(UserError, match=os.strerror(number)):
+        grid.state(grid.cells[0])
+
+
+def test_a_damaged_run_that_is_being_trained_stays(sick: World) -> None:
+    run = a_run(sick)
+    os.truncate(run / "result.json", 90)
+    with run_lock(RunFolder(run)):
+        refused = sick.run()
+    assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
+    assert "another process is training this run" in refused.stderr
+    assert not moved(sick)
+    assert_one_result_each(sick)
+
+
+def test_the_report_names_what_is_damaged(sick: World) -> None:
+    path = a_run(sick) / "result.json"
+    edit(unigram_entropy=5.5)(path.parent)
+    results = read_folder(sick.folder)
+    assert [cell.state for cell in results.cells].count("damaged") == 1
+    assert "seal" in damaged_files(results)[0]
+
+
+def test_a_damaged_pruned_run_is_trained_again(world: World) -> None:
+    axes = {"model.schedule.warmup_steps": [0]}
+    world.write(seeds=2, delay=0, steps=1, axes=axes, pruner="median")
+    assert world.run().returncode == 0
+    run = a_run(world)
+    (run / "result.json").unlink()
+    (run / "pruned.json").write_bytes(b"{")
+    assert world.run().returncode == 0
+    assert world.states() == {"COMPLETE": CELLS}
+    assert moved(world) == [f"{run.name}@damaged-1"]
+
+
+def truncate(name: str, kept: int) -> Callable[[World], None]:
+    def damage(world: World) -> None:
+        path = world.folder / name
+        os.truncate(path, path.stat().st_size + kept if kept < 0 else kept)
+
+    return damage
+
+
+def edit_plan(world: World) -> None:
+    path = world.folder / "plan.json"
+    path.write_text(path.read_text().replace('"post_ln-', '"past_ln-'))
+
+
+def damaged_in_the_middle(world: World) -> None:
+    path = world.folder / "optuna.journal"
+    path.write_bytes(path.read_bytes().replace(b'"op_code"', b'"op_co\xffe"', 2))
+
+
+def attempts_a_file(world: World) -> None:
+    shutil.rmtree(a_run(world) / "attempts")
+    (a_run(world) / "attempts").touch()
+
+
+RUN_REPAIRS: dict[str, Callable[[World], object]] = {
+    "no plan": lambda world: (world.folder / "plan.json").unlink(),
+    "torn plan": truncate("plan.json", 100),
+    "plan a list": lambda world: (world.folder / "plan.json").write_text("[]"),
+    "edited plan": edit_plan,
+    "no grid.yaml": lambda world: (world.folder / "grid.yaml").unlink(),
+    "torn grid.yaml": truncate("grid.yaml", 40),
+    "no journal": lambda world: (world.folder / "optuna.journal").unlink(),
+    "torn journal": truncate("optuna.journal", -30),
+    "damaged journal": damaged_in_the_middle,
+    "attempts a file": attempts_a_file,
+}
+
+
+@pytest.mark.parametrize("name", RUN_REPAIRS)
+def test_what_follows_from_the_runs_is_made_again(sick: World, name: str) -> None:
+    before = contents(sick.folder.parent)
+    RUN_REPAIRS[name](sick)
+    starts = len(sick.lines("start"))
+    assert_one_result_each(sick)
+    assert len(sick.lines("start")) == starts
+    after = contents(sick.folder.parent)
+    for kept in ("tiny/plan.json", "tiny/grid.yaml"):
+        assert after[kept] == before[kept]
+
+
+def test_a_plan_of_a_newer_version_is_left_as_it_is(sick: World) -> None:
+    path = sick.folder / "plan.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "schema": 99}))
+    before = contents(sick.folder.parent)
+    refused = sick.run()
+    assert refused.returncode == 2
+    assert "plan.json: schema 99:" in refused.stderr
+    after = contents(sick.folder.parent)
+    del before["tiny/.supervisor.json"], after["tiny/.supervisor.json"]
+    assert after == before
+
+
+def damage_at_random(folder: Path, chance: random.Random) -> str:
+    """Damage one file of a folder as disks, editors and people do; say what was done."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and "lock" not in path.name)
+    path = chance.choice(files)
+    data = bytearray(path.read_bytes())
+    kind = chance.choice(("truncate", "delete", "flip", "garbage", "swap"))
+    if kind == "truncate":
+        path.write_bytes(data[: chance.randrange(len(data) + 1)])
+    elif kind == "delete":
+        path.unlink()
+    elif kind == "flip" and data:
+        data[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
+        path.write_bytes(data)
+    elif kind == "garbage":
+        path.write_bytes(chance.randbytes(chance.randrange(200)))
+    else:
+        other = chance.choice([each for each in files if each.name == path.name])
+        content = other.read_bytes()
+        other.write_bytes(data)
+        path.write_bytes(content)
+    return f"{kind} {path.relative_to(folder)}"
+
+
+def check_random_damage(world: World, finished: World, seed: int, damages: int) -> None:
+    """Damage a finished grid and run it: one result a cell, no result lost on the way."""
+    shutil.rmtree(world.root)
+    shutil.copytree(finished.root, world.root, symlinks=True)
+    chance, experiments = random.Random(seed), world.folder.parent
+    done = [damage_at_random(experiments, chance) for _ in range(damages)]
+    results = {path.read_bytes() for path in experiments.rglob("result.json")}
+    print(seed, done)
+    assert_one_result_each(world, "damaged")
+    assert results <= {path.read_bytes() for path in experiments.rglob("result.json")}, done
+    assert_one_result_each(world)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_random_damage_is_mended(world: World, finished: World, seed: int) -> None:
+    check_random_damage(world, finished, seed, damages=4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(100, 120))
+def test_much_random_damage_is_mended(world: World, finished: World, seed: int) -> None:
+    check_random_damage(world, finished, seed, damages=1 + seed % 8)
