@@ -249,39 +249,19 @@ def _is_code(kind: Any) -> bool:
     return origin is Callable or getattr(origin, "__name__", "") in ("Callable", "type")
 
 
-CLASSES = (
-    "lightning_app.training.callbacks.probes.SignalProbe",
-    "lightning_app.training.callbacks.probes.UpdateProbe",
-    "lightning_app.training.callbacks.safety.QKClip",
-    "lightning.pytorch.callbacks.DeviceStatsMonitor",
-    "lightning.pytorch.callbacks.EMAWeightAveraging",
-    "lightning.pytorch.callbacks.EarlyStopping",
-    "lightning.pytorch.callbacks.GradientAccumulationScheduler",
-    "lightning.pytorch.callbacks.LearningRateMonitor",
-    "lightning.pytorch.callbacks.ModelCheckpoint",
-    "lightning.pytorch.callbacks.ModelSummary",
-    "lightning.pytorch.callbacks.OnExceptionCheckpoint",
-    "lightning.pytorch.callbacks.SpikeDetection",
-    "lightning.pytorch.callbacks.StochasticWeightAveraging",
-    "lightning.pytorch.callbacks.Timer",
-    "lightning.pytorch.callbacks.WeightAveraging",
-    "lightning.pytorch.loggers.CSVLogger",
-    "lightning.pytorch.loggers.CometLogger",
-    "lightning.pytorch.loggers.MLFlowLogger",
-    "lightning.pytorch.loggers.TensorBoardLogger",
-    "lightning.pytorch.loggers.WandbLogger",
-    "lightning.pytorch.plugins.DoublePrecision",
-    "lightning.pytorch.plugins.HalfPrecision",
-    "lightning.pytorch.plugins.MixedPrecision",
-    "lightning.pytorch.plugins.TorchSyncBatchNorm",
-    "lightning.pytorch.profilers.AdvancedProfiler",
-    "lightning.pytorch.profilers.PassThroughProfiler",
-    "lightning.pytorch.profilers.PyTorchProfiler",
-    "lightning.pytorch.profilers.SimpleProfiler",
-    "lightning.pytorch.strategies.DDPStrategy",
-    "lightning.pytorch.strategies.FSDPStrategy",
-    "lightning.pytorch.strategies.SingleDeviceStrategy",
-)
+_LISTED = {
+    "lightning_app.training.callbacks.probes": "SignalProbe UpdateProbe",
+    "lightning_app.training.callbacks.safety": "QKClip",
+    "lightning.pytorch.callbacks": "DeviceStatsMonitor EMAWeightAveraging EarlyStopping "
+    "GradientAccumulationScheduler LearningRateMonitor ModelCheckpoint ModelSummary "
+    "OnExceptionCheckpoint SpikeDetection StochasticWeightAveraging Timer WeightAveraging",
+    "lightning.pytorch.loggers": "CSVLogger CometLogger MLFlowLogger TensorBoardLogger WandbLogger",
+    "lightning.pytorch.plugins": "DoublePrecision HalfPrecision MixedPrecision TorchSyncBatchNorm",
+    "lightning.pytorch.profilers": "AdvancedProfiler PassThroughProfiler PyTorchProfiler "
+    "SimpleProfiler",
+    "lightning.pytorch.strategies": "DDPStrategy FSDPStrategy SingleDeviceStrategy",
+}
+CLASSES = tuple(f"{module}.{name}" for module, names in _LISTED.items() for name in names.split())
 """The classes that every config may name, including a grid's, with the callbacks of plug-ins."""
 
 FIELDS = ("accelerator", "strategy", "logger", "callbacks", "profiler", "plugins")
