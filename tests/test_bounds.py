@@ -84,7 +84,6 @@ def test_a_callback_that_no_run_can_have_is_refused_by_its_name(
         ("trainer__fast_dev_run", 3, "trainer.fast_dev_run: 3 leaves"),
         ("trainer__overfit_batches", 2, "trainer.overfit_batches: 2 replaces the samplers"),
         ("trainer__overfit_batches", 0.1, "use limit_train_batches and limit_val_batches"),
-        ("model__rounding", 1, "model.rounding: … 0"),
         ("model__optimizer__lr", HUGE, "model.optimizer.lr:"),
         ("model__optimizer__eps", float("nan"), "model.optimizer.eps: nan"),
         ("model__optimizer__betas", [0.9, float("inf")], "betas"),

@@ -2,15 +2,11 @@
 
 import ast
 import graphlib
-import sys
 from collections.abc import Iterator
 from functools import cache
-from importlib import import_module
 from pathlib import Path
 
 import pytest
-
-from lightning_app import MOVED
 
 PACKAGE = "lightning_app"
 ROOT = Path(__file__).parents[1]
@@ -138,27 +134,3 @@ def test_this_test_sees_the_imports() -> None:
     """The reading itself: a known edge, and a relative import resolved."""
     assert "lightning_app.models.stack" in ours(ROOT / PACKAGE / "models" / "heads.py")
     assert {module_name(path) for path in FILES} >= {PACKAGE, "lightning_app.blocks.block"}
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.parametrize("name", [*MOVED, "callbacks.probes"])
-def test_a_former_import_path_names_the_same_module(name: str) -> None:
-    """Plug-ins and configs may name it; a class must not exist twice."""
-    former = import_module(f"{PACKAGE}.{name}")
-    now = MOVED.get(name, f"training.{name}")
-    assert former is import_module(f"{PACKAGE}.{now}")
-    assert former.__spec__ is not None
-    assert former.__spec__.name == f"{PACKAGE}.{now}"
-    del sys.modules[f"{PACKAGE}.{name}"]
-
-
-def test_a_former_import_path_is_deprecated() -> None:
-    sys.modules.pop(f"{PACKAGE}.errors", None)
-    with pytest.warns(DeprecationWarning, match=r"core\.errors"):
-        import_module(f"{PACKAGE}.errors")
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_no_module_is_invented() -> None:
-    with pytest.raises(ModuleNotFoundError):
-        import_module(f"{PACKAGE}.callbacks.nothing")

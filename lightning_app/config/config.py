@@ -20,7 +20,6 @@ from lightning_app.config.classes import (
     made_object,
     own_arguments,
 )
-from lightning_app.config.identity import without_removed
 from lightning_app.config.parents import check_parent
 from lightning_app.config.rules import RUN_RULES, RunSubject, check_rules, check_traits, declared
 from lightning_app.config.sources import AUTO, Written, automatic_warmup, nested, without_derived
@@ -161,7 +160,7 @@ def resolve(tree: Mapping[str, Any], source: str, *, imports: bool = False) -> d
     if not isinstance(tree, dict):
         raise UserError(f"{source}: expected a mapping of sections, found {tree!r}")
     with named(source):
-        tree = without_derived(without_removed(nested(tree)))
+        tree = without_derived(nested(tree))
         return _complete(tree, imports=imports)
 
 

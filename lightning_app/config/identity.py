@@ -19,7 +19,6 @@ from lightning_app.core.project import PROJECT
 from lightning_app.core.registry import makers, owners
 from lightning_app.plugins import KEY, digests_of, loaded
 from lightning_app.runs.folder import IDENTITY, RunFolder
-from lightning_app.version import BEFORE_STRIKING
 
 Tree = Mapping[str, Any]
 
@@ -73,7 +72,7 @@ _HARMLESS: Mapping[str, tuple[str, ...]] = {
 }
 """The callbacks, plugins and strategies that only watch, store or distribute the same work."""
 
-_PINS = ("config", "blocks", "added", "added_blocks", "removed")
+_PINS = ("config", "blocks", "added", "added_blocks")
 _OURS = ("lightning.pytorch.", "lightning.fabric.", "lightning_app.")
 """The packages to which the class names above refer."""
 
@@ -84,8 +83,7 @@ def pins() -> Mapping[str, Mapping[str, Any]]:
 
     An id holds only what differs from them, so that a new field at its default changes no id.
     `added` holds the config fields added after schema 2 was fixed, `added_blocks` those
-    of a stack, and `removed` fields that a config may no longer have. A pin never changes, even
-    if the default does.
+    of a stack. A pin never changes, even if the default does.
     """
     tree = json.loads(files("lightning_app.config").joinpath("pins.json").read_text("utf-8"))
     return {name: tree[name] for name in _PINS}
@@ -114,7 +112,7 @@ def relevant(config: Tree) -> dict[str, Any]:
 
 def unusual(config: Tree) -> dict[str, Any]:
     """Return the same of a config that may lack sections."""
-    known = {**pins()["config"], **pins()["added"], **pins()["removed"]}
+    known = {**pins()["config"], **pins()["added"]}
     kept = {key: value for key, value in config.items() if key != "trainer"}
     if "trainer" in config:
         given = config["trainer"].items()
@@ -138,43 +136,11 @@ def relevant_blocks(stacks: Tree) -> dict[str, Any]:
 
 
 def completed(config: Tree) -> dict[str, Any]:
-    """Return a config of an earlier version with today's fields.
-
-    Raises:
-        UserError: for a removed field with a value other than its pin.
-    """
-    found = without_removed(config)
+    """Return a config of an earlier version with today's fields."""
+    found = dict(config)
     for key, value in pins()["added"].items():
         found = _with_default(found, key.split("."), value)
     return found
-
-
-def without_removed(config: Tree) -> dict[str, Any]:
-    """Return a config without removed fields of earlier versions that hold their pins.
-
-    Raises:
-        UserError: for a removed field with a value other than its pin.
-    """
-    found = dict(config)
-    for key in pins()["removed"]:
-        section, _, name = key.partition(".")
-        part = found.get(section)
-        if not isinstance(part, Mapping) or name not in part:
-            continue
-        check_removed(key, [part[name]])
-        found[section] = {each: part[each] for each in part if each != name}
-    return found
-
-
-def check_removed(key: str, values: Iterable[Any]) -> None:
-    """Refuse a field that was removed with values other than its pin. Raises `UserError`."""
-    removed = pins()["removed"]
-    for value in values if key in removed else ():
-        if not _same(value, removed[key]):
-            raise UserError(
-                f"{key}: expected no such field, or {json.dumps(removed[key])} as earlier runs "
-                f"have it, found {json.dumps(value)}; commit {BEFORE_STRIKING} reads such runs"
-            )
 
 
 def _with_default(tree: Tree, path: list[str], value: Any) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import Any, get_origin
 
 from yaml import YAMLError
 
-from lightning_app.config.identity import leaves, require, without_removed
+from lightning_app.config.identity import leaves, require
 from lightning_app.config.trainer import TrainerConfig
 from lightning_app.config.tree import SECTIONS, WARMUP, check_seed, lookup, replaced
 from lightning_app.core import strict_yaml
@@ -175,7 +175,7 @@ class Written:
                 top = str(key).partition(".")[0]
                 if top not in self._known:
                     raise UserError(f"unknown key '{key}'{nearest(str(key), self._known)}")
-            found = without_derived(without_removed(nested(tree)))
+            found = without_derived(nested(tree))
         for key in [each for each in found if each not in SECTIONS]:
             self.fields[key] = found.pop(key)
         self.tree = merged(self.tree, found)
@@ -234,7 +234,7 @@ def read_tree(file: str | Path) -> dict[str, Any]:
     if not isinstance(tree, dict | None):
         raise UserError(f"{file}: expected a mapping of sections, found {tree!r}")
     with named(file):
-        return without_derived(without_removed(tree or {}))
+        return without_derived(tree or {})
 
 
 def nested(tree: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,11 +10,9 @@ from typing import Any, Literal
 
 from lightning_app.config.grid import GridFile, without_gone
 from lightning_app.config.identity import (
-    check_removed,
     completed,
     is_irrelevant,
     leaves,
-    without_removed,
 )
 from lightning_app.config.rulers import BUDGET, differences, in_raw_text, names_of, ruler, unit_of
 from lightning_app.config.tree import (
@@ -432,9 +430,6 @@ def read_results(folder: Path, file: Mapping[str, Any] | None = None) -> GridRes
         if not needed.is_file():
             raise UserError(f"{folder}: has no {needed.name}, so it is not the folder of a grid")
     plan, grid = read_plan(paths.plan), file or read_grid_file(paths.specification)
-    with named(paths.plan):
-        for key, values in plan.axes.items():
-            check_removed(key, values)
     scores, metric = grid.get("sensitivity") or {}, grid.get("metric") or {}
     factors, compare = grid.get("factors") or {}, grid.get("compare") or {}
     config, damaged = _config(paths, plan, grid)
@@ -550,7 +545,7 @@ def _config(
         path = locate_run(paths, cell.name, cell.id).config
         try:
             with named(path):
-                return _merge(without_removed(read_yaml(path)), without_removed(base)), damaged
+                return _merge(read_yaml(path), base), damaged
         except FileNotFoundError:
             continue
         except Unsound as error:

@@ -76,7 +76,7 @@ def run_url(base: str, cell: CellResult) -> str:
 # The generated protocol buffer modules of TensorBoard carry no type information.
 
 
-RUN, WHOLE, EARLIER = ".run", ".grid", ".index"  # ends of names; `EARLIER` of earlier versions
+RUN, WHOLE = ".run", ".grid"  # ends of names
 FIRST, LAST = "0000000000", "9999999999"  # instead of the time in a file name
 
 
@@ -128,7 +128,7 @@ def replace(
             writer.write(record)
         write_whole(kept, buffer.getvalue())
     for old in files:
-        if old != kept and old.name.endswith((end, EARLIER)):
+        if old != kept and old.name.endswith(end):
             old.unlink(missing_ok=True)
     return kept
 
@@ -544,7 +544,7 @@ def _write_whole(part: IndexedGrid) -> None:
     place = grid.folder if holder is None else holder.folder
     for folder in {grid.folder, *folders} - {place}:
         for old in folder.glob("events.out.tfevents.*"):
-            if old.name.endswith((part.end, EARLIER)):
+            if old.name.endswith(part.end):
                 old.unlink(missing_ok=True)
     if folders:
         whole = [(0, experiment(part)), (0, layout(part))]

@@ -226,10 +226,6 @@ OF_A_GROUP = (
 )
 FIRST = ("scores_by_task", "loss_by_rate", "rate_by_warmup")
 """What a report opens with: scores of tasks, else the loss if there are several rates."""
-FORMER = (
-    *("loss_by_seconds", "spans", "halting", "gains", "attention_entropy", "attention_distance"),
-)
-"""Kinds that reports no longer have; their files are removed."""
 QUESTIONS: tuple[Question, ...] = get_args(Question)
 KINDS = sorted(
     (OF_TASKS, OF_RATES, *OF_A_GROUP, *OF_A_RATE),
@@ -383,7 +379,7 @@ def _write(path: Path, question: Question, part: Part, sketch: Sketch) -> Figure
 
 def _remove_others(folder: Path, kept: set[str]) -> None:
     """Remove the files of figures that only an earlier report had."""
-    names = "|".join([*(kind.name for kind in KINDS), *FORMER])
+    names = "|".join(kind.name for kind in KINDS)
     ours = re.compile(rf"(?:{names})(?:-\d+)*(?:-narrow)?\.(?:svg|pdf|csv)")
     for path in folder.glob("*"):
         if ours.fullmatch(path.name) and path.stem not in kept:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lightning_app.core.errors import UserError
-from lightning_app.core.strict_yaml import load_yaml
 from lightning_app.runs.folder import METRICS, RunFolder, is_pruned
 from lightning_app.runs.records import (
     CHECKS,
@@ -117,7 +116,7 @@ class Run:
         """
         folder, attempts = self.folder, self.folder.last_attempt()
         if result := self.result:
-            if why := cut_short(folder, result):
+            if why := cut_short(result):
                 return RunState(state="failed", attempts=attempts, error=why, short=result)
             return RunState(state="done", attempts=attempts, result=result)
         with _damaging(folder.pruned):
@@ -219,17 +218,11 @@ def _damaging(path: Path) -> Iterator[None]:
         raise DamagedRun(path, error) from error
 
 
-def cut_short(folder: RunFolder, result: Mapping[str, Any]) -> str | None:
-    """Describe how a run was cut short; None if it did all its steps or was ended by our own rules.
-
-    Earlier versions recorded the steps of a run but not the requested ones: these are the
-    `max_steps` of its config, unless its epochs may have meant fewer.
-    """
+def cut_short(result: Mapping[str, Any]) -> str | None:
+    """How a run was cut short; None if it did all its steps or was ended by our own rules."""
     if result["outcome"] == "non_finite":
         return None
     asked = result.get("steps_asked")
-    if asked is None and result["status"] != CUT_SHORT:
-        asked = _steps_of(folder)
     if result["status"] == CUT_SHORT or (asked is not None and result["steps"] < asked):
         return words_of_short(result["steps"], asked)
     return None
@@ -238,18 +231,6 @@ def cut_short(folder: RunFolder, result: Mapping[str, Any]) -> str | None:
 def words_of_short(steps: int, asked: int | None) -> str:
     """The name in messages of a run that was cut short."""
     return f"cut short at {steps} of {asked} steps"
-
-
-def _steps_of(folder: RunFolder) -> int | None:
-    """The steps that `max_steps` alone requests; other checks report mistakes in the config."""
-    try:
-        tree: Any = load_yaml(folder.config.read_text(encoding="utf-8"))
-        trainer = tree["trainer"]
-        steps, epochs = trainer["max_steps"], trainer.get("max_epochs")
-    except (OSError, ValueError, UserError, LookupError, TypeError):
-        return None
-    counts = isinstance(steps, int) and steps > 0 and epochs in (None, -1)
-    return steps if counts else None
 
 
 def read_progress(folder: RunFolder, attempt: int) -> Mapping[str, Any] | None:

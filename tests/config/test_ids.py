@@ -14,7 +14,7 @@ import yaml
 from lightning_app.blocks import presets
 from lightning_app.blocks.stack import Stack, StackSpec
 from lightning_app.config import identity as relevance
-from lightning_app.config.config import load_config, resolve
+from lightning_app.config.config import resolve
 from lightning_app.config.experiment import (
     cell_id,
     identity_of,
@@ -22,22 +22,17 @@ from lightning_app.config.experiment import (
 )
 from lightning_app.config.identity import (
     Record,
-    completed,
     experiment_id,
     identify,
     leaves,
     pins,
     read_record,
-    relevant,
     relevant_blocks,
     trainer_defaults,
     without_evaluation_limits,
     write_record,
 )
-from lightning_app.config.sources import Written, read_tree
 from lightning_app.config.tree import canonical
-from lightning_app.core import strict_yaml
-from lightning_app.core.errors import UserError
 
 BASE = {"model": {"architecture": {"encoder_depth": 2, "decoder_depth": 2}}}
 STOPPING = {
@@ -247,24 +242,6 @@ def test_a_new_field_at_its_default_changes_no_id(monkeypatch: pytest.MonkeyPatc
     wider["model"]["architecture"]["memory"] = 0
     wider["trainer"]["newest"] = "on"
     assert identify(wider, blocks=blocks, corpus="c").id != before.id
-
-
-def test_a_removed_field_at_its_pin_is_read_and_changes_nothing(tmp_path: Path) -> None:
-    """As `config.yaml` of earlier runs have it; another value means another run, and is refused."""
-    plain = config()
-    old = {**plain, "model": {**plain["model"], "rounding": 0}}
-    assert relevant(old) == relevant(plain)
-    assert cell_id(old) == cell_id(plain)
-    assert completed(old) == plain
-    assert resolve(old, "x") == plain
-    path = tmp_path / "config.yaml"
-    path.write_text(strict_yaml.dump_yaml(old))
-    assert resolve(read_tree(path), "x") == plain
-    assert load_config(Written(["--config", str(path)])) == plain
-    other = {**plain, "model": {**plain["model"], "rounding": 1}}
-    for read in (completed, lambda tree: resolve(tree, "x")):
-        with pytest.raises(UserError, match=r"model\.rounding: .* found 1; commit \w{7} "):
-            read(other)
 
 
 def the_demo_of_then() -> dict[str, Any]:

@@ -338,19 +338,6 @@ def test_one_run_alone_holds_what_is_the_grids(make_grid):
         assert set(columns(ask)[0]) == {f"demo/{name}" for name in names}
 
 
-def test_an_index_of_an_earlier_version_goes(make_grid):
-    grid = make_grid(lambda axes: 2.0, {SEED: [1]})
-    run = grid.run(grid.cells[0])
-    names = ("0123456789ab", "000002-0123456789ab", "000003-0123456789ab.grid")
-    for name in names:
-        for folder, place in ((grid.folder, "0000000000"), (run, "9999999999")):
-            (folder / f"events.out.tfevents.{place}.{name}.index").write_bytes(b"")
-    write_index(grid.folder, only_new=True)
-    assert list(grid.folder.glob("*tfevents*")) == []
-    found = sorted(path.suffix for path in run.glob("*tfevents*"))
-    assert found == [".grid", ".run"]
-
-
 def test_writing_again_changes_no_file(make_grid, outcome):
     grid = make_grid(outcome, SMALL)
     write_index(grid.folder)

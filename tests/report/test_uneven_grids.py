@@ -14,7 +14,6 @@ import pytest
 import yaml
 
 from lightning_app.config.tree import label
-from lightning_app.core.errors import UserError
 from lightning_app.report.comparisons import comparisons, effects
 from lightning_app.report.figures.need import loss_by_rate
 from lightning_app.report.figures.sheet import Part
@@ -122,12 +121,6 @@ def test_equal_runs_have_no_spread_and_did_not_fail(make_grid: Any) -> None:
     fake = make_grid(lambda axes: 2.0, {PRESET: ["pre_ln", "post_ln"], SEED: [1, 2]}, curves=False)
     (row,) = comparisons(read_results(fake.folder))
     assert (row.note, row.reading) == ("no spread", "changes nothing")
-
-
-def test_a_plan_with_a_removed_axis_is_refused(make_grid: Any) -> None:
-    fake = make_grid(loss, {**AXES, "model.rounding": [0, 1]}, curves=False)
-    with pytest.raises(UserError, match=r"plan\.json: model\.rounding: .* found 1; commit \w{7} "):
-        read_results(fake.folder)
 
 
 def test_each_panel_has_the_entropy_of_its_own_runs(make_grid: Any) -> None:
