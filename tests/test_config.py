@@ -72,6 +72,10 @@ def test_another_experiment_has_another_id(key: str, value: Any) -> None:
     assert cell_id(resolve(changed(key, value), "x.yaml")) != before
 
 
+LINEAR = ["model.schedule.reference_steps: 4000", "warmup_steps 60", "below the 200 steps"]
+ACCUMULATED = ["trainer.accumulate_grad_batches: 4; must be 1", "data.tokens_per_batch 4 times"]
+
+
 @pytest.mark.parametrize(
     ("key", "value", "words"),
     [
@@ -81,16 +85,8 @@ def test_another_experiment_has_another_id(key: str, value: Any) -> None:
         ("model.optimizer.lr", "fast", ["model.optimizer.lr", "a number", "'fast'"]),
         ("model.optimizer.lr", -1.0, ["lr -1.0", "1e-30"]),
         ("model.schedule.warmup_steps", 1.5, ["warmup_steps", "a whole number", "1.5"]),
-        (
-            "model.schedule",
-            {"kind": "linear", "warmup_steps": 60},
-            ["model.schedule.reference_steps: 4000", "warmup_steps 60", "below the 200 steps"],
-        ),
-        (
-            "trainer.accumulate_grad_batches",
-            4,
-            ["trainer.accumulate_grad_batches: 4; must be 1", "data.tokens_per_batch 4 times"],
-        ),
+        ("model.schedule", {"kind": "linear", "warmup_steps": 60}, LINEAR),
+        ("trainer.accumulate_grad_batches", 4, ACCUMULATED),
         ("model.block.norm_placement", "pst", ["norm_placement", "'pst'", "did you mean 'post'"]),
         ("model.block.preset", "pre_lm", ["preset", "'pre_lm'", "did you mean 'pre_ln'"]),
         ("model.block.shaped_attention", {"betaa": 1}, ["shaped_attention", "betaa", "beta"]),
@@ -116,16 +112,15 @@ def test_a_mistake_names_file_field_and_value(key: str, value: Any, words: list[
         assert word in message, message
 
 
+VECTOR = "gain vector: true … learned: true"
+
+
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ("ff_skip", {"vector": True}, "ff_skip: gain vector: true … learned: true"),
+        ("ff_skip", {"vector": True}, f"ff_skip: {VECTOR}"),
         ("ff_branch", {"value": float("nan")}, "ff_branch.value: nan"),
-        (
-            "value_gains",
-            {"kept": {"vector": True}},
-            "value_gains.kept: gain vector: true … learned: true",
-        ),
+        ("value_gains", {"kept": {"vector": True}}, f"value_gains.kept: {VECTOR}"),
         ("output_gains", {"change": {"learned": True, "vector": True}}, "output_gains: … scalars:"),
     ],
 )

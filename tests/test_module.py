@@ -74,18 +74,16 @@ def test_resuming_in_mid_epoch_gives_the_weights_of_an_uninterrupted_run(
     whole = module(kind, preset=preset, dropout=0.3)
     pl.seed_everything(3)
     # What a run that was killed after step 5 would have left.
-    saver = ModelCheckpoint(
-        dirpath=tmp_path, filename="part", every_n_train_steps=5, enable_version_counter=False
-    )
+    where = {"dirpath": tmp_path, "filename": "part", "enable_version_counter": False}
+    saver = ModelCheckpoint(**where, every_n_train_steps=5)
     fitter = trainer(tmp_path, **limits, callbacks=[saver], enable_checkpointing=True)
     fitter.fit(whole, datamodule=data(cache, kind))
     rest = module(kind, preset=preset, dropout=0.3)
     pl.seed_everything(3)
     torch.rand(7)  # other code may draw numbers in between
     fitter = trainer(tmp_path, **limits, callbacks=[saver], enable_checkpointing=True)
-    fitter.fit(
-        rest, datamodule=data(cache, kind), ckpt_path=tmp_path / "part.ckpt", weights_only=True
-    )
+    part = tmp_path / "part.ckpt"
+    fitter.fit(rest, datamodule=data(cache, kind), ckpt_path=part, weights_only=True)
     for (name, a), b in zip(whole.state_dict().items(), rest.state_dict().values(), strict=True):
         assert torch.equal(a, b), name
 
@@ -134,9 +132,8 @@ def test_the_trained_loss_is_that_of_the_whole_global_batch(tmp_path: Path, cach
     assert int((batch.target[:, 1:] != 0).sum()) == int(batch.predicted_tokens)
     logits = trained(batch).flatten(0, 1)
     labels = batch.target[:, 1:].flatten()
-    expected = torch.nn.functional.cross_entropy(
-        logits, labels, ignore_index=0, label_smoothing=0.1
-    )
+    how: dict[str, Any] = {"ignore_index": 0, "label_smoothing": 0.1}
+    expected = torch.nn.functional.cross_entropy(logits, labels, **how)
     sums = trained.objective.sums(trained.model, batch)
     torch.testing.assert_close(sums.loss / batch.predicted_tokens, expected)
 
@@ -256,6 +253,14 @@ class Penalty(torch.nn.Module, AuxiliaryTerms):
         return {"span": Term(self.span, weight=0.25)}
 
 
+def one_step(folder: Path, system: TransformerModule, source: Any) -> dict[str, float]:
+    """The numbers that a step logs."""
+    fitter = trainer(folder, max_steps=1, logger=CSVLogger(folder), log_every_n_steps=1)
+    fitter.fit(system, datamodule=source)
+    rows = csv.DictReader(next(folder.rglob("metrics.csv")).read_text().splitlines())
+    return {k: float(v) for row in rows for k, v in row.items() if v}
+
+
 def test_auxiliary_terms_are_trained_and_logged(tmp_path: Path, cache: str) -> None:
     def losses(*, penalised: bool) -> tuple[dict[str, float], Any]:
         pl.seed_everything(3)
@@ -267,11 +272,7 @@ def test_auxiliary_terms_are_trained_and_logged(tmp_path: Path, cache: str) -> N
         if penalised:
             assert system.model is not None
             system.model.penalty = Penalty()
-        folder = tmp_path / str(penalised)
-        fitter = trainer(folder, max_steps=1, logger=CSVLogger(folder), log_every_n_steps=1)
-        fitter.fit(system, datamodule=datamodule)
-        rows = csv.DictReader(next(folder.rglob("metrics.csv")).read_text().splitlines())
-        return {k: float(v) for row in rows for k, v in row.items() if v}, system.model
+        return one_step(tmp_path / str(penalised), system, datamodule), system.model
 
     (plain, _), (found, model) = losses(penalised=False), losses(penalised=True)
     assert "train/aux/span" not in plain
@@ -305,11 +306,8 @@ def test_halting_is_trained_and_logged(tmp_path: Path, cache: str) -> None:
         pl.seed_everything(3)
         spec = HaltingSpec(ponder_weight=ponder_weight)
         system = module("translation", preset="pre_ln", share="all", halting=spec)
-        folder = tmp_path / str(ponder_weight)
-        fitter = trainer(folder, max_steps=1, logger=CSVLogger(folder), log_every_n_steps=1)
-        fitter.fit(system, datamodule=data(cache, "translation"))
-        rows = csv.DictReader(next(folder.rglob("metrics.csv")).read_text().splitlines())
-        return {k: float(v) for row in rows for k, v in row.items() if v}, system.model
+        source = data(cache, "translation")
+        return one_step(tmp_path / str(ponder_weight), system, source), system.model
 
     (free, _), (paid, model) = fitted(0.0), fitted(0.5)
     assert free["train/aux/ponder"] == 0.0

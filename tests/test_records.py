@@ -99,40 +99,29 @@ def test_a_pruned_run_is_checked_too(path: Path) -> None:
         read_pruned(path, ID)
 
 
-@pytest.mark.parametrize(
-    ("data", "said"),
-    [
-        (b"", "damaged:.*JSON"),
-        (b'{"a": 1', "damaged:.*JSON"),
-        (b"\xff\xfe{}", "damaged:.*JSON"),
-        (b"\x00" * 64, "damaged:.*JSON"),
-        (b"[1]", "JSON"),
-        (b'{"a": NaN}', "holds NaN,.*JSON"),
-        (b'{"a": 1e999}', "1e999"),
-        (b'{"a": %d}' % 10**400, "10+"),
-        (b'{"a": %s}' % (b"9" * 5000), "not valid JSON"),
-        (b'{"a": %s}' % DEEP.encode(), "damaged:.*100 deep"),
-        (b'{"a": %s' % (b"[" * 200_000), "damaged:.*JSON"),
-    ],
-)
-def test_what_is_no_record(path: Path, data: bytes, said: str) -> None:
-    path.write_bytes(data)
-    with pytest.raises(Unsound, match=said):
-        read_json(path)
+NO_JSON = [
+    *((b"", "damaged:.*JSON"), (b'{"a": 1', "damaged:.*JSON"), (b"\xff\xfe{}", "damaged:.*JSON")),
+    *((b"\x00" * 64, "damaged:.*JSON"), (b"[1]", "JSON"), (b'{"a": NaN}', "holds NaN,.*JSON")),
+    *((b'{"a": 1e999}', "1e999"), (b'{"a": %d}' % 10**400, "10+")),
+    (b'{"a": %s}' % (b"9" * 5000), "not valid JSON"),
+    (b'{"a": %s}' % DEEP.encode(), "damaged:.*100 deep"),
+    (b'{"a": %s' % (b"[" * 200_000), "damaged:.*JSON"),
+]
+NO_YAML = [
+    *((b"a: 1", "torn or"), (b"a: [\n", "damaged:.*YAML"), (b"\xff\n", "damaged:.*YAML")),
+    *((b"- a\n", "YAML"), (b"a: %s\n" % DEEP.encode(), "too deeply")),
+    (b"- " * 1_000_000 + b"\n", "too deeply"),
+]
 
 
 @pytest.mark.parametrize(
-    ("data", "said"),
-    [
-        *((b"a: 1", "torn or"), (b"a: [\n", "damaged:.*YAML"), (b"\xff\n", "damaged:.*YAML")),
-        *((b"- a\n", "YAML"), (b"a: %s\n" % DEEP.encode(), "too deeply")),
-        (b"- " * 1_000_000 + b"\n", "too deeply"),
-    ],
+    ("read", "data", "said"),
+    [*((read_json, *case) for case in NO_JSON), *((read_yaml, *case) for case in NO_YAML)],
 )
-def test_what_is_no_config(path: Path, data: bytes, said: str) -> None:
+def test_what_is_no_record_and_no_config(path: Path, read, data: bytes, said: str) -> None:
     path.write_bytes(data)
     with pytest.raises(Unsound, match=said):
-        read_yaml(path)
+        read(path)
 
 
 @pytest.mark.parametrize("read", [read_json, read_yaml])

@@ -58,9 +58,8 @@ def test_every_planned_run_is_a_row_with_its_state(grid: FakeGrid) -> None:
     for cell in grid.cells:
         row = rows.loc[cell["name"]]
         assert {key: row[key] for key in AXES} == cell["axes"]
-        assert (row["variant"], row["warmup"], row["seed"]) == (
-            *(cell["axes"][PRESET], cell["axes"][WARMUP], cell["axes"][SEED]),
-        )
+        axes = [cell["axes"][key] for key in (PRESET, WARMUP, SEED)]
+        assert [row["variant"], row["warmup"], row["seed"]] == axes
         assert Path(row["folder"]) == grid.run(cell)
         found = ended(cell["axes"])
         if isinstance(found, float) and cell is not broken:
@@ -84,10 +83,8 @@ def test_a_grid_is_found_by_name_path_and_publication(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     whole = results("mine")
-    pd.testing.assert_frame_equal(
-        results("experiments/mine"),
-        whole.assign(folder=[f"experiments/mine/runs/{name}" for name in whole["name"]]),
-    )
+    where = whole.assign(folder=[f"experiments/mine/runs/{name}" for name in whole["name"]])
+    pd.testing.assert_frame_equal(results("experiments/mine"), where)
     publish(read_results(grid.folder), tmp_path / "published")
     grid.folder.rename(tmp_path / "away")
     found = results(tmp_path / "published")
@@ -179,9 +176,8 @@ def test_any_axis_is_compared_seed_by_seed(grid: FakeGrid) -> None:
     ]
     assert [pre[f"seed {seed}"] for seed in AXES[SEED]] == pytest.approx(differences)
     interval = stats.ttest_1samp(differences, 0.0).confidence_interval()
-    assert (pre["estimate"], pre["low"], pre["high"]) == pytest.approx(
-        (np.mean(differences), interval.low, interval.high)
-    )
+    expected = [np.mean(differences), interval.low, interval.high]
+    assert pre[["estimate", "low", "high"]].tolist() == pytest.approx(expected)
     # Of Post-LN without warm-up only two seeds have a finite result, and they stalled.
     post = found[found["where"].str.contains("post_ln")].iloc[0]
     assert post["seeds"] == 2
@@ -279,9 +275,8 @@ def test_the_command_prints_the_same_tables(grid: FakeGrid, capsys) -> None:
     words = ("--compare", f"{WARMUP}=60", "--metric", "val/perplexity", "--csv")
     out, _ = shown(capsys, 0, str(grid.folder), *words)
     expected = compare(grid.folder, axis=WARMUP, baseline=60, metric="val/perplexity")
-    assert pd.read_csv(io.StringIO(out))["estimate"].tolist() == pytest.approx(
-        expected["estimate"].tolist()
-    )
+    printed = pd.read_csv(io.StringIO(out))["estimate"].tolist()
+    assert printed == pytest.approx(expected["estimate"].tolist())
 
 
 @pytest.mark.parametrize(

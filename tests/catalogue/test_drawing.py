@@ -1,10 +1,11 @@
 """What a drawing holds: everything that the specification says, folded where layers agree."""
 
+import dataclasses
 import re
 import typing
 from collections.abc import Callable, Iterator
 from copy import deepcopy
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import fields, is_dataclass, make_dataclass, replace
 from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -56,14 +57,11 @@ def test_layers_of_one_form_are_one_run() -> None:
     runs = stack_drawing(mixed, "encoder").runs
     assert [run.label for run in runs] == ["layer 1", "layers 2-3", "layers 4-6"]
 
-    scaled = replace(
-        one,
-        blocks=tuple(
-            replace(block, around_ff=replace(block.around_ff, input_scale=1 / layer))
-            for layer, block in enumerate(one.blocks, start=1)
-        ),
+    scaled = (
+        replace(block, around_ff=replace(block.around_ff, input_scale=1 / layer))
+        for layer, block in enumerate(one.blocks, start=1)
     )
-    (run,) = stack_drawing(scaled, "encoder").runs
+    (run,) = stack_drawing(replace(one, blocks=tuple(scaled)), "encoder").runs
     assert run.label == "layers 1-6"
     assert run.sums[1].branches[0].before[1] == Factor(value="1, ..., 0.1667")
 
@@ -90,44 +88,17 @@ def test_an_encoder_has_no_cross_attention() -> None:
     assert stack_drawing(spec, "decoder") != stack_drawing(stacks("pre_ln")["encoder"], "decoder")
 
 
-@dataclass(frozen=True, kw_only=True)
-class NewStack(StackSpec):
-    mystery: float = 0.25
+def with_mystery(kind: type, hint: Any = float, default: Any = 0.25) -> Any:
+    """A specification of the kind with one field more."""
+    more = [("mystery", hint, dataclasses.field(default=default))]
+    return make_dataclass(f"New{kind.__name__}", more, bases=(kind,), frozen=True, kw_only=True)
 
 
-@dataclass(frozen=True, kw_only=True)
-class NewBlock(BlockSpec):
-    mystery: float = 0.25
-
-
-@dataclass(frozen=True, kw_only=True)
-class NewResidual(ResidualSpec):
-    mystery: Gain = Gain()
-
-
-@dataclass(frozen=True, kw_only=True)
-class NewAttention(AttentionSpec):
-    mystery: str | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class NewShaping(ShapingSpec):
-    mystery: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class NewGains(ProjectionGains):
-    mystery: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class NewGain(Gain):
-    mystery: float = 0.25
-
-
-@dataclass(frozen=True, kw_only=True)
-class NewInit(InitSpec):
-    mystery: float = 0.25
+NewStack, NewBlock = with_mystery(StackSpec), with_mystery(BlockSpec)
+NewResidual, NewGain = with_mystery(ResidualSpec, Gain, Gain()), with_mystery(Gain)
+NewAttention, NewInit = with_mystery(AttentionSpec, str | None, None), with_mystery(InitSpec)
+NewShaping, NewGains = (with_mystery(x, bool, False) for x in (ShapingSpec, ProjectionGains))
+NewAttentionBlock = with_mystery(BlockSpec, str, "")
 
 
 def extended(part: Any, kind: type, **changes: Any) -> Any:
@@ -142,6 +113,10 @@ def unknown_fields() -> dict[str, tuple[StackSpec, str]]:
 
     def block(**changes: Callable[[Any], Any]) -> StackSpec:
         return with_blocks(spec, **changes)
+
+    def inside(name: str, change: Callable[[Any], Any]) -> StackSpec:
+        """A part of the self-attention changed."""
+        return block(self_attention=lambda of: replace(of, **{name: change(getattr(of, name))}))
 
     gain = NewGain(value=0.5, mystery=0.75)
     return {
@@ -159,23 +134,15 @@ def unknown_fields() -> dict[str, tuple[StackSpec, str]]:
             "mystery abc",
         ),
         "shaping": (
-            block(
-                self_attention=lambda of: replace(
-                    of, shaping=extended(of.shaping, NewShaping, mystery=True)
-                )
-            ),
+            inside("shaping", lambda of: extended(of, NewShaping, mystery=True)),
             "mystery yes",
         ),
         "gains of a projection": (
-            block(
-                self_attention=lambda of: replace(
-                    of, value_gains=extended(of.value_gains, NewGains, mystery=True)
-                )
-            ),
+            inside("value_gains", lambda of: extended(of, NewGains, mystery=True)),
             "mystery yes",
         ),
         "a gain of a projection": (
-            block(self_attention=lambda of: replace(of, value_gains=ProjectionGains(kept=gain))),
+            inside("value_gains", lambda of: ProjectionGains(kept=gain)),
             "mystery 0.75",
         ),
         "skip": (block(around_cross=lambda of: replace(of, skip=gain)), "mystery 0.75"),
@@ -203,15 +170,8 @@ def test_layers_with_other_values_of_an_unknown_field_are_no_one_run() -> None:
     spec = stacks("pre_ln")["encoder"]
     first, second = (extended(spec.blocks[0], NewAttentionBlock, mystery=one) for one in "ab")
     runs = stack_drawing(replace(spec, blocks=(first, second, second)), "encoder").runs
-    assert [(run.label, run.notes) for run in runs] == [
-        ("layer 1", ("mystery a",)),
-        ("layers 2-3", ("mystery b",)),
-    ]
-
-
-@dataclass(frozen=True, kw_only=True)
-class NewAttentionBlock(BlockSpec):
-    mystery: str = ""
+    found = [(run.label, run.notes) for run in runs]
+    assert found == [("layer 1", ("mystery a",)), ("layers 2-3", ("mystery b",))]
 
 
 @pytest.mark.parametrize(

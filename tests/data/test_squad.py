@@ -238,24 +238,26 @@ def test_nothing_is_divided_silently(tmp_path: Path) -> None:
         DataConfig(name="rte", task="glue", train_from_dev=0.5)
     few, many = (prepare(config(root, "squad1", train_from_dev=x)) for x in (0.3, 0.7))
     assert few.folder != many.folder
+    alone = slice(1, 9)
     with pytest.raises(UserError, match="has one article"):
-        edited(
-            tmp_path,
-            "squad1",
-            lambda tree: tree["data"].__delitem__(slice(1, 9)),
-            train_from_dev=0.5,
-        )
+        edited(tmp_path, "squad1", lambda tree: tree["data"].__delitem__(alone), train_from_dev=0.5)
 
 
-def test_corpora_and_tasks_fit_together(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"model.objective.kind 'squad',.*'glue'"):
-        config(tmp_path, "squad1", task="glue")
-    with pytest.raises(UserError, match=r"model.objective.kind 'glue',.*'squad'"):
-        config(tmp_path, "rte")
-    with pytest.raises(UserError, match=r"'squad1' has labels: model.objective.kind 'masked_lm'"):
-        config(tmp_path, "squad1", task="masked_lm")
-    with pytest.raises(UserError, match=r"context_stride is 0; .*at least 1"):
-        config(tmp_path, "squad1", context_stride=0)
+@pytest.mark.parametrize(
+    ("name", "fields", "said"),
+    [
+        ("squad1", {"task": "glue"}, r"model.objective.kind 'squad',.*'glue'"),
+        ("rte", {}, r"model.objective.kind 'glue',.*'squad'"),
+        ("squad1", {"task": "masked_lm"}, r"'squad1' has labels: model.objective.kind 'masked_lm'"),
+        ("squad1", {"context_stride": 0}, r"context_stride is 0; .*at least 1"),
+    ],
+)
+def test_corpora_and_tasks_fit_together(tmp_path: Path, name: str, fields: Any, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        config(tmp_path, name, **fields)
+
+
+def test_a_test_split_is_required_where_it_is_evaluated(tmp_path: Path) -> None:
     questions.write_squad(tmp_path, "squad1")
     with pytest.raises(UserError, match=r"test-v1\.1\.json"):
         require_test(config(tmp_path, "squad1"))
@@ -298,11 +300,8 @@ def test_the_hub_gives_the_questions_of_the_files(
     monkeypatch.delenv("LIGHTNING_APP_DATA", raising=False)
     given = replace(config(tmp_path, name), root=None)
     corpus = read(locate(given), given)
-    hub = {
-        "squad1": ("rajpurkar/squad", "plain_text"),
-        "squad2": ("rajpurkar/squad_v2", "squad_v2"),
-    }
-    assert asked == [(*hub[name], reader.revision)]
+    one, two = ("rajpurkar/squad", "plain_text"), ("rajpurkar/squad_v2", "squad_v2")
+    assert asked == [(*(one if name == "squad1" else two), reader.revision)]
     local = config(questions.write_squad(tmp_path / "files", name), name)
     expected = read(locate(local), local)
     for split in ("train", "valid"):

@@ -38,9 +38,8 @@ def model(kind: TokenizerKind) -> SentencePieceProcessor:
 
 
 def pieces(offsets: PieceOffsets) -> list[str]:
-    return [
-        offsets.text[begin:end] for begin, end in zip(offsets.begins, offsets.ends, strict=True)
-    ]
+    places = zip(offsets.begins, offsets.ends, strict=True)
+    return [offsets.text[begin:end] for begin, end in places]
 
 
 def back(offsets: PieceOffsets, answer: str) -> str:
@@ -264,9 +263,7 @@ def test_golds_survive_the_round_trip(
         scores = parts.has_answer
     with capsys.disabled():
         print(
-            f"\nSQuAD {version}: {answers} golds to pieces and back: "
-            f"{100 * matches / answers:.2f} % exact; questions: {scores.exact:.2f} EM, "
-            f"{scores.f1:.2f} F1"
+            f"\nSQuAD {version}: {answers} golds, {100 * matches / answers:.2f} % exact; {scores}"
         )
     assert 100 * matches / answers >= 99
     assert scores.exact >= 99
@@ -300,16 +297,12 @@ def test_labels_as_logits_give_answers(max_length: int, stride: int, shared_data
             start = answer["answer_start"]
             span = offsets.pieces_of(start, start + len(answer["text"]))
             asked = tokenizer.encode(question["question"])
-            windows = context_windows(
-                len(asked), len(offsets), max_length=max_length, stride=stride
-            )
+            sizes = {"max_length": max_length, "stride": stride}
+            windows = context_windows(len(asked), len(offsets), **sizes)
             labels = [window_label(window, span) for window in windows]
-            starts = [
-                np.eye(window.positions)[s] for window, (s, _) in zip(windows, labels, strict=True)
-            ]
-            ends = [
-                np.eye(window.positions)[e] for window, (_, e) in zip(windows, labels, strict=True)
-            ]
+            pairs = list(zip(windows, labels, strict=True))
+            starts = [np.eye(window.positions)[s] for window, (s, _) in pairs]
+            ends = [np.eye(window.positions)[e] for window, (_, e) in pairs]
             best = best_span(windows, starts, ends, visible)
             assert math.isfinite(best.null_score)
             if span[1] - span[0] < 30:

@@ -36,9 +36,8 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> PreparedCorpus:
             texts.append("\n".join(lines))
         (root / f"{split}.txt").write_text("\n\n".join(texts) + "\n")
     fields: dict[str, Any] = {"tokenizer": "word", "vocab_size": None, "cache": str(root / "cache")}
-    return prepare(
-        DataConfig(name="text", root=str(root), task="masked_lm", next_sentence=True, **fields)
-    )
+    fields |= {"task": "masked_lm", "next_sentence": True}
+    return prepare(DataConfig(name="text", root=str(root), **fields))
 
 
 def make(corpus: PreparedCorpus, split: str = "train", **fields: Any) -> PairRows:
@@ -65,9 +64,8 @@ def texts(corpus: PreparedCorpus, batch: MaskedBatch) -> list[list[list[tuple[in
         last = row.index(EOS, end + 1)
         assert set(row[last + 1 :]) <= {PAD}
         words = [corpus.tokenizer.decode(text) for text in (row[1:end], row[end + 1 : last])]
-        found.append(
-            [[tuple(map(int, word[1:].split("x"))) for word in text.split()] for text in words]
-        )
+        numbers = [[word[1:].split("x") for word in text.split()] for text in words]
+        found.append([[tuple(map(int, of)) for of in text] for text in numbers])
     return found
 
 
@@ -148,11 +146,10 @@ def test_each_token_is_of_one_pair_of_its_document() -> None:
         assert all(end == begin for (_, end), (begin, _) in pairwise(own))
 
 
-def test_a_chunk_has_the_target_length_or_ends_its_document() -> None:
+def test_a_chunk_is_long_enough_or_ends_its_document(monkeypatch: pytest.MonkeyPatch) -> None:
     sentences = [[3] * 50, [3] * 50]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(masked_lm, "SHORT", 0.0)
-        spans = drawn(sentences, 20)
+    monkeypatch.setattr(masked_lm, "SHORT", 0.0)
+    spans = drawn(sentences, 20)
     one, two = spans.lengths
     ends = spans.second[:, 1]
     whole = one + two >= 20
@@ -161,12 +158,11 @@ def test_a_chunk_has_the_target_length_or_ends_its_document() -> None:
     assert whole.mean() > 0.7
 
 
-def test_share_of_random_pairs_is_the_formula() -> None:
+def test_share_of_random_pairs_is_the_formula(monkeypatch: pytest.MonkeyPatch) -> None:
     """P(random) = (1 + P(n = 1)) / 2, with n the sentences of a chunk."""
     sentences = [[10] * 4000, [25] * 2000]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(masked_lm, "SHORT", 0.0)
-        spans = drawn(sentences, 20)
+    monkeypatch.setattr(masked_lm, "SHORT", 0.0)
+    spans = drawn(sentences, 20)
     of_second = spans.first[:, 0] >= 40_000
     assert spans.random[of_second].all()  # every sentence is a chunk of its own
     share = spans.random[~of_second].mean()
@@ -192,15 +188,14 @@ def shares_by_the_loop_of_bert(lengths: list[int], target: int, rounds: int) -> 
     return at_random / pairs, alone / pairs
 
 
-def test_share_of_random_pairs_in_texts_of_long_and_short_sentences() -> None:
+def test_share_of_random_pairs_of_long_and_short_sentences(monkeypatch: pytest.MonkeyPatch) -> None:
     """Between the bounds, since only some chunks have one sentence."""
     lengths = [9, 30, 4, 4, 4, 4, 30, 8] * 40
     expected, alone = shares_by_the_loop_of_bert(lengths, 20, 60)
     assert 0.1 < alone < 0.9
     assert expected == pytest.approx((1 + alone) / 2, abs=0.01)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(masked_lm, "SHORT", 0.0)
-        found = np.concatenate([drawn([lengths] * 4, 20, seed).random for seed in range(15)])
+    monkeypatch.setattr(masked_lm, "SHORT", 0.0)
+    found = np.concatenate([drawn([lengths] * 4, 20, seed).random for seed in range(15)])
     assert found.mean() == pytest.approx(expected, abs=0.015)
 
 
@@ -217,9 +212,8 @@ def test_random_texts_are_of_every_other_document_and_place() -> None:
     found = set()
     for seed in range(700):
         spans = drawn(sentences, 10, seed)
-        for first, second in zip(
-            spans.first[spans.random], spans.second[spans.random], strict=True
-        ):
+        chosen = (spans.first[spans.random], spans.second[spans.random])
+        for first, second in zip(*chosen, strict=True):
             assert first[0] // 60 != second[0] // 60
             assert second[0] // 60 == (second[1] - 1) // 60
             found.add((first[0] // 60, second[0]))
@@ -259,15 +253,14 @@ def test_ranks_share_every_pair_once(corpus: PreparedCorpus, world: int) -> None
             assert all(np.array_equal(items[0][1], item[1]) for item in items)
             batch = whole[items[0]]
             assert batch.follows is not None
-            shares = [rows[items[0]] for rows in ranks]
+            shares = [share[items[0]] for share in ranks]
             for of in shares:
                 assert of.segments is not None
                 assert of.follows is not None
                 assert of.pairs == batch.pairs == len(batch.index)
                 assert of.predicted_tokens == batch.predicted_tokens
-                for number, row, text, label in zip(
-                    of.index, of.tokens, of.segments, of.follows, strict=True
-                ):
+                rows = zip(of.index, of.tokens, of.segments, of.follows, strict=True)
+                for number, row, text, label in rows:
                     if number < 0:
                         continue
                     place = int((batch.index == number).nonzero())
