@@ -57,9 +57,7 @@ def test_freed_blocks_stay_in_the_heap(monkeypatch: pytest.MonkeyPatch) -> None:
         ("CUBLAS_WORKSPACE_CONFIG", ":4096:8"),
     ],
 )
-def test_variables_that_change_arithmetic_are_recorded(
-    monkeypatch: pytest.MonkeyPatch, name: str, value: str
-) -> None:
+def test_variables_that_change_arithmetic_are_recorded(monkeypatch, name: str, value: str) -> None:
     before = arithmetic()
     monkeypatch.setenv(name, value)
     assert arithmetic() == {**before, name: value}

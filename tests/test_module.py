@@ -282,9 +282,7 @@ def test_auxiliary_terms_are_trained_and_logged(tmp_path: Path, cache: str) -> N
     assert float(model.penalty.span.detach()) < 2.0
 
 
-def test_the_state_of_streams_is_in_the_checkpoint(
-    tmp_path: Path, cache: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_state_of_streams_is_in_the_checkpoint(tmp_path: Path, cache: str, monkeypatch) -> None:
     trained = module("masked_lm", preset="pre_ln")
     kept = {0: torch.randn(2, 3), 7: torch.randn(2, 3)}
     monkeypatch.setattr(trained.objective, "streams", lambda: kept)

@@ -380,9 +380,7 @@ def test_a_grid_runs_with_the_plugins_of_the_caller(
         plugins.unload("my_parts")
 
 
-def test_a_refusal_is_a_mistake_a_crash_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_refusal_is_a_mistake_a_crash_none(tmp_path: Path, monkeypatch) -> None:
     stand_in(tmp_path, monkeypatch, code=2, error="ablate: --workers: expected 1 or more, found 0")
     with pytest.raises(UserError, match=r"^--workers: expected 1.*0$"):
         run_grid("demo", workers=0)
@@ -407,9 +405,7 @@ def test_an_interrupt_stops_the_command(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.slow
-def test_a_grid_runs_in_processes(
-    tmp_path: Path, cache: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_grid_runs_in_processes(tmp_path: Path, cache: str, monkeypatch) -> None:
     base = Path("ablations/base/synthetic.yaml").resolve()
     monkeypatch.setenv("LIGHTNING_APP_CACHE", cache)
     (tmp_path / "tiny.yaml").write_text(

@@ -339,9 +339,7 @@ def test_a_gpu_stores_small_maps(monkeypatch: pytest.MonkeyPatch) -> None:
     assert forms == ["plain", "plain", "reversible", "blocked"]
 
 
-def test_a_long_chain_takes_the_reversible_form_and_a_compiled_one_the_plain(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_long_chain_takes_the_reversible_form_and_a_compiled_one_the_plain(monkeypatch) -> None:
     query = torch.randn(1, 1, SHORT, 2)
     mask = full_mask(SHORT, CPU)
     _, carry = attend_with_carry(query, query, query, mask, 0.0, None, 1.0)

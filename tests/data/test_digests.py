@@ -101,9 +101,7 @@ def test_the_digest_is_of_the_data_and_not_of_its_place(
     assert prepare(text_config(root)).digest != corpus.digest
 
 
-def test_a_run_verifies_its_data_once(
-    corpus: PreparedCorpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_verifies_its_data_once(corpus: PreparedCorpus, tmp_path: Path, monkeypatch) -> None:
     seen: list[Path] = []
 
     def note(folder: Path) -> None:
@@ -123,9 +121,7 @@ def test_a_run_verifies_its_data_once(
     assert seen == [corpus.folder]
 
 
-def test_damaged_downloads_return(
-    write_pairs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_damaged_downloads_return(write_pairs, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(iwslt14, "_unpack", lambda *given: _copy(write_pairs(), given[-1]))
     config = DataConfig(name="iwslt14", cache=str(tmp_path / "cache"))
     path = locate(config).columns["valid"]["source"]

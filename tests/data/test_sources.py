@@ -252,9 +252,7 @@ def test_half_a_test_split_is_a_mistake(write_pairs, text_config):
         load(text_config(root))
 
 
-def test_an_equal_number_in_another_container(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_equal_number_in_another_container(tmp_path: Path, monkeypatch) -> None:
     """It checks the same shared folder at the same time, by a file of the same name."""
     touch = Path.touch
 

@@ -264,9 +264,7 @@ def test_a_test_split_is_required_where_it_is_evaluated(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_hub_gives_the_questions_of_the_files(
-    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_hub_gives_the_questions_of_the_files(tmp_path: Path, name: str, monkeypatch) -> None:
     """With a replacement of the hub, whose columns are those of rajpurkar/squad and squad_v2."""
     import datasets
 

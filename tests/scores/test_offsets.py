@@ -230,9 +230,7 @@ def trained(paragraphs: list[dict]) -> SentencePieceProcessor:
 
 
 @pytest.mark.parametrize(("version", "total"), [("1.1", 10570), ("2.0", 11873)])
-def test_golds_survive_the_round_trip(
-    version: str, total: int, shared_data: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_golds_survive_the_round_trip(version: str, total: int, shared_data: Path, capsys) -> None:
     """The first gold of each question, mapped to pieces and back, is an exact match of it."""
     paragraphs = read_squad(shared_data, version)
     tokenizer = trained(paragraphs)

@@ -154,13 +154,7 @@ def test_labels_as_logits_give_the_answers_back(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("name", "total"), [("squad1", 10_570), ("squad2", 11_873)])
 @pytest.mark.parametrize(("window", "stride"), [(384, 128), (128, 48)])
 def test_golds_survive_rows_and_decoding(
-    name: str,
-    total: int,
-    window: int,
-    stride: int,
-    shared_data: Path,
-    cache: str,
-    capsys: pytest.CaptureFixture[str],
+    name: str, total: int, window: int, stride: int, shared_data: Path, cache: str, capsys
 ) -> None:
     """Labels as logits, on both whole dev sets: at least 99 % exact matches."""
     section: dict[str, Any] = {"name": name, "root": str(shared_data / "squad"), "task": "squad"}

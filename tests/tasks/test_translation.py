@@ -160,9 +160,7 @@ def test_sacrebleu_sees_case_where_the_corpus_has_it(
 
 
 @pytest.mark.parametrize("stage", ["val", "test"])
-def test_no_advice_to_detokenise_and_the_same_scores(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, stage: str
-) -> None:
+def test_no_advice_to_detokenise_and_the_same_scores(monkeypatch, caplog, stage: str) -> None:
     """SacreBLEU gives it at 100 lines that end with a separate period, and scores them all."""
     count = 120
     source = FakeData(LINES[:1] * count, ["The dog sees the cat."] * count, tokenized=True)
@@ -182,9 +180,7 @@ def test_no_advice_to_detokenise_and_the_same_scores(
         assert task.signatures["bleu_signature"] == str(plain.get_signature())
 
 
-def test_advice_on_text_that_should_be_plain_stays(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_advice_on_text_that_should_be_plain_stays(monkeypatch: pytest.MonkeyPatch, caplog) -> None:
     count = 120
     source = FakeData(LINES[:1] * count, LINES[:1] * count, tokenized=False)
     task = Translation(ObjectiveConfig(validation_bleu=count))
@@ -211,9 +207,7 @@ def test_lines_of_ones_own_with_plain_ones_beside_them_are_compared_as_plain_tex
 @pytest.mark.parametrize(
     ("language", "how"), [("en", "13a"), ("zh", "zh"), ("th", "char"), ("de", "13a")]
 )
-def test_words_are_of_the_language(
-    monkeypatch: pytest.MonkeyPatch, language: str, how: str
-) -> None:
+def test_words_are_of_the_language(monkeypatch, language: str, how: str) -> None:
     """A line of Chinese or Thai is one word for sacreBLEU's 13a, which is right or wrong."""
     lines = ["\u732b\u770b\u89c1\u4e86\u4e00\u53ea\u72d7"] * 2
     source = FakeData(lines, lines, tokenized=False, language=language)
