@@ -26,9 +26,7 @@ def slope(loss: Callable[[Parameters], float], at: Parameters, along: Parameters
     return (4 * near - far) / 3
 
 
-def check_slopes(
-    model: nn.Module, loss: Tensor, reference_loss: Callable[[Parameters], float]
-) -> None:
+def check_slopes(model: nn.Module, loss: Tensor, reference_loss: Callable[..., float]) -> None:
     """Compare autograd with differences of the reference, in directions over all parameters.
 
     Each direction is random in every parameter; the scale keeps the differences accurate.

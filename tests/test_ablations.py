@@ -110,10 +110,8 @@ def test_a_grid_has_the_cells_that_it_states_and_the_first_one_trains(
     steps = re.search(r"([\d,]+)(?: to ([\d,]+))? steps", stated[2])
     assert steps
     key, base = "trainer.max_steps", spec.base_config["trainer"]["max_steps"]
-    found = {cell.axes.get(key, base) for cell in cells}
-    assert {min(found), max(found)} == {
-        int(each.replace(",", "")) for each in steps.groups(steps[1])
-    }
+    own = {cell.axes.get(key, base) for cell in cells}
+    assert {min(own), max(own)} == {int(each.replace(",", "")) for each in steps.groups(steps[1])}
     # Whole seeds come first, so that an interrupted grid is a complete smaller one.
     assert cells == [*(plan.cells or plan.waiting)]
     first_cell_trains(path, spec, cells[0].axes, tmp_path, tmp_path_factory.getbasetemp())

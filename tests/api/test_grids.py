@@ -311,9 +311,7 @@ def test_a_query_selects_runs(grid: FakeGrid, capsys, query: str, count: int) ->
         (("--compare", f"{PRESET}=pre_ln", "--query", "seed == 1"), "use one of"),
     ],
 )
-def test_a_wrong_command_is_one_line(
-    grid: FakeGrid, capsys, words: tuple[str, ...], said: str
-) -> None:
+def test_a_wrong_command_is_one_line(grid: FakeGrid, capsys, words: Any, said: str) -> None:
     out, err = shown(capsys, 2, str(grid.folder), *words)
     assert told(said.replace('"', "'")).search(err.replace('"', "'"))
     assert err.count("\n") == 1

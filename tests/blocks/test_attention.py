@@ -39,9 +39,7 @@ def run(attention: Attention, u: Tensor, mask: Mask) -> Tensor:
 
 @masks
 @pytest.mark.parametrize("value", ["identity", "identity_plus"])
-def test_simplified_attention_starts_as_identity(
-    float64: None, mask: Mask, value: Projection
-) -> None:
+def test_simplified_attention_starts_as_none(float64: None, mask: Mask, value: Projection) -> None:
     attention = build(shaping=ShapingSpec(), value=value, output="identity", query_init="zeros")
     # As initialisation leaves them: no queries, W = 0. Keys and their biases may be anything.
     torch.nn.init.zeros_(attention.query.weight)
@@ -109,9 +107,7 @@ def test_weights_are_learned_per_head(per_head: bool, learned: bool, gamma: floa
 
 @pytest.mark.parametrize("orthogonal", [False, True])
 @pytest.mark.parametrize("learned", [False, True])
-def test_anchored_projection_is_the_equation(
-    float64: None, orthogonal: bool, learned: bool
-) -> None:
+def test_an_anchored_projection_is_right(float64: None, orthogonal: bool, learned: bool) -> None:
     """``u (a W_0 + b dW)``, W_0 the identity or an orthogonal matrix."""
     gains = ProjectionGains(
         kept=Gain(value=0.9, learned=learned), change=Gain(value=0.3, learned=learned)
@@ -166,9 +162,7 @@ def test_a_chain_hands_on_what_it_carries(float64: None) -> None:
     """Nothing, Z_n, or the sums of queries and of keys; from a layer above, added to its own."""
     u = torch.randn(BATCH, LENGTH, MODEL)
     for carry in ("none", "scores", "qk_sum"):
-        attention = tiny.randomise(
-            build(carry=carry, score_divisor=1.0 if carry == "none" else 3.0)
-        )
+        attention = tiny.randomise(build(carry=carry, score_divisor=3.0 - 2.0 * (carry == "none")))
         query, keys, values = attention.queries_keys_values(u, None)
         _, first = attention(query, keys, values, MASKS["causal"], None)
         _, second = attention(query, keys, values, MASKS["causal"], first)

@@ -280,10 +280,8 @@ def test_every_axis_is_tried() -> None:
 def run(encoder: StackSpec, decoder: StackSpec) -> None:
     """Forward and backward through a model with dropout; equal specifications run once."""
     architecture = tiny.architecture(dropout=0.1, attention_dropout=0.1)
-    embedding = EmbeddingSpec(
-        vocab_size=tiny.VOCABULARY, pad=tiny.PAD, positions=architecture.order()
-    )
-    model = EncoderDecoder(encoder, decoder, architecture.sizes(), embedding)
+    table = EmbeddingSpec(vocab_size=tiny.VOCABULARY, pad=tiny.PAD, positions=architecture.order())
+    model = EncoderDecoder(encoder, decoder, architecture.sizes(), table)
     source, target = tiny.sentences()
     logits = model(source, target)[target != tiny.PAD]
     torch.nn.functional.cross_entropy(logits, tiny.words(len(logits))).backward()
@@ -563,17 +561,15 @@ def attentions(stack: Stack, preset: str, **axes: Any) -> list[AttentionSpec]:
 
 
 @pytest.mark.parametrize(
-    ("preset", "carry", "divisors"),
+    ("preset", "carry", "each"),
     [
         *(("post_ln", "sum", [2.5, 2.5, 2.5]), ("post_ln", "mean", [2.5, 5.0, 7.5])),
         *(("post_ln", "qk_sum", [2.5, 2.5, 2.5]), ("realformer", None, [2.5, 5.0, 7.5])),
     ],
 )
-def test_temperature_divides_all_but_the_mean(
-    preset: str, carry: Any, divisors: list[float]
-) -> None:
+def test_temperature_divides_all_but_the_mean(preset: str, carry: Any, each: list[float]) -> None:
     axes = {"residual_attention": carry, "residual_temperature": 2.5}
-    for block, divisor in zip(resolve(STACKS[0], preset, **axes).blocks, divisors, strict=True):
+    for block, divisor in zip(resolve(STACKS[0], preset, **axes).blocks, each, strict=True):
         for attention in (block.self_attention, block.cross_attention):
             assert attention.score_divisor == divisor
             assert attention.carry == ("qk_sum" if carry == "qk_sum" else "scores")
@@ -624,10 +620,8 @@ def test_gains_of_projections_go_where_they_are_named() -> None:
 
 @every_stack
 def test_skipinit_and_rezero_need_no_norm(stack: Stack) -> None:
-    for gain in (Gain(value=stack.depth**-0.5), Gain(value=0.0, learned=True)):
-        spec = resolve(
-            stack, "pre_ln", norm_placement="none", attention_branch=gain, ff_branch=gain
-        )
+    for way in (Gain(value=stack.depth**-0.5), Gain(value=0.0, learned=True)):
+        spec = resolve(stack, "pre_ln", norm_placement="none", attention_branch=way, ff_branch=way)
         assert all(b.around_self.unnormalized and b.around_ff.unnormalized for b in spec.blocks)
         assert spec.final_norm == "none"
 

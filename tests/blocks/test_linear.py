@@ -49,10 +49,8 @@ def test_it_is_the_equation_and_slopes(onednn: bool, shape: tuple[int, ...], bia
     exact = x.double() @ weight.double().T + (bias.double() if biased else 0.0)
     close(ours, exact)
     found = torch.autograd.grad(ours, leaves, upstream)
-    for mine, right in zip(
-        found, torch.autograd.grad(exact, leaves, upstream.double()), strict=True
-    ):
-        close(mine, right.double())
+    for mine, own in zip(found, torch.autograd.grad(exact, leaves, upstream.double()), strict=True):
+        close(mine, own.double())
         assert mine.is_contiguous()  # otherwise `backward` copies it
 
 
@@ -63,9 +61,7 @@ def test_without_gradients_it_is_the_equation(onednn: bool) -> None:
 
 
 @pytest.mark.parametrize(("tokens", "inner", "outer"), [(40, 3, 50), (40, 50, 3), (4, 30, 50)])
-def test_a_weights_gradient_is_its_product(
-    onednn: bool, tokens: int, inner: int, outer: int
-) -> None:
+def test_a_weights_slope_is_its_product(onednn: bool, tokens: int, inner: int, outer: int) -> None:
     above, x = torch.randn(tokens, outer), torch.randn(tokens, inner)
     found = gradient_of_weight(above, x)
     assert found.is_contiguous()

@@ -197,7 +197,7 @@ def test_attributes(make):
     assert data.floor == pytest.approx(unigram_entropy(ids[ids != 0].numpy()))
     assert data.references("test")[0] == "the dog sees the cat ."
     assert set(data.description) == {
-        *("name", "protocol", "sizes", "vocab_size", "tokenizer_sha256", "checksum", "digest"),
+        *("name", "protocol", "sizes", "vocab_size", "tokenizer_sha256", "checksum", "digest")
     }
     assert data.description["digest"] == data.corpus.digest
     assert data.description["sizes"] == {"train": 60, "valid": 60, "test": 60}
@@ -213,11 +213,9 @@ def test_synthetic_is_detokenized(synthetic_cache: str):
 def test_the_protocol_of_the_synthetic_corpus_is_that_of_earlier_results(synthetic_cache: str):
     """With another wording, a report of old and new cells would name two protocols."""
     earlier = Path("tests/grids/made_at_4ea995c/former/runs").glob("*/result.json")
-    recorded = {
-        json.loads(path.read_text(encoding="utf-8"))["data"]["protocol"] for path in earlier
-    }
+    known = {json.loads(path.read_text(encoding="utf-8"))["data"]["protocol"] for path in earlier}
     data = ready(TextDataModule(tokenizer="word", vocab_size=None, cache=synthetic_cache))
-    assert recorded == {data.description["protocol"]}
+    assert known == {data.description["protocol"]}
 
 
 def test_masked_lm_of_the_english_side(synthetic_cache: str):

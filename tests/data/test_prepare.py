@@ -334,18 +334,16 @@ def test_a_carriage_return_inside_a_line_ends_no_line(write_pairs, text_config):
 
 
 @pytest.mark.parametrize(
-    ("text", "tokenizer", "character"),
+    ("text", "tokenizer", "mark"),
     [
         *(("a\0b c", "word", "U+0000"), ("a\0b c", "char", "U+0000"), ("a\0b c", "byte", "U+0000")),
         *(("a ▁ b", "word", "U+2581"), ("▁a", "char", "U+2581"), ("a▅b c", "char", "U+2585")),
     ],
 )
-def test_text_without_tokenizer(
-    write_pairs, text_config, text: str, tokenizer: str, character: str
-):
+def test_text_without_tokenizer(write_pairs, text_config, text: str, tokenizer: str, mark: str):
     root = write_pairs(train_en=["fine", "fine too", text] * 20)
     size = {"vocab_size": None, "tokenizer": tokenizer}
-    with pytest.raises(UserError, match=rf"train\.en: line 3 has .*{re.escape(character)}"):
+    with pytest.raises(UserError, match=rf"train\.en: line 3 has .*{re.escape(mark)}"):
         prepare(text_config(root, **size))
     assert not any((root.parent / "cache").glob("*/meta.json"))
 

@@ -176,11 +176,9 @@ def test_answers_of_an_impossible_question_are_refused(tmp_path: Path) -> None:
 def test_damaged_json_is_one_line(tmp_path: Path, text: str) -> None:
     root = questions.write_squad(tmp_path, "squad1")
     (root / "dev-v1.1.json").write_text(text)
-    with pytest.raises(
-        UserError, match=r"dev-v1\.1\.json: .*(damaged JSON|field 'data')"
-    ) as caught:
+    with pytest.raises(UserError, match=r"dev-v1\.1\.json: .*(damaged JSON|field 'data')") as error:
         read(locate(config(root, "squad1")), config(root, "squad1"))
-    assert "\n" not in str(caught.value)
+    assert "\n" not in str(error.value)
 
 
 def test_a_dev_set_is_divided_by_articles(tmp_path: Path) -> None:

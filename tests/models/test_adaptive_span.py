@@ -281,14 +281,12 @@ def test_spans_have_their_own_rate_and_no_decay(block: Any, kind: str) -> None:
     model = tiny.causal_model(block("pre_ln", {"lr": 0.25}))
     config = OptimizerConfig(kind=kind, lr=0.5, weight_decay=0.1, momentum=0.9)
     optimizer = build_optimizer(config, model, fused=False)
-    rates = {
-        id(p): (g["lr"], g["weight_decay"]) for g in optimizer.param_groups for p in g["params"]
-    }
+    how = {id(p): (g["lr"], g["weight_decay"]) for g in optimizer.param_groups for p in g["params"]}
     spans = {id(p) for mask in masks_of(model) for p in mask.parameters()}
     assert len(spans) == (4 if block is dynamic else 2)
-    assert {rates[p] for p in spans} == {(0.25, 0.0)}
-    assert {rate for p, (rate, _) in rates.items() if p not in spans} == {0.5}
-    assert rates.keys() == {id(p) for p in model.parameters()}
+    assert {how[p] for p in spans} == {(0.25, 0.0)}
+    assert {rate for p, (rate, _) in how.items() if p not in spans} == {0.5}
+    assert how.keys() == {id(p) for p in model.parameters()}
     # Without a rate of their own they are beside the gains.
     plain = parameter_groups(tiny.causal_model(static("pre_ln")), 0.1)
     assert [group["weight_decay"] for group in plain] == [0.1, 0.0]

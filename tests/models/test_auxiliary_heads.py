@@ -184,9 +184,7 @@ def test_of_two_layers_the_first_stops_at_a_quarter(done: int, active: list[int]
 
 @pytest.mark.parametrize(("preset", "own"), [("post_ln", False), ("pre_ln", True)])
 @pytest.mark.parametrize("kind", KINDS)
-def test_after_half_of_the_run_the_loss_is_plain_to_the_bit(
-    kind: str, preset: str, own: bool
-) -> None:
+def test_after_half_of_a_run_the_loss_is_plain(kind: str, preset: str, own: bool) -> None:
     plain = subject(kind, preset, AuxiliarySpec())
     added = subject(kind, preset, spec_of(kind, own=own, second=0.0))
     added.model.load_state_dict(plain.model.state_dict(), strict=False)

@@ -128,9 +128,7 @@ capped_or_not = pytest.mark.parametrize("more", [{}, {"cap": 4.0}, {"z_loss": 0.
 @capped_or_not
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize(("tokens", "chunk"), [(1000, None), (257, None), (300, 70)])
-def test_float32_is_defined(
-    tokens: int, chunk: int | None, bias: bool, more: dict[str, Any]
-) -> None:
+def test_float32_is_it(tokens: int, chunk: int | None, bias: bool, more: dict[str, Any]) -> None:
     some = case(tokens, 31, 211, bias=bias, **more)
     assert_equal_to_naive(some.to(torch.float32), chunk, 1e-5)
 
@@ -410,9 +408,7 @@ def batch_of(task: str) -> TranslationBatch | MaskedBatch | CausalBatch:
 
 @pytest.mark.parametrize(("cap", "z_loss"), [(None, 0.0), (1.5, 0.0), (None, 0.3), (1.5, 0.3)])
 @pytest.mark.parametrize("task", ["translation", "masked_lm", "causal_lm"])
-def test_a_task_sums_predicted_tokens(
-    float64: None, task: Any, cap: float | None, z_loss: float
-) -> None:
+def test_a_task_sums_its_tokens(float64: None, task: Any, cap: float | None, z_loss: float) -> None:
     """The gradients of every parameter, those of the tied table from both its ends.
 
     The z-loss is of the training loss only, and every evaluation has capped logits.

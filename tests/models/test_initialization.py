@@ -367,9 +367,7 @@ def test_gains_start_at_their_specification(learned: bool) -> None:
         ("admin", {"self.skip": 1.0, "cross.skip": 1.0, "ff.skip": 1.0}),
     ],
 )
-def test_gains_of_a_preset_start_where_its_paper_has_them(
-    preset: str, starts: dict[str, float]
-) -> None:
+def test_gains_of_a_preset_start_where_its_paper_has_them(preset: str, starts: Any) -> None:
     model = build("encoder_decoder", preset)
     for n in range(DECODER):
         block = model.get_submodule(f"decoder.blocks.{n}")

@@ -194,11 +194,9 @@ def normuon(p, g, state, t, c) -> Any:
     """The size of a step is algorithm 1's, 0.2 lr sqrt(rows columns), for orthogonal u."""
     u = nesterov(g, state, c)
     state["v"] = c["b2"] * state.get("v", 0) + (1 - c["b2"]) * (u * u).mean(1, keepdims=True)
-    scaled = u / (np.sqrt(state["v"]) + 1e-10)
+    new = u / (np.sqrt(state["v"]) + 1e-10)
     size = 0.2 * np.sqrt(max(p.shape)) * np.linalg.norm(u)
-    return p * (1 - c["lr"] * c["wd"]) - c["lr"] * size * scaled / max(
-        np.linalg.norm(scaled), 1e-10
-    )
+    return p * (1 - c["lr"] * c["wd"]) - c["lr"] * size * new / max(np.linalg.norm(new), 1e-10)
 
 
 def on_sphere(p, u, state, lr) -> Any:
@@ -600,9 +598,7 @@ def test_others_have_the_full_rate_of_every_schedule() -> None:
         ({"betas": [0.9, 0.98]}, {"warmup_steps": "auto"}, "warmup_steps: 100, .* 50 steps"),
     ],
 )
-def test_nonsense_is_refused(
-    optimizer: dict[str, Any], schedule: dict[str, Any], message: str
-) -> None:
+def test_nonsense_is_refused(optimizer: Any, schedule: Any, message: str) -> None:
     rest = {"warmup_steps": 5, "reference_steps": 40}
     model = {"optimizer": optimizer, "schedule": {**rest, **schedule}}
     with pytest.raises(UserError, match=message) as caught:

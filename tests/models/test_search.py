@@ -82,10 +82,8 @@ def test_a_wide_beam_finds_the_best_of_all_sequences() -> None:
     best = (-math.inf, ())
     for length in range(4):
         for body in itertools.product([1, 5, 6], repeat=length):
-            tokens = [BOS, *body, EOS]
-            score = sum(
-                log_probs(model, source[0], tokens[:i])[tokens[i]] for i in range(1, len(tokens))
-            )
+            row = [BOS, *body, EOS]
+            score = sum(log_probs(model, source[0], row[:i])[row[i]] for i in range(1, len(row)))
             best = max(best, (score / (length + 1), body))
     found = search(model, source, MARKS, how)[0]
     assert tuple(found.tokens) == best[1]

@@ -161,11 +161,9 @@ def test_attention_is_seen_as_a_loop_computes_it(name: str) -> None:
         prefix = "cross_" if kind == "cross" else ""
         entropies = {key: entropy(p) for key, p in cells["maps"].items()}
 
-        def check(
-            quantity: str, expected: float, head=None, at=(f"{prefix}", stack, layer)
-        ) -> None:
+        def check(quantity: str, right: float, head=None, at=(f"{prefix}", stack, layer)) -> None:
             found = number(rows, f"{at[0]}{quantity}", at[1], at[2], head)
-            assert found == pytest.approx(expected, rel=1e-9, abs=1e-9), (quantity, *at)
+            assert found == pytest.approx(right, rel=1e-9, abs=1e-9), (quantity, *at)
 
         check("attention_entropy", float(np.mean(list(entropies.values()))))
         of_head = [value for (_, _, h), value in entropies.items() if h == 1]

@@ -74,10 +74,8 @@ def test_no_logarithm_of_zero_and_no_number_that_is_none() -> None:
 
 @pytest.mark.parametrize(("top", "scale"), [(20.0, "linear"), (40.0, "log")])
 def test_a_wide_spread_has_a_logarithmic_axis(top: float, scale: str) -> None:
-    figure: Any = line_figure(
-        Lines("x", {"a": "A"}), [Probed("x", curve("a", "encoder", 1.0, top))]
-    )
-    assert figure.axes[0].get_yscale() == scale
+    drawn: Any = line_figure(Lines("x", {"a": "A"}), [Probed("x", curve("a", "encoder", 1.0, top))])
+    assert drawn.axes[0].get_yscale() == scale
 
 
 def test_there_is_a_box_for_each_head_of_each_layer() -> None:

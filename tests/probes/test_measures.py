@@ -166,10 +166,8 @@ def test_output_information_is_the_mean_divergence_from_the_average(monkeypatch)
     logits = 3 * torch.randn(11, 6)
     p = np.exp(logits.numpy())
     p /= p.sum(axis=1, keepdims=True)
-    average = p.mean(axis=0)
-    expected = np.mean(
-        [sum(a * math.log(a / b) for a, b in zip(q, average, strict=True)) for q in p]
-    )
+    mean = p.mean(axis=0)
+    expected = np.mean([sum(a * math.log(a / b) for a, b in zip(q, mean, strict=True)) for q in p])
     # Two batches of unequal size are one.
     sums = [measures.distribution_sums(part) for part in (logits[:8], logits[8:])]
     found = measures.output_information(sums[0][0] + sums[1][0], sums[0][1] + sums[1][1], 11)

@@ -36,9 +36,7 @@ def test_the_deepest_layer_is_on_top() -> None:
 
 
 @pytest.mark.parametrize(("layers", "heads", "rows", "columns"), [(2, 3, 2, 3), (24, 16, 6, 8)])
-def test_at_most_six_layers_and_eight_heads(
-    layers: int, heads: int, rows: int, columns: int
-) -> None:
+def test_six_layers_and_eight_heads(layers: int, heads: int, rows: int, columns: int) -> None:
     plain = np.asarray(attention_image({"encoder": torch.ones(layers, heads, 2, 2)}, []))
     squares = (plain == viridis(1.0)).all(axis=-1).sum()
     assert rows * columns == squares // SQUARE**2

@@ -255,9 +255,7 @@ def test_every_learned_gain_of_a_layer_has_a_name_of_its_own(preset: str) -> Non
     rows = {row.place: row.value for row in probe(model, objective(), batches)}
     for place, gain in gains:
         assert rows[place] == pytest.approx(gain.detach().mean().item(), rel=1e-5), place
-        heads = [
-            row.head for row in rows if row._replace(head=None) == place and row.head is not None
-        ]
+        heads = [r.head for r in rows if r._replace(head=None) == place and r.head is not None]
         assert len(heads) in (0, 2)
     if preset == "sigma_reparam":
         assert not any(place.quantity == "gamma" for place in places)  # of shaped attention

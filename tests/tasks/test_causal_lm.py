@@ -75,9 +75,7 @@ def test_a_carriage_return_before_the_end_of_a_line_is_no_text(root: Path, text_
 
 
 @pytest.mark.parametrize("window", [2, 5, 7])
-def test_training_predicts_each_token_once_from_the_last(
-    corpus: PreparedCorpus, window: int
-) -> None:
+def test_training_predicts_each_token_from_the_last(corpus: PreparedCorpus, window: int) -> None:
     rows = CausalRows(corpus, "train", window, seed=1)
     ids = np.asarray(corpus.ids("train", "text")).astype(np.int64)
     batch = everything(rows)

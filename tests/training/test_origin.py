@@ -24,9 +24,7 @@ class Look(pl.Callback):
         self.seen = self.seen or json.loads(self.path.read_text())
 
 
-def fit(
-    folder: Path, cache: str, steps: int, code: str | None, *, resumed: bool = False
-) -> dict[str, Any]:
+def fit(folder: Path, cache: str, steps: int, code: str | None, *, resumed: bool = False) -> Any:
     """Train on to `steps` with that version of the code, or with one that kept no record."""
     path, last = folder / str(steps) / "provenance.json", folder / "last.ckpt"
     software = {"code": code, "plugins": {}, "libraries": {"torch": "2"}, "command": ["ablate"]}
