@@ -30,6 +30,10 @@ def base(name: str = "synthetic", /, **fields: Any) -> dict[str, Any]:
 
 
 LOGGERS = "lightning.pytorch.loggers"
+AVERAGING = {
+    "class_path": "lightning.pytorch.callbacks.StochasticWeightAveraging",
+    "init_args": {"swa_lrs": 0.1},
+}
 CALLBACKS = "lightning.pytorch.callbacks"
 
 
@@ -101,16 +105,7 @@ def test_a_callback_that_no_run_can_have_is_refused_by_its_name(
             {"class_path": f"{LOGGERS}.MLFlowLogger"},
             "trainer.logger: MLFlowLogger needs the package 'mlflow'",
         ),
-        (
-            "trainer__callbacks",
-            [
-                {
-                    "class_path": "lightning.pytorch.callbacks.StochasticWeightAveraging",
-                    "init_args": {"swa_lrs": 0.1},
-                }
-            ],
-            "trainer.callbacks: StochasticWeightAveraging",
-        ),
+        ("trainer__callbacks", [AVERAGING], "trainer.callbacks: StochasticWeightAveraging"),
     ],
 )
 def test_a_run_refuses_it(field: str, value: Any, said: str) -> None:
@@ -146,9 +141,8 @@ def test_a_ramp_of_branches_ends_within_the_run(tmp_path: Path) -> None:
         return base(trainer__max_steps=steps, model__block=block)
 
     resolve(run(100, 100), "mine.yaml")
-    with pytest.raises(
-        UserError, match=r"mine\.yaml: model\.block\.branch_ramp: steps 101, .* 100"
-    ):
+    said = r"mine\.yaml: model\.block\.branch_ramp: steps 101, .* 100"
+    with pytest.raises(UserError, match=said):
         resolve(run(100, 101), "mine.yaml")
 
 

@@ -1,6 +1,7 @@
 """Blocks against PyTorch's own layers, and the specifications that are refused."""
 
 from dataclasses import replace
+from typing import Any
 
 import jaxtyping
 import pytest
@@ -56,12 +57,8 @@ def compare(ours: Tensor, theirs: Tensor, real: Tensor, inputs: list[Tensor]) ->
     """Compare outputs at real tokens and the gradients of a random loss over them."""
     torch.testing.assert_close(ours[real], theirs[real], rtol=1e-11, atol=1e-11)
     weight = torch.randn_like(ours) * real[..., None]
-    for a, b in zip(
-        torch.autograd.grad((ours * weight).sum(), inputs),
-        torch.autograd.grad((theirs * weight).sum(), inputs),
-        strict=True,
-    ):
-        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
+    slopes = [torch.autograd.grad((x * weight).sum(), inputs) for x in (ours, theirs)]
+    torch.testing.assert_close(*slopes, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize(("preset", "norm_first", "activation"), TORCH_LAYERS)
@@ -70,9 +67,8 @@ def test_encoder_block_equals_torch_layer(
     float64: None, preset: str, norm_first: bool, activation: Activation, causal: bool
 ) -> None:
     ours = tiny.randomise(Block(spec_of(preset), sizes(activation)))
-    theirs = nn.TransformerEncoderLayer(
-        MODEL, HEADS, FF, 0.0, activation, norm_first=norm_first, batch_first=True
-    )
+    how: Any = {"norm_first": norm_first, "batch_first": True}
+    theirs = nn.TransformerEncoderLayer(MODEL, HEADS, FF, 0.0, activation, **how)
     copy_attention(theirs.self_attn, ours.self_attention)
     copy_rest(theirs, ours, ["around_self", "around_ff"])
     x = torch.randn(BATCH, SOURCE, MODEL, requires_grad=True)
@@ -92,9 +88,8 @@ def test_decoder_block_equals_torch_layer(
     float64: None, preset: str, norm_first: bool, activation: Activation
 ) -> None:
     ours = tiny.randomise(Block(spec_of(preset, cross=True), sizes(activation), cross=True))
-    theirs = nn.TransformerDecoderLayer(
-        MODEL, HEADS, FF, 0.0, activation, norm_first=norm_first, batch_first=True
-    )
+    how: Any = {"norm_first": norm_first, "batch_first": True}
+    theirs = nn.TransformerDecoderLayer(MODEL, HEADS, FF, 0.0, activation, **how)
     copy_attention(theirs.self_attn, ours.self_attention)
     assert ours.cross_attention is not None
     copy_attention(theirs.multihead_attn, ours.cross_attention)
@@ -102,9 +97,8 @@ def test_decoder_block_equals_torch_layer(
     x = torch.randn(BATCH, TARGET, MODEL, requires_grad=True)
     memory = torch.randn(BATCH, SOURCE, MODEL, requires_grad=True)
     mask = causal_mask(TARGET, x.device)
-    source = CrossAttentionInput(
-        *ours.cross_attention.keys_values(memory, None), padding_mask(PRESENT)
-    )
+    keys_values = ours.cross_attention.keys_values(memory, None)
+    source = CrossAttentionInput(*keys_values, padding_mask(PRESENT))
     (y, _), _ = ours(Stream(x), Carries(), Call(layer=1, mask=mask, source=source))
     expected = theirs(x, memory, tgt_mask=~mask.allowed[0, 0], memory_key_padding_mask=~PRESENT)
     compare(y, expected, torch.ones(BATCH, TARGET, dtype=torch.bool), [x, memory])
@@ -121,27 +115,24 @@ def block(**changes) -> BlockSpec:
     return BlockSpec(**parts)
 
 
+SELF_ALONE = {"layout": "parallel", "around_self": SKIPLESS}
 REFUSED = {
     "shaped cross-attention": ({"cross_attention": SHAPED}, "shaped_attention on cross"),
-    "identity values in cross-attention": (
-        {"cross_attention": AttentionSpec(value="identity")},
-        "identity projections on cross",
-    ),
-    "identity plus in cross-attention": (
-        {"cross_attention": AttentionSpec(value="identity_plus")},
-        "identity projections on cross",
-    ),
-    "identity output in cross-attention": (
-        {"cross_attention": AttentionSpec(output="identity")},
-        "identity projections on cross",
-    ),
+    **{
+        f"{name} in cross-attention": ({"cross_attention": spec}, "identity projections on cross")
+        for name, spec in {
+            "identity values": AttentionSpec(value="identity"),
+            "identity plus": AttentionSpec(value="identity_plus"),
+            "identity output": AttentionSpec(output="identity"),
+        }.items()
+    },
     "no skip around plain attention": ({"around_self": SKIPLESS}, "attention_skip 0"),
     "no skip and no identity part": (
         {"around_self": SKIPLESS, "self_attention": AttentionSpec(shaping=ShapingSpec(alpha=0.0))},
         "attention_skip 0",
     ),
     "no skip at all in a plain parallel block": (
-        {"layout": "parallel", "around_self": SKIPLESS, "around_ff": SKIPLESS},
+        {**SELF_ALONE, "around_ff": SKIPLESS},
         "skip 0 without shaped_attention",
     ),
     "parallel with post": (
@@ -153,16 +144,12 @@ REFUSED = {
         "layout parallel with norm_placement post",
     ),
     "parallel with two input norms": (
-        {
-            "layout": "parallel",
-            "around_self": SKIPLESS,
-            "around_ff": ResidualSpec(norm_input="rms_norm"),
-        },
+        {**SELF_ALONE, "around_ff": ResidualSpec(norm_input="rms_norm")},
         "layout parallel",
     ),
     "parallel with two skips": ({"layout": "parallel"}, "layout parallel"),
     "parallel with the bottom's skip": (
-        {"layout": "parallel", "around_self": SKIPLESS, "bottom_to_top": True},
+        {**SELF_ALONE, "bottom_to_top": True},
         "layout parallel with preset b2t",
     ),
     "one gain where branches differ": (

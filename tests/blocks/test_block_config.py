@@ -431,6 +431,9 @@ def test_no_axis_is_the_preset(stack: Stack, preset: str) -> None:
     assert resolve(stack, preset) == PRESETS[preset](stack)
 
 
+ENDS = ("first_value_projection", "output_projection")
+
+
 @every_stack
 @pytest.mark.parametrize(
     ("ours", "theirs"),
@@ -459,23 +462,14 @@ def test_no_axis_is_the_preset(stack: Stack, preset: str) -> None:
         ({"preset": "skipinit", "share_branch_gain": True}, "rezero"),
         ({"preset": "rezero", "share_branch_gain": False}, "skipinit"),
         (
-            {
-                "preset": "sas",
-                "shaped_attention": ShapingSpec(beta=0.0, gamma=None),
-                "value_projection": "orthogonal",
-                "first_value_projection": "orthogonal",
-                "output_projection": "orthogonal",
-            },
+            {"preset": "sas", "shaped_attention": ShapingSpec(beta=0.0, gamma=None)}
+            | dict.fromkeys(("value_projection", *ENDS), "orthogonal"),
             "v_skipinit",
         ),
         (
-            {
-                "preset": "v_skipinit",
-                "shaped_attention": ShapingSpec(),
-                "value_projection": "identity",
-                "first_value_projection": "identity_plus",
-                "output_projection": "identity",
-            },
+            {"preset": "v_skipinit", "shaped_attention": ShapingSpec()}
+            | dict.fromkeys(("value_projection", "output_projection"), "identity")
+            | {"first_value_projection": "identity_plus"},
             "sas",
         ),
     ],
@@ -538,9 +532,8 @@ def test_axes_of_self_attention_leave_cross_attention_alone(preset: str) -> None
 def test_gains_go_where_they_are_named(axis: str, part: str) -> None:
     gains = {f"{axis}_skip": Gain(value=0.25), f"{axis}_branch": Gain(value=0.75, learned=True)}
     stack = STACKS[1]
-    for ours, before in zip(
-        resolve(stack, "pre_ln", **gains).blocks, PRESETS["pre_ln"](stack).blocks, strict=True
-    ):
+    specs = resolve(stack, "pre_ln", **gains), PRESETS["pre_ln"](stack)
+    for ours, before in zip(*(spec.blocks for spec in specs), strict=True):
         for name in ("around_self", "around_cross", "around_ff"):
             residual = getattr(ours, name)
             if name == part:
@@ -610,10 +603,8 @@ def test_noise_and_norm_of_queries_and_keys_go_to_both_attentions() -> None:
 
 def test_gains_of_projections_go_where_they_are_named() -> None:
     value, output = PROJECTION_GAINS.values()
-    plus: dict[str, Any] = {
-        "value_projection": "identity_plus",
-        "output_projection": "identity_plus",
-    }
+    axes = ("value_projection", "output_projection")
+    plus: dict[str, Any] = dict.fromkeys(axes, "identity_plus")
     for spec in attentions(STACKS[1], "sas", **plus, value_gains=value, output_gains=output):
         assert (spec.value_gains, spec.output_gains) == (value, output)
 

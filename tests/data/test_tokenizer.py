@@ -93,9 +93,7 @@ def test_too_large_a_vocabulary_names_the_largest(kind, tmp_path: Path):
     with pytest.raises(UserError, match=r"data\.vocab_size is 5000:") as error:
         train(lambda: iter(LINES), kind, 5000)
     largest = int(re.findall(r"\d+", str(error.value))[-1])
-    path = tmp_path / "model"
-    path.write_bytes(train(lambda: iter(LINES), kind, largest))
-    assert Pieces(path).vocab_size == largest
+    assert tokenizer_of(LINES, kind, largest, tmp_path).vocab_size == largest
     with pytest.raises(UserError):
         train(lambda: iter(LINES), kind, largest + 1)
 
@@ -104,16 +102,12 @@ def test_too_small_a_vocabulary_names_the_smallest(tmp_path: Path):
     with pytest.raises(UserError, match=r"data\.vocab_size is 6: .* need (\d+)") as error:
         train(lambda: iter(LINES), "bpe", 6)
     smallest = int(str(error.value).split()[-1])
-    path = tmp_path / "model"
-    path.write_bytes(train(lambda: iter(LINES), "bpe", smallest))
-    assert Pieces(path).vocab_size == smallest
+    assert tokenizer_of(LINES, "bpe", smallest, tmp_path).vocab_size == smallest
 
 
 def test_long_lines_are_not_dropped(tmp_path: Path):
-    long = "word " * 3000 + "unique"
-    path = tmp_path / "model"
-    path.write_bytes(train(lambda: iter([*LINES, long]), "word", None))
-    assert UNK not in Pieces(path).encode("unique")
+    lines = [*LINES, "word " * 3000 + "unique"]
+    assert UNK not in tokenizer_of(lines, "word", None, tmp_path).encode("unique")
 
 
 def test_unigram_entropy_by_hand():

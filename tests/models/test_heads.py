@@ -126,12 +126,8 @@ def test_last_block_of_predicted_tokens_is_the_whole_block(float64: None, preset
     found = model.embedding.logits(model.states(tokens, positions)) + model.output_bias
     torch.testing.assert_close(found, whole, rtol=1e-12, atol=1e-12)
     upstream, parameters = torch.randn_like(whole), list(model.parameters())
-    for ours, exact in zip(
-        torch.autograd.grad(found, parameters, upstream),
-        torch.autograd.grad(whole, parameters, upstream),
-        strict=True,
-    ):
-        torch.testing.assert_close(ours, exact, rtol=1e-10, atol=1e-10)
+    slopes = [torch.autograd.grad(x, parameters, upstream) for x in (found, whole)]
+    torch.testing.assert_close(*slopes, rtol=1e-10, atol=1e-10)
     assert model.states(tokens, positions[:0]).shape == (0, model.embedding.model_dim)
 
 
@@ -139,9 +135,7 @@ every_carry = pytest.mark.parametrize(
     ("preset", "carry"),
     [
         *((preset, None) for preset in PRESETS),
-        ("sas", "sum"),
-        ("pre_ln", "mean"),
-        ("qk_norm", "qk_sum"),
+        *(("sas", "sum"), ("pre_ln", "mean"), ("qk_norm", "qk_sum")),
     ],
 )
 

@@ -60,9 +60,7 @@ def log_probs(model: EncoderDecoder, source: torch.Tensor, prefix: list[int]) ->
     return values.tolist()
 
 
-SOURCE = torch.tensor(
-    [[5, 6, 7, 8, 3], [9, 4, 3, 0, 0], [10, 10, 6, 3, 0], [3, 0, 0, 0, 0]], dtype=torch.long
-)
+SOURCE = torch.tensor([[5, 6, 7, 8, 3], [9, 4, 3, 0, 0], [10, 10, 6, 3, 0], [3, 0, 0, 0, 0]])
 
 
 @pytest.mark.parametrize("preset", ["post_ln", "realformer", "sas", "sas_p_no_norm"])
@@ -100,21 +98,24 @@ def test_a_sentence_is_translated_alike_alone_and_in_a_batch() -> None:
         assert alone.score == pytest.approx(hypothesis.score, abs=1e-5)
 
 
-def test_every_hypothesis_keeps_its_length_limit() -> None:
-    model = tiny("pre_ln", seed=7)
+def endless(**sizes: Any) -> Any:
+    """A model that would rather never end."""
+    model = tiny("pre_ln", seed=7, **sizes)
     with torch.no_grad():
-        model.embedding.tokens.weight[EOS] -= 3.0  # it would rather never end
+        model.embedding.tokens.weight[EOS] -= 3.0
+    return model
+
+
+def test_every_hypothesis_keeps_its_length_limit() -> None:
     how = SearchConfig(beam=2, length_ratio=1.0, length_extra=2)
-    for row, hypothesis in zip(SOURCE, search(model, SOURCE, MARKS, how), strict=True):
+    for row, hypothesis in zip(SOURCE, search(endless(), SOURCE, MARKS, how), strict=True):
         assert len(hypothesis.tokens) < int((row != PAD).sum()) + 2
 
 
 @pytest.mark.parametrize("room", [5, 7])
 def test_a_learned_table_of_positions_bounds_the_search(room: int) -> None:
     """A hypothesis with its EOS takes as many positions as there are, and no sentence fails."""
-    model = tiny("pre_ln", seed=7, positions="learned", max_positions=room)
-    with torch.no_grad():
-        model.embedding.tokens.weight[EOS] -= 3.0  # it would rather never end
+    model = endless(positions="learned", max_positions=room)
     how = SearchConfig(beam=2, length_ratio=1.0, length_extra=20)
     found = search(model, SOURCE, MARKS, how)
     assert max(len(hypothesis.tokens) for hypothesis in found) == room - 1

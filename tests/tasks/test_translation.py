@@ -90,6 +90,7 @@ class FakeData:
 
 WORDS = {5: "the", 6: "dog", 7: "sees", 8: "cat", 9: ".", 10: "The", 11: "a", 12: "house"}
 LOWER, CASED = [5, 6, 7, 5, 8, 9], [10, 6, 7, 5, 8, 9]
+SEARCH = "lightning_app.tasks.translation.search"
 LINES = ["the dog sees the cat .", "The dog sees the cat ."]
 
 
@@ -103,7 +104,7 @@ def scored(
     def found(model: object, rows: torch.Tensor, *_: object) -> list[Hypothesis]:
         return [Hypothesis(next(given), 0.0) for _ in rows]
 
-    monkeypatch.setattr("lightning_app.tasks.translation.search", found)
+    monkeypatch.setattr(SEARCH, found)
     task.start_decoding()
     task.decode(cast(Any, None), pairs(range(len(hypotheses))), stage)
     return task, task.scores(stage, data, FOUND)
@@ -122,7 +123,7 @@ def test_a_validation_decodes_first_sentences_no_blank_row(monkeypatch: pytest.M
         asked.append(len(rows))
         return [Hypothesis([6], 0.0) for _ in rows]
 
-    monkeypatch.setattr("lightning_app.tasks.translation.search", found)
+    monkeypatch.setattr(SEARCH, found)
     task = Translation(ObjectiveConfig(validation_bleu=3))
     for batch in ([4, 2, -1, 3], [3, 5], [0, 1]):  # sentences are sorted by length
         task.decode(cast(Any, None), pairs(batch), "val")
@@ -166,9 +167,7 @@ def test_no_advice_to_detokenise_and_the_same_scores(monkeypatch, caplog, stage:
     source = FakeData(LINES[:1] * count, ["The dog sees the cat."] * count, tokenized=True)
     rows = [LOWER, [5, 8, 7, 5, 6, 9]] * (count // 2)
     task = Translation(ObjectiveConfig(validation_bleu=count))
-    monkeypatch.setattr(
-        "lightning_app.tasks.translation.search", lambda *_: [Hypothesis(row, 0.0) for row in rows]
-    )
+    monkeypatch.setattr(SEARCH, lambda *_: [Hypothesis(row, 0.0) for row in rows])
     task.decode(cast(Any, None), pairs(range(count)), stage)
     scores = task.scores(stage, source, FOUND)
     assert caplog.records == []
@@ -184,17 +183,13 @@ def test_advice_on_text_that_should_be_plain_stays(monkeypatch: pytest.MonkeyPat
     count = 120
     source = FakeData(LINES[:1] * count, LINES[:1] * count, tokenized=False)
     task = Translation(ObjectiveConfig(validation_bleu=count))
-    monkeypatch.setattr(
-        "lightning_app.tasks.translation.search", lambda *_: [Hypothesis(LOWER, 0.0)] * count
-    )
+    monkeypatch.setattr(SEARCH, lambda *_: [Hypothesis(LOWER, 0.0)] * count)
     task.decode(cast(Any, None), pairs(range(count)), "val")
     assert task.scores("val", source, FOUND)["val/bleu"] > 99
     assert any("forgot to detokenize" in record.message for record in caplog.records)
 
 
-def test_lines_of_ones_own_with_plain_ones_beside_them_are_compared_as_plain_text(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_own_lines_with_plain_ones_beside_them_are_compared_as_plain_text(monkeypatch) -> None:
     """`text` with `test.raw.en`: its own lines are tokenised, whatever the corpus says."""
     spaced, plain = ["It 's the dog 's house ."], ["It's the dog's house."]
     for own, references in ((spaced, plain), (spaced, spaced), (plain, plain)):
@@ -226,12 +221,10 @@ def test_a_language_without_its_tokenizer_is_refused_before_training(
         raise RuntimeError("Please install MeCab")
 
     monkeypatch.setattr("lightning_app.tasks.translation.sacrebleu.BLEU", lacking)
-    with pytest.raises(
-        UserError, match=rf"data.target_language: {language}: .*sacrebleu\[{language}"
-    ):
-        Translation.rows(
-            corpus, "train", DataConfig(name="text", root="x", target_language=language), None
-        )
+    config = DataConfig(name="text", root="x", target_language=language)
+    said = rf"data.target_language: {language}: .*sacrebleu\[{language}"
+    with pytest.raises(UserError, match=said):
+        Translation.rows(corpus, "train", config, None)
 
 
 @pytest.mark.parametrize("suffix", ["zh-CN", "zh_cn", "ZH", "cmn", "zho", "cn"])
@@ -241,9 +234,8 @@ def test_a_suffix_names_its_language(suffix: str) -> None:
     assert bleu(suffix).corpus_score(found, [line]).score == expected > 50
     thai = sacrebleu.BLEU(tokenize="char").corpus_score(["แมวดำ"], [["แมวขาว"]]).score
     assert bleu("th-TH").corpus_score(["แมวดำ"], [["แมวขาว"]]).score == thai
-    assert [language_code(code) for code in ("jp", "kor", "de_AT", "pt-BR")] == [
-        *("ja", "ko", "de", "pt")
-    ]
+    codes = [language_code(code) for code in ("jp", "kor", "de_AT", "pt-BR")]
+    assert codes == ["ja", "ko", "de", "pt"]
 
 
 @pytest.mark.parametrize(
@@ -258,10 +250,7 @@ def test_text_without_spaces_needs_the_code_of_its_language(line: str) -> None:
 
 def test_a_part_of_a_validation_decodes_first_sentences(monkeypatch: pytest.MonkeyPatch) -> None:
     """The rows that `trainer.limit_val_batches` leaves are any rows of the split."""
-    monkeypatch.setattr(
-        "lightning_app.tasks.translation.search",
-        lambda model, rows, *_: [Hypothesis([6], 0.0) for _ in rows],
-    )
+    monkeypatch.setattr(SEARCH, lambda model, rows, *_: [Hypothesis([6], 0.0) for _ in rows])
     task, left = Translation(ObjectiveConfig(validation_bleu=3)), [[90, 17, -1], [55, 31], [40]]
     task.evaluated = np.array([row for batch in left for row in batch if row >= 0])
     task.start_decoding()
@@ -273,11 +262,8 @@ def test_a_part_of_a_validation_decodes_first_sentences(monkeypatch: pytest.Monk
 
 
 def test_hypotheses_that_the_limit_ends_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    cut = iter([True, False, True])
-    monkeypatch.setattr(
-        "lightning_app.tasks.translation.search",
-        lambda model, rows, *_: [Hypothesis(LOWER, 0.0, next(cut)) for _ in rows],
-    )
+    ends = (Hypothesis(LOWER, 0.0, limit) for limit in (True, False, True))
+    monkeypatch.setattr(SEARCH, lambda model, rows, *_: [next(ends) for _ in rows])
     task = Translation(ObjectiveConfig())
     task.decode(cast(Any, None), pairs(range(3)), "test")
     task.scores("test", FakeData(LINES[:1] * 3, LINES[:1] * 3, tokenized=False), FOUND)
