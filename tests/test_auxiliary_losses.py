@@ -21,10 +21,9 @@ from tests.test_config import changed, tree
 from tests.told import told
 
 BOTH = {"intermediate_weight": 1.0, "second_target_weight": 0.5, "auxiliary_tables": "own"}
-OF_KIND = {
-    "translation": BOTH,
-    "masked_lm": {"intermediate_weight": 1.0, "auxiliary_tables": "own"},
-}
+ALONE = {"intermediate_weight": 1.0, "auxiliary_tables": "own"}
+OF_KIND = {"translation": BOTH, "masked_lm": ALONE}
+MASKED, SHALLOW = {"objective": {"kind": "masked_lm"}}, {"kind": "encoder", "encoder_depth": 1}
 INTERMEDIATE = "train/aux/intermediate"
 SECOND = "train/aux/second_target"
 
@@ -45,13 +44,8 @@ def run(
 ) -> tuple[list[dict[str, float]], TransformerModule]:
     """Train two layers; return the logged rows of the steps and the module."""
     pl.seed_everything(3)
-    trained = module(
-        kind,
-        decoder_depth=2,
-        dropout=0.1,
-        preset="pre_ln",
-        objective={"label_smoothing": 0.0, **objective},
-    )
+    objective = {"label_smoothing": 0.0, **objective}
+    trained = module(kind, decoder_depth=2, dropout=0.1, preset="pre_ln", objective=objective)
     settings = {"max_steps": 8, **settings}
     ckpt_path = settings.pop("ckpt_path", None)
     fitter = trainer(folder, logger=CSVLogger(folder), log_every_n_steps=1, **settings)
@@ -117,10 +111,8 @@ def test_branches_rise_with_the_steps_of_a_run_that_goes_on(tmp_path: Path, cach
         trained = module("translation", decoder_depth=2, dropout=0.1, preset="prores")
         fitter = trainer(folder, max_steps=steps, callbacks=[Saved(tmp_path / "x")])
         fitter.fit(trained, datamodule=data(cache), weights_only=True, **settings)
-        return [
-            float(trained.get_buffer(f"model.decoder.blocks.{layer}.around_ff.branch.factor"))
-            for layer in range(2)
-        ], trained.state_dict()
+        names = (f"model.decoder.blocks.{layer}.around_ff.branch.factor" for layer in range(2))
+        return [float(trained.get_buffer(name)) for name in names], trained.state_dict()
 
     whole, weights = train(tmp_path / "whole", 6)
     assert whole == pytest.approx([6 / 50, 6 / 100])
@@ -170,17 +162,11 @@ def test_epochs_may_set_the_number_of_steps_and_time_may_not(tmp_path: Path, cac
             "model.objective.intermediate_weight: 1.0, and decoder_depth 1",
         ),
         (
-            {
-                "objective": {"kind": "masked_lm", "second_target_weight": 0.5},
-                "architecture.kind": "encoder",
-            },
+            {**MASKED, "objective.second_target_weight": 0.5, "architecture.kind": "encoder"},
             "model.objective.second_target_weight: 0.5",
         ),
         (
-            {
-                "objective": {"kind": "masked_lm", "intermediate_weight": 0.5},
-                "architecture": {"kind": "encoder", "encoder_depth": 1},
-            },
+            {**MASKED, "objective.intermediate_weight": 0.5, "architecture": SHALLOW},
             "model.objective.intermediate_weight: 0.5, and encoder_depth 1",
         ),
     ],
@@ -223,13 +209,7 @@ def test_a_run_that_time_alone_ends_is_refused_before_it_starts(
 
 def test_losses_that_are_off_change_no_id_and_each_that_is_on_does() -> None:
     off = {"intermediate_weight": 0, "second_target_weight": 0.0, "auxiliary_tables": "tied"}
-    cases = [
-        {},
-        off,
-        {"intermediate_weight": 1.0},
-        {"intermediate_weight": 1.0, "auxiliary_tables": "own"},
-        {"second_target_weight": 0.5},
-    ]
+    cases = [{}, off, {"intermediate_weight": 1.0}, ALONE, {"second_target_weight": 0.5}]
     ids = [cell_id(resolve(with_losses(**losses), "x.yaml")) for losses in cases]
     assert ids[0] == ids[1]
     assert len(set(ids)) == 4

@@ -14,6 +14,8 @@ from lightning_app.cli import COMMANDS, build_parser, main, parse_arguments
 from tests.told import told
 
 BASE = Path("ablations/base/synthetic.yaml").resolve()
+FIT, PRESET = ["fit", "--config", BASE], ["--model.block.preset", "post_ln"]
+VECTOR = "model.block.ff_skip: gain vector: true … learned: true"
 
 
 @pytest.fixture(autouse=True)
@@ -123,21 +125,12 @@ def test_help_imports_nothing_heavy() -> None:
         (["fit", "--config", BASE, "--model.block", "null"], "expected a mapping"),
         (["fit", "--config", BASE, "--model.block.attention_skip", "0"], "a mapping {value, "),
         (["fit", "--config", BASE, "--model.block.ff_skip", "1.0"], "or null, found 1.0"),
-        (
-            ["fit", "--config", BASE, "--model.block.ff_skip.vector", "true"],
-            "model.block.ff_skip: gain vector: true … learned: true",
-        ),
+        ([*FIT, "--model.block.ff_skip.vector", "true"], VECTOR),
         (["fit", "--config", BASE, "--model.block.value_gains.kept", "3"], "found 3"),
         (["blocks", "sas", "--svg", "/proc/x/sas.svg"], "/proc/x: cannot be written"),
         (["blocks", "sas", "--svg", "."], "it is a"),
         (["blocks", "--svg-dir", "/proc/x"], "/proc/x: cannot be written"),
-        (
-            [
-                *("fit", "--config", BASE, "--model.block.preset", "post_ln"),
-                *("--model.block.layout", "parallel"),
-            ],
-            "norm_placement",
-        ),
+        ([*FIT, *PRESET, "--model.block.layout", "parallel"], "norm_placement"),
     ],
 )
 def test_a_mistake_is_one_line(capsys, folder: Path, words: list, expected: str) -> None:
@@ -241,9 +234,8 @@ def test_a_shell_without_utf8(folder: Path) -> None:
     """Names are read and shown as they are, where Python's own UTF-8 mode is off."""
     environment = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     words = [sys.executable, "-m", "lightning_app", "blocks", "größe →"]
-    done = subprocess.run(
-        [word.encode() for word in words], env=environment, capture_output=True, check=False
-    )
+    command = [word.encode() for word in words]
+    done = subprocess.run(command, env=environment, capture_output=True, check=False)
     assert done.returncode == 2
     assert "größe →" in done.stderr.decode("utf-8")
 
@@ -268,10 +260,9 @@ def test_a_pipe_without_a_reader_ends_no_work_with_success(words: list[str], cod
     """As `ablate run grid.yaml | head -1`: not all cells have run."""
     reader, writer = os.pipe()
     os.close(reader)
+    command = [sys.executable, "-c", UNREAD, *words]
     try:
-        done = subprocess.run(
-            [sys.executable, "-c", UNREAD, *words], stdout=writer, stderr=subprocess.PIPE, text=True
-        )
+        done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True)
     finally:
         os.close(writer)
     assert done.returncode == code, done.stderr

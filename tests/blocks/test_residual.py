@@ -148,11 +148,7 @@ def test_a_norm_in_any_slot_normalizes() -> None:
     assert not ResidualSpec(norm_sum="layer_norm").unnormalized
 
 
-ORDERS = {
-    "deeper_later": [4.0, 8.0, 12.0],
-    "equal": [12.0, 12.0, 12.0],
-    "reverse": [12.0, 8.0, 4.0],
-}
+ORDERS = {"deeper_later": [4, 8, 12], "equal": [12, 12, 12], "reverse": [12, 8, 4]}
 
 
 @pytest.mark.parametrize("order", ORDERS)

@@ -110,17 +110,22 @@ def test_qqp_leaves_out_short_lines_and_keeps_empty_questions(tmp_path: Path) ->
     assert rows.splits["valid"]["label"] == [1, 0]
 
 
-def test_corpora_and_tasks_fit_together(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="sentences of its"):
-        config(tmp_path, "wnli")
-    with pytest.raises(UserError, match=r"'text' has no labels: model.objective.kind 'glue'"):
-        config(tmp_path, "text")
-    with pytest.raises(UserError, match=r"'rte' has labels: model.objective.kind 'masked_lm'"):
-        config(tmp_path, "rte", task="masked_lm")
-    with pytest.raises(UserError, match="must be null"):
-        DataConfig(task="masked_lm", init_from="run")
-    with pytest.raises(UserError, match="window is 4"):
-        config(tmp_path, "rte", window=4)
+@pytest.mark.parametrize(
+    ("name", "fields", "said"),
+    [
+        ("wnli", {}, "sentences of its"),
+        ("text", {}, r"'text' has no labels: model.objective.kind 'glue'"),
+        ("rte", {"task": "masked_lm"}, r"'rte' has labels: model.objective.kind 'masked_lm'"),
+        ("synthetic", {"task": "masked_lm", "init_from": "run"}, "must be null"),
+        ("rte", {"window": 4}, "window is 4"),
+    ],
+)
+def test_corpora_and_tasks_fit_together(tmp_path: Path, name: str, fields: Any, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        config(tmp_path, name, **fields)
+
+
+def test_a_test_split_has_labels(tmp_path: Path) -> None:
     tables.write_table(tmp_path, "rte")
     (tmp_path / "test.tsv").write_text("index\tsentence1\tsentence2\n0\ta\tb\n")
     with pytest.raises(UserError, match=r"test_labelled\.tsv"):
@@ -149,9 +154,8 @@ def test_the_hub_gives_the_rows_of_the_published_tables(
 
     def rows(split: str) -> list[dict[str, Any]]:
         labels = range(facts.classes) if facts.classes else [2.5999999046325684, 5.0]
-        return [
-            {**{of: f'{split} {of}\t"{x}' for of in columns}, "label": x, "idx": 0} for x in labels
-        ]
+        texts = ({of: f'{split} {of}\t"{x}' for of in columns} for x in labels)
+        return [{**row, "label": x, "idx": 0} for row, x in zip(texts, labels, strict=True)]
 
     asked = []
 
@@ -195,9 +199,7 @@ def test_a_label_of_the_hub_is_one_of_the_task(
     columns = ("sentence", "sentence1", "sentence2", "premise", "hypothesis")
     row = {**dict.fromkeys(columns, "a text"), "label": label}
     splits = ("train", "validation", "validation_matched", "validation_mismatched")
-    monkeypatch.setattr(
-        datasets, "load_dataset", lambda *_, **__: {split: [row] for split in splits}
-    )
+    monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: {key: [row] for key in splits})
     given = replace(config(tmp_path, name), root="hf://someone/else")
     with pytest.raises(UserError, match=f"{label}; it must be from 0 to [12]"):
         locate(given)

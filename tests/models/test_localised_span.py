@@ -304,25 +304,14 @@ def test_padding_changes_nothing() -> None:
 def test_one_window_serves_a_chain() -> None:
     spec = tiny.specification(block("realformer", (2, 3)), Stack(depth=2, causal=True))
     first, last = spec.blocks
-    other = replace(
-        last,
-        self_attention=replace(
-            last.self_attention, localised_span=LocalisedSpan(query_block=2, memory=4)
-        ),
-    )
-    with pytest.raises(ValueError, match="localised_span differs between layers"):
-        replace(spec, blocks=(first, other))
-    unlimited = replace(last, self_attention=replace(last.self_attention, localised_span=None))
-    with pytest.raises(ValueError, match="localised_span differs between layers"):
-        replace(spec, blocks=(first, unlimited))
+    for span in (LocalisedSpan(query_block=2, memory=4), None):
+        other = replace(last, self_attention=replace(last.self_attention, localised_span=span))
+        with pytest.raises(ValueError, match="localised_span differs between layers"):
+            replace(spec, blocks=(first, other))
     plain = tiny.specification(block("pre_ln", (2, 3)), Stack(depth=2, causal=True))
     first, last = plain.blocks
-    wider = replace(
-        last,
-        self_attention=replace(
-            last.self_attention, localised_span=LocalisedSpan(query_block=1, memory=9)
-        ),
-    )
+    span = LocalisedSpan(query_block=1, memory=9)
+    wider = replace(last, self_attention=replace(last.self_attention, localised_span=span))
     mixed = replace(plain, blocks=(first, wider))
     assert mixed.blocks[1].self_attention.localised_span != plain.blocks[1].self_attention
 

@@ -36,19 +36,13 @@ def architecture(positions: str, **changes: Any) -> dict[str, Any]:
     return {"positions": positions, "decoder_depth": 3, **even, **changes}
 
 
-def model(
-    preset: str, memory: MemorySpec | None, positions: str = "relative", **axes: Any
-) -> CausalLanguageModel:
+def model(preset: str, memory: Any, positions: str = "relative", **axes: Any) -> Any:
     config = BlockConfig(preset=preset, memory=memory, **axes)
     return tiny.randomise(tiny.causal_model(config, **architecture(positions, activation="gelu")))
 
 
 def alike(
-    one: CausalLanguageModel,
-    preset: str,
-    positions: str,
-    memory: MemorySpec | None = None,
-    **axes: Any,
+    one: CausalLanguageModel, preset: str, positions: str, memory: Any = None, **axes: Any
 ) -> CausalLanguageModel:
     """Return a model with the parameters of `one` and another block."""
     other = model(preset, memory, positions, **axes)
@@ -65,10 +59,8 @@ def read(made: CausalLanguageModel, tokens: Tensor, length: int = T) -> Tensor:
     return torch.cat(found, dim=1)
 
 
-def close(ours: Any, theirs: Any) -> None:
-    torch.testing.assert_close(
-        torch.as_tensor(ours), torch.as_tensor(theirs), rtol=1e-10, atol=1e-10
-    )
+def close(*both: Any) -> None:
+    torch.testing.assert_close(*map(torch.as_tensor, both), rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.unchecked_shapes
@@ -360,10 +352,8 @@ def test_training_and_evaluation_have_lengths_of_their_own() -> None:
     for training, length in ((True, 2), (False, 7)):
         made.train(training)
         span = LocalisedSpan(query_block=T, memory=length)
-        close(
-            read(made, tokens),
-            alike(made, "pre_ln", "relative", localised_span=span).states(tokens),
-        )
+        whole = alike(made, "pre_ln", "relative", localised_span=span)
+        close(read(made, tokens), whole.states(tokens))
 
 
 def test_adaptive_spans_reach_into_the_memory() -> None:
@@ -384,21 +374,17 @@ def test_a_length_of_zero_is_no_memory() -> None:
     assert model("pre_ln", MemorySpec()).decoder.spec.memory is None
 
 
+FIVE, BLOCKS = AdaptiveSpan(longest=5), LocalisedSpan(query_block=2, memory=1)
+
+
 @pytest.mark.parametrize(
     ("axes", "positions", "said"),
     [
         ({"halting": HaltingSpec(), "share": "all"}, "relative", "memory with halting"),
-        (
-            {"localised_span": LocalisedSpan(query_block=2, memory=1)},
-            "relative",
-            "memory with localised_span",
-        ),
+        ({"localised_span": BLOCKS}, "relative", "memory with localised_span"),
         ({"adaptive_span": AdaptiveSpan(longest=7)}, "relative", "of 6 tokens with adaptive_span"),
         (
-            {
-                "memory": MemorySpec(length=5, same_length=True),
-                "adaptive_span": AdaptiveSpan(longest=5),
-            },
+            {"memory": MemorySpec(length=5, same_length=True), "adaptive_span": FIVE},
             "relative",
             "same_length true: .* at least 6",
         ),
@@ -409,7 +395,7 @@ def test_a_length_of_zero_is_no_memory() -> None:
         ({"clamp_length": 3}, "rope", "clamp_length 3"),
         ({"clamp_length": 3, "preset": "sas"}, "relative", "clamp_length 3 with a shaped"),
         (
-            {"clamp_length": 3, "adaptive_span": AdaptiveSpan(longest=5)},
+            {"clamp_length": 3, "adaptive_span": FIVE},
             "relative",
             "clamp_length 3 with localised_span or adaptive_span",
         ),

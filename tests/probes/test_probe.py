@@ -35,6 +35,7 @@ from tests import warm
 from tests.tiny import PAD, causal_model, masked_model, randomise, sentences, translator, words
 
 SMOOTHING = 0.1
+each_kind = pytest.mark.parametrize("kind", ["translation", "masked_lm", "causal_lm"])
 
 
 def objective(kind: str = "translation") -> Task:
@@ -92,13 +93,12 @@ def gradient(model: nn.Module, name: str, loss: Tensor) -> Tensor:
 
 
 def number(rows: list[Row], quantity: str, stack: str, layer: int | None, head=None) -> float:
-    found = [r.value for r in rows if r.place == Place(quantity, stack, layer, head)]
-    assert len(found) == 1, (quantity, stack, layer, head)
-    return found[0]
+    (found,) = (r.value for r in rows if r.place == Place(quantity, stack, layer, head))
+    return found
 
 
 @pytest.mark.usefixtures("float64")
-@pytest.mark.parametrize("kind", ["translation", "masked_lm", "causal_lm"])
+@each_kind
 def test_gradients_are_those_of_backward(kind: str) -> None:
     model, batches = subject(kind, "post_ln")
     rows = probe(model, objective(kind), batches, positions=2)
@@ -125,7 +125,7 @@ def test_gradients_are_those_of_backward(kind: str) -> None:
 
 
 @pytest.mark.usefixtures("float64")
-@pytest.mark.parametrize("kind", ["translation", "masked_lm", "causal_lm"])
+@each_kind
 @torch.no_grad()
 def test_what_the_model_says_as_a_whole(kind: str) -> None:
     model, batches = subject(kind, "pre_ln")
@@ -144,7 +144,7 @@ def test_what_the_model_says_as_a_whole(kind: str) -> None:
     assert number(rows, "output_information", MODEL, None) == pytest.approx(float(information))
 
 
-@pytest.mark.parametrize("kind", ["translation", "masked_lm", "causal_lm"])
+@each_kind
 @pytest.mark.parametrize("preset", PRESETS)
 @pytest.mark.in_turn(4)
 def test_every_preset_is_probed(preset: str, kind: str) -> None:
@@ -320,18 +320,11 @@ def test_a_batch_with_blank_rows() -> None:
     source, target = sentences()
     blank = torch.full_like(target, PAD)
     blank[:, 0] = 2
-    both = TranslationBatch(
-        torch.cat([source, source]),
-        torch.cat([target, blank]),
-        torch.tensor([0, 1, 2, -1, -1, -1]),
-        torch.tensor(1.0),
-    )
+    index, targets = torch.tensor([0, 1, 2, -1, -1, -1]), torch.cat([target, blank])
+    both = TranslationBatch(torch.cat([source, source]), targets, index, torch.tensor(1.0))
     model = randomise(translator("post_ln"))
-    alone = probe(
-        model, objective(), [both._replace(source=source, target=target, index=both.index[:3])]
-    )
-    found = probe(model, objective(), [both])
+    first = both._replace(source=source, target=target, index=index[:3])
+    alone, found = (probe(model, objective(), [batch]) for batch in (first, both))
     assert [row[:-1] for row in alone] == [row[:-1] for row in found]
-    np.testing.assert_allclose(
-        [row.value for row in alone], [row.value for row in found], rtol=1e-3, atol=1e-6
-    )
+    values = ([row.value for row in rows] for rows in (alone, found))
+    np.testing.assert_allclose(*values, rtol=1e-3, atol=1e-6)
