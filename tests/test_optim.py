@@ -224,9 +224,8 @@ def test_the_schedule_of_bert_has_a_seam(coupling, warmup: int) -> None:
 @pytest.mark.parametrize("kind", list(SCHEDULES))
 @pytest.mark.parametrize("warmup", [50, 51, 4000])
 def test_a_warmup_of_the_whole_run_is_refused_by_every_schedule(kind, coupling, warmup) -> None:
-    config = ScheduleConfig(
-        kind=kind, coupling=coupling, warmup_steps=warmup, reference_steps=warmup
-    )
+    steps = {"warmup_steps": warmup, "reference_steps": warmup}
+    config = ScheduleConfig(kind=kind, coupling=coupling, **steps)
     with pytest.raises(UserError, match=rf"warmup_steps: {warmup}, .* 50 steps"):
         build_schedule(config, torch.optim.SGD([torch.zeros(1)]), 50)
 
@@ -334,9 +333,8 @@ def test_a_new_learned_scalar_registers_nowhere() -> None:
         decaying, free = parameter_groups(model, 0.1)
         assert any(p is span.span for p in decaying["params"]) == decays
         assert any(p is span.span for p in free["params"]) != decays
-        assert [place for place, p in learned_gains(model) if p is span.span] == [
-            Place("span", "encoder", 1)
-        ]
+        places = [place for place, p in learned_gains(model) if p is span.span]
+        assert places == [Place("span", "encoder", 1)]
 
 
 OUTPUTS = ("attention.output.weight", "feed_forward.outer.weight")
@@ -368,9 +366,8 @@ def test_rows_of_unit_matrices_keep_length_1(kind: str, preset: str, tied: bool)
     inputs = {"encoder": (tokens, tokens[0]), "decoder": (tokens,)}.get(kind, (tokens, tokens))
     assert bool((model.embedding.tokens.weight[0] == 0.0).all())
     for _ in range(5):
-        torch.testing.assert_close(
-            lengths(model), torch.ones(len(lengths(model))), rtol=0, atol=1e-6
-        )
+        found = lengths(model)
+        torch.testing.assert_close(found, torch.ones(len(found)), rtol=0, atol=1e-6)
         before = [parameter.detach().clone() for parameter in model.parameters()]
         optimizer.zero_grad()
         model(*inputs).square().sum().backward()

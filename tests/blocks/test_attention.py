@@ -109,9 +109,8 @@ def test_weights_are_learned_per_head(per_head: bool, learned: bool, gamma: floa
 @pytest.mark.parametrize("learned", [False, True])
 def test_an_anchored_projection_is_right(float64: None, orthogonal: bool, learned: bool) -> None:
     """``u (a W_0 + b dW)``, W_0 the identity or an orthogonal matrix."""
-    gains = ProjectionGains(
-        kept=Gain(value=0.9, learned=learned), change=Gain(value=0.3, learned=learned)
-    )
+    kept, change = (Gain(value=value, learned=learned) for value in (0.9, 0.3))
+    gains = ProjectionGains(kept=kept, change=change)
     module = AnchoredProjection(MODEL, gains, orthogonal=orthogonal)
     initial = torch.eye(MODEL)
     if orthogonal:
@@ -188,10 +187,8 @@ def test_queries_and_keys_are_normalized_per_head_then_rotated(float64: None, no
     u = torch.randn(BATCH, LENGTH, 12)
     angles = rotation(torch.arange(LENGTH), 6)
     p = tiny.numpy_parameters(attention)
-    for name, ours in (
-        ("query", attention.queries(u, angles)),
-        ("key", attention.keys_values(u, angles)[0]),
-    ):
+    found = attention.queries(u, angles), attention.keys_values(u, angles)[0]
+    for name, ours in zip(("query", "key"), found, strict=True):
         x = u.numpy() @ p[f"{name}.weight"].T + p[f"{name}.bias"]
         x = x.reshape(BATCH, LENGTH, HEADS, 6)
         gain = p[f"{name}_norm.weight"]

@@ -84,11 +84,8 @@ def layers_for(case: dict[str, Any], dtype: torch.dtype = torch.float64) -> Laye
         x = torch.randn(case["batch"], tokens, case["heads"], dim, dtype=torch.float64)
         return x.to(dtype).transpose(1, 2).requires_grad_()
 
-    sizes = (
-        (case["queries"], case["dim"]),
-        (case["keys"], case["dim"]),
-        (case["keys"], case["value_dim"]),
-    )
+    queries, keys, dim = case["queries"], case["keys"], case["dim"]
+    sizes = ((queries, dim), (keys, dim), (keys, case["value_dim"]))
     return [tuple(heads(*size) for size in sizes) for _ in range(case["depth"])]  # pyright: ignore[reportReturnType]
 
 
@@ -190,8 +187,7 @@ def test_a_chain_of_shaped_maps_is_the_equation(
 
     seen_through = [(q, k, eye.expand(batch, 2, 6, 6)) for q, k, _ in layers]
     kept = [(one != 0.0).double() / (1.0 - dropout) for one in ours(seen_through, None)]
-    identity = [(q, k, eye.expand(batch, 2, 6, 6)) for q, k, _ in layers]
-    softmaxes = literal(identity, mask.allowed, [1.0, 1.0], kept)
+    softmaxes = literal(seen_through, mask.allowed, [1.0, 1.0], kept)
     centre = mask.allowed.double() / mask.allowed.double().sum(-1, keepdim=True)
     expected = [
         (alpha * eye + beta * a - (rest[0] * centre if rest else 0.0)) @ value
@@ -273,10 +269,8 @@ def test_dropout_is_alike_in_both_passes(form: Form, case: dict[str, Any], dropo
     torch.manual_seed(case["seed"])
     mask, layers = mask_for(case), layers_for(case)
     shape = (case["batch"], case["heads"], case["keys"], case["keys"])
-    seen_through = [
-        (query, key, torch.eye(case["keys"], dtype=torch.float64).expand(shape))
-        for query, key, _ in layers
-    ]
+    eye = torch.eye(case["keys"], dtype=torch.float64).expand(shape)
+    seen_through = [(query, key, eye) for query, key, _ in layers]
     torch.manual_seed(case["seed"])
     maps = run(form, seen_through, mask, divisors(case), dropout)
     kept = [(one != 0.0).double() / (1.0 - dropout) for one in maps]
@@ -294,9 +288,8 @@ def test_dropout_drops_its_share_and_differs_by_layer(form: Form) -> None:
     case = {"batch": 2, "heads": 2, "queries": 30, "keys": 30, "dim": 3, "value_dim": 30}
     layers = layers_for({**case, "depth": 2})
     eye = torch.eye(30, dtype=torch.float64).expand(2, 2, 30, 30)
-    first, second = run(
-        form, [(q, k, eye) for q, k, _ in layers], full_mask(30, CPU), [1.0, 1.0], 0.3
-    )
+    seen = [(q, k, eye) for q, k, _ in layers]
+    first, second = run(form, seen, full_mask(30, CPU), [1.0, 1.0], 0.3)
     for one in (first, second):
         assert 0.25 < (one == 0.0).double().mean() < 0.35
     assert 0.3 < ((first == 0.0) != (second == 0.0)).double().mean() < 0.54
@@ -393,9 +386,8 @@ def test_a_second_derivative_is_refused_not_wrong(form: Form) -> None:
 
 
 def test_a_second_derivative_of_shaped_attention_is_refused_or_right() -> None:
-    query, key, value = layers_for(
-        {"batch": 2, "heads": 2, "queries": 5, "keys": 5, "dim": 2, "value_dim": 2, "depth": 1}
-    )[0]
+    case = {"batch": 2, "heads": 2, "queries": 5, "keys": 5, "dim": 2, "value_dim": 2}
+    ((query, key, value),) = layers_for({**case, "depth": 1})
     mask, gain = causal_mask(5, CPU), torch.full((2, 1, 1), 0.7, dtype=torch.float64)
     gain.requires_grad_()
 

@@ -116,9 +116,8 @@ def test_each_sub_layer_reads_a_state_of_its_own_at_the_start() -> None:
     reads = [part for name, part in decoder.named_parameters() if name.endswith("static.read")]
     expected = torch.eye(4).repeat(2, 1)
     assert len(reads) == 3 * tiny.SIZES["decoder_depth"]
-    order = [
-        f"{b}.{a}" for b in range(tiny.SIZES["decoder_depth"]) for a in ("self", "cross", "ff")
-    ]
+    blocks = range(tiny.SIZES["decoder_depth"])
+    order = [f"{b}.{a}" for b in blocks for a in ("self", "cross", "ff")]
     parts = dict(decoder.named_parameters())
     for k, place in enumerate(order):
         layer, around = place.split(".")

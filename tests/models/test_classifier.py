@@ -69,15 +69,13 @@ def test_it_is_bert_of_hugging_face(name: str, labels: list[float]) -> None:
     mine: dict[str, Tensor] = {}
     ours.pooler.register_forward_hook(lambda _, __, out: mine.update(pooled=torch.tanh(out)))
     found = theirs(batch.tokens, attention_mask=real, token_type_ids=batch.segments, labels=given)
-    pooled = theirs.bert(
-        batch.tokens, attention_mask=real, token_type_ids=batch.segments
-    ).pooler_output
+    how = {"attention_mask": real, "token_type_ids": batch.segments}
+    pooled = theirs.bert(batch.tokens, **how).pooler_output
     near: dict[str, Any] = {"rtol": 0.0, "atol": 1e-10}
     torch.testing.assert_close(ours(batch.tokens, batch.segments), found.logits, **near)
     torch.testing.assert_close(mine["pooled"], pooled, **near)
-    assert theirs.config.problem_type == (
-        "regression" if outputs == 1 else "single_label_classification"
-    )
+    problem = "regression" if outputs == 1 else "single_label_classification"
+    assert theirs.config.problem_type == problem
     loss = build_task(objective(name)).sums(ours, batch).loss / batch.predicted_tokens
     torch.testing.assert_close(loss, found.loss, **near)
     loss.backward()

@@ -103,10 +103,10 @@ def naive_maps(model: nn.Module, source: Tensor, target: Tensor) -> Maps:
 def cells_of(
     attention: Attention,
     inputs: dict[str, Tensor],
-    real: np.ndarray,
-    present: np.ndarray,
+    real: Any,
+    present: Any,
     causal: bool,
-    below: dict[str, Any] | None,
+    below: Any,
 ) -> dict[str, Any]:
     """Scores and maps of one attention, for the rows that count and see two keys or more."""
     parts, alone = {}, {}
@@ -194,26 +194,14 @@ def test_layers_are_compared_as_a_loop_compares_them(name: str) -> None:
             assert not any(row.quantity.endswith("score_ratio") for row in rows)
         below = naive.get((stack, kind, layer - 1))
         if below is None:
-            assert not any(
-                r.layer == layer and r.stack == stack and "attention_distance" in r.quantity
-                for r in rows
-                if r.quantity.startswith("cross_") == bool(prefix)
-            )
+            here = [r for r in rows if r.quantity.startswith("cross_") == bool(prefix)]
+            names = [r.quantity for r in here if (r.layer, r.stack) == (layer, stack)]
+            assert not any("attention_distance" in each for each in names)
             continue
-        table = np.array(
-            [
-                [
-                    np.mean(
-                        [
-                            distance(cells["maps"][*row, i], below["maps"][*row, j])
-                            for row in cells["rows"]
-                        ]
-                    )
-                    for j in range(2)
-                ]
-                for i in range(2)
-            ]
-        )
+        maps, lower, places = cells["maps"], below["maps"], cells["rows"]
+        table = np.empty((2, 2))
+        for i, j in np.ndindex(2, 2):
+            table[i, j] = np.mean([distance(maps[*row, i], lower[*row, j]) for row in places])
         found = number(rows, f"{prefix}attention_distance", stack, layer)
         assert found == pytest.approx(np.trace(table) / 2)
         found = number(rows, f"{prefix}attention_distance", stack, layer, head=1)
@@ -242,10 +230,8 @@ def test_states_are_those_of_the_stream() -> None:
             u = block.around_self.norm_input(x)
             mask = torch.ones(1, 1, 1, 7, dtype=torch.bool)
             attention = block.self_attention
-            parts = [
-                f(u).unflatten(-1, (2, -1)).transpose(1, 2)
-                for f in (attention.query, attention.key, attention.value)
-            ]
+            projections = (attention.query, attention.key, attention.value)
+            parts = [f(u).unflatten(-1, (2, -1)).transpose(1, 2) for f in projections]
             heads = nn.functional.scaled_dot_product_attention(*parts, attn_mask=mask)
             x = x + attention.output(heads.transpose(1, 2).flatten(2))
             x = x + block.feed_forward(block.around_ff.norm_input(x))
@@ -279,9 +265,8 @@ def test_masked_cells_and_padding_do_not_count() -> None:
     longer = [nn.functional.pad(part, (0, 4), value=PAD) for part in (source, target)]
     rows, padded = watched(model, [(source, target)]), watched(model, [(longer[0], longer[1])])
     assert [row[:-1] for row in rows] == [row[:-1] for row in padded]
-    np.testing.assert_allclose(
-        [row.value for row in rows], [row.value for row in padded], rtol=2e-3, atol=1e-5
-    )
+    values = ([row.value for row in of] for of in (rows, padded))
+    np.testing.assert_allclose(*values, rtol=2e-3, atol=1e-5)
 
 
 def test_batches_are_weighed_by_what_is_in_them() -> None:
@@ -293,9 +278,8 @@ def test_batches_are_weighed_by_what_is_in_them() -> None:
     skipped = ("score_ratio", "cross_score_ratio")  # a ratio of norms is no mean over items
     pairs = [(a, b) for a, b in zip(whole, parts, strict=True) if a.quantity not in skipped]
     assert [a[:-1] for a, _ in pairs] == [b[:-1] for _, b in pairs]
-    np.testing.assert_allclose(
-        [a.value for a, _ in pairs], [b.value for _, b in pairs], rtol=1e-4, atol=1e-5
-    )
+    values = ([row.value for row in rows] for rows in zip(*pairs, strict=True))
+    np.testing.assert_allclose(*values, rtol=1e-4, atol=1e-5)
 
 
 def outputs(model: nn.Module, inputs: tuple[Tensor, Tensor]) -> Iterator[Tensor]:
