@@ -35,8 +35,7 @@ OPEN = "--port 0"  # any free one
 
 def done(name: str, cells: int) -> Seen:
     """All cells of a grid are finished, and there is a report."""
-    said = rf"{cells} of {cells} planned cells finished.*report: experiments/{name}/report"
-    return Seen(said)
+    return Seen(rf"{cells} of {cells} planned cells finished.*report: experiments/{name}/report")
 
 
 def drawn(name: str, cells: int) -> Seen:

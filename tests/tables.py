@@ -58,8 +58,7 @@ def write_table(root: Path, name: str, train: int = 40, dev: int = 71) -> Path:
         lines = [HEADERS[name]] if name in HEADERS else []
         for number in range(rows):
             label = int(random.integers(classes))
-            one = f"{WORDS[label]} {text(random)}"
-            lines.append(line(name, number, one, text(random), label))
+            lines.append(line(name, number, f"{WORDS[label]} {text(random)}", text(random), label))
         (root / f"{stem}.tsv").write_text("\n".join(lines) + "\n")
     return root
 

@@ -148,8 +148,7 @@ def test_a_mistake_is_one_line(capsys, folder: Path, words: list, expected: str)
     ],
 )
 def test_a_broken_corpus_is_one_line(capsys, folder: Path, files, expected: list[str]) -> None:
-    root = corpus(folder, **files)
-    words = ["fit", "--config", BASE, "--data.name", "text", "--data.root", root]
+    words = ["fit", "--config", BASE, "--data.name", "text", "--data.root", corpus(folder, **files)]
     line = mistake(capsys, *words)
     for word in expected:
         assert word in line

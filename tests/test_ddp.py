@@ -256,8 +256,7 @@ def test_translation_and_predictions(tmp_path: Path, cache: str) -> None:
     settings |= {"trainer.limit_val_batches": 10, "trainer.limit_test_batches": 3}
     for devices, name in ((1, "one"), (2, "two")):
         case = Case("synthetic.yaml", 5, settings)
-        words = arguments(tmp_path / name, cache, case, devices)
-        done = warm.run(["-m", "lightning_app", *words])
+        done = warm.run(["-m", "lightning_app", *arguments(tmp_path / name, cache, case, devices)])
         assert done.returncode == 0, done.stderr[-3000:]
     result = assert_two_equal_one(tmp_path, 5, near=1e-5)
     assert {"val/bleu", "test/bleu", "test/sacrebleu"} <= set(result["metrics"])

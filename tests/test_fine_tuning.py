@@ -203,8 +203,7 @@ REFUSED = [
 
 @pytest.mark.parametrize(("fields", "said"), REFUSED)
 def test_mistakes_are_one_line(tmp_path: Path, refuse: Any, fields: Any, said: str) -> None:
-    tree = tables.fine_tuning(tables.write_table(tmp_path / "table", "rte"), "rte")
-    refuse(tree, said, **fields)
+    refuse(tables.fine_tuning(tables.write_table(tmp_path / "table", "rte"), "rte"), said, **fields)
 
 
 TABLES = [

@@ -125,8 +125,7 @@ def test_code_of_another_form_that_computes_the_same_is_no_other_code() -> None:
     for former, present in SAME_CODE.items():
         runs = {"one": record(code=former), "two": record(code=present)}
         assert mixed(runs) == {}
-        here = {"provenance": PROVENANCE | {"code": present}, "corpora": None}
-        assert others(runs, here) == {}
+        assert others(runs, {"provenance": PROVENANCE | {"code": present}, "corpora": None}) == {}
         resumed = record(code=present, resumed_from=[PROVENANCE | {"code": former}])
         assert made_by(resumed)["code"] == present
         assert set(mixed(runs | {"three": record(code="bbbb")})) == {"code"}

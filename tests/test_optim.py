@@ -411,8 +411,7 @@ def test_a_scale_is_trained_faster_than_it_is_large() -> None:
 
 
 def test_lerp_leads_from_the_skip_to_the_branch() -> None:
-    spec = ResidualSpec(norm_branch="l2", norm_sum="l2", rule="lerp")
-    residual = Residual(spec, 6, dropout=0.0)
+    residual = Residual(ResidualSpec(norm_branch="l2", norm_sum="l2", rule="lerp"), 6, dropout=0.0)
     x = torch.nn.functional.normalize(torch.randn(2, 3, 6), dim=-1)
     f = 7.0 * torch.randn(2, 3, 6)
     direction = f / f.norm(dim=-1, keepdim=True)

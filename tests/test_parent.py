@@ -196,8 +196,7 @@ def test_the_checkpoint_of_another_run_is_refused_in_a_parent(
     identity = copy / "identity.json"
     identity.write_text(json.dumps({**json.loads(identity.read_text()), "id": "0" * 16}))
     for given in ("last", "best"):
-        file = str(copy / "checkpoints" / f"{given}.ckpt")
-        refuse(tree, "another run", model__init_from=file)
+        refuse(tree, "another run", model__init_from=str(copy / "checkpoints" / f"{given}.ckpt"))
 
 
 def test_an_earlier_checkpoint_in_place_of_the_last_one_is_refused(
@@ -208,8 +207,7 @@ def test_an_earlier_checkpoint_in_place_of_the_last_one_is_refused(
     earlier = torch.load(last, weights_only=True)
     steps, earlier["global_step"] = earlier["global_step"], 1
     WholeCheckpoints().save_checkpoint(earlier, last)
-    said = f"is of step 1, but its run ended at step {steps}"
-    refuse(tree, said, model__init_from=str(copy))
+    refuse(tree, f"is of step 1, but its run ended at step {steps}", model__init_from=str(copy))
     complete = resolve(changed(tree, model__init_from=str(last)), "child.yaml")
     assert complete["model"]["init_from"] == str(last)
 
@@ -218,8 +216,7 @@ def test_a_parent_cut_short_is_refused(copy: Path, tree: dict[str, Any], refuse:
     """By `max_time`, say. Its checkpoint may be named."""
     asked = json.loads((copy / "result.json").read_text())["steps"] + 3
     reseal(copy / "result.json", status="cut_short", outcome="cut_short", steps_asked=asked)
-    said = f"cut short at {asked - 3} of {asked} steps"
-    refuse(tree, said, model__init_from=str(copy))
+    refuse(tree, f"cut short at {asked - 3} of {asked} steps", model__init_from=str(copy))
     last = str(copy / "checkpoints" / "last.ckpt")
     assert resolve(changed(tree, model__init_from=last), "child.yaml")["model"]["init_from"] == last
 

@@ -37,8 +37,7 @@ MAKERS = (
 def pictures() -> list[str]:
     """Return the picture files of the repository, without what commands leave in it."""
     found = [path for name in FOLDERS for path in (ROOT / name).rglob("*")]
-    names = [path.relative_to(ROOT).as_posix() for path in found if path.suffix in ENDINGS]
-    return sorted(names)
+    return sorted([path.relative_to(ROOT).as_posix() for path in found if path.suffix in ENDINGS])
 
 
 def shown() -> dict[str, list[str]]:

@@ -18,8 +18,7 @@ from tests.runs import data, module, trainer
 
 
 def predicted(batch: Any) -> int:
-    labels = batch.labels if hasattr(batch, "labels") else batch.target[:, 1:]
-    return int((labels != PAD).sum())
+    return int(((batch.labels if hasattr(batch, "labels") else batch.target[:, 1:]) != PAD).sum())
 
 
 @pytest.mark.parametrize("precision", ["32-true", "bf16-true", "bf16-mixed", "64-true"])

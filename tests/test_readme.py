@@ -152,8 +152,7 @@ def test_a_yaml_block_is_what_it_seems(block: Fenced, tmp_path: Path) -> None:
     name = NAMED.match(block.text)
     if name is not None and name[1] == PROJECT:
         (tmp_path / PROJECT).write_text(block.text, encoding="utf-8")
-        project = read_project(tmp_path)
-        assert {KEY: list(project.plugins)} == tree
+        assert {KEY: list(read_project(tmp_path).plugins)} == tree
         return
     if set(tree) <= SECTIONS:
         assert name is None or set(tree) == SECTIONS

@@ -222,8 +222,7 @@ MISTAKES = [
 @pytest.mark.parametrize(("fields", "said"), MISTAKES)
 def test_mistakes_are_one_line(tmp_path: Path, refuse: Any, fields: Any, said: str) -> None:
     root = questions.write_squad(tmp_path / "files", "squad2")
-    tree = changed(questions.answering(root, "squad2"), data__window=14)
-    refuse(tree, said, **fields)
+    refuse(changed(questions.answering(root, "squad2"), data__window=14), said, **fields)
 
 
 def of_version_2(tree: Any) -> str:

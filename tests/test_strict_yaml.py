@@ -82,8 +82,7 @@ def test_a_key_twice_is_refused_by_its_name(text: str, key: str) -> None:
 
 
 def test_a_merged_mapping_may_be_changed_by_its_own_keys() -> None:
-    text = "a: {b: &b {<<: &c {x: 1, y: 2}, x: 3}}\nd: {<<: [*b, *c], y: 4}\ne: *b\n"
-    found = load_yaml(text)
+    found = load_yaml("a: {b: &b {<<: &c {x: 1, y: 2}, x: 3}}\nd: {<<: [*b, *c], y: 4}\ne: *b\n")
     assert found == {"a": {"b": {"x": 3, "y": 2}}, "d": {"x": 3, "y": 4}, "e": {"x": 3, "y": 2}}
 
 

@@ -105,8 +105,7 @@ def test_the_defaults_are_those_of_the_command() -> None:
 def test_what_a_run_holds(translation: RunResult) -> None:
     run = load_run(translation.folder)
     assert run.config["model"]["architecture"]["model_dim"] == 8
-    record = json.loads((translation.folder / "result.json").read_text())
-    assert run.metrics == record["metrics"]
+    assert run.metrics == json.loads((translation.folder / "result.json").read_text())["metrics"]
     by_file = load_run(translation.folder, translation.folder / "checkpoints" / "best.ckpt")
     state = run.model.state_dict()
     assert all(torch.equal(state[key], value) for key, value in by_file.model.state_dict().items())

@@ -83,8 +83,7 @@ def test_rows_of_the_shaped_map_sum_to_its_weights(float64: None, mask: Mask) ->
     for gamma in (1.0, None):
         attention = tiny.randomise(build(shaping=ShapingSpec(gamma=gamma), output="identity"))
         assert attention.shaping is not None
-        u = torch.randn(BATCH, LENGTH, MODEL)
-        query, keys, values = attention.queries_keys_values(u, None)
+        query, keys, values = attention.queries_keys_values(torch.randn(BATCH, LENGTH, MODEL), None)
         sums, _ = attention(query, keys, torch.ones_like(values), mask, None)
         alpha, beta, *rest = attention.shaping.parameters()
         expected = (alpha + beta - sum(rest)).expand(HEADS, 1, DIM).flatten().expand_as(sums)
@@ -208,8 +207,7 @@ def test_values_are_normalized_in_each_head(float64: None) -> None:
     v = (u.numpy() @ p["value.weight"].T + p["value.bias"]).reshape(BATCH, LENGTH, HEADS, DIM)
     v = reference.layer_norm(v, p["value_norm.weight"], p["value_norm.bias"])
     _, values = attention.keys_values(u, None)
-    expected = torch.from_numpy(v).transpose(1, 2)
-    torch.testing.assert_close(values, expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(values, torch.from_numpy(v).transpose(1, 2), rtol=1e-12, atol=1e-12)
 
 
 def test_values_are_not_rotated(float64: None) -> None:

@@ -48,8 +48,7 @@ def copy_rest(theirs: nn.Module, ours: Block, norms: list[str]) -> None:
     theirs.get_submodule("linear1").load_state_dict(ours.feed_forward.inner.state_dict())
     theirs.get_submodule("linear2").load_state_dict(ours.feed_forward.outer.state_dict())
     for number, around in enumerate(norms, start=1):
-        residual = ours.get_submodule(around)
-        (norm,) = (m for m in residual.modules() if isinstance(m, nn.LayerNorm))
+        (norm,) = (m for m in ours.get_submodule(around).modules() if isinstance(m, nn.LayerNorm))
         theirs.get_submodule(f"norm{number}").load_state_dict(norm.state_dict())
 
 
@@ -111,8 +110,7 @@ LEARNED = Gain(value=0.0, learned=True)
 
 
 def block(**changes) -> BlockSpec:
-    parts = {"around_self": PLAIN, "around_cross": PLAIN, "around_ff": PLAIN, **changes}
-    return BlockSpec(**parts)
+    return BlockSpec(**{"around_self": PLAIN, "around_cross": PLAIN, "around_ff": PLAIN, **changes})
 
 
 SELF_ALONE = {"layout": "parallel", "around_self": SKIPLESS}

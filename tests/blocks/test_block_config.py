@@ -379,8 +379,7 @@ def test_the_number_of_states_is_no_factor_of_the_output(preset: str, rule: str)
 
 @pytest.mark.parametrize("preset", ["pre_ln", "post_ln"])
 def test_post_ln_has_no_final_norm_with_an_average_over_depth(preset: str) -> None:
-    spec = resolve(STACKS[0], preset, norm_placement="post", stream="average")
-    assert spec.final_norm == "none"
+    assert resolve(STACKS[0], preset, norm_placement="post", stream="average").final_norm == "none"
     for rule in ("average", "plain"):
         assert resolve(STACKS[0], "siamese_norm", stream=rule).final_norm == "none"
 

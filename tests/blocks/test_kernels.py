@@ -282,6 +282,5 @@ def test_identity_part_of_cached_queries_is_the_newest_keys(float64: None) -> No
     whole = causal_mask(KEYS, CPU)
     full = shape_map(attend(query, key, value, whole, 0.0), value, whole, *weights)
     newest = mask_of(whole.allowed[:, :, -2:])
-    attended = attend(query[:, :, -2:], key, value, newest, 0.0)
-    cached = shape_map(attended, value, newest, *weights)
+    cached = shape_map(attend(query[:, :, -2:], key, value, newest, 0.0), value, newest, *weights)
     torch.testing.assert_close(cached, full[:, :, -2:], rtol=1e-12, atol=1e-12)

@@ -223,8 +223,7 @@ def test_which_presets_have_a_norm_before_the_first_layer() -> None:
     for where in STACKS.values():
         with_norm = {name for name in PRESETS if PRESETS[name](where).input_norm != "none"}
         assert with_norm == {"peri_ln", "speedrun", "ngpt"}
-    encoder = PRESETS["peri_ln"](ALONE)
-    assert replace(encoder, input_norm="none") == PRESETS["sandwich_ln"](ALONE)
+    assert replace(PRESETS["peri_ln"](ALONE), input_norm="none") == PRESETS["sandwich_ln"](ALONE)
 
 
 @pytest.mark.parametrize(
@@ -371,8 +370,7 @@ def test_realformer_is_a_mean_in_two_stacks_a_sum_in_one(where: str, divisors: l
     blocks = PRESETS["realformer"](STACKS[where]).blocks
     assert [b.self_attention.score_divisor for b in blocks] == divisors
     assert [b.cross_attention.score_divisor for b in blocks] == divisors
-    kinds = {a.carry for b in blocks for a in (b.self_attention, b.cross_attention)}
-    assert kinds == {"scores"}
+    assert {a.carry for b in blocks for a in (b.self_attention, b.cross_attention)} == {"scores"}
 
 
 @pytest.mark.parametrize("name", UNTRAINED)

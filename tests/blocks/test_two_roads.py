@@ -299,8 +299,7 @@ def test_running_sum_is_one_product_of_concatenated_queries_and_keys() -> None:
 def test_product_of_sums_is_qk_sum_and_no_running_sum() -> None:
     """``(sum Q)(sum K)^T`` also has the terms of different layers."""
     summed = BlockConfig(preset="post_ln", residual_attention="qk_sum")
-    module = tiny.randomise(tiny.encoder(summed))
-    chain = Chain(module, torch.randn(BATCH, SOURCE, MODEL))
+    chain = Chain(tiny.randomise(tiny.encoder(summed)), torch.randn(BATCH, SOURCE, MODEL))
     for n in (1, 2, 3):
         carry = chain.carry[n - 1]
         assert isinstance(carry, QueryKeySums)
@@ -565,8 +564,7 @@ def test_one_gain_serves_all_branches_of_a_rezero_layer() -> None:
         for _, block in stack.layers:
             assert len({id(getattr(block, name).branch.gain) for name in AROUND}) == 1
     y, memory = torch.randn(BATCH, TARGET, MODEL), torch.randn(BATCH, SOURCE, MODEL)
-    states = [tiny.decode(stack, y, memory, source_mask()) for stack in (module, other)]
-    assert torch.equal(*states)
+    assert torch.equal(*[tiny.decode(stack, y, memory, source_mask()) for stack in (module, other)])
 
     apart = tiny.decoder("skipinit")
     share(apart, module)

@@ -170,8 +170,7 @@ def test_skips_are_lines(name: str, right: int, left: int) -> None:
 
 
 def test_a_second_stream_takes_every_branch() -> None:
-    spec = stacks("dual_stream")["decoder"]
-    shown = Picture(picture("dual_stream", drawn({"decoder": spec})))
+    shown = Picture(picture("dual_stream", drawn({"decoder": stacks("dual_stream")["decoder"]})))
     sums = [float(c.attrib["cx"]) for c in shown.root.iter(f"{SVG}circle") if c.get("r") == "8"]
     assert len(sums) == 7
     total = max(sums)

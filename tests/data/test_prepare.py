@@ -81,8 +81,7 @@ def test_meta(write_pairs, text_config):
 
 def test_drops_are_counted_and_only_in_train(write_pairs, text_config):
     de = ["a b", "", "c d", "e " * 9, "f g"]
-    en = ["a b", "x", "", "e " * 3, "f g"]
-    sides = {"de": de, "en": en}.items()
+    sides = {"de": de, "en": ["a b", "x", "", "e " * 3, "f g"]}.items()
     files = {f"{split}_{k}": v for split in ("train", "valid", "test") for k, v in sides}
     corpus = prepare(text_config(write_pairs(**files), max_length=5))
     assert corpus.meta["dropped"] == {"train": {"empty": 2, "too_long": 1}, "valid": {}, "test": {}}

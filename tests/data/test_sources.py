@@ -181,8 +181,7 @@ def test_digest_of_a_corpus_is_of_its_content_and_not_of_its_place(write_pairs, 
 
 
 def test_digest_knows_which_file_is_which(write_pairs, text_config):
-    root = write_pairs(test_de=["x"], test_en=["x"], valid_de=["y"], valid_en=["y"])
-    config = text_config(root)
+    config = text_config(write_pairs(test_de=["x"], test_en=["x"], valid_de=["y"], valid_en=["y"]))
     swapped = replace(config, splits=Splits(valid="test", test="valid"))
     assert corpus_digest(config) != corpus_digest(swapped)
 
@@ -261,6 +260,5 @@ def test_an_equal_number_in_another_container(tmp_path: Path, monkeypatch) -> No
         path.unlink()
 
     monkeypatch.setattr(Path, "touch", touch_while_the_other_removes)
-    made = sources.complete(tmp_path / "made", lambda folder: None, lambda folder: None)
-    assert made.is_dir()
+    assert sources.complete(tmp_path / "made", lambda folder: None, lambda folder: None).is_dir()
     assert [path.name for path in tmp_path.glob(".*")] == []

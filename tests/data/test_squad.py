@@ -33,8 +33,7 @@ def paragraphs_of(tree: Any) -> list[Any]:
 @pytest.mark.parametrize("name", NAMES)
 def test_questions_contexts_and_answers_are_read(tmp_path: Path, name: str, kind: Any) -> None:
     root = questions.write_squad(tmp_path, name, test=10)
-    size = 20 if kind == "bpe" else None
-    corpus = prepare(config(root, name, tokenizer=kind, vocab_size=size))
+    corpus = prepare(config(root, name, tokenizer=kind, vocab_size=20 if kind == "bpe" else None))
     assert corpus.meta["sizes"] == {"train": 40, "valid": 35, "test": 10}
     assert "not the published" in corpus.meta["protocol"]
     decode = corpus.tokenizer.decode

@@ -183,8 +183,7 @@ def test_spans_never_enter_the_chain(block: Any, carry: Any) -> None:
     """Every layer has spans of its own, and carried scores are those before the soft mask."""
     model = drawn(tiny.causal_model(block("pre_ln", residual_attention=carry), decoder_depth=3))
     tokens = tiny.words(2, 13)
-    reference = spanned("pre_ln", block, carry=carry)
-    expected = tiny.predicted(reference, model, tokens, decoder_depth=3)
+    expected = tiny.predicted(spanned("pre_ln", block, carry=carry), model, tokens, decoder_depth=3)
     for form in ("plain", "stored", "reversible", "blocked"):
         with attention_form(form):
             same(model(tokens), expected)
@@ -314,8 +313,7 @@ def test_trimming_changes_no_output(preset: str, build: Any, fraction: float) ->
         assert isinstance(args[3], LocalMask)
         windows.append(args[3].mask.keys)
 
-    first = next(p for p in trimmed.modules() if isinstance(p, Attention))
-    first.register_forward_pre_hook(widths)
+    next(p for p in trimmed.modules() if isinstance(p, Attention)).register_forward_pre_hook(widths)
     found = []
     for model in (whole, trimmed):
         logits = model(*inputs)
@@ -488,8 +486,7 @@ def test_without_a_direction_they_are_one_span_for_all_tokens(preset: str) -> No
     for name, value in fixed.items():
         if name.endswith("span.fraction"):
             # dz'/db = sigmoid'(b)
-            own = moving[name.replace("fraction", "bias")]
-            same(own, value.flatten() * start * (1.0 - start))
+            same(moving[name.replace("fraction", "bias")], value.flatten() * start * (1.0 - start))
         else:
             same(moving[name], value)
 

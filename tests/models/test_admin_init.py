@@ -165,8 +165,7 @@ def test_hooks_are_gone_after_a_pass_that_fails() -> None:
 
 
 def test_admin_with_residual_attention_and_rms_norm_is_profiled_too() -> None:
-    block = BlockConfig(preset="admin", residual_attention="mean", norm="rms_norm")
-    model = tiny.translator(block)
+    model = tiny.translator(BlockConfig(preset="admin", residual_attention="mean", norm="rms_norm"))
     profile(model, lambda: model(*tiny.sentences()))
     gains = [m.gain for m in model.modules() if isinstance(m, LearnedGain)]
     assert sum(bool((gain == 1.0).all()) for gain in gains) == 2

@@ -32,8 +32,7 @@ class Case(NamedTuple):
     z_loss: float = 0.0
 
     def to(self, dtype: torch.dtype) -> "Case":
-        parts = [None if part is None else leaf(part.to(dtype)) for part in self[:3]]
-        states, table, bias = parts
+        states, table, bias = [None if part is None else leaf(part.to(dtype)) for part in self[:3]]
         assert states is not None
         assert table is not None
         return self._replace(states=states, table=table, bias=bias)
@@ -129,8 +128,7 @@ capped_or_not = pytest.mark.parametrize("more", [{}, {"cap": 4.0}, {"z_loss": 0.
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize(("tokens", "chunk"), [(1000, None), (257, None), (300, 70)])
 def test_float32_is_it(tokens: int, chunk: int | None, bias: bool, more: dict[str, Any]) -> None:
-    some = case(tokens, 31, 211, bias=bias, **more)
-    assert_equal_to_naive(some.to(torch.float32), chunk, 1e-5)
+    assert_equal_to_naive(case(tokens, 31, 211, bias=bias, **more).to(torch.float32), chunk, 1e-5)
 
 
 @pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="needs oneDNN")

@@ -220,15 +220,13 @@ def test_auxiliary_losses_are_those_of_documents_alone(tables: Any) -> None:
     heads.at_step(0, 100)
 
     def losses(tokens: Tensor, labels: Tensor, documents: Tensor | None) -> dict[str, Tensor]:
-        rows = torch.arange(len(tokens))
-        batch = CausalBatch(tokens, labels, rows, torch.tensor(tokens.numel()))
+        batch = CausalBatch(tokens, labels, torch.arange(len(tokens)), torch.tensor(tokens.numel()))
         main = task.sums(model, batch._replace(documents=documents)).loss
         return {"main": main} | {k: term.value for k, term in heads.auxiliary_terms().items()}
 
     tokens, labels = tiny.words(3, 13), tiny.words(3, 13)
     packed = losses(tokens, labels, numbers())
-    pairs = list(zip(pieces(tokens), pieces(labels), strict=True))
-    alone = [losses(*pair, None) for pair in pairs]
+    alone = [losses(*pair, None) for pair in list(zip(pieces(tokens), pieces(labels), strict=True))]
     assert packed.keys() == {"main", "intermediate", "second_target"}
     for name, value in packed.items():
         torch.testing.assert_close(value, torch.stack([of[name] for of in alone]).sum())

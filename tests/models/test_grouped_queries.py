@@ -33,8 +33,7 @@ def repeated(name: str, value: Tensor) -> Tensor:
     """Return the parameter of the same model with a head of keys and values per query head."""
     if ".key." not in name and ".value." not in name:
         return value
-    heads = value.unflatten(0, (GROUPS, -1))
-    return heads.repeat_interleave(HEADS // GROUPS, dim=0).flatten(0, 1)
+    return value.unflatten(0, (GROUPS, -1)).repeat_interleave(HEADS // GROUPS, dim=0).flatten(0, 1)
 
 
 def both(build: Any, block: BlockConfig, **changes: Any) -> tuple[Any, Any]:
@@ -94,8 +93,7 @@ def test_every_form_of_a_chain(float64: None, form: Any) -> None:
 @pytest.mark.unchecked_shapes
 @torch.no_grad()
 def test_segments_with_a_memory(float64: None) -> None:
-    block = BlockConfig(memory=MemorySpec(length=4))
-    models = both(tiny.causal_model, block, positions="relative")
+    models = both(tiny.causal_model, BlockConfig(memory=MemorySpec(length=4)), positions="relative")
     tokens, found = tiny.words(2, 12), []
     for model in models:
         before, states = None, []

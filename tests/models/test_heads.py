@@ -200,8 +200,7 @@ def test_a_state_may_lose_sentences_before_the_first_step(float64: None) -> None
 def carried_types(carry: Carry | None) -> list[torch.dtype]:
     if carry is None:
         return []
-    parts = carry if isinstance(carry, QueryKeySums) else [carry.scores]
-    return [part.dtype for part in parts]
+    return [part.dtype for part in (carry if isinstance(carry, QueryKeySums) else [carry.scores])]
 
 
 @pytest.mark.parametrize("rotary", [False, True])

@@ -178,8 +178,7 @@ def test_the_receptive_field_grows_a_window_a_layer(preset: str, span: tuple[int
         first = i
         for _ in range(depth):
             first = max(0, first // span[0] * span[0] - span[1])
-        moved = gradient[0].abs().sum(-1) > 0
-        assert moved.tolist() == [first <= j <= i for j in range(length)]
+        assert (gradient[0].abs().sum(-1) > 0).tolist() == [first <= j <= i for j in range(length)]
 
 
 @pytest.mark.unchecked_shapes

@@ -72,8 +72,7 @@ def test_segments_are_one_pass_over_the_text(preset: str, positions: str, length
     """The naive reference, with the mask of l_q = T and l_m = M over the whole text."""
     made, tokens = model(preset, MemorySpec(length=length), positions), tiny.words(2, 14)
     limited = replace(REFERENCE[preset], localised_span=(T, length))
-    sizes = architecture(positions, activation="gelu")
-    expected = tiny.predicted(limited, made, tokens, **sizes)
+    expected = tiny.predicted(limited, made, tokens, **architecture(positions, activation="gelu"))
     close(made.embedding.logits(read(made, tokens)), expected)
 
 
@@ -85,8 +84,7 @@ def test_segments_without_a_memory_see_themselves_alone(preset: str, positions: 
     """M = 0: the mask has blocks of T tokens; also in training with a memory of evaluation."""
     made, tokens = model(preset, None, positions), tiny.words(2, 14)
     limited = replace(REFERENCE[preset], localised_span=(T, 0))
-    sizes = architecture(positions, activation="gelu")
-    expected = tiny.predicted(limited, made, tokens, **sizes)
+    expected = tiny.predicted(limited, made, tokens, **architecture(positions, activation="gelu"))
     close(torch.cat([made(segment) for segment in tokens.split(T, dim=1)], dim=1), expected)
     later = alike(made, preset, positions, MemorySpec(evaluation_length=6))
     close(later.embedding.logits(read(later, tokens)), expected)

@@ -299,8 +299,7 @@ def kl_soap(p, g, state, t, c) -> Any:
         d = b2 * state["d"][i] + (1 - b2) * np.diag(q.T @ new[i] @ q)
         state["d"][i] = np.maximum(d, 1 / max(10, len(d)) ** 2)
     if (t - 1) % 5 == 0:
-        pairs = zip(state["s"], state["q"], strict=True)
-        state["q"] = [np.linalg.qr(s @ q)[0] for s, q in pairs]
+        state["q"] = [np.linalg.qr(s @ q)[0] for s, q in zip(state["s"], state["q"], strict=True)]
     return (p - c["lr"] * u) * (1 - c["lr"] * c["wd"])
 
 

@@ -64,8 +64,7 @@ def test_without_biases_and_projections_a_stack_is_one_without_positions(preset:
     """Of any depth; the positions of the other model are in its embedding alone."""
     made = model(preset)
     other = tiny.causal_model(preset, positions="sinusoidal").eval()
-    state = {k: v for k, v in made.state_dict().items() if "decoder.place." not in k}
-    other.load_state_dict(state)
+    other.load_state_dict({k: v for k, v in made.state_dict().items() if "decoder.place." not in k})
     x, mask = torch.randn(2, 7, 10), causal_mask(7, torch.device("cpu"))
     expected = other.decoder(x, mask)
     assert (made.decoder(x, mask) - expected).abs().max() > 1e-3

@@ -116,8 +116,7 @@ def test_every_hypothesis_keeps_its_length_limit() -> None:
 def test_a_learned_table_of_positions_bounds_the_search(room: int) -> None:
     """A hypothesis with its EOS takes as many positions as there are, and no sentence fails."""
     model = endless(positions="learned", max_positions=room)
-    how = SearchConfig(beam=2, length_ratio=1.0, length_extra=20)
-    found = search(model, SOURCE, MARKS, how)
+    found = search(model, SOURCE, MARKS, SearchConfig(beam=2, length_ratio=1.0, length_extra=20))
     assert max(len(hypothesis.tokens) for hypothesis in found) == room - 1
 
 
@@ -142,8 +141,7 @@ def test_what_is_no_text_is_never_written(unwanted: int, beam: int) -> None:
         return logits, state
 
     model.step = preferring
-    how = SearchConfig(beam=beam, length_ratio=1.0, length_extra=4)
-    found = search(model, SOURCE, MARKS, how)
+    found = search(model, SOURCE, MARKS, SearchConfig(beam=beam, length_ratio=1.0, length_extra=4))
     assert max(len(hypothesis.tokens) for hypothesis in found) > 1
     assert all(token not in (PAD, BOS, EOS, MASK) for h in found for token in h.tokens)
 

@@ -332,8 +332,7 @@ def test_the_start_of_the_halting_unit() -> None:
     )
     assert plain.decoder.signals is None
     assert signalled.decoder.signals is not None
-    table = signalled.get_parameter("decoder.signals.step_table.weight")
-    assert 0.01 < table.std().item() < 0.03
+    assert 0.01 < signalled.get_parameter("decoder.signals.step_table.weight").std().item() < 0.03
 
 
 def test_constants_of_depth_count_steps() -> None:

@@ -70,8 +70,7 @@ def test_it_is_bert_of_hugging_face() -> None:
             end_positions=torch.tensor([end]),
         )
         losses.append(alone.loss)
-    task = build_task(ObjectiveConfig(kind="squad"))
-    loss = task.sums(ours, batch).loss / batch.predicted_tokens
+    loss = build_task(ObjectiveConfig(kind="squad")).sums(ours, batch).loss / batch.predicted_tokens
     torch.testing.assert_close(loss, torch.stack(losses).mean(), **near)
     loss.backward()
     torch.stack(losses).mean().backward()

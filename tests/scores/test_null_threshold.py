@@ -96,8 +96,7 @@ def test_equal_differences_change_together() -> None:
     golds = {"a": ["dog"], "b": []}
     answers = {"a": "dog", "b": "dog"}
     differences = {"a": 1.0, "b": 1.0}
-    scores = {"a": 1.0, "b": 0.0}
-    assert naive_squad.best_threshold(golds, answers, scores, differences) == (100, 1)
+    assert naive_squad.best_threshold(golds, answers, {"a": 1.0, "b": 0.0}, differences) == (100, 1)
     assert best_threshold(golds, answers, differences, "f1").score == 50
 
 

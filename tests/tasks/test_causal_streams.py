@@ -88,8 +88,7 @@ def test_each_stream_is_contiguous(corpus: PreparedCorpus, streams: int, whole: 
 
 def test_a_part_of_an_evaluation_is_its_beginning(corpus: PreparedCorpus) -> None:
     rows = CausalStreams(corpus, "valid", 5, 2, whole=True)
-    order = [rows.tolist() for _, rows in in_random_order(rows.sampler(0))]
-    assert order[:2] == [[0, 1], [2, 3]]
+    assert [rows.tolist() for _, rows in in_random_order(rows.sampler(0))][:2] == [[0, 1], [2, 3]]
     assert rows.targets(np.array([0, 1])).tolist() == [*rows.ids[:5], *rows.ids[17:22]]
 
 

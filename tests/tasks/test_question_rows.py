@@ -17,8 +17,7 @@ from tests import questions
 
 def prepared(root: Path, name: str = "squad2", **fields: Any) -> tuple[PreparedCorpus, DataConfig]:
     questions.write_squad(root, name)
-    section = questions.answering(root, name)["data"]
-    config = DataConfig(**{**section, "task": "squad", **fields})
+    config = DataConfig(**{**questions.answering(root, name)["data"], "task": "squad", **fields})
     return prepare(config), config
 
 
@@ -81,8 +80,7 @@ def test_a_long_question_is_cut_to_64_tokens(tmp_path: Path) -> None:
 
     root = questions.write_squad(tmp_path, "squad2")
     (root / "dev-v2.0.json").write_text(lengthen((root / "dev-v2.0.json").read_text()))
-    section = questions.answering(root, "squad2")["data"]
-    corpus = prepare(DataConfig(**{**section, "task": "squad"}))
+    corpus = prepare(DataConfig(**{**questions.answering(root, "squad2")["data"], "task": "squad"}))
     rows = rows_of(corpus, window=80)
     assert rows.cut == 1
     assert rows[0, np.array([0])].tokens[0].tolist() == reference(corpus, 80, 5)[0][1]
@@ -131,8 +129,7 @@ def test_batches_hold_the_budget(tmp_path: Path) -> None:
     question = np.repeat(np.arange(35), counts)
     for budget in (1, 60, 200):
         for _, of in rows.sampler(budget):
-            places = len(of) * int(rows.lengths[of].max())
-            assert places <= budget or len(set(question[of])) == 1
+            assert len(of) * int(rows.lengths[of].max()) <= budget or len(set(question[of])) == 1
 
 
 def test_labels_as_logits_give_the_answers_back(tmp_path: Path) -> None:

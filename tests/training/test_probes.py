@@ -251,8 +251,7 @@ def test_the_size_of_an_update_is_that_of_its_step(tmp_path: Path, cache: str) -
 
     class Keep(pl.Callback):
         def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx) -> None:
-            state = {k: v.clone() for k, v in pl_module.state_dict().items()}
-            seen[trainer.global_step] = state
+            seen[trainer.global_step] = {k: v.clone() for k, v in pl_module.state_dict().items()}
 
     pl.seed_everything(5, verbose=False)
     fitter = trainer(tmp_path, callbacks=[SignalProbe(), Keep()], max_steps=2)

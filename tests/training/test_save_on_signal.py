@@ -221,8 +221,7 @@ def test_a_run_that_is_stopped_in_a_validation_finishes_it(
     tmp_path: Path, cache: str, whole: Whole, during: int, stop: int, number: int
 ) -> None:
     """Also in the last validation, after which no step would notice the signal."""
-    signals = At(during, lambda: send(number), validation=True)
-    assert_exact(tmp_path, cache, whole, stop, signals, 3)
+    assert_exact(tmp_path, cache, whole, stop, At(during, lambda: send(number), validation=True), 3)
 
 
 class Signals:
