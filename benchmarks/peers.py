@@ -25,7 +25,7 @@ from lightning_app.blocks.feed_forward import Activation
 from lightning_app.blocks.kernels.choose import Form, attention_form
 from lightning_app.blocks.masks import full_mask
 from lightning_app.blocks.norm import after_steps
-from lightning_app.data.tokenizer import PAD
+from lightning_app.data.tokenizer import BOS, EOS, MASK, PAD, SPECIALS
 from lightning_app.models.encoder_heads import SpanPredictor, TextClassifier
 from lightning_app.models.heads import (
     ArchitectureConfig,
@@ -116,8 +116,43 @@ def task_of(setting: Setting) -> Task:
 
 def batch_of(setting: Setting) -> Any:
     """Return a random batch of the task; it depends on the seed of torch."""
-    batch = task_of(setting).random_batch(setting.rows, setting.length, setting.vocabulary)
+    batch = BATCHES[setting.task](setting.rows, setting.length, setting.vocabulary)
     return to_device(batch, torch.device(setting.device))
+
+
+def _windows(rows: int, length: int, vocabulary: int) -> CausalBatch:
+    """Windows of random tokens, all of which are predicted."""
+    tokens = torch.randint(SPECIALS, vocabulary, (rows, length + 1))
+    count = torch.tensor(rows * length)
+    return CausalBatch(tokens[:, :-1], tokens[:, 1:], torch.arange(rows), count)
+
+
+def _masked_rows(rows: int, length: int, vocabulary: int) -> MaskedBatch:
+    """Rows of random tokens without padding, 15 % of them masked and predicted."""
+    tokens = torch.randint(SPECIALS, vocabulary, (rows, length))
+    count = max(1, round(0.15 * tokens.numel()))
+    positions = torch.randperm(tokens.numel())[:count].sort().values
+    labels = tokens.flatten()[positions]
+    tokens.view(-1)[positions] = MASK
+    return MaskedBatch(tokens, positions, labels, torch.arange(rows), torch.tensor(count))
+
+
+def _pairs(rows: int, length: int, vocabulary: int) -> TranslationBatch:
+    """Pairs of random tokens; the shortest is 1/14 shorter, as in a batch of similar lengths."""
+    lengths = torch.linspace(length, max(2, round(length * 13 / 14)), rows).round().long()[:, None]
+    place = torch.arange(length + 1)
+    sizes = ((rows, length), (rows, length + 1))
+    source, target = (torch.randint(SPECIALS, vocabulary, size) for size in sizes)
+    target[:, 0] = BOS
+    # The target has one more position: its last token is predicted but never read.
+    for text, end in ((source, lengths - 1), (target, lengths)):
+        here = place[: text.shape[1]]
+        text[here == end] = EOS
+        text[here > end] = PAD
+    return TranslationBatch(source, target, torch.arange(rows), lengths.sum())
+
+
+BATCHES = {"causal_lm": _windows, "masked_lm": _masked_rows, "translation": _pairs}
 
 
 def learner(setting: Setting, block: BlockConfig, batch: Any) -> Learner:

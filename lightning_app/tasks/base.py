@@ -181,10 +181,6 @@ class Task(ABC):
     def texts(self, batch: Any) -> Sequence[Int[Tensor, "row token"]]:
         """Return the tokens that a model reads, one tensor per stack; the first sets the length."""
 
-    @abstractmethod
-    def random_batch(self, rows: int, length: int, vocabulary: int) -> Any:
-        """Return a batch of random tokens with `length` predictions per row, for timing."""
-
     def mean_loss(self, found: Predictions) -> Tensor:
         """Return the mean training loss of `found` in nats per token, freely differentiable."""
         every = torch.ones_like(found.labels, dtype=torch.bool)

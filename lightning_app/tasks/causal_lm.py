@@ -16,7 +16,7 @@ from lightning_app.core.errors import UserError
 from lightning_app.data.batching import EpochSampler, Item
 from lightning_app.data.config import DataConfig
 from lightning_app.data.prepare import PreparedCorpus, equal_batches, share
-from lightning_app.data.tokenizer import EOS, PAD, SPECIALS, UNK
+from lightning_app.data.tokenizer import EOS, PAD, UNK
 from lightning_app.models.auxiliary_heads import watched
 from lightning_app.models.heads import CausalLanguageModel
 from lightning_app.models.loss import (
@@ -525,16 +525,6 @@ class CausalLanguageModelling(Task):
     def texts(self, batch: CausalBatch) -> tuple[Int[Tensor, "row token"], ...]:
         """Return the window."""
         return (batch.tokens,)
-
-    def random_batch(self, rows: int, length: int, vocabulary: int) -> CausalBatch:
-        """Return windows of random tokens, all of which are predicted."""
-        tokens = torch.randint(SPECIALS, vocabulary, (rows, length + 1))
-        return CausalBatch(
-            tokens=tokens[:, :-1],
-            labels=tokens[:, 1:],
-            index=torch.arange(rows),
-            predicted_tokens=torch.tensor(rows * length),
-        )
 
 
 def _cut(batch: CausalBatch, row: int, length: int) -> CausalBatch:

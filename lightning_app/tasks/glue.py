@@ -32,7 +32,6 @@ from lightning_app.tasks.labelled import (
     LabelledTask,
     described_cuts,
     one_row,
-    random_tokens,
 )
 
 HALF_LOG_2_PI = 0.5 * math.log(2.0 * math.pi)
@@ -292,12 +291,6 @@ class Glue(LabelledTask):
         """Return the row of the label number `token`, counting rows that are not blank."""
         row = int((batch.index >= 0).nonzero()[token])
         return one_row(batch, row, batch.tokens.shape[1])
-
-    def random_batch(self, rows: int, length: int, vocabulary: int) -> LabelledBatch:
-        """Return rows of random tokens without padding, whose second half is the second text."""
-        tokens, segments = random_tokens(rows, length, vocabulary)
-        labels = torch.randint(self.facts.classes or 6, (rows,)).double()
-        return LabelledBatch(tokens, segments, labels, torch.arange(rows), torch.tensor(rows))
 
 
 def squared_sums(

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lightning_app.data.batching import EpochSampler, Item
 from lightning_app.data.prepare import PreparedCorpus, global_batches, share
-from lightning_app.data.tokenizer import BOS, EOS, PAD, SPECIALS
+from lightning_app.data.tokenizer import BOS, EOS, PAD
 from lightning_app.models.loss import ObjectiveConfig
 from lightning_app.tasks.base import Task
 
@@ -153,13 +153,6 @@ def one_row(batch: LabelledBatch, row: int, length: int) -> LabelledBatch:
         batch.index[row : row + 1],
         batch.predicted_tokens.new_ones(()),
     )
-
-
-def random_tokens(rows: int, length: int, vocabulary: int) -> tuple[Tensor, Tensor]:
-    """Return random tokens without padding, whose second half is the second text, and segments."""
-    tokens = torch.randint(SPECIALS, vocabulary, (rows, length))
-    tokens[:, 0] = BOS
-    return tokens, (torch.arange(length) >= length // 2).long().expand(rows, length)
 
 
 @final

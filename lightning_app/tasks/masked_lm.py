@@ -452,10 +452,6 @@ def described(rows: Mapping[str, PairRows]) -> str:
     )
 
 
-PREDICTED = 0.15
-"""The share of a random batch to predict."""
-
-
 @final
 class MaskedRows(MaskedSplit):
     """Full windows of packed text: consecutive sentences, each ended by EOS.
@@ -639,20 +635,6 @@ class MaskedLanguageModelling(Task):
     def texts(self, batch: MaskedBatch) -> tuple[Int[Tensor, "row token"], ...]:
         """Return the window with its masks."""
         return (batch.tokens,)
-
-    def random_batch(self, rows: int, length: int, vocabulary: int) -> MaskedBatch:
-        """Return rows of random tokens without padding, 15 % of them masked and predicted."""
-        tokens = torch.randint(SPECIALS, vocabulary, (rows, length))
-        count = max(1, round(PREDICTED * tokens.numel()))
-        positions = torch.randperm(tokens.numel())[:count].sort().values
-        labels = tokens.flatten()[positions]
-        tokens.view(-1)[positions] = MASK
-        batch = MaskedBatch(tokens, positions, labels, torch.arange(rows), torch.tensor(count))
-        if not self.config.next_sentence:
-            return batch
-        halves = (torch.arange(length) >= length // 2).long().expand(rows, length)
-        follows = torch.randint(2, (rows,))
-        return batch._replace(segments=halves, follows=follows, pairs=torch.tensor(rows))
 
 
 def _row(batch: MaskedBatch, row: int, length: int) -> MaskedBatch:

@@ -42,7 +42,6 @@ from lightning_app.tasks.labelled import (
     MarkedRows,
     Texts,
     one_row,
-    random_tokens,
     stored_texts,
 )
 
@@ -408,12 +407,6 @@ class SQuAD(LabelledTask):
         labels = alone.labels.clone()
         labels[:, token % 2 + 1 :] = -1
         return alone._replace(labels=labels)
-
-    def random_batch(self, rows: int, length: int, vocabulary: int) -> LabelledBatch:
-        """Return rows of random tokens without padding, whose second half is the context."""
-        tokens, segments = random_tokens(rows, length, vocabulary)
-        labels = torch.randint(length, (rows, 2)).sort(dim=1).values
-        return LabelledBatch(tokens, segments, labels, torch.arange(rows), torch.tensor(rows))
 
 
 def logits_by_row(logits: Tensor, batch: LabelledBatch) -> dict[int, np.ndarray]:

@@ -16,7 +16,7 @@ from lightning_app.data import moses
 from lightning_app.data.batching import EpochSampler, Item, padded
 from lightning_app.data.config import DataConfig
 from lightning_app.data.prepare import PreparedCorpus, global_batches, share
-from lightning_app.data.tokenizer import BOS, EOS, MASK, PAD, SPECIALS
+from lightning_app.data.tokenizer import BOS, EOS, MASK, PAD
 from lightning_app.models.auxiliary_heads import watched
 from lightning_app.models.heads import EncoderDecoder
 from lightning_app.models.loss import (
@@ -32,8 +32,6 @@ from lightning_app.tasks.base import Predictions, Reading, Task, join_ranks, tas
 GREEDY = SearchConfig(beam=1)
 _SEEN = 1000  # lines whose script is checked
 MARKS = Marks(bos=BOS, eos=EOS, mask=MASK)
-SHORTER = 1 / 14
-"""The share by which the shortest row of a random batch is shorter; 3.6 % of it is padding."""
 
 UNSPACED = ("bo", "dz", "km", "lo", "my", "th")
 """Languages without spaces between words for which sacreBLEU has no tokenizer of their own."""
@@ -330,19 +328,3 @@ class Translation(Task):
     def texts(self, batch: TranslationBatch) -> tuple[Int[Tensor, "row token"], ...]:
         """Return source and target."""
         return batch.source, batch.target
-
-    def random_batch(self, rows: int, length: int, vocabulary: int) -> TranslationBatch:
-        """Return pairs of random tokens whose lengths differ as in a batch of similar lengths."""
-        shortest = max(2, round(length * (1 - SHORTER)))
-        lengths = torch.linspace(length, shortest, rows).round().long()[:, None]
-        place = torch.arange(length + 1)
-        source, target = (
-            torch.randint(SPECIALS, vocabulary, (rows, length + extra)) for extra in (0, 1)
-        )
-        target[:, 0] = BOS
-        # The target has one more position: its last token is predicted but never read.
-        for text, end in ((source, lengths - 1), (target, lengths)):
-            here = place[: text.shape[1]]
-            text[here == end] = EOS
-            text[here > end] = PAD
-        return TranslationBatch(source, target, torch.arange(rows), lengths.sum())
