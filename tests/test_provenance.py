@@ -46,12 +46,7 @@ DIGEST = "e6afc7c58681353d"  # as 3.11, 3.12 and 3.13 have it
 @pytest.fixture
 def package(tmp_path: Path) -> Path:
     folder = tmp_path / "package"
-    for name in (
-        "blocks/norm.py",
-        "training/run.py",
-        "grids/plan.py",
-        "report/texts.py",
-    ):
+    for name in ("blocks/norm.py", "training/run.py", "grids/plan.py", "report/texts.py"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(SYNTAX, encoding="utf-8")
     return folder

@@ -95,9 +95,7 @@ class Counting(GeneratedCorpus):
 """
 
 
-def test_an_optimizer_and_a_corpus_from_outside_train(
-    outside: Path, monkeypatch: pytest.MonkeyPatch, capsys
-) -> None:
+def test_an_optimizer_and_a_corpus_from_outside_train(outside: Path, monkeypatch, capsys) -> None:
     monkeypatch.setenv("LIGHTNING_APP_CACHE", str(outside / "cache"))
     (outside / "some_own_parts.py").write_text(PLUGIN + CORPUS)
     words = ["--data.name", "counting", "--data.tokenizer", "word", "--data.vocab_size", "null"]

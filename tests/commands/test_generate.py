@@ -76,9 +76,7 @@ def test_a_run_of_another_task_is_refused(tmp_path: Path, cache: str, capsys) ->
     assert said in capsys.readouterr().err
 
 
-def test_a_run_of_bytes_and_documents_ends_with_its_text(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
-) -> None:
+def test_a_run_of_bytes_and_documents_ends_with_its_text(tmp_path, monkeypatch, capsys) -> None:
     """From the config to the result, and from there to a text."""
     for split in ("train", "valid"):
         (tmp_path / f"{split}.txt").write_text("the dog ß\nsees\n\nthe cat\n\n" * 30)

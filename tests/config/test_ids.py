@@ -15,11 +15,7 @@ from lightning_app.blocks import presets
 from lightning_app.blocks.stack import Stack, StackSpec
 from lightning_app.config import identity as relevance
 from lightning_app.config.config import resolve
-from lightning_app.config.experiment import (
-    cell_id,
-    identity_of,
-    stacks_of,
-)
+from lightning_app.config.experiment import cell_id, identity_of, stacks_of
 from lightning_app.config.identity import (
     Record,
     experiment_id,
@@ -169,9 +165,7 @@ def test_a_limit_of_the_test_split_counts_where_it_is_evaluated() -> None:
     assert without_evaluation_limits(limited) == config(**without)
 
 
-def test_another_definition_of_a_preset_is_another_experiment(
-    plain: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_definition_of_a_preset_is_another_experiment(plain: str, monkeypatch) -> None:
     same = presets.PRESETS["pre_ln"]
 
     def redefined(stack: Stack) -> StackSpec:

@@ -157,22 +157,10 @@ class Outer:
             {"inner": {"needed": 1, "other": "tow"}},
             "inner.other: expected 'one' or 'two', found 'tow'; … 'two'?",
         ),
-        (
-            {"inner": {"needed": 1}, "several": [{"needed": None}]},
-            "1.needed: … null",
-        ),
-        (
-            {"inner": {"needed": 1}, "pair": [1]},
-            "pair: … 2 … [1]",
-        ),
-        (
-            {"inner": {"needed": 1}, "by_name": {"x": {"needed": "a"}}},
-            "by_name.x.needed: … 'a'",
-        ),
-        (
-            {"inner": {"needed": 1}, "either": [{"need": 1}]},
-            "'either entry 1.need'",
-        ),
+        ({"inner": {"needed": 1}, "several": [{"needed": None}]}, "1.needed: … null"),
+        ({"inner": {"needed": 1}, "pair": [1]}, "pair: … 2 … [1]"),
+        ({"inner": {"needed": 1}, "by_name": {"x": {"needed": "a"}}}, "by_name.x.needed: … 'a'"),
+        ({"inner": {"needed": 1}, "either": [{"need": 1}]}, "'either entry 1.need'"),
         ({"inner": {"needed": 1}, "either": {"needed": []}}, "either.needed: expected a whole"),
         ([], "the file: … {inner, … either}, found []"),
         ({"inner": object()}, "the config holds"),

@@ -63,9 +63,7 @@ def test_a_section_may_be_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert Written(["--trainer", "mine.yaml"]).tree == {"trainer": {"max_steps": 7}}
 
 
-def test_another_class_takes_the_place_of_a_class(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_class_takes_the_place_of_a_class(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("a.yaml").write_text("trainer: {logger: {class_path: A, init_args: {x: 1}}}\n")
     same = Written(["-c", "a.yaml", "--trainer.logger.init_args.y=2"])
@@ -262,9 +260,7 @@ def test_kubeflow_serves_one_host_and_several_by_torchrun() -> None:
     check_hosts(2, kubeflow | TORCHRUN)
 
 
-def test_a_launcher_of_more_processes_than_the_trainer_has(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_launcher_of_more_processes_than_the_trainer_has(monkeypatch, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     for name, value in TORCHRUN.items():
         monkeypatch.setenv(name, value)

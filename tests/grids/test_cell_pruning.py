@@ -44,10 +44,7 @@ def ablate(*words: str) -> str:
 
 @pytest.mark.parametrize(
     "devices",
-    [
-        pytest.param(1, id="one_process"),
-        pytest.param(2, id="two_ranks", marks=pytest.mark.slow),
-    ],
+    [pytest.param(1, id="one_process"), pytest.param(2, id="two_ranks", marks=pytest.mark.slow)],
 )
 # Over 5 s: six real trainings and their report.
 def test_a_cell_that_does_not_learn_is_ended(tmp_path: Path, cache: str, devices: int) -> None:

@@ -169,9 +169,7 @@ def test_a_checkpoint_that_is_cut_short_is_found(sealed: Path, cut: int) -> None
         ({"callbacks": {"DivergenceMonitor": {"first_bad": 3}}}, False),
     ],
 )
-def test_weights_are_finite_where_the_run_was(
-    tmp_path: Path, record: dict, is_refused: bool
-) -> None:
+def test_weights_are_finite_where_the_run_was(tmp_path, record: dict, is_refused: bool) -> None:
     path = tmp_path / "last.ckpt"
     contents = {name: value for name, value in CONTENTS.items() if name != "finite"} | record
     contents["state_dict"] = {"a": torch.tensor([1.0, float("nan")])}

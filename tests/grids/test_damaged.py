@@ -107,9 +107,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize("name", DAMAGES)
-def test_a_damaged_run_is_listed_moved_and_trained_again(
-    sick: World, capsys: pytest.CaptureFixture[str], name: str
-) -> None:
+def test_a_damaged_run_is_listed_moved_and_trained_again(sick: World, capsys, name: str) -> None:
     damage, words = DAMAGES[name]
     run = a_run(sick)
     damage(run)

@@ -87,22 +87,14 @@ def test_what_is_written_reads_back_as_the_same_grid(tmp_path: Path) -> None:
         ({"exclude": [{"model.block.prest": "sas"}]}, "did you mean 'model.block.preset'?"),
         ({"exclude": [{"model.block.preset": "pre_nl"}]}, "did you mean 'pre_ln'?"),
         ({"exclude": [{}]}, "would exclude every"),
-        (
-            {"metric": {"name": "val/nl"}},
-            "metric.name: … 'val/nl'; … 'val/nll'?",
-        ),
+        ({"metric": {"name": "val/nl"}}, "metric.name: … 'val/nl'; … 'val/nll'?"),
         ({"sensitivity": {"reference_warmup": 50}}, "reference_warmup: 50"),
         ({"sensitivity": {"baseline": "preln"}}, "did you mean 'pre_ln'?"),
-        (
-            {"pruner": "median"},
-            "'sensitivity':",
-        ),
+        ({"pruner": "median"}, "'sensitivity':"),
         ({"name": "fit"}, "name: 'fit'"),
     ],
 )
-def test_a_mistake_names_file_field_and_what_is_near(
-    tmp_path: Path, changes: dict, said: str
-) -> None:
+def test_a_mistake_names_file_field_and_what_is_near(tmp_path, changes: dict, said: str) -> None:
     path = write(tmp_path, **changes)
     with pytest.raises(UserError) as error:
         read_spec(path)
@@ -316,10 +308,7 @@ def test_an_axis_may_follow_another(tmp_path: Path) -> None:
         ({"trainer.max_steps": {}}, "follows 'trainer.max_steps'"),
         ({"data.name": [1, 2, 3]}, "data.name:"),
         ({"data.name": {"rte": 1, "cola": 2}}, "data.name: … 'mrpc'"),
-        (
-            {"data.name": {**STEPS["data.name"], "colla": 2}},
-            "data.name: … 'colla' … 'cola'?",
-        ),
+        ({"data.name": {**STEPS["data.name"], "colla": 2}}, "data.name: … 'colla' … 'cola'?"),
         ({"data.name": {**STEPS["data.name"], "rte": float("nan")}}, "is not a"),
     ],
 )

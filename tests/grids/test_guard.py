@@ -78,9 +78,7 @@ def test_a_stopped_holder_still_holds(tmp_path: Path) -> None:
             pass
 
 
-def test_a_turn_is_waited_for_and_can_be_given_up(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_turn_is_waited_for_and_can_be_given_up(tmp_path: Path, capfd) -> None:
     lock = tmp_path / ".lock"
     with turn(lock, lambda: False, "why"):
         with if_free(lock) as free:

@@ -75,9 +75,7 @@ def test_the_result_tells_how_a_run_did_not_train(
     assert f": {outcome.replace('_', ' ')}, " in capsys.readouterr().out
 
 
-def test_a_run_that_mpi_did_not_start_leaves_mpi_alone(
-    tmp_path: Path, cache: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_mpi_did_not_start_leaves_mpi_alone(tmp_path, cache: str, monkeypatch) -> None:
     """To start MPI ends the process where mpi4py is installed and its MPI is broken."""
     asked: list[int] = []
 
@@ -127,9 +125,7 @@ def test_a_cell_that_a_callback_ends_has_failed(tmp_path: Path, cache: str, way:
     assert not (tmp_path / "run" / "result.json").exists()
 
 
-def test_a_fit_that_ends_early_is_cut_short(
-    tmp_path: Path, cache: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_fit_that_ends_early_is_cut_short(tmp_path: Path, cache: str, capsys) -> None:
     ended = run(tmp_path / "run", cache)
     ended.command = "fit"
     ended.trainer.callbacks.insert(0, Early("should_stop"))  # pyright: ignore[reportAttributeAccessIssue]
@@ -194,9 +190,7 @@ def test_a_callback_may_not_change_what_a_run_reads(
     assert not (tmp_path / "run" / "result.json").exists()
 
 
-def test_a_run_does_not_go_on_with_fewer_steps_than_it_has(
-    tmp_path: Path, cache: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_does_not_go_on_with_fewer_steps_than_it_has(tmp_path, cache: str, capsys) -> None:
     """Its result would name the fewer steps, with the weights of more."""
     folder = RunFolder(tmp_path / "run")
     ended = run(folder.path, cache)

@@ -71,9 +71,7 @@ def megabytes(text: str) -> float:
         ("none", 0, "no checkpoint is"),
     ],
 )
-def test_disk_by_what_is_kept(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], policy: str, kept: int, says: str
-) -> None:
+def test_disk_by_what_is_kept(tmp_path: Path, capsys, policy: str, kept: int, says: str) -> None:
     wide = {"model_dim": 512, "ff_dim": 512, "encoder_depth": 1, "decoder_depth": 1}
     base = {
         "trainer": {"max_steps": 10},
@@ -91,18 +89,14 @@ def test_disk_by_what_is_kept(
     assert megabytes(text) == pytest.approx(expected / 1e6, abs=1)
 
 
-def test_other_files_are_measured_on_finished_runs(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_other_files_are_measured_on_finished_runs(tmp_path: Path, capsys) -> None:
     grid = write(tmp_path, checkpoints="none")
     before = megabytes(planned(grid, capsys))
     end(tmp_path, 2, other_bytes=1_000_000)
     assert megabytes(planned(grid, capsys)) - before == pytest.approx(CELLS, abs=2)
 
 
-def test_pruned_cells_are_not_to_run_where_the_grid_has_a_pruner(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_pruned_cells_are_not_to_run_where_the_grid_has_a_pruner(tmp_path: Path, capsys) -> None:
     grid = write(tmp_path, pruner="median")
     assert "12 cells, 0 excluded, 0 done, 0 failed, 12" in planned(grid, capsys)
     end(tmp_path, 3, "pruned.json")
@@ -111,9 +105,7 @@ def test_pruned_cells_are_not_to_run_where_the_grid_has_a_pruner(
     assert "12 cells, 0 excluded, 0 done, 0 failed, 12" in planned(grid, capsys)
 
 
-def test_devices_of_a_cell_are_said_where_there_are_several(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_devices_of_a_cell_are_said_where_there_are_several(tmp_path: Path, capsys) -> None:
     assert "devices:" not in planned(write(tmp_path), capsys)
     text = planned(write(tmp_path, trainer={"devices": 2}), capsys)
     assert "\ndevices: 2 for each cell\n" in text

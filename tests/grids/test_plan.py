@@ -120,17 +120,11 @@ def test_an_impossible_pair_names_the_cell() -> None:
         ({"nonsense": [1]}, "g.yaml: axes: no field 'nonsense'"),
         ({"trainer.devices": [1, 2]}, "twice: trainer.devices=1, trainer.devi"),
         ({"trainer.devices": [[0, 1]]}, "g.yaml: trainer.devices: [0, 1]"),
-        (
-            {"trainer.devices": ["0,"]},
-            "g.yaml: trainer.devices: '0,'",
-        ),
+        ({"trainer.devices": ["0,"]}, "g.yaml: trainer.devices: '0,'"),
         ({"trainer.devices": [0]}, "g.yaml: trainer.devices: expected 1 … 0"),
         ({"trainer.devices": ["two"]}, "trainer.devices: expected 1 … 'two'"),
         ({WARMUP: [0, 100]}, "reference_steps: 60"),
-        (
-            {"model.schedule.kind": ["linear"], WARMUP: [0, 100]},
-            "reference_steps: 60",
-        ),
+        ({"model.schedule.kind": ["linear"], WARMUP: [0, 100]}, "reference_steps: 60"),
     ],
 )
 def test_axes_that_cannot_be(axes: dict, said: str) -> None:

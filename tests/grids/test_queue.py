@@ -216,9 +216,7 @@ def test_a_metric_that_runs_do_not_report_is_the_users_mistake(tmp_path: Path) -
         queue_of(tmp_path / "tiny", "test/bleu", "max")
 
 
-def test_a_study_that_does_not_answer_delays_no_cell(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_study_that_does_not_answer_delays_no_cell(tmp_path: Path, monkeypatch, capsys) -> None:
     folder, hangs = tmp_path / "tiny", threading.Event()
     with monkeypatch.context() as patch:
         patch.setattr("lightning_app.grids.study._HURRY", 0.2)

@@ -156,9 +156,7 @@ def test_both_ranks_train_the_cell_that_was_claimed(ranks: Ranks) -> None:
 
 
 # Over 5 s: four attempts of sixty steps, beside two undisturbed runs.
-def test_a_killed_rank_takes_the_other_with_it_and_the_cell_goes_on(
-    ranks: Ranks, undisturbed: dict[str, Path]
-) -> None:
+def test_a_killed_rank_takes_the_other_with_it_and_the_cell_goes_on(ranks, undisturbed) -> None:
     """Rank 0 of the first cell, rank 1 of the second."""
     ranks.write_training(seeds=2)
     supervisor = ranks.start()
@@ -175,9 +173,7 @@ def test_a_killed_rank_takes_the_other_with_it_and_the_cell_goes_on(
 
 
 # Over 5 s: the limit of 6 s has to pass.
-def test_a_stopped_rank_is_ended_by_the_hang_limit(
-    ranks: Ranks, undisturbed: dict[str, Path]
-) -> None:
+def test_a_stopped_rank_is_ended_by_the_hang_limit(ranks, undisturbed: dict[str, Path]) -> None:
     ranks.write_training()
     supervisor = ranks.start("hang_limit=6")
     told = ranks.wait_for_training(1)

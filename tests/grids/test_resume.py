@@ -120,9 +120,7 @@ def assert_same(whole: Path, broken: Path) -> None:
 
 @pytest.mark.parametrize("memory", [0, pytest.param(24, marks=pytest.mark.slow)])
 # Over 5 s: four processes that train sixty steps.
-def test_a_killed_cell_goes_on_from_its_last_checkpoint(
-    tmp_path: Path, cache: str, memory: int
-) -> None:
+def test_a_killed_cell_goes_on_from_its_last_checkpoint(tmp_path, cache: str, memory: int) -> None:
     """Killed twice without warning, at any step."""
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     config(whole, cache, memory=memory)
@@ -139,9 +137,7 @@ def test_a_killed_cell_goes_on_from_its_last_checkpoint(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("devices", [1, 2])
-def test_streams_go_on_in_another_number_of_processes(
-    tmp_path: Path, cache: str, devices: int
-) -> None:
+def test_streams_go_on_in_another_number_of_processes(tmp_path, cache: str, devices: int) -> None:
     """Two ranks are killed in the middle of an epoch; their last checkpoint goes on in `devices`.
 
     Two copies of it go on alike, to the last bit; beside one process without a pause, another
@@ -183,9 +179,7 @@ def weights(run: Path) -> dict[str, Any]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("devices", [1, 2])
-def test_a_stopped_run_goes_on_at_the_step_where_it_stopped(
-    tmp_path: Path, cache: str, devices: int
-) -> None:
+def test_a_stopped_run_goes_on_at_the_step_where_it_stopped(tmp_path, cache, devices: int) -> None:
     """Ctrl-C and SIGTERM, in turn, at five random steps of an epoch, one process and two."""
     strategy = {"devices": devices, "accelerator": "cpu"}
     strategy |= {"strategy": "ddp"} if devices > 1 else {}

@@ -222,9 +222,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dic
 @pytest.mark.in_turn(2)
 @pytest.mark.parametrize("kind", KINDS)
 # Over 5 s: about 40 attempts of a stand-in.
-def test_two_workers_and_kills_change_nothing(
-    world: World, undisturbed: Callable[[str], dict[str, Any]], kind: str
-) -> None:
+def test_two_workers_and_kills_change_nothing(world, undisturbed, kind: str) -> None:
     world.write(delay=0.01, **KINDS[kind])
     for _ in range(4):
         until = len(world.lines("end")) + 3
@@ -242,9 +240,7 @@ def test_two_workers_and_kills_change_nothing(
     world.assert_nothing_left()
 
 
-def test_the_best_rates_of_the_refinement_are_enclosed(
-    undisturbed: Callable[[str], dict[str, Any]],
-) -> None:
+def test_the_best_rates_of_the_refinement_are_enclosed(undisturbed) -> None:
     cells = undisturbed("refine")["cells"]
     for warmup, best in ((0, 0.05), (60, 0.1)):
         rates = {cell["axes"][RATE] for cell in cells if cell["axes"][WARMUP] == warmup}
@@ -363,9 +359,7 @@ def test_finished_runs_of_other_grids_count(world: World) -> None:
     assert {run.state for run in world.runs().values()} == {"done"}
 
 
-def test_a_study_per_arm_for_the_dashboard(
-    world: World, undisturbed: Callable[[str], dict[str, Any]]
-) -> None:
+def test_a_study_per_arm_for_the_dashboard(world, undisturbed) -> None:
     world.write(delay=0.01, **KINDS["search"])
     assert world.run().returncode == 0
     storage = optuna.storages.JournalStorage(

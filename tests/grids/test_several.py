@@ -62,9 +62,7 @@ def test_two_that_start_at_once_share_the_grid(world: World, spec: StorageSpec) 
 
 
 @EITHER
-def test_the_cells_of_a_lost_supervisor_are_run_by_the_other(
-    world: World, spec: StorageSpec
-) -> None:
+def test_the_cells_of_a_lost_supervisor_are_run_by_the_other(world, spec: StorageSpec) -> None:
     world.write(seeds=1, delay=0.25)
     first = world.start(workers=2)
     world.wait_for(lambda: len(world.lines("start")) == 2)
@@ -76,9 +74,7 @@ def test_the_cells_of_a_lost_supervisor_are_run_by_the_other(
     assert_one_result_a_cell(world, spec)
 
 
-def test_after_the_only_supervisor_is_killed_the_next_goes_on_at_once(
-    world: World, spec: StorageSpec
-) -> None:
+def test_after_the_only_supervisor_is_killed_the_next_goes_on_at_once(world, spec) -> None:
     world.write(seeds=1, delay=0.2)
     first = world.start(workers=2)
     world.wait_for(lambda: len(world.lines("start")) == 2)
@@ -90,9 +86,7 @@ def test_after_the_only_supervisor_is_killed_the_next_goes_on_at_once(
     assert_one_result_a_cell(world, spec)
 
 
-def test_a_stopped_supervisor_keeps_its_cells_until_it_is_killed(
-    world: World, spec: StorageSpec
-) -> None:
+def test_a_stopped_supervisor_keeps_its_cells_until_it_is_killed(world, spec: StorageSpec) -> None:
     world.write(seeds=1, delay=0.5)
     first = world.start(workers=2)
     world.wait_for(lambda: len(world.lines("start")) == 2)

@@ -146,9 +146,7 @@ def test_a_mistake_ends_the_job_for_good(start: Callable[[str], Task]) -> None:
     assert not Path("requeued").exists()
 
 
-def test_a_signal_before_the_supervisor_listens(
-    tmp_path: Path, start: Callable[[str], Task]
-) -> None:
+def test_a_signal_before_the_supervisor_listens(tmp_path, start: Callable[[str], Task]) -> None:
     write_grid(tmp_path)
     task = start("experiments")
     wait_for(lambda: any("run" in each.cmdline() for each in task.processes()), task)
@@ -158,9 +156,7 @@ def test_a_signal_before_the_supervisor_listens(
 
 
 @pytest.mark.slow
-def test_a_job_whose_time_is_over_comes_back_and_goes_on(
-    tmp_path: Path, start: Callable[[str], Task]
-) -> None:
+def test_a_job_whose_time_is_over_comes_back_and_goes_on(tmp_path, start) -> None:
     """To the weights of a run without a break."""
     write_grid(tmp_path)
     folder = tmp_path / "experiments" / "tiny"

@@ -44,9 +44,7 @@ def test_counts_running_cells_and_errors(world: World, capsys: pytest.CaptureFix
     assert capsys.readouterr().out == text
 
 
-def test_scripts_read_the_status_as_one_document(
-    world: World, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_scripts_read_the_status_as_one_document(world: World, capsys) -> None:
     world.write(seeds=1, delay=0.3, axes={"data.behaviour": ["crash", "ok"]})
     process = world.start()
     told: list[dict] = [{}]
@@ -87,9 +85,7 @@ def test_before_anything_is_planned(world: World) -> None:
         status_command(world.grid, world.folder.parent)
 
 
-def test_a_torn_progress_file_is_no_progress(
-    world: World, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_torn_progress_file_is_no_progress(world: World, capsys) -> None:
     world.write(seeds=1, steps=1)
     world.run()
     name = next(iter(world.runs()))
@@ -100,9 +96,7 @@ def test_a_torn_progress_file_is_no_progress(
     assert json.loads((world.folder / "plan.json").read_text())["name"] == "tiny"
 
 
-def test_pruned_cells_count_where_the_grid_has_a_pruner(
-    world: World, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_pruned_cells_count_where_the_grid_has_a_pruner(world: World, capsys) -> None:
     axes = {"model.schedule.warmup_steps": [0]}
     world.write(seeds=2, steps=1, axes=axes)
     world.run()

@@ -160,9 +160,7 @@ def test_the_environment_is_asked_where_the_command_line_is_silent() -> None:
 
 @pytest.mark.parametrize("name", ["plain", "{curly} %41 ü"])
 @pytest.mark.parametrize("kind", ["journal", "sqlite"])
-def test_a_storage_on_this_disk_keeps_a_study(
-    kind: str, name: str, tmp_path: Path, opened: Opened
-) -> None:
+def test_a_storage_on_this_disk_keeps_a_study(kind: str, name: str, tmp_path, opened) -> None:
     folder = tmp_path / name
     folder.mkdir()
     given = None if kind == "journal" else f"sqlite:///{quote(str(folder / 'study.db'))}"
@@ -201,9 +199,7 @@ def test_what_cannot_be_opened_is_reported_in_one_line(
         ("grpc://node7:13000", "grpc"),
     ],
 )
-def test_a_url_of_no_database_is_reported_in_one_line(
-    url: str, expected: str, opened: Opened
-) -> None:
+def test_a_url_of_no_database_is_reported_in_one_line(url: str, expected: str, opened) -> None:
     with pytest.raises(UserError, match=expected) as mistake:
         opened(url)
     assert "\n" not in str(mistake.value)
@@ -222,9 +218,7 @@ def test_a_wrong_password_is_reported_and_not_shown(server: Server) -> None:
     assert SECRET not in str(mistake.value)
 
 
-def test_several_processes_may_use_an_empty_database_first(
-    spec_of: Callable[[str], StorageSpec], opened: Opened
-) -> None:
+def test_several_processes_may_use_an_empty_database_first(spec_of, opened: Opened) -> None:
     """Optuna alone dies of it."""
     code = "optuna.create_study(storage=open_storage(spec), study_name='s', load_if_exists=True)"
     spec = spec_of("postgresql")

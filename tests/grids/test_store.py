@@ -85,9 +85,7 @@ def edit(path: Path, change: Edit) -> None:
     path.write_text(json.dumps(tree) if path.suffix == ".json" else yaml.safe_dump(tree))
 
 
-def test_a_folder_of_4ea995c_is_finished_for_every_command(
-    former: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_folder_of_4ea995c_is_finished_for_every_command(former: Path, capsys) -> None:
     grid, experiments = former / "former.yaml", former / "experiments"
     folder = experiments / "former"
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
@@ -125,9 +123,7 @@ def test_a_record_of_schema_1_is_refused_and_stays(former: Path, name: str) -> N
     assert path.read_bytes() == before
 
 
-def test_cells_are_finished_for_every_grid_and_under_every_name(
-    former: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_cells_are_finished_for_every_grid_and_under_every_name(former: Path, capsys) -> None:
     other = planned(former, name="other", checkpoints="none")
     assert states(other) == ["missing"] * 4  # in the folder of the other grid they are its own
     into_store(former)
@@ -323,9 +319,7 @@ def test_a_grid_whose_runs_were_removed_or_put_aside_is_no_copy(grid: GridFolder
         assert not locate_run(grid, name, identity).result.exists()
 
 
-def test_without_links_a_run_lies_under_its_grid(
-    grid: GridFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_links_a_run_lies_under_its_grid(grid: GridFolder, monkeypatch) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise OSError(errno.EPERM, os.strerror(errno.EPERM))
 

@@ -168,9 +168,7 @@ def test_the_last_step_is_validated_and_kept(tmp_path: Path, cache: str, interva
     assert float(rows["6"]["val/nll"]) == pytest.approx(result["metrics"]["val/nll"])
 
 
-def test_a_saver_of_the_user_does_not_decide_which_weights_are_best(
-    tmp_path: Path, cache: str
-) -> None:
+def test_a_saver_of_the_user_does_not_decide_which_weights_are_best(tmp_path, cache: str) -> None:
     """It comes first in the Trainer; the last step, where no validation is due, is far worse."""
     saver = {
         "class_path": "lightning.pytorch.callbacks.ModelCheckpoint",
@@ -205,9 +203,7 @@ def test_another_optimizer_does_not_go_on_from_a_checkpoint(tmp_path: Path, cach
     assert fit(tmp_path, cache, 4, *other, *last).returncode == 0
 
 
-def test_the_last_checkpoint_is_of_the_last_step_though_others_were_better(
-    tmp_path: Path, cache: str
-) -> None:
+def test_the_last_checkpoint_is_of_the_last_step_though_others_were_better(tmp_path, cache) -> None:
     rate = ("--model.optimizer.lr", "1.0", "--model.schedule.warmup_steps", "0")
     done = fit(tmp_path, cache, 6, "--trainer.val_check_interval", "2", *rate)
     assert done.returncode == 0, done.stderr

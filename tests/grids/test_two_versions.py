@@ -7,7 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 import yaml
 
 from lightning_app.commands.grid import plan_command, report_command
@@ -62,9 +61,7 @@ def run(folder: Path, code: Path, cache: str, seeds: list[int]) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_every_command_names_both(
-    tmp_path: Path, cache: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_command_names_both(tmp_path: Path, cache: str, capsys, monkeypatch) -> None:
     """Takes over 5 s: the other version starts cold."""
     ours = code_digest(ROOT / "lightning_app")
     copy = tmp_path / "copy"

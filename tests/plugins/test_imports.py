@@ -83,9 +83,7 @@ def digest(source: object) -> str:
         ("import a_chain", "a_helper/inner.py"),
     ],
 )
-def test_a_module_that_is_imported_counts(
-    write: Write, helpers: Path, line: str, file: str
-) -> None:
+def test_a_module_that_is_imported_counts(write, helpers: Path, line: str, file: str) -> None:
     """Also through another one, and by a relative import."""
     (helpers / "a_chain.py").write_text("import a_module, a_helper.link\n")
     (helpers / "a_helper" / "link.py").write_text("from .inner import FACTOR\n")
@@ -133,17 +131,13 @@ def test_the_order_of_plugins_does_not_matter(write: Write, helpers: Path) -> No
     assert all(each == found[0] for each in found)
 
 
-def test_a_module_in_an_archive_is_refused(
-    write: Write, helpers: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_module_in_an_archive_is_refused(write: Write, helpers: Path, monkeypatch) -> None:
     monkeypatch.syspath_prepend(helpers / "a_zip.zip")
     assert "a_zip.zip" in refused("in_zip")
     assert "a_zip.zip" in refused(write("import in_zip\n"))
 
 
-def test_an_installed_distribution_needs_no_digest(
-    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_installed_distribution_needs_no_digest(write, tmp_path: Path, monkeypatch) -> None:
     """An editable installation has its files elsewhere, and they count."""
     folder = tmp_path / "site-packages"
     folder.mkdir()
@@ -187,9 +181,7 @@ def test_a_module_that_a_function_imports_must_be_declared(write: Write, helpers
     assert plugins.load(str(path)).sha256 != first
 
 
-def test_a_run_looks_once_more_after_its_model_is_built(
-    write: Write, tmp_path: Path, helpers: Path
-) -> None:
+def test_a_run_looks_once_more_after_its_model_is_built(write, tmp_path, helpers: Path) -> None:
     write_corpus(tmp_path)
     write_config(tmp_path)
     (tmp_path / "run" / "config.yaml").unlink()
@@ -263,9 +255,7 @@ GAIN = pathlib.Path(__file__).with_name("gain.json").read_text()
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_what_is_declared_is_part_of_the_digest(
-    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared: bool
-) -> None:
+def test_what_is_declared_is_part_of_the_digest(write, tmp_path, monkeypatch, shared: bool) -> None:
     """By the plug-in, or by a module that another plug-in has imported first."""
     gain, path = tmp_path / "gain.json", write(DEPENDS)
     if shared:
@@ -348,9 +338,5 @@ def test_plugins_that_were_loaded_without_being_used_are_a_mixture() -> None:
     assert "plugins" not in mixed({"a": result({"p": one}), "b": result({"p": two}, p=two)})
     assert "plugins" not in mixed({"a": result({}), "b": result(None)})
     several = {"a": result({"p": one}), "b": result({}), "c": result({"p": two}, p=two)}
-    assert mixed(several)["plugins"] == {
-        f"p {'1' * 16}": ["a"],
-        "p none": ["b"],
-        "all used": ["c"],
-    }
+    assert mixed(several)["plugins"] == {f"p {'1' * 16}": ["a"], "p none": ["b"], "all used": ["c"]}
     assert "plug-ins" in statements(several)["plugins"]

@@ -39,9 +39,7 @@ def splits(folder: Path, language: str) -> dict[str, list[str]]:
     return {n: (folder / f"data/{n}.{language}").read_text().splitlines() for n in names}
 
 
-def test_a_project_of_a_corpus(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_project_of_a_corpus(tmp_path: Path, monkeypatch, capsys) -> None:
     blank = [("nur deutsch", ""), ("", "english alone")]
     assert init_command(tmp_path / "project", write_pairs(tmp_path, [*PAIRS, *blank])) == 0
     assert "pip install pytest" in capsys.readouterr().out  # the package needs no pytest
@@ -83,9 +81,7 @@ SMALL = {
 
 
 @pytest.mark.parametrize("corpus", SMALL)
-def test_the_vocabulary_suits_a_small_corpus(
-    corpus: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_vocabulary_suits_a_small_corpus(corpus: str, tmp_path: Path, monkeypatch) -> None:
     init_command(tmp_path / "project", write_pairs(tmp_path, SMALL[corpus]))
     monkeypatch.chdir(tmp_path / "project")
     plugins.load_all([])

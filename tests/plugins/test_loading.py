@@ -101,9 +101,7 @@ def test_two_plugins_of_one_name(write: Write) -> None:
         plugins.load(str(second))
 
 
-def test_a_module_and_its_package(
-    tmp_path: Path, write: Write, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_module_and_its_package(tmp_path: Path, write: Write, monkeypatch) -> None:
     """The digest of a package is that of all its files, wherever it lies."""
     monkeypatch.syspath_prepend(tmp_path)
     write(NORM, "parts", folder="some_package")
@@ -116,9 +114,7 @@ def test_a_module_and_its_package(
     assert plugins.load("some_package.parts").sha256 != digest
 
 
-def test_a_module_that_is_imported_already(
-    tmp_path: Path, write: Write, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_module_that_is_imported_already(tmp_path: Path, write: Write, monkeypatch) -> None:
     """By another plug-in, for one, which owns its parts then."""
     assert "is imported already" in refused("lightning_app.models.optim")
     monkeypatch.syspath_prepend(tmp_path)
@@ -173,18 +169,14 @@ def test_a_wrong_project_is_one_line(tmp_path: Path, text: str, said: str) -> No
     assert told(said).search(str(caught.value))
 
 
-def test_a_command_without_parts_loads_no_project(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_command_without_parts_loads_no_project(tmp_path: Path, monkeypatch) -> None:
     (tmp_path / plugins.PROJECT).write_text("plugins: [missing.py]\n")
     monkeypatch.chdir(tmp_path)
     assert main(["init", "mine"]) == 0
     assert main(["blocks"]) == 2
 
 
-def test_the_project_of_another_user_is_not_run(
-    tmp_path: Path, write: Write, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_project_of_another_user_is_not_run(tmp_path: Path, write: Write, monkeypatch) -> None:
     write("raise AssertionError\n")
     (tmp_path / "ablate.yaml").write_text("plugins: [some_parts.py]\n")
     real = Path.stat
@@ -211,9 +203,7 @@ def test_a_project_that_a_link_leads_to_is_not_run(tmp_path: Path, write: Write)
 
 
 @pytest.mark.parametrize("name", ["ablate.yaml", "some_parts.py"])
-def test_files_that_others_may_write_are_not_run(
-    name: str, tmp_path: Path, write: Write, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_that_others_may_write_are_not_run(name: str, tmp_path, write, monkeypatch) -> None:
     write(NORM)
     (tmp_path / "ablate.yaml").write_text("plugins: [some_parts.py]\n")
     monkeypatch.setattr("pwd.getpwuid", lambda _: SimpleNamespace(pw_name="me"))
@@ -248,9 +238,7 @@ def test_each_file_of_a_package_of_a_project_must_be_the_users(
         plugins.load_all([], tmp_path)
 
 
-def test_an_installed_package_is_loaded(
-    tmp_path: Path, write: Write, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_installed_package_is_loaded(tmp_path: Path, write: Write, monkeypatch) -> None:
     monkeypatch.syspath_prepend(tmp_path)
     write(NORM, "an_installed_one")
     point = EntryPoint("mine", "an_installed_one", "lightning_app.plugins")
@@ -267,9 +255,7 @@ def test_the_option_stands_before_the_command() -> None:
         parse_arguments(["--plugin"])
 
 
-def test_a_mistake_ends_the_command_with_code_2(
-    write: Write, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_mistake_ends_the_command_with_code_2(write: Write, capsys) -> None:
     path = write("1 / 0\n")
     assert main(["--plugin", str(path), "blocks"]) == 2
     assert capsys.readouterr().err == (
@@ -277,9 +263,7 @@ def test_a_mistake_ends_the_command_with_code_2(
     )
 
 
-def test_blocks_shows_and_draws_a_preset(
-    write: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_blocks_shows_and_draws_a_preset(write: Write, tmp_path: Path, capsys) -> None:
     path, drawing = write(PARTS), tmp_path / "drawing.svg"
     given = ["--plugin", str(path), "blocks", "max_post"]
     small = ["--encoder-depth", "2", "--decoder-depth", "0"]

@@ -190,11 +190,7 @@ MISTAKES: list[tuple[str, dict[str, Any], str]] = [
         {"class_path": "yours.Scaled"},
         "model.class_path: 'yours.Scaled' … --plugin FILE, … ablate.yaml",
     ),
-    (
-        "model",
-        {"class_path": "mine.Scale"},
-        "model.class_path: 'mine.Scale' … 'mine'; … 'Scaled'?",
-    ),
+    ("model", {"class_path": "mine.Scale"}, "model.class_path: 'mine.Scale' … 'mine'; … 'Scaled'?"),
     (
         "model",
         {"class_path": "mine.Apart"},
@@ -205,11 +201,7 @@ MISTAKES: list[tuple[str, dict[str, Any], str]] = [
         {"class_path": "mine.Scaled"},
         "data.class_path: 'mine.Scaled' … lightning_app.training.datamodule.TextDataModule",
     ),
-    (
-        "data",
-        {"class_path": "mine.Described"},
-        "data.init_args: missing … 'word'",
-    ),
+    ("data", {"class_path": "mine.Described"}, "data.init_args: missing … 'word'"),
     (
         "model",
         {"class_path": "mine.Scaled", "init_args": {"facto": 1.0}},
@@ -225,11 +217,7 @@ MISTAKES: list[tuple[str, dict[str, Any], str]] = [
         {"class_path": "mine.Scaled", "init_args": {"block": {}}},
         "model.init_args.block: belongs to model.block",
     ),
-    (
-        "model",
-        {"init_args": {"factor": 1.0}},
-        "model.init_args: needs model.class_path, … null",
-    ),
+    ("model", {"init_args": {"factor": 1.0}}, "model.init_args: needs model.class_path, … null"),
 ]
 
 
@@ -250,18 +238,13 @@ def test_a_grid_file_may_name_the_classes_of_plugins_alone(tree: dict[str, Any])
             {**MODEL, "init_args": {"factor": "../secret"}},
             "model.init_args.factor: a grid file may",
         ),
-        (
-            {**MODEL, "init_args": {"class_path": "os.system"}},
-            "init_args: a grid file may",
-        ),
+        ({**MODEL, "init_args": {"class_path": "os.system"}}, "init_args: a grid file may"),
     ):
         with pytest.raises(UserError, match=said.replace(".", r"\.")):
             check_config({"model": wrong})
 
 
-def test_a_grid_with_the_class_as_its_axis(
-    tree: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_grid_with_the_class_as_its_axis(tree, tmp_path: Path, monkeypatch) -> None:
     """Takes over 5 s: two cells are trained, and their report is written."""
     monkeypatch.chdir(tmp_path)
     Path("ablate.yaml").write_text("plugins: [mine.py]\n")

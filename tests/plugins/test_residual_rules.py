@@ -204,9 +204,7 @@ def test_the_growth_of_a_rule_is_not_judged_as_that_of_a_sum(rules: Path) -> Non
     resolved("pre_ln", norm_placement="none", residual_rule="scaled")
 
 
-def test_an_unknown_rule_is_one_line(
-    rules: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_unknown_rule_is_one_line(rules: Path, tmp_path: Path, capsys) -> None:
     known = "'sum', 'gpas', 'lerp', 'highway', 'scaled'"
     said = f"model.block.residual_rule: expected one of {known}, found 'higway'"
     config = tmp_path / "config.yaml"
@@ -285,9 +283,7 @@ def test_layers_of_two_rules_are_drawn_apart(rules: Path) -> None:
     ]
 
 
-def test_ablate_blocks_lists_and_draws_it(
-    rules: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_ablate_blocks_lists_and_draws_it(rules: Path, capsys, tmp_path: Path) -> None:
     assert main(["blocks"]) == 0
     assert "highway_post" in capsys.readouterr().out
     assert main(["blocks", "highway_post"]) == 0

@@ -137,9 +137,7 @@ def test_a_part_that_only_a_preset_names_counts(write: Write, number: int, name:
     assert sorted(named_by_content(tree)["plugins"]) == ["the_part", "the_preset"]
 
 
-def test_a_plugin_that_another_imports_counts(
-    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_plugin_that_another_imports_counts(write: Write, tmp_path: Path, monkeypatch) -> None:
     """Its code makes the part, though it registers none of its own."""
     monkeypatch.syspath_prepend(tmp_path / "first")
     base = "from torch import nn\n\n\nclass Base(nn.Identity):\n    def __init__(self, dim):\n"
@@ -293,9 +291,7 @@ def test_a_run_says_which_plugin_it_needs(write: Write, tmp_path: Path) -> None:
         run_plugins.require(run.path)
 
 
-def test_a_checkpoint_of_another_run_needs_the_plugins_of_that_run(
-    write: Write, tmp_path: Path
-) -> None:
+def test_a_checkpoint_of_another_run_needs_the_plugins_of_that_run(write, tmp_path: Path) -> None:
     """Its weights would else be used with other code, through a run that needs no plug-in."""
     plugins.load(str(write(PARTS)))
     run = kept_run(tmp_path / "run")
@@ -322,10 +318,7 @@ def test_a_mistake_names_the_plugin_that_is_missing(write: Write, tmp_path: Path
     with pytest.raises(UserError, match=r"^a mistake$"), run_plugins.hinting([run.path]):
         raise UserError("a mistake")
     plugins.unload("some_parts")
-    with (
-        pytest.raises(UserError, match=r"a mistake; run"),
-        run_plugins.hinting([run.path]),
-    ):
+    with pytest.raises(UserError, match=r"a mistake; run"), run_plugins.hinting([run.path]):
         raise UserError("a mistake")
 
 
