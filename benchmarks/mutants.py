@@ -90,9 +90,9 @@ RULES = at("plugins/test_residual_rules.py")
 STREAMS = at("blocks/test_streams.py", "models/test_reference.py")
 
 STATISTICS = at("report/test_statistics.py")
-SENSITIVITY = at("report/test_sensitivity.py")
+SENSITIVITY = at("report/test_scores.py")
 FINE_TUNING = at("report/test_fine_tuning.py")
-LABELS = at("report/test_labels.py")
+LABELS = at("report/test_labels.py", "report/test_scores.py")
 COMPARISON = at("report/test_comparison.py")
 FACTORS = at("report/test_factors.py")
 SCORES = at("scores")
@@ -1507,7 +1507,7 @@ MUTANTS = (
     ),
     mutant(
         "S(0) - S(ref) over other rates for each",
-        at("report/test_best_rates.py"),
+        SENSITIVITY,
         "_average(curve, span, shared_rates(curves))",
         "_average(curve, span, curve.rates)",
     ),
@@ -1543,7 +1543,7 @@ MUTANTS = (
     ),
     mutant(
         "a label of N before the planned seeds",
-        at("report/test_best_rates.py"),
+        SENSITIVITY,
         "if runs.waits or len(runs.seeds) < LEAST_SEEDS:",
         "if len(runs.seeds) < LEAST_SEEDS:",
     ),
@@ -1633,7 +1633,7 @@ MUTANTS = (
     ),
     mutant(
         "a variant that learned with another warm-up never learned",
-        at("report/test_censored.py"),
+        SENSITIVITY,
         "return ELSEWHERE if pairs.learned_with_another_warmup(rates) else NEVER",
         "return NEVER",
     ),
@@ -1893,7 +1893,7 @@ MUTANTS = (
     ),
     mutant(
         "N has an interval where some seeds fail at the rate with the smallest mean",
-        at("report/test_best_rates.py"),
+        SENSITIVITY,
         "    mixed = runs.mixed or by_mean.mixed\n    capped",
         "    mixed = runs.mixed\n    capped",
     ),

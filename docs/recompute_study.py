@@ -129,6 +129,10 @@ class Row:
                 self.high = fmean(highs) if math.isnan(high) else high
         self.p_sign = self.of_bounds(sign_flips)
 
+    def p_between(self) -> float:
+        """Student's p value of the bounds; none of two seeds, and none until all have finished."""
+        return self.of_bounds(lambda of: t_test(of)[2]) if self.tested else NAN
+
     def of_bounds(self, test: Callable[[Sequence[float]], float]) -> float:
         """The p value of the bound nearer to zero, 1 where zero lies between both."""
         lows, highs = zip(*self.ends.values(), strict=True)
@@ -179,6 +183,7 @@ class Paired:
         """A row with the numbers of seeds and runs alone."""
         row = Row(seeds=len(self.seeds), cells=len(self.runs), diverged=failures(self.runs))
         row.waits = len(self.seeds) < len(self.planned)
+        row.tested = len(self.seeds) >= LEAST and not row.waits
         return row
 
     def learned(self, losses: Iterable[float]) -> float:
@@ -692,7 +697,7 @@ def octaves(pairs: Paired, ref: int) -> Row:
     if not any(map(math.isnan, values.values())):
         row.fill(values)
         row.between(apart(pairs, ref, 0, theta=True))
-        row.p = row.of_bounds(lambda of: t_test(of)[2])
+        row.p = row.p_between()
         row.bound = bound(*(any(of[k][1] for of in ends.values()) for k in (0, 1)))
     return row
 
@@ -720,7 +725,7 @@ def rise(pairs: Paired, span: tuple[float, float], *warmups: int) -> Row:
                     found[seed][k] += sign * (average(pairs, warmup, seed, span) - value)
         if has_interval([chosen(pairs, *warmups), at_mean(pairs, *warmups)]):
             row.between({s: (low, high) for s, (low, high) in found.items()})
-            row.p = row.of_bounds(lambda of: t_test(of)[2]) if others else NAN
+            row.p = row.p_between() if others else NAN
         row.p_sign = NAN
     return row
 

@@ -17,8 +17,11 @@ import yaml
 
 from lightning_app.report import write as report
 from lightning_app.report.facts import Message
-from lightning_app.report.results import read_results
+from lightning_app.report.page import Report
+from lightning_app.report.results import GridResults, read_results
+from lightning_app.report.tasks import bleu_scores
 from lightning_app.report.tensorboard import write_index
+from lightning_app.report.warmup import sensitivity_scores
 from tests.records import pruned
 
 ENTROPY = 4.5
@@ -245,6 +248,21 @@ def write_report(folder: Path, out: Path | None = None, *, figures: bool = True)
     if out is None:
         write_index(folder)
     return path
+
+
+def keep(fake: Any, wanted: Callable[[Mapping[str, Any]], bool]) -> None:
+    """Leave cells out of the plan, as `exclude:` does."""
+    path = fake.folder / "plan.json"
+    plan = json.loads(path.read_text())
+    plan["cells"] = [cell for cell in plan["cells"] if wanted(cell["axes"])]
+    path.write_text(json.dumps(plan))
+
+
+def written(grid: GridResults, out: Path | None = None) -> Path:
+    """The tables of a report, without its figures."""
+    out = out or grid.folder
+    report.write_exports(Report(grid, [*sensitivity_scores(grid), *bleu_scores(grid)], out))
+    return out
 
 
 @pytest.fixture

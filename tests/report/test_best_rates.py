@@ -10,7 +10,6 @@ import pytest
 from scipy import stats
 
 from benchmarks import coverage, false_labels, left_out, steps_to_loss
-from lightning_app.report.headline import HELPS, WAITS, own_reading
 from lightning_app.report.pairs import arms, tau
 from lightning_app.report.results import read_results
 from lightning_app.report.statistics import (
@@ -20,8 +19,6 @@ from lightning_app.report.statistics import (
     lowest,
     steps_between,
 )
-from lightning_app.report.warmup import sensitivity_scores
-from tests.report.test_uneven_grids import keep
 
 ALL = np.ones(6, dtype=bool)
 PRESET, SEED = "model.block.preset", "seed_everything"
@@ -157,51 +154,6 @@ def test_a_curve_that_flattens_away_from_its_minimum_stays_within_its_bounds(
         assert ends[0] <= ends[1]
 
 
-@pytest.mark.parametrize(
-    ("trains", "never"),
-    [
-        (lambda axes: False, True),
-        (lambda axes: (axes[RATE], axes[SEED]) == (0.002, 1), False),
-        (lambda axes: RATES.index(axes[RATE]) == axes[SEED], False),  # each seed at another rate
-    ],
-)
-def test_a_few_runs_that_train_without_warm_up_leave_no_interval(
-    make_grid: Any, trains: Any, never: bool
-) -> None:
-    """The chosen runs all failed; only where no run trained is N at least what they give."""
-
-    def outcome(axes: dict[str, Any]) -> float:
-        if axes[WARMUP] == 0 and not trains(axes):
-            return 4.5  # the unigram entropy: a stall
-        return 2.0 + 0.2 * abs(RATES.index(axes[RATE]) - 1) + 0.01 * axes[SEED]
-
-    axes = {PRESET: ["pre_ln"], WARMUP: [0, 60], RATE: RATES, SEED: [1, 2, 3]}
-    scores = sensitivity_scores(read_results(make_grid(outcome, axes, curves=False).folder))
-    (need,) = [score for score in scores if score.score == "need"]
-    assert ("no run without" in need.note) == never
-    assert (need.bound in (">=", "?")) == never
-    if not never:
-        assert all(map(math.isnan, (need.low, need.high, need.p)))
-        assert "stalled" in need.note
-
-
-def test_s_has_no_interval_where_one_seed_fails_at_the_best_rate(make_grid: Any) -> None:
-    def outcome(axes: dict[str, Any]) -> float:
-        if (axes[WARMUP], axes[RATE], axes[SEED]) == (0, 0.002, 1):
-            return 4.5
-        place = RATES.index(axes[RATE])
-        return 2.0 + 0.9 * abs(place - 1) + 0.01 * axes[SEED] * (1 + place)
-
-    axes = {PRESET: ["pre_ln"], WARMUP: [0, 60], RATE: RATES, SEED: [*range(1, 6)]}
-    scores = sensitivity_scores(read_results(make_grid(outcome, axes, curves=False).folder))
-    own = {score.score: score for score in scores if math.isnan(score.lr)}
-    for name in ("need", "rate_sensitivity", "rate_sensitivity w=0"):
-        assert math.isnan(own[name].low), name
-        assert math.isnan(own[name].p), name
-        assert "1 of 5 at warm-up 0" in own[name].note
-    assert math.isfinite(own["rate_sensitivity w=60"].low)
-
-
 def test_warm_up_saves_no_steps_where_both_runs_fail() -> None:
     """Their losses tie at the unigram entropy, which one may touch before it stalls again."""
 
@@ -253,86 +205,6 @@ def test_rates_between_those_tried_make_no_false_labels(noise: str) -> None:
     """By the best of the rates tried, 37 % (parabola) and 86 % (V) would be false."""
     row = false_labels.of_need(noise, 5, 300, np.random.default_rng(6))
     assert row.holds
-
-
-def test_the_need_waits_for_the_planned_seeds(make_grid: Any) -> None:
-    """Of the second variant one run at one rate is missing."""
-
-    def outcome(axes: dict[str, Any]) -> float | str:
-        place, seed = RATES.index(axes[RATE]), axes[SEED]
-        if (axes[PRESET], place, seed, axes[WARMUP]) == ("post_ln", 3, 7, 0):
-            return "waiting"
-        table = [3.0, 2.3, 2.5, 3.0] if axes[WARMUP] == 0 else [3.0, 2.4, 1.2, 2.5]
-        return table[place] + 0.01 * (seed * (3 + axes[WARMUP] + place) % 11)
-
-    axes = {PRESET: ["pre_ln", "post_ln"], WARMUP: [0, 60], RATE: RATES, SEED: [*range(1, 8)]}
-    scores = sensitivity_scores(read_results(make_grid(outcome, axes, curves=False).folder))
-    own = {score.variant: {score.score: score} for score in scores if score.score == "need"}
-    assert own_reading(own["pre_ln"], "need") == HELPS
-    assert own["pre_ln"]["need"].p_holm == max(
-        22 * own["pre_ln"]["need"].p, own["pre_ln"]["need"].p_sign
-    )
-    assert own_reading(own["post_ln"], "need") == WAITS
-    assert own["post_ln"]["need"].seeds == 6
-    assert np.isnan(own["post_ln"]["need"].p)
-
-
-def test_each_warm_up_has_the_rates_at_which_it_was_run(make_grid: Any) -> None:
-    """As after a refinement: rates far from the best one of an arm change no score but O and S.
-
-    Before, a rate of one arm that the other one lacked left every score over rates undefined.
-    """
-    rates = [0.0005, 0.001, 0.002, 0.004, 0.008, 0.016]
-    best = {0: 0.001, 60: 0.004}
-
-    def outcome(axes: dict[str, Any]) -> float:
-        away = math.log2(axes[RATE] / best[axes[WARMUP]])
-        at = 1.5 + 0.2 * (axes[WARMUP] == 0) + 0.1 * away**2
-        return at + 0.01 * (axes[SEED] * (3 + round(away)) % 7)
-
-    def scores(name: str, kept: dict[int, list[float]]) -> dict[str, Any]:
-        axes = {PRESET: ["pre_ln"], WARMUP: [0, 60], RATE: rates, SEED: [1, 2, 3]}
-        fake = make_grid(outcome, axes, name=name)
-        keep(fake, lambda at: at[RATE] in kept[at[WARMUP]])
-        found = sensitivity_scores(read_results(fake.folder))
-        return {score.score: score for score in found if math.isnan(score.lr)}
-
-    every = scores("every", {0: rates, 60: rates})
-    fewer = scores("fewer", {0: rates[:4], 60: rates[1:]})
-    for name in ("need", "steps_at_best_rates"):
-        one, other = every[name], fewer[name]
-        assert one.estimate > 0
-        assert (one.estimate, one.values) == (other.estimate, other.values)
-        assert (other.low, other.high) == pytest.approx((one.low, one.high))
-    # S compares both arms between the rates of both, so the mean loss at 0.001, 0.002 and 0.004.
-    span = [outcome({WARMUP: 60, RATE: rate, SEED: 1}) for rate in rates[1:4]]
-    least = outcome({WARMUP: 60, RATE: 0.004, SEED: 1})
-    area = (span[0] / 2 + span[1] + span[2] / 2) / 2
-    assert dict(fewer["rate_sensitivity w=60"].values)[1] == pytest.approx(area - least)
-    gapped = scores("gapped", {0: [rates[0], rates[3]], 60: rates[1:3]})
-    assert math.isnan(gapped["rate_sensitivity"].estimate)  # no rate is tried in both arms
-
-
-def test_rates_of_one_warm_up_alone_do_not_change_s(make_grid: Any) -> None:
-    """A curve with one more node between two others has another area under its trapezoids."""
-
-    def outcome(axes: dict[str, Any]) -> float | str:
-        if axes[RATE] > 0.003:
-            return 4.5  # the unigram entropy: a stall
-        return 2.0 + abs(math.log2(axes[RATE] / 0.001)) ** 0.5 + 0.01 * axes[SEED]
-
-    rates, found = [0.001, 0.0014, 0.002, 0.004, 0.008], []
-    for name, kept in (("even", [0.001, 0.002, 0.008]), ("more", rates)):
-        axes = {PRESET: ["pre_ln"], WARMUP: [0, 60], RATE: rates, SEED: [1, 2, 3]}
-        fake = make_grid(outcome, axes, name=name)
-        keep(
-            fake, lambda at, kept=kept: at[RATE] in (kept if at[WARMUP] else [0.001, 0.002, 0.008])
-        )
-        scores = sensitivity_scores(read_results(fake.folder))
-        found.append({score.score: score for score in scores if math.isnan(score.lr)})
-    even, more = found
-    assert even["rate_sensitivity"].estimate == pytest.approx(0.0)
-    assert more["rate_sensitivity"].estimate == pytest.approx(0.0)
 
 
 def test_rates_left_out_and_asked_for_again(make_grid: Any) -> None:

@@ -15,14 +15,9 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from lightning_app.report.page import Report
-from lightning_app.report.results import GridResults, read_results
-from lightning_app.report.tasks import bleu_scores
-from lightning_app.report.warmup import sensitivity_scores
-from lightning_app.report.write import write_exports
+from lightning_app.report.results import read_results
 from tests import warm
-from tests.report.conftest import write_report
-from tests.report.test_uneven_grids import keep
+from tests.report.conftest import keep, write_report, written
 
 PRESET = "model.block.preset"
 WARMUP = "model.schedule.warmup_steps"
@@ -89,13 +84,6 @@ GRIDS = {
     "no arm without warm-up": (regular, axes_of(3, 20, 60)),
     "no seed axis": (regular, {PRESET: PRESETS, WARMUP: [0, 60]}),
 }
-
-
-def written(grid: GridResults, out: Path | None = None) -> Path:
-    """The tables of a report, without its figures."""
-    out = out or grid.folder
-    write_exports(Report(grid, [*sensitivity_scores(grid), *bleu_scores(grid)], out))
-    return out
 
 
 def test_scores_of_arms_with_their_own_rates_are_recomputed(

@@ -5,7 +5,7 @@ import json
 import math
 import random
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from lightning_app.report.results import read_results
 from lightning_app.report.tables import best_losses, headline_table
 from lightning_app.report.warmup import sensitivity_scores
 from lightning_app.report.write import publish
-from tests.report.conftest import BASE, messages, write_report
+from tests.report.conftest import BASE, keep, messages, write_report
 
 PRESET = "model.block.preset"
 WARMUP = "model.schedule.warmup_steps"
@@ -36,14 +36,6 @@ AXES = {PRESET: ["pre_ln", "post_ln"], WARMUP: [0, 60], SEED: [1, 2, 3]}
 
 def loss(axes: Mapping[str, Any]) -> float:
     return 2.0 + 0.3 * (axes.get(WARMUP) == 0) + random.Random(str(axes)).gauss(0.0, 0.05)
-
-
-def keep(fake: Any, wanted: Callable[[Mapping[str, Any]], bool]) -> None:
-    """Leave cells out of the plan, as `exclude:` does."""
-    path = fake.folder / "plan.json"
-    plan = json.loads(path.read_text())
-    plan["cells"] = [cell for cell in plan["cells"] if wanted(cell["axes"])]
-    path.write_text(json.dumps(plan))
 
 
 def change(fake: Any, **fields: Any) -> None:
@@ -360,15 +352,3 @@ def test_a_table_without_rows_is_removed(make_grid: Any) -> None:
         result.unlink()
     write_report(fake.folder)
     assert not table.exists()
-
-
-def test_two_seeds_have_no_p_value_of_any_score(make_grid: Any) -> None:
-    axes = {**AXES, SEED: [1, 2], RATE: [0.001, 0.002, 0.004, 0.008, 0.016]}
-
-    def outcome(at: Mapping[str, Any]) -> float:
-        best = 0.003 if at[WARMUP] == 0 else 0.005
-        return loss(at) + 0.4 * math.log2(at[RATE] / best) ** 2
-
-    rows = sensitivity_scores(read_results(make_grid(outcome, axes).folder))
-    assert any(row.score == "octaves" and not math.isnan(row.estimate) for row in rows)
-    assert all(math.isnan(row.p) for row in rows if row.score != "stall_difference")

@@ -12,8 +12,7 @@ from lightning_app.report.page import Report, page
 from lightning_app.report.results import read_results
 from lightning_app.report.warmup import sensitivity_scores
 from lightning_app.report.write import first_figure
-from tests.report.conftest import write_report
-from tests.report.test_uneven_grids import keep
+from tests.report.conftest import keep, write_report
 
 PRESET = "model.block.preset"
 WARMUP = "model.schedule.warmup_steps"

@@ -1,0 +1,158 @@
+"""Scores, labels and sentences of the small grids of `scores.yaml`, which the oracle recomputes."""
+
+import itertools
+import json
+import math
+import random
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import yaml
+
+from lightning_app.report import facts, headline, pairs
+from lightning_app.report.headline import findings, own_reading, relation, stall_words, with_numbers
+from lightning_app.report.limits import limits
+from lightning_app.report.pairs import Score, scores_frame
+from lightning_app.report.results import read_results
+from lightning_app.report.warmup import sensitivity_scores
+from tests.report.conftest import PRESET, RATE, SEED, SHORT, WARMUP, keep, messages, written
+from tests.told import told
+
+CASES = yaml.safe_load(Path(__file__).with_name("scores.yaml").read_text(encoding="utf-8"))
+LONG = {"p": PRESET, "w": WARMUP, "r": RATE, "s": SEED}
+AXES = {"p": ["post_ln", "pre_ln"], "w": [0, 60], "s": [1, 2, 3]}
+WORDS = vars(facts) | vars(pairs) | vars(headline)
+DRAW = random.Random(5)
+DRAWN = {
+    (p, w): [DRAW.uniform(1.5, 4.4) for _ in range(7)]
+    for p in ("post_ln", "pre_ln", "sas", "realformer")
+    for w in (0, 30, 60)
+}
+
+
+def value(text: str, axes: Mapping[str, Any], case: Mapping[str, Any]) -> Any:
+    """An expression of the table, at one point of its grid; x is the value of a further axis."""
+    rates = case.get("axes", {}).get("r", [])
+    names = {short: axes.get(axis) for short, axis in LONG.items()}
+    names |= {"T": case.get("table"), "DRAWN": DRAWN, "log2": math.log2}
+    names["at"] = rates.index(axes[RATE]) if rates else None
+    names["x"] = next((axes[axis] for axis in axes if axis not in SHORT), None)
+    names["noise"] = random.Random(str(sorted(axes.items()))).gauss(0.0, 0.02)
+    return eval(text, names)
+
+
+def check(row: Score, wanted: Mapping[str, Any]) -> None:
+    for field, expected in wanted.items():
+        found: Any = getattr(row, field, None)
+        if field == "says":
+            assert told(expected).search(row.note)
+        elif field == "lacks":
+            assert expected not in row.note
+        elif field == "nan":
+            assert all(math.isnan(getattr(row, name)) for name in expected.split())
+        elif field == "interval":
+            found = row.low, row.estimate, row.high
+            assert found == pytest.approx(expected, rel=1e-7, abs=1e-6)
+        elif field in ("each", "values"):
+            assert [value for _, value in found] == pytest.approx(expected)
+        elif field == "ends":
+            assert [list(of[1:]) for of in found] == [pytest.approx(of) for of in expected]
+        elif isinstance(expected, float):
+            assert found == pytest.approx(expected, rel=1e-6, abs=1e-9), field
+        else:
+            assert found == expected, field
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name[0] != "_"])
+def test_scores(make_grid: Any, oracle: ModuleType, name: str) -> None:
+    case = CASES[name]
+    axes = {LONG.get(k, k): v for k, v in {**AXES, **case.get("axes", {})}.items() if v}
+    asks, curves = case.get("asks"), case.get("curves", False)
+    fake = make_grid(
+        lambda at: value(case["loss"], at, case), axes, sensitivity=asks, curves=curves
+    )
+    if "keep" in case:
+        keep(fake, lambda at: value(case["keep"], at, case))
+    for change in case.get("records", ()):
+        for cell in fake.cells:
+            if value(change.get("of", "True"), cell["axes"], case):
+                path = fake.run(cell) / "result.json"
+                record = json.loads(path.read_text()) | change.get("set", {})
+                record["metrics"] |= change.get("metrics", {})
+                record["steps"] = value(change.get("steps", "200"), cell["axes"], case)
+                path.write_text(json.dumps(record))
+    grid = read_results(fake.folder)
+    scores = sensitivity_scores(grid)
+    said = findings(grid, scores)
+    for variants, names, wanted in case.get("rows", ()):
+        for variant, score in itertools.product(variants.split(), names.split(", ")):
+            where = {key: wanted[key] for key in ("lr", "group") if key in wanted}
+            where |= {"variant": variant, "score": score}
+            (row,) = (row for row in scores if all(getattr(row, k) == v for k, v in where.items()))
+            check(row, {k: v for k, v in wanted.items() if k != "in_words"})
+            assert with_numbers(row) in " ".join(said) or "in_words" not in wanted
+    own: dict[str, dict[str, Score]] = {}
+    for row in reversed(scores):
+        own.setdefault(row.variant, {})[row.score] = row
+    for kind, read in case.get("reads", {}).items():
+        for variant, word in read.items():
+            of = own[variant]
+            found = relation(of) if kind == "versus" else own_reading(of, kind)
+            assert found == WORDS[word], variant
+    for variant, words in case.get("stalls", {}).items():
+        assert stall_words(own[variant], 60) == words
+    assert all(part in " ".join(said) for part in case.get("says", ()))
+    assert not any(part in " ".join(said) for part in case.get("silent", ()))
+    assert said == case.get("said", said)
+    assert not said or said[0] == case.get("first", said[0])
+    assert not said or said[0].startswith(case.get("starts", ""))
+    assert not said or case.get("last", "") in said[-1]
+    assert {*case.get("named", ())} <= {name for name, _ in messages(said)}
+    if "limits" in case:
+        told_of = [message for message, _ in messages(limits(grid))]
+        assert [each for each in told_of if each.startswith("limits.no_")] == case["limits"]
+    if "over_rates" in case:
+        assert {row.score for row in scores if math.isnan(row.lr)} == {*case["over_rates"]}
+    if "undefined" in case:
+        assert len(scores) == case["undefined"]
+        assert all(math.isnan(row.estimate) and row.note for row in scores)
+    assert all(math.isnan(row.p) for row in scores if row.score in case.get("untested", ()))
+    assert {*case.get("untested", ())} <= {row.score for row in scores}
+    assert oracle.check(written(grid)) == []
+
+
+def test_the_table_has_a_row_for_each_variant_and_score(make_grid: Any) -> None:
+    case = CASES["three seeds by hand"]
+    axes = {LONG[key]: values for key, values in AXES.items()}
+    grid = read_results(make_grid(lambda at: value(case["loss"], at, case), axes).folder)
+    frame = scores_frame(sensitivity_scores(grid))
+    wanted = "group lr variant score estimate low high p p_holm p_sign bound"
+    assert list(frame) == [*wanted.split(), "seeds", "cells", "diverged", "note"]
+    assert len(frame) == 14
+    assert not frame.duplicated(["group", "lr", "variant", "score"]).any()
+    assert frame["note"].tolist()[0] == (
+        "3 seeds are too few to tell stalls from chance, so no p value; "
+        "per seed 1: 2.5000, 2: 2.3000, 3: 2.1000"
+    )
+
+
+def test_runs_that_end_at_different_steps_have_no_lost_steps(make_grid: Any) -> None:
+    """A run that becomes non-finite has no rates after that step: their sum says nothing."""
+
+    def lost(fake: Any) -> Score:
+        (row,) = (
+            s for s in sensitivity_scores(read_results(fake.folder)) if s.score == "lost_steps"
+        )
+        return row
+
+    axes = {PRESET: ["pre_ln"], WARMUP: [0, 60], SEED: [1, 2]}
+    fake = make_grid(lambda at: 2.0 + 0.01 * at[SEED] + at[WARMUP] / 9999, axes)
+    assert not math.isnan(lost(fake).estimate)
+    short = next(cell for cell in fake.cells if cell["axes"][WARMUP] == 0)
+    path = fake.run(short) / "metrics.csv"
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:10]))
+    assert math.isnan(lost(fake).estimate)
+    assert "runs that ended" in lost(fake).note
