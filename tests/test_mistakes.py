@@ -11,6 +11,7 @@ import yaml
 
 from lightning_app.cli import main
 from tests.attempt import measured
+from tests.tables import changed
 
 BASE = yaml.safe_load(
     (Path(__file__).parents[1] / "ablations" / "base" / "synthetic.yaml").read_text()
@@ -22,14 +23,7 @@ EVIL = {"class_path": "trap.Trap"}
 
 def config(**fields: Any) -> str:
     """The demo's config with fields set, `a__b` for `a.b`."""
-    tree = yaml.safe_load(yaml.safe_dump(BASE))
-    for name, value in fields.items():
-        *above, last = name.split("__")
-        part = tree
-        for key in above:
-            part = part[key]
-        part[last] = value
-    return yaml.safe_dump(tree)
+    return yaml.safe_dump(changed(BASE, **fields))
 
 
 def grid(base: dict[str, Any] | str | None = None, **changes: Any) -> str:

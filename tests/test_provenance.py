@@ -8,14 +8,7 @@ from pathlib import Path
 import pytest
 
 from lightning_app.runs import provenance
-from lightning_app.runs.provenance import (
-    APART,
-    checkout,
-    code_digest,
-    command_line,
-    foreign_classes,
-    software,
-)
+from lightning_app.runs.provenance import checkout, code_digest, command_line, foreign_classes
 from tests.test_layers import PACKAGE, ROOT, imports, module_name
 
 SYNTAX = '''"""A module."""
@@ -160,12 +153,12 @@ def test_what_trains_counts() -> None:
 
 
 def test_what_is_named_exists() -> None:
-    for name in APART:
+    for name in provenance.APART:
         assert (ROOT / PACKAGE / name).exists(), name
 
 
 def test_this_process() -> None:
-    found = software()
+    found = provenance.software()
     assert found["code"] == code_digest(ROOT / PACKAGE)
     assert {"python", "torch", "lightning", "numpy"} <= set(found["libraries"])
     assert str(ROOT) not in str(found)

@@ -13,6 +13,7 @@ from lightning_app.data.config import CORPORA, DataConfig
 from lightning_app.data.sources import corpus_digest
 from lightning_app.models.optim import OPTIMIZERS, Groups, OptimizerConfig
 from lightning_app.plugins import unload
+from tests.plugins.conftest import PARTS
 from tests.told import told
 
 BASE = Path(__file__).parents[1] / "ablations" / "base" / "synthetic.yaml"
@@ -54,15 +55,6 @@ def test_a_name_is_registered_once() -> None:
         table.add("one", 2)
 
 
-PLUGIN = """
-import torch
-from lightning_app.models.optim import OPTIMIZERS
-
-@OPTIMIZERS.register("plain_sgd")
-def plain_sgd(config, groups, *, fused):
-    return torch.optim.SGD(groups, lr=config.lr)
-"""
-
 SHORT = [
     *("fit", "--config", str(BASE), "--trainer.max_steps", "2", "--trainer.val_check_interval"),
     *("2", "--trainer.limit_val_batches", "1", "--model.schedule.reference_steps", "1"),
@@ -79,25 +71,9 @@ def outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-CORPUS = """
-from lightning_app.data.config import CORPORA
-from lightning_app.data.sources import GeneratedCorpus
-
-LINES = {"source": ["eins zwei", "drei", "vier"] * 40, "target": ["one two", "three", "four"] * 40}
-
-@CORPORA.register("counting")
-class Counting(GeneratedCorpus):
-    def generate(self, config):
-        return {split: LINES for split in ("train", "valid", "test")}
-
-    def protocol(self, source, lines, counts):
-        return f"numbers: {counts['train']} pairs"
-"""
-
-
 def test_an_optimizer_and_a_corpus_from_outside_train(outside: Path, monkeypatch, capsys) -> None:
     monkeypatch.setenv("LIGHTNING_APP_CACHE", str(outside / "cache"))
-    (outside / "some_own_parts.py").write_text(PLUGIN + CORPUS)
+    (outside / "some_own_parts.py").write_text(PARTS)
     words = ["--data.name", "counting", "--data.tokenizer", "word", "--data.vocab_size", "null"]
     words += ["--model.optimizer.kind", "plain_sgd"]
     try:

@@ -3,8 +3,6 @@
 import csv
 import math
 import re
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -310,9 +308,3 @@ def test_a_checkpoint_of_another_model_is_refused(capsys, folder: Path) -> None:
 )
 def test_overrides_begin_like_a_section(words, overrides, rest) -> None:
     assert overrides_of(words) == (overrides, rest)
-
-
-def test_help_names_it_last() -> None:
-    command = [sys.executable, "-m", "lightning_app", "--help"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert done.stdout.index("\n    report") < done.stdout.index("\n    probe")

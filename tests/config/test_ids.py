@@ -4,7 +4,6 @@ import json
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import replace
-from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +28,7 @@ from lightning_app.config.identity import (
     write_record,
 )
 from lightning_app.config.tree import canonical
+from tests.tables import changed
 
 BASE = {"model": {"architecture": {"encoder_depth": 2, "decoder_depth": 2}}}
 STOPPING = {
@@ -44,11 +44,7 @@ OTHER_CSV = {"class_path": "lightning.pytorch.loggers.CSVLogger", "init_args": {
 
 def config(**fields: Any) -> dict[str, Any]:
     """A resolved config with fields set by dotted keys, `__` for the dot."""
-    tree: dict[str, Any] = deepcopy(BASE)
-    for key, value in fields.items():
-        *above, last = key.split("__")
-        reduce(lambda part, name: part.setdefault(name, {}), above, tree)[last] = value
-    return resolve(tree, "x.yaml", imports=True)
+    return resolve(changed(BASE, **fields), "x.yaml", imports=True)
 
 
 @pytest.fixture(scope="module")

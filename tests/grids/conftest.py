@@ -1,4 +1,6 @@
+import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -17,8 +19,8 @@ from optuna.storages.journal import JournalFileBackend
 
 from lightning_app.config.grid import read_spec
 from lightning_app.grids.plan import Grid, load_plan
-from lightning_app.runs.folder import GridFolder
-from lightning_app.runs.records import Plan
+from lightning_app.runs.folder import STORE, GridFolder
+from lightning_app.runs.records import Plan, sealed
 from lightning_app.runs.run import RunState
 from tests import warm
 
@@ -150,6 +152,24 @@ def world(tmp_path: Path) -> Iterator[World]:
         process.kill()
     for supervisor in world.supervisors:
         supervisor.communicate()
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> World:
+    """A finished and sealed grid of four cells, made once."""
+    world = World(tmp_path_factory.mktemp("finished"))
+    world.write(seeds=1, delay=0, steps=1)
+    assert world.run().returncode == 0
+    for path in (world.folder.parent / STORE).glob("*/result.json"):
+        path.write_text(json.dumps(sealed(json.loads(path.read_text()), path.parent)))
+    return world
+
+
+@pytest.fixture
+def four(world: World, finished: World) -> World:
+    """A copy of the finished grid."""
+    shutil.copytree(finished.root, world.root, dirs_exist_ok=True, symlinks=True)
+    return world
 
 
 @pytest.fixture(autouse=True)

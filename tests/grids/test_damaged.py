@@ -21,27 +21,9 @@ from lightning_app.runs.folder import STORE, RunFolder
 from lightning_app.runs.locks import run_lock
 from lightning_app.runs.records import sealed
 
-pytestmark = pytest.mark.xdist_group("damaged")  # what they share is made once
+pytestmark = pytest.mark.xdist_group("finished")  # what they share is made once
 
 CELLS = 4
-
-
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> World:
-    """A finished and sealed grid of four cells, made once and copied by every test."""
-    world = World(tmp_path_factory.mktemp("finished"))
-    world.write(seeds=1, delay=0, steps=1)
-    assert world.run().returncode == 0
-    for path in (world.folder.parent / STORE).glob("*/result.json"):
-        path.write_text(json.dumps(sealed(json.loads(path.read_text()), path.parent)))
-    return world
-
-
-@pytest.fixture
-def sick(world: World, finished: World) -> World:
-    """A copy of the finished grid, to be damaged."""
-    shutil.copytree(finished.root, world.root, dirs_exist_ok=True, symlinks=True)
-    return world
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -88,10 +70,6 @@ def of_another(run: Path) -> None:
     shutil.copyfile(other / "result.json", run / "result.json")
 
 
-def config_gone(run: Path) -> None:
-    (run / "config.yaml").unlink()
-
-
 DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "torn": (lambda run: os.truncate(run / "result.json", 90), "torn or damaged"),
     "empty": (write("result.json", b""), "torn or damaged"),
@@ -101,44 +79,47 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "a changed digit": (edit(unigram_entropy=5.5), "seal"),
     "of another": (of_another, "is not the planned"),
     "config changed": (write("config.yaml", b"seed_everything: 1\n"), "seal"),
-    "config gone": (config_gone, "its seal covers config.yaml, which is missing"),
+    "config gone": (
+        lambda run: (run / "config.yaml").unlink(),
+        "its seal covers config.yaml, which is missing",
+    ),
     "pruned.json": (write("pruned.json", b"{"), ""),  # nothing reads it beside a result
 }
 
 
 @pytest.mark.parametrize("name", DAMAGES)
-def test_a_damaged_run_is_listed_moved_and_trained_again(sick: World, capsys, name: str) -> None:
+def test_a_damaged_run_is_listed_moved_and_trained_again(four: World, capsys, name: str) -> None:
     damage, words = DAMAGES[name]
-    run = a_run(sick)
+    run = a_run(four)
     damage(run)
     before = contents(run)
-    assert status_command(sick.grid, sick.folder.parent) == 0
+    assert status_command(four.grid, four.folder.parent) == 0
     assert words in (said := capsys.readouterr().out)
     assert ("3 not yet" in said or "3 ok" in said) is bool(words)
     assert contents(run) == before
-    starts = len(sick.lines("start"))
-    assert words in assert_one_result_each(sick)
-    assert moved(sick) == [f"{run.name}@damaged-1"] * bool(words)
-    assert len(sick.lines("start")) == starts + bool(words)
+    starts = len(four.lines("start"))
+    assert words in assert_one_result_each(four)
+    assert moved(four) == [f"{run.name}@damaged-1"] * bool(words)
+    assert len(four.lines("start")) == starts + bool(words)
     if words:
         after = contents(run.with_name(f"{run.name}@damaged-1"))
         assert before.items() <= after.items()
-    assert_one_result_each(sick)
-    assert len(sick.lines("start")) == starts + bool(words)
+    assert_one_result_each(four)
+    assert len(four.lines("start")) == starts + bool(words)
 
 
-def test_many_damaged_runs_stop_the_grid_until_it_is_asked_for(sick: World) -> None:
+def test_many_damaged_runs_stop_the_grid_until_it_is_asked_for(four: World) -> None:
     """Half of the finished ones may be the fault of a disk or of a change to the program."""
     for number in range(2):
-        os.truncate(a_run(sick, number) / "result.json", 90)
-    before = contents(sick.folder.parent / STORE)
-    refused = sick.run()
+        os.truncate(a_run(four, number) / "result.json", 90)
+    before = contents(four.folder.parent / STORE)
+    refused = four.run()
     assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
     assert "2 of 4 finished runs are damaged" in refused.stderr
     assert "--retry-damaged" in refused.stderr
-    assert contents(sick.folder.parent / STORE) == before
-    assert_one_result_each(sick, "damaged")
-    assert len(moved(sick)) == 2
+    assert contents(four.folder.parent / STORE) == before
+    assert_one_result_each(four, "damaged")
+    assert len(moved(four)) == 2
 
 
 def schema_of_another(run: Path, schema: int = 99) -> None:
@@ -175,32 +156,32 @@ def result_is_a_folder(run: Path) -> None:
     ],
 )
 def test_what_is_no_damage_of_the_run_stays(
-    sick: World, damage: Callable[[Path], None], said: str, metric: str | None
+    four: World, damage: Callable[[Path], None], said: str, metric: str | None
 ) -> None:
     if metric is not None:
-        sick.write(seeds=1, delay=0, steps=1, metric={"name": metric, "mode": "max"})
-    damage(a_run(sick))
-    before = contents(sick.folder.parent / STORE)
+        four.write(seeds=1, delay=0, steps=1, metric={"name": metric, "mode": "max"})
+    damage(a_run(four))
+    before = contents(four.folder.parent / STORE)
+    before = {k: v for k, v in before.items() if "lock" not in k}
     for options in ((), ("damaged",)):
-        refused = sick.run(*options)
+        refused = four.run(*options)
         assert (refused.returncode, refused.stderr.count("\n")) == (2, 1), refused.stderr
         assert said in refused.stderr
         assert "moves the run aside" not in refused.stderr
     if metric is None:
         with pytest.raises(UserError, match=said):
-            status_command(sick.grid, sick.folder.parent)
-    assert {k: v for k, v in contents(sick.folder.parent / STORE).items() if "lock" not in k} == {
-        k: v for k, v in before.items() if "lock" not in k
-    }
-    assert not moved(sick)
+            status_command(four.grid, four.folder.parent)
+    after = contents(four.folder.parent / STORE)
+    assert {k: v for k, v in after.items() if "lock" not in k} == before
+    assert not moved(four)
 
 
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EIO])
 @pytest.mark.parametrize("name", ["result.json", "config.yaml"])
 def test_a_file_that_cannot_be_read_is_no_damage(
-    sick: World, monkeypatch: pytest.MonkeyPatch, name: str, number: int
+    four: World, monkeypatch: pytest.MonkeyPatch, name: str, number: int
 ) -> None:
-    grid, read = sick.value(), Path.read_bytes
+    grid, read = four.value(), Path.read_bytes
 
     def refuse(path: Path) -> bytes:
         if path.name == name:
@@ -213,21 +194,21 @@ def test_a_file_that_cannot_be_read_is_no_damage(
         grid.state(grid.cells[0])
 
 
-def test_a_damaged_run_that_is_being_trained_stays(sick: World) -> None:
-    run = a_run(sick)
+def test_a_damaged_run_that_is_being_trained_stays(four: World) -> None:
+    run = a_run(four)
     os.truncate(run / "result.json", 90)
     with run_lock(RunFolder(run)):
-        refused = sick.run()
+        refused = four.run()
     assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
     assert "another process is training this run" in refused.stderr
-    assert not moved(sick)
-    assert_one_result_each(sick)
+    assert not moved(four)
+    assert_one_result_each(four)
 
 
-def test_the_report_names_what_is_damaged(sick: World) -> None:
-    path = a_run(sick) / "result.json"
+def test_the_report_names_what_is_damaged(four: World) -> None:
+    path = a_run(four) / "result.json"
     edit(unigram_entropy=5.5)(path.parent)
-    results = read_folder(sick.folder)
+    results = read_folder(four.folder)
     assert [cell.state for cell in results.cells].count("damaged") == 1
     assert "seal" in damaged_files(results)[0]
 
@@ -252,14 +233,10 @@ def truncate(name: str, kept: int) -> Callable[[World], None]:
     return damage
 
 
-def edit_plan(world: World) -> None:
-    path = world.folder / "plan.json"
-    path.write_text(path.read_text().replace('"post_ln-', '"past_ln-'))
-
-
-def damaged_in_the_middle(world: World) -> None:
-    path = world.folder / "optuna.journal"
-    path.write_bytes(path.read_bytes().replace(b'"op_code"', b'"op_co\xffe"', 2))
+def replace(name: str, old: bytes, new: bytes, count: int = -1) -> Callable[[World], object]:
+    return lambda world: (world.folder / name).write_bytes(
+        (world.folder / name).read_bytes().replace(old, new, count)
+    )
 
 
 def attempts_a_file(world: World) -> None:
@@ -271,36 +248,36 @@ RUN_REPAIRS: dict[str, Callable[[World], object]] = {
     "no plan": lambda world: (world.folder / "plan.json").unlink(),
     "torn plan": truncate("plan.json", 100),
     "plan a list": lambda world: (world.folder / "plan.json").write_text("[]"),
-    "edited plan": edit_plan,
+    "edited plan": replace("plan.json", b'"post_ln-', b'"past_ln-'),
     "no grid.yaml": lambda world: (world.folder / "grid.yaml").unlink(),
     "torn grid.yaml": truncate("grid.yaml", 40),
     "no journal": lambda world: (world.folder / "optuna.journal").unlink(),
     "torn journal": truncate("optuna.journal", -30),
-    "damaged journal": damaged_in_the_middle,
+    "damaged journal": replace("optuna.journal", b'"op_code"', b'"op_co\xffe"', 2),
     "attempts a file": attempts_a_file,
 }
 
 
 @pytest.mark.parametrize("name", RUN_REPAIRS)
-def test_what_follows_from_the_runs_is_made_again(sick: World, name: str) -> None:
-    before = contents(sick.folder.parent)
-    RUN_REPAIRS[name](sick)
-    starts = len(sick.lines("start"))
-    assert_one_result_each(sick)
-    assert len(sick.lines("start")) == starts
-    after = contents(sick.folder.parent)
+def test_what_follows_from_the_runs_is_made_again(four: World, name: str) -> None:
+    before = contents(four.folder.parent)
+    RUN_REPAIRS[name](four)
+    starts = len(four.lines("start"))
+    assert_one_result_each(four)
+    assert len(four.lines("start")) == starts
+    after = contents(four.folder.parent)
     for kept in ("tiny/plan.json", "tiny/grid.yaml"):
         assert after[kept] == before[kept]
 
 
-def test_a_plan_of_a_newer_version_is_left_as_it_is(sick: World) -> None:
-    path = sick.folder / "plan.json"
+def test_a_plan_of_a_newer_version_is_left_as_it_is(four: World) -> None:
+    path = four.folder / "plan.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "schema": 99}))
-    before = contents(sick.folder.parent)
-    refused = sick.run()
+    before = contents(four.folder.parent)
+    refused = four.run()
     assert refused.returncode == 2
     assert "plan.json: schema 99:" in refused.stderr
-    after = contents(sick.folder.parent)
+    after = contents(four.folder.parent)
     del before["tiny/.supervisor.json"], after["tiny/.supervisor.json"]
     assert after == before
 

@@ -33,33 +33,26 @@ def trainer(**fields: Any) -> dict[str, Any]:
     return {"trainer": fields}
 
 
+NAMED: dict[str, Any] = {
+    **{"list": [EVIL], "one": EVIL, "list of names": ["trap.Trap"], "name": "trap.Trap"},
+    **{"JSON text": json.dumps([EVIL]), "YAML text": "{class_path: trap.Trap}"},
+    **{
+        "YAML text without braces": "class_path: trap.Trap",
+        "text in list": ["{class_path: trap.Trap}"],
+    },
+    **{
+        "path to YAML": "evil.yaml",
+        "path to JSON": "./evil.json",
+        "paths": ["evil.yaml", "evil.json"],
+    },
+}
 # Allowed contents of a base; after a '|' the allowed value of an axis.
 FORMS: dict[str, dict[str, Any]] = {
-    "callbacks, list": trainer(callbacks=[EVIL]),
-    "callbacks, one": trainer(callbacks=EVIL),
-    "callbacks, list of names": trainer(callbacks=["trap.Trap"]),
-    "callbacks, name": trainer(callbacks="trap.Trap"),
-    "callbacks, JSON text": trainer(callbacks=json.dumps([EVIL])),
-    "callbacks, YAML text": trainer(callbacks="{class_path: trap.Trap}"),
-    "callbacks, text in list": trainer(callbacks=["{class_path: trap.Trap}"]),
-    "callbacks, path to YAML": trainer(callbacks="evil.yaml"),
-    "callbacks, path to JSON": trainer(callbacks="./evil.json"),
-    "callbacks, paths": trainer(callbacks=["evil.yaml", "evil.json"]),
-    "logger, one": trainer(logger=EVIL),
-    "logger, list": trainer(logger=[EVIL]),
-    "logger, YAML text": trainer(logger="class_path: trap.Trap"),
-    "logger, path": trainer(logger="evil.yaml"),
-    "plugins, list": trainer(plugins=[EVIL]),
-    "plugins, name": trainer(plugins="trap.Trap"),
-    "plugins, path": trainer(plugins="evil.yaml"),
-    "profiler, one": trainer(profiler=EVIL),
-    "profiler, name": trainer(profiler="trap.Trap"),
-    "profiler, YAML text": trainer(profiler="{class_path: trap.Trap}"),
-    "profiler, path": trainer(profiler="evil.json"),
-    "strategy, one": trainer(strategy=EVIL),
-    "strategy, name": trainer(strategy="trap.Trap"),
-    "strategy, YAML text": trainer(strategy="class_path: trap.Trap"),
-    "strategy, path": trainer(strategy="evil.yaml"),
+    **{
+        f"{field}, {name}": trainer(**{field: value})
+        for field in ("callbacks", "logger", "plugins", "profiler", "strategy")
+        for name, value in NAMED.items()
+    },
     "trainer, path": {"trainer": "trainer.yaml"},
     "trainer, text": {"trainer": "{callbacks: [{class_path: trap.Trap}]}"},
     "model, path": {"model": "evil.yaml"},

@@ -8,14 +8,7 @@ from hypothesis import strategies as st
 
 from lightning_app.core.errors import UserError
 from lightning_app.grids import slots
-from lightning_app.grids.slots import (
-    Slot,
-    Slots,
-    cpu_quota,
-    default_workers,
-    slots_of,
-    visible_devices,
-)
+from lightning_app.grids.slots import Slot, Slots, default_workers, slots_of
 from lightning_app.grids.workers import most_threads
 
 
@@ -95,7 +88,7 @@ def test_the_limit_of_a_container_is_read(
     if groups is not None:
         (tmp_path / "self").mkdir()
         (tmp_path / "self" / "cgroup").write_text(groups)
-    assert cpu_quota(tmp_path, mounted) == expected
+    assert slots.cpu_quota(tmp_path, mounted) == expected
 
 
 @pytest.mark.parametrize(("quota", "expected"), [(0.5, 1), (1.9, 1), (2.0, 2), (inf, 64)])
@@ -175,7 +168,7 @@ def test_slots_are_neither_lost_nor_doubled(moves: list[bool], gpus: int, sharin
 
 
 def test_devices_are_named_as_in_the_setting_of_cuda() -> None:
-    assert visible_devices(2, {"CUDA_VISIBLE_DEVICES": "4,6"}) == ("4", "6")
-    assert visible_devices(2, {"CUDA_VISIBLE_DEVICES": "GPU-a,GPU-b"}) == ("GPU-a", "GPU-b")
-    assert visible_devices(3, {}) == ("0", "1", "2")
-    assert visible_devices(0, {"CUDA_VISIBLE_DEVICES": ""}) == ()
+    assert slots.visible_devices(2, {"CUDA_VISIBLE_DEVICES": "4,6"}) == ("4", "6")
+    assert slots.visible_devices(2, {"CUDA_VISIBLE_DEVICES": "GPU-a,GPU-b"}) == ("GPU-a", "GPU-b")
+    assert slots.visible_devices(3, {}) == ("0", "1", "2")
+    assert slots.visible_devices(0, {"CUDA_VISIBLE_DEVICES": ""}) == ()

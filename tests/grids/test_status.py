@@ -85,15 +85,13 @@ def test_before_anything_is_planned(world: World) -> None:
         status_command(world.grid, world.folder.parent)
 
 
-def test_a_torn_progress_file_is_no_progress(world: World, capsys) -> None:
-    world.write(seeds=1, steps=1)
-    world.run()
-    name = next(iter(world.runs()))
-    record = world.folder / "runs" / name / "attempts" / "1"
-    (record / "progress.json").write_text('{"step": 1')
-    (world.folder / "runs" / name / "result.json").unlink()
-    assert "3 ok, 1 waiting" in status(world, capsys)
-    assert json.loads((world.folder / "plan.json").read_text())["name"] == "tiny"
+@pytest.mark.xdist_group("finished")
+def test_a_torn_progress_file_is_no_progress(four: World, capsys) -> None:
+    run = four.folder / "runs" / next(iter(four.runs()))
+    (run / "attempts" / "1" / "progress.json").write_text('{"step": 1')
+    (run / "result.json").unlink()
+    assert "3 ok, 1 waiting" in status(four, capsys)
+    assert json.loads((four.folder / "plan.json").read_text())["name"] == "tiny"
 
 
 def test_pruned_cells_count_where_the_grid_has_a_pruner(world: World, capsys) -> None:
@@ -110,18 +108,17 @@ def test_pruned_cells_count_where_the_grid_has_a_pruner(world: World, capsys) ->
     assert "tiny: 4 cells: 3 ok, 1 pruned\n" in status(world, capsys)
 
 
-def test_other_cells_than_those_of_the_file_are_refused(world: World) -> None:
+@pytest.mark.xdist_group("finished")
+def test_other_cells_than_those_of_the_file_are_refused(four: World) -> None:
     """Another base, other axes, other exclusions: the states would be those of other cells."""
-    world.write(seeds=1, delay=0)
-    assert world.run().returncode == 0
-    text = world.grid.read_text()
+    text = four.grid.read_text()
     changed: list[dict[str, Any]] = [{"axes": {"data.behaviour": ["ok"]}}, {"steps": 9}]
     for changes in changed:
-        world.write(seeds=1, delay=0, **changes)
+        four.write(seeds=1, delay=0, **changes)
         with pytest.raises(UserError, match="holds another grid"):
-            status_command(world.grid, world.folder.parent)
-    world.grid.write_text(text.replace("Does it run?", "Another question?"))
-    assert status_command(world.grid, world.folder.parent) == 0
+            status_command(four.grid, four.folder.parent)
+    four.grid.write_text(text.replace("Does it run?", "Another question?"))
+    assert status_command(four.grid, four.folder.parent) == 0
 
 
 def test_a_lock_is_seen_without_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

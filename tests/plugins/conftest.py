@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from lightning_app import plugins
+from lightning_app.core.errors import UserError
 
 Write = Callable[..., Path]
 
@@ -30,6 +31,15 @@ def write(tmp_path: Path) -> Write:
         return path
 
     return written
+
+
+def refused(source: object) -> str:
+    """The one line with which a plug-in is refused."""
+    with pytest.raises(UserError) as caught:
+        plugins.load(str(source))
+    assert not plugins.loaded()
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
 
 
 PARTS = '''

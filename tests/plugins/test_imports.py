@@ -18,7 +18,7 @@ from lightning_app.blocks.feed_forward import ACTIVATIONS
 from lightning_app.config.experiment import named_by_content
 from lightning_app.core.errors import UserError
 from lightning_app.runs.mixtures import mixed, statements
-from tests.plugins.conftest import Write
+from tests.plugins.conftest import Write, refused
 from tests.plugins.test_use import config
 from tests.small import write_config, write_corpus
 
@@ -52,14 +52,6 @@ def helpers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     for name in [*sys.modules]:
         if name.startswith(("a_", "in_zip", "my_package", "some_parts")):
             del sys.modules[name]
-
-
-def refused(source: object) -> str:
-    with pytest.raises(UserError) as caught:
-        plugins.load(str(source))
-    assert not plugins.loaded()
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
 
 
 def digest(source: object) -> str:

@@ -14,7 +14,7 @@ from lightning_app.core.errors import UserError
 from lightning_app.models.optim import OPTIMIZERS
 from lightning_app.scores.task_facts import TASKS
 from lightning_app.tasks.base import task_class
-from tests.plugins.conftest import PARTS, Write
+from tests.plugins.conftest import PARTS, Write, refused
 from tests.told import told
 
 NORM = """
@@ -26,14 +26,6 @@ from lightning_app.blocks.norm import NORM_KINDS
 def some_norm(dim):
     return nn.Identity()
 """
-
-
-def refused(source: object) -> str:
-    with pytest.raises(UserError) as caught:
-        plugins.load(str(source))
-    assert not plugins.loaded()
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
 
 
 def test_a_file_registers_its_parts_once(write: Write) -> None:

@@ -28,6 +28,7 @@ from lightning_app.runs.provenance import foreign_classes
 from tests.plugins.conftest import PARTS, Write
 from tests.records import result as trained_result
 from tests.small import write_corpus
+from tests.tables import changed
 
 CONFIG = """
 trainer: {max_steps: 4}
@@ -40,14 +41,9 @@ data: {tokenizer: word, vocab_size: null}
 
 
 def config(field: str = "", value: Any = None, more: Mapping[str, Any] | None = None) -> Any:
-    tree = yaml.safe_load(CONFIG)
-    for key, of in {**({field: value} if field else {}), **(more or {})}.items():
-        inner = tree
-        *above, last = key.split(".")
-        for name in above:
-            inner = inner.setdefault(name, {})
-        inner[last] = of
-    return resolve(tree, "a test", imports=True)
+    fields = {**({field: value} if field else {}), **(more or {})}
+    dotted = {key.replace(".", "__"): of for key, of in fields.items()}
+    return resolve(changed(yaml.safe_load(CONFIG), **dotted), "a test", imports=True)
 
 
 DECODER = {"model.architecture.kind": "decoder"}
