@@ -93,8 +93,8 @@ STATISTICS = at("report/test_statistics.py")
 SENSITIVITY = at("report/test_scores.py")
 FINE_TUNING = at("report/test_fine_tuning.py")
 LABELS = at("report/test_labels.py", "report/test_scores.py")
-COMPARISON = at("report/test_comparison.py")
-FACTORS = at("report/test_factors.py")
+COMPARISON = at("report/test_comparison.py", "report/test_scores.py")
+FACTORS = at("report/test_scores.py")
 SCORES = at("scores")
 
 MUTANTS = (

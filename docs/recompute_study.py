@@ -823,7 +823,7 @@ def correct(scores: Mapping[Key, Row]) -> None:
             failed = (row for row in family if row.diverged)
             holm((row for row in failed if row.seeds > 1 or not math.isnan(row.p)), exact=True)
         else:
-            holm(row for row in family if not math.isnan(row.p) or len(row.values) > 1)
+            holm(r for r in family if r.waits or not math.isnan(r.p) or len(r.values) > 1)
 
 
 def effects(
@@ -870,7 +870,8 @@ def effects(
 
 def word(axis: str, value: Any, axes: Mapping[str, list[Any]], names: Mapping[str, Any]) -> str:
     """The value of an axis: its name in the grid file, if that is not empty, or `axis=value`."""
-    if axis in names and (name := names[axis][axes[axis].index(value)]):
+    fit = len(names.get(axis, ())) == len(axes[axis])
+    if fit and (name := names[axis][axes[axis].index(value)]):
         return name
     if not isinstance(value, str):
         compact = json.dumps(value, separators=(",", ":"))

@@ -258,6 +258,19 @@ def keep(fake: Any, wanted: Callable[[Mapping[str, Any]], bool]) -> None:
     path.write_text(json.dumps(plan))
 
 
+def change(fake: Any, **fields: Any) -> None:
+    """Give the grid file these fields."""
+    path = fake.folder / "grid.yaml"
+    path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | fields, sort_keys=False))
+
+
+def link(fake: Any, axis: str, other: str, values: Mapping[Any, Any]) -> None:
+    """Let an axis follow from another one, in the grid file and in the plan."""
+    keep(fake, lambda at: at[axis] == values[at[other]])
+    axes = yaml.safe_load((fake.folder / "grid.yaml").read_text())["axes"]
+    change(fake, axes={**axes, axis: {other: dict(values)}})
+
+
 def written(grid: GridResults, out: Path | None = None) -> Path:
     """The tables of a report, without its figures."""
     out = out or grid.folder

@@ -16,10 +16,7 @@ from lightning_app.config.rules import COMPARE, GridSubject, check_rules
 from lightning_app.core.errors import UserError
 from lightning_app.report.comparisons import (
     BETTER,
-    EQUAL,
-    WAITS,
     WORSE,
-    MetricDifference,
     by_metric,
     compare_axis,
     comparison_document,
@@ -30,7 +27,7 @@ from lightning_app.report.headline import findings
 from lightning_app.report.limits import limits, urgent
 from lightning_app.report.results import GridResults, read_results
 from lightning_app.report.warmup import sensitivity_scores
-from tests.report.conftest import BASE, messages, write_report
+from tests.report.conftest import BASE, change, messages, write_report
 
 PRESET = "model.block.preset"
 WARMUP = "model.schedule.warmup_steps"
@@ -47,67 +44,8 @@ def loss(axes: Mapping[str, Any]) -> float:
 
 def read(fake: Any, **changes: Any) -> GridResults:
     """The grid, after changes of its grid file."""
-    path = fake.folder / "grid.yaml"
-    path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | changes))
+    change(fake, **changes)
     return read_results(fake.folder)
-
-
-def by_place(rows: list[MetricDifference]) -> dict[tuple[str, str, str], MetricDifference]:
-    return {(row.axis, row.value, row.where): row for row in rows}
-
-
-def test_differences_are_those_of_a_plain_computation(make_grid: Any) -> None:
-    grid = read(make_grid(loss, AXES, curves=False), compare={PRESET: "pre_ln", WIDTH: 64})
-    found = by_place(comparisons(grid))
-    assert len(found) == 2 * 2 + 3
-    table = {(c.variant, c.axes[WIDTH], c.seed): c.metrics["val/nll"] or 0.0 for c in grid.cells}
-    truth = {}
-    for width in (64, 128):
-        for preset in ("sas", "post_ln"):
-            truth[PRESET, preset, f"{WIDTH}={width}"] = [
-                table[preset, width, seed] - table["pre_ln", width, seed] for seed in (1, 2, 3, 4)
-            ]
-    for preset in AXES[PRESET]:
-        truth[WIDTH, "128", f"{PRESET}={preset}"] = [
-            table[preset, 128, seed] - table[preset, 64, seed] for seed in (1, 2, 3, 4)
-        ]
-    assert found.keys() == truth.keys()
-    ps = {}
-    for axis in (PRESET, WIDTH):
-        rows = [values for place, values in truth.items() if place[0] == axis]
-        freedom = 3 * len(rows)
-        spread = math.sqrt(sum(3 * np.var(values, ddof=1) for values in rows) / freedom)
-        # Of four seeds, that of the runs themselves counts too: two have sqrt(2) times as much.
-        arms = [
-            [table[v, w, seed] for seed in (1, 2, 3, 4)] for v in AXES[PRESET] for w in (64, 128)
-        ]
-        spread = max(spread, math.sqrt(2 * np.mean([np.var(arm, ddof=1) for arm in arms])))
-        for place, values in truth.items():
-            if place[0] == axis:
-                pooled = 2 * stats.t.sf(abs(np.mean(values)) / (spread / 2), freedom)
-                own: Any = stats.ttest_1samp(values, 0)
-                ps[place] = max(float(own.pvalue), float(pooled))
-    order = sorted(ps, key=lambda place: ps[place])
-    largest = 0.0
-    for number, place in enumerate(order):
-        row, values = found[place], truth[place]
-        low, high = stats.t.interval(0.95, 3, np.mean(values), stats.sem(values))
-        # Of the 12 comparisons that a family should have 5 are missing, and count twice.
-        largest = max(largest, min(1.0, (7 + 2 * 5 - number) * ps[place]))
-        assert row.estimate == pytest.approx(np.mean(values), abs=1e-12)
-        assert (row.low, row.high) == pytest.approx((low, high), abs=1e-9)
-        assert row.p == pytest.approx(ps[place], abs=1e-9)
-        assert row.p_holm == pytest.approx(largest, abs=1e-9)
-        assert row.seeds == 4
-    assert found[PRESET, "sas", f"{WIDTH}=64"].reading == "worse"
-    assert found[PRESET, "post_ln", f"{WIDTH}=64"].reading == "no difference shown"
-    assert found[WIDTH, "128", f"{PRESET}=sas"].reading == "better"
-
-
-def test_a_metric_that_is_to_be_large_reads_the_other_way(make_grid: Any) -> None:
-    fake = make_grid(loss, AXES, curves=False)
-    grid = read(fake, compare={WIDTH: 64}, metric={"name": "val/nll", "mode": "max"})
-    assert {row.reading for row in comparisons(grid)} == {"worse", "no difference shown"}
 
 
 def test_a_grid_that_does_not_ask_about_warmup_compares_its_variants(make_grid: Any) -> None:
@@ -133,20 +71,6 @@ def test_a_grid_that_does_not_ask_about_warmup_compares_its_variants(make_grid: 
     assert readings.count("worse") == 2
 
 
-def test_a_value_whose_runs_end_with_the_numbers_of_the_baseline_changes_nothing(
-    make_grid: Any,
-) -> None:
-    length, seeds = "data.max_length", [1, 2, 3]
-    axes = {length: [100, 200, 8], SEED: seeds}
-    fake = make_grid(lambda of: 2.0 + of[SEED] / 9 + (of[length] == 8) / of[SEED], axes)
-    grid = read(fake, compare={length: 100})
-    readings = {row.value: row.reading for row in comparisons(grid)}
-    assert readings["200"] == EQUAL
-    assert readings["8"] != EQUAL
-    (said,) = findings(grid, sensitivity_scores(grid))
-    assert "max_length 200 changes nothing" in said
-
-
 def test_tokens_of_two_tokenizers_are_not_counted_as_one(make_grid: Any) -> None:
     """Of a task without bits per byte nothing says how much text they spell."""
     axes = {"data.tokenizer": ["word", "char"], SEED: [1, 2]}
@@ -169,23 +93,6 @@ def test_a_grid_about_warmup_compares_only_what_it_names(make_grid: Any) -> None
     assert not (fake.folder / "comparisons.csv").exists()
     (row,) = comparisons(read(fake, compare={WARMUP: 0}))
     assert (row.axis, row.value, row.baseline, row.estimate) == (WARMUP, "60", "0", 0.0)
-
-
-def test_pairs_that_lack_a_run_or_a_value_are_left_out(make_grid: Any) -> None:
-    def outcome(axes: Mapping[str, Any]) -> float | str | None:
-        odd = {("sas", 64, 1): "failed", ("sas", 64, 2): None, ("pre_ln", 128, 3): "waiting"}
-        return odd.get((axes[PRESET], axes[WIDTH], axes[SEED]), loss(axes))
-
-    found = by_place(comparisons(read_results(make_grid(outcome, AXES, curves=False).folder)))
-    row = found[PRESET, "sas", f"{WIDTH}=64"]
-    assert (row.seeds, row.note) == (
-        2,
-        "1 of 3 pairs lack a finite val/nll; 1 of 4 seeds not finished; "
-        "some seeds of an arm failed and others did not",
-    )
-    assert math.isnan(row.p)
-    assert [seed for seed, _ in row.values] == [3, 4]
-    assert found[PRESET, "sas", f"{WIDTH}=128"].seeds == 3
 
 
 @pytest.mark.parametrize("lost", [0, 2])
@@ -213,87 +120,6 @@ def test_an_arm_whose_runs_became_non_finite_is_not_judged_by_the_others(
     assert all(map(math.isnan, (row.low, row.p, row.p_holm, arm.low)))
     assert row.note.endswith("some seeds of an arm failed and others did not")
     assert (arm.lacking, lacking) == (2, True)
-
-
-def test_half_escaped_runs_of_few_seeds_have_no_interval_and_no_p_value(make_grid: Any) -> None:
-    """A run that is late on the plateau (0.3 of the 2 nats that the others learned) is one mode."""
-
-    def outcome(axes: Mapping[str, Any]) -> float:
-        late = (axes[PRESET], axes[WIDTH], axes[SEED]) == ("sas", 64, 1)
-        return 4.2 if late else loss(axes)
-
-    for seeds, withheld in ((4, True), (5, False)):
-        axes = {**AXES, SEED: list(range(1, seeds + 1))}
-        folder = make_grid(outcome, axes, curves=False, name=f"of{seeds}").folder
-        found = by_place(comparisons(read_results(folder)))
-        row = found[PRESET, "sas", f"{WIDTH}=64"]
-        assert [math.isnan(row.low), math.isnan(row.p), row.withheld] == [withheld] * 3
-        assert (
-            row.note
-            == "runs half escaped, and 4 seeds are too few to tell it from chance" * withheld
-        )
-        assert not math.isnan(found[PRESET, "sas", f"{WIDTH}=128"].p)
-
-
-def test_few_runs_that_agree_by_chance_at_the_baseline_make_no_label(make_grid: Any) -> None:
-    """The differences share the baseline, so that only the runs show how far they differ.
-
-    Of four values with 3 seeds one agrees with itself at 3.0, the others are 0.5 apart or so.
-    """
-    table = {"pre_ln": [2.0, 2.001, 2.002], "sas": [3.0, 3.002, 3.001]}
-    table |= {"post_ln": [2.0, 2.4, 2.2], "keel": [2.3, 2.1, 2.5], "rezero": [2.6, 2.2, 2.4]}
-
-    def outcome(axes: Mapping[str, Any]) -> float:
-        return table[axes[PRESET]][axes[SEED] - 1]
-
-    axes = {PRESET: list(table), SEED: [1, 2, 3]}
-    grid = read(make_grid(outcome, axes, curves=False), compare={PRESET: "pre_ln"})
-    row = by_place(comparisons(grid))[PRESET, "sas", "all"]
-    assert row.estimate == pytest.approx(1.0)
-    # The variances of three runs are 1e-6, 1e-6, and three times 0.04: a mean of 0.024.
-    pooled = math.sqrt(2 * (3 * 0.04 + 2e-6) / 5)
-    own: Any = stats.ttest_1samp([1.0, 1.001, 0.999], 0)
-    expected = max(own.pvalue, 2 * stats.t.sf(1.0 / (pooled / math.sqrt(3)), 8))
-    assert row.p == pytest.approx(expected)
-
-
-def test_a_comparison_waits_for_its_planned_seeds(make_grid: Any) -> None:
-    def outcome(axes: Mapping[str, Any]) -> float | str:
-        late = (axes[PRESET], axes[WIDTH], axes[SEED]) == ("sas", 64, 6)
-        return "waiting" if late else loss(axes)
-
-    axes = {**AXES, SEED: [1, 2, 3, 4, 5, 6]}
-    grid = read(make_grid(outcome, axes, curves=False), compare={PRESET: "pre_ln"})
-    found = by_place(comparisons(grid))
-    row, other = (found[PRESET, "sas", f"{WIDTH}={width}"] for width in (64, 128))
-    assert (row.reading, row.seeds, row.note) == (WAITS, 5, "1 of 6 seeds not finished")
-    assert math.isnan(row.p)
-    assert not math.isnan(row.low)
-    assert (other.reading, other.seeds) == (WORSE, 6)
-    (at_64,) = (text for text in findings(grid, []) if f"{WIDTH}=64" in text)
-    assert "sas against pre_ln is open" in at_64
-
-
-def test_seeds_that_ended_differently_have_no_interval(make_grid: Any) -> None:
-    """A run that stalled at the entropy is no draw from the noise of those that learned."""
-
-    def outcome(axes: Mapping[str, Any]) -> float:
-        return 4.49 if (axes[PRESET], axes[SEED]) == ("sas", 1) else loss(axes)
-
-    rows = comparisons(read_results(make_grid(outcome, AXES, curves=False).folder))
-    mixed = [row for row in rows if row.value == "sas"]
-    assert {math.isnan(row.p) and math.isnan(row.low) for row in mixed} == {True}
-    assert {(row.reading, row.note) for row in mixed} == {
-        ("", "some seeds of an arm failed and others did not")
-    }
-
-
-def test_an_empty_comparison_says_why(make_grid: Any) -> None:
-    fake = make_grid(lambda axes: "waiting" if axes[PRESET] == "pre_ln" else loss(axes), AXES)
-    rows = comparisons(read_results(fake.folder))
-    assert {row.note for row in rows} == {"4 of 4 seeds not finished"}
-    assert {row.seeds for row in rows} == {0}
-    json.dumps([row.note for row in rows])
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-import yaml
 
 from lightning_app.config.tree import label
-from lightning_app.report.comparisons import comparisons, effects
 from lightning_app.report.figures.need import loss_by_rate
 from lightning_app.report.figures.sheet import Part
 from lightning_app.report.headline import findings
@@ -23,7 +21,7 @@ from lightning_app.report.results import read_results
 from lightning_app.report.tables import best_losses, headline_table
 from lightning_app.report.warmup import sensitivity_scores
 from lightning_app.report.write import publish
-from tests.report.conftest import BASE, keep, messages, write_report
+from tests.report.conftest import BASE, change, keep, messages, write_report
 
 PRESET = "model.block.preset"
 WARMUP = "model.schedule.warmup_steps"
@@ -38,11 +36,6 @@ def loss(axes: Mapping[str, Any]) -> float:
     return 2.0 + 0.3 * (axes.get(WARMUP) == 0) + random.Random(str(axes)).gauss(0.0, 0.05)
 
 
-def change(fake: Any, **fields: Any) -> None:
-    path = fake.folder / "grid.yaml"
-    path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | fields))
-
-
 @pytest.mark.parametrize("by", [KIND, PRESET])
 def test_one_rate_for_each_group_or_variant(make_grid: Any, by: str) -> None:
     rates = {"adam": 0.001, "sgd": 0.1, "pre_ln": 0.001, "post_ln": 0.1}
@@ -51,68 +44,6 @@ def test_one_rate_for_each_group_or_variant(make_grid: Any, by: str) -> None:
     keep(fake, lambda at: at[RATE] == rates[at[by]])
     page = write_report(fake.folder).read_text(encoding="utf-8")
     assert "Over all learning rates" not in page
-
-
-def link(fake: Any, axis: str, other: str, values: Mapping[Any, Any]) -> None:
-    """Let an axis follow from another one, in the grid file and in the plan."""
-    keep(fake, lambda at: at[axis] == values[at[other]])
-    axes = yaml.safe_load((fake.folder / "grid.yaml").read_text())["axes"]
-    change(fake, axes={**axes, axis: {other: dict(values)}})
-
-
-@pytest.mark.parametrize("axis", [RATE, WIDTH])
-def test_an_axis_that_follows_from_the_compared_one_is_a_part_of_its_values(
-    make_grid: Any, axis: str
-) -> None:
-    """Each preset has its own rate or width, and the grid asks which preset is better."""
-    values = {"pre_ln": 64, "post_ln": 128}
-    axes = {PRESET: list(values), axis: [64, 128], SEED: [1, 2, 3, 4, 5]}
-    fake = make_grid(loss, axes, curves=False)
-    link(fake, axis, PRESET, values)
-    (row,) = comparisons(read_results(fake.folder))
-    assert (row.value, row.baseline, row.where, row.seeds) == ("post_ln", "pre_ln", "all", 5)
-    assert row.note == ""
-
-
-def test_what_follows_from_the_variant_or_the_warm_up_makes_no_group(make_grid: Any) -> None:
-    """Otherwise no run without warm-up would have one with it, and no variant a baseline."""
-    for name, other, values in (
-        ("variant", PRESET, {"pre_ln": 64, "post_ln": 128}),
-        ("warmup", WARMUP, {0: 64, 60: 128}),
-    ):
-        fake = make_grid(loss, {**AXES, WIDTH: [64, 128]}, curves=False, name=name)
-        link(fake, WIDTH, other, values)
-        grid = read_results(fake.folder)
-        assert {cell.group for cell in grid.cells} == {"all"}
-        found = {(s.score, s.variant): s for s in sensitivity_scores(grid)}
-        assert found["delta", "post_ln"].seeds == found["interaction", "post_ln"].seeds == 3
-
-
-@pytest.mark.parametrize("axis", ["trainer.max_steps", "data.tokens_per_batch"])
-def test_runs_of_other_budgets_are_of_another_group(make_grid: Any, axis: str) -> None:
-    """No warm-up helps because the runs with it are twice as long."""
-    axes = {WARMUP: [0, 60], axis: [400, 800], SEED: [1, 2, 3]}
-    fake = make_grid(lambda of: 2.0 + of[SEED] / 9 - of[axis] / 999, axes, curves=False)
-    link(fake, axis, WARMUP, {0: 400, 60: 800})
-    grid = read_results(fake.folder)
-    assert len({cell.group for cell in grid.cells}) == 2
-    found = [score for score in sensitivity_scores(grid) if score.score == "delta"]
-    assert all(math.isnan(score.estimate) for score in found)
-
-
-def test_comparisons_use_the_names_of_the_grid_file(make_grid: Any) -> None:
-    fake = make_grid(loss, {**AXES, WIDTH: [64, 128]}, curves=False)
-    names = {PRESET: ["Pre-LN", "Post-LN"], WIDTH: ["narrow", "wide"]}
-    change(fake, compare={PRESET: "pre_ln"}, labels=names)
-    rows = comparisons(read_results(fake.folder))
-    assert {(row.value, row.baseline) for row in rows} == {("Post-LN", "Pre-LN")}
-    assert {row.where.split(", ")[-1] for row in rows} == {"narrow", "wide"}
-
-
-def test_equal_runs_have_no_spread_and_did_not_fail(make_grid: Any) -> None:
-    fake = make_grid(lambda axes: 2.0, {PRESET: ["pre_ln", "post_ln"], SEED: [1, 2]}, curves=False)
-    (row,) = comparisons(read_results(fake.folder))
-    assert (row.note, row.reading) == ("no spread", "changes nothing")
 
 
 def test_each_panel_has_the_entropy_of_its_own_runs(make_grid: Any) -> None:
@@ -263,45 +194,6 @@ def test_a_page_of_refined_rates_has_the_loss_at_the_best_rate_of_each_arm(make_
         ]
     page = write_report(fake.folder).read_text(encoding="utf-8")
     assert "at 0.004, of 2 rates" in page
-
-
-def linked(fake: Any, axis: str, to: str, values: Mapping[str, Any]) -> None:
-    """Make one axis follow another."""
-    keep(fake, lambda at: at[axis] == values[at[to]])
-    path = fake.folder / "grid.yaml"
-    axes = yaml.safe_load(path.read_text())["axes"]
-    change(fake, axes={**axes, axis: {to: dict(values)}})
-
-
-def test_a_rate_that_follows_the_variant_leaves_the_answer_in_the_headline(make_grid: Any) -> None:
-    axes = {**AXES, SEED: [1, 2, 3, 4, 5, 6], RATE: [0.001, 0.004]}
-    need = {"post_ln": 0.5, "pre_ln": 0.0}
-
-    def outcome(at: Mapping[str, Any]) -> float:
-        return loss(at) + (need[at[PRESET]] - 0.3) * (at[WARMUP] == 0)
-
-    fake = make_grid(outcome, axes)
-    linked(fake, RATE, PRESET, {"post_ln": 0.001, "pre_ln": 0.004})
-    grid = read_results(fake.folder)
-    text = " ".join(findings(grid, sensitivity_scores(grid)))
-    assert "lowers the loss of post_ln" in text
-    assert "No effect is shown for pre_ln" in text
-
-
-def test_a_field_that_follows_a_factor_forms_no_group(make_grid: Any) -> None:
-    placement, norm, clip = (
-        "model.block.norm_placement",
-        "model.block.norm",
-        "trainer.gradient_clip_val",
-    )
-    axes = {placement: ["post", "pre"], norm: ["layer_norm", "rms_norm"], clip: [0.0, 1.0]}
-    fake = make_grid(loss, {**axes, WARMUP: [0, 60], SEED: [1, 2, 3]})
-    linked(fake, clip, placement, {"post": 1.0, "pre": 0.0})
-    change(fake, factors={"placement": placement, "norm": norm})
-    grid = read_results(fake.folder)
-    rows = [row for row in effects(grid, sensitivity_scores(grid)) if row.measure == "delta"]
-    assert {row.group for row in rows} == {"all"}
-    assert not any(math.isnan(row.estimate) for row in rows)
 
 
 def test_a_study_whose_warmups_share_no_rate_is_published(make_grid: Any, tmp_path: Path) -> None:
