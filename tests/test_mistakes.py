@@ -195,34 +195,8 @@ MISTAKES = [
 ATTACKS = [
     of_grid("plan", "may only name", grid(config(trainer__callbacks=[EVIL]))),
     of_grid("run", "found 'evil.yaml'", grid(config(trainer__callbacks="evil.yaml"))),
-    of_grid(
-        "status", "found '{class_path", grid(config(trainer__logger="{class_path: trap.Trap}"))
-    ),
-    of_grid("status", "unknown key 'config'", grid({"config": "evil.yaml"})),
-    of_grid("status", "unknown key 'trainer.callbacks'", grid({"trainer.callbacks": [EVIL]})),
-    of_grid("plan", "unknown key 'data.splits.class_path'", grid(config(data__splits=EVIL))),
-    of_grid("plan", "found 'trap.Trap'", grid(axes={"trainer.strategy": ["auto", "trap.Trap"]})),
-    of_grid(
-        "plan",
-        "apply_pruning",
-        grid(
-            config(
-                trainer__callbacks={
-                    "class_path": "EarlyStopping",
-                    "init_args": {"apply_pruning": "trap.function"},
-                }
-            )
-        ),
-    ),
-    Case(
-        "plan grid.yaml",
-        "could not determine a constructor",
-        {"grid.yaml": "name: !!python/object/apply:os.system [touch sprung]\n"},
-    ),
-    of_grid("run", "name: expected letters", grid(name="../../outside")),
     of_grid("status", "whole number of about 401 digits", f"axes: {{a.b: [{10**400}]}}\n"),
     of_grid("plan", r"unknown key '\x1b[2J", '"\\e[2J\\e]0;x\\a": 1\n'),
-    Case("plan grid.yaml", "invalid UTF-8", {"grid.yaml": b"name: \xff\xfe\n"}),
     Case(
         "test --config run.yaml --ckpt_path x.ckpt",
         "torn or damaged: not a complete checkpoint",

@@ -128,7 +128,7 @@ def test_plan_and_blocks_need_torch_alone_and_status_not_even_that(tmp_path: Pat
 call(0, "blocks")
 call(0, "blocks", "sas")
 assert "torch" in sys.modules
-absent("lightning", "optuna", "pandas", "matplotlib")
+absent("lightning", "optuna", "pandas", "matplotlib", "datasets", "jsonargparse")
 assert "40 cells" in call(0, "plan", "demo")  # which prepares the corpus, with pandas
 absent("lightning", "optuna", "matplotlib", "torch._dynamo")
 """,

@@ -234,19 +234,13 @@ def test_a_new_field_at_its_default_changes_no_id(monkeypatch: pytest.MonkeyPatc
     assert identify(wider, blocks=blocks, corpus="c").id != before.id
 
 
-def the_demo_of_then() -> dict[str, Any]:
-    """The base of the demo, which validated every 100 steps when the ids below were written."""
-    demo = yaml.safe_load(Path("ablations/base/synthetic.yaml").read_text())
-    demo["trainer"]["val_check_interval"] = 100
-    return demo
-
-
 def test_ids_of_schema_2_stay_as_they_are() -> None:
     """Pinned: a change here is another schema, and orphans every finished run."""
     assert experiment_id({"a": 1}, {"encoder": {}}, "c") == "0a73a8977a01d14b"
     assert cell_id(config()) == "d1b3919c43aedd92"
     assert cell_id(config(model__block__preset="sas", seed_everything=2)) == "4aa4506fdfb2ff21"
-    demo = the_demo_of_then()
+    demo = yaml.safe_load(Path("ablations/base/synthetic.yaml").read_text())
+    demo["trainer"]["val_check_interval"] = 100  # as when these ids were written
     assert cell_id(resolve(demo, "x")) == "6a95e08dd3579078"
     spans = config(model__block__adaptive_span={"longest": 32})  # before spans could be dynamic
     assert cell_id(spans) == "81c99c0a6af8f554"

@@ -79,6 +79,17 @@ class World:
         out, err = process.communicate(timeout=60)
         return subprocess.CompletedProcess(process.args, process.wait(), out, err)
 
+    def end(self, process: warm.Process) -> str:
+        """What a supervisor printed that ends well."""
+        out, err = process.communicate(timeout=90)
+        assert (process.returncode, err) == (0, ""), out
+        return out
+
+    def finish(self) -> None:
+        """Run what is missing; then everything is finished."""
+        assert self.run().returncode == 0
+        self.assert_finished()
+
     def wait_for(self, happened: Callable[[], object], seconds: float = 20.0) -> None:
         until = time.monotonic() + seconds
         while not happened():

@@ -25,6 +25,7 @@ from lightning_app.core.files import write_whole
 from lightning_app.grids.workers import Job
 from lightning_app.runs.folder import RunFolder
 from lightning_app.runs.parent import with_parent
+from tests.records import pruned, result
 
 BASE = {
     "seed_everything": 1,
@@ -137,29 +138,21 @@ def run_cell(job: Job, rank: int) -> None:
     if behaviour == "curve":  # the best rate is 0.05, and 0.1 with warm-up
         best = (0.1 if warmup else 0.05) * float(os.environ.get("SHIFT", "1"))
         nll = 9.0 if diverged else nll + 0.4 * math.log2(rate / best) ** 2
-    result = {
-        "schema": 2,
-        "id": cell_id(config),
-        "name": run_dir.name,
-        "status": "diverged" if diverged else "ok",
-        "outcome": "stalled"
-        if too_high
-        else {"stall": "stalled", "not finite": "non_finite"}.get(behaviour, "trained"),
-        "diverged": {"step": 4, "rule": "stall", "last_finite_loss": 9.0} if diverged else None,
-        "metrics": {"val/nll": None if behaviour == "not finite" else nll, "val/bleu": 10.0},
-        "unigram_entropy": 6.0,
-        "steps": steps,
-        "seconds": steps * config["data"]["delay"],
-        "provenance": provenance(),
-        "attempt": attempt,
-        "started": started,
-        "finished": time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime()),
-    }
-    leave_weights(job.folder, result["id"], text=run_dir.name)
-    write_whole(run_dir / "result.json", json.dumps(result))
+    loss = None if behaviour == "not finite" else nll
+    more = {"steps": steps, "seconds": steps * config["data"]["delay"], "provenance": provenance()}
+    more |= {"metrics": {"val/nll": loss, "val/bleu": 10.0}, **of_attempt(job, started)}
+    ended = result(cell_id(config), "diverged" if diverged else "ok", loss, **more)
+    leave_weights(job.folder, ended["id"], text=run_dir.name)
+    write_whole(run_dir / "result.json", json.dumps(ended))
     note("end", run_dir.name, attempt)
     if behaviour == "crash after the result":
         raise RuntimeError("too late to matter")
+
+
+def of_attempt(job: Job, started: str) -> dict:
+    finished = time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime())
+    name = {"name": job.folder.name, "attempt": job.attempt}
+    return {**name, "started": started, "finished": finished}
 
 
 def leave_weights(run: RunFolder, identity: str, text: str) -> None:
@@ -181,20 +174,9 @@ def is_told_to_stop(job: Job, config: dict, step: int) -> bool:
 
 
 def leave_pruned(job: Job, config: dict, step: int, started: str) -> None:
-    pruned = {
-        "schema": 2,
-        "id": cell_id(config),
-        "name": job.folder.name,
-        "status": "pruned",
-        "step": step,
-        "metric": job.metric,
-        "value": config["model"]["optimizer"]["lr"],
-        "attempt": job.attempt,
-        "seconds": 0.1,
-        "started": started,
-        "finished": time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime()),
-    }
-    write_whole(job.folder.pruned, json.dumps(pruned))
+    value = config["model"]["optimizer"]["lr"]
+    more = {"step": step, "metric": job.metric, "value": value, **of_attempt(job, started)}
+    write_whole(job.folder.pruned, json.dumps(pruned(cell_id(config), **more)))
     note("pruned", job.folder.name, job.attempt)
 
 

@@ -10,19 +10,15 @@ import pytest
 import yaml
 
 from tests import warm
+from tests.small import tiny_config
 
 STEPS = 40
 
 
 def grid(folder: Path, cache: str, **changes: Any) -> Path:
     """Five cells that learn, then one whose rate is far too small."""
-    base = yaml.safe_load(Path("ablations/base/synthetic.yaml").read_text())
-    base["trainer"] |= {"max_steps": STEPS, "val_check_interval": 4, "log_every_n_steps": 2}
-    base["trainer"] |= {"limit_val_batches": 1, "accelerator": "cpu"}
-    base["model"]["objective"]["evaluate_test"] = False
-    base["model"]["schedule"]["warmup_steps"] = 0
-    base["model"]["architecture"] |= {"model_dim": 16, "encoder_depth": 1, "decoder_depth": 1}
-    base["data"]["cache"] = cache
+    trainer = {"max_steps": STEPS, "val_check_interval": 4, "log_every_n_steps": 2}
+    base = tiny_config({**trainer, "limit_val_batches": 1}, data__cache=cache)
     rates, seeds = "model.optimizer.lr", list(range(1, 6))
     tree = {
         "name": "rates",

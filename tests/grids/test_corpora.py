@@ -9,6 +9,7 @@ from pathlib import Path
 import yaml
 
 from tests import warm
+from tests.small import tiny_config
 
 ROOT = Path(__file__).parents[2]
 WORDS = ("haus", "baum", "hund", "berg", "tal", "see", "wald", "stadt")
@@ -26,21 +27,10 @@ def write_corpus(folder: Path, shift: int = 0) -> None:
 
 
 def write_grid(root: Path, corpus: Path, steps: int, seeds: list[int]) -> None:
-    sizes = {"encoder_depth": 1, "decoder_depth": 1, "model_dim": 16, "ff_dim": 16, "num_heads": 2}
-    data = {"name": "text", "root": str(corpus), "tokenizer": "word", "vocab_size": None}
-    tree = {
-        "name": "edited",
-        "base_config": {
-            "trainer": {"max_steps": steps, "val_check_interval": 20, "accelerator": "cpu"},
-            "model": {
-                "architecture": sizes,
-                "objective": {"beam": 1, "evaluate_test": False},
-                "schedule": {"warmup_steps": 0},
-            },
-            "data": data | {"tokens_per_batch": 128},
-        },
-        "axes": {"seed_everything": seeds},
-    }
+    trainer = {"max_steps": steps, "val_check_interval": min(steps, 20)}
+    data = {"data__name": "text", "data__root": str(corpus), "data__tokens_per_batch": 128}
+    tree = {"name": "edited", "base_config": tiny_config(trainer, **data)}
+    tree["axes"] = {"seed_everything": seeds}
     (root / "edited.yaml").write_text(yaml.safe_dump(tree))
 
 

@@ -28,12 +28,6 @@ NAMES = (
 MARKUP = ("[red]x[/red]", "[link=http://x]y[/link]", "[/]", "[bold", ":smile:")
 
 
-def shown(console: Console) -> str:
-    found = console.file
-    assert isinstance(found, io.StringIO)
-    return found.getvalue()
-
-
 @pytest.fixture
 def console(monkeypatch: pytest.MonkeyPatch) -> Console:
     """A console on a terminal, so that colours are sequences."""
@@ -50,7 +44,8 @@ def test_a_name_is_shown_as_it_is_without_its_sequences(name: str, console: Cons
     console.print(table)
     console.print(running_table([(name, None), (name, {"step": 1, "max_steps": 2})]))
     console.print(Text("own", "red"))
-    found = shown(console)
+    assert isinstance(console.file, io.StringIO)
+    found = console.file.getvalue()
     assert "\x1b[31mown" in found
     plain = found.replace("\x1b[31mown\x1b[0m", "")
     for sequence in ("\x1b[1m", "\x1b[0m", "\x1b[3m", "\x1b[?25l", "\x1b[2m"):

@@ -38,15 +38,16 @@ def holder(folder: Path, kind: str) -> Iterator[tuple[subprocess.Popen[str], str
         process.communicate()
 
 
+def refused(folder: Path, said: str, several: bool = False) -> None:
+    with pytest.raises(UserError, match=said), supervisor_lock(GridFolder(folder), several):
+        pass
+
+
 def test_one_supervisor_has_the_folder_for_itself(tmp_path: Path) -> None:
     with holder(tmp_path, "one") as (process, alone):
         assert alone == "True"
         for several in (False, True):
-            with (
-                pytest.raises(UserError, match=f"process {process.pid} on"),
-                supervisor_lock(GridFolder(tmp_path), several),
-            ):
-                pass
+            refused(tmp_path, f"process {process.pid} on", several)
     with supervisor_lock(GridFolder(tmp_path)) as alone:
         assert alone
 
@@ -56,11 +57,7 @@ def test_several_share_a_folder(tmp_path: Path) -> None:
         assert alone == "True"
         with supervisor_lock(GridFolder(tmp_path), several=True) as alone:
             assert not alone
-        with (
-            pytest.raises(UserError, match="is already running"),
-            supervisor_lock(GridFolder(tmp_path)),
-        ):
-            pass
+        refused(tmp_path, "is already running")
         with holder(tmp_path, "several") as (_, second):
             assert second == "False"
             process.kill()
@@ -74,8 +71,7 @@ def test_several_share_a_folder(tmp_path: Path) -> None:
 def test_a_stopped_holder_still_holds(tmp_path: Path) -> None:
     with holder(tmp_path, "one") as (process, _):
         os.kill(process.pid, signal.SIGSTOP)
-        with pytest.raises(UserError), supervisor_lock(GridFolder(tmp_path)):
-            pass
+        refused(tmp_path, "is already running")
 
 
 def test_a_turn_is_waited_for_and_can_be_given_up(tmp_path: Path, capfd) -> None:

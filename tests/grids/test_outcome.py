@@ -9,7 +9,6 @@ from typing import Any
 
 import lightning.pytorch as pl
 import pytest
-import yaml
 from lightning.fabric.plugins.environments.mpi import MPIEnvironment
 
 from lightning_app.api.runs import RunResult
@@ -23,6 +22,7 @@ from lightning_app.runs.provenance import FOREIGN
 from lightning_app.runs.run import Run
 from lightning_app.tasks.base import build_task
 from lightning_app.training.run import TrainingRun
+from tests.small import tiny_config
 from tests.told import told
 
 
@@ -34,14 +34,11 @@ def run(
     **optimizer: Any,
 ) -> TrainingRun:
     """A run of twelve steps and a tiny model, not yet trained."""
-    tree = yaml.safe_load(Path("ablations/base/synthetic.yaml").read_text())
-    tree["trainer"] |= {"max_steps": 12, "val_check_interval": 100, "limit_val_batches": 2}
-    tree["trainer"] |= {"enable_progress_bar": False, "enable_model_summary": False}
-    tree["model"]["architecture"] |= {"encoder_depth": 1, "decoder_depth": 1, "model_dim": 16}
-    tree["trainer"] |= trainer or {}
+    limits = {"max_steps": 12, "val_check_interval": 100, "limit_val_batches": 2}
+    limits |= {"enable_progress_bar": False, "enable_model_summary": False, **(trainer or {})}
+    tree = tiny_config(limits, data__cache=cache, data__tokens_per_batch=256)
     tree["model"]["schedule"]["warmup_steps"] = warmup
     tree["model"]["optimizer"] |= optimizer
-    tree["data"] |= {"cache": cache, "tokens_per_batch": 256}
     return TrainingRun(resolve(tree, "test"), folder=folder)
 
 
@@ -113,14 +110,42 @@ class Early(pl.Callback):
                 raise SystemExit(0)
 
 
-WAYS = ("should_stop", "max_steps", "interrupt", "exit")
+class Changes(pl.Callback):
+    """Sets a field of the Trainer before the third batch, or before the first step."""
+
+    def __init__(self, field: str, value: Any) -> None:
+        self.field, self.value = field, value
+
+    def on_train_start(self, trainer: pl.Trainer, *_: Any, **__: Any) -> None:
+        if self.field == "should_stop":
+            trainer.should_stop = self.value
+
+    def on_train_batch_start(self, trainer: pl.Trainer, *_: Any, **__: Any) -> None:
+        if trainer.fit_loop.total_batch_idx + 1 >= 3:
+            setattr(trainer, self.field, self.value)
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_a_cell_that_a_callback_ends_has_failed(tmp_path: Path, cache: str, way: str) -> None:
+@pytest.mark.parametrize(
+    ("callback", "said"),
+    [
+        *((Early(way), "5 of 12 steps") for way in ("should_stop", "max_steps")),
+        *((Early(way), "5 of 12 steps") for way in ("interrupt", "exit")),
+        # The config would name another budget, or another part of the split, than the result has.
+        (Changes("limit_val_batches", 1), "trainer.limit_val_batches: 2 .* 1 at the end"),
+        (Changes("limit_train_batches", 0.5), "limit_train_batches: 1.0 .* 0.5 at the end"),
+        (Changes("accumulate_grad_batches", 4), "accumulate_grad_batches: 4; must be 1"),
+        (
+            Changes("should_stop", True),
+            r"^trainer: no step was trained \(max_steps 12\); a result needs at least 1$",
+        ),
+    ],
+)
+def test_a_cell_that_a_callback_ends_or_changes_has_failed(
+    tmp_path: Path, cache: str, callback: pl.Callback, said: str
+) -> None:
     ended = run(tmp_path / "run", cache)
-    ended.trainer.callbacks.insert(0, Early(way))  # pyright: ignore[reportAttributeAccessIssue]
-    with pytest.raises(UserError, match="5 of 12 steps"):
+    ended.trainer.callbacks.insert(0, callback)  # pyright: ignore[reportAttributeAccessIssue]
+    with pytest.raises(UserError, match=said):
         ended.fit()
     assert not (tmp_path / "run" / "result.json").exists()
 
@@ -160,36 +185,6 @@ def test_a_run_that_does_what_its_limits_ask_is_whole(
     assert result["status"] != "cut_short"
 
 
-class Changes(pl.Callback):
-    """Sets a field of the Trainer before the batch `at`."""
-
-    def __init__(self, field: str, value: Any, at: int = 0) -> None:
-        self.field, self.value, self.at = field, value, at
-
-    def on_train_batch_start(self, trainer: pl.Trainer, *_: Any, **__: Any) -> None:
-        if trainer.fit_loop.total_batch_idx + 1 >= self.at:
-            setattr(trainer, self.field, self.value)
-
-
-@pytest.mark.parametrize(
-    ("field", "value", "said"),
-    [
-        ("limit_val_batches", 1, "trainer.limit_val_batches: 2 .* 1 at the end"),
-        ("limit_train_batches", 0.5, "trainer.limit_train_batches: 1.0 .* 0.5 at the end"),
-        ("accumulate_grad_batches", 4, "trainer.accumulate_grad_batches: 4; must be 1"),
-    ],
-)
-def test_a_callback_may_not_change_what_a_run_reads(
-    tmp_path: Path, cache: str, field: str, value: Any, said: str
-) -> None:
-    """The config would name another budget, or another part of the split, than the result has."""
-    ended = run(tmp_path / "run", cache)
-    ended.trainer.callbacks.insert(0, Changes(field, value, at=3))  # pyright: ignore[reportAttributeAccessIssue]
-    with pytest.raises(UserError, match=said):
-        ended.fit()
-    assert not (tmp_path / "run" / "result.json").exists()
-
-
 def test_a_run_does_not_go_on_with_fewer_steps_than_it_has(tmp_path, cache: str, capsys) -> None:
     """Its result would name the fewer steps, with the weights of more."""
     folder = RunFolder(tmp_path / "run")
@@ -222,22 +217,6 @@ def test_a_warmup_longer_than_the_epochs_leaves_no_folder(tmp_path: Path, cache:
     with pytest.raises(UserError, match=r"warmup_steps: 4, .* 4 steps"):
         run(tmp_path / "run", cache, trainer=limits, warmup=4)
     assert not (tmp_path / "run").exists()
-
-
-class StopAtOnce(pl.Callback):
-    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        trainer.should_stop = True
-
-
-def test_a_run_of_no_step_has_failed(tmp_path: Path, cache: str) -> None:
-    ended = run(tmp_path / "run", cache)
-    ended.trainer.callbacks.append(StopAtOnce())  # pyright: ignore[reportAttributeAccessIssue]
-    with pytest.raises(UserError) as caught:
-        ended.fit()
-    assert str(caught.value) == (
-        "trainer: no step was trained (max_steps 12); a result needs at least 1"
-    )
-    assert not (tmp_path / "run" / "result.json").exists()
 
 
 def test_a_prediction_is_kept_for_each_row(tmp_path: Path, cache: str) -> None:

@@ -29,6 +29,7 @@ from lightning_app.runs.folder import GridFolder, RunFolder
 from lightning_app.runs.locks import FileLock
 from lightning_app.runs.records import Plan
 from lightning_app.runs.store import place_run
+from tests.records import result
 
 MATCH = [PRESET, SEED]
 PARENT: dict[str, Any] = {
@@ -67,29 +68,26 @@ def parents_of(spec: GridSpec, root: Path) -> dict[str, tuple[RunFolder, str]]:
     return found
 
 
-def finish(run: RunFolder, identity: str, text: str = "weights", loss: float | None = 3.0) -> None:
+def finish(run: RunFolder, identity: str, text: str = "", loss: float | None = 3.0) -> None:
     """Leave the files of a finished run, which failed without a loss below 6."""
     run.path.mkdir(parents=True, exist_ok=True)
-    stand_in.leave_weights(run, identity, text)
+    stand_in.leave_weights(run, identity, text or run.name)
     run.config.write_text("data: {}\n")
     failed = loss is None or loss > 6.0
-    failure = {"step": 3, "rule": "a rule", "last_finite_loss": 5.0} if failed else None
-    result = {
-        "schema": 2,
-        "id": identity,
-        "name": run.name,
-        "status": "diverged" if failed else "ok",
-        "outcome": "trained" if not failed else "non_finite" if loss is None else "stalled",
-        "diverged": failure,
-        "metrics": {"val/nll": loss},
-        "unigram_entropy": 6.0,
-        "steps": 4,
-        "seconds": 1.0,
-        "attempt": 1,
-        "started": "2026-01-01T00:00:00+00:00",
-        "finished": "2026-01-01T00:00:00+00:00",
-    }
-    run.result.write_text(json.dumps(result))
+    ended = result(identity, "diverged" if failed else "ok", loss, name=run.name)
+    run.result.write_text(json.dumps(ended))
+
+
+def finish_parents(spec: GridSpec, root: Path) -> None:
+    for run, identity in parents_of(spec, root).values():
+        finish(run, identity)
+
+
+def grid_of_child(root: Path) -> GridSpec:
+    """A third grid, which continues the child."""
+    tree = {**CHILD, "name": "last", "init_from": {"grid": "child.yaml", "match": [*MATCH, WARMUP]}}
+    (root / "last.yaml").write_text(yaml.safe_dump(tree))
+    return read_spec(root / "last.yaml")
 
 
 def test_cells_wait_until_their_parents_are_finished(tmp_path: Path) -> None:
@@ -126,8 +124,7 @@ def test_cells_wait_until_their_parents_are_finished(tmp_path: Path) -> None:
         lines[2] == f"2 cells wait for parent/runs/{crashed.name} (failed: ValueError: a bad day)"
     )
 
-    for run, identity in parents.values():
-        finish(run, identity)
+    finish_parents(spec, tmp_path)
     assert lines != waiting_lines(waiting_document(plan.waiting, experiments))
     whole = plan_of(spec, tmp_path)
     assert (len(whole.cells), whole.waiting) == (8, ())
@@ -144,8 +141,7 @@ def test_cells_wait_until_their_parents_are_finished(tmp_path: Path) -> None:
 def test_a_plan_holds_while_its_parents_are_the_same(tmp_path: Path) -> None:
     """A retrained parent has other children; a moved folder and a parent that is gone do not."""
     spec = read_spec(write(tmp_path))
-    for run, identity in parents_of(spec, tmp_path).values():
-        finish(run, identity, text=run.name)
+    finish_parents(spec, tmp_path)
     plan = plan_of(spec, tmp_path)
 
     def holds(root: Path) -> bool:
@@ -171,8 +167,7 @@ def test_a_plan_ends_with_the_corpus_of_its_parents(tmp_path: Path) -> None:
     """On an edited corpus the parent grid has other runs, of which the old ones say nothing."""
     child = {"base_config": {"data": {"name": "rte"}}}
     spec = read_spec(write(tmp_path, child, base_config={"data": {"name": "books"}}))
-    for run, identity in parents_of(spec, tmp_path).values():
-        finish(run, identity, text=run.name)
+    finish_parents(spec, tmp_path)
     folder = GridFolder(tmp_path / "experiments" / "child")
     folder.path.mkdir()
     Grid(spec, folder, plan_of(spec, tmp_path)).save()
@@ -199,14 +194,10 @@ def test_a_plan_ends_with_the_corpus_of_its_parents(tmp_path: Path) -> None:
 def test_a_plan_ends_with_the_parents_of_its_parents(tmp_path: Path) -> None:
     """A run that was trained again has other children, and so has each of these."""
     spec = read_spec(write(tmp_path))
-    path = tmp_path / "last.yaml"
-    tree = {**CHILD, "name": "last", "init_from": {"grid": "child.yaml", "match": [*MATCH, WARMUP]}}
-    path.write_text(yaml.safe_dump(tree))
-    last, parents = read_spec(path), parents_of(spec, tmp_path)
-    for run, identity in parents.values():
-        finish(run, identity, text=run.name)
+    last, parents = grid_of_child(tmp_path), parents_of(spec, tmp_path)
+    finish_parents(spec, tmp_path)
     for cell in plan_of(spec, tmp_path).cells:
-        finish(RunFolder(tmp_path / "experiments/child/runs" / cell.name), cell.id, text=cell.name)
+        finish(RunFolder(tmp_path / "experiments/child/runs" / cell.name), cell.id)
     plan = plan_of(last, tmp_path)
     assert len(plan.cells) == 8
 
@@ -223,7 +214,7 @@ def test_a_plan_ends_with_the_parents_of_its_parents(tmp_path: Path) -> None:
 def test_only_a_supervisor_that_is_alone_takes_up_new_parents(tmp_path: Path) -> None:
     """Beside others the set of cells stays as it is, so that they share one queue."""
     spec = read_spec(write(tmp_path))
-    folder, parents = GridFolder(tmp_path / "experiments" / "child"), parents_of(spec, tmp_path)
+    folder = GridFolder(tmp_path / "experiments" / "child")
     folder.runs.mkdir(parents=True)
 
     def grid(alone: bool) -> Grid:
@@ -232,8 +223,7 @@ def test_only_a_supervisor_that_is_alone_takes_up_new_parents(tmp_path: Path) ->
         )
 
     assert len(grid(alone=True).cells) == 0
-    for run, identity in parents.values():
-        finish(run, identity)
+    finish_parents(spec, tmp_path)
     assert len(grid(alone=False).cells) == 0
     assert len(grid(alone=True).cells) == 8
     saved = load_plan(folder.plan)
@@ -263,8 +253,7 @@ def test_a_cell_waits_again_for_a_parent_that_is_trained_again(tmp_path: Path) -
             spec, folder, lambda: plan_of(spec, tmp_path), True, lambda data: stand_in.CORPUS
         )
 
-    for run, identity in parents.values():
-        finish(run, identity)
+    finish_parents(spec, tmp_path)
     before = grid().plan
     again, identity = parents["pre_ln 1"]
     again.result.unlink()
@@ -283,8 +272,7 @@ def test_the_steps_of_a_child_may_follow_its_task(tmp_path: Path) -> None:
         **{key: PARENT["axes"][key] for key in MATCH},
     }
     spec = read_spec(write(tmp_path, {"axes": axes}))
-    for run, identity in parents_of(spec, tmp_path).values():
-        finish(run, identity)
+    finish_parents(spec, tmp_path)
     experiments = tmp_path / "experiments"
     plan, configs = expand(spec, stand_in.resolve, stand_in.identify, experiments)
     assert (len(plan.cells), plan.excluded) == (8, 0)
@@ -322,18 +310,14 @@ def test_a_parent_without_finite_weights_is_a_parent(tmp_path: Path) -> None:
 
 def test_a_grid_may_continue_one_that_continues_another(tmp_path: Path) -> None:
     spec = read_spec(write(tmp_path))
-    path = tmp_path / "last.yaml"
-    tree = {**CHILD, "name": "last", "init_from": {"grid": "child.yaml", "match": [*MATCH, WARMUP]}}
-    path.write_text(yaml.safe_dump(tree))
-    last = read_spec(path)
+    last = grid_of_child(tmp_path)
     copy = tmp_path / "grid.yaml"
     copy.write_text(yaml.safe_dump(last.tree()))
     assert read_spec(copy).tree() == last.tree()
     assert waiting_lines(waiting_document(plan_of(last, tmp_path).waiting, tmp_path)) == [
         "8 cells wait for a run that has no id yet (waiting)"
     ]
-    for run, identity in parents_of(spec, tmp_path).values():
-        finish(run, identity)
+    finish_parents(spec, tmp_path)
     waiting = plan_of(last, tmp_path).waiting
     assert {cell.parent for cell in waiting} == {
         f"child/runs/{cell.name}" for cell in plan_of(spec, tmp_path).cells

@@ -346,44 +346,35 @@ def with_task(tree: dict, source: str) -> dict:
     return config
 
 
-def cautions_of(given: GridSpec) -> list[str]:
-    plan, configs = expand(given, with_task, stand_in.identify)
-    return axis_cautions(given, plan.cells, configs)
-
-
-def test_a_plan_says_what_its_values_cannot_be_compared_by() -> None:
-    (said,) = cautions_of(grid(axes={"data.vocab_size": [12, 8], PRESET: ["pre_ln", "post_ln"]}))
-    assert said.startswith("data.vocab_size: val/nll")
-    assert "test/sacrebleu" in said
-    untested = {"model": {"objective": {"evaluate_test": False}}}
-    (said,) = cautions_of(grid(base_config=untested, axes={"data.vocab_size": [12, 8]}))
-    assert "not compared" in said
-    text = {"model": {"objective": {"kind": "causal_lm"}}}
-    (said,) = cautions_of(grid(base_config=text, axes={"data.tokenizer": ["word", "char"]}))
-    assert "val/bits_per_byte" in said
-    assert not cautions_of(grid())
+EVALUATION = "changes only the evaluation"
+TEXT, UNTESTED = {"kind": "causal_lm"}, {"evaluate_test": False}
 
 
 @pytest.mark.parametrize(
-    ("axis", "values"), [("model.objective.beam", [1, 4]), ("trainer.limit_val_batches", [1, 2])]
-)
-def test_a_plan_says_what_changes_only_the_evaluation(axis: str, values: list[Any]) -> None:
-    (said,) = cautions_of(grid(axes={axis: values, SEED: [1, 2]}))
-    assert said.startswith(f"{axis}: changes only the evaluation")
-
-
-@pytest.mark.parametrize(
-    ("axis", "values", "times"),
+    ("axis", "values", "said", "objective"),
     [
-        ("data.tokens_per_batch", [128, 1024], "8 times the tokens"),
-        ("trainer.accumulate_grad_batches", [1, 4], "4 times the tokens"),
-        ("trainer.max_steps", [200, 100], "0.5 times the tokens"),
+        ("data.vocab_size", [12, 8], "data.vocab_size: val/nll … test/sacrebleu", {}),
+        ("data.vocab_size", [12, 8], "not compared", UNTESTED),
+        ("data.tokenizer", ["word", "char"], "val/bits_per_byte", TEXT),
+        ("model.objective.beam", [1, 4], f"model.objective.beam: {EVALUATION}", {}),
+        ("trainer.limit_val_batches", [1, 2], f"trainer.limit_val_batches: {EVALUATION}", {}),
+        ("data.tokens_per_batch", [128, 1024], "8 times the tokens", {}),
+        ("trainer.accumulate_grad_batches", [1, 4], "4 times the tokens", {}),
+        ("trainer.max_steps", [200, 100], "0.5 times the tokens", {}),
     ],
 )
-def test_a_plan_says_which_runs_read_more(axis: str, values: list[int], times: str) -> None:
-    (said,) = cautions_of(grid(axes={axis: values}))
-    assert times in said
-    assert str(values[1]) in said
+def test_a_plan_says_what_its_values_change_beside_the_model(
+    axis: str, values: list[Any], said: str, objective: dict[str, Any]
+) -> None:
+    """They cannot be compared, change only the evaluation, or have runs that read more."""
+    base = {"model": {"objective": objective}} if objective else {}
+    given = grid(base_config=base, axes={axis: values, PRESET: ["pre_ln", "post_ln"]})
+    plan, configs = expand(given, with_task, stand_in.identify)
+    (caution,) = axis_cautions(given, plan.cells, configs)
+    assert told(said).search(caution)
+    assert "tokens" not in said or str(values[1]) in caution
+    plan, configs = expand(grid(), with_task, stand_in.identify)
+    assert not axis_cautions(grid(), plan.cells, configs)
 
 
 def test_a_pruner_ranks_cells_of_one_ruler_only() -> None:

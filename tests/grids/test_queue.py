@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,13 +39,8 @@ def plan(metric: str = "val/nll", mode: str = "min") -> Plan:
 
 
 def queue_of(folder: Path, metric: str = "val/nll", mode: str = "min", **options: bool) -> Queue:
-    texts: Any = {
-        "source": "g.yaml",
-        "name": "tiny",
-        "question": "",
-        "metric": metric,
-        "mode": mode,
-    }
+    texts: Any = {"source": "g.yaml", "name": "tiny", "question": ""}
+    texts |= {"metric": metric, "mode": mode}
     spec = GridSpec(**texts, base_config={}, axes=AXES, exclude=(), sensitivity={})
     folder.mkdir(exist_ok=True)
     grid = Grid(spec, GridFolder(folder), plan(metric, mode))
@@ -311,20 +307,14 @@ def complete_twice(folder: Path) -> None:
     known.add_trial(known.get_trials(states=(optuna.trial.TrialState.COMPLETE,))[0])
 
 
-def of_no_cell(folder: Path) -> None:
-    study(folder).add_trial(optuna.create_trial(value=1.0, user_attrs={"cell": "another"}))
+def of_cell(folder: Path, cell: str) -> None:
+    study(folder).add_trial(optuna.create_trial(value=1.0, user_attrs={"cell": cell}))
 
 
 def running_forever(folder: Path) -> None:
     known = study(folder)
     while "cell" in known.ask().user_attrs:
         pass
-
-
-def without_its_result(folder: Path) -> None:
-    known = study(folder)
-    attributes = {"cell": CELLS[1].id}
-    known.add_trial(optuna.create_trial(value=1.0, user_attrs=attributes))
 
 
 def another_value(folder: Path) -> None:
@@ -335,8 +325,11 @@ def another_value(folder: Path) -> None:
     fresh.add_trial(optuna.create_trial(value=9.0, user_attrs=trial.user_attrs))
 
 
+OF_NO_CELL, WITHOUT_RESULT = partial(of_cell, cell="another"), partial(of_cell, cell=CELLS[1].id)
+
+
 @pytest.mark.parametrize(
-    "damage", [complete_twice, of_no_cell, running_forever, without_its_result, another_value]
+    "damage", [complete_twice, OF_NO_CELL, running_forever, WITHOUT_RESULT, another_value]
 )
 def test_a_study_that_contradicts_the_disk_is_made_again(tmp_path: Path, damage: Any) -> None:
     folder = tmp_path / "tiny"

@@ -13,6 +13,7 @@ import yaml
 from conftest import HERE, World  # pyright: ignore[reportMissingImports]
 
 from tests import warm
+from tests.small import tiny_config
 
 pytestmark = pytest.mark.xdist_group("ranks")  # what they share is made once
 
@@ -36,23 +37,10 @@ class Ranks(World):
     def write_training(self, seeds: int = 1, rates: tuple[float, ...] = (3e-2,)) -> None:
         """Write a grid with dropout, and a checkpoint every 20 of its 60 steps."""
         trainer = {"max_steps": STEPS, "val_check_interval": 20, "limit_val_batches": 2}
-        trainer |= {"log_every_n_steps": 1, "accelerator": "cpu", "strategy": "ddp"}
-        architecture = {"kind": "encoder_decoder", "encoder_depth": 1, "decoder_depth": 1}
-        architecture |= {"model_dim": 16, "ff_dim": 16, "num_heads": 2, "dropout": 0.3}
-        schedule = {"kind": "inverse_sqrt", "coupling": "decoupled"}
-        base = {
-            "trainer": trainer,
-            "model": {
-                "block": {"preset": "pre_ln"},
-                "architecture": architecture,
-                "objective": {"kind": "translation", "beam": 1, "evaluate_test": False},
-                "schedule": {**schedule, "warmup_steps": 8, "reference_steps": 8},
-            },
-            "data": {
-                **{"name": "synthetic", "tokenizer": "word", "vocab_size": None},
-                **{"tokens_per_batch": 512, "cache": self.cache},
-            },
-        }
+        trainer |= {"log_every_n_steps": 1, "strategy": "ddp"}
+        base = tiny_config(trainer, data__cache=self.cache, data__tokens_per_batch=512)
+        base["model"]["schedule"] |= {"warmup_steps": 8, "reference_steps": 8}
+        base["model"]["architecture"]["dropout"] = 0.3
         axes = {"model.optimizer.lr": list(rates), "seed_everything": list(range(1, seeds + 1))}
         self.grid.write_text(yaml.safe_dump({"name": "tiny", "base_config": base, "axes": axes}))
 

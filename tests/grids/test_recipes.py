@@ -19,6 +19,7 @@ from benchmarks.chaos_hosts import Host, Job, has_namespaces, open_hosts
 from lightning_app.commands.grid import INTERRUPTED
 from lightning_app.grids.supervisor import _GRACE
 from tests import warm
+from tests.small import tiny_config
 
 ROOT = Path(__file__).parents[2]
 RECIPES = ROOT / "docs" / "recipes"
@@ -74,12 +75,8 @@ def test_a_pod_has_the_time_to_save_its_cells_and_the_volume(job: dict[str, Any]
 
 
 def write_grid(path: Path, steps: int) -> None:
-    base = yaml.safe_load((ROOT / "ablations" / "base" / "synthetic.yaml").read_text())
-    base["trainer"] |= {"max_steps": steps, "val_check_interval": steps, "limit_val_batches": 2}
-    sizes = {"encoder_depth": 1, "decoder_depth": 1, "model_dim": 12, "ff_dim": 14, "num_heads": 3}
-    base["model"]["architecture"] |= sizes
-    base["model"]["schedule"]["warmup_steps"] = 0
-    base["data"]["tokens_per_batch"] = 128
+    trainer = {"max_steps": steps, "val_check_interval": steps, "limit_val_batches": 2}
+    base = tiny_config(trainer, width=12, data__tokens_per_batch=128)
     axes = {"seed_everything": list(range(CELLS))}
     path.write_text(yaml.safe_dump({"name": "tiny", "base_config": base, "axes": axes}))
 

@@ -105,8 +105,7 @@ def test_killed_then_run_again(world: World, whom: str) -> None:
     done = {line[1] for line in world.lines("end")}
     assert 3 <= len(done) < 12
     assert world.states()["RUNNING"] > 0
-    assert world.run().returncode == 0
-    world.assert_finished()
+    world.finish()
     restarted = Counter(line[1] for line in world.lines("start"))
     assert all(restarted[name] == 1 for name in done)
 
@@ -117,8 +116,7 @@ def test_killed_five_times_in_a_row(world: World) -> None:
         process = world.start()
         world.wait_for(lambda kills=kills: len(world.lines("end")) >= 2 * (kills + 1))
         kill_group(process)
-    assert world.run().returncode == 0
-    world.assert_finished()
+    world.finish()
 
 
 def test_a_killed_worker_is_put_back(world: World) -> None:
@@ -127,8 +125,7 @@ def test_a_killed_worker_is_put_back(world: World) -> None:
     world.wait_for(lambda: cells_of(world))
     victim = cells_of(world)[0]
     victim.kill()
-    out, err = process.communicate(timeout=60)
-    assert (process.returncode, err) == (0, "")
+    out = world.end(process)
     assert "killed (SIGKILL), put back" in out
     world.assert_finished()
     assert world.states() == {"COMPLETE": 8, "FAIL": 1}
@@ -147,8 +144,7 @@ def test_a_stopped_worker_does_not_outlive_its_killed_supervisor(world: World) -
 
 def test_what_a_cell_started_dies_with_it(world: World) -> None:
     world.write(seeds=1, steps=1, base_config={"data": {"behaviour": "child"}})
-    assert world.run().returncode == 0
-    world.assert_finished()
+    world.finish()
 
 
 def test_a_cell_that_is_killed_three_times_fails(world: World) -> None:
@@ -206,8 +202,7 @@ def test_a_cell_that_the_parser_takes_for_another_than_the_plan_fails(world: Wor
 
 def test_a_result_counts_whatever_the_exit_code(world: World) -> None:
     world.write(seeds=1, steps=1, base_config={"data": {"behaviour": "crash after the result"}})
-    assert world.run().returncode == 0
-    world.assert_finished()
+    world.finish()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -220,8 +215,7 @@ def test_interrupted(world: World, number: signal.Signals) -> None:
     assert process.returncode == 130
     world.assert_nothing_left()
     assert world.states()["RUNNING"] == 0
-    assert world.run().returncode == 0
-    world.assert_finished()
+    world.finish()
 
 
 def test_no_cell_starts_after_the_time_is_over(world: World) -> None:
@@ -231,8 +225,7 @@ def test_no_cell_starts_after_the_time_is_over(world: World) -> None:
     assert 0 < done < 12
     world.assert_nothing_left()
     assert world.states()["COMPLETE"] == done
-    assert world.run().returncode == 0
-    world.assert_finished()
+    world.finish()
 
 
 @pytest.mark.parametrize("damage", ["torn", "garbage", "absent"])
@@ -283,8 +276,7 @@ def test_a_removed_result_runs_again(world: World) -> None:
 def test_a_grid_that_grew_keeps_its_cells(world: World) -> None:
     world.run()
     world.write(seeds=3)
-    assert world.run().returncode == 0
-    world.assert_finished()
+    world.finish()
     assert world.states() == {"COMPLETE": 12}
     assert len(world.lines("start")) == 12
 
@@ -403,8 +395,7 @@ def test_a_journal_that_is_removed_under_a_supervisor(world: World) -> None:
     supervisor = world.start()
     world.wait_for(lambda: world.lines("end"))
     (world.folder / "optuna.journal").unlink()
-    out, err = supervisor.communicate(timeout=60)
-    assert (supervisor.returncode, err) == (0, "")
+    out = world.end(supervisor)
     assert out.count("optuna.journal: ") == out.count("the study is caught up later") == 1
     world.assert_finished()
 

@@ -234,8 +234,7 @@ def test_two_workers_and_kills_change_nothing(world, undisturbed, kind: str) -> 
         world.assert_nothing_left()
     pair = [world.start(workers=1) for _ in range(2)]
     for process in pair:
-        out, err = process.communicate(timeout=90)
-        assert (process.returncode, err) == (0, ""), out
+        world.end(process)
     assert finished(world) == undisturbed(kind)
     world.assert_nothing_left()
 

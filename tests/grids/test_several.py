@@ -3,8 +3,6 @@
 import signal
 import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import optuna
 import psutil
@@ -25,18 +23,13 @@ def spec(request: pytest.FixtureRequest, world: World) -> StorageSpec:
     return storage_spec(given, world.folder / "optuna.journal", {})
 
 
-@contextmanager
-def study_of(world: World, spec: StorageSpec) -> Iterator[optuna.Study]:
+def trials(world: World, spec: StorageSpec) -> list[optuna.trial.FrozenTrial]:
     storage = open_storage(spec)
     try:
-        yield optuna.load_study(study_name=world.plan().study, storage=storage)
+        study = optuna.load_study(study_name=world.plan().study, storage=storage)
+        return study.get_trials(deepcopy=False)
     finally:
         close_storage(storage)
-
-
-def trials(world: World, spec: StorageSpec) -> list[optuna.trial.FrozenTrial]:
-    with study_of(world, spec) as study:
-        return study.get_trials(deepcopy=False)
 
 
 def assert_one_result_a_cell(world: World, spec: StorageSpec) -> None:
@@ -55,8 +48,7 @@ def test_two_that_start_at_once_share_the_grid(world: World, spec: StorageSpec) 
     world.write(seeds=3, delay=0.1)
     pair = [world.start(workers=1) for _ in range(2)]
     for process in pair:
-        out, err = process.communicate(timeout=90)
-        assert (process.returncode, err) == (0, ""), out
+        world.end(process)
     assert_one_result_a_cell(world, spec)
     assert {trial.state.name for trial in trials(world, spec)} == {"COMPLETE"}
 
@@ -69,8 +61,7 @@ def test_the_cells_of_a_lost_supervisor_are_run_by_the_other(world, spec: Storag
     second = world.start(workers=2)
     world.wait_for(lambda: len(world.lines("start")) == 4)
     first.kill()
-    out, err = second.communicate(timeout=60)
-    assert (second.returncode, err) == (0, ""), out
+    world.end(second)
     assert_one_result_a_cell(world, spec)
 
 
@@ -103,8 +94,7 @@ def test_a_stopped_supervisor_keeps_its_cells_until_it_is_killed(world, spec: St
         time.sleep(0.1)
     assert len(world.lines("start")) == 4
     first.kill()
-    out, err = second.communicate(timeout=60)
-    assert (second.returncode, err) == (0, ""), out
+    out = world.end(second)
     assert "2 cells run elsewhere; waiting in case one is lost" in out
     assert_one_result_a_cell(world, spec)
 

@@ -14,7 +14,8 @@ import pytest
 import torch
 import yaml
 
-BASE = Path("ablations/base/synthetic.yaml").resolve()
+from tests.small import tiny_config
+
 RECIPE = Path("docs/recipes/slurm_array.sh").resolve()
 TIMEOUT = 300.0
 SRUN = """#!/bin/sh
@@ -25,12 +26,9 @@ exec "$@"
 
 
 def write_grid(folder: Path) -> None:
-    base = yaml.safe_load(BASE.read_text())
-    base["trainer"] |= {"max_steps": 300, "val_check_interval": 20, "limit_val_batches": 2}
-    sizes = {"encoder_depth": 1, "decoder_depth": 1, "model_dim": 12, "ff_dim": 14, "num_heads": 3}
-    base["model"]["architecture"] |= sizes | {"dropout": 0.1}
-    base["model"]["schedule"]["warmup_steps"] = 0
-    base["data"]["tokens_per_batch"] = 128
+    trainer = {"max_steps": 300, "val_check_interval": 20, "limit_val_batches": 2}
+    more = {"model__architecture__dropout": 0.1, "data__tokens_per_batch": 128}
+    base = tiny_config(trainer, width=12, **more)
     tree = {"name": "tiny", "base_config": base, "axes": {"seed_everything": [0]}}
     (folder / "tiny.yaml").write_text(yaml.safe_dump(tree))
 

@@ -403,14 +403,6 @@ def test_two_grids_meet_at_the_lock_of_a_run(grid: GridFolder) -> None:
             pass
 
 
-def results_of(folder: Path) -> dict[str, Any]:
-    return {cell.id: (cell.state, cell.error, cell.result) for cell in read_folder(folder).cells}
-
-
-def result_texts(folder: Path) -> list[bytes]:
-    return sorted(path.read_bytes() for path in folder.rglob("result.json*"))
-
-
 def test_what_a_finished_run_lacks_is_named(former: Path) -> None:
     grid = planned(former, axes={"model.schedule.warmup_steps": [2]})
     for cell in grid.cells:

@@ -12,27 +12,10 @@ import yaml
 from lightning_app.commands.grid import plan_command, report_command
 from lightning_app.runs.provenance import code_digest
 from tests import warm
+from tests.small import tiny_config
 from tests.told import told
 
 ROOT = Path(__file__).parents[2]
-GRID = {
-    "name": "two",
-    "base_config": {
-        "trainer": {"max_steps": 2, "accelerator": "cpu", "limit_val_batches": 1},
-        "model": {
-            "architecture": {
-                **{"encoder_depth": 1, "decoder_depth": 1},
-                **{"model_dim": 16, "ff_dim": 16, "num_heads": 2},
-            },
-            "objective": {"beam": 1, "evaluate_test": False},
-            "schedule": {"warmup_steps": 0},
-        },
-        "data": {
-            **{"name": "synthetic", "tokenizer": "word"},
-            **{"vocab_size": None, "tokens_per_batch": 512},
-        },
-    },
-}
 
 
 def edit(path: Path, old: str, new: str) -> None:
@@ -42,7 +25,8 @@ def edit(path: Path, old: str, new: str) -> None:
 
 
 def run(folder: Path, code: Path, cache: str, seeds: list[int]) -> None:
-    tree = {**GRID, "axes": {"seed_everything": seeds}}
+    base = tiny_config({"max_steps": 2, "val_check_interval": 2, "limit_val_batches": 1})
+    tree = {"name": "two", "base_config": base, "axes": {"seed_everything": seeds}}
     (folder / "two.yaml").write_text(yaml.safe_dump(tree))
     words = ["-m", "lightning_app", "run", "two.yaml", "--workers", "1"]
     environment = {**os.environ, "PYTHONPATH": str(code), "LIGHTNING_APP_CACHE": cache}

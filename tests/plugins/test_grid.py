@@ -11,7 +11,6 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -72,9 +71,6 @@ class Project:
         (self.folder / "grid.yaml").write_text(yaml.safe_dump(tree))
         return self.folder / "experiments" / "grid" / "runs"
 
-    def start(self, *words: str) -> warm.Process:
-        return warm.start(["-m", "lightning_app", *words], folder=self.folder)
-
     def ablate(self, *words: str) -> "subprocess.CompletedProcess[str]":
         words = ("-m", "lightning_app", *words)
         return warm.run(words, folder=self.folder, timeout=SECONDS)
@@ -95,14 +91,6 @@ class Project:
 @pytest.fixture
 def project(tmp_path: Path, cache: str) -> Project:
     return Project(tmp_path / "project", cache)
-
-
-def wait_for(happened: Callable[[], bool], process: warm.Process) -> None:
-    until = time.monotonic() + SECONDS
-    while not happened():
-        assert process.poll() is None, process.printed(errors=True)
-        assert time.monotonic() < until
-        time.sleep(0.02)
 
 
 def ended(runs: Path) -> list[Path]:
@@ -130,18 +118,12 @@ def contents(run: Path) -> Snapshot:
     }
 
 
-def steps_of(attempt: Path) -> list[int]:
-    """Return the steps whose loss an attempt has logged."""
-    path = attempt / "metrics.csv"
-    if not path.is_file():
-        return []
-    with path.open() as file:
-        return [int(row["step"]) for row in csv.DictReader(file) if row.get("train/loss")]
-
-
 def attempts(run: Path) -> list[list[int]]:
-    folders = sorted((run / "attempts").iterdir(), key=lambda path: int(path.name))
-    return [steps_of(folder) for folder in folders]
+    """Return the steps whose loss each attempt has logged."""
+    logs = [f"{run}/attempts/{k + 1}/metrics.csv" for k in range(len([*run.glob("attempts/*")]))]
+    texts = [Path(log).read_text() if Path(log).is_file() else "" for log in logs]
+    rows = [csv.DictReader(text.splitlines()) for text in texts]
+    return [[int(row["step"]) for row in each if row.get("train/loss")] for each in rows]
 
 
 def result(run: Path) -> dict[str, Any]:
@@ -150,10 +132,14 @@ def result(run: Path) -> dict[str, Any]:
 
 def kill_under_way(project: Project, runs: Path) -> tuple[dict[Path, Snapshot], list[Path]]:
     """Kill the supervisor when a cell has ended and another has a checkpoint; return both."""
-    process = project.start(*RUN)
+    until = time.monotonic() + SECONDS
+    process = warm.start(["-m", "lightning_app", *RUN], folder=project.folder)
     try:
         # Two cells run at a time, so that the second may be at its end when the first has ended.
-        wait_for(lambda: bool(ended(runs) and under_way(runs, STEPS // 2)), process)
+        while not (ended(runs) and under_way(runs, STEPS // 2)):
+            assert process.poll() is None, process.printed(errors=True)
+            assert time.monotonic() < until
+            time.sleep(0.02)
     finally:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
