@@ -1609,7 +1609,7 @@ MUTANTS = (
     ),
     mutant(
         "reports of any metric",
-        at("grids/test_reports.py"),
+        at("grids/test_pruning.py"),
         'report.get("metric", self.metric) != self.metric',
         "False",
     ),

@@ -106,6 +106,8 @@ def test_help_imports_nothing_heavy() -> None:
         (["fit", "--config", "nowhere.yaml"], "nowhere.yaml"),
         ([*FIT, "--model.block.nrom", "x"], "did you mean 'norm'"),
         ([*FIT, "--model.optimizer.lr", "fast"], "model.optimizer.lr"),
+        ([*FIT, "--model.optimizer.kind", "adamm"], "found 'adamm'; … 'adam'?"),
+        ([*FIT, "--data.name", "wikitext"], "found 'wikitext'; … 'wikitext2'?"),
         ([*FIT, "--model.block.preset", "pre_lm"], "did you mean 'pre_ln'"),
         ([*FIT, "--data.vocab_size", "2"], "vocab_size"),
         ([*FIT, "--data.vocab_size", "100000"], "100000"),

@@ -9,12 +9,11 @@ import torch
 from lightning_app.cli import main
 from lightning_app.core.errors import UserError
 from lightning_app.core.registry import OWN, Registry
-from lightning_app.data.config import CORPORA, DataConfig
+from lightning_app.data.config import DataConfig
 from lightning_app.data.sources import corpus_digest
 from lightning_app.models.optim import OPTIMIZERS, Groups, OptimizerConfig
 from lightning_app.plugins import unload
 from tests.plugins.conftest import PARTS
-from tests.told import told
 
 BASE = Path(__file__).parents[1] / "ablations" / "base" / "synthetic.yaml"
 
@@ -89,25 +88,6 @@ def test_an_optimizer_and_a_corpus_from_outside_train(outside: Path, monkeypatch
     (group, *_) = checkpoint["optimizer_states"][0]["param_groups"]
     assert group["momentum"] == 0
     assert "betas" not in group
-
-
-@pytest.mark.parametrize(
-    ("field", "wrong", "names", "nearest"),
-    [
-        ("model.optimizer.kind", "adamm", OPTIMIZERS, "adam"),
-        ("data.name", "wikitext", CORPORA, "wikitext2"),
-    ],
-)
-def test_a_wrong_name_is_one_line(
-    outside: Path, capsys, field: str, wrong: str, names: Registry, nearest: str
-) -> None:
-    assert main([*SHORT, f"--{field}", wrong]) == 2
-    line = capsys.readouterr().err
-    assert f"{field}: expected one of '" in line
-    assert all(f"'{name}'" in line for name in names)
-    assert told(f"found '{wrong}'; … '{nearest}'?").search(line)
-    assert line.count("\n") == 1
-    assert not (outside / "run").exists()
 
 
 def test_groups_are_what_an_optimizer_takes() -> None:

@@ -180,9 +180,7 @@ def test_files(capsys, tmp_path: Path) -> None:
         (["--config", LM, "--model.block.shape", "all"], "shape"),
     ],
 )
-def test_a_mistake_is_one_line(
-    capsys, tmp_path: Path, monkeypatch, words: list[str], expected: str
-) -> None:
+def test_a_mistake_is_one_line(capsys, tmp_path, monkeypatch, words, expected: str) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["blocks", *words]) == 2
     captured = capsys.readouterr()

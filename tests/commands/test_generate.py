@@ -14,16 +14,18 @@ from tests.runs import data, module, trainer
 from tests.told import told
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("run")
-    trained, source = module("causal_lm"), data(str(folder / "cache"), "causal_lm")
-    fitter = trainer(folder, max_steps=3)
-    fitter.fit(trained, datamodule=source)
+def trained(folder: Path, cache: str, kind: str) -> Path:
+    source, fitter = data(cache, kind), trainer(folder, max_steps=3)
+    fitter.fit(module(kind), datamodule=source)
     fitter.save_checkpoint(folder / "checkpoints" / "best.ckpt")
     model = prepare(source.config).folder / "tokenizer.model"
     (folder / "tokenizer.model").write_bytes(model.read_bytes())
     return folder
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory, cache: str) -> Path:
+    return trained(tmp_path_factory.mktemp("run"), cache, "causal_lm")
 
 
 def generated(capsys: pytest.CaptureFixture[str], run: Path, *options: str) -> str:
@@ -65,12 +67,7 @@ def test_a_mistake_is_one_line(run: Path, capsys, options: list[str], said: str)
 
 
 def test_a_run_of_another_task_is_refused(tmp_path: Path, cache: str, capsys) -> None:
-    trained, source = module("masked_lm"), data(cache, "masked_lm")
-    fitter = trainer(tmp_path, max_steps=1)
-    fitter.fit(trained, datamodule=source)
-    fitter.save_checkpoint(tmp_path / "checkpoints" / "best.ckpt")
-    model = prepare(source.config).folder / "tokenizer.model"
-    (tmp_path / "tokenizer.model").write_bytes(model.read_bytes())
+    trained(tmp_path, cache, "masked_lm")
     assert main(["generate", "--run", str(tmp_path)]) == 2
     said = "holds a model for masked language modelling, not for causal language modelling"
     assert said in capsys.readouterr().err

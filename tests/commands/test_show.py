@@ -12,6 +12,7 @@ from lightning_app.cli import main
 from lightning_app.commands.recorded import read_run
 from lightning_app.commands.run import compare_runs, differing
 from tests.records import reseal, unseal
+from tests.tables import changed
 from tests.told import told
 
 pytestmark = pytest.mark.xdist_group("trained")
@@ -55,7 +56,7 @@ def test_a_run_is_described_as_its_files_say(capsys) -> None:
 
 def test_the_block_names_the_axes_that_differ_from_the_defaults(capsys, tmp_path: Path) -> None:
     run = copy(tmp_path)
-    change(run / "config.yaml", {"norm": "rms_norm"})
+    change(run / "config.yaml", model__block__norm="rms_norm")
     record = json.loads((run / "identity.json").read_text())
     record["config"]["model.block.norm"] = "rms_norm"
     (run / "identity.json").write_text(json.dumps(record))
@@ -66,7 +67,7 @@ def test_the_block_names_the_axes_that_differ_from_the_defaults(capsys, tmp_path
 
 def test_a_config_that_was_changed_after_the_run_is_refused(capsys, tmp_path: Path) -> None:
     run = copy(tmp_path)
-    change(run / "config.yaml", {"norm": "rms_norm"})
+    change(run / "config.yaml", model__block__norm="rms_norm")
     assert main(["show", str(run)]) == 2
     assert "config.yaml" in capsys.readouterr().err
     unseal(run / "result.json")
@@ -75,17 +76,13 @@ def test_a_config_that_was_changed_after_the_run_is_refused(capsys, tmp_path: Pa
     shutil.rmtree(run)
     run = copy(tmp_path)
     unseal(run / "result.json")
-    tree = yaml.safe_load((run / "config.yaml").read_text())
-    tree["trainer"]["max_steps"] = 20000  # the default, which no record holds
-    (run / "config.yaml").write_text(yaml.safe_dump(tree))
+    change(run / "config.yaml", trainer__max_steps=20000)  # the default, which no record holds
     assert main(["show", str(run)]) == 2
     assert "trainer.max_steps" in capsys.readouterr().err
 
 
-def change(config: Path, block: dict) -> None:
-    tree = yaml.safe_load(config.read_text())
-    tree["model"]["block"] |= block
-    config.write_text(yaml.safe_dump(tree))
+def change(config: Path, **fields: object) -> None:
+    config.write_text(yaml.safe_dump(changed(yaml.safe_load(config.read_text()), **fields)))
 
 
 def test_a_run_that_has_not_ended_says_so(capsys, tmp_path: Path) -> None:
@@ -112,9 +109,7 @@ def copy(tmp_path: Path) -> Path:
         ("identity.json", "[]", "identity.json: damaged"),
     ],
 )
-def test_a_damaged_run_is_refused_in_one_line(
-    capsys, tmp_path: Path, name: str, text: str | None, said: str
-) -> None:
+def test_a_damaged_run_is_refused_in_one_line(capsys, tmp_path, name, text, said: str) -> None:
     run = copy(tmp_path)
     if text is None:  # the result of another run
         text = Path("experiments/mine/runs/two/result.json").read_text()

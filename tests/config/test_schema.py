@@ -1,15 +1,17 @@
 """Every field of every dataclass of a config refuses what is wrong in one line that names it."""
 
+import inspect
 from collections.abc import Iterator
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from types import NoneType
-from typing import Any, Literal, get_origin
+from typing import Any, Literal, get_origin, get_type_hints
 
+import lightning.pytorch as pl
 import pytest
 
-from lightning_app.config.config import Config
+from lightning_app.config.config import Config, ModelConfig
 from lightning_app.config.grid import GridFile, InitFrom
-from lightning_app.config.trainer import ClassSpec
+from lightning_app.config.trainer import OWN_DEFAULTS, ClassSpec, TrainerConfig
 from lightning_app.core.errors import UserError
 from lightning_app.core.schema import (
     as_plain,
@@ -23,6 +25,7 @@ from lightning_app.core.schema import (
     read,
 )
 from lightning_app.runs.records import Plan, PrunedRecord, ResultRecord
+from lightning_app.training.module import TransformerModule
 from tests.records import pruned, result
 from tests.told import told
 
@@ -43,15 +46,8 @@ ROOTS: dict[type, dict[str, Any]] = {
     ResultRecord: result("a" * 16),
     PrunedRecord: pruned("a" * 16),
     Plan: {
-        "name": "mine",
-        "hash": "",
-        "made_from": "",
-        "metric": "val/nll",
-        "mode": "min",
-        "axes": {},
-        "excluded": 0,
-        "data": [],
-        "cells": [],
+        **{"name": "mine", "hash": "", "made_from": "", "metric": "val/nll", "mode": "min"},
+        **{"axes": {}, "excluded": 0, "data": [], "cells": []},
     },
 }
 """The kinds of files and of entries in their lists, each with at least the fields it needs."""
@@ -98,9 +94,7 @@ def refused(root: type, tree: dict[str, Any]) -> str:
     [place[:3] for place in PLACES],
     ids=[f"{root.__name__}-{key}" for root, key, *_ in PLACES],
 )
-def test_a_value_of_another_type_names_field_type_and_value(
-    root: type, key: str, hint: Any
-) -> None:
+def test_a_value_of_another_type_names_field_type_and_value(root, key: str, hint: Any) -> None:
     wrong = [value for value in VALUES if not fits(hint, value)]
     assert wrong
     for value in wrong:
@@ -196,3 +190,28 @@ def test_every_field_of_the_trainer_and_of_a_section_is_documented() -> None:
         names = {each.name for each in fields(kind)}
         missing = names - docs_of(kind).keys()
         assert kind.__name__ == "ModelConfig" or not missing, (kind, missing)
+
+
+def test_the_model_section_has_the_arguments_of_its_class() -> None:
+    owner: Any = TransformerModule
+    taken = get_type_hints(owner.__init__)
+    del taken["return"]
+    hints = hints_of(ModelConfig)
+    assert hints.keys() == taken.keys()
+    for name, hint in hints.items():
+        assert set(kinds_of(hint)) <= set(kinds_of(taken[name])), name
+    parameters = inspect.signature(owner.__init__).parameters
+    defaults = {field.name: field.default for field in fields(ModelConfig)}
+    assert defaults == {name: parameters[name].default for name in hints}
+
+
+def test_the_trainer_section_has_the_arguments_of_lightnings_trainer() -> None:
+    """Names, order and defaults; where it fails, Lightning has another flag."""
+    owner: Any = pl.Trainer
+    parameters = dict(inspect.signature(owner).parameters)
+    found = {field.name: field.default for field in fields(TrainerConfig)}
+    wanted = {name: each.default for name, each in parameters.items()}
+    assert list(found) == list(wanted)
+    assert found == {**wanted, **OWN_DEFAULTS}
+    kept = {name for name in OWN_DEFAULTS if OWN_DEFAULTS[name] == wanted[name]}
+    assert kept == set()

@@ -152,9 +152,7 @@ def test_dotted_keys_of_a_file_are_mappings(tmp_path: Path) -> None:
         (["--config", "task.yaml"], "task.yaml: data.task: set from model.objective.kind"),
     ],
 )
-def test_a_derived_field_that_would_be_replaced(
-    words: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_derived_field_that_would_be_replaced(words, said: str, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("seed.yaml").write_text("seed_everything: 1\ndata: {seed: 7}\n")
     Path("task.yaml").write_text("data.task: masked_lm\n")

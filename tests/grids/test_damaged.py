@@ -155,9 +155,7 @@ def result_is_a_folder(run: Path) -> None:
         (of_another_metric, "reports no 'val/bleu'", "val/bleu"),
     ],
 )
-def test_what_is_no_damage_of_the_run_stays(
-    four: World, damage: Callable[[Path], None], said: str, metric: str | None
-) -> None:
+def test_what_is_no_damage_of_the_run_stays(four, damage, said: str, metric: str | None) -> None:
     if metric is not None:
         four.write(seeds=1, delay=0, steps=1, metric={"name": metric, "mode": "max"})
     damage(a_run(four))
@@ -178,9 +176,7 @@ def test_what_is_no_damage_of_the_run_stays(
 
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EIO])
 @pytest.mark.parametrize("name", ["result.json", "config.yaml"])
-def test_a_file_that_cannot_be_read_is_no_damage(
-    four: World, monkeypatch: pytest.MonkeyPatch, name: str, number: int
-) -> None:
+def test_a_file_that_cannot_be_read_is_no_damage(four, monkeypatch, name: str, number: int) -> None:
     grid, read = four.value(), Path.read_bytes
 
     def refuse(path: Path) -> bytes:

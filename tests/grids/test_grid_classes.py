@@ -330,9 +330,7 @@ def test_a_name_cannot_leave_the_experiments_folder(tmp_path: Path, name: str) -
         ("profilers.PyTorchProfiler", "filename", "/tmp/there"),
     ],
 )
-def test_nothing_is_written_outside_of_the_folder_of_a_cell(
-    folder: Path, kind: str, name: str, value: str
-) -> None:
+def test_nothing_is_written_outside_of_the_folder_of_a_cell(folder, kind, name, value: str) -> None:
     """A grid file is data: it cannot replace the files of another grid's run."""
     field = {"loggers": "logger", "callbacks": "callbacks"}.get(kind.partition(".")[0], "profiler")
     entry = {"class_path": f"lightning.pytorch.{kind}", "init_args": {name: value}}

@@ -140,9 +140,7 @@ class Changes(pl.Callback):
         ),
     ],
 )
-def test_a_cell_that_a_callback_ends_or_changes_has_failed(
-    tmp_path: Path, cache: str, callback: pl.Callback, said: str
-) -> None:
+def test_a_cell_that_a_callback_ends_or_changes_has_failed(tmp_path, cache, callback, said) -> None:
     ended = run(tmp_path / "run", cache)
     ended.trainer.callbacks.insert(0, callback)  # pyright: ignore[reportAttributeAccessIssue]
     with pytest.raises(UserError, match=said):
@@ -175,9 +173,7 @@ def test_a_fit_that_ends_early_is_cut_short(tmp_path: Path, cache: str, capsys) 
         ({"max_epochs": 3, "limit_train_batches": 40, "min_steps": 2}, 12),
     ],
 )
-def test_a_run_that_does_what_its_limits_ask_is_whole(
-    tmp_path: Path, cache: str, limits: dict[str, Any], asked: int
-) -> None:
+def test_a_run_that_does_what_its_limits_ask_is_whole(tmp_path, cache, limits, asked: int) -> None:
     ended = run(tmp_path / "run", cache, trainer=limits)
     ended.fit()
     result = json.loads((tmp_path / "run" / "result.json").read_text())

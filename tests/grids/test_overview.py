@@ -6,10 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 
 from lightning_app.commands.grid import plan_command
+from lightning_app.config.config import resolve
 from lightning_app.grids.plan import load_plan
+from lightning_app.grids.program import seconds_per_step
 from lightning_app.grids.slots import default_workers
 from tests.records import pruned, result
 from tests.told import told
@@ -22,6 +25,7 @@ PARAMETERS = re.compile(r"pre_ln +\d+ +\d+ +([\d,]+)")
 
 def write(root: Path, **changes: Any) -> Path:
     sizes = {"encoder_depth": 1, "decoder_depth": 1, "model_dim": 16, "ff_dim": 16, "num_heads": 2}
+    sizes = changes.pop("sizes", sizes)
     tree = {
         "name": NAME,
         "base_config": {
@@ -73,12 +77,7 @@ def megabytes(text: str) -> float:
 )
 def test_disk_by_what_is_kept(tmp_path: Path, capsys, policy: str, kept: int, says: str) -> None:
     wide = {"model_dim": 512, "ff_dim": 512, "encoder_depth": 1, "decoder_depth": 1}
-    base = {
-        "trainer": {"max_steps": 10},
-        "model": {"block": {"preset": "pre_ln"}, "architecture": wide, "schedule": NONE},
-        "data": {"name": "synthetic", "tokenizer": "word", "vocab_size": 100},
-    }
-    grid = write(tmp_path, checkpoints=policy, base_config=base)
+    grid = write(tmp_path, checkpoints=policy, sizes=wide)
     text = planned(grid, capsys)
     assert told(f"MB in all; {says}\n").search(text)
     found = PARAMETERS.search(text)
@@ -126,3 +125,13 @@ def test_scripts_read_the_same_numbers(tmp_path: Path, capsys: pytest.CaptureFix
     assert megabytes(text) == round(told["bytes"] / 1e6)
     (shape,) = told["shapes"]
     assert shape["tokens"] * CELLS == told["tokens"]
+
+
+def test_a_few_steps_of_a_linear_schedule_are_measured(cache: str) -> None:
+    """The schedule is that of the whole run: its decay begins after the steps measured."""
+    tree = yaml.safe_load(Path("ablations/base/synthetic_mlm.yaml").read_text())
+    tree["model"]["architecture"] |= {"encoder_depth": 1, "model_dim": 8, "num_heads": 2}
+    tree["data"]["cache"] = cache
+    before = torch.get_num_threads()
+    assert seconds_per_step(resolve(tree, "test"), steps=3) > 0
+    assert torch.get_num_threads() == before == 1

@@ -360,9 +360,7 @@ REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("child", "parent", "said"), REFUSED)
-def test_a_mistake_is_refused_in_one_line(
-    tmp_path: Path, child: dict[str, Any], parent: dict[str, Any], said: str
-) -> None:
+def test_a_mistake_is_refused_in_one_line(tmp_path, child, parent, said: str) -> None:
     path = write(tmp_path, child, **parent)
     with pytest.raises(UserError) as error:
         plan_of(read_spec(path), tmp_path)

@@ -1,6 +1,5 @@
 import json
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -217,25 +216,14 @@ def test_a_plan_survives_the_disk_and_holds_while_nothing_changes(tmp_path: Path
             load_plan(path)
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda tree: tree["cells"][0].update(axes=tree["cells"][-1]["axes"]),
-        lambda tree: tree["cells"][0].update(name="other"),
-        lambda tree: tree.update(metric="val/accuracy"),
-        lambda tree: tree.pop("seal"),
-    ],
-)
-def test_an_edited_plan_is_refused_by_every_reader(
-    tmp_path: Path, change: Callable[[dict], object]
-) -> None:
+def test_an_edited_plan_is_refused_by_every_reader(tmp_path: Path) -> None:
     """Otherwise the result of one cell would be shown as that of another."""
     given = grid()
     path = tmp_path / "plan.json"
     Grid(given, GridFolder(tmp_path), plan_of(given)).save()
     assert read_plan(path).name == given.name
     tree = json.loads(path.read_text())
-    change(tree)
+    tree["cells"][0]["axes"] = tree["cells"][-1]["axes"]
     path.write_text(json.dumps(tree))
     with pytest.raises(UserError, match="seal"):
         read_plan(path)
@@ -363,9 +351,7 @@ TEXT, UNTESTED = {"kind": "causal_lm"}, {"evaluate_test": False}
         ("trainer.max_steps", [200, 100], "0.5 times the tokens", {}),
     ],
 )
-def test_a_plan_says_what_its_values_change_beside_the_model(
-    axis: str, values: list[Any], said: str, objective: dict[str, Any]
-) -> None:
+def test_a_plan_says_what_its_values_change_beside_the_model(axis, values, said, objective) -> None:
     """They cannot be compared, change only the evaluation, or have runs that read more."""
     base = {"model": {"objective": objective}} if objective else {}
     given = grid(base_config=base, axes={axis: values, PRESET: ["pre_ln", "post_ln"]})
@@ -412,9 +398,7 @@ def test_an_automatic_warmup_is_a_number_before_anything_reads_it(tmp_path: Path
         {OPTIMIZER: [{"kind": "adam"}, {"betas": [0.9, 0.95]}]},
     ],
 )
-def test_an_automatic_warmup_that_would_differ_by_cell_is_refused(
-    tmp_path: Path, axes: dict[str, Any]
-) -> None:
+def test_an_automatic_warmup_that_would_differ_by_cell_is_refused(tmp_path, axes) -> None:
     with pytest.raises(UserError, match=rf"g\.yaml: axes: {next(iter(axes))}: .*numbers"):
         written(tmp_path, axes, schedule={"warmup_steps": "auto"})
 

@@ -106,9 +106,7 @@ def test_trials_show_parameters_and_come_in_order(tmp_path: Path) -> None:
     ],
 )
 @pytest.mark.parametrize("again", [False, True])
-def test_interrupted_cells_go_on_in_the_order_of_the_plan(
-    tmp_path: Path, marks: dict[str, bool], order: list[str], again: bool
-) -> None:
+def test_interrupted_cells_go_on_in_the_order_of_the_plan(tmp_path, marks, order, again) -> None:
     """Otherwise a grid that is stopped and goes on has parts of all seeds, and no seed whole."""
     folder = tmp_path / "tiny"
     with queue_of(folder) as queue:
@@ -265,27 +263,6 @@ def test_running_trials_of_a_dead_supervisor_are_settled(tmp_path: Path) -> None
     assert states == ["COMPLETE", "FAIL", "FAIL"]
     assert study(folder).trials[1].user_attrs["error"] == "ValueError: no"
     assert study(folder).trials[2].user_attrs["error"] == "its supervisor ended"
-
-
-def test_a_study_that_was_the_queue_of_an_earlier_version_goes_on(tmp_path: Path) -> None:
-    folder = tmp_path / "tiny"
-    folder.mkdir()
-    storage = JournalStorage(JournalFileBackend(str(folder / "optuna.journal")))
-    former = optuna.create_study(study_name="tiny-abc", storage=storage)
-    former.set_user_attr("lost_after", 120.0)
-    running, waiting = optuna.trial.TrialState.RUNNING, optuna.trial.TrialState.WAITING
-    for cell, state in zip(CELLS, (running, waiting, waiting), strict=True):
-        marks = {"cell": cell.id, "name": cell.name, "deaths": 1}
-        former.add_trial(optuna.create_trial(state=state, user_attrs=marks))
-    leave(folder, CELLS[2], val_nll=1.5)
-    with queue_of(folder) as queue:
-        for cell in CELLS[:2]:
-            claim = pop(queue)
-            assert claim.cell == cell
-            leave(folder, cell)
-            end(queue, claim)
-    states = [trial.state.name for trial in study(folder).trials]
-    assert states == ["FAIL", "COMPLETE", "COMPLETE", "COMPLETE"]
 
 
 def test_a_result_of_another_experiment_is_not_taken(tmp_path: Path) -> None:

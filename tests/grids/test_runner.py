@@ -4,7 +4,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from pathlib import Path
+from collections.abc import Callable, Iterator
 
 import psutil
 import pytest
@@ -326,37 +326,37 @@ def test_cells_get_a_clean_environment_and_their_share_of_the_cores(world: World
     assert seen == {**dict.fromkeys(foreign), "OMP_NUM_THREADS": str(default_workers())}
 
 
-def mount(world: World, *options: str) -> None:
+@pytest.fixture
+def mount(world: World) -> Iterator[Callable[[str], None]]:
+    """Put the experiments on a small disk."""
     experiments = world.folder.parent
     experiments.mkdir(parents=True)
-    command = ["mount", "-t", "tmpfs", "-o", ",".join(options), "tmpfs", str(experiments)]
-    if subprocess.run(command, capture_output=True).returncode != 0:
-        pytest.skip("mounting a tmpfs is not allowed here")
+
+    def mounted(options: str) -> None:
+        command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(experiments)]
+        if subprocess.run(command, capture_output=True).returncode != 0:
+            pytest.skip("mounting a tmpfs is not allowed here")
+
+    yield mounted
+    subprocess.run(["umount", "-l", str(experiments)], capture_output=True)
 
 
-def unmount(folder: Path) -> None:
-    subprocess.run(["umount", "-l", str(folder)], check=True)
-
-
-def test_a_full_disk_stops_the_grid_and_loses_nothing(world: World) -> None:
-    mount(world, "size=3m")
-    try:
-        world.write(seeds=1, steps=8, axes={"data.behaviour": ["ok", "fill"]})
-        result = world.run(workers=1)
-        assert result.returncode == 1
-        assert result.stderr.count("\n") == 1
-        assert "No space left" in result.stderr
-        world.assert_nothing_left()
-        states = Counter(run.state for run in world.runs().values())
-        assert states["done"] >= 1
-        assert states["failed"] == 0
-        for big in world.folder.parent.rglob("big"):
-            big.unlink()
-        subprocess.run(["mount", "-o", "remount,size=100m", str(world.folder.parent)], check=True)
-        assert world.run(workers=1).returncode == 0
-        world.assert_finished()
-    finally:
-        unmount(world.folder.parent)
+def test_a_full_disk_stops_the_grid_and_loses_nothing(world: World, mount) -> None:
+    mount("size=3m")
+    world.write(seeds=1, steps=8, axes={"data.behaviour": ["ok", "fill"]})
+    result = world.run(workers=1)
+    assert result.returncode == 1
+    assert result.stderr.count("\n") == 1
+    assert "No space left" in result.stderr
+    world.assert_nothing_left()
+    states = Counter(run.state for run in world.runs().values())
+    assert states["done"] >= 1
+    assert states["failed"] == 0
+    for big in world.folder.parent.rglob("big"):
+        big.unlink()
+    subprocess.run(["mount", "-o", "remount,size=100m", str(world.folder.parent)], check=True)
+    assert world.run(workers=1).returncode == 0
+    world.assert_finished()
 
 
 def test_a_disk_that_a_cell_reports_as_full_stops_the_grid(world: World) -> None:
@@ -367,27 +367,21 @@ def test_a_disk_that_a_cell_reports_as_full_stops_the_grid(world: World) -> None
     assert Counter(run.state for run in world.runs().values())["failed"] == 0
 
 
-def test_a_folder_that_is_full_before_anything_is_planned(world: World) -> None:
-    mount(world, "size=16k")
-    try:
-        (world.folder.parent / "ballast").write_bytes(b"x" * 16384)
-        result = world.run()
-        assert result.returncode == 1
-        assert "No space left" in result.stderr
-        assert not (world.folder / "plan.json").exists()
-    finally:
-        unmount(world.folder.parent)
+def test_a_folder_that_is_full_before_anything_is_planned(world: World, mount) -> None:
+    mount("size=16k")
+    (world.folder.parent / "ballast").write_bytes(b"x" * 16384)
+    result = world.run()
+    assert result.returncode == 1
+    assert "No space left" in result.stderr
+    assert not (world.folder / "plan.json").exists()
 
 
-def test_a_read_only_folder_is_named(world: World) -> None:
-    mount(world, "size=1m,ro")
-    try:
-        result = world.run()
-        assert (result.returncode, result.stdout) == (2, "")
-        assert told(f"{world.folder}: … written:").search(result.stderr)
-        assert result.stderr.count("\n") == 1
-    finally:
-        unmount(world.folder.parent)
+def test_a_read_only_folder_is_named(world: World, mount) -> None:
+    mount("size=1m,ro")
+    result = world.run()
+    assert (result.returncode, result.stdout) == (2, "")
+    assert told(f"{world.folder}: … written:").search(result.stderr)
+    assert result.stderr.count("\n") == 1
 
 
 def test_a_journal_that_is_removed_under_a_supervisor(world: World) -> None:

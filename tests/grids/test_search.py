@@ -66,9 +66,7 @@ def ended(spec: GridSpec, score: Callable[[dict[str, Any]], float] = loss, shuff
 
 
 @pytest.mark.parametrize("sampler", ["tpe", "random", "grid", "qmc"])
-def test_a_search_spends_its_budget_in_every_arm_and_asks_the_same_again(
-    tmp_path: Path, sampler: str
-) -> None:
+def test_a_search_spends_its_budget_in_every_arm_and_asks_the_same_again(tmp_path, sampler) -> None:
     spec = spec_of(tmp_path, search={**SEARCH, "sampler": sampler})
     cells, rounds = ended(spec)
     assert rounds == 4  # 24 runs are 12 trials with 2 seeds, 3 at a time
@@ -157,9 +155,7 @@ def outcomes(*scores: float) -> list[TrialScore]:
         ([2, 2.378, 2.828], (2.0, 1.0, 2.0), []),  # a quarter of an octave is the finest gap
     ],
 )
-def test_the_rates_that_a_refinement_asks_for(
-    rates: list[float], scores: tuple[float, ...], expected: list[float]
-) -> None:
+def test_the_rates_that_a_refinement_asks_for(rates, scores, expected: list[float]) -> None:
     refine = Refine(budget=100)
     assert list(further(rates, outcomes(*scores), refine, "min")) == expected
     assert list(further(rates, outcomes(*(-s for s in scores)), refine, "max")) == (

@@ -1,5 +1,4 @@
 from math import inf
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,9 +29,7 @@ def taken(slots: Slots) -> list[Slot]:
         (8, 20, 1, 20, 1),
     ],
 )
-def test_a_cpu_is_shared_out_by_cores(
-    cores: int, workers: int | None, devices: int, expected: int, threads: int
-) -> None:
+def test_a_cpu_is_shared_out_by_cores(cores, workers, devices, expected: int, threads: int) -> None:
     slots = slots_of(cores=cores, visible=(), workers=workers, devices=devices, cells=99)
     found = taken(slots)
     assert len(slots) == len(found) == expected
@@ -75,9 +72,7 @@ V1 = "5:cpuset:/\n4:cpu,cpuacct:{}\n0::/\n"
         (None, {"cpu.max": "400000 100000"}, inf),  # no control groups
     ],
 )
-def test_the_limit_of_a_container_is_read(
-    tmp_path: Path, groups: str | None, files: dict[str, str], expected: float
-) -> None:
+def test_the_limit_of_a_container_is_read(tmp_path, groups, files, expected: float) -> None:
     mounted = tmp_path / "cgroup"
     for name, text in files.items():
         file = mounted / name
@@ -92,9 +87,7 @@ def test_the_limit_of_a_container_is_read(
 
 
 @pytest.mark.parametrize(("quota", "expected"), [(0.5, 1), (1.9, 1), (2.0, 2), (inf, 64)])
-def test_a_container_gets_the_workers_of_its_limit(
-    monkeypatch: pytest.MonkeyPatch, quota: float, expected: int
-) -> None:
+def test_a_container_gets_the_workers_of_its_limit(monkeypatch, quota, expected: int) -> None:
     monkeypatch.setattr(slots, "cpu_quota", lambda: quota)
     monkeypatch.setattr(slots.os, "sched_getaffinity", lambda pid: set(range(64)))
     assert default_workers() == expected

@@ -37,21 +37,11 @@ class Task:
     """One task of the array: the script, run as SLURM runs it, and all that it has started."""
 
     def __init__(self, script: Path) -> None:
-        environment = {
-            **os.environ,
-            "SLURM_ARRAY_JOB_ID": "4242",
-            "SLURM_ARRAY_TASK_ID": "0",
-            "SLURM_ARRAY_TASK_COUNT": "2",
-            "SLURM_JOB_ID": "4243",
-            "SLURM_JOB_NAME": "ablate-tiny",
-            "SLURM_JOB_NODELIST": "node[1-2]",
-            "SLURM_NTASKS": "2",
-            "SLURM_NTASKS_PER_NODE": "2",
-            "SLURM_NNODES": "2",
-            "SLURM_CPUS_PER_TASK": "1",
-            "WORLD_SIZE": "2",
-            "MASTER_PORT": "29500",
-        }
+        slurm = {"ARRAY_JOB_ID": "4242", "ARRAY_TASK_ID": "0", "ARRAY_TASK_COUNT": "2"}
+        slurm |= {"JOB_ID": "4243", "JOB_NAME": "ablate-tiny", "JOB_NODELIST": "node[1-2]"}
+        slurm |= {"NTASKS": "2", "NTASKS_PER_NODE": "2", "NNODES": "2", "CPUS_PER_TASK": "1"}
+        environment = {**os.environ, **{f"SLURM_{name}": value for name, value in slurm.items()}}
+        environment |= {"WORLD_SIZE": "2", "MASTER_PORT": "29500"}
         self.output = ""
         self._process = subprocess.Popen(
             ["bash", str(script)],

@@ -181,9 +181,7 @@ def test_a_storage_on_this_disk_keeps_a_study(kind: str, name: str, tmp_path, op
         ("?", "?no_such_option=1&", "no_such_option"),
     ],
 )
-def test_what_cannot_be_opened_is_reported_in_one_line(
-    old: str, new: str, expected: str, server: Server, opened: Opened
-) -> None:
+def test_what_cannot_be_opened_is_reported_in_one_line(old, new, expected, server, opened) -> None:
     url = server.url.replace(old, new)
     with pytest.raises(UserError) as mistake:
         opened(url)

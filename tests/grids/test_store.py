@@ -105,21 +105,17 @@ def test_a_folder_of_4ea995c_is_finished_for_every_command(former: Path, capsys)
     assert states(made) == ["done"] * 4
 
 
-@pytest.mark.parametrize("name", ["plan.json", "result.json", "pruned.json"])
-def test_a_record_of_schema_1_is_refused_and_stays(former: Path, name: str) -> None:
-    grid, experiments = former / "former.yaml", former / "experiments"
-    plan = load_plan(experiments / "former/plan.json")
-    assert plan is not None
-    run = experiments / "former/runs" / plan.cells[0].name
-    path = experiments / "former" / name if name == "plan.json" else run / name
-    (run / "result.json").rename(run / "pruned.json") if name == "pruned.json" else None
+def test_a_plan_of_schema_1_is_refused_and_stays(former: Path) -> None:
+    path = former / "experiments/former/plan.json"
     edit(path, lambda tree: tree.update(schema=1))
     before = path.read_bytes()
-    said = rf"{name}: schema 1: .* commit \w{{7}} is the last to read; move its folder away"
-    commands = [read_folder, lambda folder: status_command(grid, experiments)]
-    for command in commands if name != "pruned.json" else ():  # without a pruner it is not read
+    said = r"plan.json: schema 1: .* commit \w{7} is the last to read; move its folder away"
+    for command in (
+        lambda: read_folder(path.parent),
+        lambda: status_command(former / "former.yaml", former / "experiments"),
+    ):
         with pytest.raises(UserError, match=said):
-            command(experiments / "former")
+            command()
     assert path.read_bytes() == before
 
 
@@ -354,9 +350,7 @@ def test_a_folder_of_runs_on_another_disk_has_its_own(grid: GridFolder, tmp_path
         ("none", None, ["best", "last"]),  # a single run, or a grid that cannot be read
     ],
 )
-def test_a_run_keeps_the_checkpoints_that_any_of_its_grids_keeps(
-    grid: GridFolder, mine: str, other: str | None, kept: list[str]
-) -> None:
+def test_a_run_keeps_the_checkpoints_that_any_of_its_grids_keeps(grid, mine, other, kept) -> None:
     run = place_run(grid, "name", ID)
     second = GridFolder(grid.experiments / "second")
     link_run(second, "name", ID)

@@ -186,6 +186,7 @@ def test_a_run_looks_once_more_after_its_model_is_built(write, tmp_path, helpers
 
 def test_a_plugin_that_another_imports(write: Write) -> None:
     helper = plugins.load("a_helper")
+    plugins.load(str(write("", "unused")))
     path = write(f"def late():\n    import a_helper.inner\n{USE}")
     plugin = plugins.load(str(path))
     used = named_by_content(config("model.architecture.activation", "mine"))["plugins"]

@@ -130,22 +130,6 @@ def test_matrices_of_a_rule_are_drawn_after_those_of_the_blocks(write: Write) ->
         assert all(torch.equal(other[name], value) for name, value in drawn[0].items())
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "words"),
-    [
-        ("stream.x + self", "stream.x.mean(dim=1, keepdim=True) + self", "token 1 changes"),
-        ("join(stream.x, branch)", "stream.x", "no gradient reaches"),
-    ],
-)
-def test_a_broken_rule_is_found(write: Write, old: str, new: str, words: str) -> None:
-    text = (RULE + PRESET).replace(old, new).replace('"two"', '"broken"')
-    if new == "stream.x":  # nothing reads the other stream either
-        text = text.replace("+ self.learned.share * stream.parts[0]\n", "\n", 1)
-    path = write(text.replace("two_streams", "broken_streams"), name="broken_parts")
-    with pytest.raises(AssertionError, match=words):
-        check_preset("broken_streams", plugin=path, kinds=["decoder"])
-
-
 def test_a_table_of_a_layer_is_added_as_the_embedding_is(write: Write) -> None:
     """By default as `start` does it: r of this rule starts at zero, whatever the embedding is."""
     plugins.load(str(write(RULE)))

@@ -64,9 +64,7 @@ GAIN = "self.gain = nn.Parameter(torch.ones(dim))"
         ("of_pairs", NORM, NORMED, "encoder_decoder", "a row does not depend"),
     ],
 )
-def test_a_broken_norm_is_found(
-    write: Write, name: str, built: str, result: str, kind: str, said: str
-) -> None:
+def test_a_broken_norm_is_found(write, name, built: str, result: str, kind: str, said: str) -> None:
     path = write(BROKEN.format(name=name, built=built, result=result), name=f"{name}_parts")
     with pytest.raises(AssertionError) as caught:
         check_preset(f"{name}_block", plugin=path, kinds=[kind])

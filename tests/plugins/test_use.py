@@ -133,22 +133,6 @@ def test_a_part_that_only_a_preset_names_counts(write: Write, number: int, name:
     assert sorted(named_by_content(tree)["plugins"]) == ["the_part", "the_preset"]
 
 
-def test_a_plugin_that_another_imports_counts(write: Write, tmp_path: Path, monkeypatch) -> None:
-    """Its code makes the part, though it registers none of its own."""
-    monkeypatch.syspath_prepend(tmp_path / "first")
-    base = "from torch import nn\n\n\nclass Base(nn.Identity):\n    def __init__(self, dim):\n"
-    plugins.load(str(write(f"{base}        super().__init__()\n", "a_base", "first")))
-    plugins.load(str(write("", "unused", "third")))
-    user = (
-        "from lightning_app.blocks.norm import NORM_KINDS\n\n\n"
-        "def made(dim):\n    from a_base import Base\n\n    return Base(dim)\n\n\n"
-        "NORM_KINDS.add('no_norm', made)\n"
-    )
-    plugins.load(str(write(user, "a_user", "second")))
-    tree = config("model.block.norm", "no_norm")
-    assert sorted(named_by_content(tree)["plugins"]) == ["a_base", "a_user"]
-
-
 def test_a_function_that_an_argument_names_counts(write: Write) -> None:
     hooks = {"on_train_start": "some_parts.hook"}
     callback = {"class_path": "lightning.pytorch.callbacks.LambdaCallback", "init_args": hooks}
