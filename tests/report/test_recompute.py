@@ -124,19 +124,6 @@ def test_these_grids_have_every_score_and_number(make_grid: Any) -> None:
     assert all(len(defined[number].dropna()) > 2 for number in NUMBERS)
 
 
-@pytest.mark.parametrize("reference", [None, 0])
-def test_a_grid_without_a_reference_is_recomputed(
-    make_grid: Any, oracle: ModuleType, reference: int | None
-) -> None:
-    asks = {} if reference is None else {"reference_warmup": reference, "baseline": "pre_ln"}
-    for name in ("regular", "several-rates"):
-        fake = make_grid(*GRIDS[name], sensitivity=asks, name=name)
-        folder = written(read_results(fake.folder))
-        assert oracle.check(folder) == []
-        defined = pd.read_csv(folder / "sensitivity.csv").dropna(subset="estimate")["score"]
-        assert {"stalls"} <= {score.split()[0] for score in defined}
-
-
 @pytest.mark.parametrize("prunes", [False, True])
 def test_a_grid_without_scores_has_nothing_to_recompute(
     make_grid: Any, oracle: ModuleType, prunes: bool

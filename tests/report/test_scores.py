@@ -51,9 +51,10 @@ DRAWN = {
 def value(text: str, at: Mapping[str, Any], case: Mapping[str, Any]) -> Any:
     """An expression of the table, at one point of its grid.
 
-    Further axes have the levels i, j and k, counted after that of the preset if it is given.
+    i, j and k are the levels of the axes that the case lists, without rates, warm-ups and seeds.
     """
-    axes = {LONG.get(key, key): values for key, values in case.get("axes", {}).items() if values}
+    given: dict[str, Any] = case.get("axes", {})
+    axes = {LONG.get(key, key): values for key, values in given.items() if values}
     names = {short: at.get(axis) for short, axis in LONG.items()}
     names |= {"T": case.get("table"), "DRAWN": DRAWN, "log2": math.log2, "normal": normal}
     names["at"] = axes[RATE].index(at[RATE]) if RATE in axes else None
