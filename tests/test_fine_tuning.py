@@ -216,9 +216,7 @@ TABLES = [
 
 
 @pytest.mark.parametrize(("name", "text", "said"), TABLES)
-def test_a_wrong_table_is_one_line(
-    tmp_path: Path, refuse: Any, name: str, text: str, said: str
-) -> None:
+def test_a_wrong_table_is_one_line(tmp_path, refuse: Any, name: str, text: str, said: str) -> None:
     root = tables.write_table(tmp_path / "table", name)
     (root / "dev.tsv").write_text(text)
     refuse(tables.fine_tuning(root, name), said)

@@ -126,7 +126,7 @@ def test_reference_shares_nothing_with_the_package() -> None:
     for name in ("reference.py", "reference_auxiliary.py"):
         names = set(imports(ROOT / "tests" / name)) - {"tests.reference"}
         assert {name.partition(".")[0] for name in names} <= {
-            *("collections", "dataclasses", "fractions", "math", "numpy", "typing"),
+            *("collections", "dataclasses", "fractions", "math", "numpy", "typing")
         }
 
 

@@ -183,9 +183,7 @@ class Steps(pl.Callback):
 
 @pytest.mark.parametrize("kind", ["translation", "masked_lm", "causal_lm"])
 @pytest.mark.parametrize("preset", ["pre_ln", "realformer", "sas"])
-def test_a_step_that_is_not_logged_never_waits(
-    tmp_path: Path, cache: str, monkeypatch: pytest.MonkeyPatch, kind: str, preset: str
-) -> None:
+def test_a_step_that_is_not_logged_never_waits(tmp_path, cache, monkeypatch, kind, preset) -> None:
     monkeypatch.setattr(Progress, "_due", lambda self: False)  # of which there is one a second
     waits = Waits()
     callbacks = [

@@ -121,9 +121,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("fields", "said"), REFUSED)
-def test_mistakes_are_one_line(
-    tmp_path: Path, tree: dict[str, Any], capsys: pytest.CaptureFixture[str], fields: Any, said: str
-) -> None:
+def test_mistakes_are_one_line(tmp_path, tree, capsys, fields: Any, said: str) -> None:
     path = tmp_path / "run.yaml"
     path.write_text(yaml.safe_dump(changed(tree, **fields)))
     assert main(["fit", "--config", str(path)]) == 2

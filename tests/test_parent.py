@@ -189,9 +189,7 @@ def test_another_parent_or_child(tmp_path: Path, tree: dict[str, Any], parents: 
     assert len(set(ids.values())) == 4
 
 
-def test_the_checkpoint_of_another_run_is_refused_in_a_parent(
-    copy: Path, tree: dict[str, Any], refuse: Any
-) -> None:
+def test_the_checkpoint_of_another_run_is_refused_in_a_parent(copy, tree, refuse: Any) -> None:
     """It would be fine-tuned as if it were the parent's: another seed has the same shapes."""
     identity = copy / "identity.json"
     identity.write_text(json.dumps({**json.loads(identity.read_text()), "id": "0" * 16}))
@@ -199,9 +197,7 @@ def test_the_checkpoint_of_another_run_is_refused_in_a_parent(
         refuse(tree, "another run", model__init_from=str(copy / "checkpoints" / f"{given}.ckpt"))
 
 
-def test_an_earlier_checkpoint_in_place_of_the_last_one_is_refused(
-    copy: Path, tree: dict[str, Any], refuse: Any
-) -> None:
+def test_an_earlier_checkpoint_in_place_of_the_last_one_is_refused(copy, tree, refuse: Any) -> None:
     """It is of the same run and seed, and has done fewer steps. As a file it may be named."""
     last = copy / "checkpoints" / "last.ckpt"
     earlier = torch.load(last, weights_only=True)
@@ -295,9 +291,7 @@ def test_dropout_may_differ(tree: dict[str, Any]) -> None:
         ("identity.json", "identity.json is missing"),
     ],
 )
-def test_a_parent_without_a_file_is_refused(
-    copy: Path, tree: dict[str, Any], refuse: Any, file: str, said: str
-) -> None:
+def test_a_parent_without_a_file_is_refused(copy, tree, refuse: Any, file: str, said: str) -> None:
     (copy / file).unlink()
     refuse(tree, said, model__init_from=str(copy))
 
@@ -311,9 +305,7 @@ def test_a_parent_without_a_file_is_refused(
         ("identity.json", "it holds no id of a run"),
     ],
 )
-def test_a_damaged_parent_is_refused(
-    copy: Path, tree: dict[str, Any], refuse: Any, name: str, said: str
-) -> None:
+def test_a_damaged_parent_is_refused(copy: Path, tree, refuse: Any, name: str, said: str) -> None:
     """One changed bit of the checkpoint or of the tokenizer, a broken config or identity."""
     content = bytearray((copy / name).read_bytes())
     content[len(content) // 2] ^= 1
@@ -345,9 +337,7 @@ def test_residual_attention_may_be_turned_off(copy: Path, tree: dict[str, Any]) 
             carrying(kind)
 
 
-def test_a_weight_too_many_or_too_few_is_refused(
-    tmp_path: Path, tree: dict[str, Any], parents: dict[str, Path]
-) -> None:
+def test_a_weight_too_many_or_too_few_is_refused(tmp_path, tree, parents: dict[str, Path]) -> None:
     """The load is strict, also where configs agree; weights of a diverged run are refused."""
 
     def edited(name: str, edit: Any) -> dict[str, Any]:
@@ -421,9 +411,7 @@ def test_a_first_step_sets_the_parents(tmp_path: Path, tree: dict[str, Any], pre
             torch.testing.assert_close(value, there[name], rtol=0, atol=1e-9)
 
 
-def test_nothing_is_fine_tuned_after_a_parent_that_is_not_finite(
-    tmp_path: Path, copy: Path, tree: dict[str, Any]
-) -> None:
+def test_nothing_is_fine_tuned_after_a_parent_that_is_not_finite(tmp_path, copy, tree) -> None:
     """It is a result without a step, with or without a checkpoint of the parent; no crash."""
     path = copy / "result.json"
     failure = {"step": 3, "rule": "the training loss is not finite", "last_finite_loss": 4.0}

@@ -91,9 +91,7 @@ def test_a_pruned_run_that_goes_on_elsewhere_is_no_damage(folder: Path) -> None:
     ("content", "said"),
     [("{", "not valid JSON"), ("[]", "JSON"), (json.dumps(result("b")), "'b'.*a1")],
 )
-def test_what_is_not_the_cells_is_refused(
-    tmp_path: Path, folder: Path, name: str, content: str, said: str
-) -> None:
+def test_what_is_not_the_cells_is_refused(tmp_path, folder, name, content: str, said: str) -> None:
     (folder / name).write_text(content)
     with pytest.raises(UserError, match=f"{name}: .*({said}).*; `ablate run .*` moves the run"):
         grid_in(tmp_path).state(CELL)

@@ -218,9 +218,7 @@ def test_6_a_variant_against_a_baseline(frame: Any, capsys: pytest.CaptureFixtur
     assert shown["mode"] == "max"
 
 
-def test_10_a_finished_cell_under_another_grids_name(
-    frame: Any, project: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_10_a_finished_cell_under_another_grids_name(frame, project: Path, monkeypatch) -> None:
     """After the copy of the runs that `docs/many-workers.md` makes with rsync."""
     second = project.parent / "second"
     second.mkdir()

@@ -38,9 +38,7 @@ def test_fifty_steps_of_causal_lm(tmp_path: Path, cache: str, preset: str) -> No
 @pytest.mark.parametrize(
     ("task", "precision"), [("translation", "bf16-mixed"), ("masked_lm", "32-true")]
 )
-def test_fifty_steps_in_the_other_precision(
-    tmp_path: Path, cache: str, preset: str, task: str, precision: str
-) -> None:
+def test_fifty_steps_in_the_other_precision(tmp_path, cache, preset, task, precision: str) -> None:
     train(tmp_path, cache, preset, task, precision)
 
 

@@ -41,13 +41,7 @@ def documented(name: str) -> str:
 
 
 @pytest.fixture
-def folder(
-    tmp_path: Path,
-    cache: str,
-    translation: RunResult,
-    causal: RunResult,
-    monkeypatch: pytest.MonkeyPatch,
-) -> Path:
+def folder(tmp_path, cache: str, translation: RunResult, causal: RunResult, monkeypatch) -> Path:
     """A folder with what the examples name; the demo's cells are there."""
     (tmp_path / "ablations").symlink_to(Path("ablations").resolve())
     spec, demo = read_spec("demo"), tmp_path / "experiments" / "demo"

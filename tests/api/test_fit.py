@@ -88,9 +88,7 @@ def test_it_goes_on_from_a_checkpoint(translation: RunResult, tmp_path: Path) ->
         ({}, {"sed_everything": 2}, "'seed_everything'"),
     ],
 )
-def test_a_mistake_is_one_line(
-    tmp_path: Path, overrides: dict[str, Any], settings: dict[str, Any], said: str
-) -> None:
+def test_a_mistake_is_one_line(tmp_path, overrides, settings: dict[str, Any], said: str) -> None:
     tree = {"trainer": {"default_root_dir": str(tmp_path / "run"), "max_steps": 1}}
     with pytest.raises(UserError, match=said) as found:
         fit(tree, overrides, **settings)
@@ -125,9 +123,7 @@ def test_a_folder_without_a_result_has_none(tmp_path: Path) -> None:
         _ = RunResult(tmp_path).status
 
 
-def test_a_folder_in_which_another_process_trains(
-    translation: RunResult, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_folder_in_which_another_process_trains(translation: RunResult, tmp_path, capsys) -> None:
     """The second of two equal calls names the process of the first, and changes nothing."""
     config, folder = translation.folder.parent / "config.yaml", tmp_path / "run"
     words = ["fit", "--config", str(config), "--trainer.default_root_dir", str(folder), "--again"]
@@ -140,9 +136,7 @@ def test_a_folder_in_which_another_process_trains(
         pass
 
 
-def test_a_finished_run_is_trained_again_when_it_is_asked_for(
-    translation: RunResult, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_finished_run_is_trained_again_when_it_is_asked_for(translation, capsys) -> None:
     config = translation.folder.parent / "config.yaml"
     result = translation.folder / "result.json"
     before = result.read_bytes()

@@ -78,9 +78,7 @@ def test_a_run_that_a_process_trains_is_running(grid: FakeGrid) -> None:
     assert list(found.loc[found["status"] == "running", "name"]) == [cell["name"]]
 
 
-def test_a_grid_is_found_by_name_path_and_publication(
-    grid: FakeGrid, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_grid_is_found_by_name_path_and_publication(grid, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     whole = results("mine")
     where = whole.assign(folder=[f"experiments/mine/runs/{name}" for name in whole["name"]])
@@ -114,9 +112,7 @@ def test_a_file_whose_cells_are_not_planned_is_refused(tmp_path: Path) -> None:
         ({"metric": {"name": "val/accuracy", "mode": "max"}}, "its metrics differ"),
     ],
 )
-def test_a_file_of_another_experiment_is_refused(
-    grid: FakeGrid, tmp_path: Path, change: Mapping[str, Any], said: str
-) -> None:
+def test_a_file_of_another_experiment_is_refused(grid, tmp_path, change, said: str) -> None:
     """Its axes are those of the plan, and the results are not what the file says."""
     tree = yaml.safe_load((grid.folder / "grid.yaml").read_text())
     file, where = tmp_path / "mine.yaml", grid.folder.parent
@@ -137,9 +133,7 @@ def test_a_file_of_another_experiment_is_refused(
         ({"grid": {"question": "Which one?"}}, ""),
     ],
 )
-def test_a_file_that_continues_another_grid_is_refused(
-    grid: FakeGrid, tmp_path: Path, change: Mapping[str, Any], said: str
-) -> None:
+def test_a_file_that_continues_another_grid_is_refused(grid, tmp_path, change, said: str) -> None:
     """Its children have other parents; what the parent grid only says may change."""
     tree = yaml.safe_load((grid.folder / "grid.yaml").read_text())
     parent = {"name": "parent", "base_config": BASE, "axes": {PRESET: AXES[PRESET], SEED: [1, 2]}}
@@ -346,9 +340,7 @@ def stand_in(folder: Path, monkeypatch: pytest.MonkeyPatch, **how: Any) -> None:
 
 
 @pytest.mark.parametrize("code", [0, 1, 130])
-def test_a_grid_runs_as_the_command_does(
-    grid: FakeGrid, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys, code: int
-) -> None:
+def test_a_grid_runs_as_the_command_does(grid, tmp_path, monkeypatch, capsys, code: int) -> None:
     stand_in(tmp_path, monkeypatch, code=code)
     url = "postgresql://me:secret@host/db"
     frame = run_grid("mine", workers=2, max_time="01:00", retry_failed=True, storage=url)
@@ -359,9 +351,7 @@ def test_a_grid_runs_as_the_command_does(
     pd.testing.assert_frame_equal(frame, results("mine"))
 
 
-def test_a_grid_runs_with_the_plugins_of_the_caller(
-    grid: FakeGrid, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_grid_runs_with_the_plugins_of_the_caller(grid, tmp_path: Path, monkeypatch) -> None:
     """A project may list another version of one, which would run in its place."""
     path = tmp_path / "my_parts.py"
     path.write_text("")

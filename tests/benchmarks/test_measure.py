@@ -135,9 +135,7 @@ def test_the_products_of_a_model_are_counted_as_by_hand() -> None:
 
 
 @pytest.mark.parametrize("mkl", [False, True])
-def test_a_linear_map_counts_alike_in_both_libraries(
-    mkl: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_linear_map_counts_alike_in_both_libraries(mkl: bool, monkeypatch) -> None:
     if not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
         pytest.skip("this PyTorch has no oneDNN")
     monkeypatch.setattr(linear_maps, "prefers_onednn", lambda: not mkl)

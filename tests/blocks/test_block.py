@@ -62,9 +62,7 @@ def compare(ours: Tensor, theirs: Tensor, real: Tensor, inputs: list[Tensor]) ->
 
 @pytest.mark.parametrize(("preset", "norm_first", "activation"), TORCH_LAYERS)
 @pytest.mark.parametrize("causal", [False, True])
-def test_encoder_block_equals_torch_layer(
-    float64: None, preset: str, norm_first: bool, activation: Activation, causal: bool
-) -> None:
+def test_encoder_block_equals_torch_layer(float64, preset, norm_first, activation, causal) -> None:
     ours = tiny.randomise(Block(spec_of(preset), sizes(activation)))
     how: Any = {"norm_first": norm_first, "batch_first": True}
     theirs = nn.TransformerEncoderLayer(MODEL, HEADS, FF, 0.0, activation, **how)
@@ -83,9 +81,7 @@ def test_encoder_block_equals_torch_layer(
 
 
 @pytest.mark.parametrize(("preset", "norm_first", "activation"), TORCH_LAYERS)
-def test_decoder_block_equals_torch_layer(
-    float64: None, preset: str, norm_first: bool, activation: Activation
-) -> None:
+def test_decoder_block_equals_torch_layer(float64, preset, norm_first, activation) -> None:
     ours = tiny.randomise(Block(spec_of(preset, cross=True), sizes(activation), cross=True))
     how: Any = {"norm_first": norm_first, "batch_first": True}
     theirs = nn.TransformerDecoderLayer(MODEL, HEADS, FF, 0.0, activation, **how)

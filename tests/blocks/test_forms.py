@@ -162,9 +162,7 @@ def test_residual_attention_is_the_equation(form: Form, case: dict[str, Any]) ->
 @pytest.mark.parametrize("batch", [1, 3])
 @pytest.mark.parametrize("gamma", [None, 0.8])
 @pytest.mark.parametrize("dropout", [0.0, 0.4])
-def test_a_chain_of_shaped_maps_is_the_equation(
-    form: Form, batch: int, gamma: float | None, dropout: float
-) -> None:
+def test_a_chain_of_shaped_maps_is_the_equation(form, batch, gamma, dropout: float) -> None:
     """Residual and shaped attention together; dropout acts on A alone."""
     torch.manual_seed(2)
     sizes = {"batch": batch, "heads": 2, "queries": 6, "keys": 6, "dim": 3, "value_dim": 4}
@@ -246,9 +244,7 @@ def test_rows_without_a_key_give_zeros(form: Form, divisor: float, dtype: torch.
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize(("queries", "keys"), [(4, 0), (0, 0), (0, 4)])
-def test_no_keys_or_no_queries_give_zeros(
-    form: Form, dropout: float, masked: bool, queries: int, keys: int
-) -> None:
+def test_no_keys_or_no_queries_give_zeros(form, dropout, masked, queries: int, keys: int) -> None:
     sizes = {"batch": 2, "heads": 3, "queries": queries, "keys": keys, "dim": 2, "value_dim": 5}
     layers = layers_for({**sizes, "depth": 2})
     seen = torch.ones(2, 1, 1, keys, dtype=torch.bool)

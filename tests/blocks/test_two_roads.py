@@ -120,9 +120,7 @@ def test_deepnorm_is_post_ln_with_smaller_branches() -> None:
         ("skipinit", "t_fixup", "branch.gain", 1.0, ["branch.gain"]),
     ],
 )
-def test_equal_gains_are_another_preset(
-    ours: str, theirs: str, gains: str, value: float, missing: list[str]
-) -> None:
+def test_equal_gains_are_another_preset(ours, theirs, gains, value, missing: list[str]) -> None:
     one, other = spec_of(ours), spec_of(theirs)
     check_same_stacks(one, other, lambda module: set_all(module, gains, value), *missing)
 

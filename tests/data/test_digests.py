@@ -90,9 +90,7 @@ def test_damage_in_a_folder_that_cannot_be_written_is_named(
         prepare(text_config(tmp_path / "corpus"))
 
 
-def test_the_digest_is_of_the_data_and_not_of_its_place(
-    corpus: PreparedCorpus, text_config, tmp_path: Path
-) -> None:
+def test_the_digest_is_of_the_data_and_not_of_its_place(corpus, text_config, tmp_path) -> None:
     assert len(corpus.digest) == 64
     root, cache = tmp_path / "corpus", str(tmp_path / "elsewhere")
     assert prepare(text_config(root, cache=cache)).digest == corpus.digest
@@ -133,9 +131,7 @@ def test_damaged_downloads_return(write_pairs, tmp_path: Path, monkeypatch) -> N
     assert path.read_bytes() == whole
 
 
-def test_a_download_without_a_list_is_taken_as_it_is(
-    write_pairs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_download_without_a_list_is_taken_as_it_is(write_pairs, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(iwslt14, "_unpack", lambda *_: pytest.fail("downloaded"))
     config = DataConfig(name="iwslt14", cache=str(tmp_path / "cache"))
     shutil.copytree(write_pairs(), tmp_path / "cache" / "downloads" / "iwslt14_deen")

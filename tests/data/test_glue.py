@@ -136,9 +136,7 @@ def test_a_test_split_has_labels(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_hub_gives_the_rows_of_the_published_tables(
-    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_hub_gives_the_rows_of_the_published_tables(tmp_path, name: str, monkeypatch) -> None:
     """With a replacement of the hub, whose columns and classes are those of nyu-mll/glue."""
     import datasets
 
@@ -190,9 +188,7 @@ def test_the_hub_keeps_empty_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize(("name", "label"), [("rte", -1), ("mnli", 3), ("sst2", -1), ("rte", 0.5)])
-def test_a_label_of_the_hub_is_one_of_the_task(
-    tmp_path: Path, name: str, label: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_label_of_the_hub_is_one_of_the_task(tmp_path, name, label: float, monkeypatch) -> None:
     """A row without a label has -1 there, which would count as the last class in words."""
     import datasets
 

@@ -152,9 +152,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("name", "edit", "said"), REFUSED)
-def test_a_wrong_file_is_refused_in_one_line(
-    tmp_path: Path, name: str, edit: Callable[[Any], None], said: str
-) -> None:
+def test_a_wrong_file_is_refused_in_one_line(tmp_path, name, edit, said: str) -> None:
     with pytest.raises(UserError) as caught:
         edited(tmp_path, name, edit)
     assert told(said).search(str(caught.value))

@@ -115,9 +115,7 @@ def assert_equal_to_naive(case: Case, chunk: int | None, tolerance: float) -> No
     cap=st.sampled_from([None, 0.5, 3.0]),
     z_loss=st.sampled_from([0.0, 0.0, 0.3]),
 )
-def test_float64_is_the_definition(
-    tokens: int, width: int, vocabulary: int, chunk: int | None, seed: int, **rest: Any
-) -> None:
+def test_float64_is_the_definition(tokens, width, vocabulary, chunk, seed, **rest: Any) -> None:
     assert_equal_to_naive(case(tokens, width, vocabulary, seed=seed, **rest), chunk, 1e-10)
 
 
@@ -135,9 +133,7 @@ def test_float32_is_it(tokens: int, chunk: int | None, bias: bool, more: dict[st
 @pytest.mark.parametrize("tokens", [20, 300])
 @pytest.mark.parametrize("bias", [False, True])
 @capped_or_not
-def test_by_onednn_it_is_the_definition(
-    monkeypatch: pytest.MonkeyPatch, tokens: int, bias: bool, more: dict[str, Any]
-) -> None:
+def test_by_onednn_it_is_the_definition(monkeypatch, tokens, bias, more: dict[str, Any]) -> None:
     """With more tokens than dimensions, the table's gradient is summed transposed."""
     monkeypatch.setattr(linear, "prefers_onednn", lambda: True)
     for limit in ("SMALL", "SMALL_TURNED", "SMALL_TURNED_ZEN_4"):

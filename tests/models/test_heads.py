@@ -73,9 +73,7 @@ def test_decoder_without_blocks_is_refused_where_there_is_a_decoder() -> None:
         ("encoder", BlockConfig(preset="t_fixup"), "embedding_norm layer_norm: .* start smaller"),
     ],
 )
-def test_a_norm_of_the_embedding_is_refused_where_it_has_no_meaning(
-    kind: str, block: BlockConfig, message: str
-) -> None:
+def test_a_norm_of_the_embedding_is_refused_where_it_has_no_meaning(kind, block, message) -> None:
     tiny.architecture(kind=kind).stacks(block)
     with pytest.raises(ValueError, match=message):
         tiny.architecture(kind=kind, embedding_norm="layer_norm").stacks(block)

@@ -186,9 +186,7 @@ def test_the_receptive_field_grows_a_window_a_layer(preset: str, span: tuple[int
 @pytest.mark.parametrize(
     ("span", "positions"), [((1, 3), "sinusoidal"), ((3, 4), "rope"), ((4, 1), "learned")]
 )
-def test_cached_decoding_equals_full_decoding(
-    preset: str, span: tuple[int, int], positions: str
-) -> None:
+def test_cached_decoding_equals_full_decoding(preset, span, positions: str) -> None:
     sizes = {"positions": positions, "model_dim": 12}
     model = tiny.randomise(tiny.causal_model(block(preset, span), **sizes)).eval()
     tokens = tiny.words(2, 29)

@@ -89,9 +89,7 @@ def test_training_predicts_each_token_from_the_last(corpus: PreparedCorpus, wind
 
 @pytest.mark.parametrize("window", [3, 7, 100])
 @pytest.mark.parametrize("stride", [1, 2, 3, None])
-def test_evaluation_predicts_each_token_once_with_its_context(
-    corpus: PreparedCorpus, window: int, stride: int | None
-) -> None:
+def test_evaluation_predicts_each_token_once_with_its_context(corpus, window, stride) -> None:
     """Also the tokens after the last whole window, whatever the stride."""
     rows = CausalRows(corpus, "valid", window, stride)
     ids = np.asarray(corpus.ids("valid", "text")).tolist()

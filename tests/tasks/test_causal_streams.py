@@ -230,9 +230,7 @@ def test_a_memory_of_other_text_is_never_used(corpus: PreparedCorpus) -> None:
         (5, 4, "10.*4.*after 10.*3 streams"),
     ],
 )
-def test_a_checkpoint_of_another_reading_is_refused(
-    corpus: PreparedCorpus, window: int, streams: int, said: str
-) -> None:
+def test_a_checkpoint_of_another_reading_is_refused(corpus, window, streams, said: str) -> None:
     """Its streams are at other places of the text, also those with the same numbers."""
     made, ours, other = model(corpus, length=7), task(), task()
     for batch in batches(CausalStreams(corpus, "train", 5, 3, whole=False))[:2]:

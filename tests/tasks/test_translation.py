@@ -148,9 +148,7 @@ def test_bleu_ignores_case(monkeypatch: pytest.MonkeyPatch, stage: str) -> None:
 
 
 @pytest.mark.parametrize(("targets", "mixed"), [(LINES, True), (LINES[:1] * 2, False)])
-def test_sacrebleu_sees_case_where_the_corpus_has_it(
-    monkeypatch: pytest.MonkeyPatch, targets: list[str], mixed: bool
-) -> None:
+def test_sacrebleu_sees_case_where_the_corpus_has_it(monkeypatch, targets, mixed: bool) -> None:
     source = FakeData(targets, ["The dog sees the cat."] * 2, tokenized=False)
     task, scores = scored(monkeypatch, "test", [LOWER, LOWER], source)
     assert (scores["test/sacrebleu"] < 99) == mixed

@@ -155,9 +155,7 @@ def test_a_schedule_free_run_is_evaluated_like_its_last(tmp_path: Path, cache: s
     assert found[0]["val/nll"] != pytest.approx(result["metrics"]["val/nll"], rel=1e-4)
 
 
-def test_an_average_that_is_known_once_built_is_checked_then(
-    tmp_path: Path, cache: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_average_that_is_known_once_built_is_checked_then(tmp_path, cache, monkeypatch) -> None:
     """An optimizer of a plug-in, whose class a plan does not know, and a scalar with a range."""
     free = OptimizerConfig(kind="schedule_free")
     with pytest.raises(UserError, match=r"schedule\.kind: inverse_sqrt with"):

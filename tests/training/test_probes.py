@@ -78,9 +78,7 @@ def test_every_gain_is_logged() -> None:
     ],
     ids=["sas", "sas-encoder", "skipinit", "rezero", "rezero-deep"],
 )  # fmt: skip
-def test_event_files_get_as_many_layers_as_there_is_room_for(
-    model: nn.Module, layers: set[tuple[str, int]]
-) -> None:
+def test_event_files_get_as_many_layers_as_there_is_room_for(model, layers) -> None:
     told = shown(model, list(gains(model)))
     assert {(place.stack, place.layer) for place in told} == layers
     assert len(told) == len(set(told)) <= 10
@@ -218,9 +216,7 @@ def test_probing_changes_no_bit_of_a_loss(tmp_path: Path, cache: str, kind: str)
     assert not (tmp_path / "plain" / "probes.csv").exists()
 
 
-def test_nothing_is_done_between_the_steps_that_fire(
-    tmp_path: Path, cache: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_is_done_between_the_steps_that_fire(tmp_path, cache: str, monkeypatch) -> None:
     entered: list[int] = []
     copied: list[int] = []
     enter = ActivationHooks.__enter__

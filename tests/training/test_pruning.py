@@ -87,9 +87,7 @@ def test_a_loss_that_is_not_finite_is_reported_as_null(tmp_path: Path, cache: st
         (7, 100, 2, 8),
     ],
 )
-def test_a_run_ends_soon_after_it_was_pruned(
-    tmp_path: Path, cache: str, said: int, interval: int, logged: int, ends: int
-) -> None:
+def test_a_run_ends_soon_after_it_was_pruned(tmp_path, cache, said, interval, logged, ends) -> None:
     callback = pruning(tmp_path)
     settings = {"val_check_interval": interval, "log_every_n_steps": logged}
     with pytest.raises(Pruned) as ending:

@@ -37,9 +37,7 @@ def train(folder: Path, cache: str, *ranks_have: tuple[str, int]) -> list[tuple[
 @pytest.mark.parametrize(
     ("second", "what"), [(("f123456789abcdef", 175), "configs"), (("0123456789abcdef", 12), "data")]
 )
-def test_two_runs_do_not_train(
-    tmp_path: Path, cache: str, second: tuple[str, int], what: str
-) -> None:
+def test_two_runs_do_not_train(tmp_path, cache: str, second: tuple[str, int], what: str) -> None:
     for code, said in train(tmp_path, cache, ("0123456789abcdef", 175), second):
         assert code == 1, said
         assert "trained 2" not in said

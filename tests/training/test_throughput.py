@@ -45,9 +45,7 @@ class Waiting(pl.Callback):
         self.now += 100.0
 
 
-def test_the_share_that_waits_leaves_validation_out(
-    tmp_path: Path, cache: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_share_that_waits_leaves_validation_out(tmp_path, cache: str, monkeypatch) -> None:
     fitter = trainer(
         tmp_path,
         max_steps=4,

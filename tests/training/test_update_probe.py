@@ -264,9 +264,7 @@ def test_quantities_of_passes_equal_direct_ones() -> None:
         ("nadam", {}, None),
     ],
 )
-def test_curvature_equals_the_dense_one_over_its_threshold(
-    kind: str, settings: dict[str, Any], limit: float | None
-) -> None:
+def test_curvature_equals_the_dense_one_over_its_threshold(kind, settings, limit) -> None:
     batch, model, before, step, *_ = stepped(kind=kind, **settings)
     weights = [p.detach().clone() for p in model.parameters()]
     found = {row.quantity: row.value for row in curvature_rows(model, objective(), batch, step, 3)}
