@@ -202,7 +202,6 @@ ATTACKS = [
         "torn or damaged: not a complete checkpoint",
         {"run.yaml": config(), "x.ckpt": b"cos\nsystem\n(S'touch sprung'\ntR."},
     ),
-    Case("run demo --storage postgresql://u:secret@host/db", "password"),
 ]
 
 
