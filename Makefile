@@ -21,7 +21,7 @@ check: .venv/installed-test
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
 	$(BIN)/pyright
-	$(BIN)/python -m tests.budget
+	$(BIN)/python -m benchmarks.budget
 
 format: .venv/installed-test
 	$(BIN)/ruff format

@@ -71,7 +71,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _indices(item: pytest.Function) -> dict[str, int]:
-    """The number of the value of each parameter of a case, none if the test has one case."""
     return item.callspec.indices if hasattr(item, "callspec") else {}
 
 

@@ -5,6 +5,8 @@ from typing import Any
 
 import numpy as np
 
+from tests import tables
+
 TOPICS, WORDS = 4, 5
 BOOKS = """# Title: One
 
@@ -66,23 +68,7 @@ def data_fields(root: Path, **changes: Any) -> dict[str, Any]:
 
 def run_tree(root: Path, **objective: Any) -> dict[str, Any]:
     """A config as a user writes it."""
-    architecture = {"kind": "encoder", "encoder_depth": 2, "model_dim": 12, "ff_dim": 14}
-    return {
-        "seed_everything": 1,
-        "trainer": {
-            "max_steps": 5,
-            "val_check_interval": 5,
-            "log_every_n_steps": 1,
-            "accelerator": "cpu",
-            "enable_progress_bar": False,
-            "default_root_dir": str(root / "run"),
-        },
-        "model": {
-            "block": {"preset": "pre_ln"},
-            "architecture": {**architecture, "num_heads": 3, "dropout": 0.0},
-            "objective": {"kind": "masked_lm", "next_sentence": True, **objective},
-            "optimizer": {"lr": 3.0e-3},
-            "schedule": {"kind": "constant", "warmup_steps": 2},
-        },
-        "data": data_fields(root),
-    }
+    tree = tables.fine_tuning(root, "rte")
+    tree["model"] |= {"block": {"preset": "pre_ln"}}
+    tree["model"]["objective"] = {"kind": "masked_lm", "next_sentence": True, **objective}
+    return {**tree, "data": data_fields(root)}

@@ -14,28 +14,18 @@ from lightning_app.config.grid import GridSpec, read_spec
 from lightning_app.grids.plan import cell_tree, expand
 from lightning_app.training.run import run_cell
 from tests import questions, tables
-from tests.documents import write_books
+from tests.frozen.frozen import write_corpora
 
 ROOT = Path(__file__).parents[1]
 GRIDS = sorted((ROOT / "ablations").glob("*.yaml"))
 BASES = sorted((ROOT / "ablations/base").glob("*.yaml"))
-BOOKS = "A book. It has two sentences.\nA line.\n-------\nAnother book. It has a line.\n" * 2
 
 
 @pytest.fixture(scope="module")
 def user(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A working directory and a folder of corpora with small texts for all grids."""
     folder = tmp_path_factory.mktemp("user")
-    for name in ("books", "pretraining", "corpora/tinyshakespeare", "corpora/iwslt14_deen"):
-        (folder / name).mkdir(parents=True)
-        for split in ("train", "valid", "test"):
-            for suffix in ("txt", "de", "en"):
-                (folder / name / f"{split}.{suffix}").write_text(BOOKS)
-    write_books(folder / "corpora")
-    for name, published in tables.FOLDERS.items():
-        tables.write_table(folder / "corpora/glue" / published, name)
-    for name in ("squad1", "squad2"):
-        questions.write_squad(folder / "corpora/squad", name)
+    write_corpora(folder)
     return folder
 
 

@@ -4,6 +4,7 @@ import json
 import random
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -75,14 +76,8 @@ def refused(command: list[str], capsys: pytest.CaptureFixture[str], folder: Path
 
 
 def prepared(root: Path) -> Path:
-    config = DataConfig(
-        name="text",
-        root=str(root / "corpus"),
-        cache=str(root / "cache"),
-        tokenizer="word",
-        vocab_size=None,
-    )
-    return prepare(config).folder
+    places: Any = {"root": str(root / "corpus"), "cache": str(root / "cache")}
+    return prepare(DataConfig(name="text", tokenizer="word", vocab_size=None, **places)).folder
 
 
 def cut_short(folder: Path) -> Path:

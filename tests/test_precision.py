@@ -94,19 +94,17 @@ def test_a_count_is_exact_and_begins_again_at_zero() -> None:
     assert count.compute().item() == 5
 
 
-class Norms(pl.Callback):
-    """The norm of all gradients, in float64."""
+def norm_of(module: pl.LightningModule) -> list[float]:
+    found = [p.grad.double().square().sum() for p in module.parameters() if p.grad is not None]
+    return [float(torch.stack(found).sum().sqrt())] if found else []
 
+
+class Norms(pl.Callback):
     def __init__(self) -> None:
         self.seen: list[float] = []
 
-    def on_before_optimizer_step(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: torch.optim.Optimizer
-    ) -> None:
-        squares = [
-            p.grad.double().square().sum() for p in pl_module.parameters() if p.grad is not None
-        ]
-        self.seen.append(float(torch.stack(squares).sum().sqrt()))
+    def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
+        self.seen += norm_of(pl_module)
 
 
 @pytest.mark.parametrize("precision", ["32-true", "bf16-true"])
@@ -123,19 +121,11 @@ def test_the_logged_norm_is_exact(tmp_path: Path, cache: str, precision: str) ->
 
 
 class Clipped(pl.Callback):
-    """Notes the norm of the gradient that a step has used."""
-
     def __init__(self) -> None:
         self.used: list[float] = []
 
-    def on_before_zero_grad(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: torch.optim.Optimizer
-    ) -> None:
-        found = [
-            p.grad.double().square().sum() for p in pl_module.parameters() if p.grad is not None
-        ]
-        if found:
-            self.used.append(float(torch.stack(found).sum().sqrt()))
+    def on_before_zero_grad(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
+        self.used += norm_of(pl_module)
 
 
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed", "bf16-true"])

@@ -22,7 +22,7 @@ from lightning_app.tasks.base import build_task
 from lightning_app.tasks.squad import QuestionTexts
 from tests import questions, warm
 from tests.tables import changed
-from tests.test_fine_tuning import fit, one_by_one, single_precision
+from tests.test_fine_tuning import fit, on_one_and_two, one_by_one, single_precision
 
 QUICK: dict[str, Any] = {"trainer__max_steps": 7, "trainer__val_check_interval": 7}
 QUICK |= {"trainer__precision": "64-true", "data__tokens_per_batch": 100, "data__window": 14}
@@ -55,14 +55,8 @@ def by_hand(rows: Any, texts: QuestionTexts, logits: list[np.ndarray], number: i
 def test_two_ranks_give_the_metric_of_one_exactly(tmp_path: Path, name: str) -> None:
     """35 questions in windows on two ranks; the scores again from rows computed alone."""
     tree = questions.answering(questions.write_squad(tmp_path / "files", name), name)
-    ddp = {"trainer__devices": 2, "trainer__strategy": "ddp"}
-    single = fit(tree, tmp_path / "one", **QUICK)
-    double = fit(tree, tmp_path / "two", **QUICK, **ddp)
-    assert double["devices"] == 2
-    assert single["id"] == double["id"]
-    assert single["tokens"] == double["tokens"]
+    single, double = on_one_and_two(tree, tmp_path, **QUICK)
     metrics, others = single["metrics"], double["metrics"]
-    assert metrics.keys() == others.keys()
     for key, value in metrics.items():
         if key in ("val/nll", "val/perplexity"):
             assert others[key] == pytest.approx(value, rel=1e-6), key

@@ -89,8 +89,7 @@ def test_a_merged_mapping_may_be_changed_by_its_own_keys() -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("[" * 100_000, "nested too deeply"),
-        ("- " * 200 + "x", "nested too deeply"),
+        *((text, "nested too deeply") for text in ("[" * 100_000, "- " * 200 + "x")),
         *(("a: *b", "undefined alias"), ("? [a]\n: b", "a key must"), ("!!set {a, b}", "tag")),
         *(("!!timestamp 2020-01-01", "tag"), ("!!python/object/apply:os.getcwd []", "tag")),
         *(("!!int 1_000", "1_000"), ("!!bool yes", "yes"), ("9" * 5000, "digits")),

@@ -1,9 +1,11 @@
 """The small models and batches of the tests, and their values for the reference in NumPy."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -35,34 +37,18 @@ from lightning_app.testing import (
 from lightning_app.testing import small_architecture as architecture
 from tests import reference
 
-__all__ = [
-    "BOS",
-    "EOS",
-    "HEAD_DIM",
-    "NUM_HEADS",
-    "PAD",
-    "SIZES",
-    "SOURCE_LENGTHS",
-    "TARGET_LENGTHS",
-    "VOCABULARY",
-    "BlockConfig",
-    "Model",
-    "architecture",
-    "causal_mask",
-    "causal_model",
-    "decode",
-    "decoder",
-    "encoder",
-    "masked_model",
-    "numpy_parameters",
+__all__ = ["BOS", "EOS", "HEAD_DIM", "NUM_HEADS", "PAD", "SIZES", "SOURCE_LENGTHS"]
+__all__ += ["TARGET_LENGTHS", "VOCABULARY", "BlockConfig", "Model", "architecture", "causal_mask"]
+__all__ += ["causal_model", "decode", "decoder", "encoder", "masked_model", "numpy_parameters"]
+__all__ += [
     "predicted",
     "randomise",
     "reference_sizes",
+    "rows_of_pairs",
     "sentences",
     "specification",
-    "translator",
-    "words",
 ]
+__all__ += ["specification", "translator", "words"]
 
 
 def reference_sizes(config: ArchitectureConfig) -> reference.Sizes:
@@ -93,3 +79,15 @@ def predicted(block: reference.Reference, model: nn.Module, *inputs: Tensor, **c
     }[type(model).__name__]
     sizes = reference_sizes(architecture(**{"kind": kind, **changes}))
     return predict(block, numpy_parameters(model), sizes, *(x.numpy() for x in inputs))
+
+
+def rows_of_pairs(lengths: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """Tokens and segments of rows with padding; BOS first, EOS after each text."""
+    tokens = torch.full((len(lengths), 11), PAD)
+    segments = torch.zeros_like(tokens)
+    for row, length in enumerate(lengths):
+        tokens[row, :length] = words(length)
+        tokens[row, 0] = BOS
+        tokens[row, length - 1] = tokens[row, 3] = EOS
+        segments[row, 4:length] = 1
+    return tokens, segments

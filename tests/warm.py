@@ -10,6 +10,7 @@ the installed command, use `subprocess` instead.
 import atexit
 import ctypes
 import fcntl
+import functools
 import gc
 import hashlib
 import importlib
@@ -23,6 +24,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import traceback
 import warnings
 import weakref
@@ -355,6 +357,11 @@ def spawn(program: Any, arguments: Sequence[Any], kept: Sequence[int]) -> int:
         # The call that starts the server holds a lock in one of them.
         for module in ("multiprocessing.forkserver", "multiprocessing.popen_forkserver"):
             sys.modules.pop(module, None)
+        # A thread, as that of a study, may hold the lock of a cached property (before Python 3.12).
+        for kind in [each for m in [*sys.modules.values()] for each in vars(m).values()]:
+            for part in vars(kind).values() if isinstance(kind, type) else ():
+                if isinstance(part, functools.cached_property) and hasattr(part, "lock"):
+                    part.lock = threading.RLock()  # pyright: ignore[reportAttributeAccessIssue]
         exec(code, {"__name__": "__main__"})
     except SystemExit:
         failed = 0

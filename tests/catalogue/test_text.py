@@ -1,7 +1,9 @@
 """The drawing in plain characters: its lines meet, and it fits a terminal."""
 
+import json
 import re
 from dataclasses import replace
+from importlib.resources import files
 from itertools import pairwise
 
 import pytest
@@ -131,3 +133,10 @@ def test_letters_are_explained_where_they_stand() -> None:
     last = text_lines(drawn(stacks("post_ln")))[-1]
     assert last == "LN LayerNorm, SA self-attention, CA cross-attention, FF feed-forward"
     assert "x_0 the layer's input" in " ".join(text_lines(drawn(stacks("b2t"))))
+
+
+def test_every_preset_has_its_words() -> None:
+    words = json.loads(files("lightning_app.catalogue").joinpath("presets.json").read_text("utf-8"))
+    assert set(words) == set(PRESETS)
+    assert len(set(words.values())) == len(words)
+    assert max(map(len, words.values())) < 80

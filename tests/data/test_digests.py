@@ -3,6 +3,7 @@
 import random
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -101,18 +102,9 @@ def test_the_digest_is_of_the_data_and_not_of_its_place(corpus, text_config, tmp
 
 def test_a_run_verifies_its_data_once(corpus: PreparedCorpus, tmp_path: Path, monkeypatch) -> None:
     seen: list[Path] = []
-
-    def note(folder: Path) -> None:
-        seen.append(folder)
-
-    monkeypatch.setattr("lightning_app.data.prepare.find_damage", note)
-    data = TextDataModule(
-        name="text",
-        root=str(tmp_path / "corpus"),
-        cache=str(tmp_path / "cache"),
-        tokenizer="word",
-        vocab_size=None,
-    )
+    monkeypatch.setattr("lightning_app.data.prepare.find_damage", seen.append)
+    places: Any = {"root": str(tmp_path / "corpus"), "cache": str(tmp_path / "cache")}
+    data = TextDataModule(name="text", tokenizer="word", vocab_size=None, **places)
     data.prepare_data()
     for stage in ("fit", "validate", "test"):
         data.setup(stage)

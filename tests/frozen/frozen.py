@@ -45,42 +45,26 @@ STUDIES = {
         for name in ("joint", "xiong_small", "warmup_lm")
     },
 }
-STRUCK: tuple[str, ...] = ()
-"""Documents of a study that the program made when the set was frozen, and makes no more."""
-STRUCK_FIELDS: tuple[str, ...] = ()
-"""Fields of a config, a record or a document that are no more or are new, at any depth, and in the
-text of effects."""
 ELSEWHERE = ("code", "device", "libraries")
 """What `plan` calls stale on another machine, or after a change of any counted definition."""
 _EXPECTED = Path(__file__).with_name("expected.json.xz")
 _BOOKS = "A book. It has two sentences.\nA line.\n-------\nAnother book. It has a line.\n" * 2
-_MOST = (
-    400_000  # the bytes of a table; the curves of validations, which `report` copies, are longer
-)
+_MOST = 400_000  # the bytes of a table; the curves of validations are longer
 
 
 @cache
 def expected() -> dict[str, Any]:
-    """What was frozen, without what was struck since."""
     found = json.loads(lzma.decompress(_EXPECTED.read_bytes()))
     return {name: _compared(documents) for name, documents in found.items()}
 
 
 def _compared(documents: dict[str, Any]) -> dict[str, Any]:
-    """The documents without those that were struck, and without what any change of code changes."""
-    kept = {key: _kept(value) for key, value in documents.items() if key not in STRUCK}
-    if "plan.json" in kept:
-        stale = kept["plan.json"]["stale"]
-        kept["plan.json"] |= {"stale": {key: stale[key] for key in stale if key not in ELSEWHERE}}
-    return kept
-
-
-def _kept(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _kept(part) for key, part in value.items() if key not in STRUCK_FIELDS}
-    if isinstance(value, list):
-        return [_kept(part) for part in value]
-    return value
+    """The documents without what any change of code changes."""
+    if "plan.json" not in documents:
+        return documents
+    plan = documents["plan.json"]
+    stale = {key: value for key, value in plan["stale"].items() if key not in ELSEWHERE}
+    return {**documents, "plan.json": {**plan, "stale": stale}}
 
 
 def write_corpora(folder: Path) -> None:
@@ -203,7 +187,6 @@ def _number(word: str) -> Any:
 
 @contextlib.contextmanager
 def _corpora(folder: Path | None) -> Iterator[None]:
-    """Look for corpora in a folder only, or nowhere."""
     kept = {key: value for key, value in os.environ.items() if key != "LIGHTNING_APP_DATA"}
     given = {} if folder is None else {"LIGHTNING_APP_DATA": str(folder)}
     with patch.dict(os.environ, kept | given, clear=True):

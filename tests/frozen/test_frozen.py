@@ -34,8 +34,7 @@ def test_a_shipped_file_has_its_settings_and_ids(
 
 
 @pytest.mark.parametrize(
-    "study",
-    [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in STUDIES],
+    "study", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in STUDIES]
 )
 def test_a_study_has_its_numbers(study: str, tmp_path: Path) -> None:
     found = documents_of(study, tmp_path)

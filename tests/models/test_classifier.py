@@ -40,13 +40,7 @@ def classifier(name: str, preset: str, **changes: Any) -> TextClassifier:
 
 def texts(labels: list[float]) -> LabelledBatch:
     """Three rows with padding; BOS first, EOS after each text."""
-    tokens = torch.full((3, 11), tiny.PAD)
-    segments = torch.zeros(3, 11, dtype=torch.int64)
-    for row, length in enumerate(LENGTHS):
-        tokens[row, :length] = tiny.words(length)
-        tokens[row, 0] = tiny.BOS
-        tokens[row, length - 1] = tokens[row, 3] = tiny.EOS
-        segments[row, 4:length] = 1
+    tokens, segments = tiny.rows_of_pairs(LENGTHS)
     given = torch.tensor(labels, dtype=torch.float64)
     return LabelledBatch(tokens, segments, given, torch.arange(3), torch.tensor(3))
 

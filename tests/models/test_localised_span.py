@@ -31,7 +31,6 @@ each_preset = pytest.mark.parametrize("preset", PRESETS)
 
 @pytest.fixture(autouse=True)
 def _small_folds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Texts of a few tokens are folded too."""
     monkeypatch.setattr(windows, "FEWEST", 1)
 
 

@@ -35,13 +35,7 @@ def paired_model(block: BlockConfig | str, **changes: Any) -> MaskedLanguageMode
 
 def pairs() -> MaskedBatch:
     """Three rows with padding; BOS first, EOS after each text."""
-    tokens = torch.full((3, 11), tiny.PAD)
-    segments = torch.zeros(3, 11, dtype=torch.int64)
-    for row, length in enumerate(LENGTHS):
-        tokens[row, :length] = tiny.words(length)
-        tokens[row, 0] = tiny.BOS
-        tokens[row, length - 1] = tokens[row, 3] = tiny.EOS
-        segments[row, 4:length] = 1
+    tokens, segments = tiny.rows_of_pairs(LENGTHS)
     follows = torch.tensor([NEXT, RANDOM, NEXT])
     return MaskedBatch(
         tokens,

@@ -58,11 +58,7 @@ BASE: dict[str, Any] = {
     },
     "data": {"name": "synthetic", "tokens_per_batch": 1024},
 }
-DEMO = {
-    SEED: [1, 2, 3, 4, 5],
-    PRESET: ["post_ln", "pre_ln", "sas"],
-    WARMUP: [0, 60],
-}
+DEMO = {SEED: [1, 2, 3, 4, 5], PRESET: ["post_ln", "pre_ln", "sas"], WARMUP: [0, 60]}
 DATA = {
     "name": "synthetic",
     "protocol": "built-in grammar, seed 0",

@@ -12,13 +12,7 @@ from scipy import stats
 from benchmarks import coverage, false_labels, left_out, steps_to_loss
 from lightning_app.report.pairs import arms, tau
 from lightning_app.report.results import read_results
-from lightning_app.report.statistics import (
-    concave,
-    crossing,
-    influences,
-    lowest,
-    steps_between,
-)
+from lightning_app.report.statistics import concave, crossing, influences, lowest, steps_between
 
 ALL = np.ones(6, dtype=bool)
 PRESET, SEED = "model.block.preset", "seed_everything"

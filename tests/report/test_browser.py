@@ -86,7 +86,7 @@ def test_the_first_screen_answers(
 def test_a_reader_clicks_through_it(browser: Browser, report: Path) -> None:
     page = opened(browser, report)
     links = page.locator("nav a")
-    assert links.count() == 6
+    assert links.count() == 5
     for link in links.all():
         link.click()
         section = page.locator(page.evaluate("location.hash"))

@@ -126,10 +126,7 @@ def test_an_arm_whose_runs_became_non_finite_is_not_judged_by_the_others(
     ("compare", "message"),
     [
         ({"model.block.presets": "sas"}, "compare:.*'model.block.presets'"),
-        (
-            {PRESET: "keel"},
-            r"compare: model.block.preset:.*\(sas, pre_ln",
-        ),
+        ({PRESET: "keel"}, r"compare: model.block.preset:.*\(sas, pre_ln"),
         ({SEED: 1}, "compare: seed_everything:"),
     ],
 )

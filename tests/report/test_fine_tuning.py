@@ -34,11 +34,7 @@ from lightning_app.report.tasks import (
 from lightning_app.report.terminal import show_report
 from lightning_app.report.warmup import sensitivity_scores
 from lightning_app.report.write import first_figure, write_exports
-from lightning_app.scores.task_facts import (
-    GLUE_CORPORA,
-    GLUE_TASKS,
-    TASKS,
-)
+from lightning_app.scores.task_facts import GLUE_CORPORA, GLUE_TASKS, TASKS
 from tests.report.conftest import messages
 from tests.report.glue_grid import (
     AXES,

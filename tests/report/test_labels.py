@@ -21,15 +21,7 @@ from scipy import stats
 from benchmarks import false_labels
 from lightning_app.config.tree import label
 from lightning_app.report.comparisons import comparisons as metric_comparisons
-from lightning_app.report.headline import (
-    COSTS,
-    HELPS,
-    LOST,
-    SAME,
-    UNSHOWN,
-    WAITS,
-    own_reading,
-)
+from lightning_app.report.headline import COSTS, HELPS, LOST, SAME, UNSHOWN, WAITS, own_reading
 from lightning_app.report.pairs import Score, StallTable, stratified_p
 from lightning_app.report.results import read_results
 from lightning_app.report.statistics import guarded_ps, label_values, pooled_spread, sign_flip_p

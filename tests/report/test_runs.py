@@ -162,11 +162,7 @@ def test_a_folder_that_is_no_grid(tmp_path):
     [
         ("plan.json", "{", r"plan.json:.*\(.*damaged:.*JSON"),
         ("plan.json", "[]", r"plan.json:.*\(.*JSON"),
-        (
-            "plan.json",
-            '{"schema": 2, "cells": []}',
-            r"plan.json:.*\((name|hash):",
-        ),
+        ("plan.json", '{"schema": 2, "cells": []}', r"plan.json:.*\((name|hash):"),
         ("grid.yaml", "a: [", r"grid.yaml:.*damaged:"),
     ],
 )
@@ -232,11 +228,7 @@ def edit(fake, number, **changes):
         ("metrics.csv", b"step,val/nll\n-1,3.5\n", "damaged: line 2 … -1"),
         ("metrics.csv", b"\x00\xff\n", "torn or"),
         ("probes.csv", b"step\n1\n", "damaged: … 'quantity'"),
-        (
-            "probes.csv",
-            b"step,quantity,stack,layer,head,value\n1,a,b,x,,2\n",
-            "line 2",
-        ),
+        ("probes.csv", b"step,quantity,stack,layer,head,value\n1,a,b,x,,2\n", "line 2"),
         ("probes.csv", b"step,quantity,stack,layer,head,value\n1,a,b\n", "line 2"),
         ("hypotheses.txt", b"\xff\n", "damaged: 'utf-8'"),
         ("hypotheses.txt", b"ein\nzwei", "its last line"),
@@ -263,22 +255,10 @@ def test_a_damaged_file_of_a_run_leaves_its_result(make_grid, name, data, said):
     [
         ("plan.json", {"axes": []}, "expected a mapping"),
         ("plan.json", {"cells": {}}, "expected a list"),
-        (
-            "plan.json",
-            {"cells": ["a"]},
-            "1: … {id, name, axes, parent}, found 'a'",
-        ),
-        (
-            "plan.json",
-            {"cells": [{"id": "a", "name": "../a", "axes": {}}]},
-            "expected the name",
-        ),
+        ("plan.json", {"cells": ["a"]}, "1: … {id, name, axes, parent}, found 'a'"),
+        ("plan.json", {"cells": [{"id": "a", "name": "../a", "axes": {}}]}, "expected the name"),
         ("plan.json", {"cells": [{"id": "a"}]}, "1.name:"),
-        (
-            "plan.json",
-            {"cells": [{"id": "a", "name": "a", "axes": {"x": 1}}]},
-            "'x'",
-        ),
+        ("plan.json", {"cells": [{"id": "a", "name": "a", "axes": {"x": 1}}]}, "'x'"),
         (
             "plan.json",
             {"cells": [{"id": "a", "name": "a", "axes": {SEED: "one"}}]},

@@ -76,7 +76,7 @@ def test_folders_are_listed_and_files_shown(client: Client) -> None:
     assert client.get("/runs/pre_ln-1").location == "/runs/pre_ln-1/"
     listed = client.get("/runs/pre_ln-1/").text
     assert re.findall(r'href="([^"]+)"', listed) == [
-        *("../", "config.yaml", "in.txt", "last.ckpt", "out.txt"),
+        *("../", "config.yaml", "in.txt", "last.ckpt", "out.txt")
     ]
     shown = client.get("/runs/pre_ln-1/config.yaml", buffered=True)
     assert (shown.mimetype, shown.text) == ("text/plain", "a: 1\n")

@@ -1,6 +1,6 @@
-"""The lines of each folder and the words of each text beside what `tests/budget.toml` allows.
+"""The lines of each folder and the words of each text beside what `benchmarks/budget.toml` allows.
 
-python -m tests.budget    # exit code 1 if a budget is exceeded
+python -m benchmarks.budget    # exit code 1 if a budget is exceeded
 """
 
 import subprocess
