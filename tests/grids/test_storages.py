@@ -274,8 +274,8 @@ def test_supervisors_share_a_database_that_restarts_and_leave_no_trace_of_its_pa
     for process in pair:
         shown += process.communicate(timeout=120)
         assert process.returncode == 0, "\n".join(shown[-2:])
-    assert all(out.count("the study is caught up later") == 1 for out in shown[-4::2])
-    assert all(out.count("ABLATE_STORAGE: ") == 1 for out in shown[-4::2])
+    for out in shown[-4::2]:  # a supervisor that wrote nothing meanwhile has not noticed
+        assert out.count("the study is caught up later") == out.count("ABLATE_STORAGE: ") <= 1
     storage = open_storage(storage_spec(server.url, GRID, NOWHERE))
     study = optuna.load_study(study_name=world.plan().study, storage=storage)
     states = Counter(trial.state.name for trial in study.get_trials(deepcopy=False))
