@@ -358,8 +358,9 @@ def spawn(program: Any, arguments: Sequence[Any], kept: Sequence[int]) -> int:
         for module in ("multiprocessing.forkserver", "multiprocessing.popen_forkserver"):
             sys.modules.pop(module, None)
         # A thread, as that of a study, may hold the lock of a cached property (before Python 3.12).
+        # `isinstance` would ask objects for their `__class__`, and those of torch may warn.
         for kind in [each for m in [*sys.modules.values()] for each in vars(m).values()]:
-            for part in vars(kind).values() if isinstance(kind, type) else ():
+            for part in vars(kind).values() if issubclass(type(kind), type) else ():
                 if isinstance(part, functools.cached_property) and hasattr(part, "lock"):
                     part.lock = threading.RLock()  # pyright: ignore[reportAttributeAccessIssue]
         exec(code, {"__name__": "__main__"})
