@@ -325,9 +325,12 @@ class Study:
             trials.get(trial.user_attrs.get("cell", ""), []).append(trial)
         for cell in self._grid.cells:
             self._moved = time.monotonic()
-            under_way = any(trial.state == TrialState.RUNNING for trial in trials[cell.id])
-            if not (under_way and is_held(self._grid.run(cell).claim)):
-                self._enter(cell, runs[cell.id], trials[cell.id])
+            run = runs[cell.id]
+            if any(trial.state == TrialState.RUNNING for trial in trials[cell.id]):
+                if is_held(self._grid.run(cell).claim):
+                    continue
+                run = self._grid.state(cell)  # it may have ended since `runs` was read
+            self._enter(cell, run, trials[cell.id])
 
     def _add(
         self, cell: Cell, state: TrialState, run: RunState | None = None, **marks: Any
