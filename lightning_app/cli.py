@@ -249,8 +249,7 @@ def overrides_of(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 def interrupted() -> int:
     """Print that the user interrupted the command, and return the exit code."""
-    print("ablate: interrupted; the same command continues a grid, ", end="", file=sys.stderr)
-    print("--ckpt_path last continues a fit", file=sys.stderr)
+    print("ablate: interrupted; the same command continues", file=sys.stderr)
     return 130
 
 

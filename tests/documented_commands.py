@@ -83,8 +83,7 @@ SEEN = {
     ),
     "ablate fit --config ablations/base/iwslt14.yaml --model.block.preset post_ln "
     "--trainer.devices 2": FIT,
-    "ablate fit --config ablations/base/iwslt14.yaml --model.block.preset post_ln "
-    "--ckpt_path last": replace(FIT, prints=r"/runs/post_ln-.*Restored all states"),
+    "ablate fit --config ablations/base/iwslt14.yaml --model.block.preset post_ln --again": FIT,
     "ablate test --run fit/RUN": Seen("test/bleu"),
     'echo "vielen dank ." | ablate translate --run fit/RUN': Seen(r"\A[^\n]+\n"),
     "ablate fit --config ablations/base/tinyshakespeare.yaml": FIT,

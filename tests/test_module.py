@@ -53,15 +53,15 @@ def test_a_checkpoint_loads_with_weights_only(tmp_path: Path, cache: str, kind: 
 
 @pytest.mark.filterwarnings("ignore:Checkpoint directory")
 @pytest.mark.parametrize(
-    ("kind", "preset", "epochs"),
+    ("kind", "preset", "epochs", "precision"),
     [
-        *(("translation", "realformer", -1), ("translation", "realformer", 3)),
-        *(("masked_lm", "realformer", -1), ("translation", "admin", -1)),
-        ("translation", "sigma_reparam", -1),
+        *(("translation", "realformer", -1, None), ("translation", "realformer", 3, "64-true")),
+        *(("masked_lm", "realformer", -1, "bf16-true"), ("translation", "admin", -1, None)),
+        ("translation", "sigma_reparam", -1, None),
     ],
 )
 def test_resuming_in_mid_epoch_gives_the_weights_of_an_uninterrupted_run(
-    tmp_path: Path, cache: str, kind: str, preset: str, epochs: int
+    tmp_path: Path, cache: str, kind: str, preset: str, epochs: int, precision: Any
 ) -> None:
     """Dropout draws the same again; Admin's skips would move if they were profiled once more.
 
@@ -70,7 +70,7 @@ def test_resuming_in_mid_epoch_gives_the_weights_of_an_uninterrupted_run(
     Also where the number of epochs limits the run: Lightning would then set up the data early, and
     go on from the first batch of the epoch.
     """
-    limits = {"max_steps": 9, "max_epochs": epochs}
+    limits = {"max_steps": 9, "max_epochs": epochs, "precision": precision}
     whole = module(kind, preset=preset, dropout=0.3)
     pl.seed_everything(3)
     # What a run that was killed after step 5 would have left.

@@ -105,21 +105,23 @@ def fit(
 
     The folder, the id and all numbers are those of the command. A run that stalls or diverges is a
     result too: look at `outcome`. Without `trainer.default_root_dir` the run is stored in the
-    store, and `folder` is its link in `experiments/fit/runs`. A finished run (also one of a grid)
-    is refused without `again`, and so is a run that another process is training.
+    store, and `folder` is its link in `experiments/fit/runs`. An interrupted run goes on from its
+    last checkpoint. A finished run (also one of a grid) is refused without `again`, and so is a run
+    that another process is training.
 
     Args:
         config: The path of a config, or its content as a mapping.
         overrides: Values by dotted key, as on the axes of a grid: each replaces the value at its
             key, and a mapping replaces the whole mapping there.
-        ckpt_path: The checkpoint to continue from: `last`, `best` or a file.
-        again: Whether to train a finished run again; the earlier one is kept in the store.
+        ckpt_path: Another checkpoint to continue from: `last`, `best` or a file.
+        again: Whether to train from step 0 where an earlier attempt left a result, which is kept in
+            the store, or a checkpoint.
         name: The name of the link; None for a name derived from the config.
         settings: Overrides whose keys have no dot: ``seed_everything=2``.
 
     Raises:
         UserError: for a mistake in the config; the message is one line.
-        KeyboardInterrupt: if the run was interrupted; ``ckpt_path="last"`` continues it.
+        KeyboardInterrupt: if the run was interrupted; the same call continues it.
     """
     over = _overrides(overrides or {}, settings)
     if isinstance(config, Mapping):
@@ -138,7 +140,7 @@ def fit(
         run = run_written("fit", written, again=again, name=name)
     except SystemExit as ending:
         # Lightning ends the process on Ctrl-C and on SIGTERM, which a caller does not expect.
-        raise KeyboardInterrupt('interrupted; fit(..., ckpt_path="last") continues') from ending
+        raise KeyboardInterrupt("interrupted; the same call continues") from ending
     finally:  # Lightning leaves behind the variables of the processes that it started
         for name in LAUNCH & os.environ.keys() - before.keys():
             del os.environ[name]

@@ -371,7 +371,7 @@ def _made(made: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 def add_fit(parser: Parser) -> None:
     parser.add("--name NAME", "the run's name in experiments/fit/runs (default: from its config)")
-    parser.add("--again", "retrain a finished run; the earlier one is kept in the store")
+    parser.add("--again", "start over; a finished run is kept in the store, others are replaced")
     add_threads(parser)
     parser.set_defaults(call=partial(lightning_command, parser))
 

@@ -85,12 +85,6 @@ def with_whole_checkpoints(plugins: Any) -> list[Any]:
     return plugins
 
 
-def copy_whole(source: Path, target: Path) -> None:
-    """Copy a file so that `target` is never incomplete."""
-    with source.open("rb") as original, _replacing(target) as file:
-        shutil.copyfileobj(original, file)
-
-
 @contextmanager
 def _replacing(path: Path) -> Iterator[BufferedRandom]:
     """Yield a file that replaces `path` once complete and on disk."""
@@ -225,21 +219,58 @@ def _say(what: str) -> None:
     print(what, file=sys.stderr, flush=True)
 
 
-def checkpoints(folder: Path, monitored: Monitored) -> tuple[ModelCheckpoint, ModelCheckpoint]:
+class Saver(ModelCheckpoint):
+    """Keeps one file; a run that goes on compares with the score of the file in its folder.
+
+    Lightning drops the score where the folder has another name, and keeps it without the file.
+    """
+
+    _reached = 0
+
+    @property
+    def path(self) -> Path:
+        return Path(str(self.dirpath), f"{self.filename}.ckpt")
+
+    def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        self._reached = checkpoint["global_step"]
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        if self.path.is_dir():  # of a sharded strategy, which keeps no score in it
+            super().load_state_dict(state_dict)
+        if self.monitor is None or not self.path.is_file():
+            return
+        try:
+            kept = read_checkpoint(self.path)
+        except UserError as error:
+            return _say(f"{error}; the next validation replaces it")
+        score = kept["callbacks"].get(self.state_key, {}).get("best_model_score")
+        if score is not None and kept["global_step"] <= self._reached:
+            self.best_model_score = self.kth_value = score
+            self.best_model_path = self.kth_best_model_path = str(self.path)
+            self.best_k_models = {str(self.path): score}
+
+    def replace_by(self, last: Path, score: float) -> None:
+        """Keep a checkpoint that was validated only after the training."""
+        checkpoint = torch.load(last, weights_only=True, mmap=True)
+        checkpoint["callbacks"][self.state_key]["best_model_score"] = torch.tensor(score)
+        WholeCheckpoints().save_checkpoint(checkpoint, self.path)
+
+
+def checkpoints(folder: Path, monitored: Monitored) -> tuple[Saver, Saver]:
     """Keep ``checkpoints/best.ckpt``, by the monitored metric, and ``checkpoints/last.ckpt``.
 
     Each has its own callback: with `save_last`, Lightning writes the last one only if it is also
     the best. The best comes first, since the last checkpoint contains its score.
     """
     where = {"dirpath": folder / "checkpoints", "enable_version_counter": False}
-    best = ModelCheckpoint(
+    best = Saver(
         filename="best",
         monitor=monitored.metric,
         mode=monitored.mode,
         auto_insert_metric_name=False,
         **where,
     )
-    return best, ModelCheckpoint(filename="last", **where)
+    return best, Saver(filename="last", **where)
 
 
 def write_result(folder: RunFolder, result: Mapping[str, Any], model: Any, data: Any) -> None:

@@ -270,7 +270,8 @@ class TransformerModule(pl.LightningModule):
     def ensure_built(self) -> None:
         """Build the model for the Trainer's data, if it does not exist yet."""
         if self.model is None:
-            self.build(self.trainer.datamodule.vocab_size)  # pyright: ignore[reportAttributeAccessIssue]
+            doubles = self.trainer.precision == "64-true"
+            self.build(self.trainer.datamodule.vocab_size, doubles=doubles)  # pyright: ignore[reportAttributeAccessIssue]
 
     def setup(self, stage: str) -> None:
         self.ensure_built()
@@ -278,12 +279,14 @@ class TransformerModule(pl.LightningModule):
             assert self.model is not None
             compile_blocks(self.model)
 
-    def build(self, vocab_size: int) -> None:
-        """Build the model for `vocab_size` tokens, with its initial values."""
+    def build(self, vocab_size: int, *, doubles: bool = False) -> None:
+        """Build the model for `vocab_size` tokens, with its initial values; `doubles`: float64."""
         self.vocab_size = vocab_size
         with seeded_by_name() if self.architecture.seeding == "name" else nullcontext():
             self.model = self.objective.build_model(self.architecture, self.block, vocab_size)
             add_heads(self.model, self.objective.config.auxiliary())
+        if doubles:  # Lightning does it after weights are read into the model, which rounds them
+            self.model.double()
         if self.init_from is not None:
             load_parent(self.model, self.init_from, self.parent_name)
             # Both are already done, in the run of the parent.

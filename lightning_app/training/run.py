@@ -95,11 +95,11 @@ from lightning_app.training.callbacks.safety import (
 )
 from lightning_app.training.checkpoint import (
     Checkpoint,
+    Saver,
     check_checkpoint,
     check_data,
     checkpoint_of_cell,
     checkpoints,
-    copy_whole,
     device_name,
     find_checkpoint,
     join_metrics,
@@ -225,8 +225,8 @@ class PreparedRun:
         pruned_by: The metric to report at validations; None without a pruner.
         slot: The devices and threads that a supervisor assigned to the run, for the result.
         words: The command line that started the run; None for this process's.
-        again: Whether to train a finished run again. A run in the store is kept next to the new
-            one; elsewhere its result is replaced.
+        again: Whether to train from step 0 where an earlier attempt left a result or a checkpoint.
+            A finished run in the store is kept next to the new one; others are replaced.
         name: The name of the link; None to derive it from the config.
 
     Attributes:
@@ -277,11 +277,12 @@ class PreparedRun:
         self._in_store = root is None
         self._name = name
         self.folder = self._stored(self.id) if root is None else RunFolder(Path(root))
+        self._continues = ""  # said if it goes on unasked
         self._find_checkpoint(ckpt_path)
-        self._open_data()
         if command == "fit":  # a cell has its own folder and checkpoint
             self._go_on()
             self._refuse_finished()
+        self._open_data()
         self.attempt: int = attempt or self.folder.last_attempt() + 1
         if command == "fit" and self._in_store:  # the link is created when the run begins
             self.folder = RunFolder(_SINGLE.link(self._link_name()))
@@ -299,6 +300,8 @@ class PreparedRun:
         link = _SINGLE.link(self._link_name(identity))
         if link.is_symlink() and link.readlink().name != identity:
             other = read_record(link)
+            if other is not None and other.apart().id == identity:  # it started from a checkpoint
+                return RunFolder(link)
             why = "" if other is None else f": {other.difference(self.record)}"
             raise UserError(
                 f"{link}: names another run ({link.readlink().name}{why}); choose another --name"
@@ -323,10 +326,29 @@ class PreparedRun:
             self.id = self.record.id
             if self._in_store:
                 self.folder = self._stored(self.id)
+        self._take_up(there if path is None else read_record(self.folder.path))
+
+    def _take_up(self, begun: Record | None) -> None:
+        """Go on from the last checkpoint of an earlier attempt of this very run, as a cell does."""
+        given, last = self._checkpoint, self.folder.checkpoint("last")
+        own = given is not None and given.path.resolve().parent == last.resolve().parent
+        if begun is None or self._again or own:
+            return
+        if given is not None and begun.id != self.id:
+            wrong = f"holds a run that began elsewhere than in {given.path}"
+            raise UserError(f"{self.folder}: {wrong}; set trainer.default_root_dir to another one")
+        if last.is_file() and not self.folder.result.exists():
+            over = "; --again starts over" if given is None else ""
+            try:
+                self._find_checkpoint("last")
+            except UserError as error:
+                raise UserError(f"{error}{over}") from error
+            self._continues = f"goes on from step {self.resumed_step}{over}"
+            self.record, self.id = begun, begun.id
 
     def _refuse_finished(self) -> None:
         """Refuse to train a finished run from step 0, which would delete its result."""
-        if not self.folder.result.is_file() or self.resumed:
+        if not self.folder.result.is_file() or (self.resumed and not self._continues):
             return
         if not self._again:
             if self._in_store:  # it may belong to a grid; from now on also to `fit`
@@ -483,6 +505,10 @@ class TrainingRun(PreparedRun):
                         put_aside(EXPERIMENTS, self.id)
             self._held.enter_context(run_lock(self.folder))
             self._refuse_finished()  # it may have finished meanwhile
+            if self.folder.last_attempt() >= self.attempt:
+                raise UserError(f"{self.folder}: was trained meanwhile; give the command again")
+            if self._continues:
+                print(f"{self.folder}: {self._continues}", flush=True)
         self._prepare_folder()
         steps = steps_asked(self.tree["trainer"], len(self.datamodule.train_dataloader()))
         if warning := long_warmup(self.model.schedule.warmup_steps, steps):
@@ -497,7 +523,7 @@ class TrainingRun(PreparedRun):
         self.divergence = DivergenceMonitor(self.monitored)
         self.throughput = Throughput()
         self.clock = WallClock()
-        self._best: ModelCheckpoint | None = None
+        self._best: Saver | None = None
         callbacks: list[pl.Callback] = []
         # Classes outside the tables were imported when the config was completed.
         settings = made_fields(self._section, imports=True)
@@ -732,12 +758,12 @@ class TrainingRun(PreparedRun):
 
     def _validate_end(self, model: Any, datamodule: Any) -> dict[str, float]:
         """Validate after the last step unless that was due; keep the checkpoint if best."""
-        last, best = map(self.folder.checkpoint, ("last", "best"))
         metrics = dict(self.trainer.validate(model, datamodule=datamodule, verbose=False)[0])
         if self._best is not None and self.trainer.is_global_zero:
-            score, sign = self._best.best_model_score, 1 if self.monitored.mode == "min" else -1
-            if score is None or sign * metrics[self.monitored.metric] < sign * float(score):
-                copy_whole(last, best)
+            kept, score = self._best.best_model_score, metrics[self.monitored.metric]
+            sign = 1 if self.monitored.mode == "min" else -1
+            if kept is None or sign * score < sign * float(kept):
+                self._best.replace_by(self.folder.checkpoint("last"), score)
         return metrics
 
     def _check_plugins(self) -> None:

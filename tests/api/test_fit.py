@@ -1,7 +1,10 @@
 """`fit` trains what `ablate fit` trains, with its id, its folder and its numbers."""
 
+import csv
 import json
 import os
+import signal
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +15,8 @@ from lightning_app import RunResult, UserError, fit
 from lightning_app.cli import main
 from lightning_app.runs.folder import RunFolder
 from lightning_app.runs.locks import run_lock
+from lightning_app.runs.parent import read_checkpoint
+from lightning_app.tasks.translation import Translation
 from lightning_app.training.module import TransformerModule
 
 
@@ -74,6 +79,68 @@ def test_it_goes_on_from_a_checkpoint(translation: RunResult, tmp_path: Path) ->
     assert result.record["attempt"] > 1
 
 
+@pytest.mark.parametrize("how", ["same", "last", "moved", "again", "file"])
+def test_an_interrupted_run_goes_on_and_loses_nothing(
+    translation: RunResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys, how: str
+) -> None:
+    """Every validation is worse than the one before, so the first has the best checkpoint."""
+    monkeypatch.chdir(tmp_path)
+    config, root = translation.folder.parent / "config.yaml", {"trainer.default_root_dir": None}
+    over: dict[str, Any] = {**root, "trainer.max_steps": 8, "trainer.val_check_interval": 2}
+    given: dict[str, Any] = {"name": "mine"}
+    if how == "moved":
+        over, given = {**over, "trainer.default_root_dir": "there"}, {}
+    if how == "file":
+        given["ckpt_path"] = translation.folder / "checkpoints" / "last.ckpt"
+        over |= {"trainer.max_steps": 14}
+    worse, whole = count(), TransformerModule.training_step
+
+    def scores(task: Any, stage: str, *_: Any) -> dict[str, float]:
+        return {f"{stage}/nll": float(next(worse))}
+
+    def stopped(module: Any, *batch: Any) -> Any:
+        if module.global_step == (10 if how == "file" else 4):
+            os.kill(os.getpid(), signal.SIGINT)
+        return whole(module, *batch)
+
+    monkeypatch.setattr(Translation, "scores", scores)
+    monkeypatch.setattr(TransformerModule, "training_step", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        fit(config, over, **given)
+    monkeypatch.setattr(TransformerModule, "training_step", whole)
+    if how == "moved":
+        Path("there").rename("here")
+        over["trainer.default_root_dir"] = "here"
+    given |= {"last": {"ckpt_path": "last"}, "again": {"again": True}}.get(how, {})
+    capsys.readouterr()
+    done = fit(config, over, **given)
+    said, steps = capsys.readouterr().out, over["trainer.max_steps"]
+    begun = {"again": 0, "file": 11}.get(how, 5)
+    assert (f"goes on from step {begun}" in said) is (how not in ("last", "again"))
+    assert done.record["steps"] == steps
+    with RunFolder(done.folder).attempt(2).metrics.open() as file:
+        assert int(next(csv.DictReader(file))["step"]) == begun + 1
+    saved = RunFolder(done.folder)
+    best = read_checkpoint(saved.checkpoint("best"))
+    assert best["global_step"] == {"file": 6}.get(how, 2)
+
+
+def test_another_config_and_a_torn_checkpoint_are_refused_in_the_folder_of_an_interrupted_run(
+    translation: RunResult, tmp_path: Path
+) -> None:
+    config, run = translation.folder.parent / "config.yaml", RunFolder(tmp_path / "run")
+    over = {"trainer.default_root_dir": str(run)}
+    fit(config, over)
+    run.result.unlink()
+    with pytest.raises(UserError, match=r"holds another run \(trainer.max_steps"):
+        fit(config, {**over, "trainer.max_steps": 9})
+    last = run.checkpoint("last")
+    last.write_bytes(last.read_bytes()[:-100])
+    with pytest.raises(UserError, match=r"last.ckpt: torn.*; --again starts over"):
+        fit(config, over)
+    assert fit(config, over, again=True).record["steps"] == 4
+
+
 @pytest.mark.parametrize(
     ("overrides", "settings", "said"),
     [
@@ -114,7 +181,7 @@ def test_an_interrupt_is_one(translation: RunResult, monkeypatch: pytest.MonkeyP
         raise KeyboardInterrupt
 
     monkeypatch.setattr(TransformerModule, "training_step", interrupted)
-    with pytest.raises(KeyboardInterrupt, match="ckpt_path"):
+    with pytest.raises(KeyboardInterrupt, match="same call continues"):
         fit(config, {"trainer.default_root_dir": str(translation.folder.parent / "other")})
 
 

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 import random
 import signal
 import time
@@ -15,7 +14,7 @@ from lightning.pytorch.plugins import TorchCheckpointIO
 from lightning_app.core.errors import UserError
 from lightning_app.core.files import Damaged, check_archive
 from lightning_app.runs.parent import OtherRun, read_checkpoint
-from lightning_app.training.checkpoint import WholeCheckpoints, copy_whole, with_whole_checkpoints
+from lightning_app.training.checkpoint import WholeCheckpoints, with_whole_checkpoints
 from tests import warm
 from tests.bits import flip
 
@@ -73,14 +72,6 @@ resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
     assert [each.name for each in tmp_path.iterdir()] == ["last.ckpt"]
 
 
-def test_a_copy_takes_the_place_of_what_was_there(tmp_path: Path) -> None:
-    (tmp_path / "last.ckpt").write_bytes(os.urandom(1000))
-    (tmp_path / "best.ckpt").write_bytes(b"old")
-    copy_whole(tmp_path / "last.ckpt", tmp_path / "best.ckpt")
-    assert (tmp_path / "best.ckpt").read_bytes() == (tmp_path / "last.ckpt").read_bytes()
-    assert len(list(tmp_path.iterdir())) == 2
-
-
 @pytest.mark.parametrize("given", [None, []])
 def test_a_trainer_writes_so_by_default(given: object) -> None:
     (plugin,) = with_whole_checkpoints(given)
@@ -98,11 +89,9 @@ def sealed(tmp_path: Path) -> Path:
 
 
 def test_a_sealed_checkpoint_is_read_by_torch_and_by_us(sealed: Path) -> None:
-    copy_whole(sealed, sealed.with_name("best.ckpt"))
-    for path in (sealed, sealed.with_name("best.ckpt")):
-        for found in (read_checkpoint(path), torch.load(path, weights_only=True)):
-            assert found["global_step"] == 7
-            assert torch.equal(found["state_dict"]["a"], torch.arange(300.0))
+    for found in (read_checkpoint(sealed), torch.load(sealed, weights_only=True)):
+        assert found["global_step"] == 7
+        assert torch.equal(found["state_dict"]["a"], torch.arange(300.0))
 
 
 def test_one_flipped_bit_anywhere_in_a_checkpoint_is_found(sealed: Path) -> None:

@@ -69,7 +69,7 @@ def test_what_is_reported_is_the_metric_of_each_validation(tmp_path: Path, cache
     found = reports(tmp_path)
     assert [each["step"] for each in found] == [4, 8, 12]  # that after the training is not there
     best = torch.load(tmp_path / "checkpoints" / "best.ckpt", weights_only=True)
-    saver = next(v for k, v in best["callbacks"].items() if k.startswith("ModelCheckpoint"))
+    saver = next(v for k, v in best["callbacks"].items() if "val/nll" in k)
     assert float(saver["best_model_score"]) == min(each["value"] for each in found)
 
 
