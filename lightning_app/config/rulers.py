@@ -74,7 +74,8 @@ EVALUATION = (
 
 BUDGET = (
     *("trainer.max_steps", "trainer.max_epochs", "trainer.limit_train_batches"),
-    *("data.tokens_per_batch", "model.schedule.batch_warmup_steps", "model.schedule.batch_start"),
+    *("trainer.accumulate_grad_batches", "data.tokens_per_batch"),
+    *("model.schedule.batch_warmup_steps", "model.schedule.batch_start"),
 )
 """The fields that change how much a run reads."""
 

@@ -13,6 +13,7 @@ from itertools import product
 from typing import Any, NamedTuple, Protocol
 
 from lightning_app.config.classes import classes_of
+from lightning_app.config.rulers import BUDGET, EVALUATION, differences, ruler
 from lightning_app.config.tree import (
     BLOCK,
     PRESET,
@@ -284,7 +285,7 @@ def _reference(key: str, axis: str) -> Refusal:
 
 
 def _searched(grid: GridSubject, _: Any, search: Any) -> Iterator[str]:
-    for field in search.fields if search else ():
+    for field, values in search.fields.items() if search else ():
         clash = [
             a for a in grid.axes if f"{a}.".startswith(f"{field}.") or field.startswith(f"{a}.")
         ]
@@ -292,6 +293,17 @@ def _searched(grid: GridSubject, _: Any, search: Any) -> Iterator[str]:
             yield f"{field}: is also on the axis {clash[0] if clash else SEED}"
         if isinstance(found := lookup(grid.base, field), bool | str | list | dict):
             yield f"{field}: expected a field that is a number, found {found!r} in the base"
+
+        def at(value: Any, field: str = field) -> Callable[[str], Any]:
+            first = {axis: values[0] for axis, values in grid.axes.items()} | {field: value}
+            return lambda key: first[key] if key in first else lookup(grid.base, key)
+
+        ends = [ruler(at(value), grid.metric) for value in (values.low, values.high)]
+        if field in (*EVALUATION, *BUDGET) or differences(ends):
+            yield (
+                f"{field}: changes what {grid.metric} counts, or how much a run reads, so that "
+                "trials cannot be ranked by it; search other fields, and make it an axis"
+            )
 
 
 def _few(grid: GridSubject, given: Any, together: int) -> Any:
@@ -433,6 +445,15 @@ GRID_RULES = (
         lambda grid, pruner, _: pruner and not grid.metric.startswith("val/") and grid.metric,
         "judges cells by metric.name at each validation, where '{0}' is not known; expected one of "
         "val/...",
+    ),
+    Refusal(
+        "settings are chosen by the validation split",
+        ("metric.name", "refine", "search"),
+        lambda grid, _, refine, search: (
+            (refine or search) and not grid.metric.startswith("val/") and grid.metric
+        ),
+        "'{0}' would choose settings by the split on which they are tested; expected one of "
+        "val/..., and the report has the scores of the test split beside it",
     ),
     Refusal(
         "one of two chooses rates",

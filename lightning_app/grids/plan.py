@@ -36,6 +36,7 @@ from lightning_app.config.tree import (
 from lightning_app.core import strict_yaml
 from lightning_app.core.errors import UserError, nearest
 from lightning_app.core.files import write_whole
+from lightning_app.core.schema import hint_at, kinds_of
 from lightning_app.data.sources import corpus_of
 from lightning_app.grids.plan_checks import (
     check_axes,
@@ -48,7 +49,7 @@ from lightning_app.grids.plan_checks import (
     check_reported,
     long_warmups,
 )
-from lightning_app.grids.search import SearchArm, TrialScore, search_arms, wanted
+from lightning_app.grids.search import SearchArm, TrialScore, search_arms, wanted, with_floats
 from lightning_app.plugins import digests
 from lightning_app.runs.folder import NAMED, GridFolder, RunFolder
 from lightning_app.runs.locks import is_held
@@ -308,9 +309,9 @@ def expand(
         plan, configs, _ = _expand(spec, resolve, identify, experiments)
         return plan, configs
     known: dict[str, TrialScore] | None = None
-    listed = list(combinations(spec))
+    typed, listed = with_floats(spec, _is_float), list(combinations(spec))
     while True:
-        asked = search_arms(spec, listed, known or {})
+        asked = search_arms(typed, listed, known or {})
         current = spec.with_cells(list(wanted(asked)))
         plan, configs, _ = _expand(current, resolve, identify, experiments)
         outcomes = outcomes_of(Grid(current, GridFolder(experiments / spec.name), plan))
@@ -320,11 +321,20 @@ def expand(
         known = outcomes
 
 
+def _is_float(field: str) -> bool:
+    from lightning_app.config.config import Config  # slow to import, and no supervisor plans
+
+    return float in kinds_of(hint_at(Config, field.split(".")))
+
+
 def arms_of(grid: "Grid") -> tuple[list[SearchArm], dict[str, TrialScore]]:
     """The arms of a search or a refinement, and the outcomes of the finished cells."""
     assert grid.spec.listed is not None
     known = outcomes_of(grid)
     spec = replace(grid.spec, axes=grid.spec.listed, asked=None, listed=None)
+    spec = with_floats(
+        spec, lambda field: any(isinstance(cell.axes[field], float) for cell in grid.cells)
+    )
     return search_arms(spec, list(combinations(spec)), known), known
 
 

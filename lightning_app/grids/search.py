@@ -9,7 +9,8 @@ order in which it asked.
 import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -96,14 +97,16 @@ def search_arms(
         if spec.refine is not None and cell[RATE] not in rates.setdefault(key, []):
             rates[key].append(cell[RATE])
     made = []
+    # An arm that lacks a seed has as many trials as the others: the best of more would be better.
+    seeds = max(map(len, grouped.values()), default=1)
     for key, cells in grouped.items():
         arm = SearchArm(cells, (), 0)
         outcome = _reader(arm, known)
         if spec.refine is not None:
-            rounds, more = _refined(spec.refine, spec.mode, sorted(rates[key]), len(cells), outcome)
+            rounds, more = _refined(spec.refine, spec.mode, sorted(rates[key]), seeds, outcome)
         else:
             assert spec.search is not None
-            rounds, more = _searched(spec.search, spec.mode, len(cells), outcome)
+            rounds, more = _searched(spec.search, spec.mode, seeds, outcome)
         made.append(SearchArm(cells, rounds, more))
     return made
 
@@ -161,6 +164,22 @@ def _searched(
     return rounds, left
 
 
+def with_floats(spec: GridSpec, is_float: Callable[[str], bool]) -> GridSpec:
+    """Return a grid whose searched fields have floats as bounds where `is_float` says so.
+
+    Whole numbers between whole numbers are searched only in a field of that type.
+    """
+    if spec.search is None:
+        return spec
+    fields = {
+        field: replace(values, low=float(values.low), high=float(values.high))
+        if is_float(field)
+        else values
+        for field, values in spec.search.fields.items()
+    }
+    return replace(spec, search=replace(spec.search, fields=fields))
+
+
 def distribution(values: Range) -> "optuna.distributions.BaseDistribution":
     """Return Optuna's distribution of a searched field."""
     import optuna
@@ -176,7 +195,9 @@ def distributions(
 ) -> "dict[str, optuna.distributions.BaseDistribution]":
     """Return the distributions of the values of a trial; those of a refined rate include it."""
     if spec.search is not None:
-        return {field: distribution(each) for field, each in spec.search.fields.items()}
+        typed = with_floats(spec, lambda field: isinstance(values[field], float)).search
+        assert typed is not None
+        return {field: distribution(each) for field, each in typed.fields.items()}
     rate = float(values[RATE])
     return {RATE: distribution(Range(low=rate / 2, high=rate * 2, log=True))}
 
@@ -191,10 +212,16 @@ def _readable(params: Mapping[str, Any], search: Search) -> Values:
     }
 
 
+_PACKAGES = {"cmaes": ("cmaes",), "gp": ("scipy",), "qmc": ("scipy",)}
+
+
 def _sampler(search: Search, trials: int) -> "optuna.samplers.BaseSampler":
     import optuna
 
     samplers, seed = optuna.samplers, search.seed
+    for package in _PACKAGES.get(search.sampler, ()):  # Optuna imports them after the first round
+        if find_spec(package) is None:
+            raise UserError(f"search.sampler: {search.sampler} needs `pip install {package}`")
     match search.sampler:
         case "tpe":
             return samplers.TPESampler(
@@ -208,10 +235,7 @@ def _sampler(search: Search, trials: int) -> "optuna.samplers.BaseSampler":
                     "search.sampler: cmaes searches at least two fields, found one; tpe or gp is "
                     "right for one"
                 )
-            try:
-                return samplers.CmaEsSampler(seed=seed)
-            except ImportError as error:
-                raise UserError("search.sampler: cmaes needs `pip install cmaes`") from error
+            return samplers.CmaEsSampler(seed=seed)
         case "qmc":
             return samplers.QMCSampler(seed=seed, scramble=True)
         case "random":

@@ -114,7 +114,8 @@ class MetricMean:
 
 
 def by_metric(grid: GridResults) -> list[MetricMean]:
-    """Every arm with finished runs, the best mean first, arms without a value last.
+    """Every arm with finished runs, the best mean first, then those of which some runs have no
+    value, and those without any last.
 
     Arms with different rulers are not ranked against each other; those of the first one lead.
     """
@@ -144,9 +145,9 @@ def _rulers(metrics: Sequence[str], cells: Sequence[CellResult | None]) -> list[
     return found
 
 
-def _rank(arm: MetricMean) -> tuple[bool, float]:
+def _rank(arm: MetricMean) -> tuple[bool, bool, float]:
     sign = 1 if arm.mode == "min" else -1
-    return math.isnan(arm.mean), sign * arm.mean if arm.runs else 0
+    return math.isnan(arm.mean), arm.lacking > 0, sign * arm.mean if arm.runs else 0
 
 
 def titled(grid: GridResults) -> str:
@@ -434,11 +435,13 @@ def compared_axes(grid: GridResults) -> dict[str, Any]:
     and without a question about warm-up, the preset or else the first axis except the seed, with
     the baseline of the grid or the first value.
     """
-    if grid.scored and grid.varies(WARMUP) and 0 in grid.warmups:
+    # The scores of warm-up compare rates; where other fields were searched, the best trials are.
+    own = grid.scored or any(field != RATE for field in grid.chosen)
+    if own and grid.varies(WARMUP) and 0 in grid.warmups:
         return {WARMUP: 0, **grid.compare}
     if grid.compare or grid.asks_warmup:
         return dict(grid.compare)
-    several = [axis for axis in grid.axes if axis != SEED and grid.varies(axis)]
+    several = [axis for axis in grid.axes if axis not in (SEED, *grid.chosen) and grid.varies(axis)]
     axis = PRESET if PRESET in several else next(iter(several), None)
     if axis is None:
         return {}
@@ -478,19 +481,31 @@ def comparison_document(row: MetricDifference) -> dict[str, Any]:
 
 
 def _of(grid: GridResults, axis: str, base: Any) -> list[MetricDifference]:
-    """The comparisons of one axis; p values by the spread pooled over them."""
-    runs: dict[Place, dict[Hashable, dict[int, CellResult]]] = {}
+    """The comparisons of one axis, p values by the spread pooled over them.
+
+    Where a search or a refinement chose values, the best trial of each arm stands for it.
+    """
+    trials: dict[tuple[Place, Hashable], dict[str, dict[int, CellResult]]] = {}
     words: dict[Place, str] = {}
-    planned: dict[tuple[Place, Hashable], set[int]] = {}
     for cell in grid.cells:
         others = grid.apart_from(axis, cell.axes)
+        tried = {key: others.pop(key) for key in grid.chosen if key in others}
         place = tuple((key, key_of(value)) for key, value in others.items())
         shown = [key for key in others if grid.varies(key)]
         words[place] = group_name(others, shown, grid.labels)
-        planned.setdefault((place, key_of(cell.axes[axis])), set()).add(cell.seed or 0)
-        if cell.finished:
-            arm = runs.setdefault(place, {}).setdefault(key_of(cell.axes[axis]), {})
-            arm[cell.seed or 0] = cell
+        arm = trials.setdefault((place, key_of(cell.axes[axis])), {})
+        arm.setdefault(group_name(tried, list(tried), {}), {})[cell.seed or 0] = cell
+    runs: dict[Place, dict[Hashable, dict[int, CellResult]]] = {}
+    planned: dict[tuple[Place, Hashable], set[int]] = {}
+    best: dict[tuple[Place, Hashable], str] = {}
+    for (place, value), arm in trials.items():
+        name = min(arm, key=lambda each: _rank_of(grid, arm[each].values()))
+        planned[place, value] = {*arm[name]}
+        cells = {seed: cell for seed, cell in arm[name].items() if cell.finished}
+        if cells:
+            runs.setdefault(place, {})[value] = cells
+        if {*grid.chosen} - {axis}:
+            best[place, value] = f"the best of {len(arm)} trials, {name}"
     pairs = [
         (place, value)
         for place in words
@@ -509,6 +524,10 @@ def _of(grid: GridResults, axis: str, base: Any) -> list[MetricDifference]:
         )
         for place, value in pairs
     ]
+    for n, (place, value) in enumerate(pairs):
+        if rows[n].seeds and best:
+            each = (best[place, key_of(v)] for v in (value, base))
+            rows[n] = replace(rows[n], note=join_notes(" against ".join(each), rows[n].note))
     # Scores of different tasks differ in unit and spread, as do losses over different tokens, so
     # only rows with the same metric and ruler are pooled.
     cells = [
@@ -522,6 +541,16 @@ def _of(grid: GridResults, axis: str, base: Any) -> list[MetricDifference]:
         else row
         for n, row in enumerate(rows)
     ]
+
+
+def _rank_of(grid: GridResults, cells: Collection[CellResult]) -> tuple[bool, int, float]:
+    """The place of a trial among those of its arm: its mean, if all its runs have a value."""
+    measures = [grid.measure(cell) for cell in cells]
+    values = [cell.metrics.get(own.metric) for cell, own in zip(cells, measures, strict=True)]
+    finite = [value for value in values if value is not None]
+    centre = mean(finite) if finite else math.inf
+    sign = -1 if measures[0].mode == "max" and finite else 1
+    return not all(cell.finished for cell in cells), len(values) - len(finite), sign * centre
 
 
 def _p_value(

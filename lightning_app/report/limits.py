@@ -37,7 +37,7 @@ def limits(grid: GridResults) -> list[str]:
         items.append(say("limits.one_rate", rate=label(rates[0])))
     elif rates:
         items.append(
-            say("limits.rates", rates=_rates(grid), of=" (each arm at some)" * grid.adapts)
+            say("limits.rates", rates=_rates(grid), of=" (each arm at some)" * bool(grid.chosen))
         )
     seeds = len({cell.seed for cell in grid.finished})
     corpora = len({tuple(label(c.setting(field)) for field in _CORPUS) for c in grid.finished})
@@ -56,7 +56,7 @@ def limits(grid: GridResults) -> list[str]:
             say("limits.seeds", seeds=many, level=LEVEL, alpha=1 - LEVEL, few=few),
             say("limits.false_labels", least=2 / 2**seeds),
             say("limits.coverage"),
-            *([say("limits.adaptive")] if grid.adapts else []),
+            *([say("limits.adaptive")] if grid.chosen else []),
             say("limits.mixed", few=FEW_SEEDS),
         ]
     return [*items, *_not_asked(grid), *_of_coupling(grid)]

@@ -208,7 +208,7 @@ def _tables(report: Report, *, warmup: bool) -> dict[str, list[ReportTable]]:
         by_part["cost"] = [bleu_table(scores), cost_table(grid)]
         if warmup:
             by_part["need"] = [over_rates(grid, scores), factor_table(grid, report.effects)]
-            losses = best_losses(grid) if grid.adapts else loss_by_warmup(grid, scores)
+            losses = best_losses(grid) if grid.chosen else loss_by_warmup(grid, scores)
             by_part["by_rate"] = [headline_table(grid, scores), losses]
     return {part: [table for table in tables if table.bodies] for part, tables in by_part.items()}
 

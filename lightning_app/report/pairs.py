@@ -487,14 +487,14 @@ def tau(bare: CellResult, ref: CellResult) -> tuple[float, bool] | None:
 
 
 def first_step(curve: Mapping[int, float], loss: float) -> tuple[float, bool]:
-    """The first step at which the curve is at `loss` or below, linear between its points, and
-    whether that is its first point; the last step if it stays above."""
+    """The first step at which the curve is at `loss` or below, linear between its finite points,
+    and whether that is its first point; the last step if it stays above."""
     steps = sorted(curve)
     before = None
     for step in steps:
         if curve[step] <= loss:
-            if before is None:
-                return float(step), True
+            if before is None or not math.isfinite(curve[before]):
+                return float(step), before is None
             share = (curve[before] - loss) / (curve[before] - curve[step])
             return before + share * (step - before), False
         before = step

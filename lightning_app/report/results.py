@@ -202,9 +202,10 @@ class GridResults:
 
     `config` is the grid's base over the resolved config of one run, which has every default.
     `metric` is the metric of the grid, and `mode` whether `min` or `max` is best.
-    `pruner` is the rule by which hopeless cells were ended early, if any were. `adapts`: whether a
-    search or a refinement chose settings by results; `more`: how many further cells it may still
-    ask for, at most. `strangers` names the cells whose state is `other_data`, by their digest.
+    `pruner` is the rule by which hopeless cells were ended early, if any were. `chosen` names the
+    fields whose values a search or a refinement chose by results; `more`: how many further cells it
+    may still ask for, at most. `strangers` names the cells whose state is `other_data`, by their
+    digest.
     `wiring` is what the names of the axes begin with whose values are variants.
     `without_parent` names the cells that are not planned yet, since the runs of another grid that
     they start from are not finished. `linked` has the axes whose values follow from another axis,
@@ -223,7 +224,7 @@ class GridResults:
     baseline: str | None
     cells: tuple[CellResult, ...]
     pruner: str | None = None
-    adapts: bool = False
+    chosen: tuple[str, ...] = ()
     more: int = 0
     strangers: Mapping[str, Sequence[str]] = field(default_factory=dict)
     damaged_configs: tuple[str, ...] = ()
@@ -456,7 +457,9 @@ def read_results(folder: Path, file: Mapping[str, Any] | None = None) -> GridRes
         reference_warmup=scores.get("reference_warmup"),
         baseline=scores.get("baseline"),
         cells=tuple(cells),
-        adapts=any(grid.get(key) for key in ("search", "refine")),
+        chosen=tuple(
+            (grid.get("search") or {}).get("fields") or (RATE,) * bool(grid.get("refine"))
+        ),
         more=plan.more,
         pruner=grid.get("pruner") if any(map(_may_be_pruned, cells)) else None,
         damaged_configs=tuple(damaged),

@@ -182,7 +182,7 @@ def headline_table(grid: GridResults, scores: Sequence[Score]) -> ReportTable:
 
 def _at_shared_rates(grid: GridResults, scores: Sequence[Score]) -> Sequence[Score]:
     """Without rates that a search or a refinement added to arms of one warm-up only."""
-    if not grid.adapts:
+    if not grid.chosen:
         return scores
     warmups: dict[tuple[str, float, str], set[int | None]] = {}
     for cell in grid.cells:

@@ -55,7 +55,14 @@ from lightning_app.runs.provenance import (
     is_launched,
     software,
 )
-from lightning_app.runs.records import CUT_SHORT, SCHEMA, SIGNATURES, Unsound, read_yaml
+from lightning_app.runs.records import (
+    CUT_SHORT,
+    SCHEMA,
+    SIGNATURES,
+    Unsound,
+    final_metrics,
+    read_yaml,
+)
 from lightning_app.runs.run import last_report, words_of_short
 from lightning_app.runs.store import (
     link_run,
@@ -732,7 +739,7 @@ class TrainingRun(PreparedRun):
             "outcome": outcome.name,
             "outcome_rule": outcome.rule,
             "diverged": None if failure is None else asdict(failure),
-            "metrics": {k: v if math.isfinite(v) else None for k, v in sorted(metrics.items())},
+            "metrics": final_metrics(metrics, outcome.name),
             "unigram_entropy": datamodule.floor,
             "validation_parts": None if outcome.name == "non_finite" else model.validation_parts,
             "steps": trainer.global_step,

@@ -411,6 +411,13 @@ def test_a_study_per_arm_for_the_dashboard(world, undisturbed) -> None:
         ({"refine": {"budget": 20}, "axes": {FIELD: [1e-3, 1e-2]},
           "exclude": [{FIELD: 1e-2, SEED: 2}]}, "exclude: names model.optimizer.lr"),
         ({"metric": {"name": "val/bleu", "mode": "min"}}, "metric.mode: min; expected max"),
+        ({"search": SEARCH, "metric": {"name": "test/bleu"}}, "metric.name: 'test/bleu' would"),
+        ({"refine": {"budget": 20}, "axes": {FIELD: [1e-3, 1e-2]},
+          "metric": {"name": "test/nll"}}, "metric.name: 'test/nll' would choose settings"),
+        *(({"search": {**SEARCH, "fields": {field: {"low": 8, "high": 9}}}}, f"fields: {field}: ch")
+          for field in ("data.vocab_size", "trainer.limit_val_batches", "trainer.max_steps",
+                        "data.tokens_per_batch", "trainer.accumulate_grad_batches", "data.window",
+                        "model.objective.beam", "data.evaluation_stride")),
         ({"refine": {"budget": 20}, "axes": {FIELD: [1e-3, 1e-2]}, "pruner": "median"}, "pruner"),
     ],
 )  # fmt: skip
@@ -421,10 +428,60 @@ def test_a_mistake_is_named(tmp_path: Path, parts: dict[str, Any], message: str)
     assert "\n" not in str(error.value)
 
 
-def test_one_field_is_too_few_for_cmaes(tmp_path: Path) -> None:
-    spec = spec_of(tmp_path, search={**SEARCH, "sampler": "cmaes"})
-    with pytest.raises(UserError, match="cmaes searches at least two fields"):
+@pytest.mark.parametrize(
+    ("sampler", "fields", "said"),
+    [
+        ("cmaes", [FIELD], "cmaes searches at least two fields"),
+        ("cmaes", [FIELD, "model.architecture.dropout"], "cmaes needs `pip install cmaes`"),
+        ("gp", [FIELD], "gp needs `pip install scipy`"),
+        ("qmc", [FIELD], "qmc needs `pip install scipy`"),
+    ],
+)
+def test_a_sampler_that_cannot_search_is_refused_by_the_plan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sampler: str, fields: list[str], said: str
+) -> None:
+    """Optuna imports the packages of a sampler only once a round has ended."""
+    here = {} if len(fields) == 1 and sampler == "cmaes" else {"cmaes": None, "scipy": None}
+    monkeypatch.setattr(
+        "lightning_app.grids.search.find_spec", lambda name: here.get(name, "there")
+    )
+    chosen = {field: {"low": 1e-4, "high": 0.5} for field in fields}
+    spec = spec_of(tmp_path, search={**SEARCH, "sampler": sampler, "fields": chosen})
+    with pytest.raises(UserError, match=said):
         search_arms(spec, list(combinations(spec)), {})
+
+
+def test_every_arm_has_as_many_trials_whatever_seeds_it_lacks(tmp_path: Path) -> None:
+    exclude = [{"model.block.preset": "pre_ln", SEED: 2}]
+    for parts in ({"search": SEARCH}, {"refine": {"budget": 6}, "axes": {FIELD: [0.01, 0.02]}}):
+        spec = spec_of(tmp_path, exclude=exclude, **parts)
+        cells, _ = ended(spec, lambda cell: -cell[FIELD])  # a refinement goes to larger rates
+        rates = {cell["model.block.preset"]: set() for cell in cells}
+        for cell in cells:
+            rates[cell["model.block.preset"]].add(cell[FIELD])
+        assert {name: len(tried) for name, tried in rates.items()} == {
+            "pre_ln": 12 if "search" in parts else 3,
+            "post_ln": 12 if "search" in parts else 3,
+        }
+
+
+@pytest.mark.parametrize("step", [None, 0.25])
+def test_a_field_is_searched_by_its_type_and_not_by_its_bounds(world: World, step: Any) -> None:
+    """Whole numbers as bounds of a float, which would otherwise be the only values; as in any
+    plan, in a worker, the types of the fields are known."""
+    field = {"low": 1, "high": 2, "step": step}
+    search = {"sampler": "random", "fields": {FIELD: field}, "budget": 16}
+    world.write(delay=0.01, search=search)
+    assert world.run().returncode == 0
+    tried = {cell.axes[FIELD] for cell in world.plan().cells}
+    assert len(tried) > 2
+    assert all(isinstance(value, float) for value in tried)
+    storage = optuna.storages.JournalStorage(JournalFileBackend(str(world.value().folder.journal)))
+    for study in optuna.get_all_study_summaries(storage):
+        loaded = optuna.load_study(study_name=study.study_name, storage=storage)
+        for trial in loaded.trials:
+            for kind in trial.distributions.values():
+                assert not isinstance(kind, optuna.distributions.IntDistribution)
 
 
 def test_the_grid_file_in_the_folder_is_the_same_grid(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import math
 import random
 from collections.abc import Callable, Mapping
 from html import escape
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,8 +13,10 @@ import pytest
 import yaml
 from scipy import stats
 
+from lightning_app.api.runs import RunResult
 from lightning_app.config.rules import COMPARE, GridSubject, check_rules
 from lightning_app.core.errors import UserError
+from lightning_app.grids.plan import score_of
 from lightning_app.report.comparisons import (
     BETTER,
     WORSE,
@@ -23,16 +26,20 @@ from lightning_app.report.comparisons import (
     comparisons,
 )
 from lightning_app.report.facts import p_value, rate
+from lightning_app.report.frames import results_frame
 from lightning_app.report.headline import findings
 from lightning_app.report.limits import limits, urgent
+from lightning_app.report.pairs import first_step
 from lightning_app.report.results import GridResults, read_results
+from lightning_app.report.tensorboard import IndexedGrid, final_metrics
 from lightning_app.report.warmup import sensitivity_scores
-from tests.report.conftest import BASE, change, messages, write_report
+from tests.report.conftest import BASE, change, keep, messages, write_report
 
 PRESET = "model.block.preset"
 WARMUP = "model.schedule.warmup_steps"
 SEED = "seed_everything"
 WIDTH = "model.architecture.model_dim"
+DROPOUT = "model.architecture.dropout"
 AXES = {PRESET: ["sas", "pre_ln", "post_ln"], WIDTH: [64, 128], SEED: [1, 2, 3, 4]}
 
 
@@ -120,6 +127,67 @@ def test_an_arm_whose_runs_became_non_finite_is_not_judged_by_the_others(
     assert all(map(math.isnan, (row.low, row.p, row.p_holm, arm.low)))
     assert row.note.endswith("some seeds of an arm failed and others did not")
     assert (arm.lacking, lacking) == (2, True)
+
+
+@pytest.mark.parametrize("metric", ["val/nll", "val/accuracy"])
+def test_a_run_that_became_non_finite_has_no_value_of_a_validation_before(
+    make_grid: Any, metric: str
+) -> None:
+    """Whoever reads the metric; its speed is known, and its loss is that of a failure."""
+
+    def outcome(axes: Mapping[str, Any]) -> float | None:
+        return None if axes[PRESET] == "post_ln" else 2.0 + 0.01 * axes[SEED]
+
+    axes = {PRESET: ["pre_ln", "post_ln"], SEED: [*range(1, 7)]}
+    grid = {"name": metric, "mode": "min" if metric == "val/nll" else "max"}
+    fake = make_grid(outcome, axes, curves=False)
+    rewritten(fake, lambda at, of: of["metrics"].update({"val/nll": 1.0, "val/accuracy": 0.9}))
+    rewritten(fake, lambda at, of: at[PRESET] == "pre_ln" and of["metrics"].update({metric: 0.8}))
+    found = read(fake, metric=grid)
+    (row,) = comparisons(found)
+    first, last = by_metric(found)
+    assert (row.seeds, row.reading, first.variant) == (0, "", "pre_ln")
+    assert (first.mean, last.runs, last.lacking) == (pytest.approx(0.8), 0, 6)
+    frame = results_frame(found).set_index("variant").loc["post_ln"]
+    assert frame[metric].isna().all()
+    assert (frame["train/tokens_per_second"] == 21000).all()
+    part = IndexedGrid(found)
+    for cell in found.cells:
+        if cell.variant != "post_ln":
+            continue
+        assert RunResult(cell.folder).metrics[metric] is None
+        assert math.isnan(final_metrics(part, cell)[metric])
+        plan: Any = SimpleNamespace(metric=metric, mode=grid["mode"], name="g")
+        told = score_of(plan, RunResult(cell.folder).record)
+        assert told == (cell.entropy if metric == "val/nll" else 0.0)
+
+
+def test_the_best_trials_of_a_search_are_compared(make_grid: Any) -> None:
+    """Whatever fields it chose, which are no groups and no axis of a comparison."""
+
+    def outcome(axes: Mapping[str, Any]) -> float | None:
+        best = {"pre_ln": 0.1, "post_ln": 0.3}[axes[PRESET]]
+        if axes[DROPOUT] == 0.0:  # the best of the seeds that are left is not the best trial
+            return None if axes[SEED] == 1 else 1.0
+        gap = 0.2 * (axes[PRESET] == "post_ln")
+        return 2.0 + gap + abs(axes[DROPOUT] - best) + 0.01 * axes[SEED]
+
+    axes = {PRESET: ["pre_ln", "post_ln"], DROPOUT: [0.0, 0.1, 0.2, 0.3], SEED: [1, 2, 3, 4]}
+    fake = make_grid(outcome, axes, curves=False)
+    keep(fake, lambda at: at[DROPOUT] != (0.3 if at[PRESET] == "pre_ln" else 0.1))
+    field = {DROPOUT: {"low": 0.0, "high": 0.4}}
+    (row,) = comparisons(read(fake, search={"fields": field, "budget": 12}))
+    assert (row.axis, row.value, row.seeds, row.where) == (PRESET, "post_ln", 4, "all")
+    assert row.estimate == pytest.approx(0.2)
+    assert all(text in row.note for text in ("of 3 trials", "dropout=0.3", "dropout=0.1"))
+
+
+def test_a_loss_is_reached_without_a_line_through_a_gap() -> None:
+    nan = math.nan
+    assert first_step({10: nan, 20: nan, 30: 3.0}, 4.0) == (30, False)
+    assert first_step({10: 5.0, 20: nan, 30: 3.0}, 4.0) == (30, False)
+    assert first_step({10: 5.0, 20: 3.0, 30: nan}, 4.0) == (15, False)
+    assert first_step({10: 5.0, 20: nan, 30: 4.5}, 4.0) == (30, False)
 
 
 @pytest.mark.parametrize(

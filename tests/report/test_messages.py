@@ -57,7 +57,7 @@ def test_limits_have_their_numbers(make_grid) -> None:
 def test_rates_that_were_chosen_by_results_are_a_limit(make_grid, outcome) -> None:
     grid = read_results(make_grid(outcome).folder)
     assert "limits.adaptive" not in dict(messages(limits(grid)))
-    assert "limits.adaptive" in dict(messages(limits(replace(grid, adapts=True))))
+    assert "limits.adaptive" in dict(messages(limits(replace(grid, chosen=("x",)))))
 
 
 def test_findings_have_their_numbers(make_grid, outcome) -> None:
