@@ -584,13 +584,18 @@ def need(pairs: Paired, ref: int) -> Row:
             ends = [not edges[w].isdisjoint(of.values()) for w, of in ((ref, warm), (0, bare))]
             never = all(run.failed for r in pairs.rates[0] for run in pairs.of[0, r])
             row.bound = bound(ends[0] or never, ends[1])
-            row.tested = len(bare) >= LEAST and not row.waits
-            for of in picked:
-                row.tested &= not any(any(late(runs)) for runs in of)
-                row.tested &= all(one(run.failed for run in runs) for runs in of)
-                if len(bare) < FEW:
-                    row.tested &= one(run.failed for runs in of for run in runs)
+            row.tested = len(bare) >= LEAST and not row.waits and tested(picked)
     return row
+
+
+def tested(picked: Sequence[Sequence[Sequence[Run]]]) -> bool:
+    """Whether the runs at the best rates of each warm-up ended alike, so that a p value is one."""
+    for of in picked:
+        if any(any(late(runs)) or not one(run.failed for run in runs) for runs in of):
+            return False
+        if len(of[0]) < FEW and not one(run.failed for runs in of for run in runs):
+            return False
+    return True
 
 
 def saved_at_best(pairs: Paired, ref: int, need: Row) -> Row:
@@ -697,7 +702,8 @@ def octaves(pairs: Paired, ref: int) -> Row:
     if not any(map(math.isnan, values.values())):
         row.fill(values)
         row.between(apart(pairs, ref, 0, theta=True))
-        row.p = row.p_between()
+        picked = [chosen(pairs, 0, ref), at_mean(pairs, 0, ref)] if len(values) > 1 else []
+        row.p = row.p_between() if tested(picked) else NAN
         row.bound = bound(*(any(of[k][1] for of in ends.values()) for k in (0, 1)))
     return row
 

@@ -16,7 +16,7 @@ class Range:
     log: bool = False
     """Whether the logarithm of the value is searched."""
     step: int | float | None = None
-    """The distance between values; null: any value, or whole numbers between whole numbers."""
+    """The distance between values; null: any value of the field's type."""
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.low) and math.isfinite(self.high)) or self.low >= self.high:
@@ -45,7 +45,7 @@ class Search:
     fields: dict[str, Range]
     """The dotted config keys that are searched, each with its range."""
     budget: int
-    """Runs per arm: trials times seeds."""
+    """Runs per arm: trials times the seeds of the arm that has most of them."""
     sampler: Literal["tpe", "gp", "cmaes", "random", "grid", "qmc"] = "tpe"
     """The sampler of Optuna."""
     together: int = 4

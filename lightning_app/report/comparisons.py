@@ -483,7 +483,7 @@ def comparison_document(row: MetricDifference) -> dict[str, Any]:
 def _of(grid: GridResults, axis: str, base: Any) -> list[MetricDifference]:
     """The comparisons of one axis, p values by the spread pooled over them.
 
-    Where a search or a refinement chose values, the best trial of each arm stands for it.
+    Where a search or a refinement chose values, the best trial of each arm is compared.
     """
     trials: dict[tuple[Place, Hashable], dict[str, dict[int, CellResult]]] = {}
     words: dict[Place, str] = {}

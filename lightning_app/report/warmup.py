@@ -273,11 +273,12 @@ def octaves(arm: Arm, reference: int | None) -> Score:
         tolerated_by_seed(*curve.points, pairs.entropy) for curve in table.values()
     )
     between = _between(pairs, warm_first - last, warm_last - first)
+    tested = all(map(_is_tested, best_runs(pairs, table)))
     return Score(
         **score_identity(arm, math.nan, "octaves"),
         estimate=float(values.mean()),
         **between,
-        p=_p_between(pairs, between["ends"]),
+        p=_p_between(pairs, between["ends"]) if tested else math.nan,
         bound=bound_of(*censored),
         **pairs.counts,
         note=join_notes(

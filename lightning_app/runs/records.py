@@ -94,19 +94,19 @@ def read_result(
     Raises `Unsound`, also if the result or a file next to it does not match its seal.
     """
     tree = _read(path, identity, lambda tree, of: check_result(tree, of, metric))
-    return tree and tree | {"metrics": final_metrics(tree["metrics"], tree["outcome"])}
+    return tree and tree | {"metrics": finite_metrics(tree["metrics"], tree["outcome"])}
 
 
-def final_metrics(metrics: Mapping[str, float | None], outcome: str) -> dict[str, float | None]:
-    """The metrics at the end of a run by tag, None where one is not finite.
+def finite_metrics(metrics: Mapping[str, float | None], outcome: str) -> dict[str, float | None]:
+    """The metrics at the end of a run by tag, None where the run has no finite one.
 
     A run that became non-finite has none of its model: values that it logged are of a validation
     before that. Its speed is known.
     """
 
     def ended_with(tag: str, value: float | None) -> bool:
-        measured = outcome != "non_finite" or tag.startswith("train/")
-        return measured and value is not None and math.isfinite(value)
+        ended = outcome != "non_finite" or tag.startswith("train/")
+        return ended and value is not None and math.isfinite(value)
 
     return {tag: v if ended_with(tag, v) else None for tag, v in sorted(metrics.items())}
 

@@ -60,7 +60,7 @@ from lightning_app.runs.records import (
     SCHEMA,
     SIGNATURES,
     Unsound,
-    final_metrics,
+    finite_metrics,
     read_yaml,
 )
 from lightning_app.runs.run import last_report, words_of_short
@@ -739,7 +739,7 @@ class TrainingRun(PreparedRun):
             "outcome": outcome.name,
             "outcome_rule": outcome.rule,
             "diverged": None if failure is None else asdict(failure),
-            "metrics": final_metrics(metrics, outcome.name),
+            "metrics": finite_metrics(metrics, outcome.name),
             "unigram_entropy": datamodule.floor,
             "validation_parts": None if outcome.name == "non_finite" else model.validation_parts,
             "steps": trainer.global_step,
