@@ -588,7 +588,8 @@ def column_names(path: Path) -> list[str]:
     if not path.is_file():
         return []
     with path.open("rb") as file:
-        return file.readline(_LONGEST_LINE).decode(errors="replace").rstrip().split(",")
+        line = file.readline(_LONGEST_LINE).decode(errors="replace")
+    return next(csv.reader([line.rstrip()]), [])
 
 
 def check_table(data: bytes) -> None:

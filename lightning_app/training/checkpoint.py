@@ -1,6 +1,7 @@
 """Checkpoints: find, check against the run, and write them."""
 
 import csv
+import io
 import json
 import os
 import platform
@@ -362,6 +363,8 @@ def join_metrics(logs: list[Path]) -> str:
         # After an attempt interrupted at its last step, only the evaluation is repeated.
         seen[first] = rows.get(first, {}) | seen[first]
         rows = {step: row for step, row in rows.items() if step < first} | seen
-    lines = [",".join(columns)]
-    lines += [",".join(rows[step].get(c, "") for c in columns) for step in sorted(rows)]
-    return "\n".join(lines) + "\n"
+    text = io.StringIO()
+    table = csv.DictWriter(text, [*columns], lineterminator="\n")
+    table.writeheader()
+    table.writerows(rows[step] for step in sorted(rows))
+    return text.getvalue()

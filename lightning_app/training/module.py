@@ -1,6 +1,6 @@
 """The only LightningModule: a thin system around a plain model and its objective."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from functools import partial
@@ -111,6 +111,22 @@ def is_logged(trainer: pl.Trainer, step: int) -> bool:
     """Whether optimizer step `step`, from 1, is logged: the first, then every n-th."""
     interval: int = trainer.log_every_n_steps  # pyright: ignore[reportAttributeAccessIssue]
     return step == 1 or step % interval == 0
+
+
+def reserve(trainer: pl.Trainer, tags: Iterable[str], *, others: bool = False) -> None:
+    """Refuse a tag that the package logs to `others`: Lightning would log the mean of both."""
+    module: Any = trainer.lightning_module
+    module.tags[others].update(tags)
+    if both := sorted(module.tags[0] & module.tags[1]):
+        by = f"{type(module).__name__} or a callback"
+        raise UserError(f"{both[0]}: logged by this program and by {by}; use another tag")
+
+
+def tell_all(trainer: pl.Trainer, metrics: Mapping[str, float], step: int) -> None:
+    """Log values of the package."""
+    reserve(trainer, metrics)
+    for logger in trainer.loggers:
+        logger.log_metrics(dict(metrics), step)
 
 
 def loss_of(outputs: Any) -> Tensor:
@@ -244,6 +260,7 @@ class TransformerModule(pl.LightningModule):
         self.predicted: dict[int, Any] = {}
         self.trained_by: list[dict[str, Any]] = []  # what `training_of` returns
         self._averaged: Averaged | None = None  # of an optimizer that evaluates other weights
+        self.tags: tuple[set[str], set[str]] = set(), set()  # of this package, and of others
 
     @classmethod
     def load_from_checkpoint(  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -378,8 +395,7 @@ class TransformerModule(pl.LightningModule):
         warmed = (each for each in groups if each.get("role") == self.schedule.warmup_of)
         rate = next(warmed, groups[0])["lr"]
         logged = {**dict(zip(parts, values, strict=True)), "train/lr": rate}
-        for logger in self.loggers:
-            logger.log_metrics(logged, step=step)
+        tell_all(self.trainer, logged, step)
 
     def _log_steps(self, step: int) -> None:
         """Log the mean steps per token and the share of tokens at the maximum, over all ranks."""
@@ -390,8 +406,7 @@ class TransformerModule(pl.LightningModule):
             steps, at_limit, tokens = totals.tolist()  # pyright: ignore[reportAttributeAccessIssue]
             logged = {f"train/steps/{name}": steps / tokens}
             logged[f"train/steps_at_limit/{name}"] = at_limit / tokens
-            for logger in self.loggers:
-                logger.log_metrics(logged, step=step)
+            tell_all(self.trainer, logged, step)
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         step = self.global_step + 1
@@ -403,8 +418,7 @@ class TransformerModule(pl.LightningModule):
                 if p.grad is not None
             ]
             norm = torch.nn.utils.get_total_norm(gradients)
-            for logger in self.loggers:
-                logger.log_metrics({"train/grad_norm": float(norm)}, step=step)
+            tell_all(self.trainer, {"train/grad_norm": float(norm)}, step)
 
     def on_validation_start(self) -> None:
         if self._averaged is not None:
@@ -494,8 +508,16 @@ class TransformerModule(pl.LightningModule):
             metrics[f"{stage}/accuracy"] = correct / tokens
         datamodule = self.trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue]
         metrics |= self.objective.scores(stage, datamodule, Evaluated(nll, tokens))
-        # The same number on every rank: its parts were already summed or gathered.
-        self.log_dict({**metrics, "step": float(self.global_step)}, rank_zero_only=False)
+        metrics["step"] = float(self.global_step)
+        reserve(self.trainer, metrics)
+        for name, value in metrics.items():
+            # The same number on every rank: its parts were already summed or gathered.
+            super().log(name, value, rank_zero_only=False)
+
+    def log(self, name: str, value: Any, *others: Any, **how: Any) -> None:
+        """Log a value of a subclass or a callback, under a tag of its own."""
+        reserve(self.trainer, [name], others=True)
+        super().log(name, value, *others, **how)
 
     def configure_optimizers(self) -> Any:
         assert self.model is not None

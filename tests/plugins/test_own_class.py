@@ -13,6 +13,9 @@ from lightning_app.config.experiment import cell_id, identity_of, named_by_conte
 from lightning_app.config.grid import GridSpec, check_config, read_spec
 from lightning_app.grids.plan import expand
 from lightning_app.plugins import load, unload
+from lightning_app.runs.folder import RunFolder
+from lightning_app.runs.records import column_names
+from lightning_app.runs.run import Run
 from tests import warm
 from tests.plugins.conftest import Write
 from tests.small import write_config, write_corpus
@@ -39,6 +42,20 @@ class Scaled(TransformerModule):
     def on_validation_epoch_end(self):
         super().on_validation_epoch_end()
         self.log("val/factor", self.factor)
+
+
+class Tagged(TransformerModule):
+    """Log a tag in a hook."""
+
+    def __init__(self, tag, hook, **others):
+        super().__init__(**others)
+        theirs = getattr(self, hook)
+
+        def logging(*args):
+            self.log(tag, 0.5, batch_size=1)
+            return theirs(*args)
+
+        setattr(self, hook, logging)
 
 
 class Described(TextDataModule):
@@ -126,6 +143,36 @@ def test_a_factor_of_one_changes_no_number(tree: dict[str, Any], tmp_path: Path)
     none = fit(of(tree, {**MODEL, "init_args": {"factor": 0.0}}), {**own, **_folder(tmp_path)})
     assert same.metrics["val/nll"] == plain.metrics["val/nll"] != none.metrics["val/nll"]
     assert len({plain.id, same.id, none.id}) == 3
+
+
+OURS = "logged by this program and by"
+
+
+@pytest.mark.parametrize(
+    ("tag", "hook", "said"),
+    [
+        ("val/nll", "on_validation_epoch_end", OURS),
+        ("val/perplexity", "validation_step", OURS),
+        ("val/nll", "training_step", OURS),
+        ("step", "on_validation_epoch_start", OURS),
+        ("test/nll", "test_step", OURS),
+        ("train/loss", "training_step", OURS),
+        ("train/tokens", "on_validation_epoch_end", OURS),
+        ("val/two\nlines", "validation_step", "tag 'val/two"),
+        ('val/a,"b"', "validation_step", ""),
+    ],
+)
+def test_each_tag_is_logged_by_one(tree: dict[str, Any], tag: str, hook: str, said: str) -> None:
+    given = {"class_path": "mine.Tagged", "init_args": {"tag": tag, "hook": hook}}
+    changed = of(tree, given)
+    changed["model"]["objective"]["evaluate_test"] = True
+    if said:
+        with pytest.raises(UserError, match=said):
+            fit(changed)
+        return
+    result = fit(changed)
+    assert {*Run(result.folder).curve(tag).values()} == {result.metrics[tag]} == {0.5}
+    assert tag in column_names(RunFolder(result.folder).metrics)
 
 
 def _folder(root: Path) -> dict[str, str]:

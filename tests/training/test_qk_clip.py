@@ -64,6 +64,7 @@ def test_logits_shrink_by_their_factor(positions: str, kv_heads: int | None) -> 
         strategy = SimpleNamespace(reduce=reduce)
         given = {"optimizers": [optimizer], "strategy": strategy, "loggers": [], "global_step": 0}
         trainer: Any = SimpleNamespace(**given, log_every_n_steps=1)
+        trainer.lightning_module = SimpleNamespace(tags=(set(), set()))
         task = SimpleNamespace(real_tokens=lambda batch: REAL)
         module: Any = SimpleNamespace(model=model, objective=task, device="cpu", profiled=True)
         callback.on_train_start(trainer, module)

@@ -31,12 +31,13 @@ from torch import Tensor, nn
 from lightning_app.catalogue.parts import stack_drawing
 from lightning_app.catalogue.svg import picture
 from lightning_app.config.classes import entries
+from lightning_app.core.errors import UserError
 from lightning_app.core.files import write_whole
 from lightning_app.probes.figures import attention_image
 from lightning_app.probes.probe import attention_maps
 from lightning_app.runs.folder import DRAWING
 from lightning_app.tasks.base import Task
-from lightning_app.training.module import is_logged, loss_of
+from lightning_app.training.module import is_logged, loss_of, reserve, tell_all
 
 CSV_ONLY = ("epoch", "train/seconds", "test/perplexity", "test/accuracy")
 """Tags only in ``metrics.csv``: other tags contain the same, or TensorBoard counts it itself."""
@@ -78,6 +79,7 @@ def tell(
     trainer: pl.Trainer, metrics: Mapping[str, float], shown: Mapping[str, float], step: int
 ) -> None:
     """Log `metrics`, but only those in `shown` to event files."""
+    reserve(trainer, metrics)
     for logger in trainer.loggers:
         logger.log_metrics(dict(shown if isinstance(logger, TensorBoardLogger) else metrics), step)
 
@@ -160,6 +162,13 @@ class Curves(CSVLogger):
     Lightning empties the file before writing a longer header. A kill in between would lose rows
     older than the checkpoint, which no later attempt logs again.
     """
+
+    @rank_zero_only
+    def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
+        for tag in metrics:
+            if not tag.isprintable():
+                raise UserError(f"the tag {tag!r} is logged: expected one line of printable text")
+        super().log_metrics(metrics, step)
 
     @rank_zero_only
     def save(self) -> None:
@@ -332,8 +341,7 @@ class Throughput(pl.Callback):
             rate, share = self._take()
             logged = {"train/tokens_per_second": rate, "train/data_wait_share": share}
             logged |= {"train/tokens": self.tokens, "train/seconds": self.seconds}
-            for logger in trainer.loggers:
-                logger.log_metrics(logged, step=trainer.global_step)
+            tell_all(trainer, logged, trainer.global_step)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._take()

@@ -32,7 +32,7 @@ from lightning_app.probes.hooks import scores
 from lightning_app.runs.parent import RUN
 from lightning_app.scores.task_facts import Monitored
 from lightning_app.training.hardware import hardware
-from lightning_app.training.module import is_logged, loss_of, nll_of
+from lightning_app.training.module import is_logged, loss_of, nll_of, tell_all
 
 STALL_MARGIN = 0.05
 """Nats below the floor: a run that ends higher has learned nothing from its input."""
@@ -658,8 +658,7 @@ class QKClip(pl.Callback):
             if not shared:
                 _scale(part.key, root)
         if is_logged(trainer, step := trainer.global_step + 1):
-            for logger in trainer.loggers:
-                logger.log_metrics({"train/largest_logit": float(largest.max())}, step=step)
+            tell_all(trainer, {"train/largest_logit": float(largest.max())}, step)
 
 
 def _scale(linear: nn.Linear, factors: Tensor) -> None:
