@@ -10,6 +10,7 @@ from lightning_app.config.tree import cell_setting
 SETTINGS: dict[str, Any] = {
     "model": {
         "class_path": None,
+        "block": {"memory": {"length": 16, "evaluation_length": None}},
         "objective": {"kind": "causal_lm", "beam": 5, "length_penalty": 1.0, "validation_bleu": 0},
     },
     "trainer": {"limit_val_batches": None, "limit_test_batches": 1.0, "overfit_batches": 0.0},
@@ -25,6 +26,7 @@ SETTINGS: dict[str, Any] = {
     },
 }
 KIND = "model.objective.kind"
+EVALUATED = "model.block.memory.evaluation_length"
 LM, MLM, TRANSLATION = "causal_lm", "masked_lm", "translation"
 
 
@@ -79,6 +81,11 @@ def apart(task: str, metric: str, changed: dict[str, Any], **shared: Any) -> str
         (LM, "val/mine", "data.window", 32),
         (LM, "val/mine", "model.class_path", "mine.Mine"),
         ("of_a_plugin", "val/nll", "data.tokenizer", "char"),
+        *(
+            (task, metric, field, 64)
+            for task, metric in ((LM, "val/nll"), (LM, "val/bits_per_byte"), ("glue", "val/f1"))
+            for field in ("model.architecture.clamp_length", EVALUATED)
+        ),
     ],
 )
 def test_what_a_metric_counts_is_another(task: str, metric: str, field: str, value: Any) -> None:
@@ -105,6 +112,10 @@ def test_what_a_metric_counts_is_another(task: str, metric: str, field: str, val
         ("glue", "val/accuracy", "data.tokenizer", "char"),
         ("glue", "val/nll", "data.window", 32),
         ("squad", "val/f1", "data.context_stride", 32),
+        (LM, "train/tokens_per_second", "model.architecture.clamp_length", 8),
+        (LM, "val/nll", EVALUATED, 16),  # what null is
+        (LM, "val/nll", "model.block.memory.length", 32),
+        (LM, "val/nll", "model.block.memory", {"length": 32, "evaluation_length": 64}),
     ],
 )
 def test_what_a_metric_counts_is_the_same(task: str, metric: str, field: str, value: Any) -> None:
@@ -131,6 +142,13 @@ def test_sections_and_what_lies_in_them_can_be_axes() -> None:
     assert "data.splits.valid" in apart(LM, "val/nll", splits)
     mine = {"data.init_args.rows": 3}
     assert "data.init_args" in apart(LM, "val/nll", {"data.init_args.rows": 4}, **mine)
+
+
+def test_a_memory_in_evaluation_is_compared_between_memories_of_one_length_in_training() -> None:
+    pairs = [(length, of) for length in (16, 32) for of in (16, 64)]
+    axes = [{KIND: LM, "model.block.memory.length": m, EVALUATED: n} for m, n in pairs]
+    names = names_of([ruler(cell_setting(of, SETTINGS), "val/nll") for of in axes])
+    assert names[0] == names[2] != names[1] == names[3]
 
 
 def test_raw_text_takes_the_place_of_tokens_only() -> None:

@@ -63,7 +63,14 @@ declare it. The fields of the evaluated text apply to all of them: `ruler` adds 
 RAW = ("bytes", "lines")
 """Units counted in the text itself, so that runs with different tokenizers can be compared."""
 
+_READ = {
+    "model.architecture.clamp_length": "model.architecture.positions",
+    "model.block.memory.evaluation_length": "model.block.memory.length",
+}
+"""What the model reads in evaluation only, each with the field that it belongs to."""
+
 EVALUATION = (
+    *_READ,
     *("data.evaluation_stride", "data.evaluation_streams", "data.splits.valid", "data.splits.test"),
     *(f"model.objective.{name}" for name in ("beam", "length_penalty", "validation_bleu")),
     *("model.objective.evaluate_test", "trainer.limit_val_batches", "trainer.limit_test_batches"),
@@ -95,6 +102,11 @@ def ruler(setting: Setting, metric: str) -> dict[str, Any]:
     if counts in ("lines", "anything"):
         fields += _SEARCH[split]
     found = {field: setting(field) for field in fields}
+    if counts != "speed":
+        for field, of in _READ.items():  # with another value of `of`, it is part of a treatment
+            own, value = setting(of), setting(field)
+            follows = value is None and field.endswith(".evaluation_length")
+            found[f"{field} at {of.rpartition('.')[2]} {label(own)}"] = own if follows else value
     part = setting(limit)
     found[limit] = None if isinstance(part, float) and part == 1.0 else part  # the whole split
     if found[limit] is not None:
@@ -164,7 +176,8 @@ def names_of(rulers: Sequence[Mapping[str, Any]]) -> list[str]:
         known = (n for n, other in enumerate(kinds) if not differences([each, other]))
         places.append(next(known, len(kinds)))
         if places[-1] == len(kinds):
-            kinds.append(each)
+            kinds.append({})
+        kinds[places[-1]] = {**each, **kinds[places[-1]]}
     varied = _varied(kinds)
     names = [
         ", ".join(f"{name}={_text(name, kind.get(name))}" for name in varied) for kind in kinds
