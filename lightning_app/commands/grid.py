@@ -487,7 +487,7 @@ def _print_status(tree: dict[str, Any]) -> None:
         console.print(f"{each['error']}; `ablate run` moves the run aside and trains it again")
 
 
-_IN_WORDS = ("comparable", "why_unlike", "tokens_ratio", "seconds_ratio")
+_IN_WORDS = ("comparable", "why_unlike", "tokens_ratio")
 """The columns of a comparison that `reading`, `note` and `budget` put into words."""
 
 

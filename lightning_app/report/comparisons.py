@@ -23,8 +23,7 @@ for the reasons in `report.warmup`, by the failures of `tasks.failed`.
 
 Where `m` counts different things at the two values (`rulers`), bits per byte or BLEU takes its
 place if every run has it; otherwise, and for an axis that changes only the evaluation, the two are
-*not comparable*. `_budget` states how much more the runs at a value have read, or how much longer
-they trained.
+*not comparable*. `_budget` states how much more the runs at a value have read.
 """
 
 import itertools
@@ -82,7 +81,6 @@ from lightning_app.report.statistics import (
     t_interval,
 )
 from lightning_app.report.tasks import failed, over_seeds
-from lightning_app.runs.mixtures import made_by
 from lightning_app.scores.task_facts import TASKS, QualityMetric, task_facts
 
 if TYPE_CHECKING:
@@ -357,17 +355,7 @@ EQUAL, WAITS = "changes nothing", "open until all planned runs have finished"
 
 MORE = 1.05
 """From this ratio on, unequal token counts are reported; smaller ones come from batch ends."""
-LONGER = 1.25
-"""From this ratio on, unequal training times are reported, if every run of one arm took longer than
-every run of the other. Two runs of one config that share a machine differ by up to a fifth."""
 _SPEED = "train/tokens_per_second"  # counts the tokens that are read
-FREE = ("model.schedule.", "model.optimizer.")
-"""The axes that cannot change the time of a step, except for those in `FORMS`."""
-FORMS = tuple(
-    f"model.optimizer.{name}"
-    for name in ("kind", "bias_correction", "second_moment_start", "momentum_warmup_steps")
-)
-"""The axes that select another optimizer, or a form of it that is not fused."""
 
 Place = tuple[tuple[str, Hashable], ...]  # the values of the other axes
 
@@ -382,9 +370,9 @@ class MetricDifference:
     `open until all planned runs have finished`, and empty without a p value for another reason; the
     metric's `mode` decides the direction. `note` says what is missing, and `withheld` whether there
     is no p value because seeds are too few or have not finished. `why_unlike` says why the metric
-    of the grid cannot compare the two, and `comparable` whether `metric` can. `tokens_ratio` and
-    `seconds_ratio` compare the tokens read and the training time with those at the baseline;
-    `budget` states them in words, and is empty where both are about equal.
+    of the grid cannot compare the two, and `comparable` whether `metric` can. `tokens_ratio`
+    compares the tokens read with those at the baseline; `budget` states it in words, and is empty
+    where they are about equal. `follows` names the axes that follow from this one and differ too.
     """
 
     grid: str
@@ -407,13 +395,18 @@ class MetricDifference:
     equal: bool = False
     why_unlike: str = ""
     tokens_ratio: float = math.nan
-    seconds_ratio: float = math.nan
     budget: str = ""
+    follows: str = ""
     values: tuple[tuple[int, float], ...] = ()
 
     @property
     def value_with_p(self) -> str:
         return self.value if math.isnan(self.p_holm) else f"{self.value} (p {p_value(self.p_holm)})"
+
+    @property
+    def beside(self) -> tuple[str, ...]:
+        """What else differs between the two, in words."""
+        return tuple(filter(None, (self.budget, self.follows))) if self.comparable else ()
 
     @property
     def reading(self) -> str:
@@ -608,7 +601,8 @@ def _compared(
     if own and other:
         compared = [*own.values(), *other.values()]
         common, why = grid.common_measure(compared)
-        row = replace(row, why_unlike=why, **_budget(axis, own.values(), other.values()))
+        row = replace(row, why_unlike=why, **_budget(own.values(), other.values()))
+        row = replace(row, follows=_follows(grid, axis, compared[0], compared[-1]))
         if common is None:
             return _not_comparable(row, why)
         if why:
@@ -675,10 +669,25 @@ def _measured(cell: CellResult) -> tuple[Any, dict[str, float | None]]:
     return cell.record.get("tokens"), metrics
 
 
-def _budget(
-    axis: str, own: Collection[CellResult], other: Collection[CellResult]
-) -> dict[str, Any]:
-    """The tokens read and the training time of runs at a value, relative to those at the baseline.
+def followers(grid: GridResults, of: Collection[str]) -> str:
+    """The axes that follow from one of these, with their values, in words."""
+    found: dict[str, dict[str, None]] = {}
+    for key in (key for key, other in grid.linked.items() if other in of and grid.varies(key)):
+        for cell in grid.cells:
+            name = value_name(grid.linked[key], cell.axes[grid.linked[key]], grid.labels)
+            found.setdefault(key, {})[f"{label(cell.axes[key])} with {name}"] = None
+    return "; ".join(f"{key} {' and '.join(values)}" for key, values in found.items())
+
+
+def _follows(grid: GridResults, axis: str, own: CellResult, other: CellResult) -> str:
+    keys = (key for key, of in grid.linked.items() if of == axis)
+    pairs = ((key, label(own.axes[key]), label(other.axes[key])) for key in keys)
+    said = " and ".join(f"{key} {a} instead of {b}" for key, a, b in pairs if a != b)
+    return f"has {said}" if said else ""
+
+
+def _budget(own: Collection[CellResult], other: Collection[CellResult]) -> dict[str, Any]:
+    """The tokens that runs at a value have read, relative to those at the baseline.
 
     Runs that became non-finite ended early, whatever their budget, and do not count. Tokens of
     different tokenizers are counted in bytes of the validation text, where these are known.
@@ -691,26 +700,12 @@ def _budget(
     read, what = _tokens, "examples" if facts.labelled else "tokens"
     if unlike(every, own[0].monitored.loss) and all(math.isfinite(_bytes(c)) for c in every):
         read, what = _bytes, "bytes"
-    tokens, longer = _ratio(own, other, read), math.nan
-    first, second = ([_seconds(cell) for cell in cells] for cells in (own, other))
-    apart = min(first) > max(second) or max(first) < min(second)
-    machines = {made_by(cell.record)["device"] for cell in every}
-    if apart and len(machines) == 1 and (axis in FORMS or not axis.startswith(FREE)):
-        longer = _ratio(own, other, _seconds)
-    phrases = []
+    tokens, budget = _ratio(own, other, read), ""
     if read is _tokens and unlike(every, _SPEED):
-        phrases.append(
-            f"has read {_times(tokens)} the {what}, which are those of another tokenizer"
-        )
-    elif _differs(tokens, MORE):
-        phrases.append(f"has {'predicted' if facts.masks else 'read'} {_times(tokens)} the {what}")
-    if _differs(longer, LONGER):
-        phrases.append(f"has trained {_times(longer)} as long")
-    return {"tokens_ratio": tokens, "seconds_ratio": longer, "budget": " and ".join(phrases)}
-
-
-def _differs(ratio: float, least: float) -> bool:
-    return ratio >= least or 0 < ratio <= 1 / least
+        budget = f"has read {_times(tokens)} the {what}, which are those of another tokenizer"
+    elif tokens >= MORE or 0 < tokens <= 1 / MORE:
+        budget = f"has {'predicted' if facts.masks else 'read'} {_times(tokens)} the {what}"
+    return {"tokens_ratio": tokens, "budget": budget}
 
 
 def _ratio(
@@ -731,12 +726,6 @@ def _bytes(cell: CellResult) -> float:
     """The tokens of a run in bytes, at the bytes per token of the validation text."""
     nats, bits = (as_number(cell.metrics.get(f"val/{name}")) for name in ("nll", "bits_per_byte"))
     return _tokens(cell) * nats / (math.log(2) * bits) if bits else math.nan
-
-
-def _seconds(cell: CellResult) -> float:
-    """The seconds of the training steps, without evaluations."""
-    speed = as_number(cell.metrics.get(_SPEED))
-    return _tokens(cell) / speed if speed else math.nan
 
 
 def _times(ratio: float) -> str:

@@ -216,7 +216,7 @@ def findings(grid: GridResults, scores: Sequence[Score]) -> list[str]:
 def _compared(grid: GridResults) -> list[str]:
     """What the comparisons of the grid's metric say, a sentence for each axis and slice.
 
-    Beside a label is what else differs: the tokens read and the length of training.
+    Beside a label is what else differs: the tokens read and the axes that follow.
     """
     read: dict[tuple[str, str, str, str], dict[str, list[MetricDifference]]] = {}
     for row in comparisons(grid):
@@ -227,8 +227,8 @@ def _compared(grid: GridResults) -> list[str]:
         name, parts = axis.rsplit(".", 1)[-1], []
         for kind in (each for each in _COMPARED if each in kinds):
             values = _listed([row.value_with_p for row in kinds[kind]])
-            said = [f"{row.value} {row.budget}" for row in kinds[kind] if row.budget]
-            beside = f" ({'; '.join(said)})" if said and kind != UNLIKE else ""
+            said = [f"{row.value} {' and '.join(row.beside)}" for row in kinds[kind] if row.beside]
+            beside = f" ({'; '.join(said)})" if said else ""
             why = "; ".join({row.why_unlike: 0 for row in kinds[kind]})
             words = {"name": name, "values": values, "baseline": baseline, "why": why}
             parts.append(say(f"findings.value.{_COMPARED[kind]}", **words, beside=beside))

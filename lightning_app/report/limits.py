@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from lightning_app.config.tree import label
-from lightning_app.report.comparisons import comparisons
+from lightning_app.report.comparisons import compared_axes, comparisons, followers
 from lightning_app.report.facts import budget_of, range_of, records_of, say, schedules
 from lightning_app.report.pairs import arms
 from lightning_app.report.results import (
@@ -193,6 +193,9 @@ def _unlike(grid: GridResults) -> list[str]:
         if row.budget and row.comparable:
             text = f"{row.value} {row.budget}, compared with {row.baseline}"
             budgets.setdefault(row.axis.rpartition(".")[2], {})[text] = None
+    compared = {*compared_axes(grid), *(of for of in grid.axes if of.startswith(grid.wiring))}
+    if follow := followers(grid, compared):
+        items.append(say("limits.follows", text=follow))
     return items + [
         say("limits.unequal_budgets", axis=axis, values="; ".join(of))
         for axis, of in budgets.items()

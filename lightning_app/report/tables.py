@@ -16,6 +16,7 @@ from lightning_app.report.comparisons import (
     MetricDifference,
     MetricMean,
     by_metric,
+    followers,
     judged_by,
     slices,
     titled,
@@ -420,6 +421,8 @@ def factor_table(grid: GridResults, effects: Sequence[Effect]) -> ReportTable:
         (Heading("seeds"), lambda effect: str(effect.seeds)),
     ]
     rows = ((_EFFECTS_ON[m], effect) for m in MEASURES for effect in shown if effect.measure == m)
+    if follow := followers(grid, grid.factors.values()):
+        levels += f"; what follows: {follow}"
     caption = say("captions.factors", levels=levels, times=TIMES, level=LEVEL)
     return laid_out("factors", columns, rows, caption=caption)
 
@@ -432,7 +435,7 @@ def comparison_table(grid: GridResults, differences: Sequence[MetricDifference])
         return f"{text} ({direction(row.mode)})"
 
     def reads(row: MetricDifference) -> Datum:
-        return Datum(row.reading or DASH, (row.budget,) if row.budget and row.comparable else ())
+        return Datum(row.reading or DASH, row.beside)
 
     def difference(row: MetricDifference) -> Datum:
         ends = "" if math.isnan(row.low) else f"[{signed(row.low)}, {signed(row.high)}]"
@@ -451,7 +454,9 @@ def comparison_table(grid: GridResults, differences: Sequence[MetricDifference])
         (Heading("seeds"), lambda row: str(row.seeds)),
     ]
     what = say("captions.own_scores") if grid.scored else "The metric of the grid file"
-    caption = say("captions.comparisons", what=what, level=LEVEL, alpha=1 - LEVEL)
+    follow = followers(grid, [row.axis for row in differences])
+    equal = f"axis equal but those that follow: {follow}" if follow else "other axis equal"
+    caption = say("captions.comparisons", what=what, equal=equal, level=LEVEL, alpha=1 - LEVEL)
     rows = ((heading(row), row) for row in differences)
     return laid_out("comparisons", columns, rows, caption=caption)
 

@@ -274,6 +274,7 @@ def test_bits_per_byte_take_the_place_of_nats_of_two_tokenizers(make_grid: Any) 
         ("data.splits.valid", ["valid", "other"]),
         ("trainer.limit_val_batches", [None, 0.5]),
         ("data.evaluation_stride", [None, 4]),
+        ("model.block.memory.evaluation_length", [16, 64]),
     ],
 )
 def test_losses_that_count_other_things_have_no_label(
@@ -398,36 +399,6 @@ def test_runs_that_ended_early_are_no_smaller_budget(make_grid: Any) -> None:
     assert (row.tokens_ratio, row.budget) == (1.0, "")
 
 
-@pytest.mark.parametrize(
-    ("axis", "values", "speeds", "said"),
-    [
-        (WIDTH, [64, 128], [[100, 110], [40, 50]], True),
-        (WIDTH, [64, 128], [[100, 60], [50, 70]], False),  # the arms overlap
-        (WIDTH, [64, 128], [[100, 101], [88, 90]], False),  # as noise of a machine
-        ("model.optimizer.lr", [0.1, 0.2], [[100, 110], [40, 50]], False),  # no time of a step
-        (
-            "model.optimizer.momentum_warmup_steps",
-            [0, 9],
-            [[100, 110], [40, 50]],
-            True,
-        ),  # not fused
-    ],
-)
-def test_a_longer_training_is_said_where_no_noise_explains_it(
-    make_grid: Any, axis: str, values: list[Any], speeds: Any, said: bool
-) -> None:
-    def timed(axes: Mapping[str, Any], record: dict[str, Any]) -> None:
-        speed = speeds[values.index(axes[axis])][axes[SEED] % 2]
-        record["metrics"]["train/tokens_per_second"] = speed
-        record["provenance"] = {"cpu": "one", "matmul": "two"}
-
-    fake, _ = unlike_grid(make_grid, {axis: values}, base=BASE)
-    rewritten(fake, timed)
-    (row,) = comparisons(read(fake, compare={axis: values[0]}))
-    assert bool(row.budget) == said
-    assert math.isnan(row.seconds_ratio) or row.seconds_ratio > 1
-
-
 def test_bytes_are_counted_where_tokens_are_unlike(make_grid: Any) -> None:
     """Words spell four times as much: as many tokens are four times the text."""
 
@@ -443,23 +414,52 @@ def test_bytes_are_counted_where_tokens_are_unlike(make_grid: Any) -> None:
     assert "4 times the bytes" in row.budget
 
 
+def following(fake: Any, key: str, values: Mapping[str, Any], **changes: Any) -> GridResults:
+    """The grid with an axis whose values follow from the preset."""
+    plan = json.loads((fake.folder / "plan.json").read_text())
+    for cell in plan["cells"]:
+        cell["axes"][key] = values[cell["axes"][PRESET]]
+    plan["axes"][key] = list(values.values())
+    (fake.folder / "plan.json").write_text(json.dumps(plan))
+    file = yaml.safe_load((fake.folder / "grid.yaml").read_text())
+    return read(fake, axes=file["axes"] | {key: {PRESET: dict(values)}}, **changes)
+
+
 def test_an_axis_that_follows_from_the_variant_makes_groups_where_losses_are_unlike(
     make_grid: Any,
 ) -> None:
     """No interaction is computed between nats of two vocabularies."""
-    vocabulary = "data.vocab_size"
-    sizes = {"pre_ln": 12, "sas": 8}
-    axes = {PRESET: list(sizes), WARMUP: [0, 60], SEED: [1, 2, 3]}
+    axes = {PRESET: ["pre_ln", "sas"], WARMUP: [0, 60], SEED: [1, 2, 3]}
     fake = make_grid(lambda axes: nats(axes) + 0.1 * (axes[WARMUP] == 0), axes, curves=False)
-    plan = json.loads((fake.folder / "plan.json").read_text())
-    for cell in plan["cells"]:
-        cell["axes"][vocabulary] = sizes[cell["axes"][PRESET]]
-    plan["axes"][vocabulary] = list(sizes.values())
-    (fake.folder / "plan.json").write_text(json.dumps(plan))
-    file = yaml.safe_load((fake.folder / "grid.yaml").read_text())
-    file["axes"][vocabulary] = {PRESET: sizes}
-    grid = read(fake, axes=file["axes"])
+    grid = following(fake, "data.vocab_size", {"pre_ln": 12, "sas": 8})
     assert len({cell.group for cell in grid.cells}) == 2
     scores = {(s.variant, s.score): s for s in sensitivity_scores(grid)}
     assert scores["sas", "delta"].estimate == pytest.approx(0.1)
     assert math.isnan(scores["sas", "interaction"].estimate)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_follows_from_a_compared_axis_stands_beside_the_comparison(
+    make_grid: Any, fails: bool
+) -> None:
+    """In caption, sentence, limits, CSV and JSON; also where it made every run of an arm fail."""
+    axes = {PRESET: ["pre_ln", "post_ln", "sas"], **THREE}
+    fake = make_grid(
+        lambda of: None if fails and of[PRESET] == "post_ln" else nats({WIDTH: 64, **of}),
+        axes,
+        curves=False,
+    )
+    rates = {"pre_ln": 1e-2, "post_ln": 1e-4, "sas": 1e-2}
+    grid = following(fake, "model.optimizer.lr", rates, compare={PRESET: "pre_ln"})
+    rows = {row.value: row for row in comparisons(grid)}
+    own = "has model.optimizer.lr 0.0001 instead of 0.01"
+    assert {value: comparison_document(row)["follows"] for value, row in rows.items()} == {
+        "post_ln": own,
+        "sas": "",
+    }
+    assert f"post_ln {own}" in findings(grid, [])[0]
+    page = write_report(fake.folder, figures=False).read_text(encoding="utf-8")
+    both = "model.optimizer.lr 0.01 with pre_ln and 0.0001 with post_ln"
+    assert page.count(both) == 2
+    assert "every other axis equal" not in page
+    assert dict(messages(limits(grid)))["limits.follows"]["text"].startswith(both)
