@@ -221,18 +221,26 @@ LONG_WARMUP = 0.5
 10 % (fine-tuning); up to half, the rate is at its peak or after it for most of the run."""
 
 
-def long_warmup(warmup: int, steps: int) -> str | None:
-    """Warn that a warm-up takes more than `LONG_WARMUP` of the steps; None if it does not.
+def schedule_warnings(schedule: Mapping[str, Any], steps: int) -> Iterator[str]:
+    """Warn that a warm-up takes more than `LONG_WARMUP` of the steps, or that no step decays.
 
-    The rate is then below its peak in most steps, and the mean rates of runs with different
-    warm-ups differ by more than the effect of the warm-up itself.
+    With a long warm-up the rate is below its peak in most steps, and the mean rates of runs with
+    different warm-ups differ by more than the effect of the warm-up itself. `inverse_sqrt` without
+    a decay is not refused, as the kinds that end with the run are: a short trial of a run has none.
     """
-    if not 0 < steps * LONG_WARMUP < warmup:
-        return None
-    return (
-        f"model.schedule.warmup_steps: {warmup} is more than half of the {steps} steps of the run, "
-        "which is below its peak rate for most of them"
-    )
+    warmup, reference = schedule["warmup_steps"], schedule["reference_steps"]
+    if 0 < steps * LONG_WARMUP < warmup:
+        yield (
+            f"model.schedule.warmup_steps: {warmup} is more than half of the {steps} steps of the "
+            "run, which is below its peak rate for most of them"
+        )
+    decays = schedule["kind"] == "inverse_sqrt" and schedule["coupling"] == "decoupled"
+    if decays and 0 < steps <= reference:
+        yield (
+            f"model.schedule.reference_steps: {reference}, where inverse_sqrt begins to decay: in "
+            f"the {steps} steps of the run the rate stays constant after its warm-up; use kind "
+            "constant, or a smaller reference_steps"
+        )
 
 
 # --- A grid file ----------------------------------------------------------------------------------

@@ -47,7 +47,7 @@ from lightning_app.grids.plan_checks import (
     check_ranked,
     check_reference,
     check_reported,
-    long_warmups,
+    unusual_schedules,
 )
 from lightning_app.grids.search import SearchArm, TrialScore, search_arms, wanted, with_floats
 from lightning_app.plugins import digests
@@ -474,7 +474,7 @@ def _expand(
         },
         parent_data=(*above.parent_data, *above.data) if above else (),
         parent_corpora=(*above.parent_corpora, *above.corpora) if above else (),
-        warnings=long_warmups(whole),
+        warnings=unusual_schedules(whole),
     )
     return plan, configs, without_parent
 

@@ -1,12 +1,13 @@
 """Checks on all cells of a grid together. Each raises `UserError` naming the field."""
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from lightning_app.config.classes import OWN_CLASS, classes_of
 from lightning_app.config.grid import GridSpec
 from lightning_app.config.rulers import EVALUATION, differences, in_raw_text, ruler
-from lightning_app.config.rules import long_warmup
+from lightning_app.config.rules import schedule_warnings
 from lightning_app.config.tree import (
     CORPUS,
     PRESET,
@@ -114,13 +115,13 @@ def _ends_runs(path: str, arguments: Mapping[str, Any]) -> str | None:
     return None
 
 
-def long_warmups(configs: list[dict[str, Any]]) -> tuple[str, ...]:
-    """One line per warm-up that takes more than half of the steps of its cells."""
+def unusual_schedules(configs: list[dict[str, Any]]) -> tuple[str, ...]:
+    """The warnings about the schedules of the cells, each once."""
     found = (
-        long_warmup(config["model"]["schedule"]["warmup_steps"], config["trainer"]["max_steps"])
+        schedule_warnings(config["model"]["schedule"], config["trainer"]["max_steps"])
         for config in configs
     )
-    return tuple(dict.fromkeys(filter(None, found)))
+    return tuple(dict.fromkeys(chain.from_iterable(found)))
 
 
 def check_devices(spec: GridSpec, configs: list[dict[str, Any]]) -> None:

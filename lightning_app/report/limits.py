@@ -145,6 +145,8 @@ def _of_coupling(grid: GridResults) -> list[str]:
     """What each coupling of warm-up and decay in the grid means for a comparison."""
     steps = grid.tried("model.schedule.reference_steps")
     begins = f"at step {label(steps[0])}" if len(steps) == 1 else "at its reference step"
+    if 0 < max(grid.tried("trainer.max_steps"), default=0) <= min(steps, default=0):
+        begins += ", which is not before its last one"
     kinds = schedules(grid)
     texts = {each: say(_SCHEDULES[each], begins=begins) for each in kinds if each in _SCHEDULES}
     if len(kinds) == 1:

@@ -39,7 +39,7 @@ from lightning_app.config.identity import (
     write_record,
 )
 from lightning_app.config.parents import NothingToFineTune
-from lightning_app.config.rules import long_warmup
+from lightning_app.config.rules import schedule_warnings
 from lightning_app.core import strict_yaml
 from lightning_app.core.errors import UserError, named
 from lightning_app.core.files import write_whole, writing_in
@@ -518,7 +518,7 @@ class TrainingRun(PreparedRun):
                 print(f"{self.folder}: {self._continues}", flush=True)
         self._prepare_folder()
         steps = steps_asked(self.tree["trainer"], len(self.datamodule.train_dataloader()))
-        if warning := long_warmup(self.model.schedule.warmup_steps, steps):
+        for warning in schedule_warnings(self.tree["model"]["schedule"], steps):
             rank_zero_warn(warning)
         if any(block.keeps_skip_of_identity for block in blocks):
             rank_zero_warn(

@@ -303,6 +303,10 @@ def test_a_warmup_of_all_steps_is_refused_and_a_long_one_named(kind: str) -> Non
         planned({WARMUP: [0, 100]}, fields)
     (warning,) = planned({WARMUP: [0, 50, 51]}, fields).warnings
     assert "warmup_steps: 51" in warning
+    if kind == "inverse_sqrt":  # which may be constant, as in a trial of few steps
+        late = planned({WARMUP: [0, 50]}, fields | {"model.schedule.reference_steps": 100}).warnings
+        assert [line.split(",")[0] for line in late] == ["model.schedule.reference_steps: 100"]
+        assert "stays constant" in late[0]
 
 
 def test_values_of_one_name_are_refused(tmp_path: Path) -> None:
