@@ -1,6 +1,6 @@
 """Checks on all cells of a grid together. Each raises `UserError` naming the field."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -116,12 +116,33 @@ def _ends_runs(path: str, arguments: Mapping[str, Any]) -> str | None:
 
 
 def unusual_schedules(configs: list[dict[str, Any]]) -> tuple[str, ...]:
-    """The warnings about the schedules of the cells, each once."""
+    """The warnings about the schedules and rates of the cells, each once."""
     found = (
         schedule_warnings(config["model"]["schedule"], config["trainer"]["max_steps"])
         for config in configs
     )
-    return tuple(dict.fromkeys(chain.from_iterable(found)))
+    return tuple(dict.fromkeys(chain(chain.from_iterable(found), _capped(configs))))
+
+
+def _capped(configs: list[dict[str, Any]]) -> Iterator[str]:
+    """Name the rates that adafactor's own cap makes one in most steps, of each schedule."""
+    rates: dict[str, tuple[dict[str, Any], int, set[float]]] = {}
+    for config in configs:
+        own, schedule = config["model"]["optimizer"], config["model"]["schedule"]
+        if own["kind"] == "adafactor" and not own.get("weight_decay"):  # a decay has no cap
+            steps = config["trainer"]["max_steps"]
+            rates.setdefault(label([schedule, steps]), (schedule, steps, set()))[2].add(own["lr"])
+    for schedule, steps, of in (each for each in rates.values() if len(each[2]) > 1):
+        from lightning_app.models.optim import ScheduleConfig
+
+        shape, every = ScheduleConfig(**schedule), range(1, steps + 1)
+        caps = [step**-0.5 / max(shape.factor(step, steps), 1e-30) for step in every]
+        alike = {lr: sum(cap <= lr for cap in caps) for lr in sorted(of)}
+        if len(most := [lr for lr in alike if alike[lr] > steps / 2]) > 1:
+            yield (
+                f"model.optimizer.lr: {', '.join(map(label, most))}: adafactor takes at most 1 / "
+                f"sqrt(step), so they are one rate in {alike[most[0]]} of {steps} steps"
+            )
 
 
 def check_devices(spec: GridSpec, configs: list[dict[str, Any]]) -> None:

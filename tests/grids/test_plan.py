@@ -309,6 +309,26 @@ def test_a_warmup_of_all_steps_is_refused_and_a_long_one_named(kind: str) -> Non
         assert "stays constant" in late[0]
 
 
+@pytest.mark.parametrize(
+    ("rates", "warmup", "said"),
+    [
+        ([1e-3, 1.0, 2.0], 0, "lr: 1, 2: … one rate in 100 of 100 steps"),
+        ([1e-3, 0.1, 0.5, 1.0], 0, "lr: 0.5, 1: … one rate in 97 of 100 steps"),
+        ([0.3, 1.0], 50, "lr: 0.3, 1: … one rate in 70 of 100 steps"),
+        ([1e-3, 0.1, 1.0], 0, None),
+    ],
+)
+def test_rates_above_the_cap_of_adafactor_are_named(rates: Any, warmup: int, said: Any) -> None:
+    """By the authors' rule min(lr, 1 / sqrt(step)), with the schedule in lr."""
+    fields = {"model.optimizer.kind": "adafactor", "model.schedule.kind": "constant"}
+    axes = {"model.optimizer.lr": rates, SEED: [1, 2]}
+    lines = planned(axes, fields | {WARMUP: warmup}).warnings
+    assert len(lines) == (said is not None)
+    assert said is None or told(said).search(lines[0])
+    decayed = {"model.optimizer.weight_decay": 0.1}
+    assert not planned(axes, fields | decayed | {WARMUP: warmup}).warnings
+
+
 def test_values_of_one_name_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "g.yaml"
     for values in ([4, "4"], [True, "true"], [None, "null"]):
