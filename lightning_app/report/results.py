@@ -647,7 +647,8 @@ def _number(path: Path, key: str, value: Any, kind: Callable[[Any], float]) -> A
     """
     try:
         number = None if value is None or isinstance(value, bool) else kind(value)
-        if value is None or (number is not None and abs(number) < _LARGEST):
+        largest = _LARGEST if kind is int else math.inf
+        if value is None or (number is not None and abs(number) < largest):
             return number
     except (TypeError, ValueError, OverflowError):
         pass  # the error is raised below

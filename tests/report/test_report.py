@@ -249,8 +249,8 @@ ODD = {
     ),
     "several rates": (
         one_seed,
-        {**SIX, RATE: [0.001, 0.01]},
-        ["learning rate 0.01", "from 0.001 to 0.01"],
+        {**SIX, RATE: [0.001, 1e20]},
+        ["learning rate 1e+20", "from 0.001 to 1e+20"],
     ),
     "extra axes": (
         one_seed,
