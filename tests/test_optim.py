@@ -150,7 +150,8 @@ def test_a_linear_decay_without_room_is_refused(reference: int, total: int) -> N
         build_schedule(config, torch.optim.SGD([torch.zeros(1)]), total)
     assert str(caught.value) == (
         f"model.schedule.reference_steps: {reference}, where the decoupled linear decay begins; "
-        f"at least warmup_steps 60 and below the {total} steps of the run"
+        "at least warmup_steps 60, when the rate reaches lr, and below "
+        f"the {total} steps of the run"
     )
 
 

@@ -168,8 +168,6 @@ def differences(rulers: Sequence[Mapping[str, Any]]) -> str:
 
 def names_of(rulers: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return a name for each ruler from the fields that differ; "" if there is only one."""
-    if all(each == rulers[0] for each in rulers):
-        return [""] * len(rulers)
     kinds: list[Mapping[str, Any]] = []
     places = []
     for each in rulers:

@@ -417,17 +417,16 @@ def _compare(grid: GridSubject, compare: Any, _: Any) -> Iterator[str]:
             yield f"{axis}: expected one of its values ({known}), found {label(baseline)}"
 
 
-def _coarse(grid: GridSubject, _: Any, search: Any) -> Iterator[tuple[str, ...]]:
+def _coarse(grid: GridSubject, _: Any, search: Any) -> Any:
     """A step that is small beside its weight is lost in 8 or 11 bits, and more of them the smaller
     the rate is: another rate or warm-up also trains another share of the weights."""
-    several = [*(a for a in grid.axes if len(grid.axes[a]) > 1), *(search.fields if search else ())]
-    for given in grid.axes.get(_PRECISION, [lookup(grid.base, _PRECISION)]):
-        for axis in (RATE, WARMUP):
-            if axis in several and str(given).endswith("16-true"):
-                yield axis, given, given.replace("true", "mixed")
+    swept = [a for a in (RATE, WARMUP) if len(grid.axes.get(a, ())) > 1]
+    swept += [a for a in (RATE, WARMUP) if search and a in search.fields]
+    given = grid.axes.get("trainer.precision", [lookup(grid.base, "trainer.precision")])
+    coarse = [each for each in given if each in ("bf16-true", "16-true")]
+    return swept and coarse and (swept[0], coarse[0])
 
 
-_PRECISION = "trainer.precision"
 COMPARE = Refusal("comparisons have a baseline", ("compare", "axes"), _compare)
 _NO_FINAL_LOSS = "a pruned run has no final loss, so no sensitivity could be reported"
 
@@ -528,7 +527,7 @@ GRID_RULES = (
         ("axes", "search"),
         _coarse,
         "{0}: several values with trainer.precision {1}, in which small steps leave weights "
-        "unchanged, more of them at smaller rates; use {2} or 32-true",
+        "unchanged, more of them at smaller rates; use bf16-mixed or 32-true",
     ),
     Refusal("variants are of the model", ("variants", "axes"), _variants),
     Refusal("labels name variants and groups", ("labels", "variants"), _labels),

@@ -129,14 +129,14 @@ def _capped(configs: list[dict[str, Any]]) -> Iterator[str]:
     rates: dict[str, tuple[dict[str, Any], int, set[float]]] = {}
     for config in configs:
         own, schedule = config["model"]["optimizer"], config["model"]["schedule"]
+        steps = config["trainer"]["max_steps"]
         if own["kind"] == "adafactor" and not own.get("weight_decay"):  # a decay has no cap
-            steps = config["trainer"]["max_steps"]
             rates.setdefault(label([schedule, steps]), (schedule, steps, set()))[2].add(own["lr"])
-    for schedule, steps, of in (each for each in rates.values() if len(each[2]) > 1):
+    for schedule, steps, of in rates.values():
         from lightning_app.models.optim import ScheduleConfig
 
-        shape, every = ScheduleConfig(**schedule), range(1, steps + 1)
-        caps = [step**-0.5 / max(shape.factor(step, steps), 1e-30) for step in every]
+        factor, every = ScheduleConfig(**schedule).factor, range(1, steps + 1)
+        caps = [step**-0.5 / max(factor(step, steps), 1e-30) for step in every]
         alike = {lr: sum(cap <= lr for cap in caps) for lr in sorted(of)}
         if len(most := [lr for lr in alike if alike[lr] > steps / 2]) > 1:
             yield (

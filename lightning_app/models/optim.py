@@ -335,19 +335,14 @@ class ScheduleConfig:
                 f"batch grows to data.tokens_per_batch; expected fewer than the {total} steps of "
                 "the run"
             )
-        decoupled = self.coupling == "decoupled"
-        if decoupled and self.kind == "inverse_sqrt" and self.warmup_steps > self.reference_steps:
+        begins, ends = self.reference_steps, self.kind in ("linear", "cosine", "sqrt")
+        decays = self.coupling == "decoupled" and (ends or self.kind == "inverse_sqrt")
+        if decays and (begins < self.warmup_steps or (ends and begins >= total)):
             raise UserError(
-                f"model.schedule.reference_steps: {self.reference_steps}, where the decoupled "
-                f"inverse_sqrt decay begins; at least warmup_steps {self.warmup_steps}, when the "
-                "rate reaches lr"
-            )
-        decays = self.kind in ("linear", "cosine", "sqrt") and decoupled
-        if decays and not self.warmup_steps <= self.reference_steps < total:
-            raise UserError(
-                f"model.schedule.reference_steps: {self.reference_steps}, where the decoupled "
-                f"{self.kind} decay begins; at least warmup_steps {self.warmup_steps} and below "
-                f"the {total} steps of the run"
+                f"model.schedule.reference_steps: {begins}, where the decoupled {self.kind} decay "
+                f"begins; at least warmup_steps {self.warmup_steps}, when the rate reaches lr"
+                + f", and below the {total} steps of the run"
+                * ends
             )
 
     def factor(self, step: int, total: int) -> float:

@@ -340,10 +340,7 @@ def _corrected(rows: Sequence[Effect]) -> list[Effect]:
             math.nan if math.isnan(rows[n].p) else p for n, p in zip(family, values, strict=True)
         )
         corrected |= dict(zip(family, known, strict=True))
-    return [
-        Effect(**{**asdict(effect), "p_holm": corrected[place]})
-        for place, effect in enumerate(rows)
-    ]
+    return [replace(effect, p_holm=corrected[place]) for place, effect in enumerate(rows)]
 
 
 def _waits(effect: Effect) -> bool:

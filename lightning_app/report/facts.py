@@ -291,18 +291,14 @@ def _schedule(grid: GridResults) -> str:
     shapes = {"linear": "linear", "cosine": "half a cosine", "sqrt": "1 - sqrt"}
     forms = {
         **{(kind, "paper"): f"{shape} {later} its end" for kind, shape in shapes.items()},
-        **{
-            (kind, "decoupled"): f"{shape} {later} step {reference}"
-            for kind, shape in shapes.items()
-        },
+        **{(kind, "decoupled"): f"{of} {later} step {reference}" for kind, of in shapes.items()},
         ("inverse_sqrt", "paper"): "inverse sqrt, coupled as in Xiong et al. 2020: "
         "lr · min(t / T_w, √(T_w / t))",
         ("inverse_sqrt", "decoupled"): "inverse sqrt, decoupled: "
         f"lr · min(1, t / T_w) · min(1, √(T_ref / t)), T_ref = {reference}",
-        (
-            "bert",
-            "",
-        ): "as in BERT's code: lr · (t-1) / T_w up to step T_w, then lr · (1 - (t-1) / T)",
+        ("bert", ""): (
+            "as in BERT's code: lr · (t-1) / T_w up to step T_w, then lr · (1 - (t-1) / T)"
+        ),
     }
     formulas = [forms.get(each, f"{each[0]} after a linear warm-up") for each in schedules(grid)]
     if not formulas:

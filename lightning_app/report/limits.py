@@ -29,7 +29,7 @@ SHORT = 3  # other limits that the page shows unfolded, one line each
 
 def limits(grid: GridResults) -> list[str]:
     """The limits of a grid, one message each, the `urgent` ones first."""
-    items = [*urgent(grid), *_of_scores(grid), *_of_overlap(grid), *_without_spread(grid)]
+    items = [*urgent(grid), *_of_scores(grid), *_of_protocol(grid), *_without_spread(grid)]
     items.append(say("limits.budget", budget=budget_of(grid)))
     items += filter(None, [unsealed(records_of(grid))])
     rates = sorted({cell.lr for cell in grid.finished if cell.lr is not None})
@@ -100,14 +100,22 @@ def _without_spread(grid: GridResults) -> list[str]:
     ]
 
 
-def _of_overlap(grid: GridResults) -> list[str]:
-    """Which evaluated text is also training text, according to the protocol of each corpus."""
-    overlaps = {
-        (str(cell.data.get("name")), match[1])
+_SAID = {
+    "overlap": "; also in train: ([^;]+)",
+    "unmasked": "; ([^;]+ of training words) have more pieces",
+}
+
+
+def _of_protocol(grid: GridResults) -> list[str]:
+    """Which evaluated text is also training text, and the words that are never masked, as the
+    protocol of each corpus says."""
+    found = {
+        (name, str(cell.data.get("name")), match[1])
         for cell in grid.finished
-        if (match := re.search("; also in train: ([^;]+)", str(cell.data.get("protocol"))))
+        for name, pattern in _SAID.items()
+        if (match := re.search(pattern, str(cell.data.get("protocol"))))
     }
-    return [say("limits.overlap", name=name, protocol=text) for name, text in sorted(overlaps)]
+    return [say(f"limits.{each}", name=of, protocol=text) for each, of, text in sorted(found)]
 
 
 def _is_of_other_rows(protocol: str) -> bool:
@@ -128,15 +136,11 @@ def _rates(grid: GridResults) -> str:
     return "; ".join(f"{span} ({group})" for group, span in spans.items())
 
 
+_LATER = ("linear", "cosine", "sqrt")
 _SCHEDULES = {
     ("inverse_sqrt", "paper"): "limits.coupled_inverse",
-    ("linear", "paper"): "limits.coupled_later",
-    ("cosine", "paper"): "limits.coupled_later",
-    ("sqrt", "paper"): "limits.coupled_later",
-    ("inverse_sqrt", "decoupled"): "limits.decoupled",
-    ("linear", "decoupled"): "limits.decoupled",
-    ("cosine", "decoupled"): "limits.decoupled",
-    ("sqrt", "decoupled"): "limits.decoupled",
+    **{(kind, "paper"): "limits.coupled_later" for kind in _LATER},
+    **{(kind, "decoupled"): "limits.decoupled" for kind in ("inverse_sqrt", *_LATER)},
     ("bert", ""): "limits.bert",
 }
 

@@ -398,10 +398,8 @@ def factor_table(grid: GridResults, effects: Sequence[Effect]) -> ReportTable:
     all_rates = any(math.isnan(effect.lr) for effect in effects)
     shown = [effect for effect in effects if math.isnan(effect.lr) or not all_rates]
     levels = "; ".join(
-        dict.fromkeys(
-            f"{name}: {' to '.join(value_name(axis, v, grid.labels) for v in grid.axes[axis])}"
-            for name, axis in grid.factors.items()
-        )
+        f"{name}: {' to '.join(value_name(axis, v, grid.labels) for v in grid.axes[axis])}"
+        for name, axis in grid.factors.items()
     )
 
     def shown_estimate(effect: Effect) -> Datum:

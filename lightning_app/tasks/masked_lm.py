@@ -91,13 +91,22 @@ class Masking:
         Marks and padding never are. A row has `budgets` of them, fewer if it has fewer tokens.
         """
         key = self._noise(epoch, rows, tokens.shape[1], stream=0)
-        words = (tokens != EOS) & (tokens != BOS) & (tokens != PAD)
+        words = _in_words(tokens)
         if self._starts is not None:
             return _whole_words(key, words, self._starts[tokens], budgets)
         key[~words] = np.iinfo(np.uint64).max
         rank = np.empty(key.shape, dtype=np.int64)
         np.put_along_axis(rank, key.argsort(axis=1), np.arange(key.shape[1])[None], axis=1)
         return (rank < budgets[:, None]) & words
+
+    def never(self, tokens: np.ndarray, budgets: np.ndarray) -> float:
+        """Return the share of words with more pieces than their row predicts."""
+        if self._starts is None:
+            return 0.0
+        words = _in_words(tokens)
+        begins = _first_pieces(words, self._starts[tokens])
+        sizes = np.bincount(begins.cumsum()[words.ravel()])[1:]
+        return float((sizes > np.repeat(budgets, begins.sum(axis=1))).sum()) / max(len(sizes), 1)
 
     def batch(
         self,
@@ -159,9 +168,7 @@ def _whole_words(
     `words` is false at marks and padding; the token after one begins a word, even if the piece
     continues a word that begins before the row.
     """
-    before = np.zeros_like(words)
-    before[:, 1:] = words[:, :-1]
-    begins = words & (begins | ~before)
+    begins = _first_pieces(words, begins)
     chosen = np.zeros_like(words)
     for row, left in enumerate(budgets.tolist()):
         starts = np.flatnonzero(begins[row])
@@ -176,6 +183,16 @@ def _whole_words(
             if not left:
                 break
     return chosen & words
+
+
+def _in_words(tokens: np.ndarray) -> np.ndarray:
+    return (tokens != EOS) & (tokens != BOS) & (tokens != PAD)
+
+
+def _first_pieces(words: np.ndarray, begins: np.ndarray) -> np.ndarray:
+    before = np.zeros_like(words)
+    before[:, 1:] = words[:, :-1]
+    return words & (begins | ~before)
 
 
 def _mix(x: np.ndarray) -> np.ndarray:
@@ -246,6 +263,11 @@ class MaskedSplit(ABC):
         rows = np.arange(len(self)) if rows is None else rows
         tokens, budgets = self._whole(0, rows)
         return tokens[self._masking.choose(0, rows, tokens, budgets)]
+
+    def never_masked(self) -> float:
+        """Return the share of words with too many pieces, in up to 2^14 even rows of epoch 0."""
+        rows = np.linspace(0, len(self) - 1, min(len(self), 1 << 14)).astype(np.int64)
+        return self._masking.never(*self._whole(0, rows))
 
     def __getitem__(self, item: Item) -> MaskedBatch:
         epoch, rows = item
@@ -540,8 +562,11 @@ class MaskedLanguageModelling(Task):
 
     @classmethod
     def describe(cls, rows: Mapping[str, Any]) -> str:
-        """Describe how the text is packed into windows or pairs."""
-        return described(rows) if isinstance(rows["train"], PairRows) else packed(rows)
+        """Describe how the text is packed into windows or pairs, and the words never masked."""
+        said = described(rows) if isinstance(rows["train"], PairRows) else packed(rows)
+        if share := rows["train"].never_masked():
+            said += f"; {100 * share:.2g} % of training words have more pieces than a row predicts"
+        return said
 
     def logits(self, model: MaskedLanguageModel, batch: MaskedBatch) -> Tensor:
         """Return the logits at the predicted positions, ``(predicted, vocabulary)``."""

@@ -155,3 +155,23 @@ def test_the_config_asks_for_whole_words(corpus: PreparedCorpus, text_config) ->
     assert {len(list(group)) for _, group in groupby(counts[0])} == {7}
     assert max(len(list(group)) for _, group in groupby(counts[1])) == 7
     assert not torch.equal(batches[0].tokens, batches[1].tokens)
+
+
+@pytest.mark.parametrize("kind", [MaskedRows, PairRows])
+@pytest.mark.parametrize("probability", [0.08, 0.9])
+def test_words_that_no_row_can_predict_are_named(
+    corpus: PreparedCorpus, kind: Any, probability: float
+) -> None:
+    """Of epoch 0, by a plain count; in the description of the data, which results record."""
+    starts, split = corpus.tokenizer.word_starts(), {"window": WINDOW, "probability": probability}
+    rows = kind(corpus, "train", **split, seed=1, word_starts=starts)
+    words = longer = 0
+    for row in rows._whole(0, np.arange(len(rows)))[0].tolist():
+        sizes = [len(word) for word in words_of(corpus, row)]
+        budget = max(1, round(probability * sum(token != PAD for token in row)))
+        words, longer = words + len(sizes), longer + sum(size > budget for size in sizes)
+    assert (longer > words / 4) == (probability < 0.5)
+    said = MaskedLanguageModelling.describe({"train": rows})
+    assert (f"; {100 * longer / words:.2g} % of training words have more" in said) == (longer > 0)
+    plain = kind(corpus, "train", **split, seed=1)
+    assert "of training words" not in MaskedLanguageModelling.describe({"train": plain})
