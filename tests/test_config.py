@@ -97,6 +97,7 @@ ACCUMULATED = ["trainer.accumulate_grad_batches: 4; must be 1", "data.tokens_per
         ("model.architecture.kind", "encoder", ["'encoder'", "translation", "encoder_decoder"]),
         ("model.architecture.num_heads", 5, ["model_dim 64", "num_heads 5"]),
         ("model.architecture.encoder_depth", 0, ["encoder_depth 0"]),
+        ("model.architecture.encoder_depth", 10**12, ["encoder_depth 1000000000000", "10,000"]),
         ("model.objective.beam", 0, ["beam 0"]),
         ("data.name", "wikitext2", ["wikitext2", "masked_lm"]),
         ("data.vocab_size", "many", ["data.vocab_size", "a whole number", "'many'"]),

@@ -325,7 +325,7 @@ class TrainedRun:
     def _score_text(self, text: str) -> TextScore:
         """Return the score of a text of one or several lines, read from its start."""
         # As a corpus is read: a line ends in "\n", the last one too, and is stripped.
-        lines = [line.strip() for line in text.removeprefix("\ufeff").split("\n")]
+        lines = [line.lstrip("\ufeff").strip() for line in text.split("\n")]
         if len(lines) > 1 and not lines[-1]:
             lines.pop()
         data = replace(self._data, evaluation_streams=1)

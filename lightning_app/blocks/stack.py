@@ -43,8 +43,8 @@ class Stack:
     cross: bool = False
 
     def __post_init__(self) -> None:
-        if self.depth < 1:
-            raise ValueError(f"{self.name}_depth {self.depth}: a stack has at least one block")
+        if not 1 <= self.depth <= 10_000:
+            raise ValueError(f"{self.name}_depth {self.depth}: a stack has 1 to 10,000 blocks")
         if self.cross and self.peer_depth < 1:
             raise ValueError(
                 f"cross-attention with peer_depth {self.peer_depth}: it reads a stack of at least "

@@ -405,7 +405,7 @@ class ManifoldHyperConnections(_Several):
 
     With ``z = phi RMSNorm(vec(H))``: ``u = sum_i (sigmoid(s z_i + b_i) + eps) H_i``,
     ``H' = M^T H + 2 sigmoid(s z + b) f(u)``, M from `doubly_stochastic`; the end reads as a
-    sub-layer does. As in DeepSeek-V4's published code, with its start: phi N(0, 0.02^2), b 0, s 1.
+    sub-layer does. As in transformers' DeepSeek-V4, with its start: phi N(0, 0.02^2), b 0, s 1.
     """
 
     words = "{streams} states, mixed by doubly stochastic weights around each sub-layer"

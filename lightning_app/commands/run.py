@@ -635,7 +635,7 @@ def input_lines(source: Path | None) -> Iterator[str]:
     with stream:
         for number, line in enumerate(stream, start=1):
             try:
-                yield line.decode("utf-8-sig" if number == 1 else "utf-8").strip()
+                yield line.decode("utf-8").lstrip("\ufeff").strip()
             except UnicodeDecodeError as error:
                 raise UserError(f"{name}, line {number}: not valid UTF-8") from error
 

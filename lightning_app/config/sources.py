@@ -15,7 +15,7 @@ from yaml import YAMLError
 
 from lightning_app.config.identity import leaves, require
 from lightning_app.config.trainer import TrainerConfig
-from lightning_app.config.tree import SECTIONS, WARMUP, check_seed, lookup, replaced
+from lightning_app.config.tree import SECTIONS, WARMUP, check_seed, lookup, replaced, same
 from lightning_app.core import strict_yaml
 from lightning_app.core.errors import UserError, named, nearest
 from lightning_app.core.schema import check_keys, hint_at, kinds_of, part_of, read
@@ -302,7 +302,7 @@ def without_derived(config: Mapping[str, Any]) -> dict[str, Any]:
         source, linked = _LINKS[key]
         if source not in written:
             raise UserError(f"{key}: set from {source}, which is not there; set that instead")
-        if written[key] != (wanted := linked(written[source])):
+        if not same(written[key], wanted := linked(written[source])):
             raise UserError(
                 f"{key}: set from {source}, so it is {wanted} and not {written[key]}; leave it out"
             )

@@ -494,7 +494,8 @@ def read_lines(path: Path, *, strips: bool = True) -> list[str]:
     """Return the lines of a text file, plain, .gz or .xz, without surrounding white space.
 
     Lines end only at "\\n": Unicode line separators are part of a line. Unless it `strips`, a
-    line loses only a carriage return at its end.
+    line loses only byte order marks at its start, as where two files were joined, and a carriage
+    return at its end.
 
     Raises:
         UserError: if the file is damaged or not UTF-8, naming the line.
@@ -506,14 +507,14 @@ def read_lines(path: Path, *, strips: bool = True) -> list[str]:
     except (gzip.BadGzipFile, lzma.LZMAError, zlib.error, EOFError) as error:
         raise UserError(f"{path}: not a complete {path.suffix} file ({error})") from error
     try:
-        text = data.decode("utf-8-sig")
+        text = data.decode("utf-8")
     except UnicodeDecodeError as error:
-        start = error.start + (3 if data.startswith(b"\xef\xbb\xbf") else 0)
+        start = error.start
         line = data.count(b"\n", 0, start) + 1
         raise UserError(
             f"{path}: line {line} is not UTF-8 (byte 0x{data[start]:02x}); convert it to UTF-8"
         ) from error
-    lines = text.split("\n")
+    lines = [line.lstrip("\ufeff") for line in text.split("\n")]
     if "\r" in text and len(lines) == 1:
         raise UserError(f"{path}: line 1 has only carriage returns as line ends; convert it")
     if lines[-1] == "":

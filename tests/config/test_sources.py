@@ -149,12 +149,17 @@ def test_dotted_keys_of_a_file_are_mappings(tmp_path: Path) -> None:
         (["--data.seed", "7"], "command line: data.seed: set from seed_everything"),
         (["--data.task", "masked_lm"], "command line: data.task: set from model.objective.kind"),
         (["--config", "seed.yaml"], "seed.yaml: data.seed: set from seed_everything, so it is 1"),
+        (
+            ["-c", "true.yaml"],
+            "true.yaml: data.seed: set from seed_everything, so it is 1 and not True",
+        ),
         (["--config", "task.yaml"], "task.yaml: data.task: set from model.objective.kind"),
     ],
 )
 def test_a_derived_field_that_would_be_replaced(words, said: str, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("seed.yaml").write_text("seed_everything: 1\ndata: {seed: 7}\n")
+    Path("true.yaml").write_text("seed_everything: 1\ndata: {seed: true}\n")
     Path("task.yaml").write_text("data.task: masked_lm\n")
     with pytest.raises(UserError) as refused:
         Written(words)

@@ -355,7 +355,7 @@ def test_bytes_can_have_the_marks_of_pieces(write_pairs, text_config):
 def test_unusual_characters_are_counted(tmp_path: Path, text_config):
     lines = ["a \ufeffb", "c\rd", "e\x0bf \u2028g\x85", "<s> h<mask>", "i <unk> j", "naïve \ue000"]
     for stem in ("train", "valid"):
-        text = "\ufeff" + "\n".join(lines) + "\r\n"
+        text = "\ufeff" + "\n\ufeff".join(lines) + "\r\n"  # as files of Windows that were joined
         (tmp_path / f"{stem}.txt").write_bytes(text.encode())
     corpus = prepare(text_config(tmp_path, task="causal_lm", target_language="txt"))
     said = corpus.meta["protocol"]

@@ -500,8 +500,9 @@ def hyper_connections(stack: Stack) -> StackSpec:
 def mhc(stack: Stack) -> StackSpec:
     """Hyper-connections whose states are mixed by doubly stochastic matrices.
 
-    As in the published code of DeepSeek-V4, start included: there every mixing matrix is close to
-    1/4 everywhere. The paper starts otherwise, and its values are not known to us.
+    As in transformers' code of DeepSeek-V4, start included: there every mixing matrix is close to
+    1/4 everywhere. No training code known to us starts so: that of mHC-lite mixes nearly by the
+    identity. The paper starts otherwise too, and its values are not known to us.
     """
     return replace(pre_ln(stack), stream="hyper_manifold", streams=4)
 
@@ -698,7 +699,9 @@ def speedrun(stack: Stack) -> StackSpec:
     tie_embeddings: false, logit_cap: 15}``. Left out are value embeddings, the factor 1.2 on
     queries and keys, the blend of neighbouring tokens, the subtraction of a learned share of the
     middle layer's state at the end, 0.2 at the start, local windows, and rates of their own for
-    lambda and mu; biases of matrices stay.
+    lambda and mu; biases of matrices stay. Of its initial values only the zeros, lambda and mu are
+    here. With width d it has U(+-sqrt(3 / d)) for queries, keys and values, 0.4 times that for the
+    first matrix of the feed-forward, N(0, 0.8^2) for embeddings and N(0, 0.001^2) for the output.
     """
     attention = AttentionSpec(qk_norm="rms_norm_plain")
     residual = ResidualSpec(norm_input="rms_norm_plain")
