@@ -63,11 +63,10 @@ declare it. The fields of the evaluated text apply to all of them: `ruler` adds 
 RAW = ("bytes", "lines")
 """Units counted in the text itself, so that runs with different tokenizers can be compared."""
 
-_READ = {
+_READ = {  # by the model in evaluation only; each with the field that it belongs to
     "model.architecture.clamp_length": "model.architecture.positions",
     "model.block.memory.evaluation_length": "model.block.memory.length",
 }
-"""What the model reads in evaluation only, each with the field that it belongs to."""
 
 EVALUATION = (
     *_READ,
@@ -127,10 +126,10 @@ def in_raw_text(setting: Setting, metric: str) -> list[QualityMetric]:
     scores = [each for each in facts.scores if each.counts in RAW]
     split = metric.partition("/")[0]
 
-    def order(score: QualityMetric) -> tuple[bool, bool]:
-        return score.metric.endswith("/bleu"), not score.metric.startswith(f"{split}/")
-
-    return sorted((each for each in scores if "perplexity" not in each.metric), key=order)
+    return sorted(
+        (each for each in scores if "perplexity" not in each.metric),
+        key=lambda of: (of.metric.endswith("/bleu"), not of.metric.startswith(f"{split}/")),
+    )
 
 
 def unit_of(setting: Setting, metric: str) -> str:

@@ -224,9 +224,8 @@ LONG_WARMUP = 0.5
 def schedule_warnings(schedule: Mapping[str, Any], steps: int) -> Iterator[str]:
     """Warn that a warm-up takes more than `LONG_WARMUP` of the steps, or that no step decays.
 
-    With a long warm-up the rate is below its peak in most steps, and the mean rates of runs with
-    different warm-ups differ by more than the effect of the warm-up itself. `inverse_sqrt` without
-    a decay is not refused, as the kinds that end with the run are: a short trial of a run has none.
+    Mean rates then differ by more than the effect of the warm-up itself. `inverse_sqrt` without a
+    decay is not refused, as the kinds that end with the run are: a short trial of a run has none.
     """
     warmup, reference = schedule["warmup_steps"], schedule["reference_steps"]
     if 0 < steps * LONG_WARMUP < warmup:
@@ -285,10 +284,8 @@ def _reference(key: str, axis: str) -> Refusal:
         if value is not None and axis in grid.axes and (known := _values(grid, axis, value)):
             yield value, axis, ", ".join(known), nearest(str(value), known)
 
-    fields, sentence = (
-        (f"sensitivity.{key}", "sensitivity"),
-        "{0!r} is not on the axis {1} ({2}){3}",
-    )
+    fields = (f"sensitivity.{key}", "sensitivity")
+    sentence = "{0!r} is not on the axis {1} ({2}){3}"
     return Refusal("a reference is a value", fields, broken, sentence)
 
 
@@ -418,8 +415,7 @@ def _compare(grid: GridSubject, compare: Any, _: Any) -> Iterator[str]:
 
 
 def _coarse(grid: GridSubject, _: Any, search: Any) -> Any:
-    """A step that is small beside its weight is lost in 8 or 11 bits, and more of them the smaller
-    the rate is: another rate or warm-up also trains another share of the weights."""
+    """Steps that are lost in 8 or 11 bits: each rate or warm-up trains another share of weights."""
     swept = [a for a in (RATE, WARMUP) if len(grid.axes.get(a, ())) > 1]
     swept += [a for a in (RATE, WARMUP) if search and a in search.fields]
     given = grid.axes.get("trainer.precision", [lookup(grid.base, "trainer.precision")])

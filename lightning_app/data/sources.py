@@ -494,8 +494,7 @@ def read_lines(path: Path, *, strips: bool = True) -> list[str]:
     """Return the lines of a text file, plain, .gz or .xz, without surrounding white space.
 
     Lines end only at "\\n": Unicode line separators are part of a line. Unless it `strips`, a
-    line loses only byte order marks at its start, as where two files were joined, and a carriage
-    return at its end.
+    line loses only a carriage return at its end and byte order marks at its start (joined files).
 
     Raises:
         UserError: if the file is damaged or not UTF-8, naming the line.
@@ -509,10 +508,9 @@ def read_lines(path: Path, *, strips: bool = True) -> list[str]:
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:
-        start = error.start
-        line = data.count(b"\n", 0, start) + 1
+        line = data.count(b"\n", 0, error.start) + 1
         raise UserError(
-            f"{path}: line {line} is not UTF-8 (byte 0x{data[start]:02x}); convert it to UTF-8"
+            f"{path}: line {line} is not UTF-8 (byte 0x{data[error.start]:02x}); convert it to UTF-8"
         ) from error
     lines = [line.lstrip("\ufeff") for line in text.split("\n")]
     if "\r" in text and len(lines) == 1:

@@ -117,10 +117,8 @@ def _ends_runs(path: str, arguments: Mapping[str, Any]) -> str | None:
 
 def unusual_schedules(configs: list[dict[str, Any]]) -> tuple[str, ...]:
     """The warnings about the schedules and rates of the cells, each once."""
-    found = (
-        schedule_warnings(config["model"]["schedule"], config["trainer"]["max_steps"])
-        for config in configs
-    )
+    pairs = ((config["model"]["schedule"], config["trainer"]["max_steps"]) for config in configs)
+    found = (schedule_warnings(schedule, steps) for schedule, steps in pairs)
     return tuple(dict.fromkeys(chain(chain.from_iterable(found), _capped(configs))))
 
 

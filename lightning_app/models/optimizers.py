@@ -515,9 +515,8 @@ def rotational_adamw(
     """Kosson et al. 2024 (2305.17212): each row turns by AdamW's angle in equilibrium.
 
     The angle is ``sqrt(2 lr wd (1 - beta1) / (1 + beta1))`` on average over the last steps. The
-    first step centres rows, whose mean stays 0; they keep the lengths that they have then, as in
-    the authors' wrapper of optimizers. Their RotationalAdamW stretches the centred rows to their
-    lengths from before, once. A row of length 0 stays.
+    first step centres rows; they keep mean 0 and the length that they then have, as in the authors'
+    wrapper. Their RotationalAdamW gives centred rows their first length. One of length 0 stays.
     """
     beta1, decay = group["betas"][0], 0.9
     m, v = moments(gradient, state, group)

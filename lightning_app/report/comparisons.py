@@ -402,7 +402,6 @@ class MetricDifference:
 
     @property
     def beside(self) -> tuple[str, ...]:
-        """What else differs between the two, in words."""
         return tuple(filter(None, (self.budget, self.follows))) if self.comparable else ()
 
     @property

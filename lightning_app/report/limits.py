@@ -107,8 +107,7 @@ _SAID = {
 
 
 def _of_protocol(grid: GridResults) -> list[str]:
-    """Which evaluated text is also training text, and the words that are never masked, as the
-    protocol of each corpus says."""
+    """Texts that are also in train, and words that are never masked, by the protocols."""
     found = {
         (name, str(cell.data.get("name")), match[1])
         for cell in grid.finished

@@ -432,9 +432,6 @@ def comparison_table(grid: GridResults, differences: Sequence[MetricDifference])
         text = f"{row.axis}, {row.metric} of each value less that of {row.baseline}"
         return f"{text} ({direction(row.mode)})"
 
-    def reads(row: MetricDifference) -> Datum:
-        return Datum(row.reading or DASH, row.beside)
-
     def difference(row: MetricDifference) -> Datum:
         ends = "" if math.isnan(row.low) else f"[{signed(row.low)}, {signed(row.high)}]"
         text = DASH if math.isnan(row.estimate) else signed(row.estimate)
@@ -446,7 +443,7 @@ def comparison_table(grid: GridResults, differences: Sequence[MetricDifference])
             Heading("at", words=True),
             lambda row: Datum("" if row.where == "all" else row.where, wrap=True),
         ),
-        (Heading("reads", words=True), reads),
+        (Heading("reads", words=True), lambda row: Datum(row.reading or DASH, row.beside)),
         (Heading("difference"), difference),
         (Heading("p", "Holm"), lambda row: p_value(row.p_holm)),
         (Heading("seeds"), lambda row: str(row.seeds)),

@@ -32,6 +32,7 @@ from lightning_app.models.loss import (
 from lightning_app.tasks.base import Predictions, Reading, Task, join_ranks, task
 from lightning_app.tasks.labelled import MarkedRows, Texts, cut_lengths
 
+_MARKS = (PAD, BOS, EOS)  # never predicted
 FIXED_SEED = 0  # for validation and test masks, whatever the run's seed
 
 
@@ -91,7 +92,7 @@ class Masking:
         Marks and padding never are. A row has `budgets` of them, fewer if it has fewer tokens.
         """
         key = self._noise(epoch, rows, tokens.shape[1], stream=0)
-        words = _in_words(tokens)
+        words = ~np.isin(tokens, _MARKS)
         if self._starts is not None:
             return _whole_words(key, words, self._starts[tokens], budgets)
         key[~words] = np.iinfo(np.uint64).max
@@ -103,7 +104,7 @@ class Masking:
         """Return the share of words with more pieces than their row predicts."""
         if self._starts is None:
             return 0.0
-        words = _in_words(tokens)
+        words = ~np.isin(tokens, _MARKS)
         begins = _first_pieces(words, self._starts[tokens])
         sizes = np.bincount(begins.cumsum()[words.ravel()])[1:]
         return float((sizes > np.repeat(budgets, begins.sum(axis=1))).sum()) / max(len(sizes), 1)
@@ -183,10 +184,6 @@ def _whole_words(
             if not left:
                 break
     return chosen & words
-
-
-def _in_words(tokens: np.ndarray) -> np.ndarray:
-    return (tokens != EOS) & (tokens != BOS) & (tokens != PAD)
 
 
 def _first_pieces(words: np.ndarray, begins: np.ndarray) -> np.ndarray:

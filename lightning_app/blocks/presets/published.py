@@ -699,9 +699,9 @@ def speedrun(stack: Stack) -> StackSpec:
     tie_embeddings: false, logit_cap: 15}``. Left out are value embeddings, the factor 1.2 on
     queries and keys, the blend of neighbouring tokens, the subtraction of a learned share of the
     middle layer's state at the end, 0.2 at the start, local windows, and rates of their own for
-    lambda and mu; biases of matrices stay. Of its initial values only the zeros, lambda and mu are
-    here. With width d it has U(+-sqrt(3 / d)) for queries, keys and values, 0.4 times that for the
-    first matrix of the feed-forward, N(0, 0.8^2) for embeddings and N(0, 0.001^2) for the output.
+    lambda and mu; biases of matrices stay. Left out too are its initial values U(+-sqrt(3 / width))
+    of queries, keys and values, 0.4 times that of W_1, N(0, 0.8^2) of embeddings and N(0, 0.001^2)
+    of the output.
     """
     attention = AttentionSpec(qk_norm="rms_norm_plain")
     residual = ResidualSpec(norm_input="rms_norm_plain")
