@@ -508,9 +508,9 @@ def read_lines(path: Path, *, strips: bool = True) -> list[str]:
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
+        line, byte = data.count(b"\n", 0, error.start) + 1, data[error.start]
         raise UserError(
-            f"{path}: line {line} is not UTF-8 (byte 0x{data[error.start]:02x}); convert it to UTF-8"
+            f"{path}: line {line} is not UTF-8 (byte 0x{byte:02x}); convert it to UTF-8"
         ) from error
     lines = [line.lstrip("\ufeff") for line in text.split("\n")]
     if "\r" in text and len(lines) == 1:
