@@ -928,8 +928,8 @@ MUTANTS = (
     mutant(
         "what a plug-in imports does not count",
         at("plugins/test_imports.py"),
-        "parts=parts | parts_at(others),",
-        "parts=parts,",
+        "parts = parts_at((*own, *others), copies=True)",
+        "parts = parts_at(own, copies=True)",
     ),
     mutant(
         "a module that a function imports is taken as covered",

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from lightning_app.config.sources import CHECKPOINT, FIELDS_OF, Written, read_tree, without_derived
 from lightning_app.config.tree import SECTIONS, SEED, replaced
 from lightning_app.core.errors import UserError, named
-from lightning_app.plugins import load_given, loaded
+from lightning_app.plugins import load, loaded
 from lightning_app.report.comparisons import compare_axis
 from lightning_app.report.frames import runs_frame
 from lightning_app.report.packed import Found, found_results
@@ -295,7 +295,8 @@ def run_grid(
             the storage, the missing cells appear as rows with their status.
     """
     plugins = tuple(loaded().values())
-    load_given(plugins)  # the process reads their files again
+    for each in plugins:  # the process reads their files again
+        load(each.source)
     words = [word for each in plugins for word in ("--plugin", each.source)]
     words += ["run", str(grid), "--experiments", str(experiments)]
     options = {

@@ -43,6 +43,7 @@ from lightning_app.grids.plan import (
     lacking_lines,
     load_plan,
     more_lines,
+    other_versions,
     runs_with_plugins,
     waiting_document,
     waiting_lines,
@@ -121,7 +122,7 @@ def plan_command(
             "lacking": planned.lacking(
                 {cell.id: run for s in shapes for cell, run in zip(s.cells, s.runs, strict=True)}
             ),
-            "warnings": plan.warnings,
+            "warnings": [*plan.warnings, *other_versions(planned)],
             "fetched": None not in plan.corpora,
             "stale": stale_cells(planned, shapes),
             "cautions": axis_cautions(spec, plan.cells, configs),

@@ -3,6 +3,7 @@
 import hashlib
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -16,7 +17,7 @@ from typing import Any, NamedTuple
 
 from lightning_app.config.classes import classes_of
 from lightning_app.config.grid import GridSpec, ParentGrid
-from lightning_app.config.identity import Identity
+from lightning_app.config.identity import Identity, read_record
 from lightning_app.config.sources import without_derived
 from lightning_app.config.tree import (
     BLOCK,
@@ -50,8 +51,8 @@ from lightning_app.grids.plan_checks import (
     unusual_schedules,
 )
 from lightning_app.grids.search import SearchArm, TrialScore, search_arms, wanted, with_floats
-from lightning_app.plugins import digests
-from lightning_app.runs.folder import NAMED, GridFolder, RunFolder
+from lightning_app.plugins import KEY, digests, loaded
+from lightning_app.runs.folder import NAMED, STORE, GridFolder, RunFolder
 from lightning_app.runs.locks import is_held
 from lightning_app.runs.parent import FIELD, find_parent
 from lightning_app.runs.records import Cell, DamagedPlan, Plan, Waiting, read_plan, save_plan
@@ -586,6 +587,24 @@ def runs_with_plugins(folder: GridFolder) -> list[Path]:
                 run = locate_run(folder, cell.name, cell.id)
                 found += [run.path] if run.plugins.is_file() else []
     return found
+
+
+def other_versions(grid: "Grid") -> list[str]:
+    """Count the finished runs that differ from cells of this grid only by the code of a plug-in."""
+    now = {f"{KEY}.{name}": digest for name, digest in digests().items()}
+    store, counts = grid.folder.experiments / STORE, Counter[str]()
+    for path in store.iterdir() if now and store.is_dir() else ():
+        run = RunFolder(path)
+        apart = path.name in grid.by_id or not path.name.isalnum()
+        if apart or not (run.plugins.is_file() and run.result.is_file()):
+            continue
+        with suppress(UserError):  # damaged, and of no cell
+            if (record := read_record(path)) is not None:
+                known = {k: v for k, v in now.items() if record.config.get(k, v) != v}
+                if record.with_config(known).id in grid.by_id:
+                    counts.update([*known])
+    shown = {f"{KEY}.{name}": Path(each.source).name for name, each in loaded().items()}
+    return [f"{n} finished runs with another {shown[key]}" for key, n in sorted(counts.items())]
 
 
 def _hash(spec: GridSpec, cells: Sequence[Cell]) -> str:

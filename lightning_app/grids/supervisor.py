@@ -26,6 +26,7 @@ from lightning_app.grids.plan import (
     combinations,
     is_valid,
     load_plan,
+    other_versions,
     reopened,
     runs_with_plugins,
 )
@@ -60,7 +61,7 @@ from lightning_app.grids.workers import (
     share_cores,
     start,
 )
-from lightning_app.plugins import loaded
+from lightning_app.plugins import edited, loaded
 from lightning_app.runs.folder import STORE, GridFolder, RunFolder
 from lightning_app.runs.locks import (
     Interrupted,
@@ -151,6 +152,7 @@ class Supervisor:
         self._waits = options.wait
         self._running: list[Running] = []
         self._pending: Claim | None = None  # a claim that needs a device for itself
+        self._edited: list[str] = []  # the files of plug-ins whose edit was said
         self._to_index = False  # whether a cell has ended since the index was written
         self._next_index = time.monotonic() + _INDEX_EVERY
         self._empty = -inf  # when the queue was last empty
@@ -289,6 +291,10 @@ class Supervisor:
         """Record the results on disk of processes that have ended."""
         codes = [rank.exitcode for rank in each.ranks]  # None: killed by us
         self._end(each)
+        for file in (name for name in edited() if name not in self._edited):
+            self._edited.append(file)
+            does = "was edited; this grid runs the copy from its start, and the next start the edit"
+            self._display.say(f"{file}: {does}")
         run = self._grid.state(each.claim.cell, with_metric=False)
         if run.result is not None or run.pruned is not None:
             self._enter(each, run)
@@ -495,7 +501,7 @@ def run_grid(
                     queue.record_search()
                     if not rounds:
                         warned = (f"warning: {line}" for line in grid.plan.warnings)
-                        for note in (*queue.notes, *warned):
+                        for note in (*queue.notes, *warned, *other_versions(grid)):
                             print(note, flush=True)
                     elsewhere = queue.elsewhere()
                     total = max(0, queue.total - elsewhere)

@@ -30,7 +30,7 @@ from lightning_app.core.errors import UserError, is_out_of_memory
 from lightning_app.core.files import is_disk_full, move, write_whole
 from lightning_app.grids.plan import Grid, expand
 from lightning_app.grids.slots import Slot
-from lightning_app.plugins import Plugin, load_given, loaded
+from lightning_app.plugins import Plugin, check_used, load_given, loaded
 from lightning_app.runs.folder import RESULT, AttemptFolder, RunFolder
 from lightning_app.runs.locks import Held, Interrupted, Stop, bind_to_supervisor, run_lock
 from lightning_app.runs.provenance import FOREIGN
@@ -175,6 +175,7 @@ def answer(
     _begin()
     try:
         load_given(plugins)
+        check_used(loaded())
         reply = function(*arguments)
     except (UserError, OSError) as error:
         reply = error

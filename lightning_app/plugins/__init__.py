@@ -12,19 +12,21 @@ import os
 import sys
 import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from types import CodeType
 
 from lightning_app.core.code import joint_digest, syntax_digest
 from lightning_app.core.errors import UserError, named
 from lightning_app.core.project import PROJECT, check_own, read_project
 from lightning_app.core.registry import Registry, parts_by, registering, remove_parts
 from lightning_app.plugins.files import (
+    MODULES,
+    TAKEN,
     Covered,
+    Finder,
     Place,
+    TakenLoader,
     file_of,
     files_below,
     is_installed,
@@ -32,6 +34,7 @@ from lightning_app.plugins.files import (
     own_places,
     parts_at,
     reached,
+    taken,
 )
 
 ENTRY_POINTS = "lightning_app.plugins"
@@ -59,7 +62,8 @@ class Plugin:
     own: Sequence[Place]  # its file, or the folders of its package
     others: Sequence[Place]  # the modules of no distribution that it imports, what it declares
     parts: frozenset[Covered]  # the files and variables in its digest, as they were when loaded
-    modules: Set[str]  # its module and those in `others`
+    modules: Mapping[str, Path]  # the files of its module, of those in its package and in `others`
+    code: Mapping[str, bytes]  # in all of them, by real path
     names: Set[str]  # the modules and texts that its code names
 
     @property
@@ -87,14 +91,19 @@ def digests() -> dict[str, str]:
 
 
 def load_given(plugins: Iterable[Plugin]) -> None:
-    """Load the plug-ins of the parent process; refuse one that has changed since."""
+    """Load the plug-ins of the parent process as it has taken them, whatever their files hold."""
     for each in plugins:
-        plugin = load(each.source)
-        if plugin.sha256 != each.sha256:
-            raise UserError(
-                f"{each.source}: the plug-in has changed since the command started (sha256 "
-                f"{each.sha256}, now {plugin.sha256}); start it again"
-            )
+        TAKEN.update(each.code)
+        at = each.modules.items()
+        MODULES.update((name, file) for name, file in at if os.path.realpath(file) in each.code)
+    for each in plugins:
+        _loaded(each.name, each.source, each.own, each)
+
+
+def edited() -> list[str]:
+    """Return the names of the files whose code is no longer that which this process has taken."""
+    now = {part for each in _LOADED.values() for part in parts_at((*each.own, *each.others))}
+    return sorted({p.name for e in _LOADED.values() for p in e.parts - now if p.path in TAKEN})
 
 
 def load_all(sources: Sequence[str], folder: Path | None = None) -> None:
@@ -132,14 +141,15 @@ def load(source: str | Path) -> Plugin:
         if path.suffix != ".py" or not name.isidentifier():
             raise UserError(f"{path}: a plug-in is NAME.py with letters, digits and '_' in NAME")
         own: list[Place] = [(path.name, path)]
-        parts = frozenset({Covered(path.name, syntax_digest(path.name, content), source)})
     else:
         name, own = source, own_places(source.partition(".")[0])
-        parts = parts_at(own)
     if (known := _LOADED.get(name)) is None:
         _check_free(name, source, content)
-        return _loaded(name, source, content, own, parts)
-    now = {(each.name, each.digest) for each in parts | parts_at(known.others)}
+        for file in filter(_is_taken, _files(own)):
+            TAKEN.pop(os.path.realpath(file), None)  # it may have been edited since
+            taken(file)
+        return _loaded(name, source, own)
+    now = {(each.name, each.digest) for each in parts_at((*own, *known.others))}
     if joint_digest(now) != known.sha256:
         raise UserError(
             f"{source}: another plug-in has the name '{name}' already: {known.source} (sha256 "
@@ -157,8 +167,10 @@ def unload(name: str) -> None:
 
 def _forget(package: str, modules: Iterable[str] = ()) -> None:
     kept = {module for each in _LOADED.values() for module in (each.package, *each.modules)}
-    for name in {*sys.modules, *_DECLARED}:
+    for name in {*sys.modules, *_DECLARED, *MODULES}:
         if name.partition(".")[0] in {package} - kept or name in {*modules} - kept:
+            TAKEN.pop(str(file_of(name)), None)
+            MODULES.pop(name, None)
             sys.modules.pop(name, None)
             _DECLARED.pop(name, None)
 
@@ -220,33 +232,52 @@ def _check_free(name: str, source: str, content: bytes | None) -> None:
         )
 
 
-def _loaded(
-    name: str, source: str, content: bytes | None, own: Sequence[Place], parts: frozenset[Covered]
-) -> Plugin:
+def _is_taken(file: Path) -> bool:
+    return file.suffix == ".py" and not is_installed(file.resolve())
+
+
+def _loaded(name: str, source: str, own: Sequence[Place], given: Plugin | None = None) -> Plugin:
     """Execute a plug-in, its parts being its own; report in one line where it fails."""
     package, place = name.partition(".")[0], own[0][1] or Path()
     _LOADING.append(name)
+    Finder.all = True
+    if Finder not in sys.meta_path:
+        sys.meta_path.insert(0, Finder)
     try:
-        code = None if content is None else compile(content, source, "exec")
         for module in _TABLES.split():  # or it would own the parts of those that it imports first
             importlib.import_module(f"lightning_app.{module}")
         with registering(name):
-            _execute(name, code, own)
-            files = {k: v for k, v in reached(name).items() if k.partition(".")[0] != package}
+            if _is_file(source):
+                loader = TakenLoader(name, str(place))
+                spec = importlib.util.spec_from_file_location(name, place, loader=loader)
+                assert spec is not None
+                sys.modules[name] = importlib.util.module_from_spec(spec)
+                loader.exec_module(sys.modules[name])
+            else:
+                importlib.import_module(name)
+            if given is not None:
+                _LOADED[name] = given
+                return given
+            every = reached(name)
+            for file in filter(_is_taken, every.values()):
+                taken(file)  # if it was imported before
+            files = {k: v for k, v in every.items() if k.partition(".")[0] != package}
             names = set[str]()
             for file in (*_files(own), *files.values()):
                 if file.suffix == ".py":
-                    names.update(*names_in(file.read_bytes(), late=True))
+                    names.update(*names_in(TAKEN.get(str(file)) or file.read_bytes(), late=True))
             declarers = [k for k in _DECLARED if k in files or k.partition(".")[0] == package]
             others = [*files.items(), *chain.from_iterable(map(_DECLARED.__getitem__, declarers))]
+            parts = parts_at((*own, *others), copies=True)
             _LOADED[name] = Plugin(
                 name=name,
                 source=source,
-                content=content,
+                content=taken(place) if _is_file(source) else None,
                 own=own,
                 others=others,
-                parts=parts | parts_at(others),
-                modules={name, *files},
+                parts=parts,
+                modules={name: place, **every},
+                code={part.path: TAKEN[part.path] for part in parts if part.path in TAKEN},
                 names=(names | {word.partition(".")[0] for word in names}) - {package},
             )
     except BaseException as error:
@@ -262,21 +293,8 @@ def _loaded(
         raise UserError(f"{where}: {type(error).__name__}: {error}") from error
     finally:
         _LOADING.pop()
+        Finder.all = bool(_LOADING)
     return _LOADED[name]
-
-
-def _execute(name: str, code: CodeType | None, own: Sequence[Place]) -> None:
-    if code is None:
-        for file in _files(own):
-            if file.suffix == ".py" and not is_installed(file.resolve()):
-                with suppress(OSError):  # may be outdated, as after a copy with times
-                    Path(importlib.util.cache_from_source(file)).unlink(missing_ok=True)
-        importlib.import_module(name)
-    else:  # exactly what was read, even if the file changes now
-        spec = importlib.util.spec_from_file_location(name, own[0][1])
-        assert spec is not None
-        module = sys.modules[name] = importlib.util.module_from_spec(spec)
-        exec(code, vars(module))
 
 
 def digests_of(names: Iterable[str]) -> dict[str, str]:
@@ -303,6 +321,9 @@ def check_used(used: Iterable[str]) -> None:
     covered = {part.path for each in plugins for part in each.parts}
     for each in plugins:
         for part in sorted(each.parts - parts_at((*each.own, *each.others))):
+            code = TAKEN.get(part.path)
+            if code is not None and syntax_digest(part.path, code) == part.digest:
+                continue  # what was edited is not executed
             raise UserError(
                 f"plug-in {each.name}: {part.name} has changed since it was loaded; put it back, "
                 "or start the command again"

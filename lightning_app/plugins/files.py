@@ -3,15 +3,18 @@
 import ast
 import hashlib
 import importlib.util
+import linecache
 import os
 import sys
 import sysconfig
 from collections.abc import Iterable
 from contextlib import suppress
 from functools import cache
+from importlib.machinery import PathFinder, SourceFileLoader
 from itertools import accumulate
 from pathlib import Path
-from typing import NamedTuple
+from types import CodeType
+from typing import Any, NamedTuple
 
 from lightning_app.core.code import syntax_digest
 from lightning_app.core.errors import UserError, nearest
@@ -28,8 +31,50 @@ class Covered(NamedTuple):
     path: str
 
 
-def parts_at(places: Iterable[Place]) -> frozenset[Covered]:
-    """Return all files and variables; a file that is missing is left out."""
+TAKEN: dict[str, bytes] = {}
+"""The code of plug-ins as this process, or its parent, read it first, by real path. It is what is
+executed, digested and shown in tracebacks, whatever becomes of the files."""
+MODULES: dict[str, Path] = {}
+"""The files of the modules that the parent has imported for its plug-ins."""
+
+
+def taken(path: Path) -> bytes:
+    """Return the code in a file; the same at each later call."""
+    if (real := os.path.realpath(path)) not in TAKEN:
+        TAKEN[real] = path.read_bytes()
+    lines = TAKEN[real].decode(errors="replace").splitlines(keepends=True)
+    linecache.cache[str(path)] = (len(TAKEN[real]), None, lines, str(path))
+    return TAKEN[real]
+
+
+class TakenLoader(SourceFileLoader):
+    """Executes the code that was taken; a compiled file may be of other code."""
+
+    def get_code(self, fullname: str) -> CodeType:
+        return self.source_to_code(taken(Path(self.path)), self.path)
+
+
+class Finder:
+    """Finds the modules of plug-ins; with `all` also others that are of no distribution."""
+
+    all = False
+
+    @classmethod
+    def find_spec(cls, name: str, path: Any = None, target: Any = None) -> Any:
+        known = MODULES.get(name)
+        spec = None if known else PathFinder.find_spec(name, path, target)
+        file = known or Path(getattr(spec, "origin", None) or "")
+        real = Path(os.path.realpath(file))
+        code = known or isinstance(getattr(spec, "loader", None), SourceFileLoader)
+        if not code or (str(real) not in TAKEN and (not cls.all or is_installed(real))):
+            return None
+        return importlib.util.spec_from_file_location(
+            name, file, loader=TakenLoader(name, str(file))
+        )
+
+
+def parts_at(places: Iterable[Place], *, copies: bool = False) -> frozenset[Covered]:
+    """Return all files and variables; a file that is missing is left out. `copies`: as taken."""
     found: set[Covered] = set()
     for name, place in places:
         if place is None:  # the value of a variable cannot be read from its digest
@@ -37,12 +82,9 @@ def parts_at(places: Iterable[Place]) -> frozenset[Covered]:
             found.add(Covered(f"${name}", hashlib.sha256(value).hexdigest(), ""))
         for path in [] if place is None else files_below(place):
             with suppress(OSError):
-                shown, data = Path(name, path.relative_to(place or "")), path.read_bytes()
-                found.add(
-                    Covered(
-                        shown.as_posix(), syntax_digest(path.name, data), os.path.realpath(path)
-                    )
-                )
+                shown, real = Path(name, path.relative_to(place or "")), os.path.realpath(path)
+                data = TAKEN[real] if copies and real in TAKEN else path.read_bytes()
+                found.add(Covered(shown.as_posix(), syntax_digest(path.name, data), real))
     return frozenset(found)
 
 
@@ -125,9 +167,9 @@ def reached(plugin: str, *, late: bool = False) -> dict[str, Path]:
                 continue
             if top != package and is_installed(file_of(top) or path):
                 continue
-            if not path.is_file():
+            if not path.is_file() and str(path) not in TAKEN:
                 raise UserError(f"plug-in {plugin}: imports '{name}' from {path}; unpack it")
             found[name] = path
             within = getattr(sys.modules[name], "__package__", "")
-            names += names_in(path.read_bytes(), within, late=late)[0]
+            names += names_in(TAKEN.get(str(path)) or path.read_bytes(), within, late=late)[0]
     return found

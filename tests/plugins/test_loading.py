@@ -118,17 +118,6 @@ def test_a_module_that_is_imported_already(tmp_path: Path, write: Write, monkeyp
     assert plugins.loaded().keys() == {"some_parts"}
 
 
-def test_a_child_refuses_a_plugin_that_has_changed(write: Write) -> None:
-    path = write(NORM)
-    plugins.load(str(path))
-    given = [*plugins.loaded().values()]
-    plugins.load_given(given)
-    plugins.unload("some_parts")
-    path.write_text(NORM + "CHANGED = 1\n")
-    with pytest.raises(UserError, match="has changed since"):
-        plugins.load_given(given)
-
-
 def test_the_project_of_the_working_folder(tmp_path: Path, write: Write) -> None:
     path = write(NORM)
     (tmp_path / "ablate.yaml").write_text("plugins: [some_parts.py]\n")

@@ -292,8 +292,13 @@ def test_a_grid_file_may_name_the_classes_of_plugins_alone(tree: dict[str, Any])
 
 
 def test_a_grid_with_the_class_as_its_axis(tree, tmp_path: Path, monkeypatch) -> None:
-    """Takes over 5 s: two cells are trained, and their report is written."""
+    """Takes over 5 s: two cells are trained, and their report is written.
+
+    The first breaks the file of the plug-in, which the second does not see.
+    """
     monkeypatch.chdir(tmp_path)
+    own, breaks = Path("mine.py"), "import os\nif 'ABLATE_ATTEMPT' in os.environ:\n"
+    own.write_text(f"{CLASSES}\n{breaks}    open(__file__, 'w').write('broken(')\n")
     Path("ablate.yaml").write_text("plugins: [mine.py]\n")
     del tree["trainer"]["default_root_dir"]
     grid = {"name": "classes", "base_config": tree}
@@ -301,6 +306,10 @@ def test_a_grid_with_the_class_as_its_axis(tree, tmp_path: Path, monkeypatch) ->
     Path("classes.yaml").write_text(yaml.safe_dump(grid))
     done = warm.run(["-m", "lightning_app", "run", "classes.yaml"], folder=tmp_path)
     assert done.returncode == 0, done.stderr
+    assert "mine.py: was edited" in done.stdout
+    own.write_text(f"{CLASSES}\nCHANGED = 1\n")
+    plan = warm.run(["-m", "lightning_app", "plan", "classes.yaml"], folder=tmp_path)
+    assert "1 finished runs with another mine.py" in plan.stdout
     by_class = {}
     for path in Path("experiments/classes/runs").glob("*/result.json"):
         config = yaml.safe_load((path.parent / "config.yaml").read_text())
