@@ -128,7 +128,8 @@ def _capped(configs: list[dict[str, Any]]) -> Iterator[str]:
     for config in configs:
         own, schedule = config["model"]["optimizer"], config["model"]["schedule"]
         steps = config["trainer"]["max_steps"]
-        if own["kind"] == "adafactor" and not own.get("weight_decay"):  # a decay has no cap
+        plain = not own.get("weight_decay") and own.get("block_rate", 1.0) == 1.0  # a decay is free
+        if own["kind"] == "adafactor" and plain and steps > 0:
             rates.setdefault(label([schedule, steps]), (schedule, steps, set()))[2].add(own["lr"])
     for schedule, steps, of in rates.values():
         from lightning_app.models.optim import ScheduleConfig

@@ -325,8 +325,10 @@ def test_rates_above_the_cap_of_adafactor_are_named(rates: Any, warmup: int, sai
     lines = planned(axes, fields | {WARMUP: warmup}).warnings
     assert len(lines) == (said is not None)
     assert said is None or told(said).search(lines[0])
-    decayed = {"model.optimizer.weight_decay": 0.1}
-    assert not planned(axes, fields | decayed | {WARMUP: warmup}).warnings
+    epochs = {"trainer.max_steps": -1, "trainer.max_epochs": 2, "trainer.val_check_interval": 1.0}
+    epochs["trainer.check_val_every_n_epoch"] = 1
+    others = ({"model.optimizer.weight_decay": 0.1}, {"model.optimizer.block_rate": 0.1}, epochs)
+    assert not any(planned(axes, fields | each | {WARMUP: warmup}).warnings for each in others)
 
 
 def test_values_of_one_name_are_refused(tmp_path: Path) -> None:
