@@ -304,7 +304,8 @@ def test_a_grid_with_the_class_as_its_axis(tree, tmp_path: Path, monkeypatch) ->
     grid = {"name": "classes", "base_config": tree}
     grid["axes"] = {"model.class_path": [None, "mine.Scaled"]}
     Path("classes.yaml").write_text(yaml.safe_dump(grid))
-    done = warm.run(["-m", "lightning_app", "run", "classes.yaml"], folder=tmp_path)
+    words = ["-m", "lightning_app", "run", "classes.yaml", "--workers", "1"]
+    done = warm.run(words, folder=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "mine.py: was edited" in done.stdout
     own.write_text(f"{CLASSES}\nCHANGED = 1\n")
