@@ -33,7 +33,6 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
-from benchmarks.false_labels import HOLDS, RISEN, need_of
 from lightning_app.config.grid import GridSpec, read_spec
 from lightning_app.config.tree import RATE, SEED, WARMUP, canonical
 from lightning_app.grids.plan import combinations
@@ -175,13 +174,21 @@ def needs(kind: str, seeds: int, grids: int, rng: np.random.Generator) -> Iterat
         yield covered(f"N, {what}", kind, seeds, bounds, LEVELS[0] - LEVELS[1], least_only=True)
 
 
+RISEN: dict[str, Callable[[Floats], Floats]] = {
+    "parabola": lambda away: 0.7 * away**2,
+    "V": lambda away: np.maximum(-0.8 * away, 2.2 * away),
+    "flat": lambda away: 0.02 * away**2,
+}
+"""By how many nats the loss is above its smallest, by octaves from there."""
+
+
 def over_rates(
     kind: str, shift: float, scale: float, seeds: int, grids: int, rng: np.random.Generator
 ) -> Iterator[Row]:
     """Coverage of N, O and steps saved where the best rate lies between those tried.
 
     The loss after t of T steps is `best + risen(log2 rate) + decay(t)`, the same decay in both
-    arms; `risen` as in `false_labels.py`, `shift` octaves higher with warm-up. Six rates an octave
+    arms; `risen` as in `RISEN`, `shift` octaves higher with warm-up. Six rates an octave
     apart, eleven half an octave and twenty-one a quarter.
     """
     steps = np.arange(20.0, 401.0, 20.0)
@@ -260,15 +267,15 @@ def chosen_by_results(
 def adapted(
     name: str, kind: str, shift: float, seeds: int, grids: int, rng: np.random.Generator
 ) -> Iterator[Row]:
-    """Coverage of N, O and steps saved, and false labels of N, where results chose the rates.
+    """Coverage of N, O and steps saved where results chose the rates.
 
     The curves are those of `over_rates`, sd 0.06, their best rate up to an octave from the middle;
     `lightning_app.grids.search` chooses, each arm for itself. The row names the mean number of
-    rates of an arm. Both arms have the same best loss, so that every label of N is false.
+    rates of an arm.
     """
     steps = np.arange(20.0, 401.0, 20.0)
     decay = 2.0 * (np.exp(-steps / 120) - np.exp(-steps[-1] / 120))
-    spec, counts, labelled = adapting_grid(ADAPTED[name], seeds), [], []
+    spec, counts = adapting_grid(ADAPTED[name], seeds), list[int]()
     found: dict[str, list[Bounds]] = {"N": [], "O": [], "steps saved": []}
     for _ in range(grids):
         best = rng.uniform(-1.0, 1.0) + shift * np.array([-0.5, 0.5])
@@ -283,8 +290,6 @@ def adapted(
         )
         found["O"].append((last[0] - first[1], last[1] - first[0]))
         found["steps saved"].append(steps_by_seed(curves, [at for _, at in arms], sound, steps))
-        labels = need_of([final[None, None] for final, _ in arms], [at for _, at in arms])
-        labelled.append(bool(labels.any()))
     what = f"{kind}, shift {shift:g}, {name}, {np.mean(counts):.1f} rates"
     for score, ends in found.items():
         if score == "O" and kind == "flat":
@@ -293,8 +298,6 @@ def adapted(
         truth = shift if score == "O" else 0.0
         bounds = between((low, high))
         yield covered(f"{score}, {what}", "normal", seeds, bounds, truth, least_only=True)
-    holds = np.mean(labelled) <= HOLDS
-    yield share_of(f"false N, {what}", "normal", seeds, np.array(labelled), HOLDS, bool(holds))
 
 
 def between(ends: Bounds) -> Bounds:

@@ -21,12 +21,12 @@ import math
 import re
 import sys
 import tarfile
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from itertools import accumulate, combinations, pairwise, product
 from pathlib import Path
-from statistics import fmean, stdev, variance
+from statistics import fmean, stdev
 from typing import Any
 
 import numpy as np
@@ -38,9 +38,8 @@ NAN = math.nan
 LEARNED = 0.1  # nats under the unigram entropy from which on a variant has learned
 ESCAPED = 1 / 3  # of what the best seed learned: a run that learned less has half escaped
 TOLERATED = 0.1  # of what the best rate learns may be lost at a tolerated rate
-FEW = 5  # with fewer seeds, endings that differ withhold the p value
+FEW = 5  # with fewer planned seeds, an arm that always fails has a bound of its own
 LEAST = 3  # with fewer seeds there is no p value
-ENOUGH = 12  # comparisons of a family; each one missing counts twice
 FAMILIES = ("delta", "interaction", "need", "stall_difference")  # corrected by Holm, each alone
 MEASURES = (
     "octaves",
@@ -105,8 +104,6 @@ class Row:
     seeds: int = 0
     cells: int = 0
     diverged: int = 0
-    tested: bool = True  # whether its seeds allow a p value
-    waits: bool = False  # whether planned seeds have not finished
     values: dict[int, float] = field(default_factory=dict)
     ends: dict[int, tuple[float, float]] = field(default_factory=dict)  # both bounds, by seed
 
@@ -130,11 +127,13 @@ class Row:
         self.p_sign = self.of_bounds(sign_flips)
 
     def p_between(self) -> float:
-        """Student's p value of the bounds; none of two seeds, and none until all have finished."""
-        return self.of_bounds(lambda of: t_test(of)[2]) if self.tested else NAN
+        """Student's p value of the bounds; none of two seeds."""
+        return self.of_bounds(seeds_p)
 
     def of_bounds(self, test: Callable[[Sequence[float]], float]) -> float:
-        """The p value of the bound nearer to zero, 1 where zero lies between both."""
+        """The p value of the bound nearer to zero, 1 where zero lies between; of two seeds none."""
+        if len(self.ends) < LEAST:
+            return NAN
         lows, highs = zip(*self.ends.values(), strict=True)
         if all(map(math.isfinite, lows)) and fmean(lows) > 1e-12:
             return test(lows)
@@ -182,8 +181,6 @@ class Paired:
     def row(self) -> Row:
         """A row with the numbers of seeds and runs alone."""
         row = Row(seeds=len(self.seeds), cells=len(self.runs), diverged=failures(self.runs))
-        row.waits = len(self.seeds) < len(self.planned)
-        row.tested = len(self.seeds) >= LEAST and not row.waits
         return row
 
     def learned(self, losses: Iterable[float]) -> float:
@@ -207,27 +204,15 @@ def t_test(values: Sequence[float]) -> tuple[float, float, float]:
 
 def sign_flips(values: Sequence[float]) -> float:
     """The share of all choices of signs whose sum is at least as far from zero."""
-    if not 2 <= len(values) <= 16:
+    if not 6 <= len(values) <= 16:
         return NAN
     sums = [abs(math.fsum(signed)) for signed in product(*((x, -x) for x in values))]
     return fmean(found >= sums[0] * (1 - 1e-12) for found in sums)
 
 
-def pooled(arms: Iterable[Iterable[float]]) -> tuple[float, int]:
-    """The standard deviation within arms and its degrees of freedom."""
-    known = [values for values in map(list, arms) if len(values) > 1]
-    free = sum(len(values) - 1 for values in known)
-    squares = math.fsum(variance(values) * (len(values) - 1) for values in known)
-    return (math.sqrt(squares / free), free) if free else (NAN, 0)
-
-
-def larger_p(values: Sequence[float], spread: float, free: int) -> float:
-    """The larger p value of two: by the spread of the values themselves, and by a pooled one."""
-    own = t_test(values)[2]
-    if math.isnan(own) or not spread > 0 or len(values) < LEAST:
-        return NAN
-    error = spread / math.sqrt(len(values))
-    return max(own, 2 * float(stats.t.sf(abs(fmean(values)) / error, free)))
+def seeds_p(values: Sequence[float]) -> float:
+    """Student's p value of mean zero; none of two seeds."""
+    return t_test(values)[2] if len(values) >= LEAST else NAN
 
 
 def stalls(runs: Sequence[Run]) -> Row:
@@ -241,59 +226,54 @@ def stalls(runs: Sequence[Run]) -> Row:
     return Row(k / n, *ends, seeds=n, cells=n, diverged=k)
 
 
-def holm(family: Iterable[Row], *, exact: bool = False) -> None:
-    """Put in Holm's p values, step by step; a p value that is withheld counts as 1.
-
-    Unless the tests are exact, a small family counts as a larger one, and one or two p values are
-    no smaller than those by sign flips.
-    """
-    ordered = sorted(family, key=lambda row: 1.0 if math.isnan(row.p) else row.p)
-    many, reached = len(ordered), 0.0
-    if not exact:
-        many += 2 * max(0, ENOUGH - many)
+def holm(family: Iterable[Row]) -> None:
+    """Put in Holm's p values, step by step; a row whose runs ended differently counts too."""
+    rows = [row for row in family if not math.isnan(row.p) or len(row.values) >= LEAST]
+    ordered = sorted((row for row in rows if not math.isnan(row.p)), key=lambda row: row.p)
+    reached = 0.0
     for place, row in enumerate(ordered):
-        if not math.isnan(row.p):
-            reached = max(reached, min(1.0, (many - place) * row.p))
-            row.p_holm = reached
-            if len(ordered) in (1, 2) and not exact and row.p_sign > reached:
-                row.p_holm = row.p_sign
+        reached = max(reached, min(1.0, (len(rows) - place) * row.p))
+        row.p_holm = reached
 
 
-def strata_p(tables: Sequence[tuple[int, int, int, int]]) -> float:
-    """Fisher's exact test over strata: the failed and all runs without warm-up, then with it.
+def dealt_p(bare: Sequence[int], warm: Sequence[int], runs: int, planned: int) -> float:
+    """The share of all ways to deal the seeds to two arms that are at least as far apart.
 
-    Every choice of failures without warm-up is enumerated, in whole numbers. The p value adds the
-    chances of all sums that are no likelier than the one found.
+    `bare` and `warm` are the failed runs of each seed. Of fewer than five planned seeds, all of
+    which fail in all `runs` of one arm only: at most `2 / 4^n`.
     """
-    ways: Counter[int] = Counter()
-    spans = [range(max(0, k + j - m), min(n, k + j) + 1) for k, n, j, m in tables]
-    for choice in product(*spans):
-        each = zip(choice, tables, strict=True)
-        parts = (math.comb(n, x) * math.comb(m, k + j - x) for x, (k, n, j, m) in each)
-        ways[sum(choice)] += math.prod(parts)
-    found = ways[sum(table[0] for table in tables)]
-    return sum(count for count in ways.values() if count <= found) / ways.total()
+    if min(len(bare), len(warm)) < LEAST:
+        return NAN
+    every, far, ways = [*bare, *warm], 0, 0
+    gap = abs(Fraction(sum(bare), len(bare)) - Fraction(sum(warm), len(warm)))
+    for places in combinations(range(len(every)), len(bare)):
+        chosen = sum(every[place] for place in places)
+        rest = Fraction(sum(every) - chosen, len(warm))
+        far += abs(Fraction(chosen, len(bare)) - rest) >= gap
+        ways += 1
+    if planned < FEW and len(bare) == len(warm):
+        for all_, some in ((bare, warm), (warm, bare)):
+            if {*all_} == {runs} and max(some) < runs:
+                return min(far / ways, 2 / 4 ** len(bare))
+    return far / ways
 
 
-def one(values: Iterable[bool]) -> bool:
+def floor(p: float, planned: int, *sides: Sequence[Sequence[Run]]) -> float:
+    """No less than the p value of failures, where all of one side failed and none of the other."""
+    for side in sides:
+        bare, warm = ([int(run.failed) for run in runs] for runs in side)
+        if one(bare) and one(warm) and bare[:1] != warm[:1] and len(bare) >= LEAST:
+            p = max(p, dealt_p(bare, warm, 1, planned))
+    return p
+
+
+def one(values: Iterable[Any]) -> bool:
     return len({*values}) == 1
 
 
-def endings(*arms: Paired) -> tuple[bool, bool]:
-    """Whether the endings of the runs allow an interval over the seeds, and a p value.
-
-    An interval: no point of an arm has failed runs beside others, nor, of few seeds, half escaped
-    runs beside others. A p value of few seeds: the arms fail alike, those of one variant at both
-    warm-ups, and no run half escaped.
-    """
-    few, points = len(arms[0].seeds) < FEW, [runs for arm in arms for runs in arm.at]
-    interval = all(one(run.failed for run in runs) for runs in points)
-    interval &= not few or all(one(run.late for run in runs) for runs in points)
-    sides = [[run for runs in of for run in runs] for of in zip(*(a.at for a in arms), strict=True)]
-    if len(arms) == 1:
-        sides = [arms[0].runs]
-    alike = all(one(run.failed for run in side) for side in sides)
-    return interval, not few or (alike and not any(r.late for runs in points for r in runs))
+def endings(*arms: Paired) -> bool:
+    """Whether no point of an arm has failed runs beside others: an interval over the seeds."""
+    return all(one(run.failed for run in runs) for arm in arms for runs in arm.at)
 
 
 def bound(least: bool, most: bool = False) -> str:
@@ -315,7 +295,7 @@ def ends(ref: int | None) -> tuple[int, ...]:
     return () if ref is None else (0, ref)
 
 
-def contrast(arms: Sequence[Arm], rate: float, ref: int | None, sd: tuple[float, int]) -> Row:
+def contrast(arms: Sequence[Arm], rate: float, ref: int | None) -> Row:
     """`delta` of one arm; `interaction` of two: Delta less that of the baseline, by seed."""
     alone = [Paired(arm, ends(ref), [rate]) for arm in arms]
     own, *others = map(saved, alone)
@@ -325,11 +305,13 @@ def contrast(arms: Sequence[Arm], rate: float, ref: int | None, sd: tuple[float,
     pairs = [Paired(arm, ends(ref), [rate], seeds) for arm in arms]
     runs = [run for each in pairs for run in each.runs]
     row = Row(seeds=len(seeds), cells=len(runs), diverged=failures(runs))
-    row.waits = len(seeds) < len(set.intersection(*(each.planned for each in alone)))
-    interval, sure = endings(*pairs)
+    sure = endings(*pairs)
     values = {s: own[s] - sum(other[s] for other in others) for s in seeds}
-    row.p_sign = sign_flips(found := row.fill(values, interval=interval))
-    row.p = larger_p(found, math.sqrt(len(arms)) * sd[0], sd[1]) if sure and not row.waits else NAN
+    found = row.fill(values, interval=sure)
+    row.p, row.p_sign = (seeds_p(found), sign_flips(found)) if sure else (NAN, NAN)
+    planned = len(set.intersection(*(each.planned for each in alone)))
+    sides = [[each.at[k] for each in pairs] for k in (0, 1)] if others else [pairs[0].at]
+    row.p = floor(row.p, planned, *sides)
     bare = [all(run.failed for run in each.at[0]) for each in pairs]
     warm = [any(run.failed for run in each.at[1]) for each in pairs]
     row.bound = bound(bare[0] or any(warm[1:]), warm[0] or any(bare[1:]))
@@ -358,7 +340,7 @@ def steps_saved(pairs: Paired) -> Row:
     row = pairs.row()
     if saved(pairs) and all(len(run.validations) > 1 for run in pairs.runs):
         values = dict(zip(pairs.seeds, map(ahead, *pairs.at), strict=True))
-        row.fill(values, interval=endings(pairs)[0])
+        row.fill(values, interval=endings(pairs))
         row.bound = bound(*(failures(runs) > 0 for runs in pairs.at))
     return row
 
@@ -381,26 +363,24 @@ def lost_steps(pairs: Paired) -> Row:
 
 
 def stall_difference(arm: Arm, ref: int | None) -> Row:
-    """The share of failed runs without warm-up less that with it, over the rates with both."""
-    tables = []
-    for rate in arm.rates if ref else ():
-        bare, warm = (
-            {s: run for (w, r, s), run in arm.runs.items() if (w, r) == (warmup, rate)}
-            for warmup in (0, ref)
-        )
-        if bare and warm:
-            failed = [failures(runs.values()) for runs in (bare, warm)]
-            tables.append((failed[0], len(bare), failed[1], len(warm)))
-    if not tables:
+    """The share of failed runs without warm-up less that with it, over the rates of both.
+
+    A seed counts at a warm-up once all of its runs there have finished.
+    """
+    rates = [rate for rate in arm.rates_at(0) if ref and rate in arm.rates_at(ref)]
+    seeds = sorted({seed for _, _, seed in arm.planned})
+    sides = []
+    for warmup in ends(ref) if rates else ():
+        keys = [[(warmup, rate, seed) for rate in rates] for seed in seeds]
+        whole = [[arm.runs[key] for key in of] for of in keys if {*of} <= {*arm.runs}]
+        sides.append([failures(runs) for runs in whole])
+    if not sides or not all(sides):
         return Row()
-    weights = [n * m / (n + m) for _, n, _, m in tables]
-    parts = [w * (k / n - j / m) for w, (k, n, j, m) in zip(weights, tables, strict=True)]
-    k, n, j, m = map(sum, zip(*tables, strict=True))
-    compared = {key for key in arm.planned if key[0] in (0, ref)}
-    waits = bool(compared - {*arm.runs})
-    p = strata_p(tables) if k + j and not waits else NAN
-    estimate, seeds = sum(parts) / sum(weights), {seed for _, _, seed in arm.runs}
-    return Row(estimate, p=p, seeds=len(seeds), cells=n + m, diverged=k + j, waits=waits)
+    count, failed = sum(map(len, sides)), sum(map(sum, sides))
+    bare, warm = sides
+    p = dealt_p(bare, warm, len(rates), len(seeds)) if failed else NAN
+    gap, least = (fmean(bare) - fmean(warm)) / len(rates), min(len(bare), len(warm))
+    return Row(gap, p=p, seeds=least, cells=count * len(rates), diverged=failed)
 
 
 def best_rates(pairs: Paired, warmup: int) -> dict[int, int]:
@@ -581,21 +561,11 @@ def need(pairs: Paired, ref: int) -> Row:
             row.fill({s: a - b for s, (a, b) in at.items()}, interval=False)
             if has_interval(picked):
                 row.between(apart(pairs, 0, ref))
+                row.p = floor(row.p_between(), len(pairs.planned), *picked)
             ends = [not edges[w].isdisjoint(of.values()) for w, of in ((ref, warm), (0, bare))]
             never = all(run.failed for r in pairs.rates[0] for run in pairs.of[0, r])
             row.bound = bound(ends[0] or never, ends[1])
-            row.tested = len(bare) >= LEAST and not row.waits and tested(picked)
     return row
-
-
-def tested(picked: Sequence[Sequence[Sequence[Run]]]) -> bool:
-    """Whether the runs at the best rates of each warm-up ended alike, so that a p value is one."""
-    for of in picked:
-        if any(any(late(runs)) or not one(run.failed for run in runs) for runs in of):
-            return False
-        if len(of[0]) < FEW and not one(run.failed for runs in of for run in runs):
-            return False
-    return True
 
 
 def saved_at_best(pairs: Paired, ref: int, need: Row) -> Row:
@@ -674,11 +644,8 @@ def at_mean(pairs: Paired, *warmups: int) -> list[list[Run]]:
 
 
 def has_interval(picked: Iterable[Sequence[Sequence[Run]]]) -> bool:
-    """Whether the runs of each arm ended alike; those of few seeds half escaped alike, too."""
-    arms = [runs for of in picked for runs in of]
-    return all(
-        one(run.failed for run in runs) and (len(runs) >= FEW or one(late(runs))) for runs in arms
-    )
+    """Whether the runs of each arm ended alike."""
+    return all(one(run.failed for run in runs) for of in picked for runs in of)
 
 
 def late(runs: Sequence[Run]) -> list[bool]:
@@ -703,7 +670,7 @@ def octaves(pairs: Paired, ref: int) -> Row:
         row.fill(values)
         row.between(apart(pairs, ref, 0, theta=True))
         picked = [chosen(pairs, 0, ref), at_mean(pairs, 0, ref)] if len(values) > 1 else []
-        row.p = row.p_between() if tested(picked) else NAN
+        row.p = row.p_between() if has_interval(picked) else NAN
         row.bound = bound(*(any(of[k][1] for of in ends.values()) for k in (0, 1)))
     return row
 
@@ -741,13 +708,10 @@ def slice_rows(
 ) -> Iterator[tuple[str, str, Row]]:
     """The scores of the variants of a group at one rate: variant, score, row."""
     pairs = {name: Paired(arm, ends(ref), [rate]) for name, arm in arms.items()}
-    sd, versus = pooled(saved(each).values() for each in pairs.values()), {}
     for name, arm in arms.items():
         base = arms.get(arm.baseline or "", arm)
-        alone = pairs[name].row()
-        versus[name] = alone if base is arm else contrast([arm, base], rate, ref, sd)
-    for name, arm in arms.items():
-        rows = {"delta": contrast([arm], rate, ref, sd), "interaction": versus[name]}
+        versus = pairs[name].row() if base is arm else contrast([arm, base], rate, ref)
+        rows = {"delta": contrast([arm], rate, ref), "interaction": versus}
         rows["steps_saved"] = steps_saved(pairs[name]) if ref else Row()
         rows["lost_steps"] = lost_steps(pairs[name]) if ref else Row()
         for warmup in arm.warmups:
@@ -812,24 +776,13 @@ def sensitivity(arms: Mapping[Who, Arm], ref: int | None) -> dict[Key, Row]:
             rows[group, only, name, "stall_difference"] = stall_difference(arm, ref)
             found = rate_rows(arm, ref, span) if several else {}
             rows |= {(group, None, name, score): row for score, row in found.items()}
-        needs = [row for key, row in rows.items() if key[0] == group and key[3] == "need"]
-        sd = pooled(row.values.values() for row in needs)
-        for row in needs:
-            row.p = NAN
-            if row.tested and row.ends:
-                row.p = row.of_bounds(lambda of, sd=sd: larger_p(of, *sd))
     return rows
 
 
 def correct(scores: Mapping[Key, Row]) -> None:
-    """Put in Holm's p values: of what is compared over seeds; of stalls, what has a test."""
+    """Put in Holm's p values, over the tests of each kind."""
     for name in FAMILIES:
-        family = [row for key, row in scores.items() if key[3] == name]
-        if name == "stall_difference":
-            failed = (row for row in family if row.diverged)
-            holm((row for row in failed if row.seeds > 1 or not math.isnan(row.p)), exact=True)
-        else:
-            holm(r for r in family if r.waits or not math.isnan(r.p) or len(r.values) > 1)
+        holm(row for key, row in scores.items() if key[3] == name)
 
 
 def effects(
@@ -847,10 +800,6 @@ def effects(
         cells = [table.get(corner, Row()) for corner in corners]
         seeds = sorted(set.intersection(*({*cell.values} for cell in cells)))
         sure = not any(math.isnan(cell.low) for cell in cells)
-        tested = sure and len(seeds) >= LEAST and not any(cell.waits for cell in cells)
-        tested = tested and not (
-            score in ("need", "delta") and any(math.isnan(cell.p) for cell in cells)
-        )
         for chosen in (c for n in axes for c in combinations(axes, n + 1)):
             values, ends = {}, {}
             for seed in seeds:
@@ -868,7 +817,7 @@ def effects(
                 row.fill(values, interval=False)
                 row.between(ends)
                 row.seeds = len(values)
-                row.p = row.of_bounds(lambda of: t_test(of)[2]) if tested else NAN
+                row.p = row.p_between() if sure else NAN
                 if not sure:
                     row.low = row.high = NAN
     return rows

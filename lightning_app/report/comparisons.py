@@ -15,11 +15,9 @@ variants that it adds and the upper bounds of those that it subtracts.
 Comparisons. For an axis with baseline `b`, a value `v` and a slice, that is one combination of all
 other axes but the seed and those that follow from this one: `C = mean_s [m(v, s) - m(b, s)]`, `m`
 the metric of the grid, or the own score of its task (`GridResults.measure`), as the runs report it,
-in its own unit, over the seeds that finished with a finite value at both. Student's t interval; p
-by `statistics.guarded_ps`, with the spread pooled over the comparisons of the axis by one metric,
-and with fewer than 5 seeds also over its arms, corrected over all comparisons
-(`statistics.label_values`); one whose p is withheld counts as 1. Intervals and p values are missing
-for the reasons in `report.warmup`, by the failures of `tasks.failed`.
+in its own unit, over the seeds that finished with a finite value at both. Student's t interval and
+p, corrected by Holm over all comparisons. They are missing for the reasons in `report.warmup`, by
+the failures of `tasks.failed`.
 
 Where `m` counts different things at the two values (`rulers`), bits per byte or BLEU takes its
 place if every run has it; otherwise, and for an axis that changes only the evaluation, the two are
@@ -51,12 +49,10 @@ from lightning_app.core.errors import UserError, nearest
 from lightning_app.core.schema import read
 from lightning_app.report.facts import direction, p_value
 from lightning_app.report.pairs import (
-    UNFINISHED,
     Ends,
     Score,
     bounds_interval,
     bounds_p,
-    half_escaped,
     join_notes,
     unfinished,
 )
@@ -68,17 +64,15 @@ from lightning_app.report.results import (
     unlike,
 )
 from lightning_app.report.statistics import (
-    FEW_SEEDS,
     LEAST_SEEDS,
     LEVEL,
     ended_alike,
-    guarded_ps,
-    label_values,
+    holm_values,
     mean,
-    pooled_spread,
+    no_less_than_failures,
     seeds_interval,
+    seeds_p,
     sign_flip_p,
-    t_interval,
 )
 from lightning_app.report.tasks import failed, over_seeds
 from lightning_app.scores.task_facts import TASKS, QualityMetric, task_facts
@@ -185,7 +179,6 @@ def metrics_document(grid: GridResults) -> list[dict[str, Any]]:
 
 
 MEASURES = ("octaves", "need", "steps_at_best_rates", "delta", "rate_sensitivity", "steps_saved")
-TESTED = ("need", "delta")  # have a p value of their own, withheld where seeds ended differently
 IN_NATS = ("need", "delta", "rate_sensitivity")  # have no effect between unlike tokens
 TIMES = " x "
 
@@ -281,11 +274,6 @@ def _of_table(
         ]
     )
     unsure = [corner for corner in corners if not missing and math.isnan(table[corner].low)]
-    tested = not unsure and not missing and len(seeds) >= LEAST_SEEDS
-    waits = any(score.waits for score in table.values())
-    tested = tested and not waits
-    if measure in TESTED:
-        tested = tested and not any(math.isnan(table[corner].p) for corner in corners)
     bounds = {table[corner].bound for corner in corners if corner in table} - {""}
     note = f"censored ({', '.join(sorted(bounds))}) in some variants" if bounds else ""
     if why:
@@ -296,8 +284,6 @@ def _of_table(
         note = "no seed has finished every run that it needs"
     elif unsure and len(seeds) > 1:
         note = join_notes(note, f"{len(unsure)} of {len(corners)} variants have no interval")
-    if waits and seeds:
-        note = join_notes(note, f"planned runs have {UNFINISHED}")
     for size in range(1, len(names) + 1):
         for chosen in itertools.combinations(range(len(names)), size):
             identity = {"measure": measure, "group": rest, "lr": lr, "note": note}
@@ -322,7 +308,7 @@ def _of_table(
                 estimate=float(each.mean()),
                 low=shown[0],
                 high=shown[1],
-                p=bounds_p(by_seed, lambda of: t_interval(of)[2]) if tested else math.nan,
+                p=math.nan if unsure else bounds_p(by_seed, seeds_p),
                 p_sign=bounds_p(by_seed, sign_flip_p),
                 seeds=len(seeds),
             )
@@ -333,22 +319,13 @@ def _corrected(rows: Sequence[Effect]) -> list[Effect]:
     corrected = {}
     for measure in dict.fromkeys(effect.measure for effect in rows):
         family = [place for place, effect in enumerate(rows) if effect.measure == measure]
-        ps = [1.0 if _waits(rows[n]) and math.isnan(rows[n].p) else rows[n].p for n in family]
-        signs = [rows[n].p_sign for n in family]
-        values = label_values(ps, signs).tolist()
-        known = (
-            math.nan if math.isnan(rows[n].p) else p for n, p in zip(family, values, strict=True)
-        )
-        corrected |= dict(zip(family, known, strict=True))
+        values = holm_values([rows[n].p for n in family]).tolist()
+        corrected |= dict(zip(family, values, strict=True))
     return [replace(effect, p_holm=corrected[place]) for place, effect in enumerate(rows)]
 
 
-def _waits(effect: Effect) -> bool:
-    return UNFINISHED in effect.note
-
-
 BETTER, WORSE, SAME, UNLIKE = "better", "worse", "no difference shown", "not comparable"
-EQUAL, WAITS = "changes nothing", "open until all planned runs have finished"
+EQUAL = "changes nothing"
 
 MORE = 1.05
 """From this ratio on, unequal token counts are reported; smaller ones come from batch ends."""
@@ -363,13 +340,12 @@ class MetricDifference:
 
     `where` names the values of the other axes that vary, `all` if none does. `values` holds seed
     and difference. `reading` is `better`, `worse`, `no difference shown`, `not comparable`,
-    `changes nothing` where every run ends with exactly the numbers of the one at the baseline, or
-    `open until all planned runs have finished`, and empty without a p value for another reason; the
-    metric's `mode` decides the direction. `note` says what is missing, and `withheld` whether there
-    is no p value because seeds are too few or have not finished. `why_unlike` says why the metric
-    of the grid cannot compare the two, and `comparable` whether `metric` can. `tokens_ratio`
-    compares the tokens read with those at the baseline; `budget` states it in words, and is empty
-    where they are about equal. `follows` names the axes that follow from this one and differ too.
+    `changes nothing` where every run ends with exactly the numbers of the one at the baseline, and
+    empty without a p value; the metric's `mode` decides the direction. `note` says what is missing.
+    `why_unlike` says why the metric of the grid cannot compare the two, and `comparable` whether
+    `metric` can. `tokens_ratio` compares the tokens read with those at the baseline; `budget`
+    states it in words, and is empty where they are about equal. `follows` names the axes that
+    follow from this one and differ too.
     """
 
     grid: str
@@ -387,7 +363,6 @@ class MetricDifference:
     p_sign: float = math.nan
     seeds: int = 0
     note: str = ""
-    withheld: bool = False
     comparable: bool = True
     equal: bool = False
     why_unlike: str = ""
@@ -411,7 +386,7 @@ class MetricDifference:
         if self.equal:
             return EQUAL
         if math.isnan(self.p_holm):
-            return WAITS if UNFINISHED in self.note and self.seeds else ""
+            return ""
         if self.p_holm >= 1 - LEVEL:
             return SAME
         return BETTER if (self.estimate < 0) == (self.mode == "min") else WORSE
@@ -449,28 +424,20 @@ def comparisons(grid: GridResults, axes: Mapping[str, Any] | None = None) -> lis
         return []
     asked = compared_axes(grid) if axes is None else axes
     rows = [row for axis, base in asked.items() for row in _of(grid, axis, base)]
-    if grid.more:  # further runs, which may change each of them
-        waits = f"the search or refinement has {UNFINISHED}"
-        rows = [replace(row, p=math.nan, note=join_notes(row.note, waits)) for row in rows]
-    # Those whose runs have not finished count too, so that the family does not grow later.
-    family = [
-        1.0 if math.isnan(row.p) and (row.seeds > 1 or UNFINISHED in row.note) else row.p
-        for row in rows
-    ]
-    signs = [row.p_sign for row in rows]
-    corrected = zip(rows, label_values(family, signs).tolist(), strict=True)
-    return [row if math.isnan(row.p) else replace(row, p_holm=p) for row, p in corrected]
+    untested = sum(math.isnan(row.p) and row.seeds >= LEAST_SEEDS for row in rows)
+    corrected = holm_values([row.p for row in rows], untested).tolist()
+    return [replace(row, p_holm=p) for row, p in zip(rows, corrected, strict=True)]
 
 
 def comparison_document(row: MetricDifference) -> dict[str, Any]:
     """A comparison for scripts."""
     tree = asdict(row) | {"reading": row.reading}
-    del tree["values"], tree["withheld"], tree["equal"]
+    del tree["values"], tree["equal"]
     return tree
 
 
 def _of(grid: GridResults, axis: str, base: Any) -> list[MetricDifference]:
-    """The comparisons of one axis, p values by the spread pooled over them.
+    """The comparisons of one axis.
 
     Where a search or a refinement chose values, the best trial of each arm is compared.
     """
@@ -517,19 +484,7 @@ def _of(grid: GridResults, axis: str, base: Any) -> list[MetricDifference]:
         if rows[n].seeds and best:
             each = (best[place, key_of(v)] for v in (value, base))
             rows[n] = replace(rows[n], note=join_notes(" against ".join(each), rows[n].note))
-    # Scores of different tasks differ in unit and spread, as do losses over different tokens, so
-    # only rows with the same metric and ruler are pooled.
-    cells = [
-        next(iter(runs.get(place, {}).get(key_of(base), {}).values()), None) for place, _ in pairs
-    ]
-    metrics = [row.metric for row in rows]
-    kinds = list(zip(metrics, _rulers(metrics, cells), strict=True))
-    return [
-        replace(row, p=_p_value(n, rows, kinds, pairs, base, runs))
-        if not math.isnan(row.low) and not row.withheld
-        else row
-        for n, row in enumerate(rows)
-    ]
+    return rows
 
 
 def _rank_of(grid: GridResults, cells: Collection[CellResult]) -> tuple[bool, int, float]:
@@ -540,32 +495,6 @@ def _rank_of(grid: GridResults, cells: Collection[CellResult]) -> tuple[bool, in
     centre = mean(finite) if finite else math.inf
     sign = -1 if measures[0].mode == "max" and finite else 1
     return not all(cell.finished for cell in cells), len(values) - len(finite), sign * centre
-
-
-def _p_value(
-    number: int,
-    rows: Sequence[MetricDifference],
-    kinds: Sequence[tuple[str, str]],
-    pairs: Sequence[tuple[Place, Any]],
-    base: Any,
-    runs: Mapping[Place, Mapping[Hashable, Mapping[int, CellResult]]],
-) -> float:
-    """The p value of one row, by the spread pooled over those of its kind.
-
-    Their differences share the runs at the baseline. If few of these agree by chance, the
-    differences do not show how far runs differ, so that the runs themselves have to.
-    """
-    alike = [n for n, kind in enumerate(kinds) if kind == kinds[number]]
-    spread, freedom = pooled_spread([[v for _, v in rows[n].values] for n in alike])
-    if rows[number].seeds < FEW_SEEDS:
-        arms = {}
-        for n in (n for n in alike if rows[n].values):
-            place, value = pairs[n]
-            for each in (key_of(value), key_of(base)):
-                cells = [runs[place][each][seed] for seed, _ in rows[n].values]
-                arms[place, each] = [float(c.metrics[rows[n].metric] or 0.0) for c in cells]
-        spread = max(spread, math.sqrt(2) * pooled_spread([*arms.values()])[0])
-    return float(guarded_ps([value for _, value in rows[number].values], spread, freedom))
 
 
 def _compared(
@@ -615,21 +544,12 @@ def _compared(
         none = "no seed has finished with both values"
         return replace(row, note=join_notes(note, missing) or none)
     values = [_metric(own[s], measure) - _metric(other[s], measure) for s in seeds]
-    stopped = [[failed(arm[s]) for s in both] for arm in (own, other)]
+    stopped = [failed(own[s]) for s in both], [failed(other[s]) for s in both]
     low, high, _ = seeds_interval(values, *stopped)
-    mixed, few = not all(map(ended_alike, stopped)), len(seeds) < FEW_SEEDS
-    late = [half_escaped([arm[s] for s in seeds], arm.values()) for arm in (own, other)]
-    if few and not all(map(ended_alike, late)):
-        low = high = math.nan
-    reason = ""
+    mixed, reason = not all(map(ended_alike, stopped)), ""
     if math.isnan(low) and len(seeds) > 1:
         reason = "some seeds of an arm failed and others did not" if mixed else "no spread"
-    if few and any(map(any, late)):
-        reason = f"runs half escaped, and {len(seeds)} seeds are too few to tell it from chance"
-    withheld = few and not mixed and not ended_alike(stopped[0] + stopped[1])
-    if withheld and len(seeds) > 1:
-        reason = f"one arm failed, and {len(seeds)} seeds are too few to tell it from chance"
-    elif 1 < len(seeds) < LEAST_SEEDS and not (reason or missing):
+    elif 1 < len(seeds) < LEAST_SEEDS:
         reason = f"{len(seeds)} seeds are too few for a p value"
     note = join_notes(note, missing, reason)
     return replace(
@@ -637,10 +557,10 @@ def _compared(
         estimate=mean(values),
         low=low,
         high=high,
-        p_sign=math.nan if math.isnan(low) else sign_flip_p(values),
+        p=math.nan if mixed else no_less_than_failures(seeds_p(values), len(planned), stopped),
+        p_sign=math.nan if mixed else sign_flip_p(values),
         seeds=len(seeds),
         note=note,
-        withheld=withheld or bool(missing) or (few and any(map(any, late))),
         equal=all(_measured(own[s]) == _measured(other[s]) for s in seeds),
         values=tuple(zip(seeds, values, strict=True)),
     )

@@ -16,7 +16,6 @@ from lightning_app.report.comparisons import (
     EQUAL,
     SAME,
     UNLIKE,
-    WAITS,
     WORSE,
     MetricDifference,
     comparisons,
@@ -31,7 +30,6 @@ from lightning_app.report.pairs import (
     Score,
     arms,
     stall_counts,
-    stall_tables,
 )
 from lightning_app.report.results import GridResults, failures
 from lightning_app.report.statistics import LEVEL, mean
@@ -66,17 +64,15 @@ _OWN = {
     NEVER: "never_learned",
     ELSEWHERE: "learned_elsewhere",
     NOT_YET: "not_yet_learned",
-    WAITS: "open_until_finished",
     DASH: "no_test",
 }
 _COMPARED = {BETTER: "better", WORSE: "worse", SAME: "same", UNLIKE: "unlike", EQUAL: "equal"}
-_COMPARED |= {WAITS: "open_until_finished", "": "no_test"}
+_COMPARED |= {"": "no_test"}
 _VERSUS = {
     MORE: "more",
     LESS: "less",
     SAME: "same",
     CAPPED: "capped",
-    WAITS: "open_until_finished",
 }
 
 
@@ -87,8 +83,6 @@ def own_reading(own: Mapping[str, Score], name: str = "delta") -> str:
     than the steps of rate that warm-up loses.
     """
     score = own[name]
-    if score.waits:
-        return WAITS
     for word in (NEVER, ELSEWHERE, NOT_YET):
         if word in score.note and math.isnan(score.estimate):
             return word
@@ -111,8 +105,8 @@ def relation(own: Mapping[str, Score]) -> str:
     versus = own["interaction"]
     if versus.note == IS_BASELINE:
         return BASELINE if not math.isnan(own["delta"].estimate) else DASH
-    if versus.waits or math.isnan(versus.p_holm):
-        return WAITS if versus.waits else DASH
+    if math.isnan(versus.p_holm):
+        return DASH
     if versus.p_holm >= 1 - LEVEL:
         return SAME
     if not shows_sign(versus):
@@ -282,7 +276,7 @@ def _failing(tests: Sequence[FailureTest]) -> list[str]:
         )
         if not test.failed + test.baseline_failed:
             kind, words = "none", test.variant
-        elif not test.p_holm < 1 - LEVEL:  # or withheld
+        elif not test.p_holm < 1 - LEVEL:
             kind, words = "open", f"{test.variant} ({other}, {own})"
         elif test.difference < 0:
             kind, words = "base", f"{test.variant} ({other} runs, {own} {first})"
@@ -333,7 +327,6 @@ def _scores_moved(compared: Sequence[MetricDifference]) -> list[str]:
 
 _MOVED = {BETTER: "better", WORSE: "worse", SAME: "not shown to differ", EQUAL: "equal"}
 _UNTESTED = {
-    WAITS: "wait for further runs",
     UNLIKE: "are of scores that cannot be compared",
     "": "allow no test",
 }
@@ -349,9 +342,9 @@ def _stalling(grid: GridResults, group: str, own: Mapping[str, Mapping[str, Scor
         score = own.get(arm.variant, {}).get("stall_difference")
         if arm.group != group or score is None or math.isnan(score.estimate) or not score.estimate:
             continue
-        bare, ref = stall_counts(stall_tables(arm, grid.reference_warmup))
+        bare, ref = stall_counts([arm], grid.reference_warmup)
         kind, with_it = int(score.p_holm >= 1 - LEVEL), score.estimate < 0
-        if score.waits or math.isnan(score.p_holm):
+        if math.isnan(score.p_holm):
             kind = 2
         counts = f"{bare} runs without warm-up, {ref} with it"
         if with_it:
@@ -369,7 +362,7 @@ def _stalling(grid: GridResults, group: str, own: Mapping[str, Mapping[str, Scor
             "where": "with warm-up" if with_it else "without warm-up",
             "p": p_value(p) + (" or more" if kind else " or less") * several,
         }
-        name = ("stalling", "stalling_by_chance", "stalling_until_finished")[kind]
+        name = ("stalling", "stalling_by_chance", "stalling_untested")[kind]
         sentences.append(say(f"findings.{name}", **words))
     return sentences
 

@@ -54,10 +54,10 @@ def limits(grid: GridResults) -> list[str]:
         many = most if least == most else f"{least} to {most}"
         items += [
             say("limits.seeds", seeds=many, level=LEVEL, alpha=1 - LEVEL, few=few),
-            say("limits.false_labels", least=2 / 2**seeds),
+            say("limits.false_labels"),
             say("limits.coverage"),
             *([say("limits.adaptive")] if grid.chosen else []),
-            say("limits.mixed", few=FEW_SEEDS),
+            say("limits.mixed"),
         ]
     return [*items, *_not_asked(grid), *_of_coupling(grid)]
 

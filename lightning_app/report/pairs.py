@@ -6,17 +6,16 @@ import itertools
 import math
 from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-import numpy as np
-from scipy import special
+from typing import TYPE_CHECKING, Any
 
 from lightning_app.config.tree import label
 from lightning_app.core.errors import UserError
 from lightning_app.report.results import LEARNING_RATE, CellResult, GridResults, failures, outcomes
 from lightning_app.report.statistics import (
-    FEW_SEEDS,
+    LEAST_SEEDS,
+    LEVEL,
     ended_alike,
+    failures_p,
     mean,
     seeds_interval,
     t_interval,
@@ -36,14 +35,13 @@ Ends = tuple[tuple[int, float, float], ...]
 class Score:
     """One row of `sensitivity.csv`. `lr` is NaN for a score over all rates.
 
-    `p` decides labels (`statistics.guarded_ps`), `p_holm` corrects it over the whole grid, and
-    `p_sign` is the exact p value by sign flips. `bound` is ">=" or "<=" where the estimate is
-    censored, and "?" where it is on both sides.
+    `p` decides labels (`statistics.seeds_p`), `p_holm` corrects it over the whole grid, and
+    `p_sign` is the exact p value by sign flips, from 6 seeds on. `bound` is ">=" or "<=" where the
+    estimate is censored, and "?" where it is on both sides.
 
     `values` holds seed and value of a mean over seeds. `each` holds the same if they are shown:
     with fewer than 5 seeds, or without an interval because some seeds failed; the table has them in
-    the note. `ends` holds seed and both bounds of a score between bounds, else nothing. `waits`:
-    planned runs that the score needs have not finished, so that it has no p value yet.
+    the note. `ends` holds seed and both bounds of a score between bounds, else nothing.
     """
 
     group: str
@@ -64,7 +62,11 @@ class Score:
     each: tuple[tuple[int, float], ...] = ()
     values: tuple[tuple[int, float], ...] = ()
     ends: Ends = ()
-    waits: bool = False
+
+    @property
+    def compared(self) -> bool:
+        """Whether enough seeds have values for a p value, if their runs ended alike."""
+        return len(self.values) >= LEAST_SEEDS
 
 
 def bound_of(at_most: bool, at_least: bool) -> str:
@@ -90,7 +92,12 @@ def bounds_interval(ends: Ends) -> tuple[float, float]:
 
 
 def bounds_p(ends: Ends, test: Callable[[list[float]], float]) -> float:
-    """The p value of zero by the bound nearer to it, 1 if zero lies between the bounds."""
+    """The p value of zero by the bound nearer to it, 1 if zero lies between the bounds.
+
+    NaN for one or two seeds.
+    """
+    if len(ends) < LEAST_SEEDS:
+        return math.nan
     lows, highs = [low for _, low, _ in ends], [high for *_, high in ends]
     for values, sign in ((lows, 1), (highs, -1)):
         if all(map(math.isfinite, values)) and sign * mean(values) > ROUNDING:
@@ -102,7 +109,7 @@ def scores_frame(rows: Sequence[Score]) -> "pd.DataFrame":
     """The scores as a table, one row per group, rate, variant and score."""
     import pandas as pd
 
-    columns = [column.name for column in fields(Score)][:-4]
+    columns = [column.name for column in fields(Score)][:-3]
     table = []
     for row in rows:
         listed = ", ".join(f"{seed}: {_shown(value)}" for seed, value in row.each)
@@ -201,28 +208,13 @@ class Paired:
     @property
     def counts(self) -> dict[str, Any]:
         diverged = sum(cell.state == "diverged" for cell in self.runs.values())
-        counted = {"seeds": len(self.seeds), "cells": len(self.runs), "diverged": diverged}
-        return counted | {"waits": self.waits}
-
-    @property
-    def waits(self) -> bool:
-        """Whether planned seeds have not finished.
-
-        A p value is withheld until they have: by Student's t alone, users who look after each seed
-        and stop at the first label find one in 10 to 19 % of grids without a difference.
-        """
-        return len(self.seeds) < self.planned
-
-    @property
-    def settled(self) -> "Paired":
-        """These pairs for a score that no further run can define, so that it does not wait."""
-        return Paired(self._cells, self.points, self.seeds, len(self.seeds))
+        return {"seeds": len(self.seeds), "cells": len(self.runs), "diverged": diverged}
 
     @property
     def missing(self) -> str:
-        few = len(self.seeds) < FEW_SEEDS  # `mixed` has the note then
-        partly = "" if few else self.partly
-        return join_notes(unfinished("seeds", self.planned, len(self.seeds)), self.early, partly)
+        return join_notes(
+            unfinished("seeds", self.planned, len(self.seeds)), self.early, self.partly
+        )
 
     @property
     def early(self) -> str:
@@ -258,29 +250,12 @@ class Paired:
         every = [cell for key, cell in self._cells.items() if key[:2] == point]
         return half_escaped([self.runs[point, seed] for seed in self.seeds], every)
 
-    def alike(self, point: tuple[int, float]) -> bool:
-        """Whether the runs of a point ended alike: none stalled or half escaped, or all stalled."""
-        return ended_alike(self.failed(point)).item() and not any(self.half_escaped(point))
-
-    @property
-    def all_alike(self) -> bool:
-        """Whether all runs ended alike, also those of different points."""
-        failed = [flag for point in self.points for flag in self.failed(point)]
-        return ended_alike(failed).item() and all(map(self.alike, self.points))
-
     @property
     def mixed(self) -> str:
-        """Why there is no interval over these seeds; empty if there is one.
-
-        Either some failed and others did not, or some of few seeds half escaped.
-        """
+        """Why there is no interval over these seeds, if some failed and others did not."""
         counted = self._counted(self.failed)
-        if counted:
-            kinds = failures(self.runs.values())
-            return f"{kinds} {counted}, so no interval over seeds"
-        if self.partly and len(self.seeds) < FEW_SEEDS:
-            return f"{self.partly}, so no interval over seeds"
-        return ""
+        kinds = failures(self.runs.values())
+        return f"{kinds} {counted}, so no interval over seeds" if counted else ""
 
     @property
     def partly(self) -> str:
@@ -518,91 +493,83 @@ def _falling_area(curve: Mapping[int, float]) -> dict[int, float]:
     return found
 
 
-class StallTable(NamedTuple):
-    """The runs of one rate: failed and all, without warm-up and with the reference."""
-
-    lr: float
-    failed_bare: int
-    bare: int
-    failed_ref: int
-    ref: int
-
-    @property
-    def difference(self) -> float:
-        return self.failed_bare / self.bare - self.failed_ref / self.ref
-
-    @property
-    def weight(self) -> float:
-        return self.bare * self.ref / (self.bare + self.ref)
-
-    @property
-    def words(self) -> str:
-        return f"{self.failed_bare}/{self.bare} against {self.failed_ref}/{self.ref}"
+def stall_counts(arms: Iterable[Arm], reference: int | None) -> tuple[str, str]:
+    """Failed runs of all complete seeds, without warm-up and with the reference: `6 of 9`."""
+    failed, runs = [0, 0], [0, 0]
+    for arm in arms:
+        rates = len(shared_points(arm, reference).get(0, []))
+        for side, counts in enumerate(failed_by_seed(arm, reference).values()):
+            failed[side] += sum(counts.values())
+            runs[side] += rates * len(counts)
+    return f"{failed[0]} of {runs[0]}", f"{failed[1]} of {runs[1]}"
 
 
-def stratified_p(tables: Sequence[StallTable]) -> float:
-    """The exact two-sided p value of equal chances to fail at each rate (Fisher 1935, in strata).
+def shared_points(arm: Arm, reference: int | None) -> dict[int, list[float]]:
+    """The rates planned both without warm-up and with the reference, for each of the two."""
+    rates = [lr for lr in arm.rates_at(0) if lr in arm.rates_at(reference or 0)]
+    return {0: rates, reference: rates} if reference and rates else {}
 
-    Given the failures at each rate, those without warm-up are hypergeometric where warm-up makes no
-    difference; their sum over the rates is the statistic. The p value adds the chances of all sums
-    that are no likelier than the one found. With one table it is Fisher's exact test.
+
+def failed_by_seed(arm: Arm, reference: int | None) -> dict[int, dict[int, int]]:
+    """The failed runs of each seed over the shared rates, at both warm-ups.
+
+    A seed counts at a warm-up where all of its runs there have finished.
     """
-    chances, found = np.ones(1), 0
-    for _, failed_bare, bare, failed_ref, ref in tables:
-        failed = failed_bare + failed_ref
-        least, most = max(0, failed - ref), min(bare, failed)
-        counts = np.arange(least, most + 1)
-        own = special.binom(bare, counts) * special.binom(ref, failed - counts)
-        chances = np.convolve(chances, own / own.sum())
-        found += failed_bare - least
-    return min(1.0, float(chances[chances <= chances[found] * (1 + 1e-9)].sum()))
-
-
-def stall_tables(arm: Arm, reference: int | None) -> list[StallTable]:
-    """The counts of each rate with finished runs at both warm-ups."""
-    found = []
-    for lr in arm.rates:
-        runs = [
-            [cell for key, cell in arm.cells.items() if key[:2] == (warmup, lr)]
-            for warmup in (0, reference)
-        ]
-        if all(runs):
-            failed, counts = [sum(cell.failed for cell in of) for of in runs], list(map(len, runs))
-            found.append(StallTable(lr, failed[0], counts[0], failed[1], counts[1]))
+    found: dict[int, dict[int, int]] = {}
+    for warmup, rates in shared_points(arm, reference).items():
+        runs = {s: [arm.cells.get((warmup, lr, s)) for lr in rates] for s in arm.seeds}
+        found[warmup] = {
+            seed: sum(cell is not None and cell.failed for cell in cells)
+            for seed, cells in runs.items()
+            if all(cells)
+        }
     return found
-
-
-def stall_counts(tables: Sequence[StallTable]) -> tuple[str, str]:
-    """Failed runs of all over the rates, without warm-up and with the reference: `6 of 9`."""
-    _, failed_bare, bare, failed_ref, ref = (sum(column) for column in zip(*tables, strict=True))
-    return f"{failed_bare} of {bare}", f"{failed_ref} of {ref}"
 
 
 def stall_difference(arm: Arm, reference: int | None) -> Score:
     """`stall_difference`: the share of failed runs without warm-up less that with the reference.
 
-    The mean of the differences at each rate (Mantel and Haenszel 1959): with n_0 and n_1 runs a
-    rate weighs n_0 n_1 / (n_0 + n_1), so that unequal numbers of runs make no difference. p is
-    `stratified_p` over the rates. `lr` is NaN if the variant has several.
+    Over the rates that both have. p permutes whole seeds (`statistics.failures_p`). `lr` is NaN if
+    the variant has several.
     """
     lr = arm.rates[0] if len(arm.rates) == 1 else math.nan
-    tables = stall_tables(arm, reference) if reference else []
-    if not tables:
-        reason = "no rate with finished runs both without warm-up and with the reference"
+    rates = shared_points(arm, reference).get(0, [])
+    counts = [[*of.values()] for of in failed_by_seed(arm, reference).values()]
+    if not counts or not all(counts):
+        reason = "no seed has finished at all rates, without warm-up and with the reference"
         return undefined(arm, lr, "stall_difference", reason)
-    _, failed_bare, bare, failed_ref, ref = (sum(column) for column in zip(*tables, strict=True))
-    runs = [cell for key, cell in arm.cells.items() if key[0] in (0, reference)]
-    failing = [table for table in tables if table.failed_bare or table.failed_ref]
-    each = "; ".join(f"{table.words} at {label(table.lr)}" for table in failing)
-    compared = {key for key in arm.planned if key[0] in (0, reference)}
-    missing = unfinished("runs", len(compared), len(runs))
+    bare, ref = counts
+    runs = [
+        cell
+        for (warmup, rate, _), cell in arm.cells.items()
+        if rate in rates and warmup in (0, reference)
+    ]
+    shares = [sum(of) / len(of) / len(rates) for of in counts]
+    planned, seeds = len(arm.seeds), min(map(len, counts))
+    p = failures_p(bare, ref, len(rates), planned) if sum(bare) + sum(ref) else math.nan
+    least = 2 / math.comb(len(bare) + len(ref), len(bare))
+    few = f"{seeds} seeds are too few for a label" if min(p, least) > 1 - LEVEL else ""
+    notes = failures(runs), _by_rate(arm, rates, reference), few
     return Score(
         **score_identity(arm, lr, "stall_difference"),
-        estimate=sum(t.weight * t.difference for t in tables) / sum(t.weight for t in tables),
-        p=stratified_p(tables) if failed_bare + failed_ref and not missing else math.nan,
-        waits=bool(missing),
-        seeds=len({key[2] for key in arm.cells}),
-        cells=int(bare + ref),
-        diverged=int(failed_bare + failed_ref),
-        note=join_notes(failures(runs), each, missing) if failed_bare + failed_ref else "",
+        estimate=shares[0] - shares[1],
+        p=p,
+        seeds=seeds,
+        cells=len(rates) * (len(bare) + len(ref)),
+        diverged=sum(bare) + sum(ref),
+        note=join_notes(*notes, unfinished("seeds", planned, seeds)) if any(bare + ref) else "",
     )
+
+
+def _by_rate(arm: Arm, rates: Iterable[float], reference: int | None) -> str:
+    """The failed runs at each rate where any failed: `2/3 against 0/3 at 0.004`."""
+    said = []
+    for rate in rates:
+        sides = [
+            [cell.failed for key, cell in arm.cells.items() if key[:2] == (warmup, rate)]
+            for warmup in (0, reference)
+        ]
+        if any(map(any, sides)):
+            counts = " against ".join(f"{sum(side)}/{len(side)}" for side in sides)
+            said.append(f"{counts} at {label(rate)}")
+    return "; ".join(said)

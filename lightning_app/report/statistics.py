@@ -6,6 +6,7 @@ often each interval contains the true value, and the rate of false findings.
 """
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -14,11 +15,9 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import special
 
 LEVEL = 0.95
-FEW_SEEDS = 5  # with fewer: no p value where stalls differ
+FEW_SEEDS = 5  # with fewer: the value of each seed is shown
 LEAST_SEEDS = 3  # with fewer: no p value, since two seeds agree by chance too often
-SMALL_FAMILY = 3  # with fewer comparisons: a label needs sign flips too, and so six seeds
-FAMILY = 12  # each comparison that a family has fewer counts twice
-MOST_FLIPPED = 16  # values whose signs are all flipped: 65,536 choices
+FLIPPED = range(6, 17)  # seeds whose signs are all flipped: fewer cannot come under 5 %
 TOLERATED = 0.1  # of what the best rate learns may be lost at a tolerated rate
 Floats = NDArray[np.float64]
 
@@ -304,34 +303,62 @@ def t_quantile(count: int) -> float:
     return float(special.stdtrit(count - 1, (1 + LEVEL) / 2))
 
 
-def guarded_ps(values: ArrayLike, spread: ArrayLike, freedom: int) -> Floats:
-    """The p value of mean zero that decides a label: the larger of two, by spread.
+def seeds_p(values: Sequence[float]) -> float:
+    """Student's p value of mean zero, which decides a label; NaN for one or two seeds."""
+    return t_interval(values)[2] if len(values) >= LEAST_SEEDS else math.nan
 
-    The one is Student's t of the values themselves, `n - 1` degrees of freedom. The other takes
-    the standard deviation `spread`, pooled over the arms of a slice, with its own `freedom`. A few
-    seeds that agree by chance thus make no finding, while other arms show how far seeds differ.
-    NaN for fewer than `LEAST_SEEDS` values, and where values or arms do not differ.
+
+def permutation_p(first: Sequence[int], second: Sequence[int]) -> float:
+    """The exact two-sided p value of equal means of two arms, by permuting whole seeds.
+
+    `first` and `second` hold the number of failed runs of each seed. The p value is the share of
+    all ways to deal the seeds to two arms of these sizes whose means differ by at least as much
+    (Fisher 1935). All runs of a seed stay together, since one that stalls at a rate mostly stalls
+    at larger ones.
     """
-    found = np.asarray(values, dtype=float)
-    count, centre = found.shape[-1], found.mean(axis=-1)
-    if count < LEAST_SEEDS or freedom < 1:
-        return np.full_like(centre, math.nan)
-    own = t_intervals(found)[2]
-    error = np.asarray(spread, dtype=float) / math.sqrt(count)
-    error = np.where(error > 0, error, math.nan)
-    return np.maximum(own, 2 * special.stdtr(freedom, -np.abs(centre) / error))
+    counts, own, every = [*first, *second], len(first), len(first) + len(second)
+    ways: list[Counter[int]] = [Counter({0: 1}), *(Counter() for _ in range(own))]
+    for count in counts:  # the number of ways to choose this number of seeds with this sum
+        for chosen in range(own, 0, -1):
+            for total, number in ways[chosen - 1].items():
+                ways[chosen][total + count] += number
+
+    def apart(total: int) -> int:
+        return abs(total * every - sum(counts) * own)
+
+    found = apart(sum(first))
+    far = sum(number for total, number in ways[own].items() if apart(total) >= found)
+    return far / math.comb(every, own)
 
 
-def pooled_spread(arms: Sequence[Sequence[float]]) -> tuple[float, int]:
-    """The standard deviation within arms, over arms, and its degrees of freedom.
+def failures_p(first: Sequence[int], second: Sequence[int], runs: int, planned: int) -> float:
+    """`permutation_p`, or `2 / 4^n` for fewer than 5 planned seeds if that is smaller.
 
-    `sqrt(sum_v (n_v - 1) sd_v^2 / sum_v (n_v - 1))`; NaN and 0 without two values in any arm.
+    The second holds where in each of `n` seeds all `runs` of one arm failed and some of the other
+    did not: if arms are alike, the chance of that is at most 1/4 a seed.
     """
-    freedom = sum(len(arm) - 1 for arm in arms if arm)
-    if freedom < 1:
-        return math.nan, 0
-    squares = math.fsum(float(np.var(arm) * len(arm)) for arm in arms if arm)
-    return math.sqrt(squares / freedom), freedom
+    if len(first) < LEAST_SEEDS or len(second) < LEAST_SEEDS:
+        return math.nan
+    p, sides = permutation_p(first, second), ((first, second), (second, first))
+    sure = any(min(all_) == runs > max(some) for all_, some in sides)
+    few = planned < FEW_SEEDS and len(first) == len(second)
+    return min(p, 2 / 4 ** len(first)) if sure and few else p
+
+
+Sides = tuple[Sequence[bool], Sequence[bool]]
+"""Whether the runs of two compared arms failed, seed by seed."""
+
+
+def no_less_than_failures(p: float, planned: int, *sides: Sides) -> float:
+    """A p value of losses where one arm failed in all seeds and another in none: that of failures.
+
+    All failures have the same loss, so that a few seeds that fail by chance would have a tiny p.
+    """
+    for first, second in sides:
+        if all(first) != all(second) and any(first) != any(second):
+            counts = [[int(failed) for failed in side] for side in (first, second)]
+            p = max(p, failures_p(counts[0], counts[1], 1, planned))  # NaN stays NaN
+    return p
 
 
 def sign_flip_p(values: Sequence[float]) -> float:
@@ -343,11 +370,11 @@ def sign_flip_ps(values: ArrayLike) -> Floats:
     """The exact two-sided p value of mean zero by sign flips (Fisher 1935), at least `2 / 2^n`.
 
     The share of the `2^n` choices of signs whose sum is at least as far from zero. It needs no form
-    of the noise, only symmetry about zero. NaN for one value, and for more than 16.
+    of the noise, only symmetry about zero. NaN for fewer than 6 values, and for more than 16.
     """
     found = np.asarray(values, dtype=float)
     count = found.shape[-1]
-    if not 2 <= count <= MOST_FLIPPED:
+    if count not in FLIPPED:
         return np.full(found.shape[:-1], math.nan)
     signs = 1.0 - 2.0 * ((np.arange(2**count)[:, None] >> np.arange(count)) & 1)
     sums = np.abs(found @ signs.T)
@@ -375,36 +402,18 @@ def wilson_intervals(failed: ArrayLike, count: int) -> tuple[Floats, Floats]:
     return low, high
 
 
-def label_values(p: ArrayLike, p_sign: ArrayLike) -> Floats:
-    """The p values that decide labels: `holm_values` with two guards for small families.
-
-    A t test relies on the form of the noise, and with few comparisons no other arm shows it. So a
-    family counts as `family_size` comparisons, and in one of fewer than `SMALL_FAMILY` no value is
-    under that by sign flips, which five seeds cannot bring under 5 %. Exact tests need neither.
-    """
-    given = np.asarray(p, dtype=float)
-    tested = (~np.isnan(given)).sum(axis=-1, keepdims=True)
-    corrected = holm_values(given, family_size(tested))
-    small = (tested < SMALL_FAMILY) & ~np.isnan(given)
-    return np.where(small, np.fmax(corrected, np.asarray(p_sign, dtype=float)), corrected)
-
-
-def family_size(comparisons: ArrayLike) -> NDArray[np.int_]:
-    """As how many comparisons a family counts: 23 for one, 22 for two, its own from 12 on."""
-    return np.maximum(comparisons, 2 * FAMILY - np.asarray(comparisons))
-
-
-def holm_values(p: ArrayLike, count: ArrayLike | None = None) -> Floats:
+def holm_values(p: ArrayLike, untested: ArrayLike = 0) -> Floats:
     """Holm's step-down correction (1979) over the last axis; NaN is ignored.
 
     With `p_(1) <= ... <= p_(m)`: `p_holm_(i) = max_{j <= i} min(1, (m - j + 1) * p_(j))`. It keeps
-    the chance of any false finding in the family under 5 %, also for dependent tests. A `count` in
-    place of `m` means a family with more comparisons, whose other p values are 1.
+    the chance of any false finding in the family under 5 %, also for dependent tests. `untested`:
+    comparisons of the family without a p value because some runs failed. They count, since chance
+    decides which arms have one.
     """
     given = np.asarray(p, dtype=float)
     order = np.argsort(given, axis=-1)  # NaN comes last
     ordered = np.take_along_axis(given, order, axis=-1)
-    tested = (~np.isnan(given)).sum(axis=-1, keepdims=True) if count is None else count
+    tested = (~np.isnan(given)).sum(axis=-1, keepdims=True) + np.asarray(untested)[..., None]
     steps = np.minimum(1.0, (tested - np.arange(given.shape[-1])) * ordered)
     corrected = np.empty_like(given)
     np.put_along_axis(corrected, order, np.maximum.accumulate(steps, axis=-1), axis=-1)

@@ -237,7 +237,11 @@ def best_losses(grid: GridResults) -> ReportTable:
             best = min(tried, key=pairs.mean)
             shown = mean_of([pairs.runs[best, seed] for seed in pairs.seeds])
             at = [f"at {rate(best[1])}, of {len(tried)} rates"]
-            at += [f"{len(pairs.seeds)} of {pairs.planned} seeds"] if pairs.waits else []
+            at += (
+                [f"{len(pairs.seeds)} of {pairs.planned} seeds"]
+                if len(pairs.seeds) < pairs.planned
+                else []
+            )
             return replace(shown, below=(*shown.below, *at))
 
         return of

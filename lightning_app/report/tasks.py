@@ -31,12 +31,13 @@ from typing import Any, Literal, NamedTuple
 
 from lightning_app.config.rulers import EVALUATION
 from lightning_app.config.tree import CORPUS, SEED, WARMUP, key_of, lookup, value_name
-from lightning_app.report.pairs import Score, StallTable, stratified_p
+from lightning_app.report.pairs import Score
 from lightning_app.report.results import CellResult, GridResults, unlike
 from lightning_app.report.statistics import (
     FEW_SEEDS,
     bleu_difference,
     ended_alike,
+    failures_p,
     holm_values,
     mean,
     seeds_interval,
@@ -99,9 +100,9 @@ class FailedRuns:
 class FailureTest:
     """Failed runs of one variant at a `value` of an axis and at the `baseline` of the axis.
 
-    All other axes are strata: `difference` is the mean of the differences of the shares, weighted
-    as by Mantel and Haenszel (1959), and `p` is exact (`pairs.stratified_p`), corrected by Holm
-    over all tests with a failed run. It is NaN while planned runs have not finished.
+    Over all other axes, the `strata` that have runs at both: `difference` is that of the shares,
+    and `p` permutes whole seeds that have a run in each of them (`statistics.failures_p`),
+    corrected by Holm over all tests with a failed run.
     """
 
     grid: str
@@ -271,15 +272,8 @@ def failure_tests(grid: GridResults) -> list[FailureTest]:
     others = (axis for axis in grid.compare if not axis.startswith(grid.wiring))
     axes |= {axis: grid.compare[axis] for axis in others if axis not in EVALUATION}
     tests = [row for axis, base in axes.items() for row in _tests(grid, axis, base)]
-    # A test whose p value is withheld stays in the family, as if it were 1.
-    family = [
-        1.0 if math.isnan(row.p) and row.failed + row.baseline_failed else row.p for row in tests
-    ]
-    corrected = holm_values(family).tolist() if tests else []
-    return [
-        row if math.isnan(row.p) else replace(row, p_holm=p)
-        for row, p in zip(tests, corrected, strict=True)
-    ]
+    corrected = holm_values([row.p for row in tests]).tolist()
+    return [replace(row, p_holm=p) for row, p in zip(tests, corrected, strict=True)]
 
 
 def _tests(grid: GridResults, axis: str, base: Any) -> list[FailureTest]:
@@ -300,50 +294,50 @@ def _tests(grid: GridResults, axis: str, base: Any) -> list[FailureTest]:
                 if variant == name and key_of(value) in at and key_of(base) in at
             ]
             if pairs:
-                tables = [_table(own, other) for own, other in pairs]
-                sides = {key_of(value), key_of(base)}
-                planned = [
-                    cell.finished
-                    for cell in grid.cells
-                    if cell.variant == name and key_of(cell.axes[axis]) in sides
-                ]
                 names = [value_name(axis, each, grid.labels) for each in (value, base)]
-                test = _test(grid, axis, names, name, tables)
-                # Further runs, which may change it, also wait for results of a search.
-                ended = all(planned) and not grid.more
-                tests.append(test if ended else replace(test, p=math.nan))
+                tests.append(_test(grid, axis, names, name, pairs))
     return tests
 
 
-def _table(own: Sequence[CellResult], other: Sequence[CellResult]) -> StallTable:
-    counts = (sum(map(failed, own)), len(own), sum(map(failed, other)), len(other))
-    return StallTable(math.nan, *counts)
+def _failed_by_seed(strata: Sequence[Sequence[CellResult]]) -> list[int]:
+    """The number of failed runs of each seed that has a run in every stratum."""
+    seeds = set.intersection(*({cell.seed for cell in cells} for cells in strata))
+    every = [cell for cells in strata for cell in cells]
+    return [sum(failed(cell) for cell in every if cell.seed == seed) for seed in seeds]
 
 
 def _test(
-    grid: GridResults, axis: str, names: Sequence[str], variant: str, tables: Sequence[StallTable]
+    grid: GridResults,
+    axis: str,
+    names: Sequence[str],
+    variant: str,
+    pairs: Sequence[tuple[list[CellResult], list[CellResult]]],
 ) -> FailureTest:
-    _, of, runs, base_of, base_runs = (sum(column) for column in zip(*tables, strict=True))
-    low, high = wilson_interval(int(of), int(runs))
-    base_low, base_high = wilson_interval(int(base_of), int(base_runs))
-    weights = sum(table.weight for table in tables)
+    sides = [*zip(*pairs, strict=True)]
+    (of, runs), (base_of, base_runs) = (
+        (sum(map(failed, cells)), len(cells))
+        for cells in ([cell for cells in side for cell in cells] for side in sides)
+    )
+    low, high = wilson_interval(of, runs)
+    base_low, base_high = wilson_interval(base_of, base_runs)
+    own, other = map(_failed_by_seed, sides)
     return FailureTest(
         grid=grid.name,
         axis=axis,
         value=names[0],
         baseline=names[1],
         variant=variant,
-        failed=int(of),
-        runs=int(runs),
+        failed=of,
+        runs=runs,
         low=low,
         high=high,
-        baseline_failed=int(base_of),
-        baseline_runs=int(base_runs),
+        baseline_failed=base_of,
+        baseline_runs=base_runs,
         baseline_low=base_low,
         baseline_high=base_high,
-        difference=sum(table.weight * table.difference for table in tables) / weights,
-        p=stratified_p(tables) if of + base_of else math.nan,
-        strata=len(tables),
+        difference=of / runs - base_of / base_runs,
+        p=failures_p(own, other, len(pairs), len(grid.seeds)) if of + base_of else math.nan,
+        strata=len(pairs),
     )
 
 

@@ -7,15 +7,12 @@ compared seed by seed: a score leaves out a seed if one of the runs that it need
 and the note reports it. Intervals are two-sided at 95 %. An undefined score is NaN, with the reason
 in its note.
 
-A failure is nats away from other losses, so an interval needs seeds with the same ending
-(`Paired.mixed`), and a p value of fewer than 5 seeds also arms with the same ending and no run that
-half escaped. Two seeds have no p value, nor have arms whose planned seeds have not finished, nor
-any arm while a search or a refinement may ask for further runs.
-
-A label needs a `p_holm` under 5 %, corrected over all variants, rates and other axes of the grid
-that ask the same question (`statistics.guarded_ps`, `statistics.label_values`).
+A failure is nats away from other losses, so an interval and a p value need seeds with the same
+ending (`Paired.mixed`); otherwise the failures themselves are compared (`stall_difference`). Two
+seeds have no p value. A label needs a `p_holm` under 5 %: Student's t over the seeds, corrected by
+Holm over all variants, rates and other axes of the grid that ask the same question.
 `benchmarks/coverage.py` measures how often the intervals hold the true value,
-`benchmarks/false_labels.py` how often a label is false.
+`benchmarks/false_labels.py` how often a label is false and how often one is found.
 
 In scores over all rates `lr` is NaN. The best rate of an arm need not be one of those tried, so
 these scores have two bounds, within which every value agrees with the losses at the rates tried if
@@ -40,7 +37,6 @@ from lightning_app.report.pairs import (
     LEARNED,
     NEVER,
     Arm,
-    Ends,
     Paired,
     Score,
     arms,
@@ -64,14 +60,13 @@ from lightning_app.report.statistics import (
     LEAST_SEEDS,
     TOLERATED,
     Floats,
+    Sides,
     best_by_seed,
     best_on_others,
-    ended_alike,
-    guarded_ps,
     holm_values,
-    label_values,
     mean,
-    pooled_spread,
+    no_less_than_failures,
+    seeds_p,
     sign_flip_p,
     steps_by_seed,
     t_interval,
@@ -131,39 +126,16 @@ class RateCurve:
         return best_by_seed(*self.points)
 
 
-def needs(members: Sequence[Arm], reference: int | None) -> list[Score]:
-    """`need` of each variant of a group, with p values by their pooled spread.
-
-    The p value is that of the bound nearer to zero, and 1 where zero lies between the bounds. A
-    variant has none if the chosen runs of a warm-up did not end alike; with fewer than 5 seeds
-    those of both warm-ups have to, and two seeds have no p value.
-    """
-    rows = [need_at_best_rates(arm, reference) for arm in members]
-    spread = pooled_spread([[value for _, value in row.values] for row in rows])
-    return [
-        replace(row, p=bounds_p(row.ends, lambda values: float(guarded_ps(values, *spread))))
-        if row.values and all(map(_is_tested, best_runs(*_complete(arm, (0, reference))[1:])))
-        else row
-        for arm, row in zip(members, rows, strict=True)
-    ]
-
-
-def _is_tested(runs: Paired) -> bool:
-    if runs.waits or len(runs.seeds) < LEAST_SEEDS:
-        return False
-    few = len(runs.seeds) < FEW_SEEDS
-    return runs.all_alike if few else all(map(runs.alike, runs.points))
-
-
 def need_at_best_rates(arm: Arm, reference: int | None) -> Score:
     """`need`: `N = min_r l_bar(0, r) - min_r l_bar(ref, r)`, nats per token, with its sign.
 
     The estimate is `mean_s [l(0, r_0(s), s) - l(ref, r_ref(s), s)]`, `r_w(s)` the rate tried with
-    the smallest mean loss at warm-up w over the *other* seeds; the interval is that of the bounds.
-    None where some runs of a warm-up, chosen or at the rate with the smallest mean loss, failed and
-    others did not. `<=` where a best rate without warm-up is the smallest or largest of the grid,
-    so that a better one may lie outside; `>=` where one with the reference is, or where no run
-    without warm-up trained; `?` where both hold.
+    the smallest mean loss at warm-up w over the *other* seeds; the interval is that of the bounds,
+    the p value that of the bound nearer to zero, and 1 where zero lies between them. None where
+    some runs of a warm-up, chosen or at the rate with the smallest mean loss, failed and others did
+    not. `<=` where a best rate without warm-up is the smallest or largest of the grid, so that a
+    better one may lie outside; `>=` where one with the reference is, or where no run without
+    warm-up trained; `?` where both hold.
     """
     reason, pairs, table = _complete(arm, (0, reference), seeds=2)
     if reason or reference is None:
@@ -175,6 +147,7 @@ def need_at_best_rates(arm: Arm, reference: int | None) -> Score:
     values = bare.at_chosen - warm.at_chosen
     runs, by_mean = best_runs(pairs, table)
     mixed = runs.mixed or by_mean.mixed
+    sides = _sides(runs), _sides(by_mean)
     capped = all(all(pairs.failed(point)) for point in pairs.points if point[0] == 0)
     lows, highs = bare.best[0] - warm.best[1], bare.best[1] - warm.best[0]
     gap = float(highs.mean() - lows.mean())
@@ -184,6 +157,7 @@ def need_at_best_rates(arm: Arm, reference: int | None) -> Score:
         **score_identity(arm, math.nan, "need"),
         estimate=float(values.mean()),
         **between,
+        p=no_less_than_failures(_p_between(between), pairs.planned, *sides),
         bound=bound_of(**edges),
         **pairs.counts,
         note=join_notes(
@@ -273,12 +247,12 @@ def octaves(arm: Arm, reference: int | None) -> Score:
         tolerated_by_seed(*curve.points, pairs.entropy) for curve in table.values()
     )
     between = _between(pairs, warm_first - last, warm_last - first)
-    tested = all(map(_is_tested, best_runs(pairs, table)))
+    mixed = any(runs.mixed for runs in best_runs(pairs, table))
     return Score(
         **score_identity(arm, math.nan, "octaves"),
         estimate=float(values.mean()),
         **between,
-        p=_p_between(pairs, between["ends"]) if tested else math.nan,
+        p=math.nan if mixed else _p_between(between),
         bound=bound_of(*censored),
         **pairs.counts,
         note=join_notes(
@@ -292,11 +266,9 @@ def octaves(arm: Arm, reference: int | None) -> Score:
     )
 
 
-def _p_between(pairs: Paired, ends: Ends) -> float:
-    """The p value of a score between bounds, by Student's t; none of two seeds, and none until all
-    seeds have finished."""
-    few = pairs.waits or len(pairs.seeds) < LEAST_SEEDS
-    return math.nan if few else bounds_p(ends, lambda of: t_interval(of)[2])
+def _p_between(between: Mapping[str, Any]) -> float:
+    """The p value of a score between bounds (`_between`); NaN without an interval."""
+    return bounds_p(between["ends"], seeds_p) if between else math.nan
 
 
 def steps_at_best_rates(arm: Arm, reference: int | None, need: Score) -> Score:
@@ -408,12 +380,11 @@ def rate_sensitivity(
     runs, by_mean = best_runs(pairs, table)
     mixed = runs.mixed or by_mean.mixed
     between = {} if mixed else _between(pairs, lows, highs)
-    tested = warmup is None and not mixed
     return Score(
         **score_identity(arm, math.nan, name),
         estimate=float(values.mean()),
         **{**between, "p_sign": math.nan},
-        p=_p_between(pairs, between["ends"]) if tested else math.nan,
+        p=_p_between(between) if warmup is None else math.nan,
         **pairs.counts,
         note=join_notes(pairs.missing, mixed),
         values=_by_seed(pairs, values),
@@ -461,9 +432,7 @@ def _complete(
         reason = f"no arm with warm-up {missing[0]}"
     elif min(map(len, rates.values())) < 2:
         reason = "one rate only"
-    if reason:
-        return reason, pairs.settled, {}
-    if len(pairs.seeds) < seeds:
+    if not reason and len(pairs.seeds) < seeds:
         reason = why_nothing(pairs) or "one seed: no other seed to choose the rate on"
     if reason:
         return reason, pairs, {}
@@ -492,15 +461,13 @@ CORRECTED = ("delta", "interaction", "stall_difference", "need")  # a family of 
 def sensitivity_scores(grid: GridResults) -> list[Score]:
     """Every score of every variant, in the order of the plan; none where bad runs were pruned."""
     rows = _uncorrected(grid)
-    if grid.more:  # further runs, which may change each of them
-        rows = [replace(r, p=math.nan, waits=r.waits or not math.isnan(r.estimate)) for r in rows]
     for name in CORRECTED:
         family = [number for number, row in enumerate(rows) if row.score == name]
-        if name == "stall_difference":  # without any failure no test can find one (Tarone 1990)
-            family = [number for number in family if rows[number].diverged]
-        corrected = holm([rows[i] for i in family])
-        for number, row in zip(family, corrected, strict=True):
-            rows[number] = row
+        ps = [rows[number].p for number in family]
+        untested = sum(math.isnan(p) and rows[n].compared for n, p in zip(family, ps, strict=True))
+        corrected = holm_values(ps, untested).tolist()
+        for number, p in zip(family, corrected, strict=True):
+            rows[number] = replace(rows[number], p_holm=p)
     return rows
 
 
@@ -522,11 +489,9 @@ def _uncorrected(grid: GridResults) -> list[Score]:
 def _of_slice(members: Mapping[str, Arm], lr: float, grid: GridResults) -> list[Score]:
     """The scores at one rate of the variants of one group."""
     present = [arm for arm in members.values() if lr in arm.rates]
-    spread = pooled_spread([_deltas(arm, lr, grid) for arm in present])
-    compared = [interaction(a, members.get(a.baseline or ""), lr, grid, spread) for a in present]
     rows = []
-    for arm, versus in zip(present, compared, strict=True):
-        rows += [delta(arm, lr, grid, spread), versus]
+    for arm in present:
+        rows += [delta(arm, lr, grid), interaction(arm, members.get(arm.baseline or ""), lr, grid)]
         rows += steps_saved(arm, lr, grid.reference_warmup)
         rows += [stalls(arm, lr, warmup) for warmup in arm.warmups]
     return rows
@@ -535,7 +500,7 @@ def _of_slice(members: Mapping[str, Arm], lr: float, grid: GridResults) -> list[
 def _over_rates(members: Sequence[Arm], grid: GridResults) -> list[Score]:
     """The scores over all rates of the variants of one group."""
     ref, span = grid.reference_warmup, shared_span(members)
-    found = needs(members, ref)
+    found = [need_at_best_rates(arm, ref) for arm in members]
     rows = [*found]
     for arm, need in zip(members, found, strict=True):
         rows += [octaves(arm, ref), steps_at_best_rates(arm, ref, need)]
@@ -544,17 +509,10 @@ def _over_rates(members: Sequence[Arm], grid: GridResults) -> list[Score]:
     return rows
 
 
-def _deltas(arm: Arm, lr: float, grid: GridResults) -> list[float]:
-    """Delta seed by seed, where it is defined."""
-    reason, pairs, ref = _against_reference(arm, lr, grid)
-    return [] if reason else _differences(pairs, (0, lr), (ref, lr))
-
-
-def delta(arm: Arm, lr: float, grid: GridResults, spread: tuple[float, int]) -> Score:
+def delta(arm: Arm, lr: float, grid: GridResults) -> Score:
     """`Delta = mean_s [l(0, s) - l(ref, s)]`, nats per token; Student's t interval over seeds.
 
-    `spread` is the standard deviation of Delta over seeds, pooled over the variants of the slice,
-    and its degrees of freedom. Undefined where the variant never learned, with the reference
+    Undefined where the variant never learned, with the reference
     warm-up either. A lower bound where every run without warm-up failed, and an upper one where any
     with it did: they count as `H_uni`.
     """
@@ -567,13 +525,7 @@ def delta(arm: Arm, lr: float, grid: GridResults, spread: tuple[float, int]) -> 
         estimate=mean(differences),
         bound=bound_of(at_most=any(pairs.failed((ref, lr))), at_least=_capped(pairs, lr)),
         **pairs.counts,
-        **_tested(
-            differences,
-            spread,
-            alike=pairs.all_alike,
-            waits=pairs.waits,
-            over_seeds=_over_seeds(pairs.seeds, differences, pairs.mixed, pairs.missing),
-        ),
+        **_over_seeds(pairs, differences, pairs.mixed, _sides(pairs)),
     )
 
 
@@ -582,36 +534,12 @@ def _capped(pairs: Paired, lr: float) -> bool:
     return all(pairs.failed((0, lr)))
 
 
-def _tested(
-    differences: Sequence[float],
-    spread: tuple[float, int],
-    *,
-    alike: bool,
-    waits: bool,
-    over_seeds: Mapping[str, Any],
-) -> dict[str, Any]:
-    """`over_seeds` with the p values of mean zero; none from few seeds that did not end alike."""
-    found: dict[str, Any] = {**over_seeds, "p_sign": sign_flip_p(differences)}
-    few, count = "", len(differences)
-    if not alike and 1 < count < FEW_SEEDS:
-        few = f"{count} seeds are too few to tell stalls from chance, so no p value"
-    elif 1 < count < LEAST_SEEDS and not waits:
-        few = f"{count} seeds are too few for a p value"
-    elif not waits:
-        found["p"] = float(guarded_ps(differences, *spread))
-    found["note"] = join_notes(found["note"], few)
-    return found
-
-
-def interaction(
-    arm: Arm, baseline: Arm | None, lr: float, grid: GridResults, spread: tuple[float, int]
-) -> Score:
+def interaction(arm: Arm, baseline: Arm | None, lr: float, grid: GridResults) -> Score:
     """`Delta_v - Delta_baseline` over the same seeds: does warm-up help it more than the baseline?
 
     `mean_s [(l_v(0, s) - l_v(ref, s)) - (l_b(0, s) - l_b(ref, s))]`, nats per token; t interval.
-    `spread` as in `delta`: the difference of two Deltas has sqrt(2) times their spread. `>=` where
-    no run of the variant without warm-up trained, or one of the baseline with it failed; `<=` the
-    other way round.
+    `>=` where no run of the variant without warm-up trained, or one of the baseline with it failed;
+    `<=` the other way round.
     """
     reason, own, ref = _against_reference(arm, lr, grid)
     never = ""
@@ -622,7 +550,7 @@ def interaction(
     elif baseline is None or lr not in baseline.rates:
         never = f"no arm of the baseline {arm.baseline}"
     if never:
-        return undefined(arm, lr, "interaction", never, own.settled)
+        return undefined(arm, lr, "interaction", never, own)
     if reason or baseline is None:
         return undefined(arm, lr, "interaction", reason, own)
     reason, other, _ = _against_reference(baseline, lr, grid)
@@ -641,14 +569,7 @@ def interaction(
         )
     ]
     mixed = join_notes(own.mixed, other.mixed and f"baseline {other.mixed}")
-    alike = all(
-        ended_alike(own.failed(point) + other.failed(point)).item()
-        and own.alike(point)
-        and other.alike(point)
-        for point in points
-    )
     counts = {name: own.counts[name] + other.counts[name] for name in ("cells", "diverged")}
-    counts["waits"] = own.waits
     return Score(
         **score_identity(arm, lr, "interaction"),
         estimate=mean(differences),
@@ -658,36 +579,10 @@ def interaction(
         ),
         seeds=len(seeds),
         **counts,
-        **_tested(
-            differences,
-            (math.sqrt(2) * spread[0], spread[1]),
-            alike=alike,
-            waits=own.waits,
-            over_seeds=_over_seeds(seeds, differences, mixed, own.missing),
+        **_over_seeds(
+            own, differences, mixed, *((own.failed(at), other.failed(at)) for at in points)
         ),
     )
-
-
-def holm(rows: Sequence[Score]) -> list[Score]:
-    """The rows with their p values corrected (`label_values`); they are the family.
-
-    A comparison whose p value is withheld stays in the family, as if it were 1, and so does one
-    whose runs have not finished, so that the family does not grow with them. (Their spread may
-    still change p values of others.) The test of stalls is exact, and so has Holm's correction
-    only.
-    """
-    values = [1.0 if _compared(row) and math.isnan(row.p) else row.p for row in rows]
-    exact = bool(rows) and rows[0].score == "stall_difference"
-    signs = [row.p_sign for row in rows]
-    corrected = holm_values(values) if exact else label_values(values, signs)
-    return [
-        row if math.isnan(row.p) else replace(row, p_holm=float(p))
-        for row, p in zip(rows, corrected, strict=True)
-    ]
-
-
-def _compared(row: Score) -> bool:
-    return row.waits or (not math.isnan(row.estimate) and row.seeds > 1)
 
 
 def _against_reference(arm: Arm, lr: float, grid: GridResults) -> tuple[str, Paired, int]:
@@ -697,7 +592,7 @@ def _against_reference(arm: Arm, lr: float, grid: GridResults) -> tuple[str, Pai
         return "the grid file names no reference warm-up", arm.at([]), 0
     pairs = arm.at([(0, lr), (ref, lr)])
     if ref == 0:
-        return "the reference is no warm-up itself", pairs.settled, ref
+        return "the reference is no warm-up itself", pairs, ref
     points = {key[:2] for key in arm.planned}
     if (0, lr) not in points:
         return "no arm without warm-up", pairs, ref
@@ -710,17 +605,28 @@ def _differences(pairs: Paired, first: tuple[int, float], second: tuple[int, flo
     return [a - b for a, b in zip(pairs.losses(first), pairs.losses(second), strict=True)]
 
 
+def _sides(pairs: Paired) -> Sides:
+    """Which runs failed at the first and at the last of the points."""
+    return pairs.failed(pairs.points[0]), pairs.failed(pairs.points[-1])
+
+
 def _over_seeds(
-    seeds: Sequence[int], values: Sequence[float], mixed: str, missing: str
+    pairs: Paired, values: Sequence[float], mixed: str, *sides: Sides
 ) -> dict[str, Any]:
-    """Interval, note and values of a mean over seeds; no interval where there is a reason."""
-    low, high, _ = t_interval(values)
-    if mixed:
-        low = high = math.nan
+    """Interval, p values, note and values of a mean over seeds; only values where it is mixed."""
+    seeds, p = pairs.seeds, math.nan if mixed else seeds_p(values)
+    low, high, _ = (math.nan,) * 3 if mixed else t_interval(values)
+    few = len(values) == LEAST_SEEDS - 1 and not mixed
     return {
         "low": low,
         "high": high,
-        "note": join_notes(missing, mixed or _no_interval(values, low)),
+        "p": no_less_than_failures(p, pairs.planned, *sides),
+        "p_sign": math.nan if mixed else sign_flip_p(values),
+        "note": join_notes(
+            pairs.missing,
+            mixed or _no_interval(values, low),
+            f"{len(values)} seeds are too few for a p value" * few,
+        ),
         "each": _each(seeds, values, mixed),
         "values": tuple(zip(seeds, values, strict=True)),
     }

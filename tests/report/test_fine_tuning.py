@@ -207,21 +207,20 @@ def test_a_result_without_the_score_is_judged_by_its_loss_and_counted(tmp_path: 
     )
 
 
-def test_shares_are_compared_within_tasks(grid: GridResults) -> None:
-    """RTE 2/5 against 0/5 and CoLA 1/5 against 0/5, by enumeration.
+def test_shares_are_compared_by_whole_seeds(grid: GridResults) -> None:
+    """RTE 2/5 against 0/5 and CoLA 1/5 against 0/5, one failure in each of three seeds.
 
-    Given 2 and 1 failures, all three fall on runs without warm-up with the chance
-    (C(5,2) / C(10,2)) * (1/2) = 1/9; the other end has the same, so p = 2/9.
+    Of the C(10, 5) ways to deal the seeds, C(7, 2) have all three on either side.
     """
     (test,) = failure_tests(grid)
     assert (test.axis, test.value, test.baseline) == (WARMUP, "60", "0")
     assert (test.failed, test.runs, test.baseline_failed, test.baseline_runs) == (0, 10, 3, 10)
-    assert (test.p, test.p_holm, test.strata) == pytest.approx((2 / 9, 2 / 9, 2))
+    assert (test.p, test.p_holm, test.strata) == pytest.approx((42 / 252, 42 / 252, 2))
     assert test.difference == pytest.approx(-(0.4 + 0.2) / 2)
 
 
-def test_a_test_of_failed_runs_waits_for_the_planned_ones(tmp_path: Path) -> None:
-    """Of two variants that fail alike, one has no result of one run."""
+def test_a_test_of_failed_runs_takes_the_seeds_that_have_finished(tmp_path: Path) -> None:
+    """Of two variants that fail alike, one has no result of one run: C(9, 5) ways."""
 
     def scores(axes: Mapping[str, Any]) -> Scores:
         return learned("rte", 0.6 + axes[SEED] / 100) if axes[WARMUP] else constant("rte")
@@ -234,19 +233,8 @@ def test_a_test_of_failed_runs_waits_for_the_planned_ones(tmp_path: Path) -> Non
     grid = read_results(folder)
     whole, part = failure_tests(grid)
     assert (part.variant, part.runs, part.baseline_runs) == ("pre_ln", 4, 5)
-    assert math.isnan(part.p)
-    assert math.isnan(part.p_holm)
-    assert (whole.p, whole.p_holm) == pytest.approx((2 / 252, 2 * 2 / 252))  # both are counted
-    text = " ".join(findings(grid, []))
-    assert "is shown between runs without warm-up and with warm-up 60 for pre_ln" in text
-
-
-def test_a_test_of_failed_runs_waits_for_those_that_a_search_may_ask_for(tmp_path: Path) -> None:
-    grid = read_results(glue_grid(tmp_path / "demo", mixed))
-    assert any(not math.isnan(row.p) for row in failure_tests(grid))
-    waiting = failure_tests(replace(grid, more=4))
-    assert waiting
-    assert all(math.isnan(row.p) and math.isnan(row.p_holm) for row in waiting)
+    assert (part.p, part.p_holm) == pytest.approx((1 / 126, 2 / 126))
+    assert (whole.p, whole.p_holm) == pytest.approx((2 / 252, 2 * 2 / 252))
 
 
 def test_an_axis_of_compare_has_its_own_test(tmp_path: Path) -> None:

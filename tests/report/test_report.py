@@ -173,7 +173,7 @@ def test_what_the_page_says(finished):
         "Which blocks need warm-up?",
         "30 of 30 planned cells finished: of them 5 stalled.",
         "post_ln (5 of 5 runs without warm-up, 0 of 5 with it) stalls more often without warm-up",
-        "Compared with pre_ln, no difference is shown for post_ln (≥ ",
+        "Compared with pre_ln, warm-up does more for post_ln (≥ ",
         "built-in grammar, seed 0; train 30,000, valid 500, test 500",
         "Every run ended after 200 steps.",
         "Only one learning rate, 0.004:",

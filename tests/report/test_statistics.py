@@ -5,7 +5,6 @@
 
 import itertools
 import math
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +12,6 @@ from sacrebleu.metrics.bleu import BLEU
 from scipy import stats
 
 from benchmarks import coverage
-from lightning_app.report.pairs import Score
 from lightning_app.report.statistics import (
     bleu_difference,
     ended_alike,
@@ -23,7 +21,6 @@ from lightning_app.report.statistics import (
     wilson_interval,
     wilson_intervals,
 )
-from lightning_app.report.warmup import holm
 
 
 @pytest.fixture
@@ -89,24 +86,6 @@ def test_who_ended_alike():
         True,
         False,
     ]
-
-
-@pytest.mark.parametrize(
-    ("ps", "estimates", "corrected"),
-    [
-        ((0.04, math.nan, 0.01, 0.03), (math.nan,) * 4, [0.76, math.nan, 0.21, 0.60]),
-        # A comparison whose p value is withheld counts.
-        ((0.01, math.nan, 0.03, math.nan), (1, 2, 1, math.nan), [0.21, math.nan, 0.60, math.nan]),
-    ],
-)
-def test_holm_of_scores_by_hand(ps: Any, estimates: Any, corrected: Any) -> None:
-    rows = [
-        Score(
-            group="all", lr=1.0, variant="v", score="interaction", p=p, estimate=estimate, seeds=3
-        )
-        for p, estimate in zip(ps, estimates, strict=True)
-    ]
-    assert [row.p_holm for row in holm(rows)] == pytest.approx(corrected, nan_ok=True)
 
 
 SENTENCES = [f"the {a} saw the {b} in the garden" for a in ("dog", "cat") for b in "abcde"]

@@ -55,9 +55,7 @@ def test_a_pipe_gets_the_numbers_of_the_runs_as_plain_text(make_grid: Make, outc
         delta = fmean(a - b for a, b in zip(without, with_, strict=True))
         row = next(line for line in text.splitlines() if line.startswith(variant))
         assert f" {delta:.3f} [" in row, row
-    assert re.search(
-        r"^post_ln +helps \(p .*\) +no difference shown \(p .*\) .* 5 / 5 +0 / 5$", text, re.M
-    )
+    assert re.search(r"^post_ln +helps \(p .*\) +more \(p .*\) .* 5 / 5 +0 / 5$", text, re.M)
     for sentence in findings(grid, sensitivity_scores(grid)):
         assert sentence.translate(PLAIN) in text
 

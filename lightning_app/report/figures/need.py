@@ -32,7 +32,7 @@ from lightning_app.report.figures.sheet import (
     warmup_of,
     wrapped,
 )
-from lightning_app.report.pairs import Arm, Paired, Score, arms, stall_counts, stall_tables
+from lightning_app.report.pairs import Arm, Paired, Score, arms, stall_counts
 from lightning_app.report.results import CellResult
 from lightning_app.report.statistics import LEVEL, ended_alike, mean, seeds_interval
 from lightning_app.report.tasks import constant_score, failed, median_score
@@ -121,7 +121,7 @@ def _rows(part: Part) -> list[VariantEffect]:
     for arm in arms(part.grid):
         if arm.group != part.group or part.lr not in arm.rates:
             continue
-        score = delta(arm, part.lr, part.grid, (math.nan, 0))
+        score = delta(arm, part.lr, part.grid)
         if not math.isnan(score.estimate):
             pairs = arm.at([(0, part.lr), (reference, part.lr)])
             row = VariantEffect(
@@ -317,10 +317,9 @@ def _moved(part: Part, moved: Sequence[tuple[float, float]], drawn: Sequence[Arm
     Stalls are counted at the rates at which a variant was run with both warm-ups.
     """
     reference = part.grid.reference_warmup
-    tables = [table for arm in drawn for table in stall_tables(arm, reference)]
-    if not tables:
+    bare, warm = stall_counts(drawn, reference)
+    if bare.endswith(" of 0"):
         return ""
-    bare, warm = stall_counts(tables)
     cells = [cell for arm in drawn for key, cell in arm.cells.items() if key[0] in (0, reference)]
     shown = replace(part.grid, cells=tuple(cells))
     return say(
