@@ -169,7 +169,7 @@ def build(name: str, tree: dict[str, Any], checkpoint: Checkpoint | None, batche
     data = data_module(tree["data"])
     data.prepare_data()
     data.setup("fit")
-    module.build(data.vocab_size)
+    module.build(data.vocab_size, doubles=tree["trainer"]["precision"] == "64-true")
     model = module.model
     assert model is not None
     step, moments = 0, None

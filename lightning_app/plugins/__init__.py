@@ -244,6 +244,8 @@ def _loaded(name: str, source: str, own: Sequence[Place], given: Plugin | None =
     if Finder not in sys.meta_path:
         sys.meta_path.insert(0, Finder)
     try:
+        if _is_file(source):  # a syntax error is named before the slow imports
+            compile(taken(place), source, "exec")
         for module in _TABLES.split():  # or it would own the parts of those that it imports first
             importlib.import_module(f"lightning_app.{module}")
         with registering(name):

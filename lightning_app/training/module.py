@@ -593,7 +593,9 @@ class TransformerModule(pl.LightningModule):
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         if self.model is None:
-            self.build(checkpoint["vocab_size"])
+            weights = [v for v in checkpoint["state_dict"].values() if v.is_floating_point()]
+            doubles = all(each.dtype == torch.float64 for each in weights)
+            self.build(checkpoint["vocab_size"], doubles=doubles)
         if TRAINED in checkpoint and self.trainer.state.fn == TrainerFn.FITTING:
             checkpoint["state_dict"] = checkpoint[TRAINED]
         self.profiled = checkpoint["profiled"]

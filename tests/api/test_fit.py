@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 
 from lightning_app import RunResult, UserError, fit
@@ -66,6 +67,18 @@ def test_a_mapping_and_its_file_are_one_run(translation: RunResult) -> None:
         fit(config, {"model.optimizer.lr": 1e-4})
     assert "model.optimizer.lr" in str(found.value)
     assert "\n" not in str(found.value)
+
+
+def test_a_run_in_float64_is_loaded_as_it_is(translation: RunResult, tmp_path: Path) -> None:
+    config = translation.folder.parent / "config.yaml"
+    where = {"trainer.default_root_dir": str(tmp_path / "run"), "trainer.precision": "64-true"}
+    loaded = fit(config, where).load("last")
+    stored = read_checkpoint(loaded.checkpoint)["state_dict"]
+    for name, weight in loaded.model.state_dict().items():
+        assert weight.dtype == stored[f"model.{name}"].dtype
+        assert torch.equal(weight.cpu(), stored[f"model.{name}"])
+    assert {weight.dtype for weight in loaded.model.parameters()} == {torch.float64}
+    assert len(loaded.translate(["hund"])) == 1
 
 
 def test_it_goes_on_from_a_checkpoint(translation: RunResult, tmp_path: Path) -> None:

@@ -233,30 +233,34 @@ def test_a_writer_that_is_killed_in_a_line_leaves_neither_its_half_nor_its_lock(
 
 # Over 5 s: PostgreSQL restarts while cells run.
 def test_supervisors_share_a_database_that_restarts_and_leave_no_trace_of_its_password(
-    world: World, server: Server
+    world: World, server: Server, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """One cell fails, so that its error is written too."""
     empty(server)
     world.environment["ABLATE_STORAGE"] = server.with_password
     world.write(seeds=2, delay=0.2, axes={"data.behaviour": ["ok", "crash"]})
+    outputs = [tmp_path_factory.mktemp("shown") / "stdout" for _ in range(2)]
+    handles = [path.open("w") for path in outputs]
     pair = [
         subprocess.Popen(  # a process that is forked has the arguments of its parent
             [sys.executable, *world.arguments()],
             env=world.environment,
-            stdout=subprocess.PIPE,
+            stdout=handle,
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
         )
-        for _ in range(2)
+        for handle in handles
     ]
+    for handle in handles:
+        handle.close()
 
     opened: set[int] = set()
 
-    def both_run_cells(after: int = 0) -> bool:
+    def both_run_cells() -> bool:
         """A supervisor that has opened the storage runs cells; it has other children from its first
         moment on."""
-        cells = {int(line[3]) for line in world.lines("start")[after:]}
+        cells = {int(line[3]) for line in world.lines("start")}
         opened.update(
             process.pid
             for process in pair
@@ -268,15 +272,15 @@ def test_supervisors_share_a_database_that_restarts_and_leave_no_trace_of_its_pa
     server.stop()
     shown = [word for each in world.processes() for word in each.cmdline()]
     assert any("stand_in.py" in word for word in shown)
-    opened.clear()
-    begun = len(world.lines("start"))
-    world.wait_for(lambda: both_run_cells(begun), seconds=120)
+    outage = "the study is caught up later"
+    world.wait_for(lambda: all(outage in path.read_text() for path in outputs), seconds=120)
     server.start()
-    for process in pair:
-        shown += process.communicate(timeout=120)
-        assert process.returncode == 0, "\n".join(shown[-2:])
-    assert all(out.count("the study is caught up later") == 1 for out in shown[-4::2])
-    assert all(out.count("ABLATE_STORAGE: ") == 1 for out in shown[-4::2])
+    for process, path in zip(pair, outputs, strict=True):
+        shown += process.communicate(timeout=120)[1:]
+        assert process.returncode == 0, shown[-1] + path.read_text()
+    said = [path.read_text() for path in outputs]
+    assert all(out.count(outage) == out.count("ABLATE_STORAGE: ") == 1 for out in said)
+    shown += said
     storage = open_storage(storage_spec(server.url, GRID, NOWHERE))
     study = optuna.load_study(study_name=world.plan().study, storage=storage)
     states = Counter(trial.state.name for trial in study.get_trials(deepcopy=False))
