@@ -228,10 +228,9 @@ def compare(
     One row per other value of the axis and combination of the remaining axes (`where`): `estimate`
     is the mean over seeds of the metric minus that of the baseline, `low` and `high` its 95 %
     interval by Student's t, `p` and `p_holm` its p value, the latter corrected by Holm over the
-    rows of this table only (with more for few rows: `statistics.label_values`), `reading` the
-    conclusion, `note` what is missing, and `seed N` the difference of each seed.
-    `lightning_app.report.comparisons` defines them. Seeds at which a run did not finish, or has no
-    finite metric, are left out and counted in `seeds` and `note`.
+    rows of this table only, `reading` the conclusion, `note` what is missing, and `seed N` the
+    difference of each seed. `lightning_app.report.comparisons` defines them. Seeds at which a run
+    did not finish, or has no finite metric, are left out and counted in `seeds` and `note`.
 
     Args:
         grid: As for `results`.
