@@ -1610,8 +1610,8 @@ MUTANTS = (
     mutant(
         "a failed run counts by its last validation",
         at("grids/test_plan.py"),
-        "if diverged and name in _LOWER_IS_BETTER_CAPS:",
-        "if diverged and value is None and name in _LOWER_IS_BETTER_CAPS:",
+        "return cap if diverged or value is None else min(value, cap)",
+        "return cap if value is None else min(value, cap)",
     ),
     mutant(
         "a variant that learned with another warm-up never learned",

@@ -394,8 +394,9 @@ def score_of(plan: Plan, result: Mapping[str, Any]) -> float:
         known = ", ".join(result["metrics"])
         raise UserError(f"{plan.name}: metric.name: runs report no '{name}' ({known})")
     value = result["metrics"].get(name)
-    if diverged and name in _LOWER_IS_BETTER_CAPS:  # the last validation may have been before it
-        return _LOWER_IS_BETTER_CAPS[name](entropy)
+    if name in _LOWER_IS_BETTER_CAPS:  # one cap for all, or a failure beats a run that learns late
+        cap = _LOWER_IS_BETTER_CAPS[name](entropy)
+        return cap if diverged or value is None else min(value, cap)
     if value is not None:
         return value
     if plan.mode == "max":
