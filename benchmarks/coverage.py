@@ -10,9 +10,9 @@ of freedom) or skewed (lognormal, log-sd 0.5: skewness 1.75), scaled to the same
 are those of the report (`lightning_app/report/statistics.py`). `false_labels.py` measures false
 labels.
 
-Where the loss depends on the rate, with its best one between those tried: N, O and steps saved at
-the best rates (`over_rates`), also where a refinement or a search has chosen the rates (`adapted`).
-These intervals lie between two bounds and may cover more.
+T and M, over curves through the losses of the published study `joint_fine`: splines, and the
+sharpest convex ones (`Curves`). The true value is that of many seeds at as many rates.
+`no_needs`: how often "no need" is false (nominal: at most 5 %).
 
 Coverage: the share of intervals that contain the true value, over all variants of all grids;
 nominal 95 %, it holds from 93 to 97 %. `+-`: one Monte-Carlo standard error, from the spread
@@ -22,38 +22,35 @@ does not use: Welch's interval, intervals over seeds of which some stall.
 
 import argparse
 import json
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+import pandas as pd
 from scipy import special
+from scipy.interpolate import PchipInterpolator
 
-from lightning_app.config.grid import GridSpec, read_spec
-from lightning_app.config.tree import RATE, SEED, WARMUP, canonical
-from lightning_app.grids.plan import combinations
-from lightning_app.grids.search import TrialScore, search_arms, wanted
 from lightning_app.report.statistics import (
     LEVEL,
+    Estimate,
     Floats,
-    best_by_seed,
+    corrected,
     ended_alike,
-    steps_by_seed,
     t_intervals,
-    tolerated_by_seed,
     wilson_intervals,
+    within,
 )
 
+STUDY = Path(__file__).parent.parent / "ablations/results/joint_fine"
 KINDS = ("normal", "heavy-tailed", "skewed")
 SEEDS = (3, 5, 10)
 ARMS = 5  # variants for which coverage is measured
 ENTROPY, LEVELS = 4.5, (2.5, 2.2)  # nats: H_uni; the loss without warm-up and with it
 SHARED, OWN = 0.1, (0.06, 0.03)
-RATES, CLEARLY = 6, 0.3  # rates of N; nats between the best one and the others
 STALLED = (0.1, 0.3, 0.5)  # chances of a stall without warm-up
 LOW, HIGH = 0.93, 0.97  # the limits of coverage
 
@@ -113,13 +110,8 @@ def covered(
     bounds: Bounds,
     truth: float | Floats,
     shown: bool = True,
-    *,
-    least_only: bool = False,
 ) -> Row:
-    """The row of intervals [grid, variant]; NaN is no interval and does not count.
-
-    Intervals between bounds (`least_only`) may cover more than they promise.
-    """
+    """The row of intervals [grid, variant]; NaN is no interval and does not count."""
     low, high = bounds
     there = ~np.isnan(low)
     hits, count = ((low <= truth) & (truth <= high) & there).sum(axis=1), there.sum(axis=1)
@@ -128,7 +120,7 @@ def covered(
     rate = float(hits.sum() / count.sum())
     error = float(np.std(hits - rate * count) / count.mean() / np.sqrt(len(low)))
     width = float(np.median((high - low)[there]))
-    holds = rate >= LOW and (least_only or rate <= HIGH)
+    holds = LOW <= rate <= HIGH
     return Row(what, kind, seeds, shown, rate, error, LEVEL, holds, width)
 
 
@@ -162,164 +154,94 @@ def mixtures(seeds: int, share: float, grids: int, rng: np.random.Generator) -> 
         yield covered(f"Delta, t, {what}, seeds alike", "normal", seeds, bounds, ends)
 
 
-def needs(kind: str, seeds: int, grids: int, rng: np.random.Generator) -> Iterator[Row]:
-    """Coverage of N, the need at the best rates, where all rates are alike or one is best."""
-    for what, behind in (("rates alike", 0.0), ("one rate best", CLEARLY)):
-        runs = losses(kind, grids, RATES * ARMS, seeds, rng)
-        runs = runs.reshape(grids, RATES, ARMS, 2, seeds)
-        runs[:, np.arange(RATES) != 2] += behind
-        rates = np.moveaxis(runs, 1, -2)  # [grid, variant, warm-up, rate, seed]
-        sound = np.ones(rates.shape[:-1], dtype=bool)
-        bounds = between(apart(best_by_seed(rates, np.arange(RATES), sound), 0, 1))
-        yield covered(f"N, {what}", kind, seeds, bounds, LEVELS[0] - LEVELS[1], least_only=True)
+@dataclass(frozen=True)
+class Curves:
+    """Mean losses of two warm-ups over the rates, and the spread of runs; from a published study.
 
-
-RISEN: dict[str, Callable[[Floats], Floats]] = {
-    "parabola": lambda away: 0.7 * away**2,
-    "V": lambda away: np.maximum(-0.8 * away, 2.2 * away),
-    "flat": lambda away: 0.02 * away**2,
-}
-"""By how many nats the loss is above its smallest, by octaves from there."""
-
-
-def over_rates(
-    kind: str, shift: float, scale: float, seeds: int, grids: int, rng: np.random.Generator
-) -> Iterator[Row]:
-    """Coverage of N, O and steps saved where the best rate lies between those tried.
-
-    The loss after t of T steps is `best + risen(log2 rate) + decay(t)`, the same decay in both
-    arms; `risen` as in `RISEN`, `shift` octaves higher with warm-up. Six rates an octave
-    apart, eleven half an octave and twenty-one a quarter.
+    `kind`: `spline` through the means of every second rate or `V`, the sharpest curve that is
+    convex in the logarithm of the rate and agrees with them.
     """
-    steps = np.arange(20.0, 401.0, 20.0)
-    decay = 2.0 * (np.exp(-steps / 120) - np.exp(-steps[-1] / 120))
-    for spacing in (1.0, 0.5, 0.25):
-        places = np.arange(-2.5, 2.5 + spacing / 2, spacing)
-        best = rng.uniform(-0.5, 0.5, (grids, 1, 1)) * spacing
-        best = best + shift * (np.arange(2)[:, None] - 0.5)
-        away = places - best
-        risen = RISEN[kind](away)
-        ends = LEVELS[1] + risen[..., None] + scale * rng.standard_normal((*risen.shape, seeds))
-        curves = np.minimum(ends[..., None, :] + decay[:, None], ENTROPY)
-        final = curves[..., -1, :]
-        sound = (final < ENTROPY).all(axis=-1)
-        what = f"{kind}, shift {shift:g}, sd {scale:g}, spacing {spacing:g}"
-        halves, good = ([each[:, arm] for arm in (0, 1)] for each in (curves, sound))
-        found = {
-            "N": (between(apart(best_by_seed(final, places, sound), 0, 1)), 0.0),
-            "O": (between(apart(tolerated_by_seed(final, places, sound, ENTROPY), 1, 0)), shift),
-            "steps saved": (between(steps_by_seed(halves, [places] * 2, good, steps)), 0.0),
-        }
-        for name, (bounds, truth) in found.items():
-            yield covered(f"{name}, {what}", "normal", seeds, bounds, truth, least_only=True)
+
+    octaves: Floats  # log2 of the rates
+    means: Floats  # [warm-up, rate]
+    spread: float
+    kind: str
+
+    def at(self, warmup: int, places: Floats) -> Floats:
+        known = self.means[warmup]
+        if self.kind == "spline":
+            return PchipInterpolator(self.octaves, known)(places)
+        slopes = np.diff(known) / np.diff(self.octaves)
+        found = np.interp(places, self.octaves, known)
+        for gap in range(1, len(slopes) - 1):  # lines through the neighbours meet below the chord
+            inside = (places >= self.octaves[gap]) & (places <= self.octaves[gap + 1])
+            left = known[gap] + slopes[gap - 1] * (places - self.octaves[gap])
+            right = known[gap + 1] - slopes[gap + 1] * (self.octaves[gap + 1] - places)
+            found = np.where(inside, np.minimum(found, np.maximum(left, right)), found)
+        return found
 
 
-ADAPTED: dict[str, dict[str, Any]] = {
-    "refined, until 0.03": {"refine": {"until": 0.03}},
-    "refined, until 0.003": {"refine": {"until": 0.003}},
-    "tpe": {"search": {"sampler": "tpe", "together": 4}},
-    "random": {"search": {"sampler": "random", "together": 4}},
-}
-TRIALS = 12  # rates of an arm, at most
+def of_study(study: Path, kind: str) -> dict[str, Curves]:
+    """The curves of each wiring of a published study, in the mean over its seeds."""
+    table: Any = pd.read_parquet(study / "results.parquet")
+    found = {}
+    for variant, runs in table.groupby("variant"):
+        of_rate = runs.groupby(["warmup", "lr"])["loss"]
+        means, spreads = of_rate.mean().unstack(), of_rate.std().unstack()
+        octaves = np.log2(means.columns.to_numpy(float))
+        alive = means.to_numpy() < table["unigram_entropy"].mean() - 1.0
+        spread = float(np.median(spreads.to_numpy()[alive]))
+        found[str(variant)] = Curves(octaves, means.to_numpy(), spread, kind)
+    return found
 
 
-def adapting_grid(parts: Mapping[str, Any], seeds: int) -> GridSpec:
-    """A grid file of one variant whose rates are refined, from 1/4, 1 and 4, or searched."""
-    tree = {"name": "simulated", "axes": {WARMUP: [0, 1], SEED: [*range(1, seeds + 1)]}}
-    tree["base_config"] = {"model": {"optimizer": {"kind": "adam"}}, "data": {"name": "synthetic"}}
-    for key, settings in parts.items():
-        tree[key] = {**settings, "budget": TRIALS * seeds}
-        if key == "refine":
-            tree["axes"][RATE] = [0.25, 1.0, 4.0]
-        else:
-            tree[key]["fields"] = {RATE: {"low": 0.125, "high": 8.0, "log": True}}
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "grid.yaml")
-        path.write_text(json.dumps(tree))
-        return read_spec(path)
-
-
-def chosen_by_results(
-    spec: GridSpec, risen: Callable[[Floats], Floats], best: Floats, rng: np.random.Generator
-) -> list[tuple[Floats, Floats]]:
-    """The losses [rate, seed] of each arm of a grid that chooses its rates, and their octaves."""
-    if spec.search is not None:  # no two grids begin at the same rates
-        search = replace(spec.search, seed=int(rng.integers(2**31)))
-        spec = replace(spec, search=search)
-    listed, known = list(combinations(spec)), dict[str, TrialScore]()
-    runs: dict[int, dict[float, dict[int, float]]] = {0: {}, 1: {}}
-    while True:
-        new = {canonical(cell): cell for cell in wanted(search_arms(spec, listed, known))}
-        new = {key: cell for key, cell in new.items() if key not in known}
-        if not new:
-            break
-        for key, cell in new.items():
-            place, arm = np.log2(cell[RATE]), cell[WARMUP]
-            own = LEVELS[1] + float(risen(place - best[arm])) + 0.06 * rng.standard_normal()
-            runs[arm].setdefault(place, {})[cell[SEED]] = min(own, ENTROPY)
-            known[key] = TrialScore(min(own, ENTROPY), sound=own < ENTROPY)
-    return [
-        (np.array([[*of[place].values()] for place in sorted(of)]), np.array(sorted(of)))
-        for of in runs.values()
+def drawn(
+    curves: Curves, count: int, shape: tuple[int, int], rng: np.random.Generator
+) -> tuple[Floats, Floats]:
+    """T and M of each seed, [grid, seed], at `count` rates an equal step apart."""
+    places = np.linspace(curves.octaves[0], curves.octaves[-1], count)
+    runs = [
+        curves.at(w, places) + curves.spread * rng.standard_normal((*shape, count)) for w in (0, 1)
     ]
+    apart = np.asarray(np.trapezoid(runs[0] - runs[1], dx=1.0, axis=-1)) / (count - 1)
+    return runs[0].min(axis=-1) - runs[1].min(axis=-1), apart
 
 
-def adapted(
-    name: str, kind: str, shift: float, seeds: int, grids: int, rng: np.random.Generator
-) -> Iterator[Row]:
-    """Coverage of N, O and steps saved where results chose the rates.
+def tuned(study: Path, grids: int, rng: np.random.Generator) -> Iterator[Row]:
+    """Coverage of T and M at five and nine rates, over the wirings of a study."""
+    for kind, count, seeds in product(("spline", "V"), (5, 9), SEEDS):
+        wirings = of_study(study, kind).values()
+        found = [drawn(curves, count, (grids, seeds), rng) for curves in wirings]
+        truths = [drawn(curves, count, (20_000, 50), rng) for curves in wirings]
+        for which, name in enumerate("TM"):
+            ends = [t_intervals(each[which]) for each in found]
+            low, high = (np.stack([each[side] for each in ends], axis=1) for side in (0, 1))
+            truth = np.array([each[which].mean() for each in truths])
+            yield covered(f"{name}, {kind}, {count} rates", "normal", seeds, (low, high), truth)
 
-    The curves are those of `over_rates`, sd 0.06, their best rate up to an octave from the middle;
-    `lightning_app.grids.search` chooses, each arm for itself. The row names the mean number of
-    rates of an arm.
+
+def no_needs(grids: int, rng: np.random.Generator) -> Iterator[Row]:
+    """False "no need": grids in which any variant has it, although each saves what matters.
+
+    The saving varies between seeds with a standard deviation of `spread` times what matters.
     """
-    steps = np.arange(20.0, 401.0, 20.0)
-    decay = 2.0 * (np.exp(-steps / 120) - np.exp(-steps[-1] / 120))
-    spec, counts = adapting_grid(ADAPTED[name], seeds), list[int]()
-    found: dict[str, list[Bounds]] = {"N": [], "O": [], "steps saved": []}
-    for _ in range(grids):
-        best = rng.uniform(-1.0, 1.0) + shift * np.array([-0.5, 0.5])
-        arms = chosen_by_results(spec, RISEN[kind], best, rng)
-        counts += [len(at) for _, at in arms]
-        sound = [np.asarray((final < ENTROPY).all(axis=-1)) for final, _ in arms]
-        curves = [np.minimum(final[:, None] + decay[:, None], ENTROPY) for final, _ in arms]
-        bare, warm = (best_by_seed(*arm, ok) for arm, ok in zip(arms, sound, strict=True))
-        found["N"].append((bare[0] - warm[1], bare[1] - warm[0]))
-        first, last = (
-            tolerated_by_seed(*arm, ok, ENTROPY) for arm, ok in zip(arms, sound, strict=True)
-        )
-        found["O"].append((last[0] - first[1], last[1] - first[0]))
-        found["steps saved"].append(steps_by_seed(curves, [at for _, at in arms], sound, steps))
-    what = f"{kind}, shift {shift:g}, {name}, {np.mean(counts):.1f} rates"
-    for score, ends in found.items():
-        if score == "O" and kind == "flat":
-            continue  # every rate is tolerated
-        low, high = (np.stack([each[side] for each in ends]) for side in (0, 1))
-        truth = shift if score == "O" else 0.0
-        bounds = between((low, high))
-        yield covered(f"{score}, {what}", "normal", seeds, bounds, truth, least_only=True)
+    for spread, variants, seeds in product((0.25, 0.5, 1.0), (1, 4, 8), SEEDS):
+        false = 0
+        for _ in range(grids):
+            values = 1.0 + spread * rng.standard_normal((variants, seeds))
+            rows = [estimated(each) for each in values]
+            false += any(within(row, 1.0) for row in corrected(rows, lambda _: "arms"))
+        what, rate = f"false no need, spread {spread:g}, {variants} variants", false / grids
+        error = float(np.sqrt(rate * (1 - rate) / grids))
+        yield Row(what, "normal", seeds, True, rate, error, 0.05, rate <= 0.05)
 
 
-def between(ends: Bounds) -> Bounds:
-    """The interval of values per seed between two bounds; NaN where one of them is open."""
-    low, high = ends
-    closed = np.asarray(np.isfinite(low).all(axis=-1) & np.isfinite(high).all(axis=-1))
-    low, high = (np.where(closed[..., None], end, 0.0) for end in (low, high))
-    found = [t_intervals(end)[side] for side, end in enumerate((low, high))]
-    shown = [
-        np.where(np.isnan(of), end.mean(axis=-1), of)
-        for of, end in zip(found, (low, high), strict=True)
-    ]
-    shown = [np.where(closed, of, np.nan) for of in shown]
-    return (shown[0], shown[1]) if shown[0].ndim > 1 else (shown[0][:, None], shown[1][:, None])
-
-
-def apart(ends: Bounds, first: int, second: int) -> Bounds:
-    """The bounds of the first arm's value less the second's; `ends` are [.., arm, seed]."""
-    low, high = ends
-    return (
-        low[..., first, :] - high[..., second, :],
-        high[..., first, :] - low[..., second, :],
+def estimated(values: Floats) -> Estimate:
+    """The row of a report with these values of the seeds."""
+    low, high, p = (float(each) for each in t_intervals(values))
+    shown = {"low": low, "high": high, "p": p, "seeds": len(values)}
+    return Estimate(
+        estimate=float(values.mean()), **shown, values=tuple(enumerate(values.tolist()))
     )
 
 
@@ -345,20 +267,6 @@ def wilson_coverage(seeds: int, points: int = 10_000) -> tuple[Floats, Floats]:
     return share, (chance * ((low[:, None] <= share) & (share <= high[:, None]))).sum(axis=0)
 
 
-def share_of(
-    what: str,
-    kind: str,
-    seeds: int,
-    found: NDArray[np.bool_],
-    nominal: float,
-    holds: bool,
-    shown: bool = True,
-) -> Row:
-    rate = float(found.mean())
-    error = float(np.sqrt(rate * (1 - rate) / len(found)))
-    return Row(what, kind, seeds, shown, rate, error, nominal, holds)
-
-
 def unpaired(runs: Floats) -> Bounds:
     """Welch's interval, which ignores that the arms share their seeds."""
     count = runs.shape[-1]
@@ -376,17 +284,8 @@ def simulate(grids: int, seed: int) -> Iterator[Row]:
     for kind in KINDS:
         for seeds in SEEDS:
             yield from intervals(kind, seeds, grids, rng)
-            yield from needs(kind, seeds, grids, rng)
-    for kind in ("parabola", "V"):
-        for shift in (0.0, 0.25, 0.5, 0.75, 1.0):
-            for scale in (0.03, 0.06, 0.15):
-                for seeds in SEEDS:
-                    yield from over_rates(kind, shift, scale, seeds, min(grids, 4000), rng)
-    for name in ADAPTED:
-        for kind in RISEN:
-            for shift in (0.0, 0.5, 1.0):
-                for seeds in SEEDS:
-                    yield from adapted(name, kind, shift, seeds, min(grids, 500), rng)
+    yield from tuned(STUDY, min(grids, 4000), rng)
+    yield from no_needs(min(grids, 2000), rng)
     for seeds in SEEDS:
         for share in STALLED:
             yield from mixtures(seeds, share, grids, rng)

@@ -5,8 +5,9 @@
 
 A rule of labels is bounded on both sides, so each row of the table has both shares. Simulated are
 grids of some variants and seeds. A label is a paired test over the seeds (`statistics.t_intervals`)
-with a p value under 5 % after Holm's correction over the variants, as for Δ, the interaction and a
-metric. The differences of a variant have a spread of their own (log-sd 0.7 over variants) and noise
+with a p value under 5 % after Holm's correction over the variants, as for Δ, T, their differences
+from the baseline and a metric. The differences of a variant have a spread of their own (log-sd 0.7
+over variants) and noise
 
 - `normal`, `t4` (Student's, 4 degrees of freedom), `uniform`;
 - `lognormal 0.25` and `0.5`, by the log-sd (skewness 0.8 and 1.8);

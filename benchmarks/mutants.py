@@ -57,6 +57,8 @@ def at(*names: str) -> str:
 WIRING = at("models/test_reference.py", "blocks/test_block.py")
 FORMS = at("blocks/test_two_roads.py", "blocks/test_forms.py", "blocks/test_kernels.py")
 DOCUMENTS = at("models/test_documents.py")
+MEASURES = at("report/test_best_rates.py", "report/test_scores.py")
+VERDICTS = at("report/test_labels.py", "report/test_best_rates.py", "report/test_scores.py")
 API_BLOCKS = at("api/test_blocks.py")
 STEPS = at(
     "blocks/test_halting.py", "models/test_reference_steps.py", "models/test_shared_steps.py"
@@ -126,24 +128,6 @@ MUTANTS = (
         "        logits = scores / divisor if divisor != 1.0 else scores\n"
         "        if mask.log_weights is not None:\n"
         "            scores = logits = logits +",
-    ),
-    mutant(
-        "a curve falls no further than the smallest point",
-        at("report/test_best_rates.py"),
-        "low = np.where(either, np.minimum(low, np.minimum.reduce(values)), low)",
-        "low = np.where(either, np.minimum(low, high), low)",
-    ),
-    mutant(
-        "a line through a failed point bounds a curve",
-        at("report/test_best_rates.py"),
-        "np.where(usable[..., 1:] & usable[..., :-1], np.diff(y) / np.diff(x), math.nan)",
-        "np.where(usable[..., 1:] | usable[..., :-1], np.diff(y) / np.diff(x), math.nan)",
-    ),
-    mutant(
-        "the error of bounds is that of single seeds",
-        at("report/test_best_rates.py"),
-        "whole[..., None] + (count - 1) * (without.mean(axis=-1, keepdims=True) - without)",
-        "whole[..., None] + (without.mean(axis=-1, keepdims=True) - without)",
     ),
     mutant(
         "the penalty is divided by tokens",
@@ -896,12 +880,6 @@ MUTANTS = (
         "            at_most=_capped(other, lr),\n",
     ),
     mutant(
-        "rates are counted over all variants",
-        at("report/test_uneven_grids.py"),
-        "several = any(count > 1 for count in tried.values())",
-        "several = len(rates) > 1",
-    ),
-    mutant(
         "publishing removes files of others",
         at("report/test_packed_grid.py"),
         "        elif removes:\n            path.unlink",
@@ -1424,8 +1402,8 @@ MUTANTS = (
     mutant(
         "standard deviation of the population",
         STATISTICS,
-        "half = t_quantile(count) * error",
-        "half = t_quantile(count) * error * math.sqrt((count - 1) / count)",
+        "half = t_quantile(count, level) * error",
+        "half = t_quantile(count, level) * error * math.sqrt((count - 1) / count)",
     ),
     mutant(
         "holm without its running maximum",
@@ -1460,14 +1438,8 @@ MUTANTS = (
     mutant(
         "comparisons whose runs ended differently are no part of the family",
         LABELS,
-        "corrected = holm_values(ps, untested).tolist()",
-        "corrected = holm_values(ps).tolist()",
-    ),
-    mutant(
-        "N has an interval where some seeds fail at the rate with the smallest mean",
-        SENSITIVITY,
-        "    mixed = runs.mixed or by_mean.mixed\n    sides",
-        "    mixed = runs.mixed\n    sides",
+        "ps = holm_values([rows[n].p for n in members], untested).tolist()",
+        "ps = holm_values([rows[n].p for n in members]).tolist()",
     ),
     mutant(
         "a comparison is decided by the runs that did not become non-finite",
@@ -1542,28 +1514,10 @@ MUTANTS = (
         "more=0",
     ),
     mutant(
-        "a label by an estimate whose bounds have the other sign",
-        LABELS,
-        "if score.p_holm >= 1 - LEVEL or not bounds_agree(score):",
-        "if score.p_holm >= 1 - LEVEL:",
-    ),
-    mutant(
-        "S(0) - S(ref) over other rates for each",
-        SENSITIVITY,
-        "_average(curve, span, shared_rates(curves))",
-        "_average(curve, span, curve.rates)",
-    ),
-    mutant(
         "a figure's means over other seeds at each rate",
         at("report/test_uneven_grids.py"),
         "[c for c in of if not seeds or (c.seed or 0) in seeds]",
         "of",
-    ),
-    mutant(
-        "the best loss of an arm over other seeds than those of its other warm-ups",
-        at("report/test_uneven_grids.py"),
-        "arm.at([(w, lr) for w in arm.warmups for lr in arm.rates_at(w)])\n            tried",
-        "arm.at([(warmup, lr) for lr in arm.rates_at(warmup)])\n            tried",
     ),
     mutant(
         "an index that is as it was is made again each time",
@@ -1856,22 +1810,88 @@ MUTANTS = (
         "begin + _PLACES",
     ),
     mutant(
-        "noise bends lines of losses",
-        at("report/test_best_rates.py"),
-        "    return bends.mean(axis=0) > error",
-        "    return bends.mean(axis=0) > 0.0",
+        "the best run of a seed may be a failed one",
+        MEASURES,
+        "key=lambda n: (runs[n].failed, runs[n].loss)",
+        "key=lambda n: (not runs[n].failed, runs[n].loss)",
     ),
     mutant(
-        "bounds of a best loss rest on lines that the losses refute",
-        at("report/test_best_rates.py"),
-        "        left = np.where(beside & ended[..., place], math.nan, slopes[..., place])",
-        "        left = slopes[..., place]",
+        "T of the rates of the reference alone",
+        MEASURES,
+        "        return {seed: bare[seed] - warm[seed] for seed in bare}",
+        "        return {seed: warm[seed] - bare[seed] for seed in bare}",
     ),
     mutant(
-        "bounds of a tolerated rate rest on lines that the losses refute",
-        at("report/test_best_rates.py", "report/test_studies.py"),
-        "                right = np.where(ended[..., place + 1], math.nan, slopes[..., place + 2])",
-        "                right = slopes[..., place + 2]",
+        "M over rates that one warm-up lacks",
+        MEASURES,
+        "shared = {*own.rates[0]} & {*own.rates[own.reference]}",
+        "shared = {*own.rates[0]}",
+    ),
+    mutant(
+        "the shift of the best rate the other way round",
+        MEASURES,
+        "values[seed] = math.log2(warm / bare)",
+        "values[seed] = math.log2(bare / warm)",
+    ),
+    mutant(
+        "averages over arms of seeds that one lacks",
+        MEASURES,
+        "if all(s in of for of in each)]",
+        "if any(s in of for of in each)]",
+    ),
+    mutant(
+        "a seed with a best rate at an end is inner",
+        MEASURES,
+        "inner = [0 < n < last and _gap(rates, n) <= OCTAVE for n in places]",
+        "inner = [True for n in places]",
+    ),
+    mutant(
+        "the deciding interval is that of one comparison",
+        at("report/test_statistics.py"),
+        "level = 1 - ALPHA / (steps[n] if p < ALPHA else left)",
+        "level = LEVEL",
+    ),
+    mutant(
+        "no need by the interval of the step",
+        at("report/test_statistics.py", "report/test_scores.py", "report/test_best_rates.py"),
+        "t_interval(values, 1 - ALPHA / row.family)",
+        "t_interval(values, row.level)",
+    ),
+    mutant(
+        "no need where runs fail more often without",
+        VERDICTS,
+        "within(score, matters) and share <= 0 and score.inner",
+        "within(score, matters) and score.inner",
+    ),
+    mutant(
+        "no need with a best rate at an end",
+        VERDICTS,
+        "within(score, matters) and share <= 0 and score.inner",
+        "within(score, matters) and share <= 0",
+    ),
+    mutant(
+        "two seeds decide",
+        VERDICTS,
+        "decided = not math.isnan(low) and score.seeds >= LEAST_SEEDS",
+        "decided = not math.isnan(score.low)",
+    ),
+    mutant(
+        "gains without regard to what matters",
+        VERDICTS,
+        "return GAINS if low > matters else SLIGHTLY",
+        "return GAINS if low > 0 else SLIGHTLY",
+    ),
+    mutant(
+        "an answer of any length",
+        VERDICTS,
+        "if len(sentence.split()) <= WORDS:",
+        "if sentence:",
+    ),
+    mutant(
+        "the forest draws the plain interval as the one that decides",
+        at("report/figures/test_need.py"),
+        "((found.holm_low, found.holm_high), 1.0)",
+        "((found.low, found.high), 1.0)",
     ),
     mutant(
         "two failed runs save steps",

@@ -2,6 +2,7 @@
 
     python docs/recompute_study.py STUDY                    # a published study
     python recompute_study.py . [GRID]                      # beside a report, in its folder
+    python docs/recompute_study.py --former STUDY           # N and O, which reports had before
 
 A study has the records of its runs in `runs.tar.xz`; those of a report lie in the folder of its
 grid, by default that of the report. The program computes every score from the losses and
@@ -9,6 +10,10 @@ curves of the runs, and compares them with `sensitivity.csv` and `effects.csv`, 
 with `tables/loss_by_warmup.md` where that is. It has the definitions of the package and none of its
 code, and prefers plain loops and enumeration. The exit code is 0 if all numbers agree to a relative
 1e-9 (near zero: an absolute 1e-12; a printed table: its digits), else 1.
+
+N is the loss that warm-up saves at the best rates, and O the octaves by which it raises the largest
+tolerated rate, both between the bounds that hold if loss is convex in ln(rate). Predictions of some
+studies are judged by them.
 
 Not recomputed: p values over test sentences, which need the translations; the tables of other
 questions than warm-up.
@@ -40,17 +45,25 @@ ESCAPED = 1 / 3  # of what the best seed learned: a run that learned less has ha
 TOLERATED = 0.1  # of what the best rate learns may be lost at a tolerated rate
 FEW = 5  # with fewer planned seeds, an arm that always fails has a bound of its own
 LEAST = 3  # with fewer seeds there is no p value
-FAMILIES = ("delta", "interaction", "need", "stall_difference")  # corrected by Holm, each alone
-MEASURES = (
-    "octaves",
-    "need",
-    "steps_at_best_rates",
-    "delta",
-    "rate_sensitivity",
-    "steps_saved",
-)  # with effects
+CORRECTED = (  # by Holm, those of one name and ruler together
+    *("delta", "interaction", "tuned", "tuned_interaction", "against_baseline"),
+    *("stall_difference", "pooled", "family", "family_difference"),
+)
+DECIDING = ("tuned", "delta")  # measures whose effects have p values
+IN_NATS = (*DECIDING, "mean_over_rates")  # of groups with one ruler only
+MEASURES = (*IN_NATS, "rate_shift", "tuned_steps_saved", "steps_saved")  # with effects
+COUNTED = (  # axes that change what a loss counts, whatever the unigram entropy is
+    *("model.objective.kind", "model.objective.next_sentence", "trainer.overfit_batches"),
+    *("trainer.limit_val_batches", "data.name", "data.class_path", "data.train_from_dev"),
+    *("data.source_language", "data.target_language", "data.document_separator", "data.tokenizer"),
+    *("data.vocab_size", "data.splits.train", "data.splits.valid", "data.window", "data.order"),
+    *("data.context_stride", "data.evaluation_stride", "data.evaluation_streams"),
+    *("data.intra_document_masking", "data.mask_probability", "data.whole_word"),
+)
+BLOCK = "model.block."
 SPECIAL = ("seed_everything", "model.schedule.warmup_steps", "model.optimizer.lr")
-NUMBERS = ("estimate", "low", "high", "p", "p_holm", "p_sign", "seeds")
+NUMBERS = ("estimate", "low", "high", "p", "p_holm", "p_sign", "holm_low", "holm_high", "seeds")
+ALL = "all variants"
 
 Curve = list[tuple[int, float]]  # step, value
 Who = tuple[str, str]  # group, variant
@@ -67,14 +80,14 @@ class Run:
     validations: Curve
     rates: Curve
     bleu: float = NAN  # of the test split
-    late: bool = False  # half escaped
 
 
 @dataclass
 class Arm:
-    """The runs of a variant in a group, by warm-up, rate and seed."""
+    """The runs of a variant in a group, by warm-up, rate and seed; the words for its families."""
 
     baseline: str | None
+    words: set[str]
     planned: set[tuple[int, float, int]] = field(default_factory=set)
     runs: dict[tuple[int, float, int], Run] = field(default_factory=dict)
 
@@ -100,12 +113,17 @@ class Row:
     p: float = NAN
     p_holm: float = NAN
     p_sign: float = NAN
+    holm_low: float = NAN
+    holm_high: float = NAN
     bound: str = ""
     seeds: int = 0
     cells: int = 0
     diverged: int = 0
+    least: float = 0.0  # the least p value that failures allow
     values: dict[int, float] = field(default_factory=dict)
-    ends: dict[int, tuple[float, float]] = field(default_factory=dict)  # both bounds, by seed
+    never: bool = False  # undefined, since no run learned
+    mixed: bool = False  # some seeds of an arm failed and others did not
+    ends: dict[int, tuple[float, float]] = field(default_factory=dict)  # of N and O, by seed
 
     def fill(self, values: Mapping[int, float], *, interval: bool = True) -> list[float]:
         """Put in the values, their mean and its interval; return the values."""
@@ -192,13 +210,13 @@ def failures(runs: Iterable[Run]) -> int:
     return sum(run.failed for run in runs)
 
 
-def t_test(values: Sequence[float]) -> tuple[float, float, float]:
+def t_test(values: Sequence[float], level: float = 0.95) -> tuple[float, float, float]:
     """Student's interval and p value; NaN for one value, and for values that do not differ."""
     if len(values) < 2 or max(values) - min(values) <= 1e-12 * max(1, *map(abs, values)):
         return NAN, NAN, NAN
     free, centre = len(values) - 1, fmean(values)
     error = stdev(values) / math.sqrt(len(values))
-    half = float(stats.t.ppf(0.975, free)) * error
+    half = float(stats.t.ppf((1 + level) / 2, free)) * error
     return centre - half, centre + half, 2 * float(stats.t.sf(abs(centre) / error, free))
 
 
@@ -227,13 +245,22 @@ def stalls(runs: Sequence[Run]) -> Row:
 
 
 def holm(family: Iterable[Row]) -> None:
-    """Put in Holm's p values, step by step; a row whose runs ended differently counts too."""
+    """Put in Holm's p values, step by step; a row whose runs ended differently counts too.
+
+    And the interval that decides: of a p value under 5 % that of the level of its step, which rows
+    with equal p values share, else that of the level of the whole family.
+    """
     rows = [row for row in family if not math.isnan(row.p) or len(row.values) >= LEAST]
     ordered = sorted((row for row in rows if not math.isnan(row.p)), key=lambda row: row.p)
-    reached = 0.0
+    places, reached = [row.p for row in ordered], 0.0
     for place, row in enumerate(ordered):
         reached = max(reached, min(1.0, (len(rows) - place) * row.p))
         row.p_holm = reached
+        left = len(rows) - (places.index(row.p) if reached < 0.05 else 0)
+        low, high, _ = t_test([*row.values.values()], 1 - 0.05 / left)
+        alike = reached < 0.05 or low <= 0 <= high  # else p is that of failures
+        if alike and not math.isnan(row.low):
+            row.holm_low, row.holm_high = low, high
 
 
 def dealt_p(bare: Sequence[int], warm: Sequence[int], runs: int, planned: int) -> float:
@@ -281,11 +308,11 @@ def bound(least: bool, most: bool = False) -> str:
 
 
 def saved(pairs: Paired) -> dict[int, float]:
-    """Delta by seed; empty for a variant that did not learn with the reference warm-up either."""
+    """Delta by seed; empty for a variant that learned neither without warm-up nor with it."""
     if not pairs.seeds or len(pairs.at) < 2:
         return {}
     bare, warm = ([run.loss for run in runs] for runs in pairs.at)
-    if pairs.learned(warm) < LEARNED:
+    if max(pairs.learned(bare), pairs.learned(warm)) < LEARNED:
         return {}
     return {s: a - b for s, a, b in zip(pairs.seeds, bare, warm, strict=True)}
 
@@ -301,7 +328,10 @@ def contrast(arms: Sequence[Arm], rate: float, ref: int | None) -> Row:
     own, *others = map(saved, alone)
     seeds = [seed for seed in own if all(seed in other for other in others)]
     if not seeds:
-        return alone[0].row()
+        row = alone[0].row()
+        runs = alone[0].runs if not own else []
+        row.never = bool(runs) and all(run.top - run.loss < LEARNED for run in runs)
+        return row
     pairs = [Paired(arm, ends(ref), [rate], seeds) for arm in arms]
     runs = [run for each in pairs for run in each.runs]
     row = Row(seeds=len(seeds), cells=len(runs), diverged=failures(runs))
@@ -311,6 +341,7 @@ def contrast(arms: Sequence[Arm], rate: float, ref: int | None) -> Row:
     row.p, row.p_sign = (seeds_p(found), sign_flips(found)) if sure else (NAN, NAN)
     planned = len(set.intersection(*(each.planned for each in alone)))
     sides = [[each.at[k] for each in pairs] for k in (0, 1)] if others else [pairs[0].at]
+    row.mixed, row.least = not sure, floor(0.0, planned, *sides) if sure else 0.0
     row.p = floor(row.p, planned, *sides)
     bare = [all(run.failed for run in each.at[0]) for each in pairs]
     warm = [any(run.failed for run in each.at[1]) for each in pairs]
@@ -338,7 +369,8 @@ def ahead(bare: Run, warm: Run) -> float:
 def steps_saved(pairs: Paired) -> Row:
     """The mean of tau; a bound where runs of one side failed, which would take longer."""
     row = pairs.row()
-    if saved(pairs) and all(len(run.validations) > 1 for run in pairs.runs):
+    learned = saved(pairs) and pairs.learned(run.loss for run in pairs.at[1]) >= LEARNED
+    if learned and all(len(run.validations) > 1 for run in pairs.runs):
         values = dict(zip(pairs.seeds, map(ahead, *pairs.at), strict=True))
         row.fill(values, interval=endings(pairs))
         row.bound = bound(*(failures(runs) > 0 for runs in pairs.at))
@@ -391,26 +423,6 @@ def best_rates(pairs: Paired, warmup: int) -> dict[int, int]:
         means = [fmean(losses) for losses in zip(*others, strict=True)]
         found[seed] = means.index(min(means))
     return found
-
-
-def risen(pairs: Paired, warmup: int, span: tuple[float, float]) -> dict[int, float]:
-    """S by seed: the mean loss over ln(rate), less the loss at the best rate."""
-    best = best_rates(pairs, warmup)
-    return {
-        s: average(pairs, warmup, s, span) - pairs.losses[warmup, s][k] for s, k in best.items()
-    }
-
-
-def average(pairs: Paired, warmup: int, seed: int, span: tuple[float, float]) -> float:
-    """The mean loss of a seed over ln(rate), from the smallest to the largest rate of all arms.
-
-    Only rates of every compared warm-up count.
-    """
-    found = zip(pairs.rates[warmup], pairs.losses[warmup, seed], strict=True)
-    every = [rate for rate in pairs.rates[warmup] if all(rate in of for of in pairs.rates.values())]
-    kept = [(math.log(x), loss) for x, loss in found if span[0] <= x <= span[1] and x in every]
-    area = math.fsum((b - a) * (y + z) / 2 for (a, y), (b, z) in pairwise(kept))
-    return area / (kept[-1][0] - kept[0][0])
 
 
 def tolerated(rates: Sequence[float], losses: list[float], top: float) -> tuple[float, bool]:
@@ -568,63 +580,6 @@ def need(pairs: Paired, ref: int) -> Row:
     return row
 
 
-def saved_at_best(pairs: Paired, ref: int, need: Row) -> Row:
-    """`steps_at_best_rates`: the steps saved by warm-up at the best rate of each arm."""
-    row = pairs.row()
-    if math.isnan(need.estimate):
-        return row
-    picked = chosen(pairs, 0, ref)
-    trained = [dict(run.validations) for run in pairs.runs if not run.failed]
-    steps = sorted(set.intersection(*map(set, trained))) if trained else []
-    if len(steps) < 2 or any(max(curve) != steps[-1] for curve in trained):
-        return row
-    if any(len(run.validations) < 2 for runs in picked for run in runs):
-        return row
-    each = [ahead(bare, warm) for bare, warm in zip(*picked, strict=True)]
-    row.fill(dict(zip(pairs.seeds, each, strict=True)), interval=False)
-    row.bound = need.bound
-    if need.ends:
-        lows = jackknife(lambda seeds: earliest(pairs, ref, seeds, steps)[0], pairs.seeds)
-        highs = jackknife(lambda seeds: earliest(pairs, ref, seeds, steps)[1], pairs.seeds)
-        row.between(dict(zip(pairs.seeds, zip(lows, highs, strict=True), strict=True)))
-    return row
-
-
-def earliest(
-    pairs: Paired, ref: int, seeds: Sequence[int], steps: Sequence[int]
-) -> tuple[float, float]:
-    """The bounds of the steps saved, by the mean curves of some seeds at the best rates tried."""
-    curves, lows, highs = [], [], []
-    for warmup in (0, ref):
-        xs, ys = np.log2(pairs.rates[warmup]).tolist(), means_of(pairs, warmup, seeds)
-        low, high, best = smallest(xs, ys, pairs.trained(warmup), bends(pairs, warmup))
-        runs = dict(zip(pairs.seeds, pairs.of[warmup, pairs.rates[warmup][best]], strict=True))
-        curve = [(t, fmean(loss_at(runs[s], t) for s in seeds)) for t in steps[:-1]]
-        curves.append([*curve, (steps[-1], high)])
-        lows.append(low)
-        highs.append(high)
-
-    def reached(curve: Curve, drop: float, value: float) -> float:
-        lower = [(t, loss - drop) for t, loss in curve]
-        if min(loss for _, loss in lower) > value:
-            return float(steps[-1])
-        return first_step(lower, value)
-
-    def saved(target: float, end: float, drops: tuple[float, float]) -> float:
-        if target >= end:
-            return steps[-1] - reached(curves[1], drops[1], target)
-        return reached(curves[0], drops[0], end) - steps[-1]
-
-    gaps = [high - low for low, high in zip(lows, highs, strict=True)]
-    low = saved(lows[0], highs[1], (gaps[0], 0.0)) if math.isfinite(gaps[0]) else -math.inf
-    return low, saved(highs[0], lows[1], (0.0, gaps[1])) if math.isfinite(gaps[1]) else math.inf
-
-
-def loss_at(run: Run, step: int) -> float:
-    value = dict(run.validations).get(step, NAN)
-    return run.top if run.failed or not math.isfinite(value) else min(value, run.top)
-
-
 def chosen(pairs: Paired, *warmups: int) -> list[list[Run]]:
     """The runs at the best rate of each warm-up, a run for each seed."""
     found = []
@@ -675,34 +630,6 @@ def octaves(pairs: Paired, ref: int) -> Row:
     return row
 
 
-def rise(pairs: Paired, span: tuple[float, float], *warmups: int) -> Row:
-    """`rate_sensitivity`: S of one warm-up, or that of the first less that of the second."""
-    row = pairs.row()
-    if not pairs.several or len(pairs.seeds) < 2:
-        return row
-    learned = all(
-        top - min(pairs.losses[w, s]) >= LEARNED for s, top in pairs.tops.items() for w in warmups
-    )
-    if learned and all({*span} <= {*pairs.rates[w]} for w in warmups):
-        first, *others = (risen(pairs, warmup, span) for warmup in warmups)
-        values = {s: first[s] - sum(other[s] for other in others) for s in first}
-        row.fill(values, interval=False)
-        found = {s: [0.0, 0.0] for s in pairs.seeds}
-        for sign, warmup in zip((1, -1), warmups, strict=False):
-            for k in (0, 1):  # a larger S has a smaller best loss
-                which = k if sign < 0 else 1 - k
-                best = jackknife(
-                    lambda s, w=warmup, end=which: bounds_of(pairs, s, w)[end], pairs.seeds
-                )
-                for seed, value in zip(pairs.seeds, best, strict=True):
-                    found[seed][k] += sign * (average(pairs, warmup, seed, span) - value)
-        if has_interval([chosen(pairs, *warmups), at_mean(pairs, *warmups)]):
-            row.between({s: (low, high) for s, (low, high) in found.items()})
-            row.p = row.p_between() if others else NAN
-        row.p_sign = NAN
-    return row
-
-
 def slice_rows(
     arms: Mapping[str, Arm], rate: float, ref: int | None
 ) -> Iterator[tuple[str, str, Row]]:
@@ -737,18 +664,121 @@ def bleu_gain(arm: Arm, rate: float, ref: int | None) -> Row | None:
     return row
 
 
-def rate_rows(arm: Arm, ref: int | None, span: tuple[float, float]) -> dict[str, Row]:
-    """The scores of a variant over all rates."""
-    pairs = Paired(arm, (0, ref or 0))
-    names = ("need", "octaves", "rate_sensitivity", "steps_at_best_rates")
+def compared(
+    pairs: Paired,
+    values: Mapping[int, float],
+    sides: Sequence[tuple[Mapping[int, Run], Mapping[int, Run]]],
+    planned: Iterable[int] | None = None,
+) -> Row:
+    """A mean over seeds of the best runs of two sides; p values only with the `planned` seeds.
+
+    It has an interval if the runs of each side ended alike.
+    """
+    row = pairs.row()
+    if not values:
+        return row
+    both = [[[of[s] for s in values] for of in side] for side in sides]
+    sure = all(one(run.failed for run in runs) for side in both for runs in side)
+    found = row.fill(values, interval=sure)
+    row.seeds, row.mixed = len(found), not sure
+    if sure and planned is not None:
+        row.least = floor(0.0, len({*planned}), *both)
+        row.p = max(seeds_p(found), row.least)
+        row.p_sign = sign_flips(found)
+    return row
+
+
+def tuned_rows(
+    arm: Arm, base: Arm | None, ref: int | None, span: tuple[float, float]
+) -> dict[str, Row]:
+    """The scores of a variant over all rates, each seed at its best rate."""
+    names = ("tuned", "tuned_interaction", "mean_over_rates", "rate_shift", "tuned_steps_saved")
+    if not ref:
+        return {name: Row() for name in names}
+    pairs = Paired(arm, (0, ref))
     rows = {name: pairs.row() for name in names}
-    if ref:
-        found = [need(pairs, ref), octaves(pairs, ref), rise(pairs, span, 0, ref)]
-        rows |= zip(names, [*found, saved_at_best(pairs, ref, found[0])], strict=True)
-    for warmup in arm.warmups:
-        alone = Paired(arm, [warmup])
-        rows[f"rate_sensitivity w={warmup}"] = rise(alone, span, warmup)
+    if not tunable(pairs):
+        rows["tuned"].never = pairs.several
+        return rows
+    best, run = best_at(pairs), best_runs(pairs)
+    bare, warm = run[0], run[ref]
+    own, sides = {s: bare[s].loss - warm[s].loss for s in bare}, [(bare, warm)]
+    rows["tuned"] = compared(pairs, own, sides, pairs.planned)
+    some, every = any(of.failed for of in warm.values()), all(of.failed for of in bare.values())
+    rows["tuned"].bound = bound(every, some)
+    both = {s for s in bare if not (bare[s].failed or warm[s].failed)}
+    shift = {s: math.log2(best[ref][s] / best[0][s]) for s in bare if s in both}
+    rows["rate_shift"] = compared(pairs, shift, sides)
+    if all(len(of.validations) > 1 for of in (*bare.values(), *warm.values())):
+        steps = {s: ahead(bare[s], warm[s]) for s in bare}
+        rows["tuned_steps_saved"] = row = compared(pairs, steps, sides)
+        row.bound = bound(any(of.failed for of in bare.values()), some)
+    kept = [x for x in pairs.rates[0] if x in pairs.rates[ref] and span[0] <= x <= span[1]]
+    if len(kept) > 1:
+        means = {s: average(pairs, 0, s, kept) - average(pairs, ref, s, kept) for s in bare}
+        rows["mean_over_rates"] = compared(pairs, means, sides)
+    return rows | against(pairs, base if base is not arm else None, ref, own)
+
+
+def against(pairs: Paired, base: Arm | None, ref: int, own: Mapping[int, float]) -> dict[str, Row]:
+    """T less that of the baseline, and the best losses of both at each warm-up."""
+    names = {warmup: f"against_baseline w={warmup}" for warmup in (0, ref)}
+    rows = {name: pairs.row() for name in ("tuned_interaction", *names.values())}
+    other = Paired(base, (0, ref)) if base else None
+    if other is None or not tunable(other):
+        return rows
+    ours, theirs = best_runs(pairs), best_runs(other)
+    both = [seed for seed in pairs.seeds if seed in other.seeds]
+    planned = pairs.planned & other.planned
+    less = {s: own[s] - (theirs[0][s].loss - theirs[ref][s].loss) for s in both}
+    sides = {w: (ours[w], theirs[w]) for w in (0, ref)}
+    rows["tuned_interaction"] = compared(pairs, less, [*sides.values()], planned)
+    for warmup, name in names.items():
+        apart = {s: ours[warmup][s].loss - theirs[warmup][s].loss for s in both}
+        rows[name] = compared(pairs, apart, [sides[warmup]], planned)
+    fail = [[[run.failed for run in of[w].values()] for w in (0, ref)] for of in (ours, theirs)]
+    (bare, warm), (other_bare, other_warm) = fail
+    if both:
+        least, most = all(bare) or any(other_warm), all(other_bare) or any(warm)
+        rows["tuned_interaction"].bound = bound(least, most)
+        rows[names[0]].bound = bound(any(bare), any(other_bare))
+        rows[names[ref]].bound = bound(any(warm), any(other_warm))
+        for row in rows.values():
+            row.cells += len(other.runs)
+            row.diverged += failures(other.runs)
     return rows
+
+
+def tunable(pairs: Paired) -> bool:
+    """Whether both warm-ups have several rates, and any run of a finished seed learned."""
+    return pairs.several and any(run.top - run.loss >= LEARNED for run in pairs.runs)
+
+
+def best_at(pairs: Paired) -> dict[int, dict[int, float]]:
+    """The best rate of each warm-up and seed; that of a failed run only if all failed."""
+    return {
+        w: {
+            s: min(rates, key=lambda r: (pairs.of[w, r][k].failed, pairs.of[w, r][k].loss))
+            for k, s in enumerate(pairs.seeds)
+        }
+        for w, rates in pairs.rates.items()
+    }
+
+
+def best_runs(pairs: Paired) -> dict[int, dict[int, Run]]:
+    """The run at the best rate of each warm-up and seed."""
+    return {
+        w: {s: pairs.of[w, rate][k] for k, (s, rate) in enumerate(best.items())}
+        for w, best in best_at(pairs).items()
+    }
+
+
+def average(pairs: Paired, warmup: int, seed: int, rates: Sequence[float]) -> float:
+    """The mean loss of a seed over ln(rate), by trapezoids between these rates."""
+    found = zip(pairs.rates[warmup], pairs.losses[warmup, seed], strict=True)
+    kept = [(math.log(x), loss) for x, loss in found if x in rates]
+    area = math.fsum((b - a) * (y + z) / 2 for (a, y), (b, z) in pairwise(kept))
+    return area / (kept[-1][0] - kept[0][0])
 
 
 def common_span(arms: Iterable[Arm]) -> tuple[float, float]:
@@ -757,9 +787,10 @@ def common_span(arms: Iterable[Arm]) -> tuple[float, float]:
     return max((of[0] for of in each), default=NAN), min((of[-1] for of in each), default=NAN)
 
 
-def sensitivity(arms: Mapping[Who, Arm], ref: int | None) -> dict[Key, Row]:
+def sensitivity(grid: "Grid", arms: Mapping[Who, Arm]) -> dict[Key, Row]:
     """Every row of `sensitivity.csv` of one grid, before Holm's correction."""
     rows: dict[Key, Row] = {}
+    ref = grid.reference
     several = len({rate for arm in arms.values() for rate in arm.rates}) > 1
     for group in {group for group, _ in arms}:
         members = {name: arm for (of, name), arm in arms.items() if of == group}
@@ -774,65 +805,134 @@ def sensitivity(arms: Mapping[Who, Arm], ref: int | None) -> dict[Key, Row]:
         for name, arm in members.items():
             only = arm.rates[0] if len(arm.rates) == 1 else None
             rows[group, only, name, "stall_difference"] = stall_difference(arm, ref)
-            found = rate_rows(arm, ref, span) if several else {}
-            rows |= {(group, None, name, score): row for score, row in found.items()}
+            if several and not grid.file.get("search"):
+                found = tuned_rows(arm, members.get(arm.baseline or ""), ref, span)
+                rows |= {(group, None, name, score): row for score, row in found.items()}
+        rows |= over_arms(group, members, measure_of(rows, group, members, ref), grid)
     return rows
 
 
-def correct(scores: Mapping[Key, Row]) -> None:
-    """Put in Holm's p values, over the tests of each kind."""
-    for name in FAMILIES:
-        holm(row for key, row in scores.items() if key[3] == name)
+def measure_of(
+    rows: Mapping[Key, Row], group: str, members: Mapping[str, Arm], ref: int | None
+) -> dict[str, Row]:
+    """T of the arms of a group if any has several rates, else Delta at the one rate of each."""
+    found = {k[2]: row for k, row in rows.items() if (k[0], k[3]) == (group, "tuned")}
+    counts = [[len(arm.rates_at(w)) for w in (0, ref or 0)] for arm in members.values()]
+    if found and any(min(filter(None, of), default=0) > 1 for of in counts):
+        return found
+    keys = [key for key in rows if (key[0], key[3]) == (group, "delta")]
+    return {key[2]: rows[key] for key in keys} if len(keys) == len(members) else {}
+
+
+def over_arms(
+    group: str, members: Mapping[str, Arm], measures: Mapping[str, Row], grid: "Grid"
+) -> dict[Key, Row]:
+    """The measure averaged over all arms of a group and over families, and their differences."""
+    rows: dict[Key, Row] = {}
+    own = {name: row for name, row in measures.items() if row.values}
+    if own and sum(not row.never for row in measures.values()) > 1:
+        rows[group, None, ALL, "pooled"] = averaged([*own.values()])
+    families: dict[str, Row] = {}
+    for family, of in (grid.file.get("families") or {}).items():
+        wanted = {*map(short, of)}
+        if found := [row for name, row in own.items() if wanted & members[name].words]:
+            families[family] = rows[group, None, family, "family"] = averaged(found)
+    for other in [*families][1:]:
+        first = next(iter(families))
+        one, two = families[first], families[other]
+        less = {s: one.values[s] - two.values[s] for s in one.values if s in two.values}
+        sure, least = not (one.mixed or two.mixed), max(one.least, two.least)
+        name = f"{first} \N{MINUS SIGN} {other}"
+        rows[group, None, name, "family_difference"] = decided(less, sure, least)
+    return rows
+
+
+def averaged(rows: Sequence[Row]) -> Row:
+    """The mean over arms of the values of the seeds that all of them have."""
+    seeds = [s for s in rows[0].values if all(s in row.values for row in rows)] if rows else []
+    sure = not any(row.mixed for row in rows)
+    least = max((row.least for row in rows), default=0.0)
+    row = decided({s: fmean(row.values[s] for row in rows) for s in seeds}, sure, least)
+    row.cells = len(rows) if seeds else 0
+    return row
+
+
+def decided(values: Mapping[int, float], sure: bool, least: float = 0.0, *, p: bool = True) -> Row:
+    """The mean of some values, with interval and p values, of at least `least`, if it is `sure`."""
+    row = Row(seeds=len(values), least=least, mixed=not sure)
+    if values:
+        found = row.fill(values, interval=sure)
+        if sure and p:
+            row.p, row.p_sign = max(seeds_p(found), least), sign_flips(found)
+    return row
+
+
+def correct(scores: Mapping[Key, Row], rulers: Mapping[str, int]) -> None:
+    """Put in Holm's p values, over the tests of each kind in groups that count the same."""
+    families: dict[tuple[str, int], list[Row]] = {}
+    for (group, *_, score), row in scores.items():
+        name = score.split(" w=")[0]
+        families.setdefault((name, rulers.get(group, -1)), []).append(row)
+    for (name, _), rows in families.items():
+        if name in CORRECTED:
+            holm(rows)
 
 
 def effects(
-    scores: Mapping[Key, Row], factors: Sequence[str], places: Mapping[Who, tuple[str, list[int]]]
+    scores: Mapping[Key, Row],
+    factors: Sequence[str],
+    places: Mapping[Who, tuple[str, list[int]]],
+    rulers: Mapping[str, int],
 ) -> dict[Key, Row]:
     """The effects of one grid: differences along the chosen factors, means along the others."""
     tables: dict[tuple[str, float | None, str], dict[tuple[int, ...], Row]] = {}
+    kinds: dict[tuple[str, float | None, str], set[int]] = {}
     for (group, rate, variant, score), row in scores.items():
         if score in MEASURES and (group, variant) in places:
             rest, levels = places[group, variant]
             tables.setdefault((rest, rate, score), {})[*levels] = row
+            kinds.setdefault((rest, rate, score), set()).add(rulers.get(group, -1))
     axes, corners = range(len(factors)), [*product((0, 1), repeat=len(factors))]
     rows: dict[Key, Row] = {}
     for (rest, rate, score), table in tables.items():
         cells = [table.get(corner, Row()) for corner in corners]
         seeds = sorted(set.intersection(*({*cell.values} for cell in cells)))
+        if score in IN_NATS and len(kinds[rest, rate, score] - {-1}) > 1:
+            seeds = []  # of texts that count other tokens there is no effect
         sure = not any(math.isnan(cell.low) for cell in cells)
         for chosen in (c for n in axes for c in combinations(axes, n + 1)):
-            values, ends = {}, {}
+            values = {}
             for seed in seeds:
-                value, low, high = 0.0, 0.0, 0.0
+                values[seed] = 0.0
                 for corner, cell in zip(corners, cells, strict=True):
                     share = (-1) ** sum(not corner[k] for k in chosen)
                     share /= 2 ** (len(factors) - len(chosen))
-                    sides = cell.ends.get(seed, (cell.values[seed],) * 2)
-                    value += share * cell.values[seed]
-                    low += share * sides[share < 0]
-                    high += share * sides[share > 0]
-                values[seed], ends[seed] = value, (low, high)
-            row = rows[rest, rate, " x ".join(factors[k] for k in chosen), score] = Row()
-            if values:
-                row.fill(values, interval=False)
-                row.between(ends)
-                row.seeds = len(values)
-                row.p = row.p_between() if sure else NAN
-                if not sure:
-                    row.low = row.high = NAN
+                    values[seed] += share * cell.values[seed]
+            name = " x ".join(factors[k] for k in chosen)
+            least = max((cell.least for cell in cells), default=0.0)
+            rows[rest, rate, name, score] = decided(values, sure, least, p=score in DECIDING)
+    for name in MEASURES:
+        holm(row for key, row in rows.items() if key[3] == name)
     return rows
 
 
-def word(axis: str, value: Any, axes: Mapping[str, list[Any]], names: Mapping[str, Any]) -> str:
+def text_of(axis: str, value: Any, axes: Mapping[str, list[Any]], names: Mapping[str, Any]) -> str:
     """The value of an axis: its name in the grid file, if that is not empty, or `axis=value`."""
     fit = len(names.get(axis, ())) == len(axes[axis])
     if fit and (name := names[axis][axes[axis].index(value)]):
         return name
-    if not isinstance(value, str):
-        compact = json.dumps(value, separators=(",", ":"))
-        short = f"{value:g}" if isinstance(value, float) else compact
-        value = short if not isinstance(value, float) or float(short) == value else repr(value)
-    return f"{axis}={value}"
+    return f"{axis}={short(value)}"
+
+
+def short(value: Any) -> str:
+    """A value as text; of a float six digits, or more if needed."""
+    if isinstance(value, float) and float(f"{value:g}") == value:
+        return f"{value:g}"
+    return (
+        value
+        if isinstance(value, str)
+        else json.dumps(value, separators=(",", ":"), sort_keys=True)
+    )
 
 
 def same(found: float, given: float, rel_tol: float = 1e-9) -> bool:
@@ -872,7 +972,10 @@ def compare(
     for key, row in rows:
         left.setdefault(key, []).append(row)
     with path.open(newline="") as file:
-        given = list(csv.DictReader(file))
+        table = csv.DictReader(file)
+        given = list(table)
+    if unlike := {*(table.fieldnames or ())} ^ {"group", "lr", "note", *names}:
+        wrong.append(f"{path}: other columns than are recomputed: {', '.join(sorted(unlike))}")
     for line in given:
         rate = float(line["lr"]) if line["lr"] else None
         key = line["group"], rate, line[names[0]], line[names[1]]
@@ -881,10 +984,8 @@ def compare(
             wrong.append(f"{key}: {'there twice' if key in left else 'not recomputed'}")
             continue
         row = left[key].pop(0)
-        if (line.get("note") or "").startswith("not comparable"):
-            row = Row()  # of texts that count other tokens there is no effect
         for name in names[2:]:
-            found, value = getattr(row, name), line[name]
+            found, value = getattr(row, name), line.get(name, "")
             agree = found == value
             if name != "bound":
                 found, value, count = float(found), float(value or NAN), count + 1
@@ -984,7 +1085,9 @@ def read_grid(path: Path, folder: Path) -> Grid:
     for row in rows:
         for name in ("result.json", "metrics.csv"):
             row[name] = texts.get(f"runs/{row['name']}/{name}")
-    return Grid(json.loads(texts["plan.json"]), yaml.safe_load(texts["grid.yaml"]), rows)
+    now = path / "reported_grid.yaml"  # the grid file by which the tables were made
+    file = now.read_text("utf-8") if now.is_file() else texts["grid.yaml"]
+    return Grid(json.loads(texts["plan.json"]), yaml.safe_load(file), rows)
 
 
 def read_arms(
@@ -994,25 +1097,41 @@ def read_arms(
     axes, factors = grid.plan["axes"], grid.factors
     known = {*SPECIAL, *factors.values()}
     others = [axis for axis in axes if axis not in known and len(axes[axis]) > 1]
+    wiring = (BLOCK, *(grid.file.get("variants") or ()))
     arms: dict[Who, Arm] = {}
     places: dict[Who, tuple[str, list[int]]] = {}
+    names = grid.file.get("labels") or {}
     values = {cell["id"]: cell["axes"] for cell in grid.plan["cells"]}
     for row in grid.rows:
         at, who = values[row["id"]], (row["group"], row["variant"])
-        words = [word(axis, at[axis], axes, grid.file.get("labels") or {}) for axis in others]
-        rest = ", ".join(words) or "all"
-        places[who] = rest, [axes[axis].index(at[axis]) for axis in factors.values()]
-        arm = arms.setdefault(who, Arm(row["baseline"]))
+        words = [text_of(axis, at[axis], axes, names) for axis in others]
+        places[who] = ", ".join(words) or "all", [axes[x].index(at[x]) for x in factors.values()]
+        of = {axis: value for axis, value in at.items() if axis.startswith(wiring)}
+        texts = [text_of(axis, of[axis], axes, names).removeprefix(f"{axis}=") for axis in of]
+        called = {row["variant"], *map(short, of.values()), *texts}
+        arm = arms.setdefault(who, Arm(row["baseline"], called))
         key = row["warmup"] or 0, row["lr"] or 0.0, row["seed"] or 0
         arm.planned.add(key)
         if row["status"] in ("ok", "diverged"):
             arm.runs[key] = read_run(row, wrong)
-    for arm in arms.values():
-        for key, run in arm.runs.items():
-            gains = [each.top - each.loss for of, each in arm.runs.items() if of[:2] == key[:2]]
-            late = run.top - run.loss < ESCAPED * max(gains) and not run.failed
-            run.late = late and max(gains) >= LEARNED
     return arms, places
+
+
+def read_rulers(grid: Grid) -> dict[str, int]:
+    """A number for each group with a finished run, the same where losses count the same things."""
+    values = {cell["id"]: cell["axes"] for cell in grid.plan["cells"]}
+    kinds: list[tuple[Any, float]] = []
+    rulers: dict[str, int] = {}
+    for row in grid.rows:
+        if row["status"] not in ("ok", "diverged") or row["group"] in rulers:
+            continue
+        at, top = values[row["id"]], row["unigram_entropy"]
+        counted = [(axis, short(at[axis])) for axis in COUNTED if axis in at]
+        alike = [math.isclose(top, of, rel_tol=1e-5) and counted == kind for kind, of in kinds]
+        rulers[row["group"]] = alike.index(True) if any(alike) else len(kinds)
+        if not any(alike):
+            kinds.append((counted, top))
+    return rulers
 
 
 def check(folder: Path, of: Path | None = None) -> list[str]:
@@ -1020,23 +1139,48 @@ def check(folder: Path, of: Path | None = None) -> list[str]:
     wrong: list[str] = []
     grid = read_grid(folder, of or folder)
     arms, places = read_arms(grid, wrong)
-    scores = {} if grid.pruned else sensitivity(arms, grid.reference)
-    changes = [*effects(scores, [*grid.factors], places).items()] if grid.factors else []
-    correct(scores)
-    for name in MEASURES:
-        holm(row for key, row in changes if key[3] == name and not math.isnan(row.p))
+    scores, rulers = {} if grid.pruned else sensitivity(grid, arms), read_rulers(grid)
+    changes = effects(scores, [*grid.factors], places, rulers) if grid.factors else {}
+    correct(scores, rulers)
     names = ("variant", "score", *NUMBERS, "bound", "cells", "diverged")
     keys = compare(folder / "sensitivity.csv", names, [*scores.items()], wrong)
     if changes or (folder / "effects.csv").exists():
-        compare(folder / "effects.csv", ("factors", "measure", *NUMBERS), changes, wrong)
+        names = ("factors", "measure", *NUMBERS)
+        compare(folder / "effects.csv", names, [*changes.items()], wrong)
     if (means := folder / "tables" / "loss_by_warmup.md").exists():
         compare_means(means, keys, arms, wrong)
     return [f"{folder}: {text}" for text in wrong]
 
 
+def former(folder: Path) -> dict[Key, Row]:
+    """N (`need`) and O (`octaves`) of each group and variant of a study."""
+    grid = read_grid(folder, folder)
+    arms, _ = read_arms(grid, [])
+    rows: dict[Key, Row] = {}
+    for (group, name), arm in arms.items():
+        if grid.reference and not grid.pruned:
+            pairs = Paired(arm, (0, grid.reference))
+            rows[group, None, name, "need"] = need(pairs, grid.reference)
+            rows[group, None, name, "octaves"] = octaves(pairs, grid.reference)
+    holm(row for key, row in rows.items() if key[3] == "need")
+    return rows
+
+
+def shown(rows: Mapping[Key, Row]) -> str:
+    """The rows of `former` as lines: bound, estimate, interval and p value after correction."""
+    lines = []
+    for (group, _, variant, score), row in sorted(rows.items(), key=lambda of: of[0][3]):
+        value = f"{row.bound:2} {row.estimate:.4f} ({row.low:.4f} to {row.high:.4f})"
+        lines.append(f"{score:8} {value} p_holm {row.p_holm:.3g}  {variant} in {group}")
+    return "\n".join(lines)
+
+
 if __name__ == "__main__":
-    if len(sys.argv) < 2:
+    words = sys.argv[1:]
+    if words[:1] == ["--former"] and len(words) == 2:
+        sys.exit(print(shown(former(Path(words[1])))))
+    if not words or words[0].startswith("-"):
         sys.exit(__doc__)
-    found = check(*map(Path, sys.argv[1:3]))
+    found = check(*map(Path, words[:2]))
     print("\n".join(found) or "everything agrees")
     sys.exit(bool(found))

@@ -269,13 +269,16 @@ def report_command(
         raise UserError(f"--port: expected 0 to 65535, found {port}")
     if serve and as_json:
         raise UserError("--serve: runs until it is stopped; --json needs a command that ends")
-    from lightning_app.report.results import read_results
+    from lightning_app.report.results import read_grid_file, read_results
     from lightning_app.report.tensorboard import write_index
-    from lightning_app.report.write import claim, publish, serve_report, write
+    from lightning_app.report.write import FILE, claim, publish, serve_report, write
 
     if publish_in is not None and GridFolder(publish_in).plan.is_file():
         raise UserError(f"--publish: {publish_in}: is the folder of a grid; name another folder")
     folder, file = find_planned(_restored(grid, experiments), experiments)
+    study = published(grid, experiments)
+    if study is not None and (study.parent / FILE).is_file():
+        file = read_grid_file(study.parent / FILE)
     for run in runs_with_plugins(GridFolder(folder)):
         require(run)  # it may define facts about a task
     with ExitStack() as held, document("report", as_json) as tree:
@@ -290,9 +293,9 @@ def report_command(
                 print(f"{folder}: may only be read: no report.html", file=sys.stderr)
                 page = None
             else:
-                page = write(found, out or folder)
+                page = write(found, out or folder, file)
             if publish_in is not None:
-                publish(found, publish_in)
+                publish(found, publish_in, file)
             if _can_write(folder):
                 write_index(folder)
         words = Counter(cell.word for cell in found.cells)
@@ -354,10 +357,12 @@ def show_headline(grid: "GridResults") -> dict[str, Any]:
         metrics_document,
     )
     from lightning_app.report.facts import records_of
-    from lightning_app.report.headline import findings
+    from lightning_app.report.headline import answer
     from lightning_app.report.results import damaged_files
+    from lightning_app.report.statistics import row_document
     from lightning_app.report.tasks import failed_runs, failure_tests, task_scores
     from lightning_app.report.terminal import headline_document, mixtures, show_report
+    from lightning_app.report.verdicts import verdict_document, verdicts
     from lightning_app.report.warmup import sensitivity_scores
 
     scores = sensitivity_scores(grid)
@@ -367,9 +372,10 @@ def show_headline(grid: "GridResults") -> dict[str, Any]:
         print(line, file=sys.stderr, flush=True)
     return {
         "damaged": damaged,
-        "findings": findings(grid, scores),
+        "answer": answer(grid, scores),
+        "verdicts": [verdict_document(each) for each in verdicts(grid, scores)],
         "headline": headline_document(scores),
-        "effects": [asdict(effect) for effect in effects(grid, scores)],
+        "effects": [row_document(effect) for effect in effects(grid, scores)],
         "comparisons": [comparison_document(row) for row in comparisons(grid)],
         "metrics": metrics_document(grid),
         "failed_runs": [asdict(arm) for arm in failed_runs(grid)],
@@ -649,7 +655,11 @@ def run_command(
     with document("run", as_json) as tree:
         tree |= {"grid": spec.name, "folder": folder.path, "cells": 0, "elsewhere": 0}
         tree |= by_status(Counter(), _STATES)
-        tree |= {"report": None, **dict.fromkeys(("damaged", "findings", "headline"), ())}
+        tree |= {
+            "report": None,
+            **dict.fromkeys(("damaged", "verdicts", "headline"), ()),
+            "answer": "",
+        }
         of_runs = ("comparisons", "effects", "metrics", "failed_runs", "failure_tests")
         tree |= {**dict.fromkeys((*of_runs, "task_scores"), ()), "mixtures": {}, "left_out": {}}
         tree |= {"waiting": (), "unsealed": ()}

@@ -20,7 +20,7 @@ from lightning_app.config.classes import (
     refusal,
     require_plugin,
 )
-from lightning_app.config.rulers import MetricChoice, check_metric
+from lightning_app.config.rulers import MetricChoice, check_matters, check_metric
 from lightning_app.config.rules import GRID_RULES, GridSubject, check_rules
 from lightning_app.config.search import Refine, Search
 from lightning_app.config.sources import merged, nested, with_warmup
@@ -204,6 +204,11 @@ class Sensitivity:
     """A warm-up, in optimizer steps, that suffices for every arm."""
     baseline: str | None = None
     """The preset with which the others are compared."""
+    matters: float | None = None
+    """The smallest saving that matters, in nats per token; null: none is named."""
+
+    def __post_init__(self) -> None:
+        check_matters(self.matters)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -256,6 +261,9 @@ class GridFile:
     value of each."""
     factors: dict[str, str] | None = None
     """Axes of two values whose effects the report contrasts, by name."""
+    families: dict[str, list[Any]] | None = None
+    """Groups of variants that the report answers for, by name: names of variants, or values of
+    their axes."""
     compare: dict[str, Any] | None = None
     """Axes whose values the report compares, each with its baseline."""
     init_from: InitFrom | None = None
@@ -396,9 +404,10 @@ class GridSpec:
     from that of another. A cell that matches all of one entry of `exclude` is omitted. `pruner` is
     the rule that ends hopeless cells early, None for none; `checkpoints` sets which checkpoints of
     a cell are kept once it is done. `labels` has the names of axis values in the report,
-    `factors` the axes of two values whose effects it contrasts, by name, `compare` the
-    axes whose values it compares on the metric, each with its baseline, `variants` the axes besides
-    the block's whose values are variants. `init_from` is the grid from whose runs the cells start.
+    `factors` the axes of two values whose effects it contrasts, `families` the groups of variants
+    that it answers for, by name, `compare` the axes whose values it compares on the metric, each
+    with its baseline, `variants` the axes besides the block's whose values are variants.
+    `init_from` is the grid from whose runs the cells start.
     `source` is the file as messages name it, and `base_source` the one that holds the base. With
     `search` or `refine` the cells follow from results: `asked` has those of the rounds so far,
     whose values are then in `axes`, and `listed` the axes of the file.
@@ -417,6 +426,8 @@ class GridSpec:
     checkpoints: str = "all"
     labels: Mapping[str, list[str]] = dataclasses.field(default_factory=dict)
     factors: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    families: Mapping[str, Sequence[Any]] = dataclasses.field(default_factory=dict)
+    metric_matters: Mapping[str, float] = dataclasses.field(default_factory=dict)
     compare: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     variants: tuple[str, ...] = ()
     init_from: ParentGrid | None = None
@@ -475,7 +486,7 @@ class GridSpec:
             "base_config": self.base_config,
             "axes": {**(self.axes if self.listed is None else self.listed), **linked},
             "exclude": list(self.exclude),
-            "metric": {"name": self.metric, "mode": self.mode},
+            "metric": {"name": self.metric, "mode": self.mode, **self.metric_matters},
             "sensitivity": self.sensitivity,
             "pruner": self.pruner,
             "checkpoints": self.checkpoints,
@@ -483,6 +494,7 @@ class GridSpec:
             "factors": dict(self.factors),
             "compare": dict(self.compare),
             **({"variants": list(self.variants)} if self.variants else {}),
+            **({"families": dict(self.families)} if self.families else {}),
             "init_from": parent and {"grid": parent.spec.tree(), "match": list(parent.match)},
             **adapts,
         }
@@ -593,6 +605,8 @@ def _spec(path: Path, tree: Any, text: str, files: tuple[Path, ...], source: str
             checkpoints=file.checkpoints or "all",
             labels=file.labels or {},
             factors=file.factors or {},
+            families=file.families or {},
+            metric_matters={"matters": m} if (m := file.metric and file.metric.matters) else {},
             compare=fields["compare"] or {},
             variants=tuple(file.variants or ()),
             init_from=parent,

@@ -216,6 +216,18 @@ class MetricChoice:
     """A metric, such as val/nll; null: the one that the task monitors."""
     mode: Literal["min", "max"] | None = None
     """Which value is best; null: the metric's own direction."""
+    matters: float | None = None
+    """The smallest difference of the metric that matters, in its unit; null: none is named."""
+
+    def __post_init__(self) -> None:
+        check_matters(self.matters)
+        if self.matters and (self.name or "").endswith("perplexity"):
+            raise ValueError("matters: perplexity is no scale of differences; rank by val/nll")
+
+
+def check_matters(value: float | None) -> None:
+    if value is not None and not 0 < value < math.inf:
+        raise ValueError(f"matters: expected a number above 0, found {value!r}")
 
 
 def check_metric(

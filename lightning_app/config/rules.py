@@ -402,6 +402,23 @@ def _factors(grid: GridSubject, factors: Any, _: Any) -> Iterator[str]:
         yield "an axis is given twice"
 
 
+def _families(grid: GridSubject, families: Any, variants: Any, labels: Any) -> Iterator[str]:
+    wiring = (BLOCK, *(variants or ()))
+    block = [axis for axis in grid.axes if axis.startswith(wiring)]
+    names = named_values(labels or {}, grid.axes)
+    settings = product(*(grid.axes[axis] for axis in block))
+    known = [variant(dict(zip(block, of, strict=True)), {}, names, wiring) for of in settings]
+    known += [label(value) for axis in block for value in grid.axes[axis]]
+    known += [name for axis in block for name in names.get(axis, {}).values()]
+    for name, members in (families or {}).items():
+        if not members:
+            yield f"{name}: expected at least one variant"
+        for member in members:
+            if label(member) not in known:
+                hint = nearest(label(member), known)
+                yield f"{name}: {member!r} is no variant and no value of an axis of variants{hint}"
+
+
 def _compare(grid: GridSubject, compare: Any, _: Any) -> Iterator[str]:
     for axis, baseline in (compare or {}).items():
         if axis not in grid.axes:
@@ -528,5 +545,6 @@ GRID_RULES = (
     Refusal("variants are of the model", ("variants", "axes"), _variants),
     Refusal("labels name variants and groups", ("labels", "variants"), _labels),
     Refusal("factors have two values", ("factors", "axes"), _factors),
+    Refusal("families have variants", ("families", "variants", "labels"), _families),
     COMPARE,
 )

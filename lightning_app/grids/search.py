@@ -356,19 +356,15 @@ def _may_gain(
 ) -> tuple[float, float | None]:
     """By how much a score beside the best one may be lower, and where.
 
-    The smaller of two: what a convex curve allows (`report.statistics.lowest`), and, where the
-    neighbours of the best place are sound, what the lowest of three curves has: the parabola
-    through these places, and the cubics through one more sound place on either side.
+    That of the lowest of three curves, if the neighbours of the best place are sound: the parabola
+    through these places, and the cubics through one more sound place on either side. Without them
+    there is no bound.
     """
     import numpy as np
 
-    from lightning_app.report.statistics import lowest
-
-    low, high = lowest(scores, places, sound)
-    gain = float(high - low)
     three = [best - 1, best, best + 1]
     if not all(sound[k] for k in three):
-        return gain, None
+        return math.inf, None
     more = [k for k in (best - 2, best + 2) if 0 <= k < len(places) and sound[k]]
     smallest = (scores[best], places[best])
     for chosen in (three, *(sorted([*three, k]) for k in more)):
@@ -378,7 +374,7 @@ def _may_gain(
         for root in curve.deriv().roots():
             if not root.imag and places[best - 1] <= root.real <= places[best + 1]:
                 smallest = min(smallest, (float(curve(root.real)), float(root.real)))
-    return min(gain, scores[best] - smallest[0]), smallest[1]
+    return scores[best] - smallest[0], smallest[1]
 
 
 def _rate(place: float) -> float:

@@ -162,7 +162,7 @@ def run_rank(job: Job, rank: int) -> None:
         _end(job.error(rank), error)
 
 
-def answer(
+def send_result(
     channel: Connection,
     plugins: tuple[Plugin, ...],
     function: Callable[..., Any],
@@ -348,7 +348,7 @@ def ask(stop: Stop, function: Callable[..., Any], *arguments: Any) -> Any:
     Raises `Interrupted` when a signal arrives first.
     """
     receiver, sender = _CONTEXT.Pipe(duplex=False)
-    process = start(answer, sender, tuple(loaded().values()), function, *arguments)
+    process = start(send_result, sender, tuple(loaded().values()), function, *arguments)
     sender.close()
     try:
         while not receiver.poll(0.1):

@@ -8,9 +8,7 @@ With `y` the score of a variant and seed, the effect of factors `F` is the mean,
 all other factors, of `y` contrasted by each factor of `F`: for one factor `y(high) - y(low)`, for
 two `(y(high, high) - y(high, low)) - (y(low, high) - y(low, low))`, and so on. It is computed seed
 by seed, with Student's t interval over the seeds (Yates 1937, for a full 2^k factorial). An effect
-has an interval and a p value only if each of its variants has. A score between two bounds
-(`Score.ends`) gives an effect between two bounds: the lower one from the lower bounds of the
-variants that it adds and the upper bounds of those that it subtracts.
+has an interval and a p value only if each of its variants has.
 
 Comparisons. For an axis with baseline `b`, a value `v` and a slice, that is one combination of all
 other axes but the seed and those that follow from this one: `C = mean_s [m(v, s) - m(b, s)]`, `m`
@@ -47,15 +45,8 @@ from lightning_app.config.tree import (
 )
 from lightning_app.core.errors import UserError, nearest
 from lightning_app.core.schema import read
-from lightning_app.report.facts import direction, p_value
-from lightning_app.report.pairs import (
-    Ends,
-    Score,
-    bounds_interval,
-    bounds_p,
-    join_notes,
-    unfinished,
-)
+from lightning_app.report.facts import direction
+from lightning_app.report.pairs import Score, join_notes, unfinished
 from lightning_app.report.results import (
     CellResult,
     GridResults,
@@ -65,14 +56,17 @@ from lightning_app.report.results import (
 )
 from lightning_app.report.statistics import (
     LEAST_SEEDS,
-    LEVEL,
+    Estimate,
+    corrected,
     ended_alike,
-    holm_values,
     mean,
     no_less_than_failures,
+    row_document,
     seeds_interval,
     seeds_p,
     sign_flip_p,
+    t_interval,
+    within,
 )
 from lightning_app.report.tasks import failed, over_seeds
 from lightning_app.scores.task_facts import TASKS, QualityMetric, task_facts
@@ -178,15 +172,18 @@ def metrics_document(grid: GridResults) -> list[dict[str, Any]]:
     return [{"grid": grid.name, "metric": grid.metric, "mode": grid.mode, "arms": arms}]
 
 
-MEASURES = ("octaves", "need", "steps_at_best_rates", "delta", "rate_sensitivity", "steps_saved")
-IN_NATS = ("need", "delta", "rate_sensitivity")  # have no effect between unlike tokens
+MEASURES = (
+    *("tuned", "mean_over_rates", "rate_shift", "tuned_steps_saved", "delta", "steps_saved"),
+)
+IN_NATS = ("tuned", "mean_over_rates", "delta")  # have no effect between unlike tokens
+DECIDING = ("tuned", "delta")  # have p values
 TIMES = " x "
 
 Levels = tuple[int, ...]  # 0 is the low level of a factor, 1 the high one
 
 
 @dataclass(frozen=True, kw_only=True)
-class Effect:
+class Effect(Estimate):
     """One row of `effects.csv`: the effect of `factors` on a `measure`.
 
     `group` names the values of the axes that are no factor, `lr` is NaN for a score over all rates.
@@ -197,19 +194,11 @@ class Effect:
     group: str
     lr: float
     factors: str
-    estimate: float = math.nan
-    low: float = math.nan
-    high: float = math.nan
-    p: float = math.nan
-    p_holm: float = math.nan
-    p_sign: float = math.nan
-    seeds: int = 0
-    note: str = ""
 
 
 def effects(grid: GridResults, scores: Sequence[Score]) -> list[Effect]:
     """The effects of all factors on each measure; none for a grid without factors."""
-    return _corrected(_uncorrected(grid, scores)) if grid.factors else []
+    return corrected(_uncorrected(grid, scores), lambda row: row.measure) if grid.factors else []
 
 
 def _uncorrected(grid: GridResults, scores: Sequence[Score]) -> list[Effect]:
@@ -266,13 +255,7 @@ def _of_table(
     values = [] if missing else [dict(table[corner].values) for corner in corners]
     seeds = sorted(set.intersection(*map(set, values))) if values else []
     table_values = np.array([[of[seed] for seed in seeds] for of in values])  # [corner, seed]
-    ends = [{seed: end for seed, *end in table[corner].ends} for corner in corners if seeds]
-    between = np.array(  # [corner, seed, end]
-        [
-            [end.get(seed, [of[seed]] * 2) for seed in seeds]
-            for of, end in zip(values, ends, strict=True)
-        ]
-    )
+    least = max((table[corner].floor for corner in corners if not missing), default=0.0)
     unsure = [corner for corner in corners if not missing and math.isnan(table[corner].low)]
     bounds = {table[corner].bound for corner in corners if corner in table} - {""}
     note = f"censored ({', '.join(sorted(bounds))}) in some variants" if bounds else ""
@@ -296,35 +279,24 @@ def _of_table(
             )
             # The mean over the levels of the factors that are not chosen.
             share = 2 ** (len(names) - size)
-            each = (signs[:, None] * table_values).sum(axis=0) / share
-            low = np.where(signs[:, None] > 0, between[..., 0], -between[..., 1]).sum(axis=0)
-            high = np.where(signs[:, None] > 0, between[..., 1], -between[..., 0]).sum(axis=0)
-            sides = (low / share).tolist(), (high / share).tolist()
-            by_seed: Ends = tuple(zip(seeds, *sides, strict=True))
-            shown = (math.nan,) * 2 if unsure else bounds_interval(by_seed)
+            each = ((signs[:, None] * table_values).sum(axis=0) / share).tolist()
+            low, high, _ = (math.nan,) * 3 if unsure else t_interval(each)
+            decides = measure in DECIDING and not unsure
             yield Effect(
                 factors=text,
                 **identity,
-                estimate=float(each.mean()),
-                low=shown[0],
-                high=shown[1],
-                p=math.nan if unsure else bounds_p(by_seed, seeds_p),
-                p_sign=bounds_p(by_seed, sign_flip_p),
+                estimate=mean(each),
+                low=low,
+                high=high,
+                p=max(seeds_p(each), least) if decides else math.nan,
+                p_sign=sign_flip_p(each) if decides else math.nan,
                 seeds=len(seeds),
+                values=tuple(zip(seeds, each, strict=True)),
             )
 
 
-def _corrected(rows: Sequence[Effect]) -> list[Effect]:
-    """The effects with p values corrected over each measure."""
-    corrected = {}
-    for measure in dict.fromkeys(effect.measure for effect in rows):
-        family = [place for place, effect in enumerate(rows) if effect.measure == measure]
-        values = holm_values([rows[n].p for n in family]).tolist()
-        corrected |= dict(zip(family, values, strict=True))
-    return [replace(effect, p_holm=corrected[place]) for place, effect in enumerate(rows)]
-
-
-BETTER, WORSE, SAME, UNLIKE = "better", "worse", "no difference shown", "not comparable"
+BETTER, WORSE, SAME = "better", "worse", "no difference that matters"
+UNDECIDED, UNLIKE = "undecided", "not comparable"
 EQUAL = "changes nothing"
 
 MORE = 1.05
@@ -335,13 +307,13 @@ Place = tuple[tuple[str, Hashable], ...]  # the values of the other axes
 
 
 @dataclass(frozen=True, kw_only=True)
-class MetricDifference:
+class MetricDifference(Estimate):
     """One row of `comparisons.csv`: `value` of an `axis` minus its `baseline`, in one slice.
 
-    `where` names the values of the other axes that vary, `all` if none does. `values` holds seed
-    and difference. `reading` is `better`, `worse`, `no difference shown`, `not comparable`,
-    `changes nothing` where every run ends with exactly the numbers of the one at the baseline, and
-    empty without a p value; the metric's `mode` decides the direction. `note` says what is missing.
+    `where` names the values of the other axes that vary, `all` if none does. `reading`: `better`,
+    `worse`, `no difference that matters` where the deciding interval lies within `+-matters`,
+    `undecided`, `not comparable`, `changes nothing` where every run ends with exactly the numbers
+    of the one at the baseline, and empty without a p value; `mode` decides the direction.
     `why_unlike` says why the metric of the grid cannot compare the two, and `comparable` whether
     `metric` can. `tokens_ratio` compares the tokens read with those at the baseline; `budget`
     states it in words, and is empty where they are about equal. `follows` names the axes that
@@ -355,25 +327,13 @@ class MetricDifference:
     where: str
     metric: str
     mode: str
-    estimate: float = math.nan
-    low: float = math.nan
-    high: float = math.nan
-    p: float = math.nan
-    p_holm: float = math.nan
-    p_sign: float = math.nan
-    seeds: int = 0
-    note: str = ""
+    matters: float = 0.0
     comparable: bool = True
     equal: bool = False
     why_unlike: str = ""
     tokens_ratio: float = math.nan
     budget: str = ""
     follows: str = ""
-    values: tuple[tuple[int, float], ...] = ()
-
-    @property
-    def value_with_p(self) -> str:
-        return self.value if math.isnan(self.p_holm) else f"{self.value} (p {p_value(self.p_holm)})"
 
     @property
     def beside(self) -> tuple[str, ...]:
@@ -387,8 +347,10 @@ class MetricDifference:
             return EQUAL
         if math.isnan(self.p_holm):
             return ""
-        if self.p_holm >= 1 - LEVEL:
+        if within(self, self.matters):
             return SAME
+        if not self.significant:
+            return UNDECIDED
         return BETTER if (self.estimate < 0) == (self.mode == "min") else WORSE
 
 
@@ -424,15 +386,13 @@ def comparisons(grid: GridResults, axes: Mapping[str, Any] | None = None) -> lis
         return []
     asked = compared_axes(grid) if axes is None else axes
     rows = [row for axis, base in asked.items() for row in _of(grid, axis, base)]
-    untested = sum(math.isnan(row.p) and row.seeds >= LEAST_SEEDS for row in rows)
-    corrected = holm_values([row.p for row in rows], untested).tolist()
-    return [replace(row, p_holm=p) for row, p in zip(rows, corrected, strict=True)]
+    return corrected(rows, lambda row: "all")
 
 
 def comparison_document(row: MetricDifference) -> dict[str, Any]:
     """A comparison for scripts."""
-    tree = asdict(row) | {"reading": row.reading}
-    del tree["values"], tree["equal"]
+    tree = row_document(row) | {"reading": row.reading}
+    del tree["equal"]
     return tree
 
 
@@ -516,6 +476,7 @@ def _compared(
         where=where,
         metric=measure.metric,
         mode=measure.mode,
+        matters=grid.metric_matters if measure.metric == grid.metric else 0.0,
     )
     if axis == CORPUS and any(cell.scores for cell in cells):
         return replace(row, note="scores of two tasks have no difference")
@@ -533,7 +494,8 @@ def _compared(
         if why:
             instead = f"by {common.metric}, as {measure.metric} counts other things: {why}"
         measure = common
-        row = replace(row, metric=measure.metric, mode=measure.mode)
+        matters = row.matters if measure.metric == row.metric else 0.0
+        row = replace(row, metric=measure.metric, mode=measure.mode, matters=matters)
     both = sorted(own.keys() & other.keys())
     seeds = [s for s in both if _known(own[s], measure) and _known(other[s], measure)]
     lacking = len(both) - len(seeds)

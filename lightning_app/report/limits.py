@@ -24,7 +24,7 @@ _CORPUS = tuple(
     f"data.{name}"
     for name in ("class_path", "init_args", "name", "task", "root", "source_language")
 )
-SHORT = 3  # other limits that the page shows unfolded, one line each
+SHOWN = 5  # limits that the page shows unfolded
 
 
 def limits(grid: GridResults) -> list[str]:
@@ -53,11 +53,9 @@ def limits(grid: GridResults) -> list[str]:
         few = " With so few seeds, intervals are wide, or narrow by chance." * (least < FEW_SEEDS)
         many = most if least == most else f"{least} to {most}"
         items += [
-            say("limits.seeds", seeds=many, level=LEVEL, alpha=1 - LEVEL, few=few),
+            say("limits.seeds", seeds=many, few=few),
             say("limits.false_labels"),
-            say("limits.coverage"),
             *([say("limits.adaptive")] if grid.chosen else []),
-            say("limits.mixed"),
         ]
     return [*items, *_not_asked(grid), *_of_coupling(grid)]
 
@@ -163,6 +161,8 @@ def _of_coupling(grid: GridResults) -> list[str]:
 def urgent(grid: GridResults) -> list[str]:
     """What is wrong or missing among the runs of one grid."""
     items = [text] if (text := left_out(grid.strangers)) else []
+    if grid.afterwards:
+        items.append(say("limits.afterwards", names=" and ".join(grid.afterwards)))
     items += statements(records_of(grid)).values()
     items += [*_unlike(grid), *_early(grid)]
     if lines := damaged_files(grid):

@@ -22,24 +22,24 @@ from lightning_app.report.facts import (
 )
 from lightning_app.report.figures.sheet import FigureFiles, drawn_slices, slices_of
 from lightning_app.report.frames import results_frame
-from lightning_app.report.headline import findings
-from lightning_app.report.limits import SHORT, limits, urgent
+from lightning_app.report.headline import answer
+from lightning_app.report.limits import SHOWN, limits
 from lightning_app.report.pairs import LEARNED, Score
 from lightning_app.report.results import GridResults
 from lightning_app.report.table import ReportTable
 from lightning_app.report.tables import (
-    best_losses,
     bleu_table,
     cell_table,
     comparison_table,
     cost_table,
+    delta_table,
     factor_table,
-    headline_table,
     loss_by_warmup,
     metric_table,
     missing_table,
-    over_rates,
+    over_rates_table,
     task_tables,
+    verdict_table,
 )
 from lightning_app.report.tasks import (
     FailedRuns,
@@ -122,8 +122,7 @@ def page(report: Report, drawings: Sequence[FigureFiles], made_from: str = "") -
     """
     grid, rates = report.grid, report.grid.rates
     warmup = grid.asks_warmup
-    sentences = findings(grid, report.scores)
-    claim, *others = sentences or [_unanswered(grid)]
+    claim = answer(grid, report.scores) or _unanswered(grid)
     figures = [_shown(grid, drawing, n) for n, drawing in enumerate(drawings, start=1)]
     first = figures[0] if figures and figures[0].drawing.question == "need" else None
     return render(
@@ -135,11 +134,10 @@ def page(report: Report, drawings: Sequence[FigureFiles], made_from: str = "") -
         css=(resources.files("lightning_app.report") / "page.css").read_text(encoding="utf-8"),
         next_number=itertools.count(1).__next__,
         claim=claim,
-        findings=others,
         summary=_summary(grid),
         presets=preset_words(grid),
         limits=limits(grid),
-        shown_limits=SHORT + len(urgent(grid)),
+        shown_limits=SHOWN,
         question=[
             " ".join(text.split()) for text in re.split(r"\n\s*\n", grid.question) if text.strip()
         ],
@@ -197,7 +195,7 @@ def _tables(report: Report, *, warmup: bool) -> dict[str, list[ReportTable]]:
     """The tables of each part of the page, without empty ones."""
     grid, scores = report.grid, report.scores
     metrics = [metric_table(grid)] if grid.finished else []
-    by_part: dict[str, list[ReportTable]] = {"need": [], "by_rate": [], "cost": []}
+    by_part: dict[str, list[ReportTable]] = {"answer": [], "need": [], "by_rate": [], "cost": []}
     by_part |= {"score": metrics, "run": [], "missing": [missing_table(grid)]}
     if grid.finished:
         by_part["run"] = [cell_table(grid, report.results, report.out)]
@@ -207,9 +205,15 @@ def _tables(report: Report, *, warmup: bool) -> dict[str, list[ReportTable]]:
         by_part["score"] += metrics
         by_part["cost"] = [bleu_table(scores), cost_table(grid)]
         if warmup:
-            by_part["need"] = [over_rates(grid, scores), factor_table(grid, report.effects)]
-            losses = best_losses(grid) if grid.chosen else loss_by_warmup(grid, scores)
-            by_part["by_rate"] = [headline_table(grid, scores), losses]
+            by_part["answer"] = [verdict_table(grid, scores)]
+            by_part["need"] = [over_rates_table(grid, scores), factor_table(grid, report.effects)]
+            by_part["by_rate"] = [delta_table(grid, scores), loss_by_warmup(grid, scores)]
+        first = next(
+            (part for part in ("answer", "score") if any(t.bodies for t in by_part[part])), ""
+        )
+        if first == "score":
+            by_part["answer"] = by_part["score"][:1]
+            by_part["score"] = by_part["score"][1:]
     return {part: [table for table in tables if table.bodies] for part, tables in by_part.items()}
 
 

@@ -4,16 +4,16 @@ The symbols are those of `lightning_app.report.warmup`."""
 
 import itertools
 import math
-from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from lightning_app.config.tree import label
 from lightning_app.core.errors import UserError
 from lightning_app.report.results import LEARNING_RATE, CellResult, GridResults, failures, outcomes
 from lightning_app.report.statistics import (
-    LEAST_SEEDS,
     LEVEL,
+    Estimate,
     ended_alike,
     failures_p,
     mean,
@@ -27,46 +27,42 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-Ends = tuple[tuple[int, float, float], ...]
-"""Seed, lower and upper bound of a value, in this order."""
-
-
 @dataclass(frozen=True, kw_only=True)
-class Score:
+class Score(Estimate):
     """One row of `sensitivity.csv`. `lr` is NaN for a score over all rates.
 
-    `p` decides labels (`statistics.seeds_p`), `p_holm` corrects it over the whole grid, and
-    `p_sign` is the exact p value by sign flips, from 6 seeds on. `bound` is ">=" or "<=" where the
-    estimate is censored, and "?" where it is on both sides.
-
-    `values` holds seed and value of a mean over seeds. `each` holds the same if they are shown:
-    with fewer than 5 seeds, or without an interval because some seeds failed; the table has them in
-    the note. `ends` holds seed and both bounds of a score between bounds, else nothing.
+    `bound` is ">=" or "<=" where the estimate is censored, and "?" where it is on both sides.
+    `each` holds the values of the seeds if they are shown: with fewer than 5 seeds, or without an
+    interval because some seeds failed; the table has them in the note. `inner`: whether the best
+    rates of most seeds lie between others, at most an octave away. Of a score over rates, `tried`
+    is the number of rates without warm-up and with it, and `best` the median of the best ones.
+    `floor` is the least p value that failures allow (`no_less_than_failures`), `mixed` whether
+    some seeds of an arm failed and others did not, `never` whether no run of either warm-up
+    learned. Of a score over several arms, `stalled` is the largest `stall_difference` of them.
     """
 
     group: str
     lr: float
     variant: str
     score: str
-    estimate: float = math.nan
-    low: float = math.nan
-    high: float = math.nan
-    p: float = math.nan
-    p_holm: float = math.nan
-    p_sign: float = math.nan
     bound: str = ""
-    seeds: int = 0
     cells: int = 0
     diverged: int = 0
-    note: str = ""
     each: tuple[tuple[int, float], ...] = ()
-    values: tuple[tuple[int, float], ...] = ()
-    ends: Ends = ()
+    inner: bool = False
+    tried: tuple[int, int] = (0, 0)
+    floor: float = 0.0
+    mixed: bool = False
+    never: bool = False
+    stalled: float = 0.0
+    best: tuple[float, float] = (math.nan, math.nan)
 
-    @property
-    def compared(self) -> bool:
-        """Whether enough seeds have values for a p value, if their runs ended alike."""
-        return len(self.values) >= LEAST_SEEDS
+
+COLUMNS = (
+    *("group", "lr", "variant", "score", "estimate", "low", "high", "p", "p_holm", "p_sign"),
+    *("holm_low", "holm_high", "bound", "seeds", "cells", "diverged", "note"),
+)
+"""The columns of `sensitivity.csv`."""
 
 
 def bound_of(at_most: bool, at_least: bool) -> str:
@@ -76,46 +72,16 @@ def bound_of(at_most: bool, at_least: bool) -> str:
     )
 
 
-def bounds_interval(ends: Ends) -> tuple[float, float]:
-    """From the lower end of the t interval of the lower bound to the upper end of the other's.
-
-    NaN where a bound is infinite, and where none differs between seeds; one that does not differ,
-    such as a rate that was tried, is its own end.
-    """
-    lows, highs = [low for _, low, _ in ends], [high for *_, high in ends]
-    if not all(map(math.isfinite, [*lows, *highs])):
-        return math.nan, math.nan
-    low, high = t_interval(lows)[0], t_interval(highs)[1]
-    if math.isnan(low) and math.isnan(high):
-        return math.nan, math.nan
-    return mean(lows) if math.isnan(low) else low, mean(highs) if math.isnan(high) else high
-
-
-def bounds_p(ends: Ends, test: Callable[[list[float]], float]) -> float:
-    """The p value of zero by the bound nearer to it, 1 if zero lies between the bounds.
-
-    NaN for one or two seeds.
-    """
-    if len(ends) < LEAST_SEEDS:
-        return math.nan
-    lows, highs = [low for _, low, _ in ends], [high for *_, high in ends]
-    for values, sign in ((lows, 1), (highs, -1)):
-        if all(map(math.isfinite, values)) and sign * mean(values) > ROUNDING:
-            return test(values)
-    return 1.0
-
-
 def scores_frame(rows: Sequence[Score]) -> "pd.DataFrame":
     """The scores as a table, one row per group, rate, variant and score."""
     import pandas as pd
 
-    columns = [column.name for column in fields(Score)][:-3]
     table = []
     for row in rows:
         listed = ", ".join(f"{seed}: {_shown(value)}" for seed, value in row.each)
         note = join_notes(row.note, listed and f"per seed {listed}")
         table.append(asdict(row) | {"note": note})
-    return pd.DataFrame(table, columns=columns)
+    return pd.DataFrame(table, columns=list(COLUMNS))
 
 
 def _shown(value: float) -> str:
@@ -126,17 +92,12 @@ def join_notes(*parts: str) -> str:
     return "; ".join(part for part in parts if part)
 
 
-ROUNDING = 1e-12  # a mean no further from zero is zero
 NEVER = "never learned"
 ELSEWHERE = "learned only without the reference warm-up"
 IS_BASELINE = "is the baseline"
 NOT_YET = "not yet learned within this budget"
 UNFINISHED = "not finished"
 LEARNED = 0.1  # a variant has learned if its mean loss is this many nats under `H_uni`
-ESCAPED = (
-    1 / 3
-)  # a run has half escaped if it learned under this share of what the best seed learned
-
 Key = tuple[int, float, int]  # warm-up, rate, seed
 
 
@@ -212,9 +173,7 @@ class Paired:
 
     @property
     def missing(self) -> str:
-        return join_notes(
-            unfinished("seeds", self.planned, len(self.seeds)), self.early, self.partly
-        )
+        return join_notes(unfinished("seeds", self.planned, len(self.seeds)), self.early)
 
     @property
     def early(self) -> str:
@@ -242,43 +201,16 @@ class Paired:
     def failed(self, point: tuple[int, float]) -> list[bool]:
         return [self.runs[point, seed].state == "diverged" for seed in self.seeds]
 
-    def half_escaped(self, point: tuple[int, float]) -> list[bool]:
-        """Which runs left the plateau at `H_uni` so late that they lag far behind the best seed.
-
-        By chance one seed leaves it early and another late, so their losses have two modes.
-        """
-        every = [cell for key, cell in self._cells.items() if key[:2] == point]
-        return half_escaped([self.runs[point, seed] for seed in self.seeds], every)
-
     @property
     def mixed(self) -> str:
         """Why there is no interval over these seeds, if some failed and others did not."""
-        counted = self._counted(self.failed)
+        counted = " and ".join(
+            f"{sum(self.failed(point))} of {len(self.seeds)} at warm-up {point[0]}"
+            for point in self.points
+            if not ended_alike(self.failed(point))
+        )
         kinds = failures(self.runs.values())
         return f"{kinds} {counted}, so no interval over seeds" if counted else ""
-
-    @property
-    def partly(self) -> str:
-        """A note on runs that half escaped."""
-        counted = self._counted(self.half_escaped)
-        return f"half escaped {counted}" if counted else ""
-
-    def _counted(self, which: Callable[[tuple[int, float]], list[bool]]) -> str:
-        """The numbers of runs at each point where it holds for some and not for all."""
-        return " and ".join(
-            f"{sum(which(point))} of {len(self.seeds)} at warm-up {point[0]}"
-            for point in self.points
-            if not ended_alike(which(point))
-        )
-
-
-def half_escaped(runs: Sequence[CellResult], every: Iterable[CellResult]) -> list[bool]:
-    """Which runs learned little beside the best one of `every` run of their arm."""
-    best = max((cell.entropy - cell.loss for cell in every), default=0.0)
-    return [
-        best >= LEARNED and run.entropy - run.loss < ESCAPED * best and not run.failed
-        for run in runs
-    ]
 
 
 def arms(grid: GridResults) -> list[Arm]:

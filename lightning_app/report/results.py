@@ -210,7 +210,10 @@ class GridResults:
     `without_parent` names the cells that are not planned yet, since the runs of another grid that
     they start from are not finished. `linked` has the axes whose values follow from another axis,
     with that one. `asked` says that the metric was asked for, so that no score of a task takes its
-    place. `source` is a digest of the content of the grid file.
+    place. `source` is a digest of the content of the grid file. `searched`: a search chose the
+    trials of each arm. `matters` and `metric_matters` are the smallest differences that matter, in
+    nats and in the metric; 0 if the grid file names none. `families` are groups of variants by
+    name. `afterwards` names those of `matters` and `families` that the grid's folder has not.
     """
 
     folder: Path
@@ -236,6 +239,11 @@ class GridResults:
     linked: Mapping[str, str] = field(default_factory=dict)
     asked: bool = False
     source: str = ""
+    searched: bool = False
+    matters: float = 0.0
+    metric_matters: float = 0.0
+    families: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    afterwards: tuple[str, ...] = ()
 
     @cached_property
     def finished(self) -> tuple[CellResult, ...]:
@@ -470,8 +478,26 @@ def read_results(folder: Path, file: Mapping[str, Any] | None = None) -> GridRes
         without_parent=tuple(cell.name for cell in plan.waiting),
         linked=_linked(grid),
         source=_digest(grid),
+        searched=bool(grid.get("search")),
+        matters=scores.get("matters") or 0.0,
+        metric_matters=metric.get("matters") or 0.0,
+        families=grid.get("families") or {},
+        afterwards=_afterwards(grid, file and read_grid_file(paths.specification)),
     )
     return without_strangers(results)
+
+
+def _afterwards(grid: Mapping[str, Any], run: Mapping[str, Any] | None) -> tuple[str, ...]:
+    """What the grid file decides of verdicts that it did not when the grid was last run."""
+
+    def decided(tree: Mapping[str, Any]) -> dict[str, Any]:
+        found = {"families": tree.get("families")}
+        for name in ("sensitivity", "metric"):
+            found[f"{name}.matters"] = (tree.get(name) or {}).get("matters")
+        return {key: value for key, value in found.items() if value}
+
+    then = decided(grid if run is None else run)
+    return tuple(key for key, value in decided(grid).items() if then.get(key) != value)
 
 
 def _digest(grid: Mapping[str, Any]) -> str:

@@ -7,18 +7,20 @@ often each interval contains the true value, and the rate of false findings.
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import special
 
-LEVEL = 0.95
+ALPHA = 0.05
+LEVEL = 1 - ALPHA
 FEW_SEEDS = 5  # with fewer: the value of each seed is shown
 LEAST_SEEDS = 3  # with fewer: no p value, since two seeds agree by chance too often
 FLIPPED = range(6, 17)  # seeds whose signs are all flipped: fewer cannot come under 5 %
-TOLERATED = 0.1  # of what the best rate learns may be lost at a tolerated rate
+MOST_SEEDS = 40  # with more: "more than 40 seeds would decide"
 Floats = NDArray[np.float64]
 
 
@@ -29,13 +31,13 @@ def mean(values: Sequence[float]) -> float:
         return math.fsum(value / len(values) for value in values)
 
 
-def t_interval(values: Sequence[float]) -> tuple[float, float, float]:
+def t_interval(values: Sequence[float], level: float = LEVEL) -> tuple[float, float, float]:
     """`t_intervals` of one list: low, high, p."""
-    low, high, p = t_intervals(values)
+    low, high, p = t_intervals(values, level)
     return float(low), float(high), float(p)
 
 
-def t_intervals(values: ArrayLike) -> tuple[Floats, Floats, Floats]:
+def t_intervals(values: ArrayLike, level: float = LEVEL) -> tuple[Floats, Floats, Floats]:
     """Student's t interval of the mean (Student 1908), and the two-sided p value of mean zero.
 
     `mean +- t_{n-1} * sd / sqrt(n)`. NaN for one value, and if the values do not differ.
@@ -48,244 +50,9 @@ def t_intervals(values: ArrayLike) -> tuple[Floats, Floats, Floats]:
         return nothing, nothing, nothing
     error = np.where(_spread(found), found.std(axis=-1, ddof=1), math.nan)
     error /= math.sqrt(count)
-    half = t_quantile(count) * error
+    half = t_quantile(count, level) * error
     p = 2 * special.stdtr(count - 1, -np.abs(centre) / error)
     return centre - half, centre + half, p
-
-
-def best_on_others(losses: ArrayLike) -> NDArray[np.int_]:
-    """The choice that is best on all other seeds, for each seed; `losses` is [.., choice, seed]."""
-    found = np.asarray(losses, dtype=float)
-    return (found.sum(axis=-1, keepdims=True) - found).argmin(axis=-2)
-
-
-def concave(losses: ArrayLike, places: ArrayLike, sound: ArrayLike) -> NDArray[np.bool_]:
-    """The places at which a curve is not convex; `losses` is [.., place, seed].
-
-    There the mean slope on the left exceeds that on the right, by more than its standard error if
-    there are several seeds, so that noise alone rarely bends a line.
-    """
-    y, x, usable = np.asarray(losses, float), np.asarray(places, float), np.asarray(sound, bool)
-    seeds = np.moveaxis(y, -1, 0)
-    bends = -np.diff(_slopes(seeds, x, np.broadcast_to(usable, seeds.shape)), axis=-1)
-    count = len(bends)
-    error = bends.std(axis=0, ddof=1) / math.sqrt(count) if count > 1 else 0.0
-    return bends.mean(axis=0) > error
-
-
-def lowest(
-    losses: ArrayLike, places: ArrayLike, sound: ArrayLike, bent: ArrayLike | None = None
-) -> tuple[Floats, Floats]:
-    """Bounds of the smallest value of a curve that is known at a few places (last axis).
-
-    `low` holds for every curve that is convex around its minimum: between two neighbouring places
-    it lies above the lines through the two points on the left and through the two on the right. A
-    line needs two `sound` points: a run that failed says only that its loss is at least `H_uni`,
-    and beyond the first rate with failures none is expected to learn more. Beside the smallest
-    value a line ends at a place that is `bent` (default: `concave` of these losses). `low` is -inf
-    where no line bounds it, and where the smallest value lies at the first or the last place, since
-    a smaller one may lie outside. `high` is the smallest sound value, or the smallest one where
-    none is sound.
-    """
-    y, x, usable = np.asarray(losses, float), np.asarray(places, float), np.asarray(sound, bool)
-    slopes = _slopes(y, x, usable)
-    ended = concave(y[..., None], x, usable) if bent is None else np.asarray(bent, bool)
-    shown = np.where(usable | ~usable.any(axis=-1, keepdims=True), y, math.inf)
-    high, best, last = shown.min(axis=-1), shown.argmin(axis=-1), y.shape[-1] - 1
-    low = high.copy()
-    for place in range(last):
-        width = x[place + 1] - x[place]
-        beside = (best == place) | (best == place + 1)
-        left = np.where(beside & ended[..., place], math.nan, slopes[..., place])
-        right = np.where(beside & ended[..., place + 1], math.nan, slopes[..., place + 2])
-        with np.errstate(divide="ignore", invalid="ignore"):
-            meet = (y[..., place + 1] - right * width - y[..., place]) / (left - right)
-        meet = np.where(np.isfinite(meet), np.clip(meet, 0.0, width), 0.0)
-        values = []
-        for at in (0.0, width, meet):
-            rising = np.where(np.isnan(left), -math.inf, y[..., place] + left * at)
-            falling = np.where(np.isnan(right), -math.inf, y[..., place + 1] - right * (width - at))
-            values.append(np.maximum(rising, falling))
-        either = usable[..., place] | usable[..., place + 1]
-        low = np.where(either, np.minimum(low, np.minimum.reduce(values)), low)
-    return np.where((best == 0) | (best == last), -math.inf, low), high
-
-
-def crossing(
-    losses: ArrayLike,
-    places: ArrayLike,
-    sound: ArrayLike,
-    limit: ArrayLike,
-    bent: ArrayLike | None = None,
-    *,
-    at_most: bool,
-) -> Floats:
-    """A bound of the place at which a convex curve rises over `limit`, going up from its minimum.
-
-    The smallest possible place is on the line between the last point under the limit and the first
-    one over it, or the place before the smallest point if that is over it; the largest (`at_most`)
-    is where the lines through the points beside these two meet the limit (`lowest`), unless they
-    end at a `bent` place. Where no point beyond the minimum is over the limit, they are the last
-    place and inf.
-    """
-    y, x, usable = np.asarray(losses, float), np.asarray(places, float), np.asarray(sound, bool)
-    limit = np.asarray(limit, float)
-    slopes = _slopes(y, x, usable)
-    ended = concave(y[..., None], x, usable) if bent is None else np.asarray(bent, bool)
-    shown = np.where(usable | ~usable.any(axis=-1, keepdims=True), y, math.inf)
-    best = shown.argmin(axis=-1)
-    found = np.full(limit.shape, math.inf if at_most else x[-1])
-    for place in reversed(range(y.shape[-1] - 1)):
-        width, under = x[place + 1] - x[place], shown[..., place]
-        over = shown[..., place + 1]
-        with np.errstate(divide="ignore", invalid="ignore"):
-            if at_most:
-                left = np.where(ended[..., place], math.nan, slopes[..., place])
-                right = np.where(ended[..., place + 1], math.nan, slopes[..., place + 2])
-                first = np.where(left > 0, (limit - under) / left, width)
-                second = np.where(right > 0, width - (over - limit) / right, width)
-                share = np.fmin(np.fmin(first, second), width)
-            else:
-                share = np.where(np.isinf(over), 0.0, (limit - under) * width / (over - under))
-        at = x[place] + np.clip(np.nan_to_num(share, nan=0.0), 0.0, width)
-        found = np.where((place >= best) & (over > limit), at, found)
-    if at_most:
-        return found
-    # Under all points the minimum lies beside the smallest one, and the place beyond it.
-    smallest = np.take_along_axis(shown, best[..., None], axis=-1)[..., 0]
-    return np.where(smallest > limit, x[np.maximum(best - 1, 0)], found)
-
-
-def _slopes(y: Floats, x: Floats, usable: NDArray[np.bool_]) -> Floats:
-    """The slopes between neighbours, with one NaN before and after; NaN beside an unsound point."""
-    inner = np.where(usable[..., 1:] & usable[..., :-1], np.diff(y) / np.diff(x), math.nan)
-    return np.pad(inner, [(0, 0)] * (y.ndim - 1) + [(1, 1)], constant_values=math.nan)
-
-
-def steps_between(
-    curves: Sequence[ArrayLike],
-    places: Sequence[ArrayLike],
-    sound: Sequence[ArrayLike],
-    steps: ArrayLike,
-    bent: Sequence[ArrayLike | None] = (None, None),
-) -> tuple[Floats, Floats]:
-    """Bounds of the steps that the second of two arms saves at the best places of both.
-
-    `curves` has for each arm its mean loss [.., place, step] after each of `steps`, whose last is
-    `T`. With `l*_a` the smallest final loss of an arm and `t_a(x)` the step at which it reaches `x`
-    at its best place: `T - t_1(l*_0)` where the second arm ends lower, else `-(T - t_0(l*_1))`.
-    Between the places an arm may end lower by as much as `lowest` allows, and is then taken to be
-    lower by as much at every step.
-    """
-    at = np.asarray(steps, float)
-
-    def best(arm: int) -> tuple[Floats, Floats, Floats, Floats]:
-        y, usable = np.asarray(curves[arm], float), np.asarray(sound[arm], bool)
-        final = y[..., -1]
-        least, most = lowest(final, places[arm], usable, bent[arm])
-        shown = np.where(usable | ~usable.any(axis=-1, keepdims=True), final, math.inf)
-        place = shown.argmin(axis=-1)[..., None, None]
-        own = np.take_along_axis(y, place, axis=-2)[..., 0, :]
-        return least, most, own, own - (most - least)[..., None]  # -inf where a bound is open
-
-    def saved(first: Floats, second: Floats, ends: tuple[Floats, Floats]) -> Floats:
-        forward = at[-1] - _first(second, at, ends[0])
-        back = _first(first, at, ends[1]) - at[-1]
-        return np.where(ends[0] >= ends[1], forward, back)
-
-    (least, most, own, lower), (other_least, other_most, other, other_lower) = best(0), best(1)
-    low = saved(lower, other, (least, other_most))
-    high = saved(own, other_lower, (most, other_least))
-    return np.where(np.isinf(least), -math.inf, low), np.where(
-        np.isinf(other_least), math.inf, high
-    )
-
-
-def _first(curve: Floats, steps: Floats, value: Floats) -> Floats:
-    """The first step at which a curve (last axis) is at the value or below, linear between steps.
-
-    The last step where it never is.
-    """
-    under = curve <= value[..., None]
-    place = np.where(under.any(axis=-1), under.argmax(axis=-1), len(steps) - 1)
-    before = np.maximum(place - 1, 0)
-    high = np.take_along_axis(curve, before[..., None], axis=-1)[..., 0]
-    low = np.take_along_axis(curve, place[..., None], axis=-1)[..., 0]
-    with np.errstate(divide="ignore", invalid="ignore"):
-        share = np.clip(np.nan_to_num((high - value) / (high - low), nan=1.0), 0.0, 1.0)
-    return steps[before] + share * (steps[place] - steps[before])
-
-
-def influences(function: Callable[[Floats], ArrayLike], values: ArrayLike) -> Floats:
-    """A value per seed (last axis) whose mean is `function` of the means over all seeds.
-
-    `f(all) + (n - 1) (mean_s f(without s) - f(without s))` (Efron and Stein 1981): their t interval
-    has the jackknife's standard error. Infinite where `function` is, with or without a seed.
-    """
-    found = np.asarray(values, float)
-    count, whole = found.shape[-1], np.asarray(function(found.mean(axis=-1)), float)
-    if count < 2:
-        return whole[..., None]
-    total = found.sum(axis=-1)
-    others = ((total - found[..., seed]) / (count - 1) for seed in range(count))
-    without = np.stack([np.asarray(function(means), float) for means in others], axis=-1)
-    endless = np.where(np.isinf(without), without, 0.0).sum(axis=-1)  # all have the same sign
-    with np.errstate(invalid="ignore"):
-        each = whole[..., None] + (count - 1) * (without.mean(axis=-1, keepdims=True) - without)
-    endless = np.where(np.isinf(whole), whole, endless)
-    return np.where(np.isinf(endless)[..., None], endless[..., None], each)
-
-
-def best_by_seed(losses: ArrayLike, places: ArrayLike, sound: ArrayLike) -> tuple[Floats, Floats]:
-    """`lowest` as values per seed; `losses` is [.., place, seed]."""
-    bent = concave(losses, places, sound)
-    low, high = influences(lambda means: lowest(means, places, sound, bent), losses)
-    return low, high
-
-
-def tolerated_by_seed(
-    losses: ArrayLike, places: ArrayLike, sound: ArrayLike, entropy: float
-) -> tuple[Floats, Floats]:
-    """Bounds of the largest place where the loss is at most `l* + 0.1 (entropy - l*)`, per seed.
-
-    `l*` lies between the bounds of `lowest`; where it may lie outside of the places, the lower
-    bound is -inf.
-    """
-
-    bent = concave(losses, places, sound)
-
-    def bounds(means: Floats) -> ArrayLike:
-        least, most = lowest(means, places, sound, bent)
-        closed = np.isfinite(least)
-        least = np.where(closed, least, most)
-        limits = (best + TOLERATED * (entropy - best) for best in (least, most))
-        first, last = (
-            crossing(means, places, sound, limit, bent, at_most=at_most)
-            for limit, at_most in zip(limits, (False, True), strict=True)
-        )
-        return np.where(closed, first, -math.inf), last
-
-    low, high = influences(bounds, losses)
-    return low, high
-
-
-def steps_by_seed(
-    curves: Sequence[Floats],
-    places: Sequence[ArrayLike],
-    sound: Sequence[ArrayLike],
-    steps: ArrayLike,
-) -> tuple[Floats, Floats]:
-    """`steps_between` as values per seed; `curves` has for each arm [.., place, step, seed]."""
-    split = curves[0].shape[-3]
-    ends = zip((curve[..., -1, :] for curve in curves), places, sound, strict=True)
-    bent = [concave(*end) for end in ends]
-
-    def bounds(means: Floats) -> ArrayLike:
-        arms = (means[..., :split, :], means[..., split:, :])
-        return steps_between(arms, places, sound, steps, bent)
-
-    low, high = influences(bounds, np.concatenate(curves, axis=-3))
-    return low, high
 
 
 def seeds_interval(values: Sequence[float], *failed: Sequence[bool]) -> tuple[float, float, float]:
@@ -298,9 +65,9 @@ def seeds_interval(values: Sequence[float], *failed: Sequence[bool]) -> tuple[fl
     return math.nan, math.nan, math.nan
 
 
-def t_quantile(count: int) -> float:
+def t_quantile(count: int, level: float = LEVEL) -> float:
     """The half width of a t interval of `count` values in standard errors."""
-    return float(special.stdtrit(count - 1, (1 + LEVEL) / 2))
+    return float(special.stdtrit(count - 1, (1 + level) / 2))
 
 
 def seeds_p(values: Sequence[float]) -> float:
@@ -418,6 +185,110 @@ def holm_values(p: ArrayLike, untested: ArrayLike = 0) -> Floats:
     corrected = np.empty_like(given)
     np.put_along_axis(corrected, order, np.maximum.accumulate(steps, axis=-1), axis=-1)
     return corrected
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """A mean over seeds.
+
+    `low` and `high`: Student's t interval at 95 %. `p` is the p value of zero, `p_holm` corrects it
+    over the family of the comparison, and `p_sign` is the exact one by sign flips, from 6 seeds on.
+    `holm_low` and `holm_high`: the interval that decides. Its `level` is `1 - 0.05 / m`, where `m`
+    is the number of comparisons left at this step of Holm's correction if `p_holm` is under 5 %,
+    else that of the whole `family`; it leaves out zero exactly where `p_holm` is under 5 %.
+    `values` holds seed and value.
+    """
+
+    estimate: float = math.nan
+    low: float = math.nan
+    high: float = math.nan
+    p: float = math.nan
+    p_holm: float = math.nan
+    p_sign: float = math.nan
+    holm_low: float = math.nan
+    holm_high: float = math.nan
+    seeds: int = 0
+    note: str = ""
+    values: tuple[tuple[int, float], ...] = ()
+    level: float = LEVEL
+    family: int = 1
+
+    @property
+    def significant(self) -> bool:
+        return self.p_holm < ALPHA
+
+    @property
+    def compared(self) -> bool:
+        """Whether enough seeds have values for a p value, if their runs ended alike."""
+        return len(self.values) >= LEAST_SEEDS
+
+
+_HIDDEN = ("values", "level", "family")
+
+
+def row_document(row: Estimate) -> dict[str, Any]:
+    """The fields of a row for tables and scripts: those of its own kind first, no values."""
+    shared = [each.name for each in fields(Estimate) if each.name not in _HIDDEN]
+    own = [each.name for each in fields(row) if each.name not in {*shared, *_HIDDEN}]
+    return {name: getattr(row, name) for name in (*own, *shared)}
+
+
+Row = TypeVar("Row", bound=Estimate)
+
+
+def corrected(rows: Sequence[Row], family: Callable[[Row], Hashable]) -> list[Row]:
+    """The rows with Holm's p values and intervals; those of the family None stay as they are.
+
+    A comparison without a p value counts in its family if it has enough seeds (`holm_values`).
+    """
+    found, places = list(rows), dict[Hashable, list[int]]()
+    for place, row in enumerate(rows):
+        places.setdefault(family(row), []).append(place)
+    places.pop(None, None)
+    for members in places.values():
+        untested = sum(math.isnan(rows[n].p) and rows[n].compared for n in members)
+        ps = holm_values([rows[n].p for n in members], untested).tolist()
+        tested = sorted((rows[n].p, n) for n in members if not math.isnan(rows[n].p))
+        left = max(1, len(tested) + untested)
+        firsts: dict[float, int] = {}  # equal p values are of one step
+        steps = {n: left - firsts.setdefault(p, step) for step, (p, n) in enumerate(tested)}
+        for n, p in zip(members, ps, strict=True):
+            level = 1 - ALPHA / (steps[n] if p < ALPHA else left)
+            low, high = math.nan, math.nan
+            if not (math.isnan(p) or math.isnan(rows[n].low)):
+                low, high, _ = t_interval([value for _, value in rows[n].values], level)
+                if p >= ALPHA and low * high > 0:  # the p value is that of failures
+                    low, high = math.nan, math.nan
+            found[n] = replace(
+                rows[n], p_holm=p, holm_low=low, holm_high=high, level=level, family=left
+            )
+    return found
+
+
+def within(row: Estimate, limit: float) -> bool:
+    """Whether the mean is within `+-limit`, at the level of the whole family.
+
+    If all means of a family are at the limit, the chance that any is found within is 2.5 %.
+    """
+    if math.isnan(row.holm_low):
+        return False
+    values = [value for _, value in row.values]
+    low, high, _ = t_interval(values, 1 - ALPHA / row.family)
+    return -limit <= low and high <= limit
+
+
+def seeds_to_decide(row: Estimate, matters: float) -> int:
+    """The fewest seeds, up to `MOST_SEEDS`, at which this mean and spread would decide.
+
+    That is, at which the interval at the level of the row would leave out zero or lie within
+    `+-matters`. `MOST_SEEDS + 1` if no number does.
+    """
+    spread = float(np.std([value for _, value in row.values], ddof=1))
+    for count in range(max(len(row.values) + 1, LEAST_SEEDS), MOST_SEEDS + 1):
+        half = t_quantile(count, row.level) * spread / math.sqrt(count)
+        if abs(row.estimate) > half or abs(row.estimate) + half <= matters:
+            return count
+    return MOST_SEEDS + 1
 
 
 class BleuDifference(NamedTuple):

@@ -36,16 +36,8 @@ from lightning_app.report.facts import (
     share_interval,
     share_of,
 )
-from lightning_app.report.headline import (
-    STALLS,
-    by_slice,
-    own_reading,
-    relation,
-    score_notes,
-    stall_words,
-    with_p,
-)
-from lightning_app.report.pairs import UNFINISHED, Arm, Score, arms, mean_loss
+from lightning_app.report.headline import STALLS, by_slice, score_notes
+from lightning_app.report.pairs import Score, arms, mean_loss, stall_counts
 from lightning_app.report.results import OTHER_DATA, CellResult, GridResults, failures
 from lightning_app.report.statistics import LEVEL, mean
 from lightning_app.report.table import Columns, Datum, Heading, Link, Output, ReportTable, laid_out
@@ -60,6 +52,7 @@ from lightning_app.report.tasks import (
     split_of,
 )
 from lightning_app.report.tensorboard import run_url, tensorboard_path
+from lightning_app.report.verdicts import Verdict, verdicts
 from lightning_app.runs.records import OUTCOMES
 from lightning_app.scores.task_facts import QualityMetric
 
@@ -69,6 +62,7 @@ if TYPE_CHECKING:
 
 Own = Mapping[str, Score]  # the scores of a variant, by name
 NAME = Heading("variant", words=True)
+AGAINST = "against_baseline w="
 PAGE: tuple[Output, ...] = ("page",)
 PRINTED: tuple[Output, ...] = ("page", "paper")
 
@@ -125,38 +119,88 @@ def mean_of(cells: Sequence[CellResult]) -> Datum:
     return Datum(nats(centre), () if math.isnan(low) else (interval(low, high),))
 
 
-def headline_table(grid: GridResults, scores: Sequence[Score]) -> ReportTable:
+def verdict_table(grid: GridResults, scores: Sequence[Score]) -> ReportTable:
+    """The verdict on each arm, and on all of them, with the numbers that decide it."""
+    found = verdicts(grid, scores)
+    every = {(score.group, score.variant, score.score): score for score in scores}
+    counted = {
+        (arm.group, arm.variant): stall_counts([arm], grid.reference_warmup) for arm in arms(grid)
+    }
+    several = any(verdict.score.score == "tuned" for verdict in found)
+
+    def beside(verdict: Verdict, *names: str) -> Score | None:
+        own = (every.get((verdict.group, verdict.variant, name)) for name in names)
+        return next(filter(None, own), None) if verdict.kind == "arm" else None
+
+    def saved(verdict: Verdict) -> Datum:
+        low, high = verdict.low, verdict.high
+        ends = () if math.isnan(low) else (interval(low, high),)
+        return replace(estimate(verdict.score), below=ends)
+
+    def against(verdict: Verdict) -> Datum:
+        score = beside(verdict, "tuned_interaction", "interaction")
+        if score is None or math.isnan(score.estimate):
+            return Datum(DASH, title=score.note if score else "")
+        return Datum(bounded(score), _decided(score))
+
+    def failed(side: int) -> Callable[[Verdict], Datum]:
+        def of(verdict: Verdict) -> Datum:
+            text = counted.get((verdict.group, verdict.variant), (DASH, DASH))[side]
+            return Datum(text, bad=not text.startswith(("0", DASH)))
+
+        return of
+
+    def best(side: int) -> Callable[[Verdict], str]:
+        return lambda verdict: rate(verdict.score.best[side])
+
+    def steps(verdict: Verdict) -> Datum:
+        return _number_of_steps(beside(verdict, "tuned_steps_saved", "steps_saved"))
+
+    baseline = grid.baseline or "the baseline"
+    columns: Columns[Verdict] = [
+        (NAME, lambda verdict: verdict.variant),
+        (
+            Heading("verdict", words=True, between="; ", brief=True),
+            lambda verdict: Datum(verdict.word, tuple(filter(None, (verdict.more,)))),
+        ),
+        (Heading("saved by warm-up", "nats per token"), saved),
+        (Heading(f"less that of {baseline}", "nats per token"), against),
+        *([(Heading("best rate without"), best(0)), (Heading("with"), best(1))] if several else []),
+        (Heading("failed without"), failed(0)),
+        (Heading("failed with"), failed(1)),
+        (Heading("steps saved", outputs=PAGE), steps),
+        (Heading("p", "Holm"), lambda verdict: p_value(verdict.p)),
+        (Heading("seeds"), lambda verdict: str(verdict.seeds)),
+    ]
+    rows = (("" if each.group == "all" else each.group, each) for each in found)
+    of = "" if grid.reference_warmup is None else f" of {grid.reference_warmup:,} updates"
+    matters = f"{grid.matters:g} nats" if grid.matters else "not named in the grid file"
+    words = {"of": of, "matters": matters, "data": in_short(grid)}
+    shown = [verdict.score for verdict in found]
+    return laid_out(
+        "headline",
+        columns,
+        rows,
+        caption=say("captions.verdicts", **words),
+        title="Warm-up against none [the interval that decides]",
+        notes=tuple(score_notes(shown)),
+        heading="A dash marks an undefined score. Notes:",
+    )
+
+
+def _decided(score: Score) -> tuple[str, ...]:
+    return () if math.isnan(score.holm_low) else (interval(score.holm_low, score.holm_high),)
+
+
+def delta_table(grid: GridResults, scores: Sequence[Score]) -> ReportTable:
     """What warm-up does to the loss of each variant, at each rate that compares warm-ups."""
     wanted = ("delta", "interaction", "steps_saved", "lost_steps", STALLS)
     shown = _at_shared_rates(grid, [s for s in scores if s.score.startswith(wanted)])
-    reference, baseline = grid.reference_warmup, grid.baseline or "the baseline"
     stalled = failures(grid.finished) or "stalled"
-    against = {(cell.group, cell.variant): cell.baseline for cell in grid.cells}
-    if names := {*against.values()} - {None}:  # which have the same other axes of the block
-        baseline = "its baseline" if len(names) > 1 else str(*names)
-
-    def reads(own: Own) -> Datum:
-        of = own["delta"]
-        cells = [
-            cell
-            for cell in grid.finished
-            if (cell.group, cell.variant, cell.lr) == (of.group, of.variant, of.lr)
-        ]
-        stalls = stall_words(own, reference, failures(cells) or "stalled")
-        text = with_p(own_reading(own), own["delta"])
-        return Datum(text, (stalls,) if stalls else (), title=own["delta"].note * (text == DASH))
-
-    def compares(own: Own) -> Datum:
-        score = own["interaction"]
-        text, named = with_p(relation(own), score), against[score.group, score.variant]
-        below = (f"Δ of {named}",) if baseline == "its baseline" and text != DASH and named else ()
-        return Datum(text, below, title=score.note * (text == DASH))
-
     columns: Columns[Own] = [
-        (Heading("warm-up", words=True, between="; ", brief=True), reads),
-        (Heading(f"against {baseline}", words=True), compares),
         (Heading("Δ", "nats per token"), _score("delta")),
-        (Heading("interaction", f"Δ − Δ of {baseline}"), _score("interaction")),
+        (Heading("interaction", "Δ − Δ of the baseline"), _score("interaction")),
+        (Heading("p of Δ", "Holm"), lambda own: p_value(own["delta"].p_holm)),
         (Heading("steps saved", "by warm-up", outputs=PAGE), _steps),
         *(
             (
@@ -167,15 +211,13 @@ def headline_table(grid: GridResults, scores: Sequence[Score]) -> ReportTable:
         ),
         (Heading("seeds", outputs=PRINTED), lambda own: str(own["delta"].seeds)),
     ]
-    of = "" if reference is None else f" of {reference:,} updates"
-    words = {"of": of, "baseline": baseline, "level": LEVEL, "data": in_short(grid)}
+    of = "" if grid.reference_warmup is None else f" of {grid.reference_warmup:,} updates"
+    words = {"of": of, "baseline": grid.baseline or "the baseline", "level": LEVEL}
     return _of_scores(
-        "headline",
+        "delta",
         shown,
         columns,
-        say("captions.headline", **words),
-        title=f"The effect of no warm-up [{LEVEL:.0%} intervals per comparison; labels: p values "
-        "corrected for the number of comparisons]",
+        say("captions.headline", **words, data=in_short(grid)),
         page_caption="Below them: the values of the seeds. " * any(len(s.each) > 1 for s in shown),
         heading="A dash marks an undefined score. Notes:",
     )
@@ -225,60 +267,35 @@ def loss_by_warmup(grid: GridResults, scores: Sequence[Score]) -> ReportTable:
     return laid_out("loss_by_warmup", columns, rows, caption=caption)
 
 
-def best_losses(grid: GridResults) -> ReportTable:
-    """The mean final loss of each arm at the best of its rates, for grids that adapt them."""
+def over_rates_table(grid: GridResults, scores: Sequence[Score]) -> ReportTable:
+    """What else differs over the rates, and how each variant compares with the baseline."""
+    wanted = ("tuned", "mean_over_rates", "rate_shift", "tuned_steps_saved", AGAINST)
+    shown = [score for score in scores if score.score.startswith(wanted)]
+    several = {(s.group, s.variant) for s in shown if s.score == "tuned" and min(s.tried) > 1}
+    shown = [score for score in shown if (score.group, score.variant) in several]
 
-    def loss(warmup: int) -> Callable[[Arm], Datum]:
-        def of(arm: Arm) -> Datum:
-            pairs = arm.at([(w, lr) for w in arm.warmups for lr in arm.rates_at(w)])
-            tried = [point for point in pairs.points if point[0] == warmup]
-            if not tried or not pairs.seeds:
-                return Datum(DASH, title=UNFINISHED if tried else "not in the grid")
-            best = min(tried, key=pairs.mean)
-            shown = mean_of([pairs.runs[best, seed] for seed in pairs.seeds])
-            at = [f"at {rate(best[1])}, of {len(tried)} rates"]
-            at += (
-                [f"{len(pairs.seeds)} of {pairs.planned} seeds"]
-                if len(pairs.seeds) < pairs.planned
-                else []
-            )
-            return replace(shown, below=(*shown.below, *at))
+    def against(name: str) -> Callable[[Own], Datum]:
+        def of(own: Own) -> Datum:
+            score = own.get(name)
+            if score is None or math.isnan(score.estimate):
+                return Datum(DASH, title=score.note if score else "not in the grid")
+            return Datum(nats(score.estimate), (*_decided(score), f"p {p_value(score.p_holm)}"))
 
         return of
 
-    unit = f"{grid.monitored.loss}, nats"
-    losses = [(Heading(f"warm-up {w:,}", unit), loss(w)) for w in grid.warmups]
-    columns: Columns[Arm] = [(NAME, lambda arm: arm.variant), *losses]
-    rows = (("" if arm.group == "all" else arm.group, arm) for arm in arms(grid))
-    caption = say("captions.best_losses", level=LEVEL, data=in_short(grid))
-    return laid_out("best_losses", columns, rows, caption=caption)
-
-
-def over_rates(grid: GridResults, scores: Sequence[Score]) -> ReportTable:
-    """What warm-up does to variants with several rates, each at its best rates."""
-    wanted = ("need", "octaves", "steps_at_best_rates", "rate_sensitivity", "stall_difference")
-    wanted_scores = [score for score in scores if score.score in wanted and math.isnan(score.lr)]
-    # A variant with one rate has its difference of stalls at that rate, and no other of these.
-    several = {(s.group, s.variant) for s in wanted_scores if s.score == "stall_difference"}
-    several &= {(s.group, s.variant) for s in wanted_scores if s.score == "need"}
-    shown = [score for score in wanted_scores if (score.group, score.variant) in several]
-
-    def stalls(own: Own) -> str:
-        share = own["stall_difference"].estimate
-        return DASH if math.isnan(share) else f"{share:.0%}"
-
+    names = dict.fromkeys(score.score for score in shown if score.score.startswith(AGAINST))
     columns: Columns[Own] = [
-        (Heading("warm-up", "at the best rates", words=True), lambda own: own_reading(own, "need")),
-        (Heading("N", "nats per token"), _score("need")),
-        (Heading("p", "Holm"), lambda own: p_value(own["need"].p_holm)),
-        (Heading("O", "octaves of rate"), _score("octaves")),
+        (Heading("T", "nats per token"), _score("tuned")),
+        (Heading("M", "nats per token"), _score("mean_over_rates")),
+        (Heading("shift of the best rate", "octaves"), _score("rate_shift")),
         (
             Heading("steps saved", "at the best rates"),
-            lambda own: _number_of_steps(own["steps_at_best_rates"]),
+            lambda own: _number_of_steps(own["tuned_steps_saved"]),
         ),
-        (Heading("S(0) − S(ref)", "nats per token"), _score("rate_sensitivity")),
-        (Heading("runs that stall", "without − with"), stalls),
-        (Heading("p", "exact, Holm"), lambda own: p_value(own["stall_difference"].p_holm)),
+        *(
+            (Heading(f"loss against {grid.baseline}", f"warm-up {name[len(AGAINST) :]}"), of)
+            for name, of in ((name, against(name)) for name in names)
+        ),
     ]
     caption = say("captions.over_rates", rates=", ".join(map(label, grid.rates)))
     return _of_scores("over_rates", shown, columns, caption)
@@ -387,11 +404,11 @@ def _mean(arm: MetricMean | None) -> Datum:
 
 
 _EFFECTS_ON = {
-    "octaves": "O, octaves of rate that warm-up buys",
-    "need": "N, nats that warm-up saves at the best rates",
-    "steps_at_best_rates": "steps saved by warm-up at the best rates",
+    "tuned": "T, nats that warm-up saves at the best of the rates",
+    "mean_over_rates": "M, nats that warm-up saves in the mean over the rates",
+    "rate_shift": "octaves by which warm-up raises the best rate",
+    "tuned_steps_saved": "steps saved by warm-up at the best rates",
     "delta": "Δ, nats that warm-up saves",
-    "rate_sensitivity": "S(0) − S(reference), nats",
     "steps_saved": "steps saved by warm-up",
 }
 

@@ -48,7 +48,10 @@ from lightning_app.config.tree import label
 from lightning_app.core.errors import UserError
 from lightning_app.core.files import write_whole
 from lightning_app.report.facts import direction
+from lightning_app.report.headline import answer
 from lightning_app.report.results import CellResult, GridResults, read_mapping, read_results
+from lightning_app.report.verdicts import verdicts
+from lightning_app.report.warmup import sensitivity_scores
 from lightning_app.runs.folder import DRAWING, METRICS, STORE, GridFolder
 from lightning_app.runs.locks import if_free, turn
 from lightning_app.runs.records import OUTCOMES, column_names
@@ -533,10 +536,21 @@ def _write_index(grid_dir: Path, only_new: bool) -> None:
             kept = replace(folder, max(finished_at(each) for _, each in listed), _events(listed))
             if only_new:
                 kept.touch()  # newer than its sources even if they changed nothing in it
-    _write_whole(own)
+    _write_whole(own, answered=not only_new)
 
 
-def _write_whole(part: IndexedGrid) -> None:
+def answer_text(grid: GridResults) -> str:
+    """The answer of the report and the verdict on each variant, as Markdown."""
+    scores = sensitivity_scores(grid)
+    lines = [
+        f"- {each.variant}{'' if each.group == 'all' else f', {each.group}'}: {each.words}"
+        for each in verdicts(grid, scores)
+    ]
+    said = answer(grid, scores)
+    return "\n\n".join(filter(None, [f"# {said}" if said else "", "\n".join(lines)]))
+
+
+def _write_whole(part: IndexedGrid, *, answered: bool = False) -> None:
     """Write the parts for a whole grid where no other grid shows them, and nowhere else."""
     grid, folders = part.grid, [cell.folder for cell in part.begun]
     alone = (cell for cell in part.begun if not cell.run.folder.grids().keys() - {part.name})
@@ -548,6 +562,8 @@ def _write_whole(part: IndexedGrid) -> None:
                 old.unlink(missing_ok=True)
     if folders:
         whole = [(0, experiment(part)), (0, layout(part))]
+        if answered and (text := answer_text(grid)):  # reads every run: not while the grid runs
+            whole.append((0, tensor(f"answer/{part.name}", "text", text.encode())))
         replace(place, 0.0 if holder is None else finished_at(holder), whole, part.end)
 
 

@@ -2,47 +2,47 @@
 
 Symbols: `l(w, lr, s)` is the loss of one run in nats per token, where a failure counts as `H_uni`
 (`CellResult.loss`); `w` is the warm-up in updates, `ref` the reference warm-up of the grid, `s` the
-seed, `H_uni` the unigram entropy of the validation targets. A bar is the mean over seeds. Runs are
-compared seed by seed: a score leaves out a seed if one of the runs that it needs has not finished,
-and the note reports it. Intervals are two-sided at 95 %. An undefined score is NaN, with the reason
-in its note.
+seed, `H_uni` the unigram entropy of the validation targets. Runs are compared seed by seed: a seed
+counts if every run that a score needs has finished, and the note reports those left out. Intervals
+are two-sided at 95 %. An undefined score is NaN, with the reason in its note.
+
+With `b(w, s) = min_lr l(w, lr, s)`, the best loss of a seed among the rates tried:
+
+- `delta`: `Delta = mean_s [l(0, s) - l(ref, s)]` at one rate, the measure of a grid with one rate;
+- `tuned`: `T = mean_s [b(0, s) - b(ref, s)]`, the measure of a grid with several rates;
+- `interaction`, `tuned_interaction`: Delta or T less that of the baseline;
+- `against_baseline w=...`: `mean_s [b(w, s) - b_baseline(w, s)]`, below zero if better;
+- `mean_over_rates`: `M`, the mean of `l(0) - l(ref)` over ln(lr), at the rates that both have;
+- `rate_shift`: octaves from the best rate without warm-up to that with it;
+- `tuned_steps_saved`: the steps that warm-up saves between the best runs (`pairs.tau`);
+- `pooled`, `family`, `family_difference`: the measure averaged over all arms, or over families.
 
 A failure is nats away from other losses, so an interval and a p value need seeds with the same
-ending (`Paired.mixed`); otherwise the failures themselves are compared (`stall_difference`). Two
-seeds have no p value. A label needs a `p_holm` under 5 %: Student's t over the seeds, corrected by
-Holm over all variants, rates and other axes of the grid that ask the same question.
-`benchmarks/coverage.py` measures how often the intervals hold the true value,
-`benchmarks/false_labels.py` how often a label is false and how often one is found.
-
-In scores over all rates `lr` is NaN. The best rate of an arm need not be one of those tried, so
-these scores have two bounds, within which every value agrees with the losses at the rates tried if
-the loss is convex in log2 of the rate around its minimum (`statistics.lowest`, `bounds_interval`).
-A label needs a bound that differs from zero. The estimate compares the best rates of those tried,
-each chosen on other seeds than the one whose loss is taken, since the smallest of noisy losses is
-too small.
+ending (`Paired.mixed`), over rates those of their best runs; otherwise the failures themselves are
+compared (`stall_difference`). Two seeds have no p value. `benchmarks/false_labels.py` measures how
+often a label is false and how often one is found.
 """
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from statistics import median_low
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from lightning_app.config.tree import label
+from lightning_app.config.tree import label, value_name
 from lightning_app.report.pairs import (
     IS_BASELINE,
     LEARNED,
     NEVER,
+    NOT_YET,
     Arm,
     Paired,
     Score,
     arms,
     bound_of,
-    bounds_interval,
-    bounds_p,
     join_notes,
     score_identity,
     stall_difference,
@@ -51,344 +51,293 @@ from lightning_app.report.pairs import (
     tau,
     undefined,
     why_never_learned,
-    why_not_learned,
     why_nothing,
 )
-from lightning_app.report.results import CellResult, GridResults
+from lightning_app.report.results import CellResult, GridResults, scales
 from lightning_app.report.statistics import (
     FEW_SEEDS,
     LEAST_SEEDS,
-    TOLERATED,
-    Floats,
     Sides,
-    best_by_seed,
-    best_on_others,
-    holm_values,
+    corrected,
     mean,
     no_less_than_failures,
     seeds_p,
     sign_flip_p,
-    steps_by_seed,
     t_interval,
-    tolerated_by_seed,
 )
 
 Span = tuple[float, float]  # of rates
 BEST = 0.0  # in place of a rate: the best one of each seed
+OCTAVE = 1.001  # rates have four digits
+ALL = "all variants"
+Values = Mapping[int, float]  # of each seed
 
 
 @dataclass(frozen=True)
-class RateCurve:
-    """The losses of the runs of one warm-up over the rates at which it was run.
+class TunedArm:
+    """An arm at several rates, without warm-up and with the reference: each seed at its best."""
 
-    Attributes:
-        rates: The rates, ascending.
-        losses: [seed, rate].
-        sound: Whether all runs at a rate trained.
-    """
-
-    rates: list[float]
-    losses: Floats
-    sound: NDArray[np.bool_]
-
-    @property
-    def place(self) -> int:
-        """The place of the rate with the smallest mean loss over all seeds."""
-        return int(self.losses.mean(axis=0).argmin())
+    arm: Arm
+    reference: int
 
     @cached_property
-    def chosen(self) -> list[int]:
-        """The place of the best rate by seed, chosen on the other seeds."""
-        return best_on_others(self.losses.T).tolist()
-
-    @property
-    def at_chosen(self) -> Floats:
-        """The loss of each seed at the rate chosen on the others."""
-        return self.losses[np.arange(len(self.losses)), self.chosen]
-
-    @property
-    def at_edge(self) -> bool:
-        """Whether a chosen rate is the smallest or the largest."""
-        return not {0, len(self.rates) - 1}.isdisjoint(self.chosen)
-
-    @property
-    def named(self) -> str:
-        return "/".join(label(self.rates[place]) for place in dict.fromkeys(self.chosen))
-
-    @property
-    def points(self) -> tuple[Floats, Floats, NDArray[np.bool_]]:
-        """The losses [rate, seed], log2 of the rates, and `sound`."""
-        return np.ascontiguousarray(self.losses.T), np.log2(self.rates), self.sound
+    def rates(self) -> dict[int, list[float]]:
+        """The rates of each warm-up; refined arms have rates of their own."""
+        return {warmup: self.arm.rates_at(warmup) for warmup in (0, self.reference)}
 
     @cached_property
-    def best(self) -> tuple[Floats, Floats]:
-        """The bounds of the smallest loss, as values per seed."""
-        return best_by_seed(*self.points)
+    def every(self) -> Paired:
+        """Every run of the seeds that have finished."""
+        return self.arm.at([(w, lr) for w, rates in self.rates.items() for lr in rates])
 
+    @property
+    def planned(self) -> set[int]:
+        """The seeds that are planned at every point."""
+        return {*self.arm.planned_at(self.every.points)}
 
-def need_at_best_rates(arm: Arm, reference: int | None) -> Score:
-    """`need`: `N = min_r l_bar(0, r) - min_r l_bar(ref, r)`, nats per token, with its sign.
+    @cached_property
+    def why(self) -> str:
+        """Why nothing can be compared; empty if something can."""
+        if missing := [warmup for warmup, rates in self.rates.items() if not rates]:
+            return f"no arm with warm-up {missing[0]}"
+        if min(map(len, self.rates.values())) < 2:
+            return "one rate only"
+        if reason := why_nothing(self.every):
+            return reason
+        runs = self.every.runs.values()
+        if any(cell.entropy - cell.loss >= LEARNED for cell in runs):
+            return ""
+        return NEVER if all(cell.failed for cell in runs) else NOT_YET
 
-    The estimate is `mean_s [l(0, r_0(s), s) - l(ref, r_ref(s), s)]`, `r_w(s)` the rate tried with
-    the smallest mean loss at warm-up w over the *other* seeds; the interval is that of the bounds,
-    the p value that of the bound nearer to zero, and 1 where zero lies between them. None where
-    some runs of a warm-up, chosen or at the rate with the smallest mean loss, failed and others did
-    not. `<=` where a best rate without warm-up is the smallest or largest of the grid, so that a
-    better one may lie outside; `>=` where one with the reference is, or where no run without
-    warm-up trained; `?` where both hold.
-    """
-    reason, pairs, table = _complete(arm, (0, reference), seeds=2)
-    if reason or reference is None:
-        return undefined(arm, math.nan, "need", reason, pairs)
-    if pairs.entropy - table[reference].losses.mean(axis=0).min() < LEARNED:
-        points = [(reference, rate) for rate in arm.rates_at(reference)]
-        return undefined(arm, math.nan, "need", why_not_learned(pairs, points, arm.rates), pairs)
-    bare, warm = table[0], table[reference]
-    values = bare.at_chosen - warm.at_chosen
-    runs, by_mean = best_runs(pairs, table)
-    mixed = runs.mixed or by_mean.mixed
-    sides = _sides(runs), _sides(by_mean)
-    capped = all(all(pairs.failed(point)) for point in pairs.points if point[0] == 0)
-    lows, highs = bare.best[0] - warm.best[1], bare.best[1] - warm.best[0]
-    gap = float(highs.mean() - lows.mean())
-    between = {} if mixed else _between(pairs, lows, highs)
-    edges = {"at_most": bare.at_edge, "at_least": warm.at_edge or capped}
-    return Score(
-        **score_identity(arm, math.nan, "need"),
-        estimate=float(values.mean()),
-        **between,
-        p=no_less_than_failures(_p_between(between), pairs.planned, *sides),
-        bound=bound_of(**edges),
-        **pairs.counts,
-        note=join_notes(
-            runs.missing,
-            mixed,
-            NOT_CONVEX if not (mixed or any(edges.values()) or math.isfinite(gap)) else "",
-            "no run without warm-up trained at any rate" if capped else "",
-            f"best rates {bare.named} without warm-up, {warm.named} with it",
-            f"by the rates only N may lie anywhere in {gap:.3f} nats"
-            if between and math.isfinite(gap)
-            else "",
-            f"rates {', '.join(_rates_to_try(table.values()))} would tell more",
-        ),
-        values=_by_seed(pairs, values),
-    )
+    def runs(self, warmup: int, seed: int) -> list[CellResult]:
+        return [self.every.runs[(warmup, lr), seed] for lr in self.rates[warmup]]
 
+    def place(self, warmup: int, seed: int) -> int:
+        """The place of the best rate of a seed; not that of a failed run if any trained."""
+        runs = self.runs(warmup, seed)
+        return min(range(len(runs)), key=lambda n: (runs[n].failed, runs[n].loss))
 
-NOT_CONVEX = "no interval, since the losses beside a best rate are not convex or not known"
-
-
-def _rates_to_try(curves: Iterable[RateCurve]) -> list[str]:
-    """The rates halfway, in the logarithm, between the best one of each warm-up and its neighbours.
-
-    As far outside where the best one is the smallest or largest.
-    """
-    wanted: set[float] = set()
-    for curve in curves:
-        rates, best = curve.rates, curve.place
-        for other in (best - 1, best + 1):
-            if 0 <= other < len(rates):
-                wanted.add(math.sqrt(rates[best] * rates[other]))
-            else:
-                wanted.add(rates[best] * math.sqrt(rates[best] / rates[2 * best - other]))
-    return [f"{rate:.2g}" for rate in sorted(wanted)]
-
-
-def _between(pairs: Paired, lows: Floats, highs: Floats) -> dict[str, Any]:
-    """The fields of a score between two bounds, seed by seed; no interval if one is open."""
-    ends = tuple(zip(pairs.seeds, lows.tolist(), highs.tolist(), strict=True))
-    low, high = bounds_interval(ends)
-    nearest = bounds_p(ends, sign_flip_p)
-    return {"low": low, "high": high, "p_sign": nearest, "ends": ends}
-
-
-def best_runs(pairs: Paired, table: Mapping[int, RateCurve]) -> tuple[Paired, Paired]:
-    """The runs of each warm-up at the rate that is best on the other seeds, and on all of them.
-
-    The rate of all points is `BEST`.
-    """
-
-    def at(places: Callable[[RateCurve], Sequence[int]]) -> Paired:
+    @cached_property
+    def best(self) -> Paired:
+        """The best run of each seed and warm-up; the rate of all points is `BEST`."""
         cells = {
-            (warmup, BEST, seed): pairs.runs[(warmup, curve.rates[place]), seed]
-            for warmup, curve in table.items()
-            for seed, place in zip(pairs.seeds, places(curve), strict=True)
+            (warmup, BEST, seed): self.runs(warmup, seed)[self.place(warmup, seed)]
+            for warmup in self.rates
+            for seed in self.every.seeds
         }
-        return Paired(cells, [(warmup, BEST) for warmup in table], pairs.seeds, pairs.planned)
+        points = [(warmup, BEST) for warmup in self.rates]
+        return Paired(cells, points, self.every.seeds, self.every.planned)
 
-    return at(lambda curve: curve.chosen), at(lambda curve: [curve.place] * len(pairs.seeds))
+    def losses(self, warmup: int) -> Values:
+        """The best loss of each seed."""
+        return dict(zip(self.best.seeds, self.best.losses((warmup, BEST)), strict=True))
+
+    @property
+    def saved(self) -> Values:
+        """T of each seed."""
+        bare, warm = self.losses(0), self.losses(self.reference)
+        return {seed: bare[seed] - warm[seed] for seed in bare}
+
+    @cached_property
+    def middle(self) -> tuple[float, float]:
+        """The median over seeds of the best rate, without warm-up and with it."""
+        bare, warm = (
+            median_low([rates[self.place(warmup, seed)] for seed in self.every.seeds])
+            for warmup, rates in self.rates.items()
+        )
+        return bare, warm
+
+    def ends(self, warmup: int) -> tuple[int, int, int]:
+        """The number of seeds whose best rate is the smallest, the largest, or between others.
+
+        Between: with a rate at most an octave away on both sides.
+        """
+        rates, last = self.rates[warmup], len(self.rates[warmup]) - 1
+        places = [self.place(warmup, seed) for seed in self.every.seeds]
+        inner = [0 < n < last and _gap(rates, n) <= OCTAVE for n in places]
+        return places.count(0), places.count(last), sum(inner)
+
+    @property
+    def inner(self) -> bool:
+        """Whether at both warm-ups the best rates of most seeds lie between others."""
+        return all(2 * self.ends(w)[2] > len(self.every.seeds) for w in self.rates)
+
+    @property
+    def note(self) -> str:
+        """A range that ends at the best rate of most seeds."""
+        cut = []
+        for words, warmup in (("without", 0), ("with", self.reference)):
+            low, high, _ = self.ends(warmup)
+            for count, which in ((low, "smallest"), (high, "largest")):
+                if 2 * count > len(self.every.seeds):
+                    cut.append(f"the {which} rate is the best one in most seeds {words} warm-up")
+        return join_notes(*cut)
+
+    def row(
+        self,
+        name: str,
+        values: Values,
+        *others: "TunedArm",
+        decides: bool = False,
+        note: str = "",
+        points: Sequence[tuple[int, float]] = (),
+    ) -> Score:
+        """A score with its interval, which needs seeds that all trained or all failed.
+
+        `others`: another arm that it needs; `points`: those of the best runs, all by default.
+        """
+        if not values:
+            reason = "no seed finished here and in the baseline"
+            return undefined(self.arm, math.nan, name, reason, self.every)
+        at, seeds = list(points) or self.best.points, [*values]
+        planned = len(self.planned.intersection(*(other.planned for other in others)))
+        each = [Paired(of.cells, at, seeds, planned) for of in (self, *others)]
+        mixed = join_notes(*dict.fromkeys(of.mixed for of in each))
+        found = [*values.values()]
+        between: dict[str, Any] = {}
+        if not mixed:
+            between["low"], between["high"], _ = t_interval(found)
+        if decides and not mixed:
+            failed = [[of.failed(point) for point in at] for of in each]
+            sides = [*zip(*failed, strict=True)] if others else failed
+            pairs = [(first, second) for first, second in sides]
+            between["floor"] = no_less_than_failures(0.0, planned, *pairs)
+            between["p"] = no_less_than_failures(seeds_p(found), planned, *pairs)
+            between["p_sign"] = sign_flip_p(found)
+        few = "2 seeds are too few for a p value" if decides and len(found) == 2 else ""
+        return Score(
+            **score_identity(self.arm, math.nan, name),
+            estimate=mean(found),
+            **between,
+            seeds=len(found),
+            cells=sum(of.every.counts["cells"] for of in (self, *others)),
+            diverged=sum(of.every.counts["diverged"] for of in (self, *others)),
+            note=join_notes(self.every.missing, mixed, note, few),
+            values=tuple(values.items()),
+            mixed=bool(mixed),
+            each=tuple(values.items()) if len(found) < FEW_SEEDS or mixed else (),
+        )
+
+    @property
+    def cells(self) -> dict[tuple[int, float, int], CellResult]:
+        """The best runs."""
+        return {(*point, seed): cell for (point, seed), cell in self.best.runs.items()}
+
+    def ended(self, warmup: int) -> list[bool]:
+        """Whether the best run of each seed failed."""
+        return self.best.failed((warmup, BEST))
 
 
-def octaves(arm: Arm, reference: int | None) -> Score:
-    """`octaves`: `O = log2(theta_ref / theta_0)`, octaves of rate that warm-up buys.
+def _gap(rates: Sequence[float], place: int) -> float:
+    """Octaves from a rate to the farther one of its neighbours."""
+    return max(abs(math.log2(rates[place + side] / rates[place])) for side in (-1, 1))
 
-    `theta_w` is the largest rate, going up from the best one, at which the loss is at most
-    `l* + 0.1 (H_uni - l*)`, with `l*` the smallest loss over the rates. The estimate is the mean
-    over seeds with the smallest loss of those tried, interpolated, linear in the loss and in log2
-    of the rate; the bounds are those of `statistics.lowest` and `crossing`. A failed run has the
-    loss `H_uni`. `>=` where a rate with the reference warm-up is tolerated up to the largest of
-    the grid, `<=` where one without is, `?` where both are.
-    """
-    reason, pairs, table = _complete(arm, (0, reference))
-    if reason or reference is None:
-        return undefined(arm, math.nan, "octaves", reason, pairs)
-    entropies = _entropies(pairs).tolist()
-    found: dict[int, list[tuple[float, bool]]] = {}
-    for warmup, curve in table.items():
-        rows = zip(curve.losses.tolist(), entropies, strict=True)
-        found[warmup] = [tolerated(curve.rates, row, top) for row, top in rows]
-    if any(math.isnan(theta) for of in found.values() for theta, _ in of):
-        return undefined(arm, math.nan, "octaves", f"a seed {NEVER} at some warm-up", pairs)
-    pairs_of = list(zip(found[reference], found[0], strict=True))
-    values = np.array([ref - bare for (ref, _), (bare, _) in pairs_of])
-    censored = (any(open_ for _, open_ in found[0]), any(open_ for _, open_ in found[reference]))
-    at = {w: ", ".join(f"{2**theta:.3g}" for theta, _ in of) for w, of in found.items()}
-    (first, last), (warm_first, warm_last) = (
-        tolerated_by_seed(*curve.points, pairs.entropy) for curve in table.values()
+
+def over_rates(arm: Arm, baseline: Arm | None, grid: GridResults, span: Span) -> list[Score]:
+    """The scores over all rates of one arm."""
+    ref = grid.reference_warmup
+    names = ("tuned", "tuned_interaction", "mean_over_rates", "rate_shift", "tuned_steps_saved")
+    if not ref:
+        reason = "no reference warm-up to compare with"
+        return [undefined(arm, math.nan, name, reason) for name in names]
+    own = TunedArm(arm, ref)
+    tried = len(own.rates[0]), len(own.rates[ref])
+    if own.why:
+        rows = [undefined(arm, math.nan, name, own.why, own.every) for name in names]
+        never = own.why in (NEVER, NOT_YET)
+        return [replace(row, tried=tried, never=never) for row in rows]
+    censored = bound_of(at_most=any(own.ended(ref)), at_least=all(own.ended(0)))
+    tuned = own.row("tuned", own.saved, decides=True, note=own.note)
+    tuned = replace(tuned, bound=censored, inner=own.inner, tried=tried, best=own.middle)
+    return [
+        tuned,
+        *_against(own, baseline, ref),
+        _mean_over_rates(own, span),
+        _rate_shift(own),
+        _tuned_steps(own),
+    ]
+
+
+def _against(own: TunedArm, baseline: Arm | None, ref: int) -> list[Score]:
+    """T less that of the baseline, and the best losses of both at each warm-up."""
+    arm, names = own.arm, ("tuned_interaction", *(f"against_baseline w={w}" for w in own.rates))
+    other = TunedArm(baseline, ref) if baseline else None
+    reason = ""
+    if arm.baseline is None:
+        reason = "the grid file names no baseline"
+    elif arm.baseline == arm.variant:
+        reason = IS_BASELINE
+    elif other is None:
+        reason = f"no arm of the baseline {arm.baseline}"
+    elif other.why:
+        reason = f"baseline: {other.why}"
+    if reason or other is None:
+        return [undefined(arm, math.nan, name, reason, own.every) for name in names]
+    both = [seed for seed in own.saved if seed in other.saved]
+    more = {seed: own.saved[seed] - other.saved[seed] for seed in both}
+    censored = bound_of(
+        at_most=all(other.ended(0)) or any(own.ended(ref)),
+        at_least=all(own.ended(0)) or any(other.ended(ref)),
     )
-    between = _between(pairs, warm_first - last, warm_last - first)
-    mixed = any(runs.mixed for runs in best_runs(pairs, table))
-    return Score(
-        **score_identity(arm, math.nan, "octaves"),
-        estimate=float(values.mean()),
-        **between,
-        p=math.nan if mixed else _p_between(between),
-        bound=bound_of(*censored),
-        **pairs.counts,
-        note=join_notes(
-            pairs.missing,
-            f"tolerated to {at[0]} without, {at[reference]} with it",
-            "no interval, since the losses at these rates do not bound it"
-            if math.isnan(between["low"])
-            else "",
-        ),
-        values=_by_seed(pairs, values),
-    )
+    rows = [replace(own.row(names[0], more, other, decides=True), bound=censored)]
+    for name, warmup in zip(names[1:], own.rates, strict=True):
+        ours, theirs = own.losses(warmup), other.losses(warmup)
+        values, at = {seed: ours[seed] - theirs[seed] for seed in both}, [(warmup, BEST)]
+        row = own.row(name, values, other, decides=True, points=at)
+        failed = any(own.ended(warmup)), any(other.ended(warmup))
+        rows.append(replace(row, bound=bound_of(at_most=failed[1], at_least=failed[0])))
+    return rows
 
 
-def _p_between(between: Mapping[str, Any]) -> float:
-    """The p value of a score between bounds (`_between`); NaN without an interval."""
-    return bounds_p(between["ends"], seeds_p) if between else math.nan
+def _mean_over_rates(own: TunedArm, span: Span) -> Score:
+    """M over the rates that both warm-ups have, within those of all arms."""
+    shared = {*own.rates[0]} & {*own.rates[own.reference]}
+    rates = [lr for lr in sorted(shared) if span[0] <= lr <= span[1]]
+    if len(rates) < 2:
+        reason = "fewer than two rates that both warm-ups and all arms have"
+        return undefined(own.arm, math.nan, "mean_over_rates", reason, own.every)
+    logs = np.log(rates)
+
+    def average(warmup: int, seed: int) -> float:
+        losses = [own.every.runs[(warmup, lr), seed].loss for lr in rates]
+        return float(np.trapezoid(losses, logs) / (logs[-1] - logs[0]))
+
+    values = {s: average(0, s) - average(own.reference, s) for s in own.every.seeds}
+    note = f"over {len(rates)} rates, {label(rates[0])} to {label(rates[-1])}"
+    return own.row("mean_over_rates", values, note=note)
 
 
-def steps_at_best_rates(arm: Arm, reference: int | None, need: Score) -> Score:
-    """`steps_at_best_rates`: the steps that warm-up saves if each arm has its best rate.
-
-    When does the arm with the reference warm-up, at its best rate, reach the final loss of the one
-    without, at its own (`statistics.steps_between`)? The estimate is the mean over seeds of the
-    steps saved between the runs of `need`, with the bound of `need`: what a better rate would add
-    to N, or take from it, it adds to the steps saved or takes from them.
-    """
-    reason, pairs, table = _complete(arm, (0, reference), seeds=2)
-    if not reason and math.isnan(need.estimate):
-        reason = "N is not defined"
-    runs = by_mean = pairs
-    found: list[tuple[float, bool] | None] = []
-    if not reason:
-        runs, by_mean = best_runs(pairs, table)
-        found = [tau(*(runs.runs[point, seed] for point in runs.points)) for seed in runs.seeds]
-    steps = [] if reason else _common_steps(pairs)
-    if len(steps) < 2 or None in found:
-        reason = reason or "no common steps of validation"
-    if reason:
-        return undefined(arm, math.nan, "steps_at_best_rates", reason, pairs)
-    curves = []  # of each warm-up [rate, step, seed]
-    for warmup, curve in table.items():
-        at = [[pairs.runs[(warmup, lr), s] for s in pairs.seeds] for lr in curve.rates]
-        curves.append(np.array([_over_steps(runs, steps) for runs in at]))
-        curves[-1][:, -1] = curve.losses.T
-    _, places, sound = zip(*(curve.points for curve in table.values()), strict=True)
-    lows, highs = steps_by_seed(curves, places, sound, steps)
-    values = np.array([saved for saved, _ in filter(None, found)])
-    mixed = runs.mixed or by_mean.mixed
-    return Score(
-        **score_identity(arm, math.nan, "steps_at_best_rates"),
-        estimate=float(values.mean()),
-        **({} if mixed else _between(pairs, lows, highs)),
-        bound=need.bound,
-        **pairs.counts,
-        note=join_notes(pairs.missing, mixed),
-        values=_by_seed(pairs, values),
-    )
+def _rate_shift(own: TunedArm) -> Score:
+    """Octaves between the best rates, of the seeds that learned at both warm-ups."""
+    values = {}
+    for seed in own.every.seeds:
+        bare, warm = (
+            None if own.runs(w, seed)[own.place(w, seed)].failed else rates[own.place(w, seed)]
+            for w, rates in own.rates.items()
+        )
+        if bare and warm:
+            values[seed] = math.log2(warm / bare)
+    if not values:
+        reason = "no seed learned at both warm-ups"
+        return undefined(own.arm, math.nan, "rate_shift", reason, own.every)
+    up, down = (sum(sign * value > 0 for value in values.values()) for sign in (1, -1))
+    note = f"higher in {up} of {len(values)} seeds, lower in {down}"
+    return own.row("rate_shift", values, note=note)
 
 
-def _common_steps(pairs: Paired) -> list[int]:
-    """The steps at which every run was validated, if the last one is the end of each."""
-    curves = [run.run.curve(run.monitored.loss) for run in pairs.runs.values() if not run.failed]
-    common = sorted(set.intersection(*map(set, curves))) if curves else []
-    return common if common and all(max(of) == common[-1] for of in curves) else []
-
-
-def _over_steps(runs: Sequence[CellResult], steps: Sequence[int]) -> Floats:
-    """The losses of some runs [step, seed], none above `H_uni`; that of a failed run is `H_uni`."""
-
-    def loss(run: CellResult, step: int) -> float:
-        value = run.run.curve(run.monitored.loss).get(step, math.nan)
-        return min(value, run.entropy) if math.isfinite(value) else run.entropy
-
-    return np.array([[run.entropy if run.failed else loss(run, t) for run in runs] for t in steps])
-
-
-def tolerated(
-    rates: Sequence[float], losses: Sequence[float], entropy: float
-) -> tuple[float, bool]:
-    """log2 of the largest tolerated rate, and whether it is the largest tried.
-
-    NaN where the best loss is not `LEARNED` under the entropy.
-    """
-    best = min(range(len(losses)), key=losses.__getitem__)
-    if entropy - losses[best] < LEARNED:
-        return math.nan, False
-    limit = losses[best] + TOLERATED * (entropy - losses[best])
-    for low, high in zip(range(best, len(rates)), range(best + 1, len(rates)), strict=False):
-        if losses[high] > limit:
-            share = (limit - losses[low]) / (losses[high] - losses[low])
-            return math.log2(rates[low]) + share * math.log2(rates[high] / rates[low]), False
-    return math.log2(rates[-1]), True
-
-
-def rate_sensitivity(
-    arm: Arm, reference: int | None, warmup: int | None = None, span: Span | None = None
-) -> Score:
-    """`rate_sensitivity w=...`: how much the loss rises over the rates (Wortsman et al. 2023).
-
-    `S(w) = mean over ln(rate) of min(l, H_uni) - min_r l_bar(w, r)`, nats per token, the mean by
-    trapezoids over the `span`, the rates between which all compared arms were run (default: those
-    of this arm); estimate and bounds of the smallest loss as in `need`. Without a `warmup`:
-    `rate_sensitivity`, `S(0) - S(ref)`, both means over the rates that both warm-ups have.
-    Undefined where a seed never learned: there no rate loses anything against the best one.
-    """
-    name = "rate_sensitivity" if warmup is None else f"rate_sensitivity w={warmup}"
-    wanted = (0, reference) if warmup is None else (warmup,)
-    reason, pairs, table = _complete(arm, wanted, seeds=2)
-    span = span or shared_span([arm])
-    if not reason and not all({*span} <= {*curve.rates} for curve in table.values()):
-        reason = f"no runs at the rates {label(span[0])} and {label(span[1])} of the other arms"
-    if reason:
-        return undefined(arm, math.nan, name, reason, pairs)
-    tops = _entropies(pairs)
-    if any((tops - curve.losses.min(axis=1) < LEARNED).any() for curve in table.values()):
-        return undefined(arm, math.nan, name, f"a seed {NEVER} at some warm-up", pairs)
-    curves = [*table.values()]
-    averages = [_average(curve, span, shared_rates(curves)) for curve in curves]
-    values = averages[0] - curves[0].at_chosen
-    lows, highs = averages[0] - curves[0].best[1], averages[0] - curves[0].best[0]
-    if warmup is None:
-        values = values - (averages[1] - curves[1].at_chosen)
-        lows = lows - (averages[1] - curves[1].best[0])
-        highs = highs - (averages[1] - curves[1].best[1])
-    runs, by_mean = best_runs(pairs, table)
-    mixed = runs.mixed or by_mean.mixed
-    between = {} if mixed else _between(pairs, lows, highs)
-    return Score(
-        **score_identity(arm, math.nan, name),
-        estimate=float(values.mean()),
-        **{**between, "p_sign": math.nan},
-        p=_p_between(between) if warmup is None else math.nan,
-        **pairs.counts,
-        note=join_notes(pairs.missing, mixed),
-        values=_by_seed(pairs, values),
-    )
+def _tuned_steps(own: TunedArm) -> Score:
+    """Steps saved between the best runs of each seed."""
+    found = {
+        seed: tau(*(own.best.runs[point, seed] for point in own.best.points))
+        for seed in own.best.seeds
+    }
+    values = {seed: each[0] for seed, each in found.items() if each is not None}
+    if len(values) < len(found):
+        reason = "fewer than two validations"
+        return undefined(own.arm, math.nan, "tuned_steps_saved", reason, own.every)
+    row = own.row("tuned_steps_saved", values)
+    bound = bound_of(at_most=any(own.ended(own.reference)), at_least=any(own.ended(0)))
+    return replace(row, bound=bound)
 
 
 def shared_span(members: Sequence[Arm]) -> Span:
@@ -401,74 +350,131 @@ def shared_span(members: Sequence[Arm]) -> Span:
     )
 
 
-def shared_rates(curves: Iterable[RateCurve]) -> set[float]:
-    """The rates that all of the curves have."""
-    return set.intersection(*({*curve.rates} for curve in curves))
+def pooled(grid: GridResults, rows: Sequence[Score]) -> list[Score]:
+    """The measure of a group averaged over its arms, over each family, and their differences."""
+    found: list[Score] = []
+    for group in dict.fromkeys(row.group for row in rows):
+        own = [row for row in measured_by(rows, group) if row.values]
+        arms_in = [row for row in measured_by(rows, group) if not row.never]
+        stalls = [r for r in rows if (r.group, r.score) == (group, "stall_difference")]
+        most = {row.variant: row.estimate for row in stalls if row.estimate > 0}
+        if own and len(arms_in) > 1:
+            found.append(_averaged(own, "pooled", ALL, group, len(arms_in), most))
+        members = {
+            name: [row for row in own if _belongs(grid, row, values)]
+            for name, values in grid.families.items()
+        }
+        families = [
+            _averaged(of, "family", name, group, len(of), most)
+            for name, of in members.items()
+            if of
+        ]
+        found += families
+        for other in families[1:]:
+            first, second = dict(families[0].values), dict(other.values)
+            values = {s: first[s] - second[s] for s in first if s in second}
+            sure = not (families[0].mixed or other.mixed)
+            name = f"{families[0].variant} − {other.variant}"
+            least = max(families[0].floor, other.floor)
+            row = _over_arms("family_difference", name, group, values, sure=sure, floor=least)
+            found.append(replace(row, stalled=max(families[0].stalled, other.stalled)))
+    return found
 
 
-def _average(curve: RateCurve, span: Span, rates: Collection[float]) -> Floats:
-    """The mean loss over ln(rate) in a span, by seed; between those of the `rates`."""
-    low, high = span
-    inside = [n for n, rate in enumerate(curve.rates) if low <= rate <= high and rate in rates]
-    logs = np.log(np.array(curve.rates)[inside])
-    return np.trapezoid(curve.losses[:, inside], logs, axis=1) / (logs[-1] - logs[0])
+def measured_by(rows: Sequence[Score], group: str) -> list[Score]:
+    """The measure of each arm of a group: T if any has several rates, else Delta at its own one."""
+    tuned = [row for row in rows if row.group == group and row.score == "tuned"]
+    if any(min(filter(None, row.tried), default=0) > 1 for row in tuned):
+        return tuned
+    deltas = [row for row in rows if row.group == group and row.score == "delta"]
+    return deltas if len({row.variant for row in deltas}) == len(deltas) else []
 
 
-def _complete(
-    arm: Arm, warmups: Sequence[int | None], seeds: int = 1
-) -> tuple[str, Paired, Mapping[int, RateCurve]]:
-    """Why a score over rates is undefined, the seeds with every run, and the curves by warm-up.
-
-    A warm-up has the rates at which it was planned, which need not be those of another one. With 2
-    `seeds` at least, the rate of each is chosen on the others.
-    """
-    known = [warmup for warmup in warmups if warmup is not None]
-    rates = {warmup: arm.rates_at(warmup) for warmup in known}
-    pairs = arm.at([(warmup, lr) for warmup in known for lr in rates[warmup]])
-    reason = ""
-    if None in warmups or len(rates) < len(known):
-        reason = "no reference warm-up to compare with"
-    elif missing := [warmup for warmup in known if not rates[warmup]]:
-        reason = f"no arm with warm-up {missing[0]}"
-    elif min(map(len, rates.values())) < 2:
-        reason = "one rate only"
-    if not reason and len(pairs.seeds) < seeds:
-        reason = why_nothing(pairs) or "one seed: no other seed to choose the rate on"
-    if reason:
-        return reason, pairs, {}
-
-    def curve(warmup: int) -> RateCurve:
-        points = [(warmup, lr) for lr in rates[warmup]]
-        sound = [not any(pairs.failed(at)) and not any(pairs.half_escaped(at)) for at in points]
-        losses = [[pairs.runs[at, seed].loss for at in points] for seed in pairs.seeds]
-        return RateCurve(rates[warmup], np.array(losses), np.array(sound))
-
-    return "", pairs, {warmup: curve(warmup) for warmup in known}
+def _belongs(grid: GridResults, row: Score, members: Collection[Any]) -> bool:
+    """Whether an arm is of a family: by its name, or by a value of an axis of the variants."""
+    wanted = {label(member) for member in members}
+    for cell in grid.cells:
+        if (cell.group, cell.variant) == (row.group, row.variant):
+            axes = {k: v for k, v in cell.axes.items() if k.startswith(grid.wiring)}
+            names = [value_name(key, value, grid.labels) for key, value in axes.items()]
+            return not wanted.isdisjoint((row.variant, *map(label, axes.values()), *names))
+    return False
 
 
-def _entropies(pairs: Paired) -> Floats:
-    """The unigram entropy of each seed."""
-    return np.array([mean([pairs.runs[p, s].entropy for p in pairs.points]) for s in pairs.seeds])
+def _averaged(
+    rows: Sequence[Score],
+    name: str,
+    variant: str,
+    group: str,
+    planned: int,
+    stalled: Mapping[str, float],
+) -> Score:
+    """The mean over arms of the values of each seed that all of them have."""
+    each = [dict(row.values) for row in rows]
+    seeds = [s for s in (each[0] if each else ()) if all(s in of for of in each)]
+    values = {seed: mean([of[seed] for of in each]) for seed in seeds}
+    sure = not any(row.mixed for row in rows)
+    note = f"{len(rows)} of {planned} arms have a value" if len(rows) < planned else ""
+    least = max((row.floor for row in rows), default=0.0)
+    found = _over_arms(
+        name, variant, group, values, sure=sure, note=note, arms=len(rows), floor=least
+    )
+    most = max((stalled.get(row.variant, 0.0) for row in rows), default=0.0)
+    return replace(found, inner=2 * sum(row.inner for row in rows) > len(rows), stalled=most)
 
 
-def _by_seed(pairs: Paired, values: Floats) -> tuple[tuple[int, float], ...]:
-    return tuple(zip(pairs.seeds, values.tolist(), strict=True))
+def _over_arms(
+    name: str,
+    variant: str,
+    group: str,
+    values: Values,
+    *,
+    sure: bool,
+    note: str = "",
+    arms: int = 0,
+    floor: float = 0.0,
+) -> Score:
+    identity = {"group": group, "lr": math.nan, "variant": variant, "score": name}
+    if not values:
+        return Score(**identity, note=join_notes(note, "no seed finished in all arms"))
+    found = [*values.values()]
+    low, high, _ = t_interval(found) if sure else (math.nan,) * 3
+    return Score(
+        **identity,
+        estimate=mean(found),
+        low=low,
+        high=high,
+        p=max(seeds_p(found), floor) if sure else math.nan,
+        p_sign=sign_flip_p(found) if sure else math.nan,
+        floor=floor,
+        mixed=not sure,
+        seeds=len(found),
+        cells=arms,
+        note=join_notes(note, "" if sure else "some seeds of an arm failed and others did not"),
+        values=tuple(values.items()),
+    )
 
 
-CORRECTED = ("delta", "interaction", "stall_difference", "need")  # a family of tests each
+CORRECTED = (
+    *("delta", "interaction", "tuned", "tuned_interaction", "against_baseline"),
+    *("stall_difference", "pooled", "family", "family_difference"),
+)
+"""The scores with p values: those of one name and ruler are a family of Holm's correction."""
 
 
 def sensitivity_scores(grid: GridResults) -> list[Score]:
     """Every score of every variant, in the order of the plan; none where bad runs were pruned."""
     rows = _uncorrected(grid)
-    for name in CORRECTED:
-        family = [number for number, row in enumerate(rows) if row.score == name]
-        ps = [rows[number].p for number in family]
-        untested = sum(math.isnan(p) and rows[n].compared for n, p in zip(family, ps, strict=True))
-        corrected = holm_values(ps, untested).tolist()
-        for number, p in zip(family, corrected, strict=True):
-            rows[number] = replace(rows[number], p_holm=p)
-    return rows
+    rows += pooled(grid, rows)
+    first = {cell.group: cell for cell in reversed(grid.finished)}
+    rulers = scales([*first.values()], grid.monitored.loss)
+    ruler_of = dict(zip(first, rulers, strict=True))
+
+    def family(row: Score) -> Hashable:
+        name = row.score.split(" w=")[0]
+        return (name, ruler_of.get(row.group, "")) if name in CORRECTED else None
+
+    return corrected(rows, family)
 
 
 def _uncorrected(grid: GridResults) -> list[Score]:
@@ -481,8 +487,10 @@ def _uncorrected(grid: GridResults) -> list[Score]:
         for lr in sorted({lr for arm in members.values() for lr in arm.rates}):
             rows += _of_slice(members, lr, grid)
         rows += [stall_difference(arm, grid.reference_warmup) for arm in members.values()]
-        if len(grid.rates) > 1:
-            rows += _over_rates(list(members.values()), grid)
+        if len(grid.rates) > 1 and not grid.searched:
+            span = shared_span([*members.values()])
+            for arm in members.values():
+                rows += over_rates(arm, members.get(arm.baseline or ""), grid, span)
     return rows
 
 
@@ -497,28 +505,17 @@ def _of_slice(members: Mapping[str, Arm], lr: float, grid: GridResults) -> list[
     return rows
 
 
-def _over_rates(members: Sequence[Arm], grid: GridResults) -> list[Score]:
-    """The scores over all rates of the variants of one group."""
-    ref, span = grid.reference_warmup, shared_span(members)
-    found = [need_at_best_rates(arm, ref) for arm in members]
-    rows = [*found]
-    for arm, need in zip(members, found, strict=True):
-        rows += [octaves(arm, ref), steps_at_best_rates(arm, ref, need)]
-        rows += [rate_sensitivity(arm, ref, span=span)]
-        rows += [rate_sensitivity(arm, None, warmup, span) for warmup in arm.warmups]
-    return rows
-
-
 def delta(arm: Arm, lr: float, grid: GridResults) -> Score:
     """`Delta = mean_s [l(0, s) - l(ref, s)]`, nats per token; Student's t interval over seeds.
 
-    Undefined where the variant never learned, with the reference
-    warm-up either. A lower bound where every run without warm-up failed, and an upper one where any
-    with it did: they count as `H_uni`.
+    Undefined where the variant learned with neither of them. A lower bound where every run without
+    warm-up failed, and an upper one where any with it did: they count as `H_uni`.
     """
     reason, pairs, ref = _against_reference(arm, lr, grid)
     if reason:
-        return undefined(arm, lr, "delta", reason, pairs)
+        runs = pairs.runs.values()
+        never = bool(runs) and all(cell.entropy - cell.loss < LEARNED for cell in runs)
+        return replace(undefined(arm, lr, "delta", reason, pairs), never=never)
     differences = _differences(pairs, (0, lr), (ref, lr))
     return Score(
         **score_identity(arm, lr, "delta"),
@@ -598,7 +595,8 @@ def _against_reference(arm: Arm, lr: float, grid: GridResults) -> tuple[str, Pai
         return "no arm without warm-up", pairs, ref
     if (ref, lr) not in points:
         return f"no arm with the reference warm-up {ref}", pairs, ref
-    return why_nothing(pairs) or why_never_learned(pairs, (ref, lr)), pairs, ref
+    bare = pairs.seeds and pairs.entropy - pairs.mean((0, lr)) >= LEARNED
+    return why_nothing(pairs) or ("" if bare else why_never_learned(pairs, (ref, lr))), pairs, ref
 
 
 def _differences(pairs: Paired, first: tuple[int, float], second: tuple[int, float]) -> list[float]:
@@ -621,6 +619,8 @@ def _over_seeds(
         "low": low,
         "high": high,
         "p": no_less_than_failures(p, pairs.planned, *sides),
+        "mixed": bool(mixed),
+        "floor": 0.0 if mixed else no_less_than_failures(0.0, pairs.planned, *sides),
         "p_sign": math.nan if mixed else sign_flip_p(values),
         "note": join_notes(
             pairs.missing,

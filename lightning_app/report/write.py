@@ -15,7 +15,7 @@ import os
 import re
 import signal
 import socket
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -25,6 +25,7 @@ from urllib.parse import quote
 from lightning_app.core.errors import UserError
 from lightning_app.core.files import write_whole
 from lightning_app.core.project import recompute_program
+from lightning_app.core.strict_yaml import dump_yaml
 from lightning_app.report.bibliography import references
 from lightning_app.report.comparisons import comparison_document
 from lightning_app.report.facts import earlier_runs
@@ -49,8 +50,9 @@ from lightning_app.report.packed import PACKED, pack, packed_name
 from lightning_app.report.page import RECOMPUTE, Report, page, render
 from lightning_app.report.pairs import scores_frame
 from lightning_app.report.results import CellResult, GridResults, scales
+from lightning_app.report.statistics import row_document
 from lightning_app.report.table import latex, markdown
-from lightning_app.report.tables import headline_table, loss_by_warmup
+from lightning_app.report.tables import loss_by_warmup, verdict_table
 from lightning_app.report.tasks import bleu_scores
 from lightning_app.report.tensorboard import tensorboard_path
 from lightning_app.report.warmup import sensitivity_scores
@@ -62,10 +64,14 @@ if TYPE_CHECKING:
     from werkzeug.wrappers import Request, Response
 
 
-def publish(grid: GridResults, out: Path) -> None:
+FILE = "reported_grid.yaml"
+"""The grid file by which tables were made, if it is not that of the last run."""
+
+
+def publish(grid: GridResults, out: Path, file: Mapping[str, Any] | None = None) -> None:
     """Write `results.parquet`, the table of the runs, `runs.tar.xz`, which restores them, the
-    tables of the scores (`write_scores`), and the figure that the report opens with:
-    `headline-light` and `headline-dark`, `.svg` and `.png`.
+    tables of the scores (`write_scores`), the grid `file` as it is now, and the figure that the
+    report opens with: `headline-light` and `headline-dark`, `.svg` and `.png`.
 
     Raises `UserError` for a folder that holds another study.
 
@@ -76,6 +82,7 @@ def publish(grid: GridResults, out: Path) -> None:
         raise UserError(f"--publish: {out}: holds the study {other}; name another folder")
     report = Report(grid, [*sensitivity_scores(grid), *bleu_scores(grid)], out)
     pack(grid, out / PACKED)
+    _write_file(out / FILE, file)
     _write_parquet(report.results, out / "results.parquet")
     write_scores(report)
     for look in ("light", "dark"):
@@ -92,11 +99,18 @@ def publish(grid: GridResults, out: Path) -> None:
             write_whole(out / f"headline-{look}.png", png(figure))
 
 
+def _write_file(path: Path, file: Mapping[str, Any] | None) -> None:
+    if file is None:
+        path.unlink(missing_ok=True)
+    else:
+        write_whole(path, dump_yaml(file))
+
+
 _HEAD = 1000  # characters of a page that hold the digest of its inputs
 
 
-def write(grid: GridResults, out: Path) -> Path:
-    """Write the report of a grid and return the path of its page.
+def write(grid: GridResults, out: Path, file: Mapping[str, Any] | None = None) -> Path:
+    """Write the report of a grid, by its `file` as it is now, and return the path of its page.
 
     Writes `report.html` and the files that its last section lists into the folder `out`. Raises
     `UserError` for a folder that cannot be written.
@@ -104,6 +118,7 @@ def write(grid: GridResults, out: Path) -> Path:
     digest = inputs_digest(grid)  # first, since runs may end meanwhile
     report = Report(grid, [*sensitivity_scores(grid), *bleu_scores(grid)], out)
     write_exports(report)
+    _write_file(out / FILE, file)
     drawings = write_figures(report.grid, out / "figures")
     write_whole(out / RECOMPUTE, recompute_program().read_bytes())
     text = page(report, drawings, digest)
@@ -149,7 +164,9 @@ def write_exports(report: Report) -> None:
     removes = write_scores(report)
     tables = report.task_tables()
     if scores and grid.finished:
-        tables += [headline_table(grid, scores), loss_by_warmup(grid, scores)]
+        tables += [
+            t for t in (verdict_table(grid, scores), loss_by_warmup(grid, scores)) if t.bodies
+        ]
     for name in {*TABLES} - {table.name for table in tables} if removes else ():
         for ending in ("tex", "md"):
             (out / "tables" / f"{name}.{ending}").unlink(missing_ok=True)
@@ -181,7 +198,7 @@ def write_scores(report: Report) -> bool:
     removes = scores.is_file()  # in another folder, files of these names are somebody's own
     write_whole(scores, scores_frame(report.scores).to_csv(index=False))
     tables: dict[str, list[dict[str, Any]]] = {
-        "effects": [asdict(row) for row in report.effects],
+        "effects": [row_document(row) for row in report.effects],
         "comparisons": [comparison_document(row) for row in report.comparisons],
         "failed_runs": [asdict(row) for row in report.failed_runs],
         "failure_tests": [asdict(row) for row in report.failure_tests],
@@ -216,6 +233,7 @@ OF_A_RATE = (
     FigureKind("quality_by_warmup", "need", need.final_quality),
     FigureKind("training", "need", training.during_training),
 )
+FOREST = FigureKind("forest", "need", need.forest)
 OF_TASKS = FigureKind("scores_by_task", "need", need.scores_by_task)
 OF_RATES = FigureKind("loss_by_rate", "need", need.loss_by_rate)
 OF_A_GROUP = (
@@ -224,12 +242,15 @@ OF_A_GROUP = (
     FigureKind("probes", "inside", stable.twins),
     FigureKind("explanations", "inside", stable.explanations),
 )
-FIRST = ("scores_by_task", "loss_by_rate", "rate_by_warmup")
-"""What a report opens with: scores of tasks, else the loss if there are several rates."""
+FIRST = ("forest", "scores_by_task", "loss_by_rate", "rate_by_warmup")
+"""What a report opens with: what decides, else scores of tasks, or the loss over the rates."""
 QUESTIONS: tuple[Question, ...] = get_args(Question)
 KINDS = sorted(
-    (OF_TASKS, OF_RATES, *OF_A_GROUP, *OF_A_RATE),
-    key=lambda kind: (QUESTIONS.index(kind.question), kind.name not in FIRST),
+    (FOREST, OF_TASKS, OF_RATES, *OF_A_GROUP, *OF_A_RATE),
+    key=lambda kind: (
+        QUESTIONS.index(kind.question),
+        FIRST.index(kind.name) if kind.name in FIRST else len(FIRST),
+    ),
 )
 
 
@@ -244,6 +265,7 @@ def write_figures(grid: GridResults, folder: Path) -> list[FigureFiles]:
     slices = drawn_slices(grid)
     groups = list(dict.fromkeys(group for group, _ in slices))
     with styled():
+        drawings[FOREST.name] += _draw(FOREST, _of_all(grid), folder, "")
         if grid.scored:
             drawings[OF_TASKS.name] += _draw(OF_TASKS, _of_all(grid), folder, "")
         for (group, lr), suffix in zip(slices, _numbers(len(slices)), strict=True):
@@ -271,16 +293,12 @@ def _most(grid: GridResults, groups: int) -> int:
 
 def first_figure(grid: GridResults) -> "Figure | None":
     """The figure that a report opens with, to be drawn again in another look."""
-    drawn = drawn_slices(grid)
-    for sketch in need.scores_by_task(_of_all(grid)):
-        return sketch.figure
-    for together in _of_common_rates(grid, list(dict.fromkeys(group for group, _ in drawn))):
-        for sketch in need.loss_by_rate(_over_rates(grid, together, 1), headed=True):
-            return sketch.figure
-    for (group, lr), cells in drawn.items():
-        for sketch in need.warmup_effect(_part(grid, group, lr, cells)):
-            return sketch.figure
-    return None
+    drawn = dict.fromkeys(group for group, _ in drawn_slices(grid))
+    parts = [_over_rates(grid, together, 1) for together in _of_common_rates(grid, list(drawn))]
+    of_all = _of_all(grid)
+    sketches = [*need.forest(of_all), *need.scores_by_task(of_all)]
+    sketches = sketches or [sketch for part in parts for sketch in need.loss_by_rate(part)]
+    return sketches[0].figure if sketches else None
 
 
 def _of_common_rates(grid: GridResults, groups: Sequence[str]) -> list[list[str]]:
@@ -344,8 +362,10 @@ NARROW = 2  # panels in a row on a small screen
 
 def _draw(kind: FigureKind, part: Part, folder: Path, suffix: str) -> list[FigureFiles]:
     sketches = kind.draw(part)
-    if kind is OF_RATES and sketches and len(sketches[0].figure.axes) > NARROW:
-        (narrow,) = need.loss_by_rate(part, columns=NARROW)
+    several = kind is OF_RATES and sketches and len(sketches[0].figure.axes) > NARROW
+    if several or (kind is FOREST and sketches):
+        drawn = need.loss_by_rate(part, columns=NARROW) if several else None
+        (narrow,) = drawn or need.forest(part, narrow=True)
         path = folder / f"{kind.name}{suffix}-narrow.svg"
         write_whole(path, narrow.links.into(svg(narrow.figure), folder))
         files = _write(folder / f"{kind.name}{suffix}.svg", kind.question, part, sketches[0])

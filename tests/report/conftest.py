@@ -5,6 +5,7 @@ import hashlib
 import importlib.util
 import itertools
 import json
+import math
 import random
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -12,13 +13,17 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
+from scipy import stats
 
 from lightning_app.report import write as report
 from lightning_app.report.facts import Message
 from lightning_app.report.page import Report
+from lightning_app.report.pairs import Score
 from lightning_app.report.results import GridResults, read_results
+from lightning_app.report.statistics import t_interval
 from lightning_app.report.tasks import bleu_scores
 from lightning_app.report.tensorboard import write_index
 from lightning_app.report.warmup import sensitivity_scores
@@ -272,6 +277,42 @@ def written(grid: GridResults, out: Path | None = None) -> Path:
     out = out or grid.folder
     report.write_exports(Report(grid, [*sensitivity_scores(grid), *bleu_scores(grid)], out))
     return out
+
+
+def arm(
+    centre: float,
+    half: float,
+    count: int = 5,
+    *,
+    name: str = "v",
+    score: str = "tuned",
+    **more: Any,
+) -> Score:
+    """A score whose 95 % interval is `centre +- half`; without an interval if half is 0."""
+    places = np.arange(count) - (count - 1) / 2
+    unit = stats.t.ppf(0.975, count - 1) * stats.sem(places) if count > 1 else 1.0
+    values = (centre + half / unit * places).tolist()
+    low, high, p = t_interval(values)
+    return Score(
+        **{"group": "all", "lr": math.nan, "variant": name, "score": score, "inner": True}
+        | {"tried": (4, 4), **more},
+        **{"estimate": centre, "low": low, "high": high, "p": p if count > 2 else math.nan},
+        **{"seeds": count, "values": tuple(enumerate(values))},
+    )
+
+
+def stalls(share: float, p: float, name: str = "v") -> Score:
+    identity = {"group": "all", "lr": math.nan, "variant": name, "score": "stall_difference"}
+    return Score(**identity, estimate=share, p=p, p_holm=p)
+
+
+def one_sentence(text: str) -> str:
+    """The answer of a report, which is one sentence of at most 30 words without brackets."""
+    assert text.endswith(".")
+    assert ". " not in text
+    assert not {*"()[]{}"} & {*text}
+    assert len(text.split()) <= 30, text
+    return text
 
 
 @pytest.fixture

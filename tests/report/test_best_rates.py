@@ -1,7 +1,10 @@
-"""Bounds of best losses, tolerated rates and steps saved, between the rates that were tried."""
+"""The scores at the best rates, against plain loops over a dict of losses."""
 
+import itertools
 import math
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, median_low
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,143 +12,338 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from benchmarks import coverage, left_out, steps_to_loss
-from lightning_app.report.pairs import arms, tau
+from benchmarks import steps_to_loss
+from lightning_app.report.comparisons import effects
+from lightning_app.report.pairs import Score, tau
 from lightning_app.report.results import read_results
-from lightning_app.report.statistics import concave, crossing, influences, lowest, steps_between
+from lightning_app.report.warmup import sensitivity_scores
+from tests.report.conftest import PRESET, RATE, SEED, WARMUP, change, keep
 
-ALL = np.ones(6, dtype=bool)
-PRESET, SEED = "model.block.preset", "seed_everything"
-WARMUP, RATE = "model.schedule.warmup_steps", "model.optimizer.lr"
-RATES = [0.001, 0.002, 0.004, 0.008]
+H, REF, BASELINE = 4.5, 60, "pre_ln"
+BATCH = "data.tokens_per_batch"
+VARIANTS = (BASELINE, "post_ln", "sas", "keel")
+RATES = (0.0005, 0.001, 0.0014, 0.002, 0.0028, 0.004, 0.008)
+EVEN = (0.001, 0.002, 0.004, 0.008)
+FAMILIES = {"pre": [BASELINE], "others": ["post_ln", "sas"], "nobody": ["admin"]}
+KINDS = ("noise", "stalls of some", "stalls at all rates", "refined", "missing", "groups")
 
-
-def convex_draws(seed: int, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Places at uneven distances, and convex curves whose minimum is inside."""
-    rng = np.random.default_rng(seed)
-    places = np.cumsum(rng.uniform(0.25, 1.0, (count, 6)), axis=1)
-    slopes = np.sort(rng.uniform(-2.0, 2.0, (count, 5)), axis=1)
-    slopes[:, 0], slopes[:, -1] = -rng.uniform(2, 3, count), rng.uniform(2, 3, count)
-    values = np.concatenate(
-        [np.zeros((count, 1)), np.cumsum(slopes * np.diff(places), axis=1)], axis=1
-    )
-    return places, values
+Point = tuple[int, str, int, float, int]  # group, variant, warm-up, rate, seed
+Values = dict[int, float]  # of each seed
 
 
-def is_convex(places: list[float], values: list[float]) -> bool:
-    slopes = np.diff(values) / np.diff(places)
-    return bool((np.diff(slopes) >= -1e-9).all())
+def drawn(kind: str, number: int) -> dict[Point, float | str | None]:
+    """How each planned run ended: parabolas over the octaves, and noise."""
+    rng = np.random.default_rng([KINDS.index(kind), number])
+    groups = (512, 1024) if kind == "groups" else (512,)
+    seeds = range(1, 4 if kind == "groups" else 7 if kind == "noise" else 6)
+    found: dict[Point, float | str | None] = {}
+    for group, variant, warmup in itertools.product(groups, VARIANTS, (0, REF)):
+        best, gain = rng.uniform(-9, -7.5), rng.uniform(-0.1, 0.5) * (warmup == 0)
+        own = EVEN
+        if kind == "refined":
+            own = tuple(sorted(rng.choice(RATES, rng.integers(3, 7), replace=False).tolist()))
+        for rate, seed in itertools.product(own, seeds):
+            loss = 2.0 + gain + 0.3 * (math.log2(rate) - best) ** 2 + rng.normal(0, 0.1)
+            stalled = {"stalls of some": rng.random() < 0.4 + 0.2 * (seed == 1)}.get(kind, False)
+            if kind == "stalls at all rates":  # keel never learns
+                stalled = variant == "keel" or (variant, warmup) in (("post_ln", 0), ("sas", REF))
+            end = rng.choice([np.nan, 4.47, 4.6]) if stalled else min(loss, 4.3)
+            late = kind == "missing" and rng.random() < 0.03
+            found[group, variant, warmup, rate, seed] = (
+                "waiting" if late else None if math.isnan(end) else float(end)
+            )
+    return found
 
 
-def smallest_by_search(places: np.ndarray, values: np.ndarray) -> float:
-    """The smallest value that a point between the others can have so that all are convex."""
-    best = float(values.min())
-    for gap in range(len(places) - 1):
-        for x in np.linspace(places[gap], places[gap + 1], 41)[1:-1]:
-            low, high = best - 20.0, float(max(values))
-            above = [*places[: gap + 1], x, *places[gap + 1 :]]
-            inside = np.interp(x, places, values)
-            for _ in range(60):  # what is convex with a value is convex up to the line between
-                middle = (low + high) / 2
-                found = [*values[: gap + 1], middle, *values[gap + 1 :]]
-                if middle > inside or is_convex(above, found):
-                    high = middle
-                else:
-                    low = middle
-            best = min(best, high)
-    return best
+@dataclass
+class Naive:
+    """The runs of one variant in one group: the loss by warm-up, rate and seed, NaN if missing."""
+
+    ends: Mapping[tuple[int, float, int], Any]
+
+    def __post_init__(self) -> None:
+        self.rates = {w: sorted({r for u, r, _ in self.ends if u == w}) for w in (0, REF)}
+        every = {seed for *_, seed in self.ends}
+        self.planned = len(every)
+        lacking = {seed for (*_, seed), end in self.ends.items() if end == "waiting"}
+        self.seeds = sorted(every - lacking)
+
+    def failed(self, warmup: int, rate: float, seed: int) -> bool:
+        end = self.ends[warmup, rate, seed]
+        return end is None or end >= H - 0.05
+
+    def loss(self, warmup: int, rate: float, seed: int) -> float:
+        return H if self.failed(warmup, rate, seed) else self.ends[warmup, rate, seed]
+
+    def best(self, warmup: int, seed: int) -> float:
+        found = self.rates[warmup][0]
+        for rate in self.rates[warmup]:
+            better = self.loss(warmup, rate, seed) < self.loss(warmup, found, seed)
+            trained = self.failed(warmup, found, seed) > self.failed(warmup, rate, seed)
+            if better or trained:
+                found = rate
+        return found
+
+    def lowest(self, warmup: int, seed: int) -> float:
+        return self.loss(warmup, self.best(warmup, seed), seed)
+
+    def ended(self, warmup: int, seeds: Iterable[int]) -> list[bool]:
+        return [self.failed(warmup, self.best(warmup, seed), seed) for seed in seeds]
+
+    @property
+    def learned(self) -> bool:
+        points = [key for key in self.ends if key[2] in self.seeds]
+        return any(H - self.loss(*key) >= 0.1 for key in points)
+
+    @property
+    def saved(self) -> Values:
+        return {s: self.lowest(0, s) - self.lowest(REF, s) for s in self.seeds}
+
+    def inner(self, warmup: int) -> bool:
+        """Whether the best rates of most seeds have neighbours within an octave."""
+        count, rates = 0, self.rates[warmup]
+        for seed in self.seeds:
+            best = self.best(warmup, seed)
+            below = any(best / 2.001 < rate < best for rate in rates)
+            count += below and any(best < rate < best * 2.001 for rate in rates)
+        return count > len(self.seeds) / 2
+
+    def area(self, warmup: int, seed: int, rates: Sequence[float]) -> float:
+        total = 0.0
+        for one, other in itertools.pairwise(rates):
+            height = self.loss(warmup, one, seed) + self.loss(warmup, other, seed)
+            total += (math.log(other) - math.log(one)) * height / 2
+        return total / (math.log(rates[-1]) - math.log(rates[0]))
+
+    def steps(self, seed: int) -> float:
+        """The steps saved between the best runs, whose curves fall at 50, 100, 150 and 200."""
+        if all(self.ended(warmup, [seed]) == [True] for warmup in (0, REF)):
+            return 0.0
+
+        def reached(warmup: int, loss: float) -> float:
+            end = self.ends[warmup, self.best(warmup, seed), seed]
+            end = H if end is None else end
+            curve = [end, *(end + (7 - end) * 0.97**step for step in (150, 100, 50))]
+            return float(np.interp(loss, curve, [200, 150, 100, 50]))
+
+        bare, warm = self.lowest(0, seed), self.lowest(REF, seed)
+        return 200 - reached(REF, bare) if warm <= bare else reached(0, warm) - 200
 
 
-def test_the_lower_bound_is_the_smallest_that_convexity_allows() -> None:
-    places, values = convex_draws(1, 12)
-    for x, y in zip(places, values, strict=True):
-        low, high = lowest(y, x, ALL)
-        assert high == pytest.approx(y.min())
-        found = smallest_by_search(x, y)
-        assert float(low) <= found + 1e-6
-        assert float(low) == pytest.approx(found, abs=0.06)  # the search has 40 places in a gap
+def estimated(
+    values: Values,
+    sides: Sequence[tuple[list[bool], list[bool]]] | None,
+    planned: int = 99,
+    floor: float = 0.0,
+) -> dict[str, Any]:
+    """Mean, interval and p values: none where seeds of one arm ended differently (no sides).
+
+    `floor`: the least p value that failures allow, the larger one of the arms for a mean over arms.
+    """
+    found, count = list(values.values()), len(values)
+    row = {"values": values, "estimate": fmean(found), "floor": floor}
+    row |= dict.fromkeys(("low", "high", "p", "p_sign"), math.nan)
+    arms = [arm for side in sides or () for arm in side]
+    if sides is None or any(any(arm) != all(arm) for arm in arms):
+        return row
+    if 6 <= count <= 16:
+        sums = [abs(np.dot(signs, found)) for signs in itertools.product((1, -1), repeat=count)]
+        row["p_sign"] = fmean(total >= sums[0] * (1 - 1e-12) for total in sums)
+    if count < 2 or np.ptp(found) < 1e-12:
+        return row
+    test: Any = stats.ttest_1samp(found, 0)
+    row["low"], row["high"] = test.confidence_interval(0.95)
+    if count > 2:
+        if any(all(first) != all(second) for first, second in sides):
+            least = 2 / math.comb(2 * count, count)
+            row["floor"] = least if planned > 4 else min(least, 2 / 4**count)
+        row["p"] = max(float(test.pvalue), row["floor"])
+    return row
 
 
-def test_curves_are_bounded_all_at_once() -> None:
-    places, values = convex_draws(2, 5)
-    both = np.stack([values[0], values[1] - 3.0])
-    low, high = lowest(both, places[0], np.stack([ALL, ALL]))
-    for number, curve in enumerate(both):
-        one = lowest(curve, places[0], ALL)
-        assert (low[number], high[number]) == (pytest.approx(one[0]), pytest.approx(one[1]))
+def check(row: Score, wanted: Mapping[str, Any], *but: str) -> None:
+    values = wanted.get("values", {})
+    assert dict(row.values) == pytest.approx(values), row
+    for name in ("estimate", "low", "high", "p", "p_sign"):
+        if name not in but:
+            found = getattr(row, name)
+            assert found == pytest.approx(wanted.get(name, math.nan), nan_ok=True), (name, row)
+    assert not values or row.seeds == len(values)
 
 
-@pytest.mark.parametrize(
-    ("values", "sound", "low", "high"),
-    [
-        ([3.0, 2.0, 2.5, 4.0], "1111", 1.5, 2.0),  # 2.5 to 2.0 leads to 1.5 at the first place
-        ([2.0, 2.5, 3.0, 4.0], "1111", -math.inf, 2.0),  # the best one is the first
-        ([4.0, 3.0, 2.5, 2.0], "1111", -math.inf, 2.0),  # or the last
-        ([3.0, 2.0, 5.0, 5.0], "1100", -math.inf, 2.0),  # two points before a cliff bound nothing
-        ([4.0, 3.0, 2.5, 5.0], "1110", 2.0, 2.5),  # three do: as far down as the cliff
-        ([5.0, 5.0, 5.0, 5.0], "0000", -math.inf, 5.0),
-        ([3.0, 2.9, 2.0, 4.0], "1111", 0.0, 2.0),  # 3 to 2.9 to 2 is not convex: 4 to 2 alone
-        ([4.0, 2.0, 2.9, 3.0], "1111", 0.0, 2.0),
-        ([3.0, 2.9, 2.0, 5.0], "1110", -math.inf, 2.0),  # and a cliff on the other side
-    ],
-)
-def test_bounds_by_hand(values: list[float], sound: str, low: float, high: float) -> None:
-    found = lowest(values, [0.0, 1.0, 2.0, 3.0], [each == "1" for each in sound])
-    assert [float(end) for end in found] == [pytest.approx(low), pytest.approx(high)]
+@pytest.mark.parametrize("number", range(2))
+@pytest.mark.parametrize("kind", KINDS)
+def test_scores_over_rates_are_those_of_plain_loops(make_grid: Any, kind: str, number: int) -> None:
+    ends = drawn(kind, number)
+    by = [sorted({key[place] for key in ends}) for place in range(5)]
+    axes = dict(zip((BATCH, PRESET, WARMUP, RATE, SEED), by, strict=True))
+
+    def key(at: Mapping[str, Any]) -> Point:
+        return at[BATCH], at[PRESET], at[WARMUP], at[RATE], at[SEED]
+
+    fake = make_grid(lambda at: ends.get(key(at), "waiting"), axes)
+    keep(fake, lambda at: key(at) in ends)
+    change(fake, families=FAMILIES)
+    scores = sensitivity_scores(read_results(fake.folder))
+    every = {
+        (row.group, row.variant, row.score): row for row in scores if row.score[:6] != "stalls"
+    }
+    seen = set[str]()
+    for batch in by[0]:
+        group = f"{BATCH}={batch}" if len(by[0]) > 1 else "all"
+        arms = {
+            variant: Naive({k[2:]: end for k, end in ends.items() if k[:2] == (batch, variant)})
+            for variant in VARIANTS
+        }
+        spans = [rates for arm in arms.values() for rates in arm.rates.values()]
+        span = max(rates[0] for rates in spans), min(rates[-1] for rates in spans)
+        tuned = {name: wanted_of(arm, span, arms[BASELINE]) for name, arm in arms.items()}
+        for name, wanted in tuned.items():
+            for score, row in wanted.items():
+                found = every.get((group, name, score))
+                if found is None:  # of an arm without T
+                    assert not row
+                    assert score.startswith("against_baseline")
+                    continue
+                # One run of a seed that failed at any rate leaves M without an interval.
+                check(found, row, *(("low", "high") if "unlike" in row else ()))
+                for field in ("tried", "best", "inner", "bound"):
+                    if field in row:
+                        assert getattr(found, field) == row[field], field
+                seen |= {score} if row else set()
+        ts = {name: of["tuned"] for name, of in tuned.items() if of["tuned"]}
+        learned = [name for name, arm in arms.items() if arm.learned or not arm.seeds]
+        pools = {("all variants", "pooled"): [*ts]} if len(learned) > 1 else {}
+        pools |= {
+            (name, "family"): own
+            for name, members in FAMILIES.items()
+            if (own := [member for member in members if member in ts])
+        }
+        means = {}
+        for (name, score), members in pools.items():
+            means[name] = averaged([ts[member] for member in members])
+            check(every[group, name, score], means[name])
+        if {"pre", "others"} <= means.keys():
+            first, other = means["pre"], means["others"]
+            both = first.get("values", {}).keys() & other.get("values", {}).keys()
+            apart = {s: first["values"][s] - other["values"][s] for s in sorted(both)}
+            sure = not math.isnan(first["low"]) and not math.isnan(other["low"])
+            floor = max(first["floor"], other["floor"])
+            row = estimated(apart, [] if sure else None, floor=floor) if apart else {}
+            check(every[group, "pre − others", "family_difference"], row)
+        over = {(r.variant, r.score) for r in scores if r.group == group and r.score in OVER}
+        assert over == {*pools} | (
+            {("pre − others", OVER[-1])} if {"pre", "others"} <= means.keys() else set()
+        )
+    assert seen >= {*NAMES} - ({"rate_shift"} if kind == "stalls at all rates" else set())
+    for name in ("tuned", "tuned_interaction", "against_baseline", "pooled", "family"):
+        rows = [row for row in scores if row.score.split(" w=")[0] == name]
+        assert [row.p_holm for row in rows] == pytest.approx(holm(rows), nan_ok=True)
 
 
-def test_a_tolerated_rate_lies_between_its_bounds() -> None:
-    """Of parabolas and of V, with the minimum between two of the places."""
-    places = np.arange(6.0)
-    for best in np.linspace(2.0, 3.0, 21):
-        for limit in (0.3, 0.9):
-            for risen, true in (
-                (0.7 * (places - best) ** 2, best + math.sqrt(limit / 0.7)),
-                (np.maximum(-0.8 * (places - best), 2.2 * (places - best)), best + limit / 2.2),
-            ):
-                ends = [
-                    float(crossing(risen, places, ALL, limit, at_most=k)) for k in (False, True)
-                ]
-                assert ends[0] - 1e-9 <= true <= ends[1] + 1e-9
-    rising = [3.0, 2.0, 1.9, 1.8, 1.7, 1.6]
-    assert float(crossing(rising, places, ALL, 2.5, at_most=True)) == math.inf
-    assert float(crossing(rising, places, ALL, 2.5, at_most=False)) == 5.0
+NAMES = ("tuned", "mean_over_rates", "rate_shift", "tuned_steps_saved", "tuned_interaction")
+NAMES += ("against_baseline w=0", f"against_baseline w={REF}")
+OVER = ("pooled", "family", "family_difference")
 
 
-def test_noise_alone_rarely_bends_a_line() -> None:
-    """Of straight sides a sixth of the places is bent, by one standard error; of flat ends all."""
-    rng = np.random.default_rng(9)
-    away = np.abs(np.arange(6.0) - 2.0)
-    noise = 0.05 * rng.standard_normal((2000, 6, 5))
-    straight = concave(0.5 * away[:, None] + noise, np.arange(6.0), ALL)
-    assert straight.shape == (2000, 6)
-    assert straight[:, [0, 2, 5]].mean() == 0.0
-    assert straight[:, [1, 3, 4]].mean() == pytest.approx(0.187, abs=0.02)  # t of 4, above 1
-    flat = concave(0.5 * np.minimum(away, 1.5)[:, None] + noise, np.arange(6.0), ALL)
-    assert flat[:, 4].mean() > 0.99
-    unsound = concave(
-        0.5 * np.minimum(away, 1.5)[:, None] + noise, np.arange(6.0), ALL & (away < 3)
-    )
-    assert not unsound[:, 4].any()
+def wanted_of(arm: Naive, span: tuple[float, float], base: Naive) -> dict[str, dict[str, Any]]:
+    """The scores over all rates of one variant by name; empty if undefined."""
+    rows: dict[str, dict[str, Any]] = {name: {} for name in NAMES}
+    if not (arm.seeds and arm.learned):
+        return rows
+    seeds, saved = arm.seeds, arm.saved
+    ended = {warmup: arm.ended(warmup, seeds) for warmup in (0, REF)}
+    sides = [(ended[0], ended[REF])]
+    bound = {(0, 1): "<=", (1, 0): ">=", (1, 1): "?"}.get((all(ended[0]), any(ended[REF])), "")
+    rows["tuned"] = estimated(saved, sides, arm.planned) | {
+        "bound": bound,
+        "tried": tuple(len(rates) for rates in arm.rates.values()),
+        "best": tuple(median_low([arm.best(w, s) for s in seeds]) for w in (0, REF)),
+        "inner": arm.inner(0) and arm.inner(REF),
+    }
+    shared = [r for r in arm.rates[0] if r in arm.rates[REF] and span[0] <= r <= span[1]]
+    if len(shared) > 1:
+        apart = {s: arm.area(0, s, shared) - arm.area(REF, s, shared) for s in seeds}
+        rows["mean_over_rates"] = estimated(apart, sides) | {"p": math.nan, "p_sign": math.nan}
+        runs = [[arm.failed(w, r, s) for s in seeds] for w in (0, REF) for r in shared]
+        if any(any(of) != all(of) for of in runs):
+            rows["mean_over_rates"]["unlike"] = True
+    moved = {s: math.log2(arm.best(REF, s) / arm.best(0, s)) for s in seeds}
+    moved = {s: x for s, x in moved.items() if not any(arm.ended(0, [s]) + arm.ended(REF, [s]))}
+    if moved:
+        rows["rate_shift"] = estimated(moved, []) | {"p": math.nan, "p_sign": math.nan}
+    steps = {s: arm.steps(s) for s in seeds}
+    rows["tuned_steps_saved"] = estimated(steps, sides) | {"p": math.nan, "p_sign": math.nan}
+    both = [s for s in seeds if s in base.seeds]
+    if base is arm or not base.learned or not both:
+        return rows
+    at = {w: (arm.ended(w, both), base.ended(w, both)) for w in (0, REF)}
+    more = {s: saved[s] - base.saved[s] for s in both}
+    rows["tuned_interaction"] = estimated(more, [*at.values()], arm.planned)
+    for w in (0, REF):
+        losses = {s: arm.lowest(w, s) - base.lowest(w, s) for s in both}
+        rows[f"against_baseline w={w}"] = estimated(losses, [at[w]], arm.planned)
+    return rows
 
 
-@pytest.mark.parametrize("sides", [(0.8, 2.2), (2.2, 0.8)])
-def test_a_curve_that_flattens_away_from_its_minimum_stays_within_its_bounds(
-    sides: tuple[float, float],
-) -> None:
-    """The lower bound is at most 0.1 too high, where a point lies just beyond the bend."""
-    places, reach = np.arange(6.0), 1.6
-    for best in np.linspace(2.0, 3.0, 21):
+def averaged(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The mean over arms of the seeds that all of them have."""
+    seeds = [s for s in rows[0]["values"] if all(s in row["values"] for row in rows)]
+    values = {s: fmean(row["values"][s] for row in rows) for s in seeds}
+    sure = not any(math.isnan(row["low"]) for row in rows if len(row["values"]) > 1)
+    floor = max(row["floor"] for row in rows)
+    return estimated(values, [] if sure else None, floor=floor) if values else {"low": math.nan}
 
-        def curve(x: Any, best: float = float(best)) -> Any:
-            away = np.clip(x - best, -reach, reach)
-            return np.maximum(-sides[0] * away, sides[1] * away)
 
-        low, high = lowest(curve(places), places, ALL)
-        assert float(low) <= 0.1
-        assert float(high) >= 0.0
-        ends = [float(crossing(curve(places), places, ALL, 0.3, at_most=k)) for k in (False, True)]
-        assert ends[0] <= ends[1]
+def holm(rows: Sequence[Score]) -> list[float]:
+    """Holm's p values step by step; a row without one counts if it has three seeds."""
+    left = sum(not math.isnan(row.p) or len(row.values) > 2 for row in rows)
+    found, reached = {}, 0.0
+    for n in sorted((n for n, row in enumerate(rows) if row.p >= 0), key=lambda n: rows[n].p):
+        reached = found[n] = min(1.0, max(reached, left * rows[n].p))
+        left -= 1
+    return [found.get(n, math.nan) for n in range(len(rows))]
+
+
+def test_contrasts_of_scores_over_rates(make_grid: Any) -> None:
+    """Effects of two factors on T and on the shift; only those of T have p values."""
+    norm, rng = "model.block.norm", np.random.default_rng(8)
+    presets, norms, seeds = ("pre_ln", "post_ln"), ("layer_norm", "rms_norm"), (1, 2, 3, 4)
+    saved = {
+        (p, n, s): 0.2 + 0.3 * (p == "post_ln") + 0.1 * (n == "rms_norm") + rng.normal(0, 0.02)
+        for p, n, s in itertools.product(presets, norms, seeds)
+    }
+
+    def outcome(at: Mapping[str, Any]) -> float:
+        p, bare = at[PRESET], at[WARMUP] == 0
+        best = 0.002 if bare or p == "pre_ln" else 0.004
+        away = abs(math.log2(at[RATE] / best))
+        return 2.0 + bare * saved[p, at[norm], at[SEED]] + 0.3 * away
+
+    axes = {PRESET: presets, norm: norms, WARMUP: (0, REF), RATE: EVEN, SEED: seeds}
+    fake = make_grid(outcome, axes, curves=False)
+    change(fake, factors={"placement": PRESET, "norm": norm})
+    grid = read_results(fake.folder)
+    rows = {
+        (row.measure, row.factors): row
+        for row in effects(grid, sensitivity_scores(grid))
+        if math.isnan(row.lr)
+    }
+    halves: dict[str, Values] = {"placement": {}, "norm": {}, "placement x norm": {}}
+    for s in seeds:
+        a, b, c, d = (saved[p, n, s] for p in presets for n in norms)
+        halves["placement"][s] = (c + d) / 2 - (a + b) / 2
+        halves["norm"][s] = (b + d) / 2 - (a + c) / 2
+        halves["placement x norm"][s] = (d - c) - (b - a)
+    for name, values in halves.items():
+        wanted: Any = estimated(values, [])
+        row = rows["tuned", name]
+        found = dict(row.values), row.estimate, row.low, row.high, row.p
+        assert found[0] == pytest.approx(values)
+        assert found[1:] == pytest.approx([wanted[k] for k in ("estimate", "low", "high", "p")])
+        assert math.isnan(rows["rate_shift", name].p)
+    assert rows["rate_shift", "placement"].estimate == pytest.approx(1.0)
+    assert rows["rate_shift", "norm"].estimate == pytest.approx(0.0)
 
 
 def test_warm_up_saves_no_steps_where_both_runs_fail() -> None:
@@ -153,7 +351,7 @@ def test_warm_up_saves_no_steps_where_both_runs_fail() -> None:
 
     def run(curve: dict[int, float], failed: bool = True) -> Any:
         found = SimpleNamespace(curve={"val/nll": curve}.__getitem__)
-        loss = 4.5 if failed else min(curve.values())
+        loss = H if failed else min(curve.values())
         monitored = SimpleNamespace(loss="val/nll")
         return SimpleNamespace(run=found, monitored=monitored, failed=failed, loss=loss)
 
@@ -161,99 +359,6 @@ def test_warm_up_saves_no_steps_where_both_runs_fail() -> None:
     assert tau(run(stalled), run(touching)) == (0.0, False)
     assert tau(run(touching), run(stalled)) == (0.0, False)
     assert tau(run(stalled), run({50: 4.6, 100: 4.4, 200: 3.0}, failed=False)) == (125.0, False)
-
-
-def test_influences_have_the_mean_and_the_error_of_the_jackknife() -> None:
-    values = np.random.default_rng(4).normal(2.0, 0.3, (3, 7))
-
-    def function(means: Any) -> Any:
-        return means[..., 0] * means[..., 1] - means[..., 2] ** 2
-
-    each = influences(function, values)
-    whole = function(values.mean(axis=-1))
-    without = np.array([function(np.delete(values, k, axis=-1).mean(axis=-1)) for k in range(7)])
-    error = math.sqrt(6 / 7 * float(((without - without.mean()) ** 2).sum()))
-    assert each.mean() == pytest.approx(whole)
-    assert stats.sem(each) == pytest.approx(error)
-    linear = influences(lambda means: means[..., 0], values)
-    assert linear == pytest.approx(values[0])
-
-
-def test_steps_saved_by_hand() -> None:
-    """Curves that fall evenly, with the best place among those tried: no bound is loose."""
-    places, steps = np.arange(7.0), np.array([100.0, 200.0, 300.0, 400.0])
-    risen = 3.0 * np.abs(places - 3.0)
-    fall = (400.0 - steps) / 100.0
-    bare = 2.0 + risen[:, None] + fall
-    warm = 1.0 + risen[:, None] + fall
-    kept = np.arange(1, 6)  # of the second arm, which has fewer rates
-    at, sound = (places, places[kept]), (np.ones(7, dtype=bool), np.ones(5, dtype=bool))
-    ends = steps_between((bare, warm[kept]), at, sound, steps)
-    assert [float(end) for end in ends] == [pytest.approx(100.0), pytest.approx(100.0)]
-    ends = steps_between((warm, bare[kept]), at, sound, steps)
-    assert [float(end) for end in ends] == [pytest.approx(-100.0), pytest.approx(-100.0)]
-
-
-def test_rates_left_out_and_asked_for_again(make_grid: Any) -> None:
-    """A refinement from one octave apart asks for the rates between that the grid has."""
-    rates = [float(f"{0.001 * 2 ** (k / 2):.4g}") for k in range(9)]
-
-    def outcome(axes: dict[str, Any]) -> float:
-        best = 0.0028 if axes[WARMUP] == 0 else 0.0056
-        return (
-            2.0
-            + 0.6 * math.log2(axes[RATE] / best) ** 2
-            + 0.01 * axes[SEED] * (axes[RATE] * 1e4 % 3)
-        )
-
-    axes = {PRESET: ["pre_ln"], WARMUP: [0, 60], RATE: rates, SEED: [1, 2, 3]}
-    (arm,) = arms(read_results(make_grid(outcome, axes, curves=False).folder))
-    assert left_out.refined(arm, 0, rates[::2], until=0.03) == sorted([*rates[::2], rates[3]])
-    assert left_out.refined(arm, 60, rates[1::2], until=0.03) == rates[1::2]
-    kept = left_out.at(arm, {0: rates[:3], 60: rates[1:]})
-    assert (kept.rates_at(0), kept.rates_at(60)) == (rates[:3], rates[1:])
-    need = left_out.scores_of(arm, 60)[0]
-    assert left_out.overlap(need, replace(need, low=need.high, high=math.nan))
-    assert not left_out.overlap(need, replace(need, low=need.high + 1e-6, high=math.nan))
-
-
-def test_runs_cut_short(make_grid: Any) -> None:
-    """Cut at its last step a run is itself; before, its loss is that of the validation there."""
-
-    def outcome(axes: dict[str, Any]) -> float | None:
-        if (axes[WARMUP], axes[RATE]) == (0, RATES[-1]):
-            return None
-        away = math.log2(axes[RATE] / (0.002 if axes[WARMUP] else 0.001))
-        return 2.0 + 0.3 * away**2 + 0.01 * (axes[SEED] * 3 % 7)
-
-    axes = {PRESET: ["pre_ln"], WARMUP: [0, 60], RATE: RATES, SEED: [1, 2, 3]}
-    (arm,) = arms(read_results(make_grid(outcome, axes).folder))
-    trained = next(iter(cell for cell in arm.cells.values() if not cell.failed))
-    steps = sorted(trained.run.curve(trained.monitored.loss))
-    assert left_out.scores_of(left_out.cut(arm, steps[-1]), 60) == left_out.scores_of(arm, 60)
-    half = left_out.cut(arm, steps[1])
-    for key, cell in arm.cells.items():
-        curve = cell.run.curve(cell.monitored.loss)
-        whole = cell.entropy if cell.failed else min(curve[steps[1]], cell.entropy)
-        assert half.cells[key].loss == whole
-        assert max(half.cells[key].run.curve(cell.monitored.loss)) == steps[1]
-    between = left_out.cut(arm, steps[1] + 1).cells.values()
-    assert between
-    assert all(cell.failed for cell in between)  # the others have no loss there
-
-
-@pytest.mark.parametrize("kind", ["inverse_sqrt", "linear"])
-def test_only_runs_whose_schedule_has_no_end_are_cut(
-    make_grid: Any, monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
-    axes = {PRESET: ["pre_ln"], WARMUP: [0, 60], RATE: RATES[:2], SEED: [1, 2]}
-    fake = make_grid(lambda axes: 2.0, axes | {"model.schedule.kind": [kind]})
-    monkeypatch.setattr("sys.argv", ["left_out", str(fake.folder), "--steps", "100"])
-    if kind == "linear":
-        with pytest.raises(SystemExit, match="linear schedules know the end"):
-            left_out.main()
-    else:
-        assert left_out.main() == 0
 
 
 def test_steps_to_a_loss() -> None:
@@ -267,20 +372,3 @@ def test_steps_to_a_loss() -> None:
     curve = {50: 4.0, 100: 3.0, 150: 3.5, 200: 2.0}
     assert steps(curve, 4.5, 3.25, 2.75, 1.9) == [50.0, 87.5, 175.0, None]
     assert steps(curve, 2.75, failed=True) == steps({}, 1.0) == [None]
-
-
-def test_intervals_over_rates_cover_in_short() -> None:
-    rng = np.random.default_rng(7)
-    for kind in ("parabola", "V"):
-        for row in coverage.over_rates(kind, 0.5, 0.06, 5, 150, rng):
-            assert row.rate > coverage.LOW - 0.04, row
-
-
-@pytest.mark.in_turn(2)
-@pytest.mark.parametrize("name", ["refined, until 0.03", "random"])
-@pytest.mark.parametrize("kind", ["parabola", "V"])
-def test_intervals_at_rates_chosen_by_results_cover_in_short(kind: str, name: str) -> None:
-    covered = [*coverage.adapted(name, kind, 0.5, 5, 40, np.random.default_rng(8))]
-    assert len(covered) == 3
-    for row in covered:
-        assert row.rate > coverage.LOW - 0.08, row

@@ -9,6 +9,10 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
+from lightning_app.report.headline import answer
+from lightning_app.report.limits import SHOWN, limits
+from lightning_app.report.results import read_results
+from lightning_app.report.warmup import sensitivity_scores
 from tests.report.conftest import DEMO, FakeGrid, typical, write_report
 
 pytestmark = pytest.mark.xdist_group("browser")  # what they share is made once
@@ -18,6 +22,7 @@ WARMUP = "model.schedule.warmup_steps"
 RATE = "model.optimizer.lr"
 SEED = "seed_everything"
 AXES = {SEED: [1, 2], PRESET: ["post_ln", "pre_ln", "sas"], WARMUP: [0, 60], RATE: [0.001, 0.004]}
+SECTIONS = ["need", "cost", "inside", "run", "appendix"]
 RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]
 SLOW = 30_000  # milliseconds until a page of a busy machine is drawn
 LOOKS = [(1440, "light"), (1440, "dark"), (390, "light"), (390, "dark")]
@@ -67,30 +72,35 @@ def one_rate(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_first_screen_answers(
     browser: Browser, grid: str, scheme: str, request: pytest.FixtureRequest
 ) -> None:
-    """The claim and its figure lie above the fold of a laptop."""
-    page = opened(browser, request.getfixturevalue(grid), 1440, scheme)
+    """The answer and its figure lie above the fold of a laptop; five limits are shown below."""
+    written = request.getfixturevalue(grid)
+    page, results = opened(browser, written, 1440, scheme), read_results(written.parent)
     claim, figure = page.locator("h1"), page.locator("#figure-1 svg:visible")
-    assert "stall" in claim.inner_text()
+    assert claim.inner_text() == answer(results, sensitivity_scores(results))
     for shown in (claim, figure):
         box = shown.bounding_box()
         assert box is not None
         assert 0 <= box["y"] < box["y"] + box["height"] <= 900
         assert box["width"] > 600
-    urgent = page.locator("aside li", has_text="version of the code is not recorded")
-    assert page.locator("aside li:visible").count() == 3 + urgent.count() == 4
+    assert page.locator("aside li:visible").count() == SHOWN
     page.locator("aside summary").click()
-    assert page.locator("aside li:visible").count() > 5
+    assert page.locator("aside li:visible").count() == len(limits(results)) > SHOWN
     assert page.__dict__["trouble"] == []
 
 
-def test_a_reader_clicks_through_it(browser: Browser, report: Path) -> None:
+def test_a_reader_unfolds_the_sections(browser: Browser, report: Path) -> None:
+    """And a printed page has all of them."""
     page = opened(browser, report)
-    links = page.locator("nav a")
-    assert links.count() == 5
-    for link in links.all():
-        link.click()
-        section = page.locator(page.evaluate("location.hash"))
-        expect(section.locator("h2")).to_be_in_viewport()
+    bodies = [page.locator(f"#{name} > :nth-child(2)") for name in SECTIONS]
+    for body in bodies:
+        expect(body).to_be_hidden()
+    page.emulate_media(media="print")
+    for body in bodies:
+        expect(body).to_be_visible()
+    page.emulate_media(media="screen")
+    for name, body in zip(SECTIONS, bodies, strict=True):
+        page.locator(f"#{name} > summary").click()
+        expect(body).to_be_visible()
     expect(page.locator('#appendix a[href="recompute_study.py"]')).to_be_visible()
     assert page.__dict__["trouble"] == []
 
@@ -108,6 +118,8 @@ def test_nothing_sticks_out_and_everybody_can_read_it(
     browser: Browser, report: Path, width: int, scheme: str
 ) -> None:
     page = opened(browser, report, width, scheme)
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    page.evaluate("document.querySelectorAll('details').forEach((each) => (each.open = true))")
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     found = Axe().run(page, options={"runOnly": RULES})
     violations = found.response["violations"]

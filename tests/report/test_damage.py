@@ -18,13 +18,14 @@ from lightning_app.report.comparisons import metrics_document
 from lightning_app.report.facts import facts, state_counts
 from lightning_app.report.figures.sheet import read_log
 from lightning_app.report.figures.stable import read_probes
-from lightning_app.report.headline import findings
+from lightning_app.report.headline import answer
 from lightning_app.report.limits import limits
 from lightning_app.report.page import Report
 from lightning_app.report.results import damaged_files, read_results
 from lightning_app.report.tasks import bleu_scores
 from lightning_app.report.tensorboard import write_index
 from lightning_app.report.terminal import headline_document
+from lightning_app.report.verdicts import verdict_document, verdicts
 from lightning_app.report.warmup import sensitivity_scores
 from lightning_app.report.write import write_exports
 from tests.report.conftest import write_report
@@ -62,9 +63,10 @@ def look(folder: Path) -> list[str]:
     grid = read_results(folder)
     found = [*sensitivity_scores(grid), *bleu_scores(grid)]
     write_exports(Report(grid, found, folder.parent / "out"))
-    texts = [state_counts(grid), *facts(grid).values(), *limits(grid), *findings(grid, found)]
+    texts = [state_counts(grid), *facts(grid).values(), *limits(grid), answer(grid, found)]
     assert all(isinstance(text, str) for text in texts)
-    json.dumps([headline_document(found), metrics_document(grid)], default=str)
+    judged = [verdict_document(verdict) for verdict in verdicts(grid, found)]
+    json.dumps([judged, headline_document(found), metrics_document(grid)], default=str)
     for cell in grid.finished:
         read_log(cell)
         read_probes(cell)

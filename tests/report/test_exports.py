@@ -11,11 +11,11 @@ import pytest
 from matplotlib.mathtext import MathTextParser
 
 from lightning_app.report.bibliography import bibliography, references
-from lightning_app.report.facts import facts, nats, p_value
+from lightning_app.report.facts import bounded, facts, nats, p_value
 from lightning_app.report.page import Report
 from lightning_app.report.results import GridResults, read_results
 from lightning_app.report.table import ReportTable, latex, markdown, tex
-from lightning_app.report.tables import headline_table, loss_by_warmup
+from lightning_app.report.tables import delta_table, loss_by_warmup, verdict_table
 from lightning_app.report.warmup import sensitivity_scores
 from lightning_app.report.write import write_exports
 from tests.report.conftest import BASE
@@ -81,6 +81,8 @@ def test_every_grid_has_every_export(grid, tmp_path):
     listed = set(re.findall(r"^@\w+\{(\w+),$", (tmp_path / "references.bib").read_text(), re.M))
     assert listed <= set(bibliography())
     assert (tmp_path / "tables").exists() == bool(grid.finished)
+    for path in tmp_path.glob("tables/*.md"):
+        assert path.read_text(encoding="utf-8").count("\n| ") > 1, path.name  # rows below the head
 
 
 def rows_of(table: str) -> list[str]:
@@ -91,7 +93,7 @@ def rows_of(table: str) -> list[str]:
 
 def test_a_table_of_latex_is_well_formed(grid):
     for table in (
-        headline_table(grid, sensitivity_scores(grid)),
+        verdict_table(grid, sensitivity_scores(grid)),
         loss_by_warmup(grid, sensitivity_scores(grid)),
     ):
         text = latex(table)
@@ -145,7 +147,7 @@ def test_tables_and_references_compile(make_grid, tmp_path, name):
 
 def test_the_same_numbers_stand_in_both_kinds(grid):
     for table in (
-        headline_table(grid, sensitivity_scores(grid)),
+        verdict_table(grid, sensitivity_scores(grid)),
         loss_by_warmup(grid, sensitivity_scores(grid)),
     ):
         piped = [line for line in markdown(table).splitlines() if line.startswith("|")][2:]
@@ -168,16 +170,26 @@ def by_name(table: ReportTable, where: str = "") -> dict[str, dict[str, str]]:
 def test_the_numbers_are_those_of_the_scores(make_grid, outcome):
     grid = read_results(make_grid(outcome, THREE, curves=False).folder)
     found = {(score.variant, score.score): score for score in sensitivity_scores(grid)}
-    rows = by_name(headline_table(grid, sensitivity_scores(grid)))
-    assert list(rows) == PRESETS
+    rows = by_name(verdict_table(grid, sensitivity_scores(grid)))
+    assert list(rows) == ["all variants", *PRESETS]
+    sure = {name: f"\n[{nats(s.holm_low)}, {nats(s.holm_high)}]" for name, s in found.items()}
+    for place, variant in enumerate(rows):
+        row, name = rows[variant], (variant, "delta" if place else "pooled")
+        ends = sure[name] * (variant != "post_ln")  # whose p value is that of its failures
+        shown = f"{bounded(found[name])}{ends}"
+        assert (row["saved by warm-up"], row["p"]) == (shown, p_value(found[name].p_holm))
+    for variant, sign in (("sas", ""), ("post_ln", "≥ ")):
+        more = (variant, "interaction")
+        shown = f"{sign}{nats(found[more].estimate)}{sure[more]}"
+        assert rows[variant]["less that of pre_ln"] == shown
+    assert rows["pre_ln"]["less that of pre_ln"] == rows["all variants"]["failed with"] == "–"
+    failed = ("failed without", "failed with")
+    assert [rows["post_ln"][name] for name in failed] == ["3 of 3", "0 of 3"]
+    rows = by_name(delta_table(grid, sensitivity_scores(grid)))
     delta = found["sas", "delta"]
     assert rows["sas"]["Δ"] == f"{nats(delta.estimate)}\n[{nats(delta.low)}, {nats(delta.high)}]"
-    assert rows["post_ln"]["warm-up"].endswith("stalls without it (3/3 against 0/3)")
     assert rows["post_ln"]["stalled, warm-up 0"].split("\n")[0] == "3 / 3"
-    assert rows["pre_ln"]["against pre_ln"] == "the baseline"
     assert rows["pre_ln"]["interaction"] == "–"
-    for column, name in (("warm-up", "delta"), ("against pre_ln", "interaction")):
-        assert f"(p {p_value(found['sas', name].p_holm)})" in rows["sas"][column]
     means = by_name(loss_by_warmup(grid, sensitivity_scores(grid)))
     own = [cell.loss for cell in grid.cells if (cell.variant, cell.warmup) == ("sas", 60)]
     assert means["sas"]["warm-up 60"].split("\n")[0] == nats(sum(own) / 3)
@@ -208,7 +220,7 @@ def test_text_for_latex(text, expected):
 def test_markdown_escapes_what_would_break_a_row(make_grid):
     axes = {SEED: [1], PRESET: ["a|b", "pre_ln"], WARMUP: [0, 60]}
     grid = read_results(make_grid(lambda a: 2.0, axes, curves=False).folder)
-    assert r"| a\|b |" in markdown(headline_table(grid, sensitivity_scores(grid)))
+    assert r"| a\|b |" in markdown(verdict_table(grid, sensitivity_scores(grid)))
 
 
 def test_references_are_of_what_was_used(make_grid, outcome):

@@ -1,13 +1,14 @@
-"""The rules of labels: p values, readings and headline, against SciPy, enumeration and hand."""
+"""The rules of labels: p values and verdicts, against SciPy, enumeration and hand."""
 
 # pyright: reportAttributeAccessIssue=false
 # SciPy's results of tests carry their fields at run time only.
 
 import csv
 import math
+import re
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,16 +16,21 @@ import pytest
 from scipy import stats
 
 from benchmarks import false_labels
-from lightning_app.report.headline import COSTS, HELPS, LOST, UNSHOWN, own_reading
-from lightning_app.report.pairs import Score
+from lightning_app.report import verdicts as rules
+from lightning_app.report.headline import answer
+from lightning_app.report.pairs import NEVER, Score
 from lightning_app.report.results import read_results
 from lightning_app.report.statistics import (
+    corrected,
     failures_p,
     no_less_than_failures,
     permutation_p,
+    seeds_to_decide,
     sign_flip_p,
 )
+from lightning_app.report.verdicts import Verdict, verdict_document, verdicts
 from lightning_app.report.warmup import sensitivity_scores
+from tests.report.conftest import arm, change, stalls
 
 H = 4.5
 PRESET, SEED = "model.block.preset", "seed_everything"
@@ -93,21 +99,145 @@ def test_one_seed_at_several_rates_is_no_evidence_of_its_own() -> None:
             assert row.false <= 0.06 + 2 * 0.012, row
 
 
-def test_a_label_needs_an_estimate_with_the_sign_of_its_bounds() -> None:
-    """Of two rates that are tied, the one chosen on other seeds may be worse for each seed."""
-    both: dict[str, Any] = {
-        "group": "all",
-        "lr": math.nan,
-        "variant": "v",
-        "score": "need",
-        "p": 1e-5,
-    }
-    ends = ((1, 0.1, 0.6), (2, 0.1, 0.7))
-    score = Score(**both, p_holm=0.001, estimate=0.3, low=0.05, high=0.8, ends=ends)
-    assert own_reading({"need": score}, "need") == HELPS
-    assert own_reading({"need": replace(score, estimate=-0.2)}, "need") == UNSHOWN
-    turned = tuple((seed, -high, -low) for seed, low, high in ends)
-    assert own_reading({"need": replace(score, estimate=-0.2, ends=turned)}, "need") == COSTS
+def judged(*rows: Score, matters: float = 0.0, **more: Any) -> list[Verdict]:
+    """The verdicts on some arms of a grid, whose measures are a family of Holm's correction."""
+    fields = {"pruner": None, "searched": False, "asks_warmup": True, "reference_warmup": 60}
+    grid: Any = SimpleNamespace(**fields | {"scored": (), "matters": matters} | more)
+    scores = corrected(rows, lambda row: None if row.score == "stall_difference" else row.score)
+    return verdicts(grid, scores)
+
+
+OFTEN, SELDOM = stalls(0.4, 0.01), stalls(-0.4, 0.01)  # fails without warm-up, with it
+MAYBE, MAYBE_NOT = stalls(0.2, 0.051), stalls(-0.2, 0.051)  # by chance, too
+CUT: dict[str, Any] = {"inner": False}  # the best rate is at an end
+
+
+VERDICTS = [
+    (arm(0.5, 0.2), None, 0.1, "gains"),
+    (arm(0.25, 0.2), None, 0.1, "slightly gains"),
+    (arm(0.25, 0.2), None, 0.0, "gains"),
+    (arm(0.15, 0.2), None, 0.1, "undecided"),
+    (arm(-0.15, 0.2), None, 0.1, "undecided"),
+    (arm(-0.3, 0.2), None, 0.1, "loses"),
+    (arm(0.5, 0.2), MAYBE, 0.1, "gains"),
+    (arm(-0.3, 0.2), MAYBE, 0.1, "loses"),
+    (arm(0.02, 0.05), None, 0.08, "no need"),
+    (arm(0.02, 0.05), None, 0.06, "undecided"),
+    (arm(-0.02, 0.05), None, 0.06, "undecided"),
+    (arm(0.0, 0.001), None, 0.0, "undecided"),
+    (arm(0.05, 0.02), None, 0.08, "no need"),
+    (arm(-0.05, 0.02), None, 0.08, "no need"),
+    (arm(0.02, 0.05, **CUT), None, 0.08, "undecided"),
+    (arm(0.05, 0.02, **CUT), None, 0.08, "slightly gains"),
+    (arm(-0.05, 0.02, **CUT), None, 0.08, "loses"),
+    (arm(0.02, 0.05), MAYBE, 0.08, "undecided"),
+    (arm(0.02, 0.05), MAYBE_NOT, 0.08, "no need"),
+    (arm(0.02, 0.05), SELDOM, 0.08, "no need"),
+    (arm(0.5, 0.2), OFTEN, 0.1, "needs"),
+    (arm(0.15, 0.2), OFTEN, 0.1, "needs"),
+    (arm(0.02, 0.05), OFTEN, 0.08, "needs"),
+    (arm(0.4, 0.0), OFTEN, 0.1, "needs"),
+    (arm(-0.3, 0.2), OFTEN, 0.1, "mixed"),
+    (arm(0.5, 0.2), SELDOM, 0.1, "mixed"),
+    (arm(0.5, 0.2), MAYBE_NOT, 0.1, "gains"),
+    (arm(0.15, 0.2), SELDOM, 0.1, "loses"),
+    (arm(-0.3, 0.2), SELDOM, 0.1, "loses"),
+    (arm(-0.4, 0.0), SELDOM, 0.1, "loses"),
+    (arm(0.4, 0.0), MAYBE, 0.1, "undecided"),
+    (arm(0.4, 0.0), None, 0.9, "undecided"),
+    (arm(0.5, 0.001, 2), None, 0.9, "undecided"),
+    (arm(0.5, 0.0, 1), None, 0.9, "undecided"),
+    (arm(0.5, 0.2, never=True), OFTEN, 0.1, "never learned"),
+    (arm(0.5, 0.2, note=NEVER, never=True), None, 0.1, "never learned"),
+]
+
+
+@pytest.mark.parametrize(("row", "failures", "matters", "word"), VERDICTS)
+def test_the_word_of_an_arm(row: Score, failures: Score | None, matters: float, word: str) -> None:
+    (found,) = judged(row, *filter(None, [failures]), matters=matters)
+    assert (found.kind, found.word, found.variant) == ("arm", word, "v")
+    ends = (row.low, row.high) if row.seeds > 2 else (math.nan, math.nan)
+    assert (found.low, found.high) == pytest.approx(ends, nan_ok=True)
+    assert found.failures == pytest.approx(failures.estimate if failures else math.nan, nan_ok=True)
+    known = word == "undecided" and not math.isnan(row.low)
+    limit = matters if row.inner else 0.0
+    assert found.enough == (seeds_to_decide(row, limit) if known else None)
+    assert {"word", "low", "enough"} <= verdict_document(found).keys()
+
+
+def test_each_word_of_the_rules_has_a_case() -> None:
+    words = re.findall(r"^- `([a-z ]+)`:", rules.__doc__ or "", re.MULTILINE)
+    assert {*words} == {word for *_, word in VERDICTS}
+
+
+@pytest.mark.parametrize(
+    ("centre", "half", "matters", "word"),
+    [
+        (0.5, 0.2, 0.1, "larger"),
+        (0.15, 0.05, 0.11, "larger"),
+        (-0.5, 0.2, 0.1, "smaller"),
+        (0.02, 0.05, 0.08, "no difference"),
+        (0.02, 0.05, 0.0, "undecided"),
+        (0.1, 0.2, 0.1, "undecided"),
+    ],
+)
+def test_the_word_of_two_families(centre: float, half: float, matters: float, word: str) -> None:
+    """Of the first one against the other."""
+    (found,) = judged(arm(centre, half, score="family_difference"), matters=matters)
+    assert (found.kind, found.word) == ("difference", word)
+
+
+def test_verdicts_are_those_of_the_family_of_arms() -> None:
+    """Of two arms the stronger one is at the level of both; "no need" is at that level as well."""
+    first, other = arm(0.5, 0.2), arm(0.03, 0.029, name="w")
+    assert [verdict.word for verdict in judged(first, other)] == ["gains", "gains"]
+    one, two = judged(first, other, matters=0.06)
+    assert (one.word, two.word) == ("gains", "slightly gains")  # within 0.06 at 95 % alone
+    assert judged(other, matters=0.06)[0].word == "no need"
+    assert one.low < 0.3
+    assert two.low == pytest.approx(0.001)
+
+
+@pytest.mark.parametrize(("stalled", "word"), [(0.0, "no need"), (0.2, "undecided")])
+def test_no_mean_over_arms_shows_that_warm_up_is_not_needed_where_one_fails(
+    stalled: float, word: str
+) -> None:
+    """It never needs warm-up by the failures of one arm, either."""
+    over = arm(0.02, 0.05, name="all variants", score="pooled", stalled=stalled)
+    found = judged(arm(0.3, 0.2), over, matters=0.08)
+    assert [verdict.kind for verdict in found] == ["pooled", "arm"]
+    assert found[0].word == word
+    often = judged(arm(0.3, 0.2), arm(0.3, 0.2, score="pooled"), OFTEN)
+    assert [verdict.word for verdict in often] == ["gains", "needs"]
+
+
+@pytest.mark.parametrize(
+    ("file", "some"),
+    [
+        ({}, True),
+        ({"refine": {"budget": 24}}, True),
+        ({"search": {"fields": {RATE: {"low": 0.0, "high": 1.0}}, "budget": 24}}, False),
+        ({"pruned": 3}, False),
+        ({"sensitivity": {"reference_warmup": 0, "baseline": "pre_ln"}}, False),
+    ],
+)
+def test_a_grid_whose_runs_were_chosen_or_ended_by_results_has_no_verdicts(
+    make_grid: Any, file: dict[str, Any], some: bool
+) -> None:
+    def outcome(at: Mapping[str, Any]) -> float:
+        return 2.0 + 0.3 * (at[WARMUP] == 0) + 0.01 * (at[SEED] * (3 + at[WARMUP]) % 7)
+
+    axes = {PRESET: ["pre_ln", "sas"], WARMUP: [0, 60], RATE: [0.001, 0.002], SEED: [1, 2, 3]}
+    fake = make_grid(outcome, axes, curves=False)
+    if "pruned" in file:
+        fake.prune(file["pruned"])
+    else:
+        change(fake, **file)
+    grid = read_results(fake.folder)
+    scores = sensitivity_scores(grid)
+    words = {verdict.variant: verdict.word for verdict in verdicts(grid, scores)}
+    assert words == (dict.fromkeys(("all variants", "pre_ln", "sas"), "gains") if some else {})
+    assert bool(answer(grid, scores)) == some
 
 
 def curves_of(grid: Any, loss: Callable[[Mapping[str, Any], int], float]) -> None:
@@ -143,9 +273,6 @@ def test_steps_saved_and_lost_by_hand(make_grid: Any) -> None:
     target = 60 + 2 * math.sqrt(60) * (math.sqrt(200) - math.sqrt(60)) - 30
     step = ((target - 60) / (2 * math.sqrt(60)) + math.sqrt(60)) ** 2
     assert found["lost_steps"].estimate == pytest.approx(200 - step, abs=1.0)
-    assert own_reading(found) == LOST
-    worse = {**found, "lost_steps": Score(**{**vars(found["lost_steps"]), "estimate": 20.0})}
-    assert own_reading(worse) == COSTS
 
 
 @pytest.mark.parametrize("noise", ["one skewed arm", "30 % stall"])

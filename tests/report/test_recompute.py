@@ -17,13 +17,19 @@ import pytest
 
 from lightning_app.report.results import read_results
 from tests import warm
-from tests.report.conftest import keep, write_report, written
+from tests.report.conftest import (
+    PRESET,
+    RATE,
+    SEED,
+    WARMUP,
+    change,
+    keep,
+    write_report,
+    written,
+)
 
-PRESET = "model.block.preset"
-WARMUP = "model.schedule.warmup_steps"
-RATE = "model.optimizer.lr"
-SEED = "seed_everything"
-NUMBERS = ["estimate", "low", "high", "p", "p_holm"]
+SHARE = "model.block.share"
+NUMBERS = ["estimate", "low", "high", "p", "p_holm", "holm_low", "holm_high"]
 PRESETS = ["post_ln", "pre_ln", "sas", "realformer"]
 
 
@@ -57,6 +63,11 @@ def at_rates(axes):
     return regular(axes) + 100 * abs(axes[RATE] - 0.002)
 
 
+def needing(axes):
+    stalls = axes[WARMUP] == 0 and axes[PRESET] == "post_ln"
+    return 4.5 if stalls else at_rates(axes)
+
+
 def never(axes):
     return 4.43 + noise(axes, 0.001) if axes[PRESET] == "post_ln" else regular(axes)
 
@@ -65,14 +76,22 @@ def axes_of(seeds: int, *warmups: int) -> dict[str, list[Any]]:
     return {SEED: list(range(1, seeds + 1)), PRESET: PRESETS, WARMUP: list(warmups)}
 
 
+RATES = {RATE: [0.001, 0.002, 0.004]}
 GRIDS = {
     "regular": (regular, axes_of(3, 0, 60)),
     "many seeds": (mixed, axes_of(6, 0, 60)),
     "mixed stalls": (mixed, axes_of(3, 0, 20, 60)),
     "missing runs": (missing, axes_of(4, 0, 20, 60)),
     "one seed": (regular, axes_of(1, 0, 60)),
-    "several-rates": (at_rates, axes_of(3, 0, 20, 60) | {RATE: [0.001, 0.002, 0.004]}),
+    "several-rates": (at_rates, axes_of(3, 0, 20, 60) | RATES),
     "another axis": (regular, axes_of(3, 0, 60) | {"model.architecture.model_dim": [64, 128]}),
+    "two vocabularies": (at_rates, axes_of(3, 0, 60) | RATES | {"data.vocab_size": [8, 12]}),
+    "families": (at_rates, axes_of(3, 0, 60) | RATES | {SHARE: [False, True]}),
+    "a search": (at_rates, axes_of(3, 0, 60) | RATES),
+    "arms with their own rates": (  # as after a refinement
+        at_rates,
+        axes_of(3, 0, 60) | {RATE: [0.0005, *RATES[RATE], 0.008]},
+    ),
     "one variant never learned": (never, axes_of(3, 0, 60)),
     "all stall without warm-up": (
         lambda axes: regular(axes) if axes[WARMUP] else 4.7,
@@ -83,43 +102,54 @@ GRIDS = {
     "no warm-up axis": (lambda axes: 2 + noise(axes), {SEED: [1, 2, 3], PRESET: PRESETS}),
     "no arm without warm-up": (regular, axes_of(3, 20, 60)),
     "no seed axis": (regular, {PRESET: PRESETS, WARMUP: [0, 60]}),
+    "an arm with fewer seeds": (needing, axes_of(5, 0, 60) | RATES),
+    "arms with one rate": (regular, axes_of(3, 0, 60) | RATES),
+}
+FILES = {
+    "families": {"families": {"shared": [True], "own": ["false"], "post": ["post_ln"], "": [3]}},
+    "a search": {"search": {"fields": {RATE: {"low": 0.001, "high": 0.004}}, "budget": 3}},
+}
+LEFT_OUT = {
+    (preset, warmup): random.Random(f"{preset} {warmup}").sample([0.0005, 0.004, 0.008], 2)
+    for preset in PRESETS
+    for warmup in (0, 60)
+}
+KEPT = {  # the cells of a grid that are planned
+    "arms with their own rates": lambda at: at[RATE] not in LEFT_OUT[at[PRESET], at[WARMUP]],
+    "an arm with fewer seeds": lambda at: (at[PRESET], at[SEED]) != ("pre_ln", 5),
+    "arms with one rate": lambda at: (
+        at[RATE] == 0.001 * (1 + (at[PRESET] == "sas")) and (at[PRESET], at[WARMUP]) != ("sas", 0)
+    ),
 }
 
 
-def test_scores_of_arms_with_their_own_rates_are_recomputed(
-    make_grid: Any, oracle: ModuleType
-) -> None:
-    """As after a refinement, which adds other rates to every arm."""
-    axes = axes_of(3, 0, 60) | {RATE: [0.0005, 0.001, 0.002, 0.004, 0.008]}
-    fake = make_grid(at_rates, axes)
-    chances = random.Random(1)
-    inner = (0.001, 0.002)
-    left = {(p, w): chances.sample(axes[RATE], 2) for p in PRESETS for w in (0, 60)}
-    keep(fake, lambda at: at[RATE] in inner or at[RATE] not in left[at[PRESET], at[WARMUP]])
-    folder = written(read_results(fake.folder))
-    assert oracle.check(folder) == []
-    table = pd.read_csv(folder / "sensitivity.csv").query("score == 'need'")
-    assert len(table.dropna(subset="estimate")) > 1
+def report(make_grid: Any, name: str) -> Path:
+    """The tables of the report of one of these grids."""
+    fake = make_grid(*GRIDS[name], name=name.replace(" ", "-"))
+    change(fake, **FILES.get(name, {}))
+    keep(fake, KEPT.get(name, lambda at: True))
+    return written(read_results(fake.folder))
 
 
 @pytest.mark.parametrize("name", GRIDS)
 def test_every_score_and_mean_of_a_report_is_recomputed(
     make_grid: Any, oracle: ModuleType, name: str
 ) -> None:
-    folder = written(read_results(make_grid(*GRIDS[name]).folder))
-    assert oracle.check(folder) == []
+    assert oracle.check(report(make_grid, name)) == []
 
 
 def test_these_grids_have_every_score_and_number(make_grid: Any) -> None:
     frames = []
-    for name in ("regular", "several-rates"):
-        folder = written(read_results(make_grid(*GRIDS[name], name=name).folder))
+    for name in ("regular", "families", "arms with their own rates"):
+        folder = report(make_grid, name)
         frames.append(pd.read_csv(folder / "sensitivity.csv").dropna(subset="estimate"))
         assert (folder / "tables" / "loss_by_warmup.md").is_file()
+    assert len(frames[-1].query("score == 'tuned'")) > 1
     defined = pd.concat(frames)
     assert {score.split()[0] for score in defined["score"]} == {
-        *("delta", "interaction", "stalls", "steps_saved", "lost_steps", "steps_at_best_rates"),
-        *("need", "octaves", "rate_sensitivity", "stall_difference"),
+        *("delta", "interaction", "stalls", "stall_difference", "steps_saved", "lost_steps"),
+        *("tuned", "tuned_interaction", "tuned_steps_saved", "against_baseline", "rate_shift"),
+        *("mean_over_rates", "pooled", "family", "family_difference"),
     }
     assert all(len(defined[number].dropna()) > 2 for number in NUMBERS)
 
@@ -150,7 +180,7 @@ def test_every_bleu_difference_is_recomputed(make_grid: Any, oracle: ModuleType,
 
 
 def test_one_changed_digit_of_any_table_is_found(make_grid: Any, oracle: ModuleType) -> None:
-    folder = written(read_results(make_grid(*GRIDS["missing runs"]).folder))
+    folder = report(make_grid, "missing runs")
     for name in ("sensitivity.csv", "tables/loss_by_warmup.md"):
         path = folder / name
         kept = path.read_text(encoding="utf-8")
@@ -162,7 +192,9 @@ def test_one_changed_digit_of_any_table_is_found(make_grid: Any, oracle: ModuleT
             assert oracle.check(folder), kept[place - 20 : place + 20]
         path.write_text(kept, encoding="utf-8")
     table = (folder / "sensitivity.csv").read_text().splitlines(keepends=True)
-    for changed in (table[:-1], [*table, table[-1]]):
+    unknown, wider = table[-1].replace("pooled", "need"), [f"O,{table[0]}"]
+    wider += [f",{line}" for line in table[1:]]
+    for changed in (table[:-1], [*table, table[-1]], [*table, unknown], wider):
         (folder / "sensitivity.csv").write_text("".join(changed))
         assert len(oracle.check(folder)) == 1
 
@@ -185,6 +217,12 @@ def test_a_report_brings_the_program_and_says_how_to_run_it(make_grid: Any, tmp_
             continue
         done = warm.run(shlex.split(html.unescape(shown)), folder=page.parent)
         assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    shown = warm.run(["recompute_study.py", "--former", "."], folder=first)
+    assert (shown.returncode, shown.stdout.count("need"), shown.stdout.count("octaves")) == (
+        0,
+        4,
+        4,
+    )
     path = first / "sensitivity.csv"
     path.write_text(path.read_text().replace(",0.", ",1.", 1))
     assert warm.run(["recompute_study.py", "."], folder=first).returncode == 1

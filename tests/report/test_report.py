@@ -17,9 +17,12 @@ import pytest
 
 from lightning_app.core.errors import UserError
 from lightning_app.report.facts import p_value, preset_words
+from lightning_app.report.headline import answer
 from lightning_app.report.limits import limits
 from lightning_app.report.page import _templates
 from lightning_app.report.results import read_results
+from lightning_app.report.verdicts import verdicts
+from lightning_app.report.warmup import sensitivity_scores
 from tests import warm
 from tests.report.conftest import FakeGrid, messages, typical, write_report
 from tests.told import told
@@ -30,6 +33,7 @@ WARMUP = "model.schedule.warmup_steps"
 RATE = "model.optimizer.lr"
 SEED = "seed_everything"
 VOID = {"meta", "br", "hr", "col"}
+QUESTIONS = ["need", "cost", "inside", "run", "appendix"]
 
 
 class Page(HTMLParser):
@@ -97,7 +101,7 @@ def test_the_files_of_a_report(finished):
         "recompute_study.py",
     }
     figures = {path.name for path in (grid.folder / "figures").iterdir()}
-    names = ("warmup_effect", "loss_by_warmup", "training", "resources")
+    names = ("forest", "warmup_effect", "loss_by_warmup", "training", "resources")
     assert figures >= {f"{name}.{kind}" for name in names for kind in ("svg", "pdf", "csv")}
     assert len(list(grid.folder.glob("runs/*/events.out.tfevents*.run"))) == 30
     table = pd.read_csv(grid.folder / "results.csv")
@@ -135,14 +139,35 @@ def test_the_page(finished):
     assert page.all("html") == [{"lang": "en"}]
     assert all("src" not in attributes for attributes in page.all("script"))
     assert all(attributes.get("scope") for attributes in page.all("th"))
-    assert len(page.all("caption")) == len(page.all("table")) == 6
-    figures = len(list((grid.folder / "figures").glob("*.svg")))
-    assert len(page.all("figcaption")) == len(page.all("svg")) == figures
+    assert len(page.all("caption")) == len(page.all("table")) == 7
+    figures = {path.stem for path in (grid.folder / "figures").glob("*.svg")}
+    assert len(page.all("svg")) == len(figures)
+    assert len(page.all("figcaption")) == len(figures) - len({"forest-narrow"} & figures)
     assert all(attributes.get("role") == "group" for attributes in page.all("svg"))
     ids = [attributes["id"] for _, attributes in page.tags if "id" in attributes]
     assert len(ids) == len(set(ids))
-    questions = ["need", "cost", "inside", "run", "appendix"]
-    assert [attributes["id"] for attributes in page.all("section")] == questions
+
+
+def test_the_page_opens_with_the_answer_and_folds_the_rest(finished):
+    """The answer, what decides it, the verdicts, at most five limits, then folded sections."""
+    grid, page = read_results(finished.folder), Page(finished.folder / "report.html")
+    scores = sensitivity_scores(grid)
+    text = (finished.folder / "report.html").read_text(encoding="utf-8")
+    order = ["<h1>", 'id="figure-1"', "<table>", '<aside class="caution"', '<p class="summary">']
+    order += [f'<details class="section" id="{question}">' for question in QUESTIONS]
+    places = [text.index(tag) for tag in order]
+    assert places == sorted(places)
+    assert text.count('class="section"') == len(QUESTIONS)
+    assert f"<h1>{answer(grid, scores)}</h1>" in text
+    assert "figures/forest.svg" in text[places[1] : places[2]]
+    verdicts_of = {
+        verdict.variant: f"{verdict.word}{verdict.more}" for verdict in verdicts(grid, scores)
+    }
+    assert {row[0]: row[1] for row in page.rows[1:5]} == verdicts_of
+    aside = text[places[3] : text.index("</aside>")]
+    told_of = limits(grid)
+    assert aside.partition("<details>")[0].count("<li>") == 5 < len(told_of)
+    assert aside.count("<li>") == len(told_of)
 
 
 def test_every_link_leads_somewhere(finished, tmp_path):
@@ -168,41 +193,40 @@ def test_every_link_leads_somewhere(finished, tmp_path):
 
 
 def test_what_the_page_says(finished):
-    page = Page(finished.folder / "report.html")
+    page, cautions = Page(finished.folder / "report.html"), limits(read_results(finished.folder))
     for said in (
         "Which blocks need warm-up?",
         "30 of 30 planned cells finished: of them 5 stalled.",
-        "post_ln (5 of 5 runs without warm-up, 0 of 5 with it) stalls more often without warm-up",
-        "Compared with pre_ln, warm-up does more for post_ln (≥ ",
         "built-in grammar, seed 0; train 30,000, valid 500, test 500",
-        "Every run ended after 200 steps.",
-        "Only one learning rate, 0.004:",
-        "the decay begins at step 60",
         "n = 5 seeds, 30 finished runs; learning rate 0.004.",
         "Data: synthetic, 30,000 training, 500 validation, 500 test examples. 200 steps,",
         "layers of width 64. Device: cpu.",
         "None: every planned cell has a result.",
         "tensorboard --logdir",
+        *cautions,
     ):
         assert said in page.text
+    values = dict(messages(cautions))
+    assert values["limits.one_rate"] == {"rate": "0.004"}
+    assert "200" in values["limits.budget"]["budget"]
+    assert "60" in values["limits.decoupled"]["begins"]
 
 
-def test_the_headline_table_says_what_the_csv_says(finished):
-    folder = finished.folder
-    page = Page(folder / "report.html")
-    scores = pd.read_csv(folder / "sensitivity.csv")
-    for variant in ("post_ln", "sas"):
-        own = scores[scores["variant"] == variant].set_index("score")
-        start = next(i for i, row in enumerate(page.rows) if row[1:2] == ["warm-up"])
-        row = next(row for row in page.rows[start:] if row[0] == variant)
-        for cell, name in ((row[3], "delta"), (row[4], "interaction")):
-            shown = [float(x.replace("−", "-")) for x in re.findall(r"[−\d.]+", cell)]
-            estimate = own.loc[name, ["estimate", "low", "high"]].astype(float)
-            assert shown == pytest.approx(estimate.tolist(), abs=6e-4)
-        for cell, name in ((row[1], "delta"), (row[2], "interaction")):
-            assert f"(p {p_value(own.loc[name, 'p_holm'])})" in cell
-        assert row[2].startswith(("more", "less")) == (own.loc["interaction", "p_holm"] < 0.05)
-        assert row[1].startswith(("helps", "costs")) == (own.loc["delta", "p_holm"] < 0.05)
+def test_the_tables_say_what_the_csv_says(finished):
+    """Of the verdicts the interval that decides, of the scores at a rate the one at 95 %."""
+    scores = pd.read_csv(finished.folder / "sensitivity.csv")
+    page = Page(finished.folder / "report.html")
+    heads = [n for n, row in enumerate(page.rows) if row[:1] == ["variant"]]
+    for head, first, ends in ((heads[0], 2, "holm_"), (heads[1], 1, "")):
+        for variant in ("post_ln", "sas"):
+            own = scores[scores["variant"] == variant].set_index("score")
+            row = next(row for row in page.rows[head:] if row[0] == variant)
+            for cell, name in ((row[first], "delta"), (row[first + 1], "interaction")):
+                shown = [float(x.replace("−", "-")) for x in re.findall(r"[−\d.]+", cell)]
+                columns = ["estimate", f"{ends}low", f"{ends}high"]
+                estimate = own.loc[name, columns].astype(float)
+                assert shown == pytest.approx(estimate.tolist(), abs=6e-4)
+            assert p_value(own.loc["delta", "p_holm"]) in row
 
 
 def test_every_string_is_escaped(make_grid):
@@ -245,7 +269,7 @@ ODD = {
     "no warm-up axis": (
         one_seed,
         {SEED: [1, 2], PRESET: ["post_ln", "pre_ln"]},
-        ["Which is better?", "val/nll of each value less that of pre_ln"],
+        ["val/nll of each value less that of pre_ln"],
     ),
     "several rates": (
         one_seed,
@@ -280,10 +304,15 @@ WITH_PDF = ("missing cells", "several rates", "extra axes")
 )
 def test_odd_grids_have_a_report(make_grid, name):
     outcome, axes, wanted = ODD[name]
-    page = Page(write_report(make_grid(outcome, axes, curves=name == "one seed").folder))
+    fake = make_grid(outcome, axes, curves=name == "one seed")
+    page = Page(write_report(fake.folder))
     for said in wanted:
         assert said in page.text
     assert not re.search(r"\bnan\b|\bNone\b(?!:)|<NA>|\binf\b", page.text)
+    sections = [each for each in page.all("details") if each.get("class") == "section"]
+    grid, nothing = read_results(fake.folder), name.startswith("nothing")
+    assert {"open" in each for each in sections} == {nothing}
+    assert (answer(grid, sensitivity_scores(grid)) == "") == nothing
 
 
 def rewrite(grid: Any, number: int, change: Callable[[dict[str, Any]], None]) -> None:

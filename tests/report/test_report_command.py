@@ -50,6 +50,11 @@ def test_scripts_read_the_report_as_one_document(
     (row,) = told["headline"]
     assert row["scores"]["delta"]["estimate"] == 0.0
     assert row["scores"]["interaction"]["estimate"] is None  # no baseline
+    (verdict,) = told["verdicts"]
+    assert (verdict["variant"], verdict["kind"], verdict["estimate"]) == ("sas", "arm", 0.0)
+    assert verdict["low"] is None  # no spread
+    page = Path(told["report"]).read_text(encoding="utf-8")
+    assert f"<h1>{told['answer']}</h1>" in page
     assert "report: experiments/flat/report.html" in error
 
 

@@ -11,6 +11,7 @@ from lightning_app.config.tree import label
 from lightning_app.core.errors import UserError
 from lightning_app.report.frames import results_frame, validations_frame
 from lightning_app.report.results import damaged_files, read_results
+from tests.report.conftest import change
 from tests.told import told
 
 PRESET = "model.block.preset"
@@ -27,6 +28,17 @@ def test_every_planned_cell_has_a_state(make_grid):
     assert [cell.loss for cell in grid.finished] == [2.0, 4.5, 4.5]
     assert grid.cells[3].error == "RuntimeError: <b>out of</b> memory"
     assert all(math.isnan(cell.loss) for cell in grid.cells[3:])
+
+
+def test_what_a_grid_file_decides_of_verdicts(make_grid):
+    fake = make_grid(lambda axes: 2.0, {SEED: [1]})
+    bare = read_results(fake.folder)
+    assert (bare.matters, bare.metric_matters, bare.families) == (0.0, 0.0, {})
+    families = {"one": ["post_ln"], "other": ["pre_ln", "sas"]}
+    metric = {"name": "val/accuracy", "mode": "max", "matters": 0.02}
+    change(fake, families=families, metric=metric, sensitivity={"matters": 0.01})
+    grid = read_results(fake.folder)
+    assert (grid.matters, grid.metric_matters, grid.families) == (0.01, 0.02, families)
 
 
 def test_a_crash_followed_by_another_attempt_is_not_a_failure(make_grid):
@@ -267,6 +279,14 @@ def test_a_damaged_file_of_a_run_leaves_its_result(make_grid, name, data, said):
         ("plan.json", {"schema": 99}, "schema 99:"),
         ("grid.yaml", {"metric": {"mode": "most"}}, "metric.mode: expected 'min' or 'max'"),
         ("grid.yaml", {"sensitivity": {"reference_warmup": "60"}}, "reference_warmup: expected a"),
+        ("grid.yaml", {"sensitivity": {"matters": 0.0}}, "matters: … 0, found 0.0"),
+        ("grid.yaml", {"metric": {"matters": -0.1}}, "metric: matters: … 0, found -0.1"),
+        (
+            "grid.yaml",
+            {"metric": {"name": "val/perplexity", "matters": 0.1}},
+            "perplexity … val/nll",
+        ),
+        ("grid.yaml", {"families": {"a": "pre_ln"}}, "families.a: expected a list"),
         ("grid.yaml", {"base_config": 3}, "base_config: … null, found 3"),
         ("grid.yaml", {"published": [{"paper": "a"}]}, "published: is no more"),
     ],

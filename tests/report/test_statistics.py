@@ -5,6 +5,8 @@
 
 import itertools
 import math
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,13 +15,17 @@ from scipy import stats
 
 from benchmarks import coverage
 from lightning_app.report.statistics import (
+    Estimate,
     bleu_difference,
+    corrected,
     ended_alike,
     holm_values,
+    seeds_to_decide,
     t_interval,
     t_intervals,
     wilson_interval,
     wilson_intervals,
+    within,
 )
 
 
@@ -72,6 +78,87 @@ def test_holm_leaves_out_what_was_not_tested():
     assert holm_values(rows) == pytest.approx(np.array(wanted), nan_ok=True)
     assert np.isnan(holm_values([math.nan, math.nan])).all()
     assert holm_values([]).size == 0
+
+
+def row_of(values: Any, least: float = 0.0) -> Estimate:
+    """A comparison with these values of the seeds, and a p value of at least this."""
+    low, high, p = t_interval(values)
+    p = max(p, least) if len(values) > 2 else math.nan
+    pairs = tuple(enumerate(values))
+    return Estimate(estimate=float(np.mean(values)), low=low, high=high, p=p, values=pairs)
+
+
+def family_of(rng: np.random.Generator) -> list[Estimate]:
+    """Some comparisons: with equal values, equal p values of failures, and without p values."""
+    rows: list[Estimate] = []
+    for kind in rng.choice(["plain", "tie", "raised", "mixed", "two"], rng.integers(1, 9)):
+        effect, spread = rng.choice([0.0, 0.5, 1.0]), rng.uniform(0.05, 0.5)
+        count = 2 if kind == "two" else rng.integers(3, 9)
+        row = row_of(rng.normal(effect, spread, count), 0.03 * (kind == "raised"))
+        if kind == "tie" and rows:
+            row = rows[-1]
+        rows.append(replace(row, low=math.nan, p=math.nan) if kind == "mixed" else row)
+    return rows
+
+
+def interval_at(level: float, row: Estimate) -> tuple[float, float]:
+    values = [value for _, value in row.values]
+    low, high = stats.t.interval(level, len(values) - 1, np.mean(values), stats.sem(values))
+    return float(low), float(high)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_interval_that_decides_leaves_out_zero_where_the_test_does(seed: int):
+    """Its level is that of Holm's step, which equal p values share, or of the first step."""
+    rng, seen = np.random.default_rng(seed), set()
+    for _ in range(150):
+        rows = family_of(rng)
+        every = sum(row.p >= 0 or len(row.values) > 2 for row in rows)
+        left = {row.p: every - sum(other.p < row.p for other in rows) for row in rows}
+        for row, found in zip(rows, corrected(rows, lambda row: "all"), strict=True):
+            steps = [min(1.0, left[other.p] * other.p) for other in rows if other.p <= row.p]
+            assert found.p_holm == pytest.approx(max(steps, default=math.nan), nan_ok=True)
+            decided, ends = found.p_holm < 0.05, (math.nan, math.nan)
+            if row.p >= 0:
+                ends = interval_at(1 - 0.05 / (left[row.p] if decided else every), row)
+            if not (decided or ends[0] < 0 < ends[1]):  # the p value is that of failures
+                ends = math.nan, math.nan
+            assert (found.holm_low, found.holm_high) == pytest.approx(ends, nan_ok=True)
+            assert (found.holm_low > 0 or found.holm_high < 0) == decided
+            seen.add((decided, row.p >= 0, math.isnan(found.holm_low)))
+    assert len(seen) == 4
+    alone = family_of(rng)
+    assert corrected(alone, lambda row: None) == alone
+
+
+def test_what_is_within_a_limit():
+    """By the interval of the whole family, also for a row of a later step."""
+    rows = corrected([row_of([0.5, 0.51, 0.52]), row_of([0.02, 0.03, 0.07])], lambda row: "all")
+    for row in rows:
+        low, high = interval_at(0.975, row)
+        edge = max(-low, high)
+        assert within(row, edge + 1e-9)
+        assert not within(row, edge - 1e-9)
+    assert not within(replace(rows[0], holm_low=math.nan), 9.0)
+
+
+@pytest.mark.parametrize("matters", [0.0, 0.1, 0.4])
+def test_how_many_seeds_would_decide(matters: float):
+    """Against a search with SciPy: the interval leaves out zero, or lies within what matters."""
+    rng, seen = np.random.default_rng(7), set()
+    for _ in range(60):
+        values = rng.normal(rng.choice([0.0, 0.2, 0.5]), rng.choice([0.1, 0.3, 0.6]), 4)
+        row = replace(row_of(values), level=1 - 0.05 / rng.integers(1, 9))
+        wanted = 41
+        for count in range(40, 4, -1):
+            error = np.std(values, ddof=1) / math.sqrt(count)
+            ends = stats.t.interval(row.level, count - 1, row.estimate, error)
+            if ends[0] > 0 or ends[1] < 0 or max(-ends[0], ends[1]) <= matters:
+                wanted = count
+        assert seeds_to_decide(row, matters) == wanted
+        seen.add(wanted)
+    assert {5, 41} < seen
+    assert seeds_to_decide(row_of([0.0, 1.0]), 0.0) == 11  # 2.228 * 0.7071 / sqrt(11)
 
 
 def test_intervals_that_do_not_exist():
@@ -160,3 +247,14 @@ def test_tokenised_text_is_no_reason_to_warn(caplog):
     assert caplog.messages == []
     bleu_difference(lines, lines[1:] + lines[:1], lines, tokenize="13a", trials=10)
     assert "tokenized period" in caplog.text  # here it may be a mistake
+
+
+def test_savings_and_what_does_not_matter_in_short():
+    """T at five rates, and grids in which each variant saves just what matters."""
+    rng = np.random.default_rng(14)
+    curves = next(iter(coverage.of_study(coverage.STUDY, "spline").values()))
+    truth = coverage.drawn(curves, 5, (1000, 50), rng)[0].mean()
+    low, high, _ = t_intervals(coverage.drawn(curves, 5, (1000, 5), rng)[0])
+    row = coverage.covered("T", "normal", 5, (low[:, None], high[:, None]), truth)
+    assert coverage.LOW - 4 * row.error < row.rate < coverage.HIGH + 4 * row.error
+    assert np.mean([row.rate for row in coverage.no_needs(30, rng)]) < 0.05

@@ -6,7 +6,6 @@ import random
 import re
 import shutil
 import tarfile
-from dataclasses import asdict
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -20,10 +19,11 @@ from scipy import stats
 from lightning_app.report.comparisons import effects
 from lightning_app.report.packed import PACKED, unpack
 from lightning_app.report.pairs import scores_frame
-from lightning_app.report.results import GridResults, read_results
+from lightning_app.report.results import GridResults, read_grid_file, read_results
+from lightning_app.report.statistics import row_document
 from lightning_app.report.tasks import bleu_scores
 from lightning_app.report.warmup import sensitivity_scores
-from lightning_app.report.write import publish
+from lightning_app.report.write import FILE, publish
 
 ROOT = Path(__file__).parents[2]
 STUDIES = sorted((ROOT / "ablations" / "results").iterdir())
@@ -47,14 +47,14 @@ def texts_of(study: Path) -> dict[str, str]:
 
 @pytest.fixture
 def grid(study: Path, tmp_path: Path) -> GridResults:
-    return read_results(unpack(study / PACKED, tmp_path).path)
+    return read_results(unpack(study / PACKED, tmp_path).path, read_grid_file(study / FILE))
 
 
 def test_its_runs_give_its_scores(study: Path, grid: GridResults, tmp_path: Path) -> None:
     scores = [*sensitivity_scores(grid), *bleu_scores(grid)]
     tables = {"sensitivity.csv": scores_frame(scores)}
     if grid.factors:
-        tables["effects.csv"] = pd.DataFrame(map(asdict, effects(grid, scores)))
+        tables["effects.csv"] = pd.DataFrame(map(row_document, effects(grid, scores)))
     for name, table in tables.items():
         table.to_csv(tmp_path / name, index=False)
         again, kept = (pd.read_csv(folder / name) for folder in (tmp_path, study))
@@ -159,9 +159,10 @@ def shown(values: list[float], digits: int) -> list[float]:
     return [round(x, digits) for x in (centre, centre - half, centre + half)]
 
 
-def test_the_outcomes_of_the_predictions_of_joint() -> None:
+def test_the_outcomes_of_the_predictions_of_joint(oracle: ModuleType) -> None:
     """The figures of its page that no table has, from the losses alone."""
-    table: Any = pd.read_parquet(ROOT / "ablations" / "results" / "joint" / TABLE)
+    folder = ROOT / "ablations" / "results" / "joint"
+    table: Any = pd.read_parquet(folder / TABLE)
     theta = {
         key: tolerated(runs.sort_values("lr"), float(runs["unigram_entropy"].mean()))
         for key, runs in table.groupby(["variant", "warmup", "seed"])
@@ -183,6 +184,9 @@ def test_the_outcomes_of_the_predictions_of_joint() -> None:
     assert shown(less(octaves(shaped, 100), octaves(plain, 100)), 3) == [0.173, -0.522, 0.869]
     assert shown(less(needs(shaped), needs(plain)), 3) == [-0.416, -0.83, -0.003]
     assert min(needs("pre_ln")) > 0
+    for (_, _, name, score), row in oracle.former(folder).items():
+        found = needs(name) if score == "need" else octaves(name, 100)
+        assert [*row.values.values()] == pytest.approx(found)
 
 
 def test_the_outcomes_of_the_predictions_of_xiong_small() -> None:
@@ -250,7 +254,7 @@ def test_the_outcomes_of_the_predictions_of_iwslt14_bleu() -> None:
         assert f"| `{variant}` | {named} | {value:.1f} |" in page
 
 
-def test_the_outcomes_of_the_predictions_of_warmup_lm() -> None:
+def test_the_outcomes_of_the_predictions_of_warmup_lm(oracle: ModuleType) -> None:
     folder = ROOT / "ablations" / "results" / "warmup_lm"
     table: Any = pd.read_parquet(folder / TABLE)
     assert len(table) == 96
@@ -268,15 +272,16 @@ def test_the_outcomes_of_the_predictions_of_warmup_lm() -> None:
         ("realformer", 100): [0, 0, 0, 3],
         **{(name, w): [0, 0, 0, 0] for name in ("pre_ln", "sas") for w in (0, 100)},
     }
-    scores: Any = pd.read_csv(folder / "sensitivity.csv")
-    need = scores[scores["score"] == "need"].set_index("variant")
-    assert need.loc["post_ln", "estimate"] < 0.2  # by the rates tried the second was false
-    assert need.loc["pre_ln", "estimate"] < 0.2
-    assert need["low"].isna().all()  # every arm has a best rate at the edge, at one warm-up
+    need = {
+        name: row for (*_, name, score), row in oracle.former(folder).items() if score == "need"
+    }
+    assert need["post_ln"].estimate < 0.2  # by the rates tried the second was false
+    assert need["pre_ln"].estimate < 0.2
+    assert all(math.isnan(row.low) for row in need.values())  # a best rate is at the edge
     page = (folder / "README.md").read_text(encoding="utf-8")
     for name, bound in (("post_ln", "≤ "), ("realformer", "≤ "), ("pre_ln", "≥ "), ("sas", "? ")):
-        assert f"| {bound}{need.loc[name, 'estimate']:.2f} (open) |" in page
+        assert f"| {bound}{need[name].estimate:.2f} (open) |" in page
     means = table.groupby(["variant", "warmup", "lr"])["val/nll"].mean().groupby(level=[0, 1]).min()
-    for name in need.index:
+    for name in need:
         assert f"{means[name, 0]:.3f}, {means[name, 100]:.3f} |" in page
     assert round(means["post_ln", 100] - means["pre_ln", 100], 2) == 0.39

@@ -29,6 +29,7 @@ from tensorboard.plugins.hparams import plugin_data_pb2
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 from lightning_app.report import tensorboard
+from lightning_app.report.headline import answer
 from lightning_app.report.results import read_results
 from lightning_app.report.tensorboard import (
     IndexedGrid,
@@ -39,6 +40,8 @@ from lightning_app.report.tensorboard import (
     run_url,
     write_index,
 )
+from lightning_app.report.verdicts import verdicts
+from lightning_app.report.warmup import sensitivity_scores
 from lightning_app.runs.folder import GridFolder
 from lightning_app.runs.locks import if_free
 from lightning_app.runs.store import link_run, stored
@@ -301,6 +304,32 @@ def test_the_text_has_question_config_and_block(make_grid):
         ["carry", "", "null"],
     ]
     assert "final_norm <code>layer_norm</code>" in shown[done]
+
+
+def test_the_answer_and_the_verdicts_are_shown_once_a_report_is_written(make_grid, outcome):
+    """Not while the grid runs: they need every result."""
+    grid = make_grid(outcome, curves=False)
+    results = read_results(grid.folder)
+    scores = sensitivity_scores(results)
+    said = answer(results, scores)
+
+    def written() -> int:
+        files = grid.folder.rglob("*tfevents*")
+        return sum(said.encode() in path.read_bytes() for path in files)
+
+    write_index(grid.folder, only_new=True)
+    assert written() == 0
+    write_index(grid.folder)
+    assert written() == 1
+    with server(grid.folder) as ask:
+        runs = until(
+            lambda: [run for run, tags in ask("text/tags").items() if "answer/demo" in tags]
+        )
+        (run,) = map(urllib.parse.quote, runs)
+        page = until(lambda: ask(f"text/text?run={run}&tag=answer/demo"))[0]["text"]
+    found = verdicts(results, scores)
+    assert f"<h1>{said}</h1>" in page
+    assert re.findall(r"<li>(.*)</li>", page) == [f"{v.variant}: {v.words}" for v in found]
 
 
 def test_the_address_of_a_run_names_it_alone(make_grid):

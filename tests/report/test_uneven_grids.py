@@ -4,7 +4,6 @@ import copy
 import json
 import math
 import random
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,10 +14,10 @@ import pytest
 from lightning_app.config.tree import label
 from lightning_app.report.figures.need import loss_by_rate
 from lightning_app.report.figures.sheet import Part
-from lightning_app.report.headline import findings
 from lightning_app.report.limits import limits
-from lightning_app.report.results import read_results
-from lightning_app.report.tables import best_losses, headline_table
+from lightning_app.report.results import failures, read_results
+from lightning_app.report.tables import delta_table, over_rates_table
+from lightning_app.report.verdicts import verdicts
 from lightning_app.report.warmup import sensitivity_scores
 from lightning_app.report.write import publish
 from tests.report.conftest import BASE, change, keep, messages, write_report
@@ -42,8 +41,12 @@ def test_one_rate_for_each_group_or_variant(make_grid: Any, by: str) -> None:
     axes = {**AXES, KIND: ["adam", "sgd"], RATE: [0.001, 0.1]}
     fake = make_grid(loss, axes, curves=False)
     keep(fake, lambda at: at[RATE] == rates[at[by]])
-    page = write_report(fake.folder).read_text(encoding="utf-8")
-    assert "Over all learning rates" not in page
+    write_report(fake.folder)
+    grid = read_results(fake.folder)
+    scores = sensitivity_scores(grid)
+    assert over_rates_table(grid, scores).bodies == {}
+    found = [(v.score.score, v.lr) for v in verdicts(grid, scores) if v.kind == "arm"]
+    assert sorted(found) == [("delta", 0.001)] * 2 + [("delta", 0.1)] * 2
 
 
 def test_each_panel_has_the_entropy_of_its_own_runs(make_grid: Any) -> None:
@@ -116,7 +119,7 @@ def test_warmups_of_one_rate_each(make_grid: Any, references: dict[str, int]) ->
     assert "<h1>" in write_report(fake.folder).read_text(encoding="utf-8")
     scores = [s for s in sensitivity_scores(read_results(fake.folder)) if s.variant == "pre_ln"]
     names = [(s.score, s.lr) for s in scores if math.isnan(s.lr)]
-    assert "rate_sensitivity" in dict(names)
+    assert "tuned" in dict(names)
     assert len(names) == len({name for name, _ in names})
 
 
@@ -162,38 +165,10 @@ def test_a_refined_rate_of_one_arm_has_losses_and_no_empty_comparison(make_grid:
     keep(fake, lambda at: at[RATE] != 0.004 or at[WARMUP] == 60)
     change(fake, refine={"budget": 12})
     write_report(fake.folder)
-    tables = fake.folder / "tables"
-    headline, losses = (
-        (tables / f"{name}.md").read_text() for name in ("headline", "loss_by_warmup")
-    )
-    assert "learning rate 0.002" in headline
-    assert "learning rate 0.004" not in headline
-    assert "0.004" in losses
-
-
-def test_a_page_of_refined_rates_has_the_loss_at_the_best_rate_of_each_arm(make_grid: Any) -> None:
-    best = {0: 0.001, 60: 0.004}
-
-    def outcome(axes: Mapping[str, Any]) -> Any:
-        if axes[RATE] == 0.002 and axes[WARMUP] == 0 and axes[SEED] == 3:
-            return "waiting"
-        away = abs(math.log2(axes[RATE] / best[axes[WARMUP]]))
-        lowest = 1.5 if axes[RATE] == 0.002 and axes[WARMUP] == 0 else 2.0 + 0.3 * away
-        return lowest + 0.01 * axes[SEED]
-
-    fake = make_grid(outcome, {**AXES, RATE: [0.001, 0.002, 0.004]}, curves=False)
-    keep(fake, lambda at: (at[RATE], at[WARMUP]) != (0.001, 60))
-    change(fake, refine={"budget": 12})
-    table = best_losses(read_results(fake.folder))
-    for row in table.bodies[""]:
-        # Both means are over the two seeds that have finished at every rate.
-        assert [cell.text for cell in row[1:]] == ["1.515", "2.015"]
-        assert [cell.below[-2:] for cell in row[1:]] == [
-            ("at 0.002, of 3 rates", "2 of 3 seeds"),
-            ("at 0.004, of 2 rates", "2 of 3 seeds"),
-        ]
-    page = write_report(fake.folder).read_text(encoding="utf-8")
-    assert "at 0.004, of 2 rates" in page
+    grid = read_results(fake.folder)
+    table = delta_table(grid, sensitivity_scores(grid))
+    assert [*table.bodies] == ["learning rate 0.001", "learning rate 0.002"]
+    assert "0.004" in (fake.folder / "tables" / "loss_by_warmup.md").read_text()
 
 
 def test_a_study_whose_warmups_share_no_rate_is_published(make_grid: Any, tmp_path: Path) -> None:
@@ -203,29 +178,15 @@ def test_a_study_whose_warmups_share_no_rate_is_published(make_grid: Any, tmp_pa
     assert (tmp_path / "study" / "headline-light.svg").is_file()
 
 
-def test_the_interaction_names_the_baseline_of_each_variant(make_grid: Any) -> None:
-    """That with the same other axes of the block."""
-    residual = "model.block.residual_attention"
-    axes = {**AXES, residual: ["none", "mean"], SEED: [1, 2, 3, 4, 5]}
-    grid = read_results(make_grid(loss, axes).folder)
-    scores = sensitivity_scores(grid)
-    text = " ".join(findings(grid, scores))
-    for value in ("none", "mean"):
-        name = f"residual_attention={value}"
-        assert re.search(rf"pre_ln\+{name}, [^.]* for post_ln\+{name}", text)
-    table = headline_table(grid, scores)
-    rows = {row[0].text: row[2].below for body in table.bodies.values() for row in body}
-    for value in ("none", "mean"):
-        name = f"residual_attention={value}"
-        assert rows[f"post_ln+{name}"] == (f"Δ of pre_ln+{name}",)
-
-
 def test_words_of_a_failure_are_those_of_its_runs(make_grid: Any) -> None:
     """Runs that became NaN have not stalled."""
     grid = read_results(make_grid(lambda at: None if at[WARMUP] == 0 else loss(at), AXES).folder)
-    table = headline_table(grid, sensitivity_scores(grid))
-    below = [row[1].below for body in table.bodies.values() for row in body]
-    assert below == [("becomes non-finite without it (3/3 against 0/3)",)] * 2
+    table = delta_table(grid, sensitivity_scores(grid))
+    (column,) = [n for n, each in enumerate(table.columns) if each.title.endswith("warm-up 0")]
+    assert table.columns[column].title.startswith(failures(grid.finished))
+    assert "stall" not in failures(grid.finished)
+    shown = [row[column].text for body in table.bodies.values() for row in body]
+    assert shown == ["3 / 3"] * 2
 
 
 def test_the_page_names_the_parameters_that_are_warmed_up(make_grid: Any) -> None:

@@ -1,12 +1,14 @@
-"""Figures of the need for warm-up: losses against warm-up and rate, its effect, and task scores."""
+"""Figures of the need for warm-up: the verdicts, losses against warm-up and rate, task scores."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from lightning_app.report.facts import range_of, say
+from lightning_app.report.comparisons import comparisons
+from lightning_app.report.facts import direction, say
 from lightning_app.report.figures.sheet import (
+    COLOURS,
     GRID,
     INK,
     MUTED,
@@ -32,26 +34,145 @@ from lightning_app.report.figures.sheet import (
     warmup_of,
     wrapped,
 )
-from lightning_app.report.pairs import Arm, Paired, Score, arms, stall_counts
-from lightning_app.report.results import CellResult
-from lightning_app.report.statistics import LEVEL, ended_alike, mean, seeds_interval
+from lightning_app.report.pairs import Arm, Paired, Score, arms
+from lightning_app.report.results import CellResult, GridResults
+from lightning_app.report.statistics import LEVEL, Estimate, ended_alike, mean, seeds_interval
 from lightning_app.report.tasks import constant_score, failed, median_score
-from lightning_app.report.warmup import delta, need_at_best_rates, octaves, steps_at_best_rates
+from lightning_app.report.verdicts import verdicts
+from lightning_app.report.warmup import delta, sensitivity_scores
 from lightning_app.scores.task_facts import QualityMetric, task_facts
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
-WIDTH = 9.6  # inches
-ROW = 0.34  # inches of a variant
-HEIGHT = 2.4  # inches of the panels, at least
+WIDTH, NARROW = 9.6, 4.4  # inches of a figure, and of one for a small screen
+ROW = 0.36  # inches of a row
+BLUE = COLOURS[0]
 NAMED = 6  # curves with a name at their end; more would overlap
 
 
 @dataclass(frozen=True, kw_only=True)
+class ForestRow:
+    """A row of a forest plot: an estimate, what it is of, and its verdict in words."""
+
+    name: str
+    words: str
+    found: Estimate
+
+
+def forest(part: Part, *, narrow: bool = False) -> list[Sketch]:
+    """What decides: every seed, the 95 % interval (thick), and that of Holm's step (thin).
+
+    Of the comparisons by the metric where warm-up is not what a grid asks about.
+    """
+    from matplotlib.figure import Figure
+
+    grid = part.grid
+    rows, matters, axis = _forest_rows(grid)
+    if not rows:
+        return []
+    names = [_named(row, narrow=narrow) for row in rows]
+    lines = sum(name.count("\n") + 1 for name in names)
+    size = (NARROW, 0.17 * lines + 0.24 * len(rows) + 1.2) if narrow else (WIDTH, ROW * lines + 1.2)
+    figure = Figure(figsize=size, layout="constrained")
+    axes = figure.subplots()
+    axes.axvline(0.0, color=MUTED, linewidth=1.0, zorder=1)
+    if matters:
+        axes.axvspan(-matters, matters, color=MUTED, alpha=0.16, linewidth=0, zorder=0)
+    links = Links(sum(len(row.found.values) for row in rows))
+    table: list[dict[str, Any]] = []
+    for place, row in enumerate(rows):
+        found = row.found
+        points = [(value, place - 0.17) for _, value in found.values]
+        urls = [links.about(f"{row.name}, seed {s}: {value:.4f}") for s, value in found.values]
+        dots(axes, points, urls, color=BLUE, s=16, alpha=0.6, zorder=3)
+        for ends, width in (
+            ((found.holm_low, found.holm_high), 1.0),
+            ((found.low, found.high), 3.0),
+        ):
+            if math.isfinite(ends[0]):
+                axes.plot(ends, (place + 0.14,) * 2, color=INK, linewidth=width, zorder=4)
+        dots(
+            axes,
+            [(found.estimate, place + 0.14)],
+            [None],
+            **{"color": BLUE, "edgecolors": INK, "marker": "D", "s": 30, "zorder": 5},
+        )
+        who = {"variant": row.name, "verdict": row.words}
+        table += [{"mark": "seed", **who, "seed": s, "value": v} for s, v in found.values]
+        table.append(
+            {"mark": "mean", **who, "value": found.estimate, "low": found.low, "high": found.high}
+            | {"holm_low": found.holm_low, "holm_high": found.holm_high, "n": found.seeds}
+        )
+    axes.set_yticks(range(len(rows)), names)
+    axes.set_ylim(len(rows) - 0.4, -0.6)
+    axes.margins(x=0.06)
+    if not narrow:
+        words = axes.secondary_yaxis("right")
+        words.set_yticks(range(len(rows)), [wrapped(row.words) for row in rows])
+        words.tick_params(axis="y", length=0)
+        words.spines["right"].set_visible(False)
+    axes.grid(axis="x")
+    axes.tick_params(axis="y", length=0)
+    axes.set_xlabel(axis if not narrow else axis.replace("     ", "\n"))
+    handles = [
+        key("one seed", marker="o", markersize=4, color=BLUE, alpha=0.6),
+        key(f"{LEVEL:.0%} interval", color=INK, linestyle="-", linewidth=3.0),
+        key("interval that decides", color=INK, linestyle="-", linewidth=1.0),
+    ]
+    if matters:
+        handles.append(key("does not matter", marker="s", color=MUTED, alpha=0.3, markersize=9))
+    figure.legend(handles=handles, loc="outside upper center", ncols=2 if narrow else 4)
+    frozen(figure)
+    return [sketch("forest", figure, table, links, part.cells)]
+
+
+def _named(row: ForestRow, *, narrow: bool) -> str:
+    name = wrapped(row.name)
+    return f"{name}\n{wrapped(row.words)}" if narrow else name
+
+
+def _forest_rows(grid: GridResults) -> tuple[list[ForestRow], float, str]:
+    """The rows, the width of the band of what does not matter, and the words of the axis."""
+    if not grid.asks_warmup:
+        rows = comparisons(grid)
+        shown = [row for row in rows if row.axis == rows[0].axis and row.values]
+        metrics = {row.metric: row for row in shown}
+        if len(metrics) != 1:
+            return [], 0.0, ""
+        (first,) = metrics.values()
+        axis = f"{first.metric} less that of {first.baseline} ({direction(first.mode)})"
+        named = [
+            ForestRow(
+                name=row.value if row.where == "all" else f"{row.value}, {row.where}",
+                words=row.reading or "too few seeds",
+                found=row,
+            )
+            for row in shown
+        ]
+        return named, first.matters, axis
+    found = [
+        verdict for verdict in verdicts(grid, sensitivity_scores(grid)) if verdict.score.values
+    ]
+    arms_of = [verdict for verdict in found if verdict.kind == "arm"]
+    over = [verdict for verdict in found if verdict.kind != "arm"]
+    groups = [*dict.fromkeys(verdict.group for verdict in arms_of)]
+    arms_of.sort(key=lambda verdict: (groups.index(verdict.group), -verdict.estimate))
+    rows_of = [
+        ForestRow(
+            name=each.variant if each.group == "all" else f"{each.variant}, {each.group}",
+            words=each.word,
+            found=each.score,
+        )
+        for each in [*over, *arms_of]
+    ]
+    return rows_of, grid.matters, "← warm-up costs     nats per token     warm-up saves →"
+
+
+@dataclass(frozen=True, kw_only=True)
 class VariantEffect:
-    """One variant: its Delta, the runs that it compares, and Delta by step."""
+    """One variant and its mean of Delta by step."""
 
     variant: str
     score: Score
@@ -60,56 +181,20 @@ class VariantEffect:
 
 
 def warmup_effect(part: Part) -> list[Sketch]:
-    """Delta of each variant with its interval, and the mean of Delta against the step."""
+    """The mean over seeds of Delta against the step, a line for each variant."""
     from matplotlib.figure import Figure
 
     rows = _rows(part)
-    if not rows:
+    if not any(len(row.by_step) > 1 for row in rows):
         return []
-    lines = [wrapped(row.variant).count("\n") + 1 for row in rows]
-    height = max(HEIGHT, ROW * sum(lines)) + 1.0
-    figure = Figure(figsize=(WIDTH, height))
-    left, right = figure.subplots(1, 2, width_ratios=(1.15, 1.0))
-    links = Links(sum(len(row.pairs.seeds) for row in rows))
-    table = _forest(left, rows, part, links)
-    table += _curves(right, rows, part)
-    bounded = any(row.score.bound for row in rows)
-    certain = any(math.isfinite(row.score.low) for row in rows)
-    named = f"mean, {LEVEL:.0%} interval" if certain else "mean"
-    handles = [
-        key("one seed", marker="o", markersize=4.5, alpha=0.6),
-        key(named, marker="D", markersize=5.5),
-        key("end of the warm-up", linestyle=REFERENCE),
-    ]
-    figure.legend(handles=handles, loc="upper center", ncols=3)
-    _place(left, right, height)
+    figure = Figure(figsize=(WIDTH, 3.2), layout="constrained")
+    table = _curves(figure.subplots(), rows, part)
+    handles = [key("end of the warm-up", linestyle=REFERENCE)]
+    figure.legend(handles=handles, loc="outside upper center")
+    frozen(figure)
+    links = Links(0)
     cells = [cell for row in rows for cell in row.pairs.runs.values()]
-    text = say("figures.warmup_effect.bounded") if bounded else ""
-    return [sketch("warmup_effect", figure, table, links, cells, bounded=text)]
-
-
-def _place(left: "Axes", right: "Axes", height: float) -> None:
-    """Set the margins from the widths of the names and numbers next to the axes, in inches."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-
-    figure = left.get_figure(root=True)
-    assert figure is not None
-    renderer = FigureCanvasAgg(figure).get_renderer()
-
-    def beside(axes: "Axes") -> float:
-        box = axes.yaxis.get_tightbbox(renderer)
-        return 0.0 if box is None else math.ceil(10 * box.width / figure.dpi) / 10
-
-    names, numbers = beside(left) + 0.25, beside(right) + 0.1
-    room = WIDTH - names - numbers - 0.4
-    bottom, top = 0.55, 0.4
-    for axes, start, width in (
-        (left, names, 0.53 * room),
-        (right, names + 0.53 * room + numbers, 0.47 * room + 0.2),
-    ):
-        place = (start / WIDTH, bottom / height, width / WIDTH, (height - bottom - top) / height)
-        x, y, wide, high = (round(part, 4) for part in place)
-        axes.set_position((x, y, wide, high))
+    return [sketch("warmup_effect", figure, table, links, cells)]
 
 
 def _rows(part: Part) -> list[VariantEffect]:
@@ -147,56 +232,9 @@ def _by_step(pairs: Paired, part: Part) -> dict[int, float]:
     }
 
 
-def _forest(
-    axes: "Axes", rows: Sequence[VariantEffect], part: Part, links: Links
-) -> list[dict[str, Any]]:
-    table: list[dict[str, Any]] = []
-    axes.axvline(0.0, color=MUTED, linewidth=1.0, zorder=1)
-    for place, row in enumerate(rows):
-        colour, bare = part.colours[row.variant], row.pairs.points[0]
-        identity = {"variant": row.variant, "lr": part.lr}
-        values = list(zip(row.pairs.seeds, _differences(row.pairs), strict=True))
-        points = [(value, place - 0.16) for _, value in values]
-        urls = [
-            links.to(row.pairs.runs[bare, seed], f"Δ {value:.4f} of this seed")
-            for seed, value in values
-        ]
-        dots(axes, points, urls, color=colour, s=20, alpha=0.6, zorder=3)
-        table += [{"mark": "seed", **identity, "seed": s, "value": v} for s, v in values]
-        centre = row.score.estimate
-        if math.isfinite(row.score.low):
-            ends = (row.score.low, row.score.high)
-            axes.plot(ends, (place + 0.16,) * 2, color=INK, linewidth=1.3, zorder=4)
-        diamond: dict[str, Any] = {"color": colour, "edgecolors": INK, "marker": "D", "s": 34}
-        dots(axes, [(centre, place + 0.16)], [None], zorder=5, **diamond)
-        if row.score.bound:
-            place_of = {"xy": (centre, place + 0.16), "xytext": (-8, 0)}
-            axes.annotate("≥", **place_of, textcoords="offset points", ha="right", va="center")
-        mark = {"mark": "mean", **identity, "n": len(values), "value": centre}
-        table.append({**mark, "low": row.score.low, "high": row.score.high})
-    axes.set_yticks(range(len(rows)), [wrapped(row.variant) for row in rows])
-    axes.set_ylim(len(rows) - 0.4, -0.6)
-    axes.margins(x=0.08)
-    low, high = axes.get_xlim()
-    axes.set_xlim(min(low, -0.05 * (high - low)), max(high, 0.05 * (high - low)))
-    axes.grid(axis="x")
-    axes.tick_params(axis="y", length=0)
-    axes.set_xlabel("← warm-up costs     Δ (nats per token)     warm-up helps →")
-    return table
-
-
-def _differences(pairs: Paired) -> list[float]:
-    bare, ref = pairs.points
-    return [b - r for b, r in zip(pairs.losses(bare), pairs.losses(ref), strict=True)]
-
-
 def _curves(axes: "Axes", rows: Sequence[VariantEffect], part: Part) -> list[dict[str, Any]]:
     drawn = [row for row in rows if len(row.by_step) > 1]
     axes.axhline(0.0, color=MUTED, linewidth=1.0, zorder=1)
-    if not drawn:
-        axes.text(0.5, 0.6, "no validation curves", ha="center", transform=axes.transAxes)
-        axes.set_axis_off()
-        return []
     axes.axvline(float(part.grid.reference_warmup or 0), color=MUTED, linestyle=REFERENCE)
     table: list[dict[str, Any]] = []
     for row in drawn:
@@ -235,12 +273,11 @@ TICKS = 4  # rates with a number at the axis, at most
 LINKED = 400  # runs of one figure with a mark of their own; more are too small to point at
 
 
-def loss_by_rate(part: Part, *, headed: bool = False, columns: int = 4) -> list[Sketch]:
+def loss_by_rate(part: Part, *, columns: int = 4) -> list[Sketch]:
     """Final loss against the learning rate, one panel for each variant and group.
 
-    With the dots of the arms that N compares, a ring at the best mean of each and an arrow between
-    the two; thin lines of other warm-ups. `headed`: with a heading that counts best rates and
-    stalls. `columns`: the most panels in a row.
+    With the dots of the compared arms, a ring at the best mean of each and an arrow between the
+    two; thin lines of other warm-ups. `columns`: the most panels in a row.
     """
     groups = dict.fromkeys(cell.group for cell in part.cells)
     every = [arm for arm in arms(part.grid) if arm.cells]
@@ -256,7 +293,7 @@ def loss_by_rate(part: Part, *, headed: bool = False, columns: int = 4) -> list[
     rows: list[dict[str, Any]] = []
     compared = [warmup for warmup in (0, part.grid.reference_warmup) if warmup in warmups]
     bold = compared if len(compared) == 2 else warmups
-    moved = []  # of each variant, the best rates of both compared warm-ups
+    ringed = False
     for axes, arm in zip(axes_of, arms_drawn, strict=True):
         entropy_line(axes, mean([cell.entropy for cell in arm.cells.values()]))
         ends = []
@@ -272,7 +309,7 @@ def loss_by_rate(part: Part, *, headed: bool = False, columns: int = 4) -> list[
                 if not all(pairs.failed((warmup, best["lr"]))):  # else every rate ties
                     ends.append((best["lr"], best["value"]))
         if len(ends) == 2 and part.grid.pruner is None:
-            moved.append((ends[0][0], ends[1][0]))
+            ringed = True
             axes.scatter(
                 *zip(*ends, strict=True), s=90, facecolors="none", edgecolors=INK, zorder=5
             )
@@ -280,16 +317,12 @@ def loss_by_rate(part: Part, *, headed: bool = False, columns: int = 4) -> list[
             if ends[0][0] != ends[1][0]:
                 axes.annotate("", xy=ends[1], xytext=ends[0], arrowprops=arrow, zorder=6)
         title(axes, arm.variant if len(groups) == 1 else f"{arm.variant}\n{arm.group}")
-        needed = [score for score in _needs(part, arm) if score]
-        axes.text(0.03, 0.03, "\n".join(needed), transform=axes.transAxes, fontsize=8.0)
     axes = axes_of[0]
     axes.set_xscale("log", base=2)
     shown = rates[:: math.ceil(len(rates) / TICKS)]
     axes.set_xticks(shown, [f"{lr:.2g}" for lr in shown])
     axes.set_xticks(rates, [""] * len(rates), minor=True)
     axes.set_xlim(rates[0] / 1.25, rates[-1] * 1.25)
-    low, high = axes.get_ylim()
-    axes.set_ylim(low - 0.28 * (high - low), high)  # room for the need
     handles = [
         *(
             key(
@@ -300,38 +333,12 @@ def loss_by_rate(part: Part, *, headed: bool = False, columns: int = 4) -> list[
             )
             for w in warmups
         ),
-        *([key("best rate", marker="o", markersize=8, markerfacecolor="none")] if moved else []),
+        *([key("best rate", marker="o", markersize=8, markerfacecolor="none")] if ringed else []),
         key("stalled or non-finite", marker="X", markersize=6),
         key("unigram entropy", linestyle=REFERENCE),
     ]
-    heading = _moved(part, moved, arms_drawn) if headed and moved else ""
-    arrange(
-        figure, axes_of, "learning rate", "final loss (nats per token)", handles, heading=heading
-    )
+    arrange(figure, axes_of, "learning rate", "final loss (nats per token)", handles)
     return [sketch("loss_by_rate", figure, rows, links, cells)]
-
-
-def _moved(part: Part, moved: Sequence[tuple[float, float]], drawn: Sequence[Arm]) -> str:
-    """What the figure shows in a sentence of counts, with the data and steps of its runs.
-
-    Stalls are counted at the rates at which a variant was run with both warm-ups.
-    """
-    reference = part.grid.reference_warmup
-    bare, warm = stall_counts(drawn, reference)
-    if bare.endswith(" of 0"):
-        return ""
-    cells = [cell for arm in drawn for key, cell in arm.cells.items() if key[0] in (0, reference)]
-    shown = replace(part.grid, cells=tuple(cells))
-    return say(
-        "figures.loss_by_rate.heading",
-        higher=sum(ref > none for none, ref in moved),
-        count=len(moved),
-        panels="variants" if len({arm.group for arm in drawn}) == 1 else "panels",
-        bare=bare,
-        warm=warm,
-        data=", ".join(dict.fromkeys(str(cell.corpus) for cell in cells)),
-        steps=range_of(shown, "steps"),
-    )
 
 
 def _line(
@@ -375,32 +382,6 @@ def _line(
     ]
     who = {"mark": "mean", "group": arm.group, "variant": arm.variant, "warmup": warmup}
     return rows + [{**who, "lr": lr, "n": len(counted[lr]), "value": y} for lr, y in means.items()]
-
-
-def _needs(part: Part, arm: Arm) -> list[str]:
-    """N and O of a variant with their intervals, where they are defined."""
-    reference = part.grid.reference_warmup
-    if part.grid.pruner is not None:
-        return []  # the runs that it ended would be missing
-    need = need_at_best_rates(arm, reference)
-    saved = steps_at_best_rates(arm, reference, need)
-    return [
-        _estimate("N", need, 2),
-        _estimate("O", octaves(arm, reference), 1),
-        _estimate("steps saved", saved, 0),
-    ]
-
-
-def _estimate(symbol: str, score: Score, digits: int) -> str:
-    if math.isnan(score.estimate):
-        return ""
-    sign, ends = _BOUNDS[score.bound], " (?)" if score.bound == "?" else ""
-    if math.isfinite(score.low):
-        ends += f" [{score.low:.{digits}f}, {score.high:.{digits}f}]"
-    return f"{symbol} {sign}{score.estimate:.{digits}f}{ends}".replace("-", "−")
-
-
-_BOUNDS: Mapping[str, str] = {"": "= ", ">=": "≥ ", "<=": "≤ ", "?": "= "}
 
 
 COLUMNS, MOST = 4, 12  # panels in a row, and of the figure

@@ -1,17 +1,16 @@
 """The loss against the learning rate, which a grid of several rates opens with."""
 
-import itertools
 import re
 
 import numpy as np
 import pytest
 from matplotlib.collections import PathCollection
 
-from lightning_app.report.figures.sheet import drawn_slices
+from lightning_app.report.figures import need
+from lightning_app.report.figures.sheet import Part, drawn_slices
 from lightning_app.report.page import Report, page
 from lightning_app.report.results import read_results
 from lightning_app.report.warmup import sensitivity_scores
-from lightning_app.report.write import first_figure
 from tests.report.conftest import keep, write_report
 
 PRESET = "model.block.preset"
@@ -47,50 +46,40 @@ def test_dots_are_the_losses_of_the_runs_and_lines_their_means(make_grid, draw):
         )
 
 
-def test_a_panel_names_what_warmup_gives_over_the_rates(make_grid, draw):
-    """Equal best losses: nothing at the best rates, and one octave of rate, for Post-LN alone."""
-    text = draw(make_grid(outcome, AXES, curves=False).folder).svg("loss_by_rate")
-    shown = [line.replace("−", "-") for line in re.findall(r"<!-- ([NO] .+?) -->", text)]
-    others = ["N = 0.00", "O = 0.0 [-0.9, 0.9]"]  # all seeds agree on N, so it has no interval
-    assert [line.replace("-0.0", "0.0") for line in shown] == [
-        "N = 0.00",
-        "O = 1.0 [0.5, 1.9]",
-        *others * 2,
-    ]
-
-
-def test_the_best_rates_are_ringed_and_counted(make_grid):
-    """Post-LN has a higher best rate with warm-up; above 5.5 octaves^2 of distance runs stall."""
-    cells = [axes for axes in map(dict, product_of(AXES)) if outcome(axes) == 4.5]
-    figure = first_figure(read_results(make_grid(outcome, AXES, curves=False).folder))
-    assert figure is not None
-    (heading,) = [text.get_text() for text in figure.texts if "variants" in text.get_text()]
-    stalled = [sum(axes[WARMUP] == warmup for axes in cells) for warmup in (0, 60)]
-    counts = [int(number) for number in re.findall(r"\d+", heading)]
-    assert counts[:6] == [1, 3, stalled[0], 45, stalled[1], 45]
-    rings = {
+def rings(folder):
+    """The rings of each panel, of all runs."""
+    grid = read_results(folder)
+    (drawn,) = need.loss_by_rate(Part(grid=grid, group="all", lr=None, cells=grid.finished))
+    return {
         axes.get_title(): [
             np.asarray(ring.get_offsets()).tolist()
             for ring in axes.findobj(PathCollection)
             if isinstance(ring, PathCollection) and 90 in ring.get_sizes()
         ]
-        for axes in figure.axes
+        for axes in drawn.figure.axes
     }
+
+
+def test_the_best_rates_are_ringed(make_grid):
+    """Post-LN has a higher best rate with warm-up."""
+    found = rings(make_grid(outcome, AXES, curves=False).folder)
     for variant, moved in (("post_ln", 2e-3), ("pre_ln", 1e-3), ("sas", 1e-3)):
-        assert rings[variant] == [[pytest.approx([1e-3, 2.02]), pytest.approx([moved, 2.02])]]
+        assert found[variant] == [[pytest.approx([1e-3, 2.02]), pytest.approx([moved, 2.02])]]
 
 
-def test_rates_that_all_fail_have_no_ring_and_are_not_counted(make_grid):
+def test_rates_that_all_fail_have_no_ring(make_grid):
     """Without warm-up Post-LN stalls at every rate: no rate is the best one of these ties."""
 
     def stalls(axes):
         bare = axes[PRESET] == "post_ln" and axes[WARMUP] == 0
         return 4.5 if bare else outcome(axes)
 
-    figure = first_figure(read_results(make_grid(stalls, AXES, curves=False).folder))
-    assert figure is not None
-    (heading,) = [text.get_text() for text in figure.texts if "variants" in text.get_text()]
-    assert [int(number) for number in re.findall(r"\d+", heading)][:2] == [0, 2]
+    found = rings(make_grid(stalls, AXES, curves=False).folder)
+    assert {variant: len(ringed) for variant, ringed in found.items()} == {
+        "post_ln": 0,
+        "pre_ln": 1,
+        "sas": 1,
+    }
 
 
 def test_a_rate_that_few_arms_have_is_not_the_one_that_is_drawn(make_grid):
@@ -101,25 +90,24 @@ def test_a_rate_that_few_arms_have_is_not_the_one_that_is_drawn(make_grid):
 
 
 def test_a_small_screen_has_the_same_panels_two_in_a_row(make_grid):
+    """And the first figure has a narrow form with the same rows."""
     fake = make_grid(outcome, AXES, curves=False)
     text = write_report(fake.folder).read_text(encoding="utf-8")
-    wide, narrow = (
-        re.findall(
-            r"<!-- (post_ln|pre_ln|sas) -->", text.partition(start)[2].partition("</svg>")[0]
+    panels = ["post_ln", "pre_ln", "sas"]
+    for place, names in ((1, ["all variants", *panels]), (2, panels)):
+        wide, narrow = (
+            re.findall(
+                r"<!-- (all variants|post_ln|pre_ln|sas) -->",
+                text.split(start)[place].partition("</svg>")[0],
+            )
+            for start in ('class="wide">', 'class="narrow">')
         )
-        for start in ('class="wide">', 'class="narrow">')
-    )
-    assert sorted(wide) == sorted(narrow) == ["post_ln", "pre_ln", "sas"]
+        assert sorted(wide) == sorted(narrow) == names
     svg = (fake.folder / "figures" / "loss_by_rate-narrow.svg").read_text(encoding="utf-8")
     width, height = (float(side) for side in re.findall(r'(?:width|height)="([\d.]+)pt"', svg)[:2])
     assert width < height * 1.35  # two rows
     ids = re.findall(r'\bid="([^"]+)"', text)
     assert len(ids) == len(set(ids))
-
-
-def product_of(axes):
-    names = list(axes)
-    return [zip(names, values, strict=True) for values in itertools.product(*axes.values())]
 
 
 def test_a_grid_of_five_rates_has_at_most_ten_figures(make_grid, draw, table):
@@ -136,7 +124,7 @@ def test_a_grid_of_five_rates_has_at_most_ten_figures(make_grid, draw, table):
     drawn = draw(fake.folder)
     assert len(drawn.names) <= 10
     assert {"loss_by_rate", "rate_by_warmup", "warmup_effect", "training"} <= {*drawn.names}
-    assert drawn.names[0] == "loss_by_rate"
+    assert drawn.names[:2] == ["forest", "loss_by_rate"]
     assert {drawn.by_name[name].lr for name in ("warmup_effect", "training")} == {1e-3}
     assert any(name.startswith("probes") for name in drawn.names)
 
@@ -172,11 +160,11 @@ def test_groups_with_common_rates_share_a_figure(make_grid, draw):
     folded = re.findall(r"<summary>The same for ([^<]*)</summary>", text)
     assert len(set(folded)) == 3
     unfolded = re.sub(r"<details>.*?</details>", "", text, flags=re.DOTALL)
-    assert 2 <= unfolded.count("<figure") <= 12 < text.count("<figure")
+    assert 2 <= unfolded.count("<figure") < text.count("<figure") <= 12
 
 
 def test_one_rate_has_no_such_figure(make_grid, draw):
     axes = {**AXES, RATE: [1e-3]}
     names = draw(make_grid(outcome, axes, curves=False).folder).names
     assert "loss_by_rate" not in names
-    assert names[0] == "warmup_effect"
+    assert names[:2] == ["forest", "loss_by_warmup"]

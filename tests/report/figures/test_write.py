@@ -50,7 +50,8 @@ def test_figures_come_by_question(make_grid, draw, outcome):
     drawn = draw(folder)
     places = [QUESTIONS.index(drawing.question) for drawing in drawn.list]
     assert places == sorted(places)
-    assert [(d.path.stem, d.lr) for d in drawn.list[:4]] == [
+    assert [(d.path.stem, d.lr) for d in drawn.list[:5]] == [
+        ("forest", None),
         ("loss_by_rate", None),
         ("rate_by_warmup", None),
         ("warmup_effect", 1e-3),
@@ -72,7 +73,8 @@ def test_figures_that_are_no_more_are_removed(make_grid, draw, outcome):
     axes[RATE] = [1e-3]
     second = draw(make_grid(outcome, axes, name="one_rate").folder)
     wanted = {f"{name}{suffix}" for name in second.names for suffix in (".svg", ".pdf", ".csv")}
-    assert {path.name for path in first.out.iterdir()} == wanted | {"loss_by_warmup_mine.svg"}
+    wanted |= {"forest-narrow.svg", "loss_by_warmup_mine.svg"}
+    assert {path.name for path in first.out.iterdir()} == wanted
     assert "loss_by_warmup" in second.names
     assert "rate_by_warmup" not in second.names
 
@@ -151,8 +153,8 @@ def test_all_figures_are_of_the_combinations_that_are_drawn(make_grid, draw, mon
     axes = {SEED: [1], WARMUP: [0, 60], "model.architecture.model_dim": [64, 65, 66]}
     drawn = draw(make_grid(lambda a: 2.0, axes, curves=False).folder)
     groups = {f"model.architecture.model_dim={width}" for width in (64, 65)}
-    assert {drawing.group for drawing in drawn.list} == groups
-    assert len(drawn.list) == 6  # effect, loss and resources of each
+    assert {drawing.group for drawing in drawn.list} == groups | {"all"}
+    assert len(drawn.list) == 5  # what decides, and loss and resources of each
 
 
 def test_long_curves_are_thinned_evenly_on_the_log_scale():
