@@ -1824,8 +1824,8 @@ MUTANTS = (
     mutant(
         "M over rates that one warm-up lacks",
         MEASURES,
-        "shared = {*own.rates[0]} & {*own.rates[own.reference]}",
-        "shared = {*own.rates[0]}",
+        "shared = {*own.arm.rates_at(0)} & {*own.arm.rates_at(ref)}",
+        "shared = {*own.arm.rates_at(0)}",
     ),
     mutant(
         "the shift of the best rate the other way round",
@@ -1842,8 +1842,8 @@ MUTANTS = (
     mutant(
         "a seed with a best rate at an end is inner",
         MEASURES,
-        "inner = [0 < n < last and _gap(rates, n) <= OCTAVE for n in places]",
-        "inner = [True for n in places]",
+        "0 < n < last and _gap(self.rates(warmup, seed), n) <= OCTAVE",
+        "n >= 0",
     ),
     mutant(
         "the deciding interval is that of one comparison",
@@ -1892,6 +1892,36 @@ MUTANTS = (
         at("report/figures/test_need.py"),
         "((found.holm_low, found.holm_high), 1.0)",
         "((found.low, found.high), 1.0)",
+    ),
+    mutant(
+        "all seeds have the same trials",
+        at("report/test_per_seed.py"),
+        "count, share = search.trials or 1, GOLDEN * seed % 1.0",
+        "count, share = search.trials or 1, 0.5",
+    ),
+    mutant(
+        "a study of all seeds where each should have its own",
+        at("report/test_per_seed.py"),
+        "own = {axis: value for axis, value in axes.items() if axis != SEED or of_seed}",
+        "own = {axis: value for axis, value in axes.items() if axis != SEED}",
+    ),
+    mutant(
+        "the best of the trials so far",
+        at("report/test_per_seed.py"),
+        "return cell.finished, value is None, sign * (value or 0.0)",
+        "return not cell.finished, value is None, sign * (value or 0.0)",
+    ),
+    mutant(
+        "a number of seeds begins at zero",
+        at("report/test_per_seed.py"),
+        "found[axis] = list(range(1, given + 1))",
+        "found[axis] = list(range(given))",
+    ),
+    mutant(
+        "more trials than there is time for",
+        at("commands/test_ask.py"),
+        "return seeds, min(MOST[1], runs // seeds)",
+        "return seeds, MOST[1]",
     ),
     mutant(
         "two failed runs save steps",
@@ -1998,8 +2028,8 @@ MUTANTS = (
     mutant(
         "a grid of points leaves its range",
         at("grids/test_search.py"),
-        "    low, high = log(values.low), log(values.last)",
-        "    low, high = log(values.low), log(values.high)",
+        "log(values.last)\n    places = [low + (high - low) * k",
+        "log(values.high)\n    places = [low + (high - low) * k",
     ),
     mutant(
         "a search with a damaged result is not repaired",

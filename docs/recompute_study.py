@@ -90,6 +90,21 @@ class Arm:
     words: set[str]
     planned: set[tuple[int, float, int]] = field(default_factory=set)
     runs: dict[tuple[int, float, int], Run] = field(default_factory=dict)
+    rate_of: dict[tuple[int, float, int], float] = field(default_factory=dict)  # of numbered trials
+
+    def numbered(self) -> "Arm":
+        """The same with the number of a trial in place of its rate, where each seed has its own."""
+        found, trials = Arm(self.baseline, self.words), dict[tuple[int, int], list[float]]()
+        for warmup, rate, seed in sorted(self.planned):
+            trials.setdefault((warmup, seed), []).append(rate)
+        for (warmup, seed), rates in trials.items():
+            for number, rate in enumerate(rates):
+                key = warmup, float(number), seed
+                found.planned.add(key)
+                found.rate_of[key] = rate
+                if (warmup, rate, seed) in self.runs:
+                    found.runs[key] = self.runs[warmup, rate, seed]
+        return found
 
     @property
     def rates(self) -> list[float]:
@@ -707,14 +722,18 @@ def tuned_rows(
     some, every = any(of.failed for of in warm.values()), all(of.failed for of in bare.values())
     rows["tuned"].bound = bound(every, some)
     both = {s for s in bare if not (bare[s].failed or warm[s].failed)}
-    shift = {s: math.log2(best[ref][s] / best[0][s]) for s in bare if s in both}
+    at = {(w, s): arm.rate_of.get((w, best[w][s], s), best[w][s]) for w in (0, ref) for s in both}
+    shift = {s: math.log2(at[ref, s] / at[0, s]) for s in bare if s in both}
     rows["rate_shift"] = compared(pairs, shift, sides)
     if all(len(of.validations) > 1 for of in (*bare.values(), *warm.values())):
         steps = {s: ahead(bare[s], warm[s]) for s in bare}
         rows["tuned_steps_saved"] = row = compared(pairs, steps, sides)
         row.bound = bound(any(of.failed for of in bare.values()), some)
     kept = [x for x in pairs.rates[0] if x in pairs.rates[ref] and span[0] <= x <= span[1]]
-    if len(kept) > 1:
+    if arm.rate_of:
+        means = {s: fmean(pairs.losses[0, s]) - fmean(pairs.losses[ref, s]) for s in bare}
+        rows["mean_over_rates"] = compared(pairs, means, sides)
+    elif len(kept) > 1:
         means = {s: average(pairs, 0, s, kept) - average(pairs, ref, s, kept) for s in bare}
         rows["mean_over_rates"] = compared(pairs, means, sides)
     return rows | against(pairs, base if base is not arm else None, ref, own)
@@ -792,20 +811,23 @@ def sensitivity(grid: "Grid", arms: Mapping[Who, Arm]) -> dict[Key, Row]:
     rows: dict[Key, Row] = {}
     ref = grid.reference
     several = len({rate for arm in arms.values() for rate in arm.rates}) > 1
+    of_seed = (grid.file.get("search") or {}).get("per") == "seed"
     for group in {group for group, _ in arms}:
         members = {name: arm for (of, name), arm in arms.items() if of == group}
         for rate in {rate for arm in members.values() for rate in arm.rates}:
             here = {name: arm for name, arm in members.items() if rate in arm.rates}
-            for name, score, row in slice_rows(here, rate, ref):
+            for name, score, row in () if of_seed else slice_rows(here, rate, ref):
                 rows[group, rate, name, score] = row
             for name, arm in here.items():
                 if row := bleu_gain(arm, rate, ref):
                     rows[group, rate, name, "bleu"] = row
         span = common_span(members.values())
+        if of_seed:
+            members = {name: arm.numbered() for name, arm in members.items()}
         for name, arm in members.items():
             only = arm.rates[0] if len(arm.rates) == 1 else None
             rows[group, only, name, "stall_difference"] = stall_difference(arm, ref)
-            if several and not grid.file.get("search"):
+            if several and (of_seed or not grid.file.get("search")):
                 found = tuned_rows(arm, members.get(arm.baseline or ""), ref, span)
                 rows |= {(group, None, name, score): row for score, row in found.items()}
         rows |= over_arms(group, members, measure_of(rows, group, members, ref), grid)

@@ -77,6 +77,7 @@ COMMANDS = {
     "plan": Command(
         "grid.add_plan", "the cells of a grid, how many are done, and the cost of the rest"
     ),
+    "ask": Command("ask.add_ask", "does a block need warm-up? writes a grid and runs it"),
     "run": Command("grid.add_run", "run the missing cells of a grid; resumes by itself"),
     "status": Command("grid.add_status", "counts by state, running cells, time left, failures"),
     "report": Command("grid.add_report", "tables, figures and report.html of a grid"),
@@ -118,7 +119,7 @@ _OF_LIGHTNING = ("fit", "validate", "test")
 """Commands whose progress bars write escape sequences."""
 _OF_TEXT = ("predict", "translate", "generate", "--print-completion")
 """Commands whose output is data."""
-_OF_WORK = ("run", "fit")
+_OF_WORK = ("run", "ask", "fit")
 """Commands that do more than they print."""
 
 

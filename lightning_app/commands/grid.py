@@ -177,7 +177,10 @@ def _print_plan(tree: dict[str, Any], kept: str) -> None:
     if any(kind in stale for kind in STALE):
         notes.append("`ablate run --rerun-stale` reruns those of other data or libraries")
     for axis, values in tree["axes"].items():
-        notes.append(f"{axis}: {', '.join(map(json.dumps, values))}")
+        if axis not in tree["trials"]:
+            notes.append(f"{axis}: {', '.join(map(json.dumps, values))}")
+        for seed, of in tree["trials"].get(axis, {}).items():
+            notes.append(f"{axis}, seed {seed}: {', '.join(map(json.dumps, of))}")
     notes += [f"caution: {line}" for line in tree["cautions"]]
     console.print("\n  ".join([f"{head} ({tree['folder']})", *notes]))
     table = counts_table("variant", "cells", "done", "parameters", "tokens a run", "seconds a run")
@@ -618,7 +621,13 @@ def _add_storage(parser: Parser) -> None:
 
 
 def add_run(parser: Parser) -> None:
-    add_grid(parser)
+    parser.add("grid GRID", GRID)
+    add_run_options(parser)
+    parser.set_defaults(call=run_command)
+
+
+def add_run_options(parser: Parser) -> None:
+    add_experiments(parser)
     parser.add("--workers N", "cells to run at once (default: as many as fit)")
     text = "devices, and so processes, per cell (default: trainer.devices)"
     parser.add("--devices-per-cell N", text)
@@ -637,7 +646,6 @@ def add_run(parser: Parser) -> None:
     text = "move damaged runs aside and rerun them, even if there are many"
     parser.add("--retry-damaged", text)
     add_json(parser)
-    parser.set_defaults(call=run_command)
 
 
 def run_command(

@@ -242,8 +242,9 @@ class GridFile:
     """The file of the base config, next to this one; instead of base_config."""
     base_config: dict[str, Any] | None = None
     """The base config, inlined; the axes override it."""
-    axes: dict[str, list[Any] | dict[str, Any]] = dataclasses.field(default_factory=dict)
-    """The values of dotted config keys; {other: {value: value}} for a key that follows another."""
+    axes: dict[str, list[Any] | dict[str, Any] | int] = dataclasses.field(default_factory=dict)
+    """The values of dotted config keys; {other: {value: value}} for a key that follows another, and
+    the number of seeds from 1 on for seed_everything."""
     exclude: list[dict[str, Any]] | None = None
     """Cells to omit: those that match all of an entry."""
     metric: MetricChoice | None = None
@@ -290,6 +291,9 @@ class GridFile:
 
 _TAKEN = ("fit", "probe")
 
+SEEDS = 1000
+"""The largest number of seeds that is given as a number."""
+
 CELLS = 100_000
 """The largest number of cells of a grid, before exclusions."""
 
@@ -316,25 +320,29 @@ def check_linked(axes: Any) -> tuple[dict[str, Any], dict[str, Linked]]:
     axes = mapping(axes, "axes")
     found, linked = dict(axes), {}
     for axis, given in axes.items():
+        if axis == SEED and isinstance(given, int) and not isinstance(given, bool):
+            if not 1 <= given <= SEEDS:
+                raise UserError(f"axes: {axis}: expected 1 to {SEEDS} seeds, found {given}")
+            found[axis] = list(range(1, given + 1))
         if not isinstance(given, dict):
             continue
         field = f"axes: {axis}"
         if len(given) != 1:
             raise UserError(f"{field}: expected a list of values, or the one axis it follows")
         other, by_value = next(iter(given.items()))
-        if not isinstance(axes.get(other), list):
+        if not isinstance(found.get(other), list):
             raise UserError(f"{field}: follows '{other}', which is no axis with a list of values")
         if not isinstance(by_value, dict):
             raise UserError(f"{field}: {other}: expected a value for each of its values")
         known = {key_of(key): value for key, value in by_value.items()}
-        wanted = {key_of(value): value for value in axes[other]}
+        wanted = {key_of(value): value for value in found[other]}
         for key in wanted.keys() - known.keys():
             raise UserError(f"{field}: {other}: has no value for {wanted[key]!r}")
         for key in by_value:
             if key_of(key) not in wanted:
-                hint = nearest(str(key), [str(value) for value in axes[other]])
+                hint = nearest(str(key), [str(value) for value in found[other]])
                 raise UserError(f"{field}: {other}: no value {key!r} on that axis{hint}")
-        values = tuple(known[key_of(value)] for value in axes[other])
+        values = tuple(known[key_of(value)] for value in found[other])
         linked[axis] = Linked(other, values)
         found[axis] = list({key_of(value): value for value in values}.values())
     return found, linked
@@ -475,11 +483,14 @@ class GridSpec:
             axis: {other: dict(zip(self.axes[other], values, strict=True))}
             for axis, (other, values) in self.linked.items()
         }
-        adapts = {
-            name: dataclasses.asdict(value)
-            for name, value in (("search", self.search), ("refine", self.refine))
-            if value is not None
-        }
+        adapts: dict[str, Any] = {}
+        if self.search is not None:
+            found = dataclasses.asdict(self.search) | {"sampler": self.search.kind}
+            adapts["search"] = {
+                key: value for key, value in found.items() if value not in (None, "arm")
+            }
+        if self.refine is not None:
+            adapts["refine"] = dataclasses.asdict(self.refine)
         return {
             "name": self.name,
             "question": self.question,

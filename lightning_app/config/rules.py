@@ -313,6 +313,8 @@ def _searched(grid: GridSubject, _: Any, search: Any) -> Iterator[str]:
 
 def _few(grid: GridSubject, given: Any, together: int) -> Any:
     """The least budget, if the one that is given does not suffice for a round."""
+    if given.budget is None:
+        return None
     seeds = len(grid.axes.get(SEED, [None]))
     return given.budget < together * seeds and (together * seeds, together, seeds, given.budget)
 

@@ -40,14 +40,22 @@ class Range:
 
 @dataclass(frozen=True, kw_only=True)
 class Search:
-    """A search by Optuna, on its own in every arm: every combination of axes but the seed."""
+    """A search by Optuna, on its own in every arm: every combination of axes but the seed.
+
+    With `per: seed` each seed of an arm is a study of its own, so that the best of its trials is
+    one independent value (Dodge et al. 2019).
+    """
 
     fields: dict[str, Range]
     """The dotted config keys that are searched, each with its range."""
-    budget: int
-    """Runs per arm: trials times the seeds of the arm that has most of them."""
-    sampler: Literal["tpe", "gp", "cmaes", "random", "grid", "qmc"] = "tpe"
-    """The sampler of Optuna."""
+    per: Literal["arm", "seed"] = "arm"
+    """Whether a study is of an arm, whose trials run with every seed, or of one seed of it."""
+    budget: int | None = None
+    """Per arm: its runs, trials times the seeds of the arm that has most of them."""
+    trials: int | None = None
+    """Per seed: the trials of each seed of an arm."""
+    sampler: Literal["tpe", "gp", "cmaes", "random", "grid", "qmc", "stratified"] | None = None
+    """The sampler of Optuna, or per seed stratified; null: tpe, per seed stratified."""
     together: int = 4
     """Trials per round; the next round is asked once all of them have ended."""
     seed: int = 0
@@ -60,6 +68,26 @@ class Search:
             raise ValueError(f"together: expected at least 1, found {self.together}")
         if self.seed < 0:
             raise ValueError(f"seed: expected at least 0, found {self.seed}")
+        wanted, other = ("trials", "budget") if self.per == "seed" else ("budget", "trials")
+        found = getattr(self, wanted)
+        if found is None or found < 1:
+            raise ValueError(f"{wanted}: expected at least 1 with per: {self.per}, found {found}")
+        if getattr(self, other) is not None:
+            raise ValueError(f"{other}: has no meaning with per: {self.per}; give {wanted}")
+        if self.kind == "stratified" and (self.per == "arm" or len(self.fields) > 1):
+            raise ValueError("sampler: stratified needs per: seed and one field")
+
+    @property
+    def kind(self) -> str:
+        """The sampler."""
+        return self.sampler or ("stratified" if self.per == "seed" else "tpe")
+
+    @property
+    def first(self) -> int:
+        """The trials of the first round."""
+        if self.trials is None:
+            return self.together
+        return self.trials if self.kind == "stratified" else min(self.together, self.trials)
 
 
 @dataclass(frozen=True, kw_only=True)

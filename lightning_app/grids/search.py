@@ -49,7 +49,8 @@ class SearchArm:
     """An arm of a search, with all that it has asked for.
 
     Attributes:
-        cells: The axes of its cells without the searched fields: one per seed.
+        cells: The axes of its cells without the searched fields: one per seed; one if the study
+            is of a seed.
         rounds: The values that it has asked for, by rounds.
         more: The number of trials that may follow.
     """
@@ -57,11 +58,13 @@ class SearchArm:
     cells: Sequence[Mapping[str, Any]]
     rounds: Sequence[Sequence[Values]]
     more: int
+    of_seed: bool = False
 
     @property
     def name(self) -> Mapping[str, Any]:
         """The axes that set it apart."""
-        return {axis: value for axis, value in self.cells[0].items() if axis != SEED}
+        first = self.cells[0].items()
+        return {axis: value for axis, value in first if axis != SEED or self.of_seed}
 
     def outcome(self, values: Values, known: Known) -> TrialScore | None:
         """The mean over seeds, None if a cell has not ended."""
@@ -89,9 +92,11 @@ def search_arms(
     """
     grouped: dict[str, list[Mapping[str, Any]]] = {}
     rates: dict[str, list[Any]] = {}
+    of_seed = spec.search is not None and spec.search.per == "seed"
     for cell in listed:
         axes = {axis: value for axis, value in cell.items() if spec.refine is None or axis != RATE}
-        key = canonical({axis: value for axis, value in axes.items() if axis != SEED})
+        own = {axis: value for axis, value in axes.items() if axis != SEED or of_seed}
+        key = canonical(own)
         if axes not in grouped.setdefault(key, []):
             grouped[key].append(axes)
         if spec.refine is not None and cell[RATE] not in rates.setdefault(key, []):
@@ -100,14 +105,18 @@ def search_arms(
     # An arm that lacks a seed has as many trials as the others: the best of more would be better.
     seeds = max(map(len, grouped.values()), default=1)
     for key, cells in grouped.items():
-        arm = SearchArm(cells, (), 0)
+        arm = SearchArm(cells, (), 0, of_seed)
         outcome = _reader(arm, known)
         if spec.refine is not None:
             rounds, more = _refined(spec.refine, spec.mode, sorted(rates[key]), seeds, outcome)
         else:
             assert spec.search is not None
-            rounds, more = _searched(spec.search, spec.mode, seeds, outcome)
-        made.append(SearchArm(cells, rounds, more))
+            seed = int(cells[0].get(SEED, spec.base_config.get(SEED) or 0))
+            if spec.search.kind == "stratified":
+                rounds, more = [stratified(spec.search, seed)], 0
+            else:
+                rounds, more = _searched(spec.search, spec.mode, seeds, outcome, seed)
+        made.append(SearchArm(cells, rounds, more, of_seed))
     return made
 
 
@@ -130,14 +139,42 @@ def wanted(asked: Sequence[SearchArm]) -> Iterator[dict[str, Any]]:
                         yield cell
 
 
+GOLDEN = 0.6180339887498949
+
+
+def stratified(search: Search, seed: int) -> list[Values]:
+    """The trials of one seed: one in each of K equal parts of the range, the same in every arm.
+
+    `low (high / low)^((k + u) / K)`, `k = 0..K-1`, `u = frac(0.618... seed)`; equal parts of the
+    range itself without `log`. The shares u of consecutive seeds cover a part evenly (Weyl 1916).
+    """
+    ((field, values),) = search.fields.items()
+    count, share = search.trials or 1, GOLDEN * seed % 1.0
+    log = math.log if values.log else float
+    low, high = log(values.low), log(values.last)
+    places = [low + (high - low) * (k + share) / count for k in range(count)]
+    return [
+        _readable({field: math.exp(place) if values.log else place}, search) for place in places
+    ]
+
+
 def _searched(
-    search: Search, mode: str, seeds: int, outcome: Callable[[Values], TrialScore | None]
+    search: Search,
+    mode: str,
+    seeds: int,
+    outcome: Callable[[Values], TrialScore | None],
+    seed: int,
 ) -> tuple[list[list[Values]], int]:
-    """Ask a new sampler of Optuna, and report the outcomes of the rounds that have ended."""
+    """Ask a new sampler of Optuna, and report the outcomes of the rounds that have ended.
+
+    The studies of the same `seed` in different arms begin alike.
+    """
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    left = search.budget // seeds
+    left = search.trials or (search.budget or 0) // seeds
+    if search.trials:
+        search = replace(search, seed=search.seed + seed)
     choices = {field: distribution(values) for field, values in search.fields.items()}
     rounds: list[list[Values]] = []
     with warnings.catch_warnings():
@@ -153,7 +190,7 @@ def _searched(
             ended = [each for each in found if each is not None]
             if len(ended) < len(found):
                 break
-            if search.sampler == "grid":
+            if search.kind == "grid":
                 continue  # it learns nothing, and would stop the study at its last point
             for trial, each in zip(trials, ended, strict=True):
                 if each.pruned is None:
@@ -219,10 +256,10 @@ def _sampler(search: Search, trials: int) -> "optuna.samplers.BaseSampler":
     import optuna
 
     samplers, seed = optuna.samplers, search.seed
-    for package in _PACKAGES.get(search.sampler, ()):  # Optuna imports them after the first round
+    for package in _PACKAGES.get(search.kind, ()):  # Optuna imports them after the first round
         if find_spec(package) is None:
-            raise UserError(f"search.sampler: {search.sampler} needs `pip install {package}`")
-    match search.sampler:
+            raise UserError(f"search.sampler: {search.kind} needs `pip install {package}`")
+    match search.kind:
         case "tpe":
             return samplers.TPESampler(
                 seed=seed, n_startup_trials=search.together, constant_liar=True
@@ -244,6 +281,8 @@ def _sampler(search: Search, trials: int) -> "optuna.samplers.BaseSampler":
             count = math.ceil(trials ** (1 / len(search.fields)) - 1e-9)
             points = {field: grid_points(values, count) for field, values in search.fields.items()}
             return samplers.GridSampler(points, seed=seed)
+        case other:
+            raise UserError(f"search.sampler: {other} asks no sampler of Optuna")
 
 
 def grid_points(values: Range, count: int) -> list[Any]:

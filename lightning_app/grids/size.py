@@ -10,7 +10,7 @@ from torch import nn
 
 from lightning_app.blocks.config import BlockConfig
 from lightning_app.config.config import model_config
-from lightning_app.config.tree import RATE, SEED, WARMUP
+from lightning_app.config.tree import RATE, SEED, WARMUP, label
 from lightning_app.data.prepare import prepare
 from lightning_app.data.sources import resolved_data
 from lightning_app.grids.plan import Grid
@@ -174,6 +174,7 @@ def plan_document(grid: Grid, shapes: list[CostGroup]) -> dict[str, Any]:
             "waiting": waiting,
         },
         "axes": grid.plan.axes,
+        "trials": trials_of(grid),
         "shapes": [
             {
                 "label": shape.label,
@@ -191,6 +192,21 @@ def plan_document(grid: Grid, shapes: list[CostGroup]) -> dict[str, Any]:
         "seconds_left": _seconds(shapes, max(1, default_workers() // devices)),
         "probed": any(shape.step is not None for shape in shapes),
         "bytes": _disk(grid, shapes, kept, default_workers() // devices),
+    }
+
+
+def trials_of(grid: Grid) -> dict[str, dict[str, list[Any]]]:
+    """The values of each searched field by seed, where each seed is a study of its own."""
+    search = grid.spec.search
+    if search is None or search.per != "seed":
+        return {}
+    found: dict[str, dict[str, dict[Any, None]]] = {key: {} for key in search.fields}
+    for cell in grid.cells:
+        for key, of_seed in found.items():
+            of_seed.setdefault(label(cell.axes.get(SEED)), {})[cell.axes[key]] = None
+    return {
+        key: {seed: sorted(values) for seed, values in of_seed.items()}
+        for key, of_seed in found.items()
     }
 
 

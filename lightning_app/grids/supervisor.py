@@ -694,7 +694,7 @@ def _slots(spec: GridSpec, options: Options, program: str, stop: Stop) -> Slots:
         devices=options.devices_per_cell or devices_of(spec),
         sharing=options.slots_per_device,
         workers=options.workers,
-        cells=sum(1 for _ in combinations(spec)) * (spec.search.together if spec.search else 1),
+        cells=sum(1 for _ in combinations(spec)) * (spec.search.first if spec.search else 1),
         most_threads=most_threads(os.environ),
     )
     share_cores(slots.threads)

@@ -51,6 +51,7 @@ from lightning_app.report.results import (
     CellResult,
     GridResults,
     as_number,
+    best_trials,
     scales,
     unlike,
 )
@@ -105,6 +106,7 @@ def by_metric(grid: GridResults) -> list[MetricMean]:
 
     Arms with different rulers are not ranked against each other; those of the first one lead.
     """
+    grid = best_trials(grid)
     arms: dict[tuple[Any, ...], list[CellResult]] = {}
     for cell in grid.finished:
         arms.setdefault((cell.group, cell.lr, cell.variant, cell.warmup), []).append(cell)
@@ -384,6 +386,7 @@ def comparisons(grid: GridResults, axes: Mapping[str, Any] | None = None) -> lis
     """
     if grid.pruner is not None:
         return []
+    grid = best_trials(grid)
     asked = compared_axes(grid) if axes is None else axes
     rows = [row for axis, base in asked.items() for row in _of(grid, axis, base)]
     return corrected(rows, lambda row: "all")

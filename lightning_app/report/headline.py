@@ -96,7 +96,8 @@ def answer(grid: GridResults, scores: Sequence[Score]) -> str:
     drafts = [single, [*average, *others], others]
     if families or 2 * open_ > len(arms) or len({verdict.group for verdict in found}) > 1:
         drafts = [[*average, *families, *of] for of in (others, [])]
-    return _shortest(_where(found), [*drafts, average or families, _roughly(arms, _OF_ARMS)])
+    where = f"Tuned with {_number(grid.trials)} trials, " if grid.trials else _where(found)
+    return _shortest(where, [*drafts, average or families, _roughly(arms, _OF_ARMS)])
 
 
 def _average(words: Sequence[str]) -> list[str]:
@@ -117,11 +118,14 @@ def _where(found: Sequence[Verdict]) -> str:
         counts = {verdict.score.tried for verdict in tuned if any(verdict.score.tried)}
         if len(counts) == 1 and len({*next(iter(counts))}) == 1:
             (number, _) = next(iter(counts))
-            shown = _NUMBERS[number] if number < len(_NUMBERS) else str(number)
-            return f"At the best of {shown} rates, "
+            return f"At the best of {_number(number)} rates, "
         return "At the best rates tried, "
     rates = {verdict.lr for verdict in arms}
     return f"At rate {rate(rates.pop())}, " if len(rates) == 1 else "At the rate of each, "
+
+
+def _number(count: int) -> str:
+    return _NUMBERS[count] if count < len(_NUMBERS) else str(count)
 
 
 def _of_metric(grid: GridResults) -> str:

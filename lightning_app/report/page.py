@@ -207,7 +207,8 @@ def _tables(report: Report, *, warmup: bool) -> dict[str, list[ReportTable]]:
         if warmup:
             by_part["answer"] = [verdict_table(grid, scores)]
             by_part["need"] = [over_rates_table(grid, scores), factor_table(grid, report.effects)]
-            by_part["by_rate"] = [delta_table(grid, scores), loss_by_warmup(grid, scores)]
+            if not grid.trials:
+                by_part["by_rate"] = [delta_table(grid, scores), loss_by_warmup(grid, scores)]
         first = next(
             (part for part in ("answer", "score") if any(t.bodies for t in by_part[part])), ""
         )

@@ -105,7 +105,7 @@ Key = tuple[int, float, int]  # warm-up, rate, seed
 class Arm:
     """The planned cells of one variant within one group of the other axes.
 
-    `cells` holds the finished ones.
+    `cells` holds the finished ones. `of_seed`: each seed is a study with trials of its own.
     """
 
     group: str
@@ -113,6 +113,7 @@ class Arm:
     baseline: str | None
     planned: frozenset[Key]
     cells: Mapping[Key, CellResult] = field(repr=False)
+    of_seed: bool = False
 
     @property
     def rates(self) -> list[float]:
@@ -121,6 +122,10 @@ class Arm:
     def rates_at(self, warmup: int) -> list[float]:
         """The rates planned with a warm-up; refined arms have rates of their own."""
         return sorted({lr for other, lr, _ in self.planned if other == warmup})
+
+    def rates_of(self, warmup: int, seed: int) -> list[float]:
+        """The rates planned with a warm-up and a seed, which may be a study of its own."""
+        return sorted({lr for other, lr, s in self.planned if (other, s) == (warmup, seed)})
 
     @property
     def warmups(self) -> list[int]:
@@ -232,6 +237,7 @@ def arms(grid: GridResults) -> list[Arm]:
             baseline=next(iter(cells.values())).baseline,
             planned=frozenset(cells),
             cells={key: cell for key, cell in cells.items() if cell.finished},
+            of_seed=grid.trials > 0,
         )
         for (group, variant), cells in planned.items()
     ]
@@ -429,32 +435,29 @@ def stall_counts(arms: Iterable[Arm], reference: int | None) -> tuple[str, str]:
     """Failed runs of all complete seeds, without warm-up and with the reference: `6 of 9`."""
     failed, runs = [0, 0], [0, 0]
     for arm in arms:
-        rates = len(shared_points(arm, reference).get(0, []))
-        for side, counts in enumerate(failed_by_seed(arm, reference).values()):
-            failed[side] += sum(counts.values())
-            runs[side] += rates * len(counts)
+        for side, of in enumerate(counted(arm, reference)):
+            failed[side] += sum(cell.failed for cells in of.values() for cell in cells)
+            runs[side] += sum(map(len, of.values()))
     return f"{failed[0]} of {runs[0]}", f"{failed[1]} of {runs[1]}"
 
 
-def shared_points(arm: Arm, reference: int | None) -> dict[int, list[float]]:
-    """The rates planned both without warm-up and with the reference, for each of the two."""
-    rates = [lr for lr in arm.rates_at(0) if lr in arm.rates_at(reference or 0)]
-    return {0: rates, reference: rates} if reference and rates else {}
+def counted(arm: Arm, reference: int | None) -> list[dict[int, list[CellResult]]]:
+    """The runs of each seed that finished all of them, without warm-up and with the reference.
 
-
-def failed_by_seed(arm: Arm, reference: int | None) -> dict[int, dict[int, int]]:
-    """The failed runs of each seed over the shared rates, at both warm-ups.
-
-    A seed counts at a warm-up where all of its runs there have finished.
+    At the rates planned with both, or at all of a seed that is a study of its own.
     """
-    found: dict[int, dict[int, int]] = {}
-    for warmup, rates in shared_points(arm, reference).items():
-        runs = {s: [arm.cells.get((warmup, lr, s)) for lr in rates] for s in arm.seeds}
-        found[warmup] = {
-            seed: sum(cell is not None and cell.failed for cell in cells)
-            for seed, cells in runs.items()
-            if all(cells)
-        }
+    found: list[dict[int, list[CellResult]]] = []
+    for warmup in (0, reference) if reference else ():
+        of: dict[int, list[CellResult]] = {}
+        for seed in arm.seeds:
+            rates = [arm.rates_of(each, seed) for each in (0, reference or 0)]
+            own = arm.rates_of(warmup, seed)
+            shared = own if arm.of_seed else [lr for lr in rates[0] if lr in rates[1]]
+            cells = [arm.cells.get((warmup, lr, seed)) for lr in shared]
+            ended = [cell for cell in cells if cell is not None]
+            if cells and len(ended) == len(cells):
+                of[seed] = ended
+        found.append(of)
     return found
 
 
@@ -465,29 +468,26 @@ def stall_difference(arm: Arm, reference: int | None) -> Score:
     the variant has several.
     """
     lr = arm.rates[0] if len(arm.rates) == 1 else math.nan
-    rates = shared_points(arm, reference).get(0, [])
-    counts = [[*of.values()] for of in failed_by_seed(arm, reference).values()]
-    if not counts or not all(counts):
+    sides = counted(arm, reference)
+    if not sides or not all(sides):
         reason = "no seed has finished at all rates, without warm-up and with the reference"
         return undefined(arm, lr, "stall_difference", reason)
-    bare, ref = counts
-    runs = [
-        cell
-        for (warmup, rate, _), cell in arm.cells.items()
-        if rate in rates and warmup in (0, reference)
-    ]
-    shares = [sum(of) / len(of) / len(rates) for of in counts]
-    planned, seeds = len(arm.seeds), min(map(len, counts))
-    p = failures_p(bare, ref, len(rates), planned) if sum(bare) + sum(ref) else math.nan
+    runs = [cell for of in sides for cells in of.values() for cell in cells]
+    bare, ref = ([sum(cell.failed for cell in cells) for cells in of.values()] for of in sides)
+    each = len(next(iter(sides[0].values())))
+    shares = [sum(of) / len(of) / each for of in (bare, ref)]
+    planned, seeds = len(arm.seeds), min(len(bare), len(ref))
+    p = failures_p(bare, ref, each, planned) if sum(bare) + sum(ref) else math.nan
     least = 2 / math.comb(len(bare) + len(ref), len(bare))
     few = f"{seeds} seeds are too few for a label" if min(p, least) > 1 - LEVEL else ""
-    notes = failures(runs), _by_rate(arm, rates, reference), few
+    rates = dict.fromkeys(cell.lr or 0.0 for cell in runs)
+    notes = failures(runs), "" if arm.of_seed else _by_rate(arm, rates, reference), few
     return Score(
         **score_identity(arm, lr, "stall_difference"),
         estimate=shares[0] - shares[1],
         p=p,
         seeds=seeds,
-        cells=len(rates) * (len(bare) + len(ref)),
+        cells=len(runs),
         diverged=sum(bare) + sum(ref),
         note=join_notes(*notes, unfinished("seeds", planned, seeds)) if any(bare + ref) else "",
     )

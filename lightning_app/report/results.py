@@ -211,9 +211,10 @@ class GridResults:
     they start from are not finished. `linked` has the axes whose values follow from another axis,
     with that one. `asked` says that the metric was asked for, so that no score of a task takes its
     place. `source` is a digest of the content of the grid file. `searched`: a search chose the
-    trials of each arm. `matters` and `metric_matters` are the smallest differences that matter, in
-    nats and in the metric; 0 if the grid file names none. `families` are groups of variants by
-    name. `afterwards` names those of `matters` and `families` that the grid's folder has not.
+    trials of each arm; `trials`: those of each seed, where each is a study of its own. `matters`
+    and `metric_matters` are the smallest differences that matter, in nats and in the metric; 0 if
+    the grid file names none. `families` are groups of variants by name. `afterwards` names those of
+    `matters` and `families` that the grid's folder has not.
     """
 
     folder: Path
@@ -240,6 +241,7 @@ class GridResults:
     asked: bool = False
     source: str = ""
     searched: bool = False
+    trials: int = 0
     matters: float = 0.0
     metric_matters: float = 0.0
     families: Mapping[str, Sequence[Any]] = field(default_factory=dict)
@@ -337,6 +339,29 @@ class GridResults:
         """The values of a dotted field: those of its axis, or the one that is set, if any."""
         value = lookup(self.config, key)
         return self.axes.get(key, [] if value is None else [value])
+
+
+def best_trials(grid: GridResults) -> GridResults:
+    """The grid with the best trial of each seed that is a study of its own; else as it is.
+
+    Best by the measure of the run. A seed with an unfinished trial has not finished.
+    """
+    if not grid.trials:
+        return grid
+    studies: dict[str, list[CellResult]] = {}
+    for cell in grid.cells:
+        axes = {key: value for key, value in cell.axes.items() if key not in grid.chosen}
+        studies.setdefault(canonical(axes), []).append(replace(cell, axes=axes, lr=None))
+
+    def rank(cell: CellResult) -> tuple[bool, bool, float]:
+        own = grid.measure(cell)
+        value = cell.metrics.get(own.metric)
+        sign = -1 if own.mode == "max" else 1
+        return cell.finished, value is None, sign * (value or 0.0)
+
+    axes = {key: values for key, values in grid.axes.items() if key not in grid.chosen}
+    cells = tuple(min(cells, key=rank) for cells in studies.values())
+    return replace(grid, cells=cells, axes=axes, chosen=(), trials=0)
 
 
 def unlike(cells: Iterable[CellResult], metric: str) -> str:
@@ -441,6 +466,7 @@ def read_results(folder: Path, file: Mapping[str, Any] | None = None) -> GridRes
     plan, grid = read_plan(paths.plan), file or read_grid_file(paths.specification)
     scores, metric = grid.get("sensitivity") or {}, grid.get("metric") or {}
     factors, compare = grid.get("factors") or {}, grid.get("compare") or {}
+    search = grid.get("search") or {}
     config, damaged = _config(paths, plan, grid)
     monitored = task_facts(lookup(config, TASKS.field)).monitored
     pruner = paths.name if grid.get("pruner") else None
@@ -465,9 +491,7 @@ def read_results(folder: Path, file: Mapping[str, Any] | None = None) -> GridRes
         reference_warmup=scores.get("reference_warmup"),
         baseline=scores.get("baseline"),
         cells=tuple(cells),
-        chosen=tuple(
-            (grid.get("search") or {}).get("fields") or (RATE,) * bool(grid.get("refine"))
-        ),
+        chosen=tuple(search.get("fields") or (RATE,) * bool(grid.get("refine"))),
         more=plan.more,
         pruner=grid.get("pruner") if any(map(_may_be_pruned, cells)) else None,
         damaged_configs=tuple(damaged),
@@ -478,7 +502,8 @@ def read_results(folder: Path, file: Mapping[str, Any] | None = None) -> GridRes
         without_parent=tuple(cell.name for cell in plan.waiting),
         linked=_linked(grid),
         source=_digest(grid),
-        searched=bool(grid.get("search")),
+        searched=bool(search) and search.get("per") != "seed",
+        trials=search.get("trials") or 0,
         matters=scores.get("matters") or 0.0,
         metric_matters=metric.get("matters") or 0.0,
         families=grid.get("families") or {},

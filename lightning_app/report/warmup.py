@@ -81,26 +81,47 @@ class TunedArm:
     reference: int
 
     @cached_property
-    def rates(self) -> dict[int, list[float]]:
-        """The rates of each warm-up; refined arms have rates of their own."""
-        return {warmup: self.arm.rates_at(warmup) for warmup in (0, self.reference)}
+    def counts(self) -> dict[int, int]:
+        """The number of rates of each warm-up."""
+        return {
+            warmup: max(len(self.rates(warmup, seed)) for seed in self.arm.seeds)
+            for warmup in (0, self.reference)
+        }
+
+    def rates(self, warmup: int, seed: int) -> list[float]:
+        """The rates of a seed; refined arms and seeds that are studies have their own."""
+        return self.arm.rates_of(warmup, seed)
 
     @cached_property
     def every(self) -> Paired:
-        """Every run of the seeds that have finished."""
-        return self.arm.at([(w, lr) for w, rates in self.rates.items() for lr in rates])
+        """Every run of the seeds that have finished; in place of a rate is its number."""
+        cells = {
+            (warmup, float(place), seed): self.arm.cells[warmup, lr, seed]
+            for warmup in self.counts
+            for seed in self.arm.seeds
+            for place, lr in enumerate(self.rates(warmup, seed))
+            if (warmup, lr, seed) in self.arm.cells
+        }
+        points = [(w, float(place)) for w, count in self.counts.items() for place in range(count)]
+        planned = sorted(self.planned)
+        seeds = [s for s in planned if all((*point, s) in cells for point in points)]
+        return Paired(cells, points, seeds, len(planned))
 
     @property
     def planned(self) -> set[int]:
-        """The seeds that are planned at every point."""
-        return {*self.arm.planned_at(self.every.points)}
+        """The seeds that are planned with every rate."""
+        return {
+            seed
+            for seed in self.arm.seeds
+            if all(len(self.rates(w, seed)) == count for w, count in self.counts.items())
+        }
 
     @cached_property
     def why(self) -> str:
         """Why nothing can be compared; empty if something can."""
-        if missing := [warmup for warmup, rates in self.rates.items() if not rates]:
+        if missing := [warmup for warmup, count in self.counts.items() if not count]:
             return f"no arm with warm-up {missing[0]}"
-        if min(map(len, self.rates.values())) < 2:
+        if min(self.counts.values()) < 2:
             return "one rate only"
         if reason := why_nothing(self.every):
             return reason
@@ -110,7 +131,9 @@ class TunedArm:
         return NEVER if all(cell.failed for cell in runs) else NOT_YET
 
     def runs(self, warmup: int, seed: int) -> list[CellResult]:
-        return [self.every.runs[(warmup, lr), seed] for lr in self.rates[warmup]]
+        """The runs of a seed, by rate."""
+        places = range(self.counts[warmup])
+        return [self.every.runs[(warmup, float(place)), seed] for place in places]
 
     def place(self, warmup: int, seed: int) -> int:
         """The place of the best rate of a seed; not that of a failed run if any trained."""
@@ -122,10 +145,10 @@ class TunedArm:
         """The best run of each seed and warm-up; the rate of all points is `BEST`."""
         cells = {
             (warmup, BEST, seed): self.runs(warmup, seed)[self.place(warmup, seed)]
-            for warmup in self.rates
+            for warmup in self.counts
             for seed in self.every.seeds
         }
-        points = [(warmup, BEST) for warmup in self.rates]
+        points = [(warmup, BEST) for warmup in self.counts]
         return Paired(cells, points, self.every.seeds, self.every.planned)
 
     def losses(self, warmup: int) -> Values:
@@ -142,8 +165,8 @@ class TunedArm:
     def middle(self) -> tuple[float, float]:
         """The median over seeds of the best rate, without warm-up and with it."""
         bare, warm = (
-            median_low([rates[self.place(warmup, seed)] for seed in self.every.seeds])
-            for warmup, rates in self.rates.items()
+            median_low(self.rates(warmup, s)[self.place(warmup, s)] for s in self.every.seeds)
+            for warmup in self.counts
         )
         return bare, warm
 
@@ -152,15 +175,19 @@ class TunedArm:
 
         Between: with a rate at most an octave away on both sides.
         """
-        rates, last = self.rates[warmup], len(self.rates[warmup]) - 1
-        places = [self.place(warmup, seed) for seed in self.every.seeds]
-        inner = [0 < n < last and _gap(rates, n) <= OCTAVE for n in places]
-        return places.count(0), places.count(last), sum(inner)
+        last, seeds = self.counts[warmup] - 1, self.every.seeds
+        places = {seed: self.place(warmup, seed) for seed in seeds}
+        inner = [
+            0 < n < last and _gap(self.rates(warmup, seed), n) <= OCTAVE
+            for seed, n in places.items()
+        ]
+        ends = [*places.values()]
+        return ends.count(0), ends.count(last), sum(inner)
 
     @property
     def inner(self) -> bool:
         """Whether at both warm-ups the best rates of most seeds lie between others."""
-        return all(2 * self.ends(w)[2] > len(self.every.seeds) for w in self.rates)
+        return all(2 * self.ends(w)[2] > len(self.every.seeds) for w in self.counts)
 
     @property
     def note(self) -> str:
@@ -241,7 +268,7 @@ def over_rates(arm: Arm, baseline: Arm | None, grid: GridResults, span: Span) ->
         reason = "no reference warm-up to compare with"
         return [undefined(arm, math.nan, name, reason) for name in names]
     own = TunedArm(arm, ref)
-    tried = len(own.rates[0]), len(own.rates[ref])
+    tried = own.counts[0], own.counts[ref]
     if own.why:
         rows = [undefined(arm, math.nan, name, own.why, own.every) for name in names]
         never = own.why in (NEVER, NOT_YET)
@@ -260,7 +287,7 @@ def over_rates(arm: Arm, baseline: Arm | None, grid: GridResults, span: Span) ->
 
 def _against(own: TunedArm, baseline: Arm | None, ref: int) -> list[Score]:
     """T less that of the baseline, and the best losses of both at each warm-up."""
-    arm, names = own.arm, ("tuned_interaction", *(f"against_baseline w={w}" for w in own.rates))
+    arm, names = own.arm, ("tuned_interaction", *(f"against_baseline w={w}" for w in own.counts))
     other = TunedArm(baseline, ref) if baseline else None
     reason = ""
     if arm.baseline is None:
@@ -280,7 +307,7 @@ def _against(own: TunedArm, baseline: Arm | None, ref: int) -> list[Score]:
         at_least=all(own.ended(0)) or any(other.ended(ref)),
     )
     rows = [replace(own.row(names[0], more, other, decides=True), bound=censored)]
-    for name, warmup in zip(names[1:], own.rates, strict=True):
+    for name, warmup in zip(names[1:], own.counts, strict=True):
         ours, theirs = own.losses(warmup), other.losses(warmup)
         values, at = {seed: ours[seed] - theirs[seed] for seed in both}, [(warmup, BEST)]
         row = own.row(name, values, other, decides=True, points=at)
@@ -291,7 +318,15 @@ def _against(own: TunedArm, baseline: Arm | None, ref: int) -> list[Score]:
 
 def _mean_over_rates(own: TunedArm, span: Span) -> Score:
     """M over the rates that both warm-ups have, within those of all arms."""
-    shared = {*own.rates[0]} & {*own.rates[own.reference]}
+    ref, seeds = own.reference, own.every.seeds
+    if own.arm.of_seed:
+        gaps = {
+            s: [a.loss - b.loss for a, b in zip(own.runs(0, s), own.runs(ref, s), strict=True)]
+            for s in seeds
+        }
+        note = f"over {own.counts[0]} rates of each seed"
+        return own.row("mean_over_rates", {s: mean(of) for s, of in gaps.items()}, note=note)
+    shared = {*own.arm.rates_at(0)} & {*own.arm.rates_at(ref)}
     rates = [lr for lr in sorted(shared) if span[0] <= lr <= span[1]]
     if len(rates) < 2:
         reason = "fewer than two rates that both warm-ups and all arms have"
@@ -299,10 +334,10 @@ def _mean_over_rates(own: TunedArm, span: Span) -> Score:
     logs = np.log(rates)
 
     def average(warmup: int, seed: int) -> float:
-        losses = [own.every.runs[(warmup, lr), seed].loss for lr in rates]
+        losses = [own.arm.cells[warmup, lr, seed].loss for lr in rates]
         return float(np.trapezoid(losses, logs) / (logs[-1] - logs[0]))
 
-    values = {s: average(0, s) - average(own.reference, s) for s in own.every.seeds}
+    values = {s: average(0, s) - average(ref, s) for s in seeds}
     note = f"over {len(rates)} rates, {label(rates[0])} to {label(rates[-1])}"
     return own.row("mean_over_rates", values, note=note)
 
@@ -312,8 +347,10 @@ def _rate_shift(own: TunedArm) -> Score:
     values = {}
     for seed in own.every.seeds:
         bare, warm = (
-            None if own.runs(w, seed)[own.place(w, seed)].failed else rates[own.place(w, seed)]
-            for w, rates in own.rates.items()
+            None
+            if own.best.runs[(w, BEST), seed].failed
+            else own.rates(w, seed)[own.place(w, seed)]
+            for w in own.counts
         )
         if bare and warm:
             values[seed] = math.log2(warm / bare)
@@ -484,7 +521,8 @@ def _uncorrected(grid: GridResults) -> list[Score]:
     rows: list[Score] = []
     for group in dict.fromkeys(arm.group for arm in found):
         members = {arm.variant: arm for arm in found if arm.group == group}
-        for lr in sorted({lr for arm in members.values() for lr in arm.rates}):
+        rates = {lr for arm in members.values() for lr in arm.rates}
+        for lr in () if grid.trials else sorted(rates):
             rows += _of_slice(members, lr, grid)
         rows += [stall_difference(arm, grid.reference_warmup) for arm in members.values()]
         if len(grid.rates) > 1 and not grid.searched:

@@ -269,6 +269,8 @@ def write_figures(grid: GridResults, folder: Path) -> list[FigureFiles]:
         if grid.scored:
             drawings[OF_TASKS.name] += _draw(OF_TASKS, _of_all(grid), folder, "")
         for (group, lr), suffix in zip(slices, _numbers(len(slices)), strict=True):
+            if grid.trials:
+                break  # each seed has rates of its own
             part = _part(grid, group, lr, slices[group, lr])
             for kind in OF_A_RATE:
                 drawings[kind.name] += _draw(kind, part, folder, suffix)

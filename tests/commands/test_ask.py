@@ -1,0 +1,84 @@
+"""`ablate ask` writes a grid of per-seed studies and runs it."""
+
+import itertools
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from lightning_app.cli import main
+from lightning_app.commands import ask
+from lightning_app.config.grid import read_spec
+from lightning_app.core.errors import UserError
+from lightning_app.grids import program
+
+PRESET, WARMUP, SEED = "model.block.preset", "model.schedule.warmup_steps", "seed_everything"
+
+
+def test_eight_seeds_come_before_a_fourth_trial_and_no_time_is_exceeded() -> None:
+    for minutes, workers, cells, seconds in itertools.product(
+        (10, 31, 60, 200), (1, 2, 8), (4, 6), (3.0, 20.0)
+    ):
+        needed = math.ceil(15 * cells * seconds / workers / 60)
+        if needed > minutes:
+            with pytest.raises(UserError, match=f"about {needed};"):
+                ask.design(minutes, workers, cells, seconds)
+            continue
+        seeds, trials = ask.design(minutes, workers, cells, seconds)
+        assert 5 <= seeds <= 8
+        assert 3 <= trials <= 5
+        assert seeds * trials * cells * seconds / workers <= 60 * minutes
+        assert trials == 3 or seeds == 8
+        more = (seeds + 1, trials) if seeds < 8 else (seeds, trials + 1)
+        if more[1] <= 5:
+            assert math.prod(more) * cells * seconds / workers > 60 * minutes
+
+
+@pytest.fixture
+def fast(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Steps take a tenth of a second, and the grids that would run are listed."""
+    ran: list[Any] = []
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(program, "seconds_per_step", lambda config: 0.1)
+    monkeypatch.setattr(ask, "run_command", lambda path, *_, **__: ran.append(path) or 0)
+    return ran
+
+
+def test_it_writes_an_ordinary_grid_once(fast: list[Any], tmp_path: Path) -> None:
+    assert main(["ask", "sas", "--workers", "2"]) == 0
+    path = tmp_path / "ask_sas.yaml"
+    spec, text = read_spec(path), path.read_text()
+    assert spec.axes == {
+        PRESET: ["sas", "pre_ln", "post_ln"],
+        WARMUP: [0, 40],
+        SEED: [*range(1, 9)],
+    }
+    assert spec.search is not None
+    assert (spec.search.per, spec.search.trials) == ("seed", 5)
+    (values,) = spec.search.fields.values()
+    assert (values.low, values.high, values.log) == (1e-3, 1.6e-2, True)
+    assert spec.sensitivity == {"reference_warmup": 40, "baseline": "pre_ln", "matters": 0.2}
+    assert main(["ask", "sas", "--minutes", "1000"]) == 0
+    assert path.read_text() == text
+    assert [str(each) for each in fast] == ["ask_sas.yaml"] * 2
+
+
+def test_the_control_is_no_second_arm(fast: list[Any], tmp_path: Path) -> None:
+    assert main(["ask", "post_ln", "--matters", "0.05"]) == 0
+    tree = yaml.safe_load((tmp_path / "ask_post_ln.yaml").read_text())
+    assert tree["axes"][PRESET] == ["post_ln", "pre_ln"]
+    assert tree["sensitivity"]["matters"] == 0.05
+
+
+@pytest.mark.parametrize(
+    "words", [["sas", "--minutes", "1"], ["no_such_block"], ["sas", "--config", "absent.yaml"]]
+)
+def test_a_mistake_writes_nothing(
+    fast: list[Any], tmp_path: Path, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["ask", *words, "--workers", "1"]) == 2
+    assert words[-1] in capsys.readouterr().err
+    assert not fast
+    assert not list(tmp_path.iterdir())

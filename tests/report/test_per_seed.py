@@ -1,0 +1,234 @@
+"""Grids in which each seed is a tuning study of its own (`search: {per: seed}`)."""
+
+import itertools
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from statistics import fmean
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy import stats
+
+from lightning_app.cli import main
+from lightning_app.config.grid import read_spec
+from lightning_app.config.tree import canonical
+from lightning_app.core.errors import UserError
+from lightning_app.grids.plan import combinations
+from lightning_app.grids.search import TrialScore, search_arms, stratified, wanted
+from lightning_app.report.comparisons import by_metric, comparisons
+from lightning_app.report.headline import answer
+from lightning_app.report.results import read_results
+from lightning_app.report.verdicts import verdicts
+from lightning_app.report.warmup import sensitivity_scores
+from tests.report.conftest import PRESET, RATE, SEED, WARMUP, FakeGrid, change, keep, write_report
+
+LOW, HIGH, TRIALS = 0.001, 0.016, 4
+SEARCH = {
+    "per": "seed",
+    "fields": {RATE: {"low": LOW, "high": HIGH, "log": True}},
+    "trials": TRIALS,
+}
+BASE = {"seed_everything": 1, "data": {"name": "synthetic"}}
+AXES = {PRESET: ["post_ln", "pre_ln"], WARMUP: [0, 60], SEED: 3}
+
+
+def rates(seed: int) -> list[float]:
+    """The rates of a seed, by the formula."""
+    share = math.modf(0.6180339887498949 * seed)[0]
+    found = [LOW * (HIGH / LOW) ** ((k + share) / TRIALS) for k in range(TRIALS)]
+    return [float(f"{rate:.4g}") for rate in found]
+
+
+def spec_of(folder: Path, **more: Any) -> Any:
+    grid = {"name": "studies", "base_config": BASE, "axes": AXES, "search": SEARCH, **more}
+    path = folder / "studies.yaml"
+    path.write_text(json.dumps(grid))
+    return read_spec(path)
+
+
+def test_each_seed_has_rates_of_its_own_that_are_those_of_every_arm(tmp_path: Path) -> None:
+    spec = spec_of(tmp_path)
+    assert spec.axes[SEED] == [1, 2, 3]
+    arms = search_arms(spec, list(combinations(spec)), {})
+    assert len(arms) == 2 * 2 * 3
+    assert {arm.name[SEED] for arm in arms} == {1, 2, 3}
+    for arm in arms:
+        assert [values[RATE] for values in arm.rounds[0]] == rates(arm.name[SEED])
+        assert arm.more == 0
+    assert len(list(wanted(arms))) == 12 * TRIALS
+    places = [
+        math.log(rate / LOW) / math.log(HIGH / LOW) for seed in range(1, 9) for rate in rates(seed)
+    ]
+    parts = np.histogram(places, bins=TRIALS, range=(0, 1))[0]
+    assert parts.tolist() == [8] * TRIALS
+
+
+def test_the_plan_shows_the_rates_of_each_seed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "studies.yaml"
+    grid = {"name": "studies", "base_config": BASE, "axes": AXES, "search": SEARCH}
+    path.write_text(json.dumps(grid))
+    assert main(["plan", str(path), "--json"]) == 0
+    tree = json.loads(capsys.readouterr().out)
+    assert tree["trials"] == {RATE: {str(seed): rates(seed) for seed in (1, 2, 3)}}
+    assert tree["cells"] == 12 * TRIALS
+    assert main(["plan", str(path)]) == 0
+    assert f"seed 2: {', '.join(map(str, rates(2)))}" in capsys.readouterr().out
+
+
+def test_a_range_without_log_is_cut_into_equal_parts(tmp_path: Path) -> None:
+    field = {RATE: {"low": 1.0, "high": 3.0}}
+    spec = spec_of(tmp_path, search={**SEARCH, "fields": field, "trials": 2})
+    share = 0.6180339887498949
+    assert [v[RATE] for v in stratified(spec.search, 1)] == [
+        float(f"{1 + share:.4g}"),
+        float(f"{2 + share:.4g}"),
+    ]
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "random"])
+def test_a_sampler_of_optuna_asks_for_each_seed_apart(tmp_path: Path, sampler: str) -> None:
+    spec = spec_of(tmp_path, search={**SEARCH, "sampler": sampler, "together": 2})
+    known: dict[str, TrialScore] = {}
+    for _ in range(4):
+        arms = search_arms(spec, list(combinations(spec)), known)
+        for cell in wanted(arms):
+            bad = 0.1 * (cell[PRESET] == "post_ln") * cell[SEED]
+            known[canonical(cell)] = TrialScore(3.0 + bad + abs(math.log2(cell[RATE] / 0.004)))
+    arms = search_arms(spec, list(combinations(spec)), known)
+    trials = {
+        (arm.name[PRESET], arm.name[WARMUP], arm.name[SEED]): [
+            values[RATE] for of in arm.rounds for values in of
+        ]
+        for arm in arms
+    }
+    assert {len(of) for of in trials.values()} == {TRIALS}
+    assert len({tuple(of[:2]) for of in trials.values()}) == 3  # alike in all arms of a seed
+
+
+@pytest.mark.parametrize(
+    ("search", "told"),
+    [
+        ({"trials": None}, "trials"),
+        ({"budget": 12}, "budget"),
+        ({"per": "arm"}, "budget"),
+        ({"per": "arm", "trials": None, "budget": 40, "sampler": "stratified"}, "sampler"),
+        ({"sampler": "grid", "trials": 0}, "trials"),
+    ],
+)
+def test_what_a_study_of_a_seed_needs(tmp_path: Path, search: Any, told: str) -> None:
+    with pytest.raises(UserError, match=f"search: {told}"):
+        spec_of(tmp_path, search={**SEARCH, **search})
+
+
+@pytest.mark.parametrize("seeds", [0, -1, 100_000, True])
+def test_a_number_of_seeds_is_a_number_from_one_on(tmp_path: Path, seeds: Any) -> None:
+    with pytest.raises(UserError, match="seed_everything"):
+        spec_of(tmp_path, axes={**AXES, SEED: seeds})
+
+
+def loss(at: Mapping[str, Any]) -> float | None:
+    """A loss with noise; without warm-up `post_ln` fails at large rates."""
+    place = (at[PRESET] == "post_ln", at[WARMUP], at[SEED], round(1e7 * at[RATE]))
+    noise = float(np.random.default_rng([int(each) for each in place]).normal(0, 0.05))
+    if place[0] and not at[WARMUP] and at[RATE] > 0.007:
+        return None
+    best = 0.004 * (1 + (at[WARMUP] > 0))
+    rise = 0.2 * math.log2(at[RATE] / best) ** 2
+    return 2.0 + rise + noise + 0.6 * (place[0] and not at[WARMUP])
+
+
+@pytest.fixture
+def studies(tmp_path: Path) -> FakeGrid:
+    every = sorted({rate for seed in range(1, 6) for rate in rates(seed)})
+    axes = {PRESET: ["post_ln", "pre_ln"], WARMUP: [0, 60], SEED: [1, 2, 3, 4, 5], RATE: every}
+    fake = FakeGrid(tmp_path / "studies", loss, axes)
+    keep(fake, lambda at: at[RATE] in rates(at[SEED]))
+    change(fake, search=SEARCH)
+    return fake
+
+
+def test_the_best_of_each_seed_and_the_mean_over_its_rates(studies: FakeGrid) -> None:
+    grid = read_results(studies.folder)
+    scores = {(s.variant, s.score): s for s in sensitivity_scores(grid)}
+    for variant in ("post_ln", "pre_ln"):
+        ends = {
+            (warmup, seed): [
+                4.5
+                if (end := loss({PRESET: variant, WARMUP: warmup, SEED: seed, RATE: r})) is None
+                else end
+                for r in rates(seed)
+            ]
+            for warmup, seed in itertools.product((0, 60), range(1, 6))
+        }
+        best = [min(ends[0, s]) - min(ends[60, s]) for s in range(1, 6)]
+        apart = [fmean(ends[0, s]) - fmean(ends[60, s]) for s in range(1, 6)]
+        tuned, mean = scores[variant, "tuned"], scores[variant, "mean_over_rates"]
+        assert [value for _, value in tuned.values] == pytest.approx(best)
+        assert tuned.p == pytest.approx(stats.ttest_1samp(best, 0.0)[1])
+        assert tuned.tried == (TRIALS, TRIALS)
+        assert [value for _, value in mean.values] == pytest.approx(apart)
+        shifts = [
+            math.log2(
+                rates(s)[ends[60, s].index(min(ends[60, s]))]
+                / rates(s)[ends[0, s].index(min(ends[0, s]))]
+            )
+            for s in range(1, 6)
+        ]
+        assert [v for _, v in scores[variant, "rate_shift"].values] == pytest.approx(shifts)
+        failed = [sum(end == 4.5 for s in range(1, 6) for end in ends[w, s]) for w in (0, 60)]
+        stalls = scores[variant, "stall_difference"]
+        assert stalls.estimate == pytest.approx((failed[0] - failed[1]) / (5 * TRIALS))
+    assert not any(score.score == "delta" for score in sensitivity_scores(grid))
+    words = {verdict.variant: verdict.word for verdict in verdicts(grid, sensitivity_scores(grid))}
+    assert words["post_ln"] == "needs"
+    assert "four trials" in answer(grid, sensitivity_scores(grid))
+
+
+def test_a_crashed_trial_drops_its_seed(studies: FakeGrid) -> None:
+    wanted = {SEED: 2, PRESET: "pre_ln", WARMUP: 0, RATE: rates(2)[1]}
+    cell = next(cell for cell in studies.cells if cell["axes"] == wanted)
+    (studies.run(cell) / "result.json").unlink()
+    scores = {(s.variant, s.score): s for s in sensitivity_scores(read_results(studies.folder))}
+    assert [seed for seed, _ in scores["pre_ln", "tuned"].values] == [1, 3, 4, 5]
+    assert [seed for seed, _ in scores["post_ln", "tuned"].values] == [1, 2, 3, 4, 5]
+    assert [seed for seed, _ in scores["post_ln", "tuned_interaction"].values] == [1, 3, 4, 5]
+    compared = comparisons(read_results(studies.folder), {PRESET: "pre_ln"})
+    assert [row.seeds for row in compared] == [4, 5]
+
+
+def test_the_best_trial_of_each_seed_is_compared_by_the_metric(studies: FakeGrid) -> None:
+    grid = read_results(studies.folder)
+    rows = comparisons(grid, {PRESET: "pre_ln"})
+    assert [row.seeds for row in rows] == [5, 5]
+    for row, warmup in zip(rows, (0, 60), strict=True):
+        best = {
+            (variant, seed): min(
+                end
+                for r in rates(seed)
+                if (end := loss({PRESET: variant, WARMUP: warmup, SEED: seed, RATE: r})) is not None
+            )
+            for variant, seed in itertools.product(("post_ln", "pre_ln"), range(1, 6))
+        }
+        wanted = fmean(best["post_ln", s] - best["pre_ln", s] for s in range(1, 6))
+        assert row.estimate == pytest.approx(wanted)
+    assert len(by_metric(grid)) == 4
+    assert {arm.runs for arm in by_metric(grid)} == {5}
+
+
+def test_the_program_that_shares_no_code_has_the_same_numbers(
+    studies: FakeGrid, oracle: ModuleType
+) -> None:
+    cell = next(c for c in studies.cells if c["axes"][SEED] == 2 and c["axes"][RATE] in rates(2))
+    (studies.run(cell) / "result.json").unlink()
+    page = write_report(studies.folder, figures=False)
+    rows = pd.read_csv(page.parent / "sensitivity.csv")
+    assert {"tuned", "mean_over_rates", "rate_shift", "pooled"} <= {*rows["score"]}
+    assert oracle.check(page.parent) == []
