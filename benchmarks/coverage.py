@@ -34,6 +34,7 @@ import pandas as pd
 from scipy import special
 from scipy.interpolate import PchipInterpolator
 
+from lightning_app.grids.search import GOLDEN
 from lightning_app.report.statistics import (
     LEVEL,
     Estimate,
@@ -196,14 +197,24 @@ def of_study(study: Path, kind: str) -> dict[str, Curves]:
 
 
 def drawn(
-    curves: Curves, count: int, shape: tuple[int, int], rng: np.random.Generator
+    curves: Curves, count: int, shape: tuple[int, int], rng: np.random.Generator, own: bool = False
 ) -> tuple[Floats, Floats]:
-    """T and M of each seed, [grid, seed], at `count` rates an equal step apart."""
-    places = np.linspace(curves.octaves[0], curves.octaves[-1], count)
+    """T and M of each seed, [grid, seed], at `count` rates an equal step apart.
+
+    With `own`, seeds are tuning studies with rates of their own (`grids.search.stratified`), from
+    any seed on.
+    """
+    low, high = curves.octaves[0], curves.octaves[-1]
+    places = np.linspace(low, high, count)
+    if own:
+        shares = GOLDEN * (rng.integers(1, 10**6) + np.arange(shape[1])) % 1.0
+        places = low + (high - low) * (np.arange(count) + shares[:, None]) / count
     runs = [
         curves.at(w, places) + curves.spread * rng.standard_normal((*shape, count)) for w in (0, 1)
     ]
     apart = np.asarray(np.trapezoid(runs[0] - runs[1], dx=1.0, axis=-1)) / (count - 1)
+    if own:
+        apart = (runs[0] - runs[1]).mean(axis=-1)
     return runs[0].min(axis=-1) - runs[1].min(axis=-1), apart
 
 
@@ -218,6 +229,24 @@ def tuned(study: Path, grids: int, rng: np.random.Generator) -> Iterator[Row]:
             low, high = (np.stack([each[side] for each in ends], axis=1) for side in (0, 1))
             truth = np.array([each[which].mean() for each in truths])
             yield covered(f"{name}, {kind}, {count} rates", "normal", seeds, (low, high), truth)
+
+
+def studies(study: Path, grids: int, rng: np.random.Generator) -> Iterator[Row]:
+    """Coverage of T and M where each seed is a study of five or four trials."""
+    for kind, (count, seeds) in product(("spline", "V"), ((5, 5), (5, 8), (4, 10))):
+        wirings = of_study(study, kind).values()
+        for which, name in enumerate("TM"):
+            ends, truths = [], []
+            for curves in wirings:
+                draws = [
+                    drawn(curves, count, (1, seeds), rng, own=True)[which] for _ in range(grids)
+                ]
+                many = [drawn(curves, count, (1, 5000), rng, own=True)[which] for _ in range(20)]
+                ends.append(t_intervals(np.concatenate(draws)))
+                truths.append(np.mean(many))
+            low, high = (np.stack([each[side] for each in ends], axis=1) for side in (0, 1))
+            what = f"{name}, {kind}, {count} trials a seed"
+            yield covered(what, "normal", seeds, (low, high), np.array(truths))
 
 
 def no_needs(grids: int, rng: np.random.Generator) -> Iterator[Row]:
@@ -285,6 +314,7 @@ def simulate(grids: int, seed: int) -> Iterator[Row]:
         for seeds in SEEDS:
             yield from intervals(kind, seeds, grids, rng)
     yield from tuned(STUDY, min(grids, 4000), rng)
+    yield from studies(STUDY, min(grids, 1000), rng)
     yield from no_needs(min(grids, 2000), rng)
     for seeds in SEEDS:
         for share in STALLED:

@@ -174,6 +174,11 @@ SEEN = {
 }
 
 ELSEWHERE = {
+    "ablate ask deepnorm": ("tests/commands/test_ask.py", "def test_it_writes_an_ordinary_grid"),
+    "ablate --plugin my_blocks.py ask damped": (
+        "tests/commands/test_ask.py",
+        "def test_it_writes_an_ordinary_grid",
+    ),
     "pip install .": (".github/workflows/checks.yml", "--constraint constraints.txt dist/*.whl"),
     "python benchmarks/theory/run.py": (
         "tests/benchmarks/test_theory.py",

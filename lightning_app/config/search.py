@@ -4,6 +4,8 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from lightning_app.config.tree import RATE
+
 
 @dataclass(frozen=True, kw_only=True)
 class Range:
@@ -74,8 +76,12 @@ class Search:
             raise ValueError(f"{wanted}: expected at least 1 with per: {self.per}, found {found}")
         if getattr(self, other) is not None:
             raise ValueError(f"{other}: has no meaning with per: {self.per}; give {wanted}")
-        if self.kind == "stratified" and (self.per == "arm" or len(self.fields) > 1):
-            raise ValueError("sampler: stratified needs per: seed and one field")
+        if self.per == "seed" and [*self.fields] != [RATE]:
+            raise ValueError(
+                f"fields: expected {RATE} alone with per: seed, whose verdicts are on it"
+            )
+        if self.kind == "stratified" and self.per == "arm":
+            raise ValueError("sampler: stratified needs per: seed")
 
     @property
     def kind(self) -> str:

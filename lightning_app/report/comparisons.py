@@ -640,6 +640,8 @@ def compare_axis(
     check_rules([COMPARE], asked)
     if not grid.varies(axis):
         raise UserError(f"compare: {axis}: has one value in {grid.name}; a comparison needs two")
+    if axis in grid.chosen and grid.trials:
+        raise UserError(f"compare: {axis}: each seed of {grid.name} has values of its own")
     if grid.pruner is not None:
         raise UserError(
             f"{grid.folder}: pruner: {grid.pruner}: cells that were ended early have no final "

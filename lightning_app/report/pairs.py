@@ -435,13 +435,13 @@ def stall_counts(arms: Iterable[Arm], reference: int | None) -> tuple[str, str]:
     """Failed runs of all complete seeds, without warm-up and with the reference: `6 of 9`."""
     failed, runs = [0, 0], [0, 0]
     for arm in arms:
-        for side, of in enumerate(counted(arm, reference)):
+        for side, of in enumerate(counted_runs(arm, reference)):
             failed[side] += sum(cell.failed for cells in of.values() for cell in cells)
             runs[side] += sum(map(len, of.values()))
     return f"{failed[0]} of {runs[0]}", f"{failed[1]} of {runs[1]}"
 
 
-def counted(arm: Arm, reference: int | None) -> list[dict[int, list[CellResult]]]:
+def counted_runs(arm: Arm, reference: int | None) -> list[dict[int, list[CellResult]]]:
     """The runs of each seed that finished all of them, without warm-up and with the reference.
 
     At the rates planned with both, or at all of a seed that is a study of its own.
@@ -468,7 +468,7 @@ def stall_difference(arm: Arm, reference: int | None) -> Score:
     the variant has several.
     """
     lr = arm.rates[0] if len(arm.rates) == 1 else math.nan
-    sides = counted(arm, reference)
+    sides = counted_runs(arm, reference)
     if not sides or not all(sides):
         reason = "no seed has finished at all rates, without warm-up and with the reference"
         return undefined(arm, lr, "stall_difference", reason)

@@ -105,7 +105,7 @@ OF_WORD: dict[str, list[Score]] = {
 ON_AVERAGE = [word for word in OF_WORD if word not in ("needs", "mixed", "never learned")]
 ASKED: Any = SimpleNamespace(
     **{"pruner": None, "searched": False, "asks_warmup": True, "reference_warmup": 60},
-    **{"scored": (), "matters": 0.11},
+    **{"scored": (), "matters": 0.11, "finished": (None,), "trials": 0},
 )
 Words = Mapping[tuple[str, str], str]  # of group and name
 

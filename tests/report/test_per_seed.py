@@ -20,7 +20,7 @@ from lightning_app.config.tree import canonical
 from lightning_app.core.errors import UserError
 from lightning_app.grids.plan import combinations
 from lightning_app.grids.search import TrialScore, search_arms, stratified, wanted
-from lightning_app.report.comparisons import by_metric, comparisons
+from lightning_app.report.comparisons import by_metric, compare_axis, comparisons
 from lightning_app.report.headline import answer
 from lightning_app.report.results import read_results
 from lightning_app.report.verdicts import verdicts
@@ -28,7 +28,7 @@ from lightning_app.report.warmup import sensitivity_scores
 from tests.report.conftest import PRESET, RATE, SEED, WARMUP, FakeGrid, change, keep, write_report
 
 LOW, HIGH, TRIALS = 0.001, 0.016, 4
-SEARCH = {
+SEARCH: dict[str, Any] = {
     "per": "seed",
     "fields": {RATE: {"low": LOW, "high": HIGH, "log": True}},
     "trials": TRIALS,
@@ -121,6 +121,11 @@ def test_a_sampler_of_optuna_asks_for_each_seed_apart(tmp_path: Path, sampler: s
         ({"per": "arm"}, "budget"),
         ({"per": "arm", "trials": None, "budget": 40, "sampler": "stratified"}, "sampler"),
         ({"sampler": "grid", "trials": 0}, "trials"),
+        ({"fields": {"model.architecture.dropout": {"low": 0.0, "high": 0.5}}}, "fields"),
+        (
+            {"fields": SEARCH["fields"] | {"model.optimizer.eps": {"low": 1e-9, "high": 1e-6}}},
+            "fields",
+        ),
     ],
 )
 def test_what_a_study_of_a_seed_needs(tmp_path: Path, search: Any, told: str) -> None:
@@ -202,6 +207,12 @@ def test_a_crashed_trial_drops_its_seed(studies: FakeGrid) -> None:
     assert [seed for seed, _ in scores["post_ln", "tuned_interaction"].values] == [1, 3, 4, 5]
     compared = comparisons(read_results(studies.folder), {PRESET: "pre_ln"})
     assert [row.seeds for row in compared] == [4, 5]
+
+
+def test_rates_that_are_those_of_a_seed_are_not_compared(studies: FakeGrid) -> None:
+    grid = read_results(studies.folder)
+    with pytest.raises(UserError, match="each seed"):
+        compare_axis(grid, RATE, grid.axes[RATE][0])
 
 
 def test_the_best_trial_of_each_seed_is_compared_by_the_metric(studies: FakeGrid) -> None:
