@@ -1,7 +1,7 @@
 """Make the pictures of a report and of TensorBoard in the documentation.
 
 `python docs/screenshots.py` opens in a Chromium on the PATH the report of the published study
-`joint` and, as `ablate report --serve` shows it, the TensorBoard of `iwslt14_bleu`. It saves
+`joint_fine` and, as `ablate report --serve` shows it, the TensorBoard of `iwslt14_bleu`. It saves
 `report.png` and `tensorboard.png` in `docs/screenshots`; `--only NAME` makes one of them, and
 `--report FILE` opens a page that is there already. With `--journal FILE`, the Optuna journal of the
 grid `demo_rates`, and `optuna-dashboard` on the PATH it saves `dashboard.png` too, the history of
@@ -56,12 +56,12 @@ def open_page(browser: Browser, address: str) -> Page:
 
 
 def shoot_report(browser: Browser, page: Path | None, folder: Path) -> None:
-    """Save the first screen of a report; without a page, of that of the study `joint`."""
+    """Save the first screen of a report; without a page, of that of the study `joint_fine`."""
     if page is None:
-        study = STUDIES / "joint"
+        study = STUDIES / "joint_fine"
         if ablate(["report", str(study), "--experiments", str(folder)]) != 0:
             raise SystemExit(f"{study}: no report")
-        page = folder / "joint" / "report.html"
+        page = folder / "joint_fine" / "report.html"
     save(open_page(browser, page.resolve().as_uri()).screenshot(), "report.png")
 
 

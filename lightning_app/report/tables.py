@@ -164,7 +164,7 @@ def verdict_table(grid: GridResults, scores: Sequence[Score]) -> ReportTable:
             lambda verdict: Datum(verdict.word, tuple(filter(None, (verdict.more,)))),
         ),
         (Heading("saved by warm-up", "nats per token"), saved),
-        (Heading(f"less that of {baseline}", "nats per token"), against),
+        (Heading(f"minus that of {baseline}", "nats per token"), against),
         *([(Heading("best rate without"), best(0)), (Heading("with"), best(1))] if several else []),
         (Heading("failed without"), failed(0)),
         (Heading("failed with"), failed(1)),

@@ -181,8 +181,8 @@ def test_the_numbers_are_those_of_the_scores(make_grid, outcome):
     for variant, sign in (("sas", ""), ("post_ln", "≥ ")):
         more = (variant, "interaction")
         shown = f"{sign}{nats(found[more].estimate)}{sure[more]}"
-        assert rows[variant]["less that of pre_ln"] == shown
-    assert rows["pre_ln"]["less that of pre_ln"] == rows["all variants"]["failed with"] == "–"
+        assert rows[variant]["minus that of pre_ln"] == shown
+    assert rows["pre_ln"]["minus that of pre_ln"] == rows["all variants"]["failed with"] == "–"
     failed = ("failed without", "failed with")
     assert [rows["post_ln"][name] for name in failed] == ["3 of 3", "0 of 3"]
     rows = by_name(delta_table(grid, sensitivity_scores(grid)))
