@@ -1853,7 +1853,7 @@ MUTANTS = (
     ),
     mutant(
         "no need by the interval of the step",
-        at("report/test_statistics.py", "report/test_scores.py", "report/test_best_rates.py"),
+        VERDICTS,
         "t_interval(values, 1 - ALPHA / row.family)",
         "t_interval(values, row.level)",
     ),
@@ -1868,12 +1868,6 @@ MUTANTS = (
         VERDICTS,
         "within(score, matters) and share <= 0 and score.inner",
         "within(score, matters) and share <= 0",
-    ),
-    mutant(
-        "two seeds decide",
-        VERDICTS,
-        "decided = not math.isnan(low) and score.seeds >= LEAST_SEEDS",
-        "decided = not math.isnan(score.low)",
     ),
     mutant(
         "gains without regard to what matters",

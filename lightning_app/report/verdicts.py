@@ -28,7 +28,7 @@ from typing import Any, Literal
 
 from lightning_app.report.pairs import NEVER, Score
 from lightning_app.report.results import GridResults
-from lightning_app.report.statistics import LEAST_SEEDS, MOST_SEEDS, seeds_to_decide, within
+from lightning_app.report.statistics import MOST_SEEDS, seeds_to_decide, within
 from lightning_app.report.warmup import measured_by
 
 NEEDS, MIXED, NO_NEED, LOSES = "needs", "mixed", "no need", "loses"
@@ -138,15 +138,14 @@ def _word(score: Score, stalls: Score | None, matters: float) -> str:
     share = score.stalled if stalls is None or math.isnan(stalls.estimate) else stalls.estimate
     more = share if stalls is not None and stalls.significant else 0.0
     low, high = score.holm_low, score.holm_high
-    decided = not math.isnan(low) and score.seeds >= LEAST_SEEDS
-    below, above = decided and high < 0, decided and low > 0
+    below, above = high < 0, low > 0  # neither without an interval, as of two seeds
     if score.never:
         return NEVER
     if more > 0:
         return MIXED if below else NEEDS
     if more < 0 and above:
         return MIXED
-    if decided and within(score, matters) and share <= 0 and score.inner:
+    if within(score, matters) and share <= 0 and score.inner:
         return NO_NEED
     if below or more < 0:
         return LOSES
