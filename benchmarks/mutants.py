@@ -1877,7 +1877,7 @@ MUTANTS = (
     ),
     mutant(
         "an answer of any length",
-        VERDICTS,
+        at("report/test_messages.py"),
         "if len(sentence.split()) <= WORDS:",
         "if sentence:",
     ),
