@@ -53,7 +53,7 @@ _OF_ARMS = {  # in the singular and in the plural
     LOSES: ("loses by warm-up", "lose by warm-up"),
     NO_NEED: ("needs no warm-up", "need no warm-up"),
     UNDECIDED: ("is undecided", "are undecided"),
-    NEVER: ("never learns", "never learn"),
+    NEVER: ("has not learned", "have not learned"),
 }
 _ON_AVERAGE = {
     GAINS: "warm-up helps on average",

@@ -96,7 +96,7 @@ def test_no_color_means_no_colour(
     [
         (lambda a: "waiting", {PRESET: ["post_ln"], SEED: [1]}, "No cell has"),
         (lambda a: "failed", {PRESET: ["post_ln"], SEED: [1]}, "No cell has"),
-        (lambda a: 4.5, {PRESET: ["pre_ln", "sas"], WARMUP: [0, 60], SEED: [1, 2]}, "never learn"),
+        (lambda a: 4.5, {PRESET: ["pre_ln", "sas"], WARMUP: [0, 60], SEED: [1, 2]}, "not learned"),
         (lambda a: None, {PRESET: ["pre_ln", "sas"], WARMUP: [0, 60], SEED: [1]}, "1 of 1"),
         (
             lambda a: 2.0,
