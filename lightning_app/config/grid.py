@@ -22,7 +22,7 @@ from lightning_app.config.classes import (
 )
 from lightning_app.config.rulers import MetricChoice, check_matters, check_metric
 from lightning_app.config.rules import GRID_RULES, GridSubject, check_rules
-from lightning_app.config.search import Refine, Search
+from lightning_app.config.search import Refine, Search, Until
 from lightning_app.config.sources import merged, nested, with_warmup
 from lightning_app.config.trainer import ClassSpec, TrainerConfig
 from lightning_app.config.tree import (
@@ -273,6 +273,8 @@ class GridFile:
     """Fields that a sampler of Optuna searches in every arm."""
     refine: Refine | None = None
     """Further learning rates around the best one of every arm."""
+    until: Until | None = None
+    """Further seeds of a search per seed, until the intervals are narrow enough."""
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
@@ -418,7 +420,7 @@ class GridSpec:
     `init_from` is the grid from whose runs the cells start.
     `source` is the file as messages name it, and `base_source` the one that holds the base. With
     `search` or `refine` the cells follow from results: `asked` has those of the rounds so far,
-    whose values are then in `axes`, and `listed` the axes of the file.
+    whose values are then in `axes`, and `listed` the axes of the file. `until` adds seeds.
     """
 
     source: str
@@ -443,6 +445,7 @@ class GridSpec:
     base_source: str = ""
     search: Search | None = None
     refine: Refine | None = None
+    until: Until | None = None
     asked: tuple[Mapping[str, Any], ...] | None = None
     listed: Mapping[str, list[Any]] | None = None
 
@@ -465,7 +468,7 @@ class GridSpec:
         listed = self.axes if self.listed is None else self.listed
         fields = (RATE,) if self.search is None else tuple(self.search.fields)
         axes = dict(listed)
-        for field in fields:
+        for field in fields if self.until is None else (*fields, SEED):
             values = {key_of(cell[field]): cell[field] for cell in cells}
             axes[field] = sorted(values.values())
         asked = tuple({axis: cell[axis] for axis in axes} for cell in cells)
@@ -491,6 +494,8 @@ class GridSpec:
             }
         if self.refine is not None:
             adapts["refine"] = dataclasses.asdict(self.refine)
+        if self.until is not None:
+            adapts["until"] = dataclasses.asdict(self.until)
         return {
             "name": self.name,
             "question": self.question,
@@ -625,6 +630,7 @@ def _spec(path: Path, tree: Any, text: str, files: tuple[Path, ...], source: str
             base_source=base_source,
             search=file.search,
             refine=file.refine,
+            until=file.until,
         )
 
 

@@ -28,6 +28,7 @@ from lightning_app.config.tree import (
 )
 from lightning_app.core.errors import UserError, nearest
 from lightning_app.runs.parent import FIELD as _PARENT
+from lightning_app.scores.task_facts import LOSS
 
 
 class HasFields(Protocol):
@@ -536,6 +537,43 @@ GRID_RULES = (
         ("refine.budget", "refine"),
         lambda grid, _, refine: refine and _few(grid, refine, len(grid.axes[RATE])),
         _BUDGET % "rates",
+    ),
+    Refusal(
+        "seeds are added to tuning studies",
+        ("until", "search", "sensitivity"),
+        lambda grid, until, search, sensitivity: (
+            until
+            and not (
+                search
+                and search.per == "seed"
+                and grid.metric == LOSS
+                and {0, (sensitivity or {}).get("reference_warmup")} <= {*grid.axes.get(WARMUP, ())}
+            )
+        ),
+        f"needs search with per: seed, the metric {LOSS}, and an axis {WARMUP} with 0 and "
+        "sensitivity.reference_warmup",
+    ),
+    Refusal(
+        "further seeds are possible",
+        ("until.most_seeds", "until", "axes"),
+        lambda grid, _, until, __: (
+            until
+            and not 5 <= len(grid.axes.get(SEED, ())) <= until.most_seeds
+            and (until.most_seeds, len(grid.axes.get(SEED, ())))
+        ),
+        f"expected at least the seeds of the axis {SEED}, 5 or more: found {{0}} and {{1}} seeds",
+    ),
+    Refusal(
+        "nothing names seeds that are added",
+        ("until", "exclude", "axes"),
+        lambda grid, until, exclude, _: (
+            until
+            and (
+                any(SEED in each for each in exclude or ())
+                or any(SEED in (axis, other) for axis, (other, _) in grid.linked.items())
+            )
+        ),
+        f"no axis may follow {SEED} and no exclusion may name it, since seeds are added",
     ),
     Refusal(
         "weights move at every rate",

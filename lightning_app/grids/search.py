@@ -11,12 +11,13 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
-from itertools import islice
+from itertools import chain, islice
+from statistics import stdev
 from typing import TYPE_CHECKING, Any
 
 from lightning_app.config.grid import GridSpec
-from lightning_app.config.search import Range, Refine, Search
-from lightning_app.config.tree import RATE, SEED, canonical
+from lightning_app.config.search import LOOKED_AT, Range, Refine, Search
+from lightning_app.config.tree import RATE, SEED, WARMUP, canonical
 from lightning_app.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -85,11 +86,70 @@ def search_arms(
 ) -> list[SearchArm]:
     """Return the arms of a grid with a search or a refinement.
 
+    With `until` all arms get one more seed at a time, once all cells of the former ones have ended.
+
     Args:
         spec: The grid.
         listed: The cells of the axes in its file.
         known: The outcomes of finished cells.
     """
+    arms, until = _arms(spec, listed, known), spec.until
+    if until is None:
+        return arms
+    seeds = list(dict.fromkeys(cell[SEED] for cell in listed))
+    others = list({canonical(own := _without(cell, SEED)): own for cell in listed}.values())
+    while len(seeds) < until.most_seeds:
+        width = largest_half_width(spec, arms, known)
+        if width is None:  # runs are missing
+            trials = spec.search.trials if spec.search is not None else 0
+            more = (until.most_seeds - len(seeds)) * (trials or 0)
+            last = [arm for arm in arms if arm.cells[0][SEED] == seeds[-1]]
+            return [replace(arm, more=arm.more + more * (arm in last)) for arm in arms]
+        if width <= until.half_width:
+            break
+        seeds.append(max(seeds) + 1)
+        arms += _arms(spec, [{**cell, SEED: seeds[-1]} for cell in others], known)
+    return arms
+
+
+def _without(cell: Mapping[str, Any], *axes: str) -> dict[str, Any]:
+    return {axis: value for axis, value in cell.items() if axis not in axes}
+
+
+def largest_half_width(spec: GridSpec, arms: Sequence[SearchArm], known: Known) -> float | None:
+    """The largest half width of T over the arms, None while a run of theirs is missing.
+
+    T is the best score of a seed without warm-up minus that with the reference. Where some seeds
+    have no sound run with a warm-up and others do, seeds would narrow nothing, so that the arm has
+    no say. 0 if none has one.
+    """
+    from scipy import special
+
+    bare, reference = 0, spec.sensitivity["reference_warmup"]
+    best: dict[str, dict[Any, dict[int, TrialScore]]] = {}
+    for arm in arms:
+        found = [arm.outcome(values, known) for values in chain.from_iterable(arm.rounds)]
+        ended = [each for each in found if each is not None]
+        if arm.more or len(ended) < len(found):
+            return None
+        cell = arm.cells[0]
+        if cell[WARMUP] in (bare, reference):
+            of = best.setdefault(canonical(_without(cell, WARMUP, SEED)), {})
+            lowest = min(ended, key=lambda each: each.score)
+            sound = any(each.sound for each in ended)
+            of.setdefault(cell[SEED], {})[cell[WARMUP]] = replace(lowest, sound=sound)
+    widths = [0.0]
+    for seeds in best.values():
+        pairs = [(of[bare], of[reference]) for of in seeds.values() if len(of) > 1]
+        alike = all(len({each.sound for each in side}) == 1 for side in zip(*pairs, strict=True))
+        if len(pairs) > 1 and alike:
+            spread = stdev(first.score - second.score for first, second in pairs)
+            quantile = float(special.stdtrit(len(pairs) - 1, 1 - LOOKED_AT / 2))
+            widths.append(quantile * spread / math.sqrt(len(pairs)))
+    return max(widths)
+
+
+def _arms(spec: GridSpec, listed: Sequence[Mapping[str, Any]], known: Known) -> list[SearchArm]:
     grouped: dict[str, list[Mapping[str, Any]]] = {}
     rates: dict[str, list[Any]] = {}
     of_seed = spec.search is not None and spec.search.per == "seed"
@@ -101,7 +161,7 @@ def search_arms(
             grouped[key].append(axes)
         if spec.refine is not None and cell[RATE] not in rates.setdefault(key, []):
             rates[key].append(cell[RATE])
-    made = []
+    made: list[SearchArm] = []
     # An arm that lacks a seed has as many trials as the others: the best of more would be better.
     seeds = max(map(len, grouped.values()), default=1)
     for key, cells in grouped.items():

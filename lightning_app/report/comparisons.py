@@ -200,7 +200,11 @@ class Effect(Estimate):
 
 def effects(grid: GridResults, scores: Sequence[Score]) -> list[Effect]:
     """The effects of all factors on each measure; none for a grid without factors."""
-    return corrected(_uncorrected(grid, scores), lambda row: row.measure) if grid.factors else []
+    return (
+        corrected(_uncorrected(grid, scores), lambda row: row.measure, grid.alpha)
+        if grid.factors
+        else []
+    )
 
 
 def _uncorrected(grid: GridResults, scores: Sequence[Score]) -> list[Effect]:
@@ -389,7 +393,7 @@ def comparisons(grid: GridResults, axes: Mapping[str, Any] | None = None) -> lis
     grid = best_trials(grid)
     asked = compared_axes(grid) if axes is None else axes
     rows = [row for axis, base in asked.items() for row in _of(grid, axis, base)]
-    return corrected(rows, lambda row: "all")
+    return corrected(rows, lambda row: "all", grid.alpha)
 
 
 def comparison_document(row: MetricDifference) -> dict[str, Any]:

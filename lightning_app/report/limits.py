@@ -15,7 +15,7 @@ from lightning_app.report.results import (
     damaged_files,
     unlike,
 )
-from lightning_app.report.statistics import FEW_SEEDS, LEVEL, wilson_interval
+from lightning_app.report.statistics import ALPHA, FEW_SEEDS, LEVEL, wilson_interval
 from lightning_app.report.tasks import failed_runs
 from lightning_app.runs.mixtures import left_out, statements, unsealed
 from lightning_app.scores.task_facts import LOSS, glue_task_of
@@ -36,9 +36,9 @@ def limits(grid: GridResults) -> list[str]:
     if len(rates) == 1:
         items.append(say("limits.one_rate", rate=label(rates[0])))
     elif rates:
-        items.append(
-            say("limits.rates", rates=_rates(grid), of=" (each arm at some)" * bool(grid.chosen))
-        )
+        of = " (each arm at some)" * bool(grid.chosen)
+        of = " (each seed at its own)" if grid.trials else of
+        items.append(say("limits.rates", rates=_rates(grid), of=of))
     seeds = len({cell.seed for cell in grid.finished})
     corpora = len({tuple(label(c.setting(field)) for field in _CORPUS) for c in grid.finished})
     over = "intervals cover only seeds, not" if seeds > 1 else "nothing is known about other"
@@ -55,7 +55,8 @@ def limits(grid: GridResults) -> list[str]:
         items += [
             say("limits.seeds", seeds=many, few=few),
             say("limits.false_labels"),
-            *([say("limits.adaptive")] if grid.chosen else []),
+            *([say("limits.until", level=1 - grid.alpha)] if grid.alpha < ALPHA else []),
+            *([say("limits.adaptive")] if grid.chosen and not grid.trials else []),
         ]
     return [*items, *_not_asked(grid), *_of_coupling(grid)]
 

@@ -15,6 +15,7 @@ from lightning_app.config.identity import (
     leaves,
 )
 from lightning_app.config.rulers import BUDGET, differences, in_raw_text, names_of, ruler, unit_of
+from lightning_app.config.search import LOOKED_AT
 from lightning_app.config.tree import (
     BLOCK,
     CORPUS,
@@ -33,6 +34,7 @@ from lightning_app.config.tree import (
 )
 from lightning_app.core.errors import UserError, named
 from lightning_app.core.schema import read
+from lightning_app.report.statistics import ALPHA
 from lightning_app.runs.folder import GridFolder, RunFolder
 from lightning_app.runs.mixtures import Groups, strangers
 from lightning_app.runs.records import (
@@ -211,10 +213,11 @@ class GridResults:
     they start from are not finished. `linked` has the axes whose values follow from another axis,
     with that one. `asked` says that the metric was asked for, so that no score of a task takes its
     place. `source` is a digest of the content of the grid file. `searched`: a search chose the
-    trials of each arm; `trials`: those of each seed, where each is a study of its own. `matters`
-    and `metric_matters` are the smallest differences that matter, in nats and in the metric; 0 if
-    the grid file names none. `families` are groups of variants by name. `afterwards` names those of
-    `matters` and `families` that the grid's folder has not.
+    trials of each arm; `trials`: those of each seed, where each is a study of its own. `alpha`: the
+    two-sided error of its intervals (`statistics.corrected`). `matters` and `metric_matters` are
+    the smallest differences that matter, in nats and in the metric; 0 if the grid file names none.
+    `families` are groups of variants by name. `afterwards` names those of `matters` and `families`
+    that the grid's folder has not.
     """
 
     folder: Path
@@ -242,6 +245,7 @@ class GridResults:
     source: str = ""
     searched: bool = False
     trials: int = 0
+    alpha: float = ALPHA
     matters: float = 0.0
     metric_matters: float = 0.0
     families: Mapping[str, Sequence[Any]] = field(default_factory=dict)
@@ -504,6 +508,7 @@ def read_results(folder: Path, file: Mapping[str, Any] | None = None) -> GridRes
         source=_digest(grid),
         searched=bool(search) and search.get("per") != "seed",
         trials=search.get("trials") or 0,
+        alpha=LOOKED_AT if grid.get("until") else ALPHA,
         matters=scores.get("matters") or 0.0,
         metric_matters=metric.get("matters") or 0.0,
         families=grid.get("families") or {},

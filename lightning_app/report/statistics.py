@@ -196,7 +196,8 @@ class Estimate:
     `holm_low` and `holm_high`: the interval that decides. Its `level` is `1 - 0.05 / m`, where `m`
     is the number of comparisons left at this step of Holm's correction if `p_holm` is under 5 %,
     else that of the whole `family`; it leaves out zero exactly where `p_holm` is under 5 %.
-    `values` holds seed and value.
+    `values` holds seed and value. With an `alpha` under 5 % (`corrected`) the intervals are those
+    of `1 - alpha` and `1 - alpha / m`, and p values are multiplied by `0.05 / alpha`.
     """
 
     estimate: float = math.nan
@@ -212,6 +213,7 @@ class Estimate:
     values: tuple[tuple[int, float], ...] = ()
     level: float = LEVEL
     family: int = 1
+    alpha: float = ALPHA
 
     @property
     def significant(self) -> bool:
@@ -223,7 +225,7 @@ class Estimate:
         return len(self.values) >= LEAST_SEEDS
 
 
-_HIDDEN = ("values", "level", "family")
+_HIDDEN = ("values", "level", "family", "alpha")
 
 
 def row_document(row: Estimate) -> dict[str, Any]:
@@ -236,11 +238,16 @@ def row_document(row: Estimate) -> dict[str, Any]:
 Row = TypeVar("Row", bound=Estimate)
 
 
-def corrected(rows: Sequence[Row], family: Callable[[Row], Hashable]) -> list[Row]:
-    """The rows with Holm's p values and intervals; those of the family None stay as they are.
+def corrected(
+    rows: Sequence[Row], family: Callable[[Row], Hashable], alpha: float = ALPHA
+) -> list[Row]:
+    """The rows with Holm's p values and intervals; those of the family None have none.
 
     A comparison without a p value counts in its family if it has enough seeds (`holm_values`).
+    `alpha`: under 5 % if seeds were added by results, so that all intervals are wider and all p
+    values larger.
     """
+    rows = [_at(row, alpha) for row in rows]
     found, places = list(rows), dict[Hashable, list[int]]()
     for place, row in enumerate(rows):
         places.setdefault(family(row), []).append(place)
@@ -253,7 +260,7 @@ def corrected(rows: Sequence[Row], family: Callable[[Row], Hashable]) -> list[Ro
         firsts: dict[float, int] = {}  # equal p values are of one step
         steps = {n: left - firsts.setdefault(p, step) for step, (p, n) in enumerate(tested)}
         for n, p in zip(members, ps, strict=True):
-            level = 1 - ALPHA / (steps[n] if p < ALPHA else left)
+            level = 1 - alpha / (steps[n] if p < ALPHA else left)
             low, high = math.nan, math.nan
             if not (math.isnan(p) or math.isnan(rows[n].low)):
                 low, high, _ = t_interval([value for _, value in rows[n].values], level)
@@ -265,6 +272,16 @@ def corrected(rows: Sequence[Row], family: Callable[[Row], Hashable]) -> list[Ro
     return found
 
 
+def _at(row: Row, alpha: float) -> Row:
+    if alpha == ALPHA:
+        return row
+    low, high = row.low, row.high
+    if not math.isnan(low):
+        low, high, _ = t_interval([value for _, value in row.values], 1 - alpha)
+    p = float(np.minimum(1.0, row.p * ALPHA / alpha))  # NaN stays NaN
+    return replace(row, low=low, high=high, p=p, alpha=alpha)
+
+
 def within(row: Estimate, limit: float) -> bool:
     """Whether the mean is within `+-limit`, at the level of the whole family.
 
@@ -273,7 +290,7 @@ def within(row: Estimate, limit: float) -> bool:
     if math.isnan(row.holm_low):
         return False
     values = [value for _, value in row.values]
-    low, high, _ = t_interval(values, 1 - ALPHA / row.family)
+    low, high, _ = t_interval(values, 1 - row.alpha / row.family)
     return -limit <= low and high <= limit
 
 

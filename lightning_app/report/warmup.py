@@ -511,7 +511,7 @@ def sensitivity_scores(grid: GridResults) -> list[Score]:
         name = row.score.split(" w=")[0]
         return (name, ruler_of.get(row.group, "")) if name in CORRECTED else None
 
-    return corrected(rows, family)
+    return corrected(rows, family, grid.alpha)
 
 
 def _uncorrected(grid: GridResults) -> list[Score]:

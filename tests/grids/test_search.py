@@ -11,6 +11,7 @@ from typing import Any
 
 import optuna
 import pytest
+import scipy.stats
 import yaml
 from conftest import World  # pyright: ignore[reportMissingImports]
 from optuna.storages.journal import JournalFileBackend
@@ -197,6 +198,18 @@ KINDS: dict[str, dict[str, Any]] = {
         "refine": {"budget": 14},
         "metric": {"name": "val/nll", "mode": "min"},
     },
+    "until": {
+        **CURVE,
+        "axes": {SEED: 5},
+        "search": {
+            "per": "seed",
+            "fields": {FIELD: {"low": 0.02, "high": 0.3, "log": True}},
+            "trials": 2,
+        },
+        "until": {"half_width": 0.3, "most_seeds": 12},
+        "sensitivity": {"reference_warmup": 60},
+        "metric": {"name": "val/nll", "mode": "min"},
+    },
 }
 
 
@@ -218,7 +231,9 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dic
 
 
 @pytest.mark.in_turn(2)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", ["refine", "until", pytest.param("search", marks=pytest.mark.slow)]
+)
 # Over 5 s: about 40 attempts of a stand-in.
 def test_two_workers_and_kills_change_nothing(world, undisturbed, kind: str) -> None:
     world.write(delay=0.01, **KINDS[kind])
@@ -235,6 +250,46 @@ def test_two_workers_and_kills_change_nothing(world, undisturbed, kind: str) -> 
         world.end(process)
     assert finished(world) == undisturbed(kind)
     world.assert_nothing_left()
+
+
+@pytest.mark.slow
+def test_twenty_kills_and_two_supervisors_change_no_study_of_a_seed(world, undisturbed) -> None:
+    world.write(delay=0.01, **KINDS["until"])
+    pair = [world.start(workers=1) for _ in range(2)]
+    for kill in range(20):
+        ends = len(world.lines("end"))
+        world.wait_for(lambda before=ends: len(world.lines("end")) > before or not pair)
+        pair[kill % 2].kill()
+        pair[kill % 2].communicate()
+        pair[kill % 2] = world.start(workers=1)
+    for process in pair:
+        world.end(process)
+    assert finished(world) == undisturbed("until")
+    world.assert_nothing_left()
+    assert studies_by_name(world).keys() == {
+        f"tiny, model.block.preset={preset}, model.schedule.warmup_steps={warmup}, {SEED}={seed}"
+        for preset in ("post_ln", "pre_ln")
+        for warmup in (0, 60)
+        for seed in range(1, 8)
+    }
+
+
+def test_seeds_are_added_until_the_interval_is_narrow(undisturbed) -> None:
+    found = undisturbed("until")
+    assert found["axes"][SEED] == [1, 2, 3, 4, 5, 6, 7]
+    widths = []
+    for preset in ("post_ln", "pre_ln"):
+        ends: dict[tuple[int, int], list[float]] = {}
+        for cell in found["cells"]:
+            if cell["axes"]["model.block.preset"] == preset:
+                place = cell["axes"][WARMUP], cell["axes"][SEED]
+                ends.setdefault(place, []).append(found["metrics"][cell["name"]]["val/nll"])
+        assert {len(of) for of in ends.values()} == {2}
+        saved = [min(6.0, *ends[0, s]) - min(6.0, *ends[60, s]) for s in range(1, 8)]
+        for count in (5, 6, 7):
+            error = scipy.stats.sem(saved[:count])
+            widths.append((count, scipy.stats.t.ppf(0.985, count - 1) * error))
+    assert all((width > 0.3) == (count < 7) for count, width in widths)
 
 
 def test_the_best_rates_of_the_refinement_are_enclosed(undisturbed) -> None:
@@ -356,25 +411,28 @@ def test_finished_runs_of_other_grids_count(world: World) -> None:
     assert {run.state for run in world.runs().values()} == {"done"}
 
 
-def test_a_study_per_arm_for_the_dashboard(world, undisturbed) -> None:
-    world.write(delay=0.01, **KINDS["search"])
-    assert world.run().returncode == 0
-    storage = optuna.storages.JournalStorage(
-        JournalFileBackend(str(world.folder / "optuna.journal"))
-    )
+def studies_by_name(world: World) -> dict[str, optuna.Study]:
+    """The studies of a grid that optuna-dashboard shows besides that of its cells."""
+    journal = JournalFileBackend(str(world.folder / "optuna.journal"))
+    storage = optuna.storages.JournalStorage(journal)
     names = [each for each in optuna.get_all_study_names(storage) if each.startswith("tiny, ")]
-    assert len(names) == 4
-    name = "tiny, model.block.preset=pre_ln, model.schedule.warmup_steps=60"
-    study = optuna.load_study(study_name=name, storage=storage)
-    cells = [
-        cell
-        for cell in undisturbed("search")["cells"]
-        if (cell["axes"]["model.block.preset"], cell["axes"][WARMUP]) == ("pre_ln", 60)
-    ]
+    return {name: optuna.load_study(study_name=name, storage=storage) for name in names}
+
+
+@pytest.mark.parametrize(("kind", "number"), [("search", 4), ("until", 28)])
+def test_a_study_per_arm_or_seed_for_the_dashboard(world, undisturbed, kind, number) -> None:
+    world.write(delay=0.01, **KINDS[kind])
+    assert world.run().returncode == 0
+    studies = studies_by_name(world)
+    assert len(studies) == number
+    chosen = {"model.block.preset": "pre_ln", WARMUP: 60} | ({SEED: 6} if kind == "until" else {})
+    name = ", ".join(["tiny", *(f"{axis}={value}" for axis, value in chosen.items())])
+    study, cells = studies[name], undisturbed(kind)["cells"]
+    cells = [cell for cell in cells if chosen.items() <= cell["axes"].items()]
     rates = list(dict.fromkeys(cell["axes"][RATE] for cell in cells))
     assert study.metric_names == ["val/nll"]
     assert [trial.params[RATE] for trial in study.trials] == rates
-    metrics = undisturbed("search")["metrics"]
+    metrics = undisturbed(kind)["metrics"]
     for trial in study.trials:
         values = [
             # At most H_uni, which a failed run has
@@ -382,7 +440,8 @@ def test_a_study_per_arm_for_the_dashboard(world, undisturbed) -> None:
             for cell in cells
             if cell["axes"][RATE] == trial.params[RATE]
         ]
-        assert trial.value == pytest.approx(sum(values) / 2, abs=1e-12)
+        assert trial.value == pytest.approx(sum(values) / len(values), abs=1e-12)
+    assert study.best_trial.value == min(trial.value for trial in study.trials)
 
 
 @pytest.mark.parametrize(

@@ -243,3 +243,98 @@ def test_the_program_that_shares_no_code_has_the_same_numbers(
     rows = pd.read_csv(page.parent / "sensitivity.csv")
     assert {"tuned", "mean_over_rates", "rate_shift", "pooled"} <= {*rows["score"]}
     assert oracle.check(page.parent) == []
+
+
+UNTIL = {"half_width": 0.05, "most_seeds": 20}
+STARTS: dict[str, Any] = {
+    "axes": {**AXES, SEED: 5},
+    "until": UNTIL,
+    "sensitivity": {"reference_warmup": 60},
+    "metric": {"name": "val/nll", "mode": "min"},
+}
+
+
+def seeds_run(spec: Any, score: Any) -> list[int]:
+    """The seeds of a grid that runs to its end."""
+    known: dict[str, TrialScore] = {}
+    while True:
+        arms = search_arms(spec, list(combinations(spec)), known)
+        new = [cell for cell in wanted(arms) if canonical(cell) not in known]
+        if not new:
+            assert all(arm.more == 0 for arm in arms)
+            return sorted({cell[SEED] for cell in wanted(arms)})
+        seeds = len({cell[SEED] for cell in wanted(arms)})
+        more = (spec.until.most_seeds - seeds) * 4 * TRIALS
+        assert sum(arm.more * len(arm.cells) for arm in arms) == more
+        for cell in reversed(new):
+            known[canonical(cell)] = score(cell)
+
+
+@pytest.mark.parametrize("noise", [0.01, 0.04, 0.2])
+def test_seeds_are_added_by_precision(tmp_path: Path, noise: float) -> None:
+    def end(cell: Mapping[str, Any], seed: int) -> float:
+        arm = [cell[PRESET] == "post_ln", cell[WARMUP]]
+        place = [*map(int, arm), seed, round(1e7 * cell[RATE])]
+        return 3 + float(np.random.default_rng(place).normal(0, noise))
+
+    spec = spec_of(tmp_path, **STARTS)
+    found = seeds_run(spec, lambda cell: TrialScore(end(cell, cell[SEED])))
+    widths = {}
+    for count in range(5, 21):
+        half = []
+        for preset in ("post_ln", "pre_ln"):
+            best = [
+                [
+                    min(end({PRESET: preset, WARMUP: w, RATE: r}, s) for r in rates(s))
+                    for s in range(1, count + 1)
+                ]
+                for w in (0, 60)
+            ]
+            saved = np.subtract(best[0], best[1])
+            half.append(stats.t.ppf(0.985, count - 1) * stats.sem(saved))
+        widths[count] = max(half)
+    wanted_count = next((count for count in widths if widths[count] <= 0.05), 20)
+    assert found == list(range(1, wanted_count + 1))
+
+
+def test_an_arm_whose_seeds_learn_by_chance_asks_for_none(tmp_path: Path) -> None:
+    def end(cell: Mapping[str, Any]) -> TrialScore:
+        fails = cell[PRESET] == "post_ln" and not cell[WARMUP] and cell[SEED] % 2
+        return TrialScore(6.0, False) if fails else TrialScore(3 + cell[SEED] / 1e3)
+
+    assert seeds_run(spec_of(tmp_path, **STARTS), end) == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize(
+    ("parts", "told"),
+    [
+        ({"until": {**UNTIL, "half_width": 0}}, "half_width"),
+        ({"until": {**UNTIL, "most_seeds": 4}}, "most_seeds"),
+        ({"axes": AXES}, "most_seeds"),
+        ({"search": None}, "until"),
+        ({"search": {**SEARCH, "per": "arm", "trials": None, "budget": 40}}, "until"),
+        ({"sensitivity": None}, "until"),
+        ({"axes": {PRESET: ["pre_ln"], WARMUP: [60], SEED: 5}}, "until"),
+        ({"metric": {"name": "val/accuracy", "mode": "max"}}, "until"),
+        ({"exclude": [{SEED: 2, PRESET: "pre_ln"}]}, "until"),
+    ],
+)
+def test_what_further_seeds_need(tmp_path: Path, parts: Any, told: str) -> None:
+    with pytest.raises(UserError, match=told):
+        spec_of(tmp_path, **{**STARTS, **parts})
+
+
+def test_seeds_that_were_added_by_results_make_wider_intervals(studies: FakeGrid) -> None:
+    before = {(s.variant, s.score): s for s in sensitivity_scores(read_results(studies.folder))}
+    change(studies, until=UNTIL)
+    grid = read_results(studies.folder)
+    for (variant, name), old in before.items():
+        new = {(s.variant, s.score): s for s in sensitivity_scores(grid)}[variant, name]
+        values = [value for _, value in new.values]
+        if not math.isnan(old.low):
+            half = stats.t.ppf(0.985, len(values) - 1) * stats.sem(values)
+            centre = fmean(values)
+            assert (new.low, new.high) == pytest.approx((centre - half, centre + half))
+        if not math.isnan(old.p):
+            assert new.p == pytest.approx(min(1.0, old.p * 5 / 3))
+            assert (new.p_holm < 0.05) == (new.holm_low * new.holm_high > 0) or math.isnan(new.low)
