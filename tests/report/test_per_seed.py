@@ -338,3 +338,17 @@ def test_seeds_that_were_added_by_results_make_wider_intervals(studies: FakeGrid
         if not math.isnan(old.p):
             assert new.p == pytest.approx(min(1.0, old.p * 5 / 3))
             assert (new.p_holm < 0.05) == (new.holm_low * new.holm_high > 0) or math.isnan(new.low)
+
+
+def test_the_figure_of_the_rates_shows_the_best_trial_of_each_seed(studies: FakeGrid) -> None:
+    page = write_report(studies.folder)
+    table = pd.read_csv(page.parent / "figures" / "loss_by_rate.csv")
+    assert {*table["mark"]} == {"run", "tuned"}
+    assert len(table[table["mark"] == "run"]) == 2 * 2 * 5 * TRIALS
+    tuned = table[table["mark"] == "tuned"].set_index(["variant", "warmup"])["value"]
+    for variant, warmup in itertools.product(("post_ln", "pre_ln"), (0, 60)):
+        at = {PRESET: variant, WARMUP: warmup}
+        ends = [[loss({**at, SEED: s, RATE: r}) for r in rates(s)] for s in range(1, 6)]
+        best = [min(4.5 if end is None else end for end in of) for of in ends]
+        assert tuned[variant, warmup] == pytest.approx(fmean(best))
+    assert not (page.parent / "figures" / "rate_by_warmup.csv").exists()

@@ -34,7 +34,7 @@ from lightning_app.report.figures.sheet import (
     warmup_of,
     wrapped,
 )
-from lightning_app.report.pairs import Arm, Paired, Score, arms
+from lightning_app.report.pairs import Arm, Paired, Score, arms, counted_runs
 from lightning_app.report.results import CellResult, GridResults
 from lightning_app.report.statistics import LEVEL, Estimate, ended_alike, mean, seeds_interval
 from lightning_app.report.tasks import constant_score, failed, median_score
@@ -277,7 +277,8 @@ def loss_by_rate(part: Part, *, columns: int = 4) -> list[Sketch]:
     """Final loss against the learning rate, one panel for each variant and group.
 
     With the dots of the compared arms, a ring at the best mean of each and an arrow between the
-    two; thin lines of other warm-ups. `columns`: the most panels in a row.
+    two; thin lines of other warm-ups. Where each seed has rates of its own, its best run stands out
+    instead, and the ring is at the mean of these. `columns`: the most panels in a row.
     """
     groups = dict.fromkeys(cell.group for cell in part.cells)
     every = [arm for arm in arms(part.grid) if arm.cells]
@@ -300,11 +301,17 @@ def loss_by_rate(part: Part, *, columns: int = 4) -> list[Sketch]:
         pairs = arm.at([(w, lr) for w in compared for lr in arm.rates_at(w)])
         for warmup in warmups:
             seeds = pairs.seeds if len(compared) == 2 and warmup in compared else []
-            thin = warmup not in bold
-            drawn = _line(axes, arm, warmup, colours[warmup], links, seeds, thin=thin)
+            thin, tuned = warmup not in bold, part.grid.trials > 0
+            drawn = _line(axes, arm, warmup, colours[warmup], links, seeds, thin=thin, tuned=tuned)
             rows += drawn
             means = [row for row in drawn if row["mark"] == "mean"]
-            if means and seeds:
+            if tuned and len(compared) == 2 and warmup in compared:
+                of_seeds = counted_runs(arm, compared[1])[compared.index(warmup)]
+                ends += (point := _tuned(axes, [*of_seeds.values()], colours[warmup], links))
+                who = {"mark": "tuned", "group": arm.group, "variant": arm.variant}
+                who |= {"warmup": warmup, "n": len(of_seeds)}
+                rows += [{**who, "lr": lr, "value": loss} for lr, loss in point]
+            elif means and seeds:
                 best = min(means, key=lambda row: row["value"])
                 if not all(pairs.failed((warmup, best["lr"]))):  # else every rate ties
                     ends.append((best["lr"], best["value"]))
@@ -321,24 +328,26 @@ def loss_by_rate(part: Part, *, columns: int = 4) -> list[Sketch]:
     axes.set_xscale("log", base=2)
     shown = rates[:: math.ceil(len(rates) / TICKS)]
     axes.set_xticks(shown, [f"{lr:.2g}" for lr in shown])
-    axes.set_xticks(rates, [""] * len(rates), minor=True)
+    axes.set_xticks([] if part.grid.trials else rates, minor=True)
     axes.set_xlim(rates[0] / 1.25, rates[-1] * 1.25)
+    ring = "mean of the best trials" if part.grid.trials else "best rate"
     handles = [
         *(
             key(
                 f"warm-up {w:,}",
                 color=colours[w],
-                linestyle="-",
+                linestyle="none" if part.grid.trials else "-",
                 **({"marker": "o", "markersize": 4} if w in bold else {"linewidth": 0.9}),
             )
             for w in warmups
         ),
-        *([key("best rate", marker="o", markersize=8, markerfacecolor="none")] if ringed else []),
+        *([key(ring, marker="o", markersize=8, markerfacecolor="none")] if ringed else []),
         key("stalled or non-finite", marker="X", markersize=6),
         key("unigram entropy", linestyle=REFERENCE),
     ]
     arrange(figure, axes_of, "learning rate", "final loss (nats per token)", handles)
-    return [sketch("loss_by_rate", figure, rows, links, cells)]
+    what = say(f"figures.loss_by_rate.{'tuned' if part.grid.trials else 'means'}")
+    return [sketch("loss_by_rate", figure, rows, links, cells, what=what)]
 
 
 def _line(
@@ -350,6 +359,7 @@ def _line(
     seeds: Sequence[int],
     *,
     thin: bool,
+    tuned: bool,
 ) -> list[dict[str, Any]]:
     """The runs at one warm-up and the line of their means; their rows of the table.
 
@@ -366,7 +376,7 @@ def _line(
         for cell in of
         if cell.failed == kind
     ]
-    look: dict[str, Any] = {"color": colour, "alpha": 0.55, "zorder": 3}
+    look: dict[str, Any] = {"color": colour, "alpha": 0.3 if tuned else 0.55, "zorder": 3}
     if not thin:
         two_kinds(axes, marks, look | {"marker": "o", "s": 12}, look | {"marker": "X", "s": 34})
     counted = {
@@ -374,14 +384,31 @@ def _line(
     }
     means = {lr: mean([cell.loss for cell in of]) for lr, of in counted.items()}
     line: dict[str, Any] = {"linewidth": 0.9, "alpha": 0.7} if thin else {"linewidth": 1.8}
-    axes.plot(list(means), list(means.values()), color=colour, zorder=4, **line)
+    if not tuned:
+        axes.plot(list(means), list(means.values()), color=colour, zorder=4, **line)
     rows = [
         {"mark": "run", "group": arm.group, **identity(cell), "n": 1, "value": cell.loss}
         for of in runs.values()
         for cell in of
     ]
+    if tuned:
+        return rows
     who = {"mark": "mean", "group": arm.group, "variant": arm.variant, "warmup": warmup}
     return rows + [{**who, "lr": lr, "n": len(counted[lr]), "value": y} for lr, y in means.items()]
+
+
+def _tuned(
+    axes: "Axes", seeds: Sequence[Sequence[CellResult]], colour: str, links: Links
+) -> list[tuple[float, float]]:
+    """The best run of each seed, and the means of their rates and losses if one learned."""
+    best = [min(runs, key=lambda cell: cell.loss) for runs in seeds]
+    points = [(cell.lr or 0.0, cell.loss) for cell in best]
+    urls = [links.to(cell, f"best trial of seed {cell.seed}: {cell.loss:.4f}") for cell in best]
+    dots(axes, points, urls, color=colour, s=26, edgecolors=INK, linewidths=0.5, zorder=4)
+    if all(cell.failed for cell in best):
+        return []
+    place = 2.0 ** mean([math.log2(rate) for rate, _ in points])
+    return [(place, mean([loss for _, loss in points]))]
 
 
 COLUMNS, MOST = 4, 12  # panels in a row, and of the figure

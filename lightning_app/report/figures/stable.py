@@ -47,7 +47,10 @@ ON_DARK, ON_LIGHT = "#fafafa", "#181818"  # colours of numbers in a map, the sam
 
 
 def rate_by_warmup(part: Part) -> list[Sketch]:
-    """Mean loss by rate and warm-up, one map for each variant, with the numbers of stalled runs."""
+    """Mean loss by rate and warm-up, one map for each variant, with the numbers of stalled runs.
+
+    None where each seed has rates of its own.
+    """
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import Normalize
 
@@ -58,7 +61,7 @@ def rate_by_warmup(part: Part) -> list[Sketch]:
         for warmup, lr in _points(arm)
     }
     means = {place: mean(values) for place, values in losses.items() if values}
-    if not means or not _several_rates(part):
+    if not means or not _several_rates(part) or part.grid.trials:
         return []
     warmups = sorted({warmup for _, warmup, _ in losses})
     rates = sorted({lr for *_, lr in losses})
