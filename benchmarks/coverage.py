@@ -23,17 +23,20 @@ does not use: Welch's interval, intervals over seeds of which some stall.
 import argparse
 import json
 import time
+import warnings
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import optuna
 import pandas as pd
 from scipy import special
 from scipy.interpolate import PchipInterpolator
 
+from lightning_app.config.search import LOOKED_AT
 from lightning_app.grids.search import GOLDEN
 from lightning_app.report.statistics import (
     LEVEL,
@@ -249,6 +252,115 @@ def studies(study: Path, grids: int, rng: np.random.Generator) -> Iterator[Row]:
             yield covered(what, "normal", seeds, (low, high), np.array(truths))
 
 
+@dataclass(frozen=True)
+class Made:
+    """Mean losses that no study has, over four octaves: a curve without a slope, one with a flat
+    floor, one that ends at the largest rate that learns, and one beyond whose middle runs stall by
+    chance."""
+
+    kind: str
+    spread: float = 0.05
+    octaves: Floats = field(default_factory=lambda: np.array([0.0, 4.0]))
+
+    def at(self, warmup: int, places: Floats) -> Floats:
+        best = 1.8 + 0.9 * warmup
+        if self.kind == "flat":
+            return np.full_like(places, 2.0)
+        if self.kind == "cliff":
+            return np.where(places > best, ENTROPY, 2.0 + 0.3 * (best - places))
+        return 2.0 + 0.5 * np.maximum(0.0, np.abs(places - best) - 1.0)
+
+    def stalled(self, warmup: int, places: Floats, rng: np.random.Generator) -> Floats:
+        chance = special.expit((places - 2.5 - 0.9 * warmup) / 0.4)
+        return (self.kind == "stalls") & (rng.random(places.shape) < chance)
+
+
+MADE = ("flat", "plateau", "cliff", "stalls")
+
+
+def made(kind: str, count: int, seeds: int, grids: int, rng: np.random.Generator) -> list[Floats]:
+    """T and M of each seed, [grid, seed], of tuning studies over a made curve."""
+    curve, low, high = Made(kind), 0.0, 4.0
+    shares = GOLDEN * (rng.integers(1, 10**6, (grids, 1)) + np.arange(seeds)) % 1.0
+    places = low + (high - low) * (np.arange(count) + shares[..., None]) / count
+    runs = []
+    for w in (0, 1):
+        ends = curve.at(w, places) + curve.spread * rng.standard_normal(places.shape)
+        runs.append(np.minimum(ENTROPY, np.where(curve.stalled(w, places, rng), ENTROPY, ends)))
+    return [runs[0].min(axis=-1) - runs[1].min(axis=-1), (runs[0] - runs[1]).mean(axis=-1)]
+
+
+def of_made(grids: int, rng: np.random.Generator) -> Iterator[Row]:
+    """Coverage of T and M of tuning studies over made curves; flat ones have a true T of zero."""
+    for kind, (count, seeds) in product(MADE, ((5, 5), (4, 10))):
+        found = made(kind, count, seeds, grids, rng)
+        truths = made(kind, count, 1000, 2000, rng)
+        for name, values, truth in zip("TM", found, truths, strict=True):
+            low, high, _ = t_intervals(values)
+            what = f"{name}, {kind}, {count} trials a seed"
+            yield covered(what, "normal", seeds, (low[:, None], high[:, None]), truth.mean())
+
+
+def until(study: Path, grids: int, rng: np.random.Generator) -> Iterator[Row]:
+    """Coverage of the 97 % intervals of one arm to which seeds are added until T is narrow."""
+    for kind, wanted in product(("spline", "V"), (0.1, 0.15, 0.2)):
+        ends: dict[str, list[tuple[float, float]]] = {"T": [], "M": []}
+        truths: dict[str, list[float]] = {"T": [], "M": []}
+        for curves in of_study(study, kind).values():
+            many = [drawn(curves, 5, (1, 5000), rng, own=True) for _ in range(20)]
+            for _ in range(grids):
+                values = [each[0] for each in drawn(curves, 5, (1, 20), rng, own=True)]
+                count = next(
+                    (n for n in range(5, 20) if half(values[0][:n]) <= wanted),
+                    20,
+                )
+                for name, of, every in zip("TM", values, zip(*many, strict=True), strict=True):
+                    low, high, _ = t_intervals(of[:count], 1 - LOOKED_AT)
+                    ends[name].append((float(low), float(high)))
+                    truths[name].append(float(np.mean(every)))
+        for name, of in ends.items():
+            low, high = np.array(of).T[:, :, None]
+            row = covered(
+                f"{name}, {kind}, until {wanted:g}",
+                "normal",
+                20,
+                (low, high),
+                np.array(truths[name])[:, None],
+            )
+            yield replace(row, holds=row.rate >= LEVEL)
+
+
+def half(values: Floats) -> float:
+    """The half width by which seeds are added."""
+    low, high, _ = t_intervals(values, 1 - LOOKED_AT)
+    return float(high - low) / 2
+
+
+def by_tpe(study: Path, grids: int, rng: np.random.Generator) -> Iterator[Row]:
+    """Coverage of T where Optuna's TPE asks for the five rates of each seed."""
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+    for name, curves in [*of_study(study, "spline").items()][::4]:
+        found = []
+        for seed in range(600):
+            best = []
+            for w in (0, 1):
+                sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=4)
+                studied = optuna.create_study(sampler=sampler)
+                for _ in range(5):
+                    trial = studied.ask()
+                    place = trial.suggest_float("place", curves.octaves[0], curves.octaves[-1])
+                    end = curves.at(w, np.array([place]))[0]
+                    studied.tell(trial, float(end + curves.spread * rng.standard_normal()))
+                best.append(studied.best_value)
+            found.append(best[0] - best[1])
+        for seeds in (5, 10):
+            low, high, _ = t_intervals(rng.choice(found, (grids, seeds)))
+            what = f"T, tpe, {name}"
+            bounds = low[:, None], high[:, None]
+            yield covered(what, "normal", seeds, bounds, np.asarray(np.mean(found)))
+
+
 def no_needs(grids: int, rng: np.random.Generator) -> Iterator[Row]:
     """False "no need": grids in which any variant has it, although each saves what matters.
 
@@ -315,6 +427,9 @@ def simulate(grids: int, seed: int) -> Iterator[Row]:
             yield from intervals(kind, seeds, grids, rng)
     yield from tuned(STUDY, min(grids, 4000), rng)
     yield from studies(STUDY, min(grids, 1000), rng)
+    yield from of_made(min(grids, 4000), rng)
+    yield from until(STUDY, min(grids, 500), rng)
+    yield from by_tpe(STUDY, min(grids, 4000), rng)
     yield from no_needs(min(grids, 2000), rng)
     for seeds in SEEDS:
         for share in STALLED:

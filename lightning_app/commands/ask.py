@@ -16,6 +16,8 @@ from lightning_app.core.strict_yaml import dump_yaml, load_yaml
 LEAST = (5, 3)
 """Seeds and trials of each, at least; fewer decide nothing."""
 MOST = (8, 5)
+MOST_SEEDS = 20
+"""Where there is time for more than `MOST`, as many seeds as the precision asks for."""
 START = 6.0  # seconds of a run besides its steps
 VALIDATIONS = 1.2  # of the time of the steps
 
@@ -75,6 +77,7 @@ def _grid(
     seeds, trials = design(minutes, workers or default_workers(), cells, seconds)
     text = f"ask: {seeds} seeds x {trials} trials x {cells} arms, about {seconds:.0f} s each"
     print(text, file=sys.stderr)
+    further = {"half_width": matters, "most_seeds": seeds} if seeds > MOST[0] else None
     rate = float(tree["model"]["optimizer"]["lr"])
     return {
         "name": f"ask_{block}",
@@ -85,14 +88,16 @@ def _grid(
             "fields": {RATE: {"low": rate / 4, "high": rate * 4, "log": True}},
             "trials": trials,
         },
-        "axes": {PRESET: arms, WARMUP: [0, steps // 5], SEED: seeds},
+        "until": further,
+        "axes": {PRESET: arms, WARMUP: [0, steps // 5], SEED: min(MOST[0], seeds)},
         "sensitivity": {"reference_warmup": steps // 5, "baseline": "pre_ln", "matters": matters},
         "checkpoints": "none",
     }
 
 
 def design(minutes: float, workers: int, cells: int, seconds: float) -> tuple[int, int]:
-    """The seeds and the trials of each for which there is time: eight seeds before a fourth trial.
+    """The seeds and the trials of each for which there is time: eight seeds before a fourth trial,
+    and five trials before a ninth seed.
 
     Raises `UserError`, with the minutes that `LEAST` would need.
     """
@@ -104,5 +109,7 @@ def design(minutes: float, workers: int, cells: int, seconds: float) -> tuple[in
             f"--minutes {minutes:g}: {LEAST[0]} seeds of {LEAST[1]} trials take about {wanted}; "
             "give as many, or a shorter --config"
         )
+    if runs > math.prod(MOST):
+        return min(MOST_SEEDS, runs // MOST[1]), MOST[1]
     seeds = min(MOST[0], runs // LEAST[1])
-    return seeds, min(MOST[1], runs // seeds)
+    return seeds, runs // seeds

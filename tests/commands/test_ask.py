@@ -27,12 +27,13 @@ def test_eight_seeds_come_before_a_fourth_trial_and_no_time_is_exceeded() -> Non
                 ask.design(minutes, workers, cells, seconds)
             continue
         seeds, trials = ask.design(minutes, workers, cells, seconds)
-        assert 5 <= seeds <= 8
+        assert 5 <= seeds <= 20
         assert 3 <= trials <= 5
         assert seeds * trials * cells * seconds / workers <= 60 * minutes
-        assert trials == 3 or seeds == 8
-        more = (seeds + 1, trials) if seeds < 8 else (seeds, trials + 1)
-        if more[1] <= 5:
+        assert trials == 3 or seeds >= 8
+        assert seeds <= 8 or trials == 5
+        more = (seeds, trials + 1) if seeds == 8 and trials < 5 else (seeds + 1, trials)
+        if more[0] <= 20:
             assert math.prod(more) * cells * seconds / workers > 60 * minutes
 
 
@@ -63,6 +64,17 @@ def test_it_writes_an_ordinary_grid_once(fast: list[Any], tmp_path: Path) -> Non
     assert main(["ask", "sas", "--minutes", "1000"]) == 0
     assert path.read_text() == text
     assert [str(each) for each in fast] == ["ask_sas.yaml"] * 2
+
+
+def test_a_long_time_adds_seeds_until_the_answer_is_precise(
+    fast: list[Any], tmp_path: Path
+) -> None:
+    assert main(["ask", "sas", "--workers", "2", "--minutes", "100"]) == 0
+    spec = read_spec(tmp_path / "ask_sas.yaml")
+    assert spec.search is not None
+    assert spec.until is not None
+    assert (spec.axes[SEED], spec.search.trials) == ([*range(1, 9)], 5)
+    assert (spec.until.half_width, spec.until.most_seeds) == (0.2, 13)
 
 
 def test_the_control_is_no_second_arm(fast: list[Any], tmp_path: Path) -> None:
