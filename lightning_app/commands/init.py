@@ -19,9 +19,9 @@ from lightning_app.core.errors import UserError
 from lightning_app.core.project import PROJECT
 
 LEAST = 200
-"""Pairs from which a validation and a test split can be taken."""
+"""Lines or pairs from which a validation and a test split can be taken."""
 SHARE = 20
-"""One pair in this many goes to validation, and one to the test."""
+"""One line or pair in this many goes to validation, and one to the test."""
 MOST = 2000
 """The approximate size of a split where one in `SHARE` would be more: enough for a small error."""
 
@@ -34,14 +34,15 @@ _LONGEST_PIECE = 16  # of SentencePiece, with the mark of a space
 
 
 @dataclass(frozen=True, kw_only=True)
-class PairedText:
-    """The counts of a corpus of pairs: those of its training split, after removing the others.
+class TextCounts:
+    """The counts of a corpus: those of its training split, after removing the others.
 
-    `words` counts both languages, `longer` the one with more words, `distinct` distinct words.
+    `languages`: of its pairs; one that is empty for a text to model. `words` counts all languages,
+    `longer` the one with more words, `distinct` distinct words.
     `smallest` and `safe` are the bounds of a vocabulary for which byte-pair encoding surely works.
     """
 
-    languages: tuple[str, str]
+    languages: tuple[str, ...]
     lines: Mapping[str, int]
     dropped: int
     words: int
@@ -72,8 +73,8 @@ class ProjectSizes:
 
 def add_init(parser: Parser) -> None:
     parser.add("folder DIR", "a new or existing folder")
-    text = "two parallel text files, such as my.de my.en"
-    parser.add("--data FILE", text, nargs=2)
+    text = "two parallel text files, such as my.de my.en, or one for a language model"
+    parser.add("--data FILE", text, nargs="+")
     parser.set_defaults(call=init_command)
 
 
@@ -88,19 +89,20 @@ def init_command(folder: Path, data: Sequence[Path] | None) -> int:
     if data is None:
         sizes, values = _synthetic()
     else:
-        corpus, texts = _split(*data)
+        if len(data) > 2:
+            raise UserError(f"init: --data: expected one or two files, found {len(data)}")
+        corpus, texts = _split(data)
         sizes, values = _of_corpus(corpus, [str(each) for each in data])
     name = re.sub(r"[^A-Za-z0-9_.-]+", "_", folder.resolve().name).lstrip("_.-")[:64]
     values |= {
         "name": name or "project",
         "project": PROJECT,
-        "width": str(sizes.width),
-        "ff": str(2 * sizes.width),
-        "depth": str(sizes.depth),
         "steps": str(sizes.steps),
         "interval": str(sizes.steps // 10),
         "reference": str(sizes.reference),
         "rate": f"{sizes.rate:.1e}",
+        "low": f"{sizes.rate / 4:.1e}",
+        "high": f"{sizes.rate * 4:.1e}",
     }
     templates = files("lightning_app.commands").joinpath("project")
     for target in ("ablate.yaml", "config.yaml", "grid.yaml", "blocks.py", "test_blocks.py"):
@@ -158,45 +160,47 @@ def split_of_line(source: str, share: float) -> str:
     return "test" if place < 2 * share else "train"
 
 
-def _split(source: Path, target: Path) -> tuple[PairedText, dict[str, str]]:
+def _split(paths: Sequence[Path]) -> tuple[TextCounts, dict[str, str]]:
     """Count a corpus, and return the contents of its split files."""
-    languages = (_language(source), _language(target))
-    if languages[0] == languages[1]:
+    languages = tuple(map(_language, paths)) if len(paths) > 1 else ("",)
+    named = " and ".join(map(str, paths))
+    if len({*languages}) < len(languages):
+        raise UserError(f"init: --data: {named} end in the same language; they must differ")
+    sides = [_lines(path) for path in paths]
+    if len({*map(len, sides)}) > 1:
         raise UserError(
-            f"init: --data: {source} and {target} end in the same language; they must differ"
+            f"init: --data: {named} have {' and '.join(str(len(side)) for side in sides)} lines; "
+            "line i of one is the translation of line i of the other"
         )
-    sides = (_lines(source), _lines(target))
-    if len(sides[0]) != len(sides[1]):
+    lines = [each for each in zip(*sides, strict=True) if all(each)]
+    if len(lines) < LEAST:
         raise UserError(
-            f"init: --data: {source} has {len(sides[0])} lines and {target} {len(sides[1])}; line "
-            "i of one is the translation of line i of the other"
+            f"init: --data: {named}: {len(lines)} lines with text; at least {LEAST} are needed"
         )
-    pairs = [pair for pair in zip(*sides, strict=True) if all(pair)]
-    if len(pairs) < LEAST:
-        raise UserError(
-            f"init: --data: {source} and {target} have {len(pairs)} pairs of lines; at least "
-            f"{LEAST} are needed"
-        )
-    share = min(MOST, len(pairs) // SHARE) / len(pairs)
+    held = min(MOST, len(lines) // SHARE)
     splits: dict[str, list[tuple[str, ...]]] = {"train": [], "valid": [], "test": []}
-    for pair in pairs:
-        splits[split_of_line(pair[0], share)].append(pair)
+    for place, line in enumerate(lines):
+        # A text goes on from line to line, so that its splits are parts of it.
+        late = "test" if place >= len(lines) - held else "valid"
+        late = late if place >= len(lines) - 2 * held else "train"
+        paired = len(paths) > 1
+        splits[split_of_line(line[0], held / len(lines)) if paired else late].append(line)
     if empty := [name for name, of in splits.items() if not of]:
         raise UserError(f"init: --data: too few different source lines: {empty[0]} would be empty")
-    counts = [0, 0]
+    counts = [0] * len(sides)
     distinct: set[str] = set()
     characters: set[str] = set()
-    for pair in splits["train"]:
-        for side, line in enumerate(pair):
+    for each in splits["train"]:
+        for side, line in enumerate(each):
             words = line.split()
             characters.update(line)
             counts[side] += len(words)
             distinct.update(words)
     smallest = len(characters - {" "}) + 1 + _SPECIALS  # a space is a piece in any case
-    corpus = PairedText(
+    corpus = TextCounts(
         languages=languages,
         lines={name: len(of) for name, of in splits.items()},
-        dropped=len(sides[0]) - len(pairs),
+        dropped=len(sides[0]) - len(lines),
         words=sum(counts),
         longer=max(counts),
         distinct=len(distinct),
@@ -204,7 +208,7 @@ def _split(source: Path, target: Path) -> tuple[PairedText, dict[str, str]]:
         safe=smallest + sum(1 for _ in islice(filter(_is_piece, distinct), _LARGEST)),
     )
     texts = {
-        f"data/{name}.{language}": "".join(f"{pair[side]}\n" for pair in of)
+        f"data/{name}.{language or 'txt'}": "".join(f"{each[side]}\n" for each in of)
         for name, of in splits.items()
         for side, language in enumerate(languages)
     }
@@ -225,10 +229,28 @@ def _synthetic() -> tuple[ProjectSizes, dict[str, str]]:
         "# from a corpus of yours.\n"
     )
     data = "{name: synthetic, tokens_per_batch: 1024, tokenizer: word, vocab_size: null}"
-    return sizes, {"data": data, "counted": comment}
+    return sizes, {"data": data, "counted": comment, **_translation(sizes)}
 
 
-def _of_corpus(corpus: PairedText, paths: Sequence[str]) -> tuple[ProjectSizes, dict[str, str]]:
+def _translation(sizes: ProjectSizes) -> dict[str, str]:
+    return {
+        "model": f"kind: encoder_decoder, encoder_depth: {sizes.depth}, "
+        f"decoder_depth: {sizes.depth}, model_dim: {sizes.width}, ff_dim: {2 * sizes.width}",
+        "objective": "kind: translation, label_smoothing: 0.1, beam: 5, evaluate_test: true",
+        "matters": "0.1",
+    }
+
+
+def _language_model(sizes: ProjectSizes) -> dict[str, str]:
+    return {
+        "model": f"kind: decoder, decoder_depth: {2 * sizes.depth}, model_dim: {sizes.width}, "
+        f"ff_dim: {4 * sizes.width}, activation: gelu",
+        "objective": "kind: causal_lm, evaluate_test: true",
+        "matters": "0.05",
+    }
+
+
+def _of_corpus(corpus: TextCounts, paths: Sequence[str]) -> tuple[ProjectSizes, dict[str, str]]:
     """Choose sizes for a corpus, and explain the choice in comments."""
     scales = ((300_000, 128, 2, 1024), (3_000_000, 256, 3, 2048))
     largest = (512, 6, 4096)
@@ -239,32 +261,44 @@ def _of_corpus(corpus: PairedText, paths: Sequence[str]) -> tuple[ProjectSizes, 
     steps = min(20_000, max(500, round(steps / 100) * 100))
     sizes = ProjectSizes(width=width, depth=depth, steps=steps)
     passes = steps * batch / (corpus.longer * _PIECES)
-    lines = corpus.lines
+    paired = len(corpus.languages) > 1
+    empty = "with an empty line" if paired else "empty ones"
+    lines, one = corpus.lines, "pair" if paired else "line"
+    depths = [f"{each}+{each}" if paired else f"{2 * each}" for each in (depth, 2, 3)]
+    split = (
+        "The split of a pair depends on the SHA-256 of its source line alone: equal sources are "
+        "in one split."
+        if paired
+        else "The last lines are the test, those before them the validation."
+    )
     facts = [
         f"Corpus: {' and '.join(paths)}.",
-        f"{sum(lines.values()):,} pairs: {lines['train']:,} to train, {lines['valid']:,} to "
-        f"validate, {lines['test']:,} to test; {corpus.dropped:,} with an empty line are left out.",
-        "The split of a pair depends on the SHA-256 of its source line alone: equal sources are "
-        f"in one split. Each of the two gets about one pair in {SHARE}, or about {MOST:,} where "
+        f"{sum(lines.values()):,} {one}s: {lines['train']:,} to train, {lines['valid']:,} to "
+        f"validate, {lines['test']:,} to test; {corpus.dropped:,} {empty} are left out.",
+        f"{split} Each of the two gets about one {one} in {SHARE}, or about {MOST:,} where "
         "those are fewer.",
         f"Training has {corpus.words:,} words, {corpus.distinct:,} different ones.",
         f"Vocabulary {vocabulary:,}: a quarter of the different words, between 500 and "
         f"{_LARGEST:,}; at least the {corpus.smallest:,} that the characters need, and at most "
         f"{corpus.safe:,}, as many as these words surely allow.",
-        f"Width {width}, {depth}+{depth} layers: 128 and 2+2 below 300,000 words, 256 and 3+3 "
-        "below 3 million, else those of the IWSLT14 config, as larger ones would overfit.",
+        f"Width {width}, {depths[0]} layers: 128 and {depths[1]} below 300,000 words, 256 and "
+        f"{depths[2]} below 3 million, else those of the IWSLT14 config, as larger ones would "
+        "overfit.",
         f"{steps:,} steps of {batch:,} tokens: about {passes:.1f} passes, at {_PIECES} pieces a "
         "word; between 500 and 20,000 steps.",
         f"Rate {sizes.rate:.1e}: 5e-4 at width 512, times sqrt(512 / width).",
         f"Warm-up {sizes.reference:,}: a fifth of the run, as for IWSLT14.",
     ]
-    source, target = corpus.languages
-    data = (
-        f"{{name: text, root: data, source_language: {source}, target_language: {target}, "
-        f"tokens_per_batch: {batch}, tokenizer: bpe, vocab_size: {vocabulary}}}"
-    )
+    name = "name: text, root: data"
+    if paired:
+        source, target = corpus.languages
+        name += f", source_language: {source}, target_language: {target}"
+    else:
+        name += ", window: 64"
+    data = f"{{{name}, tokens_per_batch: {batch}, tokenizer: bpe, vocab_size: {vocabulary}}}"
     wrapped = (
         fill(line, 99, initial_indent="# - ", subsequent_indent="#   ", break_long_words=False)
         for line in facts
     )
-    return sizes, {"data": data, "counted": "".join(f"{each}\n" for each in wrapped)}
+    task = _translation(sizes) if paired else _language_model(sizes)
+    return sizes, {"data": data, "counted": "".join(f"{each}\n" for each in wrapped), **task}

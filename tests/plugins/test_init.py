@@ -58,13 +58,37 @@ def test_a_project_of_a_corpus(tmp_path: Path, monkeypatch, capsys) -> None:
     plugins.load_all([])
     spec = read_spec("grid.yaml")
     assert {key: len(values) for key, values in spec.axes.items()} == {
-        "model.block.preset": 2,
+        "model.block.preset": 3,
         "model.schedule.warmup_steps": 2,
-        "seed_everything": 3,
+        "seed_everything": 5,
     }
+    assert spec.search is not None
+    assert (spec.search.per, spec.search.trials) == ("seed", 4)
+    (rates,) = spec.search.fields.values()
+    assert rates.low < spec.base_config["model"]["optimizer"]["lr"] < rates.high
     complete = resolve(dict(spec.base_config), "grid.yaml")
     assert complete["model"]["schedule"]["reference_steps"] == 100
     assert complete["data"]["source_language"] == "de"
+
+
+def test_a_project_of_one_text_is_a_language_model(tmp_path: Path, monkeypatch) -> None:
+    lines = [f"line {i} of {i % 17} words" for i in range(400)]
+    (tmp_path / "my.txt").write_text("\n\n".join(lines) + "\n")
+    assert init_command(tmp_path / "project", [tmp_path / "my.txt"]) == 0
+    monkeypatch.chdir(tmp_path / "project")
+    found = splits(Path(), "txt")
+    assert {name: len(of) for name, of in found.items()} == {"train": 360, "valid": 20, "test": 20}
+    assert [*found["train"], *found["valid"], *found["test"]] == lines  # in the order of the text
+    plugins.load_all([])
+    complete = resolve(dict(read_spec("grid.yaml").base_config), "grid.yaml")
+    assert complete["model"]["objective"]["kind"] == "causal_lm"
+    assert complete["model"]["architecture"]["decoder_depth"] == 4
+    prepared = prepare(resolved_data({**complete["data"], "cache": str(tmp_path / "cache")}))
+    assert prepared.meta["vocab_size"] == complete["data"]["vocab_size"]
+
+
+def test_one_or_two_files_are_a_corpus(tmp_path: Path) -> None:
+    assert "found 3" in refused(tmp_path, [*write_pairs(tmp_path), tmp_path / "my.fr"])
 
 
 WORDS = ("haus baum hund geht", "house tree dog goes")
