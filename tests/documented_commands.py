@@ -55,6 +55,9 @@ SEEN = {
     "ablate init my_project --data my.de my.en": Seen(
         "my_project: ablate.yaml, ", "my_project/data/valid.en", fresh="my_project"
     ),
+    "ablate init my_project --data my.txt": Seen(
+        "my_project: ablate.yaml, ", "my_project/data/valid.txt", fresh="my_project"
+    ),
     # Python API
     "ablate results demo --query \"status == 'failed'\"": Seen("^0 runs of demo$"),
     "ablate results demo --compare model.schedule.warmup_steps=0": Seen(

@@ -125,6 +125,7 @@ def write_files_of_the_pages(folder: Path, corpora: Path) -> None:
     for language in ("de", "en"):
         with (corpora / "iwslt14_deen" / f"train.{language}").open(encoding="utf-8") as file:
             (folder / f"my.{language}").write_text("".join(islice(file, 1000)), encoding="utf-8")
+    shutil.copy(folder / "my.en", folder / "my.txt")
 
 
 def write_programs(folder: Path) -> None:

@@ -277,8 +277,8 @@ def loss_by_rate(part: Part, *, columns: int = 4) -> list[Sketch]:
     """Final loss against the learning rate, one panel for each variant and group.
 
     With the dots of the compared arms, a ring at the best mean of each and an arrow between the
-    two; thin lines of other warm-ups. Where each seed has rates of its own, its best run stands out
-    instead, and the ring is at the mean of these. `columns`: the most panels in a row.
+    two; thin lines of other warm-ups. Where each seed has rates of its own, its best run has a
+    larger dot, and the ring is at the mean of these. `columns`: the most panels in a row.
     """
     groups = dict.fromkeys(cell.group for cell in part.cells)
     every = [arm for arm in arms(part.grid) if arm.cells]
