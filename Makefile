@@ -7,13 +7,14 @@ BIN := .venv/bin
 demo: .venv/installed
 	$(BIN)/ablate run demo
 
+# WHICH selects tests: WHICH="-m 'slow or not slow'" runs those that take minutes, too.
 # The types are checked beside the tests; either may fail the whole. Python keeps what it compiles,
 # which the processes of the tests would each do again.
 test: .venv/installed-test
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
 	@$(BIN)/pyright > .venv/types.log 2>&1 & types=$$!; \
-	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n auto; tests=$$?; \
+	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n auto $(WHICH); tests=$$?; \
 	wait $$types; failed=$$?; cat .venv/types.log; \
 	exit $$((tests ? tests : failed))
 

@@ -300,3 +300,15 @@ def test_the_tree_names_what_is_there() -> None:
         if name:
             path = Path("lightning_app") / name if inside else Path(name)
             assert path.exists(), path
+
+
+def test_the_workflow_is_valid_and_runs_the_slow_tests() -> None:
+    path = ROOT / ".github" / "workflows" / "checks.yml"
+    schema = ["--builtin-schema", "vendor.github-workflows", str(path)]
+    done = run(["-m", "check_jsonschema", *schema])
+    assert done.returncode == 0, done.stdout + done.stderr
+    workflow = yaml.safe_load(path.read_text())
+    assert workflow[True]["schedule"]  # YAML reads the key `on` as true
+    runs = [step.get("run", "") for step in workflow["jobs"]["everything"]["steps"]]
+    assert any("WHICH=\"-m 'slow or not slow'\"" in line for line in runs)
+    assert "$(WHICH)" in (ROOT / "Makefile").read_text()
