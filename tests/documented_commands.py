@@ -182,6 +182,10 @@ ELSEWHERE = {
         "tests/commands/test_ask.py",
         "def test_it_writes_an_ordinary_grid",
     ),
+    "ablate run demo --workers 4 --devices-per-cell 2": (
+        "tests/plugins/test_grid.py",
+        '"--workers", "2", "--devices-per-cell", "2"',
+    ),
     "pip install .": (".github/workflows/checks.yml", "--constraint constraints.txt dist/*.whl"),
     "python benchmarks/theory/run.py": (
         "tests/benchmarks/test_theory.py",

@@ -233,26 +233,12 @@ def test_readme_and_page_show_the_same_block() -> None:
 
 
 def test_the_readme_is_short() -> None:
-    assert len(README.splitlines()) <= 120
-
-
-DATED = re.compile(r"\| (20\d\d-\S+) \| (.+?) \| (.+?) \| (.+) \|")
-
-
-def test_the_findings_are_those_of_the_log() -> None:
-    """With the same words and numbers; only the README gives the setting."""
-    rows = [match.groups() for line in README.splitlines() if (match := DATED.fullmatch(line))]
-    log = (ROOT / "ablations" / "README.md").read_text("utf-8").splitlines()
-    atlas = log[log.index("## Atlas") : log.index("## The entries")]
-    there = [line.replace("](results/", "](ablations/results/") for line in atlas]
-    logged = [match.groups() for line in there if (match := DATED.fullmatch(line))]
-    assert 3 <= len(rows) <= 6
-    assert len(logged) >= 10
-    findings = {(date, study, found) for date, study, _, found in logged}
-    for date, study, setting, found in rows:
-        assert (date, study, found) in findings
-        for word in ("width", "steps", "rate"):
-            assert word in setting, study
+    assert len(README.split()) <= 1000
+    section = README.split("## Findings")[1].split("\n## ")[0]
+    findings = [line.rsplit(" | ", 1)[1] for line in section.splitlines() if "/results/" in line]
+    assert 3 <= len(findings) <= 8
+    for finding in findings:
+        assert len(finding.strip(" |").split()) <= 25, finding
 
 
 def test_the_links_of_the_readme_lead_somewhere() -> None:
