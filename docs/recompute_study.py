@@ -259,7 +259,21 @@ def stalls(runs: Sequence[Run]) -> Row:
     return Row(k / n, *ends, seeds=n, cells=n, diverged=k)
 
 
-def holm(family: Iterable[Row]) -> None:
+LOOKED_AT = 0.03  # the error of the intervals of a grid with `until`, which adds seeds by results
+
+
+def widened(rows: Iterable[Row], grid: "Grid") -> float:
+    """Put in the wider intervals and larger p values of a grid with `until`; return its error."""
+    if not grid.file.get("until"):
+        return 0.05
+    for row in rows:
+        row.p = min(1.0, row.p * 0.05 / LOOKED_AT) if row.p == row.p else row.p
+        if not math.isnan(row.low):
+            row.low, row.high, _ = t_test([*row.values.values()], 1 - LOOKED_AT)
+    return LOOKED_AT
+
+
+def holm(family: Iterable[Row], alpha: float = 0.05) -> None:
     """Put in Holm's p values, step by step; a row whose runs ended differently counts too.
 
     And the interval that decides: of a p value under 5 % that of the level of its step, which rows
@@ -272,7 +286,7 @@ def holm(family: Iterable[Row]) -> None:
         reached = max(reached, min(1.0, (len(rows) - place) * row.p))
         row.p_holm = reached
         left = len(rows) - (places.index(row.p) if reached < 0.05 else 0)
-        low, high, _ = t_test([*row.values.values()], 1 - 0.05 / left)
+        low, high, _ = t_test([*row.values.values()], 1 - alpha / left)
         alike = reached < 0.05 or low <= 0 <= high  # else p is that of failures
         if alike and not math.isnan(row.low):
             row.holm_low, row.holm_high = low, high
@@ -889,15 +903,22 @@ def decided(values: Mapping[int, float], sure: bool, least: float = 0.0, *, p: b
     return row
 
 
-def correct(scores: Mapping[Key, Row], rulers: Mapping[str, int]) -> None:
-    """Put in Holm's p values, over the tests of each kind in groups that count the same."""
-    families: dict[tuple[str, int], list[Row]] = {}
-    for (group, *_, score), row in scores.items():
+def correct(scores: Mapping[Key, Row], rulers: Mapping[str, int], grid: "Grid") -> None:
+    """Put in Holm's p values, over the tests of each kind in groups that count the same.
+
+    With a control, it and the baseline are families apart from the others.
+    """
+    families: dict[tuple[str, int, bool], list[Row]] = {}
+    alpha = widened(scores.values(), grid)
+    given = grid.file.get("sensitivity") or {}
+    checks = {given["control"], given.get("baseline")} if given.get("control") else ()
+    for (group, _, variant, score), row in scores.items():
         name = score.split(" w=")[0]
-        families.setdefault((name, rulers.get(group, -1)), []).append(row)
-    for (name, _), rows in families.items():
+        place = name, rulers.get(group, -1), variant in checks
+        families.setdefault(place, []).append(row)
+    for (name, *_), rows in families.items():
         if name in CORRECTED:
-            holm(rows)
+            holm(rows, alpha)
 
 
 def effects(
@@ -933,8 +954,9 @@ def effects(
             name = " x ".join(factors[k] for k in chosen)
             least = max((cell.least for cell in cells), default=0.0)
             rows[rest, rate, name, score] = decided(values, sure, least, p=score in DECIDING)
+    alpha = widened(rows.values(), grid)
     for name in MEASURES:
-        holm(row for key, row in rows.items() if key[3] == name)
+        holm((row for key, row in rows.items() if key[3] == name), alpha)
     return rows
 
 
@@ -1163,7 +1185,7 @@ def check(folder: Path, of: Path | None = None) -> list[str]:
     arms, places = read_arms(grid, wrong)
     scores, rulers = {} if grid.pruned else sensitivity(grid, arms), read_rulers(grid)
     changes = effects(scores, [*grid.factors], places, rulers) if grid.factors else {}
-    correct(scores, rulers)
+    correct(scores, rulers, grid)
     names = ("variant", "score", *NUMBERS, "bound", "cells", "diverged")
     keys = compare(folder / "sensitivity.csv", names, [*scores.items()], wrong)
     if changes or (folder / "effects.csv").exists():

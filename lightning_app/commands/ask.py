@@ -90,7 +90,12 @@ def _grid(
         },
         "until": further,
         "axes": {PRESET: arms, WARMUP: [0, steps // 5], SEED: min(MOST[0], seeds)},
-        "sensitivity": {"reference_warmup": steps // 5, "baseline": "pre_ln", "matters": matters},
+        "sensitivity": {
+            "reference_warmup": steps // 5,
+            "baseline": "pre_ln",
+            "control": None if block in ("pre_ln", "post_ln") else "post_ln",
+            "matters": matters,
+        },
         "checkpoints": "none",
     }
 

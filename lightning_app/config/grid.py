@@ -204,6 +204,9 @@ class Sensitivity:
     """A warm-up, in optimizer steps, that suffices for every arm."""
     baseline: str | None = None
     """The preset with which the others are compared."""
+    control: str | None = None
+    """A preset that shows whether the setting can tell; it and the baseline are no part of the
+    question, so that their comparisons are families of their own."""
     matters: float | None = None
     """The smallest saving that matters, in nats per token; null: none is named."""
 

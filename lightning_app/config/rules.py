@@ -459,6 +459,7 @@ GRID_RULES = (
     Refusal("exclusions are cells", ("exclude", "axes"), _exclude),
     _reference("reference_warmup", WARMUP),
     _reference("baseline", PRESET),
+    _reference("control", PRESET),
     Refusal(
         "a pruned run has no sensitivity",
         ("pruner", "sensitivity"),

@@ -216,8 +216,9 @@ class GridResults:
     trials of each arm; `trials`: those of each seed, where each is a study of its own. `alpha`: the
     two-sided error of its intervals (`statistics.corrected`). `matters` and `metric_matters` are
     the smallest differences that matter, in nats and in the metric; 0 if the grid file names none.
-    `families` are groups of variants by name. `afterwards` names those of `matters` and `families`
-    that the grid's folder has not.
+    `families` are groups of variants by name. `control` is a preset that, with the baseline, has
+    families of its own. `afterwards` names those of `matters`, `control` and `families` that the
+    grid's folder has not.
     """
 
     folder: Path
@@ -246,6 +247,7 @@ class GridResults:
     searched: bool = False
     trials: int = 0
     alpha: float = ALPHA
+    control: str | None = None
     matters: float = 0.0
     metric_matters: float = 0.0
     families: Mapping[str, Sequence[Any]] = field(default_factory=dict)
@@ -494,6 +496,7 @@ def read_results(folder: Path, file: Mapping[str, Any] | None = None) -> GridRes
         mode=metric.get("mode") or monitored.mode,
         reference_warmup=scores.get("reference_warmup"),
         baseline=scores.get("baseline"),
+        control=scores.get("control"),
         cells=tuple(cells),
         chosen=tuple(search.get("fields") or (RATE,) * bool(grid.get("refine"))),
         more=plan.more,
@@ -524,6 +527,7 @@ def _afterwards(grid: Mapping[str, Any], run: Mapping[str, Any] | None) -> tuple
         found = {"families": tree.get("families")}
         for name in ("sensitivity", "metric"):
             found[f"{name}.matters"] = (tree.get(name) or {}).get("matters")
+        found["sensitivity.control"] = (tree.get("sensitivity") or {}).get("control")
         return {key: value for key, value in found.items() if value}
 
     then = decided(grid if run is None else run)

@@ -512,7 +512,8 @@ def sensitivity_scores(grid: GridResults) -> list[Score]:
 
     def family(row: Score) -> Hashable:
         name = row.score.split(" w=")[0]
-        return (name, ruler_of.get(row.group, "")) if name in CORRECTED else None
+        apart = grid.control is not None and row.variant in (grid.control, grid.baseline)
+        return (name, ruler_of.get(row.group, ""), apart) if name in CORRECTED else None
 
     return corrected(rows, family, grid.alpha)
 

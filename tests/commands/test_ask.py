@@ -60,7 +60,12 @@ def test_it_writes_an_ordinary_grid_once(fast: list[Any], tmp_path: Path) -> Non
     assert (spec.search.per, spec.search.trials) == ("seed", 5)
     (values,) = spec.search.fields.values()
     assert (values.low, values.high, values.log) == (1e-3, 1.6e-2, True)
-    assert spec.sensitivity == {"reference_warmup": 40, "baseline": "pre_ln", "matters": 0.2}
+    assert spec.sensitivity == {
+        "reference_warmup": 40,
+        "baseline": "pre_ln",
+        "control": "post_ln",
+        "matters": 0.2,
+    }
     assert main(["ask", "sas", "--minutes", "1000"]) == 0
     assert path.read_text() == text
     assert [str(each) for each in fast] == ["ask_sas.yaml"] * 2

@@ -353,3 +353,20 @@ def test_the_figure_of_the_rates_shows_the_best_trial_of_each_seed(studies: Fake
         best = [min(4.5 if end is None else end for end in of) for of in ends]
         assert tuned[variant, warmup] == pytest.approx(fmean(best))
     assert not (page.parent / "figures" / "rate_by_warmup.csv").exists()
+
+
+def test_a_control_and_the_baseline_are_families_apart(
+    studies: FakeGrid, oracle: ModuleType
+) -> None:
+    change(studies, sensitivity={"reference_warmup": 60, "baseline": "pre_ln"})
+
+    def tuned() -> dict[str, tuple[float, float]]:
+        found = sensitivity_scores(read_results(studies.folder))
+        return {s.variant: (s.p, s.p_holm) for s in found if s.score == "tuned"}
+
+    assert max(p_holm / p for p, p_holm in tuned().values()) == pytest.approx(2)
+    reference = {"reference_warmup": 60, "baseline": "pre_ln", "control": "pre_ln"}
+    change(studies, sensitivity=reference, until=UNTIL)
+    assert all(p_holm == pytest.approx(p) for p, p_holm in tuned().values())
+    page = write_report(studies.folder, figures=False)
+    assert oracle.check(page.parent) == []
