@@ -31,6 +31,7 @@ from lightning_app.tasks.translation import MARKS
 TOKENS = 4096  # source tokens translated at once, including padding
 NEVER = (PAD, UNK, BOS, MASK)  # tokens that are not text
 SPLIT = "given"
+Rows = Mapping[str, Sequence[Sequence[int]]]  # the ids of each row, by column
 
 
 def check_beam(beam: int | None, vocabulary: int | None = None) -> None:
@@ -110,9 +111,7 @@ class GivenCorpus:
     `documents` has the index of the first token of each document.
     """
 
-    def __init__(
-        self, columns: Mapping[str, Sequence[Sequence[int]]], documents: Sequence[int] = (0,)
-    ) -> None:
+    def __init__(self, columns: Rows, documents: Sequence[int] = (0,)) -> None:
         self._columns, self._documents = columns, documents
         self.meta: dict[str, Any] = {"text": {SPLIT: {}}}
 
@@ -339,10 +338,7 @@ class TrainedRun:
 
     @torch.no_grad()
     def _sums_by_row(
-        self,
-        columns: Mapping[str, Sequence[Sequence[int]]],
-        data: DataConfig,
-        documents: Sequence[int] = (0,),
+        self, columns: Rows, data: DataConfig, documents: Sequence[int] = (0,)
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the sum of nll and the predicted tokens of each row of an evaluation."""
         corpus = cast(

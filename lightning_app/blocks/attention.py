@@ -17,14 +17,14 @@ from lightning_app.blocks.kernels.choose import (
     attend_with_carry,
     attend_with_sums,
 )
-from lightning_app.blocks.kernels.stored import MapGains
+from lightning_app.blocks.kernels.stored import MapGains, Queries
 from lightning_app.blocks.linear import Linear, linear
 from lightning_app.blocks.masks import Mask
 from lightning_app.blocks.norm import BOUNDS, LearnedScalars, Norm, Scale, build_norm, built_aside
-from lightning_app.blocks.placed import Placed
+from lightning_app.blocks.placed import Heads, Placed
 from lightning_app.blocks.residual import Gain, build_gain
 from lightning_app.blocks.spans import AdaptiveSpan, SoftMask, build_soft_mask
-from lightning_app.blocks.streams import select_tokens
+from lightning_app.blocks.streams import States, select_tokens
 from lightning_app.blocks.windows import LocalisedSpan, LocalMask, Window
 from lightning_app.core.registry import Registry
 
@@ -126,11 +126,7 @@ class ElementGate(nn.Module):
         self.num_heads = num_heads
         self.matrix = Linear(model_dim, model_dim, bias=False)
 
-    def forward(
-        self,
-        heads: Float[Tensor, "batch head query dim"],
-        u: Float[Tensor, "batch query model"],
-    ) -> Float[Tensor, "batch head query dim"]:
+    def forward(self, heads: Queries, u: Float[Tensor, "batch query model"]) -> Queries:
         return heads * split_heads(self.matrix(u), self.num_heads).sigmoid()
 
 
@@ -145,11 +141,7 @@ class GateOfHead(nn.Module):
         super().__init__()
         self.matrix = Linear(model_dim, num_heads, bias=False)
 
-    def forward(
-        self,
-        heads: Float[Tensor, "batch head query dim"],
-        u: Float[Tensor, "batch query model"],
-    ) -> Float[Tensor, "batch head query dim"]:
+    def forward(self, heads: Queries, u: Float[Tensor, "batch query model"]) -> Queries:
         return heads * self.matrix(u).sigmoid().transpose(1, 2).unsqueeze(-1)
 
 
@@ -161,11 +153,7 @@ class HalfOfFirst(nn.Module):
     def __init__(self, model_dim: int, num_heads: int) -> None:
         super().__init__()
 
-    def forward(
-        self,
-        values: Float[Tensor, "batch head token dim"],
-        first: Float[Tensor, "batch head token dim"],
-    ) -> Float[Tensor, "batch head token dim"]:
+    def forward(self, values: Heads, first: Heads) -> Heads:
         # Under autocast a first layer without a value matrix has values of another type.
         return torch.lerp(values, first.to(values.dtype), 0.5)
 
@@ -184,11 +172,7 @@ class LearnedShares(LearnedScalars):
         self.first.fill_(0.5)
         self.own.fill_(0.5)
 
-    def forward(
-        self,
-        values: Float[Tensor, "batch head token dim"],
-        first: Float[Tensor, "batch head token dim"],
-    ) -> Float[Tensor, "batch head token dim"]:
+    def forward(self, values: Heads, first: Heads) -> Heads:
         return self.first * first + self.own * values
 
 
@@ -203,11 +187,7 @@ class OnlyFirst(nn.Module):
     def __init__(self, model_dim: int, num_heads: int) -> None:
         super().__init__()
 
-    def forward(
-        self,
-        values: Float[Tensor, "batch head token dim"],
-        first: Float[Tensor, "batch head token dim"],
-    ) -> Float[Tensor, "batch head token dim"]:
+    def forward(self, values: Heads, first: Heads) -> Heads:
         return first
 
 
@@ -377,9 +357,7 @@ class _SplitHeads(torch.autograd.Function):
         return joined, None, None
 
 
-def project(
-    u: Float[Tensor, "batch token model"], num_heads: int, *projections: nn.Module
-) -> list[Float[Tensor, "batch head token dim"]]:
+def project(u: States, num_heads: int, *projections: nn.Module) -> list[Heads]:
     """Return each projection of `u`, split into heads; the linear ones are one product.
 
     Their parameters stay separate for checkpoints and initialisation: concatenating the weights
@@ -401,16 +379,12 @@ def _split_heads(joined: Tensor, parts: int, num_heads: int) -> tuple[Tensor, ..
     return _SplitHeads.apply(joined, parts, num_heads)  # pyright: ignore[reportReturnType]
 
 
-def split_heads(
-    x: Float[Tensor, "batch token model"], num_heads: int
-) -> Float[Tensor, "batch head token dim"]:
+def split_heads(x: States, num_heads: int) -> Heads:
     """Return the heads of `x`, a view."""
     return x.unflatten(-1, (num_heads, -1)).transpose(1, 2)
 
 
-def spread_heads(
-    x: Float[Tensor, "batch group token dim"], num_heads: int
-) -> Float[Tensor, "batch head token dim"]:
+def spread_heads(x: Float[Tensor, "batch group token dim"], num_heads: int) -> Heads:
     """Return `x` with a head per query head: neighbours share the keys and values of one group."""
     groups = x.shape[1]
     return x if groups == num_heads else x.repeat_interleave(num_heads // groups, dim=1)
@@ -506,9 +480,7 @@ class HeadGain(LearnedScalars):
     def reset(self) -> None:
         self.gain.fill_(1.0)
 
-    def forward(
-        self, heads: Float[Tensor, "batch head query dim"]
-    ) -> Float[Tensor, "batch head query dim"]:
+    def forward(self, heads: Queries) -> Queries:
         return self.gain * heads
 
 
@@ -665,9 +637,7 @@ class Attention(nn.Module):
             return mask
         return mask.whole if self.span is None else self.span.over_whole(mask, spans)
 
-    def _disturbed(
-        self, x: Float[Tensor, "batch head token dim"]
-    ) -> Float[Tensor, "batch head token dim"]:
+    def _disturbed(self, x: Heads) -> Heads:
         if not (self.spec.query_key_noise and self.training):
             return x
         # Drawn in the order (batch, token, model).
@@ -683,7 +653,7 @@ class Attention(nn.Module):
         return query if placed is None else placed.queries(query)
 
     def queries_keys_values(
-        self, u: Float[Tensor, "batch token model"], placed: Placed | None
+        self, u: States, placed: Placed | None
     ) -> tuple[
         Float[Tensor, "batch head token feature"],
         Float[Tensor, "batch group token feature"],

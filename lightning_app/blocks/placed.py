@@ -7,6 +7,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+Heads = Float[Tensor, "batch head token dim"]
+
 
 class Places(NamedTuple):
     """The positions of the tokens of one pass, counted from 0."""
@@ -65,13 +67,11 @@ class Placed:
         """Return an additional term of the scores for the features f(q); None without one."""
         return None
 
-    def queries(
-        self, x: Float[Tensor, "batch head token dim"]
-    ) -> Float[Tensor, "batch head token _"]:
+    def queries(self, x: Heads) -> Float[Tensor, "batch head token _"]:
         """Return the features f(q) of the newest tokens."""
         return x
 
-    def keys(self, x: Float[Tensor, "batch head token dim"]) -> Float[Tensor, "batch head token _"]:
+    def keys(self, x: Heads) -> Float[Tensor, "batch head token _"]:
         """Return the features g(k) of the newest tokens."""
         return x
 
@@ -84,14 +84,10 @@ class Rotation(Placed):
     cos: Float[Tensor, "*batch token pair"]
     sin: Float[Tensor, "*batch token pair"]
 
-    def queries(
-        self, x: Float[Tensor, "batch head token dim"]
-    ) -> Float[Tensor, "batch head token dim"]:
+    def queries(self, x: Heads) -> Heads:
         return rotate(x, self)
 
-    def keys(
-        self, x: Float[Tensor, "batch head token dim"]
-    ) -> Float[Tensor, "batch head token dim"]:
+    def keys(self, x: Heads) -> Heads:
         return rotate(x, self)
 
 
@@ -103,9 +99,7 @@ def rotation(position: Int[Tensor, " token"], dim: int) -> Rotation:
     return Rotation(angle.cos().to(dtype), angle.sin().to(dtype))
 
 
-def rotate(
-    x: Float[Tensor, "batch head token dim"], by: Rotation
-) -> Float[Tensor, "batch head token dim"]:
+def rotate(x: Heads, by: Rotation) -> Heads:
     """Rotate the pairs (2k, 2k+1) of each head by the angle of its token (Su et al. 2021, RoPE,
     2104.09864, equation 34), so that the score of a query and a key depends only on i - j."""
     even, odd = x[..., 0::2], x[..., 1::2]

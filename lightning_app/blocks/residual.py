@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from lightning_app.blocks.norm import BOUNDS, FollowsSteps, LearnedScalars, Norm, Scale, build_norm
-from lightning_app.blocks.streams import Stream, StreamPlace, StreamRule
+from lightning_app.blocks.streams import States, Stream, StreamPlace, StreamRule
 from lightning_app.core.registry import Registry
 
 Rule = str
@@ -296,22 +296,20 @@ class Residual(nn.Module):
         self.drop = spec.drop
         self.stream = stream or StreamRule(StreamPlace(model_dim=model_dim))
 
-    def read(self, stream: Stream) -> Float[Tensor, "batch token model"]:
+    def read(self, stream: Stream) -> States:
         """Return x, what the sub-layer reads of the stream before its norm."""
         return self.stream.read(stream)
 
-    def enter(self, x: Float[Tensor, "batch token model"]) -> Float[Tensor, "batch token model"]:
+    def enter(self, x: States) -> States:
         return self.input_scale(self.norm_input(x))
 
-    def forward(self, stream: Stream, branch: Float[Tensor, "batch token model"]) -> Stream:
+    def forward(self, stream: Stream, branch: States) -> Stream:
         added = self.branch(self.dropout(self.norm_branch(branch)))
         if self.drop and self.training:
             kept = added.new_empty(added.shape[0], 1, 1).bernoulli_(1.0 - self.drop)
             added = added * (kept / (1.0 - self.drop))
         return self.stream.write(stream, added, self.join)
 
-    def join(
-        self, x: Float[Tensor, "batch token model"], added: Float[Tensor, "batch token model"]
-    ) -> Float[Tensor, "batch token model"]:
+    def join(self, x: States, added: States) -> States:
         """Return ``norm_sum(skip * x + added)``."""
         return self.norm_sum(added if self.skip is None else self.rule(self.skip(x), added))

@@ -15,6 +15,9 @@ from lightning_app.blocks.masks import Mask
 from lightning_app.blocks.norm import FollowsSteps, LearnedScalars
 from lightning_app.blocks.windows import LocalisedSpan, LocalMask, Window
 
+Spans = Float[Tensor, "#batch head #query 1"]
+Scalar = Float[Tensor, ""]
+
 
 class Term(NamedTuple):
     """``weight * value``, to be added to the loss.
@@ -26,7 +29,7 @@ class Term(NamedTuple):
             the loss; otherwise it is a penalty, the same on every rank, and is not divided.
     """
 
-    value: Float[Tensor, ""]
+    value: Scalar
     weight: float = 1.0
     over_tokens: bool = False
 
@@ -39,9 +42,7 @@ class AuxiliaryTerms(FollowsSteps, ABC):
         """Return the terms by name, after each forward pass of training."""
 
 
-def auxiliary_terms(
-    model: nn.Module, normalizer: Float[Tensor, ""]
-) -> dict[str, Float[Tensor, ""]]:
+def auxiliary_terms(model: nn.Module, normalizer: Scalar) -> dict[str, Scalar]:
     """Return the terms that all modules of `model` add to the loss, by name.
 
     Terms with the same name are added together. `normalizer` is the number by which sums over
@@ -167,9 +168,7 @@ class SoftMask(LearnedScalars, AuxiliaryTerms):
         return Window(before=self.spec.longest, after=self.spec.longest)
 
     @abstractmethod
-    def forward(
-        self, u: Float[Tensor, "batch query model"]
-    ) -> Float[Tensor, "#batch head #query 1"]:
+    def forward(self, u: Float[Tensor, "batch query model"]) -> Spans:
         """Return z in tokens, for the queries of `u`; in float32 at least."""
 
     def over(self, mask: LocalMask, spans: Tensor | None) -> Mask:
@@ -185,9 +184,7 @@ class SoftMask(LearnedScalars, AuxiliaryTerms):
         return mask.whole.with_log_weights(self.log_weights(spans, mask.whole_distance))
 
     def log_weights(
-        self,
-        spans: Float[Tensor, "#batch head #query 1"],
-        distance: Int[Tensor, "#batch 1 query key"],
+        self, spans: Spans, distance: Int[Tensor, "#batch 1 query key"]
     ) -> Float[Tensor, "#batch head query key"]:
         """Return ``log m_z(x)``, and -finfo.max / 4 instead of the logarithm of 0.
 
@@ -254,7 +251,7 @@ class Counted(NamedTuple):
     """
 
     here: Bool[Tensor, "batch token"]
-    number: Float[Tensor, ""]
+    number: Scalar
 
 
 @final
@@ -311,7 +308,7 @@ class DynamicSpanMask(SoftMask):
         self._tokens, self._counted = here.sum().to(mean.dtype), None
         return {"span": Term(mean, weight=self.spec.penalty)}
 
-    def sums(self, layer: int) -> tuple[Float[Tensor, " head"], Float[Tensor, ""]]:
+    def sums(self, layer: int) -> tuple[Float[Tensor, " head"], Scalar]:
         """Return the sum of each head's spans in the last pass of training, and the tokens summed.
 
         Args:

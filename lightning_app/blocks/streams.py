@@ -22,6 +22,10 @@ StreamKind = str
 PLAIN: StreamKind = "plain"
 DUAL: StreamKind = "dual"
 
+States = Float[Tensor, "batch token model"]
+Join = Callable[[Tensor, Tensor], Tensor]
+"""Returns the sum of a skip and a branch, or what a residual rule has instead."""
+
 
 class Stream(NamedTuple):
     """The state of a stack: `x`, which probes measure, and the parts that its rule keeps besides.
@@ -29,7 +33,7 @@ class Stream(NamedTuple):
     The first two dimensions of every part are batch and token; no part may mix tokens.
     """
 
-    x: Float[Tensor, "batch token model"]
+    x: States
     parts: tuple[Tensor, ...] = ()
 
     def at(self, kept: Int[Tensor, " kept"]) -> "Stream":
@@ -122,20 +126,15 @@ class StreamRule(nn.Module):
         words = cls.words or "{streams} states" * cls.several
         return f": {words.format(streams=streams)}" if words else ""
 
-    def start(self, x: Float[Tensor, "batch token model"]) -> Stream:
+    def start(self, x: States) -> Stream:
         """Return the stream that begins with the embedding; called at the end of the stack."""
         return Stream(x)
 
-    def read(self, stream: Stream) -> Float[Tensor, "batch token model"]:
+    def read(self, stream: Stream) -> States:
         """Return x, the input of the sub-layer before its norm."""
         return stream.x
 
-    def write(
-        self,
-        stream: Stream,
-        branch: Float[Tensor, "batch token model"],
-        join: Callable[[Tensor, Tensor], Tensor],
-    ) -> Stream:
+    def write(self, stream: Stream, branch: States, join: Join) -> Stream:
         """Return the stream after the sub-layer.
 
         Args:
@@ -153,7 +152,7 @@ class StreamRule(nn.Module):
         x, parts = self.start(added.expand_as(stream.x))
         return Stream(stream.x + x, tuple(a + b for a, b in zip(stream.parts, parts, strict=True)))
 
-    def end(self, stream: Stream, norm: nn.Module) -> Float[Tensor, "batch token model"]:
+    def end(self, stream: Stream, norm: nn.Module) -> States:
         """Return what the stack returns; `norm` is its final norm."""
         return norm(self.read(stream))
 
@@ -172,16 +171,14 @@ class DualStream(StreamRule):
     norms_sum = True
     norms_end = True
 
-    def start(self, x: Float[Tensor, "batch token model"]) -> Stream:
+    def start(self, x: States) -> Stream:
         return Stream(x, (x,))
 
-    def write(
-        self, stream: Stream, branch: Tensor, join: Callable[[Tensor, Tensor], Tensor]
-    ) -> Stream:
+    def write(self, stream: Stream, branch: Tensor, join: Join) -> Stream:
         (total,) = stream.parts
         return Stream(join(stream.x, branch), (total + branch,))
 
-    def end(self, stream: Stream, norm: nn.Module) -> Float[Tensor, "batch token model"]:
+    def end(self, stream: Stream, norm: nn.Module) -> States:
         return stream.x + norm(stream.parts[0])
 
 
@@ -206,19 +203,17 @@ class SiameseStream(StreamRule):
         self.share = (2 * place.layer) ** -0.5
         self.norm_start = build_norm(place.norm if place.ends_stack else "none", place.model_dim)
 
-    def start(self, x: Float[Tensor, "batch token model"]) -> Stream:
+    def start(self, x: States) -> Stream:
         return Stream(self.norm_start(x), (x,))
 
     def add(self, stream: Stream, added: Float[Tensor, "*#batch #token model"]) -> Stream:
         # Where N_x has been applied already, what it would have made of the sum is not known.
         return Stream(stream.x + added, (stream.parts[0] + added,))
 
-    def read(self, stream: Stream) -> Float[Tensor, "batch token model"]:
+    def read(self, stream: Stream) -> States:
         return stream.x + self.norm_total(stream.parts[0])
 
-    def write(
-        self, stream: Stream, branch: Tensor, join: Callable[[Tensor, Tensor], Tensor]
-    ) -> Stream:
+    def write(self, stream: Stream, branch: Tensor, join: Join) -> Stream:
         return Stream(join(stream.x, self.share * branch), (stream.parts[0] + branch,))
 
 
@@ -276,7 +271,7 @@ class _Several(StreamRule):
         super().__init__(place)
         self.streams = place.streams
 
-    def start(self, x: Float[Tensor, "batch token model"]) -> Stream:
+    def start(self, x: States) -> Stream:
         return Stream(x, (x.unsqueeze(2).expand(-1, -1, self.streams, -1),))
 
     def add(self, stream: Stream, added: Float[Tensor, "*#batch #token model"]) -> Stream:
@@ -285,7 +280,7 @@ class _Several(StreamRule):
     def _mixed(self, states: Tensor) -> Stream:
         return Stream(states.mean(dim=2), (states,))
 
-    def end(self, stream: Stream, norm: nn.Module) -> Float[Tensor, "batch token model"]:
+    def end(self, stream: Stream, norm: nn.Module) -> States:
         return norm(stream.parts[0].sum(dim=2))
 
 
@@ -308,14 +303,12 @@ class StaticHyperConnections(_Several):
         """Return A_m (`read`), A_r (`keep`) or B (`write`), whose shapes broadcast over tokens."""
         return [getattr(self.static, name) for name in names]
 
-    def read(self, stream: Stream) -> Float[Tensor, "batch token model"]:
+    def read(self, stream: Stream) -> States:
         (states,) = stream.parts
         (read,) = self.weights(states, "read")
         return (read.unsqueeze(-1) * states).sum(dim=2)
 
-    def write(
-        self, stream: Stream, branch: Tensor, join: Callable[[Tensor, Tensor], Tensor]
-    ) -> Stream:
+    def write(self, stream: Stream, branch: Tensor, join: Join) -> Stream:
         (states,) = stream.parts
         keep, write = self.weights(states, "keep", "write")
         kept = unrounded(keep.to(states.dtype).transpose(-2, -1), states)
@@ -417,15 +410,13 @@ class ManifoldHyperConnections(_Several):
         self.projected = Projected(weights, place)
         self.offset = Offset(weights, scales)
 
-    def read(self, stream: Stream) -> Float[Tensor, "batch token model"]:
+    def read(self, stream: Stream) -> States:
         (states,) = stream.parts
         n, scale, bias = self.streams, self.offset.scale, self.offset.bias
         read = (scale[0] * self.projected(states, slice(0, n)) + bias[:n]).sigmoid()
         return ((read + SINKHORN_EPSILON).to(states.dtype).unsqueeze(-1) * states).sum(dim=2)
 
-    def write(
-        self, stream: Stream, branch: Tensor, join: Callable[[Tensor, Tensor], Tensor]
-    ) -> Stream:
+    def write(self, stream: Stream, branch: Tensor, join: Join) -> Stream:
         (states,) = stream.parts
         n, scale, bias = self.streams, self.offset.scale, self.offset.bias
         gates, logits = self.projected(states, slice(n, None)).split([n, n * n], dim=-1)
@@ -434,7 +425,7 @@ class ManifoldHyperConnections(_Several):
         kept = unrounded(mixing.to(states.dtype).transpose(-2, -1), states)
         return self._mixed(kept + write.to(states.dtype).unsqueeze(-1) * branch.unsqueeze(2))
 
-    def end(self, stream: Stream, norm: nn.Module) -> Float[Tensor, "batch token model"]:
+    def end(self, stream: Stream, norm: nn.Module) -> States:
         return norm(self.read(stream))
 
 
@@ -470,17 +461,15 @@ class AttentionOverDepth(StreamRule):
         self.over = DepthQuery(place.model_dim)
         self.norm_keys = nn.RMSNorm(place.model_dim, eps=EPSILON)
 
-    def start(self, x: Float[Tensor, "batch token model"]) -> Stream:
+    def start(self, x: States) -> Stream:
         return Stream(x, (x,))
 
-    def read(self, stream: Stream) -> Float[Tensor, "batch token model"]:
+    def read(self, stream: Stream) -> States:
         values = torch.stack(stream.parts, dim=2)
         weights = (self.norm_keys(values) @ self.over.query).softmax(dim=-1)
         return (weights.unsqueeze(-1) * values).sum(dim=2)
 
-    def write(
-        self, stream: Stream, branch: Tensor, join: Callable[[Tensor, Tensor], Tensor]
-    ) -> Stream:
+    def write(self, stream: Stream, branch: Tensor, join: Join) -> Stream:
         return self.add(stream, branch)
 
     def add(self, stream: Stream, added: Float[Tensor, "*#batch #token model"]) -> Stream:
@@ -515,12 +504,10 @@ class DepthAverage(StreamRule):
         super().__init__(place)
         self.over = DepthWeights(place.layer + 1) if place.ends_layer else None
 
-    def start(self, x: Float[Tensor, "batch token model"]) -> Stream:
+    def start(self, x: States) -> Stream:
         return Stream(x, (x,))
 
-    def write(
-        self, stream: Stream, branch: Tensor, join: Callable[[Tensor, Tensor], Tensor]
-    ) -> Stream:
+    def write(self, stream: Stream, branch: Tensor, join: Join) -> Stream:
         x = join(stream.x, branch)
         if self.over is None:
             return Stream(x, stream.parts)
@@ -569,12 +556,10 @@ class EmbeddingBlend(StreamRule):
             share = before / max(depth - 1, 1)
             self.blend = Blend(1.15 - 0.1 * share, 0.2 - 0.15 * share)
 
-    def start(self, x: Float[Tensor, "batch token model"]) -> Stream:
+    def start(self, x: States) -> Stream:
         return self._blended(x, x)
 
-    def write(
-        self, stream: Stream, branch: Tensor, join: Callable[[Tensor, Tensor], Tensor]
-    ) -> Stream:
+    def write(self, stream: Stream, branch: Tensor, join: Join) -> Stream:
         return self._blended(join(stream.x, branch), *stream.parts)
 
     def _blended(self, x: Tensor, embedding: Tensor) -> Stream:

@@ -14,20 +14,12 @@ from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from lightning_app.blocks.masks import Mask
-from lightning_app.blocks.placed import Places
+from lightning_app.blocks.placed import Heads, Places
+
+Parts = Float[Tensor, "folded head part dim"]
 
 FEWEST = 32
 """Smaller blocks of queries leave the processor too little work in each product."""
-
-
-def fold_size(multiple: int, around: int) -> int:
-    """Return the number of queries per block for a number of keys around it.
-
-    It is a multiple of `multiple`. A block of half as many queries as keys around it computes 1.5
-    times the cells of a sliding window, and copies each key 3 times.
-    """
-    least = max(around // 2, FEWEST)
-    return multiple * -(-least // multiple)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,24 +52,18 @@ class Fold:
         start = self.size * torch.arange(self.blocks, device=device)[:, None]
         return start + torch.cat([before, after, own])
 
-    def queries(
-        self, x: Float[Tensor, "batch head token dim"]
-    ) -> Float[Tensor, "folded head query dim"]:
+    def queries(self, x: Heads) -> Float[Tensor, "folded head query dim"]:
         """Return the queries of each block."""
         return _Gather.apply(x, self, [Segment(0, 0, self.size)])  # pyright: ignore[reportReturnType]
 
-    def keys(
-        self, x: Float[Tensor, "batch head token dim"]
-    ) -> Float[Tensor, "folded head key dim"]:
+    def keys(self, x: Heads) -> Float[Tensor, "folded head key dim"]:
         """Return the keys, or values, of each block's window."""
         after = [Segment(self.before, self.size, self.after)] if self.after else []
         before = [Segment(0, -self.before, self.before)] if self.before else []
         own = Segment(self.before + self.after, 0, self.size)
         return _Gather.apply(x, self, [*before, *after, own])  # pyright: ignore[reportReturnType]
 
-    def unfolded(
-        self, x: Float[Tensor, "folded head query dim"]
-    ) -> Float[Tensor, "batch head token dim"]:
+    def unfolded(self, x: Float[Tensor, "folded head query dim"]) -> Heads:
         """Return the values of the queries of all blocks, in the order of the text."""
         whole = x.unflatten(0, (-1, self.blocks)).transpose(1, 2).flatten(2, 3)
         return whole[:, :, : self.length]
@@ -312,21 +298,15 @@ class LocalMask:
         newest, keys = places.newest, places.keys
         return (newest[None, None, :, None] - keys[:, None, None, :]).abs()
 
-    def queries(
-        self, x: Float[Tensor, "batch head token dim"]
-    ) -> Float[Tensor, "folded head part dim"]:
+    def queries(self, x: Heads) -> Parts:
         """Return the queries of the maps that are computed."""
         return x if self._fold is None else self._fold.queries(x)
 
-    def keys(
-        self, x: Float[Tensor, "batch head token dim"]
-    ) -> Float[Tensor, "folded head part dim"]:
+    def keys(self, x: Heads) -> Parts:
         """Return the keys, or the values, of the maps that are computed."""
         return x if self._fold is None else self._fold.keys(x)
 
-    def unfolded(
-        self, x: Float[Tensor, "folded head part dim"]
-    ) -> Float[Tensor, "batch head token dim"]:
+    def unfolded(self, x: Parts) -> Heads:
         """Return the values of the queries, in the order of the text."""
         return x if self._fold is None else self._fold.unfolded(x)
 
@@ -357,7 +337,10 @@ class LocalMask:
 def _fold(window: Window, mask: Mask) -> Fold | None:
     """Return the fold of texts under `mask`; None if a full map serves."""
     after = 0 if mask.causal else window.after
-    size = fold_size(window.block, window.before + after)
+    # A block of half as many queries as keys around it computes 1.5 times the cells of a sliding
+    # window, and copies each key 3 times.
+    least = max((window.before + after) // 2, FEWEST)
+    size = window.block * -(-least // window.block)
     if mask.keys <= size + window.before + after:
         return None
     return Fold(length=mask.keys, size=size, before=window.before, after=after)

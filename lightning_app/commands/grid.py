@@ -101,13 +101,7 @@ def plan_command(
         if load_plan(folder.plan) is None:
             with supervisor_lock(folder):
                 planned.save()
-        from lightning_app.grids.size import (
-            KEPT,
-            plan_document,
-            shapes_of,
-            stale_cells,
-            trained_by,
-        )
+        from lightning_app.grids.size import KEPT, plan_document, shapes_of, stale_cells, trained_by
 
         shapes = shapes_of(planned, configs)
         for shape in shapes:
@@ -611,15 +605,6 @@ INTERRUPTED = 130
 _STATES = ("ok", "diverged", "pruned", "failed", "missing", "waiting")
 
 
-def _add_storage(parser: Parser) -> None:
-    parser.add(
-        "--storage URL",
-        "the Optuna study: the path of a journal, or the URL of a database, such as "
-        "postgresql+psycopg://user@host/db (default: ABLATE_STORAGE or a journal in the grid's "
-        "folder)",
-    )
-
-
 def add_run(parser: Parser) -> None:
     parser.add("grid GRID", GRID)
     add_run_options(parser)
@@ -632,7 +617,12 @@ def add_run_options(parser: Parser) -> None:
     text = "devices, and so processes, per cell (default: trainer.devices)"
     parser.add("--devices-per-cell N", text)
     parser.add("--slots-per-device N", "cells that share a GPU (default: 1)")
-    _add_storage(parser)
+    parser.add(
+        "--storage URL",
+        "the Optuna study: the path of a journal, or the URL of a database, such as "
+        "postgresql+psycopg://user@host/db (default: ABLATE_STORAGE or a journal in the grid's "
+        "folder)",
+    )
     text = "kill a cell after this time without progress (default: 00:30)"
     parser.add("--hang-limit HH:MM[:SS]", text, default="00:30")
     text = "stop and requeue running cells after this time"

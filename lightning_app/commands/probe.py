@@ -103,7 +103,12 @@ def probe_models(
             probed.append(measured)
             show_probed(console, measured, subject)
     console.print(LEGEND, markup=False, soft_wrap=True)
-    write_whole(folder / "probes.csv", csv_of(probed))
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(("variant", *HEADER))
+    for variant in probed:
+        writer.writerows([variant.name, *cells(row)] for row in variant.rows)
+    write_whole(folder / "probes.csv", text.getvalue())
     drawings = write_probe_figures(probed, folder / "figures")
     console.print(f"numbers: {folder / 'probes.csv'}", markup=False)
     for path in drawings:
@@ -188,18 +193,14 @@ def build(name: str, tree: dict[str, Any], checkpoint: Checkpoint | None, batche
         first = next(iter(data.train_dataloader()))
         torch.manual_seed(mix(int(tree["seed_everything"]), 0, 0, 0))  # the seed of the first step
         profile(model, lambda: module(first))
-    device = device_of(tree)
+    # The first GPU if the Trainer would use one.
+    wanted = tree["trainer"]["accelerator"] in ("auto", "gpu", "cuda")
+    device = torch.device("cuda" if wanted and torch.cuda.is_available() else "cpu")
     module.to(device)
     chosen = [to_device(batch, device) for batch in islice(data.val_dataloader(), batches)]
     if moments is not None:
         moments = [moment.to(device) for moment in moments]
     return Subject(name, module, chosen, step, moments)
-
-
-def device_of(tree: dict[str, Any]) -> torch.device:
-    """Return the first GPU if the Trainer would use one, else the CPU."""
-    wanted = tree["trainer"]["accelerator"] in ("auto", "gpu", "cuda")
-    return torch.device("cuda" if wanted and torch.cuda.is_available() else "cpu")
 
 
 def second_moments(states: Sequence[dict[str, Any]], model: nn.Module) -> list[Tensor] | None:
@@ -253,16 +254,6 @@ def look(subject: Subject, tree: dict[str, Any], *, sharpness: bool) -> Probed:
         value = top.value if top.converged else float("nan")
         rows.append(Row(step, MODEL, None, "preconditioned_sharpness", None, value))
     return Probed(name, rows)
-
-
-def csv_of(probed: Sequence[Probed]) -> str:
-    """Return the rows of all variants as one table with the variant in the first column."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(("variant", *HEADER))
-    for variant in probed:
-        writer.writerows([variant.name, *cells(row)] for row in variant.rows)
-    return text.getvalue()
 
 
 def show_probed(console: Console, probed: Probed, subject: Subject) -> None:

@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stdout
-from dataclasses import MISSING, Field, asdict, fields, is_dataclass, replace
+from dataclasses import MISSING, asdict, fields, is_dataclass, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -549,19 +549,16 @@ def _lines(kind: type, section: str) -> Iterator[str]:
     yield from (inspect.getdoc(kind) or "").splitlines()
     for field in fields(kind):
         name, part = f"{section}.{field.name}", part_of(hints[field.name])
+        default = ""
+        if field.default is not MISSING and not is_dataclass(field.default):
+            default = f" (default: {as_written(as_plain(field.default))})"
         yield ""
-        yield f"  --{name}  {expected(hints[field.name])}{_default(field)}"
+        yield f"  --{name}  {expected(hints[field.name])}{default}"
         yield from wrap(
             docs.get(field.name, ""), _WIDTH, initial_indent="      ", subsequent_indent="      "
         )
         if is_dataclass(part) and part.__name__ != "ClassSpec":  # pyright: ignore[reportAttributeAccessIssue]
             yield f"      fields: --help {name}"
-
-
-def _default(field: "Field[Any]") -> str:
-    if field.default is MISSING or is_dataclass(field.default):
-        return ""
-    return f" (default: {as_written(as_plain(field.default))})"
 
 
 def add_schema(parser: Parser) -> None:

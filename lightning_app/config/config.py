@@ -37,17 +37,6 @@ from lightning_app.runs.folder import NAMED
 from lightning_app.scores.task_facts import TASKS, Monitored, fill_by_task, glue_task_of
 
 
-def check_callbacks(tree: dict[str, Any]) -> None:
-    """Refuse callbacks of a complete config that cannot be used, or not together with ours.
-
-    Raises:
-        UserError: naming the callback, and what would be right.
-    """
-    given = tree["trainer"]["callbacks"]
-    monitored = TASKS[tree["model"]["objective"]["kind"]].monitored
-    _check_callbacks(json.dumps(entries(given)), monitored)
-
-
 @lru_cache(maxsize=64)  # cells of a grid share them
 def _check_callbacks(given: str, monitored: Monitored) -> None:
     import lightning.pytorch as pl
@@ -356,7 +345,8 @@ def _check_classes(tree: dict[str, Any]) -> None:
         if any(tree[section][name] is not None for name in CLASS_FIELDS):
             own_arguments(section, tree[section])
     if tree["trainer"]["callbacks"]:
-        check_callbacks(tree)
+        monitored = TASKS[tree["model"]["objective"]["kind"]].monitored
+        _check_callbacks(json.dumps(entries(tree["trainer"]["callbacks"])), monitored)
 
 
 def read_config(path: Path, overrides: Sequence[str], *, imports: bool = True) -> dict[str, Any]:

@@ -7,13 +7,7 @@ from functools import lru_cache
 from typing import Any
 
 from lightning_app.config.config import model_config
-from lightning_app.config.identity import (
-    Identity,
-    identify,
-    read_record,
-    relevant_blocks,
-    used_by,
-)
+from lightning_app.config.identity import Identity, identify, read_record, relevant_blocks, used_by
 from lightning_app.core.errors import UserError
 from lightning_app.data.sources import corpus_of
 from lightning_app.plugins import KEY, digests

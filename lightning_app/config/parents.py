@@ -53,7 +53,7 @@ def check_parent(tree: Mapping[str, Any]) -> None:
     parent = find_parent(given)
     if parent.non_finite:
         return  # it provides no weights and may have no checkpoint
-    stored = _stored(parent)
+    stored = _stored_at(parent.checkpoint, parent.digest)
     for part, free in _FREE.items():
         there, here = stored[part], dict(_leaves(tree["model"][part]))
         for key in sorted((there.keys() | here.keys()) - free):
@@ -180,13 +180,9 @@ def _read(path: Path) -> dict[str, Any]:
         raise UserError(f"{FIELD}: {error}") from error
 
 
-def _stored(parent: Parent) -> Mapping[str, Any]:
-    """Return what a checkpoint records about its model, cached until the file changes."""
-    return _stored_at(parent.checkpoint, parent.digest)
-
-
 @lru_cache(maxsize=1024)
 def _stored_at(path: Path, digest: str) -> Mapping[str, Any]:
+    """Return what a checkpoint records about its model, cached until the file changes."""
     checkpoint = _read(path)
     parameters = checkpoint["hyper_parameters"]
     data = data_state(checkpoint) or {}

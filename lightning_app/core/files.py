@@ -222,7 +222,14 @@ def check_archive(path: Path) -> bool:
             if _digest(file, size - _SEAL_SIZE) != seal[len(_MARK) :].decode("latin-1"):
                 raise Damaged("damaged: its bytes are not those that were written")
             return True
-    _check_sums(path)
+    try:
+        with zipfile.ZipFile(path) as archive:
+            broken = archive.testzip()
+    except Exception as error:
+        # A damaged archive fails in many ways; all of them mean the same.
+        raise Damaged(f"damaged: {' '.join(str(error).split())}") from error
+    if broken is not None:
+        raise Damaged(f"damaged: the sum of its part {broken} is wrong")
     return False
 
 
@@ -236,14 +243,3 @@ def _digest(file: BufferedReader | BufferedRandom, size: int) -> str:
         digest.update(chunk)
         size -= len(chunk)
     return digest.hexdigest()
-
-
-def _check_sums(path: Path) -> None:
-    try:
-        with zipfile.ZipFile(path) as archive:
-            broken = archive.testzip()
-    except Exception as error:
-        # A damaged archive fails in many ways; all of them mean the same.
-        raise Damaged(f"damaged: {' '.join(str(error).split())}") from error
-    if broken is not None:
-        raise Damaged(f"damaged: the sum of its part {broken} is wrong")

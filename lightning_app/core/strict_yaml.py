@@ -129,7 +129,14 @@ def load_yaml_value(text: str, *, bounded: bool = False) -> Any:
     loader = _Loader(text)
     loader.bounded = bounded
     try:
-        _check_levels(text)
+        # Deep nesting, as in a damaged file, would crash the C parser.
+        levels = 0
+        for event in yaml.parse(text, Loader=_Loader):
+            levels += isinstance(event, yaml.CollectionStartEvent)
+            levels -= isinstance(event, yaml.CollectionEndEvent)
+            if levels > _LEVELS:
+                line = event.start_mark.line + 1
+                raise UserError(f"line {line}: nested too deeply, more than {_LEVELS} levels")
         node = loader.get_single_node()
         if node is None:
             return None
@@ -143,17 +150,6 @@ def load_yaml_value(text: str, *, bounded: bool = False) -> Any:
 def dump_yaml(tree: Any, **options: Any) -> str:
     """Return plain values as YAML, in their order."""
     return yaml.dump(tree, Dumper=_Dumper, sort_keys=False, **options)
-
-
-def _check_levels(text: str) -> None:
-    """Refuse a text, as of a damaged file, whose nesting would crash the C parser."""
-    levels = 0
-    for event in yaml.parse(text, Loader=_Loader):
-        levels += isinstance(event, yaml.CollectionStartEvent)
-        levels -= isinstance(event, yaml.CollectionEndEvent)
-        if levels > _LEVELS:
-            line = event.start_mark.line + 1
-            raise UserError(f"line {line}: nested too deeply, more than {_LEVELS} levels")
 
 
 def _mappings(root: Any) -> Iterator[Any]:

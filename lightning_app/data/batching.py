@@ -199,11 +199,7 @@ class ResumableLoader:
     batch_sampler = None
 
     def __init__(
-        self,
-        rows: Rows,
-        sampler: EpochSampler,
-        num_workers: int,
-        gpu: torch.device | None = None,
+        self, rows: Rows, sampler: EpochSampler, num_workers: int, gpu: torch.device | None = None
     ) -> None:
         self.sampler = sampler
         self.dataset = rows

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 Columns = dict[str, list[Any]]
 Dropped = dict[str, int]
+Offsets = Callable[[str], "PieceOffsets"]
 LEAST_WORDS = 5
 """The least words of a line that is looked up in train; shorter ones, such as headings, recur
 often."""
@@ -63,9 +64,7 @@ class RowKind:
         """
         return {}
 
-    def labels(
-        self, rows: Columns, offsets: Callable[[str], "PieceOffsets"]
-    ) -> Sequence[Any] | None:
+    def labels(self, rows: Columns, offsets: Offsets) -> Sequence[Any] | None:
         """Return the label of each row, numbers of one shape; None for rows without labels.
 
         `offsets` returns the tokens of a text and the characters that they cover.
@@ -201,9 +200,7 @@ class LabelledTexts(RowKind):
         texts = [column for name, column in rows.items() if name not in self.beside]
         return {"rows, without their labels,": zip(*texts, strict=True)}
 
-    def labels(
-        self, rows: Columns, offsets: Callable[[str], "PieceOffsets"]
-    ) -> Sequence[Any] | None:
+    def labels(self, rows: Columns, offsets: Offsets) -> Sequence[Any] | None:
         """Return the numbers."""
         return rows["label"]
 
@@ -244,9 +241,7 @@ class Questions(RowKind):
             "contexts": filter(None, rows["context"]),
         }
 
-    def labels(
-        self, rows: Columns, offsets: Callable[[str], "PieceOffsets"]
-    ) -> Sequence[Any] | None:
+    def labels(self, rows: Columns, offsets: Offsets) -> Sequence[Any] | None:
         """Return the first and last token of the first answer in the context; -1, -1 for none."""
         found, pieces = [], None
         for context, answers, starts in zip(

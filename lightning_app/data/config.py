@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from lightning_app.core.errors import UserError
 from lightning_app.core.registry import Registry
-from lightning_app.data.columns import RowKind, row_kind
+from lightning_app.data.columns import Columns, RowKind, row_kind
 from lightning_app.scores.task_facts import DEFAULT_TASK, TASKS
 
 if TYPE_CHECKING:
@@ -93,6 +93,7 @@ def split_sizes(counts: dict[str, int]) -> str:
     return " / ".join(f"{count:,}" for count in counts.values())
 
 
+Lines = dict[str, dict[str, list[str]]]  # split -> column -> lines
 CORPORA: Registry[type["CorpusReader"]] = Registry("data.name")
 """The corpora by name; `CORPORA.register` is the decorator that adds one."""
 TokenizerKind = Literal["bpe", "word", "char", "byte"]
@@ -445,9 +446,7 @@ class CorpusReader:
         """
         return columns
 
-    def divided(
-        self, config: DataConfig, splits: dict[str, dict[str, list[Any]]]
-    ) -> dict[str, dict[str, list[Any]]]:
+    def divided(self, config: DataConfig, splits: dict[str, Columns]) -> dict[str, Columns]:
         """Return the splits of a corpus whose dev set is divided by `data.train_from_dev`.
 
         Args:
@@ -474,9 +473,7 @@ class CorpusReader:
         """Return `Corpus.max_ratio`."""
         return None
 
-    def protocol(
-        self, source: Source, lines: dict[str, dict[str, list[str]]], counts: dict[str, int]
-    ) -> str:
+    def protocol(self, source: Source, lines: Lines, counts: dict[str, int]) -> str:
         """Return `Corpus.protocol` for the lines by split and column, counted by split."""
         described = (
             f"{split} = {' + '.join(path.name for path in columns.values())} "

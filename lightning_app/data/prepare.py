@@ -29,13 +29,7 @@ from lightning_app.core.registry import owners
 from lightning_app.data import moses, sources, tokenizer
 from lightning_app.data.columns import Columns, also_in_train, row_kind, said_of_overlap
 from lightning_app.data.config import CORPORA, Corpus, DataConfig, Source, split_sizes
-from lightning_app.data.sources import (
-    complete,
-    digest_of,
-    find_damage,
-    known_digest,
-    write_list,
-)
+from lightning_app.data.sources import complete, digest_of, find_damage, known_digest, write_list
 from lightning_app.plugins import KEY, digests_of
 from lightning_app.runs.parent import find_parent
 from lightning_app.scores.task_facts import TASKS

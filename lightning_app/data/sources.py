@@ -32,26 +32,24 @@ from dataclasses import fields, replace
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from filelock import FileLock
 
 from lightning_app.core.errors import UserError
 from lightning_app.core.files import free_name
+from lightning_app.data.columns import Columns
 from lightning_app.data.config import (
     CORPORA,
     Corpus,
     CorpusReader,
     DataConfig,
+    Lines,
     Source,
     Splits,
     split_sizes,
 )
 from lightning_app.scores.task_facts import TASKS
-
-if TYPE_CHECKING:
-    from datasets import Dataset
-
 
 LIST = "digests.sha256"
 
@@ -318,7 +316,7 @@ class GeneratedCorpus(CorpusReader):
 
     needs_root = False
 
-    def generate(self, config: DataConfig) -> dict[str, dict[str, list[str]]]:
+    def generate(self, config: DataConfig) -> Lines:
         """Return split -> column -> lines; the columns are `source` and `target`, or `text`."""
         raise NotImplementedError
 
@@ -438,15 +436,11 @@ def corpus_stamp(config: DataConfig, fetch: bool = True) -> tuple[Any, ...] | No
 
 def _is_here(config: DataConfig) -> bool:
     local = _local_root(config) is not None
-    return local or is_there(config, _downloads(config))
+    return local or is_there(config, cache_root(config) / "downloads")
 
 
 def _root(config: DataConfig) -> Path:
-    return _local_root(config) or fetch(config, _downloads(config))
-
-
-def _downloads(config: DataConfig) -> Path:
-    return cache_root(config) / "downloads"
+    return _local_root(config) or fetch(config, cache_root(config) / "downloads")
 
 
 def _local_root(config: DataConfig) -> Path | None:
@@ -555,8 +549,10 @@ def read(source: Source, config: DataConfig) -> Corpus:
     if config.next_sentence:
         lines, documents, said = _sentences(reader, lines, config)
         protocol += said
+    from datasets import Dataset
+
     return Corpus(
-        splits=_datasets(lines),
+        splits={split: Dataset.from_dict(columns) for split, columns in lines.items()},
         references=references,
         protocol=protocol,
         tokenized=reader.tokenized,
@@ -578,7 +574,7 @@ def _read_split(
     return lines
 
 
-def _check_text(lines: dict[str, dict[str, list[Any]]], source: Source, config: DataConfig) -> str:
+def _check_text(lines: dict[str, Columns], source: Source, config: DataConfig) -> str:
     """Return the description's text about unusual characters inside the lines of a corpus.
 
     Raises:
@@ -612,8 +608,8 @@ def _check_text(lines: dict[str, dict[str, list[Any]]], source: Source, config: 
 
 
 def _sentences(
-    reader: CorpusReader, lines: dict[str, dict[str, list[str]]], config: DataConfig
-) -> tuple[dict[str, dict[str, list[str]]], dict[str, list[int]], str]:
+    reader: CorpusReader, lines: Lines, config: DataConfig
+) -> tuple[Lines, dict[str, list[int]], str]:
     """Return the sentences and the documents of each split, and a description.
 
     Raises:
@@ -643,12 +639,6 @@ def _sentences(
         {split: of.documents for split, of in found.items()},
         said,
     )
-
-
-def _datasets(lines: dict[str, dict[str, list[str]]]) -> dict[str, "Dataset"]:
-    from datasets import Dataset
-
-    return {split: Dataset.from_dict(columns) for split, columns in lines.items()}
 
 
 def corpus_of(section: Mapping[str, Any], fetch: bool = True) -> str | None:

@@ -296,10 +296,7 @@ Corpus = Callable[[Tree], str | None]
 
 
 def expand(
-    spec: GridSpec,
-    resolve: Resolve,
-    identify: Identify,
-    experiments: Path = Path("experiments"),
+    spec: GridSpec, resolve: Resolve, identify: Identify, experiments: Path = Path("experiments")
 ) -> tuple[Plan, list[dict[str, Any]]]:
     """Return the plan of a grid and the resolved config of every cell, in the same order.
 
@@ -529,10 +526,7 @@ def made_from(spec: GridSpec) -> str:
 
 
 def is_valid(
-    plan: Plan,
-    spec: GridSpec,
-    corpus: Corpus = corpus_of,
-    experiments: Path = Path("experiments"),
+    plan: Plan, spec: GridSpec, corpus: Corpus = corpus_of, experiments: Path = Path("experiments")
 ) -> bool:
     """Whether this program would make the same plan from the current corpora and parents.
 

@@ -35,6 +35,9 @@ from lightning_app.scores.task_facts import (
 
 _DEVICES = "trainer.devices"
 
+Configs = list[dict[str, Any]]  # of the cells, in their order
+Configured = tuple[Cell, Mapping[str, Any]]
+
 
 def devices_of(spec: GridSpec) -> int:
     """The number of devices of each cell, from the grid file; `auto` and -1 mean 1.
@@ -65,7 +68,7 @@ def check_identities(spec: GridSpec, cells: list[Cell]) -> None:
             raise UserError(f"{spec.source}: axes: the same experiment twice: {', '.join(values)}")
 
 
-def check_reference(spec: GridSpec, configs: list[dict[str, Any]]) -> None:
+def check_reference(spec: GridSpec, configs: Configs) -> None:
     schedules = [config["model"]["schedule"] for config in configs]
     schedules = [each for each in schedules if each["kind"] not in ("constant", "bert")]
     schedules = [each for each in schedules if each["coupling"] == "decoupled"]
@@ -80,7 +83,7 @@ def check_reference(spec: GridSpec, configs: list[dict[str, Any]]) -> None:
             )
 
 
-def check_budgets(spec: GridSpec, configs: list[dict[str, Any]]) -> None:
+def check_budgets(spec: GridSpec, configs: Configs) -> None:
     """Refuse settings that end the runs of a grid before the number of steps in their configs.
 
     Runs of different lengths are not compared; a run that ends early for a reason outside its
@@ -115,14 +118,14 @@ def _ends_runs(path: str, arguments: Mapping[str, Any]) -> str | None:
     return None
 
 
-def unusual_schedules(configs: list[dict[str, Any]]) -> tuple[str, ...]:
+def unusual_schedules(configs: Configs) -> tuple[str, ...]:
     """The warnings about the schedules and rates of the cells, each once."""
     pairs = ((config["model"]["schedule"], config["trainer"]["max_steps"]) for config in configs)
     found = (schedule_warnings(schedule, steps) for schedule, steps in pairs)
     return tuple(dict.fromkeys(chain(chain.from_iterable(found), _capped(configs))))
 
 
-def _capped(configs: list[dict[str, Any]]) -> Iterator[str]:
+def _capped(configs: Configs) -> Iterator[str]:
     """Name the rates that adafactor's own cap makes one in most steps, of each schedule."""
     rates: dict[str, tuple[dict[str, Any], int, set[float]]] = {}
     for config in configs:
@@ -144,7 +147,7 @@ def _capped(configs: list[dict[str, Any]]) -> Iterator[str]:
             )
 
 
-def check_devices(spec: GridSpec, configs: list[dict[str, Any]]) -> None:
+def check_devices(spec: GridSpec, configs: Configs) -> None:
     """Check that each cell runs on one host, and that all use the same number of devices."""
     devices = {_count(spec, config["trainer"].get("devices")) for config in configs}
     if len(devices) > 1:
@@ -184,7 +187,7 @@ def check_baseline(spec: GridSpec, cells: Sequence[Cell | Waiting]) -> None:
         )
 
 
-def check_reported(spec: GridSpec, configs: list[dict[str, Any]]) -> None:
+def check_reported(spec: GridSpec, configs: Configs) -> None:
     """Check that every cell reports the grid's metric."""
     owners = [
         name
@@ -225,7 +228,7 @@ def _conditions(metric: str, objective: Mapping[str, Any]) -> dict[str, bool]:
     }
 
 
-def check_ranked(spec: GridSpec, cells: Sequence[Cell], configs: list[dict[str, Any]]) -> None:
+def check_ranked(spec: GridSpec, cells: Sequence[Cell], configs: Configs) -> None:
     """Check that the pruner's metric counts the same things in all cells."""
     if spec.pruner is None:
         return
@@ -238,9 +241,7 @@ def check_ranked(spec: GridSpec, cells: Sequence[Cell], configs: list[dict[str, 
         )
 
 
-def axis_cautions(
-    spec: GridSpec, cells: Sequence[Cell], configs: list[dict[str, Any]]
-) -> list[str]:
+def axis_cautions(spec: GridSpec, cells: Sequence[Cell], configs: Configs) -> list[str]:
     """Return cautions: metrics that cannot compare an axis, values that read more tokens."""
     said: dict[str, None] = {}
     for axis in spec.axes:
@@ -249,14 +250,12 @@ def axis_cautions(
     return list(said)
 
 
-def _cautions_of(
-    spec: GridSpec, axis: str, cells: Sequence[Cell], configs: list[dict[str, Any]]
-) -> list[str]:
+def _cautions_of(spec: GridSpec, axis: str, cells: Sequence[Cell], configs: Configs) -> list[str]:
     if axis in EVALUATION and len(spec.axes[axis]) > 1:
         return [f"{axis}: changes only the evaluation, so no value of it can be better or worse"]
     base = spec.compare.get(axis, spec.axes[axis][0])
     follow = {each for each, (other, _) in spec.linked.items() if other == axis}
-    places: dict[Any, dict[Any, tuple[Cell, Mapping[str, Any]]]] = {}
+    places: dict[Any, dict[Any, Configured]] = {}
     for cell, config in zip(cells, configs, strict=True):
         others = {k: v for k, v in cell.axes.items() if k not in (axis, SEED, *follow)}
         at = places.setdefault(label(others), {})
@@ -270,12 +269,7 @@ def _cautions_of(
     return found
 
 
-def _cautions_of_two(
-    spec: GridSpec,
-    axis: str,
-    base: tuple[Cell, Mapping[str, Any]],
-    other: tuple[Cell, Mapping[str, Any]],
-) -> list[str]:
+def _cautions_of_two(spec: GridSpec, axis: str, base: Configured, other: Configured) -> list[str]:
     """The differences of two cells that differ in one axis and the axes linked to it."""
     found = []
     (cell, config), (_, config2) = base, other

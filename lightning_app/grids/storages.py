@@ -8,7 +8,7 @@ import random
 import re
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import unquote
@@ -130,12 +130,14 @@ def close_storage(storage: JournalStorage | RDBStorage) -> None:
 def reason(error: BaseException, spec: StorageSpec) -> str:
     """The message of the database in `error`: one line without statements or passwords."""
     found: object = error
-    for each in _causes(error):
+    each: BaseException | None = error
+    while each is not None:
         if isinstance(each, exc.DBAPIError):
             found = each.orig
             break
         if isinstance(error, ImportError) and each.__cause__ is None:
             found = each
+        each = each.__cause__
     lines = str(found).strip().splitlines()
     line = lines[0].removeprefix("connection failed: ") if lines else type(found).__name__
     user, _, rest = spec.url.partition("://")[2].rpartition("@")[0].partition(":")
@@ -154,9 +156,3 @@ def _cut_torn_line(journal: Path) -> bool:
         file.seek(0)
         file.truncate(file.read().rfind(b"\n") + 1)
     return True
-
-
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    while error is not None:
-        yield error
-        error = error.__cause__

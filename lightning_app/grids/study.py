@@ -166,7 +166,9 @@ class Study:
         self.notes: list[str] = []
         self._storage, self._study = self._open(alone)
         if alone and self._contradicts(runs):
-            self._clear()
+            # No other supervisor uses the study, so all trials may be deleted.
+            optuna.delete_study(study_name=self._grid.plan.study, storage=self._storage)
+            self._study = self._create(self._storage)
         self._jobs: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
         self._watched: dict[str, _Watched] = {}
         self._reports = Reports(grid.plan.metric)
@@ -497,11 +499,6 @@ class Study:
             if run.result is not None and trials[0].value != self._value(run.result):
                 return True
         return False
-
-    def _clear(self) -> None:
-        """Delete all trials. No other supervisor may use the study."""
-        optuna.delete_study(study_name=self._grid.plan.study, storage=self._storage)
-        self._study = self._create(self._storage)
 
 
 def attributes(ended: Mapping[str, Any]) -> dict[str, Any]:

@@ -63,13 +63,7 @@ from lightning_app.grids.workers import (
 )
 from lightning_app.plugins import edited, loaded
 from lightning_app.runs.folder import STORE, GridFolder, RunFolder
-from lightning_app.runs.locks import (
-    Interrupted,
-    Stop,
-    if_free,
-    supervisor_lock,
-    turn,
-)
+from lightning_app.runs.locks import Interrupted, Stop, if_free, supervisor_lock, turn
 from lightning_app.runs.mixtures import STALE, counted, others
 from lightning_app.runs.provenance import command_line
 from lightning_app.runs.records import Cell, DamagedPlan, Plan, Unsound, read_json
@@ -195,7 +189,7 @@ class Supervisor:
         while not self._over():
             claim, self._pending = self._pending, None
             if claim is None:
-                if self._slots.are_full or not self._may_ask():
+                if self._slots.are_full or time.monotonic() - self._empty < _ASK_EVERY:
                     return
                 claim = self._queue.pop()
                 if claim is None:
@@ -206,10 +200,6 @@ class Supervisor:
                 self._pending = claim  # until a device has no other cell
                 return
             self._start(claim, slot)
-
-    def _may_ask(self) -> bool:
-        """Whether to ask the queue: every few seconds once it had no free cell."""
-        return time.monotonic() - self._empty >= _ASK_EVERY
 
     def _start(self, claim: Claim, slot: Slot) -> None:
         folder = claim.folder

@@ -138,7 +138,13 @@ def run_rank(job: Job, rank: int) -> None:
     _begin()
     try:
         job.record.path.mkdir(parents=True, exist_ok=True)
-        _redirect_output(job.record.log(rank))
+        with job.record.log(rank).open("ab") as file:
+            os.dup2(file.fileno(), 1)
+            os.dup2(file.fileno(), 2)
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, io.TextIOWrapper):
+                stream.reconfigure(line_buffering=True)
+        faulthandler.enable()
         mark(job.record.path)
         if job.slot.visible is not None:
             os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(job.slot.visible)
@@ -163,10 +169,7 @@ def run_rank(job: Job, rank: int) -> None:
 
 
 def send_result(
-    channel: Connection,
-    plugins: tuple[Plugin, ...],
-    function: Callable[..., Any],
-    *arguments: Any,
+    channel: Connection, plugins: tuple[Plugin, ...], function: Callable[..., Any], *arguments: Any
 ) -> None:
     """Send the result of `function`, or the `UserError` or `OSError` that it raises.
 
@@ -231,16 +234,6 @@ def _begin() -> None:
     bind_to_supervisor()
     gc.freeze()  # keep the collector from scanning imported modules, which would copy their pages
     gc.enable()
-
-
-def _redirect_output(log: Path) -> None:
-    with log.open("ab") as file:
-        os.dup2(file.fileno(), 1)
-        os.dup2(file.fileno(), 2)
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(line_buffering=True)
-    faulthandler.enable()
 
 
 def _end(path: Path, error: BaseException) -> NoReturn:

@@ -18,10 +18,13 @@ from lightning_app.blocks.stack import StackSpec
 from lightning_app.blocks.streams import Stream
 from lightning_app.models.auxiliary_heads import AuxiliaryHeads
 from lightning_app.models.initialization import initialize
-from lightning_app.models.positions import Embedding, EmbeddingSpec, SegmentTable
+from lightning_app.models.positions import Embedding, EmbeddingSpec, PerToken, SegmentTable
 from lightning_app.models.stack import BlockStack
 
 NEXT, RANDOM = 0, 1  # the labels of pairs, as in the authors' code
+
+Predicted = Int[Tensor, " predicted"]
+"""Flat indices into batch * token."""
 
 
 class PairScores(NamedTuple):
@@ -137,38 +140,29 @@ class MaskedLanguageModel(nn.Module):
         initialize(self)
 
     def present(
-        self,
-        tokens: Int[Tensor, "batch token"],
-        positions: Int[Tensor, " predicted"],
-        segments: Int[Tensor, "batch token"] | None = None,
+        self, tokens: PerToken, positions: Predicted, segments: PerToken | None = None
     ) -> dict[str, Bool[Tensor, "batch token"]]:
         """Return which tokens of each stack are not padding, from the inputs of `forward`."""
         return {"encoder": tokens != self.pad}
 
     def forward(
-        self,
-        tokens: Int[Tensor, "batch token"],
-        positions: Int[Tensor, " predicted"],
-        segments: Int[Tensor, "batch token"] | None = None,
+        self, tokens: PerToken, positions: Predicted, segments: PerToken | None = None
     ) -> Float[Tensor, "predicted vocabulary"]:
         """Return logits at `positions`, flat indices into batch * token."""
         states = self.encoder(self.embedding(tokens, segments=segments), self._mask(tokens))
         return self.embedding.logits(self.finished(states, positions), self.output_bias)
 
     def states(
-        self,
-        tokens: Int[Tensor, "batch token"],
-        positions: Int[Tensor, " predicted"],
-        seen: list[Stream] | None = None,
+        self, tokens: PerToken, positions: Predicted, seen: list[Stream] | None = None
     ) -> Float[Tensor, "predicted model"]:
         """Return the states that the output layer reads at `positions`: see `states_of_heads`."""
         return self.states_of_heads(tokens, positions, None, seen).predicted
 
     def states_of_heads(
         self,
-        tokens: Int[Tensor, "batch token"],
-        positions: Int[Tensor, " predicted"],
-        segments: Int[Tensor, "batch token"] | None = None,
+        tokens: PerToken,
+        positions: Predicted,
+        segments: PerToken | None = None,
         seen: list[Stream] | None = None,
     ) -> MaskedStates:
         """Return the states that the output layer reads at `positions`, and the first of each row.
@@ -188,14 +182,12 @@ class MaskedLanguageModel(nn.Module):
         return MaskedStates(self._transformed(states[rows:]), states[:rows])
 
     def finished(
-        self,
-        states: Float[Tensor, "batch token model"],
-        positions: Int[Tensor, " predicted"],
+        self, states: Float[Tensor, "batch token model"], positions: Predicted
     ) -> Float[Tensor, "predicted model"]:
         """Return the output layer's input at `positions` of a stack's `states`."""
         return self._transformed(states.flatten(0, 1).index_select(0, positions))
 
-    def _mask(self, tokens: Int[Tensor, "batch token"]) -> Mask:
+    def _mask(self, tokens: PerToken) -> Mask:
         """Windows are full; pairs have padding, which no token sees."""
         if self.next_sentence is None:
             return full_mask(tokens.shape[1], tokens.device)
@@ -233,7 +225,7 @@ class _TextEncoder(nn.Module):
         nn.init.trunc_normal_(self.output.weight, std=STD, a=-CUT * STD, b=CUT * STD)
 
     def present(
-        self, tokens: Int[Tensor, "batch token"], segments: Int[Tensor, "batch token"]
+        self, tokens: PerToken, segments: PerToken
     ) -> dict[str, Bool[Tensor, "batch token"]]:
         """Return which tokens of each stack are not padding, from the inputs of `forward`."""
         return {"encoder": tokens != self.pad}
@@ -257,17 +249,13 @@ class TextClassifier(_TextEncoder):
         self.output = Linear(sizes.model_dim, outputs)
         self._initialize()
 
-    def forward(
-        self, tokens: Int[Tensor, "batch token"], segments: Int[Tensor, "batch token"]
-    ) -> Float[Tensor, "batch output"]:
+    def forward(self, tokens: PerToken, segments: PerToken) -> Float[Tensor, "batch output"]:
         """Return z of each row; `segments` has 0 or 1 for the text of each token."""
         x = self.embedding(tokens, segments=segments)
         states = self.encoder(x, padding_mask(tokens != self.pad))
         return self._read(states[:, 0])
 
-    def outputs(
-        self, tokens: Int[Tensor, "batch token"], segments: Int[Tensor, "batch token"]
-    ) -> Float[Tensor, "batch output"]:
+    def outputs(self, tokens: PerToken, segments: PerToken) -> Float[Tensor, "batch output"]:
         """Return z of each row, as `forward` does.
 
         In `forward` each block has the states of all tokens for the hooks of a probe. Here the last
@@ -299,9 +287,7 @@ class SpanPredictor(_TextEncoder):
         self.output = Linear(sizes.model_dim, 2)
         self._initialize()
 
-    def forward(
-        self, tokens: Int[Tensor, "batch token"], segments: Int[Tensor, "batch token"]
-    ) -> Float[Tensor, "batch 2 token"]:
+    def forward(self, tokens: PerToken, segments: PerToken) -> Float[Tensor, "batch 2 token"]:
         """Return the logits of the first and the last token of the answer, at each token.
 
         `segments` has 0 or 1 for the text of each token.

@@ -32,11 +32,14 @@ from lightning_app.models.positions import (
     Embedding,
     EmbeddingSpec,
     OutputTable,
+    PerToken,
     Positions,
 )
 from lightning_app.models.stack import BlockStack, Memory
 
 FEWEST_STEPS = 8  # a moved cache has room for at least this number of steps
+Source = Int[Tensor, "batch source"]
+Target = Int[Tensor, "batch target"]
 
 
 class DecodingState(NamedTuple):
@@ -304,23 +307,16 @@ class EncoderDecoder(nn.Module):
         """The largest length of a text in tokens; finite for a learned table."""
         return self.embedding.longest
 
-    def present(
-        self, source: Int[Tensor, "batch source"], target: Int[Tensor, "batch target"]
-    ) -> dict[str, Bool[Tensor, "batch token"]]:
+    def present(self, source: Source, target: Target) -> dict[str, Bool[Tensor, "batch token"]]:
         """Return which tokens of each stack are not padding, from the inputs of `forward`."""
         return {"encoder": source != self.pad, "decoder": target != self.pad}
 
-    def forward(
-        self, source: Int[Tensor, "batch source"], target: Int[Tensor, "batch target"]
-    ) -> Float[Tensor, "batch target vocabulary"]:
+    def forward(self, source: Source, target: Target) -> Float[Tensor, "batch target vocabulary"]:
         """Return the logits of the token after each of `target` (teacher forcing)."""
         return self.embedding.logits(self.states(source, target))
 
     def states(
-        self,
-        source: Int[Tensor, "batch source"],
-        target: Int[Tensor, "batch target"],
-        seen: list[Stream] | None = None,
+        self, source: Source, target: Target, seen: list[Stream] | None = None
     ) -> Float[Tensor, "batch target model"]:
         """Return the states from which the output predicts the token after each of `target`.
 
@@ -330,7 +326,7 @@ class EncoderDecoder(nn.Module):
         mask = causal_mask(target.shape[1], target.device)
         return self.decoder(self.embedding(target), mask, memory, seen=seen)
 
-    def _memory(self, source: Int[Tensor, "batch source"]) -> Memory:
+    def _memory(self, source: Source) -> Memory:
         mask = padding_mask(source != self.pad)
         return self.decoder.remember(self.encoder(self.embedding(source), mask), mask)
 
@@ -368,26 +364,19 @@ class CausalLanguageModel(nn.Module):
         return self.embedding.longest
 
     def present(
-        self,
-        tokens: Int[Tensor, "batch token"],
-        documents: Int[Tensor, "batch token"] | None = None,
+        self, tokens: PerToken, documents: PerToken | None = None
     ) -> dict[str, Bool[Tensor, "batch token"]]:
         """Return which tokens of each stack are not padding, from the inputs of `forward`."""
         return {"decoder": tokens != self.pad}
 
     def forward(
-        self,
-        tokens: Int[Tensor, "batch token"],
-        documents: Int[Tensor, "batch token"] | None = None,
+        self, tokens: PerToken, documents: PerToken | None = None
     ) -> Float[Tensor, "batch token vocabulary"]:
         """Return the logits of the token after each of `tokens`."""
         return self.embedding.logits(self.states(tokens, documents=documents))
 
     def states(
-        self,
-        tokens: Int[Tensor, "batch token"],
-        seen: list[Stream] | None = None,
-        documents: Int[Tensor, "batch token"] | None = None,
+        self, tokens: PerToken, seen: list[Stream] | None = None, documents: PerToken | None = None
     ) -> Float[Tensor, "batch token model"]:
         """Return the states from which the output predicts the token after each of `tokens`.
 
@@ -401,10 +390,7 @@ class CausalLanguageModel(nn.Module):
         return self.decoder(x, mask, seen=seen, in_document=places)
 
     def states_after(
-        self,
-        before: SegmentMemory | None,
-        tokens: Int[Tensor, "batch token"],
-        seen: list[Stream] | None = None,
+        self, before: SegmentMemory | None, tokens: PerToken, seen: list[Stream] | None = None
     ) -> tuple[Float[Tensor, "batch token model"], SegmentMemory]:
         """Return the states of a segment after those of `before`, and the memory for the next one.
 

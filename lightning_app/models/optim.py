@@ -363,10 +363,6 @@ class ScheduleConfig:
                 f"{has}"
             )
 
-    def of_others(self) -> "ScheduleConfig":
-        """Return the schedule of the parameters whose rate is not warmed up."""
-        return replace(self, warmup_steps=0, warmup_of="all")
-
     def ramp(self, step: int) -> float:
         """Return the completed share of the warm-up at `step`, at most 1."""
         return min(1.0, step / max(self.warmup_steps, 1))
@@ -651,7 +647,7 @@ def build_schedule(
         return torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
     roles = [group["role"] for group in optimizer.param_groups]
     config.check_roles(roles)
-    others = config.of_others()
+    others = replace(config, warmup_steps=0, warmup_of="all")
     full: Callable[[int], float] = lambda done: others.factor(done + 1, total)  # noqa: E731
     factors = [factor if role == config.warmup_of else full for role in roles]
     return torch.optim.lr_scheduler.LambdaLR(optimizer, factors)

@@ -27,7 +27,10 @@ learned scalar, or a matrix after the stacks: an output table of its own, or a h
 
 ROLES: tuple[Role, ...] = get_args(Role)
 
-Update = Callable[[Tensor, Tensor, dict[str, Any], Mapping[str, Any]], Tensor]
+State = dict[str, Any]
+Group = Mapping[str, Any]
+
+Update = Callable[[Tensor, Tensor, State, Group], Tensor]
 """Returns the new value of a parameter from its value, its gradient, its state and its group.
 
 Value and gradient are in float32 at least, and belong to the caller: a rule changes neither. The
@@ -55,7 +58,7 @@ def nothing(config: Any) -> None:
     """Refuse no config."""
 
 
-def one(parameter: Tensor, group: Mapping[str, Any]) -> float:
+def one(parameter: Tensor, group: Group) -> float:
     """Leave the rate of every parameter as it is."""
     return 1.0
 
@@ -78,7 +81,7 @@ class Rule:
     """Raises `ValueError` for a config that it cannot serve."""
     from_zero: bool = True
     """Whether it moves a matrix whose initial value is zero."""
-    factor: Callable[[Tensor, Mapping[str, Any]], float] = one
+    factor: Callable[[Tensor, Group], float] = one
     """The factor of the rate of a parameter, from its shape and its group."""
     options: Mapping[str, float] = field(default_factory=dict)
     """Constants of its own, which the function finds in the group too, with their usual values;
@@ -314,7 +317,7 @@ def _wide(tensor: Tensor) -> Tensor:
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
-def with_momentum(group: Mapping[str, Any], step: int) -> Mapping[str, Any]:
+def with_momentum(group: Group, step: int) -> Group:
     """Return a group whose momentum is the one of `step`, from 1.
 
     With a warm-up of n steps it is ``start + (full - start) min(1, (step - 1) / n)``, as in the
@@ -341,7 +344,7 @@ def momentum_of(config: Any, name: str) -> float:
 
 
 def moment(
-    name: str, value: Tensor, decay: float, state: dict[str, Any], start: Tensor | None = None
+    name: str, value: Tensor, decay: float, state: State, start: Tensor | None = None
 ) -> Tensor:
     """Return the moving average of `value`, from `start` or zero; it is the state `name`."""
     if name not in state:
@@ -349,9 +352,7 @@ def moment(
     return state[name].mul_(decay).add_(value, alpha=1.0 - decay)
 
 
-def moments(
-    gradient: Tensor, state: dict[str, Any], group: Mapping[str, Any]
-) -> tuple[Tensor, Tensor]:
+def moments(gradient: Tensor, state: State, group: Group) -> tuple[Tensor, Tensor]:
     """Return Adam's two moments, corrected as the group says.
 
     m is divided by ``1 - beta1_1 ... beta1_t``, also where beta1 changes, v by ``1 - beta2^t``.
@@ -369,13 +370,13 @@ def moments(
     return m, v / (1.0 - beta2 ** state["step"]) if corrected else v
 
 
-def moved(parameter: Tensor, direction: Tensor, group: Mapping[str, Any]) -> Tensor:
+def moved(parameter: Tensor, direction: Tensor, group: Group) -> Tensor:
     """Return ``(1 - lr wd) p - lr u``: a step along u, with decoupled weight decay."""
     lr = group["lr"]
     return (parameter * (1.0 - lr * group["weight_decay"])).add_(direction, alpha=-lr)
 
 
-def with_decay(parameter: Tensor, gradient: Tensor, group: Mapping[str, Any]) -> Tensor:
+def with_decay(parameter: Tensor, gradient: Tensor, group: Group) -> Tensor:
     """Return the gradient plus the weight decay, as adam, radam and sgd have it."""
     decay = group["weight_decay"]
     return gradient.add(parameter, alpha=decay) if decay else gradient
@@ -385,27 +386,21 @@ def with_decay(parameter: Tensor, gradient: Tensor, group: Mapping[str, Any]) ->
 
 
 @rule(reads=_ADAM, momentum="beta1")
-def adamw(
-    parameter: Tensor, gradient: Tensor, state: dict[str, Any], group: Mapping[str, Any]
-) -> Tensor:
+def adamw(parameter: Tensor, gradient: Tensor, state: State, group: Group) -> Tensor:
     """``u = m / (sqrt(v) + eps)``; the weight decay is decoupled."""
     m, v = moments(gradient, state, group)
     return moved(parameter, m / (v.sqrt() + group["eps"]), group)
 
 
 @rule(reads=_ADAM, momentum="beta1")
-def adam(
-    parameter: Tensor, gradient: Tensor, state: dict[str, Any], group: Mapping[str, Any]
-) -> Tensor:
+def adam(parameter: Tensor, gradient: Tensor, state: State, group: Group) -> Tensor:
     """The same; the weight decay is part of the gradient."""
     gradient = with_decay(parameter, gradient, group)
     return adamw.update(parameter, gradient, state, {**group, "weight_decay": 0.0})
 
 
 @rule(reads=("betas", "eps"), momentum="beta1")
-def radam(
-    parameter: Tensor, gradient: Tensor, state: dict[str, Any], group: Mapping[str, Any]
-) -> Tensor:
+def radam(parameter: Tensor, gradient: Tensor, state: State, group: Group) -> Tensor:
     """Like `torch.optim.RAdam`, whose m is alone up to ``rho_t = 5``."""
     m, v = moments(with_decay(parameter, gradient, group), state, group)
     beta2, step = group["betas"][1], state["step"]
@@ -420,9 +415,7 @@ def radam(
 
 
 @rule(reads=("momentum",), momentum="momentum")
-def sgd(
-    parameter: Tensor, gradient: Tensor, state: dict[str, Any], group: Mapping[str, Any]
-) -> Tensor:
+def sgd(parameter: Tensor, gradient: Tensor, state: State, group: Group) -> Tensor:
     """``b = mu b + g``, ``u = b``; the weight decay is part of the gradient."""
     gradient = with_decay(parameter, gradient, group)
     buffer = state.setdefault("momentum_buffer", torch.zeros_like(gradient))
@@ -434,9 +427,7 @@ def sgd(
 
 @OPTIMIZERS.register("lion")
 @rule(reads=("betas",), momentum="beta2")
-def lion(
-    parameter: Tensor, gradient: Tensor, state: dict[str, Any], group: Mapping[str, Any]
-) -> Tensor:
+def lion(parameter: Tensor, gradient: Tensor, state: State, group: Group) -> Tensor:
     """Chen et al. 2023 (2302.06675): ``u = sign(beta1 m + (1 - beta1) g)``; m decays by beta2."""
     beta1, beta2 = group["betas"]
     m = state.setdefault("exp_avg", torch.zeros_like(gradient))
@@ -447,9 +438,7 @@ def lion(
 
 @OPTIMIZERS.register("signum")
 @rule(reads=("betas",), momentum="beta1")
-def signum(
-    parameter: Tensor, gradient: Tensor, state: dict[str, Any], group: Mapping[str, Any]
-) -> Tensor:
+def signum(parameter: Tensor, gradient: Tensor, state: State, group: Group) -> Tensor:
     """Bernstein et al. 2018 (1802.04434): ``u = sign(m)``; the weight decay is decoupled."""
     return moved(parameter, moment("exp_avg", gradient, group["betas"][0], state).sign(), group)
 
@@ -461,9 +450,7 @@ _DECAYING: tuple[Role, ...] = ("embeddings", "matrices", "output")
 
 @OPTIMIZERS.register("stable_adamw")
 @rule(reads=("betas", "eps"), momentum="beta1")
-def stable_adamw(
-    parameter: Tensor, gradient: Tensor, state: dict[str, Any], group: Mapping[str, Any]
-) -> Tensor:
+def stable_adamw(parameter: Tensor, gradient: Tensor, state: State, group: Group) -> Tensor:
     """Wortsman et al. 2023 (2304.13013): AdamW with the rate ``lr / max(1, RMS)`` per parameter.
 
     RMS is the root of the mean of ``g^2 / max(v, eps^2)``, v with the present gradient in it and
@@ -478,9 +465,7 @@ def stable_adamw(
 
 @OPTIMIZERS.register("lamb")
 @rule(reads=("betas", "eps"), momentum="beta1", on=_DECAYING)
-def lamb(
-    parameter: Tensor, gradient: Tensor, state: dict[str, Any], group: Mapping[str, Any]
-) -> Tensor:
+def lamb(parameter: Tensor, gradient: Tensor, state: State, group: Group) -> Tensor:
     """You et al. 2020 (1904.00962), algorithm 2: Adam's u plus the decay, times ``|p| / |u|``.
 
     Both moments are corrected; norms are not clipped, and neither is the gradient. Gains, norms and
@@ -509,9 +494,7 @@ def _check_rotation(config: Any) -> None:
     check=_check_rotation,
     from_zero=False,
 )
-def rotational_adamw(
-    parameter: Tensor, gradient: Tensor, state: dict[str, Any], group: Mapping[str, Any]
-) -> Tensor:
+def rotational_adamw(parameter: Tensor, gradient: Tensor, state: State, group: Group) -> Tensor:
     """Kosson et al. 2024 (2305.17212): each row turns by AdamW's angle in equilibrium.
 
     The angle is ``sqrt(2 lr wd (1 - beta1) / (1 + beta1))`` on average over the last steps. The
@@ -558,13 +541,13 @@ def orthogonalized(matrix: Tensor) -> Tensor:
     return (x.T if tall else x).to(matrix.dtype)
 
 
-def nesterov(gradient: Tensor, state: dict[str, Any], group: Mapping[str, Any]) -> Tensor:
+def nesterov(gradient: Tensor, state: State, group: Group) -> Tensor:
     """Return ``mu b + (1 - mu) g`` with the moving average b of the gradients."""
     buffer = moment("momentum_buffer", gradient, group["momentum"], state)
     return gradient.lerp(buffer, group["momentum"])
 
 
-def matrix_factor(parameter: Tensor, group: Mapping[str, Any]) -> float:
+def matrix_factor(parameter: Tensor, group: Group) -> float:
     """Return the factor of a matrix's rate that `matrix_rate` names."""
     rows, columns = parameter.shape[-2:]
     if group["matrix_rate"] == "spectral":
@@ -585,9 +568,7 @@ _MUON: dict[str, Any] = {"momentum": "momentum", "on": ("matrices",), "check": _
 
 @OPTIMIZERS.register("muon")
 @rule(reads=("momentum", "matrix_rate"), factor=matrix_factor, **_MUON)
-def muon(
-    parameter: Tensor, gradient: Tensor, state: dict[str, Any], group: Mapping[str, Any]
-) -> Tensor:
+def muon(parameter: Tensor, gradient: Tensor, state: State, group: Group) -> Tensor:
     """Jordan et al. 2024, as `torch.optim.Muon`: u is the orthogonalized Nesterov momentum."""
     direction = orthogonalized(nesterov(gradient, state, group))
     return moved(parameter, direction * matrix_factor(parameter, group), group)
@@ -595,9 +576,7 @@ def muon(
 
 @OPTIMIZERS.register("normuon")
 @rule(reads=("momentum", "matrix_rate", "betas"), factor=matrix_factor, **_MUON)
-def normuon(
-    parameter: Tensor, gradient: Tensor, state: dict[str, Any], group: Mapping[str, Any]
-) -> Tensor:
+def normuon(parameter: Tensor, gradient: Tensor, state: State, group: Group) -> Tensor:
     """Li et al. 2025 (2510.05491): Muon's u, each row over the root of its mean square.
 
     The mean square is a moving average with beta2, uncorrected; the norm of u stays.
@@ -611,9 +590,7 @@ def normuon(
     return moved(parameter, scaled * matrix_factor(parameter, group), group)
 
 
-def on_sphere(
-    parameter: Tensor, direction: Tensor, state: dict[str, Any], group: Mapping[str, Any]
-) -> Tensor:
+def on_sphere(parameter: Tensor, direction: Tensor, state: State, group: Group) -> Tensor:
     """Return ``R norm(p - lr R norm(u))``, R the Frobenius norm of the first p."""
     if "radius" not in state:
         state["radius"] = parameter.norm()
@@ -624,9 +601,7 @@ def on_sphere(
 
 @OPTIMIZERS.register("muonh")
 @rule(reads=("momentum",), from_zero=False, **_MUON)
-def muonh(
-    parameter: Tensor, gradient: Tensor, state: dict[str, Any], group: Mapping[str, Any]
-) -> Tensor:
+def muonh(parameter: Tensor, gradient: Tensor, state: State, group: Group) -> Tensor:
     """Hyperball (2606.16899) with Muon's u: matrices keep their norms, and take no decay."""
     direction = orthogonalized(nesterov(gradient, state, group))
     return on_sphere(parameter, direction, state, group)
@@ -634,9 +609,7 @@ def muonh(
 
 @OPTIMIZERS.register("adamh")
 @rule(reads=("betas", "eps"), momentum="beta1", on=("matrices",), from_zero=False)
-def adamh(
-    parameter: Tensor, gradient: Tensor, state: dict[str, Any], group: Mapping[str, Any]
-) -> Tensor:
+def adamh(parameter: Tensor, gradient: Tensor, state: State, group: Group) -> Tensor:
     """Hyperball (2606.16899) with Adam's u: matrices keep their norms, and take no decay."""
     m, v = moments(gradient, state, group)
     return on_sphere(parameter, m / (v.sqrt() + group["eps"]), state, group)
@@ -656,9 +629,7 @@ def _check_kl_soap(config: Any) -> None:
     check=_check_kl_soap,
     options={"precondition_frequency": 10, "init_factor": 0.1},
 )
-def kl_soap(
-    parameter: Tensor, gradient: Tensor, state: dict[str, Any], group: Mapping[str, Any]
-) -> Tensor:
+def kl_soap(parameter: Tensor, gradient: Tensor, state: State, group: Group) -> Tensor:
     """Lin et al. 2025 (2509.03378): Adam, without corrections, in the bases Q_1, Q_2 of S_1, S_2.
 
     These are moving averages with beta2 of ``g S_2^-1 g^T / columns`` and ``g^T S_1^-1 g / rows``,

@@ -20,14 +20,14 @@ from lightning_app.core.registry import Registry
 POSITIONS: Registry["type[Positions]"] = Registry("model.architecture.positions")
 """The positions by name; `POSITIONS.register` is the decorator that adds a class."""
 
+Rows = Float[Tensor, "position model"]
+
 
 class Table(nn.Module, ABC):
     """Positions that are added to the embedding of each token."""
 
     @abstractmethod
-    def forward(
-        self, start: int, end: int, device: torch.device
-    ) -> Float[Tensor, "position model"]:
+    def forward(self, start: int, end: int, device: torch.device) -> Rows:
         """Return the rows of the positions start .. end - 1."""
 
 
@@ -40,6 +40,8 @@ class LayerTable(nn.Module, ABC):
 
 
 Place = Callable[[Places], Placed]
+PerToken = Int[Tensor, "batch token"]
+"""Ids of tokens, or numbers of their documents or segments."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,9 +115,7 @@ class LearnedTable(Table):
         self.weight = nn.Parameter(torch.empty(max_positions, model_dim))
         nn.init.normal_(self.weight)
 
-    def forward(
-        self, start: int, end: int, device: torch.device
-    ) -> Float[Tensor, "position model"]:
+    def forward(self, start: int, end: int, device: torch.device) -> Rows:
         return self.weight[start:end]
 
 
@@ -417,9 +417,7 @@ class Sinusoids(Table):
         # Not a buffer: distributed training would broadcast tables of different lengths.
         self.rows = torch.empty(0, model_dim)
 
-    def forward(
-        self, start: int, end: int, device: torch.device
-    ) -> Float[Tensor, "position model"]:
+    def forward(self, start: int, end: int, device: torch.device) -> Rows:
         if self.rows.shape[0] < end or self.rows.device != device:
             length = max(end, 2 * self.rows.shape[0], 256)
             self.rows = sinusoids(length, self.model_dim, device)
@@ -498,10 +496,10 @@ class Embedding(nn.Module):
 
     def forward(
         self,
-        tokens: Int[Tensor, "batch token"],
+        tokens: PerToken,
         start: int = 0,
-        in_document: Int[Tensor, "batch token"] | None = None,
-        segments: Int[Tensor, "batch token"] | None = None,
+        in_document: PerToken | None = None,
+        segments: PerToken | None = None,
     ) -> Float[Tensor, "batch token model"]:
         """Embed `tokens`, the first at position `start`, or at the positions `in_document`.
 
@@ -561,7 +559,7 @@ class SegmentTable(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(2, model_dim))
 
-    def forward(self, segments: Int[Tensor, "batch token"]) -> Float[Tensor, "batch token model"]:
+    def forward(self, segments: PerToken) -> Float[Tensor, "batch token model"]:
         return nn.functional.embedding(segments, self.weight)
 
 

@@ -17,7 +17,7 @@ from lightning_app.blocks.placed import Placed, Places
 from lightning_app.blocks.spans import Counted, DynamicSpanMask
 from lightning_app.blocks.stack import StackSpec, StepSignal
 from lightning_app.blocks.steps import Halting, Pondering, StepCounts
-from lightning_app.blocks.streams import Stream, select_tokens
+from lightning_app.blocks.streams import States, Stream, select_tokens
 from lightning_app.blocks.windows import Window, WindowMasks
 from lightning_app.models.positions import LearnedTable, Positions, Sinusoids
 
@@ -35,9 +35,7 @@ class StepSignals(nn.Module):
         self.position_table = None if positions is None else positions.table()
         self.step_table = LearnedTable(steps, dim) if kind == "learned" else Sinusoids(dim)
 
-    def forward(
-        self, x: Float[Tensor, "batch token model"], places: Places, step: int
-    ) -> Float[Tensor, "batch token model"]:
+    def forward(self, x: States, places: Places, step: int) -> States:
         """Return `x` with the signals of `step`, counted from 1, at the newest of `places`."""
         row = step - 1 if isinstance(self.step_table, LearnedTable) else step
         signal = self.step_table(row, row + 1, x.device)
@@ -135,7 +133,7 @@ class BlockStack(nn.Module):
 
     def forward(
         self,
-        x: Float[Tensor, "batch token model"],
+        x: States,
         mask: Mask,
         memory: Memory | None = None,
         caches: list[LayerCache] | None = None,
@@ -144,7 +142,7 @@ class BlockStack(nn.Module):
         seen: list[Stream] | None = None,
         in_document: Int[Tensor, "batch token"] | None = None,
         recurrence: Recurrence | None = None,
-    ) -> Float[Tensor, "batch token model"] | Float[Tensor, "1 kept model"]:
+    ) -> States | Float[Tensor, "1 kept model"]:
         """Return the states of `x`.
 
         Args:

@@ -343,8 +343,22 @@ class ActivationHooks:
                 own = new.transpose(1, 2)[rows]
                 ratio = measures.score_ratio(own[cells], total[cells])
                 self.tally.mean(Place(f"{prefix}score_ratio", stack, layer), ratio)
-            self._maps(stack, layer, prefix, maps, seen[:, 0])
-            self._distance(stack, layer, prefix, maps, rows)
+            place = Place(f"{prefix}attention_entropy", stack, layer)
+            entropies = measures.entropies(maps)
+            self.tally.mean(place, entropies)
+            for head in range(maps.shape[1]):
+                self.tally.sample(place._replace(head=head), entropies[:, head])
+            free = Place(f"{prefix}attention_free_entropy", stack, layer)
+            self.tally.mean(free, seen[:, 0].sum(dim=-1).to(maps.dtype).log())
+            peaked = Place(f"{prefix}peaked_rows", stack, layer)
+            self.tally.mean(peaked, measures.peaked_rows(maps))
+            # Compare the maps with those of the layer below for the same rows.
+            if layer > 1 and len(maps):
+                below, rows_below = self._below[stack, prefix]
+                distances = Place(f"{prefix}attention_distance", stack, layer)
+                found = measures.head_distances(maps, below[rows[rows_below]])
+                self._distances.setdefault(distances, []).append((found, len(maps)))
+            self._below[stack, prefix] = maps, rows
             largest = logits.masked_fill(~seen, torch.finfo(logits.dtype).min)
             self.tally.largest(Place(f"{prefix}largest_logit", stack, layer), largest)
 
@@ -358,35 +372,6 @@ class ActivationHooks:
         self.tally.mean(place, counted)
         for head, own in enumerate(counted.unbind(dim=1)):
             self.tally.mean(place._replace(head=head), own)
-
-    def _maps(
-        self, stack: str, layer: int, prefix: str, maps: Tensor, seen: Bool[Tensor, "row key"]
-    ) -> None:
-        place = Place(f"{prefix}attention_entropy", stack, layer)
-        entropies = measures.entropies(maps)
-        self.tally.mean(place, entropies)
-        for head in range(maps.shape[1]):
-            self.tally.sample(place._replace(head=head), entropies[:, head])
-        free = Place(f"{prefix}attention_free_entropy", stack, layer)
-        self.tally.mean(free, seen.sum(dim=-1).to(maps.dtype).log())
-        peaked = Place(f"{prefix}peaked_rows", stack, layer)
-        self.tally.mean(peaked, measures.peaked_rows(maps))
-
-    def _distance(
-        self,
-        stack: str,
-        layer: int,
-        prefix: str,
-        maps: Tensor,
-        rows: Bool[Tensor, "batch token"],
-    ) -> None:
-        """Compare the maps of `rows` with those of the layer below for the same rows."""
-        if layer > 1 and len(maps):
-            below, rows_below = self._below[stack, prefix]
-            distances = Place(f"{prefix}attention_distance", stack, layer)
-            found = measures.head_distances(maps, below[rows[rows_below]])
-            self._distances.setdefault(distances, []).append((found, len(maps)))
-        self._below[stack, prefix] = maps, rows
 
 
 def last_norm(block: Block) -> nn.Module | None:

@@ -12,6 +12,9 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+States = Float[Tensor, "batch token model"]
+Real = Bool[Tensor, "batch token"]
+
 PEAKED = 0.99
 """A row whose largest probability is above this attends to practically a single key."""
 
@@ -23,16 +26,12 @@ def precise(x: Tensor) -> Tensor:
     return x.to(torch.float32 if x.device.type == "mps" else torch.float64)
 
 
-def squared_norms(
-    x: Float[Tensor, "batch token model"], real: Bool[Tensor, "batch token"]
-) -> Float[Tensor, " real"]:
+def squared_norms(x: States, real: Real) -> Float[Tensor, " real"]:
     """``||x||^2 / d`` of each real token (Xiong et al. 2020, 2002.04745, lemma 2)."""
     return precise(x)[real].square().mean(dim=-1)
 
 
-def token_cosines(
-    x: Float[Tensor, "batch token model"], real: Bool[Tensor, "batch token"]
-) -> Float[Tensor, " sentence"]:
+def token_cosines(x: States, real: Real) -> Float[Tensor, " sentence"]:
     """Mean cosine over pairs of different real tokens, per sentence that has a pair.
 
     With u the n states scaled to length one: ``(||sum u||^2 - n) / (n (n - 1))``. It is 1
@@ -47,9 +46,7 @@ def token_cosines(
     return (whole - own) / (n * (n - 1))
 
 
-def token_ranks(
-    x: Float[Tensor, "batch token model"], real: Bool[Tensor, "batch token"]
-) -> Float[Tensor, " sentence"]:
+def token_ranks(x: States, real: Real) -> Float[Tensor, " sentence"]:
     """Effective rank of the matrix of real tokens, per sentence with two or more.
 
     ``exp(H(s / sum s))``, the exponential of the entropy of the singular values s (Roy & Vetterli

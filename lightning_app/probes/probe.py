@@ -132,12 +132,9 @@ def change_ratios(model: nn.Module) -> Iterator[tuple[Place, Tensor]]:
                     gains = (projection.kept, projection.departure)
                     if any(isinstance(gain, LearnedGain) for gain in gains):
                         kept, change = (_value(gain, projection.change.weight) for gain in gains)
-                        place = Place(f"{_prefix(name)}{part}_change", stack_name, layer)
+                        prefix = "cross_" if name.startswith("cross_attention") else ""
+                        place = Place(f"{prefix}{part}_change", stack_name, layer)
                         yield place, (change / kept).abs()
-
-
-def _prefix(name: str) -> str:
-    return "cross_" if name.startswith("cross_attention") else ""
 
 
 def _value(gain: nn.Module, like: Tensor) -> Tensor:
@@ -169,11 +166,7 @@ def untouched(model: nn.Module) -> Iterator[None]:
 
 
 def probe(
-    model: nn.Module,
-    task: Task,
-    batches: Iterable[Any],
-    step: int = 0,
-    positions: int = POSITIONS,
+    model: nn.Module, task: Task, batches: Iterable[Any], step: int = 0, positions: int = POSITIONS
 ) -> list[Row]:
     """Return the quantities of `ActivationHooks` and, with the loss L a mean over tokens:
 
@@ -212,7 +205,11 @@ def probe(
                 gradients.add_one(task.mean_loss(one))
     gradients.close()
     outputs.close()
-    add_gains(model, taps.tally)
+    for place, gain in [*learned_gains(model), *change_ratios(model)]:
+        taps.tally.mean(place, gain)
+        if gain.ndim == 3 and gain.shape[0] > 1:
+            for head, value in enumerate(gain.detach().flatten(1).mean(dim=1)):
+                taps.tally.mean(place._replace(head=head), value)
     return taps.rows(step)
 
 
@@ -334,15 +331,6 @@ def evenly_spaced(count: int, wanted: int) -> list[int]:
     """Return `wanted` evenly spaced positions of 0 .. count - 1, or all if there are fewer."""
     wanted = min(wanted, count)
     return [(2 * i + 1) * count // (2 * wanted) for i in range(wanted)]
-
-
-def add_gains(model: nn.Module, tally: RunningStats) -> None:
-    """Add the mean of each learned gain and the value of each head."""
-    for place, gain in [*learned_gains(model), *change_ratios(model)]:
-        tally.mean(place, gain)
-        if gain.ndim == 3 and gain.shape[0] > 1:
-            for head, value in enumerate(gain.detach().flatten(1).mean(dim=1)):
-                tally.mean(place._replace(head=head), value)
 
 
 Snapshot = Mapping[nn.Parameter, Tensor]

@@ -60,7 +60,7 @@ def references(grid: GridResults) -> str:
 
 def topics_of(grid: GridResults) -> list[str]:
     """The methods that a grid used, as `kind/value`."""
-    used = ["method/transformer", *(f"preset/{name}" for name in presets_of(grid))]
+    used = ["method/transformer", *(f"preset/{name}" for name in values_of(grid, PRESET))]
     for kind, key in _SETTINGS.items():
         used += [f"{kind}/{value}" for value in values_of(grid, key)]
     if any(values_of(grid, "model.objective.label_smoothing")):
@@ -96,10 +96,6 @@ _SETTINGS = {
     "data": "data.name",
     "tokenizer": "data.tokenizer",
 }
-
-
-def presets_of(grid: GridResults) -> list[str]:
-    return [str(value) for value in values_of(grid, PRESET)]
 
 
 def values_of(grid: GridResults, key: str) -> list[Any]:

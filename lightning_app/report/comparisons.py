@@ -24,7 +24,7 @@ place if every run has it; otherwise, and for an axis that changes only the eval
 
 import itertools
 import math
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -495,7 +495,10 @@ def _compared(
         compared = [*own.values(), *other.values()]
         common, why = grid.common_measure(compared)
         row = replace(row, why_unlike=why, **_budget(own.values(), other.values()))
-        row = replace(row, follows=_follows(grid, axis, compared[0], compared[-1]))
+        keys = (key for key, of in grid.linked.items() if of == axis)
+        pairs = ((key, label(compared[0].axes[key]), label(compared[-1].axes[key])) for key in keys)
+        said = " and ".join(f"{key} {a} instead of {b}" for key, a, b in pairs if a != b)
+        row = replace(row, follows=f"has {said}" if said else "")
         if common is None:
             return _not_comparable(row, why)
         if why:
@@ -564,13 +567,6 @@ def followers(grid: GridResults, of: Collection[str]) -> str:
     return "; ".join(f"{key} {' and '.join(values)}" for key, values in found.items())
 
 
-def _follows(grid: GridResults, axis: str, own: CellResult, other: CellResult) -> str:
-    keys = (key for key, of in grid.linked.items() if of == axis)
-    pairs = ((key, label(own.axes[key]), label(other.axes[key])) for key in keys)
-    said = " and ".join(f"{key} {a} instead of {b}" for key, a, b in pairs if a != b)
-    return f"has {said}" if said else ""
-
-
 def _budget(own: Collection[CellResult], other: Collection[CellResult]) -> dict[str, Any]:
     """The tokens that runs at a value have read, relative to those at the baseline.
 
@@ -585,22 +581,13 @@ def _budget(own: Collection[CellResult], other: Collection[CellResult]) -> dict[
     read, what = _tokens, "examples" if facts.labelled else "tokens"
     if unlike(every, own[0].monitored.loss) and all(math.isfinite(_bytes(c)) for c in every):
         read, what = _bytes, "bytes"
-    tokens, budget = _ratio(own, other, read), ""
+    first, second = (mean([read(cell) for cell in cells]) for cells in (own, other))
+    tokens, budget = (first / second if second else math.nan), ""
     if read is _tokens and unlike(every, _SPEED):
         budget = f"has read {_times(tokens)} the {what}, which are those of another tokenizer"
     elif tokens >= MORE or 0 < tokens <= 1 / MORE:
         budget = f"has {'predicted' if facts.masks else 'read'} {_times(tokens)} the {what}"
     return {"tokens_ratio": tokens, "budget": budget}
-
-
-def _ratio(
-    own: Collection[CellResult],
-    other: Collection[CellResult],
-    quantity: Callable[[CellResult], float],
-) -> float:
-    """The means over runs of a quantity, one over the other; NaN where it is not recorded."""
-    first, second = (mean([quantity(cell) for cell in cells]) for cells in (own, other))
-    return first / second if second else math.nan
 
 
 def _tokens(cell: CellResult) -> float:

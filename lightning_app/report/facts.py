@@ -10,13 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from lightning_app.config.identity import leaves, unusual
 from lightning_app.config.tree import PRESET, label
-from lightning_app.report.results import (
-    OTHER_DATA,
-    CellResult,
-    GridResults,
-    outcomes,
-    read_mapping,
-)
+from lightning_app.report.results import OTHER_DATA, CellResult, GridResults, outcomes, read_mapping
 from lightning_app.runs.folder import BLOCK, STORE, GridFolder
 from lightning_app.runs.mixtures import UNKNOWN, counted, groups
 from lightning_app.runs.store import superseded
@@ -96,23 +90,32 @@ def state_counts(grid: GridResults) -> str:
 
 def facts(grid: GridResults) -> dict[str, str]:
     """The settings needed to repeat the runs, by name."""
+    others = dict.fromkeys(cell.group for cell in grid.cells)
+    versions = groups(records_of(grid))["code"]
     rows = {
         "Variants": ", ".join(grid.variants),
         "Compared with": grid.baseline or DASH,
         "Warm-up": _warmups(grid),
         "Learning rate": ", ".join(label(lr) for lr in grid.rates) or DASH,
         "Seeds": f"{len(grid.seeds)} ({', '.join(map(str, grid.seeds))})" if grid.seeds else DASH,
-        "Other axes": _other_axes(grid),
+        "Other axes": "" if list(others) == ["all"] else "; ".join(others),
         "Budget per run": _budget(grid),
         "Data": _data(grid),
         "Task": _task(grid),
         "Model": _model(grid),
         "Optimizer": _optimizer(grid),
         "Schedule": _schedule(grid),
-        "Other settings": _unsaid(grid),
+        # Of all runs, if it can change a result, is not the default, and is in no other row:
+        # callbacks, axes of the block that the base sets, how data are read.
+        "Other settings": "; ".join(
+            f"{key} {label(value)}"
+            for key, value in unusual(grid.config).items()
+            if value not in (None, {})
+            if not any(f"{key}.".startswith(f"{said}.") for said in (*_ROWS, *grid.axes))
+        ),
         "Device": ", ".join(_distinct(grid, "device")) or DASH,
         "Precision": ", ".join(_distinct(grid, "precision")) or DASH,
-        "Code": _code(grid),
+        "Code": counted(versions) if len(versions) > 1 else next(iter(versions), ""),
         "Metric of the grid": _metric(grid),
         "Versions": _versions(grid),
         "Superseded": earlier_runs(grid),
@@ -137,11 +140,6 @@ def _warmups(grid: GridResults) -> str:
     if grid.reference_warmup is None:
         return f"{listed}; no reference named"
     return f"{listed}; reference {grid.reference_warmup:,}, fixed in the grid file"
-
-
-def _other_axes(grid: GridResults) -> str:
-    groups = dict.fromkeys(cell.group for cell in grid.cells)
-    return "" if list(groups) == ["all"] else "; ".join(groups)
 
 
 def _budget(grid: GridResults) -> str:
@@ -242,17 +240,6 @@ _ROWS = (
 """The sections and fields of which other rows tell."""
 
 
-def _unsaid(grid: GridResults) -> str:
-    """Key and value of each setting of all runs that can change a result, is not the default, and
-    is in no other row: callbacks, axes of the block that the base sets, how data are read."""
-    return "; ".join(
-        f"{key} {label(value)}"
-        for key, value in unusual(grid.config).items()
-        if value not in (None, {})
-        if not any(f"{key}.".startswith(f"{said}.") for said in (*_ROWS, *grid.axes))
-    )
-
-
 UNCORRECTED = "no bias correction"
 _AVERAGING = "schedule_free"
 _IN_WORDS = ("bias_correction", "second_moment_start", "matrix_rate", "block_rate")
@@ -326,11 +313,6 @@ def _tried(grid: GridResults, key: str) -> str:
 
 def records_of(grid: GridResults) -> dict[str, Any]:
     return {cell.name: cell.record for cell in grid.finished}
-
-
-def _code(grid: GridResults) -> str:
-    versions = groups(records_of(grid))["code"]
-    return counted(versions) if len(versions) > 1 else next(iter(versions), "")
 
 
 def earlier_runs(grid: GridResults) -> str:

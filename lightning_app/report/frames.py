@@ -1,6 +1,6 @@
 """The results of a grid as data frames: one row per cell, and one per validation."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +23,9 @@ def results_frame(grid: GridResults) -> "pd.DataFrame":
     import pandas as pd
 
     axes = [key for key in grid.axes if key not in (SEED, WARMUP, RATE)]
-    text = _columns_as_text(grid.axes, axes)
+    # A column cannot hold values that do not share one primitive type.
+    kinds = {key: {type(value) for value in grid.axes[key] if value is not None} for key in axes}
+    text = {key for key in kinds if len(kinds[key]) > 1 or kinds[key] & {dict, list}}
     measured = [cell.metrics for cell in grid.finished]
     metrics = list(dict.fromkeys(name for each in measured for name in each)) or [grid.metric]
     rows = []
@@ -104,12 +106,6 @@ def _validations(cell: CellResult) -> dict[int, dict[str, float]]:
         sums = {SUMS[name]: curves[name] for name in SUMS if name in curves}
         values |= {name: curve[step] for name, curve in sums.items() if step in curve}
     return by_step
-
-
-def _columns_as_text(axes: Mapping[str, list[Any]], keys: Iterable[str]) -> set[str]:
-    """Axes whose values do not share one primitive type, so that a column cannot hold them."""
-    kinds = {key: {type(value) for value in axes[key] if value is not None} for key in keys}
-    return {key for key in kinds if len(kinds[key]) > 1 or kinds[key] & {dict, list}}
 
 
 SHORT = {SEED: "seed", WARMUP: "warmup", RATE: "lr"}

@@ -13,13 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from lightning_app.config.tree import label
 from lightning_app.report.comparisons import Effect, MetricDifference, comparisons, effects
-from lightning_app.report.facts import (
-    direction,
-    facts,
-    preset_words,
-    setting_of,
-    state_counts,
-)
+from lightning_app.report.facts import direction, facts, preset_words, setting_of, state_counts
 from lightning_app.report.figures.sheet import FigureFiles, drawn_slices, slices_of
 from lightning_app.report.frames import results_frame
 from lightning_app.report.headline import answer

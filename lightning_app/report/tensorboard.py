@@ -115,7 +115,9 @@ def replace(
     finished.
     """
     files = list(folder.glob("events.out.tfevents.*"))
-    records = _records(wall_time, events)
+    first = Event(wall_time=wall_time, file_version="brain.Event:2")
+    others = (Event(wall_time=wall_time, step=step, summary=summary) for step, summary in events)
+    records = [event.SerializeToString(deterministic=True) for event in (first, *others)]
     digest = hashlib.sha256(b"".join(records)).hexdigest()[:12]
     place = f"events.out.tfevents.{LAST if wall_time else FIRST}."
     same = [path for path in files if re.fullmatch(rf"{place}\d+-{digest}{end}", path.name)]
@@ -134,13 +136,6 @@ def replace(
         if old != kept and old.name.endswith(end):
             old.unlink(missing_ok=True)
     return kept
-
-
-def _records(wall_time: float, events: Iterable[tuple[int, Summary]]) -> list[bytes]:
-    """The records of an event file."""
-    first = Event(wall_time=wall_time, file_version="brain.Event:2")
-    others = (Event(wall_time=wall_time, step=step, summary=summary) for step, summary in events)
-    return [event.SerializeToString(deterministic=True) for event in (first, *others)]
 
 
 FENCE = "```"
@@ -370,17 +365,6 @@ def reference_cells(grid: GridResults) -> dict[str, CellResult]:
     return {cell.id: by_twin[twin(cell)] for cell in grid.cells if twin(cell) in by_twin}
 
 
-def loss_difference(cell: CellResult, reference: CellResult | None) -> float:
-    """`l(cell) - l(reference)`, nats per token, 0 for the reference itself (`CellResult.loss`).
-
-    NaN if one of them has no finite loss, or if the reference stalled: the loss without warm-up
-    cannot be compared if the variant learns nothing with it.
-    """
-    if reference is None or reference.state != "ok":
-        return math.nan
-    return cell.loss - reference.loss
-
-
 def experiment(part: IndexedGrid) -> Summary:
     """The columns of the table, the same for every cell."""
     grid = part.grid
@@ -447,7 +431,10 @@ def final_metrics(part: IndexedGrid, cell: CellResult) -> dict[str, float]:
         if tag in cell.metrics:
             value = cell.metrics[tag]
             finals[tag] = math.nan if value is None else value
-    lost = loss_difference(cell, part.compared.get(cell.id))
+    # Nats per token. NaN also if the reference stalled: the loss without warm-up cannot be
+    # compared if the variant learns nothing with it.
+    reference = part.compared.get(cell.id)
+    lost = math.nan if reference is None or reference.state != "ok" else cell.loss - reference.loss
     if math.isfinite(lost):
         finals[f"{DELTA}/{part.name}"] = lost
     return finals

@@ -278,19 +278,16 @@ def write_figures(grid: GridResults, folder: Path) -> list[FigureFiles]:
         for together, suffix in zip(alike, _numbers(len(alike)), strict=True):
             part = _over_rates(grid, together, 1)
             drawings[OF_RATES.name] += _draw(OF_RATES, part, folder, suffix)
+        # Of a kind with a figure for each variant few; one where there are maps of rates too.
+        most = max(1, FIGURES // max(1, len(groups))) if len(grid.rates) < 2 else 1
         for group, suffix in zip(groups, _numbers(len(groups)), strict=True):
-            part = _over_rates(grid, [group], _most(grid, len(groups)))
+            part = _over_rates(grid, [group], most)
             for kind in OF_A_GROUP:
                 drawings[kind.name] += _draw(kind, part, folder, suffix)
     drawn = [drawing for kind in KINDS for drawing in drawings[kind.name]]
     paths = [path for drawing in drawn for path in (drawing.path, drawing.narrow) if path]
     _remove_others(folder, {path.stem for path in paths})
     return drawn
-
-
-def _most(grid: GridResults, groups: int) -> int:
-    """Figures of a kind with one for each variant: few, one where there are maps of rates too."""
-    return max(1, FIGURES // groups) if len(grid.rates) < 2 else 1
 
 
 def first_figure(grid: GridResults) -> "Figure | None":

@@ -7,6 +7,7 @@ import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar
 
@@ -116,13 +117,13 @@ def read_pruned(path: Path, identity: str | None, *, beside: bool = True) -> dic
 
     Raises `Unsound`, as `read_result` does; without `beside` only for its own content.
     """
-    return _read(path, identity, check_pruned, beside)
+    return _read(path, identity, partial(_checked, PrunedRecord), beside)
 
 
 def _read(
     path: Path,
     identity: str | None,
-    check: Callable[[Mapping[str, Any], str], None],
+    check: Callable[[Mapping[str, Any], str], object],
     beside: bool = True,
 ) -> dict[str, Any] | None:
     try:
@@ -283,11 +284,6 @@ def check_result(tree: Mapping[str, Any], identity: str, metric: str | None = No
         raise Unsound(f"reports no finite '{LOSS}', though its status is ok")
     if result.status == "ok" and metric is not None and metric not in result.metrics:
         raise LacksMetric(f"reports no '{metric}', the metric of the grid")
-
-
-def check_pruned(tree: Mapping[str, Any], identity: str) -> None:
-    """Check the content of `pruned.json` of the cell with this id. Raises `Unsound`."""
-    _checked(PrunedRecord, tree, identity)
 
 
 def _checked(kind: type[T], tree: Mapping[str, Any], identity: str) -> T:

@@ -17,13 +17,7 @@ from lightning_app.data.prepare import PreparedCorpus
 from lightning_app.data.tokenizer import unigram_entropy
 from lightning_app.models.encoder_heads import TextClassifier
 from lightning_app.models.heads import ArchitectureConfig, embedding_of
-from lightning_app.models.loss import (
-    Evaluated,
-    LossSums,
-    ObjectiveConfig,
-    counted_sums,
-    token_sums,
-)
+from lightning_app.models.loss import Evaluated, LossSums, ObjectiveConfig, counted_sums, token_sums
 from lightning_app.scores.task_facts import GLUE_CORPORA, GLUE_TASKS, GlueTask
 from lightning_app.tasks.base import Predictions, Reading, join_ranks, task
 from lightning_app.tasks.labelled import (

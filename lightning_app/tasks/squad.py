@@ -8,7 +8,6 @@ from typing import Any, NamedTuple, Unpack, final
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from lightning_app.blocks.config import BlockConfig
@@ -241,20 +240,6 @@ def whole_questions(
     return [*batches, np.concatenate(taken)]
 
 
-def described_windows(rows: Mapping[str, QuestionRows]) -> str:
-    """Return the windows of each split, for the corpus description."""
-    counts, null, cut = (
-        " / ".join(f"{count:,}" for count in of)
-        for of in zip(*((len(x), x.without_answer(), x.cut) for x in rows.values()), strict=True)
-    )
-    first = next(iter(rows.values()))
-    return (
-        f"; {counts} windows of at most {first.window} tokens with their question, whose starts "
-        f"are {first.stride} tokens apart, {null} of them without the whole answer; {cut} "
-        f"questions cut to {MAX_QUESTION} tokens"
-    )
-
-
 SPLITS = {"val": "valid", "test": "test"}
 NOTHING = Answer("", math.inf)
 WITH_NULL = "squad2"
@@ -305,7 +290,18 @@ class SQuAD(LabelledTask):
     @classmethod
     def describe(cls, rows: Mapping[str, Any]) -> str:
         """Describe how many windows there are and how many questions are cut."""
-        return described_windows(rows)
+        counts, null, cut = (
+            " / ".join(f"{count:,}" for count in of)
+            for of in zip(
+                *((len(x), x.without_answer(), x.cut) for x in rows.values()), strict=True
+            )
+        )
+        first = next(iter(rows.values()))
+        return (
+            f"; {counts} windows of at most {first.window} tokens with their question, whose "
+            f"starts are {first.stride} tokens apart, {null} of them without the whole answer; "
+            f"{cut} questions cut to {MAX_QUESTION} tokens"
+        )
 
     @classmethod
     def floor(cls, rows: Any, evaluated: np.ndarray | None = None) -> float:
@@ -326,7 +322,10 @@ class SQuAD(LabelledTask):
         logits, real = self.logits(model, batch), batch.index >= 0
         if not torch.is_grad_enabled():
             self.last = logits_by_row(logits, batch)
-        return span_sums(logits, batch.labels, real)
+        # (CE_start + CE_end) / 2 of each row; rows with both are right.
+        labels, logits = batch.labels, logits.to(torch.promote_types(logits.dtype, torch.float32))
+        nll = -logits.log_softmax(dim=2).gather(2, labels[:, :, None]).squeeze(2).mean(dim=1)
+        return counted_sums(nll, nll, real, lambda: (logits.argmax(dim=2) == labels).all(dim=1))
 
     def scores(self, stage: str, datamodule: Any, found: Evaluated) -> dict[str, float]:
         """Return the published scores over all ranks, each question counted once.
@@ -415,17 +414,6 @@ def logits_by_row(logits: Tensor, batch: LabelledBatch) -> dict[int, np.ndarray]
     lengths = (batch.tokens != PAD).sum(dim=1).tolist()
     rows = zip(batch.index.tolist(), wide, lengths, strict=True)
     return {row: of[:, :length].copy() for row, of, length in rows if row >= 0}
-
-
-def span_sums(
-    logits: Float[Tensor, "row 2 token"],
-    labels: Int[Tensor, "row 2"],
-    counted: Bool[Tensor, " row"],
-) -> LossSums:
-    """Sum ``(CE_start + CE_end) / 2`` over the `counted` rows; rows with both are right."""
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    nll = -logits.log_softmax(dim=2).gather(2, labels[:, :, None]).squeeze(2).mean(dim=1)
-    return counted_sums(nll, nll, counted, lambda: (logits.argmax(dim=2) == labels).all(dim=1))
 
 
 def scores_v1(golds: Golds, answers: Mapping[str, Answer]) -> dict[str, float]:

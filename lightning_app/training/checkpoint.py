@@ -116,11 +116,7 @@ def find_checkpoint(given: str, folder: Path) -> Path:
 
 
 def checkpoint_of_cell(
-    folder: RunFolder,
-    identity: str,
-    model: Mapping[str, Any],
-    data: TextDataModule,
-    rank: int = 0,
+    folder: RunFolder, identity: str, model: Mapping[str, Any], data: TextDataModule, rank: int = 0
 ) -> Checkpoint | None:
     """Return the checkpoint from which the cell with this id continues, None to start at step 0.
 

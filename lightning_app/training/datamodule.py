@@ -123,10 +123,7 @@ class TextDataModule(pl.LightningDataModule):
     """
 
     def __init__(
-        self,
-        class_path: str | None = None,
-        init_args: dict[str, Any] | None = None,
-        **fields: Any,
+        self, class_path: str | None = None, init_args: dict[str, Any] | None = None, **fields: Any
     ) -> None:
         super().__init__()
         self.trained: pl.LightningModule | None = None
@@ -243,8 +240,9 @@ class TextDataModule(pl.LightningDataModule):
     def _rows(self, split: str) -> SplitRows:
         """Return a split as batches for this rank; only training depends on the run's seed."""
         seed = self.config.seed if split == "train" else None
-        rows = task_class(self.config.task).rows
-        return rows(self.corpus, split, self.config, seed, *self._ranks())
+        rows, trainer = task_class(self.config.task).rows, self.trainer
+        ranks = (0, 1) if trainer is None else (trainer.global_rank, trainer.world_size)
+        return rows(self.corpus, split, self.config, seed, *ranks)
 
     def _loader(self, split: str) -> ResumableLoader:
         if split not in self.corpus.meta["sizes"]:
@@ -289,8 +287,3 @@ class TextDataModule(pl.LightningDataModule):
     def _gpu(self) -> torch.device | None:
         device = None if self.trainer is None else self.trainer.strategy.root_device
         return device if device is not None and device.type == "cuda" else None
-
-    def _ranks(self) -> tuple[int, int]:
-        if self.trainer is None:
-            return 0, 1
-        return self.trainer.global_rank, self.trainer.world_size

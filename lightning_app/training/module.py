@@ -144,17 +144,6 @@ def mix(*numbers: int) -> int:
     return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0])
 
 
-def seed_draws(device: torch.device, seed: int) -> None:
-    """Seed only the generators of the CPU and of `device`.
-
-    `torch.manual_seed` visits every kind of accelerator, and without one keeps a formatted
-    stack trace on every call: half a millisecond.
-    """
-    torch.default_generator.manual_seed(seed)
-    if device.type != "cpu":
-        torch.get_device_module(device).manual_seed(seed)
-
-
 GRAPHS = 8  # of a block: for lengths, paddings and states that a first batch does not show
 
 
@@ -351,7 +340,12 @@ class TransformerModule(pl.LightningModule):
         assert self.model is not None
         if (batches := self.trainer.accumulate_grad_batches) != 1:  # changed by a callback
             raise UserError(f"trainer.accumulate_grad_batches: {whole_batches(batches)}")
-        seed_draws(self.device, mix(self._seed, self.global_step, batch_idx, self.global_rank))
+        # `torch.manual_seed` visits every kind of accelerator, and without one keeps a formatted
+        # stack trace on every call: half a millisecond.
+        seed = mix(self._seed, self.global_step, batch_idx, self.global_rank)
+        torch.default_generator.manual_seed(seed)
+        if self.device.type != "cpu":
+            torch.get_device_module(self.device).manual_seed(seed)
         if not self.profiled and needs_profiling(self.model):
             strategy = self.trainer.strategy
             real = self.objective.real_tokens(batch)
@@ -383,19 +377,16 @@ class TransformerModule(pl.LightningModule):
             parts |= {f"train/aux/{name}": term for name, term in terms.items()}
             if self.schedule.batch_warmup_steps:
                 parts["train/batch_tokens"] = batch.predicted_tokens.to(loss.dtype)
-            self._log_training(parts, step)
+            # The mean over ranks of (share / (tokens / world)) is the global loss.
+            stacked = torch.stack([part.detach() for part in parts.values()])
+            values = self.trainer.strategy.reduce(stacked, reduce_op="mean").tolist()  # pyright: ignore[reportAttributeAccessIssue]
+            groups = self.trainer.optimizers[0].param_groups
+            warmed = (each for each in groups if each.get("role") == self.schedule.warmup_of)
+            rate = next(warmed, groups[0])["lr"]
+            logged = {**dict(zip(parts, values, strict=True)), "train/lr": rate}
+            tell_all(self.trainer, logged, step)
             self._log_steps(step)
         return {"loss": loss, "nll": nll}
-
-    def _log_training(self, parts: dict[str, torch.Tensor], step: int) -> None:
-        # The mean over ranks of (share / (tokens / world)) is the global loss.
-        stacked = torch.stack([part.detach() for part in parts.values()])
-        values = self.trainer.strategy.reduce(stacked, reduce_op="mean").tolist()  # pyright: ignore[reportAttributeAccessIssue]
-        groups = self.trainer.optimizers[0].param_groups
-        warmed = (each for each in groups if each.get("role") == self.schedule.warmup_of)
-        rate = next(warmed, groups[0])["lr"]
-        logged = {**dict(zip(parts, values, strict=True)), "train/lr": rate}
-        tell_all(self.trainer, logged, step)
 
     def _log_steps(self, step: int) -> None:
         """Log the mean steps per token and the share of tokens at the maximum, over all ranks."""

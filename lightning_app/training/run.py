@@ -23,7 +23,7 @@ from lightning.pytorch.callbacks import LambdaCallback, ModelCheckpoint, ModelSu
 from lightning.pytorch.utilities import rank_zero_only, rank_zero_warn
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
-from lightning_app.config.classes import made_fields
+from lightning_app.config.classes import entries, made_fields
 from lightning_app.config.config import check_rows, data_module, model_config, transformer_module
 from lightning_app.config.experiment import cell_id, named_by_content, stacks_of
 from lightning_app.config.grid import place_below
@@ -148,19 +148,6 @@ def check_folder(
             f"of this run is {here.id}); set trainer.default_root_dir to another folder"
         )
     return found
-
-
-def with_checkpoint(
-    record: Record, there: Record | None, checkpoint: Path, folder: RunFolder
-) -> Record:
-    """The record of a run that starts from a checkpoint; another run's is part of its id.
-
-    `there` is the record of the run that the folder holds.
-    """
-    own = checkpoint.resolve().parent == folder.checkpoints.resolve()
-    with checkpoint.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    return record.going_on(there if own else None, digest[:16])
 
 
 def _of_config_alone(folder: RunFolder, record: Record) -> Record:
@@ -329,7 +316,11 @@ class PreparedRun:
                     self.folder = owner  # it started from a checkpoint itself
         there = check_folder(self.folder, self.record, self.tree, self.resumed)
         if path is not None:
-            self.record = with_checkpoint(self.record, there, path, self.folder)
+            # The checkpoint of another run is part of the id.
+            own = path.resolve().parent == self.folder.checkpoints.resolve()
+            with path.open("rb") as file:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+            self.record = self.record.going_on(there if own else None, digest[:16])
             self.id = self.record.id
             if self._in_store:
                 self.folder = self._stored(self.id)
@@ -663,7 +654,10 @@ class TrainingRun(PreparedRun):
         short = finite and 0 <= trainer.global_step < asked
         if short and self.command is None:
             raise CutShort(self._shortness(asked))  # not a valid result for a grid
-        if trainer.global_step >= self._most(asked):
+        # A module that steps several optimizers itself may exceed `max_steps` by a few steps; one
+        # that continues a longer run's checkpoint trains nothing.
+        limited = asked == self.tree["trainer"]["max_steps"] > self.resumed_step
+        if trainer.global_step >= (asked + len(self.trainer.optimizers) if limited else math.inf):
             raise UserError(
                 f"trainer: {trainer.global_step} steps were trained, but the config asks for "
                 f"{asked}{self._callbacks()}"
@@ -691,15 +685,6 @@ class TrainingRun(PreparedRun):
         """The steps that the config asks for, whatever a callback has set; -1 without a limit."""
         return steps_asked(self.tree["trainer"], len(datamodule.train_dataloader()))
 
-    def _most(self, asked: int) -> float:
-        """The number of steps from which a run has done too many.
-
-        A module that steps several optimizers itself may exceed `max_steps` by a few steps; one
-        that continues a longer run's checkpoint trains nothing.
-        """
-        limited = asked == self.tree["trainer"]["max_steps"] > self.resumed_step
-        return asked + len(self.trainer.optimizers) if limited else math.inf
-
     def _was_ended_from_inside(self) -> bool:
         """Whether a callback or a module, not a user, ended the process during training."""
         steps = self.trainer.global_step
@@ -714,12 +699,9 @@ class TrainingRun(PreparedRun):
 
     def _callbacks(self) -> str:
         """The callbacks of the config, for messages."""
-        given = [str(each["class_path"]).rpartition(".")[2] for each in self._given_callbacks()]
+        named = entries(self.tree["trainer"]["callbacks"])
+        given = [str(each["class_path"]).rpartition(".")[2] for each in named]
         return f" (trainer.callbacks: {', '.join(given)})" if given else ""
-
-    def _given_callbacks(self) -> list[Any]:
-        given = self.tree["trainer"]["callbacks"] or []
-        return given if isinstance(given, list) else [given]
 
     def _result(
         self,

@@ -17,7 +17,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lightning_app.blocks.kernels.stored import (
+    Keys,
     MapGains,
+    Mixed,
+    Queries,
+    Values,
     attend_few_keys,
     attend_with_stored_maps,
     few_bf16_keys,
@@ -31,6 +35,9 @@ from lightning_app.blocks.kernels.tiled import (
 )
 from lightning_app.blocks.masks import Mask
 from lightning_app.blocks.norm import NORMS
+
+Maps = Float[Tensor, "batch head query key"]
+PerHead = Float[Tensor, "#head 1 1"]
 
 
 def centred(
@@ -125,19 +132,12 @@ class Shape(torch.autograd.Function):
         )
 
 
-def newest(
-    value: Float[Tensor, "batch head key dim"], like: Float[Tensor, "batch head query dim"]
-) -> Float[Tensor, "batch head query dim"]:
+def newest(value: Float[Tensor, "batch head key dim"], like: Queries) -> Queries:
     """Return the values of the queries themselves: in cached decoding they are the last keys."""
     return value[:, :, value.shape[2] - like.shape[2] :]
 
 
-def own_scores(
-    query: Float[Tensor, "batch head query dim"],
-    key: Float[Tensor, "batch head key dim"],
-    mask: Mask,
-    cap: float | None = None,
-) -> Float[Tensor, "batch head query key"]:
+def own_scores(query: Queries, key: Keys, mask: Mask, cap: float | None = None) -> Maps:
     """``L = Q K^T / sqrt(d_k) + B``, unmasked, in float32 at least; B is the bias of the positions.
 
     With a cap c it is ``c tanh(L / c)``.
@@ -156,9 +156,7 @@ def softmax_input(
     return logits if mask.log_weights is None else logits + mask.log_weights
 
 
-def softmax_map(
-    scores: Float[Tensor, "batch head query key"], mask: Mask, divisor: float = 1.0
-) -> Float[Tensor, "batch head query key"]:
+def softmax_map(scores: Maps, mask: Mask, divisor: float = 1.0) -> Maps:
     """``softmax(Z / divisor)`` over the keys that a query may see; zeros where it sees none."""
     logits = softmax_input(scores, mask, divisor).masked_fill(
         ~mask.allowed, torch.finfo(scores.dtype).min
@@ -166,10 +164,6 @@ def softmax_map(
     return logits.softmax(dim=-1).masked_fill(~mask.allowed, 0.0)
 
 
-Queries = Float[Tensor, "batch head query dim"]
-Keys = Float[Tensor, "batch head key dim"]
-Values = Float[Tensor, "batch head key width"]
-Mixed = Float[Tensor, "batch head query width"]
 Form = Literal["plain", "stored", "reversible", "blocked"]
 """Forms of attention. All are exact; they differ in what they store for the backward pass. stored:
 of shaped maps whose scores are not carried; a chain that carries scores is then plain."""
@@ -198,11 +192,7 @@ def attention_form(form: Form) -> Iterator[None]:
 
 
 def choose(
-    shape: tuple[int, int, int, int],
-    device: torch.device,
-    itemsize: int,
-    *,
-    biased: bool = False,
+    shape: tuple[int, int, int, int], device: torch.device, itemsize: int, *, biased: bool = False
 ) -> Form:
     """Return the form of residual attention over maps of ``(batch, head, query, key)``.
 
@@ -236,7 +226,7 @@ def memory_of(device: torch.device) -> int:
 class PlainScores(NamedTuple):
     """Z_n, which autograd keeps for every layer. Masked cells are far below zero."""
 
-    scores: Float[Tensor, "batch head query key"]
+    scores: Maps
 
 
 ScoreCarry = PlainScores | ReversibleScores | BlockedScores
@@ -424,12 +414,7 @@ def attend_with_sums(
 
 
 def shape_map(
-    attended: Mixed,
-    value: Values,
-    mask: Mask,
-    alpha: Float[Tensor, "#head 1 1"],
-    beta: Float[Tensor, "#head 1 1"],
-    gamma: Float[Tensor, "#head 1 1"] | None,
+    attended: Mixed, value: Values, mask: Mask, alpha: PerHead, beta: PerHead, gamma: PerHead | None
 ) -> Mixed:
     """``(alpha I + beta A - gamma C) V`` from ``A V``, without forming the shaped map.
 

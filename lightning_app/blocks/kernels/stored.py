@@ -24,6 +24,11 @@ from torch import Tensor
 
 from lightning_app.blocks.masks import Mask
 
+Queries = Float[Tensor, "batch head query dim"]
+Keys = Float[Tensor, "batch head key dim"]
+Values = Float[Tensor, "batch head key width"]
+Mixed = Float[Tensor, "batch head query width"]
+
 
 def no_second_derivative(what: str) -> RuntimeError:
     """Return the error that a backward pass raises under `create_graph=True`."""
@@ -186,13 +191,8 @@ def _each_head(x: Tensor, plan: _MapPlan, factor: Tensor | None = None) -> Tenso
 
 
 def attend_with_stored_maps(
-    query: Float[Tensor, "batch head query dim"],
-    key: Float[Tensor, "batch head key dim"],
-    value: Float[Tensor, "batch head key width"],
-    mask: Mask,
-    dropout: float,
-    gains: MapGains,
-) -> Float[Tensor, "batch head query width"]:
+    query: Queries, key: Keys, value: Values, mask: Mask, dropout: float, gains: MapGains
+) -> Mixed:
     """Return O of queries, keys and values of one type; the queries are the newest keys."""
     plan = _MapPlan(mask, dropout, *query.shape[:2])
     with torch.autocast(query.device.type, enabled=False):
@@ -209,13 +209,8 @@ class Bf16Attention(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        query: Float[Tensor, "batch head query dim"],
-        key: Float[Tensor, "batch head key dim"],
-        value: Float[Tensor, "batch head key width"],
-        mask: Mask,
-        dropout: float,
-    ) -> Float[Tensor, "batch head query width"]:
+        ctx: Any, query: Queries, key: Keys, value: Values, mask: Mask, dropout: float
+    ) -> Mixed:
         q, k, v = (x.flatten(0, 1) for x in (query, key, value))
         maps = (*query.shape[:3], key.shape[2])
         scale = query.shape[-1] ** -0.5
@@ -270,13 +265,7 @@ def few_bf16_keys(key: Tensor, narrow: torch.dtype, mask: Mask) -> bool:
     )
 
 
-def attend_few_keys(
-    query: Float[Tensor, "batch head query dim"],
-    key: Float[Tensor, "batch head key dim"],
-    value: Float[Tensor, "batch head key width"],
-    mask: Mask,
-    dropout: float,
-) -> Float[Tensor, "batch head query width"]:
+def attend_few_keys(query: Queries, key: Keys, value: Values, mask: Mask, dropout: float) -> Mixed:
     """``softmax(Q K^T / sqrt(d_k) + mask) V`` in bfloat16."""
     q, k, v = (x.to(torch.bfloat16) for x in (query, key, value))
     with torch.autocast(query.device.type, enabled=False):

@@ -61,13 +61,10 @@ class Tile(NamedTuple):
 
     def of_bias(self, x: Tensor) -> Tensor:
         """Return the tile's part of ``(batch, head, query, key)``; all but `key` may be 1."""
-        return self._narrow(x)[..., self.keys]
+        return self.of_blank(x)[..., self.keys]
 
     def of_blank(self, x: Tensor) -> Tensor:
         """Return the tile's part of ``(batch, head, query, 1)``; all may be 1."""
-        return self._narrow(x)
-
-    def _narrow(self, x: Tensor) -> Tensor:
         batch = self.batch if x.shape[0] > 1 else slice(None)
         heads = self.heads if x.shape[1] > 1 else slice(None)
         rows = self.rows if x.shape[2] > 1 else slice(None)
@@ -168,9 +165,7 @@ class Softmax:
         return torch.empty_like(like).bernoulli_(stay, generator=generator).div_(stay)
 
     def backward(
-        self,
-        grad: Float[Tensor, "head row key"],
-        weights: Float[Tensor, "head row key"],
+        self, grad: Float[Tensor, "head row key"], weights: Float[Tensor, "head row key"]
     ) -> Float[Tensor, "head row key"]:
         """Return dL/dZ from dL/dA: ``A (dA - sum_k A dA) / divisor``."""
         grad = torch.ops.aten._softmax_backward_data(grad, weights, -1, weights.dtype)
@@ -227,12 +222,7 @@ def heads_like(like: Tensor, dtype: torch.dtype, dim: int) -> Tensor:
 class Chain:
     """The one map of scores that the layers of a chain share, and how many have entered it."""
 
-    def __init__(
-        self,
-        shape: tuple[int, int, int, int],
-        dtype: torch.dtype,
-        mask: Mask,
-    ) -> None:
+    def __init__(self, shape: tuple[int, int, int, int], dtype: torch.dtype, mask: Mask) -> None:
         bias = mask.bias(dtype)
         self.scores: Tensor | None = torch.zeros(shape, dtype=dtype, device=mask.device)
         if bias is not None:

@@ -9,18 +9,18 @@ The hub needs a network; it was not tried: tests only use a replacement of `load
 """
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
 
 from lightning_app.core.errors import UserError
-from lightning_app.data.config import CORPORA, CorpusReader, DataConfig, Source, split_sizes
+from lightning_app.data.config import CORPORA, CorpusReader, DataConfig, Lines, Source, split_sizes
 from lightning_app.data.sources import hub_name, load_from_hub, write_lines
 from lightning_app.scores.task_facts import GLUE_CORPORA, GLUE_TASKS, WNLI, GlueTask
 
 _HUB = "nyu-mll/glue"
 _REVISION = "bcdcba79d07bc864c1c254ccfcedcce55bcc9a8c"
-_STEMS = {"valid": "dev", "test": "test_labelled"}
 _COLA = ("source", "label", "mark", "sentence")
 LARGEST_SCORE = 5.0
 """The largest score of STS-B; the smallest is 0."""
@@ -39,6 +39,8 @@ class GlueReader(CorpusReader):
             of QQP do, rather than refused.
         published: The rows of the published tables of train, valid and, if it has one, test.
         hub_texts: The texts' columns on the hub, if the names differ.
+        hub_splits: The name on the hub of each of our splits.
+        stems: The stems of the tables of splits that the published files name otherwise.
     """
 
     pairs = False
@@ -53,6 +55,8 @@ class GlueReader(CorpusReader):
     leaves_out_short: ClassVar[bool] = False
     published: ClassVar[tuple[int, ...]]
     hub_texts: ClassVar[tuple[str, ...]] = ()
+    hub_splits: ClassVar[Mapping[str, str]] = {"train": "train", "valid": "validation"}
+    stems: ClassVar[Mapping[str, str]] = {"valid": "dev", "test": "test_labelled"}
 
     @property
     def task(self) -> GlueTask:
@@ -61,10 +65,7 @@ class GlueReader(CorpusReader):
 
     def file_names(self, config: DataConfig, stem: str) -> dict[str, tuple[str, ...]]:
         """Return the name of the table; the default stem `valid` means `dev`."""
-        return {"table": (f"{self._stems().get(stem, stem)}.tsv",)}
-
-    def _stems(self) -> Mapping[str, str]:
-        return _STEMS
+        return {"table": (f"{self.stems.get(stem, stem)}.tsv",)}
 
     def parse(self, columns: dict[str, list[str]], path: Path) -> dict[str, list[Any]]:
         """Return the columns `first`, `second` if there are two texts, and `label`.
@@ -133,21 +134,17 @@ class GlueReader(CorpusReader):
     def download(self, config: DataConfig, folder: Path) -> None:
         """Write tables with only the columns that are read, from the hub's pinned revision."""
         revision = None if config.root else _REVISION
-        for split, rows in load_from_hub(
-            config, _HUB, self.corpus, revision, self._hub_splits()
-        ).items():
+        tables = load_from_hub(config, _HUB, self.corpus, revision, self.hub_splits)
+        for split, rows in tables.items():
             stem = dict(config.splits.items())[split]
             (name,) = self.file_names(config, stem)["table"]
             # A row that begins or ends with an empty text begins or ends with a tab.
             write_lines(folder / name, self._lines(rows), strips=False)
 
-    def _hub_splits(self) -> Mapping[str, str]:
-        return {"train": "train", "valid": "validation"}
-
     def _lines(self, rows: Sequence[Mapping[str, Any]]) -> list[str]:
         lines = [] if self.header else ["\t".join((*self.texts, self.label))]
         for row in rows:
-            texts = [_one_cell(row[name]) for name in self.hub_texts or self.texts]
+            texts = [re.sub(r"[\t\r\n]", " ", row[name]) for name in self.hub_texts or self.texts]
             label = self._written(row["label"])
             if self.header:
                 cells = {"source": "hub", "label": label, "mark": "", self.texts[0]: texts[0]}
@@ -167,21 +164,13 @@ class GlueReader(CorpusReader):
             )
         return self.words[int(label)] if self.words else str(int(label))
 
-    def protocol(
-        self, source: Source, lines: dict[str, dict[str, list[str]]], counts: dict[str, int]
-    ) -> str:
+    def protocol(self, source: Source, lines: Lines, counts: dict[str, int]) -> str:
         """Return the number of rows, and whether it matches the published tables."""
         expected = dict(zip(("train", "valid", "test"), self.published, strict=False))
         same = "the published counts" if counts == expected else "not the published counts"
         # Only the stem: a compressed table has the same rows.
         tables = " / ".join(of["table"].name.partition(".")[0] for of in source.columns.values())
         return f"GLUE {self.task.name}: {split_sizes(counts)} rows of {tables}, {same}"
-
-
-def _one_cell(text: str) -> str:
-    for mark in "\t\r\n":
-        text = text.replace(mark, " ")
-    return text
 
 
 @CORPORA.register("cola")
@@ -252,13 +241,12 @@ class MNLI(GlueReader):
     words = ("entailment", "neutral", "contradiction")
     hub_texts = ("premise", "hypothesis")
     published = (392_702, 9_815, 9_832)
-
-    def _stems(self) -> Mapping[str, str]:
-        return {"valid": "dev_matched", "test": "dev_mismatched"}
-
-    def _hub_splits(self) -> Mapping[str, str]:
-        matched, mismatched = "validation_matched", "validation_mismatched"
-        return {"train": "train", "valid": matched, "test": mismatched}
+    stems: ClassVar = {"valid": "dev_matched", "test": "dev_mismatched"}
+    hub_splits: ClassVar = {
+        "train": "train",
+        "valid": "validation_matched",
+        "test": "validation_mismatched",
+    }
 
 
 @CORPORA.register("qnli")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from lightning_app.core.errors import UserError
 from lightning_app.data import moses
-from lightning_app.data.config import CORPORA, CorpusReader, DataConfig, Source, split_sizes
+from lightning_app.data.config import CORPORA, CorpusReader, DataConfig, Lines, Source, split_sizes
 from lightning_app.data.sources import NOTES, get, hub_name, load_from_hub, write_lines
 
 IWSLT14_URL = "https://dl.fbaipublicfiles.com/fairseq/data/iwslt14/de-en.tgz"
@@ -71,9 +71,7 @@ class IWSLT14(CorpusReader):
         )
         write_lines(folder / NOTES, [notes])
 
-    def protocol(
-        self, source: Source, lines: dict[str, dict[str, list[str]]], counts: dict[str, int]
-    ) -> str:
+    def protocol(self, source: Source, lines: Lines, counts: dict[str, int]) -> str:
         """Return how the splits were built, from the notes of a download or by checksums."""
         if source.notes is not None:
             return source.notes.read_text(encoding="utf-8").strip()

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from lightning_app.core.errors import UserError
+from lightning_app.data.columns import Columns
 from lightning_app.data.config import CORPORA, CorpusReader, DataConfig, Source, split_sizes
 from lightning_app.data.sources import hub_name, load_from_hub
 
@@ -126,9 +127,7 @@ class SquadReader(CorpusReader):
             raise UserError(f"{place}: {len(answers)} answers, but {right} needed ({has})")
         return answers, starts
 
-    def divided(
-        self, config: DataConfig, splits: dict[str, dict[str, list[Any]]]
-    ) -> dict[str, dict[str, list[Any]]]:
+    def divided(self, config: DataConfig, splits: dict[str, Columns]) -> dict[str, Columns]:
         """Return the dev set, split into training articles and evaluated articles.
 
         A test split that names the dev set's file has only the evaluated articles.
@@ -182,9 +181,7 @@ class SquadReader(CorpusReader):
         question = {"id": row["id"], "question": row["question"], "answers": answers}
         return question | ({"is_impossible": not answers} if self.unanswerable else {})
 
-    def protocol(
-        self, source: Source, lines: dict[str, dict[str, list[Any]]], counts: dict[str, int]
-    ) -> str:
+    def protocol(self, source: Source, lines: dict[str, Columns], counts: dict[str, int]) -> str:
         """Return the number of questions, and whether they match the published files."""
         contexts = {split: set(of["context"]) - {""} for split, of in lines.items()}
         stems = {split: _stem(of["json"]) for split, of in source.columns.items()}

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning_app.core.errors import UserError
-from lightning_app.data.config import CORPORA, CorpusReader, DataConfig, Source, split_sizes
+from lightning_app.data.config import CORPORA, CorpusReader, DataConfig, Lines, Source, split_sizes
 from lightning_app.data.sources import GeneratedCorpus, get, hub_name, load_from_hub, write_lines
 
 _PAIRS = files("lightning_app.data") / "synthetic.tsv.xz"
@@ -27,7 +27,7 @@ class Synthetic(GeneratedCorpus):
     languages = ("de", "en")
     base = "synthetic.yaml"
 
-    def generate(self, config: DataConfig) -> dict[str, dict[str, list[str]]]:
+    def generate(self, config: DataConfig) -> Lines:
         """Return the sides named in the config.
 
         Raises:
@@ -52,9 +52,7 @@ class Synthetic(GeneratedCorpus):
         """Return a constant: a plan does not read the file."""
         return hashlib.sha256(f"synthetic-{_SEED}".encode()).hexdigest()
 
-    def protocol(
-        self, source: Source, lines: dict[str, dict[str, list[str]]], counts: dict[str, int]
-    ) -> str:
+    def protocol(self, source: Source, lines: Lines, counts: dict[str, int]) -> str:
         """Return the seed and the number of pairs.
 
         Results record it: with another wording, equal data would have two protocols.
@@ -130,9 +128,7 @@ class TinyShakespeare(CorpusReader):
         for split, part in (("train", text[:cut]), ("valid", text[cut:])):
             (folder / f"{split}.txt").write_bytes(part.encode())
 
-    def protocol(
-        self, source: Source, lines: dict[str, dict[str, list[str]]], counts: dict[str, int]
-    ) -> str:
+    def protocol(self, source: Source, lines: Lines, counts: dict[str, int]) -> str:
         """Return the number of characters, and whether the text matches nanoGPT's split."""
         texts = {split: "\n".join(of["text"]) for split, of in lines.items()}
         sizes = " / ".join(f"{len(text):,}" for text in texts.values())
@@ -208,9 +204,7 @@ class WikiText2(CorpusReader):
         """Return whether a line is the title of an article or the heading of a section."""
         return is_heading(line)
 
-    def protocol(
-        self, source: Source, lines: dict[str, dict[str, list[str]]], counts: dict[str, int]
-    ) -> str:
+    def protocol(self, source: Source, lines: Lines, counts: dict[str, int]) -> str:
         """Return the number of lines, and whether the text is that of the published splits."""
         expected = {split: _WIKITEXT[split] for split in counts}
         official = (
@@ -277,9 +271,7 @@ class Books(CorpusReader):
         """Return whether a line is one of dashes, or a heading."""
         return line == _MARK or line.startswith("#")
 
-    def protocol(
-        self, source: Source, lines: dict[str, dict[str, list[str]]], counts: dict[str, int]
-    ) -> str:
+    def protocol(self, source: Source, lines: Lines, counts: dict[str, int]) -> str:
         """Return the numbers of documents and of bytes."""
         documents = split_sizes({split: of["text"].count(_MARK) for split, of in lines.items()})
         sizes = {

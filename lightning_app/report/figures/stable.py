@@ -54,18 +54,20 @@ def rate_by_warmup(part: Part) -> list[Sketch]:
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import Normalize
 
-    drawn = _arms(part)
+    drawn = [arm for arm in arms(part.grid) if arm.group == part.group]
     losses = {
         (arm.variant, warmup, lr): [cell.loss for cell in _runs(arm, warmup, lr)]
         for arm in drawn
-        for warmup, lr in _points(arm)
+        for warmup, lr in sorted({point[:2] for point in arm.planned})
     }
     means = {place: mean(values) for place, values in losses.items() if values}
-    if not means or not _several_rates(part) or part.grid.trials:
+    # With one rate there is nothing to show. A pruner ends bad runs, so none would stall.
+    if not means or len(part.grid.rates) < 2 or part.grid.pruner or part.grid.trials:
         return []
     warmups = sorted({warmup for _, warmup, _ in losses})
     rates = sorted({lr for *_, lr in losses})
-    top = max(cell.entropy for arm in drawn for cell in arm.cells.values())
+    cells = [cell for arm in drawn for cell in arm.cells.values()]
+    top = max(cell.entropy for cell in cells)
     low = min(means.values())
     mappable = ScalarMappable(Normalize(low if low < top else top - 1.0, top), COLOUR_MAP)
     links = Links(len(losses))
@@ -82,7 +84,7 @@ def rate_by_warmup(part: Part) -> list[Sketch]:
     cross = key("k/n: k of n runs stalled or non-finite", color=INK, marker="x")
     arrange(figure, axes_of, "warm-up (updates)", "learning rate", [cross], below=BAR)
     _colour_bar(figure, mappable)
-    return [sketch("rate_by_warmup", figure, rows, links, _cells(drawn))]
+    return [sketch("rate_by_warmup", figure, rows, links, cells)]
 
 
 def _colour_bar(figure: "Figure", mappable: "ScalarMappable") -> None:
@@ -119,13 +121,16 @@ def _map(
                 axes.text(x, y, "–", ha="center", va="center", color=MUTED, in_layout=False)
                 rows.append({**place, "stalled": 0, "loss": math.nan})
                 continue
-            loss, stalled = mean([cell.loss for cell in runs]), _stalled(runs)
+            loss = mean([cell.loss for cell in runs])
+            stalled = sum(cell.state == "diverged" for cell in runs)
             colour = mappable.to_rgba(np.array([loss]))[0].tolist()
             patches.append(Rectangle((x - 0.5, y - 0.5), 1.0, 1.0))
             colours.append(colour)
             urls.append(links.about(_words(arm, warmup, lr, runs)))
             text = f"{loss:.2f}" + (f"\n× {stalled}/{len(runs)}" if stalled else "")
-            ink = ON_DARK if _brightness(colour) < 0.2 else ON_LIGHT
+            # Approximate relative luminance in sRGB, to choose dark or light ink.
+            red, green, blue = (part**2.2 for part in colour[:3])
+            ink = ON_DARK if 0.2126 * red + 0.7152 * green + 0.0722 * blue < 0.2 else ON_LIGHT
             look: dict[str, Any] = {"ha": "center", "va": "center", "in_layout": False}
             axes.text(x, y, text, color=ink, fontsize=8.0, linespacing=1.05, **look)
             rows.append({**place, "stalled": stalled, "loss": loss})
@@ -140,30 +145,9 @@ def _map(
     return rows
 
 
-def _several_rates(part: Part) -> bool:
-    """Whether there is anything to show. A pruner ends bad runs, so none would stall."""
-    return len(part.grid.rates) > 1 and part.grid.pruner is None
-
-
-def _arms(part: Part) -> list[Arm]:
-    return [arm for arm in arms(part.grid) if arm.group == part.group]
-
-
-def _cells(arms: Sequence[Arm]) -> list[CellResult]:
-    return [cell for arm in arms for cell in arm.cells.values()]
-
-
-def _points(arm: Arm) -> list[tuple[int, float]]:
-    return sorted({(warmup, lr) for warmup, lr, _ in arm.planned})
-
-
 def _runs(arm: Arm, warmup: int, lr: float) -> list[CellResult]:
     """The finished runs with a loss at one point, by seed."""
     return [arm.cells[key] for key in sorted(arm.cells) if key[:2] == (warmup, lr)]
-
-
-def _stalled(runs: Sequence[CellResult]) -> int:
-    return sum(cell.state == "diverged" for cell in runs)
 
 
 def _words(arm: Arm, warmup: int, lr: float, runs: Sequence[CellResult]) -> str:
@@ -173,12 +157,6 @@ def _words(arm: Arm, warmup: int, lr: float, runs: Sequence[CellResult]) -> str:
     )
     where = f"{arm.variant}, warm-up {warmup:,}, lr {label(lr)}"
     return f"{where}, mean {mean([cell.loss for cell in runs]):.3f}; {each}"
-
-
-def _brightness(colour: Sequence[float]) -> float:
-    """Approximate relative luminance in sRGB, to choose dark or light ink."""
-    red, green, blue = (part**2.2 for part in colour[:3])
-    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
 
 STACKS = ("encoder", "decoder", "model")
@@ -242,14 +220,15 @@ def _twins(pair: tuple[CellResult, CellResult], colour: str) -> Sketch | None:
                 look = (
                     _layer_look(place.layer, layers) if place.layer is not None else {"marker": "o"}
                 )
-                words = f"{quantity.replace('_', ' ')}, {_named(place)}"
+                named = f"{quantity.replace('_', ' ')}, {place.stack}"
+                named += "" if place.layer is None else f", layer {place.layer}"
                 axes.plot(
                     list(curve),
                     list(curve.values()),
                     color=colour,
                     markersize=4,
                     linewidth=1.4,
-                    url=links.to(cell, words),
+                    url=links.to(cell, named),
                     **look,
                 )
                 mark = {"mark": "run", **identity(cell), **place._asdict()}
@@ -257,7 +236,8 @@ def _twins(pair: tuple[CellResult, CellResult], colour: str) -> Sketch | None:
             axes.grid(axis="y")
             axes.tick_params(length=3)
             log_steps(axes, min(steps), max(steps))
-        row[0].set_ylabel(_ending(cell), color=INK)
+        state = cell.word if cell.state == "diverged" else "did not stall"
+        row[0].set_ylabel(f"warm-up {warmup_of(cell):,}\n{state}", color=INK)
     for (quantity, stack), axes in zip(columns, grid[0], strict=True):
         axes.set_title(SIGNALS[quantity] + ("" if stack == "model" else f"\n{stack}"), fontsize=9.5)
         values = [
@@ -276,15 +256,6 @@ def _twins(pair: tuple[CellResult, CellResult], colour: str) -> Sketch | None:
     words |= {"warmup": warmup_of(stalled), "other": warmup_of(other)}
     words["meanings"] = " ".join(say(f"figures.probes.{name}") for name in quantities)
     return sketch("probes", figure, rows, links, pair, **words)
-
-
-def _ending(cell: CellResult) -> str:
-    state = cell.word if cell.state == "diverged" else "did not stall"
-    return f"warm-up {warmup_of(cell):,}\n{state}"
-
-
-def _named(place: Place) -> str:
-    return place.stack if place.layer is None else f"{place.stack}, layer {place.layer}"
 
 
 def _of(places: Mapping[Place, Curve], quantity: str, stack: str) -> list[tuple[Place, Curve]]:

@@ -185,6 +185,7 @@ def _panel(
     largest = max(by_cell.values())
     size = next((size for size in resource.units if largest >= size), 1.0)
     unit = resource.units.get(size, "bytes" if resource.units is BYTES else "")
+    plain_unit = "bytes" if resource.units is BYTES else resource.label
     rows: list[dict[str, Any]] = []
     for y, variant in enumerate(variants):
         runs = [cell for cell in part.cells if cell.variant == variant and cell.id in by_cell]
@@ -194,7 +195,7 @@ def _panel(
             (value / size, y - 0.27 + 0.36 * (turn / max(1, len(runs) - 1)))
             for turn, value in enumerate(values)
         ]
-        urls = [links.to(cell, f"{by_cell[cell.id]:,.0f} {_plain_unit(resource)}") for cell in runs]
+        urls = [links.to(cell, f"{by_cell[cell.id]:,.0f} {plain_unit}") for cell in runs]
         colour = part.colours[variant]
         look: dict[str, Any] = {"color": colour, "s": 16, "alpha": 0.6}
         if links.on:
@@ -218,10 +219,6 @@ def _panel(
     axes.tick_params(length=3)
     axes.tick_params(axis="y", length=0)
     return rows
-
-
-def _plain_unit(resource: Resource) -> str:
-    return "bytes" if resource.units is BYTES else resource.label
 
 
 def _value(resource: Resource, cell: CellResult) -> float | None:

@@ -25,7 +25,6 @@ from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 from lightning.pytorch.profilers import PassThroughProfiler
 from lightning.pytorch.strategies import FSDPStrategy
 from lightning.pytorch.utilities import rank_zero_only
-from PIL import Image
 from torch import Tensor, nn
 
 from lightning_app.catalogue.parts import stack_drawing
@@ -82,12 +81,6 @@ def tell(
     reserve(trainer, metrics)
     for logger in trainer.loggers:
         logger.log_metrics(dict(shown if isinstance(logger, TensorBoardLogger) else metrics), step)
-
-
-def log_image(trainer: pl.Trainer, tag: str, image: Image.Image, step: int) -> None:
-    """Add an image to the event files."""
-    for logger in event_files(trainer):
-        logger.experiment.add_image(tag, np.asarray(image), step, dataformats="HWC")
 
 
 ATTENTION = "attention"
@@ -153,7 +146,9 @@ def show_attention(trainer: pl.Trainer, module: pl.LightningModule, sentence: An
     read = " → ".join(tokenizer.decode(text[0].tolist()) for text in task.texts(sentence))
     step = trainer.global_step
     lines = [f"{system.block.preset}, step {step}: softmax maps, before any shaping", read]
-    log_image(trainer, ATTENTION, attention_image(maps, lines), step)
+    image = np.asarray(attention_image(maps, lines))
+    for logger in event_files(trainer):
+        logger.experiment.add_image(ATTENTION, image, step, dataformats="HWC")
 
 
 class Curves(CSVLogger):

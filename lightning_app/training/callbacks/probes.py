@@ -130,8 +130,13 @@ class Probing(pl.Callback):
     A run that continues from a checkpoint keeps the rows up to its step; a new one starts without.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, steps: list[int] | None = None) -> None:
+        self.steps = steps
         self._batch: Any = None
+
+    def fires(self, step: int) -> bool:
+        """Whether to measure at optimizer step `step`, from 1."""
+        return fires(step) if self.steps is None else step in self.steps
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         path = table_of(trainer)
@@ -176,14 +181,9 @@ class SignalProbe(Probing):
     """
 
     def __init__(self, steps: list[int] | None = None) -> None:
-        super().__init__()
-        self.steps = steps
+        super().__init__(steps)
         self._before: Snapshot | None = None
         self._sentence: Any = None
-
-    def fires(self, step: int) -> bool:
-        """Whether the model is probed after optimizer step `step`, from 1."""
-        return fires(step) if self.steps is None else step in self.steps
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._before = None
@@ -247,8 +247,8 @@ class UpdateProbe(Probing):
         pass_steps: list[int] | None = None,
         curvature_steps: list[int] | None = None,
     ) -> None:
-        super().__init__()
-        self.steps, self.pass_steps = steps, pass_steps or []
+        super().__init__(steps)
+        self.pass_steps = pass_steps or []
         self.curvature_steps = curvature_steps or []
         groups = {"steps": steps, "pass_steps": pass_steps, "curvature_steps": curvature_steps}
         for name, given in groups.items():
@@ -260,10 +260,6 @@ class UpdateProbe(Probing):
         self._pass: Passage | None = None
         self._gradients: list[Tensor] | None = None  # of the step before one of `steps`, by part
         self._of_step = 0
-
-    def fires(self, step: int) -> bool:
-        """Whether the first group is measured at optimizer step `step`, from 1."""
-        return fires(step) if self.steps is None else step in self.steps
 
     def state_dict(self) -> dict[str, Any]:
         """The gradients that the next step will be compared with, so that it can be resumed."""
@@ -290,10 +286,7 @@ class UpdateProbe(Probing):
         super().on_train_start(trainer, pl_module)
 
     def on_before_optimizer_step(
-        self,
-        trainer: pl.Trainer,
-        pl_module: pl.LightningModule,
-        optimizer: torch.optim.Optimizer,
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: torch.optim.Optimizer
     ) -> None:
         if not trainer.is_global_zero:
             return

@@ -154,11 +154,7 @@ class DivergenceMonitor(pl.Callback):
         return self._failed("non_finite", why, 0)
 
     def judge(
-        self,
-        loss: float,
-        floor: float,
-        training_floor: Callable[[], float],
-        step: int,
+        self, loss: float, floor: float, training_floor: Callable[[], float], step: int
     ) -> Outcome:
         """Return how the run ended.
 
@@ -457,10 +453,8 @@ class Pruning(pl.Callback):
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         # A validation after the training is not needed for pruning.
-        if trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking:
-            self._report(trainer)
-
-    def _report(self, trainer: pl.Trainer) -> None:
+        if trainer.state.fn != TrainerFn.FITTING or trainer.sanity_checking:
+            return
         self._validated = True
         metrics = trainer.callback_metrics
         if self.metric not in metrics:
@@ -481,13 +475,8 @@ class Pruning(pl.Callback):
 
 
 _MAKERS = ("code", "plugins", "libraries", "data", "cpu", "gpus", "matmul")
-_LATER = (
-    "classes",
-    "plugins_used",
-    "arithmetic",
-    "devices",
-    "threads",
-)  # earlier versions did not write them
+# Earlier versions did not write these.
+_LATER = ("classes", "plugins_used", "arithmetic", "devices", "threads")
 
 
 class Origin(pl.Callback):
