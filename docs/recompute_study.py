@@ -926,6 +926,7 @@ def effects(
     factors: Sequence[str],
     places: Mapping[Who, tuple[str, list[int]]],
     rulers: Mapping[str, int],
+    grid: "Grid",
 ) -> dict[Key, Row]:
     """The effects of one grid: differences along the chosen factors, means along the others."""
     tables: dict[tuple[str, float | None, str], dict[tuple[int, ...], Row]] = {}
@@ -1184,7 +1185,7 @@ def check(folder: Path, of: Path | None = None) -> list[str]:
     grid = read_grid(folder, of or folder)
     arms, places = read_arms(grid, wrong)
     scores, rulers = {} if grid.pruned else sensitivity(grid, arms), read_rulers(grid)
-    changes = effects(scores, [*grid.factors], places, rulers) if grid.factors else {}
+    changes = effects(scores, [*grid.factors], places, rulers, grid) if grid.factors else {}
     correct(scores, rulers, grid)
     names = ("variant", "score", *NUMBERS, "bound", "cells", "diverged")
     keys = compare(folder / "sensitivity.csv", names, [*scores.items()], wrong)
