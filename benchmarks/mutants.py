@@ -55,10 +55,10 @@ def at(*names: str) -> str:
 
 
 WIRING = at("models/test_reference.py", "blocks/test_block.py")
-FORMS = at("blocks/test_two_roads.py", "blocks/test_forms.py", "blocks/test_kernels.py")
+FORMS = at("blocks/test_forms.py", "blocks/test_kernels.py")
 DOCUMENTS = at("models/test_documents.py")
-MEASURES = at("report/test_best_rates.py", "report/test_scores.py")
-VERDICTS = at("report/test_labels.py", "report/test_best_rates.py", "report/test_scores.py")
+MEASURES = at("report/test_recompute.py", "report/test_scores.py")
+VERDICTS = at("report/test_labels.py", "report/test_recompute.py", "report/test_scores.py")
 API_BLOCKS = at("api/test_blocks.py")
 STEPS = at(
     "blocks/test_halting.py", "models/test_reference_steps.py", "models/test_shared_steps.py"
@@ -1848,13 +1848,13 @@ MUTANTS = (
     mutant(
         "the deciding interval is that of one comparison",
         at("report/test_statistics.py"),
-        "level = 1 - ALPHA / (steps[n] if p < ALPHA else left)",
+        "level = 1 - alpha / (steps[n] if p < ALPHA else left)",
         "level = LEVEL",
     ),
     mutant(
         "no need by the interval of the step",
         VERDICTS,
-        "t_interval(values, 1 - ALPHA / row.family)",
+        "t_interval(values, 1 - row.alpha / row.family)",
         "t_interval(values, row.level)",
     ),
     mutant(
@@ -1914,12 +1914,12 @@ MUTANTS = (
     mutant(
         "more trials than there is time for",
         at("commands/test_ask.py"),
-        "return seeds, min(MOST[1], runs // seeds)",
+        "return seeds, runs // seeds",
         "return seeds, MOST[1]",
     ),
     mutant(
         "two failed runs save steps",
-        at("report/test_best_rates.py"),
+        at("report/test_recompute.py"),
         "    if bare.failed and ref.failed:\n        return 0.0, False\n",
         "",
     ),

@@ -2,7 +2,6 @@
 
 import gc
 import os
-import resource
 import signal
 import sys
 from collections import defaultdict
@@ -18,9 +17,12 @@ import jaxtyping
 import pytest
 import torch
 
+from tests.representatives import REPRESENTATIVES
+
+pytest_plugins = ["tests.spent"]
 ROOT = Path(__file__).parents[1]
 MOST = 20
-"""A test of more presets than this runs a third of its cases, unless it is marked all_presets."""
+"""A test of more presets than this runs REPRESENTATIVES, unless it is marked all_presets."""
 SHAPED = [
     ".".join(path.relative_to(ROOT).with_suffix("").parts)
     for folder in ("blocks", "models")
@@ -48,9 +50,9 @@ def pytest_collection() -> Generator[None, Any, Any]:
 @pytest.hookimpl(tryfirst=True)  # before tests are selected by their marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark all cases but every n-th as slow where a test is marked in_turn(n), and all cases but
-    every third of a test of most presets that is not marked all_presets.
+    REPRESENTATIVES of a test of most presets that is marked neither so nor all_presets.
 
-    Which ones depends on the name of the test, so that tests of all presets begin with different
+    Which cases run in turn depends on the name of the test, so that such tests begin with different
     ones.
     """
     cases = [item for item in items if isinstance(item, pytest.Function) and _indices(item)]
@@ -59,14 +61,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         tested[item.path, item.originalname].add(_indices(item).get("preset", 0))
     for item in cases:
         own = item.get_closest_marker("in_turn")
-        every = item.get_closest_marker("all_presets")
-        if own is None and every is None and len(tested[item.path, item.originalname]) > MOST:
-            item.add_marker(pytest.mark.in_turn(3))
-            own = item.get_closest_marker("in_turn")
-        if (
-            own is not None
-            and (sum(_indices(item).values()) + len(item.originalname)) % own.args[0]
-        ):
+        if own is not None:
+            slow = (sum(_indices(item).values()) + len(item.originalname)) % own.args[0] != 0
+        else:
+            slow = (
+                item.get_closest_marker("all_presets") is None
+                and len(tested[item.path, item.originalname]) > MOST
+                and item.callspec.params["preset"] not in REPRESENTATIVES
+            )
+        if slow:
             item.add_marker("slow")
 
 
@@ -91,13 +94,6 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         # To embed the fonts of the report takes most of the time of a PDF file.
         kind = 3 if item.get_closest_marker("pdf_files") is None else 42
         sheet.STYLE["pdf.fonttype"] = kind
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Print the processor time of all processes that have ended: wall time depends on others."""
-    parts = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    seconds = sum(part.ru_utime + part.ru_stime for part in parts)
-    terminalreporter.write_line(f"processor seconds: {seconds:.0f}")
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -76,7 +76,7 @@ class Process:
         files = [self._out, self._err, status]
         socket.send_fds(_server(modules, root), [json.dumps(request).encode()], files)
         os.close(status)
-        self.pid = int(os.read(self._status, 16))
+        self.pid = int(_line(self._status))
 
     def poll(self) -> int | None:
         return self._look(0.0)
@@ -111,9 +111,29 @@ class Process:
 
     def _look(self, timeout: float | None) -> int | None:
         if self.returncode is None and select.select([self._status], [], [], timeout)[0]:
-            self.returncode = int(os.read(self._status, 16))
+            code, seconds = _line(self._status).split()
+            self.returncode = int(code)
+            _ended.append(float(seconds))
             os.close(self._status)
         return self.returncode
+
+
+_ended: list[float] = []
+
+
+def ended_seconds() -> float:
+    """The processor seconds of the processes that have ended, and of those they waited for."""
+    return sum(_ended)
+
+
+def _line(pipe: int) -> str:
+    text = b""
+    while not text.endswith(b"\n"):
+        read = os.read(pipe, 1)
+        if not read:
+            raise EOFError("the process that forks has ended")
+        text += read
+    return text.decode()
 
 
 def _unnamed_file() -> int:
@@ -285,8 +305,9 @@ def attend(request: dict, out: int, err: int, status: int) -> None:
     os.close(out)
     os.close(err)
     os.write(status, f"{pid}\n".encode())
-    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    os.write(status, f"{code}\n".encode())
+    _, ended, used = os.wait4(pid, 0)
+    code, seconds = os.waitstatus_to_exitcode(ended), used.ru_utime + used.ru_stime
+    os.write(status, f"{code} {seconds:.2f}\n".encode())
     os._exit(0)
 
 

@@ -16,8 +16,7 @@ from lightning_app.core.strict_yaml import dump_yaml, load_yaml
 LEAST = (5, 3)
 """Seeds and trials of each, at least; fewer decide nothing."""
 MOST = (8, 5)
-MOST_SEEDS = 20
-"""Where there is time for more than `MOST`, as many seeds as the precision asks for."""
+MOST_SEEDS = 20  # where there is time for more than MOST, if the precision asks for them
 START = 6.0  # seconds of a run besides its steps
 VALIDATIONS = 1.2  # of the time of the steps
 
@@ -75,8 +74,8 @@ def _grid(
     arms = [*dict.fromkeys((block, "pre_ln", "post_ln"))]
     cells = 2 * len(arms)
     seeds, trials = design(minutes, workers or default_workers(), cells, seconds)
-    text = f"ask: {seeds} seeds x {trials} trials x {cells} arms, about {seconds:.0f} s each"
-    print(text, file=sys.stderr)
+    said = f"{seeds} seeds x {trials} trials x {cells} arms, about {seconds:.0f} s each"
+    print(f"ask: {said}", file=sys.stderr)
     further = {"half_width": matters, "most_seeds": seeds} if seeds > MOST[0] else None
     rate = float(tree["model"]["optimizer"]["lr"])
     return {

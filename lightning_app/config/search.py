@@ -111,9 +111,8 @@ class Until:
 
 
 LOOKED_AT = 0.03
-"""The two-sided error of the intervals of a grid with `until`. An interval that is looked at after
-each seed, and kept once it is narrow, covers less than it says: of 97 % about 95 %
-(`benchmarks/coverage.py`)."""
+"""The two-sided error of the intervals of a grid with `until`: looked at after each seed and kept
+once they are narrow, 97 % ones cover about 95 % (`benchmarks/coverage.py`)."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -101,10 +101,8 @@ def search_arms(
     while len(seeds) < until.most_seeds:
         width = largest_half_width(spec, arms, known)
         if width is None:  # runs are missing
-            trials = spec.search.trials if spec.search is not None else 0
-            more = (until.most_seeds - len(seeds)) * (trials or 0)
-            last = [arm for arm in arms if arm.cells[0][SEED] == seeds[-1]]
-            return [replace(arm, more=arm.more + more * (arm in last)) for arm in arms]
+            more = (until.most_seeds - len(seeds)) * ((spec.search and spec.search.trials) or 0)
+            return [replace(a, more=a.more + more * (a.name[SEED] == seeds[-1])) for a in arms]
         if width <= until.half_width:
             break
         seeds.append(max(seeds) + 1)

@@ -200,11 +200,8 @@ class Effect(Estimate):
 
 def effects(grid: GridResults, scores: Sequence[Score]) -> list[Effect]:
     """The effects of all factors on each measure; none for a grid without factors."""
-    return (
-        corrected(_uncorrected(grid, scores), lambda row: row.measure, grid.alpha)
-        if grid.factors
-        else []
-    )
+    rows = _uncorrected(grid, scores) if grid.factors else []
+    return corrected(rows, lambda row: row.measure, grid.alpha)
 
 
 def _uncorrected(grid: GridResults, scores: Sequence[Score]) -> list[Effect]:

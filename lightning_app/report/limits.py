@@ -36,9 +36,8 @@ def limits(grid: GridResults) -> list[str]:
     if len(rates) == 1:
         items.append(say("limits.one_rate", rate=label(rates[0])))
     elif rates:
-        of = " (each arm at some)" * bool(grid.chosen)
-        of = " (each seed at its own)" if grid.trials else of
-        items.append(say("limits.rates", rates=_rates(grid), of=of))
+        own = "each seed at its own" if grid.trials else "each arm at some"
+        items.append(say("limits.rates", rates=_rates(grid), of=f" ({own})" * bool(grid.chosen)))
     seeds = len({cell.seed for cell in grid.finished})
     corpora = len({tuple(label(c.setting(field)) for field in _CORPUS) for c in grid.finished})
     over = "intervals cover only seeds, not" if seeds > 1 else "nothing is known about other"

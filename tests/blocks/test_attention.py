@@ -15,7 +15,7 @@ from lightning_app.blocks.attention import (
 )
 from lightning_app.blocks.kernels.choose import PlainScores, QueryKeySums
 from lightning_app.blocks.masks import Mask, causal_mask, padding_mask
-from lightning_app.blocks.placed import rotate, rotation
+from lightning_app.blocks.placed import rotation
 from lightning_app.blocks.residual import Gain
 from tests import reference, tiny
 
@@ -50,19 +50,6 @@ def test_simplified_attention_starts_as_none(float64: None, mask: Mask, value: P
     torch.testing.assert_close(run(attention, u, mask), u, rtol=1e-14, atol=1e-14)
 
 
-@masks
-@carries
-def test_weights_0_1_0_are_plain_attention(float64: None, mask: Mask, carry: str) -> None:
-    plain = ShapingSpec(alpha=0.0, beta=1.0, gamma=0.0, learned=False)
-    shaped = tiny.randomise(build(shaping=plain, carry=carry))
-    ordinary = build(carry=carry)
-    missing, unexpected = ordinary.load_state_dict(shaped.state_dict(), strict=False)
-    assert not missing
-    assert unexpected == [f"shaping.{name}" for name in ("alpha", "beta", "gamma")]
-    u = torch.randn(BATCH, LENGTH, MODEL)
-    torch.testing.assert_close(run(shaped, u, mask), run(ordinary, u, mask), rtol=1e-14, atol=1e-14)
-
-
 def test_a_part_that_is_not_used_has_a_gradient_of_zero() -> None:
     """With deterministic algorithms PyTorch fills memory that nothing was written to by NaN."""
     attention = build()
@@ -75,19 +62,6 @@ def test_a_part_that_is_not_used_has_a_gradient_of_zero() -> None:
     for part in (attention.query, attention.value):
         assert part.get_parameter("weight").grad.abs().sum() > 0.0  # pyright: ignore[reportOptionalMemberAccess]
     assert attention.key.weight.grad.abs().sum() == 0.0  # pyright: ignore[reportOptionalMemberAccess]
-
-
-@masks
-def test_rows_of_the_shaped_map_sum_to_its_weights(float64: None, mask: Mask) -> None:
-    """The sum of a row is what the map makes of a value that is 1 for every key."""
-    for gamma in (1.0, None):
-        attention = tiny.randomise(build(shaping=ShapingSpec(gamma=gamma), output="identity"))
-        assert attention.shaping is not None
-        query, keys, values = attention.queries_keys_values(torch.randn(BATCH, LENGTH, MODEL), None)
-        sums, _ = attention(query, keys, torch.ones_like(values), mask, None)
-        alpha, beta, *rest = attention.shaping.parameters()
-        expected = (alpha + beta - sum(rest)).expand(HEADS, 1, DIM).flatten().expand_as(sums)
-        torch.testing.assert_close(sums, expected, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("per_head", [True, False])
@@ -126,14 +100,6 @@ def test_an_anchored_projection_is_right(float64: None, orthogonal: bool, learne
     torch.testing.assert_close(module(u), expected, rtol=1e-13, atol=1e-13)
 
 
-def test_orthogonal_anchor_takes_no_gradient() -> None:
-    module = tiny.randomise(AnchoredProjection(MODEL, ProjectionGains(), orthogonal=True))
-    module(torch.randn(BATCH, LENGTH, MODEL)).sum().backward()
-    assert module.initial is not None
-    assert not module.initial.requires_grad
-    assert module.change.weight.grad is not None
-
-
 @carries
 def test_attention_dropout_leaves_the_identity_part_alone(carry: str) -> None:
     """beta = gamma = 0 leaves alpha I: nothing is dropped however strong the dropout."""
@@ -145,15 +111,6 @@ def test_attention_dropout_leaves_the_identity_part_alone(carry: str) -> None:
     # With the softmax part the same dropout is seen.
     attention = build(dropout=0.9, shaping=ShapingSpec(), **parts).train()
     assert not torch.equal(run(attention, u, MASKS["causal"]), run(attention, u, MASKS["causal"]))
-
-
-@carries
-def test_evaluation_is_deterministic(carry: str) -> None:
-    attention = build(dropout=0.5, carry=carry, query_key_noise=0.5)
-    u = torch.randn(BATCH, LENGTH, MODEL)
-    assert not torch.equal(run(attention, u, MASKS["causal"]), run(attention, u, MASKS["causal"]))
-    attention.eval()
-    assert torch.equal(run(attention, u, MASKS["causal"]), run(attention, u, MASKS["causal"]))
 
 
 def test_a_chain_hands_on_what_it_carries(float64: None) -> None:
@@ -198,41 +155,6 @@ def test_queries_and_keys_are_normalized_per_head_then_rotated(float64: None, no
         x = reference.rotate(x.reshape(BATCH, LENGTH, 12), HEADS)
         expected = torch.from_numpy(x).unflatten(-1, (HEADS, 6)).transpose(1, 2)
         torch.testing.assert_close(ours, expected, rtol=1e-12, atol=1e-12)
-
-
-def test_values_are_normalized_in_each_head(float64: None) -> None:
-    attention = tiny.randomise(build(value_norm="layer_norm"))
-    u = torch.randn(BATCH, LENGTH, MODEL)
-    p = tiny.numpy_parameters(attention)
-    v = (u.numpy() @ p["value.weight"].T + p["value.bias"]).reshape(BATCH, LENGTH, HEADS, DIM)
-    v = reference.layer_norm(v, p["value_norm.weight"], p["value_norm.bias"])
-    _, values = attention.keys_values(u, None)
-    torch.testing.assert_close(values, torch.from_numpy(v).transpose(1, 2), rtol=1e-12, atol=1e-12)
-
-
-def test_values_are_not_rotated(float64: None) -> None:
-    attention = tiny.randomise(Attention(AttentionSpec(), 12, HEADS, 0.0))
-    u = torch.randn(BATCH, LENGTH, 12)
-    keys, values = attention.keys_values(u, rotation(torch.arange(LENGTH), 6))
-    plain_keys, plain_values = attention.keys_values(u, None)
-    assert torch.equal(values, plain_values)
-    torch.testing.assert_close(keys, rotate(plain_keys, rotation(torch.arange(LENGTH), 6)))
-
-
-def test_head_gain_scales_heads_before_the_output_projection(float64: None) -> None:
-    """NormFormer: the gains could be folded into the columns of P that read each head."""
-    scaled, plain = tiny.randomise(build(head_gain=True)), build()
-    missing, unexpected = plain.load_state_dict(scaled.state_dict(), strict=False)
-    assert not missing
-    assert unexpected == ["head_gain.gain"]
-    assert scaled.head_gain is not None
-    columns = scaled.head_gain.gain.expand(HEADS, 1, DIM).flatten()
-    assert isinstance(plain.output, torch.nn.Linear)
-    with torch.no_grad():
-        plain.output.weight.mul_(columns)
-    u = torch.randn(BATCH, LENGTH, MODEL)
-    ours, theirs = run(scaled, u, MASKS["padding"]), run(plain, u, MASKS["padding"])
-    torch.testing.assert_close(ours, theirs, rtol=1e-13, atol=1e-13)
 
 
 def test_noise_is_cut_at_two_deviations_and_acts_in_training_alone() -> None:

@@ -165,27 +165,6 @@ def test_skip_that_is_learned_from_zero_is_allowed() -> None:
     block(around_self=replace(PLAIN, skip=Gain(value=0.0, learned=True)))
 
 
-def test_heads_must_divide_the_width() -> None:
-    with pytest.raises(ValueError, match=r"model_dim 10 .* num_heads 3"):
-        Sizes(model_dim=10, ff_dim=13, num_heads=3)
-
-
-@pytest.mark.parametrize("preset", PRESETS)
-def test_a_block_builds_no_part_that_it_does_not_run(preset: str) -> None:
-    """A parameter without a gradient stops distributed training and is counted for nothing."""
-    x = torch.randn(BATCH, SOURCE, MODEL)
-    encoder = Block(spec_of(preset), sizes())
-    padded = padding_mask(PRESENT)
-    encoder(Stream(x), Carries(), Call(layer=1, mask=padded))[0].x.sum().backward()
-    decoder = Block(spec_of(preset, cross=True), sizes(), cross=True)
-    assert decoder.cross_attention is not None
-    source = CrossAttentionInput(*decoder.cross_attention.keys_values(x, None), padded)
-    call = Call(layer=1, mask=causal_mask(SOURCE, x.device), source=source)
-    decoder(Stream(x), Carries(), call)[0].x.sum().backward()
-    for module in (encoder, decoder):
-        assert [name for name, p in module.named_parameters() if p.grad is None] == []
-
-
 def test_shapes_are_checked_at_every_call() -> None:
     """The import hook of the tests covers a module with shapes, and a method as well."""
     with pytest.raises(jaxtyping.TypeCheckError, match="present"):

@@ -268,8 +268,6 @@ STACKS = [
     Stack(depth=2, peer_depth=3, causal=True, cross=True),
     Stack(depth=3),
 ]
-two_stacks = pytest.mark.parametrize("stack", STACKS[:2], ids=lambda stack: stack.name)
-every_stack = pytest.mark.parametrize("stack", STACKS, ids=["encoder", "decoder", "alone"])
 
 
 def test_every_axis_is_tried() -> None:
@@ -327,7 +325,6 @@ def check_axis(preset: str, axis: str, value: str, *, runs: bool) -> None:
 @pytest.mark.unchecked_shapes
 @pytest.mark.parametrize("placement", [None, "post", "pre", "peri", "none"])
 @pytest.mark.parametrize("preset", PRESETS)
-@pytest.mark.in_turn(3)
 def test_stream_of_what_is_not_refused_stays_bounded(preset: str, placement: Any) -> None:
     """Twelve layers: a sum of ordinary branches grows to some tens, an explosion by powers."""
     block = BlockConfig(preset=preset, norm_placement=placement)
@@ -424,16 +421,19 @@ def resolve(stack: Stack, preset: str, **axes: Any):
     return BlockConfig(preset=preset, **axes).resolve(stack)
 
 
-@every_stack
-@pytest.mark.parametrize("preset", PRESETS)
-def test_no_axis_is_the_preset(stack: Stack, preset: str) -> None:
-    assert resolve(stack, preset) == PRESETS[preset](stack)
+def test_no_axis_is_the_preset_and_rms_norm_stands_wherever_layer_norm_stood() -> None:
+    for name, preset in PRESETS.items():
+        for stack in STACKS:
+            with noted(name, stack):
+                assert resolve(stack, name) == preset(stack)
+                spec = repr(preset(stack)).replace("rms_norm_plain", "rms_norm")
+                spec = spec.replace("='l2'", "='rms_norm'").replace("layer_norm", "rms_norm")
+                assert repr(resolve(stack, name, norm="rms_norm")) == spec
 
 
 ENDS = ("first_value_projection", "output_projection")
 
 
-@every_stack
 @pytest.mark.parametrize(
     ("ours", "theirs"),
     [
@@ -473,27 +473,14 @@ ENDS = ("first_value_projection", "output_projection")
         ),
     ],
 )
-def test_axes_lead_from_preset_to_preset(stack: Stack, ours: dict[str, Any], theirs: str) -> None:
-    assert resolve(stack, **ours) == PRESETS[theirs](stack)
+def test_axes_lead_from_preset_to_preset(ours: dict[str, Any], theirs: str) -> None:
+    for stack in STACKS:
+        assert resolve(stack, **ours) == PRESETS[theirs](stack), stack
 
 
-@two_stacks
-def test_running_mean_on_post_ln_is_realformer_in_two_stacks(stack: Stack) -> None:
-    assert resolve(stack, "post_ln", residual_attention="mean") == PRESETS["realformer"](stack)
-
-
-def test_running_sum_on_post_ln_is_realformer_in_an_encoder_alone() -> None:
-    alone = STACKS[2]
-    assert resolve(alone, "post_ln", residual_attention="sum") == PRESETS["realformer"](alone)
-
-
-@every_stack
-@pytest.mark.parametrize("preset", PRESETS)
-def test_rms_norm_stands_wherever_layer_norm_stood(stack: Stack, preset: str) -> None:
-    ours = resolve(stack, preset, norm="rms_norm")
-    spec = repr(PRESETS[preset](stack)).replace("rms_norm_plain", "rms_norm")
-    spec = spec.replace("='l2'", "='rms_norm'")
-    assert repr(ours) == spec.replace("layer_norm", "rms_norm")
+def test_realformer_is_a_running_mean_in_two_stacks_and_a_sum_in_one() -> None:
+    for stack, kind in zip(STACKS, ("mean", "mean", "sum"), strict=True):
+        assert resolve(stack, "post_ln", residual_attention=kind) == PRESETS["realformer"](stack)
 
 
 def test_norm_and_placement_go_together() -> None:
@@ -510,21 +497,21 @@ def test_queries_start_at_zero_where_a_centre_is_taken_off(gamma: float, query_i
     assert {b.cross_attention.query_init for b in spec.blocks} == {"xavier"}
 
 
-@pytest.mark.parametrize("preset", sorted(PRESETS.keys() - LERP - PAIRED))
-def test_axes_of_self_attention_leave_cross_attention_alone(preset: str) -> None:
+def test_axes_of_self_attention_leave_cross_attention_alone() -> None:
     stack = STACKS[1]
-    spec = resolve(
-        stack,
-        preset,
-        shaped_attention=ShapingSpec(gamma=None),
-        value_projection="orthogonal" if preset == "resformer" else "identity",
-        output_projection="full" if preset in (*ZERO, *SPECTRAL) else "identity_plus",
-        attention_branch=Gain(value=0.5),
-        share_branch_gain=False,
-    )
-    for ours, before in zip(spec.blocks, PRESETS[preset](stack).blocks, strict=True):
-        assert ours.cross_attention == before.cross_attention
-        assert ours.around_cross == before.around_cross
+    for preset in sorted(PRESETS.keys() - LERP - PAIRED):
+        spec = resolve(
+            stack,
+            preset,
+            shaped_attention=ShapingSpec(gamma=None),
+            value_projection="orthogonal" if preset == "resformer" else "identity",
+            output_projection="full" if preset in (*ZERO, *SPECTRAL) else "identity_plus",
+            attention_branch=Gain(value=0.5),
+            share_branch_gain=False,
+        )
+        for ours, before in zip(spec.blocks, PRESETS[preset](stack).blocks, strict=True):
+            assert ours.cross_attention == before.cross_attention, preset
+            assert ours.around_cross == before.around_cross, preset
 
 
 @pytest.mark.parametrize(("axis", "part"), [("attention", "around_self"), ("ff", "around_ff")])
@@ -608,8 +595,8 @@ def test_gains_of_projections_go_where_they_are_named() -> None:
         assert (spec.value_gains, spec.output_gains) == (value, output)
 
 
-@every_stack
-def test_skipinit_and_rezero_need_no_norm(stack: Stack) -> None:
+def test_skipinit_and_rezero_need_no_norm() -> None:
+    stack = STACKS[1]
     for way in (Gain(value=stack.depth**-0.5), Gain(value=0.0, learned=True)):
         spec = resolve(stack, "pre_ln", norm_placement="none", attention_branch=way, ff_branch=way)
         assert all(b.around_self.unnormalized and b.around_ff.unnormalized for b in spec.blocks)

@@ -433,6 +433,33 @@ def test_shaped_attention_is_the_equation(case: dict[str, Any], shared: bool) ->
             assert worst([found, *ours], exact) < limit
 
 
+def test_stored_maps_drop_entries_of_the_softmax_alone() -> None:
+    """What was dropped is read off by V = I; the equation and its six gradients are given it."""
+    torch.manual_seed(3)
+    sizes = {"batch": 2, "heads": 2, "queries": 5, "keys": 5, "dim": 3, "value_dim": 4}
+    ((query, key, value),), mask = layers_for({**sizes, "depth": 1}), causal_mask(5, CPU)
+    eye, allowed = torch.eye(5, dtype=torch.float64).expand(2, 2, 5, 5), mask.allowed.double()
+
+    def ours(value: Tensor, *gains: Tensor) -> Tensor:
+        torch.manual_seed(5)
+        with attention_form("stored"):
+            return attend(query, key, value, mask, 0.4, MapGains(*gains))
+
+    gains = [torch.randn(2, 1, 1, dtype=torch.float64).requires_grad_() for _ in range(3)]
+    zero, one = (torch.full((2, 1, 1), of, dtype=torch.float64) for of in (0.0, 1.0))
+    kept = [(ours(eye, zero, one, zero) != 0.0).double() / 0.6]
+    (dropped,) = literal([(query, key, eye)], mask.allowed, [1.0], kept)
+    alpha, beta, gamma = gains
+    centre = allowed / allowed.sum(-1, keepdim=True)
+    expected = (alpha * eye + beta * dropped - gamma * centre) @ value
+    weight, leaves = torch.randn_like(expected), [query, key, value, *gains]
+    both = [
+        (of, *torch.autograd.grad((of * weight).sum(), leaves))
+        for of in (ours(value, *gains), expected)
+    ]
+    assert worst(*map(list, both)) < 1e-10
+
+
 def test_running_mean_in_bfloat16_is_summed_in_float32() -> None:
     value = torch.ones(1, 1, 3000, 1, dtype=torch.bfloat16)
     zero, one = torch.zeros(1, 1, 1), torch.ones(1, 1, 1)

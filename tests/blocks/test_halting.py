@@ -82,17 +82,6 @@ def test_weights_sum_to_one_at_every_token_and_at_the_maximum() -> None:
     assert bool((found.steps[0][below] == 5).all())
 
 
-def test_the_start_is_two_steps() -> None:
-    """h = .731 at W_h = 0 and b_h = 1: N = 2, R = .269."""
-    module, states = reading([[0.5]] * 6)
-    with torch.no_grad():
-        module.unit.weight.zero_()
-        module.unit.bias.fill_(1.0)
-    found = run(module, states)
-    assert int(found.steps) == 2
-    assert found.remainder.item() == pytest.approx(1.0 - 1.0 / (1.0 + math.exp(-1.0)))
-
-
 def test_gradient_of_the_cost() -> None:
     """dP/dh_n = -1 for n < N and 0 from N on, also by differences."""
     probabilities = [[0.3], [0.25], [0.2], [0.9], [0.9]]
@@ -117,24 +106,6 @@ def test_gradient_of_the_cost() -> None:
             below = cost().item()
             state[0, 0, 0] += 1e-6
         assert (above - below) / 2e-6 == pytest.approx(float(slope[0, 0, 0]), abs=1e-8)
-
-
-def test_tau_alone_makes_tokens_halt_at_the_first_step() -> None:
-    """Gradient descent on the cost drives N to 1 from a start of many steps."""
-    module = halting(ponder_weight=5.0)
-    states = [torch.randn(2, 7, DIM) for _ in range(6)]
-    module.counted = torch.ones(2, 7, dtype=torch.bool)
-    with torch.no_grad():
-        module.unit.weight.mul_(0.1)
-        module.unit.bias.fill_(-1.0)
-    optimizer = torch.optim.Adam(module.parameters(), lr=0.1)
-    assert int(run(module, states).steps.min()) > 2
-    for _ in range(200):
-        run(module, states)
-        optimizer.zero_grad()
-        auxiliary_terms(module, torch.tensor(14.0))["ponder"].backward()
-        optimizer.step()
-    assert bool((run(module, states).steps == 1).all())
 
 
 def test_without_tau_the_task_alone_moves_the_unit() -> None:

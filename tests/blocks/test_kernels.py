@@ -2,7 +2,6 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from lightning_app.blocks.kernels.choose import (
     PlainScores,
@@ -10,7 +9,6 @@ from lightning_app.blocks.kernels.choose import (
     attend,
     attend_with_carry,
     attend_with_sums,
-    shape_map,
 )
 from lightning_app.blocks.masks import Mask, causal_mask, full_mask, mask_of, padding_mask
 from lightning_app.blocks.placed import rotate, rotation
@@ -52,11 +50,6 @@ def seen(z: Tensor, mask: Mask) -> Tensor:
     return z.masked_fill(~mask.allowed, 0.0)
 
 
-def identity_values() -> Tensor:
-    """V = I: the first columns of what attention returns are its map."""
-    return torch.eye(KEYS, DIM).expand(BATCH, HEADS, KEYS, DIM)
-
-
 @pytest.mark.parametrize("kind", ["padding", "causal", "full"])
 def test_every_form_equals_the_naive_one(float64: None, kind: str) -> None:
     queries = KEYS if kind == "causal" else QUERIES
@@ -93,46 +86,6 @@ def test_carry_is_a_sum_that_leaves_the_layer_below_intact(float64: None) -> Non
     _, scores = naive(query, key, value, padded())
     torch.testing.assert_close(z.scores, kept + scores, rtol=1e-12, atol=1e-12)
     assert torch.equal(below, kept)
-
-
-def test_carry_is_the_same_under_every_mask_where_it_is_seen(float64: None) -> None:
-    query, key, value = inputs(KEYS)
-    nothing = mask_of(torch.zeros(BATCH, 1, 1, KEYS, dtype=torch.bool))
-    carried = {}
-    for mask in (full_mask(KEYS, CPU), padded(), causal_mask(KEYS, CPU), nothing):
-        _, below = attend_with_carry(query, key, value, mask, 0.0, None, 1.0)
-        carried[mask] = attend_with_carry(query, key, value, mask, 0.0, below, 1.0)[1].scores
-    whole, *_ = carried.values()
-    for mask, z in carried.items():
-        torch.testing.assert_close(seen(z, mask), seen(whole, mask), rtol=1e-12, atol=1e-12)
-        assert bool(z.isfinite().all())
-
-
-def test_running_sum_is_attention_on_concatenated_queries_and_keys(float64: None) -> None:
-    """``[Q_1 .. Q_n] [K_1 .. K_n]^T = sum_i Q_i K_i^T``."""
-    layers = [inputs() for _ in range(3)]
-    z, heads = None, torch.empty(0)
-    for query, key, value in layers:
-        heads, z = attend_with_carry(query, key, value, padded(), 0.0, z, 1.0)
-    queries = torch.cat([query for query, _, _ in layers], dim=-1)
-    keys = torch.cat([key for _, key, _ in layers], dim=-1)
-    assert z is not None
-    scores = seen(queries @ keys.mT / DIM**0.5, padded())
-    torch.testing.assert_close(seen(z.scores, padded()), scores, rtol=1e-12, atol=1e-12)
-    # SDPA divides by the root of its own, three times wider, heads.
-    values = pad(layers[-1][2], (0, 2 * DIM))
-    wide = attend(queries * 3**0.5, keys, values, padded(), 0.0)[..., :DIM]
-    torch.testing.assert_close(heads, wide, rtol=1e-12, atol=1e-12)
-
-
-@pytest.mark.parametrize("layer", [1, 2, 5])
-def test_mean_is_the_sum_with_the_layer_as_temperature(float64: None, layer: int) -> None:
-    query, key, value = inputs()
-    heads, scores = attend_with_carry(query, key, value, padded(), 0.0, None, float(layer))
-    expected, unchanged = naive(query, key, value, padded(), temperature=layer)
-    torch.testing.assert_close(heads, expected, rtol=1e-12, atol=1e-12)
-    scores, unchanged = seen(scores.scores, padded()), seen(unchanged, padded())
-    torch.testing.assert_close(scores, unchanged, rtol=1e-12, atol=1e-12)
 
 
 def test_carry_is_float32_under_autocast() -> None:
@@ -191,24 +144,6 @@ def test_rotation_is_the_equation(float64: None, start: int) -> None:
     torch.testing.assert_close(ours, expected, rtol=1e-11, atol=1e-11)
 
 
-def test_rotated_scores_depend_on_the_distance_alone(float64: None) -> None:
-    """One query and one key at every place: their product is a function of i - j."""
-    query, key = (torch.randn(1, 1, 1, 6).expand(1, 1, 50, 6) for _ in range(2))
-    angles = rotation(torch.arange(50), 6)
-    scores = (rotate(query, angles) @ rotate(key, angles).mT)[0, 0]
-    for distance in range(-49, 50):
-        diagonal = scores.diagonal(distance)
-        torch.testing.assert_close(diagonal, diagonal[:1].expand_as(diagonal))
-    assert scores[0].std() > 0.1
-    torch.testing.assert_close(scores.diagonal()[0], (query[0, 0, 0] * key[0, 0, 0]).sum())
-
-
-def test_rotation_keeps_the_length_of_every_pair(float64: None) -> None:
-    x = torch.randn(BATCH, HEADS, KEYS, 6)
-    turned = rotate(x, rotation(17 + torch.arange(KEYS), 6))
-    torch.testing.assert_close(*[y.unflatten(-1, (3, 2)).norm(dim=-1) for y in (x, turned)])
-
-
 def test_rotation_keeps_the_type_of_what_it_turns() -> None:
     x = torch.randn(BATCH, HEADS, KEYS, 6).bfloat16()
     assert rotate(x, rotation(torch.arange(KEYS), 6)).dtype == torch.bfloat16
@@ -229,58 +164,3 @@ def test_a_query_that_sees_nothing_gives_zeros() -> None:
         for gradient in torch.autograd.grad(heads.sum(), tensors):
             assert gradient.abs().sum() == 0.0
     assert nothing.centre.abs().sum() == 0.0
-
-
-def test_dropout_of_the_carried_form_acts_on_the_map_alone() -> None:
-    query, key, _ = inputs()
-    value = identity_values()
-    whole, z = attend_with_carry(query, key, value, full_mask(KEYS, CPU), 0.0, None, 1.0)
-    dropped, same = attend_with_carry(query, key, value, full_mask(KEYS, CPU), 0.5, None, 1.0)
-    assert torch.equal(z.scores, same.scores)
-    whole, dropped = whole[..., :KEYS], dropped[..., :KEYS]
-    kept = dropped != 0.0
-    assert 0.3 < kept.float().mean() < 0.7
-    torch.testing.assert_close(dropped[kept], 2.0 * whole[kept])
-
-
-def head_weights() -> tuple[Tensor, Tensor, Tensor]:
-    return torch.randn(HEADS, 1, 1), torch.randn(HEADS, 1, 1), torch.randn(HEADS, 1, 1)
-
-
-@pytest.mark.parametrize("kind", ["padding", "causal"])
-def test_shaped_map_is_the_equation_and_rows_sum_to_the_weights(float64: None, kind: str) -> None:
-    """``alpha I + beta A - gamma C``, seen by V = I; rows sum to alpha + beta - gamma."""
-    mask = padded() if kind == "padding" else causal_mask(KEYS, CPU)
-    query, key, _ = inputs(KEYS)
-    value = identity_values()
-    alpha, beta, gamma = head_weights()
-    attention = attend(query, key, value, mask, 0.0)
-    shaped = shape_map(attention, value, mask, alpha, beta, gamma)
-    attention, shaped = attention[..., :KEYS], shaped[..., :KEYS]
-    centre = mask.allowed / mask.allowed.sum(-1, keepdim=True)
-    expected = alpha * torch.eye(KEYS) + beta * attention - gamma * centre
-    torch.testing.assert_close(shaped, expected, rtol=1e-12, atol=1e-12)
-    rows = (alpha + beta - gamma)[:, :, 0].expand(BATCH, HEADS, KEYS)
-    torch.testing.assert_close(shaped.sum(-1), rows, rtol=1e-12, atol=1e-12)
-
-
-def test_shaped_map_without_a_centre_is_v_skipinits(float64: None) -> None:
-    """``alpha I + beta A``."""
-    mask = padded()
-    query, key, _ = inputs(KEYS)
-    alpha, beta, _ = head_weights()
-    attention = attend(query, key, identity_values(), mask, 0.0)
-    shaped = shape_map(attention, identity_values(), mask, alpha, beta, None)[..., :KEYS]
-    expected = alpha * torch.eye(KEYS) + beta * attention[..., :KEYS]
-    torch.testing.assert_close(shaped, expected, rtol=1e-12, atol=1e-12)
-
-
-def test_identity_part_of_cached_queries_is_the_newest_keys(float64: None) -> None:
-    """The last queries alone give the last rows of the whole map."""
-    query, key, value = inputs(KEYS)
-    weights = head_weights()
-    whole = causal_mask(KEYS, CPU)
-    full = shape_map(attend(query, key, value, whole, 0.0), value, whole, *weights)
-    newest = mask_of(whole.allowed[:, :, -2:])
-    cached = shape_map(attend(query[:, :, -2:], key, value, newest, 0.0), value, newest, *weights)
-    torch.testing.assert_close(cached, full[:, :, -2:], rtol=1e-12, atol=1e-12)

@@ -32,7 +32,6 @@ def gradients(model: nn.Module, loss: Callable[[], Tensor]) -> list[Tensor]:
 @pytest.mark.usefixtures("_always")
 @pytest.mark.parametrize("preset", PRESETS)
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
-@pytest.mark.in_turn(3)
 def test_gradients_of_every_preset_are_the_same_bits(preset: str, dropout: float) -> None:
     model = tiny.randomise(tiny.translator(preset, dropout=dropout)).train()
     source, target = tiny.sentences()
@@ -95,13 +94,6 @@ def test_memory_that_holds_something_else_now_is_not_computed_again() -> None:
     other = output.detach()
     del output
     assert isinstance(outputs.pack(other), Tensor)
-
-
-def test_what_is_computed_again_is_the_output() -> None:
-    outputs, norm, x = NormOutputs(), nn.LayerNorm(4), torch.randn(2, 3, 4)
-    output = norm(x)
-    outputs.follow(norm, (x,), output)
-    assert torch.equal(outputs.unpack(outputs.pack(output.flatten(0, 1))), output.flatten(0, 1))
 
 
 def test_an_output_that_another_hook_replaces_is_kept() -> None:

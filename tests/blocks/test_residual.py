@@ -8,7 +8,7 @@ from torch import Tensor
 from lightning_app.blocks.config import BlockConfig
 from lightning_app.blocks.masks import full_mask
 from lightning_app.blocks.norm import at_step
-from lightning_app.blocks.residual import Gain, LearnedGain, Residual, ResidualSpec
+from lightning_app.blocks.residual import Gain, Residual, ResidualSpec
 from lightning_app.blocks.stack import BranchRamp
 from lightning_app.blocks.streams import DualStream, Stream, StreamPlace, StreamRule
 from tests import reference, tiny
@@ -68,23 +68,6 @@ def test_dropout_is_the_same_in_both_streams() -> None:
     stream = residual(Stream(zero, (zero,)), torch.ones(3, 50, DIM))
     assert set(stream.x.unique().tolist()) == {0.0, 2.0}
     assert torch.equal(stream.x, stream.parts[0])
-
-
-def test_fixed_gain_has_no_parameter_and_learned_gain_one() -> None:
-    def shapes(gain: Gain) -> dict[str, tuple[int, ...]]:
-        residual = Residual(ResidualSpec(skip=gain, branch=gain), DIM, 0.0)
-        return {name: tuple(p.shape) for name, p in residual.named_parameters()}
-
-    assert shapes(Gain(value=0.5)) == {}
-    assert shapes(LEARNED) == {"skip.gain": (), "branch.gain": ()}
-    assert shapes(VECTOR) == {"skip.gain": (DIM,), "branch.gain": (DIM,)}
-
-
-@pytest.mark.parametrize("profiled", [False, True])
-def test_a_gain_knows_whether_it_is_profiled(profiled: bool) -> None:
-    residual = Residual(ResidualSpec(skip=Gain(learned=True, profiled=profiled)), DIM, 0.0)
-    assert isinstance(residual.skip, LearnedGain)
-    assert residual.skip.profiled == profiled
 
 
 def test_absent_skip_leaves_the_branch_alone() -> None:
@@ -184,15 +167,6 @@ def test_after_its_rise_a_block_is_the_one_without_to_the_last_bit(preset: str) 
         torch.testing.assert_close(parameter.grad, theirs[name].grad, rtol=0.0, atol=0.0)
     at_step(rising, 0, 0)
     assert not torch.equal(rising(source, target), outputs[0])
-
-
-def test_the_sums_of_a_block_share_one_gate() -> None:
-    blocks = [block for _, block in tiny.translator("gpas").decoder.layers]
-    rules = [block.around_self.rule for block in blocks]
-    assert len(set(rules)) == len(blocks)
-    for block, rule in zip(blocks, rules, strict=True):
-        assert block.around_cross is not None
-        assert block.around_cross.rule is block.around_ff.rule is rule
 
 
 @pytest.mark.usefixtures("float64")

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from lightning_app.blocks.attention import Attention, AttentionSpec, CosineScale
 from lightning_app.blocks.config import BlockConfig
 from lightning_app.blocks.kernels.choose import attend, attention_form, own_scores, softmax_map
-from lightning_app.blocks.masks import Mask, causal_mask, full_mask, mask_of
+from lightning_app.blocks.masks import Mask, causal_mask, mask_of
 from lightning_app.blocks.stack import Stack
 from lightning_app.models.initialization import initialize
 from lightning_app.probes.hooks import scores
@@ -55,32 +55,6 @@ def test_a_query_without_keys_has_zeros_and_finite_gradients(axes: Any) -> None:
     for each in (u, *made.parameters()):
         assert each.grad is not None
         assert bool(each.grad.isfinite().all())
-
-
-@pytest.mark.parametrize(
-    ("axes", "logit"), [({"score_cap": 1e9}, None), ({"sink": "learned"}, -1e4)]
-)
-def test_a_wide_cap_and_a_sink_far_below_change_nothing(axes: Any, logit: float | None) -> None:
-    model = tiny.randomise(tiny.translator(BlockConfig(**axes), positions="relative")).eval()
-    plain = tiny.translator("pre_ln", positions="relative").eval()
-    for module in model.modules():
-        if isinstance(module, Attention) and module.sink is not None:
-            nn.init.constant_(module.sink.sink_logit, logit or 0.0)
-    assert not plain.load_state_dict(model.state_dict(), strict=False).missing_keys
-    source, target = tiny.sentences()
-    real = target != tiny.PAD
-    same(model(source, target)[real], plain(source, target)[real])
-
-
-def test_a_learned_sink_starts_as_the_fixed_one() -> None:
-    made, fixed = attention(sink="learned"), attention(sink="zero")
-    made.load_state_dict(fixed.state_dict(), strict=False)
-    assert made.sink is not None
-    with torch.no_grad():
-        made.sink.reset()
-    u = torch.randn(BATCH, LENGTH, MODEL)
-    for mask in (causal_mask(LENGTH, u.device), full_mask(LENGTH, u.device)):
-        same(run(made, u, mask), run(fixed, u, mask))
 
 
 @every

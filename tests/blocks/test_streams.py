@@ -90,26 +90,6 @@ def test_it_starts_as_pre_ln(rule: str, build: str) -> None:
             torch.testing.assert_close(parameter.grad, gradient, rtol=1e-8 + close, atol=close)
 
 
-@pytest.mark.usefixtures("float64")
-@pytest.mark.parametrize("rule", AS_PRE_LN)
-def test_with_its_own_parameters_frozen_it_trains_as_pre_ln(rule: str) -> None:
-    base, model, added = paired(tiny.causal_model, AS_PRE_LN[rule])
-    losses = []
-    for each in (base, model):
-        shared = [p for name, p in each.named_parameters() if name not in added]
-        optimizer = torch.optim.SGD(shared, lr=0.05)
-        found = []
-        for _ in range(5):
-            value = loss(each)
-            found.append(value.item())
-            optimizer.zero_grad()
-            value.backward()
-            optimizer.step()
-        losses.append(found)
-    assert losses[0][-1] < losses[0][0]
-    assert losses[1] == pytest.approx(losses[0], abs=10 * CLOSE[rule])
-
-
 def test_each_sub_layer_reads_a_state_of_its_own_at_the_start() -> None:
     """``A_m = e_(k mod n)``, k the sub-layer from 0, as in the authors' code."""
     decoder = tiny.translator("hyper_connections").decoder

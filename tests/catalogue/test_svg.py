@@ -12,6 +12,7 @@ from lightning_app.blocks.presets import PRESETS
 from lightning_app.catalogue.presets import gallery_page
 from lightning_app.catalogue.svg import RADIUS, picture, text_width
 from tests.catalogue.variants import CASES, drawn, stacks
+from tests.noted import noted
 
 SVG = "{http://www.w3.org/2000/svg}"
 GALLERY = Path("docs/blocks")
@@ -71,12 +72,19 @@ class Picture:
         return [box for kind, box in self.boxes if kind in kinds]
 
 
-@pytest.fixture(params=CASES)
-def shown(request: pytest.FixtureRequest) -> Picture:
-    return Picture(picture(request.param, drawn(CASES[request.param])))
+def test_pictures_are_legible() -> None:
+    for name, specs in CASES.items():
+        with noted(name):
+            shown = Picture(picture(name, drawn(specs)))
+            it_says_what_it_shows(shown)
+            it_fetches_nothing_and_follows_the_reader(shown)
+            boxes_do_not_overlap(shown)
+            words_fit(shown)
+            lines_enter_boxes_along_the_stream_alone(shown)
+            lines_do_not_cross_words(shown)
 
 
-def test_it_says_what_it_shows(shown: Picture) -> None:
+def it_says_what_it_shows(shown: Picture) -> None:
     root = shown.root
     assert root.get("role") == "img"
     title, desc = root.find(f"{SVG}title"), root.find(f"{SVG}desc")
@@ -87,7 +95,7 @@ def test_it_says_what_it_shows(shown: Picture) -> None:
     assert "feed-forward" in (desc.text or "")
 
 
-def test_it_fetches_nothing_and_follows_the_reader(shown: Picture) -> None:
+def it_fetches_nothing_and_follows_the_reader(shown: Picture) -> None:
     text = ElementTree.tostring(shown.root, encoding="unicode")
     assert "@media(prefers-color-scheme:dark)" in text
     assert "href" not in text
@@ -95,7 +103,7 @@ def test_it_fetches_nothing_and_follows_the_reader(shown: Picture) -> None:
     assert set(re.findall(r"url\((.*?)\)", text)) <= {"#stream", "#carry"}
 
 
-def test_boxes_do_not_overlap(shown: Picture) -> None:
+def boxes_do_not_overlap(shown: Picture) -> None:
     boxes = shown.named(*BOXES)
     assert len(boxes) >= 5
     assert not [pair for pair in combinations(boxes, 2) if pair[0].meets(pair[1])]
@@ -106,7 +114,7 @@ def test_boxes_do_not_overlap(shown: Picture) -> None:
         assert not [f for f in frames if f.meets(box) and not f.holds(box)]
 
 
-def test_words_fit(shown: Picture) -> None:
+def words_fit(shown: Picture) -> None:
     """Every label is on the page, inside its own box and on no other box."""
     for words, place in shown.texts:
         assert shown.page.holds(place), words
@@ -117,7 +125,7 @@ def test_words_fit(shown: Picture) -> None:
         assert not first.meets(second), f"{one} over {two}"
 
 
-def test_lines_enter_boxes_along_the_stream_alone(shown: Picture) -> None:
+def lines_enter_boxes_along_the_stream_alone(shown: Picture) -> None:
     for path in shown.segments():
         assert shown.page.holds(path)
         for box in shown.named(*BOXES):
@@ -125,7 +133,7 @@ def test_lines_enter_boxes_along_the_stream_alone(shown: Picture) -> None:
             assert path.left == path.right == middle or not box.meets(path), path
 
 
-def test_lines_do_not_cross_words(shown: Picture) -> None:
+def lines_do_not_cross_words(shown: Picture) -> None:
     for path in shown.segments():
         hidden = [box for box in shown.named(*BOXES, "sum") if box.meets(path)]
         for words, place in shown.texts:
@@ -189,12 +197,11 @@ def test_scores_come_from_the_layer_below() -> None:
     assert more.count('class="carry"') == 4
 
 
-@pytest.mark.parametrize("name", PRESETS)
-def test_the_committed_picture_is_what_is_drawn(name: str) -> None:
-    committed = (GALLERY / f"{name}.svg").read_text(encoding="utf-8")
-    assert committed == picture(name, drawn(stacks(name))), "ablate blocks --svg-dir docs/blocks"
-
-
-def test_the_gallery_is_whole() -> None:
+def test_the_committed_gallery_is_what_is_drawn() -> None:
+    for name in PRESETS:
+        committed = (GALLERY / f"{name}.svg").read_text(encoding="utf-8")
+        assert committed == picture(name, drawn(stacks(name))), (
+            "ablate blocks --svg-dir docs/blocks"
+        )
     assert {path.stem for path in GALLERY.glob("*.svg")} == set(PRESETS)
     assert (GALLERY / "README.md").read_text(encoding="utf-8") == gallery_page(6, 6)

@@ -12,6 +12,7 @@ from lightning_app.blocks.presets import PRESETS
 from lightning_app.catalogue.parts import stack_drawing
 from lightning_app.catalogue.svg import text_lines
 from tests.catalogue.variants import CASES, VECTOR, drawn, stacks, with_blocks
+from tests.noted import noted
 
 WIRES = "-|'+.<>"
 
@@ -75,26 +76,28 @@ def test_a_known_block(name: str, expected: str) -> None:
     assert first_run(name) == expected
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_it_fits_a_terminal(case: str) -> None:
-    for line in text_lines(drawn(CASES[case])):
-        assert len(line) <= 80
-        assert line.isascii()
-        assert line == line.rstrip()
+def test_it_fits_a_terminal_and_lines_meet() -> None:
+    for name, specs in CASES.items():
+        with noted(name):
+            lines = text_lines(drawn(specs))
+            for line in lines:
+                assert len(line) <= 80
+                assert line.isascii()
+                assert line == line.rstrip()
+            lines_meet(lines)
 
 
-@pytest.mark.parametrize("name", PRESETS)
-@pytest.mark.parametrize("depth", [1, 2, 24])
-def test_every_depth_fits(name: str, depth: int) -> None:
-    lines = text_lines(drawn(stacks(name, depth)))
-    assert max(map(len, lines)) <= 80
-    assert [line for line in lines if re.match(rf"  layers? (\d+-)?{depth}:", line)]
+def test_every_depth_fits() -> None:
+    for name in PRESETS:
+        for depth in (1, 2, 24):
+            with noted(name, depth):
+                lines = text_lines(drawn(stacks(name, depth)))
+                assert max(map(len, lines)) <= 80
+                assert [line for line in lines if re.match(rf"  layers? (\d+-)?{depth}:", line)]
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_lines_meet(case: str) -> None:
+def lines_meet(lines: list[str]) -> None:
     """Every corner, and every end of a line that goes up, meets something above it."""
-    lines = text_lines(drawn(CASES[case]))
     for above, line in pairwise(lines):
         if not set(line.strip()[:1]) <= set("|'x"):
             continue

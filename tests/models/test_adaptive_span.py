@@ -16,7 +16,6 @@ from lightning_app.blocks.config import BlockConfig
 from lightning_app.blocks.kernels.choose import attention_form, softmax_map
 from lightning_app.blocks.spans import (
     AdaptiveSpan,
-    Counted,
     DynamicSpanMask,
     SoftMask,
     SpanMask,
@@ -26,10 +25,8 @@ from lightning_app.blocks.stack import Stack
 from lightning_app.blocks.steps import HaltingSpec
 from lightning_app.blocks.windows import LocalisedSpan, LocalMask
 from lightning_app.models.optim import (
-    OPTIMIZERS,
     OptimizerConfig,
     build_optimizer,
-    parameter_groups,
 )
 from lightning_app.models.stack import count_tokens_of, stacks
 from lightning_app.probes.hooks import ActivationHooks, Place, scores
@@ -190,31 +187,6 @@ def test_spans_never_enter_the_chain(block: Any, carry: Any) -> None:
     same(model(tokens), expected)
 
 
-def test_the_whole_span_is_plain_attention() -> None:
-    plain = tiny.randomise(tiny.causal_model("pre_ln"))
-    model = tiny.causal_model(static("pre_ln", {"longest": 13, "start": 1.0}))
-    model.load_state_dict(plain.state_dict(), strict=False)
-    tokens = tiny.words(2, 13)
-    same(model(tokens), plain(tokens))
-    shorter = tiny.causal_model(static("pre_ln", {"longest": 11, "start": 1.0}))
-    shorter.load_state_dict(plain.state_dict(), strict=False)
-    assert float((shorter(tokens) - plain(tokens)).detach().abs().max()) > 1e-6
-
-
-def test_the_soft_mask_by_hand() -> None:
-    mask = SpanMask(AdaptiveSpan(longest=10, ramp=4.0), 2)
-    with torch.no_grad():
-        mask.fraction.copy_(torch.tensor([0.0, 0.3])[:, None, None])
-    spans = mask(torch.zeros(1, 1, 3))
-    found = mask.log_weights(spans, torch.arange(9)[None, None, None]).exp()[0, :, 0]
-    same(found[0], [1.0, 0.75, 0.5, 0.25, 0.0, 0.0, 0.0, 0.0, 0.0])
-    same(found[1], [1.0, 1.0, 1.0, 1.0, 0.75, 0.5, 0.25, 0.0, 0.0])
-    some = mask.log_weights(spans, torch.tensor([[[[0, 5]]]]))
-    (gradient,) = torch.autograd.grad(some.sum(), mask.fraction)
-    # The slope is S / (R m) up to the ends of the ramp: m is 1 at distance 0 with span 0.
-    same(gradient.flatten(), [10.0 / 4.0, 10.0 / (4.0 * 0.5)])
-
-
 @pytest.mark.parametrize("trim", [False, True])
 @pytest.mark.parametrize("span", [0.0, 1.0, 2.5, 6.0])
 def test_the_gradient_at_both_ends_of_the_ramp_is_that_of_clamp(span: float, trim: bool) -> None:
@@ -261,37 +233,6 @@ def test_spans_that_all_layers_share_are_penalised_once() -> None:
     assert float(auxiliary_terms(model, torch.tensor(9.0))["span"].detach()) == 0.25 * LONGEST
 
 
-def test_layers_add_their_penalties_and_spans_stay_below_the_longest() -> None:
-    model = tiny.causal_model(static("pre_ln", {"start": 1.0, "penalty": 0.5}))
-    assert float(auxiliary_terms(model, torch.tensor(9.0))["span"].detach()) == 2 * 0.5 * LONGEST
-    spans = [p for p in model.modules() if isinstance(p, SpanMask)]
-    optimizer = build_optimizer(OptimizerConfig(lr=1.0), model, fused=False)
-    for span in spans:
-        span.fraction.grad = -torch.ones_like(span.fraction)
-    optimizer.step()
-    assert all(float(span.fraction.detach().max()) == 1.0 for span in spans)
-
-
-@pytest.mark.parametrize(
-    ("block", "kind"),
-    [*((static, kind) for kind in OPTIMIZERS), (dynamic, "adam"), (dynamic, "adamw")],
-)
-def test_spans_have_their_own_rate_and_no_decay(block: Any, kind: str) -> None:
-    model = tiny.causal_model(block("pre_ln", {"lr": 0.25}))
-    config = OptimizerConfig(kind=kind, lr=0.5, weight_decay=0.1, momentum=0.9)
-    optimizer = build_optimizer(config, model, fused=False)
-    how = {id(p): (g["lr"], g["weight_decay"]) for g in optimizer.param_groups for p in g["params"]}
-    spans = {id(p) for mask in masks_of(model) for p in mask.parameters()}
-    assert len(spans) == (4 if block is dynamic else 2)
-    assert {how[p] for p in spans} == {(0.25, 0.0)}
-    assert {rate for p, (rate, _) in how.items() if p not in spans} == {0.5}
-    assert how.keys() == {id(p) for p in model.parameters()}
-    # Without a rate of their own they are beside the gains.
-    plain = parameter_groups(tiny.causal_model(static("pre_ln")), 0.1)
-    assert [group["weight_decay"] for group in plain] == [0.1, 0.0]
-    assert all("lr" not in group for group in plain)
-
-
 @pytest.mark.unchecked_shapes
 @pytest.mark.parametrize("preset", ["pre_ln", "v_skipinit"])
 @pytest.mark.parametrize("build", [tiny.causal_model, tiny.masked_model])
@@ -329,15 +270,6 @@ def test_a_diverged_span_is_not_trimmed() -> None:
     with torch.no_grad():
         mask.fraction.fill_(torch.nan)
     assert mask.window.before == 10
-
-
-def test_attention_depends_on_distance_alone() -> None:
-    """What lies before the reach of every head and layer may change, and the text may move."""
-    model = drawn(tiny.causal_model(static("pre_ln"), positions="rope", model_dim=12), high=0.2)
-    words = tiny.words(1, 12)
-    # ceil(1.4 + 3) - 1 = 4 tokens a layer, of two layers.
-    short = model(torch.cat([tiny.words(1, 2), words], dim=1))[:, 2 + 8 :]
-    same(short, model(torch.cat([tiny.words(1, 9), words], dim=1))[:, 9 + 8 :])
 
 
 @pytest.mark.unchecked_shapes
@@ -402,14 +334,6 @@ def test_probes_see_the_spans_of_tokens(carry: Any) -> None:
     assert "span" not in {place.quantity for place, _ in learned_gains(model)}
 
 
-@each_form
-def test_spans_survive_a_checkpoint(block: Any) -> None:
-    model, other = (drawn(tiny.causal_model(block("pre_ln"))) for _ in range(2))
-    other.load_state_dict(model.state_dict())
-    tokens = tiny.words(2, 9)
-    assert torch.equal(other(tokens), model(tokens))
-
-
 @pytest.mark.parametrize(
     ("numbers", "message"),
     [
@@ -462,33 +386,6 @@ def test_one_span_serves_a_chain_and_none_a_cross_attention() -> None:
         replace(spec, blocks=(first, plain))
     with pytest.raises(ValueError, match="adaptive_span on cross-attention"):
         replace(first, cross_attention=first.self_attention)
-
-
-@pytest.mark.unchecked_shapes
-@each_preset
-def test_without_a_direction_they_are_one_span_for_all_tokens(preset: str) -> None:
-    """v = 0, as at the start: the static span of z' = sigmoid(b), and its loss and gradients."""
-    bias = -0.8
-    ours = tiny.causal_model(dynamic(preset, {"dynamic_bias": bias}))
-    start = 1.0 / (1.0 + math.exp(-bias))
-    theirs = tiny.causal_model(static(preset, {"start": start}))
-    theirs.load_state_dict(ours.state_dict(), strict=False)
-    tokens, weight = tiny.words(2, 13), torch.randn(2, 13, tiny.VOCABULARY)
-    slopes = []
-    for model in (ours, theirs):
-        count_all(model, tokens)
-        loss = (model(tokens) * weight).sum() + penalty(model)
-        names = [n for n, _ in model.named_parameters() if not n.endswith("span.direction")]
-        parts = [p for n, p in model.named_parameters() if n in names]
-        gradients = torch.autograd.grad(loss, parts)
-        slopes.append({"loss": loss, **dict(zip(names, gradients, strict=True))})
-    moving, fixed = slopes
-    for name, value in fixed.items():
-        if name.endswith("span.fraction"):
-            # dz'/db = sigmoid'(b)
-            same(moving[name.replace("fraction", "bias")], value.flatten() * start * (1.0 - start))
-        else:
-            same(moving[name], value)
 
 
 def test_the_start_is_that_of_the_paper() -> None:
@@ -575,43 +472,6 @@ def test_the_penalty_is_there_once_for_each_pass() -> None:
     same(penalty(model), first)
 
 
-def test_the_penalty_alone_shortens_spans() -> None:
-    spec = AdaptiveSpan(longest=20, penalty=0.03, dynamic_bias=1.0)
-    mask, u = DynamicSpanMask(spec, 4, 2), torch.randn(3, 5, 4)
-    optimizer = build_optimizer(OptimizerConfig(kind="sgd", lr=30.0), mask, fused=False)
-    means = []
-    for _ in range(6):
-        mask.count(Counted(torch.ones(3, 5, dtype=torch.bool), torch.tensor(15.0)))
-        means.append(float(mask(u).detach().mean()))
-        optimizer.zero_grad()
-        penalty(mask).backward()
-        optimizer.step()
-    assert means == sorted(means, reverse=True)
-    assert 0.0 < means[-1] < means[0] / 2
-
-
-def test_a_token_moves_the_span_of_its_own_queries_alone() -> None:
-    """In the first layer; in the second also those that have seen it, and none before."""
-    model = drawn(tiny.causal_model(dynamic("pre_ln"))).eval()
-    tokens = tiny.words(1, 12)
-    changed = tokens.clone()
-    changed[0, 5] = (changed[0, 5] - 4) % 12 + 5
-    found = []
-    for each in (tokens, changed):
-        seen: list[Tensor] = []
-        handles = [
-            mask.register_forward_hook(lambda _m, _a, out, seen=seen: seen.append(out))
-            for mask in masks_of(model)
-        ]
-        model(each)
-        for handle in handles:
-            handle.remove()
-        found.append(seen)
-    first, second = (a - b for a, b in zip(*found, strict=True))
-    assert (first.abs() > 1e-9).any(dim=1).flatten().nonzero().flatten().tolist() == [5]
-    assert (second.abs() > 1e-9).any(dim=1).flatten().nonzero().min() == 5
-
-
 def test_a_shared_block_has_spans_of_each_step() -> None:
     """The penalty is that of the mean over steps: a static span of a shared block counts once."""
     model = drawn(tiny.causal_model(dynamic("pre_ln", share="all"), decoder_depth=3))
@@ -629,15 +489,6 @@ def test_a_shared_block_has_spans_of_each_step() -> None:
         same(logged[Place("span", "decoder", layer)].flatten(), spans.mean(dim=(0, 2, 3)))
     same(term, PENALTY * torch.stack(seen).mean())
     assert len({float(spans.mean()) for spans in seen}) == 3
-
-
-def test_the_number_of_parameters() -> None:
-    """H (d + 1) a layer."""
-    with_spans, without = (
-        sum(p.numel() for p in tiny.causal_model(config).parameters())
-        for config in (dynamic("pre_ln"), BlockConfig(preset="pre_ln"))
-    )
-    assert with_spans - without == 2 * tiny.NUM_HEADS * (tiny.SIZES["model_dim"] + 1)
 
 
 def test_spans_of_the_reference_by_hand() -> None:

@@ -78,34 +78,6 @@ def test_masked_model_is_profiled_over_whole_windows() -> None:
     assert omegas(model) == pytest.approx(expected.omega, rel=1e-10)
 
 
-def test_squares_of_the_skips_grow_by_the_variance_of_each_branch() -> None:
-    """``omega_k^2`` is near ``1 + sum_(j<k) Var f_j``: x leaves a norm with variance one."""
-    model = tiny.masked_model("admin")
-    tokens = tiny.words(3, 7)
-    branches: list[float] = []
-    for block in model.encoder.blocks:
-        for part in ("around_self", "around_ff"):
-            block.get_submodule(part).register_forward_hook(
-                lambda _, args, out: branches.append(args[1].var(correction=0).item())
-            )
-    profile(model, lambda: model(tokens, torch.arange(3)))
-    squares = [omega**2 for omega in omegas(model).values()]
-    assert squares[0] == 1.0
-    for k in range(2, len(squares)):
-        # After the second, x has left a norm; the embedding below it has a variance of its own.
-        assert squares[k] - squares[k - 1] == pytest.approx(branches[k - 1], rel=1e-3)
-
-
-def test_more_padding_changes_no_skip() -> None:
-    model, other = tiny.translator("admin"), tiny.translator("admin")
-    other.load_state_dict(model.state_dict())
-    source, target = tiny.sentences()
-    profile(model, lambda: model(source, target))
-    wide = [torch.nn.functional.pad(x, (0, 4)) for x in (source, target)]
-    profile(other, lambda: other(*wide))
-    assert omegas(other) == pytest.approx(omegas(model), rel=1e-10)
-
-
 def test_rows_without_data_change_no_skip() -> None:
     """A rank with no row of a small first batch reads a blank one, of which no token is real."""
     model, other = tiny.translator("admin"), tiny.translator("admin")
@@ -135,9 +107,8 @@ def test_ranks_that_add_up_their_moments_set_the_skips_of_the_whole_batch() -> N
     assert omegas(half) != pytest.approx(omegas(whole), rel=1e-4)
 
 
-@pytest.mark.parametrize("preset", PRESETS)
-def test_only_admin_needs_a_pass(preset: str) -> None:
-    assert needs_profiling(tiny.translator(preset)) == (preset == "admin")
+def test_only_admin_needs_a_pass() -> None:
+    assert [name for name in PRESETS if needs_profiling(tiny.translator(name))] == ["admin"]
 
 
 def test_a_pass_leaves_no_hook_and_nothing_else_changed() -> None:

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from lightning_app.blocks.norm import at_step
 from lightning_app.blocks.spans import auxiliary_terms
@@ -36,7 +35,6 @@ KINDS = ("translation", "masked_lm", "causal")
 SMOOTHING = 0.1
 POSITIONS = torch.tensor([0, 2, 3, 13, 7])
 LABELS = torch.tensor([5, 9, 6, 5, 11])
-SECOND = "auxiliary.second_tables.0.weight"
 GELU = {"activation": "gelu"}
 
 
@@ -175,13 +173,6 @@ def test_layer_l_of_n_predicts_until_l_of_2n_of_the_steps_are_done(depth: int) -
             assert not (several.active and 2 * done >= total)
 
 
-@pytest.mark.parametrize(("done", "active"), [(0, [1]), (24, [1]), (25, []), (26, []), (99, [])])
-def test_of_two_layers_the_first_stops_at_a_quarter(done: int, active: list[int]) -> None:
-    two = heads(2)
-    two.at_step(done, 100)
-    assert two.active == active
-
-
 @pytest.mark.parametrize(("preset", "own"), [("post_ln", False), ("pre_ln", True)])
 @pytest.mark.parametrize("kind", KINDS)
 def test_after_half_of_a_run_the_loss_is_plain(kind: str, preset: str, own: bool) -> None:
@@ -261,25 +252,6 @@ def test_evaluation_never_sees_them(kind: str) -> None:
         assert torch.allclose(added.sums().loss, expected)
     with pytest.raises(UserError):  # no pass was scored
         auxiliary_terms(added.model, torch.tensor(1.0))
-
-
-def test_the_second_target_is_the_token_after_next_with_half_the_weight() -> None:
-    """By hand, of one layer."""
-    torch.manual_seed(1)
-    model = tiny.randomise(tiny.causal_model("post_ln", decoder_depth=1))
-    add_heads(model, AuxiliarySpec(second_target=0.5))
-    assert model.auxiliary is not None
-    text = tiny.words(1, 6)
-    states = model.states(text[:, :-1], seen := watched(model.auxiliary))
-    summed = partial(output_sums, label_smoothing=0.0)
-    every = torch.ones(1, 5, dtype=torch.bool)
-    found = sums_of_all_heads(summed, model, states, text[:, 1:], every, seen)
-    (term,) = auxiliary_terms(model, torch.tensor(5.0)).values()
-    tied, second = model.embedding.tokens.weight, model.get_parameter(SECOND)
-    next_ones = F.cross_entropy(states[0] @ tied.T, text[0, 1:], reduction="sum")
-    after = F.cross_entropy(states[0, :4] @ second.T, text[0, 2:], reduction="sum")
-    torch.testing.assert_close(found.loss, next_ones)
-    torch.testing.assert_close(term, 0.5 * after / 5.0)
 
 
 def test_a_second_target_is_never_padding_nor_of_another_text() -> None:

@@ -104,7 +104,6 @@ def test_it_is_bert_of_hugging_face(name: str, labels: list[float]) -> None:
 
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("preset", PRESETS)
-@pytest.mark.in_turn(3)
 def test_padding_and_the_order_of_rows_change_nothing(preset: str) -> None:
     model = tiny.randomise(classifier("RTE", preset, max_positions=19)).eval()
     batch = texts([0.0, 1.0, 1.0])
@@ -120,7 +119,6 @@ def test_padding_and_the_order_of_rows_change_nothing(preset: str) -> None:
 
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("preset", PRESETS)
-@pytest.mark.in_turn(3)
 def test_outputs_of_training_are_those_of_the_whole_block(preset: str) -> None:
     """And their gradients; the last block computes less after its map."""
     model, batch = tiny.randomise(classifier("RTE", preset, max_positions=19)), texts([0.0] * 3)

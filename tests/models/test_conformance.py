@@ -33,7 +33,6 @@ def test_every_preset_keeps_every_promise(preset: str) -> None:
 
 @pytest.mark.parametrize("carry", ["none", "mean", "qk_sum"])
 @every_preset
-@pytest.mark.in_turn(3)
 def test_cached_decoding_keeps_rotations_and_carries(preset: str, carry: Any) -> None:
     """The newest query and every kept key stand at the angles and in the sums of a full pass."""
     block = BlockConfig(preset=preset, residual_attention=carry)
@@ -193,7 +192,6 @@ def test_axes_add_the_parameters_that_they_name() -> None:
     ["sinusoidal", "learned", "learned_per_layer", "rope", "relative", "relative_untied"],
 )
 @every_preset
-@pytest.mark.in_turn(3)
 def test_cached_decoding_of_one_stack_equals_full_decoding(preset: str, positions: str) -> None:
     model = tiny.causal_model(preset, positions=positions, model_dim=12)
     check_cached_text(tiny.randomise(model).eval(), tiny.words(3, 7))

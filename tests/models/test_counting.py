@@ -14,7 +14,6 @@ from lightning_app.models.initialization import count_parameters
 
 @pytest.mark.parametrize("preset", PRESETS)
 @pytest.mark.parametrize("kind", ["encoder", "encoder_decoder"])
-@pytest.mark.in_turn(2)
 def test_the_count_is_that_of_the_built_model(preset: str, kind: str) -> None:
     architecture = ArchitectureConfig(
         kind="encoder" if kind == "encoder" else "encoder_decoder",

@@ -85,7 +85,6 @@ def build(block: BlockConfig | str, **changes: Any) -> CausalLanguageModel:
 
 @pytest.mark.parametrize("preset", PRESETS)
 @pytest.mark.parametrize("positions", ["sinusoidal", "learned"])
-@pytest.mark.in_turn(3)
 def test_packed_documents_are_documents_alone(preset: str, positions: str) -> None:
     check(build(preset, positions=positions))
 

@@ -111,12 +111,6 @@ def test_positions_made_in_evaluation_serve_training() -> None:
     assert embedding.tokens.weight.grad is not None
 
 
-def test_sinusoids_are_not_saved() -> None:
-    embedding = build()
-    embedding(tiny.words(3, 300))
-    assert list(embedding.state_dict()) == ["tokens.weight"]
-
-
 def test_no_buffer_depends_on_the_lengths_seen() -> None:
     """Distributed training broadcasts buffers: ranks that saw other lengths must agree in shape."""
     short, long = build(), build()
@@ -124,12 +118,3 @@ def test_no_buffer_depends_on_the_lengths_seen() -> None:
     long(tiny.words(3, 300))
     shapes = [[(name, b.shape) for name, b in e.named_buffers()] for e in (short, long)]
     assert shapes[0] == shapes[1]
-
-
-@every_kind
-def test_dropout_acts_in_training_alone(positions: str) -> None:
-    embedding = build(positions, dropout=0.5)
-    tokens = tiny.words(3, 7)
-    assert (embedding(tokens) == 0.0).float().mean() > 0.3
-    embedding.eval()
-    assert torch.equal(embedding(tokens), embedding(tokens))

@@ -57,7 +57,6 @@ def test_values_without_meaning_are_refused(fields: dict[str, float], said: str)
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("preset", PRESETS)
 @torch.no_grad()
-@pytest.mark.in_turn(3)
 def test_texts_are_those_without_a_cache(preset: str) -> None:
     """The same draws from logits that are computed from the whole text each time."""
     model = randomise(causal_model(preset)).eval()

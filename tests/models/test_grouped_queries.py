@@ -4,11 +4,10 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from lightning_app.blocks.config import BlockConfig
 from lightning_app.blocks.kernels.choose import attention_form
-from lightning_app.blocks.memory import MemorySpec
 from lightning_app.blocks.spans import AdaptiveSpan
 from lightning_app.blocks.windows import LocalisedSpan
 from lightning_app.probes.hooks import ActivationHooks
@@ -90,20 +89,6 @@ def test_every_form_of_a_chain(float64: None, form: Any) -> None:
         torch.testing.assert_close(parameter.grad, theirs, rtol=1e-9, atol=1e-11)
 
 
-@pytest.mark.unchecked_shapes
-@torch.no_grad()
-def test_segments_with_a_memory(float64: None) -> None:
-    models = both(tiny.causal_model, BlockConfig(memory=MemorySpec(length=4)), positions="relative")
-    tokens, found = tiny.words(2, 12), []
-    for model in models:
-        before, states = None, []
-        for segment in tokens.split(4, dim=1):
-            out, before = model.states_after(before, segment)
-            states.append(out)
-        found.append(torch.cat(states, dim=1))
-    close(*found)
-
-
 @every_block
 @pytest.mark.parametrize("positions", ["sinusoidal", "rope"])
 @pytest.mark.unchecked_shapes
@@ -127,17 +112,6 @@ def test_cached_decoding_is_the_whole_pass(float64: None, name: str, positions: 
         assert all(x is not None and x.shape[1] == GROUPS for x in part)
 
 
-@every_block
-def test_bfloat16_stays_near(name: str) -> None:
-    model = tiny.translator(BLOCKS[name], **SIZES).eval()
-    source, target = tiny.sentences()
-    exact = model(source, target)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        near = model(source, target)
-    real = target != tiny.PAD
-    torch.testing.assert_close(near.float()[real], exact[real], rtol=0.0, atol=0.1)
-
-
 def test_matrices_start_by_their_own_fans() -> None:
     wide: dict[str, Any] = {"num_heads": 8, "model_dim": 128, "kv_heads": 2}
     attention: Any = (
@@ -147,18 +121,6 @@ def test_matrices_start_by_their_own_fans() -> None:
         assert part.weight.shape == (32, 128)
         bound = (6 / (128 + 32)) ** 0.5 * 2**-0.5
         assert 0.98 * bound < float(part.weight.detach().abs().max()) <= bound
-
-
-def test_as_many_heads_are_the_ordinary_model() -> None:
-    states: list[dict[str, Tensor]] = []
-    logits = []
-    for groups in (None, HEADS):
-        torch.manual_seed(0)
-        model: nn.Module = tiny.causal_model("pre_ln", **(SIZES | {"kv_heads": groups}))
-        states.append(model.state_dict())
-        logits.append(model(torch.tensor([[5, 6, 7]])))
-    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
-    assert torch.equal(*logits)
 
 
 @pytest.mark.parametrize("groups", [0, -1, 3, 8])

@@ -30,21 +30,17 @@ from tests import tiny
         ({"attention_dropout": 1.5}, "attention_dropout 1.5"),
         ({"model_dim": 15, "num_heads": 5}, "model_dim 15"),
         ({"max_positions": 0}, "max_positions 0"),
+        ({"num_heads": 3}, "model_dim 10 .*num_heads 3"),
+        ({"positions": "rope"}, "positions rope: model_dim / num_heads is 5"),
+        *(
+            ({"logit_cap": cap}, f"logit_cap {cap}: must be a number above 0")
+            for cap in (0.0, -1.0, math.inf, math.nan)
+        ),
     ],
 )
-def test_impossible_number_is_refused(changes: dict[str, float], message: str) -> None:
+def test_impossible_number_is_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        tiny.architecture(**changes)
-
-
-def test_heads_that_do_not_divide_the_width_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"model_dim 10 .*num_heads 3"):
-        tiny.translator("pre_ln", num_heads=3)
-
-
-def test_rotary_positions_need_pairs() -> None:
-    with pytest.raises(ValueError, match=r"positions rope: model_dim / num_heads is 5"):
-        tiny.translator("pre_ln", positions="rope")
+        tiny.translator("pre_ln", **changes)
 
 
 def test_only_sinusoids_need_an_even_width() -> None:
@@ -102,17 +98,6 @@ def test_default_architecture_is_the_papers() -> None:
     config = ArchitectureConfig()
     numbers = (config.encoder_depth, config.decoder_depth, config.model_dim, config.ff_dim)
     assert (*numbers, config.num_heads) == (6, 6, 512, 1024, 4)
-
-
-@pytest.mark.parametrize("preset", PRESETS)
-def test_masked_model_predicts_only_where_asked(float64: None, preset: str) -> None:
-    """Rows of logits follow `positions`, flat over batch and token, in their order."""
-    model = tiny.randomise(tiny.masked_model(preset))
-    tokens = tiny.words(3, 7)
-    everywhere = model(tokens, torch.arange(21))
-    positions = torch.tensor([20, 0, 13, 0])
-    torch.testing.assert_close(model(tokens, positions), everywhere[positions])
-    assert model(tokens, positions[:0]).shape == (0, tiny.VOCABULARY)
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -280,12 +265,6 @@ def test_a_table_of_the_output_changes_no_other_start(kind: str) -> None:
     if kind == "encoder":
         texts.append(torch.tensor([0, 5]))
     assert torch.equal(models[2](*texts), models[0](*texts))
-
-
-@pytest.mark.parametrize("cap", [0.0, -1.0, math.inf, math.nan])
-def test_a_cap_is_a_number_above_0(cap: float) -> None:
-    with pytest.raises(ValueError, match=f"logit_cap {cap}: must be a number above 0"):
-        tiny.architecture(logit_cap=cap)
 
 
 @pytest.mark.parametrize("weight", [-0.1, math.inf, math.nan])

@@ -22,6 +22,7 @@ from lightning_app.blocks.residual import Gain, LearnedGain
 from lightning_app.models.heads import ArchitectureConfig, EncoderDecoder, build_model
 from lightning_app.models.initialization import initialize, seeded_by_name
 from tests import reference
+from tests.noted import noted
 
 pytestmark = pytest.mark.unchecked_shapes  # every other test builds models, too
 DIM, FF, HEADS, VOCABULARY, PAD = 64, 96, 4, 997, 3
@@ -30,7 +31,6 @@ SIMPLIFIED = ["sas", "sas_p", "sas_p_no_norm"]
 ZERO = ["zero_output", "speedrun"]
 PLAIN_ONLY = {"t_fixup", "ngpt", "differential", "sigma_reparam", *ZERO}
 Kind = Literal["encoder_decoder", "encoder"]
-every_preset = pytest.mark.parametrize("preset", PRESETS)
 every_kind = pytest.mark.parametrize("kind", ["encoder_decoder", "encoder"])
 ANCHORED = {"value_projection": "orthogonal_plus", "output_projection": "orthogonal_plus"}
 
@@ -116,9 +116,19 @@ def expected_gains(preset: str, side: str, alone: bool) -> dict[str, float]:
 
 
 @every_kind
-@every_preset
-def test_matrices_of_blocks_have_the_gains_of_their_paper(kind: Kind, preset: str) -> None:
-    model = build(kind, preset)
+def test_matrices_and_the_embedding_have_the_gains_of_their_paper(kind: Kind) -> None:
+    """The embedding is small in T-Fixup alone, by (9N)^(-1/4), N the depth of the encoder."""
+    for preset in PRESETS:
+        with noted(preset):
+            model = build(kind, preset)
+            check_matrices(model, kind, preset)
+            check_norms(model, preset)
+            weight = model.get_parameter("embedding.tokens.weight")
+            gain = (9 * ENCODER) ** -0.25 if preset == "t_fixup" else 1.0
+            assert weight.std().item() == pytest.approx(gain * DIM**-0.5, rel=0.02)
+
+
+def check_matrices(model: nn.Module, kind: Kind, preset: str) -> None:
     seen: set[str] = set()
     for name, module in model.named_modules():
         side, _, inside = name.partition(".blocks.")
@@ -212,17 +222,6 @@ def test_zero_outputs_leave_the_other_starts_alone() -> None:
         assert torch.equal(models[2][name], value), name
 
 
-@every_kind
-@every_preset
-def test_queries_of_shaped_attention_alone_start_at_zero(kind: Kind, preset: str) -> None:
-    shaped = 0
-    for name, attention in attentions(build(kind, preset)):
-        zero = preset in SIMPLIFIED and name.endswith("self_attention")
-        assert bool((attention.query.weight == 0.0).all()) == zero
-        shaped += zero
-    assert shaped == (0 if preset not in SIMPLIFIED else 3 if kind == "encoder" else 5)
-
-
 def test_nothing_undoes_what_is_special() -> None:
     """Neither a second run of the initialisation nor its run on a part of the model."""
     model = build("encoder_decoder", "sas", **ANCHORED)
@@ -282,20 +281,15 @@ def test_orthogonal_projections_start_so_and_tied_ones_cancel(kind: str, tied: b
         assert all((value - other).abs().max() > 0.1 for other in values[:n])
 
 
-@every_kind
-@every_preset
-def test_biases_are_zero_and_norms_one(kind: Kind, preset: str) -> None:
-    for norm in (None, "rms_norm"):
-        for name, module in build(kind, preset, norm=norm).named_modules():
-            gain = 0.0 if preset == "swin_v2" and name.endswith("norm_branch") else 1.0
-            match module:
-                case nn.LayerNorm():
-                    assert bool((module.weight == gain).all())
-                    assert module.bias.count_nonzero() == 0
-                case nn.RMSNorm():
-                    assert bool((module.weight == gain).all())
-                case nn.Linear() if module.bias is not None:
-                    assert module.bias.count_nonzero() == 0
+def check_norms(model: nn.Module, preset: str) -> None:
+    """Biases are zero and norms one."""
+    for name, module in model.named_modules():
+        gain = 0.0 if preset == "swin_v2" and name.endswith("norm_branch") else 1.0
+        if isinstance(module, nn.LayerNorm | nn.RMSNorm):
+            assert bool((module.weight == gain).all()), name
+        bias = getattr(module, "bias", None)
+        if isinstance(module, nn.LayerNorm | nn.Linear) and bias is not None:
+            assert bias.count_nonzero() == 0, name
 
 
 @every_kind
@@ -308,32 +302,14 @@ def test_embedding_is_normal_with_a_row_of_zeros_for_padding(kind: Kind) -> None
     assert (others.abs() > 2 * DIM**-0.5).float().mean().item() == pytest.approx(0.0455, rel=0.1)
 
 
-@every_kind
-@every_preset
-def test_embedding_is_small_in_t_fixup_alone(kind: Kind, preset: str) -> None:
-    """By (9N)^(-1/4), N the depth of the encoder, whichever stack reads it."""
-    weight = build(kind, preset).get_parameter("embedding.tokens.weight")
-    gain = (9 * ENCODER) ** -0.25 if preset == "t_fixup" else 1.0
-    assert weight.std().item() == pytest.approx(gain * DIM**-0.5, rel=0.02)
-
-
-def test_learned_positions_start_small() -> None:
-    model = build("encoder", "pre_ln", {"positions": "learned", "max_positions": 101})
+def test_learned_positions_start_small_and_those_of_each_layer_differ() -> None:
+    positions = {"positions": "learned", "max_positions": 101}
+    model = build("encoder", "pre_ln", positions)
     assert_normal(model.get_parameter("embedding.position_table.weight"), 0.02)
-
-
-def test_learned_positions_of_each_layer_start_small_and_differ() -> None:
-    positions = {"positions": "learned_per_layer", "max_positions": 101}
-    first, second = (
-        build("encoder", "pre_ln", positions).get_parameter(f"encoder.layer_tables.{layer}.weight")
-        for layer in (0, 1)
-    )
+    model = build("encoder", "pre_ln", positions | {"positions": "learned_per_layer"})
+    first, second = (model.get_parameter(f"encoder.layer_tables.{n}.weight") for n in (0, 1))
     assert_normal(first, 0.02)
     assert not torch.equal(first, second)
-
-
-def test_output_bias_of_the_masked_model_is_zero() -> None:
-    assert build("encoder", "pre_ln").get_parameter("output_bias").count_nonzero() == 0
 
 
 @pytest.mark.parametrize("learned", [True, False])
@@ -408,19 +384,6 @@ def test_simplified_gains_follow_the_depth_of_their_own_stack(preset: str) -> No
             for name in ("alpha", "beta", "gamma") if preset in SIMPLIFIED else ("alpha", "beta"):
                 weight = model.get_parameter(f"{block}.self_attention.shaping.{name}")
                 assert weight.shape == (HEADS, 1, 1)
-
-
-@every_kind
-@every_preset
-def test_every_parameter_has_a_rule(kind: Kind, preset: str) -> None:
-    """Whatever stood in a parameter before, one run of the initialisation replaces it."""
-    # `output_bias` is the model's own and not a module's; it is zero where it is made.
-    model = build(kind, preset, {"positions": "learned", "activation": "geglu"})
-    parameters = {name: p for name, p in model.named_parameters() if name != "output_bias"}
-    for parameter in parameters.values():
-        nn.init.constant_(parameter, math.nan)
-    initialize(model)
-    assert [name for name, p in parameters.items() if p.isnan().any()] == []
 
 
 def test_same_seed_gives_the_same_model() -> None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_app.blocks import windows
-from lightning_app.blocks.attention import Attention, AttentionSpec, ShapingSpec
+from lightning_app.blocks.attention import Attention
 from lightning_app.blocks.config import BlockConfig
 from lightning_app.blocks.kernels.choose import attention_form, softmax_map
 from lightning_app.blocks.masks import Mask, causal_mask, full_mask, padding_mask
@@ -137,49 +137,6 @@ def test_a_chain_folds_in_every_form(preset: str, form: Any, carry: Any) -> None
         same(one, other)
 
 
-def test_ends_of_the_span_are_the_model_without_one() -> None:
-    """l_m >= T, and l_q = T without a memory, hide nothing; both are equal to the last bit."""
-    plain = tiny.randomise(tiny.causal_model("sas"))
-    tokens = tiny.words(2, 13)
-    for span in ((1, 12), (3, 12), (13, 0), (5, 99)):
-        model = tiny.causal_model(block("sas", span))
-        model.load_state_dict(plain.state_dict())
-        assert torch.equal(model(tokens), plain(tokens))
-    nearly = tiny.causal_model(block("sas", (1, 11)))
-    nearly.load_state_dict(plain.state_dict())
-    assert not torch.equal(nearly(tokens), plain(tokens))
-
-
-def test_a_centred_map_is_zero_at_the_start() -> None:
-    """C is uniform over the visible keys, so that A = C where W_Q = 0: SAS starts as I."""
-    spec = AttentionSpec(shaping=ShapingSpec(), value="identity", output="identity")
-    attention = Attention(spec, 4, 2, 0.0)
-    x = torch.randn(2, 17, 4)
-    masks = WindowMasks(causal_mask(17, x.device), 2, None)
-    query, keys, values = attention.queries_keys_values(x, None)
-    found, _ = attention(
-        torch.zeros_like(query), keys, values, masks.within(Window(block=2, before=3)), None
-    )
-    same(found, x)
-
-
-@pytest.mark.unchecked_shapes
-@each_span
-@pytest.mark.parametrize("preset", ["pre_ln", "realformer"])
-def test_the_receptive_field_grows_a_window_a_layer(preset: str, span: tuple[int, int]) -> None:
-    """Output i moves with input j exactly for f^n(i) <= j <= i, f the first key of a query."""
-    length, depth = 17, 3
-    model = tiny.randomise(tiny.causal_model(block(preset, span), decoder_depth=depth))
-    x = torch.randn(1, length, tiny.SIZES["model_dim"], requires_grad=True)
-    states = model.decoder(x, causal_mask(length, x.device))
-    for i in range(length):
-        (gradient,) = torch.autograd.grad((states[0, i] ** 2).sum(), x, retain_graph=True)
-        first = i
-        for _ in range(depth):
-            first = max(0, first // span[0] * span[0] - span[1])
-        assert (gradient[0].abs().sum(-1) > 0).tolist() == [first <= j <= i for j in range(length)]
-
-
 @pytest.mark.unchecked_shapes
 @pytest.mark.parametrize("preset", ["post_ln", "pre_ln", "realformer", "sas"])
 @pytest.mark.parametrize(
@@ -287,14 +244,6 @@ def test_probes_see_whole_maps(axes: dict[str, Any], monkeypatch: pytest.MonkeyP
     for ours, theirs in zip(*tables, strict=True):
         assert ours[:-1] == theirs[:-1]
         assert ours.value == pytest.approx(theirs.value, abs=1e-9)
-
-
-def test_padding_changes_nothing() -> None:
-    model = tiny.randomise(tiny.translator(block("sas", (2, 3)))).eval()
-    source, target = tiny.sentences()
-    wide = model(torch.nn.functional.pad(source, (0, 9)), target)
-    real = target != tiny.PAD
-    same(wide[real], model(source, target)[real])
 
 
 def test_one_window_serves_a_chain() -> None:

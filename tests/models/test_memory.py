@@ -10,8 +10,7 @@ from torch import Tensor
 
 from lightning_app.blocks.config import BlockConfig
 from lightning_app.blocks.kernels.choose import attention_form
-from lightning_app.blocks.memory import MemorySpec, SegmentMemory, segment_mask
-from lightning_app.blocks.placed import Places
+from lightning_app.blocks.memory import MemorySpec
 from lightning_app.blocks.presets import PRESETS
 from lightning_app.blocks.spans import AdaptiveSpan
 from lightning_app.blocks.steps import HaltingSpec
@@ -76,26 +75,9 @@ def test_segments_are_one_pass_over_the_text(preset: str, positions: str, length
     close(made.embedding.logits(read(made, tokens)), expected)
 
 
-@torch.no_grad()
-@pytest.mark.unchecked_shapes
-@pytest.mark.parametrize("positions", ["relative", "rope"])
-@pytest.mark.parametrize("preset", [*MAIN, *STREAMS])
-def test_segments_without_a_memory_see_themselves_alone(preset: str, positions: str) -> None:
-    """M = 0: the mask has blocks of T tokens; also in training with a memory of evaluation."""
-    made, tokens = model(preset, None, positions), tiny.words(2, 14)
-    limited = replace(REFERENCE[preset], localised_span=(T, 0))
-    expected = tiny.predicted(limited, made, tokens, **architecture(positions, activation="gelu"))
-    close(torch.cat([made(segment) for segment in tokens.split(T, dim=1)], dim=1), expected)
-    later = alike(made, preset, positions, MemorySpec(evaluation_length=6))
-    close(later.embedding.logits(read(later, tokens)), expected)
-    longer = later.embedding.logits(read(later.eval(), tokens))
-    assert (longer - torch.as_tensor(expected)).abs().max() > 1e-3
-
-
 @pytest.mark.unchecked_shapes
 @pytest.mark.parametrize("length", [3, 6])
 @pytest.mark.parametrize("preset", sorted(PRESETS.keys() - {"resformer"}))
-@pytest.mark.in_turn(3)
 def test_every_preset_reads_in_segments(preset: str, length: int) -> None:
     made, tokens = model(preset, MemorySpec(length=length)).eval(), tiny.words(2, 14)
     span = LocalisedSpan(query_block=T, memory=length)
@@ -181,87 +163,11 @@ def sizes_of(made: CausalLanguageModel) -> int:
     return made.embedding.model_dim
 
 
-@pytest.mark.parametrize(("tokens", "memory"), [(1, 0), (1, 4), (3, 0), (3, 4), (5, 2)])
-def test_the_term_of_distances_is_its_double_loop(tokens: int, memory: int) -> None:
-    """``(q_i + v) . W r_(i-j)`` of every query and key, one cell at a time."""
-    made = model("pre_ln", MemorySpec(length=6))
-    place: Any = made.decoder.place
-    before, here = (
-        place(Places(positions, positions[None], int(positions[0]) if len(positions) else 0))
-        for positions in (torch.arange(memory), torch.arange(memory, memory + tokens))
-    )
-    query, key = torch.randn(1, 2, tokens, 5), torch.randn(1, 2, memory + tokens, 5)
-    features = torch.cat([before.keys(key[:, :, :memory]), here.keys(key[:, :, memory:])], dim=2)
-    scores = here.queries(query) @ features.transpose(-1, -2) / features.shape[-1] ** 0.5
-    weight = place.projections[0].weight.unflatten(0, (2, 5))
-    rates = 10000.0 ** (-torch.arange(0, 10, 2) / 10)
-    for h in range(2):
-        for i in range(tokens):
-            for j in range(memory + tokens):
-                angles = (memory + i - j) * rates
-                distance = weight[h] @ torch.cat([angles.sin(), angles.cos()])
-                u, v = (getattr(place.biases[0], part)[h, 0] for part in ("content", "position"))
-                cell = (query[0, h, i] + u) @ key[0, h, j] + (query[0, h, i] + v) @ distance
-                close(scores[0, h, i, j], cell / 5**0.5)
-
-
-def test_no_gradient_reaches_the_segments_before() -> None:
-    """That of the first segment's words is 0; the memory changes that of the keys."""
-    made = model("pre_ln", MemorySpec(length=T))
-    first, second = torch.arange(5, 9)[None], torch.arange(9, 13)[None]
-    _, memory = made.states_after(None, first)
-    states, _ = made.states_after(memory, second)
-    block: Any = made.decoder.blocks[0]
-    table, key = made.embedding.tokens.weight, block.self_attention.key.weight
-    words, keys = torch.autograd.grad(states.square().sum(), [table, key])
-    assert not words[5:9].any()
-    assert bool(words[9:13].any(dim=1).all())
-    drawn = SegmentMemory(tuple(torch.randn_like(layer) for layer in memory.layers))
-    (changed,) = torch.autograd.grad(made.states_after(drawn, second)[0].square().sum(), [key])
-    assert (keys - changed).abs().max() > 1e-3
-
-
-def test_a_stream_depends_on_itself_alone() -> None:
-    made, tokens = model("realformer", MemorySpec(length=6)), tiny.words(3, 12)
-    together = read(made, tokens)
-    close(torch.cat([read(made, row[None]) for row in tokens]), together)
-    order = torch.tensor([2, 0, 1])
-    close(read(made, tokens[order]), together[order])
-
-
-@pytest.mark.parametrize("length", [1, 3, 6])
-@pytest.mark.parametrize("tokens", [1, 4])
-def test_the_same_number_of_keys(tokens: int, length: int) -> None:
-    """Each query sees ``min(i + 1, M)`` keys, with its own, i from the start of the text."""
-    memory = 0
-    for start in range(0, 3 * tokens, tokens):
-        mask, _ = segment_mask(tokens, memory, length, torch.device("cpu"))
-        seen = mask.allowed.expand(1, 1, tokens, -1).sum(dim=-1).flatten().tolist()
-        assert seen == [min(start + i + 1, length) for i in range(tokens)]
-        memory = min(memory + tokens, length)
-
-
 @pytest.mark.parametrize("preset", ["pre_ln", "sas"])
 def test_the_same_length_is_a_sliding_window(preset: str) -> None:
     made, tokens = model(preset, MemorySpec(length=5, same_length=True)), tiny.words(2, 14)
     whole = alike(made, preset, "relative", localised_span=LocalisedSpan(query_block=1, memory=4))
     close(read(made, tokens), whole.states(tokens))
-
-
-def test_an_output_moves_with_what_it_reaches() -> None:
-    """A layer reaches back from p to ``floor(p / T) T - M``; three layers three times so far."""
-    made, tokens = model("pre_ln", MemorySpec(length=3)), tiny.words(1, 24)
-    reach = 22
-    for _ in range(3):
-        reach = max(0, reach // T * T - 3)
-    assert reach > 0
-    # The last row has the text itself, row p another token at place p.
-    texts = tokens.repeat(24, 1)
-    places = torch.arange(23)
-    texts[places, places] = 5 + (texts[places, places] - 4) % (tiny.VOCABULARY - 5)
-    found = read(made, texts)[:, 22]
-    moved = (found[:23] - found[23]).abs().amax(dim=1) > 1e-12
-    assert moved.tolist() == [place >= reach for place in range(23)]
 
 
 def double_loop(made: CausalLanguageModel, tokens: Tensor, clamp: int) -> Tensor:
@@ -307,17 +213,6 @@ def test_large_distances_count_as_one_in_evaluation(clamp: int) -> None:
         found, state = made.step(tokens[:, place : place + 1], state)
         close(found, logits[:, place])
     close(made.train().states(tokens), double_loop(made, tokens, 11))
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("preset", ["realformer", "v_skipinit", "dual_stream"])
-def test_a_clamp_beyond_all_distances_changes_nothing(preset: str) -> None:
-    config = BlockConfig(preset=preset, memory=MemorySpec(length=6))
-    sizes = architecture("relative_untied", activation="gelu")
-    made = tiny.randomise(tiny.causal_model(config, **sizes, clamp_length=9)).eval()
-    tokens = tiny.words(2, 14)
-    expected = read(alike(made, preset, "relative_untied", memory=MemorySpec(length=6)), tokens)
-    close(read(made, tokens), expected)
 
 
 def test_a_memory_of_everything_is_a_causal_pass() -> None:
@@ -366,10 +261,6 @@ def test_shared_layers_have_a_memory_each() -> None:
     span = LocalisedSpan(query_block=T, memory=6)
     whole = alike(made, "pre_ln", "relative", share="all", localised_span=span)
     close(read(made, tokens), whole.states(tokens))
-
-
-def test_a_length_of_zero_is_no_memory() -> None:
-    assert model("pre_ln", MemorySpec()).decoder.spec.memory is None
 
 
 FIVE, BLOCKS = AdaptiveSpan(longest=5), LocalisedSpan(query_block=2, memory=1)

@@ -349,6 +349,12 @@ LIBRARIES: dict[str, tuple[str, Callable[..., Any], dict[str, Any]]] = {
     "schedule_free": ("schedule_free", schedule_free, {}),
 }
 """Their states have the type of the parameter; pytorch-optimizer's SOAP takes a QR in float32."""
+TORCHS: dict[str, tuple[str, Callable[..., Any], dict[str, Any]]] = {
+    "adam without correction": ("adam", adam, {"bias_correction": False}),
+    "adamw without correction": ("adamw", adamw, {"bias_correction": False}),
+}
+"""As BERT has it: torch's own steps, here fused, with another rate."""
+EVERY = RULES | LIBRARIES | TORCHS
 
 
 class Small(nn.Module):
@@ -367,15 +373,15 @@ KEEPING = [
 ]
 
 
-@pytest.mark.parametrize("name", [*RULES, *LIBRARIES])
+@pytest.mark.parametrize("name", EVERY)
 def test_a_rule_equals_its_equation(name: str) -> None:
-    kind, equation, how = (RULES | LIBRARIES)[name]
+    kind, equation, how = EVERY[name]
     eps = 1e-3 if kind == "stable_adamw" else 1e-8  # some v are below its square
     config = OptimizerConfig(
         kind=kind, lr=0.03, betas=(0.8, 0.95), eps=eps, weight_decay=0.1, momentum=0.8, **how
     )
     model = Small(kind, torch.float64)
-    optimizer = build_optimizer(config, model, fused=False)
+    optimizer = build_optimizer(config, model, fused=name in TORCHS)
     values = {n: p.detach().numpy().copy() for n, p in model.named_parameters()}
     states: dict[str, Any] = {n: {} for n in values}
     for t in range(1, 21):
@@ -425,38 +431,17 @@ def test_muon_equals_that_of_torch(matrix_rate: Any) -> None:
     assert (rows["gains"]["by"], rows["gains"]["rate"]) == ("adamw", [0.03, 0.03])
 
 
-@pytest.mark.parametrize("kind", ["adam", "adamw", "radam", "sgd"])
-def test_our_forms_equal_those_of_torch(kind: str) -> None:
-    decay = 0.1 * (kind not in ("radam", "sgd"))
-    how = {"betas": (0.8, 0.95), "eps": 1e-6, "weight_decay": decay, "momentum": 0.8}
-    config = OptimizerConfig(kind=kind, lr=0.03, **how)  # pyright: ignore[reportArgumentType]
-    ours, theirs = (nn.Linear(4, 3, dtype=torch.float64) for _ in range(2))
-    theirs.load_state_dict(ours.state_dict())
-    groups = [{"params": list(ours.parameters()), "weight_decay": config.weight_decay}]
-    first = config.form(config, groups, fused=False)
-    groups = [{"params": list(theirs.parameters()), "weight_decay": config.weight_decay}]
-    second = optimizers.OPTIMIZERS[kind](config, groups, fused=False)
-    assert type(first) is not type(second)
-    for _ in range(20):
-        for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
-            a.grad = torch.randn_like(a)
-            b.grad = a.grad.clone()
-        first.step()
-        second.step()
-    for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-14)
-
-
 def tiny(**fields: Any) -> nn.Module:
     sizes: dict[str, Any] = {"encoder_depth": 1, "decoder_depth": 1, "model_dim": 8, "ff_dim": 12}
     architecture = ArchitectureConfig(**{**sizes, "num_heads": 2, "dropout": 0.0, **fields})
     return build_model(architecture, BlockConfig(preset="pre_ln"), vocab_size=11, pad=0)
 
 
-def trained(config: OptimizerConfig, schedule: ScheduleConfig, *, stop: int) -> list[torch.Tensor]:
+def trained(
+    config: OptimizerConfig, schedule: ScheduleConfig, dtype: torch.dtype, *, stop: int
+) -> list[torch.Tensor]:
     """The parameters after six steps, with a checkpoint saved and loaded after step `stop`."""
     torch.manual_seed(3)
-    dtype = torch.float32 if config.kind in LIBRARIES else torch.bfloat16
     model = tiny(kind="decoder").to(dtype)
     tokens = torch.arange(1, 9).reshape(2, 4)
 
@@ -487,15 +472,16 @@ def trained(config: OptimizerConfig, schedule: ScheduleConfig, *, stop: int) -> 
 
 
 @pytest.mark.unchecked_shapes
-@pytest.mark.parametrize("name", [*RULES, *LIBRARIES])
+@pytest.mark.parametrize("name", EVERY)
 def test_a_run_continues_from_its_checkpoint(name: str) -> None:
     """Ours in bfloat16, whose moments are of another type; the others follow from it."""
-    kind, _, how = (RULES | LIBRARIES)[name]
+    kind, _, how = EVERY[name]
+    dtype = torch.bfloat16 if name in RULES else torch.float32
     settings: dict[str, Any] = {"betas": (0.8, 0.95), **how}
     config = OptimizerConfig(kind=kind, lr=0.01, weight_decay=0.1, momentum=0.8, **settings)
     schedule = ScheduleConfig(warmup_steps=4, warmup_of="embeddings", reference_steps=4)
-    whole = trained(config, schedule, stop=0)
-    for a, b in zip(whole, trained(config, schedule, stop=3), strict=True):
+    whole = trained(config, schedule, dtype, stop=0)
+    for a, b in zip(whole, trained(config, schedule, dtype, stop=3), strict=True):
         assert torch.equal(a, b)
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lightning_app.blocks.config import BlockConfig
 from lightning_app.blocks.kernels.choose import own_scores, softmax_map
-from lightning_app.blocks.masks import Mask, causal_mask, mask_of
+from lightning_app.blocks.masks import Mask
 from lightning_app.blocks.placed import Placed
 from lightning_app.blocks.stack import StackSpec
 from lightning_app.core.errors import UserError
@@ -136,25 +136,6 @@ def test_probes_see_the_map_that_attention_takes(carry: Any) -> None:
         if (row.quantity, row.layer, row.head) == ("attention_entropy", 1, None)
     ]
     assert found == pytest.approx(sum(entropies) / len(entropies), rel=1e-9)
-
-
-@pytest.mark.parametrize("divisor", [1.0, 2.5])
-def test_the_oracle_of_the_map_is_a_softmax_over_the_keys_that_may_be_seen(divisor: float) -> None:
-    query, key = torch.randn(2, 3, 4, 5), torch.randn(2, 3, 4, 5)
-    nothing = torch.tensor([[True, True, False, True], [False, False, False, False]])
-    for mask in (causal_mask(4, query.device), mask_of(nothing[:, None, None, :])):
-        weights = softmax_map(own_scores(query, key, mask), mask, divisor)
-        allowed = mask.allowed.expand_as(weights)
-        for place in torch.cartesian_prod(torch.arange(2), torch.arange(3), torch.arange(4)):
-            b, h, i = place.tolist()
-            exps = [
-                float((query[b, h, i] @ key[b, h, j] / 5**0.5 / divisor).exp())
-                * float(allowed[b, h, i, j])
-                for j in range(4)
-            ]
-            total = sum(exps) or 1.0
-            expected = torch.tensor([each / total for each in exps])
-            same(weights[b, h, i], expected)
 
 
 def test_the_centre_of_a_biased_map_is_its_softmax_at_zero_scores() -> None:

@@ -7,14 +7,11 @@ import torch
 
 from lightning_app.blocks.config import BlockConfig
 from lightning_app.blocks.kernels.choose import attention_form
-from lightning_app.blocks.masks import causal_mask
 from lightning_app.models.heads import CausalLanguageModel
 from lightning_app.models.positions import Places, RelativeTerm, ScoreBiases
 from tests import tiny
 
 pytestmark = pytest.mark.usefixtures("float64")
-
-RELATIVE = ("relative", "relative_untied")
 
 
 def model(preset: str, positions: str = "relative", **block: Any) -> CausalLanguageModel:
@@ -26,51 +23,6 @@ def term(model: CausalLanguageModel) -> RelativeTerm:
     found = model.decoder.place
     assert isinstance(found, RelativeTerm)
     return found
-
-
-@pytest.mark.parametrize("positions", RELATIVE)
-@pytest.mark.parametrize("preset", ["post_ln", "realformer", "sas"])
-def test_only_distances_count(preset: str, positions: str) -> None:
-    made, x = model(preset, positions), torch.randn(2, 6, 10)
-    mask = causal_mask(6, x.device)
-    here = made.decoder(x, mask)
-    for shift in (1, 50, 3000):
-        newest = torch.arange(6) + shift
-        moved = made.decoder(x, mask, places=Places(newest, newest[None], shift))
-        torch.testing.assert_close(moved, here, rtol=1e-9, atol=1e-9)
-
-
-def test_order_counts() -> None:
-    made, tokens = model("pre_ln"), tiny.words(1, 7)
-    last = [made(text)[0, -1] for text in (tokens, tokens[:, [1, 0, 2, 3, 4, 5, 6]])]
-    assert (last[0] - last[1]).abs().max() > 1e-3
-
-
-@torch.no_grad()
-def test_without_biases_and_projections_there_are_no_positions() -> None:
-    """One layer: in a deeper causal stack the order of the tokens before also counts."""
-    made = tiny.randomise(tiny.causal_model("pre_ln", positions="relative", decoder_depth=1)).eval()
-    tokens = tiny.words(2, 7)
-    for parameter in term(made).parameters():
-        parameter.zero_()
-    order = [3, 1, 0, 2, 4, 5]
-    last = [made(text)[:, -1] for text in (tokens, tokens[:, [*order, 6]])]
-    torch.testing.assert_close(last[0], last[1])
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("preset", ["post_ln", "pre_ln", "realformer", "sas"])
-def test_without_biases_and_projections_a_stack_is_one_without_positions(preset: str) -> None:
-    """Of any depth; the positions of the other model are in its embedding alone."""
-    made = model(preset)
-    other = tiny.causal_model(preset, positions="sinusoidal").eval()
-    other.load_state_dict({k: v for k, v in made.state_dict().items() if "decoder.place." not in k})
-    x, mask = torch.randn(2, 7, 10), causal_mask(7, torch.device("cpu"))
-    expected = other.decoder(x, mask)
-    assert (made.decoder(x, mask) - expected).abs().max() > 1e-3
-    for parameter in term(made).parameters():
-        parameter.zero_()
-    torch.testing.assert_close(made.decoder(x, mask), expected, rtol=1e-11, atol=1e-11)
 
 
 @pytest.mark.parametrize("form", ["plain", "reversible", "blocked", "stored"])
@@ -121,13 +73,6 @@ def test_each_beam_has_clamped_scores_of_its_own(clamp: int) -> None:
     for place in range(7):
         logits, state = made.step(prefixes[:, :, place], state)
         torch.testing.assert_close(logits, expected[:, place])
-
-
-@torch.no_grad()
-def test_a_clamp_beyond_all_distances_changes_no_translation() -> None:
-    made = tiny.randomise(tiny.translator("pre_ln", positions="relative", clamp_length=12))
-    batch = tiny.sentences()
-    torch.testing.assert_close(made.eval()(*batch), made.train()(*batch))
 
 
 @pytest.mark.parametrize(("positions", "pairs"), [("relative", 1), ("relative_untied", 2)])

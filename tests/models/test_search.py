@@ -88,16 +88,6 @@ def test_a_wide_beam_finds_the_best_of_all_sequences() -> None:
     assert found.score == pytest.approx(best[0], abs=1e-5)
 
 
-def test_a_sentence_is_translated_alike_alone_and_in_a_batch() -> None:
-    model = tiny("realformer", seed=5)
-    how = SearchConfig(beam=3, length_ratio=1.0, length_extra=4)
-    together = search(model, SOURCE, MARKS, how)
-    for row, hypothesis in zip(SOURCE, together, strict=True):
-        alone = search(model, row[row != PAD][None], MARKS, how)[0]
-        assert alone.tokens == hypothesis.tokens
-        assert alone.score == pytest.approx(hypothesis.score, abs=1e-5)
-
-
 def endless(**sizes: Any) -> Any:
     """A model that would rather never end."""
     model = tiny("pre_ln", seed=7, **sizes)

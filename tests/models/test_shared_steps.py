@@ -1,6 +1,5 @@
 """Models whose layers share one block: what is shared, what halts, and what neither changes."""
 
-import io
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -19,7 +18,6 @@ from lightning_app.blocks.spans import AdaptiveSpan, auxiliary_terms
 from lightning_app.blocks.stack import Stack
 from lightning_app.blocks.steps import HaltingSpec
 from lightning_app.models.heads import CausalLanguageModel, EncoderDecoder
-from lightning_app.models.positions import Places
 from lightning_app.models.search import Marks, SearchConfig, search
 from lightning_app.models.stack import BlockStack, count_tokens_of, stacks
 from tests import tiny
@@ -171,17 +169,6 @@ def test_cached_decoding_equals_full_decoding(preset: str, positions: str) -> No
 
 
 @main_presets
-def test_cached_translation_equals_full_decoding(preset: str) -> None:
-    model = translator(halting(preset, residual_attention="mean"))
-    source, target = tiny.sentences()
-    full, state = model(source, target), model.start(source)
-    for i in range(target.shape[1]):
-        logits, state = model.step(target[:, i : i + 1], state)
-        real = target[:, i] != tiny.PAD
-        same(logits[real], full[real, i])
-
-
-@main_presets
 def test_a_beam_search_scores_what_the_full_pass_scores(preset: str) -> None:
     model = translator(halting(preset))
     source = tiny.sentences()[0]
@@ -220,74 +207,6 @@ def test_padding_and_other_rows_change_nothing(preset: str) -> None:
     assert costs == pytest.approx([sum(parts) for parts in zip(*alone, strict=True)], rel=1e-12)
 
 
-@main_presets
-def test_a_later_token_never_changes_an_earlier_prediction(preset: str) -> None:
-    model, tokens = causal(halting(preset)), tiny.words(3, 7)
-    logits = model(tokens)
-    for i in range(1, 7):
-        other = tokens.clone()
-        other[:, i:] = 5 + (other[:, i:] - 4) % 12
-        same(model(other)[:, :i], logits[:, :i])
-
-
-@main_presets
-def test_a_halted_token_keeps_its_state(preset: str) -> None:
-    """Other tokens attend to the state with which it halted, not to what the block makes of it."""
-    model = causal(halting(preset))
-    inputs, outputs, running = [], [], []
-
-    def see(block: nn.Module, args: Any, output: Any) -> None:
-        inputs.append(args[0].x - signals(args[2].layer))
-        outputs.append(output[0].x)
-        running.append(args[2].running)
-
-    def signals(step: int) -> Tensor:
-        assert model.decoder.signals is not None
-        places = Places.whole(7, inputs_device)
-        return model.decoder.signals(torch.zeros(1, 7, tiny.SIZES["model_dim"]), places, step)
-
-    inputs_device = torch.device("cpu")
-    model.decoder.blocks[0].register_forward_hook(see)
-    model(tiny.words(3, 7))
-    halted = 0
-    for n in range(1, len(inputs)):
-        now = running[n]
-        same(inputs[n][running[n - 1]], outputs[n - 1][running[n - 1]])
-        stopped = ~running[n - 1]
-        same(inputs[n][stopped], inputs[n - 1][stopped])
-        assert not bool((now & stopped).any())
-        halted += int(stopped.sum())
-    assert halted > 0
-
-
-def test_all_halt_at_once_where_the_bias_is_large() -> None:
-    """b_h = 20: one application of the block, R = 1, a cost of 2 for each token."""
-    model = causal(shared("pre_ln", halting=HaltingSpec(bias=20.0, ponder_weight=1.0))).train()
-    tokens = tiny.words(3, 7)
-    count_tokens_of(model, {"decoder": torch.ones_like(tokens, dtype=torch.bool)})
-    logits = model(tokens)
-    assert auxiliary_terms(model, torch.tensor(21.0))["ponder"].item() == pytest.approx(2.0)
-    once = tiny.causal_model("pre_ln", decoder_depth=1)
-    once.load_state_dict({k: v for k, v in model.state_dict().items() if "halting" not in k})
-    torch.testing.assert_close(logits, once(tokens))
-
-
-def test_all_steps_run_where_tokens_never_halt() -> None:
-    """b_h = -50: the last step gets the whole weight, as without halting."""
-    model = causal(shared("post_ln", halting=HaltingSpec(bias=-50.0)))
-    fixed = causal(shared("post_ln"))
-    fixed.load_state_dict({k: v for k, v in model.state_dict().items() if "halting" not in k})
-    tokens = tiny.words(3, 7)
-    same(model(tokens), fixed(tokens))
-
-
-def test_masked_tokens_alone_are_those_of_the_whole_pass() -> None:
-    model = tiny.randomise(tiny.masked_model(halting("sas"), **DEPTHS)).eval()
-    tokens, positions = tiny.words(3, 7), torch.tensor([2, 9, 13])
-    states = model.states(tokens, positions)
-    same(model.embedding.logits(states) + model.output_bias, model(tokens, positions))
-
-
 @pytest.mark.parametrize("form", ["plain", "stored", "reversible", "blocked"])
 @pytest.mark.parametrize("carry", ["sum", "mean"])
 def test_every_form_of_carried_scores_serves_shared_steps(form: Form, carry: Any) -> None:
@@ -305,20 +224,6 @@ def test_every_form_of_carried_scores_serves_shared_steps(form: Form, carry: Any
     for ours, theirs in zip(*found, strict=True):
         if ours is not None:
             torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
-
-
-@main_presets
-def test_state_survives_a_checkpoint(preset: str) -> None:
-    model, other = causal(halting(preset)), causal(halting(preset))
-    tokens = tiny.words(3, 7)
-    expected = model(tokens)
-    assert not torch.equal(other(tokens), expected)
-    file = io.BytesIO()
-    torch.save(model.state_dict(), file)
-    file.seek(0)
-    other.load_state_dict(torch.load(file, weights_only=True))
-    assert torch.equal(other(tokens), expected)
-    assert len({name.split(".")[2] for name in model.state_dict() if ".blocks." in name}) == 1
 
 
 def test_the_start_of_the_halting_unit() -> None:
@@ -382,16 +287,6 @@ def test_equal_layers_may_be_shared_whatever_the_preset_is_called() -> None:
         assert BlockConfig(preset=preset, share="all").resolve(Stack(depth=1)).share == "all"
     spec = BlockConfig(preset="sas", share="all", first_value_projection="identity")
     assert len(set(spec.resolve(Stack(depth=5)).blocks)) == 1
-
-
-def test_a_stack_without_halting_takes_no_notice() -> None:
-    """No parameter and no draw of random numbers is added where nothing is shared."""
-    torch.manual_seed(5)
-    plain = tiny.causal_model("pre_ln").state_dict()
-    torch.manual_seed(5)
-    again = tiny.causal_model(BlockConfig(preset="pre_ln", share="none", step_signal="none"))
-    assert plain.keys() == again.state_dict().keys()
-    assert all(torch.equal(value, again.state_dict()[name]) for name, value in plain.items())
 
 
 def test_a_shared_encoder_serves_alone() -> None:

@@ -85,7 +85,6 @@ def test_it_is_bert_of_hugging_face() -> None:
 
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("preset", PRESETS)
-@pytest.mark.in_turn(3)
 def test_padding_changes_nothing(preset: str) -> None:
     """Neither logits nor losses; the views of the probes are the rows of the batch."""
     model = tiny.randomise(predictor(preset, max_positions=19)).eval()

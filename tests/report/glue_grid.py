@@ -7,12 +7,9 @@ from typing import Any
 
 import yaml
 
-from tests.report.conftest import BASE, FakeGrid
+from tests.report.conftest import BASE, PRESET, SEED, WARMUP, FakeGrid
 
-PRESET = "model.block.preset"
-WARMUP = "model.schedule.warmup_steps"
 CORRECTED = "model.optimizer.bias_correction"
-SEED = "seed_everything"
 CORPUS = "data.name"
 MAJORITY = {"rte": 146 / 277, "mrpc": 279 / 408, "cola": 721 / 1043, "sst2": 444 / 872}
 ENTROPY = 0.69

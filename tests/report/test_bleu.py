@@ -9,11 +9,8 @@ import sacrebleu
 
 from lightning_app.report.results import read_results
 from lightning_app.report.tasks import MOST_TESTS, bleu_scores
-from tests.report.conftest import write_report
+from tests.report.conftest import PRESET, SEED, WARMUP, write_report
 
-PRESET = "model.block.preset"
-WARMUP = "model.schedule.warmup_steps"
-SEED = "seed_everything"
 AXES = {SEED: [1, 2, 3], PRESET: ["post_ln", "pre_ln"], WARMUP: [0, 60]}
 WORDS = ["a", "dog", "sees", "the", "old", "house", "and", "three", "cats", "near", "the", "river"]
 REFERENCES = [" ".join(WORDS[i % 7 : i % 7 + 4 + i % 3]) for i in range(60)]

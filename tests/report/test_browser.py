@@ -13,14 +13,10 @@ from lightning_app.report.headline import answer
 from lightning_app.report.limits import SHOWN, limits
 from lightning_app.report.results import read_results
 from lightning_app.report.warmup import sensitivity_scores
-from tests.report.conftest import DEMO, FakeGrid, typical, write_report
+from tests.report.conftest import DEMO, PRESET, RATE, SEED, WARMUP, FakeGrid, typical, write_report
 
 pytestmark = pytest.mark.xdist_group("browser")  # what they share is made once
 
-PRESET = "model.block.preset"
-WARMUP = "model.schedule.warmup_steps"
-RATE = "model.optimizer.lr"
-SEED = "seed_everything"
 AXES = {SEED: [1, 2], PRESET: ["post_ln", "pre_ln", "sas"], WARMUP: [0, 60], RATE: [0.001, 0.004]}
 SECTIONS = ["need", "cost", "inside", "run", "appendix"]
 RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]

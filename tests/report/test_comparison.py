@@ -32,11 +32,18 @@ from lightning_app.report.pairs import first_step
 from lightning_app.report.results import GridResults, read_results
 from lightning_app.report.tensorboard import IndexedGrid, final_metrics
 from lightning_app.report.warmup import sensitivity_scores
-from tests.report.conftest import BASE, change, keep, messages, one_sentence, write_report
+from tests.report.conftest import (
+    BASE,
+    PRESET,
+    SEED,
+    WARMUP,
+    change,
+    keep,
+    messages,
+    one_sentence,
+    write_report,
+)
 
-PRESET = "model.block.preset"
-WARMUP = "model.schedule.warmup_steps"
-SEED = "seed_everything"
 WIDTH = "model.architecture.model_dim"
 DROPOUT = "model.architecture.dropout"
 AXES = {PRESET: ["sas", "pre_ln", "post_ln"], WIDTH: [64, 128], SEED: [1, 2, 3, 4]}

@@ -28,11 +28,8 @@ from lightning_app.report.terminal import headline_document
 from lightning_app.report.verdicts import verdict_document, verdicts
 from lightning_app.report.warmup import sensitivity_scores
 from lightning_app.report.write import write_exports
-from tests.report.conftest import write_report
+from tests.report.conftest import PRESET, SEED, WARMUP, write_report
 
-SEED = "seed_everything"
-WARMUP = "model.schedule.warmup_steps"
-PRESET = "model.block.preset"
 AXES = {SEED: [1, 2], PRESET: ["post_ln", "pre_ln"], WARMUP: [0, 60]}
 OF_A_RUN = ("result.json", "metrics.csv", "probes.csv", "block.json", "env.json", "hypotheses.txt")
 OF_A_RUN += ("references.txt", "config.yaml")

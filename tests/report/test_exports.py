@@ -13,17 +13,13 @@ from matplotlib.mathtext import MathTextParser
 from lightning_app.report.bibliography import bibliography, references
 from lightning_app.report.facts import bounded, facts, nats, p_value
 from lightning_app.report.page import Report
-from lightning_app.report.results import GridResults, read_results
+from lightning_app.report.results import read_results
 from lightning_app.report.table import ReportTable, latex, markdown, tex
 from lightning_app.report.tables import delta_table, loss_by_warmup, verdict_table
 from lightning_app.report.warmup import sensitivity_scores
 from lightning_app.report.write import write_exports
-from tests.report.conftest import BASE
+from tests.report.conftest import BASE, PRESET, RATE, SEED, WARMUP
 
-PRESET = "model.block.preset"
-WARMUP = "model.schedule.warmup_steps"
-RATE = "model.optimizer.lr"
-SEED = "seed_everything"
 PRESETS = ["post_ln", "pre_ln", "sas"]
 THREE = {SEED: [1, 2, 3], PRESET: PRESETS, WARMUP: [0, 60]}
 
@@ -45,12 +41,6 @@ GRIDS: dict[str, tuple[Any, dict[str, Any], dict[str, Any] | None]] = {
     "no warm-up axis": (lambda a: 2.0, {SEED: [1, 2], PRESET: PRESETS}, None),
     "no variants": (lambda a: 2.0, {SEED: [1, 2], WARMUP: [0, 60]}, None),
 }
-
-
-@pytest.fixture(params=GRIDS)
-def grid(request, make_grid) -> GridResults:
-    outcome, axes, sensitivity = GRIDS[request.param]
-    return read_results(make_grid(outcome, axes, sensitivity=sensitivity, curves=False).folder)
 
 
 def test_the_files(make_grid, outcome, tmp_path):
@@ -76,8 +66,16 @@ def test_the_files(make_grid, outcome, tmp_path):
 FILES = ("headline", "loss_by_warmup")
 
 
-def test_every_grid_has_every_export(grid, tmp_path):
-    write_exports(Report(grid, sensitivity_scores(grid), tmp_path))
+@pytest.mark.parametrize("name", GRIDS)
+def test_every_grid_has_every_export(make_grid, tmp_path, name):
+    outcome, axes, sensitivity = GRIDS[name]
+    fake = make_grid(outcome, axes, sensitivity=sensitivity, curves=False)
+    grid = read_results(fake.folder)
+    scores = sensitivity_scores(grid)
+    write_exports(Report(grid, scores, tmp_path))
+    for table in (verdict_table(grid, scores), loss_by_warmup(grid, scores)):
+        latex_is_well_formed(table)
+        the_same_numbers_stand_in_both_kinds(table)
     listed = set(re.findall(r"^@\w+\{(\w+),$", (tmp_path / "references.bib").read_text(), re.M))
     assert listed <= set(bibliography())
     assert (tmp_path / "tables").exists() == bool(grid.finished)
@@ -91,33 +89,29 @@ def rows_of(table: str) -> list[str]:
     return [line.removesuffix(r" \\") for line in inner.splitlines() if line.endswith(r" \\")]
 
 
-def test_a_table_of_latex_is_well_formed(grid):
-    for table in (
-        verdict_table(grid, sensitivity_scores(grid)),
-        loss_by_warmup(grid, sensitivity_scores(grid)),
-    ):
-        text = latex(table)
-        width = len(table.on("paper"))
-        (spec,) = re.findall(r"\\begin\{tabular\}\{(\w+)\}", text)
-        assert len(spec) == width
-        for row in rows_of(text):
-            slice_of = row.startswith(rf"\multicolumn{{{width}}}{{l}}{{\emph{{")
-            assert slice_of or len(re.split(r"(?<!\\) ?& ?", row)) == width
-        begun, ended = (re.findall(rf"\\{word}\{{([\w*]+)\}}", text) for word in ("begin", "end"))
-        assert begun == ended[::-1]
-        plain = re.sub(r"\\[{}]", "", text)
-        depth = 0
-        for letter in plain:
-            depth += (letter == "{") - (letter == "}")
-            assert depth >= 0
-        assert depth == 0
-        body = text.split(r"\begin{table*}")[1]
-        for letter in "#_":
-            assert not re.search(rf"(?<!\\)\{letter}", re.sub(r"\$[^$]*\$", "", body)), letter
-        for formula in re.findall(r"(?<!\\)\$[^$]*\$", body):
-            MathTextParser("path").parse(formula)
-        assert len(re.findall(r"(?<!\\)\$", body)) % 2 == 0
-        assert body.isascii()
+def latex_is_well_formed(table: ReportTable) -> None:
+    text = latex(table)
+    width = len(table.on("paper"))
+    (spec,) = re.findall(r"\\begin\{tabular\}\{(\w+)\}", text)
+    assert len(spec) == width
+    for row in rows_of(text):
+        slice_of = row.startswith(rf"\multicolumn{{{width}}}{{l}}{{\emph{{")
+        assert slice_of or len(re.split(r"(?<!\\) ?& ?", row)) == width
+    begun, ended = (re.findall(rf"\\{word}\{{([\w*]+)\}}", text) for word in ("begin", "end"))
+    assert begun == ended[::-1]
+    plain = re.sub(r"\\[{}]", "", text)
+    depth = 0
+    for letter in plain:
+        depth += (letter == "{") - (letter == "}")
+        assert depth >= 0
+    assert depth == 0
+    body = text.split(r"\begin{table*}")[1]
+    for letter in "#_":
+        assert not re.search(rf"(?<!\\)\{letter}", re.sub(r"\$[^$]*\$", "", body)), letter
+    for formula in re.findall(r"(?<!\\)\$[^$]*\$", body):
+        MathTextParser("path").parse(formula)
+    assert len(re.findall(r"(?<!\\)\$", body)) % 2 == 0
+    assert body.isascii()
 
 
 DOCUMENT = r"""\documentclass{article}\usepackage{booktabs,graphicx}\begin{document}
@@ -145,16 +139,12 @@ def test_tables_and_references_compile(make_grid, tmp_path, name):
     assert (tmp_path / "tables" / "paper.pdf").stat().st_size > 10_000
 
 
-def test_the_same_numbers_stand_in_both_kinds(grid):
-    for table in (
-        verdict_table(grid, sensitivity_scores(grid)),
-        loss_by_warmup(grid, sensitivity_scores(grid)),
-    ):
-        piped = [line for line in markdown(table).splitlines() if line.startswith("|")][2:]
-        texts = " ".join(rows_of(latex(table))[1:]).replace("$-$", "−")
-        texts = re.sub(r"\\multicolumn\{\d+\}", "", texts)
-        first, second = (re.findall(r"−?\d[.\d]*", text) for text in (" ".join(piped), texts))
-        assert sorted(first) == sorted(second)
+def the_same_numbers_stand_in_both_kinds(table: ReportTable) -> None:
+    piped = [line for line in markdown(table).splitlines() if line.startswith("|")][2:]
+    texts = " ".join(rows_of(latex(table))[1:]).replace("$-$", "−")
+    texts = re.sub(r"\\multicolumn\{\d+\}", "", texts)
+    first, second = (re.findall(r"−?\d[.\d]*", text) for text in (" ".join(piped), texts))
+    assert sorted(first) == sorted(second)
 
 
 def by_name(table: ReportTable, where: str = "") -> dict[str, dict[str, str]]:

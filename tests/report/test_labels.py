@@ -3,17 +3,15 @@
 # pyright: reportAttributeAccessIssue=false
 # SciPy's results of tests carry their fields at run time only.
 
-import csv
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-from scipy import stats
 
 from benchmarks import false_labels
 from lightning_app.report import verdicts as rules
@@ -30,47 +28,18 @@ from lightning_app.report.statistics import (
 )
 from lightning_app.report.verdicts import Verdict, verdict_document, verdicts
 from lightning_app.report.warmup import sensitivity_scores
-from tests.report.conftest import arm, change, stalls
+from tests.report.conftest import PRESET, RATE, SEED, WARMUP, arm, change, stalls
 
 H = 4.5
-PRESET, SEED = "model.block.preset", "seed_everything"
-WARMUP, RATE = "model.schedule.warmup_steps", "model.optimizer.lr"
 
 
 def scores_of(folder: Path) -> dict[tuple[str, str, float], Score]:
     return {(s.variant, s.score, s.lr): s for s in sensitivity_scores(read_results(folder))}
 
 
-def of(folder: Path, variant: str) -> dict[str, Score]:
-    """The scores of one variant of a grid with one rate, by name."""
-    return {s.score: s for s in sensitivity_scores(read_results(folder)) if s.variant == variant}
-
-
-@pytest.mark.parametrize("count", [6, 8])
-def test_sign_flips_are_those_of_scipy(count: int) -> None:
-    values = np.random.default_rng(count).normal(0.3, 1.0, count)
-    test = stats.permutation_test(
-        (values,), np.mean, permutation_type="samples", n_resamples=100_000, alternative="two-sided"
-    )
-    assert sign_flip_p(values.tolist()) == pytest.approx(test.pvalue)
-    assert sign_flip_p(np.abs(values).tolist()) == pytest.approx(2 / 2**count)
-
-
 def test_sign_flips_stand_beside_a_t_test_where_they_can_tell() -> None:
     assert math.isnan(sign_flip_p([1.0] * 5))  # at least 2 / 2^5
     assert math.isnan(sign_flip_p([1.0] * 17))
-
-
-@pytest.mark.parametrize(
-    ("first", "second"),
-    [([3, 4, 4, 3, 3], [1, 2, 2, 1, 2]), ([0, 3, 1], [2, 0, 0, 1]), ([2, 2, 2], [0, 0, 0])],
-)
-def test_failures_are_compared_by_whole_seeds(first: list[int], second: list[int]) -> None:
-    expected = stats.permutation_test(
-        (first, second), lambda a, b, axis: np.mean(a, axis) - np.mean(b, axis), n_resamples=9999
-    ).pvalue
-    assert permutation_p(first, second) == pytest.approx(expected)
-    assert failures_p(first, second, 4, 8) == pytest.approx(expected)
 
 
 def test_an_arm_that_always_fails_has_a_bound_of_its_own() -> None:
@@ -238,41 +207,6 @@ def test_a_grid_whose_runs_were_chosen_or_ended_by_results_has_no_verdicts(
     words = {verdict.variant: verdict.word for verdict in verdicts(grid, scores)}
     assert words == (dict.fromkeys(("all variants", "pre_ln", "sas"), "gains") if some else {})
     assert bool(answer(grid, scores)) == some
-
-
-def curves_of(grid: Any, loss: Callable[[Mapping[str, Any], int], float]) -> None:
-    """Give each run validations and learning rates every 10 steps."""
-    for cell in grid.cells:
-        axes = cell["axes"]
-        with (grid.run(cell) / "metrics.csv").open("w", newline="") as file:
-            rows = csv.writer(file)
-            rows.writerow(["step", "train/lr", "val/nll"])
-            for step in (1, *range(10, 201, 10)):
-                warmup = axes[WARMUP] or 1
-                rate = 0.004 * min(1.0, step / warmup) * min(1.0, math.sqrt(60 / step))
-                rows.writerow([step, rate, loss(axes, step) if step > 1 else ""])
-
-
-def test_steps_saved_and_lost_by_hand(make_grid: Any) -> None:
-    """Losses fall linearly: with warm-up a run is as far as the other was 30 steps before."""
-
-    def loss(axes: Mapping[str, Any], step: int) -> float:
-        late = 30 if axes[WARMUP] else 0
-        late = -late if axes[PRESET] == "post_ln" else late
-        noise = 0.0002 * axes[SEED] * (axes[WARMUP] > 0) * (1 if late > 0 else -1)
-        return 4.0 - 0.01 * (step - late) + 0.002 * axes[SEED] + noise
-
-    axes = {SEED: [1, 2, 3, 4, 5, 6], PRESET: ["post_ln", "pre_ln"], WARMUP: [0, 60]}
-    fake = make_grid(lambda a: loss(a, 200), axes)
-    curves_of(fake, loss)
-    found = of(fake.folder, "pre_ln")
-    assert found["steps_saved"].estimate == pytest.approx(-30, abs=0.2)
-    assert of(fake.folder, "post_ln")["steps_saved"].estimate == pytest.approx(30, abs=0.2)
-    # The area without warm-up, 60 + 2 sqrt(60) (sqrt(t) - sqrt(60)) peak rates at step t, is
-    # 30 less with it.
-    target = 60 + 2 * math.sqrt(60) * (math.sqrt(200) - math.sqrt(60)) - 30
-    step = ((target - 60) / (2 * math.sqrt(60)) + math.sqrt(60)) ** 2
-    assert found["lost_steps"].estimate == pytest.approx(200 - step, abs=1.0)
 
 
 @pytest.mark.parametrize("noise", ["one skewed arm", "30 % stall"])

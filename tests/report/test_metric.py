@@ -17,12 +17,9 @@ from lightning_app.report.results import read_results
 from lightning_app.report.tensorboard import metric_tags
 from lightning_app.report.terminal import show_report
 from lightning_app.report.warmup import sensitivity_scores
-from tests.report.conftest import write_report
+from tests.report.conftest import PRESET, SEED, WARMUP, write_report
 from tests.told import told
 
-SEED = "seed_everything"
-PRESET = "model.block.preset"
-WARMUP = "model.schedule.warmup_steps"
 AXES = {SEED: [1, 2, 3], PRESET: ["post_ln", "pre_ln"], WARMUP: [0, 60]}
 BLEU = {("post_ln", 0): 3.0, ("post_ln", 60): 30.0, ("pre_ln", 0): 20.0, ("pre_ln", 60): 21.0}
 

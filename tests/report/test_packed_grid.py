@@ -22,12 +22,8 @@ from lightning_app.report.packed import PACKED, found_results, unpack
 from lightning_app.report.results import read_results
 from lightning_app.report.write import publish
 from lightning_app.runs.records import is_sealed, sealed
-from tests.report.conftest import write_report
+from tests.report.conftest import PRESET, RATE, SEED, WARMUP, write_report
 
-PRESET = "model.block.preset"
-WARMUP = "model.schedule.warmup_steps"
-RATE = "model.optimizer.lr"
-SEED = "seed_everything"
 AXES = {PRESET: ["post_ln", "pre_ln"], WARMUP: [0, 60], RATE: [0.004, 0.008], SEED: [1, 2, 3]}
 
 

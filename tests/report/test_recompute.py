@@ -1,7 +1,9 @@
 """Reports of odd grids: `docs/recompute_study.py` computes their numbers again, beside them."""
 
 import html
+import itertools
 import json
+import math
 import random
 import re
 import shlex
@@ -12,6 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -77,6 +80,55 @@ def axes_of(seeds: int, *warmups: int) -> dict[str, list[Any]]:
 
 
 RATES = {RATE: [0.001, 0.002, 0.004]}
+BATCH = "data.tokens_per_batch"
+KINDS = ("noise", "stalls of some", "stalls at all rates", "refined", "missing", "groups")
+
+
+def drawn(kind: str) -> dict[tuple[Any, ...], float | str | None]:
+    """How each planned run of a grid ended: parabolas over the octaves of rates, and noise.
+
+    The points are batch, preset, warm-up, rate and seed.
+    """
+    rng = np.random.default_rng([KINDS.index(kind), 0])
+    every = (0.0005, 0.001, 0.0014, 0.002, 0.0028, 0.004, 0.008)
+    groups = (512, 1024) if kind == "groups" else (512,)
+    seeds = range(1, 4 if kind == "groups" else 7 if kind == "noise" else 6)
+    found: dict[tuple[Any, ...], float | str | None] = {}
+    for group, preset, warmup in itertools.product(groups, PRESETS, (0, 60)):
+        best, gain = rng.uniform(-9, -7.5), rng.uniform(-0.1, 0.5) * (warmup == 0)
+        own = (0.001, 0.002, 0.004, 0.008)
+        if kind == "refined":
+            own = tuple(sorted(rng.choice(every, rng.integers(3, 7), replace=False).tolist()))
+        for rate, seed in itertools.product(own, seeds):
+            loss = 2.0 + gain + 0.3 * (math.log2(rate) - best) ** 2 + rng.normal(0, 0.1)
+            stalled = kind == "stalls of some" and rng.random() < 0.4 + 0.2 * (seed == 1)
+            if kind == "stalls at all rates":  # realformer never learns
+                alone = (preset, warmup) in (("post_ln", 0), ("sas", 60))
+                stalled = preset == "realformer" or alone
+            end = rng.choice([np.nan, 4.47, 4.6]) if stalled else min(loss, 4.3)
+            late = kind == "missing" and rng.random() < 0.03
+            ended = None if math.isnan(end) else float(end)
+            found[group, preset, warmup, rate, seed] = "waiting" if late else ended
+    return found
+
+
+def drawn_grid(kind: str) -> tuple[Any, dict[str, list[Any]]]:
+    ends = drawn(kind)
+    values = [sorted({point[place] for point in ends}) for place in range(5)]
+    axes: dict[str, Any] = dict(zip((BATCH, PRESET, WARMUP, RATE, SEED), values, strict=True))
+    return (lambda at: ends.get(tuple(at.values()), "waiting")), axes
+
+
+def grouped(axes):
+    """Groups, labels, factors; post_ln of one group stalls without warm-up at one rate."""
+    point = axes[PRESET], axes[COUPLING], axes[WARMUP], axes[RATE]
+    if point == ("post_ln", "decoupled", 0, 0.004):
+        return 4.49
+    later = (axes[COUPLING] == "paper") + (axes["model.optimizer.kind"] == "sgd")
+    return at_rates(axes) + 0.1 * later
+
+
+COUPLING, NAMES = "model.schedule.coupling", ["Adam", "SGD"]
 GRIDS = {
     "regular": (regular, axes_of(3, 0, 60)),
     "many seeds": (mixed, axes_of(6, 0, 60)),
@@ -104,8 +156,21 @@ GRIDS = {
     "no seed axis": (regular, {PRESET: PRESETS, WARMUP: [0, 60]}),
     "an arm with fewer seeds": (needing, axes_of(5, 0, 60) | RATES),
     "arms with one rate": (regular, axes_of(3, 0, 60) | RATES),
+    "groups and factors": (
+        grouped,
+        axes_of(3, 0, 60)
+        | RATES
+        | {PRESET: ["pre_ln", "post_ln"], COUPLING: ["decoupled", "paper"]}
+        | {"model.optimizer.kind": ["adam", "sgd"]},
+    ),
+    **{f"drawn {kind}": drawn_grid(kind) for kind in KINDS},
 }
 FILES = {
+    "drawn noise": {"families": {"pre": ["pre_ln"], "others": ["post_ln", "sas"]}},
+    "groups and factors": {
+        "labels": {COUPLING: ["decoupled", "paper's coupling"], "model.optimizer.kind": NAMES},
+        "factors": {"placement": PRESET, "coupling": COUPLING},
+    },
     "families": {"families": {"shared": [True], "own": ["false"], "post": ["post_ln"], "": [3]}},
     "a search": {"search": {"fields": {RATE: {"low": 0.001, "high": 0.004}}, "budget": 3}},
 }
@@ -114,7 +179,9 @@ LEFT_OUT = {
     for preset in PRESETS
     for warmup in (0, 60)
 }
+REFINED = drawn("refined")
 KEPT = {  # the cells of a grid that are planned
+    "drawn refined": lambda at: tuple(at.values()) in REFINED,
     "arms with their own rates": lambda at: at[RATE] not in LEFT_OUT[at[PRESET], at[WARMUP]],
     "an arm with fewer seeds": lambda at: (at[PRESET], at[SEED]) != ("pre_ln", 5),
     "arms with one rate": lambda at: (
@@ -135,7 +202,12 @@ def report(make_grid: Any, name: str) -> Path:
 def test_every_score_and_mean_of_a_report_is_recomputed(
     make_grid: Any, oracle: ModuleType, name: str
 ) -> None:
-    assert oracle.check(report(make_grid, name)) == []
+    folder = report(make_grid, name)
+    assert oracle.check(folder) == []
+    if "factors" in FILES.get(name, {}):
+        table = pd.read_csv(folder / "effects.csv")
+        assert set(table["group"]) == {*NAMES}
+        assert len(table) == 2 * 3 * (4 + 2 * 3)
 
 
 def test_these_grids_have_every_score_and_number(make_grid: Any) -> None:

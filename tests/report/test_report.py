@@ -24,14 +24,19 @@ from lightning_app.report.results import read_results
 from lightning_app.report.verdicts import verdicts
 from lightning_app.report.warmup import sensitivity_scores
 from tests import warm
-from tests.report.conftest import FakeGrid, messages, typical, write_report
+from tests.report.conftest import (
+    PRESET,
+    RATE,
+    SEED,
+    WARMUP,
+    FakeGrid,
+    messages,
+    typical,
+    write_report,
+)
 from tests.told import told
 
 ROOT = Path(__file__).parents[2]
-PRESET = "model.block.preset"
-WARMUP = "model.schedule.warmup_steps"
-RATE = "model.optimizer.lr"
-SEED = "seed_everything"
 VOID = {"meta", "br", "hr", "col"}
 QUESTIONS = ["need", "cost", "inside", "run", "appendix"]
 
@@ -389,71 +394,61 @@ def test_the_table_of_costs_has_the_means_of_the_runs(make_grid):
         assert shown[name][4:] == [f"{sum(seconds) / 3600:,.2f}", "4"]
 
 
-@pytest.mark.parametrize(("coupling", "said"), [("paper", "Do not read Δ"), ("decoupled", "share")])
-def test_the_coupling_is_named(make_grid, coupling, said):
-    base = {"model": {"schedule": {"kind": "inverse_sqrt", "coupling": coupling}}}
-    page = Page(
-        write_report(make_grid(one_seed, SIX, base=base, curves=False).folder, figures=False)
-    )
-    assert said in page.text
+COUPLED = {"kind": "inverse_sqrt", "coupling": "decoupled", "reference_steps": 60}
+ADAM = {"kind": "adam", "lr": 1e-3, "eps": 1e-9, "bias_correction": True}
+SETTINGS: dict[str, tuple[dict[str, Any], dict[str, Any], list[str], list[str]]] = {
+    "each coupling has its own caution, and the optimizer is not that of the base alone": (
+        {"schedule": COUPLED, "optimizer": ADAM},
+        {
+            "model.schedule.coupling": ["decoupled", "paper"],
+            "model.optimizer.kind": ["adam", "sgd"],
+            "model.optimizer.eps": [1e-9, 1e-6],
+            "trainer.gradient_clip_val": [0.0, 1.0],
+        },
+        [
+            *("inverse_sqrt, coupling paper:", "inverse_sqrt, coupling decoupled:"),
+            *("adam / … 1e-09 / 1e-06; … 0 / 1", "inverse sqrt, decoupled: …T_ref = 60 / inverse"),
+        ],
+        [],
+    ),
+    "a linear schedule": (
+        {"schedule": {**COUPLED, "kind": "linear"}},
+        {
+            "model.schedule.kind": ["linear", "constant"],
+            "model.schedule.coupling": ["decoupled", "paper"],
+        },
+        [
+            *("paper: … coupled:", "Runs with linear", "down from step 60 / linear after a linear"),
+            "down from its end / constant after",
+        ],
+        ["Runs with constant"],
+    ),
+    "other schedules, and an Adam with and without correction": (
+        {"schedule": {**COUPLED, "kind": "cosine"}, "optimizer": ADAM},
+        {
+            "model.schedule.kind": ["cosine", "bert"],
+            "model.optimizer.bias_correction": [True, False],
+        },
+        ["Runs with cosine", "bert: … BERT's code", "60 / … BERT's code", "with and without"],
+        [],
+    ),
+    "no correction at all": (
+        {"optimizer": {**ADAM, "bias_correction": False}},
+        {},
+        ["no bias correction"],
+        [],
+    ),
+}
 
 
-def test_settings_that_are_axes_are_named_with_all_their_values(make_grid):
-    """Each coupling has its own caution; the optimizer is not that of the base alone."""
-    schedule = {"kind": "inverse_sqrt", "coupling": "decoupled", "reference_steps": 60}
-    base = {"model": {"schedule": schedule, "optimizer": {"kind": "adam", "lr": 1e-3, "eps": 1e-9}}}
-    axes = {
-        **SIX,
-        "model.schedule.coupling": ["decoupled", "paper"],
-        "model.optimizer.kind": ["adam", "sgd"],
-        "model.optimizer.eps": [1e-9, 1e-6],
-        "trainer.gradient_clip_val": [0.0, 1.0],
-    }
-    text = Page(
-        write_report(make_grid(one_seed, axes, base=base, curves=False).folder, figures=False)
-    ).text
-    assert "inverse_sqrt, coupling paper:" in text
-    assert "inverse_sqrt, coupling decoupled:" in text
-    assert told("adam / … 1e-09 / 1e-06; … 0 / 1").search(text)
-    assert re.search(r"inverse sqrt, decoupled: .*T_ref = 60 / inverse sqrt, coupled as in", text)
-
-
-def test_a_linear_schedule_has_cautions_of_its_own(make_grid):
-    schedule = {"kind": "linear", "coupling": "decoupled", "reference_steps": 60}
-    axes = {**SIX, "model.schedule.kind": ["linear", "constant"]}
-    axes |= {"model.schedule.coupling": ["decoupled", "paper"]}
-    base = {"model": {"schedule": schedule}}
-    text = Page(
-        write_report(make_grid(one_seed, axes, base=base, curves=False).folder, figures=False)
-    ).text
-    assert told("paper: … coupled:").search(text)
-    assert "Runs with linear" in text
-    assert "Runs with constant" not in text
-    forms = "down from step 60 / linear after a linear warm-up, down from its end / constant after"
-    assert forms in text
-
-
-def test_the_other_schedules_and_an_adam_without_correction_are_named(make_grid):
-    schedule = {"kind": "cosine", "coupling": "decoupled", "reference_steps": 60}
-    axes = {**SIX, "model.schedule.kind": ["cosine", "bert"]}
-    axes |= {"model.optimizer.bias_correction": [True, False]}
-    optimizer = {"kind": "adam", "lr": 1e-3, "bias_correction": True}
-    base = {"model": {"schedule": schedule, "optimizer": optimizer}}
-    text = Page(
-        write_report(make_grid(one_seed, axes, base=base, curves=False).folder, figures=False)
-    ).text
-    assert "Runs with cosine" in text
-    assert told("bert: … BERT's code").search(text)
-    assert told("60 / … BERT's code").search(text)
-    assert "with and without" in text
-
-
-def test_a_grid_without_bias_correction_says_so(make_grid):
-    base = {"model": {"optimizer": {"kind": "adam", "lr": 1e-3, "bias_correction": False}}}
-    text = Page(
-        write_report(make_grid(one_seed, SIX, base=base, curves=False).folder, figures=False)
-    ).text
-    assert "no bias correction" in text
+@pytest.mark.parametrize("case", SETTINGS)
+def test_settings_are_named_with_all_their_values(make_grid, case):
+    base, axes, shown, absent = SETTINGS[case]
+    fake = make_grid(one_seed, SIX | axes, base={"model": base}, curves=False)
+    text = Page(write_report(fake.folder, figures=False)).text
+    for said in shown:
+        assert told(said).search(text), said
+    assert not [said for said in absent if said in text]
 
 
 def test_the_same_runs_give_the_same_bytes(make_grid, outcome, tmp_path):

@@ -20,10 +20,7 @@ from lightning_app.report.results import read_results
 from lightning_app.report.write import claim, is_current, write
 from lightning_app.runs.folder import GridFolder
 from lightning_app.runs.locks import if_free
-
-PRESET = "model.block.preset"
-WARMUP = "model.schedule.warmup_steps"
-SEED = "seed_everything"
+from tests.report.conftest import PRESET, SEED, WARMUP
 
 
 @pytest.fixture

@@ -7,17 +7,11 @@ import pandas as pd
 import pytest
 import yaml
 
-from lightning_app.config.tree import label
 from lightning_app.core.errors import UserError
 from lightning_app.report.frames import results_frame, validations_frame
 from lightning_app.report.results import damaged_files, read_results
-from tests.report.conftest import change
+from tests.report.conftest import PRESET, RATE, SEED, WARMUP, change
 from tests.told import told
-
-PRESET = "model.block.preset"
-WARMUP = "model.schedule.warmup_steps"
-RATE = "model.optimizer.lr"
-SEED = "seed_everything"
 
 
 def test_every_planned_cell_has_a_state(make_grid):
@@ -76,14 +70,6 @@ def test_variants_put_the_preset_first(make_grid):
     expected = (f"sas+shaped_attention={shaped}", "sas+shaped_attention=null")
     assert grid.variants == expected
     assert {cell.group for cell in grid.cells} == {"all"}  # an axis of one value names no group
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [("a b", "a b"), (0.001, "0.001"), (1e-9, "1e-09"), (None, "null"), (True, "true"), (3, "3")],
-)
-def test_label(value, text):
-    assert label(value) == text
 
 
 def test_a_row_for_each_planned_cell(make_grid):

@@ -19,7 +19,7 @@ from werkzeug.test import Client
 from lightning_app.core.errors import UserError
 from lightning_app.report.tensorboard import write_index
 from lightning_app.report.write import PAGE, Site, claim, tensorboard_path
-from tests.report.conftest import write_report
+from tests.report.conftest import SEED, write_report
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = """
@@ -30,7 +30,6 @@ with claim(0) as claimed:
     serve_report(Path(sys.argv[1]), Path(sys.argv[2]), claimed)
 print("ended")
 """
-SEED = "seed_everything"
 
 
 def board(environ: dict[str, Any], start: Callable[..., Any]) -> list[bytes]:

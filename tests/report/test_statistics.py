@@ -6,6 +6,7 @@
 import itertools
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,12 +14,11 @@ import pytest
 from sacrebleu.metrics.bleu import BLEU
 from scipy import stats
 
-from benchmarks import coverage
+from benchmarks import coverage, steps_to_loss
 from lightning_app.report.statistics import (
     Estimate,
     bleu_difference,
     corrected,
-    ended_alike,
     holm_values,
     seeds_to_decide,
     t_interval,
@@ -43,12 +43,6 @@ def test_t_is_scipys(draws):
     assert high == pytest.approx(ends.high)
     assert p == pytest.approx(test.pvalue)
     assert t_interval(list(draws[4] - 1.2)) == pytest.approx((low[4], high[4], p[4]))
-
-
-def test_paired_differences_are_scipys_paired_test(draws):
-    other = draws[::-1] + 0.3
-    p = t_intervals(draws - other)[2]
-    assert p == pytest.approx(stats.ttest_rel(draws, other, axis=1).pvalue)
 
 
 def test_wilson_is_scipys():
@@ -167,14 +161,6 @@ def test_intervals_that_do_not_exist():
     assert wilson_interval(0, 1) == pytest.approx((0.0, 0.793450), abs=1e-6)
 
 
-def test_who_ended_alike():
-    assert ended_alike([[True, True], [False, False], [True, False]]).tolist() == [
-        True,
-        True,
-        False,
-    ]
-
-
 SENTENCES = [f"the {a} saw the {b} in the garden" for a in ("dog", "cat") for b in "abcde"]
 
 
@@ -258,3 +244,16 @@ def test_savings_and_what_does_not_matter_in_short():
     row = coverage.covered("T", "normal", 5, (low[:, None], high[:, None]), truth)
     assert coverage.LOW - 4 * row.error < row.rate < coverage.HIGH + 4 * row.error
     assert np.mean([row.rate for row in coverage.no_needs(30, rng)]) < 0.05
+
+
+def test_steps_to_a_loss() -> None:
+    def steps(curve: dict[int, float], *targets: float, failed: bool = False) -> list[float | None]:
+        run = SimpleNamespace(curve={"val/nll": curve}.__getitem__)
+        cell: Any = SimpleNamespace(
+            run=run, monitored=SimpleNamespace(loss="val/nll"), failed=failed
+        )
+        return [steps_to_loss.reached(cell, target) for target in targets]
+
+    curve = {50: 4.0, 100: 3.0, 150: 3.5, 200: 2.0}
+    assert steps(curve, 4.5, 3.25, 2.75, 1.9) == [50.0, 87.5, 175.0, None]
+    assert steps(curve, 2.75, failed=True) == steps({}, 1.0) == [None]

@@ -2,9 +2,7 @@
 
 import json
 import math
-import random
 import re
-import shutil
 import tarfile
 from pathlib import Path
 from types import ModuleType
@@ -13,7 +11,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-import yaml
 from scipy import stats
 
 from lightning_app.report.comparisons import effects
@@ -23,7 +20,7 @@ from lightning_app.report.results import GridResults, read_grid_file, read_resul
 from lightning_app.report.statistics import row_document
 from lightning_app.report.tasks import bleu_scores
 from lightning_app.report.warmup import sensitivity_scores
-from lightning_app.report.write import FILE, publish
+from lightning_app.report.write import FILE
 
 ROOT = Path(__file__).parents[2]
 STUDIES = sorted((ROOT / "ablations" / "results").iterdir())
@@ -67,52 +64,6 @@ def test_code_that_shares_nothing_with_the_package_gives_its_numbers(
 ) -> None:
     assert not re.search(r"^\s*(from|import) lightning_app", RECOMPUTE.read_text(), re.M)
     assert oracle.check(study) == []
-
-
-def test_groups_labels_and_factors_are_recomputed(
-    make_grid: Any, tmp_path: Path, oracle: ModuleType
-) -> None:
-    """What `joint` does not have: axes that make groups, with names."""
-    preset, coupling, kind = "model.block.preset", "model.schedule.coupling", "model.optimizer.kind"
-    axes = {
-        preset: ["pre_ln", "post_ln"],
-        coupling: ["decoupled", "paper"],
-        kind: ["adam", "sgd"],
-        "model.schedule.warmup_steps": [0, 60],
-        "model.optimizer.lr": [1e-3, 2e-3, 4e-3],
-        "seed_everything": [1, 2, 3],
-    }
-
-    def outcome(of: Any) -> float:
-        place = [axes[key].index(value) for key, value in of.items()]
-        if place[0] == place[4] - 1 == 1 and place[3] == 0 and place[1] == 0:
-            return 4.49  # stalled
-        return 2.0 + 0.3 * (place[3] == 0) + 0.1 * sum(place[:3]) + random.Random(str(of)).random()
-
-    fake = make_grid(outcome, axes)
-    path = fake.folder / "grid.yaml"
-    names = {coupling: ["decoupled", "paper's coupling"], kind: ["Adam", "SGD"]}
-    more = {"labels": names, "factors": {"placement": preset, "coupling": coupling}}
-    path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | more, sort_keys=False))
-    publish(read_results(fake.folder), tmp_path / "study")
-    assert oracle.check(tmp_path / "study") == []
-    table = pd.read_csv(tmp_path / "study" / "effects.csv")
-    assert set(table["group"]) == {*names[kind]}
-    assert len(table) == 2 * 3 * (4 + 2 * 3)
-
-
-def test_a_changed_number_is_found(study: Path, tmp_path: Path, oracle: ModuleType) -> None:
-    shutil.copytree(study, tmp_path / "study")
-    path = tmp_path / "study" / "sensitivity.csv"
-    lines = path.read_text().splitlines(keepends=True)
-    scores = [re.search(r",(delta|stalls w=100),-?[\d.]", line) for line in lines]
-    place, score = next((i, found[1]) for i, found in enumerate(scores) if found)
-    fields = lines[place].split(",")
-    at = fields.index(score) + 1
-    fields[at] = repr(float(fields[at]) + 1e-6)
-    lines[place] = ",".join(fields)
-    path.write_text("".join(lines))
-    assert len(oracle.check(tmp_path / "study")) == 1
 
 
 def test_its_page_is_short_and_names_no_machine(study: Path) -> None:

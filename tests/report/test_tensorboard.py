@@ -47,11 +47,8 @@ from lightning_app.runs.locks import if_free
 from lightning_app.runs.store import link_run, stored
 from lightning_app.scores.task_facts import QualityMetric
 from tests import warm
-from tests.report.conftest import ENTROPY, FakeGrid, write_report
+from tests.report.conftest import ENTROPY, PRESET, SEED, WARMUP, FakeGrid, write_report
 
-PRESET = "model.block.preset"
-WARMUP = "model.schedule.warmup_steps"
-SEED = "seed_everything"
 EVERY_STATUS = ["STATUS_UNKNOWN", "STATUS_SUCCESS", "STATUS_FAILURE", "STATUS_RUNNING"]
 SMALL = {SEED: [1, 2], PRESET: ["post_ln", "pre_ln"], WARMUP: [0, 60]}
 
@@ -632,8 +629,10 @@ def check_half(grid: FakeGrid, loader: str) -> None:
     assert list(grid.folder.glob("*tfevents*")) == []
 
 
-@pytest.mark.parametrize("loader", ["true", "false"])
-@pytest.mark.parametrize("order", [("a.b", "a"), ("a", "a.b"), ("a.b", "a", "a.b")])
+@pytest.mark.parametrize(
+    ("order", "loader"),
+    [(("a.b", "a"), "true"), (("a", "a.b"), "false"), (("a.b", "a", "a.b"), "true")],
+)
 def test_each_of_two_grids_that_share_runs_shows_its_own(make_grid, order, loader):
     grids: dict[str, FakeGrid] = {}
     for name in order:

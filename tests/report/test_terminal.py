@@ -16,12 +16,8 @@ from lightning_app.report.results import GridResults, read_results
 from lightning_app.report.terminal import PLAIN, ROWS, headline_document, show_report
 from lightning_app.report.verdicts import verdicts
 from lightning_app.report.warmup import sensitivity_scores
-from tests.report.conftest import messages
+from tests.report.conftest import PRESET, RATE, SEED, WARMUP, messages
 
-PRESET = "model.block.preset"
-WARMUP = "model.schedule.warmup_steps"
-RATE = "model.optimizer.lr"
-SEED = "seed_everything"
 WIDTH = "model.architecture.model_dim"
 LONG = "a_variant_with_a_name_that_is_longer_than_many_a_terminal_is_wide"
 

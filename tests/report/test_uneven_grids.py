@@ -1,6 +1,5 @@
 """Grids whose parts have other rates, names or entropies: none is taken for another."""
 
-import copy
 import json
 import math
 import random
@@ -20,14 +19,19 @@ from lightning_app.report.tables import delta_table, over_rates_table
 from lightning_app.report.verdicts import verdicts
 from lightning_app.report.warmup import sensitivity_scores
 from lightning_app.report.write import publish
-from tests.report.conftest import BASE, change, keep, messages, write_report
+from tests.report.conftest import (
+    PRESET,
+    RATE,
+    SEED,
+    WARMUP,
+    change,
+    keep,
+    messages,
+    write_report,
+    written,
+)
 
-PRESET = "model.block.preset"
-WARMUP = "model.schedule.warmup_steps"
-RATE = "model.optimizer.lr"
 KIND = "model.optimizer.kind"
-WIDTH = "model.architecture.model_dim"
-SEED = "seed_everything"
 AXES = {PRESET: ["pre_ln", "post_ln"], WARMUP: [0, 60], SEED: [1, 2, 3]}
 
 
@@ -41,7 +45,6 @@ def test_one_rate_for_each_group_or_variant(make_grid: Any, by: str) -> None:
     axes = {**AXES, KIND: ["adam", "sgd"], RATE: [0.001, 0.1]}
     fake = make_grid(loss, axes, curves=False)
     keep(fake, lambda at: at[RATE] == rates[at[by]])
-    write_report(fake.folder)
     grid = read_results(fake.folder)
     scores = sensitivity_scores(grid)
     assert over_rates_table(grid, scores).bodies == {}
@@ -123,7 +126,7 @@ def test_warmups_of_one_rate_each(make_grid: Any, references: dict[str, int]) ->
     assert len(names) == len({name for name, _ in names})
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_pages_of_grids_with_holes(make_grid: Any, seed: int) -> None:
     draw = random.Random(seed)
     fake = make_grid(
@@ -144,7 +147,7 @@ def test_pages_of_grids_with_holes(make_grid: Any, seed: int) -> None:
 def test_rates_that_print_alike_are_told_apart(make_grid: Any) -> None:
     """In six digits both are 0.004."""
     fake = make_grid(loss, {**AXES, RATE: [0.004, 0.00400000001]}, curves=False)
-    page = write_report(fake.folder).read_text(encoding="utf-8")
+    page = write_report(fake.folder, figures=False).read_text(encoding="utf-8")
     assert page.count("0.00400000001") > 3
     assert [label(lr) for lr in read_results(fake.folder).rates] == ["0.004", "0.00400000001"]
 
@@ -164,8 +167,8 @@ def test_a_refined_rate_of_one_arm_has_losses_and_no_empty_comparison(make_grid:
     fake = make_grid(loss, {**AXES, RATE: [0.001, 0.002, 0.004]}, curves=False)
     keep(fake, lambda at: at[RATE] != 0.004 or at[WARMUP] == 60)
     change(fake, refine={"budget": 12})
-    write_report(fake.folder)
     grid = read_results(fake.folder)
+    written(grid)
     table = delta_table(grid, sensitivity_scores(grid))
     assert [*table.bodies] == ["learning rate 0.001", "learning rate 0.002"]
     assert "0.004" in (fake.folder / "tables" / "loss_by_warmup.md").read_text()
@@ -189,19 +192,12 @@ def test_words_of_a_failure_are_those_of_its_runs(make_grid: Any) -> None:
     assert shown == ["3 / 3"] * 2
 
 
-def test_the_page_names_the_parameters_that_are_warmed_up(make_grid: Any) -> None:
-    base = copy.deepcopy(BASE)
-    base["model"]["schedule"]["warmup_of"] = "embeddings"
-    text = write_report(make_grid(loss, AXES, base=base).folder).read_text(encoding="utf-8")
-    assert "the learning rate of the embeddings alone rises" in " ".join(text.split())
-
-
 def test_a_table_without_rows_is_removed(make_grid: Any) -> None:
     fake = make_grid(loss, AXES)
-    write_report(fake.folder)
+    write_report(fake.folder, figures=False)
     table = fake.folder / "tables" / "headline.md"
     assert table.is_file()
     for result in fake.folder.glob("runs/*/result.json"):
         result.unlink()
-    write_report(fake.folder)
+    write_report(fake.folder, figures=False)
     assert not table.exists()

@@ -407,8 +407,8 @@ def _tuned(
     dots(axes, points, urls, color=colour, s=26, edgecolors=INK, linewidths=0.5, zorder=4)
     if all(cell.failed for cell in best):
         return []
-    place = 2.0 ** mean([math.log2(rate) for rate, _ in points])
-    return [(place, mean([loss for _, loss in points]))]
+    rate = 2.0 ** mean([math.log2(rate) for rate, _ in points])
+    return [(rate, mean([cell.loss for cell in best]))]
 
 
 COLUMNS, MOST = 4, 12  # panels in a row, and of the figure

@@ -1,0 +1,48 @@
+"""The processor seconds of each test, with those of the processes that it starts and waits for.
+
+Wall time depends on what else runs. Processes that `tests.warm` forks say theirs when they end;
+those that are killed with their parents are missing.
+"""
+
+import resource
+from collections.abc import Generator
+
+import pytest
+
+from tests import warm
+
+DEAREST = 10
+
+
+def spent() -> float:
+    """The processor seconds so far."""
+    parts = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(part.ru_utime + part.ru_stime for part in parts) + warm.ended_seconds()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None]:
+    """Note what the test itself spends; its fixtures may serve others."""
+    before = spent()
+    try:
+        return (yield)
+    finally:
+        item.user_properties.append(("processor seconds", spent() - before))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print the processor seconds of all processes that have ended, and the dearest tests."""
+    found = {
+        report.nodeid: value
+        for reports in terminalreporter.stats.values()
+        for report in reports
+        if isinstance(report, pytest.TestReport)
+        for name, value in report.user_properties
+        if name == "processor seconds"
+    }
+    # With pytest-xdist the workers and their processes are children of this one.
+    parts = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    total = sum(part.ru_utime + part.ru_stime for part in parts)
+    terminalreporter.write_line(f"processor seconds: {total:.0f}; the dearest tests:")
+    for name, value in sorted(found.items(), key=lambda each: -each[1])[:DEAREST]:
+        terminalreporter.write_line(f"{value:7.1f}  {name}")
