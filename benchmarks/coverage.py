@@ -298,7 +298,7 @@ def of_made(grids: int, rng: np.random.Generator) -> Iterator[Row]:
         for name, values, truth in zip("TM", found, truths, strict=True):
             low, high, _ = t_intervals(values)
             what = f"{name}, {kind}, {count} trials a seed"
-            yield covered(what, "normal", seeds, (low[:, None], high[:, None]), truth.mean())
+            yield covered(what, "normal", seeds, (low[:, None], high[:, None]), float(truth.mean()))
 
 
 def until(study: Path, grids: int, rng: np.random.Generator) -> Iterator[Row]:
@@ -358,7 +358,7 @@ def by_tpe(study: Path, grids: int, rng: np.random.Generator) -> Iterator[Row]:
             low, high, _ = t_intervals(rng.choice(found, (grids, seeds)))
             what = f"T, tpe, {name}"
             bounds = low[:, None], high[:, None]
-            yield covered(what, "normal", seeds, bounds, np.asarray(np.mean(found)))
+            yield covered(what, "normal", seeds, bounds, float(np.mean(found)))
 
 
 def no_needs(grids: int, rng: np.random.Generator) -> Iterator[Row]:

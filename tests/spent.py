@@ -33,7 +33,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None]:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Print the processor seconds of all processes that have ended, and the dearest tests."""
     found = {
-        report.nodeid: value
+        report.nodeid: float(str(value))
         for reports in terminalreporter.stats.values()
         for report in reports
         if isinstance(report, pytest.TestReport)

@@ -139,9 +139,9 @@ AT_ONCE = [
     # a new project
     Case("init .", "config.yaml exists already; nothing was written", {"config.yaml": ""}),
     Case("init p", "p is a file; expected a folder", {"p": ""}),
-    Case("init p --data a.de", "init: argument --data: expected 2 arguments", {"a.de": LINES}),
-    Case("init p --data a.de a.en", "300 lines and a.en 1;", {"a.de": LINES, "a.en": "a\n"}),
-    Case("init p --data a.de a.en", "a.en have 0 pairs", {"a.de": "", "a.en": ""}),
+    Case("init p --data a.de b.en c.fr", "expected one or two files, found 3", {}),
+    Case("init p --data a.de a.en", "have 300 and 1 lines;", {"a.de": LINES, "a.en": "a\n"}),
+    Case("init p --data a.de a.en", "a.en: 0 lines with text", {"a.de": "", "a.en": ""}),
     Case("init p --data a.txt b.txt", "end in the same language", {"a.txt": LINES, "b.txt": LINES}),
     Case("init p --data a.de b.en", "b.en: cannot be read: No such file", {"a.de": LINES}),
     Case("init p --data a.de a.en", "UTF-8 at byte 0", {"a.de": b"\xff\xfe", "a.en": LINES}),

@@ -110,6 +110,7 @@ class Until:
             raise ValueError(f"half_width: expected a number above 0, found {self.half_width}")
 
 
+ALPHA = 0.05  # the two-sided error of intervals and labels
 LOOKED_AT = 0.03
 """The two-sided error of the intervals of a grid with `until`: looked at after each seed and kept
 once they are narrow, 97 % ones cover about 95 % (`benchmarks/coverage.py`)."""

@@ -15,7 +15,7 @@ from lightning_app.config.identity import (
     leaves,
 )
 from lightning_app.config.rulers import BUDGET, differences, in_raw_text, names_of, ruler, unit_of
-from lightning_app.config.search import LOOKED_AT
+from lightning_app.config.search import ALPHA, LOOKED_AT
 from lightning_app.config.tree import (
     BLOCK,
     CORPUS,
@@ -34,7 +34,6 @@ from lightning_app.config.tree import (
 )
 from lightning_app.core.errors import UserError, named
 from lightning_app.core.schema import read
-from lightning_app.report.statistics import ALPHA
 from lightning_app.runs.folder import GridFolder, RunFolder
 from lightning_app.runs.mixtures import Groups, strangers
 from lightning_app.runs.records import (

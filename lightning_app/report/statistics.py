@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import special
 
-ALPHA = 0.05
+from lightning_app.config.search import ALPHA
+
 LEVEL = 1 - ALPHA
 FEW_SEEDS = 5  # with fewer: the value of each seed is shown
 LEAST_SEEDS = 3  # with fewer: no p value, since two seeds agree by chance too often

@@ -343,7 +343,7 @@ def test_seeds_that_were_added_by_results_make_wider_intervals(studies: FakeGrid
 
 def test_the_figure_of_the_rates_shows_the_best_trial_of_each_seed(studies: FakeGrid) -> None:
     page = write_report(studies.folder)
-    table = pd.read_csv(page.parent / "figures" / "loss_by_rate.csv")
+    table: Any = pd.read_csv(page.parent / "figures" / "loss_by_rate.csv")
     assert {*table["mark"]} == {"run", "tuned"}
     assert len(table[table["mark"] == "run"]) == 2 * 2 * 5 * TRIALS
     tuned = table[table["mark"] == "tuned"].set_index(["variant", "warmup"])["value"]
