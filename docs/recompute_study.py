@@ -911,7 +911,9 @@ def correct(scores: Mapping[Key, Row], rulers: Mapping[str, int], grid: "Grid") 
     families: dict[tuple[str, int, bool], list[Row]] = {}
     alpha = widened(scores.values(), grid)
     given = grid.file.get("sensitivity") or {}
-    checks = {given["control"], given.get("baseline")} if given.get("control") else ()
+    presets = (given["control"], given.get("baseline")) if given.get("control") else ()
+    at = {cell["id"]: cell["axes"].get(f"{BLOCK}preset") for cell in grid.plan["cells"]}
+    checks = {row["variant"] for row in grid.rows if at[row["id"]] in presets}
     for (group, _, variant, score), row in scores.items():
         name = score.split(" w=")[0]
         place = name, rulers.get(group, -1), variant in checks

@@ -206,7 +206,7 @@ class Sensitivity:
     """The preset with which the others are compared."""
     control: str | None = None
     """A preset that shows whether the setting can tell; it and the baseline are no part of the
-    question, so that their comparisons are families of their own."""
+    question, so that the comparisons of their variants are a family apart."""
     matters: float | None = None
     """The smallest saving that matters, in nats per token; null: none is named."""
 

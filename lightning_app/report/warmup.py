@@ -32,7 +32,7 @@ from typing import Any
 
 import numpy as np
 
-from lightning_app.config.tree import label, value_name
+from lightning_app.config.tree import PRESET, label, value_name
 from lightning_app.report.pairs import (
     IS_BASELINE,
     LEARNED,
@@ -326,7 +326,7 @@ def _mean_over_rates(own: TunedArm, span: Span) -> Score:
         }
         note = f"over {own.counts[0]} rates of each seed"
         if any(cell.failed for cell in own.every.runs.values()):
-            # Where learning ends at a cliff, 5 seeds cover 67 % (`benchmarks/coverage.py`).
+            # Where learning ends at a cliff, 5 seeds cover 65 % (`benchmarks/coverage.py`).
             note = join_notes(note, "some of its runs failed: the interval may be too narrow")
         return own.row("mean_over_rates", {s: mean(of) for s, of in gaps.items()}, note=note)
     shared = {*own.arm.rates_at(0)} & {*own.arm.rates_at(ref)}
@@ -510,10 +510,13 @@ def sensitivity_scores(grid: GridResults) -> list[Score]:
     rulers = scales([*first.values()], grid.monitored.loss)
     ruler_of = dict(zip(first, rulers, strict=True))
 
+    presets = (grid.control, grid.baseline) if grid.control else ()
+    checks = {cell.variant for cell in grid.cells if cell.axes.get(PRESET) in presets}
+
     def family(row: Score) -> Hashable:
         name = row.score.split(" w=")[0]
-        apart = grid.control is not None and row.variant in (grid.control, grid.baseline)
-        return (name, ruler_of.get(row.group, ""), apart) if name in CORRECTED else None
+        place = name, ruler_of.get(row.group, ""), row.variant in checks
+        return place if name in CORRECTED else None
 
     return corrected(rows, family, grid.alpha)
 
