@@ -75,7 +75,11 @@ AT_ONCE = [
     Case("run demo --workers 0", "--workers"),
     Case("run demo --max-time soon", "HH:MM"),
     Case("plan demoo", "did you mean 'demo'?"),
-    Case("plan nowhere.yaml", "no such grid file"),
+    Case("plan nowhere.yaml", "nowhere.yaml: there is no such file"),
+    Case("plan grod.yaml", "no such file; did you mean 'grid.yaml'?", {"grid.yaml": ""}),
+    Case("fit --lr 1e-3", "unknown key 'lr'; did you mean 'model.optimizer.lr'?"),
+    Case("fit --batch_size 3", "did you mean 'data.tokens_per_batch'?"),
+    Case("run run.yaml", "is a config, not a grid; ablate fit", {"run.yaml": config()}),
     Case("status demo", "holds no plan yet"),
     Case("report joint", "results/joint` shows published runs"),
     Case("report demo --port 80", "--port: needs --serve"),
@@ -152,6 +156,9 @@ AT_ONCE = [
 MISTAKES = [
     *AT_ONCE,
     # parts of a model
+    Case("fit --model.schedule.warmup 3", "did you mean 'warmup_steps' or 'warmup_of'?"),
+    Case("fit --model.lr 1e-3", "did you mean 'model.optimizer.lr'?"),
+    Case("fit --model.block.preset postln", "unknown name 'postln'; did you mean 'post_ln'?"),
     Case("validate --config run.yaml", "--ckpt_path is needed", {"run.yaml": config()}),
     Case("test --config run.yaml --ckpt_path best", "best.ckpt", {"run.yaml": config()}),
     Case("predict --config run.yaml --ckpt_path x.ckpt", "x.ckpt", {"run.yaml": config()}),

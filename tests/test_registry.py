@@ -41,10 +41,12 @@ def test_an_unknown_name_is_one_line_with_the_nearest_one() -> None:
     table: Registry[int] = Registry("a.b")
     table.add("first", 1)
     table.add("second", 2)
-    line = "a.b: expected one of 'first', 'second', found 'frist'; did you mean 'first'?" + OWN
+    line = "a.b: unknown name 'frist'; did you mean 'first'?" + OWN
     with pytest.raises(UserError) as caught:
         _ = table["frist"]
     assert str(caught.value) == line
+    with pytest.raises(UserError, match="'x'; expected one of 'first', 'second'"):
+        _ = table["x"]
 
 
 def test_a_name_is_registered_once() -> None:

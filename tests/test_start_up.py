@@ -64,7 +64,7 @@ base = sys.argv[1]
 for said, *words in [
     ("did you mean 'plan'", "pln"),
     ("did you mean 'demo'", "plan", "demoo"),
-    ("no such grid file", "plan", "no.yaml"),
+    ("there is no such file", "plan", "no.yaml"),
     ("did you mean 'axes'", "plan", "key.yaml"),
     ("line 2", "plan", "broken.yaml"),
     ("no.yaml: there is no such file", "fit", "--config", "no.yaml"),
@@ -100,7 +100,7 @@ for said, *words in [
 absent("torch", "lightning", "optuna", "pandas", "matplotlib")
 for said, *words in [
     ("did you mean 'num_heads'", "fit", "--config", "model.yaml"),
-    ("preset.yaml: model.block.preset: expected one of", "fit", "--config", "preset.yaml"),
+    ("preset.yaml: model.block.preset: unknown name", "fit", "--config", "preset.yaml"),
     ("did you mean 'pre_ln'", "fit", "--config", base, "--model.block.preset", "pre_lm"),
     ("did you mean 'norm'", "fit", "--config", base, "--model.block.nrom", "x"),
     ("did you mean 'alpha'", "fit", "--model.block.shaped_attention.alphaa=1"),

@@ -61,7 +61,6 @@ def _read(values: Mapping[str, Any], at: str) -> BlockConfig:
 
 @contextmanager
 def _one_line() -> Iterator[None]:
-    """Turn the `ValueError` of a specification into the `UserError` of a call."""
     try:
         yield
     except ValueError as error:
@@ -69,7 +68,6 @@ def _one_line() -> Iterator[None]:
 
 
 def _check_whole(least: int, **values: int | None) -> None:
-    """Refuse an argument that is not a whole number or is too small."""
     for name, value in values.items():
         with _one_line():
             check_spec(value, int, name)
@@ -186,7 +184,6 @@ def _mask(
 
 
 def _check_memory(memory: Tensor | None, present: Tensor | None, *, cross: bool) -> None:
-    """Refuse a memory without cross-attention, and cross-attention without one."""
     if cross and memory is None:
         raise UserError("memory: missing; cross=True reads the states of another stack")
     if not cross and (memory is not None or present is not None):
@@ -417,7 +414,6 @@ def _placed(
 
 
 def _is_block_of(spec: BlockSpec, config: BlockConfig, place: Stack, layer: int) -> bool:
-    """Whether some layer of a stack can be this block."""
     try:
         return _resolved_for_block(config, place).blocks[layer - 1] == spec
     except UserError:

@@ -57,7 +57,6 @@ def sampling(*, texts: int, tokens: int, temperature: float, top_k: int, top_p: 
 
 
 def _check_types(hint: Any, **values: Any) -> None:
-    """Refuse an argument of another type, as in a specification."""
     for name, value in values.items():
         try:
             check_spec(value, hint, name)
@@ -358,7 +357,6 @@ class TrainedRun:
         return nll, tokens
 
     def _row(self, line: str) -> list[int]:
-        """Return the ids of a line with its end mark."""
         return [*self.tokenizer.encode(line), EOS]
 
     @property

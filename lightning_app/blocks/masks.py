@@ -84,7 +84,6 @@ class Mask:
         return self._with_sink.with_log_weights(column if others is None else others + column)
 
     def _wider(self, x: Tensor | None, value: float) -> Tensor | None:
-        """Return ``(..., key)`` with `value` for one more key."""
         return None if x is None else F.pad(x.expand(*x.shape[:-1], self.keys), (0, 1), value=value)
 
     @property

@@ -347,7 +347,6 @@ def _fold(window: Window, mask: Mask) -> Fold | None:
 
 
 def _of_each(x: Tensor, rows: int) -> Tensor:
-    """Return a folded map for each of `rows`, from one map per row or one for all texts."""
     return x if len(x) == rows else x.repeat(rows // len(x), 1, 1, 1)
 
 

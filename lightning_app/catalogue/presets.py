@@ -198,5 +198,4 @@ def gallery_page(encoder_depth: int, decoder_depth: int) -> str:
 
 
 def _markdown(text: str) -> str:
-    """Return a text in which Markdown finds no tags or emphasis."""
     return escape(text, quote=False).replace("*", r"\*")

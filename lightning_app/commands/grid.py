@@ -415,7 +415,7 @@ def status_command(
 
 def _status(grid: Grid) -> dict[str, Any]:
     variants: dict[str, Counter[str]] = {}
-    running, failed, damaged, seconds = [], [], [], []
+    running, interrupted, failed, damaged, seconds = [], [], [], [], []
     for cell in grid.cells:
         if damage := grid.damage(cell):
             damaged.append({"name": cell.name, "error": f"{damage.path}: {damage}"})
@@ -432,6 +432,8 @@ def _status(grid: Grid) -> dict[str, Any]:
             failed.append({"name": cell.name, "error": run.error})
         elif run.state == "missing":
             word = "waiting"
+            if progress := read_progress(grid.run(cell), run.attempts):
+                interrupted.append({"name": cell.name, "step": progress["step"]})
         variants.setdefault(grid.variant(cell), Counter())[word] += 1
     for cell in grid.plan.waiting:
         variants.setdefault(grid.variant(cell), Counter())["waiting"] += 1
@@ -449,6 +451,7 @@ def _status(grid: Grid) -> dict[str, Any]:
             {"name": name, **{key: (progress or {}).get(key) for key in PROGRESS}}
             for name, progress in running
         ],
+        "interrupted": interrupted,
         "failed": failed,
         "damaged": damaged,
         "waiting": waiting_document(grid.plan.waiting, grid.folder.path.parent),
@@ -485,6 +488,9 @@ def _print_status(tree: dict[str, Any]) -> None:
         console.print(f"time left: {left} with {len(running)} workers")
     for line in waiting_lines(tree["waiting"]):
         console.print(line)
+    if begun := tree["interrupted"]:
+        steps = ", ".join(str(each["step"]) for each in begun)
+        console.print(f"{len(begun)} of the waiting cells continue, interrupted at step {steps}")
     for each in tree["failed"]:
         console.print(f"{each['name']}: {each['error']}")
     for each in tree["damaged"]:

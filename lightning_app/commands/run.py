@@ -442,7 +442,6 @@ def lightning_command(
 
 
 def _check_checkpoint(command: str, written: Written) -> None:
-    """Refuse a missing or unnamed checkpoint, as the run itself would."""
     checkpoint = written.fields.get(CHECKPOINT)
     if command != "fit" and checkpoint is None:
         raise UserError(f"{command}: --ckpt_path is needed: a file, 'last' or 'best'")

@@ -198,7 +198,6 @@ def linked(tree: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _section(tree: dict[str, Any], name: str) -> dict[str, Any] | None:
-    """Replace a section of the tree by a copy and return it; None if it is not a mapping."""
     part = tree.get(name, {})
     if not isinstance(part, dict):
         return None

@@ -39,7 +39,7 @@ from lightning_app.config.tree import (
     variant,
 )
 from lightning_app.core import strict_yaml
-from lightning_app.core.errors import UserError, named, nearest
+from lightning_app.core.errors import UserError, absent, named, nearest
 from lightning_app.core.project import PROJECT, shipped_folder
 from lightning_app.core.schema import read
 from lightning_app.plugins import KEY
@@ -527,13 +527,12 @@ def find_grid(grid: str | Path) -> Path:
     path = Path(grid)
     if path.suffix in (".yaml", ".yml") or len(path.parts) != 1:
         if not path.is_file():
-            raise UserError(f"{path}: no such grid file")
+            raise UserError(f"{path}: {absent(path)}")
         return path
     shipped = _shipped()
     if path.name not in shipped:
-        known = ", ".join(sorted(shipped)) or "none"
-        hint = nearest(path.name, shipped)
-        raise UserError(f"{grid}: neither a YAML file nor an ablation that ships ({known}){hint}")
+        hint = nearest(path.name, shipped) or f" ({', '.join(sorted(shipped)) or 'none'})"
+        raise UserError(f"{grid}: neither a YAML file nor an ablation that ships{hint}")
     return shipped[path.name]
 
 
@@ -577,6 +576,8 @@ def _spec(path: Path, tree: Any, text: str, files: tuple[Path, ...], source: str
             f"{source}: {KEY}: a grid file may not name code, since a grid file from elsewhere "
             f"would run it; pass --plugin FILE, or list it in {PROJECT} of the working folder"
         )
+    if isinstance(tree, Mapping) and tree and {*tree} <= {*SECTIONS}:
+        raise UserError(f"{source}: is a config, not a grid; ablate fit --config trains it")
     tree = without_gone(tree, source)
     file = read(GridFile, tree, source)
     # Values as in the file: the reader treats them as JSON, whose keys are strings.
@@ -641,7 +642,6 @@ _AS_WRITTEN = ("axes", "exclude", "sensitivity", "compare")
 
 
 def _beside(path: Path, field: str, name: str) -> Any:
-    """The content of a YAML file that a grid file names."""
     file = path.parent / name
     if not file.is_file():
         raise UserError(f"{field}: no such file: {file}")

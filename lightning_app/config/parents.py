@@ -165,7 +165,6 @@ def _unchanged(given: str, known: str | None) -> Parent:
 
 
 def _data_of(config: Path) -> Mapping[str, Any]:
-    """Return the `data` section of a run's config."""
     try:
         section = read_yaml(config)["data"]
         return {field: section[field] for field in ("tokenizer", "vocab_size")}

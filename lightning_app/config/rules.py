@@ -263,7 +263,6 @@ class GridSubject:
 
 
 def _values(grid: GridSubject, axis: str, value: Any) -> list[str]:
-    """The values of an axis as texts if `value` is not among them."""
     known = grid.axes[axis]
     return [] if any(same(value, each) for each in known) else [str(each) for each in known]
 

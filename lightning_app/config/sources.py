@@ -17,8 +17,8 @@ from lightning_app.config.identity import leaves, require
 from lightning_app.config.trainer import TrainerConfig
 from lightning_app.config.tree import SECTIONS, WARMUP, check_seed, lookup, replaced, same
 from lightning_app.core import strict_yaml
-from lightning_app.core.errors import UserError, named, nearest
-from lightning_app.core.schema import check_keys, hint_at, kinds_of, part_of, read
+from lightning_app.core.errors import UserError, meant, named, nearest
+from lightning_app.core.schema import OTHER_NAMES, check_keys, hint_at, kinds_of, part_of, read
 from lightning_app.scores.task_facts import glue_task_of
 
 COMMAND_LINE = "command line"
@@ -34,6 +34,12 @@ a checkpoint, whatever `weights_only` is."""
 
 _OPTIONS = ("config", "help", "print_config")  # every command that reads a config has these
 _FIELD = re.compile(rf"(?:unknown key ')?((?:{'|'.join(SECTIONS)})(?:\.\w+)*)\b")
+COMMON = (
+    *("model.optimizer.lr", "model.schedule.warmup_steps", "model.block.preset"),
+    *("model.architecture.dropout", "data.tokens_per_batch", "trainer.max_steps"),
+)
+"""Keys that users write without their section; the hint needs no import of the model's parts."""
+
 _FREE = ("init_args", "dict_kwargs")
 """Fields that hold the arguments of a class, whose keys may contain dots."""
 
@@ -151,8 +157,7 @@ class Written:
             raise UserError(f"{COMMAND_LINE}: --{name}: appends nothing; give the whole list")
         top = name.partition(".")[0]
         if top not in self._known and name != "config":
-            known = (*self._known, *_OPTIONS)
-            raise UserError(f"{COMMAND_LINE}: unknown key '{name}'{nearest(name, known)}")
+            raise UserError(f"{COMMAND_LINE}: {_unknown(name, (*self._known, *_OPTIONS))}")
         if text is None:
             raise UserError(f"{COMMAND_LINE}: --{name}: expected a value")
         if name == "config":
@@ -174,7 +179,7 @@ class Written:
             for key in tree:
                 top = str(key).partition(".")[0]
                 if top not in self._known:
-                    raise UserError(f"unknown key '{key}'{nearest(str(key), self._known)}")
+                    raise UserError(_unknown(str(key), self._known))
             found = without_derived(nested(tree))
         for key in [each for each in found if each not in SECTIONS]:
             self.fields[key] = found.pop(key)
@@ -384,3 +389,8 @@ def _may_be(hint: Any, value: Any) -> bool:
     if isinstance(value, int) and not isinstance(value, bool):
         return int in kinds or float in kinds
     return (NoneType if value is None else type(value)) in kinds
+
+
+def _unknown(name: str, known: Sequence[str]) -> str:
+    elsewhere = [key for key in COMMON if key.rpartition(".")[2] == OTHER_NAMES.get(name, name)]
+    return f"unknown key '{name}'{meant(elsewhere) or nearest(name, known)}"

@@ -34,13 +34,26 @@ def named(source: str | Path) -> Iterator[None]:
 def nearest(word: str, spellings: Iterable[str]) -> str:
     """Return a hint that names the known spelling nearest to `word`, or an empty string.
 
-    A number has none: 50 is not a misspelt 0.
+    Names that `word` begins come first. A number has no hint: 50 is not a misspelt 0.
     """
     with suppress(ValueError):
         float(word)
         return ""
-    matches = difflib.get_close_matches(word, list(spellings), n=1, cutoff=0.5)
-    return f"; did you mean '{matches[0]}'?" if matches else ""
+    names = list(spellings)
+    longer = [name for name in names if name.startswith(f"{word}_")][:3]
+    return meant(longer or difflib.get_close_matches(word, names, n=1, cutoff=0.5))
+
+
+def meant(names: Iterable[str]) -> str:
+    """Return the hint that names these spellings, an empty string for an empty list."""
+    words = " or ".join(f"'{name}'" for name in names)
+    return f"; did you mean {words}?" if words else ""
+
+
+def absent(path: Path) -> str:
+    """Return the line for a path that leads nowhere, with the nearest name in its folder."""
+    beside = (each.name for each in path.parent.iterdir()) if path.parent.is_dir() else ()
+    return f"there is no such file{nearest(path.name, beside)}"
 
 
 _CONTROL = re.compile(

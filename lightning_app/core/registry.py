@@ -96,10 +96,9 @@ class Registry(Mapping[str, Part], Generic[Part]):
             UserError: naming that field, the known names and the nearest of them.
         """
         if name not in self._parts:
-            known = ", ".join(map(repr, self._parts))
-            raise UserError(
-                f"{field}: expected one of {known}, found {name!r}{nearest(name, self._parts)}{OWN}"
-            )
+            hint = nearest(name, self._parts)
+            known = hint or f"; expected one of {', '.join(map(repr, self._parts))}"
+            raise UserError(f"{field}: unknown name {name!r}{known}{OWN}")
         return self._parts[name]
 
     def parts_by(self, owner: str) -> set[str]:

@@ -16,7 +16,7 @@ from textwrap import dedent
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from lightning_app.core.errors import UserError, named, nearest
+from lightning_app.core.errors import UserError, meant, named, nearest
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -272,6 +272,23 @@ def _tag(kind: Any) -> str:
     return "any" if kind is Any else getattr(kind, "__name__", "")
 
 
+OTHER_NAMES = {"learning_rate": "lr", "batch_size": "tokens_per_batch"}
+
+
 def _unknown(path: list[str], allowed: Mapping[str, Any]) -> str:
-    # Suggest only keys of the same section: a similar key of another section would mislead.
-    return f"unknown key '{_key(path)}'{nearest(path[-1], allowed)}"
+    """Describe an unknown key; the hint is the same key further inside, or a similar one beside it.
+
+    A similar key of another section would mislead.
+    """
+    *within, last = path
+    word = OTHER_NAMES.get(last, last)
+    inside = [_key([*within, key]) for key in _inside(allowed) if key.rpartition(".")[2] == word]
+    nearby = [key for key in inside if key.count(".") == min(each.count(".") for each in inside)]
+    return f"unknown key '{_key(path)}'{meant(nearby[:3]) or nearest(last, allowed)}"
+
+
+def _inside(hints: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    for name, hint in hints.items():
+        yield f"{prefix}{name}"
+        if part := part_of(hint):
+            yield from _inside(hints_of(part), f"{prefix}{name}.")

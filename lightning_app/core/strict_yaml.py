@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from lightning_app.core.errors import UserError, named
+from lightning_app.core.errors import UserError, absent, named
 
 _LEVELS = 100  # of nesting, far more than a config needs
 _TAG = "tag:yaml.org,2002:"
@@ -95,7 +95,7 @@ def read_yaml_file(path: Path) -> tuple[Any, str]:
         except UnicodeDecodeError as error:
             raise UserError(f"invalid UTF-8 at byte {error.start}") from error
         except FileNotFoundError as error:
-            raise UserError("there is no such file") from error
+            raise UserError(absent(path)) from error
         except OSError as error:
             raise UserError(f"cannot be read: {error.strerror}") from error
         return load_yaml(text), text

@@ -463,7 +463,6 @@ def _named_root(config: DataConfig) -> Path | None:
 
 
 def _has_test(root: Path, config: DataConfig) -> bool:
-    """Whether any file of the test split exists; if not, there is no such split."""
     names = CORPORA[config.name]().file_names(config, config.splits.test).values()
     return any(_exists(root, name) for of in names for name in of)
 

@@ -235,7 +235,6 @@ def _train_on_all(
 
 
 def _characters(lines: Iterator[str]) -> set[str]:
-    """Return all characters, including a space, which SentencePiece writes as "▁"."""
     return set().union(*lines) - {" "} | {_SPACE}
 
 

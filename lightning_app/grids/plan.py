@@ -493,7 +493,6 @@ def _resolved_base(
 
 
 def _excluded(spec: GridSpec) -> int:
-    """The number of combinations of the listed values that `exclude` drops."""
     if not spec.exclude:
         return 0
     count = prod(len(values) for axis, values in spec.axes.items() if axis not in spec.linked)
@@ -503,7 +502,6 @@ def _excluded(spec: GridSpec) -> int:
 def _parent_cells(
     spec: GridSpec, resolve: Resolve, identify: Identify, experiments: Path
 ) -> tuple[Plan, ParentCells]:
-    """The plan and the cells of the parent grid, which may itself continue another grid."""
     assert spec.init_from is not None
     plan, configs, others = _expand(spec.init_from.spec, resolve, identify, experiments)
     cells = (*plan.cells, *plan.waiting)
@@ -553,7 +551,6 @@ def is_valid(
 
 
 def _found(corpus: Corpus, data: Tree) -> str | None:
-    """The digest of a corpus, None if its files are not on this machine."""
     try:
         return corpus(data)
     except UserError:

@@ -131,7 +131,6 @@ class Queue:
                 write_whole(folder.queue, json.dumps(asdict(Retries(retried=crashed))))
 
     def _turn(self, cell: Cell) -> tuple[int, bool, int]:
-        """The sort key of waiting cells: the smallest run first."""
         retries = _retries(self._grid.run(cell))
         return retries.deaths, retries.alone, self._place[cell.id]
 

@@ -241,6 +241,5 @@ def _disk(grid: Grid, shapes: list[CostGroup], kept: int, workers: int) -> float
 
 
 def _size(folder: Path) -> int:
-    """Bytes of a run's files except its checkpoints."""
     files = (path for path in folder.rglob("*") if path.is_file() and path.suffix != ".ckpt")
     return sum(path.stat().st_size for path in files)

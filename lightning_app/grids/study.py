@@ -376,7 +376,6 @@ class Study:
         return ended["value"] if pruned else score_of(self._grid.plan, ended)
 
     def _id(self, number: int) -> int:
-        """The id of a trial in the storage."""
         study = self._storage.get_study_id_from_name(self._grid.plan.study)
         return self._storage.get_trial_id_from_study_id_trial_number(study, number)
 

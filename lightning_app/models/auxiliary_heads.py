@@ -229,7 +229,6 @@ class AuxiliaryHeads(nn.Module, AuxiliaryTerms):
         return terms
 
     def _zero(self, like: Tensor) -> Tensor:
-        """Return zero; in a distributed run with a gradient for every inactive head."""
         zero = like.new_zeros(())
         if torch.distributed.is_initialized():
             for parameter in self._idle():

@@ -437,7 +437,6 @@ def _bert(config: ScheduleConfig, step: int, total: int) -> float:
 
 
 def _left(start: int, step: int, total: int) -> float:
-    """Return the remaining share of a decay from step `start` to step `total`."""
     return min(1.0, max(0.0, (total - step + 1) / max(total - start + 1, 1)))
 
 

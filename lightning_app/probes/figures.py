@@ -376,7 +376,6 @@ def _panel(title: str, maps: np.ndarray) -> Image.Image:
 
 
 def _coloured(weights: np.ndarray) -> np.ndarray:
-    """Return colours, (query, key, 3) uint8."""
     colours = _palette()[(255 * np.sqrt(np.nan_to_num(weights).clip(0, 1))).astype(np.uint8)]
     return np.where(np.isfinite(weights)[..., None], colours, np.array(HIDDEN, np.uint8))
 

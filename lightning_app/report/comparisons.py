@@ -549,7 +549,6 @@ def _metric(cell: CellResult, measure: QualityMetric) -> float:
 
 
 def _measured(cell: CellResult) -> tuple[Any, dict[str, float | None]]:
-    """What a run has read, and all its metrics except speed."""
     metrics = {tag: v for tag, v in cell.metrics.items() if not tag.startswith("train/")}
     return cell.record.get("tokens"), metrics
 
@@ -592,7 +591,6 @@ def _tokens(cell: CellResult) -> float:
 
 
 def _bytes(cell: CellResult) -> float:
-    """The tokens of a run in bytes, at the bytes per token of the validation text."""
     nats, bits = (as_number(cell.metrics.get(f"val/{name}")) for name in ("nll", "bits_per_byte"))
     return _tokens(cell) * nats / (math.log(2) * bits) if bits else math.nan
 

@@ -168,7 +168,6 @@ def _of_tasks(grid: GridResults) -> str:
 
 
 def _settled(named: Named) -> list[tuple[str, tuple[str, ...]]]:
-    """Each name with its words, one for each setting in which they differ."""
     words: dict[str, dict[str, None]] = {}
     for name, word in named:
         words.setdefault(name, {})[word] = None
@@ -228,7 +227,6 @@ def _shortest(where: str, drafts: Iterable[Sequence[str]]) -> str:
 
 
 def _listed(names: Sequence[str]) -> str:
-    """`a`, `a and b`, `a, b and c`."""
     return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 

@@ -241,6 +241,5 @@ def _early(grid: GridResults) -> list[str]:
 
 
 def _named(cells: Sequence[CellResult]) -> str:
-    """The number of cells of each variant and warm-up."""
     counts = Counter(f"{cell.variant} at warm-up {cell.warmup or 0:,}" for cell in cells)
     return ", ".join(f"{count} of {where}" for where, count in counts.items())

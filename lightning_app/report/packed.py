@@ -153,7 +153,6 @@ def _members(path: Path, archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
 
 @contextmanager
 def _working_folder(experiments: Path) -> Iterator[GridFolder]:
-    """A folder of a grid that is removed at the end, unless it was renamed before."""
     with tempfile.TemporaryDirectory(dir=experiments, prefix=".unpacking-") as held:
         made = GridFolder(Path(held) / "grid")
         made.runs.mkdir(parents=True)
@@ -351,7 +350,6 @@ def find_planned(grid: str | Path, experiments: Path) -> tuple[Path, Mapping[str
 
 
 def _short(path: Path) -> Path:
-    """The path from the working folder if it is inside."""
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 

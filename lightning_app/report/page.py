@@ -177,7 +177,6 @@ def _templates() -> "Environment":
 
 
 def _sections(grid: GridResults, *, warmup: bool) -> list[str]:
-    """The ids of the sections."""
     if not grid.finished:
         return ["need", "run"]
     if grid.pruner is not None:

@@ -715,7 +715,6 @@ def _number(path: Path, key: str, value: Any, kind: Callable[[Any], float]) -> A
 
 
 def _linked(grid: Mapping[str, Any]) -> dict[str, str]:
-    """The axes whose values follow from another one, with that one."""
     axes = grid.get("axes")
     items = axes.items() if isinstance(axes, Mapping) else ()
     return {axis: str(next(iter(of))) for axis, of in items if isinstance(of, Mapping) and of}

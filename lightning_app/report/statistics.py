@@ -373,6 +373,5 @@ def ended_alike(failed: ArrayLike) -> NDArray[np.bool_]:
 
 
 def _spread(values: Floats) -> NDArray[np.bool_]:
-    """False if values differ by no more than rounding."""
     size = np.maximum(1.0, np.abs(values).max(axis=-1))
     return np.asarray(np.ptp(values, axis=-1) > 1e-12 * size)

@@ -196,5 +196,4 @@ def _pipe(cells: Iterable[str]) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Text for a cell of a pipe table."""
     return re.sub(r"([\\`*_|<>])", r"\\\1", text).replace("\n", "<br>")

@@ -300,7 +300,6 @@ def _tests(grid: GridResults, axis: str, base: Any) -> list[FailureTest]:
 
 
 def _failed_by_seed(strata: Sequence[Sequence[CellResult]]) -> list[int]:
-    """The number of failed runs of each seed that has a run in every stratum."""
     seeds = set.intersection(*({cell.seed for cell in cells} for cells in strata))
     every = [cell for cells in strata for cell in cells]
     return [sum(failed(cell) for cell in every if cell.seed == seed) for seed in seeds]
@@ -391,7 +390,6 @@ def task_scores(grid: GridResults) -> list[TaskScore]:
 
 
 def _tasks(grid: GridResults, variant: str) -> list[list[CellResult]]:
-    """The finished runs of a variant, by corpus."""
     by_corpus: dict[str, list[CellResult]] = {}
     for cell in grid.scored:
         if cell.variant == variant:

@@ -196,7 +196,6 @@ def _stack(side: str, spec: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _fields(tree: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Dotted names and short values of all leaves of a tree."""
     return [(key, label(value)) for key, value in leaves(tree) if value != {}]
 
 

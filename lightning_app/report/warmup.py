@@ -649,7 +649,6 @@ def _differences(pairs: Paired, first: tuple[int, float], second: tuple[int, flo
 
 
 def _sides(pairs: Paired) -> Sides:
-    """Which runs failed at the first and at the last of the points."""
     return pairs.failed(pairs.points[0]), pairs.failed(pairs.points[-1])
 
 

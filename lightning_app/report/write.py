@@ -39,7 +39,6 @@ from lightning_app.report.figures.sheet import (
     darken,
     drawn_slices,
     pdf,
-    png,
     read_log,
     save,
     styled,
@@ -71,7 +70,7 @@ FILE = "reported_grid.yaml"
 def publish(grid: GridResults, out: Path, file: Mapping[str, Any] | None = None) -> None:
     """Write `results.parquet`, the table of the runs, `runs.tar.xz`, which restores them, the
     tables of the scores (`write_scores`), the grid `file` as it is now, and the figure that the
-    report opens with: `headline-light` and `headline-dark`, `.svg` and `.png`.
+    report opens with, `headline-light.svg` and `headline-dark.svg`.
 
     Raises `UserError` for a folder that holds another study.
 
@@ -86,8 +85,7 @@ def publish(grid: GridResults, out: Path, file: Mapping[str, Any] | None = None)
     _write_parquet(report.results, out / "results.parquet")
     write_scores(report)
     for look in ("light", "dark"):
-        for ending in ("svg", "png"):
-            (out / f"headline-{look}.{ending}").unlink(missing_ok=True)
+        (out / f"headline-{look}.svg").unlink(missing_ok=True)
     with styled():
         for look, change in (("light", None), ("dark", darken)):
             figure = first_figure(grid)
@@ -96,7 +94,6 @@ def publish(grid: GridResults, out: Path, file: Mapping[str, Any] | None = None)
             if change is not None:
                 change(figure)
             save(figure, out / f"headline-{look}.svg")
-            write_whole(out / f"headline-{look}.png", png(figure))
 
 
 def _write_file(path: Path, file: Mapping[str, Any] | None) -> None:
@@ -339,7 +336,6 @@ def _over_rates(grid: GridResults, groups: Sequence[str], figures: int) -> Part:
 
 
 def _of_all(grid: GridResults) -> Part:
-    """All runs at all rates."""
     return _over_rates(grid, list(dict.fromkeys(cell.group for cell in grid.finished)), 1)
 
 
@@ -397,7 +393,6 @@ def _write(path: Path, question: Question, part: Part, sketch: Sketch) -> Figure
 
 
 def _remove_others(folder: Path, kept: set[str]) -> None:
-    """Remove the files of figures that only an earlier report had."""
     names = "|".join(kind.name for kind in KINDS)
     ours = re.compile(rf"(?:{names})(?:-\d+)*(?:-narrow)?\.(?:svg|pdf|csv)")
     for path in folder.glob("*"):
@@ -512,7 +507,6 @@ class Site:
 
 
 def _listing(folder: Path) -> str:
-    """A page with links to the files of a folder, without hidden ones."""
     names = sorted(path.name + "/" * path.is_dir() for path in folder.iterdir())
     shown = ["../", *(name for name in names if not name.startswith("."))]
     return render("listing.html", folder=folder.name, names=shown)

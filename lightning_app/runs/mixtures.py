@@ -116,13 +116,11 @@ def _idle(records: Mapping[str, Record]) -> Groups:
 
 
 def _loaded(record: Record) -> Mapping[str, str] | None:
-    """The digests of the plug-ins that were loaded, by name; None if not recorded."""
     made = record.get("provenance") or {}
     return made.get("plugins") if "plugins_used" in made else None
 
 
 def _used(record: Record) -> Mapping[str, str]:
-    """The digests of the plug-ins that a run uses, by name."""
     return (record.get("provenance") or {}).get("plugins_used") or {}
 
 
@@ -135,7 +133,6 @@ def _versions(record: Record) -> Mapping[str, str]:
 
 
 def _packages(record: Record) -> Mapping[str, str]:
-    """The version of the package of a run's optimizer, by name."""
     rows = record.get("trained_by") or ()
     packages = dict(row["library"].split() for row in rows if "library" in row)
     return {name: of for name, of in packages.items() if name != "torch"}

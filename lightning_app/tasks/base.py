@@ -74,7 +74,6 @@ class Task(ABC):
     def _rows(
         cls, corpus: PreparedCorpus, split: str, data: DataConfig, **part: Unpack[Reading]
     ) -> SplitRows:
-        """Return the rows of `rows`, for a task without its own `rows`."""
         raise NotImplementedError
 
     @classmethod  # noqa: B027
@@ -229,7 +228,6 @@ def task_class(name: str) -> type[Task]:
 
 
 def _module_of(name: str) -> str:
-    """Return the module that defines the class of a task whose facts are known."""
     module = TASKS[name].module if name in TASKS else ""
     return module or f"lightning_app.tasks.{name}"
 

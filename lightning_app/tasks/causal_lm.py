@@ -292,7 +292,6 @@ class CausalStreams:
         )
 
     def _places(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the indices of the tokens that windows predict, and which are in their stream."""
         segment, stream = rows[:, None] // self.streams, rows[:, None] % self.streams
         places = self._starts[stream] + segment * self.window + np.arange(self.window)
         return places, places < self._ends[stream]
@@ -541,7 +540,6 @@ def _cut(batch: CausalBatch, row: int, length: int) -> CausalBatch:
 
 
 def _unknown(ids: np.ndarray) -> int:
-    """Return the number of tokens that replace text outside the vocabulary."""
     return int(np.count_nonzero(ids == UNK))
 
 

@@ -162,7 +162,6 @@ class Glue(LabelledTask):
     def _rows(
         cls, corpus: PreparedCorpus, split: str, data: DataConfig, **part: Unpack[Reading]
     ) -> LabelledRows:
-        """Return a split as batches of rows of similar length."""
         regression = GLUE_TASKS[GLUE_CORPORA[data.name]].classes is None
         return LabelledRows(corpus, split, window=data.window, regression=regression, **part)
 

@@ -278,7 +278,6 @@ class SQuAD(LabelledTask):
     def _rows(
         cls, corpus: PreparedCorpus, split: str, data: DataConfig, **part: Unpack[Reading]
     ) -> QuestionRows:
-        """Return a split as batches of windows of similar length."""
         return QuestionRows(corpus, split, window=data.window, stride=data.context_stride, **part)
 
     @classmethod

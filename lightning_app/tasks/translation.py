@@ -198,7 +198,6 @@ class Translation(Task):
     def _rows(
         cls, corpus: PreparedCorpus, split: str, data: DataConfig, **part: Unpack[Reading]
     ) -> TranslationRows:
-        """Return a split of pairs."""
         bleu(data.target_language)  # before anything is trained
         return TranslationRows(corpus, split, **part)
 

@@ -263,7 +263,6 @@ class TextDataModule(pl.LightningDataModule):
         return in_random_order(sampler) if split in self._limits() else sampler
 
     def _evaluated(self, split: str, rows: SplitRows) -> np.ndarray:
-        """The evaluated rows of a split if the Trainer evaluates only part of it."""
         batches = [part for _, part in self._sampler(split, rows)]
         count = limited(len(batches), self._limits()[split])
         return np.concatenate(batches[: max(1, count)])  # Lightning refuses a share below one batch

@@ -19,7 +19,13 @@ import torch
 from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
 from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning.pytorch.callbacks import LambdaCallback, ModelCheckpoint, ModelSummary
+from lightning.pytorch.callbacks import (
+    LambdaCallback,
+    ModelCheckpoint,
+    ModelSummary,
+    ProgressBar,
+    TQDMProgressBar,
+)
 from lightning.pytorch.utilities import rank_zero_only, rank_zero_warn
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
@@ -563,6 +569,10 @@ class TrainingRun(PreparedRun):
             summarised = any(isinstance(each, ModelSummary) for each in given)
             if settings["enable_model_summary"] is not False and not summarised:
                 callbacks.append(ParameterCount())
+            shown = any(isinstance(each, ProgressBar) for each in given)
+            if settings["enable_progress_bar"] is not False and not shown:
+                # Lightning's default, Rich's, counts epochs up to -2 if only steps are limited.
+                callbacks.append(TQDMProgressBar())
         else:
             # Training callbacks are not needed here, and nothing is saved.
             warnings.filterwarnings("ignore", message="Be aware that when using `ckpt_path`")
@@ -698,7 +708,6 @@ class TrainingRun(PreparedRun):
         return f"{short} by a callback or a module{self._callbacks()}"
 
     def _callbacks(self) -> str:
-        """The callbacks of the config, for messages."""
         named = entries(self.tree["trainer"]["callbacks"])
         given = [str(each["class_path"]).rpartition(".")[2] for each in named]
         return f" (trainer.callbacks: {', '.join(given)})" if given else ""
@@ -797,7 +806,6 @@ class TrainingRun(PreparedRun):
         close_loggers(self._added)
 
     def _join_logs(self) -> None:
-        """Write the curves of all attempts of the run."""
         first = 1 if self.resumed else self.attempt
         attempts = map(self.folder.attempt, range(first, self.attempt + 1))
         write_whole(self.folder.metrics, join_metrics([each.metrics for each in attempts]))

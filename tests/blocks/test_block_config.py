@@ -529,7 +529,7 @@ def test_gains_go_where_they_are_named(axis: str, part: str) -> None:
 
 
 def test_unknown_preset_is_refused_with_the_known_ones() -> None:
-    said = r"model\.block\.preset: expected one of 'post_ln', .* did you mean 'post_ln'"
+    said = r"model\.block\.preset: unknown name .*; did you mean 'post_ln'"
     with pytest.raises(UserError, match=said):
         BlockConfig(preset="post_nl").resolve(STACKS[0])
 

@@ -8,7 +8,8 @@ import yaml
 
 from lightning_app import fit
 from lightning_app.config.config import load_config, resolve
-from lightning_app.config.sources import FIELDS_OF, Written, merged, read_tree
+from lightning_app.config.identity import leaves
+from lightning_app.config.sources import COMMON, FIELDS_OF, Written, merged, read_tree
 from lightning_app.core.errors import UserError
 from lightning_app.grids.plan import cell_tree
 from lightning_app.training.launcher import check_hosts, check_launcher
@@ -103,7 +104,7 @@ def test_the_last_preset_counts(tmp_path: Path) -> None:
     first = ["--config", str(BASE)]
     load_config(Written([*first, "--config", str(wrong), "--config", str(right)]))
     load_config(Written([*first, "--config", str(wrong), "--model.block.preset=sas"]))
-    with pytest.raises(UserError, match=r"wrong\.yaml: model\.block\.preset: .* found 'pre_lm'"):
+    with pytest.raises(UserError, match=r"wrong\.yaml: model\.block\.preset: .* 'pre_lm'"):
         load_config(Written([*first, "--config", str(right), "--config", str(wrong)]))
 
 
@@ -272,3 +273,8 @@ def test_a_launcher_of_more_processes_than_the_trainer_has(monkeypatch, tmp_path
     assert "\n" not in str(found.value)
     assert not folder.exists()
     assert set(TORCHRUN) <= os.environ.keys()
+
+
+def test_the_common_keys_are_keys_of_a_config() -> None:
+    keys = {key for key, _ in leaves(load_config(Written(["--config", str(BASE)])))}
+    assert {*COMMON} < keys

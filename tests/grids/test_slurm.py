@@ -130,7 +130,7 @@ AGAIN = "requeue Incomplete 4242_0\n"
 def test_a_mistake_ends_the_job_for_good(start: Callable[[str], Task]) -> None:
     task = start("experiments")
     assert task.end() == 2
-    assert "no such grid file" in task.output
+    assert "there is no such file" in task.output
     assert not Path("requeued").exists()
 
 

@@ -575,7 +575,6 @@ def final_quality(part: Part) -> list[Sketch]:
 
 
 def _quality(part: Part) -> QualityMetric | None:
-    """The metric to draw: the first score of the task that a run has."""
     for score in task_facts(part.grid.setting("model.objective.kind")).scores:
         if any(math.isfinite(_number(cell.metrics.get(score.metric))) for cell in part.cells):
             return score

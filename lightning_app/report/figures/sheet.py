@@ -244,16 +244,6 @@ def svg(figure: "Figure") -> str:
     return _PATH.sub(lambda path: _DIGITS.sub(r"\1", path[0]), text)
 
 
-def png(figure: "Figure", dpi: int = 144) -> bytes:
-    """The figure as PNG, without a date."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-
-    buffer = io.BytesIO()
-    figure.set_dpi(dpi)
-    FigureCanvasAgg(figure).print_png(buffer, metadata={"Software": None})
-    return buffer.getvalue()
-
-
 def pdf(figure: "Figure") -> bytes:
     """The figure as PDF, without a date."""
     from matplotlib.backends.backend_pdf import FigureCanvasPdf

@@ -146,7 +146,6 @@ def _map(
 
 
 def _runs(arm: Arm, warmup: int, lr: float) -> list[CellResult]:
-    """The finished runs with a loss at one point, by seed."""
     return [arm.cells[key] for key in sorted(arm.cells) if key[:2] == (warmup, lr)]
 
 

@@ -531,7 +531,6 @@ class Origin(pl.Callback):
 
 
 def _makers(record: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of a provenance that describes what produced the numbers."""
     made = {key: record[key] for key in _MAKERS}
     return {**made, **{key: record[key] for key in _LATER if key in record}}
 
@@ -651,7 +650,6 @@ class QKClip(pl.Callback):
 
 
 def _scale(linear: nn.Linear, factors: Tensor) -> None:
-    """Multiply the rows of each head, and its bias, by its factor."""
     for parameter in linear.parameters():
         by_head = parameter.unflatten(0, (len(factors), -1))
         by_head.mul_(factors.to(parameter.dtype).view(-1, *[1] * (by_head.dim() - 1)))
