@@ -61,10 +61,10 @@ class BlockConfig:
     norm: Norm | None = None
     """The type of all norms of a stack: layer_norm, rms_norm or another name of `NORM_KINDS`."""
     residual_rule: Rule | None = None
-    """What joins the output of each sub-layer with the stream: sum, gpas, lerp, or another name of
-    `RESIDUAL_RULES`, which a plug-in registers."""
+    """The rule that joins the output of each sub-layer with the stream: sum, gpas, lerp, or another
+    name of `RESIDUAL_RULES`, which a plug-in registers."""
     stream: StreamKind | None = None
-    """What runs from sub-layer to sub-layer: plain (one state), dual, siamese, hyper_static,
+    """The states that pass from sub-layer to sub-layer: plain (one), dual, siamese, hyper_static,
     hyper_dynamic, hyper_manifold, attention or average over depth, embedding (blended before each
     layer), or another name of `STREAM_RULES`, which a plug-in registers."""
     streams: int | None = None
@@ -93,7 +93,7 @@ class BlockConfig:
     """A gate on the heads before the output projection, in self- and cross-attention: none, head,
     element, or another name of `OUTPUT_GATES`, which a plug-in registers."""
     value_carry: ValueCarry | None = None
-    """What layers above the first do with its values: none, half (the mean of both), learned,
+    """The use of the first layer's values above it: none, half (the mean of both), learned,
     shared (their own layer's are left out), or another name of `VALUE_CARRIES`, which a plug-in
     registers."""
     differential: bool | None = None

@@ -21,7 +21,7 @@ Function = Callable[[Tensor, float], Tensor]
 
 @dataclass(frozen=True)
 class Nonlinearity:
-    """What a feed-forward computes between its two matrices.
+    """The computation between the two matrices of a feed-forward.
 
     `function` takes the inner states and the slope of the config. If it is `gated`, its result is
     multiplied by a third matrix of the same size.

@@ -82,7 +82,7 @@ Built = TypeVar("Built")
 
 
 def built_aside(build: Callable[[], Built]) -> Built:
-    """Return what `build` returns; numbers that it draws do not change those drawn later.
+    """Return the result of `build`, whose random draws do not change later ones.
 
     torch's own layers draw initial values when they are built. For parts that are drawn last.
     """

@@ -1,4 +1,4 @@
-"""Layers as steps: when tokens halt, how the stream grows, and what shared layers must share."""
+"""Layers as steps: the halting of tokens, the growth of the stream, and shared layers."""
 
 import math
 from collections.abc import Iterator, Sequence

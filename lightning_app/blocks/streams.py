@@ -1,4 +1,4 @@
-"""What runs from sub-layer to sub-layer besides x: the rules by which a stack keeps its states.
+"""The states that pass from sub-layer to sub-layer besides x, and the rules that keep them.
 
 A stack starts its stream from the embedding, each sub-layer reads an input from it and writes its
 output back, and the end of the stack reads once more. In most blocks the stream is one state x; in
@@ -24,7 +24,7 @@ DUAL: StreamKind = "dual"
 
 States = Float[Tensor, "batch token model"]
 Join = Callable[[Tensor, Tensor], Tensor]
-"""Returns the sum of a skip and a branch, or what a residual rule has instead."""
+"""Returns the sum of a skip and a branch, or the result of a residual rule in its place."""
 
 
 class Stream(NamedTuple):
@@ -106,7 +106,7 @@ class StreamRule(nn.Module):
     and are refused."""
 
     words: ClassVar[str] = ""
-    """What a drawing says about the rule, with ``{streams}`` for their number."""
+    """The text of a drawing about the rule, with ``{streams}`` for their number."""
 
     norms_sum: ClassVar[bool] = False
     """Whether every sub-layer must have a `norm_sum`."""
@@ -153,7 +153,7 @@ class StreamRule(nn.Module):
         return Stream(stream.x + x, tuple(a + b for a, b in zip(stream.parts, parts, strict=True)))
 
     def end(self, stream: Stream, norm: nn.Module) -> States:
-        """Return what the stack returns; `norm` is its final norm."""
+        """Return the output of the stack; `norm` is its final norm."""
         return norm(self.read(stream))
 
 
@@ -207,7 +207,7 @@ class SiameseStream(StreamRule):
         return Stream(self.norm_start(x), (x,))
 
     def add(self, stream: Stream, added: Float[Tensor, "*#batch #token model"]) -> Stream:
-        # Where N_x has been applied already, what it would have made of the sum is not known.
+        # Where N_x has been applied already, its result for the sum is unknown.
         return Stream(stream.x + added, (stream.parts[0] + added,))
 
     def read(self, stream: Stream) -> States:
@@ -236,7 +236,7 @@ class StaticMix(LearnedScalars):
 
 @final
 class DynamicMix(LearnedScalars):
-    """``s tanh(N(H) W)``, what a hyper-connection adds to its static weights; W starts at zero."""
+    """``s tanh(N(H) W)``, added to the static weights of a hyper-connection; W starts at zero."""
 
     decays = True
 

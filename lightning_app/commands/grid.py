@@ -199,7 +199,7 @@ def _print_plan(tree: dict[str, Any], kept: str) -> None:
 
 
 def _print_trained(shape: Mapping[str, Any]) -> None:
-    """Print what trains the parameters of a shape, by its first cell."""
+    """Print the optimizer groups of the parameters of a shape, by its first cell."""
     if "trained_by" not in shape:
         return
     table = counts_table("parameters", "role", "by", "rate", "weight decay", "warm-up steps")

@@ -1,4 +1,4 @@
-"""What a run is given and shows: `blocks`, `fit` and its evaluation, `show`, `diff`, `prepare`,
+"""The commands of single runs: `blocks`, `fit` and its evaluation, `show`, `diff`, `prepare`,
 `translate`, `generate`, and the help of configs."""
 
 import inspect
@@ -296,7 +296,7 @@ def add_show(parser: Parser) -> None:
 
 
 def show_command(run: str, *, as_json: bool) -> int:
-    """Print what the folder of a run records about it.
+    """Print the records in the folder of a run.
 
     Raises:
         UserError: if there is no such run, or one of its files is damaged.

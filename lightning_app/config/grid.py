@@ -454,7 +454,7 @@ class GridSpec:
 
     @property
     def wiring(self) -> tuple[str, ...]:
-        """What the names of the axes begin with whose values are variants."""
+        """The prefixes of the axes whose values are variants."""
         return (BLOCK, *self.variants)
 
     def variant(self, axes: Mapping[str, Any]) -> str:
@@ -541,7 +541,7 @@ def _shipped() -> dict[str, Path]:
 
 
 GONE = {"published": "is no more; say what papers report on the page of the study, or in a comment"}
-"""Keys that grid files had before, and what replaces them. Grids of that time hold them
+"""Former keys of grid files, and their replacements. Grids of that time hold them
 empty."""
 
 

@@ -1,4 +1,4 @@
-"""Which experiment a config is: what can change its result, its id and `identity.json`, and the
+"""The identity of an experiment: the fields that can change its result, `identity.json`, and the
 plug-ins that its run needs."""
 
 import hashlib
@@ -122,7 +122,7 @@ def unusual(config: Tree) -> dict[str, Any]:
 
 
 def relevant_blocks(stacks: Tree) -> dict[str, Any]:
-    """Return what differs from the pins in the resolved specification of each stack, by layer."""
+    """Return the differences from the pins in the specification of each stack, by layer."""
     plain = json.loads(json.dumps(stacks))
     known = {**pins()["blocks"], **pins()["added_blocks"]}
     found: dict[str, Any] = {}
@@ -276,7 +276,7 @@ CONTINUED = "continued_from"
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """What can change the result of a run.
+    """Everything that can change the result of a run.
 
     `config` and `blocks` hold the fields that differ from the pinned defaults, `corpus` is the
     digest of the corpus's content.

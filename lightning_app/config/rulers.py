@@ -1,4 +1,4 @@
-"""What a metric counts: only values with the same ruler are compared, ranked or averaged.
+"""The ruler of a metric: only values that count the same things are compared, ranked or averaged.
 
 Nats per token under two tokenizers are as different as prices in two currencies: the tokenizer with
 more tokens per word has the smaller number. A ruler is the unit of a metric and what it averages
@@ -76,7 +76,7 @@ EVALUATION = (
     *("trainer.val_check_interval", "trainer.check_val_every_n_epoch"),
     "trainer.num_sanity_val_steps",
 )
-"""The fields that change what is evaluated but nothing that is trained, so are not a treatment."""
+"""Fields that change the evaluation but not the training, so that they are no treatment."""
 
 BUDGET = (
     *("trainer.max_steps", "trainer.max_epochs", "trainer.limit_train_batches"),
@@ -90,7 +90,7 @@ Setting = Callable[[str], Any]
 
 
 def ruler(setting: Setting, metric: str) -> dict[str, Any]:
-    """Return what a metric counts in a run: the fields that it depends on, with their values.
+    """Return the ruler of a metric in a run: the fields on which it depends, with their values.
 
     Values of a metric can be compared, ranked or averaged only between runs with the same ruler.
     """
@@ -133,7 +133,7 @@ def in_raw_text(setting: Setting, metric: str) -> list[QualityMetric]:
 
 
 def unit_of(setting: Setting, metric: str) -> str:
-    """Return what a metric of the task of a run counts, a key of `RULERS`."""
+    """Return the ruler of a metric of the task of a run, a key of `RULERS`."""
     facts = task_facts(setting(TASKS.field) or DEFAULT_TASK)
     scores = (*facts.by_corpus.get(str(setting("data.name")), ()), *facts.scores)
     known = {score.metric: score.counts for score in scores}

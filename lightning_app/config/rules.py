@@ -32,7 +32,7 @@ from lightning_app.scores.task_facts import LOSS
 
 
 class HasFields(Protocol):
-    """What the rows of a table are about."""
+    """The subject of the rows of a table."""
 
     def value(self, field: str) -> Any:
         """Return the value of a dotted field."""

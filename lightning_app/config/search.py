@@ -98,7 +98,7 @@ class Search:
 
 @dataclass(frozen=True, kw_only=True)
 class Until:
-    """Further seeds, one at a time in all arms, until what warm-up saves is known well enough."""
+    """Further seeds, one at a time in all arms, until the intervals are narrow enough."""
 
     half_width: float
     """The half width of the 97 % interval of T, in the unit of the metric, that no arm exceeds."""

@@ -50,7 +50,7 @@ _LINKS = {
     "data.init_from": ("model.init_from", lambda given: given),
     "model.objective.glue": ("data.name", lambda name: glue_task_of(str(name))),
 }
-"""Derived fields and how they are set; any other value would be replaced without a word."""
+"""Derived fields and how they are set; any other value would be replaced silently."""
 
 
 class Written:
@@ -187,7 +187,7 @@ class Written:
         self._sources.append((source, [name for name, _ in leaves(found)]))
 
     def _check(self) -> None:
-        """Refuse what can be refused without torch."""
+        """Make the checks that need no torch."""
         for name, value in self.fields.items():
             kinds = (str, NoneType) if name == CHECKPOINT else (bool, NoneType)
             if not isinstance(value, kinds):

@@ -247,7 +247,7 @@ class TransformerModule(pl.LightningModule):
         self.part_sums = PartSums()
         self.validation_parts: dict[str, list[Any]] = {}
         self.predicted: dict[int, Any] = {}
-        self.trained_by: list[dict[str, Any]] = []  # what `training_of` returns
+        self.trained_by: list[dict[str, Any]] = []  # the result of `training_of`
         self._averaged: Averaged | None = None  # of an optimizer that evaluates other weights
         self.tags: tuple[set[str], set[str]] = set(), set()  # of this package, and of others
 
@@ -532,7 +532,7 @@ class TransformerModule(pl.LightningModule):
         }
 
     def _traits(self) -> Iterator[tuple[str, str]]:
-        """What its parts and the Trainer's declare, once all of them are built."""
+        """The declarations of its parts and the Trainer's, once all of them are built."""
         assert self.model is not None
         blocks = [part.spec for part in self.model.modules() if isinstance(part, Block)]
         callbacks: list[Any] = self.trainer.callbacks  # pyright: ignore[reportAttributeAccessIssue]
@@ -553,7 +553,7 @@ class TransformerModule(pl.LightningModule):
                 )
 
     def _save_both(self, checkpoint: dict[str, Any], averaged: Averaged) -> None:
-        """Store the evaluated weights as those of the model, and what a training goes on from."""
+        """Store the evaluated weights as the model's, beside those from which training resumes."""
 
         def weights() -> dict[str, torch.Tensor]:
             return {name: value.clone() for name, value in self.state_dict().items()}

@@ -1,1 +1,1 @@
-"""How attention and norms are computed: which kernel runs, and what it stores."""
+"""The kernels of attention and norms: their choice, and the tensors that they store."""

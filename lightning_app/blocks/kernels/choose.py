@@ -462,7 +462,7 @@ class NormOutputs:
             self._known[_address(output)] = (weakref.ref(output), norm, x.detach())
 
     def pack(self, saved: Tensor) -> Tensor | _Again:
-        """Return what autograd keeps instead of `saved`."""
+        """Return the tensors that autograd keeps instead of `saved`."""
         found = self._known.get(_address(saved))
         if found is None:
             return saved

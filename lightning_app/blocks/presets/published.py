@@ -485,7 +485,7 @@ def siamese_norm(stack: Stack) -> StackSpec:
 def hyper_connections(stack: Stack) -> StackSpec:
     """Pre-LN with four parallel states that every sub-layer mixes, by weights that depend on them.
 
-    At the start it computes what `pre_ln` does. ``stream: hyper_static`` has fixed weights, and
+    At the start it equals `pre_ln`. ``stream: hyper_static`` has fixed weights, and
     ``streams`` sets the number of states. The authors also scale output matrices by the number of
     states, in a direction that we could not verify: omitted.
     """
@@ -515,7 +515,7 @@ def mhc(stack: Stack) -> StackSpec:
 def attention_residuals(stack: Stack) -> StackSpec:
     """Pre-LN whose sub-layers read a softmax over depth in place of the sum, in the full form.
 
-    At the start it computes what `pre_ln` does, since the norms cancel the difference between a
+    At the start it equals `pre_ln`, since the norms cancel the difference between a
     mean and a sum. Not residual attention, which carries scores.
     """
     return replace(pre_ln(stack), stream="attention")
