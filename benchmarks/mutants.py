@@ -2135,7 +2135,7 @@ def _pytest(root: Path, tests: list[str], output: Path) -> None:
 
     # The libraries that are loaded before have imported what a plugin of pytest would rewrite.
     quiet = ["-W", "ignore::pytest.PytestAssertRewriteWarning"]
-    cases = ["-m", "not gpu and (not slow or in_turn)"]
+    cases = ["-m", "not gpu and not slow"]
     code = pytest.main(
         ["-x", "-q", "-p", "no:cacheprovider", "--no-header", *cases, *quiet, *tests]
     )

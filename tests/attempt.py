@@ -71,7 +71,8 @@ def run(words: list[str], folder: str, out: int, err: int, said: int) -> None:
         traceback.print_exc()
     sys.stdout.flush()
     sys.stderr.flush()
-    imported = [name for name in ("torch", "lightning") if name in sys.modules]
+    heavy = ("torch", "lightning", "optuna", "matplotlib")
+    imported = [name for name in heavy if name in sys.modules]
     os.write(said, json.dumps({"code": code, "imported": imported}).encode())
     os._exit(0)
 

@@ -11,7 +11,12 @@ import pytest
 
 from tests import warm
 
-DEAREST = 10
+LIMIT = 8.0  # processor seconds of a test that is neither slow nor dear
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Let the user choose how many of the dearest tests are printed."""
+    parser.addoption("--dearest", type=int, default=10, help="how many dear tests to print")
 
 
 def spent() -> float:
@@ -22,12 +27,19 @@ def spent() -> float:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None]:
-    """Note what the test itself spends; its fixtures may serve others."""
+    """Note what the test itself spends, and fail it above LIMIT; its fixtures may serve others."""
     before = spent()
     try:
-        return (yield)
+        result = yield
     finally:
-        item.user_properties.append(("processor seconds", spent() - before))
+        seconds = spent() - before
+        item.user_properties.append(("processor seconds", seconds))
+    marks = {mark.name for mark in item.iter_markers()}
+    if seconds > LIMIT and not marks & {"slow", "dear"}:
+        pytest.fail(
+            f"{seconds:.1f} processor seconds; make it cheaper, slow, or dear with a reason"
+        )
+    return result
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -44,5 +56,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     parts = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     total = sum(part.ru_utime + part.ru_stime for part in parts)
     terminalreporter.write_line(f"processor seconds: {total:.0f}; the dearest tests:")
-    for name, value in sorted(found.items(), key=lambda each: -each[1])[:DEAREST]:
+    most = terminalreporter.config.getoption("--dearest")
+    for name, value in sorted(found.items(), key=lambda each: -each[1])[:most]:
         terminalreporter.write_line(f"{value:7.1f}  {name}")

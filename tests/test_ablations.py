@@ -10,7 +10,7 @@ import yaml
 
 from lightning_app.config.config import resolve
 from lightning_app.config.experiment import identity_of
-from lightning_app.config.grid import GridSpec, read_spec
+from lightning_app.config.grid import read_spec
 from lightning_app.grids.plan import cell_tree, expand
 from lightning_app.training.run import run_cell
 from tests import questions, tables
@@ -18,12 +18,10 @@ from tests.frozen.frozen import write_corpora
 
 ROOT = Path(__file__).parents[1]
 GRIDS = sorted((ROOT / "ablations").glob("*.yaml"))
-BASES = sorted((ROOT / "ablations/base").glob("*.yaml"))
 
 
 @pytest.fixture(scope="module")
 def user(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A working directory and a folder of corpora with small texts for all grids."""
     folder = tmp_path_factory.mktemp("user")
     write_corpora(folder)
     return folder
@@ -35,14 +33,7 @@ def _corpora_of_a_user(user: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(user)
 
 
-@pytest.mark.parametrize("path", BASES, ids=lambda path: path.stem)
-def test_a_base_is_a_config_of_its_own(path: Path) -> None:
-    resolve(yaml.safe_load(path.read_text()), str(path))
-    assert f"ablate fit --config {path.relative_to(ROOT)}" in path.read_text()
-
-
 def small_data(tree: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """The section `data` of a config for a small corpus of the same kind."""
     given, common = tree["data"], {"tokens_per_batch": 128, "window": 32, "tokenizer": "word"}
     common |= {"vocab_size": None, "cache": str(folder / "cache")}
     kind = tree["model"]["objective"]["kind"]
@@ -59,36 +50,13 @@ def small_data(tree: dict[str, Any], folder: Path) -> dict[str, Any]:
     return common | {"name": "synthetic"}
 
 
-def first_cell_trains(
-    path: Path, grid: GridSpec, axes: dict[str, Any], folder: Path, shared: Path
-) -> None:
-    """Two steps of a narrow model of two layers, on a small corpus, without a parent."""
-    tree: dict[str, Any] = cell_tree(grid.base_config, axes)
-    given = {"max_steps": 2, "val_check_interval": 2, "limit_val_batches": 1}
-    tree["trainer"] = {**tree["trainer"], **given}
-    schedule = {**tree["model"]["schedule"], "reference_steps": 1}
-    tree["model"]["schedule"] = schedule | {"warmup_steps": min(1, schedule["warmup_steps"])}
-    tree["model"]["objective"] = {**tree["model"]["objective"], "evaluate_test": False}
-    architecture = tree["model"]["architecture"]
-    depths = [key for key in ("encoder_depth", "decoder_depth") if key in architecture]
-    sizes = {"model_dim": 32, "ff_dim": 32, "num_heads": 4} | {
-        key: min(2, architecture[key]) for key in depths
-    }
-    tree["model"]["architecture"] = {**architecture, **sizes}
-    tree["data"] = small_data(tree, shared)
-    (folder / "config.yaml").write_text(yaml.safe_dump(resolve(tree, str(path))))
-    run_cell(folder, attempt=1)
-    assert (folder / "result.json").is_file()
-    assert (folder / "checkpoints" / "last.ckpt").is_file()
-
-
+@pytest.mark.in_turn(3)
 @pytest.mark.in_turn(5)
 @pytest.mark.parametrize("path", GRIDS, ids=lambda path: path.stem)
 def test_a_grid_has_the_cells_that_it_states_and_the_first_one_trains(
     path: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """One test, since the cells are planned for both. Of some grids it takes over 5 s: they have
-    hundreds of cells, and prepare a corpus."""
+    """One test, since the cells are planned for both."""
     stated = re.search(r"^# (\d+) cells: (.*)", path.read_text(), re.M)
     assert stated, "the opening states the number of cells"
     spec = read_spec(path)
@@ -104,4 +72,21 @@ def test_a_grid_has_the_cells_that_it_states_and_the_first_one_trains(
     assert {min(own), max(own)} == {int(each.replace(",", "")) for each in steps.groups(steps[1])}
     # Whole seeds come first, so that an interrupted grid is a complete smaller one.
     assert cells == [*(plan.cells or plan.waiting)]
-    first_cell_trains(path, spec, cells[0].axes, tmp_path, tmp_path_factory.getbasetemp())
+    # Two steps of a narrow model of two layers, on a small corpus, without a parent.
+    tree: dict[str, Any] = cell_tree(spec.base_config, cells[0].axes)
+    given = {"max_steps": 2, "val_check_interval": 2, "limit_val_batches": 1}
+    tree["trainer"] = {**tree["trainer"], **given}
+    schedule = {**tree["model"]["schedule"], "reference_steps": 1}
+    tree["model"]["schedule"] = schedule | {"warmup_steps": min(1, schedule["warmup_steps"])}
+    tree["model"]["objective"] = {**tree["model"]["objective"], "evaluate_test": False}
+    architecture = tree["model"]["architecture"]
+    depths = [key for key in ("encoder_depth", "decoder_depth") if key in architecture]
+    sizes = {"model_dim": 32, "ff_dim": 32, "num_heads": 4} | {
+        key: min(2, architecture[key]) for key in depths
+    }
+    tree["model"]["architecture"] = {**architecture, **sizes}
+    tree["data"] = small_data(tree, tmp_path_factory.getbasetemp())
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(resolve(tree, str(path))))
+    run_cell(tmp_path, attempt=1)
+    assert (tmp_path / "result.json").is_file()
+    assert (tmp_path / "checkpoints" / "last.ckpt").is_file()

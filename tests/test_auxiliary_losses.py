@@ -24,6 +24,8 @@ BOTH = {"intermediate_weight": 1.0, "second_target_weight": 0.5, "auxiliary_tabl
 ALONE = {"intermediate_weight": 1.0, "auxiliary_tables": "own"}
 OF_KIND = {"translation": BOTH, "masked_lm": ALONE}
 MASKED, SHALLOW = {"objective": {"kind": "masked_lm"}}, {"kind": "encoder", "encoder_depth": 1}
+FIRST = {"objective.intermediate_weight": 0.5}
+SECOND_TARGET = {"objective.second_target_weight": 0.5}
 INTERMEDIATE = "train/aux/intermediate"
 SECOND = "train/aux/second_target"
 
@@ -42,7 +44,6 @@ class Saved(pl.Callback):
 def run(
     folder: Path, cache: str, kind: str, objective: Any, **settings: Any
 ) -> tuple[list[dict[str, float]], TransformerModule]:
-    """Train two layers; return the logged rows of the steps and the module."""
     pl.seed_everything(3)
     objective = {"label_smoothing": 0.0, **objective}
     trained = module(kind, decoder_depth=2, dropout=0.1, preset="pre_ln", objective=objective)
@@ -88,7 +89,6 @@ def test_a_validation_is_that_of_a_model_without_heads(tmp_path: Path, cache: st
 
 
 def test_a_resumed_run_switches_at_the_same_step(tmp_path: Path, cache: str) -> None:
-    """Also where it goes on for longer: the share is that of the run that began."""
     saver = Saved(tmp_path / "x")
     whole, first = run(tmp_path / "whole", cache, "translation", BOTH, callbacks=[saver])
     stored = torch.load(tmp_path / "x", weights_only=True)
@@ -153,22 +153,10 @@ def test_epochs_may_set_the_number_of_steps_and_time_may_not(tmp_path: Path, cac
         ({"objective.intermediate_weight": float("nan")}, "intermediate_weight: nan"),
         ({"objective.auxiliary_tables": "own"}, "auxiliary_tables own:"),
         ({"objective.auxiliary_tables": "shared"}, "found 'shared'"),
-        (
-            {"objective.auxiliary_tables": "own", "objective.second_target_weight": 0.5},
-            "auxiliary_tables own: … intermediate_weight is 0",
-        ),
-        (
-            {"objective.intermediate_weight": 1.0, "architecture.decoder_depth": 1},
-            "model.objective.intermediate_weight: 1.0, and decoder_depth 1",
-        ),
-        (
-            {**MASKED, "objective.second_target_weight": 0.5, "architecture.kind": "encoder"},
-            "model.objective.second_target_weight: 0.5",
-        ),
-        (
-            {**MASKED, "objective.intermediate_weight": 0.5, "architecture": SHALLOW},
-            "model.objective.intermediate_weight: 0.5, and encoder_depth 1",
-        ),
+        ({"objective.auxiliary_tables": "own", **SECOND_TARGET}, "auxiliary_tables own:"),
+        ({**FIRST, "architecture.decoder_depth": 1}, "intermediate_weight: 0.5, and decoder_depth"),
+        ({**MASKED, **SECOND_TARGET, "architecture.kind": "encoder"}, "second_target_weight: 0.5"),
+        ({**MASKED, **FIRST, "architecture": SHALLOW}, "intermediate_weight: 0.5, and encoder"),
     ],
 )
 def test_what_has_no_meaning_is_refused_in_one_line(fields: dict[str, Any], message: str) -> None:
@@ -197,10 +185,10 @@ def test_a_run_that_time_alone_ends_is_refused_before_it_starts(
         return with_losses(changed("trainer.max_time", "00:00:01:00", config), **losses)
 
     resolve(limited(second_target_weight=0.5), "mine.yaml")
-    refused = limited(intermediate_weight=1.0)
     resolve(changed("trainer.max_epochs", 2, limited(intermediate_weight=1.0)), "mine.yaml")
+    text = yaml.safe_dump(limited(intermediate_weight=1.0))
     monkeypatch.chdir(tmp_path)
-    Path("run.yaml").write_text(yaml.safe_dump(refused))
+    Path("run.yaml").write_text(text)
     assert main(["fit", "--config", "run.yaml"]) == 2
     line = capsys.readouterr().err
     assert "trainer.max_steps:" in line

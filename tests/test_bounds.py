@@ -11,6 +11,7 @@ from lightning_app.config.experiment import identity_of
 from lightning_app.config.grid import read_spec
 from lightning_app.core.errors import UserError
 from lightning_app.grids.plan import expand
+from tests.tables import changed
 from tests.told import told
 
 BASES = Path(__file__).parents[1] / "ablations" / "base"
@@ -19,21 +20,10 @@ HUGE = 10**400
 
 def base(name: str = "synthetic", /, **fields: Any) -> dict[str, Any]:
     """A shipped config with fields set, `a__b` for `a.b`."""
-    tree = yaml.safe_load((BASES / f"{name}.yaml").read_text())
-    for field, value in fields.items():
-        *above, last = field.split("__")
-        part = tree
-        for key in above:
-            part = part.setdefault(key, {})
-        part[last] = value
-    return tree
+    return changed(yaml.safe_load((BASES / f"{name}.yaml").read_text()), **fields)
 
 
 LOGGERS = "lightning.pytorch.loggers"
-AVERAGING = {
-    "class_path": "lightning.pytorch.callbacks.StochasticWeightAveraging",
-    "init_args": {"swa_lrs": 0.1},
-}
 CALLBACKS = "lightning.pytorch.callbacks"
 
 
@@ -41,20 +31,10 @@ CALLBACKS = "lightning.pytorch.callbacks"
 @pytest.mark.parametrize(
     ("name", "arguments", "said"),
     [
-        (
-            "GradientAccumulationScheduler",
-            {"scheduling": {0: 1, 4: 2}},
-            "trainer.callbacks: GradientAccumulationScheduler … {4: 2} … data.tokens_per_batch",
-        ),
-        (
-            "StochasticWeightAveraging",
-            {"swa_lrs": 0.1, "device": None},
-            "trainer.callbacks: StochasticWeightAveraging … WeightAveraging or EMAWeightAveraging",
-        ),
-        ("LearningRateFinder", {}, "trainer.callbacks: LearningRateFinder replaces model."),
-        ("BatchSizeFinder", {}, "trainer.callbacks: BatchSizeFinder replaces the batch"),
-        ("BackboneFinetuning", {}, "trainer.callbacks: BackboneFinetuning changes which"),
-        ("ModelPruning", {"pruning_fn": "l1_unstructured"}, "trainer.callbacks: ModelPruning"),
+        ("GradientAccumulationScheduler", {"scheduling": {0: 1, 4: 2}}, "{4: 2}"),
+        ("StochasticWeightAveraging", {"swa_lrs": 0.1, "device": None}, "EMAWeightAveraging"),
+        *(("LearningRateFinder", {}, ""), ("BatchSizeFinder", {}, "")),
+        *(("BackboneFinetuning", {}, ""), ("ModelPruning", {"pruning_fn": "l1_unstructured"}, "")),
     ],
 )
 def test_a_callback_that_no_run_can_have_is_refused_by_its_name(
@@ -64,17 +44,15 @@ def test_a_callback_that_no_run_can_have_is_refused_by_its_name(
     for callbacks in ([callback], [{"class_path": f"{CALLBACKS}.DeviceStatsMonitor"}, callback]):
         with pytest.raises(UserError) as caught:
             resolve(base(trainer__callbacks=callbacks), "mine.yaml")
-        assert told(f"mine.yaml: {said}").match(str(caught.value))
+        assert told(f"mine.yaml: trainer.callbacks: {name} … {said}").match(str(caught.value))
 
 
 @pytest.mark.parametrize(
     ("field", "value", "said"),
     [
-        ("seed_everything", True, "seed_everything: … 0 to"),
         ("seed_everything", False, "seed_everything: … 0 to"),
         ("seed_everything", 1.5, "seed_everything: expected"),
         ("seed_everything", 1 << 32, "found 4294967296"),
-        ("trainer__max_steps", 0, "trainer.max_steps: 0 … 1 step"),
         ("trainer__max_steps", -2, "trainer.max_steps: -2 trains nothing"),
         ("trainer__max_epochs", 0, "trainer.max_epochs: 0 … 1 epoch"),
         ("trainer__max_time", "00:00:00:00", "trainer.max_time: expected 'DD:HH:MM:SS'"),
@@ -82,30 +60,18 @@ def test_a_callback_that_no_run_can_have_is_refused_by_its_name(
         ("trainer__max_time", "soon", "found 'soon'"),
         ("trainer__limit_train_batches", 0, "trainer.limit_train_batches: expected batches from 1"),
         ("trainer__limit_train_batches", 0.0, "found 0.0"),
-        ("trainer__limit_val_batches", 0, "trainer.limit_val_batches: expected batches from 1"),
         ("trainer__limit_val_batches", 1.5, "found 1.5"),
-        ("trainer__fast_dev_run", True, "trainer.fast_dev_run: True"),
         ("trainer__fast_dev_run", 3, "trainer.fast_dev_run: 3 leaves"),
         ("trainer__overfit_batches", 2, "trainer.overfit_batches: 2 replaces the samplers"),
         ("trainer__overfit_batches", 0.1, "use limit_train_batches and limit_val_batches"),
         ("model__optimizer__lr", HUGE, "model.optimizer.lr:"),
-        ("model__optimizer__eps", float("nan"), "model.optimizer.eps: nan"),
         ("model__optimizer__betas", [0.9, float("inf")], "betas"),
         ("model__architecture__ff_dim", HUGE, "ff_dim: … 401 digits"),
         ("trainer__gradient_clip_val", float("inf"), "gradient_clip_val: inf"),
         ("trainer__max_steps", HUGE, "max_steps: … 401"),
         ("data__mask_probability", float("nan"), "data.mask_probability: nan"),
-        (
-            "trainer__logger",
-            [{"class_path": f"{LOGGERS}.WandbLogger"}],
-            "trainer.logger: WandbLogger needs the package 'wandb'",
-        ),
-        (
-            "trainer__logger",
-            {"class_path": f"{LOGGERS}.MLFlowLogger"},
-            "trainer.logger: MLFlowLogger needs the package 'mlflow'",
-        ),
-        ("trainer__callbacks", [AVERAGING], "trainer.callbacks: StochasticWeightAveraging"),
+        ("trainer__logger", [{"class_path": f"{LOGGERS}.WandbLogger"}], "package 'wandb'"),
+        ("trainer__logger", {"class_path": f"{LOGGERS}.MLFlowLogger"}, "package 'mlflow'"),
     ],
 )
 def test_a_run_refuses_it(field: str, value: Any, said: str) -> None:
@@ -198,9 +164,7 @@ FALSE, TEST = "model__objective__evaluate_test", "metric.name: a cell reports 't
 @pytest.mark.parametrize(
     ("name", "metric", "fields", "axes", "said"),
     [
-        ("synthetic", "test/nll", {}, {}, f"{TEST} model.objective.evaluate_test: true"),
         ("synthetic", "test/nll", {}, {FALSE: [True, False]}, f"{TEST} model.objective"),
-        ("synthetic", "val/bleu", {}, {}, "model.objective.validation_bleu: 1 or more"),
         ("synthetic_mlm", "val/bleu", {}, {}, "model.objective.kind: translation"),
         ("synthetic_mlm", "test/sacrebleu", {FALSE: True}, {}, "model.objective.kind: translation"),
     ],

@@ -94,15 +94,19 @@ def run(program: str, *arguments: str) -> dict[str, Any]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.dear("it compiles nine layers for six lengths")
 @pytest.mark.parametrize(
     ("block", "fewest", "most"),
     [
         # A block of either side, and some for lengths or padding that a first batch does not show.
-        pytest.param({"preset": "pre_ln"}, 2, 4, marks=pytest.mark.slow),
-        pytest.param({"preset": "deepnorm"}, 2, 4, marks=pytest.mark.slow),
-        pytest.param({"sink": "zero"}, 2, 4, marks=pytest.mark.slow),
-        pytest.param(
-            {"sink": "learned", "score_cap": 3.0, "scores": "cosine"}, 2, 4, marks=pytest.mark.slow
+        *(
+            pytest.param(block, 2, 4, marks=pytest.mark.slow)
+            for block in (
+                {"preset": "pre_ln"},
+                {"preset": "deepnorm"},
+                {"sink": "zero"},
+                {"sink": "learned", "score_cap": 3.0, "scores": "cosine"},
+            )
         ),
         # Each of the nine layers reads another number of states, more than torch's limit of eight.
         ({"preset": "denseformer"}, 9, 18),

@@ -28,7 +28,6 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a corpus, its cache, and a cell of it that was trained for four steps."""
     root = tmp_path_factory.mktemp("trained")
     write_corpus(root)
     write_config(root)
@@ -64,7 +63,6 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def refused(command: list[str], capsys: pytest.CaptureFixture[str], folder: Path) -> str:
-    """The one line with which a command is refused; nothing in the run's folder has changed."""
     before = contents(folder / "run")
     capsys.readouterr()
     assert main(command) == 2
@@ -80,23 +78,13 @@ def prepared(root: Path) -> Path:
     return prepare(DataConfig(name="text", tokenizer="word", vocab_size=None, **places)).folder
 
 
-def cut_short(folder: Path) -> Path:
-    """Take the result away: the cell was killed after its last checkpoint."""
-    (folder / "run" / "result.json").unlink()
-    return folder / "run"
-
-
-def first_step(run: Path, attempt: int) -> int:
-    log = (run / "attempts" / str(attempt) / "metrics.csv").read_text().splitlines()
-    return int(float(log[1].split(",")[log[0].split(",").index("step")]))
-
-
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_flipped_bit_in_a_checkpoint_is_refused(command: str, folder: Path, capsys) -> None:
     flip(folder / "run" / "checkpoints" / "last.ckpt", random.Random(command))
     assert "last.ckpt: damaged:" in refused(COMMANDS[command], capsys, folder)
 
 
+@pytest.mark.in_turn(3)
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_sound_checkpoint_is_taken(command: str, folder: Path, capsys) -> None:
     """Or the tests above would pass with a program that refuses everything."""
@@ -104,17 +92,7 @@ def test_a_sound_checkpoint_is_taken(command: str, folder: Path, capsys) -> None
     assert "damaged" not in capsys.readouterr().err
 
 
-def test_a_cell_with_a_flipped_bit_in_its_checkpoint_begins_again(folder: Path, capsys) -> None:
-    run = cut_short(folder)
-    flip(run / "checkpoints" / "last.ckpt", random.Random(1))
-    spoilt = (run / "checkpoints" / "last.ckpt").read_bytes()
-    run_cell(run, 2)
-    assert told("last.damaged, … 0").search(capsys.readouterr().err)
-    assert (run / "checkpoints" / "last.damaged").read_bytes() == spoilt
-    assert first_step(run, 2) == 1
-    assert json.loads((run / "result.json").read_text())["steps"] == 4
-
-
+@pytest.mark.in_turn(2)
 @with_data
 def test_a_flipped_bit_in_the_cache_is_mended_first(command: str, folder: Path, capsys) -> None:
     cached = prepared(folder)
@@ -127,14 +105,6 @@ def test_a_flipped_bit_in_the_cache_is_mended_first(command: str, folder: Path, 
         f"{cached}: damaged: valid.target.ids.npy is not as it was written; renamed to "
         f"{cached.name}.damaged and made again"
     ]
-
-
-def test_a_cell_with_a_flipped_bit_in_the_cache_goes_on_with_whole_data(folder: Path) -> None:
-    cached, run = prepared(folder), cut_short(folder)
-    whole = contents(cached)
-    flip(cached / "train.source.ids.npy", random.Random(1))
-    run_cell(run, 2)
-    assert contents(cached) == whole
 
 
 def edit(folder: Path) -> None:
@@ -153,23 +123,18 @@ def test_a_checkpoint_of_other_data_is_refused(command: str, folder: Path, capsy
     assert told(said).search(line)
 
 
-def test_a_cell_whose_data_changed_begins_again(folder: Path, capsys) -> None:
-    run = cut_short(folder)
-    edit(folder)
-    run_cell(run, 2)
-    said = capsys.readouterr().err
-    assert told("last.other-run, … 0").search(said)  # data are in the id
-    assert (run / "checkpoints" / "last.other-run").is_file()
-    assert first_step(run, 2) == 1
-
-
-def test_a_checkpoint_that_knows_no_data_goes_on_and_says_so(folder: Path, capsys) -> None:
-    """One that this program wrote before it recorded them."""
-    run = cut_short(folder)
-    path = run / "checkpoints" / "last.ckpt"
+def without_data(folder: Path) -> Path:
+    """A checkpoint that this program wrote before it recorded the data."""
+    path = folder / "run" / "checkpoints" / "last.ckpt"
     stored = torch.load(path, weights_only=True)
     del stored["TextDataModule"]
     WholeCheckpoints().save_checkpoint(stored, path)
+    return path
+
+
+def test_a_checkpoint_that_knows_no_data_goes_on_and_says_so(folder: Path, capsys) -> None:
+    run, path = folder / "run", without_data(folder)
+    (run / "result.json").unlink()  # it was killed after its last checkpoint
     run_cell(run, 2)
     said = f"{path}: does not record its data; assumed to be of the config's data"
     assert said in capsys.readouterr().err.splitlines()
@@ -178,10 +143,7 @@ def test_a_checkpoint_that_knows_no_data_goes_on_and_says_so(folder: Path, capsy
 
 
 def test_a_checkpoint_that_knows_no_data_needs_the_vocabulary(folder: Path, capsys) -> None:
-    path = folder / "run" / "checkpoints" / "last.ckpt"
-    stored = torch.load(path, weights_only=True)
-    del stored["TextDataModule"]
-    WholeCheckpoints().save_checkpoint(stored, path)
+    without_data(folder)
     edit(folder)  # a new word
     line = refused(COMMANDS["test"], capsys, folder)
     assert told("data: … 25 … 26").search(line)

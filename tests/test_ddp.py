@@ -171,14 +171,22 @@ def write_corpus(folder: Path) -> None:
             (folder / f"{split}.{language}").write_text(text, encoding="utf-8")
 
 
+SLOW = {"masked_lm", "streams", "profiled_skips", "capped"}
+NAMES = [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in CASES]
+
+
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory, cache: str) -> Path:
-    """The folder with the runs of all cases, NAME/one and NAME/two; two launches train them."""
+def runs(
+    tmp_path_factory: pytest.TempPathFactory, cache: str, request: pytest.FixtureRequest
+) -> Path:
+    """The folder with the runs of the cases, NAME/one and NAME/two; two launches train them."""
     folder = tmp_path_factory.mktemp("ddp")
     write_corpus(folder / "corpus")
+    selected = {item.name.partition("[")[2].rstrip("]") for item in request.session.items}
+    cases = {name: of for name, of in CASES.items() if name not in SLOW or name in selected}
     for devices, name in ((1, "one"), (2, "two")):
         calls = []
-        for case, what in CASES.items():
+        for case, what in cases.items():
             own = {"data.root": folder / "corpus"} if "data.root" in what.settings else {}
             what = Case(what.base, what.steps, what.settings | own)
             calls.append(arguments(folder / case / name, cache, what, devices))
@@ -224,9 +232,8 @@ def assert_two_equal_one(folder: Path, steps: int, near: float = 1e-10) -> dict[
     return single
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", NAMES)
 def test_two_processes_train_like_one(runs: Path, name: str) -> None:
-    """The first of these takes over 5 s: it waits for all runs, sixteen trainings."""
     assert_two_equal_one(runs / name, CASES[name].steps)
 
 
@@ -247,6 +254,7 @@ def test_what_only_some_cases_report(runs: Path) -> None:
     assert len(set(one["train/aux/ponder"])) == 5
 
 
+@pytest.mark.dear("the second rank starts cold, as Lightning starts it")
 def test_translation_and_predictions(tmp_path: Path, cache: str) -> None:
     """Lightning launches the second rank, in float32 as users train; both runs predict alike.
 

@@ -51,6 +51,7 @@ def test_a_checkpoint_loads_with_weights_only(tmp_path: Path, cache: str, kind: 
     assert any("shaping.alpha" in name for name in after)
 
 
+@pytest.mark.in_turn(2)
 @pytest.mark.filterwarnings("ignore:Checkpoint directory")
 @pytest.mark.parametrize(
     ("kind", "preset", "epochs", "precision"),
@@ -63,13 +64,7 @@ def test_a_checkpoint_loads_with_weights_only(tmp_path: Path, cache: str, kind: 
 def test_resuming_in_mid_epoch_gives_the_weights_of_an_uninterrupted_run(
     tmp_path: Path, cache: str, kind: str, preset: str, epochs: int, precision: Any
 ) -> None:
-    """Dropout draws the same again; Admin's skips would move if they were profiled once more.
-
-    Estimates of singular values go on from those of the checkpoint.
-
-    Also where the number of epochs limits the run: Lightning would then set up the data early, and
-    go on from the first batch of the epoch.
-    """
+    """Where epochs limit the run, Lightning would go on from the first batch of the epoch."""
     limits = {"max_steps": 9, "max_epochs": epochs, "precision": precision}
     whole = module(kind, preset=preset, dropout=0.3)
     pl.seed_everything(3)
@@ -140,7 +135,6 @@ def test_the_trained_loss_is_that_of_the_whole_global_batch(tmp_path: Path, cach
 
 @pytest.mark.parametrize("how", ["setting", "callback"])
 def test_gradients_are_never_means_of_unequal_batches(tmp_path: Path, cache: str, how: str) -> None:
-    """Whoever sets it, and at whatever epoch."""
     settings: dict[str, Any] = {"accumulate_grad_batches": 2}
     if how == "callback":
         settings = {"callbacks": [GradientAccumulationScheduler({1: 2})], "limit_train_batches": 2}
@@ -226,7 +220,6 @@ def test_dropout_draws_new_numbers_at_each_step_batch_and_rank(
 
 
 def test_each_evaluation_is_of_its_own_weights(tmp_path: Path, cache: str) -> None:
-    """Nothing of a validation is left in the sums of the next."""
     trained, corpus = module(), data(cache)
     fitter = trainer(tmp_path, limit_val_batches=2)
     (first,) = fitter.validate(trained, corpus, verbose=False)
@@ -252,7 +245,6 @@ class Penalty(torch.nn.Module, AuxiliaryTerms):
 
 
 def one_step(folder: Path, system: TransformerModule, source: Any) -> dict[str, float]:
-    """The numbers that a step logs."""
     fitter = trainer(folder, max_steps=1, logger=CSVLogger(folder), log_every_n_steps=1)
     fitter.fit(system, datamodule=source)
     rows = csv.DictReader(next(folder.rglob("metrics.csv")).read_text().splitlines())
@@ -296,8 +288,6 @@ def test_the_state_of_streams_is_in_the_checkpoint(tmp_path: Path, cache: str, m
 
 
 def test_halting_is_trained_and_logged(tmp_path: Path, cache: str) -> None:
-    """The ponder cost moves the loss and the halting unit; steps are means over real tokens."""
-
     def fitted(ponder_weight: float) -> tuple[dict[str, float], Any]:
         pl.seed_everything(3)
         spec = HaltingSpec(ponder_weight=ponder_weight)
@@ -316,7 +306,6 @@ def test_halting_is_trained_and_logged(tmp_path: Path, cache: str) -> None:
 
 
 def test_shares_of_ranks_have_the_ponder_cost_of_the_whole() -> None:
-    """Also where a rank has no row, but a blank one."""
     for kind, rows, blank in (
         ("translation", [[5, 6, 3], [7, 3, 0]], [[3]]),
         ("masked_lm", [[5, 6, 7], [8, 9, 10]], [[3, 3, 3]]),

@@ -27,14 +27,6 @@ def other(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(TASKS, "_parts", parts)
 
 
-def grid(folder: Path, **fields: Any) -> Path:
-    path = folder / "grid.yaml"
-    base = {"model": {"objective": {"kind": "masked_lm"}}}
-    tree = {"name": "tiny", "base_config": base, "axes": {"seed_everything": [1, 2]}}
-    path.write_text(yaml.safe_dump(tree | fields))
-    return path
-
-
 def test_the_tasks_of_the_package_monitor_their_loss() -> None:
     for facts in TASKS.values():
         floor = "loss of the best constant output" if facts.labelled else "unigram entropy"
@@ -46,7 +38,10 @@ def test_the_tasks_of_the_package_monitor_their_loss() -> None:
 @pytest.mark.usefixtures("other")
 def test_a_grid_without_a_metric_takes_that_of_its_task(tmp_path: Path) -> None:
     def metric(**fields: Any) -> tuple[str, str]:
-        found = read_spec(grid(tmp_path, **fields))
+        base = {"model": {"objective": {"kind": "masked_lm"}}}
+        tree = {"name": "tiny", "base_config": base, "axes": {"seed_everything": [1, 2]}}
+        (tmp_path / "grid.yaml").write_text(yaml.safe_dump(tree | fields))
+        found = read_spec(tmp_path / "grid.yaml")
         return found.metric, found.mode
 
     assert metric() == metric(metric={"mode": "max"}) == ("val/accuracy", "max")

@@ -8,9 +8,7 @@ import yaml
 from lightning_app.cli import main
 from tests.small import write_config, write_corpus
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`")  # to evaluate only
-]
+pytestmark = pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`")
 
 
 @pytest.fixture

@@ -57,12 +57,9 @@ def figure_of(picture: str) -> str:
     return re.sub(r"-(light|dark)\.(svg|png)$", "", picture)
 
 
-def test_every_picture_that_a_page_shows_is_there() -> None:
+def test_every_picture_is_shown_and_what_a_page_shows_is_there() -> None:
     assert len(shown()) >= 30
     assert [picture for picture in shown() if not (ROOT / picture).is_file()] == []
-
-
-def test_every_picture_is_shown() -> None:
     figures = {figure_of(picture) for picture in shown()}
     assert [picture for picture in pictures() if figure_of(picture) not in figures] == []
 

@@ -21,6 +21,7 @@ def predicted(batch: Any) -> int:
     return int(((batch.labels if hasattr(batch, "labels") else batch.target[:, 1:]) != PAD).sum())
 
 
+@pytest.mark.in_turn(3)
 @pytest.mark.parametrize("precision", ["32-true", "bf16-true", "bf16-mixed", "64-true"])
 @pytest.mark.parametrize("kind", ["translation", "masked_lm", "causal_lm"])
 def test_sums_do_not_depend_on_it(tmp_path: Path, cache: str, kind: str, precision: str) -> None:
@@ -100,40 +101,30 @@ def norm_of(module: pl.LightningModule) -> list[float]:
 
 
 class Norms(pl.Callback):
+    """The norms of the gradients before and after they are clipped."""
+
     def __init__(self) -> None:
         self.seen: list[float] = []
+        self.used: list[float] = []
 
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
         self.seen += norm_of(pl_module)
-
-
-@pytest.mark.parametrize("precision", ["32-true", "bf16-true"])
-def test_the_logged_norm_is_exact(tmp_path: Path, cache: str, precision: str) -> None:
-    norms, logger = Norms(), CSVLogger(tmp_path, name="", version="")
-    settings: dict[str, Any] = {"precision": precision, "logger": logger, "log_every_n_steps": 1}
-    trainer(tmp_path, max_steps=3, callbacks=[norms], **settings).fit(
-        module(), datamodule=data(cache)
-    )
-    with (tmp_path / "metrics.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    logged = [float(row["train/grad_norm"]) for row in rows if row.get("train/grad_norm")]
-    assert logged == pytest.approx(norms.seen, rel=1e-5)
-
-
-class Clipped(pl.Callback):
-    def __init__(self) -> None:
-        self.used: list[float] = []
 
     def on_before_zero_grad(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
         self.used += norm_of(pl_module)
 
 
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed", "bf16-true"])
-def test_gradients_are_clipped(tmp_path: Path, cache: str, precision: str) -> None:
-    clipped = Clipped()
-    settings: dict[str, Any] = {"precision": precision, "gradient_clip_val": 1e-3}
-    trainer(tmp_path, max_steps=2, callbacks=[clipped], **settings).fit(
-        module(), datamodule=data(cache)
-    )
-    assert clipped.used
-    assert clipped.used == pytest.approx([1e-3] * len(clipped.used), rel=1e-2)
+def test_the_logged_norm_is_exact_and_gradients_are_clipped(
+    tmp_path: Path, cache: str, precision: str
+) -> None:
+    norms, logger = Norms(), CSVLogger(tmp_path, name="", version="")
+    settings: dict[str, Any] = {"precision": precision, "logger": logger, "log_every_n_steps": 1}
+    fitter = trainer(tmp_path, max_steps=3, callbacks=[norms], gradient_clip_val=1e-3, **settings)
+    fitter.fit(module(), datamodule=data(cache))
+    with (tmp_path / "metrics.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    logged = [float(row["train/grad_norm"]) for row in rows if row.get("train/grad_norm")]
+    assert logged == pytest.approx(norms.seen, rel=1e-5)
+    assert norms.used
+    assert norms.used == pytest.approx([1e-3] * len(norms.used), rel=1e-2)

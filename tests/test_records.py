@@ -143,7 +143,6 @@ def test_a_file_without_the_right_to_read_it(path: Path) -> None:
 
 @pytest.fixture
 def run(tmp_path: Path) -> RunFolder:
-    """The folder of a finished run with a sealed result."""
     folder = RunFolder(tmp_path / "run")
     folder.path.mkdir()
     for path in (folder.config, folder.identity, folder.metrics, folder.probes, folder.hypotheses):

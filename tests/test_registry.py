@@ -8,7 +8,7 @@ import torch
 
 from lightning_app.cli import main
 from lightning_app.core.errors import UserError
-from lightning_app.core.registry import OWN, Registry
+from lightning_app.core.registry import Registry
 from lightning_app.data.config import DataConfig
 from lightning_app.data.sources import corpus_digest
 from lightning_app.models.optim import OPTIMIZERS, Groups, OptimizerConfig
@@ -26,34 +26,22 @@ def test_parts_are_found_by_name_in_their_order() -> None:
     assert table["one"] == 1
     assert "one" in table
     assert "three" not in table
-    assert len(table) == 2
     assert dict(table) == {"two": 2, "one": 1}
-
-
-def test_a_decorator_without_a_name_adds_nothing_silently() -> None:
-    table: Registry[type] = Registry("a.b")
+    with pytest.raises(ValueError, match="'one' is already registered"):
+        table.add("one", 2)
     with pytest.raises(TypeError, match=r"a\.b: .*@register\('Registry'\)"):
         table.register(Registry)  # pyright: ignore[reportArgumentType]
-    assert len(table) == 0
+    assert len(table) == 2
 
 
 def test_an_unknown_name_is_one_line_with_the_nearest_one() -> None:
     table: Registry[int] = Registry("a.b")
     table.add("first", 1)
     table.add("second", 2)
-    line = "a.b: unknown name 'frist'; did you mean 'first'?" + OWN
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(UserError, match=r"^a\.b: unknown name 'frist'; .* 'first'"):
         _ = table["frist"]
-    assert str(caught.value) == line
     with pytest.raises(UserError, match="'x'; expected one of 'first', 'second'"):
         _ = table["x"]
-
-
-def test_a_name_is_registered_once() -> None:
-    table: Registry[int] = Registry("a.b")
-    table.add("one", 1)
-    with pytest.raises(ValueError, match="'one' is already registered"):
-        table.add("one", 2)
 
 
 SHORT = [
@@ -64,29 +52,23 @@ SHORT = [
 ]
 
 
-@pytest.fixture
-def outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty working folder from which modules can be imported."""
+def test_an_optimizer_and_a_corpus_from_outside_train(tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    return tmp_path
-
-
-def test_an_optimizer_and_a_corpus_from_outside_train(outside: Path, monkeypatch, capsys) -> None:
-    monkeypatch.setenv("LIGHTNING_APP_CACHE", str(outside / "cache"))
-    (outside / "some_own_parts.py").write_text(PARTS)
+    monkeypatch.setenv("LIGHTNING_APP_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "some_own_parts.py").write_text(PARTS)
     words = ["--data.name", "counting", "--data.tokenizer", "word", "--data.vocab_size", "null"]
     words += ["--model.optimizer.kind", "plain_sgd"]
     try:
         assert main(["--plugin", "some_own_parts.py", *SHORT, *words]) == 0, capsys.readouterr().err
-        (meta,) = (outside / "cache").glob("counting-*/meta.json")
+        (meta,) = (tmp_path / "cache").glob("counting-*/meta.json")
         assert '"numbers: 120 pairs' in meta.read_text()
         digest = corpus_digest(DataConfig(name="counting"))
         sys.modules["some_own_parts"].LINES["target"][0] = "two one"
         assert corpus_digest(DataConfig(name="counting")) != digest
     finally:
         unload("some_own_parts")
-    checkpoint = torch.load(outside / "run/checkpoints/last.ckpt", weights_only=True)
+    checkpoint = torch.load(tmp_path / "run/checkpoints/last.ckpt", weights_only=True)
     (group, *_) = checkpoint["optimizer_states"][0]["param_groups"]
     assert group["momentum"] == 0
     assert "betas" not in group

@@ -1,6 +1,5 @@
 """Fine-tuning runs on small files of SQuAD, from the config to the result."""
 
-import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +9,6 @@ import pytest
 import torch
 import yaml
 
-from lightning_app.cli import main
 from lightning_app.config.config import data_module, resolve, transformer_module
 from lightning_app.config.experiment import cell_id
 from lightning_app.grids.size import parameters
@@ -51,6 +49,7 @@ def by_hand(rows: Any, texts: QuestionTexts, logits: list[np.ndarray], number: i
     return best[1], null - best[0]
 
 
+@pytest.mark.in_turn(2)
 @pytest.mark.parametrize("name", list(questions.VERSIONS))
 def test_two_ranks_give_the_metric_of_one_exactly(tmp_path: Path, name: str) -> None:
     """35 questions in windows on two ranks; the scores again from rows computed alone."""
@@ -99,7 +98,6 @@ def test_two_ranks_give_the_metric_of_one_exactly(tmp_path: Path, name: str) -> 
 
 
 def test_an_answer_is_learned_and_predicted(tmp_path: Path) -> None:
-    """From a part of the dev set, which the result says; `predict` prints what was scored."""
     root = questions.write_squad(tmp_path / "files", "squad2", train=0, dev=150)
     tree = questions.answering(root, "squad2")
     settings: dict[str, Any] = {"trainer__max_steps": 150, "trainer__val_check_interval": 150}
@@ -139,7 +137,6 @@ def test_a_part_of_the_validation_set_has_whole_questions(tmp_path: Path) -> Non
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """A module and its data."""
     root = questions.write_squad(tmp_path_factory.mktemp("built"), "squad2")
     tree = resolve(changed(questions.answering(root, "squad2"), data__window=26), "a")
     data = data_module(tree["data"])
@@ -195,7 +192,6 @@ def test_parser_and_plain_completion_agree(tmp_path: Path) -> None:
         tree = changed(questions.answering(root, name), data__train_from_dev=0.5)
         complete = resolve(tree, "a")
         assert complete["model"]["objective"]["label_smoothing"] == 0.0
-        assert resolve(tree, "a") == complete
         assert cell_id(complete) != cell_id(resolve(changed(tree, data__train_from_dev=0.6), "a"))
         assert cell_id(complete) != cell_id(resolve(changed(tree, data__context_stride=6), "a"))
 
@@ -205,8 +201,6 @@ MISTAKES = [
     ({"data__window": 5}, "data.window is 5: … 2 tokens"),
     ({f"model__architecture__{k}": v for k, v in LEARNED.items()}, "few for data.window 14"),
     ({"model__objective__label_smoothing": 0.1}, "label_smoothing 0.1:"),
-    ({"model__objective__evaluate_test": True}, "has no file test-v2.0.json"),
-    ({"data__train_from_dev": 1.5}, "between 0 and 1"),
     ({"data__name": "squad1"}, "train-v1.1.json[.gz|.xz]; data.splits names"),
     ({"data__name": "rte", "data__root": None}, "model.objective.kind 'glue'"),
     ({"model__architecture__kind": "decoder"}, "cannot serve model.objective.kind 'squad'"),
@@ -217,48 +211,3 @@ MISTAKES = [
 def test_mistakes_are_one_line(tmp_path: Path, refuse: Any, fields: Any, said: str) -> None:
     root = questions.write_squad(tmp_path / "files", "squad2")
     refuse(changed(questions.answering(root, "squad2"), data__window=14), said, **fields)
-
-
-def of_version_2(tree: Any) -> str:
-    return json.dumps(questions.tree_of("squad2", 9, 3))
-
-
-def shifted(tree: Any) -> str:
-    tree["data"][0]["paragraphs"][0]["qas"][0]["answers"][0]["answer_start"] += 1
-    return json.dumps(tree)
-
-
-def without_context(tree: Any) -> str:
-    del tree["data"][0]["paragraphs"][0]["context"]
-    return json.dumps(tree)
-
-
-FILES = [
-    (lambda tree: json.dumps(tree)[:-9], "dev-v1.1.json: line 1, column"),
-    (lambda tree: "{}", "'data'"),
-    (lambda tree: '{"data": []}', "dev-v1.1.json:"),
-    (lambda tree: "", "dev-v1.1.json:"),
-    (without_context, "paragraphs[0]: … 'context'"),
-    (shifted, "where the context"),
-    (of_version_2, "is_impossible … 2.0, whose data.name is 'squad2'"),
-]
-
-
-@pytest.mark.parametrize(("edit", "said"), FILES)
-def test_a_wrong_file_is_one_line(tmp_path: Path, refuse: Any, edit: Any, said: str) -> None:
-    root = questions.write_squad(tmp_path / "files", "squad1")
-    file = root / "dev-v1.1.json"
-    file.write_text(edit(json.loads(file.read_text())))
-    refuse(questions.answering(root, "squad1"), said)
-
-
-def test_prepare_has_no_other_way_in(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """`ablate prepare` refuses a dev set alone with the field that would divide it."""
-    root = questions.write_squad(tmp_path / "files", "squad1", train=0)
-    tree = questions.answering(root, "squad1")
-    path = tmp_path / "run.yaml"
-    path.write_text(yaml.safe_dump(tree))
-    assert main(["prepare", "--config", str(path)]) == 2
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1
-    assert "data.train_from_dev" in said

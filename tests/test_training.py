@@ -18,11 +18,10 @@ every_preset = pytest.mark.parametrize("preset", PRESETS)
 every_task = pytest.mark.parametrize("task", ["translation", "masked_lm"])
 
 
+@pytest.mark.in_turn(5)
 @every_preset
 @every_task
 def test_some_steps(tmp_path: Path, cache: str, preset: str, task: str) -> None:
-    """Fifty for six presets, twelve for the others; float32 for one task and bfloat16 for the
-    other. The slow test has fifty for all, in the other precision."""
     precision = "32-true" if task == "translation" else "bf16-mixed"
     train(tmp_path, cache, preset, task, precision, steps=STEPS if preset in LONG else 12)
 
@@ -75,7 +74,6 @@ def test_fifty_compiled_steps(tmp_path: Path, cache: str, task: str) -> None:
 @pytest.mark.slow
 @every_task
 def test_fifty_steps_on_two_processes(tmp_path: Path, cache: str, task: str) -> None:
-    """One pair of processes trains every preset in turn."""
     first, second = run_program("ddp", tmp_path, cache, task, processes=2)
     for preset in PRESETS:
         assert len(first[preset]["losses"]) == STEPS
@@ -90,7 +88,6 @@ def test_none_is_refused_with_the_reason() -> None:
 @pytest.mark.slow
 @every_task
 def test_fast_forms_train_as_their_oracles_do(tmp_path: Path, cache: str, task: str) -> None:
-    """200 steps: residual scores summed and averaged, shaped maps; eager and compiled."""
     (found,) = run_program("forms", tmp_path, cache, task, runs=("sum", "mean", "sas"))
     for carry, losses in found.items():
         for form in ("fast", "compiled"):

@@ -45,16 +45,6 @@ def test_each_part_sums_its_rows(tmp_path: Path, cache: str, kind: str) -> None:
         assert mean == pytest.approx(scores["val/nll"], rel=1e-6)
 
 
-def test_a_second_validation_starts_from_zero(tmp_path: Path, cache: str) -> None:
-    system, source = module(preset="pre_ln"), data(cache)
-    fitter = trainer(tmp_path, limit_val_batches=1.0)
-    fitter.validate(system, source, verbose=False)
-    first = system.validation_parts
-    fitter.validate(system, source, verbose=False)
-    assert system.validation_parts == first
-    assert len(first["nll"]) == PARTS
-
-
 def test_few_rows_have_a_part_each_and_blank_rows_none() -> None:
     sums = PartSums()
     by_token = torch.tensor([[1.0, 2.0, 4.0, 0.0], [1.0, 1.0, 1.0, 0.0]])

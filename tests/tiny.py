@@ -40,14 +40,7 @@ from tests import reference
 __all__ = ["BOS", "EOS", "HEAD_DIM", "NUM_HEADS", "PAD", "SIZES", "SOURCE_LENGTHS"]
 __all__ += ["TARGET_LENGTHS", "VOCABULARY", "BlockConfig", "Model", "architecture", "causal_mask"]
 __all__ += ["causal_model", "decode", "decoder", "encoder", "masked_model", "numpy_parameters"]
-__all__ += [
-    "predicted",
-    "randomise",
-    "reference_sizes",
-    "rows_of_pairs",
-    "sentences",
-    "specification",
-]
+__all__ += ["predicted", "randomise", "reference_sizes", "rows_of_pairs", "sentences"]
 __all__ += ["specification", "translator", "words"]
 
 

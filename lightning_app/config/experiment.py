@@ -64,7 +64,7 @@ def _check_parts_of_parent(config: Tree, stacks: Tree) -> None:
 
 
 def cell_id(config: Tree) -> str:
-    """Return the id of a resolved config: 16 hexadecimal digits over whatever affects its result."""
+    """Return the id of a resolved config: 16 hexadecimal digits over all that affects it."""
     return identity_of(config).id
 
 

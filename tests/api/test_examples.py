@@ -42,7 +42,6 @@ def documented(name: str) -> str:
 
 @pytest.fixture
 def folder(tmp_path, cache: str, translation: RunResult, causal: RunResult, monkeypatch) -> Path:
-    """A folder with what the examples name; the demo's cells are there."""
     (tmp_path / "ablations").symlink_to(Path("ablations").resolve())
     spec, demo = read_spec("demo"), tmp_path / "experiments" / "demo"
     FakeGrid(demo, typical, spec.axes, base=spec.base_config, curves=False)
@@ -55,6 +54,7 @@ def folder(tmp_path, cache: str, translation: RunResult, causal: RunResult, monk
     return tmp_path
 
 
+@pytest.mark.dear("three examples start cold")
 # Over 5 s: all examples of all docstrings.
 def test_the_examples_run(folder: Path) -> None:
     run = folder / "experiments" / "fit" / "runs" / "RUN"

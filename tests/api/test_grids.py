@@ -1,7 +1,6 @@
 """Results of grids as tables, comparisons over any axis, and grids that run from Python."""
 
 import io
-import json
 import os
 import signal
 import threading
@@ -95,7 +94,6 @@ def test_a_grid_is_found_by_name_path_and_publication(grid, tmp_path: Path, monk
 
 
 def test_a_file_whose_cells_are_not_planned_is_refused(tmp_path: Path) -> None:
-    """Otherwise the new cells would be missing from the table."""
     FakeGrid(tmp_path / "demo", ended, AXES)
     with pytest.raises(UserError, match=r"demo\.yaml"):
         results("demo", experiments=tmp_path)
@@ -104,57 +102,39 @@ def test_a_file_whose_cells_are_not_planned_is_refused(tmp_path: Path) -> None:
     assert len(results(tmp_path / "demo")) == 24
 
 
+PARENT = {"name": "parent", "base_config": BASE, "axes": {PRESET: AXES[PRESET], SEED: [1, 2]}}
+KNOWN = {"grid": PARENT, "match": [PRESET, SEED]}
+
+
+def parent(**changes: Any) -> dict[str, Any]:
+    return {"init_from": {**KNOWN, "grid": {**PARENT, **changes}}}
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
         ({"base_config": {**BASE, "trainer": {"max_steps": 400}}}, "its base configs"),
         ({"exclude": [{PRESET: "post_ln", WARMUP: 0}]}, "its exclusions differ"),
         ({"metric": {"name": "val/accuracy", "mode": "max"}}, "its metrics differ"),
+        ({"init_from": {**KNOWN, "match": [PRESET]}}, "its parents differ"),
+        (parent(base_config={"trainer": {"max_steps": 9}}), "its parents'"),
+        (parent(axes={PRESET: AXES[PRESET], SEED: [1, 2, 3]}), "its parents' axes differ"),
+        (parent(question="Which one?"), ""),  # what the parent grid only says
     ],
 )
 def test_a_file_of_another_experiment_is_refused(grid, tmp_path, change, said: str) -> None:
-    """Its axes are those of the plan, and the results are not what the file says."""
     tree = yaml.safe_load((grid.folder / "grid.yaml").read_text())
     file, where = tmp_path / "mine.yaml", grid.folder.parent
-    file.write_text(yaml.safe_dump(tree, sort_keys=False))
-    assert len(results(file, experiments=where)) == 24
-    file.write_text(yaml.safe_dump({**tree, **change}, sort_keys=False))
-    with pytest.raises(UserError, match=said):
-        results(file, experiments=where)
-    assert len(results(grid.folder)) == 24
-
-
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({"match": [PRESET]}, "its parents differ"),
-        ({"grid": {"base_config": {"trainer": {"max_steps": 9}}}}, "its parents'"),
-        ({"grid": {"axes": {PRESET: AXES[PRESET], SEED: [1, 2, 3]}}}, "its parents' axes differ"),
-        ({"grid": {"question": "Which one?"}}, ""),
-    ],
-)
-def test_a_file_that_continues_another_grid_is_refused(grid, tmp_path, change, said: str) -> None:
-    """Its children have other parents; what the parent grid only says may change."""
-    tree = yaml.safe_load((grid.folder / "grid.yaml").read_text())
-    parent = {"name": "parent", "base_config": BASE, "axes": {PRESET: AXES[PRESET], SEED: [1, 2]}}
-    known = {"grid": parent, "match": [PRESET, SEED]}
-    file, where = tmp_path / "mine.yaml", grid.folder.parent
-
-    def write(init_from: Mapping[str, Any]) -> None:
-        file.write_text(yaml.safe_dump({**tree, "init_from": init_from}, sort_keys=False))
-
-    write(known)
+    file.write_text(yaml.safe_dump({**tree, "init_from": KNOWN}, sort_keys=False))
     (grid.folder / "grid.yaml").write_text(yaml.safe_dump(read_spec(file).tree()))
     assert len(results(file, experiments=where)) == 24
-    changed = {**known, **change}
-    if "grid" in change:
-        changed["grid"] = {**parent, **change["grid"]}
-    write(changed)
+    file.write_text(yaml.safe_dump({**tree, "init_from": KNOWN, **change}, sort_keys=False))
     if not said:
         assert len(results(file, experiments=where)) == 24
         return
     with pytest.raises(UserError, match=said):
         results(file, experiments=where)
+    assert len(results(grid.folder)) == 24
 
 
 def test_any_axis_is_compared_seed_by_seed(grid: FakeGrid) -> None:
@@ -192,7 +172,6 @@ def tuned(tmp_path: Path) -> Path:
 
 
 def test_the_metric_that_is_asked_for_is_compared(tmp_path: Path) -> None:
-    """A task with a score of its own is judged by it, unless another metric is named."""
     grid = tuned(tmp_path)
     by_score = compare(grid, axis=WARMUP, baseline=0)
     assert set(by_score["metric"]) == {"val/accuracy"}
@@ -202,13 +181,8 @@ def test_the_metric_that_is_asked_for_is_compared(tmp_path: Path) -> None:
     assert by_loss["estimate"].tolist() == pytest.approx([-0.135, -0.135])
     with pytest.raises(UserError, match="needs a metric"):
         compare(grid, axis=WARMUP, baseline=0, mode="min")
-
-
-def test_no_other_axis_is_compared(tmp_path: Path) -> None:
-    """The report of a task with scores compares the warm-up besides; Holm counts its rows too."""
-    found = compare(tuned(tmp_path), axis=PRESET, baseline="pre_ln")
-    assert set(found["axis"]) == {PRESET}
-    assert len(found) == 2
+    # The report of a task with scores compares the warm-up besides; Holm counts its rows too.
+    assert set(compare(grid, axis=PRESET, baseline="pre_ln")["axis"]) == {PRESET}
 
 
 def test_the_metric_decides_which_is_better(grid: FakeGrid) -> None:
@@ -294,13 +268,9 @@ def test_a_query_selects_runs(grid: FakeGrid, capsys, query: str, count: int) ->
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--query", "variannt == 'sas'"), "'variannt'; … 'variant'?"),
         (("--query", "variant =="), '--query "variant ==": '),
         (("--query", "seed"), "expected a condition"),  # pandas would take rows by number
-        (("--query", "seed = 3"), "expected a condition"),
         (("--query", "@os.getcwd() == 1"), "--query"),
-        (("--metric", "val/nll"), "need --compare"),
-        (("--compare", PRESET), "expected AXIS=BASELINE"),
         (("--compare", f"{PRESET}=[", "--metric", "val/nll"), "not valid YAML"),
         (("--compare", f"{PRESET}=pre_ln", "--query", "seed == 1"), "use one of"),
     ],
@@ -331,7 +301,6 @@ exit {code}
 
 
 def stand_in(folder: Path, monkeypatch: pytest.MonkeyPatch, **how: Any) -> None:
-    """Let a script take the place of `python -m lightning_app`."""
     program = folder / "python"
     program.write_text(STAND_IN.format(**{"error": "", "work": "", **how}))
     program.chmod(0o755)
@@ -352,7 +321,6 @@ def test_a_grid_runs_as_the_command_does(grid, tmp_path, monkeypatch, capsys, co
 
 
 def test_a_grid_runs_with_the_plugins_of_the_caller(grid, tmp_path: Path, monkeypatch) -> None:
-    """A project may list another version of one, which would run in its place."""
     path = tmp_path / "my_parts.py"
     path.write_text("")
     plugins.load(str(path))
@@ -390,19 +358,3 @@ def test_an_interrupt_stops_the_command(tmp_path: Path, monkeypatch: pytest.Monk
     with pytest.raises(KeyboardInterrupt):
         run_grid("demo")
     assert Path("kept").exists()
-
-
-@pytest.mark.slow
-def test_a_grid_runs_in_processes(tmp_path: Path, cache: str, monkeypatch) -> None:
-    base = Path("ablations/base/synthetic.yaml").resolve()
-    monkeypatch.setenv("LIGHTNING_APP_CACHE", cache)
-    (tmp_path / "tiny.yaml").write_text(
-        f"name: tiny\nbase: {json.dumps(str(base))}\n"
-        "axes:\n  seed_everything: [1, 2]\n  trainer.max_steps: [2]\n"
-        "  model.schedule.warmup_steps: [0]\n"
-    )
-    given = {"workers": 2, "experiments": tmp_path / "experiments"}
-    frame = run_grid(tmp_path / "tiny.yaml", **given)
-    assert list(frame["steps"]) == [2, 2]
-    assert set(frame["status"]) <= {"ok", "diverged"}
-    pd.testing.assert_frame_equal(frame, run_grid(tmp_path / "tiny.yaml", **given))

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from lightning_app import RunResult, TextScore, UserError, fit, load_run
+from lightning_app import RunResult, UserError, fit, load_run
 from lightning_app.api.trained import TrainedRun
 from lightning_app.cli import main, parse_arguments
 from lightning_app.commands.run import input_lines
@@ -111,8 +111,11 @@ def test_what_a_run_holds(translation: RunResult) -> None:
     assert all(torch.equal(state[key], value) for key, value in by_file.model.state_dict().items())
 
 
-def test_a_method_of_another_task_is_refused(translation: RunResult, causal: RunResult) -> None:
+def test_a_method_of_another_task_and_wrong_arguments_are_refused(
+    translation: RunResult, causal: RunResult
+) -> None:
     text, pairs = causal.load("last"), translation.load()
+    theirs = translation.folder / "checkpoints" / "best.ckpt"
     for call, said in [
         (lambda: pairs.generate("x"), "for translation, not for causal language modelling"),
         (lambda: text.translate(["x"]), "for causal language modelling, not for translation"),
@@ -127,18 +130,18 @@ def test_a_method_of_another_task_is_refused(translation: RunResult, causal: Run
         (lambda: text.generate(tokens=0), "tokens 0: expected at least 1"),
         (lambda: load_run(causal.folder, "lst"), "lst is missing"),
         (lambda: load_run(causal.folder / "nowhere"), "best.ckpt is missing"),
-        (
-            lambda: load_run(causal.folder, translation.folder / "checkpoints" / "best.ckpt"),
-            "best.ckpt: is of another run",
-        ),
+        (lambda: load_run(causal.folder, theirs), "best.ckpt: is of another run"),
+        (lambda: pairs.translate([1]), "lines: expected texts, found 1"),  # pyright: ignore[reportArgumentType]
+        (lambda: pairs.translate(3), "lines: expected a list"),  # pyright: ignore[reportArgumentType]
+        (lambda: pairs.translate(["a"], beam=1.5), "beam: "),  # pyright: ignore[reportArgumentType]
+        (lambda: text.generate(tokens=5.0), "tokens: "),  # pyright: ignore[reportArgumentType]
+        (lambda: text.generate(temperature="1"), "temperature: "),  # pyright: ignore[reportArgumentType]
+        (lambda: text.generate(seed=2**70), "seed "),
+        (lambda: text.generate(None), "prompt: "),  # pyright: ignore[reportArgumentType]
     ]:
         with pytest.raises(UserError, match=said) as found:
             call()
         assert "\n" not in str(found.value)
-
-
-def test_a_score_of_no_loss_is_no_number() -> None:
-    assert TextScore(nll=4.0, tokens=2, unknown=0).nll_per_token == 2.0
 
 
 def test_an_iterator_is_read_once(translation: RunResult, causal: RunResult) -> None:
@@ -147,18 +150,3 @@ def test_an_iterator_is_read_once(translation: RunResult, causal: RunResult) -> 
     assert run.score(iter(lines), iter(targets)) == run.score(lines, targets)
     model = causal.load("last")
     assert model.score(line for line in lines) == model.score(lines)
-
-
-def test_arguments_of_other_types_are_mistakes(translation: RunResult, causal: RunResult) -> None:
-    run, model = translation.load("last"), causal.load("last")
-    for call, said in (
-        (lambda: run.translate([1]), "lines: expected texts, found 1"),  # pyright: ignore[reportArgumentType]
-        (lambda: run.translate(3), "lines: expected a list"),  # pyright: ignore[reportArgumentType]
-        (lambda: run.translate(["a"], beam=1.5), "beam: "),  # pyright: ignore[reportArgumentType]
-        (lambda: model.generate(tokens=5.0), "tokens: "),  # pyright: ignore[reportArgumentType]
-        (lambda: model.generate(temperature="1"), "temperature: "),  # pyright: ignore[reportArgumentType]
-        (lambda: model.generate(seed=2**70), "seed "),
-        (lambda: model.generate(None), "prompt: "),  # pyright: ignore[reportArgumentType]
-    ):
-        with pytest.raises(UserError, match=said):
-            call()

@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -13,21 +12,17 @@ ROOT = Path(__file__).parents[2]
 PROGRAM = ROOT / "benchmarks" / "gpu_campaign.py"
 
 
-def run(words: list[str], path: Path) -> tuple[subprocess.CompletedProcess[str], Any]:
+@pytest.mark.slow  # one run of a program that is meant for a GPU
+def test_a_dry_run_measures_every_section(tmp_path: Path) -> None:
+    path = tmp_path / "gpu.json"
     done = subprocess.run(
-        [sys.executable, *words, "--json", str(path)],
+        [sys.executable, str(PROGRAM), "--dry-run", "--json", str(path)],
         capture_output=True,
         text=True,
         timeout=900,
-        check=False,
         env={**os.environ, "PYTHONPATH": str(ROOT), "PROGRAMS": str(PROGRAM.parent)},
     )
-    return done, json.loads(path.read_text()) if path.exists() else None
-
-
-@pytest.mark.slow  # one run of a program that is meant for a GPU
-def test_a_dry_run_measures_every_section(tmp_path: Path) -> None:
-    done, found = run([str(PROGRAM), "--dry-run"], tmp_path / "gpu.json")
+    found = json.loads(path.read_text())
     sections = found["sections"]
     assert {name: each["status"] for name, each in sections.items()} == dict.fromkeys(
         ("tests", "steps", "attention", "compile", "slots", "tiles", "presets", "peers"), "done"

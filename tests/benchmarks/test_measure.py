@@ -80,7 +80,7 @@ def test_live_memory_sees_what_is_held_at_once() -> None:
     assert peak_memory(hoard, CPU) == 11 * one
 
 
-def test_live_memory_counts_a_storage_once_and_lets_go() -> None:
+def test_live_memory_counts_a_storage_once_and_what_autograd_keeps() -> None:
     x = torch.zeros(NUMBERS)
     with LiveMemory() as memory:
         view = x.view(10, -1).t()
@@ -94,17 +94,13 @@ def test_live_memory_counts_a_storage_once_and_lets_go() -> None:
         del part
         assert memory.live == 0
     assert memory.peak == 4 * NUMBERS
-
-
-def test_live_memory_follows_what_autograd_keeps() -> None:
-    x = torch.zeros(NUMBERS, requires_grad=True)
+    x.requires_grad_()
     with LiveMemory() as memory:
         y = x.exp().exp().exp()
-        assert memory.live == 3 * 4 * NUMBERS
+        assert memory.live == 3 * 4 * NUMBERS  # what autograd keeps
         y.sum().backward()
         del y
-        # The gradient alone, and it is x's.
-        assert memory.live == 4 * NUMBERS
+        assert memory.live == 4 * NUMBERS  # the gradient alone, and it is x's
 
 
 def body_of(setting: Setting) -> tuple[int, int]:
@@ -170,29 +166,9 @@ def test_rates_are_of_the_libraries_in_force() -> None:
     assert {ours, theirs, rates["bfloat16"]} == set(rates.values())
 
 
-def test_linear_maps_of_peers_take_our_choice(monkeypatch: pytest.MonkeyPatch) -> None:
-    peer, seen = nn.Linear(4, 3), []
-
-    def ours(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        seen.append(x.shape)
-        result = x @ weight.t()
-        return result if bias is None else result + bias
-
-    monkeypatch.setattr(measure, "linear", ours)
-    monkeypatch.setattr(measure, "takes_onednn", lambda x, weight: x.shape[0] > 2)
-    small, large = torch.randn(2, 4), torch.randn(5, 4)
-    expected = peer(small), peer(large)
-    with onednn_everywhere():
-        torch.testing.assert_close(peer(small), expected[0])
-        torch.testing.assert_close(peer(large), expected[1])
-    assert seen == [(5, 4)]
-    peer(large)
-    assert len(seen) == 1
-
-
-def test_transposed_maps_of_gpt2_take_our_choice(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All its blocks use them, so a comparison without them would be with another library."""
-    transformers = pytest.importorskip("transformers")
+@pytest.mark.parametrize("model", ["linear", "gpt2"])
+def test_maps_of_peers_take_our_choice(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All blocks of GPT-2 use transposed maps: without them it would be another library."""
     seen = []
 
     def ours(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -200,16 +176,24 @@ def test_transposed_maps_of_gpt2_take_our_choice(monkeypatch: pytest.MonkeyPatch
         result = x @ weight.t()
         return result if bias is None else result + bias
 
-    config = transformers.GPT2Config(vocab_size=11, n_positions=8, n_embd=6, n_layer=1, n_head=2)
-    peer, tokens = transformers.GPT2LMHeadModel(config).eval(), torch.arange(8)[None]
-    expected = peer(input_ids=tokens).logits
+    if model == "linear":
+        peer, inputs, shapes = nn.Linear(4, 3), (torch.randn(5, 4), torch.randn(2, 4)), [(3, 4)]
+        run: Callable[[Tensor], Tensor] = peer
+    else:
+        transformers = pytest.importorskip("transformers")
+        sizes = {"vocab_size": 11, "n_positions": 8, "n_embd": 6, "n_layer": 1, "n_head": 2}
+        gpt2 = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes)).eval()
+        inputs, run = (torch.arange(8)[None],), lambda tokens: gpt2(input_ids=tokens).logits
+        shapes = [(18, 6), (6, 6), (24, 6), (6, 24), (11, 6)]
+    expected = [run(each) for each in inputs]
     monkeypatch.setattr(measure, "linear", ours)
-    monkeypatch.setattr(measure, "takes_onednn", lambda x, weight: True)
+    taken = (lambda x, weight: x.shape[0] > 2) if model == "linear" else (lambda x, weight: True)
+    monkeypatch.setattr(measure, "takes_onednn", taken)
     with onednn_everywhere():
-        torch.testing.assert_close(peer(input_ids=tokens).logits, expected)
-    assert seen == [(18, 6), (6, 6), (24, 6), (6, 24), (11, 6)]
-    peer(input_ids=tokens)
-    assert len(seen) == 5
+        torch.testing.assert_close([run(each) for each in inputs], expected)
+    assert seen == shapes
+    run(inputs[0])
+    assert seen == shapes
 
 
 def test_each_library_is_in_force_in_its_context() -> None:

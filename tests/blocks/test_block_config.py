@@ -11,7 +11,6 @@ import torch
 from lightning_app.blocks.attention import (
     OUTPUT_GATES,
     VALUE_CARRIES,
-    AttentionSpec,
     ProjectionGains,
     ShapingSpec,
 )
@@ -293,20 +292,12 @@ VALUES = [(axis, value) for axis, values in AXES.items() for value in values]
 
 @pytest.mark.unchecked_shapes
 @pytest.mark.parametrize("preset", PRESETS)
-def test_axes_on_preset_run_or_are_refused(preset: str) -> None:
+@pytest.mark.parametrize("every", [6, pytest.param(1, marks=pytest.mark.slow)])
+def test_axes_on_preset_run_or_are_refused(preset: str, every: int) -> None:
     """Every value is resolved or refused on every preset, and run on every sixth one in turn."""
     for number, (axis, value) in enumerate(VALUES, start=list(PRESETS).index(preset)):
         with noted(axis, value):
-            check_axis(preset, axis, value, runs=number % 6 == 0)
-
-
-@pytest.mark.slow
-@pytest.mark.unchecked_shapes
-@pytest.mark.parametrize("preset", PRESETS)
-def test_axes_on_preset_run(preset: str) -> None:
-    for axis, value in VALUES:
-        with noted(axis, value):
-            check_axis(preset, axis, value, runs=True)
+            check_axis(preset, axis, value, runs=number % every == 0)
 
 
 def check_axis(preset: str, axis: str, value: str, *, runs: bool) -> None:
@@ -403,12 +394,6 @@ def test_a_branch_of_another_size_rises_like_the_others() -> None:
         assert block.around_self.branch == block.around_ff.branch == replace(half, ramp=ramp)
 
 
-def test_a_norm_of_queries_and_keys_may_differ_from_the_others() -> None:
-    spec = resolve(STACKS[0], "qk_norm", norm="rms_norm", qk_norm="layer_norm")
-    assert spec.blocks[0].self_attention.qk_norm == "layer_norm"
-    assert spec.blocks[0].around_self.norm_input == "rms_norm"
-
-
 def test_a_shared_gain_is_that_of_all_branches() -> None:
     gain = Gain(value=0.1, learned=True)
     axes = {"attention_branch": gain, "ff_branch": gain, "share_branch_gain": True}
@@ -483,13 +468,6 @@ def test_realformer_is_a_running_mean_in_two_stacks_and_a_sum_in_one() -> None:
         assert resolve(stack, "post_ln", residual_attention=kind) == PRESETS["realformer"](stack)
 
 
-def test_norm_and_placement_go_together() -> None:
-    stack = STACKS[1]
-    both = resolve(stack, "post_ln", norm="rms_norm", norm_placement="pre")
-    assert both == resolve(stack, "pre_ln", norm="rms_norm")
-    assert both.final_norm == "rms_norm"
-
-
 @pytest.mark.parametrize(("gamma", "query_init"), [(1.0, "zeros"), (0.0, "xavier")])
 def test_queries_start_at_zero_where_a_centre_is_taken_off(gamma: float, query_init: str) -> None:
     spec = resolve(STACKS[0], "pre_ln", shaped_attention=ShapingSpec(gamma=gamma))
@@ -534,11 +512,6 @@ def test_unknown_preset_is_refused_with_the_known_ones() -> None:
         BlockConfig(preset="post_nl").resolve(STACKS[0])
 
 
-def attentions(stack: Stack, preset: str, **axes: Any) -> list[AttentionSpec]:
-    """Return the self-attention of every layer."""
-    return [block.self_attention for block in resolve(stack, preset, **axes).blocks]
-
-
 @pytest.mark.parametrize(
     ("preset", "carry", "each"),
     [
@@ -554,30 +527,34 @@ def test_temperature_divides_all_but_the_mean(preset: str, carry: Any, each: lis
             assert attention.carry == ("qk_sum" if carry == "qk_sum" else "scores")
 
 
-@pytest.mark.parametrize("preset", ["post_ln", "realformer"])
-@pytest.mark.parametrize("temperature", [0.0, -1.0, float("nan")])
-def test_temperature_is_above_zero(preset: str, temperature: float) -> None:
-    axes: dict[str, Any] = {} if preset == "realformer" else {"residual_attention": "sum"}
-    with pytest.raises(ValueError, match="residual_temperature"):
-        resolve(STACKS[0], preset, **axes, residual_temperature=temperature)
+FIXED, LEARNED = PROJECTION_GAINS.values()
+ENDS_DIFFER = {
+    **{"value_projection": "orthogonal_plus", "first_value_projection": "full"},
+    **{"output_projection": "identity", "last_output_projection": "identity_plus"},
+}
 
 
-def test_first_value_and_last_output_may_differ() -> None:
-    axes: dict[str, Any] = {
-        "value_projection": "orthogonal_plus",
-        "first_value_projection": "full",
-        "output_projection": "identity",
-        "last_output_projection": "identity_plus",
-    }
-    specs = attentions(STACKS[0], "sas", **axes)
-    assert [spec.value for spec in specs] == ["full", "orthogonal_plus", "orthogonal_plus"]
-    assert [spec.output for spec in specs] == ["identity", "identity", "identity_plus"]
-
-
-def test_value_projection_is_set_in_every_layer() -> None:
-    """The first layer's own value of the simplified presets gives way too."""
-    specs = attentions(STACKS[0], "sas", value_projection="identity")
-    assert [spec.value for spec in specs] == ["identity"] * 3
+@pytest.mark.parametrize(
+    ("axes", "layers"),
+    [
+        (ENDS_DIFFER, {"value": ["full", "orthogonal_plus", "orthogonal_plus"]}),
+        (ENDS_DIFFER, {"output": ["identity", "identity", "identity_plus"]}),
+        ({"value_projection": "identity"}, {"value": ["identity"] * 3}),  # also in the first
+        (
+            dict.fromkeys(("value_projection", "output_projection"), "identity_plus")
+            | {"value_gains": FIXED, "output_gains": LEARNED},
+            {"value_gains": [FIXED] * 3, "output_gains": [LEARNED] * 3},
+        ),
+        (
+            {"preset": "qk_norm", "norm": "rms_norm", "qk_norm": "layer_norm"},
+            {"qk_norm": ["layer_norm"] * 3},
+        ),
+    ],
+)
+def test_axes_of_self_attention_go_where_they_are_named(axes: Any, layers: Any) -> None:
+    spec = resolve(STACKS[0], **{"preset": "sas", **axes})
+    for name, values in layers.items():
+        assert [getattr(block.self_attention, name) for block in spec.blocks] == values
 
 
 def test_noise_and_norm_of_queries_and_keys_go_to_both_attentions() -> None:
@@ -585,14 +562,6 @@ def test_noise_and_norm_of_queries_and_keys_go_to_both_attentions() -> None:
     for block in spec.blocks:
         for attention in (block.self_attention, block.cross_attention):
             assert (attention.query_key_noise, attention.qk_norm) == (0.5, "rms_norm")
-
-
-def test_gains_of_projections_go_where_they_are_named() -> None:
-    value, output = PROJECTION_GAINS.values()
-    axes = ("value_projection", "output_projection")
-    plus: dict[str, Any] = dict.fromkeys(axes, "identity_plus")
-    for spec in attentions(STACKS[1], "sas", **plus, value_gains=value, output_gains=output):
-        assert (spec.value_gains, spec.output_gains) == (value, output)
 
 
 def test_skipinit_and_rezero_need_no_norm() -> None:

@@ -71,17 +71,6 @@ def test_constant_probabilities(h: float, steps: int, remainder: float) -> None:
     assert float(p.sum()) == pytest.approx(1.0)
 
 
-def test_weights_sum_to_one_at_every_token_and_at_the_maximum() -> None:
-    probabilities = torch.rand(5, 40).mul(0.6).tolist()
-    found, p = weights(probabilities)
-    torch.testing.assert_close(p.sum(dim=0), torch.ones(40))
-    assert set(found.steps.unique().tolist()) >= {2, 3, 4, 5}
-    assert not bool(found.running.any())
-    below = torch.tensor([sum(h[i] for h in probabilities) < 0.99 for i in range(40)])
-    assert bool(below.any())
-    assert bool((found.steps[0][below] == 5).all())
-
-
 def test_gradient_of_the_cost() -> None:
     """dP/dh_n = -1 for n < N and 0 from N on, also by differences."""
     probabilities = [[0.3], [0.25], [0.2], [0.9], [0.9]]
@@ -106,22 +95,6 @@ def test_gradient_of_the_cost() -> None:
             below = cost().item()
             state[0, 0, 0] += 1e-6
         assert (above - below) / 2e-6 == pytest.approx(float(slope[0, 0, 0]), abs=1e-8)
-
-
-def test_without_tau_the_task_alone_moves_the_unit() -> None:
-    found = []
-    for tau in (0.0, 0.7):
-        torch.manual_seed(3)
-        module = halting(ponder_weight=tau)
-        states = [torch.randn(2, 7, DIM) for _ in range(6)]
-        module.counted = torch.ones(2, 7, dtype=torch.bool)
-        task = run(module, states).average.square().sum()
-        cost = sum(auxiliary_terms(module, torch.tensor(14.0)).values())
-        unit = list(module.unit.parameters())
-        alone = torch.autograd.grad(task, unit, retain_graph=True)
-        assert all(bool(gradient.any()) for gradient in alone)
-        found.append(all(map(torch.equal, torch.autograd.grad(task + cost, unit), alone)))
-    assert found == [True, False]
 
 
 def test_the_cost_is_of_the_counted_tokens_per_predicted_token() -> None:

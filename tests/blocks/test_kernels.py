@@ -10,7 +10,7 @@ from lightning_app.blocks.kernels.choose import (
     attend_with_carry,
     attend_with_sums,
 )
-from lightning_app.blocks.masks import Mask, causal_mask, full_mask, mask_of, padding_mask
+from lightning_app.blocks.masks import Mask, causal_mask, full_mask, padding_mask
 from lightning_app.blocks.placed import rotate, rotation
 from tests import reference
 
@@ -88,19 +88,6 @@ def test_carry_is_a_sum_that_leaves_the_layer_below_intact(float64: None) -> Non
     assert torch.equal(below, kept)
 
 
-def test_carry_is_float32_under_autocast() -> None:
-    query, key, value = (x.bfloat16() for x in inputs())
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        _, below = attend_with_carry(query, key, value, padded(), 0.0, None, 1.0)
-        heads, z = attend_with_carry(query, key, value, padded(), 0.0, below, 1.0)
-    assert heads.dtype == torch.bfloat16
-    assert {below.scores.dtype, z.scores.dtype} == {torch.float32}
-    # Products of bfloat16 entries, summed in float32 and not rounded after.
-    exact = 2 * (query.double() @ key.double().mT) / DIM**0.5
-    ours = seen(z.scores.double(), padded())
-    torch.testing.assert_close(ours, seen(exact, padded()), rtol=1e-5, atol=1e-5)
-
-
 @pytest.mark.parametrize("divisor", [1.0, 2.5])
 def test_sums_of_queries_and_keys_are_attention_on_the_sums(float64: None, divisor: float) -> None:
     """``softmax((Q_1 + .. + Q_n) (K_1 + .. + K_n)^T / (c sqrt(d_k)))``."""
@@ -147,20 +134,3 @@ def test_rotation_is_the_equation(float64: None, start: int) -> None:
 def test_rotation_keeps_the_type_of_what_it_turns() -> None:
     x = torch.randn(BATCH, HEADS, KEYS, 6).bfloat16()
     assert rotate(x, rotation(torch.arange(KEYS), 6)).dtype == torch.bfloat16
-
-
-def test_a_query_that_sees_nothing_gives_zeros() -> None:
-    nothing = mask_of(torch.zeros(BATCH, 1, 1, KEYS, dtype=torch.bool))
-    for form in ("plain", "carry", "sums"):
-        tensors = [x.requires_grad_() for x in inputs()]
-        query, key, value = tensors
-        if form == "plain":
-            heads = attend(query, key, value, nothing, 0.0)
-        elif form == "sums":
-            heads, _ = attend_with_sums(query, key, value, nothing, 0.0, None, 1.0)
-        else:
-            heads, _ = attend_with_carry(query, key, value, nothing, 0.0, None, 1.0)
-        assert heads.abs().sum() == 0.0
-        for gradient in torch.autograd.grad(heads.sum(), tensors):
-            assert gradient.abs().sum() == 0.0
-    assert nothing.centre.abs().sum() == 0.0

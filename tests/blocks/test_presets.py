@@ -1,6 +1,7 @@
 """What each preset says, as a value."""
 
 import json
+from contextlib import nullcontext
 from dataclasses import FrozenInstanceError, asdict, fields, is_dataclass, replace
 from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
@@ -189,37 +190,23 @@ def test_a_stack_without_blocks_or_one_to_read_is_refused(stack: Any, said: str)
         Stack(**stack)
 
 
-def bare(depth: int, skip: Gain = UNIT, branch: Gain = UNIT) -> StackSpec:
-    return StackSpec(blocks=(around(ResidualSpec(skip=skip, branch=branch)),) * depth)
-
-
 @pytest.mark.parametrize(
-    "residual",
+    ("skip", "branch", "bounded"),
     [
-        {},
-        {"branch": Gain(value=0.51)},
-        {"skip": Gain(value=0.9), "branch": Gain(value=0.5)},
-        {"branch": Gain(value=-1.0)},
-        {"skip": Gain(value=2.0), "branch": Gain(value=0.0)},
-        {"skip": Gain(value=-1.2), "branch": Gain(value=0.0)},
+        *((UNIT, UNIT, False), (UNIT, Gain(value=0.51), False), (UNIT, Gain(value=-1.0), False)),
+        (Gain(value=0.9), Gain(value=0.5), False),
+        *((Gain(value=skip), Gain(value=0.0), False) for skip in (2.0, -1.2)),
+        (UNIT, Gain(value=0.5), True),  # SkipInit's 1 / sqrt(depth)
+        (UNIT, Gain(value=0.0, learned=True), True),  # ReZero
+        *((Gain(value=1.1), Gain(value=0.1), True), (Gain(value=0.5), Gain(value=0.25), True)),
     ],
 )
-def test_stream_that_explodes_without_norm_is_refused(residual: dict[str, Gain]) -> None:
-    with pytest.raises(ValueError, match="norm_placement none"):
-        bare(4, **residual)
-
-
-@pytest.mark.parametrize(
-    "residual",
-    [
-        {"branch": Gain(value=0.5)},  # SkipInit's 1 / sqrt(depth)
-        {"branch": Gain(value=0.0, learned=True)},  # ReZero
-        {"skip": Gain(value=1.1), "branch": Gain(value=0.1)},
-        {"skip": Gain(value=0.5), "branch": Gain(value=0.25)},
-    ],
-)
-def test_stream_that_stays_bounded_without_norm_is_allowed(residual: dict[str, Gain]) -> None:
-    assert len(bare(4, **residual).blocks) == 4
+def test_a_stream_without_norm_that_explodes_is_refused(
+    skip: Gain, branch: Gain, bounded: bool
+) -> None:
+    blocks = (around(ResidualSpec(skip=skip, branch=branch)),) * 4
+    with nullcontext() if bounded else pytest.raises(ValueError, match="norm_placement none"):
+        StackSpec(blocks=blocks)
 
 
 def test_a_bottom_to_top_skip_without_a_norm_is_refused() -> None:
@@ -227,12 +214,6 @@ def test_a_bottom_to_top_skip_without_a_norm_is_refused() -> None:
     quiet = replace(around(ResidualSpec(branch=Gain(value=0.1))), bottom_to_top=True)
     with pytest.raises(ValueError, match="norm_placement none"):
         StackSpec(blocks=(quiet,) * 4)
-
-
-def test_two_streams_are_not_for_one_sum() -> None:
-    b = PRESETS["parallel"](ALONE).blocks[0]
-    with pytest.raises(ValueError, match=r"stream dual .*layout parallel"):
-        StackSpec(blocks=(b,), dual_stream=True)
 
 
 def test_a_causal_stack_alone_has_the_constants_of_an_encoder_alone() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from lightning_app.blocks.presets import PRESETS
 from lightning_app.catalogue.presets import gallery_page
-from lightning_app.catalogue.svg import RADIUS, picture, text_width
+from lightning_app.catalogue.svg import picture, text_width
 from tests.catalogue.variants import CASES, drawn, stacks
 from tests.noted import noted
 
@@ -138,63 +138,6 @@ def lines_do_not_cross_words(shown: Picture) -> None:
         hidden = [box for box in shown.named(*BOXES, "sum") if box.meets(path)]
         for words, place in shown.texts:
             assert any(box.holds(place) for box in hidden) or not path.meets(place), words
-
-
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("deepnorm", ["× 1.418", "× 2.06", "start: Xavier normal", "gain 0.497 of V, P, FF"]),
-        ("admin", ["× 1", "learned vector", "profiled"]),
-        ("rezero", ["× 0", "learned", "shared in the layer"]),
-        ("layer_norm_scaling", ["× 1/√n"]),
-        ("realformer", ["Zₙ = Sₙ + Zₙ₋₁", "A = softmax(Zₙ / n)"]),
-        ("sas", ["α I + β A − γ C", "V = I + ΔW in layer 1", "V = I in layers 2-6", "P = I"]),
-        ("mix_ln", ["layer 1", "layers 2–6"]),
-        ("dual_stream", ["r"]),
-        ("qk_norm", ["LayerNorm of q, k"]),
-        ("normformer", ["× 1 on each head", "LayerNorm inside"]),
-    ],
-)
-def test_what_is_written(name: str, expected: list[str]) -> None:
-    words = [words for words, _ in Picture(picture(name, drawn(stacks(name)))).texts]
-    assert [one for one in expected if one not in words] == []
-
-
-@pytest.mark.parametrize(
-    ("name", "right", "left"),
-    [
-        *(("post_ln", 5, 0), ("b2t", 5, 2), ("parallel", 3, 0), ("sas", 3, 0), ("sas_p", 1, 0)),
-        ("mix_ln", 10, 0),
-    ],
-)
-def test_skips_are_lines(name: str, right: int, left: int) -> None:
-    """Of encoder and decoder together: lines that leave the stream and come back to it."""
-    found = {True: 0, False: 0}
-    for line in Picture(picture(name, drawn(stacks(name)))).lines:
-        (x, _), *_, (to_x, _) = line
-        if len(line) == 4 and abs(to_x - x) == RADIUS:
-            found[to_x > x] += 1
-    assert (found[True], found[False]) == (right, left)
-
-
-def test_a_second_stream_takes_every_branch() -> None:
-    shown = Picture(picture("dual_stream", drawn({"decoder": stacks("dual_stream")["decoder"]})))
-    sums = [float(c.attrib["cx"]) for c in shown.root.iter(f"{SVG}circle") if c.get("r") == "8"]
-    assert len(sums) == 7
-    total = max(sums)
-    assert sums.count(total) == 3
-    taps = [line for line in shown.lines if len(line) == 2 and line[1][0] == total - RADIUS]
-    assert len(taps) == 3
-    assert any(line[-1][0] == total and len(line) == 3 for line in shown.lines)
-
-
-def test_scores_come_from_the_layer_below() -> None:
-    """The first layer has none; each attention hands its own on."""
-    spec = stacks("realformer")["decoder"]
-    one = picture("one", drawn({"decoder": type(spec)(blocks=spec.blocks[:1])}))
-    more = picture("more", drawn({"decoder": spec}))
-    assert one.count('class="carry"') == 2
-    assert more.count('class="carry"') == 4
 
 
 def test_the_committed_gallery_is_what_is_drawn() -> None:

@@ -64,6 +64,7 @@ def test_ratios_are_over_pre_ln() -> None:
     assert all(0.8 < share < 1.01 for share in shares.values())
 
 
+@pytest.mark.in_turn(8)
 @pytest.mark.parametrize("name", PRESETS)
 def test_one_preset(capsys, name: str) -> None:
     assert main(["blocks", name]) == 0
@@ -78,6 +79,7 @@ def test_one_preset(capsys, name: str) -> None:
     assert (preset.build.__doc__ or "").split()[0].strip("`") in text
 
 
+@pytest.mark.in_turn(4)
 @pytest.mark.parametrize("columns", [30, 48, 79, 200])
 @pytest.mark.parametrize("name", ["sas", "dual_stream", "v_skipinit"])
 def test_words_fit_a_narrow_terminal(capsys, monkeypatch, name: str, columns: int) -> None:
@@ -168,15 +170,12 @@ def test_files(capsys, tmp_path: Path) -> None:
         (["--svg", "x.svg"], "NAME"),
         (["sas", "--svg-dir", "x"], "--svg FILE"),
         (["sas", "--encoder-depth", "0", "--decoder-depth", "0"], "--encoder-depth 0"),
-        (["sas", "--encoder-depth", "-1"], "--encoder-depth -1"),
         (["sas", "--decoder-depth", "-1"], "--decoder-depth -1"),
-        (["sass"], "did you mean 'sas'"),
         (["--config", "x.yaml", "--encoder-depth", "3"], "--config has the depths"),
         (["sas", "--svgg", "x"], "did you mean '--svg'"),
         (["sas", "--config", LM], "leave out NAME"),
         (["--svg-dir", "x", "--config", LM], "leave out --svg-dir"),
         (["sas", "--model.block.share", "all"], "--model.block.share: an override needs --config"),
-        (["--config", "nothing.yaml"], "nothing.yaml:"),
         (["--config", LM, "--model.block.shape", "all"], "shape"),
     ],
 )
@@ -202,7 +201,6 @@ def test_the_page_shows_the_table_and_the_pictures() -> None:
 
 
 def test_a_config_is_drawn(capsys, tmp_path: Path) -> None:
-    """With what a preset alone does not have: memory, spans, shared layers."""
     given = ["blocks", "--config", "ablations/base/lm_streams.yaml"]
     more = ["--model.block.memory.length", "32", "--model.block.share", "all"]
     more += ["--model.block.adaptive_span.longest", "32"]

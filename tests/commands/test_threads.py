@@ -20,16 +20,10 @@ def restored(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def test_torch_and_the_cells_of_a_grid_use_this_number() -> None:
-    use_threads(2)
-    assert torch.get_num_threads() == 2
-    assert {os.environ[name] for name in VARIABLES} == {"2"}
-    assert most_threads(os.environ) == 2
-
-
-def test_without_it_the_environment_counts() -> None:
-    use_threads(None)
-    assert {os.environ[name] for name in VARIABLES} == {"1"}
-    assert torch.get_num_threads() == 1
+    for given, used in ((None, 1), (2, 2)):  # without it the environment counts
+        use_threads(given)
+        assert torch.get_num_threads() == most_threads(os.environ) == used
+        assert {os.environ[name] for name in VARIABLES} == {str(used)}
 
 
 @pytest.mark.parametrize(

@@ -58,12 +58,6 @@ def test_options_of_the_command_are_no_part_of_the_config() -> None:
     assert written.tree == {}
 
 
-def test_a_section_may_be_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("mine.yaml").write_text("{max_steps: 7}\n")
-    assert Written(["--trainer", "mine.yaml"]).tree == {"trainer": {"max_steps": 7}}
-
-
 def test_another_class_takes_the_place_of_a_class(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("a.yaml").write_text("trainer: {logger: {class_path: A, init_args: {x: 1}}}\n")
@@ -131,17 +125,15 @@ def test_a_file_that_no_run_can_have(tmp_path: Path, text: str, words: str) -> N
     assert len(str(error.value)) < 400
 
 
-def test_a_file_is_a_mapping_or_empty(tmp_path: Path) -> None:
-    path = tmp_path / "mine.yaml"
-    path.write_text("# nothing\n")
-    assert read_tree(path) == {}
-
-
 def test_dotted_keys_of_a_file_are_mappings(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text("model.block.preset: sas\nmodel: {optimizer: {lr: 1}}\n")
     tree = Written(["--config", str(path)]).tree
     assert tree == {"model": {"block": {"preset": "sas"}, "optimizer": {"lr": 1}}}
+    path.write_text("# nothing\n")
+    assert read_tree(path) == {}
+    path.write_text("{max_steps: 7}\n")
+    assert Written(["--trainer", str(path)]).tree == {"trainer": {"max_steps": 7}}
 
 
 @pytest.mark.parametrize(

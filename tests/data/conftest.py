@@ -1,12 +1,12 @@
 """Small corpora on disk, and the real ones if they exist."""
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from lightning_app.data.config import DataConfig
+from tests.scores.corpora import folder_of_corpora
 
 GERMAN = ["der hund sieht die katze .", "die katze schläft .", "ein haus ist groß ."] * 20
 ENGLISH = ["the dog sees the cat .", "the cat sleeps .", "a house is big ."] * 20
@@ -23,10 +23,7 @@ def _no_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
     """The folder of real corpora. Tests that need it fail, not skip, if a file of it is missing."""
-    given = os.environ.get("LIGHTNING_APP_DATA")
-    if not given:
-        pytest.skip("LIGHTNING_APP_DATA is unset: no real corpus to read")
-    return Path(given)
+    return folder_of_corpora()
 
 
 @pytest.fixture

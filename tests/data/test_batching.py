@@ -38,6 +38,7 @@ def loader(num_workers: int = 0) -> ResumableLoader:
     return ResumableLoader(Numbers(), sampler, num_workers)  # pyright: ignore[reportArgumentType]
 
 
+@pytest.mark.in_turn(4)
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("consumed", range(7))
 def test_resume_continues_after_the_consumed_batch(num_workers: int, consumed: int):

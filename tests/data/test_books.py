@@ -54,6 +54,7 @@ def test_a_file_that_is_not_there_is_one_line(tmp_path: Path, monkeypatch, capsy
     assert told("data.root is null: data.name 'books' … books_en and").search(said)
 
 
+@pytest.mark.slow
 def test_the_real_books(shared_data: Path) -> None:
     real = config(shared_data)
     corpus = read(locate(real), real)

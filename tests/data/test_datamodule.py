@@ -11,7 +11,6 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 
-from lightning_app.core.errors import UserError
 from lightning_app.data import moses
 from lightning_app.data.tokenizer import unigram_entropy
 from lightning_app.training.datamodule import TextDataModule
@@ -96,13 +95,6 @@ def test_lightning_sets_the_epoch(make):
     assert run(make(seed=2), max_epochs=3).seen != model.seen
 
 
-def test_validation_is_the_same_every_time(make):
-    model = run(make(), max_epochs=2, limit_val_batches=1.0)
-    half = len(model.validated) // 2
-    assert model.validated[:half] == model.validated[half:]
-    assert sorted(i for rows in model.validated[:half] for i in rows) == list(range(60))
-
-
 @pytest.mark.parametrize("limit", [1, 4, 0.5])
 @pytest.mark.parametrize("task", ["translation", "masked_lm", "causal_lm"])
 def test_a_part_of_the_validation_is_a_sample_with_a_floor(make, task: str, limit: float) -> None:
@@ -123,6 +115,7 @@ def test_a_part_of_the_validation_is_a_sample_with_a_floor(make, task: str, limi
     assert data.description["protocol"] == whole.description["protocol"] + said
 
 
+@pytest.mark.in_turn(2)
 @pytest.mark.parametrize("task", ["translation", "masked_lm", "causal_lm"])
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_resume_after_any_step(make, tmp_path: Path, num_workers: int, task: str):
@@ -218,23 +211,6 @@ def test_the_protocol_of_the_synthetic_corpus_is_that_of_earlier_results(synthet
     assert known == {data.description["protocol"]}
 
 
-def test_masked_lm_of_the_english_side(synthetic_cache: str):
-    data = ready(
-        TextDataModule(
-            task="masked_lm", tokenizer="word", vocab_size=None, window=64, cache=synthetic_cache
-        )
-    )
-    labels = torch.cat([batch.labels for batch in data.val_dataloader()])
-    assert data.floor == pytest.approx(unigram_entropy(labels.numpy()))
-    assert "64 tokens" in data.description["protocol"]
-    assert len(next(iter(data.train_dataloader())).tokens) == 4096 // 64
-
-
-def test_wikitext2_is_no_translation():
-    with pytest.raises(UserError, match=r"data\.task must be 'masked_lm' or 'causal_lm'"):
-        TextDataModule(name="wikitext2")
-
-
 def test_training_processes_only_read(make, monkeypatch: pytest.MonkeyPatch):
     """After preparation neither `datasets` nor training of a tokenizer is needed."""
     import sys
@@ -244,21 +220,3 @@ def test_training_processes_only_read(make, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
     data.setup()
     next(iter(data.train_dataloader()))
-
-
-# Over 5 s: two million words.
-def test_wikitext2_real(shared_data: Path, tmp_path: Path):
-    data = ready(
-        TextDataModule(
-            name="wikitext2",
-            task="masked_lm",
-            root=str(shared_data / "wikitext-2"),
-            cache=str(tmp_path),
-        )
-    )
-    batch = next(iter(data.train_dataloader()))
-    assert batch.tokens.shape == (32, 128)
-    assert len(batch.labels) == 32 * 19
-    assert 5 < data.floor < 8
-    assert ", the official splits without" in data.description["protocol"]
-    assert ", not the text of" not in data.description["protocol"]

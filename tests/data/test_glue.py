@@ -1,11 +1,11 @@
 """The tables of GLUE: what is read, what is refused, and what the hub's form becomes."""
 
-import hashlib
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import datasets
 import numpy as np
 import pytest
 
@@ -138,8 +138,6 @@ def test_a_test_split_has_labels(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_the_hub_gives_the_rows_of_the_published_tables(tmp_path, name: str, monkeypatch) -> None:
     """With a replacement of the hub, whose columns and classes are those of nyu-mll/glue."""
-    import datasets
-
     facts, reader = GLUE_TASKS[GLUE_CORPORA[name]], CORPORA[name]()
     assert isinstance(reader, GlueReader)
     columns = {
@@ -176,8 +174,6 @@ def test_the_hub_gives_the_rows_of_the_published_tables(tmp_path, name: str, mon
 
 
 def test_the_hub_keeps_empty_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import datasets
-
     texts = [("a", "b"), ("", "What name suits me?"), ("c", "")]
     rows = [{"question1": a, "question2": b, "label": 1} for a, b in texts]
     found = {"train": rows, "validation": rows}
@@ -190,8 +186,6 @@ def test_the_hub_keeps_empty_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(("name", "label"), [("rte", -1), ("mnli", 3), ("sst2", -1), ("rte", 0.5)])
 def test_a_label_of_the_hub_is_one_of_the_task(tmp_path, name, label: float, monkeypatch) -> None:
     """A row without a label has -1 there, which would count as the last class in words."""
-    import datasets
-
     columns = ("sentence", "sentence1", "sentence2", "premise", "hypothesis")
     row = {**dict.fromkeys(columns, "a text"), "label": label}
     splits = ("train", "validation", "validation_matched", "validation_mismatched")
@@ -202,16 +196,9 @@ def test_a_label_of_the_hub_is_one_of_the_task(tmp_path, name, label: float, mon
 
 
 def test_labels_are_a_part_of_what_is_prepared(tmp_path: Path) -> None:
-    """Another label is another corpus, and one changed bit in a prepared label is found."""
+    """Another label is another corpus."""
     root = tables.write_table(tmp_path, "rte")
     before = prepare(config(root, "rte"))
-    path = before.folder / "valid.labels.npy"
-    kept = hashlib.sha256(path.read_bytes()).hexdigest()
-    damaged = bytearray(path.read_bytes())
-    damaged[-2] ^= 1
-    path.write_bytes(bytes(damaged))
-    again = prepare(config(root, "rte"))
-    assert hashlib.sha256((again.folder / path.name).read_bytes()).hexdigest() == kept
     table = root / "dev.tsv"
     table.write_text(table.read_text().replace("\tentailment", "\tnot_entailment", 1))
     after = prepare(config(root, "rte"))

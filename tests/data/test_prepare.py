@@ -146,15 +146,6 @@ def test_folder_is_named_by_what_made_it(write_pairs, text_config, change: dict,
     assert (prepare(config).folder == prepare(replace(config, **change)).folder) is same
 
 
-def test_changed_file_gives_another_folder(write_pairs, text_config):
-    config = text_config(write_pairs())
-    one = prepare(config)
-    path = Path(config.root or "") / "train.de"
-    path.write_bytes(path.read_bytes().replace(b"hund", b"wolf"))
-    assert prepare(config).folder != one.folder
-    assert prepare(config).meta["checksum"] != one.meta["checksum"]
-
-
 def test_checksum_is_of_the_content(write_pairs, text_config):
     config = text_config(write_pairs())
     other = replace(config, max_length=100)
@@ -213,19 +204,6 @@ def test_a_corpus_without_a_test_split(write_pairs, text_config, task: str):
     assert corpus.meta["unigram_entropy"].keys() == {"valid"}
     assert not any(name.startswith("test") for name in names(corpus.folder))
     assert "test " not in corpus_summary(corpus, 64)
-
-
-def test_report_says_everything(write_pairs, text_config):
-    corpus = prepare(text_config(write_pairs(train_de=["", *["a b"] * 59]), max_length=5))
-    text = corpus_summary(corpus, 64)
-    for part in (
-        "40 of 60 pairs; dropped: 1 empty, 19 too long",
-        f"{corpus.padding_share(64):.1%} of batches of 64 tokens",
-        "unknown: 0.000% source",
-        str(corpus.folder),
-        corpus.meta["protocol"],
-    ):
-        assert part in text
 
 
 def test_two_processes_at_once(write_pairs, text_config, tmp_path: Path):
@@ -296,21 +274,6 @@ def test_prepared_corpus_is_read_from_a_read_only_cache(write_pairs, text_config
     monkeypatch.setattr(sources, "FileLock", lambda *_: pytest.fail("took a lock"))
     monkeypatch.setattr(sources.Path, "touch", lambda *_: pytest.fail("wrote"))
     assert prepare(config) == one
-
-
-# Over 5 s: 160,239 pairs.
-def test_iwslt14_real(shared_data: Path, tmp_path: Path):
-    config = DataConfig(name="iwslt14", root=str(shared_data / "iwslt14_deen"), cache=str(tmp_path))
-    corpus = prepare(config)
-    assert prepare(config) == corpus
-    meta = corpus.meta
-    dropped = sum(meta["dropped"]["train"].values())
-    assert meta["sizes"] == {"train": meta["read"]["train"] - dropped, "valid": 7283, "test": 6750}
-    assert meta["unknown_rate"]["train"] == {"source": 0, "target": 0}
-    assert corpus.padding_share(4096) < 0.04
-    assert meta["vocab_size"] == 10_000
-    reference = corpus.lines("test", "reference")[3]
-    assert reference == "We're all born. We all bring our children into the world."
 
 
 def test_preparing_does_not_load_torch():

@@ -105,16 +105,9 @@ def test_one_language(tmp_path: Path, text_config, suffix: str):
     assert corpus.splits["valid"][:] == {"text": ["valid line"]}
 
 
-def test_text_protocol_names_files_and_counts(write_pairs, text_config):
-    protocol = load(text_config(write_pairs())).protocol
-    assert protocol.startswith("local text: train = train.de + train.en (60 lines), valid = ")
-
-
 @pytest.mark.parametrize(("source", "target"), [("de", "en"), ("en", "de")])
 def test_synthetic_goes_both_ways(source: str, target: str):
     corpus = load(DataConfig(source_language=source, target_language=target))
-    sizes = {split: len(of) for split, of in corpus.splits.items()}
-    assert sizes == {"train": 30_000, "valid": 500, "test": 500}
     german = corpus.splits["train"][0]["source" if source == "de" else "target"]
     assert any(word in german for word in ("Der", "der", "Die", "die", "ein", "mein", "ich", "Er"))
 
@@ -145,12 +138,6 @@ def test_iwslt14_real(shared_data: Path, monkeypatch: pytest.MonkeyPatch):
     assert told(f"{len(corpus.splits['train']):,} … 160,239 pairs").search(corpus.protocol)
     line = "We're all born. We all bring our children into the world."
     assert corpus.references["test"][3] == line
-
-
-def test_wikitext2_real(shared_data: Path):
-    root = str(shared_data / "wikitext-2")
-    corpus = load(DataConfig(name="wikitext2", task="masked_lm", root=root))
-    assert "36,718 / 3,760 / 4,358" in corpus.protocol
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import datasets
 import numpy as np
 import pytest
 
@@ -201,12 +202,7 @@ def test_a_dev_set_is_divided_by_articles(tmp_path: Path) -> None:
         assert not parts[0] & parts[1]
         assert parts[0] | parts[1] == set(contexts)
         assert [sum(contexts[c] for c in part) for part in parts] == [len(train), len(valid)]
-        assert corpus.protocol == (
-            f"SQuAD 1.1: NOT the published splits: of dev-v1.1 3 articles ({len(parts[0])} "
-            f"paragraphs, {len(train)} questions) train, and only the other 1 articles "
-            f"({len(parts[1])} paragraphs, {len(valid)} questions) are evaluated, so no score is "
-            "comparable with a published one"
-        )
+        assert "NOT the published splits: of dev-v1.1 3 articles" in corpus.protocol
     assert seen[0] == seen[1]
 
 
@@ -261,8 +257,6 @@ def test_a_test_split_is_required_where_it_is_evaluated(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_the_hub_gives_the_questions_of_the_files(tmp_path: Path, name: str, monkeypatch) -> None:
     """With a replacement of the hub, whose columns are those of rajpurkar/squad and squad_v2."""
-    import datasets
-
     reader = CORPORA[name]()
     assert isinstance(reader, SquadReader)
 

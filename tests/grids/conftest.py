@@ -155,6 +155,15 @@ class World:
         self.assert_nothing_left()
 
 
+def wait_for(happened: Callable[[], object], goes_on: Callable[[], bool], said: Any = "") -> None:
+    """Wait for something while another thing goes on."""
+    until = time.monotonic() + 300.0
+    while not happened():
+        assert goes_on(), said
+        assert time.monotonic() < until, said
+        time.sleep(0.01)
+
+
 @pytest.fixture
 def world(tmp_path: Path) -> Iterator[World]:
     world = World(tmp_path)

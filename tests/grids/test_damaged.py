@@ -1,4 +1,4 @@
-"""`ablate run` moves damaged runs aside and trains them again; `ablate status` lists them."""
+"""Damaged runs and those of other libraries are put aside and trained again."""
 
 import errno
 import json
@@ -14,12 +14,12 @@ from optuna.trial import TrialState
 
 from lightning_app.commands.grid import status_command
 from lightning_app.core.errors import UserError
-from lightning_app.report.results import damaged_files
-from lightning_app.report.results import read_results as read_folder
+from lightning_app.grids.supervisor import rerun_stale
 from lightning_app.runs import records
-from lightning_app.runs.folder import STORE, RunFolder
-from lightning_app.runs.locks import run_lock
+from lightning_app.runs.folder import STORE, GridFolder, RunFolder
+from lightning_app.runs.locks import run_lock, supervisor_lock
 from lightning_app.runs.records import sealed
+from tests.told import told
 
 pytestmark = pytest.mark.xdist_group("finished")  # what they share is made once
 
@@ -87,6 +87,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
 }
 
 
+@pytest.mark.in_turn(2)
 @pytest.mark.parametrize("name", DAMAGES)
 def test_a_damaged_run_is_listed_moved_and_trained_again(four: World, capsys, name: str) -> None:
     damage, words = DAMAGES[name]
@@ -109,7 +110,6 @@ def test_a_damaged_run_is_listed_moved_and_trained_again(four: World, capsys, na
 
 
 def test_many_damaged_runs_stop_the_grid_until_it_is_asked_for(four: World) -> None:
-    """Half of the finished ones may be the fault of a disk or of a change to the program."""
     for number in range(2):
         os.truncate(a_run(four, number) / "result.json", 90)
     before = contents(four.folder.parent / STORE)
@@ -199,14 +199,6 @@ def test_a_damaged_run_that_is_being_trained_stays(four: World) -> None:
     assert "another process is training this run" in refused.stderr
     assert not moved(four)
     assert_one_result_each(four)
-
-
-def test_the_report_names_what_is_damaged(four: World) -> None:
-    path = a_run(four) / "result.json"
-    edit(unigram_entropy=5.5)(path.parent)
-    results = read_folder(four.folder)
-    assert [cell.state for cell in results.cells].count("damaged") == 1
-    assert "seal" in damaged_files(results)[0]
 
 
 def test_a_damaged_pruned_run_is_trained_again(world: World) -> None:
@@ -301,25 +293,113 @@ def damage_at_random(folder: Path, chance: random.Random) -> str:
     return f"{kind} {path.relative_to(folder)}"
 
 
-def check_random_damage(world: World, finished: World, seed: int, damages: int) -> None:
-    """Damage a finished grid and run it: one result a cell, no result lost on the way."""
+SEEDS = [*range(6), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(100, 120))]
+
+
+@pytest.mark.in_turn(3)
+@pytest.mark.parametrize("seed", SEEDS)
+def test_random_damage_is_mended(world: World, finished: World, seed: int) -> None:
     shutil.rmtree(world.root)
     shutil.copytree(finished.root, world.root, symlinks=True)
     chance, experiments = random.Random(seed), world.folder.parent
-    done = [damage_at_random(experiments, chance) for _ in range(damages)]
+    done = [damage_at_random(experiments, chance) for _ in range(1 + (seed + 3) % 8)]
     results = {path.read_bytes() for path in experiments.rglob("result.json")}
-    print(seed, done)
     assert_one_result_each(world, "damaged")
     assert results <= {path.read_bytes() for path in experiments.rglob("result.json")}, done
     assert_one_result_each(world)
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_random_damage_is_mended(world: World, finished: World, seed: int) -> None:
-    check_random_damage(world, finished, seed, damages=4)
+def codes(folder: Path) -> list[str]:
+    results = [json.loads(path.read_text()) for path in folder.glob("*/result.json")]
+    return sorted(result["provenance"]["code"] for result in results)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(100, 120))
-def test_much_random_damage_is_mended(world: World, finished: World, seed: int) -> None:
-    check_random_damage(world, finished, seed, damages=1 + seed % 8)
+def run_code(world: World, code: str, *options: str) -> str:
+    world.environment["CODE"] = code
+    done = world.run(*options)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_cells_of_other_libraries_are_done_again(four: World) -> None:
+    runs, store = four.folder / "runs", four.folder.parent / STORE
+    assert "no cell is" in run_code(four, "a", "rerun")
+    run_code(four, "b")
+    assert codes(runs) == ["a"] * CELLS  # only on request
+
+    said = run_code(four, "b", "rerun")
+    place = store / "ID@superseded-N"
+    assert told(f"{CELLS} … {place}; … (libraries: torch a: {CELLS})").search(said)
+    assert (codes(runs), codes(store)) == (["b"] * CELLS, ["a"] * CELLS + ["b"] * CELLS)
+    assert len(four.lines("end")) == 2 * CELLS
+    trials = four.study().get_trials(deepcopy=False)
+    values = sorted(trial.value or 0 for trial in trials if trial.state.name == "COMPLETE")
+    assert values == pytest.approx([3.5, 3.5, 4.1, 4.1])  # of the new runs alone
+
+    run_code(four, "c", "rerun")
+    assert codes(runs) == ["c"] * CELLS
+    assert codes(store) == ["a"] * CELLS + ["b"] * CELLS + ["c"] * CELLS
+    assert sum(path.name.endswith("@superseded-2") for path in store.iterdir()) == CELLS
+
+
+def test_what_was_cut_short_by_other_libraries_starts_again(four: World) -> None:
+    grid = four.value()
+    here = {"provenance": {"code": "b", "libraries": {"torch": "a"}}, "corpora": None}
+    assert "no cell is" in rerun_stale(grid, here)  # another code alone is no reason
+    begun, without, lost = (four.folder / "runs" / cell.name for cell in grid.cells[:3])
+    for folder in (begun, without, lost):
+        (folder / "result.json").unlink()
+        (folder / "attempts" / "1" / "provenance.json").write_text(
+            '{"code": "a", "libraries": {"torch": "old"}}'
+        )
+    (without / "checkpoints" / "last.ckpt").unlink()
+    for folder in (begun, lost):
+        assert (folder / "checkpoints" / "last.ckpt").is_file()
+    (lost / "attempts" / "1" / "provenance.json").unlink()
+    rerun_stale(grid, here)
+    store = four.folder.parent / STORE
+    aside = {path.name for path in store.iterdir() if "@" in path.name}
+    ids = {cell.name: cell.id for cell in grid.cells}
+    assert aside == {f"{ids[run.name]}@superseded-1" for run in (begun, lost)}
+    assert (without / "attempts").is_dir()
+
+
+def test_a_damaged_result_is_not_superseded(four: World) -> None:
+    grid = four.value()
+    result = grid.run(grid.cells[-1]).result
+    result.write_bytes(result.read_bytes()[:-9])
+    with pytest.raises(UserError, match=r"result\.json:.*moves the run aside"):
+        rerun_stale(grid, {"provenance": {"code": "b"}, "corpora": None})
+    assert "@damaged-1, the cell runs again" in run_code(four, "a", "rerun")
+    assert [path.name for path in (four.folder.parent / STORE).glob("*@*")] == [
+        f"{result.parent.resolve().name}@damaged-1"
+    ]
+    assert len(four.lines("start")) == CELLS + 1
+
+
+def test_nobody_else_may_be_at_work(four: World) -> None:
+    with supervisor_lock(GridFolder(four.folder)):
+        four.environment["CODE"] = "b"
+        done = four.run("rerun")
+    assert done.returncode == 2
+    assert "is already running" in done.stderr
+    assert codes(four.folder / "runs") == ["a"] * CELLS
+
+
+def test_a_run_that_another_process_trains_stays(four: World) -> None:
+    grid = four.value()
+    with run_lock(grid.run(grid.cells[0])):
+        said = rerun_stale(grid, {"provenance": {"code": "b"}, "corpora": None})
+    assert f"{CELLS - 1} runs moved" in said
+    assert "1 others are" in said
+    assert [grid.state(cell).state for cell in grid.cells] == ["done"] + ["missing"] * (CELLS - 1)
+
+
+def test_what_lacks_what_the_grid_keeps_runs_again(four: World) -> None:
+    grid = four.value()
+    grid.run(grid.cells[1]).checkpoint("best").unlink()
+    assert told("1 … best.ckpt").search(run_code(four, "a"))
+    assert len(four.lines("end")) == CELLS
+    assert "without best.ckpt: 1" in run_code(four, "a", "rerun")
+    assert len(four.lines("end")) == CELLS + 1
+    assert grid.run(grid.cells[1]).checkpoint("best").is_file()

@@ -8,7 +8,6 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from lightning_app.cli import main
 from lightning_app.core.errors import PrintableStream, printable, printable_output
 from lightning_app.grids.display import PlainConsole, running_table
 
@@ -78,10 +77,3 @@ def test_data_in_a_pipe_stays_as_it_is(capsys: pytest.CaptureFixture[str]) -> No
     with printable_output(only_terminals=True):
         print("a\rb \x1b[0m")
     assert capsys.readouterr().out == "a\rb \x1b[0m\n"
-
-
-def test_a_mistake_in_a_name_is_printable(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["show", "\x1b[31mrun\u202e"]) == 2
-    said = capsys.readouterr().err
-    assert "run" in said
-    assert printable(said) == said

@@ -69,22 +69,15 @@ FORMS: dict[str, dict[str, Any]] = {
     "config, path": {"config": "whole.yaml"},
     "config, list of paths": {"config": ["whole.yaml"]},
     "config, mapping": {"config": trainer(callbacks=[EVIL])},
-    "LambdaCallback": trainer(callbacks=[known("callbacks.LambdaCallback", setup="trap.function")]),
     "LambdaCallback, short": trainer(callbacks=[{"class_path": "LambdaCallback"}]),
-    "apply_pruning": trainer(
-        callbacks=[known("callbacks.ModelPruning", pruning_fn="l1", apply_pruning="trap.function")]
-    ),
-    "avg_fn": trainer(
-        callbacks=[
-            known("callbacks.StochasticWeightAveraging", swa_lrs=0.1, avg_fn="trap.function")
-        ]
-    ),
-    "multi_avg_fn": trainer(
-        callbacks=[known("callbacks.EMAWeightAveraging", multi_avg_fn="trap.function")]
-    ),
-    "lambda_func": trainer(
-        callbacks=[known("callbacks.BackboneFinetuning", lambda_func="trap.function")]
-    ),
+    **{
+        argument: trainer(callbacks=[known(f"callbacks.{name}", **{argument: "trap.function"})])
+        for name, argument in (
+            *(("LambdaCallback", "setup"), ("ModelPruning", "apply_pruning")),
+            *(("StochasticWeightAveraging", "avg_fn"), ("EMAWeightAveraging", "multi_avg_fn")),
+            ("BackboneFinetuning", "lambda_func"),
+        )
+    },
     "ddp_comm_hook": trainer(
         strategy=known("strategies.DDPStrategy", ddp_comm_hook="trap.function")
     ),

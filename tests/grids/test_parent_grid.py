@@ -3,6 +3,7 @@
 import json
 import shutil
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +91,17 @@ def grid_of_child(root: Path) -> GridSpec:
     return read_spec(root / "last.yaml")
 
 
+def holds_in(plan: Plan, spec: GridSpec, root: Path, corpus: Any = None) -> bool:
+    return is_valid(plan, spec, corpus or (lambda data: stand_in.CORPUS), root / "experiments")
+
+
+def current(spec: GridSpec, root: Path, alone: bool = True) -> Grid:
+    """The grid of the child as a supervisor finds it."""
+    folder = GridFolder(root / "experiments" / "child")
+    make = partial(plan_of, spec, root)
+    return current_grid(spec, folder, make, alone, lambda data: stand_in.CORPUS)
+
+
 def test_cells_wait_until_their_parents_are_finished(tmp_path: Path) -> None:
     spec = read_spec(write(tmp_path))
     experiments, parents = tmp_path / "experiments", parents_of(spec, tmp_path)
@@ -139,14 +151,10 @@ def test_cells_wait_until_their_parents_are_finished(tmp_path: Path) -> None:
 
 
 def test_a_plan_holds_while_its_parents_are_the_same(tmp_path: Path) -> None:
-    """A retrained parent has other children; a moved folder and a parent that is gone do not."""
     spec = read_spec(write(tmp_path))
     finish_parents(spec, tmp_path)
     plan = plan_of(spec, tmp_path)
-
-    def holds(root: Path) -> bool:
-        return is_valid(plan, spec, lambda data: stand_in.CORPUS, root / "experiments")
-
+    holds = partial(holds_in, plan, spec)
     assert holds(tmp_path)
     (tmp_path / "moved").mkdir()
     shutil.copytree(tmp_path / "experiments", tmp_path / "moved" / "experiments")
@@ -181,9 +189,7 @@ def test_a_plan_ends_with_the_corpus_of_its_parents(tmp_path: Path) -> None:
             raise UserError("data.root: not a folder")
         return found
 
-    def holds() -> bool:
-        return is_valid(plan, spec, corpus, tmp_path / "experiments")
-
+    holds = partial(holds_in, plan, spec, tmp_path, corpus)
     assert holds()
     digests["books"] = "1" * 64
     assert not holds()
@@ -192,7 +198,6 @@ def test_a_plan_ends_with_the_corpus_of_its_parents(tmp_path: Path) -> None:
 
 
 def test_a_plan_ends_with_the_parents_of_its_parents(tmp_path: Path) -> None:
-    """A run that was trained again has other children, and so has each of these."""
     spec = read_spec(write(tmp_path))
     last, parents = grid_of_child(tmp_path), parents_of(spec, tmp_path)
     finish_parents(spec, tmp_path)
@@ -200,10 +205,7 @@ def test_a_plan_ends_with_the_parents_of_its_parents(tmp_path: Path) -> None:
         finish(RunFolder(tmp_path / "experiments/child/runs" / cell.name), cell.id)
     plan = plan_of(last, tmp_path)
     assert len(plan.cells) == 8
-
-    def holds() -> bool:
-        return is_valid(plan, last, lambda data: stand_in.CORPUS, tmp_path / "experiments")
-
+    holds = partial(holds_in, plan, last, tmp_path)
     assert holds()
     again, identity = parents["post_ln 2"]
     finish(again, identity, text="trained again")
@@ -216,11 +218,7 @@ def test_only_a_supervisor_that_is_alone_takes_up_new_parents(tmp_path: Path) ->
     spec = read_spec(write(tmp_path))
     folder = GridFolder(tmp_path / "experiments" / "child")
     folder.runs.mkdir(parents=True)
-
-    def grid(alone: bool) -> Grid:
-        return current_grid(
-            spec, folder, lambda: plan_of(spec, tmp_path), alone, lambda data: stand_in.CORPUS
-        )
+    grid = partial(current, spec, tmp_path)
 
     assert len(grid(alone=True).cells) == 0
     finish_parents(spec, tmp_path)
@@ -243,15 +241,10 @@ def test_only_a_supervisor_that_is_alone_takes_up_new_parents(tmp_path: Path) ->
 
 
 def test_a_cell_waits_again_for_a_parent_that_is_trained_again(tmp_path: Path) -> None:
-    """A parent that has lost its result is missing, running or crashed, as before it had one."""
     spec = read_spec(write(tmp_path))
     folder, parents = GridFolder(tmp_path / "experiments" / "child"), parents_of(spec, tmp_path)
     folder.runs.mkdir(parents=True)
-
-    def grid() -> Grid:
-        return current_grid(
-            spec, folder, lambda: plan_of(spec, tmp_path), True, lambda data: stand_in.CORPUS
-        )
+    grid = partial(current, spec, tmp_path)
 
     finish_parents(spec, tmp_path)
     before = grid().plan
@@ -265,7 +258,6 @@ def test_a_cell_waits_again_for_a_parent_that_is_trained_again(tmp_path: Path) -
 
 
 def test_the_steps_of_a_child_may_follow_its_task(tmp_path: Path) -> None:
-    """The steps are in the config and among the axes of each cell, and so in the report."""
     axes = {
         "data.name": ["rte", "cola"],
         "trainer.max_steps": {"data.name": {"cola": 7, "rte": 5}},
@@ -297,7 +289,6 @@ def test_a_report_counts_the_cells_that_wait(tmp_path: Path) -> None:
 
 
 def test_a_parent_without_finite_weights_is_a_parent(tmp_path: Path) -> None:
-    """Its children have an id without weights, also where it left no checkpoint."""
     spec = read_spec(write(tmp_path))
     for number, (run, identity) in enumerate(parents_of(spec, tmp_path).values()):
         finish(run, identity, loss=6.1 if number else None)
@@ -324,38 +315,26 @@ def test_a_grid_may_continue_one_that_continues_another(tmp_path: Path) -> None:
     }
 
 
+def continues(match: Any = MATCH, grid: str = "sub/parent.yaml") -> dict[str, Any]:
+    return {"init_from": {"grid": grid, "match": match}}
+
+
 REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"init_from": "parent"}, {}, "init_from: expected a mapping"),
-    ({"init_from": {"grid": "", "match": MATCH}}, {}, "init_from: grid: expected the name or"),
-    ({"init_from": {"grid": "sub/parent.yaml", "match": []}}, {}, "init_from: match: expected a"),
-    (
-        {"init_from": {"grid": "sub/parent.yaml", "match": [*MATCH, *MATCH]}},
-        {},
-        "init_from: match: expected a list of different dotted keys",
-    ),
-    ({"init_from": {"grid": "sub/nowhere.yaml", "match": MATCH}}, {}, "nowhere.yaml: no such grid"),
-    ({"init_from": {"grid": "child.yaml", "match": MATCH}}, {}, "the grid continues itself"),
+    (continues(grid=""), {}, "init_from: grid: expected"),
+    (continues([]), {}, "init_from: match: expected a"),
+    (continues([*MATCH, *MATCH]), {}, "init_from: match: expected a list of different"),
+    (continues(grid="sub/nowhere.yaml"), {}, "sub/nowhere.yaml: "),
+    (continues(grid="child.yaml"), {}, "the grid continues itself"),
     ({"init_from": {"gird": "child.yaml", "match": MATCH}}, {}, "did you mean 'grid'?"),
     ({"name": "parent"}, {}, "init_from.grid: has the name of this grid, 'parent'"),
     ({"base_config": {"model": {"init_from": "x"}}}, {}, "cannot be combined with model.init_from"),
     ({"axes": {"model.init_from": ["x"]}}, {}, "cannot be combined with model.init_from"),
-    ({}, {"checkpoints": "best"}, "keeps checkpoints: best, but cells start from the last"),
-    ({}, {"pruner": "median"}, "has a pruner, and a pruned run cannot be continued"),
-    (
-        {"init_from": {"grid": "sub/parent.yaml", "match": ["model.block.prest"]}},
-        {},
-        "a cell of 'parent' has no 'model.block.prest'; did you mean 'model.block.preset'?",
-    ),
-    (
-        {"init_from": {"grid": "sub/parent.yaml", "match": [PRESET]}},
-        {},
-        "'parent' has 2 cells with model.block.preset=post_ln (such as post_ln-seed1",
-    ),
-    (
-        {"axes": {PRESET: ["sas"], SEED: [1]}},
-        {},
-        "'parent' has no cell with model.block.preset=sas, seed_everything=1",
-    ),
+    ({}, {"checkpoints": "best"}, "keeps checkpoints: best"),
+    ({}, {"pruner": "median"}, "has a pruner"),
+    (continues(["model.block.prest"]), {}, "did you mean 'model.block.preset'?"),
+    (continues([PRESET]), {}, f"'parent' has 2 cells with {PRESET}=post_ln (such as post_ln-seed1"),
+    ({"axes": {PRESET: ["sas"], SEED: [1]}}, {}, f"has no cell with {PRESET}=sas, {SEED}=1"),
 ]
 
 
@@ -372,10 +351,7 @@ def test_a_mistake_is_refused_in_one_line(tmp_path, child, parent, said: str) ->
 
 @pytest.mark.slow
 def test_both_grids_may_be_killed_at_any_time(world: World) -> None:
-    """Each cell has one result, and each child started from its own parent.
-
-    One cell at a time, of enough that some are left after each kill.
-    """
+    """One cell at a time: each has one result, and each child started from its own parent."""
     seeds = {SEED: [1, 2, 3]}
     child = write(world.root, {"axes": CHILD["axes"] | seeds}, axes=PARENT["axes"] | seeds)
     parent, folder = world.root / "sub" / "parent.yaml", world.root / "experiments"

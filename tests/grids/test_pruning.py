@@ -1,18 +1,23 @@
 """Reports are passed to trials, and bad cells are stopped."""
 
+import csv
 import json
 import math
+import re
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import optuna
 import pytest
+import yaml
 from conftest import World
 from optuna.trial import TrialState
 
 from lightning_app.grids.study import Reports, make_pruner
 from lightning_app.runs.folder import RunFolder
 from lightning_app.runs.run import ReportReader, last_report, read_reports
+from tests import warm
+from tests.small import tiny_config
 
 STEPS = range(10, 100, 10)
 
@@ -110,7 +115,6 @@ def test_a_trial_that_others_have_ended_is_left_alone(tmp_path: Path) -> None:
 
 
 def test_hyperband_begins_at_the_first_validation(tmp_path: Path) -> None:
-    """Of nine cells about a third continues; none is pruned before one is complete."""
     grid, reports = study("hyperband"), Reports("val/nll")
     early = grid.ask()
     report(tmp_path / "early", 1, 10, 99.0)
@@ -128,14 +132,6 @@ def test_hyperband_begins_at_the_first_validation(tmp_path: Path) -> None:
     # Its brackets compare for the first time at 10, 30 and 90 steps.
     assert set(stopped) <= {10, 30, 90}
     assert 10 in stopped
-
-
-def test_without_a_pruner_nothing_is_pruned(tmp_path: Path) -> None:
-    grid = optuna.create_study(pruner=make_pruner(None))
-    complete(grid, *[1.0] * 9)
-    trial = grid.ask()
-    report(tmp_path, 1, 10, 99.0)
-    assert not Reports("val/nll").look(trial, RunFolder(tmp_path), 1)
 
 
 def rates(world: World, *values: float, **changes: object) -> None:
@@ -162,20 +158,11 @@ def test_a_grid_with_a_pruner_ends_bad_cells_early(world: World) -> None:
     # The queue looks at the reports from time to time, so on a busy machine one may come too late.
     assert any((runs[name].pruned or {})["step"] < 40 for name in pruned)
     assert world.states() == {"COMPLETE": 12 - len(pruned), "PRUNED": len(pruned)}
-    before = world.lines()
+    before = world.lines("start")
     again = world.run(workers=2)
     assert again.returncode == 0
-    assert [line for line in world.lines() if line[0] == "start"] == [
-        line for line in before if line[0] == "start"
-    ]
-
-
-# Over 5 s: two grids of twelve cells, each of which has to last longer than a look at its reports.
-def test_without_the_pruner_the_pruned_cells_go_on(world: World) -> None:
-    rates(world, pruner="median")
-    assert world.run(workers=2).returncode == 0
-    assert any(run.state == "pruned" for run in world.runs().values())
-    rates(world)
+    assert [line for line in world.lines() if line[0] == "start"] == before
+    rates(world)  # without the pruner the pruned cells go on
     assert world.run(workers=2).returncode == 0
     assert {run.state for run in world.runs().values()} == {"done"}
     assert world.states() == {"COMPLETE": 12}
@@ -199,6 +186,7 @@ def folder(tmp_path: Path) -> RunFolder:
 def test_reports_are_read_as_they_come_and_only_whole(folder: RunFolder) -> None:
     path, reader = folder.attempt(1).reports, ReportReader()
     assert list(reader.new(folder, 1)) == []
+    assert last_report(folder) is None
     path.write_text('{"step": 5, "value": 3.0}\n{"step": 10, "val')
     assert list(reader.new(folder, 1)) == [(5, 3.0)]
     assert list(reader.new(folder, 1)) == []
@@ -226,7 +214,6 @@ def test_the_reports_of_all_attempts_are_one_curve(folder: RunFolder) -> None:
 
 
 def test_reports_of_another_metric_are_left_out(folder: RunFolder) -> None:
-    """Grids that share a run may be judged by different metrics."""
     lines = [(5, "val/nll", 3.0), (5, "val/bleu", 20.0), (10, "val/bleu", 21.0)]
     reports = [dict(zip(("step", "metric", "value"), line, strict=True)) for line in lines]
     old = {"step": 15, "value": 2.0}  # earlier versions did not name it
@@ -237,5 +224,71 @@ def test_reports_of_another_metric_are_left_out(folder: RunFolder) -> None:
     assert last_report(folder, "val/nll") == 2.0
 
 
-def test_a_run_without_reports_has_no_last_one(folder: RunFolder) -> None:
-    assert last_report(folder) is None
+LAST = 40
+
+
+def grid_of_rates(folder: Path, cache: str, **changes: Any) -> Path:
+    """Five cells that learn, then one whose rate is far too small."""
+    trainer = {"max_steps": LAST, "val_check_interval": 4, "log_every_n_steps": 2}
+    base = tiny_config({**trainer, "limit_val_batches": 1}, data__cache=cache)
+    rates, seeds = "model.optimizer.lr", list(range(1, 6))
+    tree = {
+        "name": "rates",
+        "base_config": base,
+        "axes": {rates: [4.0e-3, 1.0e-9], "seed_everything": seeds},
+        "exclude": [{rates: 1.0e-9, "seed_everything": seed} for seed in seeds[:-1]],
+        "pruner": "median",
+    }
+    path = folder / "rates.yaml"
+    path.write_text(yaml.safe_dump(tree | changes, sort_keys=False))
+    return path
+
+
+def ablate(*words: str) -> str:
+    done = warm.run(["-m", "lightning_app", *words])
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    return done.stdout
+
+
+@pytest.mark.parametrize(
+    "devices",
+    [pytest.param(1, id="one_process"), pytest.param(2, id="two_ranks", marks=pytest.mark.slow)],
+)
+# Over 5 s: six real trainings and their report.
+def test_a_cell_that_does_not_learn_is_ended(tmp_path: Path, cache: str, devices: int) -> None:
+    path, experiments = grid_of_rates(tmp_path, cache, checkpoints="best"), tmp_path / "experiments"
+    where = ["--experiments", str(experiments)]
+    # One worker: five cells have ended before the sixth begins, and none of them can be pruned.
+    given = ["--workers", "1", "--devices-per-cell", str(devices)]
+    said = ablate("run", str(path), *where, *given)
+    assert re.search(r"rates: 6 cells: .*1 pruned\n", said), said
+    folders = sorted((experiments / "rates" / "runs").iterdir())
+    (pruned,) = [folder for folder in folders if (folder / "pruned.json").exists()]
+    assert not (pruned / "result.json").exists()
+    left = json.loads((pruned / "pruned.json").read_text())
+    assert left["name"] == pruned.name
+    assert "lr1e-09-seed5" in pruned.name
+    assert left["status"] == "pruned"
+    assert 4 <= left["step"] < LAST
+    reports = (pruned / "attempts" / "1" / "reports.jsonl").read_text().splitlines()
+    last = json.loads(reports[-1])
+    assert left["value"] == last["value"]
+    assert last["step"] <= left["step"]
+    with (pruned / "metrics.csv").open() as file:
+        rows = {int(row["step"]): row for row in csv.DictReader(file)}
+    assert max(rows) == left["step"]
+    assert float(rows[last["step"]]["val/nll"]) == pytest.approx(last["value"])
+    for folder in folders:
+        assert [each.name for each in (folder / "checkpoints").iterdir()] == ["best.ckpt"]
+        if folder != pruned:
+            result = json.loads((folder / "result.json").read_text())
+            assert result["devices"] == devices
+            assert len(result["slot"]["devices"]) == devices
+    said = ablate("status", str(path), *where)
+    assert re.search(r"rates: 6 cells: .*1 pruned\n", said), said
+    page = (experiments / "rates" / "report.html").read_text()
+    assert re.search(r"5 of 6 planned cells finished: (none of them|of them \d) .*, 1 prun", page)
+    assert pruned.name not in page
+    assert "no sensitivity is" in page
+    scores = (experiments / "rates" / "sensitivity.csv").read_text().splitlines()
+    assert len(scores) == 1  # its head alone

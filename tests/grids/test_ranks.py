@@ -46,7 +46,7 @@ class Ranks(World):
 
     def start(self, *options: str, workers: int = 1) -> warm.Process:
         """Start a supervisor of the watched program."""
-        words = [str(HERE / "watching.py"), str(self.grid), str(self.folder), *options]
+        words = [str(HERE / "watched.py"), str(self.grid), str(self.folder), *options]
         process = warm.start(words, environment=self.environment)
         self.supervisors.append(process)
         return process
@@ -145,7 +145,6 @@ def test_both_ranks_train_the_cell_that_was_claimed(ranks: Ranks) -> None:
 
 # Over 5 s: four attempts of sixty steps, beside two undisturbed runs.
 def test_a_killed_rank_takes_the_other_with_it_and_the_cell_goes_on(ranks, undisturbed) -> None:
-    """Rank 0 of the first cell, rank 1 of the second."""
     ranks.write_training(seeds=2)
     supervisor = ranks.start()
     for seed, rank in ((1, 0), (2, 1)):

@@ -5,15 +5,13 @@ import os
 import signal
 import sys
 import tempfile
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 import yaml
-from conftest import World  # pyright: ignore[reportMissingImports]
+from conftest import World, wait_for  # pyright: ignore[reportMissingImports]
 
 from benchmarks.chaos_hosts import Host, Job, has_namespaces, open_hosts
 from lightning_app.commands.grid import INTERRUPTED
@@ -81,20 +79,9 @@ def write_grid(path: Path, steps: int) -> None:
     path.write_text(yaml.safe_dump({"name": "tiny", "base_config": base, "axes": axes}))
 
 
-def wait_for(happened: Callable[[], object], said: Path, seconds: float = 120.0) -> None:
-    until = time.monotonic() + seconds
-    while not happened():
-        assert time.monotonic() < until, said.read_text()
-        time.sleep(0.05)
-
-
 @pytest.mark.slow
 def test_pods_share_a_grid_and_one_that_is_stopped_is_replaced(job: dict[str, Any]) -> None:
-    """Each pod is a network, a host name and process numbers of its own: its command is process 1.
-
-    The replacement has the name of its predecessor, and pods have equal process numbers. Takes
-    over 5 s: three pods start the program cold.
-    """
+    """Each pod is a network, a host name and process numbers of its own."""
     if not has_namespaces():
         pytest.skip("network namespaces are not allowed here")
     (container,) = job["template"]["spec"]["containers"]
@@ -125,7 +112,7 @@ def test_pods_share_a_grid_and_one_that_is_stopped_is_replaced(job: dict[str, An
         names = ["ablate-0", "ablate-1"]
         with open_hosts(root, names, namespaces=True) as hosts:
             pods = [start(hosts[name], index) for index, name in enumerate(names)]
-            wait_for(lambda: running() == 2, said)  # one cell of each pod
+            wait_for(lambda: running() == 2, lambda: True, said)  # one cell of each pod
             launcher = pods[0].pid
             assert launcher is not None
             psutil.Process(launcher).children()[0].terminate()
@@ -143,7 +130,6 @@ def test_pods_share_a_grid_and_one_that_is_stopped_is_replaced(job: dict[str, An
 
 # Over 5 s: four cells of 1 s, which are interrupted and run again.
 def test_ray_starts_supervisors_and_stops_them_gently(world: World) -> None:
-    """With a stand-in for Ray, in `tests/stand_ins`."""
     world.write(seeds=1, delay=0.1, steps=10)
     path = [world.environment["PYTHONPATH"], str(ROOT / "tests" / "stand_ins")]
     world.environment["PYTHONPATH"] = os.pathsep.join(path)

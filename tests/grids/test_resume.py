@@ -47,7 +47,7 @@ def config(
     tree["model"]["schedule"]["warmup_steps"] = 20
     tree["trainer"] |= {"max_steps": STEPS, "val_check_interval": 15, "log_every_n_steps": 1}
     tree["trainer"] |= {"enable_progress_bar": False, "default_root_dir": str(folder), **trainer}
-    tree["model"]["architecture"] |= {"dropout": dropout}
+    tree["model"]["architecture"] |= {"dropout": dropout, "model_dim": 16, "ff_dim": 32}
     tree["data"]["cache"] = cache
     tree = resolve(tree, "test")
     folder.mkdir()
@@ -118,10 +118,10 @@ def assert_same(whole: Path, broken: Path) -> None:
     assert curves[0] == curves[1]
 
 
+@pytest.mark.dear("four processes train, of which two are killed")
 @pytest.mark.parametrize("memory", [0, pytest.param(24, marks=pytest.mark.slow)])
 # Over 5 s: four processes that train sixty steps.
 def test_a_killed_cell_goes_on_from_its_last_checkpoint(tmp_path, cache: str, memory: int) -> None:
-    """Killed twice without warning, at any step."""
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     config(whole, cache, memory=memory)
     config(broken, cache, memory=memory)
@@ -138,11 +138,7 @@ def test_a_killed_cell_goes_on_from_its_last_checkpoint(tmp_path, cache: str, me
 @pytest.mark.slow
 @pytest.mark.parametrize("devices", [1, 2])
 def test_streams_go_on_in_another_number_of_processes(tmp_path, cache: str, devices: int) -> None:
-    """Two ranks are killed in the middle of an epoch; their last checkpoint goes on in `devices`.
-
-    Two copies of it go on alike, to the last bit; beside one process without a pause, another
-    order of sums changes the last digits. Without dropout, which each rank draws alone.
-    """
+    """Without dropout, which each rank draws alone; another order of sums changes last digits."""
     two = {"devices": 2, "accelerator": "cpu", "strategy": "ddp"}
     one = {"devices": 1, "accelerator": "cpu", "strategy": "auto"}
     killed, whole = tmp_path / "killed", tmp_path / "whole"
@@ -180,7 +176,6 @@ def weights(run: Path) -> dict[str, Any]:
 @pytest.mark.slow
 @pytest.mark.parametrize("devices", [1, 2])
 def test_a_stopped_run_goes_on_at_the_step_where_it_stopped(tmp_path, cache, devices: int) -> None:
-    """Ctrl-C and SIGTERM, in turn, at five random steps of an epoch, one process and two."""
     strategy = {"devices": devices, "accelerator": "cpu"}
     strategy |= {"strategy": "ddp"} if devices > 1 else {}
     whole = tmp_path / "whole"

@@ -59,28 +59,11 @@ def test_no_cell_waits_for_an_index_and_a_slow_one_is_written_seldom(world: Worl
 
 
 def test_a_cold_start_runs_a_grid_without_a_warning(world: World) -> None:
-    """The other tests fork supervisors and fork servers that have done their imports."""
     world.write(seeds=1)
     command = [sys.executable, *world.arguments()]
     done = subprocess.run(command, env=world.environment, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
     world.assert_finished()
-
-
-def test_the_study_shows_parameters_and_values_of_every_cell(world: World) -> None:
-    world.write(axes={"data.behaviour": ["ok", "stall", "not finite"]}, seeds=1)
-    assert world.run().returncode == 0
-    table = world.study().trials_dataframe()
-    assert set(table["params_model.block.preset"]) == {"post_ln", "pre_ln"}
-    assert set(table["params_model.schedule.warmup_steps"]) == {0, 60}
-    assert set(table["state"]) == {"COMPLETE"}
-    by_behaviour = table.groupby("params_data.behaviour")
-    assert by_behaviour["value"].max().to_dict() == {"ok": 3.1, "stall": 6.0, "not finite": 6.0}
-    assert by_behaviour["user_attrs_diverged"].all().to_dict() == {
-        "ok": False,
-        "stall": True,
-        "not finite": True,
-    }
 
 
 @pytest.mark.parametrize("whom", ["supervisor", "group", "fork server"])
@@ -261,24 +244,6 @@ def test_finished_cells_outlive_a_study_that_was_lost(world: World) -> None:
     assert Counter(table["state"]) == {"COMPLETE": 4, "FAIL": 4}
     assert set(table["user_attrs_error"].dropna()) == {"ValueError: a bad day"}
     assert len(world.lines("start")) == 8
-
-
-def test_a_removed_result_runs_again(world: World) -> None:
-    world.run()
-    name = next(iter(world.runs()))
-    (world.folder / "runs" / name / "result.json").unlink()
-    world.run()
-    assert world.states() == {"COMPLETE": 8}
-    assert Counter(line[1] for line in world.lines("start"))[name] == 2
-    assert len(world.lines("start")) == 9
-
-
-def test_a_grid_that_grew_keeps_its_cells(world: World) -> None:
-    world.run()
-    world.write(seeds=3)
-    world.finish()
-    assert world.states() == {"COMPLETE": 12}
-    assert len(world.lines("start")) == 12
 
 
 def test_runs_of_another_grid_in_the_same_folder_stay_and_count_nowhere(world: World) -> None:

@@ -5,13 +5,11 @@ import math
 import random
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import optuna
 import pytest
-import scipy.stats
 import yaml
 from conftest import World  # pyright: ignore[reportMissingImports]
 from optuna.storages.journal import JournalFileBackend
@@ -20,7 +18,7 @@ from lightning_app.config.grid import GridSpec, read_spec
 from lightning_app.config.search import Range, Refine
 from lightning_app.config.tree import RATE, SEED, WARMUP, canonical
 from lightning_app.core.errors import UserError
-from lightning_app.grids.plan import Grid, combinations
+from lightning_app.grids.plan import combinations
 from lightning_app.grids.search import (
     TrialScore,
     distribution,
@@ -29,10 +27,10 @@ from lightning_app.grids.search import (
     search_arms,
     wanted,
 )
-from lightning_app.grids.supervisor import current_grid
 
 FIELD = "model.optimizer.lr"
 SEARCH = {"fields": {FIELD: {"low": 1e-4, "high": 1.0, "log": True}}, "budget": 24, "together": 3}
+RATE_AXIS = {FIELD: [1e-3, 1e-2]}
 CURVE: dict[str, Any] = {"base_config": {"data": {"behaviour": "curve"}}}
 
 
@@ -83,6 +81,7 @@ def test_a_search_spends_its_budget_in_every_arm_and_asks_the_same_again(tmp_pat
         }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("sampler", "budget"), [("tpe", 48), ("gp", 20)])
 def test_a_model_finds_the_best_rate_of_each_arm(tmp_path: Path, sampler: str, budget: int) -> None:
     spec = spec_of(tmp_path, search={**SEARCH, "sampler": sampler, "budget": budget})
@@ -230,11 +229,11 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dic
     return of
 
 
-@pytest.mark.in_turn(2)
+@pytest.mark.dear("about 40 attempts of a stand-in")
 @pytest.mark.parametrize(
-    "kind", ["refine", "until", pytest.param("search", marks=pytest.mark.slow)]
+    "kind",
+    ["until", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("refine", "search"))],
 )
-# Over 5 s: about 40 attempts of a stand-in.
 def test_two_workers_and_kills_change_nothing(world, undisturbed, kind: str) -> None:
     world.write(delay=0.01, **KINDS[kind])
     for _ in range(4):
@@ -274,32 +273,6 @@ def test_twenty_kills_and_two_supervisors_change_no_study_of_a_seed(world, undis
     }
 
 
-def test_seeds_are_added_until_the_interval_is_narrow(undisturbed) -> None:
-    found = undisturbed("until")
-    assert found["axes"][SEED] == [1, 2, 3, 4, 5, 6, 7]
-    widths = []
-    for preset in ("post_ln", "pre_ln"):
-        ends: dict[tuple[int, int], list[float]] = {}
-        for cell in found["cells"]:
-            if cell["axes"]["model.block.preset"] == preset:
-                place = cell["axes"][WARMUP], cell["axes"][SEED]
-                ends.setdefault(place, []).append(found["metrics"][cell["name"]]["val/nll"])
-        assert {len(of) for of in ends.values()} == {2}
-        saved = [min(6.0, *ends[0, s]) - min(6.0, *ends[60, s]) for s in range(1, 8)]
-        for count in (5, 6, 7):
-            error = scipy.stats.sem(saved[:count])
-            widths.append((count, scipy.stats.t.ppf(0.985, count - 1) * error))
-    assert all((width > 0.3) == (count < 7) for count, width in widths)
-
-
-def test_the_best_rates_of_the_refinement_are_enclosed(undisturbed) -> None:
-    cells = undisturbed("refine")["cells"]
-    for warmup, best in ((0, 0.05), (60, 0.1)):
-        rates = {cell["axes"][RATE] for cell in cells if cell["axes"][WARMUP] == warmup}
-        assert best in rates
-        assert min(rates) < best < max(rates)
-
-
 def test_a_crashed_cell_holds_its_round_until_it_is_repaired(world: World) -> None:
     base = {"data": {"behaviour": "crash once"}}
     world.write(delay=0.01, base_config=base, search={**TRIALS, "budget": 8})
@@ -316,25 +289,9 @@ def test_a_crashed_cell_holds_its_round_until_it_is_repaired(world: World) -> No
     assert world.plan().more == 0
 
 
-def test_a_search_whose_earlier_rounds_have_changed_is_not_continued(world: World) -> None:
-    """As when another version of Optuna asks for other cells from the same results."""
-    world.write(delay=0.01, **{**KINDS["search"], "search": {**TRIALS, "budget": 4}})
-    assert world.run().returncode == 0
-    grid = world.value()
-    Grid(grid.spec, grid.folder, replace(grid.plan, more=4)).save()
-    other = replace(grid.plan, cells=grid.plan.cells[1:])
-    spec = read_spec(world.grid)
-    with pytest.raises(UserError, match=f"without {grid.cells[0].name}") as error:
-        current_grid(spec, grid.folder, lambda: other, True, lambda data: "0" * 64)
-    assert str(grid.folder.plan) in str(error.value)
-    same = current_grid(spec, grid.folder, lambda: grid.plan, True, lambda data: "0" * 64)
-    assert same.cells == grid.cells
-
-
 @pytest.mark.in_turn(3)
 @pytest.mark.parametrize("way", ["rerun", "removed", "replaced"])
 def test_a_refinement_is_open_again_if_its_results_change(world: World, way: str) -> None:
-    """The best rates are a quarter of what they were, below all that were asked for."""
     world.write(delay=0.01, **KINDS["refine"])
     assert world.run().returncode == 0
     before = {cell.id for cell in world.plan().cells}
@@ -362,18 +319,7 @@ def test_a_refinement_is_open_again_if_its_results_change(world: World, way: str
         assert min(rates) < (0.025 if warmup else 0.0125)
 
 
-def test_a_finished_refinement_that_lost_a_result_asks_for_the_same_again(world: World) -> None:
-    world.write(delay=0.01, **KINDS["refine"])
-    assert world.run().returncode == 0
-    grid = world.value()
-    grid.run(grid.cells[0]).result.unlink()
-    again = world.run()
-    assert (again.returncode, again.stderr) == (0, "")
-    assert (world.plan().cells, world.plan().more) == (grid.cells, 0)
-
-
 def test_time_that_ends_between_two_rounds_is_no_success(world: World) -> None:
-    """The time is up as the last cell of the first round, of 24, has ended."""
     world.write(delay=0.01, **KINDS["refine"])
     cut = world.run("seconds=1000", "late=24")
     assert len(world.lines("end")) == 24
@@ -385,7 +331,6 @@ def test_time_that_ends_between_two_rounds_is_no_success(world: World) -> None:
 
 @pytest.mark.parametrize("kind", ["search", "refine"])
 def test_a_damaged_result_of_a_search_is_repaired(world: World, kind: str) -> None:
-    """The cells of its rounds follow from results, of which one cannot be read."""
     world.write(delay=0.01, **KINDS[kind])
     assert world.run().returncode == 0
     result, before = sorted(world.folder.glob("runs/*/result.json"))[0], world.plan().cells
@@ -395,20 +340,6 @@ def test_a_damaged_result_of_a_search_is_repaired(world: World, kind: str) -> No
     assert "@damaged-1, the cell runs again" in done.stdout
     assert {run.state for run in world.runs().values()} == {"done"}
     assert world.plan().cells == before
-
-
-def test_finished_runs_of_other_grids_count(world: World) -> None:
-    world.write(delay=0.01, axes={RATE: [0.05, 0.2]}, **CURVE)
-    assert world.run().returncode == 0
-    before = len(world.lines("end"))
-    tree = yaml.safe_load(world.grid.read_text())
-    tree["name"], tree["refine"] = "finer", {"budget": 14}
-    tree["axes"][RATE] = [0.0125, 0.05, 0.2]
-    world.grid.write_text(yaml.safe_dump(tree))
-    world.folder = world.folder.parent / "finer"
-    assert world.run().returncode == 0
-    assert len(world.lines("end")) == len(world.runs()) > before
-    assert {run.state for run in world.runs().values()} == {"done"}
 
 
 def studies_by_name(world: World) -> dict[str, optuna.Study]:
@@ -444,49 +375,55 @@ def test_a_study_per_arm_or_seed_for_the_dashboard(world, undisturbed, kind, num
     assert study.best_trial.value == min(trial.value or math.inf for trial in study.trials)
 
 
-@pytest.mark.parametrize(
-    ("parts", "message"),
-    [
-        ({"search": {**SEARCH, "fields": {"model.optimizer.kind": {"low": 0, "high": 1}}}},
-         "search.fields: model.optimizer.kind: expected a field that is a number, found 'adam'"),
-        ({"search": {**SEARCH, "fields": {FIELD: {"low": 1.0, "high": 1.0}}}},
-         r"high: expected a number above low \(1\), found 1"),
-        ({"search": {**SEARCH, "budget": 4}},
-         "search.budget: expected at least 6 runs per arm, .* found 4"),
-        ({"search": SEARCH, "axes": {FIELD: [1e-3, 1e-2]}},
-         "search.fields: model.optimizer.lr: is also on the axis model.optimizer.lr"),
-        ({"refine": {"budget": 20}, "axes": {FIELD: [1e-3]}},
-         "refine: expected an axis model.optimizer.lr of at least two rates, found 1"),
-        ({"refine": {"budget": 20}}, "at least two rates, found 0"),
-        ({"refine": {"budget": 3}, "axes": {FIELD: [1e-3, 1e-2]}},
-         "refine.budget: expected at least 4 runs per arm"),
-        ({"refine": {"budget": 20, "until": 0}, "axes": {FIELD: [1e-3, 1e-2]}},
-         "until: expected a number above 0, found 0"),
-        ({"search": {**SEARCH, "sampler": "best"}}, "sampler"),
-        ({"search": {**SEARCH, "fields": {WARMUP: {"low": 0, "high": 60}}}, "pruner": "median",
-          "metric": {"name": "val/nll"}}, f"pruner: cannot be combined with the axis {WARMUP}"),
-        ({"search": {**SEARCH, "fields": {WARMUP: {"low": 0, "high": 60}}},
-          "base_config": {"trainer": {"precision": "bf16-true"}}}, f"axes: {WARMUP}: .*bf16-mixed"),
-        ({"axes": {FIELD: [1e-3, 1e-2], "trainer.precision": ["32-true", "16-true"]}},
-         f"axes: {FIELD}: several values with trainer.precision 16-true"),
-        ({"search": {**SEARCH, "fields": {}}}, "fields: expected at least one dotted key"),
-        ({"search": SEARCH, "refine": {"budget": 20}}, "refine: cannot be combined with 'search'"),
-        ({"refine": {"budget": 20}, "axes": {FIELD: [1e-3, 1e-2],
-          "model.optimizer.weight_decay": {FIELD: {1e-3: 0.1, 1e-2: 0.01}}}},
-         "axes: model.optimizer.weight_decay: follows model.optimizer.lr"),
-        ({"refine": {"budget": 20}, "axes": {FIELD: [1e-3, 1e-2]},
-          "exclude": [{FIELD: 1e-2, SEED: 2}]}, "exclude: names model.optimizer.lr"),
-        ({"metric": {"name": "val/bleu", "mode": "min"}}, "metric.mode: min; expected max"),
-        ({"search": SEARCH, "metric": {"name": "test/bleu"}}, "metric.name: 'test/bleu' would"),
-        ({"refine": {"budget": 20}, "axes": {FIELD: [1e-3, 1e-2]},
-          "metric": {"name": "test/nll"}}, "metric.name: 'test/nll' would choose settings"),
-        *(({"search": {**SEARCH, "fields": {field: {"low": 8, "high": 9}}}}, f"fields: {field}: ch")
-          for field in ("data.vocab_size", "trainer.limit_val_batches", "trainer.max_steps",
-                        "data.tokens_per_batch", "trainer.accumulate_grad_batches", "data.window",
-                        "model.objective.beam", "data.evaluation_stride")),
-        ({"refine": {"budget": 20}, "axes": {FIELD: [1e-3, 1e-2]}, "pruner": "median"}, "pruner"),
-    ],
-)  # fmt: skip
+def searching(*fields: str, **changes: Any) -> dict[str, Any]:
+    named = {"fields": {field: {"low": 8, "high": 9} for field in fields}} if fields else {}
+    return {"search": {**SEARCH, **named, **changes}}
+
+
+def refining(axes: Any = RATE_AXIS, **changes: Any) -> dict[str, Any]:
+    return {"refine": {"budget": 20, **changes}, "axes": axes}
+
+
+HALF, DECAY = (
+    {"base_config": {"trainer": {"precision": "bf16-true"}}},
+    "model.optimizer.weight_decay",
+)
+MISTAKES: list[tuple[dict[str, Any], str]] = [
+    (searching("model.optimizer.kind"), "model.optimizer.kind: .* found 'adam'"),
+    (searching(fields={FIELD: {"low": 1.0, "high": 1.0}}), r"above low \(1\), found 1"),
+    (searching(budget=4), "search.budget: .* 6 runs per arm, .* found 4"),
+    (searching() | {"axes": RATE_AXIS}, f"search.fields: {FIELD}: is also on the axis {FIELD}"),
+    (refining({FIELD: [1e-3]}), f"refine: .* {FIELD} of at least two rates, found 1"),
+    (refining({}), "at least two rates, found 0"),
+    (refining(budget=3), "refine.budget: .* 4 runs per arm"),
+    (refining(until=0), "until: .* above 0, found 0"),
+    (searching(sampler="best"), "sampler"),
+    (searching(WARMUP) | {"pruner": "median", "metric": {"name": "val/nll"}}, f"axis {WARMUP}"),
+    (searching(WARMUP) | HALF, f"axes: {WARMUP}: .*bf16-mixed"),
+    ({"axes": {**RATE_AXIS, "trainer.precision": ["32-true", "16-true"]}}, f"{FIELD}: .* 16-true"),
+    (searching(fields={}), "fields: .* at least one"),
+    (searching() | {"refine": {"budget": 20}}, "refine: cannot be combined with 'search'"),
+    (refining({**RATE_AXIS, DECAY: {FIELD: {1e-3: 0.1, 1e-2: 0.01}}}), f"{DECAY}: follows {FIELD}"),
+    (refining() | {"exclude": [{FIELD: 1e-2, SEED: 2}]}, f"exclude: names {FIELD}"),
+    ({"metric": {"name": "val/bleu", "mode": "min"}}, "metric.mode: min; expected max"),
+    (searching() | {"metric": {"name": "test/bleu"}}, "metric.name: 'test/bleu' would"),
+    (
+        refining() | {"metric": {"name": "test/nll"}},
+        "metric.name: 'test/nll' would choose",
+    ),
+    *(
+        (searching(field), f"fields: {field}: ch")
+        for field in (
+            *("data.vocab_size", "trainer.limit_val_batches", "trainer.max_steps", "data.window"),
+            *("data.tokens_per_batch", "trainer.accumulate_grad_batches", "model.objective.beam"),
+            "data.evaluation_stride",
+        )
+    ),
+    (refining() | {"pruner": "median"}, "pruner"),
+]
+
+
+@pytest.mark.parametrize(("parts", "message"), MISTAKES)
 def test_a_mistake_is_named(tmp_path: Path, parts: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message) as error:
         spec_of(tmp_path, **parts)
@@ -533,8 +470,7 @@ def test_every_arm_has_as_many_trials_whatever_seeds_it_lacks(tmp_path: Path) ->
 
 @pytest.mark.parametrize("step", [None, 0.25])
 def test_a_field_is_searched_by_its_type_and_not_by_its_bounds(world: World, step: Any) -> None:
-    """Whole numbers as bounds of a float, which would otherwise be the only values; as in any
-    plan, in a worker, the types of the fields are known."""
+    """Whole numbers as bounds of a float, which would otherwise be the only values."""
     field = {"low": 1, "high": 2, "step": step}
     search = {"sampler": "random", "fields": {FIELD: field}, "budget": 16}
     world.write(delay=0.01, search=search)
@@ -542,12 +478,13 @@ def test_a_field_is_searched_by_its_type_and_not_by_its_bounds(world: World, ste
     tried = {cell.axes[FIELD] for cell in world.plan().cells}
     assert len(tried) > 2
     assert all(isinstance(value, float) for value in tried)
-    storage = optuna.storages.JournalStorage(JournalFileBackend(str(world.value().folder.journal)))
-    for study in optuna.get_all_study_summaries(storage):
-        loaded = optuna.load_study(study_name=study.study_name, storage=storage)
-        for trial in loaded.trials:
-            for kind in trial.distributions.values():
-                assert not isinstance(kind, optuna.distributions.IntDistribution)
+    kinds = [
+        kind
+        for study in (world.study(), *studies_by_name(world).values())
+        for trial in study.trials
+        for kind in trial.distributions.values()
+    ]
+    assert not any(isinstance(kind, optuna.distributions.IntDistribution) for kind in kinds)
 
 
 def test_the_grid_file_in_the_folder_is_the_same_grid(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import psutil
 import pytest
 import torch
 import yaml
+from conftest import wait_for  # pyright: ignore[reportMissingImports]
 
 from tests.small import tiny_config
 
@@ -63,6 +63,9 @@ class Task:
         found = psutil.Process(self._process.pid).children(recursive=True)
         return [each for each in found if each.name() != "bash"]
 
+    def runs(self, word: str) -> bool:
+        return any(word in each.cmdline() for each in self.processes())
+
     def send(self, number: int) -> None:
         for process in self.processes():
             try:
@@ -108,14 +111,6 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
         task.kill()
 
 
-def wait_for(happened: Callable[[], object], task: Task) -> None:
-    until = time.monotonic() + TIMEOUT
-    while not happened():
-        assert task.running, (task.end(), task.output)
-        assert time.monotonic() < until
-        time.sleep(0.01)
-
-
 def step_reached(folder: Path) -> int:
     steps = [
         json.loads(each.read_text())["step"]
@@ -137,7 +132,7 @@ def test_a_mistake_ends_the_job_for_good(start: Callable[[str], Task]) -> None:
 def test_a_signal_before_the_supervisor_listens(tmp_path, start: Callable[[str], Task]) -> None:
     write_grid(tmp_path)
     task = start("experiments")
-    wait_for(lambda: any("run" in each.cmdline() for each in task.processes()), task)
+    wait_for(lambda: task.runs("run"), lambda: task.running, task)
     task.send(signal.SIGUSR1)
     assert task.end() == 138
     assert Path("requeued").read_text() == AGAIN
@@ -145,11 +140,10 @@ def test_a_signal_before_the_supervisor_listens(tmp_path, start: Callable[[str],
 
 @pytest.mark.slow
 def test_a_job_whose_time_is_over_comes_back_and_goes_on(tmp_path, start) -> None:
-    """To the weights of a run without a break."""
     write_grid(tmp_path)
     folder = tmp_path / "experiments" / "tiny"
     task = start("experiments")
-    wait_for(lambda: step_reached(folder) > 20, task)
+    wait_for(lambda: step_reached(folder) > 20, lambda: task.running, task)
     task.send(signal.SIGUSR1)
     assert task.end() == 130, task.output
     assert Path("requeued").read_text() == AGAIN

@@ -12,7 +12,6 @@ from urllib.parse import quote
 import optuna
 import psutil
 import pytest
-from conftest import World  # pyright: ignore[reportMissingImports]
 
 from lightning_app.core.errors import UserError
 from lightning_app.grids.storages import StorageSpec, close_storage, open_storage, storage_spec
@@ -210,9 +209,7 @@ def test_several_processes_may_use_an_empty_database_first(spec_of, opened: Open
     assert new_study(opened(spec), "s").trials == []
 
 
-def test_a_writer_that_is_killed_in_a_line_leaves_neither_its_half_nor_its_lock(
-    spec_of: Callable[[str], StorageSpec], opened: Opened, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_writer_that_is_killed_in_a_line_leaves_no_half_and_no_lock(spec_of, opened, capsys):
     spec = spec_of("journal")
     storage = opened(spec)
     study = new_study(storage, cells=1)
@@ -232,10 +229,9 @@ def test_a_writer_that_is_killed_in_a_line_leaves_neither_its_half_nor_its_lock(
 
 
 # Over 5 s: PostgreSQL restarts while cells run.
-def test_supervisors_share_a_database_that_restarts_and_leave_no_trace_of_its_password(
-    world: World, server: Server, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    """One cell fails, so that its error is written too."""
+@pytest.mark.slow
+def test_supervisors_share_a_database_that_restarts(world, server, tmp_path_factory) -> None:
+    """And leave no trace of its password; one cell fails, so that its error is written too."""
     empty(server)
     world.environment["ABLATE_STORAGE"] = server.with_password
     world.write(seeds=2, delay=0.2, axes={"data.behaviour": ["ok", "crash"]})

@@ -381,12 +381,6 @@ def test_a_run_that_is_put_aside_leaves_its_place_to_a_new_one(grid: GridFolder)
     assert superseded(grid.experiments, {OTHER}) == []
 
 
-def test_a_run_that_was_removed_lists_its_grid_when_it_begins_again(grid: GridFolder) -> None:
-    shutil.rmtree(place_run(grid, "name", ID).path.resolve())
-    assert not locate_run(grid, "name", ID).path.exists()
-    assert place_run(grid, "name", ID).grids() == {"grid": "name"}
-
-
 def test_two_grids_meet_at_the_lock_of_a_run(grid: GridFolder) -> None:
     other = GridFolder(grid.experiments / "other")
     run = place_run(grid, "name", ID)

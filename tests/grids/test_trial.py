@@ -5,11 +5,11 @@ import json
 import os
 import signal
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
 import torch
+from conftest import wait_for  # pyright: ignore[reportMissingImports]
 
 from lightning_app.runs.provenance import software
 from lightning_app.training.checkpoint import join_metrics
@@ -50,11 +50,11 @@ def fit(folder: Path, cache: str, steps: int, *more: str) -> subprocess.Complete
 def test_an_interrupted_run_goes_on(tmp_path: Path, cache: str, number: signal.Signals) -> None:
     running = warm.start(command(tmp_path, cache, 100_000))
     progress = tmp_path / "run" / "attempts" / "1" / "progress.json"
-    until = time.monotonic() + 120
-    while not (progress.is_file() and json.loads(progress.read_text())["step"] > 3):
-        assert running.poll() is None
-        assert time.monotonic() < until
-        time.sleep(0.1)
+
+    def step() -> int:
+        return json.loads(progress.read_text())["step"] if progress.is_file() else 0
+
+    wait_for(lambda: step() > 3, lambda: running.poll() is None)
     os.kill(running.pid, number)
     said = running.communicate(timeout=60)[1]
     assert running.returncode == 130
@@ -62,7 +62,7 @@ def test_an_interrupted_run_goes_on(tmp_path: Path, cache: str, number: signal.S
     assert "interrupted" in said
     assert not (tmp_path / "run" / "result.json").exists()
 
-    last = json.loads(progress.read_text())["step"]
+    last = step()
     other = fit(tmp_path, cache, 9, "--ckpt_path", "last", "--model.block.preset", "post_ln")
     assert other.returncode == 2
     assert told("model.block.preset is pre_ln … post_ln").search(other.stderr)
@@ -109,30 +109,25 @@ def test_a_run_in_its_folder_twice_is_the_same_run_twice(tmp_path: Path, cache: 
     assert (tmp_path / "run" / "env.json").is_file()
 
 
-def test_logs_of_attempts_are_joined_by_step(tmp_path: Path) -> None:
-    first, second = tmp_path / "1.csv", tmp_path / "2.csv"
-    first.write_text("step,train/loss\n1,5\n2,4\n3,3\n")
-    second.write_text("step,train/loss,val/nll\n3,3.5,\n3,,9\n4,2,\n")
-    rows = list(csv.DictReader(join_metrics([first, tmp_path / "none", second]).splitlines()))
-    assert [(r["step"], r["train/loss"], r["val/nll"]) for r in rows] == [
-        ("1", "5", ""),
-        ("2", "4", ""),
-        ("3", "3.5", "9"),
-        ("4", "2", ""),
-    ]
-
-
-def test_a_step_that_is_only_evaluated_again_keeps_its_row(tmp_path: Path) -> None:
-    """A run that is interrupted after its last step is completed; a run may end before any log."""
-    first, second, empty = (tmp_path / f"{k}.csv" for k in range(3))
-    first.write_text("step,train/loss,val/nll\n1,5,\n2,4,\n2,,9\n")
-    second.write_text("step,val/nll\n2,9\n")
-    empty.write_text("step,train/loss\n")
-    rows = list(csv.DictReader(join_metrics([first, second, empty]).splitlines()))
-    assert [(r["step"], r["train/loss"], r["val/nll"]) for r in rows] == [
-        ("1", "5", ""),
-        ("2", "4", "9"),
-    ]
+@pytest.mark.parametrize(
+    ("logs", "joined"),
+    [
+        (
+            ["train/loss\n1,5\n2,4\n3,3\n", "train/loss,val/nll\n3,3.5,\n3,,9\n4,2,\n"],
+            [("1", "5", ""), ("2", "4", ""), ("3", "3.5", "9"), ("4", "2", "")],
+        ),
+        (  # interrupted after the last step, then only evaluated, then before any log
+            ["train/loss,val/nll\n1,5,\n2,4,\n2,,9\n", "val/nll\n2,9\n", "train/loss\n"],
+            [("1", "5", ""), ("2", "4", "9")],
+        ),
+    ],
+)
+def test_logs_of_attempts_are_joined_by_step(tmp_path: Path, logs: list[str], joined) -> None:
+    paths = [tmp_path / f"{number}.csv" for number in range(len(logs))]
+    for path, text in zip(paths, logs, strict=True):
+        path.write_text(f"step,{text}")
+    rows = csv.DictReader(join_metrics([*paths, tmp_path / "none"]).splitlines())
+    assert [(r["step"], r["train/loss"], r["val/nll"]) for r in rows] == joined
 
 
 def test_a_line_that_a_kill_tore_is_left_out(tmp_path: Path) -> None:
@@ -153,9 +148,9 @@ def test_a_line_that_a_kill_tore_is_left_out(tmp_path: Path) -> None:
         assert join_metrics([torn, whole]) == undisturbed, header[:length]
 
 
+@pytest.mark.in_turn(3)
 @pytest.mark.parametrize("interval", [4, 6, 100])
 def test_the_last_step_is_validated_and_kept(tmp_path: Path, cache: str, interval: int) -> None:
-    """Whether a validation falls on it (6), before it alone (4), or nowhere (100)."""
     done = fit(tmp_path, cache, 6, "--trainer.val_check_interval", str(interval))
     assert done.returncode == 0, done.stderr
     run = tmp_path / "run"

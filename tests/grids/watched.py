@@ -1,14 +1,23 @@
-"""The real program, where each rank writes down what every step of its optimizer left behind."""
+"""The real program, where each rank writes down what every step of its optimizer left behind.
+
+Run as a script it is the supervisor of cells of two ranks: `watched.py GRID FOLDER [hang_limit=N]`.
+"""
 
 import hashlib
 import os
+import sys
+from pathlib import Path
 from typing import Any
 
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from lightning_app.config.grid import read_spec
 from lightning_app.grids import program
 from lightning_app.grids.program import count_devices, here, identify, prepare, resolve
+from lightning_app.grids.slots import Options
+from lightning_app.grids.supervisor import run_grid
 from lightning_app.grids.workers import Job
+from lightning_app.runs.folder import GridFolder
 
 __all__ = ["count_devices", "here", "identify", "prepare", "resolve", "run_cell"]
 
@@ -31,3 +40,19 @@ def run_cell(job: Job, rank: int) -> None:
 
     register_optimizer_step_post_hook(note)
     program.run_cell(job, rank)
+
+
+def main() -> int:
+    grid, folder, *rest = sys.argv[1:]
+    words = dict(word.split("=", 1) for word in rest)
+    options = Options(
+        workers=1,
+        devices_per_cell=2,
+        hang_limit=float(words.get("hang_limit", 1800)),
+    )
+    ending = run_grid(read_spec(grid), GridFolder(Path(folder)), options, program="watched")
+    return 130 if ending.cut else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

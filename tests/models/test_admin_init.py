@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -111,28 +110,19 @@ def test_only_admin_needs_a_pass() -> None:
     assert [name for name in PRESETS if needs_profiling(tiny.translator(name))] == ["admin"]
 
 
-def test_a_pass_leaves_no_hook_and_nothing_else_changed() -> None:
+def test_a_pass_leaves_no_hook_and_nothing_else_changed_also_if_it_fails() -> None:
     model = tiny.translator("admin", dropout=0.3)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     hooks = count_hooks(model)
     profile(model, lambda: model(*tiny.sentences()))
     assert count_hooks(model) == hooks
+    with pytest.raises(IndexError):
+        profile(model, lambda: [][1])
+    assert count_hooks(model) == hooks
     changed = {n for n, v in model.state_dict().items() if not torch.equal(v, before[n])}
     assert changed
     assert all(name.endswith("skip.gain") for name in changed)
     assert all(p.grad is None and p.requires_grad for p in model.parameters())
-
-
-def test_hooks_are_gone_after_a_pass_that_fails() -> None:
-    model = tiny.translator("admin")
-    hooks = count_hooks(model)
-
-    def fail() -> Any:
-        raise RuntimeError("out of memory")
-
-    with pytest.raises(RuntimeError, match="out of memory"):
-        profile(model, fail)
-    assert count_hooks(model) == hooks
 
 
 def test_admin_with_residual_attention_and_rms_norm_is_profiled_too() -> None:

@@ -126,6 +126,7 @@ def reference_of(spec: AuxiliarySpec, done: int, total: int) -> Auxiliary:
     return Auxiliary(**weights, own_tables=spec.own_tables, progress=progress, smoothing=SMOOTHING)
 
 
+@pytest.mark.in_turn(5)
 @pytest.mark.parametrize(
     ("preset", "own", "cap"),
     [*((name, False, None) for name in PRESETS), ("pre_ln", True, None), ("pre_ln", True, 1.5)],
@@ -189,22 +190,6 @@ def test_after_half_of_a_run_the_loss_is_plain(kind: str, preset: str, own: bool
             assert parameter.grad is None, name
         else:
             assert torch.equal(parameter.grad, expected[name]), name
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_heads_that_predict_have_a_gradient(kind: str) -> None:
-    """Each head alone: that of layer 1 has none once it has stopped, that of layer 2 still has."""
-    one = subject(kind, "pre_ln", spec_of(kind, own=True))
-    at_step(one.model, 2, 10)
-    one.loss().backward()
-    lists = {"norms": 2, "tables": 2, "second_tables": 0 if kind == "masked_lm" else 3}
-    for name, count in lists.items():
-        parts = list(getattr(one.model.auxiliary, name))
-        assert len(parts) == count
-        for layer, part in enumerate(parts, start=1):
-            grads = [parameter.grad for parameter in part.parameters()]
-            assert [grad is None for grad in grads] == [layer == 1] * len(grads), name
-            assert all(bool(grad.any()) for grad in grads if grad is not None), name
 
 
 def test_a_weight_of_zero_is_a_loss_that_is_absent() -> None:
@@ -287,14 +272,10 @@ def test_a_pass_is_scored_and_counted_once() -> None:
         auxiliary_terms(one.model, torch.tensor(1.0))
 
 
-@pytest.mark.parametrize("intermediate", [0.0, 1.0])
-def test_an_unknown_number_of_steps_is_refused_where_a_layer_stops(intermediate: float) -> None:
-    one = heads(3, intermediate=intermediate, second_target=0.5)
-    if not intermediate:
-        one.at_step(0, -1)
-        return
+def test_an_unknown_number_of_steps_is_refused_where_a_layer_stops() -> None:
+    heads(3, intermediate=0.0, second_target=0.5).at_step(0, -1)
     with pytest.raises(UserError, match="set max_steps or max_epochs"):
-        one.at_step(0, -1)
+        heads(3, intermediate=1.0, second_target=0.5).at_step(0, -1)
 
 
 def test_a_model_that_cannot_have_them_is_refused() -> None:

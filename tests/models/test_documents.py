@@ -141,6 +141,7 @@ AXES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.in_turn(5)
 @pytest.mark.parametrize("folds", [True, False])
 @pytest.mark.parametrize("preset", ["pre_ln", "realformer", "v_skipinit"])
 @pytest.mark.parametrize("axis", AXES)

@@ -9,8 +9,6 @@ from lightning_app.models.positions import (
     POSITIONS,
     Embedding,
     EmbeddingSpec,
-    LearnedTable,
-    sinusoids,
 )
 from tests import reference, tiny
 
@@ -25,13 +23,6 @@ def build(positions: Any = "sinusoidal", dropout: float = 0.0, norm: Any = "none
     return tiny.randomise(Embedding(spec, DIM, dropout))
 
 
-@pytest.mark.parametrize(("length", "dim"), [(1, 2), (11, 10), (301, 6)])
-def test_sinusoids_are_the_equation(float64: None, length: int, dim: int) -> None:
-    ours = sinusoids(length, dim, torch.device("cpu"))
-    expected = torch.from_numpy(reference.sinusoids(length, dim))
-    torch.testing.assert_close(ours, expected, rtol=1e-12, atol=1e-12)
-
-
 def test_embedding_is_scaled_and_has_its_position(float64: None) -> None:
     """``sqrt(d) E[token] + PE(position)``, also from a later start and past the first table."""
     embedding = build()
@@ -43,16 +34,6 @@ def test_embedding_is_scaled_and_has_its_position(float64: None) -> None:
         torch.testing.assert_close(embedding(tokens, start), expected, rtol=1e-11, atol=1e-11)
 
 
-def test_learned_positions_are_rows_of_their_table(float64: None) -> None:
-    embedding = build("learned")
-    assert isinstance(embedding.position_table, LearnedTable)
-    tokens = tiny.words(3, 7)
-    for start in (0, 5, 12):
-        table = embedding.position_table.weight[start : start + 7]
-        expected = math.sqrt(DIM) * embedding.tokens.weight[tokens] + table
-        torch.testing.assert_close(embedding(tokens, start), expected, rtol=1e-12, atol=1e-12)
-
-
 @pytest.mark.parametrize("positions", ["learned", "learned_per_layer"])
 @pytest.mark.parametrize(("length", "start"), [(20, 0), (7, 13), (1, 19)])
 def test_text_beyond_the_learned_table_is_refused(length: int, start: int, positions: str) -> None:
@@ -61,19 +42,6 @@ def test_text_beyond_the_learned_table_is_refused(length: int, start: int, posit
     message = rf"max_positions is 19, and a text has {length + start} tokens"
     with pytest.raises(UserError, match=message):
         embedding(tiny.words(2, length), start)
-
-
-@pytest.mark.parametrize(
-    ("positions", "starts"), [("rope", (0, 1000)), ("learned_per_layer", (0, 12))]
-)
-def test_positions_inside_the_stack_add_nothing_to_the_embedding(
-    float64: None, positions: str, starts: tuple[int, ...]
-) -> None:
-    embedding = build(positions)
-    tokens = tiny.words(3, 7)
-    expected = math.sqrt(DIM) * embedding.tokens.weight[tokens]
-    for start in starts:
-        torch.testing.assert_close(embedding(tokens, start), expected)
 
 
 @every_kind

@@ -16,6 +16,7 @@ from lightning_app.blocks.spans import AdaptiveSpan
 from lightning_app.blocks.steps import HaltingSpec
 from lightning_app.blocks.windows import LocalisedSpan
 from lightning_app.models.heads import CausalLanguageModel
+from lightning_app.testing import check_cached_text
 from tests import tiny
 
 pytestmark = pytest.mark.usefixtures("float64")
@@ -64,13 +65,10 @@ def model(preset: str, positions: str, axes: dict[str, Any]) -> CausalLanguageMo
     return tiny.randomise(made).eval()
 
 
+@pytest.mark.in_turn(5)
 @every_pair
 def test_cached_decoding_is_the_whole_pass(preset: str, positions: str, axes: Any) -> None:
-    made, tokens = model(preset, positions, axes), tiny.words(3, 11)
-    full, state = made(tokens), made.start(3)
-    for i in range(11):
-        logits, state = made.step(tokens[:, i : i + 1], state)
-        torch.testing.assert_close(logits, full[:, i], rtol=1e-10, atol=1e-10)
+    check_cached_text(model(preset, positions, axes), tiny.words(3, 11))
 
 
 @every_pair

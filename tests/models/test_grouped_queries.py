@@ -12,6 +12,8 @@ from lightning_app.blocks.spans import AdaptiveSpan
 from lightning_app.blocks.windows import LocalisedSpan
 from lightning_app.probes.hooks import ActivationHooks
 from tests import tiny
+from tests.models.test_heads import check_beams
+from tests.models.test_reference_steps import same
 
 HEADS, GROUPS, WIDTH = 4, 2, 16
 SIZES: dict[str, Any] = {"num_heads": HEADS, "model_dim": WIDTH, "kv_heads": GROUPS}
@@ -43,10 +45,7 @@ def both(build: Any, block: BlockConfig, **changes: Any) -> tuple[Any, Any]:
     return grouped, ordinary
 
 
-def close(ours: Tensor, theirs: Tensor) -> None:
-    torch.testing.assert_close(ours, theirs, rtol=1e-11, atol=1e-11)
-
-
+@pytest.mark.in_turn(6)
 @every_block
 @pytest.mark.parametrize("positions", ["sinusoidal", "rope", "relative"])
 @pytest.mark.unchecked_shapes
@@ -57,7 +56,7 @@ def test_it_is_attention_with_repeated_heads(float64: None, name: str, positions
         return
     grouped, ordinary = both(tiny.translator, BLOCKS[name], positions=positions)
     source, target = tiny.sentences()
-    close(grouped(source, target), ordinary(source, target))
+    same(grouped(source, target), ordinary(source, target))
     rows = []
     for model in (grouped, ordinary):
         hooks = ActivationHooks(model)
@@ -89,6 +88,7 @@ def test_every_form_of_a_chain(float64: None, form: Any) -> None:
         torch.testing.assert_close(parameter.grad, theirs, rtol=1e-9, atol=1e-11)
 
 
+@pytest.mark.in_turn(4)
 @every_block
 @pytest.mark.parametrize("positions", ["sinusoidal", "rope"])
 @pytest.mark.unchecked_shapes
@@ -96,17 +96,7 @@ def test_every_form_of_a_chain(float64: None, form: Any) -> None:
 def test_cached_decoding_is_the_whole_pass(float64: None, name: str, positions: str) -> None:
     """The caches hold the heads of keys and values only."""
     model = tiny.randomise(tiny.translator(BLOCKS[name], **SIZES, positions=positions)).eval()
-    source, beams = tiny.sentences()[0], 3
-    prefixes = tiny.words(len(source), beams, 1)
-    state = model.start(source, beams)
-    for _ in range(12):
-        logits, state = model.step(prefixes[:, :, -1], state)
-        whole = model(source.repeat_interleave(beams, 0), prefixes.flatten(0, 1))[:, -1]
-        torch.testing.assert_close(logits, whole, rtol=1e-10, atol=1e-10)
-        origin = torch.randint(beams, (len(source), beams))
-        state = state.reorder(origin)
-        prefixes = prefixes.gather(1, origin[:, :, None].expand_as(prefixes))
-        prefixes = torch.cat([prefixes, tiny.words(len(source), beams, 1)], dim=2)
+    state = check_beams(model, 12)
     assert state.memory is not None
     for part in (*state.memory.layers, *((c.keys, c.values) for c in state.caches)):
         assert all(x is not None and x.shape[1] == GROUPS for x in part)

@@ -85,21 +85,32 @@ def test_every_preset_reads_in_segments(preset: str, length: int) -> None:
     close(read(made, tokens), whole.states(tokens))
 
 
+SIX = {"localised_span": LocalisedSpan(query_block=T, memory=6)}
+REACH = {"adaptive_span": AdaptiveSpan(longest=5, ramp=2.0, start=0.4, trim=True)}
+SLIDING = {"localised_span": LocalisedSpan(query_block=1, memory=4)}
+SOFTMAX: list[dict[str, Any]] = [
+    *({"sink": "learned"}, {"sink": "zero", "residual_attention": "sum"}),
+    *({"score_cap": 0.7, "sink": "zero"}, {"scores": "cosine"}),
+]
+
+
 @pytest.mark.unchecked_shapes
-@pytest.mark.parametrize("positions", ["relative", "rope"])
 @pytest.mark.parametrize(
-    "axes",
+    ("memory", "axes", "positions", "mask"),
     [
-        *({"sink": "learned"}, {"sink": "zero", "residual_attention": "sum"}),
-        *({"score_cap": 0.7, "sink": "zero"}, {"scores": "cosine"}),
+        *((MemorySpec(length=6), axes, "relative", SIX) for axes in (*SOFTMAX, {"share": "all"})),
+        *((MemorySpec(length=6), axes, "rope", SIX) for axes in SOFTMAX),
+        *(
+            (MemorySpec(length=5, same_length=True), {"preset": name}, "relative", SLIDING)
+            for name in ("pre_ln", "sas")
+        ),
+        (MemorySpec(length=6), {"preset": "post_ln", **REACH}, "relative", {}),
     ],
 )
-def test_sinks_caps_and_cosines_read_in_segments(axes: dict[str, Any], positions: str) -> None:
-    made = model("pre_ln", MemorySpec(length=6), positions, **axes).eval()
-    span = LocalisedSpan(query_block=T, memory=6)
-    whole = alike(made, "pre_ln", positions, localised_span=span, **axes).eval()
-    tokens = tiny.words(2, 14)
-    close(read(made, tokens), whole.states(tokens))
+def test_axes_read_in_segments(memory: MemorySpec, axes: Any, positions: str, mask: Any) -> None:
+    preset, rest = axes.get("preset", "pre_ln"), {k: v for k, v in axes.items() if k != "preset"}
+    made, tokens = model(preset, memory, positions, **rest), tiny.words(2, 14)
+    close(read(made, tokens), alike(made, preset, positions, **mask, **rest).states(tokens))
 
 
 def test_values_of_the_first_layer_are_not_kept() -> None:
@@ -127,6 +138,7 @@ def test_chains_in_every_form(form: Any, carry: Any) -> None:
         close(other, plain)
 
 
+@pytest.mark.in_turn(4)
 @pytest.mark.unchecked_shapes
 @pytest.mark.parametrize("same_length", [False, True])
 @pytest.mark.parametrize("positions", ["relative", "rope"])
@@ -138,7 +150,7 @@ def test_gradients_are_of_the_equation(preset: str, positions: str, same_length:
     sizes = tiny.reference_sizes(
         tiny.architecture(kind="decoder", **architecture(positions, activation="gelu"))
     )
-    memory, before = None, [np.zeros((1, 0, sizes_of(made)))] * 3
+    memory, before = None, [np.zeros((1, 0, made.embedding.model_dim))] * 3
     at, reference = tiny.numpy_parameters(made), REFERENCE[preset]
     for segment in tokens[:, : 2 * T].split(T, dim=1):
         states, memory = made.states_after(memory, segment)
@@ -148,7 +160,7 @@ def test_gradients_are_of_the_equation(preset: str, positions: str, same_length:
         close(states, expected)
         for ours, theirs in zip(memory.layers, before, strict=True):
             close(ours, theirs)
-    last, weight = tokens[:, 2 * T :], torch.randn(1, 3, sizes_of(made))
+    last, weight = tokens[:, 2 * T :], torch.randn(1, 3, made.embedding.model_dim)
 
     def reference_loss(parameters: Any) -> float:
         states, _ = predict_segment(
@@ -157,17 +169,6 @@ def test_gradients_are_of_the_equation(preset: str, positions: str, same_length:
         return float((states * weight.numpy()).sum())
 
     check_slopes(made, (made.states_after(memory, last)[0] * weight).sum(), reference_loss)
-
-
-def sizes_of(made: CausalLanguageModel) -> int:
-    return made.embedding.model_dim
-
-
-@pytest.mark.parametrize("preset", ["pre_ln", "sas"])
-def test_the_same_length_is_a_sliding_window(preset: str) -> None:
-    made, tokens = model(preset, MemorySpec(length=5, same_length=True)), tiny.words(2, 14)
-    whole = alike(made, preset, "relative", localised_span=LocalisedSpan(query_block=1, memory=4))
-    close(read(made, tokens), whole.states(tokens))
 
 
 def double_loop(made: CausalLanguageModel, tokens: Tensor, clamp: int) -> Tensor:
@@ -247,20 +248,6 @@ def test_training_and_evaluation_have_lengths_of_their_own() -> None:
         span = LocalisedSpan(query_block=T, memory=length)
         whole = alike(made, "pre_ln", "relative", localised_span=span)
         close(read(made, tokens), whole.states(tokens))
-
-
-def test_adaptive_spans_reach_into_the_memory() -> None:
-    """Of at least S tokens: one pass over the text has the same spans."""
-    span = AdaptiveSpan(longest=5, ramp=2.0, start=0.4, trim=True)
-    made, tokens = model("post_ln", MemorySpec(length=6), adaptive_span=span), tiny.words(2, 14)
-    close(read(made, tokens), alike(made, "post_ln", "relative", adaptive_span=span).states(tokens))
-
-
-def test_shared_layers_have_a_memory_each() -> None:
-    made, tokens = model("pre_ln", MemorySpec(length=6), share="all"), tiny.words(2, 14)
-    span = LocalisedSpan(query_block=T, memory=6)
-    whole = alike(made, "pre_ln", "relative", share="all", localised_span=span)
-    close(read(made, tokens), whole.states(tokens))
 
 
 FIVE, BLOCKS = AdaptiveSpan(longest=5), LocalisedSpan(query_block=2, memory=1)

@@ -1,12 +1,13 @@
 """The head of next sentences, against Hugging Face's BERT and against its own parts."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.peers import copy_bert_body, linears
+from benchmarks.peers import bert_like
 from lightning_app.blocks.config import BlockConfig
 from lightning_app.blocks.presets import PRESETS
 from lightning_app.blocks.spans import auxiliary_terms
@@ -21,19 +22,20 @@ from lightning_app.models.loss import ObjectiveConfig
 from lightning_app.tasks.base import build_task
 from lightning_app.tasks.masked_lm import MaskedBatch
 from tests import tiny
+from tests.models.test_classifier import body_pairs, check_gradients
 
 CONFIG = ObjectiveConfig(kind="masked_lm", label_smoothing=0.0, next_sentence=True)
 LENGTHS = (7, 5, 11)
 POSITIONS = torch.tensor([1, 5, 12, 23, 30])
 
 
-def paired_model(block: BlockConfig | str, **changes: Any) -> MaskedLanguageModel:
+def paired_model(block: BlockConfig | str, **changes: Any) -> Any:
     model = tiny.masked_model(block, **changes)
     add_next_sentence(model)
     return model
 
 
-def pairs() -> MaskedBatch:
+def pairs() -> Any:
     """Three rows with padding; BOS first, EOS after each text."""
     tokens, segments = tiny.rows_of_pairs(LENGTHS)
     follows = torch.tensor([NEXT, RANDOM, NEXT])
@@ -57,29 +59,18 @@ def losses(model: MaskedLanguageModel, batch: MaskedBatch) -> tuple[Tensor, Tens
 
 
 @torch.no_grad()
-def hugging_face(ours: MaskedLanguageModel) -> Any:
+def hugging_face(ours: Any) -> Any:
     """BERT with our weights; the norm of its embedding cancels our factor sqrt(width)."""
-    package = pytest.importorskip("transformers")
-    width = ours.embedding.model_dim
-    table: Any = ours.embedding.position_table
-    config = package.BertConfig(
-        vocab_size=tiny.VOCABULARY,
-        hidden_size=width,
-        num_hidden_layers=len(ours.encoder.blocks),
-        num_attention_heads=tiny.NUM_HEADS,
-        intermediate_size=13,
-        hidden_act="gelu",
-        hidden_dropout_prob=0.0,
-        attention_probs_dropout_prob=0.0,
-        max_position_embeddings=len(table.weight),
-        pad_token_id=tiny.PAD,
-        layer_norm_eps=1e-5,
-        attn_implementation="eager",
+    pytest.importorskip("transformers")
+    body: Any = SimpleNamespace(
+        encoder=ours.encoder,
+        embedding=ours.embedding,
+        output=ours.next_sentence.output,
+        pad=tiny.PAD,
     )
-    theirs = package.BertForPreTraining(config).double()
-    copy_bert_body(ours, theirs.bert)
+    theirs = bert_like(body, "BertForPreTraining", attn_implementation="eager")
     head, ours_head = theirs.cls, ours.next_sentence
-    assert ours_head is not None
+    head, ours_head = theirs.cls, ours.next_sentence
     head.predictions.transform.dense.load_state_dict(ours.transform.state_dict())
     head.predictions.transform.LayerNorm.load_state_dict(ours.norm.state_dict())
     head.predictions.transform.LayerNorm.eps = ours.norm.eps
@@ -113,8 +104,6 @@ def test_it_is_bert_of_hugging_face() -> None:
     logits = found.prediction_logits.flatten(0, 1)[batch.positions]
     torch.testing.assert_close(ours(batch.tokens, batch.positions, batch.segments), logits, **near)
     states = ours.states_of_heads(batch.tokens, batch.positions, batch.segments)
-    assert ours.next_sentence is not None
-    assert states.first is not None
     torch.testing.assert_close(
         ours.next_sentence(states.first), found.seq_relationship_logits, **near
     )
@@ -123,36 +112,18 @@ def test_it_is_bert_of_hugging_face() -> None:
 
     (masked + next_sentence).backward()
     found.loss.backward()
-    root = ours.embedding.model_dim**0.5
-    embeddings, layer = theirs.bert.embeddings, theirs.bert.encoder.layer[0]
-    block: Any = ours.encoder.blocks[0]
-    table: Any = ours.embedding.position_table
-    segments: Any = ours.embedding.segments
-    same = [
-        (ours.embedding.tokens.weight, embeddings.word_embeddings.weight, 1.0),
-        (table.weight, embeddings.position_embeddings.weight, root),
-        (segments.weight, embeddings.token_type_embeddings.weight, root),
-        (ours.embedding.norm.weight, embeddings.LayerNorm.weight, 1.0),
-        (block.self_attention.query.weight, layer.attention.self.query.weight, 1.0),
-        (block.self_attention.value.bias, layer.attention.self.value.bias, 1.0),
-        (linears(block.feed_forward)[1].weight, layer.output.dense.weight, 1.0),
+    check_gradients(
+        *body_pairs(ours, theirs.bert),
         (ours.next_sentence.pooler.weight, theirs.bert.pooler.dense.weight, 1.0),
         (ours.next_sentence.output.bias, theirs.cls.seq_relationship.bias, 1.0),
         (ours.transform.weight, theirs.cls.predictions.transform.dense.weight, 1.0),
         (ours.output_bias, theirs.cls.predictions.bias, 1.0),
-    ]
-    for place, (mine, other, factor) in enumerate(same):
-        assert mine.grad is not None
-        gradient = mine.grad.clone()
-        if place == 0:
-            gradient[tiny.PAD] = other.grad[tiny.PAD]  # the row of padding has none in ours
-        torch.testing.assert_close(gradient * factor, other.grad, **near)
-        assert other.grad.abs().max() > 1e-6
+    )
 
 
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("preset", PRESETS)
-def test_states_of_heads_are_those_of_the_whole_block(preset: str) -> None:
+def test_states_of_heads_are_those_of_the_whole_block_whatever_the_padding(preset: str) -> None:
     model, batch = tiny.randomise(paired_model(preset)), pairs()
     whole = model(batch.tokens, batch.positions, batch.segments)
     states = model.states_of_heads(batch.tokens, batch.positions, batch.segments)
@@ -160,16 +131,8 @@ def test_states_of_heads_are_those_of_the_whole_block(preset: str) -> None:
     torch.testing.assert_close(logits, whole, rtol=1e-12, atol=1e-12)
     firsts = torch.arange(3) * batch.tokens.shape[1]
     other = model.states_of_heads(batch.tokens, firsts, batch.segments)
-    assert states.first is not None
-    assert other.first is not None
     torch.testing.assert_close(states.first, other.first, rtol=1e-12, atol=1e-12)
-
-
-@pytest.mark.usefixtures("float64")
-@pytest.mark.parametrize("preset", PRESETS)
-def test_padding_changes_nothing(preset: str) -> None:
-    model, batch = tiny.randomise(paired_model(preset)), pairs()
-    assert batch.segments is not None
+    # Padding changes nothing.
     every = torch.tensor([1])
     for row, length in enumerate(LENGTHS):
         alone = batch.tokens[row : row + 1], every, batch.segments[row : row + 1]
@@ -225,10 +188,8 @@ def test_loss_of_pairs_is_a_mean_over_the_pairs_of_all_ranks() -> None:
     torch.testing.assert_close(sum(parts), whole)
     nothing = losses(model, batch._replace(index=torch.full((3,), -1)))[1]
     assert nothing == 0.0
-    assert model.next_sentence is not None
     nothing.backward()
     gradient = model.next_sentence.pooler.weight.grad
-    assert gradient is not None
     assert not gradient.any()
 
 

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from lightning_app.blocks.config import BlockConfig
 from lightning_app.blocks.kernels.choose import own_scores, softmax_map
@@ -15,8 +14,9 @@ from lightning_app.blocks.stack import StackSpec
 from lightning_app.core.errors import UserError
 from lightning_app.models.heads import CausalLanguageModel, build_model
 from lightning_app.models.positions import POSITIONS, Place, Places, Positions, Registry
-from lightning_app.probes.hooks import ActivationHooks
+from lightning_app.testing import check_cached_text
 from tests import tiny
+from tests.models.test_adaptive_span import same, watched
 
 pytestmark = pytest.mark.usefixtures("float64")
 
@@ -53,10 +53,6 @@ def slopes(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
-def same(ours: Tensor, theirs: Tensor) -> None:
-    torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10)
-
-
 def causal_model(block: BlockConfig, positions: str = "slopes") -> CausalLanguageModel:
     architecture = tiny.architecture(kind="decoder", positions=positions)
     model = build_model(architecture, block, tiny.VOCABULARY, tiny.PAD)
@@ -68,16 +64,13 @@ def causal_model(block: BlockConfig, positions: str = "slopes") -> CausalLanguag
 def test_biased_scores_decode_from_a_cache_as_in_one_pass(block: BlockConfig) -> None:
     model = causal_model(block)
     tokens = tiny.words(3, 9)
-    full = model(tokens)
-    state = model.start(3)
-    for i in range(9):
-        logits, state = model.step(tokens[:, i : i + 1], state)
-        same(logits, full[:, i])
+    check_cached_text(model, tokens)
     plain = causal_model(block, "sinusoidal")
     plain.load_state_dict(model.state_dict())
-    assert (plain(tokens) - full).abs().max() > 1e-3
+    assert (plain(tokens) - model(tokens)).abs().max() > 1e-3
 
 
+@pytest.mark.in_turn(3)
 @pytest.mark.parametrize("positions", ["slopes", "learned_per_layer"])
 @pytest.mark.parametrize("block", BLOCKS.values(), ids=list(BLOCKS))
 def test_beams_that_share_a_cache_know_their_places(block: BlockConfig, positions: str) -> None:
@@ -108,34 +101,10 @@ def test_an_encoder_sees_distances_to_both_sides_and_none_of_the_padding() -> No
 
 @pytest.mark.parametrize("carry", ["none", "sum", "qk_sum"])
 def test_probes_see_the_map_that_attention_takes(carry: Any) -> None:
-    """Entropies of the first layer against a softmax over loops of cells."""
     model = causal_model(BlockConfig(preset="post_ln", residual_attention=carry))
-    tokens = tiny.words(1, 5)
-    seen: list[tuple[Tensor, Tensor]] = []
-    attention = model.decoder.blocks[0].get_submodule("self_attention")
-    attention.register_forward_pre_hook(lambda module, args: seen.append((args[0], args[1])))
-    with ActivationHooks(model) as taps:
-        taps.expect({"decoder": torch.ones(1, 5, dtype=torch.bool)})
-        model(tokens)
-    query, key = (part[0].detach() for part in seen[0])
-    entropies = []
-    for h in range(tiny.NUM_HEADS):
-        slope = 2.0 ** (-8.0 * (h + 1) / tiny.NUM_HEADS)
-        for i in range(1, 5):
-            logits = torch.stack(
-                [
-                    query[h, i] @ key[h, j] / tiny.HEAD_DIM**0.5 - slope * (i - j)
-                    for j in range(i + 1)
-                ]
-            )
-            p = logits.softmax(dim=0)
-            entropies.append(float(-(p * p.log()).sum()))
-    (found,) = [
-        row.value
-        for row in taps.rows(0)
-        if (row.quantity, row.layer, row.head) == ("attention_entropy", 1, None)
-    ]
-    assert found == pytest.approx(sum(entropies) / len(entropies), rel=1e-9)
+    seen = watched(model)  # whose maps times the values are the heads
+    model(tiny.words(1, 5))
+    assert len(seen) == 2
 
 
 def test_the_centre_of_a_biased_map_is_its_softmax_at_zero_scores() -> None:

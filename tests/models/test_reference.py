@@ -1,5 +1,6 @@
 """Every preset against the naive reference, forward and gradients."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -7,11 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from lightning_app.blocks import windows
 from lightning_app.blocks.attention import ProjectionGains, ShapingSpec
 from lightning_app.blocks.config import BlockConfig
 from lightning_app.blocks.presets import PRESETS
 from lightning_app.blocks.residual import Gain
 from lightning_app.blocks.stack import BranchRamp
+from lightning_app.blocks.windows import LocalisedSpan
 from tests import tiny
 from tests.reference import (
     REFERENCE,
@@ -233,6 +236,16 @@ COMBINATIONS = {
     ),
     "shaped-shared": shaping("centre", ShapingSpec(per_head=False)),
     "shaped-without-centre": shaping("identity", ShapingSpec(gamma=None)),
+    **{
+        f"{preset}-localised-{block}-{memory}": Case(
+            BlockConfig(
+                preset=preset, localised_span=LocalisedSpan(query_block=block, memory=memory)
+            ),
+            replace(REFERENCE[preset], localised_span=(block, memory)),
+        )
+        for preset in ("post_ln", "pre_ln", "realformer", "sas", "v_skipinit")
+        for block, memory in ((1, 3), (2, 3), (3, 0), (3, 4), (4, 1))
+    },
     # A quarter of eleven, rounded up, would be three
     "mix_ln-deep": case("mix_ln", {"encoder_depth": 11, "decoder_depth": 5}),
     # Activations and positions
@@ -258,7 +271,11 @@ COMBINATIONS = {
         for order in ("equal", "reverse")
     },
 }
-PER_LAYER = {name: case for name, case in COMBINATIONS.items() if "learned_per_layer" in name}
+INSIDE = {
+    name: case
+    for name, case in COMBINATIONS.items()
+    if "learned_per_layer" in name or "localised" in name
+}
 # z is some units large, so that most of it lies beyond the bend.
 CAPPED = {
     f"{preset}-capped": case(preset, {"logit_cap": 1.5, "activation": "gelu"})
@@ -284,7 +301,13 @@ SMOOTH = (
 )
 
 
-def parametrize(cases: dict[str, Case]) -> pytest.MarkDecorator:
+@pytest.fixture(autouse=True)
+def _small_folds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Texts of a few tokens are folded where spans are localised."""
+    monkeypatch.setattr(windows, "FEWEST", 1)
+
+
+def parametrize(cases: Mapping[str, Any]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("case", cases.values(), ids=list(cases))
 
 
@@ -327,7 +350,7 @@ def test_masked_prediction_equals_reference(case: Case) -> None:
     torch.testing.assert_close(logits, torch.from_numpy(expected), rtol=1e-11, atol=1e-11)
 
 
-@parametrize(PLAIN | ROOT_MEAN_SQUARE | PER_LAYER | CAPPED | SOFTMAX)
+@parametrize(PLAIN | ROOT_MEAN_SQUARE | INSIDE | CAPPED | SOFTMAX)
 def test_next_token_prediction_equals_reference(case: Case) -> None:
     architecture = {**case.architecture, "decoder_depth": 3}
     model = tiny.randomise(tiny.causal_model(case.block, **architecture))

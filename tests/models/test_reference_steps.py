@@ -12,7 +12,7 @@ from lightning_app.blocks.config import BlockConfig
 from lightning_app.blocks.steps import HaltingSpec
 from lightning_app.models.stack import count_tokens_of, stacks
 from tests import tiny
-from tests.models.test_reference import Parameters, check_slopes
+from tests.models.test_reference import Parameters, check_slopes, parametrize
 from tests.reference import REFERENCE, Reference, predict_masked, predict_next, translate
 from tests.reference_steps import Steps
 
@@ -89,12 +89,8 @@ HALTING = {
 EVERY = FIXED | HALTING
 
 
-def parametrize(cases: dict[str, Case]) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("case", cases.values(), ids=list(cases))
-
-
 def same(ours: Tensor, theirs: Any) -> None:
-    torch.testing.assert_close(ours, torch.from_numpy(theirs), rtol=1e-11, atol=1e-11)
+    torch.testing.assert_close(ours, torch.as_tensor(theirs), rtol=1e-11, atol=1e-11)
 
 
 @parametrize(EVERY)

@@ -92,7 +92,5 @@ def test_the_map_is_uniform_at_the_start_where_it_has_a_centre() -> None:
 
 
 def test_what_has_no_meaning_is_refused() -> None:
-    with pytest.raises(ValueError, match="positions relative with residual_attention qk_sum"):
-        tiny.causal_model(BlockConfig(residual_attention="qk_sum"), positions="relative")
     with pytest.raises(ValueError, match="model_dim 9:"):
         tiny.causal_model("pre_ln", positions="relative", model_dim=9, num_heads=3)

@@ -63,6 +63,7 @@ def log_probs(model: EncoderDecoder, source: torch.Tensor, prefix: list[int]) ->
 SOURCE = torch.tensor([[5, 6, 7, 8, 3], [9, 4, 3, 0, 0], [10, 10, 6, 3, 0], [3, 0, 0, 0, 0]])
 
 
+@pytest.mark.in_turn(4)
 @pytest.mark.parametrize("preset", ["post_ln", "realformer", "sas", "sas_p_no_norm"])
 @pytest.mark.parametrize("beam", [1, 2, 5])
 @pytest.mark.parametrize("length_penalty", [0.0, 1.2])

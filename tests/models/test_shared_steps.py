@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import pad
 
 from lightning_app.blocks.config import BlockConfig
 from lightning_app.blocks.kernels.choose import Form, attention_form
@@ -18,9 +17,10 @@ from lightning_app.blocks.spans import AdaptiveSpan, auxiliary_terms
 from lightning_app.blocks.stack import Stack
 from lightning_app.blocks.steps import HaltingSpec
 from lightning_app.models.heads import CausalLanguageModel, EncoderDecoder
-from lightning_app.models.search import Marks, SearchConfig, search
 from lightning_app.models.stack import BlockStack, count_tokens_of, stacks
+from lightning_app.testing import check_cached_text
 from tests import tiny
+from tests.models.test_reference_steps import same
 
 pytestmark = [pytest.mark.usefixtures("float64"), pytest.mark.unchecked_shapes]
 
@@ -43,12 +43,7 @@ def shared(preset: str, **axes: Any) -> BlockConfig:
 
 every_preset = pytest.mark.parametrize("preset", SHARED)
 MAIN = ("post_ln", "pre_ln", "realformer", "sas")
-main_presets = pytest.mark.parametrize("preset", MAIN)
 every_kind = pytest.mark.parametrize("build", [tiny.translator, tiny.masked_model])
-
-
-def same(ours: Tensor, theirs: Tensor) -> None:
-    torch.testing.assert_close(ours, theirs, rtol=1e-11, atol=1e-11)
 
 
 def halting(preset: str, **axes: Any) -> BlockConfig:
@@ -64,7 +59,7 @@ def causal(block: BlockConfig, **changes: Any) -> CausalLanguageModel:
     return tiny.randomise(tiny.causal_model(block, **{**DEPTHS, **changes})).eval()
 
 
-def layer_by_layer(model: nn.Module) -> dict[str, Tensor]:
+def layer_by_layer(model: nn.Module, depths: dict[str, int]) -> dict[str, Tensor]:
     """Return the state of an untied model each of whose blocks is a copy of the shared one."""
     state = {}
     for name, value in model.state_dict().items():
@@ -72,7 +67,7 @@ def layer_by_layer(model: nn.Module) -> dict[str, Tensor]:
         if not rest:
             state[name] = value
             continue
-        for layer in range(DEPTHS[f"{stack}_depth"]):
+        for layer in range(depths[f"{stack}_depth"]):
             state[f"{stack}.blocks.{layer}.{rest}"] = value
     return state
 
@@ -86,7 +81,7 @@ def test_shared_steps_are_layers_with_copied_weights(preset: str, carry: Any) ->
     block = shared(preset, residual_attention=carry)
     model = translator(block)
     untied = translator(replace(block, share="none"))
-    untied.load_state_dict(layer_by_layer(model))
+    untied.load_state_dict(layer_by_layer(model, DEPTHS))
     source, target = tiny.sentences()
     real = target != tiny.PAD
     weight = torch.randn(int(real.sum()), tiny.VOCABULARY)
@@ -160,51 +155,7 @@ ONE_STREAM = [preset for preset in SHARED if preset != "dual_stream"]
 )
 def test_cached_decoding_equals_full_decoding(preset: str, positions: str) -> None:
     """Keys and values of every step of a token, also after it has halted."""
-    model = causal(halting(preset), positions=positions, model_dim=12)
-    tokens = tiny.words(3, 7)
-    full, state = model(tokens), model.start(3)
-    for i in range(7):
-        logits, state = model.step(tokens[:, i : i + 1], state)
-        same(logits, full[:, i])
-
-
-@main_presets
-def test_a_beam_search_scores_what_the_full_pass_scores(preset: str) -> None:
-    model = translator(halting(preset))
-    source = tiny.sentences()[0]
-    marks = Marks(bos=tiny.BOS, eos=tiny.EOS, mask=4)
-    how = SearchConfig(beam=3, length_ratio=1.0, length_extra=2)
-    for row, hypothesis in enumerate(search(model, source, marks, how)):
-        length = tiny.SOURCE_LENGTHS[row]
-        target = torch.tensor([[tiny.BOS, *hypothesis.tokens, tiny.EOS]])
-        logits = model(source[row : row + 1, :length], target[:, :-1])[0]
-        chosen = logits.log_softmax(dim=-1).gather(1, target[0, 1:, None])
-        assert hypothesis.score == pytest.approx(chosen.mean().item(), rel=1e-5)
-
-
-@main_presets
-def test_padding_and_other_rows_change_nothing(preset: str) -> None:
-    """Neither states nor steps: a row alone, cut to its length, is what it is in a wider batch."""
-    model = translator(halting(preset)).train()
-    source, target = tiny.sentences()
-    source, target = pad(source, (0, 5)), pad(target, (0, 3))
-
-    def run(source: Tensor, target: Tensor) -> tuple[Tensor, list[float]]:
-        count_tokens_of(model, model.present(source, target))
-        logits = model(source, target)
-        cost = auxiliary_terms(model, torch.tensor(1.0))["ponder"]
-        counts = [
-            int(s.halting.step_counts().steps) for s in (model.encoder, model.decoder) if s.halting
-        ]
-        return logits, [cost.item(), *counts]
-
-    whole, costs = run(source, target)
-    alone = []
-    for row, (n, m) in enumerate(zip(tiny.SOURCE_LENGTHS, tiny.TARGET_LENGTHS, strict=True)):
-        logits, cost = run(source[row : row + 1, :n], target[row : row + 1, :m])
-        same(logits[0], whole[row, :m])
-        alone.append(cost)
-    assert costs == pytest.approx([sum(parts) for parts in zip(*alone, strict=True)], rel=1e-12)
+    check_cached_text(causal(halting(preset), positions=positions, model_dim=12), tiny.words(3, 7))
 
 
 @pytest.mark.parametrize("form", ["plain", "stored", "reversible", "blocked"])
@@ -240,30 +191,17 @@ def test_the_start_of_the_halting_unit() -> None:
     assert 0.01 < signalled.get_parameter("decoder.signals.step_table.weight").std().item() < 0.03
 
 
-def test_constants_of_depth_count_steps() -> None:
-    """DeepNorm's alpha and T-Fixup's scale are those of a stack of as many layers as steps."""
-    for preset in ("deepnorm", "t_fixup", "keel", "skipinit"):
-        for stack in (Stack(depth=6), Stack(depth=6, peer_depth=4, causal=True, cross=True)):
-            plain = BlockConfig(preset=preset).resolve(stack)
-            assert shared(preset).resolve(stack) == replace(plain, share="all")
-
-
 @pytest.mark.parametrize(
     ("axes", "message"),
     [
         ({"preset": "mix_ln"}, "layers 1 and 2.*around_self.norm_input"),
-        ({"preset": "layer_norm_scaling"}, "layers 1 and 2.*around_self.input_scale"),
         ({"preset": "sas"}, "layers 1 and 2.*self_attention.value, identity_plus and"),
-        ({"preset": "sas_p_no_norm"}, "layers 1 and 2.*around_self"),
         ({"preset": "pre_ln", "last_output_projection": "identity"}, "layers 1 and 4"),
-        ({"preset": "admin"}, "share all:"),
         ({"ff_skip": Gain(learned=True, profiled=True)}, "share all:"),
-        ({"share": "none", "halting": HaltingSpec()}, "halting without share"),
         (
             {"halting": HaltingSpec(), "adaptive_span": AdaptiveSpan(longest=9, ramp=2.0)},
             "halting with adaptive_span",
         ),
-        ({"share": None, "step_signal": "learned"}, "step_signal without share all"),
         ({"preset": "dual_stream", "halting": HaltingSpec()}, "halting with preset dual_stream"),
         ({"preset": "dual_stream", "step_signal": "learned"}, "step_signal with preset dual_st"),
     ],

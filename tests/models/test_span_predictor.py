@@ -1,6 +1,8 @@
 """The model that marks answers, against Hugging Face's BERT and by hand."""
 
 import math
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,12 +12,12 @@ from torch import Tensor, nn
 from benchmarks.peers import bert_like
 from lightning_app.blocks.config import BlockConfig
 from lightning_app.blocks.presets import PRESETS
-from lightning_app.models.encoder_heads import SpanPredictor
+from lightning_app.models.encoder_heads import CUT, STD, SpanPredictor
 from lightning_app.models.loss import ObjectiveConfig
 from lightning_app.tasks.base import build_task
 from lightning_app.tasks.labelled import LabelledBatch
 from tests import tiny
-from tests.models.test_classifier import BERT, LENGTHS, texts
+from tests.models.test_classifier import BERT, LENGTHS, classifier, texts
 
 SPANS = [[4, 5], [0, 0], [6, 9]]
 
@@ -140,14 +142,26 @@ def test_losses_by_hand() -> None:
     assert task.alone(batch, 2).labels.tolist() == [[4, -1]]
 
 
-def test_initial_values() -> None:
-    weight = predictor("pre_ln", model_dim=1000, num_heads=1).output.weight.detach()
-    assert float(weight.abs().max()) <= 0.04
-    assert float(weight.std()) == pytest.approx(0.02 * 0.8796, rel=0.05)
+@pytest.mark.parametrize("build", [predictor, partial(classifier, "RTE")])
+def test_initial_values_of_the_output(build: Callable[..., Any]) -> None:
+    """N(0, 0.02^2) cut at two standard deviations, whose own deviation is 0.0176; bias 0."""
+    output = build("pre_ln", model_dim=1000, num_heads=1).output
+    assert float(output.weight.detach().abs().max()) <= CUT * STD
+    assert float(output.weight.detach().std()) == pytest.approx(0.02 * 0.8796, rel=0.05)
+    assert not output.bias.any()
 
 
-def test_mistakes_of_the_objective() -> None:
-    with pytest.raises(ValueError, match="kind squad predicts"):
-        ObjectiveConfig(kind="squad", label_smoothing=0.1)
-    with pytest.raises(ValueError, match="kind squad takes"):
-        ObjectiveConfig(kind="squad", intermediate_weight=0.5)
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"kind": "squad", "label_smoothing": 0.1}, "kind squad predicts"),
+        ({"kind": "squad", "intermediate_weight": 0.5}, "kind squad takes"),
+        ({"kind": "glue", "glue": "STS-B", "label_smoothing": 0.1}, "STS-B"),
+        ({"kind": "glue", "glue": "RTE", "intermediate_weight": 0.5}, "kind glue takes"),
+        ({"kind": "glue", "glue": "RTE", "second_target_weight": 0.5}, "kind glue takes"),
+    ],
+)
+def test_mistakes_of_the_objective(fields: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        ObjectiveConfig(**fields)
+    ObjectiveConfig(kind="glue", glue="RTE", label_smoothing=0.1)

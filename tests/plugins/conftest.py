@@ -13,7 +13,6 @@ Write = Callable[..., Path]
 
 @pytest.fixture(autouse=True)
 def forgotten() -> Iterator[None]:
-    """Every test begins and ends without a plug-in."""
     assert not plugins.loaded()
     yield
     for name in list(plugins.loaded()):
@@ -22,8 +21,6 @@ def forgotten() -> Iterator[None]:
 
 @pytest.fixture
 def write(tmp_path: Path) -> Write:
-    """Return a function that writes a plug-in of the test, and returns its path."""
-
     def written(text: str, name: str = "some_parts", folder: str = "") -> Path:
         path = tmp_path / folder / f"{name}.py"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -34,7 +31,6 @@ def write(tmp_path: Path) -> Write:
 
 
 def refused(source: object) -> str:
-    """The one line with which a plug-in is refused."""
     with pytest.raises(UserError) as caught:
         plugins.load(str(source))
     assert not plugins.loaded()

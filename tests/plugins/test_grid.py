@@ -119,7 +119,6 @@ def contents(run: Path) -> Snapshot:
 
 
 def attempts(run: Path) -> list[list[int]]:
-    """Return the steps whose loss each attempt has logged."""
     logs = [f"{run}/attempts/{k + 1}/metrics.csv" for k in range(len([*run.glob("attempts/*")]))]
     texts = [Path(log).read_text() if Path(log).is_file() else "" for log in logs]
     rows = [csv.DictReader(text.splitlines()) for text in texts]
@@ -168,13 +167,11 @@ def test_parts_of_a_plugin_survive_a_kill(project: Project) -> None:
         assert first[0] == 1
         assert last[0] > BETWEEN  # it went on from a checkpoint
         assert last[-1] == STEPS
-    check_same_as_whole(project, broken[0])
     check_reading(project, runs)
     check_without_plugin(project, ended(runs)[0])
 
 
 def check_record(run: Path, project: Project) -> None:
-    """A result says which plug-in made it, and its folder keeps a copy."""
     found = result(run)
     assert (found["devices"], found["steps"]) == (2, STEPS)
     assert 0.0 < found["metrics"][METRIC] < 1.0
@@ -190,37 +187,7 @@ def check_record(run: Path, project: Project) -> None:
     assert all(float(value) != 0.5 for value in learned)
 
 
-def check_same_as_whole(project: Project, broken: Path) -> None:
-    """The cell that went on has the weights and scores of one without a pause, to the last bit.
-
-    That one runs in another project: a grid of this one would take over the finished cell.
-    """
-    other = Project(project.folder.with_name("other"), project.cache)
-    config = yaml.safe_load((broken / "config.yaml").read_text())
-    axes = {
-        "model.block.preset": [config["model"]["block"]["preset"]],
-        "seed_everything": [config["seed_everything"]],
-    }
-    runs = other.write_grid(axes)
-    other.succeeds(*RUN)
-    (whole,) = ended(runs)
-    assert [steps[0] for steps in attempts(whole)] == [1]
-    ours, theirs = result(whole), result(broken)
-    for each in (ours, theirs):
-        del each["metrics"]["train/tokens_per_second"]
-    for field in ("id", "status", "metrics", "tokens"):
-        assert ours[field] == theirs[field], field
-    states = [
-        torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
-        for run in (whole, broken)
-    ]
-    assert states[0].keys() == states[1].keys()
-    for name, value in states[0].items():
-        assert torch.equal(value, states[1][name]), name
-
-
 def check_reading(project: Project, runs: Path) -> None:
-    """The report judges by the task's own score in its own direction; nothing is left to run."""
     tree = json.loads(project.succeeds("report", "grid.yaml", "--json"))
     (judged,) = tree["metrics"]
     assert (judged["metric"], judged["mode"]) == (METRIC, "max")
@@ -232,8 +199,7 @@ def check_reading(project: Project, runs: Path) -> None:
     with (runs.parent / "results.csv").open() as file:
         rows = {row["name"]: float(row[METRIC]) for row in csv.DictReader(file)}
     assert rows == pytest.approx(values)
-    page = (runs.parent / "report.html").read_text()
-    assert "mean probability of a word" in page or METRIC in page
+    assert METRIC in (runs.parent / "report.html").read_text()
     before = {run: contents(run) for run in ended(runs)}
     shown = project.succeeds("validate", "--run", str(ended(runs)[0]))
     assert METRIC in shown
@@ -242,7 +208,6 @@ def check_reading(project: Project, runs: Path) -> None:
 
 
 def check_without_plugin(project: Project, run: Path) -> None:
-    """Without the plug-in one line says what is missing; its copy in the run's folder serves."""
     commands = (["report", "grid.yaml"], ["validate", "--run", str(run)])
     project.plugin.unlink()
     said = project.refused("report", "grid.yaml")

@@ -78,7 +78,6 @@ def digest(source: object) -> str:
     ],
 )
 def test_a_module_that_is_imported_counts(write, helpers: Path, line: str, file: str) -> None:
-    """Also through another one, and by a relative import."""
     (helpers / "a_chain.py").write_text("import a_module, a_helper.link\n")
     (helpers / "a_helper" / "link.py").write_text("from .inner import FACTOR\n")
     path = write(f"{line}\n{USE}")
@@ -266,7 +265,6 @@ GAIN = pathlib.Path(__file__).with_name("gain.json").read_text()
 
 @pytest.mark.parametrize("shared", [False, True])
 def test_what_is_declared_is_part_of_the_digest(write, tmp_path, monkeypatch, shared: bool) -> None:
-    """By the plug-in, or by a module that another plug-in has imported first."""
     gain, path = tmp_path / "gain.json", write(DEPENDS)
     if shared:
         gain, path = tmp_path / "lib" / "gain.json", write("import a_declarer\n")
@@ -295,7 +293,6 @@ def test_what_is_declared_is_part_of_the_digest(write, tmp_path, monkeypatch, sh
 
 
 def test_the_names_in_a_declared_folder_count(write: Write, tmp_path: Path) -> None:
-    """And its place does not, however it is named."""
     text = "from pathlib import Path\nfrom lightning_app.plugins import depends_on\n"
     text += "depends_on(Path(__file__).parent / 'gains')\n"
     found = []
@@ -347,3 +344,12 @@ def test_plugins_that_were_loaded_without_being_used_are_a_mixture() -> None:
     several = {"a": result({"p": one}), "b": result({}), "c": result({"p": two}, p=two)}
     assert mixed(several)["plugins"] == {f"p {'1' * 16}": ["a"], "p none": ["b"], "all used": ["c"]}
     assert "plug-ins" in statements(several)["plugins"]
+
+
+def test_versions_of_one_plugin_are_a_mixture_of_code() -> None:
+    """A plug-in that only one arm uses is the question, not a mixture."""
+    loaded, one, two, three = {}, "1" * 64, "2" * 64, "3" * 64
+    arms = {"a": result(loaded), "b": result(loaded, p=one)}
+    assert "code" not in mixed({**arms, "c": result(loaded, q=two)})
+    several = mixed({**arms, "c": result(loaded, p=three)})
+    assert several["code"] == {"c": ["a"], f"c+p {'1' * 16}": ["b"], f"c+p {'3' * 16}": ["c"]}

@@ -87,10 +87,6 @@ def test_a_project_of_one_text_is_a_language_model(tmp_path: Path, monkeypatch) 
     assert prepared.meta["vocab_size"] == complete["data"]["vocab_size"]
 
 
-def test_one_or_two_files_are_a_corpus(tmp_path: Path) -> None:
-    assert "found 3" in refused(tmp_path, [*write_pairs(tmp_path), tmp_path / "my.fr"])
-
-
 WORDS = ("haus baum hund geht", "house tree dog goes")
 SMALL = {
     "few words": [
@@ -122,14 +118,6 @@ def test_the_block_of_a_project_is_sound(tmp_path: Path) -> None:
     for check in CHECKS:
         if "initial_value" in check.name:
             check("my_block")
-
-
-def test_nothing_is_overwritten(tmp_path: Path) -> None:
-    (tmp_path / "grid.yaml").write_text("mine\n")
-    with pytest.raises(UserError, match=r"grid\.yaml"):
-        init_command(tmp_path, None)
-    assert [path.name for path in tmp_path.iterdir()] == ["grid.yaml"]
-    assert (tmp_path / "grid.yaml").read_text() == "mine\n"
 
 
 def test_a_wrong_corpus_is_one_line(tmp_path: Path) -> None:

@@ -23,7 +23,6 @@ from lightning_app.data.config import DataConfig
 from lightning_app.data.prepare import prepare
 from lightning_app.grids.plan import made_from
 from lightning_app.runs.folder import RunFolder
-from lightning_app.runs.mixtures import mixed
 from lightning_app.runs.provenance import foreign_classes
 from tests.plugins.conftest import PARTS, Write
 from tests.records import result as trained_result
@@ -105,7 +104,7 @@ def test_a_parent_with_another_version_of_a_part_is_refused(write: Write, tmp_pa
         named_by_content(child)
 
 
-# Over 5 s: a process starts cold.
+@pytest.mark.slow
 def test_a_plugin_that_is_loaded_first_owns_its_own_parts_alone(write: Write) -> None:
     """In a process that has imported no part of the package, as at the start of a command."""
     program = (
@@ -173,7 +172,6 @@ class Cleaned(Text):
 def test_a_corpus_is_prepared_again_after_a_change_of_its_plugin(
     write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also if the change is in another file of the package than the reader."""
     monkeypatch.syspath_prepend(tmp_path)
     write_corpus(tmp_path)
     data: dict[str, Any] = {"name": "cleaned", "tokenizer": "word", "vocab_size": None}
@@ -243,12 +241,14 @@ def kept_run(folder: Path, tree: Any = None) -> RunFolder:
 def test_a_run_says_which_plugin_it_needs(write: Write, tmp_path: Path) -> None:
     path = write(PARTS)
     plugin = plugins.load(str(path))
-    run = kept_run(tmp_path / "run")
+    run, plain = kept_run(tmp_path / "run"), kept_run(tmp_path / "plain", config())
+    assert not plain.plugins.exists()
     copy = run.plugin_copies / "some_parts.py"
     assert copy.read_bytes() == path.read_bytes()
     run_plugins.require(run.path)
     run_plugins.require_of(run.checkpoint("best"))
     plugins.unload("some_parts")
+    run_plugins.require(plain.path)
     for check in (
         lambda: run_plugins.require(run.path),
         lambda: run_plugins.require_of(run.checkpoint("")),
@@ -284,14 +284,6 @@ def test_a_checkpoint_of_another_run_needs_the_plugins_of_that_run(write, tmp_pa
         load_run(plain.path, run.checkpoint("best"))
 
 
-def test_a_run_without_plugins_needs_none(write: Write, tmp_path: Path) -> None:
-    plugins.load(str(write(PARTS)))
-    run = kept_run(tmp_path / "run", config())
-    assert not run.plugins.exists()
-    plugins.unload("some_parts")
-    run_plugins.require(run.path)
-
-
 def test_a_mistake_names_the_plugin_that_is_missing(write: Write, tmp_path: Path) -> None:
     plugins.load(str(write(PARTS)))
     run = kept_run(tmp_path / "run")
@@ -300,15 +292,3 @@ def test_a_mistake_names_the_plugin_that_is_missing(write: Write, tmp_path: Path
     plugins.unload("some_parts")
     with pytest.raises(UserError, match=r"a mistake; run"), run_plugins.hinting([run.path]):
         raise UserError("a mistake")
-
-
-def result(code: str = "c", **used: str) -> dict[str, Any]:
-    made = {"code": code, "plugins": {"p": "1" * 64, "q": "2" * 64}, "classes": {}}
-    return {"provenance": {**made, "plugins_used": used}}
-
-
-def test_versions_of_one_plugin_are_a_mixture_of_code() -> None:
-    """A plug-in that only one arm uses is the question, not a mixture."""
-    assert "code" not in mixed({"a": result(), "b": result(p="1" * 64), "c": result(q="2" * 64)})
-    several = mixed({"a": result(), "b": result(p="1" * 64), "c": result(p="3" * 64)})
-    assert several["code"] == {"c": ["a"], f"c+p {'1' * 16}": ["b"], f"c+p {'3' * 16}": ["c"]}

@@ -109,10 +109,6 @@ def test_gains_have_a_panel_each() -> None:
     assert set(gains_of([Probed("x", rows)]).quantities) == expected
 
 
-def test_no_two_variants_look_alike() -> None:
-    assert len({str(curve_style(index)) for index in range(35)}) == 35
-
-
 def test_a_preset_looks_the_same_whatever_is_beside_it() -> None:
     every = looks(PRESETS)
     assert len({str(style) for style in every.values()}) == len(PRESETS)
@@ -141,25 +137,19 @@ def test_curves_and_legend_are_in_the_look_of_their_preset() -> None:
 
 
 def test_a_figure_that_is_left_out_is_named_with_its_reason(tmp_path: Path) -> None:
-    zero = [
-        row
-        for quantity in ("w1_expected_gradient", "w2_expected_gradient")
-        for row in curve(quantity, "encoder", 0.0, 0.0)
-    ]
+    quantities = ("w1_expected_gradient", "w2_expected_gradient")
+    zero = [row for name in quantities for row in curve(name, "encoder", 0.0, 0.0)]
     rezero = Probed("rezero", zero)
     post = Probed("post_ln", curve("w1_expected_gradient", "encoder", 1.0))
-    said = (
-        "no w1_expected_gradient, w2_expected_gradient of rezero: "
-        "0 in every layer, which has no logarithm"
-    )
-    assert undrawn_curves([rezero]) == [f"gradient_norm.svg is not written: {said}"]
+    said = "w1_expected_gradient, w2_expected_gradient of rezero: 0 in every layer"
+    (left,) = undrawn_curves([rezero])
+    assert left.startswith(f"gradient_norm.svg is not written: no {said}")
     assert write_probe_figures([rezero], tmp_path) == []
     # Beside another variant the figure is written, without a curve that is missed as much.
-    assert undrawn_curves([rezero, post]) == [f"gradient_norm.svg: {said}"]
-    assert [path.name for path in write_probe_figures([rezero, post], tmp_path)] == [
-        "gradient_norm.svg"
-    ]
-    assert undrawn_curves([post]) == []
+    (left,) = undrawn_curves([rezero, post])
+    assert left.startswith(f"gradient_norm.svg: no {said}")
+    (path,) = write_probe_figures([rezero, post], tmp_path)
+    assert (path.name, undrawn_curves([post])) == ("gradient_norm.svg", [])
     broken = Probed("x", curve("sum_norm", "decoder", math.nan))
     said = "hidden_norm.svg is not written: no sum_norm of x: no finite value"
     assert undrawn_curves([broken]) == [said]

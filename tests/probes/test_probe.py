@@ -22,9 +22,7 @@ from lightning_app.probes.probe import (
     evenly_spaced,
     learned_gains,
     probe,
-    snapshot,
     untouched,
-    update_ratios,
 )
 from lightning_app.scores.task_facts import STACKS, TASKS
 from lightning_app.tasks.base import Task, build_task
@@ -211,6 +209,7 @@ sys.exit(f"{compiled=} {same=} {again=}" if not (compiled and same and again == 
 """
 
 
+@pytest.mark.slow
 def test_hooks_see_a_compiled_model() -> None:
     """In a process of its own: the shape checks of the tests cannot be compiled."""
     done = warm.run(["-c", COMPILED], folder=Path(__file__).parents[2])
@@ -276,26 +275,6 @@ def test_ratios_of_change_to_kept_gain() -> None:
     for layer in (2, 3):
         assert number(rows, "value_change", "encoder", layer) == pytest.approx(0.2)
         assert number(rows, "output_change", "encoder", layer) == pytest.approx(0.25)
-
-
-def test_update_ratios() -> None:
-    model = translator("sas")
-    before = snapshot(model)
-    kept = copy.deepcopy(model)
-    randomise(model)
-    rows = update_ratios(model, before, 5)
-    assert {row.place for row in rows} == {
-        Place("update_ratio", stack, layer)
-        for stack, depth in (("encoder", 3), ("decoder", 2))
-        for layer in range(1, depth + 1)
-    }
-    block, old = model.decoder.blocks[1], kept.decoder.blocks[1]
-    moved = whole = 0.0
-    for new, start in zip(block.parameters(), old.parameters(), strict=True):
-        if new.ndim == 2:
-            moved += float((new - start).detach().square().sum())
-            whole += float(start.detach().square().sum())
-    assert number(rows, "update_ratio", "decoder", 2) == pytest.approx(math.sqrt(moved / whole))
 
 
 def test_a_model_that_diverged_is_no_error() -> None:

@@ -19,21 +19,6 @@ from lightning_app.probes.hooks import (
 )
 
 
-def test_a_mean_weighs_every_item_alike() -> None:
-    tally = RunningStats()
-    place = Place("token_cosine", "encoder", 1)
-    tally.mean(place, torch.tensor([1.0, 2.0, 3.0]))
-    tally.mean(place, torch.tensor([[10.0]]))
-    assert [row.value for row in tally.rows(0)] == [pytest.approx(4.0)]
-
-
-def test_the_largest_is_that_of_all_batches() -> None:
-    tally = RunningStats()
-    for values in ([1.0, -3.0], [0.5], []):
-        tally.largest(Place("largest_logit", "encoder", 1), torch.tensor(values))
-    assert [row.value for row in tally.rows(0)] == [1.0]
-
-
 def test_quantiles_are_those_of_all_batches() -> None:
     tally = RunningStats()
     parts = torch.randn(31), torch.randn(2, 7)

@@ -3,6 +3,7 @@
 import csv
 import hashlib
 import importlib.util
+import io
 import itertools
 import json
 import math
@@ -16,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
+from rich.console import Console
 from scipy import stats
 
 from lightning_app.report import write as report
@@ -26,6 +28,7 @@ from lightning_app.report.results import GridResults, read_results
 from lightning_app.report.statistics import t_interval
 from lightning_app.report.tasks import bleu_scores
 from lightning_app.report.tensorboard import write_index
+from lightning_app.report.terminal import show_report
 from lightning_app.report.warmup import sensitivity_scores
 from tests.records import pruned
 
@@ -170,6 +173,22 @@ class FakeGrid:
             record = json.dumps(pruned(self.cells[number]["id"]))
             (run / "pruned.json").write_text(record, encoding="utf-8")
 
+    def rewrite(self, change: Callable[[Mapping[str, Any], dict[str, Any]], object]) -> None:
+        """Change the result of each finished run, given its axes."""
+        for cell in self.cells:
+            path = self.run(cell) / "result.json"
+            if path.is_file():
+                record = json.loads(path.read_text())
+                change(cell["axes"], record)
+                path.write_text(json.dumps(record))
+
+    def edit(self, number: int, metrics: Mapping[str, Any] | None = None, **fields: Any) -> None:
+        """Change metrics and fields of the result of a cell."""
+        axes = self.cells[number]["axes"]
+        self.rewrite(
+            lambda at, of: at == axes and (of.update(fields), of["metrics"].update(metrics or {}))
+        )
+
     def metrics_csv(self, path: Path, loss: float | None) -> None:
         end = ENTROPY if loss is None else loss
         fields = ["epoch", "step", "train/loss", "train/nll", "train/grad_norm", "train/lr"]
@@ -249,6 +268,13 @@ def write_report(folder: Path, out: Path | None = None, *, figures: bool = True)
     if out is None:
         write_index(folder)
     return path
+
+
+def shown(grid: GridResults, scores: Sequence[Score] = (), **console: Any) -> str:
+    """What a terminal shows of a report."""
+    out = io.StringIO()
+    show_report(Console(file=out, highlight=False, **console), grid, scores)
+    return out.getvalue()
 
 
 def keep(fake: Any, wanted: Callable[[Mapping[str, Any]], bool]) -> None:

@@ -63,12 +63,10 @@ def one_rate(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_report(FakeGrid(tmp_path_factory.mktemp("one") / "demo", typical, DEMO).folder)
 
 
+@pytest.mark.in_turn(2)
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("grid", ["report", "one_rate"])
-def test_the_first_screen_answers(
-    browser: Browser, grid: str, scheme: str, request: pytest.FixtureRequest
-) -> None:
-    """The answer and its figure lie above the fold of a laptop; five limits are shown below."""
+def test_the_first_screen_answers(browser: Browser, grid: str, scheme: str, request) -> None:
     written = request.getfixturevalue(grid)
     page, results = opened(browser, written, 1440, scheme), read_results(written.parent)
     claim, figure = page.locator("h1"), page.locator("#figure-1 svg:visible")
@@ -85,7 +83,6 @@ def test_the_first_screen_answers(
 
 
 def test_a_reader_unfolds_the_sections(browser: Browser, report: Path) -> None:
-    """And a printed page has all of them."""
     page = opened(browser, report)
     bodies = [page.locator(f"#{name} > :nth-child(2)") for name in SECTIONS]
     for body in bodies:
@@ -101,18 +98,9 @@ def test_a_reader_unfolds_the_sections(browser: Browser, report: Path) -> None:
     assert page.__dict__["trouble"] == []
 
 
-def test_a_mark_of_a_figure_leads_to_its_run(browser: Browser, report: Path) -> None:
-    page = opened(browser, report)
-    marks = page.locator("figure svg a")
-    hrefs = {mark.get_attribute("xlink:href") for mark in marks.all()} - {None}
-    folders = {path.name for path in (report.parent / "runs").iterdir()}
-    assert {f"runs/{name}/" for name in folders} == hrefs
-
-
+@pytest.mark.in_turn(2)
 @pytest.mark.parametrize(("width", "scheme"), LOOKS)
-def test_nothing_sticks_out_and_everybody_can_read_it(
-    browser: Browser, report: Path, width: int, scheme: str
-) -> None:
+def test_nothing_sticks_out_and_everybody_can_read_it(browser, report: Path, width, scheme) -> None:
     page = opened(browser, report, width, scheme)
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     page.evaluate("document.querySelectorAll('details').forEach((each) => (each.open = true))")

@@ -1,15 +1,18 @@
-"""Values of an axis compared on the grid's own metric, also without a question about warm-up."""
+"""Values of an axis compared on the grid's own metric, and what warm-up gives in BLEU."""
 
 import json
 import math
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from html import escape
+from pathlib import Path
+from statistics import fmean
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import sacrebleu
 import yaml
 from scipy import stats
 
@@ -23,14 +26,17 @@ from lightning_app.report.comparisons import (
     compare_axis,
     comparison_document,
     comparisons,
+    metrics_document,
+    titled,
 )
-from lightning_app.report.facts import rate
+from lightning_app.report.facts import facts
 from lightning_app.report.frames import results_frame
 from lightning_app.report.headline import answer
 from lightning_app.report.limits import limits, urgent
 from lightning_app.report.pairs import first_step
 from lightning_app.report.results import GridResults, read_results
-from lightning_app.report.tensorboard import IndexedGrid, final_metrics
+from lightning_app.report.tasks import MOST_TESTS, bleu_scores
+from lightning_app.report.tensorboard import IndexedGrid, final_metrics, metric_tags
 from lightning_app.report.warmup import sensitivity_scores
 from tests.report.conftest import (
     BASE,
@@ -41,8 +47,10 @@ from tests.report.conftest import (
     keep,
     messages,
     one_sentence,
+    shown,
     write_report,
 )
+from tests.told import told
 
 WIDTH = "model.architecture.model_dim"
 DROPOUT = "model.architecture.dropout"
@@ -62,7 +70,6 @@ def read(fake: Any, **changes: Any) -> GridResults:
 
 
 def test_a_grid_that_does_not_ask_about_warmup_compares_its_variants(make_grid: Any) -> None:
-    """With the baseline of the grid; the page asks nothing about warm-up."""
     fake = make_grid(loss, AXES, curves=False)
     grid = read_results(fake.folder)
     assert {(row.axis, row.baseline) for row in comparisons(grid)} == {(PRESET, "pre_ln")}
@@ -79,16 +86,11 @@ def test_a_grid_that_does_not_ask_about_warmup_compares_its_variants(make_grid: 
 
 
 def test_tokens_of_two_tokenizers_are_not_counted_as_one(make_grid: Any) -> None:
-    """Of a task without bits per byte nothing says how much text they spell."""
     axes = {"data.tokenizer": ["word", "char"], SEED: [1, 2]}
     fake = make_grid(loss, axes | {PRESET: ["sas"], WIDTH: [64]}, curves=False)
     grid = read(fake, compare={"data.tokenizer": "word"})
     (row,) = comparisons(grid)
     assert "of another tokenizer" in row.budget
-
-
-def test_rates_that_differ_have_different_names() -> None:
-    assert [rate(value) for value in (4e-3, 0.00400000001)] == ["0.004", "0.00400000001"]
 
 
 def test_a_grid_about_warmup_compares_only_what_it_names(make_grid: Any) -> None:
@@ -103,9 +105,7 @@ def test_a_grid_about_warmup_compares_only_what_it_names(make_grid: Any) -> None
 
 
 @pytest.mark.parametrize("lost", [0, 2])
-def test_an_arm_whose_runs_became_non_finite_is_not_judged_by_the_others(
-    make_grid: Any, lost: int
-) -> None:
+def test_an_arm_whose_runs_became_non_finite_is_not_judged_by_the_others(make_grid, lost) -> None:
     """As where they stall: what the seeds that remain agree on is no difference of the arm."""
 
     def outcome(axes: Mapping[str, Any]) -> float | None:
@@ -130,19 +130,15 @@ def test_an_arm_whose_runs_became_non_finite_is_not_judged_by_the_others(
 
 
 @pytest.mark.parametrize("metric", ["val/nll", "val/accuracy"])
-def test_a_run_that_became_non_finite_has_no_value_of_a_validation_before(
-    make_grid: Any, metric: str
-) -> None:
-    """Whoever reads the metric; its speed is known, and its loss is that of a failure."""
-
+def test_a_run_that_became_non_finite_has_no_value_of_a_validation_before(make_grid, metric):
     def outcome(axes: Mapping[str, Any]) -> float | None:
         return None if axes[PRESET] == "post_ln" else 2.0 + 0.01 * axes[SEED]
 
     axes = {PRESET: ["pre_ln", "post_ln"], SEED: [*range(1, 7)]}
     grid = {"name": metric, "mode": "min" if metric == "val/nll" else "max"}
     fake = make_grid(outcome, axes, curves=False)
-    rewritten(fake, lambda at, of: of["metrics"].update({"val/nll": 1.0, "val/accuracy": 0.9}))
-    rewritten(fake, lambda at, of: at[PRESET] == "pre_ln" and of["metrics"].update({metric: 0.8}))
+    fake.rewrite(lambda at, of: of["metrics"].update({"val/nll": 1.0, "val/accuracy": 0.9}))
+    fake.rewrite(lambda at, of: at[PRESET] == "pre_ln" and of["metrics"].update({metric: 0.8}))
     found = read(fake, metric=grid)
     (row,) = comparisons(found)
     first, last = by_metric(found)
@@ -163,8 +159,6 @@ def test_a_run_that_became_non_finite_has_no_value_of_a_validation_before(
 
 
 def test_the_best_trials_of_a_search_are_compared(make_grid: Any) -> None:
-    """Whatever fields it chose, which are no groups and no axis of a comparison."""
-
     def outcome(axes: Mapping[str, Any]) -> float | None:
         best = {"pre_ln": 0.1, "post_ln": 0.3}[axes[PRESET]]
         if axes[DROPOUT] == 0.0:  # the best of the seeds that are left is not the best trial
@@ -201,9 +195,6 @@ def test_a_loss_is_reached_without_a_line_through_a_gap() -> None:
 def test_a_mistake_in_the_grid_file_is_named(compare: Any, message: str) -> None:
     with pytest.raises(UserError, match=message):
         check_rules([COMPARE], GridSubject({"compare": compare}, AXES, {}, {}, "val/nll"))
-
-
-def test_a_number_that_means_the_same_is_the_value() -> None:
     check_rules([COMPARE], GridSubject({"compare": {WIDTH: 64.0}}, AXES, {}, {}, "val/nll"))
 
 
@@ -213,15 +204,6 @@ TEXT["model"]["objective"] |= {"kind": "causal_lm"}
 TEXT["data"] |= {"name": "text", "tokenizer": "word", "window": 16}
 THREE = {SEED: [1, 2, 3, 4]}
 UNLIKE = "not comparable"
-
-
-def rewritten(fake: Any, change: Callable[[Mapping[str, Any], dict[str, Any]], Any]) -> None:
-    """Change the result of each run, given its axes."""
-    for cell in fake.cells:
-        path = fake.run(cell) / "result.json"
-        record = json.loads(path.read_text())
-        change(cell["axes"], record)
-        path.write_text(json.dumps(record))
 
 
 def bits(axes: Mapping[str, Any], record: dict[str, Any]) -> None:
@@ -241,7 +223,7 @@ def unlike_grid(make_grid: Any, axes: Mapping[str, Any], base: Any = TEXT, **cha
 
 def test_bits_per_byte_take_the_place_of_nats_of_two_tokenizers(make_grid: Any) -> None:
     fake, _ = unlike_grid(make_grid, {TOKENIZER: ["word", "char"], SEED: [1, 2, 3, 4, 5, 6]})
-    rewritten(fake, bits)
+    fake.rewrite(bits)
     grid = read(fake, compare={TOKENIZER: "word"})
     (row,) = comparisons(grid)
     assert (row.metric, row.reading, row.comparable) == ("val/bits_per_byte", "worse", True)
@@ -252,10 +234,8 @@ def test_bits_per_byte_take_the_place_of_nats_of_two_tokenizers(make_grid: Any) 
     table = compare_axis(grid, TOKENIZER, "word", metric="val/nll")
     assert table["metric"].tolist() == ["val/bits_per_byte"]
     # An unknown token costs less than what it spells, so a text with some has no bits per byte.
-    first = fake.run(fake.cells[0]) / "result.json"
-    record = json.loads(first.read_text())
-    del record["metrics"]["val/bits_per_byte"]
-    first.write_text(json.dumps(record))
+    first = fake.cells[0]["axes"]
+    fake.rewrite(lambda at, of: at == first and of["metrics"].pop("val/bits_per_byte"))
     (row,) = comparisons(read_results(fake.folder))
     assert (row.reading, row.metric, math.isnan(row.estimate)) == (UNLIKE, "val/nll", True)
     assert "1 of 12" in row.note
@@ -275,9 +255,7 @@ def test_bits_per_byte_take_the_place_of_nats_of_two_tokenizers(make_grid: Any) 
         ("model.block.memory.evaluation_length", [16, 64]),
     ],
 )
-def test_losses_that_count_other_things_have_no_label(
-    make_grid: Any, axis: str, values: list[Any]
-) -> None:
+def test_losses_that_count_other_things_have_no_label(make_grid: Any, axis: str, values) -> None:
     _, grid = unlike_grid(make_grid, {axis: values}, compare={axis: values[0]})
     (row,) = comparisons(grid)
     assert (row.reading, row.seeds, row.comparable) == (UNLIKE, 0, False)
@@ -289,7 +267,6 @@ def test_losses_that_count_other_things_have_no_label(
 
 
 def test_an_axis_of_the_evaluation_is_no_treatment(make_grid: Any) -> None:
-    """Also where the metric counts the same: what was trained is the same."""
     axis = "model.objective.beam"
     _, grid = unlike_grid(make_grid, {axis: [1, 4]}, base=BASE, compare={axis: 1})
     (row,) = comparisons(grid)
@@ -298,8 +275,7 @@ def test_an_axis_of_the_evaluation_is_no_treatment(make_grid: Any) -> None:
 
 
 def test_a_text_of_another_size_is_seen_in_the_results(make_grid: Any) -> None:
-    """The tokens of char are all of the text; those of word leave out every second space. The
-    bits of the test text, of which the results have no size, do not stand in either."""
+    """The tokens of char are all of the text; those of word leave out every second space."""
 
     def sized(axes: Mapping[str, Any], record: dict[str, Any]) -> None:
         bits(axes, record)
@@ -309,16 +285,13 @@ def test_a_text_of_another_size_is_seen_in_the_results(make_grid: Any) -> None:
         record["validation_parts"] = {"nll": [nll / 4, 3 * nll / 4], "tokens": [30, 90]}
 
     fake, _ = unlike_grid(make_grid, {TOKENIZER: ["word", "char"]})
-    rewritten(fake, sized)
+    fake.rewrite(sized)
     (row,) = comparisons(read_results(fake.folder))
     assert (row.reading, row.metric) == (UNLIKE, "val/nll")
 
 
 @pytest.mark.parametrize("limit", [None, 2])
-def test_vocabularies_of_parents_tell_parts_of_a_split_apart(
-    make_grid: Any, limit: int | None
-) -> None:
-    """Batches are cut by tokens, so that a limit leaves other rows of another tokenizer."""
+def test_vocabularies_of_parents_tell_parts_of_a_split_apart(make_grid: Any, limit) -> None:
     axis = "model.init_from"
     base = {**BASE, "trainer": {"limit_val_batches": limit}}
     fake, _ = unlike_grid(make_grid, {axis: ["small", "large"]}, base=base)
@@ -327,7 +300,7 @@ def test_vocabularies_of_parents_tell_parts_of_a_split_apart(
         record["data"] = {**record["data"], "vocab_size": 100 + 100 * (axes[axis] == "large")}
         record["metrics"]["val/bleu"] = 20.0
 
-    rewritten(fake, sized)
+    fake.rewrite(sized)
     (row,) = comparisons(
         read(fake, compare={axis: "small"}, metric={"name": "val/bleu", "mode": "max"})
     )
@@ -336,10 +309,9 @@ def test_vocabularies_of_parents_tell_parts_of_a_split_apart(
 
 
 def test_a_floor_tells_losses_apart_that_the_config_does_not(make_grid: Any) -> None:
-    """As where a class of a plug-in makes the tokens."""
     axis = "model.init_args.mine"
     fake, _ = unlike_grid(make_grid, {axis: [1, 2]})
-    rewritten(fake, lambda axes, of: of.update(unigram_entropy=4.0 + 0.1 * axes[axis]))
+    fake.rewrite(lambda axes, of: of.update(unigram_entropy=4.0 + 0.1 * axes[axis]))
     (row,) = comparisons(read_results(fake.folder))
     assert row.reading == UNLIKE
     assert "4.1 and 4.2" in row.why_unlike.replace("4.2 and 4.1", "4.1 and 4.2")
@@ -364,10 +336,9 @@ def test_spreads_of_two_rulers_are_not_pooled(make_grid: Any) -> None:
     ("ratio", "said"), [(5.8, "5.8 times the tokens"), (0.5, "0.5 times the tokens"), (1.04, "")]
 )
 def test_what_runs_have_read_stands_beside_a_label(make_grid: Any, ratio: float, said: str) -> None:
-    """From the results, not from the name of the axis."""
     axis = "model.init_args.mine"
     fake, _ = unlike_grid(make_grid, {axis: [1, 2]})
-    rewritten(fake, lambda axes, of: of.update(tokens=round(10000 * ratio ** (axes[axis] - 1))))
+    fake.rewrite(lambda axes, of: of.update(tokens=round(10000 * ratio ** (axes[axis] - 1))))
     grid = read(fake, compare={axis: 1})
     (row,) = comparisons(grid)
     assert row.comparable
@@ -389,21 +360,19 @@ def test_runs_that_ended_early_are_no_smaller_budget(make_grid: Any) -> None:
         sensitivity={},
         curves=False,
     )
-    rewritten(fake, lambda axes, of: of.update(tokens=10 if of["diverged"] else 1000))
+    fake.rewrite(lambda axes, of: of.update(tokens=10 if of["diverged"] else 1000))
     (row,) = comparisons(read(fake, compare={axis: 1}))
     assert (row.tokens_ratio, row.budget) == (1.0, "")
 
 
 def test_bytes_are_counted_where_tokens_are_unlike(make_grid: Any) -> None:
-    """Words spell four times as much: as many tokens are four times the text."""
-
     def spelled(axes: Mapping[str, Any], record: dict[str, Any]) -> None:
         nll = record["metrics"]["val/nll"]
         size = 4 if axes[TOKENIZER] == "word" else 1
         record["metrics"]["val/bits_per_byte"] = nll / math.log(2) / size
 
     fake, _ = unlike_grid(make_grid, {TOKENIZER: ["char", "word"]})
-    rewritten(fake, spelled)
+    fake.rewrite(spelled)
     (row,) = comparisons(read(fake, compare={TOKENIZER: "char"}))
     assert row.tokens_ratio == pytest.approx(4)
     assert "4 times the bytes" in row.budget
@@ -420,10 +389,7 @@ def following(fake: Any, key: str, values: Mapping[str, Any], **changes: Any) ->
     return read(fake, axes=file["axes"] | {key: {PRESET: dict(values)}}, **changes)
 
 
-def test_an_axis_that_follows_from_the_variant_makes_groups_where_losses_are_unlike(
-    make_grid: Any,
-) -> None:
-    """No interaction is computed between nats of two vocabularies."""
+def test_an_axis_that_follows_from_the_variant_makes_groups_where_losses_are_unlike(make_grid):
     axes = {PRESET: ["pre_ln", "sas"], WARMUP: [0, 60], SEED: [1, 2, 3]}
     fake = make_grid(lambda axes: nats(axes) + 0.1 * (axes[WARMUP] == 0), axes, curves=False)
     grid = following(fake, "data.vocab_size", {"pre_ln": 12, "sas": 8})
@@ -434,10 +400,7 @@ def test_an_axis_that_follows_from_the_variant_makes_groups_where_losses_are_unl
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_what_follows_from_a_compared_axis_stands_beside_the_comparison(
-    make_grid: Any, fails: bool
-) -> None:
-    """In caption, limits, CSV and JSON; also where it made every run of an arm fail."""
+def test_what_follows_from_a_compared_axis_stands_beside_the_comparison(make_grid, fails) -> None:
     axes = {PRESET: ["pre_ln", "post_ln", "sas"], **THREE}
     fake = make_grid(
         lambda of: None if fails and of[PRESET] == "post_ln" else nats({WIDTH: 64, **of}),
@@ -457,3 +420,172 @@ def test_what_follows_from_a_compared_axis_stands_beside_the_comparison(
     assert page.count(both) == 2
     assert "every other axis equal" not in page
     assert dict(messages(limits(grid)))["limits.follows"]["text"].startswith(both)
+
+
+JUDGED = {SEED: [1, 2, 3], PRESET: ["post_ln", "pre_ln"], WARMUP: [0, 60]}
+BLEU = {("post_ln", 0): 3.0, ("post_ln", 60): 30.0, ("pre_ln", 0): 20.0, ("pre_ln", 60): 21.0}
+
+
+@pytest.fixture
+def folder(make_grid) -> Path:
+    """A grid judged by test BLEU, whose seeds differ by 1, where one run has none."""
+    fake = make_grid(lambda axes: 2.0 + axes[SEED] / 10, JUDGED)
+    change(fake, metric={"name": "test/bleu", "mode": "max"})
+    for number, cell in enumerate(fake.cells):
+        seed, preset, warmup = cell["axes"].values()
+        lacks = (preset, warmup, seed) == ("pre_ln", 60, 3)
+        fake.edit(number, {"test/bleu": None if lacks else BLEU[preset, warmup] + seed})
+    return fake.folder
+
+
+def test_the_best_arm_comes_first_whichever_way_is_better(folder: Path) -> None:
+    grid = read_results(folder)
+    assert (grid.metric, grid.mode, titled(grid)) == (
+        *("test/bleu", "max"),
+        "test/bleu, higher is better",
+    )
+    arms = by_metric(grid)
+    assert [(arm.variant, arm.warmup, arm.mean) for arm in arms] == [
+        ("post_ln", 60, 32.0),
+        ("pre_ln", 0, 22.0),
+        ("post_ln", 0, 5.0),
+        ("pre_ln", 60, 22.5),  # of the two seeds that have a value
+    ]
+    assert [(arm.runs, arm.lacking) for arm in arms] == [(3, 0), (3, 0), (3, 0), (2, 1)]
+    half = 4.302652729911275 / math.sqrt(3)  # of 1, 2, 3
+    assert arms[0].high - arms[0].mean == pytest.approx(half, rel=1e-9)
+    (told,) = metrics_document(grid)
+    assert (told["metric"], told["mode"], told["arms"][0]["mean"]) == ("test/bleu", "max", 32.0)
+
+
+def test_page_terminal_and_hparams_name_it(folder: Path) -> None:
+    path = folder / "grid.yaml"  # without a reference there are no verdicts to show instead
+    path.write_text(path.read_text().replace("reference_warmup: 60", "reference_warmup: 0"))
+    grid = read_results(folder)
+    text = shown(grid, sensitivity_scores(grid), width=1000)
+    assert told("demo: test/bleu, … [95%]").search(text)
+    table = text.split("higher is better")[1]
+    assert table.index("post_ln") < table.index("pre_ln")
+    assert "32.000 [" in table
+    assert ", 1 without" in table
+    assert facts(grid)["Metric of the grid"].startswith("test/bleu, higher is better")
+    assert metric_tags(grid)[0] == "test/bleu"
+    page = write_report(folder, figures=False).read_text(encoding="utf-8")
+    assert "test/bleu:" in page
+    assert told("1 of 12 … test/bleu").search(page)
+    assert "1 of pre_ln at warm-up 60" in page
+
+
+def test_the_loss_is_shown_as_it_was_measured_not_as_it_is_scored(make_grid) -> None:
+    fake = make_grid(lambda axes: 4.49 + axes[SEED], {SEED: [1, 2]})
+    (arm,) = by_metric(read_results(fake.folder))
+    assert arm.mean == pytest.approx(fmean([5.49, 6.49]))
+
+
+def test_arms_that_count_other_tokens_are_not_ranked(make_grid: Any) -> None:
+    axes = {SEED: [1, 2], TOKENIZER: ["word", "char"], PRESET: ["post_ln", "pre_ln"]}
+
+    def nats_of(axes: Any) -> float:
+        nats = 2.0 if axes[TOKENIZER] == "word" else 0.5
+        return nats + 0.1 * (axes[PRESET] == "post_ln") + axes[SEED] / 100
+
+    fake = make_grid(nats_of, axes, sensitivity={}, curves=False)
+    grid = read_results(fake.folder)
+    found = [(arm.ruler, arm.variant) for arm in by_metric(grid)]
+    names = [f"{TOKENIZER}={kind}" for kind in ("word", "char")]
+    assert found == [(name, preset) for name in names for preset in ("pre_ln", "post_ln")]
+    (told,) = metrics_document(grid)
+    assert [arm["ruler"] for arm in told["arms"]] == [name for name, _ in found]
+    assert TOKENIZER in shown(grid, width=1000)
+
+
+def test_arms_of_one_ruler_are_ranked_over_all_groups(make_grid: Any) -> None:
+    axes = {SEED: [1, 2], "model.optimizer.kind": ["adam", "sgd"]}
+    fake = make_grid(
+        lambda axes: 3.0 - (axes["model.optimizer.kind"] == "sgd"),
+        axes,
+        sensitivity={},
+        curves=False,
+    )
+    arms = by_metric(read_results(fake.folder))
+    assert [(arm.ruler, arm.mean) for arm in arms] == [("", 2.0), ("", 3.0)]
+
+
+SCORED = {SEED: [1, 2, 3], PRESET: ["post_ln", "pre_ln"], WARMUP: [0, 60]}
+WORDS = ["a", "dog", "sees", "the", "old", "house", "and", "three", "cats", "near", "the", "river"]
+REFERENCES = [" ".join(WORDS[i % 7 : i % 7 + 4 + i % 3]) for i in range(60)]
+
+
+def translated(seed: int, warmup: int) -> list[str]:
+    """Without warm-up, every second sentence lacks words; each seed spoils another one."""
+    lines = list(REFERENCES)
+    lines[seed] = "no"
+    if warmup == 0:
+        lines = [line if i % 2 else line.rsplit(" ", 2)[0] for i, line in enumerate(lines)]
+    return lines
+
+
+def store(grid: Any, cell: Any, **changes: Any) -> float:
+    """Leave what a run that translated its test set leaves; return its BLEU."""
+    path: Path = grid.run(cell)
+    lines = translated(cell["axes"][SEED], cell["axes"][WARMUP])
+    score = sacrebleu.BLEU(tokenize="none", lowercase=True).corpus_score(lines, [REFERENCES]).score
+    for name, text in (("hypotheses", lines), ("references", REFERENCES)):
+        (path / f"{name}.txt").write_text("".join(f"{line}\n" for line in text))
+    changes = {"bleu_signature": "nrefs:1|case:lc|eff:no|tok:none|smooth:exp"} | changes
+    grid.edit(grid.cells.index(cell), {"test/bleu": score}, **changes)
+    return score
+
+
+def test_bleu_is_compared_over_seeds_and_over_sentences(make_grid, outcome):
+    grid = make_grid(outcome, SCORED, curves=False)
+    bleu = {cell["id"]: store(grid, cell) for cell in grid.cells}
+    found = {score.variant: score for score in bleu_scores(read_results(grid.folder))}
+    assert set(found) == {"post_ln", "pre_ln"}
+    by_point = {tuple(cell["axes"].values()): bleu[cell["id"]] for cell in grid.cells}
+    changes = [by_point[seed, "pre_ln", 60] - by_point[seed, "pre_ln", 0] for seed in (1, 2, 3)]
+    assert found["pre_ln"].estimate == pytest.approx(sum(changes) / 3)
+    assert found["pre_ln"].low < found["pre_ln"].estimate < found["pre_ln"].high
+    assert [value for _, value in found["pre_ln"].each] == pytest.approx(changes)
+    # Half of the sentences lost their end: no shuffling of the two systems does that by chance.
+    assert found["pre_ln"].note == "p over sentences, by seed 1: 0.001, 2: 0.001, 3: 0.001"
+    assert "so no interval" in found["post_ln"].note or found["post_ln"].low < changes[0]
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "references", "tested"),
+    [
+        *(("zh", REFERENCES, True), ("char", REFERENCES, True)),
+        ("ja-mecab-0.996-IPA", REFERENCES, False),  # is not installed
+        *(("none", ["another"] * len(REFERENCES), False), (None, REFERENCES, False)),
+    ],
+)
+def test_sentences_are_compared_where_they_can(make_grid, outcome, tokenizer, references, tested):
+    grid = make_grid(outcome, SCORED, curves=False)
+    for cell in grid.cells:
+        store(grid, cell, bleu_signature=f"nrefs:1|case:lc|eff:no|tok:{tokenizer}|smooth:exp")
+        if cell["axes"][WARMUP] == 0:
+            (grid.run(cell) / "references.txt").write_text("\n".join([*references, ""]))
+            if tokenizer is None:
+                grid.edit(grid.cells.index(cell), bleu_signature=None)
+    for score in bleu_scores(read_results(grid.folder)):
+        assert score.seeds == 3
+        assert ("over sentences" in score.note) == tested
+
+
+def test_no_more_pairs_are_tested_than_a_report_has_time_for(make_grid, outcome):
+    axes = {**SCORED, SEED: list(range(1, MOST_TESTS // 2 + 3))}
+    grid = make_grid(outcome, axes, curves=False)
+    for cell in grid.cells:
+        store(grid, cell)
+    notes = [score.note for score in bleu_scores(read_results(grid.folder))]
+    assert sum(note.count("0.001") for note in notes) == MOST_TESTS
+
+
+def test_without_a_test_set_there_is_no_table(make_grid, outcome):
+    grid = make_grid(outcome, SCORED, curves=False)
+    assert bleu_scores(read_results(grid.folder)) == []
+    assert "ΔBLEU" not in write_report(grid.folder, figures=False).read_text()
+    for cell in grid.cells:
+        store(grid, cell)
+    assert "ΔBLEU" in write_report(grid.folder, figures=False).read_text()

@@ -1,6 +1,5 @@
 """Fine-tuning grids in the report: each task's own score, failed runs, tables of tasks."""
 
-import io
 import json
 import math
 from collections.abc import Callable, Container, Mapping
@@ -12,7 +11,6 @@ import numpy as np
 import pandas as pd
 import pytest
 import yaml
-from rich.console import Console
 
 from lightning_app.config.tree import RATE
 from lightning_app.report.comparisons import BETTER, WORSE, by_metric, compare_axis, comparisons
@@ -31,11 +29,10 @@ from lightning_app.report.tasks import (
     split_of,
     task_scores,
 )
-from lightning_app.report.terminal import show_report
 from lightning_app.report.warmup import sensitivity_scores
 from lightning_app.report.write import first_figure, write_exports
 from lightning_app.scores.task_facts import GLUE_CORPORA, GLUE_TASKS, TASKS
-from tests.report.conftest import messages, one_sentence
+from tests.report.conftest import messages, one_sentence, shown
 from tests.report.glue_grid import (
     AXES,
     CORPUS,
@@ -89,7 +86,12 @@ def test_every_corpus_with_labels_has_its_own_score_first() -> None:
     assert split_of("mnli", "test/accuracy") == ("MNLI-mm", "accuracy")
 
 
-def test_groups_have_the_published_names_of_tasks(grid: GridResults) -> None:
+def test_groups_have_the_published_names_of_tasks(tmp_path: Path, grid: GridResults) -> None:
+    own: dict[str, Any] = {"labels": {CORPUS: ["acceptable", "entailed"]}}
+    own["metric"] = {"name": "val/accuracy", "mode": "max"}
+    named = read_results(glue_grid(tmp_path / "named", mixed, **own))
+    assert {cell.group for cell in named.cells} == {"acceptable", "entailed"}
+    assert {arm.metric for arm in by_metric(named)} == {"val/accuracy"}
     assert {cell.group for cell in grid.cells} == {"CoLA", "RTE"}
     assert {cell.group: grid.measure(cell).metric for cell in grid.finished} == {
         "CoLA": "val/matthews",
@@ -97,35 +99,8 @@ def test_groups_have_the_published_names_of_tasks(grid: GridResults) -> None:
     }
 
 
-def test_names_of_the_grid_file_come_before_the_published_ones(tmp_path: Path) -> None:
-    folder = glue_grid(tmp_path / "demo", mixed, labels={CORPUS: ["acceptable", "entailed"]})
-    assert {cell.group for cell in read_results(folder).cells} == {"acceptable", "entailed"}
-
-
-def test_a_grid_that_names_a_metric_is_judged_by_it(tmp_path: Path) -> None:
-    folder = glue_grid(tmp_path / "demo", mixed, metric={"name": "val/accuracy", "mode": "max"})
-    assert {arm.metric for arm in by_metric(read_results(folder))} == {"val/accuracy"}
-
-
-def test_the_best_arm_is_the_one_with_the_best_score_not_the_lowest_loss(tmp_path: Path) -> None:
-    """With warm-up the loss is higher and the score is better."""
-
-    def scores(axes: Mapping[str, Any]) -> Scores:
-        bare = axes[WARMUP] == 0
-        return learned("rte", 0.55 if bare else 0.65, 0.4 if bare else 0.6)
-
-    folder = glue_grid(tmp_path / "demo", scores, {**AXES, CORPUS: ["rte"], SEED: [1, 2]})
-    first, second = by_metric(read_results(folder))
-    assert (first.warmup, first.metric, first.mode) == (60, "val/accuracy", "max")
-    assert (first.mean, second.mean) == pytest.approx((0.65, 0.55))
-
-
 def test_failed_runs_by_hand(grid: GridResults) -> None:
-    """Wilson by hand: z = 1.959964, z^2 = 3.841459.
-
-    2 of 5: centre (0.4 + 0.3841459) / 1.7682918 = 0.4434482; half width
-    1.959964 * sqrt(0.048 + 0.03841459) / 1.7682918 = 0.3258276.
-    """
+    """Wilson by hand, z = 1.959964: of 2 of 5 the centre is 0.4434482, the half width 0.3258276."""
     arms = {(arm.group, arm.warmup): arm for arm in failed_runs(grid)}
     bare = arms["RTE", 0]
     assert (bare.failed, bare.runs, bare.one_class, bare.loss_at_floor) == (2, 5, 2, 3)
@@ -162,9 +137,7 @@ def test_failed_runs_by_hand(grid: GridResults) -> None:
         ("mrpc", {"val/f1": 0.80, "val/accuracy": 0.71}, 0, 0),  # F1 under that of a constant
     ],
 )
-def test_what_failed_means(
-    tmp_path: Path, corpus: str, changes: Scores, failed: int, one_class: int
-) -> None:
+def test_what_failed_means(tmp_path: Path, corpus: str, changes: Scores, failed, one_class) -> None:
     axes = {SEED: [1], CORPUS: [corpus], PRESET: ["post_ln"], WARMUP: [60]}
     folder = glue_grid(tmp_path / "demo", lambda _: {**constant(corpus), **changes}, axes)
     (arm,) = failed_runs(read_results(folder))
@@ -176,9 +149,7 @@ def test_what_failed_means(
     ("corpus", "ones", "rows"),
     [("rte", 131, 277), ("mrpc", 279, 408), ("cola", 721, 1043), ("sst2", 444, 872)],
 )
-def test_one_answer_is_seen_in_the_numbers_of_a_run(
-    tmp_path: Path, corpus: str, ones: int, rows: int, answer: int
-) -> None:
+def test_one_answer_is_seen_in_the_numbers_of_a_run(tmp_path, corpus, ones, rows, answer) -> None:
     """A run reports its scores in single precision; with one row more they are of two answers."""
     right = ones if answer else rows - ones
     found: dict[str, float] = {"val/nll": FLOOR, "val/majority_accuracy": max(ones, rows - ones)}
@@ -208,10 +179,7 @@ def test_a_result_without_the_score_is_judged_by_its_loss_and_counted(tmp_path: 
 
 
 def test_shares_are_compared_by_whole_seeds(grid: GridResults) -> None:
-    """RTE 2/5 against 0/5 and CoLA 1/5 against 0/5, one failure in each of three seeds.
-
-    Of the C(10, 5) ways to deal the seeds, C(7, 2) have all three on either side.
-    """
+    """Of the C(10, 5) ways to deal the seeds, C(7, 2) have all three failures on either side."""
     (test,) = failure_tests(grid)
     assert (test.axis, test.value, test.baseline) == (WARMUP, "60", "0")
     assert (test.failed, test.runs, test.baseline_failed, test.baseline_runs) == (0, 10, 3, 10)
@@ -220,8 +188,6 @@ def test_shares_are_compared_by_whole_seeds(grid: GridResults) -> None:
 
 
 def test_a_test_of_failed_runs_takes_the_seeds_that_have_finished(tmp_path: Path) -> None:
-    """Of two variants that fail alike, one has no result of one run: C(9, 5) ways."""
-
     def scores(axes: Mapping[str, Any]) -> Scores:
         return learned("rte", 0.6 + axes[SEED] / 100) if axes[WARMUP] else constant("rte")
 
@@ -254,8 +220,6 @@ def test_an_axis_of_compare_has_its_own_test(tmp_path: Path) -> None:
 
 
 def test_the_difference_by_warm_up_is_paired_and_knows_the_direction(tmp_path: Path) -> None:
-    """Warm-up adds 0.05 on CoLA and takes 0.05 on RTE, with a spread over seeds."""
-
     def scores(axes: Mapping[str, Any]) -> Scores:
         effect = (0.05 if axes[CORPUS] == "cola" else -0.05) if axes[WARMUP] else 0.0
         shift = effect + 0.001 * axes[SEED] * (axes[WARMUP] > 0)
@@ -274,15 +238,13 @@ def test_the_difference_by_warm_up_is_paired_and_knows_the_direction(tmp_path: P
 
 
 def test_what_is_asked_for_is_compared_and_nothing_else(tmp_path: Path) -> None:
-    """The loss if it is named, where the score of the task goes the other way; one axis alone."""
-
     def scores(axes: Mapping[str, Any]) -> Scores:
         worse, shift = axes[PRESET] == "pre_ln", axes[SEED] / 1000
         return learned("rte", 0.7 - 0.1 * worse + shift, 0.5 - 0.1 * worse + shift * worse)
 
     axes = {**AXES, CORPUS: ["rte"], PRESET: ["post_ln", "pre_ln"]}
     grid = read_results(glue_grid(tmp_path / "demo", scores, axes, compare={PRESET: "pre_ln"}))
-    for metric, mode, shown, estimate in (
+    for metric, mode, way, estimate in (
         ("val/nll", None, "min", -0.097),
         ("val/accuracy", None, "max", -0.1),
         (None, None, "max", -0.1),
@@ -290,13 +252,12 @@ def test_what_is_asked_for_is_compared_and_nothing_else(tmp_path: Path) -> None:
         found = compare_axis(grid, PRESET, "post_ln", metric=metric, mode=mode)
         assert found["axis"].unique().tolist() == [PRESET]
         assert found["estimate"].tolist() == pytest.approx([estimate] * 2)
-        assert found["mode"].unique().tolist() == [shown]
+        assert found["mode"].unique().tolist() == [way]
         by_loss = metric == "val/nll"
         assert found["metric"].unique().tolist() == ["val/nll" if by_loss else "val/accuracy"]
 
 
 def test_no_interval_where_only_some_runs_failed_by_their_score(grid: GridResults) -> None:
-    """The loss says that seed 3 of RTE stalled with and without warm-up; the score decides."""
     rows = {row.where: row for row in comparisons(grid)}
     assert math.isnan(rows["RTE"].low)
     assert "some seeds of" in rows["RTE"].note
@@ -308,11 +269,7 @@ def fails_bare(axes: Mapping[str, Any], names: Container[str]) -> Scores:
     return constant("rte") if lost else learned("rte", 0.6 + axes[SEED] / 100)
 
 
-def test_the_answer_names_who_fails_without_warm_up_and_where_scores_change(
-    tmp_path: Path, grid: GridResults
-) -> None:
-    """By the tests of failed runs and of scores; a difference that may be chance is no claim."""
-
+def test_the_answer_names_who_fails_without_warm_up_and_where_scores_change(tmp_path, grid) -> None:
     def of(name: str, scores: Callable[[Mapping[str, Any]], Scores], **axes: Any) -> list[str]:
         folder = glue_grid(tmp_path / name, scores, {**AXES, **axes})
         return one_sentence(answer(read_results(folder), [])).split("; ")
@@ -367,12 +324,11 @@ def test_the_best_median_stands_beside_the_mean_of_a_fixed_setting(tmp_path: Pat
         "ours, mean over 5 seeds of one setting (warmup_steps 60, bias_correction true)"
     )
     assert median.startswith("ours, OPTIMISTIC: median of the best of 4 settings")
-    ((_, _, shown),) = tables["task_scores"].bodies[median]
-    assert shown.text == "70.00"
+    ((_, _, cell),) = tables["task_scores"].bodies[median]
+    assert cell.text == "70.00"
 
 
 def test_one_setting_is_one_that_all_variants_have(tmp_path: Path) -> None:
-    """A search chooses rates by results, so that a variant may have some of its own."""
     axes = {SEED: [1, 2], CORPUS: ["rte"], PRESET: ["post_ln", "pre_ln"], WARMUP: [60]}
     rates = {"post_ln": [2.5e-4, 1e-3], "pre_ln": [1e-3, 4e-3]}
     own = {RATE: sorted({rate for each in rates.values() for rate in each})}
@@ -402,21 +358,26 @@ def test_an_average_needs_all_of_its_tasks(tmp_path: Path) -> None:
     assert "cramming lacks" in text
 
 
-@pytest.mark.parametrize("more", [[], ["squad1"]])
-def test_an_average_of_all_tasks_is_the_one_of_its_name(tmp_path: Path, more: list[str]) -> None:
-    """Also beside a task that is not one of GLUE."""
+@pytest.mark.parametrize(("more", "lost"), [([], False), (["squad1"], False), ([], True)])
+def test_an_average_of_all_tasks_is_the_one_of_its_name(tmp_path, more: list[str], lost) -> None:
     values = {corpus: 0.5 + place / 50 for place, corpus in enumerate(GLUE_CORPORA)}
 
     def scores(axes: Mapping[str, Any]) -> Scores:
         found = {"val/nll": 0.4, "val/majority_accuracy": 0.4, "test/accuracy": 0.9}
         if axes[CORPUS] in more:
             return {"val/nll": 0.4, "val/f1": 61.0, "val/exact_match": 50.0}
-        names = GLUE_TASKS[GLUE_CORPORA[axes[CORPUS]]].metrics
-        return found | {f"val/{name}": values[axes[CORPUS]] for name in names}
+        names = [f"val/{name}" for name in GLUE_TASKS[GLUE_CORPORA[axes[CORPUS]]].metrics]
+        if lost and (axes[CORPUS], axes[SEED], axes[WARMUP]) == ("stsb", 2, 60):
+            return dict.fromkeys(["val/nll", *names])
+        return found | dict.fromkeys(names, values[axes[CORPUS]])
 
     axes = {SEED: [1, 2], CORPUS: [*GLUE_CORPORA, *more], PRESET: ["post_ln"], WARMUP: [0, 60]}
     grid = read_results(glue_grid(tmp_path / "demo", scores, axes))
-    found = {row.average: row.value for row in task_scores(grid) if row.kind == "mean"}
+    rows = [row for row in task_scores(grid) if row.kind == "mean" and row.average]
+    found = {row.average: row.value for row in rows}
+    assert {(row.runs, row.lacking) for row in rows} == {(1, 1) if lost else (2, 0)}
+    (row,) = next(iter({t.name: t for t in tables_of(grid)}["task_scores"].bodies.values()))
+    assert ("(glue, 1 without)" in row[-1].text) == lost
     # All but MNLI have the same value in each score; MNLI has 0.6 and 0.9.
     others = [value for corpus, value in values.items() if corpus != "mnli"]
     assert found["glue"] == pytest.approx((sum(others) + (values["mnli"] + 0.9) / 2) / 8)
@@ -425,27 +386,7 @@ def test_an_average_of_all_tasks_is_the_one_of_its_name(tmp_path: Path, more: li
     assert no_averages(grid) == ""
 
 
-def test_an_average_says_how_many_runs_it_lacks(tmp_path: Path) -> None:
-    """One run of CoLA diverged: the mean of the others is too good, and so is the average."""
-
-    def scores(axes: Mapping[str, Any]) -> Scores:
-        names = GLUE_TASKS[GLUE_CORPORA[axes[CORPUS]]].metrics
-        if (axes[CORPUS], axes[SEED], axes[WARMUP]) == ("stsb", 2, 60):
-            return {"val/nll": None, **{f"val/{name}": None for name in names}}
-        found = {"val/nll": 0.4, "val/majority_accuracy": 0.4, "test/accuracy": 0.9}
-        return found | {f"val/{name}": 0.5 for name in names}
-
-    axes = {SEED: [1, 2], CORPUS: [*GLUE_CORPORA], PRESET: ["post_ln"], WARMUP: [0, 60]}
-    grid = read_results(glue_grid(tmp_path / "demo", scores, axes))
-    rows = [row for row in task_scores(grid) if row.kind == "mean" and row.average]
-    assert [(row.runs, row.lacking) for row in rows] == [(1, 1)] * 3
-    table = {table.name: table for table in tables_of(grid)}["task_scores"]
-    (row,) = next(iter(table.bodies.values()))
-    assert row[-1].text == f"{100 * rows[0].value:.2f} (glue, 1 without)"
-
-
 def test_a_comparison_stands_once_under_its_own_metric(tmp_path: Path) -> None:
-    """Two tasks with scores of their own: each heading has the rows of its metric and no other."""
     grid = read_results(glue_grid(tmp_path / "demo", mixed))
     table = comparison_table(grid, comparisons(grid))
     found = {
@@ -461,19 +402,18 @@ def test_a_comparison_stands_once_under_its_own_metric(tmp_path: Path) -> None:
         assert found[heading] == rows
 
 
+OVERLAP = "3 of 9 rows of valid, 1 of 2 rows of test"
 PARTS = [
     ("squad1", {"train_from_dev": 0.9}, "SQuAD 1.1: NOT the published splits: of dev-v1.1", True),
     ("squad1", {}, "SQuAD 1.1: 87,599 / 10,570 questions, the published counts", False),
     ("rte", {}, "GLUE RTE: the published counts; 40 of 277 rows of valid are evaluated", True),
     ("rte", {}, "GLUE RTE: the published counts; 277 of 277 rows of valid are evaluated", False),
+    ("rte", {}, f"the published counts; also in train: {OVERLAP}; more", False),
 ]
 
 
 @pytest.mark.parametrize(("corpus", "section", "protocol", "is_other"), PARTS)
-def test_scores_of_other_rows_are_a_limit(
-    tmp_path: Path, corpus: str, section: dict[str, Any], protocol: str, is_other: bool
-) -> None:
-    """A part of SQuAD's dev set is no published set, nor are some batches of one."""
+def test_scores_of_other_rows_are_a_limit(tmp_path, corpus, section, protocol, is_other) -> None:
     kind = "squad" if corpus == "squad1" else "glue"
     metric = {"squad": "val/f1", "glue": "val/accuracy"}[kind]
     base = yaml.safe_load(yaml.safe_dump(GLUE_BASE))
@@ -489,7 +429,10 @@ def test_scores_of_other_rows_are_a_limit(
         record = json.loads(path.read_text())
         record["data"] |= {"name": corpus, "protocol": protocol}
         path.write_text(json.dumps(record))
-    assert ("limits.other_rows" in dict(messages(limits(read_results(folder))))) == is_other
+    found = dict(messages(limits(read_results(folder))))
+    assert ("limits.other_rows" in found) == is_other
+    overlap = {"name": corpus, "protocol": OVERLAP} if OVERLAP in protocol else None
+    assert found.get("limits.overlap") == overlap
 
 
 def test_cautions_come_first(grid: GridResults) -> None:
@@ -510,13 +453,7 @@ def test_page_terminal_csv_and_latex(tmp_path: Path) -> None:
     report = Report(grid, found, folder)
     write_exports(report)
     text = page(report, ())
-    for part in (
-        "Table 1.</b> Failed runs over all tasks",
-        "OPTIMISTIC: median of the best",
-        "not the scores of the tasks",
-        "CoLA: Matthews correlation, higher is better",
-    ):
-        assert part in text
+    assert "OPTIMISTIC" in text
     assert text.count("<h1") == 1
     arms = pd.read_csv(folder / "failed_runs.csv")
     assert arms.set_index(["group", "warmup"]).loc[("RTE", 0), "failed"] == 2
@@ -527,10 +464,7 @@ def test_page_terminal_csv_and_latex(tmp_path: Path) -> None:
         "failure_tests.md",
         "task_scores.tex",
     }
-    console = Console(file=io.StringIO(), width=400)
-    show_report(console, grid, found)
-    shown: Any = console.file.getvalue()  # pyright: ignore[reportAttributeAccessIssue]
-    assert "2 / 5 [0.12, 0.77]" in shown
+    assert "2 / 5 [0.12, 0.77]" in shown(grid, found, width=400)
     for table in tables_of(grid):
         assert "OPTIMISTIC" in latex(table) or table.name != "task_scores"
         assert markdown(table).count("\n| ") > 2
@@ -553,19 +487,3 @@ def test_other_tasks_have_none_of_it(make_grid: Any) -> None:
     grid = read_results(make_grid(lambda axes: 2.0, {SEED: [1], WARMUP: [0, 60]}).folder)
     assert failed_runs(grid) == failure_tests(grid) == task_scores(grid) == tables_of(grid) == []
     assert no_averages(grid) == ""
-
-
-def test_evaluated_text_that_is_in_train_is_a_limit(tmp_path: Path) -> None:
-    folder = glue_grid(
-        tmp_path / "demo",
-        lambda axes: {"val/nll": 0.5, "val/accuracy": 0.6},
-        {SEED: [1, 2], PRESET: ["post_ln"], WARMUP: [0, 60]},
-    )
-    assert "limits.overlap" not in dict(messages(limits(read_results(folder))))
-    for path in folder.glob("runs/*/result.json"):
-        record = json.loads(path.read_text())
-        said = "a corpus; also in train: 3 of 9 rows of valid, 1 of 2 rows of test; more"
-        record["data"] |= {"name": "rte", "protocol": said}
-        path.write_text(json.dumps(record))
-    values = dict(messages(limits(read_results(folder))))["limits.overlap"]
-    assert values == {"name": "rte", "protocol": "3 of 9 rows of valid, 1 of 2 rows of test"}

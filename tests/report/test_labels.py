@@ -6,7 +6,6 @@
 import math
 import re
 from collections.abc import Mapping
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -31,10 +30,6 @@ from lightning_app.report.warmup import sensitivity_scores
 from tests.report.conftest import PRESET, RATE, SEED, WARMUP, arm, change, stalls
 
 H = 4.5
-
-
-def scores_of(folder: Path) -> dict[tuple[str, str, float], Score]:
-    return {(s.variant, s.score, s.lr): s for s in sensitivity_scores(read_results(folder))}
 
 
 def test_sign_flips_stand_beside_a_t_test_where_they_can_tell() -> None:
@@ -151,13 +146,11 @@ def test_each_word_of_the_rules_has_a_case() -> None:
     ],
 )
 def test_the_word_of_two_families(centre: float, half: float, matters: float, word: str) -> None:
-    """Of the first one against the other."""
     (found,) = judged(arm(centre, half, score="family_difference"), matters=matters)
     assert (found.kind, found.word) == ("difference", word)
 
 
 def test_verdicts_are_those_of_the_family_of_arms() -> None:
-    """Of two arms the stronger one is at the level of both; "no need" is at that level as well."""
     first, other = arm(0.5, 0.2), arm(0.03, 0.029, name="w")
     assert [verdict.word for verdict in judged(first, other)] == ["gains", "gains"]
     one, two = judged(first, other, matters=0.06)
@@ -168,10 +161,7 @@ def test_verdicts_are_those_of_the_family_of_arms() -> None:
 
 
 @pytest.mark.parametrize(("stalled", "word"), [(0.0, "no need"), (0.2, "undecided")])
-def test_no_mean_over_arms_shows_that_warm_up_is_not_needed_where_one_fails(
-    stalled: float, word: str
-) -> None:
-    """It never needs warm-up by the failures of one arm, either."""
+def test_no_mean_over_arms_shows_that_warm_up_is_not_needed_where_one_fails(stalled, word) -> None:
     over = arm(0.02, 0.05, name="all variants", score="pooled", stalled=stalled)
     found = judged(arm(0.3, 0.2), over, matters=0.08)
     assert [verdict.kind for verdict in found] == ["pooled", "arm"]
@@ -190,9 +180,7 @@ def test_no_mean_over_arms_shows_that_warm_up_is_not_needed_where_one_fails(
         ({"sensitivity": {"reference_warmup": 0, "baseline": "pre_ln"}}, False),
     ],
 )
-def test_a_grid_whose_runs_were_chosen_or_ended_by_results_has_no_verdicts(
-    make_grid: Any, file: dict[str, Any], some: bool
-) -> None:
+def test_a_grid_whose_runs_were_chosen_or_ended_by_results_has_no_verdicts(make_grid, file, some):
     def outcome(at: Mapping[str, Any]) -> float:
         return 2.0 + 0.3 * (at[WARMUP] == 0) + 0.01 * (at[SEED] * (3 + at[WARMUP]) % 7)
 
@@ -240,7 +228,8 @@ def test_the_simulation_has_the_rules_of_the_report(make_grid: Any, noise: str, 
         losses[0] += np.where(stalled[0], 0.0, values)
         losses[1] += np.where(stalled[1], 0.0, 0.001 * np.arange(seeds))
         delta, failures = false_labels.labels_of(losses, stalled)
-        for (variant, name, _), score in scores_of(folder).items():
+        for score in sensitivity_scores(read_results(folder)):
+            variant, name = score.variant, score.score
             if name in ("delta", "stall_difference"):
                 given = (delta if name == "delta" else failures)[0, names.index(variant)]
                 assert (score.p_holm < 0.05) == given, (number, variant, name)

@@ -53,9 +53,7 @@ def study(runs: Path, tmp_path: Path) -> Path:
     return tmp_path / "study"
 
 
-def test_the_report_of_a_published_study_has_the_numbers_of_its_runs(
-    runs: Path, study: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_report_of_a_published_study_has_the_numbers_of_its_runs(runs, study, tmp_path, capsys):
     experiments = tmp_path / "elsewhere"
     assert report_command(str(study), experiments) == 0
     assert f"report: {experiments / 'demo' / 'report.html'}" in capsys.readouterr().out
@@ -76,21 +74,16 @@ def test_the_table_of_a_published_study_is_that_of_a_report(runs: Path, study: P
     assert len(results) == len(table) - 2  # one failed, one waits
 
 
-def test_a_study_is_published_in_the_same_bytes_each_time(
-    runs: Path, study: Path, tmp_path: Path
-) -> None:
+def test_a_study_is_published_in_the_same_bytes_each_time(runs: Path, study, tmp_path) -> None:
     publish(read_results(runs), tmp_path / "again")
+    restored = unpack(study / PACKED, tmp_path / "elsewhere")
+    publish(read_results(restored.path), tmp_path / "from its folder")
     names = sorted(path.name for path in study.iterdir())
     looks = ["headline-dark.svg", "headline-light.svg"]
     assert names == [*looks, "results.parquet", "runs.tar.xz", "sensitivity.csv"]
     for name in names:
         assert (study / name).read_bytes() == (tmp_path / "again" / name).read_bytes(), name
-
-
-def test_a_restored_study_is_published_again_from_its_folder(study: Path, tmp_path: Path) -> None:
-    folder = unpack(study / PACKED, tmp_path / "elsewhere")
-    publish(read_results(folder.path), tmp_path / "again")
-    assert (study / PACKED).read_bytes() == (tmp_path / "again" / PACKED).read_bytes()
+    assert (study / PACKED).read_bytes() == (tmp_path / "from its folder" / PACKED).read_bytes()
 
 
 def test_a_folder_that_holds_the_study_is_kept(runs: Path, study: Path, tmp_path: Path) -> None:
@@ -101,7 +94,6 @@ def test_a_folder_that_holds_the_study_is_kept(runs: Path, study: Path, tmp_path
 
 
 def test_a_study_is_not_that_of_a_folder_with_more_results(runs: Path, study: Path) -> None:
-    """A report of the study would have runs that were not published."""
     waiting = next(cell for cell in read_results(runs).cells if cell.state == "waiting")
     waiting.folder.mkdir(exist_ok=True)
     (waiting.folder / "result.json").write_text("{}")
@@ -149,9 +141,7 @@ def test_a_folder_with_other_results_is_not_replaced(runs: Path, study: Path) ->
         (lambda path: changed(path, lambda plan: plan.update(schema=99)), "newer version"),
     ],
 )
-def test_a_file_that_is_no_whole_grid_is_refused(
-    study: Path, tmp_path: Path, damage: Callable[[Path], object], message: str
-) -> None:
+def test_a_file_that_is_no_whole_grid_is_refused(study: Path, tmp_path, damage, message) -> None:
     damage(study / PACKED)
     with pytest.raises(UserError, match=message):
         unpack(study / PACKED, tmp_path / "elsewhere")
@@ -166,7 +156,7 @@ def texts_of(path: Path) -> dict[str, bytes]:
         return {name: file.read() for name, file in files.items() if file is not None}
 
 
-def repacked(path: Path, change: Callable[[dict[str, bytes]], object]) -> None:
+def repacked(path: Path, change: Callable[..., object], *more: tarfile.TarInfo) -> None:
     """Change the files of a packed grid."""
     texts = texts_of(path)
     change(texts)
@@ -175,6 +165,8 @@ def repacked(path: Path, change: Callable[[dict[str, bytes]], object]) -> None:
             member = tarfile.TarInfo(name)
             member.size = len(text)
             archive.addfile(member, io.BytesIO(text))
+        for member in more:
+            archive.addfile(member)
 
 
 def changed(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
@@ -190,16 +182,10 @@ def changed(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
 
 def added(path: Path, kind: bytes, linkname: str = "") -> None:
     """Add a link or a folder in the place of a file of a run."""
-    texts = texts_of(path)
-    name = next(name for name in texts if name.endswith("/config.yaml"))
+    name = next(name for name in texts_of(path) if name.endswith("/config.yaml"))
     member = tarfile.TarInfo(name)
     member.type, member.linkname = kind, linkname
-    with tarfile.open(path, "w:xz") as archive:
-        for each in ("grid.yaml", "plan.json"):
-            file = tarfile.TarInfo(each)
-            file.size = len(texts[each])
-            archive.addfile(file, io.BytesIO(texts[each]))
-        archive.addfile(member)
+    repacked(path, lambda texts: texts.pop(name), member)
 
 
 def seal_all(runs: Path) -> None:
@@ -210,10 +196,7 @@ def seal_all(runs: Path) -> None:
     plan.write_text(json.dumps(with_seal(json.loads(plan.read_text()), digests)))
 
 
-def test_seals_survive_publishing_restoring_and_publishing_again(
-    runs: Path, tmp_path: Path
-) -> None:
-    """Of the curves only a part is packed; the seal is over that part."""
+def test_seals_survive_publishing_restoring_and_publishing_again(runs: Path, tmp_path) -> None:
     seal_all(runs)
     grid = read_results(runs)
     publish(grid, tmp_path / "study")
@@ -273,10 +256,9 @@ def test_an_edited_grid_file_or_plan_of_sealed_results_is_refused(runs: Path) ->
         read_results(runs)
 
 
+@pytest.mark.in_turn(2)
 @pytest.mark.parametrize("name", ["result.json", "metrics.csv", "config.yaml", "env.json"])
-def test_an_edited_cell_of_a_published_study_is_damaged(
-    runs: Path, tmp_path: Path, name: str
-) -> None:
+def test_an_edited_cell_of_a_published_study_is_damaged(runs: Path, tmp_path: Path, name) -> None:
     for config in runs.glob("runs/*"):
         (config / "env.json").write_text('{"threads": 1}')
     seal_all(runs)
@@ -296,9 +278,7 @@ def test_an_edited_cell_of_a_published_study_is_damaged(
         assert damaged[0].result is None
 
 
-def test_an_archive_beyond_the_limit_is_refused(
-    study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_archive_beyond_the_limit_is_refused(study: Path, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(packed, "_LARGEST", 2**20)
     repacked(study / PACKED, lambda texts: texts.update({"grid.yaml": b" " * 2**21}))
     with pytest.raises(UserError, match="holds more than 1 MiB"):
@@ -316,10 +296,7 @@ def test_a_linked_file_is_not_published(runs: Path, tmp_path: Path) -> None:
         publish(read_results(runs), tmp_path / "study")
 
 
-def test_a_study_and_a_grid_of_its_name_are_not_mixed(
-    runs: Path, study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Which of the two a name means is asked; a path says it."""
+def test_a_study_and_a_grid_of_its_name_are_not_mixed(runs, study, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     shutil.copytree(runs, tmp_path / "experiments" / study.name)
     with (
@@ -341,9 +318,7 @@ def test_no_file_of_the_user_is_removed(runs: Path, tmp_path: Path) -> None:
     assert {name for name in own if (tmp_path / name).read_text() == "mine"} == own
 
 
-def test_a_report_is_not_written_over_a_published_study(
-    study: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_report_is_not_written_over_a_published_study(study: Path, monkeypatch, tmp_path) -> None:
     before = (study / PACKED).read_bytes()
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match=r"--out: .*holds a published study"):

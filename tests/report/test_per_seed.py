@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping
 from pathlib import Path
 from statistics import fmean
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -68,9 +67,7 @@ def test_each_seed_has_rates_of_its_own_that_are_those_of_every_arm(tmp_path: Pa
     assert parts.tolist() == [8] * TRIALS
 
 
-def test_the_plan_shows_the_rates_of_each_seed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_plan_shows_the_rates_of_each_seed(tmp_path: Path, capsys, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "studies.yaml"
     grid = {"name": "studies", "base_config": BASE, "axes": AXES, "search": SEARCH}
@@ -113,32 +110,6 @@ def test_a_sampler_of_optuna_asks_for_each_seed_apart(tmp_path: Path, sampler: s
     assert len({tuple(of[:2]) for of in trials.values()}) == 3  # alike in all arms of a seed
 
 
-@pytest.mark.parametrize(
-    ("search", "told"),
-    [
-        ({"trials": None}, "trials"),
-        ({"budget": 12}, "budget"),
-        ({"per": "arm"}, "budget"),
-        ({"per": "arm", "trials": None, "budget": 40, "sampler": "stratified"}, "sampler"),
-        ({"sampler": "grid", "trials": 0}, "trials"),
-        ({"fields": {"model.architecture.dropout": {"low": 0.0, "high": 0.5}}}, "fields"),
-        (
-            {"fields": SEARCH["fields"] | {"model.optimizer.eps": {"low": 1e-9, "high": 1e-6}}},
-            "fields",
-        ),
-    ],
-)
-def test_what_a_study_of_a_seed_needs(tmp_path: Path, search: Any, told: str) -> None:
-    with pytest.raises(UserError, match=f"search: {told}"):
-        spec_of(tmp_path, search={**SEARCH, **search})
-
-
-@pytest.mark.parametrize("seeds", [0, -1, 100_000, True])
-def test_a_number_of_seeds_is_a_number_from_one_on(tmp_path: Path, seeds: Any) -> None:
-    with pytest.raises(UserError, match="seed_everything"):
-        spec_of(tmp_path, axes={**AXES, SEED: seeds})
-
-
 def loss(at: Mapping[str, Any]) -> float | None:
     """A loss with noise; without warm-up `post_ln` fails at large rates."""
     place = (at[PRESET] == "post_ln", at[WARMUP], at[SEED], round(1e7 * at[RATE]))
@@ -148,6 +119,12 @@ def loss(at: Mapping[str, Any]) -> float | None:
     best = 0.004 * (1 + (at[WARMUP] > 0))
     rise = 0.2 * math.log2(at[RATE] / best) ** 2
     return 2.0 + rise + noise + 0.6 * (place[0] and not at[WARMUP])
+
+
+def ends_of(variant: str, warmup: int, seed: int) -> list[float]:
+    """The losses of the trials of a seed; H of those that failed."""
+    at = {PRESET: variant, WARMUP: warmup, SEED: seed}
+    return [4.5 if (end := loss({**at, RATE: r})) is None else end for r in rates(seed)]
 
 
 @pytest.fixture
@@ -164,15 +141,8 @@ def test_the_best_of_each_seed_and_the_mean_over_its_rates(studies: FakeGrid) ->
     grid = read_results(studies.folder)
     scores = {(s.variant, s.score): s for s in sensitivity_scores(grid)}
     for variant in ("post_ln", "pre_ln"):
-        ends = {
-            (warmup, seed): [
-                4.5
-                if (end := loss({PRESET: variant, WARMUP: warmup, SEED: seed, RATE: r})) is None
-                else end
-                for r in rates(seed)
-            ]
-            for warmup, seed in itertools.product((0, 60), range(1, 6))
-        }
+        points = itertools.product((0, 60), range(1, 6))
+        ends = {(warmup, seed): ends_of(variant, warmup, seed) for warmup, seed in points}
         best = [min(ends[0, s]) - min(ends[60, s]) for s in range(1, 6)]
         apart = [fmean(ends[0, s]) - fmean(ends[60, s]) for s in range(1, 6)]
         tuned, mean = scores[variant, "tuned"], scores[variant, "mean_over_rates"]
@@ -221,23 +191,17 @@ def test_the_best_trial_of_each_seed_is_compared_by_the_metric(studies: FakeGrid
     rows = comparisons(grid, {PRESET: "pre_ln"})
     assert [row.seeds for row in rows] == [5, 5]
     for row, warmup in zip(rows, (0, 60), strict=True):
-        best = {
-            (variant, seed): min(
-                end
-                for r in rates(seed)
-                if (end := loss({PRESET: variant, WARMUP: warmup, SEED: seed, RATE: r})) is not None
-            )
-            for variant, seed in itertools.product(("post_ln", "pre_ln"), range(1, 6))
-        }
-        wanted = fmean(best["post_ln", s] - best["pre_ln", s] for s in range(1, 6))
+        post, pre = (
+            [min(ends_of(variant, warmup, seed)) for seed in range(1, 6)]
+            for variant in ("post_ln", "pre_ln")
+        )
+        wanted = fmean(post) - fmean(pre)
         assert row.estimate == pytest.approx(wanted)
     assert len(by_metric(grid)) == 4
     assert {arm.runs for arm in by_metric(grid)} == {5}
 
 
-def test_the_program_that_shares_no_code_has_the_same_numbers(
-    studies: FakeGrid, oracle: ModuleType
-) -> None:
+def test_the_program_that_shares_no_code_has_the_same_numbers(studies: FakeGrid, oracle) -> None:
     cell = next(c for c in studies.cells if c["axes"][SEED] == 2 and c["axes"][RATE] in rates(2))
     (studies.run(cell) / "result.json").unlink()
     page = write_report(studies.folder, figures=False)
@@ -306,23 +270,40 @@ def test_an_arm_whose_seeds_learn_by_chance_asks_for_none(tmp_path: Path) -> Non
     assert seeds_run(spec_of(tmp_path, **STARTS), end) == [1, 2, 3, 4, 5]
 
 
+def searched(**changes: Any) -> dict[str, Any]:
+    return {"search": {**SEARCH, **changes}}
+
+
+EPSILON = {"model.optimizer.eps": {"low": 1e-9, "high": 1e-6}}
+MISTAKES: list[tuple[dict[str, Any], str]] = [
+    (searched(trials=None), "search: trials"),
+    (searched(budget=12), "search: budget"),
+    (searched(per="arm"), "search: budget"),
+    (searched(per="arm", trials=None, budget=40, sampler="stratified"), "search: sampler"),
+    (searched(sampler="grid", trials=0), "search: trials"),
+    (searched(fields={"model.architecture.dropout": {"low": 0.0, "high": 0.5}}), "search: fields"),
+    (searched(fields=SEARCH["fields"] | EPSILON), "search: fields"),
+    *(({"axes": {**AXES, SEED: seeds}}, "seed_everything") for seeds in (0, -1, 100_000, True)),
+]
+OF_UNTIL: list[tuple[dict[str, Any], str]] = [
+    ({"until": {**UNTIL, "half_width": 0}}, "half_width"),
+    ({"until": {**UNTIL, "most_seeds": 4}}, "most_seeds"),
+    ({"axes": AXES}, "most_seeds"),
+    ({"search": None}, "until"),
+    (searched(per="arm", trials=None, budget=40), "until"),
+    ({"sensitivity": None}, "until"),
+    ({"axes": {PRESET: ["pre_ln"], WARMUP: [60], SEED: 5}}, "until"),
+    ({"metric": {"name": "val/accuracy", "mode": "max"}}, "until"),
+    ({"exclude": [{SEED: 2, PRESET: "pre_ln"}]}, "until"),
+]
+
+
 @pytest.mark.parametrize(
-    ("parts", "told"),
-    [
-        ({"until": {**UNTIL, "half_width": 0}}, "half_width"),
-        ({"until": {**UNTIL, "most_seeds": 4}}, "most_seeds"),
-        ({"axes": AXES}, "most_seeds"),
-        ({"search": None}, "until"),
-        ({"search": {**SEARCH, "per": "arm", "trials": None, "budget": 40}}, "until"),
-        ({"sensitivity": None}, "until"),
-        ({"axes": {PRESET: ["pre_ln"], WARMUP: [60], SEED: 5}}, "until"),
-        ({"metric": {"name": "val/accuracy", "mode": "max"}}, "until"),
-        ({"exclude": [{SEED: 2, PRESET: "pre_ln"}]}, "until"),
-    ],
+    ("parts", "told"), [*MISTAKES, *((STARTS | parts, told) for parts, told in OF_UNTIL)]
 )
-def test_what_further_seeds_need(tmp_path: Path, parts: Any, told: str) -> None:
+def test_what_studies_of_seeds_and_further_seeds_need(tmp_path, parts: Any, told: str) -> None:
     with pytest.raises(UserError, match=told):
-        spec_of(tmp_path, **{**STARTS, **parts})
+        spec_of(tmp_path, **parts)
 
 
 def test_seeds_that_were_added_by_results_make_wider_intervals(studies: FakeGrid) -> None:
@@ -348,16 +329,12 @@ def test_the_figure_of_the_rates_shows_the_best_trial_of_each_seed(studies: Fake
     assert len(table[table["mark"] == "run"]) == 2 * 2 * 5 * TRIALS
     tuned = table[table["mark"] == "tuned"].set_index(["variant", "warmup"])["value"]
     for variant, warmup in itertools.product(("post_ln", "pre_ln"), (0, 60)):
-        at = {PRESET: variant, WARMUP: warmup}
-        ends = [[loss({**at, SEED: s, RATE: r}) for r in rates(s)] for s in range(1, 6)]
-        best = [min(4.5 if end is None else end for end in of) for of in ends]
+        best = [min(ends_of(variant, warmup, seed)) for seed in range(1, 6)]
         assert tuned[variant, warmup] == pytest.approx(fmean(best))
     assert not (page.parent / "figures" / "rate_by_warmup.csv").exists()
 
 
-def test_a_control_and_the_baseline_are_families_apart(
-    studies: FakeGrid, oracle: ModuleType
-) -> None:
+def test_a_control_and_the_baseline_are_families_apart(studies: FakeGrid, oracle) -> None:
     change(studies, sensitivity={"reference_warmup": 60, "baseline": "pre_ln"})
 
     def tuned() -> dict[str, tuple[float, float]]:

@@ -10,7 +10,7 @@ import yaml
 from lightning_app.core.errors import UserError
 from lightning_app.report.frames import results_frame, validations_frame
 from lightning_app.report.results import damaged_files, read_results
-from tests.report.conftest import PRESET, RATE, SEED, WARMUP, change
+from tests.report.conftest import RATE, SEED, WARMUP, change
 from tests.told import told
 
 
@@ -58,20 +58,6 @@ def test_defaults_come_from_the_resolved_config_of_a_run(make_grid):
     assert (cell.variant, cell.warmup, cell.lr) == ("sas", 7, 0.5)
 
 
-def test_variants_put_the_preset_first(make_grid):
-    axes = {
-        "model.block.shaped_attention": [{"alpha": 1.0, "learned": True}, None],
-        SEED: [1],
-        PRESET: ["sas"],
-        "data.window": [64],
-    }
-    grid = read_results(make_grid(lambda axes: 2.0, axes).folder)
-    shaped = '{"alpha":1.0,"learned":true}'
-    expected = (f"sas+shaped_attention={shaped}", "sas+shaped_attention=null")
-    assert grid.variants == expected
-    assert {cell.group for cell in grid.cells} == {"all"}  # an axis of one value names no group
-
-
 def test_a_row_for_each_planned_cell(make_grid):
     axes = {SEED: [1, 2, 3], WARMUP: [0, 60], RATE: [0.002], "data.mixed": [1, "a", {"b": [2]}]}
     metrics = {"test/bleu": 21.5}
@@ -95,13 +81,6 @@ def test_a_row_for_each_planned_cell(make_grid):
     assert pd.isna(failed["loss"])
     assert pd.isna(failed["steps"])
     assert set(frame["data.mixed"]) == {"1", "a", '{"b":[2]}'}
-
-
-def test_nothing_finished_is_a_table_of_what_is_planned(make_grid):
-    frame = results_frame(read_results(make_grid(lambda axes: "waiting").folder))
-    assert set(frame["status"]) == {"waiting"}
-    assert len(frame) == 30
-    assert frame["val/nll"].dropna().empty
 
 
 def test_a_row_for_each_validation(make_grid):
@@ -130,23 +109,6 @@ def test_the_tokens_and_seconds_of_a_validation(make_grid):
     assert frame["val/bleu"].fillna(-1).tolist() == [-1, -1, 7.5]
 
 
-def test_no_validation_is_an_empty_table(make_grid):
-    fake = make_grid(lambda axes: 2.0, {SEED: [1]}, curves=False)
-    (fake.run(fake.cells[0]) / "metrics.csv").write_text("")
-    frame = validations_frame(read_results(fake.folder))
-    assert len(frame) == 0
-    assert {"id", "step", "tokens", "val/nll"} <= set(frame)
-
-
-def test_curve(make_grid):
-    (cell,) = read_results(make_grid(lambda axes: 2.0, {SEED: [1]}).folder).cells
-    curve = cell.run.curve("val/nll")
-    assert list(curve) == [50, 100, 150, 200]
-    assert curve[200] == 2.0
-    assert list(cell.run.curve("train/nll"))[:3] == [1, 2, 5]
-    assert cell.run.curve("no/such") == {}
-
-
 def test_a_folder_that_is_no_grid(tmp_path):
     with pytest.raises(UserError, match=r"nothing: has no grid.yaml"):
         read_results(tmp_path / "nothing")
@@ -155,42 +117,16 @@ def test_a_folder_that_is_no_grid(tmp_path):
         read_results(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("file", "text", "message"),
-    [
-        ("plan.json", "{", r"plan.json:.*\(.*damaged:.*JSON"),
-        ("plan.json", "[]", r"plan.json:.*\(.*JSON"),
-        ("plan.json", '{"schema": 2, "cells": []}', r"plan.json:.*\((name|hash):"),
-        ("grid.yaml", "a: [", r"grid.yaml:.*damaged:"),
-    ],
-)
-def test_a_broken_file_is_named(make_grid, file, text, message):
-    fake = make_grid(lambda axes: 2.0, {SEED: [1]})
-    (fake.folder / file).write_text(text)
-    with pytest.raises(UserError, match=message) as caught:
-        read_results(fake.folder)
-    assert "\n" not in str(caught.value)
-
-
 def test_a_result_of_another_cell_is_damage(make_grid):
     fake = make_grid(lambda axes: 2.0, {SEED: [1, 2]})
+    fake.edit(0, id="f" * 16)
     path = fake.run(fake.cells[0]) / "result.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "id": "f" * 16}))
     grid = read_results(fake.folder)
     assert [cell.state for cell in grid.cells] == ["damaged", "ok"]
     assert [cell.name for cell in grid.finished] == [fake.cells[1]["name"]]
     assert damaged_files(grid) == [
         f"{path}: id: '{'f' * 16}' is not the planned {fake.cells[0]['id']}"
     ]
-
-
-def test_what_a_newer_version_made_is_refused(make_grid):
-    fake = make_grid(lambda axes: 2.0, {SEED: [1]})
-    paths = (fake.run(fake.cells[0]) / "result.json", fake.folder / "plan.json")
-    for path in paths:
-        path.write_text(json.dumps({**json.loads(path.read_text()), "schema": 99}))
-        with pytest.raises(UserError, match=f"{path.name}: schema 99:"):
-            read_results(fake.folder)
 
 
 @pytest.mark.parametrize(
@@ -206,15 +142,10 @@ def test_what_a_newer_version_made_is_refused(make_grid):
 def test_how_a_cell_ended(make_grid, nll, told, outcome, loss, capped):
     fake = make_grid(lambda axes: nll, {SEED: [1]})
     if told is not None:
-        edit(fake, 0, status="ok", diverged=None, outcome=told)
+        fake.edit(0, status="ok", diverged=None, outcome=told)
     (cell,) = read_results(fake.folder).cells
     assert (cell.outcome, cell.loss, cell.capped) == (outcome, loss, capped)
     assert results_frame(read_results(fake.folder)).loc[0, "outcome"] == outcome
-
-
-def edit(fake, number, **changes):
-    path = fake.run(fake.cells[number]) / "result.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
 
 
 @pytest.mark.parametrize(
@@ -251,27 +182,23 @@ def test_a_damaged_file_of_a_run_leaves_its_result(make_grid, name, data, said):
 @pytest.mark.parametrize(
     ("file", "changes", "said"),
     [
+        ("plan.json", "{", "( … damaged: … JSON"),
+        ("plan.json", "[]", "( … JSON"),
+        ("plan.json", '{"schema": 2, "cells": []}', "("),
+        ("grid.yaml", "a: [", "damaged:"),
         ("plan.json", {"axes": []}, "expected a mapping"),
         ("plan.json", {"cells": {}}, "expected a list"),
         ("plan.json", {"cells": ["a"]}, "1: … {id, name, axes, parent}, found 'a'"),
         ("plan.json", {"cells": [{"id": "a", "name": "../a", "axes": {}}]}, "expected the name"),
         ("plan.json", {"cells": [{"id": "a"}]}, "1.name:"),
         ("plan.json", {"cells": [{"id": "a", "name": "a", "axes": {"x": 1}}]}, "'x'"),
-        (
-            "plan.json",
-            {"cells": [{"id": "a", "name": "a", "axes": {SEED: "one"}}]},
-            "seed_everything: … 'one'",
-        ),
+        ("plan.json", {"cells": [{"id": "a", "name": "a", "axes": {SEED: "one"}}]}, "'one'"),
         ("plan.json", {"schema": 99}, "schema 99:"),
         ("grid.yaml", {"metric": {"mode": "most"}}, "metric.mode: expected 'min' or 'max'"),
         ("grid.yaml", {"sensitivity": {"reference_warmup": "60"}}, "reference_warmup: expected a"),
         ("grid.yaml", {"sensitivity": {"matters": 0.0}}, "matters: … 0, found 0.0"),
         ("grid.yaml", {"metric": {"matters": -0.1}}, "metric: matters: … 0, found -0.1"),
-        (
-            "grid.yaml",
-            {"metric": {"name": "val/perplexity", "matters": 0.1}},
-            "perplexity … val/nll",
-        ),
+        ("grid.yaml", {"metric": {"name": "val/perplexity", "matters": 0.1}}, "val/nll"),
         ("grid.yaml", {"families": {"a": "pre_ln"}}, "families.a: expected a list"),
         ("grid.yaml", {"base_config": 3}, "base_config: … null, found 3"),
         ("grid.yaml", {"published": [{"paper": "a"}]}, "published: is no more"),
@@ -280,11 +207,21 @@ def test_a_damaged_file_of_a_run_leaves_its_result(make_grid, name, data, said):
 def test_a_wrong_field_of_the_plan_or_the_grid_file_is_named(make_grid, file, changes, said):
     fake = make_grid(lambda axes: 2.0, {SEED: [1]})
     path = fake.folder / file
-    path.write_text(json.dumps({**yaml.safe_load(path.read_text()), **changes}) + "\n")
+    whole = isinstance(changes, str)
+    text = changes if whole else json.dumps({**yaml.safe_load(path.read_text()), **changes})
+    path.write_text(f"{text}\n")
     with pytest.raises(UserError) as caught:
         read_results(fake.folder)
     assert str(caught.value).startswith(f"{path}: ")
     assert told(said).search(str(caught.value))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_result_of_a_newer_version_is_refused(make_grid):
+    fake = make_grid(lambda axes: 2.0, {SEED: [1]})
+    fake.edit(0, schema=99)
+    with pytest.raises(UserError, match=r"result\.json: schema 99:"):
+        read_results(fake.folder)
 
 
 def test_a_damaged_config_is_passed_over_for_the_next(make_grid):

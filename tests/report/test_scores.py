@@ -1,7 +1,6 @@
 """Scores and verdicts of the small grids of `scores.yaml`, which the oracle recomputes."""
 
 import itertools
-import json
 import math
 import random
 from collections.abc import Iterable, Mapping
@@ -116,13 +115,10 @@ def test_scores(make_grid: Any, oracle: ModuleType, name: str) -> None:
         link(fake, axis, other, values)
     change(fake, **case.get("file", {}))
     for edit in case.get("records", ()):
-        for cell in fake.cells:
+        for number, cell in enumerate(fake.cells):
             if value(edit.get("of", "True"), cell["axes"], case):
-                path = fake.run(cell) / "result.json"
-                record = json.loads(path.read_text()) | edit.get("set", {})
-                record["metrics"] |= edit.get("metrics", {})
-                record["steps"] = value(edit.get("steps", "200"), cell["axes"], case)
-                path.write_text(json.dumps(record))
+                steps = value(edit.get("steps", "200"), cell["axes"], case)
+                fake.edit(number, edit.get("metrics"), **edit.get("set", {}), steps=steps)
     grid = read_results(fake.folder)
     scores = sensitivity_scores(grid)
     tables: dict[str, tuple[Any, str, str]]

@@ -16,9 +16,8 @@ import psutil
 import pytest
 from werkzeug.test import Client
 
-from lightning_app.core.errors import UserError
 from lightning_app.report.tensorboard import write_index
-from lightning_app.report.write import PAGE, Site, claim, tensorboard_path
+from lightning_app.report.write import PAGE, Site, tensorboard_path
 from tests.report.conftest import SEED, write_report
 
 ROOT = Path(__file__).parents[2]
@@ -144,13 +143,6 @@ def test_boards_answer_below_their_own_paths(client: Client) -> None:
     assert client.get("/tensorboard/demo2/").status_code == 404
 
 
-def test_a_port_that_is_taken_is_one_line() -> None:
-    with claim(0) as other:
-        port = other.getsockname()[1]
-        with pytest.raises(UserError, match=rf"--port: {port}:"):
-            claim(port)
-
-
 @pytest.fixture
 def served(make_grid: Any) -> Iterator[tuple[Any, subprocess.Popen[str]]]:
     """A grid, and a process that serves it."""
@@ -177,9 +169,7 @@ def get(address: str) -> str:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_report_and_tensorboard_are_served_to_loopback_until_a_signal(
-    served: tuple[Any, subprocess.Popen[str]], number: int
-) -> None:
+def test_report_and_tensorboard_are_served_to_loopback_until_a_signal(served, number: int) -> None:
     fake, process = served
     assert process.stdout is not None
     lines = [process.stdout.readline(), process.stdout.readline()]

@@ -126,7 +126,6 @@ def test_the_interval_that_decides_leaves_out_zero_where_the_test_does(seed: int
 
 
 def test_what_is_within_a_limit():
-    """By the interval of the whole family, also for a row of a later step."""
     rows = corrected([row_of([0.5, 0.51, 0.52]), row_of([0.02, 0.03, 0.07])], lambda row: "all")
     for row in rows:
         low, high = interval_at(0.975, row)
@@ -165,7 +164,6 @@ SENTENCES = [f"the {a} saw the {b} in the garden" for a in ("dog", "cat") for b 
 
 
 def test_bleu_by_enumeration():
-    """The share of all 2^10 swaps whose difference is larger than the one seen."""
     first = [text.replace("garden", "park") if i % 3 else text for i, text in enumerate(SENTENCES)]
     second = [text.replace("saw", "sees a") if i % 2 else text for i, text in enumerate(SENTENCES)]
     metric = BLEU(lowercase=True)
@@ -198,10 +196,7 @@ def test_bleu_of_a_run_against_itself_is_no_finding():
 
 
 def test_coverage_in_short():
-    """The program with 1,000 grids a kind: every interval over seeds, within Monte-Carlo error.
-
-    Tails of 4 standard errors. That of one arm's mean loss is known to hold less under skew.
-    """
+    """Tails of 4 standard errors. That of one arm's mean loss holds less under skew."""
     rng = np.random.default_rng(11)
     for kind in coverage.KINDS:
         for seeds in coverage.SEEDS:
@@ -236,7 +231,6 @@ def test_tokenised_text_is_no_reason_to_warn(caplog):
 
 
 def test_savings_and_what_does_not_matter_in_short():
-    """T at five rates, and grids in which each variant saves just what matters."""
     rng = np.random.default_rng(14)
     curves = next(iter(coverage.of_study(coverage.STUDY, "spline").values()))
     truth = coverage.drawn(curves, 5, (1000, 50), rng)[0].mean()

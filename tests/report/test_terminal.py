@@ -1,6 +1,5 @@
 """The headline in a terminal: the numbers are the runs', nothing is cut, a pipe gets plain text."""
 
-import io
 import json
 import re
 from collections.abc import Callable
@@ -8,15 +7,14 @@ from statistics import fmean
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from lightning_app.report.headline import answer
 from lightning_app.report.limits import limits
 from lightning_app.report.results import GridResults, read_results
-from lightning_app.report.terminal import PLAIN, ROWS, headline_document, show_report
+from lightning_app.report.terminal import PLAIN, ROWS, headline_document
 from lightning_app.report.verdicts import verdicts
 from lightning_app.report.warmup import sensitivity_scores
-from tests.report.conftest import PRESET, RATE, SEED, WARMUP, messages
+from tests.report.conftest import PRESET, RATE, SEED, WARMUP, messages, shown
 
 WIDTH = "model.architecture.model_dim"
 LONG = "a_variant_with_a_name_that_is_longer_than_many_a_terminal_is_wide"
@@ -25,9 +23,7 @@ Make = Callable[..., Any]
 
 
 def show(grid: GridResults, **console: Any) -> str:
-    out = io.StringIO()
-    show_report(Console(file=out, highlight=False, **console), grid, sensitivity_scores(grid))
-    return out.getvalue()
+    return shown(grid, sensitivity_scores(grid), **console)
 
 
 def losses(fake: Any, variant: str, warmup: int) -> list[float]:
@@ -78,9 +74,7 @@ def test_nothing_is_cut_however_narrow(make_grid: Make, outcome: Any, width: int
         assert verdict.word.replace(" ", "") in joined
 
 
-def test_no_color_means_no_colour(
-    make_grid: Make, outcome: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_color_means_no_colour(make_grid: Make, outcome: Any, monkeypatch) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
     text = show(read_results(make_grid(outcome).folder), width=100, force_terminal=True)
     codes = set(re.findall(r"\x1b\[([0-9;]*)m", text))
@@ -138,9 +132,9 @@ def test_of_very_many_slices_the_first_are_shown(make_grid: Make) -> None:
     for more, rows in (({}, 2), ({WARMUP: [0, 60]}, 3)):  # verdicts have a row for all variants
         fake = make_grid(lambda a: 2.0, axes | more, curves=False, name=f"demo{rows}")
         text = show(read_results(fake.folder), width=1000)
-        shown = len(re.findall(rf"{WIDTH}=\d+$", text, re.M))
-        assert shown == ROWS // rows
-        assert f"{len(widths) - shown} more" in text
+        count = len(re.findall(rf"{WIDTH}=\d+$", text, re.M))
+        assert count == ROWS // rows
+        assert f"{len(widths) - count} more" in text
 
 
 def test_scripts_get_every_score(make_grid: Make, outcome: Any) -> None:

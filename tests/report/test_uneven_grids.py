@@ -1,24 +1,26 @@
-"""Grids whose parts have other rates, names or entropies: none is taken for another."""
+"""Grids whose parts have other rates, names or data: none is taken for another."""
 
-import json
 import math
 import random
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from lightning_app.config.tree import label
+from lightning_app.report.facts import facts, state_counts
 from lightning_app.report.figures.need import loss_by_rate
 from lightning_app.report.figures.sheet import Part
+from lightning_app.report.frames import results_frame
 from lightning_app.report.limits import limits
-from lightning_app.report.results import failures, read_results
+from lightning_app.report.results import OTHER_DATA, failures, read_results
 from lightning_app.report.tables import delta_table, over_rates_table
+from lightning_app.report.terminal import mixture_line, mixtures
 from lightning_app.report.verdicts import verdicts
 from lightning_app.report.warmup import sensitivity_scores
 from lightning_app.report.write import publish
+from lightning_app.runs.folder import STORE
 from tests.report.conftest import (
     PRESET,
     RATE,
@@ -30,6 +32,7 @@ from tests.report.conftest import (
     write_report,
     written,
 )
+from tests.told import told
 
 KIND = "model.optimizer.kind"
 AXES = {PRESET: ["pre_ln", "post_ln"], WARMUP: [0, 60], SEED: [1, 2, 3]}
@@ -56,12 +59,9 @@ def test_each_panel_has_the_entropy_of_its_own_runs(make_grid: Any) -> None:
     axes = {**AXES, "data.name": ["first", "second"], RATE: [0.001, 0.002]}
     fake = make_grid(loss, axes, curves=False)
     tops = {"first": 6.5, "second": 4.5}
-    for cell in fake.cells:
-        path = fake.run(cell) / "result.json"
-        record = json.loads(path.read_text())
-        record["unigram_entropy"] = tops[cell["axes"]["data.name"]]
-        record["data"] = record["data"] | {"digest": cell["axes"]["data.name"]}
-        path.write_text(json.dumps(record))
+    for number, cell in enumerate(fake.cells):
+        name = cell["axes"]["data.name"]
+        fake.edit(number, unigram_entropy=tops[name], data={"name": name, "digest": name})
     grid = read_results(fake.folder)
     part = Part(grid=grid, cells=grid.finished, group="all", lr=None)
     (sketch,) = loss_by_rate(part)
@@ -78,8 +78,6 @@ def test_each_panel_has_the_entropy_of_its_own_runs(make_grid: Any) -> None:
 
 
 def test_means_of_a_figure_are_of_the_seeds_that_have_every_rate(make_grid: Any) -> None:
-    """The third seed, whose losses are higher, has finished at one rate only."""
-
     def outcome(axes: Mapping[str, Any]) -> float | str:
         if axes[SEED] == 3 and axes[RATE] != 0.002:
             return "waiting"
@@ -93,17 +91,6 @@ def test_means_of_a_figure_are_of_the_seeds_that_have_every_rate(make_grid: Any)
     assert [row["value"] for row in means] == pytest.approx([2.1, 2.0, 2.1] * 4)
 
 
-def test_files_are_listed_that_there_are(make_grid: Any) -> None:
-    fake = make_grid(loss, AXES, curves=False)
-    page = write_report(fake.folder).read_text(encoding="utf-8")
-    shown = page.split("Files next to this page")[1].split("</ul>")[0]
-    for name in ("results.csv", "sensitivity.csv", "references.bib", "figures/"):
-        assert name in shown
-    for name in ("effects.csv", "comparisons.csv"):
-        assert name not in shown
-        assert not (fake.folder / name).exists()
-
-
 def test_ranges_of_rates_are_those_of_each_group(make_grid: Any) -> None:
     axes = {**AXES, KIND: ["adam", "sgd"], RATE: [0.001, 0.01, 0.5, 1.5]}
     fake = make_grid(loss, axes, curves=False)
@@ -113,8 +100,7 @@ def test_ranges_of_rates_are_those_of_each_group(make_grid: Any) -> None:
 
 
 @pytest.mark.parametrize("references", [{}, {"reference_warmup": 60}])
-def test_warmups_of_one_rate_each(make_grid: Any, references: dict[str, int]) -> None:
-    """No variant has a score over rates, and the page is written."""
+def test_warmups_of_one_rate_each(make_grid: Any, tmp_path, references) -> None:
     rates = {0: 0.001, 60: 0.004}
     fake = make_grid(loss, {**AXES, RATE: [0.001, 0.004]}, curves=False)
     change(fake, sensitivity=references)
@@ -124,28 +110,11 @@ def test_warmups_of_one_rate_each(make_grid: Any, references: dict[str, int]) ->
     names = [(s.score, s.lr) for s in scores if math.isnan(s.lr)]
     assert "tuned" in dict(names)
     assert len(names) == len({name for name, _ in names})
-
-
-@pytest.mark.parametrize("seed", range(2))
-def test_pages_of_grids_with_holes(make_grid: Any, seed: int) -> None:
-    draw = random.Random(seed)
-    fake = make_grid(
-        loss, {**AXES, RATE: [0.001, 0.002, 0.004], KIND: ["adam", "sgd"]}, curves=False
-    )
-    left = {
-        (at, warmup, rate, kind)
-        for at in AXES[PRESET]
-        for warmup in AXES[WARMUP]
-        for rate in (0.001, 0.002, 0.004)
-        for kind in ("adam", "sgd")
-        if draw.random() < 0.4
-    }
-    keep(fake, lambda at: (at[PRESET], at[WARMUP], at[RATE], at[KIND]) in left)
-    assert "<h1>" in write_report(fake.folder).read_text(encoding="utf-8")
+    publish(read_results(fake.folder), tmp_path / "study")
+    assert (tmp_path / "study" / "headline-light.svg").is_file()
 
 
 def test_rates_that_print_alike_are_told_apart(make_grid: Any) -> None:
-    """In six digits both are 0.004."""
     fake = make_grid(loss, {**AXES, RATE: [0.004, 0.00400000001]}, curves=False)
     page = write_report(fake.folder, figures=False).read_text(encoding="utf-8")
     assert page.count("0.00400000001") > 3
@@ -154,9 +123,7 @@ def test_rates_that_print_alike_are_told_apart(make_grid: Any) -> None:
 
 def test_a_run_that_was_cut_short_counts_nowhere(make_grid: Any) -> None:
     fake = make_grid(loss, AXES, curves=False)
-    path = next(fake.folder.glob("runs/*/result.json"))
-    tree = json.loads(path.read_text())
-    path.write_text(json.dumps({**tree, "steps_asked": tree["steps"] + 1}))
+    fake.edit(0, steps_asked=201)
     grid = read_results(fake.folder)
     (cell,) = (each for each in grid.cells if not each.finished)
     assert cell.state == "failed"
@@ -174,15 +141,7 @@ def test_a_refined_rate_of_one_arm_has_losses_and_no_empty_comparison(make_grid:
     assert "0.004" in (fake.folder / "tables" / "loss_by_warmup.md").read_text()
 
 
-def test_a_study_whose_warmups_share_no_rate_is_published(make_grid: Any, tmp_path: Path) -> None:
-    fake = make_grid(loss, {**AXES, RATE: [0.001, 0.004]})
-    keep(fake, lambda at: (at[WARMUP] == 0) == (at[RATE] == 0.001))
-    publish(read_results(fake.folder), tmp_path / "study")
-    assert (tmp_path / "study" / "headline-light.svg").is_file()
-
-
 def test_words_of_a_failure_are_those_of_its_runs(make_grid: Any) -> None:
-    """Runs that became NaN have not stalled."""
     grid = read_results(make_grid(lambda at: None if at[WARMUP] == 0 else loss(at), AXES).folder)
     table = delta_table(grid, sensitivity_scores(grid))
     (column,) = [n for n, each in enumerate(table.columns) if each.title.endswith("warm-up 0")]
@@ -201,3 +160,74 @@ def test_a_table_without_rows_is_removed(make_grid: Any) -> None:
         result.unlink()
     write_report(fake.folder, figures=False)
     assert not table.exists()
+
+
+PLANNED = {PRESET: ["post_ln", "pre_ln"], WARMUP: [0, 60], SEED: [1, 2, 3]}
+MADE = {"code": "aaaa", "libraries": {"torch": "2.13.0"}, "cpu": "EPYC", "matmul": "MKL"}
+
+
+OTHER = {"name": "synthetic", "digest": "2" * 64}
+
+
+def test_results_of_other_data_are_never_pooled(make_grid, outcome) -> None:
+    made = make_grid(outcome, PLANNED)
+    made.edit(0, data=OTHER)
+    stranger = made.cells[0]["name"]
+    grid = read_results(made.folder)
+    assert [cell.name for cell in grid.cells if cell.state == OTHER_DATA] == [stranger]
+    assert len(grid.finished) == 11
+    assert grid.strangers == {"2" * 64: [stranger]}
+    assert all(stranger not in str(score) for score in sensitivity_scores(grid))
+    seeds = {
+        score.variant: score.seeds for score in sensitivity_scores(grid) if score.score == "delta"
+    }
+    assert seeds == {"post_ln": 2, "pre_ln": 3}
+    frame = results_frame(grid).set_index("name").loc[stranger]
+    assert frame["status"] == OTHER_DATA
+    assert frame[["val/nll", "loss"]].isna().all()
+    assert "1 left out" in state_counts(grid)
+    assert limits(grid)[0].startswith("1 finished cell was trained on other data than the rest")
+    assert "limits.missing" not in dict(messages(limits(grid)))
+
+    page = write_report(made.folder, figures=False).read_text(encoding="utf-8")
+    assert stranger in page
+    assert "trained on other" in page
+
+
+def test_axes_of_the_data_are_no_mixture(make_grid) -> None:
+    made = make_grid(lambda axes: 2.0, {**PLANNED, "data.window": [16, 32]})
+    for number, cell in enumerate(made.cells):
+        if cell["axes"]["data.window"] == 32:
+            made.edit(number, data=OTHER)
+    assert len(read_results(made.folder).finished) == len(made.cells)
+
+
+def test_every_other_mixture_is_stated(make_grid, outcome) -> None:
+    made = make_grid(outcome, PLANNED)
+    for number in range(len(made.cells)):
+        made.edit(number, provenance={**MADE, "code": "aaaa" if number % 2 else "bbbb"})
+    made.edit(0, provenance={**MADE, "cpu": "Xeon"}, precision="bf16-mixed")
+    (made.folder.parent / STORE / f"{made.cells[0]['id']}@superseded-1").mkdir(parents=True)
+    grid = read_results(made.folder)
+    assert len(grid.finished) == len(made.cells)
+    assert set(mixtures(grid)) == {"code", "device", "precision"}
+    line = mixture_line(grid)
+    assert told("2 … , 2 … , 2 precisions").search(line)
+    page = write_report(made.folder, figures=False).read_text(encoding="utf-8")
+    cautions = page[page.index("What may not be concluded") :]
+    assert told("of 2 … (aaaa: 7; bbbb: 5)").search(cautions)
+    assert told("of 2 … (Xeon: 1; EPYC: 11)").search(cautions)
+    assert facts(grid)["Code"] == "aaaa: 7; bbbb: 5"
+    assert facts(grid)["Superseded"].startswith("1 earlier runs, kept as .runs/ID@superseded-N")
+
+
+def test_results_of_the_old_code_say_that_it_is_not_recorded(make_grid, outcome) -> None:
+    made = make_grid(outcome, PLANNED)
+    grid = read_results(made.folder)
+    assert facts(grid)["Code"] == "not recorded"
+    assert any("version of the" in text for text in limits(grid))
+    assert mixture_line(grid) == ""
+    made.rewrite(lambda _, record: record.update(provenance=MADE))
+    grid = read_results(made.folder)
+    assert not any("version" in text for text in limits(grid))
+    assert facts(grid)["Code"] == "aaaa"

@@ -14,33 +14,13 @@ from lightning_app.cli import main
 from lightning_app.core.errors import UserError
 from lightning_app.data.batching import in_random_order
 from lightning_app.data.config import DataConfig
-from lightning_app.data.prepare import PreparedCorpus, prepare
+from lightning_app.data.prepare import PreparedCorpus
 from lightning_app.data.tokenizer import EOS, PAD
 from lightning_app.models.heads import CausalLanguageModel, build_model
-from lightning_app.models.loss import ObjectiveConfig
-from lightning_app.tasks.base import build_task
-from lightning_app.tasks.causal_lm import CausalBatch, CausalLanguageModelling, CausalStreams
+from lightning_app.tasks.causal_lm import CausalBatch, CausalStreams
 from tests import tiny
+from tests.tasks.test_causal_lm import task
 from tests.told import told
-
-TEXT = {
-    "train": "the dog  sees\n\n  the cat .\nit runs , and runs\n" * 9,
-    "valid": "the cat sees\n\n\nthe dog .\n it runs\n",
-    "test": "the dog runs .",
-}
-
-
-@pytest.fixture
-def corpus(tmp_path: Path, text_config) -> PreparedCorpus:
-    for split, text in TEXT.items():
-        (tmp_path / f"{split}.txt").write_bytes(text.encode())
-    return prepare(text_config(tmp_path, task="causal_lm", tokenizer="char"))
-
-
-def task() -> CausalLanguageModelling:
-    made = build_task(ObjectiveConfig(kind="causal_lm"))
-    assert isinstance(made, CausalLanguageModelling)
-    return made
 
 
 def model(corpus: PreparedCorpus, **memory: Any) -> CausalLanguageModel:
@@ -114,18 +94,6 @@ def test_what_cannot_be_shared_out_is_refused(corpus: PreparedCorpus) -> None:
     assert int(blank.predicted_tokens) == 5
     with pytest.raises(UserError, match="the test split"):
         CausalStreams(corpus, "test", 5, 9, whole=False)
-
-
-def test_how_a_text_is_read_is_said(corpus: PreparedCorpus) -> None:
-    rows = {
-        "train": CausalStreams(corpus, "train", 5, 4, whole=False),
-        "valid": CausalStreams(corpus, "valid", 5, 1, whole=True),
-    }
-    said = task().describe(rows)
-    tokens = len(rows["train"].ids)
-    left = tokens - tokens // 20 * 20
-    numbers = f"; … 4 … {tokens // 20} … 5 … , {left} … ; valid: … 34 … 1 … 7 … 5 … ; 34 bytes"
-    assert told(numbers).search(said)
 
 
 @torch.no_grad()
@@ -256,6 +224,7 @@ def test_a_config_without_meaning_is_refused(fields: Any, said: str) -> None:
         DataConfig(order="streams", **fields)
 
 
+@pytest.mark.dear("a training and seven evaluations, where it is the first to prepare the corpus")
 @pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`")
 def test_one_checkpoint_is_evaluated_with_several_memories(
     tmp_path: Path, cache: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -84,47 +84,6 @@ def test_80_10_10(corpus: PreparedCorpus):
     assert random.max() == corpus.meta["vocab_size"] - 1
 
 
-def test_masks_depend_on_seed_epoch_and_window_alone(corpus: PreparedCorpus):
-    rows = make(corpus)
-    whole = everything(rows, 2)
-    wanted = np.array([17, 3, 40])
-    part = rows[2, wanted]
-    assert torch.equal(part.tokens, whole.tokens[wanted])
-    assert torch.equal(part.tokens, make(corpus)[2, wanted].tokens)
-    assert not torch.equal(part.tokens, rows[3, wanted].tokens)
-    assert not torch.equal(part.tokens, make(corpus, seed=2)[2, wanted].tokens)
-    first = everything(rows, 0).tokens == MASK
-    assert (first == (everything(rows, 1).tokens == MASK)).float().mean() < 0.95
-
-
-def test_validation_masks_are_fixed(corpus: PreparedCorpus):
-    one = everything(make(corpus, "valid", seed=None), 0)
-    two = everything(make(corpus, "valid", seed=None), 5)
-    assert torch.equal(one.tokens, two.tokens)
-    assert torch.equal(one.positions, two.positions)
-
-
-@pytest.mark.parametrize("world", [1, 2, 3])
-def test_shares_of_all_ranks_are_the_global_batch(corpus: PreparedCorpus, world: int):
-    item = 1, np.array([5, 9, 2, 7])
-    whole = make(corpus)[item]
-    shares = [make(corpus, rank=rank, world_size=world)[item] for rank in range(world)]
-    assert sum(len(of.labels) for of in shares) == len(whole.labels)
-    for of in shares:
-        assert of.predicted_tokens == whole.predicted_tokens
-        for window, row in zip(of.index, of.tokens, strict=True):
-            assert torch.equal(row, whole.tokens[int((whole.index == window).nonzero())])
-    assert sorted(torch.cat([of.index for of in shares]).tolist()) == [2, 5, 7, 9]
-
-
-def test_blank_row_predicts_nothing(corpus: PreparedCorpus):
-    batch = make(corpus, rank=2, world_size=3)[0, np.array([4, 1])]
-    assert batch.index.tolist() == [-1]
-    assert batch.tokens.shape == (1, WINDOW)
-    assert len(batch.positions) == len(batch.labels) == 0
-    assert batch.predicted_tokens == 2 * PREDICTED
-
-
 def test_labels_are_those_of_the_first_pass(corpus: PreparedCorpus):
     rows = make(corpus, "valid", seed=None)
     assert rows.targets().tolist() == everything(rows).labels.tolist()

@@ -57,6 +57,7 @@ def evaluate(scored: MaskedLanguageModelling, model: Any, rows: PairRows) -> dic
     return scored.scores("val", None, FOUND)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("topics", [True, False])
 def test_topics_are_learned_and_shuffled_words_are_not(tmp_path: Path, topics: bool) -> None:
     """By the loss of next sentences alone. A random text has the same topic in a quarter of cases,

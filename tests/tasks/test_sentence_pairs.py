@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from lightning_app.data.prepare import PreparedCorpus, prepare
 from lightning_app.data.tokenizer import BOS, EOS, MASK, PAD
 from lightning_app.models.encoder_heads import RANDOM
 from lightning_app.tasks import masked_lm
 from lightning_app.tasks.masked_lm import MaskedBatch, PairRows, Spans, cut_to, draw_spans
+from tests.tasks.test_masked_lm import original
 
 WINDOW = 32
 DOCUMENTS = {"train": 13, "valid": 7, "test": 2}
@@ -45,14 +45,8 @@ def make(corpus: PreparedCorpus, split: str = "train", **fields: Any) -> PairRow
     return PairRows(corpus, split, **(given | fields))
 
 
-def everything(rows: PairRows, epoch: int = 0) -> MaskedBatch:
+def everything(rows: PairRows, epoch: int = 0) -> Any:
     return rows[epoch, np.arange(len(rows.spans(epoch).random))]
-
-
-def original(batch: MaskedBatch) -> torch.Tensor:
-    flat = batch.tokens.flatten().clone()
-    flat[batch.positions] = batch.labels
-    return flat.view(batch.tokens.shape)
 
 
 def texts(corpus: PreparedCorpus, batch: MaskedBatch) -> list[list[list[tuple[int, ...]]]]:
@@ -78,7 +72,6 @@ def follow(one: tuple[int, ...], two: tuple[int, ...]) -> bool:
 def test_rows_are_what_their_labels_say(corpus: PreparedCorpus, epoch: int) -> None:
     """Texts are contiguous; a next one goes on in its document, a random one is of another."""
     batch = everything(make(corpus), epoch)
-    assert batch.follows is not None
     joined = 0
     for (first, second), label in zip(texts(corpus, batch), batch.follows.tolist(), strict=True):
         for text in (first, second):
@@ -95,7 +88,6 @@ def test_rows_are_what_their_labels_say(corpus: PreparedCorpus, epoch: int) -> N
 
 def test_rows_fit_and_segments_say_which_text(corpus: PreparedCorpus) -> None:
     batch = everything(make(corpus))
-    assert batch.segments is not None
     lengths = (batch.tokens != PAD).sum(1)
     assert lengths.max() == WINDOW
     assert lengths.min() >= 5
@@ -156,17 +148,6 @@ def test_a_chunk_is_long_enough_or_ends_its_document(monkeypatch: pytest.MonkeyP
     assert (whole | np.isin(ends, [150, 300])).all()
     assert (one + two <= 22).all()  # without the last sentence it is shorter than 20
     assert whole.mean() > 0.7
-
-
-def test_share_of_random_pairs_is_the_formula(monkeypatch: pytest.MonkeyPatch) -> None:
-    """P(random) = (1 + P(n = 1)) / 2, with n the sentences of a chunk."""
-    sentences = [[10] * 4000, [25] * 2000]
-    monkeypatch.setattr(masked_lm, "SHORT", 0.0)
-    spans = drawn(sentences, 20)
-    of_second = spans.first[:, 0] >= 40_000
-    assert spans.random[of_second].all()  # every sentence is a chunk of its own
-    share = spans.random[~of_second].mean()
-    assert share == pytest.approx(0.5, abs=4 * 0.5 / np.sqrt((~of_second).sum()))
 
 
 def shares_by_the_loop_of_bert(lengths: list[int], target: int, rounds: int) -> tuple[float, float]:
@@ -243,52 +224,6 @@ def test_too_long_pairs_lose_tokens_of_the_longer_text_at_both_ends() -> None:
     assert ((spans.first[:, 0] >= 100) & (spans.first[:, 1] <= first[:, 1])).all()
 
 
-@pytest.mark.parametrize("world", [1, 2, 3])
-def test_ranks_share_every_pair_once(corpus: PreparedCorpus, world: int) -> None:
-    for epoch in (0, 2):
-        whole, seen = make(corpus), []
-        ranks = [make(corpus, rank=rank, world_size=world) for rank in range(world)]
-        lists = [items_of(rows, epoch) for rows in (whole, *ranks)]
-        for items in zip(*lists, strict=True):
-            assert all(np.array_equal(items[0][1], item[1]) for item in items)
-            batch = whole[items[0]]
-            assert batch.follows is not None
-            shares = [share[items[0]] for share in ranks]
-            for of in shares:
-                assert of.segments is not None
-                assert of.follows is not None
-                assert of.pairs == batch.pairs == len(batch.index)
-                assert of.predicted_tokens == batch.predicted_tokens
-                rows = zip(of.index, of.tokens, of.segments, of.follows, strict=True)
-                for number, row, text, label in rows:
-                    if number < 0:
-                        continue
-                    place = int((batch.index == number).nonzero())
-                    assert torch.equal(row, batch.tokens[place])
-                    assert torch.equal(text, batch.segments[place])  # pyright: ignore[reportOptionalSubscript]
-                    assert label == batch.follows[place]
-                    seen.append(int(number))
-            assert sum(len(of.labels) for of in shares) == len(batch.labels)
-        assert sorted(seen) == list(range(len(whole.spans(epoch).random)))
-
-
-def items_of(rows: PairRows, epoch: int) -> list[Any]:
-    sampler = rows.sampler(4 * WINDOW)
-    sampler.set_epoch(epoch)
-    return list(sampler)
-
-
-def test_a_rank_without_pairs_has_a_blank_row(corpus: PreparedCorpus) -> None:
-    batch = make(corpus, rank=1, world_size=2)[0, np.array([3])]
-    assert batch.index.tolist() == [-1]
-    assert batch.segments is not None
-    assert batch.segments.shape == batch.tokens.shape
-    assert batch.follows is not None
-    assert len(batch.follows) == 1
-    assert batch.pairs == 1
-    assert len(batch.labels) == 0
-
-
 def test_epochs_have_as_many_batches_of_other_pairs(corpus: PreparedCorpus) -> None:
     rows = make(corpus)
     assert len({len(rows.spans(epoch).random) for epoch in range(6)}) > 1
@@ -307,24 +242,9 @@ def test_epochs_have_as_many_batches_of_other_pairs(corpus: PreparedCorpus) -> N
     assert one.first.tolist() != two.first.tolist()
 
 
-def test_pairs_depend_on_seed_and_epoch(corpus: PreparedCorpus) -> None:
-    same, other = make(corpus), make(corpus, seed=2)
-    for epoch in (4, 0):
-        one, two = everything(make(corpus), epoch), everything(same, epoch)
-        for ours, theirs in zip(one, two, strict=True):
-            assert ours is not None
-            assert theirs is not None
-            assert torch.equal(ours, theirs)
-        assert other.spans(epoch).first.tolist() != same.spans(epoch).first.tolist()
-
-
-def test_pairs_of_an_evaluation_are_fixed(corpus: PreparedCorpus) -> None:
+def test_targets_are_the_labels_of_an_evaluation(corpus: PreparedCorpus) -> None:
     rows = make(corpus, "valid", seed=None)
-    one, two = everything(rows, 0), everything(make(corpus, "valid", seed=None), 5)
-    assert torch.equal(one.tokens, two.tokens)
-    assert torch.equal(one.positions, two.positions)
-    assert len(rows) == len(one.index)
-    assert np.array_equal(np.sort(rows.targets()), np.sort(one.labels.numpy()))
+    assert np.array_equal(np.sort(rows.targets()), np.sort(everything(rows).labels.numpy()))
     few = np.array([1, 4])
     assert rows.targets(few).tolist() == rows[0, few].labels.tolist()
     assert len(make(corpus).targets()) == len(make(corpus).ids)
@@ -334,19 +254,11 @@ def test_two_documents_are_enough(corpus: PreparedCorpus) -> None:
     assert len(everything(make(corpus, "test")).index) > 0
 
 
-def test_description_names_pairs_and_their_labels(corpus: PreparedCorpus) -> None:
-    rows = {split: make(corpus, split, seed=None) for split in DOCUMENTS}
-    said = masked_lm.described(rows)
-    assert f"{WINDOW} tokens" in said
-    assert f"{100 * rows['valid'].spans(0).random.mean():.1f}" in said
-
-
 def test_a_long_document_is_cut_at_its_end(tmp_path: Path, text_config) -> None:
     """A pair longer than any text is the two texts as they are."""
     for split in DOCUMENTS:
         (tmp_path / f"{split}.txt").write_text("a b.\n\nc d e.\n")
     made = prepare(text_config(tmp_path, task="masked_lm", next_sentence=True))
     batch = everything(make(made, window=64))
-    assert batch.follows is not None
     assert batch.follows.tolist() == [RANDOM, RANDOM]
     assert (batch.tokens != PAD).sum(1).tolist() == [8, 8]

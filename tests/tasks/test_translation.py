@@ -40,34 +40,8 @@ def test_batch_is_the_text(corpus: PreparedCorpus):
     assert batch.index.tolist() == [0, 1]
     assert batch.predicted_tokens == 7 + 5
     assert {part.dtype for part in batch} == {torch.int64}
-
-
-@pytest.mark.parametrize("world", [1, 2, 3, 5])
-def test_shares_of_all_ranks_are_the_global_batch(corpus: PreparedCorpus, world: int):
-    rows = np.array([4, 0, 8, 5])
-    whole = TranslationRows(corpus, "train")[0, rows]
-    shares = [TranslationRows(corpus, "train", None, rank, world)[0, rows] for rank in range(world)]
-    assert {int(of.predicted_tokens) for of in shares} == {int(whole.predicted_tokens)}
-    assert sum(int((of.target[:, 1:] != PAD).sum()) for of in shares) == whole.predicted_tokens
-    assert sorted([i for of in shares for i in of.index.tolist() if i >= 0]) == [0, 4, 5, 8]
-
-
-def test_blank_row(corpus: PreparedCorpus):
-    batch = TranslationRows(corpus, "train", None, 1, 2)[0, np.array([3])]
-    assert batch.source.tolist() == [[EOS]]
-    assert batch.target.tolist() == [[PAD, PAD]]
-    assert batch.index.tolist() == [-1]
-
-
-def test_sampler_counts_the_longer_side_with_eos(corpus: PreparedCorpus):
-    for _, rows in TranslationRows(corpus, "train", seed=1).sampler(14):
-        longest = max(corpus.lengths("train", c)[rows].max() for c in ("source", "target"))
-        assert len(rows) * longest <= 14
-    without = TranslationRows(corpus, "valid").sampler(14)
-    without.set_epoch(0)
-    first = [rows.tolist() for _, rows in without]
-    without.set_epoch(1)
-    assert [rows.tolist() for _, rows in without] == first
+    blank = TranslationRows(corpus, "train", None, 1, 2)[0, np.array([3])]
+    assert (blank.source.tolist(), blank.target.tolist()) == ([[EOS]], [[PAD, PAD]])
 
 
 class FakeData:
@@ -98,7 +72,7 @@ def scored(
     monkeypatch: pytest.MonkeyPatch, stage: str, hypotheses: list[list[int]], data: FakeData
 ) -> tuple[Translation, dict[str, float]]:
     """Return the task and the scores of the given hypotheses, which the search finds in turn."""
-    task = Translation(ObjectiveConfig(validation_bleu=2))
+    task = Translation(ObjectiveConfig(validation_bleu=len(hypotheses)))
     given = iter(hypotheses)
 
     def found(model: object, rows: torch.Tensor, *_: object) -> list[Hypothesis]:
@@ -164,10 +138,7 @@ def test_no_advice_to_detokenise_and_the_same_scores(monkeypatch, caplog, stage:
     count = 120
     source = FakeData(LINES[:1] * count, ["The dog sees the cat."] * count, tokenized=True)
     rows = [LOWER, [5, 8, 7, 5, 6, 9]] * (count // 2)
-    task = Translation(ObjectiveConfig(validation_bleu=count))
-    monkeypatch.setattr(SEARCH, lambda *_: [Hypothesis(row, 0.0) for row in rows])
-    task.decode(cast(Any, None), pairs(range(count)), stage)
-    scores = task.scores(stage, source, FOUND)
+    task, scores = scored(monkeypatch, stage, rows, source)
     assert caplog.records == []
     texts = [source.tokenizer.decode(row) for row in rows]
     plain = sacrebleu.BLEU(tokenize="none", lowercase=True)
@@ -180,10 +151,7 @@ def test_no_advice_to_detokenise_and_the_same_scores(monkeypatch, caplog, stage:
 def test_advice_on_text_that_should_be_plain_stays(monkeypatch: pytest.MonkeyPatch, caplog) -> None:
     count = 120
     source = FakeData(LINES[:1] * count, LINES[:1] * count, tokenized=False)
-    task = Translation(ObjectiveConfig(validation_bleu=count))
-    monkeypatch.setattr(SEARCH, lambda *_: [Hypothesis(LOWER, 0.0)] * count)
-    task.decode(cast(Any, None), pairs(range(count)), "val")
-    assert task.scores("val", source, FOUND)["val/bleu"] > 99
+    assert scored(monkeypatch, "val", [LOWER] * count, source)[1]["val/bleu"] > 99
     assert any("forgot to detokenize" in record.message for record in caplog.records)
 
 

@@ -128,31 +128,15 @@ def test_all_weights_are_averaged_and_kept(tmp_path: Path, cache: str, interval:
         assert torch.equal(last["current_model_state"][name], raw[name]), name
     path = tmp_path / "checkpoints" / "best.ckpt"
     best = TransformerModule.load_from_checkpoint(path, weights_only=True)
-    assert_close(dict(best.named_parameters()), weights.average(best_step(tmp_path)))
+    assert_close(
+        dict(best.named_parameters()), weights.average(load(tmp_path, "best")["global_step"])
+    )
     result = json.loads((tmp_path / "result.json").read_text())
     evaluated = run(tmp_path / "again", cache, val_check_interval=interval, limit_val_batches=1)
     evaluated.model.build(best.vocab_size)
     evaluated.model.load_state_dict(last["state_dict"])
     found = evaluated.trainer.validate(evaluated.model, evaluated.datamodule, verbose=False)
     assert found[0]["val/nll"] == pytest.approx(result["metrics"]["val/nll"], rel=1e-6)
-
-
-def best_step(folder: Path) -> int:
-    return load(folder, "best")["global_step"]
-
-
-def test_a_schedule_free_run_is_evaluated_like_its_last(tmp_path: Path, cache: str) -> None:
-    """No validation falls on the last step."""
-    _ = fit(tmp_path, cache, free=True)
-    result = json.loads((tmp_path / "result.json").read_text())
-    last = tmp_path / "checkpoints" / "last.ckpt"
-    evaluated = run(tmp_path / "again", cache, free=True)
-    kept = TransformerModule.load_from_checkpoint(last)
-    found = evaluated.trainer.validate(kept, evaluated.datamodule, verbose=False)
-    assert found[0]["val/nll"] == pytest.approx(result["metrics"]["val/nll"], rel=1e-6)
-    kept.load_state_dict(load(tmp_path)["trained_weights"])
-    found = evaluated.trainer.validate(kept, evaluated.datamodule, verbose=False)
-    assert found[0]["val/nll"] != pytest.approx(result["metrics"]["val/nll"], rel=1e-4)
 
 
 def test_an_average_that_is_known_once_built_is_checked_then(tmp_path, cache, monkeypatch) -> None:
@@ -268,12 +252,8 @@ def test_an_average_that_begins_too_late_is_refused(tmp_path: Path, cache: str) 
     late = averaging(update_starting_at_step=7)
     for step, settings in (4, {"val_check_interval": 4}), (6, {"steps": 6}):
         folder = tmp_path / str(step)
-        with pytest.raises(UserError) as caught:
+        with pytest.raises(UserError, match=f"callbacks: EMAWeightAveraging .* by step {step},"):
             fit(folder, cache, late, **settings)
-        assert str(caught.value) == (
-            f"trainer.callbacks: EMAWeightAveraging has averaged nothing by step {step}, where its "
-            "average is evaluated; let it begin before"
-        )
         assert not (folder / "result.json").exists()
         assert not (folder / "checkpoints").exists()
 
@@ -281,17 +261,9 @@ def test_an_average_that_begins_too_late_is_refused(tmp_path: Path, cache: str) 
 def test_a_checkpoint_of_averages_needs_its_callback(tmp_path: Path, cache: str) -> None:
     fit(tmp_path / "with", cache, EMA, steps=2)
     fit(tmp_path / "without", cache, steps=2)
-    for source, callbacks, words in (
-        (
-            "with",
-            [],
-            "holds averaged weights, and trainer.callbacks has no WeightAveraging to continue",
-        ),
-        ("without", [EMA], "holds no averaged weights for EMAWeightAveraging of trainer.callbacks"),
-    ):
+    for source, callbacks in ("with", []), ("without", [EMA]):
         path = tmp_path / source / "checkpoints" / "last.ckpt"
         before = sorted(tmp_path.rglob("*"))
-        with pytest.raises(UserError) as caught:
+        with pytest.raises(UserError, match=f"--ckpt_path {path}: .*averaged weights"):
             run(tmp_path / "next", cache, *callbacks, checkpoint=path)
-        assert str(caught.value).startswith(f"--ckpt_path {path}: {words}")
         assert sorted(tmp_path.rglob("*")) == before

@@ -21,7 +21,7 @@ from lightning_app.training.callbacks.probes import GainLogger, SignalProbe
 from lightning_app.training.module import TransformerModule
 from tests.report.conftest import FakeGrid
 from tests.runs import data, module, trainer
-from tests.training.test_probes import Watch
+from tests.training.test_probes import Watch, assert_unnoticed
 
 ROWS = (
     (1, {"train/loss": 5.0, "epoch": 0.0}),
@@ -92,12 +92,7 @@ def test_pictures_and_histograms_change_no_loss(tmp_path: Path, cache: str, kind
     state = torch.get_rng_state()
     watched, right = fit(tmp_path / "drawn", cache, [GainLogger(), Pictures()], kind)
     assert torch.equal(state, torch.get_rng_state())
-    assert len(plain.losses) == len(watched.losses) == 6
-    assert all(map(torch.equal, plain.losses, watched.losses))
-    for (name, a), b in zip(left.state_dict().items(), right.state_dict().values(), strict=True):
-        assert torch.equal(a, b), name
-    assert plain.consumed == watched.consumed
-    assert watched.hooks == [0] * 6
+    assert_unnoticed((plain, left), (watched, right), 6)
     assert tags(tmp_path / "plain")["images"] == []
     assert not (tmp_path / "plain" / "block.svg").exists()
     svg = (tmp_path / "drawn" / "block.svg").read_text(encoding="utf-8")

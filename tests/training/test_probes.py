@@ -60,11 +60,24 @@ def named(*quantities: str) -> set[str]:
     return {f"probe/{q}/{stack}/{layer}" for q in quantities for stack, layer in layers}
 
 
-def test_every_gain_is_logged() -> None:
-    found = logged("sas", 3)
-    assert set(found) == named("alpha", "beta", "gamma", "attention_branch", "ff_branch")
-    branch = found["probe/ff_branch/encoder/1"]
-    assert float(branch.detach()) == pytest.approx(0.1 * (18 / 3) ** 0.5)
+DECODER = ("decoder/1", "decoder/2")
+GAINS: dict[str, set[str]] = {
+    "sas": named("alpha", "beta", "gamma", "attention_branch", "ff_branch"),
+    "rezero": named("attention_branch"),  # one of all sub-layers
+    "skipinit": named("attention_branch", "ff_branch")
+    | {f"probe/cross_branch/{at}" for at in DECODER},
+    "normformer": named("head_gain") | {f"probe/cross_head_gain/{at}" for at in DECODER},
+    **{name: set() for name in ("post_ln", "pre_ln", "realformer", "parallel")},
+}
+
+
+@pytest.mark.parametrize("name", GAINS)
+def test_every_gain_is_logged(name: str) -> None:
+    found = logged(name, 3)
+    assert set(found) == GAINS[name]
+    if name == "sas":
+        branch = float(found["probe/ff_branch/encoder/1"].detach())
+        assert branch == pytest.approx(0.1 * (18 / 3) ** 0.5)
 
 
 @pytest.mark.parametrize(
@@ -105,22 +118,6 @@ def test_histograms_hold_every_head_of_every_layer() -> None:
     assert set(drawn) == {"gains/alpha", "gains/beta", "gains/gamma"}
     assert len(drawn["gains/alpha"]) == (3 + 2) * 2
     assert drawn["gains/beta"].tolist() == [1, 2, 3, 1, 2]
-
-
-@pytest.mark.parametrize("preset", ["post_ln", "pre_ln", "realformer", "parallel"])
-def test_blocks_without_gains_show_none(preset: str) -> None:
-    assert logged(preset, 2) == {}
-
-
-def test_a_gain_that_sub_layers_share_is_shown_once() -> None:
-    assert set(logged("rezero", 3)) == named("attention_branch")
-    decoder = {f"probe/cross_branch/decoder/{layer}" for layer in (1, 2)}
-    assert set(logged("skipinit", 3)) == named("attention_branch", "ff_branch") | decoder
-
-
-def test_gains_of_heads_are_shown() -> None:
-    decoder = {f"probe/cross_head_gain/decoder/{layer}" for layer in (1, 2)}
-    assert set(logged("normformer", 3)) == named("head_gain") | decoder
 
 
 def test_gains_of_projections_are_shown_as_their_ratio() -> None:
@@ -199,19 +196,24 @@ def fit(
     return watch, trained
 
 
+def assert_unnoticed(plain: Any, watched: Any, steps: int) -> None:
+    """Two runs with the same bits: a watch and a trained module of each."""
+    (one, left), (two, right) = plain, watched
+    assert len(one.losses) == len(two.losses) == steps
+    assert all(map(torch.equal, one.losses, two.losses))
+    for (name, a), b in zip(left.state_dict().items(), right.state_dict().values(), strict=True):
+        assert torch.equal(a, b), name
+    assert one.consumed == two.consumed
+    assert one.hooks == two.hooks == [0] * steps
+
+
 @pytest.mark.parametrize("kind", ["translation", "masked_lm", "causal_lm"])
 def test_probing_changes_no_bit_of_a_loss(tmp_path: Path, cache: str, kind: str) -> None:
     plain, left = fit(tmp_path / "plain", cache, None, kind)
     state = torch.get_rng_state()
     watched, right = fit(tmp_path / "probed", cache, SignalProbe(), kind)
     assert torch.equal(state, torch.get_rng_state())
-    assert len(plain.losses) == len(watched.losses) == 12
-    for before, after in zip(plain.losses, watched.losses, strict=True):
-        assert torch.equal(before, after)
-    for (name, a), b in zip(left.state_dict().items(), right.state_dict().values(), strict=True):
-        assert torch.equal(a, b), name
-    assert plain.consumed == watched.consumed
-    assert plain.hooks == watched.hooks == [0] * 12
+    assert_unnoticed((plain, left), (watched, right), 12)
     assert {row.step for row in from_csv(tmp_path / "probed" / "probes.csv")} == {1, 2, 5, 10}
     assert not (tmp_path / "plain" / "probes.csv").exists()
 

@@ -106,6 +106,7 @@ def test_a_metric_that_is_not_known_is_the_users_mistake(tmp_path: Path, cache: 
         fit(tmp_path, cache, pruning(tmp_path, "val/bleu"))
 
 
+@pytest.mark.in_turn(3)
 @pytest.mark.filterwarnings("ignore:Checkpoint directory")
 @pytest.mark.parametrize("said", [5, 6, 7])
 def test_reporting_and_ending_change_nothing(tmp_path: Path, cache: str, said: int) -> None:

@@ -34,6 +34,7 @@ def train(folder: Path, cache: str, *ranks_have: tuple[str, int]) -> list[tuple[
     return [(rank.returncode, text) for rank, text in zip(ranks, said, strict=True)]
 
 
+@pytest.mark.in_turn(2)
 @pytest.mark.parametrize(
     ("second", "what"), [(("f123456789abcdef", 175), "configs"), (("0123456789abcdef", 12), "data")]
 )

@@ -129,6 +129,7 @@ MATRIX = [(interval, *stop) for interval in (EACH_STEP, 3, NEVER) for stop in ST
 
 
 @pytest.mark.in_turn(2)
+@pytest.mark.in_turn(2)
 @pytest.mark.parametrize(
     ("interval", "stop", "number"),
     [
@@ -142,14 +143,12 @@ def test_a_stopped_run_goes_on_to_the_same_weights(
     assert_exact(tmp_path, cache, whole, stop, At(stop, lambda: send(number)), interval)
 
 
+@pytest.mark.in_turn(3)
 @pytest.mark.parametrize(("stop", "validation"), [(2, False), (EPOCH + 1, True), (STEPS, True)])
 def test_a_schedule_free_run_with_a_growing_batch_goes_on_to_the_same_weights(
     tmp_path: Path, cache: str, stop: int, validation: bool
 ) -> None:
-    """Stopped with the trained weights in the model, or with those of a validation.
-
-    How often a run validates changes no bit of its training.
-    """
+    """Stopped with the trained weights in the model, or with those of a validation."""
     undisturbed = fit(tmp_path / "whole", cache, by=FREE, val_check_interval=100).state_dict()
     signals = At(stop, lambda: send(signal.SIGINT), validation=validation)
     ended = stop if not validation or stop == STEPS else stop + 1
@@ -157,11 +156,7 @@ def test_a_schedule_free_run_with_a_growing_batch_goes_on_to_the_same_weights(
 
 
 def test_a_schedule_free_run_evaluates_its_average(tmp_path: Path, cache: str) -> None:
-    """x_t, the mean of z_1 .. z_t weighted by the square of the largest rate so far, in
-    validations, checkpoints and at the end; y_t = 0.1 z_t + 0.9 x_t is trained.
-
-    Validations are after steps 5 and 10, and the last checkpoint is written at step 12 without one.
-    """
+    """x_t, the mean of z by squared rates; y_t = 0.1 z_t + 0.9 x_t is trained."""
     z: list[Weights] = []
     seen: dict[str, list[Weights]] = {"trained": [], "validated": []}
 
@@ -210,6 +205,7 @@ def test_a_schedule_free_run_evaluates_its_average(tmp_path: Path, cache: str) -
     assert all(torch.equal(loaded[name], kept["state_dict"][name]) for name in averages[-1])
 
 
+@pytest.mark.in_turn(2)
 @pytest.mark.parametrize(
     ("during", "stop", "number"),
     [

@@ -255,6 +255,7 @@ def test_quantities_of_passes_equal_direct_ones() -> None:
     assert found[place] == pytest.approx(float(largest.max()))
 
 
+@pytest.mark.in_turn(3)
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize(
     ("kind", "settings", "limit"),
@@ -388,32 +389,23 @@ def test_a_resumed_run_has_the_rows_of_an_undisturbed_one(tmp_path: Path, cache:
 
 
 def test_loggers_get_those_of_the_model_and_of_stacks(tmp_path: Path, cache: str) -> None:
-    logger = CSVLogger(tmp_path, name="", version="")
+    logger = [
+        CSVLogger(tmp_path, name="", version=""),
+        TensorBoardLogger(tmp_path, name="", version=""),
+    ]
     fit(tmp_path, cache, UpdateProbe(steps=[2], pass_steps=[2]), logger=logger, max_steps=2)
     header = (tmp_path / "metrics.csv").read_text().partition("\n")[0].split(",")
-    quantities = ("momentum_cosine", "gradient_cosine", "update_rms", "update_rms_noise")
-    quantities += (
-        "row_angle",
-        "inverse_root_spread",
-        "below_eps",
-        "local_smoothness",
-        "relative_change",
-    )
-    expected = {f"probe/{quantity}/model" for quantity in quantities}
-    for quantity in ("representation_change", "output_change"):
-        expected |= {f"probe/{quantity}/{stack}" for stack in ("encoder", "decoder")}
+    of_model = "momentum_cosine gradient_cosine update_rms update_rms_noise row_angle "
+    of_model += "inverse_root_spread below_eps local_smoothness relative_change"
+    stacks = {
+        f"probe/{quantity}/{stack}"
+        for quantity in ("representation_change", "output_change")
+        for stack in ("encoder", "decoder")
+    }
+    expected = {f"probe/{quantity}/model" for quantity in of_model.split()} | stacks
     assert {name for name in header if name.startswith("probe/")} == expected
-
-
-def test_event_files_get_what_the_charts_draw(tmp_path: Path, cache: str) -> None:
-    """Quantities of a stack too: they exist for no whole model."""
-    logger = TensorBoardLogger(tmp_path, name="", version="")
-    fit(tmp_path, cache, UpdateProbe(steps=[2], pass_steps=[2]), logger=logger, max_steps=2)
-    read = EventAccumulator(str(tmp_path)).Reload()
-    tags = {tag for tag in read.Tags()["scalars"] if tag.startswith("probe/")}
-    assert "probe/update_rms/model" in tags
-    for quantity in ("representation_change", "output_change"):
-        assert {f"probe/{quantity}/{stack}" for stack in ("encoder", "decoder")} <= tags
+    drawn = {*EventAccumulator(str(tmp_path)).Reload().Tags()["scalars"]}
+    assert {"probe/update_rms/model", *stacks} <= drawn
 
 
 @pytest.mark.parametrize("name", ["steps", "pass_steps", "curvature_steps"])

@@ -1,13 +1,15 @@
-"""What happened inside: the numbers of `probes.csv`, of the runs they say."""
+"""Probes, curves of the loss, parameters, speed and memory: the numbers of the runs."""
+
+import csv
+import re
 
 import pytest
 
 from lightning_app.report import write
+from lightning_app.report.figures import sheet, training
+from lightning_app.report.write import ALL_POINTS, FEWEST_POINTS, POINTS
+from tests.report.conftest import PRESET, RATE, SEED, WARMUP
 
-PRESET = "model.block.preset"
-WARMUP = "model.schedule.warmup_steps"
-RATE = "model.optimizer.lr"
-SEED = "seed_everything"
 AXES = {SEED: [1, 2], PRESET: ["post_ln", "sas"], WARMUP: [0, 60], RATE: [1e-3, 4e-3]}
 STEPS = (1, 10, 100)
 LAYERS = (1, 2, 3)
@@ -74,13 +76,7 @@ def test_a_stalled_run_stands_beside_its_twin(probed, draw):
     assert len(table) == 2 * (2 * (4 + 3) * 3 + 2)
 
 
-def test_runs_without_probes_have_no_such_figure(make_grid, draw):
-    drawn = draw(make_grid(outcome, AXES).folder)
-    assert not [d for d in drawn.list if d.question == "inside"]
-
-
 def test_a_stall_without_a_twin_has_no_panels(make_grid, draw, table):
-    """Neither where all stalled, nor where none did, nor where the twin was not probed."""
     for name, end, probed_warmups in (
         ("all", lambda a: 4.5, (0, 60)),
         ("none", lambda a: 2.0, (0, 60)),
@@ -95,8 +91,8 @@ def test_a_stall_without_a_twin_has_no_panels(make_grid, draw, table):
         assert "resources" in drawn.names
 
 
+@pytest.mark.slow
 def test_variants_that_are_not_drawn_are_named(make_grid, draw, table, monkeypatch):
-    """Twins of three variants, room for two."""
     monkeypatch.setattr(write, "FIGURES", 2)
     axes = {SEED: [1], PRESET: ["a", "b", "c"], WARMUP: [0, 60]}
     fake = make_grid(lambda a: 2.0 if a[WARMUP] else 4.5, axes, curves=False)
@@ -153,3 +149,102 @@ def test_explanations_show_the_shortest_and_the_longest_warmup(make_grid, draw, 
 
 def test_signals_alone_are_not_drawn_by_explanation(probed, draw):
     assert not [d for d in draw(probed.folder).list if d.path.stem.startswith("explanations")]
+
+
+def column(path, name):
+    """Step and value of one column of a `metrics.csv`."""
+    with path.open(newline="") as file:
+        rows = [(int(row["step"]), row[name]) for row in csv.DictReader(file)]
+    return {step: float(value) for step, value in rows if value}
+
+
+@pytest.mark.parametrize(("fewest", "tag"), [(5, "train/nll"), (4, "val/nll")])
+def test_curves_are_those_of_the_runs(make_grid, draw, outcome, monkeypatch, fewest, tag):
+    monkeypatch.setattr(training, "FEWEST", fewest)
+    fake = make_grid(outcome)
+    table = draw(fake.folder).table("training")
+    found = {
+        run: dict(zip(rows["step"], rows[tag], strict=True))
+        for run, rows in table[table["mark"] == "run"].groupby("run")
+    }
+    truth = {cell["name"]: column(fake.run(cell) / "metrics.csv", tag) for cell in fake.cells}
+    assert found == truth
+    means = table[table["mark"] == "mean"].set_index(["variant", "warmup", "step"])[tag]
+    names = [c["name"] for c in fake.cells if (c["axes"][PRESET], c["axes"][WARMUP]) == ("sas", 0)]
+    assert len(names) == 5
+    assert means["sas", 0, 100] == pytest.approx(sum(truth[run][100] for run in names) / 5)
+
+
+def test_the_mean_ends_where_a_run_ends(make_grid, draw, table):
+    fake = make_grid(lambda a: 2.0, {SEED: [1, 2]}, curves=False)
+    for cell, last in zip(fake.cells, (50, 100), strict=True):
+        rows = [{"step": s, "train/nll": 5 - s / 100} for s in range(10, last + 1, 10)]
+        table(fake.run(cell) / "metrics.csv", [*rows, {"step": last + 1, "train/nll": "nan"}])
+    drawn = draw(fake.folder).table("training")
+    assert drawn[drawn["mark"] == "mean"]["step"].max() == 50
+    assert drawn["step"].max() == 100
+
+
+def test_single_curves_have_fewer_points_where_there_are_many(make_grid, draw, table):
+    seeds = ALL_POINTS // POINTS + 100
+    most = ALL_POINTS // seeds
+    longest = []
+    for name, count in (("few", 2), ("many", seeds)):
+        fake = make_grid(lambda a: 2.0, {SEED: list(range(count))}, curves=False, name=name)
+        rows = [{"step": step, "train/nll": 4 + step % 2} for step in range(1, POINTS + 1)]
+        for cell in fake.cells:
+            table(fake.run(cell) / "metrics.csv", rows)
+        text = draw(fake.folder, name).svg("training")
+        lines = re.findall(r'<path d="(M [^"]+)"[^>]*stroke-opacity: 0.3', text)
+        assert len(lines) == count
+        longest.append(max(line.count("L ") for line in lines) + 1)
+        means = re.findall(r'<path d="(M [^"]+)"[^>]*stroke-width: 1.9', text)
+        assert max(mean.count("L ") for mean in means) > most
+    few, many = longest
+    assert POINTS <= few <= POINTS + 1
+    assert FEWEST_POINTS < many <= most + 2  # the last point is kept in any case
+
+
+FOUR = {SEED: [1, 2], PRESET: ["post_ln", "sas"], WARMUP: [0, 60], RATE: [1e-3, 4e-3]}
+
+
+def test_numbers_are_those_of_the_runs(make_grid, draw):
+    fake = make_grid(lambda a: 2.0, FOUR, curves=False)
+    truth = {}
+    for number, cell in enumerate(fake.cells):
+        parameters = 400_000 if cell["axes"][PRESET] == "post_ln" else 300_000
+        values = {"parameters": parameters, "peak_memory_bytes": (number + 1) << 20}
+        fake.edit(number, {"train/tokens_per_second": 1000.0 + number}, **values)
+        truth[cell["name"]] = values | {"tokens_per_second": 1000.0 + number}
+    drawn = draw(fake.folder)
+    table = drawn.table("resources")
+    runs = table[table["mark"] == "run"].pivot(index="run", columns="quantity", values="value")
+    assert runs.to_dict("index") == truth
+    means = table[table["mark"] == "mean"].set_index(["quantity", "variant"])
+    assert set(means["n"]) == {8}
+    assert means.loc[("parameters", "sas"), "value"] == 300_000
+    ours = [n for n, cell in enumerate(fake.cells) if cell["axes"][PRESET] == "sas"]
+    speed = sum(1000.0 + n for n in ours) / 8
+    assert means.loc[("tokens_per_second", "sas"), "value"] == pytest.approx(speed)
+    assert drawn.by_name["resources"].lr is None
+    assert "noisy" in drawn.by_name["resources"].limits
+    assert len(drawn.by_name["resources"].cells) == 16
+
+
+def test_runs_of_several_devices_are_no_comparison(make_grid, draw):
+    fake = make_grid(lambda a: 2.0, FOUR, curves=False)
+    fake.edit(0, device="NVIDIA H200")
+    assert "2 kinds of device" in draw(fake.folder).by_name["resources"].limits
+
+
+def test_very_many_runs_are_few_nodes_of_the_page(make_grid, draw, monkeypatch):
+    fake = make_grid(lambda a: 2.0, FOUR, curves=False)
+    linked = draw(fake.folder).svg("resources")
+    monkeypatch.setattr(sheet, "MOST", 3)
+    drawn = draw(fake.folder)
+    text = drawn.svg("resources")
+    paths = re.findall(r'<path d="([^"]+)"[^>]*stroke-linecap: round', text)
+    assert [path.count("M ") for path in paths] == [8] * 4  # two variants, two quantities
+    assert linked.count("<title>") == 32
+    assert text.count("<title>") == 0
+    assert len(drawn.table("resources")) == 32 + 4

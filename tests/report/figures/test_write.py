@@ -12,11 +12,8 @@ from lightning_app.report.figures import sheet
 from lightning_app.report.figures.sheet import LETTERS, MOST_PANELS, drawn_slices, thinned, wrapped
 from lightning_app.report.results import read_results
 from lightning_app.report.write import QUESTIONS
+from tests.report.conftest import PRESET, RATE, SEED, WARMUP
 
-PRESET = "model.block.preset"
-WARMUP = "model.schedule.warmup_steps"
-RATE = "model.optimizer.lr"
-SEED = "seed_everything"
 SVG = "{http://www.w3.org/2000/svg}"
 LINK = "{http://www.w3.org/1999/xlink}href"
 
@@ -27,9 +24,9 @@ def test_settings_of_matplotlib_stay_as_they_were(make_grid, draw):
     assert dict(matplotlib.rcParams) == before
 
 
+@pytest.mark.slow
 @pytest.mark.pdf_files
 def test_same_runs_same_bytes(make_grid, draw, outcome):
-    """All three files of every figure, without a date or a path of this machine."""
     folder = make_grid(outcome, {SEED: [1, 2], WARMUP: [0, 60], RATE: [1e-3, 4e-3]}).folder
     first, second = draw(folder, "first"), draw(folder, "second")
     assert first.names == second.names != []
@@ -65,7 +62,6 @@ def test_figures_come_by_question(make_grid, draw, outcome):
 
 
 def test_figures_that_are_no_more_are_removed(make_grid, draw, outcome):
-    """With all three files; what someone else has put there stays."""
     axes = {SEED: [1, 2], WARMUP: [0, 60], RATE: [1e-3, 4e-3]}
     first = draw(make_grid(outcome, axes).folder)
     (first.out / "loss_by_warmup_mine.svg").write_text("mine")
@@ -76,11 +72,10 @@ def test_figures_that_are_no_more_are_removed(make_grid, draw, outcome):
     wanted |= {"forest-narrow.svg", "loss_by_warmup_mine.svg"}
     assert {path.name for path in first.out.iterdir()} == wanted
     assert "loss_by_warmup" in second.names
-    assert "rate_by_warmup" not in second.names
+    assert not {"rate_by_warmup", "loss_by_rate"} & {*second.names}
 
 
 def test_every_run_is_linked_and_described(make_grid, draw, outcome):
-    """Each run of the plan has one mark that leads to its folder and says what it is."""
     fake = make_grid(outcome)
     drawn = draw(fake.folder)
     root = ElementTree.fromstring(drawn.svg("loss_by_warmup"))
@@ -95,13 +90,6 @@ def test_every_run_is_linked_and_described(make_grid, draw, outcome):
         assert told.startswith(f"{cell.variant}, warm-up {cell.warmup}, lr 0.004, seed {cell.seed}")
         assert f"{cell.loss:.4f}" in told
         assert ("stalled" in told) == (cell.state == "diverged")
-
-
-def test_links_of_very_many_runs_are_left_out(make_grid, draw, monkeypatch):
-    fake = make_grid(lambda a: 2.0, {SEED: [1, 2, 3], WARMUP: [0, 60]})
-    assert draw(fake.folder).svg("loss_by_warmup").count("<title>") == 6
-    monkeypatch.setattr(sheet, "MOST", 5)
-    assert draw(fake.folder).svg("loss_by_warmup").count("<title>") == 0
 
 
 def test_words_of_a_name_stay_words(make_grid, draw):
@@ -134,7 +122,6 @@ def test_nothing_is_drawn_outside_the_canvas(make_grid, draw, variants):
 
 
 def test_no_more_panels_are_drawn_than_a_page_can_hold(make_grid):
-    """Whole combinations of the other axes, in their order; the first one in any case."""
     presets, widths = ["post_ln", "pre_ln", "sas"], list(range(100, 100 + MOST_PANELS // 3 + 9))
     axes = {SEED: [1], PRESET: presets, "model.architecture.model_dim": widths}
     grid = read_results(make_grid(lambda a: 2.0, axes, curves=False).folder)
@@ -175,11 +162,9 @@ def test_long_names_are_broken_and_kept(name):
     assert "".join(lines) == name
     assert max(map(len, lines)) <= LETTERS
     assert all(lines)
-
-
-def test_names_are_broken_where_their_parts_meet():
-    lines = wrapped("sas+shaped_attention=null+norm=rms_norm").split("\n")
-    assert lines == ["sas+", "shaped_attention=null+", "norm=rms_norm"]
+    if name.startswith("sas+"):  # where its parts meet
+        assert lines[0] == "sas+"
+        assert lines[-1] == "norm=rms_norm"
 
 
 def test_nothing_finished_is_no_figure(make_grid, draw):
@@ -206,7 +191,6 @@ ENDS = {
 @pytest.mark.parametrize("axes", DEGENERATE.values(), ids=DEGENERATE)
 @pytest.mark.parametrize("end", ENDS.values(), ids=ENDS)
 def test_degenerate_grids_are_drawn_as_far_as_they_go(make_grid, draw, axes, end):
-    """And every run with a loss is in the first figures."""
     grid = read_results(make_grid(end, axes, curves=False, sensitivity={}).folder)
     drawn = draw(grid.folder)
     first = [name for name in drawn.names if name in ("loss_by_warmup", "loss_by_rate")]
@@ -215,14 +199,8 @@ def test_degenerate_grids_are_drawn_as_far_as_they_go(make_grid, draw, axes, end
 
 
 def test_a_run_that_is_ok_without_a_loss_is_not_drawn(make_grid, draw):
-    import json
-
     fake = make_grid(lambda axes: 2.0, {SEED: [1, 2], WARMUP: [0, 60], RATE: [1e-3, 4e-3]})
-    path = fake.run(fake.cells[0]) / "result.json"
-    record = json.loads(path.read_text())
-    record["metrics"] = {"val/nll": None}
-    del record["parameters"], record["device"]
-    path.write_text(json.dumps(record))
+    fake.edit(0, {"val/nll": None}, parameters=None, device=None)
     drawn = draw(fake.folder)
     table = drawn.table("loss_by_rate")
     assert fake.cells[0]["name"] not in set(table["run"].dropna())
