@@ -1,6 +1,7 @@
 """Fixtures that every test folder shares."""
 
 import gc
+import math
 import os
 import signal
 import sys
@@ -8,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 # One thread per process, set before torch reads it: sums in a fixed order, and no threads that spin
 # while another process has the core they wait for, which makes a step take ten times as long.
@@ -49,20 +51,23 @@ def pytest_collection() -> Generator[None, Any, Any]:
 
 @pytest.hookimpl(tryfirst=True)  # before tests are selected by their marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark all cases but every n-th as slow where a test is marked in_turn(n), and all cases but
+    """Mark all cases but an n-th part as slow where a test is marked in_turn(n), and all cases but
     REPRESENTATIVES of a test of most presets that is marked neither so nor all_presets.
 
-    Which cases run in turn depends on the name of the test, so that such tests begin with different
-    ones.
+    The part is drawn by the digests of the names, so that it has all values of several axes.
     """
     cases = [item for item in items if isinstance(item, pytest.Function) and _indices(item)]
     tested = defaultdict[tuple[Path, str], set[int]](set)
+    drawn = defaultdict[tuple[Path, str], list[int]](list)
     for item in cases:
         tested[item.path, item.originalname].add(_indices(item).get("preset", 0))
+        if item.get_closest_marker("slow") is None:
+            drawn[item.path, item.originalname].append(crc32(item.name.encode()))
     for item in cases:
         own = item.get_closest_marker("in_turn")
         if own is not None:
-            slow = (sum(_indices(item).values()) + len(item.originalname)) % own.args[0] != 0
+            draws = sorted(drawn[item.path, item.originalname])
+            slow = crc32(item.name.encode()) not in draws[: math.ceil(len(draws) / own.args[0])]
         else:
             slow = (
                 item.get_closest_marker("all_presets") is None

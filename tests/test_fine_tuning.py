@@ -54,8 +54,7 @@ def on_one_and_two(tree: dict[str, Any], folder: Path, **fields: Any) -> tuple[A
     return single, double
 
 
-@pytest.mark.in_turn(2)
-@pytest.mark.in_turn(2)
+@pytest.mark.in_turn(4)
 @pytest.mark.parametrize("name", ["mrpc", "cola", "stsb", "mnli"])
 def test_two_ranks_give_the_metric_of_one_exactly(tmp_path: Path, name: str) -> None:
     """71 rows on two ranks, each of them once; the scores again from rows computed alone."""

@@ -126,13 +126,12 @@ def reference_of(spec: AuxiliarySpec, done: int, total: int) -> Auxiliary:
     return Auxiliary(**weights, own_tables=spec.own_tables, progress=progress, smoothing=SMOOTHING)
 
 
-@pytest.mark.in_turn(5)
+@pytest.mark.in_turn(10)
 @pytest.mark.parametrize(
     ("preset", "own", "cap"),
     [*((name, False, None) for name in PRESETS), ("pre_ln", True, None), ("pre_ln", True, 1.5)],
 )
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.in_turn(2)
 def test_loss_and_slopes_are_right(kind: str, preset: str, own: bool, cap: float | None) -> None:
     """With three layers: both of the lower ones predict at .1, the second alone at .2."""
     spec = spec_of(kind, own=own)

@@ -132,12 +132,11 @@ every_carry = pytest.mark.parametrize(
 )
 
 
-@pytest.mark.in_turn(6)
+@pytest.mark.in_turn(24)
 @pytest.mark.parametrize("positions", ["sinusoidal", "rope"])
 @every_carry
 @pytest.mark.unchecked_shapes
 @torch.no_grad()
-@pytest.mark.in_turn(4)
 def test_beams_that_share_a_cache_go_on_from_their_own_prefixes(
     float64: None, preset: str, carry: Any, positions: Any
 ) -> None:
@@ -179,7 +178,7 @@ def carried_types(carry: Carry | None) -> list[torch.dtype]:
     return [part.dtype for part in (carry if isinstance(carry, QueryKeySums) else [carry.scores])]
 
 
-@pytest.mark.in_turn(6)
+@pytest.mark.in_turn(18)
 @pytest.mark.parametrize("rotary", [False, True])
 @pytest.mark.parametrize(
     "block",
@@ -193,7 +192,6 @@ def carried_types(carry: Carry | None) -> list[torch.dtype]:
         pytest.param(BlockConfig(scores="cosine", sink="learned"), id="cosine"),
     ],
 )
-@pytest.mark.in_turn(3)
 def test_bfloat16_stays_near_and_carries_float32(block: BlockConfig, rotary: bool) -> None:
     model = tiny.translator(block, **{"positions": "rope", "model_dim": 12} if rotary else {})
     for part in model.modules():

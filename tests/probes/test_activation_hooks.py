@@ -281,10 +281,9 @@ def outputs(model: nn.Module, inputs: tuple[Tensor, Tensor]) -> Iterator[Tensor]
             yield parameter.grad.clone()
 
 
-@pytest.mark.in_turn(6)
+@pytest.mark.in_turn(24)
 @pytest.mark.parametrize("preset", PRESETS)
 @pytest.mark.parametrize("positions", ["sinusoidal", "rope"])
-@pytest.mark.in_turn(4)
 def test_hooks_change_no_bit_and_are_removed(preset: str, positions: str) -> None:
     heads = 2 if preset == "differential" else 1
     architecture: dict[str, Any] = {"model_dim": 12, "num_heads": heads}

@@ -45,10 +45,9 @@ def dense(model: nn.Module, batch, scales: Tensor | None, eps: float) -> Tensor:
     return torch.linalg.eigvalsh(root[:, None] * hessian * root)
 
 
-@pytest.mark.in_turn(2)
+@pytest.mark.in_turn(4)
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("preset", ["post_ln", "pre_ln", "realformer", "sas"])
-@pytest.mark.in_turn(2)
 def test_it_is_the_top_of_the_dense_spectrum(preset: str) -> None:
     model, batch = randomise(translator(preset, **SIZES)), pairs()
     found = preconditioned_sharpness(model, objective(), batch, eps=1e-3)
@@ -79,9 +78,8 @@ def test_the_top_is_found_below_a_larger_negative_end(spectrum: tuple[float, ...
     assert found.value == pytest.approx(spectrum[0], rel=1e-3)
 
 
-@pytest.mark.in_turn(4)
+@pytest.mark.in_turn(16)
 @pytest.mark.parametrize("preset", sorted(PRESETS.keys() - {"gpas", "sigma_reparam"}))
-@pytest.mark.in_turn(4)
 def test_every_preset_has_a_second_derivative(preset: str) -> None:
     model = randomise(translator(preset, **SIZES))
     assert math.isfinite(preconditioned_sharpness(model, objective(), pairs(), eps=1e-3).value)

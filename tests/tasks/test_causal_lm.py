@@ -370,6 +370,7 @@ def real(folder: Path, cache: Path, name: str, tokenizer: Any) -> PreparedCorpus
     return prepare(DataConfig(name=name, task="causal_lm", tokenizer=tokenizer, **where))
 
 
+@pytest.mark.slow
 # Over 5 s: ten million bytes.
 def test_wikitext2_has_the_published_counts(shared_data: Path, tmp_path: Path) -> None:
     """Merity et al. 2017: 2,088,628 / 217,646 / 245,569 tokens, the end of a line one; articles."""

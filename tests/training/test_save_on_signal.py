@@ -128,8 +128,7 @@ FIRST = {(EACH_STEP, *STOPS[3]), (NEVER, *STOPS[4])}
 MATRIX = [(interval, *stop) for interval in (EACH_STEP, 3, NEVER) for stop in STOPS]
 
 
-@pytest.mark.in_turn(2)
-@pytest.mark.in_turn(2)
+@pytest.mark.in_turn(4)
 @pytest.mark.parametrize(
     ("interval", "stop", "number"),
     [
