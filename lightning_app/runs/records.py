@@ -585,7 +585,7 @@ def column_names(path: Path) -> list[str]:
         return []
     with path.open("rb") as file:
         line = file.readline(_LONGEST_LINE).decode(errors="replace")
-    return next(csv.reader([line.rstrip()]), [])
+    return next(csv.reader(line.splitlines()), [])  # a damaged line may hold a lone \r
 
 
 def check_table(data: bytes) -> None:
