@@ -11,6 +11,7 @@ from lightning_app.runs.folder import RunFolder
 from lightning_app.runs.records import (
     OtherVersion,
     Unsound,
+    column_names,
     is_sealed,
     read_json,
     read_pruned,
@@ -228,3 +229,11 @@ def test_a_pipe_is_not_waited_for(run: RunFolder) -> None:
     os.mkfifo(run.result)
     with pytest.raises(Unsound, match="is not a"):
         read_result(run.result, ID)
+
+
+@pytest.mark.parametrize("line", [b"step,a\rb,c\n", b"[" * 200_000 + b"\n", b"", b"\x00\xff\n"])
+def test_a_damaged_line_of_names_ends_nothing(run: RunFolder, line: bytes) -> None:
+    run.metrics.write_bytes(line)
+    assert "step" not in column_names(run.metrics)
+    run.metrics.write_bytes(b"step,val/nll\n")
+    assert column_names(run.metrics) == ["step", "val/nll"]

@@ -580,12 +580,15 @@ def _whole(text: str) -> int | None:
 
 
 def column_names(path: Path) -> list[str]:
-    """The names of a table's columns, from its first line."""
+    """The names of a table's columns, from its first line; none where it is damaged."""
     if not path.is_file():
         return []
     with path.open("rb") as file:
         line = file.readline(_LONGEST_LINE).decode(errors="replace")
-    return next(csv.reader(line.splitlines()), [])  # a damaged line may hold a lone \r
+    try:
+        return next(csv.reader([line.rstrip()]), [])
+    except csv.Error:  # a damaged line, which `check_table` reports
+        return []
 
 
 def check_table(data: bytes) -> None:
