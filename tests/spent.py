@@ -5,6 +5,7 @@ those that are killed with their parents are missing.
 """
 
 import resource
+import time
 from collections.abc import Generator
 
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from tests import warm
 
 LIMIT = 8.0  # processor seconds of a test that is neither slow nor dear
+LOOP = 0.15  # processor seconds of the loop of `slowness`
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -25,6 +27,13 @@ def spent() -> float:
     return sum(part.ru_utime + part.ru_stime for part in parts) + warm.ended_seconds()
 
 
+def slowness() -> float:
+    """The time of a loop here and now over that on a Xeon at rest; at least 1."""
+    before = time.process_time()
+    sum(number * number for number in range(2_000_000))
+    return max(1.0, (time.process_time() - before) / LOOP)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None]:
     """Note what the test itself spends, and fail it above LIMIT; its fixtures may serve others."""
@@ -35,7 +44,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None]:
         seconds = spent() - before
         item.user_properties.append(("processor seconds", seconds))
     marks = {mark.name for mark in item.iter_markers()}
-    if seconds > LIMIT and not marks & {"slow", "dear"}:
+    if seconds > LIMIT and not marks & {"slow", "dear"} and seconds > LIMIT * slowness():
         pytest.fail(
             f"{seconds:.1f} processor seconds; make it cheaper, slow, or dear with a reason"
         )
