@@ -64,7 +64,7 @@ STEPS = at(
     "blocks/test_halting.py", "models/test_reference_steps.py", "models/test_shared_steps.py"
 )
 SPANS = at("models/test_localised_span.py")
-SOFTMAX = at("blocks/test_softmax_parts.py", "models/test_family_combinations.py")
+SOFTMAX = at("blocks/test_softmax_parts.py", "models/test_reference.py")
 MEMORY = at("models/test_memory.py", "tasks/test_causal_streams.py")
 ADAPTIVE = at("models/test_adaptive_span.py")
 SQUAD_FILES = at("data/test_squad.py")
