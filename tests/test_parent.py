@@ -360,7 +360,6 @@ def test_a_grid_may_name_a_parent(tmp_path: Path, tree: dict[str, Any], parents:
 
 
 # Over 5 s: two parents and their children are trained.
-@pytest.mark.in_turn(2)
 @pytest.mark.parametrize("preset", ["admin", "prores"])
 def test_a_first_step_sets_the_parents(tmp_path: Path, tree: dict[str, Any], preset: str) -> None:
     """A fresh run measures Admin's skips, and lets ProRes's branches rise from nearly nothing."""
