@@ -72,8 +72,8 @@ SQUAD_ROWS = at("tasks/test_question_rows.py")
 SQUAD_MODEL = at("models/test_span_predictor.py")
 SQUAD_RUNS = at("test_squad.py")
 PRESETS = at("blocks/test_presets.py", "models/test_reference.py")
-LOSS = at("objectives", "tasks")
-TASKS = at("objectives", "tasks", "test_module.py")
+LOSS = at("models/test_chunked_cross_entropy.py", "tasks")
+TASKS = at("tasks", "test_module.py", "models/test_chunked_cross_entropy.py")
 BATCHES = at(
     "data/test_batching.py",
     "data/test_cutting.py",
