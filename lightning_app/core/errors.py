@@ -52,7 +52,9 @@ def meant(names: Iterable[str]) -> str:
 
 def absent(path: Path) -> str:
     """Return the line for a path that leads nowhere, with the nearest name in its folder."""
-    beside = (each.name for each in path.parent.iterdir()) if path.parent.is_dir() else ()
+    beside: list[str] = []
+    with suppress(OSError):  # no such folder, or an unreadable one
+        beside = [each.name for each in path.parent.iterdir()]
     return f"there is no such file{nearest(path.name, beside)}"
 
 
