@@ -29,6 +29,10 @@ OUTSIDE = (
     "CONTRIBUTING.md",
 )
 LINK = re.compile(r"(?<=\]\()[^)\s#:]+")
+PICTURE = re.compile(
+    r'<picture>\s*<source [^>]*srcset="([^"]+)">\s*<img alt="([^"]*)" src="([^"]+)">\s*</picture>'
+)
+SIGNATURE = re.compile(r"(^::: .+\n(?: {4}.+\n)?)\n(?:> .+\n)+", re.M)
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -41,7 +45,10 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Turn the links of the repository into links of the site."""
+    """Turn links of the repository into links of the site; drop the lines of `api_page.py`.
+
+    A picture follows the colours that the reader has chosen on the site, not those of the browser.
+    """
     source = page.file.src_uri
     assert page.file.abs_src_path is not None
     folder = Path(page.file.abs_src_path).parent.relative_to(ROOT).as_posix()
@@ -51,4 +58,5 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         there = target.removeprefix(f"{DOCS}/")
         return posixpath.relpath(there, posixpath.dirname(source) or ".")
 
-    return LINK.sub(on_site, markdown)
+    markdown = PICTURE.sub(r"![\2](\3#only-light)\n![\2](\1#only-dark)", markdown)
+    return LINK.sub(on_site, SIGNATURE.sub(r"\1", markdown))

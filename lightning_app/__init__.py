@@ -1,6 +1,6 @@
 """Ablations of Transformer blocks, and how sensitive each one is to learning-rate warm-up.
 
-From Python::
+From Python:
 
     from lightning_app import Block, Encoder, Decoder, fit, run_grid, results, compare, load_run
 

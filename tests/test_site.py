@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -101,6 +102,16 @@ def test_the_pages_show_equations_drawings_and_docstrings(site: Path) -> None:
     api = (site / "api.html").read_text("utf-8")
     for said in ("ResidualSpec", "norm_branch", "UserError"):
         assert said in api
+    assert "<blockquote>" not in api
+
+
+def test_the_page_of_the_api_has_the_signatures_of_today() -> None:
+    """`python docs/api_page.py` writes them, also over those of yesterday."""
+    page = (DOCS / "api.md").read_text("utf-8")
+    written = runpy.run_path(str(DOCS / "api_page.py"))["written"]
+    assert page.count("\n\n> `") == page.count("\n::: ") >= 40
+    assert written(page) == page
+    assert written(page.replace("> `fit(config, ", "> `fit(file, ")) == page
 
 
 def test_the_pictures_are_small() -> None:

@@ -216,8 +216,6 @@ class BlockState(NamedTuple):
 class Block(nn.Module):
     """One block: self-attention, cross-attention if it has one, feed-forward, with their norms.
 
-    ::
-
         import torch
         from lightning_app import Block
 
@@ -233,7 +231,7 @@ class Block(nn.Module):
 
     **Chains.** A block with residual attention (`realformer`), and one of `dual_stream`, passes
     more than x to the layer above. A call of such a block is refused, since it would lose the rest
-    silently; `chained` returns both::
+    silently; `chained` returns both:
 
         blocks = [Block("realformer", dim=32, heads=4) for _ in range(3)]
         x, state = torch.randn(2, 10, 32), None
@@ -565,8 +563,6 @@ class _Stacked(nn.Module):
 class Encoder(_Stacked):
     """`depth` blocks in which every token attends to all tokens, with the norms of the stack.
 
-    ::
-
         import torch
         from lightning_app import Encoder
 
@@ -594,8 +590,6 @@ class Encoder(_Stacked):
 @final
 class Decoder(_Stacked):
     """`depth` causal blocks, with cross-attention if `cross` is set, and the norms of the stack.
-
-    ::
 
         import torch
         from lightning_app import Decoder

@@ -92,8 +92,6 @@ def fit(
 ) -> RunResult:
     """Train one run in this process, as `ablate fit --config FILE` does, and return its result.
 
-    ::
-
         from lightning_app import fit
 
         result = fit(
@@ -167,8 +165,6 @@ def _overrides(overrides: Mapping[str, Any], settings: Mapping[str, Any]) -> dic
 def results(grid: str | Path, *, experiments: str | Path = EXPERIMENTS) -> "pd.DataFrame":
     """Return a table with one row per planned run of a grid, finished or not.
 
-    ::
-
         from lightning_app import results
 
         frame = results("ablations/results/joint")
@@ -212,8 +208,6 @@ def compare(
     experiments: str | Path = EXPERIMENTS,
 ) -> "pd.DataFrame":
     """Compare a metric at each value of an axis with that at a baseline, seed by seed.
-
-    ::
 
         from lightning_app import compare
 
@@ -263,8 +257,6 @@ def run_grid(
     rerun_stale: bool = False,
 ) -> "pd.DataFrame":
     """Run the missing cells of a grid, write its report, and return its `results`.
-
-    ::
 
         from lightning_app import run_grid
 

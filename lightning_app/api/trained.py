@@ -176,8 +176,6 @@ class TrainedRun:
     def translate(self, lines: Iterable[str], *, beam: int | None = None) -> list[str]:
         """Return the translation of each line; an empty line stays empty.
 
-        ::
-
             load_run("experiments/fit/runs/RUN").translate(["vielen dank ."])
 
         Args:
@@ -217,8 +215,6 @@ class TrainedRun:
         seed: int = 1,
     ) -> list[str]:
         """Return `prompt` with its continuation by the model, `texts` times.
-
-        ::
 
             load_run("experiments/fit/runs/RUN").generate("the", tokens=30, top_p=0.9)
 
@@ -267,11 +263,9 @@ class TrainedRun:
     def score(self, lines: Iterable[str], targets: Iterable[str] | None = None) -> list[TextScore]:
         """Return the negative log-likelihood of each text, in nats, and its number of tokens.
 
-        ::
-
             load_run("experiments/fit/runs/RUN").score(["the dog sees the cat ."])
 
-        and of a translation model::
+        and of a translation model:
 
             load_run("experiments/fit/runs/RUN").score(["der hund ."], ["the dog ."])
 
@@ -371,8 +365,6 @@ class TrainedRun:
 
 def load_run(path: str | Path, checkpoint: str | Path = "best") -> TrainedRun:
     """Open a finished run with the weights of one of its checkpoints.
-
-    ::
 
         from lightning_app import load_run
 

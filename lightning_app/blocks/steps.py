@@ -74,8 +74,6 @@ class StepCounts(NamedTuple):
 class Halting(nn.Module, AuxiliaryTerms):
     """The halting unit ``h_n = sigmoid(s_n W_h + b_h)`` and Graves' average of the states.
 
-    ::
-
         N   = min(maximum, first n with h_1 + .. + h_n >= 1 - epsilon)
         p_n = h_n for n < N,  p_N = R = 1 - (h_1 + .. + h_(N-1))
         s   = sum_n p_n s_n,  ponder cost of the token: N + R
@@ -110,13 +108,13 @@ class Halting(nn.Module, AuxiliaryTerms):
         h = self.unit(state).squeeze(-1).to(before.given.dtype).sigmoid()
         given = before.given + h
         ends = torch.ones_like(before.running) if last else given >= 1.0 - self.spec.epsilon
-        left = 1.0 - before.given
-        weight = torch.where(ends, left, h) * before.running
+        remainder = 1.0 - before.given
+        weight = torch.where(ends, remainder, h) * before.running
         return Pondering(
             running=before.running & ~ends,
             given=given,
             steps=before.steps + before.running,
-            remainder=before.remainder + left * (ends & before.running),
+            remainder=before.remainder + remainder * (ends & before.running),
             average=before.average + weight.unsqueeze(-1) * state,
         )
 

@@ -129,8 +129,6 @@ class Library:
     `model.optimizer.arguments`. These may extend a value of the config, as a third beta does, but
     not contradict it.
 
-    ::
-
         path = "torch.optim.NAdam"
         OPTIMIZERS.add("nadam", Library(package="torch", path=path, reads=moments_of))
     """
@@ -253,8 +251,6 @@ class Averaged:
 
 def rule(**needs: Any) -> Callable[[Update], Rule]:
     """Return the decorator that makes a function an optimizer: the arguments of `Rule`.
-
-    ::
 
         @OPTIMIZERS.register("signum")
         @rule(reads=("betas",), momentum="beta1")

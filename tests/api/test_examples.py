@@ -26,9 +26,9 @@ RUNS = {  # whose examples open a run of the task
 
 
 def examples(documentation: str) -> list[str]:
-    """The blocks of code after a line that ends with two colons; drawings are left out."""
+    """The indented blocks after an empty line, which are code."""
     text = inspect.cleandoc(documentation)
-    blocks = re.findall(r"::\n\n((?:    .*\n|\n)+)", f"{text}\n")
+    blocks = re.findall(r"\n\n((?:    .*\n|\n)+)", f"{text}\n")
     return [textwrap.dedent(block) for block in blocks]
 
 
