@@ -199,7 +199,7 @@ MUTANTS = (
     mutant(
         "gradient of alpha",
         FORMS,
-        "(grad * own).sum_to_size(alpha.shape)",
+        "(grad * v_own).sum_to_size(alpha.shape)",
         "(grad * attended).sum_to_size(alpha.shape)",
     ),
     mutant(
@@ -223,8 +223,8 @@ MUTANTS = (
     mutant(
         "stored maps: gradient of gamma",
         FORMS,
-        "found[2].append(_each_head(dm, plan, shape_parts.centre[i]).neg_())",
-        "found[2].append(_each_head(dm, plan, shape_parts.centre[i]))",
+        "sums[2].append(_each_head(dm, plan, shape_parts.centre[i]).neg_())",
+        "sums[2].append(_each_head(dm, plan, shape_parts.centre[i]))",
     ),
     mutant(
         "stored maps: identity of the oldest keys",
@@ -235,8 +235,8 @@ MUTANTS = (
     mutant(
         "stored maps: the gradient of beta forgets dropout",
         FORMS,
-        "found[1].append(_each_head(dm, plan, dropped))",
-        "found[1].append(_each_head(dm, plan, w))",
+        "sums[1].append(_each_head(dm, plan, dropped))",
+        "sums[1].append(_each_head(dm, plan, w))",
     ),
     mutant(
         "a split of heads leaves unused parts unwritten",
@@ -369,14 +369,14 @@ MUTANTS = (
     mutant(
         "the placement alone decides about the norm at the end of a stream",
         at("blocks/test_block_config.py"),
-        'return spec.norm if rule.norms_end and found == "none" else found',
-        "return found",
+        'return spec.norm if rule.norms_end and norm == "none" else norm',
+        "return norm",
     ),
     mutant(
         "a placement makes layer norms of all",
         at("blocks/test_block_config.py"),
-        "kinds = [norm if here else",
-        'kinds = ["layer_norm" if here else',
+        "kinds = [norm if placed else",
+        'kinds = ["layer_norm" if placed else',
     ),
     mutant(
         "a branch of another size does not rise",
@@ -393,7 +393,7 @@ MUTANTS = (
     mutant(
         "a checkpoint brings the rate of its schedule",
         at("test_module.py"),
-        "set_rates(each.scheduler)",
+        "set_rates(config.scheduler)",
         "pass",
     ),
     mutant(
@@ -520,8 +520,8 @@ MUTANTS = (
     mutant(
         "a child may carry scores as it likes",
         at("test_parent.py"),
-        "if here.get(key) not in (parents, _MAY_BE.get((part, key), parents)):",
-        "if (part, key) not in _MAY_BE and here.get(key) != parents:",
+        "if ours.get(key) not in (parents, _MAY_BE.get((part, key), parents)):",
+        "if (part, key) not in _MAY_BE and ours.get(key) != parents:",
     ),
     mutant(
         "distances to later tokens are clamped at 0",
@@ -539,7 +539,7 @@ MUTANTS = (
     mutant(
         "a token that halts keeps its probability, not the rest",
         STEPS,
-        "weight = torch.where(ends, left, h) * before.running",
+        "weight = torch.where(ends, remainder, h) * before.running",
         "weight = h * before.running",
     ),
     mutant(
@@ -845,8 +845,8 @@ MUTANTS = (
     mutant(
         "a specification of a subclass is trained as its base",
         at("blocks/test_checked.py"),
-        "if is_dataclass(each) and type(value) is each:",
-        "if is_dataclass(each) and isinstance(value, each):",
+        "if is_dataclass(option) and type(value) is option:",
+        "if is_dataclass(option) and isinstance(value, option):",
     ),
     mutant(
         "a residual rule is the sum",
@@ -1908,8 +1908,8 @@ MUTANTS = (
     mutant(
         "a number of seeds begins at zero",
         at("report/test_per_seed.py"),
-        "found[axis] = list(range(1, given + 1))",
-        "found[axis] = list(range(given))",
+        "lists[axis] = list(range(1, given + 1))",
+        "lists[axis] = list(range(given))",
     ),
     mutant(
         "more trials than there is time for",

@@ -73,7 +73,7 @@ class ProjectionGains:
     """b, the gain of the part dW, which starts at zero and is trained."""
 
     def __post_init__(self) -> None:
-        if any(each.vector or each.profiled or each.ramp for each in (self.kept, self.change)):
+        if any(gain.vector or gain.profiled or gain.ramp for gain in (self.kept, self.change)):
             raise ValueError(
                 "gains of a projection are scalars: vector, profiled and ramp do not apply"
             )
@@ -292,13 +292,13 @@ class AttentionSpec:
 
     def _check_difference(self) -> None:
         """Refuse parts that act on one map per head."""
-        for part, here in (
+        for part, used in (
             ("residual_attention", self.carry != "none"),
             ("shaped_attention", self.shaping is not None),
             (f"value_projection or first_value_projection {self.value}", self.value != "full"),
             ("output_projection or last_output_projection identity", self.output == "identity"),
         ):
-            if here:
+            if used:
                 raise ValueError(
                     f"differential with {part}: each of its heads is the difference of two maps; "
                     "use one of the two"
@@ -347,10 +347,10 @@ class _SplitHeads(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        found = next((grad for grad in grads if grad is not None), None)
-        if found is None:
+        like = next((grad for grad in grads if grad is not None), None)
+        if like is None:
             return None, None, None
-        joined = found.new_empty(ctx.shape)
+        joined = like.new_empty(ctx.shape)
         split = joined.unflatten(-1, ctx.split).permute(2, 0, 3, 1, 4)
         for part, grad in enumerate(grads):
             split[part].zero_() if grad is None else split[part].copy_(grad)
@@ -363,13 +363,13 @@ def project(u: States, num_heads: int, *projections: nn.Module) -> list[Heads]:
     Their parameters stay separate for checkpoints and initialisation: concatenating the weights
     side by side costs little compared with the product.
     """
-    full = [each for each in projections if isinstance(each, Linear)]
-    weight = torch.cat([each.matrix for each in full])
-    bias = torch.cat([each.bias for each in full])
+    full = [layer for layer in projections if isinstance(layer, Linear)]
+    weight = torch.cat([layer.matrix for layer in full])
+    bias = torch.cat([layer.bias for layer in full])
     parts = iter(_split_heads(linear(u, weight, bias), len(full), num_heads))
     return [
-        next(parts) if isinstance(each, Linear) else split_heads(each(u), num_heads)
-        for each in projections
+        next(parts) if isinstance(layer, Linear) else split_heads(layer(u), num_heads)
+        for layer in projections
     ]
 
 
@@ -712,7 +712,7 @@ class Attention(nn.Module):
             query, keys, values = mask.queries(query), mask.keys(keys), mask.keys(values)
             mask = mask.mask if self.span is None else self.span.over(mask, spans)
         assert local is not None or not (self.span or self.spec.localised_span)
-        keys, values = (spread_heads(each, self.num_heads) for each in (keys, values))
+        keys, values = (spread_heads(x, self.num_heads) for x in (keys, values))
         if self.spec.sink != "none":
             # A key of zeros has score 0 for every query, and a value of zeros drops its column.
             keys, values = (F.pad(x, (0, 0, 0, 1)) for x in (keys, values))

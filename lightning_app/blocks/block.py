@@ -165,7 +165,7 @@ class BlockSpec:
     @property
     def drops(self) -> bool:
         """Whether rows of the batch skip branches in training (stochastic depth)."""
-        return any(each.drop for each in (self.around_self, self.around_cross, self.around_ff))
+        return any(around.drop for around in (self.around_self, self.around_cross, self.around_ff))
 
     @property
     def zero_branches(self) -> Iterator[tuple[ResidualSpec, str]]:
@@ -243,31 +243,30 @@ class BlockSpec:
 
     def _check_unit(self) -> None:
         """Refuse matrices whose rows cannot have length 1, or that start with another size."""
-        own, start = self.self_attention, replace(self.init, branch_norm=1.0)
+        spec, start = self.self_attention, replace(self.init, branch_norm=1.0)
         refused = {
-            "shaped_attention": own.shaping is not None,
-            f"value_projection or first_value_projection {own.value}": own.value != "full",
-            f"output_projection or last_output_projection {own.output}": own.output != "full",
+            "shaped_attention": spec.shaping is not None,
+            f"value_projection or first_value_projection {spec.value}": spec.value != "full",
+            f"output_projection or last_output_projection {spec.output}": spec.output != "full",
             "zero_output or preset deepnorm, b2t, t_fixup or sub_ln": start != InitSpec(),
         }
-        for part in (name for name, here in refused.items() if here):
+        for part in (name for name, used in refused.items() if used):
             raise ValueError(
                 f"unit_matrices with {part}: its rows start with length 1; leave one of both out"
             )
 
     def _check_spectral(self) -> None:
         """Refuse matrices that start at zero, which have no direction, or that have no freedom."""
-        own, init = self.self_attention, self.init
+        spec, init = self.self_attention, self.init
+        value, output = spec.value, spec.output
         refused = {
             "unit_matrices (as in preset ngpt)": self.unit_matrices,
-            "shaped_attention with a centre (gamma)": own.query_init == "zeros",
-            f"value_projection or first_value_projection {own.value}": own.value.endswith("_plus"),
-            f"output_projection or last_output_projection {own.output}": (
-                own.output.endswith("_plus")
-            ),
+            "shaped_attention with a centre (gamma)": spec.query_init == "zeros",
+            f"value_projection or first_value_projection {value}": value.endswith("_plus"),
+            f"output_projection or last_output_projection {output}": output.endswith("_plus"),
             "zero_output": 0.0 in (init.query_key, init.value, init.output, init.ff, init.outer),
         }
-        for part in (name for name, here in refused.items() if here):
+        for part in (name for name, used in refused.items() if used):
             raise ValueError(
                 f"sigma_reparam with {part}: it divides every matrix by its largest singular "
                 "value, and that matrix starts at zero or has a fixed size; use one of the two"
@@ -408,8 +407,6 @@ _MAPS = (Linear, nn.Linear)  # the second in the gates of plug-ins
 @final
 class Block(nn.Module):
     """Self-attention, cross-attention if `cross` is set, feed-forward.
-
-    ::
 
         sequential                                parallel
         x --norm-- SA --(+)--norm-- FF --(+)--    x --norm--+-- SA --+

@@ -221,12 +221,12 @@ class BlockConfig:
 
     def _final_norm(self, spec: StackSpec) -> Norm:
         before, rule = STREAM_RULES[spec.rule], STREAM_RULES[self.stream or spec.rule]
-        found = spec.final_norm
+        norm = spec.final_norm
         if self.norm_placement is not None:
-            found = spec.norm if self.norm_placement in ("pre", "peri") else "none"
+            norm = spec.norm if self.norm_placement in ("pre", "peri") else "none"
         elif before.norms_sum and not rule.norms_sum:  # there for the rule that is replaced
-            found = "none"
-        return spec.norm if rule.norms_end and found == "none" else found
+            norm = "none"
+        return spec.norm if rule.norms_end and norm == "none" else norm
 
     def _streams(self, spec: StackSpec) -> int:
         if self.streams is not None:
@@ -322,7 +322,7 @@ class BlockConfig:
         if branch is not None and not branch.ramp:  # the preset's, as in its other branches
             branch = replace(branch, ramp=residual.branch.ramp)
         if self.norm_placement is not None:
-            kinds = [norm if here else "none" for here in PLACES[self.norm_placement]]
+            kinds = [norm if placed else "none" for placed in PLACES[self.norm_placement]]
             names = ("norm_input", "norm_branch", "norm_sum")
             residual = replace(residual, **dict(zip(names, kinds, strict=True)))
             if residual.norm_input == "none":

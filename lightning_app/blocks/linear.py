@@ -60,8 +60,8 @@ def float32_library() -> str:
         return "oneDNN"
     if torch.backends.mkl.is_available():
         return "MKL"
-    found = re.search(r"BLAS_INFO=(\w+)", torch.__config__.show())
-    name = found[1] if found else "unknown"
+    match = re.search(r"BLAS_INFO=(\w+)", torch.__config__.show())
+    name = match[1] if match else "unknown"
     return {"open": "OpenBLAS", "accelerate": "Accelerate"}.get(name, name)
 
 

@@ -53,7 +53,7 @@ class Mask:
 
     def with_log_weights(self, weights: Float[Tensor, "#batch #head #query key"]) -> "Mask":
         """Return the mask with a weight per key, passed as its logarithm."""
-        found = Mask(
+        mask = Mask(
             self.keys,
             self.device,
             seen=self.seen,
@@ -61,8 +61,8 @@ class Mask:
             score_bias=self.score_bias,
             log_weights=weights,
         )
-        found._allowed, found._bias = self._allowed, self._bias
-        return found
+        mask._allowed, mask._bias = self._allowed, self._bias
+        return mask
 
     def with_sink(self, logit: Float[Tensor, "head 1 1"] | None) -> "Mask":
         """Return the mask with one more key, the last, which every query sees.

@@ -48,13 +48,13 @@ def auxiliary_terms(model: nn.Module, normalizer: Scalar) -> dict[str, Scalar]:
     Terms with the same name are added together. `normalizer` is the number by which sums over
     tokens are divided.
     """
-    found: dict[str, Tensor] = {}
+    terms: dict[str, Tensor] = {}
     for module in model.modules():
         if isinstance(module, AuxiliaryTerms):
             for name, term in module.auxiliary_terms().items():
                 value = term.weight * (term.value / normalizer if term.over_tokens else term.value)
-                found[name] = found[name] + value if name in found else value
-    return found
+                terms[name] = terms[name] + value if name in terms else value
+    return terms
 
 
 TRIM = 64
@@ -302,10 +302,10 @@ class DynamicSpanMask(SoftMask):
         """Return the penalty on the mean span of the last forward pass; only once per pass."""
         assert self._counted is not None, "the tokens that count are set before the pass"
         assert self._pending, "each pass of training has its penalty once"
-        here, number = self._counted
+        is_counted, number = self._counted
         mean = torch.stack(self._pending).mean() / number.to(self._pending[0].dtype)
         self._sums, self._pending = [sums.detach() for sums in self._pending], []
-        self._tokens, self._counted = here.sum().to(mean.dtype), None
+        self._tokens, self._counted = is_counted.sum().to(mean.dtype), None
         return {"span": Term(mean, weight=self.spec.penalty)}
 
     def sums(self, layer: int) -> tuple[Float[Tensor, " head"], Scalar]:

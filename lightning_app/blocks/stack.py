@@ -227,15 +227,15 @@ class StackSpec:
 
     def stream_rules(self, model_dim: int, *, cross: bool) -> Iterator[StreamRule]:
         """Yield the stream rule of each sub-layer, and then that of the end of the stack."""
-        each = 3 if cross else 2
-        for number in range(1, self.depth * each + 2):
-            layer = (number - 1) // each + 1
+        per_layer = 3 if cross else 2
+        for number in range(1, self.depth * per_layer + 2):
+            layer = (number - 1) // per_layer + 1
             place = StreamPlace(
                 model_dim=model_dim,
                 number=number,
                 layer=layer,
-                ends_layer=number % each == 0,
-                sub_layers=self.depth * each,
+                ends_layer=number % per_layer == 0,
+                sub_layers=self.depth * per_layer,
                 streams=self.streams,
                 norm=self.norm,
             )
@@ -374,9 +374,9 @@ def carry_scores(spec: StackSpec, kind: ResidualAttention, temperature: float = 
     blocks = []
     for layer, block in enumerate(spec.blocks, start=1):
         divisor = (layer if kind == "mean" else 1) * temperature
-        own, cross = (
+        self_spec, cross_spec = (
             replace(attention, carry=carry, score_divisor=divisor)
             for attention in (block.self_attention, block.cross_attention)
         )
-        blocks.append(replace(block, self_attention=own, cross_attention=cross))
+        blocks.append(replace(block, self_attention=self_spec, cross_attention=cross_spec))
     return replace(spec, blocks=tuple(blocks))

@@ -383,12 +383,12 @@ def doubly_stochastic(logits: Float[Tensor, "*batch n n"]) -> Float[Tensor, "*ba
     to that, rows nearly.
     """
     # Rows and columns first, so that every step runs along the tokens.
-    found = logits.movedim((-2, -1), (0, 1)).softmax(dim=1) + SINKHORN_EPSILON
-    found = found / (found.sum(dim=0, keepdim=True) + SINKHORN_EPSILON)
+    matrix = logits.movedim((-2, -1), (0, 1)).softmax(dim=1) + SINKHORN_EPSILON
+    matrix = matrix / (matrix.sum(dim=0, keepdim=True) + SINKHORN_EPSILON)
     for _ in range(SINKHORN_STEPS - 1):
         for dim in (1, 0):
-            found = found / (found.sum(dim=dim, keepdim=True) + SINKHORN_EPSILON)
-    return found.movedim((0, 1), (-2, -1)).contiguous()
+            matrix = matrix / (matrix.sum(dim=dim, keepdim=True) + SINKHORN_EPSILON)
+    return matrix.movedim((0, 1), (-2, -1)).contiguous()
 
 
 @STREAM_RULES.register("hyper_manifold")

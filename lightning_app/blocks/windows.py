@@ -46,11 +46,11 @@ class Fold:
 
     def keys_at(self, device: torch.device) -> Int[Tensor, "block key"]:
         """Return the positions of the keys of each block; some may be outside of the text."""
-        own = torch.arange(self.size, device=device)
+        inside = torch.arange(self.size, device=device)
         before = torch.arange(-self.before, 0, device=device)
         after = torch.arange(self.size, self.size + self.after, device=device)
         start = self.size * torch.arange(self.blocks, device=device)[:, None]
-        return start + torch.cat([before, after, own])
+        return start + torch.cat([before, after, inside])
 
     def queries(self, x: Heads) -> Float[Tensor, "folded head query dim"]:
         """Return the queries of each block."""
@@ -60,8 +60,8 @@ class Fold:
         """Return the keys, or values, of each block's window."""
         after = [Segment(self.before, self.size, self.after)] if self.after else []
         before = [Segment(0, -self.before, self.before)] if self.before else []
-        own = Segment(self.before + self.after, 0, self.size)
-        return _Gather.apply(x, self, [*before, *after, own])  # pyright: ignore[reportReturnType]
+        inside = Segment(self.before + self.after, 0, self.size)
+        return _Gather.apply(x, self, [*before, *after, inside])  # pyright: ignore[reportReturnType]
 
     def unfolded(self, x: Float[Tensor, "folded head query dim"]) -> Heads:
         """Return the values of the queries of all blocks, in the order of the text."""
@@ -130,17 +130,17 @@ class Segment(NamedTuple):
         `windows` are ``(batch, block, head, place, dim)``, `x` are ``(batch, head, token, dim)``.
         All blocks whose segment lies within the text form one part.
         """
-        size, here = fold.size, self.of_windows(windows)
+        size, segment = fold.size, self.of_windows(windows)
         first, last = self.inner_blocks(fold)
         for block in [*range(first), *range(last, fold.blocks)]:
             start = block * size + self.start
             inner, end = max(0, start), min(fold.length, start + self.width)
             if inner < end:
-                yield here[:, block, :, inner - start : end - start], x[:, :, inner:end]
+                yield segment[:, block, :, inner - start : end - start], x[:, :, inner:end]
         if first < last:
             tokens = x[:, :, first * size + self.start :].unfold(2, self.width, size)
             # (batch, head, block, dim, place) -> (batch, block, head, place, dim)
-            yield here[:, first:last], tokens[:, :, : last - first].permute(0, 2, 1, 4, 3)
+            yield segment[:, first:last], tokens[:, :, : last - first].permute(0, 2, 1, 4, 3)
 
 
 @final

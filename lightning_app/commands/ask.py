@@ -74,8 +74,8 @@ def _grid(
     arms = [*dict.fromkeys((block, "pre_ln", "post_ln"))]
     cells = 2 * len(arms)
     seeds, trials = design(minutes, workers or default_workers(), cells, seconds)
-    said = f"{seeds} seeds x {trials} trials x {cells} arms, about {seconds:.0f} s each"
-    print(f"ask: {said}", file=sys.stderr)
+    plan = f"{seeds} seeds x {trials} trials x {cells} arms, about {seconds:.0f} s each"
+    print(f"ask: {plan}", file=sys.stderr)
     further = {"half_width": matters, "most_seeds": seeds} if seeds > MOST[0] else None
     rate = float(tree["model"]["optimizer"]["lr"])
     return {

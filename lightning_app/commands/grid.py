@@ -135,13 +135,13 @@ _WORDS = {
 
 def _stale_lines(stale: Mapping[str, Groups]) -> Iterator[str]:
     """One line per kind of stale cell."""
-    for kind, of in stale.items():
-        total = sum(map(len, of.values()))
+    for kind, runs in stale.items():
+        total, names = sum(map(len, runs.values())), some(runs)
         cells = "1 finished cell" if total == 1 else f"{total} finished cells"
         if kind == "unrecorded":
-            yield f"{cells} without a record of the code and libraries that made them: {some(of)}"
+            yield f"{cells} without a record of the code and libraries that made them: {names}"
         else:
-            yield f"{cells} of another {_WORDS[kind]} than here and now ({counted(of)}): {some(of)}"
+            yield f"{cells} of another {_WORDS[kind]} than here and now ({counted(runs)}): {names}"
 
 
 def _measured(config: dict[str, Any]) -> float:
@@ -173,8 +173,8 @@ def _print_plan(tree: dict[str, Any], kept: str) -> None:
     for axis, values in tree["axes"].items():
         if axis not in tree["trials"]:
             notes.append(f"{axis}: {', '.join(map(json.dumps, values))}")
-        for seed, of in tree["trials"].get(axis, {}).items():
-            notes.append(f"{axis}, seed {seed}: {', '.join(map(json.dumps, of))}")
+        for seed, trials in tree["trials"].get(axis, {}).items():
+            notes.append(f"{axis}, seed {seed}: {', '.join(map(json.dumps, trials))}")
     notes += [f"caution: {line}" for line in tree["cautions"]]
     console.print("\n  ".join([f"{head} ({tree['folder']})", *notes]))
     table = counts_table("variant", "cells", "done", "parameters", "tokens a run", "seconds a run")
@@ -284,21 +284,21 @@ def report_command(
         with ExitStack() as writing:
             if out is None and _can_write(folder):
                 writing.enter_context(_writing(GridFolder(folder)))
-            found = read_results(folder, file)
+            results = read_results(folder, file)
             _check_apart(folder, out or folder)
             if as_json and out is None and not _can_write(folder):
                 print(f"{folder}: may only be read: no report.html", file=sys.stderr)
                 page = None
             else:
-                page = write(found, out or folder, file)
+                page = write(results, out or folder, file)
             if publish_in is not None:
-                publish(found, publish_in, file)
+                publish(results, publish_in, file)
             if _can_write(folder):
                 write_index(folder)
-        words = Counter(cell.word for cell in found.cells)
-        words["waiting"] += len(found.without_parent)
-        tree |= {"grid": found.name, "report": page, "cells": words.total()}
-        tree |= {**by_status(words, _REPORTED), **show_headline(found)}
+        words = Counter(cell.word for cell in results.cells)
+        words["waiting"] += len(results.without_parent)
+        tree |= {"grid": results.name, "report": page, "cells": words.total()}
+        tree |= {**by_status(words, _REPORTED), **show_headline(results)}
         if page is not None:
             print(f"report: {page}")
         if page is not None and claimed is not None:
@@ -313,8 +313,8 @@ def _writing(folder: GridFolder) -> AbstractContextManager[None]:
 
 
 def _can_write(folder: Path) -> bool:
-    there = next(each for each in (folder, *folder.parents) if each.exists())
-    return os.access(there, os.W_OK)
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
+    return os.access(existing, os.W_OK)
 
 
 def _restored(grid: str | Path, experiments: Path) -> str | Path:
@@ -370,7 +370,7 @@ def show_headline(grid: "GridResults") -> dict[str, Any]:
     return {
         "damaged": damaged,
         "answer": answer(grid, scores),
-        "verdicts": [verdict_document(each) for each in verdicts(grid, scores)],
+        "verdicts": [verdict_document(verdict) for verdict in verdicts(grid, scores)],
         "headline": headline_document(scores),
         "effects": [row_document(effect) for effect in effects(grid, scores)],
         "comparisons": [comparison_document(row) for row in comparisons(grid)],
@@ -380,7 +380,7 @@ def show_headline(grid: "GridResults") -> dict[str, Any]:
         "task_scores": [asdict(score) for score in task_scores(grid)],
         "mixtures": mixtures(grid),
         "left_out": dict(grid.strangers),
-        "unsealed": [name for name, each in records_of(grid).items() if not is_sealed(each)],
+        "unsealed": [name for name, record in records_of(grid).items() if not is_sealed(record)],
     }
 
 
@@ -437,11 +437,11 @@ def _status(grid: Grid) -> dict[str, Any]:
         variants.setdefault(grid.variant(cell), Counter())[word] += 1
     for cell in grid.plan.waiting:
         variants.setdefault(grid.variant(cell), Counter())["waiting"] += 1
-    left = None
+    remaining = None
     if running and seconds:
         waiting = sum(words["waiting"] for words in variants.values())
         cells = waiting + sum(1 - fraction(progress) for _, progress in running)
-        left = cells * sum(seconds) / len(seconds) / len(running)
+        remaining = cells * sum(seconds) / len(seconds) / len(running)
     return {
         "cells": len(grid.cells) + len(grid.plan.waiting),
         "more": grid.plan.more,
@@ -455,7 +455,7 @@ def _status(grid: Grid) -> dict[str, Any]:
         "failed": failed,
         "damaged": damaged,
         "waiting": waiting_document(grid.plan.waiting, grid.folder.path.parent),
-        "seconds_left": left,
+        "seconds_left": remaining,
     }
 
 
@@ -478,23 +478,23 @@ def _print_status(tree: dict[str, Any]) -> None:
         console.print(line)
     if console.is_terminal and not console.options.ascii_only:
         console.print(bar(words, min(console.width, BAR)))
-    variants = {name: _words(each, each["outcomes"]) for name, each in tree["variants"].items()}
+    variants = {name: _words(row, row["outcomes"]) for name, row in tree["variants"].items()}
     console.print(states_table(variants, words))
     if running:
-        begun = [(each["name"], None if each["step"] is None else each) for each in running]
+        begun = [(cell["name"], None if cell["step"] is None else cell) for cell in running]
         console.print(running_table(begun))
     if tree["seconds_left"] is not None:
-        left = clock(tree["seconds_left"])
-        console.print(f"time left: {left} with {len(running)} workers")
+        remaining = clock(tree["seconds_left"])
+        console.print(f"time left: {remaining} with {len(running)} workers")
     for line in waiting_lines(tree["waiting"]):
         console.print(line)
     if begun := tree["interrupted"]:
-        steps = ", ".join(str(each["step"]) for each in begun)
+        steps = ", ".join(str(cell["step"]) for cell in begun)
         console.print(f"{len(begun)} of the waiting cells continue, interrupted at step {steps}")
-    for each in tree["failed"]:
-        console.print(f"{each['name']}: {each['error']}")
-    for each in tree["damaged"]:
-        console.print(f"{each['error']}; `ablate run` moves the run aside and trains it again")
+    for cell in tree["failed"]:
+        console.print(f"{cell['name']}: {cell['error']}")
+    for cell in tree["damaged"]:
+        console.print(f"{cell['error']}; `ablate run` moves the run aside and trains it again")
 
 
 _IN_WORDS = ("comparable", "why_unlike", "tokens_ratio")
@@ -554,8 +554,8 @@ def results_command(
     else:
         if len(short):
             print(short.to_string(index=False, na_rep="-"))
-        what = "runs" if compare is None else "comparisons"
-        print(f"{len(short)} {what} of {results.grid.name}")
+        noun = "runs" if compare is None else "comparisons"
+        print(f"{len(short)} {noun} of {results.grid.name}")
         if pair is None and (why := why_apart(results.grid)):
             print(f"{titled(results.grid)}: not comparable between all runs, because {why}")
     for line in [*damaged, *filter(None, [without_seal])]:

@@ -92,7 +92,7 @@ def init_command(folder: Path, data: Sequence[Path] | None) -> int:
         if len(data) > 2:
             raise UserError(f"init: --data: expected one or two files, found {len(data)}")
         corpus, texts = _split(data)
-        sizes, values = _of_corpus(corpus, [str(each) for each in data])
+        sizes, values = _of_corpus(corpus, [str(path) for path in data])
     name = re.sub(r"[^A-Za-z0-9_.-]+", "_", folder.resolve().name).lstrip("_.-")[:64]
     values |= {
         "name": name or "project",
@@ -172,7 +172,7 @@ def _split(paths: Sequence[Path]) -> tuple[TextCounts, dict[str, str]]:
             f"init: --data: {named} have {' and '.join(str(len(side)) for side in sides)} lines; "
             "line i of one is the translation of line i of the other"
         )
-    lines = [each for each in zip(*sides, strict=True) if all(each)]
+    lines = [row for row in zip(*sides, strict=True) if all(row)]
     if len(lines) < LEAST:
         raise UserError(
             f"init: --data: {named}: {len(lines)} lines with text; at least {LEAST} are needed"
@@ -185,13 +185,13 @@ def _split(paths: Sequence[Path]) -> tuple[TextCounts, dict[str, str]]:
         late = late if place >= len(lines) - 2 * held else "train"
         paired = len(paths) > 1
         splits[split_of_line(line[0], held / len(lines)) if paired else late].append(line)
-    if empty := [name for name, of in splits.items() if not of]:
+    if empty := [name for name, rows in splits.items() if not rows]:
         raise UserError(f"init: --data: too few different source lines: {empty[0]} would be empty")
     counts = [0] * len(sides)
     distinct: set[str] = set()
     characters: set[str] = set()
-    for each in splits["train"]:
-        for side, line in enumerate(each):
+    for row in splits["train"]:
+        for side, line in enumerate(row):
             words = line.split()
             characters.update(line)
             counts[side] += len(words)
@@ -199,7 +199,7 @@ def _split(paths: Sequence[Path]) -> tuple[TextCounts, dict[str, str]]:
     smallest = len(characters - {" "}) + 1 + _SPECIALS  # a space is a piece in any case
     corpus = TextCounts(
         languages=languages,
-        lines={name: len(of) for name, of in splits.items()},
+        lines={name: len(rows) for name, rows in splits.items()},
         dropped=len(sides[0]) - len(lines),
         words=sum(counts),
         longer=max(counts),
@@ -208,8 +208,8 @@ def _split(paths: Sequence[Path]) -> tuple[TextCounts, dict[str, str]]:
         safe=smallest + sum(1 for _ in islice(filter(_is_piece, distinct), _LARGEST)),
     )
     texts = {
-        f"data/{name}.{language or 'txt'}": "".join(f"{each[side]}\n" for each in of)
-        for name, of in splits.items()
+        f"data/{name}.{language or 'txt'}": "".join(f"{row[side]}\n" for row in rows)
+        for name, rows in splits.items()
         for side, language in enumerate(languages)
     }
     return corpus, texts
@@ -217,7 +217,7 @@ def _split(paths: Sequence[Path]) -> tuple[TextCounts, dict[str, str]]:
 
 def _is_piece(word: str) -> bool:
     """Whether byte-pair encoding can merge a word into one piece: short, of one alphabet."""
-    alphabets = {unicodedata.name(each, "").partition(" ")[0] for each in word}
+    alphabets = {unicodedata.name(char, "").partition(" ")[0] for char in word}
     return word[0].isalpha() and len(word) < _LONGEST_PIECE and len(alphabets) == 1
 
 
@@ -264,7 +264,7 @@ def _of_corpus(corpus: TextCounts, paths: Sequence[str]) -> tuple[ProjectSizes, 
     paired = len(corpus.languages) > 1
     empty = "with an empty line" if paired else "empty ones"
     lines, one = corpus.lines, "pair" if paired else "line"
-    depths = [f"{each}+{each}" if paired else f"{2 * each}" for each in (depth, 2, 3)]
+    depths = [f"{layers}+{layers}" if paired else f"{2 * layers}" for layers in (depth, 2, 3)]
     split = (
         "The split of a pair depends on the SHA-256 of its source line alone: equal sources are "
         "in one split."
@@ -301,4 +301,4 @@ def _of_corpus(corpus: TextCounts, paths: Sequence[str]) -> tuple[ProjectSizes, 
         for line in facts
     )
     task = _translation(sizes) if paired else _language_model(sizes)
-    return sizes, {"data": data, "counted": "".join(f"{each}\n" for each in wrapped), **task}
+    return sizes, {"data": data, "counted": "".join(f"{line}\n" for line in wrapped), **task}

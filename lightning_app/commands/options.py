@@ -72,8 +72,8 @@ def add_checkpoint(parser: Parser, default: str | None = "best", shown: str = "b
     parser.add("--checkpoint best|last|FILE", text, default=default)
 
 
-def add_threads(parser: Parser, of: str = "of torch") -> None:
-    text = f"threads {of}, like OMP_NUM_THREADS (default: its value, or all cores)"
+def add_threads(parser: Parser, whose: str = "of torch") -> None:
+    text = f"threads {whose}, like OMP_NUM_THREADS (default: its value, or all cores)"
     parser.add("--threads N", text)
 
 

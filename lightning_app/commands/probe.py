@@ -219,8 +219,8 @@ def second_moments(states: Sequence[dict[str, Any]], model: nn.Module) -> list[T
         if "exp_avg_sq" not in state:
             return None
         corrected = first.get("bias_correction", True)
-        left = first["betas"][1] ** float(state["step"]) if corrected else 0.0
-        moments[order[int(number)]] = state["exp_avg_sq"] / (1.0 - left)
+        bias = first["betas"][1] ** float(state["step"]) if corrected else 0.0
+        moments[order[int(number)]] = state["exp_avg_sq"] / (1.0 - bias)
     return [moments[p] if p in moments else torch.zeros_like(p) for p in model.parameters()]
 
 
@@ -233,8 +233,8 @@ def _check_scaled(optimizer: dict[str, Any]) -> None:
             "rates, by one of which the Hessian is divided; leave --sharpness out"
         )
     rule = OPTIMIZERS[kind]
-    own = isinstance(rule, Rule) and (rule.on or "eps" not in rule.reads)
-    if own or isinstance(rule, Library):
+    unlike_adam = isinstance(rule, Rule) and (rule.on or "eps" not in rule.reads)
+    if unlike_adam or isinstance(rule, Library):
         raise UserError(
             f"probe: --sharpness with model.optimizer.kind {kind}: its steps are not those of "
             "Adam, by whose second moment the Hessian is divided; leave --sharpness out"

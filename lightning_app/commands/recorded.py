@@ -102,7 +102,7 @@ def _by_name(text: str, option: str) -> RunFolder | None:
 
 
 def _names(folder: Path) -> list[str]:
-    return sorted(each.name for each in folder.iterdir()) if folder.is_dir() else []
+    return sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
 
 
 def _holds_run(folder: Path) -> bool:
@@ -241,11 +241,11 @@ class Recorded(NamedTuple):
     @property
     def made(self) -> dict[str, Any]:
         """The provenance of the result, by dotted name, without the command line."""
-        made = dict(self.outcome.get("provenance") or {})
-        made.pop("command", None)
+        provenance = dict(self.outcome.get("provenance") or {})
+        provenance.pop("command", None)
         return {
             **{name: self.outcome.get(name) for name in _MADE},
-            **dict(leaves(made)),
+            **dict(leaves(provenance)),
         }
 
 

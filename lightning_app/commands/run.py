@@ -251,8 +251,8 @@ def show_difference(console: Console, tree: Mapping[str, Any]) -> None:
         for row in tree["config"]
     ]
     _table(console, "config", ("left", "right", "counts"), fields)
-    made = [(row["field"], _shown(row["left"]), _shown(row["right"])) for row in tree["provenance"]]
-    _table(console, "made by", ("left", "right"), made)
+    rows = [(row["field"], _shown(row["left"]), _shown(row["right"])) for row in tree["provenance"]]
+    _table(console, "made by", ("left", "right"), rows)
     metrics = [
         (name, *(_number(row[side], "") for side in ("left", "right")), _number(row["difference"]))
         for name, row in tree["metrics"].items()
@@ -352,21 +352,21 @@ def lines_of(run: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield from _made(run["provenance"])
 
 
-def _made(made: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    if not made:
+def _made(meta: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    if not meta:
         yield "made by", "not recorded"
         return
-    commit = f"commit {made['commit'][:COMMIT]}" if made.get("commit") else "no commit recorded"
-    changed = " with changes" if made.get("dirty") else ""
-    yield "made by", f"version {made.get('package')}, {commit}{changed}, code {made.get('code')}"
-    libraries = made.get("libraries") or {}
+    commit = f"commit {meta['commit'][:COMMIT]}" if meta.get("commit") else "no commit recorded"
+    changed = " with changes" if meta.get("dirty") else ""
+    yield "made by", f"version {meta.get('package')}, {commit}{changed}, code {meta.get('code')}"
+    libraries = meta.get("libraries") or {}
     yield "libraries", ", ".join(f"{name} {version}" for name, version in libraries.items())
-    if made.get("data"):
-        yield "data digest", str(made["data"])
-    if made.get("resumed_from"):
-        yield "resumed", f"{len(made['resumed_from'])} earlier attempts were made by something else"
-    if made.get("command"):
-        yield "command", " ".join(made["command"])
+    if meta.get("data"):
+        yield "data digest", str(meta["data"])
+    if meta.get("resumed_from"):
+        yield "resumed", f"{len(meta['resumed_from'])} earlier attempts were made by something else"
+    if meta.get("command"):
+        yield "command", " ".join(meta["command"])
 
 
 def add_fit(parser: Parser) -> None:

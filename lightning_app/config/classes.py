@@ -122,12 +122,12 @@ def import_named(field: str, path: str) -> Any:
         parts = ("callbacks", "loggers", "strategies", "plugins", "profilers", "accelerators")
         names = [f"lightning.pytorch.{part}.{path}" for part in parts]
     try:
-        found = next((each for name in names if (each := find_object(name)) is not None), None)
+        target = next((item for name in names if (item := find_object(name)) is not None), None)
     except ErrorDuringImport as error:
         raise UserError(f"{field}: {path!r} cannot be imported: {error.value}") from error
-    if found is None:
+    if target is None:
         raise UserError(f"{field}: there is no {path!r}; a class by its import path, module.Name")
-    return found
+    return target
 
 
 @cache
@@ -137,60 +137,60 @@ def signature_of(kind: Any) -> inspect.Signature:
         given = inspect.signature(kind, eval_str=True).parameters.values()
     except (NameError, TypeError):  # an annotation names what is imported for types alone
         given = inspect.signature(kind).parameters.values()
-    others = [each for each in given if each.kind is each.VAR_KEYWORD]
-    found: dict[str, inspect.Parameter] = {}
+    others = [param for param in given if param.kind is param.VAR_KEYWORD]
+    parameters: dict[str, inspect.Parameter] = {}
     if others and kind.__name__ in _PASSED_ON:
-        passed, own = _PASSED_ON[kind.__name__]
+        passed, fixed = _PASSED_ON[kind.__name__]
         inner = signature_of(find_object(passed)).parameters
-        found = {name: inner[name] for name in inner if name not in own}
-    for each in given:
-        if each.kind not in (each.VAR_KEYWORD, each.VAR_POSITIONAL):
-            hint = Any if each.annotation is each.empty else each.annotation
-            found[each.name] = each.replace(kind=each.KEYWORD_ONLY, annotation=hint)
-    return inspect.Signature([*found.values(), *others])
+        parameters = {name: inner[name] for name in inner if name not in fixed}
+    for param in given:
+        if param.kind not in (param.VAR_KEYWORD, param.VAR_POSITIONAL):
+            hint = Any if param.annotation is param.empty else param.annotation
+            parameters[param.name] = param.replace(kind=param.KEYWORD_ONLY, annotation=hint)
+    return inspect.Signature([*parameters.values(), *others])
 
 
 def completed_arguments(
-    key: str, known: inspect.Signature, given: Mapping[str, Any], *, imports: bool
+    key: str, signature: inspect.Signature, given: Mapping[str, Any], *, imports: bool
 ) -> dict[str, Any]:
     """Check plain arguments and return them with every default.
 
     Raises:
         UserError: for an unknown or a missing argument, and for a value of another type.
     """
-    if not any(each.kind is each.VAR_KEYWORD for each in known.parameters.values()):
+    if not any(param.kind is param.VAR_KEYWORD for param in signature.parameters.values()):
         for name in given:
-            if name not in known.parameters:
-                raise UserError(f"unknown key '{key}.{name}'{nearest(name, known.parameters)}")
+            if name not in signature.parameters:
+                raise UserError(f"unknown key '{key}.{name}'{nearest(name, signature.parameters)}")
     try:
-        bound = known.bind(**given)
+        bound = signature.bind(**given)
     except TypeError as error:
         raise UserError(f"{key}: {error}") from error
     bound.apply_defaults()
-    found = bound.kwargs
-    for name, value in found.items():
+    arguments = bound.kwargs
+    for name, value in arguments.items():
         if name not in given:
-            found[name] = _plain_default(f"{key}.{name}", value)
-        elif name in known.parameters:
+            arguments[name] = _plain_default(f"{key}.{name}", value)
+        elif name in signature.parameters:
             typed = _value(
-                f"{key}.{name}", known.parameters[name].annotation, value, imports=imports
+                f"{key}.{name}", signature.parameters[name].annotation, value, imports=imports
             )
             if isinstance(value, int | float) and isinstance(typed, int | float):
-                found[name] = typed  # in the declared type; the rest stays as written
-    return found
+                arguments[name] = typed  # in the declared type; the rest stays as written
+    return arguments
 
 
 def _built_arguments(
-    key: str, known: inspect.Signature, given: Mapping[str, Any], *, imports: bool
+    key: str, signature: inspect.Signature, given: Mapping[str, Any], *, imports: bool
 ) -> dict[str, Any]:
     """Return complete arguments in the form for the constructor, without defaults."""
-    found = {}
+    arguments = {}
     for name, value in given.items():
-        each = known.parameters.get(name)
-        if each is None or not _is_default(value, each.default):
-            hint = Any if each is None else each.annotation
-            found[name] = _value(f"{key}.{name}", hint, value, imports=imports)
-    return found
+        param = signature.parameters.get(name)
+        if param is None or not _is_default(value, param.default):
+            hint = Any if param is None else param.annotation
+            arguments[name] = _value(f"{key}.{name}", hint, value, imports=imports)
+    return arguments
 
 
 def _plain_default(key: str, value: Any) -> Any:
@@ -240,8 +240,8 @@ def _value(key: str, hint: Any, value: Any, *, imports: bool) -> Any:
     try:
         return adapter.validate_json(json.dumps(value))
     except ValidationError as error:
-        said = " or ".join(expected(kind) for kind in kinds if kind is not NoneType)
-        raise UserError(f"{key}: expected {said}, found {as_written(value)}") from error
+        wanted = " or ".join(expected(kind) for kind in kinds if kind is not NoneType)
+        raise UserError(f"{key}: expected {wanted}, found {as_written(value)}") from error
 
 
 def _is_code(kind: Any) -> bool:
@@ -295,7 +295,7 @@ Entry = dict[str, Any]
 def entries(value: Any) -> list[Any]:
     """Return the classes that a field of a complete section `trainer` names."""
     listed = value if isinstance(value, list) else [value]
-    return [each for each in listed if isinstance(each, Mapping) and "class_path" in each]
+    return [entry for entry in listed if isinstance(entry, Mapping) and "class_path" in entry]
 
 
 def complete_classes(trainer: TrainerConfig, *, imports: bool) -> dict[str, Any]:
@@ -308,14 +308,14 @@ def complete_classes(trainer: TrainerConfig, *, imports: bool) -> dict[str, Any]
     Raises:
         UserError: naming the class or the argument.
     """
-    found = {}
+    section = {}
     for name, value in vars(trainer).items():
         if isinstance(value, ClassSpec):
             value = _completed(f"trainer.{name}", value, imports=imports)
         elif name in FIELDS and isinstance(value, list):
-            value = [_completed(f"trainer.{name}", each, imports=imports) for each in value]
-        found[name] = value
-    return found
+            value = [_completed(f"trainer.{name}", spec, imports=imports) for spec in value]
+        section[name] = value
+    return section
 
 
 def _completed(field: str, spec: ClassSpec, *, imports: bool) -> Entry:
@@ -327,14 +327,14 @@ def _completed(field: str, spec: ClassSpec, *, imports: bool) -> Entry:
 
 @cache
 def _complete(field: str, path: str, given: str, imports: bool, _: tuple[type, ...]) -> str:
-    kind, known = class_of(field, path, imports=imports)
+    kind, full_path = class_of(field, path, imports=imports)
     arguments, passed_on = json.loads(given)
-    found = completed_arguments(
+    init_args = completed_arguments(
         f"{field}.init_args", signature_of(kind), arguments or {}, imports=imports
     )
-    entry: Entry = {"class_path": known}
-    if found:
-        entry["init_args"] = found
+    entry: Entry = {"class_path": full_path}
+    if init_args:
+        entry["init_args"] = init_args
     if passed_on:
         entry["dict_kwargs"] = passed_on
     return json.dumps(entry)
@@ -362,7 +362,7 @@ def made_fields(trainer: Mapping[str, Any], *, imports: bool) -> dict[str, Any]:
 
     def make(name: str, value: Any) -> Any:
         if isinstance(value, list):
-            return [make(name, each) for each in value]
+            return [make(name, entry) for entry in value]
         if isinstance(value, Mapping) and "class_path" in value:
             return made_object(f"trainer.{name}", value, imports=imports)
         return value
@@ -376,13 +376,13 @@ def class_of(field: str, path: str, *, imports: bool) -> tuple[type, str]:
     Raises:
         UserError: if it is in no table and may not be imported, or is of the wrong kind.
     """
-    known = known_path(path)
-    own = next((kind for kind in CALLBACKS.values() if _path(kind) == known), None)
-    if own is not None:
-        return own, path
+    full_path = known_path(path)
+    callback = next((kind for kind in CALLBACKS.values() if _path(kind) == full_path), None)
+    if callback is not None:
+        return callback, path
     check_named_callback(path)
-    if known is not None:
-        kind = _listed(known)
+    if full_path is not None:
+        kind = _listed(full_path)
     elif imports:
         kind = import_named(f"{field}.class_path", path)
     else:
@@ -393,22 +393,22 @@ def class_of(field: str, path: str, *, imports: bool) -> tuple[type, str]:
         raise UserError(
             f"{field}.class_path: expected a class that extends {names}, found {path!r}"
         )
-    if known is None:
-        alike = (each for each in CLASSES if each.rpartition(".")[2] == kind.__name__)
-        known = next((each for each in alike if _listed(each) is kind), path)
-    return kind, known
+    if full_path is None:
+        alike = (dotted for dotted in CLASSES if dotted.rpartition(".")[2] == kind.__name__)
+        full_path = next((dotted for dotted in alike if _listed(dotted) is kind), path)
+    return kind, full_path
 
 
 def known_path(path: str) -> str | None:
     """Return the path of a class in the tables, where `path` may be only its last word."""
     if path in CLASSES or path in map(_path, CALLBACKS.values()):
         return path
-    return next((each for each in CLASSES if each.rpartition(".")[2] == path), None)
+    return next((dotted for dotted in CLASSES if dotted.rpartition(".")[2] == path), None)
 
 
 def refusal(path: Any) -> str:
     """Report that a class is in no table."""
-    short = [known.rpartition(".")[2] for known in CLASSES]
+    short = [dotted.rpartition(".")[2] for dotted in CLASSES]
     last = str(path).rpartition(".")[2]
     hint = f"; did you mean '{CLASSES[short.index(last)]}'?" if last in short else ""
     return (
@@ -468,21 +468,21 @@ def named_class(section: str, fields: Mapping[str, Any]) -> Any:
     if path is None:
         return base
     require_plugin(section, path)
-    said = f"{section}.class_path: '{path}'"
+    prefix = f"{section}.class_path: '{path}'"
     module, _, name = path.rpartition(".")
     package = module.partition(".")[0]
-    found = vars(sys.modules[module]).get(name) if module in sys.modules else None
-    if not isinstance(found, type):
-        known = [
+    kind = vars(sys.modules[module]).get(name) if module in sys.modules else None
+    if not isinstance(kind, type):
+        names = [
             key for key, value in vars(sys.modules[package]).items() if isinstance(value, type)
         ]
-        raise UserError(f"{said} is not in the plug-in '{package}'{nearest(name, known)}")
-    if not issubclass(found, base):
+        raise UserError(f"{prefix} is not in the plug-in '{package}'{nearest(name, names)}")
+    if not issubclass(kind, base):
         raise UserError(
-            f"{said} does not extend {base.__module__}.{base.__name__}, from which loss, metrics "
+            f"{prefix} does not extend {base.__module__}.{base.__name__}, from which loss, metrics "
             "and checkpoints come"
         )
-    return found
+    return kind
 
 
 def require_plugin(section: str, path: str) -> None:
@@ -514,10 +514,10 @@ def own_arguments(section: str, fields: Mapping[str, Any]) -> tuple[Any, Entry]:
     for name in given:
         if name in fields:
             raise UserError(f"{key}.{name}: belongs to {section}.{name}")
-    named = (each for each in signature_of(kind).parameters.values() if each.name not in fields)
-    apart = [each for each in named if each.kind is each.KEYWORD_ONLY]
-    own = inspect.Signature(apart)
+    named = (param for param in signature_of(kind).parameters.values() if param.name not in fields)
+    apart = [param for param in named if param.kind is param.KEYWORD_ONLY]
+    signature = inspect.Signature(apart)
     if given and not apart:
         raise UserError(f"unknown key '{key}.{next(iter(given))}'; the class has no arguments")
-    found = completed_arguments(key, own, given, imports=False)
-    return kind, _built_arguments(key, own, found, imports=False)
+    arguments = completed_arguments(key, signature, given, imports=False)
+    return kind, _built_arguments(key, signature, arguments, imports=False)

@@ -42,26 +42,26 @@ def _check_callbacks(given: str, monitored: Monitored) -> None:
     import lightning.pytorch as pl
     from lightning.pytorch.callbacks import ModelCheckpoint
 
-    own = {
+    ours = {
         ModelCheckpoint(monitor=monitored.metric, mode=monitored.mode).state_key: "best",
         ModelCheckpoint().state_key: "last",
     }
     seen: set[str] = set()
-    for each in json.loads(given):
-        name = str(each["class_path"]).rpartition(".")[2]
+    for entry in json.loads(given):
+        name = str(entry["class_path"]).rpartition(".")[2]
         # A class outside the tables was imported when the config was completed.
-        made = made_object("trainer.callbacks", each, imports=True)
-        check_callback(name, (kind.__name__ for kind in type(made).__mro__))
-        if type(made).state_dict is pl.Callback.state_dict:
+        callback = made_object("trainer.callbacks", entry, imports=True)
+        check_callback(name, (kind.__name__ for kind in type(callback).__mro__))
+        if type(callback).state_dict is pl.Callback.state_dict:
             continue
-        if isinstance(made, ModelCheckpoint):
-            _check_own_checkpoints(name, each.get("init_args") or {}, own.get(made.state_key))
-        if made.state_key in seen:
+        if isinstance(callback, ModelCheckpoint):
+            _check_own_checkpoints(name, entry.get("init_args") or {}, ours.get(callback.state_key))
+        if callback.state_key in seen:
             raise UserError(
                 f"trainer.callbacks: {name}: two of the same settings, of which Lightning stores "
                 "one in a checkpoint; remove one"
             )
-        seen.add(made.state_key)
+        seen.add(callback.state_key)
 
 
 def _check_own_checkpoints(name: str, given: dict[str, Any], same: str | None) -> None:
@@ -158,9 +158,9 @@ def _complete(tree: dict[str, Any], *, imports: bool, trains: bool = True) -> di
     if "seed_everything" in tree:
         check_seed(tree["seed_everything"])
     config = _sections(linked(tree))
-    found = tree_of(config, imports=imports)
-    check(found, config, trains=trains)
-    return found
+    full_tree = tree_of(config, imports=imports)
+    check(full_tree, config, trains=trains)
+    return full_tree
 
 
 def _sections(tree: Mapping[str, Any]) -> Config:
@@ -175,26 +175,26 @@ def _sections(tree: Mapping[str, Any]) -> Config:
 
 def linked(tree: Mapping[str, Any]) -> dict[str, Any]:
     """Return a config with its derived fields, before anything is checked."""
-    found = dict(tree)
-    model = _section(found, "model")
-    data = _section(found, "data")
+    config = dict(tree)
+    model = _section(config, "model")
+    data = _section(config, "data")
     objective = None if model is None else _section(model, "objective")
     schedule = None if model is None else _section(model, "schedule")
     if model is not None and schedule is not None and schedule.get("warmup_steps") == AUTO:
         schedule["warmup_steps"] = automatic_warmup(model.get("optimizer"))
     if model is None or data is None or objective is None:
-        return found
+        return config
     # A default is a class attribute of a dataclass.
     kind = objective.setdefault("kind", ObjectiveConfig.kind)
     data["task"], data["init_from"] = kind, model.get("init_from")
     data["next_sentence"] = objective.get("next_sentence", False)
-    data["seed"] = found.get("seed_everything", Config.seed_everything)
+    data["seed"] = config.get("seed_everything", Config.seed_everything)
     name = data.get("name", DataSection.name)
     objective["glue"] = glue_task_of(name) if isinstance(name, str) else None
     objective.setdefault("label_smoothing", None)
     if isinstance(kind, str):
         fill_by_task(objective)
-    return found
+    return config
 
 
 def _section(tree: dict[str, Any], name: str) -> dict[str, Any] | None:
@@ -327,15 +327,15 @@ def check_rows(tree: Mapping[str, Any], corpus: PreparedCorpus | None = None) ->
 
 def transformer_module(section: Mapping[str, Any]) -> Any:
     """Return the module of a complete `model` section, with its model not yet built."""
-    kind, own = own_arguments("model", section)
-    return kind(**vars(model_config(section)), **own)
+    kind, extra = own_arguments("model", section)
+    return kind(**vars(model_config(section)), **extra)
 
 
 def data_module(section: Mapping[str, Any]) -> Any:
     """Return the data module of a complete `data` section."""
-    kind, own = own_arguments("data", section)
+    kind, extra = own_arguments("data", section)
     named = {name: section.get(name) for name in CLASS_FIELDS}
-    return kind(**vars(resolved_data(section)), **named, **own)
+    return kind(**vars(resolved_data(section)), **named, **extra)
 
 
 def _check_classes(tree: dict[str, Any]) -> None:

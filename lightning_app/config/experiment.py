@@ -53,12 +53,12 @@ def _check_parts_of_parent(config: Tree, stacks: Tree) -> None:
         return
     folder = find_parent(given).config.parent
     record = read_record(folder)
-    known = {} if record is None else record.config
+    stored = {} if record is None else record.config
     for name, digest in used_by(config, stacks).items():
-        there = known.get(f"{KEY}.{name}", digest)
-        if there != digest:
+        theirs = stored.get(f"{KEY}.{name}", digest)
+        if theirs != digest:
             raise UserError(
-                f"{FIELD}: {folder}: its plug-in {name} has the sha256 {there[:16]} there and "
+                f"{FIELD}: {folder}: its plug-in {name} has the sha256 {theirs[:16]} there and "
                 f"{digest[:16]} here; the version of the parent is needed"
             )
 

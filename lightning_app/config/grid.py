@@ -323,34 +323,34 @@ def check_linked(axes: Any) -> tuple[dict[str, Any], dict[str, Linked]]:
     A linked axis is written `{other: {value of other: value}}`, with every value of the other.
     """
     axes = mapping(axes, "axes")
-    found, linked = dict(axes), {}
+    lists, linked = dict(axes), {}
     for axis, given in axes.items():
         if axis == SEED and isinstance(given, int) and not isinstance(given, bool):
             if not 1 <= given <= SEEDS:
                 raise UserError(f"axes: {axis}: expected 1 to {SEEDS} seeds, found {given}")
-            found[axis] = list(range(1, given + 1))
+            lists[axis] = list(range(1, given + 1))
         if not isinstance(given, dict):
             continue
         field = f"axes: {axis}"
         if len(given) != 1:
             raise UserError(f"{field}: expected a list of values, or the one axis it follows")
         other, by_value = next(iter(given.items()))
-        if not isinstance(found.get(other), list):
+        if not isinstance(lists.get(other), list):
             raise UserError(f"{field}: follows '{other}', which is no axis with a list of values")
         if not isinstance(by_value, dict):
             raise UserError(f"{field}: {other}: expected a value for each of its values")
-        known = {key_of(key): value for key, value in by_value.items()}
-        wanted = {key_of(value): value for value in found[other]}
-        for key in wanted.keys() - known.keys():
+        by_key = {key_of(key): value for key, value in by_value.items()}
+        wanted = {key_of(value): value for value in lists[other]}
+        for key in wanted.keys() - by_key.keys():
             raise UserError(f"{field}: {other}: has no value for {wanted[key]!r}")
         for key in by_value:
             if key_of(key) not in wanted:
-                hint = nearest(str(key), [str(value) for value in found[other]])
+                hint = nearest(str(key), [str(value) for value in lists[other]])
                 raise UserError(f"{field}: {other}: no value {key!r} on that axis{hint}")
-        values = tuple(known[key_of(value)] for value in found[other])
+        values = tuple(by_key[key_of(value)] for value in lists[other])
         linked[axis] = Linked(other, values)
-        found[axis] = list({key_of(value): value for value in values}.values())
-    return found, linked
+        lists[axis] = list({key_of(value): value for value in values}.values())
+    return lists, linked
 
 
 def check_axis_values(axes: Any) -> dict[str, list[Any]]:
@@ -474,8 +474,8 @@ class GridSpec:
         for field in fields if self.until is None else (*fields, SEED):
             values = {key_of(cell[field]): cell[field] for cell in cells}
             axes[field] = sorted(values.values())
-        asked = tuple({axis: cell[axis] for axis in axes} for cell in cells)
-        return dataclasses.replace(self, axes=axes, asked=asked, listed=listed)
+        settings = tuple({axis: cell[axis] for axis in axes} for cell in cells)
+        return dataclasses.replace(self, axes=axes, asked=settings, listed=listed)
 
     def source_of(self, key: str) -> str:
         """The file that sets a dotted key of the cells' configs, as messages name it."""
@@ -491,9 +491,9 @@ class GridSpec:
         }
         adapts: dict[str, Any] = {}
         if self.search is not None:
-            found = dataclasses.asdict(self.search) | {"sampler": self.search.kind}
+            fields = dataclasses.asdict(self.search) | {"sampler": self.search.kind}
             adapts["search"] = {
-                key: value for key, value in found.items() if value not in (None, "arm")
+                key: value for key, value in fields.items() if value not in (None, "arm")
             }
         if self.refine is not None:
             adapts["refine"] = dataclasses.asdict(self.refine)
@@ -658,8 +658,8 @@ def _parent(
     if isinstance(grid, str):
         is_path = grid.endswith((".yaml", ".yml")) or len(Path(grid).parts) != 1
         with named(f"{source}: init_from.grid"):
-            found = find_grid(path.parent / grid if is_path else grid)
-        spec = _read(found, files)
+            file = find_grid(path.parent / grid if is_path else grid)
+        spec = _read(file, files)
     else:
         spec = _spec(path, tree["init_from"]["grid"], "", files, f"{source}: init_from.grid")
     return ParentGrid(spec=spec, match=tuple(given.match))

@@ -112,35 +112,35 @@ def relevant(config: Tree) -> dict[str, Any]:
 
 def unusual(config: Tree) -> dict[str, Any]:
     """Return the same of a config that may lack sections."""
-    known = {**pins()["config"], **pins()["added"]}
+    usual = {**pins()["config"], **pins()["added"]}
     kept = {key: value for key, value in config.items() if key != "trainer"}
     if "trainer" in config:
         given = config["trainer"].items()
         kept["trainer"] = {key: _harmful(f"trainer.{key}", value) for key, value in given}
-    found = _differing(kept, known, lambda key: key)
-    return {key: value for key, value in found.items() if not is_irrelevant(key)}
+    differing = _differing(kept, usual, lambda key: key)
+    return {key: value for key, value in differing.items() if not is_irrelevant(key)}
 
 
 def relevant_blocks(stacks: Tree) -> dict[str, Any]:
     """Return the differences from the pins in the specification of each stack, by layer."""
     plain = json.loads(json.dumps(stacks))
-    known = {**pins()["blocks"], **pins()["added_blocks"]}
-    found: dict[str, Any] = {}
+    usual = {**pins()["blocks"], **pins()["added_blocks"]}
+    by_layer: dict[str, Any] = {}
     for side, stack in plain.items():
         around = {key: value for key, value in stack.items() if key != "blocks"}
-        found[side] = _differing(around, known, lambda key: key)
+        by_layer[side] = _differing(around, usual, lambda key: key)
         for layer, block in enumerate(stack["blocks"]):
-            here = _differing(block, known, lambda key: f"blocks.{key}")
-            found[f"{side}.{layer}"] = here
-    return found
+            differing = _differing(block, usual, lambda key: f"blocks.{key}")
+            by_layer[f"{side}.{layer}"] = differing
+    return by_layer
 
 
 def completed(config: Tree) -> dict[str, Any]:
     """Return a config of an earlier version with today's fields."""
-    found = dict(config)
+    tree = dict(config)
     for key, value in pins()["added"].items():
-        found = _with_default(found, key.split("."), value)
-    return found
+        tree = _with_default(tree, key.split("."), value)
+    return tree
 
 
 def _with_default(tree: Tree, path: list[str], value: Any) -> dict[str, Any]:
@@ -160,23 +160,23 @@ def without_evaluation_limits(config: Tree) -> dict[str, Any]:
     return {**config, "trainer": {**config["trainer"], **dict.fromkeys(names)}}
 
 
-def _differing(tree: Tree, known: Mapping[str, Any], name: Callable[[str], str]) -> dict[str, Any]:
+def _differing(tree: Tree, usual: Mapping[str, Any], name: Callable[[str], str]) -> dict[str, Any]:
     """The leaves that are not as pinned. A mapping whose pin is null counts as present."""
-    found: dict[str, Any] = {}
+    differing: dict[str, Any] = {}
     for key, value in leaves(tree):
         pinned = name(key)
         at = key.find(".")
         while at > 0:
-            if known.get(name(key[:at]), {}) is None:
-                found[key[:at]] = {}
+            if usual.get(name(key[:at]), {}) is None:
+                differing[key[:at]] = {}
             at = key.find(".", at + 1)
-        if pinned in known:
-            is_default = _same(value, known[pinned])
+        if pinned in usual:
+            is_default = _same(value, usual[pinned])
         else:
             is_default = _is_new_default(pinned, value) or _is_new_slot(pinned, value)
         if not is_default:
-            found[key] = value
-    return found
+            differing[key] = value
+    return differing
 
 
 def _is_new_slot(key: str, value: Any) -> bool:
@@ -216,10 +216,10 @@ def _harmful(field: str, value: Any) -> Any:
     if field not in _HARMLESS or value is None:
         return value
     entries = value if isinstance(value, list) else [value]
-    left = [entry for entry in entries if not _is_harmless(field, entry)]
+    harmful = [entry for entry in entries if not _is_harmless(field, entry)]
     if field == "trainer.strategy":
-        return left[0] if left else "auto"
-    return left or None
+        return harmful[0] if harmful else "auto"
+    return harmful or None
 
 
 def _is_harmless(field: str, entry: Any) -> bool:
@@ -305,26 +305,26 @@ class Record:
         rest = {key: value for key, value in self.config.items() if key != CONTINUED}
         return replace(self, config=rest)
 
-    def going_on(self, there: "Record | None", checkpoint: str) -> "Record":
+    def going_on(self, origin: "Record | None", checkpoint: str) -> "Record":
         """Return the record of a run that continues from a checkpoint.
 
         It is a different experiment from a run from step 0, unless the checkpoint is its own: of a
         run with the same record, in the same folder.
 
         Args:
-            there: The record of the run in whose folder the checkpoint lies, if any.
+            origin: The record of the run in whose folder the checkpoint lies, if any.
             checkpoint: The digest of the checkpoint.
         """
-        before = [] if there is None else list(there.config.get(CONTINUED, ()))
-        is_own = there is not None and there.apart().id == self.id
+        before = [] if origin is None else list(origin.config.get(CONTINUED, ()))
+        is_own = origin is not None and origin.apart().id == self.id
         begun = before if is_own else [*before, checkpoint]
         return self.with_config({CONTINUED: begun}) if begun else self
 
     def difference(self, other: "Record") -> str:
         """Describe how two records differ, with the first config field that does."""
-        known = {**pins()["config"], **pins()["added"]}
+        usual = {**pins()["config"], **pins()["added"]}
         for key in sorted({*self.config, *other.config}):
-            mine, theirs = (each.config.get(key, known.get(key)) for each in (self, other))
+            mine, theirs = (record.config.get(key, usual.get(key)) for record in (self, other))
             if mine != theirs:
                 return f"{key} is {json.dumps(mine)} there and {json.dumps(theirs)} here"
         if self.corpus != other.corpus:
@@ -358,14 +358,14 @@ def keep_copies(folder: RunFolder, used: Mapping[str, str]) -> None:
     """Write the plug-ins of a run into its folder: `plugins.json`, and a copy of each file."""
     if not used:
         return
-    known: dict[str, Any] = {}
+    plugins: dict[str, Any] = {}
     for name in used:
         plugin = loaded()[name]
-        known[name] = {"source": plugin.source, "sha256": plugin.sha256}
+        plugins[name] = {"source": plugin.source, "sha256": plugin.sha256}
         if plugin.content is not None:
             folder.plugin_copies.mkdir(exist_ok=True)
             (folder.plugin_copies / f"{name}.py").write_bytes(plugin.content)
-    write_whole(folder.plugins, json.dumps(known, indent=1))
+    write_whole(folder.plugins, json.dumps(plugins, indent=1))
 
 
 def needed_by(folder: Path) -> dict[str, str]:
@@ -415,9 +415,9 @@ def hinting(folders: Iterable[Path]) -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        absent = (missing(each) for each in folders if needed_by(each).keys() - loaded().keys())
-        found = next(absent, "")
-        raise UserError(f"{error}; {found}" if found else str(error)) from error
+        absent = (missing(path) for path in folders if needed_by(path).keys() - loaded().keys())
+        hint = next(absent, "")
+        raise UserError(f"{error}; {hint}" if hint else str(error)) from error
 
 
 def used_by(config: Mapping[str, Any], stacks: Mapping[str, Any]) -> dict[str, str]:
@@ -442,10 +442,10 @@ def used_by(config: Mapping[str, Any], stacks: Mapping[str, Any]) -> dict[str, s
                     f"--plugin FILE, {PROJECT} or lightning_app.plugins.load"
                 )
         names |= owners(key, value)
-        for name, each in loaded().items():
+        for name, plugin in loaded().items():
             # Several plug-ins may import the module that registers a part.
-            shares = any(module in each.modules for module, _ in modules)
-            if shares or (_names_code(key, value) and value.partition(".")[0] == each.package):
+            shares = any(module in plugin.modules for module, _ in modules)
+            if shares or (_names_code(key, value) and value.partition(".")[0] == plugin.package):
                 names.add(name)
     return digests_of(names)
 

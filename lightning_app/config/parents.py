@@ -55,13 +55,13 @@ def check_parent(tree: Mapping[str, Any]) -> None:
         return  # it provides no weights and may have no checkpoint
     stored = _stored_at(parent.checkpoint, parent.digest)
     for part, free in _FREE.items():
-        there, here = stored[part], dict(_leaves(tree["model"][part]))
-        for key in sorted((there.keys() | here.keys()) - free):
-            parents = there.get(key)
-            if here.get(key) not in (parents, _MAY_BE.get((part, key), parents)):
+        theirs, ours = stored[part], dict(_leaves(tree["model"][part]))
+        for key in sorted((theirs.keys() | ours.keys()) - free):
+            parents = theirs.get(key)
+            if ours.get(key) not in (parents, _MAY_BE.get((part, key), parents)):
                 raise UserError(
                     f"{FIELD}: {parent.checkpoint}: model.{part}.{key} is {parents} there "
-                    f"and {here.get(key)} in the config; the block and the sizes of the parent "
+                    f"and {ours.get(key)} in the config; the block and the sizes of the parent "
                     "are needed"
                 )
     if not stored["finite"]:
@@ -76,10 +76,10 @@ def check_parent(tree: Mapping[str, Any]) -> None:
         )
     section = _data_of(parent.config)
     for field in ("tokenizer", "vocab_size"):
-        there, here = section[field], tree["data"][field]
-        if there != here:
+        theirs, ours = section[field], tree["data"][field]
+        if theirs != ours:
             raise UserError(
-                f"{FIELD}: {parent.config}: data.{field} is {there} there and {here} in the "
+                f"{FIELD}: {parent.config}: data.{field} is {theirs} there and {ours} in the "
                 "config; the vocabulary of the parent is needed"
             )
     if stored["tokenizer_sha256"] is None:
@@ -87,31 +87,31 @@ def check_parent(tree: Mapping[str, Any]) -> None:
             f"{FIELD}: {parent.checkpoint}: does not record its tokenizer, as a checkpoint of an "
             "early version; train it again"
         )
-    found = hashlib.sha256(parent.tokenizer.read_bytes()).hexdigest()
-    if found != stored["tokenizer_sha256"]:
+    digest = hashlib.sha256(parent.tokenizer.read_bytes()).hexdigest()
+    if digest != stored["tokenizer_sha256"]:
         raise UserError(
             f"{FIELD}: {parent.tokenizer}: not the tokenizer of {parent.checkpoint.name}: its "
-            f"SHA-256 is {found[:16]}, that of the checkpoint {stored['tokenizer_sha256'][:16]}"
+            f"SHA-256 is {digest[:16]}, that of the checkpoint {stored['tokenizer_sha256'][:16]}"
         )
 
 
-def load_parent(model: Any, given: str, known: str | None = None) -> None:
+def load_parent(model: Any, given: str, recorded: str | None = None) -> None:
     """Replace the initial values of `model` by the parent's weights.
 
     Args:
         model: The model of the child.
         given: `model.init_from`.
-        known: The parent as recorded in the child's id (`Parent.name`); None for a model that is
+        recorded: The parent as recorded in the child's id (`Parent.name`); None for a model that is
             not part of a run.
 
     Raises:
         NothingToFineTune: if the parent ended non-finite.
         UserError: if an encoder weight is missing, left over or of another shape, or the parent
-            is no longer `known`.
+            is no longer `recorded`.
     """
     import torch
 
-    parent = _unchanged(given, known)
+    parent = _unchanged(given, recorded)
     if parent.non_finite:
         raise NothingToFineTune(
             f"nothing to fine-tune: the parent {parent.config.parent} ended non-finite"
@@ -127,38 +127,38 @@ def load_parent(model: Any, given: str, known: str | None = None) -> None:
                 name = ours + name.removeprefix(theirs)
         if not name.startswith(_OF_HEADS):
             weights[name] = value
-    own = model.state_dict()
-    if not any(name.startswith(_POOLER) for name in own):
+    target = model.state_dict()
+    if not any(name.startswith(_POOLER) for name in target):
         weights = {name: value for name, value in weights.items() if not name.startswith(_POOLER)}
-    fresh = {name for name in own if name.startswith("output.")}
+    fresh = {name for name in target if name.startswith("output.")}
     for optional in (_POOLER, "embedding.segments."):
         if not any(name.startswith(optional) for name in weights):
-            fresh |= {name for name in own if name.startswith(optional)}
-    expected = own.keys() - fresh
+            fresh |= {name for name in target if name.startswith(optional)}
+    expected = target.keys() - fresh
     for name in sorted(weights.keys() ^ expected):
         where = "the model" if name in weights else "the parent"
         raise UserError(f"{FIELD}: {parent.checkpoint}: {where} has no weight '{name}'")
     for name in sorted(expected):
-        there, here = tuple(weights[name].shape), tuple(own[name].shape)
-        if there != here:
+        old, new = tuple(weights[name].shape), tuple(target[name].shape)
+        if old != new:
             raise UserError(
-                f"{FIELD}: {parent.checkpoint}: '{name}' has the shape {there} there and {here} "
+                f"{FIELD}: {parent.checkpoint}: '{name}' has the shape {old} there and {new} "
                 "in the model"
             )
     with torch.no_grad():
         for name in expected:
-            own[name].copy_(weights[name])
+            target[name].copy_(weights[name])
         if any(name.startswith("embedding.segments.") for name in fresh):
             model.embedding.segments.weight.zero_()
-    _unchanged(given, known)  # the file may have been replaced while it was read
+    _unchanged(given, recorded)  # the file may have been replaced while it was read
 
 
-def _unchanged(given: str, known: str | None) -> Parent:
+def _unchanged(given: str, name: str | None) -> Parent:
     """Return the parent; refuse one that was retrained after the child's id was computed."""
     parent = find_parent(given)
-    if known is not None and parent.name != known:
+    if name is not None and parent.name != name:
         raise UserError(
-            f"{FIELD}: {parent.checkpoint}: has changed since this run began: its id says {known}, "
+            f"{FIELD}: {parent.checkpoint}: has changed since this run began: its id says {name}, "
             f"but this is {parent.name}; start the run again"
         )
     return parent

@@ -100,18 +100,18 @@ def ruler(setting: Setting, metric: str) -> dict[str, Any]:
     fields = [*_TEXT, f"data.splits.{'valid' if split == 'val' else split}", *RULERS[counts]]
     if counts in ("lines", "anything"):
         fields += _SEARCH[split]
-    found = {field: setting(field) for field in fields}
+    items = {field: setting(field) for field in fields}
     if counts != "speed":
-        for field, of in _READ.items():  # with another value of `of`, it is part of a treatment
-            own, value = setting(of), setting(field)
+        for field, key in _READ.items():  # with another value of `key`, it is part of a treatment
+            base, value = setting(key), setting(field)
             follows = value is None and field.endswith(".evaluation_length")
-            found[f"{field} at {of.rpartition('.')[2]} {label(own)}"] = own if follows else value
+            items[f"{field} at {key.rpartition('.')[2]} {label(base)}"] = base if follows else value
     part = setting(limit)
-    found[limit] = None if isinstance(part, float) and part == 1.0 else part  # the whole split
-    if found[limit] is not None:
+    items[limit] = None if isinstance(part, float) and part == 1.0 else part  # the whole split
+    if items[limit] is not None:
         # The limit counts batches; which rows these hold depends on the lengths in tokens.
-        found |= {field: setting(field) for field in ("data.tokens_per_batch", *_LENGTHS)}
-    return found
+        items |= {field: setting(field) for field in ("data.tokens_per_batch", *_LENGTHS)}
+    return items
 
 
 def in_raw_text(setting: Setting, metric: str) -> list[QualityMetric]:
@@ -123,12 +123,12 @@ def in_raw_text(setting: Setting, metric: str) -> list[QualityMetric]:
     loss = metric in (*GENERAL, facts.monitored.metric, facts.monitored.loss)
     if not loss or unit_of(setting, metric) not in ("tokens", "anything"):
         return []
-    scores = [each for each in facts.scores if each.counts in RAW]
+    scores = [score for score in facts.scores if score.counts in RAW]
     split = metric.partition("/")[0]
 
     return sorted(
-        (each for each in scores if "perplexity" not in each.metric),
-        key=lambda of: (of.metric.endswith("/bleu"), not of.metric.startswith(f"{split}/")),
+        (score for score in scores if "perplexity" not in score.metric),
+        key=lambda s: (s.metric.endswith("/bleu"), not s.metric.startswith(f"{split}/")),
     )
 
 
@@ -136,13 +136,13 @@ def unit_of(setting: Setting, metric: str) -> str:
     """Return the ruler of a metric of the task of a run, a key of `RULERS`."""
     facts = task_facts(setting(TASKS.field) or DEFAULT_TASK)
     scores = (*facts.by_corpus.get(str(setting("data.name")), ()), *facts.scores)
-    known = {score.metric: score.counts for score in scores}
-    if metric in known:
-        return known[metric]
+    units = {score.metric: score.counts for score in scores}
+    if metric in units:
+        return units[metric]
     if metric.startswith("train/"):
         return "speed"
-    own = metric in GENERAL or metric in (facts.monitored.metric, facts.monitored.loss)
-    return facts.monitored.counts if own else "anything"
+    is_loss = metric in GENERAL or metric in (facts.monitored.metric, facts.monitored.loss)
+    return facts.monitored.counts if is_loss else "anything"
 
 
 _SHOWN = "the "
@@ -155,26 +155,26 @@ def differences(rulers: Sequence[Mapping[str, Any]]) -> str:
 
     Entries taken from results are named only if no config field explains the difference.
     """
-    if all(each == rulers[0] for each in rulers):
+    if all(fields == rulers[0] for fields in rulers):
         return ""  # as nearly always
     varied = _varied(rulers)
-    said = []
+    parts = []
     for name in varied:
         *most, last = (_text(name, value) for value in _distinct(name, rulers))
-        said.append(f"{name} is {', '.join(most)} and {last}")
-    return "; ".join(said)
+        parts.append(f"{name} is {', '.join(most)} and {last}")
+    return "; ".join(parts)
 
 
 def names_of(rulers: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return a name for each ruler from the fields that differ; "" if there is only one."""
     kinds: list[Mapping[str, Any]] = []
     places = []
-    for each in rulers:
-        known = (n for n, other in enumerate(kinds) if not differences([each, other]))
-        places.append(next(known, len(kinds)))
+    for fields in rulers:
+        matches = (n for n, other in enumerate(kinds) if not differences([fields, other]))
+        places.append(next(matches, len(kinds)))
         if places[-1] == len(kinds):
             kinds.append({})
-        kinds[places[-1]] = {**each, **kinds[places[-1]]}
+        kinds[places[-1]] = {**fields, **kinds[places[-1]]}
     varied = _varied(kinds)
     names = [
         ", ".join(f"{name}={_text(name, kind.get(name))}" for name in varied) for kind in kinds
@@ -183,21 +183,21 @@ def names_of(rulers: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _varied(rulers: Sequence[Mapping[str, Any]]) -> list[str]:
-    names = dict.fromkeys(name for each in rulers for name in each)
+    names = dict.fromkeys(name for fields in rulers for name in fields)
     varied = [name for name in names if len(_distinct(name, rulers)) > 1]
     return [name for name in varied if not name.startswith(_SHOWN)] or varied
 
 
 def _distinct(name: str, rulers: Iterable[Mapping[str, Any]]) -> list[Any]:
     """The distinct values of a field in the rulers that have it; NaN does not count."""
-    found: list[Any] = []
+    distinct: list[Any] = []
     shown = name.startswith(_SHOWN)
     for value in (ruler[name] for ruler in rulers if name in ruler):
         if shown and math.isnan(value):
             continue
-        if not any(_alike(value, other, shown) for other in found):
-            found.append(value)
-    return found
+        if not any(_alike(value, other, shown) for other in distinct):
+            distinct.append(value)
+    return distinct
 
 
 def _alike(one: Any, other: Any, shown: bool) -> bool:
@@ -244,10 +244,10 @@ def check_metric(
     best = known_metrics() | {monitored.metric: monitored.mode}
     if name not in best and not logged:
         raise UserError(f"metric.name: no metric {name!r}{nearest(name, best)}")
-    known = best.get(name)
-    if metric.mode not in (None, known or metric.mode):
-        raise UserError(f"metric.mode: {metric.mode}; expected {known}, which is best of {name}")
-    mode = metric.mode or known
+    default = best.get(name)
+    if metric.mode not in (None, default or metric.mode):
+        raise UserError(f"metric.mode: {metric.mode}; expected {default}, which is best of {name}")
+    mode = metric.mode or default
     if mode is None:
         raise UserError(
             f"metric.mode: missing; only {OWN_CLASS} knows whether min or max of {name!r} is best"
@@ -258,4 +258,4 @@ def check_metric(
 
 def _has_own_class(base: Mapping[str, Any], axes: Mapping[str, list[Any]]) -> bool:
     """Whether a grid trains a class of a plug-in, which may log its own metrics."""
-    return any(each is not None for each in axes.get(OWN_CLASS, [lookup(base, OWN_CLASS)]))
+    return any(path is not None for path in axes.get(OWN_CLASS, [lookup(base, OWN_CLASS)]))

@@ -56,11 +56,11 @@ def check_rules(rules: Iterable[Refusal], subject: HasFields) -> None:
     """Refuse a subject that breaks a rule. Raises `UserError` naming the rule's first field."""
     for rule in rules:
         values = tuple(subject.value(field) for field in rule.fields)
-        found = rule.broken(subject, *values)
-        if isinstance(found, Iterator):
-            found = next(found, None)
-        if found:
-            given = values if found is True else found if isinstance(found, tuple) else (found,)
+        clash = rule.broken(subject, *values)
+        if isinstance(clash, Iterator):
+            clash = next(clash, None)
+        if clash:
+            given = values if clash is True else clash if isinstance(clash, tuple) else (clash,)
             raise UserError(f"{rule.fields[0]}: {rule.sentence.format(*given)}")
 
 
@@ -203,7 +203,7 @@ def declared(
         for trait in CALLBACK_TRAITS.get(name, ()):
             yield trait, f"trainer.callbacks: {name}"
     for path, _ in classes_of(strategy):
-        if any(each in path.lower() for each in _SPLITTING):
+        if any(word in path.lower() for word in _SPLITTING):
             yield "splits", f"trainer.strategy: {path}"
 
 
@@ -263,8 +263,8 @@ class GridSubject:
 
 
 def _values(grid: GridSubject, axis: str, value: Any) -> list[str]:
-    known = grid.axes[axis]
-    return [] if any(same(value, each) for each in known) else [str(each) for each in known]
+    values = grid.axes[axis]
+    return [] if any(same(value, other) for other in values) else [str(other) for other in values]
 
 
 def _exclude(grid: GridSubject, exclude: Any, _: Any) -> Iterator[str]:
@@ -274,15 +274,15 @@ def _exclude(grid: GridSubject, exclude: Any, _: Any) -> Iterator[str]:
         for axis, value in entry.items():
             if axis not in grid.axes:
                 yield f"no axis '{axis}'{nearest(str(axis), grid.axes)}"
-            elif known := _values(grid, axis, value):
-                yield f"{axis}: no value {value!r} on the axis{nearest(str(value), known)}"
+            elif values := _values(grid, axis, value):
+                yield f"{axis}: no value {value!r} on the axis{nearest(str(value), values)}"
 
 
 def _reference(key: str, axis: str) -> Refusal:
     def broken(grid: GridSubject, _: Any, sensitivity: Any) -> Iterator[tuple[Any, ...]]:
         value = (sensitivity or {}).get(key)
-        if value is not None and axis in grid.axes and (known := _values(grid, axis, value)):
-            yield value, axis, ", ".join(known), nearest(str(value), known)
+        if value is not None and axis in grid.axes and (values := _values(grid, axis, value)):
+            yield value, axis, ", ".join(values), nearest(str(value), values)
 
     fields = (f"sensitivity.{key}", "sensitivity")
     sentence = "{0!r} is not on the axis {1} ({2}){3}"
@@ -296,8 +296,8 @@ def _searched(grid: GridSubject, _: Any, search: Any) -> Iterator[str]:
         ]
         if clash or field == SEED:
             yield f"{field}: is also on the axis {clash[0] if clash else SEED}"
-        if isinstance(found := lookup(grid.base, field), bool | str | list | dict):
-            yield f"{field}: expected a field that is a number, found {found!r} in the base"
+        if isinstance(base := lookup(grid.base, field), bool | str | list | dict):
+            yield f"{field}: expected a field that is a number, found {base!r} in the base"
 
         def at(value: Any, field: str = field) -> Callable[[str], Any]:
             first = {axis: values[0] for axis, values in grid.axes.items()} | {field: value}
@@ -346,13 +346,13 @@ def _variants(grid: GridSubject, variants: Any, _: Any) -> Iterator[str]:
     """Variants are compared in one group; axes that are not of the model, its optimizer or its
     schedule change what is read, counted or how long."""
     of_model = [a for a in grid.axes if a.startswith("model.") and a not in (WARMUP, RATE)]
-    known = [axis for axis in of_model if not axis.startswith("model.objective.")]
+    axes = [axis for axis in of_model if not axis.startswith("model.objective.")]
     for axis in variants or ():
         if axis.startswith(BLOCK):
             hint = "; those of model.block are variants anyway"
         else:
-            hint = nearest(axis, known)
-        if axis not in known or axis.startswith(BLOCK):
+            hint = nearest(axis, axes)
+        if axis not in axes or axis.startswith(BLOCK):
             yield f"{axis}: expected an axis of the grid that changes the model{hint}"
     if len(set(variants or ())) < len(variants or ()):
         yield "an axis is given twice"
@@ -362,10 +362,10 @@ def _labels(grid: GridSubject, labels: Any, variants: Any) -> Iterator[str]:
     """Names of the values of variants are joined to that of a variant, where an empty one is left
     out, and those of other axes to that of a group of runs."""
     wiring = (BLOCK, *(variants or ()))
-    known = [axis for axis in grid.axes if axis not in (SEED, WARMUP, RATE)]
+    axes = [axis for axis in grid.axes if axis not in (SEED, WARMUP, RATE)]
     for axis, names in (labels or {}).items():
-        if axis not in known:
-            hint = nearest(axis, known)
+        if axis not in axes:
+            hint = nearest(axis, axes)
             yield f"{axis}: no axis of the grid that sets variants or groups of runs apart{hint}"
         elif not len(names) == len(set(names)) == len(grid.axes[axis]):
             wanted = f"{len(grid.axes[axis])} different texts, one for each value"
@@ -409,15 +409,15 @@ def _families(grid: GridSubject, families: Any, variants: Any, labels: Any) -> I
     block = [axis for axis in grid.axes if axis.startswith(wiring)]
     names = named_values(labels or {}, grid.axes)
     settings = product(*(grid.axes[axis] for axis in block))
-    known = [variant(dict(zip(block, of, strict=True)), {}, names, wiring) for of in settings]
-    known += [label(value) for axis in block for value in grid.axes[axis]]
-    known += [name for axis in block for name in names.get(axis, {}).values()]
+    texts = [variant(dict(zip(block, point, strict=True)), {}, names, wiring) for point in settings]
+    texts += [label(value) for axis in block for value in grid.axes[axis]]
+    texts += [name for axis in block for name in names.get(axis, {}).values()]
     for name, members in (families or {}).items():
         if not members:
             yield f"{name}: expected at least one variant"
         for member in members:
-            if label(member) not in known:
-                hint = nearest(label(member), known)
+            if label(member) not in texts:
+                hint = nearest(label(member), texts)
                 yield f"{name}: {member!r} is no variant and no value of an axis of variants{hint}"
 
 
@@ -429,8 +429,8 @@ def _compare(grid: GridSubject, compare: Any, _: Any) -> Iterator[str]:
         elif axis == SEED:
             yield f"{axis}: seeds are what differences are averaged over"
         elif _values(grid, axis, baseline):
-            known = ", ".join(map(label, grid.axes[axis]))
-            yield f"{axis}: expected one of its values ({known}), found {label(baseline)}"
+            values = ", ".join(map(label, grid.axes[axis]))
+            yield f"{axis}: expected one of its values ({values}), found {label(baseline)}"
 
 
 def _coarse(grid: GridSubject, _: Any, search: Any) -> Any:
@@ -438,7 +438,7 @@ def _coarse(grid: GridSubject, _: Any, search: Any) -> Any:
     swept = [a for a in (RATE, WARMUP) if len(grid.axes.get(a, ())) > 1]
     swept += [a for a in (RATE, WARMUP) if search and a in search.fields]
     given = grid.axes.get("trainer.precision", [lookup(grid.base, "trainer.precision")])
-    coarse = [each for each in given if each in ("bf16-true", "16-true")]
+    coarse = [precision for precision in given if precision in ("bf16-true", "16-true")]
     return swept and coarse and (swept[0], coarse[0])
 
 
@@ -529,7 +529,7 @@ GRID_RULES = (
     Refusal(
         "no rate is excluded that is chosen",
         ("exclude", "refine"),
-        lambda _, exclude, refine: refine and any(RATE in each for each in exclude or ()),
+        lambda _, exclude, refine: refine and any(RATE in entry for entry in exclude or ()),
         f"names {RATE}, which refine chooses by results; exclude by other axes",
     ),
     Refusal(
@@ -569,7 +569,7 @@ GRID_RULES = (
         lambda grid, until, exclude, _: (
             until
             and (
-                any(SEED in each for each in exclude or ())
+                any(SEED in entry for entry in exclude or ())
                 or any(SEED in (axis, other) for axis, (other, _) in grid.linked.items())
             )
         ),

@@ -71,9 +71,9 @@ class Search:
         if self.seed < 0:
             raise ValueError(f"seed: expected at least 0, found {self.seed}")
         wanted, other = ("trials", "budget") if self.per == "seed" else ("budget", "trials")
-        found = getattr(self, wanted)
-        if found is None or found < 1:
-            raise ValueError(f"{wanted}: expected at least 1 with per: {self.per}, found {found}")
+        count = getattr(self, wanted)
+        if count is None or count < 1:
+            raise ValueError(f"{wanted}: expected at least 1 with per: {self.per}, found {count}")
         if getattr(self, other) is not None:
             raise ValueError(f"{other}: has no meaning with per: {self.per}; give {wanted}")
         if self.per == "seed" and [*self.fields] != [RATE]:
@@ -131,5 +131,5 @@ class Refine:
     def __post_init__(self) -> None:
         for name in ("until", "finest"):
             if not 0 < getattr(self, name) < math.inf:
-                found = getattr(self, name)
-                raise ValueError(f"{name}: expected a number above 0, found {found}")
+                value = getattr(self, name)
+                raise ValueError(f"{name}: expected a number above 0, found {value}")

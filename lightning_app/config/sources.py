@@ -122,11 +122,11 @@ class Written:
         field = match[1]
         # A part of a config raises "model.optimizer: lr -1.0: ...".
         part = re.match(r": (\w+)", mistake[match.end() :])
-        for each in ([f"{field}.{part[1]}"] if part else []) + [field]:
+        for key in ([f"{field}.{part[1]}"] if part else []) + [field]:
             holding = [
                 source
                 for source, names in self._sources
-                if any(f"{each}.".startswith(f"{name}.") for name in names)
+                if any(f"{key}.".startswith(f"{name}.") for name in names)
             ]
             if holding:
                 return holding[-1]
@@ -180,11 +180,11 @@ class Written:
                 top = str(key).partition(".")[0]
                 if top not in self._known:
                     raise UserError(_unknown(str(key), self._known))
-            found = without_derived(nested(tree))
-        for key in [each for each in found if each not in SECTIONS]:
-            self.fields[key] = found.pop(key)
-        self.tree = merged(self.tree, found)
-        self._sources.append((source, [name for name, _ in leaves(found)]))
+            config = without_derived(nested(tree))
+        for key in [name for name in config if name not in SECTIONS]:
+            self.fields[key] = config.pop(key)
+        self.tree = merged(self.tree, config)
+        self._sources.append((source, [name for name, _ in leaves(config)]))
 
     def _check(self) -> None:
         """Make the checks that need no torch."""
@@ -248,12 +248,12 @@ def nested(tree: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         UserError: if a key occurs twice, dotted and nested.
     """
-    found: dict[str, Any] = {}
+    config: dict[str, Any] = {}
     for key, value in tree.items():
         if isinstance(value, Mapping) and key not in _FREE:
             value = nested(value)
-        _insert(found, str(key), value)
-    return found
+        _insert(config, str(key), value)
+    return config
 
 
 def _insert(tree: dict[str, Any], key: str, value: Any) -> None:
@@ -279,16 +279,16 @@ def merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 
     The other keys stay: `model` and `data` have fields of their own beside `class_path`.
     """
-    found = dict(under)
+    tree = dict(under)
     for key, value in over.items():
-        below = found.get(key)
+        below = tree.get(key)
         if isinstance(below, Mapping) and isinstance(value, Mapping):
             kind = below.get("class_path")
             if kind is not None and value.get("class_path", kind) != kind:
-                below = {name: each for name, each in below.items() if name not in _FREE}
+                below = {name: part for name, part in below.items() if name not in _FREE}
             value = merged(below, value)
-        found[key] = value
-    return found
+        tree[key] = value
+    return tree
 
 
 def without_derived(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -316,7 +316,7 @@ def without_derived(config: Mapping[str, Any]) -> dict[str, Any]:
     for key in derived:
         section, _, name = key.rpartition(".")
         part = lookup(tree, section)
-        tree = replaced(tree, section, {each: part[each] for each in part if each != name})
+        tree = replaced(tree, section, {field: part[field] for field in part if field != name})
     return tree
 
 
@@ -359,7 +359,7 @@ def with_warmup(base: Any, axes: Mapping[str, list[Any]]) -> Any:
     tree = nested(base) if isinstance(base, Mapping) else {}
     if lookup(tree, WARMUP) != AUTO:
         return base
-    for axis in () if any(f"{WARMUP}.".startswith(f"{each}.") for each in axes) else axes:
+    for axis in () if any(f"{WARMUP}.".startswith(f"{other}.") for other in axes) else axes:
         if "model.optimizer.betas.".startswith(f"{axis}.") or axis == "model.optimizer.kind":
             raise UserError(
                 f"axes: {axis}: with {WARMUP} {AUTO}, which depends on it; give it as a number, or "
@@ -374,7 +374,7 @@ def _value(name: str, text: str) -> Any:
         value = strict_yaml.load_yaml_value(text)
     except YAMLError:
         return text
-    if isinstance(value, dict) and not any(each is not None for each in value.values()):
+    if isinstance(value, dict) and not any(item is not None for item in value.values()):
         return value if value == {} else text
     return value
 
@@ -391,6 +391,6 @@ def _may_be(hint: Any, value: Any) -> bool:
     return (NoneType if value is None else type(value)) in kinds
 
 
-def _unknown(name: str, known: Sequence[str]) -> str:
+def _unknown(name: str, names: Sequence[str]) -> str:
     elsewhere = [key for key in COMMON if key.rpartition(".")[2] == OTHER_NAMES.get(name, name)]
-    return f"unknown key '{name}'{meant(elsewhere) or nearest(name, known)}"
+    return f"unknown key '{name}'{meant(elsewhere) or nearest(name, names)}"

@@ -128,11 +128,11 @@ class TrainerConfig:
                 f"overfit_batches: {self.overfit_batches!r} replaces the samplers, which batches "
                 "of equal lengths need; use limit_train_batches and limit_val_batches"
             )
-        for name, what in (("max_steps", "1 step"), ("max_epochs", "1 epoch")):
+        for name, least in (("max_steps", "1 step"), ("max_epochs", "1 epoch")):
             count = getattr(self, name)
             if count is not None and (count == 0 or count < -1):
                 raise ValueError(
-                    f"{name}: {count} trains nothing; at least {what}, or -1 for no limit"
+                    f"{name}: {count} trains nothing; at least {least}, or -1 for no limit"
                 )
         match = re.fullmatch(r"(\d+):(\d\d):(\d\d):(\d\d)", str(self.max_time))
         if self.max_time is not None and not (match and any(map(int, match.groups()))):

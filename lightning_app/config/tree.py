@@ -67,9 +67,9 @@ def cell_setting(axes: Mapping[str, Any], config: Mapping[str, Any]) -> Callable
         for axis, value in axes.items():
             if key.startswith(f"{axis}."):
                 return lookup(value, key.removeprefix(f"{axis}."))
-        found = None if key == ROOT else lookup(config, key)
+        base = None if key == ROOT else lookup(config, key)
         inside = {axis: value for axis, value in axes.items() if axis.startswith(f"{key}.")}
-        return [found, inside] if inside else found
+        return [base, inside] if inside else base
 
     return setting
 
@@ -87,11 +87,11 @@ def variant(
     `variants`. A value in `labels` uses its name there; an empty name is omitted. If nothing
     remains, it is the preset of `config`.
     """
-    known = labels or {}
+    names = labels or {}
     parts = [label(axes[PRESET])] if PRESET in axes else []
     for key in axes:
-        if key in known and key.startswith(wiring):
-            name = known[key][key_of(axes[key])]
+        if key in names and key.startswith(wiring):
+            name = names[key][key_of(axes[key])]
             parts = [name] if key == PRESET else [*parts, name]
         elif key.startswith(wiring) and key != PRESET:
             parts.append(f"{key.removeprefix(BLOCK)}={label(axes[key])}")
@@ -142,14 +142,14 @@ def _with_text_keys(value: Any) -> Any:
 
 def changes(old: Tree, new: Tree, prefix: str = "") -> list[tuple[str, Any]]:
     """Dotted key and new value of every field in which two resolved configs differ."""
-    found = []
+    pairs = []
     for key in new:
         before, after = old[key], new[key]
         if isinstance(before, dict) and isinstance(after, dict) and before.keys() == after.keys():
-            found += changes(before, after, f"{prefix}{key}.")
+            pairs += changes(before, after, f"{prefix}{key}.")
         elif before != after or type(before) is not type(after):
-            found.append((f"{prefix}{key}", after))
-    return found
+            pairs.append((f"{prefix}{key}", after))
+    return pairs
 
 
 def replaced(tree: Tree, dotted: str, value: Any) -> dict[str, Any]:

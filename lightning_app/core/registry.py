@@ -11,7 +11,7 @@ from lightning_app.core.errors import UserError, nearest
 Part = TypeVar("Part")
 Given = TypeVar("Given")
 
-OWN = "; one of your own needs --plugin FILE or ablate.yaml"
+OWN = " (one of your own needs --plugin FILE or ablate.yaml)"
 """The end of messages about unknown parts: a plug-in that is not loaded is a frequent cause."""
 
 _TABLES: list["Registry[Any]"] = []

@@ -252,6 +252,8 @@ class Averaged:
 def rule(**needs: Any) -> Callable[[Update], Rule]:
     """Return the decorator that makes a function an optimizer: the arguments of `Rule`.
 
+    An example:
+
         @OPTIMIZERS.register("signum")
         @rule(reads=("betas",), momentum="beta1")
         def signum(parameter, gradient, state, group): ...

@@ -327,9 +327,9 @@ class TransformerModule(pl.LightningModule):
                 )
         if self._follows_steps and not (self.global_step and self.total_steps):
             self.total_steps = training_steps(self.trainer)
-        for each in self.trainer.lr_scheduler_configs:
-            if type(each.scheduler) is LambdaLR:  # a class of one's own may have other rates
-                set_rates(each.scheduler)
+        for config in self.trainer.lr_scheduler_configs:
+            if type(config.scheduler) is LambdaLR:  # a class of one's own may have other rates
+                set_rates(config.scheduler)
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         """Seed the batch's draws; profile the skips that need it (Admin), once, on all ranks.
@@ -381,7 +381,7 @@ class TransformerModule(pl.LightningModule):
             stacked = torch.stack([part.detach() for part in parts.values()])
             values = self.trainer.strategy.reduce(stacked, reduce_op="mean").tolist()  # pyright: ignore[reportAttributeAccessIssue]
             groups = self.trainer.optimizers[0].param_groups
-            warmed = (each for each in groups if each.get("role") == self.schedule.warmup_of)
+            warmed = (group for group in groups if group.get("role") == self.schedule.warmup_of)
             rate = next(warmed, groups[0])["lr"]
             logged = {**dict(zip(parts, values, strict=True)), "train/lr": rate}
             tell_all(self.trainer, logged, step)
@@ -457,9 +457,9 @@ class TransformerModule(pl.LightningModule):
 
     def predict_step(self, batch: Any, batch_idx: int) -> Any:
         with self._eager():
-            found = self.objective.predict(self.model, batch, self.trainer.datamodule)  # pyright: ignore[reportAttributeAccessIssue]
-        self.predicted |= dict(found)
-        return found
+            predictions = self.objective.predict(self.model, batch, self.trainer.datamodule)  # pyright: ignore[reportAttributeAccessIssue]
+        self.predicted |= dict(predictions)
+        return predictions
 
     def on_predict_epoch_end(self) -> None:
         datamodule = self.trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue]
@@ -536,7 +536,7 @@ class TransformerModule(pl.LightningModule):
         assert self.model is not None
         blocks = [part.spec for part in self.model.modules() if isinstance(part, Block)]
         callbacks: list[Any] = self.trainer.callbacks  # pyright: ignore[reportAttributeAccessIssue]
-        names = [kind.__name__ for each in callbacks for kind in type(each).__mro__]
+        names = [kind.__name__ for callback in callbacks for kind in type(callback).__mro__]
         parts = (*blocks, self.optimizer, self.schedule)
         yield from declared(parts, names, type(self.trainer.strategy).__name__)
 
@@ -585,7 +585,7 @@ class TransformerModule(pl.LightningModule):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         if self.model is None:
             weights = [v for v in checkpoint["state_dict"].values() if v.is_floating_point()]
-            doubles = all(each.dtype == torch.float64 for each in weights)
+            doubles = all(weight.dtype == torch.float64 for weight in weights)
             self.build(checkpoint["vocab_size"], doubles=doubles)
         if TRAINED in checkpoint and self.trainer.state.fn == TrainerFn.FITTING:
             checkpoint["state_dict"] = checkpoint[TRAINED]

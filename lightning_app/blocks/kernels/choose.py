@@ -100,9 +100,9 @@ class Shape(torch.autograd.Function):
         gamma: Tensor,
         mask: Mask,
     ) -> Tensor:
-        own = newest(value, attended)
+        v_own = newest(value, attended)
         mean = centred(value, mask)
-        shaped = torch.mul(own, alpha).addcmul_(attended, beta).addcmul_(mean, gamma, value=-1.0)
+        shaped = torch.mul(v_own, alpha).addcmul_(attended, beta).addcmul_(mean, gamma, value=-1.0)
         ctx.save_for_backward(attended, value, alpha, beta, gamma, mean)
         ctx.mask = mask
         return shaped
@@ -112,11 +112,11 @@ class Shape(torch.autograd.Function):
         if torch.is_grad_enabled():
             raise no_second_derivative("shaped attention")
         attended, value, alpha, beta, gamma, mean = ctx.saved_tensors
-        own = newest(value, attended)
+        v_own = newest(value, attended)
         # One row of means serves all queries.
         all_queries = grad if mean.shape[2] > 1 else grad.sum(dim=2, keepdim=True)
         grad_value = spread(grad, ctx.mask).mul_(-gamma).expand(value.shape)
-        if own.shape[2] == value.shape[2]:
+        if v_own.shape[2] == value.shape[2]:
             grad_value = torch.addcmul(grad_value, grad, alpha)
         else:
             grad_value = grad_value.clone()
@@ -125,7 +125,7 @@ class Shape(torch.autograd.Function):
         return (
             (grad * beta).to(attended.dtype),
             grad_value.to(value.dtype),
-            (grad * own).sum_to_size(alpha.shape) if learned[0] else None,
+            (grad * v_own).sum_to_size(alpha.shape) if learned[0] else None,
             (grad * attended).sum_to_size(beta.shape) if learned[1] else None,
             -(all_queries * mean).sum_to_size(gamma.shape) if learned[2] else None,
             None,
@@ -430,8 +430,8 @@ def shape_map(
         centre = mask.centre.to(value.dtype) @ value
         return alpha * newest(value, attended) + beta * attended - gamma * centre
     if torch.compiler.is_compiling() or _forced.get() == "plain":
-        own = newest(value, attended)
-        return alpha * own + beta * attended - gamma * centred(value, mask)
+        v_own = newest(value, attended)
+        return alpha * v_own + beta * attended - gamma * centred(value, mask)
     return Shape.apply(attended, value, alpha, beta, gamma, mask)  # pyright: ignore[reportReturnType]
 
 
@@ -463,10 +463,10 @@ class NormOutputs:
 
     def pack(self, saved: Tensor) -> Tensor | _Again:
         """Return the tensors that autograd keeps instead of `saved`."""
-        found = self._known.get(_address(saved))
-        if found is None:
+        entry = self._known.get(_address(saved))
+        if entry is None:
             return saved
-        output, norm, x = found
+        output, norm, x = entry
         # The memory of a freed output may hold something else by now.
         alive = output()
         if alive is None or saved.shape.numel() != alive.numel() or not saved.is_contiguous():

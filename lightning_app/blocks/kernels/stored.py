@@ -30,10 +30,10 @@ Values = Float[Tensor, "batch head key width"]
 Mixed = Float[Tensor, "batch head query width"]
 
 
-def no_second_derivative(what: str) -> RuntimeError:
+def no_second_derivative(name: str) -> RuntimeError:
     """Return the error that a backward pass raises under `create_graph=True`."""
     return RuntimeError(
-        f'{what} has no second derivative; take `attention_form("plain")` and `token_sums` of all '
+        f'{name} has no second derivative; take `attention_form("plain")` and `token_sums` of all '
         "logits"
     )
 
@@ -75,9 +75,9 @@ class _MapPlan(NamedTuple):
         """Return ``(part, other, ...)`` as ``(batch, head, ...)``."""
         return x.transpose(0, 1) if self.by_head else x
 
-    def by_gain(self, found: list[Tensor], like: Tensor) -> Tensor:
+    def by_gain(self, sums: list[Tensor], like: Tensor) -> Tensor:
         """Return, per gain, the sum over the parts of their sums ``(head or 1,)``."""
-        by_part = torch.stack(found)  # (head, 1) or (sentence, head)
+        by_part = torch.stack(sums)  # (head, 1) or (sentence, head)
         by_head = by_part if self.by_head else by_part.sum(dim=0)[:, None]
         return by_head[..., None].sum_to_size(like.shape)
 
@@ -133,7 +133,7 @@ class _StoredAttention(torch.autograd.Function):
         plan: _MapPlan = ctx.plan
         shape_parts = _shape_parts(alpha, beta, gamma, plan, query)
         grads = [plan.empty(x, x.shape[2], x.shape[3]) for x in (query, key, value)]
-        found: list[list[Tensor]] = [[], [], []]
+        sums: list[list[Tensor]] = [[], [], []]
         offset = key.shape[2] - query.shape[2]
         scale = query.shape[-1] ** -0.5
         parts = zip(*map(plan.parts, (query, key, value, grad)), weights, *grads, strict=True)
@@ -141,10 +141,10 @@ class _StoredAttention(torch.autograd.Function):
             dropped = w if kept is None else (w * kept[i]).div_(1.0 - plan.dropout)
             dm = torch.bmm(g, v.transpose(1, 2))
             mapped = torch.addcmul(shape_parts.rest[i], dropped, shape_parts.beta[i])
-            found[0].append(_each_head(dm.diagonal(offset, dim1=-2, dim2=-1), plan))
-            found[1].append(_each_head(dm, plan, dropped))
+            sums[0].append(_each_head(dm.diagonal(offset, dim1=-2, dim2=-1), plan))
+            sums[1].append(_each_head(dm, plan, dropped))
             if shape_parts.centre is not None:
-                found[2].append(_each_head(dm, plan, shape_parts.centre[i]).neg_())
+                sums[2].append(_each_head(dm, plan, shape_parts.centre[i]).neg_())
             dm.mul_(shape_parts.beta[i])
             torch.bmm(mapped.transpose(1, 2), g, out=dv)
             if kept is not None:
@@ -154,7 +154,7 @@ class _StoredAttention(torch.autograd.Function):
             torch.baddbmm(dk, dz.transpose(1, 2), q, beta=0, alpha=scale, out=dk)
         gains = (
             plan.by_gain(one, like) if one and like is not None else None
-            for one, like in zip(found, (alpha, beta, gamma), strict=True)
+            for one, like in zip(sums, (alpha, beta, gamma), strict=True)
         )
         return *map(plan.joined, grads), *gains, None
 

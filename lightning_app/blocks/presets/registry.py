@@ -24,26 +24,26 @@ def check_spec(value: Any, kind: Any, key: str) -> None:
         ValueError: naming the field, the value and what would be right.
     """
     kinds = kinds_of(kind)
-    if any(_fits(value, each) for each in kinds):
+    if any(_fits(value, option) for option in kinds):
         return
-    if any(get_origin(each) is tuple for each in kinds) and type(value) is tuple:
-        (each,) = (each for each in kinds if get_origin(each) is tuple)
+    if any(get_origin(option) is tuple for option in kinds) and type(value) is tuple:
+        (option,) = (option for option in kinds if get_origin(option) is tuple)
         seen: set[int] = set()  # a stack repeats one block
         for i, part in enumerate(value):
             if id(part) not in seen:
-                check_spec(part, get_args(each)[0], f"{key}[{i}]")
+                check_spec(part, get_args(option)[0], f"{key}[{i}]")
             seen.add(id(part))
         return
-    for each in kinds:
-        if is_dataclass(each) and type(value) is each:
-            for field in fields(each):
+    for option in kinds:
+        if is_dataclass(option) and type(value) is option:
+            for field in fields(option):
                 inner = f"{key}.{field.name}"
-                found = getattr(value, field.name)
-                check_spec(found, hints_of(each)[field.name], inner)
-                if isinstance(found, str):
-                    require_known(inner, found)
+                field_value = getattr(value, field.name)
+                check_spec(field_value, hints_of(option)[field.name], inner)
+                if isinstance(field_value, str):
+                    require_known(inner, field_value)
             return
-    names = " or ".join(_named(each) for each in kinds)
+    names = " or ".join(_named(option) for option in kinds)
     shown = repr(value) if isinstance(value, str | int | float | None) else type(value).__name__
     raise ValueError(f"{key}: expected {names}, found {shown}")
 
@@ -104,8 +104,8 @@ class Preset:
             if self.build.__module__.startswith(__name__.partition(".")[0] + "."):
                 raise
             is_said = isinstance(error, ValueError) or "UserError" in type(error).__name__
-            said = str(error) if is_said else f"{type(error).__name__}: {error}"
-            raise ValueError(f"preset '{self.name}' ({self._place(error)}): {said}") from error
+            message = str(error) if is_said else f"{type(error).__name__}: {error}"
+            raise ValueError(f"preset '{self.name}' ({self._place(error)}): {message}") from error
         return spec
 
     def _place(self, error: BaseException) -> str:
@@ -140,7 +140,7 @@ def preset(
 
     def register(build: Callable[[Stack], StackSpec]) -> Preset:
         name = getattr(build, "__name__")  # noqa: B009 - a Callable need not have a name
-        made = Preset(
+        variant = Preset(
             name=name,
             equation=equation,
             paper=paper,
@@ -149,7 +149,7 @@ def preset(
             differs=differs,
             matched_by=matched_by,
         )
-        PRESETS.add(name, made)
-        return made
+        PRESETS.add(name, variant)
+        return variant
 
     return register
